@@ -11,7 +11,7 @@ Images are those of a folder, or the array arr_0 of an .npz file; a reference ma
 statistics (mu, sigma). Published figures are those of 50,000 images, or of 5,000 for captions;
 fewer images raise a FID, so compare only figures of equally many images and of the same evaluator.
 Writes to --output the scores (report.json) and the features of the images (features.npz), which are
-accepted in place of the images.
+accepted in place of the images. A stopped command resumes when it is repeated.
 
 CLIP scores require captions: --images is a folder of cspd-generate, or of cspd-arrange with
 --layout=coco.
@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 from cspd_jax import cli, metrics
 from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.core import fields, progress
-from cspd_jax.measure import clip_scores, evaluation, layouts
+from cspd_jax.measure import clip_scores, evaluation, kept, layouts
 
 _FEATURES = 'features.npz'
 _PROGRAM = 'cspd-evaluate'
@@ -44,7 +44,7 @@ class Config:
     clip: folder of the converted CLIP network, for CLIP scores. These need no reference; with one
       all scores are computed.
     tokenizer: tokenizer.json of the CLIP network.
-    batch_size: images per pass of the network.
+    batch_size: the most images per pass of a network.
     output: folder of the results.
   """
 
@@ -94,10 +94,12 @@ def _compared(config: Config) -> _Compared | None:
     if path is None:
       raise ValueError(f'{name} is None; it must be a folder of images or an .npz file.')
   network = evaluation.network(config.inception, config.evaluator)
-  sources = {name: evaluation.opened(name, str(path), network) for name, path in paths.items()}
+  sources = {name: evaluation.opened(name, str(path), network, config.batch_size)
+             for name, path in paths.items()}
   if sources['images'].images is None and sources['images'].features is None:
     raise ValueError(f'images is {config.images!r}, which holds statistics only; it must be a '
                      'folder of images or an .npz file of images.')
+  evaluation.check_counts(sources['images'], sources['reference'], network)
   return _Compared(network, sources)
 
 
@@ -110,19 +112,25 @@ def _captioned(config: Config) -> _Captioned | None:
   if config.images is None:
     raise ValueError('images is None; it must be a folder of images with captions.')
   images = layouts.captioned(config.images)
-  return _Captioned(clip_scores.network(config.clip, config.tokenizer), images)
+  network = clip_scores.network(config.clip, config.tokenizer)
+  clip_scores.check_batch(config.batch_size, len(images), network)
+  return _Captioned(network, images)
 
 
 @cli.command(Config)
 def main(config: Config) -> None:
   captioned, compared = _captioned(config), _compared(config)
-  report, rows = Report(config.output, [_FEATURES], program=_PROGRAM), []
+  networks = dict(network=compared and compared.network.digest,
+                  evaluator=compared and compared.network.evaluator,
+                  clip=captioned and captioned.network.digest)
+  report, rows = Report(config.output, [_FEATURES], program=_PROGRAM, run=networks), []
+  keep = kept.within(report)
   content: dict[str, Any] = dict(settings=dataclasses.asdict(config))
   if compared is not None:
     sets = {}
     for name, source in compared.sources.items():
       with progress.bar(name) as show:
-        sets[name] = evaluation.scored(source, compared.network, config.batch_size, show)
+        sets[name] = evaluation.scored(source, compared.network, config.batch_size, show, keep)
     samples = sets['images']
     rows += [dict(score=name, value=value) for name, value in evaluation.scores(
         samples, sets['reference'], config.evaluator).items()]
@@ -131,11 +139,13 @@ def main(config: Config) -> None:
     content |= dict(num_images=samples.num_images, network=compared.network.digest)
   if captioned is not None:
     with progress.bar('captions') as show:
-      values = clip_scores.scores(captioned.images, captioned.network, config.batch_size, show)
+      values = clip_scores.scores(
+          captioned.images, captioned.network, config.batch_size, show, keep)
     for name, value in values.items():
       numbers = metrics.entries(dict(value=value))  # The error of one image is None.
       rows.append(dict(score=name, value=numbers['value'], error=numbers['value_error']))
     content |= dict(num_images=len(captioned.images), clip=captioned.network.digest)
+  kept.remove(report)
   report.write(rows=rows, **content)
   for row in rows:
     error = '' if row.get('error') is None else f' +- {row["error"]:.4f}'

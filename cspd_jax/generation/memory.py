@@ -246,6 +246,24 @@ def check(model: 'Model', specification: str | Spec, needs: Estimate, batch_size
       f'{", or ".join(remedies) or "use a device with more memory"}.')
 
 
+def check_batch(batch_size: int, per_image: float, which: str = '') -> None:
+  """Raises ValueError if a batch of images clearly does not fit in memory.
+
+  Args:
+    batch_size: images of the batch.
+    per_image: bytes that each needs at the least, on the host and on the device.
+    which: what distinguishes them, for the message.
+  """
+  numbers = [number for number in (_available(), free(jax.devices()[:1])) if number is not None]
+  least = min(numbers, default=math.inf)
+  if batch_size * per_image > least:
+    most, needed = int(_SHARE * least / per_image), _gigabytes(batch_size * per_image)
+    raise ValueError(
+        f'batch_size is {batch_size}, but {batch_size} image{"s"[:batch_size != 1]}{which} at once '
+        f'need at least {needed} of memory, and {_gigabytes(least)} are free; '
+        + (f'pass batch_size={most} or less.' if most else 'use smaller images.'))
+
+
 def _options(model: 'Model') -> list[str]:
   """Returns the options of `load` with which a model needs less memory on each device.
 

@@ -1,13 +1,16 @@
 """CLIP scores of images with captions on disk."""
 
-from collections.abc import Callable, Sequence
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.checkpoints import reading, store
-from cspd_jax.measure import evaluation, layouts
+from cspd_jax.generation import memory
+from cspd_jax.measure import evaluation, kept, layouts
 from cspd_jax.metrics import clip
 from cspd_jax.metrics.base import Value
 from cspd_jax.models.clip import PRESETS
@@ -19,6 +22,8 @@ _WHERE = (
     'Face Hub with cspd-convert --family=clip --source=FOLDER --output=FOLDER')
 _TOKENIZER = 'give tokenizer.json of openai/clip-vit-base-patch32 of the Hugging Face Hub'
 _REMEDY = 'replace or remove it'
+# What precedes a prompt, by the names of kept results.
+_PREFIXES = {'prefixed': clip.PREFIX, 'plain': ''}
 
 
 class Network(NamedTuple):
@@ -29,12 +34,14 @@ class Network(NamedTuple):
     config: its sizes.
     text: its tokenizer.
     digest: identifies the parameters.
+    text_digest: identifies the tokenizer.
   """
 
   params: Any
   config: clip.CLIPConfig
   text: bpe.Text
   digest: str
+  text_digest: str
 
   @property
   def title(self) -> str:
@@ -62,42 +69,64 @@ def network(folder: str, tokenizer: str | None) -> Network:
   kind, config, *_ = store.describe(folder)
   if kind != _KIND:
     raise ValueError(f'clip is {folder!r}, which holds a {kind!r} network; {_WHERE}.')
-  text = bpe.Vocabulary(reading.data(tokenizer, _TOKENIZER, 'tokenizer'))
+  file = reading.data(tokenizer, _TOKENIZER, 'tokenizer')
+  text = bpe.Vocabulary(file)
   ids, _ = clip.tokens(text, ['a photo'], config.context)
   if max(text.ids.values()) >= config.vocab_size or ids.max() >= config.vocab_size:
     raise ValueError(f'tokenizer is {tokenizer!r} with {max(text.ids.values()) + 1} tokens, and '
                      f'the network in {folder!r} has {config.vocab_size}; {_TOKENIZER}.')
   params = store.load(folder, dtype=jnp.float32).params
-  return Network(params, config, text, evaluation.digest(params))
+  return Network(params, config, text, evaluation.digest(params),
+                 hashlib.sha256(file).hexdigest())
+
+
+def check_batch(batch_size: int, count: int, of: Network) -> None:
+  """Raises ValueError if batches of `count` images clearly do not fit in memory."""
+  sizes = of.config
+  patches = (sizes.image_size // sizes.patch_size)**2
+  layer = patches * (4 * sizes.image_dim + sizes.image_ffn + sizes.image_heads * patches)
+  memory.check_batch(min(batch_size, count), 4 * (3 * sizes.image_size**2 + layer))
 
 
 def scores(images: Sequence[layouts.Generated], of: Network, batch_size: int,
-           progress: Callable[[int, int], None]) -> dict[str, Value]:
+           progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing
+           ) -> dict[str, Value]:
   """Returns the two CLIP scores by name, with their standard errors over images.
 
   Args:
     images: the images and their captions.
     of: the network.
-    batch_size: images per pass.
+    batch_size: the most images per pass.
     progress: called with the number of images so far and in total.
+    keep: see `kept.Keep`.
 
   Raises:
     ValueError: if an image cannot be read.
   """
-  plain: list[np.ndarray] = []
-  prefixed: list[np.ndarray] = []
+  cosines: list[Mapping[str, np.ndarray]] = []
+  batch_size = min(batch_size, len(images))
   for first in range(0, len(images), batch_size):
     batch = images[first:first + batch_size]
     # The last batch is filled up, so that one program suffices.
     full = [*batch, *[batch[-1]] * (batch_size - len(batch))]
-    features = np.asarray(clip.image_features(of.params, of.config, np.stack([
-        clip.prepared(np.asarray(reading.photograph(image.path, _REMEDY).convert('RGB')),
-                      of.config.image_size) for image in full])))
-    for prefix, parts in (('', plain), (clip.PREFIX, prefixed)):
-      tokens = clip.tokens(of.text, [prefix + image.prompt for image in full], of.config.context)
-      texts = np.asarray(clip.text_features(of.params, of.config, *tokens))
-      parts.append((features * texts).sum(axis=1)[:len(batch)])
+    pixels = np.stack([clip.prepared(np.asarray(reading.photograph(image.path, _REMEDY)),
+                                     of.config.image_size) for image in full])
+    prompts = [image.prompt for image in full]
+    values = keep((of.digest, of.text_digest, pixels, *prompts), functools.partial(
+        _cosines, of, pixels, prompts))
+    cosines.append({name: value[:len(batch)] for name, value in values.items()})
     progress(first + len(batch), len(images))
+  prefixed, plain = (np.concatenate([values[name] for values in cosines]) for name in _PREFIXES)
   label = f'({of.title}, {evaluation.short(len(images))})'
-  return {f'CLIPScore {label}': clip.clip_score(np.concatenate(prefixed)),
-          f'torchmetrics CLIP score {label}': clip.torchmetrics_score(np.concatenate(plain))}
+  return {f'CLIPScore {label}': clip.clip_score(prefixed),
+          f'torchmetrics CLIP score {label}': clip.torchmetrics_score(plain)}
+
+
+def _cosines(of: Network, pixels: np.ndarray, prompts: Sequence[str]) -> dict[str, np.ndarray]:
+  """Returns the cosines `[B]` of images and their prompts, by the name of a prefix."""
+  features, result = np.asarray(clip.image_features(of.params, of.config, pixels)), {}
+  for name, prefix in _PREFIXES.items():
+    tokens = clip.tokens(of.text, [prefix + prompt for prompt in prompts], of.config.context)
+    texts = np.asarray(clip.text_features(of.params, of.config, *tokens))
+    result[name] = (features * texts).sum(axis=1)
+  return result

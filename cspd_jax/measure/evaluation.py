@@ -2,26 +2,38 @@
 
 import hashlib
 import io
+import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.checkpoints import files, store
+from cspd_jax.checkpoints import files, reading, store
+from cspd_jax.generation import memory
 from cspd_jax.generation.features import Extractor
-from cspd_jax.measure import image_sets
+from cspd_jax.measure import image_sets, kept
 from cspd_jax.metrics import frechet, image_scores, inception
 from cspd_jax.metrics.frechet import Gaussian
-from cspd_jax.models.inception import Features
+from cspd_jax.models import inception as network_lib
+from cspd_jax.models.inception import SIDE, Features
 
 _KIND = 'inception'
-# Arrays of a features file, and of statistics as ADM and torch-fidelity publish them.
-_FEATURES = ('pool', 'spatial', 'logits', 'evaluator', 'network')
-_MOMENTS = ('mu', 'sigma')
-_SPATIAL_MOMENTS = ('mu_s', 'sigma_s')
+# Arrays of a features file, and of statistics as ADM and torch-fidelity publish them by features.
+_LABELS = ('evaluator', 'network')
+_FEATURES = (*Features._fields, *_LABELS)
+_MOMENTS = {'pool': ('mu', 'sigma'), 'spatial': ('mu_s', 'sigma_s')}
+# Letters of a label.
+_MOST_LETTERS = 1000
+# How far a covariance may be from symmetric and positive, as a share of its largest eigenvalue:
+# those of float16 are off by half of it. Larger numbers than the limit overflow in a distance.
+_ROUNDING, _LIMIT = 1e-3, 1e100
+_REMEDY = 'give a folder of images or an .npz file'
+# Bytes of a batch per number of its pixels, which become float32, and per number of the network's
+# input and unit of its width, for the results of its first layers.
+_PIXELS, _LAYERS = 10, 16
 _WHERE = (
     'convert the file pt_inception-2015-12-05-6726825d.pth of the releases of mseitzer/pytorch-fid '
     'with cspd-convert --family=inception --source=FILE --output=FOLDER')
@@ -100,29 +112,43 @@ def digest(params: Any) -> str:
 
 
 def features(images: image_sets.ImageSet, of: Network, batch_size: int,
-             progress: Callable[[int, int], None]) -> Features:
+             progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing) -> Features:
   """Returns the features of a set of images, in host memory.
 
   Args:
     images: the images.
     of: the network.
-    batch_size: images per pass.
+    batch_size: the most images per pass.
     progress: called with the number of images so far and in total.
+    keep: see `kept.Keep`.
 
   Raises:
     ValueError: if an image cannot be read.
   """
-  parts, done = [], 0
+  parts, done, batch_size = [], 0, min(batch_size, images.shape[0])
   for batch in images.batches(batch_size):
     count = len(batch)
     # The last batch is filled up, so that one program suffices.
     full = np.concatenate([batch, np.repeat(batch[-1:], batch_size - count, axis=0)])
-    parts.append(jax.tree.map(
-        lambda leaf, count=count: np.asarray(leaf)[:count],
-        inception.features(of.params, of.config, full, of.evaluator)))
+    compute = lambda full=full: {name: np.asarray(leaf) for name, leaf in inception.features(
+        of.params, of.config, full, of.evaluator)._asdict().items()}
+    values = keep((of.digest, of.evaluator, full), compute)
+    parts.append(Features(*(values[name][:count] for name in Features._fields)))
     done += count
     progress(done, images.shape[0])
   return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+def check_batch(batch_size: int, shape: tuple[int, ...], of: Network) -> None:
+  """Raises ValueError if batches of images clearly do not fit in memory.
+
+  Args:
+    batch_size: the most images per pass.
+    shape: `(N, H, W, 3)` of the images.
+    of: the network.
+  """
+  each = _PIXELS * math.prod(shape[1:]) + _LAYERS * of.config.unit * SIDE**2
+  memory.check_batch(min(batch_size, shape[0]), each, f' of {shape[1]}x{shape[2]} pixels')
 
 
 def save(path: pathlib.Path, values: Features, of: Network) -> None:
@@ -139,49 +165,82 @@ def extractor(of: Network) -> Extractor:
   return Extractor(compute, dict(evaluator=of.evaluator, network=of.digest))
 
 
-def opened(argument: str, path: str, of: Network) -> Source:
+def opened(argument: str, path: str, of: Network, batch_size: int) -> Source:
   """Opens a set of images, their features or published statistics; nothing is computed.
 
   Args:
     argument: its name, for messages.
     path: a folder of images, an .npz file of images, statistics (`mu`, `sigma`), or of `save`.
     of: the network.
+    batch_size: see `features`.
 
   Raises:
-    ValueError: for anything else, features of another network, or numbers that are not finite.
+    ValueError: for anything else, features of another network, arrays that contradict each other,
+      or batches that do not fit in memory.
   """
-  names = image_sets.arrays(argument, path)
-  moments = _moments(argument, path, names, _MOMENTS)
-  spatial = _moments(argument, path, names, _SPATIAL_MOMENTS)
-  if set(_FEATURES) <= set(names):
-    return Source(None, _stored(argument, path, of), moments, spatial)
-  if names and 'arr_0' not in names:
-    if moments is None:
-      raise ValueError(f'{argument} is {path!r}, which holds the arrays {", ".join(names)}; it '
-                       'must hold arr_0, or mu and sigma.')
-    return Source(None, None, moments, spatial)
+  arrays = image_sets.stored(argument, path)
+  where, widths = f'{argument} is {path!r}', network_lib.widths(of.config)
+  pool, spatial = (_moments(where, path, arrays, pair, getattr(widths, kind))
+                   for kind, pair in _MOMENTS.items())
+  if set(_FEATURES) <= set(arrays):
+    return Source(None, _stored(where, path, arrays, of, widths), pool, spatial)
+  if arrays and 'arr_0' not in arrays:
+    if pool is None:
+      raise ValueError(f'{where}, which holds the arrays {", ".join(arrays)}; it must hold arr_0, '
+                       'or mu and sigma.')
+    return Source(None, None, pool, spatial)
   images = image_sets.opened(argument, path)
   if images.shape[0] < 2:
-    raise ValueError(f'{argument} is {path!r} with 1 image; at least 2 are required.')
-  return Source(images, None, moments, spatial)
+    raise ValueError(f'{where} with 1 image; at least 2 are required.')
+  check_batch(batch_size, images.shape, of)
+  return Source(images, None, pool, spatial)
+
+
+def check_counts(samples: Source, reference: Source, of: Network) -> None:
+  """Raises ValueError if there are too few images for the scores of an evaluator.
+
+  Args:
+    samples: generated images; see `opened`.
+    reference: other images, or published statistics.
+    of: the network.
+  """
+  kind = inception.EVALUATORS[of.evaluator]
+  counts = dict(images=_count(samples), reference=_count(reference))
+  least = dict.fromkeys(counts, 2)
+  if 'precision' in kind.scores and None not in counts.values():
+    least = dict.fromkeys(counts, image_scores.LEAST_IMAGES)
+  if 'IS' in kind.scores and kind.split is None:
+    least['images'] = image_scores.SPLITS
+  for name, count in counts.items():
+    if count is not None and count < least[name]:
+      raise ValueError(f'{name} has {count} images; the evaluator {of.evaluator} requires at least '
+                       f'{least[name]}.')
+
+
+def _count(source: Source) -> int | None:
+  """The number of images that have features; None for published statistics."""
+  if source.features is not None:
+    return len(source.features.pool)
+  return None if source.images is None else source.images.shape[0]
 
 
 def scored(source: Source, of: Network, batch_size: int,
-           progress: Callable[[int, int], None]) -> Scored:
+           progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing) -> Scored:
   """Computes the features of a set of images, if it has images, and their moments.
 
   Args:
     source: see `opened`.
-    of: see `features`, also for `batch_size` and `progress`.
+    of: see `features`, also for `batch_size`, `progress` and `keep`.
     batch_size: see `of`.
     progress: see `of`.
+    keep: see `of`.
 
   Raises:
     ValueError: if an image cannot be read.
   """
   values = source.features
   if source.images is not None:
-    values = features(source.images, of, batch_size, progress)
+    values = features(source.images, of, batch_size, progress, keep)
   if values is None:
     assert source.pool is not None
     return Scored(None, None, source.pool, source.spatial)
@@ -190,30 +249,63 @@ def scored(source: Source, of: Network, batch_size: int,
                 source.spatial or frechet.gaussian(values.spatial))
 
 
-def _stored(argument: str, path: str, of: Network) -> Features:
-  """Features of `save`; raises ValueError for those of another network."""
-  with np.load(path, allow_pickle=False) as arrays:
-    evaluator, stored = str(arrays['evaluator']), str(arrays['network'])
-    if evaluator != of.evaluator:
-      raise ValueError(f'{argument} is {path!r} with features for the evaluator {evaluator}, and '
-                       f'evaluator is {of.evaluator}; give the images.')
-    if stored != of.digest:
-      raise ValueError(f'{argument} is {path!r} with features of another network; give the images.')
-    return Features(arrays['pool'], arrays['spatial'], arrays['logits'])
+def _stored(where: str, path: str, arrays: Mapping[str, reading.Header], of: Network,
+            widths: Features) -> Features:
+  """Features of `save`; raises ValueError for those of another network, or inconsistent ones."""
+  if wrong := [name for name in _LABELS if arrays[name].shape or arrays[name].dtype.kind != 'U'
+               or arrays[name].dtype.itemsize > 4 * _MOST_LETTERS]:
+    raise ValueError(f'{where}, whose {wrong[0]} is not a text; give the images.')
+  labels = reading.arrays(path, _REMEDY, only=_LABELS)
+  if (evaluator := str(labels['evaluator'])) != of.evaluator:
+    raise ValueError(f'{where} with features for the evaluator {evaluator!r}, and evaluator is '
+                     f'{of.evaluator}; give the images.')
+  if str(labels['network']) != of.digest:
+    raise ValueError(f'{where} with features of another network; give the images.')
+  count = arrays['arr_0' if 'arr_0' in arrays else 'pool'].shape[:1]
+  for name, width in widths._asdict().items():
+    shape, dtype, _ = arrays[name]
+    if shape != (*count, width) or shape[0] < 2 or dtype != np.float32:
+      raise ValueError(f'{where}, whose {name} is {dtype}{list(shape)}; it must be float32 [N, '
+                       f'{width}], and all arrays must have the same N, at least 2: give the '
+                       'images.')
+  values = Features(**reading.arrays(path, _REMEDY, only=Features._fields))
+  for name, value in values._asdict().items():
+    if not np.isfinite(value).all():
+      raise ValueError(f'{where}, whose {name} is not finite; give the images.')
+  return values
 
 
-def _moments(argument: str, path: str, names: tuple[str, ...], pair: tuple[str, str]
-             ) -> Gaussian | None:
-  """Published statistics; None if the file does not hold them."""
-  if not set(pair) <= set(names):
+def _moments(where: str, path: str, arrays: Mapping[str, reading.Header], pair: tuple[str, str],
+             width: int) -> Gaussian | None:
+  """Published statistics of `width` features; None if the file does not hold them."""
+  if not set(pair) & set(arrays):
     return None
-  with np.load(path, allow_pickle=False) as arrays:
-    mean, covariance = (np.asarray(arrays[name], np.float64) for name in pair)
-  if mean.ndim != 1 or covariance.shape != 2 * mean.shape or not (
-      np.isfinite(mean).all() and np.isfinite(covariance).all()):
-    raise ValueError(f'{argument} is {path!r}, whose {pair[0]} and {pair[1]} have the shapes '
-                     f'{mean.shape} and {covariance.shape}; they must be finite, [F] and [F, F].')
+  if missing := set(pair) - set(arrays):
+    raise ValueError(f'{where}, which holds no {missing.pop()}; statistics are '
+                     f'{" and ".join(pair)}.')
+  shapes = (width,), (width, width)
+  for name, shape in zip(pair, shapes, strict=True):
+    actual, dtype, _ = arrays[name]
+    if actual != shape or dtype.kind not in 'fiu':
+      raise ValueError(f'{where}, whose {name} is {dtype}{list(actual)}; for this network it must '
+                       f'be real numbers {list(shape)}, so give statistics of its features.')
+  read = reading.arrays(path, _REMEDY, only=pair)
+  mean, covariance = (np.asarray(read[name], np.float64) for name in pair)
+  if problem := _problem(mean, covariance):
+    raise ValueError(f'{where}, whose {pair[0]} and {pair[1]} are no mean and covariance; those '
+                     f'are {problem}, so compute them again.')
   return Gaussian(mean, covariance)
+
+
+def _problem(mean: np.ndarray, covariance: np.ndarray) -> str | None:
+  """Returns what a mean and a covariance should be and are not; None if there is nothing."""
+  # Comparisons with NaN are False.
+  if not all(np.all(np.abs(values) < _LIMIT) for values in (mean, covariance)):
+    return 'finite'
+  values = np.linalg.eigvalsh(covariance)
+  if np.abs(covariance - covariance.T).max() > _ROUNDING * np.abs(values).max():
+    return 'symmetric'
+  return 'without negative eigenvalues' if values[0] < -_ROUNDING * values[-1] else None
 
 
 def scores(samples: Scored, reference: Scored, evaluator: str) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Sets of images on disk: folders, and arrays as ADM's evaluator reads them."""
 
+import math
 import pathlib
-import zipfile
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -10,8 +10,9 @@ import numpy as np
 from cspd_jax.checkpoints import paths, reading
 
 _SUFFIXES = ('.jpeg', '.jpg', '.png', '.webp')
-_ARRAY = 'arr_0.npy'
+_ARRAY = 'arr_0'
 _REMEDY = 'replace or remove it'
+_FORM = 'give a folder of images or an .npz file'
 
 
 class ImageSet(NamedTuple):
@@ -38,14 +39,7 @@ class ImageSet(NamedTuple):
         yield np.stack([_read(self.path / name, self.shape[1:3])
                         for name in self.names[i:i + size]])
       return
-    with zipfile.ZipFile(self.path) as archive, archive.open(_ARRAY) as file:
-      _header(self.path, file)
-      for i in range(0, self.shape[0], size):
-        shape = (min(size, self.shape[0] - i), *self.shape[1:])
-        content = file.read(int(np.prod(shape)))
-        if len(content) < np.prod(shape):
-          raise ValueError(f'{self.path} is damaged: arr_0 ends early.')
-        yield np.frombuffer(content, np.uint8).reshape(shape)
+    yield from reading.batches(self.path, _REMEDY, _ARRAY, size)
 
 
 def opened(argument: str, path: str) -> ImageSet:
@@ -58,7 +52,7 @@ def opened(argument: str, path: str) -> ImageSet:
   Raises:
     ValueError: if there are no images at the path.
   """
-  place = pathlib.Path(path)
+  place = paths.find(argument, path)
   if place.is_dir():
     names = tuple(sorted(
         file.name for file in place.iterdir() if file.suffix.lower() in _SUFFIXES))
@@ -66,46 +60,23 @@ def opened(argument: str, path: str) -> ImageSet:
       raise ValueError(f'{argument} is {path!r}, a folder without images; the names of images end '
                        f'in one of {", ".join(_SUFFIXES)}.')
     return ImageSet(place, names, (len(names), *_read(place / names[0]).shape))
-  file = paths.find(argument, path)
-  with _archive(argument, file) as archive:
-    if _ARRAY not in archive.namelist():
-      raise ValueError(f'{argument} is {path!r}, which holds no array arr_0 of images.')
-    with archive.open(_ARRAY) as content:
-      return ImageSet(file, (), _header(file, content))
+  arrays = stored(argument, path)
+  if _ARRAY not in arrays:
+    raise ValueError(f'{argument} is {path!r}, which holds no array arr_0 of images.')
+  shape, dtype, by_columns = arrays[_ARRAY]
+  if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or by_columns or not math.prod(shape):
+    raise ValueError(f'{argument} is {path!r}, which holds {dtype}{list(shape)} as arr_0; it must '
+                     'be uint8 [N, H, W, 3].')
+  return ImageSet(place, (), shape)
 
 
-def arrays(argument: str, path: str) -> tuple[str, ...]:
-  """Returns the names of the arrays of an .npz file; empty for a folder.
+def stored(argument: str, path: str) -> dict[str, reading.Header]:
+  """Returns the shapes and dtypes of the arrays of an .npz file by name; empty for a folder.
 
   Raises:
     ValueError: if the path is neither.
   """
-  if pathlib.Path(path).is_dir():
-    return ()
-  with _archive(argument, paths.find(argument, path)) as archive:
-    return tuple(name.removesuffix('.npy') for name in archive.namelist())
-
-
-def _archive(argument: str, path: pathlib.Path) -> zipfile.ZipFile:
-  try:
-    return zipfile.ZipFile(path)
-  except (OSError, zipfile.BadZipFile) as error:
-    raise ValueError(f'{argument} is {str(path)!r}, which must be a folder of images or an .npz '
-                     f'file: {error}') from error
-
-
-def _header(path: pathlib.Path, file) -> tuple[int, ...]:
-  """Reads the header of a NumPy array and returns its shape."""
-  form = np.lib.format
-  try:
-    version = form.read_magic(file)
-    read = form.read_array_header_1_0 if version == (1, 0) else form.read_array_header_2_0
-    shape, by_columns, dtype = read(file)
-  except ValueError as error:
-    raise ValueError(f'{path} is damaged: {error}') from error
-  if dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or by_columns or not np.prod(shape):
-    raise ValueError(f'{path} holds {dtype}{list(shape)} as arr_0; it must be uint8 [N, H, W, 3].')
-  return shape
+  return {} if paths.find(argument, path).is_dir() else reading.headers(path, _FORM, argument)
 
 
 def _read(path: pathlib.Path, size: tuple[int, ...] | None = None) -> np.ndarray:

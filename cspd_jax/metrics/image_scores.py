@@ -13,7 +13,9 @@ import numpy as np
 
 _NEIGHBOURS = 3
 _ROWS = 1024
-_SPLITS, _SEED = 10, 2020
+_SEED = 2020
+# The least images of precision and recall, and splits of the inception score of torch-fidelity.
+LEAST_IMAGES, SPLITS = _NEIGHBOURS + 1, 10
 
 
 def inception_score(logits: np.ndarray, split: int | None) -> float:
@@ -28,14 +30,14 @@ def inception_score(logits: np.ndarray, split: int | None) -> float:
     ValueError: for fewer than 10 images if split is None.
   """
   logits = np.asarray(logits, np.float64)
-  if split is None and len(logits) < _SPLITS:
+  if split is None and len(logits) < SPLITS:
     raise ValueError(f'logits are those of {len(logits)} images; torch-fidelity requires at least '
-                     f'{_SPLITS}, one per split.')
+                     f'{SPLITS}, one per split.')
   log_p = logits - logits.max(axis=1, keepdims=True)
   log_p = log_p - np.log(np.exp(log_p).sum(axis=1, keepdims=True))
   if split is None:
     log_p = log_p[np.random.RandomState(_SEED).permutation(len(log_p))]
-    bounds = [i * len(log_p) // _SPLITS for i in range(_SPLITS + 1)]
+    bounds = [i * len(log_p) // SPLITS for i in range(SPLITS + 1)]
   else:
     bounds = [*range(0, len(log_p), split), len(log_p)]
   return float(np.mean([_score(log_p[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]))
@@ -63,9 +65,9 @@ def precision_recall(samples: np.ndarray, reference: np.ndarray) -> tuple[float,
     ValueError: for fewer than 4 images, or different numbers of features.
   """
   for name, points in (('samples', samples), ('reference', reference)):
-    if len(points) <= _NEIGHBOURS:
+    if len(points) < LEAST_IMAGES:
       raise ValueError(f'{name} has {len(points)} images; precision and recall require at least '
-                       f'{_NEIGHBOURS + 1}.')
+                       f'{LEAST_IMAGES}.')
   if samples.shape[1] != reference.shape[1]:
     raise ValueError(f'samples has {samples.shape[1]} features and reference '
                      f'{reference.shape[1]}; compute both with the same network.')

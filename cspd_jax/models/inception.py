@@ -26,6 +26,8 @@ Params = Any
 SIDE = 299
 # The features of sFID: the first channels of one layer, whose grid is 17 x 17.
 SPATIAL_CHANNELS = 7
+_SPATIAL_GRID = 17, 17
+_POOL_UNITS = 128
 
 _EPSILON = 1e-3
 # Rounding to fewer bits, as accelerators do by default, would change a FID.
@@ -49,7 +51,7 @@ class InceptionConfig:
 
 
 class Features(NamedTuple):
-  """Features of images.
+  """Features of images, or their numbers for `widths`.
 
   Attributes:
     pool: `[B, 128 unit]` float32, of FID, precision and recall.
@@ -57,9 +59,9 @@ class Features(NamedTuple):
     logits: `[B, num_classes]` float32 without the bias, of the inception score.
   """
 
-  pool: jax.Array
-  spatial: jax.Array
-  logits: jax.Array
+  pool: Any
+  spatial: Any
+  logits: Any
 
 
 class _Conv(NamedTuple):
@@ -201,6 +203,12 @@ def _init_conv(config: InceptionConfig, conv: _Conv, channels: int, rng: jax.Arr
   return {'kernel': scale * jax.random.normal(rng, (height, breadth, channels, width)),
           'scale': jnp.ones(width), 'bias': jnp.zeros(width),
           'mean': jnp.zeros(width), 'variance': jnp.ones(width)}
+
+
+def widths(config: InceptionConfig) -> Features:
+  """Returns the numbers of features of an image."""
+  rows, columns = _SPATIAL_GRID
+  return Features(_POOL_UNITS * config.unit, rows * columns * SPATIAL_CHANNELS, config.num_classes)
 
 
 def apply(params: Params, config: InceptionConfig, images: jax.Array) -> Features:

@@ -1,6 +1,7 @@
 """`cspd-evaluate`: its scores, what it keeps, and what it refuses."""
 
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -9,8 +10,10 @@ from PIL import Image
 
 from cspd_jax.checkpoints import store
 from cspd_jax.commands import evaluate
+from cspd_jax.generation import memory
+from cspd_jax.measure import evaluation
 from cspd_jax.metrics import clip, frechet, inception
-from cspd_jax.models import clip as clip_network
+from cspd_jax.models import clip as clip_network, inception as network_lib
 from cspd_jax.text import bpe
 from tests.experiments import calls
 from tests.metrics import clip_files
@@ -43,9 +46,10 @@ def _place(tmp_path_factory):
              inception.inception.init(CONFIG, jax.random.key(1)))
   np.savez(place / 'gray.npz', arr_0=np.zeros((3, 8, 8), np.uint8))
   np.savez(place / 'nothing.npz', mean=np.zeros(3))
+  np.savez(place / 'few.npz', arr_0=_images(3, 3))
   (place / 'empty').mkdir()
   (place / 'broken.npz').write_bytes((place / 'samples.npz').read_bytes()[:900])
-  _write(place / 'mixed', _images(2, 0))
+  _write(place / 'mixed', _images(3, 0))
   Image.fromarray(_images(1, 0)[0, :8]).save(place / 'mixed' / 'small.png')
   return place
 
@@ -66,16 +70,17 @@ def _scores(found):
   return {row['score']: row['value'] for row in report['rows']}
 
 
-def test_all_scores(run, place):
+def test_all_scores(run, place, network):
   found = run()
   scores = _scores(found)
   names = [f'{name} (ADM, 11)' for name in ('FID', 'sFID', 'IS', 'precision', 'recall')]
   assert list(scores) == names and all(f'{name}: ' in found.out for name in names)
-  network = store.load(place / 'inception')
   pool = [np.asarray(inception.features(
       network.params, CONFIG, _images(count, count), 'adm').pool) for count in (11, 13)]
   expected = frechet.distance(*map(frechet.gaussian, pool))
   assert expected > 0 and scores[names[0]] == pytest.approx(expected, rel=1e-3)
+  stored = evaluation.opened('images', str(found.folder / 'features.npz'), network, 4).features
+  np.testing.assert_allclose(stored.pool, pool[0], atol=1e-4 * np.abs(pool[0]).max())
 
 
 @pytest.mark.slow
@@ -129,6 +134,7 @@ _BAD = {
     'cut': (['--images={place}/broken.npz'], ['images', '.npz file']),
     'several sizes': (['--images={place}/mixed'], ['small.png', '8x24', '24x24']),
     'no file': (['--reference={place}/absent.npz'], ['reference', 'absent.npz']),
+    'few': (['--images={place}/few.npz'], ['images has 3 images', 'at least 4']),
     'no evaluator': (['--evaluator=clean'], ['clean', 'adm']),
     'batch of 0': (['--batch_size=0'], ['batch_size is 0'])}
 
@@ -148,6 +154,114 @@ def test_what_is_missing_is_named(capsys, tmp_path):
   calls.check_refused(found, ['inception is None', 'pt_inception-2015-12-05', 'cspd-convert'])
   found = calls.call(evaluate.main, capsys, tmp_path / 'out')
   calls.check_refused(found, ['images is None'])
+
+
+@pytest.fixture(name='network', scope='module')
+def _network(place):
+  return evaluation.network(str(place / 'inception'), 'adm')
+
+
+def _features(network, count=5):
+  """The arrays of features.npz."""
+  rng = np.random.default_rng(0)
+  values = {name: rng.normal(size=(count, width)).astype(np.float32)
+            for name, width in network_lib.widths(CONFIG)._asdict().items()}
+  return values | dict(evaluator=np.asarray('adm'), network=np.asarray(network.digest))
+
+
+def _covariance(change=lambda sigma: sigma):
+  """Statistics of pool features whose covariance is changed."""
+  sigma = np.cov(np.random.default_rng(0).normal(size=(128, 300)))
+  return dict(mu=np.zeros(128), sigma=change(sigma))
+
+
+def _entry(row, column, value):
+  def change(sigma):
+    sigma[row, column] = value
+    return sigma
+  return change
+
+
+@pytest.mark.parametrize('change, message', [
+    (dict(logits=np.zeros((3, 6), np.float32)), r'logits is float32\[3, 6\]; .* same N'),
+    (dict(arr_0=np.zeros((3, 8, 8, 3), np.uint8)), r'pool is float32\[5, 128\]; .* same N'),
+    (dict(pool=np.zeros((5, 127), np.float32)), r'pool is float32\[5, 127\]; .* \[N, 128\]'),
+    (dict(pool=np.zeros((5, 128))), r'pool is float64'),
+    (dict(pool=np.full((5, 128), np.nan, np.float32)), 'pool is not finite'),
+    (dict(evaluator=np.zeros(3)), 'evaluator is not a text'),
+    (dict(network=np.asarray('x' * 5000)), 'network is not a text')])
+def test_features_that_contradict_each_other(network, tmp_path, change, message):
+  path, arrays = tmp_path / 'features.npz', _features(network)
+  np.savez(path, **arrays)
+  assert len(evaluation.opened('images', str(path), network, 4).features.pool) == 5
+  np.savez(path, **arrays | change)
+  with pytest.raises(ValueError, match=f'images is .*features.npz.*{message}'):
+    evaluation.opened('images', str(path), network, 4)
+
+
+@pytest.mark.parametrize('arrays, message', [
+    (_covariance(_entry(3, 5, 9.)), 'covariance; those are symmetric'),
+    (_covariance(_entry(3, 3, -9.)), 'covariance; those are without negative eigenvalues'),
+    (_covariance(lambda sigma: -sigma), 'covariance; those are without negative eigenvalues'),
+    (_covariance(_entry(3, 3, np.inf)), 'covariance; those are finite'),
+    (_covariance(lambda sigma: 1e300 * sigma), 'covariance; those are finite'),
+    (_covariance(lambda sigma: sigma + 0j), r'sigma is complex128\[128, 128\]'),
+    (_covariance(lambda sigma: sigma > 0), r'sigma is bool\[128, 128\]'),
+    (_covariance(lambda sigma: sigma[:9, :9]), r'sigma is float64\[9, 9\]; for this network'),
+    (dict(mu=np.zeros(2048), sigma=np.eye(2048)), r'mu is float64\[2048\]; .*\[128\]'),
+    (_covariance() | dict(mu_s=np.zeros(2023)), 'holds no sigma_s; statistics are mu_s and'),
+    (dict(mu=np.zeros(128), arr_0=np.zeros((9, 8, 8, 3), np.uint8)), 'holds no sigma')])
+def test_statistics_that_cannot_be(network, tmp_path, arrays, message):
+  np.savez(tmp_path / 'a.npz', **arrays)
+  with pytest.raises(ValueError, match=f'reference is .*a.npz.*{message}'):
+    evaluation.opened('reference', str(tmp_path / 'a.npz'), network, 4)
+
+
+def test_rounded_statistics_are_read(network, tmp_path):
+  """Those of float32, also in the byte order of another machine, and of few images."""
+  points = np.random.default_rng(0).normal(size=(60, 128)).astype(np.float32)
+  centered = points - points.mean(axis=0)
+  for kind in ('<f4', '>f4', '<f2', '>f8'):
+    np.savez_compressed(tmp_path / 'a.npz', mu=points.mean(axis=0).astype(kind),
+                        sigma=(centered.T @ centered / 59).astype(kind))
+    pool = evaluation.opened('reference', str(tmp_path / 'a.npz'), network, 4).pool
+    np.testing.assert_allclose(pool.covariance, np.cov(points.T), atol=1e-3)
+
+
+def test_batches_fit_in_memory(network, place, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(memory, '_available', lambda: 2e9)
+  np.savez_compressed(tmp_path / 'large.npz', arr_0=np.zeros((40, 1300, 1300, 3), np.uint8))
+  with pytest.raises(ValueError, match=r'batch_size is 40, but 40 images of 1300x1300 pixels at '
+                     r'once need at least 2.09 GB of memory, and 2 GB .*batch_size=28 or less'):
+    evaluation.opened('images', str(tmp_path / 'large.npz'), network, 5_000_000)
+  monkeypatch.setattr(memory, '_available', lambda: 1e6)
+  found = calls.call(evaluate.main, capsys, tmp_path / 'out', f'--images={place}/samples',
+                     f'--reference={place}/reference', f'--inception={place}/inception')
+  calls.check_refused(found, ['batch_size is 11, but 11 images', 'smaller images'])
+
+
+def test_what_was_computed_is_kept(run, place, tmp_path, monkeypatch):
+  """A damaged image is found after hours; the repeated command computes the rest only."""
+  shutil.copytree(place / 'reference', tmp_path / 'reference')
+  last = sorted((tmp_path / 'reference').iterdir())[-1]
+  content, computed = last.read_bytes(), []
+  last.write_bytes(content[:len(content) // 2])
+
+  def features(params, config, images, evaluator):
+    del params, config, evaluator
+    computed.append(len(images))
+    pool = np.asarray(images, np.float32).reshape(len(images), -1)[:, :128]
+    return network_lib.Features(pool, np.resize(pool, (len(images), 2023)), pool[:, :6])
+
+  monkeypatch.setattr(inception, 'features', features)
+  command = ['--reference={tmp}/reference', '--evaluator=torch_fidelity']
+  failed = run(*command)
+  assert failed.code == 2 and last.name in failed.err and len(computed) == 3 + 3
+  last.write_bytes(content)
+  scores = _scores(run(*command))
+  assert len(computed) == 7 and 'FID (torch-fidelity, 11)' in scores
+  assert sorted(path.name for path in (tmp_path / 'out').iterdir()) == [
+      'features.npz', 'report.json']
 
 
 CLIP = clip.CLIPConfig(

@@ -190,7 +190,7 @@ def test_features_while_sampling_are_those_of_the_images(run, folder):
   names = _names(found)
   assert 'features.npz' in names and len(names) == 5
   network = evaluation.network(str(folder / 'inception'), 'adm')
-  stored = evaluation.opened('images', str(found.folder / 'features.npz'), network).features
+  stored = evaluation.opened('images', str(found.folder / 'features.npz'), network, 4).features
   images = image_sets.opened('images', str(found.folder))
   later = evaluation.features(images, network, 3, lambda done, total: None)
   for one, other in zip(stored, later, strict=True):

@@ -5,7 +5,9 @@ import io
 import json
 import os
 import pathlib
+import re
 import shutil
+import warnings
 import zipfile
 import zlib
 
@@ -20,7 +22,7 @@ from cspd_jax.checkpoints import files, reading, store
 from cspd_jax.cli import loader
 from cspd_jax.families import folder as folder_lib
 from cspd_jax.generation import prefix, prompts, shards
-from cspd_jax.measure import tables
+from cspd_jax.measure import image_sets, tables
 from cspd_jax.text import bpe
 from cspd_jax.training import steps
 from tests.models import published
@@ -29,6 +31,7 @@ from tests.reliability import damage
 REMEDY = 'make it anew'
 ARRAYS = {'tokens': np.arange(600).reshape(3, 200), 'labels': np.arange(3, dtype=np.int32),
           'none': np.zeros((0, 4)), 'column': np.asfortranarray(np.ones((4, 5), np.float16))}
+IMAGES = np.random.default_rng(0).integers(0, 256, (3, 8, 9, 3), np.uint8)
 STATE = {'step': jnp.int32(7), 'wide': jnp.ones((20, 3)), 'narrow': jnp.ones(9, jnp.bfloat16)}
 REPORT = {'settings': {'seed': 1}, 'rows': [{'decoder': 'vanilla', 'speed': 1.0}, {'x': None}],
           'files': {'a.png': '00' * 32}, 'tables': [
@@ -90,6 +93,9 @@ def read_tokenizer(path):
 CHECKED = {
     'a.npz': (lambda path: files.write_arrays(path, ARRAYS),
               lambda path: reading.arrays(path, REMEDY, needed=tuple(ARRAYS))),
+    'b.npz': (lambda path: files.write_arrays(path, {'arr_0': IMAGES}),
+              lambda path: {'arr_0': np.concatenate(
+                  [*image_sets.opened('images', str(path)).batches(2)])}),
     'a.png': (make_picture, read_picture),
     'step_00000007.npz': (make_state, read_state),
     'batch_0000000.npz': (make_batch, read_batch),
@@ -193,7 +199,9 @@ def test_descriptions_with_values_of_another_type(tmp_path, change):
     lambda path: reading.arrays(path, REMEDY), lambda path: reading.picture(path, REMEDY),
     lambda path: tables.of_report(path), lambda path: prompts.listed(path),
     lambda path: loader.load(str(path)), store.load, folder_lib.load,
-    lambda path: prefix._read(path, (8, 8)), lambda path: reading.data(path, REMEDY)])
+    lambda path: prefix._read(path, (8, 8)), lambda path: reading.data(path, REMEDY),
+    lambda path: image_sets.opened('images', str(path)),
+    lambda path: next(reading.batches(path, REMEDY, 'arr_0', 2))])
 @pytest.mark.parametrize('kind', ['pipe', 'folder', 'nothing', 'long', 'device', 'nobody', 'loop'])
 def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
   path = tmp_path / 'x'
@@ -207,7 +215,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
           'nobody': pathlib.Path('~nobody_of_this_name/x')}.get(kind, path)
   with pytest.raises(ValueError, match='no such file|it is not a file|no model.json|is no folder|'
                      'is not a folder|cannot be a path|cannot be read|not a checkpoint|'
-                     'no such folder'):
+                     'no such folder|without images'):
     read(path)
 
 
@@ -232,6 +240,54 @@ def test_arrays_that_are_none(tmp_path, array, message):
     np.savez(tmp_path / 'a.npz', tokens=array)
   with pytest.raises(ValueError, match=message):
     reading.arrays(tmp_path / 'a.npz', REMEDY)
+
+
+@pytest.mark.parametrize('header, message', [
+    ("{'descr': '<f8', 'fortran_order': False, 'shape': (2L,)}", None),  # Of Python 2.
+    ("{'descr': '<f8', 'fortran_order': True, 'shape': (2,)}", None),
+    ("{'descr': '<f8', 'fortran_order': False, 'shape': (-2, -1)}", r'shape \(-2, -1\)'),
+    ("{'descr': '<f8', 'fortran_order': False, 'shape': (10**9,)}", 'cannot be read'),
+    ("{'descr': '|O', 'fortran_order': False, 'shape': (2,)}", 'Python objects'),
+    ("{'descr': '|V0', 'fortran_order': False, 'shape': (2,)}", 'has 16 bytes for'),
+    ("{'descr': '<f8', 'fortran_order': False, 'shape': (%s,)}" % ('9' * 9000), 'cannot be read'),
+    ('-' * 9000 + '1', 'cannot be read'), ('(' * 9000, 'cannot be read'),
+    ('[' * 90 + ']' * 90, 'cannot be read'), ('', 'cannot be read')])
+def test_headers_of_arrays(tmp_path, header, message):
+  content = header.encode() + b'\n'
+  member = b'\x93NUMPY\1\0' + len(content).to_bytes(2, 'little') + content + bytes(16)
+  _zip(tmp_path / 'a.npz', member)
+  for read in (lambda path: reading.arrays(path, REMEDY)['tokens'].tolist(),
+               lambda path: np.concatenate([*reading.batches(path, REMEDY, 'tokens', 1)]).tolist(),
+               lambda path: [0.0] * reading.headers(path, REMEDY)['tokens'].shape[0]):
+    try:
+      assert read(tmp_path / 'a.npz') == [0.0, 0.0] and message is None
+    except ValueError as error:
+      by_columns = 'True' in header and 'not stored row by row' in str(error)
+      assert by_columns or re.search(message, str(error)), error
+      assert '\n' not in str(error) and len(str(error)) < 1000
+
+
+def test_members_that_cannot_be_read(tmp_path):
+  """Encrypted ones, two of one name, and bytes that another checksum belongs to."""
+  path = tmp_path / 'a.npz'
+  files.write_arrays(path, {'tokens': np.arange(9.)})
+  content = bytearray(path.read_bytes())
+  content[content.rindex(np.float64(8.).tobytes())] ^= 1
+  path.write_bytes(content)
+  for read in (lambda: reading.arrays(path, REMEDY),
+               lambda: [*reading.batches(path, REMEDY, 'tokens', 2)]):
+    with pytest.raises(ValueError, match="a.npz cannot be read as .npz .*Bad CRC-32"):
+      read()
+  content[content.rindex(b'PK\1\2') + 8] |= 1  # The flag of encryption.
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match='is encrypted'):
+    reading.headers(path, REMEDY)
+  with zipfile.ZipFile(path, 'w') as archive, warnings.catch_warnings():
+    warnings.simplefilter('ignore')
+    for _ in range(2):
+      archive.writestr('tokens.npy', _member((1,), 1))
+  with pytest.raises(ValueError, match="two arrays 'tokens'"):
+    reading.arrays(path, REMEDY)
 
 
 def _zip(path, member, method=zipfile.ZIP_DEFLATED):
