@@ -57,7 +57,8 @@ class Run:
         raise ValueError(f'{name} is {str(folder)!r}, which holds another run ({differences}); use '
                          'another folder.')
       return
-    if alone and (others := {*os.listdir(self.folder)} - {locks.FILE}):
+    left = {path.name for path in files.leftovers(self.folder / '*')}
+    if alone and (others := {*os.listdir(self.folder)} - left - {locks.FILE}):
       raise ValueError(f'{name} is {str(folder)!r}, which holds other files, such as '
                        f'{min(others)!r}; use an empty or a new folder.')
     files.write_json(self.folder / _SETTINGS, settings)
@@ -157,14 +158,13 @@ class Report:
   def _begin(self, names: Sequence[str], program: str | None, run: Any, overwrite: bool) -> None:
     """Resumes the unfinished report of the same run, or starts a new one."""
     content = _checked(self.folder, names, program, run, overwrite)
-    self._earlier = content.moving or content.earlier
     if content.moving:
       _move(self.folder, content)  # The last report was interrupted while its files were moved.
-      if not overwrite:
-        raise _holds_a_report(self.folder)
-    elif content.is_same:
+      content = _checked(self.folder, names, program, run, overwrite)
+    self._earlier = content.earlier
+    if content.is_same:
       return
-    elif self._new.exists():
+    if self._new.exists():
       _clear(self._new)
     self._new.mkdir()
     files.write_json(self._new / _SETTINGS, run)
@@ -192,7 +192,7 @@ class Report:
       ValueError: if it is not a plain name, the folder holds a file of this name that no report
         wrote, or the folder was removed.
     """
-    _check_name(self.folder, name, self._earlier)
+    _check_name(self.folder, name, self._earlier.get(name))
     self._check_there()
     return self._new / name
 
@@ -276,46 +276,32 @@ def _checked(folder: pathlib.Path, names: Sequence[str], program: str | None,
                        f'that can be resumed; {_REMEDY}.')
   is_same = bool(run) and stored == run
   if not overwrite and (earlier or moving and not is_same):
-    raise _holds_a_report(folder)
+    raise ValueError(f'folder is {str(folder)!r}, which holds a report already; use another '
+                     'folder, or pass overwrite.')
   if stored and pieces != {_SETTINGS} and not moving and not is_same and not (overwrite and run):
     raise ValueError(
         f'folder is {str(folder)!r}, where another run was stopped'
         f'{f" ({_differences(stored, run)})" if run else ""}; resume that one, use another folder, '
         f'or {"overwrite" if run else f"remove {_UNFINISHED} in it"}.')
-  for name in dict.fromkeys([_REPORT, *names, *(pieces & moving.keys())]):
-    _check_name(folder, name, earlier, moving.get(name))
+  for name in [*names, *(pieces & moving.keys() - {_REPORT})]:
+    _check_name(folder, name, earlier.get(name), moving.get(name))
   return _Content(earlier, moving, is_same)
 
 
-def _holds_a_report(folder: pathlib.Path) -> ValueError:
-  return ValueError(f'folder is {str(folder)!r}, which holds a report already; use another '
-                    'folder, or pass overwrite.')
-
-
-def _check_name(folder: pathlib.Path, name: str, earlier: Mapping[str, str],
-                moving: str | None = None) -> None:
+def _check_name(folder: pathlib.Path, name: str, *digests: str | None) -> None:
   """Raises ValueError if the file `name` would replace a file that no report wrote.
 
   Args:
     folder: of the report.
     name: of the file.
-    earlier: digests of the files of the earlier report.
-    moving: digest of the file if it may have been moved already, else None.
+    *digests: of the files of this name that reports in the folder list.
   """
-  if not paths.is_plain(name) or name != _REPORT and name in _RESERVED:
+  if not paths.is_plain(name) or name in _RESERVED:
     raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
   path = folder / name
-  if name == _REPORT and os.path.lexists(path) and not earlier:
-    raise _not_ours(folder)
-  if name != _REPORT and os.path.lexists(path) and not (
-      _is_own(path, earlier.get(name)) or _is_own(path, moving)):
+  if os.path.lexists(path) and not any(_is_own(path, digest) for digest in digests):
     raise ValueError(f'folder is {str(folder)!r}, where {name} was not written by a '
                      f'report, or changed since; {_REMEDY}.')
-
-
-def _not_ours(folder: pathlib.Path) -> ValueError:
-  return ValueError(f'folder is {str(folder)!r}, where report.json is that of another program; '
-                    f'{_REMEDY}.')
 
 
 def _move(folder: pathlib.Path, content: _Content) -> None:
@@ -363,7 +349,8 @@ def _listed(folder: pathlib.Path, program: str | None) -> dict[str, str]:
     return {}
   report = reading.json(path, _REMEDY)
   if not isinstance(report.get('files'), dict):
-    raise _not_ours(folder)
+    raise ValueError(f'folder is {str(folder)!r}, where report.json is that of another program; '
+                     f'{_REMEDY}.')
   for name in report['files']:
     paths.inside(folder, name, path)
     if name in _RESERVED:

@@ -7,11 +7,38 @@ import os
 import pathlib
 import shutil
 
+import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
 from cspd_jax.checkpoints import files, run_folder
-from cspd_jax.checkpoints.run_folder import Report
+from cspd_jax.checkpoints.run_folder import Report, Run
+
+
+def test_a_run_has_one_folder_and_its_pieces(tmp_path):
+  like = dict(x=np.zeros(3, ml_dtypes.bfloat16), y=[np.zeros((2, 0), bool), np.int32(0)])
+  tree = dict(x=np.arange(3).astype(ml_dtypes.bfloat16), y=[np.ones((2, 0), bool), np.int32(7)])
+  (tmp_path / 'x').mkdir()
+  (tmp_path / 'x' / '.run.json.0123ab.part').write_text('of a process that was killed at once')
+  settings = {'seed': 1, 'sampling': {'top_k': 3, 'top_p': None}}
+  run = Run(tmp_path / 'x', settings)
+  assert run.read('a.npz', like) is None
+  run.write('a.npz', tree)
+  found = Run(tmp_path / 'x', settings).read('a.npz', like)
+  jax.tree.map(np.testing.assert_array_equal, found, tree)
+  assert found['x'].dtype == ml_dtypes.bfloat16
+  with pytest.raises(ValueError, match=r"holds int32\[\] as 'y.1' instead of int32\[1\], the"):
+    run.read('a.npz', like | dict(y=[like['y'][0], np.zeros(1, np.int32)]))
+  with pytest.raises(ValueError, match=r'workdir is .* \(sampling.top_k was 3, now 4\); use'):
+    Run(tmp_path / 'x', settings | {'sampling': {'top_k': 4, 'top_p': None}}, name='workdir')
+  (tmp_path / 'y').mkdir()
+  (tmp_path / 'y' / 'mine').touch()
+  with pytest.raises(ValueError, match="holds other files, such as 'mine'; use an empty"):
+    Run(tmp_path / 'y', settings)
+  with pytest.raises(ValueError, match='was removed or replaced'), Run(
+      tmp_path / 'y', settings, alone=False):
+    shutil.rmtree(tmp_path / 'y')
 
 
 def _write(folder, names, **more):
