@@ -12,13 +12,13 @@ import os
 import pathlib
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from cspd_jax.checkpoints import paths
+from cspd_jax.checkpoints import paths, pictures
 
 # Bytes of a text or JSON file.
 MOST_TEXT = 1 << 28
@@ -189,19 +189,22 @@ def picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
       return np.asarray(image.convert('RGB')), texts
 
 
-def photograph(path: str | os.PathLike, remedy: str, name: str | None = None) -> Image.Image:
+def photograph(path: str | os.PathLike, remedy: str, name: str | None = None, *,
+               convert: Callable[[Image.Image], Image.Image] = pictures.as_evaluated
+               ) -> Image.Image:
   """Reads an image file of a common format as RGB.
 
   Args:
     path: see `text`.
     remedy: see `text`.
     name: see `text`.
+    convert: a function of `pictures`.
 
   Raises:
-    ValueError: if it cannot be read, or has more than `MOST_PIXELS`.
+    ValueError: if it cannot be read, or has more than `MOST_PIXELS`, or `convert` refuses it.
   """
   with _reading(path, 'an image', remedy, name) as file, _opened(file, _PICTURES) as image:
-    return image.convert('RGB')
+    return convert(image)
 
 
 @contextlib.contextmanager

@@ -53,8 +53,9 @@ class Config:
       machine and batch size.
     images: which images.
     sampling: sampling options.
-    prefix: an image file whose first rows are kept, while the rest is generated. A picture of
-      another shape is scaled and cropped to its middle.
+    prefix: an image file whose first rows are kept, while the rest is generated. It is turned as
+      its EXIF orientation says, put on white where it is transparent, and scaled and cropped to its
+      middle.
     rows: rows of tokens that are kept of the prefix; None keeps half of them.
     batch_size: images decoded together; None for as many as fit in memory, at most 8.
     dtype: dtype of the parameters; None keeps that of the files.

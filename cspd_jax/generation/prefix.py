@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from PIL import Image
 
-from cspd_jax.checkpoints import reading
+from cspd_jax.checkpoints import pictures, reading
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.base import Target
 
@@ -23,7 +23,8 @@ def tokens(model: 'Model', prefix: Any, rows: int | None, count: int) -> np.ndar
     model: the model.
     prefix: tokens `[P]`, or `[count, P]` with one row per image, as in `Generated.tokens`; images
       as in `Generated.images`, `[H, W, 3]` or `[count, H, W, 3]`, uint8, or floats in [-1, 1]; or
-      the path of an image file, which is cropped to its centre and resized to the model's size.
+      the path of an image file, which is turned as its EXIF orientation says, put on white where it
+      is transparent, cropped to its centre and resized to the model's size.
       None for no prefix.
     rows: the number of rows of tokens. None means all tokens, or half the rows of an image.
     count: number of images.
@@ -95,7 +96,7 @@ def _size(model: 'Model') -> tuple[int, int]:
 
 def _read(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:
   """Crops an image file to its centre and resizes it to `[1, *size, 3]` uint8."""
-  picture = reading.photograph(path, 'use another file', 'prefix')
+  picture = reading.photograph(path, 'use another file', 'prefix', convert=pictures.as_shown)
   height, width = size
   scale = min(picture.width / width, picture.height / height)
   left, top = ((whole - side * scale) / 2 for whole, side in (

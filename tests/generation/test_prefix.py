@@ -337,3 +337,9 @@ def test_the_command_completes_a_picture(tmp_path, capsys):
   tokens = model.tokens(np.asarray(middle)[None] / np.float32(127.5) - 1)
   np.testing.assert_array_equal(
       generation_prefix.tokens(model, tmp_path / 'picture.png', 15, 1), tokens[:, :15 * 16])
+  # As a camera stores it that was turned.
+  exif = Image.Exif()
+  exif[0x0112] = 8
+  Image.fromarray(np.rot90(picture, -1)).save(tmp_path / 'turned.png', exif=exif)
+  np.testing.assert_array_equal(
+      generation_prefix.tokens(model, tmp_path / 'turned.png', 15, 1), tokens[:, :15 * 16])
