@@ -134,8 +134,8 @@ class Source(NamedTuple):
     network: the network as `store.describe` returns it.
     groups: build the parameters; see `groups`.
     state: JSON value on which the parameters depend.
-    assumptions: a line for every size that was neither in the file nor specified; see
-      `FileFamily.assumed`.
+    assumptions: a line for every size that was neither in the file nor specified, see
+      `FileFamily.assumed`, and for every file of weights in the folder that was not read.
   """
 
   network: store.Loaded
@@ -188,10 +188,13 @@ def open_source(
   """
   family = _checked(family_name, model, options)
   content = read_lib.read(source, key=key, prefer=family.prefer, shares=family.shares)
-  return of_tensors(
+  opened = of_tensors(
       family_name, content.tensors, read_lib.settings(source), model=model, options=options,
       metadata=lambda: {'source': os.path.basename(os.path.abspath(source)), 'key': content.key,
                         'sha256': read_lib.sha256(source)}, allow_nonfinite=allow_nonfinite)
+  others = [f'left out {name}, which is not among the files of this model'
+            for name in read_lib.left_out(source)]
+  return opened._replace(assumptions=(*opened.assumptions, *others))
 
 
 def of_tensors(

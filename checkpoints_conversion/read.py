@@ -3,9 +3,10 @@
 import hashlib
 import os
 import pathlib
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -21,7 +22,7 @@ _TORCHSCRIPT = ('encoder.jit', 'decoder.jit')
 # PyTorch files of transformers, one or several with an index.
 _TRANSFORMERS = 'pytorch_model'
 # What compiling and wrapping a module puts before the names of its tensors.
-_PREFIXES = ('_orig_mod.', 'module.')
+_PREFIXES = re.compile(r'\A(?:_orig_mod\.|module\.)+')
 # Parts of published and training files that hold the weights; a file without any is the weights.
 _OUTER_KEYS = ('model', 'module', 'state_dict')
 _REMEDY = 'download it again'
@@ -52,10 +53,10 @@ def read(
   """Reads the tensors of a weight file.
 
   Args:
-    path: a `.safetensors` file, a folder of them, a file that `torch.save` or `torch.jit.save`
-      wrote, a folder of Meta's `consolidated*.pth`, of `pytorch_model*.bin`, or with `encoder.jit`
-      and `decoder.jit`, or a `.json` or `.tiktoken` file, whose bytes become one tensor named
-      'file'.
+    path: a `.safetensors` file, a file that `torch.save` or `torch.jit.save` wrote, a folder, or an
+      index of transformers. A folder holds `.safetensors` files, Meta's `consolidated*.pth`,
+      `pytorch_model*.bin`, or `encoder.jit` and `decoder.jit`. Also a `.json` or `.tiktoken` file,
+      whose bytes become one tensor named 'file'.
     key: the part of a PyTorch file that holds the weights, for instance 'ema'. None selects
       `prefer`, else the first of 'model', 'module' and 'state_dict', else the whole file.
     prefer: the part to select if it exists and `key` is None.
@@ -79,7 +80,9 @@ def read(
   for file in sources:
     part = Weights(_read_safetensors(file), None) if is_plain else _read_torch(file, key, prefer)
     if repeated := sorted(tensors.keys() & part.tensors.keys()):
-      raise ReadError(f'{file} repeats tensors of another file of the folder: {repeated}.')
+      raise ReadError(f'{file} repeats tensors of another file of the folder, such as '
+                      f'{_named(repeated[0])}, so they are not parts of one model; specify one of '
+                      'them as the source, or move the others away.')
     tensors.update(part.tensors)
   return Weights(_strip(path, tensors), part.key)
 
@@ -96,52 +99,106 @@ def _read_consolidated(path: pathlib.Path, sources: list[pathlib.Path], key: str
 
 
 def files(path: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of a source: itself, or those of a folder.
+  """Returns the files of a source: itself, those of a folder, or those that an index lists.
+
+  Of a folder they are safetensors files if there are any, else Meta's, then `pytorch_model*.bin`.
 
   Raises:
-    ReadError: if one of them is missing.
+    ReadError: if one of them is missing, is another file under this name, or the folder has files
+      of several models.
   """
   if not path.exists():
     raise ReadError(f'source is {path}: there is no such file.')
   if not path.is_dir():
     if not path.is_file():
       raise ReadError(f'source is {path}, which is neither a file nor a folder.')
-    return [path]
+    return _existing(path, _of_index(path) if _is_index(path) else [path])
   scripts = [path / name for name in _TORCHSCRIPT]
-  result = (_indexed(path, '*.safetensors') or _consolidated(path)
-            or _indexed(path, f'{_TRANSFORMERS}*.bin')
+  result = (_of_transformers(path, '*.safetensors') or _consolidated(path)
+            or _of_transformers(path, f'{_TRANSFORMERS}*.bin')
             or (scripts if any(file.is_file() for file in scripts) else []))
   if not result:
     raise ReadError(
         f'source is {path}, a folder without .safetensors files, consolidated.pth, '
         'pytorch_model.bin or encoder.jit; specify the file itself, or the name of a published '
         'model, whose files are looked up.')
-  if missing := [file.name for file in result if not file.is_file()]:
-    raise ReadError(f'source is {path}, where {", ".join(missing)} is missing; download it.')
-  return result
+  return _existing(path, result)
 
 
-def _indexed(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
-  """Files of transformers in a folder: those that match, or those of the index next to them."""
-  result = sorted(folder.glob(pattern))
-  for index in sorted(folder.glob(f'{pattern}.index.json')):
-    try:
-      # Files in the hub's cache are links; they are only read.
-      result = [paths.inside(folder, name, index, links=True)
-                for name in sorted(set(_json(index)['weight_map'].values()))]
-    except ReadError:
-      raise
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-      raise ReadError(f'{index} is damaged ({type(error).__name__}: {error}); {_REMEDY}.'
-                      ) from error
-  return result
+def _existing(source: pathlib.Path, sources: list[pathlib.Path]) -> list[pathlib.Path]:
+  """Returns the files of a source; raises ReadError if one is missing or another file."""
+  if missing := [file.name for file in sources if not file.is_file()]:
+    raise ReadError(f'source is {source}, where {_listed(missing)} is missing; download it.')
+  for file in sources:
+    if other := reading.placeholder(file):
+      raise ReadError(f'{file} {other}.')
+  return sources
+
+
+def left_out(path: str | os.PathLike) -> list[str]:
+  """Returns the names of weight files in a folder that are not among its `files`."""
+  path = pathlib.Path(path).expanduser()
+  if not path.is_dir():
+    return []
+  used = {file.name for file in files(path)}
+  return sorted({file.name for pattern in ('*.safetensors', 'consolidated*.pth',
+                                           f'{_TRANSFORMERS}*.bin')
+                 for file in path.glob(pattern)} - used)
+
+
+def _of_transformers(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
+  """Returns the files of transformers in a folder: those that match, or those of their index.
+
+  Raises:
+    ReadError: if there are several indexes, or files that the index does not list.
+  """
+  # Hidden files are no weights: macOS writes `._NAME` next to copies.
+  candidates = [file for file in sorted(folder.glob(pattern)) if not file.name.startswith('.')]
+  indexes = sorted(folder.glob(f'{pattern}.index*.json'))
+  if not indexes:
+    return candidates
+  listed = _of_index(indexes[0])
+  if len(indexes) > 1:
+    _ask(folder, f'has the indexes {_listed(file.name for file in indexes)}', indexes)
+  if others := [file for file in candidates if file not in listed]:
+    absent = [file.name for file in listed if not file.is_file()]
+    missing = f', of which {_listed(absent)} is missing' if absent else ''
+    _ask(folder, f'has {_listed(file.name for file in others)} besides the files of '
+         f'{indexes[0].name}{missing}', [indexes[0], *others])
+  return listed
+
+
+def _ask(folder: pathlib.Path, problem: str, choices: Sequence[pathlib.Path]) -> NoReturn:
+  """Raises the ReadError for a folder with the files of several models."""
+  raise ReadError(f'source is {folder}, which {problem}, so it may hold several models; specify '
+                  f'one as the source ({_listed(str(file) for file in choices[:3])}), or move the '
+                  'files of the others away.')
+
+
+def _is_index(path: pathlib.Path) -> bool:
+  return re.search(r'\.(safetensors|bin)\.index.*\.json$', path.name) is not None
+
+
+def _of_index(index: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the files that an index of transformers lists; they need not exist."""
+  try:
+    # Files in the hub's cache are links; they are only read.
+    return [paths.inside(index.parent, name, index, links=True)
+            for name in sorted(set(_json(index)['weight_map'].values()))]
+  except ReadError:
+    raise
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise ReadError(f'{index} is damaged ({type(error).__name__}: {error}); {_REMEDY}.') from error
 
 
 def _consolidated(folder: pathlib.Path) -> list[pathlib.Path]:
   """Files of a checkpoint as Meta publishes them: one, or one for each of several devices."""
-  if (whole := folder / 'consolidated.pth').is_file():
-    return [whole]
+  whole = folder / 'consolidated.pth'
   parts = sorted(folder.glob('consolidated.[0-9][0-9].pth'))
+  if whole.is_file():
+    if parts:
+      _ask(folder, f'has {whole.name} and {_listed(file.name for file in parts)}', [whole])
+    return [whole]
   if not parts:
     return []
   count = int(parts[-1].suffixes[0][1:]) + 1
@@ -259,9 +316,8 @@ def _strip(path: pathlib.Path, tensors: Mapping[str, tensors_lib.AnyTensor]
   """Removes the prefixes that wrapping and compiling put before names."""
   stripped: dict[str, tensors_lib.AnyTensor] = {}
   for name, tensor in tensors.items():
-    while name.startswith(_PREFIXES):
-      name = name.removeprefix(next(p for p in _PREFIXES if name.startswith(p)))
+    name = _PREFIXES.sub('', name)
     if name in stripped:
-      raise ReadError(f'{path} holds {name} more than once, with different prefixes.')
+      raise ReadError(f'{path} holds {_named(name)} more than once, with different prefixes.')
     stripped[name] = tensor
   return stripped

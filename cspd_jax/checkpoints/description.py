@@ -65,9 +65,8 @@ def read(folder: pathlib.Path) -> Description:
     raise CheckpointError(
         f'{folder} has format {version!r}; this version of cspd_jax reads format {FORMAT}.')
   sizes = weights.file_sizes(folder)
-  if wrong := [f'{name} has {sizes[name]} bytes instead of {size}' if name in sizes
-               else f'{name} is missing' for name, size in saved_sizes.items()
-               if sizes.get(name) != size]:
+  if wrong := [_other_than_saved(folder / name, name, sizes.get(name), size)
+               for name, size in saved_sizes.items() if sizes.get(name) != size]:
     raise damaged(folder, '; '.join(wrong))
   config_class = kind_of(kind, f'{folder}: ').config
   supported = {field.name for field in dataclasses.fields(config_class)}
@@ -79,6 +78,13 @@ def read(folder: pathlib.Path) -> Description:
     return Description(kind, config_class(**fields), metadata, groups, digests)
   except (TypeError, ValueError) as error:
     raise CheckpointError(f'{folder}: its config is not valid: {error}') from error
+
+
+def _other_than_saved(path: pathlib.Path, name: str, size: int | None, saved: int) -> str:
+  """Returns what is wrong with a file that does not have the size with which it was saved."""
+  if size is None:
+    return f'{name} is missing'
+  return f'{name} {reading.placeholder(path) or f"has {size} bytes instead of {saved}"}'
 
 
 def listed(folder: pathlib.Path) -> list[str]:

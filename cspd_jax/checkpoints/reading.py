@@ -207,6 +207,32 @@ def photograph(path: str | os.PathLike, remedy: str, name: str | None = None, *,
     return convert(image)
 
 
+# What a file begins with that has the name of another one, and what it is.
+_PLACEHOLDERS = {
+    b'version https://git-lfs.github.com/spec/': (
+        'is a pointer of Git LFS to the file, not the file; run `git lfs pull` in its repository, '
+        'or download the file itself'),
+    b'/annex/objects/': (
+        'is a pointer of git-annex to the file, not the file; run `git annex get` in its '
+        'repository'),
+    b'\0\5\x16\7': (
+        'holds what macOS notes about another file (AppleDouble), not its content; remove it, and '
+        'use the file without `._` before its name'),
+    b'<!doctype html': 'is a page of a web site, not the file; download it again, after a login',
+    b'<html': 'is a page of a web site, not the file; download it again, after a login',
+}
+
+
+def placeholder(path: pathlib.Path) -> str | None:
+  """Returns what is wrong and the remedy if a file stands for another one that is not there.
+
+  Downloads and version control write such files under the name of the real one.
+  """
+  with path.open('rb') as stream:
+    start = stream.read(64).lstrip().lower()
+  return next((text for magic, text in _PLACEHOLDERS.items() if start.startswith(magic)), None)
+
+
 @contextlib.contextmanager
 def _opened(file: pathlib.Path, formats: tuple[str, ...]) -> Iterator[Image.Image]:
   """Opens a picture without reading its pixels."""
@@ -222,15 +248,20 @@ def _opened(file: pathlib.Path, formats: tuple[str, ...]) -> Iterator[Image.Imag
 def _reading(path: str | os.PathLike, form: str, remedy: str, name: str | None = None
              ) -> Iterator[pathlib.Path]:
   """Yields an existing file, and turns all errors of the block into one ValueError."""
-  file = paths.find(name or 'path', path)
+  file, other = paths.find(name or 'path', path), None
+  subject = paths.shown(path)[1:-1] if name is None else f'{name} is {paths.shown(path)}, which'
   try:
     if not file.is_file():
       raise ValueError('it is not a file' if os.path.lexists(file) else 'there is no such file')
+    other = placeholder(file)
+    if other is not None:
+      raise ValueError(other)
     yield file
   except MemoryError:
     raise
   except Exception as error:  # Damaged files raise almost anything.
-    subject = paths.shown(path)[1:-1] if name is None else f'{name} is {paths.shown(path)}, which'
+    if other is not None:
+      raise ValueError(f'{subject} {other}.') from None
     reason = (error.strerror if isinstance(error, OSError) and error.strerror
               else str(error) or type(error).__name__)
     raise ValueError(f'{subject} cannot be read as {form} ({reason:.300}); {remedy}.') from error

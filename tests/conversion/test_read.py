@@ -15,6 +15,7 @@ import pytest
 import safetensors.numpy
 
 from checkpoints_conversion import read
+from tests.conversion import torch_files
 
 
 def _tensors(seed=0):
@@ -49,17 +50,15 @@ def test_a_folder_of_shards_is_one_model(tmp_path):
   safetensors.numpy.save_file(first, tmp_path / '1.safetensors')
   safetensors.numpy.save_file(second, tmp_path / '2.safetensors')
   _assert_same(read.read(tmp_path).tensors, {**first, **second})
-  safetensors.numpy.save_file(first, tmp_path / '3.safetensors')
-  with pytest.raises(read.ReadError, match="repeats.*'a'"):
-    read.read(tmp_path)
 
 
 def test_an_index_says_which_shards_belong_to_a_model(tmp_path):
   index = tmp_path / 'model.safetensors.index.json'
   safetensors.numpy.save_file({'a': np.ones(2)}, tmp_path / '1.safetensors')
-  safetensors.numpy.save_file({'a': np.ones(2)}, tmp_path / 'consolidated.safetensors')
   index.write_text(json.dumps({'weight_map': {'a': '1.safetensors'}}))
-  _assert_same(read.read(tmp_path).tensors, {'a': np.ones(2)})
+  for source in (tmp_path, index):
+    _assert_same(read.read(source).tensors, {'a': np.ones(2)})
+    assert read.sha256(source).keys() == {'1.safetensors'}
   index.write_text(json.dumps({'weight_map': {'a': '1.safetensors', 'b': '2.safetensors'}}))
   with pytest.raises(read.ReadError, match='where 2.safetensors is missing; download it'):
     read.read(tmp_path)
@@ -67,6 +66,74 @@ def test_an_index_says_which_shards_belong_to_a_model(tmp_path):
     index.write_text(text)
     with pytest.raises(read.ReadError, match='index.json (is damaged|cannot be read as JSON)'):
       read.read(tmp_path)
+
+
+@pytest.mark.parametrize('suffix', ['safetensors', 'bin'])
+def test_files_of_several_models_are_not_chosen_from(tmp_path, suffix):
+  """A folder is saved again with another number of files, and the old ones stay."""
+  name = {'safetensors': 'model', 'bin': 'pytorch_model'}[suffix]
+  save = {'safetensors': lambda path, tensors: safetensors.numpy.save_file(tensors, path),
+          'bin': torch_files.save}[suffix]
+  tensors = {'a': np.ones(2, np.float32)}
+  single, shard = tmp_path / f'{name}.{suffix}', tmp_path / f'{name}-00001-of-00001.{suffix}'
+  index = tmp_path / f'{name}.{suffix}.index.json'
+  index.write_text(json.dumps({'weight_map': {'a': shard.name}}))
+  save(single, tensors)
+  # A stale index beside a complete file, then a stale file beside newer shards.
+  for absent in (f', of which {shard.name} is missing', ''):
+    with pytest.raises(read.ReadError, match=(
+        f'has {single.name} besides the files of {index.name}{absent}, so it may hold several '
+        f'models; specify one as the source .{index}, {single}., or move')):
+      read.read(tmp_path)
+    assert read.files(single) == [single]
+    save(shard, tensors)
+  assert read.files(index) == [shard]
+  single.unlink()
+  other = tmp_path / f'{name}.{suffix}.index.fp16.json'
+  other.write_text(index.read_text())
+  with pytest.raises(read.ReadError, match=f'has the indexes {other.name}, {index.name}, so'):
+    read.read(tmp_path)
+  for path in (index, other):
+    path.unlink()
+  save(single, tensors)
+  with pytest.raises(read.ReadError, match='repeats tensors of another file .* such as a, so they '
+                     'are not parts of one model; specify one'):
+    read.read(tmp_path)
+
+
+def test_both_forms_of_consolidated_files(tmp_path):
+  for name in ('consolidated.pth', 'consolidated.00.pth'):
+    torch_files.save(tmp_path / name, {'a': np.ones(2, np.float32)})
+  with pytest.raises(read.ReadError, match='has consolidated.pth and consolidated.00.pth, so'):
+    read.read(tmp_path)
+
+
+def test_files_of_other_formats_in_a_folder_are_named(tmp_path):
+  tensors = {'a': np.ones(2, np.float32)}
+  torch_files.save(tmp_path / 'pytorch_model.bin', tensors)
+  torch_files.save(tmp_path / 'consolidated.00.pth', tensors)
+  (tmp_path / '._model.safetensors').write_bytes(b'\0\5\x16\7' + bytes(60))
+  assert [file.name for file in read.files(tmp_path)] == ['consolidated.00.pth']
+  safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')
+  assert [file.name for file in read.files(tmp_path)] == ['model.safetensors']
+  assert read.left_out(tmp_path) == [
+      '._model.safetensors', 'consolidated.00.pth', 'pytorch_model.bin']
+  assert not read.left_out(tmp_path / 'model.safetensors')
+
+
+@pytest.mark.parametrize('name', [
+    'model.safetensors', 'x.pt', 'tokenizer.json', 'x.jit', 'pytorch_model.bin', 'consolidated.pth',
+    'model.safetensors.index.json'])
+@pytest.mark.parametrize('content, message', [
+    (b'version https://git-lfs.github.com/spec/v1\noid sha256:', 'is a pointer of Git LFS'),
+    (b'\0\5\x16\7\0\2\0\0Mac OS X', r'holds what macOS notes about another file \(AppleDouble\)'),
+    (b'/annex/objects/SHA256E-s1--0.pt\n', 'is a pointer of git-annex'),
+    (b'\n<!DOCTYPE html><html>', 'is a page of a web site, not the file; download it again')])
+def test_files_that_stand_for_others(tmp_path, name, content, message):
+  (tmp_path / name).write_bytes(content)
+  for source in {tmp_path / name, tmp_path} if 'model' in name else {tmp_path / name}:
+    with pytest.raises(read.ReadError, match=f'{name} {message}'):
+      read.read(source)
 
 
 def test_what_is_neither_file_nor_folder_is_refused(tmp_path):

@@ -219,6 +219,25 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
     read(path)
 
 
+@pytest.mark.parametrize('read', [
+    reading.text, reading.json, reading.arrays, reading.picture, reading.photograph, reading.data])
+def test_files_that_stand_for_others(tmp_path, read):
+  for content, message in ((b'version https://git-lfs.github.com/spec/v1\n', 'pointer of Git LFS'),
+                           (b'\0\5\x16\7\0\2', r'macOS notes about another file')):
+    (tmp_path / 'x').write_bytes(content)
+    with pytest.raises(ValueError, match=f'x (is a|holds what) {message}'):
+      read(tmp_path / 'x', REMEDY)
+
+
+def test_models_in_version_control(tmp_path):
+  """A folder that was cloned without Git LFS."""
+  shutil.copytree(store.ASSETS / 'demo', tmp_path / 'demo')
+  for name in ('arrays/params/manifest.ocdbt', 'model.json'):
+    (tmp_path / 'demo' / 'target' / name).write_text('version https://git-lfs.github.com/spec/v1')
+    with pytest.raises(store.CheckpointError, match=f'{name} is a pointer of Git LFS'):
+      folder_lib.load(tmp_path / 'demo')
+
+
 def test_sizes_in_headers_allocate_nothing(tmp_path):
   """An array of 8 TB is refused by its header."""
   header = io.BytesIO()
