@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import pathlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from cspd_jax.checkpoints import files, kinds, paths, reading, weights
 from cspd_jax.checkpoints.kinds import KINDS, Kind
 
 FILE = 'model.json'
-FORMAT = 1
+FORMAT = 2
 REMEDY = 'copy or convert the model again'
 
 
@@ -26,14 +25,12 @@ class Description(NamedTuple):
     kind: see `store.Loaded`.
     config: see `store.Loaded`.
     metadata: see `store.Loaded`.
-    groups: paths of the groups of parameters in the folder.
-    digests: digests of files by path; empty in older folders.
+    digests: digests of the files of parameters, by name.
   """
 
   kind: str
   config: Any
   metadata: dict[str, Any]
-  groups: list[str]
   digests: dict[str, str]
 
 
@@ -51,19 +48,18 @@ def read(folder: pathlib.Path) -> Description:
   try:
     version, kind = content['format'], kinds.current(str(content['kind']))
     fields, metadata = dict(content['config']), dict(content['metadata'])
-    groups = list(content.get('groups', ['arrays']))
-    saved_sizes = {name: int(size) for name, size in content['files'].items()}
-    digests = dict(content.get('blake2b', {}))
-    _check_names(folder, list(saved_sizes), links=True)
-    if other := [name for name in groups if not re.fullmatch(r'arrays(/\d{4,9})?', str(name))]:
-      raise ValueError(f'{str(other[0])!r:.80} is not a folder of arrays')
-    if unlisted := sorted(digests.keys() - saved_sizes.keys()):
-      raise ValueError(f'{unlisted[0]!r} is not among its files')
+    if version == FORMAT:
+      saved_sizes = {name: int(size) for name, size in content['files'].items()}
+      digests = dict(content['blake2b'])
+      _check_names(folder, list(saved_sizes), links=True)
+      if unlisted := sorted(digests.keys() ^ saved_sizes.keys()):
+        raise ValueError(f'{unlisted[0]!r} has no size or no digest')
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise damaged(folder / FILE, f'{type(error).__name__}: {error}') from error
   if version != FORMAT:
     raise CheckpointError(
-        f'{folder} has format {version!r}; this version of cspd_jax reads format {FORMAT}.')
+        f'{folder} has format {version!r}; this version of cspd_jax reads format {FORMAT}, so '
+        f'{REMEDY}.')
   sizes = weights.file_sizes(folder)
   if wrong := [_other_than_saved(folder / name, name, sizes.get(name), size)
                for name, size in saved_sizes.items() if sizes.get(name) != size]:
@@ -75,7 +71,7 @@ def read(folder: pathlib.Path) -> Description:
         f'{folder}: its config has fields that {config_class.__name__} does not have: '
         f'{", ".join(unknown)}; supported are: {", ".join(sorted(supported))}.')
   try:
-    return Description(kind, config_class(**fields), metadata, groups, digests)
+    return Description(kind, config_class(**fields), metadata, digests)
   except (TypeError, ValueError) as error:
     raise CheckpointError(f'{folder}: its config is not valid: {error}') from error
 
@@ -104,12 +100,12 @@ def listed(folder: pathlib.Path) -> list[str]:
 
 
 def _check_names(folder: pathlib.Path, names: Sequence[Any], links: bool = False) -> None:
-  """Raises ValueError unless these are names of array files in a folder."""
+  """Raises ValueError unless these are names of files of parameters in a folder."""
   for name in names:
-    paths.inside(folder, name, folder / FILE, deep=True, links=links)
-    if not name.startswith('arrays/'):
-      raise ValueError(f'{folder / "model.json"} holds the name {paths.shown(name)}, which is not '
-                       'in arrays')
+    paths.inside(folder, name, folder / FILE, links=links)
+    if not weights.NAMES.fullmatch(name):
+      raise ValueError(f'{folder / FILE} holds the name {paths.shown(name)}, which is not a file '
+                       'of parameters')
 
 
 def kind_of(kind: str, where: str = '') -> Kind:

@@ -89,7 +89,7 @@ def placement(name: str, leaf: Any, where: Any, orders: Mapping[str, tuple[int, 
     `where` itself, or with the order of the axes.
   """
   order = next((order for pattern, order in orders.items() if re.fullmatch(pattern, name)), None)
-  if order is None or len(order) != leaf.ndim or leaf.shape[-1] % _LANES:
+  if order is None or len(order) != len(leaf.shape) or leaf.shape[-1] % _LANES:
     return where
   if not isinstance(where, jax.sharding.Sharding):
     where = jax.sharding.SingleDeviceSharding(where or jax.device_put(np.zeros(())).device)

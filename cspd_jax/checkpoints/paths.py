@@ -71,8 +71,8 @@ def file(name: str, value: str | os.PathLike) -> pathlib.Path:
   return path
 
 
-def inside(folder: pathlib.Path, name: Any, source: str | os.PathLike, *, deep: bool = False,
-           links: bool = False) -> pathlib.Path:
+def inside(folder: pathlib.Path, name: Any, source: str | os.PathLike, *, links: bool = False
+           ) -> pathlib.Path:
   """Returns the path of a file in a folder, whose name was read from another file.
 
   Every name that a file holds is checked here before it is used.
@@ -81,7 +81,6 @@ def inside(folder: pathlib.Path, name: Any, source: str | os.PathLike, *, deep: 
     folder: where the file must be.
     name: the name as it was read, of any type.
     source: the file that holds the name, for the message.
-    deep: whether the name may consist of several parts with '/' between, all but the last folders.
     links: whether the file may be a link to a regular one, as in the cache of a hub. For files
       that are only read.
 
@@ -89,23 +88,19 @@ def inside(folder: pathlib.Path, name: Any, source: str | os.PathLike, *, deep: 
     The path of a regular file, or of nothing yet.
 
   Raises:
-    ValueError: if a part is not a plain name, or exists and is not a regular file in the folder.
+    ValueError: if it is not a plain name, or exists and is not a regular file in the folder.
   """
-  parts = name.split('/') if deep and isinstance(name, str) else [name]
-  if not all(map(is_plain, parts)):
+  if not is_plain(name):
     raise ValueError(f'{source} holds the name {shown(str(name))}, which is not a plain file name; '
                      'move it away, or choose another folder.')
-  path = folder
-  for number, part in enumerate(parts, 1):
-    path /= part
-    is_expected = stat.S_ISREG if number == len(parts) else stat.S_ISDIR
-    try:
-      mode = (path.stat if links and number == len(parts) else path.lstat)().st_mode
-    except FileNotFoundError:
-      continue
-    if not is_expected(mode):
-      raise ValueError(f'{source} holds the name {shown(name)}, and {path} is a link, a folder or '
-                       'a device instead of a file; move it away, or choose another folder.')
+  path = folder / name
+  try:
+    mode = (path.stat if links else path.lstat)().st_mode
+  except FileNotFoundError:
+    return path
+  if not stat.S_ISREG(mode):
+    raise ValueError(f'{source} holds the name {shown(name)}, and {path} is a link, a folder or '
+                     'a device instead of a file; move it away, or choose another folder.')
   return path
 
 

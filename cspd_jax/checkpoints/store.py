@@ -1,8 +1,8 @@
 """Saves and loads networks, each in a folder of its own.
 
 A folder holds `model.json` (the kind of network, the sizes in its config, the format version,
-metadata and a list of the other files with their digests) and `arrays/` (the parameters, which
-Orbax writes as host arrays, without their devices). `families.folder` builds models from them.
+metadata and a list of the other files with their digests) and the parameters as safetensors; see
+`checkpoints.weights`. `families.folder` builds models from them.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import safetensors
 
 from cspd_jax import sharding as sharding_lib
 from cspd_jax.checkpoints import (
@@ -28,7 +29,6 @@ from cspd_jax.checkpoints import (
 )
 from cspd_jax.checkpoints.description import CheckpointError
 from cspd_jax.checkpoints.kinds import KINDS
-from cspd_jax.core import programs
 
 Params = Any
 
@@ -139,13 +139,16 @@ def save_groups(
 
 def write(folder: pathlib.Path, kind: str, config: Any, groups: Sequence[weights.Group],
           extra: Mapping[str, Any] | None = None, **options: Any) -> None:
-  """Writes a network into a folder that `joining` yields; arguments are those of `save_groups`."""
-  names = weights.write(folder, groups, **options)
-  sizes = weights.file_sizes(folder)
+  """Writes a network into a folder that `joining` yields; arguments are those of `save_groups`.
+
+  A network that a stopped process completed there is left as it is.
+  """
+  if (folder / description.FILE).exists():
+    return
+  digests = weights.write(folder, kinds.expected(KINDS[kind], config), groups, **options)
   files.write_json(folder / description.FILE, {
       'format': description.FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
-      'metadata': dict(extra or {}), 'groups': names, 'files': sizes,
-      'blake2b': weights.digests(folder, sizes)})
+      'metadata': dict(extra or {}), 'files': weights.file_sizes(folder), 'blake2b': digests})
 
 
 @contextlib.contextmanager
@@ -217,7 +220,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   """
   weights.checked_dtype(dtype)
   folder = _find(path_or_name)
-  kind, config, metadata, groups, digests = description.read(folder)
+  kind, config, metadata, digests = description.read(folder)
   expected = kinds.expected(KINDS[kind], config)
   inputs = int8.check(quantize, kind, KINDS[kind].matrices)
   if isinstance(sharding, jax.sharding.Mesh):
@@ -225,34 +228,33 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   if verify:
     description.verify(folder, digests)
   with _readable(folder):
-    described = weights.shapes(folder, groups)
-    _check_shapes(f'{folder}, a {kind!r} model', expected, weights.joined(described.values()))
+    stored = weights.opened(folder, digests)
+  _check_shapes(f'{folder}, a {kind!r} model', expected, stored)
+  names = weights.named(expected)
   devices = {} if sharding is None else weights.named(jax.tree.broadcast(sharding, expected))
 
-  def finish(name, leaf):
-    num_inputs, where = inputs(name), devices.get(name)
-    leaf = leaf if num_inputs else weights.cast(leaf, dtype)
+  def read(leaf, index=None, dtype=None):
+    with _readable(folder):
+      array = leaf.read(index)
+    array = weights.cast(array, dtype)
     if not allow_nonfinite:
       with description.refused(f'{folder}: '):
-        weights.check_finite({name: leaf})
+        weights.check_finite({leaf.name: array})
+    return array
+
+  def put(leaf):
+    num_inputs, where = inputs(leaf.name), devices.get(leaf.name)
     if num_inputs:
-      return int8.put(int8.quantized(leaf, num_inputs), num_inputs, where)
-    return jax.device_put(leaf, kinds.placement(name, leaf, where, KINDS[kind].orders))
+      return int8.put(int8.quantized(read(leaf), num_inputs), num_inputs, where)
+    place = kinds.placement(leaf.name, leaf, where, KINDS[kind].orders)
+    if isinstance(where, jax.sharding.Sharding) and not where.is_fully_replicated:
+      # Every process reads the slices of its own devices only.
+      return jax.make_array_from_callback(
+          leaf.shape, place, lambda index: read(leaf, index, dtype))
+    return jax.device_put(read(leaf, dtype=dtype), place)
 
-  return Loaded(kind, config, _finished(folder, described, finish), metadata)
-
-
-def _finished(folder: pathlib.Path, described: Mapping[str, Params],
-              finish: Callable[[str, Any], jax.Array]) -> Params:
-  """Returns `finish(name, host array)` of all parameters, reading one group at a time."""
-  parts = []
-  for group, shapes in described.items():
-    with _readable(folder):
-      leaves: dict[str, Any] = weights.read(folder, group, shapes)
-    for name in leaves:
-      leaves[name] = finish(name, leaves[name])
-    parts.append(jax.tree.unflatten(jax.tree.structure(shapes), leaves.values()))
-  return weights.joined(parts)
+  params = jax.tree.unflatten(jax.tree.structure(expected), [put(stored[name]) for name in names])
+  return Loaded(kind, config, params, metadata)
 
 
 def describe(path_or_name: str | os.PathLike) -> Loaded:
@@ -312,17 +314,11 @@ def _check_config(kind: str, config: Any) -> None:
 
 @contextlib.contextmanager
 def _readable(folder: pathlib.Path) -> Iterator[None]:
-  """Turns the many errors of Orbax for files that it cannot read into CheckpointErrors.
-
-  Errors for want of a device or of memory pass unchanged: the files are not their cause.
-  """
-  programs.check_devices()
+  """Turns errors of files that cannot be read into CheckpointErrors."""
   try:
     yield
-  except (CheckpointError, MemoryError, jax.errors.JaxRuntimeError):
-    raise
-  except Exception as error:
-    raise description.damaged(folder, str(error) or type(error).__name__) from error
+  except (safetensors.SafetensorError, OSError, ValueError) as error:
+    raise description.damaged(folder, str(error)) from error
 
 
 def _check_shapes(network: str, expected: Params, params: Params) -> None:

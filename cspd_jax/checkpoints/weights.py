@@ -1,29 +1,27 @@
-"""Parameters as files, written and read in groups, so that a host never holds all of them.
+"""Parameters as safetensors files, written in groups and read leaf by leaf.
 
-A group is a part of the parameters' tree, which Orbax writes into a folder of its own.
+A network has one file, `model.safetensors`. One that is larger than a few gigabytes has several,
+and an index with the names that model hubs use, so that other programs read them too.
 """
 
+import collections
 import concurrent.futures
-import contextlib
 import hashlib
+import json
 import os
 import pathlib
 import re
-import shutil
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
-from absl import logging
+import safetensors
 from flax import traverse_util
-from orbax.checkpoint import v1 as ocp
 
-from cspd_jax.checkpoints import paths
+from cspd_jax.checkpoints import files, paths, reading
 
 Params = Any
 T = TypeVar('T')
@@ -32,18 +30,61 @@ Group = Callable[[], Params]
 
 # Dtypes that floating-point weights may have. JAX computes with no narrower ones by itself.
 FLOATING = ('float64', 'float32', 'float16', 'bfloat16')
+# Dtypes of NumPy by their names in safetensors files.
+DTYPES = {name: np.dtype(dtype) for name, dtype in {
+    'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16,
+    'I64': np.int64, 'I32': np.int32, 'I16': np.int16, 'I8': np.int8,
+    'U64': np.uint64, 'U32': np.uint32, 'U16': np.uint16, 'U8': np.uint8, 'BOOL': np.bool_,
+}.items()}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+_SINGLE, _INDEX = 'model.safetensors', 'model.safetensors.index.json'
+# What `file_names` may hold.
+NAMES = re.compile(r'model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json')
+# The groups that are written so far, while a network is written.
+_JOURNAL = 'written.json'
+# Bytes of a file at most, unless one group is larger; model hubs use the same limit.
+_LARGEST = 5_000_000_000
 # Minimal bytes of the arrays of a group.
 _GROUP = 64 << 20
 # Numbers that are checked at a time, and bytes of a file that are read at a time.
 _BLOCK = 1 << 20
 # Problems of a kind that a message names.
 _SHOWN = 10
-# Seconds that all threads of a failed save have to end.
-_PATIENCE = 10.0
-# Seconds without another error after which they count as ended.
-_QUIET = 1.0
-# Bytes that Orbax writes in addition to the numbers.
+# Bytes of index, description and folders in addition to the numbers.
 _MARGIN = 1 << 20
+_REMEDY = 'convert the model again'
+
+
+class Entry(NamedTuple):
+  """A parameter in a file that is being written: name, dtype there, shape, and bytes."""
+
+  name: str
+  dtype: str
+  shape: list[int]
+  size: int
+
+
+class Leaf(NamedTuple):
+  """A stored parameter, of which nothing has been read but the header of its file.
+
+  Attributes:
+    file: the file.
+    name: its path in the tree of parameters, with slashes.
+    shape: its shape.
+    dtype: its dtype.
+  """
+
+  file: pathlib.Path
+  name: str
+  shape: tuple[int, ...]
+  dtype: np.dtype
+
+  def read(self, index: tuple[slice, ...] | None = None) -> np.ndarray:
+    """Returns the array, or a slice of it, as a host array."""
+    # Closing the file frees the pages of it that are in memory.
+    with safetensors.safe_open(self.file, 'numpy') as file:
+      return file.get_slice(self.name)[index] if index else file.get_tensor(self.name)
 
 
 def grouped(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
@@ -67,109 +108,151 @@ def divided(params: Params) -> list[Group]:
   return [part(items) for items in grouped(named(params).items(), lambda item: item[1].nbytes)]
 
 
-def write(folder: pathlib.Path, groups: Sequence[Group], *, dtype: Any, allow_nonfinite: bool,
-          progress: Callable[[int, int], None] | None = None) -> list[str]:
+def write(folder: pathlib.Path, expected: Params, groups: Sequence[Group], *, dtype: Any,
+          allow_nonfinite: bool, progress: Callable[[int, int], None] | None = None
+          ) -> dict[str, str]:
   """Writes the groups that an earlier process did not write.
 
   Args:
-    folder: parent of `arrays/`, which is created if absent.
+    folder: the folder of the network, which exists.
+    expected: shapes of all parameters.
     groups: called one by one, in this order, unless they are written already.
     dtype: dtype of floating-point parameters; None preserves theirs.
     allow_nonfinite: whether numbers may be NaN or infinite.
     progress: called as `progress(done, total)` with numbers of groups.
 
   Returns:
-    Paths of the groups in the folder.
+    Digests of the files by name.
 
   Raises:
-    ValueError: naming a parameter with numbers that are not finite, or if the disk is full.
+    ValueError: naming a parameter with numbers that are not finite or of a dtype that files cannot
+      hold, if the groups are not the expected parameters, or if the disk is full.
     OSError: if the disk becomes full meanwhile, or the system refuses to write.
   """
-  names = [f'arrays/{i:04d}' for i in range(len(groups))]
-  (folder / 'arrays').mkdir(exist_ok=True)
-  for other in set((folder / 'arrays').glob('*')) - {folder / name for name in names}:
-    shutil.rmtree(other)  # An incomplete group.
-  for i, (name, group) in enumerate(zip(names, groups, strict=True)):
-    # Orbax writes to a temporary folder and renames it.
-    if not (folder / name).exists():
+  start = _reserved(expected)
+  written, done = _read_journal(folder)
+  for number, group in enumerate(groups):
+    if number >= done:
       params = cast(group(), dtype)
       if not allow_nonfinite:
         check_finite(params)
-      # On a full disk, Orbax waits for minutes and prints pages.
       paths.check_space(folder, _MARGIN + sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
-      with _one_error(folder):
-        ocp.save_checkpointables(folder / name, {'params': params})
-    # Only object stores need this marker, which names a folder of the machine that saved.
-    (folder / name / 'commit_success.txt').unlink(missing_ok=True)
+      _append(folder, written, start, named(params))
+      files.write_json(folder / _JOURNAL, [written, number + 1])
     if progress:
-      progress(i + 1, len(names))
-  return names
+      progress(number + 1, len(groups))
+  _check_complete(expected, written)
+  _finish(folder, written, start)
+  result = digests(folder, file_sizes(folder))
+  (folder / _JOURNAL).unlink(missing_ok=True)
+  return result
 
 
-@contextlib.contextmanager
-def _one_error(folder: pathlib.Path) -> Iterator[None]:
-  """Raises the system's error if Orbax cannot write, without the pages that its threads print."""
-  before, logger = set(threading.enumerate()), logging.get_absl_logger()
-  hooks, last = (sys.unraisablehook, threading.excepthook), [time.monotonic()]
-  is_foreign = lambda record: 'orbax' not in record.pathname
-  sys.unraisablehook = lambda *args: last.append(time.monotonic())
-  threading.excepthook = lambda args: args.thread in before and hooks[1](args)
-  logger.addFilter(is_foreign)
-  try:
-    yield
-  except Exception as error:
-    end = time.monotonic() + _PATIENCE
-    for thread in set(threading.enumerate()) - before:
-      thread.join(max(0, end - time.monotonic()))
-    # Threads that are not Python's cannot be joined; they have ended when errors stop.
-    last.append(time.monotonic())
-    while (now := time.monotonic()) < min(end, last[-1] + _QUIET):
-      time.sleep(min(end, last[-1] + _QUIET) - now)
-    if code := re.search(r"os_error_code='(\d+)'", str(error)):
-      raise OSError(int(code[1]), os.strerror(int(code[1])), str(folder)) from error
-    raise
-  finally:
-    logger.removeFilter(is_foreign)
-    sys.unraisablehook, threading.excepthook = hooks
+def _read_journal(folder: pathlib.Path) -> tuple[list[list[Entry]], int]:
+  """Returns the entries of every file so far, and the number of groups they are."""
+  if not (folder / _JOURNAL).exists():
+    return [], 0
+  written, done = reading.json(folder / _JOURNAL, _REMEDY, kind=list)
+  return [[Entry(*entry) for entry in file] for file in written], done
 
 
-def shapes(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Params]:
-  """Returns shapes and dtypes of the parameters of every group, as Orbax stored them."""
-  groups = {name: ocp.checkpointables_metadata(folder / name).metadata['params'] for name in names}
-  if None in groups.values():
-    raise ValueError('no parameters can be read')
-  return groups
+def _reserved(expected: Params) -> int:
+  """Returns the bytes before the numbers of a file: room for a header of all parameters.
+
+  Dtypes, and so sizes, are known when the last group is there; the header is written then.
+  """
+  most = {name: {'dtype': 'BF16', 'shape': list(leaf.shape), 'data_offsets': [10**14] * 2}
+          for name, leaf in named(expected).items()}
+  return -(-len(json.dumps(most)) // 8) * 8 + 8
 
 
-def read(folder: pathlib.Path, name: str, described: Params) -> dict[str, np.ndarray]:
-  """Returns the parameters of a group as host arrays by name; `described` is its `shapes`."""
-  # If host arrays are requested, Orbax ignores the devices of the machine that saved. These
-  # only carry shape and dtype: they are views of one number.
-  like = jax.tree.map(
-      lambda leaf: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape), described)
-  return named(ocp.load_checkpointables(folder / name, {'params': like})['params'])
+def _append(folder: pathlib.Path, written: list[list[Entry]], start: int,
+            leaves: Mapping[str, np.ndarray]) -> None:
+  """Writes arrays behind those of the last file, or into the next one, and adds their entries."""
+  size = sum(leaf.nbytes for leaf in leaves.values())
+  if not written or written[-1] and size + sum(entry.size for entry in written[-1]) > _LARGEST:
+    written.append([])
+  path = _part(folder, len(written) - 1)
+  with files.naming(path), path.open('r+b' if path.exists() else 'wb') as stream:
+    stream.seek(start + sum(entry.size for entry in written[-1]))
+    for name, leaf in leaves.items():
+      if (dtype := _NAMES.get(leaf.dtype)) is None:
+        raise ValueError(f'{name} is {leaf.dtype}; parameters are stored in one of: '
+                         f'{", ".join(map(str, _NAMES))}.')
+      written[-1].append(Entry(name, dtype, list(leaf.shape), leaf.nbytes))
+      stream.write(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
+    stream.truncate()  # A killed process may have written more.
+    stream.flush()
+    os.fsync(stream.fileno())  # The journal must not name what is lost with the machine's power.
+
+
+def _part(folder: pathlib.Path, number: int) -> pathlib.Path:
+  return folder / f'{number:05d}.part'
+
+
+def _check_complete(expected: Params, written: Sequence[Sequence[Entry]]) -> None:
+  """Raises ValueError unless every parameter was written once, in its shape."""
+  entries = collections.Counter((entry.name, tuple(entry.shape))
+                                for file in written for entry in file)
+  wanted = collections.Counter((name, tuple(leaf.shape)) for name, leaf in named(expected).items())
+  if wrong := [*(entries - wanted), *(wanted - entries)]:
+    raise ValueError(f'groups and config differ in {wrong[0][0]} of shape {wrong[0][1]}; each '
+                     'parameter of the config must be in one group.')
+
+
+def _finish(folder: pathlib.Path, written: Sequence[Sequence[Entry]], start: int) -> None:
+  """Writes the headers, names the files, and writes the index if there are several."""
+  names = [_SINGLE] if len(written) == 1 else [
+      f'model-{number + 1:05d}-of-{len(written):05d}.safetensors' for number in range(len(written))]
+  for number, (entries, name) in enumerate(zip(written, names, strict=True)):
+    path = _part(folder, number)
+    if path.exists():  # Otherwise a killed process has named it.
+      with path.open('r+b') as stream:
+        stream.write(_header(entries, start))
+        stream.flush()
+        os.fsync(stream.fileno())
+      path.rename(folder / name)
+  if len(written) > 1:
+    files.write_json(folder / _INDEX, {
+        'metadata': {'total_size': sum(entry.size for file in written for entry in file)},
+        'weight_map': {entry.name: name for file, name in zip(written, names, strict=True)
+                       for entry in file}})
+
+
+def _header(entries: Sequence[Entry], start: int) -> bytes:
+  """Returns the first `start` bytes of a safetensors file."""
+  table: dict[str, Any] = {}
+  end = 0
+  for entry in entries:
+    table[entry.name] = {'dtype': entry.dtype, 'shape': entry.shape,
+                         'data_offsets': [end, end + entry.size]}
+    end += entry.size
+  return (start - 8).to_bytes(8, 'little') + json.dumps(table).encode().ljust(start - 8)
+
+
+def opened(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Leaf]:
+  """Returns the parameters in files of a folder by name; only headers are read.
+
+  Raises:
+    SafetensorError: if a file is damaged.
+    ValueError: if two files hold the same parameter, or one is of a dtype that `write` never uses.
+  """
+  leaves: dict[str, Leaf] = {}
+  for path in sorted(folder / name for name in names if name != _INDEX):
+    with safetensors.safe_open(path, 'numpy') as file:
+      for name in list(file.keys()):  # A file cannot be iterated over in all versions.
+        header = file.get_slice(name)
+        if name in leaves or header.get_dtype() not in DTYPES:
+          raise ValueError(f'{path.name} holds {name} as {header.get_dtype()}, which '
+                           + ('is in two files' if name in leaves else 'cannot be read'))
+        leaves[name] = Leaf(path, name, tuple(header.get_shape()), DTYPES[header.get_dtype()])
+  return leaves
 
 
 def named(tree: Params) -> dict[str, Any]:
   """Returns leaves by their paths, in the order of the tree."""
   flat, _ = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: hasattr(x, 'shape'))
   return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf for path, leaf in flat}
-
-
-def joined(parts: Iterable[Params]) -> Params:
-  """Joins parts of a tree."""
-  whole: dict[str, Any] = {}
-  for part in parts:
-    _merge(whole, part)
-  return whole
-
-
-def _merge(tree: dict[str, Any], part: Params) -> None:
-  for name, value in part.items():
-    if isinstance(value, dict):
-      _merge(tree.setdefault(name, {}), value)
-    else:
-      tree[name] = value
 
 
 def checked_dtype(dtype: Any) -> Any:
@@ -250,9 +333,9 @@ def check_finite(arrays: Params) -> None:
 
 
 def file_sizes(folder: pathlib.Path) -> dict[str, int]:
-  """Returns the bytes of every file of the arrays, by its path in the folder."""
-  return {file.relative_to(folder).as_posix(): file.stat().st_size
-          for file in sorted((folder / 'arrays').rglob('*')) if file.is_file()}
+  """Returns the bytes of the files of parameters in a folder, by name."""
+  return {file.name: file.stat().st_size for file in sorted(folder.iterdir())
+          if NAMES.fullmatch(file.name) and file.is_file()}
 
 
 def digests(folder: pathlib.Path, names: Iterable[str],

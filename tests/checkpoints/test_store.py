@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import traverse_util
+from safetensors.numpy import load_file
 
 from cspd_jax.checkpoints import store, weights
 from cspd_jax.models import llamagen, vq
@@ -87,9 +89,9 @@ def test_saving_again_replaces_a_checkpoint_and_nothing_else(folder, params):
 
 
 def test_a_save_that_fails_leaves_the_old_checkpoint(folder, params, monkeypatch):
-  def fail(*args, **kwargs):
+  def fail(*args):
     raise OSError('disk full')
-  monkeypatch.setattr(weights.ocp, 'save_checkpointables', fail)
+  monkeypatch.setattr(weights, '_append', fail)
   with pytest.raises(OSError, match='disk full'):
     store.save(folder, 'llamagen', CONFIG, jax.tree.map(jnp.zeros_like, params))
   _assert_same(store.load(folder).params, params)
@@ -138,13 +140,11 @@ def test_wrong_descriptions_are_explained(folder, change, message):
 
 
 def test_damaged_files_are_named(folder):
-  files = [file for file in folder.rglob('*') if file.is_file() and file.stat().st_size]
-  assert len(files) > 5
-  for file in files:
+  for file in (folder / 'model.safetensors', folder / 'model.json'):
     copy = folder.parent / 'copy'
     for damage in ('cut', 'removed'):
       shutil.copytree(folder, copy)
-      victim = copy / file.relative_to(folder)
+      victim = copy / file.name
       if damage == 'cut':
         victim.write_bytes(file.read_bytes()[:file.stat().st_size // 2])
       else:
@@ -154,18 +154,20 @@ def test_damaged_files_are_named(folder):
       shutil.rmtree(copy)
 
 
-def test_a_changed_byte_is_found_and_named(folder, params):
-  files = [file for file in (folder / 'arrays').rglob('*')
-           if file.is_file() and file.stat().st_size]
-  assert len(files) > 5
-  for file in files:
-    data = file.read_bytes()
-    file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-    with pytest.raises(store.CheckpointError,
-                       match=f'{file.name}: other bytes .* copy or convert the model again'):
-      store.load(folder)
-    file.write_bytes(data)
-  _assert_same(store.load(folder, verify=False).params, params)
+def test_a_changed_byte_is_found_and_named_unless_verification_is_left_out(folder, params):
+  file = folder / 'model.safetensors'
+  data = file.read_bytes()
+  file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+  with pytest.raises(store.CheckpointError,
+                     match=f'{file.name}: other bytes .* copy or convert the model again'):
+    store.load(folder)
+  loaded = store.load(folder, verify=False).params
+  changed = [name for name, leaf in weights.named(loaded).items()
+             if not np.array_equal(leaf, weights.named(params)[name])]
+  assert len(changed) == 1
+  file.write_bytes(data.replace(b'"F32"', b'"F99"', 1))
+  with pytest.raises(store.CheckpointError, match='is damaged or incomplete'):
+    store.load(folder, verify=False)
 
 
 def test_shipped_networks_have_digests():
@@ -175,27 +177,57 @@ def test_shipped_networks_have_digests():
         store.ASSETS / name, description['files'])
 
 
-def test_verification_can_be_left_out(folder, params):
-  metadata = max((folder / 'arrays').rglob('_CHECKPOINT_METADATA'))
-  metadata.write_bytes(metadata.read_bytes().replace(b'init', b'inid'))
-  with pytest.raises(store.CheckpointError, match='_CHECKPOINT_METADATA: other bytes'):
-    store.load(folder)
-  _assert_same(store.load(folder, verify=False).params, params)
+def _sharded(folder, params, monkeypatch):
+  """Saves parameters in several files of several groups."""
+  monkeypatch.setattr(weights, '_GROUP', 1000)
+  monkeypatch.setattr(weights, '_LARGEST', 3000)
+  store.save(folder, 'llamagen', CONFIG, params)
 
 
-def test_folders_of_earlier_versions_load_and_are_replaced(tmp_path, params):
-  # One group, no digests.
-  description = dict(format=1, kind='llamagen', config=dataclasses.asdict(CONFIG), metadata={})
-  weights.ocp.save_checkpointables(tmp_path / 'm' / 'arrays', {'params': jax.device_get(params)})
-  (tmp_path / 'm' / 'arrays' / 'commit_success.txt').unlink(missing_ok=True)
-  description['files'] = {
-      path.relative_to(tmp_path / 'm').as_posix(): path.stat().st_size
-      for path in (tmp_path / 'm' / 'arrays').rglob('*') if path.is_file()}
-  (tmp_path / 'm' / 'model.json').write_text(json.dumps(description))
-  _assert_same(store.load(tmp_path / 'm').params, params)
-  store.save(tmp_path / 'm', 'llamagen', CONFIG, params)
-  assert 'blake2b' in json.loads((tmp_path / 'm' / 'model.json').read_text())
-  _assert_same(store.load(tmp_path / 'm').params, params)
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_other_programs_read_the_files(tmp_path, params, monkeypatch, dtype):
+  expected = weights.named(jax.tree.map(lambda x: x.astype(dtype), params))
+  store.save(tmp_path / 'one', 'llamagen', CONFIG, params, dtype=dtype)
+  _assert_same(load_file(tmp_path / 'one' / 'model.safetensors'), expected)
+  _sharded(tmp_path / 'many', jax.tree.map(lambda x: x.astype(dtype), params), monkeypatch)
+  index = json.loads((tmp_path / 'many' / 'model.safetensors.index.json').read_text())
+  names = sorted(set(index['weight_map'].values()))
+  assert names == [f'model-{number + 1:05d}-of-{len(names):05d}.safetensors'
+                   for number in range(len(names))] and len(names) > 1
+  loaded = {name: load_file(tmp_path / 'many' / file)[name]
+            for name, file in index['weight_map'].items()}
+  _assert_same(loaded, expected)
+  assert index['metadata']['total_size'] == sum(leaf.nbytes for leaf in expected.values())
+  assert sorted(path.name for path in (tmp_path / 'many').iterdir()) == sorted(
+      [*names, 'model.json', 'model.safetensors.index.json'])
+
+
+def test_a_parameter_in_two_files_and_other_formats_are_refused(tmp_path, params, monkeypatch):
+  _sharded(tmp_path / 'm', params, monkeypatch)
+  path = tmp_path / 'm' / 'model.json'
+  description = json.loads(path.read_text())
+  (first, *_, second) = [name for name in description['files'] if name.startswith('model-')]
+  shutil.copy(tmp_path / 'm' / first, tmp_path / 'm' / second)
+  description['files'][second] = description['files'][first]
+  path.write_text(json.dumps(description))
+  with pytest.raises(store.CheckpointError, match='which is in two files'):
+    store.load(tmp_path / 'm', verify=False)
+  path.write_text(json.dumps(description | {'format': 1}))
+  with pytest.raises(store.CheckpointError, match='has format 1; .* convert the model again'):
+    store.load(tmp_path / 'm')
+
+
+@pytest.mark.parametrize('groups', ['one too few', 'one twice', 'another shape'])
+def test_groups_are_the_parameters_of_the_config(tmp_path, params, groups):
+  parts = weights.divided(params)
+  whole = traverse_util.flatten_dict(params, sep='/')
+  name, leaf = next(iter(whole.items()))
+  parts = {'one too few': [lambda: {key: leaf for key, leaf in whole.items() if key != name}],
+           'one twice': [*parts, lambda: {name: leaf}],
+           'another shape': [lambda: whole | {name: leaf[:1]}]}[groups]
+  with pytest.raises(store.CheckpointError, match=f'groups and config differ in {name}'):
+    store.save_groups(tmp_path / 'm', 'llamagen', CONFIG, parts)
+  assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize('number', [np.nan, np.inf, -np.inf])
@@ -219,23 +251,20 @@ def test_numbers_that_overflow_in_the_dtype_asked_for_are_refused(folder, params
   _assert_same(store.load(folder).params, params)
 
 
-@pytest.mark.slow
-def test_the_host_has_one_group_of_arrays_at_a_time(tmp_path, params, monkeypatch):
-  """Files of any number of groups come back; what was read is let go of before the next group."""
-  monkeypatch.setattr(weights, '_GROUP', 1000)
-  store.save(tmp_path / 'm', 'llamagen', CONFIG, params)
-  assert len(list((tmp_path / 'm' / 'arrays').iterdir())) > 3
-  read, alive, most = weights.read, [], 0
+def test_the_host_has_one_parameter_at_a_time(tmp_path, params, monkeypatch):
+  """Files of any number of groups come back; what was read is let go of before the next leaf."""
+  _sharded(tmp_path / 'm', params, monkeypatch)
+  read, alive, most = weights.Leaf.read, [], 0
 
   def watched(*arguments):
     nonlocal most
     gc.collect()
     most = max(most, sum(one() is not None for one in alive))
     found = read(*arguments)
-    alive.extend(map(weakref.ref, found.values()))
+    alive.append(weakref.ref(found))
     return found
 
-  monkeypatch.setattr(weights, 'read', watched)
+  monkeypatch.setattr(weights.Leaf, 'read', watched)
   loaded = store.load(tmp_path / 'm', dtype='bfloat16')
   assert most == 0 and len(alive) == len(jax.tree.leaves(params))
   _assert_same(loaded.params, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))

@@ -176,11 +176,11 @@ def test_an_interrupted_conversion_goes_on(tmp_path):
   with pytest.raises(KeyboardInterrupt):
     folder.convert_parts(parts, tmp_path / 'model', progress=stop)
   assert all(name.startswith('.') for name in os.listdir(tmp_path / 'model'))
-  written = _files(tmp_path / 'model' / '.tokenizer.unfinished' / 'new' / 'arrays')
+  written = _files(tmp_path / 'model' / '.tokenizer.unfinished' / 'new')
   assert written
   folder.convert_parts(parts, tmp_path / 'model', progress=lambda name: shown.append(name) or (
       contextlib.nullcontext()))
-  assert _files(tmp_path / 'model' / 'tokenizer' / 'arrays') == written
+  assert _files(tmp_path / 'model' / 'tokenizer') == written
   assert cspd_jax.load(tmp_path / 'model').config == TARGET
   assert sorted(os.listdir(tmp_path / 'model')) == ['eagle', 'model.json', 'target', 'tokenizer']
 

@@ -36,9 +36,8 @@ def llamagens(folder: pathlib.Path) -> None:
   config = vq.VQConfig(ch=4, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, codebook_size=16,
                        codebook_dim=2)
   store.save(folder / 'tokenizer', 'vq', config, vq.init(config, jax.random.key(0)))
-  largest = max((folder / 'truncated' / 'arrays').rglob('*'),
-                key=lambda file: file.stat().st_size if file.is_file() else 0)
-  largest.write_bytes(largest.read_bytes()[:-1])
+  weights = folder / 'truncated' / 'model.safetensors'
+  weights.write_bytes(weights.read_bytes()[:-1])
   parts = {'target': '../target', 'tokenizer': '../tokenizer'}
   families.save(folder / 'model', 'llamagen', {**parts, 'draft': '../draft'},
                 {'guidance_scale': 2.0})

