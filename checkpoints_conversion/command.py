@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   Returns:
     The exit code: 0, 2 after a message about the input, or 130 if the user interrupts it.
   """
-  logging.set_verbosity(logging.WARNING)  # Orbax reports every step of a save.
+  logging.set_verbosity(logging.WARNING)  # JAX logs backends that it does not find.
   words = sys.argv[1:] if argv is None else list(argv)
   return exits.code_of(lambda: _convert(_parser().parse_args(words)), '--debug' in words)
 

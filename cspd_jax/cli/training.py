@@ -31,8 +31,6 @@ def output_folder(name: str, folder: str | None, workdir: pathlib.Path) -> pathl
 def log_progress() -> None:
   """Shows the log lines of the progress."""
   logging.set_verbosity(logging.INFO)
-  # Orbax logs every file at this level.
-  logging.get_absl_logger().addFilter(lambda record: 'orbax' not in record.pathname)
 
 
 def log_size(folder: pathlib.Path) -> None:

@@ -1,6 +1,5 @@
 """Checkpoints: a saved network is loaded unchanged, and one error lists all problems."""
 
-import dataclasses
 import gc
 import json
 import shutil

@@ -15,7 +15,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import families, sharding
-from cspd_jax.checkpoints import store
+from cspd_jax.checkpoints import store, weights
 from cspd_jax.generation import batches, generate, memory
 from cspd_jax.models import eagle, llamagen
 
@@ -83,6 +83,24 @@ def memory_share(mesh):
   return estimate.needed(num_rows) / (compiled.temp_size_in_bytes + compiled.output_size_in_bytes)
 
 
+def slices_read(folder, mesh):
+  """The shapes in which the matrices of queries are read for a mesh."""
+  read, found = weights.Leaf.read, set()
+
+  def watched(leaf, index):
+    array = read(leaf, index)
+    if leaf.name.endswith('/query'):
+      found.add(array.shape)
+    return array
+
+  weights.Leaf.read = watched
+  try:
+    cspd_jax.load(folder, sharding=mesh)
+  finally:
+    weights.Leaf.read = read
+  return sorted(found)
+
+
 def main(count, shapes):
   """Prints what the first decoders give on one device, and on the devices of every shape."""
   found = {}
@@ -101,6 +119,7 @@ def main(count, shapes):
             model, DECODERS[0], [0, 1, 2], seed=5, batch_size=1).tokens.tolist()
       if mesh is not None:
         query = model.params['transformer']['layers_0']['query']
+        runs['slices'] = [shape[1] for shape in slices_read(folder, mesh)]
         runs['part'] = query.addressable_shards[0].data.shape[1]
         runs['collectives'] = collectives(task)
         runs['memory'] = memory_share(mesh)

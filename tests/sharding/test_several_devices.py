@@ -51,7 +51,7 @@ def _check(found, shapes):
     runs, (data, model) = found[shape], map(int, shape.split('x'))
     for decoder in runs.keys() & alone.keys():
       assert runs[decoder] == _near(alone[decoder]), (shape, decoder)
-    assert runs['part'] == 4 // model
+    assert runs['part'] == 4 // model and runs['slices'] == [4 // model]
     # The prefill and a round: one sum behind the attention of a layer and one behind the rest.
     wanted = {'all-reduce': 2 * 2 * _LAYERS} if model > 1 else {}
     assert runs['collectives'] == wanted, (shape, data)
