@@ -111,11 +111,16 @@ def write_stacked(path: str | os.PathLike, name: str, count: int, rows: Iterable
 
 def write_tree(path: pathlib.Path, tree: Any) -> None:
   """Writes a tree of arrays, in any dtypes, as an .npz file with their paths in the tree."""
-  write_arrays(path, {name: _viewed(np.asarray(leaf)) for name, leaf in _named(tree).items()})
+  write_arrays(path, arrays_of(tree))
+
+
+def arrays_of(tree: Any) -> dict[str, np.ndarray]:
+  """Returns the arrays of a tree by their paths, in dtypes that NumPy has; `tree_of` inverts it."""
+  return {name: _viewed(np.asarray(leaf)) for name, leaf in _named(tree).items()}
 
 
 def tree_of(arrays: Mapping[str, np.ndarray], like: Any, path: pathlib.Path) -> Any:
-  """Returns the arrays that `write_tree` wrote as a tree.
+  """Returns arrays of `arrays_of`, or of a file of `write_tree`, as a tree.
 
   Args:
     arrays: the content of a file.

@@ -59,6 +59,20 @@ def recover(path: pathlib.Path) -> None:
       place.restore()
 
 
+def discard(path: pathlib.Path, listed: Listed) -> None:
+  """Removes what a killed `replacing` left of `path`, or finishes its renames.
+
+  Raises:
+    ValueError: if the process is still running.
+  """
+  place = _Place(path, listed)
+  if place.workspace.exists():
+    place.check_links()
+    with locks.exclusive(place.workspace):
+      place.restore()
+      place.discard()
+
+
 def check(path: pathlib.Path, listed: Listed, resumes: bool = False) -> None:
   """Raises ValueError, naming a file, if `path` holds anything that must not be removed.
 
@@ -70,6 +84,18 @@ def check(path: pathlib.Path, listed: Listed, resumes: bool = False) -> None:
                      'conversion, which its repetition resumes; repeat it, remove this folder, or '
                      'choose another output.')
   place.check(path)
+
+
+def remove(folder: pathlib.Path, listed: Listed) -> None:
+  """Removes the listed files of a folder and the folder, which by then must be empty."""
+  *names, last = listed(folder) if any(folder.iterdir()) else ['']
+  for name in names:
+    (folder / name).unlink(missing_ok=True)
+  for inner in sorted((path for path in folder.rglob('*') if path.is_dir()), reverse=True):
+    inner.rmdir()
+  if last:
+    (folder / last).unlink()
+  folder.rmdir()
 
 
 @contextlib.contextmanager
@@ -284,14 +310,7 @@ class _Place:
     """Removes the files that a stopped process leaves, the state last."""
     if self.old.exists():
       self.check(self.old)
-      *names, last = self.listed(self.old) if any(self.old.iterdir()) else ['']
-      for name in names:
-        (self.old / name).unlink(missing_ok=True)
-      for inner in sorted((path for path in self.old.rglob('*') if path.is_dir()), reverse=True):
-        inner.rmdir()
-      if last:
-        (self.old / last).unlink()
-      self.old.rmdir()
+      remove(self.old, self.listed)
     if self.marker.exists():
       if self.new.exists():
         shutil.rmtree(self.new)

@@ -12,7 +12,6 @@ import zipfile
 import zlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
@@ -24,7 +23,6 @@ from cspd_jax.families import folder as folder_lib
 from cspd_jax.generation import prefix, prompts, shards
 from cspd_jax.measure import image_sets, tables
 from cspd_jax.text import bpe
-from cspd_jax.training import steps
 from tests.models import published
 from tests.reliability import damage
 
@@ -32,7 +30,6 @@ REMEDY = 'make it anew'
 ARRAYS = {'tokens': np.arange(600).reshape(3, 200), 'labels': np.arange(3, dtype=np.int32),
           'none': np.zeros((0, 4)), 'column': np.asfortranarray(np.ones((4, 5), np.float16))}
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 8, 9, 3), np.uint8)
-STATE = {'step': jnp.int32(7), 'wide': jnp.ones((20, 3)), 'narrow': jnp.ones(9, jnp.bfloat16)}
 REPORT = {'settings': {'seed': 1}, 'rows': [{'decoder': 'vanilla', 'speed': 1.0}, {'x': None}],
           'files': {'a.png': '00' * 32}, 'tables': [
               {'title': 'all', 'columns': {'decoder': '{decoder}'}, 'rows': [0, 1]}]}
@@ -63,18 +60,6 @@ def read_picture(path):
   return {'pixels': pixels, 'rounds': texts['rounds']}
 
 
-def make_state(path):
-  steps.save(path.parent, 7, STATE)
-
-
-def read_state(path):
-  """None stands for a step to go back behind, which is told of."""
-  found = steps.restore(path.parent, STATE)
-  if found is None:
-    raise ValueError(f'{path}: go back')
-  return found
-
-
 def make_tokenizer(path):
   path.write_bytes(published.recorded('llamagen_words')['tokenizer'].tobytes())
 
@@ -97,7 +82,6 @@ CHECKED = {
               lambda path: {'arr_0': np.concatenate(
                   [*image_sets.opened('images', str(path)).batches(2)])}),
     'a.png': (make_picture, read_picture),
-    'step_00000007.npz': (make_state, read_state),
     'batch_0000000.npz': (make_batch, read_batch),
 }
 PLAIN = {

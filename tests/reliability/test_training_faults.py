@@ -70,7 +70,9 @@ def work(workdir):
 def content(workdir):
   """What is in the folder of a finished run, without times."""
   lines = [json.loads(line) for line in (workdir / 'net.jsonl').read_text().splitlines()]
-  names = sorted(path.relative_to(workdir).as_posix() for path in workdir.rglob('*'))
+  # Orbax chooses the names of its files.
+  names = sorted(path.relative_to(workdir).as_posix() for path in workdir.rglob('*')
+                 if path.parent in (workdir, workdir / 'net'))
   state = steps.restore(workdir / 'net', State(np.int32(0), np.ones(50, np.float32)))
   return (names, [(line['step'], line['value']) for line in lines],
           np.asarray(state.value).tolist(),
@@ -86,7 +88,7 @@ def whole(tmp_path_factory):
 
 def test_an_undisturbed_run(whole):
   names, lines, _, rows = whole
-  assert names == ['net', 'net.jsonl', 'net/step_00000004.npz', 'net/step_00000006.npz',
+  assert names == ['net', 'net.jsonl', 'net/step_00000004', 'net/step_00000006',
                    'report.json', 'rows.csv', 'run.json', 'tokens_train.npz']
   assert [step for step, _ in lines] == list(range(1, STEPS + 1))
   assert rows == [dict(value=lines[-1][1])]
@@ -94,14 +96,16 @@ def test_an_undisturbed_run(whole):
 
 @pytest.mark.parametrize('how, stops', [
     ('kill', (1, 4, 6, 11, 13, 15, 17, 27, 30)), ('raise', (4, 6, 12, 14, 28)),
-    pytest.param('kill', range(1, 70), marks=pytest.mark.slow),
-    pytest.param('raise', range(1, 70), marks=pytest.mark.slow)])
+    pytest.param('kill', range(1, 150), marks=pytest.mark.slow),
+    pytest.param('raise', range(1, 150), marks=pytest.mark.slow)])
 def test_a_fault_at_any_operation_is_repaired_by_the_next_run(tmp_path, whole, how, stops):
   codes = faults.run(__file__, tmp_path, [(f'{stop}', how, stop) for stop in stops])
   for number, code in zip(stops, codes):
     said = (tmp_path / f'{number}.err').read_text()
     if code == 2:
-      assert said.startswith('error: No space left on device') and said.count('\n') == 1, said
+      # Orbax, which finds the space reserved before it writes, prints pages in front of it.
+      assert said.splitlines()[-1].startswith('error: No space left on device'), said
+      assert said.count('\n') == 1 or 'orbax' in said, said
     else:
       assert not said or how == 'kill'
     work(tmp_path / f'{number}')
@@ -118,17 +122,21 @@ def _damage(path, how):
                     'zeros': bytes(len(data))}[how])
 
 
-@pytest.mark.parametrize('how', ['cut', 'empty', 'zeros'])
+@pytest.mark.parametrize('how', ['cut', 'flip', 'zeros', 'digests'])
 def test_a_damaged_state_is_told_of_and_left_behind(tmp_path, whole, caplog, how):
   work(tmp_path / 'run')
   for damaged in (['step_00000006'], ['step_00000004', 'step_00000006']):
     for name in damaged:
-      _damage(tmp_path / 'run' / 'net' / f'{name}.npz', how)
+      step = tmp_path / 'run' / 'net' / name
+      if how == 'digests':
+        _damage(step / 'digests.json', 'cut')
+      else:
+        _damage(max((step / 'state').rglob('d/*'), key=lambda file: file.stat().st_size), how)
     caplog.clear()
     work(tmp_path / 'run')
     assert content(tmp_path / 'run') == whole
     for name in damaged:
-      assert f'{name}.npz cannot be read as .npz' in caplog.text
+      assert re.search(f'{name}(/digests.json cannot be read| has other files)', caplog.text)
     assert 'going back to an earlier step' in caplog.text
 
 
@@ -154,7 +162,7 @@ def test_states_of_something_else_are_refused(tmp_path):
   with pytest.raises(ValueError, match=r"holds float32\[50\] as 'value' instead of float32\[5, 10"):
     steps.restore(tmp_path / 'run' / 'net', other)
   (tmp_path / 'run' / 'net' / '4').mkdir()
-  with pytest.raises(ValueError, match='perhaps a checkpoint of an earlier version'):
+  with pytest.raises(ValueError, match='4 is not a step of a training; move it away'):
     work(tmp_path / 'run')
 
 
