@@ -37,8 +37,8 @@ def save(folder: pathlib.Path, number: int, state: Any) -> None:
   Raises:
     OSError: if the disk is full or cannot be written.
   """
-  # Orbax stores no array without numbers.
-  leaves = {name: leaf for name, leaf in files.arrays_of(jax.device_get(state)).items() if leaf.size}
+  arrays = files.arrays_of(jax.device_get(state))
+  leaves = {name: leaf for name, leaf in arrays.items() if leaf.size}  # Orbax stores no others.
   folder = folder.resolve()
   with folders.replacing(folder / f'step_{number:08d}', _listed) as new:
     _reserve(new / _STATE, _MARGIN + sum(leaf.nbytes for leaf in leaves.values()))
