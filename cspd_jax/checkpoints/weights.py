@@ -173,7 +173,9 @@ def _append(folder: pathlib.Path, written: list[list[Entry]], start: int,
   if not written or written[-1] and size + sum(entry.size for entry in written[-1]) > _LARGEST:
     written.append([])
   path = _part(folder, len(written) - 1)
-  with files.naming(path), path.open('r+b' if path.exists() else 'wb') as stream:
+  with files.naming(path):
+    path.touch()
+  with files.naming(path), path.open('r+b') as stream:
     stream.seek(start + sum(entry.size for entry in written[-1]))
     for name, leaf in leaves.items():
       if (dtype := _NAMES.get(leaf.dtype)) is None:
