@@ -20,6 +20,7 @@ import functools
 import io
 import pathlib
 import sys
+import textwrap
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -38,6 +39,8 @@ from cspd_jax.measure import evaluation
 _IMAGES = 8
 # The most prompts with warnings of their own.
 _WARNINGS = 5
+# Letters of the words in a warning.
+_LETTERS = 300
 # Images decoded together, if memory suffices and nothing else is specified.
 _MOST_AT_ONCE = 8
 
@@ -154,14 +157,15 @@ def _next_step(config: Config, model: cspd_jax.Model, prompts: list[Any]) -> str
 
 
 def _unknown_words(gallery: Gallery) -> list[str]:
-  """Warnings about prompts with words that the model does not know."""
+  """Warnings about prompts with words that do not reach the model."""
   unknown = {title: words for title, words in zip(gallery.task.titles, gallery.task.unknown_words)
              if words}
-  lines = [f'warning: prompt {title!r:.80} has words that the model does not know: '
-           f'{", ".join(words)}' for title, words in unknown.items()]
+  shown = lambda words: textwrap.shorten(', '.join(words), _LETTERS, placeholder=' ...')
+  lines = [f'warning: prompt {title!r:.80} has words that the model does not read: {shown(words)}'
+           for title, words in unknown.items()]
   more = len(lines) - _WARNINGS
   return lines if more <= 0 else [
-      *lines[:_WARNINGS], f'warning: {more} more prompts have words that the model does not know']
+      *lines[:_WARNINGS], f'warning: {more} more prompts have words that the model does not read']
 
 
 def _show(path: pathlib.Path, images: np.ndarray) -> None:

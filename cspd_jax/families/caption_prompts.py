@@ -53,7 +53,9 @@ def conditions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> C
     return [f'caption {i}' for i in range(count)]
 
   def unknown_words(prompt):
-    return [] if text is None else captions_lib.unknown_words(text, prompt)
+    if text is None:
+      return []
+    return captions_lib.unknown_words(text, prompt, llamagen.CAPTION_LENGTH)
 
   return Conditions(encode, titles, (), unknown_words)
 
@@ -75,6 +77,7 @@ def _reader(encoder: Loaded, text: Text) -> Callable[[str], tuple[np.ndarray, np
     return move(jnp.where(visible[:, None], features, 0)), move(visible)
 
   def encode(prompt):
+    captions_lib.check(prompt)
     ids = captions_lib.tokens(text, prompt, length)
     row = np.zeros(length, np.int32)
     row[:len(ids)] = ids

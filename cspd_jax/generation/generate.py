@@ -39,7 +39,7 @@ class Task(NamedTuple):
     guided: whether images are generated with guidance.
     condition: leading axis `B`; a `decoding.prefix.Prefixed` if there is a prefix.
     titles: `[B]` the prompts in words.
-    unknown_words: `[B]` words of the prompts that the model does not know.
+    unknown_words: `[B]` words of the prompts that do not reach the model.
     seeds: `[B]` seed and number of every image.
     sampling: the sampling options.
     batch_size: images decoded at once.

@@ -33,8 +33,8 @@ class Conditions(NamedTuple):
       accepts, with a leading axis `B`; raises ValueError for prompts that are not supported.
     titles: `prompts -> [B]` a title per image: its prompt in words.
     prompts: example prompts, such as the names of the model's classes.
-    unknown_words: `prompt in words -> ` the words in it that the model does not know, because its
-      tokenizer has no tokens for them; by default none.
+    unknown_words: `prompt in words -> ` the words in it that do not reach the model, because its
+      tokenizer has no tokens for them or its preparation of prompts removes them; by default none.
   """
 
   encode: Callable[[Any], Any]

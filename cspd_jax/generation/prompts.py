@@ -169,7 +169,7 @@ def general() -> list[str]:
 
 
 def unknown_words(model: 'Model', prompts: Any, count: int) -> list[list[str]]:
-  """Returns the words `[count]` of prompts that a model does not know; none of other conditions."""
+  """Returns the words `[count]` of prompts that do not reach a model; none of other conditions."""
   if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
     return [[] for _ in range(count)]
   words = {prompt: model.conditions.unknown_words(prompt) for prompt in dict.fromkeys(prompts)}

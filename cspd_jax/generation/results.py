@@ -44,7 +44,7 @@ class Generated:
     model: name of the model.
     grid: rows and columns of tokens.
     numbers: `[B]` numbers of the images in the names of their files.
-    unknown_words: `[B]` the words of every prompt that the model does not know; empty lists
+    unknown_words: `[B]` the words of every prompt that do not reach the model; empty lists
       otherwise. See `Conditions.unknown_words`.
     labels: `[B]` class number of every image; None without classes.
     prefix_length: number of tokens of the prefix.

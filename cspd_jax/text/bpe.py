@@ -230,6 +230,11 @@ def _kind(character: str) -> str:
   return unicodedata.category(character)[0]
 
 
+def words(text: str) -> list[str]:
+  """Returns the words of a text, and its rows of symbols, without punctuation."""
+  return [text[word[0]:word[-1] + 1] for word in _words(text)]
+
+
 def _words(text: str) -> Iterator[list[int]]:
   """Yields the positions of every word and of every row of symbols in a text."""
   groups = {'L': 'word', 'M': 'word', 'N': 'word', 'S': 'symbols'}

@@ -5,13 +5,21 @@ like, and so are prompts. The steps and their order are those of LlamaGen (arXiv
 uses those of DeepFloyd IF. A plain sentence is only converted to lower case.
 """
 
+import bisect
+import collections
 import html
 import html.entities
 import html.parser
 import re
 import urllib.parse
 
-from cspd_jax.text.bpe import Text, id_of, import_package, unknown_words as unknown_words_of
+from cspd_jax.text.bpe import (
+  Text,
+  id_of,
+  import_package,
+  unknown_words as unknown_words_of,
+  words,
+)
 
 _FILES = '(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)'
 _LINK = r'[a-z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)'
@@ -81,17 +89,63 @@ def tokens(text: Text, caption: str, length: int) -> list[int]:
   return [*text.encode(clean(clean(caption)))[:length - 1], id_of(text, _END)]
 
 
-def unknown_words(text: Text, caption: str) -> list[str]:
-  """Returns the words of a cleaned caption that the tokenizer has no tokens for.
-
-  Args:
-    text: the tokenizer.
-    caption: a prompt, not cleaned.
+def check(caption: str) -> None:
+  """Raises ValueError if the cleaning leaves nothing of a prompt that is not blank.
 
   Raises:
     ImportError: if a package for text prompts is not installed.
   """
-  return unknown_words_of(text, clean(clean(caption)))
+  cleaned = clean(clean(caption))
+  if caption.strip() and (not cleaned or words(caption) and not words(cleaned)):
+    raise ValueError(
+        f'prompts holds {caption!r:.80}, of which nothing is left: the captions that the model was '
+        'trained on were cleaned of Chinese characters, links, names of files, sizes, numbers of '
+        'articles and the like, and so are prompts; describe the image in other words.')
+
+
+def unknown_words(text: Text, caption: str, length: int) -> list[str]:
+  """Returns the words of a prompt that do not reach the model, once each.
+
+  These are the words that the cleaning removes, those that the tokenizer has no tokens for, and
+  those behind the maximum length.
+
+  Args:
+    text: the tokenizer.
+    caption: a prompt, not cleaned.
+    length: see `tokens`.
+
+  Raises:
+    ImportError: if a package for text prompts is not installed.
+  """
+  cleaned = clean(clean(caption))
+  return list(dict.fromkeys([*_removed(caption, cleaned), *unknown_words_of(text, cleaned),
+                             *_cut(text, cleaned, length - 1)]))
+
+
+def _removed(caption: str, cleaned: str) -> list[str]:
+  """The words of a caption that are not in the cleaned one."""
+  # The same text in the characters of the cleaned one.
+  caption = html.unescape(html.unescape(urllib.parse.unquote(caption)))
+  caption = re.sub('[`´¨]', '"', import_package('ftfy').fix_text(caption))
+  lost = collections.Counter(map(str.lower, words(caption))) - collections.Counter(words(cleaned))
+  parts, removed = caption.split(), {}
+  # Links and the like are reported as a whole, and before words that also stand alone.
+  owned = [collections.Counter(map(str.lower, words(part))) for part in parts]
+  for i in sorted(range(len(parts)), key=lambda i: (-len(owned[i]), parts[i].isalpha())):
+    if owned[i] and owned[i] <= lost:
+      lost -= owned[i]
+      removed[i] = parts[i].strip('.,;:!?"\'()')
+  rest = [word for word in words(caption) if lost[word.lower()]]
+  return [*(removed[i] for i in sorted(removed)), *rest]
+
+
+def _cut(text: Text, cleaned: str, count: int) -> list[str]:
+  """The words of a cleaned caption behind its first `count` tokens."""
+  if len(text.encode(cleaned)) <= count:
+    return []
+  ends = [match.end() for match in re.finditer(r'\S+', cleaned)]
+  first = bisect.bisect_left(ends, True, key=lambda end: len(text.encode(cleaned[:end])) > count)
+  return words(cleaned[ends[first - 1] if first else 0:])
 
 
 def clean(caption: str) -> str:

@@ -101,7 +101,7 @@ def test_unknown_words_are_reported(model, vanilla, capsys, tmp_path):
     assert command.main(['generate', '--model=text_demo', '--prompt=a blue zebra',
                          '--prompt=a blue cat', f'--output={tmp_path}']) == 0
   assert capsys.readouterr().err == (
-      "warning: prompt 'a blue zebra' has words that the model does not know: zebra\n")
+      "warning: prompt 'a blue zebra' has words that the model does not read: zebra\n")
 
 
 def test_words_are_needed(model):

@@ -132,10 +132,11 @@ def test_a_prompt_does_not_depend_on_others(model):
   assert not alone.embeddings[~alone.mask].any() and alone.embeddings[alone.mask].all()
 
 
-def test_unknown_words_are_those_of_the_cleaned_caption(model):
-  # The cleaning removes Chinese characters and converts to lower case.
+def test_unknown_words_are_those_of_the_prompt_and_of_the_cleaned_caption(model):
   assert model.conditions.unknown_words('A fox, жук and été; 日本 🦄 http://a.com') == [
-      'жук', 'été', '🦄']
+      '日本', 'http://a.com', 'жук', 'été', '🦄']
+  with pytest.raises(ValueError, match="prompts holds '日本', of which nothing is left"):
+    model.generate(['a red fox', '日本'], decoder='vanilla')
   prepare = functools.partial(generate_lib.prepare, model, decoder='vanilla')
   task = prepare(['a red fox', 'жук'])
   assert task.unknown_words == [[], ['жук']]

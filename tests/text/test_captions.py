@@ -66,6 +66,44 @@ def test_captions_are_cleaned_as_officially(caption):
   assert captions.clean(captions.clean(caption)) == CLEANED[caption]
 
 
+@pytest.mark.parametrize('caption, lost', [
+    ('中文', ['中文']), ('download', ['download']), ('R2D2', ['R2D2']), ('@robot!', ['@robot']),
+    ('1920x1080', ['1920x1080']), ('日本, 猫!', ['日本', '猫']), ('.hidden', ['hidden']),
+    ('http://a.com/b', ['http://a.com/b']), ('()', []), ('</s> <pad>', ['</s>', '<pad>'])])
+def test_a_caption_of_which_nothing_is_left_is_refused(caption, lost):
+  """Different prompts became one image."""
+  with pytest.raises(ValueError, match='of which nothing is left: .* in other words') as error:
+    captions.check(caption)
+  assert repr(caption) in str(error.value)
+  assert set(lost) <= set(captions.unknown_words(_text(), caption, 120))
+
+
+@pytest.mark.parametrize('caption, lost', [
+    ('A caf\xe9 in M\xfcnchen \u2014 na\xefve \ufb01sh &amp; jalape\u0303o, “d´or”', []),
+    ('this-is-my-cute-cat_on_a_mat, \uff57\uff49\uff44\uff45 ΟΔΟΣ', []), ('', []), (' ', []),
+    ('!!', []),
+    ('A robot @robot and R2D2, 1920x1080: a fox', ['@robot', 'R2D2', '1920x1080']),
+    ('http://a.com a fox (https://b.org/x)', ['http://a.com', 'https://b.org/x']),
+    ('a cat 123456 AND IMG1234 of Download', ['123456', 'IMG1234', 'Download']),
+    ('a red+blue fox™', ['+', '™'])])
+def test_words_that_the_cleaning_removes(caption, lost):
+  captions.check(caption)
+  assert captions._removed(caption, captions.clean(captions.clean(caption))) == lost
+
+
+def test_words_behind_the_end_are_reported():
+  """They were cut without a word, so prompts that differ there only became one image."""
+  text, start = _text(), 'a map of the world. ' * 40
+  words = captions.unknown_words(text, start + 'a castle', 120)
+  assert words[-1] == 'castle' and 'castle' not in captions.unknown_words(text, 'a castle', 120)
+  assert captions.tokens(text, start + 'a castle', 120) == captions.tokens(text, start, 120)
+  words = ['a', 'map', 'of', 'the', 'world']
+  for count in range(len(text.encode(' '.join(words))) + 1):
+    number = len(words) - len(captions._cut(text, ' '.join(words), count))
+    size = lambda number: len(text.encode(' '.join(words[:number])))
+    assert size(number) <= count and (number == len(words) or size(number + 1) > count)
+
+
 def test_the_text_of_a_section_stays():
   assert captions.clean('A <![CDATA[Red]]> fox in <rt>x<![cdata[snow]]></rt><![if y]>') == (
       'a red fox in snow')
