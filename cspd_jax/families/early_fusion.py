@@ -42,7 +42,8 @@ def build(parts: Parts) -> Model:
   write = None if text is None else parts.writer(FAMILY.prompt_writers)
   conditions = token_prompts.conditions(
       (config.height, config.width), text, write,
-      functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ()))
+      functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ()),
+      set(early_fusion.order(config)[:config.num_image_tokens].tolist()))
   return decoder_only.build(
       parts, FAMILY, early_fusion.logits_and_features, conditions, _tokenizer(parts, text))
 
@@ -119,6 +120,12 @@ def _pixels(config: early_fusion.EarlyFusionConfig, loaded: Loaded, network: typ
   return Tokenizer(sizes, loaded.params, decode=decode, encode=encode, codebook=codebook)
 
 
+# Names of control tokens, by the form of the tokenizer file.
+_CHAMELEON = (r'</?s>|<pad>|<unk>|<image>|<eoss>|<racm3:break>|<reserved\d+>|IMGIMG[A-J]+Z|'
+              r'<\|.*\|>')
+_CONTROL = {'lumina_mgpt': _CHAMELEON, 'lumina_mgpt_2': _CHAMELEON, 'anole': _CHAMELEON,
+            'simplear': r'<\|.*\|>',
+            'liquid': r'<(pad|eos|bos|unk|mask|boi|eoi|unconditional|unused\d+|\w+_of_turn)>'}
 _TRANSFORMER = {'early_fusion': Kind(
     early_fusion.EarlyFusionConfig, early_fusion.init, transformer.SPLIT, transformer.MATRICES,
     transformer.ORDERS)}
@@ -134,9 +141,9 @@ FAMILY = Family(
     published=Published(early_fusion.PRESETS,
                         lambda config: decoder_only.published_prompted(config, 'chameleon'),
                         lambda config, count: token_prompts.described(count)),
-    text_forms={'lumina_mgpt': bpe.Vocabulary, 'lumina_mgpt_2': bpe.Vocabulary,
-                'anole': bpe.Vocabulary, 'emu3': bpe.Emu3Ranks, 'emu3_5': bpe.Emu3Ranks,
-                'simplear': bpe.Vocabulary, 'liquid': bpe.Vocabulary},
+    text_forms={'emu3': bpe.Emu3Ranks, 'emu3_5': bpe.Emu3Ranks,
+                **{name: functools.partial(bpe.Vocabulary, control=names)
+                   for name, names in _CONTROL.items()}},
     prompt_writers={
         **{name: getattr(templates, name) for name in (
             'lumina_mgpt', 'lumina_mgpt_sjd', 'lumina_mgpt_2', 'anole', 'emu3', 'emu3_5')},

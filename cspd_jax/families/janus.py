@@ -11,6 +11,8 @@ from cspd_jax.text import bpe
 
 _BEGIN, _PAD = '<｜begin▁of▁sentence｜>', '<｜▁pad▁｜>'
 _IMAGE = '<begin_of_image>'
+# Names of control tokens.
+_CONTROL = r'<[|｜].*[|｜]>|<(begin|end)_of_image>|<(image|patch)_placeholder>'
 
 
 def _contexts(text: bpe.Text, words: list[int]) -> tuple[list[int], list[int]]:
@@ -93,6 +95,6 @@ FAMILY = Family(
     published=Published(janus.PRESETS,
                         lambda config: decoder_only.published_prompted(config, 'janus_pro'),
                         lambda config, count: token_prompts.described(count)),
-    text_forms={'janus_pro': bpe.Vocabulary},
+    text_forms={'janus_pro': functools.partial(bpe.Vocabulary, control=_CONTROL)},
     prompt_writers={'janus_pro': write, 'janus_pro_plain': plain},
     eagle_layers={'janus_pro': eagle.Layer()})

@@ -1,6 +1,7 @@
 """LlamaGen: an autoregressive transformer over VQ tokens, conditioned on classes or captions."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -88,6 +89,8 @@ FAMILY = Family(
            'corrector': drafts.EAGLE},
     build=build,
     published=Published(llamagen.PRESETS, _networks, _condition),
-    text_forms={'t5': bpe.Vocabulary},
+    # Names of control tokens.
+    text_forms={'t5': functools.partial(
+        bpe.Vocabulary, control=r'</s>|<pad>|<unk>|<extra_id_\d+>')},
     # As LANTERN publishes them (arXiv 2410.03355): the condition has no tokens and no positions.
     eagle_layers={'llamagen': eagle.Layer(by_grid=True, reads_prompt=False)})

@@ -66,6 +66,7 @@ FAMILY = Family(
     build=build, resize=resize, engine=engines.CONTINUOUS,
     published=Published(nextstep.PRESETS,
                         condition=lambda config, count: token_prompts.described(count)),
-    text_forms={'nextstep': bpe.Vocabulary},
+    # Names of control tokens.
+    text_forms={'nextstep': functools.partial(bpe.Vocabulary, control=r'<\|.*\|>|\[PAD\]')},
     prompt_writers={name: getattr(templates, name) for name in (
         'nextstep', 'nextstep_1_1', 'plain')})

@@ -1,6 +1,7 @@
 """Prompts of models whose condition is tokens: words, or published token ids."""
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -14,8 +15,11 @@ from cspd_jax.text.bpe import Text
 
 
 def conditions(grid: tuple[int, int], text: Text | None, write: templates.Writer | None,
-               renumbered: Callable[[Prompt], Prompt], examples: Sequence[str] = ()) -> Conditions:
+               renumbered: Callable[[Prompt], Prompt], examples: Sequence[str] = (),
+               image_ids: Collection[int] = ()) -> Conditions:
   """Returns the prompts that a model supports: words, if it has a text part, or a `Prompt`.
+
+  In words the names of the template's own tokens and of image tokens are plain text.
 
   Args:
     grid: rows and columns of tokens.
@@ -24,15 +28,23 @@ def conditions(grid: tuple[int, int], text: Text | None, write: templates.Writer
     renumbered: converts published token ids to the model's; raises ValueError for ids that are not
       supported.
     examples: example prompts in words.
+    image_ids: published ids of the tokens of images.
   """
+  @functools.cache
+  def words() -> Text:
+    assert text is not None and write is not None
+    own = bpe.looked_up(text, lambda text: write(text, 'words', *grid))
+    return bpe.with_control(
+        text, own.union(name for name, number in text.ids.items() if number in image_ids))
+
   def written(prompts):
     if text is None or write is None or not isinstance(prompts, (list, tuple)) or not all(
         isinstance(prompt, str) for prompt in prompts):
-      words = 'words, or' if text else 'no words because it has no text part, only'
+      kinds = 'words, or' if text else 'no words because it has no text part, only'
       raise ValueError(
-          f'prompts is {str(prompts)[:80]!r}; this model accepts {words} a causal.Prompt of '
+          f'prompts is {str(prompts)[:80]!r}; this model accepts {kinds} a causal.Prompt of '
           'published token ids: one stream with the prompt and one with the null condition.')
-    return templates.padded([write(text, prompt, *grid) for prompt in prompts])
+    return templates.padded([write(words(), prompt, *grid) for prompt in prompts])
 
   def encode(prompts):
     prompts = prompts if isinstance(prompts, Prompt) else written(prompts)
@@ -44,7 +56,7 @@ def conditions(grid: tuple[int, int], text: Text | None, write: templates.Writer
     return [str(prompt) for prompt in prompts]
 
   def unknown_words(prompt):
-    return [] if text is None else bpe.unknown_words(text, prompt)
+    return [] if text is None else bpe.unknown_words(words(), prompt)
 
   return Conditions(encode, titles, () if text is None else tuple(examples), unknown_words)
 

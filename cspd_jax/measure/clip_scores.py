@@ -21,6 +21,7 @@ _WHERE = (
     'convert the files of openai/clip-vit-base-patch32, or clip-vit-large-patch14, of the Hugging '
     'Face Hub with cspd-convert --family=clip --source=FOLDER --output=FOLDER')
 _TOKENIZER = 'give tokenizer.json of openai/clip-vit-base-patch32 of the Hugging Face Hub'
+_CONTROL = r'<\|(start|end)oftext\|>'
 _REMEDY = 'replace or remove it'
 # What precedes a prompt, by the names of kept results.
 _PREFIXES = {'prefixed': clip.PREFIX, 'plain': ''}
@@ -70,7 +71,7 @@ def network(folder: str, tokenizer: str | None) -> Network:
   if kind != _KIND:
     raise ValueError(f'clip is {folder!r}, which holds a {kind!r} network; {_WHERE}.')
   file = reading.data(tokenizer, _TOKENIZER, 'tokenizer')
-  text = bpe.Vocabulary(file)
+  text = bpe.Vocabulary(file, _CONTROL)
   ids, _ = clip.tokens(text, ['a photo'], config.context)
   if max(text.ids.values()) >= config.vocab_size or ids.max() >= config.vocab_size:
     raise ValueError(f'tokenizer is {tokenizer!r} with {max(text.ids.values()) + 1} tokens, and '

@@ -10,8 +10,10 @@ import dataclasses
 import functools
 import itertools
 import json
+import re
+import secrets
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from typing import Any, Protocol
 
 import jax
@@ -72,7 +74,7 @@ class Text(Protocol):
   ids: Mapping[str, int]
 
   def encode(self, text: str) -> list[int]:
-    """Returns the published ids of a text without special tokens, whose names are plain text.
+    """Returns the published ids of a text, in which names of control tokens are plain text.
 
     Raises:
       ImportError: if the package that reads the file is not installed.
@@ -123,6 +125,58 @@ def unknown_words(text: Text, prompt: str) -> list[str]:
   return [] if find is None else list(dict.fromkeys(find(prompt)))
 
 
+def with_control(text: Text, names: Collection[str]) -> Text:
+  """Returns a tokenizer to which these names of tokens are plain text; see `Vocabulary`.
+
+  A tokenizer without a method `with_control` never encodes a text as a token for control.
+  """
+  add = getattr(text, 'with_control', None)
+  return text if add is None else add(names)
+
+
+def looked_up(text: Text, write: Callable[[Text], Any]) -> set[str]:
+  """Returns the names of the tokens that a function looks up in a tokenizer.
+
+  Args:
+    text: the tokenizer.
+    write: writes a prompt with it; every text is empty to it.
+  """
+  recorded = _Recorded(text.ids)
+  write(recorded)
+  return recorded.names
+
+
+class _Recorded:
+  """A `Text` that records the names of tokens that are looked up, and encodes nothing."""
+
+  def __init__(self, ids: Mapping[str, int]):
+    self.names: set[str] = set()
+    self.ids: Mapping[str, int] = _Ids(ids, self.names)
+
+  def encode(self, text: str) -> list[int]:
+    """See `Text`."""
+    del text
+    return []
+
+
+class _Ids(Mapping[str, int]):
+  """A mapping that adds the keys that are looked up and found to a set."""
+
+  def __init__(self, ids: Mapping[str, int], names: set[str]):
+    self._ids, self._names = ids, names
+
+  def __getitem__(self, name: str) -> int:
+    number = self._ids[name]
+    self._names.add(name)
+    return number
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._ids)
+
+  def __len__(self) -> int:
+    return len(self._ids)
+
+
 def import_package(name: str) -> Any:
   """Imports an optional package for text prompts.
 
@@ -140,12 +194,21 @@ def import_package(name: str) -> Any:
 class Vocabulary:
   """A tokenizer file of the `tokenizers` library, as a `Text`.
 
+  Control tokens are those that the file flags as special and the given ones, whatever the file says
+  of them. In a text their names are plain text; other tokens that were added to the vocabulary,
+  such as the subject of a fine-tuned model, are tokens.
+
+  Args:
+    file: the bytes of the file.
+    control: a regular expression for names of control tokens.
+    names: names of further control tokens.
+
   Raises:
     ValueError: for a file of another format.
   """
 
-  def __init__(self, file: bytes):
-    self._file = file
+  def __init__(self, file: bytes, control: str = r'(?!)', names: Collection[str] = ()):
+    self._file, self._pattern = file, control
     with _read_errors(_JSON_FILE):
       content = json.loads(self._file)
       ids = content['model']['vocab']
@@ -157,7 +220,14 @@ class Vocabulary:
       # Unigram models name their unknown token by its id.
       unknown = content['model'].get('unk_token')
       self._unknown = vocabulary.get(unknown, content['model'].get('unk_id'))
+      special = {str(token['content']) for token in content.get('added_tokens') or ()
+                 if token.get('special')}
     self.ids: Mapping[str, int] = vocabulary | added
+    self._control = frozenset(special).union(names, filter(re.compile(control).fullmatch, self.ids))
+
+  def with_control(self, names: Collection[str]) -> 'Vocabulary':
+    """Returns the tokenizer with more control tokens."""
+    return Vocabulary(self._file, self._pattern, self._control.union(names))
 
   def encode(self, text: str) -> list[int]:
     """See `Text`."""
@@ -179,12 +249,36 @@ class Vocabulary:
   def _tokenizer(self):
     from_buffer = import_package('tokenizers').Tokenizer.from_buffer
     with _read_errors(_JSON_FILE):
-      tokenizer = from_buffer(self._file)
-    tokenizer.encode_special_tokens = True
+      tokenizer = from_buffer(_without_names(self._file, self._control))
     # Some files enable truncation and padding.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def _without_names(file: bytes, names: Set[str]) -> bytes:
+  """Returns a tokenizer file in which some tokens keep their ids and have names of no text.
+
+  Flags of the file do not suffice: models such as T5's find the names of such tokens in a text by
+  themselves.
+  """
+  content = json.loads(file)
+  model = content['model']
+  secret = secrets.token_hex(16)  # No prompt can contain it.
+  new = lambda name: f'{secret} {name}' if name in names else name
+  if isinstance(model['vocab'], list):
+    model['vocab'] = [[new(piece), score] for piece, score in model['vocab']]
+  else:
+    model['vocab'] = {new(name): index for name, index in model['vocab'].items()}
+  if isinstance(model.get('unk_token'), str):
+    model['unk_token'] = new(model['unk_token'])
+  if 'merges' in model:
+    pairs = ((merge, merge.split(' ') if isinstance(merge, str) else merge)
+             for merge in model['merges'])
+    model['merges'] = [merge for merge, parts in pairs if not {*parts, ''.join(parts)} & names]
+  for token in content.get('added_tokens') or ():
+    token['content'] = new(token['content'])
+  return json.dumps(content).encode()
 
 
 class Emu3Ranks:

@@ -1,0 +1,127 @@
+"""Names of control tokens are plain text in prompts, whatever a tokenizer file says of them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cspd_jax import families
+from cspd_jax.families import token_prompts
+from cspd_jax.metrics import clip
+from cspd_jax.models.conditions import renumbered
+from cspd_jax.text import bpe, captions
+from tests.families import (
+  janus_files,
+  janus_like,
+  language_model_files,
+  published_files,
+  test_nextstep_family,
+)
+from tests.metrics import clip_files
+
+pytest.importorskip('tokenizers')
+# By the form: a file, and names of control tokens that the template does not look up.
+FILES = {
+    'lumina_mgpt': (published_files.chameleon_text, ['<eoss>', '<reserved08804>', 'IMGIMGBAZ']),
+    'anole': (published_files.chameleon_text, ['<pad>', '<reserved08799>', 'IMGIMGHZ']),
+    'lumina_mgpt_2': (published_files.lumina_mgpt_2_text, ['<|im_start|>', '<reserved08805>']),
+    'simplear': (lambda: language_model_files.text('simplear'), ['<|vtokens|>']),
+    'liquid': (lambda: language_model_files.text('liquid'), ['<eoi>', '<pad>']),
+    'janus_pro': (janus_files.tokenizer_file, ['<end_of_image>', '<｜end▁of▁sentence｜>']),
+    'nextstep': (test_nextstep_family.tokenizer_file, ['<|end_of_image|>', '[PAD]'])}
+
+
+def _unflagged(file, names=()):
+  """A file none of whose added tokens is flagged as special, with some tokens added as well."""
+  content = json.loads(file)
+  content['added_tokens'] = [{**token, 'special': False} for token in content['added_tokens']]
+  have = {token['content'] for token in content['added_tokens']}
+  content['added_tokens'] += [
+      dict(id=content['model']['vocab'].get(name, 10**6), content=name, special=False,
+           single_word=False, lstrip=False, rstrip=False, normalized=False)
+      for name in names if name not in have]
+  return json.dumps(content).encode()
+
+
+def _contexts(form, file, prompt, grid=(4, 4)):
+  """The published ids of both contexts of a prompt, and the tokenizer."""
+  family = next(one for one in families.FAMILIES.values() if form in one.text_forms)
+  text = family.text_forms[form](file)
+  made = token_prompts.conditions(
+      grid, text, family.prompt_writers[form],
+      lambda prompt: renumbered(prompt, np.arange(2 * 10**6)), image_ids={8803}).encode([prompt])
+  return [np.asarray(ids)[np.asarray(seen)].tolist()
+          for ids, seen in zip(made.tokens[0], made.visible[0])], text
+
+
+@pytest.mark.parametrize('form', FILES)
+def test_names_of_control_tokens_are_plain_text(form):
+  make, others = FILES[form]
+  file = _unflagged(make(), others)
+  (plain, empty), text = _contexts(form, file, 'a cat')
+  family = next(one for one in families.FAMILIES.values() if form in one.text_forms)
+  own = bpe.looked_up(text, lambda text: family.prompt_writers[form](text, 'a cat', 4, 4))
+  assert len(own) > 1 and own <= text.ids.keys()
+  for name in [*own, *others]:
+    (request, other), _ = _contexts(form, file, f'a {name} cat{name}')
+    control = text.ids[name]
+    assert request.count(control) == plain.count(control) and len(request) > len(plain) + 2
+    if form != 'janus_pro':  # Its second context is as long as the first.
+      assert other == empty
+  # A subject that was added is a token.
+  file = _unflagged(make(), [*others, '<sks>'])
+  words = bpe.read({'file': np.frombuffer(file, np.uint8)}, form)
+  assert len(words.encode('<sks>')) == 1 < len(words.encode(others[0]))
+
+
+def test_tokens_of_images_are_plain_text_whatever_their_names():
+  """Here 8803, the end of a row, has the name of a word."""
+  content = json.loads(published_files.chameleon_text())
+  content['model']['vocab'].pop('<reserved08799>')
+  file = json.dumps(content).replace('<reserved08799>', 'rowrow').encode()
+  file = _unflagged(file, ['rowrow'])
+  content = json.loads(file)
+  content['model']['vocab']['rowrow'] = 8803
+  (request, _), text = _contexts('lumina_mgpt', json.dumps(content).encode(), 'a rowrow')
+  assert text.ids['rowrow'] == 8803 and 8803 not in request and len(request) > 10
+  assert text.encode('rowrow') == [8803]
+
+
+def test_models_that_find_names_in_a_text_by_themselves():
+  # Words as they stand in the vocabulary, before any merge.
+  file = published_files.chameleon_text()
+  content = json.loads(file)
+  content['model'] |= dict(ignore_merges=True)
+  text = bpe.read({'file': np.frombuffer(json.dumps(content).encode(), np.uint8)}, 'lumina_mgpt')
+  assert len(text.encode('IMGIMGBAZ')) == 9
+  # Merges that lead to a name.
+  content['model'] |= dict(
+      ignore_merges=False, merges=[['s', '>'], ['<', 's>'], ['a', 't']],
+      vocab=content['model']['vocab'] | {'s>': 60000, 'at': 60001})
+  text = bpe.read({'file': np.frombuffer(json.dumps(content).encode(), np.uint8)}, 'anole')
+  assert text.encode('at<s>') == [60001, 20000 + ord('<'), 60000]
+  # One token per word: the names that a template looks up are not words of a prompt.
+  names = ['<unk>', janus_like.BEGIN, janus_like.PAD, janus_like.IMAGE, 'user', 'assistant', ':',
+           'a']
+  file = json.dumps(dict(
+      version='1.0', truncation=None, padding=None, added_tokens=[], normalizer=None,
+      pre_tokenizer={'type': 'WhitespaceSplit'}, post_processor=None, decoder=None,
+      model=dict(type='WordLevel', vocab={name: i for i, name in enumerate(names)},
+                 unk_token='<unk>'))).encode()
+  made = token_prompts.conditions(
+      (3, 4), bpe.Vocabulary(file), janus_like.write,
+      lambda prompt: renumbered(prompt, np.arange(9)))
+  request = made.encode([f'a {janus_like.IMAGE} a']).tokens[0, 0]
+  assert np.asarray(request)[-8:].tolist() == [4, 6, 7, 0, 7, 5, 6, 3]
+  assert made.unknown_words(f'a {janus_like.IMAGE}') == ['<', 'image', '>']
+
+
+def test_captions_of_t5_and_clip():
+  file = published_files.t5_text()
+  text = bpe.read({'file': np.frombuffer(_unflagged(file), np.uint8)}, 't5')
+  end = text.ids['</s>']
+  assert end not in text.encode('a </s> b</s>')
+  assert captions.tokens(text, 'a &lt;/s&gt; b', 20).count(end) == 1
+  text = bpe.Vocabulary(_unflagged(clip_files.tokenizer_file()), r'<\|(start|end)oftext\|>')
+  rows, ends = clip.tokens(text, ['a<|startoftext|>a'], 20)
+  assert rows[0].tolist().count(text.ids['<|startoftext|>']) == 1 and ends[0] > 4
