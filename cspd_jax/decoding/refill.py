@@ -262,13 +262,21 @@ def row_axes(many: Any, few: Any, streams: int, num_many: int, num_few: int) -> 
   return jax.tree_util.tree_map_with_path(find, many, few)
 
 
-def helps(decoder: Decoder, count: int, num_slots: int) -> bool:
-  """Returns whether `count` images need fewer rounds in slots than in batches of `num_slots` rows.
+def supports(decoder: Any) -> bool:
+  """Returns whether the images of a decoder of either engine may need different numbers of rounds.
 
   Without drafts every image needs as many rounds as it has tokens. A window without candidates
   (`drafters.ancestral`) uses slots exactly if the window decoder that it is the baseline of does.
   """
-  return count > num_slots > 1 and decoder.drafter.tree.num_nodes > 0
+  return isinstance(decoder, Decoder) and decoder.drafter.tree.num_nodes > 0
+
+
+def helps(decoder: Any, count: int, num_slots: int) -> bool:
+  """Returns whether `count` images need fewer rounds in slots than in batches of `num_slots` rows.
+
+  Arguments and exceptions as for `supports`.
+  """
+  return count > num_slots > 1 and supports(decoder)
 
 
 class JittedRefill(NamedTuple):
