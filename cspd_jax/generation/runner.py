@@ -129,7 +129,7 @@ class Runner:
       raise ValueError(f'requests are {len(requests)}, and {self.free} of {self._size} slots are '
                        'free; wait until others are complete.')
     images = [self._arguments(request) for request in requests]
-    taken, size = [], self._jitted.refill.group
+    joined, size = [], self._jitted.refill.group
     for first in range(0, len(requests), size):
       group = images[first:first + size]
       condition, key, warp = jax.tree.map(
@@ -144,8 +144,8 @@ class Runner:
         self._slots = self._jitted.idle(params, queue, self._draft_params)
       self._slots = self._jitted.join(params, self._slots, queue, self._draft_params)
       self.requests |= zip(empty, requests[first:])
-      taken += empty
-    return taken
+      joined += empty
+    return joined
 
   def step(self, rounds: int = 1) -> list[Event]:
     """Runs rounds, at most `rounds`, until an image is complete; returns where all images are."""

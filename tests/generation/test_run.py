@@ -119,7 +119,7 @@ def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
     (dict(batch_size=1), 'batch_size was 2, now 1'),
     (dict(prompts=[0, 2, 1, 1, 1]), 'prompts was'),
     (dict(decoder='vanilla'), r"decoder was 'sjd\(window=3\)', now 'vanilla'"),
-    (dict(options=dict(temperature=0.5)), 'sampling was'),
+    (dict(options=dict(temperature=0.5)), 'sampling.temperature was 1.0, now 0.5'),
     (dict(model=1), 'parameters was'),
 ])
 def test_a_folder_belongs_to_one_run(model, tmp_path, change, words):
