@@ -29,7 +29,7 @@ def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
   except ImportError as error:
     raise read.ReadError(
         f'source is {str(source)!r}: there is no such file, and a download from the Hugging Face '
-        f"Hub needs huggingface_hub, but {error}; run pip install -e '.[hub]' in the repository."
+        f"Hub needs huggingface_hub, but {error}; run pip install 'cspd_jax[hub]'."
     ) from error
   names = list(names) or ['.']
   inside = [name for name in names if name != '.' and not name.startswith('..')]

@@ -1,7 +1,7 @@
-"""Makes a page of every notebook when the pages are built, with the outputs that it holds.
+"""Makes pages of the README and of every notebook, with the outputs that it holds.
 
 `mkdocs.yml` names this file under `hooks`. Links of pages to notebooks become links to these pages,
-and links of notebooks to pages lead to the built ones.
+and links of the README and of notebooks to pages lead to the built ones.
 """
 
 import html
@@ -10,8 +10,15 @@ import pathlib
 import re
 from typing import Any
 
-FOLDER = pathlib.Path(__file__).parents[1] / 'notebooks'
+ROOT = pathlib.Path(__file__).parents[1]
+FOLDER = ROOT / 'notebooks'
 _LINK = re.compile(r'\]\((?:\.\./)*(?:notebooks/)?(\w+)\.ipynb\)')
+
+
+def start() -> str:
+  """The README as the start page of the site, whose files it names without links."""
+  readme = (ROOT / 'README.md').read_text(encoding='utf-8').replace('](docs/', '](')
+  return re.sub(r'\[([^]]+)\]\(([A-Z]+\.\w+)\)', r'`\2`', readme)
 
 
 def text(notebook: pathlib.Path) -> str:
@@ -39,8 +46,9 @@ def _output(output: dict[str, Any]) -> str:
 
 
 def on_files(files: Any, config: Any) -> Any:
-  """Adds the page of every notebook; called by mkdocs."""
+  """Adds the start page and that of every notebook; called by mkdocs."""
   from mkdocs.structure.files import File  # Only the extra `docs` has it.
+  files.append(File.generated(config, 'index.md', content=start()))
   for notebook in sorted(FOLDER.glob('*.ipynb')):
     files.append(File.generated(config, f'tasks/{notebook.stem}.md', content=text(notebook)))
   return files

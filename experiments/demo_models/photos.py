@@ -1,9 +1,9 @@
 """Random crops of freely licensed photographs in the scikit-image and scikit-learn wheels.
 
-Nothing is downloaded: `pip install -e '.[train]'` installs the two packages, and with them eight
-colour photographs, one per class. A crop is a square of random position and size, mirrored with
-probability 1/2, and resized to a fixed side. The left three quarters of every photograph are for
-training and the rest is held out, so that no held-out pixel is used for training.
+Nothing is downloaded: `pip install 'cspd_jax[train]'` installs the two packages, and with them
+eight colour photographs, one per class. A crop is a square of random position and size, mirrored
+with probability 1/2, and resized to a fixed side. The left three quarters of every photograph are
+for training and the rest is held out, so that no held-out pixel is used for training.
 
   photos = load()
   batch = crops(photos, seed=0, step=0, split='train', batch_size=16)
@@ -106,7 +106,7 @@ def _open(source: Source) -> Any:
   if missing:
     raise ImportError(
         f"The photograph '{source.name}' needs the package {missing[0]}, which is not installed; "
-        "run pip install -e '.[train]' in the repository.")
+        "run pip install 'cspd_jax[train]'.")
   from PIL import Image  # Only training needs it.
 
   root = pathlib.Path(importlib.util.find_spec(source.package).origin).parent

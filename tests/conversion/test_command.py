@@ -218,7 +218,7 @@ def test_a_traceback_is_printed_for_developers(tmp_path):
 
 
 @pytest.mark.parametrize('name, source, extra', [
-    ('huggingface_hub', 'owner/name', "'.[hub]'"),
+    ('huggingface_hub', 'owner/name', "'cspd_jax[hub]'"),
     ('safetensors', 'x.safetensors', 'pip install -U safetensors')])
 def test_broken_packages_name_their_extra(run, tmp_path, monkeypatch, name, source, extra):
   (tmp_path / 'x.safetensors').write_bytes(b'')

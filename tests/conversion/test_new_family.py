@@ -134,7 +134,7 @@ class TestHub:
     assert message.count('\n') == 1
     monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
     assert command.main(arguments) == 2
-    assert "pip install -e '.[hub]'" in capsys.readouterr().err
+    assert "pip install 'cspd_jax[hub]'" in capsys.readouterr().err
     assert not (sources / 'sea').exists()
 
   def test_paths_are_not_asked_for(self, sources, downloads, capsys):

@@ -3,6 +3,10 @@
 In one file, so that all of it shares the models and what is compiled for them.
 """
 
+import importlib
+import re
+import shlex
+
 import matplotlib.pyplot as plt
 import pytest
 
@@ -17,7 +21,25 @@ def _long_ones_slow(paths, suffix):
           if path.suffix == suffix and path.stem in _LONG else path for path in paths]
 
 
-@pytest.mark.parametrize('page', _long_ones_slow(pages.having('python'), '.md'), ids=pages.name)
+@pytest.mark.parametrize('commands', [
+    ['cspd-generate'], pytest.param(['cspd-compare', 'cspd-generate'], marks=pytest.mark.slow)])
+def test_the_readme_from_top_to_bottom(place, commands):
+  """Its code and its commands, as far as they need no checkpoint, in one folder and in order."""
+  page, namespace, done = pages.ROOT / 'README.md', {'__name__': 'page'}, []
+  for block in pages.blocks(page):
+    if block.language == 'python':
+      pages.run(block.text, page.name, block.line, namespace)
+    for line in block.text.splitlines() if block.language == 'sh' else ():
+      found = re.search(r'(cspd-[a-z-]+)[^#]*', line)
+      if found and found[1] in commands and 'checkpoints/' not in line:
+        done.append(found[1])
+        module = importlib.import_module(f'cspd_jax.commands.{found[1][5:].replace("-", "_")}')
+        assert not module.main(shlex.split(found[0])), line
+  assert done == commands and (place / 'runs' / 'cat').is_dir()
+
+
+@pytest.mark.parametrize('page', _long_ones_slow(
+    [page for page in pages.having('python') if page.parent != pages.ROOT], '.md'), ids=pages.name)
 def test_page(page, place):
   namespace = {'__name__': 'page'}
   for block in pages.blocks(page):

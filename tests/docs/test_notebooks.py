@@ -36,14 +36,14 @@ def test_all_are_small():
 
 
 @each
-def test_badge_leads_to_colab(notebook):
+def test_badges_lead_to_colab_once_the_project_has_an_address(notebook):
   first = ''.join(json.loads(notebook.read_text())['cells'][0]['source'])
-  badge = re.search(r'\[!\[Open in Colab\]\(\S+\)\]\((\S+)\)', first)
+  badges = re.findall(r'\[!\[Open in Colab\]\(\S+\)\]\((\S+)\)', first)
   project = configparser.ConfigParser()
   project.read(pages.ROOT / 'setup.cfg')
   repository = project['metadata'].get('url', '').removeprefix('https://github.com/')
-  path = f'{repository}/blob/main/notebooks/{notebook.name}' if repository else ''
-  assert badge and badge[1] == COLAB + path
+  assert badges == ([f'{COLAB}{repository}/blob/main/notebooks/{notebook.name}']
+                    if repository else [])
 
 
 def test_text_to_image_runs_with_any_model_and_shows_how_images_grow():
@@ -82,6 +82,16 @@ def test_pages_have_text_code_and_outputs(notebook):
     assert f'```python\n{code}\n```' in text
   assert text.startswith('# ') and text.count('<pre>') >= 1 and '](../docs/' not in text
   assert notebook.stem == 'your_own_verifier_and_drafter' or '<img' in text
+
+
+def test_the_start_page_is_the_readme():
+  page = mock.Mock()
+  page.file.src_uri = 'index.md'
+  links = re.findall(r'\]\(([^)#]+)', notebooks.on_page_markdown(notebooks.start(), page))
+  assert len(links) > 20 and not any(link.startswith('docs/') for link in links)
+  for link in links:
+    built = f'notebooks/{link[6:-3]}.ipynb' if link.startswith('tasks/') else f'docs/{link}'
+    assert (pages.ROOT / built).exists(), link
 
 
 def test_links_to_notebooks_lead_to_their_pages():
