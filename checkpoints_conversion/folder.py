@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from checkpoints_conversion import convert, hub, read, rules
-from checkpoints_conversion.rules.family import ConversionError, FileFamily
+from checkpoints_conversion.rules.family import ConversionError, FileFamily, is_inside
 from cspd_jax import families
 from cspd_jax.checkpoints import store, weights
 from cspd_jax.families import model_file
@@ -167,12 +167,22 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
   path = hub.local(source, [name for names in layout.values() for name in names])
   if not path.is_dir() or not layout:
     return {}
-  sources = {name: path / file for name, files in reversed(list(layout.items()))
-             if (file := next((file for file in files if (path / file).exists()), None))}
-  if family_name not in sources:
+  existing = {name: [file for file in files if (path / file).exists()]
+              for name, files in layout.items()}
+  if not existing[family_name]:
     raise read.ReadError(f'source is {source}, a folder without {layout[family_name][0]}; specify '
                          'the file, or another model.')
+  sources = {}
+  for name, candidates in reversed(list(existing.items())):
+    if candidates and (candidates[0] != '.' or _is_with(family, path, rules.get(name))):
+      sources[name] = path / candidates[0]
   return sources
+
+
+def _is_with(target: FileFamily, path: pathlib.Path, other: FileFamily) -> bool:
+  """Whether the files of a target hold another network too; of safetensors, headers are read."""
+  return not other.inside or (
+      is_inside(other, read.read(path, prefer=target.prefer, shares=target.shares).tensors))
 
 
 def _text_layout(family: FileFamily) -> dict[str, tuple[str, ...]]:

@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 
 from checkpoints_conversion import convert, folder, rules, tensors as tensors_lib
-from checkpoints_conversion.rules.family import ConversionError, FileFamily
+from checkpoints_conversion.rules.family import ConversionError, FileFamily, is_inside
 from cspd_jax import families
 from cspd_jax.checkpoints import description, store, weights
 from cspd_jax.generation.model import Model
@@ -61,7 +61,7 @@ def from_torch(
       family, tensors, settings, model=model, options=options,
       metadata=lambda: {'source': type(source).__name__}, allow_nonfinite=allow_nonfinite)
   loaded = {'target': _loaded(opened, dtype, allow_nonfinite)}
-  for other in _in_the_same_file(files, model):
+  for other in _in_the_same_file(files, model, tensors):
     role = folder.role_of(rules.get(other), models, None)
     if role not in parts:
       loaded[role] = _loaded(convert.of_tensors(
@@ -126,10 +126,10 @@ def _array(tensor: Any) -> tensors_lib.AnyTensor:
         tensor.shape, f'{tensor.dtype} of layout {tensor.layout} on {tensor.device.type!r}')
 
 
-def _in_the_same_file(files: FileFamily, model: str | None) -> list[str]:
-  """Returns the file families of further networks in the published file of a target."""
+def _in_the_same_file(files: FileFamily, model: str | None, names: Iterable[str]) -> list[str]:
+  """Returns the file families of further networks among the tensors of a target, by their names."""
   return [name for name, paths in files.layout(model).items()
-          if name != files.name and '.' in paths]
+          if name != files.name and '.' in paths and is_inside(rules.get(name), names)]
 
 
 def _part(files: FileFamily, models: families.Family, model: str | None, role: str, part: Any,

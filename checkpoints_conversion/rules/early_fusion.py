@@ -245,8 +245,8 @@ def _title(preset: str) -> str:
 def _chameleon(name: str) -> tuple[str, ...]:
   """Returns the paths of Chameleon's tokenizers in Meta's download and for official programs."""
   return tuple(f'{folder}{name}' for folder in (
-      '', 'tokenizer/', 'chameleon/tokenizer/', '../tokenizer/', '../chameleon/tokenizer/',
-      '../../tokenizer/'))
+      '', 'tokenizer/', 'original_tokenizers/', 'chameleon/tokenizer/', '../tokenizer/',
+      '../original_tokenizers/', '../chameleon/tokenizer/', '../../tokenizer/'))
 
 
 def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
@@ -307,7 +307,7 @@ _CHAMELEON_LICENCE = 'Chameleon Research License'
 LUMINA_MGPT = _family(
     'lumina_mgpt', tuple(f'lumina_mgpt_7b_{size}' for size in (768, 512, 1024)),
     {'guidance_scale': 4.0, 'top_k': 2000}, norm_rows=1,
-    others={'chameleon_vqgan': _chameleon('vqgan.ckpt'),
+    others={'chameleon_vqgan': (*_chameleon('vqgan.ckpt'), '.'),
             'lumina_mgpt_text': _chameleon('text_tokenizer.json')},
     fields=early_fusion_settings.CHAMELEON,
     # Models for three image sizes have the same shapes.
@@ -322,7 +322,7 @@ LUMINA_MGPT_2 = _family(
     token_side=8, any_vocabulary=True)._replace(licence='Apache-2.0')
 ANOLE = _family(
     'anole', ('anole_7b',), {'guidance_scale': 3.0, 'top_k': 2000},
-    others={'chameleon_vqgan': _chameleon('vqgan.ckpt'),
+    others={'chameleon_vqgan': (*_chameleon('vqgan.ckpt'), '.'),
             'anole_text': _chameleon('text_tokenizer.json')},
     fields=early_fusion_settings.CHAMELEON, needed=early_fusion_settings.NEEDED)._replace(
         licence=_CHAMELEON_LICENCE,
@@ -330,7 +330,7 @@ ANOLE = _family(
                 _passes('anole_7b', _SJD, 'table 5', 'Parti', 2.00)))
 EMU3 = _family(
     'emu3', ('emu3_gen_8b',), {'guidance_scale': 3.0, 'top_k': 2048},
-    others={'emu3_vq': ('Emu3-VisionTokenizer', '../Emu3-VisionTokenizer'),
+    others={'emu3_vq': ('Emu3-VisionTokenizer', '../Emu3-VisionTokenizer', '.'),
             'emu3_text': ('emu3.tiktoken',)},
     fields=early_fusion_settings.EMU3, needed=early_fusion_settings.NEEDED_EMU3,
     token_side=8)._replace(

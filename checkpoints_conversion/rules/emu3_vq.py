@@ -110,4 +110,5 @@ FAMILY = family.FileFamily(
     name='emu3_vq', title=_TITLE, kind='emu3_vq', rules=rules, infer=infer,
     presets={'vision_tokenizer': Emu3VQConfig()}, model='early_fusion',
     leftovers=r'.*\.num_batches_tracked|text_model\..*', variant=_variant,
+    inside=rf'{re.escape(_PREFIX)}decoder\.conv_out\.weight',
     settings=functools.partial(settings.read, {'config.json': FIELDS}))

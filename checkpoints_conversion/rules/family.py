@@ -1,7 +1,7 @@
 """Families of published files, and the inference of sizes from shapes."""
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -86,8 +86,11 @@ class FileFamily(NamedTuple):
     sampling: `config ->` official sampling options by name, those for pictures first; empty for
       networks without sampling.
     layout: `model name or None ->` the networks in the folder of a whole model: by file family,
-      possible paths relative to the folder, of which the first existing one is used. The first
-      entry is the family itself. Empty if a folder is not a whole model.
+      possible paths relative to the folder, of which the first existing one is used; '.' are the
+      files of the target. The first entry is the family itself. Empty if a folder is not a whole
+      model.
+    inside: a regular expression for the name of a tensor that the files of a target hold if the
+      network is among them; '' for networks that always are, or never.
     others: `config ->` file families of further networks without which a target cannot turn prompts
       into images, in addition to those in `layout`.
     compare: `(params, target_params) ->` lines on how a drafter fits its target; None for other
@@ -115,10 +118,16 @@ class FileFamily(NamedTuple):
   metadata: Callable[[Any], Mapping[str, Any]] = lambda config: {}
   sampling: Callable[[Any], Mapping[str, Defaults]] = lambda config: {}
   layout: Callable[[str | None], Mapping[str, tuple[str, ...]]] = lambda model: {}
+  inside: str = ''
   others: Callable[[Any], Sequence[str]] = lambda config: ()
   compare: Callable[[Any, Any], list[str]] | None = None
   licence: str = ''
   passes: tuple[Passes, ...] = ()
+
+
+def is_inside(family: FileFamily, names: Iterable[str]) -> bool:
+  """Whether the files of a target with tensors of these names hold a network; see `inside`."""
+  return not family.inside or any(re.fullmatch(family.inside, name) for name in names)
 
 
 def infer(family: FileFamily, shapes: Shapes, options: Mapping[str, int],

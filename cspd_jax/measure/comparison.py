@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cspd_jax.core.batches import Progress, concatenated
-from cspd_jax.generation.request import Request
+from cspd_jax.generation import batches
+from cspd_jax.generation.model import Model
 from cspd_jax.measure import timing
 from cspd_jax.metrics.base import Sample
 
@@ -31,12 +31,16 @@ class Compared(NamedTuple):
 
 
 def compare(
-    requests: Mapping[str, Request],
+    model: Model,
+    programs: Mapping[str, batches.BatchDecoder],
+    prompts: Sequence[Any],
     *,
+    seed: int | Sequence[int] = 0,
+    sampling: Any = None,
     repeats: int = 3,
     budget: float | None = None,
     show: Callable[[str], None] = lambda line: None,
-    progress: Progress | None = None,
+    progress: batches.Progress | None = None,
     look: Callable[[dict[str, Compared]], None] = lambda compared: None,
 ) -> dict[str, Compared]:
   """Generates all images with all decoders, one image at a time.
@@ -45,7 +49,11 @@ def compare(
   decoders alternate on every image, so that a change in the machine's load affects all of them.
 
   Args:
-    requests: by name of the decoder, the requests of the same images.
+    model: the model.
+    programs: the decoders by name.
+    prompts: one per image.
+    seed: see `batches.keys`; the same for every decoder.
+    sampling: of `model.sampling`, the same for every image; the model's defaults if None.
     repeats: maximum number of timed runs per image and decoder.
     budget: limit on the total seconds of all timed runs, except that the first run of each always
       completes; None for no limit. See `timing.measure`.
@@ -56,27 +64,41 @@ def compare(
 
   Returns:
     Images and times of the decoders, by name.
+
+  Raises:
+    ValueError: for invalid prompts, sampling options or numbers, before anything is compiled.
   """
-  images = range(len(next(iter(requests.values()))))
+  sampling = model.sampling() if sampling is None else sampling
+  condition, rows = _arguments(model, programs, prompts, seed, sampling)
   runs: dict[tuple[int, str], Callable[[], Any]] = {}
   compared: dict[str, Compared] = {}
-  count = len(images) * len(requests)
+  count = len(rows) * len(programs)
   turns = functools.partial(_report_turns, progress, count * (repeats + 1))
-  for name, request in requests.items():
-    compile_seconds = request.compile(1)
-    runs |= {(i, name): request.bound(np.array([i])) for i in images}
-    decoded = _first_turn([runs[i, name] for i in images], turns, len(runs) - len(images))
+  for name, program in programs.items():
+    run, compile_seconds = program.compiled(*rows[0])
+    runs |= {(i, name): functools.partial(run, *row) for i, row in enumerate(rows)}
+    decoded = _first_turn([runs[i, name] for i in range(len(rows))], turns, len(runs) - len(rows))
     show(f'{name}: {", ".join(map(str, decoded.rounds))} rounds')
     compared[name] = Compared(
-        Sample(decoded, jax.device_get(request.condition), request.sampling, batch_size=1),
-        compile_seconds)
-    if len(compared) in (1, len(requests)):
+        Sample(decoded, condition, sampling, batch_size=1), compile_seconds)
+    if len(compared) in (1, len(programs)):
       look(compared)
   timings = timing.measure(
-      {(i, name): runs[i, name] for i in images for name in requests}, repeats, warmup=0,
+      {(i, name): runs[i, name] for i in range(len(rows)) for name in programs}, repeats, warmup=0,
       budget=budget, progress=lambda turn, _: turns((turn + 1) * count))
-  return {name: _timed(untimed, [timings[i, name] for i in images])
+  return {name: _timed(untimed, [timings[i, name] for i in range(len(rows))])
           for name, untimed in compared.items()}
+
+
+def _arguments(model: Model, programs: Mapping[str, batches.BatchDecoder], prompts: Sequence[Any],
+               seed: Any, sampling: Any) -> tuple[Any, list[tuple]]:
+  """Returns the condition of all images, and the programs' arguments per image; checks both."""
+  condition = jax.device_get(model.condition(prompts))
+  for program in programs.values():
+    program.check(condition, sampling)
+  row = lambda i: (jax.tree.map(lambda leaf: leaf[i:i + 1], condition), batches.keys(seed, [i]),
+                   sampling)
+  return condition, [row(i) for i in range(len(prompts))]
 
 
 def _timed(compared: Compared, timings: Sequence[timing.Timing]) -> Compared:
@@ -92,9 +114,9 @@ def _first_turn(runs: Sequence[Callable[[], Any]], turns: Callable[[int], None],
   for i, run in enumerate(runs, 1):
     results.append(jax.device_get(run()))
     turns(done + i)
-  return concatenated(results)
+  return jax.tree.map(lambda *parts: np.concatenate(parts), *results)
 
 
-def _report_turns(progress: Progress | None, total: int, done: int) -> None:
+def _report_turns(progress: batches.Progress | None, total: int, done: int) -> None:
   if progress is not None:
     progress(done, total)

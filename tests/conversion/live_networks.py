@@ -47,7 +47,7 @@ def _emu3(**changes):
 def emu3_hf(**changes):
   vq = config_class('Emu3VQVAEConfig')(
       base_channels=128, channel_multiplier=[1, 1], num_res_blocks=1, attn_resolutions=[1],
-      hidden_size=128, codebook_size=64)
+      hidden_size=128, codebook_size=32768)
   return transformers.Emu3ForConditionalGeneration(transformers.Emu3Config(
       text_config=_emu3_text(**changes), vq_config=vq, **_IMAGE))
 

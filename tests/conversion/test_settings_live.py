@@ -99,7 +99,7 @@ def test_the_image_tokenizer_of_the_same_folder(tmp_path):
   network = live_networks.redraw(live_networks.emu3_hf())
   loaded = _converted('emu3_vq', network, tmp_path)
   rng, theirs = np.random.default_rng(2), network.model.vqmodel
-  codes = rng.integers(0, 64, (2, 4, 6))
+  codes = rng.integers(0, 32768, (2, 4, 6))
   images = rng.uniform(-1, 1, (2, 8, 12, 3)).astype(np.float32)
   with torch.no_grad():
     pixels = theirs.decode(torch.tensor(codes)).numpy().transpose(0, 2, 3, 1)

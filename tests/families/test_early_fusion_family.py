@@ -15,7 +15,7 @@ from cspd_jax.commands import generate as generate_command
 from cspd_jax.families import early_fusion as early_fusion_family
 from cspd_jax.models import eagle, early_fusion, emu3_vq, vq
 from cspd_jax.text import bpe, templates
-from tests.conversion import published_settings
+from tests.conversion import published_settings, torch_files
 from tests.families import published_files
 from tests.families.published_files import chameleon_text, convert, emu3_text, letters
 from tests.models import published
@@ -78,6 +78,44 @@ def test_the_layout_of_the_official_program_is_a_whole_model(folder, tmp_path, c
   jax.tree.map(np.testing.assert_array_equal, model.tokenizer.params, parts.tokenizer.params)
   np.testing.assert_array_equal(model.condition(['a cat']).tokens,
                                 parts.condition(['a cat']).tokens)
+
+
+def test_an_image_tokenizer_in_the_file_of_the_target(folder, tmp_path, capsys):
+  """As in folders of transformers; Meta's own tokenizers may be in `original_tokenizers`."""
+  source, parts = tmp_path / 'hf', cspd_jax.load(folder)
+  pixels = published_files.tensors('chameleon_vqgan', VQ, 2)
+  sizes = dict(base_channels=VQ.ch, channel_multiplier=[1], num_res_blocks=1, attn_type='vanilla',
+               embed_dim=4, latent_channels=4, num_embeddings=8192, double_latent=False,
+               attn_resolutions=None, resolution=512, in_channels=3)
+
+  def converted(output, kept=lambda name: True, **changes):
+    inside = {f'model.vqmodel.{name}': x for name, x in pixels.items() if kept(name)}
+    published_files.shard(
+        source, published_files.tensors('lumina_mgpt', CONFIG, 1) | inside,
+        published_files.transformer_settings(published_settings.LUMINA_MGPT, CONFIG) | {
+            'vq_config': sizes | changes})
+    code = convert(tmp_path, 'lumina_mgpt', 'hf', tmp_path / output, '--height=4', '--width=6')
+    return code, ''.join(capsys.readouterr())
+
+  def check(output):
+    model = cspd_jax.load(tmp_path / output)
+    for one, other in ((model.params, parts.params),
+                       (model.tokenizer.params, parts.tokenizer.params)):
+      jax.tree.map(np.testing.assert_array_equal, one, other)
+    np.testing.assert_array_equal(model.condition(['a']).tokens, parts.condition(['a']).tokens)
+
+  (source / 'original_tokenizers').mkdir(parents=True)
+  (source / 'original_tokenizers' / 'text_tokenizer.json').write_bytes(chameleon_text())
+  assert converted('whole')[0] == 0
+  check('whole')
+  code, error = converted('wrong', embed_dim=8, attn_type='linear')
+  assert code == 2 and "vq_config.attn_type is 'linear'" in error
+  # Releases of transformers write the encoder alone.
+  code, printed = converted('alone', lambda name: not name.startswith('decoder'))
+  assert code == 0 and 'Missing: an image tokenizer of Chameleon (vqgan.ckpt)' in printed
+  torch_files.save(source / 'original_tokenizers' / 'vqgan.ckpt', pixels)
+  assert converted('files', lambda name: not name.startswith('decoder'))[0] == 0
+  check('files')
 
 
 def test_prompts_are_written_as_the_official_sampler_does(folder):
