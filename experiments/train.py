@@ -20,7 +20,6 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from absl import logging
 
-import cspd_jax
 from cspd_jax import cli, families
 from cspd_jax.checkpoints import paths, run_folder, store
 from cspd_jax.cli import training
@@ -71,20 +70,10 @@ def _stages_of(recipe: stages.Stages) -> tuple[str, ...]:
 
 
 def tokenizer_of(recipe: stages.Stages, workdir: pathlib.Path) -> Any:
-  """Returns the parameters of the tokenizer of `recipe.tokenizer_of`, or trains one in `workdir`.
-
-  Raises:
-    ValueError: if the model `recipe.tokenizer_of` has no tokenizer of the recipe's configuration.
-  """
+  """Returns the parameters of the tokenizer of `recipe.tokenizer_of`, or trains one."""
   if recipe.tokenizer_of is None:
     return recipe.train_tokenizer(workdir)
-  tokenizer = cspd_jax.load(recipe.tokenizer_of).tokenizer
-  if tokenizer is None or tokenizer.config != recipe.tokenizer:
-    raise ValueError(
-        f'tokenizer_of is {recipe.tokenizer_of!r}, which has '
-        f'{"no tokenizer" if tokenizer is None else tokenizer.config}; it must be a model with '
-        f'{recipe.tokenizer}, or None.')
-  return tokenizer.params
+  return stages.tokenizer('tokenizer_of', recipe.tokenizer_of, recipe.tokenizer)
 
 
 def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
@@ -109,7 +98,7 @@ def main(recipe: Any, flags: Any) -> None:
   families.check_place(export, recipe.family, {
       role: role for role in ('tokenizer', *recipe.models)})
   run_folder.check(workdir, pictures.names(recipe))
-  photos.load()
+  recipe.prepare()
   if recipe.tokenizer_of is not None:
     tokenizer_of(recipe, workdir)  # Raises its errors before anything is written.
   with run_folder.Run(workdir, dataclasses.asdict(recipe), name='workdir', alone=False):

@@ -1,4 +1,4 @@
-"""Computes FID, sFID, inception score, precision, recall and CLIP scores of generated images.
+"""Computes FID, sFID, inception score, precision, recall, CLIP scores and `asked` of images.
 
   cspd-evaluate --images=runs/generate --reference=photographs --inception=checkpoints/inception
   cspd-evaluate --images=samples.npz --reference=VIRTUAL_imagenet256_labeled.npz \\
@@ -6,6 +6,7 @@
   cspd-evaluate --images=runs/generate --reference=coco --inception=checkpoints/inception \\
       --evaluator=pytorch_fid
   cspd-evaluate --images=runs/words --clip=checkpoints/clip --tokenizer=tokenizer.json
+  cspd-evaluate --images=runs/emoji --asked
 
 Images are those of a folder, or the array arr_0 of an .npz file; a reference may also be published
 statistics (mu, sigma). Published figures are those of 50,000 images, or of 5,000 for captions;
@@ -13,8 +14,8 @@ fewer images raise a FID, so compare only figures of equally many images and of 
 Writes to --output the scores (report.json) and the features of the images (features.npz), which are
 accepted in place of the images. A stopped command resumes when it is repeated.
 
-CLIP scores require captions: --images is a folder of cspd-generate, or of cspd-arrange with
---layout=coco.
+CLIP scores and `asked`, the share of scenes of emoji that show what their captions ask for, require
+captions: --images is a folder of cspd-generate, or of cspd-arrange with --layout=coco.
 """
 
 import dataclasses
@@ -24,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 from cspd_jax import cli, metrics
 from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.core import fields, progress
-from cspd_jax.measure import clip_scores, evaluation, kept, layouts
+from cspd_jax.measure import asked, clip_scores, evaluation, kept, layouts
 
 _FEATURES = 'features.npz'
 _PROGRAM = 'cspd-evaluate'
@@ -44,6 +45,7 @@ class Config:
     clip: folder of the converted CLIP network, for CLIP scores. These need no reference; with one
       all scores are computed.
     tokenizer: tokenizer.json of the CLIP network.
+    asked: whether to score what scenes of emoji show; this needs neither networks nor a reference.
     batch_size: the most images per pass of a network.
     output: folder of the results.
   """
@@ -54,6 +56,7 @@ class Config:
   evaluator: Literal['adm', 'torch_fidelity', 'pytorch_fid'] = 'adm'
   clip: str | None = None
   tokenizer: str | None = None
+  asked: bool = False
   batch_size: int = 32
   output: str = 'runs/evaluate'
 
@@ -77,17 +80,18 @@ class _Captioned(NamedTuple):
   """Images with captions.
 
   Attributes:
-    network: the CLIP network.
+    network: the CLIP network, None without CLIP scores.
     images: the images.
   """
 
-  network: clip_scores.Network
+  network: clip_scores.Network | None
   images: list[layouts.Generated]
 
 
 def _compared(config: Config) -> _Compared | None:
-  """Opens both sets of images; None if there are CLIP scores only. Raises ValueError."""
-  if config.clip is not None and config.reference is None and config.inception is None:
+  """Opens both sets of images; None if their captions suffice. Raises ValueError."""
+  if ((config.clip is not None or config.asked) and config.reference is None
+      and config.inception is None):
     return None
   paths = dict(images=config.images, reference=config.reference)
   for name, path in paths.items():
@@ -104,14 +108,18 @@ def _compared(config: Config) -> _Compared | None:
 
 
 def _captioned(config: Config) -> _Captioned | None:
-  """Opens the images with captions; None without a CLIP network. Raises ValueError."""
-  if config.clip is None:
-    if config.tokenizer is not None:
-      raise ValueError(f'tokenizer is {config.tokenizer!r}, and clip is None; give both or none.')
+  """Opens the images with captions; None if no score needs them. Raises ValueError."""
+  if config.clip is None and config.tokenizer is not None:
+    raise ValueError(f'tokenizer is {config.tokenizer!r}, and clip is None; give both or none.')
+  if config.clip is None and not config.asked:
     return None
   if config.images is None:
     raise ValueError('images is None; it must be a folder of images with captions.')
   images = layouts.captioned(config.images)
+  if config.asked:
+    asked.check(images)
+  if config.clip is None:
+    return _Captioned(None, images)
   network = clip_scores.network(config.clip, config.tokenizer)
   clip_scores.check_batch(config.batch_size, len(images), network)
   return _Captioned(network, images)
@@ -122,7 +130,7 @@ def main(config: Config) -> None:
   captioned, compared = _captioned(config), _compared(config)
   networks = dict(network=compared and compared.network.digest,
                   evaluator=compared and compared.network.evaluator,
-                  clip=captioned and captioned.network.digest)
+                  clip=captioned and captioned.network and captioned.network.digest)
   report, rows = Report(config.output, [_FEATURES], program=_PROGRAM, run=networks), []
   keep = kept.within(report)
   content: dict[str, Any] = dict(settings=dataclasses.asdict(config))
@@ -138,13 +146,19 @@ def main(config: Config) -> None:
       evaluation.save(report.path(_FEATURES), samples.features, compared.network)
     content |= dict(num_images=samples.num_images, network=compared.network.digest)
   if captioned is not None:
-    with progress.bar('captions') as show:
-      values = clip_scores.scores(
-          captioned.images, captioned.network, config.batch_size, show, keep)
+    values = {}
+    if captioned.network is not None:
+      with progress.bar('captions') as show:
+        values |= clip_scores.scores(
+            captioned.images, captioned.network, config.batch_size, show, keep)
+      content |= dict(clip=captioned.network.digest)
+    if config.asked:
+      with progress.bar('asked') as show:
+        values |= asked.scores(captioned.images, config.batch_size, show)
     for name, value in values.items():
       numbers = metrics.entries(dict(value=value))  # The error of one image is None.
       rows.append(dict(score=name, value=numbers['value'], error=numbers['value_error']))
-    content |= dict(num_images=len(captioned.images), clip=captioned.network.digest)
+    content |= dict(num_images=len(captioned.images))
   kept.remove(report)
   report.write(rows=rows, **content)
   for row in rows:

@@ -1,4 +1,4 @@
-"""AdamW with warm-up, a schedule and clipping: one configuration for every training."""
+"""AdamW or Muon with warm-up, a schedule and clipping: one configuration for every training."""
 
 import dataclasses
 from collections.abc import Callable
@@ -6,20 +6,28 @@ from typing import Any
 
 import jax
 import optax
+from optax import contrib
 
 from cspd_jax.core import fields
 
 Params = Any
 
+# Parts of the names of parameters that AdamW trains where Muon trains the rest.
+_ADAMW = ('embed', 'codebook', 'norm', 'bias', 'scale', 'output', 'position', 'mask_token',
+          'conv_in', 'conv_out')
+
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-  """Configuration of AdamW (arXiv:1711.05101), its schedule, the batches and the moving average.
+  """Configuration of AdamW (arXiv:1711.05101) or Muon, schedule, batches and moving average.
 
   Attributes:
     num_steps: optimiser steps.
     batch_size: examples per step.
-    learning_rate: learning rate after the warm-up.
+    learning_rate: learning rate of AdamW after the warm-up.
+    muon_learning_rate: learning rate of Muon (https://kellerjordan.github.io/posts/muon) after the
+      warm-up, for the weights of the layers; AdamW, with Nesterov's momentum, then trains
+      embeddings, output layer, norms and biases. None trains everything by AdamW.
     warmup_steps: steps of linear warm-up.
     cooldown_steps: steps at the end over which a constant learning rate falls linearly to 0; None
       for a cosine decay from the end of the warm-up to the last step.
@@ -34,6 +42,7 @@ class OptimizerConfig:
   num_steps: int = 2000
   batch_size: int = 16
   learning_rate: float = 1e-3
+  muon_learning_rate: float | None = None
   warmup_steps: int = 100
   cooldown_steps: int | None = None
   weight_decay: float = 0.01
@@ -65,15 +74,44 @@ def optimizer(config: OptimizerConfig, decayed: Callable[[Params], Any] = matric
     config: its configuration.
     decayed: function from the parameters to a tree of bool, True for those with weight decay.
   """
-  if config.cooldown_steps is None:
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0, config.learning_rate, config.warmup_steps,
-        max(config.num_steps, config.warmup_steps + 1))
+  if config.muon_learning_rate is None:
+    update = optax.adamw(schedule(config, config.learning_rate), b1=0.9, b2=config.b2,
+                         weight_decay=config.weight_decay, mask=decayed)
   else:
-    schedule = optax.join_schedules(
-        [optax.linear_schedule(0.0, config.learning_rate, max(config.warmup_steps, 1)),
-         optax.linear_schedule(config.learning_rate, 0.0, max(config.cooldown_steps, 1))],
-        [config.num_steps - config.cooldown_steps])
-  return optax.chain(
-      optax.clip_by_global_norm(config.max_norm),
-      optax.adamw(schedule, b1=0.9, b2=config.b2, weight_decay=config.weight_decay, mask=decayed))
+    update = contrib.muon(
+        schedule(config, config.muon_learning_rate), weight_decay=config.weight_decay,
+        weight_decay_mask=decayed, adam_b1=0.9, adam_b2=config.b2,
+        adam_weight_decay=config.weight_decay,
+        adam_learning_rate=schedule(config, config.learning_rate),
+        muon_weight_dimension_numbers=muon_axes)
+  return optax.chain(optax.clip_by_global_norm(config.max_norm), update)
+
+
+def schedule(config: OptimizerConfig, learning_rate: float) -> optax.Schedule:
+  """Returns the learning rate by step, with `learning_rate` after the warm-up."""
+  if config.cooldown_steps is None:
+    return optax.warmup_cosine_decay_schedule(
+        0.0, learning_rate, config.warmup_steps,
+        max(config.num_steps, config.warmup_steps + 1))
+  return optax.join_schedules(
+      [optax.linear_schedule(0.0, learning_rate, max(config.warmup_steps, 1)),
+       optax.linear_schedule(learning_rate, 0.0, max(config.cooldown_steps, 1))],
+      [config.num_steps - config.cooldown_steps])
+
+
+def muon_axes(params: Params) -> Any:
+  """Returns the axes of each parameter as a matrix for Muon, or None for those of AdamW.
+
+  Attention weights `[width, heads, head width]` and `[heads, head width, width]` are matrices from
+  or to the width, which is at least the head width; convolutions `[height, width, in, out]` are
+  matrices to the output channels.
+  """
+  def axes(path, leaf):
+    name = jax.tree_util.keystr(path, simple=True, separator='.')
+    if leaf.ndim < 2 or any(part in name for part in _ADAMW):
+      return None
+    inputs = 1 if leaf.ndim == 3 and leaf.shape[0] >= leaf.shape[2] else leaf.ndim - 1
+    return contrib.MuonDimensionNumbers(
+        tuple(range(inputs)), tuple(range(inputs, leaf.ndim)))
+
+  return jax.tree_util.tree_map_with_path(axes, params)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from absl import logging
 
+import cspd_jax
 from cspd_jax.checkpoints import files, reading
 from cspd_jax.core import fields
 from cspd_jax.training import loop
@@ -80,6 +81,10 @@ class Stages(abc.ABC):
   def defaults(self) -> dict[str, Any]:
     """Defaults of the exported model; see `generation.Model.defaults`."""
     return {'dtype': 'float32', 'guidance_scale': self.guidance_scale}
+
+  def prepare(self) -> None:
+    """Opens the images, so that their errors come before the work."""
+    photos()
 
   @abc.abstractmethod
   def small(self) -> 'Stages':
@@ -214,6 +219,25 @@ class Stages(abc.ABC):
     labels = np.concatenate(batches_of_labels)[:count]
     files.write_arrays(path, {name: codes, 'labels': labels})
     return codes, labels
+
+
+def tokenizer(field: str, name: str, config: Any) -> Any:
+  """Returns the parameters of the tokenizer of a model, shipped or a folder.
+
+  Args:
+    field: the recipe's field that names the model, for the message.
+    name: the model.
+    config: configuration that its tokenizer must have.
+
+  Raises:
+    ValueError: if it has no tokenizer of this configuration.
+  """
+  part = cspd_jax.load(name).tokenizer
+  if part is None or part.config != config:
+    raise ValueError(
+        f'{field} is {name!r}, which has {"no tokenizer" if part is None else part.config}; it '
+        f'must be a model with {config}, or None.')
+  return part.params
 
 
 def check_model(role: str, config: Any, expected: Mapping[str, Any]) -> None:

@@ -14,9 +14,15 @@ from experiments.demo_models import photo_captions, recipe, stages, words
 _FORM = 'anole'
 
 
-def vocabulary(num_codes: int) -> dict[str, Any]:
-  """Returns the fields of an `EarlyFusionConfig` that describe its tokens."""
-  return words.ids(photo_captions.WORDS, num_codes)._asdict()
+def vocabulary(num_codes: int, captions: tuple[str, ...] = photo_captions.WORDS
+               ) -> dict[str, Any]:
+  """Returns the fields of an `EarlyFusionConfig` that describe its tokens.
+
+  Args:
+    num_codes: codes of the image tokenizer.
+    captions: words of the captions.
+  """
+  return words.ids(captions, num_codes)._asdict()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +38,9 @@ class TextRecipe(recipe.TokenRecipe):
   """
 
   family: ClassVar[str] = 'early_fusion'
+  # Words of the captions, and example prompts.
+  words: ClassVar[tuple[str, ...]] = photo_captions.WORDS
+  examples: ClassVar[tuple[str, ...]] = photo_captions.EXAMPLES
 
   target: early_fusion.EarlyFusionConfig
   draft: early_fusion.EarlyFusionConfig
@@ -40,7 +49,8 @@ class TextRecipe(recipe.TokenRecipe):
   def __post_init__(self):
     super().__post_init__()
     side = self.side(self.tokenizer.factor)
-    expected = {'height': side, 'width': side, **vocabulary(self.tokenizer.codebook_size)}
+    expected = {'height': side, 'width': side,
+                **vocabulary(self.tokenizer.codebook_size, self.words)}
     for role in self.models:
       stages.check_model(role, getattr(self, role), expected)
 
@@ -48,14 +58,14 @@ class TextRecipe(recipe.TokenRecipe):
     """See `stages.Stages`."""
     model = early_fusion.EarlyFusionConfig(
         height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
-        **vocabulary(recipe.SMALL_TOKENIZER.codebook_size))
+        **vocabulary(recipe.SMALL_TOKENIZER.codebook_size, self.words))
     return dataclasses.replace(self, tokenizer=recipe.SMALL_TOKENIZER, target=model, draft=model,
-                               tokenizer_of=None, image_size=8)
+                               tokenizer_of=None, tokenizer_from=None, image_size=8)
 
   @property
   def metadata(self) -> dict[str, Any]:
     """See `stages.Stages`."""
-    return {'prompts': list(photo_captions.EXAMPLES), 'image_size': self.image_size}
+    return {'prompts': list(self.examples), 'image_size': self.image_size}
 
   @property
   def defaults(self) -> dict[str, Any]:
@@ -87,7 +97,7 @@ class TextRecipe(recipe.TokenRecipe):
   def _text(self) -> stages.Network:
     """Returns the text tokenizer as a network."""
     file = np.frombuffer(
-        words.file(photo_captions.WORDS, self.tokenizer.codebook_size), np.uint8).copy()
+        words.file(self.words, self.tokenizer.codebook_size), np.uint8).copy()
     return stages.Network('text', bpe.TextConfig(_FORM, len(file)), {'file': file})
 
   def networks(self, tokenizer: Any, models: Mapping[str, Any],

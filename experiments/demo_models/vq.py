@@ -53,12 +53,13 @@ class VQTrainConfig:
         restart_until=fields.SHARES, restart_below=fields.NOT_NEGATIVE)
 
 
-def init(config: vq.VQConfig, train: VQTrainConfig) -> TrainState:
-  """Returns the state before the first step.
+def init(config: vq.VQConfig, train: VQTrainConfig, params: Any = None) -> TrainState:
+  """Returns the state before the first step, from parameters or from random ones.
 
   Its `extra` is the running usage `[codebook_size]` of the codebook vectors; 1 is uniform usage.
   """
-  params = vq.init(config, jax.random.key(train.optimizer.seed))
+  if params is None:
+    params = vq.init(config, jax.random.key(train.optimizer.seed))
   return state_lib.start(params, train.optimizer, extra=jnp.zeros(config.codebook_size))
 
 

@@ -12,7 +12,7 @@ from cspd_jax.checkpoints import store
 from cspd_jax.commands import evaluate
 from cspd_jax.generation import memory
 from cspd_jax.measure import evaluation
-from cspd_jax.metrics import clip, frechet, inception
+from cspd_jax.metrics import clip, frechet, inception, scenes
 from cspd_jax.models import clip as clip_network, inception as network_lib
 from cspd_jax.text import bpe
 from tests.experiments import calls
@@ -337,3 +337,30 @@ def test_one_image_has_no_error(place, capsys, tmp_path):
 @pytest.mark.usefixtures('captions')
 def test_bad_clip_input(run, words, message):
   calls.check_refused(run(*words), message)
+
+
+def _scenes(place, captions):
+  """Writes pictures of the templates of 'fox', on white, with captions."""
+  shipped = scenes.templates()
+  luminance, alpha = np.moveaxis(shipped.pixels[shipped.names.index('fox')][1], -1, 0)
+  scene = Image.new('L', (64, 64), 255)
+  scene.paste(Image.fromarray(luminance.copy()).resize((56, 56)), (4, 4),
+              Image.fromarray(alpha.copy()).resize((56, 56)))
+  place.mkdir()
+  _write(place / 'images', [np.asarray(scene.convert('RGB'))] * len(captions))
+  (place / 'captions.json').write_text(json.dumps([
+      dict(file_name=f'{number:04}.png', caption=caption)
+      for number, caption in enumerate(captions)]))
+  return f'--images={place}'
+
+
+def test_scenes_are_scored_by_what_their_captions_ask_for(capsys, tmp_path):
+  captions = ['a fox on white', 'a fox on white', 'an owl flat', 'a fox on red']
+  called = calls.call(evaluate.main, capsys, tmp_path / 'out', _scenes(tmp_path / 'in', captions),
+                      '--asked', '--batch_size=3')
+  assert _scores(called) == {'thing': 3 / 4, 'style': 1, 'ground': 2 / 3, 'all': 1 / 2,
+                             'asked': pytest.approx((3 / 4 + 1 + 2 / 3) / 3), 'any': 1 / 3}
+  assert 'ground: 0.6667 +- ' in called.out
+  refused = calls.call(evaluate.main, capsys, tmp_path / 'no', _scenes(
+      tmp_path / 'other', ['a cat and a zebra']), '--asked')
+  calls.check_refused(refused, ["'a cat and a zebra'", "'zebra'", 'the things are: dog'])

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.training import state as state_lib
+from cspd_jax.models import early_fusion, vq
+from cspd_jax.training import optimizer as optimizer_lib, state as state_lib
 from cspd_jax.training.optimizer import OptimizerConfig
 
 CONFIG = OptimizerConfig(num_steps=20, warmup_steps=4, learning_rate=0.5, weight_decay=0.0,
@@ -67,3 +68,41 @@ def test_without_an_average_there_is_none():
 def test_a_cooldown_is_a_part_of_the_steps():
   with pytest.raises(ValueError, match='cooldown_steps is 21; it must be from 0 to num_steps, 20'):
     dataclasses.replace(CONFIG, cooldown_steps=21)
+
+
+def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest():
+  rng = np.random.default_rng(0)
+  params = {'query': jnp.zeros((8, 2, 4)), 'out': jnp.zeros((2, 4, 8)), 'output': jnp.zeros((8, 5)),
+            'norm': {'bias': jnp.zeros((2, 4))}}
+  grads = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), params)
+  config = dataclasses.replace(CONFIG, warmup_steps=0)
+  muon = dataclasses.replace(config, muon_learning_rate=0.02)
+  plain, mixed = (state_lib.update(state_lib.start(params, options), grads, options).params
+                  for options in (config, muon))
+  nesterov = 1 + 0.9 * 0.1 / (1 - 0.9 ** 2)  # The first step of Adam with Nesterov's momentum.
+  for ours, adam in ((mixed['output'], plain['output']),
+                     (mixed['norm']['bias'], plain['norm']['bias'])):
+    np.testing.assert_allclose(ours, nesterov * adam, rtol=1e-4)
+  for name, shape in (('query', (8, 8)), ('out', (8, 8))):
+    # Newton and Schulz's iteration brings all singular values near 1.
+    values = np.linalg.svd(np.asarray(mixed[name]).reshape(shape), compute_uv=False) / 0.02
+    assert values.min() > 0.3 and values.max() < 1.4, name
+
+
+def test_muon_takes_each_parameter_as_the_matrix_that_it_is():
+  def axes(module, config):
+    params = jax.eval_shape(lambda: module.init(config, jax.random.key(0)))
+    return optimizer_lib.muon_axes(params)
+
+  fusion = axes(early_fusion, early_fusion.EarlyFusionConfig(
+      height=2, width=2, vocab_size=40, num_codes=8, dim=16, num_layers=1, num_heads=2, ffn_dim=8))
+  layer = fusion['transformer']['layers_0']
+  assert layer['query'] == ((0,), (1, 2)) and layer['out'] == ((0, 1), (2,))
+  assert layer['gate'] == layer['down'] == ((0,), (1,))
+  for name in ('token_embedding', 'output'):
+    assert fusion['transformer'][name] is None
+  assert layer['query_norm'] == {'scale': None, 'bias': None}
+  tokenizer = axes(vq, vq.VQConfig(
+      ch=8, ch_mult=(1, 2), num_res_blocks=1, z_channels=8, codebook_size=16, codebook_dim=4))
+  assert tokenizer['encoder']['down_0']['downsample'] == {'kernel': ((0, 1, 2), (3,)), 'bias': None}
+  assert tokenizer['codebook']['embedding'] is None

@@ -1,0 +1,38 @@
+"""The shipped text-to-image model: scenes of emoji with captions.
+
+  python -m experiments.train --config=configs/train/emoji.py --workdir=runs/train_emoji
+
+The configuration of cspd_jax/assets/emoji; docs/embedded.md has the commands that fetch the
+sources. The tokenizer starts from the one of `demo`.
+"""
+
+from configs.train import demo
+from cspd_jax.models.early_fusion import EarlyFusionConfig
+from cspd_jax.training.optimizer import OptimizerConfig
+from experiments.demo_models import emoji, text_recipe
+from experiments.demo_models.autoregressive import ARTrainConfig
+from experiments.demo_models.emoji_recipe import EmojiRecipe
+from experiments.demo_models.vq import VQTrainConfig
+
+
+def get_config() -> EmojiRecipe:
+  """Returns the recipe."""
+  tokenizer = demo.get_config().tokenizer
+  shared = dict(height=16, width=16,
+                **text_recipe.vocabulary(tokenizer.codebook_size, emoji.WORDS))
+  return EmojiRecipe(
+      tokenizer=tokenizer,
+      tokenizer_train=VQTrainConfig(OptimizerConfig(
+          num_steps=5000, batch_size=8, weight_decay=0.0, b2=0.99, ema_decay=None),
+          quantize_from=0),
+      tokenizer_from='demo',
+      target=EarlyFusionConfig(dim=192, num_layers=8, num_heads=3, ffn_dim=512, **shared),
+      target_train=ARTrainConfig(OptimizerConfig(
+          num_steps=5000, batch_size=16, learning_rate=2e-3, muon_learning_rate=0.02,
+          cooldown_steps=1200)),
+      draft=EarlyFusionConfig(dim=128, num_layers=2, num_heads=2, ffn_dim=384, **shared),
+      draft_train=ARTrainConfig(OptimizerConfig(
+          num_steps=1200, batch_size=16, learning_rate=2e-3, muon_learning_rate=0.02)),
+      num_train_images=65536,
+      num_held_out_images=512,
+  )

@@ -1,0 +1,312 @@
+"""The score `asked`: do scenes of emoji show what their captions asked for? By correlation alone.
+
+  marks = score(images, captions)      # images [N, H, W, 3] uint8
+  asked(marks, captions)['asked'].mean
+
+A thing is the template with the largest correlation of luminance with the scene, over both styles,
+mirrored or not, three sizes and nine shifts; two things are searched in the two halves, a small one
+in nine places. Its style is the template's, its colour the most frequent one of its pixels, and the
+ground is the colour of the border. No network is involved. As in GenEval (arXiv:2310.11513), every
+kind of request has a share of images that fulfil it, and `asked` is the mean of these shares.
+"""
+
+import functools
+import pathlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from cspd_jax.checkpoints import reading
+from cspd_jax.metrics import base, requests
+from cspd_jax.metrics.requests import Request
+
+KINDS = ('thing', 'two', 'style', 'ground', 'colour')
+# The file of the templates; its licences are in its folder.
+TEMPLATES = pathlib.Path(__file__).parent.parent / 'assets' / 'scenes' / 'templates.npz'
+
+# Side in pixels of the scenes, of a window in which a thing is searched, and of its shifts.
+_SCENE, _WINDOW = 64, 32
+# Sides of things in a window: of a whole scene at half its resolution, or of a part of it.
+_WHOLE, _PART = (26, 28, 30), (28, 30, 32)
+_SHIFTS = (-1, 0, 1), (-2, 0, 2)
+_PLACES = (16, 32, 48)
+_LUMA = np.array([.299, .587, .114], np.float32)
+# A colour is right if its share of the thing is at least this part of the largest one.
+_NEARLY = 0.75
+_BORDER = 2
+# Windows that are compared with the templates together.
+_ROWS = 128
+
+
+class Templates(NamedTuple):
+  """The luminance of things.
+
+  Attributes:
+    names: the words for the things.
+    pixels: `[things, styles, S, S, 2]` uint8, luminance and alpha; styles as `requests.STYLES`.
+  """
+
+  names: tuple[str, ...]
+  pixels: np.ndarray
+
+
+class Bank(NamedTuple):
+  """Templates in all sizes, places and mirrorings, for a window of 32 x 32 pixels.
+
+  A template on a ground of luminance `g` is `fixed + g * free`.
+
+  Attributes:
+    fixed: `[K, 1024]` float32, alpha times luminance, minus its mean.
+    free: `[K, 1024]` float32, 1 - alpha, minus its mean.
+    products: `[K, 3]` float32, `fixed . fixed`, `fixed . free` and `free . free`.
+    items: `[K]` number of the thing.
+    styles: `[K]` number of the style.
+    masks: `[K, 1024]` bool, the pixels of the thing.
+  """
+
+  fixed: np.ndarray
+  free: np.ndarray
+  products: np.ndarray
+  items: np.ndarray
+  styles: np.ndarray
+  masks: np.ndarray
+
+
+class Seen(NamedTuple):
+  """The thing that a window shows.
+
+  Attributes:
+    name: its word.
+    style: its style.
+    shares: the share of every colour of `requests.COLOURS` among its pixels.
+    correlation: that of its template.
+  """
+
+  name: str
+  style: str
+  shares: np.ndarray
+  correlation: float
+
+
+@functools.cache
+def templates(path: pathlib.Path = TEMPLATES) -> Templates:
+  """Reads a file of templates; the default is that of the package."""
+  arrays = reading.arrays(path, 'install the package again', needed=('names', 'pixels'))
+  return Templates(tuple(arrays['names'].tolist()), arrays['pixels'])
+
+
+def score(images: np.ndarray, captions: Sequence[str], of: Templates | None = None
+          ) -> dict[str, np.ndarray]:
+  """Scores scenes.
+
+  Args:
+    images: `[N, H, W, 3]` uint8, square.
+    captions: `N` captions in the grammar of `requests`.
+    of: the templates; None for those of the package.
+
+  Returns:
+    For every kind of `KINDS`, `[N]` float64: 1 if the scene fulfils the request, 0 if not, and NaN
+    if its caption has none; for 'all', 1 if it fulfils all its requests.
+
+  Raises:
+    ValueError: for images of another form, or a caption that is not in the grammar or names a thing
+      without a template.
+  """
+  of = templates() if of is None else of
+  if (images.ndim != 4 or images.dtype != np.uint8 or images.shape[1:] != (
+      images.shape[1], images.shape[1], 3) or len(images) != len(captions)):
+    raise ValueError(f'images is {images.dtype}{list(images.shape)} with {len(captions)} captions; '
+                     'it must be uint8 [N, S, S, 3] with N captions.')
+  wanted = [request_of(caption, of) for caption in captions]
+  scenes = [_scene(image) for image in images]
+  rows = [_marks(scene, request, seen) for scene, request, seen in zip(
+      scenes, wanted, see(scenes, wanted, of), strict=True)]
+  return {kind: np.array([row.get(kind, np.nan) for row in rows]) for kind in (*KINDS, 'all')}
+
+
+def request_of(caption: str, of: Templates) -> Request:
+  """Reads a caption; raises ValueError unless all its things have templates."""
+  request = requests.parse(caption)
+  if request is None:
+    raise ValueError(f'caption is {caption!r}; it must be like "a blue owl and a fox flat on red".')
+  for thing in request.items:
+    if thing.name not in of.names:
+      raise ValueError(f'caption is {caption!r}, which names {thing.name!r}; the things are: '
+                       f'{", ".join(of.names)}.')
+  return request
+
+
+def asked(marks: dict[str, np.ndarray], captions: Sequence[str]) -> dict[str, base.Value]:
+  """Summarises scores, as GenEval does.
+
+  Args:
+    marks: see `score`.
+    captions: the captions; images of the same caption count as samples of one prompt.
+
+  Returns:
+    The share of every kind that occurs, with its standard error over prompts; 'asked', the mean of
+    these shares; 'all', the share of images that fulfil all their requests; and 'any', the share of
+    prompts with such an image, with `images of a prompt` images each.
+  """
+  prompts = np.unique(np.asarray(captions), return_inverse=True)[1].reshape(-1)
+  count = int(prompts.max(initial=-1)) + 1
+  values = {kind: _share(marks[kind], prompts, count) for kind in (*KINDS, 'all')
+            if np.isfinite(marks[kind]).any()}
+  shares = [values[kind] for kind in KINDS if kind in values]
+  error = np.sqrt(sum(value.standard_error ** 2 for value in shares)) / len(shares)
+  best = np.array([marks['all'][prompts == prompt].max() for prompt in range(count)])
+  return {**values, 'asked': base.Value(float(np.mean([v.mean for v in shares])), float(error)),
+          'any': base.mean(best)}
+
+
+def _share(marks: np.ndarray, prompts: np.ndarray, count: int) -> base.Value:
+  """Returns the mean of the marks that are not NaN, with its error over prompts."""
+  valid = np.isfinite(marks)
+  sums = np.bincount(prompts[valid], marks[valid], minlength=count)
+  numbers = np.bincount(prompts[valid], minlength=count)
+  return base.ratio(sums[numbers > 0], numbers[numbers > 0])
+
+
+def _scene(image: np.ndarray) -> np.ndarray:
+  """Returns an image as `[64, 64, 3]` float32 from 0 to 255."""
+  if image.shape[0] == _SCENE:
+    return image.astype(np.float32)
+  return np.asarray(Image.fromarray(image).resize((_SCENE, _SCENE), Image.Resampling.BOX),
+                    np.float32)
+
+
+def _marks(scene: np.ndarray, request: Request, seen: list[Seen]) -> dict[str, float]:
+  """Returns the marks of a scene by kind, and 'all'."""
+  right = [one.name == thing.name for one, thing in zip(seen, request.items, strict=True)]
+  marks = {'two' if len(right) == 2 else 'thing': all(right)}
+  if request.style is not None:
+    marks['style'] = all(one.style == request.style for one in seen)
+  if request.ground is not None:
+    marks['ground'] = nearest(border(scene)) == request.ground
+  coloured = [_has(one.shares, thing.colour)
+              for one, thing in zip(seen, request.items, strict=True) if thing.colour]
+  if coloured:
+    marks['colour'] = all(coloured)
+  return {**{kind: float(mark) for kind, mark in marks.items()}, 'all': float(all(marks.values()))}
+
+
+def _has(shares: np.ndarray, colour: str) -> bool:
+  share = shares[requests.COLOURS.index(colour)]
+  return bool(share > 0 and share >= _NEARLY * shares.max())
+
+
+def border(scene: np.ndarray) -> np.ndarray:
+  """Returns the median colour `[3]` of the border of a scene."""
+  inner = np.zeros(scene.shape[:2], bool)
+  inner[_BORDER:-_BORDER, _BORDER:-_BORDER] = True
+  return np.median(scene[~inner], axis=0)
+
+
+def nearest(colour: np.ndarray) -> str:
+  """Returns the name of the ground that is nearest to an RGB colour."""
+  return min(requests.GROUNDS, key=lambda name: float(
+      np.sum((colour - np.array(requests.GROUNDS[name])) ** 2)))
+
+
+def see(scenes: Sequence[np.ndarray], wanted: Sequence[Request], of: Templates
+        ) -> list[list[Seen]]:
+  """Returns the things of scenes: as many as requested, from left to right.
+
+  Args:
+    scenes: `[64, 64, 3]` float32 from 0 to 255 each.
+    wanted: their requests, for the number and size of the things.
+    of: the templates.
+  """
+  whole = [len(request.items) == 1 and not request.small for request in wanted]
+  windows = [_windows(scene, request) for scene, request in zip(scenes, wanted, strict=True)]
+  grounds = [float(border(scene) @ _LUMA) for scene in scenes]
+  seen: dict[int, list[Seen]] = {}
+  for is_whole, among in ((True, (_WHOLE, _SHIFTS[0])), (False, (_PART, _SHIFTS[1]))):
+    rows = [row for row, value in enumerate(whole) if value == is_whole]
+    if not rows:
+      continue
+    flat = np.stack([window for row in rows for window in windows[row]])
+    levels = np.array([grounds[row] for row in rows for _ in windows[row]], np.float32)
+    best = [part for first in range(0, len(flat), _ROWS) for part in _best(
+        flat[first:first + _ROWS], levels[first:first + _ROWS], bank(of, *among), of)]
+    for row in rows:
+      seen[row], best = best[:len(windows[row])], best[len(windows[row]):]
+  return [[max(seen[row], key=lambda part: part.correlation)] if request.small else seen[row]
+          for row, request in enumerate(wanted)]
+
+
+def _windows(scene: np.ndarray, request: Request) -> list[np.ndarray]:
+  """Returns the windows `[1024, 3]` of a scene in which its things may be."""
+  if len(request.items) == 1 and not request.small:
+    return [scene.reshape(_WINDOW, 2, _WINDOW, 2, 3).mean(axis=(1, 3)).reshape(-1, 3)]
+  places = ([(16, 32), (48, 32)] if len(request.items) == 2 else
+            [(x, y) for x in _PLACES for y in _PLACES])
+  return [scene[y - 16:y + 16, x - 16:x + 16].reshape(-1, 3) for x, y in places]
+
+
+def _best(windows: np.ndarray, grounds: np.ndarray, among: Bank, of: Templates) -> list[Seen]:
+  """Returns the thing with the largest correlation in each of the windows `[N, 1024, 3]`.
+
+  Args:
+    windows: see `_windows`.
+    grounds: luminance of their grounds, `[N]`.
+    among: the templates in all sizes and places.
+    of: the templates.
+  """
+  luma = windows @ _LUMA
+  luma = luma - luma.mean(axis=1, keepdims=True)
+  luma = luma / np.maximum(np.linalg.norm(luma, axis=1, keepdims=True), 1e-3)
+  levels = grounds[:, None]
+  squares = np.concatenate([np.ones_like(levels), 2 * levels, levels ** 2], axis=1)
+  norms = np.sqrt(np.maximum(squares @ among.products.T, 1e-3))
+  correlations = (luma @ among.fixed.T + levels * (luma @ among.free.T)) / norms
+  numbers = np.argmax(correlations, axis=1)
+  return [Seen(of.names[among.items[number]], requests.STYLES[among.styles[number]],
+                requests.shares(window[among.masks[number]]), float(row[number]))
+          for window, number, row in zip(windows, numbers, correlations, strict=True)]
+
+
+_banks: dict[tuple, Bank] = {}
+
+
+def bank(of: Templates, sides: tuple[int, ...], shifts: tuple[int, ...]) -> Bank:
+  """Returns the templates in all sizes, shifts and mirrorings; cached."""
+  key = (id(of.pixels), sides, shifts)
+  if key not in _banks:
+    _banks[key] = _bank(of, sides, shifts)
+  return _banks[key]
+
+
+def _bank(of: Templates, sides: tuple[int, ...], shifts: tuple[int, ...]) -> Bank:
+  """Builds the templates in all sizes, shifts and mirrorings."""
+  luminance, alpha, items, styles = [], [], [], []
+  for thing, pictures in enumerate(of.pixels):
+    for style, picture in enumerate(pictures):
+      for side in sides:
+        small = np.asarray(Image.fromarray(picture, 'LA').resize(
+            (side, side), Image.Resampling.LANCZOS), np.float32)
+        for mirrored in (small, small[:, ::-1]):
+          for x in shifts:
+            for y in shifts:
+              placed = _placed(mirrored, x, y)
+              luminance.append(placed[..., 0].ravel())
+              alpha.append(placed[..., 1].ravel() / 255)
+              items.append(thing)
+              styles.append(style)
+  opaque = np.stack(alpha)
+  fixed, free = opaque * np.stack(luminance), 1 - opaque
+  fixed, free = (part - part.mean(axis=1, keepdims=True) for part in (fixed, free))
+  products = np.stack([np.einsum('kp,kp->k', a, b) for a, b in (
+      (fixed, fixed), (fixed, free), (free, free))], axis=1)
+  return Bank(fixed, free, products, np.array(items), np.array(styles), opaque > 0.8)
+
+
+def _placed(picture: np.ndarray, x: int, y: int) -> np.ndarray:
+  """Places a picture in the middle of a window `[32, 32, 2]`, shifted by `x` and `y`."""
+  side = len(picture)
+  window = np.zeros((3 * _WINDOW, 3 * _WINDOW, 2), np.float32)
+  left, top = (_WINDOW + (_WINDOW - side) // 2 + shift for shift in (x, y))
+  window[top:top + side, left:left + side] = picture
+  return window[_WINDOW:2 * _WINDOW, _WINDOW:2 * _WINDOW]

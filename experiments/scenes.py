@@ -1,0 +1,71 @@
+"""Draws scenes of emoji with their captions, and writes the templates of the score `asked`.
+
+  python -m experiments.scenes --num_scenes=1000
+
+Writes train.png, held_out.png and templates.npz, the file of cspd_jax/assets/scenes, and scores as
+many scenes of both splits against their complete captions: the largest value that the score can
+have (report.json). docs/embedded.md has the commands that fetch the sources.
+"""
+
+import dataclasses
+import sys
+
+import numpy as np
+
+from cspd_jax import cli, metrics
+from cspd_jax.checkpoints import files
+from cspd_jax.checkpoints.run_folder import Report
+from cspd_jax.core import fields
+from cspd_jax.metrics import requests, scenes as score
+from cspd_jax.plots import grid
+from experiments.demo_models import emoji
+
+_SHEET = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The sources and the number of scenes.
+
+  Attributes:
+    fluent: folder of the files of Fluent Emoji.
+    noto: file of Noto Color Emoji.
+    names: file of the short names.
+    num_scenes: scored scenes per split.
+    seed: seed of the scenes.
+    workdir: folder of the results.
+  """
+
+  fluent: str = emoji.FLUENT
+  noto: str = emoji.NOTO
+  names: str = emoji.SHORT_NAMES
+  num_scenes: int = 1000
+  seed: int = 0
+  workdir: str = 'runs/scenes'
+
+  def __post_init__(self):
+    fields.check(self, num_scenes=(1, fields.MOST), seed=fields.SEEDS)
+
+
+@cli.command(Config)
+def main(config: Config) -> None:
+  sprites = emoji.load(config.fluent, config.noto, config.names)
+  report = Report(config.workdir, ['templates.npz', *(f'{split}.png' for split in emoji.SPLITS)])
+  templates = emoji.templates(sprites)
+  files.write_arrays(report.path('templates.npz'), {
+      'names': np.array(templates.names), 'pixels': templates.pixels})
+  rows = []
+  for split in emoji.SPLITS:
+    scenes = emoji.scenes(sprites, config.seed, 0, split, config.num_scenes)
+    grid.save_grid(report.path(f'{split}.png'), scenes.images[:_SHEET],
+                   captions=scenes.captions[:_SHEET].tolist(), columns=10)
+    captions = [requests.caption(request) for request in scenes.complete]
+    pixels = np.round(127.5 * (scenes.images + 1)).astype(np.uint8)
+    values = score.asked(score.score(pixels, captions, templates), captions)
+    rows.append(dict(split=split, **metrics.entries(values)))
+    print(f'{split}: ' + ', '.join(f'{name} {value.mean:.3f}' for name, value in values.items()))
+  report.write(settings=dataclasses.asdict(config), rows=rows)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
