@@ -22,9 +22,10 @@ def get_config() -> EmojiRecipe:
                 **text_recipe.vocabulary(tokenizer.codebook_size, emoji.WORDS))
   return EmojiRecipe(
       tokenizer=tokenizer,
+      # Not quantised from the start, the latents would leave the codebook that they start with.
       tokenizer_train=VQTrainConfig(OptimizerConfig(
-          num_steps=5000, batch_size=8, weight_decay=0.0, b2=0.99, ema_decay=None),
-          quantize_from=0),
+          num_steps=8000, batch_size=4, muon_learning_rate=0.01, warmup_steps=30,
+          cooldown_steps=2000, weight_decay=0.0, b2=0.99, ema_decay=None), quantize_from=0),
       tokenizer_from='demo',
       target=EarlyFusionConfig(dim=192, num_layers=8, num_heads=3, ffn_dim=512, **shared),
       target_train=ARTrainConfig(OptimizerConfig(

@@ -108,7 +108,7 @@ def load(fluent: str, noto: str, names: str) -> Sprites:
     ValueError: if a source has no picture of a thing.
   """
   codes = {entry['label']: entry['hexcode'] for entry in json.loads(
-      pathlib.Path(names).read_text('utf-8'))}
+      pathlib.Path(names).read_text(encoding='utf-8'))}
   if missing := [word for word in NAMES if THINGS[word] not in codes]:
     raise ValueError(f'names is {names!r}, which has no entry {THINGS[missing[0]]!r}; use '
                      'en/data.json of emojibase-data.')
