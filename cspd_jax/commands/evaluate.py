@@ -146,7 +146,7 @@ def main(config: Config) -> None:
       evaluation.save(report.path(_FEATURES), samples.features, compared.network)
     content |= dict(num_images=samples.num_images, network=compared.network.digest)
   if captioned is not None:
-    values = {}
+    values: dict[str, metrics.Value] = {}
     if captioned.network is not None:
       with progress.bar('captions') as show:
         values |= clip_scores.scores(
