@@ -8,7 +8,6 @@ from checkpoints_conversion import rules
 from cspd_jax import families
 from cspd_jax.checkpoints import kinds, store
 from cspd_jax.decoding import refill, specification
-from cspd_jax.decoding.loop import Decoder
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from docs import sizes
@@ -57,12 +56,12 @@ def _decoders(model: Model) -> str:
 
 def _prefix(model: Model) -> bool:
   length = getattr(model.target(guided=True), 'row_width', model.grid[1])
-  return _works(lambda: model.decoder(model.engine.baseline, prefix_length=length))
+  return _works(lambda: model.with_prefix([0] * length).decoder(model.engine.baseline))
 
 
 def _refills(model: Model) -> bool:
   decoders = (model.decoder(name) for name in _named(model))
-  return any(isinstance(decoder, Decoder) and refill.helps(decoder, 8, 2) for decoder in decoders)
+  return any(refill.supports(decoder) for decoder in decoders)
 
 
 def _relaxed(model: Model) -> bool:

@@ -104,7 +104,7 @@ def prepare(config: default.Config) -> Plan:
     raise ValueError(
         f'no decoder can run besides {rows[0]}; {reasons or "give decoder or drafter."}')
   plan = Plan(bench, rows, points, left_out, metrics)
-  bench.programs.share(plan.all())
+  bench.share(plan.all())
   return plan
 
 
@@ -197,7 +197,7 @@ def run(config: default.Config) -> None:
   report.write(
       settings=dataclasses.asdict(config), rows=results, conclusions=[
           tested._asdict() for tested in answers], left_out=plan.left_out, noise=reference.noise,
-      prompts=bench.prompts, minutes=minutes, compile_seconds=bench.programs.seconds,
+      prompts=bench.prompts, minutes=minutes, compile_seconds=bench.seconds,
       tables=[dict(title='decoders', columns=printer.columns, rows=list(range(len(rows)))),
               dict(title='curves', columns=printer.columns,
                    rows=list(range(len(rows), len(results))))])

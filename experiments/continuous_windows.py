@@ -14,7 +14,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 import cspd_jax
@@ -22,8 +21,9 @@ from configs import continuous_windows as default
 from cspd_jax import cli
 from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.continuous import noise
-from cspd_jax.generation import batches
+from cspd_jax.generation import run as run_lib
 from cspd_jax.generation.model import Model
+from cspd_jax.generation.request import Request, prepare as prepare_request
 from cspd_jax.measure import tables
 from cspd_jax.plots import curves
 
@@ -79,8 +79,8 @@ def settings(config: default.Config, model: Model) -> Iterator[Setting]:
     yield Setting(f'`{decoder}`', decoder, options)
 
 
-def prepare(config: default.Config) -> list[tuple[Model, Setting, Any]]:
-  """Loads the models and builds the decoders.
+def prepare(config: default.Config) -> list[tuple[Setting, Request]]:
+  """Loads the models and prepares the requests.
 
   Raises:
     ValueError: for invalid options, before anything is compiled.
@@ -95,39 +95,39 @@ def prepare(config: default.Config) -> list[tuple[Model, Setting, Any]]:
       raise ValueError(f'model is {name!r}, which has discrete tokens; give models of continuous '
                        'tokens.')
     for setting in settings(config, model):
-      guided = setting.options['guidance_scale'] != 1
-      decoder = model.engine.build(setting.decoder, model, guided, 0)
+      prompts = [model.prompts[i % len(model.prompts)] for i in range(config.num_images)]
+      request = prepare_request(
+          model, prompts, setting.options, seed=config.seed, decoder=setting.decoder,
+          batch_size=config.batch_size, pixels=False)
       if setting.raster:
-        decoder = dataclasses.replace(decoder, orders=noise.raster_orders)
-      prepared.append((model, setting, decoder))
+        decoder: Any = dataclasses.replace(request.decoder, orders=noise.raster_orders)
+        request = dataclasses.replace(
+            request, decoder=decoder, function=decoder, names=(f'{setting.decoder}, raster',))
+      prepared.append((setting, request))
   return prepared
 
 
-def measured(config: default.Config, model: Model, setting: Setting, decoder: Any
-             ) -> tuple[dict[str, Any], np.ndarray]:
+def measured(setting: Setting, request: Request) -> tuple[dict[str, Any], np.ndarray]:
   """Decodes the images of a setting.
 
   Returns:
     The row of the table, and the share of kept kernels by level `[num_levels]`.
   """
-  prompts = [model.prompts[i % len(model.prompts)] for i in range(config.num_images)]
-  jitted = jax.jit(decoder)
-  decoded = batches.run(
-      model, lambda *arguments: jitted(model.params, *arguments), prompts, seed=config.seed,
-      batch_size=config.batch_size, sampling=model.sampling(**setting.options))
+  decoded, count = run_lib.decode(request), len(request)
   size = decoded.tokens.shape[1]
   per_image = size / decoded.rounds
   calls, rounds = decoded.costs.head_calls.sum(), decoded.rounds.sum()
   share = lambda tests: float(tests.accepted.sum() / tests.tested.sum()) if (
       tests.tested.any()) else None
   row = dict(
-      model=model.name, setting=setting.words, decoder=setting.decoder, options=setting.options,
-      step_compression=float(size * len(prompts) / rounds),
-      error=float(per_image.std(ddof=1) / len(prompts)**0.5),
-      passes_per_token=float(decoded.costs.target_passes.sum() / (len(prompts) * size)),
+      model=request.model.name, setting=setting.words, decoder=setting.decoder,
+      options=setting.options,
+      step_compression=float(size * count / rounds),
+      error=float(per_image.std(ddof=1) / count**0.5),
+      passes_per_token=float(decoded.costs.target_passes.sum() / (count * size)),
       tokens_kept=share(decoded.tests), kernels_kept=share(decoded.kernels),
-      calls_per_round=float(calls / rounds), calls_per_token=float(calls / len(prompts) / size),
-      states_per_token=float(decoded.costs.head_rows.sum() / len(prompts) / size))
+      calls_per_round=float(calls / rounds), calls_per_token=float(calls / count / size),
+      states_per_token=float(decoded.costs.head_rows.sum() / count / size))
   kernels = decoded.kernels
   return row, kernels.accepted.sum(0) / np.maximum(kernels.tested.sum(0), 1)
 
@@ -141,12 +141,12 @@ def run(config: default.Config) -> None:
   prepared = prepare(config)
   report, rows, levels = Report(config.workdir, [_PICTURE]), [], {}
   widths = [max(len(name), 12) for name in _COLUMNS]
-  widths[1] = max(len(setting.words) for _, setting, _ in prepared)
+  widths[1] = max(len(setting.words) for setting, _ in prepared)
   print(tables.heading(_COLUMNS, widths, left=2))
-  for model, setting, decoder in prepared:
-    row, by_level = measured(config, model, setting, decoder)
+  for setting, request in prepared:
+    row, by_level = measured(setting, request)
     rows.append(row)
-    levels.setdefault(model.name, by_level)
+    levels.setdefault(request.model.name, by_level)
     print(tables.line(_COLUMNS, row, widths, left=2), flush=True)
   panel = curves.Panel('', 'share of kernels kept', {
       name: curves.Curve(list(range(len(share))), list(map(float, share)))

@@ -1,13 +1,16 @@
 """What all tests share: compiled programs, and their order."""
 
+import contextlib
 import gc
 import importlib.metadata
 import os
+import pathlib
 import re
-import shutil
-import tempfile
+import time
 
-import pytest
+import jax
+
+from cspd_jax.cli import compiled
 
 # Files with expensive fixtures or many slow tests.
 _LONG = ('docs', 'experiments', 'testing', 'training')
@@ -19,29 +22,40 @@ _QUICK = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes
 if importlib.metadata.version('jaxlib').startswith('0.10.'):
   _QUICK += ' --xla_cpu_use_fusion_emitters=false'
 
+# Seconds for which compiled programs are kept.
+_KEPT = 7 * 24 * 3600
 # Tracing makes objects by the thousands, and few of them are garbage.
 _OBJECTS_PER_COLLECTION = 100_000
 
 
 def pytest_configure(config):
-  """Lets the workers, and the programs that tests start, share what they compile."""
+  """Lets the workers, later runs, and programs that tests start share what they compile."""
   gc.set_threshold(_OBJECTS_PER_COLLECTION, 20, 20)
   left_out = re.compile('not (slow|compiled)')
   if not re.search('slow|compiled', left_out.sub('', config.option.markexpr or '')):
     os.environ.setdefault('XLA_FLAGS', _QUICK)
   if 'JAX_COMPILATION_CACHE_DIR' in os.environ:  # The caller's, or that of the first process.
     return
-  folder = tempfile.mkdtemp(prefix='compiled_programs_')
-  os.environ |= dict(JAX_COMPILATION_CACHE_DIR=folder,
-                     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS='0.5',
-                     JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES='0')
-  config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+  folder = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser()
+  folder = folder / 'cspd_jax' / 'tests' / compiled.processor()
+  folder.mkdir(parents=True, exist_ok=True)
+  for path in folder.iterdir():
+    with contextlib.suppress(OSError):  # Another run may remove it.
+      if path.stat().st_mtime < time.time() - _KEPT:
+        path.unlink()
+  settings = dict(jax_compilation_cache_dir=str(folder),
+                  jax_persistent_cache_min_compile_time_secs=0.5,
+                  jax_persistent_cache_min_entry_size_bytes=0)
+  for name, value in settings.items():
+    jax.config.update(name, value)
+    os.environ[name.upper()] = str(value)
 
 
-@pytest.fixture(scope='session', autouse=True)
-def _quiet_programs():
-  """Programs that tests start do not warn about the encodings that other packages leave out."""
-  os.environ.pop('PYTHONWARNDEFAULTENCODING', None)
+def pytest_runtest_teardown(item, nextitem):
+  """Forgets the programs of a file after its last test; a worker would hold gigabytes of them."""
+  if nextitem is None or nextitem.path != item.path:
+    jax.clear_caches()
+    gc.collect()
 
 
 def pytest_collection_modifyitems(items):

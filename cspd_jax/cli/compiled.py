@@ -33,7 +33,7 @@ def enable() -> None:
   if not jax.config.jax_compilation_cache_dir:
     root = os.environ.get('XDG_CACHE_HOME') or '~/.cache'
     try:
-      folder = pathlib.Path(root, 'cspd_jax', 'compiled', _processor()).expanduser()
+      folder = pathlib.Path(root, 'cspd_jax', 'compiled', processor()).expanduser()
       folder.mkdir(parents=True, exist_ok=True)
     except (OSError, RuntimeError):  # Without a home folder that can be written, nothing is stored.
       return
@@ -63,8 +63,8 @@ def _removed(program: str) -> bool:
   return bool(damaged)
 
 
-def _processor() -> str:
-  """A name for the instruction set of this machine's CPU."""
+def processor() -> str:
+  """Returns a name for the instruction set of this machine's CPU."""
   try:
     lines = pathlib.Path('/proc/cpuinfo').read_text(encoding='utf-8').splitlines()
   except OSError:

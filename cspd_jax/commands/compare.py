@@ -34,7 +34,7 @@ from cspd_jax.checkpoints import locks, run_folder
 from cspd_jax.cli import groups, inputs
 from cspd_jax.commands import compare_report
 from cspd_jax.core import compiling, fields, progress
-from cspd_jax.generation import batches
+from cspd_jax.generation.request import Request, prepare as prepare_request
 from cspd_jax.measure import comparison
 
 _PROGRAM = 'cspd-compare'
@@ -130,18 +130,16 @@ class Job(NamedTuple):
 
   Attributes:
     model: the model.
-    programs: the decoders by name.
+    requests: of the same images, by name of the decoder.
     left_out: reasons why other decoders cannot run, by name.
     prompts: one prompt per image.
-    seed: seed of all images, or one per image.
     sampling: the sampling options.
   """
 
   model: cspd_jax.Model
-  programs: dict[str, batches.BatchDecoder]
+  requests: dict[str, Request]
   left_out: dict[str, str]
   prompts: list[Any]
-  seed: Any
   sampling: Any
 
 
@@ -160,16 +158,14 @@ def prepare(config: Any) -> Job:
   prompts, seed = inputs.images(config.images, model, _FEW_IMAGES if few else _IMAGES)
   sampling = model.sampling(**inputs.overrides(config.sampling))
   specifications, left_out = _specifications(config, model)
-  programs = {}
-  condition = model.condition(prompts)
   if config.paired and compare_report.baseline(model.engine, specifications) is None:
     raise ValueError(f'paired is True, and decoder is {",".join(specifications)!r}; add '
                      f'{model.engine.baseline}, which the others are compared with.')
-  for name, specification in specifications.items():
-    programs[name] = batches.BatchDecoder(model, specification, sampling)
-    programs[name].check(condition, sampling)
-    programs[name].check_memory(condition, sampling, 1)
-  return Job(model, programs, left_out, prompts, seed, sampling)
+  condition = model.condition(prompts)
+  requests = {name: prepare_request(
+      model, prompts, seed=seed, decoder=specification, batch_size=1, pixels=False,
+      sampling=sampling, condition=condition) for name, specification in specifications.items()}
+  return Job(model, requests, left_out, prompts, sampling)
 
 
 def _check_choice(config: Any) -> None:
@@ -236,14 +232,14 @@ def _output(config: Config) -> pathlib.Path:
 def _report(config: Any, job: Job) -> run_folder.Report:
   """Opens the report."""
   return run_folder.Report(
-      _output(config), compare_report.files(job.model, job.programs), program=_PROGRAM)
+      _output(config), compare_report.files(job.model, job.requests), program=_PROGRAM)
 
 
 def _write(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -> list[dict]:
   """Writes a report of the decoders that have run and returns its rows."""
   report = _report(config, job)
   rows = compare_report.rows(
-      job.model, job.programs, compared, paired=config.paired)
+      job.model, job.requests, compared, paired=config.paired)
   captions = job.model.conditions.titles(job.prompts)
   compare_report.draw(report, job.model, rows, compared, captions)
   report.write(
@@ -256,7 +252,7 @@ def _write(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -
 def _look(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -> None:
   """Writes the report before times are measured, and prints where the pictures are."""
   rows = _write(config, job, compared)
-  name = compare_report.MAPS if len(rows) == len(job.programs) else rows[0]['images']
+  name = compare_report.MAPS if len(rows) == len(job.requests) else rows[0]['images']
   progress.say(f'look at {_output(config)}/{name}')
 
 
@@ -266,16 +262,15 @@ def main(config: Config) -> None:
   # Rejects a folder that cannot hold the files before anything compiles.
   folder = _report(config, job).folder
   with locks.hold(folder):
-    print(compare_report.headline(job.model, job.programs, job.prompts, job.sampling), flush=True)
+    print(compare_report.headline(job.model, job.requests, job.prompts, job.sampling), flush=True)
     for name, reason in job.left_out.items():
       print(f'{name} is left out: {reason}', flush=True)
     # The decoders, the image tokenizer for the pictures, and the likelihood of discrete tokens.
     others = 1 + (config.paired and job.model.engine.name == 'discrete')
-    with compiling.reported(len(job.programs) + others), progress.bar('decoding') as show:
+    with compiling.reported(len(job.requests) + others), progress.bar('decoding') as show:
       compared = comparison.compare(
-          job.model, job.programs, job.prompts, seed=job.seed, sampling=job.sampling,
-          repeats=config.repeats, budget=config.budget, show=progress.say, progress=show,
-          look=functools.partial(_look, config, job))
+          job.requests, repeats=config.repeats, budget=config.budget, show=progress.say,
+          progress=show, look=functools.partial(_look, config, job))
     rows = _write(config, job, compared)
   print(f'\n{compare_report.table(job.model, rows)}\n\n'
         f'Pictures and report.json are in {folder}.')

@@ -11,13 +11,13 @@ import cspd_jax
 from cspd_jax import continuous, metrics
 from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.generation import batches
+from cspd_jax.generation.request import Request
 from cspd_jax.measure import tables
 from cspd_jax.measure.comparison import Compared
 from cspd_jax.metrics import paired as paired_lib, passes
 from cspd_jax.plots import acceptance, bars, grid, replaced
 
-BatchDecoders = Mapping[str, batches.BatchDecoder]
+Requests = Mapping[str, Request]
 
 # With more images the maps are too wide to read.
 _MAPPED = 4
@@ -26,24 +26,24 @@ MAPS = 'acceptance.png'
 _PICTURES = (MAPS, 'accepted.png', 'speed.png')
 
 
-def files(model: cspd_jax.Model, programs: BatchDecoders) -> list[str]:
+def files(model: cspd_jax.Model, requests: Requests) -> list[str]:
   """Returns the names of all files that a report may have."""
   is_continuous = model.engine.name == 'continuous'
   pictures = [name for name in _PICTURES if is_continuous or name != 'accepted.png']
-  return [*_files(programs).values(), *pictures]
+  return [*_files(requests).values(), *pictures]
 
 
-def _files(programs: BatchDecoders) -> dict[str, str]:
+def _files(requests: Requests) -> dict[str, str]:
   """The file of every decoder's images."""
   names: dict[str, str] = {}
-  for decoder in programs:
+  for decoder in requests:
     word = re.sub(r'\W+', '_', decoder).strip('_')
     same = sum(name.startswith(f'images_{word}.') for name in names.values())
     names[decoder] = f'images_{word}.{same + 1}.png' if same else f'images_{word}.png'
   return names
 
 
-def headline(model: cspd_jax.Model, programs: BatchDecoders, prompts: Sequence[Any],
+def headline(model: cspd_jax.Model, requests: Requests, prompts: Sequence[Any],
              sampling: Any) -> str:
   """Describes the run in one line."""
   usual = type(sampling)()._asdict()
@@ -53,7 +53,7 @@ def headline(model: cspd_jax.Model, programs: BatchDecoders, prompts: Sequence[A
       if value != usual[name] or name in ('guidance_scale', 'temperature'))
   count = len(prompts)
   return (f'{count} image{"s"[:count != 1]} of {model.num_tokens} {model.engine.name} tokens with '
-          f'{len(programs)} decoders; model {model.name}, {options}')
+          f'{len(requests)} decoders; model {model.name}, {options}')
 
 
 def baseline(engine: Any, specifications: Mapping[str, Any]) -> str | None:
@@ -64,7 +64,7 @@ def baseline(engine: Any, specifications: Mapping[str, Any]) -> str | None:
                and 'window' not in specification.parts[0].arguments), None)
 
 
-def rows(model: cspd_jax.Model, programs: BatchDecoders, compared: Mapping[str, Compared],
+def rows(model: cspd_jax.Model, requests: Requests, compared: Mapping[str, Compared],
          paired: bool = False) -> list[dict[str, Any]]:
   """Returns a row per decoder.
 
@@ -72,11 +72,11 @@ def rows(model: cspd_jax.Model, programs: BatchDecoders, compared: Mapping[str, 
   With `paired`, rows have the differences to the baseline's images, once those are decoded.
   """
   name = baseline(model.engine, {
-      name: program.specification for name, program in programs.items()})
+      name: program.specification for name, program in requests.items()})
   first = None if name is None else compared.get(name)
-  images, entries = _files(programs), []
+  images, entries = _files(requests), []
   for name, result in compared.items():
-    program, decoded = programs[name], result.sample.decoded
+    program, decoded = requests[name], result.sample.decoded
     row = dict(
         decoder=name, specification=str(program.specification),
         guarantee=model.engine.guarantee(program.decoder),

@@ -30,7 +30,8 @@ from cspd_jax import cli, families
 from cspd_jax.checkpoints import locks, paths, reading, store
 from cspd_jax.cli import groups, inputs, training
 from cspd_jax.core import compiling, fields, progress
-from cspd_jax.generation import batches
+from cspd_jax.generation import run as run_lib
+from cspd_jax.generation.request import Request
 from cspd_jax.metrics import acceptance
 from cspd_jax.models import neighbours
 from cspd_jax.training import neighbours as training_lib, samples
@@ -106,18 +107,16 @@ class Job(NamedTuple):
     config: the configuration.
     model: the model.
     prompts: prompts of the sampled images, one per image.
-    condition: of these prompts; None if `tokens` holds the images.
     sampling: the sampling options.
-    decoder: samples; None if `tokens` holds the images.
+    request: of the sampled images; None if `tokens` holds the images.
     batch_size: images sampled or measured together, at most.
   """
 
   config: Config
   model: cspd_jax.Model
   prompts: list[Any]
-  condition: Any
   sampling: Any
-  decoder: batches.BatchDecoder | None
+  request: Request | None
   batch_size: int
 
 
@@ -149,12 +148,11 @@ def prepare(config: Config) -> Job:
       raise ValueError(f'decoder is {config.decoder!r}, which is {guarantee}: a corrector learns '
                        "from images of the model's own distribution; give an exact decoder.")
   if config.tokens is not None:
-    return Job(config, model, prompts, None, sampling, None, config.batch_size or _MOST_AT_ONCE)
-  condition = samples.encoded(model, prompts)
-  decoder, batch_size = samples.decoder(
-      model, condition, sampling, specification=config.decoder,
+    return Job(config, model, prompts, sampling, None, config.batch_size or _MOST_AT_ONCE)
+  request = samples.request(
+      model, prompts, sampling, seed=config.seed, decoder=config.decoder,
       batch_size=config.batch_size, max_batch_size=_MOST_AT_ONCE, folder=_shards(config))
-  return Job(config, model, prompts, condition, sampling, decoder, batch_size)
+  return Job(config, model, prompts, sampling, request, request.batch_size)
 
 
 def _load(config: Config, **parts: Any) -> cspd_jax.Model:
@@ -208,14 +206,11 @@ def images(job: Job) -> tuple[np.ndarray, np.ndarray]:
 def _sampled(job: Job) -> np.ndarray:
   """Samples the images that `workdir` does not hold yet."""
   folder = _workdir(job.config)
-  assert job.decoder is not None
-  print(f'sampling {len(job.prompts)} images with {job.decoder.specification}, {job.batch_size} at '
+  assert job.request is not None
+  print(f'sampling {len(job.prompts)} images with {job.request.specification}, {job.batch_size} at '
         f'a time, into {folder}', flush=True)
   with locks.hold(folder), progress.bar('sampling') as show:
-    decoded = batches.run(
-        job.model, job.decoder, job.prompts, seed=job.config.seed, batch_size=job.batch_size,
-        sampling=job.sampling, folder=_shards(job.config), progress=show,
-        condition=job.condition)
+    decoded = run_lib.decode(job.request, show, _shards(job.config))
   return np.asarray(decoded.tokens, np.int32)
 
 
@@ -238,13 +233,9 @@ def measure(job: Job, model: cspd_jax.Model, decoder: str) -> str:
   config = job.config
   prompts = [job.prompts[i % len(job.prompts)] for i in range(config.num_measured)]
   # The batch size of the sampler may be too large for this decoder.
-  condition = samples.encoded(model, prompts)
-  decode, size = samples.decoder(
-      model, condition, job.sampling, specification=decoder.format(window=config.window),
-      max_batch_size=job.batch_size)
-  decoded = batches.run(
-      model, decode, prompts, seed=config.seed + 1, batch_size=size, sampling=job.sampling,
-      condition=condition)
+  decoded = run_lib.decode(samples.request(
+      model, prompts, job.sampling, seed=config.seed + 1,
+      decoder=decoder.format(window=config.window), max_batch_size=job.batch_size))
   rates = acceptance.by_place(decoded)
   return (f'{acceptance.summarise(decoded).step_compression:.2f} tokens per forward pass; accepted '
           'at distance ' + ', '.join(f'{distance}: {rates[distance - 1]:.2f}'

@@ -158,7 +158,8 @@ def _next_step(config: Config, model: cspd_jax.Model, prompts: list[Any]) -> str
 
 def _unknown_words(gallery: Gallery) -> list[str]:
   """Warnings about prompts with words that do not reach the model."""
-  unknown = {title: words for title, words in zip(gallery.task.titles, gallery.task.unknown_words)
+  request = gallery.request
+  unknown = {title: words for title, words in zip(request.titles, request.unknown_words)
              if words}
   shown = lambda words: textwrap.shorten(', '.join(words), _LETTERS, placeholder=' ...')
   lines = [f'warning: prompt {title!r:.80} has words that the model does not read: {shown(words)}'

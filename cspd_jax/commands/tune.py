@@ -29,7 +29,7 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compiling, fields
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import tuned
-from cspd_jax.generation import batches, defaults
+from cspd_jax.generation import defaults
 from cspd_jax.measure import rows as rows_lib, tables, tuning
 from cspd_jax.measure.bench import Bench
 
@@ -147,8 +147,7 @@ def prepare(config: Config) -> Plan:
   bench = Bench(model, prompts, seed=seed,
                 sampling=model.sampling(**inputs.overrides(config.sampling)))
   # Candidates need hardly more memory than the baseline: a cache with a few more slots.
-  baseline = batches.BatchDecoder(model, bench.baseline, bench.sampling)
-  baseline.check_memory(model.condition(prompts), bench.sampling, max(config.batch_size))
+  bench.request(bench.baseline, batch_size=max(config.batch_size), count=max(config.batch_size))
   return _candidates(config, bench)._replace(place=place)
 
 

@@ -73,6 +73,18 @@ def compiled(function: Callable, *args: Any, graphs: str | None = None,
   return Compiled(run, time.perf_counter() - start)
 
 
+def compile_seconds(jitted: Any, *args: Any) -> float:
+  """Compiles a jitted function for these arguments, whose calls then do not; returns the seconds.
+
+  Args:
+    jitted: the result of `jit`.
+    *args: arrays, or `jax.ShapeDtypeStruct`s.
+  """
+  start = time.perf_counter()
+  jitted.lower(*args).compile()
+  return time.perf_counter() - start
+
+
 def compiler_options(graphs: str | None = None) -> dict[str, str] | None:
   """Returns the compiler options of `jit` for the default device; None without any."""
   graphs = os.environ.get(_VARIABLE, GRAPHS[0]) if graphs is None else graphs

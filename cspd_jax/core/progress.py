@@ -16,7 +16,7 @@ def bar(label: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]
   """Shows a line on stderr with the steps done, the pace, also per hour, and the remaining time.
 
     with progress.bar('vanilla') as show:
-      batches.run(model, 'vanilla', prompts, progress=show)
+      run.decode(request, show)
 
   Args:
     label: the job; the beginning of the line.

@@ -15,6 +15,7 @@ caches, and four prefills of a quarter of the rows in place of one prefill of al
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -130,6 +131,31 @@ class Refill:
     return Slots(state, warp, jnp.full((self.num_slots,), -1, jnp.int32))
 
   @usual_promotion
+  def join(self, params: Params, slots: Slots, queue: Queue, draft_params: Params = None) -> Slots:
+    """Assigns the images of a group to free slots, of which there must be as many.
+
+    Arguments and errors as for `advance`.
+    """
+    fresh = self._start(params, queue, draft_params)
+    return jax.lax.fori_loop(
+        0, queue.count, lambda row, slots: self._place(slots, queue, fresh, row), slots)
+
+  @usual_promotion
+  def step(self, params: Params, slots: Slots, most: jax.Array, draft_params: Params = None
+           ) -> Slots:
+    """Runs rounds until an image is complete, or until there were `most` rounds."""
+    more = lambda carry: ((carry[0] < most) & jnp.any(carry[1].image >= 0)
+                          & ~jnp.any(self._complete(carry[1])))
+    step = lambda carry: (carry[0] + 1, self._round(params, carry[1], draft_params))
+    return jax.lax.while_loop(more, step, (jnp.int32(0), slots))[1]
+
+  def leave(self, slots: Slots, free: jax.Array) -> Slots:
+    """Makes slots free, `[B]` bool, whether their images are complete or not."""
+    count = jnp.where(free, self.decoder.target.num_tokens, slots.state.count)
+    return slots._replace(image=jnp.where(free, -1, slots.image),
+                          state=slots.state._replace(count=count))
+
+  @usual_promotion
   def advance(self, params: Params, slots: Slots, queue: Queue, draft_params: Params = None
               ) -> tuple[Slots, Finished]:
     """Decodes until all images of a group have a slot and another slot is free.
@@ -151,16 +177,12 @@ class Refill:
     fresh = self._start(params, queue, draft_params)
 
     def place(carry):
-      slot = jnp.argmax(carry.slots.image < 0)
-      state, warp = _replace_slot(tuple(carry.slots[:2]), fresh, slot, carry.placed,
-                                  self.decoder.target.num_streams, self.num_slots, self.group)
-      image = carry.slots.image.at[slot].set(queue.image[carry.placed])
-      return carry._replace(slots=Slots(state, warp, image), placed=carry.placed + 1)
+      return carry._replace(slots=self._place(carry.slots, queue, fresh, carry.placed),
+                            placed=carry.placed + 1)
 
     def step(carry):
-      state, warp, image = carry.slots
-      state = self.decoder.round(params, state, warp, draft_params)
-      return carry._replace(slots=Slots(state, warp, image), finished=carry.finished._replace(
+      slots = self._round(params, carry.slots, draft_params)
+      return carry._replace(slots=slots, finished=carry.finished._replace(
           rounds=carry.finished.rounds + 1))
 
     is_waiting = lambda carry: carry.placed < queue.count
@@ -185,6 +207,16 @@ class Refill:
     """Runs the prefill of a group; returns the state and the options of its rows."""
     rng = row_keys(queue.key, queue.image.shape[0])
     return self.decoder.start(params, queue.condition, rng, queue.warp, draft_params), queue.warp
+
+  def _place(self, slots: Slots, queue: Queue, fresh: tuple[State, Warp], row: jax.Array) -> Slots:
+    """Assigns image `row` of a group, whose prefill is `fresh`, to the first free slot."""
+    slot = jnp.argmax(slots.image < 0)
+    state, warp = _replace_slot((slots.state, slots.warp), fresh, slot, row,
+                                self.decoder.target.num_streams, self.num_slots, self.group)
+    return Slots(state, warp, slots.image.at[slot].set(queue.image[row]))
+
+  def _round(self, params, slots: Slots, draft_params) -> Slots:
+    return slots._replace(state=self.decoder.round(params, slots.state, slots.warp, draft_params))
 
   def _complete(self, slots: Slots) -> jax.Array:
     """`[B]` bool, whether the image of a slot is complete."""
@@ -262,27 +294,43 @@ def row_axes(many: Any, few: Any, streams: int, num_many: int, num_few: int) -> 
   return jax.tree_util.tree_map_with_path(find, many, few)
 
 
-def helps(decoder: Decoder, count: int, num_slots: int) -> bool:
-  """Returns whether `count` images need fewer rounds in slots than in batches of `num_slots` rows.
+def supports(decoder: Any) -> bool:
+  """Returns whether the images of a decoder of either engine may need different numbers of rounds.
 
   Without drafts every image needs as many rounds as it has tokens. A window without candidates
   (`drafters.ancestral`) uses slots exactly if the window decoder that it is the baseline of does.
   """
-  return count > num_slots > 1 and decoder.drafter.tree.num_nodes > 0
+  return isinstance(decoder, Decoder) and decoder.drafter.tree.num_nodes > 0
+
+
+def helps(decoder: Any, count: int, num_slots: int) -> bool:
+  """Returns whether `count` images need fewer rounds in slots than in batches of `num_slots` rows.
+
+  Arguments and exceptions as for `supports`.
+  """
+  return count > num_slots > 1 and supports(decoder)
 
 
 class JittedRefill(NamedTuple):
-  """A refill whose functions are jitted.
+  """A refill whose functions are jitted; all but `idle` and `finish` donate their slots.
 
   Attributes:
     refill: the refill.
-    idle: see `Refill`.
-    advance: see `Refill`; it donates the slots that are passed to it.
+    idle: see `Refill`, as for the next four.
+    advance: decodes a queue, without communication with the host.
+    join: with the next two, decodes images that come and go at any round.
+    step: see `join`.
+    leave: see `join`.
+    finish: `slots -> Decoded` the images in all slots so far.
   """
 
   refill: Refill
   idle: Callable[..., Slots]
   advance: Callable[..., tuple[Slots, Finished]]
+  join: Callable[..., Slots]
+  step: Callable[..., Slots]
+  leave: Callable[..., Slots]
+  finish: Callable[..., Decoded]
 
 
 def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> JittedRefill:
@@ -294,8 +342,12 @@ def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> Jitted
     label: see `core.programs.jit`.
   """
   refill = Refill(decoder, num_slots)
-  advance = programs.jit(refill.advance, label=label, donate_argnums=1)
-  return JittedRefill(refill, jax.jit(refill.idle), advance)
+  jit = functools.partial(programs.jit, donate_argnums=1)
+  return JittedRefill(
+      refill, jax.jit(refill.idle), jit(refill.advance, label=label),
+      jit(refill.join, label=label and f'the prefill of {label}'), jit(refill.step, label=label),
+      jax.jit(refill.leave, donate_argnums=0),
+      jax.jit(lambda slots: decoder.finish(slots.state)))
 
 
 def run(jitted_refill: JittedRefill, params: Params, count: int,

@@ -9,7 +9,8 @@ from cspd_jax.families import early_fusion, janus, llamagen, mar, nextstep
 from cspd_jax.families.family import FAMILIES, Family, Parts, Published, register
 from cspd_jax.families.folder import decoder, describe, load, part_folder, shipped
 from cspd_jax.families.model_file import check_place, joining, save
-from cspd_jax.generation.model import Conditions, Drafts, Model, Tokenizer
+from cspd_jax.generation.model import Model
+from cspd_jax.generation.parts import Conditions, Drafts, Tokenizer
 from cspd_jax.generation.results import Generated
 
 __all__ = (

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.checkpoints.store import Loaded
-from cspd_jax.generation.model import Conditions
+from cspd_jax.generation.parts import Conditions
 from cspd_jax.models import llamagen, t5
 from cspd_jax.models.llamagen import Caption
 from cspd_jax.text import captions as captions_lib

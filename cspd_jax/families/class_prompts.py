@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.generation.model import Conditions
+from cspd_jax.generation.parts import Conditions
 
 
 def conditions(num_classes: int, names: Sequence[str] = ()) -> Conditions:

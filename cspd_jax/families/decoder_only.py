@@ -8,8 +8,8 @@ import jax
 from cspd_jax.checkpoints.store import Loaded
 from cspd_jax.families import drafts
 from cspd_jax.families.family import Family, Parts, is_described
-from cspd_jax.generation.model import Conditions, Model, Tokenizer
-from cspd_jax.metrics import frechet
+from cspd_jax.generation.model import Model
+from cspd_jax.generation.parts import Conditions, Tokenizer
 from cspd_jax.models import decoder_only, eagle, vq
 
 
@@ -82,4 +82,4 @@ def vq_tokenizer(loaded: Loaded | None, config: Any) -> Tokenizer | None:
           params, sizes, tokens.reshape(-1, config.height, config.width)),
       encode=lambda params, images: vq.encode(params, sizes, images).reshape(len(images), -1),
       codebook=lambda params: vq.codebook(params, sizes),
-      features=lambda params, images: frechet.features(params, sizes, images))
+      features=lambda params, images: vq.features(params, sizes, images))

@@ -11,7 +11,7 @@ from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.decoders import CORRECTORS
 from cspd_jax.decoding.drafters import Network, from_network
 from cspd_jax.families.family import Parts
-from cspd_jax.generation.model import Drafts
+from cspd_jax.generation.parts import Drafts
 from cspd_jax.models import eagle, medusa, neighbours, transformer
 from cspd_jax.models.ends import Ends
 

@@ -15,8 +15,8 @@ from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.checkpoints.store import Loaded
 from cspd_jax.families import decoder_only, drafts, token_prompts
 from cspd_jax.families.family import Family, Parts, Published, is_described
-from cspd_jax.generation.model import Model, Tokenizer
-from cspd_jax.metrics import frechet
+from cspd_jax.generation.model import Model
+from cspd_jax.generation.parts import Tokenizer
 from cspd_jax.models import cosmos, eagle, early_fusion, emu3_vq, transformer, vq
 from cspd_jax.text import bpe, continued_templates, templates
 
@@ -83,7 +83,7 @@ def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
     return None
   if (network := _NETWORKS.get(loaded.kind)) is not None:
     return _pixels(config, loaded, network, np.arange(config.num_codes))
-  features = lambda params, images: frechet.features(params, loaded.config, images)
+  features = lambda params, images: vq.features(params, loaded.config, images)
   if loaded.config.spatial_norm or loaded.config.by_product or not config.named_codes:
     return _pixels(config, loaded, vq, np.arange(config.num_codes))._replace(features=features)
   if text is None:

@@ -10,7 +10,8 @@ import numpy as np
 from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.families import caption_prompts, class_prompts, decoder_only, drafts
 from cspd_jax.families.family import Family, Parts, Published
-from cspd_jax.generation.model import Conditions, Model
+from cspd_jax.generation.model import Model
+from cspd_jax.generation.parts import Conditions
 from cspd_jax.models import eagle, llamagen, medusa, t5, transformer, vq
 from cspd_jax.text import bpe
 

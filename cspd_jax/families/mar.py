@@ -8,7 +8,8 @@ from cspd_jax.continuous.head_drafter import stored_rho
 from cspd_jax.families import class_prompts
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.generation import engines
-from cspd_jax.generation.model import Drafts, Model, Tokenizer
+from cspd_jax.generation.model import Model
+from cspd_jax.generation.parts import Drafts, Tokenizer
 from cspd_jax.models import kl_vae, mar
 
 

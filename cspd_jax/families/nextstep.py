@@ -12,7 +12,8 @@ from cspd_jax.continuous.head_drafter import stored_rho
 from cspd_jax.families import token_prompts
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.generation import engines
-from cspd_jax.generation.model import Model, Tokenizer
+from cspd_jax.generation.model import Model
+from cspd_jax.generation.parts import Tokenizer
 from cspd_jax.models import kl_vae, nextstep, transformer
 from cspd_jax.models.conditions import renumbered
 from cspd_jax.text import bpe, templates

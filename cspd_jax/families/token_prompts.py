@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.generation.model import Conditions
+from cspd_jax.generation.parts import Conditions
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import bpe, templates
 from cspd_jax.text.bpe import Text

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -11,13 +11,11 @@ from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import spelling
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Spec, parse
-from cspd_jax.decoding import prefix as prefix_lib, specification as discrete
+from cspd_jax.decoding import specification as discrete
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp, settled
 from cspd_jax.generation import defaults as defaults_lib
-
-if TYPE_CHECKING:
-  from cspd_jax.generation.model import Drafts, Model
+from cspd_jax.generation.parts import Drafts
 
 Options = Warp | Sampling
 
@@ -73,8 +71,9 @@ class Engine(NamedTuple):
       text leaves open; see `specification` of either engine, also for the next two fields.
     parameters: `specification -> ` the parameters that it may set, by name.
     needs: `specification -> ` the key of the drafts that it requires, or None.
-    build: `(specification, model, guided, prefix_length) -> decoder` of images whose first
-      `prefix_length` tokens are a part of the condition; see `decoding.prefix`.
+    build: `(specification, target, draft, codebook, rho) -> decoder`: the network that the
+      specification needs to draft, or None; the vectors `[V, C]` of the tokens, or None; and
+      `schedule -> [levels]`, the blend of the head's drafter, or None.
     guarantee: `decoder -> ` how its output relates to the target's distribution.
     failure: what the model returned for images whose `Decoded.valid` is False.
     settled: `sampling options -> ` the same for a program that omits options that are off.
@@ -89,7 +88,8 @@ class Engine(NamedTuple):
   complete: Callable[..., Spec]
   parameters: Callable[[str | Spec], Collection[str]]
   needs: Callable[[str | Spec], str | None]
-  build: Callable[[str | Spec, 'Model', bool, int], AnyDecoder]
+  build: Callable[[str | Spec, Any, Any, np.ndarray | None, Callable[[Any], Any] | None],
+                  AnyDecoder]
   guarantee: Callable[[Any], Guarantee]
   failure: str
   settled: Callable[[Any], Any] = lambda sampling: sampling
@@ -109,7 +109,7 @@ class Engine(NamedTuple):
           f'the model returned {self.failure} for {len(invalid)} of {len(names)} images ({shown}). '
           'Look for NaN and infinity in its parameters, or load it with a wider dtype.')
 
-  def default(self, choice: Any, drafts: Mapping[str, 'Drafts'], device: Any, batch_size: int
+  def default(self, choice: Any, drafts: Mapping[str, Drafts], device: Any, batch_size: int
               ) -> Spec:
     """Returns the specification that a model is decoded with unless the caller passes one.
 
@@ -168,7 +168,7 @@ class Engine(NamedTuple):
           + spelling.suggestion(name, [*self.options._fields, *allowed, *_SIZES, *_ARGUMENTS]))
     return completed
 
-  def check_drafts(self, specification: str | Spec, drafts: Mapping[str, 'Drafts'], name: str
+  def check_drafts(self, specification: str | Spec, drafts: Mapping[str, Drafts], name: str
                    ) -> None:
     """Raises ValueError if a decoder requires drafts that the model `name` does not have."""
     required = self.needs(specification)
@@ -245,25 +245,17 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
         f'{name} is {value!r}; it must be a number, or one number per image.') from error
 
 
-def _build_discrete(specification: str | Spec, model: 'Model', guided: bool, prefix_length: int
-                    ) -> AnyDecoder:
-  target = prefix_lib.target(model.target(guided=guided), prefix_length)
-  drafts = {name: part.build(guided, prefix_length) for name, part in model.drafts.items()}
-  return discrete.build(specification, target, discrete.Resources(drafts, model.codebook))
+def _build_discrete(specification: str | Spec, target: Any, draft: Any,
+                    codebook: np.ndarray | None, rho: Callable[[Any], Any] | None) -> AnyDecoder:
+  del rho  # Heads of continuous tokens draft with it.
+  drafts = {} if draft is None else {str(discrete.needs(specification)): draft}
+  return discrete.build(specification, target, discrete.Resources(drafts, codebook))
 
 
-def _build_continuous(specification: str | Spec, model: 'Model', guided: bool, prefix_length: int
-                      ) -> AnyDecoder:
-  if prefix_length:
-    raise ValueError(
-        f'the prefix has {prefix_length} tokens, but a {model.family!r} model has continuous '
-        'tokens, and its decoders support no prefix; leave prefix out.')
-  draft = model.drafts.get('model')
-  head_drafter = model.head_drafter
-  return continuous.build(
-      specification, model.target(guided=guided), continuous.Resources(
-          draft=draft and draft.build(guided),
-          rho=head_drafter and (lambda schedule: head_drafter(schedule, guided))))
+def _build_continuous(specification: str | Spec, target: Any, draft: Any,
+                      codebook: np.ndarray | None, rho: Callable[[Any], Any] | None) -> AnyDecoder:
+  del codebook  # Continuous tokens have none.
+  return continuous.build(specification, target, continuous.Resources(draft, rho))
 
 
 DISCRETE = Engine(

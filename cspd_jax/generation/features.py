@@ -12,6 +12,7 @@ import numpy as np
 
 from cspd_jax.checkpoints import files, reading
 from cspd_jax.checkpoints.run_folder import Report
+from cspd_jax.core import batches
 
 NAME = 'features.npz'
 
@@ -57,9 +58,8 @@ class FeatureFiles:
     """Computes and writes the features of the images that wait."""
     if not self._waiting:
       return
-    batch = np.stack(list(self._waiting.values()))
     # The last batch is filled up, so that one program suffices.
-    full = np.concatenate([batch, np.repeat(batch[-1:], self._size - len(batch), axis=0)])
+    full = batches.padded(np.stack(list(self._waiting.values())), self._size)
     values = {name: np.asarray(leaf) for name, leaf in self._extractor.compute(full).items()}
     for row, number in enumerate(self._waiting):
       files.write_arrays(self._report.path(_part(number)),

@@ -8,17 +8,19 @@ import jax
 import numpy as np
 
 from cspd_jax.checkpoints import files, paths, reading, run_folder
+from cspd_jax.core import batches
 from cspd_jax.core.progress import duration
+from cspd_jax.core.spec import Spec
 from cspd_jax.generation import (
-  batches,
   defaults as defaults_lib,
   features as features_lib,
-  generate as generate_lib,
-  prompts as prompts_lib,
   results as results_lib,
+  run as run_lib,
   shards,
+  stream as stream_lib,
 )
 from cspd_jax.generation.model import Model
+from cspd_jax.generation.request import prepare
 
 _NPZ = 'images.npz'
 _PROGRAM = 'cspd-generate'
@@ -35,18 +37,24 @@ class Gallery:
   """
 
   def __init__(self, model: Model, prompts: Any, folder: str | os.PathLike, *, seed: Any = 0,
-               batch_size: int | None = None, npz: bool = False, overwrite: bool = False,
-               process_index: int = 0, process_count: int = 1,
+               decoder: str | Spec | None = None, prefix: Any = None, rows: int | None = None,
+               batch_size: int | None = None, max_batch_size: int | None = None, npz: bool = False,
+               overwrite: bool = False, process_index: int = 0, process_count: int = 1,
                features: features_lib.Extractor | None = None, **options):
     """Checks all arguments; nothing is compiled yet.
 
     Args:
       model: the model.
-      prompts: as for `generate.prepare`, and so are `seed` and `options`.
+      prompts: as for `Model.generate`, and so are `seed`, `decoder`, `prefix`, `rows` and
+        `options`.
       folder: the output folder; it is created if necessary.
       seed: see `prompts`.
+      decoder: see `prompts`.
+      prefix: see `prompts`.
+      rows: see `prompts`.
       batch_size: images decoded at once; None for as many as fit in memory, or as the interrupted
         run in `folder` has.
+      max_batch_size: the most that None selects; None for no limit.
       npz: also writes images.npz, all images as one uint8 array `[N, H, W, 3]` named `arr_0`, the
         format that FID tools read.
       overwrite: whether images of an earlier run in the folder are replaced.
@@ -67,23 +75,16 @@ class Gallery:
                        'cannot replace images, so remove the folder or use another.')
     if batch_size is None:
       batch_size = shards.batch_size_of(run_folder.unfinished(folder))
-    self.task = generate_lib.prepare(model, prompts, seed=seed, batch_size=batch_size, **options)
+    self.request = prepare(
+        model, prompts, options, seed=seed, decoder=decoder, prefix=prefix, rows=rows,
+        batch_size=batch_size, max_batch_size=max_batch_size)
     self.names = [results_lib.file_name(i, title, image_seed)
                   for i, (title, (image_seed, _)) in enumerate(
-                      zip(self.task.titles, self.task.seeds))]
-    self._size = self.task.batch_size
+                      zip(self.request.titles, self.request.seeds))]
+    self._size = self.request.batch_size
     self._npz = npz
     self._own = range(process_index, len(self.names), process_count)
-    run = shards.settings(
-        model, self.task.specification, self.task.condition, self.task.seeds,
-        self._size if batch_size is None else batch_size,
-        self.task.sampling, prompts_lib.listed(prompts))
-    if model.tokenizer is not None:
-      run['tokenizer'] = shards.network(model.tokenizer.config, model.tokenizer.params)
-    if self.task.prefix_length:
-      run['prefix'] = shards.fingerprint(self.task.condition.tokens, every=True)
-    if features is not None:
-      run['features'] = dict(features.identity)
+    run = self._settings(self._size if batch_size is None else batch_size, features)
     others = [*[_NPZ] * npz, *[features_lib.NAME] * (features is not None)]
     self._report = run_folder.Report(
         folder, [*self.names, *others], program=_PROGRAM, overwrite=overwrite, run=run,
@@ -92,23 +93,38 @@ class Gallery:
     self._features = None if features is None else features_lib.FeatureFiles(
         self._report, self.names, features)
 
+  def _settings(self, batch_size: int, features: features_lib.Extractor | None
+                ) -> dict[str, Any]:
+    """Everything that determines the images and their features."""
+    request = self.request
+    run = shards.settings(
+        request.model, request.specification, request.condition, request.seeds, batch_size,
+        request.sampling, request.prompts)
+    if (tokenizer := request.model.tokenizer) is not None:
+      run['tokenizer'] = shards.network(tokenizer.config, tokenizer.params)
+    if request.model.prefix_length:
+      run['prefix'] = shards.fingerprint(request.condition.tokens, every=True)
+    if features is not None:
+      run['features'] = dict(features.identity)
+    return run
+
   @property
   def headline(self) -> str:
-    """One line that describes the task."""
+    """One line that describes the request."""
     count = len(self.names)
     at_once = f', {self._size} at once' if self._size < count else ''
-    return (f'{count} image{"s"[:count != 1]} with {self.task.specification}{at_once}; model '
-            f'{self.task.model.name}')
+    return (f'{count} image{"s"[:count != 1]} with {self.request.specification}{at_once}; model '
+            f'{self.request.model.name}')
 
   @property
   def estimate(self) -> str:
     """One line with the memory and, if it was measured by cspd-tune, the time that it needs."""
-    model, needs = self.task.model, self.task.estimate()
+    model, needs = self.request.model, self.request.estimate()
     free = '' if needs.free is None else f' of {needs.free / 1e9:.3g} GB that are free'
     line = f'needs about {needs.needed(self._size) / 1e9:.3g} GB of memory{free}'
     seconds = defaults_lib.seconds(
         model.defaults.get('seconds'), model.device.device_kind, self._size,
-        str(self.task.specification))
+        str(self.request.specification))
     if seconds is None:
       return line
     return f'{line}, and about {duration(len(self._own) * seconds)} as cspd-tune measured'
@@ -156,16 +172,16 @@ class Gallery:
       self._write_npz()
     if self._features is not None:
       self._features.join()
-    task = self.task
+    request = self.request
     self._report.write(
-        settings=settings, model=task.model.name, decoder=str(task.specification),
-        guarantee=task.model.engine.guarantee(task.decoder), sampling=task.sampling._asdict(),
-        rows=self._rows())
+        settings=settings, model=request.model.name, decoder=str(request.specification),
+        guarantee=request.model.engine.guarantee(request.decoder),
+        sampling=request.sampling._asdict(), rows=self._rows())
     return True
 
   def _check_space(self) -> None:
     """Raises ValueError if the disk clearly cannot hold the images that all processes lack."""
-    model = self.task.model
+    model = self.request.model
     tokens = jax.ShapeDtypeStruct((1, model.num_tokens), np.int32)
     if model.engine.name != 'discrete' or model.tokenizer is None:
       return
@@ -178,21 +194,21 @@ class Gallery:
                  ) -> Iterator[tuple[list[int], results_lib.Generated]]:
     """Generates the images of these numbers; yields numbers and images as images complete."""
     if watch is None:
-      task = self.task.pick(missing)
-      for index, decoded in generate_lib.finished(task):
+      request = self.request.pick(missing)
+      for index, decoded in run_lib.run(request):
         if len(index):
-          yield [missing[i] for i in index], task.pick(index).result(decoded)
+          yield [missing[i] for i in index], request.pick(index).result(decoded)
       return
     for index, num_new in batches.filled(len(missing), self._size):
       numbers = [missing[i] for i in index]
-      for partial in generate_lib.snapshots(self.task.pick(numbers), _ROUNDS):
+      for partial in stream_lib.stream(self.request.pick(numbers), _ROUNDS):
         watch(partial.images[:num_new])
       yield numbers[:num_new], partial.result()
 
   def _rows(self) -> list[dict[str, Any]]:
     """One row per image. Rounds are read from the files, which an earlier run may have written."""
     rows = []
-    for name, title, (seed, number) in zip(self.names, self.task.titles, self.task.seeds):
+    for name, title, (seed, number) in zip(self.names, self.request.titles, self.request.seeds):
       _, texts = reading.picture(self._report.path(name), files.REMAKE, needed=('rounds',))
       rows.append(dict(file=name, prompt=title, seed=seed, number=number,
                        rounds=int(texts['rounds'])))

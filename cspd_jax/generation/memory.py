@@ -6,8 +6,8 @@ An `Estimate` compares what a decode needs with what is free on the device, befo
 
 import math
 import pathlib
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +16,12 @@ import numpy as np
 from cspd_jax import sharding
 from cspd_jax.checkpoints.int8 import Int8
 from cspd_jax.continuous import base as continuous
-from cspd_jax.core import programs, random as random_lib
+from cspd_jax.core import random as random_lib
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import refill
 from cspd_jax.decoding.base import Condition, Params, Target
+from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.engines import AnyDecoder
-
-if TYPE_CHECKING:
-  from cspd_jax.generation.model import Model
 
 Built = TypeVar('Built')
 
@@ -68,7 +66,7 @@ def cache_size(target: Target | continuous.Target, params: Params, condition: Co
   return size(jax.eval_shape(cache, params, condition))
 
 
-def live_cache(model: 'Model', guided: bool, condition: Condition) -> float:
+def live_cache(model: BaseModel, guided: bool, condition: Condition) -> float:
   """Returns the bytes of the cache that a round reads on average over an image.
 
   That is the part for the condition and half of the image's tokens. It is 0 for masked models,
@@ -120,9 +118,8 @@ class Estimate(NamedTuple):
     return next((size for size in sizes if self.fits(size, _SHARE)), 1)
 
 
-def estimate(model: 'Model', specification: str | Spec, decoder: AnyDecoder, condition: Any,
-             sampling: Any, draft_params: Any = None, *, prefix_length: int = 0, queue: int = 0
-             ) -> Estimate:
+def estimate(model: BaseModel, name: Hashable, decoder: AnyDecoder, condition: Any, sampling: Any,
+             draft_params: Any = None, *, queue: int = 0) -> Estimate:
   """Estimates the memory of a decode; compiled programs need 0.7 to 1.25 times as much.
 
   Counts what a round carries to the next one (caches, recorded probabilities, random state), and
@@ -131,12 +128,12 @@ def estimate(model: 'Model', specification: str | Spec, decoder: AnyDecoder, con
 
   Args:
     model: the model, which caches the bytes per image.
-    specification: of the decoder, under which the model caches the result.
+    name: of the decoder's program, under which the model caches the result; see
+      `generation.request.Program`.
     decoder: the decoder.
     condition: of at least one image, arrays.
-    sampling: sampling options as the decoder requires them; see `Engine.settled`.
+    sampling: sampling options as the decoder requires them; see `Model.settled`.
     draft_params: the drafter's parameters; None if it has none.
-    prefix_length: see `Model.decoder`.
     queue: see `Estimate`.
   """
   devices = _devices(model)
@@ -148,13 +145,12 @@ def estimate(model: 'Model', specification: str | Spec, decoder: AnyDecoder, con
               for tree in (condition, sampling))
   structure = jax.tree.structure(row), *((np.shape(leaf), jnp.result_type(leaf))
                                          for leaf in jax.tree.leaves(row))
-  name = (str(specification), programs.is_guided(sampling), prefix_length,
-          getattr(decoder, 'raw_log_probs', False), structure)
-  if name not in model.estimates:
-    model.estimates[name] = _per_image(decoder, model.params, row[0], row[1], draft_params)
+  if (name, structure) not in model.estimates:
+    model.estimates[name, structure] = _per_image(
+        decoder, model.params, row[0], row[1], draft_params)
   fixed = _fixed((model.params, draft_params), devices[0].platform)
   # Within a group, the cache is divided as the parameters are, and everything else is not.
-  cache, rest = model.estimates[name]
+  cache, rest = model.estimates[name, structure]
   parts = len(devices) // groups if _is_divided(model.params) else 1
   return Estimate(cache / parts + rest, fixed, available, groups, queue, decoder.intermediate)
 
@@ -215,7 +211,7 @@ def fit(build: Callable[[int], Built], estimate_of: Callable[[Built], Estimate],
   return built, batch_size
 
 
-def check(model: 'Model', specification: str | Spec, needs: Estimate, batch_size: int,
+def check(model: BaseModel, specification: str | Spec, needs: Estimate, batch_size: int,
           argument: str = 'batch_size') -> None:
   """Raises ValueError if decoding `batch_size` images at once clearly does not fit in memory.
 
@@ -264,7 +260,7 @@ def check_batch(batch_size: int, per_image: float, which: str = '') -> None:
         + (f'pass batch_size={most} or less.' if most else 'use smaller images.'))
 
 
-def _options(model: 'Model') -> list[str]:
+def _options(model: BaseModel) -> list[str]:
   """Returns the options of `load` with which a model needs less memory on each device.
 
   On CPUs none does, because narrow parameters have wider copies there.
@@ -289,7 +285,7 @@ def _gigabytes(count: float) -> str:
   return f'{count / 1e9:.3g} GB'
 
 
-def _devices(model: 'Model') -> list[Any]:
+def _devices(model: BaseModel) -> list[Any]:
   """Returns the devices that a model runs on."""
   if model.mesh is not None:
     return list(model.mesh.devices.flat)

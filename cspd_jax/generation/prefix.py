@@ -2,7 +2,7 @@
 
 import os
 import pathlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,12 +11,10 @@ from PIL import Image
 from cspd_jax.checkpoints import pictures, reading
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.base import Target
-
-if TYPE_CHECKING:
-  from cspd_jax.generation.model import Model
+from cspd_jax.generation.base import BaseModel
 
 
-def tokens(model: 'Model', prefix: Any, rows: int | None, count: int) -> np.ndarray | None:
+def tokens(model: BaseModel, prefix: Any, rows: int | None, count: int) -> np.ndarray | None:
   """Returns the tokens of the prefix `[count, P]` int32, whole rows; None without a prefix.
 
   Args:
@@ -58,7 +56,7 @@ def tokens(model: 'Model', prefix: Any, rows: int | None, count: int) -> np.ndar
   return np.broadcast_to(result, (count, result.shape[1])).astype(np.int32)
 
 
-def _tokens(model: 'Model', prefix: Any, rows: int, target: Target) -> np.ndarray:
+def _tokens(model: BaseModel, prefix: Any, rows: int, target: Target) -> np.ndarray:
   """Returns tokens `[1 or B, P]`; of images, the first `rows` rows."""
   if isinstance(prefix, (str, os.PathLike)):
     return _encoded(model, _read(pathlib.Path(prefix), _size(model)))[:, :rows * target.row_width]
@@ -73,7 +71,7 @@ def _tokens(model: 'Model', prefix: Any, rows: int, target: Target) -> np.ndarra
   return np.atleast_2d(array)
 
 
-def _encoded(model: 'Model', images: np.ndarray) -> np.ndarray:
+def _encoded(model: BaseModel, images: np.ndarray) -> np.ndarray:
   """Encodes images `[B, H, W, 3]`, uint8 or in [-1, 1], to tokens `[B, T]`."""
   if images.shape[1:3] != _size(model):
     raise ValueError(f'prefix has images of {images.shape[1]}x{images.shape[2]} pixels; model '
@@ -87,7 +85,7 @@ def _encoded(model: 'Model', images: np.ndarray) -> np.ndarray:
   return np.asarray(model.tokens(images.astype(np.float32)))
 
 
-def _size(model: 'Model') -> tuple[int, int]:
+def _size(model: BaseModel) -> tuple[int, int]:
   """Height and width of the model's images in pixels."""
   tokens_of_one = jax.ShapeDtypeStruct((1, model.num_tokens), np.int32)
   shape = jax.eval_shape(model.pixels, tokens_of_one).shape

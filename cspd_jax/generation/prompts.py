@@ -6,15 +6,13 @@ import json
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
 
 from cspd_jax.checkpoints import reading, store
-
-if TYPE_CHECKING:
-  from cspd_jax.generation.model import Model
+from cspd_jax.generation.parts import Conditions
 
 # What the name of a file of JSON objects ends in, and the names of data that are no list of lines.
 _JSON_LINES = ('.jsonl', '.ndjson')
@@ -168,9 +166,9 @@ def general() -> list[str]:
   return of_file(store.ASSETS / 'prompts.txt')
 
 
-def unknown_words(model: 'Model', prompts: Any, count: int) -> list[list[str]]:
+def unknown_words(conditions: Conditions, prompts: Any, count: int) -> list[list[str]]:
   """Returns the words `[count]` of prompts that do not reach a model; none of other conditions."""
   if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
     return [[] for _ in range(count)]
-  words = {prompt: model.conditions.unknown_words(prompt) for prompt in dict.fromkeys(prompts)}
+  words = {prompt: conditions.unknown_words(prompt) for prompt in dict.fromkeys(prompts)}
   return [words[prompt] for prompt in prompts]

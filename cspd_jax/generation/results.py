@@ -1,4 +1,4 @@
-"""Generated images: display, saving, and partial results during decoding."""
+"""Generated images: display and saving."""
 
 import base64
 import dataclasses
@@ -10,7 +10,7 @@ import pathlib
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import numpy as np
@@ -19,11 +19,8 @@ from PIL import Image, PngImagePlugin
 from cspd_jax.checkpoints import files, paths
 from cspd_jax.version import __version__
 
-if TYPE_CHECKING:
-  from cspd_jax.generation.generate import Task
-
 # More images would make a notebook page too long.
-_MOST_SHOWN = 16
+MOST_SHOWN = 16
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -155,7 +152,7 @@ class Generated:
     info = PngImagePlugin.PngInfo()
     for name, value in self.metadata(index).items():
       info.add_itxt(name, value if isinstance(value, str) else json.dumps(value))
-    return _png(self.images[index], info)
+    return encoded(self.images[index], info)
 
   def metadata(self, index: int) -> dict[str, Any]:
     """Returns the metadata of one image.
@@ -188,75 +185,25 @@ class Generated:
     """Displays the images and the acceptance map in notebooks."""
     if not len(self):
       return f'<p>{html.escape(repr(self))}</p>'
-    shown = min(len(self), _MOST_SHOWN)
-    cells = _figures([self.png(i) for i in range(shown)], self.prompts)
+    shown = min(len(self), MOST_SHOWN)
+    cells = figures(repr(self), [self.png(i) for i in range(shown)], self.prompts)
     from cspd_jax.plots import acceptance  # Importing Matplotlib takes a second.
     maps = acceptance.acceptance_map(
         {self.decoder: self.round_of_cell[:4]}, captions=self.prompts[:4])
     more = f'<p>and {len(self) - shown} more</p>' if len(self) > shown else ''
-    return f'<p>{html.escape(repr(self))}</p>{cells}{more}<br><img src="{_inline(maps)}">'
+    return f'{cells}{more}<br><img src="{_inline(maps)}">'
 
 
-class Partial:
-  """Images that are still being decoded.
-
-  Attributes:
-    decoded: the decoder's result so far, NumPy arrays; tokens that are not committed are undefined.
-    count: `[B]` number of committed tokens, including the prefix.
-    complete: whether all images are complete.
-    fixed: `[B, rows, columns]` bool, which tokens are committed.
-  """
-
-  def __init__(self, task: 'Task', decoded: Any, count: np.ndarray, complete: bool):
-    self._task, self.decoded, self.count, self.complete = task, decoded, count, complete
-    order = getattr(decoded, 'order', None)
-    rank = np.arange(task.prefix_length + decoded.round_of_token.shape[1])
-    if order is not None:
-      rank = np.argsort(order, axis=1)
-    self.fixed = task.model.cells(rank < count[:, None])
-
-  @property
-  def images(self) -> np.ndarray:
-    """The images so far, uint8 `[B, H, W, 3]`; grey where no token is committed."""
-    images = self._task.result(self.decoded).images.copy()
-    scale = [pixels // tokens for pixels, tokens in zip(images.shape[1:3], self.fixed.shape[1:])]
-    shown = self.fixed.repeat(scale[0], axis=1).repeat(scale[1], axis=2)
-    images[~shown] = 128
-    return images
-
-  def result(self) -> Generated:
-    """Returns the complete images.
-
-    Raises:
-      ValueError: if they are not complete yet.
-    """
-    if not self.complete:
-      raise ValueError(f'the images have {self.count.tolist()} tokens so far; iterate until '
-                       '`complete` is True.')
-    return self._task.result(self.decoded)
-
-  def __repr__(self) -> str:
-    # The grid does not contain the grammar's tokens.
-    total = len(self.count) * (self._task.prefix_length + self.decoded.round_of_token.shape[1])
-    return (f'Partial({int(self.count.sum())} of {total} tokens of {len(self.count)} images, '
-            f'round {int(np.max(self.decoded.rounds))})')
-
-  def _repr_html_(self) -> str:
-    """Displays the images so far in notebooks."""
-    shown = [_png(image) for image in self.images[:_MOST_SHOWN]]
-    return f'<p>{html.escape(repr(self))}</p>{_figures(shown, self._task.titles)}'
-
-
-def _png(image: np.ndarray, info: PngImagePlugin.PngInfo | None = None) -> bytes:
-  """Encodes an image `[H, W, 3]`."""
+def encoded(image: np.ndarray, info: PngImagePlugin.PngInfo | None = None) -> bytes:
+  """Encodes an image `[H, W, 3]` uint8 as PNG."""
   buffer = io.BytesIO()
   Image.fromarray(image).save(buffer, 'PNG', pnginfo=info)
   return buffer.getvalue()
 
 
-def _figures(pngs: Sequence[bytes], captions: Sequence[str]) -> str:
-  """Returns HTML that displays images with captions next to each other."""
-  return ''.join(
+def figures(text: str, pngs: Sequence[bytes], captions: Sequence[str]) -> str:
+  """Returns HTML that displays a line of text, and images with captions next to each other."""
+  return f'<p>{html.escape(text)}</p>' + ''.join(
       f'<figure style="display:inline-block;margin:4px;text-align:center">'
       f'<img src="{_inline(png)}" style="width:160px;image-rendering:pixelated">'
       f'<figcaption>{html.escape(caption)}</figcaption></figure>'

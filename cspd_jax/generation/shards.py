@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +11,8 @@ import numpy as np
 
 from cspd_jax.checkpoints import files, run_folder
 from cspd_jax.core.spec import Spec
+from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.engines import Options
-
-if TYPE_CHECKING:
-  from cspd_jax.generation.model import Model
 
 # How many numbers of an array are compared to detect other parameters.
 _SAMPLED = 1024
@@ -60,17 +58,17 @@ def batch_size_of(folder: str | os.PathLike) -> int | None:
   return size if type(size) is int and size >= 1 else None
 
 
-def settings(model: 'Model', specification: Spec, condition: Any, seed: Any, batch_size: int,
+def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, batch_size: int,
              sampling: Options, prompts: Any = None) -> dict[str, Any]:
   """Returns the settings that determine the results of a run.
 
   Args:
-    model: see `batches.iterate`.
+    model: see `generation.request.Request`.
     specification: of the decoder.
     condition: the condition that `model` returned for the prompts.
-    seed: see `batches.iterate`.
-    batch_size: see `batches.iterate`.
-    sampling: see `batches.iterate`.
+    seed: see `generation.request.Request`.
+    batch_size: see `generation.request.Request`.
+    sampling: see `generation.request.Request`.
     prompts: the caller's prompts; None if only the condition is available.
   """
   return dict(

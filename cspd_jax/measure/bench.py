@@ -1,16 +1,24 @@
-"""Decodes the same images with many decoders of one model, for programs that compare them."""
+"""Decodes the same images with many decoders of one model, for programs that compare them.
 
+Of a decoder of discrete tokens, the verifier is the smallest part to compile. Decoders that differ
+only in their verifiers can therefore share a program; see `switch`.
+"""
+
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from cspd_jax.core import programs as programs_lib, random as random_lib
-from cspd_jax.decoding import refill
-from cspd_jax.generation import batches as batches_lib
+from cspd_jax.core import batches as batches_lib, programs, random as random_lib
+from cspd_jax.decoding import refill, specification as discrete
+from cspd_jax.decoding.loop import Decoder
+from cspd_jax.generation import run as run_lib
 from cspd_jax.generation.model import Model
-from cspd_jax.measure.switch import CompiledDecoders
+from cspd_jax.generation.request import Request, prepare
+from cspd_jax.measure import switch
 from cspd_jax.metrics.base import Sample
 
 
@@ -25,7 +33,7 @@ class Bench:
     seed: one seed for all images, or one for each.
     batch_size: images decoded together.
     sampling: the default sampling options.
-    programs: the compiled decoders.
+    seconds: total compilation time so far.
   """
 
   def __init__(self, model: Model, prompts: Sequence[Any], *, seed: int | Sequence[int] = 0,
@@ -42,13 +50,43 @@ class Bench:
     self.model, self.prompts, self.seed = model, list(prompts), seed
     self.batch_size = min(batch_size, len(self.prompts))
     self.sampling = model.sampling() if sampling is None else sampling
-    self.programs = CompiledDecoders(model)
+    self.seconds = 0.0
+    self._shared: tuple[str, ...] = ()
+    self._decoders: dict[tuple[str, bool], Any] = {}
     self._samples: dict[tuple, Sample] = {}
+    self._compiled: set[tuple] = set()
 
   @property
   def baseline(self) -> str:
     """The decoder that all others are compared with."""
     return self.model.engine.baseline
+
+  def text(self, specification: Any) -> str:
+    """Returns the canonical text of a specification.
+
+    Raises:
+      ValueError: for a specification that cannot be parsed.
+    """
+    return str(self.model.specification(specification))
+
+  def share(self, specifications: Sequence[Any]) -> None:
+    """Makes decoders with the same drafter share a program from now on.
+
+    Args:
+      specifications: of all decoders that will run; all must be valid.
+    """
+    self._shared = tuple(dict.fromkeys(map(self.text, specifications)))
+
+  def decoder(self, specification: Any, guided: bool) -> Any:
+    """Returns the decoder of a specification, built on the first call.
+
+    Raises:
+      ValueError: if the decoder is invalid, with the reason.
+    """
+    name = self.text(specification), guided
+    if name not in self._decoders:
+      self._decoders[name] = self.model.decoder(name[0], guided=guided)
+    return self._decoders[name]
 
   def check(self, specification: Any, sampling: Any = None) -> Any:
     """Builds the decoder of a specification and checks it with the sampling options.
@@ -57,16 +95,56 @@ class Bench:
       ValueError: if the decoder is invalid, or cannot use these sampling options.
     """
     sampling = self.sampling if sampling is None else sampling
-    decoder = self.programs.decoder(specification, programs_lib.is_guided(sampling))
-    decoder.check(self.model.condition(self.prompts), sampling)
+    decoder = self.decoder(specification, programs.is_guided(sampling))
+    decoder.check(self.condition(len(self.prompts)), sampling)
     return decoder
+
+  def condition(self, count: int) -> Any:
+    """Returns the condition of the first images; if there are more than prompts, these repeat."""
+    return batches_lib.rows(self._condition, np.arange(count) % len(self.prompts))
+
+  @functools.cached_property
+  def _condition(self) -> Any:
+    return self.model.condition(self.prompts)
+
+  def request(self, specification: Any, sampling: Any = None, *, batch_size: int | None = None,
+              count: int | None = None, seed: Any = None) -> Request:
+    """Returns the request of the first images.
+
+    Args:
+      specification: of the decoder.
+      sampling: sampling options; None uses those of the bench.
+      batch_size: images decoded together; None uses that of the bench.
+      count: number of images; if there are more than prompts, the prompts repeat, but the images
+        differ. None for one per prompt.
+      seed: a seed or a random key; None uses the seed of the bench.
+
+    Raises:
+      ValueError: for what the decoder or the memory of the device does not support.
+    """
+    count, total = len(self.prompts) if count is None else count, len(self.prompts)
+    seed = self.seed if seed is None else seed
+    if np.ndim(seed):
+      seed = [seed[i % total] for i in range(count)]
+    request = prepare(
+        self.model, [self.prompts[i % total] for i in range(count)], seed=seed, slots=False,
+        pixels=False, decoder=self.text(specification), condition=self.condition(count),
+        batch_size=self.batch_size if batch_size is None else batch_size,
+        sampling=self.sampling if sampling is None else sampling)
+    members = self._members(request.names[0], request.guided)
+    if len(members) == 1:
+      return request
+    return dataclasses.replace(
+        request, names=members,
+        function=switch.one_of([self.decoder(member, request.guided) for member in members]),
+        draft_params=(np.int32(members.index(request.names[0])), request.draft_params))
 
   def sample(self, specification: Any, sampling: Any = None) -> Sample:
     """Returns the images of a decoder, decoded on the first call."""
     sampling = self.sampling if sampling is None else sampling
-    name = self.programs.text(specification), *(np.asarray(leaf).tobytes() for leaf in sampling)
+    name = self.text(specification), *(np.asarray(leaf).tobytes() for leaf in sampling)
     if name not in self._samples:
-      self._samples[name] = self._decode(specification, sampling, self.prompts, self.seed)
+      self._samples[name] = self._decode(self.request(specification, sampling))
     return self._samples[name]
 
   def reference(self, sets: int) -> tuple[Sample, list[Sample]]:
@@ -76,31 +154,36 @@ class Bench:
       All images of the first seed; and those of the second in sets of `N`, each with the first
       as its reference, which measures the effect of noise alone.
     """
-    prompts, root = self.prompts * sets, random_lib.seed_key(np.ravel(self.seed)[0])
+    count, root = len(self.prompts), random_lib.seed_key(np.ravel(self.seed)[0])
     # These seeds differ from those of all images, whose numbers are much smaller.
-    first, second = (self._decode(
-        self.baseline, self.sampling, prompts, jax.random.fold_in(root, 2**32 - number))
+    first, second = (self._decode(self.request(
+        self.baseline, count=sets * count, seed=jax.random.fold_in(root, 2**32 - number)))
                      for number in (1, 2))
-    count = len(self.prompts)
     part = lambda leaf, i: np.asarray(leaf)[i * count:(i + 1) * count]
     parts = [jax.tree.map(lambda leaf, i=i: part(leaf, i), (second.decoded, second.condition))
              for i in range(sets)]
     return first, [Sample(decoded, condition, self.sampling, first, self.batch_size)
                    for decoded, condition in parts]
 
+  def runs(self, specification: Any, batch_size: int = 1, batches: int = 1,
+           sampling: Any = None) -> list[Callable[[], Any]]:
+    """Returns functions to be timed, each of which decodes a batch of the first images.
+
+    Their program is compiled and has run once, because a first run is slower.
+    """
+    request = self.request(
+        specification, sampling, batch_size=batch_size, count=batch_size * batches)
+    calls = [request.bound(np.arange(first, first + batch_size))
+             for first in range(0, batch_size * batches, batch_size)]
+    if self._compile(request):
+      jax.block_until_ready(calls[0]())
+    return calls
+
   def run(self, specification: Any, batch_size: int = 1, batches: int = 1,
           sampling: Any = None) -> Callable[[], Any]:
-    """Returns a function to be timed that decodes the first images, batch by batch.
-
-    It is already compiled and has run once, because a first run is slower. If there are more
-    images than prompts, the prompts repeat, but the images differ.
-    """
-    sampling = self.sampling if sampling is None else sampling
-    decode = self.programs.decode(specification, sampling)
-    arguments = self.batches(batch_size, batches, sampling)
-    if not self.programs.is_compiled(specification, sampling, batch_size):
-      jax.block_until_ready(decode(*arguments[0]))
-    return lambda: [jax.block_until_ready(decode(*batch)) for batch in arguments]
+    """Returns a function to be timed that runs the functions of `runs` one after the other."""
+    calls = self.runs(specification, batch_size, batches, sampling)
+    return lambda: [jax.block_until_ready(call()) for call in calls]
 
   def queue(self, specification: Any, batch_size: int, count: int | None = None
             ) -> Callable[[], list[refill.Finished]]:
@@ -113,35 +196,37 @@ class Bench:
       batch_size: rows; a row whose image is complete starts the next one.
       count: images; one per prompt if None.
     """
-    decoder, options = self.check(specification), self.model.engine.settled(self.sampling)
-    count, params = len(self.prompts) if count is None else count, self.model.params
-    draft_params = self.model.draft_params(self.programs.text(specification))
-    name = self.programs.text(specification), programs_lib.is_guided(options), batch_size, 'queue'
-    jitted = programs_lib.kept(
-        self.model, name, lambda: refill.jitted(decoder, batch_size, name[0]))
+    request = self.request(specification, batch_size=batch_size, count=count)
+    # A few images may need fewer slots than all of them.
+    few = dataclasses.replace(
+        request.pick(range(min(len(request), batch_size))), batch_size=request.batch_size)
+    list(run_lib.refilled(few))
+    return lambda: list(run_lib.refilled(request))
 
-    def images(numbers):
-      condition = self.model.condition([self.prompts[i % len(self.prompts)] for i in numbers])
-      return condition, batches_lib.keys(self.seed, numbers), options
+  def _decode(self, request: Request) -> Sample:
+    self._compile(request)
+    decoded = run_lib.decode(request)
+    return Sample(decoded, request.condition, request.sampling, None, self.batch_size)
 
-    run = lambda count: list(refill.run(jitted, params, count, images, draft_params))
-    run(min(count, batch_size))
-    return lambda: run(count)
+  def _compile(self, request: Request) -> bool:
+    """Compiles the program of a request unless this bench has; returns whether it did."""
+    name = request.program(), request.batch_size, jax.tree.structure(
+        self.model.settled(request.sampling))
+    if name in self._compiled and request.program() in self.model.programs:
+      return False
+    self.seconds += request.compile(request.batch_size)
+    self._compiled.add(name)
+    return True
 
-  def batches(self, batch_size: int, batches: int, sampling: Any = None) -> list[tuple]:
-    """Returns the arguments of decoders of `programs` for the first images; see `run`."""
-    sampling = self.sampling if sampling is None else sampling
-    arguments = []
-    for first in range(0, batch_size * batches, batch_size):
-      numbers = np.arange(first, first + batch_size)
-      prompts = [self.prompts[i % len(self.prompts)] for i in numbers]
-      arguments.append(
-          (self.model.condition(prompts), batches_lib.keys(self.seed, numbers), sampling))
-    return arguments
+  def _members(self, text: str, guided: bool) -> tuple[str, ...]:
+    """Returns the decoders that share a program with this one, including itself."""
+    common = lambda member: _common_parts(member, self.decoder(member, guided))
+    members = tuple(member for member in self._shared if common(member) == common(text))
+    return members if text in members else (text,)
 
-  def _decode(self, specification: Any, sampling: Any, prompts: Sequence[Any],
-              seed: Any) -> Sample:
-    decoded = batches_lib.run(
-        self.model, self.programs.decode(specification, sampling), prompts, seed=seed,
-        batch_size=self.batch_size, sampling=sampling)
-    return Sample(decoded, self.model.condition(prompts), sampling, None, self.batch_size)
+
+def _common_parts(text: str, decoder: Any) -> tuple:
+  """Returns a key that is equal for decoders that can share a program."""
+  if not isinstance(decoder, Decoder):
+    return (text,)
+  return str(discrete.expand(text)[0]), decoder.verifier.seed_exact

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.checkpoints import reading, store
+from cspd_jax.core import batches
 from cspd_jax.generation import memory
 from cspd_jax.measure import evaluation, kept, layouts
 from cspd_jax.metrics import clip
@@ -104,20 +105,16 @@ def scores(images: Sequence[layouts.Generated], of: Network, batch_size: int,
   Raises:
     ValueError: if an image cannot be read.
   """
-  cosines: list[Mapping[str, np.ndarray]] = []
-  batch_size = min(batch_size, len(images))
-  for first in range(0, len(images), batch_size):
-    batch = images[first:first + batch_size]
-    # The last batch is filled up, so that one program suffices.
-    full = [*batch, *[batch[-1]] * (batch_size - len(batch))]
+  def cosines(index: np.ndarray) -> Mapping[str, np.ndarray]:
+    batch = [images[i] for i in index]
     pixels = np.stack([clip.prepared(np.asarray(reading.photograph(image.path, _REMEDY)),
-                                     of.config.image_size) for image in full])
-    prompts = [image.prompt for image in full]
-    values = keep((of.digest, of.text_digest, pixels, *prompts), functools.partial(
-        _cosines, of, pixels, prompts))
-    cosines.append({name: value[:len(batch)] for name, value in values.items()})
-    progress(first + len(batch), len(images))
-  prefixed, plain = (np.concatenate([values[name] for values in cosines]) for name in _PREFIXES)
+                                     of.config.image_size) for image in batch])
+    prompts = [image.prompt for image in batch]
+    return dict(keep((of.digest, of.text_digest, pixels, *prompts), functools.partial(
+        _cosines, of, pixels, prompts)))
+
+  values = batches.mapped(cosines, len(images), min(batch_size, len(images)), progress)
+  prefixed, plain = (values[name] for name in _PREFIXES)
   label = f'({of.title}, {evaluation.short(len(images))})'
   return {f'CLIPScore {label}': clip.clip_score(prefixed),
           f'torchmetrics CLIP score {label}': clip.torchmetrics_score(plain)}

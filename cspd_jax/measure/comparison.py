@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cspd_jax.generation import batches
-from cspd_jax.generation.model import Model
+from cspd_jax.core.batches import Progress, concatenated
+from cspd_jax.generation.request import Request
 from cspd_jax.measure import timing
 from cspd_jax.metrics.base import Sample
 
@@ -31,16 +31,12 @@ class Compared(NamedTuple):
 
 
 def compare(
-    model: Model,
-    programs: Mapping[str, batches.BatchDecoder],
-    prompts: Sequence[Any],
+    requests: Mapping[str, Request],
     *,
-    seed: int | Sequence[int] = 0,
-    sampling: Any = None,
     repeats: int = 3,
     budget: float | None = None,
     show: Callable[[str], None] = lambda line: None,
-    progress: batches.Progress | None = None,
+    progress: Progress | None = None,
     look: Callable[[dict[str, Compared]], None] = lambda compared: None,
 ) -> dict[str, Compared]:
   """Generates all images with all decoders, one image at a time.
@@ -49,11 +45,7 @@ def compare(
   decoders alternate on every image, so that a change in the machine's load affects all of them.
 
   Args:
-    model: the model.
-    programs: the decoders by name.
-    prompts: one per image.
-    seed: see `batches.keys`; the same for every decoder.
-    sampling: of `model.sampling`, the same for every image; the model's defaults if None.
+    requests: by name of the decoder, the requests of the same images.
     repeats: maximum number of timed runs per image and decoder.
     budget: limit on the total seconds of all timed runs, except that the first run of each always
       completes; None for no limit. See `timing.measure`.
@@ -64,41 +56,27 @@ def compare(
 
   Returns:
     Images and times of the decoders, by name.
-
-  Raises:
-    ValueError: for invalid prompts, sampling options or numbers, before anything is compiled.
   """
-  sampling = model.sampling() if sampling is None else sampling
-  condition, rows = _arguments(model, programs, prompts, seed, sampling)
+  images = range(len(next(iter(requests.values()))))
   runs: dict[tuple[int, str], Callable[[], Any]] = {}
   compared: dict[str, Compared] = {}
-  count = len(rows) * len(programs)
+  count = len(images) * len(requests)
   turns = functools.partial(_report_turns, progress, count * (repeats + 1))
-  for name, program in programs.items():
-    run, compile_seconds = program.compiled(*rows[0])
-    runs |= {(i, name): functools.partial(run, *row) for i, row in enumerate(rows)}
-    decoded = _first_turn([runs[i, name] for i in range(len(rows))], turns, len(runs) - len(rows))
+  for name, request in requests.items():
+    compile_seconds = request.compile(1)
+    runs |= {(i, name): request.bound(np.array([i])) for i in images}
+    decoded = _first_turn([runs[i, name] for i in images], turns, len(runs) - len(images))
     show(f'{name}: {", ".join(map(str, decoded.rounds))} rounds')
     compared[name] = Compared(
-        Sample(decoded, condition, sampling, batch_size=1), compile_seconds)
-    if len(compared) in (1, len(programs)):
+        Sample(decoded, jax.device_get(request.condition), request.sampling, batch_size=1),
+        compile_seconds)
+    if len(compared) in (1, len(requests)):
       look(compared)
   timings = timing.measure(
-      {(i, name): runs[i, name] for i in range(len(rows)) for name in programs}, repeats, warmup=0,
+      {(i, name): runs[i, name] for i in images for name in requests}, repeats, warmup=0,
       budget=budget, progress=lambda turn, _: turns((turn + 1) * count))
-  return {name: _timed(untimed, [timings[i, name] for i in range(len(rows))])
+  return {name: _timed(untimed, [timings[i, name] for i in images])
           for name, untimed in compared.items()}
-
-
-def _arguments(model: Model, programs: Mapping[str, batches.BatchDecoder], prompts: Sequence[Any],
-               seed: Any, sampling: Any) -> tuple[Any, list[tuple]]:
-  """Returns the condition of all images, and the programs' arguments per image; checks both."""
-  condition = jax.device_get(model.condition(prompts))
-  for program in programs.values():
-    program.check(condition, sampling)
-  row = lambda i: (jax.tree.map(lambda leaf: leaf[i:i + 1], condition), batches.keys(seed, [i]),
-                   sampling)
-  return condition, [row(i) for i in range(len(prompts))]
 
 
 def _timed(compared: Compared, timings: Sequence[timing.Timing]) -> Compared:
@@ -114,9 +92,9 @@ def _first_turn(runs: Sequence[Callable[[], Any]], turns: Callable[[int], None],
   for i, run in enumerate(runs, 1):
     results.append(jax.device_get(run()))
     turns(done + i)
-  return jax.tree.map(lambda *parts: np.concatenate(parts), *results)
+  return concatenated(results)
 
 
-def _report_turns(progress: batches.Progress | None, total: int, done: int) -> None:
+def _report_turns(progress: Progress | None, total: int, done: int) -> None:
   if progress is not None:
     progress(done, total)

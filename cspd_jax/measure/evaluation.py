@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.checkpoints import files, reading, store
+from cspd_jax.core import batches
 from cspd_jax.generation import memory
 from cspd_jax.generation.features import Extractor
 from cspd_jax.measure import image_sets, kept
@@ -125,18 +126,18 @@ def features(images: image_sets.ImageSet, of: Network, batch_size: int,
   Raises:
     ValueError: if an image cannot be read.
   """
-  parts, done, batch_size = [], 0, min(batch_size, images.shape[0])
-  for batch in images.batches(batch_size):
-    count = len(batch)
+  batch_size = min(batch_size, images.shape[0])
+  stream = images.batches(batch_size)  # They are read in their order.
+
+  def of_batch(index: np.ndarray) -> dict[str, np.ndarray]:
     # The last batch is filled up, so that one program suffices.
-    full = np.concatenate([batch, np.repeat(batch[-1:], batch_size - count, axis=0)])
-    compute = lambda full=full: {name: np.asarray(leaf) for name, leaf in inception.features(
+    full = batches.padded(next(stream), len(index))
+    compute = lambda: {name: np.asarray(leaf) for name, leaf in inception.features(
         of.params, of.config, full, of.evaluator)._asdict().items()}
-    values = keep((of.digest, of.evaluator, full), compute)
-    parts.append(Features(*(values[name][:count] for name in Features._fields)))
-    done += count
-    progress(done, images.shape[0])
-  return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+    return dict(keep((of.digest, of.evaluator, full), compute))
+
+  values = batches.mapped(of_batch, images.shape[0], batch_size, progress)
+  return Features(*(values[name] for name in Features._fields))
 
 
 def check_batch(batch_size: int, shape: tuple[int, ...], of: Network) -> None:

@@ -66,7 +66,7 @@ def able(bench: Bench, specifications: Sequence[Any]) -> tuple[list[str], dict[s
     except ValueError as error:
       left_out[str(specification)] = str(error)
     else:
-      runnable.append(bench.programs.text(specification))
+      runnable.append(bench.text(specification))
   return list(dict.fromkeys(runnable)), left_out
 
 

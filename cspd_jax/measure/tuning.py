@@ -230,7 +230,7 @@ def tokens(bench: Bench, text: str) -> int:
 def pace(bench: Bench, batch_size: int) -> Pace:
   """Times bare passes over one token per image, for `batch_size` images together."""
   model, target = bench.model, bench.check(bench.baseline).target
-  (condition, _, _), = bench.batches(batch_size, 1)
+  condition = bench.condition(batch_size)
   arguments = model.params, condition, np.int32(max(1, target.num_tokens // _PACE))
   run = programs.compiled(
       timing.forward_passes(target, chain(0)), *arguments, label='passes over 1 token').run
@@ -251,12 +251,10 @@ def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
     ValueError: if the model returns invalid probabilities.
   """
   batches = -(-len(bench.prompts) // batch_size)
-  bench.run(text, batch_size)  # Compiles the decoder and runs it once.
-  decode, results = bench.programs.decode(text, bench.sampling), {}
-  arguments = bench.batches(batch_size, batches)
+  calls, results = bench.runs(text, batch_size, batches), {}
 
   def run(number):
-    results[number] = decode(*arguments[number])
+    results[number] = calls[number]()
     return results[number]
 
   turns: dict[tuple[str, int], Callable[[], object]] = {}
@@ -293,7 +291,7 @@ def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int
   model, runs = bench.model, {}
   passes = timing.forward_passes(bench.check(bench.baseline).target, chain(tokens - 1))
   for size in batch_sizes:
-    (condition, _, _), = bench.batches(size, 1)
+    condition = bench.condition(size)
     run = programs.compiled(
         passes, model.params, condition, np.int32(1),
         label=f'passes over {tokens} tokens, {size} images').run
@@ -315,7 +313,7 @@ def prefill(bench: Bench, batch_size: int, pace: Pace, repeats: int) -> float:
     pace: reference passes that alternate with the prefill.
     repeats: timed runs.
   """
-  (condition, _, _), = bench.batches(refill.group(batch_size), 1)
+  condition = bench.condition(refill.group(batch_size))
   arguments = bench.model.params, condition, np.int32(0)
   run = programs.compiled(
       timing.forward_passes(bench.check(bench.baseline).target, chain(0)), *arguments,

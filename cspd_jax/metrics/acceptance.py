@@ -3,16 +3,14 @@
 Computed in NumPy.
 """
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from cspd_jax.decoding.base import Decoded
+from cspd_jax.generation.model import Model
 from cspd_jax.metrics import base
 from cspd_jax.metrics.base import Metric
-
-if TYPE_CHECKING:
-  from cspd_jax.generation.model import Model
 
 
 class Acceptance(NamedTuple):
@@ -86,33 +84,33 @@ def by_place(decoded: Decoded) -> np.ndarray:
   return np.divide(reached[2:], tested, out=np.full(tested.shape, np.nan), where=tested > 0)
 
 
-def _rounds(sample: base.Sample, model: 'Model') -> base.Value:
+def _rounds(sample: base.Sample, model: Model) -> base.Value:
   del model
   return base.mean(sample.decoded.rounds)
 
 
-def _step_compression(sample: base.Sample, model: 'Model') -> base.Value:
+def _step_compression(sample: base.Sample, model: Model) -> base.Value:
   del model
   return base.mean(sample.tokens.shape[1] / sample.decoded.rounds)
 
 
-def _accepted_length(sample: base.Sample, model: 'Model') -> base.Value:
+def _accepted_length(sample: base.Sample, model: Model) -> base.Value:
   del model
   rounds = sample.decoded.rounds - 1  # After the prefill.
   return base.ratio(np.full(rounds.shape, sample.tokens.shape[1] - 1), rounds)
 
 
-def _one_token_rounds(sample: base.Sample, model: 'Model') -> base.Value:
+def _one_token_rounds(sample: base.Sample, model: Model) -> base.Value:
   del model
   return base.ratio(sample.decoded.accepted[:, 1], sample.decoded.rounds - 1)
 
 
-def _tv_bound(sample: base.Sample, model: 'Model') -> base.Value:
+def _tv_bound(sample: base.Sample, model: Model) -> base.Value:
   del model
   return base.mean(sample.decoded.tv_bound)
 
 
-def _tv_bound_per_token(sample: base.Sample, model: 'Model') -> base.Value:
+def _tv_bound_per_token(sample: base.Sample, model: Model) -> base.Value:
   del model
   return base.mean(sample.decoded.tv_bound / sample.tokens.shape[1])
 

@@ -12,19 +12,15 @@ while the 2048 features of an FID need tens of thousands. The estimate from few 
 upwards; compare it with that of equally many images of the same decoder.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import programs
+from cspd_jax.generation.model import Model
 from cspd_jax.metrics import base
 from cspd_jax.metrics.base import Metric
-from cspd_jax.models import vq
-
-if TYPE_CHECKING:
-  from cspd_jax.generation.model import Model
 
 
 class Gaussian(NamedTuple):
@@ -37,21 +33,6 @@ class Gaussian(NamedTuple):
 
   mean: np.ndarray
   covariance: np.ndarray
-
-
-def features(params: Any, config: vq.VQConfig, images: jax.Array) -> jax.Array:
-  """Returns the pooled latents of a tokenizer.
-
-  Args:
-    params: the tokenizer's parameters.
-    config: its configuration.
-    images: `[B, H, W, C]` in [-1, 1]; see `vq.latents`.
-
-  Returns:
-    `[B, 2 codebook_dim]` float32: means, then standard deviations over the grid.
-  """
-  latents = vq.latents(params, config, images)
-  return jnp.concatenate([jnp.mean(latents, axis=(1, 2)), jnp.std(latents, axis=(1, 2))], axis=-1)
 
 
 def gaussian(points: np.ndarray) -> Gaussian:
@@ -89,7 +70,7 @@ def distance(a: Gaussian, b: Gaussian) -> float:
   return float(np.sum((a.mean - b.mean)**2) + max(spread, 0))
 
 
-def of_sample(sample: base.Sample, model: 'Model') -> np.ndarray | None:
+def of_sample(sample: base.Sample, model: Model) -> np.ndarray | None:
   """Returns the features of a sample's images, `[N, F]`, cached; None without an encoder."""
   tokenizer = model.tokenizer
   if tokenizer is None or tokenizer.features is None:
@@ -101,7 +82,7 @@ def of_sample(sample: base.Sample, model: 'Model') -> np.ndarray | None:
       lambda condition, tokens, sampling: run(tokenizer.params, tokens)))
 
 
-def _frechet(sample: base.Sample, model: 'Model') -> base.Value:
+def _frechet(sample: base.Sample, model: Model) -> base.Value:
   points, reference = of_sample(sample, model), sample.reference
   if points is None or reference is None or len(points) < 2:
     return base.UNKNOWN

@@ -5,7 +5,7 @@ under the target than the target's own, or more likely if it prefers probable to
 pass over the complete tokens yields every distribution that the target would have drawn from.
 """
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +16,9 @@ from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import accept, contract, warp as warp_lib
 from cspd_jax.decoding.base import Condition, Target
 from cspd_jax.decoding.tree import chain
+from cspd_jax.generation.model import Model
 from cspd_jax.metrics import base
 from cspd_jax.metrics.base import Metric
-
-if TYPE_CHECKING:
-  from cspd_jax.generation.model import Model
 
 
 class Likelihood(NamedTuple):
@@ -136,7 +134,7 @@ def unigram_distance(tokens: np.ndarray, others: np.ndarray, vocab_size: int) ->
   return float(0.5 * np.abs(shares[0] - shares[1]).sum())
 
 
-def of_sample(sample: base.Sample, model: 'Model') -> Likelihood:
+def of_sample(sample: base.Sample, model: Model) -> Likelihood:
   """Returns the likelihood of a sample's images, `[N]` NumPy arrays, cached by the sample."""
   guided = bool(np.any(np.asarray(sample.sampling.guidance_scale) != 1))
 
@@ -147,16 +145,16 @@ def of_sample(sample: base.Sample, model: 'Model') -> Likelihood:
       lambda condition, tokens, sampling: run(model.params, condition, tokens, sampling)))
 
 
-def _nll(sample: base.Sample, model: 'Model') -> base.Value:
+def _nll(sample: base.Sample, model: Model) -> base.Value:
   return base.mean(of_sample(sample, model).nll)
 
 
-def _excess(sample: base.Sample, model: 'Model') -> base.Value:
+def _excess(sample: base.Sample, model: Model) -> base.Value:
   result = of_sample(sample, model)
   return base.mean(result.nll - result.entropy)
 
 
-def _difference(sample: base.Sample, model: 'Model') -> base.Value:
+def _difference(sample: base.Sample, model: Model) -> base.Value:
   if sample.reference is None:
     return base.UNKNOWN
   nll, reference_nll = (of_sample(images, model).nll for images in (sample, sample.reference))
@@ -164,7 +162,7 @@ def _difference(sample: base.Sample, model: 'Model') -> base.Value:
   return base.mean(nll - reference_nll.reshape(-1, len(nll)).mean(axis=0))
 
 
-def _unigrams(sample: base.Sample, model: 'Model') -> base.Value:
+def _unigrams(sample: base.Sample, model: Model) -> base.Value:
   if sample.reference is None:
     return base.UNKNOWN
   return base.Value(unigram_distance(

@@ -9,14 +9,12 @@ differently have only the prompt in common, which still reduces the variation be
 import functools
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from cspd_jax.generation.model import Model
 from cspd_jax.metrics import base, likelihood
-
-if TYPE_CHECKING:
-  from cspd_jax.generation.model import Model
 
 # Rec. 601 luma of red, green and blue.
 _LUMA = np.array([.299, .587, .114])
@@ -33,7 +31,7 @@ class Statistic(NamedTuple):
   """
 
   title: str
-  measure: Callable[[base.Sample, 'Model'], np.ndarray]
+  measure: Callable[[base.Sample, Model], np.ndarray]
   engines: tuple[str, ...]
   meaning: str
 
@@ -73,7 +71,7 @@ def difference(values: np.ndarray, baseline: np.ndarray) -> Difference:
   return Difference(paired.mean, paired.standard_error, math.hypot(*errors))
 
 
-def differences(sample: base.Sample, baseline: base.Sample, model: 'Model'
+def differences(sample: base.Sample, baseline: base.Sample, model: Model
                 ) -> dict[str, Difference]:
   """Returns the difference of every statistic of the model's engine, by name.
 
@@ -97,25 +95,25 @@ def entries(values: Mapping[str, Difference]) -> dict[str, float | None]:
   return result
 
 
-def _nll(sample: base.Sample, model: 'Model') -> np.ndarray:
+def _nll(sample: base.Sample, model: Model) -> np.ndarray:
   return likelihood.of_sample(sample, model).nll
 
 
-def _luma(sample: base.Sample, model: 'Model') -> np.ndarray:
+def _luma(sample: base.Sample, model: Model) -> np.ndarray:
   """The luma of the pixels, `[N, H, W]`, from 0 to 255."""
   return sample.once('luma', lambda: 127.5 * (
       np.clip(np.asarray(sample.images(model), np.float64), -1, 1) + 1) @ _LUMA)
 
 
-def _brightness(sample: base.Sample, model: 'Model') -> np.ndarray:
+def _brightness(sample: base.Sample, model: Model) -> np.ndarray:
   return _luma(sample, model).mean(axis=(1, 2))
 
 
-def _contrast(sample: base.Sample, model: 'Model') -> np.ndarray:
+def _contrast(sample: base.Sample, model: Model) -> np.ndarray:
   return _luma(sample, model).std(axis=(1, 2))
 
 
-def _detail(sample: base.Sample, model: 'Model') -> np.ndarray:
+def _detail(sample: base.Sample, model: Model) -> np.ndarray:
   luma = _luma(sample, model)
   steps = functools.partial(np.diff, luma)
   return sum(np.abs(steps(axis=axis)).mean(axis=(1, 2)) for axis in (1, 2)) / 2

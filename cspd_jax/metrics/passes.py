@@ -1,21 +1,19 @@
 """Metrics of decoders of continuous tokens: passes, head calls, tests and their outcomes."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from cspd_jax.generation.model import Model
 from cspd_jax.metrics import base
 from cspd_jax.metrics.base import Metric
-
-if TYPE_CHECKING:
-  from cspd_jax.generation.model import Model
 
 
 def _count(name: str, heading: str, counts: Callable[[Any], np.ndarray], meaning: str,
            phrase: str = '', tabled: bool = True, better: str = '') -> Metric:
   """Builds a metric: the mean over images of a count, summed over rounds if it has them."""
-  def measure(sample: base.Sample, model: 'Model') -> base.Value:
+  def measure(sample: base.Sample, model: Model) -> base.Value:
     del model
     values = np.asarray(counts(sample.decoded))
     return base.mean(values.reshape(len(values), -1).sum(axis=1))
@@ -26,7 +24,7 @@ def _count(name: str, heading: str, counts: Callable[[Any], np.ndarray], meaning
 def _per_test(name: str, heading: str, form: str, amounts: Callable[[Any], np.ndarray | None],
               meaning: str) -> Metric:
   """Builds a metric: the sum of `amounts` `[N, T]` per tested draft; unknown without tests."""
-  def measure(sample: base.Sample, model: 'Model') -> base.Value:
+  def measure(sample: base.Sample, model: Model) -> base.Value:
     del model
     values = amounts(sample.decoded)
     if values is None:
@@ -75,7 +73,7 @@ SQUARED_ERROR_BOUND = _per_test(
     'bound on the expectation of that distance')
 
 
-def details(sample: base.Sample, model: 'Model') -> dict[str, Any]:
+def details(sample: base.Sample, model: Model) -> dict[str, Any]:
   """Returns acceptance rates as nested lists, None where nothing was tested.
 
   By position in the grid, by autoregressive step (the index of a token in its generation order),

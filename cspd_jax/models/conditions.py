@@ -47,6 +47,14 @@ class Prompt(NamedTuple):
     """Selects the second stream of the images where `drop` `[B]` is True, else the first one."""
     return Prompt(*(jnp.where(drop[:, None], part[:, 1], part[:, 0])[:, None] for part in self))
 
+  def padded(self, length: int) -> 'Prompt':
+    """Returns the prompts padded to `length` tokens; raises ValueError if they have more."""
+    missing = length - self.tokens.shape[-1]
+    if missing < 0:
+      raise ValueError(f'a prompt has {self.tokens.shape[-1]} tokens, and there is room for '
+                       f'{length}.')
+    return Prompt(*(np.pad(np.asarray(part), ((0, 0), (0, 0), (missing, 0))) for part in self))
+
   def rows(self) -> tuple[jax.Array, jax.Array]:
     """Returns tokens and visibility as `[R, C]`."""
     return tuple(jnp.asarray(part).swapaxes(0, 1).reshape(-1, part.shape[-1]) for part in self)

@@ -274,6 +274,18 @@ class Tokenizer(nn.Module):
     return self.images(self.latents(images))
 
 
+def features(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
+  """Returns the pooled latents of images, for the Frechet distance of `metrics.frechet`.
+
+  Arguments as for `latents`.
+
+  Returns:
+    `[B, 2 codebook_dim]` float32: means, then standard deviations over the grid.
+  """
+  values = latents(params, config, images)
+  return jnp.concatenate([jnp.mean(values, axis=(1, 2)), jnp.std(values, axis=(1, 2))], axis=-1)
+
+
 def init(config: VQConfig, key: jax.Array) -> Params:
   """Initialises float32 parameters."""
   side = config.factor

@@ -5,8 +5,8 @@ the target with its tokenizer and drafters.
 """
 
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,10 +15,10 @@ import numpy as np
 from absl import logging
 
 from cspd_jax.checkpoints import files, reading, run_folder
-from cspd_jax.core import fields
+from cspd_jax.core import batches, fields
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
-from cspd_jax.generation import batches, memory, shards
+from cspd_jax.generation import memory, shards
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle
 from cspd_jax.training import (
@@ -142,28 +142,25 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   prompts = samples.prompts_of(model, recipe.prompts)
   indices = np.arange(count) % len(prompts)
   key, sampling = jax.random.key(recipe.seed + (split != 'train')), samples.sampling(recipe, model)
-  decoder, conditions = _decoder(recipe, model), model.condition(prompts)
-  specification = model.specification(recipe.decoder)
+  decoder, specification = _decoder(recipe, model), model.specification(recipe.decoder)
   settings = shards.settings(
-      model, specification, conditions, key, _DECODE_BATCH, sampling, prompts) | dict(images=count)
+      model, specification, model.condition(prompts), key, _DECODE_BATCH, sampling, prompts
+  ) | dict(images=count)
   path = run_folder.Run(workdir / f'windows_{split}', settings).folder / 'windows.npz'
   if path.exists():
     arrays = reading.arrays(path, files.REMAKE, needed=Windows._fields)
     return Windows(*(arrays[name] for name in Windows._fields)), indices
-  needs = memory.estimate(
-      model, f'windows of {recipe.decoder}', windows.recording(decoder), conditions,
-      model.engine.settled(sampling), model.draft_params(recipe.decoder))
-  batch_size = needs.most(min(_DECODE_BATCH, count))
-  memory.check(model, recipe.decoder, needs, batch_size)
-  parts: list[Windows] = []
-  programs: dict[str, Callable] = {}
-  for batch, size in batches.filled(count, batch_size):
-    recording = windows.record(
-        decoder, model.params, batches.rows(conditions, indices[batch]),
-        batches.keys(key, batch), sampling, model.draft_params(recipe.decoder), programs)
-    parts.append(Windows(*(field[:size] for field in recording)))
-    logging.info('windows of %s: %d of %d images', split, batch[size - 1] + 1, count)
-  result = windows.concatenate(parts)
+  # A recorder carries more from round to round, so the batch size is chosen for it.
+  request = samples.request(model, [prompts[int(i)] for i in indices], sampling, seed=key,
+                            decoder=recipe.decoder, batch_size=1)
+  names = (f'windows of {specification}',)
+  needs = dataclasses.replace(request, decoder=windows.recording(decoder), names=names).estimate()
+  size = needs.most(min(_DECODE_BATCH, count))
+  memory.check(model, recipe.decoder, needs, size)
+  record = functools.partial(windows.record, decoder, programs={})
+  result = windows.concatenate(list(batches.each(
+      lambda index: record(*request.arguments(index)), count, size,
+      lambda done, total: logging.info('windows of %s: %d of %d images', split, done, total))))
   files.write_arrays(path, result._asdict())
   return result, indices
 

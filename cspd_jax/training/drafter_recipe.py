@@ -13,8 +13,7 @@ import jax
 import numpy as np
 
 from cspd_jax.checkpoints import reading
-from cspd_jax.core import fields
-from cspd_jax.generation import batches
+from cspd_jax.core import batches, fields
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle, medusa
 from cspd_jax.training import drafter as drafter_lib, loop, samples

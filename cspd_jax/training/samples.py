@@ -1,6 +1,7 @@
 """Images sampled from a target, the training data of its drafters and correctors."""
 
 import dataclasses
+import functools
 import os
 import pathlib
 from collections.abc import Sequence
@@ -10,11 +11,12 @@ import jax
 import numpy as np
 
 from cspd_jax.checkpoints import files, run_folder
-from cspd_jax.core import fields, progress
+from cspd_jax.core import batches, fields, progress
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.generation import batches, memory, prompts as prompts_lib, shards
+from cspd_jax.generation import prompts as prompts_lib, run as run_lib, shards
 from cspd_jax.generation.model import Model
+from cspd_jax.generation.request import Request, prepare
 
 # The most images per batch.
 _BATCH = 64
@@ -78,17 +80,18 @@ def _exact_default(model: Model, batch_size: int) -> Spec:
   return default if guarantee.is_exact else model.specification(_EXACT)
 
 
-def decoder(model: Model, condition: Any, sampling: Any, *, specification: str | Spec | None = None,
-            batch_size: int | None = None, max_batch_size: int = _BATCH,
-            folder: str | os.PathLike | None = None) -> tuple[batches.BatchDecoder, int]:
-  """Returns a decoder that samples images, and its batch size.
+def request(model: Model, prompts: Sequence[Any], sampling: Any, *, seed: Any,
+            decoder: str | Spec | None = None, batch_size: int | None = None,
+            max_batch_size: int = _BATCH, folder: str | os.PathLike | None = None) -> Request:
+  """Returns the request of sampled images.
 
   Args:
     model: a model of discrete tokens.
-    condition: of all images.
+    prompts: one per image, of which every distinct one is encoded once.
     sampling: sampling options, a `Warp`.
-    specification: of the decoder; None uses that of the run in `folder`, or else the model's
-      default if that is exact, or `mc_sjd`.
+    seed: a seed, or a random key.
+    decoder: a specification; None uses that of the run in `folder`, or else the model's default if
+      that is exact, or `mc_sjd`.
     batch_size: images per batch; None uses that of the run in `folder`, or as many as fit in
       memory.
     max_batch_size: the most that None selects.
@@ -99,22 +102,12 @@ def decoder(model: Model, condition: Any, sampling: Any, *, specification: str |
   """
   if batch_size is None and folder is not None:
     batch_size = shards.batch_size_of(folder)
-  if specification is None and folder is not None:
-    specification = run_folder.stored_settings(folder).get('decoder')
-
-  def build(size):
-    chosen = (_exact_default(model, size) if specification is None else
-              model.specification(specification, batch_size=size))
-    return batches.BatchDecoder(model, chosen, sampling)
-
-  size = min(batch_size or max_batch_size, len(jax.tree.leaves(condition)[0]))
-  if batch_size is None:
-    decode, size = memory.fit(build, lambda built: built.estimate(condition, sampling), size)
-  else:
-    decode = build(size)
-  decode.check(condition, sampling)
-  decode.check_memory(condition, sampling, size)
-  return decode, size
+  if decoder is None and folder is not None:
+    decoder = run_folder.stored_settings(folder).get('decoder')
+  return prepare(
+      model, prompts, seed=seed, slots=False, pixels=False, sampling=sampling,
+      decoder=functools.partial(_exact_default, model) if decoder is None else decoder,
+      batch_size=batch_size, max_batch_size=max_batch_size, condition=encoded(model, prompts))
 
 
 def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampling: Any,
@@ -138,10 +131,7 @@ def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampl
   """
   texts = prompts_of(model, prompts)
   indices = np.arange(count, dtype=np.int32) % len(texts)
-  every = [texts[int(i)] for i in indices]
-  condition = encoded(model, every)
-  decode, size = decoder(model, condition, sampling, folder=folder)
+  chosen = request(model, [texts[int(i)] for i in indices], sampling, seed=key, folder=folder)
   with progress.bar('sampling') as show:
-    decoded = batches.run(model, decode, every, seed=key, batch_size=size, sampling=sampling,
-                          folder=folder, progress=show, condition=condition)
+    decoded = run_lib.decode(chosen, show, folder)
   return np.asarray(decoded.tokens, np.int32), indices

@@ -195,7 +195,7 @@ class Lab:
       batch_size: images decoded together in timed runs. Counts do not depend on the batch size.
     """
     guided = programs.is_guided(sample.sampling)
-    decoder = self.bench.programs.decoder(text, guided)
+    decoder = self.bench.decoder(text, guided)
     block = decoder.drafter is not None and decoder.stages[-1].context is BLOCK
     means = {metric.name: metric(sample, self.model).mean
              for metric in rows_lib.choose('continuous', (*_COSTS, 'acceptance'))}

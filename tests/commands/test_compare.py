@@ -205,7 +205,7 @@ def _job(model, window=5, **more):
 
 def test_a_few_decoders_by_default(models):
   job = _job(models / 'model')
-  assert list(job.programs) == ['vanilla', 'seed_exact', 'mc_sjd(window=5)']
+  assert list(job.requests) == ['vanilla', 'seed_exact', 'mc_sjd(window=5)']
   assert len(job.prompts) == 2 and not job.left_out
   images = compare.groups.Images(prompt='owl,cat,dog')
   assert len(_job(models / 'model', images=images).prompts) == 3
@@ -219,7 +219,7 @@ def test_the_models_own_decoder_is_compared_once(models, tmp_path, own):
 
 def test_left_out_decoders_are_named(models):
   job = _job(models / 'alone', all=True)
-  assert 'speculative' not in job.programs and 'sjd_pac' in job.programs
+  assert 'speculative' not in job.requests and 'sjd_pac' in job.programs
   assert "'model' part" in job.left_out['speculative']
   assert 'medusa' in job.left_out['medusa'] and len(job.prompts) == 4
 
@@ -229,8 +229,8 @@ def test_what_the_model_takes_is_among_all(models, tmp_path, window, own):
   kind = jax.devices()[0].device_kind
   tuned.place(models / 'alone', tmp_path / 'own').store(kind, {1: 'mc_sjd(window=3)'})
   job = _job(tmp_path / 'own', window, all=True)
-  assert [name for name in job.programs if '(' in name] == own
-  assert 'mc_sjd' in job.programs
+  assert [name for name in job.requests if '(' in name] == own
+  assert 'mc_sjd' in job.requests
 
 
 @pytest.mark.parametrize('every', [False, True])
@@ -238,7 +238,7 @@ def test_others_run_where_the_model_takes_one_that_nobody_knows(models, tmp_path
   tuned.place(models / 'alone', tmp_path / 'own').store(
       jax.devices()[0].device_kind, {1: 'hurry(window=3)'})
   job = _job(tmp_path / 'own', all=every)
-  assert 'vanilla' in job.programs and 'hurry' in job.left_out["the model's default decoder"]
+  assert 'vanilla' in job.requests and 'hurry' in job.left_out["the model's default decoder"]
 
 
 def test_pictures_come_before_the_times(run, monkeypatch):

@@ -73,7 +73,7 @@ def test_bad_input(run, name):
 
 def test_a_few_decoders_by_default(models):
   job = compare.prepare(compare.Config(model=str(models / 'model')))
-  assert list(job.programs) == ['mar', 'exact_head'] and len(job.prompts) == 2
+  assert list(job.requests) == ['mar', 'exact_head'] and len(job.prompts) == 2
 
 
 def _rows(found):

@@ -61,7 +61,7 @@ def test_the_batch_size_is_what_fits(models, tmp_path, monkeypatch):
       workdir=f'{tmp_path}/work')
   job = fit_corrector.prepare(config)
   assert job.batch_size == 16
-  per_image = job.decoder.estimate(job.model.condition(job.prompts), job.sampling).needed(1)
+  per_image = job.request.estimate().needed(1)
   monkeypatch.setattr(memory, 'free', lambda devices: 5 * per_image)
   assert fit_corrector.prepare(config).batch_size == 3
   with pytest.raises(ValueError, match='batch_size is 16, but .*; pass batch_size=3 or less'):

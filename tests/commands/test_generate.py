@@ -12,7 +12,7 @@ from PIL import Image
 import cspd_jax
 from cspd_jax.checkpoints import store
 from cspd_jax.commands import generate
-from cspd_jax.generation import generate as generate_lib
+from cspd_jax.generation import run as run_lib
 from cspd_jax.measure import evaluation, image_sets
 from cspd_jax.metrics import inception
 from tests.experiments import calls
@@ -146,7 +146,7 @@ def test_a_file_of_the_users_own_is_never_overwritten(run, tmp_path):
 def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
   """In batches, and where rows that are complete take the next image."""
   words = [f'--decoder={decoder}', '--prompt=sand', '--num_images=5', '--batch_size=2']
-  whole, made = generate_lib.finished, []
+  whole, made = run_lib.run, []
 
   def counted(task):
     for numbers, decoded in whole(task):
@@ -155,14 +155,14 @@ def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
       made.append(len(numbers))
       yield numbers, decoded
 
-  monkeypatch.setattr(generate_lib, 'finished', counted)
+  monkeypatch.setattr(run_lib, 'run', counted)
   stopped = run(*words)
   assert stopped.code == 130 and stopped.err.endswith('interrupted\n')
   assert not list(stopped.folder.glob('*.png'))
   left, made[:] = 5 - sum(made), [0, 0, 0]
   found = run(*words)
   assert 0 < left == sum(made) < 5 and len(_names(found)) == 6
-  monkeypatch.setattr(generate_lib, 'finished', whole)
+  monkeypatch.setattr(run_lib, 'run', whole)
   alone = run(*words, f'--output={found.folder}_whole')
   for file in found.folder.glob('*.png'):
     np.testing.assert_array_equal(

@@ -80,10 +80,10 @@ def test_every_decoder_of_causal_models_runs(model, baseline):
 
 def test_all_decoders_of_causal_models_are_compared():
   job = compare_command.prepare(compare_command.Config(model='causal_demo', all=True))
-  assert list(job.programs) == ['mar', 'exact_head', 'windows']
+  assert list(job.requests) == ['mar', 'exact_head', 'windows']
   assert job.left_out['parallel'] == 'it decodes masked models only, and this one is causal'
   assert {'exact_path', 'cspd_released'} <= set(job.left_out)
-  assert job.programs['mar'].decoder.distribution.startswith('causal generation token by token')
+  assert job.requests['mar'].decoder.distribution.startswith('causal generation token by token')
 
 
 @pytest.mark.slow

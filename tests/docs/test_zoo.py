@@ -169,7 +169,7 @@ def test_what_does_not_work_is_refused():
   with pytest.raises(ValueError, match='has no int8 matrices'):
     cspd_jax.load('mar_demo', quantize='int8')
   with pytest.raises(ValueError, match='supports? no prefix'):
-    cspd_jax.load('causal_demo').decoder('mar', prefix_length=1)
+    cspd_jax.load('causal_demo').with_prefix([0])
   with pytest.raises(ValueError, match='images of one size'):
     cspd_jax.load('demo', grid=(4, 4))
 

@@ -10,7 +10,8 @@ from PIL import Image
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.checkpoints import store
-from cspd_jax.generation import batches, generate, results
+from cspd_jax.generation import results
+from cspd_jax.generation.request import prepare
 from tests.families import tiny
 
 
@@ -48,7 +49,7 @@ def test_refilled_rows_use_the_options_of_their_image(model):
                  guidance_scale=[1.0, 3.0, 1.5, 2.0, 2.5], temperature=[1.0, 0.0, 0.5, 1.5, 1.0])
   model.programs.clear()
   refilled = model.generate(prompts, batch_size=2, **options)
-  assert ['refill' in name for name in model.programs] == [True]
+  assert [name.mode for name in model.programs] == [('slots', 2)]
   whole = model.generate(prompts, **options)
   for name, one, other in zip(whole.decoded._fields, refilled.decoded, whole.decoded):
     if name == 'log_probs':  # Logarithms of two programs may differ in their last bits.
@@ -57,8 +58,7 @@ def test_refilled_rows_use_the_options_of_their_image(model):
       np.testing.assert_array_equal(one, other, err_msg=name)
   np.testing.assert_array_equal(refilled.images, whole.images)
   # Rows of a decoder without drafts are complete together.
-  assert generate._refill_decoder(
-      generate.prepare(model, prompts, batch_size=2, decoder='vanilla')) is None
+  assert not prepare(model, prompts, batch_size=2, decoder='vanilla').refills
 
 
 def test_programs_are_compiled_once(model):
@@ -175,7 +175,7 @@ def test_sampling_options_of_other_types(model, sampling):
   with pytest.raises(ValueError, match='must be a cspd_jax.Warp, such as Warp'):
     jax.eval_shape(decoder, model.params, condition, jax.random.key(0), sampling, None)
   with pytest.raises(ValueError, match='pass model.sampling'):
-    batches.run(model, 'vanilla', ['sea'], sampling=sampling)
+    prepare(model, ['sea'], decoder='vanilla', sampling=sampling)
 
 
 def test_bytes_are_rounded_to_the_nearest_level():
@@ -197,6 +197,6 @@ def test_what_is_no_path_is_no_model(place):
     ({'sea': 1}.keys(), 'prompts is a dict_keys'), (iter(['sea']), 'it must be a prompt, a list'),
     (b'sea', "prompts is b'sea'; it must be"), (1.5, 'prompts is 1.5; it must be')])
 def test_prompts_without_an_order(model, prompts, message):
-  for use in (model.condition, model.generate, lambda some: batches.run(model, 'vanilla', some)):
+  for use in (model.condition, model.generate):
     with pytest.raises(ValueError, match=message):
       use(prompts)

@@ -11,7 +11,8 @@ import cspd_jax
 from cspd_jax.checkpoints import store
 from cspd_jax.commands import generate as command
 from cspd_jax.decoding.warp import Warp, probabilities
-from cspd_jax.generation import gallery, generate as generate_lib, results
+from cspd_jax.generation import gallery, stream
+from cspd_jax.generation.request import prepare
 from cspd_jax.models import early_fusion
 from tests.marks import representative
 
@@ -48,8 +49,8 @@ def test_images_have_the_grammar(model, vanilla):
 
 
 def test_what_is_streamed_counts_the_grammars_tokens(model, vanilla):
-  task = types.SimpleNamespace(prefix_length=0, model=model)
-  look = results.Partial(task, vanilla.decoded, np.full(4, vanilla.tokens.shape[1]), True)
+  request = types.SimpleNamespace(model=model)
+  look = stream.Partial(request, vanilla.decoded, np.full(4, vanilla.tokens.shape[1]), True)
   assert repr(look).startswith('Partial(1092 of 1092 tokens of 4 images, round ')
 
 
@@ -92,11 +93,11 @@ def test_a_given_beginning_is_completed(model, vanilla):
 
 def test_unknown_words_are_reported(model, vanilla, capsys, tmp_path):
   assert vanilla.unknown_words == [[]] * 4
-  task = generate_lib.prepare(model, ['a Zebra, mostly blue!', 'a blue cat', 'été-cat, été'])
+  task = prepare(model, ['a Zebra, mostly blue!', 'a blue cat', 'été-cat, été'])
   assert task.unknown_words == [['Zebra'], [], ['été']]
   assert task.pick([2, 2]).unknown_words == [['été']] * 2
   # Conditions that are not words have none.
-  assert generate_lib.prepare(model, model.condition('a zebra')).unknown_words == [[]]
+  assert prepare(model, model.condition('a zebra')).unknown_words == [[]]
   with mock.patch.object(gallery.Gallery, 'generate'):
     assert command.main(['generate', '--model=text_demo', '--prompt=a blue zebra',
                          '--prompt=a blue cat', f'--output={tmp_path}']) == 0

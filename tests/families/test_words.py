@@ -24,7 +24,8 @@ import cspd_jax
 from cspd_jax.checkpoints import store
 from cspd_jax.commands import generate as generate_command
 from cspd_jax.decoding import tree
-from cspd_jax.generation import generate as generate_lib, shards
+from cspd_jax.generation import shards
+from cspd_jax.generation.request import prepare as prepare_request
 from cspd_jax.models import eagle, llamagen, medusa, neighbours
 from cspd_jax.testing import check_target
 from cspd_jax.text import bpe
@@ -137,7 +138,7 @@ def test_unknown_words_are_those_of_the_prompt_and_of_the_cleaned_caption(model)
       '日本', 'http://a.com', 'жук', 'été', '🦄']
   with pytest.raises(ValueError, match="prompts holds '日本', of which nothing is left"):
     model.generate(['a red fox', '日本'], decoder='vanilla')
-  prepare = functools.partial(generate_lib.prepare, model, decoder='vanilla')
+  prepare = functools.partial(prepare_request, model, decoder='vanilla')
   task = prepare(['a red fox', 'жук'])
   assert task.unknown_words == [[], ['жук']]
   assert prepare(task.condition).unknown_words == [[], []]

@@ -14,8 +14,9 @@ from cspd_jax import families
 from cspd_jax.checkpoints import store
 from cspd_jax.core.spec import parse
 from cspd_jax.families import tuned
-from cspd_jax.generation import defaults as defaults_lib, generate
+from cspd_jax.generation import defaults as defaults_lib
 from cspd_jax.generation.gallery import Gallery
+from cspd_jax.generation.request import prepare
 from tests.families import tiny
 
 H200 = types.SimpleNamespace(device_kind='NVIDIA H200', platform='gpu')
@@ -93,14 +94,14 @@ def test_other_forms_are_refused_when_a_model_is_saved_or_loaded(
 
 @pytest.mark.parametrize('options, count', [
     (dict(decoder='mc_sjd(window=4)'), 1), (dict(decoder=parse('mc_sjd(window=4)')), 0),
-    (dict(decoder='mc_sjd', window=4), 2), ({}, 1)])
+    (dict(decoder='mc_sjd', options=dict(window=4)), 2), ({}, 1)])
 def test_a_specification_is_parsed_once(folder, tmp_path, options, count):
   """Also with a parameter that is passed separately."""
   tuned.place(folder, tmp_path / 'own').store(
       jax.devices()[0].device_kind, {1: 'mc_sjd(window=4)'})
   model = cspd_jax.load(tmp_path / 'own')
   with mock.patch('ast.parse', wraps=ast.parse) as parser:
-    task = generate.prepare(model, 'sea', **options)
+    task = prepare(model, 'sea', **options)
   assert str(task.specification) == 'mc_sjd(window=4)' and parser.call_count == count
 
 
@@ -116,7 +117,7 @@ def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path)
   assert model.generate(['sea', 'sky'], decoder='sjd(window=2)').decoder == 'sjd(window=2)'
   for size, text in ((1, 'mc_sjd(window=4)'), (8, 'vanilla')):  # The default of `cspd-generate`.
     gallery = Gallery(model, ['sea', 'sky'], tmp_path / f'by_{size}', batch_size=size)
-    assert str(gallery.task.specification) == text
+    assert str(gallery.request.specification) == text
   assert next(model.stream(['sea', 'sky'])).images.shape[0] == 2
   with pytest.raises(ValueError, match='batch_size is 1, but all images of a stream'):
     model.stream(['sea'], batch_size=1)

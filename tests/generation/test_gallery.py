@@ -11,8 +11,10 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax.checkpoints import files
-from cspd_jax.generation import batches, generate, memory
+from cspd_jax.generation import memory
 from cspd_jax.generation.gallery import Gallery
+from cspd_jax.generation.request import prepare
+from cspd_jax.generation.run import decode
 from tests.experiments import models as models_lib
 from tests.families import tiny
 
@@ -55,11 +57,11 @@ def test_an_interrupted_run_keeps_its_batch_size(tmp_path, monkeypatch):
   model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
   options = dict(seed=4, decoder='vanilla')
   prompts = ['sea', 'sky', 'sea', 'sand', 'sky']
-  per_image = generate.prepare(model, prompts, **options).estimate().needed(1)
+  per_image = prepare(model, prompts, **options).estimate().needed(1)
   free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
   free(3)
   first = Gallery(model, prompts, tmp_path / 'out', max_batch_size=4, **options)
-  assert first.task.batch_size == 2
+  assert first.request.batch_size == 2
 
   def stop(done, total):
     if done:
@@ -70,10 +72,10 @@ def test_an_interrupted_run_keeps_its_batch_size(tmp_path, monkeypatch):
   del first  # It holds the folder.
   free(50)
   assert Gallery(model, prompts, tmp_path / 'other', max_batch_size=4, **options
-                 ).task.batch_size == 4
+                 ).request.batch_size == 4
   again, steps = Gallery(model, prompts, tmp_path / 'out', max_batch_size=4, **options), []
   again.generate({}, lambda *step: steps.append(step))
-  assert again.task.batch_size == 2 and steps == [(2, 5), (4, 5), (5, 5)]
+  assert again.request.batch_size == 2 and steps == [(2, 5), (4, 5), (5, 5)]
 
 
 def _stopped(model, folder):
@@ -112,8 +114,8 @@ def test_a_run_has_pictures_of_one_kind(tmp_path, part):
 @pytest.mark.parametrize('part', ['grid', 'config'])
 def test_batches_of_another_grid_are_not_mixed(tmp_path, part):
   model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
-  run = lambda model: batches.run(
-      model, 'vanilla', ['sea', 'sky'], batch_size=1, folder=tmp_path / 'out')
+  run = lambda model: decode(
+      prepare(model, ['sea', 'sky'], decoder='vanilla', batch_size=1), folder=tmp_path / 'out')
   run(model)
   with pytest.raises(ValueError, match=rf'which holds another run \({part} was'):
     run(_changed(model, part))
@@ -125,7 +127,7 @@ def test_the_batch_size_of_a_run_in_the_home_folder(tmp_path, monkeypatch):
   model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
   _stopped(model, tmp_path / 'out')
   again = Gallery(model, ['sea', 'sky'], '~/out', decoder='vanilla')
-  assert again.task.batch_size == 1 and again.folder == str(tmp_path / 'out')
+  assert again.request.batch_size == 1 and again.folder == str(tmp_path / 'out')
 
 
 @pytest.mark.parametrize('options', [

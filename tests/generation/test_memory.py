@@ -13,8 +13,9 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.continuous import head
 from cspd_jax.core import programs, random as random_lib
-from cspd_jax.generation import generate, memory
-from cspd_jax.generation.model import Drafts
+from cspd_jax.generation import memory
+from cspd_jax.generation.parts import Drafts
+from cspd_jax.generation.request import prepare
 from cspd_jax.models import mar
 from tests.marks import representative
 
@@ -68,7 +69,7 @@ def test_continuous_tokens_need_no_cache():
 
 
 def _task(model, count=3, **options):
-  return generate.prepare(model, _prompts(model, count), **options)
+  return prepare(model, _prompts(model, count), **options)
 
 
 def _prompts(model, count):
@@ -86,9 +87,8 @@ def device(monkeypatch):
 def test_an_estimate_is_what_a_round_carries(model, decoder):
   task = _task(model, decoder=decoder, batch_size=3)
   state = jax.eval_shape(
-      lambda *args: task.decoder.start(*args), model.params, task.condition,
-      jax.eval_shape(lambda: random_lib.row_keys(task.inputs()[1], 3)), task.options(),
-      model.draft_params(task.specification))
+      lambda params, condition, keys, *args: task.decoder.start(
+          params, condition, random_lib.row_keys(keys, 3), *args), *task.arguments(np.arange(3)))
   estimate = task.estimate()
   assert 3 * estimate.per_image == memory.size(state)
   assert estimate.needed(3) == memory.size(state) + task.decoder.intermediate(3)
@@ -172,8 +172,8 @@ def test_an_estimate_of_narrow_parameters_is_about_what_a_compiled_decoder_needs
 def test_an_estimate_is_made_once_for_all_batch_sizes_and_prompts(model, monkeypatch):
   task = _task(model, decoder='mc_sjd(window=6)')
   monkeypatch.setattr(memory, '_per_image', None)
-  other = generate.prepare(model, _prompts(model, 7)[2:], decoder='mc_sjd(window=6)', seed=5,
-                           guidance_scale=3.0, batch_size=2)
+  other = prepare(model, _prompts(model, 7)[2:], dict(guidance_scale=3.0),
+                  decoder='mc_sjd(window=6)', seed=5, batch_size=2)
   assert other.estimate().per_image == task.estimate().per_image
   with pytest.raises(TypeError):
     _task(model, decoder='mc_sjd(window=7)')

@@ -97,12 +97,12 @@ def _whole(name):
 
 
 def _with_prefix(name, spec, rows=2, seed=7):
-  model = _model(name)
-  prefix_length = rows * model.target(guided=True).row_width
-  decoder = model.decoder(spec, prefix_length=prefix_length)
-  condition = prefix_lib.Prefixed(_condition(name), jnp.asarray(_whole(name)[:, :prefix_length]))
-  return jax.jit(decoder)(model.params, condition, jax.random.key(seed), Warp(guidance_scale=2.0),
-                          model.draft_params(model.specification(spec)))
+  length = rows * _model(name).target(guided=True).row_width
+  model = _model(name).with_prefix(_whole(name)[:, :length])
+  condition = prefix_lib.Prefixed(_condition(name), jnp.asarray(model.prefix))
+  return jax.jit(model.decoder(spec))(
+      model.params, condition, jax.random.key(seed), Warp(guidance_scale=2.0),
+      model.draft_params(model.specification(spec)))
 
 
 @pytest.mark.slow
@@ -198,7 +198,7 @@ def _wrong(column, value):
 # Outside the vocabulary, the end of a row inside a row, and another token at its position.
 @pytest.mark.parametrize('column, value', [(0, 20), (0, 12), (3, 5)])
 def test_wrong_tokens_are_refused(column, value):
-  decoder = _model('early_fusion').decoder('vanilla', prefix_length=8)
+  decoder = _model('early_fusion').with_prefix(np.zeros((2, 8), int)).decoder('vanilla')
   with pytest.raises(ValueError, match='row 1, include one that is not allowed at its position'):
     decoder.check(prefix_lib.Prefixed(_condition('early_fusion'), _wrong(column, value)))
   with pytest.raises(ValueError, match=r'float32\[2, 8\]; they must be integers'):
@@ -206,16 +206,16 @@ def test_wrong_tokens_are_refused(column, value):
 
 
 def test_traced_wrong_tokens_are_marked():
-  decoder = _model('early_fusion').decoder('vanilla', prefix_length=8)
+  decoder = _model('early_fusion').with_prefix(np.zeros((2, 8), int)).decoder('vanilla')
   check = jax.jit(lambda tokens: decoder.check(
       prefix_lib.Prefixed(_condition('early_fusion'), tokens)))
   assert check(_wrong(0, 12)).tolist() == [True, False]
 
 
-@pytest.mark.parametrize('prefix_length', [1, 5, -4, 17, 20])
+@pytest.mark.parametrize('prefix_length', [0, 1, 5, 17, 20])
 def test_a_prefix_has_whole_rows(prefix_length):
   with pytest.raises(ValueError, match='tokens; it must be whole rows of 4 tokens, 1 to 4 of them'):
-    _model('early_fusion').decoder('vanilla', prefix_length=prefix_length)
+    _model('early_fusion').with_prefix(np.zeros(prefix_length, int))
 
 
 @pytest.mark.slow

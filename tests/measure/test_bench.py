@@ -12,7 +12,8 @@ from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import uniform
 from cspd_jax.decoding.verifiers.exact import exact
-from cspd_jax.generation import batches
+from cspd_jax.generation.request import prepare
+from cspd_jax.generation.run import decode
 from cspd_jax.measure import rows, switch
 from cspd_jax.measure.bench import Bench
 from cspd_jax.testing import tabular
@@ -46,16 +47,16 @@ def test_the_switch_makes_no_difference():
 @pytest.mark.slow
 def test_decoders_of_one_drafter_share_a_program(model):
   bench = Bench(model, ['sea', 'sky', 'sand'], batch_size=2)
-  bench.programs.share(DECODERS)
+  bench.share(DECODERS)
   model.programs.clear()
   found = [bench.sample(text).tokens for text in DECODERS]
   assert len(model.programs) == 3  # One for both that are not seed-exact, and two that are.
   for text, tokens in zip(DECODERS, found):
-    alone = batches.run(model, text, bench.prompts, batch_size=2)
+    alone = decode(prepare(model, bench.prompts, decoder=text, batch_size=2, slots=False))
     np.testing.assert_array_equal(tokens, alone.tokens)
   np.testing.assert_array_equal(found[2], found[3])
-  seconds = bench.programs.seconds
-  assert bench.sample(DECODERS[0]).tokens is found[0] and bench.programs.seconds == seconds > 0
+  seconds = bench.seconds
+  assert bench.sample(DECODERS[0]).tokens is found[0] and bench.seconds == seconds > 0
 
 
 @pytest.mark.parametrize('vanilla, window, expected', [
@@ -89,8 +90,9 @@ def test_images_of_other_seeds(model):
 def test_a_run_goes_past_the_prompts(model):
   bench = Bench(model, ['sea', 'sky'], seed=1)
   one, two, three = (bench.run('vanilla', *sizes)() for sizes in ((4,), (2, 2), (1,)))
-  assert bench.programs.is_compiled('vanilla', bench.sampling, 4)
-  assert not bench.programs.is_compiled('vanilla', bench.sampling, 3)
+  seconds = bench.seconds
+  bench.run('vanilla', 4)
+  assert bench.seconds == seconds > 0, 'it is compiled already'
   np.testing.assert_array_equal(one[0].tokens, np.concatenate([part.tokens for part in two]))
   np.testing.assert_array_equal(one[0].tokens[:1], three[0].tokens)
   assert np.any(np.asarray(one[0].tokens[0] != one[0].tokens[2]))

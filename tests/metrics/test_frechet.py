@@ -76,7 +76,7 @@ class FeaturesTest(absltest.TestCase):
         jax.eval_shape(lambda: vq.init(config, jax.random.key(0))))
     images = rng.uniform(-1, 1, (2, 4, 4, 3)).astype(np.float32)
     got, latents = jax.jit(lambda images: (
-        frechet.features(params, config, images), vq.latents(params, config, images)))(images)
+        vq.features(params, config, images), vq.latents(params, config, images)))(images)
     latents = np.asarray(latents).reshape(2, 16, 3)
     np.testing.assert_allclose(
         got, np.concatenate([latents.mean(1), latents.std(1)], axis=1), atol=1e-6)

@@ -9,33 +9,16 @@ import numpy as np
 import pytest
 
 from cspd_jax import metrics
-from cspd_jax.generation import batches
+from cspd_jax.generation.request import prepare
+from cspd_jax.generation.run import decode
 from cspd_jax.measure import tables
 from cspd_jax.metrics import base, frechet, likelihood
 from tests.measure import tiny
 
 
-@dataclasses.dataclass(frozen=True)
-class _Tokenizer:
-  """A tokenizer whose pixels and features are the tokens."""
-
-  params: float = 1.0
-
-  def decode(self, params, tokens):
-    return params * tokens
-
-  def features(self, params, images):
-    return params * images[:, :2]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Model(tiny.TinyModel):
-  tokenizer: _Tokenizer = _Tokenizer()
-
-
 @pytest.fixture(scope='module')
 def model():
-  return _Model(tiny.model().table)
+  return tiny.model()
 
 
 @pytest.fixture(scope='module')
@@ -43,8 +26,9 @@ def sample(model):
   prompts = [0, 1, 2, 0, 1]
   condition, warp = model.condition(prompts), model.sampling()
   reference = base.Sample(
-      batches.run(model, 'sjd', prompts * 2, seed=1, batch_size=5), jnp.tile(condition, 2), warp)
-  return base.Sample(batches.run(model, 'sjd', prompts, batch_size=5), condition, warp,
+      decode(prepare(model, prompts * 2, decoder='sjd(window=3)', seed=1)),
+      jnp.tile(condition, 2), warp)
+  return base.Sample(decode(prepare(model, prompts, decoder='sjd(window=3)')), condition, warp,
                      reference, batch_size=2)
 
 

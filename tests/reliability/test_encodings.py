@@ -18,7 +18,7 @@ from cspd_jax.cli import compiled
 from cspd_jax.commands import arrange
 from cspd_jax.core import exits
 from cspd_jax.generation import memory, prompts, results
-compiled._processor(), memory._lines(__import__('pathlib').Path('/proc/meminfo'))
+compiled.processor(), memory._lines(__import__('pathlib').Path('/proc/meminfo'))
 listed = prompts.of_file('lines.jsonl')
 assert exits.code_of(lambda: print(listed[0])) == 0
 assert results.file_name(3, listed[0], 1).isascii(), results.file_name(3, listed[0], 1)

@@ -16,7 +16,10 @@ import numpy as np
 import cspd_jax
 from cspd_jax import families, sharding
 from cspd_jax.checkpoints import store, weights
-from cspd_jax.generation import batches, generate, memory
+from cspd_jax.core import random
+from cspd_jax.generation import memory
+from cspd_jax.generation.request import prepare
+from cspd_jax.generation.run import decode
 from cspd_jax.models import eagle, llamagen
 
 _COLLECTIVE = re.compile(
@@ -46,20 +49,19 @@ def save(folder):
 
 def decoded(model, decoder):
   """What three images are decoded to; the model has no pixels."""
-  specification, sampling = model.specification(decoder), model.sampling(guidance_scale=2.0)
-  task = generate.Task(
-      model, specification, model.decoder(specification), True, model.condition([0, 1, 2]),
-      ['a', 'b', 'c'], [[], [], []], [(0, 0), (0, 1), (0, 2)], sampling, 3)
-  found = generate.decode(task)
-  return task, dict(tokens=found.tokens.tolist(), rounds=found.rounds.tolist(),
+  request = prepare(
+      model, [0, 1, 2], dict(guidance_scale=2.0), decoder=decoder, pixels=False, batch_size=3)
+  found = decode(request)
+  return request, dict(tokens=found.tokens.tolist(), rounds=found.rounds.tolist(),
                     log_probs=found.log_probs.ravel().tolist())
 
 
-def collectives(task):
+def collectives(request):
   """How often each kind of exchange between devices stands in the compiled decoder."""
-  program = jax.jit(sharding.over_images(task.decoder, task.model.mesh))
-  whole = task.pick(np.resize(np.arange(3), task.model.mesh.shape[sharding.DATA]))
-  text = program.lower(task.model.params, *whole.arguments()).compile().as_text()
+  mesh = request.model.mesh
+  program = jax.jit(sharding.over_images(request.decoder, mesh))
+  whole = request.arguments(np.resize(np.arange(3), mesh.shape[sharding.DATA]))
+  text = program.lower(*whole).compile().as_text()
   names = _COLLECTIVE.findall(text)
   return {name: names.count(name) for name in set(names)}
 
@@ -77,7 +79,7 @@ def memory_share(mesh):
       model.sampling(guidance_scale=2.0))
   condition = np.zeros(num_rows, np.int32)
   program = jax.jit(sharding.over_images(decoder, mesh)).lower(
-      params, condition, batches.keys(0, np.arange(num_rows)), sampling, None)
+      params, condition, random.image_keys([(0, i) for i in range(num_rows)]), sampling, None)
   compiled = program.compile().memory_analysis()
   estimate = memory.estimate(model, text, decoder, condition, sampling)
   return estimate.needed(num_rows) / (compiled.temp_size_in_bytes + compiled.output_size_in_bytes)
@@ -113,10 +115,10 @@ def main(count, shapes):
         last, runs[decoder] = decoded(model, decoder)
         task = task or last
       if name in (None, (2, 2)):  # Batches of two: the last image fills a batch alone.
-        runs['batches'] = batches.run(
-            model, DECODERS[0], [0, 1, 2], seed=5, batch_size=2).tokens.tolist()
-        runs['one'] = batches.run(
-            model, DECODERS[0], [0, 1, 2], seed=5, batch_size=1).tokens.tolist()
+        for key, size in (('batches', 2), ('one', 1)):
+          request = prepare(model, [0, 1, 2], decoder=DECODERS[0], seed=5, batch_size=size,
+                            slots=False, pixels=False)
+          runs[key] = decode(request).tokens.tolist()
       if mesh is not None:
         query = model.params['transformer']['layers_0']['query']
         runs['slices'] = [shape[1] for shape in slices_read(folder, mesh)]

@@ -9,7 +9,8 @@ import pytest
 import cspd_jax
 from cspd_jax import sharding
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.generation import batches, memory
+from cspd_jax.generation import memory
+from cspd_jax.generation.request import Request
 from cspd_jax.training import samples
 from tests.experiments import models as models_lib
 
@@ -33,35 +34,36 @@ def tokens(model):
   return samples.sampled(model, None, 5, KEY, SAMPLING)[0]
 
 
-def _decoder(model, **options):
-  return samples.decoder(model, model.condition([0, 1, 2] * 40), SAMPLING, **options)
+def _request(model, **options):
+  return samples.request(model, [0, 1, 2] * 40, SAMPLING, seed=KEY, **options)
 
 
 @pytest.mark.slow
 def test_images_are_those_of_the_exact_default_decoder(model, tokens):
-  decode, size = _decoder(model)
-  assert size == 64 and decode.specification == model.specification(batch_size=64)
-  alone = decode(model.condition([1]), batches.keys(KEY, [4]), SAMPLING)
+  request = _request(model)
+  assert request.batch_size == 64
+  assert request.specification == model.specification(batch_size=64)
+  alone = request.bound(np.array([4]))()
   np.testing.assert_array_equal(alone.tokens[0], tokens[4])
   relaxed = cspd_jax.load('demo')
   relaxed.defaults['decoder'] = 'mc_sjd(window=8)+cool'
-  assert str(_decoder(relaxed)[0].specification).startswith('mc_sjd')
-  assert '+' not in str(_decoder(relaxed)[0].specification)
+  assert str(_request(relaxed).specification).startswith('mc_sjd')
+  assert '+' not in str(_request(relaxed).specification)
 
 
 def test_an_interrupted_call_is_continued_whatever_the_memory(
     model, tokens, tmp_path, monkeypatch, capsys):
-  per_image = _decoder(model)[0].estimate(model.condition([0]), SAMPLING).needed(1)
+  per_image = _request(model, batch_size=1).estimate().needed(1)
   free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
-  call, calls = batches.BatchDecoder.__call__, []
+  bound, calls = Request.bound, []
 
-  def stop_at_the_second(self, *arguments):
-    calls.append(len(arguments[1]))
+  def stop_at_the_second(self, index):
+    calls.append(len(index))
     if len(calls) == 2:
       raise KeyboardInterrupt
-    return call(self, *arguments)
+    return bound(self, index)
 
-  monkeypatch.setattr(batches.BatchDecoder, '__call__', stop_at_the_second)
+  monkeypatch.setattr(Request, 'bound', stop_at_the_second)
   arguments = (model, None, 5, KEY, SAMPLING, tmp_path / 'tokens')
   free(3)
   with pytest.raises(KeyboardInterrupt):
@@ -100,7 +102,7 @@ def test_images_that_do_not_fit_are_refused(model, monkeypatch):
   with pytest.raises(ValueError, match='batch_size is 1, but decoding 1 image at once with'):
     samples.sampled(model, None, 5, KEY, SAMPLING)
   with pytest.raises(ValueError, match='batch_size is 9, but decoding 9 images at once with'):
-    _decoder(model, batch_size=9)
+    _request(model, batch_size=9)
 
 
 @pytest.mark.slow

@@ -1,0 +1,367 @@
+"""Everything of a model but `generate` and `stream`: networks, prompts, pixels and decoders.
+
+In the shape descriptions, `B` is the number of images.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from cspd_jax import sharding
+from cspd_jax.checkpoints.int8 import Int8
+from cspd_jax.core import compiling
+from cspd_jax.core.spec import Spec
+from cspd_jax.core.tracing import usual_promotion
+from cspd_jax.decoding import prefix as prefix_lib
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.generation import prompts as prompts_lib
+from cspd_jax.generation.engines import AnyDecoder, Engine, Options
+from cspd_jax.generation.parts import Conditions, Drafts, Params, Tokenizer
+from cspd_jax.models import causal
+from cspd_jax.models.ends import Ends
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class BaseModel:
+  """The base of `Model`, which is its only subclass: what requests are made of and run with.
+
+  Attributes:
+    name: its name.
+    family: name of its family.
+    config: the target's config.
+    params: the target's parameters.
+    grid: rows and columns of tokens.
+    engine: the engine with its decoders.
+    target: `guided -> Target`, with or without the stream of the null condition.
+    conditions: the prompts that it supports.
+    tokenizer: the image tokenizer; None if the model was loaded without one.
+    drafts: networks that draft or correct, by the keys of `decoding.specification.DRAFTS`.
+    defaults: default sampling options by name, and 'decoder', a specification or several by device
+      and number of images; see `generation.defaults`.
+    forward: `(params, condition, tokens [B, T], drop [B]) -> (logits [B, T, V], features
+      [B, C + T - 1, F])` of whole images, with the null condition where `drop`; features are those
+      of `C` condition tokens and of all image tokens but the last. Drafters are trained on them;
+      None if the family supports no trained drafters.
+    ends: its embedding and its head, which drafters share; None if the family supports no trained
+      drafters.
+    eagle_layer: the form of its EAGLE layers, a key of `models.eagle.LAYERS`, or None.
+    head_drafter: `(schedule, guided) -> [levels]` the blend of `exact_head`, or None;
+      continuous tokens only.
+    metadata: the metadata stored with the target.
+    cache_dtype: dtype of the target's keys and values, 'int8', or None for that of the parameters.
+    mesh: the devices that it is divided over; None for one device.
+    prefix: `[P]` or `[B, P]` the first tokens of its images; None without. See `with_prefix`.
+  """
+
+  name: str
+  family: str
+  config: Any
+  params: Params
+  grid: tuple[int, int]
+  engine: Engine
+  target: Callable[..., Any]
+  conditions: Conditions
+  tokenizer: Tokenizer | None = None
+  drafts: Mapping[str, Drafts] = dataclasses.field(default_factory=dict)
+  defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  forward: Callable[..., tuple[jax.Array, jax.Array]] | None = None
+  ends: Ends | None = None
+  eagle_layer: str | None = None
+  head_drafter: Callable[..., np.ndarray | None] | None = None
+  metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  cache_dtype: str | None = None
+  mesh: jax.sharding.Mesh | None = None
+  prefix: np.ndarray | None = None
+  # Compiled programs, the newest last; see `core.programs.kept`.
+  programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
+  # Bytes of an image's cache and of the rest, by decoder; see `generation.memory.estimate`.
+  estimates: dict[Hashable, tuple[float, float]] = dataclasses.field(
+      default_factory=dict, init=False)
+
+  @property
+  def num_tokens(self) -> int:
+    """Number of tokens of one image, without those of the prefix."""
+    return self.target(guided=False).num_tokens
+
+  @property
+  def device(self) -> Any:
+    """The JAX device that the model runs on; the first if there are several."""
+    leaf = next(iter(jax.tree.leaves(self.params)), None)
+    return min(leaf.devices(), key=lambda device: device.id) if isinstance(
+        leaf, jax.Array) else jax.devices()[0]
+
+  @property
+  def prompts(self) -> Sequence[Any]:
+    """Example prompts, such as the names of the model's classes."""
+    return self.conditions.prompts
+
+  @property
+  def prefix_length(self) -> int:
+    """Number of tokens of the prefix; 0 without one."""
+    return 0 if self.prefix is None else self.prefix.shape[-1]
+
+  @usual_promotion
+  def condition(self, prompts: Any) -> Any:
+    """Returns the condition of images, one per prompt.
+
+    Args:
+      prompts: a prompt, a list of them, or the path of a file with one per line.
+
+    Raises:
+      ValueError: for prompts that the model does not support, or that are not as many as the
+        prefixes of the model.
+    """
+    condition = self.conditions.encode(prompts_lib.listed(prompts))
+    if self.prefix is None:
+      return condition
+    count = len(jax.tree.leaves(condition)[0])
+    if self.prefix.ndim == 2 and len(self.prefix) not in (1, count):
+      raise ValueError(f'prefix has {len(self.prefix)} images for {count} prompts; pass one for '
+                       'all, or one for each.')
+    tokens = np.broadcast_to(self.prefix, (count, self.prefix_length))
+    return prefix_lib.Prefixed(condition, tokens.astype(np.int32))
+
+  @property
+  def precision(self) -> dict[str, str]:
+    """The options of `cspd_jax.load` that round its numbers; without those that are None.
+
+    That is `dtype`, of most of the target's parameters, `quantize` and `cache_dtype`.
+    """
+    leaves = jax.tree.leaves(self.params, is_leaf=lambda leaf: isinstance(leaf, Int8))
+    whole = [leaf for leaf in leaves if not isinstance(leaf, Int8)]
+    options = {} if not whole else dict(dtype=str(max(whole, key=lambda leaf: leaf.size).dtype))
+    if len(whole) < len(leaves):
+      options['quantize'] = 'int8'
+    if self.cache_dtype is not None:
+      options['cache_dtype'] = self.cache_dtype
+    return options
+
+  def cells(self, values: np.ndarray) -> np.ndarray:
+    """Arranges values of tokens `[B, T]` as `[B, rows, columns]`, without grammar tokens."""
+    rows, columns = self.grid
+    if values.shape[1] != rows * columns:
+      width = self.target(guided=False).row_width
+      values = values[:, :rows * width].reshape(-1, rows, width)[:, :, :columns]
+    return values.reshape(-1, rows, columns)
+
+  @usual_promotion
+  def tokens(self, images: jax.Array) -> jax.Array:
+    """Encodes images `[B, H, W, 3]` in [-1, 1] to tokens `[B, T]`, including grammar tokens.
+
+    Raises:
+      ValueError: if the model has no image tokenizer of discrete tokens with an encoder.
+    """
+    return self._encode(images)
+
+  @usual_promotion
+  def pixels(self, tokens: jax.Array) -> jax.Array:
+    """Decodes tokens `[B, T, ...]` to images `[B, H, W, 3]` in [-1, 1].
+
+    Raises:
+      ValueError: if the model was loaded without an image tokenizer.
+    """
+    return self._decode(tokens)
+
+  @functools.cached_property
+  def _encode(self) -> Callable[[jax.Array], jax.Array]:
+    """The tokenizer's compiled encoder with its parameters; raises ValueError without one."""
+    if self.tokenizer is None or self.tokenizer.encode is None:
+      raise ValueError(f'model {self.name!r} has no image tokenizer with an encoder; pass tokens '
+                       'instead of images.')
+    return functools.partial(jax.jit(self.tokenizer.encode), self.tokenizer.params)
+
+  @functools.cached_property
+  def _decode(self) -> Callable[[jax.Array], jax.Array]:
+    """The tokenizer's compiled decoder with its parameters; raises ValueError without one."""
+    if self.tokenizer is None:
+      raise ValueError(
+          f'model {self.name!r} has no image tokenizer; load it with tokenizer=FOLDER.')
+    decode = jax.jit(compiling.labelled('the image tokenizer', self.tokenizer.decode))
+    return functools.partial(decode, self.tokenizer.params)
+
+  @functools.cached_property
+  def codebook(self) -> np.ndarray | None:
+    """The vectors `[V, C]` of the tokens; None without an image tokenizer of discrete tokens."""
+    if self.tokenizer is None or self.tokenizer.codebook is None:
+      return None
+    return np.asarray(self.tokenizer.codebook(self.tokenizer.params))
+
+  def sampling(self, **options) -> Options:
+    """Returns sampling options: the arguments, else the model's defaults, else the engine's.
+
+    Returns:
+      A `decoding.warp.Warp` or a `continuous.sampling.Sampling` of NumPy values.
+
+    Raises:
+      ValueError: for an unknown option.
+    """
+    return self.engine.sampling(self.defaults, options)
+
+  @usual_promotion
+  def settled(self, sampling: Options) -> Options:
+    """Returns sampling options in the form that the decoders require.
+
+    Options that are off become None, so that the compiled program omits them, and positions count
+    from the end of the prefix.
+
+    Args:
+      sampling: as `sampling` returns it, or rows of it.
+
+    Raises:
+      ValueError: for options that the prefix excludes.
+    """
+    if isinstance(sampling, Warp):
+      sampling = prefix_lib.sampling(sampling, self.prefix_length)
+    return self.engine.settled(sampling)
+
+  def decoder(self, specification: str | Spec | None = None, *, guided: bool = True,
+              batch_size: int = 1, **parameters) -> AnyDecoder:
+    """Builds a decoder of this model, to be jitted and called with the model's parameters.
+
+    Args:
+      specification: such as `'mc_sjd(window=32)'`; the model's default if None.
+      guided: whether to run the null condition alongside the condition.
+      batch_size: images that will be decoded together; the model's default may depend on it.
+      **parameters: parameters that the specification leaves open.
+
+    Raises:
+      ValueError: for a specification that is not supported, with the reason.
+    """
+    specification = self.specification(specification, batch_size=batch_size, **parameters)
+    required = self.engine.needs(specification)
+    self.engine.check_drafts(specification, self.drafts, self.name)
+    rho = self.head_drafter and functools.partial(self.head_drafter, guided=guided)
+    return self.engine.build(
+        specification, self.target(guided=guided),
+        None if required is None else self.drafts[required].build(guided), self.codebook, rho)
+
+  def specification(self, specification: str | Spec | None = None, *, batch_size: int = 1,
+                    **parameters) -> Spec:
+    """Parses the specification of a decoder and sets the parameters that it leaves open.
+
+    Arguments as for `decoder`.
+    """
+    if specification is None:
+      if self.mesh is not None:  # Every group of devices decodes its share of the images.
+        batch_size = -(-batch_size // self.mesh.shape[sharding.DATA])
+      specification = self.engine.default(
+          self.defaults.get('decoder'), self.drafts, self.device, batch_size)
+    return self.engine.specification(specification, parameters)
+
+  def with_prefix(self, tokens: Any) -> Self:
+    """Returns the model of images that begin with these tokens; its decoders generate the others.
+
+    It is another target, whose distribution is that of the model given the prefix. Its conditions
+    are `decoding.prefix.Prefixed`; `pixels` and `cells` take tokens of whole images. Prefixes of
+    the same length share compiled programs.
+
+    Args:
+      tokens: `[P]` for all images or `[B, P]`, one for each prompt, whole rows of an image. See
+        `generation.prefix.tokens` for those of pictures.
+
+    Raises:
+      ValueError: for another number of tokens, and for models of continuous tokens or with a
+        prefix.
+    """
+    prefix, target = np.asarray(tokens), self.target(guided=False)
+    if self.prefix is not None:
+      raise ValueError(f'model {self.name!r} has a prefix of {self.prefix_length} tokens; call '
+                       'with_prefix of the model without one.')
+    if not hasattr(target, 'row_width'):
+      raise ValueError(
+          f'prefix is set, but a {self.family!r} model has continuous tokens, and its decoders '
+          'support no prefix; leave it out.')
+    if prefix.ndim not in (1, 2) or not np.issubdtype(prefix.dtype, np.integer):
+      raise ValueError(f'tokens is {prefix.dtype}{list(prefix.shape)}; it must be whole numbers, '
+                       '[P] or [B, P].')
+    length = prefix.shape[-1]
+    prefix_lib.check_length(target, length)
+    return self._sharing(
+        prefix=prefix, target=lambda *, guided: prefix_lib.target(
+            self.target(guided=guided), length),
+        drafts={name: part._replace(build=functools.partial(part.build, prefix_length=length))
+                for name, part in self.drafts.items()})
+
+  def _sharing(self, **changes: Any) -> Self:
+    """Returns the model with other fields, which shares its programs and estimates."""
+    model = dataclasses.replace(self, **changes)
+    # A frozen dataclass can share it so; the names of programs and estimates state the prefix.
+    vars(model).update(estimates=self.estimates)
+    if self.tokenizer is not None:
+      vars(model).update(_decode=self._decode)
+    return model
+
+  def with_params(self, params: Params) -> Self:
+    """Returns the model with other parameters of its target, which share its compiled programs.
+
+    For training: sample from the parameters of every step. The drafts stay as they are; exact
+    decoders sample the new parameters' distribution all the same, in more rounds the further the
+    drafts are from it.
+
+    Args:
+      params: of the structure, shapes and dtypes of `Model.params`.
+
+    Raises:
+      ValueError: if they differ from those.
+    """
+    described = lambda tree: jax.tree.map(lambda leaf: (
+        np.shape(leaf), str(jax.dtypes.result_type(leaf))), tree)
+    old, new = (dict(jax.tree_util.tree_leaves_with_path(
+        described(tree), is_leaf=lambda leaf: isinstance(leaf, tuple)))
+                for tree in (self.params, params))
+    if jax.tree.structure(params) != jax.tree.structure(self.params) or old != new:
+      path = next((path for path in {**old, **new} if old.get(path) != new.get(path)), ())
+      raise ValueError(
+          f'params{jax.tree_util.keystr(path)} is {new.get(path)}, and that of model {self.name!r} '
+          f'is {old.get(path)}; pass parameters of its structure, shapes and dtypes.')
+    return self._sharing(params=params)  # What is compiled depends on shapes only.
+
+  def with_cache_dtype(self, dtype: str) -> Self:
+    """Returns the model with another dtype of the target's keys and values: another target.
+
+    Args:
+      dtype: 'int8'; see `models.int8_cache`.
+
+    Raises:
+      ValueError: for any other dtype, and for models without a cache.
+    """
+    if dtype != 'int8':
+      raise ValueError(f"cache_dtype is {dtype!r}; it must be 'int8', or None for the dtype of the "
+                       'parameters.')
+    if not self.has_cache:
+      raise ValueError(f"cache_dtype is 'int8', but a {self.family!r} model has no cache; leave it "
+                       'out.')
+    if self.cache_dtype == dtype:
+      return self
+    if self.prefix is not None:
+      raise ValueError(f'model {self.name!r} has a prefix; call with_cache_dtype of the model '
+                       'without one.')
+
+    def target(*, guided: bool) -> Any:
+      built = self.target(guided=guided)
+      # The functions of continuous tokens are in a field.
+      part = getattr(built, 'cached', built)
+      part = part._replace(prefill=causal.with_int8_cache(part.prefill))
+      return built._replace(cached=part) if hasattr(built, 'cached') else part
+
+    return dataclasses.replace(self, target=target, cache_dtype=dtype, programs={})
+
+  @property
+  def has_cache(self) -> bool:
+    """Whether the target caches keys and values; masked models do not."""
+    return getattr(self.target(guided=False), 'transform', None) is None
+
+  def draft_params(self, specification: str | Spec) -> Params:
+    """Returns the `draft_params` of a specification's decoder; None if it drafts alone."""
+    required = self.engine.needs(specification)
+    return None if required is None else self.drafts[required].params
+
+  def __repr__(self) -> str:
+    drafts = ', '.join(self.drafts) or 'none'
+    tokenizer = 'no tokenizer' if self.tokenizer is None else 'tokenizer'
+    return (f'Model({self.name!r}, family {self.family}, {self.grid[0]}x{self.grid[1]} tokens, '
+            f'{tokenizer}, drafts: {drafts})')

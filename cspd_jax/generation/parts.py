@@ -1,0 +1,65 @@
+"""The parts of a model besides its target: prompts, image tokenizer, drafting networks.
+
+In the shape descriptions, `B` is the number of images.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+Params = Any
+
+
+class Conditions(NamedTuple):
+  """The prompts that a model supports.
+
+  Attributes:
+    encode: `prompts -> condition`: the condition that the target's `prefill` (or `transform`)
+      accepts, with a leading axis `B`; raises ValueError for prompts that are not supported.
+    titles: `prompts -> [B]` a title per image: its prompt in words.
+    prompts: example prompts, such as the names of the model's classes.
+    unknown_words: `prompt in words -> ` the words in it that do not reach the model, because its
+      tokenizer has no tokens for them or its preparation of prompts removes them; by default none.
+  """
+
+  encode: Callable[[Any], Any]
+  titles: Callable[[Any], list[str]]
+  prompts: Sequence[Any]
+  unknown_words: Callable[[str], list[str]] = lambda prompt: []
+
+
+class Tokenizer(NamedTuple):
+  """The image tokenizer.
+
+  Attributes:
+    config: its config.
+    params: its parameters.
+    decode: `(params, tokens [B, T, ...]) -> [B, H, W, 3]` in [-1, 1].
+    encode: `(params, images [B, H, W, 3] in [-1, 1]) -> tokens [B, T]`; None for continuous tokens,
+      or without an encoder.
+    codebook: `params -> [V, C]` the vectors of the tokens; None for continuous tokens.
+    features: `(params, images [B, H, W, 3]) -> [B, F]` features for the Frechet distance; None
+      if the tokenizer has no encoder.
+  """
+
+  config: Any
+  params: Params
+  decode: Callable[[Params, jax.Array], jax.Array]
+  encode: Callable[[Params, jax.Array], jax.Array] | None = None
+  codebook: Callable[[Params], jax.Array] | None = None
+  features: Callable[[Params, jax.Array], jax.Array] | None = None
+
+
+class Drafts(NamedTuple):
+  """A network that a drafter of the target uses.
+
+  Attributes:
+    build: `(guided, prefix_length=0) -> ` the network: a `Target`, a `Network`, `Heads` or a
+      `Corrector`. It drafts the tokens that follow a prefix of `prefix_length` tokens; only
+      `Model.with_prefix` sets it. Networks of continuous tokens have no such argument.
+    params: the parameters that a decoder accepts as `draft_params`.
+  """
+
+  build: Callable[..., Any]
+  params: Params

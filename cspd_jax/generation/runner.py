@@ -1,0 +1,221 @@
+"""Requests that come and go: images join at the end of any round, and leave when they are complete.
+
+  runner = Runner(model, 8, decoder='mc_sjd(window=32)')
+  slot, = runner.join([prepare(model, 'cat', seed=7, decoder='mc_sjd(window=32)')])
+  while slot in runner.requests:
+    events = runner.step()
+    for finished in runner.finished():
+      image = finished.request.result(finished.decoded)
+
+The images are those of `Model.generate` with the same prompt, options and seed, up to rounding,
+whatever the other slots hold.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.core import batches, programs
+from cspd_jax.core.spec import Spec
+from cspd_jax.core.tracing import usual_promotion
+from cspd_jax.decoding import prefix as prefix_lib, refill
+from cspd_jax.decoding.base import Decoded
+from cspd_jax.decoding.loop import Decoder
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.generation.base import BaseModel
+from cspd_jax.generation.request import Program, Request
+from cspd_jax.generation.stream import Partial
+from cspd_jax.models.conditions import Prompt
+
+
+class Event(NamedTuple):
+  """The progress of an image.
+
+  Attributes:
+    slot: its slot.
+    num_tokens: number of its tokens that are committed, including the prefix.
+    rounds: number of its rounds, including the prefill.
+    complete: whether all tokens are committed.
+  """
+
+  slot: int
+  num_tokens: int
+  rounds: int
+  complete: bool
+
+
+class Finished(NamedTuple):
+  """A complete image.
+
+  Attributes:
+    slot: the slot that it had, which is free now.
+    request: its request.
+    decoded: the decoder's result, NumPy arrays with a leading axis of size 1.
+  """
+
+  slot: int
+  request: Request
+  decoded: Decoded
+
+
+class Runner:
+  """Slots for the images of one decoder of a model of discrete tokens, on one device.
+
+  Guidance and all other sampling options, seeds and prompts differ from image to image; the
+  decoder, and the length of a prefix, are those of the compiled program.
+
+  Attributes:
+    model: the model.
+    specification: of the decoder.
+    requests: the requests in the slots, by slot.
+  """
+
+  def __init__(self, model: BaseModel, num_slots: int, *, decoder: str | Spec | None = None,
+               prompt_length: int | None = None):
+    """Builds the decoder; it is compiled when the first image joins.
+
+    Args:
+      model: the model; images with a prefix need one of `Model.with_prefix`, with any prefix of
+        their length.
+      num_slots: images decoded at once, at most.
+      decoder: a specification; None for the model's default decoder for `num_slots` images.
+      prompt_length: the most tokens of a prompt, for models whose condition is tokens of any
+        number. None for models whose prompts have one shape.
+
+    Raises:
+      ValueError: for a model of continuous tokens or on several devices, or if the decoder is not
+        supported.
+    """
+    if num_slots < 1:
+      raise ValueError(f'num_slots is {num_slots}; it must be at least 1.')
+    if model.mesh is not None:
+      raise ValueError(f'model {model.name!r} is divided over a mesh; load it on one device.')
+    self.model, self.requests = model, dict[int, Request]()
+    self.specification = model.specification(decoder, batch_size=num_slots)
+    built = model.decoder(self.specification)
+    if not isinstance(built, Decoder):
+      raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
+                       'others; use Model.generate.')
+    self._size, self._prompt_length = num_slots, prompt_length
+    self._slots: Any = None
+    self._draft_params = model.draft_params(self.specification)
+    name = Program((str(self.specification),), True, model.prefix_length, False,
+                   ('slots', num_slots))
+    self._jitted = programs.kept(
+        model, name, lambda: refill.jitted(built, num_slots, str(self.specification)))
+
+  @property
+  def free(self) -> int:
+    """Number of free slots."""
+    return self._size - len(self.requests)
+
+  def join(self, requests: Sequence[Request]) -> list[int]:
+    """Starts images, in as few prefills as possible.
+
+    Args:
+      requests: of one image each, at most as many as there are free slots.
+
+    Returns:
+      The slot of every image.
+
+    Raises:
+      ValueError: for requests of another decoder, of several images, of longer prompts or prefixes,
+        or if there are too few free slots; then none of them joins.
+    """
+    if len(requests) > self.free:
+      raise ValueError(f'requests are {len(requests)}, and {self.free} of {self._size} slots are '
+                       'free; wait until others are complete.')
+    images = [self._arguments(request) for request in requests]
+    joined, size = [], self._jitted.refill.group
+    for first in range(0, len(requests), size):
+      group = images[first:first + size]
+      condition, key, warp = jax.tree.map(
+          lambda *rows: jnp.concatenate(rows),
+          *(group[i] for i in batches.padded(np.arange(len(group)), size)))
+      empty = [slot for slot in range(self._size) if slot not in self.requests][:len(group)]
+      queue = refill.Queue(
+          condition, key, warp, jnp.asarray(np.resize(empty, size), jnp.int32),
+          jnp.int32(len(group)), jnp.asarray(True))
+      params = self.model.params
+      if self._slots is None:
+        self._slots = self._jitted.idle(params, queue, self._draft_params)
+      self._slots = self._jitted.join(params, self._slots, queue, self._draft_params)
+      self.requests |= zip(empty, requests[first:])
+      joined += empty
+    return joined
+
+  def step(self, rounds: int = 1) -> list[Event]:
+    """Runs rounds, at most `rounds`, until an image is complete; returns where all images are."""
+    if not self.requests:
+      return []
+    self._slots = self._jitted.step(
+        self.model.params, self._slots, jnp.int32(rounds), self._draft_params)
+    return self._events()
+
+  def finished(self) -> list[Finished]:
+    """Removes the images that are complete from their slots and returns them.
+
+    Raises:
+      ValueError: if the model returned NaN or infinity for an image, by its prompt; the images are
+        removed all the same.
+    """
+    done = [event.slot for event in self._events() if event.complete]
+    if not done:
+      return []
+    decoded = jax.device_get(self._jitted.finish(self._slots))
+    images = [Finished(slot, self.requests[slot], batches.rows(decoded, np.array([slot])))
+              for slot in done]
+    self._leave(done)
+    for image in images:
+      image.request.check_result(image.decoded)
+    return images
+
+  def look(self, slot: int) -> Partial:
+    """Returns an image as far as it is decoded."""
+    event = next(event for event in self._events() if event.slot == slot)
+    decoded = jax.device_get(self._jitted.finish(self._slots))
+    return Partial(self.requests[slot], batches.rows(decoded, np.array([slot])),
+                   np.array([event.num_tokens]), event.complete)
+
+  def leave(self, slot: int) -> None:
+    """Removes an image from its slot, complete or not."""
+    if slot not in self.requests:
+      raise ValueError(f'slot is {slot}, which is free; slots in use are '
+                       f'{sorted(self.requests) or "none"}.')
+    self._leave([slot])
+
+  def _leave(self, slots: Sequence[int]) -> None:
+    self._slots = self._jitted.leave(
+        self._slots, jnp.asarray(np.isin(np.arange(self._size), slots)))
+    for slot in slots:
+      del self.requests[slot]
+
+  def _events(self) -> list[Event]:
+    if not self.requests:
+      return []
+    state = self._slots.state
+    count, rounds = jax.device_get((state.count, state.rounds))
+    size, prefix = self._jitted.refill.decoder.target.num_tokens, self.model.prefix_length
+    return [Event(slot, int(count[slot]) + prefix, int(rounds[slot]), bool(count[slot] >= size))
+            for slot in sorted(self.requests)]
+
+  @usual_promotion
+  def _arguments(self, request: Request) -> tuple[Any, jax.Array, Warp]:
+    """Returns condition, key and options of an image, with a leading axis of size 1."""
+    own = request.names, request.model.prefix_length, len(request)
+    if own != ((str(self.specification),), self.model.prefix_length, 1):
+      raise ValueError(
+          f'a request is of {len(request)} images by {request.specification} with a prefix of '
+          f'{request.model.prefix_length} tokens; it must be of 1 image by {self.specification} '
+          f'with a prefix of {self.model.prefix_length}.')
+    condition, key, _ = request.inputs(np.zeros(1, int))
+    if self._prompt_length is not None:
+      condition = jax.tree.map(
+          lambda leaf: leaf.padded(self._prompt_length) if isinstance(leaf, Prompt) else leaf,
+          condition, is_leaf=lambda leaf: isinstance(leaf, Prompt))
+    # All options, because those that are off here may be on in another image of the program.
+    warp = prefix_lib.sampling(Warp(*request.sampling), self.model.prefix_length)
+    return condition, key, Warp(*(jnp.broadcast_to(jnp.asarray(leaf), (1,)) for leaf in warp))

@@ -1,0 +1,192 @@
+"""One runner for all modes: any batch size, stopped and continued, wrong input refused."""
+
+import dataclasses
+import inspect
+
+import jax
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.core import batches
+from cspd_jax.decoding import decoders
+from cspd_jax.generation import memory
+from cspd_jax.generation.request import Request, prepare
+from cspd_jax.generation.run import decode, run
+from tests.measure import tiny
+
+PROMPTS = [0, 2, 1, 1, 0]
+SJD = 'sjd(window=3)'
+
+
+def _decoded(model, decoder=SJD, prompts=PROMPTS, *, seed=7, batch_size=2, **options):
+  modes = {name: options.pop(name) for name in ('folder', 'progress') if name in options}
+  request = prepare(model, prompts, decoder=decoder, seed=seed, batch_size=batch_size, **options)
+  return decode(request, **modes)
+
+
+@pytest.fixture(scope='module')
+def model():
+  return tiny.model()
+
+
+@pytest.fixture(scope='module')
+def one_by_one(model):
+  return _decoded(model, batch_size=1)
+
+
+def test_images_are_those_of_the_decoder(model, one_by_one):
+  alone = jax.jit(decoders.sjd(model.target(guided=False), window=3))
+  for i, label in enumerate(PROMPTS):
+    key = jax.random.fold_in(jax.random.key(7), i)
+    image = alone(model.params, model.condition([label]), key[None])
+    np.testing.assert_array_equal(one_by_one.tokens[i], image.tokens[0])
+  assert isinstance(one_by_one.tokens, np.ndarray) and one_by_one.tokens.shape == (5, 4)
+
+
+@pytest.mark.parametrize('batch_size, slots', [(2, True), (2, False), (9, False)])
+def test_modes_and_batch_sizes_make_no_difference(model, one_by_one, batch_size, slots):
+  progress = []
+  found = _decoded(model, batch_size=batch_size, slots=slots,
+                   progress=lambda *numbers: progress.append(numbers))
+  for name, one, other in zip(found._fields, found, one_by_one):
+    if one is not None:
+      np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=name)
+  assert progress[-1] == (5, 5) and (slots or len(progress) == -(-5 // batch_size))
+
+
+def test_one_decoder_has_one_program(model):
+  """Requests of all callers share it: other images, options and keys do not compile again."""
+  model.programs.clear()
+  for seed, temperature in ((3, 1.0), (jax.random.key(3), 0.5)):
+    _decoded(model, seed=seed, slots=False, sampling=model.sampling(temperature=temperature))
+  cspd_jax.Model.generate(model, PROMPTS[:2], decoder=SJD)
+  (name, program), = model.programs.items()
+  assert name == prepare(model, PROMPTS, decoder=SJD).program() and program._cache_size() == 1
+
+
+def test_options_and_another_function_of_every_image(model):
+  request = prepare(
+      model, PROMPTS, dict(temperature=np.arange(1.0, 6.0)), decoder=SJD, batch_size=2, slots=False)
+  request = dataclasses.replace(
+      request, function=lambda params, condition, keys, sampling, draft_params:
+      request.decoder(params, condition, keys, sampling, draft_params)._replace(
+          tv_bound=sampling.temperature), names=('temperatures',))
+  assert decode(request).tv_bound.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_seeds_of_every_image(model):
+  seeds = [3, 3, 4, 0, 7]
+  found = _decoded(model, seed=seeds)
+  for i, seed in enumerate(seeds):
+    alone = _decoded(model, prompts=PROMPTS[i:i + 1], seed=seed)  # One program for all.
+    np.testing.assert_array_equal(found.tokens[i], alone.tokens[0])
+  pairs = _decoded(model, seed=[(seed, 0) for seed in seeds])
+  np.testing.assert_array_equal(pairs.tokens, found.tokens)
+
+
+def test_a_key_takes_the_place_of_a_seed(model):
+  keys = lambda seed: jax.random.key_data(prepare(model, PROMPTS, decoder='vanilla', seed=seed
+                                                  ).inputs(np.array([0, 3]))[1])
+  np.testing.assert_array_equal(keys(jax.random.key(5)), keys(5))
+  np.testing.assert_array_equal(
+      keys(5)[1], jax.random.key_data(jax.random.fold_in(jax.random.key(5), 3)))
+  with pytest.raises(ValueError, match='seed holds 2 random keys; it must be one'):
+    keys(jax.random.split(jax.random.key(5)))
+
+
+def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
+  def stop_after_two(done, total):
+    if done == 4:
+      raise KeyboardInterrupt
+
+  arguments = dict(folder=tmp_path / 'run')
+  with pytest.raises(KeyboardInterrupt):
+    _decoded(model, progress=stop_after_two, **arguments)
+  names = sorted(file.name for file in (tmp_path / 'run').iterdir())
+  assert names == ['batch_0000000.npz', 'batch_0000002.npz', 'run.json']
+  calls, bound = [], Request.bound
+  monkeypatch.setattr(Request, 'bound', lambda self, index: calls.append(1) or bound(self, index))
+  found = _decoded(model, **arguments)
+  assert tiny.rows(found) == tiny.rows(one_by_one) and type(found) is type(one_by_one)
+  assert len(calls) == 1
+  again = _decoded(model, **arguments)
+  assert tiny.rows(again) == tiny.rows(one_by_one) and len(calls) == 1
+
+
+@pytest.mark.parametrize('change, words', [
+    (dict(seed=8), 'seed was 7, now 8'),
+    (dict(batch_size=1), 'batch_size was 2, now 1'),
+    (dict(prompts=[0, 2, 1, 1, 1]), 'prompts was'),
+    (dict(decoder='vanilla'), r"decoder was 'sjd\(window=3\)', now 'vanilla'"),
+    (dict(options=dict(temperature=0.5)), 'sampling.temperature was 1.0, now 0.5'),
+    (dict(model=1), 'parameters was'),
+])
+def test_a_folder_belongs_to_one_run(model, tmp_path, change, words):
+  def first(change):
+    options = dict(decoder=SJD, seed=7, batch_size=2, prompts=PROMPTS) | change
+    used = tiny.model(options.pop('model')) if 'model' in options else model
+    return next(run(prepare(used, options.pop('prompts'), **options), folder=tmp_path / 'run'))
+
+  first({})
+  with pytest.raises(ValueError, match=words):
+    first(change)
+
+
+def test_damaged_and_foreign_files(model, tmp_path):
+  folder = tmp_path / 'run'
+  _decoded(model, folder=folder)
+  path = folder / 'batch_0000000.npz'
+  path.write_bytes(path.read_bytes()[:100])
+  with pytest.raises(ValueError, match='cannot be read'):
+    _decoded(model, folder=folder)
+  with pytest.raises(ValueError, match='holds other files'):
+    _decoded(model, folder=tmp_path)
+
+
+@pytest.mark.parametrize('options, words', [
+    (dict(prompts=[]), 'prompts is empty'),
+    (dict(batch_size=0), 'batch_size is 0'),
+    (dict(seed=[1, 2]), 'seed has 2 numbers for 5 images'),
+    (dict(seed=2**32 + 7), 'seed is 4294967303'), (dict(seed=1.5), 'seed is 1.5'),
+    (dict(seed=np.full(5, 2**32 + 7)), 'seed is array'),
+    (dict(decoder='fast'), "decoder is 'fast'"),
+    (dict(prompts=[3]), 'condition'),
+    (dict(sampling=1.0), r'sampling is 1.0; pass model.sampling\(...\)'),
+    (dict(sampling=cspd_jax.Warp(), options=dict(top_k=3)), 'top_k and sampling are both passed'),
+])
+def test_wrong_input(model, options, words):
+  with pytest.raises(ValueError, match=words):
+    prepare(model, **dict(decoder=SJD, prompts=PROMPTS) | options)
+
+
+def test_no_batch_size_means_as_many_as_fit(model, one_by_one, tmp_path, monkeypatch):
+  per_image = prepare(model, PROMPTS, decoder=SJD, batch_size=1).estimate().needed(1)
+  free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
+  free(3)
+  progress = []
+  found = _decoded(model, batch_size=None, slots=False, folder=tmp_path / 'run',
+                   progress=lambda *numbers: progress.append(numbers))
+  assert tiny.rows(found) == tiny.rows(one_by_one) and progress == [(2, 5), (4, 5), (5, 5)]
+  with pytest.raises(ValueError, match='batch_size is 4, but .*; pass batch_size=2 or less'):
+    _decoded(model, batch_size=4, slots=False)
+
+
+def test_rows_in_batches_of_one_size():
+  assert [(index.tolist(), new) for index, new in batches.filled(5, 2)] == [
+      ([0, 1], 2), ([2, 3], 2), ([4, 4], 1)]
+  steps, square = [], lambda index: (index**2, {'same': np.ones((len(index), 3))})
+  squares, other = batches.mapped(square, 5, 2, lambda *numbers: steps.append(numbers))
+  assert squares.tolist() == [0, 1, 4, 9, 16] and other['same'].shape == (5, 3)
+  assert steps == [(2, 5), (4, 5), (5, 5)]
+  assert batches.padded(np.array([3, 4]), 4).tolist() == [3, 4, 4, 4]
+
+
+def test_the_door_names_every_argument():
+  """An editor shows the signatures and the docstrings of `generate` and `stream`."""
+  for door, own in ((cspd_jax.Model.generate, {'batch_size', 'progress'}),
+                    (cspd_jax.Model.stream, {'every'})):
+    names = set(inspect.signature(door).parameters) - {'self', 'options'}
+    assert names == {'prompts', 'seed', 'decoder', 'prefix', 'rows', 'raw_log_probs'} | own
+    described = inspect.getdoc(door)
+    assert all(f'\n  {name}: ' in described for name in names), described

@@ -1,0 +1,103 @@
+"""Images that join at any round and leave: the images of one after the other."""
+
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.generation.request import prepare
+from cspd_jax.generation.run import decode
+from cspd_jax.generation.runner import Runner
+from tests.generation import test_prefix
+from tests.measure import tiny
+
+SJD = 'sjd(window=3)'
+
+
+@pytest.fixture(scope='module')
+def model():
+  return tiny.model(length=9)
+
+
+def _requests(model):
+  """Five images that differ in prompt, seed and options."""
+  options = [{}, dict(temperature=0.0), dict(top_k=2), dict(top_p=0.6, temperature=1.5), {}]
+  return [prepare(model, [number % 3], own, seed=20 + number, decoder=SJD)
+          for number, own in enumerate(options)]
+
+
+def _run(runner, waiting, rounds=1):
+  """Lets every request join as soon as a slot is free; returns results by seed."""
+  images, waiting = {}, list(waiting)
+  while waiting or runner.requests:
+    joined = [waiting.pop(0) for _ in range(min(runner.free, len(waiting)))]
+    runner.join(joined)
+    events = runner.step(rounds)
+    assert [event.slot for event in events] == sorted(runner.requests)
+    for done in runner.finished():
+      images[done.request.seeds[0][0]] = done
+  return images
+
+
+@pytest.mark.parametrize('num_slots, rounds', [
+    (2, 1), pytest.param(5, 3, marks=pytest.mark.slow), pytest.param(1, 9, marks=pytest.mark.slow)])
+def test_images_are_those_of_one_after_the_other(model, num_slots, rounds):
+  requests = _requests(model)
+  images = _run(Runner(model, num_slots, decoder=SJD), requests, rounds)
+  assert len(images) == 5
+  for request in requests:
+    alone, done = decode(request), images[request.seeds[0][0]]
+    np.testing.assert_array_equal(done.decoded.tokens, alone.tokens)
+    np.testing.assert_array_equal(done.decoded.rounds, alone.rounds)
+    np.testing.assert_allclose(done.decoded.log_probs, alone.log_probs, rtol=1e-5, atol=1e-6)
+    assert done.request.result(done.decoded).metadata(0)['seed'] == request.seeds[0][0]
+
+
+def test_events_looks_and_images_that_leave(model):
+  runner, (first, second, third, *_) = Runner(model, 2, decoder=SJD), _requests(model)
+  assert runner.step() == [] and runner.finished() == [] and runner.free == 2
+  assert runner.join([first]) == [0]
+  (event,) = runner.step()
+  assert event.slot == 0 and event.rounds == 2 and 1 < event.num_tokens < 9 and not event.complete
+  look = runner.look(0)
+  assert look.count.tolist() == [event.num_tokens] and not look.complete
+  np.testing.assert_array_equal(look.images[0, 0, :event.num_tokens],
+                                first.result(decode(first)).images[0, 0, :event.num_tokens])
+  assert runner.join([second]) == [1]
+  with pytest.raises(ValueError, match='requests are 1, and 0 of 2 slots are free'):
+    runner.join([third])
+  runner.leave(0)
+  with pytest.raises(ValueError, match=r'slot is 0, which is free; slots in use are \[1\]'):
+    runner.leave(0)
+  assert runner.join([third]) == [0] and runner.requests == {1: second, 0: third}
+  images = _run(runner, [])
+  for request in (second, third):
+    np.testing.assert_array_equal(
+        images[request.seeds[0][0]].decoded.tokens, decode(request).tokens)
+
+
+def test_requests_of_other_programs_are_refused(model):
+  runner = Runner(model, 2, decoder=SJD)
+  for request in (prepare(model, [0], decoder='vanilla'), prepare(model, [0, 1], decoder=SJD)):
+    with pytest.raises(ValueError, match=r'it must be of 1 image by sjd\(window=3\) with a prefix'):
+      runner.join([request])
+  with pytest.raises(ValueError, match='num_slots is 0'):
+    Runner(model, 0)
+  with pytest.raises(ValueError, match='continuous tokens, whose images cannot join'):
+    Runner(cspd_jax.load('mar_demo'), 2)
+
+
+@pytest.mark.slow
+def test_prompts_of_any_length_and_prefixes():
+  """Guided and not, in one program."""
+  model, prompts = test_prefix._mixed('early_fusion')
+  spec, width = 'mc_sjd(window=3)', model.target(guided=True).row_width
+  first = model.generate(test_prefix._joined('early_fusion', prompts[:1]), decoder='vanilla').tokens
+  requests = [prepare(model, test_prefix._joined('early_fusion', [prompt]),
+                      dict(guidance_scale=scale), seed=seed, decoder=spec, prefix=first, rows=1)
+              for seed, (prompt, scale) in enumerate(zip(prompts[:3], (2.0, 1.0, 1.5)))]
+  runner = Runner(model.with_prefix(first[0, :width]), 2, decoder=spec, prompt_length=8)
+  images = _run(runner, requests)
+  for seed, request in enumerate(requests):
+    np.testing.assert_array_equal(images[seed].decoded.tokens, decode(request).tokens)
+  with pytest.raises(ValueError, match='a prompt has 6 tokens, and there is room for 2'):
+    Runner(model.with_prefix(first[0, :width]), 2, decoder=spec, prompt_length=2).join(requests[:1])
