@@ -74,7 +74,7 @@ def _relaxed(model: Model) -> bool:
 FEATURES: dict[str, Callable[[Model], bool]] = {
     'trees': lambda model: any('tree' in model.engine.parameters(name) for name in _named(model)),
     'relaxed': _relaxed,
-    'trained drafters': lambda model: model.forward is not None and model.ends is not None,
+    'trained drafters': lambda model: model.teacher is not None,
     'first rows': _prefix,
     'refill': _refills,
     'other sizes': lambda model: families.FAMILIES[model.family].resize is not None,

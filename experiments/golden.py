@@ -66,7 +66,7 @@ def prepare(config: default.Config) -> tuple[cspd_jax.Model, Any]:
   if config.preset and (published := families.describe(config.preset).config) != model.config:
     raise ValueError(f'model is {config.model}, whose sizes are not those of {config.preset}: '
                      f'{model.config} instead of {published}; convert the published weights.')
-  if model.forward is None or model.engine.name != 'discrete':
+  if model.teacher is None or model.engine.name != 'discrete':
     raise ValueError(f'model is {config.model!r}, which does not compute the logits of whole '
                      'images; give one of discrete tokens.')
   inputs.at_least(config, 0, 'guidance_scale')
@@ -80,10 +80,10 @@ def prepare(config: default.Config) -> tuple[cspd_jax.Model, Any]:
 
 def compared(config: default.Config, model: cspd_jax.Model, prompt: Any) -> list[dict[str, Any]]:
   """Returns a row for every printed token: the most probable one, and the gap between the two."""
-  assert model.forward is not None  # See `prepare`.
+  assert model.teacher is not None  # See `prepare`.
   both = jax.tree.map(lambda x: jnp.concatenate([x, x]), prompt)
   tokens = jnp.tile(jnp.asarray(config.tokens, jnp.int32), (2, 1))
-  logits = np.asarray(jax.jit(model.forward)(
+  logits = np.asarray(jax.jit(model.teacher.forward)(
       model.params, both, tokens, jnp.array([False, True]))[0], np.float32)
   scale = config.guidance_scale
   guided = logits[1] + scale * (logits[0] - logits[1])

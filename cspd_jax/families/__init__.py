@@ -10,12 +10,12 @@ from cspd_jax.families.family import FAMILIES, Family, Parts, Published, registe
 from cspd_jax.families.folder import decoder, describe, load, part_folder, shipped
 from cspd_jax.families.model_file import check_place, joining, save
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions, Drafts, Tokenizer
+from cspd_jax.generation.parts import Conditions, Drafts, Teacher, Tokenizer
 from cspd_jax.generation.results import Generated
 
 __all__ = (
     'Conditions', 'Drafts', 'FAMILIES', 'Family', 'Generated', 'Model', 'Parts', 'Published',
-    'Tokenizer', 'check_place', 'decoder', 'describe', 'joining', 'load', 'part_folder',
+    'Teacher', 'Tokenizer', 'check_place', 'decoder', 'describe', 'joining', 'load', 'part_folder',
     'register', 'save', 'shipped')
 
 for _family in (llamagen.FAMILY, mar.FAMILY, early_fusion.FAMILY, nextstep.FAMILY, janus.FAMILY):

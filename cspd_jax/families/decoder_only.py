@@ -9,7 +9,7 @@ from cspd_jax.checkpoints.store import Loaded
 from cspd_jax.families import drafts
 from cspd_jax.families.family import Family, Parts, is_described
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions, Tokenizer
+from cspd_jax.generation.parts import Conditions, Teacher, Tokenizer
 from cspd_jax.models import decoder_only, eagle, vq
 
 
@@ -35,8 +35,8 @@ def build(parts: Parts, family: Family, forward: Callable[..., tuple[jax.Array, 
       conditions=conditions, tokenizer=tokenizer,
       drafts=drafts.discrete(
           parts, lambda config, guided: decoder_only.target(config, guided=guided), layers, ends),
-      forward=lambda params, *args: forward(params, config, *args),
-      ends=ends, eagle_layer=next(iter(family.eagle_layers)), defaults=parts.defaults,
+      teacher=Teacher(lambda params, *args: forward(params, config, *args), ends,
+                      next(iter(family.eagle_layers))), defaults=parts.defaults,
       metadata=target.metadata)
 
 

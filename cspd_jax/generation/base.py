@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 from cspd_jax import sharding
-from cspd_jax.checkpoints.int8 import Int8
 from cspd_jax.core import compiling
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
@@ -20,9 +19,8 @@ from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import prompts as prompts_lib
 from cspd_jax.generation.engines import AnyDecoder, Engine, Options
-from cspd_jax.generation.parts import Conditions, Drafts, Params, Tokenizer
+from cspd_jax.generation.parts import Conditions, Drafts, Params, Teacher, Tokenizer
 from cspd_jax.models import causal
-from cspd_jax.models.ends import Ends
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -42,13 +40,7 @@ class BaseModel:
     drafts: networks that draft or correct, by the keys of `decoding.specification.DRAFTS`.
     defaults: default sampling options by name, and 'decoder', a specification or several by device
       and number of images; see `generation.defaults`.
-    forward: `(params, condition, tokens [B, T], drop [B]) -> (logits [B, T, V], features
-      [B, C + T - 1, F])` of whole images, with the null condition where `drop`; features are those
-      of `C` condition tokens and of all image tokens but the last. Drafters are trained on them;
-      None if the family supports no trained drafters.
-    ends: its embedding and its head, which drafters share; None if the family supports no trained
-      drafters.
-    eagle_layer: the form of its EAGLE layers, a key of `models.eagle.LAYERS`, or None.
+    teacher: what its drafters are trained on; None if the family supports no trained drafters.
     head_drafter: `(schedule, guided) -> [levels]` the blend of `exact_head`, or None;
       continuous tokens only.
     metadata: the metadata stored with the target.
@@ -68,9 +60,7 @@ class BaseModel:
   tokenizer: Tokenizer | None = None
   drafts: Mapping[str, Drafts] = dataclasses.field(default_factory=dict)
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  forward: Callable[..., tuple[jax.Array, jax.Array]] | None = None
-  ends: Ends | None = None
-  eagle_layer: str | None = None
+  teacher: Teacher | None = None
   head_drafter: Callable[..., np.ndarray | None] | None = None
   metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cache_dtype: str | None = None
@@ -124,21 +114,6 @@ class BaseModel:
                        'all, or one for each.')
     tokens = np.broadcast_to(self.prefix, (count, self.prefix_length))
     return prefix_lib.Prefixed(condition, tokens.astype(np.int32))
-
-  @property
-  def precision(self) -> dict[str, str]:
-    """The options of `cspd_jax.load` that round its numbers; without those that are None.
-
-    That is `dtype`, of most of the target's parameters, `quantize` and `cache_dtype`.
-    """
-    leaves = jax.tree.leaves(self.params, is_leaf=lambda leaf: isinstance(leaf, Int8))
-    whole = [leaf for leaf in leaves if not isinstance(leaf, Int8)]
-    options = {} if not whole else dict(dtype=str(max(whole, key=lambda leaf: leaf.size).dtype))
-    if len(whole) < len(leaves):
-      options['quantize'] = 'int8'
-    if self.cache_dtype is not None:
-      options['cache_dtype'] = self.cache_dtype
-    return options
 
   def cells(self, values: np.ndarray) -> np.ndarray:
     """Arranges values of tokens `[B, T]` as `[B, rows, columns]`, without grammar tokens."""

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from cspd_jax.models.ends import Ends
+
 Params = Any
 
 
@@ -63,3 +65,19 @@ class Drafts(NamedTuple):
 
   build: Callable[..., Any]
   params: Params
+
+
+class Teacher(NamedTuple):
+  """What drafters and correctors of a target are trained on.
+
+  Attributes:
+    forward: `(params, condition, tokens [B, T], drop [B]) -> (logits [B, T, V], features
+      [B, C + T - 1, F])` of whole images, with the null condition where `drop`; features are those
+      of `C` condition tokens and of all image tokens but the last.
+    ends: the target's embedding and head, which drafters share.
+    eagle_layer: the form of its EAGLE layers, a key of `models.eagle.LAYERS`, or None.
+  """
+
+  forward: Callable[..., tuple[jax.Array, jax.Array]]
+  ends: Ends
+  eagle_layer: str | None = None

@@ -12,6 +12,7 @@ import numpy as np
 
 from cspd_jax import sharding
 from cspd_jax.checkpoints import files
+from cspd_jax.checkpoints.int8 import Int8
 from cspd_jax.core import batches, programs, random as random_lib
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
@@ -187,7 +188,7 @@ class Request:
         seeds=self.seeds, decoder=str(self.specification),
         guarantee=model.engine.guarantee(self.decoder),
         sampling={name: files.plain(value) for name, value in self.sampling._asdict().items()},
-        model=model.name, grid=model.grid, precision=model.precision,
+        model=model.name, grid=model.grid, precision=_precision(model),
         labels=self._labels(), numbers=range(len(tokens)), unknown_words=self.unknown_words)
 
   def _labels(self) -> list[int] | None:
@@ -259,6 +260,21 @@ def prepare(model: BaseModel, prompts: Any = None, options: Mapping[str, Any] = 
   memory.check(model, request.specification, request.estimate(), request.batch_size,
                'prompts' if all_at_once else 'batch_size')
   return request
+
+
+def _precision(model: BaseModel) -> dict[str, str]:
+  """Returns the options of `cspd_jax.load` that round a model's numbers, as far as they are set.
+
+  That is `dtype`, of most of the target's parameters, `quantize` and `cache_dtype`.
+  """
+  leaves = jax.tree.leaves(model.params, is_leaf=lambda leaf: isinstance(leaf, Int8))
+  whole = [leaf for leaf in leaves if not isinstance(leaf, Int8)]
+  options = {} if not whole else dict(dtype=str(max(whole, key=lambda leaf: leaf.size).dtype))
+  if len(whole) < len(leaves):
+    options['quantize'] = 'int8'
+  if model.cache_dtype is not None:
+    options['cache_dtype'] = model.cache_dtype
+  return options
 
 
 def _divided(model: BaseModel, sampling: Any, options: Mapping[str, Any]

@@ -45,7 +45,8 @@ class Generated:
       otherwise. See `Conditions.unknown_words`.
     labels: `[B]` class number of every image; None without classes.
     prefix_length: number of tokens of the prefix.
-    precision: the model's `dtype`, `quantize` and `cache_dtype`; see `Model.precision`.
+    precision: the options of `cspd_jax.load` that round the model's numbers, by name: `dtype`,
+      `quantize` and `cache_dtype`.
   """
 
   images: np.ndarray

@@ -20,9 +20,9 @@ import optax
 from cspd_jax.core import fields
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.drafters import network_corrector
+from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle
 from cspd_jax.training import plain as plain_lib, state as state_lib
-from cspd_jax.training.drafter import Teacher
 from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 from cspd_jax.training.windows import Windows

@@ -9,8 +9,7 @@ result of the training is the moving average of the parameters.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ import optax
 
 from cspd_jax.core import fields
 from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle, medusa
 from cspd_jax.models.ends import Ends
 from cspd_jax.training import state as state_lib
@@ -27,18 +27,6 @@ from cspd_jax.training.state import TrainState
 
 Params = Any
 DrafterConfig = eagle.EagleConfig | medusa.MedusaConfig
-
-
-class Teacher(NamedTuple):
-  """The target that a drafter learns from, as pure functions.
-
-  Attributes:
-    forward: forward pass over whole images; see `generation.Model.forward`.
-    ends: embedding and head.
-  """
-
-  forward: Callable[..., tuple[jax.Array, jax.Array]]
-  ends: Ends
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,9 +15,10 @@ import numpy as np
 from cspd_jax.checkpoints import reading
 from cspd_jax.core import batches, fields
 from cspd_jax.generation.model import Model
+from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle, medusa
 from cspd_jax.training import drafter as drafter_lib, loop, samples
-from cspd_jax.training.drafter import DrafterTrainConfig, Teacher
+from cspd_jax.training.drafter import DrafterTrainConfig
 
 # Images per measured batch.
 _MEASURE_BATCH = 16
@@ -116,10 +117,10 @@ def check_fit(drafter: Any, model: Model, prompts: str | None, names: Sequence[s
   Raises:
     ValueError: if the model's family does not support drafters, or a field does not fit.
   """
-  teacher(model)
+  eagle_layer = teacher(model).eagle_layer
   texts, target = samples.prompts_of(model, prompts), model.target(guided=False)
   sizes = {'dim': lambda: _width(model, texts, target),
-           'family': lambda: model.eagle_layer,
+           'family': lambda: eagle_layer,
            'vocab_size': lambda: getattr(model.config, 'vocab_size', target.vocab_size),
            'num_outputs': lambda: target.vocab_size}
   for name in names:
@@ -189,15 +190,15 @@ def _read(recipe: DrafterRecipe, model: Model, num_prompts: int) -> tuple[np.nda
 
 
 def teacher(model: Model) -> Teacher:
-  """Returns the functions of a model that a drafter learns from.
+  """Returns what a drafter of a model learns from.
 
   Raises:
     ValueError: if the model's family does not support drafters.
   """
-  if model.forward is None or model.ends is None:
+  if model.teacher is None:
     raise ValueError(f'target is {model.name!r}, a {model.family!r} model, which does not support '
                      'drafters; use a model of discrete tokens.')
-  return Teacher(model.forward, model.ends)
+  return model.teacher
 
 
 def _width(model: Model, prompts: Sequence[Any], target: Any) -> int:

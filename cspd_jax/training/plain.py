@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import optax
 
 from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle
 from cspd_jax.training import state as state_lib
-from cspd_jax.training.drafter import Teacher
 from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
 

@@ -182,5 +182,5 @@ def test_a_feature_that_a_family_loses_leaves_the_table(monkeypatch):
   monkeypatch.setitem(families.FAMILIES, model.family, family._replace(resize=None))
   kind, = family.roles['target']
   monkeypatch.setitem(kinds.KINDS, kind, kinds.KINDS[kind]._replace(matrices={}))
-  model = dataclasses.replace(model, forward=None)
+  model = dataclasses.replace(model, teacher=None)
   assert not any(works[name](model) for name in names)

@@ -147,7 +147,7 @@ def renumbered(config, prompt):
 
 
 def forward(params, config, prompt, tokens, drop):
-  """Logits and features of whole images; see `families.Model.forward`."""
+  """Logits and features of whole images; see `families.Teacher`."""
   model = model_of(config, 1)
   prefix = model.embed_condition(params, prompt.dropped(drop), 1)
   return causal.forward(params, model, prefix, tokens[:, :-1])[:2]
@@ -188,8 +188,9 @@ def build(parts):
       tokenizer=tokenizer, defaults=parts.defaults, metadata=loaded['target'].metadata,
       drafts=drafts.discrete(
           parts, lambda config, guided: target(config, guided=guided), layers, ends),
-      forward=lambda params, prompt, tokens, drop: forward(params, config, prompt, tokens, drop),
-      ends=ends, eagle_layer='janus_like')
+      teacher=families.Teacher(
+          lambda params, prompt, tokens, drop: forward(params, config, prompt, tokens, drop), ends,
+          'janus_like'))
 
 
 KIND = {'janus_like': Kind(

@@ -103,7 +103,7 @@ def test_padding_of_the_second_context_is_read(model):
   assert len(set(tokens[1:-1])) == 1 and len(tokens) > 6
   changed = condition._replace(tokens=condition.tokens.at[0, 1, -4].add(1))
   image = jnp.zeros((2, 12), jnp.int32)
-  logits, other = (model.forward(model.params, prompt, image, jnp.ones(2, bool))[0]
+  logits, other = (model.teacher.forward(model.params, prompt, image, jnp.ones(2, bool))[0]
                    for prompt in (condition, changed))
   assert np.abs(logits[0] - other[0]).max() > 1e-3
   np.testing.assert_array_equal(logits[1], other[1])

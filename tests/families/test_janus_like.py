@@ -86,8 +86,8 @@ def test_its_embedding_and_its_head_are_those_of_the_file(model, weights):
       linear('gen_aligner.layers.0', weights['gen_embed.weight'])))
   table = np.concatenate([image, weights['language_model.model.embed_tokens.weight']])
   with jax.default_matmul_precision('highest'):
-    embeddings = model.ends.embed(model.params, jnp.asarray(tokens))
-    logits = model.ends.logits(model.params, jnp.asarray(features, jnp.float32))
+    embeddings = model.teacher.ends.embed(model.params, jnp.asarray(tokens))
+    logits = model.teacher.ends.logits(model.params, jnp.asarray(features, jnp.float32))
   np.testing.assert_allclose(embeddings, table[tokens], atol=1e-5)
   np.testing.assert_allclose(logits, linear('gen_head.vision_head', _gelu(
       linear('gen_head.output_mlp_projector', features))), atol=1e-4)
@@ -108,7 +108,7 @@ def test_its_prompts_are_its_own(model):
 def test_it_is_a_target(model):
   assert check_target(
       model.target(guided=True), model.params, model.condition(PROMPTS),
-      logits=lambda params, condition, tokens: model.forward(
+      logits=lambda params, condition, tokens: model.teacher.forward(
           params, condition, tokens, jnp.zeros(len(tokens), bool))[0]).problems == {}
 
 
@@ -137,7 +137,7 @@ def test_drafters_have_its_embedding_and_its_head(model):
   drafts = model.drafts['eagle']
   network = drafts.build(True)
   tokens = jnp.asarray(np.random.default_rng(6).integers(0, 12, (2, 12)))
-  logits, features = model.forward(
+  logits, features = model.teacher.forward(
       model.params, model.condition(PROMPTS), tokens, jnp.zeros(2, bool))
   drafted = network.logits(drafts.params, features[None, :, -12:])[0]
   np.testing.assert_allclose(drafted, logits, atol=1e-5)
@@ -145,7 +145,8 @@ def test_drafters_have_its_embedding_and_its_head(model):
   changed = jax.tree.map(lambda leaf: leaf, drafts.params)
   changed['target']['codebook'] += 1
   prompt = model.condition(PROMPTS).dropped(jnp.zeros(2, bool))
-  found = [eagle.predict(params, janus_like.eagle_config(CONFIG), model.ends, tokens[:, :-1],
+  ends = model.teacher.ends
+  found = [eagle.predict(params, janus_like.eagle_config(CONFIG), ends, tokens[:, :-1],
                          features[:, :-1], prompt)[0] for params in (drafts.params, changed)]
   assert np.abs(found[0] - found[1]).max() > 1e-3
 
@@ -161,7 +162,7 @@ def test_a_drafter_is_trained_for_it(model, folder):
   teacher = drafter_recipe.teacher(model)
   state = drafter.init(sizes, train, teacher.ends, model.params)
   tokens = jnp.asarray(np.random.default_rng(6).integers(0, 12, (2, 12)))
-  logits, features = model.forward(
+  logits, features = model.teacher.forward(
       model.params, model.condition(PROMPTS), tokens, jnp.zeros(2, bool))
   prompt = eagle.prompt(sizes, model.condition(PROMPTS), jnp.zeros(2, bool))
   value, grads = jax.value_and_grad(lambda params: drafter.eagle_loss(

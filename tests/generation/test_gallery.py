@@ -11,7 +11,7 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax.checkpoints import files
-from cspd_jax.generation import memory
+from cspd_jax.generation import memory, request
 from cspd_jax.generation.gallery import Gallery
 from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
@@ -147,7 +147,7 @@ def test_the_metadata_generate_an_image_again(tmp_path, options):
   assert text.get('cache_dtype') == options.get('cache_dtype') and 'quantize' not in text
   again = cspd_jax.load(tmp_path / text['model'], **{
       name: text[name] for name in ('dtype', 'cache_dtype') if name in text})
-  assert again.precision == model.precision
+  assert request._precision(again) == made.precision
   if not options:  # In bfloat16, batches of other sizes may round differently.
     np.testing.assert_array_equal(again.generate(
         [text['prompt']], seed=[(read('seed'), read('number'))], decoder=text['decoder'],
@@ -156,7 +156,7 @@ def test_the_metadata_generate_an_image_again(tmp_path, options):
 
 def test_int8_matrices_are_in_the_metadata():
   model = cspd_jax.load('demo', dtype='float32', quantize='int8')
-  assert model.precision == dict(dtype='float32', quantize='int8')
+  assert request._precision(model) == dict(dtype='float32', quantize='int8')
 
 
 def test_the_array_of_all_images_is_not_in_memory(tmp_path):
