@@ -68,7 +68,7 @@ class Drafts(NamedTuple):
 
 
 class Teacher(NamedTuple):
-  """What drafters and correctors of a target are trained on.
+  """The functions of a target that drafters and correctors are trained with.
 
   Attributes:
     forward: `(params, condition, tokens [B, T], drop [B]) -> (logits [B, T, V], features
