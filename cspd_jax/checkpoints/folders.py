@@ -1,8 +1,10 @@
 """Folders that are replaced as a whole: alone, or several together with a file that lists them.
 
-A folder `NAME` is written as `.NAME.unfinished/new`. When it is complete, the older folder is moved
-into `.NAME.unfinished` and the new one into its place; then the older one is removed. If the
-process is killed, the next one that reads or writes the folder finishes or undoes the replacement.
+A folder `NAME` is written as `.NAME.unfinished/new`. When it is complete, it becomes
+`.NAME.unfinished/complete`, the older folder is moved next to it, and it is moved to its place;
+then the older one is removed. Several folders are moved once the file that lists them is written as
+`.FILE.unfinished`, and at last this becomes `FILE`. If the process is killed, the next one that
+reads or writes the folder finishes or undoes the replacement.
 """
 
 import contextlib
@@ -18,9 +20,7 @@ from cspd_jax.checkpoints import files, locks, paths, reading
 # itself. Raises ValueError for a folder that must not be replaced.
 Listed = Callable[[pathlib.Path], Iterable[str]]
 
-# In a folder whose parts are being replaced together: which they are.
-_PLAN = '.unfinished.json'
-_PLAN_REMEDY = 'remove it, and convert the model again'
+_SUFFIX = '.unfinished'
 
 
 @contextlib.contextmanager
@@ -43,6 +43,7 @@ def replacing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator
   """
   with _Place(path, listed).prepared(state) as place:
     yield place.new
+    place.new.rename(place.complete)
     place.move()
 
 
@@ -79,7 +80,7 @@ def check(path: pathlib.Path, listed: Listed, resumes: bool = False) -> None:
   Neither must what a stopped process left for one that resumes its work, unless `resumes`.
   """
   place = _Place(path, listed)
-  if not resumes and place.new.exists() and place.state() is not None:
+  if not resumes and not place.is_moved() and place.state() is not None:
     raise ValueError(f'{place.workspace} holds the work of a stopped command, such as a '
                      'conversion, which its repetition resumes; repeat it, remove this folder, or '
                      'choose another output.')
@@ -104,8 +105,8 @@ def replacing_together(
     content: Callable[[], Any]) -> Iterator[dict[str, pathlib.Path]]:
   """Yields folders to write, which all replace those in `folder` when the block ends, or none.
 
-  When all are complete, a plan is written. From then on a process that is killed while it moves
-  them leaves the rest to `recover_together`. If the block raises, `folder` stays unchanged.
+  If the block raises, `folder` stays unchanged. If the process is killed when the file is written
+  and before all are moved, the rest is left to `recover_together`.
 
   Args:
     folder: parent of the folders: absolute. It may be absent.
@@ -126,46 +127,39 @@ def replacing_together(
            for name, place in places.items()}
     for place in places.values():  # Others may have written there meanwhile.
       place.check(place.path)
-    plan = dict(folders=list(states), file=file, content=content())
+    staged = folder / f'.{file}{_SUFFIX}'
     try:
-      files.write_json(folder / _PLAN, plan)
-      _finish(folder, places.values(), plan)
+      text = content()
+      for place in places.values():
+        place.new.rename(place.complete)
+      files.write_json(staged, text)
+      _finish(staged, folder / file, places.values())
     except Exception:
       for place in places.values():
         place.move_back()
-      for left in (_staged(folder, file), folder / _PLAN):
-        left.unlink(missing_ok=True)
+      staged.unlink(missing_ok=True)
       raise
 
 
 def recover_together(folder: pathlib.Path, listed: Listed, file: str) -> None:
-  """Finishes the plan of a process that was killed in `replacing_together`; see its arguments.
-
-  The folder, and so the plan, may come from someone else: nothing outside of it is moved.
+  """Moves what a process that was killed in `replacing_together` left; see its arguments.
 
   Raises:
-    ValueError: if the process is still running, the folders cannot be moved, or the plan was not
-      written by `replacing_together`.
+    ValueError: if the process is still running, or the folders cannot be moved.
   """
-  path = paths.inside(folder, _PLAN, folder)
-  if not path.exists():
+  staged = paths.inside(folder, f'.{file}{_SUFFIX}', folder)
+  if not staged.exists():
     return
-  plan = reading.json(path, _PLAN_REMEDY)
-  names = plan.get('folders')
-  if (not isinstance(names, list) or not all(map(paths.is_plain, names)) or 'content' not in plan
-      or plan.get('file') != file):
-    raise ValueError(f'{path} is damaged; {_PLAN_REMEDY}.')
-  places = [_Place(folder.resolve() / name, listed) for name in names]
+  places = [_Place(path.with_name(path.name[1:-len(_SUFFIX)]), listed)
+            for path in sorted(folder.resolve().glob(f'.?*{_SUFFIX}')) if path.is_dir()]
+  places = [place for place in places if place.marker.exists() and not place.new.exists()]
   try:
     with contextlib.ExitStack() as stack:
       for place in places:
         place.check_links()
         stack.enter_context(locks.exclusive(place.workspace))
-      if not path.exists():  # The process finished its plan.
-        return
-      if all(place.marker.exists() for place in places):
-        _finish(folder, places, plan)
-      path.unlink(missing_ok=True)
+      if staged.exists():  # Else the process has finished meanwhile.
+        _finish(staged, folder / file, places)
       for place in places:
         place.discard()
   except OSError as error:
@@ -174,19 +168,11 @@ def recover_together(folder: pathlib.Path, listed: Listed, file: str) -> None:
         f'moved ({error}); make the folder writable, or repeat that program.') from error
 
 
-def _finish(folder: pathlib.Path, places: Iterable['_Place'], plan: Mapping[str, Any]) -> None:
-  """Moves the folders, then the file, which ends the plan."""
-  staged = _staged(folder, plan['file'])
-  files.write_json(staged, plan['content'])  # Before anything moves: the disk may be full.
+def _finish(staged: pathlib.Path, file: pathlib.Path, places: Iterable['_Place']) -> None:
+  """Moves the folders, then the file."""
   for place in places:
     place.move()
-  staged.replace(folder / plan['file'])
-  with contextlib.suppress(OSError):  # A plan without unfinished folders has no effect.
-    (folder / _PLAN).unlink(missing_ok=True)
-
-
-def _staged(folder: pathlib.Path, file: str) -> pathlib.Path:
-  return folder / f'.{file}.unfinished'
+  staged.replace(file)
 
 
 class _Place:
@@ -197,15 +183,16 @@ class _Place:
     listed: see `Listed`.
     workspace: the folder next to it that holds the others.
     new: the folder while it is written.
+    complete: the same when it is complete.
     old: the older folder, once it is replaced.
-    marker: the file with the state, which exists as long as `new` is not in its place.
+    marker: the file with the state.
   """
 
   def __init__(self, path: pathlib.Path, listed: Listed):
     self.path, self.listed = path, listed
-    self.workspace = path.with_name(f'.{path.name}.unfinished')
-    self.new, self.old, self.marker = (
-        self.workspace / name for name in ('new', 'old', 'state.json'))
+    self.workspace = path.with_name(f'.{path.name}{_SUFFIX}')
+    self.new, self.complete, self.old, self.marker = (
+        self.workspace / name for name in ('new', 'complete', 'old', 'state.json'))
 
   @contextlib.contextmanager
   def prepared(self, state: Any) -> Iterator['_Place']:
@@ -234,6 +221,8 @@ class _Place:
 
   def _begin(self, state: Any) -> None:
     """Creates `new` unless an earlier process wrote there under the same state."""
+    if self.complete.exists():
+      self.complete.rename(self.new)
     if state is None or not self.new.exists() or self.state() != state:
       self._clear()
       if others := [path for path in self.workspace.iterdir() if path.name != locks.FILE]:
@@ -246,17 +235,21 @@ class _Place:
     with contextlib.suppress(ValueError):
       return reading.json(self.marker, 'start again', kind=object)
 
+  def is_moved(self) -> bool:
+    """Whether nothing is left that a process has written."""
+    return not self.new.exists() and not self.complete.exists()
+
   def move(self) -> None:
-    """Moves `new` to its place unless that is done already; the older folder is retained."""
-    if self.new.exists():
+    """Moves the complete folder to its place unless it is there; the older one is retained."""
+    if self.complete.exists():
       if self.path.exists():
         self.path.rename(self.old)
-      self.new.rename(self.path)
+      self.complete.rename(self.path)
 
   def move_back(self) -> None:
     """Undoes `move`."""
-    if self.path.exists() and not self.new.exists():
-      self.path.rename(self.new)
+    if self.path.exists() and self.is_moved():
+      self.path.rename(self.complete)
     self.restore()
 
   def restore(self) -> None:
@@ -312,8 +305,9 @@ class _Place:
       self.check(self.old)
       remove(self.old, self.listed)
     if self.marker.exists():
-      if self.new.exists():
-        shutil.rmtree(self.new)
+      for written in (self.new, self.complete):
+        if written.exists():
+          shutil.rmtree(written)
       self.marker.unlink()
     for left in files.leftovers(self.marker):
       left.unlink()

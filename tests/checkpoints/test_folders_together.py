@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from cspd_jax.checkpoints import folders
+from cspd_jax.checkpoints import folders, locks
 from tests.checkpoints import test_folders
 from tests.reliability import faults
 
@@ -88,28 +88,33 @@ def test_a_failure_leaves_nothing(tmp_path, where):
   assert (tmp_path / 'fresh').exists() == (where in ('stranger', 'file'))
 
 
-def test_a_plan_names_nothing_elsewhere(tmp_path):
-  (tmp_path / 'other').mkdir()
-  for plan in ({'folders': ['../other'], 'file': 'x', 'content': 1}, {'folders': 3, 'content': 1},
-               {'folders': [], 'file': '..', 'content': 1}, {'folders': [], 'file': 'all.json'},
-               {'folders': [], 'file': 'mine.txt', 'content': 1}):
-    (tmp_path / 'm').mkdir(exist_ok=True)
-    (tmp_path / 'm' / '.unfinished.json').write_text(json.dumps(plan))
-    with pytest.raises(ValueError, match='.unfinished.json is damaged; remove it'):
-      folders.recover_together(tmp_path / 'm', test_folders.listed, 'all.json')
-  assert not os.listdir(tmp_path / 'other')
-
-
-def test_a_plan_follows_no_links(tmp_path):
+@pytest.mark.parametrize('link', [
+    '.all.json.unfinished', '.a.unfinished', '.a.unfinished/complete', 'a'])
+def test_what_a_stopped_process_left_follows_no_links(tmp_path, link):
   other, folder = tmp_path / 'other', tmp_path / 'm'
-  for path in (other, folder, tmp_path / '.other.unfinished' / 'new'):
-    path.mkdir(parents=True)
-  (folder / 'a').symlink_to(other)
-  (folder / '.unfinished.json').write_text(
-      json.dumps({'folders': ['a'], 'file': 'all.json', 'content': 1}))
+  (folder / '.a.unfinished' / 'complete').mkdir(parents=True)
+  (folder / '.a.unfinished' / 'state.json').write_text('null')
+  (folder / '.all.json.unfinished').write_text('{}')
+  path = folder / link
+  if path.exists():
+    path.rename(other)
+  else:
+    other.mkdir()
+  path.symlink_to(other)
   with pytest.raises(ValueError, match='is a link'):
     folders.recover_together(folder, test_folders.listed, 'all.json')
-  assert other.is_dir() and (tmp_path / '.other.unfinished' / 'new').is_dir()
+  assert other.exists() and path.is_symlink() and not (folder / 'all.json').exists()
+
+
+def test_parts_that_another_process_writes_are_not_moved(tmp_path):
+  """They are no part of what a killed process left complete."""
+  for name, inside in (('a', 'complete'), ('b', 'new')):
+    (tmp_path / f'.{name}.unfinished' / inside).mkdir(parents=True)
+    (tmp_path / f'.{name}.unfinished' / 'state.json').write_text('1')
+  (tmp_path / '.all.json.unfinished').write_text('{}')
+  with locks.exclusive(tmp_path / '.b.unfinished'):
+    folders.recover_together(tmp_path, test_folders.listed, 'all.json')
+  assert sorted(os.listdir(tmp_path)) == ['.b.unfinished', 'a', 'all.json']
 
 
 def test_a_fault_at_any_operation_leaves_the_old_or_the_new(tmp_path):

@@ -191,14 +191,14 @@ def test_a_reader_finishes_a_stopped_replacement(tmp_path, monkeypatch, reader):
   small = dataclasses.replace(TARGET, ffn_dim=16)
   parts = _parts(tmp_path, llamagen=small)[::2]
 
-  def stop(path):
-    if path.name == ('tokenizer' if reader == 'save' else 'target'):
+  def stop(place):
+    if place.path.name == ('tokenizer' if reader == 'save' else 'target'):
       raise KeyboardInterrupt
-    move(path)
+    move(place)
 
-  move = folders._move
+  move = folders._Place.move
   with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-    patch.setattr(folders, '_move', stop)
+    patch.setattr(folders._Place, 'move', stop)
     folder.convert_parts(parts, tmp_path / 'model')
   assert (tmp_path / 'model' / '.target.unfinished').exists()
   if reader == 'command':  # One that is refused.

@@ -72,8 +72,8 @@ def disturbed(model, folder, kills, seed=0, images=len(PROMPTS)):
       operation = rng.randint(1, latest) if killed < kills else 0
       arguments = map(str, (model, folder, index, count, operation, images))
       processes.append(subprocess.Popen(
-          [sys.executable, __file__, 'one', *arguments],
-          stderr=subprocess.PIPE, text=True))
+          [sys.executable, __file__, 'one', *arguments], stderr=subprocess.PIPE, text=True,
+          env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}))
     for process in processes:
       problems = process.communicate()[1]
       finished = 'holds a report already' in problems

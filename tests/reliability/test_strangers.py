@@ -70,7 +70,7 @@ def test_no_model_is_exported_through_a_link(tmp_path):
   assert training.output_folder('export', str(new), tmp_path / 'run') == new
 
 
-@pytest.mark.parametrize('link', ['', 'old', 'new', 'new/00000.part'])
+@pytest.mark.parametrize('link', ['', 'old', 'complete', 'new', 'new/00000.part'])
 def test_what_a_stopped_save_leaves_has_no_links(tmp_path, link):
   """Through them, checkpoints and folders of others would be removed."""
   save(tmp_path / 'mine', 1)
