@@ -46,15 +46,26 @@ def as_evaluated(image: Image.Image) -> Image.Image:
     image: an open picture.
 
   Raises:
-    ValueError: for more than 8 bits per channel, which it cuts off at either end; or if there are
-      several frames, of which it uses the first.
+    ValueError: see `check_evaluated`.
+  """
+  check_evaluated(image)
+  image.info.pop('transparency', None)  # Pillow would warn about that of a palette.
+  return image.convert('RGB')
+
+
+def check_evaluated(image: Image.Image) -> None:
+  """Raises ValueError for a picture of which evaluators would read something else.
+
+  That is one of more than 8 bits per channel, which they cut off at either end, or of several
+  frames, of which they use the first.
+
+  Args:
+    image: an open picture, of which only the header is read.
   """
   if depth := _depth(image):
     raise ValueError(f'it has {depth} per channel, and evaluators read 8 bits')
   if image.format in _FRAMES and (frames := getattr(image, 'n_frames', 1)) > 1:
     raise ValueError(f'it has {frames} frames, and evaluators read one')
-  image.info.pop('transparency', None)  # Pillow would warn about that of a palette.
-  return image.convert('RGB')
 
 
 def _orientation(image: Image.Image) -> int:

@@ -34,6 +34,9 @@ _MAX_LIST = 1 << 24
 _MAX_ARRAY_HEADER = 1 << 14
 # Formats that Pillow reads itself; for PostScript it would start another program.
 _PICTURES = ('BMP', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
+# Endings of the names of their files.
+PICTURE_NAMES = ('.bmp', '.gif', '.jfif', '.jpe', '.jpeg', '.jpg', '.pbm', '.pgm', '.png', '.pnm',
+                 '.ppm', '.tif', '.tiff', '.webp')
 # Readers of headers of .npy files, by version; version 3 is for structured arrays.
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0,
             (2, 0): np.lib.format.read_array_header_2_0}
@@ -207,6 +210,17 @@ def photograph(path: str | os.PathLike, remedy: str, name: str | None = None, *,
     return convert(image)
 
 
+def size_of_photograph(path: str | os.PathLike, remedy: str, name: str | None = None
+                       ) -> tuple[int, int]:
+  """Reads the height and the width of a picture that evaluators read, and none of its pixels.
+
+  Arguments and errors are those of `photograph`.
+  """
+  with _reading(path, 'an image', remedy, name) as file, _opened(file, _PICTURES) as image:
+    pictures.check_evaluated(image)
+    return image.height, image.width
+
+
 # What a file begins with that has the name of another one, and what it is.
 _PLACEHOLDERS = {
     b'version https://git-lfs.github.com/spec/': (
@@ -318,11 +332,13 @@ def check_total(parts: str, total: int, size: int) -> None:
 class _ListedBriefly(io.BufferedReader):
   """A zip file whose list of members is not read if it is long; members become larger objects."""
 
+  limit: int | None = _MAX_LIST
+
   def read(self, size: int | None = -1, /) -> bytes:
     if size is None or size < 0:
       size = os.fstat(self.fileno()).st_size - self.tell()
-    if size > _MAX_LIST:
-      raise ValueError(f'the list of its members has {size} bytes, more than {_MAX_LIST}')
+    if self.limit is not None and size > self.limit:
+      raise ValueError(f'the list of its members has {size} bytes, more than {self.limit}')
     return super().read(size)
 
 
@@ -330,6 +346,7 @@ class _ListedBriefly(io.BufferedReader):
 def open_zip(path: pathlib.Path) -> Iterator[zipfile.ZipFile]:
   """Opens a zip file, if the list of its members has a usual length."""
   with _ListedBriefly(io.FileIO(path)) as stream, zipfile.ZipFile(stream) as archive:
+    stream.limit = None  # Of the members themselves, `check_total` knows the sizes.
     yield archive
 
 

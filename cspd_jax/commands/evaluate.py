@@ -9,10 +9,13 @@
   cspd-evaluate --images=runs/emoji --asked
 
 Images are those of a folder, or the array arr_0 of an .npz file; a reference may also be published
-statistics (mu, sigma). Published figures are those of 50,000 images, or of 5,000 for captions;
-fewer images raise a FID, so compare only figures of equally many images and of the same evaluator.
-Writes to --output the scores (report.json) and the features of the images (features.npz), which are
-accepted in place of the images. A stopped command resumes when it is repeated.
+statistics (mu, sigma). Pictures are read as the evaluators read them, without EXIF orientation and
+transparency; those of more than 8 bits or of several frames are refused. With torch_fidelity and
+pytorch_fid they may have several sizes. Published figures are those of 50,000 images, or of 5,000
+for captions; fewer images raise a FID, so compare only figures of equally many images and of the
+same evaluator. Writes to --output the scores (report.json) and the features of the images
+(features.npz), which are accepted in place of the images. A stopped command resumes when it is
+repeated.
 
 CLIP scores and `asked`, the share of scenes of emoji that show what their captions ask for, require
 captions: --images is a folder of cspd-generate, or of cspd-arrange with --layout=coco.
@@ -28,6 +31,8 @@ from cspd_jax.core import fields, progress
 from cspd_jax.measure import asked, clip_scores, evaluation, kept, layouts
 
 _FEATURES = 'features.npz'
+# Names that a note of what is left out lists.
+_SHOWN = 5
 _PROGRAM = 'cspd-evaluate'
 
 
@@ -104,6 +109,11 @@ def _compared(config: Config) -> _Compared | None:
     raise ValueError(f'images is {config.images!r}, which holds statistics only; it must be a '
                      'folder of images or an .npz file of images.')
   evaluation.check_counts(sources['images'], sources['reference'], network)
+  for name, source in sources.items():
+    if names := source.left_out:
+      more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
+      progress.note(f'{name} is {paths[name]!r}; what it holds besides is left out: '
+                    f'{", ".join(map(repr, names[:_SHOWN]))}{more}')
   return _Compared(network, sources)
 
 

@@ -1,8 +1,8 @@
 """Inception features of sets of images, kept in files, and the scores of two sets."""
 
+import functools
 import hashlib
 import io
-import math
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ _KIND = 'inception'
 _LABELS = ('evaluator', 'network')
 _FEATURES = (*Features._fields, *_LABELS)
 _MOMENTS = {'pool': ('mu', 'sigma'), 'spatial': ('mu_s', 'sigma_s')}
+_STATISTICS = tuple(name for pair in _MOMENTS.values() for name in pair)
 # Letters of a label.
 _MOST_LETTERS = 1000
 # How far a covariance may be from symmetric and positive, as a share of its largest eigenvalue:
@@ -64,12 +65,14 @@ class Source(NamedTuple):
     features: their features.
     pool: published moments of the pool features.
     spatial: published moments of the spatial features.
+    left_out: names of files or arrays that are none of these.
   """
 
   images: image_sets.ImageSet | None
   features: Features | None
   pool: Gaussian | None
   spatial: Gaussian | None
+  left_out: tuple[str, ...] = ()
 
 
 class Scored(NamedTuple):
@@ -126,8 +129,11 @@ def features(images: image_sets.ImageSet, of: Network, batch_size: int,
   Raises:
     ValueError: if an image cannot be read.
   """
-  batch_size = min(batch_size, images.shape[0])
-  stream = images.batches(batch_size)  # They are read in their order.
+  batch_size = min(batch_size, images.num_images)
+  prepare = functools.partial(inception.resized, evaluator=of.evaluator)
+  # They are read in their order.
+  stream = images.batches(batch_size) if images.other is None else images.batches(
+      batch_size, prepare)
 
   def of_batch(index: np.ndarray) -> dict[str, np.ndarray]:
     # The last batch is filled up, so that one program suffices.
@@ -136,20 +142,21 @@ def features(images: image_sets.ImageSet, of: Network, batch_size: int,
         of.params, of.config, full, of.evaluator)._asdict().items()}
     return dict(keep((of.digest, of.evaluator, full), compute))
 
-  values = batches.mapped(of_batch, images.shape[0], batch_size, progress)
+  values = batches.mapped(of_batch, images.num_images, batch_size, progress)
   return Features(*(values[name] for name in Features._fields))
 
 
-def check_batch(batch_size: int, shape: tuple[int, ...], of: Network) -> None:
+def check_batch(batch_size: int, images: image_sets.ImageSet, of: Network) -> None:
   """Raises ValueError if batches of images clearly do not fit in memory.
 
   Args:
     batch_size: the most images per pass.
-    shape: `(N, H, W, 3)` of the images.
+    images: the images.
     of: the network.
   """
-  each = _PIXELS * math.prod(shape[1:]) + _LAYERS * of.config.unit * SIDE**2
-  memory.check_batch(min(batch_size, shape[0]), each, f' of {shape[1]}x{shape[2]} pixels')
+  height, width = images.size if images.other is None else (SIDE, SIDE)
+  each = 3 * _PIXELS * height * width + _LAYERS * of.config.unit * SIDE**2
+  memory.check_batch(min(batch_size, images.num_images), each, f' of {height}x{width} pixels')
 
 
 def save(path: pathlib.Path, values: Features, of: Network) -> None:
@@ -180,21 +187,30 @@ def opened(argument: str, path: str, of: Network, batch_size: int) -> Source:
       or batches that do not fit in memory.
   """
   arrays = image_sets.stored(argument, path)
+  left_out = lambda names, *read: tuple(
+      name for name in names if name not in (*_STATISTICS, *read))
   where, widths = f'{argument} is {path!r}', network_lib.widths(of.config)
   pool, spatial = (_moments(where, path, arrays, pair, getattr(widths, kind))
                    for kind, pair in _MOMENTS.items())
   if set(_FEATURES) <= set(arrays):
-    return Source(None, _stored(where, path, arrays, of, widths), pool, spatial)
+    return Source(None, _stored(where, path, arrays, of, widths), pool, spatial,
+                  left_out(arrays, 'arr_0', *_FEATURES))
   if arrays and 'arr_0' not in arrays:
     if pool is None:
       raise ValueError(f'{where}, which holds the arrays {", ".join(arrays)}; it must hold arr_0, '
                        'or mu and sigma.')
-    return Source(None, None, pool, spatial)
+    return Source(None, None, pool, spatial, left_out(arrays))
   images = image_sets.opened(argument, path)
-  if images.shape[0] < 2:
+  if images.num_images < 2:
     raise ValueError(f'{where} with 1 image; at least 2 are required.')
-  check_batch(batch_size, images.shape, of)
-  return Source(images, None, pool, spatial)
+  if images.other is not None and inception.EVALUATORS[of.evaluator].one_size:
+    name, (height, width) = images.other
+    raise ValueError(
+        f'{where}, whose image {name!r} has {height}x{width} pixels and the first one '
+        f'{images.size[0]}x{images.size[1]}; the evaluator {of.evaluator} reads images of one '
+        'size, so resize them, or give --evaluator=pytorch_fid.')
+  check_batch(batch_size, images, of)
+  return Source(images, None, pool, spatial, left_out(images.left_out))
 
 
 def check_counts(samples: Source, reference: Source, of: Network) -> None:
@@ -222,7 +238,7 @@ def _count(source: Source) -> int | None:
   """The number of images that have features; None for published statistics."""
   if source.features is not None:
     return len(source.features.pool)
-  return None if source.images is None else source.images.shape[0]
+  return None if source.images is None else source.images.num_images
 
 
 def scored(source: Source, of: Network, batch_size: int,

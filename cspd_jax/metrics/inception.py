@@ -33,6 +33,7 @@ class Evaluator(NamedTuple):
     split: images per split of the inception score, in their order; None means 10 splits of shuffled
       images.
     scores: its scores, of FID, sFID, IS, precision and recall.
+    one_size: whether it reads an array, in which all images have one size.
   """
 
   title: str
@@ -41,11 +42,12 @@ class Evaluator(NamedTuple):
   scale: float
   split: int | None = None
   scores: tuple[str, ...] = ('FID',)
+  one_size: bool = False
 
 
 EVALUATORS = {
     'adm': Evaluator('ADM', half_pixel=False, center=128.0, scale=128.0, split=5000,
-                     scores=('FID', 'sFID', 'IS', 'precision', 'recall')),
+                     scores=('FID', 'sFID', 'IS', 'precision', 'recall'), one_size=True),
     # Its precision and recall use the features of another network.
     'torch_fidelity': Evaluator('torch-fidelity', half_pixel=False, center=128.0, scale=128.0,
                                 scores=('FID', 'IS')),
@@ -69,6 +71,23 @@ def prepared(images: jax.Array, evaluator: Evaluator) -> jax.Array:
   return (x - evaluator.center) / evaluator.scale
 
 
+def resized(image: np.ndarray, evaluator: str) -> np.ndarray:
+  """Resizes and scales an image on the host, so that images of every size share a program.
+
+  Args:
+    image: `[H, W, 3]` uint8.
+    evaluator: a key of `EVALUATORS`.
+
+  Returns:
+    `[299, 299, 3]` float32, which `features` does not resize again.
+  """
+  kind, (height, width, _) = EVALUATORS[evaluator], image.shape
+  rows, columns = (_weights(size, kind.half_pixel) for size in (height, width))
+  x = rows @ image.reshape(height, -1).astype(np.float32)
+  x = np.einsum('rwk,sw->rsk', x.reshape(-1, width, 3), columns, optimize=True)
+  return (x - kind.center) / np.float32(kind.scale)
+
+
 @functools.cache
 def _weights(size: int, half_pixel: bool) -> np.ndarray:
   """Linear interpolation from `size` pixels as a matrix `[299, size]`."""
@@ -90,7 +109,7 @@ def features(params: Params, config: InceptionConfig, images: jax.Array, evaluat
   Args:
     params: the network's parameters.
     config: its sizes.
-    images: `[B, H, W, 3]` uint8.
+    images: `[B, H, W, 3]` uint8, or those of `resized`.
     evaluator: a key of `EVALUATORS`.
 
   Raises:
@@ -98,6 +117,8 @@ def features(params: Params, config: InceptionConfig, images: jax.Array, evaluat
   """
   if evaluator not in EVALUATORS:
     raise ValueError(f'evaluator is {evaluator!r}; it must be one of: {", ".join(EVALUATORS)}.')
+  if images.dtype == jnp.float32 and images.shape[1:] == (inception.SIDE, inception.SIDE, 3):
+    return inception.apply(params, config, images)
   if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != jnp.uint8:
     raise ValueError(f'images are {images.dtype}{list(images.shape)}; they must be uint8 '
                      '[B, H, W, 3].')

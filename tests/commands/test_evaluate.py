@@ -49,6 +49,9 @@ def _place(tmp_path_factory):
   np.savez(place / 'few.npz', arr_0=_images(3, 3))
   (place / 'empty').mkdir()
   (place / 'broken.npz').write_bytes((place / 'samples.npz').read_bytes()[:900])
+  np.savez(place / 'two.npz', _images(4, 0), _images(4, 1))
+  _write(place / 'deep', _images(4, 0))
+  Image.fromarray(np.full((SIDE, SIDE), 999, np.uint16)).save(place / 'deep' / 'deep.png')
   _write(place / 'mixed', _images(3, 0))
   Image.fromarray(_images(1, 0)[0, :8]).save(place / 'mixed' / 'small.png')
   return place
@@ -132,7 +135,11 @@ _BAD = {
     'gray': (['--images={place}/gray.npz'], ['uint8[3, 8, 8]', 'uint8 [N, H, W, 3]']),
     'no array': (['--images={place}/nothing.npz'], ['arrays mean', 'arr_0']),
     'cut': (['--images={place}/broken.npz'], ['images', '.npz file']),
-    'several sizes': (['--images={place}/mixed'], ['small.png', '8x24', '24x24']),
+    'several sizes': (
+        ['--images={place}/mixed'], ["'small.png' has 8x24", '24x24', '--evaluator=pytorch_fid']),
+    'several arrays': (['--reference={place}/two.npz'], ['arr_0 and as arr_1']),
+    'deep pictures': (['--images={place}/deep'], ['deep.png', '16 bits per channel']),
+    'folders': (['--reference={place}'], ['0 images', 'folders, such as']),
     'no file': (['--reference={place}/absent.npz'], ['reference', 'absent.npz']),
     'few': (['--images={place}/few.npz'], ['images has 3 images', 'at least 4']),
     'no evaluator': (['--evaluator=clean'], ['clean', 'adm']),
@@ -238,6 +245,24 @@ def test_batches_fit_in_memory(network, place, tmp_path, monkeypatch, capsys):
   found = calls.call(evaluate.main, capsys, tmp_path / 'out', f'--images={place}/samples',
                      f'--reference={place}/reference', f'--inception={place}/inception')
   calls.check_refused(found, ['batch_size is 11, but 11 images', 'smaller images'])
+
+
+def test_references_of_several_sizes(run, place, monkeypatch):
+  """The help names one, a folder of photographs."""
+  shapes = []
+
+  def features(params, config, images, evaluator):
+    del params, config, evaluator
+    shapes.append(images.shape[1:])
+    pool = np.asarray(images, np.float32)[:, :8, :8, :2].reshape(len(images), 128)
+    return network_lib.Features(pool, np.resize(pool, (len(images), 2023)), pool[:, :6])
+
+  monkeypatch.setattr(inception, 'features', features)
+  (place / 'mixed' / 'notes.txt').write_text('x', encoding='utf-8')
+  found = run('--reference={place}/mixed', '--evaluator=pytorch_fid')
+  assert list(_scores(found)) == ['FID (pytorch-fid, 11)']
+  assert set(shapes) == {(SIDE, SIDE, 3), (299, 299, 3)}
+  assert f"reference is '{place}/mixed'; what it holds besides is left out: 'notes" in found.err
 
 
 def test_what_was_computed_is_kept(run, place, tmp_path, monkeypatch):
