@@ -27,6 +27,8 @@ from cspd_jax.version import __version__
 _SETTINGS = 'run.json'
 _REPORT = 'report.json'
 _UNFINISHED = 'unfinished_report'
+# The entry of report.json with what determines its files.
+_RUN = 'run'
 _RESERVED = (_REPORT, _UNFINISHED, _SETTINGS)
 _REMEDY = 'move it away or use another folder'
 
@@ -123,7 +125,8 @@ class Report:
         list them.
       program: the program that writes the report, which report.json stores.
       run: everything that determines the files. If the folder holds an unfinished report of the
-        same run, its files are reused; see `has`. None starts a new report.
+        same run, its files are reused; see `has`. If it holds a finished one, nothing is left to
+        write; see `is_complete`. None starts a new report.
       overwrite: whether an earlier report of the program may be replaced, and, if `run` is not
         None, an unfinished report of another run.
       shared: whether several processes write files of this run, each different ones. The one for
@@ -135,11 +138,18 @@ class Report:
         another program, or the folder holds other files than those of reports.
     """
     self.folder = paths.folder('workdir', folder)
-    self._program = program
+    self._program, self._run = program, files.plain(run or {}, 'run')
     self._new = self.folder / _UNFINISHED
-    arguments = names, program, files.plain(run or {}, 'run'), overwrite
+    arguments = names, program, self._run, overwrite
+    self._hold: locks.Hold | None = None
+    self.is_complete = not overwrite and _is_complete(self.folder, *arguments[:3])
+    if self.is_complete:
+      if self._new.exists():  # A process was killed before it removed its folder.
+        with locks.hold(self.folder):
+          _clear(self._new)
+      return
     if shared:
-      self._hold: locks.Hold | None = locks.share(
+      self._hold = locks.share(
           self.folder, lambda: self._begin(*arguments), lambda: self._has_begun(*arguments))
     else:
       # Released when the report is written or this object is deleted.
@@ -160,6 +170,9 @@ class Report:
     content = _checked(self.folder, names, program, run, overwrite)
     if content.moving:
       _move(self.folder, content)  # The last report was interrupted while its files were moved.
+      self.is_complete = not overwrite and _is_complete(self.folder, names, program, run)
+      if self.is_complete:
+        return
       content = _checked(self.folder, names, program, run, overwrite)
     self._earlier = content.earlier
     if content.is_same:
@@ -210,8 +223,9 @@ class Report:
         the folder was removed or now holds a file of another program.
     """
     program = {} if self._program is None else dict(program=self._program)
+    run = {_RUN: self._run} if self._run else {}
     content = files.plain(
-        dict(**program, settings=settings, rows=rows, **more, **_machine()), 'report')
+        dict(**program, **run, settings=settings, rows=rows, **more, **_machine()), 'report')
     self._check_there()
     content['files'] = {name: _digest(path) for name, path in _files(self._new).items()
                         if name not in _RESERVED}
@@ -245,6 +259,27 @@ def _machine() -> dict[str, Any]:
       versions=dict(
           python=platform.python_version(), jax=jax.__version__, jaxlib=jax.lib.__version__,
           numpy=np.__version__, cspd_jax=__version__))
+
+
+def stored_run(folder: str | os.PathLike) -> dict[str, Any]:
+  """Returns the settings of the run, or of the report, in a folder; empty without one."""
+  if settings := stored_settings(folder) or stored_settings(unfinished(folder)):
+    return settings
+  path = pathlib.Path(folder) / _REPORT
+  run = reading.json(path, _REMEDY).get(_RUN) if path.exists() else None
+  return run if isinstance(run, dict) else {}
+
+
+def _is_complete(folder: pathlib.Path, names: Sequence[str], program: str | None,
+                 run: dict[str, Any]) -> bool:
+  """Whether a folder holds the finished report of a run with these files, all as they were."""
+  left = folder / _UNFINISHED
+  if not run or left.is_symlink() or not (folder / _REPORT).exists() or (
+      (left / _REPORT).exists() or stored_run(folder) != run):
+    return False
+  listed = _listed(folder, program)
+  return listed.keys() >= {*names} and all(
+      name == _REPORT or _is_own(folder / name, digest) for name, digest in listed.items())
 
 
 class _Content(NamedTuple):

@@ -130,6 +130,9 @@ def main(config: Config) -> None:
       rows=config.rows, npz=config.npz, overwrite=config.overwrite,
       process_index=config.process_index, process_count=config.process_count,
       **inputs.overrides(config.sampling))
+  if gallery.is_complete:
+    print(f'The images in {gallery.folder} are complete; pass --overwrite to generate them again.')
+    return
   watch = None
   if config.stream is not None:
     watch = functools.partial(_show, paths.file('stream', config.stream))

@@ -33,7 +33,8 @@ _PNG = 0.25
 class Gallery:
   """Images to be generated into a folder: one PNG each, and report.json.
 
-  An interrupted run is resumed when the same images are requested again.
+  An interrupted run is resumed when the same images are requested again, and a finished one is
+  complete at once; see `is_complete`.
   """
 
   def __init__(self, model: Model, prompts: Any, folder: str | os.PathLike, *, seed: Any = 0,
@@ -74,7 +75,7 @@ class Gallery:
       raise ValueError(f'overwrite is True and process_count is {process_count}; several processes '
                        'cannot replace images, so remove the folder or use another.')
     if batch_size is None:
-      batch_size = shards.batch_size_of(run_folder.unfinished(folder))
+      batch_size = shards.batch_size_of(folder)
     self.request = prepare(
         model, prompts, options, seed=seed, decoder=decoder, prefix=prefix, rows=rows,
         batch_size=batch_size, max_batch_size=max_batch_size)
@@ -107,6 +108,11 @@ class Gallery:
     if features is not None:
       run['features'] = dict(features.identity)
     return run
+
+  @property
+  def is_complete(self) -> bool:
+    """Whether an earlier run has generated all of these images, so that nothing is left to do."""
+    return self._report.is_complete
 
   @property
   def headline(self) -> str:
@@ -153,6 +159,8 @@ class Gallery:
     Raises:
       ValueError: if the disk cannot hold the images.
     """
+    if self.is_complete:
+      return True
     missing = [i for i in self._own if not self._report.has(self.names[i])]
     self._check_space()
     done = len(self._own) - len(missing)

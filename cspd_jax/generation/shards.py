@@ -54,7 +54,7 @@ def _name(first: int) -> str:
 
 def batch_size_of(folder: str | os.PathLike) -> int | None:
   """Returns the batch size of the run in a folder; None without a run."""
-  size = run_folder.stored_settings(folder).get('batch_size')
+  size = run_folder.stored_run(folder).get('batch_size')
   return size if type(size) is int and size >= 1 else None
 
 

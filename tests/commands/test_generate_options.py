@@ -28,8 +28,17 @@ def test_prompts_become_pictures(folder, tmp_path, capsys):
       '00000_sea_seed3.png', '00001_sky_seed5.png', 'report.json']
   with Image.open(paths[1]) as picture:
     assert picture.size == (16, 16) and '"temperature": 0.9' in picture.text['sampling']
+  before = [path.read_bytes() for path in paths]
+  assert generate.main(['cspd-generate', *words]) == 0
+  assert f'images in {tmp_path / "out"} are complete' in capsys.readouterr().out
+  assert [path.read_bytes() for path in sorted((tmp_path / 'out').iterdir())] == before
+  for others in (['--temperature=0.8'], ['--seed=4,5'], ['--npz'], ['--batch_size=1']):
+    assert generate.main(['cspd-generate', *words, *others]) == 2, others
+    assert 'holds a report already' in capsys.readouterr().err
+  paths[0].write_bytes(before[0][:-1])  # Not what the report lists.
   assert generate.main(['cspd-generate', *words]) == 2
   assert 'holds a report already' in capsys.readouterr().err
+  paths[0].write_bytes(before[0])
   assert generate.main(['cspd-generate', *words, '--overwrite']) == 0
 
 

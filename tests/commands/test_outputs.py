@@ -23,7 +23,7 @@ def folder(tmp_path_factory):
   config = inception.InceptionConfig(unit=1, num_classes=6)
   store.save(folder / 'inception', 'inception', config,
              inception.inception.init(config, jax.random.key(0)))
-  assert generate.main(['cspd-generate', f'--model={folder}/beach', '--prompt=sea,sky', '--npz',
+  assert generate.main(['cspd-generate', f'--model={folder}/beach', '--prompt=sea,sky,sea,sky', '--npz',
                         f'--output={folder}/images']) == 0
   return folder
 
