@@ -27,8 +27,7 @@ from cspd_jax.version import __version__
 _SETTINGS = 'run.json'
 _REPORT = 'report.json'
 _UNFINISHED = 'unfinished_report'
-# The entry of report.json with what determines its files.
-_RUN = 'run'
+_RUN = 'run'  # The entry of report.json with what determines its files.
 _RESERVED = (_REPORT, _UNFINISHED, _SETTINGS)
 _REMEDY = 'move it away or use another folder'
 
@@ -125,8 +124,8 @@ class Report:
         list them.
       program: the program that writes the report, which report.json stores.
       run: everything that determines the files. If the folder holds an unfinished report of the
-        same run, its files are reused; see `has`. If it holds a finished one, nothing is left to
-        write; see `is_complete`. None starts a new report.
+        same run, its files are reused; see `has`. If that run is finished, `is_complete` is True
+        and nothing is written. None starts a new report.
       overwrite: whether an earlier report of the program may be replaced, and, if `run` is not
         None, an unfinished report of another run.
       shared: whether several processes write files of this run, each different ones. The one for
@@ -142,16 +141,11 @@ class Report:
     self._new = self.folder / _UNFINISHED
     arguments = names, program, self._run, overwrite
     self._hold: locks.Hold | None = None
-    self.is_complete = not overwrite and _is_complete(self.folder, *arguments[:3])
-    if self.is_complete:
-      if self._new.exists():  # A process was killed before it removed its folder.
-        with locks.hold(self.folder):
-          _clear(self._new)
-      return
-    if shared:
+    self.is_complete = _is_complete(self.folder, *arguments)
+    if shared and not self.is_complete:
       self._hold = locks.share(
           self.folder, lambda: self._begin(*arguments), lambda: self._has_begun(*arguments))
-    else:
+    elif not self.is_complete:
       # Released when the report is written or this object is deleted.
       self._hold = locks.hold(self.folder)
       self._begin(*arguments)
@@ -170,7 +164,7 @@ class Report:
     content = _checked(self.folder, names, program, run, overwrite)
     if content.moving:
       _move(self.folder, content)  # The last report was interrupted while its files were moved.
-      self.is_complete = not overwrite and _is_complete(self.folder, names, program, run)
+      self.is_complete = _is_complete(self.folder, names, program, run, overwrite)
       if self.is_complete:
         return
       content = _checked(self.folder, names, program, run, overwrite)
@@ -266,16 +260,14 @@ def stored_run(folder: str | os.PathLike) -> dict[str, Any]:
   if settings := stored_settings(folder) or stored_settings(unfinished(folder)):
     return settings
   path = pathlib.Path(folder) / _REPORT
-  run = reading.json(path, _REMEDY).get(_RUN) if path.exists() else None
-  return run if isinstance(run, dict) else {}
+  return (reading.json(path, _REMEDY).get(_RUN) or {}) if path.exists() else {}
 
 
 def _is_complete(folder: pathlib.Path, names: Sequence[str], program: str | None,
-                 run: dict[str, Any]) -> bool:
+                 run: dict[str, Any], overwrite: bool) -> bool:
   """Whether a folder holds the finished report of a run with these files, all as they were."""
-  left = folder / _UNFINISHED
-  if not run or left.is_symlink() or not (folder / _REPORT).exists() or (
-      (left / _REPORT).exists() or stored_run(folder) != run):
+  is_there = (folder / _REPORT).exists() and not (folder / _UNFINISHED / _REPORT).exists()
+  if overwrite or not run or not is_there or stored_run(folder) != run:
     return False
   listed = _listed(folder, program)
   return listed.keys() >= {*names} and all(
