@@ -71,8 +71,10 @@ def decode(request: Request, progress: batches.Progress | None = None,
     parts.append(decoded)
     if progress is not None and len(index):
       progress(len(numbers), len(request))
-  order = np.argsort(numbers)
-  return jax.tree.map(lambda leaf: leaf[order], batches.concatenated(parts))
+  decoded, order = batches.concatenated(parts), np.argsort(numbers)
+  if np.array_equal(order, np.arange(len(order))):
+    return decoded  # Batches come in order, and may be too large to be copied once more.
+  return jax.tree.map(lambda leaf: leaf[order], decoded)
 
 
 def _batch(request: Request, index: np.ndarray, num_new: int) -> Any:
