@@ -1,9 +1,9 @@
-"""The shipped text-to-image model: scenes of emoji with captions.
+"""A text-to-image model: scenes of emoji with captions.
 
   python -m experiments.train --config=configs/train/emoji.py --workdir=runs/train_emoji
 
-The configuration of cspd_jax/assets/emoji; docs/embedded.md has the commands that fetch the
-sources. The tokenizer starts from the one of `demo`.
+docs/embedded.md has the commands that fetch the sources. The tokenizer starts from the one of
+`demo`.
 """
 
 from configs.train import demo

@@ -148,7 +148,7 @@ def asked(marks: dict[str, np.ndarray], captions: Sequence[str]) -> dict[str, ba
   Returns:
     The share of every kind that occurs, with its standard error over prompts; 'asked', the mean of
     these shares; 'all', the share of images that fulfil all their requests; and 'any', the share of
-    prompts with such an image, with `images of a prompt` images each.
+    prompts with such an image among theirs.
   """
   prompts = np.unique(np.asarray(captions), return_inverse=True)[1].reshape(-1)
   count = int(prompts.max(initial=-1)) + 1
