@@ -147,9 +147,10 @@ def recover_together(folder: pathlib.Path, listed: Listed, file: str) -> None:
   Raises:
     ValueError: if the process is still running, or the folders cannot be moved.
   """
-  staged = paths.inside(folder, f'.{file}{_SUFFIX}', folder)
+  staged = folder / f'.{file}{_SUFFIX}'
   if not staged.exists():
     return
+  paths.inside(folder, staged.name, folder)
   places = [_Place(path.with_name(path.name[1:-len(_SUFFIX)]), listed)
             for path in sorted(folder.resolve().glob(f'.?*{_SUFFIX}')) if path.is_dir()]
   places = [place for place in places if place.marker.exists() and not place.new.exists()]

@@ -241,11 +241,6 @@ def check(folder: str | os.PathLike, names: Sequence[str] = (), *,
   _checked(paths.folder('workdir', folder), names, program, {}, True)
 
 
-def unfinished(folder: str | os.PathLike) -> pathlib.Path:
-  """Returns the folder of the run of an unfinished report, which need not exist."""
-  return paths.folder('workdir', folder) / _UNFINISHED
-
-
 def _machine() -> dict[str, Any]:
   """Returns the device and the software versions that measurements depend on."""
   return dict(
@@ -257,9 +252,10 @@ def _machine() -> dict[str, Any]:
 
 def stored_run(folder: str | os.PathLike) -> dict[str, Any]:
   """Returns the settings of the run, or of the report, in a folder; empty without one."""
-  if settings := stored_settings(folder) or stored_settings(unfinished(folder)):
+  place = paths.find('folder', folder)
+  if settings := stored_settings(place) or stored_settings(place / _UNFINISHED):
     return settings
-  path = pathlib.Path(folder) / _REPORT
+  path = place / _REPORT
   return (reading.json(path, _REMEDY).get(_RUN) or {}) if path.exists() else {}
 
 

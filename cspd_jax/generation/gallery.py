@@ -14,9 +14,9 @@ from cspd_jax.core.spec import Spec
 from cspd_jax.generation import (
   defaults as defaults_lib,
   features as features_lib,
+  identity,
   results as results_lib,
   run as run_lib,
-  shards,
   stream as stream_lib,
 )
 from cspd_jax.generation.model import Model
@@ -75,7 +75,7 @@ class Gallery:
       raise ValueError(f'overwrite is True and process_count is {process_count}; several processes '
                        'cannot replace images, so remove the folder or use another.')
     if batch_size is None:
-      batch_size = shards.batch_size_of(folder)
+      batch_size = identity.batch_size_of(folder)
     self.request = prepare(
         model, prompts, options, seed=seed, decoder=decoder, prefix=prefix, rows=rows,
         batch_size=batch_size, max_batch_size=max_batch_size)
@@ -98,13 +98,13 @@ class Gallery:
                 ) -> dict[str, Any]:
     """Everything that determines the images and their features."""
     request = self.request
-    run = shards.settings(
+    run = identity.settings(
         request.model, request.specification, request.condition, request.seeds, batch_size,
         request.sampling, request.prompts)
     if (tokenizer := request.model.tokenizer) is not None:
-      run['tokenizer'] = shards.network(tokenizer.config, tokenizer.params)
+      run['tokenizer'] = identity.network(tokenizer.config, tokenizer.params)
     if request.model.prefix_length:
-      run['prefix'] = shards.fingerprint(request.condition.tokens, every=True)
+      run['prefix'] = identity.fingerprint(request.condition.tokens, every=True)
     if features is not None:
       run['features'] = dict(features.identity)
     return run

@@ -11,10 +11,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from cspd_jax.checkpoints import run_folder
 from cspd_jax.core import batches, programs
 from cspd_jax.decoding import refill
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.generation import shards as shards_lib
+from cspd_jax.generation import identity
 from cspd_jax.generation.request import Request
 
 
@@ -86,17 +87,18 @@ def _batch(request: Request, index: np.ndarray, num_new: int) -> Any:
 def _stored(request: Request, folder: str | os.PathLike) -> Iterator[tuple[np.ndarray, Any]]:
   """Yields batches, from their files in `folder` if there are some."""
   size, first_batch = request.batch_size, np.zeros(request.batch_size, int)
-  shards = shards_lib.Shards(
-      folder, shards_lib.settings(
-          request.model, request.specification, request.condition, _recorded(request.seeds), size,
-          request.sampling, request.prompts),
-      jax.eval_shape(request.function, *request.arguments(first_batch)))
+  stored = run_folder.Run(folder, identity.settings(
+      request.model, request.specification, request.condition, _recorded(request.seeds), size,
+      request.sampling, request.prompts))
+  structure = jax.eval_shape(request.function, *request.arguments(first_batch))
   for index, num_new in batches.filled(len(request), size):
-    first = int(index[0])
-    decoded = shards.read(first, num_new)
+    name = f'batch_{index[0]:07d}.npz'
+    shape_of = lambda leaf, count=num_new: jax.ShapeDtypeStruct(
+        (count, *leaf.shape[1:]), leaf.dtype)
+    decoded = stored.read(name, jax.tree.map(shape_of, structure))
     if decoded is None:
       decoded = _batch(request, index, num_new)
-      shards.write(first, decoded)
+      stored.write(name, decoded)
     yield index[:num_new], decoded
 
 

@@ -18,7 +18,7 @@ from cspd_jax.checkpoints import files, reading, run_folder
 from cspd_jax.core import batches, fields
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
-from cspd_jax.generation import memory, shards
+from cspd_jax.generation import identity, memory
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle
 from cspd_jax.training import (
@@ -143,7 +143,7 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   indices = np.arange(count) % len(prompts)
   key, sampling = jax.random.key(recipe.seed + (split != 'train')), samples.sampling(recipe, model)
   decoder, specification = _decoder(recipe, model), model.specification(recipe.decoder)
-  settings = shards.settings(
+  settings = identity.settings(
       model, specification, model.condition(prompts), key, _DECODE_BATCH, sampling, prompts
   ) | dict(images=count)
   path = run_folder.Run(workdir / f'windows_{split}', settings).folder / 'windows.npz'

@@ -17,10 +17,10 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from checkpoints_conversion import read as convert_read
-from cspd_jax.checkpoints import files, reading, store
+from cspd_jax.checkpoints import files, reading, run_folder, store
 from cspd_jax.cli import loader
 from cspd_jax.families import folder as folder_lib
-from cspd_jax.generation import prefix, prompts, shards
+from cspd_jax.generation import prefix, prompts
 from cspd_jax.measure import image_sets, tables
 from cspd_jax.text import bpe
 from tests.models import published
@@ -37,12 +37,11 @@ REPORT = {'settings': {'seed': 1}, 'rows': [{'decoder': 'vanilla', 'speed': 1.0}
 
 def read_batch(path):
   structure = {name: jax.ShapeDtypeStruct(one.shape, one.dtype) for name, one in BATCH.items()}
-  return shards.Shards(path.parent, {'seed': 1}, structure).read(0, 3)
+  return run_folder.Run(path.parent, {'seed': 1}).read(path.name, structure)
 
 
 def make_batch(path):
-  structure = {name: jax.ShapeDtypeStruct(one.shape, one.dtype) for name, one in BATCH.items()}
-  shards.Shards(path.parent, {'seed': 1}, structure).write(0, BATCH)
+  run_folder.Run(path.parent, {'seed': 1}).write(path.name, BATCH)
 
 
 BATCH = {name: ARRAYS[name] for name in ('labels', 'tokens')}
@@ -216,7 +215,7 @@ def test_files_that_stand_for_others(tmp_path, read):
 def test_models_in_version_control(tmp_path):
   """A folder that was cloned without Git LFS."""
   shutil.copytree(store.ASSETS / 'demo', tmp_path / 'demo')
-  for name in ('arrays/params/manifest.ocdbt', 'model.json'):
+  for name in ('model.safetensors', 'model.json'):
     (tmp_path / 'demo' / 'target' / name).write_text('version https://git-lfs.github.com/spec/v1')
     with pytest.raises(store.CheckpointError, match=f'{name} is a pointer of Git LFS'):
       folder_lib.load(tmp_path / 'demo')

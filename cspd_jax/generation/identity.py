@@ -1,4 +1,4 @@
-"""The finished batches of a run as files; a file that exists is complete."""
+"""Settings that determine the results of a run: digests of networks, prompts and seeds."""
 
 import hashlib
 import json
@@ -16,40 +16,6 @@ from cspd_jax.generation.engines import Options
 
 # How many numbers of an array are compared to detect other parameters.
 _SAMPLED = 1024
-
-
-class Shards:
-  """A folder of finished batches, `batch_<first image>.npz`."""
-
-  def __init__(self, folder: str | os.PathLike, settings_of_run: dict[str, Any], structure: Any):
-    """Opens the folder, or creates it.
-
-    Args:
-      folder: the folder of this run only.
-      settings_of_run: everything that determines the results, JSON-serialisable; see `settings`.
-      structure: shapes and dtypes of the result of a full batch.
-
-    Raises:
-      ValueError: if the folder holds another run, or other files.
-    """
-    self._run, self._structure = run_folder.Run(folder, settings_of_run), structure
-
-  def read(self, first: int, count: int) -> Any:
-    """Reads the `count` results from image `first` on as NumPy arrays; None without a file.
-
-    Raises:
-      ValueError: if the file is not one of this run.
-    """
-    return self._run.read(_name(first), jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), self._structure))
-
-  def write(self, first: int, results: Any) -> None:
-    """Writes the results from image `first` on."""
-    self._run.write(_name(first), results)
-
-
-def _name(first: int) -> str:
-  return f'batch_{first:07d}.npz'
 
 
 def batch_size_of(folder: str | os.PathLike) -> int | None:
@@ -73,8 +39,7 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
   """
   return dict(
       model=model.name, cache_dtype=model.cache_dtype, parameters=fingerprint(model.params),
-      grid=list(model.grid),
-      config=_digest(repr(model.config)), decoder=str(specification),
+      grid=list(model.grid), config=_digest(repr(model.config)), decoder=str(specification),
       draft_parameters=fingerprint(model.draft_params(specification)),
       sampling=files.plain(sampling._asdict()),
       seed=fingerprint(jax.random.key_data(seed)) if _is_key(seed) else files.plain(seed),
