@@ -20,6 +20,8 @@ from cspd_jax.families import model_file
 # `(done, total) ->`: called as groups of parameters are written.
 Progress = Callable[[int, int], None]
 
+# The kind of tokenizer files of words.
+_WORDS = 'text'
 # The metadata of a network that tell it from others of the same sizes.
 _IDENTITY = ('sha256', 'key')
 
@@ -93,10 +95,10 @@ def convert_parts(
     defaults |= defaults_of(family, opened[role].network.config, role, part.sampling)
   networks = others | {role: source.network for role, source in opened.items()}
   if 'target' in networks:  # Raises an error for networks that do not belong together.
-    model.build(families.Parts(folder.name, networks, {}))
+    model.build(families.Parts(folder.name, networks | _words(opened), {}))
   new_target = _replaces_target(folder, opened)
   dropped = model_file.of_old_target(folder, defaults) if new_target else {}
-  for line in _notes(parts, [opened[role] for role in roles], dropped):
+  for line in _notes(parts, [opened[role] for role in roles], networks, dropped):
     note(line)
   states = {role: opened[role].state_of(part.dtype) for role, part in zip(roles, parts)}
   with families.joining(folder, model.name, states, defaults, new_target=new_target) as new:
@@ -122,11 +124,21 @@ def _families(parts: Sequence[Part]) -> tuple[list[FileFamily], str | None]:
   return file_families, names.pop()
 
 
-def _notes(parts: Sequence[Part], opened: Sequence[convert.Source], dropped: Mapping[str, Any]
-           ) -> list[str]:
+def _words(opened: Mapping[str, convert.Source]) -> dict[str, store.Loaded]:
+  """Returns the tokenizer files of words by role, read, so that they are compared with a target."""
+  return {role: source.network._replace(params=source.params())
+          for role, source in opened.items() if source.network.kind == _WORDS}
+
+
+def _notes(parts: Sequence[Part], opened: Sequence[convert.Source],
+           networks: Mapping[str, store.Loaded], dropped: Mapping[str, Any]) -> list[str]:
   """Returns the lines on what is assumed, and on the defaults of an old target."""
-  lines = [f'{part.family}: {line}'
-           for part, source in zip(parts, opened) for line in source.assumptions]
+  has_words = any(network.kind == _WORDS for network in networks.values())
+  lines = []
+  for part, source in zip(parts, opened):
+    without = None if has_words else rules.get(part.family).without_words
+    lines += [f'{part.family}: {line}' for line in (
+        *source.assumptions, *([without(source.network.config)] if without else []))]
   old = ', '.join(f'{name} {json.dumps(value)}' for name, value in dropped.items())
   return lines + ([f'dropped defaults of the target that is replaced: {old}'] if old else [])
 
@@ -191,7 +203,7 @@ def _text_layout(family: FileFamily) -> dict[str, tuple[str, ...]]:
   The file may also be directly in the folder.
   """
   files = [file for other in rules.FAMILIES.values() for model in (None, *other.presets)
-           for file in other.layout(model).get(family.name, ()) if family.kind == 'text']
+           for file in other.layout(model).get(family.name, ()) if family.kind == _WORDS]
   names = [pathlib.PurePosixPath(file).name for file in files]
   return {family.name: tuple(dict.fromkeys(names + files))} if files else {}
 
@@ -263,7 +275,7 @@ def defaults_of(family: FileFamily, config: Any, role: str, sampling: str | None
 
 def _other_networks(folder: pathlib.Path, model: str, roles: Sequence[str]
                     ) -> dict[str, store.Loaded]:
-  """Describes the networks of the model in a folder except those of some roles."""
+  """Describes the networks of the model in a folder except those of some roles; loads its words."""
   store.recover(folder)
   if not (folder / model_file.FILE).exists():
     return {}
@@ -277,5 +289,7 @@ def _other_networks(folder: pathlib.Path, model: str, roles: Sequence[str]
     raise ConversionError(
         f'output is {folder}, which holds a network of its own or a model of another family; '
         f'choose another folder for a {model!r} model.')
-  return {name: store.describe(folder / part)
-          for name, part in description['parts'].items() if name not in roles}
+  others = {name: store.describe(folder / part)
+            for name, part in description['parts'].items() if name not in roles}
+  return {name: store.load(folder / description['parts'][name]) if network.kind == _WORDS
+          else network for name, network in others.items()}

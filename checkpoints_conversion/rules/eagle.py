@@ -35,8 +35,7 @@ _SHARED: settings.Table = {
 }
 LLAMAGEN_FIELDS: settings.Table = {
     **_SHARED,
-    'model_type': Must(('llama',)), 'num_attention_heads': Size('num_heads', int, 32),
-    'rope_theta': _FIXED_ROPE, 'rope_scaling': _FIXED_ROPE,
+    'model_type': Must(('llama',)), 'rope_theta': _FIXED_ROPE, 'rope_scaling': _FIXED_ROPE,
     'rope_parameters': _FIXED_ROPE, 'rope_base': _FIXED_ROPE, 'input_type': Size('input_type', str),
     'caption_dim': _OF_THE_TARGET, 'block_size': _OF_THE_TARGET, 'cls_token_num': _OF_THE_TARGET,
 }

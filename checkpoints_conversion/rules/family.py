@@ -78,6 +78,8 @@ class FileFamily(NamedTuple):
     assumed: `(config, specified) ->` a line for every size that the shapes do not determine and
       that is not in `specified`, the names of the options and settings: its value, and how to
       specify another one.
+    without_words: `config ->` a line on what is assumed of a target without a tokenizer file of
+      words that tells; None if nothing is.
     shares: what each file of a model-parallel checkpoint holds of a tensor, by a regular expression
       for its name; see `tensors.join`. Empty if no such checkpoints exist.
     prefer: the part of a file that holds the weights; see `read.read`.
@@ -112,6 +114,7 @@ class FileFamily(NamedTuple):
   settings: Callable[[Mapping[str, Mapping[str, Any]]], Mapping[str, Any]] = lambda contents: {}
   needed: Mapping[str, str] = {}
   assumed: Callable[[Any, Collection[str]], list[str]] = lambda config, specified: []
+  without_words: Callable[[Any], str] | None = None
   shares: Mapping[str, str] = {}
   prefer: str | None = None
   model: str | None = None

@@ -102,9 +102,17 @@ def _family(name: str, presets: Mapping[str, EarlyFusionConfig], *, fields: sett
       variant=functools.partial(_variant, fields, gemma),
       settings=functools.partial(settings.read, {'config.json': fields}),
       needed=needed, assumed=functools.partial(early_fusion.assumed, _PIXELS),
+      without_words=functools.partial(_first_code, name),
       leftovers=r'.*rotary_emb\.inv_freq', model='early_fusion',  # Not weights.
       sampling=lambda config: {'pictures': dict(sampling)},
       layout=lambda model: {name: ('.',), **others})
+
+
+def _first_code(name: str, config: EarlyFusionConfig) -> str:
+  """Returns the assumption on the first code; see `FileFamily.without_words`."""
+  return (f'assumed that the text tokenizer has {config.first_code} tokens, so that the last '
+          f'{config.num_codes} of {config.vocab_size} rows are the codes; cspd-convert '
+          f'--family={name}_text adds its file, and compares the numbers')
 
 
 def _variant(fields: settings.Table, gemma: bool, shapes: family.Shapes) -> Mapping[str, Any]:
@@ -121,8 +129,8 @@ _TRANSFORMERS: settings.Table = {
     **settings.COMMON, **settings.rope(10000.0),
     'vocab_size': Size('vocab_size'), 'hidden_size': Size('dim'),
     'intermediate_size': Size('ffn_dim'), 'num_hidden_layers': Size('num_layers'),
-    'num_key_value_heads': Size('num_kv_heads'), 'head_dim': Size('head_dim'),
-    'rms_norm_eps': Size('norm_eps', float, 1e-6),
+    'num_attention_heads': Size('num_heads'), 'num_key_value_heads': Size('num_kv_heads'),
+    'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-6),
     'max_position_embeddings': Free('rotation by any position is computed when it is needed')}
 
 
@@ -139,7 +147,6 @@ _LLAVA = (
     'mm_projector_lr mm_vision_tower_lr mm_use_im_patch_token')
 SIMPLEAR_FIELDS: settings.Table = {
     **_TRANSFORMERS, 'model_type': Must(('qwen2',)), 'hidden_act': settings.SILU,
-    'num_attention_heads': Size('num_heads', int, 32),
     'tie_word_embeddings': _TIED._replace(default=False),
     'use_sliding_window': Must((False,)), 'sliding_window': _OF_WINDOWS,
     'max_window_layers': _OF_WINDOWS, 'layer_types': settings.FULL_ATTENTION,
@@ -147,7 +154,6 @@ SIMPLEAR_FIELDS: settings.Table = {
     **dict.fromkeys(_LLAVA.split(), _OF_READING)}
 LIQUID_FIELDS: settings.Table = {
     **_TRANSFORMERS, 'model_type': Must(('gemma',)),
-    'num_attention_heads': Size('num_heads', int, 16),
     'attention_bias': settings.NO_BIAS, 'tie_word_embeddings': _TIED,
     # Gemma's first configuration states `gelu`; transformers computes its approximation by tanh.
     'hidden_act': Must(('gelu', 'gelu_pytorch_tanh')),
@@ -161,6 +167,7 @@ SIMPLEAR = _family(
     'simplear', _SIMPLEAR, fields=SIMPLEAR_FIELDS, gemma=False,
     sampling={'guidance_scale': 6.0, 'temperature': 1.0, 'top_p': 1.0},
     others={'cosmos_dv': (_COSMOS, f'../{_COSMOS}'), 'simplear_text': ('tokenizer.json',)},
+    # The default of the class is another number of heads than those of published models.
     needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 1000000.0',
             'num_heads': '"num_attention_heads": 14'})._replace(
         licence='MIT',

@@ -11,7 +11,7 @@ from cspd_jax.checkpoints.store import Loaded
 from cspd_jax.generation.parts import Conditions
 from cspd_jax.models import llamagen, t5
 from cspd_jax.models.llamagen import Caption
-from cspd_jax.text import captions as captions_lib
+from cspd_jax.text import bpe, captions as captions_lib
 from cspd_jax.text.bpe import Text
 
 
@@ -28,9 +28,7 @@ def conditions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> C
   """
   reader = None
   if encoder is not None and text is not None:
-    if (last := max(text.ids.values())) >= encoder.config.vocab_size:
-      raise ValueError(f'text has tokens up to {last}, but t5 has {encoder.config.vocab_size}; '
-                       'use the tokenizer.json that belongs to the encoder.')
+    bpe.check_rows(text, encoder.config.vocab_size, 't5')
     reader = _reader(encoder, text)
 
   def encode(prompts):

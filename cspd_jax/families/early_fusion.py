@@ -24,6 +24,8 @@ from cspd_jax.text import bpe, continued_templates, templates
 _FAR = 1e4
 # Formats of tokenizer files that map image tokens to codes.
 _CODE_MAPS = ('lumina_mgpt', 'anole')
+# Formats of tokenizer files of models whose codes follow the tokens of text.
+_CODES_FOLLOW = ('simplear', 'liquid')
 # Image tokenizers without features, by kind.
 _NETWORKS = {'emu3_vq': emu3_vq, 'cosmos': cosmos}
 
@@ -38,7 +40,7 @@ def build(parts: Parts) -> Model:
   config = target.config
   decoder_only.pair_prompted(parts, (
       'height', 'width', 'num_codes', 'row_end', 'ends_last_row', 'image_ends', 'vocab_size'))
-  text = parts.text(_text_forms(target))
+  text = _text(parts)
   write = None if text is None else parts.writer(FAMILY.prompt_writers)
   conditions = token_prompts.conditions(
       (config.height, config.width), text, write,
@@ -46,6 +48,23 @@ def build(parts: Parts) -> Model:
       set(early_fusion.order(config)[:config.num_image_tokens].tolist()))
   return decoder_only.build(
       parts, FAMILY, early_fusion.logits_and_features, conditions, _tokenizer(parts, text))
+
+
+def _text(parts: Parts) -> bpe.Text | None:
+  """Returns the text tokenizer.
+
+  Raises:
+    ValueError: if it is not that of the target: the first code of some models is the number of its
+      tokens, and in files of others the tokens of images have names.
+  """
+  config = parts.loaded['target'].config
+  form = parts.loaded['text'].config.form if 'text' in parts.loaded else None
+  follow = form in _CODES_FOLLOW
+  text = parts.text(_text_forms(parts.loaded['target']),
+                    config.first_code if follow else config.vocab_size, codes_follow=follow)
+  if text is not None and form in _CODE_MAPS:
+    templates.code_map(text, config.first_code, config.num_codes)
+  return text
 
 
 def _text_forms(target: Loaded) -> tuple[str, ...]:

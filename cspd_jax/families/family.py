@@ -51,17 +51,20 @@ class Parts(NamedTuple):
           f'{role} has {size} {value}, but the target of {self.name!r} has {target_size} '
           f'{target_value}; pass the {role} that belongs to this target.')
 
-  def text(self, forms: Collection[str]) -> bpe.Text | None:
+  def text(self, forms: Collection[str], rows: int | None = None, *, codes_follow: bool = False
+           ) -> bpe.Text | None:
     """Returns the text tokenizer of the part 'text'.
 
     Args:
       forms: the supported formats of its file; see `bpe.FORMS`.
+      rows: rows of the target for tokens of text; None compares nothing.
+      codes_follow: see `bpe.check_rows`.
 
     Returns:
       None without this part, or if it is only described.
 
     Raises:
-      ValueError: if the file has another format.
+      ValueError: if the file has another format, or does not fit the rows.
     """
     if 'text' not in self.loaded:
       return None
@@ -71,7 +74,12 @@ class Parts(NamedTuple):
       raise ValueError(f'text is a tokenizer file for {part.config.form}, but model {self.name!r} '
                        f'needs one for {" or ".join(forms)}; pass text=FOLDER of such a '
                        f'file{command}.')
-    return None if is_described(part) else bpe.read(part.params, part.config.form)
+    if is_described(part):
+      return None
+    text = bpe.read(part.params, part.config.form)
+    if rows is not None:
+      bpe.check_rows(text, rows, f'the target of {self.name!r}', codes_follow=codes_follow)
+    return text
 
   def writer(self, writers: Mapping[str, Writer]) -> Writer | None:
     """Returns the prompt writer that the default 'contexts' names, else that of the part 'text'.

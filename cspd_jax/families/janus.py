@@ -76,7 +76,7 @@ def build(parts: Parts) -> Model:
   config = target.config
   decoder_only.pair_prompted(parts, ('height', 'width', 'num_codes', 'text_size'))
   conditions = token_prompts.conditions(
-      (config.height, config.width), parts.text(FAMILY.text_forms),
+      (config.height, config.width), parts.text(FAMILY.text_forms, config.text_size),
       parts.writer(FAMILY.prompt_writers), functools.partial(janus.renumbered, config),
       target.metadata.get('prompts', ()))
   return decoder_only.build(

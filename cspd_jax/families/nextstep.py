@@ -28,7 +28,7 @@ def build(parts: Parts) -> Model:
   loaded, target = parts.loaded, parts.loaded['target']
   config = target.config
   parts.pair('tokenizer', 'z_channels', 'latent_channels')
-  text = parts.text(FAMILY.text_forms)
+  text = parts.text(FAMILY.text_forms, config.vocab_size)
   tokenizer = None
   if 'tokenizer' in loaded:
     sizes = loaded['tokenizer'].config

@@ -116,6 +116,29 @@ def id_of(text: Text, name: str) -> int:
   return text.ids[name]
 
 
+def check_rows(text: Text, rows: int, network: str, *, codes_follow: bool = False) -> None:
+  """Compares a tokenizer with the rows that a network has for the tokens of text.
+
+  Args:
+    text: the tokenizer.
+    rows: the number of these rows.
+    network: the network, for messages.
+    codes_follow: whether codes come after text, so that the first one is the number of its tokens.
+
+  Raises:
+    ValueError: if a token has no row, or rows without tokens move the codes.
+  """
+  last = max(text.ids.values())
+  if last >= rows:
+    raise ValueError(f'text has tokens up to {last}, but {network} has {rows} rows of text; use '
+                     'the tokenizer file that belongs to it.')
+  if codes_follow and len(text.ids) != rows:
+    raise ValueError(
+        f'text has {len(text.ids)} tokens, but {network} has {rows} rows of text before its codes, '
+        'of which the first one has the number of tokens; use the tokenizer file that belongs to '
+        'it, or remove the rows with which its embeddings were padded and convert it again.')
+
+
 def unknown_words(text: Text, prompt: str) -> list[str]:
   """Returns the words of a prompt that a tokenizer has no tokens for, once each; see `Vocabulary`.
 
@@ -300,8 +323,10 @@ class Emu3Ranks:
       self._ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
       if missing := [byte for byte in range(256) if bytes([byte]) not in self._ranks]:
         raise ValueError(f'byte {missing[0]} has no token')
-      if len(set(self._ranks.values())) < len(lines):
-        raise ValueError('a token or a rank occurs twice')
+      if set(self._ranks.values()) != set(range(len(lines))):
+        raise ValueError('a token or a rank occurs twice, or is missing')
+      if len(lines) != _FIRST_SPECIAL:
+        raise ValueError(f'it has {len(lines)} tokens of text, and the model {_FIRST_SPECIAL}')
     special = ['<|endoftext|>', '<|im_start|>', '<|im_end|>',
                *(f'<|extra_{number}|>' for number in range(205)),
                '<|image token|>', '<|image start|>', '<|image end|>']

@@ -8,7 +8,13 @@ import pytest
 import safetensors.numpy
 
 from checkpoints_conversion import convert, rules
-from checkpoints_conversion.rules import eagle, early_fusion_settings, emu3_vq, t5
+from checkpoints_conversion.rules import (
+  eagle,
+  early_fusion_settings,
+  emu3_vq,
+  family as family_lib,
+  t5,
+)
 from cspd_jax.models import eagle as eagle_model, early_fusion, emu3_vq as vq_model, t5 as t5_model
 from tests.conversion import published_settings as published
 from tests.models import published as weights
@@ -242,6 +248,15 @@ def test_sizes_that_cannot_be_inferred_are_required(save, family, config, option
     _config(family, save(family, config), **options)
 
 
+def test_heads_are_not_assumed_where_the_class_has_another_default():
+  simplear = rules.get('simplear')
+  shapes = convert.published_shapes(simplear, simplear.presets['simplear_0_5b'])
+  told = simplear.settings({'config.json': {**published.SIMPLEAR, 'num_attention_heads': None}})
+  with pytest.raises(rules.ConversionError, match='num_heads cannot be .*"num_attention_heads": 14'):
+    family_lib.infer(simplear, shapes, {}, told)
+  assert family_lib.infer(simplear, shapes, {'num_heads': 14}, told).num_heads == 14
+
+
 def test_what_is_told_is_converted(save):
   """The answers to what is asked for, and the number of heads, which norms have."""
   source = save('anole', CONFIG, {'rms_norm_eps': 1e-3, 'rope_theta': 500.0, 'swin_norm': True})
@@ -279,11 +294,6 @@ def test_absent_fields_are_refused_as_their_defaults_are(content):
   message = 'tie_word_embeddings is absent, which means False; it must be True: the file has no lm_'
   with pytest.raises(rules.ConversionError, match=message):
     rules.get('simplear').settings({'config.json': content})
-
-
-def test_heads_of_settings_without_them_are_those_of_the_class():
-  for name, count in (('simplear', 32), ('liquid', 16), ('llamagen drafter', 32)):
-    assert _read(name, {'num_attention_heads': None})['num_heads'] == count
 
 
 def test_settings_of_drafters_are_used(save):

@@ -1,6 +1,7 @@
 """Folders of SimpleAR and Liquid as they are published, at tiny sizes."""
 
 import dataclasses
+import functools
 import json
 
 import numpy as np
@@ -27,11 +28,19 @@ SPECIAL = {
                '<unconditional>': 9}}
 
 
-def text(name):
-  """A tokenizer file with these special tokens, text as single characters."""
+@functools.cache
+def text(name, num_tokens=None):
+  """A tokenizer file with these special tokens, text as single characters, and others.
+
+  It has as many tokens as the model has for text, or another number.
+  """
   special = SPECIAL[name]
   ids = special | {chr(number): 1000 + number for number in range(10, 127)
                    if number not in range(11, 32)}
+  taken = set(ids.values())
+  # No text is encoded as tokens of several letters, because there are no merges.
+  ids |= {f'unused {number}': number for number in range(
+      CONFIGS[name].first_code if num_tokens is None else num_tokens) if number not in taken}
   added = [dict(id=index, content=content, special=True, single_word=False, lstrip=False,
                 rstrip=False, normalized=False) for content, index in special.items()]
   model = dict(type='BPE', vocab=ids, merges=[], unk_token=None, dropout=None, fuse_unk=False,

@@ -5,6 +5,7 @@ Weights are those of `tests/models/published.py`.
 
 import base64
 import dataclasses
+import functools
 import json
 from unittest import mock
 
@@ -111,9 +112,12 @@ def bytes_to_symbols():
       byte: chr(256 + place) for place, byte in enumerate(others)}
 
 
-def emu3_text():
-  """A file like Emu3's: all bytes, then some merges."""
+@functools.cache
+def emu3_text(num_tokens=151643):
+  """A file like Emu3's: all bytes, some merges, and tokens that no text has."""
   pieces = [bytes([byte]) for byte in range(256)] + [b'a ', b'90', b'ca', b'cat']
+  # No UTF-8 has the byte 255.
+  pieces += [b'\xff\xff' + number.to_bytes(3) for number in range(len(pieces), num_tokens)]
   return b''.join(base64.b64encode(piece) + f' {rank}\n'.encode()
                   for rank, piece in enumerate(pieces))
 

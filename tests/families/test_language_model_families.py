@@ -12,6 +12,7 @@ left out.
 """
 
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from cspd_jax.decoding import warp
 from cspd_jax.families import early_fusion as early_fusion_family
 from cspd_jax.models import cosmos, early_fusion, vq
 from cspd_jax.text import bpe, templates
+from tests.conversion import published_settings
 from tests.families import language_model_files as files, published_files
 from tests.families.published_files import convert
 from tests.models import published
@@ -146,6 +148,52 @@ def test_files_of_other_models_are_refused(name):
   other = bpe.read({'file': np.frombuffer(published_files.chameleon_text(), np.uint8)}, name)
   with pytest.raises(ValueError, match='the tokenizer file has no token'):
     early_fusion_family.FAMILY.prompt_writers[name](other, 'a cat', 32, 32)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_the_tokenizer_has_as_many_tokens_as_there_are_rows_of_text(name, tmp_path, capsys):
+  config, count = files.CONFIGS[name], files.CONFIGS[name].first_code
+  command = lambda source, output, family=name: convert(
+      tmp_path, family, source, tmp_path / output, *(
+          ('--height=2', '--width=3') if family == name else ()))
+  settings = published_files.transformer_settings(
+      getattr(published_settings, name.upper()), config)
+  if name == 'liquid':
+    settings['head_dim'] = config.head_dim
+
+  def save(folder, rows, num_tokens):
+    """A published folder with more rows of embeddings at their end, and a tokenizer."""
+    tensors = files.target(name)
+    embedding = 'model.embed_tokens.weight'
+    tensors[embedding] = np.pad(tensors[embedding], ((0, rows), (0, 0)))
+    published_files.shard(
+        tmp_path / folder, tensors, settings | {'vocab_size': config.vocab_size + rows}, count=1)
+    if num_tokens:
+      (tmp_path / folder / 'tokenizer.json').write_bytes(files.text(name, num_tokens))
+
+  # Padded embeddings, alone: what is assumed is said, and the tokenizer contradicts it later.
+  save('padded', 20, None)
+  assert not command('padded', 'model')
+  line = f'assumed that the text tokenizer has {count + 20} tokens'
+  assert line in capsys.readouterr().out
+  (tmp_path / 'tokenizer.json').write_bytes(files.text(name))
+  message = (f'text has {count} tokens, but the target of .* has {count + 20} rows of text before '
+             'its codes')
+  assert command('tokenizer.json', 'model', f'{name}_text') == 2
+  assert re.search(message, capsys.readouterr().err)
+  with pytest.raises(ValueError, match='no words because it has no text part'):
+    cspd_jax.load(tmp_path / 'model').condition(['a cat'])
+  # Both at once: nothing is written.
+  (tmp_path / 'padded' / 'tokenizer.json').write_bytes(files.text(name))
+  assert command('padded', 'other') == 2 and not (tmp_path / 'other').exists()
+  assert re.search(message, capsys.readouterr().err)
+  # More tokens than rows: words would be codes.
+  save('words', 0, count + 7)
+  assert command('words', 'other') == 2
+  assert f'text has tokens up to {count + 6}, but the' in capsys.readouterr().err
+  # As many, however many these are.
+  save('fits', 20, count + 20)
+  assert not command('fits', 'fits_model') and line not in capsys.readouterr().out
 
 
 def _probabilities(name):
