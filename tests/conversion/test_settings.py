@@ -252,7 +252,7 @@ def test_heads_are_not_assumed_where_the_class_has_another_default():
   simplear = rules.get('simplear')
   shapes = convert.published_shapes(simplear, simplear.presets['simplear_0_5b'])
   told = simplear.settings({'config.json': {**published.SIMPLEAR, 'num_attention_heads': None}})
-  with pytest.raises(rules.ConversionError, match='num_heads cannot be .*"num_attention_heads": 14'):
+  with pytest.raises(rules.ConversionError, match='num_heads cannot .*"num_attention_heads": 14'):
     family_lib.infer(simplear, shapes, {}, told)
   assert family_lib.infer(simplear, shapes, {'num_heads': 14}, told).num_heads == 14
 
