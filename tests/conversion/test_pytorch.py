@@ -257,6 +257,14 @@ def test_lists_of_members_that_lie(tmp_path, fields, member):
   tracemalloc.stop()
 
 
+def test_sizes_of_64_bits(tmp_path):
+  """As in files of more than 4 GB."""
+  files.archive(tmp_path / 'x.pt', SOUND)
+  _listed_as(tmp_path / 'x.pt', b'm/data/0', size=_MANY, compressed=_MANY,
+             extra=b'\1\0\x10\0' + (16).to_bytes(8, 'little') * 2)
+  assert np.asarray(read.read(tmp_path / 'x.pt').tensors['a']).tolist() == [0, 1, 2]
+
+
 @pytest.mark.filterwarnings('ignore:Duplicate name')
 def test_members_of_other_names(tmp_path):
   sound = {'m/data/0': files.NUMBERS.tobytes()}

@@ -80,16 +80,17 @@ def series(path, value: bytes, keys: tuple[str, ...] = ('0',), count: int = 4,
                    count.to_bytes(8, 'little') + numbers)
 
 
-def save(path, arrays: dict[str, np.ndarray]) -> None:
-  """Writes arrays of float32 and float8 as `torch.save` does."""
+def save(path, arrays: dict[str, np.ndarray], key: str | None = None) -> None:
+  """Writes arrays of float32 and float8 as `torch.save` does, as a part of the file with a key."""
   tensors, members = {}, {}
-  for key, (label, array) in enumerate(arrays.items()):
+  for place, (label, array) in enumerate(arrays.items()):
+    array = np.asarray(array, order='C')
     strides = tuple(stride // array.itemsize for stride in array.strides)
     if array.dtype == np.float32:
-      tensors[label] = tensor(storage(array.size, str(key)), 0, array.shape, strides)
+      tensors[label] = tensor(storage(array.size, str(place)), 0, array.shape, strides)
     else:
-      untyped = storage(array.size, str(key), name('torch.storage', 'UntypedStorage'))
+      untyped = storage(array.size, str(place), name('torch.storage', 'UntypedStorage'))
       tensors[label] = tensor(untyped, 0, array.shape, strides, name('torch', array.dtype.name),
                               version=3)
-    members[f'm/data/{key}'] = array.tobytes()
-  archive(path, mapping(tensors), members)
+    members[f'm/data/{place}'] = array.tobytes()
+  archive(path, mapping(tensors if key is None else {key: mapping(tensors)}), members)

@@ -8,7 +8,7 @@ from unittest import mock
 from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import janus as janus_rules
 from cspd_jax.models import janus, vq
-from tests.conversion import published_settings
+from tests.conversion import published_settings, torch_files
 from tests.families import published_files
 from tests.models import published
 
@@ -75,19 +75,18 @@ def _tensors(is_transformers):
 
 
 def folder(root, is_transformers):
-  """Writes a folder as DeepSeek (which requires PyTorch) or transformers publishes it."""
+  """Writes a folder as DeepSeek or transformers publishes it."""
   whole, settings = _tensors(is_transformers), _settings(is_transformers)
   if is_transformers:
     published_files.shard(root, whole, settings)
   else:
-    import torch
     root.mkdir(parents=True)
     index = {}
     for number in range(2):
       name = f'pytorch_model-{number + 1:05}-of-00002.bin'
-      part = {key: torch.from_numpy(whole[key]) for key in sorted(whole)[number::2]}
+      part = {key: whole[key] for key in sorted(whole)[number::2]}
       index |= dict.fromkeys(part, name)
-      torch.save(part, root / name)
+      torch_files.save(root / name, part)
     (root / 'pytorch_model.bin.index.json').write_text(json.dumps({'weight_map': index}))
     (root / 'config.json').write_text(json.dumps(settings))
   (root / 'tokenizer.json').write_bytes(tokenizer_file())

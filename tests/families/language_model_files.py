@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from cspd_jax.models import cosmos, early_fusion
-from tests.conversion import published_settings
+from tests.conversion import published_settings, torch_files
 from tests.families import published_files
 
 _small = dict(dim=16, num_layers=2, num_heads=2, ffn_dim=24)
@@ -70,7 +70,7 @@ def whole(name, root):
   if name == 'liquid':
     (folder / 'chameleon').mkdir()
     pixels = published_files.tensors('chameleon_vqgan', published_files.CHAMELEON_VQ, 2)
-    published_files.save_pickle(pixels, folder / 'chameleon' / 'vqgan.ckpt', 'state_dict')
+    torch_files.save(folder / 'chameleon' / 'vqgan.ckpt', pixels, 'state_dict')
   else:
     published_files.shard(root / 'Cosmos-1.0-Tokenizer-DV8x16x16',
                           published_files.tensors('cosmos_dv', COSMOS, 3), count=1)

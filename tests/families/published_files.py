@@ -10,12 +10,11 @@ import json
 from unittest import mock
 
 import numpy as np
-import pytest
 import safetensors.numpy
 
 from checkpoints_conversion import command, convert as convert_lib, rules
 from cspd_jax.models import early_fusion, emu3_vq, llamagen, t5, vq
-from tests.conversion import published_settings
+from tests.conversion import published_settings, torch_files
 from tests.models import published
 
 CODES = np.random.default_rng(0).permutation(8192)
@@ -150,20 +149,6 @@ def transformer_settings(whole, config):
       intermediate_size=config.ffn_dim, rms_norm_eps=config.norm_eps, rope_theta=config.rope_base)
 
 
-def save_pickle(whole, path, key):
-  """Writes a file of PyTorch, or one of safetensors with its name where PyTorch is missing.
-
-  Without a key the tensors are the whole file.
-  """
-  try:
-    import torch
-  except ImportError:
-    safetensors.numpy.save_file(whole, path.with_suffix('.safetensors'))
-  else:
-    values = {name: torch.from_numpy(x) for name, x in whole.items()}
-    torch.save(values if key is None else {key: values}, path)
-
-
 def _chameleon(family, config, folder, tokenizer):
   """A model of Chameleon's kin, whose tokenizers are in the folder `tokenizer`."""
   weights = tensors(family, config, 1)
@@ -172,8 +157,8 @@ def _chameleon(family, config, folder, tokenizer):
   tokenizer.mkdir(parents=True)
   (tokenizer / 'text_tokenizer.json').write_bytes(chameleon_text())
   pixels = tensors('chameleon_vqgan', CHAMELEON_VQ, 2)
-  save_pickle({**pixels, 'loss.logvar': np.zeros(1, np.float32)}, tokenizer / 'vqgan.ckpt',
-              'state_dict')
+  torch_files.save(tokenizer / 'vqgan.ckpt', {**pixels, 'loss.logvar': np.zeros(1, np.float32)},
+                   'state_dict')
   return folder
 
 
@@ -195,8 +180,8 @@ def lumina_mgpt_2(root):
   (root / 'lumina_mgpt' / 'movqgan' / '270M').mkdir(parents=True)
   # The published file is a bare state dict, with the averages of the training.
   pixels = tensors('movqgan', MOVQGAN, 2)
-  save_pickle({**pixels, 'ema_encoder.decay': np.ones(1, np.float32)},
-              root / 'lumina_mgpt' / 'movqgan' / '270M' / 'movqgan_270M.ckpt', None)
+  torch_files.save(root / 'lumina_mgpt' / 'movqgan' / '270M' / 'movqgan_270M.ckpt',
+                   {**pixels, 'ema_encoder.decay': np.ones(1, np.float32)})
   return folder
 
 
@@ -224,8 +209,8 @@ def emu3_5(root):
   shard(weights / 'Emu3.5-Image', tensors('emu3_5', EMU3_5, 6),
         transformer_settings(published_settings.EMU3_5, EMU3_5) | dict(head_dim=EMU3_5.head_dim))
   (weights / 'Emu3.5-VisionTokenizer').mkdir()
-  save_pickle(tensors('emu3_5_vq', EMU3_5_VQ, 7),
-              weights / 'Emu3.5-VisionTokenizer' / 'model.ckpt', 'state_dict')
+  torch_files.save(weights / 'Emu3.5-VisionTokenizer' / 'model.ckpt',
+                   tensors('emu3_5_vq', EMU3_5_VQ, 7), 'state_dict')
   text = root / 'src' / 'tokenizer_emu3_ibq'
   text.mkdir(parents=True)
   (text / 'emu3.tiktoken').write_bytes(emu3_text())
@@ -247,8 +232,8 @@ def llamagen_words(root):
   """`pretrained_models` of text-conditional LlamaGen."""
   folder = root / 'pretrained_models'
   flan_t5(folder / 't5-ckpt' / 'flan-t5-xl')
-  save_pickle(tensors('llamagen', T2I, 45), folder / 't2i_XL_stage1_256.pt', 'model')
-  save_pickle(tensors('llamagen_vq', T2I_VQ, 46), folder / 'vq_ds16_t2i.pt', 'model')
+  torch_files.save(folder / 't2i_XL_stage1_256.pt', tensors('llamagen', T2I, 45), 'model')
+  torch_files.save(folder / 'vq_ds16_t2i.pt', tensors('llamagen_vq', T2I_VQ, 46), 'model')
   return folder
 
 
@@ -264,18 +249,9 @@ WHOLE = {
 
 
 def convert_whole(family, root, output):
-  """Builds a published folder of a family in `root`, and converts it to a model folder.
-
-  One command, and another one for an image tokenizer that is safetensors in place of a PyTorch
-  file. Skips the test for LlamaGen without PyTorch, which its files require.
-  """
-  if family == 'llamagen':
-    pytest.importorskip('torch')
+  """Builds a published folder of a family in `root`, and converts it to a model folder."""
   build, words = WHOLE[family]
   folder = build(root)
   small = rules.get('llamagen')._replace(presets={'t2i_xl_256': T2I})
   with mock.patch.dict(rules.FAMILIES, llamagen=small):
     assert not convert(folder.parent, family, folder.name, output, *words)
-  for name, tokenizer in (('vqgan', 'chameleon_vqgan'), ('movqgan_270M', 'movqgan')):
-    for file in folder.parent.rglob(f'{name}.safetensors'):
-      assert not convert(file.parent, tokenizer, file.name, output)

@@ -68,7 +68,6 @@ def test_a_model_is_converted_part_by_part(folder):
 
 
 def test_the_layout_of_the_official_program_is_a_whole_model(folder, tmp_path, capsys):
-  pytest.importorskip('torch')
   source = published_files.lumina_mgpt(tmp_path)
   assert not convert(source.parent, 'lumina_mgpt', source.name, tmp_path / 'model', '--height=4',
                      '--width=6')

@@ -45,8 +45,6 @@ def model(folder):
 @pytest.mark.verifies('folder to pictures', 'janus_pro')
 @pytest.mark.parametrize('is_transformers', [True, False])
 def test_a_folder_becomes_pictures_by_two_commands(is_transformers, tmp_path, capsys):
-  if not is_transformers:
-    pytest.importorskip('torch')
   source = janus_files.folder(tmp_path / 'Janus-Pro-1B', is_transformers)
   assert not janus_files.converted(source, tmp_path / 'model')
   printed = capsys.readouterr().out
@@ -66,7 +64,6 @@ def test_a_folder_becomes_pictures_by_two_commands(is_transformers, tmp_path, ca
 
 
 def test_both_formats_are_one_model(tmp_path):
-  pytest.importorskip('torch')
   loaded = []
   for is_transformers in (True, False):
     source = janus_files.folder(tmp_path / f'files{is_transformers}', is_transformers)

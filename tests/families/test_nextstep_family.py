@@ -11,12 +11,11 @@ import cspd_jax
 from cspd_jax.commands import fit_corrector, generate as generate_command, train_drafter
 from cspd_jax.models import kl_vae, nextstep
 from cspd_jax.text import bpe, templates
-from tests.conversion import published_settings
+from tests.conversion import published_settings, torch_files
 from tests.families import published_files
 from tests.families.published_files import convert
 
-for _package in ('tokenizers', 'torch'):  # They read words, and the image tokenizer's file.
-  pytest.importorskip(_package)
+pytest.importorskip('tokenizers')  # It reads words.
 
 FIRST = dataclasses.replace(
     nextstep.PRESETS['nextstep_1_512'], height=3, width=4, latent_channels=4, dim=32, num_layers=2,
@@ -69,9 +68,7 @@ def published(root, config, settings, vae='vae'):
   (folder / 'tokenizer.json').write_bytes(tokenizer_file())
   (root / vae if '/' in vae else folder / vae).mkdir(parents=True)
   place = root / vae if '/' in vae else folder / vae
-  import torch
-  torch.save({name: torch.from_numpy(x) for name, x in published_files.tensors(
-      'nextstep_vae', VAE, 2).items()}, place / 'checkpoint.pt')
+  torch_files.save(place / 'checkpoint.pt', published_files.tensors('nextstep_vae', VAE, 2))
   (place / 'config.json').write_text(json.dumps(published_settings.NEXTSTEP_VAE | dict(
       ch_mult=[1, 1], num_res_blocks=1, z_channels=4, scaling_factor=0.9, shift_factor=0.1)))
   return folder

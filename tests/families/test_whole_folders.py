@@ -1,7 +1,4 @@
 """Published folders of every family of words, whole: two commands to pictures, and what is broken.
-
-Where PyTorch is missing, Chameleon's image tokenizer is safetensors and needs a command of its own,
-and LlamaGen is left to `test_words.py`.
 """
 
 import json
