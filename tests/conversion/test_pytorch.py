@@ -292,7 +292,7 @@ def test_compressed_members_are_not_unpacked(tmp_path):
 
 
 def test_long_lists_of_members(tmp_path, monkeypatch):
-  monkeypatch.setattr(reading, '_MAX_LIST', 1000)
+  monkeypatch.setattr(reading._ListedBriefly, 'limit', 1000)
   files.archive(tmp_path / 'x.pt', SOUND, {f'm/data/{i}': bytes(16) for i in range(20)})
   with pytest.raises(read.ReadError, match='the list of its members has .* more than 1000'):
     read.read(tmp_path / 'x.pt')
