@@ -31,6 +31,10 @@ from cspd_jax.continuous import arrays, noise as noise_lib, schedule as schedule
 TRIALS_PER_PASS = 8
 # Default of the largest number of proposals. With eta = 0.98 all fail with probability 1e-9.
 DEFAULT_TRIALS = 1024
+# Kernels may be so narrow that the rounding error of a state is many deviations, and the next mean
+# further away than float32 can square. These bounds are beyond all noise, and products of both are
+# finite. The first is the smaller one, so that no rounding error explains a distance.
+_NOISE, _FAR = 1e6, 1e15
 # `guarantee` mentions residual draws that fail only if their probability is larger than this.
 _NEGLIGIBLE = 1e-6
 
@@ -71,6 +75,15 @@ def log_density(x: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
   multiply to 5e-36, close to the smallest float32.
   """
   return -jnp.sum(0.5 * jnp.square((x - mean) / std) + jnp.log(std), axis=-1)
+
+
+def log_density_of_draw(x: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
+  """As `log_density` for a draw from the Gaussian, and finite for any deviation above 0."""
+  return -jnp.sum(0.5 * jnp.square(_bounded((x - mean) / std, _NOISE)) + jnp.log(std), axis=-1)
+
+
+def _bounded(quotient: jax.Array, limit: float) -> jax.Array:
+  return jnp.maximum(jnp.minimum(quotient, limit), -limit)
 
 
 def accept(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) -> jax.Array:
@@ -140,25 +153,26 @@ def compare(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array | None)
     new: the other Gaussian.
     noise: `[..., C]` independent standard normal numbers; None if all deviations are equal.
   """
+  unit = _bounded((x - old.mean) / old.std, _NOISE)
   if noise is None:
-    return Compared(new.mean, new.std, (x - old.mean) / old.std, (old.mean - new.mean) / old.std)
+    return Compared(new.mean, new.std, unit, _bounded((old.mean - new.mean) / old.std, _FAR))
   base = jnp.minimum(old.std, new.std)
-  gap = jnp.sum(jnp.square((old.mean - new.mean) / base), axis=-1, keepdims=True)
+  gap = jnp.sum(jnp.square(_bounded((old.mean - new.mean) / base, _FAR)), axis=-1, keepdims=True)
   spread = jnp.sum(jnp.square((old.std - new.std) / base), axis=-1, keepdims=True)
   # The minimum over `q` of `(gap + spread / (1 - q)) / q`, the square of the shift in units of the
   # common deviation `sqrt(q) base`, to first order in the difference of deviations.
   tiny = jnp.finfo(spread.dtype).tiny
   removed = spread / (spread + jnp.sqrt(spread * (spread + gap)) + tiny)
   base = base * jnp.sqrt(1 - removed)
-  unit = (x - old.mean) / old.std
-  share = base / old.std
-  rest = jnp.sqrt(jnp.maximum(1 - share * share, 0))
+  # The rest of a deviation, as a part of it: squares of deviations may be no finite numbers.
+  rest_of = lambda std: jnp.sqrt(jnp.maximum(1 - jnp.square(base / std), 0))
+  share, rest = base / old.std, rest_of(old.std)
   # A rotation of (unit, noise): two independent standard normal numbers again, with
   # `unit = share coupled + rest shared`.
   coupled, shared = share * unit + rest * noise, rest * unit - share * noise
-  scale = lambda std: jnp.sqrt(jnp.maximum(std * std - base * base, 0))
-  shift = (old.mean - new.mean + (scale(old.std) - scale(new.std)) * shared) / base
-  return Compared(new.mean + scale(new.std) * shared, base, coupled, shift)
+  old_rest, new_rest = old.std * rest, new.std * rest_of(new.std)
+  shift = _bounded((old.mean - new.mean + (old_rest - new_rest) * shared) / base, _FAR)
+  return Compared(new.mean + new_rest * shared, base, coupled, shift)
 
 
 def move(x: jax.Array, compared: Compared, log_uniform: jax.Array) -> Moved:

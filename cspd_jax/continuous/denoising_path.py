@@ -93,7 +93,7 @@ def draw(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, 
   def step(x, level):
     k = head_lib.kernel(target, schedule, params, batch, x, jnp.full(x.shape[:1], level))
     x = k.mean + k.std * noise[:, level]
-    return x, (x, coupling.log_density(x, k.mean, k.std))
+    return x, (x, coupling.log_density_of_draw(x, k.mean, k.std))
 
   states, log_density = jax.lax.scan(step, x, jnp.arange(split, -1, -1))[1]
   return Path(states.swapaxes(0, 1), jnp.sum(log_density, axis=0))

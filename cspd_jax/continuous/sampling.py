@@ -19,8 +19,8 @@ class Sampling(NamedTuple):
   Attributes:
     guidance_scale: guidance scale at the end of an image ('linear') or throughout ('constant'),
       see `schedule.guidance_scale`; 1 is no guidance.
-    temperature: multiplies the standard deviation of every kernel. The first state of the chain is
-      not scaled.
+    temperature: multiplies the standard deviation of every kernel; 0 makes the kernels
+      deterministic. The first state of the chain is not scaled.
   """
 
   guidance_scale: jax.typing.ArrayLike = 1.0
@@ -29,8 +29,11 @@ class Sampling(NamedTuple):
 
 # The valid values of every field.
 _LIMITS: dict[str, rows.Limit] = dict(
-    guidance_scale=rows.IS_FINITE,
-    temperature=(lambda x: (x > 0) & (x < np.inf), 'finite and above 0'))
+    guidance_scale=rows.IS_SCALE,
+    temperature=(lambda x: (x >= 0) & (x < np.inf), 'finite and at least 0'))
+# In place of smaller temperatures, 0 included: the noise is far below all rounding errors, and no
+# standard deviation of a kernel is rounded to 0, by which decoders could not divide.
+_SMALLEST = 2.0**-90
 
 
 def check(sampling: Sampling, num_streams: int, num_rows: int) -> jax.Array:
@@ -67,6 +70,11 @@ def scale(sampling: Sampling, guidance: str, num_tokens: int, masked: jax.Array)
   """Returns the guidance scale `[B, n]` of tokens after whose step `masked` `[B, n]` are masked."""
   last = jnp.broadcast_to(per_row(sampling.guidance_scale, masked.shape[0]), masked.shape)
   return schedule_lib.guidance_scale(last, guidance, num_tokens, masked)
+
+
+def deviation(temperature: jax.typing.ArrayLike, batch: int) -> jax.Array:
+  """Returns the factor `[B, 1]` on standard deviations, which is never 0."""
+  return jnp.maximum(per_row(temperature, batch), _SMALLEST)
 
 
 def per_row(value: jax.typing.ArrayLike, batch: int) -> jax.Array:

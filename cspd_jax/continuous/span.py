@@ -45,7 +45,7 @@ def token_batch(rows: RowKeys, z: jax.Array, positions: jax.Array, scale: jax.Ar
     active: `[B, n]`.
   """
   temperature = jnp.broadcast_to(
-      sampling_lib.per_row(temperature, positions.shape[0]), positions.shape)
+      sampling_lib.deviation(temperature, positions.shape[0]), positions.shape)
   keys = noise_lib.token_keys(rows, positions)
   flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
   return TokenBatch(z.reshape(z.shape[0], -1, z.shape[-1]), flat(scale), flat(temperature),

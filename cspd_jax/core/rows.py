@@ -12,7 +12,8 @@ from cspd_jax.core.tracing import is_concrete
 # Which values of an option are valid: a function, which may trace, and a description.
 Limit = tuple[Callable[[Any], Any], str]
 
-IS_FINITE: Limit = (lambda x: abs(x) < np.inf, 'finite')
+# Of guidance scales: what a larger one multiplies would soon exceed float32.
+IS_SCALE: Limit = (lambda x: abs(x) <= 1e30, 'finite, from -1e30 to 1e30')
 # Of the guidance scale of a target with one stream.
 IS_UNGUIDED: Limit = (
     lambda x: x == 1, '1, because the target has no null condition; build the target with '
@@ -73,4 +74,7 @@ def _numbers(name: str, value: Any, num_rows: int) -> Any:
   if value.shape not in ((), (num_rows,)):
     raise ValueError(f'{name} has shape {value.shape}; it must be a number or, for these '
                      f'{num_rows} rows, have shape ({num_rows},).')
-  return value
+  if not jnp.issubdtype(value.dtype, jnp.floating):
+    return value
+  # float16 would round the numbers that limits compare with to 0 and infinity.
+  return value.astype(jnp.promote_types(value.dtype, jnp.float32))

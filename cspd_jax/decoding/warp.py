@@ -4,7 +4,7 @@ All distributions, those of the target, of the drafters and the recorded ones, a
 `probabilities`, in float32 or better, so that each token is sampled from the recorded distribution.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,8 @@ class Warp(NamedTuple):
     guidance_scale: `g` in `u + g (c - u)` with conditional and unconditional logits `c` and `u`; 1
       is no guidance. Where `c` or `u` is -inf the logit is `c`: a token that is impossible under
       the condition remains impossible, whatever its unconditional logit.
-    temperature: divides the guided logits; 0 is greedy decoding.
+    temperature: divides the guided logits; 0 is greedy decoding, and so is everything below 2^-126,
+      the smallest normal number of float32. It is a row's own, whatever the other rows have.
     top_k: retains the `k` largest logits (and ties with the last of them). 0 and None retain all;
       with None, the temperature must not be 0.
     top_p: retains the most probable tokens up to this mass, including the one that crosses it. 1
@@ -43,11 +44,16 @@ class Warp(NamedTuple):
   min_p: jax.typing.ArrayLike | None = 0.0
 
 
+# float32 has the reciprocals of the numbers between these two. Rounded to zero or infinity, as
+# accelerators do with reciprocals beyond, a temperature would let all tokens tie.
+_SMALLEST, _LARGEST = 2.0**-126, 2.0**126
+
 _is_whole = lambda x, least: (x >= least) & (x == x // 1)
 # The valid values of every field.
 _LIMITS: dict[str, rows.Limit] = dict(
-    guidance_scale=rows.IS_FINITE,
-    temperature=(lambda x: (x >= 0) & (x < np.inf), 'finite and at least 0'),
+    guidance_scale=rows.IS_SCALE,
+    temperature=(lambda x: (x >= 0) & (x <= _LARGEST),
+                 f'from 0 (greedy) to {_LARGEST:.2g}, which float32 can still divide by'),
     top_k=(lambda x: _is_whole(x, 0), 'a whole number, at least 0 (0 retains all)'),
     top_p=(lambda x: (x > 0) & (x <= 1), 'above 0 and at most 1 (1 retains all)'),
     guidance_interval=(lambda x: _is_whole(x, -1),
@@ -81,25 +87,34 @@ def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> 
     limits['guidance_scale'].append(rows.IS_UNGUIDED)
   if greedy:
     limits['temperature'].append((
-        lambda x: x == 0, '0, because the verifier is greedy; use the variant with greedy=False to '
+        is_greedy, '0, because the verifier is greedy; use the variant with greedy=False to '
         'sample'))
   if warp.top_k is None:
     limits['temperature'].append((
-        lambda x: x != 0, 'above 0, because greedy decoding needs top_k and it is None; set top_k '
-        'to 0 to decode greedily'))
+        lambda x: ~is_greedy(x), 'above 0, because greedy decoding needs top_k and it is None; set '
+        'top_k to 0 to decode greedily'))
   return rows.check_options(warp._asdict(), limits, num_rows)
+
+
+def is_greedy(temperature: Any) -> Any:
+  """Returns which temperatures count as 0, bool in their shape; NumPy's for NumPy's."""
+  return (temperature == 0) | (temperature < _SMALLEST)  # float16 rounds the constant to 0.
+
+
+def sampled(warp: Warp) -> Warp:
+  """Returns the options at temperature 1 in place of 0, for drafters."""
+  temperature = jnp.asarray(warp.temperature)
+  return warp._replace(temperature=jnp.where(is_greedy(temperature), 1, temperature))
 
 
 def uncut(warp: Warp) -> Warp:
   """Returns the options without cuts, and at temperature 1 in place of 0, for drafters."""
-  temperature = jnp.asarray(warp.temperature)
-  return warp._replace(
-      temperature=jnp.where(temperature == 0, 1, temperature), **dict.fromkeys(_CUTS))
+  return sampled(warp)._replace(**dict.fromkeys(_CUTS))
 
 
 def settled(warp: Warp) -> Warp:
   """Returns concrete options with None for cuts that are off, so that programs omit them."""
-  greedy = np.any(np.asarray(warp.temperature) == 0)
+  greedy = np.any(is_greedy(np.asarray(warp.temperature)))
   return warp._replace(
       top_k=warp.top_k if greedy or np.any(warp.top_k) else None,
       top_p=None if warp.top_p is None or np.all(np.asarray(warp.top_p) >= 1) else warp.top_p,
@@ -123,27 +138,28 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
   """
   warp = Warp(*(None if value is None else jnp.reshape(jnp.asarray(value), (-1, 1, 1))
                 for value in warp))
+  # Cuts compare logits, whose order and distances no temperature rounds away. Those that are off at
+  # run time cost a branch only.
   x = _guided(logits, warp.guidance_scale, warp.guidance_interval, positions)
-  greedy = warp.temperature == 0
-  x = x / jnp.where(greedy, 1, warp.temperature)
-  # Cuts that are off at run time cost a branch only.
   if warp.top_k is not None:
-    top_k = jnp.where(greedy, 1, warp.top_k)
+    top_k = jnp.where(is_greedy(warp.temperature), 1, warp.top_k)
     x = jax.lax.cond(
         jnp.any(top_k > 0),
         lambda x: jnp.where((top_k == 0) | is_top_k(x, top_k), x, -jnp.inf),
         lambda x: x, x)
-  p = jax.nn.softmax(x)
+  p = jnp.exp(_tempered(x, warp.temperature))
+  p /= jnp.sum(p, axis=-1, keepdims=True)
   if warp.top_p is not None:
     p = jax.lax.cond(
         jnp.any(warp.top_p < 1),
         lambda p: _normalise(
-            jnp.where((warp.top_p >= 1) | is_top_p(p, warp.top_p), p, 0), warp.top_p < 1),
+            jnp.where((warp.top_p >= 1) | is_top_p(x, p, warp.top_p), p, 0), warp.top_p < 1),
         lambda p: p, p)
   if warp.min_p is not None:
     p = jax.lax.cond(
         jnp.any(warp.min_p > 0), lambda p: _normalise(
-            jnp.where((warp.min_p <= 0) | is_min_p(p, warp.min_p), p, 0), warp.min_p > 0),
+            jnp.where((warp.min_p <= 0) | is_min_p(x, warp.temperature, warp.min_p), p, 0),
+            warp.min_p > 0),
         lambda p: p, p)
   if forced is not None:
     p = jnp.where(forced[..., None] < 0, p, jax.nn.one_hot(forced, p.shape[-1], dtype=p.dtype))
@@ -169,7 +185,7 @@ def uncut_log_probs(logits: jax.Array, warp: Warp, positions: jax.Array,
 
   Args:
     logits: see `probabilities`, also for `positions` and `forced`.
-    warp: guidance and temperature, which must not be 0; the cuts are not used.
+    warp: guidance and temperature; the cuts are not used.
     positions: see `logits`.
     forced: see `logits`.
     nodes: see `log_probs`.
@@ -177,9 +193,9 @@ def uncut_log_probs(logits: jax.Array, warp: Warp, positions: jax.Array,
   """
   scale, temperature, interval = (jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in (
       warp.guidance_scale, warp.temperature, warp.guidance_interval))
-  x = _guided(logits, scale, interval, positions) / temperature
+  x = _tempered(_guided(logits, scale, interval, positions), temperature)
   log_probs = _take(x, nodes, tokens) - jnp.take_along_axis(
-      jax.scipy.special.logsumexp(x, axis=-1), nodes, axis=1)
+      jnp.log(jnp.sum(jnp.exp(x), axis=-1)), nodes, axis=1)
   if forced is None:
     return log_probs
   only = jnp.take_along_axis(jnp.broadcast_to(forced, x.shape[:2]), nodes, axis=1)
@@ -193,8 +209,12 @@ def _take(values: jax.Array, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def is_distribution(p: jax.Array) -> jax.Array:
-  """Returns bool `[...]`: whether `p` `[..., V]`, of `probabilities`, is a distribution."""
-  return ~jnp.isnan(p[..., 0])  # If one entry is NaN, all are.
+  """Returns bool `[...]`: whether `p` `[..., V]` is a distribution.
+
+  Its entries are finite and not negative, and their sum is 1 up to rounding.
+  """
+  total = jnp.sum(jnp.where(p >= 0, p, jnp.nan), axis=-1)
+  return jnp.abs(total - 1) < np.sqrt(jnp.finfo(p.dtype).eps)
 
 
 def _guided(logits: jax.Array, scale: jax.Array, interval: jax.Array, positions: jax.Array
@@ -202,6 +222,7 @@ def _guided(logits: jax.Array, scale: jax.Array, interval: jax.Array, positions:
   """`[B, N, V]` the logits after guidance, float32 or better; options have shape `[.., 1, 1]`."""
   logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
   x = logits[0]
+  scale = scale.astype(x.dtype)
   if logits.shape[0] == 2:
     last = interval + 1
     is_guided = (last == 0) | (positions[..., None] <= last)
@@ -216,6 +237,24 @@ def _combined(conditional: jax.Array, null: jax.Array, scale: jax.Array) -> jax.
   return jnp.where(is_possible, u + scale * (c - u), conditional)
 
 
+def _tempered(x: jax.Array, temperature: jax.Array) -> jax.Array:
+  """Divides logits `x` `[..., V]` by the temperature; the largest quotient is 0.
+
+  The largest logit is subtracted first: the rounding errors of large quotients would exceed what
+  separates them.
+  """
+  return _below_largest(x) / _divisor(x, temperature)
+
+
+def _below_largest(x: jax.Array) -> jax.Array:
+  return x - jax.lax.stop_gradient(jnp.max(x, axis=-1, keepdims=True))
+
+
+def _divisor(x: jax.Array, temperature: jax.Array) -> jax.Array:
+  """The temperature in the dtype of logits `x`; a tiny number in place of 0."""
+  return jnp.maximum(temperature.astype(x.dtype), _SMALLEST)
+
+
 def is_top_k(x: jax.Array, k: jax.Array) -> jax.Array:
   """Returns which entries of `x` `[..., V]` are among the `k` largest, including ties.
 
@@ -227,20 +266,31 @@ def is_top_k(x: jax.Array, k: jax.Array) -> jax.Array:
   return order >= threshold
 
 
-def is_top_p(p: jax.Array, mass: jax.Array) -> jax.Array:
-  """Returns which entries of the distribution `p` `[..., V]` have at most `mass` before them.
+def is_top_p(x: jax.Array, p: jax.Array, mass: jax.Array) -> jax.Array:
+  """Returns which tokens have at most `mass` before them.
 
-  "Before" are the strictly more probable entries, so that ties are treated alike.
+  "Before" are the tokens with strictly larger logits, so that ties are treated alike.
+
+  Args:
+    x: `[..., V]` the logits, which have an order even where rounding makes probabilities equal.
+    p: `[..., V]` the distribution.
+    mass: broadcasts against these.
   """
-  order = _ordered_bits(p)
+  order = _ordered_bits(x)
   too_much_above = lambda t: (
       jnp.sum(jnp.where(order > t, p, 0), axis=-1, keepdims=True) > mass)
   return order > _largest_with(too_much_above, order)
 
 
-def is_min_p(p: jax.Array, share: jax.Array) -> jax.Array:
-  """Returns which entries of `p` `[..., V]` are at least `share` times the largest one."""
-  return p >= share * jnp.max(p, axis=-1, keepdims=True)
+def is_min_p(x: jax.Array, temperature: jax.Array, share: jax.Array) -> jax.Array:
+  """Returns which tokens are at least `share` times as probable as the most probable one.
+
+  Args:
+    x: `[..., V]` the logits.
+    temperature: of the distribution; broadcasts against `x`.
+    share: as `temperature`.
+  """
+  return _below_largest(x) >= _divisor(x, temperature) * jnp.log(share.astype(x.dtype))
 
 
 def _ordered_bits(x: jax.Array) -> jax.Array:

@@ -261,7 +261,8 @@ def _build_continuous(specification: str | Spec, target: Any, draft: Any,
 DISCRETE = Engine(
     'discrete', discrete.DECODERS, 'vanilla', ('eagle', 'mc_sjd'), Warp, discrete.complete,
     discrete.parameters, discrete.needs, _build_discrete, discrete.guarantee,
-    'no valid probabilities (its logits contain NaN or infinity, or exclude every token)', settled)
+    'no valid probabilities (its logits, or the guided ones, contain NaN or infinity, or exclude '
+    'every token)', settled)
 
 CONTINUOUS = Engine(
     'continuous', continuous.DECODERS, 'mar', ('exact_head',), Sampling, continuous.complete,

@@ -15,6 +15,7 @@ from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.verifiers.coupled_chains import coupled_chains
 from cspd_jax.core.random import row_keys
 from cspd_jax.testing import analytic, causal_analytic
+from tests.marks import representative
 
 INF, NAN = float('inf'), float('nan')
 LEVELS, FLOW = schedule_lib.make(5), schedule_lib.flow(5)
@@ -50,10 +51,57 @@ def test_labels(labels):
   np.testing.assert_array_equal(result.tokens[0], decoded('masked').tokens[0])
 
 
-@pytest.mark.parametrize('value', [0.0, -1.0, NAN, INF])
+@pytest.mark.parametrize('value', [-1.0, NAN, INF])
 def test_temperature(value):
   result = decoded('masked', temperature=np.array([1, value, 1, 1], np.float32))
   assert result.valid.tolist() == [True, False, True, True]
+
+
+DECADES = np.asarray([0] + [float(f'1e{power}') for power in range(-45, 38)], np.float32)
+WITHOUT_NOISE = {
+    'masked': MASKED, 'causal': CAUSAL, 'mixtures': analytic.mixtures(
+        jax.random.key(1), 4, 2, schedule=LEVELS, guided=True, num_classes=2, components=2)}
+BUILD = {
+    'exact_head': lambda model: decoders.exact_head(model.target, 2, None, model.schedule),
+    'windows': lambda model: decoders.windows(
+        model.target, 2, None, model.schedule, kernels_per_call=2),
+    'exact_path': lambda model: decoders.exact_path(model.target, model.target, 2, model.schedule)}
+
+
+@functools.cache
+def at_all_decades(name, decoder=None, alone=False):
+  """Rows of one key and class at all temperatures: tokens and validity."""
+  model = WITHOUT_NOISE[name]
+  build = BUILD.get(decoder, lambda model: decoders.mar(model.target, None, model.schedule))
+  run, scale = jax.jit(build(model)), 1.0 if model.target.num_streams == 1 else 2.0
+  draft = jax.tree.map(lambda leaf: 0.9 * leaf, model.params)
+
+  def decoded(temperature):
+    count = len(temperature)
+    keys = jnp.repeat(jax.random.key(5)[None], count)
+    return jax.device_get(run(model.params, np.ones(count, np.int32), keys, Sampling(
+        np.full(count, scale, np.float32), temperature), draft))
+
+  parts = [decoded(rows) for rows in (DECADES[:, None] if alone else [DECADES])]
+  return tuple(np.concatenate(leaves) for leaves in zip(*((p.tokens, p.valid) for p in parts)))
+
+
+@pytest.mark.parametrize('name,decoder,alone', representative(
+    [(name, decoder, alone) for name in WITHOUT_NOISE for decoder in BUILD
+     for alone in (False, True) if (name, decoder) != ('causal', 'exact_path')],
+    ('masked', 'exact_head', False), ('masked', 'exact_path', False),
+    ('causal', 'windows', False)))
+def test_all_temperatures(name, decoder, alone):
+  """Without noise all exact decoders have the tokens of `mar`, and with little noise close ones."""
+  tokens, valid = at_all_decades(name, decoder, alone)
+  limit, valid_in_mar = at_all_decades(name)
+  # Squares of larger states exceed float32, and the row is marked.
+  np.testing.assert_array_equal(valid[DECADES < 1e18], True)
+  np.testing.assert_array_equal(valid_in_mar[DECADES < 1e18], True)
+  few = DECADES <= 0.01
+  apart = np.abs(tokens - limit[0]).max(axis=(1, 2))
+  assert np.all(apart[few] < 1e-3 + 50 * DECADES[few])
+  assert np.isfinite(tokens[valid]).all()
 
 
 @pytest.mark.parametrize('value', [2.0, NAN])

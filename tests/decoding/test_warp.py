@@ -77,8 +77,8 @@ class WarpTest(chex.TestCase):
     np.testing.assert_array_equal(
         warp_lib.is_top_k(x, jnp.asarray(2)), [[True, True, True, False, False]])
     p = jnp.asarray([[0.25, 0.25, 0.25, 0.25]])
-    self.assertTrue(warp_lib.is_top_p(p, jnp.asarray(0.1)).all())
-    self.assertTrue(warp_lib.is_min_p(p, jnp.asarray(1.0)).all())
+    self.assertTrue(warp_lib.is_top_p(p, p, jnp.asarray(0.1)).all())
+    self.assertTrue(warp_lib.is_min_p(p, jnp.asarray(1.0), jnp.asarray(1.0)).all())
 
   def test_extremes_are_ordered(self):
     x = jnp.asarray([[-jnp.inf, -1e30, -1e-30, 0., 1e-30, 3., jnp.inf]])

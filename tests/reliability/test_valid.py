@@ -183,7 +183,7 @@ def test_stream_and_runs_too(broken):
 
 @pytest.mark.parametrize('options,message', [
     (dict(prompts=[5000]), 'prompts holds 5000'),
-    (dict(temperature=-1.0), r'temperature is -1.0; it must be finite and at least 0'),
+    (dict(temperature=-1.0), r'temperature is -1.0; it must be from 0 \(greedy\) to 8.5e'),
     (dict(top_k=-1), 'top_k is -1'), (dict(top_p=NAN), 'top_p is nan'),
     (dict(guidance_scale=INF), 'guidance_scale is inf'),
     (dict(temperature=[1.0, 2.0, 3.0]), r'temperature has shape \(3,\)'),

@@ -50,7 +50,7 @@ def released_test(kappa: float, sigma: str, max_trials: int, zero_fallback: bool
     def propose(trials):
       noise = noise_lib.normal(keys, noise_lib.PROPOSE, 0, target.mean.shape[-1], trials[None])
       y = p.mean + p.std * noise
-      log_ratio = (log_sigma[:, None] + coupling.log_density(y, p.mean, p.std) -
+      log_ratio = (log_sigma[:, None] + coupling.log_density_of_draw(y, p.mean, p.std) -
                    coupling.log_density(y, q.mean, q.std))
       return y, log_ratio, noise_lib.log_uniform(keys, noise_lib.RESIDUAL, 0, trials[None])
 

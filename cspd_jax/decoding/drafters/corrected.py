@@ -177,7 +177,7 @@ def _initial_state(env: Env, outcome: Outcome, prediction: Prediction, length: i
 def _cut(env: Env, probs: jax.Array, positions: jax.Array) -> jax.Array:
   """Applies the target's cuts and grammar to draft distributions."""
   warp = env.warp
-  greedy = jnp.asarray(warp.temperature) == 0
+  greedy = warp_lib.is_greedy(jnp.asarray(warp.temperature))
   cuts = warp_lib.Warp(
       temperature=jnp.where(greedy, 0.0, 1.0), top_k=warp.top_k, top_p=warp.top_p,
       min_p=warp.min_p)

@@ -24,10 +24,8 @@ def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Arra
     logits: `[S, B, n, V]`.
     positions: `[B, n]` token numbers.
   """
-  temperature = jnp.asarray(env.warp.temperature)
-  warp = env.warp._replace(temperature=jnp.where(temperature == 0, 1, temperature))
   forced = contract.forced_tokens(env.target, positions)
-  return warp_lib.probabilities(logits, warp, positions, forced)
+  return warp_lib.probabilities(logits, warp_lib.sampled(env.warp), positions, forced)
 
 
 def choose(env: Env, rng: RngState, probs: jax.Array, positions: jax.Array, count: int, draws: str
@@ -61,7 +59,8 @@ def choose(env: Env, rng: RngState, probs: jax.Array, positions: jax.Array, coun
       return jnp.where(greedy, row_random.winners(probs, count), drawn)
     return rng.draw_distinct(probs, count, greedy)
 
-  greedy = jnp.broadcast_to(jnp.asarray(env.warp.temperature) == 0, probs.shape[:1])
+  greedy = jnp.broadcast_to(
+      warp_lib.is_greedy(jnp.asarray(env.warp.temperature)), probs.shape[:1])
   rng, chosen = env.rowwise(row)(rng, probs, positions, greedy)
   if env.warp.top_k is None:  # The temperature is then never 0.
     return rng, chosen, probs
