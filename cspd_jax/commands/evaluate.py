@@ -28,7 +28,7 @@ from typing import Any, Literal, NamedTuple
 from cspd_jax import cli, metrics
 from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.core import fields, progress
-from cspd_jax.measure import asked, clip_scores, evaluation, kept, layouts
+from cspd_jax.measure import asked, cautions, clip_scores, evaluation, kept, layouts
 
 _FEATURES = 'features.npz'
 # Names that a note of what is left out lists.
@@ -152,6 +152,7 @@ def main(config: Config) -> None:
     samples = sets['images']
     rows += [dict(score=name, value=value) for name, value in evaluation.scores(
         samples, sets['reference'], config.evaluator).items()]
+    content['warnings'] = cautions.warnings(samples, sets['reference'], config.evaluator)
     if samples.features is not None:
       evaluation.save(report.path(_FEATURES), samples.features, compared.network)
     content |= dict(num_images=samples.num_images, network=compared.network.digest)
@@ -174,6 +175,8 @@ def main(config: Config) -> None:
   for row in rows:
     error = '' if row.get('error') is None else f' +- {row["error"]:.4f}'
     print(f'{row["score"]}: {row["value"]:.4f}{error}')
+  for warning in content.get('warnings', ()):
+    progress.note(f'warning: {warning}.')
   names = f'report.json and {_FEATURES} are' if compared is not None else 'report.json is'
   print(f'{names} in {report.folder}.')
 

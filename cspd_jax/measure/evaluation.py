@@ -328,6 +328,8 @@ def _problem(mean: np.ndarray, covariance: np.ndarray) -> str | None:
 def scores(samples: Scored, reference: Scored, evaluator: str) -> dict[str, float]:
   """Returns the scores by name, such as 'FID (ADM, 50k)'.
 
+  Those that compare two sets are left out if these are equal up to rounding.
+
   Args:
     samples: generated images, with features.
     reference: other images, or published statistics.
@@ -338,14 +340,16 @@ def scores(samples: Scored, reference: Scored, evaluator: str) -> dict[str, floa
   """
   kind, count = inception.EVALUATORS[evaluator], samples.num_images
   label = lambda name: f'{name} ({kind.title}, {short(count)})'
-  result = {label('FID'): frechet.distance(samples.pool, reference.pool)}
+  equal, result = frechet.are_equal(samples.pool, reference.pool), {}
+  if not equal:
+    result[label('FID')] = frechet.distance(samples.pool, reference.pool)
   if samples.features is None:
     return result
-  if 'sFID' in kind.scores and samples.spatial is not None and reference.spatial is not None:
+  if 'sFID' in kind.scores and not (equal or samples.spatial is None or reference.spatial is None):
     result[label('sFID')] = frechet.distance(samples.spatial, reference.spatial)
   if 'IS' in kind.scores:
     result[label('IS')] = image_scores.inception_score(samples.features.logits, kind.split)
-  if 'precision' in kind.scores and reference.features is not None:
+  if 'precision' in kind.scores and not (equal or reference.features is None):
     result[label('precision')], result[label('recall')] = image_scores.precision_recall(
         samples.features.pool, reference.features.pool)
   return result

@@ -22,6 +22,9 @@ from cspd_jax.generation.model import Model
 from cspd_jax.metrics import base
 from cspd_jax.metrics.base import Metric
 
+# Features of an image in batches of other sizes differ by less than this share.
+_ROUNDING = 1e-4
+
 
 class Gaussian(NamedTuple):
   """Mean and covariance of features.
@@ -68,6 +71,18 @@ def distance(a: Gaussian, b: Gaussian) -> float:
   spread = np.trace(a.covariance) + np.trace(b.covariance)
   spread -= 2 * np.sum(np.sqrt(np.maximum(common, 0)))
   return float(np.sum((a.mean - b.mean)**2) + max(spread, 0))
+
+
+def are_equal(a: Gaussian, b: Gaussian) -> bool:
+  """Whether the moments are those of the same points, up to rounding.
+
+  Those of different points differ more: the means of `N` by about `std / sqrt(N)`.
+  """
+  if a.mean.shape != b.mean.shape:
+    return False
+  variance = max(np.diag(a.covariance).max(), np.diag(b.covariance).max())
+  return bool(np.abs(a.mean - b.mean).max() <= _ROUNDING * np.sqrt(variance) and
+              np.abs(a.covariance - b.covariance).max() <= _ROUNDING * variance)
 
 
 def of_sample(sample: base.Sample, model: Model) -> np.ndarray | None:

@@ -37,10 +37,15 @@ def inception_score(logits: np.ndarray, split: int | None) -> float:
   log_p = log_p - np.log(np.exp(log_p).sum(axis=1, keepdims=True))
   if split is None:
     log_p = log_p[np.random.RandomState(_SEED).permutation(len(log_p))]
-    bounds = [i * len(log_p) // SPLITS for i in range(SPLITS + 1)]
-  else:
-    bounds = [*range(0, len(log_p), split), len(log_p)]
-  return float(np.mean([_score(log_p[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]))
+  ends = bounds(len(log_p), split)
+  return float(np.mean([_score(log_p[a:b]) for a, b in zip(ends[:-1], ends[1:], strict=True)]))
+
+
+def bounds(count: int, split: int | None) -> list[int]:
+  """Returns where the splits of the inception score of `count` images begin and end."""
+  if split is None:
+    return [i * count // SPLITS for i in range(SPLITS + 1)]
+  return [*range(0, count, split), count]
 
 
 def _score(log_p: np.ndarray) -> float:

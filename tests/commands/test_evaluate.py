@@ -86,6 +86,17 @@ def test_all_scores(run, place, network):
   np.testing.assert_allclose(stored.pool, pool[0], atol=1e-4 * np.abs(pool[0]).max())
 
 
+def test_scores_that_mislead(run):
+  """11 images of more features, and then the same images once more."""
+  found = run()
+  assert _scores(found) and 'warning: images has 11 images, fewer than features' in found.err
+  report = json.loads((found.folder / 'report.json').read_text())
+  assert len(report['warnings']) == 2 and 'reference has 13 images' in report['warnings'][1]
+  found = run('--reference={place}/samples.npz', out='same')
+  assert list(_scores(found)) == ['IS (ADM, 11)']
+  assert 'warning: images and reference are the same images' in found.err
+
+
 @pytest.mark.slow
 def test_folders_arrays_and_features_are_alike(run):
   scores = _scores(run(out='first'))
