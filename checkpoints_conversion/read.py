@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
+import safetensors
 
 from checkpoints_conversion import pickles, pytorch, tensors as tensors_lib
 from cspd_jax.checkpoints import paths, reading, weights
@@ -258,10 +259,9 @@ def sha256(path: str | os.PathLike) -> dict[str, str]:
 
 
 def _read_safetensors(path: pathlib.Path) -> dict[str, tensors_lib.AnyTensor]:
-  library = tensors_lib.library()
   try:
     return tensors_lib.of_safetensors(path)
-  except library.SafetensorError as error:
+  except safetensors.SafetensorError as error:
     raise ReadError(f'{path} is not a complete safetensors file ({error}); {_REMEDY}.') from error
 
 

@@ -1,23 +1,15 @@
 """Published tensors that are read when they are used: of safetensors files, or of several files."""
 
-import functools
 import math
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
-from cspd_jax.core import packages
+from cspd_jax.checkpoints import weights
 
-# By their names in safetensors files.
-_DTYPES = {name: np.dtype(dtype) for name, dtype in {
-    'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16,
-    'I64': np.int64, 'I32': np.int32, 'I16': np.int16, 'I8': np.int8,
-    'U64': np.uint64, 'U32': np.uint32, 'U16': np.uint16, 'U8': np.uint8, 'BOOL': np.bool_,
-}.items()}
 # The axis that is divided over the files.
 _AXES = {'rows': 0, 'columns': 1}
 
@@ -68,37 +60,11 @@ def of_safetensors(path: pathlib.Path) -> dict[str, AnyTensor]:
   """Returns the tensors of a safetensors file by name; only the header is read.
 
   Raises:
-    SafetensorError: of `library`, if the file is damaged.
-    ImportError: see `library`.
+    SafetensorError: if the file is damaged.
   """
-  result: dict[str, AnyTensor] = {}
-  with library().safe_open(path, 'numpy') as file:
-    for name in list(file.keys()):  # A file cannot be iterated over in all versions.
-      header = file.get_slice(name)
-      shape, dtype = header.get_shape(), header.get_dtype()
-      result[name] = (
-          Tensor(shape, _DTYPES[dtype], functools.partial(_read_safetensor, path, name))
-          if dtype in _DTYPES else Unusable(shape, dtype))
-  return result
-
-
-def library() -> Any:
-  """Returns the package safetensors.
-
-  Raises:
-    ImportError: if it cannot be imported.
-  """
-  try:
-    return packages.load('safetensors')
-  except ImportError as error:
-    raise ImportError(f'.safetensors files need the package safetensors, but {error}; run pip '
-                      'install -U safetensors.') from error
-
-
-def _read_safetensor(path: pathlib.Path, name: str) -> np.ndarray:
-  # Closing the file frees the pages of it that are in memory.
-  with library().safe_open(path, 'numpy') as file:
-    return file.get_tensor(name)
+  return {name: Unusable(leaf.shape, leaf.dtype) if isinstance(leaf.dtype, str)
+          else Tensor(leaf.shape, leaf.dtype, leaf.read)
+          for name, leaf in weights.leaves(path).items()}
 
 
 def join(files: Sequence[Mapping[str, AnyTensor]], shares: Mapping[str, str]

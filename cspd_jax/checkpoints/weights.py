@@ -31,12 +31,12 @@ Group = Callable[[], Params]
 # Dtypes that floating-point weights may have. JAX computes with no narrower ones by itself.
 FLOATING = ('float64', 'float32', 'float16', 'bfloat16')
 # Dtypes of NumPy by their names in safetensors files.
-DTYPES = {name: np.dtype(dtype) for name, dtype in {
+_DTYPES = {name: np.dtype(dtype) for name, dtype in {
     'F64': np.float64, 'F32': np.float32, 'F16': np.float16, 'BF16': ml_dtypes.bfloat16,
     'I64': np.int64, 'I32': np.int32, 'I16': np.int16, 'I8': np.int8,
     'U64': np.uint64, 'U32': np.uint32, 'U16': np.uint16, 'U8': np.uint8, 'BOOL': np.bool_,
 }.items()}
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 _SINGLE, _INDEX = 'model.safetensors', 'model.safetensors.index.json'
 # What `file_names` may hold.
@@ -66,19 +66,19 @@ class Entry(NamedTuple):
 
 
 class Leaf(NamedTuple):
-  """A stored parameter, of which nothing has been read but the header of its file.
+  """An array in a safetensors file, of which nothing has been read but the header of the file.
 
   Attributes:
     file: the file.
-    name: its path in the tree of parameters, with slashes.
+    name: its name; of a parameter, its path in the tree of parameters with slashes.
     shape: its shape.
-    dtype: its dtype.
+    dtype: its dtype; the file's name for it if NumPy has no such dtype.
   """
 
   file: pathlib.Path
   name: str
   shape: tuple[int, ...]
-  dtype: np.dtype
+  dtype: np.dtype | str
 
   def read(self, index: tuple[slice, ...] | None = None) -> np.ndarray:
     """Returns the array, or a slice of it, as a host array."""
@@ -239,16 +239,28 @@ def opened(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Leaf]:
     SafetensorError: if a file is damaged.
     ValueError: if two files hold the same parameter, or one is of a dtype that `write` never uses.
   """
-  leaves: dict[str, Leaf] = {}
+  found: dict[str, Leaf] = {}
   for path in sorted(folder / name for name in names if name != _INDEX):
-    with safetensors.safe_open(path, 'numpy') as file:
-      for name in list(file.keys()):  # A file cannot be iterated over in all versions.
-        header = file.get_slice(name)
-        if name in leaves or header.get_dtype() not in DTYPES:
-          raise ValueError(f'{path.name} holds {name} as {header.get_dtype()}, which '
-                           + ('is in two files' if name in leaves else 'cannot be read'))
-        leaves[name] = Leaf(path, name, tuple(header.get_shape()), DTYPES[header.get_dtype()])
-  return leaves
+    for name, leaf in leaves(path).items():
+      if name in found or isinstance(leaf.dtype, str):
+        raise ValueError(f'{path.name} holds {name} as {leaf.dtype}, which '
+                         + ('is in two files' if name in found else 'cannot be read'))
+      found[name] = leaf
+  return found
+
+
+def leaves(path: pathlib.Path) -> dict[str, Leaf]:
+  """Returns the arrays of a safetensors file by name; only the header is read.
+
+  Raises:
+    SafetensorError: if the file is damaged.
+  """
+  with safetensors.safe_open(path, 'numpy') as file:
+    names = list(file.keys())  # A file cannot be iterated over in all versions.
+    headers = {name: file.get_slice(name) for name in names}
+    return {name: Leaf(path, name, tuple(header.get_shape()),
+                       _DTYPES.get(header.get_dtype(), header.get_dtype()))
+            for name, header in headers.items()}
 
 
 def named(tree: Params) -> dict[str, Any]:

@@ -217,16 +217,12 @@ def test_a_traceback_is_printed_for_developers(tmp_path):
     command.main([*words, '--debug'])
 
 
-@pytest.mark.parametrize('name, source, extra', [
-    ('huggingface_hub', 'owner/name', "'cspd_jax[hub]'"),
-    ('safetensors', 'x.safetensors', 'pip install -U safetensors')])
-def test_broken_packages_name_their_extra(run, tmp_path, monkeypatch, name, source, extra):
-  (tmp_path / 'x.safetensors').write_bytes(b'')
-  (tmp_path / f'{name}.py').write_text("raise OSError('wrong ELF class')")
+def test_a_broken_package_names_its_extra(run, tmp_path, monkeypatch):
+  (tmp_path / 'huggingface_hub.py').write_text("raise OSError('wrong ELF class')")
   monkeypatch.syspath_prepend(tmp_path)
   for module in [*sys.modules]:
-    if module.split('.')[0] == name:
+    if module.split('.')[0] == 'huggingface_hub':
       monkeypatch.delitem(sys.modules, module)
-  code, _, err = run('mar', source if '/' in source else tmp_path / source)
-  assert code == 2 and f'{name} cannot be imported (OSError: wrong ELF class)' in err
-  assert extra in err and err.count('\n') == 1
+  code, _, err = run('mar', 'owner/name')
+  assert code == 2 and 'huggingface_hub cannot be imported (OSError: wrong ELF class)' in err
+  assert "'cspd_jax[hub]'" in err and err.count('\n') == 1
