@@ -239,14 +239,14 @@ def opened(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Leaf]:
     SafetensorError: if a file is damaged.
     ValueError: if two files hold the same parameter, or one is of a dtype that `write` never uses.
   """
-  found: dict[str, Leaf] = {}
+  parameters: dict[str, Leaf] = {}
   for path in sorted(folder / name for name in names if name != _INDEX):
     for name, leaf in leaves(path).items():
-      if name in found or isinstance(leaf.dtype, str):
+      if name in parameters or isinstance(leaf.dtype, str):
         raise ValueError(f'{path.name} holds {name} as {leaf.dtype}, which '
-                         + ('is in two files' if name in found else 'cannot be read'))
-      found[name] = leaf
-  return found
+                         + ('is in two files' if name in parameters else 'cannot be read'))
+      parameters[name] = leaf
+  return parameters
 
 
 def leaves(path: pathlib.Path) -> dict[str, Leaf]:
