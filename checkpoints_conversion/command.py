@@ -57,7 +57,7 @@ def _convert(arguments: argparse.Namespace) -> None:
   family = rules.get(arguments.family)
   if arguments.target and family.compare is None:
     raise ValueError(f'--target is for drafters; --family is {family.name!r}.')
-  target = store.load(arguments.target) if arguments.target else None
+  target = store.load(arguments.target, name='target') if arguments.target else None
   sources = (folder.find_model(family.name, arguments.source, arguments.model)
              if arguments.role is None else {})
   requested = folder.Part(

@@ -46,11 +46,12 @@ def read(folder: pathlib.Path) -> Description:
   with refused():
     content = reading.json(folder / FILE, REMEDY)
   try:
-    version, kind = content['format'], kinds.current(str(content['kind']))
-    fields, metadata = dict(content['config']), dict(content['metadata'])
+    version, kind = content['format'], kinds.current(reading.entry(content, 'kind', str))
+    fields, metadata = (reading.entry(content, name, dict) for name in ('config', 'metadata'))
     if version == FORMAT:
-      saved_sizes = {name: int(size) for name, size in content['files'].items()}
-      digests = dict(content['blake2b'])
+      sizes_by_name = reading.entry(content, 'files', dict)
+      saved_sizes = {name: int(size) for name, size in sizes_by_name.items()}
+      digests = reading.entry(content, 'blake2b', dict)
       _check_names(folder, list(saved_sizes), links=True)
       if unlisted := sorted(digests.keys() ^ saved_sizes.keys()):
         raise ValueError(f'{unlisted[0]!r} has no size or no digest')
@@ -58,7 +59,7 @@ def read(folder: pathlib.Path) -> Description:
     raise damaged(folder / FILE, f'{type(error).__name__}: {error}') from error
   if version != FORMAT:
     raise CheckpointError(
-        f'{folder} has format {version!r}; this version of cspd_jax reads format {FORMAT}, so '
+        f'{folder} has format {version!r:.80}; this version of cspd_jax reads format {FORMAT}, so '
         f'{REMEDY}.')
   sizes = weights.file_sizes(folder)
   if wrong := [_other_than_saved(folder / name, name, sizes.get(name), size)
@@ -73,7 +74,7 @@ def read(folder: pathlib.Path) -> Description:
   try:
     return Description(kind, config_class(**fields), metadata, digests)
   except (TypeError, ValueError) as error:
-    raise CheckpointError(f'{folder}: its config is not valid: {error}') from error
+    raise CheckpointError(f'{folder}: its config is not valid: {str(error):.1000}') from error
 
 
 def _other_than_saved(path: pathlib.Path, name: str, size: int | None, saved: int) -> str:
@@ -112,7 +113,7 @@ def kind_of(kind: str, where: str = '') -> Kind:
   """Returns the kind of this name; raises CheckpointError if no family registered it."""
   if kind not in KINDS:
     raise CheckpointError(
-        f'{where}kind is {kind!r}; it must be one of: {", ".join(sorted(KINDS))}.')
+        f'{where}kind is {kind!r:.80}; it must be one of: {", ".join(sorted(KINDS))}.')
   return KINDS[kind]
 
 

@@ -12,18 +12,21 @@ import os
 import pathlib
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from cspd_jax.checkpoints import paths, pictures
+from cspd_jax.core import printing
 
 # Bytes of a text or JSON file.
 MOST_TEXT = 1 << 28
 # Pixels of a picture.
 MOST_PIXELS = 1 << 27
+# Brackets within brackets of a JSON file: with more, Python cannot print its content.
+_MOST_DEPTH = 64
 # The integers that a JSON file may hold: those of 64 bits, signed or not.
 _INTEGERS = -2**63, 2**64 - 1
 # Limits of the arrays of a compressed file: bytes, or a multiple of the bytes of the file.
@@ -40,6 +43,10 @@ PICTURE_NAMES = ('.bmp', '.gif', '.jfif', '.jpe', '.jpeg', '.jpg', '.pbm', '.pgm
 # Readers of headers of .npy files, by version; version 3 is for structured arrays.
 _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0,
             (2, 0): np.lib.format.read_array_header_2_0}
+
+
+# What messages call the types of JSON.
+_JSON_TYPES = {dict: 'an object', list: 'a list', str: 'a text'}
 
 
 class Header(NamedTuple):
@@ -92,9 +99,21 @@ def json(path: str | os.PathLike, remedy: str, name: str | None = None, kind: ty
   with _reading(path, 'JSON', remedy, name) as file:
     content = json_lib.loads(_bytes(file).decode('utf-8'), parse_constant=_finite,
                              parse_float=_finite, parse_int=_integer)
+    _check_depth(content)
     if not isinstance(content, kind):
       raise ValueError(f'it holds a {type(content).__name__}, not a {kind.__name__}')
     return content
+
+
+def entry(content: Mapping[str, Any], name: str, kind: type) -> Any:
+  """Returns an entry of a JSON object.
+
+  Raises:
+    ValueError: if there is none, or it has another type than `kind`.
+  """
+  if not isinstance(value := content.get(name), kind):
+    raise ValueError(f'its {name} is {value!r:.80}, and must be {_JSON_TYPES[kind]}')
+  return value
 
 
 def arrays(path: str | os.PathLike, remedy: str, name: str | None = None,
@@ -278,7 +297,8 @@ def _reading(path: str | os.PathLike, form: str, remedy: str, name: str | None =
       raise ValueError(f'{subject} {other}.') from None
     reason = (error.strerror if isinstance(error, OSError) and error.strerror
               else str(error) or type(error).__name__)
-    raise ValueError(f'{subject} cannot be read as {form} ({reason:.300}); {remedy}.') from error
+    raise ValueError(f'{subject} cannot be read as {form} '
+                     f'({printing.visible(reason)[:300]}); {remedy}.') from error
 
 
 @contextlib.contextmanager
@@ -287,6 +307,16 @@ def _archive(path: str | os.PathLike, remedy: str, name: str | None
   """Opens an .npz file; yields it with its size in bytes."""
   with _reading(path, '.npz', remedy, name) as file, open_zip(file) as archive:
     yield archive, file.stat().st_size
+
+
+def _check_depth(content: Any) -> None:
+  """Raises ValueError for JSON with very many brackets within brackets."""
+  level = [content]
+  for _ in range(_MOST_DEPTH):
+    level = [child for parent in level if isinstance(parent, (dict, list))
+             for child in (parent.values() if isinstance(parent, dict) else parent)]
+  if level:
+    raise ValueError(f'it has more than {_MOST_DEPTH} brackets within each other')
 
 
 def _integer(number: str) -> int:

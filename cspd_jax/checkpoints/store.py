@@ -196,7 +196,8 @@ def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
 
 
 def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
-         sharding: Any = None, verify: bool = True, allow_nonfinite: bool = False) -> Loaded:
+         sharding: Any = None, verify: bool = True, allow_nonfinite: bool = False,
+         name: str = 'path_or_name') -> Loaded:
   """Loads a model.
 
   Args:
@@ -208,6 +209,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
       kind specifies. None means the default device.
     verify: whether to read every file twice and compare its digest with the stored one.
     allow_nonfinite: whether parameters may be NaN or infinite.
+    name: name of the argument that specifies the network, for messages.
 
   Returns:
     The model.
@@ -219,7 +221,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
       is not a floating-point dtype, or JAX has no device.
   """
   weights.checked_dtype(dtype)
-  folder = _find(path_or_name)
+  folder = _find(path_or_name, name)
   kind, config, metadata, digests = description.read(folder)
   expected = kinds.expected(KINDS[kind], config)
   inputs = int8.check(quantize, kind, KINDS[kind].matrices)
@@ -257,11 +259,12 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   return Loaded(kind, config, params, metadata)
 
 
-def describe(path_or_name: str | os.PathLike) -> Loaded:
+def describe(path_or_name: str | os.PathLike, *, name: str = 'path_or_name') -> Loaded:
   """Describes a network without reading its parameters.
 
   Args:
     path_or_name: a folder written by `save`, or the name of a shipped network.
+    name: name of the argument that specifies it, for messages.
 
   Returns:
     The network with the shapes and dtypes that its config requires as parameters.
@@ -269,7 +272,7 @@ def describe(path_or_name: str | os.PathLike) -> Loaded:
   Raises:
     CheckpointError: if the checkpoint does not exist or its description is damaged.
   """
-  kind, config, metadata, *_ = description.read(_find(path_or_name))
+  kind, config, metadata, *_ = description.read(_find(path_or_name, name))
   return Loaded(kind, config, kinds.expected(KINDS[kind], config), metadata)
 
 
@@ -283,22 +286,22 @@ def sketch(kind: str, config: Any) -> Loaded:
   return Loaded(kind, config, kinds.expected(description.kind_of(kind), config), {})
 
 
-def _find(path_or_name: str | os.PathLike) -> pathlib.Path:
+def _find(path_or_name: str | os.PathLike, name: str = 'path_or_name') -> pathlib.Path:
   """Returns the folder of a checkpoint; a shipped name has priority over a folder of that name."""
   names = ', '.join(shipped()) or 'none'
   if str(path_or_name) in shipped():
     return ASSETS / str(path_or_name)
   with description.refused():
-    folder = paths.find('path_or_name', path_or_name)
+    folder = paths.find(name, path_or_name)
     recover(folder.parent)
     folders.recover(folder)
   if not folder.exists():
     raise CheckpointError(
-        f'path_or_name is {str(path_or_name)!r}: there is no such folder, and no shipped model of '
+        f'{name} is {paths.shown(path_or_name)}: there is no such folder, and no shipped model of '
         f'that name; shipped models: {names}.')
   if not (folder / description.FILE).is_file():
     raise CheckpointError(
-        f'path_or_name is {str(path_or_name)!r}, which is not a checkpoint folder: it has no '
+        f'{name} is {paths.shown(path_or_name)}, which is not a checkpoint folder: it has no '
         'model.json. Published .pt and .safetensors files are converted with '
         f'`cspd-convert`; shipped models: {names}.')
   return folder

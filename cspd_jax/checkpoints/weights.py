@@ -278,8 +278,8 @@ def checked_dtype(dtype: Any) -> Any:
   except TypeError:
     name = ''
   if name not in FLOATING:
-    raise ValueError(f'dtype is {dtype!r}; it must be a floating-point dtype of at least 16 bits: '
-                     f'{", ".join(FLOATING)}.')
+    raise ValueError(f'dtype is {dtype!r:.80}; it must be a floating-point dtype of at least 16 '
+                     f'bits: {", ".join(FLOATING)}.')
   return dtype
 
 

@@ -88,13 +88,23 @@ def stored_rho(schedule: Schedule, metadata: Mapping[str, Any], guided: bool) ->
     schedule: the levels to be used; the blend is interpolated between those it was fitted at.
     metadata: of the checkpoint, in the format of `describe_rho`.
     guided: whether there is guidance.
+
+  Raises:
+    ValueError: for another format.
   """
-  blend = metadata.get(_METADATA, {}).get('guided' if guided else 'plain')
+  blends, name = metadata.get(_METADATA, {}), 'guided' if guided else 'plain'
+  blend = blends.get(name) if isinstance(blends, Mapping) else blends
   if not blend:
     return None
-  order = np.argsort(blend['steps'])  # The times of a flow fall with the level.
-  steps, rho = (np.asarray(blend[name])[order] for name in ('steps', 'rho'))
-  return np.interp(schedule.steps, steps, rho)
+  try:
+    steps, rho = (np.asarray(blend[name], np.float64) for name in ('steps', 'rho'))
+    if not np.isfinite(steps).all() or not np.isfinite(rho).all():
+      raise ValueError
+    order = np.argsort(steps)  # The times of a flow fall with the level.
+    return np.interp(schedule.steps, steps[order], rho[order])
+  except (KeyError, ValueError, TypeError, IndexError) as error:
+    raise ValueError(f'{_METADATA} of the target is {blends!r:.80}; it must have equally many '
+                     "numbers as 'steps' and 'rho': fit it again.") from error
 
 
 def describe_rho(schedule: Schedule, plain: np.ndarray, guided: np.ndarray) -> dict[str, Any]:

@@ -166,8 +166,8 @@ def check(schedule: Schedule, kernels_per_call: int, rho: np.ndarray | None) -> 
   rho = head_drafter.default_rho(schedule) if rho is None else np.asarray(rho, np.float64)
   if rho.shape != (levels,) or not np.all(np.isfinite(rho)):
     raise ValueError(
-        f'rho has shape {rho.shape}, values {rho}; it must have one finite number per level, '
-        f'({levels},).')
+        f'rho has shape {rho.shape} and {np.isfinite(rho).sum()} finite numbers; it must have one '
+        f'finite number per level, ({levels},).')
   return rho
 
 

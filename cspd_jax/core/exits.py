@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from cspd_jax.core import programs
+from cspd_jax.core import printing, programs
 
 # Characters of a message that fit on a terminal, and of a list of problems.
 _MAX_LENGTH, _MAX_LIST = 1500, 8000
@@ -45,8 +45,8 @@ def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
 class _Output:
   """A text stream that can write every text, until the reader of its pipe has ended.
 
-  Characters that its encoding does not have are written as their numbers. What is written after the
-  end is discarded.
+  Control characters, which a name in a file may hold, and characters that its encoding does not
+  have are written as escapes. What is written after the end is discarded.
   """
 
   def __init__(self, stream: Any):
@@ -58,6 +58,7 @@ class _Output:
   def write(self, text: str) -> int:
     """Writes as the stream does; returns the number of characters."""
     with self._discarding():
+      text = printing.lines(text)
       try:
         return self._stream.write(text)
       except UnicodeEncodeError as error:

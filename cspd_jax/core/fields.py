@@ -87,7 +87,10 @@ def _matches(value: Any, kind: Any, limits: Range | None) -> bool:
   if kind is float:
     if not isinstance(value, int | float | np.number):
       return False
-    number = float(value)
+    try:
+      number = float(value)
+    except OverflowError:  # A whole number of hundreds of digits.
+      return False
     return math.isfinite(number) and (
         number > 0 if limits is None else limits[0] <= number <= limits[1])
   return isinstance(value, kind)

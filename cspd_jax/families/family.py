@@ -100,7 +100,7 @@ class Parts(NamedTuple):
     config = self.loaded['text'].config
     name = self.defaults.get('contexts', config.form)
     if name not in writers:
-      raise ValueError(f'contexts of model {self.name!r} is {name!r}; it must be one of '
+      raise ValueError(f'contexts of model {self.name!r} is {name!r:.80}; it must be one of '
                        f'{", ".join(writers)}.')
     if name == config.form and config.first_token is not None:
       return functools.partial(writers[name], first_token=config.first_token)
@@ -159,9 +159,12 @@ class Family(NamedTuple):
     """The kinds of all roles, with their names."""
     return [item for by_name in self.roles.values() for item in by_name.items()]
 
-  def check_defaults(self, defaults: Collection[str]) -> None:
-    """Raises ValueError for the name of a default that its models do not use."""
+  def check_defaults(self, defaults: Mapping[str, Any]) -> None:
+    """Raises ValueError for a default that its models do not use, or of another form."""
     self.engine.check_defaults(defaults, ('contexts',) if self.prompt_writers else ())
+    if not isinstance(name := defaults.get('contexts', ''), str):
+      raise ValueError(f'contexts is {name!r:.80}; it must be one of '
+                       f'{", ".join(self.prompt_writers)}.')
 
 
 FAMILIES: dict[str, Family] = {}
@@ -193,7 +196,7 @@ def get(name: str) -> Family:
   """
   name = kinds.current(name)
   if name not in FAMILIES:
-    raise ValueError(f'family is {name!r}; it must be one of: {", ".join(sorted(FAMILIES))}.')
+    raise ValueError(f'family is {name!r:.80}; it must be one of: {", ".join(sorted(FAMILIES))}.')
   return FAMILIES[name]
 
 
@@ -208,5 +211,5 @@ def of_target(kind: str) -> Family:
     if kind in family.roles['target']:
       return family
   targets = sorted(kind for family in FAMILIES.values() for kind in family.roles['target'])
-  raise ValueError(f'a {kind!r} network is not a target, which a model requires; targets have the '
-                   f'kinds: {", ".join(targets)}.')
+  raise ValueError(f'a {kind!r:.80} network is not a target, which a model requires; targets have '
+                   f'the kinds: {", ".join(targets)}.')

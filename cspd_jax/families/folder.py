@@ -109,7 +109,7 @@ def _check_target(folder: pathlib.Path, parts: Mapping[str, Any], loaded: Mappin
 def _network(role: str, part: Any, family: family_lib.Family, **options: Any) -> Loaded:
   """Loads a network unless it is loaded; raises CheckpointError if its kind does not fit `role`."""
   if not isinstance(part, Loaded):
-    part = store.load(part, **options)
+    part = store.load(part, name=role, **options)
   if part.kind not in family.roles.get(role, ()):
     raise CheckpointError(
         f'{role} is a {part.kind!r} network; in a {family.name!r} model it must be of kind: '
@@ -183,7 +183,7 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
     raise CheckpointError(f'{error} Published sizes are: {", ".join(sorted(presets))}.') from error
   description = read(folder)
   return family_lib.get(description['family']), {
-      role: store.describe(folder / part) for role, part in description['parts'].items()
+      role: store.describe(folder / part, name=role) for role, part in description['parts'].items()
       if role not in (*_ALONE, 't5')}
 
 
@@ -215,12 +215,12 @@ def find(name_or_folder: str | os.PathLike) -> pathlib.Path:
   """
   if str(name_or_folder) in shipped():
     return store.ASSETS / str(name_or_folder)
-  folder = paths.find('name_or_folder', name_or_folder)
+  folder = paths.find('model', name_or_folder)
   store.recover(folder)
   if not (folder / FILE).is_file():
     problem = 'has no model.json' if folder.is_dir() else 'is not a folder'
     raise CheckpointError(
-        f'name_or_folder is {str(name_or_folder)!r}, which {problem}; pass one of the shipped '
+        f'model is {paths.shown(name_or_folder)}, which {problem}; pass one of the shipped '
         f'models ({", ".join(shipped())}) or a folder that cspd-convert wrote.')
   return folder
 

@@ -11,7 +11,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cspd_jax.checkpoints import files, kinds, paths, reading, store
+from cspd_jax.checkpoints import files, kinds, paths, reading, store, weights
 from cspd_jax.checkpoints.store import CheckpointError
 from cspd_jax.families import family as family_lib
 from cspd_jax.generation import defaults as defaults_lib
@@ -21,6 +21,7 @@ _FORMATS = (1, 2)
 FILE = 'model.json'
 # The defaults that stay when the target is replaced.
 _OF_ANY_TARGET = ('dtype',)
+_ENTRIES = {'family': str, 'parts': dict, 'defaults': dict}
 
 
 def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
@@ -139,7 +140,6 @@ def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
   description['defaults'] = {**description['defaults'], **defaults}
   registered.check_defaults(description['defaults'])
   choice = description['defaults'].get('decoder')
-  defaults_lib.check(choice)
   return {'format': _FORMATS[defaults_lib.is_by_size(choice)], **description, **others}
 
 
@@ -151,27 +151,29 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
   """
   description = _content(folder)
   if 'kind' in description:  # The folder of a network.
-    owner = family_lib.of_target(description['kind']).name
+    try:
+      owner = family_lib.of_target(reading.entry(description, 'kind', str)).name
+    except ValueError as error:
+      raise CheckpointError(f'{folder / FILE}: {error}') from error
     return dict(family=owner, parts={'target': '.'}, defaults={})
   try:
     version = description['format']
-    result: dict[str, Any] = dict(
-        family=kinds.current(str(description['family'])), parts=dict(description['parts']),
-        defaults=dict(description['defaults']))
+    result: dict[str, Any] = {
+        name: reading.entry(description, name, kind) for name, kind in _ENTRIES.items()}
+    result['family'] = kinds.current(result['family'])
     wrong = [role for role, part in result['parts'].items()
              if not isinstance(part, str) or not part or not part.isprintable()]
   except (KeyError, TypeError, ValueError) as error:
     raise _damaged(folder, error) from error
   if version not in _FORMATS:
-    raise CheckpointError(f'{folder} has format {version!r}; this version of cspd_jax reads '
+    raise CheckpointError(f'{folder} has format {version!r:.80}; this version of cspd_jax reads '
                           f'formats {" and ".join(map(str, _FORMATS))}.')
   if wrong:
-    raise CheckpointError(f'{folder / FILE}: the part {wrong[0]!r} must be named by its folder.')
-  family = family_lib.FAMILIES.get(result['family'])
+    raise CheckpointError(
+        f'{folder / FILE}: the part {wrong[0]!r:.80} must be named by its folder.')
   try:
-    if family is not None:
-      family.check_defaults(result['defaults'])
-    defaults_lib.check(result['defaults'].get('decoder'))
+    family_lib.get(result['family']).check_defaults(result['defaults'])
+    weights.checked_dtype(result['defaults'].get('dtype'))
   except ValueError as error:
     raise CheckpointError(f'{folder / FILE}: {error}') from error
   return result

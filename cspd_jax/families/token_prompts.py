@@ -29,7 +29,13 @@ def conditions(grid: tuple[int, int], text: Text | None, write: templates.Writer
       supported.
     examples: example prompts in words.
     image_ids: published ids of the tokens of images.
+
+  Raises:
+    ValueError: if the examples, which a file holds, are not a list of texts.
   """
+  if not isinstance(examples, list | tuple) or not all(isinstance(one, str) for one in examples):
+    raise ValueError(f'prompts of the target is {examples!r:.80}; it must be a list of texts.')
+
   @functools.cache
   def words() -> Text:
     assert text is not None and write is not None

@@ -41,6 +41,17 @@ def check(choice: Any) -> None:
                          'or such texts by device, and there by number of images.')
 
 
+def check_seconds(measured: Any) -> None:
+  """Raises ValueError unless measurements are None or have the form that `seconds` reads."""
+  by_device = {} if measured is None else measured
+  for by_size in by_device.values() if isinstance(by_device, Mapping) else [None]:
+    for entry in by_size.values() if isinstance(by_size, Mapping) else [None]:
+      if not isinstance(entry, list) or len(entry) != 2 or not isinstance(
+          entry[1], int | float) or not isinstance(entry[0], str):
+        raise ValueError(f'seconds is {measured!r:.80}; it must be a decoder and its seconds per '
+                         'image, by device and number of images: run cspd-tune again.')
+
+
 def find(choice: Any, device: Any, batch_size: int) -> str | None:
   """Returns the specification for a device and a number of images, or None.
 

@@ -179,11 +179,11 @@ class Engine(NamedTuple):
           f'{discrete.DRAFTS[required]}; model {name!r} has none: load it with '
           f'{role}=FOLDER.')
 
-  def check_defaults(self, defaults: Collection[str], others: Collection[str] = ()) -> None:
-    """Raises ValueError for the name of a default that no model of the engine uses.
+  def check_defaults(self, defaults: Mapping[str, Any], others: Collection[str] = ()) -> None:
+    """Raises ValueError for a default that no model of the engine uses, or of another form.
 
     Args:
-      defaults: names in the `defaults` of a `model.json`.
+      defaults: the `defaults` of a `model.json`.
       others: names that the model's family supports in addition.
     """
     supported = [*self.options._fields, *_DEFAULTS, *others]
@@ -191,6 +191,12 @@ class Engine(NamedTuple):
       raise ValueError(
           f'{unknown[0]!r:.80} is among the defaults, which may be: {", ".join(supported)}; '
           'correct or remove it' + spelling.suggestion(unknown[0], supported))
+    for name, value in self.sampling(defaults, {})._asdict().items():
+      if np.ndim(value):
+        raise ValueError(f'{name} is {defaults[name]!r:.80} among the defaults; it must be one '
+                         'number.')
+    defaults_lib.check(defaults.get('decoder'))
+    defaults_lib.check_seconds(defaults.get('seconds'))
 
   def sampling(self, defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> Options:
     """Returns sampling options as NumPy values, so that new values do not compile again.
@@ -232,17 +238,16 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
   """Converts `value` to the type of the option's default: a scalar or one number per image."""
   try:
     number = np.asarray(value)
-    if number.dtype == bool or not np.issubdtype(number.dtype, np.number):
-      raise TypeError
-    if isinstance(like, int) and np.any(number != np.floor(number)):
-      raise ValueError(f'{name} is {value!r}; it must be a whole number.')
-    if isinstance(like, int) and np.any(np.abs(number) >= 2**31):
-      raise ValueError(f'{name} is {value!r}; it must be below {2**31}.')
-    with np.errstate(over='ignore'):  # The decoder refuses what becomes infinite.
-      return number.astype(np.int32 if isinstance(like, int) else np.float32)
-  except TypeError as error:
-    raise ValueError(
-        f'{name} is {value!r}; it must be a number, or one number per image.') from error
+  except ValueError:  # Lists of different lengths.
+    number = np.asarray('')
+  if number.dtype.kind not in 'iuf':
+    raise ValueError(f'{name} is {value!r:.80}; it must be a number, or one number per image.')
+  if isinstance(like, int) and np.any(number != np.floor(number)):
+    raise ValueError(f'{name} is {value!r:.80}; it must be a whole number.')
+  if isinstance(like, int) and np.any(np.abs(number) >= 2**31):
+    raise ValueError(f'{name} is {value!r:.80}; it must be below {2**31}.')
+  with np.errstate(over='ignore'):  # The decoder refuses what becomes infinite.
+    return number.astype(np.int32 if isinstance(like, int) else np.float32)
 
 
 def _build_discrete(specification: str | Spec, target: Any, draft: Any,

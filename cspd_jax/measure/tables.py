@@ -8,13 +8,18 @@ are shown as a dash.
 import csv as csv_lib
 import io
 import os
+import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cspd_jax.checkpoints import paths, reading
+from cspd_jax.core import printing
 
 Columns = Mapping[str, str]
+# Names and formats in the columns of a file: no attributes, and a width and digits of two digits.
+_FIELD = re.compile(r'[^{}\[\].:!]+')
+_SPEC = re.compile(r'[<>=^]?[-+ ]?0?\d{0,2},?(\.\d{1,2})?[a-zA-Z%]?', re.ASCII)
 Row = Mapping[str, Any]
 
 
@@ -85,7 +90,8 @@ def of_report(path: str | os.PathLike) -> list[Table]:
     path: path of a report.json, or of its folder.
 
   Raises:
-    ValueError: if the file is not a valid report.
+    ValueError: if the file is not a valid report: also for a column whose format has a large width,
+      or reads anything but a value of the row.
   """
   path = paths.find('report', path)
   report = reading.json(path / 'report.json' if path.is_dir() else path,
@@ -93,13 +99,29 @@ def of_report(path: str | os.PathLike) -> list[Table]:
   try:
     rows = report['rows']
     names = {name: f'{{{name}}}' for row in rows for name in row}
-    return [Table(table['title'], table['columns'], [rows[i] for i in table['rows']])
-            for table in report.get(
-                'tables', [dict(title='', columns=names, rows=range(len(rows)))]) if table['rows']]
-  except (KeyError, TypeError, IndexError, AttributeError) as error:
-    raise ValueError(f'report is {str(path)!r}, which is not a valid report '
-                     f'({type(error).__name__}: {error}); give a report.json that one of the '
-                     'programs wrote.') from error
+    tables = [Table(reading.entry(table, 'title', str), _checked(table['columns']),
+                    [dict(rows[i]) for i in table['rows']])
+              for table in report.get(
+                  'tables', [dict(title='', columns=names, rows=range(len(rows)))])
+              if table['rows']]
+    for table in tables:
+      text(table.columns, table.rows)  # Raises for values that a format does not fit.
+    return tables
+  except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+    raise ValueError(f'report is {paths.shown(path)}, which is not a valid report '
+                     f'({type(error).__name__}: {printing.visible(str(error)):.300}); give a '
+                     'report.json that one of the programs wrote.') from error
+
+
+def _checked(columns: Any) -> Columns:
+  """Returns columns of a file; raises ValueError unless they format values of a row in few letters.
+  """
+  for name, form in columns.items():
+    for _, field, spec, conversion in string.Formatter().parse(form):
+      if conversion or field is not None and not (
+          _FIELD.fullmatch(field) and _SPEC.fullmatch(spec or '')):
+        raise ValueError(f'the column {name!r:.80} has the format {form!r:.80}')
+  return columns
 
 
 def cells(columns: Columns, row: Row) -> list[str]:

@@ -62,7 +62,7 @@ def test_images_are_watched_while_they_come_about(folder, tmp_path, monkeypatch)
 @pytest.mark.parametrize('words, message', [
     (['--stream=missing/now.png'], 'stream is'),
     (['--stream=now.png', '--mesh=1x1'], 'cannot be streamed'),
-    (['--model=nowhere'], "name_or_folder is 'nowhere'"),
+    (['--model=nowhere'], "model is 'nowhere'"),
     (['--prompt=mud'], "prompts holds 'mud'"),
     (['--prompt=sea', '--prompts=x'], 'give only one of them'),
     (['--prompts=missing.txt'], 'cannot be read'),

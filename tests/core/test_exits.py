@@ -43,6 +43,23 @@ def test_codes_and_messages(capsys, error, code, said):
   assert ended(capsys, error) == (code, said)
 
 
+def test_names_that_hold_control_characters(capsys):
+  """A name in a file of someone else moves no cursor and hides nothing on a terminal."""
+  name = 'a\x1b[2J\x07\x9b1m\u202ecat\rb'
+
+  def main():
+    print(f'model {name} 日本 👩‍🎨\tend')
+    print('\r 10%', end='')
+    print(name, file=sys.stderr)
+    raise ValueError(f'{name} is wrong')
+
+  assert exits.code_of(main) == 2
+  out, err = capsys.readouterr()
+  shown = r'a\x1b[2J\x07\x9b1m\u202ecat\rb'
+  assert out == f'model {shown} 日本 👩‍🎨\tend\n\r 10%'
+  assert err == f'{shown}\nerror: {shown.replace(chr(92) + "r", " ")} is wrong\n'
+
+
 def test_memory_that_cannot_be_had(capsys):
   """Of Python, of NumPy and of JAX, on this machine."""
   for make in (lambda: [0] * 10**15, lambda: np.zeros(10**15),

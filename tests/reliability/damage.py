@@ -1,6 +1,7 @@
 """Files that were cut, changed or extended."""
 
 import itertools
+import json
 import random
 from collections.abc import Iterator
 
@@ -37,3 +38,27 @@ def _shrink(data, place, rng):
 
 def _fill(data, place, rng):
   return data[:place] + b'\xff' * min(4, len(data) - place) + data[place + 4:]
+
+
+# What may stand in place of any value of a JSON file.
+STRANGE = (None, True, [], {}, ['x'], [[]], {'x': 1}, {'1': 'x'}, [1] * 8, -1, 0, 1.5, 1e300,
+           10**25, 10**400, '', 'x', 'x' * 5000, '\x1b[31mred', 'a\nb', '../x', '{:>1000000000}')
+
+
+def replaced(content, count: int, seed: int = 0) -> Iterator[str]:
+  """Yields `count` JSON texts in which an entry is removed, or is one of `STRANGE`."""
+  rng = random.Random(seed)
+  for number in range(count):
+    copy = parent = json.loads(json.dumps(content))
+    while True:
+      keys = list(parent) if isinstance(parent, dict) else list(range(len(parent)))
+      key = rng.choice(keys)
+      child = parent[key]
+      if not isinstance(child, dict | list) or not child or rng.random() < .3:
+        break
+      parent = child
+    if number % 8:
+      parent[key] = rng.choice(STRANGE)
+    else:
+      del parent[key]
+    yield json.dumps(copy)

@@ -153,7 +153,16 @@ def test_descriptions_of_models_and_networks(tmp_path, count):
     '5', '[]', 'null', '"text"', '{"rows": 3}', '{"rows": [1]}', '{"rows": {"a": 1}}', '{"rows": []'
     ', "tables": [{}]}', '{"rows": [], "tables": 3}', '{"rows": [{}], "tables": [[]]}', '[' * 10**5,
     '{"rows": [NaN]}', '{"rows": [1e999]}', '{"rows": [-Infinity]}', '9' * 5000, '\ufeff{}', '',
-    '{"rows": [{"a": 1}], "tables": [{"title": "x", "columns": [], "rows": [9]}]}'])
+    '{"rows": [{"a": 1}], "tables": [{"title": "x", "columns": [], "rows": [9]}]}',
+    *(json.dumps(dict(rows=[{'a': 1}], tables=[dict(title='x', columns={'b': form}, rows=[0])]))
+      for form in ('{a:>1000000000}', '{a:.999999999f}', '{a:{a}}', '{a.__class__}', '{a[0]}', '{}',
+                   '{a!r:>9}', '{a:x>99}', '{a', 3, '{a:²}')),
+    json.dumps(dict(rows=[{'a:>1000000000': 1}])), json.dumps(dict(rows=[{'a': []}], tables=[
+        dict(title='x', columns={'b': '{a:>9}'}, rows=[0])])),
+    json.dumps(dict(rows=[{'a': 'x'}], tables=[
+        dict(title='x', columns={'b': '{a:.2f}'}, rows=[0])])),
+    json.dumps(dict(rows=[], tables=[dict(title=[3], columns={}, rows=[0])])),
+    json.dumps(dict(rows=[{'a': 10**400}])), '[' * 70 + ']' * 70])
 def test_json_of_another_type(tmp_path, content):
   (tmp_path / 'report.json').write_text(content)
   with pytest.raises(
