@@ -96,7 +96,7 @@ def inside(folder: pathlib.Path, name: Any, source: str | os.PathLike, *, links:
   path = folder / name
   try:
     mode = (path.stat if links else path.lstat)().st_mode
-  except (FileNotFoundError, NotADirectoryError):
+  except OSError:  # It does not exist, or its folder cannot be entered.
     return path
   if not stat.S_ISREG(mode):
     raise ValueError(f'{source} holds the name {shown(name)}, and {path} is a link, a folder or '

@@ -13,7 +13,7 @@ import pathlib
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import IO, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -33,34 +33,13 @@ _INTEGERS = -2**63, 2**64 - 1
 _MAX_UNPACKED, _MAX_RATIO = 1 << 28, 64
 # Bytes of the list of an archive's members, of some hundred thousand.
 _MAX_LIST = 1 << 24
-# Bytes that are enough for the header of an array.
-_MAX_ARRAY_HEADER = 1 << 14
 # Formats that Pillow reads itself; for PostScript it would start another program.
 _PICTURES = ('BMP', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 # Endings of the names of their files.
 PICTURE_NAMES = ('.bmp', '.gif', '.jfif', '.jpe', '.jpeg', '.jpg', '.pbm', '.pgm', '.png', '.pnm',
                  '.ppm', '.tif', '.tiff', '.webp')
-# Readers of headers of .npy files, by version; version 3 is for structured arrays.
-_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0,
-            (2, 0): np.lib.format.read_array_header_2_0}
-
-
 # What messages call the types of JSON.
-_JSON_TYPES = {dict: 'an object', list: 'a list', str: 'a text'}
-
-
-class Header(NamedTuple):
-  """Shape, dtype and order of an array in an .npz file.
-
-  Attributes:
-    shape: its shape.
-    dtype: its dtype, which holds no Python objects.
-    by_columns: whether its first axis varies fastest.
-  """
-
-  shape: tuple[int, ...]
-  dtype: np.dtype
-  by_columns: bool
+_JSON_TYPES: dict[type, str] = {dict: 'an object', list: 'a list', str: 'a text'}
 
 
 def text(path: str | os.PathLike, remedy: str, name: str | None = None) -> str:
@@ -74,13 +53,13 @@ def text(path: str | os.PathLike, remedy: str, name: str | None = None) -> str:
   Raises:
     ValueError: if it cannot be read, or is larger than `MOST_TEXT`.
   """
-  with _reading(path, 'text', remedy, name) as file:
+  with opening(path, 'text', remedy, name) as file:
     return _bytes(file).decode('utf-8')
 
 
 def data(path: str | os.PathLike, remedy: str, name: str | None = None) -> bytes:
   """Reads the bytes of a file; arguments and errors as for `text`."""
-  with _reading(path, 'a file', remedy, name) as file:
+  with opening(path, 'a file', remedy, name) as file:
     return _bytes(file)
 
 
@@ -96,7 +75,7 @@ def json(path: str | os.PathLike, remedy: str, name: str | None = None, kind: ty
   Raises:
     ValueError: if it cannot be read, holds another type, or is larger than `MOST_TEXT`.
   """
-  with _reading(path, 'JSON', remedy, name) as file:
+  with opening(path, 'JSON', remedy, name) as file:
     content = json_lib.loads(_bytes(file).decode('utf-8'), parse_constant=_finite,
                              parse_float=_finite, parse_int=_integer)
     _check_depth(content)
@@ -109,81 +88,11 @@ def entry(content: Mapping[str, Any], name: str, kind: type) -> Any:
   """Returns an entry of a JSON object.
 
   Raises:
-    ValueError: if there is none, or it has another type than `kind`.
+    ValueError: if it is missing, or has another type than `kind`.
   """
   if not isinstance(value := content.get(name), kind):
     raise ValueError(f'its {name} is {value!r:.80}, and must be {_JSON_TYPES[kind]}')
   return value
-
-
-def arrays(path: str | os.PathLike, remedy: str, name: str | None = None,
-           needed: tuple[str, ...] = (), only: tuple[str, ...] | None = None
-           ) -> dict[str, np.ndarray]:
-  """Reads the arrays of an .npz file as read-only arrays, and verifies their checksums.
-
-  Args:
-    path: see `text`.
-    remedy: see `text`.
-    name: see `text`.
-    needed: names of required arrays.
-    only: names of the arrays to read, as far as the file has them; None reads all.
-
-  Raises:
-    ValueError: if it cannot be read, an array is missing, or the arrays are much larger than the
-      file.
-  """
-  with _archive(path, remedy, name) as (archive, size):
-    members = _members(archive)
-    if missing := [array for array in needed if array not in members]:
-      raise ValueError(f'it has no array {missing[0]!r}')
-    chosen = {array: member for array, member in members.items() if only is None or array in only}
-    check_total('members', sum(member.file_size for member in chosen.values()), size)
-    return {array: _array(archive, member) for array, member in chosen.items()}
-
-
-def headers(path: str | os.PathLike, remedy: str, name: str | None = None) -> dict[str, Header]:
-  """Reads the shapes and dtypes of the arrays of an .npz file by name, and none of the arrays.
-
-  Arguments and errors are those of `arrays`.
-  """
-  with _archive(path, remedy, name) as (archive, _):
-    result = {}
-    for array, member in _members(archive).items():
-      with archive.open(member) as stream:
-        result[array], _ = _header(stream, member)
-    return result
-
-
-def batches(path: str | os.PathLike, remedy: str, array: str, size: int, name: str | None = None
-            ) -> Iterator[np.ndarray]:
-  """Yields the rows of an array of an .npz file in batches, of which the last may be smaller.
-
-  Args:
-    path: see `text`.
-    remedy: see `text`.
-    array: the name of the array, `[N, ...]`.
-    size: rows of a batch. At most one batch is in memory.
-    name: see `text`.
-
-  Raises:
-    ValueError: see `arrays`.
-  """
-  with _archive(path, remedy, name) as (archive, file_size):
-    member = _members(archive)[array]
-    check_total('members', member.file_size, file_size)
-    with archive.open(member) as stream:
-      header, start = _header(stream, member)
-    if header.by_columns or not header.shape:
-      raise ValueError(f'{array} is not stored row by row')
-    with archive.open(member) as stream:
-      stream.read(start)
-      row = math.prod(header.shape[1:]) * header.dtype.itemsize
-      for first in range(0, header.shape[0], size):
-        count = min(size, header.shape[0] - first)
-        content = stream.read(count * row)
-        if len(content) < count * row:
-          raise ValueError(f'{array} ends early')
-        yield np.frombuffer(content, header.dtype).reshape(count, *header.shape[1:])
 
 
 def picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
@@ -201,7 +110,7 @@ def picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
   Raises:
     ValueError: if it cannot be read, or a text is missing.
   """
-  with _reading(path, 'PNG', remedy) as file:
+  with opening(path, 'PNG', remedy) as file:
     with _opened(file, ('PNG',)) as image:
       image.verify()  # All checksums; the file has to be opened again after it.
     with _opened(file, ('PNG',)) as image:
@@ -225,7 +134,7 @@ def photograph(path: str | os.PathLike, remedy: str, name: str | None = None, *,
   Raises:
     ValueError: if it cannot be read, or has more than `MOST_PIXELS`, or `convert` refuses it.
   """
-  with _reading(path, 'an image', remedy, name) as file, _opened(file, _PICTURES) as image:
+  with opening(path, 'an image', remedy, name) as file, _opened(file, _PICTURES) as image:
     return convert(image)
 
 
@@ -235,7 +144,7 @@ def size_of_photograph(path: str | os.PathLike, remedy: str, name: str | None = 
 
   Arguments and errors are those of `photograph`.
   """
-  with _reading(path, 'an image', remedy, name) as file, _opened(file, _PICTURES) as image:
+  with opening(path, 'an image', remedy, name) as file, _opened(file, _PICTURES) as image:
     pictures.check_evaluated(image)
     return image.height, image.width
 
@@ -278,9 +187,16 @@ def _opened(file: pathlib.Path, formats: tuple[str, ...]) -> Iterator[Image.Imag
 
 
 @contextlib.contextmanager
-def _reading(path: str | os.PathLike, form: str, remedy: str, name: str | None = None
-             ) -> Iterator[pathlib.Path]:
-  """Yields an existing file, and turns all errors of the block into one ValueError."""
+def opening(path: str | os.PathLike, form: str, remedy: str, name: str | None = None
+            ) -> Iterator[pathlib.Path]:
+  """Yields the path of an existing file, and turns all errors of the block into one ValueError.
+
+  Args:
+    path: see `text`.
+    form: what the file should be, for the message.
+    remedy: see `text`.
+    name: see `text`.
+  """
   file, other = paths.find(name or 'path', path), None
   subject = paths.shown(path)[1:-1] if name is None else f'{name} is {paths.shown(path)}, which'
   try:
@@ -299,14 +215,6 @@ def _reading(path: str | os.PathLike, form: str, remedy: str, name: str | None =
               else str(error) or type(error).__name__)
     raise ValueError(f'{subject} cannot be read as {form} '
                      f'({printing.visible(reason)[:300]}); {remedy}.') from error
-
-
-@contextlib.contextmanager
-def _archive(path: str | os.PathLike, remedy: str, name: str | None
-             ) -> Iterator[tuple[zipfile.ZipFile, int]]:
-  """Opens an .npz file; yields it with its size in bytes."""
-  with _reading(path, '.npz', remedy, name) as file, open_zip(file) as archive:
-    yield archive, file.stat().st_size
 
 
 def _check_depth(content: Any) -> None:
@@ -378,44 +286,3 @@ def open_zip(path: pathlib.Path) -> Iterator[zipfile.ZipFile]:
   with _ListedBriefly(io.FileIO(path)) as stream, zipfile.ZipFile(stream) as archive:
     stream.limit = None  # Of the members themselves, `check_total` knows the sizes.
     yield archive
-
-
-def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
-  """Returns the members of an archive by the names of their arrays."""
-  result: dict[str, zipfile.ZipInfo] = {}
-  for member in archive.infolist():
-    array = member.filename.removesuffix('.npy')
-    if array in result:
-      raise ValueError(f'it has two arrays {array!r}')
-    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-      raise ValueError(f'{member.filename!r} is compressed in a way that NumPy does not use')
-    result[array] = member
-  return result
-
-
-def _header(stream: IO[bytes], member: zipfile.ZipInfo) -> tuple[Header, int]:
-  """Reads the header of an .npy file and its size, if the array has the size of the rest."""
-  start = io.BytesIO(stream.read(_MAX_ARRAY_HEADER))
-  version = np.lib.format.read_magic(start)
-  if version not in _HEADERS:
-    raise ValueError(f'it has an array of version {version}')
-  with warnings.catch_warnings():
-    warnings.simplefilter('ignore', UserWarning)  # A file that Python 2 wrote.
-    try:
-      shape, by_columns, dtype = _HEADERS[version](start)
-    except MemoryError as error:  # What Python raises for nested brackets.
-      raise ValueError('it has an array with a damaged header') from error
-  if dtype.hasobject:
-    raise ValueError('it holds Python objects')
-  size = member.file_size - start.tell()
-  if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
-    raise ValueError(f'it has {size} bytes for {dtype} of shape {shape}')
-  return Header(shape, dtype, by_columns), start.tell()
-
-
-def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-  """Unpacks an .npy file of an archive, if its header fits its size."""
-  with archive.open(member) as stream:
-    (shape, dtype, by_columns), start = _header(stream, member)
-  flat = np.frombuffer(archive.read(member), dtype, offset=start)
-  return flat.reshape(shape, order='F' if by_columns else 'C')

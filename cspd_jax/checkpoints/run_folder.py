@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints import files, locks, paths, reading
+from cspd_jax.checkpoints import files, locks, npz, paths, reading
 from cspd_jax.version import __version__
 
 _SETTINGS = 'run.json'
@@ -77,7 +77,7 @@ class Run:
       ValueError: if the file is damaged, or holds other arrays.
     """
     path = self.folder / name
-    return files.tree_of(reading.arrays(path, files.REMAKE), like, path) if path.exists() else None
+    return files.tree_of(npz.arrays(path, files.REMAKE), like, path) if path.exists() else None
 
   def write(self, name: str, tree: Any) -> None:
     """Writes a tree of arrays, in any dtypes, as an .npz file."""

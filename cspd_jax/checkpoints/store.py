@@ -204,21 +204,17 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
     path_or_name: a folder written by `save`, or the name of a shipped model.
     dtype: the dtype of the floating-point parameters; None preserves the stored one.
     quantize: 'int8' turns the matrices of the layers into `int8.Int8`; None leaves them.
-    sharding: devices of the parameters: a device, a `jax.sharding.Sharding`, a tree of those like
-      the parameters, or a mesh of `sharding.make_mesh`, over which they are divided as their
-      kind specifies. None means the default device.
+    sharding: a device, a `jax.sharding.Sharding`, a tree of those like the parameters, or a mesh of
+      `sharding.make_mesh`, divided as their kind specifies. None means the default device.
     verify: whether to read every file twice and compare its digest with the stored one.
     allow_nonfinite: whether parameters may be NaN or infinite.
     name: name of the argument that specifies the network, for messages.
 
-  Returns:
-    The model.
-
   Raises:
-    CheckpointError: if the checkpoint does not exist or is damaged, or its parameters do not
-      belong to its config or are not finite.
-    ValueError: if the parameters cannot be divided over the mesh or have no int8 matrices, `dtype`
-      is not a floating-point dtype, or JAX has no device.
+    CheckpointError: if it does not exist or is damaged, or its parameters do not belong to its
+      config or are not finite.
+    ValueError: for parameters that cannot be divided over the mesh or have no int8 matrices,
+      another `dtype`, or without a device.
   """
   weights.checked_dtype(dtype)
   folder = _find(path_or_name, name)

@@ -27,7 +27,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.checkpoints import locks, paths, reading, store
+from cspd_jax.checkpoints import locks, npz, paths, store
 from cspd_jax.cli import groups, inputs, training
 from cspd_jax.core import compiling, fields, progress
 from cspd_jax.generation import run as run_lib
@@ -216,7 +216,7 @@ def _sampled(job: Job) -> np.ndarray:
 
 def _read(path: str, model: cspd_jax.Model) -> np.ndarray:
   """Reads the array `tokens` of a file; raises ValueError unless it holds images of the model."""
-  tokens = reading.arrays(path, 'give an .npz file with an array of that name', 'tokens',
+  tokens = npz.arrays(path, 'give an .npz file with an array of that name', 'tokens',
                           needed=('tokens',))['tokens']
   vocab = model.target(guided=False).vocab_size
   if (tokens.ndim != 2 or tokens.shape[1] != model.num_tokens or len(tokens) < _FEWEST

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax.checkpoints import files, reading
+from cspd_jax.checkpoints import files, npz, reading
 from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.core import batches
 
@@ -80,7 +80,7 @@ class FeatureFiles:
           pixels, _ = reading.picture(self._report.path(name), files.REMAKE)
           self.add([number], pixels[None])
       self.flush()
-      rows = [reading.arrays(self._report.path(_part(number)), files.REMAKE)
+      rows = [npz.arrays(self._report.path(_part(number)), files.REMAKE)
               for number in range(len(self._images))]
       joined = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
       files.write_arrays(self._report.path(NAME), joined | {

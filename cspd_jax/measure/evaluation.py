@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.checkpoints import files, reading, store
+from cspd_jax.checkpoints import files, npz, store
 from cspd_jax.core import batches
 from cspd_jax.generation import memory
 from cspd_jax.generation.features import Extractor
@@ -266,13 +266,13 @@ def scored(source: Source, of: Network, batch_size: int,
                 source.spatial or frechet.gaussian(values.spatial))
 
 
-def _stored(where: str, path: str, arrays: Mapping[str, reading.Header], of: Network,
+def _stored(where: str, path: str, arrays: Mapping[str, npz.Header], of: Network,
             widths: Features) -> Features:
   """Features of `save`; raises ValueError for those of another network, or inconsistent ones."""
   if wrong := [name for name in _LABELS if arrays[name].shape or arrays[name].dtype.kind != 'U'
                or arrays[name].dtype.itemsize > 4 * _MOST_LETTERS]:
     raise ValueError(f'{where}, whose {wrong[0]} is not a text; give the images.')
-  labels = reading.arrays(path, _REMEDY, only=_LABELS)
+  labels = npz.arrays(path, _REMEDY, only=_LABELS)
   if (evaluator := str(labels['evaluator'])) != of.evaluator:
     raise ValueError(f'{where} with features for the evaluator {evaluator!r}, and evaluator is '
                      f'{of.evaluator}; give the images.')
@@ -285,14 +285,14 @@ def _stored(where: str, path: str, arrays: Mapping[str, reading.Header], of: Net
       raise ValueError(f'{where}, whose {name} is {dtype}{list(shape)}; it must be float32 [N, '
                        f'{width}], and all arrays must have the same N, at least 2: give the '
                        'images.')
-  values = Features(**reading.arrays(path, _REMEDY, only=Features._fields))
+  values = Features(**npz.arrays(path, _REMEDY, only=Features._fields))
   for name, value in values._asdict().items():
     if not np.isfinite(value).all():
       raise ValueError(f'{where}, whose {name} is not finite; give the images.')
   return values
 
 
-def _moments(where: str, path: str, arrays: Mapping[str, reading.Header], pair: tuple[str, str],
+def _moments(where: str, path: str, arrays: Mapping[str, npz.Header], pair: tuple[str, str],
              width: int) -> Gaussian | None:
   """Published statistics of `width` features; None if the file does not hold them."""
   if not set(pair) & set(arrays):
@@ -306,7 +306,7 @@ def _moments(where: str, path: str, arrays: Mapping[str, reading.Header], pair: 
     if actual != shape or dtype.kind not in 'fiu':
       raise ValueError(f'{where}, whose {name} is {dtype}{list(actual)}; for this network it must '
                        f'be real numbers {list(shape)}, so give statistics of its features.')
-  read = reading.arrays(path, _REMEDY, only=pair)
+  read = npz.arrays(path, _REMEDY, only=pair)
   mean, covariance = (np.asarray(read[name], np.float64) for name in pair)
   if problem := _problem(mean, covariance):
     raise ValueError(f'{where}, whose {pair[0]} and {pair[1]} are no mean and covariance; those '

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax.checkpoints import paths, reading
+from cspd_jax.checkpoints import npz, paths, reading
 
 _ARRAY = 'arr_0'
 _REMEDY = 'replace or remove it'
@@ -46,7 +46,7 @@ class ImageSet(NamedTuple):
       ValueError: if an image is damaged.
     """
     if not self.names:
-      yield from reading.batches(self.path, _REMEDY, _ARRAY, size)
+      yield from npz.batches(self.path, _REMEDY, _ARRAY, size)
       return
     for i in range(0, len(self.names), size):
       yield np.stack([prepare(np.asarray(reading.photograph(self.path / name, _REMEDY)))
@@ -111,10 +111,10 @@ def _first_image(folder: pathlib.Path) -> pathlib.Path | None:
                for name in sorted(names) if _is_image(name)), None)
 
 
-def stored(argument: str, path: str) -> dict[str, reading.Header]:
+def stored(argument: str, path: str) -> dict[str, npz.Header]:
   """Returns the shapes and dtypes of the arrays of an .npz file by name; empty for a folder.
 
   Raises:
     ValueError: if the path is neither.
   """
-  return {} if paths.find(argument, path).is_dir() else reading.headers(path, _FORM, argument)
+  return {} if paths.find(argument, path).is_dir() else npz.headers(path, _FORM, argument)

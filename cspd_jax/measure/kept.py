@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax.checkpoints import files, reading
+from cspd_jax.checkpoints import files, npz
 from cspd_jax.checkpoints.run_folder import Report
 
 # `(inputs, compute) -> ` what `compute` returns, arrays by name, or an earlier call of the same
@@ -27,7 +27,7 @@ def within(report: Report) -> Keep:
   def keep(inputs, compute):
     name = _NAME.format(_digest(inputs))
     if report.has(name):
-      return reading.arrays(report.path(name), files.REMAKE)
+      return npz.arrays(report.path(name), files.REMAKE)
     values = compute()
     files.write_arrays(report.path(name), values)
     return values

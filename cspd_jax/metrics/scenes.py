@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from cspd_jax.checkpoints import reading
+from cspd_jax.checkpoints import npz
 from cspd_jax.metrics import base, requests
 from cspd_jax.metrics.requests import Request
 
@@ -93,7 +93,7 @@ class Seen(NamedTuple):
 @functools.cache
 def templates(path: pathlib.Path = TEMPLATES) -> Templates:
   """Reads a file of templates; the default is that of the package."""
-  arrays = reading.arrays(path, 'install the package again', needed=('names', 'pixels'))
+  arrays = npz.arrays(path, 'install the package again', needed=('names', 'pixels'))
   return Templates(tuple(arrays['names'].tolist()), arrays['pixels'])
 
 

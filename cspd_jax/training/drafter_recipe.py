@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints import reading
+from cspd_jax.checkpoints import npz
 from cspd_jax.core import batches, fields
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Teacher
@@ -172,7 +172,7 @@ def sample(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path) -> None:
 def _read(recipe: DrafterRecipe, model: Model, num_prompts: int) -> tuple[np.ndarray, np.ndarray]:
   """Reads images and the indices of their prompts from a file; raises ValueError if they differ."""
   count = recipe.num_train_images + recipe.num_held_out_images
-  arrays = reading.arrays(str(recipe.tokens), 'provide a file of images', 'tokens',
+  arrays = npz.arrays(str(recipe.tokens), 'provide a file of images', 'tokens',
                           needed=('tokens', 'labels'))
   tokens, labels = arrays['tokens'], arrays['labels']
   target = model.target(guided=False)

@@ -11,7 +11,7 @@ import numpy as np
 from absl import logging
 
 import cspd_jax
-from cspd_jax.checkpoints import files, reading
+from cspd_jax.checkpoints import files, npz
 from cspd_jax.core import fields
 from cspd_jax.training import loop
 from cspd_jax.training.optimizer import OptimizerConfig
@@ -204,7 +204,7 @@ class Stages(abc.ABC):
     """
     count = self.num_train_images if split == 'train' else self.num_held_out_images
     if path.exists():
-      arrays = reading.arrays(path, files.REMAKE, needed=(name, 'labels'))
+      arrays = npz.arrays(path, files.REMAKE, needed=(name, 'labels'))
       if len(arrays[name]) == count and arrays['labels'].shape == (count,):
         return arrays[name], arrays['labels']
     parts, batches_of_labels = [], []

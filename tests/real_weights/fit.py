@@ -22,7 +22,7 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax import cli
-from cspd_jax.checkpoints import files, reading, store
+from cspd_jax.checkpoints import files, npz, store
 from cspd_jax.checkpoints.run_folder import Report, Run
 from cspd_jax.cli import training
 from cspd_jax.core import fields
@@ -92,7 +92,7 @@ def texts(config: Config) -> dict[str, np.ndarray]:
   """
   path = pathlib.Path(config.workdir) / 'texts.npz'
   if path.exists():
-    return reading.arrays(path, files.REMAKE, needed=('tokens', 'features'))
+    return npz.arrays(path, files.REMAKE, needed=('tokens', 'features'))
   sizes = smollm2.config(config.length)
   decode = jax.jit(cspd_jax.vanilla(early_fusion.target(sizes, guided=False)))
   read = jax.jit(lambda *arguments: early_fusion.logits_and_features(*arguments)[1],

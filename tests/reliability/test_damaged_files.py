@@ -17,7 +17,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from checkpoints_conversion import read as convert_read
-from cspd_jax.checkpoints import files, reading, run_folder, store
+from cspd_jax.checkpoints import files, npz, reading, run_folder, store
 from cspd_jax.cli import loader
 from cspd_jax.families import folder as folder_lib
 from cspd_jax.generation import prefix, prompts
@@ -76,7 +76,7 @@ def read_tokenizer(path):
 # What has checksums reads as it was. In text, a change may mean something else.
 CHECKED = {
     'a.npz': (lambda path: files.write_arrays(path, ARRAYS),
-              lambda path: reading.arrays(path, REMEDY, needed=tuple(ARRAYS))),
+              lambda path: npz.arrays(path, REMEDY, needed=tuple(ARRAYS))),
     'b.npz': (lambda path: files.write_arrays(path, {'arr_0': IMAGES}),
               lambda path: {'arr_0': np.concatenate(
                   [*image_sets.opened('images', str(path)).batches(2)])}),
@@ -188,12 +188,12 @@ def test_descriptions_with_values_of_another_type(tmp_path, change):
 
 @pytest.mark.parametrize('read', [
     lambda path: reading.text(path, REMEDY), lambda path: reading.json(path, REMEDY),
-    lambda path: reading.arrays(path, REMEDY), lambda path: reading.picture(path, REMEDY),
+    lambda path: npz.arrays(path, REMEDY), lambda path: reading.picture(path, REMEDY),
     lambda path: tables.of_report(path), lambda path: prompts.listed(path),
     lambda path: loader.load(str(path)), store.load, folder_lib.load,
     lambda path: prefix._read(path, (8, 8)), lambda path: reading.data(path, REMEDY),
     lambda path: image_sets.opened('images', str(path)),
-    lambda path: next(reading.batches(path, REMEDY, 'arr_0', 2))])
+    lambda path: next(npz.batches(path, REMEDY, 'arr_0', 2))])
 @pytest.mark.parametrize('kind', ['pipe', 'folder', 'nothing', 'long', 'device', 'nobody', 'loop'])
 def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
   path = tmp_path / 'x'
@@ -212,7 +212,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
 
 
 @pytest.mark.parametrize('read', [
-    reading.text, reading.json, reading.arrays, reading.picture, reading.photograph, reading.data])
+    reading.text, reading.json, npz.arrays, reading.picture, reading.photograph, reading.data])
 def test_files_that_stand_for_others(tmp_path, read):
   for content, message in ((b'version https://git-lfs.github.com/spec/v1\n', 'pointer of Git LFS'),
                            (b'\0\5\x16\7\0\2', r'macOS notes about another file')):
@@ -238,7 +238,7 @@ def test_sizes_in_headers_allocate_nothing(tmp_path):
   with zipfile.ZipFile(tmp_path / 'a.npz', 'w') as archive:
     archive.writestr('tokens.npy', header.getvalue() + bytes(16))
   with pytest.raises(ValueError, match=r'has 16 bytes for float64 of shape \(1000000000000,\)'):
-    reading.arrays(tmp_path / 'a.npz', REMEDY)
+    npz.arrays(tmp_path / 'a.npz', REMEDY)
 
 
 @pytest.mark.parametrize('array, message', [
@@ -250,7 +250,7 @@ def test_arrays_that_are_none(tmp_path, array, message):
   else:
     np.savez(tmp_path / 'a.npz', tokens=array)
   with pytest.raises(ValueError, match=message):
-    reading.arrays(tmp_path / 'a.npz', REMEDY)
+    npz.arrays(tmp_path / 'a.npz', REMEDY)
 
 
 @pytest.mark.parametrize('header, message', [
@@ -267,9 +267,9 @@ def test_headers_of_arrays(tmp_path, header, message):
   content = header.encode() + b'\n'
   member = b'\x93NUMPY\1\0' + len(content).to_bytes(2, 'little') + content + bytes(16)
   _zip(tmp_path / 'a.npz', member)
-  for read in (lambda path: reading.arrays(path, REMEDY)['tokens'].tolist(),
-               lambda path: np.concatenate([*reading.batches(path, REMEDY, 'tokens', 1)]).tolist(),
-               lambda path: [0.0] * reading.headers(path, REMEDY)['tokens'].shape[0]):
+  for read in (lambda path: npz.arrays(path, REMEDY)['tokens'].tolist(),
+               lambda path: np.concatenate([*npz.batches(path, REMEDY, 'tokens', 1)]).tolist(),
+               lambda path: [0.0] * npz.headers(path, REMEDY)['tokens'].shape[0]):
     try:
       assert read(tmp_path / 'a.npz') == [0.0, 0.0] and message is None
     except ValueError as error:
@@ -285,20 +285,20 @@ def test_members_that_cannot_be_read(tmp_path):
   content = bytearray(path.read_bytes())
   content[content.rindex(np.float64(8.).tobytes())] ^= 1
   path.write_bytes(content)
-  for read in (lambda: reading.arrays(path, REMEDY),
-               lambda: [*reading.batches(path, REMEDY, 'tokens', 2)]):
+  for read in (lambda: npz.arrays(path, REMEDY),
+               lambda: [*npz.batches(path, REMEDY, 'tokens', 2)]):
     with pytest.raises(ValueError, match="a.npz cannot be read as .npz .*Bad CRC-32"):
       read()
   content[content.rindex(b'PK\1\2') + 8] |= 1  # The flag of encryption.
   path.write_bytes(content)
   with pytest.raises(ValueError, match='is encrypted'):
-    reading.headers(path, REMEDY)
+    npz.headers(path, REMEDY)
   with zipfile.ZipFile(path, 'w') as archive, warnings.catch_warnings():
     warnings.simplefilter('ignore')
     for _ in range(2):
       archive.writestr('tokens.npy', _member((1,), 1))
   with pytest.raises(ValueError, match="two arrays 'tokens'"):
-    reading.arrays(path, REMEDY)
+    npz.arrays(path, REMEDY)
 
 
 def _zip(path, member, method=zipfile.ZIP_DEFLATED):
@@ -317,17 +317,17 @@ def test_arrays_are_unpacked_as_their_header_says(tmp_path, monkeypatch):
   _zip(tmp_path / 'a.npz', _member((4,), 1 << 20))
   monkeypatch.setattr(zipfile.ZipFile, 'read', None)  # Nothing of the array is unpacked.
   with pytest.raises(ValueError, match=r'has 8388608 bytes for float64 of shape \(4,\)'):
-    reading.arrays(tmp_path / 'a.npz', REMEDY)
+    npz.arrays(tmp_path / 'a.npz', REMEDY)
 
 
 def test_arrays_that_are_much_larger_than_their_file(tmp_path, monkeypatch):
   """A file as `numpy.savez_compressed` writes it is read, 3 GB in 14 MB are not."""
   path = tmp_path / 'a.npz'
   np.savez_compressed(path, tokens=np.zeros(1 << 17))
-  assert not reading.arrays(path, REMEDY)['tokens'].any()
+  assert not npz.arrays(path, REMEDY)['tokens'].any()
   monkeypatch.setattr(reading, '_MAX_UNPACKED', 1 << 18)
   with pytest.raises(ValueError, match='its members have 1048704 bytes and the file .* unpacked'):
-    reading.arrays(path, REMEDY)
+    npz.arrays(path, REMEDY)
   monkeypatch.undo()
   with zipfile.ZipFile(path, 'w') as archive:  # What the list of the archive says.
     archive.writestr('tokens.npy', _member((1 << 29,), 0))
@@ -335,14 +335,14 @@ def test_arrays_that_are_much_larger_than_their_file(tmp_path, monkeypatch):
   old, new = (number.to_bytes(4, 'little') for number in (size, size + (3 << 30)))
   path.write_bytes(path.read_bytes().replace(old, new))
   with pytest.raises(ValueError, match='its members have 3221225600 bytes'):
-    reading.arrays(path, REMEDY)
+    npz.arrays(path, REMEDY)
 
 
 def test_arrays_of_another_compression(tmp_path):
   """Its dictionary alone may have 4 GB."""
   _zip(tmp_path / 'a.npz', _member((4,), 4), zipfile.ZIP_LZMA)
   with pytest.raises(ValueError, match='compressed in a way that NumPy does not use'):
-    reading.arrays(tmp_path / 'a.npz', REMEDY)
+    npz.arrays(tmp_path / 'a.npz', REMEDY)
 
 
 @pytest.mark.parametrize('read', [
