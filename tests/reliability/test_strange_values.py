@@ -14,7 +14,7 @@ from cspd_jax.metrics import inception
 from cspd_jax.models import inception as inception_network
 from tests.reliability import damage, test_checkpoint_faults
 
-COUNTS = [80, pytest.param(3000, marks=pytest.mark.slow)]
+COUNTS = [40, pytest.param(3000, marks=pytest.mark.slow)]
 REPORT = {
     'program': 'cspd-generate', 'settings': {'output': 'x'}, 'files': {'a.png': '00' * 32},
     'rows': [{'file': 'a.png', 'prompt': 'cat', 'number': 0, 'seconds': 1.5},
