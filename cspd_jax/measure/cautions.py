@@ -17,20 +17,20 @@ def warnings(samples: Scored, reference: Scored, evaluator: str) -> list[str]:
     reference: other images, or published statistics.
     evaluator: a key of `inception.EVALUATORS`.
   """
-  kind, found = inception.EVALUATORS[evaluator], []
+  kind, sentences = inception.EVALUATORS[evaluator], []
   if frechet.are_equal(samples.pool, reference.pool):
-    found.append('images and reference are the same images up to rounding, so scores that compare '
-                 'them are left out; give other images as the reference')
+    sentences.append('images and reference are the same images up to rounding, so scores that '
+                     'compare them are left out; give other images as the reference')
   else:
-    found += _few(samples, reference, 'sFID' in kind.scores)
+    sentences += _few(samples, reference, 'sFID' in kind.scores)
   if samples.features is not None and 'IS' in kind.scores:
-    found += _splits(samples.features.logits, kind.split)
-  return found
+    sentences += _splits(samples.features.logits, kind.split)
+  return sentences
 
 
 def _few(samples: Scored, reference: Scored, spatial: bool) -> list[str]:
   """Sets with fewer images than features, of the FID and, if `spatial`, of the sFID."""
-  found = []
+  sentences = []
   for name, images in (('images', samples), ('reference', reference)):
     if images.features is None:
       continue
@@ -39,29 +39,31 @@ def _few(samples: Scored, reference: Scored, spatial: bool) -> list[str]:
       sizes['sFID'] = images.features.spatial.shape[1]
     count = len(images.features.pool)
     if short := [f'{size} of the {score}' for score, size in sizes.items() if count < size]:
-      found.append(f'{name} has {count} images, fewer than features ({" and ".join(short)}), so '
-                   'that their number changes the score more than their quality; give at least '
-                   f'{max(sizes.values())}, and as many as the figure you compare with has')
-  return found
+      sentences.append(
+          f'{name} has {count} images, fewer than features ({" and ".join(short)}), so that their '
+          'number changes the score more than their quality; give at least '
+          f'{max(sizes.values())}, and as many as the figure you compare with has')
+  return sentences
 
 
 def _splits(logits: np.ndarray, split: int | None) -> list[str]:
   """Splits of the inception score that are small, unequal or ordered."""
   count, classes = logits.shape
-  sizes, found = np.diff(image_scores.bounds(count, split)), []
+  sizes, sentences = np.diff(image_scores.bounds(count, split)), []
   least = int(sizes.min())
   if split is not None and least < sizes[0]:
-    found.append(f'the last of {len(sizes)} splits of the IS has {least} images in place of '
-                 f'{split}, and scores at most {least}; give a multiple of {split} images')
+    sentences.append(f'the last of {len(sizes)} splits of the IS has {least} images in place of '
+                     f'{split}, and scores at most {least}; give a multiple of {split} images')
   elif least < classes:
-    found.append(f'the IS has splits of {least} images, which score at most {least}, and the '
-                 f'network has {classes} classes; give more images')
+    sentences.append(f'the IS has splits of {least} images, which score at most {least}, and the '
+                     f'network has {classes} classes; give more images')
   if split is not None and len(sizes) > 1:
     order = np.random.default_rng(0).permutation(count)
     ordered, shuffled = (image_scores.inception_score(values, split)
                          for values in (logits, logits[order]))
     if shuffled > _ORDERED * ordered:
-      found.append(f'the IS is {ordered:.2f} because splits are {split} images in their order, '
-                   f'which is by class or alike; shuffled images have {shuffled:.2f}: give them in '
-                   'random order, or the classes in turn')
-  return found
+      sentences.append(
+          f'the IS is {ordered:.2f} because splits are {split} images in their order, which is by '
+          f'class or alike; shuffled images have {shuffled:.2f}: give them in random order, or the '
+          'classes in turn')
+  return sentences

@@ -87,14 +87,11 @@ def test_all_scores(run, place, network):
 
 
 def test_scores_that_mislead(run):
-  """11 images of more features, and then the same images once more."""
-  found = run()
-  assert _scores(found) and 'warning: images has 11 images, fewer than features' in found.err
-  report = json.loads((found.folder / 'report.json').read_text())
-  assert len(report['warnings']) == 2 and 'reference has 13 images' in report['warnings'][1]
+  assert 'warning: images has 11 images, fewer than features' in run().err
   found = run('--reference={place}/samples.npz', out='same')
   assert list(_scores(found)) == ['IS (ADM, 11)']
-  assert 'warning: images and reference are the same images' in found.err
+  (warning,) = json.loads((found.folder / 'report.json').read_text())['warnings']
+  assert 'are the same images' in warning and f'warning: {warning}.' in found.err
 
 
 @pytest.mark.slow
