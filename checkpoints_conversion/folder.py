@@ -184,10 +184,12 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
   if not existing[family_name]:
     raise read.ReadError(f'source is {source}, a folder without {layout[family_name][0]}; specify '
                          'the file, or another model.')
-  sources = {}
+  sources, target = {}, path / existing[family_name][0]
   for name, candidates in reversed(list(existing.items())):
-    if candidates and (candidates[0] != '.' or _is_with(family, path, rules.get(name))):
+    if candidates and candidates[0] != '.':
       sources[name] = path / candidates[0]
+    elif candidates and _is_with(family, target, rules.get(name)):
+      sources[name] = target
   return sources
 
 

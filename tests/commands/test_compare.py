@@ -214,12 +214,12 @@ def test_a_few_decoders_by_default(models):
 @pytest.mark.parametrize('own', ['vanilla', 'seed_exact(window=5)'])
 def test_the_models_own_decoder_is_compared_once(models, tmp_path, own):
   tuned.place(models / 'alone', tmp_path / 'own').store(jax.devices()[0].device_kind, {1: own})
-  assert list(_job(tmp_path / 'own').programs) == ['vanilla', 'seed_exact']
+  assert list(_job(tmp_path / 'own').requests) == ['vanilla', 'seed_exact']
 
 
 def test_left_out_decoders_are_named(models):
   job = _job(models / 'alone', all=True)
-  assert 'speculative' not in job.requests and 'sjd_pac' in job.programs
+  assert 'speculative' not in job.requests and 'sjd_pac' in job.requests
   assert "'model' part" in job.left_out['speculative']
   assert 'medusa' in job.left_out['medusa'] and len(job.prompts) == 4
 
@@ -284,7 +284,7 @@ def test_a_family_of_the_tests(capsys, tmp_path):
     ((('biased', 1), ('bounded', 2), ('exact', 4), ('seed-exact', 3)), 'seed-exact'),
     ((('exact', 2), ('biased', 1)), 'exact'), ((('biased', 2), ('bounded', 1)), None)])
 def test_only_exact_decoders_are_recommended(rows, decoder):
-  job = compare.Job(cspd_jax.load('demo'), {}, {}, [0], 0, None)
+  job = compare.Job(cspd_jax.load('demo'), {}, {}, [0], None)
   line = compare._next_step(compare.Config(), job, [  # pylint: disable=protected-access
       dict(guarantee=Guarantee(word), specification=word, seconds_per_image=seconds)
       for word, seconds in rows])

@@ -158,6 +158,5 @@ def test_folders_with_modulations_by_block_are_refused(tmp_path):
   for name, rows in (('modulation_0', slice(0, 3)), ('out_modulation', slice(3, 5))):
     head[name] = {'kernel': whole['kernel'][:, rows].reshape(width, -1),
                   'bias': whole['bias'][rows].reshape(-1)}
-  store.save_groups(tmp_path / 'old', 'mar', config, weights.divided(params | {'head': head}))
-  with pytest.raises(store.CheckpointError, match='(?s)head.*modulation.*out_modulation'):
-    store.load(tmp_path / 'old')
+  with pytest.raises(store.CheckpointError, match='differ in head/modulation_0/bias'):
+    store.save_groups(tmp_path / 'old', 'mar', config, weights.divided(params | {'head': head}))

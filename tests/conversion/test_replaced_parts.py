@@ -46,7 +46,8 @@ def _edit(path, **defaults):
 
 
 def test_another_target_brings_its_own_defaults(tmp_path):
-  sizes = {'num_attention_heads': 4, 'rms_norm_eps': 1e-5, 'rope_theta': 1e6}
+  sizes = {'num_attention_heads': 4, 'rms_norm_eps': 1e-5, 'rope_theta': 1e6,
+           'attention_bias': True, 'o_attention_bias': False}
   newer = _part(tmp_path / '1.1', 'nextstep', NEXTSTEP, sizes | {'genloss_width': 8})
   older = _part(tmp_path / '1', 'nextstep', NEXTSTEP, sizes | {'fm_head_dim': 8}, seed=1)
   model, notes = tmp_path / 'model', []
