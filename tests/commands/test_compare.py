@@ -65,7 +65,7 @@ _BAD = {
     'draft of another vocabulary': (
         ['--draft={tmp}/other_vocabulary'], ['vocab_size', '32', '16']),
     'no such model': (['--model={tmp}/nothing'], ['nothing', 'is not a folder']),
-    'no model': (['--model='], ['name_or_folder']),
+    'no model': (['--model='], ["model is ''"]),
     'not a checkpoint': (['--model={tmp}'], ['model.json']),
     'truncated checkpoint': (['--model={tmp}/truncated'], ['damaged']),
     'tokenizer as model': (['--model={tmp}/tokenizer'], ["'vq'", 'llamagen']),
