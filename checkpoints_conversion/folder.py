@@ -281,13 +281,9 @@ def _other_networks(folder: pathlib.Path, model: str, roles: Sequence[str]
   store.recover(folder)
   if not (folder / model_file.FILE).exists():
     return {}
-  try:
-    description = model_file.read(folder)
-  except store.CheckpointError:
-    raise
-  except ValueError:  # A network that is not the target of any model.
-    description = {'family': None}
-  if description['family'] != model or '.' in description['parts'].values():
+  description = None if model_file.is_network(folder) else model_file.read(folder)
+  if description is None or description['family'] != model or (
+      '.' in description['parts'].values()):
     raise ConversionError(
         f'output is {folder}, which holds a network of its own or a model of another family; '
         f'choose another folder for a {model!r} model.')

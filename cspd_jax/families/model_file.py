@@ -179,6 +179,11 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
   return result
 
 
+def is_network(folder: pathlib.Path) -> bool:
+  """Returns whether a `model.json` describes one network; raises CheckpointError as `read` does."""
+  return 'kind' in _content(folder)
+
+
 def _content(folder: pathlib.Path) -> dict[str, Any]:
   """Returns the content of the `model.json` of a model or network; raises CheckpointError."""
   try:
