@@ -205,7 +205,9 @@ def order(config: EarlyFusionConfig) -> np.ndarray:
   """
   codes = config.first_code + np.arange(config.num_codes)
   first = np.concatenate([codes, np.asarray(config.ends, codes.dtype)])
-  return np.concatenate([first, np.setdiff1d(np.arange(config.vocab_size), first)])
+  is_other = np.ones(config.vocab_size, bool)
+  is_other[first] = False
+  return np.concatenate([first, np.flatnonzero(is_other)])
 
 
 def renumbered(config: EarlyFusionConfig, prompt: Prompt) -> Prompt:

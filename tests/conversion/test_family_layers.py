@@ -4,6 +4,7 @@ Everything here is about names and shapes; the tensors have no numbers of their 
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 import pytest
@@ -39,8 +40,9 @@ def _zeros(shapes):
   return {name: np.broadcast_to(np.float32(0), shape) for name, shape in shapes.items()}
 
 
+@functools.cache
 def _shapes(name):
-  return dict(convert.published_shapes(rules.get(name), CASES[name][0]))
+  return convert.published_shapes(rules.get(name), CASES[name][0])
 
 
 def _open(name, shapes):

@@ -11,6 +11,7 @@ text, and its `top_k` of 64000 of all 215672 tokens, which at random weights rem
 left out.
 """
 
+import dataclasses
 import json
 import re
 
@@ -37,7 +38,7 @@ NAMES = tuple(files.CONFIGS)
 
 
 def _text(name):
-  return bpe.read({'file': np.frombuffer(files.text(name), np.uint8)}, name)
+  return bpe.read({'file': np.frombuffer(files.text(name, 0), np.uint8)}, name)
 
 
 @pytest.fixture(scope='module', params=NAMES)
@@ -126,7 +127,7 @@ _TEMPLATES = {
 def test_prompts_are_those_of_the_official_program(name, prompt):
   """The tokenizer splits the whole text at special tokens, as the official programs let it do."""
   import tokenizers
-  whole = tokenizers.Tokenizer.from_buffer(files.text(name))
+  whole = tokenizers.Tokenizer.from_buffer(files.text(name, 0))
   write = early_fusion_family.FAMILY.prompt_writers[name]
   request, null = write(_text(name), prompt, 32, 32)
   template, negative = _TEMPLATES[name]
@@ -148,50 +149,51 @@ def test_files_of_other_models_are_refused(name):
     early_fusion_family.FAMILY.prompt_writers[name](other, 'a cat', 32, 32)
 
 
-@pytest.mark.parametrize('name', NAMES)
-def test_the_tokenizer_has_as_many_tokens_as_there_are_rows_of_text(name, tmp_path, capsys):
-  config, count = files.CONFIGS[name], files.CONFIGS[name].first_code
-  command = lambda source, output, family=name: convert(
-      tmp_path, family, source, tmp_path / output, *(
-          ('--height=2', '--width=3') if family == name else ()))
-  settings = published_files.transformer_settings(
-      getattr(published_settings, name.upper()), config)
-  if name == 'liquid':
-    settings['head_dim'] = config.head_dim
+def test_the_tokenizer_has_as_many_tokens_as_there_are_rows_of_text(tmp_path, capsys, monkeypatch):
+  """Liquid with 48 codes and 1200 tokens of text; its first code is their number."""
+  config = dataclasses.replace(files.LIQUID, num_codes=48, vocab_size=1248, first_code=1200)
+  family = rules.get('liquid')
+  infer = lambda shapes, options: family.infer.func({'liquid_7b': config}, shapes, options)
+  monkeypatch.setitem(rules.FAMILIES, 'liquid', family._replace(infer=infer))
+  tensors = published.weights(convert_lib.published_shapes(family, config), 93)
 
   def save(folder, rows, num_tokens):
     """A published folder with more rows of embeddings at their end, and a tokenizer."""
-    tensors = files.target(name)
-    embedding = 'model.embed_tokens.weight'
-    tensors[embedding] = np.pad(tensors[embedding], ((0, rows), (0, 0)))
+    embedding = np.pad(tensors['model.embed_tokens.weight'], ((0, rows), (0, 0)))
+    settings = published_files.transformer_settings(published_settings.LIQUID, config)
     published_files.shard(
-        tmp_path / folder, tensors, settings | {'vocab_size': config.vocab_size + rows}, count=1)
+        tmp_path / folder, {**tensors, 'model.embed_tokens.weight': embedding},
+        {**settings, 'head_dim': config.head_dim, 'vocab_size': 1248 + rows}, count=1)
     if num_tokens:
-      (tmp_path / folder / 'tokenizer.json').write_bytes(files.text(name, num_tokens))
+      (tmp_path / folder / 'tokenizer.json').write_bytes(files.text('liquid', num_tokens))
+
+  def run(source, output, family='liquid'):
+    """The exit code of the command, and what it printed."""
+    words = ('--height=2', '--width=3') if family == 'liquid' else ()
+    code = convert(tmp_path, family, source, tmp_path / output, *words)
+    return code, ''.join(capsys.readouterr())
 
   # Padded embeddings, alone: what is assumed is said, and the tokenizer contradicts it later.
   save('padded', 20, None)
-  assert not command('padded', 'model')
-  line = f'assumed that the text tokenizer has {count + 20} tokens'
-  assert line in capsys.readouterr().out
-  (tmp_path / 'tokenizer.json').write_bytes(files.text(name))
-  message = (f'text has {count} tokens, but the target of .* has {count + 20} rows of text before '
-             'its codes')
-  assert command('tokenizer.json', 'model', f'{name}_text') == 2
-  assert re.search(message, capsys.readouterr().err)
-  with pytest.raises(ValueError, match='no words because it has no text part'):
-    cspd_jax.load(tmp_path / 'model').condition(['a cat'])
+  code, printed = run('padded', 'model')
+  assert not code and 'liquid: assumed that the text tokenizer has 1220 tokens, so th' in printed
+  (tmp_path / 'tokenizer.json').write_bytes(files.text('liquid', 1200))
+  message = 'text has 1200 tokens, but the target of .* has 1220 rows of text before its codes'
+  code, printed = run('tokenizer.json', 'model', 'liquid_text')
+  assert code == 2 and re.search(message, printed)
+  assert not (tmp_path / 'model' / 'text').exists()
   # Both at once: nothing is written.
-  (tmp_path / 'padded' / 'tokenizer.json').write_bytes(files.text(name))
-  assert command('padded', 'other') == 2 and not (tmp_path / 'other').exists()
-  assert re.search(message, capsys.readouterr().err)
+  (tmp_path / 'padded' / 'tokenizer.json').write_bytes(files.text('liquid', 1200))
+  code, printed = run('padded', 'other')
+  assert code == 2 and re.search(message, printed) and not (tmp_path / 'other').exists()
   # More tokens than rows: words would be codes.
-  save('words', 0, count + 7)
-  assert command('words', 'other') == 2
-  assert f'text has tokens up to {count + 6}, but the' in capsys.readouterr().err
+  save('words', 0, 1207)
+  code, printed = run('words', 'other')
+  assert code == 2 and 'text has tokens up to 1206, but the target of' in printed
   # As many, however many these are.
-  save('fits', 20, count + 20)
-  assert not command('fits', 'fits_model') and line not in capsys.readouterr().out
+  save('fits', 20, 1220)
+  code, printed = run('fits', 'fits_model')
+  assert not code and 'assumed that the text' not in printed
 
 
 def _probabilities(name):

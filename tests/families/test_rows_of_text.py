@@ -9,7 +9,12 @@ import pytest
 from cspd_jax import families
 from cspd_jax.checkpoints import store
 from cspd_jax.text import bpe
-from tests.families import janus_files, published_files, test_nextstep_family
+from tests.families import (
+  janus_files,
+  language_model_files,
+  published_files,
+  test_nextstep_family,
+)
 
 
 def _build(family, kind, config, form, file):
@@ -43,6 +48,9 @@ LUMINA_2 = published_files.lumina_mgpt_2_text()
      _edited(CHAMELEON, IMGIMGJZ=30000), 'does not name the 8192 image tokens from id 4 on'),
     ('early_fusion', 'early_fusion', published_files.LUMINA_MGPT_2, 'lumina_mgpt_2',
      _edited(LUMINA_2, word=171385), 'up to 171385, but the target of .tiny. has 171385 rows'),
+    ('early_fusion', 'early_fusion', language_model_files.SIMPLEAR, 'simplear',
+     language_model_files.text('simplear', 0), 'text has 103 tokens, but the target of .tiny. has '
+     '151672 rows of text before its codes'),
     ('early_fusion', 'early_fusion', published_files.EMU3, 'emu3',
      published_files.emu3_text(151642), 'it has 151642 tokens of text, and the model 151643'),
     ('early_fusion', 'early_fusion', published_files.EMU3_5, 'emu3_5',

@@ -25,8 +25,8 @@ FILES = {
     'lumina_mgpt': (published_files.chameleon_text, ['<eoss>', '<reserved08804>', 'IMGIMGBAZ']),
     'anole': (published_files.chameleon_text, ['<pad>', '<reserved08799>', 'IMGIMGHZ']),
     'lumina_mgpt_2': (published_files.lumina_mgpt_2_text, ['<|im_start|>', '<reserved08805>']),
-    'simplear': (lambda: language_model_files.text('simplear'), ['<|vtokens|>']),
-    'liquid': (lambda: language_model_files.text('liquid'), ['<eoi>', '<pad>']),
+    'simplear': (lambda: language_model_files.text('simplear', 0), ['<|vtokens|>']),
+    'liquid': (lambda: language_model_files.text('liquid', 0), ['<eoi>', '<pad>']),
     'janus_pro': (janus_files.tokenizer_file, ['<end_of_image>', '<｜end▁of▁sentence｜>']),
     'nextstep': (test_nextstep_family.tokenizer_file, ['<|end_of_image|>', '[PAD]'])}
 
