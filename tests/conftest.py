@@ -31,6 +31,8 @@ _OBJECTS_PER_COLLECTION = 100_000
 def pytest_configure(config):
   """Lets the workers, later runs, and programs that tests start share what they compile."""
   gc.set_threshold(_OBJECTS_PER_COLLECTION, 20, 20)
+  # This process has read it. Programs that tests start would show what other packages do.
+  os.environ.pop('PYTHONWARNDEFAULTENCODING', None)
   left_out = re.compile('not (slow|compiled)')
   if not re.search('slow|compiled', left_out.sub('', config.option.markexpr or '')):
     os.environ.setdefault('XLA_FLAGS', _QUICK)

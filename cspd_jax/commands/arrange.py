@@ -19,6 +19,9 @@ from cspd_jax.checkpoints import folders, paths
 from cspd_jax.core import fields
 from cspd_jax.measure import layouts
 
+# Pixels per side of resized images.
+_MOST_SIDE = 4096
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -28,7 +31,7 @@ class Config:
     images: a finished folder of cspd-generate.
     layout: adm for one array, geneval, dpg, or coco for a folder with captions.
     prompts: for geneval, its evaluation_metadata.jsonl; for dpg, its folder of prompts.
-    resize: pixels per side; None leaves the images as they are.
+    resize: pixels per side, at most 4096; None leaves the images as they are.
     output: the new folder.
   """
 
@@ -39,7 +42,7 @@ class Config:
   output: str = 'runs/arrange'
 
   def __post_init__(self):
-    fields.check(self)
+    fields.check(self, resize=(1, _MOST_SIDE))
 
 
 @cli.command(Config)

@@ -25,6 +25,8 @@ from cspd_jax.generation import memory
 from cspd_jax.measure import tables
 
 _PROGRAM = 'cspd-inspect'
+# Images that a pass is traced with: the program has an instruction for each.
+_MOST_BATCH = 1024
 _NETWORKS = {'network': '{network}', 'parameters': '{parameters:,}', 'GB': '{gigabytes:.3f}'}
 _ROUNDS = {'tokens per round': '{window}', 'GB read': '{gigabytes:.3f}', 'GFLOPs': '{gflops:.1f}',
            'FLOPs per byte': '{intensity:.1f}'}
@@ -51,7 +53,7 @@ class Config:
   output: str = 'runs/inspect'
 
   def __post_init__(self):
-    fields.check(self)
+    fields.check(self, batch=(1, _MOST_BATCH))
 
 
 def networks(model: cspd_jax.Model) -> list[dict[str, Any]]:

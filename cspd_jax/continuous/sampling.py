@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.core import rows
@@ -30,7 +29,7 @@ class Sampling(NamedTuple):
 # The valid values of every field.
 _LIMITS: dict[str, rows.Limit] = dict(
     guidance_scale=rows.IS_SCALE,
-    temperature=(lambda x: (x >= 0) & (x < np.inf), 'finite and at least 0'))
+    temperature=(lambda x: (x >= 0) & (x <= 1e37), 'from 0 to 1e37'))
 # In place of smaller temperatures, 0 included: the noise is far below all rounding errors, and no
 # standard deviation of a kernel is rounded to 0, by which decoders could not divide.
 _SMALLEST = 2.0**-90

@@ -7,7 +7,6 @@
 """
 
 import collections
-import functools
 import io
 import json
 import pathlib
@@ -168,24 +167,25 @@ def resized(pixels: np.ndarray, size: int) -> np.ndarray:
 
   LlamaGen resizes its 384 pixels so before the FID of 256, from pixels that are not rounded yet.
   """
-  rows, columns = (_cubic(count, size) for count in pixels.shape[:2])
-  values = np.einsum('rh,hwk,sw->rsk', rows, pixels.astype(np.float64), columns)
+  values = pixels
+  for axis in sorted((0, 1), key=lambda axis: -pixels.shape[axis]):  # The longer one first.
+    places, weights = _cubic(pixels.shape[axis], size)
+    values = sum(np.take(values, places[tap], axis) * np.expand_dims(weights[tap], (1 - axis, 2))
+                 for tap in range(len(places)))
   return np.clip(np.round(values), 0, 255).astype(np.uint8)
 
 
-@functools.cache
-def _cubic(count: int, size: int) -> np.ndarray:
-  """Cubic interpolation from `count` pixels as a matrix `[size, count]`."""
-  places = (np.arange(size) + .5) * count / size - .5
-  low = np.floor(places).astype(int)
-  matrix = np.zeros((size, count))
-  for offset in range(-1, 3):
-    x = np.abs(places - low - offset)
-    near = (_CUBIC + 2) * x**3 - (_CUBIC + 3) * x**2 + 1
-    far = _CUBIC * (x**3 - 5 * x**2 + 8 * x - 4)
-    np.add.at(matrix, (np.arange(size), np.clip(low + offset, 0, count - 1)),
-              np.where(x <= 1, near, far))
-  return matrix
+def _cubic(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+  """Cubic interpolation from `count` pixels: which four make a new one, and their weights.
+
+  Both are `[4, size]`.
+  """
+  centers = (np.arange(size) + .5) * count / size - .5
+  places = np.floor(centers).astype(int) + np.arange(-1, 3)[:, None]
+  x = np.abs(centers - places)
+  near = (_CUBIC + 2) * x**3 - (_CUBIC + 3) * x**2 + 1
+  far = _CUBIC * (x**3 - 5 * x**2 + 8 * x - 4)
+  return np.clip(places, 0, count - 1), np.where(x <= 1, near, far)
 
 
 def write_adm(folder: pathlib.Path, images: Sequence[Generated], read: Reader) -> None:
@@ -196,9 +196,7 @@ def write_adm(folder: pathlib.Path, images: Sequence[Generated], read: Reader) -
   def rows() -> Iterator[np.ndarray]:
     for image in images:
       pixels = read(image)
-      if pixels.shape != first.shape:
-        raise ValueError(f'{image.path} has {pixels.shape[0]}x{pixels.shape[1]} pixels, the first '
-                         f'image {first.shape[0]}x{first.shape[1]}; all must have one size.')
+      _check_size(image, pixels, first)
       yield pixels
 
   files.write_stacked(folder / 'samples.npz', 'arr_0', len(images), rows())
@@ -217,9 +215,25 @@ def write_geneval(folder: pathlib.Path, divided: Sequence[Group], read: Reader) 
 def write_dpg(folder: pathlib.Path, divided: Sequence[Group], read: Reader) -> None:
   """Writes a picture of 2 x 2 images for every prompt."""
   for group in divided:
-    a, b, c, d = map(read, group.images)
-    _write_png(folder / f'{group.name}.png',
-               np.concatenate([np.concatenate([a, b], 1), np.concatenate([c, d], 1)]))
+    first = read(group.images[0])
+    height, width = first.shape[:2]
+    if first.size * _GRID > 3 * reading.MOST_PIXELS:
+      raise ValueError(f'{group.images[0].path} has {height}x{width} pixels; {_GRID} images '
+                       f'together must have at most {reading.MOST_PIXELS}, so resize them.')
+    grid = np.zeros((2 * height, 2 * width, 3), np.uint8)
+    for number, image in enumerate(group.images):
+      pixels = read(image)
+      _check_size(image, pixels, first)
+      row, column = divmod(number, 2)
+      grid[row * height:(row + 1) * height, column * width:(column + 1) * width] = pixels
+    _write_png(folder / f'{group.name}.png', grid)
+
+
+def _check_size(image: Generated, pixels: np.ndarray, first: np.ndarray) -> None:
+  """Raises ValueError for an image of another size than the first one."""
+  if pixels.shape != first.shape:
+    raise ValueError(f'{image.path} has {pixels.shape[0]}x{pixels.shape[1]} pixels, the first '
+                     f'image {first.shape[0]}x{first.shape[1]}; all must have one size.')
 
 
 def write_coco(folder: pathlib.Path, images: Sequence[Generated], read: Reader) -> None:

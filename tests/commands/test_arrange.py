@@ -2,13 +2,14 @@
 
 import json
 import os
+import shutil
 import subprocess
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from cspd_jax.checkpoints import folders, paths
+from cspd_jax.checkpoints import folders, paths, reading
 from cspd_jax.commands import arrange
 from cspd_jax.measure import layouts
 from tests.experiments import calls
@@ -102,6 +103,7 @@ def test_resized_as_pytorch_does(size):
 
 
 _BAD = {
+    'large': (['--resize=20000'], ['resize is 20000', 'from 1 to 4096']),
     'unknown layout': (['--layout=hpd'], ['hpd', 'geneval']),
     'no prompts': (['--layout=geneval'], ['prompts is None', 'evaluation_metadata.jsonl']),
     'prompts of none': (['--prompts={place}/prompts'], ['leave prompts out']),
@@ -114,6 +116,18 @@ _BAD = {
     'no report of images': (['--images={place}/other'], ['not one of cspd-generate']),
     'files elsewhere': (['--images={place}/evil'], ['secret.png']),
     'size of 0': (['--resize=0'], ['resize is 0'])}
+
+
+def test_grids_of_large_or_different_images(run, place, monkeypatch):
+  words = ('--layout=dpg', '--prompts={place}/prompts')
+  (place / 'prompts' / 'third.txt').write_text('a cat')
+  with monkeypatch.context() as patch:
+    patch.setattr(reading, 'MOST_PIXELS', 3 * SIDE**2)
+    assert 'pixels; 4 images together must have at most 432' in run(*words).err
+    assert run(*words, '--resize=6').code == 0
+  Image.fromarray(_pixels(3)[:5]).save(place / 'images' / '0003.png')
+  shutil.rmtree(place / 'out')
+  assert '0003.png has 5x12 pixels, the first image 12x12' in run(*words).err
 
 
 @pytest.mark.parametrize('name', _BAD)

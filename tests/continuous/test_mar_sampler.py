@@ -153,7 +153,7 @@ class OptionsTest(chex.TestCase):
   @parameterized.parameters(
       (CHAIN, Sampling(2.0), 'guidance_scale is 2.0; it must be 1, because .* no null condition'),
       (MODEL, Sampling(np.inf), 'guidance_scale is inf; it must be finite'),
-      (MODEL, Sampling(1.0, 0.0), 'temperature is 0.0; it must be finite and above 0'),
+      (MODEL, Sampling(1.0, 1e39), 'temperature is 1e.39; it must be from 0 to'),
       (MODEL, Sampling(1.0, -1.0), 'temperature is -1.0'),
       (MODEL, Sampling('high'), "guidance_scale is 'high'; it must be a number"),
       (MODEL, Sampling(1.0, True), 'temperature is True; it must be a number'))

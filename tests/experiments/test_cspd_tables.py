@@ -29,7 +29,7 @@ _BAD = {
     'unknown decoder': (['--decoder=mar'], ["decoder is 'mar'", 'cspd_paper']),
     'too many kernels': (['--kernels_per_call=101'], ['101', '100']),
     'no batch': (['--batch_sizes=0'], ['batch_sizes is (0,)']),
-    'temperature of 0': (['--temperatures=0.0'], ['temperature is 0.0', 'above 0']),
+    'negative temperature': (['--temperatures=-1'], ['temperature is -1.0']),
     'no draft model': (['--model={tmp}/alone'], ['alone', 'draft model']),
     'discrete tokens': (['--model=demo'], ["model is 'demo'", 'continuous tokens']),
 }
