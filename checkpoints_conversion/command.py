@@ -1,82 +1,126 @@
 """Converts published PyTorch or safetensors weights to a model folder.
 
-    cspd-convert --family=llamagen --source=c2i_XL_384.pt --model=c2i_xl_384 \\
-        --output=checkpoints/c2i_xl_384
-    cspd-convert --family=llamagen_vq --source=vq_ds16_c2i.pt --output=checkpoints/c2i_xl_384
+  cspd-convert --family=llamagen --source=c2i_XL_384.pt --model=c2i_xl_384 \\
+      --output=checkpoints/c2i_xl_384
+  cspd-convert --family=llamagen_vq --source=vq_ds16_c2i.pt --output=checkpoints/c2i_xl_384
 
-The networks of a model are converted into one folder, one after the other: the
-target, its image tokenizer, its drafters. `cspd_jax.load` opens the folder. A
-published folder, or the id of one on the Hugging Face Hub, is converted with all
-networks in it. A command that was stopped continues when it is repeated. Without
---model the sizes are inferred from the shapes in the file, and other options specify
-what shapes do not determine; whatever is assumed instead is printed. Invalid input ends with one
-message and exit code 2.
+The networks of a model are converted into one folder, one after the other: the target, its image
+tokenizer, its drafters. `cspd_jax.load` opens the folder. A published folder, or the id of one on
+the Hugging Face Hub, is converted with all networks in it. A stopped command resumes when it is
+repeated. Without --model the sizes are inferred from the shapes in the file, and other options
+specify what shapes do not determine; whatever is assumed instead is printed.
 """
 
-import argparse
+import dataclasses
 import pathlib
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
-
-from absl import logging
+from typing import Literal
 
 from checkpoints_conversion import folder, rules
+from cspd_jax import cli
 from cspd_jax.checkpoints import paths, store
-from cspd_jax.cli import fields as flags
-from cspd_jax.core import exits, fields, progress, spelling
+from cspd_jax.cli import fields as flags, inputs
+from cspd_jax.core import fields, progress
 from cspd_jax.families import folder as folder_lib
 
-# Names of other programs for flags of this one alone; see `spelling`.
-_ALIASES = {'input': 'source', 'checkpoint': 'source', 'ckpt': 'source'}
 # An example for models of words.
 _WORDS = 'a lighthouse at dusk'
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-  """Runs the command.
+def _families() -> str:
+  return f': {", ".join(rules.FAMILIES)}.'
 
-  Args:
-    argv: its arguments; None uses those of the process.
 
-  Returns:
-    The exit code: 0, 2 after a message about the input, or 130 if the user interrupts it.
+def _models() -> str:
+  return ' ' + '; '.join(f'{family.name}: {", ".join(family.presets)}'
+                   for family in rules.FAMILIES.values() if family.presets) + '.'
+
+
+def _parts() -> str:
+  preferred = ''.join(f'{family.prefer!r} for {family.name}; '
+                      for family in rules.FAMILIES.values() if family.prefer is not None)
+  return f" {preferred}the first of 'model', 'module' and 'state_dict', or the file itself."
+
+
+def _sizes() -> object:
+  """The options of all registered families, a dataclass with a field for each."""
+  texts: dict[str, str] = {}
+  for family in rules.FAMILIES.values():
+    for name, text in family.options.items():
+      texts.setdefault(name, text)
+  return dataclasses.make_dataclass('Sizes', [
+      (name, int | None, dataclasses.field(default=None, metadata={
+          'more': lambda text=text: f'{text} Only without model.'}))
+      for name, text in texts.items()], frozen=True)()
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The file to convert.
+
+  Attributes:
+    family: family of the file
+    model: published model; None infers the sizes from the file.
+    source: the file: .safetensors (or a folder of them), .pt, .pth, .ckpt or .bin. Or a published
+      folder, or an id of the Hugging Face Hub such as BAAI/Emu3-Gen.
+    output: folder of the model: a new one, or one to add to.
+    role: role of the network in the model, such as draft. None is the first role of its kind:
+      target, tokenizer, eagle.
+    sampling: official sampling options to store as the model's defaults: pictures, or fid where
+      they were published. None is pictures.
+    sizes: options of the families.
+    target: folder of the converted target of an EAGLE drafter: prints which of its tables the
+      drafter's own token embedding equals.
+    key: part of a .pt file that holds the weights, such as ema. None is
+    dtype: dtype to store; of a published folder, for the target alone. None stores the published
+      one.
+    allow_nonfinite: converts weights that are NaN or infinite, too.
   """
-  logging.set_verbosity(logging.WARNING)  # JAX logs backends that it does not find.
-  words = sys.argv[1:] if argv is None else list(argv)
-  return exits.code_of(lambda: _convert(_parser().parse_args(words)), '--debug' in words)
+
+  family: str | None = dataclasses.field(default=None, metadata={'more': _families})
+  model: str | None = dataclasses.field(default=None, metadata={'more': _models})
+  source: str | None = None
+  output: str | None = None
+  role: str | None = None
+  sampling: str | None = None
+  sizes: object = dataclasses.field(default_factory=_sizes)
+  target: str | None = None
+  key: str | None = dataclasses.field(default=None, metadata={'more': _parts})
+  dtype: Literal['float32', 'bfloat16'] | None = None
+  allow_nonfinite: bool = False
+
+  def __post_init__(self):
+    fields.check(self)
 
 
-def _convert(arguments: argparse.Namespace) -> None:
-  """Converts the files that the command line specifies."""
-  required = ('family', 'source', 'output')
-  if missing := [f'--{name}' for name in required if not getattr(arguments, name)]:
+@cli.command(Config)
+def main(config: Config) -> None:
+  if missing := [f'--{name}' for name in ('family', 'source', 'output')
+                 if not getattr(config, name)]:
     raise ValueError(f'{", ".join(missing)} must be specified; see --help.')
-  paths.find('source', arguments.source)
-  paths.folder('output', arguments.output)
-  family = rules.get(arguments.family)
-  if arguments.target and family.compare is None:
+  source, output = str(config.source), str(config.output)
+  paths.find('source', source)
+  family = rules.get(str(config.family))
+  if config.target and family.compare is None:
     raise ValueError(f'--target is for drafters; --family is {family.name!r}.')
-  target = store.load(arguments.target, name='target') if arguments.target else None
-  sources = (folder.find_model(family.name, arguments.source, arguments.model)
-             if arguments.role is None else {})
+  target = store.load(config.target, name='target') if config.target else None
+  sources = folder.find_model(family.name, source, config.model) if config.role is None else {}
   requested = folder.Part(
-      family.name, arguments.source, arguments.role, arguments.sampling, arguments.dtype,
-      dict(model=arguments.model, key=arguments.key,
-           options={name: getattr(arguments, name) for name in _options()}))
+      family.name, source, config.role, config.sampling, config.dtype,
+      dict(model=config.model, key=config.key, options=inputs.overrides(config.sizes)))
   # Options are for the target alone.
-  parts = [requested._replace(source=source) if name == family.name else folder.Part(name, source)
-           for name, source in sources.items()] or [requested]
+  parts = [requested._replace(source=path) if name == family.name else folder.Part(name, path)
+           for name, path in sources.items()] or [requested]
   converted = folder.convert_parts(
-      parts, arguments.output, allow_nonfinite=arguments.allow_nonfinite,
+      parts, output, allow_nonfinite=config.allow_nonfinite,
       note=lambda line: print(line, flush=True),
       progress=lambda name: progress.bar(f'converting {name}', 'part'))
-  for path, config in converted:
-    print(f'{path}: {config}')
+  for path, sizes in converted:
+    print(f'{path}: {sizes}')
   if target and family.compare:
     print('\n'.join(family.compare(store.load(converted[-1][0]).params, target.params)))
   if family.model is not None:
-    print('\n'.join(_next_steps(arguments.output)))
+    print('\n'.join(_next_steps(output)))
 
 
 def _next_steps(output: str) -> list[str]:
@@ -98,72 +142,6 @@ def _next_steps(output: str) -> list[str]:
   prompt = _WORDS if 'text' in parts else labels[0]
   command = flags.command_line('cspd-generate', model=folder_lib.name_of(output), prompt=prompt)
   return [f'Next: {command}']
-
-
-class _Parser(argparse.ArgumentParser):
-  """A parser that raises its errors as ValueErrors of one sentence."""
-
-  def parse_args(self, *arguments: Any) -> argparse.Namespace:  # type: ignore[override]
-    """Parses words; the message for an unknown flag names the one that may be meant."""
-    result, others = self.parse_known_args(*arguments)
-    if not others:
-      return result
-    if not others[0].startswith('--'):
-      raise ValueError(f'{others[0]!r} is not a flag; see --help.')
-    name = others[0][2:].partition('=')[0]
-    names = [option[2:] for action in self._actions for option in action.option_strings
-             if option.startswith('--')]
-    near = _ALIASES.get(name) or spelling.nearest(name, names)
-    remedy = f'did you mean --{near}?' if near else f'flags are: {", ".join(names)}.'
-    raise ValueError(f'--{name} is not a flag; {remedy} See --help.')
-
-  def error(self, message: str) -> NoReturn:
-    raise ValueError(f'{message}; see --help.')
-
-
-def _parser() -> argparse.ArgumentParser:
-  families = rules.FAMILIES.values()
-  published = '; '.join(
-      f'{family.name}: {", ".join(family.presets)}' for family in families if family.presets)
-  preferred = ''.join(
-      f'{family.prefer!r} for {family.name}; ' for family in families if family.prefer is not None)
-  parser = _Parser(
-      prog='cspd-convert', description=__doc__, allow_abbrev=False,
-      formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument('--family', help=f'Family of the file: {", ".join(rules.FAMILIES)}.')
-  parser.add_argument('--model', help=f'Published model. Default: the sizes are inferred. '
-                      f'{published}.')
-  parser.add_argument('--source', help='The file to convert: .safetensors (or a folder of them), '
-                      '.pt, .pth, .ckpt or .bin. Or a published folder, or an id of the Hugging '
-                      'Face Hub such as BAAI/Emu3-Gen.')
-  parser.add_argument('--output', help='Folder of the model: a new one, or one to add to.')
-  parser.add_argument('--role', help="Role of the network in the model, such as 'draft'. Default: "
-                      "the first role of its kind: 'target', 'tokenizer', 'eagle'.")
-  parser.add_argument('--sampling', help="Official sampling options to store as the model's "
-                      "defaults: 'pictures' (default), or 'fid' where they were published.")
-  for name, text in _options().items():
-    parser.add_argument(f'--{name}', type=fields.int64, help=f'{text} Only without --model.')
-  parser.add_argument('--target', help='Folder of the converted target of an EAGLE drafter: '
-                      "prints which of its tables the drafter's own token embedding equals.")
-  parser.add_argument('--key', help="Part of a .pt file that holds the weights, such as 'ema'. "
-                      f"Default: {preferred}the first of 'model', 'module' and 'state_dict', or "
-                      'the file itself.')
-  parser.add_argument('--dtype', choices=['float32', 'bfloat16'],
-                      help='Dtype to store; of a published folder, for the target alone. '
-                      'Default: as published.')
-  parser.add_argument('--allow_nonfinite', action='store_true',
-                      help='Convert weights that are NaN or infinite, too.')
-  parser.add_argument('--debug', action='store_true', help='Print the traceback of an error.')
-  return parser
-
-
-def _options() -> dict[str, str]:
-  """Returns the options of all families, each with a line of help."""
-  texts: dict[str, str] = {}
-  for family in rules.FAMILIES.values():
-    for name, text in family.options.items():
-      texts.setdefault(name, text)
-  return texts
 
 
 if __name__ == '__main__':

@@ -40,7 +40,8 @@ def every(config: Any, prefix: str = '') -> Iterator[Field]:
   """Yields the fields of a dataclass and of the dataclasses in it, in order.
 
   Fields that cannot be written as text, such as tuples of dataclasses, are set in configuration
-  files only.
+  files only. The function `more` in the metadata of a field returns the part of its description
+  that is known only when the program runs.
   """
   kinds, docs = typing.get_type_hints(type(config)), _docs(type(config))
   for field in dataclasses.fields(config):
@@ -48,7 +49,8 @@ def every(config: Any, prefix: str = '') -> Iterator[Field]:
     if dataclasses.is_dataclass(value):
       yield from every(value, f'{name}.')
     elif _is_text(kinds[field.name]):
-      yield Field(name, kinds[field.name], value, docs.get(field.name, ''))
+      doc = docs.get(field.name, '') + field.metadata.get('more', str)()
+      yield Field(name, kinds[field.name], value, doc)
 
 
 def _is_text(kind: Any) -> bool:

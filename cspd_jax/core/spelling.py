@@ -3,20 +3,21 @@
 import difflib
 from collections.abc import Collection
 
-# Names of other programs and packages, and the name here.
+# Names of other programs and packages, and the names here, of which the first supported one counts.
 ALIASES = {
-    'cfg': 'guidance_scale', 'cfg_scale': 'guidance_scale',
-    'guidance': 'guidance_scale', 'cfg_interval': 'guidance_interval',
-    'seeds': 'seed', 'workdir': 'output', 'out': 'output', 'export': 'output',
-    'output': 'workdir', 'checkpoint': 'model', 'target': 'model', 'ckpt': 'model',
-    'batch': 'batch_size', 'n': 'num_images', 'num_samples': 'num_images',
-    'precision': 'dtype'}
+    'cfg': ('guidance_scale',), 'cfg_scale': ('guidance_scale',),
+    'guidance': ('guidance_scale',), 'cfg_interval': ('guidance_interval',),
+    'seeds': ('seed',), 'workdir': ('output',), 'out': ('output',), 'export': ('output',),
+    'output': ('workdir',), 'input': ('source', 'images'), 'checkpoint': ('source', 'model'),
+    'ckpt': ('source', 'model'), 'target': ('model',), 'batch': ('batch_size',),
+    'n': ('num_images',), 'num_samples': ('num_images',), 'precision': ('dtype',)}
 
 
 def nearest(name: str, supported: Collection[str]) -> str | None:
   """Returns the supported name that an unsupported one may mean, or None."""
-  if (alias := ALIASES.get(name)) in supported:
-    return alias
+  for alias in ALIASES.get(name, ()):
+    if alias in supported:
+      return alias
   return next(iter(difflib.get_close_matches(name, supported, n=1)), None)
 
 

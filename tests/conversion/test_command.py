@@ -48,8 +48,8 @@ def source(tmp_path):
 def run(capsys, tmp_path):
   """Runs the command; returns its exit code and what it prints."""
   def run(family, source, *words):
-    code = command.main([f'--family={family}', f'--source={source}', f'--output={tmp_path}/model',
-                         *words])
+    code = command.main(['convert', f'--family={family}', f'--source={source}',
+                         f'--output={tmp_path}/model', *words])
     return code, *capsys.readouterr()
 
   return run
@@ -202,16 +202,16 @@ def test_problems_are_grouped_and_counted(source, run, tmp_path):
 @pytest.mark.parametrize('words, message', [
     (['--outptu=x'], '--outptu is not a flag; did you mean --output? See --help.'),
     (['--familly', 'mar'], 'did you mean --family?'), (['--ckpt=x'], 'did you mean --source?'),
-    (['--zzzzzz=1'], '--zzzzzz is not a flag; flags are: help, family, model, '),
+    (['--zzzzzz=1'], '--zzzzzz is not a flag; flags are: family, model, source, '),
     (['stray'], "'stray' is not a flag; see --help.")])
 def test_flags_that_may_be_meant_are_named(capsys, words, message):
-  assert command.main(words) == 2
+  assert command.main(['convert', *words]) == 2
   err = capsys.readouterr().err
   assert err.startswith('error: ') and message in err and err.count('\n') == 1
 
 
 def test_a_traceback_is_printed_for_developers(tmp_path):
-  words = ['--family=mar', f'--source={tmp_path}/none.pt', f'--output={tmp_path}/model']
+  words = ['convert', '--family=mar', f'--source={tmp_path}/none.pt', f'--output={tmp_path}/model']
   assert command.main(words) == 2
   with pytest.raises(read.ReadError, match='there is no such file'):
     command.main([*words, '--debug'])

@@ -210,8 +210,8 @@ class TestFolder:
                    for name, tensor in tensors.items()}, **more}, path)
 
   def _convert(self, folder, output):
-    return command.main(['--family=anole', f'--source={folder}', '--height=2', '--width=3',
-                         f'--output={output}'])
+    return command.main(['convert', '--family=anole', f'--source={folder}', '--height=2',
+                         '--width=3', f'--output={output}'])
 
   @pytest.mark.parametrize('name', ['consolidated.pth', 'consolidated.00.pth'])
   def test_one_file(self, folder, tmp_path, name):

@@ -105,8 +105,9 @@ def test_the_next_command_names_the_folder_and_no_shipped_model(tmp_path, monkey
   target = _part(tmp_path / 'target', 'llamagen', LLAMAGEN)
   pixels = _part(tmp_path / 'vq', 'llamagen_vq', VQ)
   monkeypatch.chdir(tmp_path)
-  assert command.main(['--family=llamagen_vq', f'--source={pixels.source}', '--output=demo']) == 0
-  assert command.main(['--family=llamagen', f'--source={target.source}', '--output=demo',
+  assert command.main(['convert', '--family=llamagen_vq', f'--source={pixels.source}',
+                       '--output=demo']) == 0
+  assert command.main(['convert', '--family=llamagen', f'--source={target.source}', '--output=demo',
                        '--image_size=32', '--num_heads=2']) == 0
   assert 'Next: cspd-generate --model=./demo --prompt=0' in capsys.readouterr().out
   assert cspd_jax.load('./demo').config == LLAMAGEN != cspd_jax.load('demo').config

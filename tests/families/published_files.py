@@ -49,7 +49,7 @@ T5 = t5.T5Config(vocab_size=320, dim=40, num_layers=2, num_heads=4, head_dim=12,
 def convert(files, family, name, folder, *words):
   """Runs the command on one of some files, and returns its exit code."""
   return command.main(
-      [f'--family={family}', f'--source={files}/{name}', f'--output={folder}', *words])
+      ['convert', f'--family={family}', f'--source={files}/{name}', f'--output={folder}', *words])
 
 
 def tensors(family, config, seed):
