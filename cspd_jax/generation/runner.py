@@ -5,7 +5,7 @@
   while slot in runner.requests:
     events = runner.step()
     for finished in runner.finished():
-      image = finished.request.result(finished.decoded)
+      image = finished.result()
 
 The images are those of `Model.generate` with the same prompt, options and seed, up to rounding,
 whatever the other slots hold.
@@ -27,6 +27,7 @@ from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.request import Program, Request
+from cspd_jax.generation.results import Generated
 from cspd_jax.generation.stream import Partial
 from cspd_jax.models.conditions import Prompt
 
@@ -53,12 +54,16 @@ class Finished(NamedTuple):
   Attributes:
     slot: the slot that it had, which is free now.
     request: its request.
-    decoded: the decoder's result, NumPy arrays with a leading axis of size 1.
+    decoded: the decoder's result, not checked, NumPy arrays with a leading axis of size 1.
   """
 
   slot: int
   request: Request
   decoded: Decoded
+
+  def result(self) -> Generated:
+    """Returns the image; raises ValueError if the model returned NaN or infinity for it."""
+    return self.request.result(self.request.check_result(self.decoded))
 
 
 class Runner:
@@ -101,6 +106,9 @@ class Runner:
                        'others; use Model.generate.')
     self._size, self._prompt_length = num_slots, prompt_length
     self._slots: Any = None
+    # What the host has read of the slots since they last changed.
+    self._events: list[Event] | None = None
+    self._decoded: Decoded | None = None
     self._draft_params = model.draft_params(self.specification)
     name = Program((str(self.specification),), True, model.prefix_length, False,
                    ('slots', num_slots))
@@ -111,6 +119,10 @@ class Runner:
   def free(self) -> int:
     """Number of free slots."""
     return self._size - len(self.requests)
+
+  def check(self, request: Request) -> None:
+    """Raises ValueError for a request that cannot join; see `join`."""
+    self._arguments(request)
 
   def join(self, requests: Sequence[Request]) -> list[int]:
     """Starts images, in as few prefills as possible.
@@ -142,7 +154,7 @@ class Runner:
       params = self.model.params
       if self._slots is None:
         self._slots = self._jitted.idle(params, queue, self._draft_params)
-      self._slots = self._jitted.join(params, self._slots, queue, self._draft_params)
+      self._change(self._jitted.join(params, self._slots, queue, self._draft_params))
       self.requests |= zip(empty, requests[first:])
       joined += empty
     return joined
@@ -151,34 +163,34 @@ class Runner:
     """Runs rounds, at most `rounds`, until an image is complete; returns where all images are."""
     if not self.requests:
       return []
-    self._slots = self._jitted.step(
-        self.model.params, self._slots, jnp.int32(rounds), self._draft_params)
-    return self._events()
+    self._change(self._jitted.step(
+        self.model.params, self._slots, jnp.int32(rounds), self._draft_params))
+    return self.events()
+
+  def events(self) -> list[Event]:
+    """Returns where all images are."""
+    if self._events is None:
+      count, rounds = ([], []) if self._slots is None else jax.device_get(
+          (self._slots.state.count, self._slots.state.rounds))
+      size, prefix = self._jitted.refill.decoder.target.num_tokens, self.model.prefix_length
+      self._events = [
+          Event(slot, int(count[slot]) + prefix, int(rounds[slot]), bool(count[slot] >= size))
+          for slot in sorted(self.requests)]
+    return self._events
 
   def finished(self) -> list[Finished]:
-    """Removes the images that are complete from their slots and returns them.
-
-    Raises:
-      ValueError: if the model returned NaN or infinity for an image, by its prompt; the images are
-        removed all the same.
-    """
-    done = [event.slot for event in self._events() if event.complete]
-    if not done:
-      return []
-    decoded = jax.device_get(self._jitted.finish(self._slots))
-    images = [Finished(slot, self.requests[slot], batches.rows(decoded, np.array([slot])))
-              for slot in done]
-    self._leave(done)
-    for image in images:
-      image.request.check_result(image.decoded)
+    """Removes the images that are complete from their slots and returns them, not checked."""
+    done = [event.slot for event in self.events() if event.complete]
+    images = [Finished(slot, self.requests[slot], self._rows(slot)) for slot in done]
+    if done:
+      self._leave(done)
     return images
 
   def look(self, slot: int) -> Partial:
     """Returns an image as far as it is decoded."""
-    event = next(event for event in self._events() if event.slot == slot)
-    decoded = jax.device_get(self._jitted.finish(self._slots))
-    return Partial(self.requests[slot], batches.rows(decoded, np.array([slot])),
-                   np.array([event.num_tokens]), event.complete)
+    event = next(event for event in self.events() if event.slot == slot)
+    return Partial(self.requests[slot], self._rows(slot), np.array([event.num_tokens]),
+                   event.complete)
 
   def leave(self, slot: int) -> None:
     """Removes an image from its slot, complete or not."""
@@ -187,20 +199,26 @@ class Runner:
                        f'{sorted(self.requests) or "none"}.')
     self._leave([slot])
 
+  def clear(self) -> None:
+    """Removes all images and frees the memory of their slots, as after a step that failed."""
+    self._change(None)
+    self.requests.clear()
+
   def _leave(self, slots: Sequence[int]) -> None:
-    self._slots = self._jitted.leave(
-        self._slots, jnp.asarray(np.isin(np.arange(self._size), slots)))
+    self._change(self._jitted.leave(
+        self._slots, jnp.asarray(np.isin(np.arange(self._size), slots))))
     for slot in slots:
       del self.requests[slot]
 
-  def _events(self) -> list[Event]:
-    if not self.requests:
-      return []
-    state = self._slots.state
-    count, rounds = jax.device_get((state.count, state.rounds))
-    size, prefix = self._jitted.refill.decoder.target.num_tokens, self.model.prefix_length
-    return [Event(slot, int(count[slot]) + prefix, int(rounds[slot]), bool(count[slot] >= size))
-            for slot in sorted(self.requests)]
+  def _change(self, slots: Any) -> None:
+    """Replaces the state of the slots, whose arrays the old state may have lost."""
+    self._slots, self._events, self._decoded = slots, None, None
+
+  def _rows(self, slot: int) -> Decoded:
+    """Returns the decoder's result so far for one slot."""
+    if self._decoded is None:
+      self._decoded = jax.device_get(self._jitted.finish(self._slots))
+    return batches.rows(self._decoded, np.array([slot]))
 
   @usual_promotion
   def _arguments(self, request: Request) -> tuple[Any, jax.Array, Warp]:

@@ -75,9 +75,34 @@ def test_events_looks_and_images_that_leave(model):
         images[request.seeds[0][0]].decoded.tokens, decode(request).tokens)
 
 
+def test_nan_is_an_error_of_its_image_alone_and_slots_can_be_cleared(model):
+  broken = model.with_params(model.params.at[1].set(np.nan))
+  runner = Runner(broken, 2, decoder=SJD)
+  runner.join([prepare(broken, [label], dict(temperature=0.0), seed=7, decoder=SJD)
+               for label in (0, 1)])
+  runner.step()
+  runner.clear()
+  assert runner.free == 2 and runner.events() == [] and runner.finished() == []
+  first, second = requests = [prepare(broken, [label], seed=7, decoder=SJD) for label in (0, 1)]
+  images = []
+  runner.join(requests)
+  while runner.requests:
+    runner.step()
+    images += runner.finished()
+  for done in images:
+    if done.request is second:
+      with pytest.raises(ValueError, match="for 1 of 1 images .'1' with seed 7"):
+        done.result()
+    else:
+      np.testing.assert_array_equal(done.result().tokens, decode(first).tokens)
+  assert len(images) == 2
+
+
 def test_requests_of_other_programs_are_refused(model):
   runner = Runner(model, 2, decoder=SJD)
   for request in (prepare(model, [0], decoder='vanilla'), prepare(model, [0, 1], decoder=SJD)):
+    with pytest.raises(ValueError, match='a request is of'):
+      runner.check(request)
     with pytest.raises(ValueError, match=r'it must be of 1 image by sjd\(window=3\) with a prefix'):
       runner.join([request])
   with pytest.raises(ValueError, match='num_slots is 0'):

@@ -1,0 +1,311 @@
+"""The thread that owns the device: a bounded queue of images, and slots that they join and leave.
+
+  engine = Engine({'vanilla': Runner(model, 8, decoder='vanilla')}, queue=64)
+  engine.start()
+  engine.submit([Job(request, 'vanilla', print)])
+  engine.close()
+
+Images join and leave between two steps of a few rounds. Those of several decoders take turns, step
+by step. An image does not depend on the others, whichever come, leave or fail.
+"""
+
+import dataclasses
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from cspd_jax.core import compiling, progress
+from cspd_jax.generation.request import Request
+from cspd_jax.generation.runner import Finished, Runner
+from cspd_jax.serve.metrics import Metrics
+
+# Seconds of a step: long enough for the host to cost little, short enough for an image to join, to
+# leave or to be watched without delay.
+_STEP = 0.02
+_MOST_ROUNDS = 64
+# Failed steps after which the engine gives up, if no image has been completed in between.
+_MOST_FAILURES = 3
+# Weight of the last image in the average that predicts when the queue has room.
+_WEIGHT = 0.1
+_LONGEST_RETRY = 60
+
+
+class FullError(Exception):
+  """The queue has no room for the images.
+
+  Attributes:
+    retry_after: seconds after which it has some, about.
+  """
+
+  def __init__(self, retry_after: int):
+    super().__init__(f'too many images are waiting; try again in {retry_after} seconds.')
+    self.retry_after = retry_after
+
+
+class ClosedError(Exception):
+  """The engine accepts no images: it is not ready yet, or it is closed or has failed."""
+
+
+class DeviceError(Exception):
+  """A step failed, for example because the device is out of memory."""
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+  """An image that is to be decoded.
+
+  Attributes:
+    request: of one image.
+    decoder: the name of its runner.
+    listener: called in the engine's thread, which it must not block: with a `stream.Partial` after
+      every step, if the image is watched, and once at the end, with a `runner.Finished` or a
+      `DeviceError`. After `Engine.cancel` it is not called.
+    watched: whether the listener is called after every step.
+    created: the time of its creation, of `time.monotonic`.
+    started: the time at which it got a slot; None before.
+    cancelled: whether `Engine.cancel` was called.
+  """
+
+  request: Request
+  decoder: str
+  listener: Callable[[Any], None]
+  watched: bool = False
+  created: float = dataclasses.field(default_factory=time.monotonic)
+  started: float | None = None
+  cancelled: bool = False
+
+
+@dataclasses.dataclass
+class _Batch:
+  """A runner and the images in its slots; only the engine's thread uses it.
+
+  Attributes:
+    name: that of the runner.
+    runner: the runner.
+    size: number of its slots.
+    jobs: the images by slot.
+    rounds: rounds of every image so far, by slot.
+    per_step: rounds of the next step, at most.
+  """
+
+  name: str
+  runner: Runner
+  size: int
+  jobs: dict[int, Job] = dataclasses.field(default_factory=dict)
+  rounds: dict[int, int] = dataclasses.field(default_factory=dict)
+  per_step: int = 1
+
+
+class Engine:
+  """Decodes images in a thread of its own.
+
+  Attributes:
+    metrics: what it counts.
+    state: 'compiling', 'ready', 'closed' (it accepts no images and completes those that it has) or
+      'failed'.
+  """
+
+  def __init__(self, runners: Mapping[str, Runner], *, queue: int, metrics: Metrics | None = None,
+               warm_up: Mapping[str, Request] | None = None,
+               on_end: Callable[[], None] = lambda: None):
+    """Initializes the engine; `start` starts its thread.
+
+    Args:
+      runners: by name; only the engine uses them from now on.
+      queue: images that wait for a slot, at most.
+      metrics: what it counts; None for counters of its own.
+      warm_up: requests by the name of a runner, whose programs are compiled with them before the
+        engine is ready.
+      on_end: called when the thread ends, in the thread.
+    """
+    self.metrics, self.state = metrics or Metrics(), 'compiling'
+    self._batches = {name: _Batch(name, runner, runner.free) for name, runner in runners.items()}
+    self._queue, self._warm_up, self._on_end = queue, warm_up or {}, on_end
+    # Guards the state, and the fields below.
+    self._changed = threading.Condition()
+    self._waiting: list[Job] = []
+    self._unfinished = dict.fromkeys(runners, 0)
+    self._seconds_per_image, self._failures = 1.0, 0
+    self._thread = threading.Thread(target=self._run, name='engine', daemon=True)
+    for name, batch in self._batches.items():
+      self.metrics.slots.labels(name).set(batch.size)
+      self.metrics.busy.labels(name).set(0)
+
+  def start(self) -> None:
+    """Starts the thread, which compiles before the engine is ready."""
+    self._thread.start()
+
+  def submit(self, jobs: Sequence[Job]) -> None:
+    """Accepts all of the images or none.
+
+    Args:
+      jobs: the images, of one decoder.
+
+    Raises:
+      FullError: if too many images wait.
+      ClosedError: if the engine accepts none.
+      ValueError: for requests that the runner refuses, or too many for an empty queue.
+    """
+    batch = self._batches[jobs[0].decoder]
+    most = self._queue + batch.size
+    if len(jobs) > most:
+      raise ValueError(f'n is {len(jobs)}; this server accepts at most {most} images at once.')
+    for job in jobs:
+      batch.runner.check(job.request)
+    with self._changed:
+      if self.state != 'ready':
+        raise ClosedError(f'the server is {self.state}')
+      after = self._unfinished | {batch.name: self._unfinished[batch.name] + len(jobs)}
+      excess = self._without_slot(after) - self._queue
+      if excess > 0:
+        raise FullError(min(_LONGEST_RETRY, math.ceil(excess * self._seconds_per_image)))
+      self._unfinished = after
+      self._waiting += jobs
+      self.metrics.waiting.set(self._without_slot(after))
+      self._changed.notify()
+
+  def cancel(self, jobs: Sequence[Job]) -> None:
+    """Removes images; those that have a slot leave it before the next step."""
+    with self._changed:
+      for job in jobs:
+        job.cancelled = True
+      self._changed.notify()
+
+  def close(self) -> None:
+    """Accepts no further images; the thread ends when those that it has are complete."""
+    with self._changed:
+      if self.state != 'failed':
+        self.state = 'closed'
+      self._changed.notify()
+
+  def join(self, timeout: float | None = None) -> bool:
+    """Waits for the thread to end; returns whether it has."""
+    self._thread.join(timeout)
+    return not self._thread.is_alive()
+
+  def _without_slot(self, unfinished: Mapping[str, int]) -> int:
+    return sum(max(0, unfinished[name] - batch.size) for name, batch in self._batches.items())
+
+  def _run(self) -> None:
+    """The thread."""
+    try:
+      # A prefill and a round for each, and the image tokenizer.
+      with compiling.reported(2 * len(self._warm_up) + 1):
+        for name, request in self._warm_up.items():
+          _warm_up(self._batches[name].runner, request)
+      with self._changed:
+        if self.state == 'compiling':
+          self.state = 'ready'
+      while self._wait():
+        for batch in self._batches.values():
+          self._turn(batch)
+    except Exception as error:
+      progress.note(f'error: the server stops, because decoding fails ({_reason(error)}).')
+      with self._changed:
+        self.state = 'failed'
+        jobs, self._waiting = self._waiting, []
+      for batch in self._batches.values():
+        jobs += batch.jobs.values()
+      self._end(jobs, 'failed', DeviceError('decoding fails'))
+    finally:
+      self._on_end()
+
+  def _wait(self) -> bool:
+    """Waits until there are images; returns False if there will be none."""
+    with self._changed:
+      while not any(self._unfinished.values()):
+        if self.state == 'closed':
+          return False
+        self._changed.wait()
+      return True
+
+  def _turn(self, batch: _Batch) -> None:
+    """Runs a step of one runner, with the images that join and without those that leave."""
+    with self._changed:
+      free = batch.size - len(batch.jobs) + sum(job.cancelled for job in batch.jobs.values())
+      left = [job for job in self._waiting if job.cancelled]
+      joining = [job for job in self._waiting
+                 if not job.cancelled and job.decoder == batch.name][:free]
+      removed = {*left, *joining}
+      self._waiting = [job for job in self._waiting if job not in removed]
+    self._end(left, 'cancelled')
+    try:
+      for slot in [slot for slot, job in batch.jobs.items() if job.cancelled]:
+        batch.runner.leave(slot)
+        self._end([batch.jobs.pop(slot)], 'cancelled')
+      if joining:
+        self._join(batch, joining)
+        joining = []
+      if batch.jobs:
+        self._step(batch)
+    except Exception as error:
+      failed = [*joining, *batch.jobs.values()]
+      batch.jobs.clear()
+      batch.runner.clear()
+      self._end(failed, 'failed', DeviceError('decoding failed'))
+      self._failures += 1
+      if self._failures >= _MOST_FAILURES:
+        raise
+      progress.note(f'error: a step of {batch.name} failed, and with it {len(failed)} images '
+                    f'({_reason(error)}).')
+    self.metrics.busy.labels(batch.name).set(len(batch.jobs))
+
+  def _join(self, batch: _Batch, jobs: Sequence[Job]) -> None:
+    for slot, job in zip(batch.runner.join([job.request for job in jobs]), jobs):
+      batch.jobs[slot], batch.rounds[slot], job.started = job, 1, time.monotonic()
+      self.metrics.queue_seconds.observe(job.started - job.created)
+
+  def _step(self, batch: _Batch) -> None:
+    start, runner, count = time.monotonic(), batch.runner, 0
+    for event in runner.step(batch.per_step):
+      count = max(count, event.rounds - batch.rounds[event.slot])
+      batch.rounds[event.slot] = event.rounds
+      job = batch.jobs[event.slot]
+      if job.watched and not event.complete and not job.cancelled:
+        job.listener(runner.look(event.slot))
+    self.metrics.rounds.labels(batch.name).inc(count)
+    for done in runner.finished():
+      self._complete(batch, batch.jobs.pop(done.slot), done)
+    seconds = time.monotonic() - start
+    batch.per_step = max(1, min(_MOST_ROUNDS, int(_STEP * max(count, 1) / max(seconds, 1e-6))))
+
+  def _complete(self, batch: _Batch, job: Job, done: Finished) -> None:
+    assert job.started is not None
+    now, metrics = time.monotonic(), self.metrics
+    is_valid = bool(done.decoded.valid[0])
+    self._failures = 0
+    self._seconds_per_image += _WEIGHT * (
+        (now - job.started) / batch.size - self._seconds_per_image)
+    if is_valid:
+      metrics.image_seconds.labels(batch.name).observe(now - job.created)
+      metrics.tokens.labels(batch.name).inc(done.decoded.tokens.shape[1])
+      metrics.passes.labels(batch.name).inc(int(done.decoded.rounds[0]))
+    self._end([job], 'completed' if is_valid else 'failed', done)
+
+  def _end(self, jobs: Sequence[Job], outcome: str, result: Any = None) -> None:
+    """Forgets images that have left, and passes the result to those that were not cancelled."""
+    with self._changed:
+      for job in jobs:
+        self._unfinished[job.decoder] -= 1
+      self.metrics.waiting.set(self._without_slot(self._unfinished))
+    for job in jobs:
+      self.metrics.images.labels(
+          job.decoder, 'cancelled' if job.cancelled else outcome).inc()
+      if not job.cancelled:
+        job.listener(result)
+
+
+def _warm_up(runner: Runner, request: Request) -> None:
+  """Compiles all programs of a runner."""
+  slot, = runner.join([request])
+  runner.step()
+  _ = runner.look(slot).images  # Compiles the image tokenizer.
+  runner.leave(slot)
+
+
+def _reason(error: Exception) -> str:
+  """Returns type and first line of an error of the device; no request's text is in it."""
+  first = str(error).strip().partition('\n')[0]
+  return f'{type(error).__name__}: {first:.300}'

@@ -1,0 +1,198 @@
+"""Images that come, leave and fail while others are decoded; each is that of `generate`."""
+
+import queue
+import random
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
+
+from cspd_jax.generation.runner import Finished, Runner
+from cspd_jax.generation.stream import Partial
+from cspd_jax.serve.engine import ClosedError, DeviceError, Engine, FullError, Job
+from tests.serve import tiny
+
+SPECS = (tiny.SEED_EXACT, 'vanilla')
+WAIT = 60.0
+COUNT = 20
+
+
+@pytest.fixture(scope='module')
+def model():
+  return tiny.model()
+
+
+@pytest.fixture
+def started(model):
+  """Returns a function that starts an engine, and ends those that it started."""
+  engines = []
+
+  def start(num_slots=3, queue=4, ready=True, specs=SPECS):
+    runners = {spec: Runner(model, num_slots, decoder=spec) for spec in specs}
+    engine = Engine(runners, queue=queue, warm_up={
+        spec: tiny.request(model, decoder=spec) for spec in specs})
+    engine.runners = runners
+    engines.append(engine)
+    if ready:
+      engine.start()
+      _until(lambda: engine.state == 'ready')
+    return engine
+
+  yield start
+  for engine in engines:
+    engine.close()
+    assert engine._thread.ident is None or engine.join(WAIT)
+
+
+def _until(condition):
+  for _ in range(int(WAIT * 100)):
+    if condition():
+      return
+    threading.Event().wait(0.01)
+  raise AssertionError('too late')
+
+
+def _held(runner):
+  """Makes the steps of a runner wait for an event, which is returned."""
+  go, step = threading.Event(), runner.step
+
+  def held(rounds=1):
+    assert go.wait(WAIT)
+    return step(1)
+
+  runner.step = held
+  return go
+
+
+def _value(engine, name, *labels):
+  metric = getattr(engine.metrics, name)
+  return (metric.labels(*labels) if labels else metric)._value.get()
+
+
+def test_images_are_those_of_generate_whatever_else_is_decoded(model, started):
+  """Also while others leave, fail, and are decoded by another decoder with other options."""
+  engine, random_numbers = started(queue=100), random.Random(0)
+  results, jobs = queue.Queue(), []
+  options = [{}, dict(temperature=0.0), dict(top_k=2), dict(top_p=0.6, temperature=1.5)]
+  for number in range(COUNT):
+    prompt = ('cat', 'dog', 'cat', 'dog', 'nan')[number % 5]
+    decoder = SPECS[number % 3 == 0]
+    request = tiny.request(model, prompt, 7, number, decoder, **options[number % 4])
+    job = Job(request, decoder, lambda result, number=number: results.put((number, result)))
+    jobs.append(job)
+    engine.submit([job])
+    if random_numbers.random() < 0.2:
+      engine.cancel([random_numbers.choice(jobs)])
+  engine.close()
+  assert engine.join(WAIT) and engine.state == 'closed'
+  done = dict(results.get() for _ in range(results.qsize()))
+  assert len(done) >= COUNT / 2 and done.keys() | {
+      number for number, job in enumerate(jobs) if job.cancelled} == set(range(COUNT))
+  for number, result in done.items():
+    request = jobs[number].request
+    if request.titles == ['nan']:
+      with pytest.raises(ValueError, match='the model returned no valid probabilities'):
+        result.result()
+      continue
+    expected = model.generate(list(request.titles), seed=request.seeds, batch_size=1,
+                              decoder=jobs[number].decoder, **options[number % 4])
+    image = result.result()
+    np.testing.assert_array_equal(image.tokens, expected.tokens)
+    assert image.png(0) == expected.png(0)
+  totals = [_value(engine, 'images', spec, outcome) for spec in SPECS
+            for outcome in ('completed', 'cancelled', 'failed')]
+  assert sum(totals) == COUNT and _value(engine, 'waiting') == 0
+  assert all(_value(engine, 'busy', spec) == 0 for spec in SPECS)
+
+
+def test_watched_images_and_images_that_are_cancelled(model, started):
+  engine = started(num_slots=1)
+  go, results = _held(engine.runners[SPECS[0]]), queue.Queue()
+  first, second, third = (
+      Job(tiny.request(model, seed=seed), SPECS[0],
+          lambda result, seed=seed: results.put((seed, result)), watched=seed == 2)
+      for seed in range(3))
+  engine.submit([first])
+  engine.submit([second, third])
+  _until(lambda: first.started)
+  engine.cancel([first, second])  # One is in a slot, the other one waits.
+  go.set()
+  seen = []
+  while not seen or not isinstance(seen[-1], Finished):
+    seed, result = results.get(timeout=WAIT)
+    assert seed == 2
+    seen.append(result)
+  counts = [look.count.item() for look in seen[:-1]]
+  assert len(counts) > 1 and counts == sorted(set(counts)) and counts[-1] < 9
+  assert all(isinstance(look, Partial) for look in seen[:-1])
+  assert _value(engine, 'images', SPECS[0], 'cancelled') == 2 and second.started is None
+
+
+def test_a_full_queue_refuses_and_a_closed_engine_completes_what_it_has(model, started):
+  engine = started(num_slots=2, queue=3, ready=False)
+  results = queue.Queue()
+  jobs = lambda count, decoder=SPECS[0]: [
+      Job(tiny.request(model, seed=seed, decoder=decoder), decoder, results.put)
+      for seed in range(count)]
+  with pytest.raises(ClosedError, match='is compiling'):
+    engine.submit(jobs(1))
+  go = [_held(runner) for runner in engine.runners.values()]
+  engine._warm_up = {}
+  engine.start()
+  _until(lambda: engine.state == 'ready')
+  with pytest.raises(ValueError, match='n is 6; this server accepts at most 5 images at once'):
+    engine.submit(jobs(6))
+  with pytest.raises(ValueError, match='it must be of 1 image by'):
+    engine.submit([Job(tiny.request(model, decoder='vanilla'), SPECS[0], results.put)])
+  engine.submit(jobs(4))
+  engine.submit(jobs(1))
+  with pytest.raises(FullError, match='try again in 1 seconds') as caught:
+    engine.submit(jobs(1))
+  assert caught.value.retry_after == 1
+  engine.submit(jobs(2, 'vanilla'))  # Its slots are free.
+  engine.close()
+  with pytest.raises(ClosedError, match='is closed'):
+    engine.submit(jobs(1))
+  for event in go:
+    event.set()
+  assert engine.join(WAIT) and results.qsize() == 7
+
+
+def test_a_failing_round_answers_its_images_and_the_engine_continues_until_it_fails_again(
+    model, started, capsys):
+  engine, results = started(), queue.Queue()
+  runner, submit = engine.runners[SPECS[0]], lambda count: engine.submit(
+      [Job(tiny.request(model, 'dog', seed), SPECS[0], results.put) for seed in range(count)])
+  step, join, failing = runner.step, runner.join, ['step']
+  expected = model.generate('dog', decoder=SPECS[0], batch_size=1).tokens
+
+  def fails(name, function):
+    def call(*arguments):
+      if name in failing:
+        raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory\nwith a long dump')
+      return function(*arguments)
+    return call
+
+  runner.step, runner.join = fails('step', step), fails('join', join)
+  for failing[:] in (['step'], ['join']):
+    submit(3)
+    assert all(isinstance(results.get(timeout=WAIT), DeviceError) for _ in range(3))
+    failing.clear()
+    submit(1)
+    np.testing.assert_array_equal(results.get(timeout=WAIT).result().tokens, expected)
+  failing[:] = ['step']
+  for _ in range(2):
+    submit(2)
+    assert all(isinstance(results.get(timeout=WAIT), DeviceError) for _ in range(2))
+  ended = threading.Event()
+  engine._on_end = ended.set
+  submit(5)  # Two of them wait, and are answered as well.
+  assert all(isinstance(results.get(timeout=WAIT), DeviceError) for _ in range(5))
+  assert ended.wait(WAIT) and engine.join(WAIT) and engine.state == 'failed'
+  with pytest.raises(ClosedError, match='is failed'):
+    submit(1)
+  errors = capsys.readouterr().err
+  assert 'failed, and with it 3 images (RuntimeError: RESOURCE_EXHAUSTED: Out of memory)' in errors
+  assert 'the server stops' in errors and 'dump' not in errors and 'dog' not in errors
