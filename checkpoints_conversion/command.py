@@ -18,10 +18,10 @@ from typing import Literal
 
 from checkpoints_conversion import folder, rules
 from cspd_jax import cli
-from cspd_jax.checkpoints import paths, store
 from cspd_jax.cli import fields as flags, inputs
 from cspd_jax.core import fields, progress
 from cspd_jax.families import folder as folder_lib
+from cspd_jax.files import paths, store
 
 # An example for models of words.
 _WORDS = 'a lighthouse at dusk'

@@ -21,7 +21,7 @@ from checkpoints_conversion import read as read_lib, rules as rules_lib
 from checkpoints_conversion.rules import base, family as family_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from checkpoints_conversion.tensors import REMEDY, AnyTensor
-from cspd_jax.checkpoints import store, weights
+from cspd_jax.files import store, weights
 from cspd_jax.version import __version__
 
 Params = Any

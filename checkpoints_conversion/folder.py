@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from checkpoints_conversion import convert, hub, read, rules
 from checkpoints_conversion.rules.family import ConversionError, FileFamily, is_inside
 from cspd_jax import families
-from cspd_jax.checkpoints import store, weights
 from cspd_jax.families import model_file
+from cspd_jax.files import store, weights
 
 # `(done, total) ->`: called as groups of parameters are written.
 Progress = Callable[[int, int], None]

@@ -12,7 +12,7 @@ import ml_dtypes
 from checkpoints_conversion import convert, folder, rules, tensors as tensors_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily, is_inside
 from cspd_jax import families
-from cspd_jax.checkpoints import description, store, weights
+from cspd_jax.files import description, store, weights
 from cspd_jax.generation.model import Model
 
 if TYPE_CHECKING:

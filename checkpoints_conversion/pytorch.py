@@ -23,7 +23,7 @@ import ml_dtypes
 import numpy as np
 
 from checkpoints_conversion import pickles, tensors as tensors_lib
-from cspd_jax.checkpoints import reading
+from cspd_jax.files import reading
 
 # By their names in PyTorch.
 _DTYPES = {name: np.dtype(dtype) for name, dtype in {

@@ -12,7 +12,7 @@ import numpy as np
 import safetensors
 
 from checkpoints_conversion import pickles, pytorch, tensors as tensors_lib
-from cspd_jax.checkpoints import paths, reading, weights
+from cspd_jax.files import paths, reading, weights
 
 # Endings of single files.
 SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.jit', '.json', '.tiktoken')

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax.checkpoints import weights
+from cspd_jax.files import weights
 
 # The axis that is divided over the files.
 _AXES = {'rows': 0, 'columns': 1}

@@ -13,12 +13,13 @@ import numpy as np
 
 from checkpoints_conversion import rules
 from cspd_jax import families, metrics
-from cspd_jax.checkpoints import store
 from cspd_jax.decoding import specification, tree_values
 from cspd_jax.decoding.loop import Decoder
+from cspd_jax.files import store
 from cspd_jax.generation import engines
 from cspd_jax.measure import tables
-from cspd_jax.testing import mutants, tabular
+from cspd_jax.testing import tabular
+from cspd_jax.testing.proofs import mutants
 from docs import sizes, supported, verified, zoo
 from experiments.demo_models import photos
 

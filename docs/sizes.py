@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from checkpoints_conversion import rules
 from cspd_jax import families
-from cspd_jax.checkpoints import int8, kinds, store, weights
+from cspd_jax.files import int8, kinds, store, weights
 from cspd_jax.generation import memory as memory_lib
 from cspd_jax.measure import tables
 from cspd_jax.models import cosmos, emu3_vq, vq

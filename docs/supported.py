@@ -6,8 +6,8 @@ from typing import Any
 
 from checkpoints_conversion import rules
 from cspd_jax import families
-from cspd_jax.checkpoints import kinds, store
 from cspd_jax.decoding import refill, specification
+from cspd_jax.files import kinds, store
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from docs import sizes

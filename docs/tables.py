@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 from configs.papers import published_rows
 from cspd_jax import metrics
-from cspd_jax.checkpoints import files
 from cspd_jax.core import spec as spec_lib
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.decoding import specification
+from cspd_jax.files import atomic
 from cspd_jax.measure import tables
 from docs import lists
 
@@ -344,7 +344,7 @@ def main(words: Sequence[str]) -> int:
     if new != text:
       stale.append(page.relative_to(ROOT).as_posix())
       if '--check' not in words:
-        files.write(page, new.encode())
+        atomic.write(page, new.encode())
   if stale:
     print('\n'.join(stale))
   return int(bool(stale) and '--check' in words)

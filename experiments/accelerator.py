@@ -30,9 +30,9 @@ import numpy as np
 import cspd_jax
 from configs import accelerator as default
 from cspd_jax import cli, families
-from cspd_jax.checkpoints import run_folder
 from cspd_jax.cli import inputs
 from cspd_jax.core import programs, random
+from cspd_jax.files import run_folder
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
 from experiments.costs import devices, predicted, pytorch, roofline, timed_rounds

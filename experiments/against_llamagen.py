@@ -25,8 +25,8 @@ import numpy as np
 
 from checkpoints_conversion import convert, rules
 from cspd_jax import cli, families
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.core import fields, programs
+from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables, timing
 from experiments.costs import predicted, pytorch, timed_rounds
 

@@ -38,13 +38,13 @@ import numpy as np
 
 from checkpoints_conversion import convert, rules
 from cspd_jax import cli
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.continuous import decoders, head as head_lib, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.continuous.speculative_head import speculative
 from cspd_jax.core import fields, programs
 from cspd_jax.core.random import row_keys
+from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables, timing
 from cspd_jax.models import mar
 from experiments.costs import forced_rounds, pytorch

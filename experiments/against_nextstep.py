@@ -32,9 +32,9 @@ import numpy as np
 
 from checkpoints_conversion import convert, rules
 from cspd_jax import cli
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import fields
+from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables, timing
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt

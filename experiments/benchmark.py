@@ -33,10 +33,10 @@ import numpy as np
 
 from configs import benchmark as default
 from cspd_jax import cli
-from cspd_jax.checkpoints import files
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
 from cspd_jax.core import spec as spec_lib
+from cspd_jax.files import atomic
+from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import conclusions, rows as rows_lib, tables, tradeoff
 from cspd_jax.measure.bench import Bench
 from cspd_jax.measure.rows import Row
@@ -176,7 +176,7 @@ def run(config: default.Config) -> None:
       printer.show(row)
       rows.append(row)
       results.append(row.figures | dict(curve=curve, value=value))
-      files.write(report.path('rows.csv'), tables.csv(results).encode())
+      atomic.write(report.path('rows.csv'), tables.csv(results).encode())
     return rows
 
   rows = measure(plan.rows, config.timed_images, [(None, None)] * len(plan.rows))

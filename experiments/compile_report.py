@@ -26,8 +26,8 @@ from typing import Any
 
 from configs import compile_report as default
 from cspd_jax import cli, families
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
+from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
 from cspd_jax.measure import tables
 from experiments.costs import devices, predicted

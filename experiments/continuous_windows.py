@@ -19,8 +19,8 @@ import numpy as np
 import cspd_jax
 from configs import continuous_windows as default
 from cspd_jax import cli
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.continuous import noise
+from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import run as run_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request, prepare as prepare_request

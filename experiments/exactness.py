@@ -29,7 +29,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import cli
-from cspd_jax.checkpoints import files, paths
 from cspd_jax.core import fields
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Spec, parse
@@ -37,6 +36,7 @@ from cspd_jax.decoding import specification
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.files import atomic, paths
 from cspd_jax.testing import exactness, tabular as tabular_lib
 from cspd_jax.testing.tabular import Tabular
 
@@ -104,7 +104,7 @@ def main(flags: Flags) -> int:
   benches = prepare(flags), prepare(flags, greedy=True)
   rows = run(benches, every(benches[0]) if flags.decoder is None else flags.decoder)
   if path is not None:
-    files.write_json(path, rows)
+    atomic.write_json(path, rows)
   return 0 if all(row['pass'] for row in rows) else 1
 
 

@@ -21,10 +21,10 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.checkpoints import paths, store
 from cspd_jax.continuous import head_drafter, specification
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core import fields
+from cspd_jax.files import paths, store
 
 # Images per recorded batch, and number of images for counting head calls.
 _RECORD_BATCH, _NUM_COUNTED = 64, 8

@@ -22,9 +22,9 @@ import numpy as np
 import cspd_jax
 from configs import golden as default
 from cspd_jax import cli, families
-from cspd_jax.checkpoints import store
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
+from cspd_jax.files import store
+from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
 from cspd_jax.text import bpe, templates
 

@@ -17,10 +17,10 @@ import numpy as np
 
 from configs import overhead as default
 from cspd_jax import cli
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
 from cspd_jax.core import programs
 from cspd_jax.decoding.tree import Budget
+from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
 

@@ -19,9 +19,9 @@ import numpy as np
 import cspd_jax
 from configs import quantized as default
 from cspd_jax import cli
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
 from cspd_jax.core import programs
+from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench

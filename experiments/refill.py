@@ -19,8 +19,8 @@ import numpy as np
 
 from configs import refill as default
 from cspd_jax import cli
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
+from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
 

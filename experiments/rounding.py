@@ -19,8 +19,8 @@ import numpy as np
 import cspd_jax
 from configs import rounding as default
 from cspd_jax import cli
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
+from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
 

@@ -13,9 +13,9 @@ import sys
 import numpy as np
 
 from cspd_jax import cli, metrics
-from cspd_jax.checkpoints import files
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.core import fields
+from cspd_jax.files import atomic
+from cspd_jax.files.run_folder import Report
 from cspd_jax.metrics import requests, scenes as score
 from cspd_jax.plots import grid
 from experiments.demo_models import emoji
@@ -52,7 +52,7 @@ def main(config: Config) -> None:
   sprites = emoji.load(config.fluent, config.noto, config.names)
   report = Report(config.workdir, ['templates.npz', *(f'{split}.png' for split in emoji.SPLITS)])
   templates = emoji.templates(sprites)
-  files.write_arrays(report.path('templates.npz'), {
+  atomic.write_arrays(report.path('templates.npz'), {
       'names': np.array(templates.names), 'pixels': templates.pixels})
   rows = []
   for split in emoji.SPLITS:

@@ -15,9 +15,9 @@ import time
 
 from configs import topologies as default
 from cspd_jax import cli
-from cspd_jax.checkpoints import files
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
+from cspd_jax.files import atomic
+from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import rows as rows_lib, tables
 from cspd_jax.measure.bench import Bench
 from experiments.benchmark import Printer
@@ -52,7 +52,7 @@ def run(config: default.Config) -> None:
     for row in rows_lib.rows(bench, texts, metrics):
       printer.show(row)
       rows.append(dict(window=window) | row.figures)
-      files.write(report.path('rows.csv'), tables.csv(rows).encode())
+      atomic.write(report.path('rows.csv'), tables.csv(rows).encode())
   report.write(
       settings=dataclasses.asdict(config), rows=rows, left_out=left_out, prompts=prompts,
       minutes=(time.perf_counter() - start) / 60,

@@ -21,8 +21,8 @@ import jax.numpy as jnp
 from absl import logging
 
 from cspd_jax import cli, families
-from cspd_jax.checkpoints import paths, run_folder, store
 from cspd_jax.cli import training
+from cspd_jax.files import paths, run_folder, store
 from cspd_jax.training import smoke
 from experiments.demo_models import photos, pictures, stages
 

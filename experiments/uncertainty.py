@@ -18,9 +18,9 @@ import numpy as np
 
 from configs import uncertainty as default
 from cspd_jax import cli
-from cspd_jax.checkpoints import files
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
+from cspd_jax.files import atomic
+from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import rows as rows_lib, tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import likelihood
@@ -72,7 +72,7 @@ def run(config: default.Config) -> None:
       points.append(setting | dict(entropy=entropy) | row.figures)
       print(', '.join(f'{name} {text.format_map(points[-1])}'
                       for name, text in _COLUMNS.items()), flush=True)
-      files.write(report.path('rows.csv'), tables.csv(points).encode())
+      atomic.write(report.path('rows.csv'), tables.csv(points).encode())
   _draw(report.path(_PICTURE), texts, points, model.name)
   report.write(settings=dataclasses.asdict(config), rows=points, prompts=prompts, tables=[
       dict(title='tokens per forward pass', columns=_COLUMNS, rows=list(range(len(points))))])

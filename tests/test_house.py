@@ -32,7 +32,7 @@ ROWS = (
     {'cspd_jax.plots', 'cspd_jax.testing'},
     {'cspd_jax.models', 'cspd_jax.text'},
     {'cspd_jax.decoding', 'cspd_jax.continuous'},
-    {'cspd_jax.checkpoints'},
+    {'cspd_jax.files'},
     {'cspd_jax.core', 'cspd_jax.version'},
     {'cspd_jax.sharding'},
 )
@@ -159,7 +159,7 @@ def test_no_package_hides_a_module():
 
 
 # What survives a kill at any moment is there once; weights are files of a folder that it writes.
-MOVERS = {f'cspd_jax.checkpoints.{name}' for name in ('files', 'folders', 'run_folder', 'weights')}
+MOVERS = {f'cspd_jax.files.{name}' for name in ('atomic', 'folders', 'run_folder', 'weights')}
 
 
 def _moves(tree):

@@ -9,7 +9,7 @@ import importlib.util
 import sys
 from typing import Any
 
-from cspd_jax.checkpoints import paths
+from cspd_jax.files import paths
 
 
 def load(path: str) -> Any:

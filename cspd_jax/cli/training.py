@@ -5,7 +5,7 @@ from typing import Any
 
 from absl import logging
 
-from cspd_jax.checkpoints import paths
+from cspd_jax.files import paths
 
 
 def check_kind(recipe: Any, kind: type | tuple[type, ...], example: str) -> None:

@@ -22,9 +22,9 @@ from typing import Any
 
 from absl import flags, logging
 
-from cspd_jax.checkpoints import paths
 from cspd_jax.cli import compiled, fields, loader
 from cspd_jax.core import exits, spelling
+from cspd_jax.files import paths
 
 _PREFIX = 'config.'
 _WIDTH = 96

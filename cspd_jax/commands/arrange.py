@@ -15,9 +15,9 @@ import sys
 from typing import Literal
 
 from cspd_jax import cli
-from cspd_jax.checkpoints import folders, paths
 from cspd_jax.core import fields
-from cspd_jax.measure import layouts
+from cspd_jax.files import folders, paths
+from cspd_jax.metrics import layouts
 
 # Pixels per side of resized images.
 _MOST_SIDE = 4096

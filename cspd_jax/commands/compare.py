@@ -30,10 +30,10 @@ import jax
 
 import cspd_jax
 from cspd_jax import cli
-from cspd_jax.checkpoints import locks, run_folder
 from cspd_jax.cli import groups, inputs
 from cspd_jax.commands import compare_report
 from cspd_jax.core import compiling, fields, progress
+from cspd_jax.files import locks, run_folder
 from cspd_jax.generation.request import Request, prepare as prepare_request
 from cspd_jax.measure import comparison
 

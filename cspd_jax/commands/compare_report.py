@@ -9,8 +9,8 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import continuous, metrics
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.core.guarantees import Guarantee
+from cspd_jax.files.run_folder import Report
 from cspd_jax.generation.request import Request
 from cspd_jax.measure import tables
 from cspd_jax.measure.comparison import Compared

@@ -26,9 +26,9 @@ import sys
 from typing import Any, Literal, NamedTuple
 
 from cspd_jax import cli, metrics
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.core import fields, progress
-from cspd_jax.measure import asked, cautions, clip_scores, evaluation, kept, layouts
+from cspd_jax.files.run_folder import Report
+from cspd_jax.metrics import asked, cautions, clip_scores, evaluation, kept, layouts
 
 _FEATURES = 'features.npz'
 # Names that a note of what is left out lists.

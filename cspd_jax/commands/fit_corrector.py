@@ -27,9 +27,9 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.checkpoints import locks, npz, paths, store
 from cspd_jax.cli import groups, inputs, training
 from cspd_jax.core import compiling, fields, progress
+from cspd_jax.files import locks, npz, paths, store
 from cspd_jax.generation import run as run_lib
 from cspd_jax.generation.request import Request
 from cspd_jax.metrics import acceptance

@@ -29,11 +29,11 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import cli
-from cspd_jax.checkpoints import files, paths
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compiling, fields, progress
+from cspd_jax.files import atomic, paths
 from cspd_jax.generation.gallery import Gallery
-from cspd_jax.measure import evaluation
+from cspd_jax.metrics import evaluation
 
 # Images of the model's own prompts, if nothing else is specified.
 _IMAGES = 8
@@ -176,7 +176,7 @@ def _show(path: pathlib.Path, images: np.ndarray) -> None:
   """Writes images `[n, H, W, 3]` next to each other, in place of the previous picture."""
   picture = io.BytesIO()
   Image.fromarray(np.concatenate(list(images), axis=1)).save(picture, 'png')
-  files.write(path, picture.getvalue())
+  atomic.write(path, picture.getvalue())
 
 
 if __name__ == '__main__':

@@ -17,10 +17,10 @@ import jax.numpy as jnp
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
 from cspd_jax.core import fields
 from cspd_jax.decoding.tree import chain
+from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
 from cspd_jax.measure import tables
 

@@ -24,9 +24,9 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.checkpoints import files, paths, run_folder, store
 from cspd_jax.cli import inputs, training
 from cspd_jax.core import fields
+from cspd_jax.files import atomic, paths, run_folder, store
 from cspd_jax.training import corrector_recipe, drafter_recipe, samples, smoke
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
@@ -101,7 +101,7 @@ def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
   if kind != 'corrector':
     return DrafterRecipe(drafter=sizes[kind][1], train=DrafterTrainConfig(), target=name)
   by = next(by for by in ('eagle', 'neighbours', 'layers') if by in model.drafts)
-  train = CorrectorTrainConfig(guidance_scales=(files.plain(model.sampling().guidance_scale),))
+  train = CorrectorTrainConfig(guidance_scales=(atomic.plain(model.sampling().guidance_scale),))
   return CorrectorRecipe(drafter=sizes[kind][1], plain=OptimizerConfig(), train=train, target=name,
                          decoder=_WINDOWS.format(by=by))
 

@@ -22,13 +22,13 @@ from typing import Any, Literal, NamedTuple
 
 import cspd_jax
 from cspd_jax import cli
-from cspd_jax.checkpoints import files
-from cspd_jax.checkpoints.run_folder import Report
-from cspd_jax.checkpoints.store import CheckpointError
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compiling, fields
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import tuned
+from cspd_jax.files import atomic
+from cspd_jax.files.run_folder import Report
+from cspd_jax.files.store import CheckpointError
 from cspd_jax.generation import defaults
 from cspd_jax.measure import rows as rows_lib, tables, tuning
 from cspd_jax.measure.bench import Bench
@@ -311,7 +311,7 @@ def run(config: Config) -> None:
     print(f'\n{_images(size)} at once\n{table}')
   decoders = {row['batch_size']: row['decoder'] for row in rows if row['chosen']}
   kind = plan.bench.model.device.device_kind
-  files.write(report.path('rows.csv'), tables.csv(rows).encode())
+  atomic.write(report.path('rows.csv'), tables.csv(rows).encode())
   report.write(
       settings=dataclasses.asdict(config), rows=rows, left_out=left_out, chosen=decoders,
       device_kind=kind, prompts=plan.bench.prompts,

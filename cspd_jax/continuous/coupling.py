@@ -25,7 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import arrays, noise as noise_lib, schedule as schedule_lib
+from cspd_jax.continuous import noise as noise_lib, schedule as schedule_lib
+from cspd_jax.core import rows
 
 # Proposals per pass.
 TRIALS_PER_PASS = 8
@@ -228,7 +229,7 @@ def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
     last = jnp.minimum(num, max_trials - index * num) - 1
     chosen = jnp.where(any_accepted, jnp.argmax(accepted, axis=1), last)
     draws = jax.tree.map(
-        lambda old, new: arrays.where(pending, arrays.take(new, chosen[:, None])[:, 0], old), draws,
+        lambda old, new: rows.where(pending, rows.take(new, chosen[:, None])[:, 0], old), draws,
         proposals)
     trials = trials + jnp.where(pending, chosen + 1, 0).astype(trials.dtype)
     return index + 1, pending & ~any_accepted, draws, trials

@@ -14,20 +14,19 @@ import numpy as np
 
 from cspd_jax.continuous import (
   coupling,
-  drafters,
+  draft_model,
   head as head_lib,
   noise as noise_lib,
   schedule as schedule_lib,
   speculative_head,
 )
 from cspd_jax.continuous.base import Target, Verifier
+from cspd_jax.continuous.chains.coupled_chains import coupled_chains, old_chains
 from cspd_jax.continuous.context import CACHED, TRUE, true_window
-from cspd_jax.continuous.head import HeadSampler
+from cspd_jax.continuous.head import HeadSampler, no_drafts
 from cspd_jax.continuous.loop import Decoder, make_decoder
+from cspd_jax.continuous.path.path_test import DEFAULT_ETA, path_test
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.continuous.verifiers.coupled_chains import coupled_chains
-from cspd_jax.continuous.verifiers.no_drafts import no_drafts
-from cspd_jax.continuous.verifiers.path_test import DEFAULT_ETA, path_test
 
 # Drafts per round where each requires a pass of the target, and where a block requires one.
 DEFAULT_DRAFT_LENGTH = 2
@@ -163,7 +162,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
     # drawn for no further pass. They are the drafts of the next round.
     context, width = true_window(window), min(2 * window, size)
   return make_decoder(
-      target, schedule, verifier, (size,), drafter=drafters.old_chains(),
+      target, schedule, verifier, (size,), drafter=old_chains(),
       context=context, width=width, guidance=guidance, steps=steps,
       distribution=describe_steps(num_iter or size, True, target.cached is not None))
 
@@ -209,7 +208,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
 def path_decoder(target: Target, draft: Target, draft_length: int, schedule: Schedule,
                  verifier: Verifier, prefix_share: float, aligned: bool, guidance: str | None
                  ) -> Decoder:
-  """Returns a decoder with a `verifiers.path_test`; other arguments as for `exact_path`."""
+  """Returns a decoder with a `path.path_test.path_test`; other arguments as for `exact_path`."""
   size = target.num_tokens
   schedule_lib.check_length('draft_length', draft_length, size)
   schedule_lib.check_prefix_share(prefix_share)
@@ -217,7 +216,7 @@ def path_decoder(target: Target, draft: Target, draft_length: int, schedule: Sch
   prefix = math.floor(prefix_share * size)
   return make_decoder(
       target, schedule, verifier, (size,) if prefix < size else (),
-      drafter=drafters.model(draft, aligned), context=TRUE, width=draft_length + verifier.bonus,
+      drafter=draft_model.model(draft, aligned), context=TRUE, width=draft_length + verifier.bonus,
       prefix=prefix, prefix_sampler=head_lib.ancestral(target, schedule, last_noise=True),
       guidance=guidance, distribution=describe_steps(size, last_noise=True))
 

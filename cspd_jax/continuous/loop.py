@@ -28,12 +28,11 @@ from cspd_jax.continuous.base import (
   Verifier,
 )
 from cspd_jax.continuous.context import BLOCK, CACHED, TRUE
-from cspd_jax.continuous.head import HeadSampler
+from cspd_jax.continuous.head import HeadSampler, no_drafts
 from cspd_jax.continuous.result import Costs, Decoded, Tests
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, open_span
-from cspd_jax.continuous.verifiers.no_drafts import no_drafts
 from cspd_jax.core import rows
 from cspd_jax.core.random import RowKeys, row_keys
 from cspd_jax.core.tracing import usual_promotion
@@ -286,7 +285,7 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
     verifier: decides about the tokens of a round; see `verifiers`.
     stops: the ranks at which rounds end, ascending, after the prefix; the last is the number of
       tokens. Empty if the prefix is the whole image.
-    drafter: where drafts come from, for verifiers that accept drafts; see `drafters`.
+    drafter: where drafts come from, for verifiers that accept drafts; see `draft_model`.
     context: which tokens the target sees when it scores the positions of a round: `context.BLOCK`
       (the default) or `context.TRUE` for a masked target, `context.CACHED` for a causal one.
     width: the largest number of tokens of a round; None for all up to the next stop.

@@ -36,7 +36,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous import (
-  arrays,
   coupling,
   head as head_lib,
   head_drafter,
@@ -49,6 +48,7 @@ from cspd_jax.continuous.head import HeadSampler, Kernel, Sampled
 from cspd_jax.continuous.head_drafter import Frozen
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import TokenBatch
+from cspd_jax.core import rows
 
 # Default number of states per head call, or all levels if there are fewer.
 DEFAULT_KERNELS = 16
@@ -88,7 +88,7 @@ class Noise(NamedTuple):
   def at(self, level: jax.Array) -> 'Noise':
     """Returns the noise of the kernels at `level` `[N, L]`, leaves `[N, L, ...]`."""
     level = jnp.maximum(level, 0)
-    return jax.tree.map(lambda leaf: arrays.take(leaf, level), self)
+    return jax.tree.map(lambda leaf: rows.take(leaf, level), self)
 
 
 class Drafts(NamedTuple):
@@ -178,7 +178,7 @@ def propose(schedule: Schedule, rho: np.ndarray, batch: TokenBatch, noise: Noise
   level = state.level[:, None] - jnp.arange(length)
   here = jnp.maximum(level, 0)
   nearest = jnp.clip(state.first[:, None] - level, 0, length - 1)
-  answers = jax.tree.map(lambda leaf: arrays.take(leaf, nearest), state.answers)
+  answers = jax.tree.map(lambda leaf: rows.take(leaf, nearest), state.answers)
   slope = head_drafter.slope(schedule, rho, here)
   offset, std = head_drafter.draft_kernel(
       schedule, rho, answers, jnp.zeros_like(answers.eps), here)
@@ -218,7 +218,7 @@ def verify(schedule: Schedule, target: Target, noise: Noise, state: State, draft
   accepted = coupling.accepted_length(moved.kept & (drafts.level > 0))
   # The last true state that the head was evaluated at.
   last = jnp.minimum(accepted, length - 1)
-  at_last = lambda leaf: arrays.take(leaf, last[:, None])[:, 0]
+  at_last = lambda leaf: rows.take(leaf, last[:, None])[:, 0]
   level, mean, x = jax.tree.map(at_last, (drafts.level, kernel.mean, moved.x))
   active = state.level >= 0
   complete = active & (level == 0)
@@ -229,11 +229,11 @@ def verify(schedule: Schedule, target: Target, noise: Noise, state: State, draft
   index = state.level[:, None] - jnp.arange(schedule.num_levels)
   tested = (jnp.arange(schedule.num_levels) > 0) & active[:, None] & (index >= 0) & (
       index <= last[:, None])
-  rows = target.num_streams * jnp.minimum(length, state.level + 1)
+  states = target.num_streams * jnp.minimum(length, state.level + 1)
   return State(
       x=x, level=jnp.where(active, level - 1, -1), answers=Frozen(kernel.eps, x0, kernel.v),
       first=state.level, sampled=sampled._replace(
           tokens=jnp.where(complete[:, None], mean, sampled.tokens),
-          calls=sampled.calls + active, rows=sampled.rows + jnp.where(active, rows, 0),
+          calls=sampled.calls + active, rows=sampled.rows + jnp.where(active, states, 0),
           tested=sampled.tested + tested,
           accepted=sampled.accepted + (tested & (index < accepted[:, None]))))

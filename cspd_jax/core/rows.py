@@ -1,4 +1,4 @@
-"""Rows of a decode: their number, and options with one value for all rows or one per row."""
+"""Rows of a decode: their number, selections of them, and options that may have a value per row."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -78,3 +78,15 @@ def _numbers(name: str, value: Any, num_rows: int) -> Any:
     return value
   # float16 would round the numbers that limits compare with to 0 and infinity.
   return value.astype(jnp.promote_types(value.dtype, jnp.float32))
+
+
+def take(leaf: jax.Array, index: jax.Array) -> jax.Array:
+  """Returns the entries `[N, n, ...]` of `leaf` `[N, m, ...]` at `index` `[N, n]`."""
+  return jnp.take_along_axis(
+      leaf, index.reshape(*index.shape, *(1,) * (leaf.ndim - 2)), axis=1)
+
+
+def where(condition: jax.Array, a: Any, b: Any) -> Any:
+  """Selects between two trees of arrays by `condition`, which has their first axes."""
+  return jax.tree.map(lambda a, b: jnp.where(
+      condition.reshape(*condition.shape, *(1,) * (a.ndim - condition.ndim)), a, b), a, b)

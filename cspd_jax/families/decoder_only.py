@@ -5,9 +5,9 @@ from typing import Any
 
 import jax
 
-from cspd_jax.checkpoints.store import Loaded
 from cspd_jax.families import drafts
 from cspd_jax.families.family import Family, Parts, is_described
+from cspd_jax.files.store import Loaded
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions, Teacher, Tokenizer
 from cspd_jax.models import decoder_only, eagle, vq

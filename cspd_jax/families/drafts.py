@@ -4,13 +4,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from cspd_jax.checkpoints.kinds import Kind
-from cspd_jax.checkpoints.store import Loaded
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.decoders import CORRECTORS
 from cspd_jax.decoding.drafters import Network, from_network
 from cspd_jax.families.family import Parts
+from cspd_jax.files.kinds import Kind
+from cspd_jax.files.store import Loaded
 from cspd_jax.generation.parts import Drafts
 from cspd_jax.models import eagle, medusa, neighbours, transformer
 from cspd_jax.models.ends import Ends

@@ -11,14 +11,14 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.checkpoints.kinds import Kind
-from cspd_jax.checkpoints.store import Loaded
-from cspd_jax.families import decoder_only, drafts, token_prompts
+from cspd_jax.families import decoder_only, drafts, prompt_kinds
 from cspd_jax.families.family import Family, Parts, Published, is_described
+from cspd_jax.files.kinds import Kind
+from cspd_jax.files.store import Loaded
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Tokenizer
 from cspd_jax.models import cosmos, eagle, early_fusion, emu3_vq, transformer, vq
-from cspd_jax.text import bpe, continued_templates, templates
+from cspd_jax.text import bpe, templates
 
 # A coordinate far from all vectors of a codebook.
 _FAR = 1e4
@@ -42,7 +42,7 @@ def build(parts: Parts) -> Model:
       'height', 'width', 'num_codes', 'row_end', 'ends_last_row', 'image_ends', 'vocab_size'))
   text = _text(parts)
   write = None if text is None else parts.writer(FAMILY.prompt_writers)
-  conditions = token_prompts.conditions(
+  conditions = prompt_kinds.tokens(
       (config.height, config.width), text, write,
       functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ()),
       set(early_fusion.order(config)[:config.num_image_tokens].tolist()))
@@ -159,13 +159,13 @@ FAMILY = Family(
     build=build, resize=resize,
     published=Published(early_fusion.PRESETS,
                         lambda config: decoder_only.published_prompted(config, 'chameleon'),
-                        lambda config, count: token_prompts.described(count)),
+                        lambda config, count: prompt_kinds.described(count)),
     text_forms={'emu3': bpe.Emu3Ranks, 'emu3_5': bpe.Emu3Ranks,
                 **{name: functools.partial(bpe.Vocabulary, control=names)
                    for name, names in _CONTROL.items()}},
     prompt_writers={
         **{name: getattr(templates, name) for name in (
             'lumina_mgpt', 'lumina_mgpt_sjd', 'lumina_mgpt_2', 'anole', 'emu3', 'emu3_5')},
-        'simplear': continued_templates.simplear, 'liquid': continued_templates.liquid},
+        'simplear': templates.simplear, 'liquid': templates.liquid},
     # As LANTERN publishes them for Anole and Lumina-mGPT (arXiv 2410.03355).
     eagle_layers={'chameleon': eagle.Layer(attention_norm=True, qk_norm=True)})

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cspd_jax.checkpoints import kinds
-from cspd_jax.checkpoints.kinds import Kind
-from cspd_jax.checkpoints.store import Loaded
+from cspd_jax.files import kinds
+from cspd_jax.files.kinds import Kind
+from cspd_jax.files.store import Loaded
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle

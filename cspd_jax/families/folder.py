@@ -1,6 +1,6 @@
 """Models on disk: one folder that refers to the networks of a model.
 
-`families.model_file` describes its file. A network is a folder of `checkpoints.store`, inside the
+`families.model_file` describes its file. A network is a folder of `files.store`, inside the
 model's folder or elsewhere.
 """
 
@@ -13,12 +13,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.checkpoints import paths, store, weights
-from cspd_jax.checkpoints.store import CheckpointError, Loaded
 from cspd_jax.core import spelling
 from cspd_jax.core.spec import Spec
 from cspd_jax.families import family as family_lib
 from cspd_jax.families.model_file import FILE, read
+from cspd_jax.files import paths, store, weights
+from cspd_jax.files.store import CheckpointError, Loaded
 from cspd_jax.generation.engines import AnyDecoder
 from cspd_jax.generation.model import Model
 
@@ -51,7 +51,7 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
       the parameters of target and drafters over the devices of a group. Or the placement of the
       target's parameters: a device, a `jax.sharding.Sharding`, or a tree of these like the
       parameters. None means the default device.
-    verify: whether to compare every file with its digest; see `checkpoints.store.load`.
+    verify: whether to compare every file with its digest; see `files.store.load`.
     allow_nonfinite: whether parameters may be NaN or infinite.
     grid: rows and columns of tokens of an image, if the model supports several sizes.
     **parts: networks that replace the model's own, by role, such as `draft=` or `tokenizer=`:

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints.kinds import Kind
-from cspd_jax.families import caption_prompts, class_prompts, decoder_only, drafts
+from cspd_jax.families import decoder_only, drafts, prompt_kinds
 from cspd_jax.families.family import Family, Parts, Published
+from cspd_jax.files.kinds import Kind
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions
 from cspd_jax.models import eagle, llamagen, medusa, t5, transformer, vq
@@ -47,11 +47,11 @@ def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
   if config.conditioning == 'text':
     parts.pair('t5', 'dim', 'caption_dim')
     text = parts.text(('t5',))
-    return caption_prompts.conditions(config.caption_dim, parts.loaded.get('t5'), text)
+    return prompt_kinds.captions(config.caption_dim, parts.loaded.get('t5'), text)
   if words := [role for role in ('t5', 'text') if role in parts.loaded]:
     raise ValueError(f'model {parts.name!r} has the part {words[0]!r}, but its target is '
                      f'class-conditional and accepts no words; load it with {words[0]}=None.')
-  return class_prompts.conditions(
+  return prompt_kinds.classes(
       config.num_classes, parts.loaded['target'].metadata.get('labels', ()))
 
 

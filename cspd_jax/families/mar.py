@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.continuous.head_drafter import stored_rho
-from cspd_jax.families import class_prompts
+from cspd_jax.families import prompt_kinds
 from cspd_jax.families.family import Family, Parts, Published
+from cspd_jax.files.kinds import Kind
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Drafts, Tokenizer
@@ -38,7 +38,7 @@ def build(parts: Parts) -> Model:
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
       grid=(config.height, config.width), engine=FAMILY.engine,
       target=lambda *, guided: mar.target(config, guided=guided),
-      conditions=class_prompts.conditions(config.num_classes, target.metadata.get('labels', ())),
+      conditions=prompt_kinds.classes(config.num_classes, target.metadata.get('labels', ())),
       tokenizer=tokenizer, drafts=drafts, defaults=parts.defaults,
       head_drafter=lambda schedule, guided: stored_rho(schedule, target.metadata, guided),
       metadata=target.metadata)

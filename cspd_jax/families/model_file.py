@@ -11,9 +11,9 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from cspd_jax.checkpoints import files, kinds, paths, reading, store, weights
-from cspd_jax.checkpoints.store import CheckpointError
 from cspd_jax.families import family as family_lib
+from cspd_jax.files import atomic, kinds, paths, reading, store, weights
+from cspd_jax.files.store import CheckpointError
 from cspd_jax.generation import defaults as defaults_lib
 
 # Format 2 also has default decoders by number of images; see `generation.defaults`.
@@ -43,7 +43,7 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
   folder = paths.folder('folder', folder)
   description = _joined(folder, family, parts, defaults or {})
   folder.mkdir(parents=True, exist_ok=True)
-  files.write_json(folder / FILE, description)
+  atomic.write_json(folder / FILE, description)
 
 
 @contextlib.contextmanager
@@ -53,7 +53,7 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
   """Yields folders to write networks into, which join a model when the block ends: all or none.
 
   If the block raises, the model's folder is unchanged, and if the process is killed, the folder
-  holds the old model or the new one; see `checkpoints.folders`.
+  holds the old model or the new one; see `files.folders`.
 
   Args:
     folder: of the model. It is created, or the networks are added to the model in it and replace

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cspd_jax.checkpoints.kinds import Kind
-from cspd_jax.checkpoints.store import Loaded
 from cspd_jax.continuous.head_drafter import stored_rho
-from cspd_jax.families import token_prompts
+from cspd_jax.families import prompt_kinds
 from cspd_jax.families.family import Family, Parts, Published
+from cspd_jax.files.kinds import Kind
+from cspd_jax.files.store import Loaded
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Tokenizer
@@ -40,7 +40,7 @@ def build(parts: Parts) -> Model:
       name=parts.name, family=FAMILY.name, config=config, params=target.params,
       grid=(config.height, config.width), engine=FAMILY.engine,
       target=lambda *, guided: nextstep.target(config, guided=guided),
-      conditions=token_prompts.conditions(
+      conditions=prompt_kinds.tokens(
           (config.height, config.width), text, parts.writer(FAMILY.prompt_writers),
           functools.partial(renumbered, token_of_id=np.arange(config.vocab_size)),
           target.metadata.get('prompts', ())),
@@ -66,7 +66,7 @@ FAMILY = Family(
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}},
     build=build, resize=resize, engine=engines.CONTINUOUS,
     published=Published(nextstep.PRESETS,
-                        condition=lambda config, count: token_prompts.described(count)),
+                        condition=lambda config, count: prompt_kinds.described(count)),
     # Names of control tokens.
     text_forms={'nextstep': functools.partial(bpe.Vocabulary, control=r'<\|.*\|>|\[PAD\]')},
     prompt_writers={name: getattr(templates, name) for name in (

@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cspd_jax.checkpoints import paths
 from cspd_jax.families import folder as folder_lib, model_file
+from cspd_jax.files import paths
 from cspd_jax.generation import defaults as defaults_lib
 
 

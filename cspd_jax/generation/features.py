@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax.checkpoints import files, npz, reading
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.core import batches
+from cspd_jax.files import atomic, npz, reading
+from cspd_jax.files.run_folder import Report
 
 NAME = 'features.npz'
 
@@ -62,7 +62,7 @@ class FeatureFiles:
     full = batches.padded(np.stack(list(self._waiting.values())), self._size)
     values = {name: np.asarray(leaf) for name, leaf in self._extractor.compute(full).items()}
     for row, number in enumerate(self._waiting):
-      files.write_arrays(self._report.path(_part(number)),
+      atomic.write_arrays(self._report.path(_part(number)),
                          {name: leaf[row] for name, leaf in values.items()})
     self._waiting.clear()
 
@@ -77,13 +77,13 @@ class FeatureFiles:
     if not self._report.has(NAME):
       for number, name in enumerate(self._images):
         if not self._report.has(_part(number)):
-          pixels, _ = reading.picture(self._report.path(name), files.REMAKE)
+          pixels, _ = reading.picture(self._report.path(name), atomic.REMAKE)
           self.add([number], pixels[None])
       self.flush()
-      rows = [npz.arrays(self._report.path(_part(number)), files.REMAKE)
+      rows = [npz.arrays(self._report.path(_part(number)), atomic.REMAKE)
               for number in range(len(self._images))]
       joined = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-      files.write_arrays(self._report.path(NAME), joined | {
+      atomic.write_arrays(self._report.path(NAME), joined | {
           name: np.asarray(text) for name, text in self._extractor.identity.items()})
     for number in range(len(self._images)):
       self._report.path(_part(number)).unlink(missing_ok=True)

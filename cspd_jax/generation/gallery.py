@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints import files, paths, reading, run_folder
 from cspd_jax.core import batches
 from cspd_jax.core.progress import duration
 from cspd_jax.core.spec import Spec
+from cspd_jax.files import atomic, paths, reading, run_folder
 from cspd_jax.generation import (
   defaults as defaults_lib,
   features as features_lib,
@@ -167,7 +167,7 @@ class Gallery:
     progress(done, len(self._own))
     for numbers, images in self._generated(missing, watch):
       for row, i in enumerate(numbers):
-        files.write(self._report.path(self.names[i]), images.png(row))
+        atomic.write(self._report.path(self.names[i]), images.png(row))
       if self._features is not None:
         self._features.add(numbers, images.images)
       done += len(numbers)
@@ -217,12 +217,12 @@ class Gallery:
     """One row per image. Rounds are read from the files, which an earlier run may have written."""
     rows = []
     for name, title, (seed, number) in zip(self.names, self.request.titles, self.request.seeds):
-      _, texts = reading.picture(self._report.path(name), files.REMAKE, needed=('rounds',))
+      _, texts = reading.picture(self._report.path(name), atomic.REMAKE, needed=('rounds',))
       rows.append(dict(file=name, prompt=title, seed=seed, number=number,
                        rounds=int(texts['rounds'])))
     return rows
 
   def _write_npz(self) -> None:
     """Writes all images as one array, image by image: together they may exceed the memory."""
-    read = lambda name: reading.picture(self._report.path(name), files.REMAKE)[0]
-    files.write_stacked(self._report.path(_NPZ), 'arr_0', len(self.names), map(read, self.names))
+    read = lambda name: reading.picture(self._report.path(name), atomic.REMAKE)[0]
+    atomic.write_stacked(self._report.path(_NPZ), 'arr_0', len(self.names), map(read, self.names))

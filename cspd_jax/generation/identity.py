@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.checkpoints import files, run_folder
 from cspd_jax.core.spec import Spec
+from cspd_jax.files import atomic, run_folder
 from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.engines import Options
 
@@ -41,8 +41,8 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
       model=model.name, cache_dtype=model.cache_dtype, parameters=fingerprint(model.params),
       grid=list(model.grid), config=_digest(repr(model.config)), decoder=str(specification),
       draft_parameters=fingerprint(model.draft_params(specification)),
-      sampling=files.plain(sampling._asdict()),
-      seed=fingerprint(jax.random.key_data(seed)) if _is_key(seed) else files.plain(seed),
+      sampling=atomic.plain(sampling._asdict()),
+      seed=fingerprint(jax.random.key_data(seed)) if _is_key(seed) else atomic.plain(seed),
       prompts=_fingerprint_of_prompts(prompts, condition), batch_size=batch_size)
 
 

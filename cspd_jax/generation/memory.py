@@ -14,12 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import sharding
-from cspd_jax.checkpoints.int8 import Int8
 from cspd_jax.continuous import base as continuous
 from cspd_jax.core import random as random_lib
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import refill
 from cspd_jax.decoding.base import Condition, Params, Target
+from cspd_jax.files.int8 import Int8
 from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.engines import AnyDecoder
 

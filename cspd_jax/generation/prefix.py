@@ -8,9 +8,9 @@ import jax
 import numpy as np
 from PIL import Image
 
-from cspd_jax.checkpoints import pictures, reading
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.base import Target
+from cspd_jax.files import pictures, reading
 from cspd_jax.generation.base import BaseModel
 
 

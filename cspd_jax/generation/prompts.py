@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints import reading, store
+from cspd_jax.files import reading, store
 from cspd_jax.generation.parts import Conditions
 
 # What the name of a file of JSON objects ends in, and the names of data that are no list of lines.

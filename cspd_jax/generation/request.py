@@ -11,12 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import sharding
-from cspd_jax.checkpoints import files
-from cspd_jax.checkpoints.int8 import Int8
 from cspd_jax.core import batches, programs, random as random_lib
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib, refill
+from cspd_jax.files import atomic
+from cspd_jax.files.int8 import Int8
 from cspd_jax.generation import memory, prompts as prompts_lib, results
 from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.engines import AnyDecoder, Options, with_raw_log_probs
@@ -187,7 +187,7 @@ class Request:
         round_of_cell=model.cells(fixed), prefix_length=length, prompts=self.titles,
         seeds=self.seeds, decoder=str(self.specification),
         guarantee=model.engine.guarantee(self.decoder),
-        sampling={name: files.plain(value) for name, value in self.sampling._asdict().items()},
+        sampling={name: atomic.plain(value) for name, value in self.sampling._asdict().items()},
         model=model.name, grid=model.grid, precision=_precision(model),
         labels=self._labels(), numbers=range(len(tokens)), unknown_words=self.unknown_words)
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from PIL import Image, PngImagePlugin
 
-from cspd_jax.checkpoints import files, paths
+from cspd_jax.files import atomic, paths
 from cspd_jax.version import __version__
 
 # More images would make a notebook page too long.
@@ -142,7 +142,7 @@ class Generated:
     try:
       folder.mkdir(parents=True, exist_ok=True)
       for i, path in enumerate(pictures):
-        files.write(path, self.png(i))
+        atomic.write(path, self.png(i))
     except OSError as error:
       raise ValueError(f'folder is {str(folder)!r}, where files cannot be written '
                        f'({error.strerror}); use another folder.') from error

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints import run_folder
 from cspd_jax.core import batches, programs
 from cspd_jax.decoding import refill
 from cspd_jax.decoding.loop import Decoder
+from cspd_jax.files import run_folder
 from cspd_jax.generation import identity
 from cspd_jax.generation.request import Request
 

@@ -13,8 +13,8 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cspd_jax.checkpoints import paths, reading
 from cspd_jax.core import printing
+from cspd_jax.files import paths, reading
 
 Columns = Mapping[str, str]
 # Names and formats in the columns of a file: no attributes, and a width and digits of two digits.

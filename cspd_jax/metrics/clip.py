@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from cspd_jax.checkpoints import kinds
+from cspd_jax.files import kinds
 from cspd_jax.metrics import base
 from cspd_jax.models import clip
 from cspd_jax.models.clip import CLIPConfig

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.checkpoints import kinds
+from cspd_jax.files import kinds
 from cspd_jax.models import inception
 from cspd_jax.models.inception import Features, InceptionConfig
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from cspd_jax.checkpoints import npz
+from cspd_jax.files import npz
 from cspd_jax.metrics import base, requests
 from cspd_jax.metrics.requests import Request
 

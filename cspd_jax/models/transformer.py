@@ -28,8 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from cspd_jax.checkpoints import int8
 from cspd_jax.core import fields
+from cspd_jax.files import int8
 from cspd_jax.models import attention, int8_cache
 from cspd_jax.models.norms import HeadNorm, RMSNorm
 
@@ -52,7 +52,7 @@ SPLIT = {
     '.*/(query|key)_norm/(scale|bias)': 0, '.*/out': 0,
     '.*/(gate|up)': 1, '.*/down': 0}
 
-# The order in which XLA reads the axes of parameters on TPUs; see `checkpoints.kinds.placement`.
+# The order in which XLA reads the axes of parameters on TPUs; see `files.kinds.placement`.
 ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
 
 # `einsum` contracts axes in the alphabetical order of their letters, and CPUs transpose a matrix
@@ -60,7 +60,7 @@ ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
 # way: the cost is low, and the last bits of their sums do not change.
 _LARGE_MATRIX = 2**18
 
-# The matrices of the layers and their numbers of input axes; see `checkpoints.int8`.
+# The matrices of the layers and their numbers of input axes; see `files.int8`.
 MATRICES = {r'.*/layers_\d+/(query|key|value|gate|up|down)': 1, r'.*/layers_\d+/out': 2}
 
 

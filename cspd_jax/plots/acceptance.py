@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cspd_jax.checkpoints import files
+from cspd_jax.files import atomic
 from cspd_jax.plots import canvas, grid
 
 
 def save_acceptance_map(path: str | os.PathLike, rounds: Mapping[str, np.ndarray],
                         **options) -> None:
   """Writes an acceptance map as PNG; for arguments and errors see `acceptance_map`."""
-  files.write(path, acceptance_map(rounds, **options))
+  atomic.write(path, acceptance_map(rounds, **options))
 
 
 def acceptance_map(

@@ -7,7 +7,7 @@ import re
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from cspd_jax.checkpoints import files
+from cspd_jax.files import atomic
 
 INK = '#1f2933'
 FAINT = '#7b8794'
@@ -77,5 +77,5 @@ def png(drawing: Figure) -> bytes:
 
 
 def save(drawing: Figure, path: str | os.PathLike) -> None:
-  """Writes a figure as PNG; see `checkpoints.files.write`."""
-  files.write(path, png(drawing))
+  """Writes a figure as PNG; see `files.atomic.write`."""
+  atomic.write(path, png(drawing))

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cspd_jax.checkpoints import files
+from cspd_jax.files import atomic
 from cspd_jax.plots import canvas
 
 # A colour-blind safe palette (Okabe and Ito), with a marker for each colour.
@@ -89,7 +89,7 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
       handlelength=3)
   buffer = io.BytesIO()
   figure.savefig(buffer, format=form[1:], metadata={'Date': None} if form == '.svg' else None)
-  files.write(path, buffer.getvalue())
+  atomic.write(path, buffer.getvalue())
 
 
 def _styles(panels: Sequence[Panel]) -> dict[str, dict]:

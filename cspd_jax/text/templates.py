@@ -21,6 +21,10 @@ _NEGATIVE = (
     'cropped, worst quality, low quality, normal quality, jpeg artifacts, signature, watermark, '
     'username, blurry.')
 _NEGATIVE_1, _NEGATIVE_1_1 = map(_NEGATIVE.format, ('text, ', 'bad texts, bad layout, '))
+# The words of SimpleAR's official example that guidance leads away from.
+_SIMPLEAR_NEGATIVE = (
+    'An image of aerial view, overexposed, low quality, deformation, a poor composition, bad '
+    'hands, bad teeth, bad eyes, bad limbs, distortion')
 
 
 def lumina_mgpt(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
@@ -146,6 +150,82 @@ def _nextstep(text: Text, prompt: str, negative: str, height: int, width: int
   image = [id_of(text, '<|image_area|>'), *text.encode(f'{height}*{width}'),
            id_of(text, '<|begin_of_image|>')]
   return [*text.encode(prompt), *image], [*text.encode(negative), *image]
+
+
+def simplear(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
+  """Returns the contexts of SimpleAR (arXiv 2504.11455): the request and the negative prompt.
+
+  Arguments and errors as for `lumina_mgpt`.
+  """
+  del height, width
+  start, image = id_of(text, '<|t2i|>'), id_of(text, '<|soi|>')
+  request, negative = ([start, *text.encode(words), image] for words in (
+      f'A highly realistic image of {prompt}', _SIMPLEAR_NEGATIVE))
+  return request, negative
+
+
+def liquid(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
+  """Returns the contexts of Liquid (arXiv 2412.04332), with and without a request.
+
+  Arguments and errors as for `lumina_mgpt`.
+  """
+  del height, width
+  start, nothing, image = (id_of(text, name) for name in ('<bos>', '<unconditional>', '<boi>'))
+  words = f'{prompt} Generate an image based on this description.'
+  return [start, *text.encode(words), image], [start, nothing, image]
+
+
+def _janus(text: Text, words: list[int]) -> tuple[list[int], list[int]]:
+  """Returns the two contexts of an image, from the published ids of its text.
+
+  The second one is as long as the first, and padding takes the place of the words. It is read like
+  any other token, as in the official program and in that of transformers.
+
+  Args:
+    text: the tokenizer.
+    words: ids of everything between the first token and the last.
+
+  Raises:
+    ValueError: if the tokenizer is that of another model.
+  """
+  first, pad, last = (id_of(text, name) for name in (
+      '<｜begin▁of▁sentence｜>', '<｜▁pad▁｜>', '<begin_of_image>'))
+  return [first, *words, last], [first, *[pad] * len(words), last]
+
+
+def janus_pro(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
+  """Returns the two contexts of a prompt in the official template; see `_janus`.
+
+  Args:
+    text: the tokenizer.
+    prompt: description of the image.
+    height: rows of codes, which the prompt does not mention.
+    width: codes of a row, likewise.
+
+  Raises:
+    ValueError: see `_janus`.
+  """
+  del height, width
+  turns = [('<|User|>', f': {prompt.strip()}\n\n'), ('<|Assistant|>', ':')]
+  ids: list[int] = []
+  rest = ''
+  for role, words in turns:
+    if role in text.ids:  # The official tokenizer splits a text at its tokens for roles.
+      ids += [*text.encode(rest), text.ids[role]]
+      rest = words
+    else:
+      rest += role + words
+  return _janus(text, ids + text.encode(rest))
+
+
+def janus_pro_plain(text: Text, prompt: str, height: int, width: int
+                    ) -> tuple[list[int], list[int]]:
+  """Returns the two contexts of the bare words, as transformers writes them without a template.
+
+  Arguments and errors as for `janus_pro`.
+  """
+  del height, width
+  return _janus(text, text.encode(prompt))
 
 
 def plain(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.checkpoints import files, npz, run_folder
 from cspd_jax.core import batches, fields
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
+from cspd_jax.files import atomic, npz, run_folder
 from cspd_jax.generation import identity, memory
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle
@@ -148,7 +148,7 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   ) | dict(images=count)
   path = run_folder.Run(workdir / f'windows_{split}', settings).folder / 'windows.npz'
   if path.exists():
-    arrays = npz.arrays(path, files.REMAKE, needed=Windows._fields)
+    arrays = npz.arrays(path, atomic.REMAKE, needed=Windows._fields)
     return Windows(*(arrays[name] for name in Windows._fields)), indices
   # A recorder carries more from round to round, so the batch size is chosen for it.
   request = samples.request(model, [prompts[int(i)] for i in indices], sampling, seed=key,
@@ -161,7 +161,7 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   result = windows.concatenate(list(batches.each(
       lambda index: record(*request.arguments(index)), count, size,
       lambda done, total: logging.info('windows of %s: %d of %d images', split, done, total))))
-  files.write_arrays(path, result._asdict())
+  atomic.write_arrays(path, result._asdict())
   return result, indices
 
 

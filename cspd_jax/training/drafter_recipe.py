@@ -12,8 +12,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints import npz
 from cspd_jax.core import batches, fields
+from cspd_jax.files import npz
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle, medusa

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from absl import logging
 
-from cspd_jax.checkpoints import files, paths
+from cspd_jax.files import atomic, paths
 from cspd_jax.training import steps
 
 # Maximum length in bytes of a line of metrics; the loop writes no longer ones.
@@ -77,7 +77,7 @@ def run(
     if evaluate and evaluate_every and _due(done, evaluate_every, num_steps):
       record |= log.held_out(done, evaluate(state))
     if record:
-      with files.naming(metrics_path), metrics_path.open('a', encoding='utf-8') as file:
+      with atomic.naming(metrics_path), metrics_path.open('a', encoding='utf-8') as file:
         file.write(json.dumps({'step': done, **record}) + '\n')
     if _due(done, checkpoint_every, num_steps):
       steps.save(folder, done, state)
@@ -130,7 +130,7 @@ def _drop_later_lines(path: pathlib.Path, step: int) -> None:
   """Removes the metrics of steps that will be repeated, and a partially written last line."""
   if not path.exists():
     return
-  with path.open('rb') as lines, files.writing(path) as remaining:
+  with path.open('rb') as lines, atomic.writing(path) as remaining:
     while line := lines.readline(_LONGEST_LINE):
       try:
         if json.loads(line)['step'] <= step:

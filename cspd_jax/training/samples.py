@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from cspd_jax.checkpoints import files, run_folder
 from cspd_jax.core import batches, fields, progress
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.files import atomic, run_folder
 from cspd_jax.generation import identity, prompts as prompts_lib, run as run_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request, prepare
@@ -47,7 +47,7 @@ def sampling(recipe: Any, model: Model) -> Warp:
 
 def completed(recipe: Recipe, model: Model) -> Recipe:
   """Returns a recipe whose sampling options are numbers; arguments and errors as for `sampling`."""
-  options = files.plain(sampling(recipe, model)._asdict())
+  options = atomic.plain(sampling(recipe, model)._asdict())
   return dataclasses.replace(recipe, **options)  # type: ignore[type-var]
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from absl import logging
 from orbax.checkpoint import v1 as ocp
 
-from cspd_jax.checkpoints import files, folders, reading, weights
+from cspd_jax.files import atomic, folders, reading, weights
 
 # Number of steps that are retained.
 _RETAINED = 2
@@ -37,13 +37,13 @@ def save(folder: pathlib.Path, number: int, state: Any) -> None:
   Raises:
     OSError: if the disk is full or cannot be written.
   """
-  arrays = files.arrays_of(jax.device_get(state))
+  arrays = atomic.arrays_of(jax.device_get(state))
   leaves = {name: leaf for name, leaf in arrays.items() if leaf.size}  # Orbax stores no others.
   folder = folder.resolve()
   with folders.replacing(folder / f'step_{number:08d}', _listed) as new:
     _reserve(new / _STATE, _MARGIN + sum(leaf.nbytes for leaf in leaves.values()))
     ocp.save_checkpointables(new / _STATE, {'state': leaves})
-    files.write_json(new / _DIGESTS, weights.digests(new, _names(new)))
+    atomic.write_json(new / _DIGESTS, weights.digests(new, _names(new)))
   saved = _steps(folder)
   # Later steps are from before a damaged one made the training go back.
   for later in [step for step in saved if step > number]:
@@ -74,9 +74,9 @@ def restore(folder: pathlib.Path, like: Any) -> Any:
     except ValueError as error:
       logging.warning('%s', error)
       continue
-    empty = {name: leaf for name, leaf in files.arrays_of(like).items() if not leaf.size}
+    empty = {name: leaf for name, leaf in atomic.arrays_of(like).items() if not leaf.size}
     # A step of the training donates the memory of its input, so it must be JAX's own.
-    state = jax.tree.map(jnp.array, files.tree_of(empty | arrays, like, saved[number]))
+    state = jax.tree.map(jnp.array, atomic.tree_of(empty | arrays, like, saved[number]))
     # A process may have been killed before it removed the steps that its last one replaced.
     _remove_old({step: path for step, path in saved.items() if step <= number})
     return state
@@ -88,7 +88,7 @@ def _reserve(path: pathlib.Path, size: int) -> None:
 
   If a disk is full, the threads of Orbax print pages; so the disk is asked before.
   """
-  with files.naming(path), path.open('xb') as stream:
+  with atomic.naming(path), path.open('xb') as stream:
     os.posix_fallocate(stream.fileno(), 0, size)
   path.unlink()
 

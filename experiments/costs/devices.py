@@ -16,8 +16,8 @@ import jax
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental import topologies
 
-from cspd_jax.checkpoints import kinds
-from cspd_jax.continuous import draft_loop
+from cspd_jax.continuous.chains import draft_loop
+from cspd_jax.files import kinds
 from cspd_jax.models import attention, fused_head
 from experiments.costs import products
 
@@ -119,7 +119,7 @@ def compiled(function: Any, arguments: Any, device: Any,
     function: the function.
     arguments: its arguments; only their shapes and dtypes are used.
     device: the device, see `describe`.
-    orders: memory orders of parameters on a TPU; see `checkpoints.kinds.placement`.
+    orders: memory orders of parameters on a TPU; see `files.kinds.placement`.
     options: compiler options, as for `jax.jit`.
   """
   sharding = jax.sharding.SingleDeviceSharding(device)

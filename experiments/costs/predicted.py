@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cspd_jax.checkpoints import reading
-from cspd_jax.checkpoints.kinds import KINDS
 from cspd_jax.core import random, spec as spec_lib
+from cspd_jax.files import reading
+from cspd_jax.files.kinds import KINDS
 from cspd_jax.generation.model import Model
 from experiments.costs import devices, hlo, rounds
 

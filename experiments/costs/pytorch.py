@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax.checkpoints import paths
+from cspd_jax.files import paths
 from cspd_jax.models.transformer import TransformerConfig
 
 _DEVIATION = 0.02

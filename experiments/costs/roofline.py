@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.checkpoints import files
+from cspd_jax.files import atomic
 from cspd_jax.measure import timing
 from cspd_jax.plots import canvas
 
@@ -122,4 +122,4 @@ def save_roofline(path: str | os.PathLike, works: Mapping[str, Mapping[str, Work
   axes.legend(fontsize=7, frameon=False, labelcolor=canvas.INK)
   buffer = io.BytesIO()
   figure.savefig(buffer, format='png')
-  files.write(path, buffer.getvalue())
+  atomic.write(path, buffer.getvalue())

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from cspd_jax import families
-from cspd_jax.checkpoints.run_folder import Report
-from cspd_jax.checkpoints.store import Loaded
+from cspd_jax.files.run_folder import Report
+from cspd_jax.files.store import Loaded
 from cspd_jax.plots import grid
 from experiments.demo_models import photos, stages
 

@@ -11,8 +11,8 @@ import numpy as np
 from absl import logging
 
 import cspd_jax
-from cspd_jax.checkpoints import files, npz
 from cspd_jax.core import fields
+from cspd_jax.files import atomic, npz
 from cspd_jax.training import loop
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import photos as photos_lib
@@ -204,7 +204,7 @@ class Stages(abc.ABC):
     """
     count = self.num_train_images if split == 'train' else self.num_held_out_images
     if path.exists():
-      arrays = npz.arrays(path, files.REMAKE, needed=(name, 'labels'))
+      arrays = npz.arrays(path, atomic.REMAKE, needed=(name, 'labels'))
       if len(arrays[name]) == count and arrays['labels'].shape == (count,):
         return arrays[name], arrays['labels']
     parts, batches_of_labels = [], []
@@ -217,7 +217,7 @@ class Stages(abc.ABC):
         logging.info('%s of %s: %d of %d crops', name, split, index * _ENCODE_BATCH, count)
     codes = np.concatenate(parts)[:count]
     labels = np.concatenate(batches_of_labels)[:count]
-    files.write_arrays(path, {name: codes, 'labels': labels})
+    atomic.write_arrays(path, {name: codes, 'labels': labels})
     return codes, labels
 
 

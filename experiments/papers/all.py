@@ -17,9 +17,9 @@ from collections.abc import Callable
 from typing import Any
 
 from cspd_jax import cli
-from cspd_jax.checkpoints import files, reading
 from cspd_jax.cli import loader
 from cspd_jax.core import fields
+from cspd_jax.files import atomic, reading
 
 ROOT = pathlib.Path(__file__).parents[2]
 # The module of every configuration in configs/papers that has a program.
@@ -70,7 +70,7 @@ def has_settings(report: dict[str, Any], config: Any) -> bool:
 
   Settings that are None are ignored: options that exist since, and are not set.
   """
-  return _set(report.get('settings')) == _set(files.plain(dataclasses.asdict(config)))
+  return _set(report.get('settings')) == _set(atomic.plain(dataclasses.asdict(config)))
 
 
 def _set(settings: Any) -> Any:

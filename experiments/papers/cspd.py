@@ -43,9 +43,9 @@ from typing import Any, NamedTuple
 
 from configs.papers import cspd as default
 from cspd_jax import cli
-from cspd_jax.checkpoints import files
-from cspd_jax.checkpoints.run_folder import Report
-from cspd_jax.continuous.cspd import expected_speedup
+from cspd_jax.continuous.cspd.decoders import expected_speedup
+from cspd_jax.files import atomic
+from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
 from experiments.papers import cspd_figures
 from experiments.papers.cspd_cells import BLOCK_MODES, Lab, expected_speed
@@ -159,7 +159,7 @@ def main(config: default.Config) -> None:
 
   def add(suite: str, added: list[dict[str, Any]]) -> list[int]:
     rows.extend(dict(suite=suite, **row) for row in added)
-    files.write(report.path('tables.csv'), tables.csv(rows).encode())
+    atomic.write(report.path('tables.csv'), tables.csv(rows).encode())
     return list(range(len(rows) - len(added), len(rows)))
 
   def show(suite: str, table: Table) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax.checkpoints.run_folder import Report
+from cspd_jax.files.run_folder import Report
 from cspd_jax.plots import curves as curves_lib, replaced
 from cspd_jax.plots.curves import Curve, Panel
 from experiments.papers.cspd_cells import Cell, Lab, acceptance_by_step, draws_per_replaced_token

@@ -21,9 +21,9 @@ from typing import Any
 from configs.papers import published as default
 from configs.papers.published_rows import ROWS, Row
 from cspd_jax import cli, metrics as metrics_lib
-from cspd_jax.checkpoints import files
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.cli import inputs
+from cspd_jax.files import atomic
+from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import rows as rows_lib, tables
 from cspd_jax.measure.bench import Bench
 
@@ -114,7 +114,7 @@ def run(config: default.Config) -> None:
     for entry in _entries(lab, paper):
       print('  '.join(tables.cells(COLUMNS, entry)), flush=True)
       entries.append(entry)
-      files.write(report.path('rows.csv'), tables.csv(entries).encode())
+      atomic.write(report.path('rows.csv'), tables.csv(entries).encode())
   report.write(
       settings=dataclasses.asdict(config), rows=entries, prompts=lab.prompts,
       minutes=(time.perf_counter() - start) / 60,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cspd_jax.checkpoints import folders, paths, reading
 from cspd_jax.commands import arrange
-from cspd_jax.measure import layouts
+from cspd_jax.files import folders, paths, reading
+from cspd_jax.metrics import layouts
 from tests.experiments import calls
 
 SIDE = 12

@@ -9,10 +9,10 @@ import jax
 import pytest
 
 import cspd_jax
-from cspd_jax.checkpoints import store
 from cspd_jax.commands import compare
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import tuned
+from cspd_jax.files import store
 from cspd_jax.measure import timing
 from tests.experiments import calls, models as models_lib
 from tests.families import tiny

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cspd_jax.checkpoints import store
 from cspd_jax.commands import evaluate
+from cspd_jax.files import store
 from cspd_jax.generation import memory
-from cspd_jax.measure import evaluation
-from cspd_jax.metrics import clip, frechet, inception, scenes
+from cspd_jax.metrics import clip, evaluation, frechet, inception, scenes
 from cspd_jax.models import clip as clip_network, inception as network_lib
 from cspd_jax.text import bpe
 from tests.experiments import calls

@@ -10,11 +10,10 @@ import pytest
 from PIL import Image
 
 import cspd_jax
-from cspd_jax.checkpoints import store
 from cspd_jax.commands import generate
+from cspd_jax.files import store
 from cspd_jax.generation import run as run_lib
-from cspd_jax.measure import evaluation, image_sets
-from cspd_jax.metrics import inception
+from cspd_jax.metrics import evaluation, image_sets, inception
 from tests.experiments import calls
 from tests.families import tiny
 

@@ -8,8 +8,8 @@ import jax
 import pytest
 
 import cspd_jax
-from cspd_jax.checkpoints import run_folder, store
 from cspd_jax.commands import compare, evaluate, generate, inspect, train_drafter, tune
+from cspd_jax.files import run_folder, store
 from cspd_jax.metrics import inception
 from tests.experiments import calls
 from tests.families import tiny

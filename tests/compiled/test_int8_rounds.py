@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from cspd_jax.checkpoints import int8, weights
-from cspd_jax.checkpoints.kinds import KINDS
+from cspd_jax.files import int8, weights
+from cspd_jax.files.kinds import KINDS
 from experiments.costs import predicted
 from tests.compiled import compilers
 

@@ -10,14 +10,14 @@ import pytest
 from cspd_jax.continuous import (
   coupling,
   decoders,
-  drafters,
+  draft_model,
   noise as noise_lib,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.context import BLOCK, TRUE
+from cspd_jax.continuous.cspd.token_test import TokenVerdict, token_test
 from cspd_jax.continuous.loop import make_decoder
-from cspd_jax.continuous.verifiers.token_test import TokenVerdict, token_test
-from cspd_jax.testing import analytic
+from cspd_jax.testing.proofs import analytic
 from tests.marks import representative
 
 LEVELS = schedule_lib.make(6)
@@ -73,7 +73,7 @@ def verified(length, block_context=True):
   verifier = token_test(valid(length), 'exact', keep_after_reject=block_context)
   return in_raster_order(make_decoder(
       CHAIN.target, LEVELS, verifier, [stop for _, stop in blocks], prefix=prefix,
-      drafter=drafters.model(CHAIN.target, aligned=False),
+      drafter=draft_model.model(CHAIN.target, aligned=False),
       context=BLOCK if block_context else TRUE))
 
 

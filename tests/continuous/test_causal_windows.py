@@ -16,7 +16,7 @@ import pytest
 
 from cspd_jax.continuous import decoders, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.testing import causal_analytic
+from cspd_jax.testing.proofs import causal_analytic
 from tests.continuous import window_mutants
 from tests.marks import representative
 

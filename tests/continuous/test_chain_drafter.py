@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import chain_drafter, head_drafter, schedule as schedule_lib
+from cspd_jax.continuous import head_drafter, schedule as schedule_lib
+from cspd_jax.continuous.chains import prediction
 from cspd_jax.continuous.coupling import Gaussian
 from cspd_jax.continuous.head import Kernel
 
@@ -41,7 +42,7 @@ def gaussian(kernel):
 
 def started(schedule, x, bias=0.0):
   rho = head_drafter.default_rho(schedule)
-  return rho, chain_drafter.start(
+  return rho, prediction.start(
       schedule, rho, TEMPERATURE, x[:, 0], x, gaussian(head(schedule, x, bias)), OLD)
 
 
@@ -56,7 +57,7 @@ def test_answers_at_old_states_predict_those_at_new_ones(name):
   schedule, old, new = SCHEDULES[name], normal(0, NUM, LEVELS, SIZE), normal(1, NUM, LEVELS, SIZE)
   bias = normal(2, NUM, LEVELS, SIZE)
   _, predicted = started(schedule, old, bias)
-  actual, expected = chain_drafter.kernel(predicted, new), gaussian(head(schedule, new, bias))
+  actual, expected = prediction.kernel(predicted, new), gaussian(head(schedule, new, bias))
   pick = lambda kernel: jax.tree.map(lambda leaf: leaf[OLD], kernel)
   assert_close(pick(actual), pick(expected))
 
@@ -68,7 +69,7 @@ def test_without_an_old_chain_the_last_answer_is_extrapolated(name):
   level = jnp.arange(LEVELS - 1, -1, -1)
   frozen = jax.tree.map(lambda leaf: leaf[:, None], head_drafter.frozen_start(x[:, 0]))
   mean, std = head_drafter.draft_kernel(schedule, rho, frozen, x, level)
-  actual = chain_drafter.kernel(predicted, x)
+  actual = prediction.kernel(predicted, x)
   std = jnp.broadcast_to(std, actual.std.shape)
   assert_close([leaf[1] for leaf in actual], [mean[1], TEMPERATURE[1] * std[1]])
 
@@ -80,9 +81,9 @@ def learned(schedule, bias, index):
   true = head(schedule, new, bias)
   called = (jnp.arange(LEVELS) >= 1) & (jnp.arange(LEVELS) <= index[:, None])
   pick = lambda leaf: leaf[jnp.arange(NUM), jnp.minimum(index, LEVELS - 1)]
-  last = chain_drafter.Last(index, pick(new), pick(chain_drafter.kernel(before, new).mean),
+  last = prediction.Last(index, pick(new), pick(prediction.kernel(before, new).mean),
                             jax.tree.map(pick, true))
-  after = chain_drafter.learn(schedule, rho, TEMPERATURE, before, OLD, called, new,
+  after = prediction.learn(schedule, rho, TEMPERATURE, before, OLD, called, new,
                               gaussian(true), last)
   return before, after
 
@@ -93,7 +94,7 @@ def test_an_error_of_the_noise_is_carried_to_later_kernels(name):
   before, after = learned(schedule, bias, index)
   x = normal(3, NUM, LEVELS, SIZE)
   expected = gaussian(head(schedule, x, bias))
-  actual, earlier = chain_drafter.kernel(after, x), chain_drafter.kernel(before, x)
+  actual, earlier = prediction.kernel(after, x), prediction.kernel(before, x)
   for row in (0, 2):
     pick = lambda kernel, first, row=row: jax.tree.map(lambda leaf: leaf[row, first:], kernel)
     assert_close(pick(actual, 1), pick(expected, 1))
@@ -116,9 +117,9 @@ def test_chains_that_were_not_called_keep_their_predictions():
   before, after = learned(SCHEDULES['diffusion'], 0.3, jnp.array([3, 4, 5]))
   schedule, x = SCHEDULES['diffusion'], normal(1, NUM, LEVELS, SIZE)
   true = head(schedule, x, 0.3)
-  last = chain_drafter.Last(jnp.full(NUM, LEVELS), x[:, 0], x[:, 0],
+  last = prediction.Last(jnp.full(NUM, LEVELS), x[:, 0], x[:, 0],
                             jax.tree.map(lambda leaf: leaf[:, 0], true))
-  kept = chain_drafter.learn(
+  kept = prediction.learn(
       schedule, head_drafter.default_rho(schedule), TEMPERATURE, after, OLD,
       jnp.zeros((NUM, LEVELS), bool), x, gaussian(true), last)
   for a, b in zip(kept, after, strict=True):

@@ -8,7 +8,7 @@ from cspd_jax import continuous
 from cspd_jax.continuous import decoders, schedule as schedule_lib, specification
 from cspd_jax.continuous.specification import Resources
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.testing import analytic
+from cspd_jax.testing.proofs import analytic
 
 LEVELS = schedule_lib.make(6)
 CHAIN = analytic.gaussian_chain(8, 0.9, schedule=LEVELS)

@@ -18,8 +18,8 @@ import pytest
 from cspd_jax.continuous import decoders, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
-from cspd_jax.testing import analytic, causal_analytic
-from cspd_jax.testing.samples import energy_test
+from cspd_jax.testing.proofs import analytic, causal_analytic
+from cspd_jax.testing.statistics import energy_test
 from tests.continuous import window_mutants
 from tests.marks import representative
 

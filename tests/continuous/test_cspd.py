@@ -11,22 +11,21 @@ import pytest
 from absl.testing import parameterized
 
 from cspd_jax.continuous import (
-  cspd,
   decoders,
-  drafters,
+  draft_model,
   noise as noise_lib,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.context import TRUE
+from cspd_jax.continuous.cspd import decoders as cspd
+from cspd_jax.continuous.cspd.token_test import LastKernel, released_test
 from cspd_jax.continuous.loop import make_decoder
+from cspd_jax.continuous.path.path_test import path_test
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import TokenBatch
-from cspd_jax.continuous.verifiers.path_test import path_test
-from cspd_jax.continuous.verifiers.released import released_test
-from cspd_jax.continuous.verifiers.token_test import LastKernel
 from cspd_jax.core.random import row_keys
-from cspd_jax.testing import analytic
-from cspd_jax.testing.samples import compare
+from cspd_jax.testing.proofs import analytic
+from cspd_jax.testing.statistics import compare
 
 NUM = 20000
 LEVELS = schedule_lib.make(6)
@@ -65,7 +64,7 @@ def one_token(model, sigma):
   """The test of the last kernel for the only token; without a bonus it is drafted and tested."""
   return make_decoder(
       model.target, model.schedule, path_test(split=0, eta=1.0, bonus=False, sigma=sigma), (1,),
-      drafter=drafters.model(model.target), context=TRUE, width=1, guidance_of_last=False)
+      drafter=draft_model.model(model.target), context=TRUE, width=1, guidance_of_last=False)
 
 
 class PaperTest(chex.TestCase):

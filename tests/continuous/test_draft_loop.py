@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from cspd_jax.continuous import draft_loop
+from cspd_jax.continuous.chains import draft_loop
 
 
 def test_the_kernel_computes_what_the_loop_does():

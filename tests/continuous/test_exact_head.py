@@ -21,8 +21,8 @@ from cspd_jax.continuous import (
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
-from cspd_jax.testing import analytic
-from cspd_jax.testing.samples import compare
+from cspd_jax.testing.proofs import analytic
+from cspd_jax.testing.statistics import compare
 
 LEVELS = schedule_lib.make(10)
 MODEL = analytic.mixtures(

@@ -15,16 +15,16 @@ from cspd_jax.continuous import (
   context,
   coupling,
   decoders,
-  denoising_path as path_lib,
   head as head_lib,
   noise as noise_lib,
   schedule as schedule_lib,
 )
+from cspd_jax.continuous.path import denoising_path as path_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
-from cspd_jax.testing import analytic
-from cspd_jax.testing.samples import compare
+from cspd_jax.testing.proofs import analytic
+from cspd_jax.testing.statistics import compare
 
 LEVELS = schedule_lib.make(6)
 SIZE, NUM = 5, 20000

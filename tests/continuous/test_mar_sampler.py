@@ -12,8 +12,8 @@ from absl.testing import parameterized
 from cspd_jax.continuous import decoders, noise as noise_lib, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
-from cspd_jax.testing import analytic
-from cspd_jax.testing.samples import compare
+from cspd_jax.testing.proofs import analytic
+from cspd_jax.testing.statistics import compare
 
 LEVELS = schedule_lib.make(8)
 # One component: a linear head, in which differences of rounding do not grow.

@@ -23,7 +23,7 @@ import pytest
 from scipy import special
 
 from cspd_jax.continuous import coupling, decoders, schedule as schedule_lib
-from cspd_jax.testing import analytic
+from cspd_jax.testing.proofs import analytic
 
 NUM, SIZE, CORRELATION = 16000, 5, 0.9
 FALSE_ALARM, FAR = 1e-6, 0.07

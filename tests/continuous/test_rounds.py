@@ -6,22 +6,22 @@ import numpy as np
 import pytest
 
 from cspd_jax.continuous import (
-  cspd,
   decoders,
-  drafters,
+  draft_model,
   head as head_lib,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.context import TRUE
+from cspd_jax.continuous.cspd import decoders as cspd
+from cspd_jax.continuous.cspd.token_test import released
+from cspd_jax.continuous.head import no_drafts
 from cspd_jax.continuous.loop import make_decoder
+from cspd_jax.continuous.path.path_test import path_test
 from cspd_jax.continuous.result import Decoded
 from cspd_jax.continuous.specification import DECODERS, Resources, build, complete, guarantee
-from cspd_jax.continuous.verifiers.no_drafts import no_drafts
-from cspd_jax.continuous.verifiers.path_test import path_test
-from cspd_jax.continuous.verifiers.released import released
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import base as discrete
-from cspd_jax.testing import analytic
+from cspd_jax.testing.proofs import analytic
 from tests.marks import representative
 
 LEVELS = schedule_lib.make(5)
@@ -104,13 +104,13 @@ RELEASED = released(42.0, 'off', 10, zero_fallback=False)
 
 @pytest.mark.parametrize('verifier, stops, options, message', [
     (PATH, (7,), dict(context=TRUE), 'drafter is None, but the verifier requires drafts'),
-    (OWN, (7,), dict(drafter=drafters.model(CHAIN.target)), 'the verifier accepts no drafts'),
+    (OWN, (7,), dict(drafter=draft_model.model(CHAIN.target)), 'the verifier accepts no drafts'),
     (OWN, (7,), dict(context=TRUE), "context is 'true'; the verifier requires the context 'block'"),
-    (PATH, (7,), dict(drafter=drafters.model(CHAIN.target)), "context is 'block'; .* 'true'"),
+    (PATH, (7,), dict(drafter=draft_model.model(CHAIN.target)), "context is 'block'; .* 'true'"),
     (OWN, (3, 6), {}, r'stops is \(3, 6\) after a prefix of 0; .* the number of tokens, 7'),
     (OWN, (4, 4, 7), {}, r'stops is \(4, 4, 7\)'), (OWN, (2, 7), dict(prefix=2), 'prefix of 2'),
     (OWN, (), {}, r'stops is \(\) after'),
-    (RELEASED, (7,), dict(drafter=drafters.model(CHAIN.target._replace(token_dim=2))),
+    (RELEASED, (7,), dict(drafter=draft_model.model(CHAIN.target._replace(token_dim=2))),
      'draft has 2 numbers per token, the target 1'),
     (OWN, (7,), dict(guidance='none'), "guidance is 'none'")])
 def test_parts_that_do_not_fit(verifier, stops, options, message):
@@ -122,7 +122,7 @@ def test_a_decoder_of_parts():
   """Speculation inside the head for the prefix, and blocks with true contexts after it."""
   sampler = decoders.speculative_head.speculative(CHAIN.target, LEVELS, 2)
   decoder = make_decoder(
-      CHAIN.target, LEVELS, RELEASED, (5, 7), drafter=drafters.model(CHAIN.target), context=TRUE,
+      CHAIN.target, LEVELS, RELEASED, (5, 7), drafter=draft_model.model(CHAIN.target), context=TRUE,
       prefix=3, prefix_sampler=sampler)
   decoded = quick(decoder)(CHAIN.params, LABELS, KEY, draft_params=DRAFT)
   np.testing.assert_array_equal(decoded.rounds, 3 + 2)

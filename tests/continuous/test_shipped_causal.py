@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.checkpoints import store
 from cspd_jax.commands import compare as compare_command, generate as generate_command
 from cspd_jax.continuous import head_drafter
+from cspd_jax.files import store
 
 pytest.importorskip('tokenizers')
 

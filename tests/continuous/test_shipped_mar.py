@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.checkpoints import store
 from cspd_jax.continuous import decoders, head_drafter, schedule as schedule_lib, speculative_head
 from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.files import store
 from cspd_jax.models import kl_vae, mar
 
 _KINDS = {'mar_demo/target': 'mar', 'mar_demo/draft': 'mar', 'mar_demo/tokenizer': 'kl_vae'}

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.continuous import decoders, drafters, schedule as schedule_lib
+from cspd_jax.continuous import decoders, schedule as schedule_lib
+from cspd_jax.continuous.chains.coupled_chains import coupled_chains, old_chains
 from cspd_jax.continuous.context import CACHED, TRUE
 from cspd_jax.continuous.loop import make_decoder
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.continuous.verifiers.coupled_chains import coupled_chains
 from cspd_jax.core.random import row_keys
-from cspd_jax.testing import analytic, causal_analytic
+from cspd_jax.testing.proofs import analytic, causal_analytic
 from tests.marks import representative
 
 INF, NAN = float('inf'), float('nan')
@@ -170,7 +170,7 @@ class TestParts:
   def test_guidance_of_the_last_token(self, model, context):
     verifier = coupled_chains(5, 2, 2, np.ones(5))
     build = lambda **options: make_decoder(
-        model.target, model.schedule, verifier, (4,), drafter=drafters.old_chains(),
+        model.target, model.schedule, verifier, (4,), drafter=old_chains(),
         context=context, width=2, **options)
     with pytest.raises(ValueError, match='guidance_of_last is True, but where a round ends'):
       build(guidance_of_last=True)

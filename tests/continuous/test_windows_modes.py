@@ -14,12 +14,13 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.continuous import contract, cspd, decoders, schedule as schedule_lib
+from cspd_jax.continuous import contract, decoders, schedule as schedule_lib
+from cspd_jax.continuous.cspd import decoders as cspd
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
 from cspd_jax.models import mar, nextstep
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.testing import analytic, causal_analytic
+from cspd_jax.testing.proofs import analytic, causal_analytic
 from tests.marks import representative
 
 ROWS, SIZE, SAME = 64, 6, 0.96

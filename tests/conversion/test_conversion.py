@@ -15,7 +15,7 @@ import safetensors.numpy
 import cspd_jax
 from checkpoints_conversion import convert, read, rules
 from checkpoints_conversion.rules import family as family_lib
-from cspd_jax.checkpoints import store, weights
+from cspd_jax.files import store, weights
 from cspd_jax.models import llamagen, vq
 from tests.conversion import torch_files
 

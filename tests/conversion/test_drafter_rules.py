@@ -19,7 +19,7 @@ import safetensors.numpy
 
 from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import base, eagle as eagle_rules, family as family_lib
-from cspd_jax.checkpoints import store
+from cspd_jax.files import store
 from cspd_jax.models import eagle, llamagen, transformer
 
 _MANIFESTS = sorted(

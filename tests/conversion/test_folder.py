@@ -13,8 +13,8 @@ import safetensors.numpy
 import cspd_jax
 from checkpoints_conversion import convert, folder, rules
 from checkpoints_conversion.rules import imagenet
-from cspd_jax.checkpoints import folders, store
 from cspd_jax.continuous import specification
+from cspd_jax.files import folders, store
 from cspd_jax.models import eagle, llamagen, mar, vq
 
 TARGET = llamagen.LlamaGenConfig(

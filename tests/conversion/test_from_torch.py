@@ -7,7 +7,7 @@ import pytest
 
 import cspd_jax
 from checkpoints_conversion import convert, rules
-from cspd_jax.checkpoints import store
+from cspd_jax.files import store
 from cspd_jax.models import vq
 
 torch = pytest.importorskip('torch')

@@ -13,7 +13,7 @@ import safetensors.numpy
 
 from checkpoints_conversion import convert, read, rules
 from checkpoints_conversion.rules import family as family_lib
-from cspd_jax.checkpoints import store, weights
+from cspd_jax.files import store, weights
 from cspd_jax.models import kl_vae, mar
 from tests.marks import representative
 

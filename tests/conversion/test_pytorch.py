@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from checkpoints_conversion import convert, pickles, read, rules
-from cspd_jax.checkpoints import reading
+from cspd_jax.files import reading
 from tests.conversion import torch_files as files
 from tests.models import published
 from tests.reliability import damage

@@ -10,7 +10,7 @@ import safetensors.numpy
 
 import cspd_jax
 from checkpoints_conversion import command, convert, folder, rules
-from cspd_jax.checkpoints import store
+from cspd_jax.files import store
 from cspd_jax.models import llamagen, nextstep, vq
 from tests.models import published
 

@@ -20,7 +20,7 @@ from checkpoints_conversion.rules import (
   settings,
   t5 as t5_rules,
 )
-from cspd_jax.checkpoints import store
+from cspd_jax.files import store
 from cspd_jax.models import causal, early_fusion, emu3_vq, t5
 
 torch = pytest.importorskip('torch')

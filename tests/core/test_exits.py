@@ -11,8 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from cspd_jax.checkpoints import paths
 from cspd_jax.core import exits, progress
+from cspd_jax.files import paths
 
 _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'a/b')
 
@@ -142,7 +142,7 @@ def test_a_device_that_there_is_not():
   """Neither is the model damaged, nor is it a mistake of the program."""
   has_gpu = importlib.util.find_spec('jax_cuda12_plugin') is not None
   device = 'abacus' if has_gpu else 'cuda'
-  program = ('import sys; from cspd_jax.checkpoints import store; from cspd_jax.core import exits; '
+  program = ('import sys; from cspd_jax.files import store; from cspd_jax.core import exits; '
              'import jax; code = exits.code_of(lambda: store.load("demo/target")); '
              'sys.exit(exits.code_of(lambda: jax.numpy.zeros(3)) + code)')
   done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True,

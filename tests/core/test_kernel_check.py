@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from cspd_jax.continuous import draft_loop
+from cspd_jax.continuous.chains import draft_loop
 from cspd_jax.models import attention, fused_head
 
 # A module, its environment variable, and a trial that this machine can run.

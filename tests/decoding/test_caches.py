@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.checkpoints import store
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding.drafters.dynamic import eagle2
 from cspd_jax.decoding.drafters.eagle import eagle
@@ -15,6 +14,7 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.tree import EAGLE, chain
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.files import store
 from cspd_jax.models import eagle as eagle_models, llamagen
 from tests.marks import representative
 

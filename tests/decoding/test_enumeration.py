@@ -14,8 +14,8 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.testing import mutants
 from cspd_jax.testing.enumerate import output_distribution
+from cspd_jax.testing.proofs import mutants
 from cspd_jax.testing.tabular import tabular
 from tests.marks import representative
 

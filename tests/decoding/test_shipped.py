@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.checkpoints import store
 from cspd_jax.decoding import specification
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.files import store
 from cspd_jax.models import llamagen
 from tests.marks import representative
 

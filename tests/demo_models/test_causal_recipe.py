@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.checkpoints import store
 from cspd_jax.cli import loader
 from cspd_jax.continuous import head as head_lib, sampling as sampling_lib
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
+from cspd_jax.files import store
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.training import smoke

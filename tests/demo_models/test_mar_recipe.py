@@ -11,8 +11,8 @@ pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 
 import cspd_jax  # pylint: disable=wrong-import-position
-from cspd_jax.checkpoints import store
 from cspd_jax.cli import loader  # pylint: disable=wrong-import-position
+from cspd_jax.files import store
 from cspd_jax.models import (
   kl_vae,  # pylint: disable=wrong-import-position
   mar,  # pylint: disable=wrong-import-position

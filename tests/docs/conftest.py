@@ -8,8 +8,8 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import store
 from cspd_jax.decoding import specification
+from cspd_jax.files import store
 
 
 @functools.cache

@@ -11,8 +11,8 @@ import cspd_jax
 from checkpoints_conversion import rules
 from configs.papers import published_rows
 from cspd_jax import families
-from cspd_jax.checkpoints import kinds, store
 from cspd_jax.decoding import specification
+from cspd_jax.files import kinds, store
 from cspd_jax.generation import memory
 from docs import sizes, supported, tables, verified, zoo
 

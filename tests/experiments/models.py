@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from cspd_jax import families
-from cspd_jax.checkpoints import store
+from cspd_jax.files import store
 from cspd_jax.models import kl_vae, llamagen, mar, vq
 
 NAMES = ['cat', 'dog', 'owl']

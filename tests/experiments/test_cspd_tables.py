@@ -9,10 +9,10 @@ import pytest
 
 import cspd_jax
 from configs.papers import cspd as cspd_config
-from cspd_jax.checkpoints import store
 from cspd_jax.cli import groups
 from cspd_jax.continuous import head_drafter, schedule as schedule_lib
 from cspd_jax.core import programs
+from cspd_jax.files import store
 from experiments import fit_head_drafter
 from experiments.papers import cspd, cspd_cells
 from tests.experiments import calls, models as models_lib

@@ -8,8 +8,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import store
-from cspd_jax.families import janus as janus_family
+from cspd_jax.files import store
 from cspd_jax.text import bpe, templates
 from experiments import golden
 from tests.experiments import calls
@@ -33,7 +32,7 @@ def printed(folder):
   """The tokens of greedy decoding, which is another program than the comparison."""
   model = cspd_jax.load(folder, dtype='float32')
   text = bpe.read(store.load(families.part_folder(folder, 'text')).params, 'janus_pro')
-  ids = janus_family.plain(text, PROMPT, 3, 4)
+  ids = templates.janus_pro_plain(text, PROMPT, 3, 4)
   out = model.generate(templates.padded([ids]), temperature=0.0, decoder='vanilla')
   return np.asarray(out.decoded.tokens)[0].tolist(), len(ids[0])
 

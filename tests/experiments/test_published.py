@@ -8,8 +8,8 @@ import pytest
 
 from configs.papers import published as config_lib, published_cspd
 from configs.papers.published_rows import ROWS, Row
-from cspd_jax.checkpoints import files
 from cspd_jax.cli import loader
+from cspd_jax.files import atomic
 from docs import tables
 from experiments.papers import all as all_papers, published
 from tests.experiments import calls
@@ -87,9 +87,9 @@ def test_kept_reports_have_todays_settings(name):
 def test_kept_reports_belong_to_todays_rows(name, config):
   """A changed row without a new measurement would show another decoder's numbers."""
   report = _kept(name)
-  kept = [{name: row[name] for name in files.plain(dataclasses.asdict(_ROWS[0]))}
+  kept = [{name: row[name] for name in atomic.plain(dataclasses.asdict(_ROWS[0]))}
           for row in report['rows']]
-  assert kept == [files.plain(dataclasses.asdict(row))
+  assert kept == [atomic.plain(dataclasses.asdict(row))
                   for paper in config.paper for row in ROWS[paper]]
   for row in report['rows']:
     assert row['here'] and (row['decoder'] or row['here'] == row['missing'])

@@ -12,9 +12,9 @@ pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 
 import cspd_jax  # pylint: disable=wrong-import-position
-from cspd_jax.checkpoints import run_folder, store
 from cspd_jax.cli import loader  # pylint: disable=wrong-import-position
 from cspd_jax.commands import train_drafter  # pylint: disable=wrong-import-position
+from cspd_jax.files import run_folder, store
 from cspd_jax.training import smoke
 from experiments import train  # pylint: disable=wrong-import-position
 from experiments.demo_models import stages

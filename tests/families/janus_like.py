@@ -22,8 +22,8 @@ from checkpoints_conversion.rules import (
 )
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from cspd_jax import families
-from cspd_jax.checkpoints.kinds import Kind
-from cspd_jax.families import drafts, token_prompts
+from cspd_jax.families import drafts, prompt_kinds
+from cspd_jax.files.kinds import Kind
 from cspd_jax.generation import engines
 from cspd_jax.models import causal, conditions, eagle, rope, transformer, vq
 from cspd_jax.models.conditions import Prompt
@@ -182,7 +182,7 @@ def build(parts):
       name=parts.name, family='janus_like', config=config, params=params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
       target=lambda *, guided: target(config, guided=guided),
-      conditions=token_prompts.conditions(
+      conditions=prompt_kinds.tokens(
           (config.height, config.width), text, parts.writer(FAMILY.prompt_writers),
           functools.partial(renumbered, config), ('a cat', 'a dog')),
       tokenizer=tokenizer, defaults=parts.defaults, metadata=loaded['target'].metadata,
@@ -204,7 +204,7 @@ FAMILY = families.Family(
     published=families.Published(
         {'janus_like_small': JanusConfig()},
         lambda config: drafts.published(eagle_config(config)),
-        lambda config, count: token_prompts.described(count)),
+        lambda config, count: prompt_kinds.described(count)),
     text_forms={'janus_like': bpe.Vocabulary}, prompt_writers={'janus_like': write},
     eagle_layers={'janus_like': eagle.Layer()})
 

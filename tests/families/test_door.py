@@ -9,7 +9,7 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import store
+from cspd_jax.files import store
 from cspd_jax.generation import results
 from cspd_jax.generation.request import prepare
 from tests.families import tiny

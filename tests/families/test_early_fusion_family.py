@@ -10,9 +10,9 @@ import safetensors.numpy
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import store
 from cspd_jax.commands import generate as generate_command
 from cspd_jax.families import early_fusion as early_fusion_family
+from cspd_jax.files import store
 from cspd_jax.models import eagle, early_fusion, emu3_vq, vq
 from cspd_jax.text import bpe, templates
 from tests.conversion import published_settings, torch_files

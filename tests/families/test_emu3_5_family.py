@@ -23,9 +23,9 @@ from flax import traverse_util
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import int8, store
 from cspd_jax.commands import generate as generate_command
 from cspd_jax.decoding import warp
+from cspd_jax.files import int8, store
 from cspd_jax.models import eagle, early_fusion, transformer
 from cspd_jax.text import bpe, templates
 from tests.families import published_files

@@ -10,13 +10,12 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import store
 from cspd_jax.commands import fit_corrector, generate as generate_command
-from cspd_jax.families import janus as janus_family
+from cspd_jax.files import store
 from cspd_jax.models import eagle, janus
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.testing import exactness
-from cspd_jax.text import bpe
+from cspd_jax.text import bpe, templates
 from tests.families import janus_files
 from tests.marks import representative
 
@@ -76,7 +75,7 @@ def test_both_formats_are_one_model(tmp_path):
 @pytest.mark.parametrize('roles', [True, False])
 def test_prompts_are_those_of_the_official_template(roles):
   text = bpe.Vocabulary(janus_files.tokenizer_file(roles))
-  request, other = janus_family.write(text, '  a cat ', 24, 24)
+  request, other = templates.janus_pro(text, '  a cat ', 24, 24)
   ids = text.ids
   if roles:
     words = [ids['<|User|>'], *text.encode(': a cat\n\n'), ids['<|Assistant|>'], *text.encode(':')]
@@ -87,7 +86,7 @@ def test_prompts_are_those_of_the_official_template(roles):
   assert request == [begin, *words, image]
   assert other == [begin, *[pad] * len(words), image]
   # Names of tokens in the words of a user are words.
-  injected, _ = janus_family.write(text, 'a <begin_of_image> cat', 24, 24)
+  injected, _ = templates.janus_pro(text, 'a <begin_of_image> cat', 24, 24)
   assert injected.count(image) == 1
 
 
@@ -110,7 +109,7 @@ def test_a_tokenizer_of_another_model_is_refused():
   text = bpe.Vocabulary(janus_files.tokenizer_file().replace('▁pad▁'.encode(), b'padding').replace(
       b'\\u2581pad\\u2581', b'padding'))
   with pytest.raises(ValueError, match='the tokenizer file has no token .*pad'):
-    janus_family.write(text, 'a cat', 24, 24)
+    templates.janus_pro(text, 'a cat', 24, 24)
 
 
 def test_ids_outside_the_vocabulary_are_refused(model):

@@ -15,7 +15,7 @@ import safetensors.numpy
 import cspd_jax
 from checkpoints_conversion import rules
 from cspd_jax import families
-from cspd_jax.checkpoints import store
+from cspd_jax.files import store
 from cspd_jax.models import eagle, medusa, vq
 from cspd_jax.testing import check_target
 from cspd_jax.training import drafter, drafter_recipe

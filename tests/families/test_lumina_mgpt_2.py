@@ -28,8 +28,8 @@ import safetensors.numpy
 
 import cspd_jax
 from checkpoints_conversion import convert as convert_lib, hub, rules
-from cspd_jax.checkpoints import store
 from cspd_jax.decoding import warp
+from cspd_jax.files import store
 from cspd_jax.models import causal, early_fusion, vq
 from cspd_jax.testing import check_target
 from cspd_jax.text import bpe, templates

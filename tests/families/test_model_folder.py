@@ -9,8 +9,8 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import store
-from cspd_jax.checkpoints.kinds import Kind
+from cspd_jax.files import store
+from cspd_jax.files.kinds import Kind
 from cspd_jax.models import early_fusion
 from tests.families import tiny
 

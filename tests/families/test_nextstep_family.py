@@ -211,7 +211,7 @@ def test_networks_that_do_not_belong_together_are_refused(folder):
   params = jax.eval_shape(lambda: kl_vae.init(other, jax.random.key(0)))
   with pytest.raises(ValueError, match='tokenizer has z_channels 8, but the target .* has '
                                        'latent_channels 4'):
-    cspd_jax.load(folder, tokenizer=cspd_jax.checkpoints.store.Loaded(
+    cspd_jax.load(folder, tokenizer=cspd_jax.files.store.Loaded(
         'kl_vae', other, params, {}))
 
 

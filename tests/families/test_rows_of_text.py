@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from cspd_jax.checkpoints import store
+from cspd_jax.files import store
 from cspd_jax.text import bpe
 from tests.families import (
   janus_files,

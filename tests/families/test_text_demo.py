@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.checkpoints import store
 from cspd_jax.commands import generate as command
 from cspd_jax.decoding.warp import Warp, probabilities
+from cspd_jax.files import store
 from cspd_jax.generation import gallery, stream
 from cspd_jax.generation.request import prepare
 from cspd_jax.models import early_fusion

@@ -21,9 +21,9 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from cspd_jax.checkpoints import store
 from cspd_jax.commands import generate as generate_command
 from cspd_jax.decoding import tree
+from cspd_jax.files import store
 from cspd_jax.generation import identity
 from cspd_jax.generation.request import prepare as prepare_request
 from cspd_jax.models import eagle, llamagen, medusa, neighbours

@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax import families
-from cspd_jax.checkpoints import store
-from cspd_jax.checkpoints.kinds import Kind
 from cspd_jax.decoding.base import Target
-from cspd_jax.families import class_prompts as classes
+from cspd_jax.families import prompt_kinds
+from cspd_jax.files import store
+from cspd_jax.files.kinds import Kind
 from cspd_jax.generation import engines
 
 
@@ -94,7 +94,7 @@ def build(parts):
       name=parts.name, family='tiny', config=config, params=loaded['target'].params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
       target=lambda *, guided: target(config, guided=guided),
-      conditions=classes.conditions(config.num_classes, ('sand', 'sea', 'sky')),
+      conditions=prompt_kinds.classes(config.num_classes, ('sand', 'sea', 'sky')),
       tokenizer=tokenizer, defaults=parts.defaults, metadata=loaded['target'].metadata)
 
 

@@ -11,9 +11,9 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import store
 from cspd_jax.core.spec import parse
 from cspd_jax.families import tuned
+from cspd_jax.files import store
 from cspd_jax.generation import defaults as defaults_lib
 from cspd_jax.generation.gallery import Gallery
 from cspd_jax.generation.request import prepare

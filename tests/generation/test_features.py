@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.checkpoints import files, reading
+from cspd_jax.files import atomic, reading
 from cspd_jax.generation.features import Extractor
 from cspd_jax.generation.gallery import Gallery
 from tests.families import tiny
@@ -63,7 +63,7 @@ class _Killer:
 
   def __init__(self, monkeypatch, number):
     self.left = number
-    for owner, name in ((files, 'write'), (files, 'write_arrays'), (pathlib.Path, 'unlink')):
+    for owner, name in ((atomic, 'write'), (atomic, 'write_arrays'), (pathlib.Path, 'unlink')):
       monkeypatch.setattr(owner, name, self._counted(getattr(owner, name)))
 
   def _counted(self, function):

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 import cspd_jax
-from cspd_jax.checkpoints import files
+from cspd_jax.files import atomic
 from cspd_jax.generation import memory, request
 from cspd_jax.generation.gallery import Gallery
 from cspd_jax.generation.request import prepare
@@ -172,6 +172,6 @@ def test_the_array_of_all_images_is_not_in_memory(tmp_path):
   tracemalloc.stop()
   expected = np.repeat(image.images, count, axis=0)
   assert peak < expected.nbytes / 2
-  files.write_arrays(tmp_path / 'expected.npz', dict(arr_0=expected))
+  atomic.write_arrays(tmp_path / 'expected.npz', dict(arr_0=expected))
   assert gallery._report.path('images.npz').read_bytes() == (
       tmp_path / 'expected.npz').read_bytes()

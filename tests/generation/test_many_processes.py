@@ -5,7 +5,7 @@ import json
 import pytest
 
 import cspd_jax
-from cspd_jax.checkpoints import paths
+from cspd_jax.files import paths
 from tests.families import tiny
 from tests.generation import many_processes
 from tests.generation.many_processes import PROMPTS, contents, gallery

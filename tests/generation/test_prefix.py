@@ -11,11 +11,11 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints.store import Loaded
 from cspd_jax.commands import generate as command
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.files.store import Loaded
 from cspd_jax.generation import prefix as generation_prefix
 from cspd_jax.models import eagle, early_fusion, janus, llamagen, neighbours, vq
 from cspd_jax.models.conditions import Prompt

@@ -25,7 +25,7 @@ import pytest
 
 import cspd_jax
 from checkpoints_conversion import convert, rules
-from cspd_jax.checkpoints import store
+from cspd_jax.files import store
 from cspd_jax.models import causal, early_fusion
 from cspd_jax.testing import check_target
 from tests.marks import representative

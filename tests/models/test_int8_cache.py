@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.checkpoints import store
+from cspd_jax.files import store
 from cspd_jax.generation import memory
 from cspd_jax.models import attention, int8_cache, llamagen
 from cspd_jax.testing import check_target

@@ -9,7 +9,7 @@ import pytest
 from absl.testing import absltest, parameterized
 from matplotlib import image as mpl_image, pyplot
 
-from cspd_jax.checkpoints import files
+from cspd_jax.files import atomic
 from cspd_jax.plots import acceptance, bars, canvas, grid, replaced
 
 
@@ -99,10 +99,10 @@ class PlotsTest(parameterized.TestCase):
     self.assertEmpty(list(self.folder.iterdir()))
 
   def test_a_failed_write_leaves_the_older_file(self):
-    files.write(self.path, b'older')
+    atomic.write(self.path, b'older')
     full = mock.patch.object(pathlib.Path, 'replace', side_effect=OSError('disk is full'))
     with full, self.assertRaises(OSError):
-      files.write(self.path, b'newer')
+      atomic.write(self.path, b'newer')
     self.assertEqual(self.path.read_bytes(), b'older')
     self.assertLen(list(self.folder.iterdir()), 1)
 

@@ -22,10 +22,10 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax import cli
-from cspd_jax.checkpoints import files, npz, store
-from cspd_jax.checkpoints.run_folder import Report, Run
 from cspd_jax.cli import training
 from cspd_jax.core import fields
+from cspd_jax.files import atomic, npz, store
+from cspd_jax.files.run_folder import Report, Run
 from cspd_jax.measure import tables
 from cspd_jax.models import eagle, early_fusion
 from cspd_jax.models.conditions import Prompt
@@ -92,7 +92,7 @@ def texts(config: Config) -> dict[str, np.ndarray]:
   """
   path = pathlib.Path(config.workdir) / 'texts.npz'
   if path.exists():
-    return npz.arrays(path, files.REMAKE, needed=('tokens', 'features'))
+    return npz.arrays(path, atomic.REMAKE, needed=('tokens', 'features'))
   sizes = smollm2.config(config.length)
   decode = jax.jit(cspd_jax.vanilla(early_fusion.target(sizes, guided=False)))
   read = jax.jit(lambda *arguments: early_fusion.logits_and_features(*arguments)[1],
@@ -106,7 +106,7 @@ def texts(config: Config) -> dict[str, np.ndarray]:
     parts.append((np.asarray(tokens), np.asarray(features, np.float16)))
     logging.info('%d of %d texts', start + _TOGETHER, config.num_texts + _TOGETHER)
   result = dict(zip(('tokens', 'features'), map(np.concatenate, zip(*parts))))
-  files.write_arrays(path, result)
+  atomic.write_arrays(path, result)
   return result
 
 

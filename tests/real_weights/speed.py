@@ -19,11 +19,11 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import cli
-from cspd_jax.checkpoints import store
-from cspd_jax.checkpoints.run_folder import Report
 from cspd_jax.core import fields
 from cspd_jax.decoding import tree
 from cspd_jax.decoding.drafters.network_corrector import from_network
+from cspd_jax.files import store
+from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables, timing
 from cspd_jax.models import eagle, early_fusion
 from tests.real_weights import fit, smollm2

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.checkpoints import int8
 from cspd_jax.decoding.drafters.network_corrector import from_network
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.files import int8
 from cspd_jax.metrics import distance, likelihood
 from cspd_jax.models import early_fusion, transformer
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from cspd_jax.checkpoints import store, weights
+from cspd_jax.files import store, weights
 from cspd_jax.models import llamagen
 from tests.reliability import faults
 

@@ -17,11 +17,12 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from checkpoints_conversion import read as convert_read
-from cspd_jax.checkpoints import files, npz, reading, run_folder, store
 from cspd_jax.cli import loader
 from cspd_jax.families import folder as folder_lib
+from cspd_jax.files import atomic, npz, reading, run_folder, store
 from cspd_jax.generation import prefix, prompts
-from cspd_jax.measure import image_sets, tables
+from cspd_jax.measure import tables
+from cspd_jax.metrics import image_sets
 from cspd_jax.text import bpe
 from tests.models import published
 from tests.reliability import damage
@@ -75,17 +76,17 @@ def read_tokenizer(path):
 
 # What has checksums reads as it was. In text, a change may mean something else.
 CHECKED = {
-    'a.npz': (lambda path: files.write_arrays(path, ARRAYS),
+    'a.npz': (lambda path: atomic.write_arrays(path, ARRAYS),
               lambda path: npz.arrays(path, REMEDY, needed=tuple(ARRAYS))),
-    'b.npz': (lambda path: files.write_arrays(path, {'arr_0': IMAGES}),
+    'b.npz': (lambda path: atomic.write_arrays(path, {'arr_0': IMAGES}),
               lambda path: {'arr_0': np.concatenate(
                   [*image_sets.opened('images', str(path)).batches(2)])}),
     'a.png': (make_picture, read_picture),
     'batch_0000000.npz': (make_batch, read_batch),
 }
 PLAIN = {
-    'report.json': (lambda path: files.write_json(path, REPORT), tables.of_report),
-    'any.json': (lambda path: files.write_json(path, REPORT),
+    'report.json': (lambda path: atomic.write_json(path, REPORT), tables.of_report),
+    'any.json': (lambda path: atomic.write_json(path, REPORT),
                  lambda path: reading.json(path, REMEDY)),
     'prompts.txt': (lambda path: path.write_text('a cat\nun café\n\n狗\n'),
                     lambda path: prompts.listed(pathlib.Path(path))),
@@ -282,7 +283,7 @@ def test_headers_of_arrays(tmp_path, header, message):
 def test_members_that_cannot_be_read(tmp_path):
   """Encrypted ones, two of one name, and bytes that another checksum belongs to."""
   path = tmp_path / 'a.npz'
-  files.write_arrays(path, {'tokens': np.arange(9.)})
+  atomic.write_arrays(path, {'tokens': np.arange(9.)})
   content = bytearray(path.read_bytes())
   content[content.rindex(np.float64(8.).tobytes())] ^= 1
   path.write_bytes(content)

@@ -11,8 +11,8 @@ import pytest
 
 import cspd_jax
 from checkpoints_conversion import command as convert_command
-from cspd_jax.checkpoints import store, weights
-from cspd_jax.checkpoints.run_folder import Report
+from cspd_jax.files import store, weights
+from cspd_jax.files.run_folder import Report
 from tests.experiments import models as models_lib
 
 # Every program, with the flag that names the folder it writes, and whether it must be --config.

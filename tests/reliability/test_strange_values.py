@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from cspd_jax.checkpoints import reading, run_folder, store
 from cspd_jax.continuous import head_drafter, schedule
+from cspd_jax.files import reading, run_folder, store
 from cspd_jax.generation import defaults
-from cspd_jax.measure import evaluation, layouts, tables
-from cspd_jax.metrics import inception
+from cspd_jax.measure import tables
+from cspd_jax.metrics import evaluation, inception, layouts
 from cspd_jax.models import inception as inception_network
 from tests.reliability import damage, test_checkpoint_faults
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from cspd_jax.checkpoints import files, store
 from cspd_jax.cli import training
+from cspd_jax.files import atomic, store
 from cspd_jax.training import loop
 from tests.reliability.test_checkpoint_faults import number, save
 from tests.reliability.test_training_faults import State
@@ -91,8 +91,8 @@ def test_a_file_is_not_written_through_a_link(tmp_path, monkeypatch):
   (tmp_path / 'mine').write_text('mine')
   (tmp_path / '.a.json.000000.part').symlink_to(tmp_path / 'mine')
   tokens = iter(['000000', '000001'])  # A stranger has guessed the first.
-  monkeypatch.setattr(files.secrets, 'token_hex', lambda size: next(tokens))
-  files.write_json(tmp_path / 'a.json', 1)
+  monkeypatch.setattr(atomic.secrets, 'token_hex', lambda size: next(tokens))
+  atomic.write_json(tmp_path / 'a.json', 1)
   assert (tmp_path / 'mine').read_text() == 'mine' and not (tmp_path / 'a.json').is_symlink()
   assert sorted(os.listdir(tmp_path)) == ['.a.json.000000.part', 'a.json', 'mine']
 

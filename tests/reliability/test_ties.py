@@ -12,7 +12,7 @@ from cspd_jax.decoding.verifiers.lantern import lantern_pp
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import tabular as tables
 from cspd_jax.testing.enumerate import enumerate_rounds
-from cspd_jax.testing.mutants import MUTANTS
+from cspd_jax.testing.proofs.mutants import MUTANTS
 from tests.marks import representative
 
 GREEDY = Warp(guidance_scale=2.0, temperature=0.0)

@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from cspd_jax import cli
-from cspd_jax.checkpoints import files, locks, run_folder
-from cspd_jax.checkpoints.run_folder import Report
+from cspd_jax.files import atomic, locks, run_folder
+from cspd_jax.files.run_folder import Report
 from cspd_jax.training import steps
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import stages
@@ -63,7 +63,7 @@ def work(workdir):
         'net', State(np.int32(0), np.ones(50, np.float32)), step,
         lambda index: np.float32(tokens[index]), OPTIMIZER, workdir, lambda state: [{'nll': 1.0}])
     report = Report(workdir, ['rows.csv'])
-    files.write(report.path('rows.csv'), b'x')
+    atomic.write(report.path('rows.csv'), b'x')
     report.write(settings={}, rows=[dict(value=float(state.value[0]))])
 
 

@@ -15,8 +15,8 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import families, sharding
-from cspd_jax.checkpoints import store, weights
 from cspd_jax.core import random
+from cspd_jax.files import store, weights
 from cspd_jax.generation import memory
 from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.testing import analytic
-from cspd_jax.testing.samples import compare, ks_statistic
+from cspd_jax.testing.proofs import analytic
+from cspd_jax.testing.statistics import compare, ks_statistic
 
 
 class AnalyticTest(chex.TestCase):

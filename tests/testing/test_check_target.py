@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.checkpoints import store
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.tree import Tree, chain
+from cspd_jax.files import store
 from cspd_jax.models import llamagen
 from cspd_jax.testing.tabular import prefix_number, tabular
 from cspd_jax.testing.target_checks import CHECKS, check_target, find_problems

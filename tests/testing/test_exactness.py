@@ -18,7 +18,7 @@ from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import exactness
-from cspd_jax.testing.mutants import MUTANTS
+from cspd_jax.testing.proofs.mutants import MUTANTS
 from cspd_jax.testing.tabular import network, tabular
 from tests.marks import representative
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from cspd_jax.families import token_prompts
+from cspd_jax.families import prompt_kinds
 from cspd_jax.metrics import clip
 from cspd_jax.models.conditions import renumbered
 from cspd_jax.text import bpe, captions
@@ -47,7 +47,7 @@ def _contexts(form, file, prompt, grid=(4, 4)):
   """The published ids of both contexts of a prompt, and the tokenizer."""
   family = next(one for one in families.FAMILIES.values() if form in one.text_forms)
   text = family.text_forms[form](file)
-  made = token_prompts.conditions(
+  made = prompt_kinds.tokens(
       grid, text, family.prompt_writers[form],
       lambda prompt: renumbered(prompt, np.arange(2 * 10**6)), image_ids={8803}).encode([prompt])
   return [np.asarray(ids)[np.asarray(seen)].tolist()
@@ -108,7 +108,7 @@ def test_models_that_find_names_in_a_text_by_themselves():
       pre_tokenizer={'type': 'WhitespaceSplit'}, post_processor=None, decoder=None,
       model=dict(type='WordLevel', vocab={name: i for i, name in enumerate(names)},
                  unk_token='<unk>'))).encode()
-  made = token_prompts.conditions(
+  made = prompt_kinds.tokens(
       (3, 4), bpe.Vocabulary(file), janus_like.write,
       lambda prompt: renumbered(prompt, np.arange(9)))
   request = made.encode([f'a {janus_like.IMAGE} a']).tokens[0, 0]

@@ -12,11 +12,11 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import store
 from cspd_jax.cli import loader
 from cspd_jax.commands import train_drafter
 from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.files import store
 from cspd_jax.models import eagle, llamagen, medusa
 from cspd_jax.training import drafter, drafter_recipe, loop, samples, smoke
 from cspd_jax.training.optimizer import OptimizerConfig

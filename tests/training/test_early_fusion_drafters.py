@@ -9,7 +9,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.checkpoints import store
+from cspd_jax.files import store
 from cspd_jax.models import eagle, early_fusion
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import bpe

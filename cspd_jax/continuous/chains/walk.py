@@ -1,0 +1,294 @@
+"""The denoising chains of a window's tokens, and their coupling with the chains of the last round.
+
+A token is the last state of a chain of Gaussian kernels. When the context of a token changes, so do
+the means of its kernels, and a new chain must be drawn. It is drawn kernel by kernel with
+`coupling.move` from the old one: where the kernels of both are close, the new state is the old
+state. Chains that part stay close, and may meet again at a later kernel; only the last state is the
+token. Everything about the new chain is that of a chain drawn from scratch: given the states before
+it, every new state has exactly the distribution of the kernel.
+
+The head is called at all old states at once, which answers all kernels before which the chains
+agree. Where they have parted, the next states are drafts: moved from the old chain to kernels that
+`prediction` predicts from the head's answers at close states of the same level. A call of the
+head at the next `L` drafts of every chain verifies them: a draft is moved from the predicted to the
+true kernel, and the first one that is not kept ends the drafts of the call. The drafter has learned
+from all answers of the call, so the next drafts are better.
+
+A token without an old chain is drafted from the head's last answer to it, as in `speculative_head`.
+
+How far a chain comes in a call depends on the chain alone: if it depended on the other chains, a
+token would depend on the later ones, and on the other rows.
+
+In the shape descriptions, `N` is the number of tokens, `K` of kernels and `L` of drafts per call.
+Kernels are numbered in the order in which they run: kernel `i` is that of level `K - 1 - i`.
+
+References: the reflection coupling of denoising kernels is in De Bortoli et al., Accelerated
+Diffusion Models via Speculative Sampling, 2025 (arXiv:2501.05370), for drafts of a single chain.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import (
+  coupling,
+  head as head_lib,
+  noise as noise_lib,
+  schedule as schedule_lib,
+)
+from cspd_jax.continuous.base import Params, Target
+from cspd_jax.continuous.chains import draft_loop, prediction
+from cspd_jax.continuous.chains.prediction import Predicted
+from cspd_jax.continuous.coupling import Gaussian, Moved
+from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.span import TokenBatch
+from cspd_jax.core import rows
+
+
+class Chains(NamedTuple):
+  """Chains of tokens.
+
+  Attributes:
+    states: `[..., K, C]` the state after every kernel; the last is the token.
+    kernels: the Gaussians that they were drawn from, `[..., K, C]`.
+    exist: `[...]` bool; the other leaves are meaningless where it is False.
+  """
+
+  states: jax.Array
+  kernels: Gaussian
+  exist: jax.Array
+
+  @property
+  def tokens(self) -> jax.Array:
+    """The tokens `[..., C]`."""
+    return self.states[..., -1, :]
+
+
+class Memory(NamedTuple):
+  """The chains of a round, for the next one.
+
+  Attributes:
+    chains: `[B, W]` the chains of the round, by rank.
+    committed: `[B]` how many of them, the first ones, the round has committed.
+  """
+
+  chains: Chains
+  committed: jax.Array
+
+  def left(self) -> Chains:
+    """Returns the chains `[B, W]` from the first that is not committed; the last do not exist."""
+    width = self.chains.exist.shape[1]
+    index = self.committed[:, None] + jnp.arange(width)
+    moved = jax.tree.map(lambda leaf: jax.vmap(lambda row, i: row[i])(
+        leaf, jnp.minimum(index, width - 1)), self.chains)
+    return moved._replace(exist=moved.exist & (index < width))
+
+
+def empty(num_levels: int, token_dim: int, *shape: int) -> Chains:
+  """Returns chains of `shape` that do not exist."""
+  states = jnp.zeros((*shape, num_levels, token_dim), jnp.float32)
+  return Chains(states, Gaussian(states, jnp.ones_like(states)), jnp.zeros(shape, bool))
+
+
+class Walked(NamedTuple):
+  """New chains and their costs.
+
+  Attributes:
+    chains: `[N]` the chains.
+    kept: `[N, K]` whether the state after a kernel is that of the old chain.
+    calls: `[N]` head calls until the chain was complete.
+    rows: `[N]` states that the head was evaluated at.
+  """
+
+  chains: Chains
+  kept: jax.Array
+  calls: jax.Array
+  rows: jax.Array
+
+
+class Noise(NamedTuple):
+  """The random numbers of new chains, by kernel.
+
+  Attributes:
+    fresh: `[N, K, C]` of states that are not moved from an old chain.
+    split: `[N, K, C]` of the moves from old chains, None if no deviations are learned, and
+    log_uniform: `[N, K]`; see `coupling`.
+    draft_split: `[N, K, C]` or None and
+    draft_log_uniform: `[N, K]` of the moves from predicted kernels.
+  """
+
+  fresh: jax.Array
+  split: jax.Array | None
+  log_uniform: jax.Array
+  draft_split: jax.Array | None
+  draft_log_uniform: jax.Array
+
+
+class Drafts(NamedTuple):
+  """Chains that go on as drafts where they have parted from the old ones.
+
+  Attributes:
+    chains: `[N]` the chains: final states, old states moved to true kernels, and drafts.
+    kept: `[N, K]` whether the state after a kernel is that of the old chain.
+    parted: `[N, K]` whether it is a draft.
+  """
+
+  chains: Chains
+  kept: jax.Array
+  parted: jax.Array
+
+
+class State(NamedTuple):
+  """The state of the loop over head calls.
+
+  Attributes:
+    index: `[N]` the first kernel that is not final; `K` for complete chains.
+    predicted: the drafter's kernels.
+    walked: the new chains, final before `index`.
+  """
+
+  index: jax.Array
+  predicted: Predicted
+  walked: Walked
+
+
+def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax.Array) -> Noise:
+  """Draws the random numbers of a round.
+
+  Args:
+    schedule: the levels.
+    batch: the tokens `[N]`.
+    token_dim: `C`.
+    trial: `[N]` a number that differs between the rounds of a row.
+  """
+  levels = schedule.num_levels
+  normal = lambda purpose: noise_lib.chain_normal(
+      batch.keys, purpose, levels, token_dim, trial)
+  uniform = lambda purpose: noise_lib.chain_log_uniform(batch.keys, purpose, levels, trial)
+  # Where all deviations are those of the schedule, old and new ones are equal.
+  split = lambda purpose: normal(purpose) if schedule_lib.learned(schedule) else None
+  return Noise(normal(noise_lib.STEP), split(noise_lib.DRAFT), uniform(noise_lib.ACCEPT),
+               split(noise_lib.PROPOSE), uniform(noise_lib.RESIDUAL))
+
+
+def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndarray,
+         params: Params, batch: TokenBatch, old: Chains, trial: jax.Array) -> Walked:
+  """Draws new chains of tokens, coupled with old ones.
+
+  Args:
+    target: the model.
+    schedule: the levels; the last kernel must have noise.
+    kernels_per_call: `L`, at most `K`.
+    rho: see `head_drafter`.
+    params: the model's parameters.
+    batch: the tokens `[N]` with their new `z`.
+    old: the old chains `[N]`.
+    trial: see `draw_noise`.
+  """
+  levels, length = schedule.num_levels, kernels_per_call
+  batch = head_lib.modulated(target, schedule, params, batch)
+  noise = draw_noise(schedule, batch, target.token_dim, trial)
+  first = head_lib.start(batch, target)
+  start = _follow(target, schedule, rho, params, batch, first, old, noise)
+
+  def one_call(state):
+    drafts = _draft(first, old, noise, start.walked, state)
+    order = jnp.cumsum(drafts.parted, axis=1)
+    called = drafts.parted & (order <= length)
+    # The kernels `[N, L]` of the drafts to be called; `K` past the last one.
+    index = jnp.sum(order[:, None] <= jnp.arange(length)[:, None], axis=2)
+    here = jnp.minimum(index, levels - 1)
+    before = _before(first, drafts.chains)
+    x = rows.take(before, here)
+    kernel = head_lib.kernel(target, schedule, params, batch, x, levels - 1 - here)
+    by_kernel = lambda leaf: rows.take(leaf, jnp.clip(order, 1, length) - 1)
+    true = Gaussian(by_kernel(kernel.mean), by_kernel(kernel.std))
+    last = prediction.Last(
+        index[:, -1], x[:, -1], rows.take(drafts.chains.kernels.mean, here[:, -1:])[:, 0],
+        jax.tree.map(lambda leaf: leaf[:, -1], kernel))
+    predicted = prediction.learn(schedule, rho, batch.temperature, state.predicted, old.exist,
+                                    called, before, true, last)
+    state = _verify(target, noise, state, drafts, called, true)
+    return state._replace(predicted=predicted)
+
+  return jax.lax.while_loop(lambda state: jnp.any(state.index < levels), one_call, start).walked
+
+
+def _before(first: jax.Array, chains: Chains) -> jax.Array:
+  """Returns the states `[N, K, C]` before the kernels; `first` `[N, C]` is that of the first."""
+  return jnp.concatenate([first[:, None], chains.states[:, :-1]], axis=1)
+
+
+def _follow(target: Target, schedule: Schedule, rho: np.ndarray, params: Params,
+            batch: TokenBatch, first: jax.Array, old: Chains, noise: Noise) -> State:
+  """Calls the head at all old states, and moves them to the true kernels."""
+  levels = schedule.num_levels
+  before = _before(first, old)
+  level = jnp.broadcast_to(levels - 1 - jnp.arange(levels), before.shape[:2])
+  answer = head_lib.kernel(target, schedule, params, batch, before, level)
+  kernels = Gaussian(answer.mean, answer.std)
+  compared = coupling.compare(old.states, old.kernels, kernels, noise.split)
+  moved = coupling.move(old.states, compared, noise.log_uniform)
+  moved = moved._replace(kept=moved.kept & old.exist[:, None])
+  # The last state may be another: no kernel follows.
+  complete = ~batch.active | jnp.all(moved.kept[:, :-1], axis=1)
+  called = (batch.active & old.exist).astype(jnp.int32)
+  walked = Walked(Chains(moved.x, kernels, batch.active), moved.kept, called,
+                  called * target.num_streams * levels)
+  predicted = prediction.start(
+      schedule, rho, batch.temperature, first, before, kernels, old.exist)
+  return State(jnp.where(complete, levels, 0), predicted, walked)
+
+
+def _draft(first: jax.Array, old: Chains, noise: Noise, follow: Walked, state: State) -> Drafts:
+  """Continues all chains to their ends: with drafts where they have parted from the old ones.
+
+  Args:
+    first: `[N, C]` the first states.
+    old: the old chains.
+    noise: the random numbers.
+    follow: the old chains moved to the true kernels of their states, for chains that agree.
+    state: which states are final, and the predicted kernels of the others.
+  """
+  shape = old.states.shape
+  final = jnp.arange(shape[1]) < state.index[:, None]
+  choose = lambda a, b: rows.where(final, a, b)
+  settled = Moved(choose(state.walked.chains.states, follow.chains.states),
+                  choose(state.walked.kept, follow.kept))
+  followed = draft_loop.follow(first, draft_loop.Steps(
+      jnp.broadcast_to(old.exist[:, None], shape[:2]), final, settled, state.predicted, old.states,
+      old.kernels, noise.fresh, noise.split, noise.log_uniform))
+  chains = follow.chains._replace(states=followed.x)
+  predicted = prediction.kernel(state.predicted, _before(first, chains))
+  kernels = choose(state.walked.chains.kernels,
+                   rows.where(followed.parted, predicted, follow.chains.kernels))
+  return Drafts(chains._replace(kernels=kernels), followed.kept, followed.parted)
+
+
+def _verify(target: Target, noise: Noise, state: State, drafts: Drafts, called: jax.Array,
+            true: Gaussian) -> State:
+  """Moves drafts from the predicted to the true kernels, up to the first that is not kept.
+
+  Args:
+    target: the model.
+    noise: the random numbers.
+    state: the state before the drafts.
+    drafts: the drafts.
+    called: `[N, K]` the drafts that the head was evaluated at: the first ones of every chain.
+    true: the true kernels of these drafts, `[N, K, C]`.
+  """
+  levels, chains = called.shape[1], drafts.chains
+  first = lambda mask: jnp.min(jnp.where(mask, jnp.arange(levels), levels), axis=1)
+  compared = coupling.compare(chains.states, chains.kernels, true, noise.draft_split)
+  moved = coupling.move(chains.states, compared, noise.draft_log_uniform)
+  failed = first(called & ~moved.kept)
+  index = jnp.where(failed < levels, failed + 1, first(drafts.parted & ~called))
+  # Beyond `index` nothing is final, and the next drafts replace it.
+  chains = chains._replace(states=rows.where(called, moved.x, chains.states),
+                           kernels=rows.where(called, true, chains.kernels))
+  return State(index, state.predicted, Walked(
+      chains, drafts.kept & (moved.kept | ~called),
+      state.walked.calls + jnp.any(called, axis=1),
+      state.walked.rows + target.num_streams * jnp.sum(called, axis=1, dtype=jnp.int32)))

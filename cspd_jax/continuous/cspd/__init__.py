@@ -1,0 +1,1 @@
+"""Continuous speculative decoding: token by token tests of what two models would emit."""

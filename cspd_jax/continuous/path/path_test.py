@@ -1,0 +1,202 @@
+"""Acceptance by the path test: exact speculative sampling with a draft model.
+
+A round, for a row with `n` committed tokens:
+
+    draft   `gamma` more tokens by the draft model, one after the other
+    score   the target on the `gamma + 1` contexts, in parallel, and its head on the drafts'
+            denoising paths: the log density ratio of every draft
+    verify  accept drafts until one fails
+    commit  the accepted drafts and one more token: the residual of the failed one, or the
+            target's own next token (the bonus)
+
+The ratio is that of the whole path of kernels `split .. 0`, not of the last kernel alone: that one
+is so narrow (a standard deviation of 0.006) that two models never agree on it. Noise above `split`
+is shared by position: it makes the states of the two models before `split` alike and drops out of
+the ratio, because both models use the same noise with the same density. This is the test of CSpD
+(arXiv 2411.11925, equations 1 to 5) without its factor Sigma, which compares densities at two
+different points and is not exact; `split = 0` is its test of the last kernel.
+
+In a masked bidirectional model a new token changes every hidden state, so every true context
+requires a forward pass: at large batch this decoder is slower than the target alone.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.continuous import coupling, noise as noise_lib
+from cspd_jax.continuous.base import Cost, Draft, Env, Params, Target, Verdict, Verifier
+from cspd_jax.continuous.path import denoising_path as path_lib
+from cspd_jax.continuous.path.denoising_path import Path, PathStart
+from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.span import Span, TokenBatch
+
+DEFAULT_ETA = 0.95
+
+
+class Drafted(NamedTuple):
+  """The record of drafts.
+
+  Attributes:
+    z: `[N, S, D]` what the draft model's transformer returned for them.
+    start: its chains before kernel `split`, leaves `[N, ...]`.
+    path: its paths, leaves `[N, ...]`.
+  """
+
+  z: jax.Array
+  start: PathStart
+  path: Path
+
+
+def path_test(split: int, eta: float = DEFAULT_ETA, max_trials: int = coupling.DEFAULT_TRIALS,
+              bonus: bool = True, sigma: bool = False) -> Verifier:
+  """Accepts drafts up to the first whose path fails, and replaces that one.
+
+  Args:
+    split: first kernel of the tested path; above it the noise is shared.
+    eta: see `coupling`.
+    max_trials: the largest number of proposals per residual draw; see `coupling`.
+    bonus: whether a round with all drafts accepted adds a token of the target.
+    sigma: whether the ratio has the paper's factor Sigma (its equation 4). The tokens then
+      follow the distribution only where both models have the same variances.
+
+  Raises:
+    ValueError: for options out of range.
+  """
+  coupling.check_eta(eta)
+  coupling.check_max_trials(max_trials)
+  test = _PathTest(split, eta, max_trials, bonus, sigma)
+  guarantee = coupling.guarantee(eta, max_trials)
+  if sigma:
+    guarantee = ('biased where the models have different learned variances; elsewhere '
+                 f'{guarantee}')
+  return Verifier(test.verify, test.sample_draft, guarantee, bonus=int(bonus), context='true',
+                  exact=not sigma, head_states=test.head_states)
+
+
+@dataclasses.dataclass(frozen=True)
+class _PathTest:
+  """The options of `path_test`, with its two functions."""
+
+  split: int
+  eta: float
+  max_trials: int
+  bonus: bool
+  sigma: bool
+
+  def sample_draft(self, model: Target, schedule: Schedule, params: Params, batch: TokenBatch,
+                   aligned: bool) -> tuple[jax.Array, Drafted]:
+    """See `Verifier.sample_draft`."""
+    start = path_lib.start(model, schedule, params, batch, self.split, aligned)
+    path = path_lib.draw(model, schedule, params, batch, start.x, self.split, noise_lib.DRAFT)
+    return path.states[:, -1], Drafted(batch.z.swapaxes(0, 1), start, path)
+
+  def head_states(self, width: int) -> int:
+    """See `Verifier.head_states`: the paths of the drafts, or of proposals for a residual draw."""
+    return (self.split + 1) * max(width - self.bonus, coupling.TRIALS_PER_PASS)
+
+  def verify(self, env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+    """See `Verifier.verify`."""
+    assert draft is not None, 'make_decoder requires a drafter'
+    drafted: Drafted = draft.record
+    num_drafts = span.num_drafts(self.bonus)
+    num_rows, width = span.ranks.shape
+    length = width - self.bonus
+    start = path_lib.start(env.target, env.schedule, env.params, span.batch(z), self.split)
+    start = jax.tree.map(lambda leaf: leaf.reshape(num_rows, width, *leaf.shape[1:]), start)
+    log_sigma = jnp.zeros(drafted.start.log_std.shape)
+    if self.sigma:
+      log_sigma = drafted.start.log_std - start.log_std[:, :length]
+
+    flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
+    index = jnp.broadcast_to(jnp.arange(length), (num_rows, length))
+    batch = span.select(index).batch(z[:, :, :length])
+    log_p = path_lib.score(env.target, env.schedule, env.params, batch,
+                           flat(start.x[:, :length]), flat(drafted.path.states))
+    log_uniform = noise_lib.log_uniform(batch.keys, noise_lib.ACCEPT, 0)
+    log_ratio = log_p - flat(drafted.path.log_density) + flat(log_sigma)
+    passed = coupling.accept(log_ratio, log_uniform, self.eta)
+    passed = passed.reshape(num_rows, length) & (index < num_drafts[:, None])
+    accepted = coupling.accepted_length(passed)
+    failed = span.active & (accepted < num_drafts)
+    has_next = failed | (span.active & self.bonus)
+
+    next_token, trials, missed = self._next_token(
+        env, span, drafted, z, start.x, log_sigma, accepted, failed, has_next)
+    tokens = jnp.pad(drafted.path.states[:, :, -1], [(0, 0), (0, width - length), (0, 0)])
+    is_next = jnp.arange(width) == accepted[:, None]
+    return Verdict(
+        tokens=jnp.where(is_next[..., None], next_token[:, None], tokens),
+        length=jnp.where(span.active, accepted + has_next, 0),
+        tested=_pad((index <= accepted[:, None]) & (index < num_drafts[:, None]), width),
+        accepted=_pad(index < accepted[:, None], width),
+        trials=jnp.where(failed, trials, 0), missed=(failed & missed).astype(jnp.int32),
+        cost=self._cost(env, span, num_drafts, failed, trials))
+
+  def _next_token(self, env: Env, span: Span, drafted: Drafted, z: jax.Array, x: jax.Array,
+                  log_sigma: jax.Array, accepted: jax.Array, failed: jax.Array,
+                  has_next: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Draws the token after the accepted drafts: a residual draw, or the target's own (bonus).
+
+    Args:
+      env: models and condition.
+      span: the tokens of the round.
+      drafted: the record of the drafts, leaves `[B, drafts, ...]`.
+      z: `[S, B, W, D]` of the target.
+      x: `[B, W, C]` states of the target's chains before kernel `split`.
+      log_sigma: `[B, drafts]` logarithm of the factor Sigma.
+      accepted: `[B]` number of accepted drafts.
+      failed: `[B]` whether a draft was rejected.
+      has_next: `[B]` whether the row has such a token.
+
+    Returns:
+      The tokens `[B, C]`, the numbers of proposals `[B]`, and whether all were rejected `[B]`.
+    """
+    draft_model = env.draft_model
+    assert draft_model is not None, 'make_decoder requires a drafter'
+    num, last = coupling.TRIALS_PER_PASS, span.ranks.shape[1] - 1
+    # Rows without a rejected draft score some other draft; their first proposal is accepted.
+    target_index = jnp.minimum(accepted, last)[:, None]
+    draft_index = jnp.minimum(accepted, last - self.bonus)[:, None]
+    at = lambda leaf, index: jnp.take_along_axis(
+        leaf, index.reshape(-1, 1, *(1,) * (leaf.ndim - 2)), axis=1)
+    target_z = jnp.take_along_axis(z, target_index[None, :, :, None], axis=2)
+    draft_z = jnp.moveaxis(at(drafted.z, draft_index), 2, 0)
+    target_batch = path_lib.repeat(span.select(target_index).batch(target_z), num)
+    draft_batch = path_lib.repeat(span.select(draft_index).batch(draft_z), num)
+    target_x = jnp.repeat(at(x, target_index)[:, 0], num, axis=0)
+    draft_x = jnp.repeat(at(drafted.start.x, draft_index)[:, 0], num, axis=0)
+    log_sigma = jnp.repeat(at(log_sigma, draft_index)[:, 0], num)
+
+    def propose(trials):
+      trial = jnp.tile(trials, accepted.shape[0])
+      path = path_lib.draw(env.target, env.schedule, env.params, target_batch, target_x,
+                           self.split, noise_lib.PROPOSE, trial)
+      log_q = path_lib.score(
+          draft_model, env.schedule, env.draft_params, draft_batch, draft_x, path.states)
+      log_ratio = jnp.where(
+          jnp.repeat(failed, num), path.log_density - log_q + log_sigma, jnp.inf)
+      log_uniform = noise_lib.log_uniform(target_batch.keys, noise_lib.RESIDUAL, 0, trial)
+      rows = lambda leaf: leaf.reshape(-1, num, *leaf.shape[1:])
+      return rows(path.states[:, -1]), rows(log_ratio), rows(log_uniform)
+
+    return coupling.residual(propose, has_next, self.eta, self.max_trials)
+
+  def _cost(self, env: Env, span: Span, num_drafts: jax.Array, failed: jax.Array,
+            trials: jax.Array) -> Cost:
+    """Counts head calls: shared kernels, one to score, the path's kernels in every pass."""
+    above, path_length = env.schedule.num_levels - 1 - self.split, self.split + 1
+    passes = -(-trials // coupling.TRIALS_PER_PASS)
+    path_states = (num_drafts + passes * coupling.TRIALS_PER_PASS) * path_length
+    states = span.size * above + path_states
+    return Cost(
+        head_calls=jnp.where(span.active, above + (num_drafts > 0) + passes * path_length, 0),
+        head_rows=env.target.num_streams * states,
+        draft_head_calls=num_drafts * env.schedule.num_levels + jnp.where(failed, passes, 0))
+
+
+def _pad(leaf: jax.Array, width: int) -> jax.Array:
+  """Pads `[B, n]` with False to `[B, width]`."""
+  return jnp.pad(leaf, [(0, 0), (0, width - leaf.shape[1])])

@@ -1,1 +1,0 @@
-"""Verifiers of continuous tokens: which drafts are accepted, and what follows them."""

@@ -1,0 +1,224 @@
+"""The kinds of prompts that models support: classes, captions for T5, and tokens.
+
+Classes are their names or numbers, captions are words, which T5 encodes, or T5 features, and tokens
+are words, or published token ids.
+"""
+
+import functools
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.files.store import Loaded
+from cspd_jax.generation.parts import Conditions
+from cspd_jax.models import llamagen, t5
+from cspd_jax.models.conditions import Prompt
+from cspd_jax.models.llamagen import Caption
+from cspd_jax.text import bpe, captions as captions_lib, templates
+from cspd_jax.text.bpe import Text
+
+
+def classes(num_classes: int, names: Sequence[str] = ()) -> Conditions:
+  """Returns the prompts that a class-conditional model supports.
+
+  Args:
+    num_classes: number of classes.
+    names: of the classes, or empty.
+
+  Raises:
+    ValueError: unless there are `num_classes` names or none.
+  """
+  names = names or ()
+  if names and (not isinstance(names, list | tuple) or len(names) != num_classes
+                or not all(isinstance(name, str) for name in names)):
+    raise ValueError(f'labels of the target is {names!r:.80}; it must be a list of {num_classes} '
+                     'names, or empty.')
+  number: dict[str, int] = {}
+  for label, name in enumerate(names):
+    number.setdefault(name.lower(), label)
+
+  def label_of(prompt):
+    if isinstance(prompt, str):
+      text = prompt.strip()
+      if text.lower() in number:
+        return number[text.lower()]
+      if not text.isdecimal() or int(text) >= num_classes:
+        raise ValueError(f'prompts holds {prompt!r}; it must be {_allowed(num_classes, names)}.')
+      return int(text)
+    if isinstance(prompt, (float, np.floating)):
+      raise ValueError(f'prompts holds {prompt}, which is a float; it must be '
+                       f'{_allowed(num_classes, names)}: convert floats with int.')
+    if not isinstance(prompt, (int, np.integer)) or isinstance(prompt, bool):
+      raise ValueError(f'prompts holds {prompt!r}; it must be {_allowed(num_classes, names)}.')
+    if not 0 <= prompt < num_classes:
+      raise ValueError(f'prompts holds {prompt}; it must be {_allowed(num_classes, names)}.')
+    return int(prompt)
+
+  def encode(prompts):
+    return jnp.asarray([label_of(prompt) for prompt in prompts], jnp.int32)
+
+  def titles(prompts):
+    labels = map(label_of, prompts)
+    return [names[label] if names else f'class {label}' for label in labels]
+
+  return Conditions(encode, titles, tuple(names) or range(num_classes))
+
+
+def _allowed(num_classes: int, names: Sequence[str]) -> str:
+  numbers = f'a class from 0 to {num_classes - 1}'
+  if not names:
+    return numbers
+  shown = ', '.join(names) if len(names) <= 20 else f'{", ".join(names[:5])} and others'
+  return f'{numbers}, or one of {shown}'
+
+
+def captions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> Conditions:
+  """Returns the prompts that a text-conditional model supports.
+
+  Args:
+    caption_dim: width of the features.
+    encoder: a `t5` network, or None.
+    text: its tokenizer, or None.
+
+  Raises:
+    ValueError: if the tokenizer has tokens that the encoder does not have.
+  """
+  reader = None
+  if encoder is not None and text is not None:
+    bpe.check_rows(text, encoder.config.vocab_size, 't5')
+    reader = _reader(encoder, text)
+
+  def encode(prompts):
+    if isinstance(prompts, Caption):
+      return prompts
+    if getattr(prompts, 'ndim', None) == 3 or _is_list_of((np.ndarray, jax.Array), prompts):
+      return llamagen.left_padded(prompts)
+    if reader is None or not _is_list_of(str, prompts):
+      raise ValueError(
+          f'prompts is {str(prompts)[:80]!r}; {_words(encoder, text)}T5 features: an array [B, L, '
+          f'{caption_dim}], a list of arrays [L, {caption_dim}] with L up to '
+          f'{llamagen.CAPTION_LENGTH}, or a llamagen.Caption.')
+    encoded = {prompt: reader(prompt) for prompt in dict.fromkeys(prompts)}
+    return Caption(*map(np.stack, zip(*(encoded[prompt] for prompt in prompts))))
+
+  def titles(prompts):
+    if _is_list_of(str, prompts):
+      return list(prompts)
+    count = len(prompts.mask if isinstance(prompts, Caption) else prompts)
+    return [f'caption {i}' for i in range(count)]
+
+  def unknown_words(prompt):
+    if text is None:
+      return []
+    return captions_lib.unknown_words(text, prompt, llamagen.CAPTION_LENGTH)
+
+  return Conditions(encode, titles, (), unknown_words)
+
+
+def _reader(encoder: Loaded, text: Text) -> Callable[[str], tuple[np.ndarray, np.ndarray]]:
+  """Returns `prompt -> ` its features `[120, D]` and mask `[120]`, as host arrays.
+
+  Prompts are encoded one by one: one shape is compiled, and the features of a prompt do not depend
+  on the other prompts of a batch.
+  """
+  length, sizes = llamagen.CAPTION_LENGTH, encoder.config
+
+  @jax.jit
+  def read(params, ids, count):
+    visible = jnp.arange(length) < count
+    features = t5.encode(params, sizes, ids[None], visible[None])[0]
+    # The encoder pads on the right, the image model on the left.
+    move = lambda x: jnp.roll(x, length - count, axis=0)
+    return move(jnp.where(visible[:, None], features, 0)), move(visible)
+
+  def encode(prompt):
+    captions_lib.check(prompt)
+    ids = captions_lib.tokens(text, prompt, length)
+    row = np.zeros(length, np.int32)
+    row[:len(ids)] = ids
+    return jax.device_get(read(encoder.params, row, len(ids)))
+
+  return encode
+
+
+def _is_list_of(kind: Any, prompts: Any) -> bool:
+  return type(prompts) in (list, tuple) and all(isinstance(prompt, kind) for prompt in prompts)
+
+
+def _words(encoder: Loaded | None, text: Text | None) -> str:
+  """Returns whether the model accepts words, and how to load it so that it does."""
+  missing = {role: command for role, command, part in (
+      ('t5', '--family=t5', encoder), ('text', '--family=t5_text', text)) if part is None}
+  if not missing:
+    return 'this model accepts a list of prompts in words, or '
+  parts = f'part{"s" * (len(missing) > 1)} {" and ".join(missing)}'
+  return (f'this model does not accept words because it lacks the {parts}: convert Flan-T5-XL into '
+          f'its folder with cspd-convert {" and ".join(missing.values())}, or load it with '
+          f'{" and ".join(f"{role}=FOLDER" for role in missing)}. It accepts ')
+
+
+def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | None,
+               renumbered: Callable[[Prompt], Prompt], examples: Sequence[str] = (),
+               image_ids: Collection[int] = ()) -> Conditions:
+  """Returns the prompts that a model supports: words, if it has a text part, or a `Prompt`.
+
+  In words the names of the template's own tokens and of image tokens are plain text.
+
+  Args:
+    grid: rows and columns of tokens.
+    text: the tokenizer, or None.
+    write: converts a prompt in words to the contexts of both streams; None without a tokenizer.
+    renumbered: converts published token ids to the model's; raises ValueError for ids that are not
+      supported.
+    examples: example prompts in words.
+    image_ids: published ids of the tokens of images.
+
+  Raises:
+    ValueError: if the examples, which a file holds, are not a list of texts.
+  """
+  if not isinstance(examples, list | tuple) or not all(isinstance(one, str) for one in examples):
+    raise ValueError(f'prompts of the target is {examples!r:.80}; it must be a list of texts.')
+
+  @functools.cache
+  def words() -> Text:
+    assert text is not None and write is not None
+    own = bpe.looked_up(text, lambda text: write(text, 'words', *grid))
+    return bpe.with_control(
+        text, own.union(name for name, number in text.ids.items() if number in image_ids))
+
+  def written(prompts):
+    if text is None or write is None or not isinstance(prompts, (list, tuple)) or not all(
+        isinstance(prompt, str) for prompt in prompts):
+      kinds = 'words, or' if text else 'no words because it has no text part, only'
+      raise ValueError(
+          f'prompts is {str(prompts)[:80]!r}; this model accepts {kinds} a causal.Prompt of '
+          'published token ids: one stream with the prompt and one with the null condition.')
+    return templates.padded([write(words(), prompt, *grid) for prompt in prompts])
+
+  def encode(prompts):
+    prompts = prompts if isinstance(prompts, Prompt) else written(prompts)
+    return jax.tree.map(jnp.asarray, renumbered(prompts))
+
+  def titles(prompts):
+    if isinstance(prompts, Prompt):
+      return [f'prompt {i}' for i in range(np.shape(prompts.tokens)[0])]
+    return [str(prompt) for prompt in prompts]
+
+  def unknown_words(prompt):
+    return [] if text is None else bpe.unknown_words(words(), prompt)
+
+  return Conditions(encode, titles, () if text is None else tuple(examples), unknown_words)
+
+
+def described(count: int, length: int = 64) -> Any:
+  """Returns shapes and dtypes of the condition of `count` images.
+
+  Args:
+    count: number of images.
+    length: tokens of a prompt; the default suits a sentence in the published templates.
+  """
+  size = (count, 2, length)
+  return Prompt(jax.ShapeDtypeStruct(size, np.int32), jax.ShapeDtypeStruct(size, bool))

@@ -1,0 +1,184 @@
+"""Files that are complete whenever they exist."""
+
+import contextlib
+import glob
+import itertools
+import json
+import math
+import os
+import pathlib
+import re
+import secrets
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, BinaryIO
+
+import jax
+import numpy as np
+
+from cspd_jax.files import locks
+
+# The remedy in messages about a damaged file that a run can create again.
+REMAKE = 'remove it, and the run creates it again'
+
+
+@contextlib.contextmanager
+def writing(path: str | os.PathLike) -> Iterator[BinaryIO]:
+  """Yields a stream to a temporary file, which is renamed to `path` when the block ends.
+
+  It replaces an older file; if the block raises, that one stays. Temporary files that killed
+  processes left are removed.
+  """
+  locks.check_system()
+  path = pathlib.Path(path)
+  for left in leftovers(path):
+    locks.remove_unlocked(left)
+  with naming(path):
+    temporary, handle = _created(path)
+    try:
+      with os.fdopen(os.dup(handle), 'wb') as stream:
+        yield stream
+      temporary.replace(path)
+    finally:
+      temporary.unlink(missing_ok=True)
+      os.close(handle)  # And so its lock.
+
+
+def _created(path: pathlib.Path) -> tuple[pathlib.Path, int]:
+  """Creates a temporary file for another one; returns its path and a handle that holds it."""
+  while True:
+    temporary = path.with_name(f'.{path.name}.{secrets.token_hex(3)}.part')
+    try:
+      handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    except FileExistsError:  # Perhaps a link, which is not followed.
+      continue
+    if locks.lock_file(handle, temporary):
+      return temporary, handle
+    os.close(handle)  # Another process took it for one that is left.
+
+
+@contextlib.contextmanager
+def naming(path: pathlib.Path) -> Iterator[None]:
+  """Adds the path to errors of the system, which omit it if a disk is full or read-only."""
+  try:
+    yield
+  except OSError as error:
+    error.filename = error.filename or str(path)
+    raise
+
+
+def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the temporary files of `writing` for a file, or for all if its name is '*'."""
+  name = path.name if path.name == '*' else glob.escape(path.name)
+  return [other for other in path.parent.glob(f'.{name}.*')
+          if re.fullmatch(r'\..+\.[0-9a-f]{6}\.part', other.name)]
+
+
+def write(path: str | os.PathLike, data: bytes) -> None:
+  """Writes a file completely or not at all; see `writing`."""
+  with writing(path) as stream:
+    stream.write(data)
+
+
+def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+  """Writes arrays by name as an .npz file, whose bytes depend on the arrays alone."""
+  with writing(path) as stream, zipfile.ZipFile(stream, 'w') as archive:
+    for name, array in arrays.items():
+      with archive.open(f'{name}.npy', 'w', force_zip64=True) as part:
+        np.lib.format.write_array(part, np.asarray(array), allow_pickle=False)
+
+
+def write_stacked(path: str | os.PathLike, name: str, count: int, rows: Iterable[np.ndarray]
+                  ) -> None:
+  """Writes equal arrays as one array of an .npz file, without holding them together in memory.
+
+  Args:
+    path: the file.
+    name: name of the array `[count, ...]`.
+    count: number of rows.
+    rows: the rows, all of one shape and dtype.
+  """
+  rows = iter(rows)
+  first = next(rows)
+  header = dict(descr=np.lib.format.dtype_to_descr(first.dtype), fortran_order=False,
+                shape=(count, *first.shape))
+  with (writing(path) as stream, zipfile.ZipFile(stream, 'w') as archive,
+        archive.open(f'{name}.npy', 'w', force_zip64=True) as part):
+    np.lib.format.write_array_header_1_0(part, header)
+    for row in itertools.chain([first], rows):
+      part.write(row.tobytes())
+
+
+def write_tree(path: pathlib.Path, tree: Any) -> None:
+  """Writes a tree of arrays, in any dtypes, as an .npz file with their paths in the tree."""
+  write_arrays(path, arrays_of(tree))
+
+
+def arrays_of(tree: Any) -> dict[str, np.ndarray]:
+  """Returns the arrays of a tree by their paths, in dtypes that NumPy has; `tree_of` inverts it."""
+  return {name: _viewed(np.asarray(leaf)) for name, leaf in _named(tree).items()}
+
+
+def tree_of(arrays: Mapping[str, np.ndarray], like: Any, path: pathlib.Path) -> Any:
+  """Returns arrays of `arrays_of`, or of a file of `write_tree`, as a tree.
+
+  Args:
+    arrays: the content of a file.
+    like: a tree of the same structure, shapes and dtypes.
+    path: of the file, for the message.
+
+  Raises:
+    ValueError: if they differ from `like`.
+  """
+  expected = {name: _viewed(np.empty(leaf.shape, leaf.dtype))
+              for name, leaf in _named(like).items()}
+  for name in expected.keys() | arrays.keys():
+    forms = [f'{group[name].dtype}{list(group[name].shape)}' if name in group else 'nothing'
+             for group in (arrays, expected)]
+    if forms[0] != forms[1]:
+      raise ValueError(f'{path} holds {forms[0]} as {name!r} instead of {forms[1]}, the result of '
+                       'another run; use another folder.')
+  leaves, structure = jax.tree.flatten(like)
+  return structure.unflatten([arrays[name].view(leaf.dtype)
+                              for name, leaf in zip(expected, leaves, strict=True)])
+
+
+def _named(tree: Any) -> dict[str, Any]:
+  return {jax.tree_util.keystr(path, simple=True, separator='.'): leaf
+          for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _viewed(leaf: np.ndarray) -> np.ndarray:
+  """Views an array of a dtype that NumPy does not have as unsigned integers, for .npz files."""
+  return leaf.view(f'u{leaf.dtype.itemsize}') if leaf.dtype.kind == 'V' else leaf
+
+
+def write_json(path: str | os.PathLike, content: Any) -> None:
+  """Writes `content` as indented JSON.
+
+  Raises:
+    ValueError: if a number is not finite, which JSON cannot represent.
+    TypeError: if `content` holds anything else that JSON cannot represent.
+  """
+  write(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())
+
+
+def plain(content: Any, name: str = 'value') -> Any:
+  """Converts NumPy's numbers and arrays in `content` to plain ones for JSON, float32 0.9 to 0.9.
+
+  Raises:
+    ValueError: if a number is not finite or a value is not JSON-serialisable, by its name.
+  """
+  if hasattr(content, 'dtype'):
+    content = np.asarray(content)
+    is_narrow = content.dtype in (np.float16, np.float32)
+    content = (content.astype(str).astype(float) if is_narrow else content).tolist()
+  if isinstance(content, Mapping):
+    return {str(key): plain(value, f'{name}.{key}') for key, value in content.items()}
+  if isinstance(content, (list, tuple)):
+    return [plain(value, f'{name}[{i}]') for i, value in enumerate(content)]
+  if isinstance(content, float) and not math.isfinite(content):
+    raise ValueError(f'{name} is {content}; it must be finite, or None if it is unknown.')
+  if content is None or isinstance(content, (bool, int, float, str)):
+    return content
+  raise ValueError(f'{name} is a {type(content).__name__}; it must be JSON-serialisable.')

@@ -1,0 +1,44 @@
+"""The score `asked` of images with captions on disk."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from cspd_jax.files import reading
+from cspd_jax.metrics import layouts, scenes
+from cspd_jax.metrics.base import Value
+
+_REMEDY = 'replace or remove it'
+
+
+def check(images: Sequence[layouts.Generated]) -> None:
+  """Raises ValueError unless all captions are in the grammar of scenes."""
+  for image in images:
+    scenes.request_of(image.prompt, scenes.templates())
+
+
+def scores(images: Sequence[layouts.Generated], batch_size: int,
+           progress: Callable[[int, int], None]) -> dict[str, Value]:
+  """Returns the scores of `metrics.scenes.asked` by name.
+
+  Args:
+    images: the images and their captions, see `check`; images of a caption are samples of a prompt.
+    batch_size: images that are compared with the templates together.
+    progress: called with the number of images so far and in total.
+
+  Raises:
+    ValueError: if an image cannot be read, is not square or has another size.
+  """
+  parts: list[dict[str, np.ndarray]] = []
+  for first in range(0, len(images), batch_size):
+    batch = images[first:first + batch_size]
+    pixels = [np.asarray(reading.photograph(image.path, _REMEDY)) for image in batch]
+    for image, picture in zip(batch, pixels, strict=True):
+      if picture.shape != pixels[0].shape:
+        raise ValueError(f'{image.path} has {picture.shape[0]} x {picture.shape[1]} pixels and '
+                         f'{batch[0].path} {pixels[0].shape[0]} x {pixels[0].shape[1]}; all images '
+                         'must have one size.')
+    parts.append(scenes.score(np.stack(pixels), [image.prompt for image in batch]))
+    progress(first + len(batch), len(images))
+  marks = {kind: np.concatenate([part[kind] for part in parts]) for kind in parts[0]}
+  return scenes.asked(marks, [image.prompt for image in images])

@@ -1,0 +1,359 @@
+"""Inception features of sets of images, kept in files, and the scores of two sets."""
+
+import functools
+import hashlib
+import io
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.core import batches
+from cspd_jax.files import atomic, npz, store
+from cspd_jax.generation import memory
+from cspd_jax.generation.features import Extractor
+from cspd_jax.metrics import frechet, image_scores, image_sets, inception, kept
+from cspd_jax.metrics.frechet import Gaussian
+from cspd_jax.models import inception as network_lib
+from cspd_jax.models.inception import SIDE, Features
+
+_KIND = 'inception'
+# Arrays of a features file, and of statistics as ADM and torch-fidelity publish them by features.
+_LABELS = ('evaluator', 'network')
+_FEATURES = (*Features._fields, *_LABELS)
+_MOMENTS = {'pool': ('mu', 'sigma'), 'spatial': ('mu_s', 'sigma_s')}
+_STATISTICS = tuple(name for pair in _MOMENTS.values() for name in pair)
+# Letters of a label.
+_MOST_LETTERS = 1000
+# How far a covariance may be from symmetric and positive, as a share of its largest eigenvalue:
+# those of float16 are off by half of it. Larger numbers than the limit overflow in a distance.
+_ROUNDING, _LIMIT = 1e-3, 1e100
+_REMEDY = 'give a folder of images or an .npz file'
+# Bytes of a batch per number of its pixels, which become float32, and per number of the network's
+# input and unit of its width, for the results of its first layers.
+_PIXELS, _LAYERS = 10, 16
+_WHERE = (
+    'convert the file pt_inception-2015-12-05-6726825d.pth of the releases of mseitzer/pytorch-fid '
+    'with cspd-convert --family=inception --source=FILE --output=FOLDER')
+
+
+class Network(NamedTuple):
+  """A converted Inception network.
+
+  Attributes:
+    params: its parameters.
+    config: its sizes.
+    evaluator: a key of `inception.EVALUATORS`.
+    digest: identifies the parameters.
+  """
+
+  params: Any
+  config: inception.InceptionConfig
+  evaluator: str
+  digest: str
+
+
+class Source(NamedTuple):
+  """A set of images, or what is computed from it; None is not available.
+
+  Attributes:
+    images: the images.
+    features: their features.
+    pool: published moments of the pool features.
+    spatial: published moments of the spatial features.
+    left_out: names of files or arrays that are none of these.
+  """
+
+  images: image_sets.ImageSet | None
+  features: Features | None
+  pool: Gaussian | None
+  spatial: Gaussian | None
+  left_out: tuple[str, ...] = ()
+
+
+class Scored(NamedTuple):
+  """The numbers of a set of images that scores need; None is not available.
+
+  Attributes:
+    num_images: number of images; None for published statistics.
+    features: `[N, ...]` of the images.
+    pool: moments of the pool features.
+    spatial: moments of the spatial features.
+  """
+
+  num_images: int | None
+  features: Features | None
+  pool: Gaussian
+  spatial: Gaussian | None
+
+
+def network(folder: str | None, evaluator: str) -> Network:
+  """Loads a converted network.
+
+  Raises:
+    ValueError: if the folder does not hold one.
+  """
+  if folder is None:
+    raise ValueError('inception is None; it must be the folder of the converted network: '
+                     f'{_WHERE}.')
+  kind, config, *_ = store.describe(folder, name='inception')
+  if kind != _KIND:
+    raise ValueError(f'inception is {folder!r}, which holds a {kind!r} network; {_WHERE}.')
+  params = store.load(folder, dtype=jnp.float32).params
+  return Network(params, config, evaluator, digest(params))
+
+
+def digest(params: Any) -> str:
+  """Returns a hexadecimal digest of the parameters of a network."""
+  result = hashlib.sha256()
+  for leaf in jax.tree.leaves(params):
+    result.update(np.asarray(leaf).tobytes())
+  return result.hexdigest()
+
+
+def features(images: image_sets.ImageSet, of: Network, batch_size: int,
+             progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing) -> Features:
+  """Returns the features of a set of images, in host memory.
+
+  Args:
+    images: the images.
+    of: the network.
+    batch_size: the most images per pass.
+    progress: called with the number of images so far and in total.
+    keep: see `kept.Keep`.
+
+  Raises:
+    ValueError: if an image cannot be read.
+  """
+  batch_size = min(batch_size, images.num_images)
+  prepare = functools.partial(inception.resized, evaluator=of.evaluator)
+  # They are read in their order.
+  stream = images.batches(batch_size) if images.other is None else images.batches(
+      batch_size, prepare)
+
+  def of_batch(index: np.ndarray) -> dict[str, np.ndarray]:
+    # The last batch is filled up, so that one program suffices.
+    full = batches.padded(next(stream), len(index))
+    compute = lambda: {name: np.asarray(leaf) for name, leaf in inception.features(
+        of.params, of.config, full, of.evaluator)._asdict().items()}
+    return dict(keep((of.digest, of.evaluator, full), compute))
+
+  values = batches.mapped(of_batch, images.num_images, batch_size, progress)
+  return Features(*(values[name] for name in Features._fields))
+
+
+def check_batch(batch_size: int, images: image_sets.ImageSet, of: Network) -> None:
+  """Raises ValueError if batches of images clearly do not fit in memory.
+
+  Args:
+    batch_size: the most images per pass.
+    images: the images.
+    of: the network.
+  """
+  height, width = images.size if images.other is None else (SIDE, SIDE)
+  each = 3 * _PIXELS * height * width + _LAYERS * of.config.unit * SIDE**2
+  memory.check_batch(min(batch_size, images.num_images), each, f' of {height}x{width} pixels')
+
+
+def save(path: pathlib.Path, values: Features, of: Network) -> None:
+  """Writes features to an .npz file, with the evaluator and the network."""
+  content = io.BytesIO()
+  np.savez(content, **values._asdict(), evaluator=of.evaluator, network=of.digest)
+  atomic.write(path, content.getvalue())
+
+
+def extractor(of: Network) -> Extractor:
+  """Returns what computes features while images are generated, as `save` would write them."""
+  compute = lambda images: inception.features(
+      of.params, of.config, images, of.evaluator)._asdict()
+  return Extractor(compute, dict(evaluator=of.evaluator, network=of.digest))
+
+
+def opened(argument: str, path: str, of: Network, batch_size: int) -> Source:
+  """Opens a set of images, their features or published statistics; nothing is computed.
+
+  Args:
+    argument: its name, for messages.
+    path: a folder of images, an .npz file of images, statistics (`mu`, `sigma`), or of `save`.
+    of: the network.
+    batch_size: see `features`.
+
+  Raises:
+    ValueError: for anything else, features of another network, arrays that contradict each other,
+      or batches that do not fit in memory.
+  """
+  arrays = image_sets.stored(argument, path)
+  left_out = lambda names, *read: tuple(
+      name for name in names if name not in (*_STATISTICS, *read))
+  where, widths = f'{argument} is {path!r}', network_lib.widths(of.config)
+  pool, spatial = (_moments(where, path, arrays, pair, getattr(widths, kind))
+                   for kind, pair in _MOMENTS.items())
+  if set(_FEATURES) <= set(arrays):
+    return Source(None, _stored(where, path, arrays, of, widths), pool, spatial,
+                  left_out(arrays, 'arr_0', *_FEATURES))
+  if arrays and 'arr_0' not in arrays:
+    if pool is None:
+      raise ValueError(f'{where}, which holds the arrays {", ".join(arrays)}; it must hold arr_0, '
+                       'or mu and sigma.')
+    return Source(None, None, pool, spatial, left_out(arrays))
+  images = image_sets.opened(argument, path)
+  if images.num_images < 2:
+    raise ValueError(f'{where} with 1 image; at least 2 are required.')
+  if images.other is not None and inception.EVALUATORS[of.evaluator].one_size:
+    name, (height, width) = images.other
+    raise ValueError(
+        f'{where}, whose image {name!r} has {height}x{width} pixels and the first one '
+        f'{images.size[0]}x{images.size[1]}; the evaluator {of.evaluator} reads images of one '
+        'size, so resize them, or give --evaluator=pytorch_fid.')
+  check_batch(batch_size, images, of)
+  return Source(images, None, pool, spatial, left_out(images.left_out))
+
+
+def check_counts(samples: Source, reference: Source, of: Network) -> None:
+  """Raises ValueError if there are too few images for the scores of an evaluator.
+
+  Args:
+    samples: generated images; see `opened`.
+    reference: other images, or published statistics.
+    of: the network.
+  """
+  kind = inception.EVALUATORS[of.evaluator]
+  counts = dict(images=_count(samples), reference=_count(reference))
+  least = dict.fromkeys(counts, 2)
+  if 'precision' in kind.scores and None not in counts.values():
+    least = dict.fromkeys(counts, image_scores.LEAST_IMAGES)
+  if 'IS' in kind.scores and kind.split is None:
+    least['images'] = image_scores.SPLITS
+  for name, count in counts.items():
+    if count is not None and count < least[name]:
+      raise ValueError(f'{name} has {count} images; the evaluator {of.evaluator} requires at least '
+                       f'{least[name]}.')
+
+
+def _count(source: Source) -> int | None:
+  """The number of images that have features; None for published statistics."""
+  if source.features is not None:
+    return len(source.features.pool)
+  return None if source.images is None else source.images.num_images
+
+
+def scored(source: Source, of: Network, batch_size: int,
+           progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing) -> Scored:
+  """Computes the features of a set of images, if it has images, and their moments.
+
+  Args:
+    source: see `opened`.
+    of: see `features`, also for `batch_size`, `progress` and `keep`.
+    batch_size: see `of`.
+    progress: see `of`.
+    keep: see `of`.
+
+  Raises:
+    ValueError: if an image cannot be read.
+  """
+  values = source.features
+  if source.images is not None:
+    values = features(source.images, of, batch_size, progress, keep)
+  if values is None:
+    assert source.pool is not None
+    return Scored(None, None, source.pool, source.spatial)
+  # Published statistics are those of more images than the file holds.
+  return Scored(len(values.pool), values, source.pool or frechet.gaussian(values.pool),
+                source.spatial or frechet.gaussian(values.spatial))
+
+
+def _stored(where: str, path: str, arrays: Mapping[str, npz.Header], of: Network,
+            widths: Features) -> Features:
+  """Features of `save`; raises ValueError for those of another network, or inconsistent ones."""
+  if wrong := [name for name in _LABELS if arrays[name].shape or arrays[name].dtype.kind != 'U'
+               or arrays[name].dtype.itemsize > 4 * _MOST_LETTERS]:
+    raise ValueError(f'{where}, whose {wrong[0]} is not a text; give the images.')
+  labels = npz.arrays(path, _REMEDY, only=_LABELS)
+  if (evaluator := str(labels['evaluator'])) != of.evaluator:
+    raise ValueError(f'{where} with features for the evaluator {evaluator!r}, and evaluator is '
+                     f'{of.evaluator}; give the images.')
+  if str(labels['network']) != of.digest:
+    raise ValueError(f'{where} with features of another network; give the images.')
+  count = arrays['arr_0' if 'arr_0' in arrays else 'pool'].shape[:1]
+  for name, width in widths._asdict().items():
+    shape, dtype, _ = arrays[name]
+    if shape != (*count, width) or shape[0] < 2 or dtype != np.float32:
+      raise ValueError(f'{where}, whose {name} is {dtype}{list(shape)}; it must be float32 [N, '
+                       f'{width}], and all arrays must have the same N, at least 2: give the '
+                       'images.')
+  values = Features(**npz.arrays(path, _REMEDY, only=Features._fields))
+  for name, value in values._asdict().items():
+    if not np.isfinite(value).all():
+      raise ValueError(f'{where}, whose {name} is not finite; give the images.')
+  return values
+
+
+def _moments(where: str, path: str, arrays: Mapping[str, npz.Header], pair: tuple[str, str],
+             width: int) -> Gaussian | None:
+  """Published statistics of `width` features; None if the file does not hold them."""
+  if not set(pair) & set(arrays):
+    return None
+  if missing := set(pair) - set(arrays):
+    raise ValueError(f'{where}, which holds no {missing.pop()}; statistics are '
+                     f'{" and ".join(pair)}.')
+  shapes = (width,), (width, width)
+  for name, shape in zip(pair, shapes, strict=True):
+    actual, dtype, _ = arrays[name]
+    if actual != shape or dtype.kind not in 'fiu':
+      raise ValueError(f'{where}, whose {name} is {dtype}{list(actual)}; for this network it must '
+                       f'be real numbers {list(shape)}, so give statistics of its features.')
+  read = npz.arrays(path, _REMEDY, only=pair)
+  mean, covariance = (np.asarray(read[name], np.float64) for name in pair)
+  if problem := _problem(mean, covariance):
+    raise ValueError(f'{where}, whose {pair[0]} and {pair[1]} are no mean and covariance; those '
+                     f'are {problem}, so compute them again.')
+  return Gaussian(mean, covariance)
+
+
+def _problem(mean: np.ndarray, covariance: np.ndarray) -> str | None:
+  """Returns what a mean and a covariance should be and are not; None if there is nothing."""
+  # Comparisons with NaN are False.
+  if not all(np.all(np.abs(values) < _LIMIT) for values in (mean, covariance)):
+    return 'finite'
+  values = np.linalg.eigvalsh(covariance)
+  if np.abs(covariance - covariance.T).max() > _ROUNDING * np.abs(values).max():
+    return 'symmetric'
+  return 'without negative eigenvalues' if values[0] < -_ROUNDING * values[-1] else None
+
+
+def scores(samples: Scored, reference: Scored, evaluator: str) -> dict[str, float]:
+  """Returns the scores by name, such as 'FID (ADM, 50k)'.
+
+  Those that compare two sets are left out if these are equal up to rounding.
+
+  Args:
+    samples: generated images, with features.
+    reference: other images, or published statistics.
+    evaluator: a key of `inception.EVALUATORS`.
+
+  Raises:
+    ValueError: if the two have different features, or there are too few images.
+  """
+  kind, count = inception.EVALUATORS[evaluator], samples.num_images
+  label = lambda name: f'{name} ({kind.title}, {short(count)})'
+  equal, result = frechet.are_equal(samples.pool, reference.pool), {}
+  if not equal:
+    result[label('FID')] = frechet.distance(samples.pool, reference.pool)
+  if samples.features is None:
+    return result
+  if 'sFID' in kind.scores and not (equal or samples.spatial is None or reference.spatial is None):
+    result[label('sFID')] = frechet.distance(samples.spatial, reference.spatial)
+  if 'IS' in kind.scores:
+    result[label('IS')] = image_scores.inception_score(samples.features.logits, kind.split)
+  if 'precision' in kind.scores and not (equal or reference.features is None):
+    result[label('precision')], result[label('recall')] = image_scores.precision_recall(
+        samples.features.pool, reference.features.pool)
+  return result
+
+
+def short(count: int | None) -> str:
+  """Returns a number of images as scores name it, such as 50k."""
+  return f'{count // 1000}k' if count and count % 1000 == 0 else str(count)

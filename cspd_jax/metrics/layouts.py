@@ -1,0 +1,258 @@
+"""Generated images in the folders that published evaluators read.
+
+  adm     samples.npz, one array `arr_0` (FID and more, of ADM's evaluator and torch-fidelity)
+  geneval NUMBER/metadata.jsonl and NUMBER/samples/NUMBER.png (GenEval, arXiv:2310.11513)
+  dpg     NAME.png, the four images of a prompt as 2 x 2 (DPG-Bench of ELLA, arXiv:2403.05135)
+  coco    images and captions.json (folders for pytorch-fid, clean-fid and CLIP scores)
+"""
+
+import collections
+import io
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from cspd_jax.files import atomic, paths, reading
+from cspd_jax.generation import prompts as prompts_lib
+
+_REMEDY = 'generate the images again'
+_GRID = 4
+# PyTorch's cubic kernel.
+_CUBIC = -0.75
+
+
+class Generated(NamedTuple):
+  """An image of `cspd-generate`.
+
+  Attributes:
+    path: its file.
+    prompt: its prompt.
+  """
+
+  path: pathlib.Path
+  prompt: str
+
+
+class Group(NamedTuple):
+  """The images of a prompt of an evaluator.
+
+  Attributes:
+    name: the name that the evaluator has for it.
+    content: what the evaluator reads with it.
+    images: its images.
+  """
+
+  name: str
+  content: str
+  images: list[Generated]
+
+
+def generated(folder: str) -> list[Generated]:
+  """Returns the images of a folder of `cspd-generate`, in the order of their numbers.
+
+  Raises:
+    ValueError: if the folder holds no finished report of images.
+  """
+  place = paths.find('images', folder)
+  report = reading.json(place / 'report.json', 'generate images with cspd-generate first', 'images')
+  rows = report.get('rows')
+  if not isinstance(rows, list) or not rows or not all(
+      isinstance(row, dict) and {'file', 'prompt', 'number'} <= row.keys() for row in rows):
+    raise ValueError(f'images is {folder!r}, whose report.json is not one of cspd-generate.')
+  source = place / 'report.json'
+  return [Generated(paths.inside(place, row['file'], source), str(row['prompt'])) for row in rows]
+
+
+def captioned(folder: str) -> list[Generated]:
+  """Returns images with captions: those of `cspd-generate`, or of the layout `coco`.
+
+  Raises:
+    ValueError: if the folder holds neither.
+  """
+  place = paths.find('images', folder)
+  source = place / 'captions.json'
+  if not source.is_file():
+    return generated(folder)
+  rows = reading.json(source, 'arrange the images with cspd-arrange --layout=coco', 'images', list)
+  if not rows or not all(isinstance(row, dict) and {'file_name', 'caption'} <= row.keys()
+                         for row in rows):
+    raise ValueError(f'images is {folder!r}, whose captions.json is no list of objects with '
+                     'file_name and caption.')
+  return [Generated(paths.inside(place / 'images', row['file_name'], source), str(row['caption']))
+          for row in rows]
+
+
+def groups(images: Sequence[Generated], lines: Sequence[tuple[str, str, str]]) -> list[Group]:
+  """Divides images among the prompts of an evaluator.
+
+  Args:
+    images: the images.
+    lines: name, content and text of every prompt. Images of a text that several have are divided
+      among them in order.
+
+  Raises:
+    ValueError: unless every prompt has as many images as the others, and every image a prompt.
+  """
+  by_text: dict[str, list[Generated]] = collections.defaultdict(list)
+  for image in images:
+    by_text[image.prompt].append(image)
+  counts = collections.Counter(text for *_, text in lines)
+  if unused := by_text.keys() - counts.keys():
+    raise ValueError(f'{len(unused)} prompts of the images are not among those of the evaluator, '
+                     f'such as {min(unused)!r:.80}.')
+  each = len(images) // len(lines)
+  wrong = [text for text in counts if len(by_text[text]) != each * counts[text]]
+  if wrong or not each:
+    text = wrong[0] if wrong else next(iter(counts))
+    raise ValueError(
+        f'{len(wrong)} of {len(lines)} prompts do not have {max(each, 1)} images each, such as '
+        f'{text!r:.80} with {len(by_text[text])}; generate as many images for every prompt, with '
+        f'--num_images={max(each, 1) * len(lines)} and these prompts.')
+  result = []
+  for name, content, text in lines:
+    result.append(Group(name, content, by_text[text][:each]))
+    del by_text[text][:each]
+  return result
+
+
+def geneval_lines(path: str) -> list[tuple[str, str, str]]:
+  """Reads GenEval's evaluation_metadata.jsonl; see `groups`.
+
+  Raises:
+    ValueError: if it cannot be read, or a line has no prompt.
+  """
+  lines = prompts_lib.json_lines(pathlib.Path(path), 'give evaluation_metadata.jsonl of GenEval')
+  return [(f'{number:05}', line + '\n', text) for number, (line, text) in enumerate(lines)]
+
+
+def dpg_lines(path: str) -> list[tuple[str, str, str]]:
+  """Reads DPG-Bench's folder of prompts, NAME.txt each; see `groups`.
+
+  Raises:
+    ValueError: if the folder holds no prompts.
+  """
+  place = paths.find('prompts', path)
+  texts = sorted(place.glob('*.txt')) if place.is_dir() else []
+  if not texts:
+    raise ValueError(f'prompts is {path!r}; it must be the folder dpg_bench/prompts of ELLA, with '
+                     'a file NAME.txt for every prompt.')
+  text = lambda file: reading.text(file, 'give the folder dpg_bench/prompts of ELLA').strip()
+  return [(file.stem, '', text(file)) for file in texts]
+
+
+def check_grids(divided: Sequence[Group]) -> None:
+  """Raises ValueError unless every prompt has the four images of a DPG grid."""
+  if (count := len(divided[0].images)) != _GRID:
+    raise ValueError(f'every prompt has {count} images; a grid of DPG-Bench has {_GRID}. Generate '
+                     f'{_GRID * len(divided)}.')
+
+
+Reader = Callable[[Generated], np.ndarray]
+
+
+def reader(size: int | None) -> Reader:
+  """Returns a function that reads an image, resized to `size` pixels unless it is None."""
+  def read(image: Generated) -> np.ndarray:
+    pixels = np.asarray(reading.photograph(image.path, _REMEDY))
+    return pixels if size is None else resized(pixels, size)
+  return read
+
+
+def resized(pixels: np.ndarray, size: int) -> np.ndarray:
+  """Resizes an image `[H, W, 3]` uint8 as PyTorch's bicubic `interpolate`, without smoothing.
+
+  LlamaGen resizes its 384 pixels so before the FID of 256, from pixels that are not rounded yet.
+  """
+  values = pixels
+  for axis in sorted((0, 1), key=lambda axis: -pixels.shape[axis]):  # The longer one first.
+    places, weights = _cubic(pixels.shape[axis], size)
+    values = sum(np.take(values, places[tap], axis) * np.expand_dims(weights[tap], (1 - axis, 2))
+                 for tap in range(len(places)))
+  return np.clip(np.round(values), 0, 255).astype(np.uint8)
+
+
+def _cubic(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+  """Cubic interpolation from `count` pixels: which four make a new one, and their weights.
+
+  Both are `[4, size]`.
+  """
+  centers = (np.arange(size) + .5) * count / size - .5
+  places = np.floor(centers).astype(int) + np.arange(-1, 3)[:, None]
+  x = np.abs(centers - places)
+  near = (_CUBIC + 2) * x**3 - (_CUBIC + 3) * x**2 + 1
+  far = _CUBIC * (x**3 - 5 * x**2 + 8 * x - 4)
+  return np.clip(places, 0, count - 1), np.where(x <= 1, near, far)
+
+
+def write_adm(folder: pathlib.Path, images: Sequence[Generated], read: Reader) -> None:
+  """Writes samples.npz."""
+  first = read(images[0])
+  paths.check_space(folder, len(images) * first.size)
+
+  def rows() -> Iterator[np.ndarray]:
+    for image in images:
+      pixels = read(image)
+      _check_size(image, pixels, first)
+      yield pixels
+
+  atomic.write_stacked(folder / 'samples.npz', 'arr_0', len(images), rows())
+
+
+def write_geneval(folder: pathlib.Path, divided: Sequence[Group], read: Reader) -> None:
+  """Writes a folder for every prompt."""
+  for group in divided:
+    samples = folder / group.name / 'samples'
+    samples.mkdir(parents=True)
+    (folder / group.name / 'metadata.jsonl').write_text(group.content, encoding='utf-8')
+    for number, image in enumerate(group.images):
+      _write_png(samples / f'{number:04}.png', read(image))
+
+
+def write_dpg(folder: pathlib.Path, divided: Sequence[Group], read: Reader) -> None:
+  """Writes a picture of 2 x 2 images for every prompt."""
+  for group in divided:
+    first = read(group.images[0])
+    height, width = first.shape[:2]
+    if first.size * _GRID > 3 * reading.MOST_PIXELS:
+      raise ValueError(f'{group.images[0].path} has {height}x{width} pixels; {_GRID} images '
+                       f'together must have at most {reading.MOST_PIXELS}, so resize them.')
+    grid = np.zeros((2 * height, 2 * width, 3), np.uint8)
+    for number, image in enumerate(group.images):
+      pixels = read(image)
+      _check_size(image, pixels, first)
+      row, column = divmod(number, 2)
+      grid[row * height:(row + 1) * height, column * width:(column + 1) * width] = pixels
+    _write_png(folder / f'{group.name}.png', grid)
+
+
+def _check_size(image: Generated, pixels: np.ndarray, first: np.ndarray) -> None:
+  """Raises ValueError for an image of another size than the first one."""
+  if pixels.shape != first.shape:
+    raise ValueError(f'{image.path} has {pixels.shape[0]}x{pixels.shape[1]} pixels, the first '
+                     f'image {first.shape[0]}x{first.shape[1]}; all must have one size.')
+
+
+def write_coco(folder: pathlib.Path, images: Sequence[Generated], read: Reader) -> None:
+  """Writes the images and captions.json, a list of file names and captions."""
+  (folder / 'images').mkdir()
+  captions: list[Mapping[str, str]] = []
+  for number, image in enumerate(images):
+    name = f'{number:06}.png'
+    _write_png(folder / 'images' / name, read(image))
+    captions.append(dict(file_name=name, caption=image.prompt))
+  (folder / 'captions.json').write_text(json.dumps(captions, indent=1) + '\n', encoding='utf-8')
+
+
+def _write_png(path: pathlib.Path, pixels: np.ndarray) -> None:
+  content = io.BytesIO()
+  Image.fromarray(pixels).save(content, 'png')
+  atomic.write(path, content.getvalue())
+
+
+def listed(folder: pathlib.Path) -> Sequence[str]:
+  """Raises ValueError for a folder that is not empty: an arrangement replaces none."""
+  raise ValueError(f'output is {str(folder)!r}, which is not empty; choose another folder.')

@@ -1,0 +1,350 @@
+"""Reports: complete or absent, files of the user untouched, no stale files."""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import shutil
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+
+from cspd_jax.files import atomic, run_folder
+from cspd_jax.files.run_folder import Report, Run
+
+
+def test_a_run_has_one_folder_and_its_pieces(tmp_path):
+  like = dict(x=np.zeros(3, ml_dtypes.bfloat16), y=[np.zeros((2, 0), bool), np.int32(0)])
+  tree = dict(x=np.arange(3).astype(ml_dtypes.bfloat16), y=[np.ones((2, 0), bool), np.int32(7)])
+  (tmp_path / 'x').mkdir()
+  (tmp_path / 'x' / '.run.json.0123ab.part').write_text('of a process that was killed at once')
+  settings = {'seed': 1, 'sampling': {'top_k': 3, 'top_p': None}}
+  run = Run(tmp_path / 'x', settings)
+  assert run.read('a.npz', like) is None
+  run.write('a.npz', tree)
+  found = Run(tmp_path / 'x', settings).read('a.npz', like)
+  jax.tree.map(np.testing.assert_array_equal, found, tree)
+  assert found['x'].dtype == ml_dtypes.bfloat16
+  with pytest.raises(ValueError, match=r"holds int32\[\] as 'y.1' instead of int32\[1\], the"):
+    run.read('a.npz', like | dict(y=[like['y'][0], np.zeros(1, np.int32)]))
+  with pytest.raises(ValueError, match=r'workdir is .* \(sampling.top_k was 3, now 4\); use'):
+    Run(tmp_path / 'x', settings | {'sampling': {'top_k': 4, 'top_p': None}}, name='workdir')
+  (tmp_path / 'y').mkdir()
+  (tmp_path / 'y' / 'mine').touch()
+  with pytest.raises(ValueError, match="holds other files, such as 'mine'; use an empty"):
+    Run(tmp_path / 'y', settings)
+  with pytest.raises(ValueError, match='was removed or replaced'), Run(
+      tmp_path / 'y', settings, alone=False):
+    shutil.rmtree(tmp_path / 'y')
+
+
+def _write(folder, names, **more):
+  report = Report(folder, names)
+  for name in names:
+    report.path(name).write_text(f'{name} of a report')
+  report.write(settings={'seed': 1}, rows=[{'x': np.float32([0.9]), 'y': None}], **more)
+
+
+def _names(folder):
+  """All files except the marker of an unfinished report."""
+  return sorted(name for path in folder.rglob('*') if path.is_file()
+                and (name := path.relative_to(folder).as_posix()) != 'unfinished_report/run.json')
+
+
+def test_content(tmp_path):
+  _write(tmp_path, ['a.png', 'b.png'], model='m')
+  report = json.loads((tmp_path / 'report.json').read_text())
+  assert report['settings'] == {'seed': 1} and report['rows'] == [{'x': [0.9], 'y': None}]
+  assert report['model'] == 'm' and report['device'] and report['versions']['jax']
+  assert list(report['files']) == ['a.png', 'b.png']
+  assert _names(tmp_path) == ['a.png', 'b.png', 'report.json']
+
+
+def test_a_new_report_removes_the_files_of_the_earlier_one_only(tmp_path):
+  (tmp_path / 'mine.png').write_text('mine')
+  _write(tmp_path, ['a.png', 'b.png', 'c.png'])
+  (tmp_path / 'b.png').write_text('changed by the user')
+  _write(tmp_path, ['c.png', 'd.png'])
+  assert _names(tmp_path) == ['b.png', 'c.png', 'd.png', 'mine.png', 'report.json']
+  assert (tmp_path / 'mine.png').read_text() == 'mine'
+
+
+def test_files_that_no_report_wrote_are_not_replaced(tmp_path):
+  (tmp_path / 'a.png').write_text('mine')
+  with pytest.raises(ValueError, match='a.png was not written by a report'):
+    Report(tmp_path, ['a.png'])
+  with pytest.raises(ValueError, match='a.png was not written by a report'):
+    Report(tmp_path).path('a.png')
+  (tmp_path / 'report.json').write_text('{}')
+  with pytest.raises(ValueError, match='report.json is that of another program'):
+    Report(tmp_path)
+  assert _names(tmp_path) == ['a.png', 'report.json']
+
+
+def test_until_it_is_finished_the_earlier_report_stays(tmp_path):
+  _write(tmp_path, ['a.png'])
+  before = (tmp_path / 'a.png').read_text(), (tmp_path / 'report.json').read_text()
+  report = Report(tmp_path, ['a.png'])
+  report.path('a.png').write_text('new')
+  with pytest.raises(ValueError, match=r'report.rows\[0\].x is nan'):
+    report.write(settings={}, rows=[{'x': float('nan')}])
+  assert ((tmp_path / 'a.png').read_text(), (tmp_path / 'report.json').read_text()) == before
+  _write(tmp_path, ['b.png'])
+  assert _names(tmp_path) == ['b.png', 'report.json']
+
+
+def test_a_report_that_is_there_may_be_kept(tmp_path):
+  _write(tmp_path, ['a.png'])
+  with pytest.raises(ValueError, match='holds a report already'):
+    Report(tmp_path, ['b.png'], overwrite=False)
+  Report(tmp_path / 'new', ['b.png'], overwrite=False)
+
+
+def test_a_stopped_run_goes_on_if_it_is_the_same(tmp_path):
+  first = Report(tmp_path, run={'seed': 1})
+  first.path('a.png').write_text('a')
+  assert Report(tmp_path, run={'seed': 1}).has('a.png')
+  with pytest.raises(ValueError, match=r'another run was stopped \(seed was 1, now 2\); '):
+    Report(tmp_path, run={'seed': 2}, overwrite=False)
+  assert Report(tmp_path, run={'seed': 1}, overwrite=False).has('a.png')
+  assert not Report(tmp_path, run={'seed': 2}).has('a.png')
+  Report(tmp_path, run={'seed': 2}).path('a.png').write_text('a')
+  again = Report(tmp_path, run={'seed': 2})
+  again.path('b.png').write_text('b')
+  again.write(settings={}, rows=[])
+  assert _names(tmp_path) == ['a.png', 'b.png', 'report.json']
+
+
+@pytest.mark.parametrize('stop_at', range(5))
+def test_a_stop_at_any_move_is_mended_by_the_next_report(tmp_path, monkeypatch, stop_at):
+  _write(tmp_path, ['a.png', 'b.png'])
+  moves, replace, unlink = [], pathlib.Path.replace, pathlib.Path.unlink
+
+  def counted(change):
+    def run(self, *args, **kwargs):
+      if 'unfinished' in str(self) and not self.name.startswith('.') or not args:
+        if len(moves) == stop_at:
+          raise KeyboardInterrupt
+        moves.append(self.name)
+      return change(self, *args, **kwargs)
+    return run
+
+  report = Report(tmp_path, ['b.png', 'c.png'])
+  for name in ('b.png', 'c.png'):
+    report.path(name).write_text('new')
+  monkeypatch.setattr(pathlib.Path, 'replace', counted(replace))
+  monkeypatch.setattr(pathlib.Path, 'unlink', counted(unlink))
+  with contextlib.suppress(KeyboardInterrupt):
+    report.write(settings={}, rows=[])
+  monkeypatch.undo()
+  Report(tmp_path)
+  assert (tmp_path / 'report.json').exists()
+  names = _names(tmp_path)
+  assert names in (['a.png', 'b.png', 'report.json'], ['b.png', 'c.png', 'report.json'])
+  listed = json.loads((tmp_path / 'report.json').read_text())['files']
+  assert sorted([*listed, 'report.json']) == names
+
+
+NAMES = ['../taken.txt', '..', '.', '', 'a/b.png', 'a\\b.png', 'a\nb.png', 'a\0b', 'x' * 256,
+         'caf\udce9', 'unfinished_report', 'run.json']
+
+
+@pytest.mark.parametrize('name', [*NAMES, '/tmp/a.png'])
+def test_names_stay_in_the_folder(tmp_path, name):
+  with pytest.raises(ValueError, match='must be a file in the folder'):
+    Report(tmp_path / 'report').path(name)
+
+
+def test_folder_that_cannot_be_written(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(ValueError, match='is not a folder; choose a folder'):
+    Report(tmp_path / 'file' / 'out')
+
+
+@pytest.mark.parametrize('content, words', [
+    ({'a': [1.0, float('inf')]}, r'report.a\[1\] is inf'),
+    ({'a': {'b': np.array([np.nan])}}, r'report.a.b\[0\] is nan'),
+    ({'a': object()}, 'report.a is a object')])
+def test_what_json_cannot_hold(content, words):
+  with pytest.raises(ValueError, match=words):
+    atomic.plain(content, 'report')
+
+
+def _contents(folder):
+  """Everything in a folder, links as links."""
+  return {path.relative_to(folder).as_posix(): os.readlink(path) if path.is_symlink()
+          else path.read_bytes() if path.is_file() else None for path in folder.rglob('*')}
+
+
+def _refused(tmp_path, match, **more):
+  """Checks that a report in `tmp_path / 'x'` is refused, and nothing changed anywhere."""
+  before = _contents(tmp_path)
+  for run in (None, {'seed': 1}):
+    for overwrite in (False, True):
+      with pytest.raises(ValueError, match=match):
+        Report(tmp_path / 'x', run=run, overwrite=overwrite, **more)
+      assert _contents(tmp_path) == before
+  with pytest.raises(ValueError, match=match):
+    run_folder.check(tmp_path / 'x', **more)
+
+
+def _listing(path, names, content='x'):
+  """Writes a report.json that lists files."""
+  digest = hashlib.sha256(content.encode()).hexdigest()
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps({'rows': [], 'files': dict.fromkeys(names, digest)}))
+
+
+@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('place', ['', 'unfinished_report'])
+def test_names_in_a_report_of_a_stranger_lead_nowhere(tmp_path, place, name):
+  """Neither over a file outside (unfinished), nor to its removal (finished)."""
+  (tmp_path / 'taken.txt').write_text('x')
+  folder = tmp_path / 'x'
+  _listing(folder / place / 'report.json', [name])
+  _refused(tmp_path, r'holds the name|lists .* as a file|is a link, a folder or a device')
+
+
+def test_absolute_names_lead_nowhere(tmp_path):
+  (tmp_path / 'taken.txt').write_text('x')
+  for place in ('', 'unfinished_report'):
+    _listing(tmp_path / 'x' / place / 'report.json', [str(tmp_path / 'taken.txt')])
+    _refused(tmp_path, 'holds the name .*taken.txt.*not a plain file name')
+    shutil.rmtree(tmp_path / 'x')
+
+
+@pytest.mark.parametrize('link', [
+    'a.png', 'report.json', 'unfinished_report', 'unfinished_report/a.png',
+    'unfinished_report/run.json', 'unfinished_report/report.json', 'unfinished_report/b.png'])
+def test_links_in_a_folder_of_a_stranger_lead_nowhere(tmp_path, link):
+  """Either report lists `a.png`; none lists `b.png`."""
+  folder, outside = tmp_path / 'x', tmp_path / 'outside'
+  _listing(folder / 'report.json', ['a.png'])
+  _listing(folder / 'unfinished_report' / 'report.json', ['a.png'])
+  (folder / 'unfinished_report' / 'a.png').write_text('x')
+  (folder / 'unfinished_report' / 'run.json').write_text('{"seed": 1}')
+  if link == 'unfinished_report':
+    (folder / link).rename(outside)
+  else:
+    outside.write_text((folder / link).read_text() if (folder / link).exists() else 'x')
+    (folder / link).unlink(missing_ok=True)
+  (folder / link).symlink_to(outside)
+  _refused(tmp_path, 'is a link, a folder or a device|is not the folder of a report')
+
+
+@pytest.mark.parametrize('kind', ['folder', 'pipe'])
+def test_what_is_no_file_is_not_moved(tmp_path, kind):
+  path = tmp_path / 'x' / 'unfinished_report' / 'a.png'
+  path.parent.mkdir(parents=True)
+  path.mkdir() if kind == 'folder' else os.mkfifo(path)
+  _listing(path.with_name('report.json'), ['a.png'])
+  before = sorted(tmp_path.rglob('*'))
+  with pytest.raises(ValueError, match='is a link, a folder or a device'):
+    Report(tmp_path / 'x')
+  assert sorted(tmp_path.rglob('*')) == before
+
+
+def test_a_finished_report_does_not_replace_what_no_report_wrote(tmp_path):
+  """It was stopped while it was moved, and meanwhile there is a file of that name."""
+  folder = tmp_path / 'x'
+  _listing(folder / 'unfinished_report' / 'report.json', ['a.png'])
+  (folder / 'unfinished_report' / 'a.png').write_text('x')
+  (folder / 'a.png').write_text('mine')
+  before = _contents(tmp_path)
+  with pytest.raises(ValueError, match='a.png was not written by a report'):
+    Report(folder)
+  assert _contents(tmp_path) == before
+  (folder / 'a.png').unlink()
+  Report(folder)
+  assert _names(folder) == ['a.png', 'report.json']
+
+
+def test_a_stopped_move_goes_on_only_where_a_report_may_begin(tmp_path):
+  folder = tmp_path / 'x'
+  _listing(folder / 'unfinished_report' / 'report.json', ['a.png'])
+  (folder / 'unfinished_report' / 'a.png').write_text('x')
+  before = _contents(tmp_path)
+  with pytest.raises(ValueError, match='holds a report already'):
+    Report(folder, run={'seed': 1}, overwrite=False)
+  assert _contents(tmp_path) == before
+  (folder / 'mine.png').write_text('mine')
+  with pytest.raises(ValueError, match='mine.png was not written by a report'):
+    Report(folder, ['mine.png'])
+  assert (folder / 'unfinished_report' / 'a.png').exists()
+
+
+def test_files_of_a_stopped_run_are_not_removed_by_another_program(tmp_path):
+  Report(tmp_path / 'x', run={'seed': 1}).path('a.png').write_text('hours of work')
+  before = _contents(tmp_path)
+  for begin in (Report, run_folder.check):
+    with pytest.raises(ValueError, match='another run was stopped; .*remove unfinished_report'):
+      begin(tmp_path / 'x', ['b.png'])
+    assert _contents(tmp_path) == before
+  assert Report(tmp_path / 'x', run={'seed': 1}, overwrite=False).has('a.png')
+
+
+def test_a_stopped_run_without_a_finished_file_is_in_nobodys_way(tmp_path):
+  Report(tmp_path, run={'seed': 1})
+  (tmp_path / 'unfinished_report' / '.a.png.0123ab.part').write_text('half of a picture')
+  _write(tmp_path, ['b.png'])
+  assert _names(tmp_path) == ['b.png', 'report.json']
+
+
+def test_an_unfinished_report_of_somebody_else_is_not_removed(tmp_path):
+  (tmp_path / 'unfinished_report').mkdir()
+  Report(tmp_path)  # A kill between two operations leaves an empty one.
+  (tmp_path / 'unfinished_report' / 'run.json').unlink()
+  (tmp_path / 'unfinished_report' / 'notes.txt').write_text('mine')
+  with pytest.raises(ValueError, match='unfinished_report does not hold a report'):
+    Report(tmp_path)
+  assert _names(tmp_path) == ['unfinished_report/notes.txt']
+
+
+@pytest.mark.parametrize('gone', ['', 'unfinished_report'])
+@pytest.mark.parametrize('again', [False, True])
+def test_a_folder_that_is_removed_during_the_run_is_an_error(tmp_path, gone, again):
+  folder = tmp_path / 'x'
+  report = Report(folder, ['a.png'])
+  shutil.rmtree(folder / gone)
+  if again and not gone:
+    folder.mkdir()
+  with pytest.raises(ValueError, match='was removed'):
+    report.path('a.png')
+  with pytest.raises(ValueError, match='was removed'):
+    report.write(settings={}, rows=[])
+  assert not list(tmp_path.rglob('report.json'))
+
+
+def _earlier(folder, program):
+  """A finished report of a file; `program` None is a report that names none."""
+  report = Report(folder, program=program)
+  report.path('a.png').write_text('hours of work')
+  report.write(settings={}, rows=[])
+
+
+@pytest.mark.parametrize('writer, program, whose', [
+    ('mine', 'other', "'other'"), (None, 'other', "'other'"), ('mine', None, 'another program')])
+def test_the_report_of_another_program_is_not_replaced(tmp_path, writer, program, whose):
+  """Its files were removed, because any report counted as an earlier one."""
+  _earlier(tmp_path / 'x', program)
+  _refused(tmp_path, f"x', which holds a report of {whose}.*with --output", program=writer)
+
+
+@pytest.mark.parametrize('program', ['mine', None])
+def test_a_program_replaces_its_own_report(tmp_path, program):
+  _earlier(tmp_path, program)
+  run_folder.check(tmp_path, program=program)
+  Report(tmp_path, program=program).write(settings={}, rows=[])
+  assert _names(tmp_path) == ['report.json']
+  assert json.loads((tmp_path / 'report.json').read_text()).get('program') == program
+
+
+def test_a_stopped_move_of_another_program_stays(tmp_path):
+  _earlier(tmp_path / 'x', 'other')
+  (tmp_path / 'x' / 'unfinished_report').mkdir()
+  for name in ('a.png', 'report.json'):
+    (tmp_path / 'x' / name).rename(tmp_path / 'x' / 'unfinished_report' / name)
+  _refused(tmp_path, "which holds a report of 'other'", program='mine')
