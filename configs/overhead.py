@@ -14,23 +14,21 @@ class Config:
   """The measurements.
 
   Attributes:
-    model: a shipped model of discrete tokens, or a folder.
+    loading: the model, and how it is loaded.
     parts: networks that replace those of the model.
     decoder: specifications of decoders.
     window: tokens per forward pass of decoders whose specification does not set it.
     sampling: sampling options.
     repeats: timed runs of each decoder, whose median is reported.
-    dtype: of the parameters: float32 or bfloat16.
     workdir: folder of the results.
   """
 
-  model: str = 'demo'
+  loading: groups.Loading = groups.Loading()
   parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] = ('vanilla', 'jacobi', 'sjd', 'mc_sjd', 'sjd_pac', 'seed_exact')
   window: int = 16
   sampling: groups.Sampling = groups.Sampling()
   repeats: int = 5
-  dtype: str | None = None
   workdir: str = 'runs/overhead'
 
   def __post_init__(self):

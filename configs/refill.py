@@ -17,7 +17,7 @@ class Config:
   """The measurements.
 
   Attributes:
-    model: a shipped model of discrete tokens, or a folder.
+    loading: the model, and how it is loaded.
     parts: networks that replace those of the model.
     decoder: specifications of decoders.
     window: tokens per forward pass of decoders whose specification does not set it.
@@ -25,11 +25,10 @@ class Config:
     batch_size: images decoded together.
     sampling: sampling options.
     repeats: timed runs of each decoder, whose median is reported.
-    dtype: of the parameters: float32 or bfloat16.
     workdir: folder of the results.
   """
 
-  model: str = 'demo'
+  loading: groups.Loading = groups.Loading()
   parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] = ('vanilla', 'mc_sjd', 'corrected', 'eagle')
   window: int = 16
@@ -37,7 +36,6 @@ class Config:
   batch_size: int = 8
   sampling: groups.Sampling = groups.Sampling()
   repeats: int = 3
-  dtype: str | None = None
   workdir: str = 'runs/refill'
 
   def __post_init__(self):

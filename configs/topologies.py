@@ -32,7 +32,7 @@ class Config:
   """The measurements.
 
   Attributes:
-    model: a shipped model or a folder.
+    loading: the model, and how it is loaded.
     parts: networks that replace those of the model.
     decoder: specifications of decoders that do not set the window.
     window: tokens per forward pass; every decoder runs with each of them.
@@ -40,11 +40,10 @@ class Config:
     images: the images, the same for every decoder.
     sampling: sampling options.
     batch_size: images decoded together.
-    dtype: of the parameters: float32 or bfloat16.
     workdir: folder of the results.
   """
 
-  model: str = 'demo'
+  loading: groups.Loading = groups.Loading()
   parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] = COUPLINGS + FRESH + TREES
   window: tuple[int, ...] = (16, 64)
@@ -52,7 +51,6 @@ class Config:
   images: groups.Images = groups.Images(num_images=16)
   sampling: groups.Sampling = groups.Sampling()
   batch_size: int = 16
-  dtype: str | None = None
   workdir: str = 'runs/topologies'
 
   def __post_init__(self):

@@ -17,7 +17,7 @@ class Config:
   """The measurements.
 
   Attributes:
-    model: a shipped model or a folder.
+    loading: the model, and how it is loaded.
     parts: networks that replace those of the model.
     decoder: specifications of decoders, at most seven.
     temperature: temperatures, each combined with every guidance scale.
@@ -25,11 +25,10 @@ class Config:
     images: the images, the same for all settings and decoders.
     window: tokens per forward pass of decoders whose specification does not set it.
     batch_size: images decoded together.
-    dtype: of the parameters: float32 or bfloat16.
     workdir: folder of the results.
   """
 
-  model: str = 'demo'
+  loading: groups.Loading = groups.Loading()
   parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] = (
       'sjd', 'mc_sjd', 'sjd_pac', 'eagle(tree=chain(12))+block', 'eagle(tree=EAGLE)', 'corrected',
@@ -39,7 +38,6 @@ class Config:
   images: groups.Images = groups.Images(num_images=16, seed=12)
   window: int = 32
   batch_size: int = 16
-  dtype: str | None = None
   workdir: str = 'runs/uncertainty'
 
   def __post_init__(self):

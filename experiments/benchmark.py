@@ -75,7 +75,7 @@ def prepare(config: default.Config) -> Plan:
   Raises:
     ValueError: for invalid options, naming the option.
   """
-  model = inputs.model(config)
+  model = inputs.model(config.loading, config.parts, one_group=inputs.MEASURED)
   metrics = rows_lib.choose(model.engine.name, config.metrics)
   rows_lib.choose(model.engine.name, config.columns)
   prompts, seed = inputs.images(config.images, model)
@@ -85,7 +85,8 @@ def prepare(config: default.Config) -> Plan:
   if np.any(sampling.temperature <= 0):
     raise ValueError(f'temperature is {sampling.temperature}; it must be above 0, because decoders '
                      'do not differ at 0.')
-  complete = lambda text: str(model.engine.complete(text, **inputs.overrides(config.sizes)))
+  complete = lambda text: str(
+      model.engine.complete(text, window=config.window, length=config.length))
   pairs = [f'{drafter}+{verifier}' for drafter in config.drafter for verifier in config.verifier]
   bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size, sampling=sampling)
   rows, left_out = rows_lib.able(
@@ -160,8 +161,8 @@ def run(config: default.Config) -> None:
   plan = prepare(config)
   report, bench, start = Report(config.workdir, _NAMES), plan.bench, time.perf_counter()
   print(f'{len(bench.prompts)} images of {bench.model.num_tokens} tokens per decoder; model '
-        f'{config.model}, ' + ', '.join(f'{name.replace("_", " ")} {value:g}' for name, value in
-                                        bench.sampling._asdict().items()), flush=True)
+        f'{bench.model.name}, ' + ', '.join(f'{name.replace("_", " ")} {value:g}' for name, value in
+                                            bench.sampling._asdict().items()), flush=True)
   reference = rows_lib.reference(bench, plan.metrics, config.reference_sets)
   for name, (mean, deviation) in reference.noise.items():
     print(f'noise of {name}: {mean:.4f} +- {deviation:.4f} (standard deviation)')

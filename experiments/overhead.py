@@ -47,10 +47,8 @@ def compare(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
 def main(config: default.Config) -> None:
   if not config.decoder:
     raise ValueError('decoder is empty; give at least one.')
-  model = inputs.model(config)
-  if model.engine.name != 'discrete':
-    raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
-                     'tokens are discrete.')
+  model = inputs.model(config.loading, config.parts, engine='discrete',
+                       one_group=inputs.MEASURED)
   texts = [str(model.engine.complete(text, window=config.window)) for text in config.decoder]
   bench = Bench(model, model.prompts[:1],
                 sampling=model.sampling(**inputs.overrides(config.sampling)))

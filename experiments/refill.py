@@ -39,10 +39,8 @@ def prepare(config: default.Config) -> Bench:
   """
   if not config.decoder:
     raise ValueError('decoder is empty; give at least one.')
-  model = inputs.model(config)
-  if model.engine.name != 'discrete':
-    raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
-                     'tokens are discrete.')
+  model = inputs.model(config.loading, config.parts, engine='discrete',
+                       one_group=inputs.MEASURED)
   prompts, seed = inputs.images(config.images, model)
   if len(prompts) % config.batch_size or len(prompts) == config.batch_size:
     raise ValueError(
@@ -99,7 +97,7 @@ def run(config: default.Config) -> None:
     print(tables.line(_COLUMNS, rows[-1], widths, left=1), flush=True)
   report.write(
       settings=dataclasses.asdict(config), rows=rows, prompts=bench.prompts, tables=[
-          dict(title=f'{config.model}, {len(bench.prompts)} images, {bench.batch_size} at once',
+          dict(title=f'{bench.model.name}, {len(bench.prompts)} images, {bench.batch_size} at once',
                columns=_COLUMNS, rows=list(range(len(rows))))])
 
 

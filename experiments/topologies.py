@@ -32,7 +32,7 @@ def run(config: default.Config) -> None:
   for name in ('window', 'decoder'):
     if not getattr(config, name):
       raise ValueError(f'{name} is empty; give at least one.')
-  model = inputs.model(config)
+  model = inputs.model(config.loading, config.parts, one_group=inputs.MEASURED)
   metrics = rows_lib.choose(model.engine.name, config.metrics)
   prompts, seed = inputs.images(config.images, model)
   bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size,

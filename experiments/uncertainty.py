@@ -45,10 +45,8 @@ def run(config: default.Config) -> None:
     if not getattr(config, name):
       raise ValueError(f'{name} is empty; give at least one.')
   inputs.at_least(config.images, 2, 'num_images')
-  model = inputs.model(config)
-  if model.engine.name != 'discrete':
-    raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
-                     'tokens are discrete.')
+  model = inputs.model(config.loading, config.parts, engine='discrete',
+                       one_group=inputs.MEASURED)
   inputs.tokens_at_most(config, model, 'window')
   if len(set(config.decoder)) > _MOST:
     raise ValueError(f'decoder has {len(set(config.decoder))} entries; it must have at most '

@@ -8,9 +8,10 @@ was accepted, bars of head calls and wall-clock time, and report.json. `mar` and
 one distribution; those of the others are printed below the table.
 """
 
+from cspd_jax.cli import groups
 from cspd_jax.commands.compare import Config
 
 
 def get_config() -> Config:
   """The configuration of `cspd-compare`."""
-  return Config(model='mar_demo')
+  return Config(groups.Loading('mar_demo'))

@@ -24,7 +24,7 @@ DECODERS = (
 def get_config() -> topologies.Config:
   """The configuration."""
   return dataclasses.replace(
-      topologies.Config(), model='runs/wide/export',
+      topologies.Config(), loading=groups.Loading('runs/wide/export'),
       parts=groups.Parts(corrector='runs/corrector_wide/export'), decoder=DECODERS,
       window=(16, 64), images=groups.Images(num_images=32, seed=12),
       workdir='runs/corrected_wide')

@@ -6,9 +6,10 @@ Result: in runs/mar_generate, one PNG per image with its prompt, seed, decoder a
 and report.json.
 """
 
+from cspd_jax.cli import groups
 from cspd_jax.commands.generate import Config
 
 
 def get_config() -> Config:
   """The configuration of `cspd-generate`."""
-  return Config(model='mar_demo', output='runs/mar_generate')
+  return Config(groups.Loading('mar_demo'), output='runs/mar_generate')

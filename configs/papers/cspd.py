@@ -17,7 +17,7 @@ class Config:
   """The measurements.
 
   Attributes:
-    model: a shipped model of continuous tokens with a draft model, or a folder.
+    loading: the model, and how it is loaded.
     parts: networks that replace those of the model.
     suite: parts of the paper: table1, table3, table4, figures; and head.
     decoder: decoders with a draft model.
@@ -36,11 +36,10 @@ class Config:
     batch_size: images of a cell decoded together, and the batch size of the speeds in Table 4. If
       Table 1 has the same batch size, its programs are reused.
     repeats: timed runs, whose median is reported; only one if a run takes more than ten seconds.
-    dtype: of the parameters: float32 or bfloat16; the head always computes in float32.
     workdir: folder of the results.
   """
 
-  model: str = 'mar_demo'
+  loading: groups.Loading = groups.Loading('mar_demo')
   parts: groups.Parts = groups.Parts()
   suite: tuple[str, ...] = ('table1', 'table3', 'table4', 'figures', 'head')
   decoder: tuple[str, ...] = ('cspd_released', 'cspd_relaxed', 'cspd_paper', 'exact_path')
@@ -57,7 +56,6 @@ class Config:
   kernels_per_call: tuple[int, ...] = (4, 8, 16, 32)
   batch_size: int = 8
   repeats: int = 3
-  dtype: str | None = None
   workdir: str = 'runs/papers/cspd'
 
   def __post_init__(self):

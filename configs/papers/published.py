@@ -17,23 +17,21 @@ class Config:
   """The measurements.
 
   Attributes:
-    model: a shipped model with drafters, or a folder.
+    loading: the model, and how it is loaded.
     parts: networks that replace those of the model.
     paper: the papers; cspd requires a model of continuous tokens.
     images: the images, the same for every row.
     sampling: sampling options; a row overrides temperature and top_k.
     batch_size: images decoded together.
-    dtype: of the parameters: float32 or bfloat16.
     workdir: folder of the results.
   """
 
-  model: str = 'demo'
+  loading: groups.Loading = groups.Loading()
   parts: groups.Parts = groups.Parts()
   paper: tuple[str, ...] = ('this_project', 'sjd', 'sjd_pac', 'lantern', 'cool_sd')
   images: groups.Images = groups.Images(num_images=16)
   sampling: groups.Sampling = groups.Sampling()
   batch_size: int = 16
-  dtype: str | None = None
   workdir: str = 'runs/papers/published'
 
   def __post_init__(self):

@@ -1,12 +1,37 @@
 """Groups of fields that configurations share. None leaves an option to the model."""
 
 import dataclasses
+from typing import Literal
 
 from cspd_jax.core import fields
 
 # Lists of more images need gigabytes before the first one is generated.
 MOST_IMAGES = 10**6
 _WHOLE = (-2**31, 2**31 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loading:
+  """The model, and how it is loaded.
+
+  Attributes:
+    model: a shipped model, or a folder that cspd-convert wrote.
+    dtype: dtype of the parameters; None keeps that of the files. In less than 32 bits windows of
+      other lengths round differently, so that seed-exact decoders may differ from vanilla.
+    quantize: int8 stores the matrices of the target's layers as int8.
+    cache_dtype: int8 stores the target's keys and values as int8.
+    mesh: several devices, such as 2x4: two groups, each of which decodes images of its own with
+      four devices that the model is sharded over. None uses one device.
+  """
+
+  model: str = 'demo'
+  dtype: Literal['float32', 'bfloat16'] | None = None
+  quantize: Literal['int8'] | None = None
+  cache_dtype: Literal['int8'] | None = None
+  mesh: str | None = None
+
+  def __post_init__(self):
+    fields.check(self)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 import cspd_jax
 from cspd_jax import sharding
 from cspd_jax.cli import fields, groups
 from cspd_jax.generation import prompts as prompts_lib
-
-_DTYPES = ('float32', 'bfloat16')
 
 
 def overrides(group: Any) -> dict[str, Any]:
@@ -39,24 +39,34 @@ def tokens_at_most(group: Any, of: cspd_jax.Model, *names: str) -> None:
                        f'tokens of an image of {of.name!r}.')
 
 
-def check_dtype(config: Any) -> None:
-  """Raises ValueError for a dtype that parameters cannot have; None passes."""
-  if config.dtype not in (None, *_DTYPES):
-    raise ValueError(f'dtype is {config.dtype!r}; it must be one of {", ".join(_DTYPES)}.')
+# Why a mesh of several groups is refused by programs that measure; see `model`.
+MEASURED = 'decoders are measured on one group of devices'
 
 
-def model(config: Any, **options: Any) -> cspd_jax.Model:
-  """Loads the model of a configuration with the fields `model`, `dtype` and `parts`.
+def model(loading: groups.Loading, parts: groups.Parts = groups.Parts(), *,
+          engine: str | None = None, one_group: str | None = None, **options: Any
+          ) -> cspd_jax.Model:
+  """Loads a model.
 
   Args:
-    config: the configuration.
+    loading: the model, and how it is loaded.
+    parts: networks in place of its own.
+    engine: the only tokens that it may have: discrete or continuous; None for either.
+    one_group: why the mesh must have one group of devices; None if it may have several.
     **options: further options of `cspd_jax.load`.
 
   Raises:
-    ValueError: if it does not exist, or its parts do not belong together.
+    ValueError: if it does not exist, has other tokens, its parts do not belong together, or the
+      devices of the mesh are not available.
   """
-  check_dtype(config)
-  return cspd_jax.load(config.model, dtype=config.dtype, **overrides(config.parts), **options)
+  result = cspd_jax.load(
+      loading.model, dtype=loading.dtype, quantize=loading.quantize,
+      cache_dtype=loading.cache_dtype, sharding=mesh(loading.mesh, one_group),
+      **overrides(parts), **options)
+  if engine not in (None, result.engine.name):
+    raise ValueError(f'model is {loading.model!r}, which has {result.engine.name} tokens; give one '
+                     f'whose tokens are {engine}.')
+  return result
 
 
 def pair(name: str, text: str | None) -> tuple[int, int] | None:
@@ -74,7 +84,7 @@ def pair(name: str, text: str | None) -> tuple[int, int] | None:
 
 
 def mesh(text: str | None, one_group: str | None = None) -> Any:
-  """Returns the mesh of a field such as '2x4'; None stays None.
+  """Returns the mesh of a field such as '2x4', of the first devices; None stays None.
 
   Args:
     text: the field.
@@ -85,9 +95,18 @@ def mesh(text: str | None, one_group: str | None = None) -> Any:
       are not available.
   """
   sizes = pair('mesh', text)
-  if sizes is not None and sizes[0] != 1 and one_group is not None:
+  if sizes is None:
+    return None
+  if 0 in sizes:
+    raise ValueError(f'mesh is {text!r}; both numbers must be at least 1.')
+  if sizes[0] != 1 and one_group is not None:
     raise ValueError(f'mesh is {text!r}; its first number must be 1, because {one_group}.')
-  return sizes and sharding.make_mesh(*sizes)
+  devices, count = jax.devices(), math.prod(sizes)
+  if count > len(devices):
+    raise ValueError(f'mesh is {text!r}, which requires {count} devices, but there '
+                     f'{"is one" if len(devices) == 1 else f"are {len(devices)}"}; choose smaller '
+                     'numbers, or leave it out for one device.')
+  return sharding.make_mesh(*sizes, devices=devices[:count])
 
 
 def images(group: groups.Images, of: cspd_jax.Model, default: int = 4, general: bool = False
@@ -126,20 +145,19 @@ def images(group: groups.Images, of: cspd_jax.Model, default: int = 4, general: 
   return (prompts * math.ceil(count / len(prompts)))[:count], group.seed
 
 
-def next_command(program: str, config: Any, of: cspd_jax.Model, prompts: Sequence[Any],
-                 **flags: Any) -> str:
-  """Returns the command of another program for the model of a configuration.
+def next_command(program: str, loading: groups.Loading, of: cspd_jax.Model,
+                 prompts: Sequence[Any], **flags: Any) -> str:
+  """Returns the command of another program for a model.
 
   Args:
     program: its name.
-    config: a configuration with the fields `model` and `parts`.
+    loading: the model, and how it is loaded; the other program loads it in the same way.
     of: the model.
     prompts: the first of them becomes a flag if the model has no prompts of its own.
     **flags: values of further flags; None leaves a flag out.
   """
   own = {} if of.prompts else {'prompt': prompts[0]}
-  return fields.command_line(
-      program, **{'model': config.model, **overrides(config.parts), **own, **flags})
+  return fields.command_line(program, **{**overrides(loading), **own, **flags})
 
 
 def _prompts(group: groups.Images, of: cspd_jax.Model, general: bool) -> list[Any]:

@@ -24,7 +24,7 @@ import functools
 import pathlib
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -38,43 +38,9 @@ from cspd_jax.generation.request import Request, prepare as prepare_request
 from cspd_jax.measure import comparison
 
 _PROGRAM = 'cspd-compare'
-# Sizes of decoders of discrete tokens; all others are sizes of continuous ones.
-_DISCRETE = ('window', 'length')
-# Sizes that are numbers of tokens.
-_TOKENS = (*_DISCRETE, 'draft_length', 'block_length')
 # Compared by default if the engine has it, with the baseline and the model's default decoder.
 _FEW = ('seed_exact',)
 _FEW_IMAGES, _IMAGES = 2, 4
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-  """Parameters of decoders whose specification leaves them open; None uses their defaults.
-
-  Attributes:
-    window: tokens per forward pass of the Jacobi decoders; None uses 8 on a CPU, which pays for
-      every token of a window, and 64 elsewhere. From 26 on EAGLE drafts along its published tree,
-      below along a chain.
-    length: tokens drafted per round as a chain by a draft model, EAGLE or Medusa; None uses 4.
-    schedule: denoising kernels of the head. This and the following are for continuous tokens.
-    guidance: 'linear', from none to the scale as the image fills up, or 'constant'.
-    kernels_per_call: kernels per head call of exact_head.
-    draft_length: drafts per round of exact_path and cspd_paper.
-    block_length: drafts per block of cspd_released and cspd_relaxed.
-    prefix_share: share of tokens that the target fixes alone, in all decoders with a draft model.
-  """
-
-  window: int | None = None
-  length: int | None = None
-  schedule: int | None = None
-  guidance: str | None = None
-  kernels_per_call: int | None = None
-  draft_length: int | None = None
-  block_length: int | None = None
-  prefix_share: float | None = None
-
-  def __post_init__(self):
-    fields.check(self, prefix_share=fields.SHARES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +48,8 @@ class Config:
   """A comparison of decoders.
 
   Attributes:
-    model: a shipped model or a folder.
+    loading: the model, and how it is loaded. The first number of a mesh is 1, because images are
+      decoded one at a time.
     parts: networks in place of the model's own.
     decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32). None
       compares ordinary sampling, seed_exact and the model's default decoder.
@@ -92,33 +59,21 @@ class Config:
       likelihood requires a forward pass over each image.
     images: which images, the same with every decoder.
     sampling: sampling options.
-    sizes: parameters of decoders whose specification leaves them open.
     repeats: timed runs per image and decoder, at most; the median counts.
     budget: seconds of all timed runs together; each image is timed at least once with every
       decoder.
-    dtype: dtype of the parameters: float32 or bfloat16. In less than 32 bits windows of other
-      lengths round differently, so that seed_exact may differ from vanilla.
-    quantize: int8 stores the matrices of the target's layers as int8.
-    cache_dtype: int8 stores the target's keys and values as int8.
-    mesh: several devices, such as 1x4: four that the model is sharded over. The first number is 1,
-      because images are decoded one at a time. None uses one device.
     output: folder of the results; None uses runs/ and the name of the model.
   """
 
-  model: str = 'demo'
+  loading: groups.Loading = groups.Loading()
   parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] | None = None
   all: bool = False
   paired: bool = False
   images: groups.Images = groups.Images()
   sampling: groups.Sampling = groups.Sampling()
-  sizes: Sizes = Sizes()
   repeats: int = 3
   budget: float = 60.0
-  dtype: str | None = None
-  quantize: Literal['int8'] | None = None
-  cache_dtype: Literal['int8'] | None = None
-  mesh: str | None = None
   output: str | None = None
 
   def __post_init__(self):
@@ -150,10 +105,7 @@ def prepare(config: Any) -> Job:
     ValueError: for the first option that cannot work.
   """
   _check_choice(config)
-  mesh = inputs.mesh(config.mesh, one_group='images are decoded one at a time')
-  model = inputs.model(config, quantize=config.quantize, cache_dtype=config.cache_dtype,
-                       sharding=mesh)
-  inputs.tokens_at_most(config.sizes, model, *_TOKENS)
+  model = inputs.model(config.loading, config.parts, one_group='images are decoded one at a time')
   few = config.decoder is None and not config.all
   prompts, seed = inputs.images(config.images, model, _FEW_IMAGES if few else _IMAGES)
   sampling = model.sampling(**inputs.overrides(config.sampling))
@@ -196,7 +148,7 @@ def _specifications(config: Any, model: cspd_jax.Model) -> tuple[dict[str, Any],
   if reasons and config.decoder is not None:
     name, reason = next(iter(reasons.items()))
     raise ValueError(f'decoder {name} cannot run: {reason}.')
-  sizes = _sizes(config.sizes, model)
+  sizes = _sizes(model)
   complete = lambda name: engine.complete(name, **sizes)
   specifications = {name: complete(name) for name in names if name not in reasons}
   if config.decoder is None:
@@ -209,24 +161,17 @@ def _specifications(config: Any, model: cspd_jax.Model) -> tuple[dict[str, Any],
   return specifications, reasons
 
 
-def _sizes(sizes: Sizes, model: cspd_jax.Model) -> dict[str, Any]:
-  """The sizes of an engine's decoders, by name.
-
-  Raises:
-    ValueError: for a size of the other engine.
-  """
-  values, discrete = inputs.overrides(sizes), model.engine.name == 'discrete'
-  if misplaced := [name for name in values if (name in _DISCRETE) != discrete]:
-    raise ValueError(f'{misplaced[0]} is {values[misplaced[0]]}, but model {model.name!r} has '
-                     f'{model.engine.name} tokens, whose decoders have no such size; leave it out.')
-  if not discrete:
-    return values
-  return dict(window=8 if jax.default_backend() == 'cpu' else 64, length=4) | values
+def _sizes(model: cspd_jax.Model) -> dict[str, int]:
+  """Sizes of decoders whose specification leaves them open, other than those of the engine."""
+  # A CPU pays for every token of a window.
+  return ({} if model.engine.name == 'continuous' else
+          dict(window=8 if jax.default_backend() == 'cpu' else 64, length=4))
 
 
 def _output(config: Config) -> pathlib.Path:
   """The folder of the results."""
-  return pathlib.Path(config.output or f'runs/{pathlib.Path(config.model).name or "compare"}')
+  name = pathlib.Path(config.loading.model).name
+  return pathlib.Path(config.output or f'runs/{name or "compare"}')
 
 
 def _report(config: Any, job: Job) -> run_folder.Report:
@@ -287,7 +232,8 @@ def _next_step(config: Config, job: Job, rows: Sequence[Mapping[str, Any]]) -> s
             'fastest one.')
   fastest = min(exact, key=lambda row: row['seconds_per_image'])['specification']
   return 'Next: ' + inputs.next_command(
-      'cspd-generate', config, job.model, job.prompts, decoder=fastest)
+      'cspd-generate', config.loading, job.model, job.prompts,
+      **inputs.overrides(config.parts), decoder=fastest)
 
 
 if __name__ == '__main__':

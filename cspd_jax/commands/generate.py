@@ -50,7 +50,7 @@ class Config:
   """The images to generate.
 
   Attributes:
-    model: a shipped model, or a folder that cspd-convert wrote.
+    loading: the model, and how it is loaded.
     parts: networks in place of the model's own.
     decoder: a specification such as seed_exact(window=16); None uses the model's best for this
       machine and batch size.
@@ -61,13 +61,8 @@ class Config:
       middle.
     rows: rows of tokens that are kept of the prefix; None keeps half of them.
     batch_size: images decoded together; None for as many as fit in memory, at most 8.
-    dtype: dtype of the parameters; None keeps that of the files.
-    quantize: int8 stores the matrices of the target's layers as int8.
-    cache_dtype: int8 stores the target's keys and values as int8.
     grid: rows and columns of tokens, such as 48x32, of a model that generates images of several
       sizes; None uses the model's own.
-    mesh: several devices, such as 2x4: two groups, each of which generates images of its own with
-      four devices that the model is sharded over. None uses one device.
     npz: also writes images.npz, with all images as one uint8 array [N, H, W, 3] named arr_0, as
       tools for the FID read it.
     inception: folder of the converted Inception network; also writes features.npz, which
@@ -82,7 +77,7 @@ class Config:
     output: folder of the results.
   """
 
-  model: str = 'demo'
+  loading: groups.Loading = groups.Loading()
   parts: groups.Parts = groups.Parts()
   decoder: str | None = None
   images: groups.Images = groups.Images()
@@ -90,11 +85,7 @@ class Config:
   prefix: str | None = None
   rows: int | None = None
   batch_size: int | None = None
-  dtype: Literal['float32', 'bfloat16'] | None = None
-  quantize: Literal['int8'] | None = None
-  cache_dtype: Literal['int8'] | None = None
   grid: str | None = None
-  mesh: str | None = None
   npz: bool = False
   inception: str | None = None
   evaluator: Literal['adm', 'torch_fidelity', 'pytorch_fid'] | None = None
@@ -110,15 +101,13 @@ class Config:
 
 @cli.command(Config)
 def main(config: Config) -> None:
-  if config.stream is not None and config.mesh is not None:
-    raise ValueError(f'stream is {config.stream!r} and mesh is {config.mesh!r}; images of several '
-                     'devices cannot be streamed, so leave one of them out.')
+  if config.stream is not None and config.loading.mesh is not None:
+    raise ValueError(f'stream is {config.stream!r} and mesh is {config.loading.mesh!r}; images of '
+                     'several devices cannot be streamed, so leave one of them out.')
   if config.evaluator is not None and config.inception is None:
     raise ValueError(f'evaluator is {config.evaluator!r} and inception is None; give the folder of '
                      'the Inception network too, or leave evaluator out.')
-  model = inputs.model(config, quantize=config.quantize, cache_dtype=config.cache_dtype,
-                       grid=inputs.pair('grid', config.grid),
-                       sharding=inputs.mesh(config.mesh))
+  model = inputs.model(config.loading, config.parts, grid=inputs.pair('grid', config.grid))
   prompts, seed = inputs.images(config.images, model, _IMAGES)
   features = None
   if config.inception is not None:
@@ -152,11 +141,14 @@ def main(config: Config) -> None:
 def _next_step(config: Config, model: cspd_jax.Model, prompts: list[Any]) -> str:
   """The command that finds the fastest decoder, or that compares some if it cannot store one."""
   tuned = isinstance(model.defaults.get('decoder'), Mapping)
-  fixed = config.model in cspd_jax.shipped() or inputs.overrides(config.parts)
+  parts, mesh = inputs.overrides(config.parts), config.loading.mesh
+  fixed = config.loading.model in cspd_jax.shipped() or parts
+  # Both measure on one group of devices.
+  command = lambda program: inputs.next_command(
+      program, config.loading, model, prompts, **parts, mesh=mesh and f'1x{mesh.split("x")[1]}')
   if tuned or fixed or model.engine.name != 'discrete':
-    return f'Next: {inputs.next_command("cspd-compare", config, model, prompts)}'
-  return (f'Next: {inputs.next_command("cspd-tune", config, model, prompts)} stores the fastest '
-          'decoder for this machine.')
+    return f'Next: {command("cspd-compare")}'
+  return f'Next: {command("cspd-tune")} stores the fastest decoder for this machine.'
 
 
 def _unknown_words(gallery: Gallery) -> list[str]:

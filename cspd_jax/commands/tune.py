@@ -42,18 +42,22 @@ SEED_EXACT = (
     'corrected_seed_exact(by=neighbours)', 'corrected_seed_exact(by=layers)', 'eagle2')
 
 
+# Passes of a corrector where a candidate leaves them open: the first are used to find the window,
+# the others are tried at the best window.
+_PASSES = (2, 1, 3, 4)
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
   """The candidates, and what they are chosen for.
 
   Attributes:
-    model: a shipped model of discrete tokens, or a folder.
-    parts: networks in place of the model's own.
+    loading: the model, of discrete tokens, and how it is loaded. The first number of a mesh is 1,
+      because the groups of other meshes use the decoder that is chosen for one of them, by its
+      number of images.
     decoder: candidates. Those that need a network that the model does not have, or do not fit it,
       are left out. None tries all that satisfy `guarantee`.
     window: tokens per round, tried in ascending order where a candidate leaves its size open.
-    passes: passes of a corrector where a candidate leaves them open: the first is used to find the
-      window, the others are tried at the best window.
     guarantee: the weakest guarantee that a chosen decoder may have.
     batch_size: images decoded together; a decoder is chosen for each, up to the next one.
     images: the images of the short runs and of the measurements.
@@ -61,23 +65,15 @@ class Config:
     best: number of candidates that are measured, for every batch size.
     repeats: timed runs of each of them; the median counts.
     minutes: time after which no more candidates are tried; the best so far are measured.
-    dtype: dtype of the parameters: float32 or bfloat16.
-    quantize: int8 stores the matrices of the target's layers as int8.
-    cache_dtype: int8 stores the target's keys and values as int8.
-    mesh: several devices, such as 1x4: four that the model is sharded over. The first number is 1,
-      because the groups of other meshes use the decoder that is chosen for one of them, by its
-      number of images. None uses one device.
     store: folder of the model that stores the choice; None uses the model's own. If it holds no
       model, it becomes one with the same networks.
     dry_run: stores nothing.
     output: folder of the results.
   """
 
-  model: str = 'demo'
-  parts: groups.Parts = groups.Parts()
+  loading: groups.Loading = groups.Loading()
   decoder: tuple[str, ...] | None = None
   window: tuple[int, ...] = (4, 8, 16, 32, 64)
-  passes: tuple[int, ...] = (2, 1, 3, 4)
   guarantee: Literal['seed-exact', 'exact', 'bounded', 'biased'] = 'exact'
   batch_size: tuple[int, ...] = (1, 8)
   images: groups.Images = groups.Images(num_images=8)
@@ -85,10 +81,6 @@ class Config:
   best: int = 3
   repeats: int = 3
   minutes: float = 15.0
-  dtype: str | None = None
-  quantize: Literal['int8'] | None = None
-  cache_dtype: Literal['int8'] | None = None
-  mesh: str | None = None
   store: str | None = None
   dry_run: bool = False
   output: str = 'runs/tune'
@@ -133,16 +125,12 @@ def prepare(config: Config) -> Plan:
   Raises:
     ValueError: for the first option that cannot work.
   """
-  for name in ('window', 'passes', 'batch_size', 'decoder'):
+  for name in ('window', 'batch_size', 'decoder'):
     if getattr(config, name) == ():
       raise ValueError(f'{name} is empty; give at least one.')
   place = _place(config)
-  mesh = inputs.mesh(config.mesh, one_group='a decoder is chosen for the images of one group')
-  model = inputs.model(config, quantize=config.quantize, cache_dtype=config.cache_dtype,
-                       sharding=mesh)
-  if model.engine.name != 'discrete':
-    raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
-                     'tokens are discrete.')
+  model = inputs.model(config.loading, engine='discrete',
+                       one_group='a decoder is chosen for the images of one group')
   prompts, seed = inputs.images(config.images, model)
   bench = Bench(model, prompts, seed=seed,
                 sampling=model.sampling(**inputs.overrides(config.sampling)))
@@ -155,12 +143,8 @@ def _place(config: Config) -> tuned.Place | None:
   """Where the choice is stored."""
   if config.dry_run:
     return None
-  if parts := inputs.overrides(config.parts):
-    raise ValueError(f'{next(iter(parts))} is specified, but a choice is stored with the networks '
-                     'of the model; add it to a model folder (families.save) and give that, or '
-                     'give --dry_run.')
   try:
-    return tuned.place(config.model, config.store)
+    return tuned.place(config.loading.model, config.store)
   except CheckpointError:
     raise
   except ValueError as error:
@@ -176,7 +160,7 @@ def _candidates(config: Config, bench: Bench) -> Plan:
   for name in names:
     lines.append([])
     for window in sorted(config.window):
-      first, *others = (_sized(model, name, window, passes) for passes in config.passes)
+      first, *others = (_sized(model, name, window, passes) for passes in _PASSES)
       lines[-1].append(first)
       further[first] = [other for other in dict.fromkeys(others) if other != first]
   standing, left_out = _standing(model, config.batch_size)
@@ -355,7 +339,7 @@ def _next_step(config: Config, plan: Plan, decoders: Mapping[int, str], is_store
   else:
     size, decoder = next(iter(decoders.items()))
     own = {'decoder': decoder, 'batch_size': size}
-  return f'Next: {inputs.next_command("cspd-generate", config, model, prompts, **own)}'
+  return f'Next: {inputs.next_command("cspd-generate", config.loading, model, prompts, **own)}'
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], size: int) -> list[int]:

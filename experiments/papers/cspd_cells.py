@@ -80,10 +80,10 @@ class Lab:
                  'kernels_per_call'):
       if not getattr(config, name):
         raise ValueError(f'{name} is empty; give at least one value.')
-    model = inputs.model(config)
+    model = inputs.model(config.loading, config.parts, one_group=inputs.MEASURED)
     if model.engine.name != 'continuous' or 'model' not in model.drafts:
-      raise ValueError(f'model is {config.model!r}; give one of continuous tokens with a draft '
-                       'model.')
+      raise ValueError(f'model is {config.loading.model!r}; give one of continuous tokens with a '
+                       'draft model.')
     prompts, seed = inputs.images(config.images, model)
     bench = lambda of: Bench(
         of, prompts, seed=seed, batch_size=config.batch_size,

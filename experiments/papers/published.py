@@ -36,7 +36,7 @@ class Lab:
 
   def __init__(self, config: default.Config):
     self._config = config
-    self.model = inputs.model(config)
+    self.model = inputs.model(config.loading, config.parts, one_group=inputs.MEASURED)
     self.prompts, self._seed = inputs.images(config.images, self.model)
     self._discrete = self.model.engine.name != 'continuous'
     self._benches: dict[tuple[float, int], Bench] = {}

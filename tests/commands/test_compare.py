@@ -9,6 +9,7 @@ import jax
 import pytest
 
 import cspd_jax
+from cspd_jax.cli import groups
 from cspd_jax.commands import compare
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import tuned
@@ -19,12 +20,12 @@ from tests.families import tiny
 
 # What is wrong with the input: arguments, and words that the message must hold.
 _BAD = {
-    'unknown flag': (['--windw=3'], ['windw', 'did you mean --window']),
-    'not a number': (['--window=wide'], ['window', 'wide']),
+    'unknown flag': (['--decodr=x'], ['decodr', 'did you mean --decoder']),
+    'not a number': (['--repeats=few'], ['repeats', 'few']),
     'a word too many': (['cat'], ['cat', 'not a flag']),
     'no such config': (['--config=configs/nothing.py'], ['configs/nothing.py']),
     'config of another program': (['--config={tmp}/other.py'], ['Other', 'images']),
-    'unknown field': (['--config.windw=3'], ['windw', 'window']),
+    'unknown field': (['--config.decodr=x'], ['decodr', 'decoder']),
     'unknown decoder': (['--decoder=vanilla,fast'], ['fast', 'seed_exact']),
     'unknown parameter': (['--decoder=mc_sjd(windw=3)'], ['windw', 'window']),
     'no decoder': (['--decoder='], ['decoder is empty', 'seed_exact']),
@@ -32,11 +33,9 @@ _BAD = {
     'all and some': (['--decoder=vanilla', '--all'], ["'vanilla'", 'only one']),
     'nothing to pair with': (['--decoder=sjd', '--paired'], ['paired is True', 'add vanilla']),
     'no time at all': (['--budget=0'], ['budget is 0', 'above 0']),
-    'window below 1': (['--window=0'], ['window is 0', 'from 1 to']),
-    'window too large': (['--window=99'], ['window is 99', '16']),
-    'window far too large': (['--window=999999999999'], ['window is 999999999999', '16']),
-    'too many drafts': (['--length=17'], ['length is 17', '16']),
-    'no drafts': (['--length=0'], ['length is 0']),
+    'window below 1': (['--decoder=sjd(window=0)'], ['window is 0', 'at least 1']),
+    'window too large': (['--decoder=sjd(window=99)'], ['window is 99', '16']),
+    'no drafts': (['--decoder=speculative(length=0)'], ['length is 0']),
     'no images': (['--num_images=0'], ['num_images is 0']),
     'fewer images than classes': (['--num_images=1', '--prompt=0,1'], ['num_images is 1', '2']),
     'no runs': (['--repeats=0'], ['repeats is 0']),
@@ -97,7 +96,7 @@ def run(models, capsys, tmp_path):
   def run(*words):
     words = [word.format(tmp=models, demo=store.ASSETS / 'demo') for word in words]
     return calls.call(compare.main, capsys, tmp_path / 'out', f'--model={models}/model',
-                      '--decoder=vanilla,sjd_pac,speculative', '--window=5', '--repeats=1', *words)
+                      '--decoder=vanilla,sjd_pac,speculative', '--repeats=1', *words)
   return run
 
 
@@ -198,20 +197,19 @@ def test_paired_differences(run):
   assert lines[3].split()[:4] == ['seed_exact', 'NLL', '+0.0000', '0.0000']
 
 
-def _job(model, window=5, **more):
-  return compare.prepare(compare.Config(
-      model=str(model), sizes=compare.Sizes(window=window, length=2), **more))
+def _job(model, **more):
+  return compare.prepare(compare.Config(groups.Loading(str(model)), **more))
 
 
 def test_a_few_decoders_by_default(models):
   job = _job(models / 'model')
-  assert list(job.requests) == ['vanilla', 'seed_exact', 'mc_sjd(window=5)']
+  assert list(job.requests) == ['vanilla', 'seed_exact', 'mc_sjd(window=8)']
   assert len(job.prompts) == 2 and not job.left_out
-  images = compare.groups.Images(prompt='owl,cat,dog')
+  images = groups.Images(prompt='owl,cat,dog')
   assert len(_job(models / 'model', images=images).prompts) == 3
 
 
-@pytest.mark.parametrize('own', ['vanilla', 'seed_exact(window=5)'])
+@pytest.mark.parametrize('own', ['vanilla', 'seed_exact(window=8)'])
 def test_the_models_own_decoder_is_compared_once(models, tmp_path, own):
   tuned.place(models / 'alone', tmp_path / 'own').store(jax.devices()[0].device_kind, {1: own})
   assert list(_job(tmp_path / 'own').requests) == ['vanilla', 'seed_exact']
@@ -224,11 +222,11 @@ def test_left_out_decoders_are_named(models):
   assert 'medusa' in job.left_out['medusa'] and len(job.prompts) == 4
 
 
-@pytest.mark.parametrize('window, own', [(5, ['mc_sjd(window=3)']), (3, [])])
+@pytest.mark.parametrize('window, own', [(3, ['mc_sjd(window=3)']), (8, [])])
 def test_what_the_model_takes_is_among_all(models, tmp_path, window, own):
   kind = jax.devices()[0].device_kind
-  tuned.place(models / 'alone', tmp_path / 'own').store(kind, {1: 'mc_sjd(window=3)'})
-  job = _job(tmp_path / 'own', window, all=True)
+  tuned.place(models / 'alone', tmp_path / 'own').store(kind, {1: f'mc_sjd(window={window})'})
+  job = _job(tmp_path / 'own', all=True)
   assert [name for name in job.requests if '(' in name] == own
   assert 'mc_sjd' in job.requests
 
@@ -273,11 +271,11 @@ def test_repeats_end_with_the_budget(run):
 
 def test_a_family_of_the_tests(capsys, tmp_path):
   model = tiny.saved(tmp_path / 'beach')
-  found = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={model}', '--window=4',
-                     '--decoder=vanilla,sjd', '--prompt=sea', '--repeats=1')
+  found = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={model}',
+                     '--decoder=vanilla,sjd(window=4)', '--prompt=sea', '--repeats=1')
   report, rows = _report(found)
   assert report['model'] == 'beach' and report['captions'] == ['sea']
-  assert rows['sjd']['rounds'] <= rows['vanilla']['rounds'] == 16
+  assert rows['sjd(window=4)']['rounds'] <= rows['vanilla']['rounds'] == 16
 
 
 @pytest.mark.parametrize('rows, decoder', [

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax.cli import groups
 from cspd_jax.commands import compare
 from cspd_jax.continuous.specification import DECODERS, needs
 from tests.experiments import calls, models as models_lib
 
 # What is wrong with the input: arguments, and words that the message must hold.
 _BAD = {
-    'option of other models': (['--window=3'], ['window is 3', 'continuous tokens']),
     'sampling of other models': (['--top_k=3'], ['top_k', 'temperature']),
     'unknown decoder': (['--decoder=vanilla'], ['vanilla', 'exact_head']),
     'no draft model': (
@@ -25,18 +25,23 @@ _BAD = {
     'label out of range': (['--prompt=3'], ["'3'", '0 to 2']),
     'temperature below 0': (['--temperature=-1'], ['temperature is -1.0', 'from 0 to']),
     'guidance not finite': (['--guidance_scale=inf'], ['guidance_scale is inf']),
-    'unknown guidance': (['--guidance=cosine'], ['cosine', 'linear, constant']),
-    'one level': (['--schedule=1'], ['1', '2 to 1000']),
+    'unknown guidance': (['--decoder=mar(guidance=cosine)'], ['cosine', 'linear, constant']),
+    'one level': (['--decoder=mar(schedule=1)'], ['1', '2 to 1000']),
     'too many steps': (['--decoder=mar(num_iter=5)'], ['num_iter is 5', '4']),
-    'no drafts': (['--block_length=0'], ['block_length is 0']),
-    'too many kernels': (['--kernels_per_call=9'], ['kernels_per_call is 9', '4']),
+    'no drafts': (['--decoder=cspd_relaxed(block_length=0)'], ['block_length is 0']),
+    'too many kernels': (
+        ['--decoder=exact_head(kernels_per_call=9, schedule=4)'], ['kernels_per_call is 9', '4']),
     'too many drafts': (
-        ['--block_length=5'], ['block_length is 5', 'at most 4, the number of tokens']),
-    'too many drafts of a path': (['--draft_length=5'], ['draft_length is 5', 'at most 4']),
+        ['--decoder=cspd_relaxed(block_length=5)'],
+        ['block_length is 5', 'at most all of an image, 4']),
+    'too many drafts of a path': (
+        ['--decoder=exact_path(draft_length=5)'],
+        ['draft_length is 5', 'at most all of an image, 4']),
     'too many residual draws': (
         ['--decoder=exact_path(max_trials=70000)'], ['max_trials is 70000', '65536']),
     'draft model of other patches': (['--draft={tmp}/patches'], ['patch_size', '2', '1']),
-    'prefix share above 1': (['--prefix_share=1.5'], ['prefix_share is 1.5']),
+    'prefix share above 1': (
+        ['--decoder=cspd_relaxed(block_length=2, prefix_share=1.5)'], ['prefix_share is 1.5']),
 }
 
 
@@ -60,8 +65,7 @@ def run(models, capsys, tmp_path):
     words = [word.format(tmp=models) for word in words]
     return calls.call(
         compare.main, capsys, tmp_path / 'out', '--config=configs/compare/mar_demo.py',
-        f'--model={models}/model', '--schedule=4', '--kernels_per_call=3', '--block_length=2',
-        '--draft_length=1', '--repeats=1', '--num_images=2', *words)
+        f'--model={models}/model', '--repeats=1', '--num_images=2', *words)
   return run
 
 
@@ -72,7 +76,7 @@ def test_bad_input(run, name):
 
 
 def test_a_few_decoders_by_default(models):
-  job = compare.prepare(compare.Config(model=str(models / 'model')))
+  job = compare.prepare(compare.Config(groups.Loading(str(models / 'model'))))
   assert list(job.requests) == ['mar', 'exact_head'] and len(job.prompts) == 2
 
 
@@ -82,11 +86,19 @@ def _rows(found):
   return {row['decoder']: row for row in report['rows']}
 
 
+# Every decoder, in sizes for images of four tokens.
+_DECODERS = (
+    'mar(schedule=4)', 'exact_head(schedule=4, kernels_per_call=3)',
+    'parallel(schedule=4, block_length=2)', 'exact_path(schedule=4, draft_length=1)',
+    'cspd_paper(schedule=4, draft_length=1)', 'cspd_released(schedule=4, block_length=2)',
+    'cspd_relaxed(schedule=4, block_length=2)')
+
+
 @pytest.mark.slow
 def test_every_decoder(run):
-  found = run('--all', '--guidance_scale=1.5', '--seed=5')
-  rows = _rows(found)
-  assert list(rows) == list(DECODERS)
+  found = run(f'--decoder={",".join(_DECODERS)}', '--guidance_scale=1.5', '--seed=5')
+  rows = {name.partition('(')[0]: row for name, row in _rows(found).items()}
+  assert rows.keys() == DECODERS.keys() - {'windows'}
   assert rows['mar']['target_passes'] == 4 and rows['mar']['head_calls'] == 4 * 4
   assert rows['mar']['head_rows'] == 2 * rows['mar']['head_calls']
   # A prefix of one token, then blocks that end after places 2 and 3.
@@ -99,21 +111,23 @@ def test_every_decoder(run):
     assert (found.folder / row['images']).read_bytes().startswith(b'\x89PNG')
   assert (found.folder / 'accepted.png').read_bytes().startswith(b'\x89PNG')
   assert np.shape(rows['cspd_relaxed']['acceptance_by_position']) == (2, 2)
-  table = found.out[found.out.index('decoder  '):found.out.index('mar: ')]
+  table = found.out[found.out.index('decoder  '):found.out.index('mar(schedule=4): ')]
   assert 'accept' not in table, 'acceptance rates share no column'
 
 
 @pytest.mark.slow
 def test_without_draft_model(run):
   found = run('--model={tmp}/alone', '--guidance_scale=1',
-              '--decoder=mar(num_iter=2), exact_head(num_iter=2)')
+              '--decoder=mar(num_iter=2, schedule=4), '
+              'exact_head(num_iter=2, kernels_per_call=3, schedule=4)')
   rows = _rows(found)
-  assert list(rows) == ['mar(num_iter=2)', 'exact_head(num_iter=2)']
+  assert [name.partition('(')[0] for name in rows] == ['mar', 'exact_head']
   mar, exact_head = rows.values()
   assert mar['head_calls'] == 2 * 4 and mar['head_rows'] == 4 * 4
   assert 0 <= exact_head['acceptance'] <= 1 and mar['acceptance'] is None
   assert exact_head['tested'] == 'denoising kernels' and len(exact_head['acceptance_by_level']) == 4
-  table, sentences = found.out[found.out.index('decoder  '):].split('\nmar(num_iter=2): ')
+  table, sentences = found.out[found.out.index('decoder  '):].split(
+      '\nmar(num_iter=2, schedule=4): ')
   assert 'accepts' in sentences and 'accept' not in table
   assert exact_head['target_passes'] == 2
   assert exact_head['speedup'] == pytest.approx(

@@ -49,5 +49,5 @@ def test_as_on_one_device(name, folder, tmp_path):
 def test_int8(name, folder, tmp_path):
   _, *words = _CALLS[name]
   report = _report(name, folder, tmp_path / 'int8', '--quantize=int8', *words)
-  assert report['settings']['quantize'] == 'int8'
+  assert report['settings']['loading']['quantize'] == 'int8'
   assert all(row['rounds'] <= 16 for row in report['rows'])

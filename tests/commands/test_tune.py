@@ -22,7 +22,6 @@ _BAD = {
     'window of 0': (['--window=0,4'], ['window is (0, 4)', 'from 1']),
     'no batch': (['--batch_size='], ['batch_size']),
     'batch of 0': (['--batch_size=0'], ['batch_size is (0,)']),
-    'passes of 0': (['--passes=0'], ['passes is (0,)']),
     'none of the best': (['--best=0'], ['best is 0']),
     'no runs': (['--repeats=0'], ['repeats is 0']),
     'no time': (['--minutes=0'], ['minutes is 0']),
@@ -32,8 +31,6 @@ _BAD = {
         ['--model=demo'], ["'demo', which is part of the package", 'store=FOLDER', '--dry_run']),
     'other networks': (
         ['--model=demo', '--store={folder}'], ['beach', 'holds other networks', '--dry_run']),
-    'a part beside the model': (
-        ['--tokenizer={folder}/tokenizer'], ['tokenizer is specified', 'families.save']),
     'no such model': (['--model=nothing'], ['nothing', 'is not a folder']),
     'several groups': (
         ['--mesh=2x1', '--dry_run'], ["mesh is '2x1'", 'first number must be 1']),
@@ -152,13 +149,14 @@ def _without_work(monkeypatch, seconds):
 
 
 def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
+  monkeypatch.setattr(tune, '_PASSES', (2, 1, 3))
   models.llamagens(tmp_path)
   best = 'corrected(by=layers, passes=3, window=5)'
   asked = _without_work(
       monkeypatch, lambda text: 1.0 if text == best else 1.1 if 'window=5' in text else 2.0)
   found = _call(
       capsys, tmp_path / 'out', tmp_path / 'model', f'--store={tmp_path / "own"}', '--window=3,5',
-      '--decoder=vanilla,corrected(by=layers),corrected(by=layers,passes=1)', '--passes=2,1,3',
+      '--decoder=vanilla,corrected(by=layers),corrected(by=layers,passes=1)',
       '--batch_size=1', '--best=1')
   assert found.code == 0, found.err
   default = str(cspd_jax.load(tmp_path / 'model').specification())

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax.files import store
+from cspd_jax.cli import groups
 from cspd_jax.commands import compare as compare_command, generate as generate_command
 from cspd_jax.continuous import head_drafter
 from cspd_jax.files import store
@@ -79,7 +81,7 @@ def test_every_decoder_of_causal_models_runs(model, baseline):
 
 
 def test_all_decoders_of_causal_models_are_compared():
-  job = compare_command.prepare(compare_command.Config(model='causal_demo', all=True))
+  job = compare_command.prepare(compare_command.Config(groups.Loading('causal_demo'), all=True))
   assert list(job.requests) == ['mar', 'exact_head', 'windows']
   assert job.left_out['parallel'] == 'it decodes masked models only, and this one is causal'
   assert {'exact_path', 'cspd_released'} <= set(job.left_out)

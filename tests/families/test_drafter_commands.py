@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax import families
 from cspd_jax.commands import compare, fit_corrector, train_drafter, tune
 from tests.families import published_files
 
@@ -32,7 +33,7 @@ def test_drafters_of_a_converted_folder(family, tmp_path, capsys):
       '--num_measured=2', '--window=4', f'--workdir={tmp_path}/fit')
   assert 'after: ' in fitted and f'Stored in {folder}/neighbours' in fitted
 
-  eagle = tmp_path / 'eagle'
+  eagle = folder / 'eagle'
   trained = _run(train_drafter, capsys, model, '--kind=eagle', '--smoke',
                  f'--workdir={tmp_path}/train', f'--output={eagle}')
   assert f'Stored in {eagle}' in trained
@@ -43,17 +44,18 @@ def test_drafters_of_a_converted_folder(family, tmp_path, capsys):
                   'corrected_seed_exact(by=neighbours, window=4, passes=2)'):
     np.testing.assert_array_equal(decode(decoder), decode('vanilla'))
 
+  families.save(folder, loaded.family, {'eagle': 'eagle'})
   before = (folder / 'model.json').read_bytes()
   decoders = ('vanilla', 'mc_sjd', 'eagle(tree=chain(2))', 'corrected(by=neighbours)')
-  _run(tune, capsys, model, f'--eagle={eagle}', '--dry_run',
-       f'--decoder={",".join(decoders)}', '--window=4', '--passes=1',
+  _run(tune, capsys, model, '--dry_run',
+       f'--decoder={",".join(decoders)}', '--window=4',
        '--batch_size=1', '--num_images=2', '--repeats=1', '--best=2', '--prompt=a cat',
        f'--output={tmp_path}/tune')
   rows = (tmp_path / 'tune' / 'rows.csv').read_text()
   assert all(name in rows for name in ('vanilla', 'mc_sjd', 'eagle', 'corrected'))
   assert (folder / 'model.json').read_bytes() == before, 'a dry run stores nothing'
 
-  _run(compare, capsys, model, f'--eagle={eagle}', '--window=4', '--prompt=a cat',
+  _run(compare, capsys, model, '--prompt=a cat',
        '--num_images=1', '--repeats=1', '--budget=1',
        '--decoder=vanilla,mc_sjd,eagle(tree=chain(2)),corrected(by=neighbours)',
        f'--output={tmp_path}/compare')
