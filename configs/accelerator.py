@@ -7,6 +7,7 @@ Runtime: `minutes`. Result: in runs/accelerator, rates of the device, times of r
 """
 
 import dataclasses
+from typing import Literal
 
 from cspd_jax.core import fields
 
@@ -24,7 +25,7 @@ class Config:
       `accepted` states.
     batch: numbers of images decoded together.
     guided: whether the null condition runs as well.
-    dtype: of the parameters of `shapes`: float32 or bfloat16.
+    dtype: of the parameters of `shapes`.
     torch: whether to time the same sizes token by token in PyTorch, if it is installed.
     repeats: timed runs of each measurement, whose median is reported.
     rounds: rounds of a timed run.
@@ -41,7 +42,7 @@ class Config:
       'corrected(passes=4, window=64)', 'mc_sjd(window=64)', 'mc_sjd(window=16)')
   batch: tuple[int, ...] = (1, 8)
   guided: bool = True
-  dtype: str = 'bfloat16'
+  dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
   torch: bool = True
   repeats: int = 5
   rounds: int = 16

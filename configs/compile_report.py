@@ -7,6 +7,7 @@ predicted times of every decoder (report.json).
 """
 
 import dataclasses
+from typing import Literal
 
 from cspd_jax.core import fields
 
@@ -24,7 +25,7 @@ class Config:
     guided: whether the null condition runs as well.
     layers: layers to compile; a second program has one layer more, and the figures of all layers
       are extrapolated. By default 2, or enough to exceed a TPU's fast memory.
-    dtype: of the parameters: float32 or bfloat16.
+    dtype: of the parameters.
     tokens_per_round: tokens that every decoder commits per round; by default those of the report
       `accepted`.
     accepted: report.json of a program that measured step compression, and maybe calls of a
@@ -42,7 +43,7 @@ class Config:
   batch: int = 1
   guided: bool = True
   layers: int | None = None
-  dtype: str = 'bfloat16'
+  dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
   tokens_per_round: float | None = None
   accepted: str = 'docs/reports/corrected.json'
   accepted_model: str | None = None

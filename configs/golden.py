@@ -11,6 +11,7 @@ one kind of device: computed in another order in bfloat16, close logits change p
 """
 
 import dataclasses
+from typing import Literal
 
 from cspd_jax.core import fields
 
@@ -21,7 +22,7 @@ class Config:
 
   Attributes:
     model: the folder of the converted model.
-    dtype: of its parameters: float32 or bfloat16.
+    dtype: of its parameters.
     preset: the published model whose sizes it must have; None for any.
     prompt: the description of the image.
     contexts: the prompt writer of the model's family; see `families.Family.prompt_writers`.
@@ -32,7 +33,7 @@ class Config:
   """
 
   model: str = 'checkpoints/janus_pro_1b'
-  dtype: str | None = 'bfloat16'
+  dtype: Literal['float32', 'bfloat16'] | None = 'bfloat16'
   preset: str | None = 'janus_pro_1b'
   prompt: str = 'A portrait of young girl. masterpiece, film grained, best quality.'
   contexts: str = 'janus_pro_plain'

@@ -7,6 +7,7 @@ with all settings (report.json).
 """
 
 import dataclasses
+from typing import Literal
 
 from cspd_jax.cli import groups
 from cspd_jax.core import fields
@@ -22,7 +23,7 @@ class Config:
     guidance_scale: guidance scales.
     images: the images that the target generates, the same for every scale.
     batch_size: images decoded together.
-    dtype: of the original parameters, and of those that are not quantized: float32 or bfloat16.
+    dtype: of the original parameters, and of those that are not quantized.
     workdir: folder of the results.
   """
 
@@ -31,7 +32,7 @@ class Config:
   guidance_scale: tuple[float, ...] = (1.0, 3.0)
   images: groups.Images = groups.Images(num_images=32, seed=12)
   batch_size: int = 16
-  dtype: str | None = 'float32'
+  dtype: Literal['float32', 'bfloat16'] | None = 'float32'
   workdir: str = 'runs/quantized'
 
   def __post_init__(self):

@@ -30,7 +30,6 @@ import numpy as np
 import cspd_jax
 from configs import accelerator as default
 from cspd_jax import cli, families
-from cspd_jax.cli import inputs
 from cspd_jax.core import programs, random
 from cspd_jax.files import run_folder
 from cspd_jax.measure import tables, timing
@@ -278,7 +277,6 @@ def draw(path: Any, session: Session, accelerator: devices.Accelerator) -> bool:
 
 def check(config: default.Config) -> None:
   """Raises ValueError for invalid options, before anything runs."""
-  inputs.check_dtype(config)
   if not config.batch:
     raise ValueError('batch is empty; give at least one.')
   for name in config.shapes:

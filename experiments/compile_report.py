@@ -26,7 +26,6 @@ from typing import Any
 
 from configs import compile_report as default
 from cspd_jax import cli, families
-from cspd_jax.cli import inputs
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
 from cspd_jax.measure import tables
@@ -54,7 +53,6 @@ def prepare(config: default.Config, accelerator: devices.Accelerator
   Raises:
     ValueError: for invalid options.
   """
-  inputs.check_dtype(config)
   describe = lambda layers: families.describe(config.model, dtype=config.dtype, layers=layers)
   whole = describe(None)
   total, few = whole.config.num_layers, config.layers

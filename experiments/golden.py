@@ -61,7 +61,6 @@ def prepare(config: default.Config) -> tuple[cspd_jax.Model, Any]:
   Raises:
     ValueError: for invalid options.
   """
-  inputs.check_dtype(config)
   model = cspd_jax.load(config.model, dtype=config.dtype)
   if config.preset and (published := families.describe(config.preset).config) != model.config:
     raise ValueError(f'model is {config.model}, whose sizes are not those of {config.preset}: '

@@ -10,6 +10,7 @@ different tokens. Writes report.json to --workdir.
 """
 
 import dataclasses
+import functools
 import itertools
 import sys
 
@@ -48,10 +49,9 @@ def run(config: default.Config) -> None:
   inputs.at_least(config.images, 2, 'num_images')
   if not config.guidance_scale:
     raise ValueError('guidance_scale is empty; give at least one.')
-  model = inputs.model(config)
-  quantized = {name: cspd_jax.load(config.model, dtype=config.dtype, **options,
-                                   **inputs.overrides(config.parts))
-               for name, options in _OPTIONS.items()}
+  load = functools.partial(
+      cspd_jax.load, config.model, dtype=config.dtype, **inputs.overrides(config.parts))
+  model, quantized = load(), {name: load(**options) for name, options in _OPTIONS.items()}
   prompts, seed = inputs.images(config.images, model)
   benches = [Bench(model, prompts, seed=seed, batch_size=config.batch_size,
                    sampling=model.sampling(guidance_scale=scale))

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.files import store
 from cspd_jax.cli import groups
 from cspd_jax.commands import compare as compare_command, generate as generate_command
 from cspd_jax.continuous import head_drafter
