@@ -260,5 +260,6 @@ def test_as_a_process(path, tmp_path):
   assert help_text.returncode == 0 and help_text.stdout.startswith('A program.')
 
 
+@pytest.mark.slow
 def test_names_of_the_package():
   assert cli.command is wrapper.command

@@ -85,6 +85,7 @@ def test_a_damaged_entry_is_replaced(tmp_path, capsys, start, damage):
     start()
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_no_cut_entry(tmp_path, start):
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))

@@ -24,6 +24,7 @@ def _prompts(model, *texts):
   return inputs.images(groups.Images(prompt=texts), model)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('text', [
     'an orange cat,', ' an orange cat', 'a cat, orange ', 'cat,coffee', ',', '1,2', 'a\u2028b'])
 def test_a_description_stays_as_it_is(words, text):

@@ -191,6 +191,7 @@ def _disk(place):
 _TOO_LARGE = [('--resize=256',), ('--resize=512', '--layout=coco')]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('words', _TOO_LARGE)
 @pytest.mark.parametrize('is_known', [True, False])
 def test_a_full_disk_is_one_error(run, disk, monkeypatch, words, is_known):

@@ -158,12 +158,14 @@ def test_compilations_are_counted(run):
       'vanilla', 'sjd_pac(window=5)', 'speculative(length=4)']
 
 
+@pytest.mark.slow
 def test_vanilla_in_a_window_is_no_baseline(run):
   _, rows = _report(run('--decoder=vanilla(window=4),vanilla,sjd', '--prompt=2'))
   assert rows['vanilla']['speedup'] == 1 != rows['vanilla(window=4)']['speedup']
   assert rows['vanilla(window=4)']['rounds'] == 16
 
 
+@pytest.mark.slow
 def test_without_vanilla_there_is_no_speedup(run):
   found = run('--decoder=speculative', '--prompt=2,0', '--num_images=3', '--guidance_scale=1')
   report, rows = _report(found)
@@ -174,6 +176,7 @@ def test_without_vanilla_there_is_no_speedup(run):
   assert any(' - ' in line for line in found.out.splitlines()[-5:])
 
 
+@pytest.mark.slow
 def test_relaxed_decoders_have_pictures_and_a_bound(run):
   found = run('--decoder=sjd+uniform(delta=3), vanilla', '--num_images=1')
   _, rows = _report(found)
@@ -183,6 +186,7 @@ def test_relaxed_decoders_have_pictures_and_a_bound(run):
   assert row['images'] == 'images_sjd_uniform_delta_3.png' and 'TV bound' in found.out
 
 
+@pytest.mark.slow
 def test_paired_differences(run):
   found = run('--decoder=seed_exact,vanilla,sjd+uniform(delta=3)', '--num_images=4', '--paired')
   report, rows = _report(found)
@@ -209,6 +213,7 @@ def test_a_few_decoders_by_default(models):
   assert len(_job(models / 'model', images=images).prompts) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('own', ['vanilla', 'seed_exact(window=8)'])
 def test_the_models_own_decoder_is_compared_once(models, tmp_path, own):
   tuned.place(models / 'alone', tmp_path / 'own').store(jax.devices()[0].device_kind, {1: own})
@@ -222,6 +227,7 @@ def test_left_out_decoders_are_named(models):
   assert 'medusa' in job.left_out['medusa'] and len(job.prompts) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('window, own', [(3, ['mc_sjd(window=3)']), (8, [])])
 def test_what_the_model_takes_is_among_all(models, tmp_path, window, own):
   kind = jax.devices()[0].device_kind
@@ -231,6 +237,7 @@ def test_what_the_model_takes_is_among_all(models, tmp_path, window, own):
   assert 'mc_sjd' in job.requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('every', [False, True])
 def test_others_run_where_the_model_takes_one_that_nobody_knows(models, tmp_path, every):
   tuned.place(models / 'alone', tmp_path / 'own').store(
@@ -239,6 +246,7 @@ def test_others_run_where_the_model_takes_one_that_nobody_knows(models, tmp_path
   assert 'vanilla' in job.requests and 'hurry' in job.left_out["the model's default decoder"]
 
 
+@pytest.mark.slow
 def test_pictures_come_before_the_times(run, monkeypatch):
   written = []
   write = compare._write  # pylint: disable=protected-access
@@ -263,12 +271,14 @@ def test_pictures_come_before_the_times(run, monkeypatch):
   assert all(row['seconds_per_image'] > 0 for row in rows.values())
 
 
+@pytest.mark.slow
 def test_repeats_end_with_the_budget(run):
   found = run('--decoder=vanilla', '--num_images=1', '--repeats=50', '--budget=1e-6')
   _, rows = _report(found)
   assert rows['vanilla']['timed_runs'] == 1 and rows['vanilla']['seconds_per_image'] > 0
 
 
+@pytest.mark.slow
 def test_a_family_of_the_tests(capsys, tmp_path):
   model = tiny.saved(tmp_path / 'beach')
   found = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={model}',
@@ -297,6 +307,7 @@ def test_files_of_decoders_with_similar_names():
   assert len(set(found.values())) == 3
 
 
+@pytest.mark.slow
 def test_help(capsys):
   assert compare.main(['compare', '--help']) == 0
   out = capsys.readouterr().out

@@ -69,6 +69,7 @@ def run(models, capsys, tmp_path):
   return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _BAD)
 def test_bad_input(run, name):
   words, message = _BAD[name]

@@ -72,6 +72,7 @@ def _scores(found):
   return {row['score']: row['value'] for row in report['rows']}
 
 
+@pytest.mark.slow
 def test_all_scores(run, place, network):
   found = run()
   scores = _scores(found)
@@ -85,6 +86,7 @@ def test_all_scores(run, place, network):
   np.testing.assert_allclose(stored.pool, pool[0], atol=1e-4 * np.abs(pool[0]).max())
 
 
+@pytest.mark.slow
 def test_scores_that_mislead(run):
   assert 'warning: images has 11 images, fewer than features' in run().err
   found = run('--reference={place}/samples.npz', out='same')
@@ -116,6 +118,7 @@ def test_evaluators_differ(run):
   assert fidelity['IS (torch-fidelity, 11)'] != adm['IS (ADM, 11)']
 
 
+@pytest.mark.slow
 def test_published_statistics(run, place, tmp_path):
   scores = _scores(run(out='first'))
   network = store.load(place / 'inception')
@@ -242,6 +245,7 @@ def test_rounded_statistics_are_read(network, tmp_path):
     np.testing.assert_allclose(pool.covariance, np.cov(points.T), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_batches_fit_in_memory(network, place, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(memory, '_available', lambda: 2e9)
   np.savez_compressed(tmp_path / 'large.npz', arr_0=np.zeros((40, 1300, 1300, 3), np.uint8))
@@ -254,6 +258,7 @@ def test_batches_fit_in_memory(network, place, tmp_path, monkeypatch, capsys):
   calls.check_refused(found, ['batch_size is 11, but 11 images', 'smaller images'])
 
 
+@pytest.mark.slow
 def test_references_of_several_sizes(run, place, monkeypatch):
   """The help names one, a folder of photographs."""
   shapes = []
@@ -327,6 +332,7 @@ def _cosines(place, captions):
       clip.text_features(params, CLIP, tokens, ends)), axis=1)
 
 
+@pytest.mark.slow
 def test_clip_scores(run, place, captions, capsys, tmp_path):
   network = ('--clip={place}/clip', '--tokenizer={place}/tokenizer.json')
   both = run(*network)

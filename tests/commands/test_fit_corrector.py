@@ -55,6 +55,7 @@ def test_what_is_refused(models, capsys, words, message):
   assert code == 2 and not out and message in err and err.count('\n') == 1
 
 
+@pytest.mark.slow
 def test_the_batch_size_is_what_fits(models, tmp_path, monkeypatch):
   config = fit_corrector.Config(
       f'{models}/model', num_images=64, window=4, output=f'{tmp_path}/new',
@@ -92,6 +93,7 @@ def test_it_samples_images(models, capsys, tmp_path):
   assert 'neighbours' not in cspd_jax.load(models / 'alone').drafts
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_if_nobody_reads_what_it_prints(models, tmp_path):
   """As with `| head -1`: it ended at its first line, before the network was stored."""
   output = tmp_path / 'neighbours'

@@ -92,6 +92,7 @@ def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
       for size, row in chosen.items()}}
 
 
+@pytest.mark.slow
 def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):
   before = (folder / 'model.json').read_bytes()
   found = _call(
@@ -110,6 +111,7 @@ def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):
   assert 'Stored' not in found.out and (folder / 'model.json').read_bytes() == before
 
 
+@pytest.mark.slow
 def test_the_baseline_is_not_stored_for_want_of_time(folder, capsys, tmp_path):
   found = _call(
       capsys, tmp_path / 'out', folder, f'--store={tmp_path}/own', '--batch_size=1',
@@ -121,6 +123,7 @@ def test_the_baseline_is_not_stored_for_want_of_time(folder, capsys, tmp_path):
   assert not (tmp_path / 'own').exists()
 
 
+@pytest.mark.slow
 def test_compilations_are_counted(folder, capsys, tmp_path):
   found = _call(
       capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=1,2', '--num_images=3',
@@ -148,6 +151,7 @@ def _without_work(monkeypatch, seconds):
   return asked
 
 
+@pytest.mark.slow
 def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
   monkeypatch.setattr(tune, '_PASSES', (2, 1, 3))
   models.llamagens(tmp_path)
@@ -169,6 +173,7 @@ def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
   assert str(cspd_jax.load(tmp_path / 'own').specification()) == best
 
 
+@pytest.mark.slow
 def test_a_default_that_nobody_knows_is_replaced(folder, capsys, tmp_path, monkeypatch):
   own = tmp_path / 'own'
   tuned.place(folder, own).store(jax.devices()[0].device_kind, {1: 'faster'})

@@ -88,6 +88,7 @@ def correlation(generated):
   return np.mean(tokens[:, 1:] * tokens[:, :-1]) / np.mean(np.square(tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('length, published', representative(PARALLEL, PARALLEL[0]))
 def test_blocks_lose_correlation_like_parallel_decoding(length, published):
   # The tokens of a block only share the one before it, at distances of `i + 1` and `i`.

@@ -36,6 +36,7 @@ def _contexts(params, prompts, tokens):
                    for stream in range(2)])
 
 
+@pytest.mark.slow
 def test_contexts_of_whole_images_are_those_of_one_pass(params):
   prompts, tokens = _prompts(3), jax.random.normal(jax.random.key(2), (3, 6, 4))
   z = jax.jit(lambda: context.causal_contexts(
@@ -68,6 +69,7 @@ def test_recorded_chains_belong_to_tokens_of_their_images(params):
   np.testing.assert_allclose(last, tokens[np.arange(16), rank], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_fits_are_stored_by_their_times(params):
   target, prompts = nextstep.target(CONFIG, guided=False), _prompts(32)
   decoder = decoders.mar(target)

@@ -94,6 +94,7 @@ def test_moments_of_windows(schedule, window, kernels_per_call, scale):
   assert window == 1 or (len(np.unique(rounds)) > 1 and rounds.mean() < 0.9 * SIZE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', representative(
     window_mutants.CAUSAL, 'parted chains go on as merged ones'))
 def test_mutants_are_rejected(name, monkeypatch):

@@ -51,6 +51,7 @@ def assert_close(predicted, expected):
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SCHEDULES)
 def test_answers_at_old_states_predict_those_at_new_ones(name):
   """Exactly for a head of tokens of variance 1, whatever is added to its noise."""
@@ -113,6 +114,7 @@ def test_predictions_depend_on_earlier_kernels_only(name):
   np.testing.assert_array_equal(changed, np.arange(LEVELS) >= np.asarray(index)[:, None])
 
 
+@pytest.mark.slow
 def test_chains_that_were_not_called_keep_their_predictions():
   before, after = learned(SCHEDULES['diffusion'], 0.3, jnp.array([3, 4, 5]))
   schedule, x = SCHEDULES['diffusion'], normal(1, NUM, LEVELS, SIZE)

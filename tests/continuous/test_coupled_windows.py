@@ -49,6 +49,7 @@ def deviation(tokens):
              np.abs((products - covariance) / product_error).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('window,levels', representative(
     [(1, 12), (2, 4), (3, 12), (4, 12), (SIZE, 4), (SIZE, 12)], (4, 12), (SIZE, 4)))
 def test_moments_are_those_of_the_model(window, levels):

@@ -4,6 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 from cspd_jax.continuous import coupling, noise as noise_lib
@@ -110,6 +111,7 @@ class RandomTest(chex.TestCase):
         noise_lib.token_keys(some, positions[2:, 3:]), noise_lib.STEP, 7, 3)
     np.testing.assert_array_equal(whole[2:, 3:], part)
 
+  @pytest.mark.slow
   def test_orders(self):
     rows = row_keys(jax.random.key(0), 3000)
     order = np.asarray(noise_lib.random_orders(rows, 4))

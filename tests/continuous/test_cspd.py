@@ -138,6 +138,7 @@ class ReleasedTestTest(chex.TestCase):
   @parameterized.parameters(
       ('off', 1.0, -0.693), ('paper', 1.35, -0.393), ('inverted', 1 / 1.35, -0.993),
       ('paper', 20.0, 0.0), ('inverted', 0.05, 0.0))
+  @pytest.mark.slow
   def test_acceptance(self, sigma, factor, expected):
     """`factor` is the one of the test: with the paper's Sigma, `prod(s_q) / prod(s_p)`."""
     num = 20000
@@ -213,6 +214,7 @@ class BlockTest(chex.TestCase):
     self.assertEqual(generated.tests.accepted.sum(), generated.tests.tested.sum())
     self.assertEqual(generated.tests.trials.sum(), 0)
 
+  @pytest.mark.slow
   def test_relaxed_blocks_are_guided_as_parallel_decoding(self):
     """Without tolerance they are its tokens, whatever was drafted."""
     draft = GUIDED.params._replace(means=GUIDED.params.means + 0.05)
@@ -222,6 +224,7 @@ class BlockTest(chex.TestCase):
     baseline = decoders.parallel(GUIDED.target, 3, LEVELS, prefix_share=0.0)
     np.testing.assert_allclose(relaxed.tokens, generate_guided(baseline).tokens, atol=1e-4)
 
+  @pytest.mark.slow
   def test_relaxed_drafts_have_the_guidance_of_the_block(self):
     """The same model, which reads no other token: all drafts are accepted."""
     blind = GUIDED.target._replace(transform=lambda params, condition, tokens, visible:
@@ -271,6 +274,7 @@ class BlockTest(chex.TestCase):
     expected = [0.9, 0.9**3, 0.9**5, 0.9**7, 0.9, 0.9**3, 0.9**5]
     np.testing.assert_allclose(correlation, expected, atol=0.04)
 
+  @pytest.mark.slow
   def test_true_contexts(self):
     """With no tolerance every token is the target's, in its own context: `mar` token for token."""
     decoder = cspd.cspd_relaxed(CHAIN.target, CHAIN.target, 4, LEVELS, prefix_share=0.0, kappa=1e-6,
@@ -297,6 +301,7 @@ class BlockTest(chex.TestCase):
     self.assertTrue(np.all(generated.rounds <= 1 + rejected + 2))
     self.assertTrue(np.all(generated.rounds >= 1 + np.maximum(rejected, 2)))
 
+  @pytest.mark.slow
   def test_row_does_not_depend_on_the_batch(self):
     """Rows of other classes, keys and temperatures, which need another number of rounds."""
     decoder = quick(cspd.cspd_relaxed(
@@ -328,6 +333,7 @@ class BlockTest(chex.TestCase):
     self.assertGreater(distance.mean(), 0.1 * generated.errors.bound.mean())
     self.assertBetween(generated.tests.accepted.sum() / generated.tests.tested.sum(), 0.1, 0.9)
 
+  @pytest.mark.slow
   def test_zero_trap(self):
     """A draft equal to the target but for Sigma: rejections that no proposal ends."""
     num = 2000
@@ -365,6 +371,7 @@ class OptionsTest(chex.TestCase):
       with self.assertRaisesRegex(ValueError, message):
         build(CHAIN.target, CHAIN.target, **options)
 
+  @pytest.mark.slow
   def test_more(self):
     with self.assertRaisesRegex(ValueError, "sigma is 'on'; it must be one of: off, paper"):
       cspd.cspd_released(CHAIN.target, CHAIN.target, sigma='on')

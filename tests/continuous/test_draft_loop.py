@@ -32,6 +32,7 @@ def _traced(size):
   return str(jax.make_jaxpr(lambda *inputs: draft_loop.follow(*inputs))(jnp.ones((2, size)), steps))
 
 
+@pytest.mark.slow
 def test_tokens_of_a_power_of_two_take_the_kernel_on_gpus(monkeypatch):
   monkeypatch.setattr(draft_loop, 'is_available', lambda: True)
   assert 'platform_index' in _traced(16) and 'platform_index' in _traced(64)

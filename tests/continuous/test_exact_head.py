@@ -111,6 +111,7 @@ class DistributionTest(chex.TestCase):
     sampled = run(speculative(length, rho))
     self.assertTrue(compare(sampled.tokens, reference()).passed)
 
+  @pytest.mark.slow
   def test_a_mutant_is_found_by_few_samples(self):
     with mock.patch.object(*MUTANTS['mean for the moved state']):
       sampled = run(speculative(), 2000)
@@ -205,6 +206,7 @@ class ContractsTest(chex.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       decoders.exact_head(MODEL.target, **{'kernels_per_call': 4, 'schedule': LEVELS, **options})
 
+  @pytest.mark.slow
   def test_trajectories_of_another_schedule(self):
     with self.assertRaisesRegex(ValueError, 'trajectories have 3 levels; the schedule has 10'):
       head_drafter.fit_rho(LEVELS, head_drafter.Trajectories(*np.zeros((2, 3, 1, 1))))

@@ -141,6 +141,7 @@ class DistributionTest(chex.TestCase):
       tokens = wide(99, 0.1).tokens
     self.assertFalse(compare(tokens, wide_truth(), projections=200).passed)
 
+  @pytest.mark.slow
   def test_a_mutant_is_found_by_few_samples(self):
     with mock.patch.object(*MUTANTS['drafts after a failure committed']):
       self.assertFalse(compare(few().tokens, truth()).passed)
@@ -170,6 +171,7 @@ class DistributionTest(chex.TestCase):
 
 class CountsTest(chex.TestCase):
 
+  @pytest.mark.slow
   def test_equal_models(self):
     """All is accepted: whole rounds of drafts and a bonus."""
     generated = run(jitted(draft_length=2, split=3, eta=1.0), CHAIN.params, jnp.array([0, 1, 0]))
@@ -243,6 +245,7 @@ class ContractsTest(chex.TestCase):
     with self.assertRaisesRegex(ValueError, message):
       decoders.exact_path(CHAIN.target, CHAIN.target._replace(**change))
 
+  @pytest.mark.slow
   def test_the_draft_models_parameters_are_required(self):
     with self.assertRaisesRegex(ValueError, 'draft_params is None'):
       jitted(draft_length=2, split=2)(CHAIN.params, LABELS[:3000], jax.random.key(1))

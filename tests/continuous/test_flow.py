@@ -90,6 +90,7 @@ def test_speculation_keeps_the_distribution(name):
   assert sampled.calls.mean() < 8 and not sampled.missed.any()
 
 
+@pytest.mark.slow
 def test_a_last_kernel_without_noise_is_deterministic():
   schedule = schedule_lib.flow(8, last_step=0.04, last_deviation=0)
   run = lambda last_noise: jax.jit(lambda: head_lib.ancestral(
@@ -111,6 +112,7 @@ def test_a_stored_blend_is_interpolated_between_times():
   assert default[-1] == 1 and default[0] < 0.3 and np.all(np.diff(default) >= 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('deviation', [0.02, 0.04 * np.sqrt(2)])
 def test_the_noise_of_the_last_kernel_moves_a_token_by_its_own_size(deviation):
   """The distance to the published sampler that docs/families/nextstep.md states."""

@@ -68,6 +68,7 @@ def test_the_result_follows_the_new_gaussian(name, size):
   assert (np.asarray(moved.x)[kept] == x[kept]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', PAIRS)
 def test_distribution_functions(name):
   """Of a scalar, and of 16 numbers with unequal gaps and deviations: each, and their norm."""
@@ -108,6 +109,7 @@ def test_a_new_rest_for_the_new_gaussian_is_no_mistake(size):
   assert np.mean(np.asarray(moved.kept)) < np.mean(np.asarray(shared.kept)) - 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('gap', [0.05, 0.5, 2.0])
 @pytest.mark.parametrize('size', [1, 16])
 def test_as_many_as_possible_are_kept(gap, size):
@@ -142,6 +144,7 @@ def test_close_deviations_cost_little():
   assert np.asarray(moved.kept).mean() > 0.9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['equal', 'wider', 'narrower'])
 def test_mirror_images(name):
   """A draw that is not kept is mirrored in the plane half way between the two means.

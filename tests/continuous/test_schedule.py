@@ -71,6 +71,7 @@ def test_levels_have_the_noise_of_the_full_process():
   np.testing.assert_allclose(LEVELS.alpha_bar, FULL.alpha_bar[LEVELS.steps], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_functions_accept_one_level_per_state():
   keys = jax.random.split(jax.random.key(0), 4)
   x0, noise, v = (jax.random.normal(key, (3, 2, 16)) for key in keys[:3])
@@ -194,6 +195,7 @@ def test_the_noise_of_a_flow_in_steps_of_the_cosine_process():
   assert steps[-1] == 1000 and np.all(np.diff(steps) > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('levels, options, message', [
     (1, {}, 'num_levels is 1'), (1001, {}, 'num_levels is 1001'),
     (9, {'shift': 0}, 'shift is 0'), (9, {'shift': np.inf}, 'shift is inf'),

@@ -28,6 +28,7 @@ def baseline(model):
   return model.generate(PROMPTS, seed=SEEDS, decoder='mar')
 
 
+@pytest.mark.slow
 def test_it_is_small_and_has_the_tokenizer_of_mar_demo(model):
   folder = store.ASSETS / 'causal_demo'
   assert sum(path.stat().st_size for path in folder.rglob('*') if path.is_file()) <= 7e6
@@ -41,6 +42,7 @@ def test_it_is_small_and_has_the_tokenizer_of_mar_demo(model):
   assert 'an orange cat' in model.prompts and model.sampling().guidance_scale == 3
 
 
+@pytest.mark.slow
 def test_tokens_and_pictures_have_a_sensible_scale(model, baseline):
   tokens = np.asarray(baseline.tokens)
   assert tokens.shape == (4, 64, 16) and baseline.images.shape == (4, 64, 64, 3)
@@ -79,6 +81,7 @@ def test_every_decoder_of_causal_models_runs(model, baseline):
     assert costs < plain, text
 
 
+@pytest.mark.slow
 def test_all_decoders_of_causal_models_are_compared():
   job = compare_command.prepare(compare_command.Config(groups.Loading('causal_demo'), all=True))
   assert list(job.requests) == ['mar', 'exact_head', 'windows']

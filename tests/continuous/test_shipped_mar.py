@@ -22,6 +22,7 @@ def models():
   return {name: store.load(name, dtype='float32') for name in _KINDS}
 
 
+@pytest.mark.slow
 def test_the_models_belong_together(models):
   target, draft, tokenizer = models.values()
   assert {name: loaded.kind for name, loaded in models.items()} == _KINDS
@@ -51,6 +52,7 @@ def test_the_fitted_drafter_is_used(models, monkeypatch, scale):
   assert np.max(np.abs(used[0] - head_drafter.default_rho(schedule_lib.make()))) > 0.02
 
 
+@pytest.mark.slow
 def test_tokens_and_pictures_have_a_sensible_scale(models):
   model, tokenizer = models['mar_demo/target'], models['mar_demo/tokenizer']
   decoder = decoders.parallel(mar.target(model.config, guided=True), 16, prefix_share=None)
@@ -70,6 +72,7 @@ def test_tokens_and_pictures_have_a_sensible_scale(models):
   assert np.isfinite(pictures).all() and pictures.std() > 0.1
 
 
+@pytest.mark.slow
 def test_decoders_that_draft_take_one_token_per_step():
   model = cspd_jax.load('mar_demo')
   assert len(model.engine.decoders) == 8

@@ -39,6 +39,7 @@ def decoded(name, labels=LABELS, scale=1.0, temperature=1.0, params=None):
       Sampling(rows(scale), rows(temperature))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['masked', 'causal'])
 def test_healthy_rows(name):
   assert decoded(name).valid.tolist() == [True] * 4
@@ -161,6 +162,7 @@ class TestParts:
     with pytest.raises(ValueError, match=r'one token per step.* steps that end at .*4.*Leave'):
       build(CAUSAL.target)
 
+  @pytest.mark.slow
   def test_steps_of_one_token_of_a_causal_model(self):
     steps = decoders.windows(CAUSAL.target, 2, 4, FLOW, kernels_per_call=2)
     result = jax.jit(steps)(CAUSAL.params, LABELS, jax.random.key(0), Sampling(np.ones(4)))

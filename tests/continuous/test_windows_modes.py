@@ -65,6 +65,7 @@ def equal_rows(first, second, rows=slice(None)):
   return np.mean(close & (np.asarray(first.rounds) == second.rounds[rows]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mode,name', representative(
     [(mode, name) for mode in MODES for name in MODELS], ('x64', 'causal'), ('x64', 'masked'),
     ('strict', 'causal'), ('rank', 'masked')))
@@ -77,6 +78,7 @@ def test_tokens_are_those_without_a_mode(mode, name):
   assert decoded.tokens.dtype == np.float32 and decoded.rounds.dtype == np.int32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name,decoder,mode', representative(
     [(name, decoder, mode) for mode in MODES for name, table in (
         ('causal', OTHERS), ('masked', OTHERS | DRAFTING)) for decoder in table
@@ -117,6 +119,7 @@ def test_rounds_in_pieces_and_a_program_of_the_user(name):
   assert equal_rows(jax.tree.map(lambda leaf: leaf[0], decoded), expected) >= SAME
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', representative(MODELS, 'masked'))
 def test_rows_do_not_depend_on_the_batch(name):
   """Batches of another size and order: nearly all rows are the same within rounding."""
@@ -130,6 +133,7 @@ def test_rows_do_not_depend_on_the_batch(name):
   assert equal_rows(together, expected, np.roll(shuffled, 2)) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('window', representative([2, SIZE], SIZE))
 def test_no_pass_writes_past_the_last_slot(window, monkeypatch):
   """The causal model of the tests returns NaN then; here also the numbers of all slots."""

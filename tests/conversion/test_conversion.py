@@ -98,6 +98,7 @@ def test_weights_of_float8_are_refused_in_every_form(tmp_path, form):
   assert 'freqs_cis' not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, leftovers', [
     ('class', ['freqs_cis', 'causal_mask', 'layers.0.attention.kv_cache.k_cache',
                'layers.0.attention.kv_cache.v_cache']),
@@ -112,6 +113,7 @@ def test_known_leftovers_are_ignored_and_no_others(name, leftovers):
   assert all(f'unexpected: {key}' in str(caught.value) for key in leftovers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', MODELS)
 def test_files_become_checkpoints_of_inferred_sizes(name, tmp_path):
   family, config = MODELS[name]

@@ -105,6 +105,7 @@ def test_weights_of_emu3_are_refused(tmp_path):
     convert.open_source('emu3_5', _save(tmp_path, 'emu3', config))
 
 
+@pytest.mark.slow
 def test_an_image_tokenizer_without_settings_has_the_sizes_of_its_shapes(tmp_path):
   """As with `config.yaml` alone, which is not read."""
   config = dataclasses.replace(published_files.EMU3_5_VQ, ch_mult=(1, 2), z_channels=8)
@@ -112,6 +113,7 @@ def test_an_image_tokenizer_without_settings_has_the_sizes_of_its_shapes(tmp_pat
   assert source.network.config == config
 
 
+@pytest.mark.slow
 def test_attention_at_another_level_is_refused(tmp_path):
   def more(tensors):
     attention = {name.replace('.mid.attn_1.', '.down.0.attn.0.'): x for name, x in tensors.items()
@@ -129,6 +131,7 @@ def test_the_tokenizer_file_of_transformers_is_refused(tmp_path):
     convert.convert_file('emu3_5_text', tmp_path / 'tokenizer.json', tmp_path / 'out')
 
 
+@pytest.mark.slow
 def test_checkpoints_of_pytorch_are_read(tmp_path):
   torch = pytest.importorskip('torch')
   config = published_files.EMU3_5_VQ

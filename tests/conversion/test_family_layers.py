@@ -101,6 +101,7 @@ def _attention(shapes):
           for name, shape in shapes.items() if name.startswith('encoder.mid.attn_1.')}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, config', [
     ('chameleon_vqgan', files.CHAMELEON_VQ), ('movqgan', files.MOVQGAN),
     ('emu3_5_vq', files.EMU3_5_VQ), ('emu3_vq', files.EMU3_VQ)])

@@ -50,6 +50,7 @@ def _convert(tmp_path, family, config=None, **arguments):
   return folder.convert_parts([part], tmp_path / 'model')[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('order', [('llamagen', 'llamagen_vq', 'eagle_llamagen'),
                                    ('eagle_llamagen', 'llamagen_vq', 'llamagen')])
 def test_parts_in_any_order_make_a_model(order, tmp_path):
@@ -94,6 +95,7 @@ def test_networks_without_a_model_stand_alone(tmp_path, alone):
   assert store.load(place).config == config
 
 
+@pytest.mark.slow
 def test_networks_that_do_not_belong_together_are_refused(tmp_path):
   _convert(tmp_path, 'llamagen')
   larger = dataclasses.replace(CONFIGS['llamagen_vq'], codebook_size=10)
@@ -128,6 +130,7 @@ def _spoil(part):
   safetensors.numpy.save_file(tensors, part.source)
 
 
+@pytest.mark.slow
 def test_parts_are_converted_together(tmp_path):
   shown = []
   made = folder.convert_parts(_parts(tmp_path), tmp_path / 'model', progress=lambda name: (
@@ -139,6 +142,7 @@ def test_parts_are_converted_together(tmp_path):
   assert sorted(os.listdir(tmp_path / 'model')) == ['eagle', 'model.json', 'target', 'tokenizer']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('where', ['numbers', 'sizes', 'missing', 'twice', 'stranger'])
 def test_all_parts_are_converted_or_none(tmp_path, where):
   _convert(tmp_path, 'llamagen')
@@ -185,6 +189,7 @@ def test_an_interrupted_conversion_goes_on(tmp_path):
   assert sorted(os.listdir(tmp_path / 'model')) == ['eagle', 'model.json', 'target', 'tokenizer']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('reader', ['model', 'network', 'command', 'save'])
 def test_a_reader_finishes_a_stopped_replacement(tmp_path, monkeypatch, reader):
   folder.convert_parts(_parts(tmp_path), tmp_path / 'model')
@@ -217,6 +222,7 @@ def test_a_reader_finishes_a_stopped_replacement(tmp_path, monkeypatch, reader):
   assert sorted(os.listdir(path)) == ['eagle', 'model.json', 'target', 'tokenizer']
 
 
+@pytest.mark.slow
 def test_parts_of_different_models_are_refused(tmp_path, alone):
   parts = _parts(tmp_path)
   with pytest.raises(ValueError, match='llamagen_vq, eagle_anole, which do not form a model'):
@@ -264,6 +270,7 @@ def test_folders_without_their_target_are_refused(tmp_path):
       'llamagen': tmp_path / 'c2i_B_256.pt'}
 
 
+@pytest.mark.slow
 def test_other_official_options_can_be_chosen(tmp_path):
   with pytest.raises(ValueError, match="sampling is 'fid'.*it can be: pictures"):
     _convert(tmp_path, 'llamagen', sampling='fid')
@@ -273,6 +280,7 @@ def test_other_official_options_can_be_chosen(tmp_path):
   _convert(tmp_path, 'llamagen', sampling='pictures')
 
 
+@pytest.mark.slow
 def test_classes_of_imagenet_have_names(tmp_path):
   names = imagenet.names()
   assert len(names) == len({name.lower() for name in names}) == 1000
@@ -289,6 +297,7 @@ def test_classes_of_imagenet_have_names(tmp_path):
   assert len(cspd_jax.load(tmp_path / 'model').prompts) == 3
 
 
+@pytest.mark.slow
 def test_no_network_is_converted_through_a_link(tmp_path):
   """The folder of a model may be a stranger's, and the link lead to another model."""
   part = folder.Part('llamagen_vq', _source(tmp_path, 'llamagen_vq'))

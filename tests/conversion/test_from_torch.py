@@ -23,6 +23,7 @@ def _assert_same(params, others):
   jax.tree.map(np.testing.assert_array_equal, params, others)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', live_networks.CASES)
 def test_a_module_of_transformers(name, tmp_path):
   family, make, changes = live_networks.CASES[name]
@@ -65,6 +66,7 @@ def _janus():
   return network
 
 
+@pytest.mark.slow
 def test_networks_of_the_same_file(janus):
   model = cspd_jax.from_torch(janus, 'janus_pro')
   codes = np.random.default_rng(0).integers(0, janus_reference.VQ.codebook_size, (2, 8, 8))
@@ -77,6 +79,7 @@ def test_networks_of_the_same_file(janus):
   assert alone.tokenizer is None
 
 
+@pytest.mark.slow
 def test_bfloat16(janus):
   wide = cspd_jax.from_torch(janus, 'janus_pro', dtype='bfloat16')
   narrow = {name: tensor.to(torch.bfloat16) for name, tensor in janus.state_dict().items()}
@@ -86,6 +89,7 @@ def test_bfloat16(janus):
       np.float32(ours), np.float32(theirs), rtol=0.02, atol=0.05), model.params, wide.params)
 
 
+@pytest.mark.slow
 def test_parts_are_loaded_or_in_files(janus, tmp_path):
   whole = cspd_jax.from_torch(janus, 'janus_pro')
   draft = cspd_jax.from_torch(janus, 'janus_pro', draft=janus)

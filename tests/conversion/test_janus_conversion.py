@@ -37,6 +37,7 @@ def _read(family, release, path=None, value=None):
       {'config.json': content if path is None else _changed(content, path, value)})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('release', SETTINGS)
 def test_the_published_settings_are_those_of_a_preset(release):
   config = TARGET.presets[SETTINGS[release][1]]
@@ -93,6 +94,7 @@ def test_other_settings_of_the_image_tokenizer_are_refused_by_name(release, path
     _read(VQ, release, path, value)
 
 
+@pytest.mark.slow
 def test_every_field_of_the_installed_version_is_on_the_list():
   transformers = pytest.importorskip('transformers', '5')
   module = transformers.models.janus.configuration_janus
@@ -104,6 +106,7 @@ def test_every_field_of_the_installed_version_is_on_the_list():
   assert fields(transformers.LlamaConfig) <= janus_rules.FIELDS['text_config'].fields.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.verifies('shapes', 'janus_pro')
 @pytest.mark.parametrize('name', TARGET.presets)
 def test_tensors_of_the_published_sizes_are_those_of_transformers(name):
@@ -126,6 +129,7 @@ def test_tensors_of_the_published_sizes_are_those_of_transformers(name):
         if not re.fullmatch(family.leftovers, name)}
 
 
+@pytest.mark.slow
 def test_the_image_tokenizer_has_the_tensors_of_llamagen():
   prefix = 'gen_vision_model.'
   assert convert.published_shapes(VQ, VQ.presets['vq_16']) == {
@@ -145,6 +149,7 @@ def test_anything_else_in_a_file_is_refused():
     convert.convert(TARGET, SMALL, tensors)
 
 
+@pytest.mark.slow
 def test_sizes_that_cannot_be_inferred_are_explained():
   shapes = convert.published_shapes(TARGET, SMALL)
   with pytest.raises(rules.ConversionError, match='num_heads cannot be inferred'):

@@ -221,6 +221,7 @@ class TestFolder:
     assert model.config == CONFIG
     _check_equal(model.params, _read(_meta()))
 
+  @pytest.mark.slow
   def test_several_files(self, folder, tmp_path, capsys):
     files = _divided(_meta(), 2)
     (folder / 'consolidate_params.json').write_text('{"model_parallel_size": 2}')

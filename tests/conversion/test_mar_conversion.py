@@ -45,6 +45,7 @@ def test_every_preset_is_compared():
       (family, name) for family in MODELS for name in rules.FAMILIES[family].presets}
 
 
+@pytest.mark.slow
 @pytest.mark.verifies('shapes', 'mar')
 @pytest.mark.parametrize('family, name', representative(
     _FULL_SIZES, _FULL_SIZES[0], _FULL_SIZES[-1]))
@@ -67,6 +68,7 @@ def test_parameter_counts_are_the_published_ones():
                if key.startswith('diffloss.')) == head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', MODELS)
 def test_there_and_back_is_exact(name, tmp_path):
   tensors = _published(name)
@@ -150,6 +152,7 @@ class TestTrainingFiles:
     _assert_same(weights.tensors, _published('mar', 2))
 
 
+@pytest.mark.slow
 def test_folders_with_modulations_by_block_are_refused(tmp_path):
   config = MODELS['mar']
   params = mar.init(config, jax.random.key(0))

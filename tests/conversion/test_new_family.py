@@ -49,6 +49,7 @@ def sources(tmp_path, monkeypatch):
   return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', ['--rows=2', '--model=tiny_2'])
 def test_the_command_converts_it_into_a_model(size, sources, capsys):
   output = f'--output={sources}/beach'

@@ -62,6 +62,7 @@ def test_the_tensors_are_those_of_the_official_modules():
   assert VAE.infer(shapes, dict(scale=1.0, shift=0.0, normalized=True)) == PUBLISHED_VAE
 
 
+@pytest.mark.slow
 def test_there_and_back_is_exact():
   for family, config in ((TARGET, SMALL), (VAE, dataclasses.replace(
       PUBLISHED_VAE, ch_mult=(1, 1), num_res_blocks=1, z_channels=2))):

@@ -62,6 +62,7 @@ def test_another_target_brings_its_own_defaults(tmp_path):
       'contexts "nextstep_1_1", seconds {"cpu": {"1": ["mar", 2.0]}}')
 
 
+@pytest.mark.slow
 def test_the_same_target_and_other_parts_keep_the_defaults(tmp_path):
   target = _part(tmp_path / 'target', 'llamagen', LLAMAGEN)
   model, notes = tmp_path / 'model', []
@@ -101,6 +102,7 @@ def test_dtypes_that_weights_cannot_have(tmp_path, dtype):
   assert not (tmp_path / 'model').exists()
 
 
+@pytest.mark.slow
 def test_the_next_command_names_the_folder_and_no_shipped_model(tmp_path, monkeypatch, capsys):
   target = _part(tmp_path / 'target', 'llamagen', LLAMAGEN)
   pixels = _part(tmp_path / 'vq', 'llamagen_vq', VQ)
@@ -113,6 +115,7 @@ def test_the_next_command_names_the_folder_and_no_shipped_model(tmp_path, monkey
   assert cspd_jax.load('./demo').config == LLAMAGEN != cspd_jax.load('demo').config
 
 
+@pytest.mark.slow
 def test_numbers_that_a_dtype_does_not_represent(tmp_path):
   torch = pytest.importorskip('torch')
   shapes = convert.published_shapes(rules.get('llamagen'), LLAMAGEN)

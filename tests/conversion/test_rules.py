@@ -32,6 +32,7 @@ def test_every_preset_has_a_manifest():
   assert named == {(family.kind, name) for family in families for name in family.presets}
 
 
+@pytest.mark.slow
 @pytest.mark.verifies('shapes', 'llamagen')
 @pytest.mark.parametrize('path', _MANIFESTS, ids=lambda path: path.name.split('.')[0])
 def test_published_tensors_are_exactly_those_of_the_model(path):
@@ -80,6 +81,7 @@ def test_tables_must_make_every_parameter_once():
     base.expand(table + [base.Rule('again', ('b',), base.KEEP)], ['x_0/a', 'b'])
 
 
+@pytest.mark.slow
 def test_several_tensors_may_become_one_parameter():
   join = base.Transform(lambda *parts: (np.concatenate(parts),), lambda x: tuple(np.split(x, 2)))
   rule, = base.expand([base.Rule(('a.{i}', 'b.{i}'), ('x_{i}',), join)], ['x_3'])

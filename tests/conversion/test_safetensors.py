@@ -88,6 +88,7 @@ def _changed(data, header, rng):
   ])()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('seed', range(2))
 def test_any_change_is_read_or_refused(tmp_path, seed):
   rng = random.Random(seed)

@@ -248,6 +248,7 @@ def test_sizes_that_cannot_be_inferred_are_required(save, family, config, option
     _config(family, save(family, config), **options)
 
 
+@pytest.mark.slow
 def test_heads_are_not_assumed_where_the_class_has_another_default():
   simplear = rules.get('simplear')
   shapes = convert.published_shapes(simplear, simplear.presets['simplear_0_5b'])
@@ -311,6 +312,7 @@ def test_settings_of_drafters_are_used(save):
     _config('eagle_llamagen', source, image_size=32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('prefix', ['', 'vqmodel.'])
 def test_names_of_transformers_are_read(prefix):
   """Emu3 with its tokenizer in one file; the names are those of `save_pretrained`."""
@@ -347,6 +349,7 @@ def test_names_of_transformers_are_read(prefix):
   assert made['encoder']['network']['mid']['attn_0']['query']['kernel'].shape == (128, 128)
 
 
+@pytest.mark.slow
 def test_the_tokenizer_file_of_transformers_is_refused_for_emu3(tmp_path):
   (tmp_path / 'tokenizer.json').write_text('{"model": {}}')
   with pytest.raises(ValueError, match='read from emu3.tiktoken, which BAAI/Emu3-Gen'):

@@ -95,6 +95,7 @@ def test_other_rotations_are_refused_as_transformers_writes_them(name, tmp_path)
     convert.open_source(family, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_image_tokenizer_of_the_same_folder(tmp_path):
   network = live_networks.redraw(live_networks.emu3_hf())
   loaded = _converted('emu3_vq', network, tmp_path)
@@ -110,6 +111,7 @@ def test_the_image_tokenizer_of_the_same_folder(tmp_path):
   np.testing.assert_array_equal(emu3_vq.encode(loaded.params, loaded.config, images), tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('changes', [
     dict(layer_norm_epsilon=0.1, feed_forward_proj='gated-gelu'),
     dict(relative_attention_max_distance=40, feed_forward_proj='gated-silu'),

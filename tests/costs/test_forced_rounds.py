@@ -44,6 +44,7 @@ def _models():
     yield module.target(config, guided=True), params, condition
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('text', representative(['mar', *_TEXTS], _TEXTS[0]))
 def test_parts_of_a_round(text):
   measured = predicted.Measured(1.5, 4.0)
@@ -84,6 +85,7 @@ def test_rows_have_the_calls_of_the_report(tmp_path):
   np.testing.assert_allclose(windows['speedup_over_pytorch'], 1.5 * 1200 / 760)
 
 
+@pytest.mark.slow
 def test_decoders_that_the_report_does_not_contain(tmp_path):
   target, *_ = next(_models())
   with pytest.raises(ValueError, match=r"'exact_head', which accepted .* for demo; give a report"):

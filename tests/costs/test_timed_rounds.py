@@ -24,6 +24,7 @@ def _condition(model, count):
       families.FAMILIES[model.family].published.condition(model.config, count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('text, tokens', [
     ('mc_sjd(window=8)', 2.6), ('seed_exact(window=6)', 6), ('sjd_pac(window=12)', 1)])
 def test_rounds_commit_what_they_are_told(model, text, tokens):
@@ -58,6 +59,7 @@ def test_random_arrays():
   assert found['visible'].all() and found['kernel'].dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_rounds_are_counted_and_timed(model):
   decoder = timed_rounds.with_acceptance(model.decoder('mc_sjd(window=4)', guided=True), 2)
   device = devices.Accelerator(1e10, 1e11, 0, 0, 0, 'cpu', '', ())
@@ -80,6 +82,7 @@ def test_rates(monkeypatch):
   assert 1e7 < roofline.matrix_rate('float32', 1) < 1e17
 
 
+@pytest.mark.slow
 def test_accepted(tmp_path):
   path = tmp_path / 'report.json'
   path.write_text('{"rows": [{"decoder": "mc_sjd(window=8)", "step_compression": 2.5}]}')

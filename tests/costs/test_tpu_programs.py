@@ -127,6 +127,7 @@ def test_turns_of_a_loop(found):
   assert module.trips(module.computations['main'].instructions['loop']) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('left,right,out,attributes,expected', [
     # A projection to 32 attention heads: each is a position of a window with padding on all sides.
     ('bf16[2,64,512,1]', 'bf16[512,32,128,1]', 'bf16[2,64,32,128]',

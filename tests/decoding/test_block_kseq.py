@@ -79,6 +79,7 @@ def mistaken_draws(draws, said):
   return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('patch,build,options', [
     pytest.param((accept, 'without', unnormalised), parts(TREE, 'distinct', exact), {},
                  id='draft distribution not renormalised for the second sibling'),
@@ -147,6 +148,7 @@ class RefusedTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, words):
       make_decoder(model.target, tabular_drafter(model, tree, draws), verifier())
 
+  @pytest.mark.slow
   def test_topologies_known_at_run_time(self):
     model = tabular(jax.random.key(0), 3, 4)
     drafter = tabular_drafter(model, CHAIN, 'iid')

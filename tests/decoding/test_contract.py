@@ -40,6 +40,7 @@ def target(**changes):
                        for name, change in changes.items()})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('broken,message', [
     (target(prefill=lambda result: result[:2]),
      r'prefill of the target returned a tuple of 2; it must return \(logits, features, cache\)'),
@@ -202,6 +203,7 @@ def test_verifiers(verifier, message):
     trace(make_decoder(T, jacobi(4, tree=TREE), verifier))
 
 
+@pytest.mark.slow
 def test_right_ones_pass():
   resources = specification.Resources(drafts(T, T))
   for name in specification.DECODERS:

@@ -119,6 +119,7 @@ def theorem_two(length, omega):
   return mean, bound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('length,schedule,omega', [
     (1, 'uniform', [1.4]),
     (3, 'falling', 0.95 * 3 * np.exp(-0.7 * np.arange(3)) / np.exp(-0.7 * np.arange(3)).sum())])

@@ -130,6 +130,7 @@ def model():
 SIDES = trees.caterpillar(3, 2, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind, size, passes, tree, reads', representative(
     [('model', 5, 1, None, None), ('model', 5, 3, None, None), ('model', 5, 8, None, None),
      ('model', 7, 2, SIDES, None), ('model', 7, 5, trees.caterpillar(2, 3, 6), 2),
@@ -146,6 +147,7 @@ def test_sequences_have_the_distribution(model, kind, size, passes, tree, reads)
   assert report.passed, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', representative(
     [None, *MISTAKES], None, 'distribution of the pass before'))
 def test_mistakes_are_seen(name, monkeypatch):
@@ -164,6 +166,7 @@ def test_mistakes_are_seen(name, monkeypatch):
   assert report.passed == (name is None), report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tree, temperature, kind', representative(
     itertools.product([None, SIDES], [0.9, 0.0], CORRECTORS),
     (SIDES, 0.9, 'network'), (None, 0.0, 'model')))

@@ -125,6 +125,7 @@ def program(decoder, needs):
   return re.sub(r'0x[0-9a-f]+', '', str(jaxpr))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('spec', BUILT)
 def test_a_specification_builds_what_a_hand_does(spec):
   decoder, needs = build(spec), specification.needs(spec)

@@ -117,6 +117,7 @@ def test_too_many_outcomes():
         make_decoder(built.target, jacobi(4), exact()), built, rounds=2, max_outcomes=1000)
 
 
+@pytest.mark.slow
 def test_noise_of_positions_is_refused():
   built = tabular(jax.random.key(0), 3, 4)
   drafter = jacobi(3, 'noise', tree=trees.caterpillar(2, 1, 2))

@@ -72,6 +72,7 @@ def test_rounds_are_exact(name, rounds, vocab_size):
   assert total_variation(name, WARP, rounds, vocab_size) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name,rounds,vocab_size', representative([
     ('eagle', 1, 2), ('eagle small', 2, 2), ('eagle iid', 1, 3), ('eagle fixed', 1, 3),
     ('eagle2', 1, 3), ('eagle2 match', 2, 2), ('medusa', 1, 3), ('medusa product', 2, 2),

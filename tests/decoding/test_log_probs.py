@@ -142,6 +142,7 @@ def test_raw_values_are_off_by_default():
   assert len(text) < len(str(jax.make_jaxpr(with_raw)(MODEL.params, LABELS, jax.random.key(0))))
 
 
+@pytest.mark.slow
 def test_float64():
   with jax.enable_x64(True):
     built = tabular(jax.random.key(0), 3, 4, dtype=jnp.float64)
@@ -174,6 +175,7 @@ def test_refilled_rows(name):
                      *(group.decoded for group in groups)))
 
 
+@pytest.mark.slow
 def test_differentiable_pass_over_images():
   """Equals the decoder's values; its gradient is that of `distributions`."""
   decoded = decode('sjd', Warp(1.5, 0.8))

@@ -94,6 +94,7 @@ class LoopTest(chex.TestCase):
     np.testing.assert_array_equal(decoded.round_of_token[:, -1], decoded.rounds - 1)
 
   @chex.variants(with_jit=True, without_jit=True)
+  @pytest.mark.slow
   def test_with_and_without_jit(self):
     decoded = self.variant(build('sjd_pac'))(MODEL.params, LABELS, jax.random.key(7), WARP)
     jitted = decode('sjd_pac')
@@ -101,6 +102,7 @@ class LoopTest(chex.TestCase):
     chex.assert_trees_all_equal(decoded._replace(log_probs=jitted.log_probs), jitted)
 
   @parameterized.parameters(*FIRST)
+  @pytest.mark.slow
   def test_target_calls_equal_rounds_in_one_compilation(self, name):
     self._check_calls(name)
 
@@ -165,6 +167,7 @@ class LoopTest(chex.TestCase):
     self.assertLessEqual(int(decoded.rounds.sum()), int(vanilla.rounds.sum()))
 
   @parameterized.parameters(*KINDS)
+  @pytest.mark.slow
   def test_greedy_is_the_same_for_every_window(self, fresh):
     # At temperature 0 all distributions are one-hot: every decoder gives the most probable path.
     greedy = Warp(guidance_scale=1.5, temperature=0.0)
@@ -210,6 +213,7 @@ class LoopTest(chex.TestCase):
     decoder = decoders.speculative(MODEL.target, plain.target, 2)
     jax.jit(decoder)(MODEL.params, LABELS, jax.random.key(0), WARP, plain.params)
 
+  @pytest.mark.slow
   def test_steps_by_hand(self):
     decoder = build('sjd')
     state = decoder.start(MODEL.params, LABELS, row_keys(jax.random.key(7), 5), WARP)

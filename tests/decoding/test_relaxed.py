@@ -97,6 +97,7 @@ def check_bound(stage, least):
   assert least < distance.mean() / stage.tv_bound.mean() <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [n for n in VERIFIERS if not n.startswith('lantern, released')])
 def test_tv_bound_holds_for_siblings(name):
   check_bound(stage_of(name, 2), 0.8)
@@ -110,6 +111,7 @@ def test_tv_bound_is_the_distance_of_one_candidate(name):
   assert stage.tv_bound.max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name,draws', [
     ('uniform', 'iid'), ('typical', 'fixed'), ('grouped', 'fixed'),
     ('lantern, released_dynamic', 'fixed')])
@@ -117,6 +119,7 @@ def test_tv_bound_holds_however_siblings_are_drawn(name, draws):
   check_bound(stage_of(name, 2, draws), 0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [n for n, (_, limit) in VERIFIERS.items() if limit is not None])
 def test_some_value_is_exact(name):
   stage = stage_of(name, 2, exact_value=True)
@@ -124,6 +127,7 @@ def test_some_value_is_exact(name):
   np.testing.assert_allclose(stage.tv_bound, 0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', RESIDUALS[1:])
 def test_best_residual_has_the_least_tv_bound(kind):
   best, other = stage_of('lantern'), stage_of(f'lantern, {kind}')

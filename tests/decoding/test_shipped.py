@@ -37,6 +37,7 @@ def decode(name, window=16, order=(0, 1, 2)):
       model().params, LABELS[order], KEYS[order], WARP, model('demo/draft').params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('window,order', representative(
     [(16, (0, 1, 2)), (16, (2, 0, 1)), (16, (1,)), (40, (2, 1))], (40, (2, 1))))
 def test_seed_exact_equals_vanilla(window, order):

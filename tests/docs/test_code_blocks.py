@@ -38,6 +38,7 @@ def test_the_readme_from_top_to_bottom(place, commands):
   assert done == commands and (place / 'runs' / 'cat').is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('page', _long_ones_slow(
     [page for page in pages.having('python') if page.parent != pages.ROOT], '.md'), ids=pages.name)
 def test_page(page, place):
@@ -47,6 +48,7 @@ def test_page(page, place):
       pages.run(block.text, pages.name(page), block.line, namespace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'notebook', _long_ones_slow(pages.NOTEBOOKS, '.ipynb'), ids=lambda path: path.name)
 def test_notebook(notebook, place):

@@ -16,6 +16,7 @@ REPORT = dict(
         dict(decoder='mc_sjd(window=4)', guarantee='exact', step_compression=1.5)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('page', tables.PAGES, ids=lambda page: page.name)
 def test_pages_are_up_to_date(page):
   text = page.read_text()
@@ -98,6 +99,7 @@ def test_every_package_has_a_page_of_the_reference():
   assert len(documented) > 50
 
 
+@pytest.mark.slow
 def test_names_are_unique_and_used():
   assert not tables.TABLES.keys() & lists.LISTS.keys()
   text = ''.join(page.read_text() for page in tables.PAGES)

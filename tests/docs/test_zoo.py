@@ -80,6 +80,7 @@ def test_a_level_ends_with_its_test(tmp_path, monkeypatch):
     verified.of('anole')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['demo', 'text_demo'])
 def test_bytes_with_int8_are_those_of_a_loaded_model(name):
   loaded = cspd_jax.load(name, dtype='bfloat16', quantize='int8')
@@ -88,6 +89,7 @@ def test_bytes_with_int8_are_those_of_a_loaded_model(name):
   assert sizes.quantized_bytes(network.kind, network.params) == memory.size(loaded.params)
 
 
+@pytest.mark.slow
 def test_numbers_of_few_layers_are_those_of_all():
   file = rules.FAMILIES['llamagen']
   config = file.presets['c2i_b_256']
@@ -103,12 +105,14 @@ def test_numbers_of_few_layers_are_those_of_all():
     assert expected == memory.cache_size(target, one.params, condition, target.num_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('page', ['llamagen', 'lumina_mgpt', 'nextstep'])
 def test_pixels_are_those_in_the_names(page):
   for name, size in sizes.of_targets(page).items():
     assert size.pixels == (int(name.split('_')[-1]),) * 2
 
 
+@pytest.mark.slow
 def test_models_without_a_cache_or_int8_matrices_have_none():
   assert all(size.cache is None and size.bytes[1] is None
              for size in sizes.of_targets('mar').values())
@@ -152,6 +156,7 @@ def test_licences_name_those_of_other_networks():
   assert zoo.licence('liquid').endswith(f': {rules.FAMILIES["chameleon_vqgan"].licence}')
 
 
+@pytest.mark.slow
 def test_what_works_is_tried():
   rows = {row['family']: row for row in supported.rows(['llamagen', 'mar', 'nextstep'])}
   llamagen, mar, nextstep = rows.values()
@@ -162,6 +167,7 @@ def test_what_works_is_tried():
   assert of(mar) == {'relaxed'} and of(nextstep) == {'other sizes', 'int8 matrices', 'int8 cache'}
 
 
+@pytest.mark.slow
 def test_what_does_not_work_is_refused():
   """By shipped models of the families that have no such feature in the table."""
   with pytest.raises(ValueError, match='has no cache'):
@@ -174,6 +180,7 @@ def test_what_does_not_work_is_refused():
     cspd_jax.load('demo', grid=(4, 4))
 
 
+@pytest.mark.slow
 def test_a_feature_that_a_family_loses_leaves_the_table(monkeypatch):
   model, works = supported.model('emu3'), supported.FEATURES
   names = 'trained drafters', 'other sizes', 'int8 matrices'

@@ -44,6 +44,7 @@ def test_rounds_as_one_graph_are_compared(capsys, monkeypatch, tmp_path):
   assert json.loads((tmp_path / 'report.json').read_text())['rows'][0]['kind'] == 'rounds'
 
 
+@pytest.mark.slow
 def test_what_fails_is_noted_and_the_rest_goes_on(capsys, monkeypatch, tmp_path):
   def fail(repeats=5):
     raise RuntimeError('no matrix unit')
@@ -56,6 +57,7 @@ def test_what_fails_is_noted_and_the_rest_goes_on(capsys, monkeypatch, tmp_path)
   assert 'time limit was reached' in report['notes'][-1]['error'] and 'not measured: demo' in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('words, message', [
     (('--decoder=mc_sjd(window=5)',), 'does not contain; give tokens_per_round'),
     (('--decoder=mc_sjd(window=4)', '--tokens_per_round=9'), 'it must be 1 to 4'),

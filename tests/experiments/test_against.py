@@ -27,6 +27,7 @@ _LLAMAGEN = [
     (['--repo={tmp}', '--tokens_per_round=2'], 'does not contain autoregressive/models/gpt.py')]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('program, words, message', [
     *((against_mar, *case) for case in _MAR), *((against_llamagen, *case) for case in _LLAMAGEN),
     *((against_nextstep, *case) for case in _NEXTSTEP)])

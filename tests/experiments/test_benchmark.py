@@ -145,6 +145,7 @@ def test_tables_of_the_report(good, capsys):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_chosen_metrics_without_reference_and_times(folder, capsys, tmp_path):
   found = _call(
       benchmark.main, folder, capsys, tmp_path / 'out', '--metrics=rounds,tv_bound',

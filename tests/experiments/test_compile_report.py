@@ -34,6 +34,7 @@ def _call(capsys, out, *words):
   return calls.call(compile_report.main, capsys, out, '--model=demo', *words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _BAD)
 def test_bad_input(here, capsys, tmp_path, name):
   words, found = _BAD[name]
@@ -47,6 +48,7 @@ def test_missing_wheels(monkeypatch, capsys, tmp_path):
       f'pip install --no-deps jax-cuda12-plugin=={jax.__version__}'])
 
 
+@pytest.mark.slow
 def test_a_report(here, capsys, tmp_path):
   accepted = tmp_path / 'accepted.json'
   accepted.write_text(json.dumps(dict(rows=[

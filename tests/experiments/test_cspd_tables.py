@@ -50,6 +50,7 @@ def _call(models, capsys, out, *words):
       '--decoder=cspd_released', *(word.format(tmp=models) for word in words))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _BAD)
 def test_bad_input(models, capsys, tmp_path, name):
   words, found = _BAD[name]
@@ -118,6 +119,7 @@ def test_what_is_compiled_is_kept_while_it_is_timed(models, monkeypatch):
   assert min(lab.speeds([lab.parallel(2)], 1)) > 0, 'nothing is timed twice'
 
 
+@pytest.mark.slow
 def test_decoders_with_a_pass_per_draft_have_short_lengths(models):
   lengths = {}
   for most in (1, 2, 4):
@@ -131,6 +133,7 @@ def test_decoders_with_a_pass_per_draft_have_short_lengths(models):
   assert lengths == {1: [2], 2: [2], 4: [2, 3, 4]}
 
 
+@pytest.mark.slow
 def test_fit_is_stored_and_used(models):
   schedule = schedule_lib.make()
   store.annotate(models / 'draft', head_drafter.describe_rho(
@@ -151,6 +154,7 @@ def _fit(capsys, models, *words):
   return (code, *capsys.readouterr())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('words,message', [
     (['--num_chains=4'], 'num_chains is 4; it must be a whole number from 32'),
     (['--kernels_per_call=1'], 'kernels_per_call is 1'),

@@ -46,6 +46,7 @@ def test_decoders_pass(tmp_path):
     assert row['decoder'] in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('flag,message', [
     ('--windw=3', '--windw is not a flag; did you mean --window?'),
     ('--window=0', 'window is 0; it must be a whole number from 1'),

@@ -44,6 +44,7 @@ def _call(folder, capsys, path, tokens, *words):
       f'--tokens={",".join(map(str, tokens))}', *words)
 
 
+@pytest.mark.slow
 def test_greedy_tokens_agree(folder, printed, capsys, tmp_path):
   tokens, count = printed
   made = _call(folder, capsys, tmp_path / 'out', tokens, f'--num_prompt_tokens={count}')
@@ -85,6 +86,7 @@ def test_the_gap_of_rounding_bounds_what_rounding_changes():
   assert np.abs(guided - other).max() > bound.max() / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('words, message', [
     (['--preset=janus_pro_1b'], ['sizes are not those of janus_pro_1b', 'published weights']),
     (['--preset=janus'], ['janus']),

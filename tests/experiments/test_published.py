@@ -32,6 +32,7 @@ def _call(folder, capsys, out, *words):
   return calls.call(published.main, capsys, out, f'--model={folder}', '--guidance_scale=1', *words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('words, found', [
     (['--paper=sjdd'], ["paper holds 'sjdd'", 'sjd, sjd_pac']),
     (['--paper='], ['paper is empty']),
@@ -47,6 +48,7 @@ def test_a_row_has_a_decoder_or_a_reason():
       Row('Table 1', 'ours', '2x', **row)
 
 
+@pytest.mark.slow
 def test_rows_are_measured_with_their_own_options(folder, capsys, tmp_path, monkeypatch):
   monkeypatch.setitem(ROWS, 'sjd', _ROWS)
   found = _call(folder, capsys, tmp_path / 'out', '--paper=sjd', '--num_images=4')
@@ -64,6 +66,7 @@ def test_rows_are_measured_with_their_own_options(folder, capsys, tmp_path, monk
   assert len(list(csv.DictReader((found.folder / 'rows.csv').open()))) == 4
 
 
+@pytest.mark.slow
 def test_a_table_without_prices_has_no_column_for_them(folder, capsys, tmp_path, monkeypatch):
   monkeypatch.setitem(ROWS, 'sjd', _ROWS[1:2] + _ROWS[3:])
   found = _call(folder, capsys, tmp_path / 'out', '--paper=sjd', '--num_images=2')
@@ -165,6 +168,7 @@ def test_a_program_that_fails_stops_the_others(monkeypatch, tmp_path):
     all_papers.run(all_papers.Config(('sjd',)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options, found', [
     (dict(program=('sjdd',)), "program holds 'sjdd'"), (dict(budget=0.0), 'budget is 0.0')])
 def test_bad_options_of_all(options, found):

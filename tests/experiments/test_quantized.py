@@ -39,6 +39,7 @@ def test_numbers_are_those_of_the_distributions(folder):
   assert not np.any(same.largest)
 
 
+@pytest.mark.slow
 def test_the_program(folder, capsys, tmp_path):
   found = calls.call(
       quantized.main, capsys, tmp_path / 'out', f'--model={folder}/alone', '--num_images=4',
@@ -54,6 +55,7 @@ def test_the_program(folder, capsys, tmp_path):
     assert row['difference'] == pytest.approx(row['other_nll'] - row['nll'], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('words, message', [
     (['--num_images=1'], ['num_images is 1']),
     (['--model=mar_demo'], ["a 'mar' network has no int8 matrices"])])
@@ -62,6 +64,7 @@ def test_wrong_input(folder, capsys, tmp_path, words, message):
       quantized.main, capsys, tmp_path / 'out', f'--model={folder}/alone', *words), message)
 
 
+@pytest.mark.slow
 def test_nothing_to_measure():
   config = dataclasses.replace(quantized_config.get_config(), guidance_scale=())
   with pytest.raises(ValueError, match='guidance_scale is empty'):

@@ -14,6 +14,7 @@ def folder(tmp_path_factory):
   return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
 
 
+@pytest.mark.slow
 def test_batches_and_a_queue(folder, capsys, tmp_path):
   found = calls.call(
       refill.main, capsys, tmp_path / 'out', f'--model={folder}', '--decoder=mc_sjd',
@@ -29,6 +30,7 @@ def test_batches_and_a_queue(folder, capsys, tmp_path):
   assert report['tables'][0]['title'].endswith('12 images, 3 at once')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('words, message', [
     (['--model=mar_demo'], ['mar_demo', 'discrete']), (['--decoder=eagle'], ['EAGLE network']),
     (['--num_images=3', '--batch_size=2'], ['batch_size is 2 and there are 3 images'])])

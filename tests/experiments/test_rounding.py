@@ -16,6 +16,7 @@ def folder(tmp_path_factory):
   return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
 
 
+@pytest.mark.slow
 def test_shares(folder, capsys, tmp_path):
   found = calls.call(
       rounding.main, capsys, tmp_path / 'out', f'--model={folder}', '--decoder=seed_exact',
@@ -41,6 +42,7 @@ def test_what_differs_is_counted(monkeypatch):
       images=0.25, tokens=0.15, images_in_window=0.5, tokens_in_window=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('words, message', [
     (['--decoder=sjd'], ["'sjd(window=4)' is exact", 'seed-exact']),
     (['--dtype=int8'], ["dtype holds 'int8'", 'float16']),

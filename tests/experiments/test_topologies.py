@@ -45,12 +45,14 @@ def _call(main, folder, capsys, out, *words):
   return calls.call(main, capsys, out, f'--model={folder}', *words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _BAD)
 def test_bad_input(folder, capsys, tmp_path, name):
   program, words, found = _BAD[name]
   calls.check_refused(_call(program.main, folder, capsys, tmp_path / 'out', *words), found)
 
 
+@pytest.mark.slow
 def test_rows_of_every_window(folder, capsys, tmp_path):
   found = _call(
       topologies.main, folder, capsys, tmp_path / 'out', '--window=3,5', '--num_images=4',
@@ -81,6 +83,7 @@ def test_papers_have_their_own_decoders(folder, capsys, tmp_path, monkeypatch, p
   assert any(decoder.startswith(text.split('+')[0].rstrip(')')) for text in settings['decoder'])
 
 
+@pytest.mark.slow
 def test_overhead(folder, capsys, tmp_path):
   found = _call(
       overhead.main, folder, capsys, tmp_path / 'out', '--window=3', '--repeats=1',
@@ -95,6 +98,7 @@ def test_overhead(folder, capsys, tmp_path):
   assert 'vanilla' in overhead_config.get_config().decoder
 
 
+@pytest.mark.slow
 def test_points_of_every_temperature(folder, capsys, tmp_path):
   found = _call(
       uncertainty.main, folder, capsys, tmp_path / 'out', '--window=4', '--num_images=4',

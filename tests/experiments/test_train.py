@@ -57,6 +57,7 @@ def test_exported_models_can_be_used(finished, recipe):
   assert model.pixels(tokens).shape == (1, recipe.image_size, recipe.image_size, 3)
 
 
+@pytest.mark.slow
 def test_report_and_pictures(finished, recipe):
   rows = json.loads((finished / 'report.json').read_text())['rows']
   report = {row['network']: row for row in rows}
@@ -107,6 +108,7 @@ def test_recipe_refuses_models_that_do_not_fit(recipe):
     dataclasses.replace(recipe, image_size=7)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_is_taken_from_a_model(finished, recipe, tmp_path):
   taken = dataclasses.replace(recipe, tokenizer_of=str(finished / 'export'))
   _assert_equal(train.tokenizer_of(taken, tmp_path),
@@ -116,6 +118,7 @@ def test_a_tokenizer_is_taken_from_a_model(finished, recipe, tmp_path):
     train.tokenizer_of(dataclasses.replace(recipe, tokenizer_of='demo'), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('program,words,message', [
     (train, ['--config=configs/benchmark.py'], 'requires a recipe like configs/train/demo.py'),
     (train, ['--stage=rest'], 'one of all, tokenizer, target, draft, eval, export'),

@@ -53,6 +53,7 @@ def folder(files, tmp_path_factory):
   return folder
 
 
+@pytest.mark.slow
 def test_a_model_is_converted_part_by_part(folder):
   model = cspd_jax.load(folder)
   assert model.config == CONFIG and model.tokenizer.config == VQ
@@ -67,6 +68,7 @@ def test_a_model_is_converted_part_by_part(folder):
     alone.generate(model.condition(['a cat']))
 
 
+@pytest.mark.slow
 def test_the_layout_of_the_official_program_is_a_whole_model(folder, tmp_path, capsys):
   source = published_files.lumina_mgpt(tmp_path)
   assert not convert(source.parent, 'lumina_mgpt', source.name, tmp_path / 'model', '--height=4',
@@ -79,6 +81,7 @@ def test_the_layout_of_the_official_program_is_a_whole_model(folder, tmp_path, c
                                 parts.condition(['a cat']).tokens)
 
 
+@pytest.mark.slow
 def test_an_image_tokenizer_in_the_file_of_the_target(folder, tmp_path, capsys):
   """As in folders of transformers; Meta's own tokenizers may be in `original_tokenizers`."""
   source, parts = tmp_path / 'hf', cspd_jax.load(folder)
@@ -117,6 +120,7 @@ def test_an_image_tokenizer_in_the_file_of_the_target(folder, tmp_path, capsys):
   check('files')
 
 
+@pytest.mark.slow
 def test_prompts_are_written_as_the_official_sampler_does(folder):
   model = cspd_jax.load(folder)
   condition = model.condition(['a cat', 'a <racm3:break> ' + 'long ' * 20])
@@ -131,6 +135,7 @@ def test_prompts_are_written_as_the_official_sampler_does(folder):
   assert condition.tokens.shape[2] % 32 == 0 and condition.tokens.shape[1] == 2
 
 
+@pytest.mark.slow
 def test_contexts_of_another_program(folder):
   model = cspd_jax.load(folder)
   build = lambda name: early_fusion_family.FAMILY.build(families.family.Parts('lumina', {
@@ -164,6 +169,7 @@ def test_pictures_of_words(folder, tmp_path):
   assert len(list((tmp_path / 'out').glob('*.png'))) == 1
 
 
+@pytest.mark.slow
 def test_images_of_other_sizes(folder):
   own, wide = cspd_jax.load(folder), cspd_jax.load(folder, grid=(2, 8))
   assert wide.grid == (2, 8) and wide.num_tokens == 2 * 9 + 1
@@ -176,6 +182,7 @@ def test_images_of_other_sizes(folder):
   assert own.params['transformer'].keys() == wide.params['transformer'].keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('grid, message', [
     ((0, 4), r'grid is \(0, 4\); it must be rows and columns'), ((2.0, 4), 'grid is'),
     ('4x4', "grid is '4x4'; it must be rows"), ((3, 4), 'has 3x4 codes; Lumina-mGPT supports on')])
@@ -212,6 +219,7 @@ def test_published_drafters_know_the_tokens(folder, tmp_path):
   np.testing.assert_array_equal(drafted[0, forced >= 0], forced[forced >= 0])
 
 
+@pytest.mark.slow
 def test_words_are_written_for_the_target_alone(folder, files, tmp_path, capsys):
   """Anole has the same file of words, and another template."""
   assert not convert(files, 'anole_text', 'text_tokenizer.json', tmp_path / 'words')
@@ -226,6 +234,7 @@ def test_words_are_written_for_the_target_alone(folder, files, tmp_path, capsys)
   assert store.describe(folder / 'text').config.form == 'lumina_mgpt'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('family, option', [
     ('anole', '--family=anole_text, pass'), ('lumina_mgpt', '--family=lumina_mgpt_text, pass'),
     (None, '--family=lumina_mgpt_text or --family=anole_text, pass')])
@@ -264,6 +273,7 @@ def test_sizes_without_tokens_are_refused():
       0, *(20000 + ord(letter) for letter in 'Generate an image of me'), 8710, 8197], [8197])
 
 
+@pytest.mark.slow
 def test_emu3_writes_as_its_official_program():
   text = _text(emu3_text(), 'emu3')
   request, away = templates.emu3(text, 'cat', 90, 45)
@@ -302,6 +312,7 @@ def test_pictures_of_emu3(kind, network, sizes, tmp_path):
   np.testing.assert_allclose(made.images / 127.5 - 1, want, atol=0.005)
 
 
+@pytest.mark.slow
 def test_texts_are_saved_as_they_are(folder):
   loaded = store.load(folder / 'text', dtype='bfloat16')
   assert bytes(np.asarray(jax.device_get(loaded.params['file']))) == chameleon_text()

@@ -70,6 +70,7 @@ def test_prompts_are_those_of_the_official_program(text, number):
   assert templates.emu3_5(text, 'a <|image start|> cat', 2, 3)[0].count(image[0]) == 1
 
 
+@pytest.mark.slow
 def test_probabilities_are_those_of_the_official_sampler(text):
   order = early_fusion.order(CONFIG)
   prompt = templates.padded([templates.emu3_5(text, 'a cat', 2, 3)])
@@ -104,6 +105,7 @@ def vanilla(model):
   return model.generate(PROMPTS[:3], seed=5, decoder='vanilla')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('decoder', representative(
     ('seed_exact(window=4)', 'eagle(tree=chain(3))+match',
      'corrected_seed_exact(by=eagle, window=4)', 'corrected_seed_exact(by=layers, window=4)'),
@@ -114,6 +116,7 @@ def test_seed_exact_decoders_write_the_tokens_of_vanilla(model, vanilla, decoder
   np.testing.assert_array_equal(np.asarray(made.decoded.tokens)[:, [3, 7]], [[131072, 131073]] * 3)
 
 
+@pytest.mark.slow
 def test_pictures_are_encoded_as_the_tokens_they_show(model, vanilla):
   """The tokenizer's map of tokens is the identity, with the grammar around it."""
   tokens = np.asarray(vanilla.decoded.tokens)
@@ -125,6 +128,7 @@ def test_pictures_are_encoded_as_the_tokens_they_show(model, vanilla):
   assert encoded.shape == (3, 8) and encoded[:, forced < 0].max() < 131072
 
 
+@pytest.mark.slow
 def test_other_grids_and_int8(folder, tmp_path):
   assert not generate_command.main(
       ['cspd-generate', f'--model={folder}', '--grid=3x2', '--quantize=int8', '--prompt=a cat',
@@ -134,6 +138,7 @@ def test_other_grids_and_int8(folder, tmp_path):
   assert (int.from_bytes(header[:4], 'big'), int.from_bytes(header[4:], 'big')) == (4, 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('words, scale', [((), 5.0), (('--sampling=emu3_5',), 2.0)])
 def test_both_releases_have_their_guidance(words, scale, tmp_path):
   source = published_files.emu3_5(tmp_path)
@@ -144,6 +149,7 @@ def test_both_releases_have_their_guidance(words, scale, tmp_path):
       'temperature': 1.0, 'top_p': 1.0, 'top_k': 5120, 'guidance_scale': scale}
 
 
+@pytest.mark.slow
 def test_the_published_size_is_described():
   """Numbers of parameters of the 34B model, and those that int8 stores in a byte."""
   config = early_fusion.PRESETS['emu3_5_34b']

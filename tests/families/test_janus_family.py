@@ -62,6 +62,7 @@ def test_a_folder_becomes_pictures_by_two_commands(is_transformers, tmp_path, ca
   assert sampling['guidance_scale'] == 5.0 and not sampling['top_k']
 
 
+@pytest.mark.slow
 def test_both_formats_are_one_model(tmp_path):
   loaded = []
   for is_transformers in (True, False):
@@ -90,6 +91,7 @@ def test_prompts_are_those_of_the_official_template(roles):
   assert injected.count(image) == 1
 
 
+@pytest.mark.slow
 def test_padding_of_the_second_context_is_read(model):
   condition = model.condition(PROMPTS)
   visible = np.asarray(condition.visible)
@@ -123,6 +125,7 @@ def vanilla(model):
   return model.generate(PROMPTS, seed=5, decoder='vanilla')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('decoder', [
     'seed_exact(window=4)', 'eagle(tree=chain(3))+match',
     'corrected_seed_exact(by=eagle, window=4)', 'corrected_seed_exact(by=layers, window=4)'])
@@ -132,6 +135,7 @@ def test_seed_exact_decoders_repeat_vanilla(model, vanilla, decoder):
   assert len(np.unique(tokens)) > 3 and vanilla.images.shape == (2, 6, 8, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('decoder', representative(
     ['mc_sjd(window=2)', 'eagle(tree=chain(2))+exact'], 'mc_sjd(window=2)'))
 def test_decoders_draw_from_the_model(decoder):
@@ -188,6 +192,7 @@ def test_its_sizes_are_described():
   assert 'output' not in whole.params['transformer'] and whole.num_tokens == 576
 
 
+@pytest.mark.slow
 def test_images_of_another_grid_are_refused(folder):
   with pytest.raises(ValueError, match='grid'):
     cspd_jax.load(folder, grid=(2, 2))

@@ -79,6 +79,7 @@ def _gelu(x):
   return x * 0.5 * (1 + np.vectorize(math.erf)(x / np.sqrt(2)))
 
 
+@pytest.mark.slow
 def test_its_embedding_and_its_head_are_those_of_the_file(model, weights):
   linear = lambda name, x: x @ weights[f'{name}.weight'].T + weights[f'{name}.bias']
   tokens, features = np.array([0, 5, 11, 12, 31]), np.random.default_rng(4).normal(size=(3, 16))
@@ -117,6 +118,7 @@ def vanilla(model):
   return model.generate(PROMPTS, seed=5, decoder='vanilla')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('decoder', [
     'seed_exact(window=4)', 'eagle(tree=chain(3))+match',
     'corrected_seed_exact(by=eagle, window=4)', 'corrected_seed_exact(by=layers, window=4)'])

@@ -54,6 +54,7 @@ def folder(request, tmp_path_factory):
   return name, output
 
 
+@pytest.mark.slow
 @pytest.mark.verifies('folder to pictures', 'simplear', 'liquid')
 def test_a_folder_becomes_pictures_by_two_commands(folder, tmp_path):
   name, path = folder
@@ -83,6 +84,7 @@ def test_seed_exact_decoders_write_the_tokens_of_vanilla(folder, decoder):
   assert len(np.unique(vanilla)) > vanilla.size // 2
 
 
+@pytest.mark.slow
 def test_codes_are_those_of_the_image_tokenizer_in_order(folder):
   name, path = folder
   model = cspd_jax.load(path)
@@ -102,6 +104,7 @@ def test_codes_are_those_of_the_image_tokenizer_in_order(folder):
       alone.pixels(jnp.asarray(codes[None])), model.pixels(jnp.asarray(codes[None])))
 
 
+@pytest.mark.slow
 def test_images_of_other_sizes(folder):
   name, path = folder
   wide = cspd_jax.load(path, grid=(2, 5))
@@ -228,6 +231,7 @@ def test_liquid_samples_as_its_official_program():
   assert count.min() > 100 and count.max() <= 4096
 
 
+@pytest.mark.slow
 def test_simplear_samples_as_its_official_program_given_a_code():
   recorded, probabilities = published.recorded('language_samplers'), _probabilities('simplear')
   share = recorded['simplear_total'][:, None]

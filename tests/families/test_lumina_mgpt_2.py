@@ -119,6 +119,7 @@ def test_sizes_and_special_tokens():
   assert 151665 not in text.encode('<racm3:break>')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, scale', [('', 4.0), ('_unguided', 1.0)])
 def test_probabilities_are_those_of_the_official_sampler(recorded, name, scale):
   order = early_fusion.order(CONFIG)
@@ -165,6 +166,7 @@ def model(files, tmp_path_factory):
   return cspd_jax.load(folder)
 
 
+@pytest.mark.slow
 def test_a_model_has_the_official_options(model):
   assert model.config == CONFIG and model.tokenizer.config == VQ
   assert model.defaults == {

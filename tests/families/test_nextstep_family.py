@@ -80,6 +80,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.verifies('folder to pictures', 'nextstep')
 @pytest.mark.parametrize('release', LAYOUTS)
 def test_a_folder_becomes_pictures_by_two_commands(release, tmp_path, capsys):
@@ -111,6 +112,7 @@ def folder(tmp_path_factory):
   return root / 'model'
 
 
+@pytest.mark.slow
 def test_pixels_are_those_of_normalised_tokens(folder):
   model = cspd_jax.load(folder)
   tokens = np.random.default_rng(0).standard_normal((2, 12, 16)).astype(np.float32)
@@ -122,6 +124,7 @@ def test_pixels_are_those_of_normalised_tokens(folder):
   np.testing.assert_allclose(model.pixels(3 * tokens + 1), expected, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_images_of_another_grid(folder):
   model = cspd_jax.load(folder, grid=(2, 2))
   assert model.grid == (2, 2) and model.config.num_tokens == 4
@@ -133,6 +136,7 @@ def test_images_of_another_grid(folder):
   assert (prompts != other).any(), 'a prompt ends with the size of the image'
 
 
+@pytest.mark.slow
 def test_speculation_in_the_head(folder):
   out = cspd_jax.load(folder).generate(
       'a cat', seed=1, decoder='exact_head').decoded
@@ -140,6 +144,7 @@ def test_speculation_in_the_head(folder):
   assert out.costs.head_calls.sum() < 50 * 12
 
 
+@pytest.mark.slow
 def test_windows_of_tokens(folder):
   out = cspd_jax.load(folder).generate(
       ['a cat', 'a dog'], seed=1, decoder='windows(window=4)').decoded
@@ -147,6 +152,7 @@ def test_windows_of_tokens(folder):
   assert np.asarray(out.order).tolist() == [list(range(12))] * 2
 
 
+@pytest.mark.slow
 def test_int8_generates_other_images_of_the_same_kind(folder):
   plain, small = (cspd_jax.load(folder, quantize=kind) for kind in (None, 'int8'))
   run = lambda model: np.asarray(model.generate('a cat', seed=2).decoded.tokens)
@@ -173,6 +179,7 @@ def test_prompts_are_those_of_the_official_examples():
   assert 151667 not in text.encode('<|begin_of_image|>')
 
 
+@pytest.mark.slow
 def test_the_contexts_of_a_release(tmp_path):
   for release, (config, settings, _) in LAYOUTS.items():
     published(tmp_path / release, config, settings)
@@ -187,6 +194,7 @@ def test_the_contexts_of_a_release(tmp_path):
       assert np.asarray(prompt.visible)[0, stream].sum() == len(ids)
 
 
+@pytest.mark.slow
 def test_prompts_of_published_ids(folder):
   model = cspd_jax.load(folder, text=None)
   with pytest.raises(ValueError, match='no words because it has no text part'):
@@ -197,6 +205,7 @@ def test_prompts_of_published_ids(folder):
     model.condition(nextstep.Prompt(np.full((1, 2, 3), 152064), np.ones((1, 2, 3), bool)))
 
 
+@pytest.mark.slow
 def test_an_image_depends_on_its_own_row_only(folder):
   model = cspd_jax.load(folder)
   both = model.generate(['a cat', 'a dog'], seed=3).decoded
@@ -215,6 +224,7 @@ def test_networks_that_do_not_belong_together_are_refused(folder):
         'kl_vae', other, params, {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('program, words', [
     (fit_corrector, ()), (train_drafter, ('--kind=eagle', '--smoke'))])
 def test_drafters_of_discrete_tokens_are_refused(program, words, folder, tmp_path, capsys):

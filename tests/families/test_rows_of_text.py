@@ -60,6 +60,7 @@ def test_tokens_without_a_row_of_text_are_refused(family, kind, config, form, fi
     _build(family, kind, config, form, file)
 
 
+@pytest.mark.slow
 def test_rows_without_a_token_are_padding():
   """Where the ids of codes do not depend on the number of tokens."""
   _build('janus_pro', 'janus', dataclasses.replace(janus_files.CONFIG, text_size=320), 'janus_pro',

@@ -21,6 +21,7 @@ def test_all_are_tried():
   assert LEAST.keys() == CORRECTORS.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('by', representative(LEAST, 'corrector'))
 def test_images_are_vanillas(vanilla, by):
   model, tokens = vanilla

@@ -32,6 +32,7 @@ def vanilla(model):
   return model.generate(PROMPTS, seed=SEEDS, decoder='vanilla')
 
 
+@pytest.mark.slow
 def test_it_is_small_and_says_what_it_can_do(model):
   folder = store.ASSETS / 'text_demo'
   assert sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) < 9.5e6
@@ -60,6 +61,7 @@ def test_prompts_are_followed(vanilla):
   assert np.all(warm[[0, 2]] < -5) and np.all(warm[[1, 3]] > 25), warm
 
 
+@pytest.mark.slow
 def test_another_prompt_has_another_distribution(model):
   target = model.target(guided=True)
   logits = jax.jit(lambda params, condition: target.prefill(params, condition, 1)[0])(
@@ -76,6 +78,7 @@ _DECODERS = ('seed_exact(window=32)', 'model(length=4)+match',
              'corrected_seed_exact(by=neighbours, window=32)')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('decoder', representative(_DECODERS, _DECODERS[0]))
 def test_seed_exact_decoders_repeat_vanilla(model, vanilla, decoder):
   made = model.generate(PROMPTS, seed=SEEDS, decoder=decoder)

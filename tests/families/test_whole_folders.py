@@ -33,6 +33,7 @@ def _size(png):
   return int.from_bytes(header[20:24], 'big'), int.from_bytes(header[16:20], 'big')
 
 
+@pytest.mark.slow
 @pytest.mark.verifies('folder to pictures', 'lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3',
                       'emu3_5', 'llamagen')
 @pytest.mark.parametrize('family', representative(WHOLE, 'emu3'))
@@ -98,6 +99,7 @@ every_family = pytest.mark.parametrize(
     'published', ['lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3', 'emu3_5', 't5'], indirect=True)
 
 
+@pytest.mark.slow
 @every_family
 def test_a_missing_shard(refused):
   assert 'model-00001-of-00002.safetensors is missing; download it' in refused(
@@ -126,6 +128,7 @@ def test_numbers_that_are_none(refused):
   assert re.search('tensor .*norm.* holds numbers that are not finite, such as nan', refused(spoil))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('published', ['emu3'], indirect=True)
 def test_a_refused_target_leaves_no_other_part(published, tmp_path, capsys):
   """The text and the image tokenizer come first, and are whole."""
@@ -149,6 +152,7 @@ def test_names_too_many_and_too_few(refused):
   assert re.search(r'(?s)\n  missing: .*norm.*\n  unexpected: another\..*norm', refused(rename))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('published, message', [
     ('lumina_mgpt', 'has 65539 tokens; a transformer like lumina_mgpt_7b_768 has 65536'),
     ('anole', 'has 65539 tokens; a transformer like anole_7b has 65536'),

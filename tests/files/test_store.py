@@ -250,6 +250,7 @@ def test_numbers_that_overflow_in_the_dtype_asked_for_are_refused(folder, params
   _assert_same(store.load(folder).params, params)
 
 
+@pytest.mark.slow
 def test_the_host_has_one_parameter_at_a_time(tmp_path, params, monkeypatch):
   """Files of any number of groups come back; what was read is let go of before the next leaf."""
   _sharded(tmp_path / 'm', params, monkeypatch)

@@ -159,6 +159,7 @@ def test_int8_matrices_are_in_the_metadata():
   assert request._precision(model) == dict(dtype='float32', quantize='int8')
 
 
+@pytest.mark.slow
 def test_the_array_of_all_images_is_not_in_memory(tmp_path):
   model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
   count, image = 3000, model.generate('sea', decoder='vanilla')

@@ -40,6 +40,7 @@ def test_size_of_parameters_is_what_they_occupy(model):
   assert memory.size(model.params) == sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('guided', [False, True])
 def test_cache_size_is_that_of_a_real_cache(model, guided):
   target, condition = model.target(guided=guided), model.condition(model.prompts[:2])
@@ -130,6 +131,7 @@ def _described_mar(name):
 
 # With one image the modulations are the largest, with eight the transformer, except at the wide
 # blocks of `cspd_released`.
+@pytest.mark.slow
 @pytest.mark.parametrize('name, decoder, num_rows', representative([
     ('mar_demo', 'mar', 2), ('mar_demo', 'exact_head', 4), ('mar_demo', 'exact_path', 4),
     ('mar_demo', 'cspd_released', 2), ('mar_demo', 'windows(window=4)', 2), ('mar_b', 'mar', 8),

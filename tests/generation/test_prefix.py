@@ -139,6 +139,7 @@ _SPECS = (
     ('llamagen', 'model(length=3)+match'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, spec', representative(_SPECS, _SPECS[2]))
 def test_seed_exact_decoders_repeat_vanilla(name, spec):
   found, want = _with_prefix(name, spec), _with_prefix(name, 'vanilla')
@@ -240,6 +241,7 @@ def test_generate_completes_images():
   np.testing.assert_array_equal(read.tokens[:, :6], tokens[:, :6])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options, message', [
     (dict(rows=2), 'rows is 2, but there is no prefix'),
     (dict(prefix=np.zeros(12, int), rows=4), 'rows is 4; it must be a whole number from 1 to 3'),
@@ -287,6 +289,7 @@ _QUEUES = (*((name, 'mc_sjd(window=4)') for name in MIXED),
            ('janus', 'model(length=2)+exact'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, spec', representative(_QUEUES, _QUEUES[1]))
 def test_a_queue_of_prefixes_and_prompts_has_the_images_of_one_after_the_other(name, spec):
   """Five images in two rows: a row that is complete starts the next one."""
@@ -315,6 +318,7 @@ def test_a_queue_of_prefixes_and_prompts_has_the_images_of_one_after_the_other(n
   np.testing.assert_array_equal(again.tokens[:, :width], encoded[:, :width])
 
 
+@pytest.mark.slow
 def test_continuous_tokens_support_no_prefix():
   with pytest.raises(ValueError, match="a 'mar' model has continuous tokens, and its decoders"):
     cspd_jax.load('mar_demo').generate(['cat'], prefix=np.zeros((64, 64, 3), np.uint8))

@@ -73,6 +73,7 @@ def test_compilation_apart():
   assert len(traces) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options, words', [
     (dict(repeats=0), 'repeats is 0'), (dict(warmup=-1), 'warmup is -1')])
 def test_wrong_input(options, words):

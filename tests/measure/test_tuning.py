@@ -84,6 +84,7 @@ def test_candidates_after_the_time_is_up_are_named():
   assert found.left_out == {'b': 'the time limit was reached', 'c': 'the time limit was reached'}
 
 
+@pytest.mark.slow
 def test_measurements_are_of_the_images_of_the_bench(tmp_path):
   model = cspd_jax.load(tiny.saved(tmp_path / 'beach'))
   bench = Bench(model, ['sea', 'sky', 'sand'], sampling=model.sampling(guidance_scale=1))

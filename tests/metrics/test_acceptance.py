@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest
 
 from cspd_jax.decoding.base import Decoded
@@ -39,6 +40,7 @@ class SummariseTest(absltest.TestCase):
     np.testing.assert_allclose(got, [3 / 8, 2 / 3, 1 / 2])
     np.testing.assert_allclose(acceptance.by_place(decoded([[1] * 6])), [0, np.nan, np.nan])
 
+  @pytest.mark.slow
   def test_vanilla(self):
     self.assertEqual(
         acceptance.summarise(decoded([[1] * 6])), acceptance.Acceptance(7.0, 1.0, 1.0, 1.0))

@@ -1,6 +1,7 @@
 """Calibration of a relaxation to a goal."""
 
 import numpy as np
+import pytest
 from absl.testing import parameterized
 
 from cspd_jax.decoding.verifiers.cool import uniform
@@ -38,6 +39,7 @@ class CalibrateTest(parameterized.TestCase):
     self.assertEqual((found.value, found.mean), (8, 1))
     self.assertTrue(np.isnan(found.error))
 
+  @pytest.mark.slow
   def test_tv_bound_of_a_verifier(self):
     p, q = np.random.default_rng(0).dirichlet(np.ones(4), (2, 50))
     measure = lambda delta, key: enumerate_stage(uniform(delta), p, q).tv_bound

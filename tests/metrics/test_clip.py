@@ -118,6 +118,7 @@ def test_other_files_are_refused():
     convert.of_tensors('clip', tensors, contents, metadata=dict)
 
 
+@pytest.mark.slow
 def test_published_sizes():
   """Parameters of the published networks, without the scale of the logits."""
   counts = {'vit_b_32': 151277313, 'vit_l_14': 427616513}
@@ -151,6 +152,7 @@ def test_tokens():
   assert ends.tolist() == [3, 4, 1]
 
 
+@pytest.mark.slow
 def test_scores():
   cosines = np.array([.3, -.1, .25, .2])
   score = clip.clip_score(cosines)

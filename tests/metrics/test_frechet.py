@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 import scipy.linalg
 from absl.testing import absltest, parameterized
 
@@ -67,6 +68,7 @@ class GaussianTest(parameterized.TestCase):
 
 class FeaturesTest(absltest.TestCase):
 
+  @pytest.mark.slow
   def test_pools_the_latents(self):
     config = vq.VQConfig(ch=4, ch_mult=(1,), num_res_blocks=1, z_channels=4, codebook_size=16,
                          codebook_dim=3)

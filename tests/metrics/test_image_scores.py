@@ -49,6 +49,7 @@ def test_bad_input(sizes, message):
     image_scores.precision_recall(*(np.zeros(size, np.float32) for size in sizes))
 
 
+@pytest.mark.slow
 def test_inception_score_with_probabilities_that_underflow():
   logits = np.array([[0., 0., -1e4], [0., 3., -1e4], [5., 0., -1e4]])
   score = image_scores.inception_score(logits, 10)

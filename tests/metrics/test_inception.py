@@ -48,6 +48,7 @@ def _params():
   return convert.convert(FAMILY, InceptionConfig(), published())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('evaluator', ['adm', 'pytorch_fid'])
 def test_features_are_those_of_torch_fidelity(params, evaluator):
   features = inception.features(params, InceptionConfig(), IMAGES, evaluator)
@@ -61,6 +62,7 @@ def test_features_are_those_of_torch_fidelity(params, evaluator):
     assert np.abs(values - other).max() > 3e-3 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_the_last_pool_is_a_maximum(params, monkeypatch):
   block = network._BLOCKS['mixed_7c']
   monkeypatch.setitem(network._BLOCKS, 'mixed_7c', block._replace(pool='mean'))
@@ -96,6 +98,7 @@ def test_bad_input(images, evaluator, message):
     inception.features({}, InceptionConfig(), images, evaluator)
 
 
+@pytest.mark.slow
 def test_the_size_is_inferred_and_the_bias_is_left_out():
   tensors = published(InceptionConfig(unit=2, num_classes=5))
   tensors['fc.bias'] = np.zeros(5, np.float32)

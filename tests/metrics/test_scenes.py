@@ -146,6 +146,7 @@ def test_colours_have_their_names(colour, pixel):
   assert requests.colour(np.array([pixel] * 6 + [(128, 128, 128)] * 2)) == colour
 
 
+@pytest.mark.slow
 def test_the_templates_of_the_package_are_told_apart():
   shipped = scenes.templates()
   assert len(shipped.names) == 64 and shipped.pixels.shape == (64, 2, 48, 48, 2)

@@ -221,6 +221,7 @@ def filled(name):
   return target, params, tokens, cache, np.concatenate([first[:, :, None], rest], axis=2)
 
 
+@pytest.mark.slow
 def test_streams_with_prompts_of_their_own_length_agree_with_the_reference(name, filled):
   *_, logits = filled
   np.testing.assert_allclose(logits, _full(name, _tokens()), atol=1e-4, rtol=0)
@@ -240,6 +241,7 @@ def test_a_whole_pass_agrees_with_the_reference(name):
   assert layers[1][0].shape == (4, sizes.num_kv_heads, 7 + LENGTH, sizes.head_dim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('per_row', [False, True])
 def test_windows_and_committed_branches_agree_with_the_reference(name, filled, per_row):
   target, params, tokens, cache, _ = filled
@@ -276,6 +278,7 @@ def test_windows_and_committed_branches_agree_with_the_reference(name, filled, p
         atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_token_numbers_past_the_end_stay_finite(name, filled):
   _, params, tokens, cache, _ = filled
   logits, _, _ = _score(name)(
@@ -312,6 +315,7 @@ def test_large_caches_are_made_of_tiles(room, slots):
   assert not cache.layers[0][0][:, :, 3:].any()
 
 
+@pytest.mark.slow
 def test_images_hold_the_tokens_that_the_grammar_forces():
   tokens, _ = _decoded('vanilla')
   ends = np.arange(LENGTH) % WIDTH == WIDTH - 1
@@ -319,6 +323,7 @@ def test_images_hold_the_tokens_that_the_grammar_forces():
   assert len(np.unique(tokens[:, ~ends])) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('decoder', ['seed_exact', 'eagle'])
 def test_windows_and_drafters_of_any_kind_repeat_vanilla(decoder):
   (expected, _), (tokens, rounds) = _decoded('vanilla'), _decoded(decoder)
@@ -326,6 +331,7 @@ def test_windows_and_drafters_of_any_kind_repeat_vanilla(decoder):
   assert (rounds < LENGTH).all()
 
 
+@pytest.mark.slow
 def test_an_image_does_not_depend_on_the_other_prompts_or_on_their_lengths():
   target, params = _target('emu3'), _params('emu3')
   run = jax.jit(lambda prompt: target.prefill(params, prompt, 4)[0])
@@ -359,6 +365,7 @@ def test_a_condition_of_the_wrong_number_of_streams_is_refused_while_tracing():
     jax.eval_shape(lambda: _target('emu3', 1).prefill(_params('emu3'), _prompt(), 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('ids, message', [
     ([[[3]]], 'tokens from 3 to 3; this model supports 0 to 2'),
     ([[[-1]]], 'tokens from -1 to -1'),

@@ -66,6 +66,7 @@ def _draws():
   return images, rng.integers(0, 64000, (2, 2, 3))
 
 
+@pytest.mark.slow
 def test_encoding_agrees_with_the_video_of_one_frame(params):
   want, images = published.recorded('cosmos'), _draws()[0]
   latents = jax.jit(cosmos.latents, static_argnums=1)(params, CONFIG, images)
@@ -74,6 +75,7 @@ def test_encoding_agrees_with_the_video_of_one_frame(params):
       jax.jit(cosmos.encode, static_argnums=1)(params, CONFIG, images), want['indices'])
 
 
+@pytest.mark.slow
 def test_decoding_agrees_with_the_video_of_one_frame(params):
   want, codes = published.recorded('cosmos')['pixels'], _draws()[1]
   pixels = jax.jit(cosmos.decode_unclipped, static_argnums=1)(params, CONFIG, codes)
@@ -100,6 +102,7 @@ def test_tokens_are_the_numbers_of_their_vectors(params):
       tokens)
 
 
+@pytest.mark.slow
 def test_published_tensors_are_exactly_those_of_the_model():
   manifest = json.loads(gzip.decompress(MANIFEST.read_bytes()))
   shapes = {name: tuple(shape) for name, shape in manifest['tensors'].items()}
@@ -131,6 +134,7 @@ def test_impossible_sizes_are_refused(changes, message):
     cosmos.CosmosConfig(**changes)
 
 
+@pytest.mark.slow
 def test_what_is_refused(params):
   with pytest.raises(ValueError, match='must be multiples of 16, got 16x24'):
     cosmos.encode(params, CONFIG, np.zeros((1, 16, 24, 3), np.float32))

@@ -169,6 +169,7 @@ def test_cached_windows_and_trees_agree_with_the_official_module(name, per_row):
       np.concatenate(levels, axis=2), shaped(expected[f'{name}_tree']), atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', representative(CASES, 't2i', 'anole'), indirect=True)
 def test_rows_advance_on_their_own_and_leftovers_are_ignored(name):
   case = CASES[name]
@@ -186,6 +187,7 @@ def test_rows_advance_on_their_own_and_leftovers_are_ignored(name):
       predicted, np.take_along_axis(full, at[None, :, :, None], axis=2), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_tokens_past_the_end_stay_finite_and_share_the_last_cell():
   case = CASES['t2i']
   inputs = _inputs(case)
@@ -199,6 +201,7 @@ def test_tokens_past_the_end_stay_finite_and_share_the_last_cell():
   np.testing.assert_array_equal(last, past)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', representative(CASES, 't2i', 'anole'), indirect=True)
 def test_bfloat16_parameters_give_bfloat16_caches_and_float32_logits(name):
   case = CASES[name]
@@ -211,6 +214,7 @@ def test_bfloat16_parameters_give_bfloat16_caches_and_float32_logits(name):
   assert _predict(case, inputs)[0].dtype == jnp.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('family', ['llamagen', 'chameleon'])
 def test_a_new_drafter_holds_no_table_unless_it_is_its_own(family):
   config = eagle.EagleConfig(family, 16, 4, dim=32, num_heads=2, ffn_dim=48, vocab_size=VOCAB)
@@ -258,6 +262,7 @@ def test_prompts_belong_to_chameleon():
         inputs.params, np.zeros(3, int), inputs.features[:, :, :case.condition], 8)
 
 
+@pytest.mark.slow
 def test_a_correction_begins_as_the_rule_and_looks_at_single_places():
   config = eagle.EagleConfig(**_sizes, num_tokens=16, row_width=4, correction_dim=8)
   plain = eagle.network(dataclasses.replace(config, correction_dim=0), ENDS)
@@ -295,6 +300,7 @@ def test_published_sizes():
       'anole': (1024, 32, 128), 'lumina_mgpt_768': (2353, 49, 128)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options, message', [
     (dict(family='emu'), "family is 'emu'; it must be one of llamagen, chameleon"),
     (dict(ffn_dim=0), 'ffn_dim is 0'),

@@ -90,6 +90,7 @@ def test_windows_trees_and_commit(name):
           params, config, condition, tokens, jnp.zeros(len(tokens), bool))[0])
 
 
+@pytest.mark.slow
 def test_where_the_grammar_forces_what():
   lumina, anole, emu3 = (
       dataclasses.replace(early_fusion.PRESETS[name], height=2, width=3)
@@ -141,6 +142,7 @@ def model(tmp_path_factory):
   return cspd_jax.load(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('decoder', representative(
     ('seed_exact(window=6)', 'corrected_seed_exact(by=layers, window=6, passes=2)',
      'corrected_seed_exact(by=layers, window=8, tree=caterpillar(2, 2))'),
@@ -192,6 +194,7 @@ def test_conversion_inverts_and_infers():
     rules.FAMILIES['emu3'].infer(convert.published_shapes(rules.FAMILIES['emu3'], config), {})
 
 
+@pytest.mark.slow
 @pytest.mark.verifies('shapes', 'lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3')
 @pytest.mark.parametrize('family', ['lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3'])
 def test_published_tensors_are_exactly_those_of_the_model(family):

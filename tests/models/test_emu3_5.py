@@ -117,6 +117,7 @@ def tokenizer():
   return published.params('emu3_5_vq', CONFIG_VQ, 73)
 
 
+@pytest.mark.slow
 def test_encoding_agrees_with_the_official_tokenizer(tokenizer):
   want = published.recorded('emu3_5')
   images = np.random.default_rng(74).uniform(-1, 1, (2, 12, 16, 3)).astype(np.float32)
@@ -136,6 +137,7 @@ def test_decoding_agrees_with_the_official_tokenizer(tokenizer):
       vq.decode(tokenizer, CONFIG_VQ, codes), np.clip(want, -1, 1), atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.verifies('shapes', 'emu3_5')
 @pytest.mark.parametrize('file, name', [(FILE, 'emu3_5'), (FILE_VQ, 'emu3_5_vq')])
 def test_published_tensors_are_exactly_those_of_the_model(file, name):
@@ -147,6 +149,7 @@ def test_published_tensors_are_exactly_those_of_the_model(file, name):
   assert manifest['parameters'] == sum(map(math.prod, shapes.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('file, config, seed', [(FILE, CONFIG, 71), (FILE_VQ, CONFIG_VQ, 73)])
 def test_files_come_back(file, config, seed):
   drawn = published.weights(convert.published_shapes(file, config), seed)

@@ -54,6 +54,7 @@ def test_encoding_agrees_with_four_equal_frames(params):
       jax.jit(emu3_vq.encode, static_argnums=1)(params, CONFIG, images), want['indices'])
 
 
+@pytest.mark.slow
 def test_decoding_agrees_with_the_first_frame(params):
   codes = np.random.default_rng(11).integers(0, 96, (2, 6, 8))
   pixels = jax.jit(emu3_vq.decode_unclipped, static_argnums=1)(params, CONFIG, codes)
@@ -62,6 +63,7 @@ def test_decoding_agrees_with_the_first_frame(params):
   assert clipped.shape == (2, 12, 16, 3)
 
 
+@pytest.mark.slow
 def test_published_tensors_are_exactly_those_of_the_model():
   manifest = json.loads(gzip.decompress(MANIFEST.read_bytes()))
   shapes = {name: tuple(shape) for name, shape in manifest['tensors'].items()}
@@ -72,6 +74,7 @@ def test_published_tensors_are_exactly_those_of_the_model():
   assert FILE.infer(expected, {}) == config
 
 
+@pytest.mark.slow
 def test_files_come_back(params):
   back = convert.publish(FILE, CONFIG, params)
   for name, value in _weights().items():

@@ -23,6 +23,7 @@ def _init(sizes):
       transformer.causal_mask(1))['params']}
 
 
+@pytest.mark.slow
 def test_the_transformers_own_ends_are_its_tables():
   params = _init(SIZES)
   params['transformer']['output'] = jax.random.normal(jax.random.key(1), (8, 7))

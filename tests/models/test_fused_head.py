@@ -11,12 +11,14 @@ _CONFIG = mar.MARConfig(height=2, width=2, dim=8, num_layers=1, num_heads=2, hea
                         head_layers=1, num_classes=2, buffer_size=1)
 
 
+@pytest.mark.slow
 def test_the_kernels_compute_what_the_head_does():
   # With states in two tiles, the second of them not full, and inputs in two chunks; matrices in
   # float32 and bfloat16.
   assert fused_head.difference(jax.devices()[0], interpret=True) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('part', ['norm_0', 'mlp_in_0', 'mlp_out_0', 'state', 'out'])
 def test_the_trial_sees_every_layer(part, monkeypatch):
   right = fused_head.apply

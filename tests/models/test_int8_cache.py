@@ -53,6 +53,7 @@ def test_attention_is_that_to_the_rounded_numbers(dtype, tolerance):
   assert np.abs(expected - unrounded).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_windows_trees_and_commit_agree(folder):
   model = cspd_jax.load(folder, cache_dtype='int8')
   with jax.default_matmul_precision('highest'):
@@ -82,6 +83,7 @@ def test_images_do_not_depend_on_the_batch():
   np.testing.assert_array_equal(generate(2), generate(1))
 
 
+@pytest.mark.slow
 def test_the_cache_is_smaller_and_the_estimate_says_so():
   whole = cspd_jax.load('demo', dtype='bfloat16')
   small = cspd_jax.load('demo', dtype='bfloat16', cache_dtype='int8')
@@ -92,6 +94,7 @@ def test_the_cache_is_smaller_and_the_estimate_says_so():
   assert whole.cache_dtype is None and small.with_cache_dtype('int8') is small
 
 
+@pytest.mark.slow
 def test_continuous_tokens():
   pytest.importorskip('tokenizers')
   whole, small = (cspd_jax.load('causal_demo', cache_dtype=dtype) for dtype in (None, 'int8'))
@@ -106,6 +109,7 @@ def test_continuous_tokens():
   assert 0 < apart.max() < 0.2 * np.abs(z(whole)).max()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name, dtype, message', [
     ('demo', 'int4', "cache_dtype is 'int4'; it must be 'int8', or None"),
     ('mar_demo', 'int8', "a 'mar' model has no cache; leave it out")])

@@ -104,6 +104,7 @@ def test_windows_on_the_cache_agree(params, prompt, tokens, expected):
     np.testing.assert_allclose(logits, expected[:, :, start + 1:start + 10], atol=3e-5)
 
 
+@pytest.mark.slow
 def test_it_is_a_target(params, prompt):
   condition = janus.renumbered(CONFIG, prompt)
   assert check_target(
@@ -128,6 +129,7 @@ def test_greedy_tokens_are_those_of_its_own_loop(params, prompt, reference):
   np.testing.assert_array_equal(jnp.argmax(second + 5 * (first - second), axis=-1), made)
 
 
+@pytest.mark.slow
 def test_pixels_and_codes_agree(tensors, reference, tokens):
   params = _converted('janus_pro_vq', VQ, tensors)
   model = reference.model.vqmodel
@@ -155,6 +157,7 @@ def test_the_table_is_rounded_once(tensors):
   np.testing.assert_array_equal(table, exact.astype(jnp.bfloat16))
 
 
+@pytest.mark.slow
 def test_the_table_is_not_published_again(params):
   with pytest.raises(ValueError, match='from which the published tensors do not follow'):
     convert.publish(rules.get('janus_pro'), CONFIG, params)

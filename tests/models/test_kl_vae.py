@@ -38,6 +38,7 @@ def expected():
   return published.recorded('kl_vae')
 
 
+@pytest.mark.slow
 def test_encoding_agrees_with_the_official_autoencoder(params, expected):
   with jax.default_matmul_precision('highest'):
     posterior = _ENCODE(params, CONFIG, IMAGES)
@@ -108,6 +109,7 @@ NEXTSTEP = kl_vae.KLVAEConfig(
     normalized=True)
 
 
+@pytest.mark.slow
 def test_the_autoencoder_of_nextstep_agrees_with_the_official_one():
   params = jax.tree.map(jnp.asarray, published.params('nextstep_vae', NEXTSTEP, 35))
   expected = {name: published.recorded('nextstep')[name].transpose(0, 2, 3, 1)
@@ -123,6 +125,7 @@ def test_the_autoencoder_of_nextstep_agrees_with_the_official_one():
   np.testing.assert_allclose(pixels, expected['pixels'], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_latents_are_shifted_and_scaled_as_they_are_decoded():
   mean = jnp.arange(8.0).reshape(1, 1, 2, 4)
   sample = kl_vae.sample(NEXTSTEP, kl_vae.Posterior(mean, jnp.full(mean.shape, -1e3)),

@@ -225,6 +225,7 @@ def test_an_output_matrix_of_its_own(few_codes, tmp_path):
         convert.open_source(few_codes, tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.verifies('shapes', 'simplear', 'liquid')
 @pytest.mark.parametrize('preset', ['simplear_0_5b', 'simplear_1_5b', 'liquid_7b'])
 def test_published_tensors_are_exactly_those_of_the_model(preset):
@@ -239,6 +240,7 @@ def test_published_tensors_are_exactly_those_of_the_model(preset):
   assert config.first_code + config.num_codes == config.vocab_size
 
 
+@pytest.mark.slow
 def test_files_without_codes_are_refused():
   config, _ = CASES['simplear']
   shapes = convert.published_shapes(rules.FAMILIES['simplear'], config)

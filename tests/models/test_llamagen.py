@@ -114,6 +114,7 @@ TREES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', TREES)
 def test_windows_with_tree_masks_repeat_the_full_forward(case, name):
   config, params, condition, tokens = case
@@ -159,6 +160,7 @@ def test_windows_with_tree_masks_repeat_the_full_forward(case, name):
         out[:, row], full[:, row, after[row] + 1:after[row] + 5], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_without_guidance_there_is_one_stream(case):
   config, params, condition, tokens = case
   target = _TARGETS[config, False]
@@ -199,6 +201,7 @@ def test_padding_of_a_caption_is_never_read():
         _logits(params, config, condition, tokens, drop))
 
 
+@pytest.mark.slow
 def test_a_new_model_predicts_the_uniform_distribution():
   for config in (C2I, T2I):
     params = llamagen.init(config, jax.random.key(0))
@@ -251,6 +254,7 @@ def test_conditions_of_the_right_kind_are_accepted():
     llamagen.target(T2I, guided=True).check_condition(np.array([1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options, message', [
     (dict(conditioning='image'), "conditioning is 'image'"),
     (dict(height=0), 'height is 0'),

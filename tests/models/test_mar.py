@@ -102,6 +102,7 @@ def test_the_transformer_agrees_with_the_official_one(params, expected, images):
   np.testing.assert_allclose(encoded[0, kept], expected['encoded'], atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('lengths', representative([1, 2, 3, 4], 4))
 def test_the_encoder_reads_as_few_rows_as_hold_the_visible_tokens(
     params, expected, images, monkeypatch, lengths):
@@ -128,6 +129,7 @@ def test_reverse_steps_agree_with_the_official_ones_at_every_level(expected):
   np.testing.assert_allclose(2 * np.log(std), expected['log_variance'], atol=5e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_whole_guided_images_agree_with_the_official_sampler(params, expected, monkeypatch):
   """The library's own sampler, in the recorded order and with the recorded noise."""
   rng = np.random.default_rng(14)
@@ -152,6 +154,7 @@ def test_whole_guided_images_agree_with_the_official_sampler(params, expected, m
   np.testing.assert_allclose(latents / largest, expected['sampled'] / largest, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_training_loss_and_its_gradient_agree_with_the_official_ones(params, expected):
   rng = np.random.default_rng(15)
   tokens = 0.8 * rng.standard_normal((4, 64, 16))
@@ -233,6 +236,7 @@ def test_the_transformer_has_the_dtype_of_its_parameters(params):
   assert shape.dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_a_new_model_predicts_no_noise_and_starts_as_published():
   config = dataclasses.replace(CONFIG, num_layers=1, head_layers=1)
   params = mar.init(config, jax.random.key(0))
@@ -284,6 +288,7 @@ def test_impossible_sizes_are_refused(options, message):
     mar.MARConfig(**options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('guided', [False, True])
 def test_the_head_in_two_parts_gives_the_same_kernels(params, guided, monkeypatch):
   target, rng = _TARGETS[guided], np.random.default_rng(20)
@@ -306,6 +311,7 @@ def test_the_head_in_two_parts_gives_the_same_kernels(params, guided, monkeypatc
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=2e-5), split, whole)
 
 
+@pytest.mark.slow
 def test_patches():
   """As MAR cuts them: a token is a patch, its channels one after the other."""
   config = mar.MARConfig(height=2, width=3, token_dim=12, patch_size=2)

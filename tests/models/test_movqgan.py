@@ -38,6 +38,7 @@ def params():
   return published.params(FILE.name, CONFIG, 12)
 
 
+@pytest.mark.slow
 def test_encoding_agrees_with_the_official_tokenizer(params):
   want = published.recorded('movq')
   images = np.random.default_rng(13).uniform(-1, 1, (2, 12, 16, 3)).astype(np.float32)
@@ -45,6 +46,7 @@ def test_encoding_agrees_with_the_official_tokenizer(params):
   np.testing.assert_array_equal(vq.encode(params, CONFIG, images), want['indices'])
 
 
+@pytest.mark.slow
 def test_decoding_agrees_with_the_official_tokenizer(params):
   codes = np.random.default_rng(14).integers(0, 96, (2, 6, 8))
   pixels = vq.decode_vectors(params, CONFIG, vq.codebook(params, CONFIG)[codes])
@@ -53,6 +55,7 @@ def test_decoding_agrees_with_the_official_tokenizer(params):
   np.testing.assert_allclose(vq.decode(params, CONFIG, codes), np.clip(want, -1, 1), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_published_tensors_are_exactly_those_of_the_model():
   manifest = json.loads(gzip.decompress(MANIFEST.read_bytes()))
   shapes = {name: tuple(shape) for name, shape in manifest['tensors'].items()}
@@ -60,12 +63,14 @@ def test_published_tensors_are_exactly_those_of_the_model():
   assert FILE.infer(shapes, {}) == vq.MOVQGAN
 
 
+@pytest.mark.slow
 def test_files_come_back(params):
   back = convert.publish(FILE, CONFIG, params)
   for name, value in published.weights(convert.published_shapes(FILE, CONFIG), 12).items():
     np.testing.assert_array_equal(back[name], value)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_with_plain_norms_is_refused():
   plain = convert.published_shapes(rules.FAMILIES['chameleon_vqgan'], vq.CHAMELEON)
   with pytest.raises(rules.ConversionError, match='decoder.norm_out.conv_y.weight'):

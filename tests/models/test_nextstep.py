@@ -225,6 +225,7 @@ def test_the_transformer_agrees_with_qwen_2_of_transformers(params):
   np.testing.assert_allclose(z, project(outputs, hidden), atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['normed', 'plain'])
 def test_whole_images_agree_with_the_official_pipeline(params, expected, monkeypatch, name):
   rng = np.random.default_rng(34)
@@ -253,6 +254,7 @@ def test_whole_images_agree_with_the_official_pipeline(params, expected, monkeyp
     np.testing.assert_allclose(latents, expected['unpatchified'], atol=2e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_head_is_float32_in_full_precision_in_a_bfloat16_model(params):
   half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
   target = _TARGETS[True]
@@ -271,6 +273,7 @@ def test_the_head_is_float32_in_full_precision_in_a_bfloat16_model(params):
   assert first.dtype == z.dtype == cache.layers[0][0].dtype == jnp.bfloat16
 
 
+@pytest.mark.slow
 def test_published_sizes():
   shapes = {name: jax.eval_shape(lambda config=config: nextstep.init(config, jax.random.key(0)))
             for name, config in nextstep.PRESETS.items()}
@@ -301,6 +304,7 @@ def test_sizes_that_do_not_fit_are_refused(change, message):
     dataclasses.replace(CONFIG, **change)
 
 
+@pytest.mark.slow
 def test_prompts_that_do_not_fit_are_refused():
   prompt = Prompt(np.full((1, 2, 3), 50), np.ones((1, 2, 3), bool))
   with pytest.raises(ValueError, match='tokens from 50 to 50; this model supports 0 to 49'):

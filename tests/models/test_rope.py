@@ -30,6 +30,7 @@ def test_frequencies_are_those_of_pytorch(base):
     assert np.sum(turns != published) <= count // 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('base', [1e4, 1e6])
 def test_rotations_far_into_the_sequence_are_those_of_pytorch(base):
   """Frequencies that are off by a bit give cosines that are off by 1e-3 here."""

@@ -139,6 +139,7 @@ def test_bfloat16_parameters_give_bfloat16_features():
   assert 1e-4 < difference.mean() < 0.02
 
 
+@pytest.mark.slow
 def test_a_new_encoder_can_read():
   config = t5.T5Config(
       vocab_size=9, dim=4, num_layers=1, num_heads=1, head_dim=2, ffn_dim=4, num_distances=4)
@@ -147,6 +148,7 @@ def test_a_new_encoder_can_read():
   assert np.isfinite(features).all() and params['distance_bias'].shape == (4, 1)
 
 
+@pytest.mark.slow
 def test_published_tensors_are_exactly_those_of_the_encoder():
   manifest = json.loads(gzip.decompress(MANIFEST.read_bytes()))
   shapes = {name: tuple(shape) for name, shape in manifest['tensors'].items()}

@@ -90,6 +90,7 @@ def test_another_rotation_is_noticed():
   assert smollm2.tokenizer().decode([int(jnp.argmax(first))]) == ' France'
 
 
+@pytest.mark.slow
 def test_logits_are_those_of_transformers():
   """At every position, with the cache filled in one pass."""
   torch = pytest.importorskip('torch')

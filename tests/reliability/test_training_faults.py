@@ -122,6 +122,7 @@ def _damage(path, how):
                     'zeros': bytes(len(data))}[how])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how', ['cut', 'flip', 'zeros', 'digests'])
 def test_a_damaged_state_is_told_of_and_left_behind(tmp_path, whole, caplog, how):
   work(tmp_path / 'run')

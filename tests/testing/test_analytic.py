@@ -4,6 +4,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.testing.proofs import analytic
@@ -20,6 +21,7 @@ class AnalyticTest(chex.TestCase):
     chex.assert_shape(z, (2, 5, 3 * 6))
     chex.assert_trees_all_equal(analytic.unpack(z, 4), mixture)
 
+  @pytest.mark.slow
   def test_eps_is_the_expected_noise(self):
     """By brute force: tokens whose noisy state lies near x, and the noise in them."""
     levels = schedule_lib.make(6)
@@ -44,6 +46,7 @@ class AnalyticTest(chex.TestCase):
       log_variance = schedule_lib.log_variance(levels, jnp.array([level]), v)
       self.assertAlmostEqual(float(log_variance[0, 0]), np.log(variance), delta=0.05)
 
+  @pytest.mark.slow
   def test_conditional_distributions_of_the_chain(self):
     chain = analytic.gaussian_chain(5, 0.7, means=(0.5,))
     distance = np.abs(np.subtract.outer(np.arange(5), np.arange(5)))

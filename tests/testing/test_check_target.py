@@ -232,6 +232,7 @@ def test_a_tabular_target():
   assert str(report).startswith('Passed: shapes, determinism')
 
 
+@pytest.mark.slow
 def test_impossible_tokens():
   """-inf excludes a token under guidance too, which no large negative number does."""
   never = lambda logits: jnp.where(jnp.arange(4) == 2, -jnp.inf, logits)
@@ -258,6 +259,7 @@ def test_the_shipped_model(guided):
   check_target(target, model.params, jnp.asarray([1, 5]), logits=training)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', representative(
     BROKEN, 'commit does nothing', 'commit with the path of the first row', 'tree parents ignored',
     'siblings see each other', 'node numbers for depths', 'one topology for all rows',
@@ -328,6 +330,7 @@ def test_a_recurrent_target_that_claims_trees():
   assert 'only sets supports_trees=False' in report.problems['tree'][0]
 
 
+@pytest.mark.slow
 def test_unchecked_conditions():
   unchecked = T._replace(check_condition=Target._field_defaults['check_condition'])
   report = check_target(unchecked, MODEL.params, LABELS)
@@ -341,6 +344,7 @@ def test_the_error_lists_what_is_wrong():
     check_target(BROKEN['commit does nothing'][0], MODEL.params, LABELS)
 
 
+@pytest.mark.slow
 def test_the_training_pass():
   def training(params, labels, tokens):
     """From prefixes, as the table has them."""

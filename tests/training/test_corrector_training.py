@@ -261,6 +261,7 @@ def test_a_recipe_from_images_to_a_model(tmp_path):
       decode('corrected_seed_exact(window=5, passes=2)'), decode('vanilla'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('changes, message', [
     (dict(drafter=dataclasses.replace(EAGLE, num_tokens=256, row_width=16, vocab_size=1024)),
      'drafter.dim is 16'),
@@ -274,6 +275,7 @@ def test_recipes_that_cannot_be(changes, message):
     corrector_recipe.check(recipe, cspd_jax.load(recipe.target, dtype='float32'))
 
 
+@pytest.mark.slow
 def test_few_rounds_are_taken_more_than_once(met):
   _, found = met
   many = dataclasses.replace(TRAIN, windows_per_image=40)

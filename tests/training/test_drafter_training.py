@@ -254,6 +254,7 @@ def test_stopped_run_continues_to_the_same_parameters(name, target_folder, tmp_p
   assert [line['step'] for line in lines] == [2, 3, 4, 6]
 
 
+@pytest.mark.slow
 def test_images_of_the_splits_differ_and_are_kept(target_folder, tmp_path):
   recipe = _recipe(target_folder, 'eagle')
   model = cspd_jax.load(recipe.target, dtype='float32')
@@ -265,6 +266,7 @@ def test_images_of_the_splits_differ_and_are_kept(target_folder, tmp_path):
   np.testing.assert_array_equal(again, tokens)
 
 
+@pytest.mark.slow
 def test_the_sampling_options_are_those_of_the_target(target_folder, tmp_path, monkeypatch):
   defaults = {'guidance_scale': 1.5, 'top_k': 3, 'top_p': 0.9, 'temperature': 0.8}
   families.save(tmp_path / 'model', 'llamagen', {'target': target_folder}, defaults)
@@ -290,6 +292,7 @@ def test_the_sampling_options_are_those_of_the_target(target_folder, tmp_path, m
       **defaults, 'top_p': 1.0, 'guidance_interval': -1, 'min_p': 0.0}
 
 
+@pytest.mark.slow
 def test_a_recipe_of_a_shipped_model_has_its_options():
   model = cspd_jax.load('text_demo')
   for kind in ('eagle', 'corrector'):
@@ -327,6 +330,7 @@ def test_shipped_drafters_fit_the_shipped_target(name):
   assert (loaded.kind, loaded.config) == (name, recipe.drafter)
 
 
+@pytest.mark.slow
 def test_recipes_that_do_not_fit_are_refused(target_folder):
   recipe = _recipe(target_folder, 'eagle')
   for changed, message in (

@@ -161,6 +161,7 @@ def test_recipes_that_do_not_fit_are_refused(recipe, target, changes, message):
     drafter_recipe.check(dataclasses.replace(recipe, **changes), cspd_jax.load(target))
 
 
+@pytest.mark.slow
 def test_a_file_of_images_belongs_to_given_images(recipe):
   with pytest.raises(ValueError, match="tokens is 'images.npz' with data 'generated'"):
     dataclasses.replace(recipe, tokens='images.npz')

@@ -3,6 +3,7 @@
 import dataclasses
 
 import numpy as np
+import pytest
 
 from cspd_jax.models.neighbours import NeighboursConfig
 from cspd_jax.training import neighbours
@@ -22,6 +23,7 @@ def _images(count, seed):
   return (steps.cumsum(axis=2) % 6).reshape(count, 16).astype(np.int32)
 
 
+@pytest.mark.slow
 def test_it_learns_what_neighbours_say():
   _, losses = neighbours.fit(CONFIG, TRAIN, _images(256, 0), _images(32, 1))
   # A quarter of the tokens are one of six, the others one of two.
@@ -29,6 +31,7 @@ def test_it_learns_what_neighbours_say():
   assert least - 0.05 < min(losses) < least + 0.1 < losses[0]
 
 
+@pytest.mark.slow
 def test_it_stops_early():
   train = dataclasses.replace(
       TRAIN, optimizer=dataclasses.replace(OPTIMIZER, num_steps=2000), patience=2)

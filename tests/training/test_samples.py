@@ -51,6 +51,7 @@ def test_images_are_those_of_the_exact_default_decoder(model, tokens):
   assert '+' not in str(_request(relaxed).specification)
 
 
+@pytest.mark.slow
 def test_an_interrupted_call_is_continued_whatever_the_memory(
     model, tokens, tmp_path, monkeypatch, capsys):
   per_image = _request(model, batch_size=1).estimate().needed(1)
@@ -97,6 +98,7 @@ def test_images_of_another_target_or_run_are_refused(folder, model, tokens, tmp_
       sampled(*arguments)
 
 
+@pytest.mark.slow
 def test_images_that_do_not_fit_are_refused(model, monkeypatch):
   monkeypatch.setattr(memory, 'free', lambda devices: 1.0)
   with pytest.raises(ValueError, match='batch_size is 1, but decoding 1 image at once with'):

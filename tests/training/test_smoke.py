@@ -20,6 +20,7 @@ def _numbers(recipe, prefix=''):
       yield prefix + field.name, value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
 def test_every_configuration_has_a_smoke_test(path):
   recipe = loader.load(str(path))

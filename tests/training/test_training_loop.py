@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from cspd_jax.training import loop
 
@@ -31,6 +32,7 @@ def _lines(workdir):
   return [json.loads(line) for line in (workdir / 'toy.jsonl').read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_continued_run_equals_an_uninterrupted_one(tmp_path):
   whole = _run(tmp_path / 'whole', 11)
   for num_steps in (4, 7, 11):
