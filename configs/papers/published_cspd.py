@@ -14,5 +14,5 @@ from cspd_jax.cli import groups
 def get_config() -> published.Config:
   """Returns the configuration of `experiments.papers.published` for CSpD."""
   return dataclasses.replace(
-      published.get_config(), model='mar_demo', paper=('cspd',),
+      published.get_config(), loading=groups.Loading('mar_demo'), paper=('cspd',),
       images=groups.Images(num_images=8), batch_size=8, workdir='runs/papers/published_cspd')
