@@ -178,7 +178,6 @@ def register(family: Family) -> None:
   """
   if FAMILIES.get(family.name, family) is not family:
     raise ValueError(f'name is {family.name!r}, which another family has; choose another name.')
-  kinds.check_new('name', family.name)
   for name, kind in family.kinds:
     kinds.register(name, kind)
   for form, reader in family.text_forms.items():
@@ -189,12 +188,11 @@ def register(family: Family) -> None:
 
 
 def get(name: str) -> Family:
-  """Returns the family of this name, or of this former name.
+  """Returns the family of this name.
 
   Raises:
     ValueError: if no family has this name.
   """
-  name = kinds.current(name)
   if name not in FAMILIES:
     raise ValueError(f'family is {name!r:.80}; it must be one of: {", ".join(sorted(FAMILIES))}.')
   return FAMILIES[name]
@@ -206,7 +204,6 @@ def of_target(kind: str) -> Family:
   Raises:
     ValueError: if no family has such targets.
   """
-  kind = kinds.current(kind)
   for family in FAMILIES.values():
     if kind in family.roles['target']:
       return family

@@ -12,12 +12,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from cspd_jax.families import family as family_lib
-from cspd_jax.files import atomic, kinds, paths, reading, store, weights
+from cspd_jax.files import atomic, paths, reading, store, weights
 from cspd_jax.files.store import CheckpointError
-from cspd_jax.generation import defaults as defaults_lib
 
-# Format 2 also has default decoders by number of images; see `generation.defaults`.
-_FORMATS = (1, 2)
+_FORMAT = 1
 FILE = 'model.json'
 # The defaults that stay when the target is replaced.
 _OF_ANY_TARGET = ('dtype',)
@@ -139,8 +137,7 @@ def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
   description['parts'] = {**description['parts'], **parts}
   description['defaults'] = {**description['defaults'], **defaults}
   registered.check_defaults(description['defaults'])
-  choice = description['defaults'].get('decoder')
-  return {'format': _FORMATS[defaults_lib.is_by_size(choice)], **description, **others}
+  return {'format': _FORMAT, **description, **others}
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:
@@ -160,14 +157,13 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
     version = description['format']
     result: dict[str, Any] = {
         name: reading.entry(description, name, kind) for name, kind in _ENTRIES.items()}
-    result['family'] = kinds.current(result['family'])
     wrong = [role for role, part in result['parts'].items()
              if not isinstance(part, str) or not part or not part.isprintable()]
   except (KeyError, TypeError, ValueError) as error:
     raise _damaged(folder, error) from error
-  if version not in _FORMATS:
+  if version != _FORMAT:
     raise CheckpointError(f'{folder} has format {version!r:.80}; this version of cspd_jax reads '
-                          f'formats {" and ".join(map(str, _FORMATS))}.')
+                          f'format {_FORMAT}.')
   if wrong:
     raise CheckpointError(
         f'{folder / FILE}: the part {wrong[0]!r:.80} must be named by its folder.')

@@ -6,11 +6,11 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cspd_jax.files import atomic, kinds, paths, reading, weights
+from cspd_jax.files import atomic, paths, reading, weights
 from cspd_jax.files.kinds import KINDS, Kind
 
 FILE = 'model.json'
-FORMAT = 2
+FORMAT = 1
 REMEDY = 'copy or convert the model again'
 
 
@@ -46,7 +46,7 @@ def read(folder: pathlib.Path) -> Description:
   with refused():
     content = reading.json(folder / FILE, REMEDY)
   try:
-    version, kind = content['format'], kinds.current(reading.entry(content, 'kind', str))
+    version, kind = content['format'], reading.entry(content, 'kind', str)
     fields, metadata = (reading.entry(content, name, dict) for name in ('config', 'metadata'))
     if version == FORMAT:
       sizes_by_name = reading.entry(content, 'files', dict)

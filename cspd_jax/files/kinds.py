@@ -41,30 +41,13 @@ class Kind(NamedTuple):
 # Kinds by name; families add theirs with `register`.
 KINDS: dict[str, Kind] = {}
 
-# Present names of kinds and families by those in older folders. Folders stay readable for ever, so
-# no entry may be removed.
-RENAMED = {'unified': 'early_fusion'}
-
-
-def current(name: str) -> str:
-  """Returns the present name of a kind or a family that an older folder may call otherwise."""
-  return RENAMED.get(name, name)
-
-
-def check_new(argument: str, name: str) -> None:
-  """Raises ValueError if older folders use a name for another kind or family."""
-  if name in RENAMED:
-    raise ValueError(f'{argument} is {name!r}, which in older folders means {RENAMED[name]!r}; '
-                     'choose another name.')
-
 
 def register(name: str, kind: Kind) -> None:
   """Registers a kind of network.
 
   Raises:
-    ValueError: if another kind has or had this name.
+    ValueError: if another kind has this name.
   """
-  check_new('kind', name)
   registry.add(KINDS, 'kind', name, kind)
 
 

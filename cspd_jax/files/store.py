@@ -77,7 +77,6 @@ def save(
       a floating-point dtype, `path` is neither an older checkpoint nor an empty folder, it holds
       files that `save` did not write, or another process is writing it.
   """
-  kind = kinds.current(kind)
   _check_config(kind, config)
   _check_shapes(f'params for a {kind!r} model', kinds.expected(KINDS[kind], config), params)
   save_groups(path, kind, config, weights.divided(params), dtype=dtype, extra=extra,
@@ -113,7 +112,6 @@ def save_groups(
   Raises:
     CheckpointError: see `save`.
   """
-  kind = kinds.current(kind)
   _check_config(kind, config)
   try:
     json.dumps(extra)
@@ -269,7 +267,6 @@ def sketch(kind: str, config: Any) -> Loaded:
   Raises:
     CheckpointError: if the kind is not registered.
   """
-  kind = kinds.current(kind)
   return Loaded(kind, config, kinds.expected(description.kind_of(kind), config), {})
 
 

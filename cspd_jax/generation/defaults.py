@@ -122,12 +122,6 @@ def different(decoders: Mapping[int, str]) -> dict[int, str]:
   return changes
 
 
-def is_by_size(choice: Any) -> bool:
-  """Whether the default decoders differ by number of images."""
-  return isinstance(choice, Mapping) and any(
-      isinstance(entry, Mapping) for entry in choice.values())
-
-
 def _sizes(entry: str | Mapping[str, str]) -> dict[int, str]:
   """Specifications by number of images, for one device."""
   if isinstance(entry, str):

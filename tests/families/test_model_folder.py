@@ -10,8 +10,6 @@ import pytest
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.files import store
-from cspd_jax.files.kinds import Kind
-from cspd_jax.models import early_fusion
 from tests.families import tiny
 
 
@@ -105,35 +103,6 @@ def test_damaged_descriptions_are_named(folder, tmp_path, change, message):
   (copy / 'model.json').write_text(change((copy / 'model.json').read_text()))
   with pytest.raises(ValueError, match=message):
     cspd_jax.load(copy)
-
-
-def _rename(path, old, new):
-  """Writes another name into a description, the only file of a folder that holds it."""
-  text = path.read_text()
-  assert f'"{new}"' in text
-  path.write_text(text.replace(f'"{new}"', f'"{old}"'))
-
-
-def test_folders_keep_the_names_they_were_written_with(tmp_path):
-  config = early_fusion.EarlyFusionConfig(
-      height=2, width=2, vocab_size=12, num_codes=6, dim=8, num_layers=1, num_heads=2, ffn_dim=8)
-  params = early_fusion.init(config, jax.random.key(0))
-  store.save(tmp_path / 'target', 'unified', config, params)  # The old name in a script.
-  families.save(tmp_path, 'unified', {'target': 'target'}, {'guidance_scale': 2.0})
-  for path in (tmp_path / 'model.json', tmp_path / 'target' / 'model.json'):
-    _rename(path, 'unified', 'early_fusion')
-  for place in (tmp_path, tmp_path / 'target'):
-    model = cspd_jax.load(place)
-    assert model.family == 'early_fusion' and model.config == config
-  assert store.describe(tmp_path / 'target').kind == 'early_fusion'
-  kind = Kind(tiny.TinyConfig, tiny.init)
-  for change in ({'name': 'unified'}, {'roles': {'target': {'unified': kind}}}):
-    with pytest.raises(ValueError, match="'unified', which in older folders means"):
-      families.register(tiny.FAMILY._replace(**{'name': 'new', **change}))
-  families.save(tmp_path, 'early_fusion', {'draft': 'target'})
-  assert {'model', 'layers'} <= set(cspd_jax.load(tmp_path).drafts)
-  assert json.loads((store.ASSETS / 'text_demo' / 'model.json').read_text())['family'] == 'unified'
-  assert cspd_jax.load('text_demo').family == 'early_fusion'
 
 
 def test_what_is_no_model_is_named(tmp_path):

@@ -211,8 +211,8 @@ def test_a_parameter_in_two_files_and_other_formats_are_refused(tmp_path, params
   path.write_text(json.dumps(description))
   with pytest.raises(store.CheckpointError, match='which is in two files'):
     store.load(tmp_path / 'm', verify=False)
-  path.write_text(json.dumps(description | {'format': 1}))
-  with pytest.raises(store.CheckpointError, match='has format 1; .* convert the model again'):
+  path.write_text(json.dumps(description | {'format': 2}))
+  with pytest.raises(store.CheckpointError, match='has format 2; .* convert the model again'):
     store.load(tmp_path / 'm')
 
 

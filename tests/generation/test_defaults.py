@@ -147,15 +147,13 @@ def test_a_decoder_that_nobody_knows_is_named_where_it_would_be_used(folder, tmp
   assert model.generate(['sea', 'sky'], decoder='vanilla').decoder == 'vanilla'
 
 
-def test_networks_stay_where_they_are_and_the_format_says_what_is_inside(folder, tmp_path):
+def test_networks_stay_where_they_are(folder, tmp_path):
   before = (folder / 'model.json').read_bytes()
-  assert _content(folder)['format'] == 1
   place = tuned.place(folder, tmp_path / 'own')
   place.store('cpu', {1: 'vanilla'})
-  assert _content(tmp_path / 'own')['format'] == 1
   tuned.place(folder, tmp_path / 'own').store('cpu', {8: 'sjd(window=2)'})
   own = _content(tmp_path / 'own')
-  assert own['format'] == 2 and own['defaults'] == {
+  assert own['defaults'] == {
       'guidance_scale': 1.5, 'decoder': {'cpu': {'1': 'vanilla', '8': 'sjd(window=2)'}}}
   assert sorted(path.name for path in (tmp_path / 'own').iterdir()) == ['model.json']
   assert (folder / 'model.json').read_bytes() == before
