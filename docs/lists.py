@@ -45,7 +45,7 @@ def _toy(spec: str) -> Decoder:
 
 
 def _needs(key: str | None) -> str:
-  return specification.DRAFTS[key] if key else '-'
+  return specification.SOURCES[key] if key else '-'
 
 
 def decoders() -> str:

@@ -179,7 +179,7 @@ def _kinds(report: Report) -> list[Row]:
     result.append(dict(
         row, predicted=row['step_compression'] * ms['vanilla'] / ms[row['decoder']]
         if row['decoder'] in ms else None,
-        needs=specification.DRAFTS[needed] if needed else '-',
+        needs=specification.SOURCES[needed] if needed else '-',
         how=specification.VERIFIERS[verifier[0].name].summary if verifier else
         specification.DECODERS[part.name].summary))
   return result

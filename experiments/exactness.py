@@ -82,7 +82,7 @@ class Bench(NamedTuple):
     warp: sampling options.
     probs: `[C, V**T]` exact distributions of its sequences.
     resources: networks for drafters, and a codebook.
-    draft_params: parameters of these networks, by the keys of `specification.DRAFTS`.
+    draft_params: parameters of these networks, by the keys of `specification.SOURCES`.
     window: tokens per forward pass.
     seed: seed of the samples.
     samples: sequences per decoder.

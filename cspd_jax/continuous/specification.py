@@ -2,8 +2,7 @@
 
 A specification (`core.spec`) is a name with parameters, such as `exact_head(kernels_per_call=8)`
 or `cspd_released(block_length=8, kappa=42.0)`. The parameters, their defaults and their types are
-those of the function of that name; a draft model and other parts that text cannot hold are in
-`Resources`.
+those of the function of that name.
 """
 
 import functools
@@ -11,29 +10,15 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.cspd.decoders import cspd_paper, cspd_relaxed, cspd_released
 from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel, windows
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core import binding
+from cspd_jax.core.binding import Resources
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Part, Spec, parse
-
-
-class Resources(NamedTuple):
-  """The parts of a decoder that no text can hold.
-
-  Attributes:
-    draft: the draft model.
-    rho: returns the blend of the head's drafter, `[num_levels]`, that was fitted to the target at
-      the levels of a schedule. If it, or its result, is None, `head_drafter.default_rho` is used.
-  """
-
-  draft: Target | None = None
-  rho: Callable[[Schedule], np.ndarray | None] | None = None
 
 
 class DecoderEntry(NamedTuple):
@@ -79,7 +64,7 @@ def build(spec: str | Spec, target: Target, resources: Resources = Resources()) 
   Args:
     spec: a specification or its text.
     target: the model.
-    resources: the parts that no text can hold.
+    resources: the parts that text cannot represent.
 
   Raises:
     ValueError: if the decoder or a parameter does not exist, its draft model is missing, or a
@@ -91,10 +76,10 @@ def build(spec: str | Spec, target: Target, resources: Resources = Resources()) 
   arguments = binding.bind(part, allowed, {
       Schedule: binding.Converter('the number of levels', functools.partial(_schedule, target))})
   if entry.accepts('draft'):
-    if resources.draft is None:
+    if 'model' not in resources.drafts:
       raise ValueError(
-          f'{part.name} needs a draft model, but draft is None; pass Resources(draft=...).')
-    arguments['draft'] = resources.draft
+          f"{part.name} drafts with a draft model, which is missing; pass drafts['model'].")
+    arguments['draft'] = resources.drafts['model']
   if resources.rho is not None and entry.accepts('rho'):
     arguments['rho'] = resources.rho(target.as_schedule(arguments.get('schedule')))
   return entry.build(target, **arguments)

@@ -7,6 +7,8 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from cspd_jax.core import spelling
 from cspd_jax.core.spec import Part, Value
 
@@ -14,6 +16,23 @@ from cspd_jax.core.spec import Part, Value
 _TEXT_TYPES = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a string',
                tuple: 'numbers in parentheses', type(None): 'None'}
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
+
+
+class Resources(NamedTuple):
+  """The parts of a decoder that text cannot represent.
+
+  Attributes:
+    drafts: what drafts or corrects, by the keys of `decoding.specification.SOURCES`: a
+      `Target`, a `Network`, `Heads` or a `Corrector`; the target's first 'layers' are a `Network`.
+      A draft model of continuous tokens has the key 'model'.
+    codebook: `[V, D]` of the target's image tokenizer, for verifiers with latent neighbours.
+    rho: `schedule -> [levels]` or None: the blend of a diffusion head's drafter that was fitted to
+      the target; by default `head_drafter.default_rho`.
+  """
+
+  drafts: Mapping[str, Any] = types.MappingProxyType({})
+  codebook: np.ndarray | None = None
+  rho: Callable[[Any], np.ndarray | None] | None = None
 
 
 class Converter(NamedTuple):

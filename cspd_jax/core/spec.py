@@ -113,6 +113,40 @@ def parse(text: str | Spec) -> Spec:
   return _Reader(text.strip()).spec(node)
 
 
+def value(name: str, given: object) -> Value:
+  """Returns what a caller passes for the parameter `name` as a value of a specification.
+
+  Args:
+    name: the parameter, for errors.
+    given: a number, a tuple of numbers, True, False, None, or the text of any value.
+
+  Raises:
+    ValueError: for anything else.
+  """
+  if isinstance(given, str):
+    try:
+      node = ast.parse(given.strip(), mode='eval').body
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+      raise ValueError(f'{name} is {given!r:.80}; it must be {_VALUES}.') from error
+    return _Reader(given.strip()).value(name, node)
+  if hasattr(given, 'tolist'):  # Numbers and arrays of NumPy.
+    given = given.tolist()
+  if given is None or isinstance(given, bool):
+    return given
+  if isinstance(given, list | tuple):
+    return tuple(_number(name, number, number) for number in given)
+  return _number(name, given, given)
+
+
+def _number(name: str, number: object, source: object) -> int | float:
+  """Returns a number of the parameter `name` after a check; `source` is it in errors."""
+  if isinstance(number, bool) or not isinstance(number, int | float):
+    raise ValueError(f'{name} is {str(source):.80}; it must be {_VALUES}.')
+  if not (abs(number) < 2**63 if isinstance(number, int) else math.isfinite(number)):
+    raise ValueError(f'{name} is {str(source):.80}; it must be finite and below 2**63.')
+  return number
+
+
 @dataclasses.dataclass(frozen=True)
 class _Reader:
   """Converts syntax trees to values; `text` is for errors."""
@@ -166,12 +200,8 @@ class _Reader:
     sign, operand = 1, node
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
       sign, operand = (-1 if isinstance(node.op, ast.USub) else 1), node.operand
-    value = operand.value if isinstance(operand, ast.Constant) else None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-      raise ValueError(f'{name} is {self.source(node)}; it must be {_VALUES}.')
-    if not (abs(value) < 2**63 if isinstance(value, int) else math.isfinite(value)):
-      raise ValueError(f'{name} is {self.source(node)}; it must be finite and below 2**63.')
-    return sign * value
+    number = operand.value if isinstance(operand, ast.Constant) else None
+    return sign * _number(name, number, self.source(node))
 
   def source(self, node: ast.AST) -> str:
     return repr(ast.get_source_segment(self.text, node))

@@ -1,5 +1,6 @@
 """The discrete engine: the decoding loop, its drafters and verifiers, and their types."""
 
+from cspd_jax.core.binding import Resources
 from cspd_jax.decoding.base import (
     Decoded,
     Draft,
@@ -15,7 +16,6 @@ from cspd_jax.decoding.decoders import DRAFTERS, VERIFIERS
 from cspd_jax.decoding.loop import Decoder, State, make_decoder
 from cspd_jax.decoding.specification import (
     DECODERS,
-    Resources,
     build,
     complete,
     guarantee,

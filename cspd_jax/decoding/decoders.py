@@ -100,7 +100,7 @@ def _eagle2_sizes(
 _as_is = lambda network: network
 _EAGLE = {'eagle': _as_is}
 # Turn each network that can correct windows into a `Corrector`, by the keys of
-# `specification.DRAFTS`. The error of the target's first layers is the same in both contexts up to
+# `specification.SOURCES`. The error of the target's first layers is the same in both contexts up to
 # what changed, so that all of it carries over (decay 0).
 CORRECTORS: dict[str, Callable[[Any], Corrector]] = {
     'corrector': _as_is,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from cspd_jax.core import binding
+from cspd_jax.core.binding import Resources
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Part, Spec, Value, parse
 from cspd_jax.decoding import tree_values
@@ -22,26 +23,13 @@ from cspd_jax.decoding.base import Drafter, Target, Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.tree import Tree
 
-# Descriptions of the networks that draft or correct.
-DRAFTS = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads',
-          'neighbours': 'a network on neighbouring tokens', 'corrector': 'a corrector',
-          'layers': "the target's first layers"}
+# What drafts or corrects, in words.
+SOURCES = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads',
+           'neighbours': 'a network on neighbouring tokens', 'corrector': 'a corrector',
+           'layers': "the target's first layers"}
 
 _EMPTY: Mapping[str, Any] = MappingProxyType({})
 _F = TypeVar('_F', bound=Callable[..., Decoder])
-
-
-class Resources(NamedTuple):
-  """The parts of a decoder that text cannot represent.
-
-  Attributes:
-    drafts: by the keys of `DRAFTS`: a `Target`, a `Network`, `Heads` or a `Corrector`; the target's
-      first 'layers' are a `Network`.
-    codebook: `[V, D]` of the target's image tokenizer, for verifiers with latent neighbours.
-  """
-
-  drafts: Mapping[str, Any] = _EMPTY
-  codebook: np.ndarray | None = None
 
 
 class DrafterEntry(NamedTuple):
@@ -50,7 +38,7 @@ class DrafterEntry(NamedTuple):
   Attributes:
     build: `(...) -> Drafter`.
     summary: one line for tables.
-    networks: the networks that it can draft with, by the keys of `DRAFTS`, each with the function
+    networks: the networks that it can draft with, by the keys of `SOURCES`, each with the function
       that turns it into the first argument of `build`. The first is the default; if there are
       several, the parameter `by` selects one. Empty if the target drafts for itself.
     auto_tree: `window -> Tree`, the tree that `tree=auto` selects; None if `auto` is not supported.
@@ -179,7 +167,7 @@ def build(spec: str | Spec, target: Target, resources: Resources = Resources()) 
     ValueError: if a name is not registered, a parameter is unknown or out of range, a network or
       the codebook is missing, or the parts do not fit each other or the target.
   """
-  drafter, verifier = expand(complete(spec))
+  drafter, verifier = expand(spec)
   return make_decoder(target, _drafter(drafter, resources), _verifier(verifier, resources))
 
 
@@ -198,11 +186,16 @@ def expand(spec: str | Spec) -> tuple[Part, Part]:
         f'decoder is {str(spec)!r}, but no verifier is called {rest[0].name!r}; it must be '
         f'one of {", ".join(VERIFIERS)}.')
   if isinstance(entry, DrafterEntry):
-    return first, rest[0] if rest else Part('exact')
-  drafter, verifier = entry.spec.parts
-  overrides = {name: value for name, value in first.arguments.items()
-               if value is not None or name not in drafter.arguments}
-  return Part(drafter.name, {**drafter.arguments, **overrides}), rest[0] if rest else verifier
+    drafter, verifier = first, Part('exact')
+  else:
+    drafter, verifier = entry.spec.parts
+    overrides = {name: value for name, value in first.arguments.items()
+                 if value is not None or name not in drafter.arguments}
+    drafter = Part(drafter.name, {**drafter.arguments, **overrides})
+  verifier = rest[0] if rest else verifier
+  defaults = {name: value for name, value in VERIFIERS[verifier.name].drafter_defaults.items()
+              if name in DRAFTERS[drafter.name].parameters}
+  return Part(drafter.name, {**defaults, **drafter.arguments}), verifier
 
 
 def complete(spec: str | Spec, *, window: int | None = None, length: int | None = None) -> Spec:
@@ -218,12 +211,11 @@ def complete(spec: str | Spec, *, window: int | None = None, length: int | None 
     ValueError: as `expand`.
   """
   spec = parse(spec)
-  drafter, verifier = expand(spec)
+  drafter, _ = expand(spec)
   entry = DRAFTERS[drafter.name]
-  defaults = {**entry.default_sizes(drafter.arguments, window, length),
-              **VERIFIERS[verifier.name].drafter_defaults}
   open_names = entry.parameters.keys() - drafter.arguments.keys()
-  return spec.add({name: value for name, value in defaults.items()
+  sizes = entry.default_sizes(drafter.arguments, window, length)
+  return spec.add({name: value for name, value in sizes.items()
                    if value is not None and name in open_names})
 
 
@@ -237,7 +229,7 @@ def parameters(spec: str | Spec) -> dict[str, inspect.Parameter]:
 
 
 def needs(spec: str | Spec) -> str | None:
-  """Returns the key of `DRAFTS` that a specification needs in `Resources.drafts`, or None."""
+  """Returns the key of `SOURCES` that a specification needs in `Resources.drafts`, or None."""
   return _network(expand(spec)[0])
 
 
@@ -280,7 +272,7 @@ def _entry(spec: Spec) -> DrafterEntry | DecoderEntry:
 
 
 def _network(drafter: Part) -> str | None:
-  """The key of `DRAFTS` that a drafter needs; None if the target drafts for itself."""
+  """The key of `SOURCES` that a drafter needs; None if the target drafts for itself."""
   networks = DRAFTERS[drafter.name].networks
   if not networks:
     return None
@@ -303,7 +295,7 @@ def _drafter(part: Part, resources: Resources) -> Drafter:
   arguments.pop('by', None)
   if network not in resources.drafts:
     raise ValueError(
-        f'{part.name} drafts with {DRAFTS[network]}, which is missing; pass drafts[{network!r}].')
+        f'{part.name} drafts with {SOURCES[network]}, which is missing; pass drafts[{network!r}].')
   return entry.build(entry.networks[network](resources.drafts[network]), **arguments)
 
 

@@ -24,7 +24,7 @@ NEIGHBOURS = {'neighbours': Kind(neighbours.NeighboursConfig, neighbours.init)}
 
 def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
              layers: tuple[Params, Callable[[bool], Network]], ends: Ends) -> dict[str, Drafts]:
-  """Returns drafts by the keys of `decoding.specification.DRAFTS`.
+  """Returns drafts by the keys of `decoding.specification.SOURCES`.
 
   Args:
     parts: the networks of a model, which must belong together.

@@ -13,6 +13,7 @@ import numpy as np
 
 from cspd_jax import sharding
 from cspd_jax.core import compiling
+from cspd_jax.core.binding import Resources
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib
@@ -37,7 +38,7 @@ class BaseModel:
     target: `guided -> Target`, with or without the stream of the null condition.
     conditions: the prompts that it supports.
     tokenizer: the image tokenizer; None if the model was loaded without one.
-    drafts: networks that draft or correct, by the keys of `decoding.specification.DRAFTS`.
+    drafts: networks that draft or correct, by the keys of `decoding.specification.SOURCES`.
     defaults: default sampling options by name, and 'decoder', a specification or several by device
       and number of images; see `generation.defaults`.
     teacher: what its drafters are trained on; None if the family supports no trained drafters.
@@ -210,9 +211,9 @@ class BaseModel:
     required = self.engine.needs(specification)
     self.engine.check_drafts(specification, self.drafts, self.name)
     rho = self.head_drafter and functools.partial(self.head_drafter, guided=guided)
+    drafts = {} if required is None else {required: self.drafts[required].build(guided)}
     return self.engine.build(
-        specification, self.target(guided=guided),
-        None if required is None else self.drafts[required].build(guided), self.codebook, rho)
+        specification, self.target(guided=guided), Resources(drafts, self.codebook, rho))
 
   def specification(self, specification: str | Spec | None = None, *, batch_size: int = 1,
                     **parameters) -> Spec:

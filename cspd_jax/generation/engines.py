@@ -8,7 +8,8 @@ import numpy as np
 
 from cspd_jax.continuous import specification as continuous
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.core import spelling
+from cspd_jax.core import spec as spec_lib, spelling
+from cspd_jax.core.binding import Resources
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Spec, parse
 from cspd_jax.decoding import specification as discrete
@@ -71,9 +72,7 @@ class Engine(NamedTuple):
       text leaves open; see `specification` of either engine, also for the next two fields.
     parameters: `specification -> ` the parameters that it may set, by name.
     needs: `specification -> ` the key of the drafts that it requires, or None.
-    build: `(specification, target, draft, codebook, rho) -> decoder`: the network that the
-      specification needs to draft, or None; the vectors `[V, C]` of the tokens, or None; and
-      `schedule -> [levels]`, the blend of the head's drafter, or None.
+    build: `(specification, target, Resources) -> decoder`.
     guarantee: `decoder -> ` how its output relates to the target's distribution.
     failure: what the model returned for images whose `Decoded.valid` is False.
     settled: `sampling options -> ` the same for a program that omits options that are off.
@@ -88,8 +87,7 @@ class Engine(NamedTuple):
   complete: Callable[..., Spec]
   parameters: Callable[[str | Spec], Collection[str]]
   needs: Callable[[str | Spec], str | None]
-  build: Callable[[str | Spec, Any, Any, np.ndarray | None, Callable[[Any], Any] | None],
-                  AnyDecoder]
+  build: Callable[[str | Spec, Any, Resources], AnyDecoder]
   guarantee: Callable[[Any], Guarantee]
   failure: str
   settled: Callable[[Any], Any] = lambda sampling: sampling
@@ -159,9 +157,9 @@ class Engine(NamedTuple):
       raise ValueError(f'{name} is {value!r}, but the decoder {str(spec)!r} already sets it; pass '
                        'only one of them.')
     if name in allowed:
-      return spec.add(parse(f'{first.name}({name}={value})').parts[0].arguments)
+      return spec.add({name: spec_lib.value(name, value)})
     completed = self.complete(spec, **{name: value}) if name in _SIZES else spec
-    if completed == self.complete(spec):
+    if completed == spec:
       raise ValueError(
           f'{name} is neither a sampling option ({", ".join(self.options._fields)}) nor a '
           f'parameter of {first.name} ({", ".join(allowed) or "it has none"})'
@@ -176,7 +174,7 @@ class Engine(NamedTuple):
       role = 'draft' if required == 'model' else required
       raise ValueError(
           f'decoder is {str(specification)!r}, which drafts with '
-          f'{discrete.DRAFTS[required]}; model {name!r} has none: load it with '
+          f'{discrete.SOURCES[required]}; model {name!r} has none: load it with '
           f'{role}=FOLDER.')
 
   def check_defaults(self, defaults: Mapping[str, Any], others: Collection[str] = ()) -> None:
@@ -250,26 +248,13 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
     return number.astype(np.int32 if isinstance(like, int) else np.float32)
 
 
-def _build_discrete(specification: str | Spec, target: Any, draft: Any,
-                    codebook: np.ndarray | None, rho: Callable[[Any], Any] | None) -> AnyDecoder:
-  del rho  # Heads of continuous tokens draft with it.
-  drafts = {} if draft is None else {str(discrete.needs(specification)): draft}
-  return discrete.build(specification, target, discrete.Resources(drafts, codebook))
-
-
-def _build_continuous(specification: str | Spec, target: Any, draft: Any,
-                      codebook: np.ndarray | None, rho: Callable[[Any], Any] | None) -> AnyDecoder:
-  del codebook  # Continuous tokens have none.
-  return continuous.build(specification, target, continuous.Resources(draft, rho))
-
-
 DISCRETE = Engine(
     'discrete', discrete.DECODERS, 'vanilla', ('eagle', 'mc_sjd'), Warp, discrete.complete,
-    discrete.parameters, discrete.needs, _build_discrete, discrete.guarantee,
+    discrete.parameters, discrete.needs, discrete.build, discrete.guarantee,
     'no valid probabilities (its logits, or the guided ones, contain NaN or infinity, or exclude '
     'every token)', settled)
 
 CONTINUOUS = Engine(
     'continuous', continuous.DECODERS, 'mar', ('exact_head',), Sampling, continuous.complete,
-    continuous.parameters, continuous.needs, _build_continuous, continuous.guarantee,
+    continuous.parameters, continuous.needs, continuous.build, continuous.guarantee,
     'tokens with NaN or infinity', unsupported=continuous.unsupported)

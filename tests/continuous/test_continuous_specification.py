@@ -12,7 +12,7 @@ from cspd_jax.testing.proofs import analytic
 
 LEVELS = schedule_lib.make(6)
 CHAIN = analytic.gaussian_chain(8, 0.9, schedule=LEVELS)
-RESOURCES = Resources(draft=CHAIN.target)
+RESOURCES = Resources({'model': CHAIN.target})
 DEFAULTS = dict(schedule=6, kernels_per_call=3, block_length=4, prefix_share=0.0)
 GUARANTEES = {'mar': 'exact', 'parallel': 'exact', 'exact_head': 'exact', 'windows': 'exact',
               'exact_path': 'exact', 'cspd_paper': 'biased', 'cspd_released': 'biased',
@@ -30,7 +30,7 @@ def test_build(name):
   assert decoder.schedule.num_levels == 6 and specification.DECODERS[name].summary
   if specification.needs(spec):
     assert decoder.drafter.model is CHAIN.target
-    with pytest.raises(ValueError, match=f'{name} needs a draft model'):
+    with pytest.raises(ValueError, match=f'{name} drafts with a draft model'):
       specification.build(spec, CHAIN.target)
   else:
     assert decoder.drafter is None or decoder.drafter.model is None

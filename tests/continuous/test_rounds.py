@@ -38,7 +38,7 @@ def quick(function):
 
 def of(name, **options):
   options = dict(schedule=5, kernels_per_call=3, block_length=3, **options)
-  return build(complete(name, **options), CHAIN.target, Resources(draft=CHAIN.target))
+  return build(complete(name, **options), CHAIN.target, Resources({'model': CHAIN.target}))
 
 
 @pytest.mark.parametrize('name', representative(DECODERS, 'mar', 'cspd_relaxed'))

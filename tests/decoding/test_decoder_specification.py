@@ -220,7 +220,7 @@ def test_functions_accept_numbers_of_numpy_and_trees_by_name():
 @pytest.mark.parametrize('name', specification.DRAFTERS)
 def test_every_drafter_goes_with_match(name):
   entry, spec = specification.DRAFTERS[name], f'{name}+match'
-  assert entry.summary and entry.networks.keys() <= specification.DRAFTS.keys()
+  assert entry.summary and entry.networks.keys() <= specification.SOURCES.keys()
   decoder = build(specification.complete(spec, window=4, length=2))
   needs = specification.needs(spec)
   tokens = jax.eval_shape(
@@ -270,7 +270,7 @@ def test_expansion(spec, expanded):
     ('eagle', 25, 'eagle(tree=chain(4))'),
     ('eagle', 26, 'eagle(tree=EAGLE)'),
     ('eagle(tree=LANTERN)+exact', 16, 'eagle(tree=LANTERN)+exact'),
-    ('eagle+kseq', 26, 'eagle(draws=iid, tree=EAGLE)+kseq'),
+    ('eagle+kseq', 26, 'eagle(tree=EAGLE)+kseq'),
     ('eagle(draws=distinct)+kseq', 26, 'eagle(draws=distinct, tree=EAGLE)+kseq'),
     ('jacobi+kseq', 16, 'jacobi(window=16)+kseq'),
     ('eagle2', 16, 'eagle2(depth=3, num_nodes=15, width=8)'),
@@ -285,8 +285,7 @@ def test_completion(spec, window, completed):
   result = specification.complete(spec, window=window, length=4)
   assert str(result) == completed
   assert specification.complete(result, window=9, length=9) == result
-  if not spec.endswith('kseq'):
-    assert str(specification.complete(spec)) == spec
+  assert str(specification.complete(spec)) == spec
 
 
 def test_eagle_fills_a_small_window_with_a_chain():

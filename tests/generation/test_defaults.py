@@ -94,7 +94,7 @@ def test_other_forms_are_refused_when_a_model_is_saved_or_loaded(
 
 @pytest.mark.parametrize('options, count', [
     (dict(decoder='mc_sjd(window=4)'), 1), (dict(decoder=parse('mc_sjd(window=4)')), 0),
-    (dict(decoder='mc_sjd', options=dict(window=4)), 2), ({}, 1)])
+    (dict(decoder='mc_sjd', options=dict(window=4)), 1), ({}, 1)])
 def test_a_specification_is_parsed_once(folder, tmp_path, options, count):
   """Also with a parameter that is passed separately."""
   tuned.place(folder, tmp_path / 'own').store(
