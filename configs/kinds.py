@@ -7,10 +7,8 @@ Runtime: some minutes on two CPU cores. Result: in runs/kinds, step compression 
 (rows.csv, report.json).
 """
 
-import dataclasses
-
-from configs import topologies
 from cspd_jax.cli import groups
+from experiments.topologies import Config
 
 DECODERS = (
     'vanilla', 'speculative(length=4)', 'eagle(tree=LANTERN)', 'mc_sjd', 'seed_exact',
@@ -18,8 +16,8 @@ DECODERS = (
     'eagle(tree=LANTERN)+lantern_pp(lam=2)')
 
 
-def get_config() -> topologies.Config:
+def get_config() -> Config:
   """The configuration."""
-  return dataclasses.replace(
-      topologies.Config(), decoder=DECODERS, window=(64,),
+  return Config(
+      decoder=DECODERS, window=(64,),
       images=groups.Images(num_images=32, seed=12), workdir='runs/kinds')

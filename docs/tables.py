@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from configs.papers import published_rows
 from cspd_jax import metrics
 from cspd_jax.core import spec as spec_lib
 from cspd_jax.core.guarantees import Guarantee
@@ -24,6 +23,7 @@ from cspd_jax.decoding import specification
 from cspd_jax.files import atomic
 from cspd_jax.measure import tables
 from docs import lists
+from experiments.papers import published_rows
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (*sorted(ROOT.glob('*README.md')), *sorted((ROOT / 'docs').rglob('*.md')))
@@ -77,10 +77,10 @@ REPORTS = {
     'published': 'python -m experiments.papers.published',
     'published_cspd':
         'python -m experiments.papers.published --config=configs/papers/published_cspd.py',
-    'sjd': 'python -m experiments.papers.sjd',
-    'sjd_pac': 'python -m experiments.papers.sjd_pac',
-    'cool_sd': 'python -m experiments.papers.cool_sd',
-    'lantern': 'python -m experiments.papers.lantern',
+    'sjd': 'python -m experiments.topologies --config=configs/papers/sjd.py',
+    'sjd_pac': 'python -m experiments.topologies --config=configs/papers/sjd_pac.py',
+    'cool_sd': 'python -m experiments.benchmark --config=configs/papers/cool_sd.py',
+    'lantern': 'python -m experiments.benchmark --config=configs/papers/lantern.py',
     'cspd': 'python -m experiments.papers.cspd',
     'against_mar': 'python -m experiments.against_mar --repo=mar',
     'against_nextstep': 'python -m experiments.against_nextstep --repo=NextStep-1',

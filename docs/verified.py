@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from checkpoints_conversion import rules
-from configs import golden
 from docs import sizes
+from experiments import golden
 
 TESTS = pathlib.Path(__file__).parents[1] / 'tests'
 

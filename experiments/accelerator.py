@@ -22,19 +22,61 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
 import cspd_jax
-from configs import accelerator as default
 from cspd_jax import cli, families
-from cspd_jax.core import programs, random
+from cspd_jax.core import fields, programs, random
 from cspd_jax.files import run_folder
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
 from experiments.costs import devices, predicted, pytorch, roofline, timed_rounds
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The measurements, in this order until the time limit.
+
+  Attributes:
+    minutes: time limit, after which no measurement starts.
+    shipped: shipped models, with which whole images are timed.
+    shapes: published model sizes, with random weights. On NVIDIA GPUs, the rounds of the first are
+      also timed as one CUDA graph, at the end, for up to a quarter of `minutes` more.
+    decoder: their decoders in addition to `vanilla`; rounds commit as many tokens as the report
+      `accepted` states.
+    batch: numbers of images decoded together.
+    guided: whether the null condition runs as well.
+    dtype: of the parameters of `shapes`.
+    torch: whether to time the same sizes token by token in PyTorch, if it is installed.
+    repeats: timed runs of each measurement, whose median is reported.
+    rounds: rounds of a timed run.
+    tokens_per_round: tokens that every decoder commits per round; by default those of the report
+      `accepted`.
+    accepted: report.json of a program that measured step compression.
+    workdir: folder of the results.
+  """
+
+  minutes: float = 8.0
+  shipped: tuple[str, ...] = ('demo', 'mar_demo')
+  shapes: tuple[str, ...] = ('c2i_xl_256', 'lumina_mgpt_7b_768', 'mar_b')
+  decoder: tuple[str, ...] = (
+      'corrected(passes=4, window=64)', 'mc_sjd(window=64)', 'mc_sjd(window=16)')
+  batch: tuple[int, ...] = (1, 8)
+  guided: bool = True
+  dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
+  torch: bool = True
+  repeats: int = 5
+  rounds: int = 16
+  tokens_per_round: float | None = None
+  accepted: str = 'docs/reports/corrected.json'
+  workdir: str = 'runs/accelerator'
+
+  def __post_init__(self):
+    fields.check(self, tokens_per_round=(1, fields.MOST))
+
 
 _PICTURE = 'roofline.png'
 _GPU_LAUNCH = 1.5e-6  # Seconds, as in `devices.ACCELERATORS`.
@@ -98,7 +140,7 @@ def device_rates(session: Session) -> devices.Accelerator:
   return accelerator
 
 
-def images(session: Session, config: default.Config, name: str) -> None:
+def images(session: Session, config: Config, name: str) -> None:
   """Times whole images of a shipped model, for every number of images."""
   model = cspd_jax.load(name)
   texts = [model.engine.baseline, str(model.specification())]
@@ -125,7 +167,7 @@ def images(session: Session, config: default.Config, name: str) -> None:
           speedup=None if first is None else first.median / times.median))
 
 
-def _with_random_weights(session: Session, config: default.Config, name: str
+def _with_random_weights(session: Session, config: Config, name: str
                          ) -> cspd_jax.Model | None:
   """Returns a model of a published size with random weights; None if they do not fit in memory."""
   model = families.describe(name, dtype=config.dtype)
@@ -134,7 +176,7 @@ def _with_random_weights(session: Session, config: default.Config, name: str
   return None if params is None else dataclasses.replace(model, params=params)
 
 
-def rounds(session: Session, config: default.Config, name: str,
+def rounds(session: Session, config: Config, name: str,
            accelerator: devices.Accelerator) -> None:
   """Times rounds of a published size with random weights, for every number of images."""
   model = _with_random_weights(session, config, name)
@@ -160,12 +202,12 @@ def rounds(session: Session, config: default.Config, name: str,
       _torch(session, config, model, batch)
 
 
-def _committed(config: default.Config, text: str) -> float:
+def _committed(config: Config, text: str) -> float:
   """Returns the tokens that a decoder commits per round."""
   return predicted.required_tokens_per_round(config.accepted, text, config.tokens_per_round)
 
 
-def _program(config: default.Config, model: cspd_jax.Model, text: str, tokens: float, batch: int,
+def _program(config: Config, model: cspd_jax.Model, text: str, tokens: float, batch: int,
              accelerator: devices.Accelerator, graphs: str | None = None
              ) -> timed_rounds.TimedRound:
   """Compiles rounds of a decoder that commit `tokens` tokens on average."""
@@ -177,7 +219,7 @@ def _program(config: default.Config, model: cspd_jax.Model, text: str, tokens: f
       random_like(model.draft_params(text)), accelerator, graphs)
 
 
-def _time_rounds(session: Session, config: default.Config, model: cspd_jax.Model, batch: int,
+def _time_rounds(session: Session, config: Config, model: cspd_jax.Model, batch: int,
                  programs: Mapping[str, timed_rounds.TimedRound],
                  committed: Mapping[str, float]) -> None:
   """Times the rounds of all decoders and adds their rows."""
@@ -197,7 +239,7 @@ def _time_rounds(session: Session, config: default.Config, model: cspd_jax.Model
         speedup=None if vanilla is None else vanilla.median * tokens / times.median))
 
 
-def graphs(session: Session, config: default.Config, name: str,
+def graphs(session: Session, config: Config, name: str,
            accelerator: devices.Accelerator) -> None:
   """Compares times and tokens of rounds that are a CUDA graph each with rounds as one graph."""
   model = _with_random_weights(session, config, name)
@@ -221,7 +263,7 @@ def graphs(session: Session, config: default.Config, name: str,
       session.add(_COMPARED, row)
 
 
-def _torch(session: Session, config: default.Config, model: cspd_jax.Model, batch: int) -> None:
+def _torch(session: Session, config: Config, model: cspd_jax.Model, batch: int) -> None:
   """Times the same transformer in PyTorch, token by token."""
   for compiled in (False, True):
     text = f'PyTorch, {"compiled" if compiled else "eager"}'
@@ -236,7 +278,7 @@ def _torch(session: Session, config: default.Config, model: cspd_jax.Model, batc
           seconds_per_image=seconds * model.num_tokens / batch))
 
 
-def continuous(session: Session, config: default.Config, model: cspd_jax.Model, batch: int
+def continuous(session: Session, config: Config, model: cspd_jax.Model, batch: int
                ) -> None:
   """Times whole images of a model of continuous tokens with random weights."""
   condition = timed_rounds.random_like(
@@ -275,7 +317,7 @@ def draw(path: Any, session: Session, accelerator: devices.Accelerator) -> bool:
   return bool(works)
 
 
-def check(config: default.Config) -> None:
+def check(config: Config) -> None:
   """Raises ValueError for invalid options, before anything runs."""
   if not config.batch:
     raise ValueError('batch is empty; give at least one.')
@@ -288,13 +330,13 @@ def check(config: default.Config) -> None:
             model.decoder(text, guided=config.guided), _committed(config, text))
 
 
-def _graphs_folder(config: default.Config) -> pathlib.Path:
+def _graphs_folder(config: Config) -> pathlib.Path:
   """Returns the folder of the report on CUDA graphs."""
   return pathlib.Path(config.workdir) / 'graphs'
 
 
-@cli.command(default.Config, config='configs/accelerator.py')
-def main(config: default.Config) -> None:
+@cli.command(Config)
+def main(config: Config) -> None:
   check(config)
   run_folder.check(_graphs_folder(config))
   report, session = run_folder.Report(config.workdir, [_PICTURE]), Session(config.minutes)

@@ -22,14 +22,56 @@ import functools
 import math
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
-from configs import compile_report as default
 from cspd_jax import cli, families
+from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
 from cspd_jax.measure import tables
 from experiments.costs import devices, predicted
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The programs to compile.
+
+  Attributes:
+    device: device to compile for: h200 or v5e.
+    model: a published size such as c2i_xl_256, a shipped model or a folder.
+    decoder: specifications of decoders; `vanilla` is always included, for the speed-ups.
+    window: tokens per forward pass of decoders whose specification does not set it.
+    batch: images decoded together.
+    guided: whether the null condition runs as well.
+    layers: layers to compile; a second program has one layer more, and the figures of all layers
+      are extrapolated. By default 2, or enough to exceed a TPU's fast memory.
+    dtype: of the parameters.
+    tokens_per_round: tokens that every decoder commits per round; by default those of the report
+      `accepted`.
+    accepted: report.json of a program that measured step compression, and maybe calls of a
+      diffusion head.
+    accepted_model: the model whose rows of `accepted` count, if it has rows of several.
+    workdir: folder of the results.
+  """
+
+  device: str = 'h200'
+  model: str = 'lumina_mgpt_7b_768'
+  decoder: tuple[str, ...] = (
+      'corrected(passes=4)', 'mc_sjd', 'mc_sjd(window=16)', 'eagle(tree=EAGLE)',
+      'eagle(tree=LANTERN)')
+  window: int = 64
+  batch: int = 1
+  guided: bool = True
+  layers: int | None = None
+  dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
+  tokens_per_round: float | None = None
+  accepted: str = 'docs/reports/corrected.json'
+  accepted_model: str | None = None
+  workdir: str = 'runs/compile_report'
+
+  def __post_init__(self):
+    fields.check(self, tokens_per_round=(1, fields.MOST))
+
 
 _COLUMNS = {
     'decoder': '{decoder}', 'MiB': '{mib:.0f}', 'over ideal': '{over_ideal:.2f}',
@@ -42,7 +84,7 @@ _COLUMNS = {
 _MOST = 12
 
 
-def prepare(config: default.Config, accelerator: devices.Accelerator
+def prepare(config: Config, accelerator: devices.Accelerator
             ) -> tuple[list[str], list[families.Model]]:
   """Checks the options and describes the models.
 
@@ -121,8 +163,8 @@ def show(row: Mapping[str, Any]) -> None:
         'the cache are not updated in place', flush=True)
 
 
-@cli.command(default.Config, config='configs/compile_report.py')
-def main(config: default.Config) -> None:
+@cli.command(Config)
+def main(config: Config) -> None:
   measured = functools.partial(predicted.measured, config.accepted, model=config.accepted_model,
                                override=config.tokens_per_round)
   for text in config.decoder:

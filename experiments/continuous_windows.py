@@ -17,15 +17,55 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import cspd_jax
-from configs import continuous_windows as default
 from cspd_jax import cli
 from cspd_jax.continuous import noise
+from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import run as run_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request, prepare as prepare_request
 from cspd_jax.measure import tables
 from cspd_jax.plots import curves
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The measurements. Every list but `window` is varied on its own, at the first window.
+
+  Attributes:
+    model: models of continuous tokens, shipped or folders.
+    window: tokens per round; the first is that of all other measurements.
+    guidance_scale: guidance scales; the first is that of all other measurements.
+    temperature: temperatures in addition to 1.
+    schedule: numbers of denoising kernels other than the model's own.
+    num_iter: numbers of autoregressive steps in addition to one token per step; masked models only.
+    orders: whether masked models are measured in raster order too.
+    decoder: other decoders, for comparison.
+    num_images: images of every measurement.
+    batch_size: images decoded together.
+    seed: of the images.
+    workdir: folder of the results.
+  """
+
+  model: tuple[str, ...] = ('causal_demo', 'mar_demo')
+  window: tuple[int, ...] = (8, 2, 4, 16, 32)
+  guidance_scale: tuple[float, ...] = (3.0, 1.0, 6.0)
+  temperature: tuple[float, ...] = (0.9,)
+  schedule: tuple[int, ...] = (25, 50, 100)
+  num_iter: tuple[int, ...] = (16,)
+  orders: bool = True
+  decoder: tuple[str, ...] = ('exact_head', 'exact_head(kernels_per_call=32)')
+  num_images: int = 16
+  batch_size: int = 8
+  seed: int = 29
+  workdir: str = 'runs/continuous_windows'
+
+  def __post_init__(self):
+    fields.check(
+        self, window=(1, fields.MOST), guidance_scale=fields.FINITE, temperature=fields.FINITE,
+        schedule=(2, 1000), num_iter=(1, fields.MOST), num_images=(2, 10**4),
+        batch_size=(1, 10**4), seed=fields.SEEDS)
+
 
 _PICTURE = 'levels.png'
 _COLUMNS = {
@@ -52,7 +92,7 @@ class Setting(NamedTuple):
   raster: bool = False
 
 
-def settings(config: default.Config, model: Model) -> Iterator[Setting]:
+def settings(config: Config, model: Model) -> Iterator[Setting]:
   """Yields the measurements of a model."""
   window, *windows = config.window
   scale, *scales = config.guidance_scale
@@ -79,7 +119,7 @@ def settings(config: default.Config, model: Model) -> Iterator[Setting]:
     yield Setting(f'`{decoder}`', decoder, options)
 
 
-def prepare(config: default.Config) -> list[tuple[Setting, Request]]:
+def prepare(config: Config) -> list[tuple[Setting, Request]]:
   """Loads the models and prepares the requests.
 
   Raises:
@@ -132,7 +172,7 @@ def measured(setting: Setting, request: Request) -> tuple[dict[str, Any], np.nda
   return row, kernels.accepted.sum(0) / np.maximum(kernels.tested.sum(0), 1)
 
 
-def run(config: default.Config) -> None:
+def run(config: Config) -> None:
   """Measures, prints the table and writes the report.
 
   Raises:
@@ -159,8 +199,8 @@ def run(config: default.Config) -> None:
               | dict(title=name) for name in dict.fromkeys(row['model'] for row in rows)])
 
 
-@cli.command(default.Config, config='configs/continuous_windows.py')
-def main(config: default.Config) -> None:
+@cli.command(Config)
+def main(config: Config) -> None:
   run(config)
 
 

@@ -13,20 +13,55 @@ unless all tokens agree.
 
 import dataclasses
 import sys
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import cspd_jax
-from configs import golden as default
 from cspd_jax import cli, families
 from cspd_jax.cli import inputs
+from cspd_jax.core import fields
 from cspd_jax.files import store
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
 from cspd_jax.text import bpe, templates
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The comparison.
+
+  Attributes:
+    model: the folder of the converted model.
+    dtype: of its parameters.
+    preset: the published model whose sizes it must have; None for any.
+    prompt: the description of the image.
+    contexts: the prompt writer of the model's family; see `families.Family.prompt_writers`.
+    num_prompt_tokens: tokens of the prompt in the other program; None for any number.
+    tokens: the first tokens of the image in the other program.
+    guidance_scale: its guidance scale.
+    workdir: folder of the results.
+  """
+
+  model: str = 'checkpoints/janus_pro_1b'
+  dtype: Literal['float32', 'bfloat16'] | None = 'bfloat16'
+  preset: str | None = 'janus_pro_1b'
+  prompt: str = 'A portrait of young girl. masterpiece, film grained, best quality.'
+  contexts: str = 'janus_pro_plain'
+  num_prompt_tokens: int | None = 17
+  tokens: tuple[int, ...] = (
+      4484, 4015, 15750, 506, 3758, 11651, 8597, 5739, 4861, 971, 14985, 14834, 15438, 7548, 1820,
+      1465, 13529, 12761, 10503, 12761, 14303, 6155, 4015, 11766, 705, 15736, 14146, 10417, 1951,
+      7713, 14305, 15617, 6169, 2706, 8006, 14893, 3855, 10188, 15652, 6297, 1097, 12108, 15038,
+      311, 14998, 15165, 897, 4044, 1762, 4676)
+  guidance_scale: float = 5.0
+  workdir: str = 'runs/golden'
+
+  def __post_init__(self):
+    fields.check(self, tokens=(0, fields.MOST), guidance_scale=fields.FINITE)
+
 
 # Numbers of bfloat16 are at most this fraction away from those that they round.
 _ROUNDING = 2.0**-8
@@ -35,7 +70,7 @@ _COLUMNS = {
     'gap': '{gap:.3f}', 'gap of rounding': '{rounding:.3f}'}
 
 
-def condition(config: default.Config, model: cspd_jax.Model) -> Any:
+def condition(config: Config, model: cspd_jax.Model) -> Any:
   """Returns the condition of the prompt.
 
   Raises:
@@ -55,7 +90,7 @@ def condition(config: default.Config, model: cspd_jax.Model) -> Any:
   return model.condition(templates.padded([ids]))
 
 
-def prepare(config: default.Config) -> tuple[cspd_jax.Model, Any]:
+def prepare(config: Config) -> tuple[cspd_jax.Model, Any]:
   """Loads the model and checks all options; returns it with the condition of the prompt.
 
   Raises:
@@ -77,7 +112,7 @@ def prepare(config: default.Config) -> tuple[cspd_jax.Model, Any]:
   return model, condition(config, model)
 
 
-def compared(config: default.Config, model: cspd_jax.Model, prompt: Any) -> list[dict[str, Any]]:
+def compared(config: Config, model: cspd_jax.Model, prompt: Any) -> list[dict[str, Any]]:
   """Returns a row for every printed token: the most probable one, and the gap between the two."""
   assert model.teacher is not None  # See `prepare`.
   both = jax.tree.map(lambda x: jnp.concatenate([x, x]), prompt)
@@ -122,7 +157,7 @@ def verdict(rows: list[dict[str, Any]]) -> str:
       'prompt.')
 
 
-def run(config: default.Config) -> bool:
+def run(config: Config) -> bool:
   """Compares, prints the disagreements and writes the report; returns whether all tokens agree.
 
   Raises:
@@ -141,8 +176,8 @@ def run(config: default.Config) -> bool:
   return not others
 
 
-@cli.command(default.Config, config='configs/golden.py')
-def main(config: default.Config) -> int:
+@cli.command(Config)
+def main(config: Config) -> int:
   return 0 if run(config) else 1
 
 

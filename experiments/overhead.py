@@ -15,14 +15,40 @@ from typing import Any
 
 import numpy as np
 
-from configs import overhead as default
 from cspd_jax import cli
-from cspd_jax.cli import inputs
-from cspd_jax.core import programs
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields, programs
 from cspd_jax.decoding.tree import Budget
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The measurements.
+
+  Attributes:
+    loading: the model, and how it is loaded.
+    parts: networks that replace those of the model.
+    decoder: specifications of decoders.
+    window: tokens per forward pass of decoders whose specification does not set it.
+    sampling: sampling options.
+    repeats: timed runs of each decoder, whose median is reported.
+    workdir: folder of the results.
+  """
+
+  loading: groups.Loading = groups.Loading()
+  parts: groups.Parts = groups.Parts()
+  decoder: tuple[str, ...] = ('vanilla', 'jacobi', 'sjd', 'mc_sjd', 'sjd_pac', 'seed_exact')
+  window: int = 16
+  sampling: groups.Sampling = groups.Sampling()
+  repeats: int = 5
+  workdir: str = 'runs/overhead'
+
+  def __post_init__(self):
+    fields.check(self)
+
 
 _COLUMNS = {'decoder': '{decoder}', 'ms/round': '{ms_per_round:.2f}',
             'forward': '{ms_of_forward_pass:.2f}', 'rest': '{rest:.1%}'}
@@ -43,8 +69,8 @@ def compare(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
               rest=1 - forward_ms / ms)
 
 
-@cli.command(default.Config, config='configs/overhead.py')
-def main(config: default.Config) -> None:
+@cli.command(Config)
+def main(config: Config) -> None:
   if not config.decoder:
     raise ValueError('decoder is empty; give at least one.')
   model = inputs.model(config.loading, config.parts, engine='discrete',

@@ -13,20 +13,47 @@ import dataclasses
 import functools
 import itertools
 import sys
+from typing import Literal
 
 import jax
 import numpy as np
 
 import cspd_jax
-from configs import quantized as default
 from cspd_jax import cli
-from cspd_jax.cli import inputs
-from cspd_jax.core import programs
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields, programs
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import base, distance as distance_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The measurements.
+
+  Attributes:
+    model: a shipped model or a folder.
+    parts: networks that replace those of the model.
+    guidance_scale: guidance scales.
+    images: the images that the target generates, the same for every scale.
+    batch_size: images decoded together.
+    dtype: of the original parameters, and of those that are not quantized.
+    workdir: folder of the results.
+  """
+
+  model: str = 'demo'
+  parts: groups.Parts = groups.Parts()
+  guidance_scale: tuple[float, ...] = (1.0, 3.0)
+  images: groups.Images = groups.Images(num_images=32, seed=12)
+  batch_size: int = 16
+  dtype: Literal['float32', 'bfloat16'] | None = 'float32'
+  workdir: str = 'runs/quantized'
+
+  def __post_init__(self):
+    fields.check(self, guidance_scale=fields.FINITE)
+
 
 _COLUMNS = {
     'int8': '{int8}', 'guidance': '{guidance_scale}', 'NLL': '{nll:.4f}',
@@ -40,7 +67,7 @@ _OPTIONS = {'matrices': dict(quantize='int8'), 'cache': dict(cache_dtype='int8')
             'both': dict(quantize='int8', cache_dtype='int8')}
 
 
-def run(config: default.Config) -> None:
+def run(config: Config) -> None:
   """Measures, prints the table and writes the report.
 
   Raises:
@@ -96,8 +123,8 @@ def measured(bench: Bench, other: cspd_jax.Model) -> dict[str, float]:
       largest=float(np.max(result.largest)))
 
 
-@cli.command(default.Config, config='configs/quantized.py')
-def main(config: default.Config) -> None:
+@cli.command(Config)
+def main(config: Config) -> None:
   run(config)
 
 

@@ -17,12 +17,43 @@ from typing import Any
 import jax
 import numpy as np
 
-from configs import refill as default
 from cspd_jax import cli
-from cspd_jax.cli import inputs
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The measurements.
+
+  Attributes:
+    loading: the model, and how it is loaded.
+    parts: networks that replace those of the model.
+    decoder: specifications of decoders.
+    window: tokens per forward pass of decoders whose specification does not set it.
+    images: the images, the same for every decoder; their number is a multiple of `batch_size`.
+    batch_size: images decoded together.
+    sampling: sampling options.
+    repeats: timed runs of each decoder, whose median is reported.
+    workdir: folder of the results.
+  """
+
+  loading: groups.Loading = groups.Loading()
+  parts: groups.Parts = groups.Parts()
+  decoder: tuple[str, ...] = ('vanilla', 'mc_sjd', 'corrected', 'eagle')
+  window: int = 16
+  images: groups.Images = groups.Images(num_images=64)
+  batch_size: int = 8
+  sampling: groups.Sampling = groups.Sampling()
+  repeats: int = 3
+  workdir: str = 'runs/refill'
+
+  def __post_init__(self):
+    fields.check(self)
+
 
 _COLUMNS = {
     'decoder': '{decoder}', 'rounds of an image': '{rounds:.1f}', 'the most': '{most_rounds}',
@@ -31,7 +62,7 @@ _COLUMNS = {
     'speed-up': '{speedup:.2f}x', 'same images': '{same_images:.0%}'}
 
 
-def prepare(config: default.Config) -> Bench:
+def prepare(config: Config) -> Bench:
   """Loads the model and checks all options.
 
   Raises:
@@ -53,7 +84,7 @@ def prepare(config: default.Config) -> Bench:
   return bench
 
 
-def _texts(config: default.Config, bench: Bench) -> list[str]:
+def _texts(config: Config, bench: Bench) -> list[str]:
   """Returns the complete specifications of the decoders."""
   return [str(bench.model.engine.complete(text, window=config.window)) for text in config.decoder]
 
@@ -82,7 +113,7 @@ def compare(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
       same_images=float((tokens == expected.tokens).all(axis=1).mean()))
 
 
-def run(config: default.Config) -> None:
+def run(config: Config) -> None:
   """Measures, prints the table and writes the report.
 
   Raises:
@@ -101,8 +132,8 @@ def run(config: default.Config) -> None:
                columns=_COLUMNS, rows=list(range(len(rows))))])
 
 
-@cli.command(default.Config, config='configs/refill.py')
-def main(config: default.Config) -> None:
+@cli.command(Config)
+def main(config: Config) -> None:
   run(config)
 
 

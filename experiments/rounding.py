@@ -17,12 +17,44 @@ from typing import Any
 import numpy as np
 
 import cspd_jax
-from configs import rounding as default
 from cspd_jax import cli
-from cspd_jax.cli import inputs
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The measurements.
+
+  Attributes:
+    model: a shipped model of discrete tokens, or a folder.
+    parts: networks that replace those of the model.
+    decoder: specifications of seed-exact decoders.
+    window: tokens per forward pass of decoders whose specification does not set it.
+    images: the images, the same for every decoder and dtype.
+    batch_size: images decoded together.
+    sampling: sampling options.
+    dtype: dtypes of the parameters: float32, bfloat16, float16.
+    workdir: folder of the results.
+  """
+
+  model: str = 'demo'
+  parts: groups.Parts = groups.Parts()
+  decoder: tuple[str, ...] = (
+      'seed_exact', 'corrected_seed_exact', 'seed_exact(tree=caterpillar(3, 1))')
+  window: int = 4
+  images: groups.Images = groups.Images(num_images=2000, seed=15)
+  batch_size: int = 32
+  sampling: groups.Sampling = groups.Sampling()
+  dtype: tuple[str, ...] = ('float32',)
+  workdir: str = 'runs/rounding'
+
+  def __post_init__(self):
+    fields.check(self)
+
 
 _DTYPES = ('float32', 'bfloat16', 'float16')
 _COLUMNS = {
@@ -31,7 +63,7 @@ _COLUMNS = {
     'images not its': '{images_in_window:.2%}', 'tokens not its': '{tokens_in_window:.3%}'}
 
 
-def prepare(config: default.Config) -> dict[str, Bench]:
+def prepare(config: Config) -> dict[str, Bench]:
   """Loads the model in every dtype and checks all options.
 
   Raises:
@@ -59,7 +91,7 @@ def prepare(config: default.Config) -> dict[str, Bench]:
   return benches
 
 
-def _texts(config: default.Config, bench: Bench) -> list[str]:
+def _texts(config: Config, bench: Bench) -> list[str]:
   """Returns the complete specifications of the decoders."""
   return [str(bench.model.engine.complete(text, window=config.window)) for text in config.decoder]
 
@@ -81,14 +113,14 @@ def compared(bench: Bench, text: str) -> dict[str, Any]:
       tokens_in_window=float(np.mean(differ_in_window)))
 
 
-def measured(config: default.Config, benches: dict[str, Bench]) -> Iterator[dict[str, Any]]:
+def measured(config: Config, benches: dict[str, Bench]) -> Iterator[dict[str, Any]]:
   """Yields the rows, dtype by dtype."""
   for dtype, bench in benches.items():
     for text in _texts(config, bench):
       yield dict(dtype=dtype, **compared(bench, text))
 
 
-def run(config: default.Config) -> None:
+def run(config: Config) -> None:
   """Measures, prints the table and writes the report.
 
   Raises:
@@ -109,8 +141,8 @@ def run(config: default.Config) -> None:
                    columns=_COLUMNS, rows=list(range(len(rows))))])
 
 
-@cli.command(default.Config, config='configs/rounding.py')
-def main(config: default.Config) -> None:
+@cli.command(Config)
+def main(config: Config) -> None:
   run(config)
 
 

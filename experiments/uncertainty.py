@@ -16,15 +16,48 @@ from typing import Any
 
 import numpy as np
 
-from configs import uncertainty as default
 from cspd_jax import cli
-from cspd_jax.cli import inputs
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import rows as rows_lib, tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import likelihood
 from cspd_jax.plots import curves
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The measurements.
+
+  Attributes:
+    loading: the model, and how it is loaded.
+    parts: networks that replace those of the model.
+    decoder: specifications of decoders, at most seven.
+    temperature: temperatures, each combined with every guidance scale.
+    guidance_scale: guidance scales.
+    images: the images, the same for all settings and decoders.
+    window: tokens per forward pass of decoders whose specification does not set it.
+    batch_size: images decoded together.
+    workdir: folder of the results.
+  """
+
+  loading: groups.Loading = groups.Loading()
+  parts: groups.Parts = groups.Parts()
+  decoder: tuple[str, ...] = (
+      'sjd', 'mc_sjd', 'sjd_pac', 'eagle(tree=chain(12))+block', 'eagle(tree=EAGLE)', 'corrected',
+      'corrected_seed_exact')
+  temperature: tuple[float, ...] = (0.7, 1.0, 1.3)
+  guidance_scale: tuple[float, ...] = (1.0, 3.0, 6.0)
+  images: groups.Images = groups.Images(num_images=16, seed=12)
+  window: int = 32
+  batch_size: int = 16
+  workdir: str = 'runs/uncertainty'
+
+  def __post_init__(self):
+    fields.check(self, temperature=fields.FINITE, guidance_scale=fields.FINITE)
+
 
 _PICTURE = 'uncertainty.png'
 # The number of distinguishable lines.
@@ -35,7 +68,7 @@ _COLUMNS = {
     '+-': '{step_compression_error:.2f}', 'one-token': '{one_token_rounds:.0%}'}
 
 
-def run(config: default.Config) -> None:
+def run(config: Config) -> None:
   """Measures, prints the points and writes the report.
 
   Raises:
@@ -93,8 +126,8 @@ def _draw(path: Any, texts: list[str], points: list[dict[str, Any]], name: str) 
   curves.save_curves(path, panels, xlabel='entropy of the target, nats per token')
 
 
-@cli.command(default.Config, config='configs/uncertainty.py')
-def main(config: default.Config) -> None:
+@cli.command(Config)
+def main(config: Config) -> None:
   run(config)
 
 

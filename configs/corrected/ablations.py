@@ -7,10 +7,8 @@ this table. Runtime: half an hour on two CPU cores. Result: in runs/corrected_ab
 compression and one-token rounds (rows.csv, report.json).
 """
 
-import dataclasses
-
-from configs import topologies
 from cspd_jax.cli import groups
+from experiments.topologies import Config
 
 BY = tuple(f'corrected(by={name}, passes=4)'
            for name in ('layers', 'model', 'neighbours', 'eagle', 'corrector'))
@@ -20,8 +18,8 @@ TREES = tuple(f'corrected(passes=4, tree={tree})' for tree in (
 READS = tuple(f'corrected(passes=4, reads={reads})' for reads in (8, 16, 24))
 
 
-def get_config() -> topologies.Config:
+def get_config() -> Config:
   """The configuration."""
-  return dataclasses.replace(
-      topologies.Config(), decoder=BY + PASSES + TREES + READS, window=(64,),
+  return Config(
+      decoder=BY + PASSES + TREES + READS, window=(64,),
       images=groups.Images(num_images=32, seed=13), workdir='runs/corrected_ablations')

@@ -7,18 +7,16 @@ cores. Result: in runs/corrected, step compression and one-token rounds of every
 (rows.csv, report.json).
 """
 
-import dataclasses
-
-from configs import topologies
 from cspd_jax.cli import groups
+from experiments.topologies import Config
 
 DECODERS = (
     'mc_sjd', 'eagle+block', 'corrected(by=neighbours, passes=3)', 'corrected(passes=4)',
     'corrected_seed_exact(passes=4)')
 
 
-def get_config() -> topologies.Config:
+def get_config() -> Config:
   """The configuration."""
-  return dataclasses.replace(
-      topologies.Config(), decoder=DECODERS, window=(8, 16, 32, 64, 128),
+  return Config(
+      decoder=DECODERS, window=(8, 16, 32, 64, 128),
       images=groups.Images(num_images=64, seed=12), workdir='runs/corrected')

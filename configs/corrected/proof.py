@@ -7,15 +7,13 @@ exact form must be as likely as the target's entropy says. Runtime: half an hour
 Result: in runs/corrected_proof, both figures (rows.csv, report.json).
 """
 
-import dataclasses
-
-from configs import topologies
 from cspd_jax.cli import groups
+from experiments.topologies import Config
 
 
-def get_config() -> topologies.Config:
+def get_config() -> Config:
   """The configuration."""
-  return dataclasses.replace(
-      topologies.Config(), decoder=('corrected_seed_exact(passes=4)', 'corrected(passes=4)'),
+  return Config(
+      decoder=('corrected_seed_exact(passes=4)', 'corrected(passes=4)'),
       window=(16,), metrics=('step_compression', 'nll_excess'), batch_size=50,
       images=groups.Images(num_images=2000, seed=14), workdir='runs/corrected_proof')

@@ -7,18 +7,16 @@ of an hour on two CPU cores. Result: in runs/corrected_short, step compression o
 decoder (rows.csv, report.json).
 """
 
-import dataclasses
-
-from configs import topologies
 from cspd_jax.cli import groups
+from experiments.topologies import Config
 
 DECODERS = (
     'mc_sjd', 'eagle+block', 'corrected(by=neighbours, passes=1)',
     'corrected(by=neighbours, passes=2)', 'corrected(passes=1)', 'corrected(passes=2)')
 
 
-def get_config() -> topologies.Config:
+def get_config() -> Config:
   """The configuration."""
-  return dataclasses.replace(
-      topologies.Config(), decoder=DECODERS, window=(4, 6, 8, 12, 16),
+  return Config(
+      decoder=DECODERS, window=(4, 6, 8, 12, 16),
       images=groups.Images(num_images=64, seed=12), workdir='runs/corrected_short')

@@ -6,16 +6,14 @@ Counts only. Runtime: five minutes on two CPU cores. Result: in runs/corrected_t
 compression and one-token rounds (rows.csv, report.json).
 """
 
-import dataclasses
-
-from configs import topologies
 from configs.corrected import numbers
 from cspd_jax.cli import groups
+from experiments.topologies import Config
 
 
-def get_config() -> topologies.Config:
+def get_config() -> Config:
   """The configuration."""
-  return dataclasses.replace(
-      topologies.Config(), decoder=numbers.DECODERS, window=(32,),
+  return Config(
+      decoder=numbers.DECODERS, window=(32,),
       sampling=groups.Sampling(top_k=100), images=groups.Images(num_images=32, seed=12),
       workdir='runs/corrected_top_k')

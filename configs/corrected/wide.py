@@ -11,20 +11,18 @@ Result: in runs/corrected_wide, step compression and one-token rounds of every w
 (rows.csv, report.json).
 """
 
-import dataclasses
-
-from configs import topologies
 from cspd_jax.cli import groups
+from experiments.topologies import Config
 
 DECODERS = (
     'mc_sjd', 'corrected(by=layers, passes=4)', 'corrected(by=neighbours, passes=3)',
     'corrected(passes=4)', 'corrected_seed_exact(passes=4)')
 
 
-def get_config() -> topologies.Config:
+def get_config() -> Config:
   """The configuration."""
-  return dataclasses.replace(
-      topologies.Config(), loading=groups.Loading('runs/wide/export'),
+  return Config(
+      loading=groups.Loading('runs/wide/export'),
       parts=groups.Parts(corrector='runs/corrector_wide/export'), decoder=DECODERS,
       window=(16, 64), images=groups.Images(num_images=32, seed=12),
       workdir='runs/corrected_wide')

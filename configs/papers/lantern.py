@@ -1,15 +1,15 @@
-"""LANTERN (arXiv 2410.03355) and LANTERN++ (arXiv 2502.06352): the cost of their relaxation.
+"""LANTERN (arXiv 2410.03355) and LANTERN++ (2502.06352): the cost of accepting latent neighbours.
 
-  python -m experiments.papers.lantern
+  python -m experiments.benchmark --config=configs/papers/lantern.py
+  python -m experiments.benchmark --config=configs/papers/lantern.py --num_images=128
 
-Curves of LANTERN++ with its two residual distributions (Figure 5 of LANTERN) and of grouped
-speculative decoding; and the published static tree compared with a dynamic tree.
-Result: in runs/papers/lantern, the files that `experiments.benchmark` writes.
+The relaxed verifiers on the published static tree and on a dynamic tree, and the curves of
+LANTERN++, with the optimal and with the released residual distribution (Figure 5 of LANTERN), and
+of grouped speculative decoding. Result: in runs/papers/lantern, the files of
+`experiments.benchmark`.
 """
 
-import dataclasses
-
-from configs import benchmark
+from experiments.benchmark import CLAIMS, CURVES, Config
 
 _NAMES = ('LANTERN++, G*', 'LANTERN++, released', 'GSD')
 _TREES = ('eagle(tree=EAGLE)', 'eagle2(num_nodes=25, width=10, depth=5)')
@@ -18,12 +18,11 @@ _VERIFIERS = (
     'lantern_pp(lam=2, residual=released_llamagen)', 'lantern_pp(lam=2, residual=released_dynamic)')
 
 
-def get_config() -> benchmark.Config:
-  """Returns the configuration of `experiments.papers.lantern`."""
-  return dataclasses.replace(
-      benchmark.base(), drafter=_TREES, verifier=_VERIFIERS,
-      curve_drafter=benchmark.CURVE_DRAFTERS,
-      curves=tuple(curve for curve in benchmark.CURVES if curve.name in _NAMES),
-      claims=tuple(claim for claim in benchmark.CLAIMS
+def get_config() -> Config:
+  """Returns the configuration of `experiments.benchmark`."""
+  return Config(
+      drafter=_TREES, verifier=_VERIFIERS,
+      curves=tuple(curve for curve in CURVES if curve.name in _NAMES),
+      claims=tuple(claim for claim in CLAIMS
                    if claim.better in _NAMES or claim.metric is not None),
       workdir='runs/papers/lantern')

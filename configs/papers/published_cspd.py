@@ -5,14 +5,12 @@
 Result: in runs/papers/published_cspd, a table (rows.csv, report.json).
 """
 
-import dataclasses
-
-from configs.papers import published
 from cspd_jax.cli import groups
+from experiments.papers.published import Config
 
 
-def get_config() -> published.Config:
+def get_config() -> Config:
   """Returns the configuration of `experiments.papers.published` for CSpD."""
-  return dataclasses.replace(
-      published.get_config(), loading=groups.Loading('mar_demo'), paper=('cspd',),
-      images=groups.Images(num_images=8), batch_size=8, workdir='runs/papers/published_cspd')
+  return Config(
+      loading=groups.Loading('mar_demo'), paper=('cspd',), images=groups.Images(num_images=8),
+      batch_size=8, workdir='runs/papers/published_cspd')

@@ -1,17 +1,16 @@
-"""SJD (arXiv 2410.01699) and MC-SJD (arXiv 2510.24211): couplings and fresh tokens, on chains.
+"""SJD (arXiv 2410.01699) and MC-SJD (2510.24211): couplings of drafts and fresh tokens.
 
-  python -m experiments.papers.sjd
+  python -m experiments.topologies --config=configs/papers/sjd.py
+  python -m experiments.topologies --config=configs/papers/sjd.py --num_images=48 --window=16
 
-Result: in runs/papers/sjd, the files that `experiments.topologies` writes.
+Step compression of Jacobi windows whose drafts are redrawn (SJD), maximally coupled (MC-SJD) or
+share their noise with the target's draws, and of every method to fill the free positions of a
+window. Result: in runs/papers/sjd, the files of `experiments.topologies`.
 """
 
-import dataclasses
-
-from configs import topologies
+from experiments.topologies import COUPLINGS, FRESH, Config
 
 
-def get_config() -> topologies.Config:
-  """Returns the configuration of `experiments.papers.sjd`."""
-  return dataclasses.replace(
-      topologies.Config(), decoder=topologies.COUPLINGS + topologies.FRESH,
-      workdir='runs/papers/sjd')
+def get_config() -> Config:
+  """Returns the configuration of `experiments.topologies`."""
+  return Config(decoder=COUPLINGS + FRESH, workdir='runs/papers/sjd')

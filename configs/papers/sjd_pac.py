@@ -1,16 +1,15 @@
-"""SJD-PAC (arXiv 2603.18599): trees of candidates compared with the chain.
+"""SJD-PAC (arXiv 2603.18599): trees of candidates in a Jacobi window.
 
-  python -m experiments.papers.sjd_pac
+  python -m experiments.topologies --config=configs/papers/sjd_pac.py
+  python -m experiments.topologies --config=configs/papers/sjd_pac.py --num_images=48 --window=64
 
-Result: in runs/papers/sjd_pac, the files that `experiments.topologies` writes.
+Step compression and one-token rounds of trees and of MC-SJD's chain, at equal numbers of tokens per
+round. Result: in runs/papers/sjd_pac, the files of `experiments.topologies`.
 """
 
-import dataclasses
-
-from configs import topologies
+from experiments.topologies import TREES, Config
 
 
-def get_config() -> topologies.Config:
-  """Returns the configuration of `experiments.papers.sjd_pac`."""
-  return dataclasses.replace(
-      topologies.Config(), decoder=('mc_sjd', *topologies.TREES), workdir='runs/papers/sjd_pac')
+def get_config() -> Config:
+  """Returns the configuration of `experiments.topologies`."""
+  return Config(decoder=('mc_sjd', *TREES), workdir='runs/papers/sjd_pac')

@@ -113,29 +113,29 @@ def parse(text: str | Spec) -> Spec:
   return _Reader(text.strip()).spec(node)
 
 
-def value(name: str, given: object) -> Value:
+def value(name: str, argument: object) -> Value:
   """Returns what a caller passes for the parameter `name` as a value of a specification.
 
   Args:
     name: the parameter, for errors.
-    given: a number, a tuple of numbers, True, False, None, or the text of any value.
+    argument: a number, a tuple of numbers, True, False, None, or the text of any value.
 
   Raises:
     ValueError: for anything else.
   """
-  if isinstance(given, str):
+  if isinstance(argument, str):
     try:
-      node = ast.parse(given.strip(), mode='eval').body
+      node = ast.parse(argument.strip(), mode='eval').body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-      raise ValueError(f'{name} is {given!r:.80}; it must be {_VALUES}.') from error
-    return _Reader(given.strip()).value(name, node)
-  if hasattr(given, 'tolist'):  # Numbers and arrays of NumPy.
-    given = given.tolist()
-  if given is None or isinstance(given, bool):
-    return given
-  if isinstance(given, list | tuple):
-    return tuple(_number(name, number, number) for number in given)
-  return _number(name, given, given)
+      raise ValueError(f'{name} is {argument!r:.80}; it must be {_VALUES}.') from error
+    return _Reader(argument.strip()).value(name, node)
+  if hasattr(argument, 'tolist'):  # Numbers and arrays of NumPy.
+    argument = argument.tolist()
+  if argument is None or isinstance(argument, bool):
+    return argument
+  if isinstance(argument, list | tuple):
+    return tuple(_number(name, number, number) for number in argument)
+  return _number(name, argument, argument)
 
 
 def _number(name: str, number: object, source: object) -> int | float:

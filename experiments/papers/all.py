@@ -9,6 +9,7 @@ that are left is not started.
 """
 
 import dataclasses
+import importlib
 import pathlib
 import subprocess
 import sys
@@ -22,10 +23,10 @@ from cspd_jax.core import fields
 from cspd_jax.files import atomic, reading
 
 ROOT = pathlib.Path(__file__).parents[2]
-# The module of every configuration in configs/papers that has a program.
+# The program of every report, and its configuration in configs/papers unless it is its default.
 PROGRAMS = {
-    'published': 'published', 'published_cspd': 'published', 'sjd': 'sjd', 'sjd_pac': 'sjd_pac',
-    'cool_sd': 'cool_sd', 'lantern': 'lantern', 'cspd': 'cspd'}
+    'published': 'papers.published', 'published_cspd': 'papers.published', 'sjd': 'topologies',
+    'sjd_pac': 'topologies', 'cool_sd': 'benchmark', 'lantern': 'benchmark', 'cspd': 'papers.cspd'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Config:
   """Which programs are started.
 
   Attributes:
-    program: names of configurations in configs/papers.
+    program: names of the reports.
     budget: minutes; None is without limit.
   """
 
@@ -54,14 +55,21 @@ def _report(path: pathlib.Path) -> dict[str, Any]:
   return reading.json(path, 'remove it') if path.exists() else {}
 
 
-def path(name: str) -> pathlib.Path:
-  """Returns the file of a configuration."""
+def _file(name: str) -> pathlib.Path:
+  """Returns the file of a configuration, which does not exist for that of a program's default."""
   return ROOT / 'configs' / 'papers' / f'{name}.py'
+
+
+def settings(name: str) -> Any:
+  """Returns the configuration of a report."""
+  if _file(name).is_file():
+    return loader.load(str(_file(name)))
+  return importlib.import_module(f'experiments.{PROGRAMS[name]}').Config()
 
 
 def is_finished(name: str) -> bool:
   """Whether the folder of a configuration holds a report that was made with its settings."""
-  config = loader.load(str(path(name)))
+  config = settings(name)
   return has_settings(_report(pathlib.Path(config.workdir) / 'report.json'), config)
 
 
@@ -87,7 +95,8 @@ def minutes(name: str) -> float | None:
 
 def _start(name: str) -> None:
   """Runs a program; raises ValueError if it fails."""
-  words = [sys.executable, '-m', f'experiments.papers.{PROGRAMS[name]}', f'--config={path(name)}']
+  words = [sys.executable, '-m', f'experiments.{PROGRAMS[name]}']
+  words += [f'--config={_file(name)}'] * _file(name).is_file()
   if code := subprocess.run(words, check=False).returncode:
     raise ValueError(f'{" ".join(words[1:])} ended with exit code {code}; repeat this command '
                      'when its cause is mended.')

@@ -41,14 +41,13 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from configs.papers import cspd as default
 from cspd_jax import cli
 from cspd_jax.continuous.cspd.decoders import expected_speedup
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
 from experiments.papers import cspd_figures
-from experiments.papers.cspd_cells import BLOCK_MODES, Lab, expected_speed
+from experiments.papers.cspd_cells import BLOCK_MODES, Config, Lab, expected_speed
 
 _COSTS = {'target passes': '{target_passes:.1f}', 'draft passes': '{draft_passes:.1f}',
           'head calls': '{head_calls:.0f}'}
@@ -148,8 +147,8 @@ def head(lab: Lab, guided: bool) -> Table:
 _TABLES = dict(table1=table1, table3=table3, table4=table4)
 
 
-@cli.command(default.Config, config='configs/papers/cspd.py')
-def main(config: default.Config) -> None:
+@cli.command(Config)
+def main(config: Config) -> None:
   lab = Lab(config)
   names = [f'figure_{number}.{ending}' for number in (8, 11, 13, 14, 15, 16)
            for ending in ('png', 'svg')]

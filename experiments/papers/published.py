@@ -18,14 +18,44 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from configs.papers import published as default
-from configs.papers.published_rows import ROWS, Row
 from cspd_jax import cli, metrics as metrics_lib
-from cspd_jax.cli import inputs
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import rows as rows_lib, tables
 from cspd_jax.measure.bench import Bench
+from experiments.papers.published_rows import ROWS, Row
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The measurements.
+
+  Attributes:
+    loading: the model, and how it is loaded.
+    parts: networks that replace those of the model.
+    paper: the papers; cspd requires a model of continuous tokens.
+    images: the images, the same for every row.
+    sampling: sampling options; a row overrides temperature and top_k.
+    batch_size: images decoded together.
+    workdir: folder of the results.
+  """
+
+  loading: groups.Loading = groups.Loading()
+  parts: groups.Parts = groups.Parts()
+  paper: tuple[str, ...] = ('this_project', 'sjd', 'sjd_pac', 'lantern', 'cool_sd')
+  images: groups.Images = groups.Images(num_images=16)
+  sampling: groups.Sampling = groups.Sampling()
+  batch_size: int = 16
+  workdir: str = 'runs/papers/published'
+
+  def __post_init__(self):
+    fields.check(self)
+    if unknown := [name for name in self.paper if name not in ROWS]:
+      raise ValueError(f'paper holds {unknown[0]!r}; every name must be one of: '
+                       f'{", ".join(ROWS)}.')
+
 
 COLUMNS = {'in the paper': '{place}', 'setting': '{setting}', 'published': '{published}',
            'here': '{here}', 'decoder here': '{decoder}', 'NLL - entropy': '{price}'}
@@ -34,7 +64,7 @@ COLUMNS = {'in the paper': '{place}', 'setting': '{setting}', 'published': '{pub
 class Lab:
   """Measures rows; rows with equal decoders and sampling options share their images."""
 
-  def __init__(self, config: default.Config):
+  def __init__(self, config: Config):
     self._config = config
     self.model = inputs.model(config.loading, config.parts, one_group=inputs.MEASURED)
     self.prompts, self._seed = inputs.images(config.images, self.model)
@@ -99,7 +129,7 @@ def _table(paper: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
   return dict(title=paper, columns=columns, rows=numbers)
 
 
-def run(config: default.Config) -> None:
+def run(config: Config) -> None:
   """Measures, prints the rows and writes the report.
 
   Raises:
@@ -121,8 +151,8 @@ def run(config: default.Config) -> None:
       tables=[_table(paper, entries) for paper in config.paper])
 
 
-@cli.command(default.Config, config='configs/papers/published.py')
-def main(config: default.Config) -> None:
+@cli.command(Config)
+def main(config: Config) -> None:
   run(config)
 
 

@@ -9,12 +9,12 @@ import pytest
 
 import cspd_jax
 from checkpoints_conversion import rules
-from configs.papers import published_rows
 from cspd_jax import families
 from cspd_jax.decoding import specification
 from cspd_jax.files import kinds, store
 from cspd_jax.generation import memory
 from docs import sizes, supported, tables, verified, zoo
+from experiments.papers import published_rows
 
 PASSES = [(file, entry) for file in rules.FAMILIES.values() for entry in file.passes]
 # The rows of papers' tables, by the number of the paper.

@@ -3,21 +3,22 @@
 import csv
 import json
 import math
+import pathlib
 
 import pytest
 
-from configs import benchmark as default
 from experiments import benchmark, tables
-from experiments.papers import cool_sd, lantern
 from tests.experiments import calls
 from tests.families import tiny
+
+PAPERS = pathlib.Path(__file__).parents[2] / 'configs' / 'papers'
 
 # What is wrong with the input: arguments, and words that the message must hold.
 _BAD = {
     'unknown flag': (['--windw=3'], ['windw']),
     'a word too many': (['cat'], ['cat', 'not a flag']),
     'config of another program': (
-        ['--config=configs/topologies.py'], ['Config', 'reference_sets']),
+        ['--config=configs/kinds.py'], ['Config', 'reference_sets']),
     'unknown drafter': (['--drafter=jacobi,falcon'], ['falcon', 'eagle2']),
     'unknown verifier': (['--verifier=exact,loose'], ['loose', 'lantern_pp']),
     'unknown drafter of curves': (['--curve_drafter=falcon'], ['falcon', 'eagle2']),
@@ -113,7 +114,7 @@ def test_curves(good):
   rows = list(csv.DictReader((folder / 'rows.csv').open()))[4:]
   points = [(row['curve'], row['value'] and float(row['value'])) for row in rows]
   assert points == [('', '')] + [
-      (curve.name, value) for curve in default.CURVES for value in curve.values
+      (curve.name, value) for curve in benchmark.CURVES for value in curve.values
       if curve.name != 'GSD' or value <= 6]  # Colours of the family.
   assert not any(row['speedup'] for row in rows)
   assert 'jacobi(coupling=maximal, window=4)+grouped(group=24) is left out: group is 24' in out
@@ -158,11 +159,12 @@ def test_chosen_metrics_without_reference_and_times(folder, capsys, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('program,curve', [
-    (cool_sd, 'Cool-SD linear, printed'), (lantern, 'LANTERN++, released')])
-def test_papers(folder, capsys, tmp_path, program, curve):
+@pytest.mark.parametrize('paper,curve', [
+    ('cool_sd', 'Cool-SD linear, printed'), ('lantern', 'LANTERN++, released')])
+def test_papers(folder, capsys, tmp_path, paper, curve):
   found = _call(
-      program.main, folder, capsys, tmp_path / 'out', '--drafter=', '--timed_images=none',
+      benchmark.main, folder, capsys, tmp_path / 'out',
+      f'--config={PAPERS}/{paper}.py', '--drafter=', '--timed_images=none',
       '--curve_drafter=jacobi(coupling=maximal)', '--reference_sets=none',
       '--metrics=accepted_length,tv_bound_per_token', '--columns=accepted_length')
   assert found.code == 0, found.err

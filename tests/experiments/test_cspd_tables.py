@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from configs.papers import cspd as cspd_config
 from cspd_jax.cli import groups
 from cspd_jax.continuous import head_drafter, schedule as schedule_lib
 from cspd_jax.core import programs
@@ -108,7 +107,7 @@ def _check_rows(rows):
 def test_what_is_compiled_is_kept_while_it_is_timed(models, monkeypatch):
   """Memory maps of all programs are more than a process gets, so models keep few."""
   config = dataclasses.replace(
-      cspd_config.get_config(), model=str(models / 'model'), repeats=1, lengths=(2,),
+      cspd_cells.Config(), model=str(models / 'model'), repeats=1, lengths=(2,),
       images=groups.Images(num_images=1), kernels_per_call=(2,))
   lab = cspd_cells.Lab(config)
   monkeypatch.setattr(programs, 'MOST', 2)
@@ -124,7 +123,7 @@ def test_decoders_with_a_pass_per_draft_have_short_lengths(models):
   lengths = {}
   for most in (1, 2, 4):
     config = dataclasses.replace(
-        cspd_config.get_config(), model=str(models / 'model'), lengths=(2, 3, 4),
+        cspd_cells.Config(), model=str(models / 'model'), lengths=(2, 3, 4),
         most_contexts=most, images=groups.Images(num_images=1))
     lab = cspd_cells.Lab(config)
     assert lab.lengths('cspd_released') == (2, 3, 4)

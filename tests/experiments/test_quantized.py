@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from configs import quantized as quantized_config
 from cspd_jax.metrics import distance, likelihood
 from experiments import quantized
 from tests.experiments import calls, models
@@ -66,6 +65,6 @@ def test_wrong_input(folder, capsys, tmp_path, words, message):
 
 @pytest.mark.slow
 def test_nothing_to_measure():
-  config = dataclasses.replace(quantized_config.get_config(), guidance_scale=())
+  config = dataclasses.replace(quantized.Config(), guidance_scale=())
   with pytest.raises(ValueError, match='guidance_scale is empty'):
     quantized.run(config)

@@ -2,14 +2,15 @@
 
 import csv
 import json
+import pathlib
 
 import pytest
 
-from configs import overhead as overhead_config
 from experiments import overhead, topologies, uncertainty
-from experiments.papers import sjd, sjd_pac
 from tests.experiments import calls
 from tests.families import tiny
+
+PAPERS = pathlib.Path(__file__).parents[2] / 'configs' / 'papers'
 
 _BAD = {
     'no window': (topologies, ['--window='], ['window', 'values separated by commas']),
@@ -73,11 +74,12 @@ def test_rows_of_every_window(folder, capsys, tmp_path):
   assert 'sjd_pac(tree=paths(2, 2), window=3)' in report['left_out']
 
 
-@pytest.mark.parametrize('program,decoder', [
-    (sjd, 'jacobi(coupling=noise, window=3)+exact'), (sjd_pac, 'mc_sjd(window=3)')])
-def test_papers_have_their_own_decoders(folder, capsys, tmp_path, monkeypatch, program, decoder):
+@pytest.mark.parametrize('paper,decoder', [
+    ('sjd', 'jacobi(coupling=noise, window=3)+exact'), ('sjd_pac', 'mc_sjd(window=3)')])
+def test_papers_have_their_own_decoders(folder, capsys, tmp_path, monkeypatch, paper, decoder):
   monkeypatch.setattr(topologies.rows_lib, 'rows', lambda *_: [])
-  found = _call(program.main, folder, capsys, tmp_path / 'out', '--window=3')
+  found = _call(topologies.main, folder, capsys, tmp_path / 'out',
+                f'--config={PAPERS}/{paper}.py', '--window=3')
   assert found.code == 0, found.err
   settings = json.loads((found.folder / 'report.json').read_text())['settings']
   assert any(decoder.startswith(text.split('+')[0].rstrip(')')) for text in settings['decoder'])
@@ -95,7 +97,7 @@ def test_overhead(folder, capsys, tmp_path):
     assert row['ms_per_round'] > 0 and row['ms_of_forward_pass'] > 0
     assert row['rest'] == pytest.approx(1 - row['ms_of_forward_pass'] / row['ms_per_round'])
     assert row['decoder'] in found.out
-  assert 'vanilla' in overhead_config.get_config().decoder
+  assert 'vanilla' in overhead.Config().decoder
 
 
 @pytest.mark.slow

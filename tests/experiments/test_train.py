@@ -120,7 +120,7 @@ def test_a_tokenizer_is_taken_from_a_model(finished, recipe, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('program,words,message', [
-    (train, ['--config=configs/benchmark.py'], 'requires a recipe like configs/train/demo.py'),
+    (train, ['--config=configs/papers/sjd.py'], 'requires a recipe like configs/train/demo.py'),
     (train, ['--stage=rest'], 'one of all, tokenizer, target, draft, eval, export'),
     (train, ['--image_size=7'], 'image_size is 7; it must be a multiple'),
     (train_drafter, ['--config=configs/train/demo.py'], 'recipe like configs/train/eagle_demo.py'),

@@ -19,7 +19,7 @@ from tests.experiments import models as models_lib
 COMMANDS = ('generate', 'compare', 'inspect', 'tune', 'fit_corrector')
 WITH_CONFIG = (*COMMANDS, 'benchmark', 'topologies', 'overhead', 'uncertainty', 'compile_report',
                'accelerator', 'quantized', 'refill', 'rounding', 'train', 'train_drafter',
-               'papers.cspd', 'papers.sjd', 'papers.sjd_pac', 'papers.cool_sd', 'papers.lantern')
+               'papers.cspd')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | dict.fromkeys(COMMANDS, '--output') | {
     **dict.fromkeys(('against_mar', 'against_llamagen', 'against_nextstep'), '--workdir'),
     'fit_head_drafter': '--output', 'cspd-convert': '--output', 'exactness': '--json',
@@ -375,8 +375,7 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
 @pytest.mark.parametrize('name, flag', [
     (name, '--model') for name in ('generate', 'compare', 'benchmark', 'topologies', 'overhead',
                                    'refill',
-                                   'uncertainty', 'papers.cspd', 'papers.sjd', 'papers.sjd_pac',
-                                   'papers.cool_sd', 'papers.lantern', 'fit_corrector',
+                                   'uncertainty', 'papers.cspd', 'fit_corrector',
                                    'fit_head_drafter')
 ] + [('train_drafter', '--model'), ('train', '--tokenizer_of')])
 def test_networks_of_another_kind(capfd, folder, name, flag):
