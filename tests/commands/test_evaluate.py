@@ -35,14 +35,13 @@ def _write(folder, images):
 def _place(tmp_path_factory):
   """A network, and two sets of images as folders and as arrays."""
   place = tmp_path_factory.mktemp('place')
-  params = inception.inception.init(CONFIG, jax.random.key(0))
-  store.save(place / 'inception', 'inception', CONFIG, params)
+  for seed, name in enumerate(['inception', 'other']):
+    params = inception.inception.init(CONFIG, jax.random.key(seed))
+    store.save(place / name, 'inception', CONFIG, params)
   for name, count in (('samples', 11), ('reference', 13)):
     images = _images(count, count)
     _write(place / name, images)
     np.savez(place / f'{name}.npz', arr_0=images)
-  store.save(place / 'other', 'inception', CONFIG,
-             inception.inception.init(CONFIG, jax.random.key(1)))
   np.savez(place / 'gray.npz', arr_0=np.zeros((3, 8, 8), np.uint8))
   np.savez(place / 'nothing.npz', mean=np.zeros(3))
   np.savez(place / 'few.npz', arr_0=_images(3, 3))
@@ -101,10 +100,9 @@ def test_folders_arrays_and_features_are_alike(run):
   assert _scores(run('--images={place}/samples.npz', '--reference={place}/reference.npz')) == scores
   features = '--images={tmp}/first/features.npz'
   assert _scores(run(features, out='second')) == scores
-  calls.check_refused(
-      run(features, '--evaluator=pytorch_fid', out='third'), ['evaluator adm', 'pytorch_fid'])
-  calls.check_refused(
-      run(features, '--inception={place}/other', out='third'), ['features of another network'])
+  for words, message in [('--evaluator=pytorch_fid', ['evaluator adm', 'pytorch_fid']),
+                         ('--inception={place}/other', ['features of another network'])]:
+    calls.check_refused(run(features, words, out='third'), message)
 
 
 @pytest.mark.slow
@@ -245,7 +243,6 @@ def test_rounded_statistics_are_read(network, tmp_path):
     np.testing.assert_allclose(pool.covariance, np.cov(points.T), atol=1e-3)
 
 
-@pytest.mark.slow
 def test_batches_fit_in_memory(network, place, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(memory, '_available', lambda: 2e9)
   np.savez_compressed(tmp_path / 'large.npz', arr_0=np.zeros((40, 1300, 1300, 3), np.uint8))
@@ -258,7 +255,6 @@ def test_batches_fit_in_memory(network, place, tmp_path, monkeypatch, capsys):
   calls.check_refused(found, ['batch_size is 11, but 11 images', 'smaller images'])
 
 
-@pytest.mark.slow
 def test_references_of_several_sizes(run, place, monkeypatch):
   """The help names one, a folder of photographs."""
   shapes = []
