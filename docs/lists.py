@@ -5,8 +5,7 @@ import configparser
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import jax
 import numpy as np
@@ -17,7 +16,6 @@ from cspd_jax.decoding import specification, tree_values
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.files import store
 from cspd_jax.generation import engines
-from cspd_jax.measure import tables
 from cspd_jax.testing import tabular
 from cspd_jax.testing.proofs import mutants
 from docs import sizes, supported, verified, zoo
@@ -26,12 +24,6 @@ from experiments.demo_models import photos
 ROOT = pathlib.Path(__file__).parents[1]
 # A chain, and siblings drawn one by one: what `block` and `kseq` can verify.
 _CHAIN = 'eagle(tree=chain(2))'
-
-
-def _table(rows: Iterable[Mapping[str, Any]]) -> str:
-  """Rows with the same names as Markdown, aligned left."""
-  rows = list(rows)
-  return tables.markdown({name: f'{{{name}}}' for name in rows[0]}, rows, left=len(rows[0]))
 
 
 @functools.cache
@@ -50,7 +42,7 @@ def _needs(key: str | None) -> str:
 
 def decoders() -> str:
   """The named decoders of discrete tokens."""
-  return _table(
+  return sizes.markdown(
       {'decoder': f'`{specification.usage(name)}`', 'stands for': f'`{entry.spec}`',
        'guarantee': specification.guarantee(_toy(name)), 'needs': _needs(specification.needs(name)),
        'in words': entry.summary}
@@ -78,7 +70,7 @@ def _members(module: str, names: Iterable[str]) -> str:
 
 def drafters() -> str:
   """The drafters."""
-  return _table(
+  return sizes.markdown(
       {'drafter': f'`{specification.usage(name)}`' if name not in specification.DECODERS else
                   f'`{_as_drafter(name)}`', 'needs': _needs(next(iter(entry.networks), None)),
        'drafts': entry.summary}
@@ -94,7 +86,7 @@ def _as_drafter(name: str) -> str:
 def verifiers() -> str:
   """The verifiers."""
   guarantee = lambda name: specification.guarantee(_toy(f'{_CHAIN}+{name}'))
-  return _table(
+  return sizes.markdown(
       {'verifier': f'`{specification.usage(name)}`', 'guarantee': guarantee(name),
        'rule': entry.summary}
       for name, entry in specification.VERIFIERS.items())
@@ -102,7 +94,7 @@ def verifiers() -> str:
 
 def trees() -> str:
   """The published trees."""
-  return _table(
+  return sizes.markdown(
       {'tree': f'`{name}`', 'drafts': tree.num_nodes, 'depth': tree.max_depth,
        'first tokens': int(np.sum(tree.depth == 1))}
       for name, tree in tree_values.PUBLISHED.items())
@@ -113,7 +105,7 @@ def continuous() -> str:
   model = families.load('mar_demo')
   guarantee = lambda name: engines.CONTINUOUS.guarantee(model.decoder(name))
   needed = lambda name: 'a draft model' if engines.CONTINUOUS.needs(name) else '-'
-  return _table(
+  return sizes.markdown(
       {'decoder': f'`{name}`', 'guarantee': guarantee(name), 'needs': needed(name),
        'in words': summary}
       for name, summary in engines.CONTINUOUS.decoders.items())
@@ -121,7 +113,7 @@ def continuous() -> str:
 
 def measures() -> str:
   """The metrics."""
-  return _table(
+  return sizes.markdown(
       {'metric': f'`{one.name}`', 'of': ' and '.join(one.engines), 'group': one.group,
        'says': one.meaning}
       for one in metrics.METRICS)
@@ -129,7 +121,7 @@ def measures() -> str:
 
 def published() -> str:
   """The published files that can be converted."""
-  return _table(
+  return sizes.markdown(
       {'`--family`': f'`{name}`', 'holds': family.title,
        '`--model`': ', '.join(f'`{preset}`' for preset in family.presets) or '-'}
       for name, family in rules.FAMILIES.items())
@@ -144,12 +136,12 @@ def shipped() -> str:
       size = sum(leaf.size for leaf in jax.tree.leaves(loaded.params))
       found.append({'model': f'`{name}`', 'role': role, 'network': f'`{loaded.kind}`',
                     'parameters': f'{size / 1e6:.2f} M'})
-  return _table(found)
+  return sizes.markdown(found)
 
 
 def photographs() -> str:
   """The photographs that the shipped models were trained on."""
-  return _table(
+  return sizes.markdown(
       {'photograph': source.name, 'file': f'`{source.package}: {source.file}`',
        'licence': source.licence, 'by': source.credit}
       for source in photos.SOURCES)
@@ -160,14 +152,14 @@ def commands() -> str:
   setup = configparser.ConfigParser()
   setup.read(ROOT / 'setup.cfg', encoding='utf-8')
   scripts = setup['options.entry_points']['console_scripts'].split('\n')
-  return _table(
+  return sizes.markdown(
       {'command': f'`{name}`', 'does': _sentence(ROOT / f'{module.replace(".", "/")}.py')}
       for name, module in (re.split(' = |:', line)[:2] for line in scripts if line))
 
 
 def programs() -> str:
   """The programs of a clone, with the first sentence of each."""
-  return _table(
+  return sizes.markdown(
       {'command': f'`python -m {".".join(path.relative_to(ROOT).with_suffix("").parts)}`',
        'does': _sentence(path)}
       for path in sorted((ROOT / 'experiments').rglob('*.py'))

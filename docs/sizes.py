@@ -47,10 +47,10 @@ def name(page: str) -> str:
     return text.readline().removeprefix('# ').strip()
 
 
-def markdown(rows: Iterable[Mapping[str, Any]], left: int = 1) -> str:
-  """Rows as Markdown; the first one has all columns, of which some are aligned left."""
+def markdown(rows: Iterable[Mapping[str, Any]]) -> str:
+  """Rows as Markdown; the first one has all columns."""
   rows = list(rows)
-  return tables.markdown({name: f'{{{name}}}' for name in rows[0]}, rows, left=left)
+  return tables.markdown({name: f'{{{name}}}' for name in rows[0]}, rows)
 
 
 def official(page: str) -> str:
@@ -64,18 +64,18 @@ def official(page: str) -> str:
       found.setdefault((use, said), []).append(f'`{preset}`')
   return markdown((
       {'model': ', '.join(presets), 'for': use, 'options': said}
-      for (use, said), presets in found.items()), left=3)
+      for (use, said), presets in found.items()))
 
 
 def passes(page: str) -> str:
   """Forward passes per image that others published."""
-  return markdown((
+  return markdown(
       {'method': entry.method, 'here': f'`{entry.decoder}`' if entry.decoder else '-',
        'images': ', '.join(filter(None, (f'`{entry.model}`', entry.prompts))),
        'stated to be lossless': 'yes' if entry.lossless else '-', 'source': entry.source,
        'tokens per forward pass': f'{entry.ratio:.2f}',
        'passes': f'{entry.passes[0]} of {entry.passes[1]}' if entry.passes else '-'}
-      for entry in rules.FAMILIES[FILES[page][0]].passes), left=5)
+      for entry in rules.FAMILIES[FILES[page][0]].passes)
 
 
 class Size(NamedTuple):

@@ -96,4 +96,4 @@ def rows(pages: Iterable[str]) -> list[dict[str, str]]:
 
 def supported() -> str:
   """Returns the table of what works on the published models."""
-  return sizes.markdown(rows(sizes.FILES), left=2 + len(FEATURES))
+  return sizes.markdown(rows(sizes.FILES))

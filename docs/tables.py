@@ -121,8 +121,14 @@ def _of(columns: Mapping[str, str], rows: Callable[[Report], Iterable[Row]] = (
 
 def _own(path: pathlib.Path) -> str:
   """The tables that a report has itself."""
-  return '\n\n'.join(f'**{table.title}**\n\n{tables.markdown(table.columns, table.rows)}'
-                     for table in tables.of_report(path))
+  return '\n\n'.join(f'**{table.title}**\n\n{_as_code(table)}' for table in tables.of_report(path))
+
+
+def _as_code(table: tables.Table) -> str:
+  """A table of a report, whose decoders are code."""
+  columns = {name: f'`{form}`' if form in ('{decoder}', '{same_shapes}') else form
+             for name, form in table.columns.items()}
+  return tables.markdown(columns, table.rows).replace('| `-` |', '| - |')
 
 
 def _points(report: Report) -> list[Row]:
@@ -136,8 +142,7 @@ def _points(report: Report) -> list[Row]:
 def _published(paper: str) -> Table:
   """A paper's rows next to ours."""
   return Table('published_cspd' if paper == 'cspd' else 'published', lambda path: next(
-      tables.markdown(table.columns, table.rows) for table in tables.of_report(path)
-      if table.title == paper))
+      _as_code(table) for table in tables.of_report(path) if table.title == paper))
 
 
 def _figures(report: Report) -> list[Row]:

@@ -13,30 +13,30 @@ from docs import sizes, verified
 
 def models() -> str:
   """Returns what the published models are, and how they are verified."""
-  return sizes.markdown(({
+  return sizes.markdown({
       'family': _link(page, 'families/'), 'prompts': _prompts(page), 'verified by': _levels(page),
       'licence of the weights': licence(page), 'models': str(len(sizes.of_targets(page))),
-      **_numbers(page)} for page in sizes.FILES), left=4)
+      **_numbers(page)} for page in sizes.FILES)
 
 
 def front() -> str:
   """Returns the table of the front page."""
-  return sizes.markdown(({
+  return sizes.markdown({
       'family': _link(page, 'docs/families/'), 'verified by': _levels(page),
       'licence of the weights': licence(page), **_numbers(page), **_bytes(page)}
-                         for page in sizes.FILES), left=3)
+                        for page in sizes.FILES)
 
 
 def costs() -> str:
   """Returns what the published models cost: memory, and forward passes that others published."""
-  return sizes.markdown(({
+  return sizes.markdown({
       'family': _link(page, 'families/'),
       'fewest passes, lossless by the paper': fewest(page, lossless=True),
       'fewest passes, not lossless': fewest(page, lossless=False), **_bytes(page),
       'cache of a guided image': _range(page, lambda size: size.cache and size.cache[0],
                                         sizes.gigabytes),
       'int8 cache': _range(page, lambda size: size.cache and size.cache[1], sizes.gigabytes),
-  } for page in sizes.FILES), left=3)
+  } for page in sizes.FILES)
 
 
 def licence(page: str) -> str:

@@ -21,6 +21,9 @@ Columns = Mapping[str, str]
 _FIELD = re.compile(r'[^{}\[\].:!]+')
 _SPEC = re.compile(r'[<>=^]?[-+ ]?0?\d{0,2},?(\.\d{1,2})?[a-zA-Z%]?', re.ASCII)
 Row = Mapping[str, Any]
+# One number with its unit or its error, two numbers of a range, or a dash.
+_UNIT = r' ?([%xBM]|[GM]i?B)?'
+_NUMBER = re.compile(rf'-|[-+]?[\d.,]+{_UNIT}( (\+-|to|x|of) [\d.,]+{_UNIT}){{0,4}}')
 
 
 def text(columns: Columns, rows: Iterable[Row], *, left: int = 2) -> str:
@@ -48,10 +51,17 @@ def line(columns: Columns, row: Row, widths: Sequence[int], *, left: int = 2) ->
   return _line(cells(columns, row), widths, left)
 
 
-def markdown(columns: Columns, rows: Iterable[Row], *, left: int = 1) -> str:
-  """Formats a table in Markdown; arguments as for `text`."""
-  rule = [':--' if i < left else '--:' for i in range(len(columns))]
-  lines = [list(columns), rule, *(cells(columns, row) for row in rows)]
+def markdown(columns: Columns, rows: Iterable[Row]) -> str:
+  """Formats a table in Markdown, with columns of numbers aligned right and all others left.
+
+  Args:
+    columns: format strings by heading.
+    rows: the rows. The first column names them, and is aligned left.
+  """
+  body = [cells(columns, row) for row in rows]
+  is_number = [all(_NUMBER.fullmatch(cell) for cell in column) for column in zip(*body)]
+  rule = ['--:' if i and number else ':--' for i, number in enumerate(is_number)]
+  lines = [list(columns), rule or [':--'] * len(columns), *body]
   return '\n'.join(f'| {" | ".join(cell.replace("|", chr(92) + "|") for cell in parts)} |'
                    for parts in lines)
 

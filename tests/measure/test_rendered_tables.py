@@ -16,8 +16,16 @@ def test_text():
 
 def test_markdown():
   assert tables.markdown(COLUMNS, ROWS).splitlines() == [
-      '| decoder | kind | speed |', '| :-- | --: | --: |', '| vanilla | exact | 1.0x +- 0.2 |',
+      '| decoder | kind | speed |', '| :-- | :-- | --: |', '| vanilla | exact | 1.0x +- 0.2 |',
       '| a\\|b | - | - |']
+
+
+def test_columns_of_numbers_are_aligned_right_in_markdown():
+  rows = [dict(name='1', numbers=numbers, words=words) for numbers, words in zip(
+      ['-', '0.42 GB to 1.88 GB', '256 x 256', '-0.04 +- 0.02', '65% +- 2%'],
+      ['4.51x, FID 30', '371 of 2357 passes', 'yes', 'needs 5,000', '2'])]
+  rule = tables.markdown({name: f'{{{name}}}' for name in rows[0]}, rows).splitlines()[1]
+  assert rule == '| :-- | --: | :-- |'
 
 
 def test_csv():
