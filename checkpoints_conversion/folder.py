@@ -7,13 +7,15 @@ import contextlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from checkpoints_conversion import convert, hub, read, rules
+from checkpoints_conversion import convert, read, rules
 from checkpoints_conversion.rules.family import ConversionError, FileFamily, is_inside
 from cspd_jax import families
+from cspd_jax.core import packages
 from cspd_jax.families import model_file
 from cspd_jax.files import store, weights
 
@@ -31,7 +33,7 @@ class Part(NamedTuple):
 
   Attributes:
     family: see `convert.open_source`.
-    source: see `convert.open_source`; or an id of the hub, see `hub.local`.
+    source: see `convert.open_source`; or an id of the hub, see `local`.
     role: the network's role in the model, such as 'draft'; None selects the first role of its kind.
     sampling: name of the official options that become the model's defaults; None selects those for
       pictures. Targets only.
@@ -87,7 +89,7 @@ def convert_parts(
     raise ConversionError(f'parts have the roles {", ".join(roles)}; each must have its own.')
   others = _other_networks(folder, model.name, roles)
   families.check_place(folder, model.name, {role: role for role in roles}, resumes=True)
-  opened = {role: convert.open_source(part.family, hub.local(part.source),
+  opened = {role: convert.open_source(part.family, local(part.source),
                                       allow_nonfinite=allow_nonfinite, **part.arguments)
             for role, part in zip(roles, parts)}
   defaults: dict[str, Any] = {}
@@ -164,7 +166,7 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
 
   Args:
     family_name: the family of the target's file, or of a tokenizer file of words.
-    source: a published folder, or an id of the hub; see `hub.local`.
+    source: a published folder, or an id of the hub; see `local`.
     model: name of the published model.
 
   Returns:
@@ -176,7 +178,7 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
   """
   family = rules.get(family_name)
   layout = family.layout(model) or _text_layout(family)
-  path = hub.local(source, [name for names in layout.values() for name in names])
+  path = local(source, [name for names in layout.values() for name in names])
   if not path.is_dir() or not layout:
     return {}
   existing = {name: [file for file in files if (path / file).exists()]
@@ -250,7 +252,7 @@ def _convert_alone(family: FileFamily, part: Part, folder: pathlib.Path, progres
     raise ConversionError(f'{family.title} does not belong to a model of cspd_jax; leave role and '
                           'sampling out.')
   return folder, convert.convert_file(
-      part.family, hub.local(part.source), folder, dtype=part.dtype, progress=progress,
+      part.family, local(part.source), folder, dtype=part.dtype, progress=progress,
       note=note, allow_nonfinite=allow_nonfinite, **part.arguments)
 
 
@@ -291,3 +293,46 @@ def _other_networks(folder: pathlib.Path, model: str, roles: Sequence[str]
             for name, part in description['parts'].items() if name not in roles}
   return {name: store.load(folder / description['parts'][name]) if network.kind == _WORDS
           else network for name, network in others.items()}
+
+
+def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
+  """Returns the local folder or file of a source; a repository is downloaded unless it is cached.
+
+  Args:
+    source: a path, or an id of the hub: `owner/name`, or `owner/name@revision`.
+    names: required paths in the repository. Safetensors files are downloaded as well if '.' is
+      among them or `names` is empty.
+
+  Raises:
+    ReadError: if neither such a path nor such a repository exists, or the download fails.
+  """
+  path = pathlib.Path(source).expanduser()
+  match = re.fullmatch(r'(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?', str(source))
+  if path.exists() or not match or path.suffix in read.SUFFIXES:
+    return path
+  try:
+    huggingface_hub = packages.load('huggingface_hub')
+  except ImportError as error:
+    raise read.ReadError(
+        f'source is {str(source)!r}: there is no such file, and a download from the Hugging Face '
+        f"Hub needs huggingface_hub, but {error}; run pip install 'cspd_jax[hub]'."
+    ) from error
+  names = list(names) or ['.']
+  inside = [name for name in names if name != '.' and not name.startswith('..')]
+  patterns = [name if pathlib.PurePath(name).suffix else f'{name}/*' for name in inside]
+  # A file in a folder of its own may have settings next to it.
+  patterns += [str(path.with_name('config.json')) for path in map(pathlib.PurePosixPath, inside)
+               if path.suffix and len(path.parts) > 1]
+  if 'tokenizer.json' in names:
+    patterns.append('tokenizer_config.json')
+  if '.' in names:
+    patterns += ['*.safetensors', '*.safetensors.index.json', 'config.json']
+  try:
+    return pathlib.Path(huggingface_hub.snapshot_download(
+        match[1], revision=match[2], allow_patterns=patterns))
+  except Exception as error:  # The package, its client and the network raise many classes.
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    raise read.ReadError(
+        f'source is {str(source)!r}: there is no such file, and the download from the Hugging Face '
+        f'Hub failed ({reason}); check the name, the network and, for models behind a licence, '
+        '`hf auth login`, or download it elsewhere and specify the folder.') from error

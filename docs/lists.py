@@ -12,7 +12,7 @@ import numpy as np
 
 from checkpoints_conversion import rules
 from cspd_jax import families, metrics
-from cspd_jax.decoding import specification, tree_values
+from cspd_jax.decoding import specification
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.files import store
 from cspd_jax.generation import engines
@@ -97,7 +97,7 @@ def trees() -> str:
   return sizes.markdown(
       {'tree': f'`{name}`', 'drafts': tree.num_nodes, 'depth': tree.max_depth,
        'first tokens': int(np.sum(tree.depth == 1))}
-      for name, tree in tree_values.PUBLISHED.items())
+      for name, tree in specification.TREES.items())
 
 
 def continuous() -> str:

@@ -15,16 +15,21 @@ import dataclasses
 import json
 import pathlib
 import sys
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax.numpy as jnp
+import numpy as np
 from absl import logging
 
 from cspd_jax import cli, families
 from cspd_jax.cli import training
 from cspd_jax.files import paths, run_folder, store
+from cspd_jax.files.run_folder import Report
+from cspd_jax.files.store import Loaded
+from cspd_jax.plots import grid
 from cspd_jax.training import smoke
-from experiments.demo_models import photos, pictures, stages
+from experiments.demo_models import photos, stages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +62,8 @@ def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathli
     _export(recipe, recipe.networks(tokenizer, models, data), export)
   if 'eval' in selected:
     metrics = recipe.metrics(tokenizer, models, data)
-    report = run_folder.Report(workdir, pictures.names(recipe))
-    pictures.write(recipe, tokenizer, models, data, report)
+    report = run_folder.Report(workdir, picture_names(recipe))
+    write_pictures(recipe, tokenizer, models, data, report)
     report.write(settings=dataclasses.asdict(recipe),
                  rows=[dict(network=role, **values) for role, values in metrics.items()])
     logging.info('report: %s', json.dumps(metrics))
@@ -85,6 +90,42 @@ def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
   families.save(folder, recipe.family, {role: role for role in networks}, recipe.defaults)
 
 
+def picture_names(recipe: stages.Stages) -> tuple[str, ...]:
+  """Returns the names of the pictures that `write` adds to a report."""
+  return ('held_out.png', 'reconstructions.png', *(
+      f'samples_{role}{suffix}.png' for role in recipe.models for suffix in ('', '_guided')))
+
+
+def write_pictures(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, Any],
+          data: Mapping[str, stages.Split], report: Report) -> None:
+  """Writes grids of held-out, reconstructed and sampled images into a report.
+
+  Args:
+    recipe: the recipe of the run.
+    tokenizer: see `Stages.metrics`.
+    models: see `Stages.metrics`.
+    data: see `Stages.metrics`.
+    report: the report.
+  """
+  count = 2 * len(photos.NAMES)
+  images, labels = (part[:count] for part in recipe.held_out())
+  save = lambda name, pictures, captions: grid.save_grid(
+      report.path(f'{name}.png'), pictures, captions=captions, columns=len(photos.NAMES))
+  save('held_out', images, recipe.captions(labels))
+  save('reconstructions', recipe.reconstruct(tokenizer, data, images), recipe.captions(labels))
+  parts = {role: Loaded(*network, metadata=recipe.metadata)
+           for role, network in recipe.networks(tokenizer, models, data).items()}
+  shared = {role: part for role, part in parts.items() if role not in models}
+  for role in models:
+    model = families.FAMILIES[recipe.family].build(families.Parts(
+        role, shared | {'target': parts[role]}, {}))
+    prompts = [model.prompts[i % len(model.prompts)] for i in range(count)]
+    for suffix, scale in (('', 1.0), ('_guided', recipe.guidance_scale)):
+      generated = model.generate(
+          prompts, seed=recipe.seed, decoder=model.engine.baseline, guidance_scale=scale)
+      save(f'samples_{role}{suffix}', generated.images / np.float32(127.5) - 1, generated.prompts)
+
+
 @cli.command(config='configs/train/demo.py', flags=Flags())
 def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, stages.Stages, 'configs/train/demo.py')
@@ -97,7 +138,7 @@ def main(recipe: Any, flags: Any) -> None:
   export = training.output_folder('export', flags.export, workdir)
   families.check_place(export, recipe.family, {
       role: role for role in ('tokenizer', *recipe.models)})
-  run_folder.check(workdir, pictures.names(recipe))
+  run_folder.check(workdir, picture_names(recipe))
   recipe.prepare()
   if recipe.tokenizer_of is not None:
     tokenizer_of(recipe, workdir)  # Raises its errors before anything is written.

@@ -7,6 +7,8 @@ Every transform has an exact inverse, so that the published names and shapes of
 any size follow from the network itself.
 """
 
+import functools
+import importlib.resources
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -212,3 +214,18 @@ def expand(rules: Iterable[Rule], paths: Iterable[str]) -> list[Rule]:
 
 def _pattern(destination: str) -> re.Pattern[str]:
   return re.compile(re.sub(r'\\\{(\w)\\\}', r'(?P<\1>\\d+)', re.escape(destination)))
+
+
+_NUM_CLASSES = 1000
+
+
+def metadata(num_classes: int) -> dict[str, Any]:
+  """Returns the class names as metadata of a checkpoint, if it has 1000 classes."""
+  return {'labels': list(names())} if num_classes == _NUM_CLASSES else {}
+
+
+@functools.cache
+def names() -> tuple[str, ...]:
+  """Returns the 1000 names in the order of ILSVRC 2012; no two are equal in lower case."""
+  text = importlib.resources.files('checkpoints_conversion').joinpath('imagenet_classes.txt')
+  return tuple(text.read_text(encoding='utf-8').splitlines())

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints_conversion.rules import base, family, imagenet
+from checkpoints_conversion.rules import base, family
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from cspd_jax.models.llamagen import PRESETS, LlamaGenConfig
 
@@ -76,7 +76,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
 
 def metadata(config: LlamaGenConfig) -> dict[str, Any]:
   """Returns the class names of ImageNet, if the model has 1000 classes."""
-  return imagenet.metadata(config.num_classes) if config.conditioning == 'class' else {}
+  return base.metadata(config.num_classes) if config.conditioning == 'class' else {}
 
 
 def sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints_conversion.rules import base, diffusion_head, family, imagenet
+from checkpoints_conversion.rules import base, blocks, family
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from cspd_jax.models.mar import PRESETS, MARConfig
 
@@ -40,7 +40,7 @@ def rules(config: MARConfig) -> list[Rule]:
     table += base.norm(f'{published}.norm1', f'{ours}/attention_norm')
     table += base.norm(f'{published}.norm2', f'{ours}/mlp_norm')
     table += base.norm(f'{part}_norm', f'{part}_norm')
-  return table + diffusion_head.rules('diffloss.net.', config.head_width, config.head_layers)
+  return table + blocks.rules('diffloss.net.', config.head_width, config.head_layers)
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
@@ -75,7 +75,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
 
 def metadata(config: MARConfig) -> dict[str, Any]:
   """Returns the class names of ImageNet, if the model has 1000 classes."""
-  return imagenet.metadata(config.num_classes)
+  return base.metadata(config.num_classes)
 
 
 def sampling(config: MARConfig) -> Mapping[str, family.Defaults]:

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from checkpoints_conversion.rules import base, diffusion_head, family, settings
+from checkpoints_conversion.rules import base, blocks, family, settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from checkpoints_conversion.rules.settings import Free, Must, Size
 from cspd_jax.models.nextstep import PRESETS, NextStepConfig
@@ -87,7 +87,7 @@ def rules(config: NextStepConfig) -> list[Rule]:
                    base.separate_heads(count, width, halves)),
               Rule(f'{published}self_attn.{letter}_proj.bias', (f'{ours}{name}_bias',),
                    base.separate_head_biases(count, halves))]
-  return table + diffusion_head.rules('image_head.net.', config.head_width, config.head_layers)
+  return table + blocks.rules('image_head.net.', config.head_width, config.head_layers)
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> NextStepConfig:

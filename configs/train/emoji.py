@@ -11,7 +11,7 @@ from cspd_jax.models.early_fusion import EarlyFusionConfig
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import emoji, text_recipe
 from experiments.demo_models.autoregressive import ARTrainConfig
-from experiments.demo_models.emoji_recipe import EmojiRecipe
+from experiments.demo_models.emoji import EmojiRecipe
 from experiments.demo_models.vq import VQTrainConfig
 
 

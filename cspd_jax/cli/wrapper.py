@@ -23,7 +23,7 @@ from typing import Any
 from absl import flags, logging
 
 from cspd_jax.cli import compiled, fields, loader
-from cspd_jax.core import exits, spelling
+from cspd_jax.core import exits, naming
 from cspd_jax.files import paths
 
 _PREFIX = 'config.'
@@ -191,7 +191,7 @@ def _unknown(name: str, groups: Sequence[Any]) -> str:
                  if entry[1].name.startswith(f'{last}.')]:
     return f'--{last} is a group of fields; set one of: {", ".join(members)}.'
   supported = list(dict.fromkeys(fields.short_name(*entry) for entry in every))
-  near = spelling.nearest(last, supported)
+  near = naming.nearest(last, supported)
   return f'--{name} is not a flag; ' + (
       f'did you mean --{near}?' if near else f'flags are: {", ".join(supported)}.')
 

@@ -15,7 +15,7 @@ from cspd_jax.generation.request import Request
 from cspd_jax.measure import tables
 from cspd_jax.measure.comparison import Compared
 from cspd_jax.metrics import paired as paired_lib, passes
-from cspd_jax.plots import acceptance, bars, grid, replaced
+from cspd_jax.plots import acceptance, bars, grid
 
 Requests = Mapping[str, Request]
 
@@ -185,7 +185,7 @@ def draw(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, A
   tests = {name: result.tests for name, result in decoded.items()
            if hasattr(result, 'tests') and result.tests.tested.any()}
   if tests:
-    replaced.save_replaced_map(
+    acceptance.save_replaced_map(
         report.path('accepted.png'), {name: shown[name] for name in tests},
         {name: on_grid(test.tested) for name, test in tests.items()},
         {name: on_grid(test.accepted) for name, test in tests.items()},

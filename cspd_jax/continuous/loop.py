@@ -10,7 +10,6 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import (
   contract,
-  footprint,
   head as head_lib,
   noise as noise_lib,
   result as result_lib,
@@ -196,8 +195,13 @@ class Decoder:
     return decoded._replace(valid=decoded.valid & finite)
 
   def intermediate(self, num_rows: int) -> float:
-    """Returns about how many bytes a round of `num_rows` images needs in addition to its state."""
-    return footprint.largest(self.target, self.stages, self.schedule.num_levels, num_rows)
+    """Returns about how many bytes a round of `num_rows` images needs in addition to its state.
+
+    XLA computes a round one step after the other: the transformer, then the chains of the head, for
+    the draft model and for the target. The largest step determines the memory.
+    """
+    return max(_of_stage(self.target, stage, self.schedule.num_levels, num_rows)
+               for stage in self.stages)
 
   def _round(self, stage: Stage, params, state: State, sampling, draft_params) -> State:
     verifier, drafter, decoded = stage.verifier, stage.drafter, state.decoded
@@ -364,3 +368,35 @@ def _check_parts(target: Target, verifier: Verifier, drafter: Drafter | None,
   if verifier.context not in (None, context.name, BLOCK.name if causal else None):
     raise ValueError(
         f'context is {context.name!r}; the verifier requires the context {verifier.context!r}.')
+
+
+# A product and its sum with the bias, or a row of a table and the copy that the head reads: the
+# compiled head has two arrays of a modulation's size at the same time. (An accelerator has a third,
+# of at most `head.MODULATION_BYTES`, if matrices are bfloat16: see `models.exact_product`.)
+_COPIES = 2
+
+
+def _of_stage(target: Target, stage: Stage, levels: int, num_rows: int) -> float:
+  """Returns the bytes of the largest step of a round, from the sizes that the parts declare."""
+  states = stage.verifier.head_states(stage.width)
+  steps = [_of_pass(target, stage.context.sizes(stage.width), num_rows),
+           _of_head(target, stage.width, states, levels, num_rows)]
+  draft = None if stage.drafter is None else stage.drafter.model
+  if draft is not None:  # It decodes token by token, and scores proposals of the target.
+    steps += [_of_pass(draft, BLOCK.sizes(1), num_rows),
+              _of_head(draft, 1, states, levels, num_rows)]
+  return max(steps)
+
+
+def _of_pass(target: Target, passes: int, num_rows: int) -> float:
+  """Returns the bytes of `passes` parallel passes of a transformer per image and stream."""
+  return target.num_streams * num_rows * passes * target.sizes.per_pass
+
+
+def _of_head(target: Target, tokens: int, states: int, levels: int, num_rows: int) -> float:
+  """Returns the bytes of a head: the modulation of `tokens` per image, and calls with `states`."""
+  unit = target.num_streams * num_rows * target.sizes.per_state
+  table = tokens * levels * unit
+  stored = target.modulation is not None and table <= head_lib.MODULATION_BYTES
+  call = _COPIES * states * unit
+  return max(_COPIES * table, table + call) if stored else call

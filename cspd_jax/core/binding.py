@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from cspd_jax.core import spelling
+from cspd_jax.core import naming
 from cspd_jax.core.spec import Part, Value
 
 # Types that text can represent, with descriptions.
@@ -93,7 +93,7 @@ def check_names(part: Part, allowed: Collection[str]) -> None:
     if name not in allowed:
       raise ValueError(
           f'{part.name} has no parameter {name!r}; it has {", ".join(allowed) or "none"}'
-          + spelling.suggestion(name, allowed))
+          + naming.suggestion(name, allowed))
 
 
 def _kinds(annotation: Any) -> list[type]:

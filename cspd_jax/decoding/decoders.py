@@ -18,7 +18,6 @@ from cspd_jax.decoding.drafters import (
   ancestral,
   corrected as corrected_lib,
   draft_model,
-  dynamic,
   eagle as eagle_lib,
   from_model,
   from_network,
@@ -122,7 +121,7 @@ DRAFTERS.update({
         eagle_lib.eagle, "a layer that extrapolates the target's features", _EAGLE,
         default_sizes=_eagle_tree),
     'eagle2': DrafterEntry(
-        dynamic.eagle2, 'the same along its most probable paths', _EAGLE,
+        eagle_lib.eagle2, 'the same along its most probable paths', _EAGLE,
         default_sizes=_eagle2_sizes),
     'medusa': DrafterEntry(
         medusa_lib.medusa, "heads on the target's last feature", {'medusa': _as_is},

@@ -17,8 +17,8 @@ import numpy as np
 from cspd_jax.core import binding
 from cspd_jax.core.binding import Resources
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.core.spec import Part, Spec, Value, parse
-from cspd_jax.decoding import tree_values
+from cspd_jax.core.spec import Call, Part, Spec, Value, parse
+from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.base import Drafter, Target, Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.tree import Tree
@@ -253,7 +253,7 @@ def guarantee(decoder: Decoder) -> Guarantee:
 def usage(name: str) -> str:
   """Returns a decoder, drafter or verifier with its parameters and their defaults as text."""
   allowed = VERIFIERS[name].parameters if name in VERIFIERS else parameters(name)
-  trees = {tree: key for key, tree in tree_values.PUBLISHED.items()}
+  trees = {tree: key for key, tree in TREES.items()}
   texts = [f'{key}={trees.get(value.default, value.default)}' for key, value in allowed.items()]
   return f'{name}({", ".join(texts)})'
 
@@ -287,8 +287,8 @@ def _drafter(part: Part, resources: Resources) -> Drafter:
   window = part.arguments.get('window', allowed['window'].default) if 'window' in allowed else None
   # An invalid window is left to `bind`, whose error names it.
   window = int(window) if isinstance(window, int | np.integer) and window >= 1 else None
-  tree = lambda name, value: tree_values.tree(name, value, window, entry.auto_tree)
-  arguments = binding.bind(part, allowed, {Tree: binding.Converter(tree_values.WORDS, tree)})
+  tree = lambda name, value: _tree(name, value, window, entry.auto_tree)
+  arguments = binding.bind(part, allowed, {Tree: binding.Converter(_TREE_WORDS, tree)})
   network = _network(part)
   if network is None:
     return entry.build(**arguments)
@@ -303,3 +303,53 @@ def _verifier(part: Part, resources: Resources) -> Verifier:
   entry = VERIFIERS[part.name]
   arguments = binding.bind(part, entry.parameters)
   return entry.build(**arguments | entry.codebook_arguments(resources.codebook, arguments))
+
+
+TREES: dict[str, Tree] = {
+    name: tree for name, tree in vars(trees).items() if isinstance(tree, Tree)}
+_TREE_CALLS = {build.__name__: build for build in (
+    trees.chain, trees.paths, trees.caterpillar, trees.kary, trees.branching, trees.cut)}
+_TREE_WORDS = (f'a tree by name ({", ".join(TREES)}), by call ({", ".join(_TREE_CALLS)}; such as '
+         'kary(3, 3)), by the parents of its nodes, such as (-1, 0, 0), or, in a window, auto')
+# The parameter of a call that sets the number of nodes of the tree.
+_NUM_NODES = {'chain': 'length', 'paths': 'num_nodes', 'caterpillar': 'num_nodes',
+              'kary': 'num_nodes'}
+
+
+def _tree(name: str, value: Any, window: int | None = None,
+         auto: Callable[[int], Tree] | None = None) -> Tree:
+  """Returns the tree that a value of a specification describes.
+
+  Args:
+    name: the name of the parameter, for errors.
+    value: a name, a call or parents; or the tree.
+    window: the window of the drafter, if it has one. It is the default number of nodes of a call,
+      less one for the root, and the value 'auto' becomes `auto(window)`.
+    auto: see `specification.DrafterEntry.auto_tree`.
+
+  Raises:
+    ValueError: if the value does not describe a tree.
+  """
+  if isinstance(value, Tree):
+    return value
+  if isinstance(value, str) and value in TREES:
+    return TREES[value]
+  if value == 'auto' and window is not None and auto is not None:
+    return auto(window)
+  if isinstance(value, tuple) and all(isinstance(parent, int) for parent in value):
+    return Tree(value)
+  if not isinstance(value, Call) or value.name not in _TREE_CALLS:
+    raise ValueError(f'{name} is {value!r}; it must be {_TREE_WORDS}.')
+  build = _TREE_CALLS[value.name]
+  allowed = binding.parameters(build, {Tree})
+  if len(value.positional) > len(allowed):
+    raise ValueError(
+        f'{name} is {value}; {value.name} has {len(allowed)} parameters: {", ".join(allowed)}.')
+  arguments = dict(zip(allowed, value.positional))
+  if twice := sorted(arguments.keys() & value.arguments):
+    raise ValueError(f'{name} is {value}, which sets {twice[0]} twice; set it once.')
+  arguments |= value.arguments
+  if window is not None and value.name in _NUM_NODES:
+    arguments.setdefault(_NUM_NODES[value.name], window - 1)
+  inner = binding.Converter(_TREE_WORDS, lambda name, value: _tree(name, value, window, auto))
+  return build(**binding.bind(Part(value.name, arguments), allowed, {Tree: inner}))

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core import spelling
+from cspd_jax.core import naming
 from cspd_jax.core.spec import Spec
 from cspd_jax.families import family as family_lib
 from cspd_jax.families.model_file import FILE, read
@@ -74,7 +74,7 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
   if unknown := sorted(set(parts) - set(family.roles)):
     raise ValueError(f'{unknown[0]} is not a part of a {family.name!r} model; parts are: '
                      f'{", ".join(family.roles)}'
-                     + spelling.suggestion(unknown[0], [*family.roles, *_OPTIONS]))
+                     + naming.suggestion(unknown[0], [*family.roles, *_OPTIONS]))
   resized = _resize(grid, family)
   defaults = dict(description['defaults'])
   stored_dtype = defaults.pop('dtype', None)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.experimental.layout import Format, Layout
 
-from cspd_jax.core import registry
+from cspd_jax.core import naming
 
 Params = Any
 
@@ -48,7 +48,7 @@ def register(name: str, kind: Kind) -> None:
   Raises:
     ValueError: if another kind has this name.
   """
-  registry.add(KINDS, 'kind', name, kind)
+  naming.add(KINDS, 'kind', name, kind)
 
 
 def expected(kind: Kind, config: Any) -> Params:

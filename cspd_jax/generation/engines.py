@@ -8,7 +8,7 @@ import numpy as np
 
 from cspd_jax.continuous import specification as continuous
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.core import spec as spec_lib, spelling
+from cspd_jax.core import naming, spec as spec_lib
 from cspd_jax.core.binding import Resources
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Spec, parse
@@ -163,7 +163,7 @@ class Engine(NamedTuple):
       raise ValueError(
           f'{name} is neither a sampling option ({", ".join(self.options._fields)}) nor a '
           f'parameter of {first.name} ({", ".join(allowed) or "it has none"})'
-          + spelling.suggestion(name, [*self.options._fields, *allowed, *_SIZES, *_ARGUMENTS]))
+          + naming.suggestion(name, [*self.options._fields, *allowed, *_SIZES, *_ARGUMENTS]))
     return completed
 
   def check_drafts(self, specification: str | Spec, drafts: Mapping[str, Drafts], name: str
@@ -188,7 +188,7 @@ class Engine(NamedTuple):
     if unknown := [str(name) for name in defaults if name not in supported]:
       raise ValueError(
           f'{unknown[0]!r:.80} is among the defaults, which may be: {", ".join(supported)}; '
-          'correct or remove it' + spelling.suggestion(unknown[0], supported))
+          'correct or remove it' + naming.suggestion(unknown[0], supported))
     for name, value in self.sampling(defaults, {})._asdict().items():
       if np.ndim(value):
         raise ValueError(f'{name} is {defaults[name]!r:.80} among the defaults; it must be one '
@@ -210,7 +210,7 @@ class Engine(NamedTuple):
     if unknown := [name for name in overrides if name not in supported]:
       raise ValueError(
           f'{unknown[0]} is not a sampling option; options are: {", ".join(supported)}'
-          + spelling.suggestion(unknown[0], supported))
+          + naming.suggestion(unknown[0], supported))
     values = {name: value for name, value in defaults.items() if name in supported}
     values |= {name: value for name, value in overrides.items() if value is not None}
     return self.options(**{

@@ -6,18 +6,17 @@ compiles the two products and the softmax between them.
 
 In the shape descriptions, `R` is the number of rows, `L` the number of new tokens, `S` the number
 of cache slots, `H` and `K` the numbers of query heads and of key/value heads and `E` the width of
-an attention head.
+an attention head. A cache may hold its keys and values as int8, see `Int8Slots`.
 """
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import kernel_check
-from cspd_jax.models import int8_cache
-from cspd_jax.models.int8_cache import Int8Slots
 
 # The value 'plain' disables fused attention. Read once, because compiled programs do not change.
 _VARIABLE = 'CSPD_JAX_ATTENTION'
@@ -28,6 +27,49 @@ _WIDTH_MULTIPLE, _MAX_WIDTH = 8, 128
 # Largest accepted difference from `plain`, for values of standard deviation 1 in bfloat16: a few
 # times the rounding error, far below the effect of a wrong mask or scale.
 _TOLERANCE = 2e-2
+# The largest number of an int8 cache.
+_LARGEST = 127
+
+
+class Int8Slots(NamedTuple):
+  """Keys or values that are approximately `values * scale`: int8, and a scale per slot and head.
+
+  A target with such a cache is another target: every key and value that a token attends to is
+  rounded first, whichever pass computed it. So the distribution of a token depends on the tokens
+  before it only, and exact decoders are exact with respect to this target.
+
+  Attributes:
+    values: int8 `[R, K, S, E]`.
+    scale: float32 `[R, K, S, 1]`.
+  """
+
+  values: jax.Array
+  scale: jax.Array
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """The shape of the keys or values, `(R, K, S, E)`."""
+    return self.values.shape
+
+
+def quantized(x: jax.Array) -> Int8Slots:
+  """Rounds keys or values `[R, K, S, E]`; the largest number of a slot becomes 127 or -127."""
+  wide = x.astype(jnp.float32)
+  scale = jnp.max(jnp.abs(wide), axis=-1, keepdims=True) / _LARGEST
+  return Int8Slots(jnp.rint(wide / jnp.where(scale > 0, scale, 1)).astype(jnp.int8), scale)
+
+
+def like(cache: Any, x: jax.Array) -> Any:
+  """Returns new keys or values in the format of a cache: rounded if it is, else unchanged."""
+  return quantized(x) if isinstance(cache, Int8Slots) else x
+
+
+def split(slots: Any, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
+  """Returns the numbers of a cache in a dtype, and scales that multiply them, or None."""
+  if isinstance(slots, Int8Slots):
+    # Every int8 is a number of bfloat16.
+    return slots.values.astype(dtype), slots.scale
+  return slots, None
 
 
 def attend(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array | Int8Slots,
@@ -61,8 +103,8 @@ def plain(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array | Int
   rows, length, heads, width = query.shape
   kv_heads, dtype = keys.shape[1], query.dtype
   # The scales of keys multiply scores, those of values weights: arrays without the axis `E`.
-  keys, key_scale = int8_cache.split(keys, dtype)
-  values, value_scale = int8_cache.split(values, dtype)
+  keys, key_scale = split(keys, dtype)
+  values, value_scale = split(values, dtype)
   # Heads before tokens, so that neither product needs a transposition.
   query = query.reshape(rows, length, kv_heads, -1, width).transpose(0, 2, 3, 1, 4)
   query = query.reshape(rows, kv_heads, -1, width)

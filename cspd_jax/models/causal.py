@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.decoding.tree import RuntimeTree, Tree
-from cspd_jax.models import ends as ends_lib, int8_cache, transformer
+from cspd_jax.models import attention, ends as ends_lib, transformer
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.ends import Embed, Ends, Logits
 from cspd_jax.models.rope import RopeFunction
@@ -334,14 +334,14 @@ def embed_prompt(params: Params, config: TransformerConfig, prompt: Prompt) -> E
 def with_int8_cache(prefill: Callable[..., Any]) -> Callable[..., Any]:
   """Returns the `prefill` of a target of this module with keys and values in int8.
 
-  Tokens attend to rounded keys and values then, also to their own; see `models.int8_cache`.
+  Tokens attend to rounded keys and values then, also to their own; see `models.attention.Int8Slots`.
 
   Args:
     prefill: `(params, condition, num_slots) -> (..., Cache)`.
   """
   def run(params: Params, condition: Condition, num_slots: int) -> Any:
     *others, cache = prefill(params, condition, num_slots)
-    layers = tuple((int8_cache.quantized(keys), int8_cache.quantized(values))
+    layers = tuple((attention.quantized(keys), attention.quantized(values))
                    for keys, values in cache.layers)
     return *others, cache._replace(layers=layers)
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields, registry
+from cspd_jax.core import fields, naming
 from cspd_jax.decoding.drafters import network_corrector
 from cspd_jax.decoding.drafters.eagle import Network
 from cspd_jax.models import causal, ends as ends_lib, transformer
@@ -62,7 +62,7 @@ def register(name: str, layer: Layer) -> None:
   Raises:
     ValueError: if another form has this name.
   """
-  registry.add(LAYERS, 'EAGLE layer', name, layer)
+  naming.add(LAYERS, 'EAGLE layer', name, layer)
 
 
 @dataclasses.dataclass(frozen=True)

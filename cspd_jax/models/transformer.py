@@ -30,7 +30,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 from cspd_jax.core import fields
 from cspd_jax.files import int8
-from cspd_jax.models import attention, int8_cache
+from cspd_jax.models import attention
 from cspd_jax.models.norms import HeadNorm, RMSNorm
 
 # `(keys, values)` of every layer, each `[R, K, S, E]`, arrays or `int8_cache.Int8Slots`.
@@ -292,7 +292,7 @@ class Block(nn.Module):
     if cache is None:
       cache, live = new, None
     else:
-      new = tuple(map(int8_cache.like, cache, new))
+      new = tuple(map(attention.like, cache, new))
       cache = jax.tree.map(lambda old, part: write_slots(old, part, start), cache, new)
       # No token sees slots after the last new token.
       live = jnp.tile(start + x.shape[1], x.shape[0] // start.shape[0])

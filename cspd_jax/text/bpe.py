@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields, packages, registry
+from cspd_jax.core import fields, naming, packages
 
 Params = Any
 _FIRST_SPECIAL = 151643
@@ -87,7 +87,7 @@ def register(form: str, reader: Reader) -> None:
   Raises:
     ValueError: if the name is registered with another reader.
   """
-  registry.add(FORMS, 'form', form, reader)
+  naming.add(FORMS, 'form', form, reader)
 
 
 def read(params: Params, form: str) -> Text:

@@ -9,16 +9,18 @@ the pairs of a thing with a colour, a ground or another thing never occurs in th
 occurs in every held-out scene, so that composition can be measured.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from cspd_jax.metrics import requests, scenes as score
 from cspd_jax.metrics.requests import Request, Thing
+from experiments.demo_models import emoji, text_recipe
 
 SPLITS = ('train', 'held_out')
 # Where the commands of docs/embedded.md put the sources: the arguments of `load`.
@@ -267,3 +269,34 @@ def templates(sprites: Sprites) -> score.Templates:
       for styles in sprites.pixels[:, :, 0]]
   return score.Templates(NAMES, np.array([
       [np.asarray(picture) for picture in styles] for styles in pictures]))
+
+
+@dataclasses.dataclass(frozen=True)
+class EmojiRecipe(text_recipe.TextRecipe):
+  """Recipe of early-fusion models of scenes of emoji; see `text_recipe.TextRecipe` and `emoji`.
+
+  Attributes:
+    fluent: folder of the files of Fluent Emoji.
+    noto: file of Noto Color Emoji.
+    names: file of the short names.
+  """
+
+  words: ClassVar[tuple[str, ...]] = emoji.WORDS
+  examples: ClassVar[tuple[str, ...]] = emoji.EXAMPLES
+
+  fluent: str = dataclasses.field(default=emoji.FLUENT, kw_only=True)
+  noto: str = dataclasses.field(default=emoji.NOTO, kw_only=True)
+  names: str = dataclasses.field(default=emoji.SHORT_NAMES, kw_only=True)
+
+  def prepare(self) -> None:
+    """See `stages.Stages`."""
+    self._sprites()
+
+  def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns scenes and their captions; see `stages.Stages`."""
+    scenes = emoji.scenes(self._sprites(), seed, index, split, size, self.image_size)
+    return scenes.images, scenes.captions
+
+  def _sprites(self) -> emoji.Sprites:
+    """Returns the things."""
+    return emoji.load(self.fluent, self.noto, self.names)

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 import cspd_jax
 from checkpoints_conversion import convert, folder, rules
-from checkpoints_conversion.rules import imagenet
+from checkpoints_conversion.rules import base
 from cspd_jax.continuous import specification
 from cspd_jax.files import folders, store
 from cspd_jax.models import eagle, llamagen, mar, vq
@@ -282,7 +282,7 @@ def test_other_official_options_can_be_chosen(tmp_path):
 
 @pytest.mark.slow
 def test_classes_of_imagenet_have_names(tmp_path):
-  names = imagenet.names()
+  names = base.names()
   assert len(names) == len({name.lower() for name in names}) == 1000
   assert not any(',' in name or name != name.strip() for name in names)
   for number, name in {0: 'tench', 88: 'macaw', 207: 'golden retriever', 279: 'Arctic fox',

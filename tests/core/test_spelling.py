@@ -2,7 +2,7 @@
 
 import pytest
 
-from cspd_jax.core import spelling
+from cspd_jax.core import naming
 
 
 @pytest.mark.parametrize('name, supported, near', [
@@ -10,5 +10,5 @@ from cspd_jax.core import spelling
     ('dtpye', ['grid', 'dtype'], 'dtype'), ('precision', ['dtype'], 'dtype'),
     ('cfg_scale', ['window'], None), ('x', ['window'], None)])
 def test_near_names(name, supported, near):
-  assert spelling.nearest(name, supported) == near
-  assert spelling.suggestion(name, supported) == (f'; did you mean {near}?' if near else '.')
+  assert naming.nearest(name, supported) == near
+  assert naming.suggestion(name, supported) == (f'; did you mean {near}?' if near else '.')

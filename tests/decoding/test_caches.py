@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.random import row_keys
-from cspd_jax.decoding.drafters.dynamic import eagle2
-from cspd_jax.decoding.drafters.eagle import eagle
+from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.tree import EAGLE, chain
 from cspd_jax.decoding.verifiers.exact import exact

@@ -7,8 +7,7 @@ import pytest
 from cspd_jax.decoding import specification, tree as trees
 from cspd_jax.decoding.base import Drafter, Verifier
 from cspd_jax.decoding.drafters.draft_model import model
-from cspd_jax.decoding.drafters.dynamic import eagle2
-from cspd_jax.decoding.drafters.eagle import eagle
+from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.loop import make_decoder

@@ -16,8 +16,7 @@ from cspd_jax.decoding.base import Drafter, Target
 from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.draft_model import model
-from cspd_jax.decoding.drafters.dynamic import eagle2
-from cspd_jax.decoding.drafters.eagle import eagle
+from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.drafters.model_corrector import from_model

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.decoding import decoders, tree as trees
-from cspd_jax.decoding.drafters.dynamic import eagle2
-from cspd_jax.decoding.drafters.eagle import eagle
+from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.exact import exact

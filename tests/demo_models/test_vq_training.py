@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.models import convolution, vq
+from cspd_jax.models import vq
 from experiments.demo_models import reconstruction, vq as vq_training
 
 CONFIG = vq.VQConfig(
@@ -43,7 +43,7 @@ def test_convolution_gradients_equal_those_of_xla():
     return jax.grad(lambda *args: jnp.sum(weights * conv(*args)), (0, 1))(x, kernel)
 
   with jax.default_matmul_precision('highest'):
-    plain, ours = gradients(convolution._plain_conv), gradients(convolution._conv_for_cpu)
+    plain, ours = gradients(vq._plain_conv), gradients(vq._conv_for_cpu)
   for a, b in zip(plain, ours):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 

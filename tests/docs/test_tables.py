@@ -94,7 +94,7 @@ def test_modules_of_the_reference_are_in_the_section_of_their_package():
     for package, text in re.findall(
         r'^## (\S+)\n(.*?)(?=^## |\Z)', page.read_text(), re.MULTILINE | re.DOTALL):
       for module in re.findall(r'^::: (\S+)', text, re.MULTILINE):
-        assert module.startswith(f'{package}.') and importlib.util.find_spec(module), module
+        assert f'{module}.'.startswith(f'{package}.') and importlib.util.find_spec(module), module
         assert module not in documented, module
         documented.add(module)
   assert len(documented) > 50

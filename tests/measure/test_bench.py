@@ -14,7 +14,7 @@ from cspd_jax.decoding.verifiers.cool import uniform
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
-from cspd_jax.measure import rows, switch
+from cspd_jax.measure import bench, rows
 from cspd_jax.measure.bench import Bench
 from cspd_jax.testing import tabular
 from tests.families import tiny
@@ -36,7 +36,7 @@ def test_the_switch_makes_no_difference():
   def decode(verifier):
     return make_decoder(model.target, jacobi(3), verifier)(model.params, labels, key)
 
-  chosen = jax.jit(lambda index: decode(switch.switch(verifiers, index)))
+  chosen = jax.jit(lambda index: decode(bench.switch(verifiers, index)))
   for index, verifier in enumerate(verifiers):
     alone, got = jax.jit(lambda verifier=verifier: decode(verifier))(), chosen(index)
     np.testing.assert_array_equal(got.tokens, alone.tokens)

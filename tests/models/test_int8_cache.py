@@ -8,7 +8,7 @@ import pytest
 import cspd_jax
 from cspd_jax.files import store
 from cspd_jax.generation import memory
-from cspd_jax.models import attention, int8_cache, llamagen
+from cspd_jax.models import attention, llamagen
 from cspd_jax.testing import check_target
 from tests.models import published
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 def test_slots_are_rounded_one_by_one():
   x = _normal(0, 2, 3, 5, 8) * jnp.array([1e-3, 1, 0, 50, 3])[:, None]
-  slots = int8_cache.quantized(x)
+  slots = attention.quantized(x)
   assert slots.values.dtype == jnp.int8 and slots.scale.shape == (2, 3, 5, 1)
   assert slots.shape == x.shape
   assert np.all(np.abs(slots.values * slots.scale - x) <= slots.scale / 2 * 1.0001)
@@ -44,7 +44,7 @@ def test_attention_is_that_to_the_rounded_numbers(dtype, tolerance):
   mask = np.random.default_rng(3).random((2, 3, 9)) < 0.5
   mask[..., 0] = True
   with jax.default_matmul_precision('highest'):
-    slots = [int8_cache.quantized(x) for x in (keys, values)]
+    slots = [attention.quantized(x) for x in (keys, values)]
     out = attention.attend(query.astype(dtype), *slots, jnp.asarray(mask))
     expected = attention.plain(query, *(x.values * x.scale for x in slots), jnp.asarray(mask))
     unrounded = attention.plain(query, keys, values, jnp.asarray(mask))

@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 from matplotlib import image as mpl_image, pyplot
 
 from cspd_jax.files import atomic
-from cspd_jax.plots import acceptance, bars, canvas, grid, replaced
+from cspd_jax.plots import acceptance, bars, canvas, grid
 
 
 class PlotsTest(parameterized.TestCase):
@@ -120,10 +120,10 @@ def test_replaced_map(tmp_path):
   rng = np.random.default_rng(0)
   images = {'one': rng.uniform(-1, 1, (2, 8, 8, 3)), 'two': rng.uniform(-1, 1, (2, 8, 8, 3))}
   marks = {name: rng.random((2, 4, 4)) < 0.5 for name in images}
-  replaced.save_replaced_map(tmp_path / 'map.png', images, marks, marks, captions=['a', 'b'])
+  acceptance.save_replaced_map(tmp_path / 'map.png', images, marks, marks, captions=['a', 'b'])
   assert (tmp_path / 'map.png').read_bytes().startswith(b'\x89PNG')
   with pytest.raises(ValueError, match='must be equal'):
-    replaced.save_replaced_map(tmp_path / 'map.png', images, {'one': marks['one']}, marks)
+    acceptance.save_replaced_map(tmp_path / 'map.png', images, {'one': marks['one']}, marks)
 
 
 @pytest.mark.parametrize('text, lines', [
@@ -149,7 +149,7 @@ def test_titles_and_names_fit(tmp_path, count):
   grid.save_grid(tmp_path / 'a.png', images, captions=captions, title=title)
   acceptance.save_acceptance_map(tmp_path / 'b.png', {name: rounds}, captions=captions, title=title,
                                  images={name: images})
-  replaced.save_replaced_map(tmp_path / 'c.png', {name: images}, {name: rounds}, {name: rounds},
+  acceptance.save_replaced_map(tmp_path / 'c.png', {name: images}, {name: rounds}, {name: rounds},
                              captions=captions, title=title)
   bars.save_bars(tmp_path / 'd.png', [
       bars.Panel('speed', {name: 1.0, 'vanilla': 2.0}, '{:.1f}', 'a note: ' + title)] * count,

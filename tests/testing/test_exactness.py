@@ -9,8 +9,7 @@ import pytest
 from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.draft_model import model
-from cspd_jax.decoding.drafters.dynamic import eagle2
-from cspd_jax.decoding.drafters.eagle import eagle
+from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.drafters.fresh import KINDS
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import make_decoder

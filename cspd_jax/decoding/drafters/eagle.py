@@ -1,14 +1,17 @@
-"""EAGLE along a static tree: a small network continues the target's own features."""
+"""EAGLE: a small network continues the target's own features.
+
+It drafts along a static tree, or (EAGLE-2) along the paths where it is most confident.
+"""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract
+from cspd_jax.decoding import contract, row_random
 from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, RngState
 from cspd_jax.decoding.drafters import feature_network, siblings
 from cspd_jax.decoding.drafters.feature_network import Network, NetworkState
-from cspd_jax.decoding.tree import EAGLE, Tree
+from cspd_jax.decoding.tree import EAGLE, Budget, Tree, check_size, runtime_tree
 
 
 def eagle(network: Network, tree: Tree = EAGLE,
@@ -71,3 +74,103 @@ def eagle(network: Network, tree: Tree = EAGLE,
       init=lambda *args: feature_network.init(network, tree.max_depth, len(inner), *args),
       propose=propose, update=feature_network.update,
       check=lambda target: feature_network.check(network, target), reuses_drafts=False)
+
+
+def eagle2(network: Network, num_nodes: int = 58, width: int = 10,
+           depth: int = 5) -> Drafter:
+  """Drafts along a tree that is chosen in every round (EAGLE-2, arXiv 2406.16858).
+
+  A beam of the `width` most probable paths grows `depth` tokens deep. Of all tokens in the beam,
+  the `num_nodes` with the most probable paths are drafted. They are chosen, not drawn, so their
+  distribution is one-hot. This is exact, but on flat distributions few are accepted: a draft is
+  accepted with the target's probability of it, not with the overlap of the two distributions.
+
+  Args:
+    network: the drafting network, trained for the target.
+    num_nodes: drafts per round; the 59 and 60 of EAGLE's code count the root.
+    width: size of the beam, and the most children that a node may have.
+    depth: depth of the tree.
+
+  Raises:
+    ValueError: if a number is out of range, or `num_nodes` exceeds the tokens in the beam.
+  """
+  _check_sizes(num_nodes, width, depth)
+  budget = Budget(num_nodes, depth, width)
+
+  def propose(env: Env, state: NetworkState, rng: RngState, root: jax.Array, start: jax.Array
+              ) -> tuple[RngState, NetworkState, Draft]:
+    del root
+    batch = start.shape[0]
+    features, cache = feature_network.catch_up(env, network, state, start)
+    logits = contract.feature_logits(network, env.params, features)
+    tokens, scores = _children(env, logits, jnp.zeros((batch, 1)), start, 0, width)
+    pool_tokens, pool_scores = [tokens[:, 0]], [scores[:, 0]]
+    pool_parents = [jnp.full((batch, width), -1, jnp.int32)]
+    beam = jnp.broadcast_to(jnp.arange(width), (batch, width))  # Indices into the pool.
+    features = jnp.repeat(features, width, axis=2)
+    visible = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
+    for level in range(1, depth):
+      token, score = (_pick(jnp.concatenate(x, axis=1), beam) for x in (pool_tokens, pool_scores))
+      features, cache = contract.step(
+          network, env.params, cache, jnp.maximum(token, 0), features, start + 1,
+          np.full(width, level - 1), visible)
+      logits = contract.feature_logits(network, env.params, features)
+      tokens, scores = _children(env, logits, score, start, level, width)
+      before = sum(x.shape[1] for x in pool_tokens)
+      pool_tokens.append(tokens.reshape(batch, -1))
+      pool_scores.append(scores.reshape(batch, -1))
+      pool_parents.append(jnp.repeat(beam, width, axis=1).astype(jnp.int32))
+      best = jax.lax.top_k(pool_scores[-1], width)[1]
+      beam, above = before + best, best // width
+      features = jnp.take_along_axis(features, above[None, :, :, None], axis=2)
+      visible = jnp.concatenate(
+          [_pick(visible, above[:, :, None]),
+           jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))], axis=2)
+    pool, all_scores, parents = (
+        jnp.concatenate(x, axis=1) for x in (pool_tokens, pool_scores, pool_parents))
+    return rng, state._replace(cache=cache), _choose(pool, all_scores, parents, budget)
+
+  return Drafter(
+      Layout(budget, (0,) * (num_nodes + 1), (-1,) * (num_nodes + 1), 'fixed'),
+      init=lambda *args: feature_network.init(network, depth, (depth - 1) * width, *args),
+      propose=propose, update=feature_network.update,
+      check=lambda target: feature_network.check(network, target), reuses_drafts=False)
+
+
+def _check_sizes(num_nodes: int, width: int, depth: int) -> None:
+  """Raises ValueError for a number below 1, or more nodes than the beam has tokens."""
+  for name, value in dict(num_nodes=num_nodes, width=width, depth=depth).items():
+    check_size(name, value, 1)
+  pool = width + (depth - 1) * width**2
+  if num_nodes > pool:
+    raise ValueError(
+        f'num_nodes is {num_nodes}, but a beam of width {width} and depth {depth} has {pool} '
+        'tokens; use fewer nodes or a larger beam.')
+
+
+def _pick(x: jax.Array, index: jax.Array) -> jax.Array:
+  """Entries `index` of axis 1."""
+  return jnp.take_along_axis(x, index, axis=1)
+
+
+def _children(env: Env, logits: jax.Array, score: jax.Array, start: jax.Array, level: int,
+              width: int) -> tuple[jax.Array, jax.Array]:
+  """Tokens and scores `[B, n, width]` of the best children of nodes with `score` `[B, n]`."""
+  positions = jnp.broadcast_to(start[:, None] + 1 + level, score.shape)
+  distribution = siblings.probabilities(env, logits, positions)
+  tokens = row_random.winners(distribution, width)
+  mass = jnp.take_along_axis(distribution, jnp.maximum(tokens, 0), axis=2)
+  # Rounding may put a probability above 1; a child must never score above its parent.
+  return tokens, score[..., None] + jnp.where(
+      tokens < 0, -jnp.inf, jnp.minimum(jnp.log(jnp.maximum(mass, 1e-37)), 0))
+
+
+def _choose(tokens: jax.Array, scores: jax.Array, parents: jax.Array, budget: Budget) -> Draft:
+  """Drafts the highest-scoring tokens of a pool `[B, P]`; `parents` are indices into it."""
+  # No child scores above its parent, and `top_k` returns the first of equal scores, so a node is
+  # never chosen without its parent.
+  chosen = jnp.sort(jax.lax.top_k(scores, budget.num_nodes)[1], axis=1)
+  parent = _pick(parents, chosen)
+  parent = jnp.where(parent < 0, 0, 1 + jax.vmap(jnp.searchsorted)(chosen, parent))
+  parent = jnp.pad(parent.astype(jnp.int32), ((0, 0), (1, 0)), constant_values=-1)
+  return Draft(_pick(tokens, chosen), None, runtime_tree(parent, budget))
