@@ -300,7 +300,7 @@ class BaseModel:
     """Returns the model with another dtype of the target's keys and values: another target.
 
     Args:
-      dtype: 'int8'; see `models.attention.Int8Slots`.
+      dtype: 'int8'; see `attention.Int8Slots`.
 
     Raises:
       ValueError: for any other dtype, and for models without a cache.

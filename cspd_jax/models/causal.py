@@ -334,7 +334,7 @@ def embed_prompt(params: Params, config: TransformerConfig, prompt: Prompt) -> E
 def with_int8_cache(prefill: Callable[..., Any]) -> Callable[..., Any]:
   """Returns the `prefill` of a target of this module with keys and values in int8.
 
-  Tokens attend to rounded keys and values then, also to their own; see `models.attention.Int8Slots`.
+  Tokens attend to rounded keys and values then, also to their own; see `attention.Int8Slots`.
 
   Args:
     prefill: `(params, condition, num_slots) -> (..., Cache)`.
