@@ -18,7 +18,7 @@ from cspd_jax.files import store
 from cspd_jax.generation import engines
 from cspd_jax.testing import tabular
 from cspd_jax.testing.proofs import mutants
-from docs import sizes, supported, verified, zoo
+from docs import family_pages, sizes, supported, verified, zoo
 from experiments.demo_models import photos
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -184,4 +184,4 @@ LISTS: dict[str, Callable[[], str]] = {
     'shipped': shipped, 'photographs': photographs, 'commands': commands, 'programs': programs,
     'mutants': broken, 'models': zoo.models, 'front': zoo.front, 'costs': zoo.costs,
     'levels': verified.levels, 'supported': supported.supported,
-} | sizes.LISTS
+} | sizes.LISTS | family_pages.LISTS

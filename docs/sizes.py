@@ -75,7 +75,8 @@ def passes(page: str) -> str:
        'stated to be lossless': 'yes' if entry.lossless else '-', 'source': entry.source,
        'tokens per forward pass': f'{entry.ratio:.2f}',
        'passes': f'{entry.passes[0]} of {entry.passes[1]}' if entry.passes else '-'}
-      for entry in rules.FAMILIES[FILES[page][0]].passes)
+      for entry in rules.FAMILIES[FILES[page][0]].passes
+  ) + '\n\n*Here* is the decoder of the same method.'
 
 
 class Size(NamedTuple):

@@ -1,6 +1,7 @@
 """The features that published models support, tried on their targets without numbers."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -87,11 +88,17 @@ FEATURES: dict[str, Callable[[Model], bool]] = {
 }
 
 
+@functools.cache
+def row(page: str) -> dict[str, str]:
+  """Returns what works on a page's models, with `yes` for what does."""
+  described = model(page)
+  return {'decoders': _decoders(described),
+          **{name: 'yes' if works(described) else '-' for name, works in FEATURES.items()}}
+
+
 def rows(pages: Iterable[str]) -> list[dict[str, str]]:
-  """Returns a row for every page, with `yes` for what works."""
-  return [{'family': f'[{sizes.name(page)}](families/{page}.md)', 'decoders': _decoders(described),
-           **{name: 'yes' if works(described) else '-' for name, works in FEATURES.items()}}
-          for page in pages for described in (model(page),)]
+  """Returns a row for every page."""
+  return [{'family': f'[{sizes.name(page)}](families/{page}.md)', **row(page)} for page in pages]
 
 
 def supported() -> str:

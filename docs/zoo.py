@@ -14,16 +14,16 @@ from docs import sizes, verified
 def models() -> str:
   """Returns what the published models are, and how they are verified."""
   return sizes.markdown({
-      'family': _link(page, 'families/'), 'prompts': _prompts(page), 'verified by': _levels(page),
+      'family': _link(page, 'families/'), 'prompts': prompts(page), 'verified by': _levels(page),
       'licence of the weights': licence(page), 'models': str(len(sizes.of_targets(page))),
-      **_numbers(page)} for page in sizes.FILES)
+      **numbers(page)} for page in sizes.FILES)
 
 
 def front() -> str:
   """Returns the table of the front page."""
   return sizes.markdown({
       'family': _link(page, 'docs/families/'), 'verified by': _levels(page),
-      'licence of the weights': licence(page), **_numbers(page), **_bytes(page)}
+      'licence of the weights': licence(page), **numbers(page), **_bytes(page)}
                         for page in sizes.FILES)
 
 
@@ -64,7 +64,8 @@ def _levels(page: str) -> str:
   return ', '.join(verified.of(sizes.FILES[page][0]))
 
 
-def _numbers(page: str) -> dict[str, str]:
+def numbers(page: str) -> dict[str, str]:
+  """Returns the sizes of the images and of the networks of a page's models."""
   square = lambda pixels: ' x '.join(map(str, pixels))
   return {'pixels': _range(page, lambda size: size.pixels, square),
           'parameters': _range(page, lambda size: size.parameters, sizes.billions),
@@ -80,7 +81,7 @@ def _link(page: str, folder: str) -> str:
   return f'[{sizes.name(page)}]({folder}{page}.md)'
 
 
-def _prompts(page: str) -> str:
+def prompts(page: str) -> str:
   """Returns the prompts of a page's models: classes have one number per image."""
   file = rules.FAMILIES[sizes.FILES[page][0]]
   published = families.family.of_target(file.kind).published

@@ -211,7 +211,7 @@ def import_package(name: str) -> Any:
   except ImportError as error:
     raise ImportError(
         f"Text prompts need the package {name}, but {error}; run pip install 'cspd_jax[text]', or"
-        ' pass prompts as token ids, as docs/models.md shows.') from error
+        ' pass prompts as token ids, as docs/load.md shows.') from error
 
 
 class Vocabulary:
