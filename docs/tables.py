@@ -87,7 +87,7 @@ REPORTS = {
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
     'continuous_windows': 'python -m experiments.continuous_windows',
     'train_corrector':
-        'cspd-train-drafter --config=configs/train/corrector_demo.py',
+        'cspd-train --config=configs/train/corrector_demo.py',
     'train_text_demo': 'python -m experiments.train --config=configs/train/text_demo.py',
 }
 

@@ -1,8 +1,8 @@
 """Corrected windows on the second target, of 24x24 tokens.
 
   python -m experiments.train --config=configs/train/wide.py --workdir=runs/wide
-  cspd-fit-corrector --model=runs/wide/export --num_images=512
-  cspd-train-drafter --config=configs/train/corrector_wide.py \\
+  cspd-train --model=runs/wide/export --num_images=512
+  cspd-train --config=configs/train/corrector_wide.py \\
       --workdir=runs/corrector_wide
   python -m experiments.topologies --config=configs/corrected/wide.py
 

@@ -1,6 +1,6 @@
 """The shipped corrector: an EAGLE network of two layers, trained for corrected windows of `demo`.
 
-  cspd-train-drafter --config=configs/train/corrector_demo.py
+  cspd-train --config=configs/train/corrector_demo.py
 
 The configuration of cspd_jax/assets/demo/corrector. On two CPU cores, shared with light other work,
 the images took 7 minutes, training on them 20, the windows 10 (and 2 GB of disk) and training on

@@ -1,6 +1,6 @@
 """A corrector for the second target (configs/train/wide.py), without a pretrained EAGLE network.
 
-  cspd-train-drafter --config=configs/train/corrector_wide.py \\
+  cspd-train --config=configs/train/corrector_wide.py \\
       --workdir=runs/corrector_wide
 """
 

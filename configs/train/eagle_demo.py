@@ -1,6 +1,6 @@
 """The shipped EAGLE drafter: one layer of half a million parameters for `demo`.
 
-  cspd-train-drafter --config=configs/train/eagle_demo.py --workdir=runs/eagle_demo
+  cspd-train --config=configs/train/eagle_demo.py --workdir=runs/eagle_demo
 
 The configuration of cspd_jax/assets/demo/eagle. On two CPU cores without other work, a step takes
 0.35 s and the images 4 minutes. In the shipped run, shared with other work, the images took 10

@@ -1,6 +1,6 @@
 """The shipped Medusa heads: four tokens ahead of `demo`.
 
-  cspd-train-drafter --config=configs/train/medusa_demo.py \\
+  cspd-train --config=configs/train/medusa_demo.py \\
       --workdir=runs/medusa_demo
 
 The configuration of cspd_jax/assets/demo/medusa. Training took 15 minutes on two CPU cores, shared

@@ -7,6 +7,10 @@
       --evaluator=pytorch_fid
   cspd-evaluate --images=runs/words --clip=checkpoints/clip --tokenizer=tokenizer.json
   cspd-evaluate --images=runs/emoji --asked
+  cspd-evaluate --images=runs/fid --layout=adm --output=runs/adm --resize=256
+  cspd-evaluate --images=runs/words --layout=geneval --prompts=evaluation_metadata.jsonl \\
+      --output=runs/geneval
+  cspd-evaluate --images=runs/words --layout=dpg --prompts=dpg_bench/prompts --output=runs/dpg
 
 Images are those of a folder, or the array arr_0 of an .npz file; a reference may also be published
 statistics (mu, sigma). Pictures are read as the evaluators read them, without EXIF orientation and
@@ -18,15 +22,21 @@ same evaluator. Writes to --output the scores (report.json) and the features of 
 repeated.
 
 CLIP scores and `asked`, the share of scenes of emoji that show what their captions ask for, require
-captions: --images is a folder of cspd-generate, or of cspd-arrange with --layout=coco.
+captions: --images is a folder of cspd-generate, or one that --layout=coco wrote.
+
+--layout computes no scores: it arranges the images of cspd-generate as published evaluators read
+them, in the new folder --output. That folder appears as a whole; a stopped command leaves nothing
+there, and can be repeated.
 """
 
 import dataclasses
+import functools
 import sys
 from typing import Any, Literal, NamedTuple
 
 from cspd_jax import cli, metrics
 from cspd_jax.core import fields, progress
+from cspd_jax.files import folders, paths
 from cspd_jax.files.run_folder import Report
 from cspd_jax.metrics import asked, cautions, clip_scores, evaluation, kept, layouts
 
@@ -34,6 +44,8 @@ _FEATURES = 'features.npz'
 # Names that a note of what is left out lists.
 _SHOWN = 5
 _PROGRAM = 'cspd-evaluate'
+# Pixels per side of resized images.
+_MOST_SIDE = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +64,11 @@ class Config:
     tokenizer: tokenizer.json of the CLIP network.
     asked: whether to score what scenes of emoji show; this needs neither networks nor a reference.
     batch_size: the most images per pass of a network.
-    output: folder of the results.
+    layout: arranges the images for another evaluator: adm for one array, geneval, dpg, or coco for
+      a folder with captions.
+    prompts: for the layout geneval, its evaluation_metadata.jsonl; for dpg, its folder of prompts.
+    resize: for a layout, pixels per side, at most 4096; None leaves the images as they are.
+    output: folder of the results; None uses runs/evaluate, or runs/ and the name of the layout.
   """
 
   images: str | None = None
@@ -63,10 +79,13 @@ class Config:
   tokenizer: str | None = None
   asked: bool = False
   batch_size: int = 32
-  output: str = 'runs/evaluate'
+  layout: Literal['adm', 'geneval', 'dpg', 'coco'] | None = None
+  prompts: str | None = None
+  resize: int | None = None
+  output: str | None = None
 
   def __post_init__(self):
-    fields.check(self)
+    fields.check(self, resize=(1, _MOST_SIDE))
 
 
 class _Compared(NamedTuple):
@@ -98,13 +117,13 @@ def _compared(config: Config) -> _Compared | None:
   if ((config.clip is not None or config.asked) and config.reference is None
       and config.inception is None):
     return None
-  paths = dict(images=config.images, reference=config.reference)
-  for name, path in paths.items():
+  given = dict(images=config.images, reference=config.reference)
+  for name, path in given.items():
     if path is None:
       raise ValueError(f'{name} is None; it must be a folder of images or an .npz file.')
   network = evaluation.network(config.inception, config.evaluator)
   sources = {name: evaluation.opened(name, str(path), network, config.batch_size)
-             for name, path in paths.items()}
+             for name, path in given.items()}
   if sources['images'].images is None and sources['images'].features is None:
     raise ValueError(f'images is {config.images!r}, which holds statistics only; it must be a '
                      'folder of images or an .npz file of images.')
@@ -112,7 +131,7 @@ def _compared(config: Config) -> _Compared | None:
   for name, source in sources.items():
     if names := source.left_out:
       more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
-      progress.note(f'{name} is {paths[name]!r}; what it holds besides is left out: '
+      progress.note(f'{name} is {given[name]!r}; what it holds besides is left out: '
                     f'{", ".join(map(repr, names[:_SHOWN]))}{more}')
   return _Compared(network, sources)
 
@@ -135,13 +154,61 @@ def _captioned(config: Config) -> _Captioned | None:
   return _Captioned(network, images)
 
 
+def _arrange(config: Config) -> None:
+  """Writes the images in the layout of another evaluator, in a new folder."""
+  for name in ('reference', 'inception', 'clip', 'tokenizer', 'asked'):
+    if value := getattr(config, name):
+      raise ValueError(f'{name} is {value!r} and layout is {config.layout!r}, which computes no '
+                       'scores; leave one of them out.')
+  if config.images is None:
+    raise ValueError('images is None; it must be a folder of cspd-generate.')
+  if (config.layout in ('geneval', 'dpg')) != (config.prompts is not None):
+    raise ValueError(f'prompts is {config.prompts!r} and layout is {config.layout!r}; ' + (
+        'give evaluation_metadata.jsonl of GenEval.' if config.layout == 'geneval' else
+        'give the folder dpg_bench/prompts of ELLA.' if config.layout == 'dpg' else
+        'leave prompts out.'))
+  images, read = layouts.generated(config.images), layouts.reader(config.resize)
+  folder = paths.folder('output', config.output or f'runs/{config.layout}')
+  folders.check(folder, layouts.listed)
+  if config.layout == 'adm':
+    write = functools.partial(layouts.write_adm, images=images, read=read)
+  elif config.layout == 'coco':
+    write = functools.partial(layouts.write_coco, images=images, read=read)
+  elif config.layout == 'geneval':
+    divided = layouts.groups(images, layouts.geneval_lines(str(config.prompts)))
+    write = functools.partial(layouts.write_geneval, divided=divided, read=read)
+  else:
+    divided = layouts.groups(images, layouts.dpg_lines(str(config.prompts)))
+    layouts.check_grids(divided)
+    write = functools.partial(layouts.write_dpg, divided=divided, read=read)
+  with folders.replacing(folder, layouts.listed) as new:
+    if config.resize is None:
+      paths.check_space(new, sum(image.path.stat().st_size for image in images))
+    write(new)
+  print(f'{len(images)} images are in {folder}.')
+
+
 @cli.command(Config)
 def main(config: Config) -> None:
+  if config.layout is not None:
+    _arrange(config)
+    return
+  for name in ('prompts', 'resize'):
+    if (value := getattr(config, name)) is not None:
+      raise ValueError(f'{name} is {value!r}, and layout is None; give a layout, or leave {name} '
+                       'out.')
+  _evaluate(config)
+
+
+def _evaluate(config: Config) -> None:
+  """Computes the scores, prints and writes them."""
   captioned, compared = _captioned(config), _compared(config)
   networks = dict(network=compared and compared.network.digest,
                   evaluator=compared and compared.network.evaluator,
                   clip=captioned and captioned.network and captioned.network.digest)
-  report, rows = Report(config.output, [_FEATURES], program=_PROGRAM, run=networks), []
+  report = Report(
+      config.output or 'runs/evaluate', [_FEATURES], program=_PROGRAM, run=networks)
+  rows: list[dict[str, Any]] = []
   keep = kept.within(report)
   content: dict[str, Any] = dict(settings=dataclasses.asdict(config))
   if compared is not None:

@@ -77,7 +77,7 @@ def captioned(folder: str) -> list[Generated]:
   source = place / 'captions.json'
   if not source.is_file():
     return generated(folder)
-  rows = reading.json(source, 'arrange the images with cspd-arrange --layout=coco', 'images', list)
+  rows = reading.json(source, 'arrange the images with cspd-evaluate --layout=coco', 'images', list)
   if not rows or not all(isinstance(row, dict) and {'file_name', 'caption'} <= row.keys()
                          for row in rows):
     raise ValueError(f'images is {folder!r}, whose captions.json is no list of objects with '

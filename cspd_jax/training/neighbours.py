@@ -1,9 +1,12 @@
-"""Training of the neighbours corrector on images sampled from a target.
+"""The neighbours corrector: its recipe, and its training on images sampled from a target.
 
-It takes about a minute on two CPU cores.
+The training takes about a minute on two CPU cores. `train` continues with the images that its
+folder holds.
 """
 
 import dataclasses
+import pathlib
+import time
 from typing import Any
 
 import jax
@@ -11,9 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import compiling, fields
+from cspd_jax.core import compiling, fields, progress
+from cspd_jax.files import atomic, reading
+from cspd_jax.generation import run as run_lib
+from cspd_jax.generation.model import Model
+from cspd_jax.metrics import acceptance
 from cspd_jax.models import neighbours
-from cspd_jax.training import state as state_lib
+from cspd_jax.training import samples, state as state_lib
 from cspd_jax.training.loop import batch_of
 from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.state import TrainState
@@ -23,6 +30,11 @@ Params = Any
 # The optimiser that suits the shipped correctors.
 OPTIMIZER = OptimizerConfig(
     num_steps=1500, learning_rate=2e-3, warmup_steps=50, weight_decay=0.05)
+# If no number of images is specified, as many are sampled as this time allows, between two numbers.
+_SECONDS = 600.0
+_FEWEST, _MOST = 64, 3072
+# The number of images that were sampled, in the folder of the run.
+_SAMPLED = 'num_images.json'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,16 +43,138 @@ class NeighboursTrainConfig:
 
   Attributes:
     optimizer: configuration of the optimiser; `num_steps` is an upper bound.
-    evaluate_every: steps between evaluations on the held-out images.
-    patience: number of evaluations without a better result after which training stops.
+    evaluate_every: steps between evaluations on the held-out images; the first ones are earlier.
+    patience: number of these intervals without a better result after which training stops.
   """
 
   optimizer: OptimizerConfig = OPTIMIZER
-  evaluate_every: int = 100
-  patience: int = 3
+  evaluate_every: int = 50
+  patience: int = 4
 
   def __post_init__(self):
     fields.check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class NeighboursRecipe:
+  """Configuration of a neighbours corrector, its training data and its training.
+
+  Attributes:
+    drafter: configuration of the network.
+    train: configuration of the training.
+    target: the model that it corrects for: a shipped name or a folder.
+    prompts: file with one prompt per line for the images; None for the target's own prompts.
+    num_train_images: images to train on; None for as many as ten minutes allow.
+    num_held_out_images: images that decide when the training stops.
+    num_measured_images: further images, which decide whether the network is better than others.
+    guidance_scale: guidance scale of all these images; None uses the target's default, also for the
+      other sampling options.
+    temperature: see `Warp`, as for the next four.
+    top_k: see `Warp`.
+    top_p: see `Warp`.
+    guidance_interval: see `Warp`.
+    min_p: see `Warp`.
+    seed: seed of the images.
+  """
+
+  drafter: neighbours.NeighboursConfig
+  train: NeighboursTrainConfig = NeighboursTrainConfig()
+  target: str = 'demo'
+  prompts: str | None = None
+  num_train_images: int | None = None
+  num_held_out_images: int = 64
+  num_measured_images: int = 16
+  guidance_scale: float | None = None
+  temperature: float | None = None
+  top_k: int | None = None
+  top_p: float | None = None
+  guidance_interval: int | None = None
+  min_p: float | None = None
+  seed: int = 0
+
+  def __post_init__(self):
+    fields.check(self, seed=fields.SEEDS, **samples.RANGES)
+    size, most = self.train.optimizer.batch_size, self.num_train_images or _FEWEST
+    if size > most:
+      raise ValueError(f'train.optimizer.batch_size is {size}; with {most} images it must be from '
+                       f'1 to {most}.')
+
+  @property
+  def kind(self) -> str:
+    """Kind of the checkpoint, and its role in a model."""
+    return 'neighbours'
+
+
+def sizes(model: Model) -> neighbours.NeighboursConfig:
+  """Returns the configuration of the network for a model of discrete tokens."""
+  target = model.target(guided=False)
+  return neighbours.NeighboursConfig(target.vocab_size, target.num_tokens, target.row_width)
+
+
+def check(recipe: NeighboursRecipe, model: Model) -> None:
+  """Raises ValueError unless the network fits the model."""
+  needed = sizes(model)
+  for name in ('vocab_size', 'num_tokens', 'row_width'):
+    if (value := getattr(recipe.drafter, name)) != (expected := getattr(needed, name)):
+      raise ValueError(f'drafter.{name} is {value!r}; for the target {model.name!r} it must be '
+                       f'{expected!r}.')
+
+
+def sample(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path) -> np.ndarray:
+  """Samples the images that `workdir` does not hold yet; returns the tokens `[N, T]` of all.
+
+  The held-out images are the first.
+  """
+  workdir.mkdir(parents=True, exist_ok=True)
+  folder, record = workdir / 'tokens', workdir / _SAMPLED
+  held_out, count = recipe.num_held_out_images, recipe.num_train_images
+  if count is None and record.exists():
+    count = reading.json(record, atomic.REMAKE).get('num_images')
+    if not isinstance(count, int) or not _FEWEST <= count <= _MOST:
+      raise ValueError(f'{record} holds {count!r} in place of a number of images; {atomic.REMAKE}.')
+  texts = samples.prompts_of(model, recipe.prompts)
+  request = samples.request(
+      model, [texts[i % len(texts)] for i in range((recipe.num_train_images or _MOST) + held_out)],
+      samples.sampling(recipe, model), seed=recipe.seed, folder=folder)
+  parts: list[np.ndarray] = []
+  total, done, end = (count or _MOST) + held_out, 0, None
+  with progress.bar('sampling') as show:
+    for _, decoded in run_lib.run(request, folder):
+      parts.append(np.asarray(decoded.tokens, np.int32))
+      done += len(parts[-1])
+      end = end or time.perf_counter() + _SECONDS
+      if count is None and time.perf_counter() > end and done >= held_out + _FEWEST:
+        total = done
+      show(done, total)
+      if done >= total:
+        break
+  if count is None:
+    atomic.write_json(record, dict(num_images=total - held_out))
+  return np.concatenate(parts)
+
+
+def train(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path
+          ) -> tuple[Params, dict[str, float]]:
+  """Trains the network on the images in `workdir`, after those that are missing are sampled.
+
+  Returns:
+    The parameters, and the nats per token of the held-out images with and without them.
+  """
+  tokens = sample(recipe, model, workdir)
+  held_out, tokens = np.split(tokens, [recipe.num_held_out_images])
+  params, losses = fit(recipe.drafter, recipe.train, tokens, held_out)
+  return params, dict(nats_per_token=min(losses), num_train_images=len(tokens),
+                      nats_per_token_without=float(np.log(recipe.drafter.vocab_size)))
+
+
+def tokens_per_pass(recipe: NeighboursRecipe, model: Model, decoder: str) -> float:
+  """Returns the tokens per forward pass of a decoder on images of other seeds."""
+  texts = samples.prompts_of(model, recipe.prompts)
+  decoded = run_lib.decode(samples.request(
+      model, [texts[i % len(texts)] for i in range(recipe.num_measured_images)],
+      samples.sampling(recipe, model), seed=recipe.seed + 1, decoder=decoder,
+      max_batch_size=recipe.num_measured_images))
+  return acceptance.summarise(decoded).step_compression
 
 
 def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, tokens: np.ndarray,
@@ -63,19 +197,22 @@ def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, token
       'a training step', lambda state, batch: _step(state, batch, config, optimizer)),
                  donate_argnums=0)
   loss = jax.jit(lambda params, batch: nll(params, config, batch))
-  best, losses = state.params, []
-  for index in range(optimizer.num_steps):
-    batch, _ = batch_of(tokens, tokens, optimizer.seed, index, optimizer.batch_size)
+  best, best_step, losses = state.params, 0, []
+  parts = [held_out[i:i + optimizer.batch_size]
+           for i in range(0, len(held_out), optimizer.batch_size)]
+  for done in range(1, optimizer.num_steps + 1):
+    batch, _ = batch_of(tokens, tokens, optimizer.seed, done - 1, optimizer.batch_size)
     state = step(state, batch)
-    if (index + 1) % train.evaluate_every and index + 1 < optimizer.num_steps:
+    # With few images the best network is an early one.
+    is_early = done < train.evaluate_every and done & (done - 1) == 0
+    if done % train.evaluate_every and not is_early and done < optimizer.num_steps:
       continue
-    losses.append(float(np.mean([
-        loss(state.average, held_out[i:i + optimizer.batch_size])
-        for i in range(0, len(held_out) - optimizer.batch_size + 1, optimizer.batch_size)])))
-    logging.info('step %d: %.4f nats per token of the held-out images', index + 1, losses[-1])
+    losses.append(sum(float(loss(state.average, part)) * len(part) for part in parts)
+                  / len(held_out))
+    logging.info('step %d: %.4f nats per token of the held-out images', done, losses[-1])
     if losses[-1] == min(losses):
-      best = jax.tree.map(jnp.copy, state.average)
-    elif len(losses) - 1 - int(np.argmin(losses)) >= train.patience:
+      best, best_step = jax.tree.map(jnp.copy, state.average), done
+    elif done - best_step >= train.patience * train.evaluate_every:
       break
   return best, losses
 

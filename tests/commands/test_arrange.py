@@ -1,4 +1,4 @@
-"""`cspd-arrange`: the folders of evaluators, and what it refuses."""
+"""`cspd-evaluate --layout`: the folders of evaluators, and what it refuses."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cspd_jax.commands import arrange
+from cspd_jax.commands import evaluate
 from cspd_jax.files import folders, paths, reading
 from cspd_jax.metrics import layouts
 from tests.experiments import calls
@@ -44,7 +44,8 @@ def _place(tmp_path):
 def _run(place, capsys):
   def run(*words):
     words = [word.format(place=place) for word in words]
-    return calls.call(arrange.main, capsys, place / 'out', f'--images={place}/images', *words)
+    return calls.call(evaluate.main, capsys, place / 'out', f'--images={place}/images',
+                      '--layout=adm', *words)
   return run
 
 
@@ -115,7 +116,9 @@ _BAD = {
     'no images': (['--images={place}/prompts'], ['report.json', 'cspd-generate']),
     'no report of images': (['--images={place}/other'], ['not one of cspd-generate']),
     'files elsewhere': (['--images={place}/evil'], ['secret.png']),
-    'size of 0': (['--resize=0'], ['resize is 0'])}
+    'size of 0': (['--resize=0'], ['resize is 0']),
+    'scores and a layout': (['--clip=x'], ["clip is 'x'", 'computes no scores']),
+    'no layout': (['--layout=none', '--resize=8'], ['resize is 8', 'give a layout'])}
 
 
 def test_grids_of_large_or_different_images(run, place, monkeypatch):

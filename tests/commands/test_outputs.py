@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import cspd_jax
-from cspd_jax.commands import compare, evaluate, generate, inspect, train_drafter, tune
+from cspd_jax.commands import compare, evaluate, generate, inspect, train, tune
 from cspd_jax.files import run_folder, store
 from cspd_jax.metrics import inception
 from tests.experiments import calls
@@ -45,7 +45,7 @@ def _contents(folder):
     (compare.main, ['--model={folder}/beach', '--decoder=vanilla', '--prompt=sea']),
     (tune.main, ['--model={folder}/beach', '--dry_run']),
     (inspect.main, ['--model=demo']),
-    (train_drafter.main, ['--model=demo', '--workdir={folder}/images'])])
+    (train.main, ['--model=demo', '--workdir={folder}/images'])])
 def test_images_are_not_removed(folder, capsys, main, words, is_named):
   images = folder / 'images'
   if not is_named:  # As programs of the lab do.
@@ -54,7 +54,7 @@ def test_images_are_not_removed(folder, capsys, main, words, is_named):
     (images / 'report.json').write_text(json.dumps(report))
   before = _contents(images)
   words = [word.format(folder=folder) for word in words]
-  output = folder / 'network' if main is train_drafter.main else images
+  output = folder / 'network' if main is train.main else images
   code = main(['command', *words, f'--output={output}'])
   captured = capsys.readouterr()
   whose = "of 'cspd-generate'" if is_named else 'of another program'

@@ -143,13 +143,9 @@ def test_flags_of_installed_commands_exist(page):
       assert not unknown, f'{command} has no flag {unknown}: {line}'
 
 
-# Commands whose input is images.
-_OF_IMAGES = ('cspd-arrange', 'cspd-evaluate')
-
-
 @pytest.mark.parametrize('command', SCRIPTS)
 def test_flags_that_do_not_exist_are_detected(command):
-  assert {'output', 'images' if command in _OF_IMAGES else 'model'} <= _flags(command)
+  assert {'output', 'images' if command == 'cspd-evaluate' else 'model'} <= _flags(command)
   for word in ('--seeds=1', '--batchsize=1', 'cat'):
     with pytest.raises(AssertionError):
       _check_values(command, [word])
@@ -250,7 +246,7 @@ def test_no_table_of_numbers_is_empty(page):
 def test_pages_of_families_lead_from_a_checkpoint_to_a_comparison(page):
   """With the commands in this order; models of continuous tokens have no drafter to train."""
   text = ''.join(block.text for block in pages.blocks(page) if block.language == 'sh')
-  wanted = ['convert', 'fit-corrector', 'train-drafter', 'generate', 'compare', 'tune']
+  wanted = ['convert', 'train', 'train', 'generate', 'compare', 'tune']
   if page.stem in ('mar', 'nextstep'):
     wanted = ['convert', 'generate', 'compare']
   commands = iter(re.findall(r'^cspd-([a-z-]+)', text, re.MULTILINE))

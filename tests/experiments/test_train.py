@@ -13,7 +13,7 @@ pytest.importorskip('sklearn')
 
 import cspd_jax  # pylint: disable=wrong-import-position
 from cspd_jax.cli import loader  # pylint: disable=wrong-import-position
-from cspd_jax.commands import train_drafter  # pylint: disable=wrong-import-position
+from cspd_jax.commands import train as train_command  # pylint: disable=wrong-import-position
 from cspd_jax.files import run_folder, store
 from cspd_jax.training import smoke
 from experiments import train  # pylint: disable=wrong-import-position
@@ -123,10 +123,10 @@ def test_a_tokenizer_is_taken_from_a_model(finished, recipe, tmp_path):
     (train, ['--config=configs/papers/sjd.py'], 'requires a recipe like configs/train/demo.py'),
     (train, ['--stage=rest'], 'one of all, tokenizer, target, draft, eval, export'),
     (train, ['--image_size=7'], 'image_size is 7; it must be a multiple'),
-    (train_drafter, ['--config=configs/train/demo.py'], 'recipe like configs/train/eagle_demo.py'),
-    (train_drafter, ['--config=configs/train/eagle_demo.py', '--num_depths=300'],
+    (train_command, ['--config=configs/train/demo.py'], 'recipe like configs/train/eagle_demo.py'),
+    (train_command, ['--config=configs/train/eagle_demo.py', '--num_depths=300'],
      'num_depths is 300'),
-    (train_drafter, ['--model=mar_demo'], "model is 'mar_demo', a 'mar' model"),
-    (train_drafter, ['--dtype=int8'], 'one of float32, bfloat16')])
+    (train_command, ['--model=mar_demo'], "model is 'mar_demo', a 'mar' model"),
+    (train_command, ['--dtype=int8'], 'one of float32, bfloat16')])
 def test_bad_input(capsys, tmp_path, program, words, message):
   calls.check_refused(calls.call(program.main, capsys, tmp_path / 'out', *words), [message])

@@ -5,7 +5,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.commands import compare, fit_corrector, train_drafter, tune
+from cspd_jax.commands import compare, train, tune
 from tests.families import published_files
 
 for _package in ('ftfy', 'tiktoken', 'tokenizers'):  # They read words.
@@ -29,22 +29,21 @@ def test_drafters_of_a_converted_folder(family, tmp_path, capsys):
   model = f'--model={folder}'
 
   fitted = _run(
-      fit_corrector, capsys, model, '--num_images=64', '--batch_size=32', '--num_steps=4',
-      '--num_measured=2', '--window=4', f'--workdir={tmp_path}/fit')
-  assert 'after: ' in fitted and f'Stored in {folder}/neighbours' in fitted
+      train, capsys, model, '--smoke', f'--output={folder}/neighbours', f'--workdir={tmp_path}/fit')
+  assert f'Stored in {folder}/neighbours' in fitted
 
   eagle = folder / 'eagle'
-  trained = _run(train_drafter, capsys, model, '--kind=eagle', '--smoke',
+  trained = _run(train, capsys, model, '--kind=eagle', '--smoke',
                  f'--workdir={tmp_path}/train', f'--output={eagle}')
   assert f'Stored in {eagle}' in trained
-  loaded = cspd_jax.load(folder, eagle=eagle)
+  loaded = cspd_jax.load(folder, eagle=eagle, neighbours=folder / 'neighbours')
   assert {'neighbours', 'eagle'} <= loaded.drafts.keys()
   decode = lambda decoder: loaded.generate(['a cat'], seed=1, decoder=decoder).decoded.tokens
   for decoder in ('eagle(tree=chain(2))+match',
                   'corrected_seed_exact(by=neighbours, window=4, passes=2)'):
     np.testing.assert_array_equal(decode(decoder), decode('vanilla'))
 
-  families.save(folder, loaded.family, {'eagle': 'eagle'})
+  families.save(folder, loaded.family, {'eagle': 'eagle', 'neighbours': 'neighbours'})
   before = (folder / 'model.json').read_bytes()
   decoders = ('vanilla', 'mc_sjd', 'eagle(tree=chain(2))', 'corrected(by=neighbours)')
   _run(tune, capsys, model, '--dry_run',

@@ -10,7 +10,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.commands import fit_corrector, generate as generate_command
+from cspd_jax.commands import generate as generate_command, train
 from cspd_jax.files import store
 from cspd_jax.models import eagle, janus
 from cspd_jax.models.conditions import Prompt
@@ -176,9 +176,8 @@ def _keys(tree):
 
 @pytest.mark.slow
 def test_a_corrector_is_fitted_for_it(folder, tmp_path):
-  assert not fit_corrector.main([
-      'cspd-fit-corrector', f'--model={folder}', '--prompt=a cat', '--num_images=64',
-      '--batch_size=32', '--window=4', f'--output={tmp_path}/fitted'])
+  assert not train.main(['cspd-train', f'--model={folder}', '--smoke', f'--workdir={tmp_path}/work',
+                         f'--output={tmp_path}/fitted'])
   model = cspd_jax.load(folder, neighbours=tmp_path / 'fitted')
   tokens = model.generate(PROMPTS, seed=1, decoder='corrected(by=neighbours, window=4)').tokens
   assert tokens.shape == (2, 12)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.commands import fit_corrector, generate as generate_command, train_drafter
+from cspd_jax.commands import generate as generate_command, train
 from cspd_jax.models import kl_vae, nextstep
 from cspd_jax.text import bpe, templates
 from tests.conversion import published_settings, torch_files
@@ -225,10 +225,9 @@ def test_networks_that_do_not_belong_together_are_refused(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('program, words', [
-    (fit_corrector, ()), (train_drafter, ('--kind=eagle', '--smoke'))])
-def test_drafters_of_discrete_tokens_are_refused(program, words, folder, tmp_path, capsys):
-  assert program.main(['program', f'--model={folder}', *words, f'--workdir={tmp_path}/work',
-                       *([f'--output={tmp_path}/out'] if words else [])]) == 2
+@pytest.mark.parametrize('kind', ['neighbours', 'eagle'])
+def test_drafters_of_discrete_tokens_are_refused(kind, folder, tmp_path, capsys):
+  assert train.main(['cspd-train', f'--model={folder}', f'--kind={kind}',
+                     f'--workdir={tmp_path}/work', f'--output={tmp_path}/out']) == 2
   error = capsys.readouterr().err
   assert error.count('\n') == 1 and 'give' in error and 'discrete tokens' in error

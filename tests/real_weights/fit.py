@@ -6,7 +6,7 @@
 The corrector is an EAGLE network of one layer (arXiv 2401.15077), which reads the target's
 features, embedding and output matrix. The texts continue other openings than those that `speed`
 measures. Their features are computed once. The network starts as a linear one, by ridge regression,
-and is trained with the loss of `cspd-train-drafter --kind=eagle`. A stopped program resumes when it
+and is trained with the loss of `cspd-train --kind=eagle`. A stopped program resumes when it
 is repeated. The texts take 90 MB of the folder.
 """
 

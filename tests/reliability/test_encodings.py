@@ -15,7 +15,7 @@ import sys, warnings
 warnings.filterwarnings(
     'error', category=EncodingWarning, module='(cspd_jax|checkpoints_conversion)')
 from cspd_jax.cli import compiled
-from cspd_jax.commands import arrange
+from cspd_jax.commands import evaluate
 from cspd_jax.core import exits
 from cspd_jax.generation import memory, prompts, results
 compiled.processor(), memory._lines(__import__('pathlib').Path('/proc/meminfo'))
@@ -23,8 +23,8 @@ listed = prompts.of_file('lines.jsonl')
 assert exits.code_of(lambda: print(listed[0])) == 0
 assert results.file_name(3, listed[0], 1).isascii(), results.file_name(3, listed[0], 1)
 for layout in ('geneval --prompts=lines.jsonl', 'coco'):
-  words = f'arrange --images=images --output={layout[:4]} --layout={layout}'.split()
-  assert arrange.main(words) == 0
+  words = f'evaluate --images=images --output={layout[:4]} --layout={layout}'.split()
+  assert evaluate.main(words) == 0
 '''
 
 

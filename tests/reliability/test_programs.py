@@ -16,9 +16,9 @@ from cspd_jax.files.run_folder import Report
 from tests.experiments import models as models_lib
 
 # Every program, with the flag that names the folder it writes, and whether it must be --config.
-COMMANDS = ('generate', 'compare', 'inspect', 'tune', 'fit_corrector')
+COMMANDS = ('generate', 'compare', 'inspect', 'tune')
 WITH_CONFIG = (*COMMANDS, 'benchmark', 'topologies', 'overhead', 'uncertainty', 'compile_report',
-               'accelerator', 'quantized', 'refill', 'rounding', 'train', 'train_drafter',
+               'accelerator', 'quantized', 'refill', 'rounding', 'train', 'cspd-train',
                'papers.cspd')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | dict.fromkeys(COMMANDS, '--output') | {
     **dict.fromkeys(('against_mar', 'against_llamagen', 'against_nextstep'), '--workdir'),
@@ -33,8 +33,9 @@ def call(name, words):
   """Runs a program in this process; returns its exit code."""
   if name == 'cspd-convert':
     return convert_command.main(['convert', *words])
-  package = 'cspd_jax.commands' if name in (*COMMANDS, 'train_drafter') else 'experiments'
-  return importlib.import_module(f'{package}.{name}').main(['command', *words])
+  package = 'cspd_jax.commands' if name in (*COMMANDS, 'cspd-train') else 'experiments'
+  module = importlib.import_module(f'{package}.{name.removeprefix("cspd-")}')
+  return module.main(['command', *words])
 
 
 CONFIGS = {
@@ -73,10 +74,6 @@ def folder(tmp_path_factory):
   (folder / 'strange' / 'target').mkdir(parents=True)
   (folder / 'strange' / 'target' / 'notes.txt').write_text('mine')
   (folder / 'loop').symlink_to(folder / 'loop')
-  (folder / 'labels.npz').write_bytes(b'')
-  np.savez(folder / 'cube.npz', tokens=np.zeros((64, 4, 4), int))
-  np.savez(folder / 'floats.npz', tokens=np.zeros((64, 16)))
-  np.savez(folder / 'other.npz', labels=np.zeros(3))
   for name, text in CONFIGS.items():
     (folder / f'{name}.py').write_text(text)
   return folder
@@ -118,7 +115,7 @@ def test_help(capfd, name):
   if name in WITH_CONFIG:
     assert 'a Python file, which is run' in out
     assert '--seed=' in out or name in (
-      'overhead', 'compile_report', 'inspect', 'accelerator', 'train_drafter')
+      'overhead', 'compile_report', 'inspect', 'accelerator', 'cspd-train')
 
 
 PLACES = [('{tmp}/{long}', 'cannot be a path (File name too long)'),
@@ -286,27 +283,18 @@ FLAGS = {
         ('--export=~nobody_here/x', 'cannot be a path'),
         ('--export={tmp}/strange', 'strange/target, which exists and is not a checkpoint'),
         ('--export={tmp}/target', 'which is the folder of a network')],
-    'train_drafter': [
+    'cspd-train': [
         ('--train.optimizer.batch_size=0', 'batch_size is 0'),
         ('--train.optimizer.num_steps=0', 'num_steps is 0'),
         ('--learning_rate=nan', 'learning_rate is nan'), ('--noise=-1', 'noise is -1'),
         ('--data=stolen', 'it must be one of generated, given'), ('--labels=x', 'one of probs'),
         ('--num_depths=0', 'num_depths is 0'), ('--num_train_images=0', 'num_train_images is 0'),
         ('--model={tmp}/empty', 'is not a folder'), ('--model={tmp}/tokenizer', "'vq'"),
-        ('--model={tmp}/model', 'drafter.'), ('--output={tmp}/pipe', 'is not a folder'),
+        ('--target={tmp}/model', 'drafter.'), ('--output={tmp}/pipe', 'is not a folder'),
         ('--output={tmp}/strange', 'which exists and is not a checkpoint'),
         ('--num_images=0', 'num_images is 0'), ('--num_steps=0', 'num_steps is 0'),
-        ('--dtype=complex64', 'it must be one of float32')],
-    'fit_corrector': [
-        ('--num_images=63', 'num_images is 63'), ('--num_measured=-1', 'num_measured is -1'),
-        ('--num_steps=0', 'num_steps is 0'), ('--seed=-1', 'seed is -1'), ('--window=0', 'window'),
-        ('--guidance_scale=nan', 'guidance_scale is nan'),
-        ('--tokens={tmp}/pipe', 'it is not a file'), ('--tokens={tmp}', 'it is not a file'),
-        ('--tokens={tmp}/cube.npz', 'holds int64[64, 4, 4]; it must hold'),
-        ('--tokens={tmp}/floats.npz', 'holds float64[64, 16]; it must hold'),
-        ('--tokens={tmp}/other.npz', "it has no array 'tokens'"),
-        ('--tokens={tmp}/binary', 'cannot be read as .npz'),
-        ('--tokens={tmp}/labels.npz', 'cannot be read as .npz')],
+        ('--dtype=complex64', 'it must be one of float32'), ('--seed=-1', 'seed is -1'),
+        ('--guidance_scale=nan', 'guidance_scale is nan')],
     'fit_head_drafter': [
         ('--num_chains=1', 'num_chains is 1'), ('--kernels_per_call=0', 'kernels_per_call is 0'),
         ('--num_iter=0', 'num_iter is 0'), ('--guidance_scale=inf', 'guidance_scale is inf'),
@@ -344,7 +332,7 @@ FLAGS = {
         ('--source={tmp}/model', 'a folder without'),
         ('--num_heads=x', 'it must be a whole number')]}
 # The tiny model loads fast.
-TINY = {'generate', 'compare', 'topologies', 'benchmark', 'fit_corrector', 'uncertainty',
+TINY = {'generate', 'compare', 'topologies', 'benchmark', 'uncertainty',
         'refill'}
 
 
@@ -352,8 +340,8 @@ TINY = {'generate', 'compare', 'topologies', 'benchmark', 'fit_corrector', 'unce
     (name, *case) for name, cases in FLAGS.items() for case in cases])
 def test_values_that_cannot_be(capfd, folder, name, word, message):
   words = ['--model={tmp}/model'] if name in TINY and '--model=' not in word else []
-  words += ['--window=4', '--workdir={tmp}/work'] if name == 'fit_corrector' else []
-  words += ['--config=configs/train/eagle_demo.py'] if name == 'train_drafter' else []
+  if name == 'cspd-train' and '--model' not in word:
+    words.append('--config=configs/train/eagle_demo.py')
   if PROGRAMS[name] is not None and not word.startswith(PROGRAMS[name]) and name != 'exactness':
     words.append(f'{PROGRAMS[name]}={{tmp}}/new')
   refused(capfd, name, [*words, word], message, folder)
@@ -375,9 +363,9 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
 @pytest.mark.parametrize('name, flag', [
     (name, '--model') for name in ('generate', 'compare', 'benchmark', 'topologies', 'overhead',
                                    'refill',
-                                   'uncertainty', 'papers.cspd', 'fit_corrector',
+                                   'uncertainty', 'papers.cspd', 'cspd-train',
                                    'fit_head_drafter')
-] + [('train_drafter', '--model'), ('train', '--tokenizer_of')])
+] + [('train', '--tokenizer_of')])
 def test_networks_of_another_kind(capfd, folder, name, flag):
   for model, message in (('{tmp}/tokenizer', "'vq'"), ('{tmp}/model.json', 'is not a folder'),
                          ('{tmp}/{long}', 'cannot be a path'), ('{tmp}/pipe', 'is not a folder')):

@@ -9,7 +9,7 @@ import pytest
 
 import cspd_jax
 from configs.train import corrector_demo
-from cspd_jax.commands import train_drafter
+from cspd_jax.commands import train
 from cspd_jax.decoding.drafters import from_network
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.loop import make_decoder
@@ -241,9 +241,9 @@ def test_a_recipe_from_images_to_a_model(tmp_path):
       decoder='corrected(by=layers, window=5, passes=1, tree=chain())',
       num_plain_images=8, num_train_images=6, num_held_out_images=4)
   target = cspd_jax.load(recipe.target, dtype='float32')
-  train_drafter.run(recipe, target, tmp_path / 'run', tmp_path / 'corrector', 'bfloat16')
+  train.run(recipe, target, tmp_path / 'run', tmp_path / 'corrector')
   # Nothing is left to do, and the result is the same.
-  train_drafter.run(recipe, target, tmp_path / 'run', tmp_path / 'again', 'bfloat16')
+  train.run(recipe, target, tmp_path / 'run', tmp_path / 'again')
   first, again = (cspd_jax.load(recipe.target, corrector=tmp_path / name)
                   for name in ('corrector', 'again'))
   jax.tree.map(np.testing.assert_array_equal, first.drafts['corrector'].params,

@@ -13,7 +13,7 @@ import pytest
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.cli import loader
-from cspd_jax.commands import train_drafter
+from cspd_jax.commands import train
 from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import store
@@ -276,7 +276,7 @@ def test_the_sampling_options_are_those_of_the_target(target_folder, tmp_path, m
   measure, sampled = drafter.measure, samples.sampled
   monkeypatch.setattr(drafter, 'measure', lambda *args: used.append(args[5]) or measure(*args))
   monkeypatch.setattr(samples, 'sampled', lambda *args: used.append(args[4]) or sampled(*args))
-  train_drafter.run(recipe, model, tmp_path / 'run', tmp_path / 'medusa', 'float32')
+  train.run(recipe, model, tmp_path / 'run', tmp_path / 'medusa')
   assert len(used) > 2
   for warp in used:
     assert [warp.guidance_scale, warp.top_k] == [1.5, 3] and warp.temperature == np.float32(0.8)
@@ -296,7 +296,7 @@ def test_the_sampling_options_are_those_of_the_target(target_folder, tmp_path, m
 def test_a_recipe_of_a_shipped_model_has_its_options():
   model = cspd_jax.load('text_demo')
   for kind in ('eagle', 'corrector'):
-    recipe = samples.completed(train_drafter.recipe_for(model, 'text_demo', kind), model)
+    recipe = samples.completed(train.recipe_for(model, 'text_demo', kind), model)
     assert recipe.guidance_scale == 3 and recipe.top_k == 50 and recipe.top_p == 1
   assert recipe.train.guidance_scales == (3.0,)
   for name in ('eagle', 'medusa', 'corrector'):
@@ -310,7 +310,7 @@ def test_a_recipe_of_a_shipped_model_has_its_options():
 def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
   recipe = smoke.smoke(loader.load(str(ROOT / 'configs' / 'train' / 'eagle_demo.py')))
   target = cspd_jax.load('demo', dtype='float32')
-  train_drafter.run(recipe, target, tmp_path, tmp_path / 'export', 'bfloat16')
+  train.run(recipe, target, tmp_path, tmp_path / 'export')
   loaded = store.load(tmp_path / 'export')
   assert (loaded.kind, loaded.config) == ('eagle', recipe.drafter)
   assert loaded.metadata['target'] == 'demo'
@@ -318,8 +318,7 @@ def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
   (row,) = json.loads((tmp_path / 'report.json').read_text())['rows']
   assert row['overlap_2'] > 0
   with pytest.raises(ValueError, match='seed was 0, now 1'):
-    train_drafter.run(
-        dataclasses.replace(recipe, seed=1), target, tmp_path, tmp_path / 'export', 'float32')
+    train.run(dataclasses.replace(recipe, seed=1), target, tmp_path, tmp_path / 'export')
 
 
 @pytest.mark.parametrize('name', ['eagle', 'medusa'])

@@ -1,0 +1,295 @@
+"""Trains a corrector or a drafter for a model: it changes the speed, and no distribution.
+
+  cspd-train --model=checkpoints/c2i_xl_384
+  cspd-train --model=checkpoints/lumina_7b_768 --kind=corrector --num_images=512
+  cspd-train --config=configs/train/eagle_demo.py --workdir=runs/eagle_demo
+
+--kind=neighbours is a small network on the tokens to the left and above, for `corrected` windows;
+it takes a minute or two after the images are sampled. An EAGLE network, Medusa heads and a
+corrector on the target's features (--kind=eagle, medusa, corrector) take hours and learn from the
+model in float32. The sizes of the network follow from the model; --config names a Python file with
+a recipe instead.
+
+Samples images with the model, trains, and measures on held-out images (report.json in --workdir).
+The network is stored in --output. Without it, a neighbours corrector becomes part of the model's
+folder; it is stored only if it gains more tokens per forward pass than what the model has. A
+stopped command resumes when it is repeated. The work folder stores its recipe and refuses another
+one.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+import cspd_jax
+from cspd_jax import cli, families
+from cspd_jax.cli import groups, inputs, training
+from cspd_jax.core import compiling, fields
+from cspd_jax.files import atomic, paths, run_folder, store
+from cspd_jax.training import corrector_recipe, drafter_recipe, neighbours, samples, smoke
+from cspd_jax.training.corrector import CorrectorTrainConfig
+from cspd_jax.training.corrector_recipe import CorrectorRecipe
+from cspd_jax.training.drafter import DrafterTrainConfig
+from cspd_jax.training.drafter_recipe import DrafterRecipe
+from cspd_jax.training.neighbours import NeighboursRecipe
+from cspd_jax.training.optimizer import OptimizerConfig
+
+Recipe = DrafterRecipe | CorrectorRecipe | NeighboursRecipe
+_PROGRAM = 'cspd-train'
+_RECIPES: dict[type, Any] = {DrafterRecipe: drafter_recipe, CorrectorRecipe: corrector_recipe,
+                             NeighboursRecipe: neighbours}
+# Records the windows that a corrector learns from, by what the model has to draft with.
+_WINDOWS = 'corrected(by={by}, window=32, passes=2, tree=chain())'
+# A decoder with each network, and those that a neighbours corrector must be better than.
+_DECODERS = dict(neighbours='corrected(by=neighbours)', corrector='corrected', eagle='eagle',
+                 medusa='medusa')
+_NEEDED = dict(dtype='float32', quantize=None, cache_dtype=None)
+_MOST_WINDOW = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+  """What to train, and its folders.
+
+  Attributes:
+    loading: the model, of discrete tokens, and how it is loaded to sample images.
+    kind: what to train, without a recipe. None is neighbours.
+    prompts: file with one prompt per line for the sampled images; None uses the model's own
+      prompts, or a built-in list for models of words.
+    num_images: images to train on. None uses the recipe's number; for neighbours, as many as ten
+      minutes allow.
+    num_steps: optimiser steps; None uses the recipe's number.
+    batch_size: images per step; None uses the recipe's number.
+    sampling: sampling options of the images; None uses those of the recipe or the model.
+    smoke: trains for a few steps on a few images, to try the command.
+    workdir: folder of the images, checkpoints, metrics and the report; None uses runs/train/ and
+      the names of model and kind.
+    output: folder of the network; None uses that of the model for neighbours, or else output in
+      the work folder.
+  """
+
+  loading: groups.Loading = groups.Loading()
+  kind: Literal['neighbours', 'corrector', 'eagle', 'medusa'] | None = None
+  prompts: str | None = None
+  num_images: int | None = None
+  num_steps: int | None = None
+  batch_size: int | None = None
+  sampling: groups.Sampling = groups.Sampling()
+  smoke: bool = False
+  workdir: str | None = None
+  output: str | None = None
+
+  def __post_init__(self):
+    fields.check(self)
+
+
+def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
+  """Returns a recipe with the sizes that a model requires.
+
+  Args:
+    model: the model.
+    name: of a shipped model, or its folder.
+    kind: one of those of `Flags`.
+
+  Raises:
+    ValueError: if no such network is trained for models of this family.
+  """
+  if model.engine.name != 'discrete':
+    raise ValueError(f'model is {name!r}, a {model.family!r} model, for which nothing is trained; '
+                     'give a model of discrete tokens.')
+  if kind == 'neighbours':
+    return NeighboursRecipe(neighbours.sizes(model), target=name)
+  sizes = families.FAMILIES[model.family].published.networks(model.config)
+  if kind not in sizes:
+    trained = [kind for kind in ('eagle', 'medusa', 'corrector') if kind in sizes]
+    raise ValueError(f'kind is {kind!r}; for model {name!r} it must be one of '
+                     f'{", ".join(["neighbours", *trained])}.')
+  if kind != 'corrector':
+    return DrafterRecipe(drafter=sizes[kind][1], train=DrafterTrainConfig(), target=name)
+  by = next(by for by in ('eagle', 'neighbours', 'layers') if by in model.drafts)
+  train = CorrectorTrainConfig(guidance_scales=(atomic.plain(model.sampling().guidance_scale),))
+  return CorrectorRecipe(drafter=sizes[kind][1], plain=OptimizerConfig(), train=train, target=name,
+                         decoder=_WINDOWS.format(by=by))
+
+
+def override(recipe: Recipe, flags: Flags) -> Recipe:
+  """Returns a recipe with the values of flags that are specified."""
+  optimizer = {name: value for name, value in (
+      ('num_steps', flags.num_steps), ('batch_size', flags.batch_size)) if value is not None}
+  changes: dict[str, Any] = {'train': dataclasses.replace(
+      recipe.train, optimizer=dataclasses.replace(recipe.train.optimizer, **optimizer))}
+  changes |= inputs.overrides(flags.sampling)
+  if flags.prompts is not None:
+    changes['prompts'] = flags.prompts
+  if flags.num_images is not None:
+    changes['num_train_images'] = flags.num_images
+  if isinstance(recipe, CorrectorRecipe):
+    changes['plain'] = dataclasses.replace(recipe.plain, **optimizer)
+    changes['num_plain_images'] = flags.num_images or recipe.num_plain_images
+  recipe = dataclasses.replace(recipe, **changes)
+  return smoke.smoke(recipe) if flags.smoke else recipe
+
+
+@contextlib.contextmanager
+def _opened(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> Iterator[Any]:
+  """Holds `workdir` for a recipe; yields its module and the recipe with all sampling options.
+
+  Errors are those of `run`.
+  """
+  module = _RECIPES[type(recipe)]
+  module.check(recipe, model)
+  recipe = samples.completed(recipe, model)
+  with run_folder.Run(workdir, dataclasses.asdict(recipe), name='workdir', alone=False):
+    yield module, recipe
+
+
+def sample(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> None:
+  """Samples the images of a recipe that `workdir` does not hold yet.
+
+  Raises:
+    ValueError: if the drafter does not fit its model, or the folder holds another run.
+  """
+  with _opened(recipe, model, workdir) as (module, recipe):
+    module.sample(recipe, model, workdir)
+
+
+def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pathlib.Path, *,
+        measured: Callable[[Any, Any], Mapping[str, float]] | None = None) -> bool:
+  """Trains in `workdir` or resumes, and writes the report and the network.
+
+  Args:
+    recipe: the recipe.
+    model: the target with its drafters.
+    workdir: folder of the run.
+    output: folder of the network.
+    measured: `(recipe, params) ->` tokens per forward pass of decoders, the trained network's last;
+      unless that is the most, the network is not stored. None stores it in any case.
+
+  Returns:
+    Whether the network is stored.
+
+  Raises:
+    ValueError: if the drafter does not fit its model, or the folder holds another run.
+  """
+  with _opened(recipe, model, workdir) as (module, recipe):
+    params, figures = module.train(recipe, model, workdir)
+    passes = measured(recipe, params) if measured else {}
+    stored = not passes or max(passes, key=lambda name: passes[name]) == [*passes][-1]
+    if stored:
+      store.save(output, recipe.kind, recipe.drafter, params, dtype=jnp.bfloat16,
+                 extra={'target': recipe.target})
+      training.log_size(output)
+    run_folder.Report(workdir, program=_PROGRAM).write(
+        settings=dataclasses.asdict(recipe), rows=[{**figures, **passes}], stored=stored)
+    print(', '.join(f'{name.replace("_", " ")} {value:.4g}' for name, value in figures.items()))
+    for name, value in passes.items():
+      print(f'{name}: {value:.2f} tokens per forward pass')
+    return stored
+
+
+def _measured(loading: groups.Loading, model: cspd_jax.Model, output: pathlib.Path,
+              recipe: NeighboursRecipe, params: Any) -> dict[str, float]:
+  """Tokens per forward pass of windows without a corrector, with the model's, and with a new one.
+
+  `output` may hold a network that the new one would replace.
+  """
+  window = f'window={min(_MOST_WINDOW, model.num_tokens)}'
+  by = lambda name: f'corrected(by={name}, {window}, tree=chain())'
+  decoders = {f'mc_sjd({window})': model}
+  for name in ('layers', 'neighbours'):
+    if name in model.drafts:
+      decoders[by(name)] = model
+  load = lambda network: inputs.model(loading, neighbours=network)
+  if 'neighbours' not in model.drafts and (output / 'model.json').exists():
+    decoders[by('neighbours')] = load(output)
+  found = {f'{text} before' if 'neighbours' in text else text:
+           neighbours.tokens_per_pass(recipe, of, text) for text, of in decoders.items()}
+  fitted = load(store.Loaded('neighbours', recipe.drafter, params, {}))
+  return found | {by('neighbours'): neighbours.tokens_per_pass(recipe, fitted, by('neighbours'))}
+
+
+@cli.command(lambda: None, flags=Flags())
+def main(recipe: Any, flags: Flags) -> None:
+  if recipe is not None:
+    _check_recipe(recipe, flags)
+  name = flags.loading.model if recipe is None else recipe.target
+  role = ('corrector' if isinstance(recipe, CorrectorRecipe) else recipe.kind if recipe else
+          flags.kind or 'neighbours')
+  given = dataclasses.replace(flags.loading, model=name)
+  loading = _loading(given, role)
+  run_name = f'{pathlib.Path(name).name or "model"}_{role}'
+  workdir = paths.folder('workdir', flags.workdir or pathlib.Path('runs', 'train', run_name))
+  own = flags.output is None and role == 'neighbours' and not flags.smoke and _has_parts(name)
+  output = (paths.folder('output', pathlib.Path(name) / role) if own else
+            training.output_folder('output', flags.output, workdir))
+  store.check_place(output)
+  run_folder.check(workdir, program=_PROGRAM)
+  training.log_progress()
+  model = inputs.model(loading)
+  if own:
+    families.check_place(name, model.family, {role: role})
+  recipe = recipe_for(model, name, role) if recipe is None else recipe
+  recipe = override(recipe, flags)
+  measures = role == 'neighbours' and not flags.smoke
+  if role != 'neighbours' and loading.mesh is not None:
+    sample(recipe, model, workdir)
+    del model  # Its parameters leave the devices before those for the training are loaded.
+    model = inputs.model(dataclasses.replace(loading, mesh=None))
+  with compiling.reported(6, at_most=True) if measures else contextlib.nullcontext():
+    stored = run(recipe, model, workdir, output, measured=functools.partial(
+        _measured, loading, model, output) if measures else None)
+  if not stored:
+    print('Nothing is stored: others gain as many tokens per forward pass; give more --num_images, '
+          'and another --workdir.')
+    return
+  if own:
+    families.save(name, model.family, {role: role})
+  print(f'Stored in {output}. Next: {_next_step(given, model, recipe, role, output, own)}')
+
+
+def _check_recipe(recipe: Any, flags: Flags) -> None:
+  """Raises ValueError unless a configuration is a recipe, and no flag contradicts it."""
+  training.check_kind(recipe, tuple(_RECIPES), 'configs/train/eagle_demo.py')
+  if flags.kind is not None:
+    raise ValueError(f'kind is {flags.kind!r}, but --config is a recipe, which determines what '
+                     'is trained; leave one of them out.')
+  if flags.loading.model not in (groups.Loading().model, recipe.target):
+    raise ValueError(f'model is {flags.loading.model!r}, but --config is a recipe for '
+                     f'{recipe.target!r}; give --target={flags.loading.model} in its place.')
+
+
+def _loading(loading: groups.Loading, role: str) -> groups.Loading:
+  """How the model is loaded; raises ValueError for what the training does not support."""
+  if role == 'neighbours':
+    return loading
+  for name, needed in _NEEDED.items():
+    if (value := getattr(loading, name)) not in (None, needed):
+      raise ValueError(f'{name} is {value!r}, and kind is {role!r}, which learns from the model in '
+                       f'float32; leave {name} out.')
+  return dataclasses.replace(loading, dtype='float32')
+
+
+def _has_parts(name: str) -> bool:
+  """Whether a model is a folder that further networks can be added to."""
+  return name not in cspd_jax.shipped() and (
+      families.part_folder(name, 'target') != paths.find('model', name))
+
+
+def _next_step(loading: groups.Loading, model: cspd_jax.Model, recipe: Recipe, role: str,
+               output: pathlib.Path, own: bool) -> str:
+  """The command that measures what the network gains."""
+  prompts = samples.prompts_of(model, recipe.prompts)
+  if own:
+    return inputs.next_command('cspd-tune', loading, model, prompts)
+  return inputs.next_command('cspd-compare', loading, model, prompts, **{role: str(output)},
+                             decoder=f'vanilla,{_DECODERS[role]}')
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,154 @@
+"""`cspd-train`: sizes follow from the model, one command for every kind of network."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax import families
+from cspd_jax.commands import train
+from cspd_jax.training import neighbours
+from tests.experiments import models as models_lib
+
+
+@pytest.fixture(scope='module')
+def models(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('models')
+  models_lib.llamagens(folder)
+  return folder
+
+
+def _train(capsys, *words):
+  code = train.main(['cspd-train', '--smoke', *map(str, words)])
+  return (code, *capsys.readouterr())
+
+
+@pytest.mark.parametrize('kind, decoder', [
+    pytest.param('eagle', 'eagle(tree=chain(2))+match', marks=pytest.mark.slow),
+    ('medusa', 'medusa(length=2)+match'),
+    ('neighbours', 'corrected_seed_exact(by=neighbours, window=5, passes=2)')])
+def test_a_trained_drafter_drafts(models, tmp_path, capsys, kind, decoder):
+  words = [f'--model={models}/model', f'--kind={kind}', f'--workdir={tmp_path}/work',
+           f'--output={tmp_path}/{kind}']
+  code, out, err = _train(capsys, *words)
+  assert code == 0, err
+  assert f'Next: cspd-compare --model={models}/model --{kind}={tmp_path}/{kind} --decoder=' in out
+  model = cspd_jax.load(models / 'model', **{kind: tmp_path / kind})
+  decode = lambda decoder: model.generate(['cat'] * 2, seed=1, decoder=decoder).decoded.tokens
+  np.testing.assert_array_equal(decode(decoder), decode('vanilla'))
+  report = json.loads((tmp_path / 'work' / 'report.json').read_text())
+  assert report['settings']['guidance_scale'] == 2, "the model's own"
+  # Repeated, it has nothing left to train.
+  assert _train(capsys, *words[:-1], f'--output={tmp_path}/again')[0] == 0
+
+
+@pytest.mark.parametrize('kind', ['eagle', 'corrector', 'neighbours'])
+@pytest.mark.slow
+def test_a_mesh_samples_the_same_images(models, tmp_path, capsys, kind):
+  for name, words in (('alone', []), ('mesh', ['--mesh=1x1'])):
+    code, _, err = _train(capsys, f'--model={models}/model', f'--kind={kind}', *words,
+                          f'--workdir={tmp_path}/{name}', f'--output={tmp_path}/of_{name}')
+    assert code == 0, err
+  for path in (tmp_path / 'alone').glob('*.npz'):
+    with np.load(path) as alone, np.load(tmp_path / 'mesh' / path.name) as divided:
+      np.testing.assert_array_equal(alone['tokens'], divided['tokens'])
+  code, _, err = _train(capsys, f'--model={models}/model', '--mesh=2', f'--workdir={tmp_path}/no')
+  assert code == 2 and "mesh is '2'; it must be two numbers" in err
+
+
+@pytest.mark.parametrize('model', [
+    'c2i_b_256', 't2i_xl_256', 'lumina_mgpt_7b_768', 'anole_7b', 'emu3_gen_8b'])
+def test_sizes_fit_every_published_model(model):
+  described = families.describe(model)
+  for kind in ('eagle', 'corrector'):
+    recipe = train.recipe_for(described, model, kind)
+    assert recipe.drafter.dim == described.config.dim
+    assert recipe.drafter.num_tokens == described.num_tokens
+
+
+@pytest.mark.parametrize('words, message', [
+    (['--model=mar_demo'], "a 'mar' model, for which nothing is trained"),
+    (['--kind=draft'], 'one of neighbours, corrector, eagle, medusa'),
+    (['--num_steps=0'], 'num_steps'), (['--batch_size=99'], 'batch_size is 99'),
+    (['--mesh=9x9'], 'which requires 81 devices'), (['--mesh=two'], "mesh is 'two'"),
+    (['--guidance_scale=nan'], 'guidance_scale is nan'),
+    (['--kind=eagle', '--dtype=bfloat16'], "kind is 'eagle', which learns from the model in float"),
+    (['--model=demo', '--config=configs/train/medusa_demo.py', '--target={tmp}/no'], 'no'),
+    (['--model={tmp}/x', '--config=configs/train/eagle_demo.py'], 'give --target='),
+    (['--batch_size=0'], 'batch_size is 0'), (['--num_images=0'], 'num_images is 0'),
+    (['--prompts={tmp}/none'], 'cannot be read'), (['--export=x'], 'did you mean --output?'),
+    (['--config=configs/train/eagle_demo.py', '--kind=medusa'], "kind is 'medusa', but --config")])
+def test_what_is_refused(models, tmp_path, capsys, words, message):
+  words = [word.format(tmp=tmp_path) for word in words]
+  words += [f'--model={models}/model'] if not words[0].startswith('--model') else []
+  code, out, err = _train(capsys, *words, f'--workdir={tmp_path}/work')
+  assert code == 2 and not out and message in err and err.count('\n') == 1, err
+
+
+def test_medusa_heads_are_for_families_that_have_them():
+  described = families.describe('anole_7b')
+  with pytest.raises(ValueError, match="kind is 'medusa'; for model 'anole_7b' it must be one of "
+                                       'neighbours, eagle, corrector'):
+    train.recipe_for(described, 'anole_7b', 'medusa')
+
+
+@pytest.fixture
+def fit(models, tmp_path, capsys, monkeypatch):
+  """Trains a neighbours corrector of a copy of the model, with measured tokens per pass."""
+  def fit(*words, passes=(), work='work'):
+    measured, asked = iter(passes), []
+    monkeypatch.setattr(neighbours, 'tokens_per_pass', lambda recipe, model, decoder: (
+        asked.append(decoder), next(measured))[1])
+    folder = tmp_path / 'models' / 'model'
+    if not folder.exists():
+      shutil.copytree(models, folder.parent)
+    code = train.main(['cspd-train', f'--model={folder}', '--num_images=16', '--num_steps=4',
+                       f'--workdir={tmp_path}/{work}', *words])
+    return folder, asked, code, *capsys.readouterr()
+  return fit
+
+
+def test_only_a_better_corrector_is_stored(fit):
+  """One that had learned 64 images by heart was stored, and recommended."""
+  folder, asked, code, out, err = fit(passes=(3.28, 2.9, 2.88))
+  assert code == 0, err
+  assert asked == ['mc_sjd(window=16)', 'corrected(by=layers, window=16, tree=chain())',
+                   'corrected(by=neighbours, window=16, tree=chain())']
+  assert 'Nothing is stored: others gain as many tokens' in out and 'Next:' not in out
+  assert 'mc_sjd(window=16): 3.28 tokens per forward pass' in out
+  assert 'neighbours' not in cspd_jax.load(folder).drafts
+  _, _, _, out, _ = fit(passes=(3.28, 2.9, 3.3))
+  assert f'Stored in {folder}/neighbours. Next: cspd-tune --model={folder}' in out
+  stored = (folder / 'neighbours' / 'model.json').read_bytes()
+  # What the model has is one of those to beat.
+  _, asked, _, out, _ = fit('--num_steps=5', passes=(3.28, 2.9, 3.4, 3.3), work='other')
+  assert 'by=neighbours, window=16, tree=chain()) before: 3.40 tokens' in out
+  assert (folder / 'neighbours' / 'model.json').read_bytes() == stored and len(asked) == 4
+
+
+def test_as_many_images_as_the_time_allows(models, tmp_path, monkeypatch):
+  monkeypatch.setattr(neighbours, '_SECONDS', 0.0)
+  monkeypatch.setattr(neighbours, '_FEWEST', 16)
+  monkeypatch.setattr(neighbours, '_MOST', 200)
+  model = cspd_jax.load(models / 'model')
+  recipe = train.recipe_for(model, 'model', 'neighbours')
+  tokens = neighbours.sample(recipe, model, tmp_path)
+  assert 16 + 64 <= len(tokens) < 200 + 64
+  monkeypatch.setattr(neighbours, '_SECONDS', 600.0)
+  np.testing.assert_array_equal(neighbours.sample(recipe, model, tmp_path), tokens)
+
+
+def test_nothing_is_lost_if_nobody_reads_what_it_prints(models, tmp_path):
+  """As with `| head -1`: it ended at its first line, before the network was stored."""
+  output = tmp_path / 'neighbours'
+  with subprocess.Popen(
+      [sys.executable, '-m', 'cspd_jax.commands.train', f'--model={models}/model', '--smoke',
+       f'--output={output}', f'--workdir={tmp_path}/work'],
+      stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    process.stdout.close()
+    assert process.wait() == 0
+  assert (output / 'model.json').exists()
