@@ -117,13 +117,13 @@ def _compared(config: Config) -> _Compared | None:
   if ((config.clip is not None or config.asked) and config.reference is None
       and config.inception is None):
     return None
-  given = dict(images=config.images, reference=config.reference)
-  for name, path in given.items():
+  places = dict(images=config.images, reference=config.reference)
+  for name, path in places.items():
     if path is None:
       raise ValueError(f'{name} is None; it must be a folder of images or an .npz file.')
   network = evaluation.network(config.inception, config.evaluator)
   sources = {name: evaluation.opened(name, str(path), network, config.batch_size)
-             for name, path in given.items()}
+             for name, path in places.items()}
   if sources['images'].images is None and sources['images'].features is None:
     raise ValueError(f'images is {config.images!r}, which holds statistics only; it must be a '
                      'folder of images or an .npz file of images.')
@@ -131,7 +131,7 @@ def _compared(config: Config) -> _Compared | None:
   for name, source in sources.items():
     if names := source.left_out:
       more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
-      progress.note(f'{name} is {given[name]!r}; what it holds besides is left out: '
+      progress.note(f'{name} is {places[name]!r}; what it holds besides is left out: '
                     f'{", ".join(map(repr, names[:_SHOWN]))}{more}')
   return _Compared(network, sources)
 

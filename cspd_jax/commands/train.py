@@ -55,7 +55,7 @@ _MOST_WINDOW = 32
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-  """What to train, and its folders.
+  """The network to train, and its folders.
 
   Attributes:
     loading: the model, of discrete tokens, and how it is loaded to sample images.
@@ -208,10 +208,10 @@ def _measured(loading: groups.Loading, model: cspd_jax.Model, output: pathlib.Pa
   load = lambda network: inputs.model(loading, neighbours=network)
   if 'neighbours' not in model.drafts and (output / 'model.json').exists():
     decoders[by('neighbours')] = load(output)
-  found = {f'{text} before' if 'neighbours' in text else text:
+  passes = {f'{text} before' if 'neighbours' in text else text:
            neighbours.tokens_per_pass(recipe, of, text) for text, of in decoders.items()}
   fitted = load(store.Loaded('neighbours', recipe.drafter, params, {}))
-  return found | {by('neighbours'): neighbours.tokens_per_pass(recipe, fitted, by('neighbours'))}
+  return passes | {by('neighbours'): neighbours.tokens_per_pass(recipe, fitted, by('neighbours'))}
 
 
 @cli.command(lambda: None, flags=Flags())
@@ -221,8 +221,8 @@ def main(recipe: Any, flags: Flags) -> None:
   name = flags.loading.model if recipe is None else recipe.target
   role = ('corrector' if isinstance(recipe, CorrectorRecipe) else recipe.kind if recipe else
           flags.kind or 'neighbours')
-  given = dataclasses.replace(flags.loading, model=name)
-  loading = _loading(given, role)
+  asked = dataclasses.replace(flags.loading, model=name)
+  loading = _loading(asked, role)
   run_name = f'{pathlib.Path(name).name or "model"}_{role}'
   workdir = paths.folder('workdir', flags.workdir or pathlib.Path('runs', 'train', run_name))
   own = flags.output is None and role == 'neighbours' and not flags.smoke and _has_parts(name)
@@ -250,7 +250,7 @@ def main(recipe: Any, flags: Flags) -> None:
     return
   if own:
     families.save(name, model.family, {role: role})
-  print(f'Stored in {output}. Next: {_next_step(given, model, recipe, role, output, own)}')
+  print(f'Stored in {output}. Next: {_next_step(asked, model, recipe, role, output, own)}')
 
 
 def _check_recipe(recipe: Any, flags: Flags) -> None:

@@ -60,6 +60,7 @@ def test_a_mesh_samples_the_same_images(models, tmp_path, capsys, kind):
   assert code == 2 and "mesh is '2'; it must be two numbers" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model', [
     'c2i_b_256', 't2i_xl_256', 'lumina_mgpt_7b_768', 'anole_7b', 'emu3_gen_8b'])
 def test_sizes_fit_every_published_model(model):
@@ -89,6 +90,7 @@ def test_what_is_refused(models, tmp_path, capsys, words, message):
   assert code == 2 and not out and message in err and err.count('\n') == 1, err
 
 
+@pytest.mark.slow
 def test_medusa_heads_are_for_families_that_have_them():
   described = families.describe('anole_7b')
   with pytest.raises(ValueError, match="kind is 'medusa'; for model 'anole_7b' it must be one of "
@@ -142,6 +144,7 @@ def test_as_many_images_as_the_time_allows(models, tmp_path, monkeypatch):
   np.testing.assert_array_equal(neighbours.sample(recipe, model, tmp_path), tokens)
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_if_nobody_reads_what_it_prints(models, tmp_path):
   """As with `| head -1`: it ended at its first line, before the network was stored."""
   output = tmp_path / 'neighbours'
