@@ -52,11 +52,11 @@ def drafters(page: str) -> str:
   heads = ', or with `--kind=medusa` Medusa heads' if 'medusa' in _networks(page) else ''
   assert size.cache is not None
   return '\n\n'.join([
-      _filled(f"""One command fits a corrector for `corrected` windows and adds it to the model's
-          folder; another one trains an EAGLE network{heads}:"""),
+      _filled(f"""One command trains a corrector for `corrected` windows and adds it to the model's
+          folder if it gains; another one trains an EAGLE network{heads}:"""),
       f"""```sh
-cspd-fit-corrector {model} --dtype=bfloat16 --num_images={count}
-cspd-train-drafter {model} --kind=eagle --num_images={count} \\
+cspd-train {model} --dtype=bfloat16 --num_images={count}
+cspd-train {model} --kind=eagle --num_images={count} \\
     --output=checkpoints/{page}_eagle
 cspd-generate {model} {sampled} \\
     --decoder='corrected(by=neighbours)' --output=runs/{page}_corrected
