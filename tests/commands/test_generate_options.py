@@ -43,8 +43,8 @@ def test_prompts_become_pictures(folder, tmp_path, capsys):
 
 
 def test_images_are_watched_while_they_come_about(folder, tmp_path, monkeypatch):
-  seen, write = [], generate.files.write
-  monkeypatch.setattr(generate.files, 'write', lambda path, data: (
+  seen, write = [], generate.atomic.write
+  monkeypatch.setattr(generate.atomic, 'write', lambda path, data: (
       write(path, data), seen.append(data) if path.name == 'now.png' else None))
   words = [f'--model={folder}', '--prompt=sea', '--prompt=sky', '--decoder=vanilla']
   assert generate.main(['cspd-generate', *words, f'--output={tmp_path / "out"}',
