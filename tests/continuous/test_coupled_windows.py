@@ -74,6 +74,7 @@ def test_drafts_of_kernels_do_not_change_the_distribution(kernels_per_call):
   assert deviation(np.asarray(decoded.tokens)[..., 0]) < LIMIT
 
 
+@pytest.mark.slow
 def test_steps_of_several_tokens():
   """The distribution of three steps differs from that of six, and windows of it are exact."""
   model = chain(8)
@@ -127,6 +128,7 @@ def test_learned_deviations_that_depend_on_the_state():
                        np.arange(rows))) / rows < 1.95 * np.sqrt(2 / rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', representative(
     window_mutants.MASKED, 'one token too many'))
 def test_mutants_are_rejected(name, monkeypatch):

@@ -204,6 +204,7 @@ class BlockTest(chex.TestCase):
     np.testing.assert_array_equal(generated.costs.draft_passes, 7)
 
   @parameterized.parameters(dict(block_length=1), dict(block_length=4, block_context=False))
+  @pytest.mark.slow
   def test_equal_models_pass_the_released_test(self, **options):
     """The default test, and Sigma: where contexts are equal, every draft is accepted."""
     generated = run(

@@ -11,6 +11,7 @@ def test_the_kernel_computes_what_the_loop_does():
   assert draft_loop.difference(jax.devices()[0], interpret=True) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('part', draft_loop.Steps._fields)
 def test_the_trial_sees_every_input(part, monkeypatch):
   right = draft_loop.fused

@@ -118,6 +118,7 @@ def test_parts_that_do_not_fit(verifier, stops, options, message):
     make_decoder(CHAIN.target, LEVELS, verifier, stops, **options)
 
 
+@pytest.mark.slow
 def test_a_decoder_of_parts():
   """Speculation inside the head for the prefix, and blocks with true contexts after it."""
   sampler = decoders.speculative_head.speculative(CHAIN.target, LEVELS, 2)

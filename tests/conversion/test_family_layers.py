@@ -119,6 +119,7 @@ def test_attention_of_image_tokenizers_is_that_of_the_family(name, config):
       opened({key: shape for key, shape in shapes.items() if key not in added})
 
 
+@pytest.mark.slow
 def test_settings_of_image_tokenizers_agree_on_attention():
   read = rules.get('emu3_5_vq').settings
   level = lambda sides: read({'config.json': published.EMU3_5_VQ | {'attn_resolutions': sides}})[

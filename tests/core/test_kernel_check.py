@@ -67,6 +67,7 @@ def test_the_environment_disables_kernels(monkeypatch, kernels):
     module.is_available()
 
 
+@pytest.mark.slow
 def test_the_trial_runs_outside_of_traces(monkeypatch, kernels):
   module, _, trial = kernels
   _has_gpu(monkeypatch, module, trial)

@@ -135,6 +135,7 @@ def test_theorem_two(length, schedule, omega):
     assert distance > 0.5 * bound
 
 
+@pytest.mark.slow
 def test_clamped_factors_give_the_same_round_with_more_tokens():
   # Factors 1.67, 0.83, 0.41: two are raised to 1.
   (printed, _), (raised, _) = one_round(3, 'falling'), one_round(3, 'raised')

@@ -72,9 +72,10 @@ def test_rounds_are_exact(name):
   assert _total_variation(name) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('options', [
     dict(warp=Warp(guidance_scale=1.5)), dict(warp=Warp(temperature=0.0)),
-    pytest.param(dict(forced={1: 1, 2: 0}), marks=pytest.mark.slow)])
+    dict(forced={1: 1, 2: 0})])
 def test_other_options_are_exact(options):
   assert _total_variation('one place, two passes', **options) < 1e-12
 
@@ -181,6 +182,7 @@ def test_seed_exact_equals_vanilla(model, tree, temperature, kind):
   assert found.rounds.mean() < vanilla.rounds.mean() - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', representative(CORRECTORS, 'network'))
 def test_the_targets_own_corrector_is_always_accepted(model, kind):
   built, _ = model
@@ -259,6 +261,7 @@ def test_neighbours_read_what_is_before_them_only():
     assert all(place > at for place in seen)
 
 
+@pytest.mark.slow
 def test_windows_of_neighbours_are_those_of_the_whole_image():
   config, params, rng = _neighbours()
   image = jnp.asarray(rng.integers(0, 5, (2, 12)))

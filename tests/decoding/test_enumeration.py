@@ -86,6 +86,7 @@ def test_forced_tokens(name):
   assert total_variation(parts, vocab_size, rounds, PLAIN, forced={1: 2, 3: 0}) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', representative(
     ['sjd, three words', 'maximal, three words', 'caterpillar', 'kary', 'draft model'],
     'caterpillar', 'draft model'))

@@ -80,6 +80,7 @@ def test_rounds_with_supports_that_differ_are_exact(name, rounds, vocab_size):
   assert total_variation(name, CUT, rounds, vocab_size) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['eagle small', 'eagle2', 'medusa'])
 def test_forced_tokens(name):
   assert total_variation(name, WARP, 1, forced={1: 2, 3: 0}) < 1e-12
@@ -112,6 +113,7 @@ def test_seed_exact(name):
 class AlignmentTest(chex.TestCase):
 
   @chex.variants(with_jit=True, without_jit=True)
+  @pytest.mark.slow
   def test_perfect_network_is_always_accepted(self):
     model = build(4, 7, dtype=jnp.float32)
     drafter = eagle(tables.network(model.target), trees.branching('2 0:1 00:2'))
@@ -121,6 +123,7 @@ class AlignmentTest(chex.TestCase):
     # 7 tokens: the prefill's, then 4 and 2.
     np.testing.assert_array_equal(decoded.rounds, 3)
 
+  @pytest.mark.slow
   def test_perfect_beam_holds_the_greedy_path(self):
     model = build(4, 7, dtype=jnp.float32)
     drafter = eagle2(tables.network(model.target), 6, 2, 3)
@@ -143,6 +146,7 @@ class AlignmentTest(chex.TestCase):
     np.testing.assert_array_equal(decoded.rounds, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('draws', representative(['distinct', 'iid', 'fixed'], 'distinct'))
 def test_greedy(draws):
   model = build(5, 6, dtype=jnp.float32)

@@ -96,6 +96,7 @@ def test_draws_have_the_published_distributions():
   assert abs(np.mean([one.drop for one in draws]) - 0.1) < 0.04
 
 
+@pytest.mark.slow
 def test_only_hidden_tokens_count(fresh):
   tokens, labels = _data()
   draws = _DRAW(jax.random.key(1), tokens.shape, TRAIN)
@@ -142,6 +143,7 @@ def test_dropout_is_in_every_block_and_only_there(fresh):
     assert jaxpr.count('name=_bernoulli') == expected
 
 
+@pytest.mark.slow
 def test_the_same_state_and_batch_give_the_same_step(fresh):
   first, second = (_STEP(fresh, _data(), CONFIG, TRAIN)[0] for _ in range(2))
   jax.tree.map(np.testing.assert_array_equal, first, second)

@@ -119,6 +119,7 @@ def test_models_without_a_cache_or_int8_matrices_have_none():
   assert '| - |' in zoo.costs().split('families/mar.md')[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('file, entry', PASSES, ids=lambda value: getattr(value, 'method', ''))
 def test_published_passes_are_whole_and_plausible(file, entry):
   page = next(page for page, (target, _) in sizes.FILES.items() if target == file.name)

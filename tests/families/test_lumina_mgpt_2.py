@@ -173,6 +173,7 @@ def test_a_model_has_the_official_options(model):
       'temperature': 1.0, 'top_p': 1.0, 'guidance_scale': 4.0, 'top_k': 4096}
 
 
+@pytest.mark.slow
 def test_words_of_a_model_begin_with_the_token_of_its_settings(model, recorded):
   condition = model.condition(['a cat'])
   ids = early_fusion.order(CONFIG)[np.asarray(condition.tokens)[0, 0]]

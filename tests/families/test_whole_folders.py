@@ -106,6 +106,7 @@ def test_a_missing_shard(refused):
       lambda tensors, path: path.unlink() or path)
 
 
+@pytest.mark.slow
 @every_family
 def test_a_truncated_shard(refused):
   assert 'model-00001-of-00002.safetensors is not a complete safetensors file (' in refused(

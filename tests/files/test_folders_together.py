@@ -117,6 +117,7 @@ def test_parts_that_another_process_writes_are_not_moved(tmp_path):
   assert sorted(os.listdir(tmp_path)) == ['.b.unfinished', 'a', 'all.json']
 
 
+@pytest.mark.slow
 def test_a_fault_at_any_operation_leaves_the_old_or_the_new(tmp_path):
   cases = [(f'{how}/{number}/m', how, number)
            for how in ('kill', 'raise') for number in range(1, 51)]

@@ -113,6 +113,7 @@ def _compared(model, decoder, num_rows):
   return needs.needed(num_rows) / (analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('decoder, num_rows', representative([
     ('vanilla', 4), ('mc_sjd(window=16)', 8), ('seed_exact(window=16)', 4),
     ('eagle(tree=chain(8))', 4), ('corrected(by=neighbours, window=16)', 4)],
@@ -150,6 +151,7 @@ def test_modulations_that_are_not_stored_need_no_memory(decoder, monkeypatch):
   assert 0.8 < _compared(_described_mar('mar_b'), decoder, 64) < 1.5
 
 
+@pytest.mark.slow
 def test_parameters_in_sixteen_bits_have_a_copy_on_cpus():
   model = families.describe('c2i_b_256', layers=1)
   task = lambda model: memory.estimate(

@@ -113,6 +113,7 @@ def test_it_is_a_target(params, prompt):
           params, CONFIG, condition, tokens, jnp.zeros(len(tokens), bool))[0]).problems == {}
 
 
+@pytest.mark.slow
 def test_greedy_tokens_are_those_of_its_own_loop(params, prompt, reference):
   """`generate` of transformers, with guidance, and its own padding of the second context."""
   reference.generation_config.guidance_scale = 5.0

@@ -46,6 +46,7 @@ def test_encoding_agrees_with_the_official_autoencoder(params, expected):
   np.testing.assert_allclose(posterior.log_variance, expected['log_variance'], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_decoding_agrees_with_the_official_autoencoder(params, expected):
   latents = jnp.asarray(
       np.random.default_rng(23).standard_normal((2, 8, 10, 16)), jnp.float32)

@@ -94,11 +94,10 @@ def test_an_undisturbed_run(whole):
   assert rows == [dict(value=lines[-1][1])]
 
 
-@pytest.mark.parametrize('how, stops', [
-    ('kill', (1, 4, 6, 11, 13, 15, 17, 27, 30)), ('raise', (4, 6, 12, 14, 28)),
-    pytest.param('kill', range(1, 150), marks=pytest.mark.slow),
-    pytest.param('raise', range(1, 150), marks=pytest.mark.slow)])
-def test_a_fault_at_any_operation_is_repaired_by_the_next_run(tmp_path, whole, how, stops):
+@pytest.mark.slow
+@pytest.mark.parametrize('how', ['kill', 'raise'])
+def test_a_fault_at_any_operation_is_repaired_by_the_next_run(tmp_path, whole, how):
+  stops = range(1, 150)
   codes = faults.run(__file__, tmp_path, [(f'{stop}', how, stop) for stop in stops])
   for number, code in zip(stops, codes):
     said = (tmp_path / f'{number}.err').read_text()
@@ -112,7 +111,7 @@ def test_a_fault_at_any_operation_is_repaired_by_the_next_run(tmp_path, whole, h
     assert content(tmp_path / f'{number}') == whole, number
   faulty = {'kill': -9, 'raise': 2}[how]
   assert set(codes) <= {faulty, 0} and codes[0] == faulty
-  assert len(stops) < 20 or codes[-1] == 0 and codes.count(faulty) > 25
+  assert codes[-1] == 0 and codes.count(faulty) > 25
 
 
 def _damage(path, how):

@@ -73,8 +73,7 @@ def test_pair_is_exact(pair):
 
 
 @pytest.mark.parametrize('mutant', representative(
-    MUTANTS, 'longest of several accepted paths',
-    'softmax recorded for tokens taken without chance'))
+    MUTANTS, 'longest of several accepted paths'))
 def test_mutant_is_rejected(mutant):
   with MUTANTS[mutant].patch():
     if MUTANTS[mutant].greedy:
