@@ -1,7 +1,7 @@
 """Makes pages of the README and of every notebook, with the outputs that it holds.
 
-`mkdocs.yml` names this file under `hooks`. Links of pages to notebooks become links to these pages,
-and links of the README and of notebooks to pages lead to the built ones.
+`mkdocs.yml` names this file under `hooks`. Links of pages to notebooks and to the README become
+links to these pages, and links of the README and of notebooks to pages lead to the built ones.
 """
 
 import html
@@ -55,7 +55,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **unused: Any) -> str:
-  """Makes links to notebooks links to their pages; called by mkdocs."""
+  """Makes links to notebooks and to the README links to their pages; called by mkdocs."""
   del unused
   up = '../' * (len(pathlib.PurePosixPath(page.file.src_uri).parts) - 1)
+  markdown = re.sub(r'\]\((?:\.\./)+README\.md', f']({up}index.md', markdown)
   return _LINK.sub(rf']({up}tasks/\1.md)', markdown)

@@ -6,7 +6,7 @@ on a GPU.
 
 import dataclasses
 
-_NO_ACCELERATOR = 'times of an accelerator; predicted ones are in docs/evidence/compiled.md'
+_NO_ACCELERATOR = 'times of an accelerator; predicted ones are in docs/compiled.md'
 _QUALITY = 'needs the published checkpoints and 5,000 captioned photographs'
 
 

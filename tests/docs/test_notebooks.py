@@ -96,7 +96,7 @@ def test_the_start_page_is_the_readme():
 
 def test_links_to_notebooks_lead_to_their_pages():
   page = mock.Mock()
-  for place, prefix in (('index.md', ''), ('evidence/x.md', '../'), ('tasks/x.md', '../')):
+  for place, prefix in (('index.md', ''), ('papers/x.md', '../'), ('tasks/x.md', '../')):
     page.file.src_uri = place
     for link in ('../notebooks/mar.ipynb', 'mar.ipynb'):
       assert notebooks.on_page_markdown(f'[a]({link})', page) == f'[a]({prefix}tasks/mar.md)'

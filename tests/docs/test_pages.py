@@ -176,12 +176,14 @@ def test_every_page_is_in_the_menu():
 
 @pytest.mark.slow
 def test_chosen_decoders_exist():
-  """Every decoder that the page of choices names can be built."""
-  page = pages.ROOT / 'docs' / 'choose.md'
-  rows = [line.split('|') for line in page.read_text().splitlines() if line.startswith('| ')][2:]
-  assert len(rows) == 10
+  """Every decoder that the table of choices names can be built."""
+  section = (pages.ROOT / 'docs' / 'decoders.md').read_text().split('\n## ')[1]
+  assert section.startswith('Which decoder\n')
+  rows = [line.split('|') for line in section.splitlines() if line.startswith('| ')][2:]
+  assert len(rows) == 11
   for _, case, chosen, _ in rows:
-    model = cspd_jax.load('mar_demo' if 'MAR' in case else 'demo')
+    model = cspd_jax.load('mar_demo' if 'MAR' in case else
+                          'causal_demo' if 'causal' in case else 'demo')
     decoders = [word for word in re.findall('`([^`]+)`', chosen) if not word.startswith('cspd-')]
     assert decoders, case
     for text in decoders:
