@@ -55,7 +55,7 @@ def drafters(page: str) -> str:
       _filled(f"""One command trains a corrector for `corrected` windows and adds it to the model's
           folder if it gains; another one trains an EAGLE network{heads}:"""),
       f"""```sh
-cspd-train {model} --dtype=bfloat16 --num_images={count}
+cspd-train {model} --dtype=bfloat16
 cspd-train {model} --kind=eagle --num_images={count} \\
     --output=checkpoints/{page}_eagle
 cspd-generate {model} {sampled} \\
@@ -63,12 +63,13 @@ cspd-generate {model} {sampled} \\
 cspd-generate {model} {eagle} \\
     {sampled} --decoder=eagle --output=runs/{page}_eagle
 ```""",
-      _filled(f"""Both learn from images that the model samples first, which takes most of the time:
-          {count} images of `{preset}` have {count * size.tokens / 1e6:.1f} million tokens. Fewer
-          images draft worse, but the distribution of the images stays that of the model. The second
-          command holds the model and its cache in float32: {sizes.gigabytes(4 * size.parameters)},
-          and {sizes.gigabytes(2 * size.cache[0])} for every image that it samples at once.
-          `--smoke` tries it with a few images and steps."""),
+      _filled(f"""Both learn from images that the model samples first, which takes most of the time: the
+          first from as many as ten minutes allow, the second from {count}, which are
+          {count * size.tokens / 1e6:.1f} million tokens of `{preset}`. Fewer images draft worse,
+          but the distribution of the images stays that of the model. The second command holds the
+          model and its cache in float32: {sizes.gigabytes(4 * size.parameters)}, and
+          {sizes.gigabytes(2 * size.cache[0])} for every image that it samples at once. `--smoke`
+          tries it with a few images and steps."""),
       _filled("""`cspd-compare` generates the same images with each of these decoders and shows what
           each costs. `cspd-tune` measures which one is the fastest on this machine and stores it as
           the model's default:"""),
