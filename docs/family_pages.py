@@ -63,8 +63,8 @@ cspd-generate {model} {sampled} \\
 cspd-generate {model} {eagle} \\
     {sampled} --decoder=eagle --output=runs/{page}_eagle
 ```""",
-      _filled(f"""Both learn from images that the model samples first, which takes most of the time: the
-          first from as many as ten minutes allow, the second from {count}, which are
+      _filled(f"""Both learn from images that the model samples first, which takes most of the
+          time: the first from as many as ten minutes allow, the second from {count}, which are
           {count * size.tokens / 1e6:.1f} million tokens of `{preset}`. Fewer images draft worse,
           but the distribution of the images stays that of the model. The second command holds the
           model and its cache in float32: {sizes.gigabytes(4 * size.parameters)}, and
