@@ -31,6 +31,7 @@ def test_sizes_of_the_shipped_model(capsys, tmp_path):
       target['gigabytes'] + report['cache_gigabytes'] - per_token * 128)
 
 
+@pytest.mark.slow
 def test_the_cache_holds_the_condition_once(capsys, tmp_path):
   """The captions of `t2i_xl_256` are 120 tokens, which were counted twice."""
   found = calls.call(inspect.main, capsys, tmp_path / 'out', '--model=t2i_xl_256', '--window=1')

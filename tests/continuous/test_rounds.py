@@ -81,6 +81,7 @@ def test_fields_shared_with_discrete_tokens(name):
   assert (decoded.errors is None) == (name != 'cspd_relaxed')
 
 
+@pytest.mark.slow
 def test_missed_residual_draws_bound_the_distance():
   """With equal models drafts are rejected by `eta` only, and then no proposal is ever accepted."""
   decoder = decoders.exact_path(

@@ -76,6 +76,7 @@ def test_rounds_are_counted_and_timed(model):
     timed_rounds.measure({'still': still}, count=32, repeats=1)
 
 
+@pytest.mark.slow
 def test_rates(monkeypatch):
   monkeypatch.setattr(roofline, '_ENOUGH', 0.0)
   assert 1e7 < roofline.copy_bandwidth(1) < 1e14

@@ -73,6 +73,7 @@ def test_position_noise_is_keyed_by_position_alone():
   assert all(len(set(row)) == 3 for row in np.asarray(best))
 
 
+@pytest.mark.slow
 def test_stream_never_repeats():
   rng = row_random.RowRandom(jax.tree.map(lambda x: x[0], rows(1)))
   weights = jnp.ones((1, 2**20))

@@ -35,6 +35,7 @@ def trained():
   return state, metrics
 
 
+@pytest.mark.slow
 def test_fresh_model_is_uniform():
   tokens, labels = _data()
   nll = ar.nll(ar.init(CONFIG, TRAIN).params, CONFIG, tokens, labels)

@@ -119,6 +119,7 @@ def test_the_bound_teaches_the_variance_only():
   assert not to_eps.any() and to_v.any()
 
 
+@pytest.mark.slow
 def test_biases_norms_and_the_head_do_not_decay(fresh):
   decayed = mar._decayed(fresh.params)
   flat = {'/'.join(key.key for key in path): leaf
@@ -149,6 +150,7 @@ def test_the_same_state_and_batch_give_the_same_step(fresh):
   jax.tree.map(np.testing.assert_array_equal, first, second)
 
 
+@pytest.mark.slow
 def test_draws_at_the_last_step_weigh_more():
   tokens, labels = _data()
   train = dataclasses.replace(TRAIN, last_share=0.5)

@@ -191,6 +191,7 @@ def test_sizes_that_there_are_not(folder, grid, message):
     cspd_jax.load(folder, grid=grid).condition(['a cat'])
 
 
+@pytest.mark.slow
 def test_sizes_of_the_command(folder, tmp_path, capsys):
   words = [f'--model={folder}', '--prompt=a cat', f'--output={tmp_path}/out']
   assert generate_command.main(['cspd-generate', *words, '--grid=4by4']) == 2

@@ -42,7 +42,7 @@ def model(folder):
 
 
 @pytest.mark.verifies('folder to pictures', 'janus_pro')
-@pytest.mark.parametrize('is_transformers', [True, False])
+@pytest.mark.parametrize('is_transformers', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_folder_becomes_pictures_by_two_commands(is_transformers, tmp_path, capsys):
   source = janus_files.folder(tmp_path / 'Janus-Pro-1B', is_transformers)
   assert not janus_files.converted(source, tmp_path / 'model')

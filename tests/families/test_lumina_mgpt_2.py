@@ -210,6 +210,7 @@ def test_a_queue_of_words_of_unequal_lengths(model):
     np.testing.assert_array_equal(made.tokens[i], alone.tokens[0])
 
 
+@pytest.mark.slow
 def test_other_sizes(model, tmp_path):
   folder = tmp_path / 'model'
   store.save(folder / 'target', 'early_fusion', CONFIG, model.params)

@@ -113,6 +113,7 @@ def test_a_truncated_shard(refused):
       lambda tensors, path: path.write_bytes(path.read_bytes()[:-10]))
 
 
+@pytest.mark.slow
 @every_family
 def test_numbers_of_another_kind(refused):
   def whole(tensors, path):

@@ -16,10 +16,10 @@ from cspd_jax.files import atomic, folders, locks, paths
 _ROOT = pathlib.Path(__file__).parents[2]
 _WRITER = '''
 import pathlib, sys
-from cspd_jax.files import files, locks
+from cspd_jax.files import atomic, locks
 folder = pathlib.Path(sys.argv[1])
 hold = locks.hold(folder)
-with files.writing(folder / 'a.json') as stream:
+with atomic.writing(folder / 'a.json') as stream:
   print('held', flush=True)
   input()
 '''

@@ -154,6 +154,7 @@ def test_the_metadata_generate_an_image_again(tmp_path, options):
         prefix=np.array([read('prefix')]), **read('sampling')).images[0], pixels)
 
 
+@pytest.mark.slow
 def test_int8_matrices_are_in_the_metadata():
   model = cspd_jax.load('demo', dtype='float32', quantize='int8')
   assert request._precision(model) == dict(dtype='float32', quantize='int8')

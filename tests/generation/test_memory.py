@@ -256,6 +256,7 @@ def test_images_do_not_depend_on_the_memory(model, device):
     np.testing.assert_array_equal(few.tokens, whole.tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('decoder', ['mar', 'exact_head'])
 def test_continuous_tokens_are_estimated_too(device, decoder):
   model = cspd_jax.load('mar_demo')

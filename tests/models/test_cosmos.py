@@ -85,6 +85,7 @@ def test_decoding_agrees_with_the_video_of_one_frame(params):
   np.testing.assert_allclose(clipped, np.clip(want, -1, 1), atol=2e-4)
 
 
+@pytest.mark.slow
 def test_tokens_are_the_numbers_of_their_vectors(params):
   tokens = np.arange(64000)
   vectors = np.asarray(cosmos.codebook(params, CONFIG))

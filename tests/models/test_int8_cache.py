@@ -60,6 +60,7 @@ def test_windows_trees_and_commit_agree(folder):
     check_target(model.target(guided=True), model.params, model.condition([0, 1, 2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('decoder', [
     'seed_exact', 'corrected_seed_exact(by=layers)',
     'jacobi(coupling=noise, tree=kary(2, 2))+match'])

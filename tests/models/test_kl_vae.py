@@ -82,6 +82,7 @@ def test_small_tokenizers_and_half_precision():
   assert posterior.mean.dtype == posterior.log_variance.dtype == images.dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_log_variances_stay_in_their_range(params):
   for bias, limit in ((100.0, 20.0), (-100.0, -30.0)):
     moved = {**params, 'quant_conv': {**params['quant_conv'], 'bias': jnp.full(32, bias)}}

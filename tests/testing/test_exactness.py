@@ -83,12 +83,14 @@ def test_mutant_is_rejected(mutant):
   assert not report.passed, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pair', representative(PAIRS, 'eagle, tree'))
 def test_pair_is_exact_at_temperature_0_with_tied_logits(pair):
   report = check_tied(make_decoder(TIED.target, *PAIRS[pair]()))
   assert report.passed, report
 
 
+@pytest.mark.slow
 def test_rows_with_one_key_are_rejected():
   decode = jax.jit(decoders.sjd(MODEL.target, 4))
 

@@ -101,6 +101,7 @@ def test_watching_changes_nothing(met):
       np.where(committed, found.first, 0), np.where(committed, committed.cumsum(1) - committed, 0))
 
 
+@pytest.mark.slow
 def test_recorded_answers_are_the_targets(met, target_params):
   _, found = met
   for image, turn in ((0, 0), (1, 1), (4, 2)):

@@ -321,6 +321,7 @@ def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
     train.run(dataclasses.replace(recipe, seed=1), target, tmp_path, tmp_path / 'export')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['eagle', 'medusa'])
 def test_shipped_drafters_fit_the_shipped_target(name):
   recipe = loader.load(str(ROOT / 'configs' / 'train' / f'{name}_demo.py'))
