@@ -7,7 +7,7 @@ tree.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
@@ -22,29 +22,6 @@ TreeLike = Tree | RuntimeTree
 # which every leaf has a leading `B`.
 Rng = Any
 RngState = Any
-
-
-class Prefill(Protocol):
-  """Reads the condition; see `Target.prefill`."""
-
-  def __call__(self, params: Params, condition: Condition, num_slots: int,
-               /) -> tuple[jax.Array, Features, Cache]:
-    ...
-
-
-class Score(Protocol):
-  """Scores draft nodes in one forward pass; see `Target.score`."""
-
-  def __call__(self, params: Params, cache: Cache, tokens: jax.Array, start: jax.Array,
-               tree: TreeLike, /) -> tuple[jax.Array, Features, Cache]:
-    ...
-
-
-class Commit(Protocol):
-  """Moves the cache entries of an accepted path to their slots; see `Target.commit`."""
-
-  def __call__(self, cache: Cache, start: jax.Array, path: jax.Array, /) -> Cache:
-    ...
 
 
 class Target(NamedTuple):
@@ -87,9 +64,10 @@ class Target(NamedTuple):
       token to token.
   """
 
-  prefill: Prefill
-  score: Score
-  commit: Commit
+  prefill: Callable[[Params, Condition, int], tuple[jax.Array, Features, Cache]]
+  score: Callable[[Params, Cache, jax.Array, jax.Array, TreeLike],
+                  tuple[jax.Array, Features, Cache]]
+  commit: Callable[[Cache, jax.Array, jax.Array], Cache]
   vocab_size: int
   num_tokens: int
   row_width: int
@@ -157,14 +135,6 @@ class Verdict(NamedTuple):
   tv_bound: jax.Array | None = None
 
 
-class Verify(Protocol):
-  """Verifies the drafts of one row; see `Verifier.verify`."""
-
-  def __call__(self, rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
-               target_probs: jax.Array, positions: jax.Array, /) -> Verdict:
-    ...
-
-
 class Verifier(NamedTuple):
   """Accepts drafts, and draws the token that follows the last accepted one.
 
@@ -186,7 +156,7 @@ class Verifier(NamedTuple):
       the drafts of this drafter.
   """
 
-  verify: Verify
+  verify: Callable[[Rng, Layout, jax.Array, jax.Array | None, jax.Array, jax.Array], Verdict]
   exact: bool
   needs_probs: bool
   seed_exact: bool = False
@@ -194,13 +164,6 @@ class Verifier(NamedTuple):
   bounded: bool = False
   verifies_fixed: bool = False
   check: Callable[['Drafter', int], None] = lambda drafter, vocab_size: None
-
-
-class Rowwise(Protocol):
-  """Vectorises `fn(rng, ...) -> result` over rows; see `Env.rowwise`."""
-
-  def __call__(self, fn: Callable[..., Any], /) -> Callable[..., tuple[RngState, Any]]:
-    ...
 
 
 class Env(NamedTuple):
@@ -220,7 +183,7 @@ class Env(NamedTuple):
   target: Target
   needs_probs: bool
   seed_exact: bool
-  rowwise: Rowwise
+  rowwise: Callable[[Callable[..., Any]], Callable[..., tuple[RngState, Any]]]
   warp: Any
   params: Params
 
@@ -258,30 +221,6 @@ class Outcome(NamedTuple):
     return self.count - self.accepted - 2
 
 
-class Init(Protocol):
-  """Returns the drafter's state after the prefill; see `Drafter.init`."""
-
-  def __call__(self, env: Env, condition: Condition, rng: RngState, outcome: Outcome,
-               /) -> tuple[RngState, Any]:
-    ...
-
-
-class Propose(Protocol):
-  """Returns the drafts of a round; see `Drafter.propose`."""
-
-  def __call__(self, env: Env, state: Any, rng: RngState, root: jax.Array, start: jax.Array,
-               /) -> tuple[RngState, Any, Draft]:
-    ...
-
-
-class Update(Protocol):
-  """Returns the drafter's state after a round; see `Drafter.update`."""
-
-  def __call__(self, env: Env, state: Any, rng: RngState, outcome: Outcome,
-               /) -> tuple[RngState, Any]:
-    ...
-
-
 class Drafter(NamedTuple):
   """Proposes drafts.
 
@@ -300,9 +239,9 @@ class Drafter(NamedTuple):
   """
 
   layout: Layout
-  init: Init
-  propose: Propose
-  update: Update
+  init: Callable[[Env, Condition, RngState, Outcome], tuple[RngState, Any]]
+  propose: Callable[[Env, Any, RngState, jax.Array, jax.Array], tuple[RngState, Any, Draft]]
+  update: Callable[[Env, Any, RngState, Outcome], tuple[RngState, Any]]
   check: Callable[[Target], None] = lambda target: None
   reuses_drafts: bool = True
   num_arrays: int = 0

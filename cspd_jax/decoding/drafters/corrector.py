@@ -5,7 +5,7 @@ in their new context, and correct the target's stale predictions by the differen
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,44 +20,6 @@ Prediction = Any
 
 # Below this a probability does not matter, but its logarithm would.
 _TINY = 1e-20
-
-
-class CorrectorInit(Protocol):
-  """The corrector's state after the prefill; see `Corrector.init`."""
-
-  def __call__(self, env: Env, condition: Condition, outcome: Outcome, length: int, /) -> State:
-    ...
-
-
-class CorrectorBegin(Protocol):
-  """Scores the old and the new window; see `Corrector.begin`."""
-
-  def __call__(self, env: Env, state: State, tokens: jax.Array, estimate: Prediction,
-               start: jax.Array, /) -> tuple[Prediction, Prediction, State]:
-    ...
-
-
-class CorrectorScore(Protocol):
-  """Scores the new window again; see `Corrector.score`."""
-
-  def __call__(self, env: Env, state: State, tokens: jax.Array, estimate: Prediction,
-               start: jax.Array, /) -> tuple[Prediction, State]:
-    ...
-
-
-class CorrectorUpdate(Protocol):
-  """The corrector's state after a round; see `Corrector.update`."""
-
-  def __call__(self, env: Env, state: State, outcome: Outcome, /) -> State:
-    ...
-
-
-class Correct(Protocol):
-  """Corrects stale predictions of the target; see `Corrector.correct`."""
-
-  def __call__(self, env: Env, prediction: Prediction, old: Prediction, stale: Prediction,
-               has_stale: jax.Array, positions: jax.Array, /) -> tuple[jax.Array, Prediction]:
-    ...
 
 
 class Corrector(NamedTuple):
@@ -88,33 +50,24 @@ class Corrector(NamedTuple):
     check: `target -> None`; raises ValueError if the corrector does not fit this target.
   """
 
-  init: CorrectorInit
-  begin: CorrectorBegin
-  score: CorrectorScore
-  update: CorrectorUpdate
+  init: Callable[[Env, Condition, Outcome, int], State]
+  begin: Callable[[Env, State, jax.Array, Prediction, jax.Array],
+                  tuple[Prediction, Prediction, State]]
+  score: Callable[[Env, State, jax.Array, Prediction, jax.Array], tuple[Prediction, State]]
+  update: Callable[[Env, State, Outcome], State]
   target_prediction: Callable[[Outcome], Prediction]
-  correct: Correct
+  correct: Callable[[Env, Prediction, Prediction, Prediction, jax.Array, jax.Array],
+                    tuple[jax.Array, Prediction]]
   check: Callable[[Target], None] = lambda target: None
 
 
-class BeginLogits(Protocol):
-  """Scores both windows without estimates and returns logits; see `distributions`."""
-
-  def __call__(self, env: Env, state: State, tokens: jax.Array, start: jax.Array,
-               /) -> tuple[jax.Array, jax.Array, jax.Array, State]:
-    ...
-
-
-class ScoreLogits(Protocol):
-  """Scores the new window without estimates and returns logits; see `distributions`."""
-
-  def __call__(self, env: Env, state: State, tokens: jax.Array, start: jax.Array,
-               /) -> tuple[jax.Array, State]:
-    ...
-
-
-def distributions(init: CorrectorInit, begin: BeginLogits, score: ScoreLogits,
-                  update: CorrectorUpdate, check: Callable[[Target], None]) -> Corrector:
+def distributions(
+    init: Callable[[Env, Condition, Outcome, int], State],
+    begin: Callable[[Env, State, jax.Array, jax.Array],
+                    tuple[jax.Array, jax.Array, jax.Array, State]],
+    score: Callable[[Env, State, jax.Array, jax.Array], tuple[jax.Array, State]],
+    update: Callable[[Env, State, Outcome], State],
+    check: Callable[[Target], None]) -> Corrector:
   """Builds a corrector that corrects distributions and does not read estimates.
 
   Its predictions are logits `[S, B, L, V]`; `S` is 1 if the model has no null condition.

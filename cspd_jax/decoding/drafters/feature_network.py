@@ -6,7 +6,7 @@ the target's true features of all committed tokens; predicted features are used 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,29 +14,6 @@ import numpy as np
 
 from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Cache, Condition, Env, Outcome, Params, RngState, Target
-
-
-class NetworkPrefill(Protocol):
-  """Reads the condition's features; see `Network.prefill`."""
-
-  def __call__(self, params: Params, condition: Condition, features: jax.Array, num_slots: int,
-               /) -> Cache:
-    ...
-
-
-class NetworkStep(Protocol):
-  """Predicts the features that follow; see `Network.step`."""
-
-  def __call__(self, params: Params, cache: Cache, tokens: jax.Array, features: jax.Array,
-               start: jax.Array, depth: Any, visible: Any, /) -> tuple[jax.Array, Cache]:
-    ...
-
-
-class NetworkLogits(Protocol):
-  """Applies the target's head to features; see `Network.logits`."""
-
-  def __call__(self, params: Params, features: jax.Array, /) -> jax.Array:
-    ...
 
 
 class Network(NamedTuple):
@@ -63,9 +40,10 @@ class Network(NamedTuple):
       correction of stale features, see `drafters.from_network`; None if the network has none.
   """
 
-  prefill: NetworkPrefill
-  step: NetworkStep
-  logits: NetworkLogits
+  prefill: Callable[[Params, Condition, jax.Array, int], Cache]
+  step: Callable[[Params, Cache, jax.Array, jax.Array, jax.Array, Any, Any],
+                 tuple[jax.Array, Cache]]
+  logits: Callable[[Params, jax.Array], jax.Array]
   vocab_size: int
   num_tokens: int
   correct: Callable[[Params, jax.Array, jax.Array, jax.Array], jax.Array] | None = None

@@ -1,7 +1,8 @@
 """Medusa: drafting heads on the target's last feature (arXiv 2401.10774)."""
 
 import functools
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,13 +23,6 @@ from cspd_jax.decoding.drafters import siblings
 from cspd_jax.decoding.tree import Tree, chain
 
 
-class HeadLogits(Protocol):
-  """The logits of all heads; see `Heads.logits`."""
-
-  def __call__(self, params: Params, features: jax.Array, /) -> jax.Array:
-    ...
-
-
 class Heads(NamedTuple):
   """Attributes:
     logits: `(params, features [S, B, F]) -> [S, B, H, V]`: from the feature that predicted token
@@ -37,7 +31,7 @@ class Heads(NamedTuple):
     vocab_size: `V`.
   """
 
-  logits: HeadLogits
+  logits: Callable[[Params, jax.Array], jax.Array]
   num_heads: int
   vocab_size: int
 

@@ -7,7 +7,7 @@ has none.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,8 @@ from cspd_jax.decoding.base import Layout, Rng, Verdict, Verifier
 from cspd_jax.decoding.tree import RuntimeTree
 from cspd_jax.decoding.verifiers import walk
 
-
-class NodeFunction(Protocol):
-  """A function of one candidate; see `NodeTest`."""
-
-  def __call__(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array, /
-               ) -> jax.Array:
-    ...
+# `(p [..., V], q [..., V], token [...], depth [...]) -> ` numbers; see `NodeTest`.
+NodeFunction = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class NodeTest(NamedTuple):
