@@ -42,7 +42,7 @@ def convert(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -
     The parameters as host arrays, in the dtypes of the published ones.
 
   Raises:
-    ConversionError: with the missing, unexpected and mis-shaped tensors; see `weights.listed`.
+    ConversionError: with the missing, unexpected and mis-shaped tensors.
   """
   return _joined(groups(family, config, tensors), _template(family.kind, config))
 
@@ -60,16 +60,16 @@ def groups(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor], *,
   """Converts published tensors in groups, so that few of them are in memory at a time.
 
   Args:
-    family: see `convert`.
-    config: see `convert`.
-    tensors: see `convert`; they are read when their group is called.
+    family: the family of the network's file.
+    config: sizes of the network.
+    tensors: the tensors of the files; they are read when their group is called.
     allow_nonfinite: whether numbers may be NaN or infinite.
 
   Returns:
     Functions that each return a part of the parameters.
 
   Raises:
-    ConversionError: see `convert`. A group also raises it for numbers that are not finite, naming
+    ConversionError: as `convert`. A group also raises it for numbers that are not finite, naming
       the tensor.
   """
   _check(family, config, tensors)
@@ -132,7 +132,7 @@ class Source(NamedTuple):
 
   Attributes:
     network: the network as `store.describe` returns it.
-    groups: build the parameters; see `groups`.
+    groups: build the parameters.
     state: JSON value on which the parameters depend.
     assumptions: a line for every size that was neither in the file nor specified, see
       `FileFamily.assumed`, and for every file of weights in the folder that was not read.
@@ -148,7 +148,7 @@ class Source(NamedTuple):
     return _joined(self.groups, self.network.params)
 
   def save(self, output: str | os.PathLike, *, dtype: Any = None, **options: Any) -> None:
-    """Builds the parameters and saves the network; see `store.save_groups`."""
+    """Builds the parameters and saves the network."""
     kind, config, _, metadata = self.network
     store.save_groups(output, kind, config, self.groups, state=self.state_of(dtype), dtype=dtype,
                       extra=metadata, **options)
@@ -176,11 +176,12 @@ def open_source(
 
   Args:
     family_name: a key of `rules.FAMILIES`.
-    source: see `read.read`.
+    source: a file or a folder.
     model: name of a published model; None infers the sizes from the shapes.
     options: sizes that the shapes do not determine, for instance `image_size`; None counts as
       absent. Only without `model`.
-    key: see `read.read`.
+    key: the part of a PyTorch file that holds the weights, for instance 'ema'. None selects
+      `prefer`, else the first of 'model', 'module' and 'state_dict', else the whole file.
     allow_nonfinite: whether numbers may be NaN or infinite.
 
   Raises:
@@ -210,13 +211,14 @@ def of_tensors(
   """Returns published tensors as a network, after a check of everything except the numbers.
 
   Args:
-    family_name: see `open_source`.
+    family_name: a key of `rules.FAMILIES`.
     tensors: published arrays by name.
-    contents: the settings next to them; see `read.settings`.
-    model: see `open_source`.
-    options: see `open_source`.
+    contents: the settings next to them.
+    model: name of a published model; None infers the sizes from the shapes.
+    options: sizes that the shapes do not determine, for instance `image_size`; None counts as
+      absent. Only without `model`.
     metadata: returns what is stored with the network about the source; called last.
-    allow_nonfinite: see `open_source`.
+    allow_nonfinite: whether numbers may be NaN or infinite.
 
   Raises:
     ValueError: (or a subclass) for any problem with the input.
@@ -270,13 +272,13 @@ def convert_file(
   If the process is killed, the next one with the same source continues its work.
 
   Args:
-    family_name: see `open_source`.
-    source: see `open_source`.
+    family_name: a key of `rules.FAMILIES`.
+    source: a file or a folder.
     output: the folder to write.
     dtype: the dtype to store; None preserves the published one.
     progress: called as `progress(done, total)`.
     note: called with every line of `Source.assumptions`, before the conversion.
-    allow_nonfinite: see `open_source`.
+    allow_nonfinite: whether numbers may be NaN or infinite.
     **arguments: other arguments of `open_source`.
 
   Returns:

@@ -32,8 +32,8 @@ class Part(NamedTuple):
   """A published file, and the network of a model that it is converted to.
 
   Attributes:
-    family: see `convert.open_source`.
-    source: see `convert.open_source`; or an id of the hub, see `local`.
+    family: a key of `rules.FAMILIES`.
+    source: a file or a folder, or an id of the hub.
     role: the network's role in the model, such as 'draft'; None selects the first role of its kind.
     sampling: name of the official options that become the model's defaults; None selects those for
       pictures. Targets only.
@@ -166,7 +166,7 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
 
   Args:
     family_name: the family of the target's file, or of a tokenizer file of words.
-    source: a published folder, or an id of the hub; see `local`.
+    source: a published folder, or an id of the hub.
     model: name of the published model.
 
   Returns:

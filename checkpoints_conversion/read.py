@@ -61,7 +61,7 @@ def read(
     key: the part of a PyTorch file that holds the weights, for instance 'ema'. None selects
       `prefer`, else the first of 'model', 'module' and 'state_dict', else the whole file.
     prefer: the part to select if it exists and `key` is None.
-    shares: what each of several of Meta's files holds; see `tensors.join`.
+    shares: what each of several of Meta's files holds.
 
   Raises:
     ReadError: if the file does not exist or is damaged, or the part holds anything else than
@@ -220,7 +220,7 @@ def settings(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
   These are config.json, params.json, consolidate_params.json and tokenizer_config.json.
 
   Args:
-    path: a source; see `read`.
+    path: a source.
 
   Returns:
     The content of the existing files, by name.

@@ -156,7 +156,7 @@ class Official:
 
 
 def check(flags: Flags) -> dict[str, Any]:
-  """Returns the decoders and what was measured with them; see `forced_rounds.check`.
+  """Returns the decoders and what was measured with them.
 
   Raises:
     ValueError: for invalid flags.

@@ -149,7 +149,7 @@ class Plan(NamedTuple):
   Attributes:
     bench: the model and the images.
     rows: specifications of decoders, the baseline first.
-    points: by drafter, specifications of the points of its curves; see `tradeoff.specifications`.
+    points: by drafter, specifications of the points of its curves.
     left_out: invalid specifications, with the reason.
     metrics: the metrics to measure.
   """

@@ -38,7 +38,7 @@ class Config:
     dtype: of its parameters.
     preset: the published model whose sizes it must have; None for any.
     prompt: the description of the image.
-    contexts: the prompt writer of the model's family; see `families.Family.prompt_writers`.
+    contexts: the prompt writer of the model's family.
     num_prompt_tokens: tokens of the prompt in the other program; None for any number.
     tokens: the first tokens of the image in the other program.
     guidance_scale: its guidance scale.

@@ -102,9 +102,9 @@ def write_pictures(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, A
 
   Args:
     recipe: the recipe of the run.
-    tokenizer: see `Stages.metrics`.
-    models: see `Stages.metrics`.
-    data: see `Stages.metrics`.
+    tokenizer: parameters of the tokenizer.
+    models: parameters of the models by role.
+    data: the tokenised crops by split.
     report: the report.
   """
   count = 2 * len(photos.NAMES)

@@ -119,7 +119,7 @@ def separate_heads(num_heads: int, head_dim: int, halves: bool) -> Transform:
 
 
 def separate_head_biases(num_heads: int, halves: bool) -> Transform:
-  """Rearranges `[H E]` to `[H, E]`; see `separate_heads`."""
+  """Rearranges `[H E]` to `[H, E]`."""
   def forward(x):
     x = x.reshape(num_heads, -1)
     return (_to_pairs(x) if halves else x,)
@@ -128,7 +128,7 @@ def separate_head_biases(num_heads: int, halves: bool) -> Transform:
 
 
 def separate_shared_norm(halves: bool) -> Transform:
-  """Reorders the scales `[E]` of a norm that all heads share; see `separate_heads`."""
+  """Reorders the scales `[E]` of a norm that all heads share."""
   def forward(x):
     return (_to_pairs(x[None])[0] if halves else x,)
 
@@ -136,7 +136,7 @@ def separate_shared_norm(halves: bool) -> Transform:
 
 
 def head_norm(num_heads: int, num_rows: int, halves: bool = True) -> Transform:
-  """Repeats `[num_rows, E]`, a row for several adjacent heads, to `[H, E]`; see `separate_heads`.
+  """Repeats `[num_rows, E]`, a row for several adjacent heads, to `[H, E]`.
 
   With 0 rows the published tensor is one vector `[E]` for all heads.
   """

@@ -106,7 +106,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> CosmosConfig:
 
 
 def _assumed(config: CosmosConfig, specified: Collection[str]) -> list[str]:
-  """Returns the sizes that no shape determines; see `FileFamily.assumed`."""
+  """Returns the sizes that no shape determines."""
   del specified
   return [f'assumed {config.factor}x{config.factor} pixels and {config.time_factor} frames per '
           f'token and {", ".join(map(str, config.levels))} levels, as in '

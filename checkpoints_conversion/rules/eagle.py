@@ -118,14 +118,14 @@ def _tokens(form: str, vocab_size: int) -> base.Transform:
 
 
 def read_settings(form: str, contents: settings.Contents) -> dict[str, Any]:
-  """Reads the config.json of a drafter; see `settings.read`.
+  """Reads the config.json of a drafter.
 
   Args:
     form: its target: 'llamagen', 'anole' or 'lumina_mgpt'.
-    contents: see `settings.read`.
+    contents: the settings files by name.
 
   Raises:
-    ConversionError: see `settings.read`.
+    ConversionError: as `settings.read`.
   """
   fields = LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS
   sizes = settings.read({'config.json': fields}, contents)
@@ -174,7 +174,7 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Eagle
 
 
 def _assumed(form: str, config: EagleConfig, specified: Collection[str]) -> list[str]:
-  """Returns the assumptions for a drafter of a form; see `FileFamily.assumed`."""
+  """Returns the assumptions for a drafter of a form."""
   # The official drafter of LlamaGen has one base, and norms have the heads of the others.
   fields = ('norm_eps',) if form == 'llamagen' else ('norm_eps', 'rope_base')
   lines = family.assumed_heads(config, specified) if form == 'llamagen' else []

@@ -182,7 +182,7 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any], *,
 
 def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
                options: Mapping[str, Any]) -> EarlyFusionConfig:
-  """Infers the sizes of a transformer, except those of its vocabulary; see `infer`.
+  """Infers the sizes of a transformer, except those of its vocabulary.
 
   Biases, norms and the activation are those of the family: a file without these tensors, or with
   others, does not fit the rules.
@@ -215,7 +215,7 @@ def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
 
 
 def assumed(token_side: int, config: EarlyFusionConfig, specified: Collection[str]) -> list[str]:
-  """Returns the assumptions; see `FileFamily.assumed`.
+  """Returns the assumptions.
 
   Args:
     token_side: pixels of a token along each side.

@@ -1,4 +1,4 @@
-"""Tables of the settings of transformers over one vocabulary of text and images; see `settings`.
+"""Tables of the settings of transformers over one vocabulary of text and images.
 
 `CHAMELEON` is for the files of Chameleon, Lumina-mGPT and Anole by transformers, Alpha-VLLM and
 Meta, `LUMINA_MGPT_2` for those of Lumina-mGPT 2.0 by Alpha-VLLM, `EMU3` for those of Emu3 by BAAI

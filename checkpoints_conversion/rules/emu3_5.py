@@ -63,7 +63,7 @@ def _vq_settings(contents: settings.Contents) -> dict[str, Any]:
   """Reads config.json, whose pixels of levels with attention and of images tell these levels.
 
   Raises:
-    ConversionError: see `settings.read`; also for attention at other levels than the last.
+    ConversionError: as `settings.read`; also for attention at other levels than the last.
   """
   sizes = settings.read({'config.json': FIELDS_VQ}, contents)
   side, sides = sizes.pop('resolution', None), sizes.pop('attn_resolutions', None)
@@ -79,7 +79,7 @@ def _vq_settings(contents: settings.Contents) -> dict[str, Any]:
 
 
 def infer_vq(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
-  """Infers the sizes of an image tokenizer from its shapes; see `blocks.taming_vq_config`.
+  """Infers the sizes of an image tokenizer from its shapes.
 
   Args:
     shapes: shapes of its published tensors.

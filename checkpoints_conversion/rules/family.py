@@ -71,7 +71,7 @@ class FileFamily(NamedTuple):
     variant: `shapes ->` fields of this tuple to replace for a file with these tensors, such as
       `rules`; empty for families with one format.
     settings: `contents ->` fields of the config that the files of `read.settings` specify. It
-      raises ConversionError for unsupported ones; see `rules.settings`.
+      raises ConversionError for unsupported ones.
     needed: fields of the config that shapes do not determine and that must be in the settings, be
       an option or follow from the name of a published model. By name, the published value in
       config.json; empty for options.
@@ -82,7 +82,7 @@ class FileFamily(NamedTuple):
       words that tells; None if nothing is.
     shares: what each file of a model-parallel checkpoint holds of a tensor, by a regular expression
       for its name; see `tensors.join`. Empty if no such checkpoints exist.
-    prefer: the part of a file that holds the weights; see `read.read`.
+    prefer: the part of a file that holds the weights.
     model: the model family of the network, a key of `families.FAMILIES`; None if it has none.
     metadata: `config ->` metadata to store with the network, such as the names of its classes.
     sampling: `config ->` official sampling options by name, those for pictures first; empty for
@@ -129,7 +129,7 @@ class FileFamily(NamedTuple):
 
 
 def is_inside(family: FileFamily, names: Iterable[str]) -> bool:
-  """Whether the files of a target with tensors of these names hold a network; see `inside`."""
+  """Whether the files of a target with tensors of these names hold a network."""
   return not family.inside or any(re.fullmatch(family.inside, name) for name in names)
 
 
@@ -140,8 +140,8 @@ def infer(family: FileFamily, shapes: Shapes, options: Mapping[str, int],
   Args:
     family: the family of its file.
     shapes: shapes of its published tensors.
-    options: see `FileFamily.options`.
-    settings: fields of the config from settings files; see `FileFamily.settings`.
+    options: sizes that shapes do not determine.
+    settings: fields of the config from settings files.
 
   Raises:
     ConversionError: if the family does not have an option, or shapes, options and settings do not
@@ -220,7 +220,7 @@ def num_heads(options: Mapping[str, int], published: int | None, dim: int, size:
 
 
 def assumed_heads(config: Any, specified: Collection[str]) -> list[str]:
-  """Returns the assumption of `num_heads`; see `FileFamily.assumed`."""
+  """Returns the assumption of `num_heads`."""
   if 'num_heads' in specified:
     return []
   return [f'assumed {config.num_heads} attention heads, as in the published models of width '

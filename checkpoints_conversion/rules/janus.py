@@ -241,7 +241,7 @@ def _vq_rules(config: VQConfig, is_transformers: bool = False) -> list[Rule]:
 
 
 def _vq_infer(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
-  """Infers the sizes of the image tokenizer from its shapes; see `vq.infer`."""
+  """Infers the sizes of the image tokenizer from its shapes."""
   return vq.infer({name.removeprefix(_VQ): shape for name, shape in _in_deepseek(shapes).items()
                    if name.startswith(_VQ)}, options)
 

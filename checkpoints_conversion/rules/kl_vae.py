@@ -27,7 +27,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> KLVAEConfig:
 
 
 def _assumed(config: KLVAEConfig, specified: Collection[str]) -> list[str]:
-  """Returns the assumption of the scale; see `FileFamily.assumed`."""
+  """Returns the assumption of the scale."""
   del specified
   return [f'assumed latents with the scale {config.scale} of KL-16 (--model=kl_16), the only '
           'supported one: with another autoencoder images have wrong colours']

@@ -109,14 +109,14 @@ def _family(name: str, presets: Mapping[str, EarlyFusionConfig], *, fields: sett
 
 
 def _first_code(name: str, config: EarlyFusionConfig) -> str:
-  """Returns the assumption on the first code; see `FileFamily.without_words`."""
+  """Returns the assumption on the first code."""
   return (f'assumed that the text tokenizer has {config.first_code} tokens, so that the last '
           f'{config.num_codes} of {config.vocab_size} rows are the codes; cspd-convert '
           f'--family={name}_text adds its file, and compares the numbers')
 
 
 def _variant(fields: settings.Table, gemma: bool, shapes: family.Shapes) -> Mapping[str, Any]:
-  """Returns the rules and settings for a file with these tensors; see `rules`."""
+  """Returns the rules and settings for a file with these tensors."""
   if _OUTPUT not in shapes:
     return {}
   return {'rules': functools.partial(rules, tied=False, gemma=gemma),

@@ -55,7 +55,7 @@ FIELDS: settings.Table = {
 
 
 def _settings(contents: settings.Contents) -> dict[str, Any]:
-  """Reads config.json, whose names of sizes also tell the release; see `FileFamily.settings`."""
+  """Reads config.json, whose names of sizes also tell the release."""
   fields = settings.read({'config.json': FIELDS}, contents)
   if any(name.startswith(_OF_1_1) for name in contents.get('config.json', ())):
     release = PRESETS['nextstep_1_1_512']
@@ -124,7 +124,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> NextStepConfig:
 
 
 def _assumed(config: NextStepConfig, specified: Collection[str]) -> list[str]:
-  """Returns the assumptions; see `FileFamily.assumed`."""
+  """Returns the assumptions."""
   lines = []
   if not {'height', 'width'} <= set(specified):
     lines.append(

@@ -98,7 +98,7 @@ def read(tables: Mapping[str, Table], contents: Contents) -> dict[str, Any]:
 
   Args:
     tables: the table of every file, by its name; other files are not read.
-    contents: see `Contents`.
+    contents: the settings files by name.
 
   Returns:
     Fields of our config by name: those in the files, and the defaults of the published code for

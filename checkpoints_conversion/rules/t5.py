@@ -69,13 +69,13 @@ def _inputs(published: str, ours: str, gated: bool) -> list[Rule]:
 
 
 def read_settings(contents: settings.Contents) -> dict[str, Any]:
-  """Reads config.json; see `settings.read`.
+  """Reads config.json.
 
   As in transformers, the activation is `dense_act_fn` if it is set, else 'gelu_new' if
   `feed_forward_proj` is 'gated-gelu', else the last part of `feed_forward_proj`.
 
   Raises:
-    ConversionError: see `settings.read`.
+    ConversionError: as `settings.read`.
   """
   sizes = settings.read({'config.json': FIELDS}, contents)
   form, name = sizes.pop('feed_forward_proj', None), sizes.pop('dense_act_fn', None)

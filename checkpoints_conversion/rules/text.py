@@ -46,7 +46,7 @@ def of_form(form: str, model: str) -> family.FileFamily:
 
 
 def _first_token(contents: settings.Contents) -> dict[str, str]:
-  """Reads the first token of prompts as Lumina-mGPT 2.0's program does; see `FileFamily.settings`.
+  """Reads the first token of prompts as Lumina-mGPT 2.0's program does.
 
   It is the tokenizer's token for the beginning of a text or, without one, that for the end.
 
@@ -65,7 +65,7 @@ def _first_token(contents: settings.Contents) -> dict[str, str]:
 
 
 def _assumed(config: bpe.TextConfig, specified: Collection[str]) -> list[str]:
-  """Returns the assumption of the first token; see `FileFamily.assumed`."""
+  """Returns the assumption of the first token."""
   del config
   if 'first_token' in specified:
     return []

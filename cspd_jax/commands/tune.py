@@ -104,7 +104,7 @@ class Plan(NamedTuple):
 
   Attributes:
     bench: the model and the images.
-    lines: candidates in ascending order of tokens per round; see `tuning.search`.
+    lines: candidates in ascending order of tokens per round.
     further: by candidate, those that differ from it in passes.
     standing: the model's current default decoder by batch size, if it can run and be chosen.
     left_out: reasons why other candidates are not tried, by name.

@@ -149,7 +149,7 @@ class Draft(NamedTuple):
 
 
 class Cost(NamedTuple):
-  """Calls of the two heads in a round, `[B]` int32 each; see `result.Costs`."""
+  """Calls of the two heads in a round, `[B]` int32 each."""
 
   head_calls: jax.Array
   head_rows: jax.Array
@@ -171,7 +171,7 @@ class Verdict(NamedTuple):
     cost: the head calls of the round.
     kernels: tests by level, leaves `[B, M]`; None if the verifier does not count them.
     errors: by rank, leaves `[B, W]`; None if the verifier has no bound.
-    memory: what the drafter of the next round reads; see `Verifier.start`.
+    memory: what the drafter of the next round reads.
   """
 
   tokens: jax.Array
@@ -260,9 +260,9 @@ class Verifier(NamedTuple):
     context: the only `Context.name` the verifier supports; None for any.
     commits_all: whether a round commits all of its tokens, whatever is accepted.
     levels: `M`, levels whose tests are counted separately; 0 for none.
-    start: `(target, num_rows, width) -> memory` before the first round, for verifiers whose drafts
-      are in their own memory of earlier rounds; None for others.
-    exact: whether the tokens follow the decoder's `distribution`, of every model.
+    start: `(target, num_rows, width) -> memory`: the memory before the first round, for verifiers
+      that remember earlier rounds and take their drafts from there; None for others.
+    exact: whether the tokens follow the decoder's `distribution`, whatever the model.
     bounded: whether the error of every token is bounded.
     head_states: `W -> ` the most states per image in one call of a head; by default one per token.
   """

@@ -112,7 +112,7 @@ def accept_proposal(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) ->
 
 
 class Compared(NamedTuple):
-  """Draws from Gaussians, as draws from two Gaussians of one deviation; see `compare`.
+  """Draws from Gaussians, as draws from two Gaussians of one deviation.
 
   Attributes:
     mean: `[..., C]` mean of the new Gaussian.
@@ -128,7 +128,7 @@ class Compared(NamedTuple):
 
 
 class Moved(NamedTuple):
-  """States that were moved from one Gaussian to another; see `move`.
+  """States that were moved from one Gaussian to another.
 
   Attributes:
     x: `[..., C]`.
@@ -189,7 +189,7 @@ def move(x: jax.Array, compared: Compared, log_uniform: jax.Array) -> Moved:
 
   Args:
     x: `[..., C]` the draw.
-    compared: the draw and both Gaussians; see `compare`.
+    compared: the draw and both Gaussians.
     log_uniform: `[...]` logarithm of an independent uniform number.
   """
   inner = jnp.sum(compared.shift * compared.coupled, axis=-1)

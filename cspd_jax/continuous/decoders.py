@@ -183,7 +183,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
       shared. Low values accept less; high values accept less where the heads disagree at the first
       kernels, which magnify errors most. The distribution is the same for all values.
     eta: see `coupling`.
-    max_trials: the largest number of proposals per residual draw; see `coupling`.
+    max_trials: the largest number of proposals per residual draw.
     bonus: whether a round with all drafts accepted adds a token of the target. Without it, draft
       and test of a token are the same whatever `draft_length` is, so the images of a key do not
       depend on `draft_length`.

@@ -17,7 +17,8 @@ def model(draft: Target, aligned: bool = True, guided_as_verified: bool = False)
   Args:
     draft: the draft model. It has the same tokens as the target and reads the same condition.
     aligned: whether its head uses the noise of the positions, which the target's head uses too.
-    guided_as_verified: see `base.Drafter`.
+    guided_as_verified: whether a draft has the guidance scale that it is verified with; else that
+      of its own rank.
   """
   return Drafter(functools.partial(_propose, draft, aligned), draft,
                  functools.partial(_check_pair, draft), guided_as_verified)

@@ -43,7 +43,7 @@ def modulated(target: Target, schedule: Schedule, params: Params, batch: TokenBa
 
 
 class Sampled(NamedTuple):
-  """Sampled tokens and their costs; see `result`.
+  """Sampled tokens and their costs.
 
   Attributes:
     tokens: `[N, C]`.

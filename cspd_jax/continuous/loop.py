@@ -47,7 +47,7 @@ class State(NamedTuple):
     rng: the rows' random numbers.
     decoded: the result so far.
     cache: `z` `[S, B, D]` of token 0 and the cache of a causal target; () for a masked one.
-    memory: of the verifier of the last stage; see `base.Verifier.start`.
+    memory: of the verifier of the last stage.
   """
 
   count: jax.Array
@@ -95,7 +95,7 @@ class Decoder:
 
   @property
   def guarantee(self) -> str:
-    """How close the samples are to `distribution`, in words; see `specification.guarantee`."""
+    """How close the samples are to `distribution`, in words."""
     return self.verifier.guarantee
 
   @property
@@ -153,7 +153,7 @@ class Decoder:
 
   @usual_promotion
   def start(self, params, condition, rng, sampling=Sampling(), draft_params=None) -> State:
-    """Returns the state before the first round. `rng`: see `core.random.row_keys`."""
+    """Returns the state before the first round; `rng` is that of `core.random.row_keys`."""
     valid = self.check(condition, sampling)
     if self.drafter is not None and self.drafter.model is not None and draft_params is None:
       raise ValueError("draft_params is None; it must be the draft model's parameters.")
@@ -286,18 +286,19 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
   Args:
     target: the model.
     schedule: the levels of its head, and of a draft model's.
-    verifier: decides about the tokens of a round; see `verifiers`.
+    verifier: decides about the tokens of a round.
     stops: the ranks at which rounds end, ascending, after the prefix; the last is the number of
       tokens. Empty if the prefix is the whole image.
-    drafter: where drafts come from, for verifiers that accept drafts; see `draft_model`.
+    drafter: where drafts come from, for verifiers that accept drafts.
     context: which tokens the target sees when it scores the positions of a round: `context.BLOCK`
       (the default) or `context.TRUE` for a masked target, `context.CACHED` for a causal one.
     width: the largest number of tokens of a round; None for all up to the next stop.
     prefix: the number of first tokens that the target decodes alone, one per round.
     prefix_sampler: samples them; `head.ancestral` by default.
     guidance: one of `schedule.GUIDANCE_SCHEDULES`; None for that of the target.
-    guidance_of_last: see `Stage`; None for True if rounds end at `stops` whatever is accepted.
-    steps: see `Stage`.
+    guidance_of_last: whether all tokens of a round have the guidance scale of its last one; None
+      for True if rounds end at `stops` whatever is accepted.
+    steps: the ranks at which autoregressive steps end; None for steps of one token.
     distribution: the distribution that is sampled, in words.
 
   Raises:

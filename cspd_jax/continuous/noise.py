@@ -77,7 +77,7 @@ def chain_normal(keys: TokenKeys, purpose: int, num_levels: int, size: int,
 
 def chain_log_uniform(keys: TokenKeys, purpose: int, num_levels: int,
                       trial: jax.typing.ArrayLike = 0) -> jax.Array:
-  """Draws the `log_uniform` `[N, num_levels]` of all kernels at once; see `chain_normal`."""
+  """Draws the `log_uniform` `[N, num_levels]` of all kernels at once."""
   wide = lambda leaf: jnp.asarray(leaf)[:, None]
   trial = jnp.broadcast_to(trial, keys.position.shape)
   return log_uniform(jax.tree.map(wide, keys), purpose, jnp.arange(num_levels), wide(trial))

@@ -78,7 +78,7 @@ class Noise(NamedTuple):
   Attributes:
     draft: `[N, levels, C]` noise of the drafter's kernels.
     split: `[N, levels, C]`, None if no deviations are learned, and
-    log_uniform: `[N, levels]` of the moves to the true kernels; see `coupling`.
+    log_uniform: `[N, levels]` of the moves to the true kernels.
   """
 
   draft: jax.Array

@@ -70,7 +70,7 @@ def bind(part: Part, allowed: Mapping[str, inspect.Parameter],
 
   Args:
     part: a part of a specification.
-    allowed: the parameters that it may have; see `parameters`.
+    allowed: the parameters that it may have.
     converters: by type.
 
   Returns:

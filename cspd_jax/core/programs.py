@@ -65,8 +65,8 @@ def compiled(function: Callable, *args: Any, graphs: str | None = None,
   Args:
     function: the function.
     *args: arrays, or `jax.ShapeDtypeStruct`s.
-    graphs: see `jit`.
-    label: see `jit`.
+    graphs: one of `GRAPHS`; by default that of the environment variable CSPD_JAX_GRAPHS.
+    label: the name under which `compiling` reports its compilations; None does not report them.
   """
   start = time.perf_counter()
   run = jit(function, graphs, label=label).lower(*args).compile()

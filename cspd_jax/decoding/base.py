@@ -88,10 +88,11 @@ class Layout(NamedTuple):
   Attributes:
     tree: the parent of every draft; a `Budget` if the topology depends on the drafts.
     probs_rows: row of `Draft.probs` for every node; length `N + 1`, entry 0 unused.
-    leaf_candidate: for every leaf of a side branch, a node whose token is an additional candidate
-      there although it was not scored at that position, or -1; length `N + 1`. Its recorded
-      distribution must be exact given everything attached to earlier positions, including the side
-      branch.
+    leaf_candidate: for every leaf of a side branch, a node of the main chain whose token may follow
+      it, or -1; length `N + 1`. For example, if a side branch ends at depth 1, its leaf may have
+      the main chain's node of depth 2: its token was drawn for that position, but not scored there.
+      Its recorded distribution must be exact given everything attached to earlier positions,
+      including the side branch.
     draws: one of `DRAWS`. A 'fixed' token has a one-hot distribution, which is not recorded.
   """
 
@@ -146,7 +147,7 @@ class Verifier(NamedTuple):
     exact: whether the output follows the target's distribution.
     needs_probs: whether the drafter must record the distributions of its tokens.
     seed_exact: whether the output equals, token for token, that of `vanilla(window=N)` with the
-      same key; see `specification.guarantee`.
+      same key.
     greedy: whether it decides, at temperature 0, by the target's distribution at temperature 1
       without cuts; it is then defined for temperature 0 only.
     bounded: of a verifier that is not exact, whether its verdicts have a `tv_bound`.

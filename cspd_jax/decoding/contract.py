@@ -92,7 +92,7 @@ def prefill(target: Target, params: Params, condition: Condition, num_slots: int
 
 def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start: jax.Array,
           tree: TreeLike, owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
-  """Calls `target.score` and checks the result; see `prefill`."""
+  """Calls `target.score` and checks the result."""
   function, streams = f'score of the {owner}', target.num_streams
   shape = [streams, *tokens.shape, target.vocab_size]
   with _note(f'{function} was called with tokens {_described(tokens)}, start {_described(start)} '

@@ -34,7 +34,7 @@ _PROBABILITIES = 5
 
 
 class LogProbs(NamedTuple):
-  """Log-probabilities `[B, n]` of tokens; see `Decoded`.
+  """Log-probabilities `[B, n]` of tokens.
 
   Attributes:
     sampled: under the distributions that are sampled.
@@ -55,7 +55,7 @@ class State(NamedTuple):
     rounds: `[B]` forward passes so far, including the prefill.
     accepted: `[B, D + 2]` histogram of tokens committed per round.
     tv_bound: `[B]` the bound on total variation so far.
-    valid: `[B]` whether the row is valid so far; see `Decoded.valid`.
+    valid: `[B]` whether the row is valid so far.
     log_probs: `[B, T']` the log-probabilities of the tokens.
     cache: the target's cache.
     drafter: the drafter's state.
@@ -131,7 +131,7 @@ class Decoder:
       A `Decoded`.
 
     Raises:
-      ValueError: for invalid arguments, as far as their values are concrete; see `check`.
+      ValueError: for invalid arguments, as far as their values are concrete.
     """
     rng = row_keys(key, rows.count(condition))
     state = self.start(params, condition, rng, warp, draft_params)
@@ -283,7 +283,7 @@ class Decoder:
     return rng, verdict
 
   def _rowwise(self, fn):
-    """Vectorises `fn(rng, ...) -> result` over rows; see `Env.rowwise`."""
+    """Vectorises `fn(rng, ...) -> result` over rows."""
     def row(state, *args):
       rng = self.open_rng(state)
       result = fn(rng, *args)

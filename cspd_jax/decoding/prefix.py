@@ -69,7 +69,8 @@ def network(whole: Network, prefix_length: int) -> Network:
 
   Args:
     whole: the network for whole images.
-    prefix_length: see `target`.
+    prefix_length: `P`, the number of tokens of the prefix: whole rows, but not the whole image. 0
+      returns `model`.
   """
   if not prefix_length:
     return whole
@@ -129,7 +130,7 @@ def _shifted(forced: Callable | None, prefix_length: int) -> Callable | None:
 
 
 def _check(model: base.Target, prefix_length: int, condition: Any) -> Any:
-  """Returns which rows are supported; see `base.Target.check_condition`."""
+  """Returns which rows are supported."""
   if not isinstance(condition, Prefixed):
     raise ValueError(f'condition is a {type(condition).__name__}; a model with a prefix requires a '
                      'decoding.prefix.Prefixed.')

@@ -172,7 +172,7 @@ class Refill:
       The slots, and the images that became complete.
 
     Raises:
-      ContractError: if a leaf of the decoder's state has no axis of images; see `row_axes`.
+      ContractError: if a leaf of the decoder's state has no axis of images.
     """
     fresh = self._start(params, queue, draft_params)
 
@@ -269,8 +269,8 @@ def row_axes(many: Any, few: Any, streams: int, num_many: int, num_few: int) -> 
     few: the same for `num_few` images.
     streams: the number of guidance streams. Their rows may share the axis, one stream after the
       other.
-    num_many: see `many`.
-    num_few: see `few`; different from `num_many`.
+    num_many: the number of images of `many`.
+    num_few: that of `few`, another one.
 
   Returns:
     The axis per leaf.
@@ -316,11 +316,11 @@ class JittedRefill(NamedTuple):
 
   Attributes:
     refill: the refill.
-    idle: see `Refill`, as for the next four.
+    idle: the functions of `refill`, and so are the next four.
     advance: decodes a queue, without communication with the host.
     join: with the next two, decodes images that come and go at any round.
-    step: see `join`.
-    leave: see `join`.
+    step: decodes one round.
+    leave: frees slots.
     finish: `slots -> Decoded` the images in all slots so far.
   """
 
@@ -338,8 +338,8 @@ def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> Jitted
 
   Args:
     decoder: the decoder.
-    num_slots: see `Refill`.
-    label: see `core.programs.jit`.
+    num_slots: `B`, the number of images decoded at once.
+    label: the name under which `compiling` reports its compilations; None does not report them.
   """
   refill = Refill(decoder, num_slots)
   jit = functools.partial(programs.jit, donate_argnums=1)
@@ -356,7 +356,7 @@ def run(jitted_refill: JittedRefill, params: Params, count: int,
   """Decodes images in slots.
 
   Args:
-    jitted_refill: see `jitted`.
+    jitted_refill: from `jitted`.
     params: the target's parameters.
     count: the number of images; at least 1.
     images: `numbers [G] -> (condition, keys [G], warp)` of these images. An option is a scalar, has

@@ -42,8 +42,8 @@ class DrafterEntry(NamedTuple):
       that turns it into the first argument of `build`. The first is the default; if there are
       several, the parameter `by` selects one. Empty if the target drafts for itself.
     auto_tree: `window -> Tree`, the tree that `tree=auto` selects; None if `auto` is not supported.
-    default_sizes: `(arguments, window, length) -> arguments`: sizes for parameters that
-      `arguments` leaves open; a value of None leaves the parameter open. See `complete`.
+    default_sizes: `(arguments, window, length) -> sizes`: values for parameters that `arguments`
+      does not set, by the desired `window` and `length`. None leaves a parameter open.
   """
 
   build: Callable[..., Drafter]
@@ -325,7 +325,7 @@ def _tree(name: str, value: Any, window: int | None = None,
     value: a name, a call or parents; or the tree.
     window: the window of the drafter, if it has one. It is the default number of nodes of a call,
       less one for the root, and the value 'auto' becomes `auto(window)`.
-    auto: see `specification.DrafterEntry.auto_tree`.
+    auto: `window -> Tree`, what the value 'auto' selects.
 
   Raises:
     ValueError: if the value does not describe a tree.

@@ -134,7 +134,7 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
 
   Returns:
     `[B, N, V]` probabilities, float32 (float64 for float64 logits). All probabilities of a node are
-    NaN if one of its logits is NaN or +inf, or all are -inf; see `is_distribution`.
+    NaN if one of its logits is NaN or +inf, or all are -inf.
   """
   warp = Warp(*(None if value is None else jnp.reshape(jnp.asarray(value), (-1, 1, 1))
                 for value in warp))
@@ -182,14 +182,12 @@ def uncut_log_probs(logits: jax.Array, warp: Warp, positions: jax.Array,
   """Returns as `log_probs` for the distributions of `probabilities` without cuts.
 
   They are computed from logits, so that tokens of any probability have finite values and gradients.
+  Other arguments are those of `probabilities`.
 
   Args:
-    logits: see `probabilities`, also for `positions` and `forced`.
     warp: guidance and temperature; the cuts are not used.
-    positions: see `logits`.
-    forced: see `logits`.
-    nodes: see `log_probs`.
-    tokens: see `log_probs`.
+    nodes: `[B, n]` the node that each token follows.
+    tokens: `[B, n]`.
   """
   scale, temperature, interval = (jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in (
       warp.guidance_scale, warp.temperature, warp.guidance_interval))

@@ -23,7 +23,7 @@ class Parts(NamedTuple):
   Attributes:
     name: name of the model.
     loaded: networks by role; 'target' is always present.
-    defaults: the model's default sampling options and decoders; see `Model.defaults`.
+    defaults: the model's default sampling options and decoders.
   """
 
   name: str
@@ -56,9 +56,10 @@ class Parts(NamedTuple):
     """Returns the text tokenizer of the part 'text'.
 
     Args:
-      forms: the supported formats of its file; see `bpe.FORMS`.
+      forms: the supported formats of its file.
       rows: rows of the target for tokens of text; None compares nothing.
-      codes_follow: see `bpe.check_rows`.
+      codes_follow: whether codes come after text, so that the first one is the number of its
+        tokens.
 
     Returns:
       None without this part, or if it is only described.
@@ -87,7 +88,7 @@ class Parts(NamedTuple):
     The writer of the part gets its `first_token`, if there is one.
 
     Args:
-      writers: the writers of the family by name; see `Family.prompt_writers`.
+      writers: the writers of the family by name.
 
     Returns:
       None without a part 'text'.
@@ -137,10 +138,10 @@ class Family(NamedTuple):
     build: builds a model from networks; raises ValueError if they do not belong together.
     resize: `(networks by role, (rows, columns)) -> ` the same for another grid of tokens; None if
       the models generate images of one size.
-    published: see `Published`.
-    text_forms: by name, readers of the tokenizer files of the part 'text'; see `bpe.FORMS`.
-    prompt_writers: by name, functions from a prompt in words to token ids; see `Parts.writer`.
-    eagle_layers: by name, forms of the layers of its EAGLE drafters; see `eagle.LAYERS`.
+    published: its published networks.
+    text_forms: by name, readers of the tokenizer files of the part 'text'.
+    prompt_writers: by name, functions from a prompt in words to token ids.
+    eagle_layers: by name, forms of the layers of its EAGLE drafters.
     engine: the engine of its models, whose sampling options `model.json` may contain.
   """
 

@@ -51,7 +51,7 @@ def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str 
       the parameters of target and drafters over the devices of a group. Or the placement of the
       target's parameters: a device, a `jax.sharding.Sharding`, or a tree of these like the
       parameters. None means the default device.
-    verify: whether to compare every file with its digest; see `files.store.load`.
+    verify: whether to compare every file with its digest.
     allow_nonfinite: whether parameters may be NaN or infinite.
     grid: rows and columns of tokens of an image, if the model supports several sizes.
     **parts: networks that replace the model's own, by role, such as `draft=` or `tokenizer=`:
@@ -231,7 +231,7 @@ def name_of(folder: str | os.PathLike) -> str:
 
 
 def decoder(specification: str | Spec, model: Model, *, guided: bool = True) -> AnyDecoder:
-  """Builds a decoder of a model by specification; see `Model.decoder`.
+  """Builds a decoder of a model by specification.
 
   Example:
     decode = jax.jit(cspd_jax.decoder('jacobi(window=16, coupling=maximal)+exact', model))

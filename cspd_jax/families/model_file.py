@@ -51,20 +51,20 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
   """Yields folders to write networks into, which join a model when the block ends: all or none.
 
   If the block raises, the model's folder is unchanged, and if the process is killed, the folder
-  holds the old model or the new one; see `files.folders`.
+  holds the old model or the new one.
 
   Args:
     folder: of the model. It is created, or the networks are added to the model in it and replace
       those of the same roles.
     family: name of its family.
-    states: everything that determines each network, by role; see `store.save_groups`.
-    defaults: see `save`.
+    states: everything that determines each network, by role.
+    defaults: the model's defaults that are added.
     new_target: whether the target replaces another one, whose defaults do not apply any more; see
       `of_old_target`.
 
   Raises:
-    CheckpointError: see `save` and `store.save`.
-    ValueError: see `save`.
+    CheckpointError: as `save` and `store.save`.
+    ValueError: as `save`.
   """
   folder = paths.folder('folder', folder).resolve()
   describe = lambda: _joined(folder, family, {role: role for role in states}, defaults, new_target)
@@ -78,7 +78,7 @@ def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]
   """Checks in advance that a model and its networks can be saved in a folder.
 
   Arguments and errors are those of `save`; `parts` are in the folder, and none may be a link, since
-  saving would replace the network that it points to. For `resumes`, see `store.check_place`.
+  saving would replace the network that it points to. For `resumes`.
   """
   folder = paths.folder('folder', folder)
   _joined(folder, family, parts, {})
@@ -99,7 +99,7 @@ def of_old_target(folder: pathlib.Path, defaults: Mapping[str, Any]) -> dict[str
     defaults: those of the new target.
 
   Raises:
-    CheckpointError: see `read`.
+    CheckpointError: as `read`.
   """
   return {name: value for name, value in read(folder)['defaults'].items()
           if name not in _OF_ANY_TARGET and (name not in defaults or defaults[name] != value)}
@@ -107,7 +107,7 @@ def of_old_target(folder: pathlib.Path, defaults: Mapping[str, Any]) -> dict[str
 
 def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
             defaults: Mapping[str, Any], new_target: bool = False) -> dict[str, Any]:
-  """Returns the description of a model with parts and defaults added; see `save` and `joining`."""
+  """Returns the description of a model with parts and defaults added."""
   registered = family_lib.get(family)
   family = registered.name
   if unknown := sorted(set(parts) - set(registered.roles)):

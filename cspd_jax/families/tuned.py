@@ -18,7 +18,7 @@ class Place(NamedTuple):
     folder: of the model; it may not exist yet.
     family: name of its family.
     parts: networks by role that it does not have yet.
-    defaults: the defaults of a new folder; see `Model.defaults`.
+    defaults: the defaults of a new folder.
   """
 
   folder: pathlib.Path
@@ -50,7 +50,7 @@ def place(name_or_folder: str | os.PathLike, store: str | os.PathLike | None = N
   """Finds the folder in which the choice for a model is stored; nothing is written.
 
   Args:
-    name_or_folder: the model that decoders are chosen for; see `families.load`.
+    name_or_folder: the model that decoders are chosen for.
     store: the folder for the choice; None uses the model's own folder. If `store` holds no model,
       it becomes one that refers to the networks of `name_or_folder`.
 

@@ -75,7 +75,7 @@ def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def write(path: str | os.PathLike, data: bytes) -> None:
-  """Writes a file completely or not at all; see `writing`."""
+  """Writes a file completely or not at all."""
   with writing(path) as stream:
     stream.write(data)
 

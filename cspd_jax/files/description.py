@@ -22,9 +22,9 @@ class Description(NamedTuple):
   """The content of `model.json`.
 
   Attributes:
-    kind: see `store.Loaded`.
-    config: see `store.Loaded`.
-    metadata: see `store.Loaded`.
+    kind: a key of `kinds.KINDS`.
+    config: an instance of the kind's config.
+    metadata: the argument `extra` of `save`.
     digests: digests of the files of parameters, by name.
   """
 

@@ -32,7 +32,7 @@ def replacing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator
   Args:
     path: where the folder will be: absolute, without links. It may be absent, an empty folder, or
       an older one that holds only listed files.
-    listed: see `Listed`. No other file is ever removed.
+    listed: lists the files of the older folder that may be removed. No other file is ever removed.
     state: JSON value on which the content depends. What a killed or interrupted process wrote is
       reused by the next one with the same state, and removed by one with another state. None starts
       from nothing, and writes nothing that can be resumed.
@@ -112,7 +112,7 @@ def replacing_together(
     folder: parent of the folders: absolute. It may be absent.
     states: names of the folders, each with the JSON value on which its content depends; see
       `replacing`.
-    listed: see `replacing`.
+    listed: lists the files of an older folder that may be removed.
     file: name of the JSON file in `folder` that is written last.
     content: returns the content of that file; called when all folders are complete.
 
@@ -181,7 +181,7 @@ class _Place:
 
   Attributes:
     path: the folder.
-    listed: see `Listed`.
+    listed: lists the files of the older folder that may be removed.
     workspace: the folder next to it that holds the others.
     new: the folder while it is written.
     complete: the same when it is complete.

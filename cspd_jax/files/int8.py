@@ -31,7 +31,8 @@ def check(quantize: str | None, kind: str, matrices: Mapping[str, int],
   Args:
     quantize: 'int8', or None to leave all parameters.
     kind: the kind of network.
-    matrices: see `kinds.Kind`.
+    matrices: which parameters can be int8, by regular expressions for their names, and the number
+      of their input axes.
 
   Raises:
     ValueError: if `quantize` is anything else, or the network has no such matrices.

@@ -24,9 +24,9 @@ class Kind(NamedTuple):
   Attributes:
     config: the dataclass with its sizes.
     init: `(config, key) -> params`, which determines the expected shapes.
-    split: which parameters can be divided over devices; see `sharding.split`.
+    split: which parameters can be divided over devices.
     matrices: which parameters can be int8, by regular expressions for their names, and the number
-      of their input axes; see `files.int8`.
+      of their input axes.
     orders: the order of axes in the memory of a TPU, by regular expressions for names; see
       `placement`.
   """

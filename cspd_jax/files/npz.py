@@ -40,9 +40,9 @@ def arrays(path: str | os.PathLike, remedy: str, name: str | None = None,
   """Reads the arrays of an .npz file as read-only arrays, and verifies their checksums.
 
   Args:
-    path: see `reading.text`.
-    remedy: see `reading.text`.
-    name: see `reading.text`.
+    path: the file.
+    remedy: what the user can do if the file cannot be read, for the message.
+    name: name of the argument that specifies the file; None for a file without an argument.
     needed: names of required arrays.
     only: names of the arrays to read, as far as the file has them; None reads all.
 
@@ -77,11 +77,11 @@ def batches(path: str | os.PathLike, remedy: str, array: str, size: int, name: s
   """Yields the rows of an array of an .npz file in batches, of which the last may be smaller.
 
   Args:
-    path: see `reading.text`.
-    remedy: see `reading.text`.
+    path: the file.
+    remedy: what the user can do if the file cannot be read, for the message.
     array: the name of the array, `[N, ...]`.
     size: rows of a batch. At most one batch is in memory.
-    name: see `reading.text`.
+    name: name of the argument that specifies the file; None for a file without an argument.
 
   Raises:
     ValueError: see `arrays`.

@@ -67,9 +67,9 @@ def json(path: str | os.PathLike, remedy: str, name: str | None = None, kind: ty
   """Reads a JSON file whose numbers are finite, and whose integers have at most 64 bits.
 
   Args:
-    path: see `text`.
-    remedy: see `text`.
-    name: see `text`.
+    path: the file.
+    remedy: what the user can do if the file cannot be read, for the message.
+    name: name of the argument that specifies the file; None for a file without an argument.
     kind: the type of its content.
 
   Raises:
@@ -100,8 +100,8 @@ def picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
   """Reads a PNG file and verifies its checksums.
 
   Args:
-    path: see `text`.
-    remedy: see `text`.
+    path: the file.
+    remedy: what the user can do if the file cannot be read, for the message.
     needed: names of required texts.
 
   Returns:
@@ -126,9 +126,9 @@ def photograph(path: str | os.PathLike, remedy: str, name: str | None = None, *,
   """Reads an image file of a common format as RGB.
 
   Args:
-    path: see `text`.
-    remedy: see `text`.
-    name: see `text`.
+    path: the file.
+    remedy: what the user can do if the file cannot be read, for the message.
+    name: name of the argument that specifies the file; None for a file without an argument.
     convert: a function of `pictures`.
 
   Raises:
@@ -192,10 +192,10 @@ def opening(path: str | os.PathLike, form: str, remedy: str, name: str | None = 
   """Yields the path of an existing file, and turns all errors of the block into one ValueError.
 
   Args:
-    path: see `text`.
+    path: the file.
     form: what the file should be, for the message.
-    remedy: see `text`.
-    name: see `text`.
+    remedy: what the user can do if the file cannot be read, for the message.
+    name: name of the argument that specifies the file; None for a file without an argument.
   """
   file, other = paths.find(name or 'path', path), None
   subject = paths.shown(path)[1:-1] if name is None else f'{name} is {paths.shown(path)}, which'

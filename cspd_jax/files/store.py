@@ -98,15 +98,15 @@ def save_groups(
   """Saves a model like `save`, but builds one group of parameters after the other.
 
   Args:
-    path: see `save`.
-    kind: see `save`.
-    config: see `save`.
+    path: the folder to write.
+    kind: a key of `kinds.KINDS`.
+    config: the model's sizes.
     groups: functions that each return a part of the parameters' tree, and together all of it.
     state: JSON value on which the parameters depend: groups that a killed process wrote are reused
       by the next one with the same state. None starts again.
-    dtype: see `save`.
-    extra: see `save`.
-    allow_nonfinite: see `save`.
+    dtype: the stored dtype of floating-point parameters; None preserves theirs.
+    extra: JSON values by name, which `load` returns as metadata.
+    allow_nonfinite: whether parameters may be NaN or infinite.
     progress: called as `progress(done, total)` with numbers of groups.
 
   Raises:
@@ -262,7 +262,7 @@ def describe(path_or_name: str | os.PathLike, *, name: str = 'path_or_name') -> 
 
 
 def sketch(kind: str, config: Any) -> Loaded:
-  """Describes a network that is not stored, by its sizes; see `describe`.
+  """Describes a network that is not stored, by its sizes.
 
   Raises:
     CheckpointError: if the kind is not registered.

@@ -40,7 +40,7 @@ class BaseModel:
     tokenizer: the image tokenizer; None if the model was loaded without one.
     drafts: networks that draft or correct, by the keys of `decoding.specification.SOURCES`.
     defaults: default sampling options by name, and 'decoder', a specification or several by device
-      and number of images; see `generation.defaults`.
+      and number of images.
     teacher: what its drafters are trained on; None if the family supports no trained drafters.
     head_drafter: `(schedule, guided) -> [levels]` the blend of `exact_head`, or None;
       continuous tokens only.
@@ -300,7 +300,7 @@ class BaseModel:
     """Returns the model with another dtype of the target's keys and values: another target.
 
     Args:
-      dtype: 'int8'; see `attention.Int8Slots`.
+      dtype: 'int8'.
 
     Raises:
       ValueError: for any other dtype, and for models without a cache.

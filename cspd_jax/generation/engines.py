@@ -68,15 +68,16 @@ class Engine(NamedTuple):
     baseline: the named decoder that all others are compared with.
     candidates: named decoders that may be a model's default, the best first.
     options: the class of the sampling options.
-    complete: `(specification, **sizes) -> Spec`, which sets parameters that the decoder has and the
-      text leaves open; see `specification` of either engine, also for the next two fields.
-    parameters: `specification -> ` the parameters that it may set, by name.
-    needs: `specification -> ` the key of the drafts that it requires, or None.
+    complete: `(specification, **sizes) -> Spec`: fills in sizes that the specification leaves open.
+    parameters: `specification -> parameters by name`: all that it may set.
+    needs: `specification -> key`: which of the model's drafts it requires; None for none.
     build: `(specification, target, Resources) -> decoder`.
-    guarantee: `decoder -> ` how its output relates to the target's distribution.
-    failure: what the model returned for images whose `Decoded.valid` is False.
-    settled: `sampling options -> ` the same for a program that omits options that are off.
-    unsupported: `(specification, target) -> ` why the decoder cannot decode the model, or None.
+    guarantee: `decoder -> Guarantee`: how its images relate to the target's distribution.
+    failure: in words, what the model returned for images whose `Decoded.valid` is False.
+    settled: `sampling options -> sampling options`: removes those that are off, so that a program
+      omits their work.
+    unsupported: `(specification, target) -> reason` why the decoder cannot decode the model, or
+      None.
   """
 
   name: str
@@ -112,7 +113,7 @@ class Engine(NamedTuple):
     """Returns the specification that a model is decoded with unless the caller passes one.
 
     Args:
-      choice: the model's default decoders; see `generation.defaults`.
+      choice: the model's default decoders.
       drafts: the model's drafts by name.
       device: the JAX device that the model runs on.
       batch_size: images that are decoded together.

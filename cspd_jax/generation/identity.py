@@ -29,12 +29,12 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
   """Returns the settings that determine the results of a run.
 
   Args:
-    model: see `generation.request.Request`.
+    model: the model; if images have a prefix, the one of `Model.with_prefix`.
     specification: of the decoder.
     condition: the condition that `model` returned for the prompts.
-    seed: see `generation.request.Request`.
-    batch_size: see `generation.request.Request`.
-    sampling: see `generation.request.Request`.
+    seed: the seed, or one per image.
+    batch_size: images decoded at once.
+    sampling: the sampling options.
     prompts: the caller's prompts; None if only the condition is available.
   """
   return dict(

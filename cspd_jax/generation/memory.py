@@ -132,9 +132,9 @@ def estimate(model: BaseModel, name: Hashable, decoder: AnyDecoder, condition: A
       `generation.request.Program`.
     decoder: the decoder.
     condition: of at least one image, arrays.
-    sampling: sampling options as the decoder requires them; see `Model.settled`.
+    sampling: sampling options as the decoder requires them.
     draft_params: the drafter's parameters; None if it has none.
-    queue: see `Estimate`.
+    queue: number of images, if rows that are complete start the next image; otherwise 0.
   """
   devices = _devices(model)
   available = free(devices)

@@ -25,7 +25,7 @@ def listed(prompts: Any) -> Any:
   """Returns a list of prompts.
 
   Args:
-    prompts: a prompt, a list of them, or a `pathlib.Path` to a file of them; see `of_file`.
+    prompts: a prompt, a list of them, or a `pathlib.Path` to a file of them.
       Another type, such as embeddings, is returned unchanged.
 
   Raises:

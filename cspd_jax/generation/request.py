@@ -98,7 +98,7 @@ class Request:
         unknown_words=of(self.unknown_words), sampling=batches.rows(self.sampling, index))
 
   def program(self, *mode: Any) -> Program:
-    """Returns the name of a program of the decoder; see `programs.kept`."""
+    """Returns the name of a program of the decoder."""
     return Program(self.names, self.guided, self.model.prefix_length,
                    getattr(self.decoder, 'raw_log_probs', False), mode)
 
@@ -218,11 +218,11 @@ def prepare(model: BaseModel, prompts: Any = None, options: Mapping[str, Any] = 
     batch_size: images decoded at once; None selects as many as fit in memory.
     max_batch_size: the most that None selects; None for no limit.
     all_at_once: whether all images are decoded together, in place of `batch_size`.
-    slots: whether a row whose image is complete may start the next one; see `run.run`.
+    slots: whether a row whose image is complete may start the next one.
     pixels: whether the tokens become images, for which the model needs an image tokenizer.
-    prefix: see `prompts`.
-    rows: see `prompts`.
-    raw_log_probs: see `prompts`.
+    prefix: the first rows of the images, as for `Model.generate`.
+    rows: how many rows of tokens of `prefix` are used.
+    raw_log_probs: whether the results have log-probabilities at temperature 1 and without cuts.
     sampling: of `model.sampling(...)`, in place of sampling options among `options`.
     condition: of the prompts, if the caller has encoded them; None encodes them here.
 

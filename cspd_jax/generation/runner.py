@@ -121,7 +121,7 @@ class Runner:
     return self._size - len(self.requests)
 
   def check(self, request: Request) -> None:
-    """Raises ValueError for a request that cannot join; see `join`."""
+    """Raises ValueError for a request that cannot join."""
     self._arguments(request)
 
   def join(self, requests: Sequence[Request]) -> list[int]:

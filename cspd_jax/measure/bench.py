@@ -191,7 +191,7 @@ class Bench:
 
   def queue(self, specification: Any, batch_size: int, count: int | None = None
             ) -> Callable[[], list[refill.Finished]]:
-    """Returns a function to be timed that decodes a queue of images; see `decoding.refill`.
+    """Returns a function to be timed that decodes a queue of images.
 
     It is already compiled and has run once. Images and prompts are those of `run`.
 

@@ -48,7 +48,7 @@ def compare(
     requests: by name of the decoder, the requests of the same images.
     repeats: maximum number of timed runs per image and decoder.
     budget: limit on the total seconds of all timed runs, except that the first run of each always
-      completes; None for no limit. See `timing.measure`.
+      completes; None for no limit.
     show: called with a line about every step.
     progress: called with the number of images decoded so far and in total.
     look: called twice with the decoders that have generated their images, before they are timed:

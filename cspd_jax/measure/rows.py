@@ -33,9 +33,9 @@ class Reference(NamedTuple):
   """Images of the baseline that the images of all decoders are compared with.
 
   Attributes:
-    sample: the images, several times as many as a row has, with other seeds.
-    noise: for metrics without a standard error, by name: mean and standard deviation of the
-      metric over sets of baseline images with yet other seeds, each as large as a row.
+    sample: the images: several times as many as those of a decoder, and with other seeds.
+    noise: for each metric without a standard error, its mean and standard deviation over sets of
+      baseline images. Each set has as many images as a decoder, with seeds of its own.
   """
 
   sample: Sample | None = None
@@ -94,7 +94,7 @@ def rows(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
 
   Args:
     bench: the model and the images.
-    specifications: of decoders that can run; see `able`.
+    specifications: of decoders that can run.
     metrics: the metrics to measure.
     reference: for metrics that require it.
     timed_images: number of images decoded one at a time, alternating with the baseline, to measure

@@ -126,9 +126,9 @@ def predict(run: Run, batch_size: int, growth: float, count: int = 0,
   Args:
     run: its short run.
     batch_size: images decoded together.
-    growth: time of a round relative to that in the short run; see `growth`.
+    growth: time of a round relative to that in the short run.
     count: images of a queue; 0 for a batch.
-    prefill: seconds of the prefill of a group of the queue; see `prefill`.
+    prefill: seconds of the prefill of a group of the queue.
   """
   seconds = run.seconds * growth
   if count:

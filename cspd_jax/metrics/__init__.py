@@ -41,7 +41,7 @@ def select(engine: str, *groups: str) -> tuple[Metric, ...]:
 
   Args:
     engine: 'discrete' or 'continuous'.
-    *groups: groups to select (see `Metric.group`); all groups without any.
+    *groups: groups to select; all groups without any.
   """
   return tuple(metric for metric in METRICS
                if engine in metric.engines and (not groups or metric.group in groups))

@@ -22,7 +22,7 @@ def scores(images: Sequence[layouts.Generated], batch_size: int,
   """Returns the scores of `metrics.scenes.asked` by name.
 
   Args:
-    images: the images and their captions, see `check`; images of a caption are samples of a prompt.
+    images: the images and their captions; images of a caption are samples of a prompt.
     batch_size: images that are compared with the templates together.
     progress: called with the number of images so far and in total.
 

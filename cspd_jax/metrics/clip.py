@@ -83,14 +83,14 @@ def tokens(text: bpe.Text, captions: Sequence[str], context: int) -> tuple[np.nd
 
 @functools.partial(jax.jit, static_argnames='config')
 def image_features(params: Params, config: CLIPConfig, pixels: jax.Array) -> jax.Array:
-  """Returns unit features of images, `[B, F]`; see `models.clip.image_features`."""
+  """Returns unit features of images, `[B, F]`."""
   return _unit(clip.image_features(params, config, pixels))
 
 
 @functools.partial(jax.jit, static_argnames='config')
 def text_features(params: Params, config: CLIPConfig, tokens: jax.Array, ends: jax.Array
                   ) -> jax.Array:
-  """Returns unit features of texts, `[B, F]`; see `models.clip.text_features`."""
+  """Returns unit features of texts, `[B, F]`."""
   return _unit(clip.text_features(params, config, tokens, ends))
 
 

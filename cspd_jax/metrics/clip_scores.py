@@ -99,7 +99,7 @@ def scores(images: Sequence[layouts.Generated], of: Network, batch_size: int,
     of: the network.
     batch_size: the most images per pass.
     progress: called with the number of images so far and in total.
-    keep: see `kept.Keep`.
+    keep: keeps the results of batches.
 
   Raises:
     ValueError: if an image cannot be read.

@@ -123,7 +123,7 @@ def features(images: image_sets.ImageSet, of: Network, batch_size: int,
     of: the network.
     batch_size: the most images per pass.
     progress: called with the number of images so far and in total.
-    keep: see `kept.Keep`.
+    keep: keeps the results of batches.
 
   Raises:
     ValueError: if an image cannot be read.
@@ -166,7 +166,7 @@ def save(path: pathlib.Path, values: Features, of: Network) -> None:
 
 
 def extractor(of: Network) -> Extractor:
-  """Returns what computes features while images are generated, as `save` would write them."""
+  """Returns an extractor of features for `generate`, which writes them in the format of `save`."""
   compute = lambda images: inception.features(
       of.params, of.config, images, of.evaluator)._asdict()
   return Extractor(compute, dict(evaluator=of.evaluator, network=of.digest))
@@ -179,7 +179,7 @@ def opened(argument: str, path: str, of: Network, batch_size: int) -> Source:
     argument: its name, for messages.
     path: a folder of images, an .npz file of images, statistics (`mu`, `sigma`), or of `save`.
     of: the network.
-    batch_size: see `features`.
+    batch_size: the most images per pass.
 
   Raises:
     ValueError: for anything else, features of another network, arrays that contradict each other,
@@ -216,7 +216,7 @@ def check_counts(samples: Source, reference: Source, of: Network) -> None:
   """Raises ValueError if there are too few images for the scores of an evaluator.
 
   Args:
-    samples: generated images; see `opened`.
+    samples: generated images.
     reference: other images, or published statistics.
     of: the network.
   """
@@ -245,11 +245,11 @@ def scored(source: Source, of: Network, batch_size: int,
   """Computes the features of a set of images, if it has images, and their moments.
 
   Args:
-    source: see `opened`.
-    of: see `features`, also for `batch_size`, `progress` and `keep`.
-    batch_size: see `of`.
-    progress: see `of`.
-    keep: see `of`.
+    source: the set, as `opened` returns it.
+    of: the network.
+    batch_size: the most images per pass.
+    progress: called with the number of images so far and in total.
+    keep: keeps the results of batches.
 
   Raises:
     ValueError: if an image cannot be read.

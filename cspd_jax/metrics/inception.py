@@ -59,7 +59,7 @@ def prepared(images: jax.Array, evaluator: Evaluator) -> jax.Array:
 
   Args:
     images: `[B, H, W, 3]` uint8.
-    evaluator: see `EVALUATORS`.
+    evaluator: a key of `EVALUATORS`.
 
   Returns:
     `[B, 299, 299, 3]` float32.

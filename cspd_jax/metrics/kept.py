@@ -17,7 +17,7 @@ _NAME = 'kept_{}.npz'
 
 def nothing(inputs: Sequence[Any], compute: Callable[[], Mapping[str, np.ndarray]]
             ) -> Mapping[str, np.ndarray]:
-  """Keeps nothing; see `Keep`."""
+  """Keeps nothing."""
   del inputs
   return compute()
 

@@ -120,7 +120,7 @@ def groups(images: Sequence[Generated], lines: Sequence[tuple[str, str, str]]) -
 
 
 def geneval_lines(path: str) -> list[tuple[str, str, str]]:
-  """Reads GenEval's evaluation_metadata.jsonl; see `groups`.
+  """Reads GenEval's evaluation_metadata.jsonl.
 
   Raises:
     ValueError: if it cannot be read, or a line has no prompt.
@@ -130,7 +130,7 @@ def geneval_lines(path: str) -> list[tuple[str, str, str]]:
 
 
 def dpg_lines(path: str) -> list[tuple[str, str, str]]:
-  """Reads DPG-Bench's folder of prompts, NAME.txt each; see `groups`.
+  """Reads DPG-Bench's folder of prompts, NAME.txt each.
 
   Raises:
     ValueError: if the folder holds no prompts.

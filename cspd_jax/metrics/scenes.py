@@ -142,7 +142,7 @@ def asked(marks: dict[str, np.ndarray], captions: Sequence[str]) -> dict[str, ba
   """Summarises scores, as GenEval does.
 
   Args:
-    marks: see `score`.
+    marks: what `score` returned.
     captions: the captions; images of the same caption count as samples of one prompt.
 
   Returns:
@@ -250,7 +250,7 @@ def _best(windows: np.ndarray, grounds: np.ndarray, among: Bank, of: Templates) 
   """Returns the thing with the largest correlation in each of the windows `[N, 1024, 3]`.
 
   Args:
-    windows: see `_windows`.
+    windows: what `_windows` returned.
     grounds: luminance of their grounds, `[N]`.
     among: the templates in all sizes and places.
     of: the templates.

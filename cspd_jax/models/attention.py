@@ -130,11 +130,12 @@ def fused(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array,
   transposed.
 
   Args:
-    query: see `attend`.
-    keys: see `attend`.
-    values: see `attend`.
-    mask: see `attend`.
-    live: see `attend`.
+    query: `[R, L, H, E]`.
+    keys: `[R, K, S, E]`; fused attention does not support `Int8Slots`.
+    values: `[R, K, S, E]`, likewise.
+    mask: `[R or 1, L, S]` bool; every token must see at least one slot.
+    live: `[R]` int32, the number of leading slots that a row may attend to; the mask must hide the
+      later ones. None if this number is not available.
     implementation: of `jax.nn.dot_product_attention`.
   """
   mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))

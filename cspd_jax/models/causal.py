@@ -77,7 +77,8 @@ class Causal(NamedTuple):
     rope: rotary tables of positions.
     num_tokens: tokens of an image.
     row_width: tokens of an image row.
-    forced: see `decoding.base.Target`.
+    forced: None, or `positions -> tokens` (both int32 of one shape), which returns the token that
+      the grammar forces at a position, or -1 if the position is free.
     num_forced: number of image tokens that the output head does not predict.
     check_condition: see `decoding.base.Target`.
     embed: `(params, tokens [...]) -> [..., D]`, the embeddings of image tokens, and of the
@@ -195,7 +196,7 @@ def window(cache: Cache, start: jax.Array, depth: jax.Array, seen: jax.Array) ->
 
 
 def commit(cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
-  """Moves the entries of an accepted path `[B, D]` in place; see `decoding.base.Target`."""
+  """Moves the entries of an accepted path `[B, D]` in place."""
   rows, count = cache.visible.shape
   streams = rows // start.shape[0]
   # Computed once: XLA fuses the kernels of all layers when they read one array of indices.

@@ -97,7 +97,7 @@ class CosmosConfig:
 
 
 def _norm(channels: int, name: str) -> nn.GroupNorm:
-  """Returns the norm over all positions and channels of an image; see `vq.Norm`."""
+  """Returns the norm over all positions and channels of an image."""
   del channels
   return nn.GroupNorm(1, epsilon=1e-6, use_fast_variance=False, name=name)
 
@@ -244,11 +244,11 @@ class Tokenizer(nn.Module):
     self.decoder = Decoder(self.config)
 
   def latents(self, images):
-    """See `Encoder`."""
+    """Maps images `[B, H, W, C]` to unquantised vectors `[B, H / f, W / f, len(levels)]`."""
     return self.encoder(images)
 
   def images(self, vectors):
-    """See `Decoder`."""
+    """A model with one or more stages of rounds: `decoder(params, condition, key)`."""
     return self.decoder(vectors)
 
   def __call__(self, images):

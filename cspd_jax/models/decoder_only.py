@@ -41,7 +41,7 @@ def ends(config: Config) -> Ends:
 
 def first_layers(params: Params, config: Config, num_layers: int
                  ) -> tuple[Params, Callable[[bool], Network]]:
-  """Returns the model's first layers as a drafting network; see `causal.first_layers`."""
+  """Returns the model's first layers as a drafting network."""
   small = dataclasses.replace(config, num_layers=num_layers)
   return causal.first_layers(params, num_layers, small.causal)
 

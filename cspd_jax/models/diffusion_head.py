@@ -89,7 +89,7 @@ class Head(nn.Module):
 
   def apply_modulated(self, x: jax.Array, modulation: jax.Array, row: jax.Array
                       ) -> tuple[jax.Array, jax.Array]:
-    """See `continuous.base.Modulation.apply`; `modulation` is `[R, M, W]`."""
+    """Returns the noise and `v` of states, whose `modulation` is `[R, M, W]`."""
     # Gathering whole rows of a table is much faster than gathering its entries.
     return self._apply(x, modulation.at[row].get(mode='promise_in_bounds'))
 
@@ -106,7 +106,7 @@ class Head(nn.Module):
 
   def __call__(
       self, x: jax.Array, step: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """See `continuous.base.Target.denoise`."""
+    """Returns the noise and `v` of states."""
     y = jax.nn.silu(self._times(step) + self.condition(z))
     return self._apply(x, self.modulation(y))
 

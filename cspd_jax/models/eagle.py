@@ -148,7 +148,7 @@ class EagleConfig:
 
   @property
   def reads_prompt(self) -> bool:
-    """Whether the drafter reads the tokens of the condition; see `Layer`."""
+    """Whether the drafter reads the tokens of the condition."""
     return LAYERS[self.family].reads_prompt
 
 
@@ -181,7 +181,7 @@ class Eagle(nn.Module):
 
 
 class Correction(nn.Module):
-  """Learned correction of a stale feature of the target; see `drafters.from_network`.
+  """Learned correction of a stale feature of the target.
 
   It is initialised to the formula of `corrected_features`, whose decay is also learned. A hidden
   layer on the network's new feature, its old error and its change adds to the gain of the error,

@@ -53,11 +53,13 @@ class EarlyFusionConfig:
     num_kv_heads: key/value heads; None means `num_heads`.
     attention_dim: width of all attention heads together; None means `dim`.
     ffn_dim: hidden width of the feed-forward layers.
-    qk_norm: see `transformer.TransformerConfig`.
-    qk_rms_norm: see `transformer.TransformerConfig`.
-    swin_norm: see `transformer.TransformerConfig`.
-    qkv_bias: see `transformer.TransformerConfig`.
-    activation: see `transformer.TransformerConfig`.
+    qk_norm: whether queries and keys are normalised before the rotation, by a layer norm of every
+      attention head with its own scales and biases.
+    qk_rms_norm: the same by an RMSNorm whose scales all heads share.
+    swin_norm: whether the norms are applied to the outputs of attention and feed-forward (Swin v2,
+      arXiv 2111.09883, as in Chameleon 30B) instead of their inputs.
+    qkv_bias: whether queries, keys and values have biases.
+    activation: of the gate in the feed-forward layers; 'gelu_tanh' is GELU's approximation by tanh.
     rope_base: base of the rotary frequencies.
     norm_eps: added to the mean square in the norms.
   """
@@ -154,7 +156,7 @@ class EarlyFusionConfig:
         swin_norm=self.swin_norm, qkv_bias=self.qkv_bias, activation=self.activation)
 
   def causal(self, num_streams: int) -> causal.Causal:
-    """The specification of the model; see `decoder_only`."""
+    """The specification of the model."""
     return decoder_only.prompted(self, num_streams)._replace(
         num_forced=len(self.ends),
         forced=(lambda positions: forced(self, positions)) if self.ends else None)
@@ -211,7 +213,7 @@ def order(config: EarlyFusionConfig) -> np.ndarray:
 
 
 def renumbered(config: EarlyFusionConfig, prompt: Prompt) -> Prompt:
-  """Converts published ids to this library's tokens; see `conditions.renumbered`."""
+  """Converts published ids to this library's tokens."""
   return conditions.renumbered(prompt, np.argsort(order(config)))
 
 

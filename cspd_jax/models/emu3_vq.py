@@ -75,7 +75,7 @@ class Emu3VQConfig:
 
   @property
   def tokenizer(self) -> 'Tokenizer':
-    """See `vq.VQConfig.tokenizer`."""
+    """The networks that the functions of this module run; `Emu3VQConfig` has its own."""
     return Tokenizer(self)
 
 
@@ -177,11 +177,11 @@ class Tokenizer(nn.Module):
     self.codebook = nn.Embed(self.config.codebook_size, self.config.z_channels)
 
   def latents(self, images):
-    """See `Encoder`."""
+    """Maps images `[B, H, W, C]` to unquantised vectors `[B, H / f, W / f, len(levels)]`."""
     return self.encoder(images)
 
   def images(self, vectors):
-    """See `Decoder`."""
+    """A model with one or more stages of rounds: `decoder(params, condition, key)`."""
     return self.decoder(vectors)
 
   def __call__(self, images):

@@ -67,10 +67,11 @@ def make(sizes: TransformerConfig, embed: Embed | None = None, logits: Logits | 
 
   Args:
     sizes: sizes of the transformer.
-    embed: see `causal.Causal`.
+    embed: `(params, tokens [...]) -> [..., D]`, the embeddings of image tokens, and of the
+      condition's tokens if it is a `Prompt`. None means the transformer's embedding table.
     logits: see `causal.Causal`.
-    num_outputs: see `causal.Causal`.
-    num_forced: see `causal.Causal`.
+    num_outputs: image tokens that `logits` predicts; None means the transformer's.
+    num_forced: number of image tokens that the output head does not predict.
 
   Raises:
     ValueError: if `logits` is supplied although the transformer has an output matrix, or without

@@ -76,7 +76,7 @@ def _layer(x: jax.Array, dense: Params, *, row: jax.Array, modulation: jax.Array
     dense: kernel `[K, O]` and bias `[O]`.
     row: `[N]`.
     modulation: `[R, M, W]`.
-    interpret: see `apply`.
+    interpret: whether to run the kernels in Pallas's interpreter, on any device.
     part: row of a modulation with the shift of the normalised `x`, which the scale follows; or
       with the gate.
     norm: scale and bias of the norm of `x`, empty for a norm without them; None for no norm and no
@@ -148,7 +148,7 @@ def _kernel(refs: Mapping[str, Any], out: Any, part: int, normed: bool, silu: bo
 
 
 def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-  """Multiplies float32 inputs and a tile of a matrix at full precision; see `exact_product`."""
+  """Multiplies float32 inputs and a tile of a matrix at full precision."""
   if kernel.dtype != jnp.bfloat16:
     return jnp.dot(x, kernel.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
   low, middle, high = (

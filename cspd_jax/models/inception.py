@@ -154,7 +154,7 @@ _SPATIAL = 'mixed_6d', 'branch1x1'
 
 
 def init(config: InceptionConfig, rng: jax.Array) -> Params:
-  """Returns random parameters; see `InceptionConfig`."""
+  """Returns random parameters."""
   params: dict[str, Any] = {}
   channels = 3
   for name, conv in _STEM:

@@ -112,7 +112,7 @@ class JanusConfig:
     return HiddenHead(self.output_dim, self.num_codes)
 
   def causal(self, num_streams: int) -> causal.Causal:
-    """The specification of the model; see `decoder_only`."""
+    """The specification of the model."""
     return decoder_only.prompted(self, num_streams)._replace(
         logits=lambda params, features: self.head.apply({'params': params['head']}, features),
         num_outputs=self.num_codes)
@@ -125,7 +125,7 @@ PRESETS: dict[str, JanusConfig] = {
 
 
 def renumbered(config: JanusConfig, prompt: Prompt) -> Prompt:
-  """Converts published ids of text to this library's tokens; see `conditions.renumbered`."""
+  """Converts published ids of text to this library's tokens."""
   return conditions.renumbered(prompt, np.arange(config.num_codes, config.vocab_size))
 
 

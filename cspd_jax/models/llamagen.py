@@ -99,7 +99,7 @@ class LlamaGenConfig:
         head_dim=self.dim // self.num_heads, ffn_dim=self.ffn_dim, norm_eps=self.norm_eps)
 
   def causal(self, num_streams: int) -> causal.Causal:
-    """The specification of the model, for any number of streams; see `decoder_only`."""
+    """The specification of the model, for any number of streams."""
     del num_streams
 
     def embed_condition(params: Params, condition: Any, count: int) -> causal.EmbeddedCondition:
@@ -276,7 +276,7 @@ def logits_and_features(
 
 def _embedded(params: Params, config: LlamaGenConfig, condition: Any, drop: jax.Array
               ) -> causal.EmbeddedCondition:
-  """Embeds one condition per row; see `LlamaGen.condition`."""
+  """Embeds one condition per row."""
   embeddings, visible = LlamaGen(config).apply(
       {'params': params}, condition, drop, method='condition')
   positions = jnp.full((1, embeddings.shape[1]), -1)
@@ -285,7 +285,7 @@ def _embedded(params: Params, config: LlamaGenConfig, condition: Any, drop: jax.
 
 
 def _check_condition(config: LlamaGenConfig, condition: Any) -> Any:
-  """Returns which rows are valid, `[B]` bool; see `decoding.base.Target.check_condition`."""
+  """Returns which rows are valid, `[B]` bool."""
   if config.conditioning == 'class':
     return conditions.check_class_labels(condition, config.num_classes)
   if not isinstance(condition, Caption):

@@ -230,7 +230,7 @@ class MAR(nn.Module):
     return self.decode(self.encode(labels, drop, tokens, visible), visible)
 
   def denoise(self, x: jax.Array, step: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Predicts noise and variance; see `continuous.base.Target.denoise`."""
+    """Predicts noise and variance."""
     return self.head(x, step, z)
 
   def __call__(self, labels, drop, tokens, visible):

@@ -60,8 +60,9 @@ class NextStepConfig:
     token_norm: whether a sampled token is normalised to mean 0 and variance 1 before the
       transformer reads it and before it is decoded to pixels.
     num_levels: default number of levels of the flow.
-    shift: see `schedule.flow`.
-    last_step: see `schedule.flow`.
+    shift: maps a time `s` to `s / (shift - (shift - 1) s)`; above 1 there are more levels near the
+      noise, where `s` is 0.
+    last_step: the smallest time of the flow, as for `schedule.flow`.
     guidance: one of `schedule.GUIDANCE_SCHEDULES`.
   """
 

@@ -103,7 +103,7 @@ class T5Encoder(nn.Module):
 
   @nn.compact
   def __call__(self, tokens: jax.Array, visible: jax.Array) -> jax.Array:
-    """See `encode`."""
+    """Returns the features of tokens."""
     config = self.config
     table = self.param(
         'token_embedding', nn.initializers.normal(1.0), (config.vocab_size, config.dim))

@@ -343,7 +343,7 @@ class Transformer(nn.Module):
       cache: KeyValues | None = None,
       start: jax.Array | None = None,
   ) -> tuple[jax.Array, KeyValues]:
-    """Runs the blocks and the final norm; see `__call__`."""
+    """Runs the blocks and the final norm."""
     x, new_cache = embeddings, []
     for index, layer in enumerate(self.layers):
       x, entry = layer(x, rope, mask, None if cache is None else cache[index], start)
@@ -374,7 +374,7 @@ class Transformer(nn.Module):
         `[R or 1, L, S]` with one. Every token must see at least one slot.
       cache: None for a forward pass over a whole sequence, otherwise the keys
         and values to read, into which those of the new tokens are written.
-      start: `[B]` first slot of the new tokens of every image in the cache; see `write_slots`.
+      start: `[B]` first slot of the new tokens of every image in the cache.
 
     Returns:
       logits `[R, L, V]` float32 (None without an output matrix), features after the final norm

@@ -117,7 +117,7 @@ IBQ = VQConfig(
 
 
 def norm(channels: int, name: str) -> nn.GroupNorm:
-  """Returns the group norm of these networks; see `Norm`."""
+  """Returns the group norm of these networks."""
   return nn.GroupNorm(_num_groups(channels), epsilon=1e-6, use_fast_variance=False, name=name)
 
 

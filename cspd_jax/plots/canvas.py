@@ -77,5 +77,5 @@ def png(drawing: Figure) -> bytes:
 
 
 def save(drawing: Figure, path: str | os.PathLike) -> None:
-  """Writes a figure as PNG; see `files.atomic.write`."""
+  """Writes a figure as PNG."""
   atomic.write(path, png(drawing))

@@ -17,7 +17,7 @@ FALSE_ALARM = 1e-6
 
 
 class Report(NamedTuple):
-  """The outcome of a check; see `statistics.Fit` for the numbers.
+  """The outcome of a check, with the numbers of `statistics.Fit`.
 
   Attributes:
     tv: total variation to the distribution, over whole sequences and classes.
@@ -88,7 +88,7 @@ def check_decoder(decoder: Decoder, tabular: Tabular, probs: np.ndarray, warp: W
     probs: `[C, V**T]` expected distributions; `class_probs(tabular, warp)`.
     warp: sampling options.
     draft_params: parameters of the drafter, if any.
-    **kwargs: see `check_sampler`.
+    **kwargs: further arguments of `check_sampler`.
   """
   decode = jax.jit(decoder)
   sample = lambda key, labels: decode(tabular.params, labels, key, warp, draft_params).tokens

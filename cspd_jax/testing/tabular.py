@@ -22,7 +22,7 @@ class Tabular(NamedTuple):
   Attributes:
     target: the model as a `Target`; its condition is one class per row, `[B]`.
     params: `[C, S, P, V]` logits per class, stream and prefix. Prefixes are
-      numbered shortest first; see `prefix_number`.
+      numbered shortest first.
     vocab_size: `V`.
     length: `T`.
   """

@@ -140,7 +140,7 @@ def check_rows(text: Text, rows: int, network: str, *, codes_follow: bool = Fals
 
 
 def unknown_words(text: Text, prompt: str) -> list[str]:
-  """Returns the words of a prompt that a tokenizer has no tokens for, once each; see `Vocabulary`.
+  """Returns the words of a prompt that a tokenizer has no tokens for, once each.
 
   A tokenizer without a method `unknown_words` represents every word.
   """
@@ -149,7 +149,7 @@ def unknown_words(text: Text, prompt: str) -> list[str]:
 
 
 def with_control(text: Text, names: Collection[str]) -> Text:
-  """Returns a tokenizer to which these names of tokens are plain text; see `Vocabulary`.
+  """Returns a tokenizer to which these names of tokens are plain text.
 
   A tokenizer without a method `with_control` never encodes a text as a token for control.
   """
@@ -177,7 +177,7 @@ class _Recorded:
     self.ids: Mapping[str, int] = _Ids(ids, self.names)
 
   def encode(self, text: str) -> list[int]:
-    """See `Text`."""
+    """Returns the ids of a text."""
     del text
     return []
 
@@ -253,7 +253,7 @@ class Vocabulary:
     return Vocabulary(self._file, self._pattern, self._control.union(names))
 
   def encode(self, text: str) -> list[int]:
-    """See `Text`."""
+    """Returns the ids of a text."""
     return self._tokenizer.encode(text, add_special_tokens=False).ids
 
   def unknown_words(self, text: str) -> list[str]:
@@ -334,7 +334,7 @@ class Emu3Ranks:
         name: _FIRST_SPECIAL + index for index, name in enumerate(special)}
 
   def encode(self, text: str) -> list[int]:
-    """See `Text`."""
+    """Returns the ids of a text."""
     return self._tokenizer.encode_ordinary(unicodedata.normalize('NFC', text))
 
   @functools.cached_property

@@ -112,7 +112,7 @@ def unknown_words(text: Text, caption: str, length: int) -> list[str]:
   Args:
     text: the tokenizer.
     caption: a prompt, not cleaned.
-    length: see `tokens`.
+    length: maximum number of ids; longer captions are truncated.
 
   Raises:
     ImportError: if a package for text prompts is not installed.
@@ -194,29 +194,29 @@ class _Page(html.parser.HTMLParser):
     self._within = ''  # The tag whose contents are hidden.
 
   def handle_starttag(self, tag, attrs):
-    """See `HTMLParser`."""
+    """Hides the text of some tags."""
     if tag in self._HIDDEN and not self._within:
       self._within = tag
 
   def handle_endtag(self, tag):
-    """See `HTMLParser`."""
+    """Shows text again after the end of a hidden tag."""
     if tag == self._within:
       self._within = ''
 
   def handle_data(self, data):
-    """See `HTMLParser`."""
+    """Collects visible text."""
     if not self._within:
       self.parts.append(data)
 
   def unknown_decl(self, data):
-    """See `HTMLParser`; the text of a section is unchanged, also within hidden tags."""
+    """Collects the text of a section unchanged, also within hidden tags."""
     if data.startswith(_SECTION):
       self.parts.append(data.removeprefix(_SECTION) or ' ')
 
   def handle_entityref(self, name):
-    """See `HTMLParser`."""
+    """Resolves a reference by name, if it ends in `;`."""
     self.handle_data(html.entities.html5.get(f'{name};', f'&{name}'))
 
   def handle_charref(self, name):
-    """See `HTMLParser`."""
+    """Resolves a reference by number."""
     self.handle_data(html.unescape(f'&#{name};'))

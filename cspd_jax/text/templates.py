@@ -70,7 +70,7 @@ def lumina_mgpt_2(text: Text, prompt: str, height: int, width: int,
     prompt: description of the image.
     height: rows of codes, a multiple of 4.
     width: codes of a row, a multiple of 4.
-    first_token: name of the token before the words; see `bpe.TextConfig`.
+    first_token: name of the token before the words.
 
   Raises:
     ValueError: for a size for which the model has no tokens.
@@ -141,7 +141,7 @@ def nextstep(text: Text, prompt: str, height: int, width: int) -> tuple[list[int
 
 
 def nextstep_1_1(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the contexts of NextStep-1.1, those of its official example; see `nextstep`."""
+  """Returns the contexts of NextStep-1.1, those of its official example."""
   return _nextstep(text, prompt, _NEGATIVE_1_1, height, width)
 
 
@@ -194,7 +194,7 @@ def _janus(text: Text, words: list[int]) -> tuple[list[int], list[int]]:
 
 
 def janus_pro(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the two contexts of a prompt in the official template; see `_janus`.
+  """Returns the two contexts of a prompt in the official template.
 
   Args:
     text: the tokenizer.
@@ -203,7 +203,7 @@ def janus_pro(text: Text, prompt: str, height: int, width: int) -> tuple[list[in
     width: codes of a row, likewise.
 
   Raises:
-    ValueError: see `_janus`.
+    ValueError: if the tokenizer is that of another model.
   """
   del height, width
   turns = [('<|User|>', f': {prompt.strip()}\n\n'), ('<|Assistant|>', ':')]

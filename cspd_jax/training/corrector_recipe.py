@@ -55,11 +55,15 @@ class CorrectorRecipe:
     num_held_out_images: images whose windows to measure on.
     guidance_scale: guidance scale of all these images and of the measured distributions; None uses
       the target's default, also for the other sampling options.
-    temperature: see `Warp`, as for the next four.
-    top_k: see `Warp`.
-    top_p: see `Warp`.
-    guidance_interval: see `Warp`.
-    min_p: see `Warp`.
+    temperature: sampling option of `Warp`, and so are the next four.
+    top_k: retains the `k` largest logits (and ties with the last of them). 0 and None retain all;
+      with None, the temperature must not be 0.
+    top_p: retains the most probable tokens up to this mass, including the one that crosses it. 1
+      and None retain all.
+    guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image are
+      guided, the others use the conditional logits alone; -1 guides all.
+    min_p: retains the tokens that are at least this share as probable as the most probable one
+      (arXiv:2407.01082). 0 and None retain all.
     seed: seed of the images.
     log_every: steps between log lines.
     checkpoint_every: steps between checkpoints.
@@ -234,7 +238,7 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   """Trains the corrector in `workdir` or continues.
 
   Returns:
-    The moving average of the parameters, and its held-out metrics, see `corrector.measure`; the
+    The moving average of the parameters, and its held-out metrics; the
     names of those before the training begin with 'before_'.
   """
   workdir.mkdir(parents=True, exist_ok=True)

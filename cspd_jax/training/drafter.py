@@ -98,7 +98,7 @@ def eagle_loss(
     features: `[B, C + T - 1, F]` features of the target, those of the condition first.
     probs: `[B, T, V]` probabilities of the target for tokens `0 .. T - 1`.
     key: random key of the noise.
-    prompt: prompt of these features; see `eagle.prompt`.
+    prompt: prompt of these features.
 
   Returns:
     The loss and its parts: 'regression' and 'cross_entropy' (nats per token).

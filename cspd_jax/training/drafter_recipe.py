@@ -41,11 +41,15 @@ class DrafterRecipe:
     num_held_out_images: images to measure on.
     guidance_scale: guidance scale of the generated images and of the measured distributions; None
       uses the target's default, also for the other sampling options.
-    temperature: see `Warp`, as for the next four.
-    top_k: see `Warp`.
-    top_p: see `Warp`.
-    guidance_interval: see `Warp`.
-    min_p: see `Warp`.
+    temperature: sampling option of `Warp`, and so are the next four.
+    top_k: retains the `k` largest logits (and ties with the last of them). 0 and None retain all;
+      with None, the temperature must not be 0.
+    top_p: retains the most probable tokens up to this mass, including the one that crosses it. 1
+      and None retain all.
+    guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image are
+      guided, the others use the conditional logits alone; -1 guides all.
+    min_p: retains the tokens that are at least this share as probable as the most probable one
+      (arXiv:2407.01082). 0 and None retain all.
     num_depths: depths to measure.
     seed: seed of the images.
     log_every: steps between log lines.
@@ -111,7 +115,7 @@ def check_fit(drafter: Any, model: Model, prompts: str | None, names: Sequence[s
   Args:
     drafter: configuration of the network.
     model: the target.
-    prompts: file with one prompt per line, or None; see `samples.prompts_of`.
+    prompts: file with one prompt per line, or None.
     names: fields of the configuration that must fit the model.
 
   Raises:
@@ -217,7 +221,7 @@ def train(
   """Trains the drafter in `workdir` or continues.
 
   Returns:
-    The moving average of the parameters, and its held-out metrics, see `drafter.measure`.
+    The moving average of the parameters, and its held-out metrics.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   tokens, labels = images(recipe, model, 'train', workdir)

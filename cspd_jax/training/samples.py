@@ -116,7 +116,7 @@ def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampl
 
   Args:
     model: a model of discrete tokens.
-    prompts: file with one prompt per line, or None; see `prompts_of`.
+    prompts: file with one prompt per line, or None.
     count: number of images.
     key: random key.
     sampling: sampling options, a `Warp`.

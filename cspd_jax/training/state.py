@@ -37,7 +37,7 @@ def start(params: Params, config: OptimizerConfig, *,
   Args:
     params: initial parameters.
     config: configuration of the optimiser.
-    decayed: see `optimizer.optimizer`.
+    decayed: function from the parameters to a tree of bool, True for those with weight decay.
     extra: further state of the step.
   """
   # A step donates the memory of its input, so the average needs memory of its own.
@@ -54,7 +54,7 @@ def update(state: TrainState, grads: Params, config: OptimizerConfig, *,
     state: state before the step.
     grads: gradients of its parameters.
     config: configuration of the optimiser.
-    decayed: see `optimizer.optimizer`.
+    decayed: function from the parameters to a tree of bool, True for those with weight decay.
 
   Returns:
     The state after the step.

@@ -55,7 +55,7 @@ def restore(folder: pathlib.Path, like: Any) -> Any:
   """Reads the last readable state; logs a warning for each damaged one.
 
   Args:
-    folder: see `save`.
+    folder: folder of this training alone.
     like: a state of the same structure, shapes and dtypes.
 
   Returns:
@@ -100,7 +100,7 @@ def _names(step: pathlib.Path) -> list[str]:
 
 
 def _listed(step: pathlib.Path) -> list[str]:
-  """Returns everything that `save` writes into the folder of a step; see `folders.Listed`."""
+  """Returns everything that `save` writes into the folder of a step."""
   return [*_names(step), _DIGESTS]
 
 

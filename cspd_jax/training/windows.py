@@ -70,7 +70,7 @@ class _Recorder:
 
   def init(self, env: Env, condition: Any, rng: RngState, outcome: Outcome
            ) -> tuple[RngState, _Recorded]:
-    """See `decoding.base.Drafter`."""
+    """Returns the state after the prefill."""
     if outcome.features is None:
       raise ValueError('The target returns no features, which a corrector learns from; use a '
                        'target with features.')
@@ -79,13 +79,13 @@ class _Recorder:
 
   def propose(self, env: Env, state: _Recorded, rng: RngState, root: jax.Array, start: jax.Array
               ) -> tuple[RngState, _Recorded, Draft]:
-    """See `decoding.base.Drafter`."""
+    """Returns the drafts of a round."""
     rng, inner, draft = self.drafter.propose(env, state.inner, rng, root, start)
     return rng, state._replace(inner=inner), draft
 
   def update(self, env: Env, state: _Recorded, rng: RngState, outcome: Outcome
              ) -> tuple[RngState, _Recorded]:
-    """See `decoding.base.Drafter`."""
+    """Returns the state after a round."""
     rng, inner = self.drafter.update(env, state.inner, rng, outcome)
     return rng, self._record(inner, outcome)
 

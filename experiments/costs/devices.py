@@ -118,8 +118,8 @@ def compiled(function: Any, arguments: Any, device: Any,
   Args:
     function: the function.
     arguments: its arguments; only their shapes and dtypes are used.
-    device: the device, see `describe`.
-    orders: memory orders of parameters on a TPU; see `files.kinds.placement`.
+    device: the device.
+    orders: memory orders of parameters on a TPU.
     options: compiler options, as for `jax.jit`.
   """
   sharding = jax.sharding.SingleDeviceSharding(device)

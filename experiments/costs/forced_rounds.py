@@ -92,7 +92,7 @@ def prepare(decoder: Decoder, measured: predicted.Measured, params: Any, conditi
 
   Args:
     decoder: the decoder, of one stage.
-    measured: see `Rounds`.
+    measured: tokens that a round commits and calls of the head, of a report.
     params: the target's parameters.
     condition: the condition of one image.
     sampling: its options.

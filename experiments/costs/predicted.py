@@ -140,7 +140,7 @@ def decode(model: Model, specification: Any, batch: int, guided: bool, condition
   """Compiles a decoder and returns the figures of its round.
 
   Args:
-    model: a model whose parameters are shapes, see `families.describe`.
+    model: a model whose parameters are shapes.
     specification: of the decoder.
     batch: images decoded together.
     guided: whether the null condition runs as well.

@@ -73,7 +73,7 @@ class Kernel(NamedTuple):
     source: the source line, such as 'models/causal.py:180'.
     arrays: types and shapes of its results.
     moved: traffic, one entry per operand and result.
-    products: multiplications and additions of its matrix products, by arithmetic; see `products`.
+    products: multiplications and additions of its matrix products, by arithmetic.
     times: number of runs in a round.
     moves: whether it only copies numbers to a new array.
     overlapped: whether it is a copy that runs in parallel with kernels and has no launch itself.

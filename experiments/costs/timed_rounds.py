@@ -98,13 +98,13 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
   """Compiles rounds that start when half of the image is complete.
 
   Args:
-    decoder: the decoder, see `with_acceptance`.
+    decoder: the decoder.
     params: parameters of the target.
     condition: condition of the images.
     sampling: sampling options, as returned by `Engine.settled`.
     draft_params: parameters of the drafter.
     accelerator: rates of the device, for the figures.
-    graphs: the unit that becomes one CUDA graph, see `core.programs.jit`.
+    graphs: the unit that becomes one CUDA graph.
   """
   batch = jax.tree.leaves(condition)[0].shape[0]
 

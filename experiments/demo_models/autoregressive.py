@@ -85,8 +85,8 @@ def nll(
     params: parameters of the model.
     config: configuration of the model.
     tokens: `[B, T]` image tokens.
-    condition: condition of the images; see `logits`.
-    drop_mask: see `logits`; None drops no condition.
+    condition: condition of the images.
+    drop_mask: which conditions are dropped; None drops no condition.
 
   Returns:
     `[B, F]` in nats, for the `F` free tokens.

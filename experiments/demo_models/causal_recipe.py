@@ -47,7 +47,7 @@ class CausalRecipe(latents.Latents):
         'latent_channels': self.tokenizer.z_channels})
 
   def small(self) -> 'CausalRecipe':
-    """See `stages.Stages`."""
+    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
     tokenizer = kl_vae.KLVAEConfig(
         ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, scale=1.0)
     model = dataclasses.replace(
@@ -58,25 +58,25 @@ class CausalRecipe(latents.Latents):
 
   @property
   def metadata(self) -> dict[str, Any]:
-    """See `stages.Stages`."""
+    """Metadata that is stored with the networks, JSON-serialisable."""
     return {'prompts': list(photo_captions.EXAMPLES), 'image_size': self.image_size}
 
   @property
   def defaults(self) -> dict[str, Any]:
-    """See `stages.Stages`."""
+    """Defaults of the exported model."""
     return super().defaults | {'contexts': _TEMPLATE}
 
   def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns crops and their captions; see `stages.Stages`."""
+    """Returns crops and their captions."""
     return photo_captions.captioned(stages.photos(), seed, index, split, size, self.image_size)
 
   def captions(self, labels: np.ndarray) -> list[str]:
-    """See `stages.Stages`."""
+    """Returns descriptions of crops with these labels."""
     return labels.tolist()
 
   def train_model(self, role: str, data: Mapping[str, stages.Split],
                   workdir: pathlib.Path) -> Any:
-    """See `stages.Stages`."""
+    """Trains the target or the draft model in `workdir` or continues."""
     config, train = self.target, self.target_train
     optimizer, scale = train.optimizer, latents.scaled_tokenizer(self, data).scale
     prompts = {split: self._prompts(part[1].tolist()) for split, part in data.items()}
@@ -116,14 +116,14 @@ class CausalRecipe(latents.Latents):
 
   def networks(self, tokenizer: Any, models: Mapping[str, Any],
                data: Mapping[str, stages.Split]) -> dict[str, stages.Network]:
-    """See `stages.Stages`."""
+    """Returns the trained networks by their role in a model."""
     sizes = latents.scaled_tokenizer(self, data)
     return {'tokenizer': stages.Network('kl_vae', sizes, tokenizer)} | {'text': self._text()} | {
         role: stages.Network('nextstep', self.target, params) for role, params in models.items()}
 
   def metrics(self, tokenizer: Any, models: Mapping[str, Any],
               data: Mapping[str, stages.Split]) -> dict[str, dict[str, Any]]:
-    """See `stages.Stages`; for the model, the loss with its prompts and with the null prompt."""
+    """Returns held-out metrics by role; of the model, the loss with prompts and without."""
     images, _ = self.held_out()
     moments, captions = data['held_out']
     scale = latents.scaled_tokenizer(self, data).scale

@@ -126,7 +126,7 @@ def load(fluent: str, noto: str, names: str) -> Sprites:
 
 
 def _fluent(folder: str, code: str) -> np.ndarray:
-  """Reads a picture of Fluent Emoji; see `square`."""
+  """Reads a picture of Fluent Emoji."""
   path = pathlib.Path(folder) / f'{code.lower()}.webp'
   if not path.is_file():
     raise ValueError(f'fluent is {folder!r}, which has no file {path.name}; use the folder assets '
@@ -136,7 +136,7 @@ def _fluent(folder: str, code: str) -> np.ndarray:
 
 
 def _noto(font: str, code: str) -> np.ndarray:
-  """Draws a character of Noto Color Emoji; see `square`."""
+  """Draws a character of Noto Color Emoji."""
   canvas = Image.new('RGBA', (2 * _FONT_SIZE, 2 * _FONT_SIZE))
   character = ''.join(chr(int(part, 16)) for part in code.split('-'))
   ImageDraw.Draw(canvas).text((8, 8), character, font=ImageFont.truetype(font, _FONT_SIZE),
@@ -243,7 +243,7 @@ def scenes(sprites: Sprites, seed: int, step: int, split: str, batch_size: int, 
   """Returns one batch of scenes, the same for the same arguments.
 
   Args:
-    sprites: see `load`.
+    sprites: from `load`.
     seed: seed of the scenes.
     step: number of the batch.
     split: 'train' or 'held_out'; see the module.
@@ -263,7 +263,7 @@ def scenes(sprites: Sprites, seed: int, step: int, split: str, batch_size: int, 
 
 
 def templates(sprites: Sprites) -> score.Templates:
-  """Returns the templates of the score; see `metrics.scenes`."""
+  """Returns the templates of the score."""
   pictures = [[Image.fromarray(picture).convert('LA').resize(
       (_TEMPLATE, _TEMPLATE), Image.Resampling.LANCZOS) for picture in styles]
       for styles in sprites.pixels[:, :, 0]]
@@ -273,7 +273,7 @@ def templates(sprites: Sprites) -> score.Templates:
 
 @dataclasses.dataclass(frozen=True)
 class EmojiRecipe(text_recipe.TextRecipe):
-  """Recipe of early-fusion models of scenes of emoji; see `text_recipe.TextRecipe` and `emoji`.
+  """Recipe of early-fusion models of scenes of emoji.
 
   Attributes:
     fluent: folder of the files of Fluent Emoji.
@@ -289,11 +289,11 @@ class EmojiRecipe(text_recipe.TextRecipe):
   names: str = dataclasses.field(default=emoji.SHORT_NAMES, kw_only=True)
 
   def prepare(self) -> None:
-    """See `stages.Stages`."""
+    """Opens the images, so that their errors come before the work."""
     self._sprites()
 
   def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns scenes and their captions; see `stages.Stages`."""
+    """Returns scenes and their captions."""
     scenes = emoji.scenes(self._sprites(), seed, index, split, size, self.image_size)
     return scenes.images, scenes.captions
 

@@ -23,7 +23,7 @@ class Latents(stages.Stages):
   """The tokenizer of a recipe; see also `stages.Stages`.
 
   Attributes:
-    tokenizer: configuration of the tokenizer; its `scale` is replaced, see `scaled_tokenizer`.
+    tokenizer: configuration of the tokenizer; its `scale` is replaced.
     tokenizer_train: configuration of its training.
   """
 
@@ -31,7 +31,7 @@ class Latents(stages.Stages):
   tokenizer_train: KLVAETrainConfig
 
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
-    """See `stages.Stages`."""
+    """Trains the tokenizer in `workdir` or continues; returns its parameters."""
     config, train = self.tokenizer, self.tokenizer_train
     optimizer = train.optimizer
     crops = lambda seed, index, split: self.crops(seed, index, split, optimizer.batch_size)[0]
@@ -46,7 +46,7 @@ class Latents(stages.Stages):
     return state.params
 
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> stages.Split:
-    """Returns Gaussians of the latents of random crops, and labels; see `stages.Stages`.
+    """Returns Gaussians of the latents of random crops, and labels.
 
     Returns:
       `[N, 2, h, w, z_channels]` float32 means and log-variances before scaling, and the labels.
@@ -58,7 +58,7 @@ class Latents(stages.Stages):
 
   def reconstruct(self, tokenizer: Any, data: Mapping[str, stages.Split],
                   images: np.ndarray) -> np.ndarray:
-    """See `stages.Stages`."""
+    """Encodes and decodes images `[N, H, W, 3]` in [-1, 1]."""
     config = scaled_tokenizer(self, data)
     run = jax.jit(lambda batch, key: kl_vae.decode(tokenizer, config, kl_vae.sample(
         config, kl_vae.encode(tokenizer, config, batch), key)))

@@ -47,7 +47,7 @@ class MARRecipe(latents.Latents):
           'token_dim': self.tokenizer.z_channels * config.patch_size**2})
 
   def small(self) -> 'MARRecipe':
-    """See `stages.Stages`."""
+    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
     tokenizer = kl_vae.KLVAEConfig(
         ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, scale=1.0)
     model = mar.MARConfig(
@@ -58,7 +58,7 @@ class MARRecipe(latents.Latents):
 
   def train_model(self, role: str, data: Mapping[str, stages.Split],
                   workdir: pathlib.Path) -> Any:
-    """See `stages.Stages`."""
+    """Trains the target or the draft model in `workdir` or continues."""
     config, train = getattr(self, role), getattr(self, f'{role}_train')
     optimizer = train.optimizer
     scale = latents.scaled_tokenizer(self, data).scale
@@ -80,7 +80,7 @@ class MARRecipe(latents.Latents):
 
   def networks(self, tokenizer: Any, models: Mapping[str, Any],
                data: Mapping[str, stages.Split]) -> dict[str, stages.Network]:
-    """See `stages.Stages`."""
+    """Returns the trained networks by their role in a model."""
     sizes = latents.scaled_tokenizer(self, data)
     return {'tokenizer': stages.Network('kl_vae', sizes, tokenizer)} | {
         role: stages.Network('mar', getattr(self, role), params)
@@ -88,7 +88,7 @@ class MARRecipe(latents.Latents):
 
   def metrics(self, tokenizer: Any, models: Mapping[str, Any],
               data: Mapping[str, stages.Split]) -> dict[str, dict[str, Any]]:
-    """See `stages.Stages`; for the models, the terms of the training loss."""
+    """Returns held-out metrics by role; for the models, the terms of the training loss."""
     images, _ = self.held_out()
     scale = latents.scaled_tokenizer(self, data).scale
     metrics = {'tokenizer': stages.errors(self.reconstruct(tokenizer, data, images), images) |

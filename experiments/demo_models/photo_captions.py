@@ -54,7 +54,7 @@ class Captioned(NamedTuple):
 
 def captioned(photos: tuple, seed: int, step: int, split: str, batch_size: int, size: int = 64
               ) -> Captioned:
-  """Returns one batch of crops, the same for the same arguments; see `photos.crops`."""
+  """Returns one batch of crops, the same for the same arguments."""
   images, labels, places = photos_lib.crops(photos, seed, step, split, batch_size, size)
   # A separate random stream, so that the crops are the same with and without captions.
   rng = np.random.default_rng([seed, photos_lib.SPLITS.index(split), step, 1])

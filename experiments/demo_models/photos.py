@@ -100,7 +100,7 @@ def load() -> tuple:
 
 
 def _open(source: Source) -> Any:
-  """Opens one photograph; see `load`."""
+  """Opens one photograph."""
   # scikit-image itself depends on Pillow.
   missing = [name for name in (source.package, 'PIL') if importlib.util.find_spec(name) is None]
   if missing:

@@ -59,7 +59,7 @@ class TokenRecipe(stages.Stages):
     """
 
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
-    """See `stages.Stages`."""
+    """Trains the tokenizer in `workdir` or continues; returns its parameters."""
     config, train = self.tokenizer, self.tokenizer_train
     optimizer = train.optimizer
     crops = lambda seed, index, split: self.crops(seed, index, split, optimizer.batch_size)[0]
@@ -80,14 +80,14 @@ class TokenRecipe(stages.Stages):
     return state.params
 
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> stages.Split:
-    """Returns tokens `[N, T]` and labels `[N]`, int32; see `stages.Stages`."""
+    """Returns tokens `[N, T]` and labels `[N]`, int32."""
     encode = jax.jit(lambda images: vq.encode(tokenizer, self.tokenizer, images))
     return self.encode_crops(workdir / f'tokens_{split}.npz', 'tokens', split,
                         lambda images: np.asarray(encode(images)).reshape(len(images), -1))
 
   def train_model(self, role: str, data: Mapping[str, stages.Split],
                   workdir: pathlib.Path) -> Any:
-    """See `stages.Stages`."""
+    """Trains the target or the draft model in `workdir` or continues."""
     config, train = getattr(self, role), getattr(self, f'{role}_train')
     optimizer = train.optimizer
     tokens, conditions = self.sequences(data['train'])
@@ -107,7 +107,7 @@ class TokenRecipe(stages.Stages):
 
   def networks(self, tokenizer: Any, models: Mapping[str, Any],
                data: Mapping[str, stages.Split]) -> dict[str, stages.Network]:
-    """See `stages.Stages`."""
+    """Returns the trained networks by their role in a model."""
     del data
     return {'tokenizer': stages.Network('vq', self.tokenizer, tokenizer)} | {
         role: stages.Network(self.family, getattr(self, role), params)
@@ -115,7 +115,7 @@ class TokenRecipe(stages.Stages):
 
   def metrics(self, tokenizer: Any, models: Mapping[str, Any],
               data: Mapping[str, stages.Split]) -> dict[str, dict[str, Any]]:
-    """See `stages.Stages` and `evaluate`."""
+    """Returns held-out metrics by role."""
     images, _ = self.held_out()
     sequences = self.sequences(data['held_out'])
     metrics = {'tokenizer': stages.errors(self.reconstruct(tokenizer, data, images), images) |
@@ -126,7 +126,7 @@ class TokenRecipe(stages.Stages):
 
   def reconstruct(self, tokenizer: Any, data: Mapping[str, stages.Split],
                   images: np.ndarray) -> np.ndarray:
-    """See `stages.Stages`."""
+    """Encodes and decodes images `[N, H, W, 3]` in [-1, 1]."""
     del data
     run = jax.jit(lambda batch: vq.decode(
         tokenizer, self.tokenizer, vq.encode(tokenizer, self.tokenizer, batch)))
@@ -135,7 +135,7 @@ class TokenRecipe(stages.Stages):
 
 @dataclasses.dataclass(frozen=True)
 class Recipe(TokenRecipe):
-  """Recipe of class-conditional models; see `TokenRecipe`."""
+  """Recipe of class-conditional models."""
 
   family: ClassVar[str] = 'llamagen'
 
@@ -152,7 +152,7 @@ class Recipe(TokenRecipe):
       stages.check_model(role, getattr(self, role), expected)
 
   def small(self) -> 'Recipe':
-    """See `stages.Stages`."""
+    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
     model = llamagen.LlamaGenConfig(
         height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
         vocab_size=SMALL_TOKENIZER.codebook_size, num_classes=len(photos_lib.NAMES))
@@ -160,7 +160,7 @@ class Recipe(TokenRecipe):
                                tokenizer_of=None, image_size=8)
 
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the tokens and labels of the images; see `TokenRecipe`."""
+    """Returns the tokens and labels of the images."""
     return data
 
 

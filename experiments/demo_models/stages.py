@@ -79,7 +79,7 @@ class Stages(abc.ABC):
 
   @property
   def defaults(self) -> dict[str, Any]:
-    """Defaults of the exported model; see `generation.Model.defaults`."""
+    """Defaults of the exported model."""
     return {'dtype': 'float32', 'guidance_scale': self.guidance_scale}
 
   def prepare(self) -> None:
@@ -88,7 +88,7 @@ class Stages(abc.ABC):
 
   @abc.abstractmethod
   def small(self) -> 'Stages':
-    """Returns the recipe with tiny networks, for crops of 8x8 pixels; see `training.smoke`."""
+    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
 
   @abc.abstractmethod
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
@@ -155,7 +155,7 @@ class Stages(abc.ABC):
     return batch.images, batch.labels
 
   def captions(self, labels: np.ndarray) -> list[str]:
-    """Returns descriptions of crops with these labels, see `crops`."""
+    """Returns descriptions of crops with these labels."""
     return [photos_lib.NAMES[label] for label in labels]
 
   def held_out(self) -> tuple[np.ndarray, np.ndarray]:

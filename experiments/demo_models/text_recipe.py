@@ -27,7 +27,7 @@ def vocabulary(num_codes: int, captions: tuple[str, ...] = photo_captions.WORDS
 
 @dataclasses.dataclass(frozen=True)
 class TextRecipe(recipe.TokenRecipe):
-  """Recipe of early-fusion models conditioned on captions; see `recipe.TokenRecipe`.
+  """Recipe of early-fusion models conditioned on captions.
 
   Prompts have Anole's template; rows and images end with special tokens, as Lumina-mGPT's do.
 
@@ -55,7 +55,7 @@ class TextRecipe(recipe.TokenRecipe):
       stages.check_model(role, getattr(self, role), expected)
 
   def small(self) -> 'TextRecipe':
-    """See `stages.Stages`."""
+    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
     model = early_fusion.EarlyFusionConfig(
         height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
         **vocabulary(recipe.SMALL_TOKENIZER.codebook_size, self.words))
@@ -64,24 +64,24 @@ class TextRecipe(recipe.TokenRecipe):
 
   @property
   def metadata(self) -> dict[str, Any]:
-    """See `stages.Stages`."""
+    """Metadata that is stored with the networks, JSON-serialisable."""
     return {'prompts': list(self.examples), 'image_size': self.image_size}
 
   @property
   def defaults(self) -> dict[str, Any]:
-    """See `stages.Stages`."""
+    """Defaults of the exported model."""
     return super().defaults | ({} if self.top_k is None else {'top_k': self.top_k})
 
   def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns crops and their captions; see `stages.Stages`."""
+    """Returns crops and their captions."""
     return photo_captions.captioned(stages.photos(), seed, index, split, size, self.image_size)
 
   def captions(self, labels: np.ndarray) -> list[str]:
-    """See `stages.Stages`."""
+    """Returns descriptions of crops with these labels."""
     return labels.tolist()
 
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, Prompt]:
-    """Returns images with the tokens of the grammar, and prompts; see `recipe.TokenRecipe`."""
+    """Returns images with the tokens of the grammar, and prompts."""
     codes, captions = data
     tokens = np.asarray(early_fusion.with_grammar(self.target, codes))
     return tokens, self._prompts(captions.tolist())
@@ -102,5 +102,5 @@ class TextRecipe(recipe.TokenRecipe):
 
   def networks(self, tokenizer: Any, models: Mapping[str, Any],
                data: Mapping[str, stages.Split]) -> dict[str, stages.Network]:
-    """See `stages.Stages`."""
+    """Returns the trained networks by their role in a model."""
     return super().networks(tokenizer, models, data) | {'text': self._text()}

@@ -33,7 +33,7 @@ def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.
     num_levels: levels of the decoder's schedule, whose last kernel must have noise.
     window: the first tokens of a round, which may be final; the others are drawn ahead.
     kernels_per_call: drafts of every chain that the head is evaluated at together, at most all.
-    rho: `[num_levels]` the blend of the head's drafter; see `head_drafter`.
+    rho: `[num_levels]` the blend of the head's drafter.
   """
   def start(target: Target, num_rows: int, width: int) -> Memory:
     return Memory(walk_lib.empty(num_levels, target.token_dim, num_rows, width),

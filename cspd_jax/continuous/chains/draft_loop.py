@@ -41,7 +41,7 @@ class Steps(NamedTuple):
     old_kernels: the kernels that they were drawn from.
     fresh: `[N, K, C]` noise of drafts without an old chain.
     split: `[N, K, C]` and
-    log_uniform: `[N, K]` of the moves from old chains; see `coupling`.
+    log_uniform: `[N, K]` of the moves from old chains.
   """
 
   exist: jax.Array
@@ -82,7 +82,7 @@ def follow(first: jax.Array, steps: Steps) -> Followed:
 
 
 def plain(first: jax.Array, steps: Steps) -> Followed:
-  """Runs the loop as operations of XLA; see `follow`."""
+  """Runs the loop as operations of XLA."""
   def step(carry, i):
     followed = _step(carry, jax.tree.map(lambda leaf: leaf[:, i], steps))
     return Moved(followed.x, followed.kept), followed
@@ -92,7 +92,7 @@ def plain(first: jax.Array, steps: Steps) -> Followed:
 
 
 def fused(first: jax.Array, steps: Steps, *, interpret: bool = False) -> Followed:
-  """Runs the loop as one GPU kernel, or in Pallas's interpreter on any device; see `follow`."""
+  """Runs the loop as one GPU kernel, or in Pallas's interpreter on any device."""
   # Arrays of bool have no layout that all versions of Triton agree on.
   whole = lambda leaf: leaf.astype(jnp.int32) if leaf.dtype == bool else leaf
   leaves, tree = jax.tree.flatten(steps)

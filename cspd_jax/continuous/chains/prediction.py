@@ -76,7 +76,7 @@ def start(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, first: ja
 
   Args:
     schedule: the levels.
-    rho: see `head_drafter`.
+    rho: `[num_levels]` the blend of the head's drafter.
     temperature: `[N]`.
     first: `[N, C]` the first states.
     x: `[N, K, C]` the states of the old chains.
@@ -97,7 +97,7 @@ def learn(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, predicted
 
   Args:
     schedule: the levels.
-    rho: see `head_drafter`.
+    rho: `[num_levels]` the blend of the head's drafter.
     temperature: `[N]`.
     predicted: the predictions before the call.
     exist: `[N]` which tokens have an old chain.

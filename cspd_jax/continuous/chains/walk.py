@@ -114,7 +114,7 @@ class Noise(NamedTuple):
   Attributes:
     fresh: `[N, K, C]` of states that are not moved from an old chain.
     split: `[N, K, C]` of the moves from old chains, None if no deviations are learned, and
-    log_uniform: `[N, K]`; see `coupling`.
+    log_uniform: `[N, K]` the logarithms of uniform numbers, for `coupling.move`.
     draft_split: `[N, K, C]` or None and
     draft_log_uniform: `[N, K]` of the moves from predicted kernels.
   """
@@ -181,11 +181,11 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
     target: the model.
     schedule: the levels; the last kernel must have noise.
     kernels_per_call: `L`, at most `K`.
-    rho: see `head_drafter`.
+    rho: `[num_levels]` the blend of the head's drafter.
     params: the model's parameters.
     batch: the tokens `[N]` with their new `z`.
     old: the old chains `[N]`.
-    trial: see `draw_noise`.
+    trial: `[N]` a number that differs between the rounds of a row.
   """
   levels, length = schedule.num_levels, kernels_per_call
   batch = head_lib.modulated(target, schedule, params, batch)

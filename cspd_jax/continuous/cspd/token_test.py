@@ -7,7 +7,7 @@ all tokens since the last verification. That pass does not see the drafts: it sc
 parallel distribution of the block. Every draft is accepted or replaced separately, none is
 discarded, so the number of passes, and with it the speed, does not depend on acceptance. With a
 valid test the distribution would be that of `parallel`, which needs no draft model; the tests here
-are not valid, see `cspd`. Two options change this: true contexts, and an end of the round at the
+are not valid. Two options change this: true contexts, and an end of the round at the
 first rejection.
 
 Tests compare the means of the two heads at kernel 0, the tokens that each would emit under the
@@ -44,7 +44,7 @@ class LastKernel(NamedTuple):
 
 
 class TokenVerdict(NamedTuple):
-  """A test's decisions about drafts; see `base.Verdict`.
+  """A test's decisions about drafts.
 
   Attributes:
     tokens: `[N, C]` the drafts, or the tokens that replace them.
@@ -82,7 +82,7 @@ def token_test(test: TokenTest, guarantee: str, *, keep_after_reject: bool = Tru
 
   Args:
     test: decides about the drafts.
-    guarantee: see `Verifier.guarantee`.
+    guarantee: how close the samples are to the distribution, in words.
     keep_after_reject: whether drafts after a replaced one are accepted if they pass their own test;
       else the round ends there, and the next one drafts the rest of the block again.
     bounded: whether the test has a bound on its error.
@@ -135,7 +135,8 @@ def relaxed(kappa: float, keep_after_reject: bool = True) -> Verifier:
 
   Args:
     kappa: tolerance.
-    keep_after_reject: see `token_test`.
+    keep_after_reject: whether drafts after a replaced one are accepted if they pass their own test;
+      else the round ends there, and the next one drafts the rest of the block again.
 
   Raises:
     ValueError: if `kappa` is out of range.

@@ -85,7 +85,7 @@ def draw(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, 
     batch: the tokens `[N]`.
     x: the states before kernel `split`.
     split: the first kernel of the path.
-    purpose: what the noise is for; see `noise`.
+    purpose: what the noise is for.
     trial: a number or `[N]`; which of several paths.
   """
   noise = noise_lib.chain_normal(batch.keys, purpose, split + 1, target.token_dim, trial)

@@ -57,7 +57,7 @@ def path_test(split: int, eta: float = DEFAULT_ETA, max_trials: int = coupling.D
   Args:
     split: first kernel of the tested path; above it the noise is shared.
     eta: see `coupling`.
-    max_trials: the largest number of proposals per residual draw; see `coupling`.
+    max_trials: the largest number of proposals per residual draw.
     bonus: whether a round with all drafts accepted adds a token of the target.
     sigma: whether the ratio has the paper's factor Sigma (its equation 4). The tokens then
       follow the distribution only where both models have the same variances.
@@ -88,17 +88,17 @@ class _PathTest:
 
   def sample_draft(self, model: Target, schedule: Schedule, params: Params, batch: TokenBatch,
                    aligned: bool) -> tuple[jax.Array, Drafted]:
-    """See `Verifier.sample_draft`."""
+    """Samples drafts with the draft model and records their paths."""
     start = path_lib.start(model, schedule, params, batch, self.split, aligned)
     path = path_lib.draw(model, schedule, params, batch, start.x, self.split, noise_lib.DRAFT)
     return path.states[:, -1], Drafted(batch.z.swapaxes(0, 1), start, path)
 
   def head_states(self, width: int) -> int:
-    """See `Verifier.head_states`: the paths of the drafts, or of proposals for a residual draw."""
+    """The states of the paths of the drafts, or of proposals for a residual draw."""
     return (self.split + 1) * max(width - self.bonus, coupling.TRIALS_PER_PASS)
 
   def verify(self, env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
-    """See `Verifier.verify`."""
+    """Accepts drafts up to the first whose path fails, and draws the next token."""
     assert draft is not None, 'make_decoder requires a drafter'
     drafted: Drafted = draft.record
     num_drafts = span.num_drafts(self.bonus)

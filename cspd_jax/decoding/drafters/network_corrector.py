@@ -127,13 +127,14 @@ def correct(network: Network, params: Params, new: jax.Array, old: jax.Array, st
   """Features `[..., F]` of positions, corrected where the target's stale features are available.
 
   Args:
-    network: see `from_network`.
+    network: the drafting network, trained for the target.
     params: the network's parameters.
     new: `[..., F]` the network's features in the new context.
     old: `[..., F]` its features in the context of `stale`.
     stale: `[..., F]` the target's features in the old context.
     has_stale: `[..., 1]` whether `stale` is available; elsewhere the result is `new`.
-    decay: see `from_network`.
+    decay: of `corrected_features`, at least 0. By default the network's own learned correction is
+      used if it has one, and `corrected_features` with a decay of 2 otherwise.
   """
   if network.correct is not None and decay is None:
     corrected = network.correct(params, new, old, stale)

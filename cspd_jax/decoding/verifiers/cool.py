@@ -67,7 +67,7 @@ def cool_linear(delta: float = 1.1, l: int = 8, *, clamp: bool = True,
     delta: mean factor, above 0.
     l: depth at which the factor would reach 0; larger than `L`.
     clamp: raise factors below 1 to 1. False is the schedule as printed.
-    length: `L`; see `cool`.
+    length: `L`.
 
   Raises:
     ValueError: for values outside their range, or if `l` is not larger than `L`; without `length`

@@ -83,11 +83,11 @@ def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None,
   (arXiv 2601.09212) they add at most `lam p(x)`; its `lam` is smaller by one.
 
   Args:
-    table: see `lantern`.
+    table: neighbours of every token, as for `lantern`.
     lam: the bound, at least 1 (exact).
     k: number of neighbours to use, all by default.
     residual: one of `RESIDUALS`.
-    greedy: see `lantern`.
+    greedy: how temperature 0 is verified, as for `lantern`.
 
   Raises:
     ValueError: for options outside their range or an invalid table.

@@ -49,7 +49,7 @@ class Moments(NamedTuple):
 
 def causal_chain(num_tokens: int = 8, token_dim: int = 2, *, schedule: Schedule | None = None,
                  means: tuple[float, ...] = (0.0,), null: float | None = None) -> Analytic:
-  """A causal model with a cache whose tokens are jointly normal; see `causal_moments`.
+  """A causal model with a cache whose tokens are jointly normal.
 
   A token is normal given those before it, with a mean that is linear in all of them. Slots of the
   cache hold NaN until they are written, so that a decoder that reads a slot too early, or writes
