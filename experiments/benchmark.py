@@ -37,10 +37,10 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, spec as spec_lib
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
-from cspd_jax.measure import conclusions, rows as rows_lib, tables, tradeoff
+from cspd_jax.measure import conclusions, measurements, tables, tradeoff
 from cspd_jax.measure.bench import Bench
 from cspd_jax.measure.conclusions import Claim
-from cspd_jax.measure.rows import Row
+from cspd_jax.measure.measurements import Measurement
 from cspd_jax.measure.tradeoff import Curve
 from cspd_jax.metrics import base as metrics_lib
 from cspd_jax.metrics.base import Metric
@@ -172,8 +172,8 @@ def prepare(config: Config) -> Plan:
     ValueError: for invalid options, naming the option.
   """
   model = inputs.model(config.loading, config.parts, one_group=inputs.MEASURED)
-  metrics = rows_lib.choose(model.engine.name, config.metrics)
-  rows_lib.choose(model.engine.name, config.columns)
+  metrics = measurements.choose(model.engine.name, config.metrics)
+  measurements.choose(model.engine.name, config.columns)
   prompts, seed = inputs.images(config.images, model)
   if len(prompts) < 2:
     raise ValueError(f'num_images is {len(prompts)}; it must be at least 2, for a standard error.')
@@ -185,13 +185,13 @@ def prepare(config: Config) -> Plan:
       model.engine.complete(text, window=config.window, length=config.length))
   pairs = [f'{drafter}+{verifier}' for drafter in config.drafter for verifier in config.verifier]
   bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size, sampling=sampling)
-  rows, left_out = rows_lib.able(
+  rows, left_out = measurements.able(
       bench, list(map(complete, [model.engine.baseline, *pairs, *config.decoder])))
   points = {}
   for drafter in config.curve_drafter:
     texts = {name: complete(text) for name, text in
              tradeoff.specifications(drafter, config.curves).items()}
-    runnable, refused = rows_lib.able(bench, list(texts.values()))
+    runnable, refused = measurements.able(bench, list(texts.values()))
     if reason := refused.get(texts[None, None]):
       raise ValueError(f'curve_drafter {drafter} cannot run: {reason}')
     points[complete(drafter)] = {name: text for name, text in texts.items() if text in runnable}
@@ -215,7 +215,7 @@ class Printer:
     self._labels = [_label(text)[1] for text in decoders]
     self._widths: list[int] = []
 
-  def show(self, row: Row) -> None:
+  def show(self, row: Measurement) -> None:
     """Prints a row; above it, the heading of the table and the drafter where they are new."""
     drafter, label = _label(row.decoder)
     if not self._widths:
@@ -237,7 +237,7 @@ def _label(text: str) -> tuple[str | None, str]:
   return (str(first), f'  {second[0]}') if second else (None, text)
 
 
-def columns(metrics: Sequence[Metric], row: Row) -> dict[str, str]:
+def columns(metrics: Sequence[Metric], row: Measurement) -> dict[str, str]:
   """Returns the columns of a table with rows like `row`, with standard errors where it has them."""
   result = {'decoder': '{decoder}', 'guarantee': '{guarantee}'}
   if 'speedup' in row.figures:
@@ -259,16 +259,17 @@ def run(config: Config) -> None:
   print(f'{len(bench.prompts)} images of {bench.model.num_tokens} tokens per decoder; model '
         f'{bench.model.name}, ' + ', '.join(f'{name.replace("_", " ")} {value:g}' for name, value in
                                             bench.sampling._asdict().items()), flush=True)
-  reference = rows_lib.reference(bench, plan.metrics, config.reference_sets)
+  reference = measurements.reference(bench, plan.metrics, config.reference_sets)
   for name, (mean, deviation) in reference.noise.items():
     print(f'noise of {name}: {mean:.4f} +- {deviation:.4f} (standard deviation)')
-  shown = rows_lib.choose(bench.model.engine.name, config.columns)
+  shown = measurements.choose(bench.model.engine.name, config.columns)
   printer = Printer([metric for metric in shown if metric in plan.metrics], plan.all())
   results: list[dict[str, Any]] = []
 
-  def measure(texts: Sequence[str], timed_images: int | None, curves: Sequence[tuple]) -> list[Row]:
+  def measure(texts: Sequence[str], timed_images: int | None, curves: Sequence[tuple]
+              ) -> list[Measurement]:
     rows = []
-    measured = rows_lib.rows(bench, texts, plan.metrics, reference, timed_images)
+    measured = measurements.rows(bench, texts, plan.metrics, reference, timed_images)
     for row, (curve, value) in zip(measured, curves):
       printer.show(row)
       rows.append(row)
@@ -302,7 +303,8 @@ def run(config: Config) -> None:
 
 
 def draw(report: Report, points: Mapping[str, Sequence[tradeoff.Point]],
-         curves: Sequence[tradeoff.Curve], baseline: str, reference: rows_lib.Reference) -> None:
+         curves: Sequence[tradeoff.Curve], baseline: str, reference: measurements.Reference
+         ) -> None:
   """Draws the trade-off curves."""
   panels = tradeoff.panels(points, curves, baseline, reference.noise)
   for ending in ('png', 'svg'):

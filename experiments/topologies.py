@@ -18,7 +18,7 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
-from cspd_jax.measure import rows as rows_lib, tables
+from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
 from experiments.benchmark import Printer
 
@@ -78,14 +78,14 @@ def run(config: Config) -> None:
     if not getattr(config, name):
       raise ValueError(f'{name} is empty; give at least one.')
   model = inputs.model(config.loading, config.parts, one_group=inputs.MEASURED)
-  metrics = rows_lib.choose(model.engine.name, config.metrics)
+  metrics = measurements.choose(model.engine.name, config.metrics)
   prompts, seed = inputs.images(config.images, model)
   bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size,
                 sampling=model.sampling(**inputs.overrides(config.sampling)))
   texts_of_windows: dict[int, list[str]] = {}
   left_out: dict[str, str] = {}
   for window in config.window:
-    texts_of_windows[window], refused = rows_lib.able(
+    texts_of_windows[window], refused = measurements.able(
         bench, [model.engine.complete(text, window=window) for text in config.decoder])
     left_out |= refused
   all_texts = [text for texts in texts_of_windows.values() for text in texts]
@@ -94,7 +94,7 @@ def run(config: Config) -> None:
   report, start = Report(config.workdir, ['rows.csv']), time.perf_counter()
   printer, rows = Printer(metrics, all_texts), []
   for window, texts in texts_of_windows.items():
-    for row in rows_lib.rows(bench, texts, metrics):
+    for row in measurements.rows(bench, texts, metrics):
       printer.show(row)
       rows.append(dict(window=window) | row.figures)
       atomic.write(report.path('rows.csv'), tables.csv(rows).encode())

@@ -21,7 +21,7 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
-from cspd_jax.measure import rows as rows_lib, tables
+from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import likelihood
 from cspd_jax.plots import curves
@@ -84,7 +84,7 @@ def run(config: Config) -> None:
   if len(set(config.decoder)) > _MOST:
     raise ValueError(f'decoder has {len(set(config.decoder))} entries; it must have at most '
                      f'{_MOST}, the number of lines in a figure.')
-  metrics = rows_lib.choose(model.engine.name, ('step_compression', 'one_token_rounds'))
+  metrics = measurements.choose(model.engine.name, ('step_compression', 'one_token_rounds'))
   prompts, seed = inputs.images(config.images, model)
   settings = [dict(temperature=temperature, guidance_scale=scale) for temperature, scale in
               itertools.product(config.temperature, config.guidance_scale)]
@@ -99,7 +99,7 @@ def run(config: Config) -> None:
   for setting, bench in zip(settings, benches):
     # Along the baseline's images; its expectation is the same for all exact decoders.
     entropy = float(np.mean(likelihood.of_sample(bench.sample(bench.baseline), model).entropy))
-    for row in rows_lib.rows(bench, texts, metrics):
+    for row in measurements.rows(bench, texts, metrics):
       points.append(setting | dict(entropy=entropy) | row.figures)
       print(', '.join(f'{name} {text.format_map(points[-1])}'
                       for name, text in _COLUMNS.items()), flush=True)

@@ -30,7 +30,7 @@ from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.files.store import CheckpointError
 from cspd_jax.generation import defaults
-from cspd_jax.measure import rows as rows_lib, tables, tuning
+from cspd_jax.measure import measurements, tables, tuning
 from cspd_jax.measure.bench import Bench
 
 # The most promising first, in case the time runs out.
@@ -167,7 +167,7 @@ def _candidates(config: Config, bench: Bench) -> Plan:
   lines += [[text] for text in standing.values()]
   kept: dict[str, None] = {}
   for number, line in enumerate(lines):
-    able, refused = rows_lib.able(bench, line)
+    able, refused = measurements.able(bench, line)
     weak = {text: why for text in able if (why := _weaker(bench, text, config.guarantee))}
     left_out |= refused | weak
     lines[number] = [text for text in able if text not in weak and text not in kept]

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from cspd_jax.core.random import RowKeys, as_key, exponential
 
-# Purposes. See `chains.walk.draw_noise` for those of `windows`.
+# Purposes. See `chain_walk.draw_noise` for those of `windows`.
 START = 0  # The first state of the chain, x_T.
 STEP = 1  # The noise of the target's own kernels; shared by the draft model.
 DRAFT = 2  # The noise of a drafter's kernels.

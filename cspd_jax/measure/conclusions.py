@@ -8,7 +8,7 @@ import numpy as np
 
 from cspd_jax.core import spec as spec_lib
 from cspd_jax.measure import tradeoff
-from cspd_jax.measure.rows import Row
+from cspd_jax.measure.measurements import Measurement
 
 # Standard errors that a significant difference exceeds.
 _CLEAR = 2.0
@@ -47,7 +47,7 @@ class Claim(NamedTuple):
   metric: str | None = None
 
 
-def of_guarantees(rows: Sequence[Row]) -> list[Conclusion]:
+def of_guarantees(rows: Sequence[Measurement]) -> list[Conclusion]:
   """Tests whether the decoders meet their guarantees; omits guarantees that were not measured."""
   figures, result = [row.figures for row in rows], []
   deviations = {
@@ -72,7 +72,7 @@ def of_guarantees(rows: Sequence[Row]) -> list[Conclusion]:
   return result
 
 
-def of_rows(rows: Sequence[Row], claims: Sequence[Claim]) -> list[Conclusion]:
+def of_rows(rows: Sequence[Measurement], claims: Sequence[Claim]) -> list[Conclusion]:
   """Tests claims about a metric of two decoders, if both were measured."""
   by_name, result = {row.decoder: row.figures for row in rows}, []
   for claim in claims:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax.measure.rows import Row
+from cspd_jax.measure.measurements import Measurement
 from cspd_jax.plots import curves as plot
 
 # The metrics that the panels of a figure show, and the labels of their axes.
@@ -45,7 +45,7 @@ class Point(NamedTuple):
 
   curve: str | None
   value: float | None
-  row: Row
+  row: Measurement
 
 
 def specifications(drafter: str, curves: Sequence[Curve]) -> dict[tuple, str]:
@@ -55,7 +55,7 @@ def specifications(drafter: str, curves: Sequence[Curve]) -> dict[tuple, str]:
       for curve in curves for value in curve.values}
 
 
-def of_curve(points: Sequence[Point], curve: Curve) -> list[Row]:
+def of_curve(points: Sequence[Point], curve: Curve) -> list[Measurement]:
   """Returns the rows on a curve, from the points of one drafter."""
   return [point.row for point in points
           if point.curve == curve.name or (point.curve is None and curve.from_exact)]
@@ -84,7 +84,7 @@ def panels(points: Mapping[str, Sequence[Point]], curves: Sequence[Curve], basel
   return result
 
 
-def _line(rows: Sequence[Row], measure: str, like: str) -> plot.Curve | None:
+def _line(rows: Sequence[Measurement], measure: str, like: str) -> plot.Curve | None:
   """Returns a metric over the accepted length; None if no row has the metric."""
   measured = [row.figures for row in rows if row.figures.get(measure) is not None]
   if not measured:
@@ -138,7 +138,7 @@ class Gap(NamedTuple):
   worse: float
 
 
-def path(rows: Sequence[Row]) -> Path:
+def path(rows: Sequence[Measurement]) -> Path:
   """Collects the results of every image from the rows of a curve."""
   decoded = [row.sample.decoded for row in rows]
   return Path(np.array([point.rounds - 1 for point in decoded], np.float64),

@@ -11,7 +11,7 @@ import cspd_jax
 from cspd_jax.cli import groups, inputs
 from cspd_jax.continuous.context import BLOCK
 from cspd_jax.core import fields, programs
-from cspd_jax.measure import rows as rows_lib, timing
+from cspd_jax.measure import measurements, timing
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics.base import Sample
 
@@ -249,7 +249,7 @@ class Lab:
     decoder = self.bench.decoder(text, guided)
     block = decoder.drafter is not None and decoder.stages[-1].context is BLOCK
     means = {metric.name: metric(sample, self.model).mean
-             for metric in rows_lib.choose('continuous', (*_COSTS, 'acceptance'))}
+             for metric in measurements.choose('continuous', (*_COSTS, 'acceptance'))}
     return dict(
         decoder=text, guided=guided, distribution=decoder.distribution,
         guarantee=decoder.guarantee, acceptance_is_share_of=_ACCEPTED[mode],

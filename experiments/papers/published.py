@@ -23,7 +23,7 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
-from cspd_jax.measure import rows as rows_lib, tables
+from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
 from experiments.papers.published_rows import ROWS, Row
 
@@ -88,11 +88,11 @@ class Lab:
     # Without chance there is no entropy to compare with, and continuous tokens have densities.
     priced = self._discrete and row.temperature > 0
     # A row states its own metrics, those included that tables of several decoders omit.
-    metrics = [metric._replace(tabled=True) for metric in rows_lib.choose(
+    metrics = [metric._replace(tabled=True) for metric in measurements.choose(
         self.model.engine.name, [*row.metrics, *['nll_excess'] * priced])]
     bench = self.bench(row)
-    reference = rows_lib.Reference(bench.sample(bench.baseline))
-    measured = next(rows_lib.rows(bench, [row.decoder], metrics, reference))
+    reference = measurements.Reference(bench.sample(bench.baseline))
+    measured = next(measurements.rows(bench, [row.decoder], metrics, reference))
     cells = {name: column.format(**measured.figures)
              for name, column in metrics_lib.columns(metrics, errors=True).items()}
     price = cells.popitem()[1] if priced else None

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous import context, contract, coupling, decoders
-from cspd_jax.continuous.chains import walk as walk_lib
+from cspd_jax.continuous.chains import chain_walk
 
 
 def _old_kernels_recorded(patch):
-  walk = walk_lib.walk
+  walk = chain_walk.walk
 
   def mutant(*args):
     walked, old = walk(*args), args[6]
@@ -22,7 +22,7 @@ def _old_kernels_recorded(patch):
     kernels = jax.tree.map(choose, old.kernels, walked.chains.kernels)
     return walked._replace(chains=walked.chains._replace(kernels=kernels))
 
-  patch(walk_lib, 'walk', mutant)
+  patch(chain_walk, 'walk', mutant)
 
 
 def _noise_of_the_new_kernel(patch):
@@ -37,12 +37,12 @@ def _noise_of_the_new_kernel(patch):
 
 
 def _same_random_numbers(patch):
-  walk = walk_lib.walk
-  patch(walk_lib, 'walk', lambda *args: walk(*args[:7], 0 * args[7]))
+  walk = chain_walk.walk
+  patch(chain_walk, 'walk', lambda *args: walk(*args[:7], 0 * args[7]))
 
 
 def _one_token_too_many(patch):
-  walk = walk_lib.walk
+  walk = chain_walk.walk
 
   def mutant(*args):
     walked = walk(*args)
@@ -50,7 +50,7 @@ def _one_token_too_many(patch):
     even = jnp.sum(walked.kept, axis=1) % 2 == 0
     return walked._replace(kept=walked.kept.at[:, -1].set(walked.kept[:, -1] | even))
 
-  patch(walk_lib, 'walk', mutant)
+  patch(chain_walk, 'walk', mutant)
 
 
 def _context_with_the_draft_behind(patch):
@@ -59,13 +59,13 @@ def _context_with_the_draft_behind(patch):
 
 
 def _predicted_kernel(patch):
-  verify = walk_lib._verify
+  verify = chain_walk._verify
 
   def mutant(target, noise, state, drafts, called, true):
     # The drafts follow the predicted kernels and are tested against them, so all are kept.
     return verify(target, noise, state, drafts, called, drafts.chains.kernels)
 
-  patch(walk_lib, '_verify', mutant)
+  patch(chain_walk, '_verify', mutant)
 
 
 def _parted_as_merged(patch):
@@ -132,14 +132,14 @@ def _first_drafts_cached(patch):
 
 
 def _shifted_kernels(patch):
-  left = walk_lib.Memory.left
+  left = chain_walk.Memory.left
 
   def mutant(memory):
     # The chains are shifted to their new ranks, the kernels that they were drawn from are not.
     old = left(memory)
     return old._replace(kernels=memory.chains.kernels)
 
-  patch(walk_lib.Memory, 'left', mutant)
+  patch(chain_walk.Memory, 'left', mutant)
 
 
 _BOTH = {

@@ -77,7 +77,7 @@ def test_rows_of_every_window(folder, capsys, tmp_path):
 @pytest.mark.parametrize('paper,decoder', [
     ('sjd', 'jacobi(coupling=noise, window=3)+exact'), ('sjd_pac', 'mc_sjd(window=3)')])
 def test_papers_have_their_own_decoders(folder, capsys, tmp_path, monkeypatch, paper, decoder):
-  monkeypatch.setattr(topologies.rows_lib, 'rows', lambda *_: [])
+  monkeypatch.setattr(topologies.measurements, 'rows', lambda *_: [])
   found = _call(topologies.main, folder, capsys, tmp_path / 'out',
                 f'--config={PAPERS}/{paper}.py', '--window=3')
   assert found.code == 0, found.err

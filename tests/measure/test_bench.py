@@ -14,7 +14,7 @@ from cspd_jax.decoding.verifiers.cool import uniform
 from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
-from cspd_jax.measure import bench, rows
+from cspd_jax.measure import bench, measurements
 from cspd_jax.measure.bench import Bench
 from cspd_jax.testing import tabular
 from tests.families import tiny
@@ -70,7 +70,7 @@ def test_where_vanilla_differs_its_window_decides(model, monkeypatch, vanilla, w
   others = {'vanilla': own.tokens.copy(), 'vanilla(window=4)': own.tokens}
   others['vanilla'][0, 3:] = vanilla
   monkeypatch.setattr(bench, 'sample', lambda name: types.SimpleNamespace(tokens=others[name]))
-  assert rows._equal(bench, own, window) == expected
+  assert measurements._equal(bench, own, window) == expected
 
 
 def test_images_of_other_seeds(model):
@@ -100,8 +100,8 @@ def test_a_run_goes_past_the_prompts(model):
 
 def test_what_cannot_run_is_named(model):
   bench = Bench(model, ['sea', 'sky'])
-  able, left_out = rows.able(bench, ['vanilla', 'jacobi+block', 'medusa', 'vanilla'])
+  able, left_out = measurements.able(bench, ['vanilla', 'jacobi+block', 'medusa', 'vanilla'])
   assert able == ['vanilla']
   assert 'keeps drafts' in left_out['jacobi+block'] and 'heads' in left_out['medusa']
   with pytest.raises(ValueError, match="metrics holds 'beauty'; .* one of rounds, "):
-    rows.choose('discrete', ['beauty'])
+    measurements.choose('discrete', ['beauty'])

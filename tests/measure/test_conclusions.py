@@ -7,7 +7,7 @@ from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.measure import conclusions, tradeoff
 from cspd_jax.measure.conclusions import Claim
-from cspd_jax.measure.rows import Row
+from cspd_jax.measure.measurements import Measurement
 from cspd_jax.measure.tradeoff import Curve, Point
 from cspd_jax.metrics.base import Sample
 
@@ -27,7 +27,7 @@ def point(curve, value, length, tv_bound, noise=0.0):
   decoded = Decoded(
       np.zeros((8, 101), int), rounds, None, None,
       101 * tv_bound * (1 + noise * rng.normal(size=8)), np.ones(8, bool), None)
-  return Point(curve, value, Row('', {}, Sample(decoded, None, None)))
+  return Point(curve, value, Measurement('', {}, Sample(decoded, None, None)))
 
 
 def points(released_tv_bound, noise=0.0):
@@ -62,7 +62,7 @@ def test_curves_without_common_lengths():
 
 
 def row(decoder, guarantee, length, excess=0.01, in_window=None):
-  return Row(decoder, dict(
+  return Measurement(decoder, dict(
       decoder=decoder, guarantee=Guarantee(guarantee), accepted_length=length,
       accepted_length_error=0.05,
       nll_excess=excess, nll_excess_error=0.01,

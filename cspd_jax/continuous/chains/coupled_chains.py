@@ -1,7 +1,7 @@
 """Windows of tokens whose denoising chains are coupled with those of the last round.
 
 A round draws the chains of all tokens of the window anew, each given the tokens of the last round
-before it, and keeps what it can of the old chains (see `walk`). The first token had its true
+before it, and keeps what it can of the old chains (see `chain_walk`). The first token had its true
 context, so it is final. While a token is unchanged, the context of the next one was true, so that
 one is final too.
 
@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Target, Verdict, Verifier
-from cspd_jax.continuous.chains import walk as walk_lib
-from cspd_jax.continuous.chains.walk import Memory
+from cspd_jax.continuous.chains import chain_walk
+from cspd_jax.continuous.chains.chain_walk import Memory
 from cspd_jax.continuous.result import Kernels
 from cspd_jax.continuous.span import Span
 
@@ -36,14 +36,14 @@ def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.
     rho: `[num_levels]` the blend of the head's drafter.
   """
   def start(target: Target, num_rows: int, width: int) -> Memory:
-    return Memory(walk_lib.empty(num_levels, target.token_dim, num_rows, width),
+    return Memory(chain_walk.empty(num_levels, target.token_dim, num_rows, width),
                   jnp.zeros(num_rows, jnp.int32))
 
   def verify(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     assert draft is not None, 'make_decoder refuses this verifier without a drafter'
     rows, width = span.ranks.shape
     flat = lambda leaf: leaf.reshape(rows * width, *leaf.shape[2:])
-    walked = walk_lib.walk(
+    walked = chain_walk.walk(
         env.target, env.schedule, kernels_per_call, rho, env.params,
         span.batch(z), jax.tree.map(flat, draft.record), jnp.repeat(span.count, width))
     walked = jax.tree.map(lambda leaf: leaf.reshape(rows, width, *leaf.shape[1:]), walked)
@@ -74,7 +74,7 @@ def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.
 
 
 def old_chains() -> Drafter:
-  """Returns a drafter whose drafts are the tokens of the verifier's `walk.Memory`.
+  """Returns a drafter whose drafts are the tokens of the verifier's `chain_walk.Memory`.
 
   They are those that the last round has drawn and not committed. Tokens of the window without a
   draft are missing; a causal model reads the last draft in their place.

@@ -1,4 +1,4 @@
-"""Measures decoders of one model with the registered metrics: one row per decoder."""
+"""Measures decoders of one model with the registered metrics: the rows of a table."""
 
 import types
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics.base import Metric, Sample
 
 
-class Row(NamedTuple):
+class Measurement(NamedTuple):
   """The measurements of a decoder.
 
   Attributes:
@@ -89,7 +89,8 @@ def reference(bench: Bench, metrics: Sequence[Metric], sets: int | None) -> Refe
 
 
 def rows(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
-         reference: Reference = Reference(), timed_images: int | None = None) -> Iterator[Row]:
+         reference: Reference = Reference(), timed_images: int | None = None
+         ) -> Iterator[Measurement]:
   """Decodes and measures, one row at a time.
 
   Args:
@@ -117,7 +118,7 @@ def rows(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
       figures |= _equal(bench, sample, decoder.drafter.tree.num_nodes + 1)
     if timed_images is not None:
       figures |= _times(bench, text, sample, timed_images)
-    yield Row(text, figures, compared)
+    yield Measurement(text, figures, compared)
 
 
 def _equal(bench: Bench, sample: Sample, window: int) -> dict[str, float]:
