@@ -93,7 +93,7 @@ class Config:
     fields.check(self)
 
 
-@cli.command(Config)
+@cli.command(Config, kept='converted parts are kept')
 def main(config: Config) -> None:
   if missing := [f'--{name}' for name in ('family', 'source', 'output')
                  if not getattr(config, name)]:

@@ -126,7 +126,7 @@ def write_pictures(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, A
       save(f'samples_{role}{suffix}', generated.images / np.float32(127.5) - 1, generated.prompts)
 
 
-@cli.command(config='configs/train/demo.py', flags=Flags())
+@cli.command(kept='saved steps are kept', config='configs/train/demo.py', flags=Flags())
 def main(recipe: Any, flags: Any) -> None:
   training.check_kind(recipe, stages.Stages, 'configs/train/demo.py')
   if flags.stage not in ('all', *_stages_of(recipe)):

@@ -12,12 +12,15 @@ Every field of the configuration is a flag: `--seed=1` sets the only field of th
 exit code 2, Ctrl-C with 130, and a bug with a traceback.
 """
 
+import contextlib
 import dataclasses
 import functools
 import inspect
+import logging as std_logging
+import pathlib
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from absl import flags, logging
@@ -37,9 +40,10 @@ class Command:
   """A command: `command(argv)` runs it and returns its exit code."""
 
   def __init__(self, main: Callable, defaults: Callable[[], Any] | None, config: str | None,
-               flags: Any):
+               flags: Any, kept: str | None):
     functools.update_wrapper(self, main)
     self._main, self._defaults, self._config, self._flags = main, defaults, config, flags
+    self._kept = kept
 
   def __call__(self, argv: Sequence[str] | None = None) -> int:
     """Runs the command.
@@ -48,10 +52,10 @@ class Command:
       argv: the command line, with the name of the command first; None means that of the process.
     """
     words = list(sys.argv if argv is None else argv)[1:]
-    logging.use_absl_handler()
     logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
-    return exits.code_of(
-        lambda: self._run([word for word in words if word != '--debug']), '--debug' in words)
+    with _log():
+      return exits.code_of(
+          lambda: self._run([word for word in words if word != '--debug']), '--debug' in words)
 
   def _run(self, words: Sequence[str]) -> int | None:
     path, words = self._config_path(words)
@@ -67,7 +71,12 @@ class Command:
     for argument in arguments:
       _check_places(argument)
     compiled.enable()
-    return self._main(*arguments)
+    try:
+      return self._main(*arguments)
+    except KeyboardInterrupt as stop:
+      if stop.args or self._kept is None:
+        raise
+      raise KeyboardInterrupt(f'{self._kept}; the same command resumes') from stop
 
   def _config_path(self, words: Sequence[str]) -> tuple[str | None, list[str]]:
     """The value of --config, and the other words."""
@@ -162,8 +171,36 @@ class Command:
     return '\n'.join(lines)
 
 
+class _Handler(std_logging.Handler):
+  """Writes log lines to stderr: those of this project, and warnings of other packages.
+
+  Other packages log much that nobody asked for: the backends that JAX does not find, the files that
+  Orbax writes.
+  """
+
+  _OWN = ('cspd_jax', 'checkpoints_conversion', 'configs', 'experiments')
+  _ROOT = pathlib.Path(__file__).parents[2]
+
+  def emit(self, record: std_logging.LogRecord) -> None:
+    """Writes a line without date and place."""
+    own = any(pathlib.Path(record.pathname).is_relative_to(self._ROOT / name) for name in self._OWN)
+    if own or record.levelno >= std_logging.WARNING:
+      print(record.getMessage(), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _log() -> Iterator[None]:
+  """Shows log lines on stderr."""
+  root, handler = std_logging.getLogger(), _Handler()
+  root.addHandler(handler)
+  try:
+    yield
+  finally:
+    root.removeHandler(handler)
+
+
 def command(defaults: Callable[[], Any] | None = None, *, config: str | None = None,
-            flags: Any = None) -> Callable[[Callable], Command]:
+            flags: Any = None, kept: str | None = None) -> Callable[[Callable], Command]:
   """Turns a `main` into a command.
 
   Args:
@@ -172,12 +209,14 @@ def command(defaults: Callable[[], Any] | None = None, *, config: str | None = N
       dataclass, configurations from files must have its fields.
     config: the default configuration file.
     flags: a dataclass of flags in addition to the configuration, with their defaults.
+    kept: what Ctrl-C leaves for the same command, which resumes, as a sentence; None if that is
+      nothing, or `main` says it: the argument of its KeyboardInterrupt.
 
   Returns:
     A decorator for `main(config)`, `main(flags)` or `main(config, flags)`, which returns None or
     an exit code and raises ValueError for invalid input.
   """
-  return lambda main: Command(main, defaults, config, flags)
+  return lambda main: Command(main, defaults, config, flags, kept)
 
 
 def _unknown(name: str, groups: Sequence[Any]) -> str:

@@ -53,7 +53,7 @@ def headline(model: cspd_jax.Model, requests: Requests, prompts: Sequence[Any],
       if value != usual[name] or name in ('guidance_scale', 'temperature'))
   count = len(prompts)
   return (f'{count} image{"s"[:count != 1]} of {model.num_tokens} {model.engine.name} tokens with '
-          f'{len(requests)} decoders; model {model.name}, {options}')
+          f'{len(requests)} decoders; model {model.name} on {model.where}, {options}')
 
 
 def baseline(engine: Any, specifications: Mapping[str, Any]) -> str | None:

@@ -34,6 +34,8 @@ import functools
 import sys
 from typing import Any, Literal, NamedTuple
 
+import jax
+
 from cspd_jax import cli, metrics
 from cspd_jax.core import fields, progress
 from cspd_jax.files import folders, paths
@@ -181,14 +183,17 @@ def _arrange(config: Config) -> None:
     divided = layouts.groups(images, layouts.dpg_lines(str(config.prompts)))
     layouts.check_grids(divided)
     write = functools.partial(layouts.write_dpg, divided=divided, read=read)
-  with folders.replacing(folder, layouts.listed) as new:
-    if config.resize is None:
-      paths.check_space(new, sum(image.path.stat().st_size for image in images))
-    write(new)
+  try:
+    with folders.replacing(folder, layouts.listed) as new:
+      if config.resize is None:
+        paths.check_space(new, sum(image.path.stat().st_size for image in images))
+      write(new)
+  except KeyboardInterrupt as stop:
+    raise KeyboardInterrupt('nothing is left; the same command starts again') from stop
   print(f'{len(images)} images are in {folder}.')
 
 
-@cli.command(Config)
+@cli.command(Config, kept='finished parts are kept')
 def main(config: Config) -> None:
   if config.layout is not None:
     _arrange(config)
@@ -206,6 +211,7 @@ def _evaluate(config: Config) -> None:
   networks = dict(network=compared and compared.network.digest,
                   evaluator=compared and compared.network.evaluator,
                   clip=captioned and captioned.network and captioned.network.digest)
+  print(f'scores of {config.images} on {jax.devices()[0].device_kind}', flush=True)
   report = Report(
       config.output or 'runs/evaluate', [_FEATURES], program=_PROGRAM, run=networks)
   rows: list[dict[str, Any]] = []

@@ -99,7 +99,7 @@ class Config:
     fields.check(self, process_index=(0, groups.MOST_IMAGES), process_count=(1, groups.MOST_IMAGES))
 
 
-@cli.command(Config)
+@cli.command(Config, kept='finished images are kept')
 def main(config: Config) -> None:
   if config.stream is not None and config.loading.mesh is not None:
     raise ValueError(f'stream is {config.stream!r} and mesh is {config.loading.mesh!r}; images of '

@@ -214,7 +214,7 @@ def _measured(loading: groups.Loading, model: cspd_jax.Model, output: pathlib.Pa
   return passes | {by('neighbours'): neighbours.tokens_per_pass(recipe, fitted, by('neighbours'))}
 
 
-@cli.command(lambda: None, flags=Flags())
+@cli.command(lambda: None, flags=Flags(), kept='sampled images and saved steps are kept')
 def main(recipe: Any, flags: Flags) -> None:
   if recipe is not None:
     _check_recipe(recipe, flags)
@@ -236,6 +236,7 @@ def main(recipe: Any, flags: Flags) -> None:
     families.check_place(name, model.family, {role: role})
   recipe = recipe_for(model, name, role) if recipe is None else recipe
   recipe = override(recipe, flags)
+  print(f'{role} for {model.name} on {model.where}', flush=True)
   measures = role == 'neighbours' and not flags.smoke
   if role != 'neighbours' and loading.mesh is not None:
     sample(recipe, model, workdir)

@@ -286,6 +286,8 @@ def run(config: Config) -> None:
   """
   plan = prepare(config)
   report = Report(config.output, ['rows.csv'], program=_PROGRAM)
+  count, model = sum(map(len, plan.lines)), plan.bench.model
+  print(f'{count} candidates for {model.name} on {model.where}', flush=True)
   start = time.perf_counter()
   with compiling.reported(_num_programs(plan, config), at_most=True):
     rows, left_out = tune(plan, config)

@@ -28,7 +28,8 @@ def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
   program continues.
 
   Args:
-    main: the program; returns its exit code, None for 0.
+    main: the program; returns its exit code, None for 0. The argument of its KeyboardInterrupt says
+      what is kept.
     debug: whether errors of the input keep their traceback, too.
 
   Returns:
@@ -92,8 +93,8 @@ def _code_of(main: Callable[[], int | None], debug: bool) -> int:
     code = main() or 0
     sys.stdout.flush()
     return code
-  except KeyboardInterrupt:
-    print('interrupted', file=sys.stderr)
+  except KeyboardInterrupt as stop:
+    print(': '.join(['interrupted', *map(str, stop.args)]), file=sys.stderr)
     return 130
   except (ValueError, OSError, ImportError, MemoryError, jax.errors.JaxRuntimeError) as error:
     text = _message(error)

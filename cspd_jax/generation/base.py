@@ -86,6 +86,12 @@ class BaseModel:
         leaf, jax.Array) else jax.devices()[0]
 
   @property
+  def where(self) -> str:
+    """The devices that the model runs on, in words, such as `cpu` or `4 x NVIDIA H100`."""
+    count = 1 if self.mesh is None else self.mesh.size
+    return f'{count} x {self.device.device_kind}' if count > 1 else self.device.device_kind
+
+  @property
   def prompts(self) -> Sequence[Any]:
     """Example prompts, such as the names of the model's classes."""
     return self.conditions.prompts

@@ -15,6 +15,7 @@ from cspd_jax.generation import (
   defaults as defaults_lib,
   features as features_lib,
   identity,
+  memory,
   results as results_lib,
   run as run_lib,
   stream as stream_lib,
@@ -115,14 +116,16 @@ class Gallery:
     count = len(self.names)
     at_once = f', {self._size} at once' if self._size < count else ''
     return (f'{count} image{"s"[:count != 1]} with {self.request.specification}{at_once}; model '
-            f'{self.request.model.name}')
+            f'{self.request.model.name} on {self.request.model.where}')
 
   @property
   def estimate(self) -> str:
     """One line with the memory and, if it was measured by cspd-tune, the time that it needs."""
     model, needs = self.request.model, self.request.estimate()
-    free = '' if needs.free is None else f' of {needs.free / 1e9:.3g} GB that are free'
-    line = f'needs about {needs.needed(self._size) / 1e9:.3g} GB of memory{free}'
+    gigabytes = lambda count: f'{count / 1e9:.3g} GB'
+    whole = 'memory' if needs.free is None else f'{gigabytes(needs.free)} of free memory'
+    line = (f'needs about {gigabytes(needs.needed(self._size))} of {whole} for caches and rounds, '
+            f'beside the weights ({gigabytes(memory.size(model.params))}) and the program itself')
     seconds = defaults_lib.seconds(
         model.defaults.get('seconds'), model.device.device_kind, self._size,
         str(self.request.specification))

@@ -1,6 +1,7 @@
 """The command line of programs: configurations, flags, help, errors, exit codes."""
 
 import dataclasses
+import logging
 import os
 import pathlib
 import subprocess
@@ -10,7 +11,7 @@ from typing import Literal
 import pytest
 
 from cspd_jax import cli
-from cspd_jax.cli import fields, loader, wrapper
+from cspd_jax.cli import fields, loader, training, wrapper
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -177,7 +178,9 @@ def test_a_configuration_of_another_program(path, capsys):
 
 
 @pytest.mark.parametrize('error, code, err', [
-    (KeyboardInterrupt(), 130, 'interrupted\n'), (ValueError('x is 1.'), 2, 'error: x is 1.\n'),
+    (KeyboardInterrupt(), 130, 'interrupted\n'),
+    (KeyboardInterrupt('all is kept'), 130, 'interrupted: all is kept\n'),
+    (ValueError('x is 1.'), 2, 'error: x is 1.\n'),
     (ImportError('no torch'), 2, 'error: no torch\n')])
 def test_exit_codes(path, capsys, error, code, err):
   def main(config):
@@ -188,6 +191,31 @@ def test_exit_codes(path, capsys, error, code, err):
   if code == 2:
     with pytest.raises(type(error)):
       wrapper.command(config=path)(main)(['prog', '--debug'])
+
+
+def test_what_ctrl_c_leaves(path, capsys):
+  def main(config):
+    raise KeyboardInterrupt(*([] if config.name == 'a' else ['nothing is left']))
+
+  run = wrapper.command(config=path, kept='finished images are kept')(main)
+  assert run(['prog']) == 130 and capsys.readouterr().err == (
+      'interrupted: finished images are kept; the same command resumes\n')
+  assert run(['prog', '--name=c']) == 130
+  assert capsys.readouterr().err == 'interrupted: nothing is left\n'
+
+
+def test_log_lines_of_other_packages(path, capsys):
+  """JAX logs every backend that it does not find, and Orbax every file."""
+  def main(config):
+    training.log_progress()
+    for level in (logging.INFO, logging.WARNING):
+      logging.getLogger('absl').handle(logging.makeLogRecord(dict(
+          levelno=level, msg='of orbax, %d', args=(level,), pathname='/lib/orbax/save.py')))
+    training.log_size(ROOT / 'configs' / 'corrected')
+
+  assert wrapper.command(config=path)(main)(['prog']) == 0
+  other, own = capsys.readouterr().err.splitlines()
+  assert other == 'of orbax, 30' and own.startswith('wrote ') and own.endswith(' MB')
 
 
 def test_a_mistake_of_the_program_has_a_traceback(path):

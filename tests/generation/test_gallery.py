@@ -24,7 +24,7 @@ def test_options_per_image(tmp_path):
   options = dict(seed=4, decoder='sjd(window=4)', guidance_scale=[1.0, 2.0, 3.0],
                  temperature=[1.0, 0.5, 0.0])
   gallery = Gallery(model, ['sea', 'sky', 'sea'], tmp_path / 'out', batch_size=2, **options)
-  assert gallery.headline == '3 images with sjd(window=4), 2 at once; model beach'
+  assert gallery.headline == '3 images with sjd(window=4), 2 at once; model beach on cpu'
   steps = []
   gallery.generate({}, lambda *step: steps.append(step))
   assert steps == [(0, 3), (1, 3), (3, 3)]
@@ -44,7 +44,8 @@ def test_memory_and_time_before_the_start(tmp_path, monkeypatch):
   line = lambda model, **changes: Gallery(
       model, ['sea'] * 20, tmp_path / 'out', **(options | changes)).estimate
   monkeypatch.setattr(memory, 'free', lambda devices: 3e9)
-  assert re.fullmatch(r'needs about \S+ GB of memory of 3 GB that are free', line(model))
+  assert re.fullmatch(r'needs about \S+ GB of 3 GB of free memory for caches and rounds, '
+                      r'beside the weights \(\S+ GB\) and the program itself', line(model))
   assert line(tuned).endswith(', and about 4 minutes as cspd-tune measured')
   assert line(tuned, process_index=1, process_count=4).endswith('and about 62 seconds as cspd-tune '
                                                                 'measured')
