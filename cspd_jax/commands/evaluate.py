@@ -211,9 +211,9 @@ def _evaluate(config: Config) -> None:
   networks = dict(network=compared and compared.network.digest,
                   evaluator=compared and compared.network.evaluator,
                   clip=captioned and captioned.network and captioned.network.digest)
-  print(f'scores of {config.images} on {jax.devices()[0].device_kind}', flush=True)
   report = Report(
       config.output or 'runs/evaluate', [_FEATURES], program=_PROGRAM, run=networks)
+  print(f'scores of {config.images} on {jax.devices()[0].device_kind}', flush=True)
   rows: list[dict[str, Any]] = []
   keep = kept.within(report)
   content: dict[str, Any] = dict(settings=dataclasses.asdict(config))

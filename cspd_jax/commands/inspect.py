@@ -5,11 +5,14 @@
 
 Computed from shapes alone: nothing is allocated or compiled. A round reads every weight once, and
 half of the cache on average; `experiments.compile_report` reads the figures of a compiled round.
+Of a folder or a shipped model, the networks that it has are listed; of a published size, those that
+are published or trained for it. `layers` are the target's own.
 """
 
 import dataclasses
 import math
 import sys
+from collections.abc import Collection
 from typing import Any, Literal
 
 import jax
@@ -26,8 +29,8 @@ from cspd_jax.measure import tables
 _PROGRAM = 'cspd-inspect'
 # Images that a pass is traced with: the program has an instruction for each.
 _MOST_BATCH = 1024
-_NETWORKS = {'network': '{network}', 'parameters': '{parameters:,}', 'GB': '{gigabytes:.3f}'}
-_ROUNDS = {'tokens per round': '{window}', 'GB read': '{gigabytes:.3f}', 'GFLOPs': '{gflops:.1f}',
+_NETWORKS = {'network': '{network}', 'parameters': '{parameters:,}', 'GB': '{gigabytes:.3g}'}
+_ROUNDS = {'tokens per round': '{window}', 'GB read': '{gigabytes:.3g}', 'GFLOPs': '{gflops:.3g}',
            'FLOPs per byte': '{intensity:.1f}'}
 
 
@@ -55,9 +58,16 @@ class Config:
     fields.check(self, batch=(1, _MOST_BATCH))
 
 
-def networks(model: cspd_jax.Model) -> list[dict[str, Any]]:
-  """Returns the parameters of the target and of its drafters, with those that they share."""
-  parts = {'target': model.params, **{name: one.params for name, one in model.drafts.items()}}
+def networks(model: cspd_jax.Model, roles: Collection[str] | None) -> list[dict[str, Any]]:
+  """Returns the parameters of the target and of its drafters, with those that they share.
+
+  Args:
+    model: the model.
+    roles: the networks of its folder, the only ones to list; None for a published size.
+  """
+  parts = {'target': model.params, **{
+      name: one.params for name, one in model.drafts.items()
+      if roles is None or name == 'layers' or {'model': 'draft'}.get(name, name) in roles}}
   return [dict(network=name, gigabytes=1e-9 * memory.size(params),
                parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)))
           for name, params in parts.items()]
@@ -100,12 +110,13 @@ def main(config: Config) -> None:
     raise ValueError(f'model is {config.model!r}, whose family {model.family!r} does not describe '
                      'its conditions; register them as Published.condition.')
   condition = describe(model.config, config.batch)
-  parts, passes = networks(model), rounds(model, config, condition)
+  parts = networks(model, families.roles(config.model))
+  passes = rounds(model, config, condition)
   target = model.target(guided=config.guided)
   cache = 1e-9 * memory.cache_size(target, model.params, condition, target.num_tokens)
   print(tables.text(_NETWORKS, parts, left=1))
   print(f'\ncache of {config.batch} image{"s"[:config.batch != 1]} of {model.num_tokens} tokens: '
-        f'{cache:.3f} GB\n')
+        f'{cache:.3g} GB\n')
   print(tables.text(_ROUNDS, passes, left=0))
   rows = [*parts, *passes]
   report.write(

@@ -7,7 +7,7 @@ tokenizer files, prompt writers, forms of EAGLE layers) is in its `Family`.
 
 from cspd_jax.families import early_fusion, janus, llamagen, mar, nextstep
 from cspd_jax.families.family import FAMILIES, Family, Parts, Published, register
-from cspd_jax.families.folder import decoder, describe, load, part_folder, shipped
+from cspd_jax.families.folder import decoder, describe, load, part_folder, roles, shipped
 from cspd_jax.families.model_file import check_place, joining, save
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions, Drafts, Teacher, Tokenizer
@@ -16,7 +16,7 @@ from cspd_jax.generation.results import Generated
 __all__ = (
     'Conditions', 'Drafts', 'FAMILIES', 'Family', 'Generated', 'Model', 'Parts', 'Published',
     'Teacher', 'Tokenizer', 'check_place', 'decoder', 'describe', 'joining', 'load', 'part_folder',
-    'register', 'save', 'shipped')
+    'register', 'roles', 'save', 'shipped')
 
 for _family in (llamagen.FAMILY, mar.FAMILY, early_fusion.FAMILY, nextstep.FAMILY, janus.FAMILY):
   register(_family)

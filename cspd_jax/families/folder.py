@@ -168,6 +168,13 @@ def describe(name: str | os.PathLike, *, dtype: Any = 'bfloat16', layers: int | 
   return dataclasses.replace(build(small), drafts=complete.drafts)
 
 
+def roles(name: str | os.PathLike) -> list[str] | None:
+  """Returns the roles of the networks that a model has; None for a published size."""
+  if any(str(name) in family.published.presets for family in family_lib.FAMILIES.values()):
+    return None
+  return list(read(find(name))['parts'])
+
+
 def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loaded]]:
   """Returns the family and the described networks of a model, without tokenizers and T5."""
   presets: dict[str, family_lib.Family] = {}

@@ -244,12 +244,14 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   return Loaded(kind, config, params, metadata)
 
 
-def describe(path_or_name: str | os.PathLike, *, name: str = 'path_or_name') -> Loaded:
+def describe(path_or_name: str | os.PathLike, *, name: str = 'path_or_name',
+             remedy: str | None = None) -> Loaded:
   """Describes a network without reading its parameters.
 
   Args:
     path_or_name: a folder written by `save`, or the name of a shipped network.
     name: name of the argument that specifies it, for messages.
+    remedy: what to do without a network there, where no shipped one serves; None names those.
 
   Returns:
     The network with the shapes and dtypes that its config requires as parameters.
@@ -257,7 +259,7 @@ def describe(path_or_name: str | os.PathLike, *, name: str = 'path_or_name') -> 
   Raises:
     CheckpointError: if the checkpoint does not exist or its description is damaged.
   """
-  kind, config, metadata, *_ = description.read(_find(path_or_name, name))
+  kind, config, metadata, *_ = description.read(_find(path_or_name, name, remedy))
   return Loaded(kind, config, kinds.expected(KINDS[kind], config), metadata)
 
 
@@ -270,9 +272,10 @@ def sketch(kind: str, config: Any) -> Loaded:
   return Loaded(kind, config, kinds.expected(description.kind_of(kind), config), {})
 
 
-def _find(path_or_name: str | os.PathLike, name: str = 'path_or_name') -> pathlib.Path:
+def _find(path_or_name: str | os.PathLike, name: str = 'path_or_name', remedy: str | None = None
+          ) -> pathlib.Path:
   """Returns the folder of a checkpoint; a shipped name has priority over a folder of that name."""
-  names = ', '.join(shipped()) or 'none'
+  names = remedy or f'shipped models: {", ".join(shipped()) or "none"}'
   if str(path_or_name) in shipped():
     return ASSETS / str(path_or_name)
   with description.refused():
@@ -281,13 +284,13 @@ def _find(path_or_name: str | os.PathLike, name: str = 'path_or_name') -> pathli
     folders.recover(folder)
   if not folder.exists():
     raise CheckpointError(
-        f'{name} is {paths.shown(path_or_name)}: there is no such folder, and no shipped model of '
-        f'that name; shipped models: {names}.')
+        f'{name} is {paths.shown(path_or_name)}: there is no such folder'
+        f'{"" if remedy else ", and no shipped model of that name"}; {names}.')
   if not (folder / description.FILE).is_file():
     raise CheckpointError(
         f'{name} is {paths.shown(path_or_name)}, which is not a checkpoint folder: it has no '
         'model.json. Published .pt and .safetensors files are converted with '
-        f'`cspd-convert`; shipped models: {names}.')
+        f'`cspd-convert`; {names}.')
   return folder
 
 

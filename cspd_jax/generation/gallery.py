@@ -125,7 +125,7 @@ class Gallery:
     gigabytes = lambda count: f'{count / 1e9:.3g} GB'
     whole = 'memory' if needs.free is None else f'{gigabytes(needs.free)} of free memory'
     line = (f'needs about {gigabytes(needs.needed(self._size))} of {whole} for caches and rounds, '
-            f'beside the weights ({gigabytes(memory.size(model.params))}) and the program itself')
+            f'apart from the weights ({gigabytes(memory.size(model.params))}) and the program')
     seconds = defaults_lib.seconds(
         model.defaults.get('seconds'), model.device.device_kind, self._size,
         str(self.request.specification))

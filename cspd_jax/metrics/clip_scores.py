@@ -67,7 +67,7 @@ def network(folder: str, tokenizer: str | None) -> Network:
   """
   if tokenizer is None:
     raise ValueError(f'tokenizer is None, and clip is {folder!r}; {_TOKENIZER}.')
-  kind, config, *_ = store.describe(folder, name='clip')
+  kind, config, *_ = store.describe(folder, name='clip', remedy=_WHERE)
   if kind != _KIND:
     raise ValueError(f'clip is {folder!r}, which holds a {kind!r} network; {_WHERE}.')
   file = reading.data(tokenizer, _TOKENIZER, 'tokenizer')

@@ -99,7 +99,7 @@ def network(folder: str | None, evaluator: str) -> Network:
   if folder is None:
     raise ValueError('inception is None; it must be the folder of the converted network: '
                      f'{_WHERE}.')
-  kind, config, *_ = store.describe(folder, name='inception')
+  kind, config, *_ = store.describe(folder, name='inception', remedy=_WHERE)
   if kind != _KIND:
     raise ValueError(f'inception is {folder!r}, which holds a {kind!r} network; {_WHERE}.')
   params = store.load(folder, dtype=jnp.float32).params

@@ -137,7 +137,8 @@ def test_published_statistics(run, place, tmp_path):
 
 
 _BAD = {
-    'no network': (['--inception={place}/nothing'], ['nothing']),
+    'no network': (
+        ['--inception={place}/nothing'], ['nothing', 'folder; convert the file pt_inception']),
     'another network': (['--inception={place}/samples'], ['samples']),
     'no images': (['--images={place}/empty'], ['images', 'folder without images', '.png']),
     'gray': (['--images={place}/gray.npz'], ['uint8[3, 8, 8]', 'uint8 [N, H, W, 3]']),

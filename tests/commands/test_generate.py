@@ -156,7 +156,8 @@ def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
 
   monkeypatch.setattr(run_lib, 'run', counted)
   stopped = run(*words)
-  assert stopped.code == 130 and stopped.err.endswith('interrupted\n')
+  assert stopped.code == 130 and stopped.err.endswith(
+      'interrupted: finished images are kept; the same command resumes\n')
   assert not list(stopped.folder.glob('*.png'))
   left, made[:] = 5 - sum(made), [0, 0, 0]
   found = run(*words)

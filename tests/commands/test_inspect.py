@@ -8,7 +8,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.commands import inspect
-from tests.experiments import calls
+from tests.experiments import calls, models
 
 
 def test_sizes_of_the_shipped_model(capsys, tmp_path):
@@ -29,6 +29,16 @@ def test_sizes_of_the_shipped_model(capsys, tmp_path):
   assert four['gflops'] == pytest.approx(4 * one['gflops'], rel=0.05)
   assert one['gigabytes'] == pytest.approx(
       target['gigabytes'] + report['cache_gigabytes'] - per_token * 128)
+
+
+def test_networks_that_a_folder_lacks_are_left_out(capsys, tmp_path):
+  models.llamagens(tmp_path / 'models')
+  found = calls.call(inspect.main, capsys, tmp_path / 'out', '--window=1',
+                     f'--model={tmp_path}/models/model')
+  assert found.code == 0, found.err
+  names = [row['network'] for row in json.loads((found.folder / 'report.json').read_text())['rows']
+           if 'network' in row]
+  assert names == ['target', 'model', 'layers'] and ' 0.000' not in found.out
 
 
 @pytest.mark.slow
