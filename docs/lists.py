@@ -12,7 +12,8 @@ import numpy as np
 
 from checkpoints_conversion import rules
 from cspd_jax import families, metrics
-from cspd_jax.decoding import specification
+from cspd_jax.decoding import specification, tree as tree_lib
+from cspd_jax.decoding.drafters import jacobi
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.files import store
 from cspd_jax.generation import engines
@@ -172,6 +173,20 @@ def _sentence(path: pathlib.Path) -> str:
   return ' '.join(docstring.split('\n\n')[0].split())
 
 
+def layout() -> str:
+  """The layout of a small Jacobi window, drawn from its fields."""
+  tree = tree_lib.caterpillar(2, 1, num_nodes=4)
+  fields = jacobi.layout(tree)
+  nodes = range(len(tree.parents))
+  chain = ''.join(f' -- {node}' for node in range(1, tree.main_length + 1))
+  side, = (node for node in nodes if node > tree.main_length)
+  rows = {'node': nodes, 'parent': tree.parents, 'probs_rows': fields.probs_rows,
+          'leaf_candidate': fields.leaf_candidate}
+  numbers = (f'{name:14}' + ''.join(f'{int(value):5}' for value in values)
+             for name, values in rows.items())
+  return '\n'.join(['```text', f'0{chain}', f'  \\- {side}', '', *numbers, '```'])
+
+
 def broken() -> str:
   """The mutants."""
   return '\n'.join(f'- {name}' for name in mutants.MUTANTS)
@@ -182,6 +197,6 @@ LISTS: dict[str, Callable[[], str]] = {
     'continuous_functions': continuous_functions, 'drafters': drafters, 'verifiers': verifiers,
     'trees': trees, 'continuous': continuous, 'metrics': measures, 'published': published,
     'shipped': shipped, 'photographs': photographs, 'commands': commands, 'programs': programs,
-    'mutants': broken, 'models': zoo.models, 'front': zoo.front, 'costs': zoo.costs,
-    'levels': verified.levels, 'supported': supported.supported,
+    'layout': layout, 'mutants': broken, 'models': zoo.models, 'front': zoo.front,
+    'costs': zoo.costs, 'levels': verified.levels, 'supported': supported.supported,
 } | sizes.LISTS | family_pages.LISTS

@@ -13,7 +13,8 @@ import pytest
 from tests.docs import pages
 
 # Pages and notebooks whose code runs for long.
-_LONG = ('rollouts', 'continuous_windows', 'embedded', 'corrected_windows', 'text_to_image', 'mar')
+_LONG = ('rollouts', 'continuous_windows', 'continuous_tokens', 'embedded', 'corrected_windows',
+         'text_to_image', 'mar')
 
 
 def _long_ones_slow(paths, suffix):
@@ -59,16 +60,9 @@ def test_notebook(notebook, place):
   plt.close('all')
 
 
-def test_targets_stand_alone():
-  """The examples of targets need no block before them."""
-  page = pages.ROOT / 'docs' / 'extend.md'
-  text = page.read_text()
-  first, last = (text[:text.index(title)].count('\n') for title in (
-      '\n## A target\n', '\n## A family of models\n'))
-  codes = [block for block in pages.blocks(page)
-           if block.language == 'python' and first < block.line < last]
-  namespace = {'__name__': 'page'}
-  for block in codes:
+def test_targets_of_one_s_own():
+  page, namespace = pages.ROOT / 'docs' / 'target.md', {'__name__': 'page'}
+  for block in pages.blocks(page):
     pages.run(block.text, pages.name(page), block.line, namespace)
   assert namespace['transformer_target'].supports_trees
   assert not namespace['recurrent_target'].supports_trees

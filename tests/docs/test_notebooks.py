@@ -94,9 +94,10 @@ def test_the_start_page_is_the_readme():
     assert (pages.ROOT / built).exists(), link
 
 
-def test_links_to_notebooks_lead_to_their_pages():
+def test_links_to_notebooks_and_to_the_readme_lead_to_their_pages():
   page = mock.Mock()
   for place, prefix in (('index.md', ''), ('papers/x.md', '../'), ('tasks/x.md', '../')):
     page.file.src_uri = place
     for link in ('../notebooks/mar.ipynb', 'mar.ipynb'):
       assert notebooks.on_page_markdown(f'[a]({link})', page) == f'[a]({prefix}tasks/mar.md)'
+    assert notebooks.on_page_markdown('[a](../README.md#use)', page) == f'[a]({prefix}index.md#use)'
