@@ -13,7 +13,7 @@ import jax
 from cspd_jax.cli import compiled
 
 # Files with expensive fixtures or many slow tests.
-_LONG = ('docs', 'experiments', 'testing', 'training')
+_LONG = ('decoding', 'testing', 'commands', 'training')
 
 
 # Most of the time goes to compiling programs that run once.
@@ -51,6 +51,12 @@ def pytest_configure(config):
   for name, value in settings.items():
     jax.config.update(name, value)
     os.environ[name.upper()] = str(value)
+
+
+def pytest_collection_finish():
+  """What is imported stays: the collections after each file need not look at it."""
+  gc.collect()
+  gc.freeze()
 
 
 def pytest_runtest_teardown(item, nextitem):

@@ -76,6 +76,7 @@ def test_bad_input(run, name):
   calls.check_refused(run(*words), message)
 
 
+@pytest.mark.slow
 def test_a_few_decoders_by_default(models):
   job = compare.prepare(compare.Config(groups.Loading(str(models / 'model'))))
   assert list(job.requests) == ['mar', 'exact_head'] and len(job.prompts) == 2

@@ -11,6 +11,7 @@ from cspd_jax.commands import inspect
 from tests.experiments import calls, models
 
 
+@pytest.mark.slow
 def test_sizes_of_the_shipped_model(capsys, tmp_path):
   found = calls.call(inspect.main, capsys, tmp_path / 'out', '--window=1,4', '--dtype=float32',
                      '--batch=2')

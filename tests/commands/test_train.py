@@ -29,7 +29,7 @@ def _train(capsys, *words):
 
 @pytest.mark.parametrize('kind, decoder', [
     pytest.param('eagle', 'eagle(tree=chain(2))+match', marks=pytest.mark.slow),
-    ('medusa', 'medusa(length=2)+match'),
+    pytest.param('medusa', 'medusa(length=2)+match', marks=pytest.mark.slow),
     ('neighbours', 'corrected_seed_exact(by=neighbours, window=5, passes=2)')])
 def test_a_trained_drafter_drafts(models, tmp_path, capsys, kind, decoder):
   words = [f'--model={models}/model', f'--kind={kind}', f'--workdir={tmp_path}/work',

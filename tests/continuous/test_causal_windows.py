@@ -64,6 +64,7 @@ def deviation(tokens, model, scale=1.0, labels=LABELS):
              np.abs((products - covariance) / product_error).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('schedule', SCHEDULES)
 def test_moments_in_closed_form(schedule):
   """Of the sampler that defines them, and the sensitivity that the module states."""

@@ -77,6 +77,7 @@ def test_the_distribution_is_that_of_the_target():
   assert tests.missed.sum() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [
     'every draft accepted', 'target draw for residual',
     pytest.param('residual of the ratio upside down', marks=pytest.mark.slow)])

@@ -50,6 +50,7 @@ def test_tokens_and_pictures_have_a_sensible_scale(model, baseline):
   assert baseline.images.std() > 10
 
 
+@pytest.mark.slow
 def test_prompts_are_followed(baseline):
   red, _, blue = np.moveaxis(baseline.images.astype(float).mean(axis=(1, 2)), -1, 0)
   warm = red - blue

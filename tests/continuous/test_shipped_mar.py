@@ -37,6 +37,7 @@ def test_they_are_small():
   assert sum(path.stat().st_size for path in files) <= 9.5e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scale', [1.0, 2.0])
 def test_the_fitted_drafter_is_used(models, monkeypatch, scale):
   used, speculative = [], speculative_head.speculative

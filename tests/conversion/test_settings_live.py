@@ -62,6 +62,7 @@ def _converted(family, network, folder, **options):
   return store.load(folder / family)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', live_networks.CASES)
 def test_logits_are_those_of_what_transformers_saved(name, tmp_path):
   family, make, changes = live_networks.CASES[name]

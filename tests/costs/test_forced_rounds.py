@@ -63,6 +63,7 @@ def test_parts_of_a_round(text):
     assert text != 'mar' or prepared.calls == target.num_levels
 
 
+@pytest.mark.slow
 def test_rows_have_the_calls_of_the_report(tmp_path):
   target, *_ = next(_models())
   decoders = forced_rounds.check(target, _TEXTS, _report(tmp_path), 'demo')

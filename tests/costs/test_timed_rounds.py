@@ -38,6 +38,7 @@ def test_rounds_commit_what_they_are_told(model, text, tokens):
   assert set(others) <= {math.floor(tokens), math.ceil(tokens)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tokens', [0.5, 9, np.nan])
 def test_no_more_than_the_main_chain(model, tokens):
   with pytest.raises(ValueError, match='7 drafts in a row, so it must be 1 to 8'):

@@ -42,6 +42,7 @@ def test_fresh_model_is_uniform():
   np.testing.assert_allclose(nll, np.log(8), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_nll_is_the_cross_entropy_of_the_logits(trained):
   tokens, labels = _data()
   state, _ = trained
@@ -73,6 +74,7 @@ def test_average_follows_the_parameters_slowly(trained):
                following.average, expected)
 
 
+@pytest.mark.slow
 def test_labels_are_dropped_at_the_rate():
   params = ar.init(CONFIG, TRAIN).params
   always = ar.ARTrainConfig(OptimizerConfig(weight_decay=0.05, warmup_steps=0), drop_rate=1.0)

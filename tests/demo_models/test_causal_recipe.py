@@ -63,6 +63,7 @@ def _data(seed=0, count=32):
   return jnp.asarray(tokens, jnp.float32), Prompt(jnp.asarray(ids), jnp.asarray(visible))
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_its_definition():
   """One token at a time on the cache, one state of the head after the other, NumPy for the rest."""
   fresh = nextstep.init(SMALL, jax.random.key(0))
@@ -109,6 +110,7 @@ def test_the_average_learns_and_reads_the_prompt():
   assert right < null < wrong
 
 
+@pytest.mark.slow
 def test_models_and_stages_that_do_not_fit_are_refused(recipe, capsys, tmp_path):
   with pytest.raises(ValueError, match='target.vocab_size is 9; .* it must be'):
     dataclasses.replace(recipe, target=dataclasses.replace(recipe.target, vocab_size=9))

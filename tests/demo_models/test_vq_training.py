@@ -95,6 +95,7 @@ def test_unused_vectors_restart_on_latents_and_used_ones_stay():
   np.testing.assert_array_equal(unchanged['codebook']['embedding'], old)
 
 
+@pytest.mark.slow
 def test_usage_of_uniform_use_is_one():
   usage = jnp.zeros(16)
   for _ in range(2000):

@@ -55,6 +55,7 @@ def test_greedy_tokens_agree(folder, printed, capsys, tmp_path):
   assert all(row['agrees'] and row['gap'] == 0 for row in rows) and len(set(tokens)) > 3
 
 
+@pytest.mark.slow
 def test_the_first_disagreement_is_named(folder, printed, capsys, tmp_path):
   tokens, _ = printed
   other = [*tokens[:5], (tokens[5] + 1) % 12, *tokens[6:]]

@@ -95,6 +95,7 @@ def test_its_embedding_and_its_head_are_those_of_the_file(model, weights):
   assert model.config == CONFIG and 'output' not in model.params['transformer']
 
 
+@pytest.mark.slow
 def test_its_prompts_are_its_own(model):
   condition = model.condition(PROMPTS)
   ids = np.asarray(condition.tokens)[0][np.asarray(condition.visible)[0]].reshape(2, -1) - 12
@@ -128,6 +129,7 @@ def test_seed_exact_decoders_repeat_vanilla(model, vanilla, decoder):
   assert len(np.unique(tokens)) > 3
 
 
+@pytest.mark.slow
 def test_it_makes_images(model, vanilla):
   assert vanilla.images.shape == (2, 3, 4, 3) and vanilla.sampling['guidance_scale'] == 5.0
   made = model.generate(PROMPTS, seed=5, decoder='mc_sjd(window=4)')

@@ -49,6 +49,7 @@ def test_images_have_the_grammar(model, vanilla):
   assert vanilla.images.shape == (4, 64, 64, 3) and vanilla.round_of_cell.shape == (4, 16, 16)
 
 
+@pytest.mark.slow
 def test_what_is_streamed_counts_the_grammars_tokens(model, vanilla):
   request = types.SimpleNamespace(model=model)
   look = stream.Partial(request, vanilla.decoded, np.full(4, vanilla.tokens.shape[1]), True)

@@ -224,6 +224,7 @@ def test_every_decoder_takes_words(folder):
       np.testing.assert_array_equal(tokens, plain, err_msg=decoder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('decoder', representative(
     ('seed_exact(window=4)', 'corrected_seed_exact(by=layers, window=4)'), 'seed_exact(window=4)'))
 def test_pictures_of_words(folder, tmp_path, decoder):

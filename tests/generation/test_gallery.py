@@ -19,6 +19,7 @@ from tests.experiments import models as models_lib
 from tests.families import tiny
 
 
+@pytest.mark.slow
 def test_options_per_image(tmp_path):
   model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
   options = dict(seed=4, decoder='sjd(window=4)', guidance_scale=[1.0, 2.0, 3.0],

@@ -149,6 +149,7 @@ def test_seed_exact_decoders_repeat_vanilla(name, spec):
     assert np.max(found.rounds) <= 1 + -(-want.tokens.shape[1] // 4)
 
 
+@pytest.mark.slow
 def test_a_network_continues_as_if_it_had_read_the_image_from_its_beginning():
   model, tokens, prefix_length = _model('early_fusion'), jnp.asarray(_whole('early_fusion')), 8
   target, made = model.target(guided=True), model.drafts['eagle']

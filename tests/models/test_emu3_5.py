@@ -128,6 +128,7 @@ def test_encoding_agrees_with_the_official_tokenizer(tokenizer):
   assert np.mean(nearest != want['indices']) > 0.5, 'the smallest distance would agree too'
 
 
+@pytest.mark.slow
 def test_decoding_agrees_with_the_official_tokenizer(tokenizer):
   codes = np.random.default_rng(75).integers(0, 96, (2, 6, 8))
   pixels = vq.decode_vectors(tokenizer, CONFIG_VQ, vq.codebook(tokenizer, CONFIG_VQ)[codes])

@@ -33,6 +33,7 @@ def _precise():
     yield
 
 
+@pytest.mark.slow
 def test_it_agrees_with_the_official_tokenizer():
   params, want = published.params(FILE.name, CONFIG, 7), published.recorded('chameleon_vqgan')
   images = np.random.default_rng(8).uniform(-1, 1, (2, 12, 16, 3)).astype(np.float32)
@@ -43,6 +44,7 @@ def test_it_agrees_with_the_official_tokenizer():
       vq.decode_vectors(params, CONFIG, vectors), want['pixels'], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_published_tensors_are_exactly_those_of_the_model():
   manifest = json.loads(gzip.decompress(MANIFEST.read_bytes()))
   shapes = {name: tuple(shape) for name, shape in manifest['tensors'].items()}

@@ -82,6 +82,7 @@ def test_an_interrupted_call_is_continued_whatever_the_memory(
   del model.defaults['decoder']
 
 
+@pytest.mark.slow
 def test_images_of_another_target_or_run_are_refused(folder, model, tokens, tmp_path):
   sampled = lambda *arguments: samples.sampled(*arguments, tmp_path / 'tokens')
   np.testing.assert_array_equal(sampled(model, None, 5, KEY, SAMPLING)[0], tokens)

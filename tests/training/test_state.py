@@ -70,6 +70,7 @@ def test_a_cooldown_is_a_part_of_the_steps():
     dataclasses.replace(CONFIG, cooldown_steps=21)
 
 
+@pytest.mark.slow
 def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest():
   rng = np.random.default_rng(0)
   params = {'query': jnp.zeros((8, 2, 4)), 'out': jnp.zeros((2, 4, 8)), 'output': jnp.zeros((8, 5)),
