@@ -45,6 +45,13 @@ class Partial:
     images[~shown] = 128
     return images
 
+  @property
+  def round_of_cell(self) -> np.ndarray:
+    """The round `[B, rows, columns]` that committed a token of the grid; -1 if none has yet."""
+    model = self._request.model
+    rounds = np.pad(self.decoded.round_of_token, ((0, 0), (model.prefix_length, 0)))
+    return np.where(self.fixed, model.cells(rounds), -1)
+
   def result(self) -> Generated:
     """Returns the complete images.
 

@@ -62,7 +62,7 @@ class Job:
     listener: called in the engine's thread, which it must not block: with a `stream.Partial` after
       every step, if the image is watched, and once at the end, with a `runner.Finished` or a
       `DeviceError`. After `Engine.cancel` it is not called.
-    watched: whether the listener is called after every step.
+    watched: whether the listener is called after every step, which is one round then.
     created: the time of its creation, of `time.monotonic`.
     started: the time at which it got a slot; None before.
     cancelled: whether `Engine.cancel` was called.
@@ -108,8 +108,7 @@ class Engine:
   """
 
   def __init__(self, runners: Mapping[str, Runner], *, queue: int, metrics: Metrics | None = None,
-               warm_up: Mapping[str, Request] | None = None,
-               on_end: Callable[[], None] = lambda: None):
+               warm_up: Mapping[str, Request] | None = None):
     """Initializes the engine; `start` starts its thread.
 
     Args:
@@ -118,23 +117,28 @@ class Engine:
       metrics: what it counts; None for counters of its own.
       warm_up: requests by the name of a runner, whose programs are compiled with them before the
         engine is ready.
-      on_end: called when the thread ends, in the thread.
     """
     self.metrics, self.state = metrics or Metrics(), 'compiling'
     self._batches = {name: _Batch(name, runner, runner.free) for name, runner in runners.items()}
-    self._queue, self._warm_up, self._on_end = queue, warm_up or {}, on_end
+    self._queue, self._warm_up = queue, warm_up or {}
     # Guards the state, and the fields below.
     self._changed = threading.Condition()
     self._waiting: list[Job] = []
     self._unfinished = dict.fromkeys(runners, 0)
     self._seconds_per_image, self._failures = 1.0, 0
-    self._thread = threading.Thread(target=self._run, name='engine', daemon=True)
+    self._thread: threading.Thread | None = None
     for name, batch in self._batches.items():
       self.metrics.slots.labels(name).set(batch.size)
       self.metrics.busy.labels(name).set(0)
 
-  def start(self) -> None:
-    """Starts the thread, which compiles before the engine is ready."""
+  def start(self, on_end: Callable[[], None] = lambda: None) -> None:
+    """Starts the thread, which compiles before the engine is ready.
+
+    Args:
+      on_end: called in the thread when it ends.
+    """
+    self._thread = threading.Thread(
+        target=self._run, args=(on_end,), name='engine', daemon=True)
     self._thread.start()
 
   def submit(self, jobs: Sequence[Job]) -> None:
@@ -149,22 +153,31 @@ class Engine:
       ValueError: for requests that the runner refuses, or too many for an empty queue.
     """
     batch = self._batches[jobs[0].decoder]
-    most = self._queue + batch.size
-    if len(jobs) > most:
-      raise ValueError(f'n is {len(jobs)}; this server accepts at most {most} images at once.')
     for job in jobs:
       batch.runner.check(job.request)
     with self._changed:
-      if self.state != 'ready':
-        raise ClosedError(f'the server is {self.state}')
-      after = self._unfinished | {batch.name: self._unfinished[batch.name] + len(jobs)}
-      excess = self._without_slot(after) - self._queue
-      if excess > 0:
-        raise FullError(min(_LONGEST_RETRY, math.ceil(excess * self._seconds_per_image)))
-      self._unfinished = after
+      self._unfinished = self._with(batch.name, len(jobs))
       self._waiting += jobs
-      self.metrics.waiting.set(self._without_slot(after))
+      self.metrics.waiting.set(self._without_slot(self._unfinished))
       self._changed.notify()
+
+  def check_room(self, decoder: str, count: int) -> None:
+    """Raises as `submit` does if it could not accept images now, whatever they are."""
+    with self._changed:
+      self._with(decoder, count)
+
+  def _with(self, decoder: str, count: int) -> dict[str, int]:
+    """The numbers of unfinished images with some more of a decoder; raises if it is too many."""
+    most = self._queue + self._batches[decoder].size
+    if count > most:
+      raise ValueError(f'n is {count}; this server accepts at most {most} images at once.')
+    if self.state != 'ready':
+      raise ClosedError(f'the server is {self.state}.')
+    unfinished = self._unfinished | {decoder: self._unfinished[decoder] + count}
+    excess = self._without_slot(unfinished) - self._queue
+    if excess > 0:
+      raise FullError(min(_LONGEST_RETRY, math.ceil(excess * self._seconds_per_image)))
+    return unfinished
 
   def cancel(self, jobs: Sequence[Job]) -> None:
     """Removes images; those that have a slot leave it before the next step."""
@@ -182,13 +195,15 @@ class Engine:
 
   def join(self, timeout: float | None = None) -> bool:
     """Waits for the thread to end; returns whether it has."""
+    if self._thread is None:
+      return True
     self._thread.join(timeout)
     return not self._thread.is_alive()
 
   def _without_slot(self, unfinished: Mapping[str, int]) -> int:
     return sum(max(0, unfinished[name] - batch.size) for name, batch in self._batches.items())
 
-  def _run(self) -> None:
+  def _run(self, on_end: Callable[[], None]) -> None:
     """The thread."""
     try:
       # A prefill and a round for each, and the image tokenizer.
@@ -198,6 +213,7 @@ class Engine:
       with self._changed:
         if self.state == 'compiling':
           self.state = 'ready'
+          progress.note('The server is ready.')
       while self._wait():
         for batch in self._batches.values():
           self._turn(batch)
@@ -210,7 +226,7 @@ class Engine:
         jobs += batch.jobs.values()
       self._end(jobs, 'failed', DeviceError('decoding fails'))
     finally:
-      self._on_end()
+      on_end()
 
   def _wait(self) -> bool:
     """Waits until there are images; returns False if there will be none."""
@@ -256,10 +272,12 @@ class Engine:
     for slot, job in zip(batch.runner.join([job.request for job in jobs]), jobs):
       batch.jobs[slot], batch.rounds[slot], job.started = job, 1, time.monotonic()
       self.metrics.queue_seconds.observe(job.started - job.created)
+    self.metrics.busy.labels(batch.name).set(len(batch.jobs))
 
   def _step(self, batch: _Batch) -> None:
     start, runner, count = time.monotonic(), batch.runner, 0
-    for event in runner.step(batch.per_step):
+    is_watched = any(job.watched for job in batch.jobs.values())
+    for event in runner.step(1 if is_watched else batch.per_step):
       count = max(count, event.rounds - batch.rounds[event.slot])
       batch.rounds[event.slot] = event.rounds
       job = batch.jobs[event.slot]

@@ -1,0 +1,116 @@
+"""Serves images: a page to watch them on, and the API of OpenAI's images endpoint.
+
+  cspd-serve
+  cspd-serve --model=checkpoints/emu3 --decoder='mc_sjd(window=32),vanilla' --dtype=bfloat16
+  cspd-serve --host=0.0.0.0 --api_key_file=key.txt
+
+Images of all requests are decoded together: they join when a slot is free and leave when they are
+complete. An image depends only on the model, its prompt, seed, options and decoder.
+"""
+
+import dataclasses
+import sys
+from typing import Literal
+
+from cspd_jax import Model, cli
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields, packages
+
+# The model that shows what a server does.
+_MODEL = 'text_demo'
+# The decoders of models that do not name their own, the best first, and what they are compared
+# with. The seed determines the image, the same one for all of these.
+_DECODERS, _BASELINE = ('corrected_seed_exact', 'seed_exact'), 'vanilla'
+_PACKAGES = ('starlette', 'uvicorn', 'prometheus_client')
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The settings of a server.
+
+  Attributes:
+    model: a shipped model, or a folder that cspd-convert wrote; of discrete tokens.
+    parts: networks in place of the model's own.
+    decoder: specifications separated by commas, such as seed_exact(window=16),vanilla. Requests
+      choose among them, and the first is the default. None serves the one that cspd-tune stored or
+      else the best seed-exact one, and vanilla for comparison.
+    slots: images that are decoded at once, by each decoder.
+    queue: images that wait for a slot, at most; requests for more are refused.
+    prompt_length: the most tokens of a prompt, for models whose prompts have any number of them.
+      None is 256, or less for small images.
+    deadline: seconds in which a request must be answered.
+    host: the address to listen on. Others than this machine's own need a key.
+    port: the port.
+    api_key_file: a file with the key that clients must send.
+    allowed_host: names under which a proxy makes the server known, separated by commas.
+    dtype: dtype of the parameters; None keeps that of the files.
+    quantize: int8 stores the matrices of the target's layers as int8.
+    cache_dtype: int8 stores the target's keys and values as int8.
+    grid: rows and columns of tokens, such as 48x32, of a model that generates images of several
+      sizes; None uses the model's own.
+  """
+
+  model: str = _MODEL
+  parts: groups.Parts = groups.Parts()
+  decoder: tuple[str, ...] | None = None
+  slots: int = 8
+  queue: int = 64
+  prompt_length: int | None = None
+  deadline: float = 600.0
+  host: str = '127.0.0.1'
+  port: int = 8000
+  api_key_file: str | None = None
+  allowed_host: tuple[str, ...] = ()
+  dtype: Literal['float32', 'bfloat16'] | None = None
+  quantize: Literal['int8'] | None = None
+  cache_dtype: Literal['int8'] | None = None
+  grid: str | None = None
+
+  def __post_init__(self):
+    fields.check(self, slots=(1, 1024), queue=(0, 10**5), port=(0, 2**16 - 1),
+                 prompt_length=(1, 2**16), deadline=(1, 10**6))
+
+
+@cli.command(Config)
+def main(config: Config) -> int:
+  try:
+    for name in _PACKAGES:
+      packages.load(name)
+  except ImportError as error:
+    raise ImportError(f"{error}, which the server needs: pip install 'cspd_jax[serve]'.") from error
+  from cspd_jax.serve import guard, server, wire  # Only this command needs these packages.
+
+  key = None if config.api_key_file is None else server.read_key(config.api_key_file)
+  if key is None and not guard.is_loopback(config.host):
+    raise ValueError(f'host is {config.host!r}, which other machines reach, and api_key_file is '
+                     'None; pass a file with a key, or --host=127.0.0.1.')
+  with server.bind(config.host, config.port) as sock:
+    model = inputs.model(config, quantize=config.quantize, cache_dtype=config.cache_dtype,
+                         grid=inputs.pair('grid', config.grid))
+    served = wire.serving(model, _decoders(config.decoder, model))
+    engine = server.engine(served, slots=config.slots, queue=config.queue,
+                           prompt_length=config.prompt_length)
+    host, port = sock.getsockname()[:2]
+    place = f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
+    print(f'Serving {model.name!r} on http://{place} with {", ".join(served.decoders)}, '
+          f'{config.slots} slots each.', flush=True)
+    return server.run(served, engine, sock, deadline=config.deadline, key=key,
+                      allowed_hosts=config.allowed_host)
+
+
+def _decoders(texts: tuple[str, ...] | None, model: Model) -> list[str]:
+  """Returns the decoders to serve, without repetitions."""
+  if texts is None:
+    engine = model.engine
+    best = next((name for name in _DECODERS if name in engine.table and engine.needs(name) in (
+        None, *model.drafts)), None)
+    if model.defaults.get('decoder') is not None or best is None:
+      best = str(model.specification())
+    texts = (best, _BASELINE) if _BASELINE in engine.table else (best,)
+  if not texts:
+    raise ValueError('decoder is empty; name at least one.')
+  return list(dict.fromkeys(texts))
+
+
+if __name__ == '__main__':
+  sys.exit(main())

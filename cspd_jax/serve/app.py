@@ -1,0 +1,295 @@
+"""The HTTP service: images, models, health, metrics, and the page."""
+
+import asyncio
+import contextlib
+import functools
+import pathlib
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent import futures
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from cspd_jax.core import progress
+from cspd_jax.generation.request import prepare
+from cspd_jax.generation.runner import Finished
+from cspd_jax.generation.stream import Partial
+from cspd_jax.serve import guard, wire
+from cspd_jax.serve.engine import ClosedError, DeviceError, Engine, FullError, Job
+from cspd_jax.serve.wire import ApiError, Order, Served
+
+_PAGE = pathlib.Path(__file__).parent / 'page'
+_FILES = {'/': ('index.html', 'text/html'), '/page.css': ('page.css', 'text/css'),
+          '/page.js': ('page.js', 'text/javascript'), '/icon.svg': ('icon.svg', 'image/svg+xml')}
+# Seconds after which an event stream without news sends a comment, for proxies that wait.
+_HEARTBEAT = 10
+# Seconds for the last event of a stream that is too late.
+_LAST_EVENT = 5
+# Threads that turn tokens into pictures.
+_DRAWING = 2
+_COMPILING_RETRY = 5
+
+
+class _GoneError(Exception):
+  """The client has closed the connection."""
+
+
+class _Images:
+  """The images of a request, as the event loop sees them.
+
+  Attributes:
+    looks: every image as it was after the last step; None if it waits.
+    results: for every image what its `Job.listener` received at the end; None before.
+    changed: set when one of them changes.
+  """
+
+  def __init__(self, count: int):
+    self.looks: list[Partial | None] = [None] * count
+    self.results: list[Any] = [None] * count
+    self.changed = asyncio.Event()
+    self._loop = asyncio.get_running_loop()
+
+  def listener(self, index: int) -> Callable[[Any], None]:
+    """Returns the listener of an image, which the engine's thread calls."""
+    def listen(value: Any) -> None:
+      with contextlib.suppress(RuntimeError):  # The event loop has ended.
+        self._loop.call_soon_threadsafe(self._set, index, value)
+    return listen
+
+  def _set(self, index: int, value: Any) -> None:
+    (self.looks if isinstance(value, Partial) else self.results)[index] = value
+    self.changed.set()
+
+
+class Service:
+  """Answers requests with the images of an engine."""
+
+  def __init__(self, served: Served, engine: Engine, *, deadline: float):
+    """Initializes the service.
+
+    Args:
+      served: what it offers.
+      engine: whose runners have the names of `served.decoders`.
+      deadline: seconds in which a request must be answered.
+    """
+    self._served, self._engine, self._deadline = served, engine, deadline
+    self._preparing = futures.ThreadPoolExecutor(1, 'preparing')
+    self._drawing = futures.ThreadPoolExecutor(_DRAWING, 'drawing')
+
+  def app(self) -> Starlette:
+    """Returns the ASGI application, without a guard."""
+    files = [Route(path, functools.partial(_file, (_PAGE / name).read_bytes(), kind))
+             for path, (name, kind) in _FILES.items()]
+    return Starlette(routes=[
+        Route('/v1/images/generations', self._generate, methods=['POST']),
+        Route('/v1/models', self._models), Route('/v1/models/{name}', self._model),
+        Route('/health', self._health), Route('/metrics', self._metrics), *files],
+        exception_handlers={ApiError: _error, HTTPException: _no_such, Exception: _bug})
+
+  async def _health(self, request: Request) -> Response:
+    state = self._engine.state
+    return JSONResponse(dict(status=state), 200 if state == 'ready' else 503)
+
+  async def _metrics(self, request: Request) -> Response:
+    text, kind = self._engine.metrics.text()
+    return Response(text, headers={'content-type': kind})
+
+  async def _models(self, request: Request) -> Response:
+    return JSONResponse(dict(object='list', data=[self._served.description]))
+
+  async def _model(self, request: Request) -> Response:
+    if request.path_params['name'] != self._served.model.name:
+      raise ApiError(404, f'this server has the model {self._served.model.name!r} only.',
+                     param='model', code='model_not_found')
+    return JSONResponse(self._served.description)
+
+  async def _generate(self, request: Request) -> Any:
+    """Answers a request for images."""
+    status = 500
+    try:
+      order = wire.order(await guard.body(request), self._served)
+      images = _Images(order.n)
+      jobs = await self._in(self._preparing, self._submit, order, images)
+      if order.stream:
+        status = 200
+        return functools.partial(self._stream, order, images, jobs)
+      try:
+        answer = await self._until_gone(self._answer(order, images, jobs), request.receive)
+      finally:
+        self._engine.cancel(jobs)
+      status = 200
+      return JSONResponse(answer)
+    except ApiError as error:
+      status = error.status
+      raise
+    except _GoneError:
+      status = 499
+      raise ApiError(status, 'the client is gone.') from None
+    finally:
+      self._engine.metrics.requests.labels(str(status)).inc()
+
+  def _submit(self, order: Order, images: _Images) -> list[Job]:
+    """Checks the images of a request and passes them to the engine."""
+    served = self._served
+    try:
+      self._engine.check_room(order.decoder, order.n)
+      requests = [prepare(served.model, [order.prompt], order.options, seed=[(order.seed, i)],
+                          decoder=served.decoders[order.decoder], batch_size=1)
+                  for i in range(order.n)]
+      jobs = [Job(request, order.decoder, images.listener(i),
+                  watched=order.progress or order.partial_images > 0)
+              for i, request in enumerate(requests)]
+      self._engine.submit(jobs)
+      return jobs
+    except ValueError as error:
+      raise wire.invalid(error, served) from error
+    except FullError as error:
+      raise ApiError(429, str(error), 'rate_limit_error', retry_after=str(error.retry_after)
+                     ) from error
+    except ClosedError as error:
+      raise ApiError(503, str(error), 'server_error', retry_after=str(_COMPILING_RETRY)
+                     ) from error
+
+  async def _answer(self, order: Order, images: _Images, jobs: Sequence[Job]) -> dict[str, Any]:
+    """Returns the answer without a stream, when all images are complete."""
+    done: dict[int, Any] = {}
+    while len(done) < order.n:
+      await images.changed.wait()
+      images.changed.clear()
+      for index, result in enumerate(images.results):
+        if result is not None and index not in done:
+          done[index] = await self._in(self._drawing, lambda r=result: wire.image(_generated(r)))
+    return wire.answer([done[i] for i in range(order.n)], self._served, int(time.time()),
+                       self._usage(jobs, order.n))
+
+  def _usage(self, jobs: Sequence[Job], count: int) -> dict[str, Any]:
+    return wire.usage(jobs[0].request.condition, count * self._served.model.num_tokens)
+
+  async def _stream(self, order: Order, images: _Images, jobs: Sequence[Job], scope: Scope,
+                    receive: Receive, send: Send) -> None:
+    """Sends the events of a request: the ASGI application of its answer."""
+    async def put(data: bytes, more: bool = True) -> None:
+      await send({'type': 'http.response.body', 'body': data, 'more_body': more})
+
+    try:
+      await send({'type': 'http.response.start', 'status': 200, 'headers': [
+          (b'content-type', b'text/event-stream'), (b'x-accel-buffering', b'no')]})
+      try:
+        await self._until_gone(self._events(order, images, jobs, put), receive)
+        await put(b'', more=False)
+      except ApiError as error:
+        async with asyncio.timeout(_LAST_EVENT):
+          await put(wire.event(error.body))
+          await put(b'', more=False)
+    except (_GoneError, TimeoutError):
+      pass
+    finally:
+      self._engine.cancel(jobs)
+
+  async def _events(self, order: Order, images: _Images, jobs: Sequence[Job],
+                    put: Callable[[bytes], Coroutine[Any, Any, None]]) -> None:
+    """Puts the events of all images, the newest state of each, as fast as the client reads them."""
+    total, created = self._served.model.num_tokens, int(time.time())
+    pending = set(range(order.n))
+    shown: list[Partial | None] = [None] * order.n
+    reached, pictures = [0] * order.n, [0] * order.n
+    if order.progress:
+      for index in range(order.n):
+        await put(wire.event(wire.progress_event(index, None, total)))
+    while pending:
+      try:
+        async with asyncio.timeout(_HEARTBEAT):
+          await images.changed.wait()
+      except TimeoutError:
+        await put(b': waiting\n\n')
+        continue
+      images.changed.clear()
+      for index in sorted(pending):
+        if images.results[index] is not None:
+          pending.remove(index)
+          await put(await self._in(self._drawing, lambda i=index: wire.event(wire.completed_event(
+              i, _generated(images.results[i]), self._served, created, self._usage(jobs, 1)))))
+          continue
+        look = images.looks[index]
+        if look is None or look is shown[index]:
+          continue
+        shown[index] = look
+        if order.progress:
+          await put(wire.event(wire.progress_event(index, look, total)))
+        parts = order.partial_images + 1
+        share = min(order.partial_images, int(look.count[0]) * parts // total)
+        if share > reached[index]:
+          reached[index] = share
+          await put(await self._in(self._drawing, lambda i=index, look=look: wire.event(
+              wire.partial_event(i, pictures[i], look, self._served, created))))
+          pictures[index] += 1
+
+  async def _until_gone(self, work: Coroutine[Any, Any, Any], receive: Receive) -> Any:
+    """Runs `work` until it ends, or raises if the client closes the connection or it is too late.
+    """
+    tasks = asyncio.create_task(work), asyncio.create_task(_gone(receive))
+    try:
+      done, _ = await asyncio.wait(
+          tasks, timeout=self._deadline, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+      for task in tasks:
+        task.cancel()
+      await asyncio.gather(*tasks, return_exceptions=True)
+    if tasks[0] in done:
+      return tasks[0].result()
+    if done:
+      raise _GoneError
+    raise ApiError(504, f'the images were not complete after {self._deadline:g} seconds; request '
+                   'fewer, or try again when the server has less to do.', 'server_error',
+                   x_should_retry='false')
+
+  async def _in(self, executor: futures.Executor, function: Callable, *arguments: Any) -> Any:
+    return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
+
+
+def _generated(result: Finished | DeviceError) -> Any:
+  """Returns a complete image; raises ApiError if it could not be decoded."""
+  if isinstance(result, DeviceError):
+    raise ApiError(500, f'{result}; try again, with fewer images at once.', 'server_error')
+  try:
+    return result.result()
+  except ValueError as error:  # NaN, which the same request yields again.
+    raise ApiError(500, str(error), 'server_error', x_should_retry='false') from error
+  except Exception as error:
+    progress.note(f'error: no picture of an image ({type(error).__name__}).')
+    raise ApiError(500, 'the image could not be drawn; try again.', 'server_error') from error
+
+
+async def _gone(receive: Receive) -> None:
+  """Returns when the client has closed the connection."""
+  while (await receive())['type'] != 'http.disconnect':
+    pass
+
+
+def _error(request: Request, error: Any) -> Response:
+  """Answers an `ApiError`."""
+  return guard.error_response(error)
+
+
+def _no_such(request: Request, error: Any) -> Response:
+  """Answers a request for another path, or by another method than the path has."""
+  return guard.error_response(ApiError(
+      error.status_code, f'{request.method:.20} {request.url.path:.80} is not served here.',
+      **{name.lower(): value for name, value in (error.headers or {}).items()}))
+
+
+def _bug(request: Request, error: Exception) -> Response:
+  """Answers an error that nobody handles."""
+  return guard.error_response(ApiError(
+      500, 'the server has a bug; its log names the error.', 'server_error'))
+
+
+async def _file(data: bytes, kind: str, request: Request) -> Response:
+  """Answers with a file of the page."""
+  return Response(data, media_type=kind)

@@ -1,0 +1,167 @@
+"""Refuses requests before the service reads them: of other hosts and origins, and without the key.
+
+A page of another site that a browser shows can send requests to a server on the same machine, and a
+site whose name it lets point to that machine can read the answers. The first are recognized by
+their `Origin`, the others by their `Host`.
+"""
+
+import asyncio
+import hmac
+import ipaddress
+import traceback
+import urllib.parse
+from collections.abc import Collection
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cspd_jax.core import progress
+from cspd_jax.serve.wire import MOST_BYTES, ApiError
+
+_LOOPBACK = ('localhost', '127.0.0.1', '::1')
+# Seconds in which the body of a request must arrive.
+_BODY_SECONDS = 15
+# The page loads its own files only and runs nothing that is written into it. Its pictures are data
+# of the answers.
+_HEADERS = {
+    'content-security-policy': (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
+    'x-content-type-options': 'nosniff',
+    'referrer-policy': 'no-referrer',
+    'cross-origin-opener-policy': 'same-origin',
+    'cross-origin-resource-policy': 'same-origin',
+    'cache-control': 'no-store',
+}
+_PRIVATE = ('/v1/', '/metrics')
+
+
+def is_loopback(host: str) -> bool:
+  """Returns whether an address that a server listens on is reached from its machine only."""
+  try:
+    return ipaddress.ip_address(host).is_loopback
+  except ValueError:
+    return host == 'localhost'
+
+
+def hosts(host: str, allowed: Collection[str], has_key: bool) -> frozenset[str] | None:
+  """Returns the names by which a server may be addressed; None for any.
+
+  Args:
+    host: the address that it listens on.
+    allowed: further names.
+    has_key: whether requests need a key. Without one, and on loopback addresses, names are
+      checked always; with one, any name may be that of the server.
+  """
+  if has_key and not allowed and not is_loopback(host):
+    return None
+  return frozenset(name.lower() for name in (*_LOOPBACK, host, *allowed))
+
+
+def error_response(error: ApiError) -> JSONResponse:
+  """Returns the answer of an error."""
+  return JSONResponse(error.body, error.status, error.headers)
+
+
+async def body(request: Request) -> bytes:
+  """Reads the body of a request.
+
+  Raises:
+    ApiError: if it is no JSON, is too large or does not arrive.
+  """
+  kind = request.headers.get('content-type', '').partition(';')[0].strip().lower()
+  if kind != 'application/json':  # Other sites may send forms and plain text without asking.
+    raise ApiError(415, f"Content-Type is {kind!r:.80}; it must be 'application/json'.")
+  large = ApiError(413, f'the body has more than {MOST_BYTES} bytes; shorten the prompt.',
+                   connection='close')
+  length = request.headers.get('content-length', '')
+  if length.isascii() and length.isdigit() and (len(length) > 18 or int(length) > MOST_BYTES):
+    raise large
+  data = bytearray()
+  try:
+    async with asyncio.timeout(_BODY_SECONDS):
+      async for part in request.stream():
+        data += part
+        if len(data) > MOST_BYTES:
+          raise large
+  except TimeoutError:
+    raise ApiError(408, f'the body did not arrive in {_BODY_SECONDS} seconds.',
+                   connection='close') from None
+  except ClientDisconnect:
+    raise ApiError(499, 'the client is gone.') from None
+  return bytes(data)
+
+
+class Guard:
+  """An ASGI application around another one.
+
+  It refuses requests, adds headers to all answers, and logs errors that nobody handles.
+  """
+
+  def __init__(self, app: ASGIApp, names: frozenset[str] | None, key: str | None):
+    """Initializes the guard.
+
+    Args:
+      app: the application.
+      names: the names by which it may be addressed; see `hosts`.
+      key: what clients must know; None for nothing.
+    """
+    self._app, self._names, self._key = app, names, key
+
+  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope['type'] != 'http':
+      await self._app(scope, receive, send)
+      return
+
+    async def guarded(message: Message) -> None:
+      if message['type'] == 'http.response.start':
+        message['headers'] = [*message['headers'], *(
+            (name.encode(), value.encode()) for name, value in _HEADERS.items())]
+      await send(message)
+
+    try:
+      self._check(Request(scope))
+      await self._app(scope, receive, guarded)
+    except ApiError as error:
+      await error_response(error)(scope, receive, guarded)
+    except Exception as error:  # The application has answered it.
+      progress.note(f'error: {_place(error)} in an answer.')
+
+  def _check(self, request: Request) -> None:
+    """Raises ApiError for a request that is refused."""
+    host, origin = request.headers.get('host', ''), request.headers.get('origin')
+    if self._names is not None and _name(host) not in self._names:
+      raise ApiError(403, f'Host is {host!r:.80}, by which this server is not known; start it with '
+                     '--allowed_host if it should be.')
+    if origin is not None and not self._is_own(origin.lower(), host.lower()):
+      raise ApiError(403, f'Origin is {origin!r:.80}; pages of other sites cannot use this server.')
+    if self._key is not None and request.url.path.startswith(_PRIVATE):
+      kind, _, given_key = request.headers.get('authorization', '').partition(' ')
+      if kind.lower() != 'bearer' or not hmac.compare_digest(
+          given_key.strip().encode(), self._key.encode()):
+        raise ApiError(401, "Authorization is missing or wrong; it must be 'Bearer KEY' with the "
+                       'key of this server.', code='invalid_api_key', www_authenticate='Bearer')
+
+  def _is_own(self, origin: str, host: str) -> bool:
+    """Whether a page of this origin is the server's."""
+    scheme, _, place = origin.partition('://')
+    if scheme not in ('http', 'https') or not place:
+      return False
+    # A proxy may replace the name of the host, but not that of the origin.
+    return place == host or self._names is not None and _name(place) in (
+        self._names - {*_LOOPBACK})
+
+
+def _name(place: str) -> str:
+  """The host of `host:port`; '' for anything else."""
+  try:
+    return urllib.parse.urlsplit(f'//{place}').hostname or ''
+  except ValueError:
+    return ''
+
+
+def _place(error: Exception) -> str:
+  """Returns type and place of an error; its message may be the client's text."""
+  last = traceback.extract_tb(error.__traceback__)[-1]
+  return f'{type(error).__name__} in line {last.lineno} of {last.filename}'

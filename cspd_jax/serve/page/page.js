@@ -1,0 +1,297 @@
+// Requests images and shows them while they are decoded. All texts are set as text, never as HTML.
+'use strict';
+
+const PICTURES = 24;  // Partial pictures of an image, at most.
+const LARGEST_SEED = 2 ** 32;
+const [CELL, EDGE] = [16, 1];  // Pixels of a token on the canvas of colours, and of its outline.
+const $ = (id) => document.getElementById(id);
+const field = (id) => $(id).value;
+
+const asked = new URLSearchParams(location.search);
+let model = null;
+let running = null;  // The AbortController of what is being decoded.
+
+function say(text, isError = false) {
+  $('status').textContent = text;
+  $('status').classList.toggle('error', isError);
+}
+
+function element(name, text = '', attributes = {}) {
+  const result = document.createElement(name);
+  result.textContent = text;
+  for (const [key, value] of Object.entries(attributes)) result.setAttribute(key, value);
+  return result;
+}
+
+function newSeed() {
+  $('seed').value = crypto.getRandomValues(new Uint32Array(1))[0];
+}
+
+async function request(path, options = {}) {
+  const headers = {...options.headers};
+  if (field('key')) headers['Authorization'] = `Bearer ${field('key')}`;
+  const answer = await fetch(path, {...options, headers});
+  if (answer.status === 401) $('key_label').hidden = false;
+  if (!answer.ok) {
+    let message = `the server answered ${answer.status}`;
+    try {
+      message = (await answer.json()).error.message;
+    } catch {}  // A proxy has answered.
+    throw new Error(message);
+  }
+  return answer;
+}
+
+// Yields the events of a stream: the JSON values of its data lines.
+async function* events(answer) {
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = '';
+  for (;;) {
+    const {done, value} = await reader.read();
+    if (done) return;
+    text += value;
+    const lines = text.split('\n');
+    text = lines.pop();
+    for (const line of lines) if (line.startsWith('data: ')) yield JSON.parse(line.slice(6));
+  }
+}
+
+// A figure with an image, its passes and its time.
+class Side {
+  constructor(order) {
+    this.order = order;
+    this.node = $('side').content.cloneNode(true).firstElementChild;
+    this.image = this.node.querySelector('img');
+    this.canvas = this.node.querySelector('canvas');
+    this.canvas.hidden = !$('colours').checked;
+    const [width, height] = model.size.split('x').map(Number);
+    this.node.querySelector('.picture').style.aspectRatio = `${width} / ${height}`;
+    this.image.classList.toggle('small', width < 256);
+    this.image.hidden = true;  // Until there is a picture.
+    this.image.alt = `${order.prompt}, being decoded by ${order.decoder}`;
+    const title = this.node.querySelector('h3');
+    const served = model.decoders.find((decoder) => decoder.id === order.decoder);
+    title.append(order.decoder.replaceAll('_', '_\u200b'), ' ', element('small', served.guarantee));
+    this.start = performance.now();
+  }
+
+  put(name, text) {
+    this.node.querySelector(`.${name}`).textContent = text;
+  }
+
+  message(text, isError = false) {
+    this.put('message', text);
+    this.node.querySelector('.message').classList.toggle('error', isError);
+    this.node.querySelector('.message').setAttribute('role', isError ? 'alert' : 'none');
+  }
+
+  numbers(tokens, rounds) {
+    this.put('passes', rounds);
+    this.put('rate', rounds ? (tokens / rounds).toFixed(2) : '–');
+    this.put('seconds', ((performance.now() - this.start) / 1000).toFixed(1));
+  }
+
+  // Outlines the tokens that one pass committed together in its colour, with some of it on them.
+  colour(cells, tint) {
+    const {canvas} = this;
+    [canvas.height, canvas.width] = [cells.length * CELL, cells[0].length * CELL];
+    const context = canvas.getContext('2d');
+    cells.forEach((row, y) => row.forEach((round, x) => {
+      if (round < 0) return;
+      const fill = (alpha, left, top, width, height) => {
+        context.globalAlpha = alpha;
+        context.fillRect(x * CELL + left, y * CELL + top, width, height);
+      };
+      context.fillStyle = `hsl(${(round * 137.5) % 360} 85% 55%)`;
+      fill(tint, 0, 0, CELL, CELL);
+      if (row[x - 1] !== round) fill(1, 0, 0, EDGE, CELL);
+      if (row[x + 1] !== round) fill(1, CELL - EDGE, 0, EDGE, CELL);
+      if (cells[y - 1]?.[x] !== round) fill(1, 0, 0, CELL, EDGE);
+      if (cells[y + 1]?.[x] !== round) fill(1, 0, CELL - EDGE, CELL, EDGE);
+    }));
+  }
+
+  show(event) {
+    const kind = event.type.split('.')[1];
+    if (kind === 'progress') {
+      this.message(event.stage === 'waiting' ? 'Waiting for a slot.' : '');
+      if (event.stage === 'waiting') return;
+      this.numbers(event.tokens, event.rounds);
+      this.node.querySelector('progress').value = event.tokens / event.total;
+      this.colour(event.round_of_cell, 0.25);
+    } else {
+      this.image.src = `data:image/png;base64,${event.b64_json}`;
+      this.image.hidden = false;
+    }
+    if (kind === 'completed') this.complete(event);
+  }
+
+  complete(event) {
+    this.result = event;
+    this.numbers(event.usage.output_tokens, event.rounds);
+    this.node.querySelector('progress').value = 1;
+    this.colour(event.round_of_cell, 0.06);
+    this.image.alt = `${this.order.prompt}, decoded by ${this.order.decoder}, seed ${event.seed}`;
+    this.message(event.unknown_words.length
+        ? `The model does not read: ${event.unknown_words.join(', ')}.` : '');
+    const download = this.node.querySelector('.download');
+    download.href = this.image.src;
+    const words = this.order.prompt.replace(/[^\p{L}\p{N}]+/gu, '_').slice(0, 60);
+    download.download = `${words}_seed${event.seed}.png`;
+    this.node.querySelector('.repeat').href = link(this.order);
+    this.node.querySelector('.links').hidden = false;
+  }
+
+  async run(signal) {
+    const answer = await request('v1/images/generations', {
+      method: 'POST', signal, headers: {'Content-Type': 'application/json'},
+      body: JSON.stringify({...this.order, stream: true, progress: true, partial_images: PICTURES}),
+    });
+    for await (const event of events(answer)) {
+      if (event.error) throw new Error(event.error.message);
+      this.show(event);
+    }
+    if (!this.result) throw new Error('the connection ended before the image was complete');
+    await this.image.decode();
+    keep(this);
+  }
+}
+
+function link(order) {
+  return `?${new URLSearchParams({...order, compare: field('compare')})}`;
+}
+
+// Adds an image to those of the visit; its button fills in the form again.
+function keep(side) {
+  const button = element('button', '', {type: 'button'});
+  const {order} = side;
+  button.append(
+      element('img', '', {src: side.image.src, alt: side.image.alt}), element('span', order.prompt),
+      element('span', `${side.result.rounds} passes, ${order.decoder}`));
+  button.querySelector('img').className = side.image.className;
+  button.addEventListener('click', () => {
+    [$('prompt').value, $('seed').value, $('decoder').value] =
+        [order.prompt, order.seed, order.decoder];
+    $('prompt').focus();
+  });
+  const item = element('li');
+  item.append(button);
+  $('gallery').prepend(item);
+  $('visit').hidden = false;
+}
+
+function pixels(image) {
+  const canvas = document.createElement('canvas');
+  [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+  const context = canvas.getContext('2d');
+  context.drawImage(image, 0, 0);
+  return context.getImageData(0, 0, canvas.width, canvas.height).data;
+}
+
+function compare([first, second]) {
+  const [one, other] = [pixels(first.image), pixels(second.image)];
+  const isSame = one.length === other.length && one.every((value, i) => value === other[i]);
+  const [fewer, more] = [first, second].map((side) => side.result.rounds).sort((a, b) => a - b);
+  say((isSame ? 'The same picture, pixel for pixel' : 'Different pictures') +
+      `: ${fewer} passes instead of ${more}, ${(more / fewer).toFixed(1)} times fewer.`);
+}
+
+async function generate() {
+  running?.abort();
+  const controller = running = new AbortController();
+  const order = {prompt: field('prompt'), seed: Number(field('seed'))};
+  const decoders = [field('decoder'), field('compare')].filter(Boolean);
+  const sides = decoders.map((decoder) => new Side({...order, decoder}));
+  $('sides').replaceChildren(...sides.map((side) => side.node));
+  $('sides').classList.toggle('two', sides.length > 1);
+  say('Decoding …');
+  $('stop').hidden = false;
+  const outcomes = await Promise.allSettled(sides.map(async (side) => {
+    try {
+      await side.run(controller.signal);
+    } catch (error) {
+      side.message(controller.signal.aborted ? 'Stopped.' : `Error: ${error.message}`, true);
+      throw error;
+    }
+  }));
+  if (running !== controller) return;
+  running = null;
+  $('stop').hidden = true;
+  const isDone = outcomes.every((outcome) => outcome.status === 'fulfilled');
+  say(isDone ? 'Complete.' : '');
+  if (isDone && sides.length > 1) compare(sides);
+}
+
+function fill(select, values) {
+  select.replaceChildren(...values.map(([value, text]) => element('option', text, {value})));
+}
+
+// Says that the server is not ready yet, as long as it is not.
+async function ready() {
+  const before = $('status').textContent;
+  while (!running && (await (await fetch('health')).json()).status === 'compiling') {
+    say('The server is compiling its decoders …');
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+    if (!running) say(before);
+  }
+}
+
+async function start() {
+  try {
+    model = (await (await request('v1/models')).json()).data[0];
+  } catch (error) {
+    say(`Error: ${error.message}`, true);
+    return false;
+  }
+  const names = model.decoders.map((decoder) => decoder.id);
+  $('about').textContent = `${model.id}: images of ${model.grid.join(' by ')} tokens`;
+  fill($('decoder'), names.map((name) => [name, name]));
+  fill($('compare'), [['', 'nothing'], ...names.map((name) => [name, name])]);
+  $('compare').value = names[1] ?? '';
+  $('examples').replaceChildren(...model.prompts.slice(0, 14).map((prompt) => {
+    const button = element('button', prompt, {type: 'button'});
+    button.addEventListener('click', () => {
+      $('prompt').value = prompt;
+      $('form').requestSubmit();
+    });
+    return button;
+  }));
+  say('');
+  for (const name of ['decoder', 'compare']) {
+    const value = asked.get(name);
+    if (names.includes(value) || value === '' && name === 'compare') $(name).value = value;
+  }
+  $('prompt').value ||= model.prompts[0] ?? '';
+  return true;
+}
+
+// Fills in what a link says, and starts nothing: a link of another site must not cause work.
+async function open() {
+  $('colours').checked = true;
+  $('prompt').value = asked.get('prompt') ?? '';
+  const seed = Number(asked.get('seed') ?? NaN);
+  if (Number.isInteger(seed) && seed >= 0 && seed < LARGEST_SEED) $('seed').value = seed;
+  else newSeed();
+  if (!await start()) return;
+  if (asked.has('prompt')) {
+    say('Press Generate to repeat the image of the link.');
+    $('generate').focus();
+  }
+  await ready();
+}
+
+$('form').addEventListener('submit', async (event) => {
+  event.preventDefault();
+  if (model || await start()) await generate();
+});
+$('random').addEventListener('click', newSeed);
+$('stop').addEventListener('click', () => running?.abort());
+$('colours').addEventListener('change', () => {
+  for (const canvas of document.querySelectorAll('#sides canvas')) {
+    canvas.hidden = !$('colours').checked;
+  }
+});
+document.addEventListener('keydown', (event) => {
+  if (event.key === 'Escape') running?.abort();
+});
+open();

@@ -1,0 +1,193 @@
+"""Sockets, signals and parts of a server."""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from cspd_jax.checkpoints import reading
+from cspd_jax.core import progress
+from cspd_jax.generation.request import Request, prepare
+from cspd_jax.generation.runner import Runner
+from cspd_jax.models.conditions import Prompt
+from cspd_jax.serve import guard
+from cspd_jax.serve.app import Service
+from cspd_jax.serve.engine import Engine
+from cspd_jax.serve.wire import Served
+
+# Connections at once, and bytes of a request's head.
+_MOST_CONNECTIONS, _MOST_HEAD = 512, 2**15
+# Seconds between two looks at a connection, and those without progress after which it is closed.
+_LOOK, _IDLE = 5.0, 20.0
+# Seconds for the engine's thread to end when it has nothing to do.
+_END = 1.0
+_SHORTEST_KEY = 16
+# The most tokens of a prompt, unless the caller sets it, and how many of an image's tokens there
+# are for one; longer prompts need more memory for every slot.
+_PROMPT, _LONG_PROMPT, _PER_PROMPT = 64, 256, 4
+# The prompt of models without example prompts that programs are compiled with.
+_EXAMPLE = 'a cat'
+
+
+def bind(host: str, port: int) -> socket.socket:
+  """Returns a socket with an address, which does not listen yet; raises ValueError if it is taken.
+  """
+  sock = None
+  try:
+    family, kind, protocol, _, address = socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    sock = socket.socket(family, kind, protocol)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(address)
+    return sock
+  except OSError as error:
+    if sock is not None:
+      sock.close()
+    raise ValueError(f'host is {host!r:.80} and port is {port}, where the server cannot listen '
+                     f'({error.strerror}); choose another one.') from error
+
+
+def read_key(path: str) -> str:
+  """Reads the key that clients must know; raises ValueError if the file has none."""
+  remedy = (f'write a key of at least {_SHORTEST_KEY} letters and digits into it, such as what '
+            'openssl rand -hex 32 prints')
+  key = reading.text(path, remedy, 'api_key_file').strip()
+  if len(key) < _SHORTEST_KEY or not key.isascii() or not key.isprintable() or ' ' in key:
+    raise ValueError(f'api_key_file is {path!r}, which holds no key; {remedy}.')
+  return key
+
+
+def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None = None) -> Engine:
+  """Returns the engine of a server, not started.
+
+  Args:
+    served: the model and its decoders.
+    slots: images that a decoder decodes at once.
+    queue: images that wait for a slot, at most.
+    prompt_length: the most tokens of a prompt, for models with prompts of tokens; by default 256,
+      or 64 for small images.
+
+  Raises:
+    ValueError: if the slots do not fit in memory, or the model cannot be served.
+  """
+  model = served.model
+  example = model.prompts[0] if model.prompts else _EXAMPLE
+  requests = {name: prepare(model, [example], decoder=spec, batch_size=1)
+              for name, spec in served.decoders.items()}
+  _check_memory(slots, requests)
+  if not isinstance(next(iter(requests.values())).condition, Prompt):
+    prompt_length = None
+  elif prompt_length is None:
+    prompt_length = min(_LONG_PROMPT, max(_PROMPT, model.num_tokens // _PER_PROMPT))
+  runners = {name: Runner(model, slots, decoder=spec, prompt_length=prompt_length)
+             for name, spec in served.decoders.items()}
+  return Engine(runners, queue=queue, warm_up=requests)
+
+
+def _check_memory(slots: int, requests: Mapping[str, Request]) -> None:
+  needs = [request.estimate() for request in requests.values()]
+  free, needed = needs[0].free, sum(estimate.needed(slots) for estimate in needs)
+  if free is not None and needed > free:
+    raise ValueError(
+        f'slots is {slots}, but as many images at once with each of {len(needs)} decoders need '
+        f'about {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free; pass fewer '
+        '--slots, or one --decoder.')
+
+
+def run(served: Served, engine_of_model: Engine, sock: socket.socket, *, deadline: float,
+        key: str | None = None, allowed_hosts: Collection[str] = ()) -> int:
+  """Serves until a signal ends the process; returns its exit code.
+
+  The first SIGTERM or SIGINT refuses what is new and completes what has been accepted; a second one
+  ends the process at once.
+
+  Args:
+    served: the model and its decoders.
+    engine_of_model: see `engine`.
+    sock: see `bind`.
+    deadline: seconds in which a request must be answered.
+    key: what clients must know; None for nothing.
+    allowed_hosts: names by which the server may be addressed, in addition to that of its socket.
+  """
+  host = sock.getsockname()[0]
+  app = guard.Guard(Service(served, engine_of_model, deadline=deadline).app(),
+                    guard.hosts(host, allowed_hosts, key is not None), key)
+  logging.getLogger('uvicorn.error').setLevel(logging.ERROR)  # Clients can cause the warnings.
+  server = _Server(uvicorn.Config(
+      app, loop='asyncio', http=_Connection, ws='none', lifespan='off', log_config=None,
+      access_log=False, server_header=False, limit_concurrency=_MOST_CONNECTIONS,
+      h11_max_incomplete_event_size=_MOST_HEAD), engine_of_model)
+  engine_of_model.start(server.stop)
+  server.run(sockets=[sock])
+  code = int(engine_of_model.state == 'failed')
+  if not engine_of_model.join(_END):  # It compiles, which cannot be interrupted.
+    sys.stderr.flush()
+    os._exit(code)
+  return code
+
+
+class _Server(uvicorn.Server):
+  """A server whose engine completes what it has accepted when a signal ends it."""
+
+  def __init__(self, config: uvicorn.Config, engine_of_model: Engine):
+    super().__init__(config)
+    self._engine = engine_of_model
+
+  def stop(self) -> None:
+    """Refuses new connections, and lets `run` return when the others are closed."""
+    self.should_exit = True
+
+  @contextlib.contextmanager
+  def capture_signals(self) -> Iterator[None]:
+    """Handles signals while the server runs; uvicorn would raise them again at the end."""
+    numbers = signal.SIGTERM, signal.SIGINT
+    previous = {number: signal.signal(number, self._on_signal) for number in numbers}
+    try:
+      yield
+    finally:
+      for number, handler in previous.items():
+        signal.signal(number, handler)
+
+  def _on_signal(self, number: int, _: Any) -> None:
+    if self.should_exit:
+      os._exit(128 + number)
+    self.stop()
+
+  async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+    """See `stop`."""
+    if self._engine.state != 'failed':
+      progress.note('The server completes what it has accepted; a second signal ends it at once.')
+    self._engine.close()
+    await super().shutdown(sockets)
+
+
+class _Connection(H11Protocol):
+  """A connection that is closed when its client neither sends a request nor reads the answer."""
+
+  def connection_made(self, transport: Any) -> None:
+    super().connection_made(transport)
+    self._last: Any = None
+    self._idle = 0.0
+    self._clock = self.loop.call_later(_LOOK, self._look)
+
+  def connection_lost(self, exc: Exception | None) -> None:
+    self._clock.cancel()
+    super().connection_lost(exc)
+
+  def _look(self) -> None:
+    unsent = self.transport.get_write_buffer_size()
+    waits = self.cycle is None or self.cycle.response_complete or self.flow.write_paused
+    state = self.cycle, unsent  # A client that reads slowly makes progress.
+    self._idle = self._idle + _LOOK if waits and state == self._last else 0.0
+    self._last = state
+    if self._idle >= _IDLE:
+      self.transport.abort()
+    else:
+      self._clock = self.loop.call_later(_LOOK, self._look)

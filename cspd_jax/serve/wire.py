@@ -1,0 +1,354 @@
+"""The format of requests and answers: that of OpenAI's images endpoint, with options of our own.
+
+A field that is accepted is honoured; every other one is refused by its name.
+"""
+
+import base64
+import dataclasses
+import json
+import re
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from cspd_jax.core import fields, spelling
+from cspd_jax.core.spec import Spec
+from cspd_jax.generation.base import BaseModel
+from cspd_jax.generation.results import Generated, encoded
+from cspd_jax.generation.stream import Partial
+from cspd_jax.models.conditions import Prompt
+
+MOST_BYTES = 2**16
+MOST_LETTERS = 4000
+MOST_IMAGES = 10
+# OpenAI's clients ask for up to 3.
+MOST_PARTIAL_IMAGES = 64
+
+# The fields with values that all models have, and why there are no others.
+_FIXED = {
+    'response_format': (('b64_json',), 'images are in the answer, and no file is stored'),
+    'output_format': (('png',), 'images are the bytes that cspd-generate writes'),
+    'quality': (('auto',), 'the model has one quality'),
+    'background': (('auto', 'opaque'), 'images are opaque'),
+}
+_REFUSED = {
+    'negative_prompt': 'the null condition of guidance is that of the model',
+    'moderation': 'this server does not filter prompts or images',
+    'output_compression': 'images are PNG, which has no such level',
+    'style': 'the model has no styles',
+    'user': 'this server keeps no records of users',
+}
+_CONTROLS = re.compile('[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]')
+_OWN = ('model', 'prompt', 'n', 'size', 'seed', 'decoder', 'stream', 'partial_images', 'progress')
+
+
+class ApiError(Exception):
+  """An answer that is an error.
+
+  Attributes:
+    status: its HTTP status.
+    kind: the `type` of OpenAI's errors.
+    param: the field that causes it, or None.
+    code: a word for programs, or None.
+    headers: further headers of the answer.
+  """
+
+  def __init__(self, status: int, message: str, kind: str = 'invalid_request_error',
+               param: str | None = None, code: str | None = None, **headers: str):
+    super().__init__(message)
+    self.status, self.kind, self.param, self.code = status, kind, param, code
+    self.headers = {name.replace('_', '-'): value for name, value in headers.items()}
+
+  @property
+  def body(self) -> dict[str, Any]:
+    """The answer as JSON values."""
+    return dict(error=dict(message=str(self), type=self.kind, param=self.param, code=self.code))
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+  """A model as a server offers it.
+
+  Attributes:
+    model: the model.
+    decoders: the specifications of its decoders by name; the first one is the default.
+    guarantees: how the images of a decoder relate to the model's distribution, by its name.
+    size: width and height of an image in pixels, such as 64x32.
+    created: the time at which the server started, in seconds since 1970.
+  """
+
+  model: BaseModel
+  decoders: Mapping[str, Spec]
+  guarantees: Mapping[str, str]
+  size: str
+  created: int
+
+  @property
+  def options(self) -> tuple[str, ...]:
+    """The names of the sampling options."""
+    return self.model.engine.options._fields
+
+  @property
+  def description(self) -> dict[str, Any]:
+    """The model in the list of models."""
+    return dict(
+        id=self.model.name, object='model', created=self.created, owned_by='cspd_jax',
+        size=self.size, grid=list(self.model.grid), prompts=list(map(str, self.model.prompts)),
+        decoders=[dict(id=name, specification=str(spec), guarantee=self.guarantees[name])
+                  for name, spec in self.decoders.items()],
+        options={name: round(np.asarray(value).item(), 6)
+                 for name, value in self.model.sampling()._asdict().items()})
+
+  def decoder(self, text: str) -> str:
+    """Returns the name of a decoder of the server; raises ValueError if it has no such one."""
+    if text in self.decoders:
+      return text
+    try:
+      spec = self.model.specification(text)
+    except ValueError:
+      spec = None
+    for name, served in self.decoders.items():
+      if spec == served:
+        return name
+    raise ValueError(f'decoder is {text!r:.80}; this server has {", ".join(self.decoders)}.')
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+  """A checked request for images.
+
+  Attributes:
+    prompt: the prompt.
+    n: number of images.
+    seed: the seed, of which image `i` has the key `i`.
+    decoder: the name of a decoder of the server.
+    options: sampling options by name.
+    stream: whether the answer is events.
+    partial_images: pictures of each image before it is complete, at most.
+    progress: whether there are events of progress.
+  """
+
+  prompt: str
+  n: int
+  seed: int
+  decoder: str
+  options: Mapping[str, float]
+  stream: bool
+  partial_images: int
+  progress: bool
+
+
+def serving(model: BaseModel, decoders: Sequence[str]) -> Served:
+  """Returns what a server offers.
+
+  Args:
+    model: the model.
+    decoders: specifications; the first one is the default.
+
+  Raises:
+    ValueError: if the model does not support a decoder, has no image tokenizer or continuous
+      tokens.
+  """
+  if model.engine.name != 'discrete':
+    raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
+                     'others that are being decoded; serve a model of discrete tokens.')
+  specs = {text: model.specification(text) for text in decoders}
+  guarantees = {text: str(model.engine.guarantee(model.decoder(spec)))
+                for text, spec in specs.items()}
+  tokens = jax.ShapeDtypeStruct((1, model.num_tokens), np.int32)
+  _, height, width, _ = jax.eval_shape(model.pixels, tokens).shape
+  return Served(model, specs, guarantees, f'{width}x{height}', int(time.time()))
+
+
+def order(body: bytes, served: Served) -> Order:
+  """Reads the body of a request for images.
+
+  Raises:
+    ApiError: for anything but what the server can do.
+  """
+  values = {name: value for name, value in _object(body).items() if value is not None}
+  try:
+    return _order(values, served)
+  except ValueError as error:
+    raise invalid(error, served) from error
+
+
+def invalid(error: ValueError, served: Served) -> ApiError:
+  """Returns the answer to a request that the library refuses with an error."""
+  name = str(error).partition(' ')[0].replace('prompts', 'prompt')
+  known_fields = {*_OWN, *_FIXED, *_REFUSED, *served.options}
+  return ApiError(400, str(error), param=name if name in known_fields else None)
+
+
+def _order(values: Mapping[str, Any], served: Served) -> Order:
+  supported = [*_OWN, *_FIXED, *served.options]
+  for name, value in values.items():
+    if name in _REFUSED:
+      raise ValueError(f'{name} is {value!r:.80}, but {_REFUSED[name]}; leave it out.')
+    if name in _FIXED and value not in _FIXED[name][0]:
+      allowed, reason = _FIXED[name]
+      raise ValueError(f'{name} is {value!r:.80}; it must be {" or ".join(map(repr, allowed))}, '
+                       f'because {reason}.')
+    if name not in supported:
+      raise ApiError(
+          400, f'{name[:80]!r} is not a field of a request for images, which may have '
+          f'{", ".join(supported)}' + spelling.suggestion(name[:80], supported), param=name[:80],
+          code='unknown_parameter')
+    if name in served.options and not _is_number(value):
+      raise ValueError(f'{name} is {value!r:.80}; it must be a number.')
+  if values.get('model', served.model.name) != served.model.name:
+    raise ApiError(404, f'model is {values["model"]!r:.80}; this server has '
+                   f'{served.model.name!r}.', param='model', code='model_not_found')
+  if values.get('size', 'auto') not in ('auto', served.size):
+    raise ValueError(f'size is {values["size"]!r:.80}; it must be {served.size!r} or \'auto\', '
+                     'because the model has one size.')
+  stream = _flag(values, 'stream')
+  for name in ('partial_images', 'progress'):
+    if values.get(name) and not stream:
+      raise ValueError(f'{name} is {values[name]!r:.80}, which needs stream=true.')
+  return Order(
+      prompt=_prompt(values), n=_whole(values, 'n', 1, (1, MOST_IMAGES)),
+      seed=_whole(values, 'seed', secrets.randbelow(2**32), fields.SEEDS),
+      decoder=served.decoder(_text(values, 'decoder', next(iter(served.decoders)))),
+      options={name: value for name, value in values.items() if name in served.options},
+      stream=stream, progress=_flag(values, 'progress'),
+      partial_images=_whole(values, 'partial_images', 0, (0, MOST_PARTIAL_IMAGES)))
+
+
+def _object(body: bytes) -> dict[str, Any]:
+  """Parses a body of JSON."""
+  def pairs(items):
+    names = [name for name, _ in items]
+    if repeated := [name for name in names if names.count(name) > 1]:
+      raise ValueError(f'{repeated[0]!r:.80} is there twice')
+    return dict(items)
+
+  def constant(name):
+    raise ValueError(f'{name} is not a number of JSON')
+
+  try:
+    value = json.loads(body.decode(), object_pairs_hook=pairs, parse_constant=constant)
+  except (ValueError, RecursionError) as error:
+    raise ApiError(400, f'the body is no JSON ({str(error):.200}).') from error
+  if not isinstance(value, dict):
+    raise ApiError(400, f'the body is {str(value)!r:.80}; it must be a JSON object.')
+  return value
+
+
+def _is_number(value: Any) -> bool:
+  return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _flag(values: Mapping[str, Any], name: str) -> bool:
+  value = values.get(name, False)
+  if not isinstance(value, bool):
+    raise ValueError(f'{name} is {value!r:.80}; it must be true or false.')
+  return value
+
+
+def _whole(values: Mapping[str, Any], name: str, default: int, limits: tuple[int, int]) -> int:
+  value = values.get(name, default)
+  if not isinstance(value, int) or isinstance(value, bool) or not limits[0] <= value <= limits[1]:
+    raise ValueError(f'{name} is {value!r:.80}; it must be a whole number from {limits[0]} to '
+                     f'{limits[1]}.')
+  return value
+
+
+def _text(values: Mapping[str, Any], name: str, default: str) -> str:
+  value = values.get(name, default)
+  if not isinstance(value, str):
+    raise ValueError(f'{name} is {value!r:.80}; it must be text.')
+  return value
+
+
+def _prompt(values: Mapping[str, Any]) -> str:
+  if 'prompt' not in values:
+    raise ValueError('prompt is missing; describe the image in words.')
+  prompt = _text(values, 'prompt', '')
+  if len(prompt) > MOST_LETTERS:
+    raise ValueError(f'prompt has {len(prompt)} letters; it may have {MOST_LETTERS}.')
+  if control := _CONTROLS.search(prompt):
+    raise ValueError(f'prompt holds the control character {control[0]!r}; leave it out.')
+  return prompt
+
+
+def prompt_tokens(condition: Any) -> int:
+  """Returns the number of tokens of the prompt of the first image; 1 for a class."""
+  if isinstance(condition, Prompt):
+    return int(np.sum(np.asarray(condition.visible)[0, 0]))
+  mask = getattr(condition, 'mask', None)
+  return 1 if mask is None else int(np.sum(np.asarray(mask)[0]))
+
+
+def usage(condition: Any, num_tokens: int) -> dict[str, Any]:
+  """Returns the numbers of tokens that were read and generated."""
+  words = prompt_tokens(condition)
+  return dict(input_tokens=words, input_tokens_details=dict(text_tokens=words, image_tokens=0),
+              output_tokens=num_tokens, total_tokens=words + num_tokens)
+
+
+def _file(size: str) -> dict[str, str]:
+  """Returns the fields of all answers that describe files."""
+  return dict(size=size, quality='auto', background='opaque', output_format='png')
+
+
+def image(generated: Generated) -> dict[str, Any]:
+  """Returns an image of an answer: the file, and its origin."""
+  (seed, number), rounds = generated.seeds[0], int(generated.decoded.rounds[0])
+  return dict(
+      b64_json=_base64(generated.png(0)), seed=seed, number=number, decoder=generated.decoder,
+      guarantee=generated.guarantee, rounds=rounds,
+      tokens_per_pass=round(generated.tokens.shape[1] / rounds, 2),
+      unknown_words=list(generated.unknown_words[0]))
+
+
+def answer(images: Sequence[dict[str, Any]], served: Served, created: int,
+           usage_of_all: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the answer to a request without a stream."""
+  return dict(created=created, data=list(images), usage=usage_of_all, **_file(served.size))
+
+
+def progress_event(index: int, look: Partial | None, num_tokens: int) -> dict[str, Any]:
+  """Returns an event of ours: how far an image is.
+
+  Args:
+    index: the number of the image in the request.
+    look: the image so far; None if it waits for a slot.
+    num_tokens: tokens of an image.
+  """
+  start = dict(type='image_generation.progress', image_index=index, total=num_tokens)
+  if look is None:
+    return start | dict(stage='waiting', tokens=0, rounds=0)
+  return start | dict(stage='decoding', tokens=int(look.count[0]),
+                      rounds=int(look.decoded.rounds[0]),
+                      round_of_cell=look.round_of_cell[0].tolist())
+
+
+def partial_event(index: int, number: int, look: Partial, served: Served, created: int
+                  ) -> dict[str, Any]:
+  """Returns the event of a picture of an image that is being decoded."""
+  return dict(type='image_generation.partial_image', b64_json=_base64(encoded(look.images[0])),
+              partial_image_index=number, image_index=index, created_at=created,
+              tokens=int(look.count[0]), rounds=int(look.decoded.rounds[0]), **_file(served.size))
+
+
+def completed_event(index: int, generated: Generated, served: Served, created: int,
+                    used: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the event of a complete image."""
+  return dict(type='image_generation.completed', image_index=index, created_at=created, usage=used,
+              round_of_cell=generated.round_of_cell[0].tolist(), **image(generated),
+              **_file(served.size))
+
+
+def event(values: Mapping[str, Any]) -> bytes:
+  """Encodes an event of a stream."""
+  kind = f'event: {values["type"]}\n' if 'type' in values else ''
+  return f'{kind}data: {json.dumps(values, separators=(",", ":"))}\n\n'.encode()
+
+
+def _base64(data: bytes) -> str:
+  return base64.b64encode(data).decode()

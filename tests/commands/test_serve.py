@@ -1,0 +1,93 @@
+"""The command of the server: what it refuses, and how signals end it."""
+
+import os
+import signal
+import socket
+import threading
+
+import pytest
+
+pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[serve]'")
+pytest.importorskip('uvicorn', reason="the server needs pip install 'cspd_jax[serve]'")
+pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
+
+import cspd_jax
+from cspd_jax.commands import serve
+from cspd_jax.core import packages
+from cspd_jax.generation import memory
+from cspd_jax.serve import server, wire
+from tests.serve import running, tiny
+
+
+def _error(capsys, *words):
+  """The one line of a command that fails before the work."""
+  assert serve.main(['serve', *words]) == 2
+  lines = capsys.readouterr().err.splitlines()
+  assert len(lines) == 1 and lines[0].startswith('error: ')
+  return lines[0]
+
+
+def test_wrong_flags_end_with_a_sentence(capsys, tmp_path, monkeypatch):
+  key = tmp_path / 'key'
+  with socket.create_server(('127.0.0.1', 0)) as taken:
+    port = f'--port={taken.getsockname()[1]}'
+    assert 'where the server cannot listen (Address already in use)' in _error(capsys, port)
+  assert 'pass a file with a key' in _error(capsys, '--host=0.0.0.0')
+  assert "host is '203.0.113.9'" in _error(capsys, '--host=203.0.113.9')
+  assert 'api_key_file' in _error(capsys, f'--api_key_file={key}')
+  for text in ('short', 'k' * 15 + ' ' + 'k' * 9, ''):
+    key.write_text(text)
+    assert 'which holds no key' in _error(capsys, f'--api_key_file={key}')
+  assert 'slots is 0' in _error(capsys, '--slots=0')
+  monkeypatch.setattr(packages, 'load', lambda name: (_ for _ in ()).throw(
+      ImportError(f'{name} is not installed')))
+  assert _error(capsys) == ('error: starlette is not installed, which the server needs: pip '
+                            "install 'cspd_jax[serve]'.")
+
+
+def test_models_that_cannot_be_served_end_with_a_sentence(capsys, monkeypatch):
+  assert 'has continuous tokens' in _error(capsys, '--port=0', '--model=mar_demo')
+  monkeypatch.setattr(serve.inputs, 'model', lambda *arguments, **options: tiny.model())
+  assert 'decoder is empty' in _error(capsys, '--port=0', '--decoder=')
+  assert 'corect' in _error(capsys, '--port=0', '--decoder=vanilla,corect')
+  monkeypatch.setattr(memory, 'free', lambda devices: 1e3)
+  error = _error(capsys, '--port=0', '--slots=64', '--decoder=vanilla')
+  assert 'slots is 64, but as many images at once with each of 1 decoders need about' in error
+
+
+def test_default_decoders():
+  model = cspd_jax.load('text_demo')
+  assert serve._decoders(None, model) == ['corrected_seed_exact', 'vanilla']
+  assert serve._decoders(None, tiny.model()) == ['seed_exact', 'vanilla']
+
+
+def test_signals(monkeypatch, capsys):
+  """The first one completes what is running and exits with 0, and the second ends at once."""
+  served = wire.serving(tiny.model(), ('vanilla',))
+  engine = server.engine(served, slots=1, queue=1)
+  runner, go, answers, codes = engine._batches['vanilla'].runner, threading.Event(), [], []
+  step, sock = runner.step, server.bind('127.0.0.1', 0)
+  client = running.Running.__new__(running.Running)
+  client.port = sock.getsockname()[1]
+  monkeypatch.setattr(os, '_exit', lambda code: codes.append(code))
+
+  def use():
+    running.until(lambda: client.health() == 200)
+    runner.step = lambda rounds=1: go.wait(running.WAIT) and step(1)
+    asking = threading.Thread(target=lambda: answers.append(client.generate(prompt='cat', n=2)))
+    asking.start()
+    running.until(lambda: client.value('cspd_slots_busy') == 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+    running.until(lambda: client.health() is None)  # It does not accept connections any more.
+    os.kill(os.getpid(), signal.SIGTERM)
+    running.until(lambda: codes)
+    go.set()
+    asking.join(running.WAIT)
+
+  using = threading.Thread(target=use)
+  using.start()
+  assert server.run(served, engine, sock, deadline=running.WAIT) == 0
+  using.join(running.WAIT)
+  (status, _, answer), = answers
+  assert status == 200 and len(answer['data']) == 2 and codes == [143]
+  assert 'a second signal ends it at once' in capsys.readouterr().err

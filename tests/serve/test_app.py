@@ -1,0 +1,363 @@
+"""The HTTP service, as OpenAI's client, flaky clients and attackers use it."""
+
+import base64
+import contextlib
+import io
+import json
+import threading
+import time
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[serve]'")
+pytest.importorskip('uvicorn', reason="the server needs pip install 'cspd_jax[serve]'")
+pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
+
+from cspd_jax.serve import guard, server, wire
+from tests.serve import running, tiny
+from tests.serve.running import Running, head, until
+
+
+@pytest.fixture(scope='module', autouse=True)
+def without_signals():
+  """Lets servers run in threads, which cannot handle signals."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(server._Server, 'capture_signals', lambda self: contextlib.nullcontext())
+    yield
+
+
+@pytest.fixture(scope='module')
+def model():
+  return tiny.model()
+
+
+@pytest.fixture(scope='module')
+def running_server(model):
+  instance = Running(model)
+  yield instance
+  assert instance.value('cspd_slots_busy') == 0
+  assert instance.end() == 0
+
+
+@pytest.fixture(scope='module')
+def client(running_server):
+  openai = pytest.importorskip('openai', reason='the published client is not installed')
+  return openai.OpenAI(base_url=f'http://localhost:{running_server.port}/v1', api_key='none',
+                       max_retries=0)
+
+
+def _pixels(data):
+  with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+    return np.asarray(image), image.info
+
+
+def test_the_published_client_gets_the_files_of_generate(model, client):
+  expected = model.generate(['dog'] * 2, seed=7, decoder=tiny.SEED_EXACT, top_k=2, batch_size=1)
+  answer = client.images.generate(
+      prompt='dog', model='tiny', n=2, size='6x6', response_format='b64_json', quality='auto',
+      extra_body=dict(seed=7, top_k=2))
+  assert [base64.b64decode(image.b64_json) for image in answer.data] == [
+      expected.png(i) for i in range(2)]
+  assert _pixels(answer.data[1].b64_json)[1]['number'] == '1'
+  assert answer.size == '6x6' and answer.usage.output_tokens == 18 and answer.output_format == 'png'
+  assert answer.data[0].rounds == expected.decoded.rounds[0] and answer.data[0].seed == 7
+  described, = client.models.list().data
+  assert described == client.models.retrieve('tiny') and described.prompts == ['cat', 'dog']
+  assert [one['guarantee'] for one in described.decoders] == ['seed-exact'] * 2
+  assert client.images.generate(prompt='dog').data[0].seed != (
+      client.images.generate(prompt='dog').data[0].seed)
+
+
+@pytest.mark.parametrize('decoder', [tiny.SEED_EXACT, 'vanilla()'])
+def test_streams_of_several_images(model, client, decoder):
+  events = list(client.images.generate(
+      prompt='cat', n=2, stream=True, partial_images=3,
+      extra_body=dict(seed=3, decoder=decoder, progress=True)))
+  expected = model.generate(['cat'] * 2, seed=3, decoder=decoder, batch_size=1)
+  for index in range(2):
+    own = [event for event in events if event.image_index == index]
+    by_type = {kind: [event for event in own if event.type == f'image_generation.{kind}']
+               for kind in ('progress', 'partial_image', 'completed')}
+    assert own[0].stage == 'waiting' and own[-1].type == 'image_generation.completed'
+    assert _pixels(own[-1].b64_json)[1]['seed'] == '3'
+    np.testing.assert_array_equal(_pixels(own[-1].b64_json)[0], expected.images[index])
+    np.testing.assert_array_equal(own[-1].round_of_cell, expected.round_of_cell[index])
+    assert own[-1].usage.output_tokens == 9
+    partial = by_type['partial_image']
+    assert 1 <= len(partial) <= 3
+    assert [event.partial_image_index for event in partial] == list(range(len(partial)))
+    # Pixels of tokens that are committed are those of the image; the others are grey.
+    final = _pixels(own[-1].b64_json)[0]
+    for event in partial:
+      picture = _pixels(event.b64_json)[0]
+      assert np.all((picture == final) | (picture == 128)) and np.any(picture == 128)
+    for event in by_type['progress'][1:]:
+      rounds = np.asarray(event.round_of_cell)
+      assert np.sum(rounds >= 0) == event.tokens and event.total == 9
+      assert np.all((rounds == -1) | (rounds == expected.round_of_cell[index]))
+
+
+def test_errors_are_those_that_the_client_knows(client):
+  import openai
+  for kwargs, error, param in (
+      (dict(prompt='a bird'), openai.BadRequestError, 'prompt'),
+      (dict(prompt='cat', model='dall-e-3'), openai.NotFoundError, 'model'),
+      (dict(prompt='cat', n=7), openai.BadRequestError, 'n'),
+      (dict(prompt='nan'), openai.InternalServerError, None)):
+    with pytest.raises(error) as caught:
+      client.images.generate(**kwargs)
+    assert caught.value.body['param'] == param
+  with pytest.raises(openai.APIError, match='no valid probabilities'):
+    list(client.images.generate(prompt='nan', stream=True))
+  assert client.images.generate(prompt='cat').data  # The others are decoded as before.
+
+
+CAT = dict(prompt='cat')
+WRONG = [
+    (b'{', 'the body is no JSON'), (b'[]', 'it must be a JSON object'), (b'\xff', 'no JSON'),
+    (b'[' * 60000, 'the body is no JSON'), (b'{"prompt": NaN}', 'NaN is not a number'),
+    (b'{"n": ' + b'9' * 5000 + b'}', 'the body is no JSON'),
+    (b'{"prompt": "cat", "prompt": "dog"}', "'prompt' is there twice"), ({}, 'prompt is missing'),
+    (dict(prompt=3), 'prompt is 3; it must be text'),
+    (dict(prompt='x' * 4001), 'prompt has 4001 letters'),
+    (dict(prompt='a\x1bb'), "prompt holds the control character '\\x1b'"),
+    (b'{"prompt": "\\ud800"}', 'not Unicode text'),
+    (CAT | dict(n=0), 'n is 0; it must be a whole number from 1 to 10'),
+    (CAT | dict(n=True), 'n is True'), (CAT | dict(n=1.0), 'n is 1.0'),
+    (CAT | dict(n=10**400), 'n is 1000'), (CAT | dict(n=10), 'at most 6 images at once'),
+    (CAT | dict(seed=-1), 'seed is -1'), (CAT | dict(seed=[1]), r'seed is [1]'),
+    (CAT | dict(size='512x512'), "size is '512x512'; it must be '6x6' or 'auto'"),
+    (CAT | dict(size=[]), 'size is []'), (CAT | dict(quality='high'), "quality is 'high'"),
+    (CAT | dict(response_format='url'), "response_format is 'url'"),
+    (CAT | dict(output_format='webp'), "output_format is 'webp'"),
+    (CAT | dict(background='transparent'), "background is 'transparent'"),
+    (CAT | dict(style='vivid'), "style is 'vivid', but the model has no styles"),
+    (CAT | dict(user='me'), 'user is'), (CAT | dict(moderation='low'), 'moderation is'),
+    (CAT | dict(negative_prompt='dog'), 'negative_prompt is'),
+    (CAT | dict(output_compression=3), 'output_compression is 3'),
+    (CAT | dict(stream='yes'), "stream is 'yes'"),
+    (CAT | dict(partial_images=2), 'partial_images is 2, which needs stream=true'),
+    (CAT | dict(progress=True), 'progress is True, which needs stream=true'),
+    (CAT | dict(stream=True, partial_images=65), 'from 0 to 64'),
+    (CAT | dict(decoder='mc_sjd'), "decoder is 'mc_sjd'; this server has seed_exact"),
+    (CAT | dict(decoder='(' * 9), 'decoder is'), (CAT | dict(decoder=1), 'decoder is 1'),
+    (CAT | dict(guidance_scale=2), 'guidance_scale is 2.0; it must be 1'),
+    (CAT | dict(temperature='hot'), "temperature is 'hot'"), (CAT | dict(temperature=-1), 'temper'),
+    (b'{"prompt": "cat", "temperature": 1e999}', 'temperature is inf'),
+    (CAT | dict(top_k=1.5), 'top_k is 1.5'), (CAT | dict(top_k=10**300), 'top_k is 1000'),
+    (CAT | dict(top_p=0), 'top_p is 0'), (CAT | dict(cfg_scale=2), 'did you mean guidance_scale?'),
+    (CAT | {'x' * 500: 1}, "is not a field of a request for images"),
+]
+
+
+@pytest.mark.parametrize('body, message', WRONG, ids=[message for _, message in WRONG])
+def test_wrong_requests_are_refused_with_a_sentence(running_server, body, message):
+  status, headers, answer = running_server.call('POST', '/v1/images/generations', body)
+  error = answer['error']
+  assert status == 400 and message in error['message'], error
+  assert error['type'] == 'invalid_request_error' and len(error['message']) < 500
+
+
+def test_other_requests_are_refused(running_server):
+  call = running_server.call
+  for method, path, status in (
+      ('GET', '/v1/images/generations', 405), ('POST', '/', 405), ('GET', '/v1/edits', 404),
+      ('GET', '/../setup.cfg', 404), ('GET', '/page/%2e%2e/app.py', 404),
+      ('GET', '/v1/models/other', 404), ('DELETE', '/v1/models/tiny', 405)):
+    answer = call(method, path)
+    assert answer[0] == status and answer[2]['error']['message'], path
+  images = '/v1/images/generations'
+  assert call('POST', images, b'prompt=cat', Content_Type='text/plain')[0] == 415
+  assert call('POST', images, b'x' * (wire.MOST_BYTES + 1))[0] == 413
+  for host in ('evil.example', 'localhost.evil.example', '127.0.0.1.evil.example', '[', ''):
+    assert call('GET', '/v1/models', Host=host)[0] == 403, host
+  for origin in ('http://evil.example', 'null', 'http://localhost:1', 'file://localhost'):
+    answer = call('POST', images, CAT, Origin=origin)
+    assert answer[0] == 403 and 'pages of other sites' in answer[2]['error']['message'], origin
+  for host in ('localhost', '127.0.0.1', '[::1]'):
+    place = f'{host}:{running_server.port}'
+    assert call('POST', images, CAT, Host=place, Origin=f'http://{place}')[0] == 200
+
+
+def test_pages_and_headers(running_server):
+  for path, kind in (('/', 'text/html'), ('/page.js', 'text/javascript'),
+                     ('/page.css', 'text/css'), ('/icon.svg', 'image/svg+xml')):
+    status, headers, data = running_server.call('GET', path)
+    assert status == 200 and headers.get_content_type() == kind and data
+    assert headers['content-security-policy'].startswith("default-src 'none'; script-src 'self';")
+    assert headers['x-content-type-options'] == 'nosniff' and 'server' not in headers
+    assert 'access-control-allow-origin' not in headers
+  status, headers, _ = running_server.call('OPTIONS', '/v1/images/generations')
+  assert status == 405 and 'access-control-allow-origin' not in headers
+
+
+def test_metrics(running_server):
+  before = {name: running_server.value(name) for name in (
+      'cspd_images_total{decoder="vanilla",outcome="completed"}', 'cspd_requests_total',
+      'cspd_tokens_total{decoder="vanilla"}', 'cspd_rounds_total', 'cspd_image_seconds_count')}
+  assert running_server.generate(prompt='cat', n=2, decoder='vanilla')[0] == 200
+  after = {name: running_server.value(name) for name in before}
+  changes = [after[name] - value for name, value in before.items()]
+  assert changes[:3] == [2, 1, 18] and changes[3] >= 8 and changes[4] == 2
+  assert running_server.value('cspd_slots{') == 4
+
+
+@pytest.fixture
+def held(running_server, monkeypatch):
+  """Makes all steps wait for an event, when the default decoder has images."""
+  go, runner = threading.Event(), running_server.engine._batches[tiny.SEED_EXACT].runner
+  step = runner.step
+  monkeypatch.setattr(runner, 'step', lambda rounds=1: go.wait(running.WAIT) and step(1))
+  yield go
+  go.set()
+
+
+@pytest.mark.parametrize('stream', [False, True])
+def test_clients_that_leave_free_their_slots(running_server, held, stream):
+  left = 'cspd_images_total{decoder="seed_exact(window=3)",outcome="cancelled"}'
+  before = running_server.value(left)
+  body = json.dumps(dict(prompt='cat', n=3, stream=stream, partial_images=2 * stream))
+  with running_server.connect() as gone:
+    gone.sendall(head(body))
+    until(lambda: running_server.value('cspd_slots_busy') == 2)
+  jobs = running_server.engine._batches[tiny.SEED_EXACT].jobs
+  until(lambda: all(job.cancelled for job in jobs.values()))
+  held.set()
+  until(lambda: running_server.value(left) == before + 3)
+  assert running_server.value('cspd_slots_busy') == 0 == running_server.value('cspd_images_wa')
+  assert running_server.generate(prompt='cat')[0] == 200
+
+
+def test_full_queues_and_late_answers(running_server, held, monkeypatch):
+  body = json.dumps(dict(prompt='cat', n=6))
+  with running_server.connect() as first:
+    first.sendall(head(body))
+    until(lambda: running_server.value('cspd_images_waiting') == 4)
+    status, headers, answer = running_server.generate(prompt='cat')
+    assert status == 429 and int(headers['retry-after']) >= 1
+    assert answer['error']['type'] == 'rate_limit_error'
+    held.set()
+    assert first.recv(20).startswith(b'HTTP/1.1 200 OK')
+
+
+def test_bodies_and_heads_that_do_not_arrive(running_server, monkeypatch):
+  monkeypatch.setattr(guard, '_BODY_SECONDS', 0.2)
+  monkeypatch.setattr(server, '_LOOK', 0.1)
+  monkeypatch.setattr(server, '_IDLE', 0.3)
+  for data, answer in (
+      (head('{"prompt": "c', Content_Length=900), b'HTTP/1.1 408'),
+      (head('{}', Content_Length=10**9), b'HTTP/1.1 413'),
+      (head(Transfer_Encoding='chunked').replace(b'Content-Length: 0\r\n', b'')
+       + b'fffff\r\n' + b'x' * 0xfffff + b'\r\n', b'HTTP/1.1 413'),
+      (head(X_Large='x' * 3_000_000), b'HTTP/1.1 400'),
+      (b'\x16\x03\x01 TLS\r\n\r\n', b'HTTP/1.1 400'),
+      (b'POST /v1/images/generations HTTP/1.1\r\nHost: local', b''), (b'', b'')):
+    with running_server.connect() as sock:
+      with contextlib.suppress(ConnectionError):  # The server need not read all of it.
+        sock.sendall(data)
+      received = b''
+      with contextlib.suppress(ConnectionError):
+        while part := sock.recv(65536):
+          received += part
+      assert received.startswith(answer) if received or not answer else len(data) > 10**6, received
+  assert running_server.generate(prompt='cat')[0] == 200
+
+
+def test_deadlines_and_readers_that_stop(model, monkeypatch):
+  """The deadline ends requests, and a connection whose client does not read is closed."""
+  monkeypatch.setattr(server, '_LOOK', 0.1)
+  monkeypatch.setattr(server, '_IDLE', 0.3)
+  instance = Running(model, deadline=0.5)
+  go, runner = threading.Event(), instance.engine._batches[tiny.SEED_EXACT].runner
+  step = runner.step
+  runner.step = lambda rounds=1: go.wait(running.WAIT) and step(1)
+  try:
+    status, headers, answer = instance.generate(prompt='cat')
+    assert status == 504 and headers['x-should-retry'] == 'false'
+    assert 'after 0.5 seconds' in answer['error']['message']
+    status, _, data = instance.generate(prompt='cat', stream=True)
+    assert status == 200 and b'data: {"error":{"message":"the images were not' in data
+    go.set()
+    # An answer that is larger than all buffers.
+    monkeypatch.setattr(wire, 'event', lambda values: b'x' * 50_000_000)
+    with instance.connect() as reader:
+      reader.sendall(head(json.dumps(dict(prompt='cat', stream=True))))
+      until(lambda: instance.value('cspd_images_total{decoder="seed_exact(window=3)",outcome="c'))
+      time.sleep(1.5)
+      received = 0
+      with contextlib.suppress(ConnectionError):
+        while part := reader.recv(2**20):
+          received += len(part)
+      assert received < 50_000_000
+  finally:
+    go.set()
+    assert instance.end() == 0
+
+
+def test_keys(model):
+  instance = Running(model, key='k' * 16, allowed_hosts=('images.example.org',))
+  own = dict(Host='images.example.org')
+  try:
+    for headers, status in (
+        ({}, 401), (dict(Authorization='Bearer wrong'), 401), (dict(Authorization='k' * 16), 401),
+        (dict(Authorization='Bearer \xe9'), 401), (dict(Authorization='Bearer ' + 'k' * 16), 200)):
+      for path in ('/v1/models', '/metrics'):
+        answer = instance.call('GET', path, **own, **headers)
+        assert answer[0] == status, (path, headers)
+        assert status == 200 or answer[1]['www-authenticate'] == 'Bearer'
+    assert instance.call('GET', '/', **own)[0] == instance.call('GET', '/health')[0] == 200
+    # A proxy that serves HTTPS and passes the name of the host on, or replaces it.
+    key = dict(Authorization='Bearer ' + 'k' * 16, Origin='https://images.example.org')
+    for host in ('images.example.org', '127.0.0.1:8000'):
+      assert instance.call('POST', '/v1/images/generations', CAT, Host=host, **key)[0] == 200
+    key['Origin'] = 'https://other.example.org'
+    assert instance.call('POST', '/v1/images/generations', CAT, Host=host, **key)[0] == 403
+  finally:
+    assert instance.end() == 0
+  assert guard.hosts('0.0.0.0', (), True) is None
+  assert 'x.org' in guard.hosts('0.0.0.0', ('X.org',), True)
+
+
+def test_what_is_logged(model, capfd, monkeypatch):
+  """No text of a request, whatever happens."""
+  instance = Running(model)
+  monkeypatch.setattr(wire, 'image', lambda generated: 1 / 0)
+  status, _, answer = instance.generate(prompt='cat')
+  assert status == 500 and answer['error']['message'].startswith('the server has a bug')
+  assert instance.generate(prompt='nan')[0] == 500
+  assert instance.generate(prompt='bird')[0] == 400
+  instance.call('GET', '/?prompt=cat')
+  assert instance.end() == 0
+  errors = capfd.readouterr().err
+  assert 'ZeroDivisionError in line' in errors and 'Traceback' not in errors
+  assert not any(word in errors for word in ('cat', 'nan', 'bird', 'prompt'))
+
+
+def test_not_ready_and_failed(model):
+  """A server answers while it compiles, and ends with an error when decoding fails."""
+  engine = server.engine(wire.serving(model, (tiny.SEED_EXACT, 'vanilla')), slots=1, queue=1)
+  go, join = threading.Event(), engine._batches['vanilla'].runner.join
+
+  def failing(requests):
+    raise RuntimeError('no memory')
+
+  def compiling(requests):
+    assert go.wait(running.WAIT)
+    return join(requests)
+
+  engine._batches['vanilla'].runner.join = compiling
+  instance = Running(model, engine=engine, ready=False)
+  until(lambda: instance.health() == 503)
+  status, headers, answer = instance.generate(prompt='cat')
+  assert status == 503 and headers['retry-after'] == '5'
+  assert answer['error']['message'] == 'the server is compiling.'
+  go.set()
+  until(lambda: instance.health() == 200)
+  engine._batches['vanilla'].runner.join = failing
+  for _ in range(3):
+    status, _, answer = instance.generate(prompt='cat', decoder='vanilla')
+    assert status == 500 and 'decoding failed' in answer['error']['message']
+  instance._thread.join(running.WAIT)
+  assert instance.codes == [1]

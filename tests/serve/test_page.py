@@ -1,0 +1,117 @@
+"""The page of the server in a headless Chromium."""
+
+import contextlib
+import time
+
+import pytest
+
+pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[serve]'")
+pytest.importorskip('uvicorn', reason="the server needs pip install 'cspd_jax[serve]'")
+pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
+
+from cspd_jax.serve import server
+from tests.serve import tiny
+from tests.serve.browsing import browser
+from tests.serve.running import Running
+
+pytestmark = pytest.mark.browser
+# Counts the pictures that each side has shown.
+_COUNT = '''() => {
+  window.pictures = {};
+  new MutationObserver((changes) => {
+    for (const change of changes) {
+      const side = change.target.closest('figure').querySelector('h3').textContent;
+      window.pictures[side] = (window.pictures[side] ?? 0) + 1;
+    }
+  }).observe(document.getElementById('sides'),
+             {subtree: true, attributes: true, attributeFilter: ['src']});
+}'''
+# The pixels of the pictures that are shown.
+_PIXELS = '''() => [...document.querySelectorAll('#sides img')].map((image) => {
+  const canvas = document.createElement('canvas');
+  [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+  const context = canvas.getContext('2d');
+  context.drawImage(image, 0, 0);
+  return [...context.getImageData(0, 0, canvas.width, canvas.height).data].join();
+})'''
+
+
+@pytest.fixture(scope='module')
+def address():
+  """The address of a server whose steps take a while."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(server._Server, 'capture_signals', lambda self: contextlib.nullcontext())
+    instance = Running(tiny.model(), key='k' * 16)
+    for batch in instance.engine._batches.values():
+      step = batch.runner.step
+      batch.runner.step = lambda rounds=1, step=step: (time.sleep(0.1), step(rounds))[1]
+    yield f'http://localhost:{instance.port}/'
+    assert instance.end() == 0
+
+
+@pytest.fixture(scope='module')
+def chromium():
+  with browser() as instance:
+    yield instance
+
+
+@pytest.fixture
+def page(chromium, address):
+  """The page, which must not log errors."""
+  page, errors = chromium.new_page(viewport=dict(width=400, height=800)), []
+  page.on('console', lambda message: message.type == 'error' and errors.append(message.text))
+  page.on('pageerror', lambda error: errors.append(str(error)))
+  page.errors = errors
+  yield page
+  page.close()
+
+
+def _open(page, address):
+  """Opens an address, and passes the key that the page asks for."""
+  page.goto(address)
+  page.locator('#key').fill('k' * 16)
+
+
+def test_two_decoders_yield_one_picture_that_is_watched(page, address):
+  _open(page, address)
+  page.locator('#prompt').fill('dog')
+  page.locator('#seed').fill('5')
+  page.evaluate(_COUNT)
+  page.keyboard.press('Enter')
+  page.locator('#status:has-text("The same picture, pixel for pixel")').wait_for()
+  first, second = page.evaluate(_PIXELS)
+  assert first == second and len(set(first.split(','))) > 2
+  pictures = page.evaluate('window.pictures')
+  assert len(pictures) == 2 and min(pictures.values()) > 2
+  passes = [int(text) for text in page.locator('.passes').all_text_contents()]
+  assert passes[0] < passes[1] == 9
+  assert page.locator('#sides img').first.get_attribute('alt') == (
+      f'dog, decoded by {tiny.SEED_EXACT}, seed 5')
+  assert page.locator('#gallery img').count() == 2
+  assert page.evaluate('document.documentElement.scrollWidth') == 400
+  with page.expect_download() as download:
+    page.locator('.download').first.click()
+  assert download.value.suggested_filename == 'dog_seed5.png'
+  page.locator('#colours').uncheck()
+  assert page.locator('#sides canvas:visible').count() == 0
+  # The link fills the form in, and starts nothing.
+  link = page.locator('.repeat').first.get_attribute('href')
+  assert 'prompt=dog' in link and 'seed=5' in link
+  assert [error for error in page.errors if '401' not in error] == []
+
+
+def test_errors_are_readable_and_texts_are_no_html(page, address):
+  _open(page, f'{address}?prompt=%3Cimg+src%3Dx+onerror%3Dalert(1)%3E&seed=3&compare=')
+  assert page.locator('#seed').input_value() == '3'
+  page.keyboard.press('Enter')  # In the field of the key.
+  message = page.locator('.message.error').first
+  message.filter(has_text="prompts holds '<img src=x onerror=alert(1)>'").wait_for()
+  assert message.get_attribute('role') == 'alert' and page.locator('#sides img[src=x]').count() == 0
+  page.locator('#prompt').fill('nan')
+  page.keyboard.press('Enter')
+  message.filter(has_text='no valid probabilities').wait_for()
+  page.locator('#prompt').fill('cat')
+  page.keyboard.press('Enter')
+  page.locator('#stop').wait_for()
+  page.keyboard.press('Escape')
+  message.filter(has_text='Stopped.').wait_for()
