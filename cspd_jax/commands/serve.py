@@ -10,7 +10,6 @@ complete. An image depends only on the model, its prompt, seed, options and deco
 
 import dataclasses
 import sys
-from typing import Literal
 
 from cspd_jax import Model, cli
 from cspd_jax.cli import groups, inputs
@@ -29,7 +28,7 @@ class Config:
   """The settings of a server.
 
   Attributes:
-    model: a shipped model, or a folder that cspd-convert wrote; of discrete tokens.
+    loading: the model, of discrete tokens, and how it is loaded; on one device.
     parts: networks in place of the model's own.
     decoder: specifications separated by commas, such as seed_exact(window=16),vanilla. Requests
       choose among them, and the first is the default. None serves the one that cspd-tune stored or
@@ -43,14 +42,11 @@ class Config:
     port: the port.
     api_key_file: a file with the key that clients must send.
     allowed_host: names under which a proxy makes the server known, separated by commas.
-    dtype: dtype of the parameters; None keeps that of the files.
-    quantize: int8 stores the matrices of the target's layers as int8.
-    cache_dtype: int8 stores the target's keys and values as int8.
     grid: rows and columns of tokens, such as 48x32, of a model that generates images of several
       sizes; None uses the model's own.
   """
 
-  model: str = _MODEL
+  loading: groups.Loading = groups.Loading(model=_MODEL)
   parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] | None = None
   slots: int = 8
@@ -61,9 +57,6 @@ class Config:
   port: int = 8000
   api_key_file: str | None = None
   allowed_host: tuple[str, ...] = ()
-  dtype: Literal['float32', 'bfloat16'] | None = None
-  quantize: Literal['int8'] | None = None
-  cache_dtype: Literal['int8'] | None = None
   grid: str | None = None
 
   def __post_init__(self):
@@ -80,12 +73,15 @@ def main(config: Config) -> int:
     raise ImportError(f"{error}, which the server needs: pip install 'cspd_jax[serve]'.") from error
   from cspd_jax.serve import guard, server, wire  # Only this command needs these packages.
 
+  if config.loading.mesh is not None:
+    raise ValueError(f'mesh is {config.loading.mesh!r}, and a server decodes on one device; leave '
+                     'it out, or use cspd-generate.')
   key = None if config.api_key_file is None else server.read_key(config.api_key_file)
   if key is None and not guard.is_loopback(config.host):
     raise ValueError(f'host is {config.host!r}, which other machines reach, and api_key_file is '
                      'None; pass a file with a key, or --host=127.0.0.1.')
   with server.bind(config.host, config.port) as sock:
-    model = inputs.model(config, quantize=config.quantize, cache_dtype=config.cache_dtype,
+    model = inputs.model(config.loading, config.parts, engine='discrete',
                          grid=inputs.pair('grid', config.grid))
     served = wire.serving(model, _decoders(config.decoder, model))
     engine = server.engine(served, slots=config.slots, queue=config.queue,

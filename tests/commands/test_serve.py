@@ -38,6 +38,7 @@ def test_wrong_flags_end_with_a_sentence(capsys, tmp_path, monkeypatch):
   for text in ('short', 'k' * 15 + ' ' + 'k' * 9, ''):
     key.write_text(text)
     assert 'which holds no key' in _error(capsys, f'--api_key_file={key}')
+  assert "mesh is '1x1', and a server decodes on one device" in _error(capsys, '--mesh=1x1')
   assert 'slots is 0' in _error(capsys, '--slots=0')
   monkeypatch.setattr(packages, 'load', lambda name: (_ for _ in ()).throw(
       ImportError(f'{name} is not installed')))
@@ -46,7 +47,7 @@ def test_wrong_flags_end_with_a_sentence(capsys, tmp_path, monkeypatch):
 
 
 def test_models_that_cannot_be_served_end_with_a_sentence(capsys, monkeypatch):
-  assert 'has continuous tokens' in _error(capsys, '--port=0', '--model=mar_demo')
+  assert 'which has continuous tokens' in _error(capsys, '--port=0', '--model=mar_demo')
   monkeypatch.setattr(serve.inputs, 'model', lambda *arguments, **options: tiny.model())
   assert 'decoder is empty' in _error(capsys, '--port=0', '--decoder=')
   assert 'corect' in _error(capsys, '--port=0', '--decoder=vanilla,corect')
