@@ -12,8 +12,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from cspd_jax.files import reading
 from cspd_jax.core import progress
+from cspd_jax.files import reading
 from cspd_jax.generation.request import Request, prepare
 from cspd_jax.generation.runner import Runner
 from cspd_jax.models.conditions import Prompt

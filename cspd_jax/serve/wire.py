@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.core import fields, spelling
+from cspd_jax.core import fields, naming
 from cspd_jax.core.spec import Spec
 from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.results import Generated, encoded
@@ -196,7 +196,7 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
     if name not in supported:
       raise ApiError(
           400, f'{name[:80]!r} is not a field of a request for images, which may have '
-          f'{", ".join(supported)}' + spelling.suggestion(name[:80], supported), param=name[:80],
+          f'{", ".join(supported)}' + naming.suggestion(name[:80], supported), param=name[:80],
           code='unknown_parameter')
     if name in served.options and not _is_number(value):
       raise ValueError(f'{name} is {value!r:.80}; it must be a number.')
