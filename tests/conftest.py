@@ -36,6 +36,8 @@ def pytest_configure(config):
   left_out = re.compile('not (slow|compiled)')
   if not re.search('slow|compiled', left_out.sub('', config.option.markexpr or '')):
     os.environ.setdefault('XLA_FLAGS', _QUICK)
+  # XLA's threads would each keep a part of the memory that they once used.
+  os.environ.setdefault('MALLOC_ARENA_MAX', '2')
   if 'JAX_COMPILATION_CACHE_DIR' in os.environ:  # The caller's, or that of the first process.
     return
   folder = pathlib.Path(os.environ.get('XDG_CACHE_HOME') or '~/.cache').expanduser()
