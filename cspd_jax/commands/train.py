@@ -136,6 +136,11 @@ def override(recipe: Recipe, flags: Flags) -> Recipe:
   return smoke.smoke(recipe) if flags.smoke else recipe
 
 
+def _role(recipe: Recipe) -> str:
+  """The name of the network of a recipe, as in `--kind`."""
+  return 'corrector' if isinstance(recipe, CorrectorRecipe) else recipe.kind
+
+
 @contextlib.contextmanager
 def _opened(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> Iterator[Any]:
   """Holds `workdir` for a recipe; yields its module and the recipe with all sampling options.
@@ -146,6 +151,7 @@ def _opened(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> Ite
   module.check(recipe, model)
   recipe = samples.completed(recipe, model)
   with run_folder.Run(workdir, dataclasses.asdict(recipe), name='workdir', alone=False):
+    print(f'{_role(recipe)} for {model.name} on {model.where}', flush=True)
     yield module, recipe
 
 
@@ -219,8 +225,7 @@ def main(recipe: Any, flags: Flags) -> None:
   if recipe is not None:
     _check_recipe(recipe, flags)
   name = flags.loading.model if recipe is None else recipe.target
-  role = ('corrector' if isinstance(recipe, CorrectorRecipe) else recipe.kind if recipe else
-          flags.kind or 'neighbours')
+  role = flags.kind or 'neighbours' if recipe is None else _role(recipe)
   asked = dataclasses.replace(flags.loading, model=name)
   loading = _loading(asked, role)
   run_name = f'{pathlib.Path(name).name or "model"}_{role}'
@@ -236,7 +241,6 @@ def main(recipe: Any, flags: Flags) -> None:
     families.check_place(name, model.family, {role: role})
   recipe = recipe_for(model, name, role) if recipe is None else recipe
   recipe = override(recipe, flags)
-  print(f'{role} for {model.name} on {model.where}', flush=True)
   measures = role == 'neighbours' and not flags.smoke
   if role != 'neighbours' and loading.mesh is not None:
     sample(recipe, model, workdir)

@@ -112,8 +112,9 @@ def sizes(model: Model) -> neighbours.NeighboursConfig:
 
 
 def check(recipe: NeighboursRecipe, model: Model) -> None:
-  """Raises ValueError unless the network fits the model."""
+  """Raises ValueError unless the network fits the model and the prompts can be read."""
   needed = sizes(model)
+  samples.prompts_of(model, recipe.prompts)
   for name in ('vocab_size', 'num_tokens', 'row_width'):
     if (value := getattr(recipe.drafter, name)) != (expected := getattr(needed, name)):
       raise ValueError(f'drafter.{name} is {value!r}; for the target {model.name!r} it must be '
