@@ -13,7 +13,7 @@ from cspd_jax import families
 from cspd_jax.decoding import specification
 from cspd_jax.files import kinds, store
 from cspd_jax.generation import memory
-from docs import sizes, supported, tables, verified, zoo
+from docs import family_pages, sizes, supported, tables, verified, zoo
 from experiments.papers import published_rows
 
 PASSES = [(file, entry) for file in rules.FAMILIES.values() for entry in file.passes]
@@ -31,6 +31,15 @@ def test_every_family_has_its_row():
   for page, (target, others) in sizes.FILES.items():
     assert rules.FAMILIES[target].licence, page
     assert {target, *others} <= rules.FAMILIES.keys()
+
+
+def test_pages_of_families_have_the_parts_that_they_share():
+  """Models of continuous tokens have no drafter to train."""
+  for page in sizes.FILES:
+    text = (tables.ROOT / 'docs' / 'families' / f'{page}.md').read_text()
+    parts = {f'{kind}_{page}' for kind in ('facts', 'drafters')} & family_pages.LISTS.keys()
+    assert len(parts) == (1 if page in ('mar', 'nextstep') else 2)
+    assert all(f'<!-- table: {part} -->' in text for part in parts)
 
 
 @functools.cache
