@@ -212,13 +212,15 @@ def main(config: Config) -> None:
       print(f'{name} is left out: {reason}', flush=True)
     # The decoders, the image tokenizer for the pictures, and the likelihood of discrete tokens.
     others = 1 + (config.paired and job.model.engine.name == 'discrete')
-    with compiling.reported(len(job.requests) + others), progress.bar('decoding') as show:
+    counted = (f'{len(job.prompts)} images x {len(job.requests)} decoders x {1 + config.repeats} '
+               'runs')
+    with compiling.reported(len(job.requests) + others), progress.bar(counted) as show:
       compared = comparison.compare(
           job.requests, repeats=config.repeats, budget=config.budget, show=progress.say,
           progress=show, look=functools.partial(_look, config, job))
     rows = _write(config, job, compared)
-  print(f'\n{compare_report.table(job.model, rows)}\n\n'
-        f'Pictures and report.json are in {folder}.')
+  print('\n' + '\n'.join([compare_report.table(job.model, rows), *compare_report.same(compared)])
+        + f'\n\nPictures and report.json are in {folder}.')
   if config.decoder is None and not config.all:
     print('--all compares every decoder.')
   print(_next_step(config, job, rows))
@@ -231,9 +233,23 @@ def _next_step(config: Config, job: Job, rows: Sequence[Mapping[str, Any]]) -> s
     return (f'None of these decoders is exact; {job.model.engine.baseline} is, and --all finds the '
             'fastest one.')
   fastest = min(exact, key=lambda row: row['seconds_per_image'])['specification']
-  return 'Next: ' + inputs.next_command(
-      'cspd-generate', config.loading, job.model, job.prompts,
-      **inputs.overrides(config.parts), decoder=fastest)
+  command = lambda program, **flags: inputs.next_command(
+      program, config.loading, job.model, job.prompts, **inputs.overrides(config.parts), **flags)
+  if fastest.partition('(')[0] != job.model.engine.baseline:
+    return f'{_default(job.model, fastest)}Next: {command("cspd-generate", decoder=fastest)}'
+  line = f'No exact decoder of these is faster than {job.model.engine.baseline} on this machine.'
+  return line if config.all else f'{line} Next: {command("cspd-compare", all=True)}'
+
+
+def _default(model: cspd_jax.Model, fastest: str) -> str:
+  """Says that the model's default decoder is another one than the fastest, if it is."""
+  try:
+    default = str(model.specification(batch_size=1))
+  except ValueError:  # It names a decoder that is not registered any more.
+    return ''
+  return '' if default == fastest else (
+      f'The default of {model.name} on {model.device.device_kind} is {default}, which model.json '
+      'names; --decoder replaces it.\n')
 
 
 if __name__ == '__main__':

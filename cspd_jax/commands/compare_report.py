@@ -116,7 +116,7 @@ def _statement(decoder: continuous.Decoder, decoded: Any) -> dict[str, Any]:
 
 def table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
   """Formats rows as text; for continuous tokens with each decoder's distribution and acceptance."""
-  columns = {'decoder': '{decoder}', 'guarantee': '{guarantee}',
+  columns = {'decoder': '{specification}', 'guarantee': '{guarantee}',
              **metrics.columns(metrics.select(model.engine.name, 'work'))}
   if any(row['guarantee'] is Guarantee.BOUNDED for row in entries):
     columns |= metrics.columns(metrics.select(model.engine.name, 'bound'))
@@ -131,6 +131,22 @@ def table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
   sentences = [_sentence(row) for row in entries if 'distribution' in row]
   parts = [text, *_paired_tables(model, entries)]
   return '\n'.join([*parts, '', *sentences] if sentences else parts)
+
+
+def same(compared: Mapping[str, Compared]) -> list[str]:
+  """Returns a sentence for every decoder that another one equals: tokens, and rounds of tokens."""
+  lines, different = [], dict[str, Compared]()
+  for name, result in compared.items():
+    decoded = result.sample.decoded
+    other = next((other for other, first in different.items() if all(
+        np.array_equal(getattr(decoded, field), getattr(first.sample.decoded, field))
+        for field in ('tokens', 'round_of_token'))), None)
+    if other is None:
+      different[name] = result
+    else:
+      lines.append(f'{name} fixed the same tokens in the same rounds as {other}: with these sizes '
+                   'they are one decoder.')
+  return lines
 
 
 def _paired_tables(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> list[str]:

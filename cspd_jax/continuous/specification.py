@@ -15,7 +15,7 @@ from cspd_jax.continuous.cspd.decoders import cspd_paper, cspd_relaxed, cspd_rel
 from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel, windows
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.core import binding
+from cspd_jax.core import binding, naming
 from cspd_jax.core.binding import Resources
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Part, Spec, parse
@@ -146,7 +146,8 @@ def _part(spec: str | Spec) -> Part:
   """Returns the only part of a specification after a check of its name and parameters."""
   first, *rest = parse(spec).parts
   if first.name not in DECODERS:
-    raise ValueError(f'decoder is {first.name!r}; it must be one of: {", ".join(DECODERS)}.')
+    raise ValueError(f'decoder is {first.name!r}; it must be one of: {", ".join(DECODERS)}'
+                     + naming.suggestion(first.name, DECODERS))
   if rest:
     raise ValueError(f'decoder is {str(spec)!r}; decoders of continuous tokens have one part.')
   binding.check_names(first, DECODERS[first.name].parameters)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from cspd_jax.core import binding
+from cspd_jax.core import binding, naming
 from cspd_jax.core.binding import Resources
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Call, Part, Spec, Value, parse
@@ -268,7 +268,8 @@ def _entry(spec: Spec) -> DrafterEntry | DecoderEntry:
   raise ValueError(
       f'decoder is {str(spec)!r}, but {name!r} is not registered; it must be one of '
       f'{", ".join(DECODERS)}, or a drafter, one of {", ".join(DRAFTERS)}, with a verifier, one '
-      f'of {", ".join(VERIFIERS)}, such as jacobi(window=16)+exact.')
+      f'of {", ".join(VERIFIERS)}, such as jacobi(window=16)+exact'
+      + naming.suggestion(name, [*DECODERS, *DRAFTERS, *VERIFIERS]))
 
 
 def _network(drafter: Part) -> str | None:

@@ -25,7 +25,7 @@ _SIZES = ('window', 'length')
 # The defaults in `model.json` that are not sampling options; see `generation.defaults`.
 _DEFAULTS = ('dtype', 'decoder', 'seconds')
 # The named arguments of `generate`, for suggestions.
-_ARGUMENTS = ('seed', 'decoder', 'batch_size', 'prefix', 'rows', 'progress')
+_ARGUMENTS = ('seed', 'decoder', 'batch_size', 'prefix', 'rows', 'progress', 'raw_log_probs')
 
 
 class AnyDecoder(Protocol):

@@ -26,7 +26,8 @@ _BAD = {
     'no such config': (['--config=configs/nothing.py'], ['configs/nothing.py']),
     'config of another program': (['--config={tmp}/other.py'], ['Other', 'images']),
     'unknown field': (['--config.decodr=x'], ['decodr', 'decoder']),
-    'unknown decoder': (['--decoder=vanilla,fast'], ['fast', 'seed_exact']),
+    'unknown decoder': (
+        ['--decoder=vanilla,seedexact'], ['seedexact', 'did you mean seed_exact?']),
     'unknown parameter': (['--decoder=mc_sjd(windw=3)'], ['windw', 'window']),
     'no decoder': (['--decoder='], ['decoder is empty', 'seed_exact']),
     'all as a decoder': (['--decoder=vanilla,all'], ["'vanilla,all'", '--all']),
@@ -140,7 +141,7 @@ def test_writes_report_and_pictures(run):
   assert rows['vanilla']['tokens_equal_baseline'] is True
   assert rows['seed_exact']['tokens_equal_baseline'] is True
   table = found.out[found.out.index('decoder  '):].splitlines()
-  assert [line.split()[0] for line in table[2:4]] == names
+  assert [line.split()[0] for line in table[2:4]] == ['vanilla', 'seed_exact(window=8)']
   assert 'TV bound' not in found.out
   fastest = min(rows.values(), key=lambda row: row['seconds_per_image'])
   assert shlex.split(found.out.splitlines()[-1])[-1] == f'--decoder={fastest["specification"]}'
@@ -293,6 +294,7 @@ def test_a_family_of_the_tests(capsys, tmp_path):
     ((('exact', 2), ('biased', 1)), 'exact'), ((('biased', 2), ('bounded', 1)), None)])
 def test_only_exact_decoders_are_recommended(rows, decoder):
   job = compare.Job(cspd_jax.load('demo'), {}, {}, [0], None)
+  default = 'corrected(by=neighbours, passes=2, window=8)'
   line = compare._next_step(compare.Config(), job, [  # pylint: disable=protected-access
       dict(guarantee=Guarantee(word), specification=word, seconds_per_image=seconds)
       for word, seconds in rows])
@@ -300,6 +302,15 @@ def test_only_exact_decoders_are_recommended(rows, decoder):
     assert 'None of these decoders is exact; vanilla is' in line
   else:
     assert line.endswith(f'--decoder={decoder}')
+    assert f'The default of demo on cpu is {default}, which model.json names' in line
+
+
+def test_the_baseline_is_not_recommended():
+  job = compare.Job(cspd_jax.load('demo'), {}, {}, [0], None)
+  row = dict(guarantee=Guarantee.SEED_EXACT, specification='vanilla', seconds_per_image=1)
+  line = compare._next_step(compare.Config(), job, [row])  # pylint: disable=protected-access
+  assert 'No exact decoder of these is faster than vanilla' in line
+  assert line.endswith('Next: cspd-compare --model=demo --all=true')
 
 
 def test_files_of_decoders_with_similar_names():
