@@ -12,7 +12,6 @@ The folder stores its configuration and refuses another one.
 """
 
 import dataclasses
-import json
 import pathlib
 import sys
 from collections.abc import Mapping
@@ -66,7 +65,10 @@ def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathli
     write_pictures(recipe, tokenizer, models, data, report)
     report.write(settings=dataclasses.asdict(recipe),
                  rows=[dict(network=role, **values) for role, values in metrics.items()])
-    logging.info('report: %s', json.dumps(metrics))
+    for role, values in metrics.items():
+      logging.info('%s: %s', role, ', '.join(
+          f'{name} {value:.4g}' if isinstance(value, float) else f'{name} {value}'
+          for name, value in values.items()))
 
 
 def _stages_of(recipe: stages.Stages) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ import functools
 import inspect
 import logging as std_logging
 import pathlib
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +78,10 @@ class Command:
       if stop.args or self._kept is None:
         raise
       raise KeyboardInterrupt(f'{self._kept}; the same command resumes') from stop
+    except ValueError as error:
+      if error.args and isinstance(error.args[0], str):
+        error.args = (_as_flags(error.args[0], arguments), *error.args[1:])
+      raise
 
   def _config_path(self, words: Sequence[str]) -> tuple[str | None, list[str]]:
     """The value of --config, and the other words."""
@@ -233,6 +238,17 @@ def _unknown(name: str, groups: Sequence[Any]) -> str:
   near = naming.nearest(last, supported)
   return f'--{name} is not a flag; ' + (
       f'did you mean --{near}?' if near else f'flags are: {", ".join(supported)}.')
+
+
+def _as_flags(message: str, arguments: Sequence[Any]) -> str:
+  """Writes the arguments that a message advises as flags, if the command has them.
+
+  Messages come from functions that users also call.
+  """
+  names = {fields.short_name(group, field) for group in arguments if group is not None
+           for field in fields.every(group)}
+  return re.sub(r'\b(pass|with|give|or) (\w+)=', lambda match: (
+      f'{match[1]} --{match[2]}=' if match[2] in names else match[0]), message)
 
 
 def _check_places(argument: Any) -> None:

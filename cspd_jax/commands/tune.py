@@ -64,7 +64,8 @@ class Config:
     sampling: sampling options; guidance changes the cost of a round.
     best: number of candidates that are measured, for every batch size.
     repeats: timed runs of each of them; the median counts.
-    minutes: time after which no more candidates are tried; the best so far are measured.
+    minutes: time of the whole command, about: after half of it no more candidates are tried, and
+      the best so far are measured.
     store: folder of the model that stores the choice; None uses the model's own. If it holds no
       model, it becomes one with the same networks.
     dry_run: stores nothing.
@@ -95,6 +96,8 @@ _COLUMNS = {
     'ms per round': '{ms_per_round:.2f}', 's/image, predicted': '{predicted_seconds:.4f}',
     'measured': '{measured_seconds:.4f}', 'images/hour': '{images_per_hour:.0f}',
     'speed-up': '{speedup:.2f}x', 'chosen': '{chosen}'}
+# The share of the time that candidates are tried in.
+_SEARCH = 0.5
 # Rows of a table, apart from measured ones.
 _SHOWN = 8
 
@@ -210,7 +213,7 @@ def tune(plan: Plan, config: Config) -> tuple[list[dict[str, Any]], dict[str, st
     A row per candidate and batch size, the fastest first; and reasons why others were left out.
   """
   bench, sizes = plan.bench, sorted(set(config.batch_size))
-  until = time.perf_counter() + 60 * config.minutes
+  until = time.perf_counter() + 60 * config.minutes * _SEARCH
   runs: dict[str, tuning.Run] = {}
   pace = tuning.pace(bench, sizes[0])
   growth = functools.cache(
@@ -356,7 +359,10 @@ def _images(count: int) -> str:
 
 @cli.command(Config)
 def main(config: Config) -> None:
-  run(config)
+  try:
+    run(config)
+  except KeyboardInterrupt as stop:
+    raise KeyboardInterrupt('nothing is stored; the same command starts again') from stop
 
 
 if __name__ == '__main__':

@@ -204,6 +204,15 @@ def test_what_ctrl_c_leaves(path, capsys):
   assert capsys.readouterr().err == 'interrupted: nothing is left\n'
 
 
+def test_advice_of_functions_names_flags(path, capsys):
+  def main(config):
+    raise ValueError('it is too large; load it with name=FOLDER or limit=3, or pass seeds=1.')
+
+  assert wrapper.command(config=path)(main)(['prog']) == 2
+  assert capsys.readouterr().err == (
+      'error: it is too large; load it with --name=FOLDER or --limit=3, or pass seeds=1.\n')
+
+
 def test_log_lines_of_other_packages(path, capsys):
   """JAX logs every backend that it does not find, and Orbax every file."""
   def main(config):

@@ -2,10 +2,12 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax import sharding
 from cspd_jax.cli import fields, groups, inputs
 from cspd_jax.generation import prompts as prompts_lib
 
@@ -134,3 +136,12 @@ def test_lines_that_resemble_data_are_prompts(tmp_path):
   lines = ['[photo] a cat', '{curly}', '3', '"a sign"', 'prompt,seed']
   (tmp_path / 'a.txt').write_text('\n'.join(lines), encoding='utf-8')
   assert prompts_lib.listed(tmp_path / 'a.txt') == lines
+
+
+def test_a_mesh_takes_the_first_devices(monkeypatch):
+  """There was no flag for the devices that the library's error asked for."""
+  monkeypatch.setattr(jax, 'devices', lambda: list('abcd'))
+  monkeypatch.setattr(sharding, 'make_mesh', lambda *sizes, devices: (sizes, devices))
+  assert inputs.mesh('1x2') == ((1, 2), ['a', 'b'])
+  with pytest.raises(ValueError, match="mesh is '2x4', which requires 8 devices, but there are 4"):
+    inputs.mesh('2x4')

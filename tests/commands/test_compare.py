@@ -144,8 +144,12 @@ def test_writes_report_and_pictures(run):
   assert [line.split()[0] for line in table[2:4]] == ['vanilla', 'seed_exact(window=8)']
   assert 'TV bound' not in found.out
   fastest = min(rows.values(), key=lambda row: row['seconds_per_image'])
-  assert shlex.split(found.out.splitlines()[-1])[-1] == f'--decoder={fastest["specification"]}'
-  assert 'Next: cspd-generate --model=' in found.out
+  next_step = shlex.split(found.out.splitlines()[-1])
+  if fastest['decoder'] == 'vanilla':  # Which images so small may show.
+    assert 'cspd-compare' in next_step and next_step[-1] == '--all=true'
+  else:
+    assert 'cspd-generate' in next_step
+    assert next_step[-1] == f'--decoder={fastest["specification"]}'
 
 
 @pytest.mark.slow
