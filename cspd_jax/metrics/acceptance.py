@@ -66,24 +66,6 @@ def summarise(decoded: Decoded) -> Acceptance:
       one_token_rounds=float(counts[1] / later_rounds))
 
 
-def by_place(decoded: Decoded) -> np.ndarray:
-  """Returns the acceptance rate of tested drafts by their depth in the chain.
-
-  For decoders that draft a chain. The last round of an image counts as ended by a rejection,
-  although the end of the image may have cut it short.
-
-  Args:
-    decoded: as for `summarise`.
-
-  Returns:
-    `[D]`, entry `d` for the draft that follows `d` accepted ones; NaN where none was tested.
-  """
-  counts = np.asarray(decoded.accepted).sum(0)
-  reached = counts[::-1].cumsum()[::-1]  # Rounds that committed at least that many tokens.
-  tested = reached[1:-1].astype(float)
-  return np.divide(reached[2:], tested, out=np.full(tested.shape, np.nan), where=tested > 0)
-
-
 def _rounds(sample: base.Sample, model: Model) -> base.Value:
   del model
   return base.mean(sample.decoded.rounds)

@@ -35,11 +35,6 @@ class SummariseTest(absltest.TestCase):
     self.assertAlmostEqual(got.one_token_rounds, 5 / 8)
     self.assertTrue(all(isinstance(value, float) for value in got))
 
-  def test_places(self):
-    got = acceptance.by_place(decoded([[4, 2, 1], [1, 1, 1, 1, 3]]))
-    np.testing.assert_allclose(got, [3 / 8, 2 / 3, 1 / 2])
-    np.testing.assert_allclose(acceptance.by_place(decoded([[1] * 6])), [0, np.nan, np.nan])
-
   @pytest.mark.slow
   def test_vanilla(self):
     self.assertEqual(

@@ -38,6 +38,8 @@ from cspd_jax.continuous.schedule import Schedule
 
 # Tolerance of the released code, in standard deviations of the last kernel.
 DEFAULT_KAPPA = 42.0
+# Proposals for a rejected token in the released code.
+_RELEASED_TRIALS = 100
 
 
 def cspd_paper(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_LENGTH,
@@ -61,10 +63,12 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
 def cspd_released(
     target: Target, draft: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
     schedule: Schedule | int | None = None, *, prefix_share: float = DEFAULT_PREFIX_SHARE,
-    kappa: float = DEFAULT_KAPPA, sigma: str = 'inverted', max_trials: int = 100,
-    zero_fallback: bool = True, guidance_of_last: bool = True, block_context: bool = True,
-    keep_after_reject: bool = True, aligned: bool = True, guidance: str | None = None) -> Decoder:
-  """The released code, with one option for every departure from the paper.
+    kappa: float = DEFAULT_KAPPA, sigma: str = 'inverted', aligned: bool = True,
+    guidance: str | None = None) -> Decoder:
+  """The released code.
+
+  Verification does not see the drafts of the block, whose tokens all have the guidance scale of the
+  last one. Drafts after a replaced one may be accepted. A token becomes zero if 100 proposals fail.
 
   Args:
     target: the model that verifies.
@@ -75,21 +79,15 @@ def cspd_released(
     kappa: multiplies both models' standard deviations in the test, but not in the
       residual.
     sigma: 'inverted' as released, 'paper', or 'off'.
-    max_trials: the largest number of proposals for a rejected token.
-    zero_fallback: whether a token becomes zero when all proposals fail; else it becomes the
-      target's own token.
-    guidance_of_last: whether a block is verified with the guidance scale of its last token.
-    block_context: True if verification does not see the block's own drafts.
-    keep_after_reject: whether drafts after a replaced one may be accepted.
     aligned: whether the draft model uses the target's noise.
     guidance: as for `decoders.mar`.
 
   Raises:
     ValueError: for options out of range or models that do not fit together.
   """
-  verifier = released(kappa, sigma, max_trials, zero_fallback, keep_after_reject)
-  return _block_decoder(target, draft_model.model(draft, aligned), verifier, block_length, schedule,
-                        prefix_share, block_context, guidance_of_last, guidance)
+  verifier = released(kappa, sigma, _RELEASED_TRIALS, zero_fallback=True)
+  return block_decoder(target, draft_model.model(draft, aligned), verifier, block_length, schedule,
+                       prefix_share, True, True, guidance)
 
 
 def cspd_relaxed(
@@ -116,7 +114,7 @@ def cspd_relaxed(
   Raises:
     ValueError: for options out of range or models that do not fit together.
   """
-  return _block_decoder(
+  return block_decoder(
       target, draft_model.model(draft, aligned, guided_as_verified=True),
       relaxed(kappa, keep_after_reject=block_context), block_length, schedule, prefix_share,
       block_context, block_context, guidance)
@@ -134,9 +132,9 @@ def expected_speedup(cost: float, block_length: int) -> float:
   return 1 / (cost + 1 / block_length)
 
 
-def _block_decoder(target: Target, drafter: Drafter, verifier: Verifier, block_length: int,
-                   schedule: Schedule | int | None, prefix_share: float, block_context: bool,
-                   guidance_of_last: bool, guidance: str | None) -> Decoder:
+def block_decoder(target: Target, drafter: Drafter, verifier: Verifier, block_length: int,
+                  schedule: Schedule | int | None, prefix_share: float, block_context: bool,
+                  guidance_of_last: bool, guidance: str | None) -> Decoder:
   """Returns a decoder that verifies whole blocks and approximates a decoder without drafts."""
   size = target.num_tokens
   (_, prefix), *blocks = schedule_lib.blocks(size, block_length, prefix_share)

@@ -162,17 +162,22 @@ def relaxed(kappa: float, keep_after_reject: bool = True) -> Verifier:
 SIGMA = ('off', 'paper', 'inverted')
 
 
-def released(kappa: float, sigma: str, max_trials: int, zero_fallback: bool,
-             keep_after_reject: bool = True) -> Verifier:
-  """Returns a verifier with `released_test`; the arguments are those of `cspd.cspd_released`.
+def released(kappa: float, sigma: str, max_trials: int, zero_fallback: bool) -> Verifier:
+  """Returns a verifier with the test of the released code.
+
+  Args:
+    kappa: multiplies both models' standard deviations in the test, but not in the residual.
+    sigma: 'inverted' as released, 'paper', or 'off'.
+    max_trials: the largest number of proposals for a rejected token.
+    zero_fallback: whether a token becomes zero when all proposals fail; else it becomes the
+      target's own token.
 
   Raises:
     ValueError: for options out of range.
   """
   return token_test(
       released_test(kappa, sigma, max_trials, zero_fallback),
-      'none: behaves as the released code, which preserves no distribution',
-      keep_after_reject=keep_after_reject)
+      'none: behaves as the released code, which preserves no distribution')
 
 
 def released_test(kappa: float, sigma: str, max_trials: int, zero_fallback: bool) -> TokenTest:
