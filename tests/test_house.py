@@ -80,7 +80,7 @@ def _package(name):
 @functools.cache
 def _imports(path):
   """Lines and dotted names of everything of ours that a module imports, for type checkers too."""
-  names, found = {_name(module) for module in MODULES}, []
+  names, result = {_name(module) for module in MODULES}, []
   for node in ast.walk(_tree(path)):
     if isinstance(node, ast.Import):
       imported = [alias.name for alias in node.names]
@@ -91,9 +91,9 @@ def _imports(path):
       imported = [name if name in names else node.module for name in inside]
     else:
       continue
-    found += [(node.lineno, name) for name in imported
+    result += [(node.lineno, name) for name in imported
               if name.split('.')[0] in CODE and (_name(path), name) not in ON_DEMAND]
-  return found
+  return result
 
 
 def test_every_module_has_a_row():
@@ -193,11 +193,11 @@ def test_functions_are_short():
 
 
 def test_words():
-  found = [f'{_label(path, number)}: {match[0]!r}'
+  result = [f'{_label(path, number)}: {match[0]!r}'
            for path in TEXTS if path != pathlib.Path(__file__)
            for number, line in enumerate(path.read_text().splitlines(), 1)
            for match in FORBIDDEN.finditer(line)]
-  _expect_none(found)
+  _expect_none(result)
 
 
 # Idioms of other languages, and the field's word for each.

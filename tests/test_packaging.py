@@ -36,17 +36,17 @@ def _required(extra=None):
 
 def _imported(*folders):
   """Distributions that the modules in folders import, or name to find their files."""
-  found = set()
+  actual = set()
   for path in (path for folder in folders for path in (ROOT / folder).rglob('*.py')):
     for node in ast.walk(ast.parse(path.read_text())):
       if isinstance(node, ast.Import):
-        found |= {alias.name.split('.')[0] for alias in node.names}
+        actual |= {alias.name.split('.')[0] for alias in node.names}
       elif isinstance(node, ast.ImportFrom) and node.module:
-        found.add(node.module.split('.')[0])
+        actual.add(node.module.split('.')[0])
       elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        found |= {node.value.split('.')[0]} & NAMES.keys()
+        actual |= {node.value.split('.')[0]} & NAMES.keys()
   ours = {path.name for path in ROOT.iterdir()}
-  return {NAMES.get(name, name) for name in found - ours - set(sys.stdlib_module_names)}
+  return {NAMES.get(name, name) for name in actual - ours - set(sys.stdlib_module_names)}
 
 
 @pytest.mark.parametrize('line', _lines('options.entry_points', 'console_scripts'))
@@ -67,8 +67,8 @@ def test_what_is_imported_is_required_and_the_other_way_round():
 
 
 def test_every_file_of_the_packages_is_shipped():
-  patterns = {package: found.split(', ')
-              for package, found in PROJECT['options.package_data'].items()}
+  patterns = {package: actual.split(', ')
+              for package, actual in PROJECT['options.package_data'].items()}
   for package in PACKAGES:
     assert (ROOT / package / 'py.typed').is_file()
     names = [path.relative_to(ROOT / package).as_posix() for path in (ROOT / package).rglob('*')

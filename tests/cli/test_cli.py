@@ -113,8 +113,8 @@ def _changed(path, *words):
     (['--seed=none'], 'seed', None),
 ])
 def test_text_is_read_as_the_type_of_the_field(path, words, name, value):
-  found = getattr(_changed(path, *words), name)
-  assert found == value and type(found) is type(value)
+  result = getattr(_changed(path, *words), name)
+  assert result == value and type(result) is type(value)
 
 
 def test_the_last_part_of_a_name_will_do_where_it_names_one_field(path):

@@ -54,43 +54,43 @@ def _read(path):
 
 
 def test_adm(run):
-  found = run()
-  assert found.code == 0, found.err
-  assert [file.name for file in found.folder.iterdir()] == ['samples.npz']
-  array = np.load(found.folder / 'samples.npz')['arr_0']
+  result = run()
+  assert result.code == 0, result.err
+  assert [file.name for file in result.folder.iterdir()] == ['samples.npz']
+  array = np.load(result.folder / 'samples.npz')['arr_0']
   np.testing.assert_array_equal(array, [_pixels(number) for number in range(12)])
 
 
 def test_geneval(run):
-  found = run('--layout=geneval', '--prompts={place}/lines.jsonl')
-  assert found.code == 0, found.err
-  assert sorted(file.name for file in found.folder.iterdir()) == ['00000', '00001', '00002']
+  result = run('--layout=geneval', '--prompts={place}/lines.jsonl')
+  assert result.code == 0, result.err
+  assert sorted(file.name for file in result.folder.iterdir()) == ['00000', '00001', '00002']
   numbers = {'00000': [0, 2, 3, 5], '00001': [1, 4, 7, 10], '00002': [6, 8, 9, 11]}
   for index, (name, own) in enumerate(numbers.items()):
-    metadata = json.loads((found.folder / name / 'metadata.jsonl').read_text())
+    metadata = json.loads((result.folder / name / 'metadata.jsonl').read_text())
     assert metadata == dict(tag=str(index), prompt=PROMPTS[index])
     for place, number in enumerate(own):
       np.testing.assert_array_equal(
-          _read(found.folder / name / 'samples' / f'{place:04}.png'), _pixels(number))
+          _read(result.folder / name / 'samples' / f'{place:04}.png'), _pixels(number))
 
 
 def test_dpg(run, place):
   (place / 'prompts' / 'third.txt').write_text('a cat')  # Four images of each.
-  found = run('--layout=dpg', '--prompts={place}/prompts')
-  assert found.code == 0, found.err
-  grid = _read(found.folder / 'second.png')
+  result = run('--layout=dpg', '--prompts={place}/prompts')
+  assert result.code == 0, result.err
+  grid = _read(result.folder / 'second.png')
   for index, number in enumerate([1, 4, 7, 10]):
     y, x = SIDE * (index // 2), SIDE * (index % 2)
     np.testing.assert_array_equal(grid[y:y + SIDE, x:x + SIDE], _pixels(number))
-  assert {file.name for file in found.folder.iterdir()} == {'first.png', 'second.png', 'third.png'}
+  assert {file.name for file in result.folder.iterdir()} == {'first.png', 'second.png', 'third.png'}
 
 
 def test_coco_resized(run):
-  found = run('--layout=coco', '--resize=8')
-  assert found.code == 0, found.err
-  captions = json.loads((found.folder / 'captions.json').read_text())
+  result = run('--layout=coco', '--resize=8')
+  assert result.code == 0, result.err
+  captions = json.loads((result.folder / 'captions.json').read_text())
   assert [row['caption'] for row in captions] == [PROMPTS[number % 3] for number in range(12)]
-  image = _read(found.folder / 'images' / captions[3]['file_name'])
+  image = _read(result.folder / 'images' / captions[3]['file_name'])
   np.testing.assert_array_equal(image, layouts.resized(_pixels(3), 8))
 
 
@@ -146,8 +146,8 @@ def test_bad_input(run, place, name):
 def test_a_folder_in_use_is_refused_and_kept(run, place):
   (place / 'out').mkdir()
   (place / 'out' / 'mine').write_text('x')
-  found = run()
-  assert found.code == 2 and 'is not empty' in found.err
+  result = run()
+  assert result.code == 2 and 'is not empty' in result.err
   assert [file.name for file in (place / 'out').iterdir()] == ['mine']
 
 
@@ -168,15 +168,15 @@ def test_the_work_of_a_stopped_conversion_stays(run, place, monkeypatch):
     (new / 'model.safetensors').write_text('hours of work')
     raise KeyboardInterrupt
   monkeypatch.setattr(layouts, 'write_adm', lambda *_, **__: pytest.fail('images are read'))
-  found = run()
-  assert found.code == 2 and 'holds the work of a stopped command' in found.err
+  result = run()
+  assert result.code == 2 and 'holds the work of a stopped command' in result.err
   assert (new / 'model.safetensors').read_text() == 'hours of work'
 
 
 def test_two_commands_do_not_write_one_folder(run, place):
   with folders.replacing(place / 'out', layouts.listed):
-    found = run()
-  assert found.code == 2 and 'is being written by another process' in found.err
+    result = run()
+  assert result.code == 2 and 'is being written by another process' in result.err
 
 
 @pytest.fixture(name='disk')
@@ -201,7 +201,7 @@ def test_a_full_disk_is_one_error(run, disk, monkeypatch, words, is_known):
   """An array that a file of zeros was mapped for killed the process, and its bytes stayed."""
   if not is_known:  # Another process fills it meanwhile.
     monkeypatch.setattr(paths, 'check_space', lambda *size: None)
-  found = run(*words, f'--output={disk}/out')
-  assert found.code == 2 and found.err.count('\n') == 1
-  assert 'free some space and repeat' in found.err, found.err
+  result = run(*words, f'--output={disk}/out')
+  assert result.code == 2 and result.err.count('\n') == 1
+  assert 'free some space and repeat' in result.err, result.err
   assert not os.listdir(disk)

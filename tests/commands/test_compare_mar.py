@@ -82,9 +82,9 @@ def test_a_few_decoders_by_default(models):
   assert list(job.requests) == ['mar', 'exact_head'] and len(job.prompts) == 2
 
 
-def _rows(found):
-  assert found.code == 0, found.err
-  report = json.loads((found.folder / 'report.json').read_text())
+def _rows(result):
+  assert result.code == 0, result.err
+  report = json.loads((result.folder / 'report.json').read_text())
   return {row['decoder']: row for row in report['rows']}
 
 
@@ -98,8 +98,8 @@ _DECODERS = (
 
 @pytest.mark.slow
 def test_every_decoder(run):
-  found = run(f'--decoder={",".join(_DECODERS)}', '--guidance_scale=1.5', '--seed=5')
-  rows = {name.partition('(')[0]: row for name, row in _rows(found).items()}
+  result = run(f'--decoder={",".join(_DECODERS)}', '--guidance_scale=1.5', '--seed=5')
+  rows = {name.partition('(')[0]: row for name, row in _rows(result).items()}
   assert rows.keys() == DECODERS.keys() - {'windows'}
   assert rows['mar']['target_passes'] == 4 and rows['mar']['head_calls'] == 4 * 4
   assert rows['mar']['head_rows'] == 2 * rows['mar']['head_calls']
@@ -109,26 +109,26 @@ def test_every_decoder(run):
   for name, row in rows.items():
     assert (row['acceptance'] is None) == (name in ('mar', 'parallel'))
     assert (row['draft_passes'] > 0) == (needs(name) is not None)
-    assert row['distribution'] in found.out and row['seconds_per_image'] > 0
-    assert (found.folder / row['images']).read_bytes().startswith(b'\x89PNG')
-  assert (found.folder / 'accepted.png').read_bytes().startswith(b'\x89PNG')
+    assert row['distribution'] in result.out and row['seconds_per_image'] > 0
+    assert (result.folder / row['images']).read_bytes().startswith(b'\x89PNG')
+  assert (result.folder / 'accepted.png').read_bytes().startswith(b'\x89PNG')
   assert np.shape(rows['cspd_relaxed']['acceptance_by_position']) == (2, 2)
-  table = found.out[found.out.index('decoder  '):found.out.index('mar(schedule=4): ')]
+  table = result.out[result.out.index('decoder  '):result.out.index('mar(schedule=4): ')]
   assert 'accept' not in table, 'acceptance rates share no column'
 
 
 @pytest.mark.slow
 def test_without_draft_model(run):
-  found = run('--model={tmp}/alone', '--guidance_scale=1',
+  result = run('--model={tmp}/alone', '--guidance_scale=1',
               '--decoder=mar(num_iter=2, schedule=4), '
               'exact_head(num_iter=2, kernels_per_call=3, schedule=4)')
-  rows = _rows(found)
+  rows = _rows(result)
   assert [name.partition('(')[0] for name in rows] == ['mar', 'exact_head']
   mar, exact_head = rows.values()
   assert mar['head_calls'] == 2 * 4 and mar['head_rows'] == 4 * 4
   assert 0 <= exact_head['acceptance'] <= 1 and mar['acceptance'] is None
   assert exact_head['tested'] == 'denoising kernels' and len(exact_head['acceptance_by_level']) == 4
-  table, sentences = found.out[found.out.index('decoder  '):].split(
+  table, sentences = result.out[result.out.index('decoder  '):].split(
       '\nmar(num_iter=2, schedule=4): ')
   assert 'accepts' in sentences and 'accept' not in table
   assert exact_head['target_passes'] == 2

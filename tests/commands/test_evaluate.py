@@ -65,33 +65,33 @@ def _run(place, capsys, tmp_path):
   return run
 
 
-def _scores(found):
-  assert found.code == 0, found.err
-  report = json.loads((found.folder / 'report.json').read_text())
+def _scores(result):
+  assert result.code == 0, result.err
+  report = json.loads((result.folder / 'report.json').read_text())
   return {row['score']: row['value'] for row in report['rows']}
 
 
 @pytest.mark.slow
 def test_all_scores(run, place, network):
-  found = run()
-  scores = _scores(found)
+  result = run()
+  scores = _scores(result)
   names = [f'{name} (ADM, 11)' for name in ('FID', 'sFID', 'IS', 'precision', 'recall')]
-  assert list(scores) == names and all(f'{name}: ' in found.out for name in names)
+  assert list(scores) == names and all(f'{name}: ' in result.out for name in names)
   pool = [np.asarray(inception.features(
       network.params, CONFIG, _images(count, count), 'adm').pool) for count in (11, 13)]
   expected = frechet.distance(*map(frechet.gaussian, pool))
   assert expected > 0 and scores[names[0]] == pytest.approx(expected, rel=1e-3)
-  stored = evaluation.opened('images', str(found.folder / 'features.npz'), network, 4).features
+  stored = evaluation.opened('images', str(result.folder / 'features.npz'), network, 4).features
   np.testing.assert_allclose(stored.pool, pool[0], atol=1e-4 * np.abs(pool[0]).max())
 
 
 @pytest.mark.slow
 def test_scores_that_mislead(run):
   assert 'warning: images has 11 images, fewer than features' in run().err
-  found = run('--reference={place}/samples.npz', out='same')
-  assert list(_scores(found)) == ['IS (ADM, 11)']
-  (warning,) = json.loads((found.folder / 'report.json').read_text())['warnings']
-  assert 'are the same images' in warning and f'warning: {warning}.' in found.err
+  result = run('--reference={place}/samples.npz', out='same')
+  assert list(_scores(result)) == ['IS (ADM, 11)']
+  (warning,) = json.loads((result.folder / 'report.json').read_text())['warnings']
+  assert 'are the same images' in warning and f'warning: {warning}.' in result.err
 
 
 @pytest.mark.slow
@@ -125,13 +125,13 @@ def test_published_statistics(run, place, tmp_path):
   moments = dict(mu=pool.mean, sigma=pool.covariance)
   np.savez(tmp_path / 'few.npz', **moments)
   calls.check_refused(run('--images={tmp}/few.npz', out='none'), ['statistics only'])
-  found = _scores(run('--reference={tmp}/few.npz', out='few'))
-  assert list(found) == ['FID (ADM, 11)', 'IS (ADM, 11)']
-  assert found['FID (ADM, 11)'] == pytest.approx(scores['FID (ADM, 11)'], rel=1e-3)
+  result = _scores(run('--reference={tmp}/few.npz', out='few'))
+  assert list(result) == ['FID (ADM, 11)', 'IS (ADM, 11)']
+  assert result['FID (ADM, 11)'] == pytest.approx(scores['FID (ADM, 11)'], rel=1e-3)
   np.savez(tmp_path / 'all.npz', arr_0=_images(5, 5), mu_s=spatial.mean, sigma_s=spatial.covariance,
            **moments)
   every = _scores(run('--reference={tmp}/all.npz', out='all'))
-  assert every['FID (ADM, 11)'] == found['FID (ADM, 11)']
+  assert every['FID (ADM, 11)'] == result['FID (ADM, 11)']
   assert every['sFID (ADM, 11)'] == pytest.approx(scores['sFID (ADM, 11)'], rel=1e-3)
   assert {'precision (ADM, 11)', 'recall (ADM, 11)'} <= every.keys()
 
@@ -158,18 +158,18 @@ _BAD = {
 @pytest.mark.parametrize('name', _BAD)
 def test_bad_input(run, name):
   words, message = _BAD[name]
-  found = run(*words)
-  assert found.code == 2 and found.err.count('error: ') == 1, found.err
-  assert 'Traceback' not in found.err
+  result = run(*words)
+  assert result.code == 2 and result.err.count('error: ') == 1, result.err
+  assert 'Traceback' not in result.err
   for word in message:
-    assert word in found.err, found.err
+    assert word in result.err, result.err
 
 
 def test_what_is_missing_is_named(capsys, tmp_path):
-  found = calls.call(evaluate.main, capsys, tmp_path / 'out', '--images=x', '--reference=y')
-  calls.check_refused(found, ['inception is None', 'pt_inception-2015-12-05', 'cspd-convert'])
-  found = calls.call(evaluate.main, capsys, tmp_path / 'out')
-  calls.check_refused(found, ['images is None'])
+  result = calls.call(evaluate.main, capsys, tmp_path / 'out', '--images=x', '--reference=y')
+  calls.check_refused(result, ['inception is None', 'pt_inception-2015-12-05', 'cspd-convert'])
+  result = calls.call(evaluate.main, capsys, tmp_path / 'out')
+  calls.check_refused(result, ['images is None'])
 
 
 @pytest.fixture(name='network', scope='module')
@@ -251,9 +251,9 @@ def test_batches_fit_in_memory(network, place, tmp_path, monkeypatch, capsys):
                      r'once need at least 2.09 GB of memory, and 2 GB .*batch_size=28 or less'):
     evaluation.opened('images', str(tmp_path / 'large.npz'), network, 5_000_000)
   monkeypatch.setattr(memory, '_available', lambda: 1e6)
-  found = calls.call(evaluate.main, capsys, tmp_path / 'out', f'--images={place}/samples',
+  result = calls.call(evaluate.main, capsys, tmp_path / 'out', f'--images={place}/samples',
                      f'--reference={place}/reference', f'--inception={place}/inception')
-  calls.check_refused(found, ['batch_size is 11, but 11 images', 'smaller images'])
+  calls.check_refused(result, ['batch_size is 11, but 11 images', 'smaller images'])
 
 
 def test_references_of_several_sizes(run, place, monkeypatch):
@@ -268,10 +268,10 @@ def test_references_of_several_sizes(run, place, monkeypatch):
 
   monkeypatch.setattr(inception, 'features', features)
   (place / 'mixed' / 'notes.txt').write_text('x', encoding='utf-8')
-  found = run('--reference={place}/mixed', '--evaluator=pytorch_fid')
-  assert list(_scores(found)) == ['FID (pytorch-fid, 11)']
+  result = run('--reference={place}/mixed', '--evaluator=pytorch_fid')
+  assert list(_scores(result)) == ['FID (pytorch-fid, 11)']
   assert set(shapes) == {(SIDE, SIDE, 3), (299, 299, 3)}
-  assert f"reference is '{place}/mixed'; what it holds besides is left out: 'notes" in found.err
+  assert f"reference is '{place}/mixed'; what it holds besides is left out: 'notes" in result.err
 
 
 def test_what_was_computed_is_kept(run, place, tmp_path, monkeypatch):
@@ -354,10 +354,10 @@ def test_one_image_has_no_error(place, capsys, tmp_path):
   _write(tmp_path / 'one' / 'images', _images(1, 0))
   (tmp_path / 'one' / 'captions.json').write_text(
       json.dumps([dict(file_name='0000.png', caption='cat')]))
-  found = calls.call(evaluate.main, capsys, tmp_path / 'out', f'--images={tmp_path}/one',
+  result = calls.call(evaluate.main, capsys, tmp_path / 'out', f'--images={tmp_path}/one',
                      f'--clip={place}/clip', f'--tokenizer={place}/tokenizer.json')
-  assert len(_scores(found)) == 2 and '+-' not in found.out
-  report = json.loads((found.folder / 'report.json').read_text())
+  assert len(_scores(result)) == 2 and '+-' not in result.out
+  report = json.loads((result.folder / 'report.json').read_text())
   assert all(row['error'] is None for row in report['rows'])
 
 

@@ -59,9 +59,9 @@ def run(folder, capsys, tmp_path):
   return run
 
 
-def _names(found):
-  assert found.code == 0, found.err
-  return sorted(file.name for file in found.folder.iterdir())
+def _names(result):
+  assert result.code == 0, result.err
+  return sorted(file.name for file in result.folder.iterdir())
 
 
 @pytest.mark.parametrize('name', _BAD)
@@ -72,19 +72,19 @@ def test_bad_input(run, name):
 
 def test_images_of_a_file_of_prompts(run, folder):
   words = ['--prompts={tmp}/prompts', '--decoder=sjd(window=4)', '--seed=3']
-  found = run(*words, '--batch_size=2', '--npz')
+  result = run(*words, '--batch_size=2', '--npz')
   names = ['00000_sea_seed3.png', '00001_sky_seed3.png', '00002_sea_seed3.png',
            '00003_sky_seed3.png', '00004_sand_seed3.png']
-  assert _names(found) == [*names, 'images.npz', 'report.json']
-  images = np.stack([np.asarray(Image.open(found.folder / name)) for name in names])
+  assert _names(result) == [*names, 'images.npz', 'report.json']
+  images = np.stack([np.asarray(Image.open(result.folder / name)) for name in names])
   model = cspd_jax.load(str(folder / 'beach'), dtype=None)
   out = model.generate(
       ['sea', 'sky', 'sea', '2', '0'], seed=3, decoder='sjd(window=4)', batch_size=2)
   np.testing.assert_array_equal(images, out.images)
-  with np.load(found.folder / 'images.npz', allow_pickle=False) as stored:
+  with np.load(result.folder / 'images.npz', allow_pickle=False) as stored:
     np.testing.assert_array_equal(stored['arr_0'], images)
     assert list(stored) == ['arr_0'] and stored['arr_0'].dtype == np.uint8
-  report = json.loads((found.folder / 'report.json').read_text())
+  report = json.loads((result.folder / 'report.json').read_text())
   assert [row['file'] for row in report['rows']] == names
   assert [row['rounds'] for row in report['rows']] == out.decoded.rounds.tolist()
   assert report['guarantee'] == 'exact' and report['versions']['jax']
@@ -97,9 +97,9 @@ def test_images_of_a_file_of_prompts(run, folder):
      ['the prefill of mc_sjd(window=3)', 'mc_sjd(window=3)', 'the image tokenizer'])])
 def test_compilations_are_counted(run, words, programs):
   cspd_jax.load.cache_clear()
-  found = run('--prompt=sea,sky,sea', '--decoder=mc_sjd(window=3)', *words)
-  _names(found)
-  lines = [line for line in found.err.splitlines() if line.startswith('compiling ')]
+  result = run('--prompt=sea,sky,sea', '--decoder=mc_sjd(window=3)', *words)
+  _names(result)
+  lines = [line for line in result.err.splitlines() if line.startswith('compiling ')]
   assert sorted(lines) == sorted(
       f'compiling {program} ({number} of {len(programs)})...' for number, program in
       enumerate(_by_appearance(programs, lines), 1))
@@ -112,9 +112,9 @@ def _by_appearance(programs, lines):
 
 
 def test_an_image_says_how_it_was_made(run):
-  found = run('--prompt=sea', '--decoder=sjd(window=4)', '--seed=5', '--guidance_scale=3',
+  result = run('--prompt=sea', '--decoder=sjd(window=4)', '--seed=5', '--guidance_scale=3',
               '--num_images=2', '--batch_size=2')
-  with Image.open(found.folder / '00001_sea_seed5.png') as image:
+  with Image.open(result.folder / '00001_sea_seed5.png') as image:
     said = image.text
     assert image.size == (16, 16)
   assert said['prompt'] == 'sea' and said['decoder'] == 'sjd(window=4)'
@@ -136,8 +136,8 @@ def test_nothing_is_overwritten_unless_asked(run, tmp_path):
 def test_a_file_of_the_users_own_is_never_overwritten(run, tmp_path):
   (tmp_path / 'out').mkdir()
   (tmp_path / 'out' / '00000_sea_seed0.png').write_text('mine')
-  found = run('--prompt=sea', '--overwrite')
-  assert found.code == 2 and '00000_sea_seed0.png was not written by a report' in found.err
+  result = run('--prompt=sea', '--overwrite')
+  assert result.code == 2 and '00000_sea_seed0.png was not written by a report' in result.err
   assert (tmp_path / 'out' / '00000_sea_seed0.png').read_text() == 'mine'
 
 
@@ -160,19 +160,19 @@ def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
       'interrupted: finished images are kept; the same command resumes\n')
   assert not list(stopped.folder.glob('*.png'))
   left, made[:] = 5 - sum(made), [0, 0, 0]
-  found = run(*words)
-  assert 0 < left == sum(made) < 5 and len(_names(found)) == 6
+  result = run(*words)
+  assert 0 < left == sum(made) < 5 and len(_names(result)) == 6
   monkeypatch.setattr(run_lib, 'run', whole)
-  alone = run(*words, f'--output={found.folder}_whole')
-  for file in found.folder.glob('*.png'):
+  alone = run(*words, f'--output={result.folder}_whole')
+  for file in result.folder.glob('*.png'):
     np.testing.assert_array_equal(
         np.asarray(Image.open(file)),
         np.asarray(Image.open(f'{alone.folder}_whole/{file.name}')))
 
 
 def test_one_seed_per_image(run):
-  found = run('--decoder=sjd(window=4)', '--prompt=sea', '--seed=4,9', '--batch_size=2')
-  assert _names(found)[:2] == ['00000_sea_seed4.png', '00001_sea_seed9.png']
+  result = run('--decoder=sjd(window=4)', '--prompt=sea', '--seed=4,9', '--batch_size=2')
+  assert _names(result)[:2] == ['00000_sea_seed4.png', '00001_sea_seed9.png']
 
 
 def test_help(capsys):
@@ -186,12 +186,12 @@ def test_features_while_sampling_are_those_of_the_images(run, folder):
   config = inception.InceptionConfig(unit=1, num_classes=6)
   store.save(folder / 'inception', 'inception', config,
              inception.inception.init(config, jax.random.key(0)))
-  found = run('--num_images=3', '--batch_size=2', '--inception={tmp}/inception')
-  names = _names(found)
+  result = run('--num_images=3', '--batch_size=2', '--inception={tmp}/inception')
+  names = _names(result)
   assert 'features.npz' in names and len(names) == 5
   network = evaluation.network(str(folder / 'inception'), 'adm')
-  stored = evaluation.opened('images', str(found.folder / 'features.npz'), network, 4).features
-  images = image_sets.opened('images', str(found.folder))
+  stored = evaluation.opened('images', str(result.folder / 'features.npz'), network, 4).features
+  images = image_sets.opened('images', str(result.folder))
   later = evaluation.features(images, network, 3, lambda done, total: None)
   for one, other in zip(stored, later, strict=True):
     assert np.abs(other[0] - other[1]).max() > 1e-3 * np.abs(other).max()

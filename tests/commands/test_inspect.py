@@ -13,9 +13,9 @@ from tests.experiments import calls, models
 
 @pytest.mark.slow
 def test_sizes_of_the_shipped_model(capsys, tmp_path):
-  found = calls.call(inspect.main, capsys, tmp_path / 'out', '--window=1,4', '--dtype=float32',
+  result = calls.call(inspect.main, capsys, tmp_path / 'out', '--window=1,4', '--dtype=float32',
                      '--batch=2')
-  assert found.code == 0 and 'cache of 2 images of 256 tokens' in found.out
+  assert result.code == 0 and 'cache of 2 images of 256 tokens' in result.out
   report = json.loads((tmp_path / 'out' / 'report.json').read_text())
   model = cspd_jax.load('demo', dtype='float32')
   count = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(model.params))
@@ -34,19 +34,19 @@ def test_sizes_of_the_shipped_model(capsys, tmp_path):
 
 def test_networks_that_a_folder_lacks_are_left_out(capsys, tmp_path):
   models.llamagens(tmp_path / 'models')
-  found = calls.call(inspect.main, capsys, tmp_path / 'out', '--window=1',
+  result = calls.call(inspect.main, capsys, tmp_path / 'out', '--window=1',
                      f'--model={tmp_path}/models/model')
-  assert found.code == 0, found.err
-  names = [row['network'] for row in json.loads((found.folder / 'report.json').read_text())['rows']
+  assert result.code == 0, result.err
+  names = [row['network'] for row in json.loads((result.folder / 'report.json').read_text())['rows']
            if 'network' in row]
-  assert names == ['target', 'model', 'layers'] and ' 0.000' not in found.out
+  assert names == ['target', 'model', 'layers'] and ' 0.000' not in result.out
 
 
 @pytest.mark.slow
 def test_the_cache_holds_the_condition_once(capsys, tmp_path):
   """The captions of `t2i_xl_256` are 120 tokens, which were counted twice."""
-  found = calls.call(inspect.main, capsys, tmp_path / 'out', '--model=t2i_xl_256', '--window=1')
-  assert 'cache of 1 image of 256 tokens: 0.139 GB' in found.out, found.out
+  result = calls.call(inspect.main, capsys, tmp_path / 'out', '--model=t2i_xl_256', '--window=1')
+  assert 'cache of 1 image of 256 tokens: 0.139 GB' in result.out, result.out
 
 
 @pytest.mark.parametrize('words, message', [

@@ -83,7 +83,7 @@ def test_sizes_fit_every_published_model(model):
     (['--batch_size=0'], 'batch_size is 0'), (['--num_images=0'], 'num_images is 0'),
     (['--prompts={tmp}/none'], 'cannot be read'), (['--export=x'], 'did you mean --output?'),
     (['--config=configs/train/eagle_demo.py', '--kind=medusa'], "kind is 'medusa', but --config")])
-def test_what_is_refused(models, tmp_path, capsys, words, message):
+def test_refused_settings(models, tmp_path, capsys, words, message):
   words = [word.format(tmp=tmp_path) for word in words]
   words += [f'--model={models}/model'] if not words[0].startswith('--model') else []
   code, out, err = _train(capsys, *words, f'--workdir={tmp_path}/work')

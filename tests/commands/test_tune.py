@@ -51,9 +51,9 @@ def _call(capsys, out, folder, *words):
 
 @pytest.mark.parametrize('name', _BAD)
 def test_bad_input(folder, capsys, tmp_path, name):
-  words, found = _BAD[name]
+  words, result = _BAD[name]
   calls.check_refused(_call(capsys, tmp_path / 'out', folder, *(
-      word.format(folder=folder) for word in words)), found)
+      word.format(folder=folder) for word in words)), result)
 
 
 def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
@@ -63,23 +63,23 @@ def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
   best = {1: 'mc_sjd(window=3)', 2: 'vanilla'}
   monkeypatch.setattr(tuning, 'measure', lambda bench, texts, size, repeats: {
       text: 1.0 if text == best[size] else 2.0 for text in texts})
-  found = _call(
+  result = _call(
       capsys, tmp_path / 'out', own, '--batch_size=1,2', '--window=3', '--num_images=2',
       '--decoder=vanilla,mc_sjd,eagle,jacobi+cool', '--repeats=1', '--best=3', '--guidance_scale=1')
-  assert found.code == 0, found.err
-  report = json.loads((found.folder / 'report.json').read_text())
+  assert result.code == 0, result.err
+  report = json.loads((result.folder / 'report.json').read_text())
   assert report['chosen'] == {str(size): text for size, text in best.items()}
   assert 'EAGLE network' in report['left_out']['eagle(tree=chain(2))']
   assert 'it is bounded' in report['left_out']['jacobi(window=3)+cool']
-  assert report['device_kind'] == kind and f'for {kind}: mc_sjd(window=3) from 1' in found.out
-  rows = list(csv.DictReader((found.folder / 'rows.csv').open()))
+  assert report['device_kind'] == kind and f'for {kind}: mc_sjd(window=3) from 1' in result.out
+  rows = list(csv.DictReader((result.folder / 'rows.csv').open()))
   # Two candidates and what the model was decoded with before, for both numbers of images.
   assert len(rows) == 6 and {row['batch_size'] for row in rows} == {'1', '2'}
   for row in rows:
     assert float(row['predicted_seconds']) == pytest.approx(
         float(row['rounds_of_batch']) * float(row['ms_per_round']) / 1e3 / int(row['batch_size']))
-    assert row['guarantee'] in ('exact', 'seed-exact') and row['decoder'] in found.out
-  assert found.out.endswith(f'Next: cspd-generate --model={own}\n')
+    assert row['guarantee'] in ('exact', 'seed-exact') and row['decoder'] in result.out
+  assert result.out.endswith(f'Next: cspd-generate --model={own}\n')
   speedups = {(row['batch_size'], row['decoder']): float(row['speedup']) for row in rows}
   assert speedups['1', 'mc_sjd(window=3)'] == 2 and speedups['2', 'mc_sjd(window=3)'] == 0.5
   assert [table['title'] for table in report['tables']] == ['1 image at once', '2 images at once']
@@ -95,41 +95,41 @@ def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):
   before = (folder / 'model.json').read_bytes()
-  found = _call(
+  result = _call(
       capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=2',
       '--decoder=seed_exact(window=3)', '--num_images=3', '--repeats=1', '--minutes=1e-9',
       '--best=1', '--guarantee=seed-exact')
-  assert found.code == 0, found.err
-  row, = csv.DictReader((found.folder / 'rows.csv').open())
+  assert result.code == 0, result.err
+  row, = csv.DictReader((result.folder / 'rows.csv').open())
   assert row['chosen'] == 'yes' and row['decoder'] == 'seed_exact(window=3)'
   assert float(row['images_per_hour']) == pytest.approx(3600 / float(row['measured_seconds']))
   # Three images in two rows are a queue: two rows share its rounds and prefills.
   assert float(row['predicted_seconds']) == pytest.approx(
       float(row['rounds_of_batch']) * float(row['ms_per_round']) / 1e3 / 2)
-  assert found.out.endswith(
+  assert result.out.endswith(
       f"Next: cspd-generate --model={folder} --decoder='seed_exact(window=3)' --batch_size=2\n")
-  assert 'Stored' not in found.out and (folder / 'model.json').read_bytes() == before
+  assert 'Stored' not in result.out and (folder / 'model.json').read_bytes() == before
 
 
 @pytest.mark.slow
 def test_the_baseline_is_not_stored_for_want_of_time(folder, capsys, tmp_path):
-  found = _call(
+  result = _call(
       capsys, tmp_path / 'out', folder, f'--store={tmp_path}/own', '--batch_size=1',
       '--decoder=vanilla,mc_sjd', '--window=3,4', '--num_images=2', '--repeats=1',
       '--minutes=1e-9')
-  assert found.code == 0, found.err
-  assert 'Not all candidates were tried: the time limit of 1e-09 minutes' in found.out
-  assert 'Nothing is stored: vanilla may be' in found.out and 'Stored in' not in found.out
+  assert result.code == 0, result.err
+  assert 'Not all candidates were tried: the time limit of 1e-09 minutes' in result.out
+  assert 'Nothing is stored: vanilla may be' in result.out and 'Stored in' not in result.out
   assert not (tmp_path / 'own').exists()
 
 
 @pytest.mark.slow
 def test_compilations_are_counted(folder, capsys, tmp_path):
-  found = _call(
+  result = _call(
       capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=1,2', '--num_images=3',
       '--decoder=seed_exact,mc_sjd', '--window=3,4', '--repeats=1', '--best=1')
-  assert found.code == 0, found.err
-  lines = [line for line in found.err.splitlines() if line.startswith('compiling ')]
+  assert result.code == 0, result.err
+  lines = [line for line in result.err.splitlines() if line.startswith('compiling ')]
   numbers = [re.search(r' \((\d+) of at most (\d+)\)\.\.\.$', line) for line in lines]
   assert [int(number[1]) for number in numbers] == list(range(1, len(lines) + 1))
   assert len({number[2] for number in numbers}) == 1
@@ -158,16 +158,16 @@ def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
   best = 'corrected(by=layers, passes=3, window=5)'
   asked = _without_work(
       monkeypatch, lambda text: 1.0 if text == best else 1.1 if 'window=5' in text else 2.0)
-  found = _call(
+  result = _call(
       capsys, tmp_path / 'out', tmp_path / 'model', f'--store={tmp_path / "own"}', '--window=3,5',
       '--decoder=vanilla,corrected(by=layers),corrected(by=layers,passes=1)',
       '--batch_size=1', '--best=1')
-  assert found.code == 0, found.err
+  assert result.code == 0, result.err
   default = str(cspd_jax.load(tmp_path / 'model').specification())
   assert asked == ['vanilla', *(
       f'corrected(by=layers, passes={passes}, window={window})'
       for passes in (2, 1) for window in (3, 5)), default, best]
-  rows = json.loads((found.folder / 'report.json').read_text())['rows']
+  rows = json.loads((result.folder / 'report.json').read_text())['rows']
   assert {row['decoder'] for row in rows if row['measured_seconds']} == {
       'vanilla', best, default}
   assert str(cspd_jax.load(tmp_path / 'own').specification()) == best
@@ -178,10 +178,10 @@ def test_a_default_that_nobody_knows_is_replaced(folder, capsys, tmp_path, monke
   own = tmp_path / 'own'
   tuned.place(folder, own).store(jax.devices()[0].device_kind, {1: 'faster'})
   asked = _without_work(monkeypatch, len)
-  found = _call(capsys, tmp_path / 'out', own, '--batch_size=1', '--window=3,5',
+  result = _call(capsys, tmp_path / 'out', own, '--batch_size=1', '--window=3,5',
                 '--decoder=mc_sjd,jacobi(window=3)')
-  assert found.code == 0, found.err
+  assert result.code == 0, result.err
   assert asked == ['mc_sjd(window=3)', 'mc_sjd(window=5)', 'jacobi(window=3)']
-  report = json.loads((found.folder / 'report.json').read_text())
+  report = json.loads((result.folder / 'report.json').read_text())
   assert "'faster' is not registered" in report['left_out']['the stored decoder']
   assert str(cspd_jax.load(own).specification()) == 'mc_sjd(window=3)'

@@ -31,8 +31,8 @@ def _figures(model, decoder):
 @functools.cache
 def _ideal(model):
   """Bytes of the weights and the live half of the cache of all layers."""
-  found, live = _figures(model, 'vanilla')
-  return found.weights + live * families.describe(model).config.num_layers / 2
+  result, live = _figures(model, 'vanilla')
+  return result.weights + live * families.describe(model).config.num_layers / 2
 
 
 # Of a round: bytes over ideal, in all and without partial sums that the cache of the device holds;
@@ -50,14 +50,14 @@ _CEILINGS = {
 
 @pytest.mark.parametrize('case', _CEILINGS, ids=' '.join)
 def test_ceilings(case):
-  found, _ = _figures(*case)
+  result, _ = _figures(*case)
   over_ideal, without_sums, kernels, branches = _CEILINGS[case]
-  assert found.total_bytes / _ideal(case[0]) <= over_ideal, dict(found.bytes)
-  assert (found.total_bytes - found.cached_sums) / _ideal(case[0]) <= without_sums, (
-      dict(found.bytes))
-  assert found.total_kernels <= kernels, dict(found.kernels)
-  assert found.conditionals <= branches
-  assert found.copied == 0, 'the cache is updated in place'
+  assert result.total_bytes / _ideal(case[0]) <= over_ideal, dict(result.bytes)
+  assert (result.total_bytes - result.cached_sums) / _ideal(case[0]) <= without_sums, (
+      dict(result.bytes))
+  assert result.total_kernels <= kernels, dict(result.kernels)
+  assert result.conditionals <= branches
+  assert result.copied == 0, 'the cache is updated in place'
   # No layer copies anything of a MiB or more, such as its keys.
   layers = families.describe(case[0]).config.num_layers
-  assert all(count < layers for count in found.copies.values()), dict(found.copies)
+  assert all(count < layers for count in result.copies.values()), dict(result.copies)

@@ -25,32 +25,33 @@ def _figures(decoder, name='mar_b'):
   return rounds.read(hlo.parse(program.as_text()), ())
 
 
-def _of_head(found):
+def _of_head(result):
   """Kernels of the head by how often they run."""
-  return [kernel for kernel in found.kernels if kernel.scope == 'fused_head']
+  return [kernel for kernel in result.kernels if kernel.scope == 'fused_head']
 
 
 # Kernels of a round, in which the loop over `exact_head`'s calls counts once.
 @pytest.mark.parametrize('decoder, times, ceiling, share', [
     ('mar', _LEVELS, 1900, 1.1), ('exact_head', 1, 150, 1.4)])
 def test_launches_of_a_token(decoder, times, ceiling, share):
-  found = _figures(decoder)
+  result = _figures(decoder)
   # A kernel for the state, two per block and one for the output.
-  assert [kernel.times for kernel in _of_head(found)] == [times] * 14
-  assert sum(kernel.times for kernel in found.kernels) <= ceiling
+  assert [kernel.times for kernel in _of_head(result)] == [times] * 14
+  assert sum(kernel.times for kernel in result.kernels) <= ceiling
   # A call reads the matrices of its blocks, of 16 bits, and the modulations of 2 or 32 states.
   matrices = 2 * (12 * 1024**2 + 48 * 1024)
-  assert sum(kernel.bytes for kernel in _of_head(found)) < share * matrices
+  assert sum(kernel.bytes for kernel in _of_head(result)) < share * matrices
   # Nothing of the size of a matrix is copied.
-  assert not [kernel.arrays for kernel in found.kernels if kernel.moves and kernel.written >= 2**21]
+  assert not [kernel.arrays for kernel in result.kernels
+              if kernel.moves and kernel.written >= 2**21]
 
 
 def test_launches_of_a_token_of_nextstep():
-  found = _figures('mar', 'nextstep_1_512')
-  assert [kernel.times for kernel in _of_head(found)] == [50] * 26
+  result = _figures('mar', 'nextstep_1_512')
+  assert [kernel.times for kernel in _of_head(result)] == [50] * 26
   # Float32 products at full precision would take more time than all others together.
   count = lambda arithmetic: sum(
-      kernel.times * kernel.products.get(arithmetic, 0) for kernel in found.kernels)
+      kernel.times * kernel.products.get(arithmetic, 0) for kernel in result.kernels)
   assert count(products.FULL) < 1e-3 * count(products.BFLOAT16)
 
 

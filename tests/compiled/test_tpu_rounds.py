@@ -30,11 +30,11 @@ def test_rounds_on_a_tpu(case):
   name, decoder, batch = case
   model = families.describe(name, layers=2)
   condition = families.FAMILIES[model.family].published.condition(model.config, batch)
-  found = predicted.decode(model, decoder, batch, True, condition, accelerator, device)
+  result = predicted.decode(model, decoder, batch, True, condition, accelerator, device)
   kernels, mib, temporaries = _CEILINGS[case]
-  assert found.total_kernels <= kernels, dict(found.kernels)
-  assert found.total_bytes <= mib * 2**20, dict(found.bytes)
+  assert result.total_kernels <= kernels, dict(result.kernels)
+  assert result.total_bytes <= mib * 2**20, dict(result.bytes)
   # Parameters that are laid out anew before the loop would be among them.
-  assert found.temporaries <= temporaries * 2**20
-  assert (found.loops, found.conditionals) == (0, 0), 'no image is served by itself'
-  assert found.copied == 0, 'the cache is updated in place'
+  assert result.temporaries <= temporaries * 2**20
+  assert (result.loops, result.conditionals) == (0, 0), 'no image is served by itself'
+  assert result.copied == 0, 'the cache is updated in place'

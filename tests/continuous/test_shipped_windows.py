@@ -58,8 +58,8 @@ def p_values(tokens, expected):
 
 def passes(tokens, expected):
   near = compare(tokens, expected), compare(features(tokens), features(expected))
-  found = p_values(tokens, expected)
-  return min(found) > ALARM and all(one.passed for one in near)
+  result = p_values(tokens, expected)
+  return min(result) > ALARM and all(one.passed for one in near)
 
 
 @pytest.mark.slow

@@ -146,9 +146,9 @@ def test_the_table_a_drafter_carries_is_named(source):
       rules.FAMILIES['eagle_llamagen'], CONFIGS['llamagen'], _published('llamagen'))
   table = np.asarray(tables[source]) if source == 'token_embedding' else tables[source].T
   params['token_embedding'] = jax.numpy.asarray(table, 'bfloat16')
-  found = eagle_rules.compare_embedding(params, {'transformer': tables})
+  result = eagle_rules.compare_embedding(params, {'transformer': tables})
   other = {'token_embedding': 'output', 'output': 'token_embedding'}[source]
-  assert found[source] < 0.004 < 0.3 < found[other]
+  assert result[source] < 0.004 < 0.3 < result[other]
   with pytest.raises(rules.ConversionError, match=r'\(12, 16\), .* is for \(12, 32\)'):
     eagle_rules.compare_embedding(params, {'transformer': {
         'token_embedding': np.zeros((12, 32)), 'output': np.zeros((32, 12))}})

@@ -217,8 +217,8 @@ def test_a_reader_finishes_a_stopped_replacement(tmp_path, monkeypatch, reader):
     store.save(path / 'target', 'llamagen', config, jax.tree.map(
         lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes))
     small = config
-  found = store.load(path / 'target') if reader == 'network' else cspd_jax.load(path)
-  assert found.config == small
+  result = store.load(path / 'target') if reader == 'network' else cspd_jax.load(path)
+  assert result.config == small
   assert sorted(os.listdir(path)) == ['eagle', 'model.json', 'target', 'tokenizer']
 
 

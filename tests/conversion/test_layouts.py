@@ -130,10 +130,10 @@ def test_heads_rotate_as_in_the_official_network():
 def test_files_of_several_devices_become_one():
   files = _divided(_meta(), 2)
   joined = tensors_lib.join(files, rules.get('anole').shares)
-  found = _read(joined)
+  result = _read(joined)
   norms = {name: np.stack([file[name] for file in files])
            for name in files[0] if '_normalization.' in name}
-  _check_equal(found, _read(_transformers({**_meta(), **norms}, {'q': 4, 'k': 2})))
+  _check_equal(result, _read(_transformers({**_meta(), **norms}, {'q': 4, 'k': 2})))
   assert {name: (tensor.shape, tensor.nbytes) for name, tensor in joined.items()} == {
       name: (array.shape, array.nbytes) for name, array in (
           (name, np.asarray(tensor)) for name, tensor in joined.items())}
@@ -172,8 +172,8 @@ def test_settings_tell_what_shapes_do_not(save):
   source = save(_meta())
   assert convert.open_source('anole', source, options=options).network.config == CONFIG
   source = save(_meta(), settings=_changed(rope_theta=5e5, swin_norm=True, norm_eps=1e-6))
-  found = convert.open_source('anole', source, options=options).network.config
-  assert found == dataclasses.replace(CONFIG, rope_base=5e5, swin_norm=True, norm_eps=1e-6)
+  result = convert.open_source('anole', source, options=options).network.config
+  assert result == dataclasses.replace(CONFIG, rope_base=5e5, swin_norm=True, norm_eps=1e-6)
 
 
 @pytest.mark.parametrize('settings, message', [

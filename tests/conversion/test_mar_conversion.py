@@ -34,10 +34,10 @@ def _published(name, seed=0):
   return {key: rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
 
 
-def _assert_same(found, expected):
-  assert found.keys() == expected.keys()
+def _assert_same(result, expected):
+  assert result.keys() == expected.keys()
   for name, tensor in expected.items():
-    np.testing.assert_array_equal(found[name], tensor)
+    np.testing.assert_array_equal(result[name], tensor)
 
 
 def test_every_preset_is_compared():

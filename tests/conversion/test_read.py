@@ -24,11 +24,11 @@ def _tensors(seed=0):
           'b.bias': rng.standard_normal(5).astype(np.float16), 'empty': np.zeros((0, 2), np.int64)}
 
 
-def _assert_same(found, expected):
-  assert found.keys() == expected.keys()
+def _assert_same(result, expected):
+  assert result.keys() == expected.keys()
   for name, tensor in expected.items():
-    assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
-    np.testing.assert_array_equal(np.asarray(found[name]), tensor)
+    assert (result[name].dtype, result[name].shape) == (tensor.dtype, tensor.shape)
+    np.testing.assert_array_equal(np.asarray(result[name]), tensor)
 
 
 def test_safetensors_are_read_without_torch(tmp_path, monkeypatch):
@@ -274,8 +274,8 @@ class TestPickles:
     wanted['parameter'].attribute = 1
     content = wanted | {'bfloat16': values.to(torch.bfloat16)}
     torch.save(content, tmp_path / 'x.pt', _use_new_zipfile_serialization=not legacy)
-    found = read.read(tmp_path / 'x.pt').tensors
-    _assert_same(found, {name: tensor.detach().numpy() for name, tensor in wanted.items()} | {
+    result = read.read(tmp_path / 'x.pt').tensors
+    _assert_same(result, {name: tensor.detach().numpy() for name, tensor in wanted.items()} | {
         'bfloat16': values.numpy().astype(ml_dtypes.bfloat16)})
 
   @pytest.mark.filterwarnings('ignore')

@@ -258,11 +258,11 @@ def test_heads_are_not_assumed_where_the_class_has_another_default():
   assert family_lib.infer(simplear, shapes, {'num_heads': 14}, told).num_heads == 14
 
 
-def test_what_is_told_is_converted(save):
+def test_answers_determine_the_config(save):
   """The answers to what is asked for, and the number of heads, which norms have."""
   source = save('anole', CONFIG, {'rms_norm_eps': 1e-3, 'rope_theta': 500.0, 'swin_norm': True})
-  found = _config('anole', source, height=2, width=3)
-  assert found == dataclasses.replace(CONFIG, norm_eps=1e-3, rope_base=500.0, swin_norm=True)
+  result = _config('anole', source, height=2, width=3)
+  assert result == dataclasses.replace(CONFIG, norm_eps=1e-3, rope_base=500.0, swin_norm=True)
 
 
 @pytest.mark.parametrize('change, message', [

@@ -36,10 +36,10 @@ def test_keys_of_other_implementations(implementation):
 
 
 def test_seeds_do_not_depend_on_the_default_implementation():
-  found = lambda: (row_keys(seed_key(7), 2), row_keys(image_keys([(0, 0), (5, 1)]), 2))
-  expected = found()
+  result = lambda: (row_keys(seed_key(7), 2), row_keys(image_keys([(0, 0), (5, 1)]), 2))
+  expected = result()
   with jax.default_prng_impl('rbg'):
-    chex.assert_trees_all_equal(found(), expected)
+    chex.assert_trees_all_equal(result(), expected)
 
 
 @pytest.mark.parametrize('number', [

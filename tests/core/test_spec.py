@@ -88,7 +88,7 @@ def test_mistakes(text):
     parse(text)
 
 
-def test_what_is_no_text():
+def test_values_that_are_no_specification():
   with pytest.raises(ValueError, match='decoder is 3; it must be a string'):
     parse(3)
 

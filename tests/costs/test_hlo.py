@@ -21,12 +21,12 @@ def module():
 
 
 @pytest.fixture(scope='module')
-def found(module):
+def result(module):
   return rounds.read(module, _CACHES)
 
 
-def _kernel(found, name):
-  return next(kernel for kernel in found.kernels if kernel.name == name)
+def _kernel(result, name):
+  return next(kernel for kernel in result.kernels if kernel.name == name)
 
 
 def test_instructions(module):
@@ -55,12 +55,12 @@ def test_text_without_a_program():
     hlo.parse('HloModule nothing\n')
 
 
-def test_a_round(found):
-  assert (found.conditionals, found.loops) == (1, 1)
-  names = [kernel.name for kernel in found.kernels]
+def test_a_round(result):
+  assert (result.conditionals, result.loops) == (1, 1)
+  names = [kernel.name for kernel in result.kernels]
   assert names == ['product', 'update', 'moved', 'back', 'negate.1', 'copy.1']
-  assert _kernel(found, 'negate.1').times == 3
-  assert found.copied == 4 * 1024 * 128 * 4
+  assert _kernel(result, 'negate.1').times == 3
+  assert result.copied == 4 * 1024 * 128 * 4
 
 
 def test_iterations_of_a_loop_that_ends_by_values():
@@ -75,32 +75,33 @@ def test_iterations_of_a_loop_that_ends_by_values():
   assert flops == [2 * 2 * 64**3, 3.5 * 2 * 64**3]
 
 
-def test_what_kernels_move(found):
-  product = _kernel(found, 'product')
+def test_what_kernels_move(result):
+  product = _kernel(result, 'product')
   assert [(one.label.kind, one.read, one.written) for one in product.moved] == [
       ('constants', 128, 0), ('weights', 2048, 0), ('', 0, 256)]
   assert product.flops == 2 * 2 * 32 * 16 and not product.moves
   assert (product.part, product.scope) == ('target', 'attention')
   assert product.source == 'models/transformer.py:147'
   # Only the slice is read and written, not the whole array.
-  update = _kernel(found, 'update')
+  update = _kernel(result, 'update')
   assert [(one.label.kind, one.read, one.written) for one in update.moved] == [
       ('cache', 0, 0), ('', 8, 0), ('constants', 4, 0), ('cache', 0, 8)]
   assert not update.moves  # It creates no new array.
-  moved = _kernel(found, 'moved')
+  moved = _kernel(result, 'moved')
   assert moved.moves and moved.part == 'drafter' and moved.bytes == 2 * 4 * 1024 * 128 * 4
-  assert _kernel(found, 'copy.1').source == 'decoding/loop.py:106'  # The source line of its caller.
+  # The source line of its caller.
+  assert _kernel(result, 'copy.1').source == 'decoding/loop.py:106'
 
 
-def test_figures(found):
+def test_figures(result):
   device = devices.Accelerator(1e9, 1e12, 1e-6, 0, 0, '', '', ())
-  one = predicted.figures(found, device, temporaries=10)
+  one = predicted.figures(result, device, temporaries=10)
   assert one.weights == 2048 and one.total_kernels == 8
   assert one.copies == {('f32[4,1024,128]', 'decoding/drafters/eagle.py:20'): 2}
   assert one.bytes['target', 'weights'] == 2048
   assert one.seconds['launches'] == pytest.approx(8e-6)
   assert one.seconds['bytes'] == pytest.approx(one.total_bytes / 1e9)
-  slow = predicted.figures(found, device._replace(flops=1e6))
+  slow = predicted.figures(result, device._replace(flops=1e6))
   assert slow.seconds['products'] == pytest.approx(2048 / 1e6)
   more = one._replace(kernels={'target': 5, 'verifier': 2}, weights=3000.0, copies={})
   whole = predicted.extrapolated(one, more, 10)
@@ -127,8 +128,8 @@ def test_arithmetic_of_products(kind, attributes, arithmetic, opcode):
       }}
       '''))
   computation = module.computations['main']
-  found = products.of(module, computation, computation.instructions['y'])
-  assert found == {arithmetic: 2 * 8 * 16 * 32}
+  result = products.of(module, computation, computation.instructions['y'])
+  assert result == {arithmetic: 2 * 8 * 16 * 32}
 
 
 @pytest.mark.parametrize('kind,expected', [
@@ -148,10 +149,10 @@ def test_products_of_the_fused_head(kind, expected):
   assert products.of(module, computation, computation.instructions['y']) == expected
 
 
-def test_products_take_as_long_as_their_arithmetic(found):
+def test_products_take_as_long_as_their_arithmetic(result):
   device = devices.Accelerator(1e9, 1e6, 0, 0, 0, '', '', (), {products.FULL: 0.1})
-  kernel = _kernel(found, 'product')
-  figures = lambda arithmetic: predicted.figures(found._replace(kernels=[
+  kernel = _kernel(result, 'product')
+  figures = lambda arithmetic: predicted.figures(result._replace(kernels=[
       kernel._replace(products={arithmetic: 1000.0})]), device)
   assert figures(products.BFLOAT16).seconds['products'] == pytest.approx(1e-3)
   assert figures(products.FULL).seconds['products'] == pytest.approx(1e-2)
@@ -205,8 +206,8 @@ def test_instructions_alone(opcode, line, expected):
       }}
       '''))
   computation = module.computations['main']
-  found = traffic.of(module, computation, computation.instructions['x'])
-  assert (found.read, found.written[0][1]) == expected, opcode
+  result = traffic.of(module, computation, computation.instructions['x'])
+  assert (result.read, result.written[0][1]) == expected, opcode
 
 
 @pytest.mark.parametrize('mask_type,share', [('PADDING', 0.5), ('NO_MASK', 1)])
@@ -225,9 +226,9 @@ def test_fused_attention_reads_live_slots(mask_type, share):
       }}
       '''))
   computation = module.computations['main']
-  found = traffic.of(module, computation, computation.instructions['x'])
+  result = traffic.of(module, computation, computation.instructions['x'])
   cache = 2 * 64 * 2 * 8 * 2
-  assert found.read == [256, share * cache, share * cache, 1024, 8, 8]
+  assert result.read == [256, share * cache, share * cache, 1024, 8, 8]
 
 
 _SPLIT = """\
@@ -263,17 +264,17 @@ def test_partial_sums():
   for axis, expected in ((0, True), (1, False)):
     module = hlo.parse(textwrap.dedent(_SPLIT.replace('AXIS', str(axis))))
     computation = module.computations['main']
-    found = {name: traffic.is_split_product(module, computation, one)
+    result = {name: traffic.is_split_product(module, computation, one)
              for name, one in computation.instructions.items()}
-    assert found.pop('parts') == expected and not any(found.values())
+    assert result.pop('parts') == expected and not any(result.values())
 
 
-def test_partial_sums_in_a_cache(found):
+def test_partial_sums_in_a_cache(result):
   sums = rounds.Label(rounds.PARTIAL_SUMS, 'parts')
-  write, read = (found.kernels[0]._replace(moved=(moved,)) for moved in (
+  write, read = (result.kernels[0]._replace(moved=(moved,)) for moved in (
       rounds.Moved(sums, 0, 4096), rounds.Moved(sums, 4096, 0)))
   device = devices.Accelerator(1e9, 1e12, 1e-6, 0, 5000, '', '', ())
-  figures = lambda device: predicted.figures(found._replace(kernels=[write, read]), device)
+  figures = lambda device: predicted.figures(result._replace(kernels=[write, read]), device)
   assert figures(device).cached_sums == figures(device).total_bytes == 2 * 4096
   assert figures(device._replace(cache=4000)).cached_sums == 0
 

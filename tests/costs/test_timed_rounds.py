@@ -51,13 +51,13 @@ def test_no_trees_of_the_run_time(model):
 
 
 def test_random_arrays():
-  found = timed_rounds.random_like(dict(
+  result = timed_rounds.random_like(dict(
       kernel=jax.ShapeDtypeStruct((64, 64), jnp.bfloat16),
       scale=jax.ShapeDtypeStruct((4,), jnp.float32),
       tokens=jax.ShapeDtypeStruct((2, 3), jnp.int32), visible=jax.ShapeDtypeStruct((2,), bool)))
-  assert 0.015 < float(jnp.std(found['kernel'].astype(jnp.float32))) < 0.025
-  assert found['scale'].tolist() == [1] * 4 and not found['tokens'].any()
-  assert found['visible'].all() and found['kernel'].dtype == jnp.bfloat16
+  assert 0.015 < float(jnp.std(result['kernel'].astype(jnp.float32))) < 0.025
+  assert result['scale'].tolist() == [1] * 4 and not result['tokens'].any()
+  assert result['visible'].all() and result['kernel'].dtype == jnp.bfloat16
 
 
 @pytest.mark.slow
@@ -70,8 +70,8 @@ def test_rounds_are_counted_and_timed(model):
   for count in (0, 5):
     assert program.run(count)[0].tolist() == [128 + 2 * count] * 2
   assert program.figures.weights > 0 and program.figures.flops > 0
-  found = timed_rounds.measure({'mc_sjd': program}, count=32, repeats=3)['mc_sjd']
-  assert len(found.seconds) == 3 and found.median > 0
+  result = timed_rounds.measure({'mc_sjd': program}, count=32, repeats=3)['mc_sjd']
+  assert len(result.seconds) == 3 and result.median > 0
   still = program._replace(run=lambda count: None if count else time.sleep(0.05))
   with pytest.raises(ValueError, match='32 rounds of still took no longer than none'):
     timed_rounds.measure({'still': still}, count=32, repeats=1)

@@ -99,29 +99,29 @@ _WEIGHT, _CACHE = 256 * 256 * 2, 2 * 256 * 128 * 2
 
 
 @pytest.fixture(scope='module')
-def found():
+def result():
   return rounds.read(hlo.parse(_TEXT), {(2, 256, 128)})
 
 
-def test_copies_beside_the_kernels_are_bytes_and_no_kernels(found):
-  assert [(one.name, one.overlapped) for one in found.kernels] == [
+def test_copies_beside_the_kernels_are_bytes_and_no_kernels(result):
+  assert [(one.name, one.overlapped) for one in result.kernels] == [
       ('start.1', True), ('start.2', True), ('product', False), ('again', False),
       ('negate', False), ('there', True), ('back', True)]
-  moved = predicted.figures(found, devices.ACCELERATORS['v5e'])
-  assert moved.total_kernels == 2 + 5 and found.loops == 1
+  moved = predicted.figures(result, devices.ACCELERATORS['v5e'])
+  assert moved.total_kernels == 2 + 5 and result.loops == 1
   # Arrays in fast memory do not count as read; arrays that are copied there are read once.
   assert moved.bytes['loop', 'weights'] == moved.weights == _WEIGHT
   assert moved.bytes['loop', 'cache'] == 2 * _CACHE
 
 
-def test_a_cache_that_passes_through_fast_memory_stays_in_place(found):
-  assert found.copied == 0
+def test_a_cache_that_passes_through_fast_memory_stays_in_place(result):
+  assert result.copied == 0
   assert rounds.read(hlo.parse(_TEXT.replace('copy-start(%cache.1)', 'copy-start(%joined)')),
                      {(2, 256, 128)}).copied == _CACHE
 
 
-def test_turns_of_a_loop(found):
-  assert next(one.times for one in found.kernels if one.name == 'negate') == 5
+def test_turns_of_a_loop(result):
+  assert next(one.times for one in result.kernels if one.name == 'negate') == 5
   module = hlo.parse(_TEXT)
   assert module.trips(module.computations['body'].instructions['inner']) == 5
   assert module.trips(module.computations['main'].instructions['loop']) is None

@@ -61,10 +61,10 @@ def _total_variation(name, warp=WARP, forced=None):
         jax.random.key(0), vocab, length, guided=True, forced=forced, dtype=jnp.float64)
     other = built.params + 0.7 * jax.random.normal(jax.random.key(1), built.params.shape)
     parts = _parts(built.target, size, passes, tree, kind=kind)
-    found = output_distribution(
+    result = output_distribution(
         make_decoder(built.target, *parts), built, warp, rounds=rounds, draft_params=other)
-    np.testing.assert_allclose(found.sum(), 1, atol=1e-12)
-    return 0.5 * np.abs(found - built.distribution(warp)).sum()
+    np.testing.assert_allclose(result.sum(), 1, atol=1e-12)
+    return 0.5 * np.abs(result - built.distribution(warp)).sum()
 
 
 @pytest.mark.parametrize('name', representative(CASES, 'one place, two passes'))
@@ -110,9 +110,9 @@ def _errors_from_behind(parts):
 
 
 MISTAKES = {
-    'kept without a test': ('_redraw', lambda env, rng, tokens, probs, found, positions: tokens),
+    'kept without a test': ('_redraw', lambda env, rng, tokens, probs, result, positions: tokens),
     'distribution of the pass before': (
-        '_redraw', lambda env, rng, tokens, probs, found, positions: rng.draw(probs)),
+        '_redraw', lambda env, rng, tokens, probs, result, positions: rng.draw(probs)),
     'siblings from another distribution': (
         '_siblings', lambda env, tree, rng, tokens, probs, positions: window.side_tokens(
             rng, tree, 'maximal', tokens, probs**4, positions, jnp.zeros(tokens.shape, bool))),
@@ -177,9 +177,9 @@ def test_seed_exact_equals_vanilla(model, tree, temperature, kind):
   decode = lambda decoder, *args: jax.jit(decoder)(
       built.params, labels, jax.random.key(3), warp, *args)
   decoder = make_decoder(built.target, *_parts(built.target, 7, 2, tree, match, kind=kind))
-  found, vanilla = decode(decoder, other), decode(decoders.vanilla(built.target))
-  np.testing.assert_array_equal(found.tokens, vanilla.tokens)
-  assert found.rounds.mean() < vanilla.rounds.mean() - 1
+  result, vanilla = decode(decoder, other), decode(decoders.vanilla(built.target))
+  np.testing.assert_array_equal(result.tokens, vanilla.tokens)
+  assert result.rounds.mean() < vanilla.rounds.mean() - 1
 
 
 @pytest.mark.slow
@@ -188,20 +188,20 @@ def test_the_targets_own_corrector_is_always_accepted(model, kind):
   built, _ = model
   decoder = make_decoder(built.target, *_parts(built.target, 7, 7, kind=kind))
   labels = jnp.arange(32) % 2 if kind == 'model' else jnp.zeros(32, jnp.int32)
-  found = jax.jit(decoder)(built.params, labels, jax.random.key(0), WARP, built.params)
-  np.testing.assert_array_equal(found.rounds, 2)
+  result = jax.jit(decoder)(built.params, labels, jax.random.key(0), WARP, built.params)
+  np.testing.assert_array_equal(result.rounds, 2)
 
 
 def test_the_rule():
   new, old, stale = jax.random.dirichlet(jax.random.key(0), jnp.ones(5), (3, 4))
   known = jnp.array([True, True, True, False])
-  found = corrected_probs(new, old, stale, known)
-  np.testing.assert_allclose(found.sum(-1), 1, atol=1e-6)
-  np.testing.assert_array_equal(found[3], new[3])
+  result = corrected_probs(new, old, stale, known)
+  np.testing.assert_allclose(result.sum(-1), 1, atol=1e-6)
+  np.testing.assert_array_equal(result[3], new[3])
   np.testing.assert_allclose(corrected_probs(old, old, stale, known)[:3], stale[:3], atol=1e-6)
   gain = np.minimum(new[0], old[0]).sum()
   want = np.asarray(new[0]) * (np.asarray(stale[0]) / np.asarray(old[0])) ** gain
-  np.testing.assert_allclose(found[0], want / want.sum(), atol=1e-6)
+  np.testing.assert_allclose(result[0], want / want.sum(), atol=1e-6)
 
 
 def test_the_rule_of_features():
@@ -214,9 +214,9 @@ def test_the_rule_of_features():
 
   known = jnp.array([True, True, True, False])[:, None]
   plain = Network(None, None, None, 1, 1)
-  found = correct(plain, None, new, old, stale, known)
-  np.testing.assert_allclose(found[:3], want[:3], rtol=1e-5, atol=1e-6)
-  np.testing.assert_array_equal(found[3], new[3])
+  result = correct(plain, None, new, old, stale, known)
+  np.testing.assert_allclose(result[:3], want[:3], rtol=1e-5, atol=1e-6)
+  np.testing.assert_array_equal(result[3], new[3])
   learned = plain._replace(correct=lambda params, new, old, stale: params * stale)
   np.testing.assert_array_equal(
       correct(learned, 3.0, new, old, stale, known), jnp.where(known, 3 * stale, new))
@@ -231,7 +231,7 @@ def test_the_rule_of_features():
     (dict(window=8, reads=9), 'reads is 9; it must be at most 7'),
     (dict(window=8, tree=trees.paths(2, 3, 7)), 'side nodes with children'),
     (dict(window=8, tree=trees.chain(3)), 'tree has 3 draft nodes, but window is 8')])
-def test_what_cannot_be(arguments, message):
+def test_refused_options(arguments, message):
   with pytest.raises(ValueError, match=message):
     corrected(None, **arguments)
 

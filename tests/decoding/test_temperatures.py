@@ -77,16 +77,16 @@ def test_distributions():
   warp, labels = rows()
   node = np.arange(3)
   logits = np.moveaxis(LOGITS[labels][:, :, node], 1, 0)
-  found = jax.jit(warp_lib.probabilities)(jnp.asarray(logits, jnp.float32), warp, node[None])
-  assert jax.jit(warp_lib.is_distribution)(found).all()
+  actual = jax.jit(warp_lib.probabilities)(jnp.asarray(logits, jnp.float32), warp, node[None])
+  assert jax.jit(warp_lib.is_distribution)(actual).all()
   uncut = np.asarray(jax.jit(warp_lib.uncut_log_probs)(
       jnp.asarray(logits, jnp.float32), warp, node[None], None,
       np.broadcast_to(node, (len(labels), 3)), np.ones((len(labels), 3), np.int32)))
   for row, label in enumerate(labels):
     for number in node:
       want = exact(LOGITS[label, :, number], *options_of(warp, row))
-      np.testing.assert_allclose(found[row, number], want, atol=1e-5)
-      assert not np.any((found[row, number] > 0) & (want == 0)), options_of(warp, row)
+      np.testing.assert_allclose(actual[row, number], want, atol=1e-5)
+      assert not np.any((actual[row, number] > 0) & (want == 0)), options_of(warp, row)
       scale, temperature = options_of(warp, row)[:2]
       want = exact(LOGITS[label, :, number], scale, temperature, 0, 1, 0)[1]
       np.testing.assert_allclose(np.exp(uncut[row, number]), want, atol=1e-5)
@@ -113,14 +113,14 @@ def decoded(spec, dtype, warp, labels):
 
 def impossible(result, warp, labels):
   """The options of valid rows that hold a token of probability 0."""
-  found = []
+  actual = []
   for row, tokens in enumerate(result.tokens):
     for count in range(LENGTH):
       prefix = tables.prefix_number(tokens[None, :count], VOCAB)[0]
       p = exact(LOGITS[labels[row], :, prefix], *options_of(warp, row))
       if result.valid[row] and p[tokens[count]] == 0:
-        found.append((options_of(warp, row), count))
-  return found
+        actual.append((options_of(warp, row), count))
+  return actual
 
 
 CASES = [(spec, dtype) for spec in EXACT + RELAXED for dtype in ('float32', 'bfloat16', 'float64')]

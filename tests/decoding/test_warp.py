@@ -139,13 +139,13 @@ class SettledTest(parameterized.TestCase):
       (Warp(min_p=np.array([0.0, 0.1])), (None, None, [0.0, 0.1])),
       (Warp(top_k=None, top_p=None, min_p=None), (None, None, None)))
   def test_cuts_that_are_off_leave_the_program(self, warp, expected):
-    found = warp_lib.settled(warp)
-    for value, wanted in zip((found.top_k, found.top_p, found.min_p), expected):
+    result = warp_lib.settled(warp)
+    for value, wanted in zip((result.top_k, result.top_p, result.min_p), expected):
       np.testing.assert_array_equal(value, wanted)
     # As a user's program does: the values come at run time, and None before.
     logits = jax.random.normal(jax.random.key(0), (2, 2, 3, 32))
-    settled = jax.jit(warp_lib.probabilities).lower(logits, found, _FIRST)
-    np.testing.assert_array_equal(settled.compile()(logits, found, _FIRST),
+    settled = jax.jit(warp_lib.probabilities).lower(logits, result, _FIRST)
+    np.testing.assert_array_equal(settled.compile()(logits, result, _FIRST),
                                   _jitted(logits, warp, _FIRST))
     branches = sum(value is not None for value in expected)
     assert settled.as_text().count('stablehlo.case') == branches

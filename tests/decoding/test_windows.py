@@ -91,10 +91,10 @@ CASES = [(spec, dtype, batch, cut) for spec in CHAINS
 @pytest.mark.parametrize('spec,dtype,batch,cut', representative(
     CASES, ('seed_exact(window=4)', 'bfloat16', 3, False)))
 def test_chains_have_the_distributions_of_their_window_bit_for_bit(spec, dtype, batch, cut):
-  found, want = decoded(spec, dtype, batch, cut), _vanilla(CHAINS[spec], dtype, batch, cut)
-  np.testing.assert_array_equal(found[1], want[1])
-  np.testing.assert_array_equal(found[0], want[0])
-  assert found[2].max() < TARGET.num_tokens
+  result, want = decoded(spec, dtype, batch, cut), _vanilla(CHAINS[spec], dtype, batch, cut)
+  np.testing.assert_array_equal(result[1], want[1])
+  np.testing.assert_array_equal(result[0], want[0])
+  assert result[2].max() < TARGET.num_tokens
 
 
 @pytest.mark.slow
@@ -102,15 +102,15 @@ def test_chains_have_the_distributions_of_their_window_bit_for_bit(spec, dtype, 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
 def test_trees_have_them_up_to_rounding(spec, dtype):
   """The key of an accepted side node lies elsewhere in its round: sums have another order."""
-  found, want = decoded(spec, dtype, 8), _vanilla(TREES[spec], dtype, 8)
-  np.testing.assert_allclose(found[1], want[1], atol=1e-6 if dtype == 'float32' else 1e-2)
-  np.testing.assert_array_equal(found[0], want[0])
+  result, want = decoded(spec, dtype, 8), _vanilla(TREES[spec], dtype, 8)
+  np.testing.assert_allclose(result[1], want[1], atol=1e-6 if dtype == 'float32' else 1e-2)
+  np.testing.assert_array_equal(result[0], want[0])
 
 
 def _vanilla(window, *case):
-  found = decoded(f'vanilla(window={window})', *case)
-  assert (found[2] == TARGET.num_tokens).all()
-  return found
+  result = decoded(f'vanilla(window={window})', *case)
+  assert (result[2] == TARGET.num_tokens).all()
+  return result
 
 
 @pytest.mark.slow
@@ -140,5 +140,5 @@ NOISE, DEEPEST = RowRandom._position_noise, walk.deepest
 def test_mistakes_would_be_seen(mutant):
   want = _vanilla(4, 'bfloat16', 3, False)
   with MUTANTS[mutant]():
-    found = decoded.__wrapped__('seed_exact(window=4)', 'bfloat16', 3, False)
-  assert np.any(found[0] != want[0])
+    result = decoded.__wrapped__('seed_exact(window=4)', 'bfloat16', 3, False)
+  assert np.any(result[0] != want[0])

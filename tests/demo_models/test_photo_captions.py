@@ -16,14 +16,14 @@ def loaded():
 
 def test_the_crops_are_those_without_captions_or_their_opposite(loaded):
   plain, labels, _ = photos.crops(loaded, 0, 3, 'train', 24)
-  found = photo_captions.captioned(loaded, 0, 3, 'train', 24)
-  turned = [not np.array_equal(*pair) for pair in zip(found.images, plain)]
+  result = photo_captions.captioned(loaded, 0, 3, 'train', 24)
+  turned = [not np.array_equal(*pair) for pair in zip(result.images, plain)]
   assert 4 < sum(turned) < 16
   wanted = np.where(np.reshape(turned, (-1, 1, 1, 1)), photo_captions.opposite(plain), plain)
-  np.testing.assert_array_equal(found.images, wanted)
+  np.testing.assert_array_equal(result.images, wanted)
   again = photo_captions.captioned(loaded, 0, 3, 'train', 24)
-  assert again.captions.tolist() == found.captions.tolist()
-  for caption, label, image in zip(found.captions.tolist(), labels, found.images):
+  assert again.captions.tolist() == result.captions.tolist()
+  for caption, label, image in zip(result.captions.tolist(), labels, result.images):
     words = caption.replace(',', ' ,').split()
     assert set(words) <= {*photo_captions.WORDS, photo_captions.UNKNOWN}
     assert photos.NAMES[label] in words or photo_captions.UNKNOWN in words
@@ -58,9 +58,9 @@ def test_the_opposite_of_a_colour_is_as_light_and_turning_twice_changes_nothing(
 
 
 def test_places_are_counted_as_the_crop_is_shown(loaded):
-  found = photos.crops(loaded, 0, 0, 'train', 64)
-  assert found.places.shape == (64, 2)
-  assert found.places.min() >= 0 and found.places.max() <= 1 and found.places.std(0).min() > 0.2
+  result = photos.crops(loaded, 0, 0, 'train', 64)
+  assert result.places.shape == (64, 2)
+  assert result.places.min() >= 0 and result.places.max() <= 1 and result.places.std(0).min() > 0.2
   places = ((0, 0), (0.5, 0), (1, 0.5), (0.5, 0.5), (1, 1))
   assert [photo_captions.place_of(*place) for place in places] == [
       'top left', 'top', 'right', 'middle', 'bottom right']

@@ -31,8 +31,8 @@ class Block(NamedTuple):
 def blocks(page: pathlib.Path) -> list[Block]:
   """The blocks of code of a page, in order."""
   text = page.read_text()
-  return [Block(found[1], found[2], text[:found.start(2)].count('\n') + 1)
-          for found in _FENCE.finditer(text)]
+  return [Block(result[1], result[2], text[:result.start(2)].count('\n') + 1)
+          for result in _FENCE.finditer(text)]
 
 
 def having(language: str) -> list[pathlib.Path]:

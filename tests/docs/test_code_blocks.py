@@ -31,11 +31,11 @@ def test_the_readme_from_top_to_bottom(place, commands):
     if block.language == 'python':
       pages.run(block.text, page.name, block.line, namespace)
     for line in block.text.splitlines() if block.language == 'sh' else ():
-      found = re.search(r'(cspd-[a-z-]+)[^#]*', line)
-      if found and found[1] in commands and 'checkpoints/' not in line:
-        done.append(found[1])
-        module = importlib.import_module(f'cspd_jax.commands.{found[1][5:].replace("-", "_")}')
-        assert not module.main(shlex.split(found[0])), line
+      result = re.search(r'(cspd-[a-z-]+)[^#]*', line)
+      if result and result[1] in commands and 'checkpoints/' not in line:
+        done.append(result[1])
+        module = importlib.import_module(f'cspd_jax.commands.{result[1][5:].replace("-", "_")}')
+        assert not module.main(shlex.split(result[0])), line
   assert done == commands and (place / 'runs' / 'cat').is_dir()
 
 

@@ -167,7 +167,7 @@ def test_licences_name_those_of_other_networks():
 
 
 @pytest.mark.slow
-def test_what_works_is_tried():
+def test_supported_features_are_tried():
   rows = {row['family']: row for row in supported.rows(['llamagen', 'mar', 'nextstep'])}
   llamagen, mar, nextstep = rows.values()
   assert llamagen['decoders'] == f'all {len(specification.DECODERS)}'

@@ -23,12 +23,12 @@ def call(main: Callable, capsys, folder: pathlib.Path, *words: str) -> Call:
   return Call(code, captured.out, captured.err, folder)
 
 
-def check_refused(found: Call, words: list[str]) -> None:
+def check_refused(result: Call, words: list[str]) -> None:
   """Checks that wrong input ended in one message with `words` before anything was done."""
-  assert found.code == 2
-  assert found.err.startswith('error: ') and found.err.count('error: ') == 1, found.err
-  assert 'Traceback' not in found.err
+  assert result.code == 2
+  assert result.err.startswith('error: ') and result.err.count('error: ') == 1, result.err
+  assert 'Traceback' not in result.err
   for word in words:
-    assert word in found.err, found.err
-  assert found.out == '', 'nothing is compiled before the input is checked'
-  assert not found.folder.exists()
+    assert word in result.err, result.err
+  assert result.out == '', 'nothing is compiled before the input is checked'
+  assert not result.folder.exists()

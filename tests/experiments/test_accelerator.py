@@ -45,7 +45,7 @@ def test_rounds_as_one_graph_are_compared(capsys, monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_fails_is_noted_and_the_rest_goes_on(capsys, monkeypatch, tmp_path):
+def test_failures_are_noted_and_other_measurements_continue(capsys, monkeypatch, tmp_path):
   def fail(repeats=5):
     raise RuntimeError('no matrix unit')
   monkeypatch.setattr(accelerator.roofline, 'matrix_rate', fail)

@@ -32,6 +32,6 @@ _LLAMAGEN = [
     *((against_mar, *case) for case in _MAR), *((against_llamagen, *case) for case in _LLAMAGEN),
     *((against_nextstep, *case) for case in _NEXTSTEP)])
 def test_what_cannot_be_timed(capsys, tmp_path, program, words, message):
-  found = calls.call(program.main, capsys, tmp_path / 'out', *(
+  result = calls.call(program.main, capsys, tmp_path / 'out', *(
       word.format(tmp=tmp_path) for word in words))
-  calls.check_refused(found, [message])
+  calls.check_refused(result, [message])

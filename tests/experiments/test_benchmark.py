@@ -57,8 +57,8 @@ def _call(main, folder, capsys, out, *words):
 
 @pytest.mark.parametrize('name', _BAD)
 def test_bad_input(folder, capsys, tmp_path, name):
-  words, found = _BAD[name]
-  calls.check_refused(_call(benchmark.main, folder, capsys, tmp_path / 'out', *words), found)
+  words, result = _BAD[name]
+  calls.check_refused(_call(benchmark.main, folder, capsys, tmp_path / 'out', *words), result)
 
 
 @pytest.fixture(scope='module')
@@ -148,27 +148,27 @@ def test_tables_of_the_report(good, capsys):
 
 @pytest.mark.slow
 def test_chosen_metrics_without_reference_and_times(folder, capsys, tmp_path):
-  found = _call(
+  result = _call(
       benchmark.main, folder, capsys, tmp_path / 'out', '--metrics=rounds,tv_bound',
       '--columns=rounds', '--reference_sets=none', '--timed_images=none')
-  assert found.code == 0, found.err
-  rows = list(csv.DictReader((found.folder / 'rows.csv').open()))
+  assert result.code == 0, result.err
+  rows = list(csv.DictReader((result.folder / 'rows.csv').open()))
   assert len(rows) == 2 and 'nll' not in rows[0] and 'speedup' not in rows[0]
-  assert float(rows[0]['rounds']) == 16 and 'speed' not in found.out
-  assert not (found.folder / 'curves.png').exists()
+  assert float(rows[0]['rounds']) == 16 and 'speed' not in result.out
+  assert not (result.folder / 'curves.png').exists()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('paper,curve', [
     ('cool_sd', 'Cool-SD linear, printed'), ('lantern', 'LANTERN++, released')])
 def test_papers(folder, capsys, tmp_path, paper, curve):
-  found = _call(
+  result = _call(
       benchmark.main, folder, capsys, tmp_path / 'out',
       f'--config={PAPERS}/{paper}.py', '--drafter=', '--timed_images=none',
       '--curve_drafter=jacobi(coupling=maximal)', '--reference_sets=none',
       '--metrics=accepted_length,tv_bound_per_token', '--columns=accepted_length')
-  assert found.code == 0, found.err
-  rows = list(csv.DictReader((found.folder / 'rows.csv').open()))
+  assert result.code == 0, result.err
+  rows = list(csv.DictReader((result.folder / 'rows.csv').open()))
   assert curve in {row['curve'] for row in rows}
-  assert 'Tested claims' in found.out
+  assert 'Tested claims' in result.out
   assert all(math.isfinite(float(row['tv_bound_per_token'])) for row in rows)

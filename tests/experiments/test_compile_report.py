@@ -37,8 +37,8 @@ def _call(capsys, out, *words):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', _BAD)
 def test_bad_input(here, capsys, tmp_path, name):
-  words, found = _BAD[name]
-  calls.check_refused(_call(capsys, tmp_path / 'out', *words), found)
+  words, result = _BAD[name]
+  calls.check_refused(_call(capsys, tmp_path / 'out', *words), result)
 
 
 def test_missing_wheels(monkeypatch, capsys, tmp_path):
@@ -53,11 +53,11 @@ def test_a_report(here, capsys, tmp_path):
   accepted = tmp_path / 'accepted.json'
   accepted.write_text(json.dumps(dict(rows=[
       dict(decoder='corrected(by=neighbours, window=4)', step_compression=2.5)])))
-  found = _call(
+  result = _call(
       capsys, tmp_path / 'out', '--layers=1', '--window=4', '--dtype=float32', '--guided=false',
       '--decoder=corrected(by=neighbours)', f'--accepted={accepted}')
-  assert found.code == 0, found.err
-  report = json.loads((found.folder / 'report.json').read_text())
+  assert result.code == 0, result.err
+  report = json.loads((result.folder / 'report.json').read_text())
   vanilla, corrected = report['rows']
   assert (vanilla['decoder'], corrected['decoder']) == (
       'vanilla', 'corrected(by=neighbours, window=4)')
@@ -70,15 +70,15 @@ def test_a_report(here, capsys, tmp_path):
   assert 1 - 1e-6 <= weights / (report['ideal_mib'] - report['live_cache_mib']) < 1.5
   assert (report['compiled_layers'], report['compiled_for']) == (1, 'h200')
   for row in report['rows']:
-    assert row['decoder'] in found.out
+    assert row['decoder'] in result.out
 
 
 @pytest.mark.slow
 def test_a_report_of_continuous_tokens(here, capsys, tmp_path):
-  found = _call(capsys, tmp_path / 'out', '--model=mar_demo', '--layers=1', '--dtype=float32',
+  result = _call(capsys, tmp_path / 'out', '--model=mar_demo', '--layers=1', '--dtype=float32',
                 '--decoder=exact_head')
-  assert found.code == 0, found.err
-  report = json.loads((found.folder / 'report.json').read_text())
+  assert result.code == 0, result.err
+  report = json.loads((result.folder / 'report.json').read_text())
   mar, exact_head = report['rows']
   assert (mar['decoder'], exact_head['decoder']) == ('mar', 'exact_head')
   # A hundred calls of the head, and one turn of a loop that takes as many as it needs.
@@ -90,9 +90,9 @@ def test_a_report_of_continuous_tokens(here, capsys, tmp_path):
   accepted.write_text(json.dumps(dict(rows=[
       dict(model='other', decoder='exact_head', step_compression=9, calls_per_round=9),
       dict(model='mar_demo', decoder='exact_head', step_compression=1, calls_per_round=12)])))
-  found = _call(capsys, tmp_path / 'out2', '--model=mar_demo', '--layers=1', '--dtype=float32',
+  result = _call(capsys, tmp_path / 'out2', '--model=mar_demo', '--layers=1', '--dtype=float32',
                 '--decoder=exact_head', f'--accepted={accepted}', '--accepted_model=mar_demo')
-  counted = json.loads((found.folder / 'report.json').read_text())['rows'][1]
+  counted = json.loads((result.folder / 'report.json').read_text())['rows'][1]
   assert counted['head_calls'] == 12
   assert 6 < counted['kernels'] / exact_head['kernels'] < 12
   assert counted['speedup'] == pytest.approx(mar['ms'] / counted['ms'])

@@ -52,8 +52,8 @@ def _call(models, capsys, out, *words):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', _BAD)
 def test_bad_input(models, capsys, tmp_path, name):
-  words, found = _BAD[name]
-  calls.check_refused(_call(models, capsys, tmp_path / 'out', *words), found)
+  words, result = _BAD[name]
+  calls.check_refused(_call(models, capsys, tmp_path / 'out', *words), result)
 
 
 @pytest.mark.slow

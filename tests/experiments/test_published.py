@@ -32,13 +32,13 @@ def _call(folder, capsys, out, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('words, found', [
+@pytest.mark.parametrize('words, result', [
     (['--paper=sjdd'], ["paper holds 'sjdd'", 'sjd, sjd_pac']),
     (['--paper='], ['paper is empty']),
     (['--paper=cspd'], ['Table 1, MAR-L', 'cspd_released']),
     (['--paper=lantern'], ['Table 1, LlamaGen-3B', 'model'])])
-def test_bad_input(folder, capsys, tmp_path, words, found):
-  calls.check_refused(_call(folder, capsys, tmp_path / 'out', *words), found)
+def test_bad_input(folder, capsys, tmp_path, words, result):
+  calls.check_refused(_call(folder, capsys, tmp_path / 'out', *words), result)
 
 
 def test_a_row_has_a_decoder_or_a_reason():
@@ -50,9 +50,9 @@ def test_a_row_has_a_decoder_or_a_reason():
 @pytest.mark.slow
 def test_rows_are_measured_with_their_own_options(folder, capsys, tmp_path, monkeypatch):
   monkeypatch.setitem(ROWS, 'sjd', _ROWS)
-  found = _call(folder, capsys, tmp_path / 'out', '--paper=sjd', '--num_images=4')
-  assert found.code == 0, found.err
-  report = json.loads((found.folder / 'report.json').read_text())
+  result = _call(folder, capsys, tmp_path / 'out', '--paper=sjd', '--num_images=4')
+  assert result.code == 0, result.err
+  report = json.loads((result.folder / 'report.json').read_text())
   sampled, greedy, both, missing = report['rows']
   assert sampled['here'].startswith('step compr. ') and ' +- ' in sampled['here']
   assert sampled['price'] == f'{sampled["nll_excess"]:+.3f} +- {sampled["nll_excess_error"]:.3f}'
@@ -62,15 +62,15 @@ def test_rows_are_measured_with_their_own_options(folder, capsys, tmp_path, monk
   assert missing['here'] == 'there is none' and missing['decoder'] is None
   [table] = report['tables']
   assert table['title'] == 'sjd' and table['rows'] == [0, 1, 2, 3]
-  assert len(list(csv.DictReader((found.folder / 'rows.csv').open()))) == 4
+  assert len(list(csv.DictReader((result.folder / 'rows.csv').open()))) == 4
 
 
 @pytest.mark.slow
 def test_a_table_without_prices_has_no_column_for_them(folder, capsys, tmp_path, monkeypatch):
   monkeypatch.setitem(ROWS, 'sjd', _ROWS[1:2] + _ROWS[3:])
-  found = _call(folder, capsys, tmp_path / 'out', '--paper=sjd', '--num_images=2')
-  assert found.code == 0, found.err
-  [table] = json.loads((found.folder / 'report.json').read_text())['tables']
+  result = _call(folder, capsys, tmp_path / 'out', '--paper=sjd', '--num_images=2')
+  assert result.code == 0, result.err
+  [table] = json.loads((result.folder / 'report.json').read_text())['tables']
   assert list(table['columns']) == list(published.COLUMNS)[:-1]
 
 
@@ -166,8 +166,8 @@ def test_a_program_that_fails_stops_the_others(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('options, found', [
+@pytest.mark.parametrize('options, result', [
     (dict(program=('sjdd',)), "program holds 'sjdd'"), (dict(budget=0.0), 'budget is 0.0')])
-def test_bad_options_of_all(options, found):
-  with pytest.raises(ValueError, match=found):
+def test_bad_options_of_all(options, result):
+  with pytest.raises(ValueError, match=result):
     all_papers.Config(**options)

@@ -26,13 +26,13 @@ def test_numbers_are_those_of_the_distributions(folder):
   small = cspd_jax.load(folder / 'alone', dtype='float32', quantize='int8')
   target, warp = whole.target(guided=True), whole.sampling(guidance_scale=2.0, top_k=5)
   condition, tokens = whole.condition([0, 1]), jnp.tile(jnp.arange(16), (2, 1)) % 4
-  found = distance.distance(target, whole.params, small.params, condition, tokens, warp)
+  result = distance.distance(target, whole.params, small.params, condition, tokens, warp)
   own, other = (np.asarray(likelihood.distributions(target, params, condition, tokens, warp))
                 for params in (whole.params, small.params))
   apart = 0.5 * np.abs(own - other).sum(axis=-1)
-  np.testing.assert_allclose(found.total_variation, apart.mean(axis=1), rtol=1e-5)
-  np.testing.assert_allclose(found.largest, apart.max(axis=1), rtol=1e-5)
-  assert found.total_variation.min() > 0 and found.largest.max() < 0.3
+  np.testing.assert_allclose(result.total_variation, apart.mean(axis=1), rtol=1e-5)
+  np.testing.assert_allclose(result.largest, apart.max(axis=1), rtol=1e-5)
+  assert result.total_variation.min() > 0 and result.largest.max() < 0.3
   same = distance.distance(target, whole.params, whole.params, condition, tokens, warp)
   np.testing.assert_array_equal(same.nll, same.other_nll)
   assert not np.any(same.largest)
@@ -40,11 +40,11 @@ def test_numbers_are_those_of_the_distributions(folder):
 
 @pytest.mark.slow
 def test_the_program(folder, capsys, tmp_path):
-  found = calls.call(
+  result = calls.call(
       quantized.main, capsys, tmp_path / 'out', f'--model={folder}/alone', '--num_images=4',
       '--guidance_scale=1,2')
-  assert found.code == 0, found.err
-  rows = json.loads((found.folder / 'report.json').read_text())['rows']
+  assert result.code == 0, result.err
+  rows = json.loads((result.folder / 'report.json').read_text())['rows']
   assert [(row['int8'], row['guidance_scale']) for row in rows] == [
       (part, scale) for part in ('matrices', 'cache', 'both') for scale in (1, 2)]
   for row in rows:

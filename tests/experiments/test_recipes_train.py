@@ -64,11 +64,11 @@ def test_report_and_pictures(finished, recipe):
   assert 0 < report['tokenizer']['codebook_used'] <= 1
   uniform = np.log2(recipe.tokenizer.codebook_size)
   for name in ('target', 'draft'):
-    found = report[name]
-    assert 0 < found['nll_bits'] < 1.5 * uniform
-    np.testing.assert_allclose(found['nll_bits'] * np.log(2), found['nll_nats'], rtol=1e-6)
+    result = report[name]
+    assert 0 < result['nll_bits'] < 1.5 * uniform
+    np.testing.assert_allclose(result['nll_bits'] * np.log(2), result['nll_nats'], rtol=1e-6)
     for distribution in ('plain', 'guided'):
-      quantiles = [found[distribution][f'entropy_bits_q{q}'] for q in (10, 50, 90)]
+      quantiles = [result[distribution][f'entropy_bits_q{q}'] for q in (10, 50, 90)]
       assert 0 <= quantiles[0] <= quantiles[1] <= quantiles[2] <= uniform + 1e-3
   for name in ('held_out', 'reconstructions', 'samples_target', 'samples_target_guided',
                'samples_draft', 'samples_draft_guided'):

@@ -16,13 +16,13 @@ def folder(tmp_path_factory):
 
 @pytest.mark.slow
 def test_batches_and_a_queue(folder, capsys, tmp_path):
-  found = calls.call(
+  result = calls.call(
       refill.main, capsys, tmp_path / 'out', f'--model={folder}', '--decoder=mc_sjd',
       '--window=4', '--num_images=12', '--batch_size=3', '--repeats=1', '--guidance_scale=1')
-  assert found.code == 0, found.err
-  report = json.loads((found.folder / 'report.json').read_text())
+  assert result.code == 0, result.err
+  report = json.loads((result.folder / 'report.json').read_text())
   row, = report['rows']
-  assert row['decoder'] == 'mc_sjd(window=4)' in found.out and row['same_images'] == 1
+  assert row['decoder'] == 'mc_sjd(window=4)' in result.out and row['same_images'] == 1
   # Three rows share the rounds of twelve images; a prefill is none of them.
   least, most = (4 * (row[name] - 1) for name in ('rounds', 'most_rounds'))
   assert least <= row['rounds_in_queue'] < row['rounds_in_batches'] <= most
@@ -34,6 +34,6 @@ def test_batches_and_a_queue(folder, capsys, tmp_path):
 @pytest.mark.parametrize('words, message', [
     (['--model=mar_demo'], ['mar_demo', 'discrete']), (['--decoder=eagle'], ['EAGLE network']),
     (['--num_images=3', '--batch_size=2'], ['batch_size is 2 and there are 3 images'])])
-def test_what_cannot_be(folder, capsys, tmp_path, words, message):
+def test_refused_options(folder, capsys, tmp_path, words, message):
   calls.check_refused(calls.call(
       refill.main, capsys, tmp_path / 'out', f'--model={folder}', *words), message)

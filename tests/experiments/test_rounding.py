@@ -18,15 +18,15 @@ def folder(tmp_path_factory):
 
 @pytest.mark.slow
 def test_shares(folder, capsys, tmp_path):
-  found = calls.call(
+  result = calls.call(
       rounding.main, capsys, tmp_path / 'out', f'--model={folder}', '--decoder=seed_exact',
       '--window=3', '--num_images=4', '--batch_size=2', '--guidance_scale=1', '--dtype=bfloat16')
-  assert found.code == 0, found.err
-  report = json.loads((found.folder / 'report.json').read_text())
+  assert result.code == 0, result.err
+  report = json.loads((result.folder / 'report.json').read_text())
   row, = report['rows']
   assert (row['decoder'], row['same_shapes']) == ('seed_exact(window=3)', 'vanilla(window=3)')
   assert row['images_in_window'] == row['tokens_in_window'] == 0 and row['dtype'] == 'bfloat16'
-  assert report['num_images'] == 4 and 'vanilla(window=3)' in found.out
+  assert report['num_images'] == 4 and 'vanilla(window=3)' in result.out
 
 
 def test_what_differs_is_counted(monkeypatch):
@@ -50,6 +50,6 @@ def test_what_differs_is_counted(monkeypatch):
     (['--decoder='], ['decoder is empty']), (['--batch_size=0'], ['batch_size is 0']),
     (['--model=mar_demo'], ["decoder is 'seed_exact'", 'exact_head']),
     (['--window=999'], ['window is 999']), (['--decoder=eagle2'], ['EAGLE network'])])
-def test_what_cannot_be(folder, capsys, tmp_path, words, message):
+def test_refused_options(folder, capsys, tmp_path, words, message):
   calls.check_refused(calls.call(
       rounding.main, capsys, tmp_path / 'out', f'--model={folder}', *words), message)

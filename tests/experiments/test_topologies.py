@@ -49,17 +49,17 @@ def _call(main, folder, capsys, out, *words):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', _BAD)
 def test_bad_input(folder, capsys, tmp_path, name):
-  program, words, found = _BAD[name]
-  calls.check_refused(_call(program.main, folder, capsys, tmp_path / 'out', *words), found)
+  program, words, result = _BAD[name]
+  calls.check_refused(_call(program.main, folder, capsys, tmp_path / 'out', *words), result)
 
 
 @pytest.mark.slow
 def test_rows_of_every_window(folder, capsys, tmp_path):
-  found = _call(
+  result = _call(
       topologies.main, folder, capsys, tmp_path / 'out', '--window=3,5', '--num_images=4',
       '--decoder=jacobi(coupling=maximal)+exact,sjd_pac(tree=paths(2, 2))', '--guidance_scale=1')
-  assert found.code == 0, found.err
-  rows = list(csv.DictReader((found.folder / 'rows.csv').open()))
+  assert result.code == 0, result.err
+  rows = list(csv.DictReader((result.folder / 'rows.csv').open()))
   assert [(row['window'], row['decoder']) for row in rows] == [
       ('3', 'jacobi(coupling=maximal, window=3)+exact'),
       ('5', 'jacobi(coupling=maximal, window=5)+exact'),
@@ -67,8 +67,8 @@ def test_rows_of_every_window(folder, capsys, tmp_path):
   for row in rows:
     assert 1 <= float(row['step_compression']) <= int(row['window'])
     assert float(row['step_compression_error']) > 0 and 0 <= float(row['one_token_rounds']) <= 1
-    assert row['verifier'] in found.out
-  report = json.loads((found.folder / 'report.json').read_text())
+    assert row['verifier'] in result.out
+  report = json.loads((result.folder / 'report.json').read_text())
   assert [table['title'] for table in report['tables']] == ['window 3', 'window 5']
   assert [table['rows'] for table in report['tables']] == [[0], [1, 2]]
   assert 'sjd_pac(tree=paths(2, 2), window=3)' in report['left_out']
@@ -78,35 +78,35 @@ def test_rows_of_every_window(folder, capsys, tmp_path):
     ('sjd', 'jacobi(coupling=noise, window=3)+exact'), ('sjd_pac', 'mc_sjd(window=3)')])
 def test_papers_have_their_own_decoders(folder, capsys, tmp_path, monkeypatch, paper, decoder):
   monkeypatch.setattr(topologies.measurements, 'rows', lambda *_: [])
-  found = _call(topologies.main, folder, capsys, tmp_path / 'out',
+  result = _call(topologies.main, folder, capsys, tmp_path / 'out',
                 f'--config={PAPERS}/{paper}.py', '--window=3')
-  assert found.code == 0, found.err
-  settings = json.loads((found.folder / 'report.json').read_text())['settings']
+  assert result.code == 0, result.err
+  settings = json.loads((result.folder / 'report.json').read_text())['settings']
   assert any(decoder.startswith(text.split('+')[0].rstrip(')')) for text in settings['decoder'])
 
 
 @pytest.mark.slow
 def test_overhead(folder, capsys, tmp_path):
-  found = _call(
+  result = _call(
       overhead.main, folder, capsys, tmp_path / 'out', '--window=3', '--repeats=1',
       '--decoder=vanilla,mc_sjd')
-  assert found.code == 0, found.err
-  rows = json.loads((found.folder / 'report.json').read_text())['rows']
+  assert result.code == 0, result.err
+  rows = json.loads((result.folder / 'report.json').read_text())['rows']
   assert [row['decoder'] for row in rows] == ['vanilla', 'mc_sjd(window=3)']
   for row in rows:
     assert row['ms_per_round'] > 0 and row['ms_of_forward_pass'] > 0
     assert row['rest'] == pytest.approx(1 - row['ms_of_forward_pass'] / row['ms_per_round'])
-    assert row['decoder'] in found.out
+    assert row['decoder'] in result.out
   assert 'vanilla' in overhead.Config().decoder
 
 
 @pytest.mark.slow
 def test_points_of_every_temperature(folder, capsys, tmp_path):
-  found = _call(
+  result = _call(
       uncertainty.main, folder, capsys, tmp_path / 'out', '--window=4', '--num_images=4',
       '--decoder=mc_sjd', '--temperature=0.5,1', '--guidance_scale=1')
-  assert found.code == 0, found.err
-  cold, warm = csv.DictReader((found.folder / 'rows.csv').open())
+  assert result.code == 0, result.err
+  cold, warm = csv.DictReader((result.folder / 'rows.csv').open())
   assert float(cold['entropy']) < float(warm['entropy']) and cold['decoder'] == 'mc_sjd(window=4)'
   assert 1 <= float(warm['step_compression']) <= 4
-  assert (found.folder / 'uncertainty.png').stat().st_size > 5000
+  assert (result.folder / 'uncertainty.png').stat().st_size > 5000

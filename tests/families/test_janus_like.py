@@ -150,9 +150,9 @@ def test_drafters_have_its_embedding_and_its_head(model):
   changed['target']['codebook'] += 1
   prompt = model.condition(PROMPTS).dropped(jnp.zeros(2, bool))
   ends = model.teacher.ends
-  found = [eagle.predict(params, janus_like.eagle_config(CONFIG), ends, tokens[:, :-1],
+  result = [eagle.predict(params, janus_like.eagle_config(CONFIG), ends, tokens[:, :-1],
                          features[:, :-1], prompt)[0] for params in (drafts.params, changed)]
-  assert np.abs(found[0] - found[1]).max() > 1e-3
+  assert np.abs(result[0] - result[1]).max() > 1e-3
 
 
 @pytest.mark.slow

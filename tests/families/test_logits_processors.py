@@ -73,12 +73,12 @@ def test_probabilities_are_those_of_the_official_sampler(name):
     return warp.probabilities(jnp.stack(streams), options, positions, forced)[0]
 
   with jax.default_matmul_precision('highest'):
-    found = np.asarray(probabilities(published.params(name, config, seed)))
+    result = np.asarray(probabilities(published.params(name, config, seed)))
   recorded = published.recorded('logits_processors')
   want, ids = recorded[name], recorded[f'{name}_ids']
   whole = np.zeros((config.num_tokens, config.vocab_size), np.float32)
   np.put_along_axis(whole, np.maximum(ids, 0), np.where(ids < 0, 0, want), axis=1)
-  np.testing.assert_allclose(found, whole[:, order[:config.num_image_tokens]], atol=2e-5)
+  np.testing.assert_allclose(result, whole[:, order[:config.num_image_tokens]], atol=2e-5)
   # No other token of the vocabulary is allowed in an image.
   np.testing.assert_allclose(whole[:, order[:config.num_image_tokens]].sum(axis=1), 1, atol=1e-5)
-  assert np.array_equal(found > 0, whole[:, order[:config.num_image_tokens]] > 0)
+  assert np.array_equal(result > 0, whole[:, order[:config.num_image_tokens]] > 0)

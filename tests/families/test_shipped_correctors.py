@@ -25,10 +25,10 @@ def test_all_are_tried():
 @pytest.mark.parametrize('by', representative(LEAST, 'corrector'))
 def test_images_are_vanillas(vanilla, by):
   model, tokens = vanilla
-  found = model.generate(
+  result = model.generate(
       ['cat', 'rocket'], seed=3, decoder=f'corrected_seed_exact(by={by}, window=32, passes=3)')
-  np.testing.assert_array_equal(found.decoded.tokens, tokens)
-  assert np.mean(256 / np.asarray(found.decoded.rounds)) > LEAST[by]
+  np.testing.assert_array_equal(result.decoded.tokens, tokens)
+  assert np.mean(256 / np.asarray(result.decoded.rounds)) > LEAST[by]
 
 
 def test_a_model_without_networks_corrects_by_its_first_layers():

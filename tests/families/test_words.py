@@ -149,8 +149,8 @@ def test_features_in_place_of_words(model, folder):
   features = [row[mask] for row, mask in zip(*condition)]
   silent = cspd_jax.load(folder, t5=None, text=None)
   for given in (features, condition):
-    for want, found in zip(condition, silent.condition(given)):
-      np.testing.assert_array_equal(found, want)
+    for want, result in zip(condition, silent.condition(given)):
+      np.testing.assert_array_equal(result, want)
   stacked = silent.condition(jnp.stack([features[1]] * 2))
   np.testing.assert_array_equal(stacked.embeddings[0], condition.embeddings[1])
   for prompts in (features, condition, stacked.embeddings):

@@ -89,12 +89,12 @@ def test_interrupted_work_is_kept_for_the_same_state_only(tmp_path):
       (new / 'part').write_text('done')
       raise KeyboardInterrupt
 
-  for state, found in (('a', ['part']), ('b', [])):
+  for state, result in (('a', ['part']), ('b', [])):
     with pytest.raises(KeyboardInterrupt):
       interrupted('a')
     with folders.replacing(tmp_path / 'x', listed, state) as new:
-      assert sorted(os.listdir(new)) == found
-      atomic.write_json(new / 'list.json', found)
+      assert sorted(os.listdir(new)) == result
+      atomic.write_json(new / 'list.json', result)
     assert os.listdir(tmp_path) == ['x']
 
 
@@ -117,15 +117,15 @@ def faulty(tmp_path_factory):
 @pytest.mark.parametrize('how', ['kill', 'raise'])
 def test_a_fault_at_every_operation_leaves_the_old_or_the_new(faulty, how):
   folder, codes = faulty
-  found, names = [], [f'{how}/{number}' for number in range(1, 41)]
+  result, names = [], [f'{how}/{number}' for number in range(1, 41)]
   for name in names:
     path = folder / name / 'x'
     if how == 'raise':
       assert path.exists()
     folders.recover(path)
-    found.append(content(path))
+    result.append(content(path))
     write(path, 'new')
     assert content(path) == NEW and os.listdir(path.parent) == ['x']
-  assert all(files in (OLD, NEW) for files in found)
-  assert 8 < found.count(OLD) < 32 and (found[0], found[-1]) == (OLD, NEW)
+  assert all(files in (OLD, NEW) for files in result)
+  assert 8 < result.count(OLD) < 32 and (result[0], result[-1]) == (OLD, NEW)
   assert codes[names[0]] == {'kill': -9, 'raise': 2}[how] and codes[names[-1]] == 0

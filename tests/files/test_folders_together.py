@@ -123,16 +123,16 @@ def test_a_fault_at_any_operation_leaves_the_old_or_the_new(tmp_path):
            for how in ('kill', 'raise') for number in range(1, 51)]
   for name, *_ in cases:
     old(tmp_path / name)
-  codes, found = faults.run(__file__, tmp_path, cases), {'kill': [], 'raise': []}
+  codes, result = faults.run(__file__, tmp_path, cases), {'kill': [], 'raise': []}
   for (name, how, _), code in zip(cases, codes):
     path = tmp_path / name
     if how == 'raise' and code:  # A full disk.
       assert code == 2 and content(path) == OLD and not hidden(path.parent)
     folders.recover_together(path, test_folders.listed, 'all.json')
-    found[how].append({file: value for file, value in content(path).items() if file[0] != '.'})
+    result[how].append({file: value for file, value in content(path).items() if file[0] != '.'})
     join(path, 'new')
     assert content(path) == NEW and not hidden(path.parent)
-  for contents in found.values():
+  for contents in result.values():
     assert all(files in (OLD, NEW) for files in contents)
     assert contents.count(OLD) > 10 and (contents[0], contents[-1]) == (OLD, NEW)
   assert (codes[0], codes[49], codes[50], codes[-1]) == (-9, 0, 2, 0)

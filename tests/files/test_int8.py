@@ -31,11 +31,11 @@ def test_numbers_are_rounded_by_output(shape, num_inputs):
   kernel = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
   kernel[..., 0] *= 100
   kernel[..., 1] = 0
-  found = int8.quantized(kernel, num_inputs)
-  assert found.values.dtype == np.int8 and found.scale.shape == shape[num_inputs:]
-  assert np.all(np.abs(found.values * found.scale - kernel) <= found.scale / 2 * 1.0001)
-  largest = np.abs(found.values).max(axis=tuple(range(num_inputs)))
-  assert np.all((largest == 127) | (found.scale == 0)) and not found.values[..., 1].any()
+  result = int8.quantized(kernel, num_inputs)
+  assert result.values.dtype == np.int8 and result.scale.shape == shape[num_inputs:]
+  assert np.all(np.abs(result.values * result.scale - kernel) <= result.scale / 2 * 1.0001)
+  largest = np.abs(result.values).max(axis=tuple(range(num_inputs)))
+  assert np.all((largest == 127) | (result.scale == 0)) and not result.values[..., 1].any()
 
 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16', 'float16'])
@@ -45,10 +45,10 @@ def test_products_are_those_of_the_rounded_matrix(equation, shapes, dtype):
   rng = np.random.default_rng(1)
   x, kernel = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
   x = jnp.asarray(x, dtype)
-  found = int8.quantized(kernel, 2 if 'h' in equation.split('-')[0][:4] else 1)
-  products = int8.einsum(equation, x, int8.put(found, 1, None))
+  result = int8.quantized(kernel, 2 if 'h' in equation.split('-')[0][:4] else 1)
+  products = int8.einsum(equation, x, int8.put(result, 1, None))
   assert products.dtype == x.dtype
-  want = np.einsum(equation, np.asarray(x, np.float32), found.values * found.scale)
+  want = np.einsum(equation, np.asarray(x, np.float32), result.values * result.scale)
   np.testing.assert_allclose(
       np.asarray(products, np.float32), want, rtol=2 * jnp.finfo(dtype).eps, atol=1e-5)
 
@@ -103,7 +103,7 @@ def test_a_mesh_divides_it(folder):
     (dict(quantize='int4'), "quantize is 'int4'; it must be 'int8', or None"),
     (dict(quantize='int8', target=store.Loaded('llamagen', CONFIG, {}, {})),
      "quantize is 'int8', but target is loaded already; pass its folder")])
-def test_what_cannot_be(folder, options, message):
+def test_refused_options(folder, options, message):
   with pytest.raises(ValueError, match=message):
     cspd_jax.load(folder, **options)
 

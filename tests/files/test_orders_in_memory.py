@@ -32,9 +32,9 @@ def test_loaded_parameters_lie_as_they_are_read(tmp_path, as_on_a_tpu):
   params = jax.tree.map(
       lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape), leaf.dtype), shapes)
   store.save(tmp_path / 'model', 'llamagen', CONFIG, params)
-  found = store.load(tmp_path / 'model').params
-  jax.tree.map(np.testing.assert_array_equal, found, params)
-  layer = found['transformer']['layers_0']
+  result = store.load(tmp_path / 'model').params
+  jax.tree.map(np.testing.assert_array_equal, result, params)
+  layer = result['transformer']['layers_0']
   assert [_order(layer[name]) for name in ('query', 'key', 'value')] == 3 * [(1, 0, 2)]
   assert _order(layer['out']) == (0, 1, 2) and _order(layer['gate']) == (0, 1)
   # Programs take them as they lie.
@@ -48,9 +48,9 @@ def test_loaded_parameters_lie_as_they_are_read(tmp_path, as_on_a_tpu):
 
 def test_divided_parameters_keep_their_sharding(as_on_a_tpu):
   where = NamedSharding(sharding.make_mesh(1, 1), PartitionSpec(None, sharding.MODEL))
-  found = kinds.placement('transformer/layers_0/key', jnp.zeros((16, 2, 8)), where,
+  result = kinds.placement('transformer/layers_0/key', jnp.zeros((16, 2, 8)), where,
                         transformer.ORDERS)
-  assert isinstance(found, Format) and found.sharding == where
+  assert isinstance(result, Format) and result.sharding == where
 
 
 @pytest.mark.parametrize('name,shape', [

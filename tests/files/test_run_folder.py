@@ -25,9 +25,9 @@ def test_a_run_has_one_folder_and_its_pieces(tmp_path):
   run = Run(tmp_path / 'x', settings)
   assert run.read('a.npz', like) is None
   run.write('a.npz', tree)
-  found = Run(tmp_path / 'x', settings).read('a.npz', like)
-  jax.tree.map(np.testing.assert_array_equal, found, tree)
-  assert found['x'].dtype == ml_dtypes.bfloat16
+  result = Run(tmp_path / 'x', settings).read('a.npz', like)
+  jax.tree.map(np.testing.assert_array_equal, result, tree)
+  assert result['x'].dtype == ml_dtypes.bfloat16
   with pytest.raises(ValueError, match=r"holds int32\[\] as 'y.1' instead of int32\[1\], the"):
     run.read('a.npz', like | dict(y=[like['y'][0], np.zeros(1, np.int32)]))
   with pytest.raises(ValueError, match=r'workdir is .* \(sampling.top_k was 3, now 4\); use'):

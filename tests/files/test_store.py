@@ -36,8 +36,8 @@ def folder(tmp_path, params):
   return tmp_path / 'model'
 
 
-def _assert_same(found, expected):
-  jax.tree.map(np.testing.assert_array_equal, found, expected)
+def _assert_same(result, expected):
+  jax.tree.map(np.testing.assert_array_equal, result, expected)
 
 
 def test_what_is_saved_comes_back(folder, params):
@@ -260,9 +260,9 @@ def test_the_host_has_one_parameter_at_a_time(tmp_path, params, monkeypatch):
     nonlocal most
     gc.collect()
     most = max(most, sum(one() is not None for one in alive))
-    found = read(*arguments)
-    alive.append(weakref.ref(found))
-    return found
+    result = read(*arguments)
+    alive.append(weakref.ref(result))
+    return result
 
   monkeypatch.setattr(weights.Leaf, 'read', watched)
   loaded = store.load(tmp_path / 'm', dtype='bfloat16')

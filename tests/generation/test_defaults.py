@@ -34,7 +34,7 @@ def _content(folder):
   return json.loads((folder / 'model.json').read_text())
 
 
-@pytest.mark.parametrize('chosen, device, batch_size, found', [
+@pytest.mark.parametrize('chosen, device, batch_size, result', [
     (None, CPU, 1, None),
     ('sjd', CPU, 1, 'sjd'),
     ('sjd', H200, 64, 'sjd'),
@@ -47,12 +47,12 @@ def _content(folder):
     (CHOSEN, H200, 4, 'seed_exact(window=16)'),
 ])
 def test_the_kind_comes_before_the_platform_and_a_size_holds_up_to_the_next(
-    chosen, device, batch_size, found):
+    chosen, device, batch_size, result):
   defaults_lib.check(chosen)
-  assert defaults_lib.find(chosen, device, batch_size) == found
+  assert defaults_lib.find(chosen, device, batch_size) == result
 
 
-@pytest.mark.parametrize('chosen, decoders, found', [
+@pytest.mark.parametrize('chosen, decoders, result', [
     (None, {1: 'a'}, {'cpu': 'a'}),
     (None, {2: 'a'}, {'cpu': {'2': 'a'}}),
     ('s', {1: 'a'}, {'cpu': 'a', 'gpu': 's', 'tpu': 's'}),
@@ -61,9 +61,9 @@ def test_the_kind_comes_before_the_platform_and_a_size_holds_up_to_the_next(
     ({'cpu': {'1': 'a', '16': 'b'}}, {1: 'c', 4: 'b'}, {'cpu': {'1': 'c', '4': 'b'}}),
     ({'cpu': {'1': 'a', '8': 'b'}}, {1: 'b', 8: 'b'}, {'cpu': 'b'}),
 ])
-def test_a_choice_joins_what_was_there(chosen, decoders, found):
+def test_a_choice_joins_what_was_there(chosen, decoders, result):
   joined = defaults_lib.joined(chosen, 'cpu', decoders)
-  assert joined == found
+  assert joined == result
   defaults_lib.check(joined)
   for size, decoder in decoders.items():
     assert defaults_lib.find(joined, CPU, size) == decoder

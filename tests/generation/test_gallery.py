@@ -29,12 +29,12 @@ def test_options_per_image(tmp_path):
   steps = []
   gallery.generate({}, lambda *step: steps.append(step))
   assert steps == [(0, 3), (1, 3), (3, 3)]
-  found = []
+  result = []
   for name in gallery.names:
     with Image.open(tmp_path / 'out' / name) as image:
-      found.append(np.asarray(image))
+      result.append(np.asarray(image))
   np.testing.assert_array_equal(
-      found, model.generate(['sea', 'sky', 'sea'], batch_size=2, **options).images)
+      result, model.generate(['sea', 'sky', 'sea'], batch_size=2, **options).images)
 
 
 def test_memory_and_time_before_the_start(tmp_path, monkeypatch):

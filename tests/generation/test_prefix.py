@@ -121,11 +121,11 @@ def test_the_rest_has_the_logits_of_whole_images(name):
 
   want, before = whole(target, _condition(name), tokens)
   later = prefix_lib.target(target, prefix_length)
-  found, features = whole(
+  result, features = whole(
       later, prefix_lib.Prefixed(_condition(name), tokens[:, :prefix_length]),
       tokens[:, prefix_length:])
   assert later.num_tokens == size - prefix_length
-  np.testing.assert_allclose(found, want[:, :, prefix_length:], atol=2e-4)
+  np.testing.assert_allclose(result, want[:, :, prefix_length:], atol=2e-4)
   assert features.shape[2] == before.shape[2] + prefix_length
 
 
@@ -142,11 +142,11 @@ _SPECS = (
 @pytest.mark.slow
 @pytest.mark.parametrize('name, spec', representative(_SPECS, _SPECS[2]))
 def test_seed_exact_decoders_repeat_vanilla(name, spec):
-  found, want = _with_prefix(name, spec), _with_prefix(name, 'vanilla')
-  np.testing.assert_array_equal(found.tokens, want.tokens)
-  assert np.all(found.valid) and np.all(found.rounds <= want.rounds)
+  result, want = _with_prefix(name, spec), _with_prefix(name, 'vanilla')
+  np.testing.assert_array_equal(result.tokens, want.tokens)
+  assert np.all(result.valid) and np.all(result.rounds <= want.rounds)
   if spec.startswith('model'):  # The draft is the target itself, and reads the prefix too.
-    assert np.max(found.rounds) <= 1 + -(-want.tokens.shape[1] // 4)
+    assert np.max(result.rounds) <= 1 + -(-want.tokens.shape[1] // 4)
 
 
 @pytest.mark.slow
@@ -173,8 +173,8 @@ def test_a_network_continues_as_if_it_had_read_the_image_from_its_beginning():
 
   want = predicted(made.build(True), _condition('early_fusion'), last, tokens.shape[1])
   condition = prefix_lib.Prefixed(_condition('early_fusion'), tokens[:, :prefix_length])
-  found = predicted(made.build(True, prefix_length), condition, last + prefix_length, rest)
-  np.testing.assert_allclose(found, want[:, :, prefix_length:], atol=1e-4)
+  result = predicted(made.build(True, prefix_length), condition, last + prefix_length, rest)
+  np.testing.assert_allclose(result, want[:, :, prefix_length:], atol=1e-4)
 
 
 def test_guidance_ends_where_it_would_end_in_the_whole_image():

@@ -47,9 +47,9 @@ def test_images_are_those_of_the_decoder(model, one_by_one):
 @pytest.mark.parametrize('batch_size, slots', [(2, True), (2, False), (9, False)])
 def test_modes_and_batch_sizes_make_no_difference(model, one_by_one, batch_size, slots):
   progress = []
-  found = _decoded(model, batch_size=batch_size, slots=slots,
+  result = _decoded(model, batch_size=batch_size, slots=slots,
                    progress=lambda *numbers: progress.append(numbers))
-  for name, one, other in zip(found._fields, found, one_by_one):
+  for name, one, other in zip(result._fields, result, one_by_one):
     if one is not None:
       np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=name)
   assert progress[-1] == (5, 5) and (slots or len(progress) == -(-5 // batch_size))
@@ -77,12 +77,12 @@ def test_options_and_another_function_of_every_image(model):
 
 def test_seeds_of_every_image(model):
   seeds = [3, 3, 4, 0, 7]
-  found = _decoded(model, seed=seeds)
+  result = _decoded(model, seed=seeds)
   for i, seed in enumerate(seeds):
     alone = _decoded(model, prompts=PROMPTS[i:i + 1], seed=seed)  # One program for all.
-    np.testing.assert_array_equal(found.tokens[i], alone.tokens[0])
+    np.testing.assert_array_equal(result.tokens[i], alone.tokens[0])
   pairs = _decoded(model, seed=[(seed, 0) for seed in seeds])
-  np.testing.assert_array_equal(pairs.tokens, found.tokens)
+  np.testing.assert_array_equal(pairs.tokens, result.tokens)
 
 
 def test_a_key_takes_the_place_of_a_seed(model):
@@ -107,8 +107,8 @@ def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
   assert names == ['batch_0000000.npz', 'batch_0000002.npz', 'run.json']
   calls, bound = [], Request.bound
   monkeypatch.setattr(Request, 'bound', lambda self, index: calls.append(1) or bound(self, index))
-  found = _decoded(model, **arguments)
-  assert tiny.rows(found) == tiny.rows(one_by_one) and type(found) is type(one_by_one)
+  result = _decoded(model, **arguments)
+  assert tiny.rows(result) == tiny.rows(one_by_one) and type(result) is type(one_by_one)
   assert len(calls) == 1
   again = _decoded(model, **arguments)
   assert tiny.rows(again) == tiny.rows(one_by_one) and len(calls) == 1
@@ -165,9 +165,9 @@ def test_no_batch_size_means_as_many_as_fit(model, one_by_one, tmp_path, monkeyp
   free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
   free(3)
   progress = []
-  found = _decoded(model, batch_size=None, slots=False, folder=tmp_path / 'run',
+  result = _decoded(model, batch_size=None, slots=False, folder=tmp_path / 'run',
                    progress=lambda *numbers: progress.append(numbers))
-  assert tiny.rows(found) == tiny.rows(one_by_one) and progress == [(2, 5), (4, 5), (5, 5)]
+  assert tiny.rows(result) == tiny.rows(one_by_one) and progress == [(2, 5), (4, 5), (5, 5)]
   with pytest.raises(ValueError, match='batch_size is 4, but .*; pass batch_size=2 or less'):
     _decoded(model, batch_size=4, slots=False)
 

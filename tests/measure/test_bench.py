@@ -49,14 +49,14 @@ def test_decoders_of_one_drafter_share_a_program(model):
   bench = Bench(model, ['sea', 'sky', 'sand'], batch_size=2)
   bench.share(DECODERS)
   model.programs.clear()
-  found = [bench.sample(text).tokens for text in DECODERS]
+  result = [bench.sample(text).tokens for text in DECODERS]
   assert len(model.programs) == 3  # One for both that are not seed-exact, and two that are.
-  for text, tokens in zip(DECODERS, found):
+  for text, tokens in zip(DECODERS, result):
     alone = decode(prepare(model, bench.prompts, decoder=text, batch_size=2, slots=False))
     np.testing.assert_array_equal(tokens, alone.tokens)
-  np.testing.assert_array_equal(found[2], found[3])
+  np.testing.assert_array_equal(result[2], result[3])
   seconds = bench.seconds
-  assert bench.sample(DECODERS[0]).tokens is found[0] and bench.seconds == seconds > 0
+  assert bench.sample(DECODERS[0]).tokens is result[0] and bench.seconds == seconds > 0
 
 
 @pytest.mark.parametrize('vanilla, window, expected', [

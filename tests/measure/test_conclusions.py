@@ -31,26 +31,26 @@ def point(curve, value, length, tv_bound, noise=0.0):
 
 
 def points(released_tv_bound, noise=0.0):
-  found = [point(None, None, 2, 0)]
+  result = [point(None, None, 2, 0)]
   for curve, slope in (('uniform', 0.1), ('Cool-SD', 0.06), ('printed', 0.08), ('best', 0.05),
                        ('released', released_tv_bound)):
-    found += [point(curve, x, x, slope * (x - 2), noise) for x in (2.5, 3, 4)]
-  return {'chain': found}
+    result += [point(curve, x, x, slope * (x - 2), noise) for x in (2.5, 3, 4)]
+  return {'chain': result}
 
 
 @pytest.mark.parametrize('tv_bound,answer', [(0.07, 'yes'), (0.04, 'no'), (0.05, 'unclear')])
 def test_conclusions_of_curves(tv_bound, answer):
-  found = conclusions.of_curves(points(tv_bound), CURVES, CLAIMS)
-  assert [one.answer for one in found] == ['yes', 'yes', answer]
-  assert [one.claim for one in found] == ['one, chain', 'two, chain', 'three, chain']
+  result = conclusions.of_curves(points(tv_bound), CURVES, CLAIMS)
+  assert [one.answer for one in result] == ['yes', 'yes', answer]
+  assert [one.claim for one in result] == ['one, chain', 'two, chain', 'three, chain']
   # Straight lines from length 2 to 4: at 3 the bounds are the slopes.
-  assert '0.0600 against 0.1000 per token at length 3.00' in found[0].numbers
-  assert 'lower by 0.0400' in found[0].numbers
+  assert '0.0600 against 0.1000 per token at length 3.00' in result[0].numbers
+  assert 'lower by 0.0400' in result[0].numbers
 
 
 def test_noise_makes_conclusions_unclear():
-  found = conclusions.of_curves(points(0.052, noise=0.3), CURVES, CLAIMS)
-  assert found[-1].answer == 'unclear'
+  result = conclusions.of_curves(points(0.052, noise=0.3), CURVES, CLAIMS)
+  assert result[-1].answer == 'unclear'
 
 
 def test_curves_without_common_lengths():
@@ -76,9 +76,9 @@ def test_conclusions_of_rows(dynamic, answer):
           row('eagle(tree=EAGLE)+exact', 'exact', 3.0),
           row('eagle2(depth=5, num_nodes=25)+exact', 'exact', dynamic),
           row('eagle2+cool', 'bounded', 4.0, excess=1.0)]
-  found = conclusions.of_guarantees(rows) + conclusions.of_rows(rows, CLAIMS)
-  assert [one.answer for one in found] == ['yes', 'yes', answer]
-  assert '1.0 standard errors for all 4' in found[0].numbers
+  result = conclusions.of_guarantees(rows) + conclusions.of_rows(rows, CLAIMS)
+  assert [one.answer for one in result] == ['yes', 'yes', answer]
+  assert '1.0 standard errors for all 4' in result[0].numbers
   rows.append(row('model+exact', 'exact', 2.0, excess=-0.05))
   biased = conclusions.of_guarantees(rows)[0]
   assert biased.answer == 'no' and 'model+exact' in biased.numbers
@@ -89,16 +89,16 @@ def test_conclusions_of_rows(dynamic, answer):
 def test_images_that_are_rounded_differently(in_window, answer):
   rows = [row('vanilla', 'seed-exact', 1.0), row('seed_exact', 'seed-exact', 2.0),
           row('eagle2', 'seed-exact', 2.0, in_window=in_window)]
-  found = conclusions.of_guarantees(rows)[-1]
-  assert found.answer == answer and f'{(1 + in_window) / 2:.0%}' in found.numbers
+  result = conclusions.of_guarantees(rows)[-1]
+  assert result.answer == answer and f'{(1 + in_window) / 2:.0%}' in result.numbers
 
 
 def test_panels():
   known = points(0.07)['chain']
   figures = lambda i: dict(accepted_length=2.0 + i, tv_bound_per_token=0.1 * i, frechet=None,
                            tv_bound_per_token_error=0.01, nll_excess=0.2, nll_excess_error=None)
-  found = [one._replace(row=one.row._replace(figures=figures(i))) for i, one in enumerate(known)]
-  (line,) = tradeoff.panels({'chain, 4 drafts': found}, CURVES, 'vanilla', {'frechet': (1, 2)})
+  result = [one._replace(row=one.row._replace(figures=figures(i))) for i, one in enumerate(known)]
+  (line,) = tradeoff.panels({'chain, 4 drafts': result}, CURVES, 'vanilla', {'frechet': (1, 2)})
   assert [panel.ylabel for panel in line] == [
       'bound on total variation per token', 'NLL above the entropy, nats per token']
   assert len(line[0].curves['Cool-SD'].x) == 4 and len(line[0].curves['printed'].x) == 3
@@ -107,6 +107,6 @@ def test_panels():
 
 
 def test_specifications_of_a_curve():
-  found = tradeoff.specifications('eagle', [Curve('a', 'uniform(delta={})', (1.5, 2.0))])
-  assert found == {(None, None): 'eagle+exact', ('a', 1.5): 'eagle+uniform(delta=1.5)',
+  result = tradeoff.specifications('eagle', [Curve('a', 'uniform(delta={})', (1.5, 2.0))])
+  assert result == {(None, None): 'eagle+exact', ('a', 1.5): 'eagle+uniform(delta=1.5)',
                    ('a', 2.0): 'eagle+uniform(delta=2)'}

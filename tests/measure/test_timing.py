@@ -33,31 +33,31 @@ def test_functions_take_turns_and_the_first_is_not_timed(clock):
   runs = {name: (lambda name=name: order.append(name)) for name in ('a', 'b')}
   timing.measure(runs, 2)
   assert order == ['a', 'b'] * 3
-  found = timing.measure({'a': _takes(clock, 9, 1, 4, 2), 'b': _takes(clock, 9, 5, 5, 5)}, 3)
-  np.testing.assert_allclose(found['a'].seconds, [1, 4, 2])
-  assert found['a'].median == 2 and found['b'].median == 5
-  assert found['a'].quartiles == (1.5, 3.0)
+  result = timing.measure({'a': _takes(clock, 9, 1, 4, 2), 'b': _takes(clock, 9, 5, 5, 5)}, 3)
+  np.testing.assert_allclose(result['a'].seconds, [1, 4, 2])
+  assert result['a'].median == 2 and result['b'].median == 5
+  assert result['a'].quartiles == (1.5, 3.0)
 
 
 def test_a_slow_function_is_timed_once(clock):
   slow, fast = _takes(clock, 30, 30), _takes(clock, 1, 1, 1, 1)
-  found = timing.measure({'slow': slow, 'fast': fast}, 3, enough=10.0)
-  assert len(found['slow'].seconds) == 1 and len(found['fast'].seconds) == 3
+  result = timing.measure({'slow': slow, 'fast': fast}, 3, enough=10.0)
+  assert len(result['slow'].seconds) == 1 and len(result['fast'].seconds) == 3
   assert not slow.left
 
 
 @pytest.mark.parametrize('budget, turns', [(1.0, 1), (9.9, 1), (10.0, 2), (14.9, 2), (99.0, 4)])
 def test_turns_end_with_the_budget(clock, budget, turns):
   runs = {'a': _takes(clock, 50, 2, 2, 2, 2), 'b': _takes(clock, 50, 3, 3, 3, 3)}
-  found = timing.measure(runs, 4, budget=budget)
-  assert len(found['a'].seconds) == len(found['b'].seconds) == turns
+  result = timing.measure(runs, 4, budget=budget)
+  assert len(result['a'].seconds) == len(result['b'].seconds) == turns
 
 
 def test_without_warm_up(clock):
   progress = []
-  found = timing.measure({'a': _takes(clock, 3, 1)}, 2, warmup=0,
+  result = timing.measure({'a': _takes(clock, 3, 1)}, 2, warmup=0,
                          progress=lambda *turns: progress.append(turns))
-  assert found['a'].seconds.tolist() == [3, 1] and progress == [(1, 2), (2, 2)]
+  assert result['a'].seconds.tolist() == [3, 1] and progress == [(1, 2), (2, 2)]
 
 
 def test_compilation_apart():

@@ -44,10 +44,10 @@ def test_rows_of_a_queue_take_the_next_image():
 def test_a_queue_has_the_prefills_of_its_groups():
   run = _run(4, [11], 0.5)
   # Eight rows and twenty images in ten groups: three times ten rounds, and ten prefills.
-  found = tuning.predict(run, 8, 2.0, 20, prefill=0.25)
-  assert found.round_seconds == 1.0
-  assert found.seconds == pytest.approx((30 * 1.0 + 10 * 0.25) / 20)
-  assert found.rounds == pytest.approx(found.seconds * 8)
+  result = tuning.predict(run, 8, 2.0, 20, prefill=0.25)
+  assert result.round_seconds == 1.0
+  assert result.seconds == pytest.approx((30 * 1.0 + 10 * 0.25) / 20)
+  assert result.rounds == pytest.approx(result.seconds * 8)
 
 
 def _search(lines, costs, further=lambda text: []):
@@ -63,25 +63,25 @@ def _search(lines, costs, further=lambda text: []):
 def test_longer_rounds_are_left_out_once_they_are_slower_for_every_number_of_images():
   costs = {'a4': {1: 3.0, 8: 1.0}, 'a8': {1: 2.0, 8: 2.0}, 'a16': {1: 2.1, 8: 3.0},
            'a32': {1: 4.0, 8: 4.0}, 'b': {1: 9.0, 8: 9.0}}
-  found, asked = _search([['a4', 'a8', 'a16', 'a32', 'a64'], ['b']], costs)
+  result, asked = _search([['a4', 'a8', 'a16', 'a32', 'a64'], ['b']], costs)
   assert asked == ['a4', 'a8', 'a16', 'a32', 'b']
-  assert list(found.left_out) == ['a64'] and 'a32' in found.left_out['a64']
-  assert tuning.ranked(found.seconds, 1)[:2] == ['a8', 'a16']
-  assert tuning.ranked(found.seconds, 8)[:2] == ['a4', 'a8']
+  assert list(result.left_out) == ['a64'] and 'a32' in result.left_out['a64']
+  assert tuning.ranked(result.seconds, 1)[:2] == ['a8', 'a16']
+  assert tuning.ranked(result.seconds, 8)[:2] == ['a4', 'a8']
 
 
 def test_what_is_near_the_best_is_looked_at_more_closely():
   costs = {'a4': {1: 2.0}, 'a8': {1: 1.0}, 'b4': {1: 1.2}, 'c4': {1: 5.0}, 'a8!': {1: 0.9},
            'b4!': {1: 2.0}, 'c4!': {1: 0.1}}
-  found, asked = _search([['a4', 'a8'], ['b4'], ['c4']], costs, lambda text: [f'{text}!'])
+  result, asked = _search([['a4', 'a8'], ['b4'], ['c4']], costs, lambda text: [f'{text}!'])
   assert asked == ['a4', 'a8', 'b4', 'c4', 'a8!', 'b4!']
-  assert tuning.ranked(found.seconds, 1)[0] == 'a8!' and not found.left_out
+  assert tuning.ranked(result.seconds, 1)[0] == 'a8!' and not result.left_out
 
 
 def test_candidates_after_the_time_is_up_are_named():
-  found, _ = _search([['a', 'b'], ['c', 'a']], {'a': {1: 1.0}})
-  assert list(found.seconds) == ['a']
-  assert found.left_out == {'b': 'the time limit was reached', 'c': 'the time limit was reached'}
+  result, _ = _search([['a', 'b'], ['c', 'a']], {'a': {1: 1.0}})
+  assert list(result.seconds) == ['a']
+  assert result.left_out == {'b': 'the time limit was reached', 'c': 'the time limit was reached'}
 
 
 @pytest.mark.slow
@@ -105,7 +105,7 @@ def test_measurements_are_of_the_images_of_the_bench(tmp_path):
   assert lengths == {run.decoder: 3, 'vanilla': 0}
   assert tuning.queue_length(bench, run.decoder, 3) == 0
   assert tuning.prefill(bench, 2, pace, 1) > 0
-  found = bench.queue(run.decoder, 2)()
-  assert sorted(np.concatenate([some.image for some in found])) == [0, 1, 2]
+  result = bench.queue(run.decoder, 2)()
+  assert sorted(np.concatenate([some.image for some in result])) == [0, 1, 2]
   timed = tuning.measure(bench, list(lengths), 2, 1)
   assert list(timed) == list(lengths) and all(seconds > 0 for seconds in timed.values())

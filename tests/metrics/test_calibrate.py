@@ -19,11 +19,11 @@ class CalibrateTest(parameterized.TestCase):
   @parameterized.parameters(1, -1)
   def test_curve(self, sign):
     measure = lambda value, key: sign * noisy(value, key)
-    found = calibrate(measure, 0.0, 4.0, sign * 5.0, key=0, steps=20, tolerance=1e-3)
+    result = calibrate(measure, 0.0, 4.0, sign * 5.0, key=0, steps=20, tolerance=1e-3)
     noise = np.mean(noisy(0.0, 0))
-    np.testing.assert_allclose(found.value, np.sqrt(5 - noise), rtol=1e-3)
-    np.testing.assert_allclose(found.mean, sign * 5, rtol=1e-3)
-    self.assertAlmostEqual(found.error, np.std(noisy(0.0, 0), ddof=1) / 10)
+    np.testing.assert_allclose(result.value, np.sqrt(5 - noise), rtol=1e-3)
+    np.testing.assert_allclose(result.mean, sign * 5, rtol=1e-3)
+    self.assertAlmostEqual(result.error, np.std(noisy(0.0, 0), ddof=1) / 10)
 
   def test_stops_when_it_is_close_enough(self):
     exact = calibrate(lambda value, key: [value], 0.0, 8.0, 6.1, key=0, steps=30, tolerance=0.0)
@@ -35,18 +35,18 @@ class CalibrateTest(parameterized.TestCase):
 
   def test_best_of_what_was_measured(self):
     # A step function: no value meets the goal, and an end is the closest.
-    found = calibrate(lambda value, key: [float(value > 3.3)], 0.0, 8.0, 0.9, key=0, steps=6)
-    self.assertEqual((found.value, found.mean), (8, 1))
-    self.assertTrue(np.isnan(found.error))
+    result = calibrate(lambda value, key: [float(value > 3.3)], 0.0, 8.0, 0.9, key=0, steps=6)
+    self.assertEqual((result.value, result.mean), (8, 1))
+    self.assertTrue(np.isnan(result.error))
 
   @pytest.mark.slow
   def test_tv_bound_of_a_verifier(self):
     p, q = np.random.default_rng(0).dirichlet(np.ones(4), (2, 50))
     measure = lambda delta, key: enumerate_stage(uniform(delta), p, q).tv_bound
-    found = calibrate(measure, 1.0, 2.0, 0.1, key=None, steps=4)
-    self.assertLess(abs(found.mean - 0.1), 0.03)
-    np.testing.assert_allclose(found.history[0], (1, 0), atol=1e-6)
-    means = [mean for _, mean in sorted(found.history)]
+    result = calibrate(measure, 1.0, 2.0, 0.1, key=None, steps=4)
+    self.assertLess(abs(result.mean - 0.1), 0.03)
+    np.testing.assert_allclose(result.history[0], (1, 0), atol=1e-6)
+    means = [mean for _, mean in sorted(result.history)]
     self.assertEqual(means, sorted(means))
 
   @parameterized.named_parameters(

@@ -36,9 +36,9 @@ def test_precision_and_recall(monkeypatch):
   rng = np.random.default_rng(0)
   samples = rng.normal(0, 1, (21, 3)).astype(np.float32)
   reference = rng.normal(.8, 1, (30, 3)).astype(np.float32)
-  found = image_scores.precision_recall(samples, reference)
-  assert found == (_plain_share(samples, reference), _plain_share(reference, samples))
-  assert found[0] != found[1] and min(found) > 0 and max(found) < 1
+  result = image_scores.precision_recall(samples, reference)
+  assert result == (_plain_share(samples, reference), _plain_share(reference, samples))
+  assert result[0] != result[1] and min(result) > 0 and max(result) < 1
 
 
 @pytest.mark.parametrize('sizes, message', [

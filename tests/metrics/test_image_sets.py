@@ -32,9 +32,9 @@ def test_every_format_counts(tmp_path):
   assert images.names == tuple(names) and images.num_images == 8
   assert images.size == (6, 5) and images.other is None
   assert images.left_out == ('.hidden', 'empty', 'report.json')
-  found = np.concatenate([*images.batches(3)])
+  result = np.concatenate([*images.batches(3)])
   exact = [FORMATS.index(form) for form in ('png', 'bmp', 'PPM', 'tiff', 'tif')]
-  np.testing.assert_array_equal(found[exact], PIXELS[exact])
+  np.testing.assert_array_equal(result[exact], PIXELS[exact])
 
 
 def test_images_in_folders_are_refused(tmp_path):
@@ -61,5 +61,5 @@ def test_images_of_several_sizes(tmp_path):
   _write(tmp_path, ['c.png'], PIXELS[2:, :4])
   images = _opened(tmp_path)
   assert images.size == (6, 5) and images.other == ('c.png', (4, 5))
-  found = np.concatenate([*images.batches(2, lambda image: image[:3, :3])])
-  np.testing.assert_array_equal(found, PIXELS[:3, :3, :3])
+  result = np.concatenate([*images.batches(2, lambda image: image[:3, :3])])
+  np.testing.assert_array_equal(result, PIXELS[:3, :3, :3])

@@ -83,10 +83,10 @@ def test_images_of_299_pixels_are_not_resized():
 def test_images_are_resized_alike_on_the_host(evaluator):
   for shape in ((40, 31), (299, 299), (500, 333), (1, 700)):
     image = np.random.default_rng(1).integers(0, 256, (*shape, 3), np.uint8)
-    found = inception.resized(image, evaluator)
-    assert found.dtype == np.float32
+    result = inception.resized(image, evaluator)
+    assert result.dtype == np.float32
     np.testing.assert_allclose(
-        found, inception.prepared(image[None], inception.EVALUATORS[evaluator])[0], atol=1e-5)
+        result, inception.prepared(image[None], inception.EVALUATORS[evaluator])[0], atol=1e-5)
 
 
 @pytest.mark.parametrize('images, evaluator, message', [

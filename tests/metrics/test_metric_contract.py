@@ -34,22 +34,22 @@ def sample(model):
 
 def test_mean_and_ratio():
   values = np.array([1.0, 2.0, 6.0])
-  found = base.mean(values)
-  assert found.mean == 3 and found.standard_error == pytest.approx(
+  result = base.mean(values)
+  assert result.mean == 3 and result.standard_error == pytest.approx(
       values.std(ddof=1) / math.sqrt(3))
   # The standard error of a ratio of means, to first order.
   rounds = np.array([3.0, 4.0, 5.0, 4.0])
-  found = base.ratio(np.full(4, 8.0), rounds)
-  assert found.mean == 2
-  assert found.standard_error == pytest.approx(2 * rounds.std(ddof=1) / 2 / 4)
+  result = base.ratio(np.full(4, 8.0), rounds)
+  assert result.mean == 2
+  assert result.standard_error == pytest.approx(2 * rounds.std(ddof=1) / 2 / 4)
 
 
 def test_ratio_has_the_spread_that_it_says():
   rng = np.random.default_rng(0)
-  found = [base.ratio(a, b) for a, b in zip(
+  result = [base.ratio(a, b) for a, b in zip(
       rng.gamma(5, size=(400, 50)), rng.gamma(9, size=(400, 50)))]
-  spread = np.std([value.mean for value in found])
-  assert np.mean([value.standard_error for value in found]) == pytest.approx(spread, rel=0.15)
+  spread = np.std([value.mean for value in result])
+  assert np.mean([value.standard_error for value in result]) == pytest.approx(spread, rel=0.15)
 
 
 def test_what_is_not_known_is_none():
@@ -88,8 +88,8 @@ def test_every_discrete_metric_is_told_and_shown(model, sample):
 def test_likelihood_of_a_sample(model, sample):
   direct = jax.device_get(likelihood.likelihood(
       model.target(guided=False), model.params, sample.condition, sample.tokens, sample.sampling))
-  found = likelihood.of_sample(sample, model)
-  np.testing.assert_allclose(found.nll, direct.nll, rtol=1e-5)
+  result = likelihood.of_sample(sample, model)
+  np.testing.assert_allclose(result.nll, direct.nll, rtol=1e-5)
   assert likelihood.NLL(sample, model).mean == pytest.approx(direct.nll.mean(), rel=1e-5)
   assert likelihood.NLL_EXCESS(sample, model).mean == pytest.approx(
       (direct.nll - direct.entropy).mean(), rel=1e-4)
@@ -107,8 +107,8 @@ def test_networks_look_once_and_at_batches_of_one_size(model, sample):
 
   fresh = dataclasses.replace(sample, _cache={})
   for _ in range(2):
-    found = fresh.once('look', lambda: fresh.batched(look))
-  np.testing.assert_array_equal(found, sample.tokens)
+    result = fresh.once('look', lambda: fresh.batched(look))
+  np.testing.assert_array_equal(result, sample.tokens)
   assert sizes == [(2, 2)] * 3
 
 

@@ -136,7 +136,7 @@ def test_impossible_sizes_are_refused(changes, message):
 
 
 @pytest.mark.slow
-def test_what_is_refused(params):
+def test_refused_settings(params):
   with pytest.raises(ValueError, match='must be multiples of 16, got 16x24'):
     cosmos.encode(params, CONFIG, np.zeros((1, 16, 24, 3), np.float32))
   with pytest.raises(ValueError, match='indices must be integers'):

@@ -122,14 +122,14 @@ def _filled(case, inputs):
   cache = network.prefill(
       inputs.params, inputs.prompt, inputs.features[:, :, :case.condition],
       case.config.num_tokens + 8)
-  step, found = jax.jit(network.step), []
+  step, result = jax.jit(network.step), []
   for first, last in ((0, 1), (1, FILLED - 5), (FILLED - 5, FILLED)):
     entries = slice(case.condition - 1 + first, case.condition - 1 + last)
     predicted, cache = step(
         inputs.params, cache, inputs.tokens[:, first:last], inputs.features[:, :, entries],
         jnp.full(case.shape[1], first), np.arange(last - first), np.tri(last - first, dtype=bool))
-    found.append(predicted)
-  return step, cache, jnp.concatenate(found, axis=2)
+    result.append(predicted)
+  return step, cache, jnp.concatenate(result, axis=2)
 
 
 def test_features_agree_with_the_official_module(name):
@@ -147,15 +147,15 @@ def test_features_agree_with_the_official_module(name):
 def test_cached_windows_and_trees_agree_with_the_official_module(name, per_row):
   case = CASES[name]
   inputs = _inputs(case)
-  step, cache, found = _filled(case, inputs)
+  step, cache, result = _filled(case, inputs)
   expected = published.recorded(case.recorded)
   shaped = lambda x: x.reshape(*case.shape, *x.shape[1:])
   np.testing.assert_allclose(
-      found, shaped(expected[name])[:, :, :FILLED], atol=1e-4, rtol=0)
+      result, shaped(expected[name])[:, :, :FILLED], atol=1e-4, rtol=0)
 
   spread = lambda x: np.broadcast_to(x, (case.shape[1], *x.shape)) if per_row else x
   start, levels = jnp.full(case.shape[1], FILLED), []
-  feature = jnp.repeat(found[:, :, -1:], 3, axis=2)
+  feature = jnp.repeat(result[:, :, -1:], 3, axis=2)
   for depth, nodes in enumerate((slice(0, 3), slice(3, 7))):
     length = nodes.stop - nodes.start
     predicted, cache = step(
@@ -274,11 +274,11 @@ def test_a_correction_begins_as_the_rule_and_looks_at_single_places():
 
   perturbed = jax.tree.map(
       lambda leaf: leaf + 0.1 * jax.random.normal(jax.random.key(2), leaf.shape), params)
-  found = network.correct(perturbed, *answers)
-  assert np.abs(found - corrected_features(*answers, 2.0)).max() > 0.1
+  result = network.correct(perturbed, *answers)
+  assert np.abs(result - corrected_features(*answers, 2.0)).max() > 0.1
   for place in range(5):
     np.testing.assert_allclose(
-        network.correct(perturbed, *answers[:, place]), found[place], rtol=1e-4, atol=1e-5)
+        network.correct(perturbed, *answers[:, place]), result[place], rtol=1e-4, atol=1e-5)
 
 
 def test_a_head_for_other_tokens_is_refused():

@@ -82,7 +82,7 @@ def test_files_come_back(params):
 
 
 @pytest.mark.slow
-def test_what_is_refused(params):
+def test_refused_settings(params):
   with pytest.raises(ValueError, match='must be multiples of 2, got 3x4'):
     emu3_vq.encode(params, CONFIG, np.zeros((1, 3, 4, 3), np.float32))
   with pytest.raises(ValueError, match='indices must be integers'):

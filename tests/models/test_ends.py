@@ -27,15 +27,15 @@ def _init(sizes):
 def test_the_transformers_own_ends_are_its_tables():
   params = _init(SIZES)
   params['transformer']['output'] = jax.random.normal(jax.random.key(1), (8, 7))
-  found = ends.make(SIZES, num_forced=2)
+  result = ends.make(SIZES, num_forced=2)
   tokens = jnp.array([[0, 8], [3, 3]])
   np.testing.assert_array_equal(
-      found.embed(params, tokens), params['transformer']['token_embedding'][tokens])
-  logits = found.logits(params, FEATURES)
-  assert found.vocab_size == 9 and logits.shape == (2, 3, 9) and logits.dtype == jnp.float32
+      result.embed(params, tokens), params['transformer']['token_embedding'][tokens])
+  logits = result.logits(params, FEATURES)
+  assert result.vocab_size == 9 and logits.shape == (2, 3, 9) and logits.dtype == jnp.float32
   np.testing.assert_allclose(
       logits[..., :7], FEATURES @ params['transformer']['output'], rtol=1e-5)
-  assert (logits[..., 7:] < -1e29).all() and found.matrix(params).shape == (8, 7)
+  assert (logits[..., 7:] < -1e29).all() and result.matrix(params).shape == (8, 7)
 
 
 def test_a_transformer_without_tables_has_no_parameters_for_them():
@@ -63,7 +63,7 @@ def test_outputs_are_counted_once():
 
 
 def test_a_head_of_another_width_is_refused():
-  found = ends.make(NO_HEAD, logits=lambda params, features: features, num_outputs=7)
-  assert found.matrix is None
+  result = ends.make(NO_HEAD, logits=lambda params, features: features, num_outputs=7)
+  assert result.matrix is None
   with pytest.raises(ValueError, match=r'logits returned \(2, 3, 8\) .* return \(2, 3, 7\)'):
-    found.logits({}, FEATURES)
+    result.logits({}, FEATURES)

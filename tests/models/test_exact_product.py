@@ -49,9 +49,9 @@ def test_bfloat16_matrices_are_multiplied_in_bfloat16_on_accelerators(platform):
   for dtype in (jnp.float32, jnp.bfloat16):
     params = jax.tree.map(lambda leaf, dtype=dtype: jax.ShapeDtypeStruct(leaf.shape, dtype), shapes)
     with jax.default_matmul_precision('highest'):
-      found = products.lowered(
+      result = products.lowered(
           head.apply, params, shape(2, 16), shape(2), shape(2, 8), platform=platform)
     split = dtype == jnp.bfloat16 and platform != 'cpu'
     # The modulation, the widest product, has one for each part.
     num = 10 if split else 8
-    assert found == [products.BFLOAT16 if split else products.FLOAT32] * num
+    assert result == [products.BFLOAT16 if split else products.FLOAT32] * num

@@ -211,15 +211,15 @@ def test_the_head_is_float32_in_full_precision_whatever_the_dtype(
   params = jax.tree.map(lambda x: x.astype(dtype), params)
   target = _TARGETS[False]
   x, z = jnp.ones((2, 16)), jnp.ones((2, 64), dtype)
-  found = functools.partial(products.lowered, platform=platform)
+  result = functools.partial(products.lowered, platform=platform)
   with jax.default_matmul_precision('default'):
     # As a whole, and in the two parts that decoders run.
-    whole = found(target.denoise, params, x, jnp.arange(2), z)
-    make = found(target.modulation.make, params, jnp.arange(3), z)
+    whole = result(target.denoise, params, x, jnp.arange(2), z)
+    make = result(target.modulation.make, params, jnp.arange(3), z)
     shapes = jax.eval_shape(target.modulation.make, params, jnp.arange(3), z)
     assert shapes.shape == (2, 3, 3 * CONFIG.head_layers + 2, CONFIG.head_width)
     rows = jax.ShapeDtypeStruct((6, *shapes.shape[2:]), shapes.dtype)
-    apply = found(target.modulation.apply, params, x, rows, jnp.arange(2))
+    apply = result(target.modulation.apply, params, x, rows, jnp.arange(2))
     results = jax.eval_shape(target.modulation.apply, params, x, rows, jnp.arange(2))
   blocks = CONFIG.head_layers
   # The modulation has a product for each of three bfloat16 parts.

@@ -263,8 +263,8 @@ def test_the_head_is_float32_in_full_precision_in_a_bfloat16_model(params):
     # The modulation has a product for each of three bfloat16 parts.
     for platform, expected, extra in (
         ('cpu', products.FLOAT32, 0), ('cuda', products.BFLOAT16, 2)):
-      found = products.lowered(target.denoise, half, x, jnp.zeros(2), z, platform=platform)
-      assert found == [expected] * (6 + 2 * CONFIG.head_layers + extra)
+      actual = products.lowered(target.denoise, half, x, jnp.zeros(2), z, platform=platform)
+      assert actual == [expected] * (6 + 2 * CONFIG.head_layers + extra)
   prompt = Prompt(np.zeros((3, 2, 4), int), np.ones((3, 2, 4), bool))
   first, cache = jax.eval_shape(lambda: target.cached.prefill(half, prompt, 9))
   z, _ = jax.eval_shape(lambda: target.cached.score(

@@ -68,8 +68,8 @@ def test_features_agree_with_transformers_live(sizes):
     want = model(torch.tensor(tokens), torch.tensor(visible)).last_hidden_state.numpy()
   del tensors['encoder.embed_tokens.weight']
   params = convert.convert(FILE, config, tensors)
-  found = np.asarray(_encode(params, config, tokens, visible))
-  np.testing.assert_allclose(found[visible], want[visible], atol=1e-4, rtol=0)
+  result = np.asarray(_encode(params, config, tokens, visible))
+  np.testing.assert_allclose(result[visible], want[visible], atol=1e-4, rtol=0)
 
 
 def _formula(tensors, config, activate, numbers):

@@ -177,8 +177,8 @@ def test_a_round_transposes_no_large_matrix(least, transposes, monkeypatch):
 def test_large_matrices_give_what_small_ones_give(monkeypatch):
   model, params = transformer.Transformer(CONFIG), _params()
   arguments = {'params': params}, _normal(1, 2, 4, CONFIG.dim), _rope(4), transformer.causal_mask(4)
-  found = []
+  result = []
   for least in (1, 2**30):
     monkeypatch.setattr(transformer, '_LARGE_MATRIX', least)
-    found.append(model.apply(*arguments)[0])
-  np.testing.assert_allclose(*found, rtol=1e-5, atol=1e-5)
+    result.append(model.apply(*arguments)[0])
+  np.testing.assert_allclose(*result, rtol=1e-5, atol=1e-5)

@@ -68,7 +68,7 @@ def test_the_tokenizer():
   assert len(smollm2.ids(' Paris')) == 1
 
 
-def test_what_it_has_learned():
+def test_continuations_of_a_trained_model():
   tokens = jnp.asarray(smollm2.ids(' Paris'))[None]
   first = _probabilities(smollm2.params(), _prompt(_FRANCE), tokens)[0, 0]
   assert smollm2.tokenizer().decode([int(jnp.argmax(first))]) == ' Paris'

@@ -93,11 +93,11 @@ def test_a_disk_that_fills_up_during_a_save_is_one_error(tmp_path):
   soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
   resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
   try:
-    with pytest.raises(OSError, match='m.unfinished') as found:
+    with pytest.raises(OSError, match='m.unfinished') as result:
       store.save(tmp_path / 'm', 'llamagen', large, many)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-  assert found.value.errno == errno.EFBIG
+  assert result.value.errno == errno.EFBIG
   assert number(tmp_path / 'm') == 1 and os.listdir(tmp_path) == ['m']
 
 
@@ -126,14 +126,14 @@ def test_a_fault_at_any_operation_leaves_the_old_or_the_new(tmp_path, how, stops
   for stop in stops:
     shutil.copytree(tmp_path / 'first', tmp_path / f'{stop}' / 'm')
   codes = faults.run(__file__, tmp_path, [(f'{stop}', how, stop) for stop in stops])
-  found = []
+  result = []
   for stop in stops:
     path = tmp_path / f'{stop}' / 'm'
-    found.append(number(path))
-    if how == 'raise' and found[-1] == 1:
+    result.append(number(path))
+    if how == 'raise' and result[-1] == 1:
       assert os.listdir(path.parent) == ['m']
     save(path, 3)
     assert number(path) == 3 and os.listdir(path.parent) == ['m']
-  assert found[0] == 1 and set(found) <= {1, 2}
+  assert result[0] == 1 and set(result) <= {1, 2}
   assert codes[0] == {'kill': -9, 'raise': 2}[how] and (len(stops) < 10 or codes[-1] == 0)
-  assert len(stops) < 10 or found[-1] == 2
+  assert len(stops) < 10 or result[-1] == 2

@@ -101,25 +101,25 @@ def _check(name, make, read, count, folder):
   path.parent.mkdir()
   make(path)
   original, meant = path.read_bytes(), read(path)
-  found, messages = [], []
+  result, messages = [], []
   for data in damage.changed(original, count):
     path.write_bytes(data)
     try:
-      found.append(read(path))
+      result.append(read(path))
     except ValueError as error:
       messages.append(str(error))
       assert '\n' not in messages[-1] and len(messages[-1]) < 1000
   path.write_bytes(original)
   jax.tree.map(np.testing.assert_array_equal, read(path), meant)
-  assert len(found) + len(messages) == count and len(messages) > count / 5
-  return meant, found, messages
+  assert len(result) + len(messages) == count and len(messages) > count / 5
+  return meant, result, messages
 
 
 @pytest.mark.parametrize('count', [150, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('name', CHECKED)
 def test_what_has_checksums_is_read_right_or_not_at_all(tmp_path, name, count):
-  meant, found, messages = _check(name, *CHECKED[name], count, tmp_path)
-  for one in found:
+  meant, result, messages = _check(name, *CHECKED[name], count, tmp_path)
+  for one in result:
     jax.tree.map(np.testing.assert_array_equal, meant, {key: one[key] for key in meant})
   assert all(name in message for message in messages)
 
@@ -130,8 +130,8 @@ def test_text_is_read_or_refused(tmp_path, monkeypatch, name, count):
   monkeypatch.setattr(bpe, '_FIRST_SPECIAL', 256)  # A file of as many tokens is read fast.
   if package := {'t5': 'tokenizers', 'emu3': 'tiktoken'}.get(name):
     pytest.importorskip(package)
-  _, found, messages = _check(name, *PLAIN[name], count, tmp_path)
-  assert found and messages
+  _, result, messages = _check(name, *PLAIN[name], count, tmp_path)
+  assert result and messages
 
 
 @pytest.mark.parametrize('count', [40, pytest.param(2000, marks=pytest.mark.slow)])
@@ -182,10 +182,10 @@ def test_descriptions_with_values_of_another_type(tmp_path, change):
   shutil.copytree(store.ASSETS / 'demo', tmp_path / 'demo')
   path = tmp_path / 'demo' / 'target' / 'model.json'
   path.write_text(json.dumps(json.loads(path.read_text()) | change))
-  with pytest.raises(ValueError) as found:
+  with pytest.raises(ValueError) as result:
     folder_lib.load(tmp_path / 'demo', draft=None, eagle=None, medusa=None, corrector=None,
                     neighbours=None, tokenizer=None)
-  assert str(tmp_path) in str(found.value) or 'labels of the target' in str(found.value)
+  assert str(tmp_path) in str(result.value) or 'labels of the target' in str(result.value)
 
 
 @pytest.mark.parametrize('read', [

@@ -66,11 +66,11 @@ def usual(spec):
 def test_tokens_are_those_without(mode, spec):
   expected = usual(spec)
   with MODES[mode]():
-    found = decoded(spec)
-  np.testing.assert_array_equal(found.tokens, expected.tokens)
-  np.testing.assert_array_equal(found.rounds, expected.rounds)
-  assert found.valid.all() and found.tokens.dtype == np.int32
-  assert found.tv_bound.dtype == np.float32
+    result = decoded(spec)
+  np.testing.assert_array_equal(result.tokens, expected.tokens)
+  np.testing.assert_array_equal(result.rounds, expected.rounds)
+  assert result.valid.all() and result.tokens.dtype == np.int32
+  assert result.tv_bound.dtype == np.float32
 
 
 @pytest.mark.slow
@@ -78,21 +78,21 @@ def test_tokens_are_those_without(mode, spec):
 def test_float16(spec):
   """Logits of few bits are read in float32, where they are exact."""
   half = [np.asarray(params, np.float16) for params in (MODEL.params, DRAFT.params)]
-  found, expected = (decoded(spec, *(params.astype(kind) for params in half))
+  result, expected = (decoded(spec, *(params.astype(kind) for params in half))
                      for kind in (np.float16, np.float32))
-  np.testing.assert_array_equal(found.tokens, expected.tokens)
+  np.testing.assert_array_equal(result.tokens, expected.tokens)
 
 
 @pytest.mark.parametrize('key', [
     jax.random.PRNGKey(3), np.asarray(jax.random.PRNGKey(3))], ids=['words', 'words of numpy'])
 def test_keys_of_other_kinds(key):
-  for found, expected in zip(row_keys(key, 3), row_keys(jax.random.key(3), 3)):
-    np.testing.assert_array_equal(found, expected)
+  for result, expected in zip(row_keys(key, 3), row_keys(jax.random.key(3), 3)):
+    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.slow
 def test_other_random_bits():
   """Without `jax_threefry_partitionable` the numbers are others, and rows still have their own."""
   with jax.threefry_partitionable(False):
-    found, expected = decoded('seed_exact(window=4)'), decoded('vanilla')
-    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    result, expected = decoded('seed_exact(window=4)'), decoded('vanilla')
+    np.testing.assert_array_equal(result.tokens, expected.tokens)

@@ -374,12 +374,12 @@ def test_networks_of_another_kind(capfd, folder, name, flag):
 
 def test_stored_numbers_of_another_type(capfd, folder, tmp_path):
   """Whole numbers where the network has floating-point ones."""
-  found = store.load(folder / 'target')
-  whole = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.int32), found.params)
+  result = store.load(folder / 'target')
+  whole = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.int32), result.params)
   with pytest.raises(store.CheckpointError, match='mis-typed: .* is int32'):
-    store.save(tmp_path / 'x', found.kind, found.config, whole)
+    store.save(tmp_path / 'x', result.kind, result.config, whole)
   monkey = pytest.MonkeyPatch()
   monkey.setattr(weights, 'differences', lambda expected, params: [])
-  store.save(tmp_path / 'x', found.kind, found.config, whole)
+  store.save(tmp_path / 'x', result.kind, result.config, whole)
   monkey.undo()
   refused(capfd, 'generate', [f'--model={tmp_path}/x'], 'mis-typed', pathlib.Path(folder))

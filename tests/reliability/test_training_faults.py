@@ -211,10 +211,10 @@ def test_states_keep_numbers_of_every_kind(tmp_path):
            'half': jnp.float16(0.1), 'flags': jnp.asarray([True, False]), 'none': None,
            'bytes': jnp.arange(4, dtype=jnp.uint8), 'empty': jnp.zeros((0, 2))}
   steps.save(tmp_path, 3, state)
-  found = steps.restore(tmp_path, jax.tree.map(jnp.zeros_like, state))
-  assert jax.tree.map(lambda leaf: leaf.dtype, found) == jax.tree.map(
+  result = steps.restore(tmp_path, jax.tree.map(jnp.zeros_like, state))
+  assert jax.tree.map(lambda leaf: leaf.dtype, result) == jax.tree.map(
       lambda leaf: leaf.dtype, state)
-  jax.tree.map(np.testing.assert_array_equal, found, state)
+  jax.tree.map(np.testing.assert_array_equal, result, state)
 
 
 # A small recipe of many steps, which --smoke would make few.

@@ -73,16 +73,16 @@ class TestFlag:
 
   @pytest.mark.parametrize('value', [NAN, INF])
   def test_logits_of_one_class(self, value):
-    found = decoded(params=MODEL.params.at[2, :, :, 1].set(value))
-    np.testing.assert_array_equal(found.valid, [True, True, False, True])
-    np.testing.assert_array_equal(found.tokens[[0, 1, 3]], decoded().tokens[[0, 1, 3]])
+    result = decoded(params=MODEL.params.at[2, :, :, 1].set(value))
+    np.testing.assert_array_equal(result.valid, [True, True, False, True])
+    np.testing.assert_array_equal(result.tokens[[0, 1, 3]], decoded().tokens[[0, 1, 3]])
 
   def test_a_late_token(self):
     """Only rows that come by the one prefix that has no distribution."""
     whole = decoded().tokens
     prefix = 1 + 4 + whole[0, 0] * 4 + whole[0, 1]
-    found = decoded(params=MODEL.params.at[0, :, prefix].set(-INF))
-    np.testing.assert_array_equal(found.valid, [False, True, True, True])
+    result = decoded(params=MODEL.params.at[0, :, prefix].set(-INF))
+    np.testing.assert_array_equal(result.valid, [False, True, True, True])
 
   def test_a_draft_that_is_refused_does_not_count(self):
     """Every prefix but those that the rows come by has no distribution."""
@@ -93,10 +93,10 @@ class TestFlag:
         MODEL.params[:, :, jnp.asarray(kept)])
     run = jax.jit(decoders.vanilla(MODEL.target))
     assert decoded(jnp.zeros(4, int), params=MODEL.params, run=run).valid.all()
-    found = decoded(jnp.zeros(4, int), params=params)
+    result = decoded(jnp.zeros(4, int), params=params)
     # A row may leave the paths, because other numbers are drawn; then it is marked.
-    same = (found.tokens == whole).all(axis=1)
-    assert found.valid[same].all() and same.any()
+    same = (result.tokens == whole).all(axis=1)
+    assert result.valid[same].all() and same.any()
 
   @pytest.mark.parametrize('labels', [[0, 5000, 1, -1]])
   def test_labels(self, labels):
@@ -150,8 +150,8 @@ class TestBound:
 
     for exact, bound in ((False, NAN), (True, 0.0)):
       made = make_decoder(MODEL.target, jacobi(2), Verifier(verify, exact, needs_probs=False))
-      found = decoded(run=jax.jit(made))
-      np.testing.assert_array_equal(found.tv_bound, bound)
+      result = decoded(run=jax.jit(made))
+      np.testing.assert_array_equal(result.tv_bound, bound)
       assert specification.guarantee(made) == ('exact' if exact else 'biased')
 
 

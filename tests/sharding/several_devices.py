@@ -51,9 +51,9 @@ def decoded(model, decoder):
   """What three images are decoded to; the model has no pixels."""
   request = prepare(
       model, [0, 1, 2], dict(guidance_scale=2.0), decoder=decoder, pixels=False, batch_size=3)
-  found = decode(request)
-  return request, dict(tokens=found.tokens.tolist(), rounds=found.rounds.tolist(),
-                    log_probs=found.log_probs.ravel().tolist())
+  result = decode(request)
+  return request, dict(tokens=result.tokens.tolist(), rounds=result.rounds.tolist(),
+                    log_probs=result.log_probs.ravel().tolist())
 
 
 def collectives(request):
@@ -87,12 +87,12 @@ def memory_share(mesh):
 
 def slices_read(folder, mesh):
   """The shapes in which the matrices of queries are read for a mesh."""
-  read, found = weights.Leaf.read, set()
+  read, result = weights.Leaf.read, set()
 
   def watched(leaf, index):
     array = read(leaf, index)
     if leaf.name.endswith('/query'):
-      found.add(array.shape)
+      result.add(array.shape)
     return array
 
   weights.Leaf.read = watched
@@ -100,12 +100,12 @@ def slices_read(folder, mesh):
     cspd_jax.load(folder, sharding=mesh)
   finally:
     weights.Leaf.read = read
-  return sorted(found)
+  return sorted(result)
 
 
 def main(count, shapes):
   """Prints what the first decoders give on one device, and on the devices of every shape."""
-  found = {}
+  result = {}
   with tempfile.TemporaryDirectory() as folder:
     save(folder)
     for name in (None, *shapes):
@@ -125,16 +125,16 @@ def main(count, shapes):
         runs['part'] = query.addressable_shards[0].data.shape[1]
         runs['collectives'] = collectives(task)
         runs['memory'] = memory_share(mesh)
-      found['x'.join(map(str, name or [1]))] = runs
-  print(json.dumps(found))
+      result['x'.join(map(str, name or [1]))] = runs
+  print(json.dumps(result))
 
 
 def one_of_two(folder, number, port):
   """Prints what one of two processes gets that share a mesh."""
   jax.distributed.initialize(f'localhost:{port}', 2, int(number))
   mesh = sharding.make_mesh(2, len(jax.devices()) // 2)
-  found = decoded(cspd_jax.load(folder, sharding=mesh), DECODERS[0])[1]
-  print(json.dumps(found | dict(devices=len(jax.devices()))))
+  result = decoded(cspd_jax.load(folder, sharding=mesh), DECODERS[0])[1]
+  print(json.dumps(result | dict(devices=len(jax.devices()))))
 
 
 if __name__ == '__main__':

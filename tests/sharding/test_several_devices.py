@@ -37,18 +37,18 @@ def _run(decoders, *shapes):
   return _printed(_start(8, decoders, *shapes))
 
 
-def _near(found):
+def _near(result):
   """What equals it up to the rounding of log-probabilities."""
-  if not isinstance(found, dict):
-    return found
-  return found | dict(log_probs=pytest.approx(found['log_probs'], abs=1e-3))
+  if not isinstance(result, dict):
+    return result
+  return result | dict(log_probs=pytest.approx(result['log_probs'], abs=1e-3))
 
 
-def _check(found, shapes):
-  alone = found['1']
+def _check(result, shapes):
+  alone = result['1']
   assert len({tuple(row) for row in alone['mc_sjd(window=8)']['tokens']}) == 3
   for shape in shapes:
-    runs, (data, model) = found[shape], map(int, shape.split('x'))
+    runs, (data, model) = result[shape], map(int, shape.split('x'))
     for decoder in runs.keys() & alone.keys():
       assert runs[decoder] == _near(alone[decoder]), (shape, decoder)
     assert runs['part'] == 4 // model and runs['slices'] == [4 // model]

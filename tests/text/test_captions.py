@@ -111,10 +111,10 @@ def test_the_text_of_a_section_stays():
 
 def test_tokens_are_those_of_transformers():
   recorded, text = published.recorded('llamagen_words'), _text()
-  found = [captions.tokens(text, caption, 120) for caption in CLEANED]
-  assert [len(ids) for ids in found] == recorded['counts'].tolist()
-  assert max(map(len, found)) == 120 and min(map(len, found)) == 1
-  assert sum(found, []) == recorded['ids'].tolist()
+  result = [captions.tokens(text, caption, 120) for caption in CLEANED]
+  assert [len(ids) for ids in result] == recorded['counts'].tolist()
+  assert max(map(len, result)) == 120 and min(map(len, result)) == 1
+  assert sum(result, []) == recorded['ids'].tolist()
 
 
 def test_what_files_cut_and_pad_by_themselves_is_not_done():

@@ -73,13 +73,13 @@ def met(target_params, params):
   return jax.jit(decoder)(*arguments), windows.record(decoder, *arguments)
 
 
-def _batch(found, index=0):
-  return corrector.batch_of(found, LABELS, TRAIN, index)
+def _batch(result, index=0):
+  return corrector.batch_of(result, LABELS, TRAIN, index)
 
 
-def _sequence(found, image, turn, tokens):
+def _sequence(result, image, turn, tokens):
   """Tokens committed before a round, and those behind them."""
-  before = found.tokens[image, :found.first[image, turn] + 1]
+  before = result.tokens[image, :result.first[image, turn] + 1]
   return jnp.asarray(np.concatenate([before, tokens]))[None]
 
 
@@ -92,35 +92,35 @@ def _said(params, target_params, tokens, features):
 
 @pytest.mark.slow
 def test_watching_changes_nothing(met):
-  decoded, found = met
-  np.testing.assert_array_equal(found.tokens, decoded.tokens)
-  committed = np.where(found.accepted >= 0, found.accepted + 1, 0)
+  decoded, result = met
+  np.testing.assert_array_equal(result.tokens, decoded.tokens)
+  committed = np.where(result.accepted >= 0, result.accepted + 1, 0)
   np.testing.assert_array_equal((committed > 0).sum(1), decoded.rounds - 1)
   np.testing.assert_array_equal(committed.sum(1), 19)
   np.testing.assert_array_equal(
-      np.where(committed, found.first, 0), np.where(committed, committed.cumsum(1) - committed, 0))
+      np.where(committed, result.first, 0), np.where(committed, committed.cumsum(1) - committed, 0))
 
 
 @pytest.mark.slow
 def test_recorded_answers_are_the_targets(met, target_params):
-  _, found = met
+  _, result = met
   for image, turn in ((0, 0), (1, 1), (4, 2)):
-    first = found.first[image, turn]
+    first = result.first[image, turn]
     room = min(LENGTH, 19 - first)
-    tokens = _sequence(found, image, turn, found.nodes[image, turn, :room])
+    tokens = _sequence(result, image, turn, result.nodes[image, turn, :room])
     padded = jnp.pad(tokens, ((0, 0), (0, 21 - tokens.shape[1])))[:, :20]
     for stream in range(2):
       # Feature `k` predicts token `k`.
       _, features = FORWARD(target_params, LABELS[[image]], padded, jnp.array([stream == 1]))
       np.testing.assert_allclose(
-          found.features[image, turn, :room, stream], features[0, first + 1:first + 1 + room],
+          result.features[image, turn, :room, stream], features[0, first + 1:first + 1 + room],
           rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.slow
 def test_windows_are_read_as_sequences(met, target_params, params):
-  _, found = met
-  batch = _batch(found)
+  _, result = met
+  batch = _batch(result)
   both = [FORWARD(target_params, batch.condition, batch.tokens, jnp.full(4, drop))[1]
           for drop in (False, True)]
   features, answers = jnp.stack(both), batch.features.astype(jnp.float32)
@@ -148,12 +148,12 @@ def test_windows_are_read_as_sequences(met, target_params, params):
 @pytest.mark.slow
 def test_whole_images_are_read_alike(met, target_params, params):
   batch = _batch(met[1])
-  found, parts = plain.loss(params, EAGLE, target_params, TEACHER, batch.tokens, batch.condition,
+  result, parts = plain.loss(params, EAGLE, target_params, TEACHER, batch.tokens, batch.condition,
                             batch.guidance_scale)
   want = corrector.agreement(params, EAGLE, TRAIN, target_params, TEACHER, batch,
                              Warp(guidance_scale=batch.guidance_scale)).plain
-  np.testing.assert_allclose(found, want.mean(), rtol=1e-4)
-  assert 0 < parts['overlap'] < 1 and found > 0
+  np.testing.assert_allclose(result, want.mean(), rtol=1e-4)
+  assert 0 < parts['overlap'] < 1 and result > 0
 
 
 @pytest.mark.slow
@@ -170,8 +170,8 @@ def test_it_learns_from_whole_images(met, target_params, params):
 
 @pytest.mark.slow
 def test_it_learns(met, target_params, params):
-  _, found = met
-  batch = _batch(found)
+  _, result = met
+  batch = _batch(result)
   step = jax.jit(lambda state: corrector.step(
       state, batch, target_params, EAGLE, TRAIN, TEACHER))
   measure = jax.jit(lambda params: corrector.measure(
@@ -192,10 +192,10 @@ def test_target_and_corrector_may_have_other_dtypes(target_params, params, halve
   decoder = make_decoder(
       llamagen.target(TARGET, guided=True),
       corrected(from_network(eagle.network(EAGLE, ENDS)), LENGTH + 1, 2), exact())
-  found = jax.eval_shape(
+  result = jax.eval_shape(
       decoder, target, LABELS, jax.random.key(2), Warp(guidance_scale=2.0),
       eagle.attach(target, network))
-  assert found.tokens.shape == (6, 20)
+  assert result.tokens.shape == (6, 20)
 
 
 @pytest.mark.slow
@@ -218,11 +218,11 @@ def test_accepted_length():
 
 
 def test_rounds_behind_the_end_are_not_taken(met):
-  _, found = met
-  few = windows.concatenate([windows.Windows(*(part[:3] for part in found)), windows.Windows(
+  _, result = met
+  few = windows.concatenate([windows.Windows(*(part[:3] for part in result)), windows.Windows(
       *(part[3:] if name == 'tokens' else part[3:, :-1]
-        for name, part in zip(found._fields, found)))])
-  assert few.first.shape == found.first.shape and few.accepted[3:, -1].max() == -1
+        for name, part in zip(result._fields, result)))])
+  assert few.first.shape == result.first.shape and few.accepted[3:, -1].max() == -1
   for index in range(20):
     batch = _batch(few, index)
     assert batch.accepted.min() >= 0
@@ -278,6 +278,6 @@ def test_recipes_that_cannot_be(changes, message):
 
 @pytest.mark.slow
 def test_few_rounds_are_taken_more_than_once(met):
-  _, found = met
+  _, result = met
   many = dataclasses.replace(TRAIN, windows_per_image=40)
-  assert corrector.batch_of(found, LABELS, many, 0).first.shape == (4, 40)
+  assert corrector.batch_of(result, LABELS, many, 0).first.shape == (4, 40)

@@ -150,15 +150,15 @@ def test_dropped_conditions_use_the_features_of_the_null_condition():
   train = dataclasses.replace(TRAIN, drop_rate=1.0, noise=0.0)
   state = drafter.init(EAGLE, train, ENDS, params)
   _, metrics = _step(EAGLE, train, params)(state, (tokens, labels))
-  loss, found = jax.jit(drafter.eagle_loss, static_argnums=(1, 2, 3)), []
+  loss, result = jax.jit(drafter.eagle_loss, static_argnums=(1, 2, 3)), []
   for drop in (True, False):
     logits, features = _of_target(
         params, TARGET, labels, tokens, jnp.full(4, drop))
-    found.append(loss(
+    result.append(loss(
         state.params, EAGLE, train, ENDS, params, tokens, features, jax.nn.softmax(logits),
         jax.random.key(0))[0])
-  np.testing.assert_allclose(metrics['loss'], found[0], rtol=1e-5)
-  assert abs(metrics['loss'] - found[1]) > 1e-3
+  np.testing.assert_allclose(metrics['loss'], result[0], rtol=1e-5)
+  assert abs(metrics['loss'] - result[1]) > 1e-3
 
 
 def test_both_halves_of_the_input_weigh_alike_at_first():
@@ -175,7 +175,7 @@ def test_measured_probs_chain_predicted_features():
   params, (tokens, labels) = _target_params(), _batch()
   own = drafter.init(EAGLE, TRAIN, ENDS, params).params
   attached = eagle.attach(params, own)
-  found = jax.jit(lambda *args: drafter.measure(*args, EAGLE, TEACHER, Warp(2.0), 3, stride=4))(
+  result = jax.jit(lambda *args: drafter.measure(*args, EAGLE, TEACHER, Warp(2.0), 3, stride=4))(
       own, params, (tokens, labels))
   streams = [_of_target(params, TARGET, labels, tokens, jnp.full(4, drop))
              for drop in (False, True)]
@@ -193,8 +193,8 @@ def test_measured_probs_chain_predicted_features():
       best = np.argsort(-distribution, axis=-1)[:, :3]
       hits[depth - 1, i] = (best == tokens[:, start + depth, None]).any(-1).mean()
   for depth in range(1, 4):
-    np.testing.assert_allclose(found[f'overlap_{depth}'], overlaps[depth - 1].mean(), atol=1e-5)
-    np.testing.assert_allclose(found[f'top3_{depth}'], hits[depth - 1].mean(), atol=1e-6)
+    np.testing.assert_allclose(result[f'overlap_{depth}'], overlaps[depth - 1].mean(), atol=1e-5)
+    np.testing.assert_allclose(result[f'top3_{depth}'], hits[depth - 1].mean(), atol=1e-6)
 
 
 @pytest.mark.slow
@@ -202,14 +202,14 @@ def test_measured_heads_are_compared_with_the_probs_they_predict():
   params, (tokens, labels) = _target_params(), _batch()
   # Every head repeats the distribution of the token before.
   own = medusa.from_target(ENDS, params, DRAFTERS['medusa'])
-  found = jax.jit(lambda *args: drafter.measure(*args, DRAFTERS['medusa'], TEACHER, Warp(), 3))(
+  result = jax.jit(lambda *args: drafter.measure(*args, DRAFTERS['medusa'], TEACHER, Warp(), 3))(
       own, params, (tokens, labels))
   probs = jax.nn.softmax(llamagen.logits_and_features(params, TARGET, labels, tokens)[0])
   for h in range(3):
     overlap = jnp.minimum(probs[:, :-1 - h], probs[:, 1 + h:]).sum(-1).mean()
-    np.testing.assert_allclose(found[f'overlap_{h + 1}'], overlap, atol=1e-5)
+    np.testing.assert_allclose(result[f'overlap_{h + 1}'], overlap, atol=1e-5)
     top1 = (probs[:, :-1 - h].argmax(-1) == tokens[:, 1 + h:]).mean()
-    np.testing.assert_allclose(found[f'top1_{h + 1}'], top1, atol=1e-6)
+    np.testing.assert_allclose(result[f'top1_{h + 1}'], top1, atol=1e-6)
 
 
 @pytest.fixture(scope='module')

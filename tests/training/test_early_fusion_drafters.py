@@ -83,11 +83,11 @@ def test_given_images_are_learned_from(recipe, target, tmp_path):
   np.savez(tmp_path / 'images.npz', tokens=tokens, labels=np.arange(7) % 2)
   given = dataclasses.replace(recipe, data='given', tokens=str(tmp_path / 'images.npz'))
   model = cspd_jax.load(target)
-  found, numbers = drafter_recipe.images(given, model, 'train', tmp_path)
-  np.testing.assert_array_equal(found, tokens[:4])
+  result, numbers = drafter_recipe.images(given, model, 'train', tmp_path)
+  np.testing.assert_array_equal(result, tokens[:4])
   assert numbers.tolist() == [0, 1, 0, 1]
-  found, numbers = drafter_recipe.images(given, model, 'held_out', tmp_path)
-  np.testing.assert_array_equal(found, tokens[5:])
+  result, numbers = drafter_recipe.images(given, model, 'held_out', tmp_path)
+  np.testing.assert_array_equal(result, tokens[5:])
   np.savez(tmp_path / 'images.npz', tokens=tokens, labels=np.arange(7))
   with pytest.raises(ValueError, match=r'labels int64\[7\]; .* with a label below 2'):
     drafter_recipe.images(given, model, 'train', tmp_path)
@@ -128,11 +128,11 @@ def _losses(*cases):
 
   @jax.jit
   def losses(condition, drop):
-    found, _ = drafter.eagle_loss(
+    result, _ = drafter.eagle_loss(
         own, DRAFTER, TRAIN, ends, params, tokens, features, probs, jax.random.key(5),
         eagle.prompt(DRAFTER, condition, drop))
     both, _ = plain.loss(own, DRAFTER, params, teacher, tokens, condition, jnp.float32(2.0))
-    return found, both
+    return result, both
 
   return [np.asarray(losses(*case)) for case in cases]
 

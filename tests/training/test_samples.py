@@ -73,8 +73,8 @@ def test_an_interrupted_call_is_continued_whatever_the_memory(
       'batch_0000000.npz', 'run.json']
   free(50)
   model.defaults['decoder'] = 'vanilla'  # The run's own decoder samples the rest.
-  found, indices = samples.sampled(*arguments)
-  np.testing.assert_array_equal(found, tokens)
+  result, indices = samples.sampled(*arguments)
+  np.testing.assert_array_equal(result, tokens)
   assert calls == [2, 2, 2, 2] and indices.tolist() == [0, 1, 2, 0, 1]
   assert 'sampling' in capsys.readouterr().err
   np.testing.assert_array_equal(samples.sampled(*arguments)[0], tokens)
@@ -111,5 +111,5 @@ def test_images_that_do_not_fit_are_refused(model, monkeypatch):
 @pytest.mark.slow
 def test_images_of_a_mesh_are_the_same(folder, tokens, tmp_path):
   model = cspd_jax.load(folder / 'model', sharding=sharding.make_mesh(1, 1, jax.devices()[:1]))
-  found, _ = samples.sampled(model, None, 5, KEY, SAMPLING, tmp_path / 'run')
-  np.testing.assert_array_equal(found, tokens)
+  result, _ = samples.sampled(model, None, 5, KEY, SAMPLING, tmp_path / 'run')
+  np.testing.assert_array_equal(result, tokens)
