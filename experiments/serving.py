@@ -1,0 +1,239 @@
+"""Measures a server: throughput against the decoding of a list, latency, and a soak of bad clients.
+
+  python -m experiments.serving
+  python -m experiments.serving --num_images=16 --clients=1,4 --soak=100
+
+Starts cspd-serve and requests the same images with several numbers of clients, and times
+`Model.generate` for them while the server is idle. Then clients send wrong requests, leave while
+their images are decoded, and read slowly: every request must have its answer, every image must be
+accounted for, and the memory must stay what it was. Ratios are of this machine and its other load.
+"""
+
+import contextlib
+import dataclasses
+import http.client
+import json
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+
+import cspd_jax
+from cspd_jax import cli
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields
+from cspd_jax.files.run_folder import Report
+from cspd_jax.measure import tables
+
+_SECONDS = 3600.0
+_PATH = '/v1/images/generations'
+# The part of the soak after which the memory is that of a server in use.
+_WARM = 0.05
+_COLUMNS = {
+    'clients': '{clients}', 'of offline throughput': '{of_offline:.0%}',
+    'of one client': '{of_one:.2f}x', 'p50 / offline image': '{p50:.1f}',
+    'p95 / offline image': '{p95:.1f}'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The measurements.
+
+  Attributes:
+    loading: the model, and how it is loaded.
+    decoder: specification of the decoder.
+    slots: images that are decoded at once, by the server and offline.
+    clients: numbers of clients that request images at the same time.
+    num_images: images that are requested with each number of clients.
+    soak: requests of the soak.
+    workdir: folder of the results.
+  """
+
+  loading: groups.Loading = groups.Loading(model='text_demo')
+  decoder: str = 'corrected_seed_exact'
+  slots: int = 8
+  clients: tuple[int, ...] = (1, 4, 16, 64)
+  num_images: int = 128
+  soak: int = 10_000
+  workdir: str = 'runs/serving'
+
+  def __post_init__(self):
+    fields.check(self, soak=(0, 10**6))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Server:
+  """A running server; its process is a child of this one."""
+
+  port: int
+  process: subprocess.Popen
+
+  def call(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+    """Returns status and body of an answer."""
+    connection = http.client.HTTPConnection('127.0.0.1', self.port, timeout=_SECONDS)
+    with contextlib.closing(connection):
+      connection.request(method, path, body if body is None else json.dumps(body),
+                         {'Content-Type': 'application/json'})
+      answer = connection.getresponse()
+      return answer.status, answer.read()
+
+  def value(self, name: str) -> float:
+    """Returns the sum of the metrics whose names begin so."""
+    lines = self.call('GET', '/metrics')[1].decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+  @property
+  def memory(self) -> float:
+    """Bytes of memory that the server uses; NaN where the system does not say."""
+    status = pathlib.Path(f'/proc/{self.process.pid}/status')
+    if not status.exists():
+      return float('nan')
+    line = next(line for line in status.read_text(encoding='utf-8').splitlines()
+                if line.startswith('VmRSS'))
+    return float(line.split()[1]) * 1024
+
+
+@contextlib.contextmanager
+def _serving(config: Config) -> Iterator[_Server]:
+  """Starts a server and yields it when it is ready; ends it with SIGTERM."""
+  with socket.create_server(('127.0.0.1', 0)) as free:
+    port = free.getsockname()[1]
+  loading = [f'--{name}={value}' for name, value in inputs.overrides(config.loading).items()]
+  process = subprocess.Popen([
+      sys.executable, '-m', 'cspd_jax.commands.serve', f'--port={port}',
+      f'--decoder={config.decoder}', f'--slots={config.slots}', f'--queue={max(config.clients)}',
+      *loading])
+  server = _Server(port, process)
+  try:
+    while True:
+      with contextlib.suppress(OSError):
+        if server.call('GET', '/health')[0] == 200:
+          break
+      if process.poll() is not None:
+        raise ValueError(f'cspd-serve ended with code {process.returncode}; see its message.')
+      time.sleep(0.5)
+    yield server
+    process.send_signal(signal.SIGTERM)
+    if code := process.wait(_SECONDS):
+      raise RuntimeError(f'the server ended with code {code}')
+  finally:
+    process.kill()
+
+
+def _throughput(server: _Server, prompts: list[str], clients: int) -> tuple[float, list[float]]:
+  """Returns seconds of all images, and of each, with a number of clients."""
+  def one(number: int) -> float:
+    start = time.perf_counter()
+    status, answer = server.call('POST', _PATH, dict(prompt=prompts[number], seed=number))
+    if status != 200:
+      raise RuntimeError(f'the server answered {status}: {answer[:200]!r}')
+    return time.perf_counter() - start
+
+  start = time.perf_counter()
+  with futures.ThreadPoolExecutor(clients) as pool:
+    latencies = list(pool.map(one, range(len(prompts))))
+  return time.perf_counter() - start, latencies
+
+
+def _first_picture(server: _Server, prompt: str) -> float:
+  """Returns the share of an image's time after which its first partial picture is there."""
+  body = json.dumps(dict(prompt=prompt, seed=0, stream=True, partial_images=3))
+  connection = http.client.HTTPConnection('127.0.0.1', server.port, timeout=_SECONDS)
+  with contextlib.closing(connection):
+    start, first = time.perf_counter(), None
+    connection.request('POST', _PATH, body, {'Content-Type': 'application/json'})
+    for line in connection.getresponse():
+      if first is None and line.startswith(b'data: '):
+        first = time.perf_counter() - start
+    assert first is not None
+    return first / (time.perf_counter() - start)
+
+
+def _soak(server: _Server, prompts: list[str], count: int, clients: int) -> dict[str, Any]:
+  """Sends requests of all kinds, wrong ones too; returns what became of them."""
+  kinds = ('image', 'image', 'stream', 'leave', 'leave', 'wrong', 'slow', 'half')
+  outcomes = dict.fromkeys(kinds, 0)
+  levels: list[float] = []
+  images = server.value('cspd_images_total')
+
+  def raw(body: str, length: int, reads: int, pause: float) -> None:
+    """Sends a request whose client closes the connection after some reads."""
+    with socket.create_connection(('127.0.0.1', server.port), timeout=_SECONDS) as sock:
+      sock.sendall((f'POST {_PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json'
+                    f'\r\nContent-Length: {length}\r\n\r\n{body}').encode())
+      for _ in range(reads):
+        time.sleep(pause)
+        if not sock.recv(512):
+          break
+
+  def one(number: int) -> None:
+    chooser = random.Random(number)
+    kind = chooser.choice(kinds)
+    body = dict(prompt=chooser.choice(prompts), seed=number)
+    stream = json.dumps(body | dict(stream=True, partial_images=3, progress=True))
+    if kind in ('image', 'stream'):
+      status, _ = server.call('POST', _PATH, body | dict(stream=kind == 'stream'))
+      assert status in (200, 429), status
+    elif kind == 'wrong':
+      status, _ = server.call('POST', _PATH, body | {chooser.choice(['n', 'seed', 'x']): -1})
+      assert status == 400, status
+    else:
+      raw(stream[:10] if kind == 'half' else stream, len(stream),
+          dict(leave=1, slow=20, half=0)[kind], chooser.random() / 10)
+    outcomes[kind] += 1
+    if sum(outcomes.values()) in (max(1, int(count * _WARM)), count):
+      levels.append(server.memory)
+
+  with futures.ThreadPoolExecutor(clients) as pool:
+    list(pool.map(one, range(count)))
+  while server.value('cspd_slots_busy') or server.value('cspd_images_waiting'):
+    time.sleep(0.1)
+  # The counter of an image that left follows the slot that it freed.
+  time.sleep(1)
+  return dict(requests=count, answered=sum(outcomes.values()), kinds=outcomes,
+              images=server.value('cspd_images_total') - images,
+              memory=levels[-1] / levels[0] if len(levels) > 1 else float('nan'))
+
+
+@cli.command(Config)
+def main(config: Config) -> None:
+  report = Report(config.workdir)
+  model = inputs.model(config.loading, engine='discrete', one_group=inputs.MEASURED)
+  prompts = [str(model.prompts[i % len(model.prompts)]) for i in range(config.num_images)]
+  seeds = list(range(config.num_images))
+  with _serving(config) as server:
+    options: dict[str, Any] = dict(decoder=config.decoder, batch_size=config.slots)
+    model.generate(prompts, seed=seeds, **options)  # Compiles.
+    rows: list[dict[str, Any]] = []
+    for clients in config.clients:
+      start = time.perf_counter()
+      model.generate(prompts, seed=seeds, **options)
+      offline = time.perf_counter() - start
+      seconds, latencies = _throughput(server, prompts, clients)
+      p50, p95 = np.quantile(latencies, (0.5, 0.95)) / (offline / config.num_images)
+      rows.append(dict(clients=clients, of_offline=offline / seconds, seconds_of_images=seconds,
+                       p50=float(p50), p95=float(p95)))
+      rows[-1]['of_one'] = rows[0]['seconds_of_images'] / seconds
+      print(rows[-1], flush=True)
+    first = float(np.median([_first_picture(server, prompt) for prompt in prompts[:8]]))
+    print(f'first partial picture after {first:.0%} of the time of an image', flush=True)
+    soak = _soak(server, prompts, config.soak, 2 * config.slots) if config.soak else None
+    print(soak)
+  report.write(
+      settings=dataclasses.asdict(config), rows=rows, first_picture=first, soak=soak,
+      software=f'cspd_jax {cspd_jax.__version__}', tables=[
+          dict(title=f'{model.name}, {config.num_images} images, {config.slots} slots',
+               columns=_COLUMNS, rows=list(range(len(rows))))])
+  print(tables.markdown(_COLUMNS, rows))
+
+
+if __name__ == '__main__':
+  sys.exit(main())
