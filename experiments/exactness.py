@@ -143,17 +143,18 @@ def pairs(bench: Bench) -> list[str]:
       'iid', 'fixed')]
   drafters += [f'vanilla(window={bench.window})', 'eagle(tree=chain(2))', 'medusa(length=2)',
                'mc_sjd', 'sjd_pac', 'seed_exact', 'corrected(passes=1)', 'corrected(by=neighbours)']
-  named = [specification.expand(sized(name, bench)) for name in specification.DECODERS]
-  result: dict[str, None] = {}
+  seen = [specification.expand(sized(name, bench)) for name in specification.DECODERS]
+  result = []
   for drafter in drafters:
     for verifier in specification.VERIFIERS:
       try:
         spec = sized(f'{drafter}+{verifier}', bench)
-        if build(spec, bench).verifier.exact and specification.expand(spec) not in named:
-          result[str(spec)] = None
+        if build(spec, bench).verifier.exact and (parts := specification.expand(spec)) not in seen:
+          seen.append(parts)
+          result.append(str(spec))
       except ValueError:
         continue  # The verifier does not support this drafter.
-  return list(result)
+  return result
 
 
 def sized(text: str, bench: Bench) -> Spec:
