@@ -195,13 +195,13 @@ class _Handler(std_logging.Handler):
 
 @contextlib.contextmanager
 def _log() -> Iterator[None]:
-  """Shows log lines on stderr."""
-  root, handler = std_logging.getLogger(), _Handler()
-  root.addHandler(handler)
+  """Shows log lines on stderr, in place of what other packages have set up when imported."""
+  root = std_logging.getLogger()
+  others, root.handlers = root.handlers, [_Handler()]
   try:
     yield
   finally:
-    root.removeHandler(handler)
+    root.handlers = others
 
 
 def command(defaults: Callable[[], Any] | None = None, *, config: str | None = None,

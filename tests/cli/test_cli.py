@@ -213,7 +213,7 @@ def test_advice_of_functions_names_flags(path, capsys):
       'error: it is too large; load it with --name=FOLDER or --limit=3, or pass seeds=1.\n')
 
 
-def test_log_lines_of_other_packages(path, capsys):
+def test_log_lines_of_other_packages(path, capsys, monkeypatch):
   """JAX logs every backend that it does not find, and Orbax every file."""
   def main(config):
     training.log_progress()
@@ -222,6 +222,8 @@ def test_log_lines_of_other_packages(path, capsys):
           levelno=level, msg='of orbax, %d', args=(level,), pathname='/lib/orbax/save.py')))
     training.log_size(ROOT / 'configs' / 'corrected')
 
+  # Some packages set up a handler of their own.
+  monkeypatch.setattr(logging.getLogger(), 'handlers', [logging.StreamHandler(sys.stderr)])
   assert wrapper.command(config=path)(main)(['prog']) == 0
   other, own = capsys.readouterr().err.splitlines()
   assert other == 'of orbax, 30' and own.startswith('wrote ') and own.endswith(' MB')
