@@ -71,7 +71,10 @@ def test_the_published_client_gets_the_files_of_generate(model, client):
 
 
 @pytest.mark.parametrize('decoder', [tiny.SEED_EXACT, 'vanilla()'])
-def test_streams_of_several_images(model, client, decoder):
+def test_streams_of_several_images(model, running_server, client, decoder, monkeypatch):
+  for batch in running_server.engine._batches.values():  # Long enough for the client to look.
+    monkeypatch.setattr(batch.runner, 'step', lambda rounds=1, step=batch.runner.step: (
+        time.sleep(0.1), step(rounds))[1])
   events = list(client.images.generate(
       prompt='cat', n=2, stream=True, partial_images=3,
       extra_body=dict(seed=3, decoder=decoder, progress=True)))
@@ -269,6 +272,9 @@ def test_deadlines_and_readers_that_stop(model, monkeypatch):
   """The deadline ends requests, and a connection whose client does not read is closed."""
   monkeypatch.setattr(server, '_LOOK', 0.1)
   monkeypatch.setattr(server, '_IDLE', 0.3)
+  lost, connection_lost = [], server._Connection.connection_lost
+  monkeypatch.setattr(server._Connection, 'connection_lost', lambda self, error: (
+      lost.append(self.flow.write_paused), connection_lost(self, error)))
   instance = Running(model, deadline=0.5)
   go, runner = threading.Event(), instance.engine._batches[tiny.SEED_EXACT].runner
   step = runner.step
@@ -285,7 +291,7 @@ def test_deadlines_and_readers_that_stop(model, monkeypatch):
     with instance.connect() as reader:
       reader.sendall(head(json.dumps(dict(prompt='cat', stream=True))))
       until(lambda: instance.value('cspd_images_total{decoder="seed_exact(window=3)",outcome="c'))
-      time.sleep(1.5)
+      until(lambda: True in lost)
       received = 0
       with contextlib.suppress(ConnectionError):
         while part := reader.recv(2**20):
