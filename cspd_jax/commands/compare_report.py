@@ -184,7 +184,8 @@ def draw(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, A
          compared: Mapping[str, Compared], captions: Sequence[str]) -> None:
   """Writes the pictures; the bars once times are measured."""
   images = {name: result.sample.images(model) for name, result in compared.items()}
-  phrased = [metric for metric in metrics.select(model.engine.name, 'work') if metric.phrase]
+  work = metrics.select(model.engine.name, 'work')
+  phrased = [metric for metric in work if metric.phrase]
   for row in entries:
     phrases = [metric.phrase.format(row[metric.name]) for metric in phrased]
     if row['seconds_per_image'] is not None:
@@ -193,10 +194,13 @@ def draw(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, A
                    title=f'{row["decoder"]}: {", ".join(phrases)}')
   shown = {name: value[:_MAPPED] for name, value in images.items()}
   on_grid = lambda values: model.cells(values)[:_MAPPED]
+  rounds, = (metric for metric in work if metric.name == 'rounds')
   acceptance.save_acceptance_map(
       report.path(MAPS),
       {name: on_grid(result.sample.decoded.round_of_token) for name, result in compared.items()},
-      images=shown, captions=captions[:_MAPPED], title='The round in which each token was fixed')
+      images=shown, captions=captions[:_MAPPED],
+      notes={row['decoder']: f'{rounds.form.format(row["rounds"])} rounds' for row in entries},
+      title='The round in which each token was fixed')
   decoded = {name: result.sample.decoded for name, result in compared.items()}
   tests = {name: result.tests for name, result in decoded.items()
            if hasattr(result, 'tests') and result.tests.tested.any()}

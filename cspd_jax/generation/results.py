@@ -176,11 +176,14 @@ class Generated:
 
   def __repr__(self) -> str:
     count, (height, width) = len(self), self.images.shape[1:3]
-    rounds = '' if not count else f', {np.mean(self.decoded.rounds):.1f} rounds on average'
-    if count == 1:
-      rounds = f', {int(self.decoded.rounds[0])} rounds'
+    rounds = f', {self._rounds()}{" on average" if count > 1 else ""}' if count else ''
     return (f'Generated({count} image{"s"[:count != 1]} of {height}x{width} by {self.decoder} '
             f'({self.guarantee}) from {self.model!r}{rounds})')
+
+  def _rounds(self) -> str:
+    """The mean number of rounds, with its word."""
+    rounds = self.decoded.rounds
+    return f'{np.mean(rounds):.{int(len(rounds) > 1)}f} rounds'
 
   def _repr_html_(self) -> str:
     """Displays the images and the acceptance map in notebooks."""
@@ -190,7 +193,8 @@ class Generated:
     cells = figures(repr(self), [self.png(i) for i in range(shown)], self.prompts)
     from cspd_jax.plots import acceptance  # Importing Matplotlib takes a second.
     maps = acceptance.acceptance_map(
-        {self.decoder: self.round_of_cell[:4]}, captions=self.prompts[:4])
+        {self.decoder: self.round_of_cell[:4]}, captions=self.prompts[:4],
+        notes={self.decoder: self._rounds()})
     more = f'<p>and {len(self) - shown} more</p>' if len(self) > shown else ''
     return f'{cells}{more}<br><img src="{_inline(maps)}">'
 

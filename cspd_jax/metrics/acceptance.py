@@ -100,7 +100,7 @@ def _tv_bound_per_token(sample: base.Sample, model: Model) -> base.Value:
 ROUNDS = Metric(
     'rounds', 'rounds', '{:.1f}', _rounds,
     meaning='forward passes of the target per image, including the prefill',
-    phrase='{:.0f} forward passes per image')
+    phrase='{:.1f} forward passes per image')
 STEP_COMPRESSION = Metric(
     'step_compression', 'step compr.', '{:.2f}x', _step_compression,
     meaning='tokens per forward pass of the target, over a whole image', better='higher')

@@ -21,6 +21,7 @@ def acceptance_map(
     *,
     images: Mapping[str, np.ndarray] | None = None,
     captions: Sequence[str] | None = None,
+    notes: Mapping[str, str] | None = None,
     title: str = '',
 ) -> bytes:
   """Draws one row of maps per decoder.
@@ -33,6 +34,8 @@ def acceptance_map(
     rounds: by decoder, `[N, H, W]` the round that committed each token.
     images: by decoder, `[N, height, width, 3]` in [-1, 1]; drawn next to the maps.
     captions: one line above every image.
+    notes: by decoder, a line below its name, such as its number of rounds: that of the maps would
+      leave out the rounds of tokens that are no cells, and images that are not shown.
     title: a line above the figure.
 
   Returns:
@@ -54,9 +57,9 @@ def acceptance_map(
         canvas.bare(row[2 * i])
         row[2 * i].imshow(pictures[i], interpolation='bicubic')
       mappable = _draw(row[per_image * (i + 1) - 1], maps[i], last)
-    row[0].set_ylabel(
-        f'{canvas.fit(name, 1.5, 9)}\n{np.mean(maps.max((1, 2)) + 1):.0f} rounds', rotation=0,
-        ha='right', va='center', fontsize=9, color=canvas.INK)
+    lines = [canvas.fit(name, 1.5, 9), *([notes[name]] if notes else [])]
+    row[0].set_ylabel('\n'.join(lines), rotation=0, ha='right', va='center', fontsize=9,
+                      color=canvas.INK)
   for i, caption in enumerate(captions or ()):
     cells[0, per_image * i].set_title(
         canvas.fit(caption, 1.3, 8.5, most=2), fontsize=8.5, color=canvas.INK)

@@ -15,6 +15,7 @@ from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import tuned
 from cspd_jax.files import store
 from cspd_jax.measure import timing
+from cspd_jax.plots import acceptance
 from tests.experiments import calls, models as models_lib
 from tests.families import tiny
 
@@ -114,9 +115,13 @@ def _report(found):
   return report, {row['decoder']: row for row in report['rows']}
 
 
-def test_writes_report_and_pictures(run):
+def test_writes_report_and_pictures(run, monkeypatch):
+  draw, notes = acceptance.acceptance_map, {}
+  monkeypatch.setattr(acceptance, 'acceptance_map', lambda *args, **options: (
+      notes.update(options['notes']), draw(*args, **options))[1])
   found = run('--decoder=vanilla,seed_exact', '--prompt=owl', '--guidance_scale=1.5', '--seed=5')
   report, rows = _report(found)
+  assert notes == {name: f'{row["rounds"]:.1f} rounds' for name, row in rows.items()}
   names = ['vanilla', 'seed_exact']
   files = {f'images_{name}.png' for name in names} | {'acceptance.png', 'speed.png', 'report.json'}
   assert {file.name for file in found.folder.iterdir()} == files

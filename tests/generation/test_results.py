@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax.plots import acceptance
 from tests.families import tiny
 
 PROMPTS = ['sea', 'sky', 'sand']
@@ -60,6 +61,17 @@ def test_the_summary_is_in_words(out):
   assert repr(out[1:]).startswith(f'Generated(2 images {options}, ')
   assert repr(out[1:]).endswith(' rounds on average)')
   assert repr(out[:0]) == f'Generated(0 images {options})'
+
+
+def test_the_picture_has_the_rounds_of_the_summary(out, monkeypatch):
+  """Those of its cells would leave out the rounds of other tokens."""
+  drawn = {}
+  monkeypatch.setattr(acceptance, 'acceptance_map', lambda rounds, **options: (
+      drawn.update(options['notes']), b'')[1])
+  for images in (out, out[:1]):
+    images._repr_html_()
+    (note,) = drawn.values()
+    assert f', {note}' in repr(images) and note.endswith(' rounds')
 
 
 def test_progress_is_shown_on_request(model, out, capsys):
