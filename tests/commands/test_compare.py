@@ -165,7 +165,7 @@ def test_compilations_are_counted(run):
   lines = [line for line in found.err.splitlines() if line.startswith('compiling ')]
   assert [line.split('(')[-1] for line in lines] == [f'{i} of 4)...' for i in range(1, 5)]
   assert [line.split()[1] for line in lines if 'the image tokenizer' not in line] == [
-      'vanilla', 'sjd_pac(window=5)', 'speculative(length=4)']
+      'vanilla', 'sjd_pac(window=8)', 'speculative(length=4)']
 
 
 @pytest.mark.slow
