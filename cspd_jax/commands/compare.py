@@ -36,6 +36,7 @@ from cspd_jax.core import compiling, fields, progress
 from cspd_jax.files import locks, run_folder
 from cspd_jax.generation.request import Request, prepare as prepare_request
 from cspd_jax.measure import comparison
+from cspd_jax.metrics import asked
 
 _PROGRAM = 'cspd-compare'
 # Compared by default if the engine has it, with the baseline and the model's default decoder.
@@ -57,6 +58,8 @@ class Config:
     paired: also shows the differences between a decoder's images and the baseline's of the same
       seeds, in likelihood, brightness, contrast and detail, with their standard errors. The
       likelihood requires a forward pass over each image.
+    asked: scores whether the images show what was asked for, as `cspd-evaluate --asked` does, for
+      models of scenes of emoji; with `paired` the differences too.
     images: which images, the same with every decoder.
     sampling: sampling options.
     repeats: timed runs per image and decoder, at most; the median counts.
@@ -70,6 +73,7 @@ class Config:
   decoder: tuple[str, ...] | None = None
   all: bool = False
   paired: bool = False
+  asked: bool = False
   images: groups.Images = groups.Images()
   sampling: groups.Sampling = groups.Sampling()
   repeats: int = 3
@@ -89,6 +93,7 @@ class Job(NamedTuple):
     left_out: reasons why other decoders cannot run, by name.
     prompts: one prompt per image.
     sampling: the sampling options.
+    captions: the prompts as text, if what the images show of them is scored.
   """
 
   model: cspd_jax.Model
@@ -96,6 +101,7 @@ class Job(NamedTuple):
   left_out: dict[str, str]
   prompts: list[Any]
   sampling: Any
+  captions: list[str] | None = None
 
 
 def prepare(config: Any) -> Job:
@@ -113,11 +119,14 @@ def prepare(config: Any) -> Job:
   if config.paired and compare_report.baseline(model.engine, specifications) is None:
     raise ValueError(f'paired is True, and decoder is {",".join(specifications)!r}; add '
                      f'{model.engine.baseline}, which the others are compared with.')
+  captions = list(model.conditions.titles(prompts)) if config.asked else None
+  if captions is not None:
+    asked.check(captions)
   condition = model.condition(prompts)
   requests = {name: prepare_request(
       model, prompts, seed=seed, decoder=specification, batch_size=1, pixels=False,
       sampling=sampling, condition=condition) for name, specification in specifications.items()}
-  return Job(model, requests, left_out, prompts, sampling)
+  return Job(model, requests, left_out, prompts, sampling, captions)
 
 
 def _check_choice(config: Any) -> None:
@@ -225,8 +234,8 @@ def run(config: Config) -> None:
                'runs')
     with compiling.reported(len(job.requests) + others), progress.bar(counted) as show:
       compared = comparison.compare(
-          job.requests, repeats=config.repeats, budget=config.budget, show=progress.say,
-          progress=show, look=functools.partial(_look, config, job))
+          job.requests, captions=job.captions, repeats=config.repeats, budget=config.budget,
+          show=progress.say, progress=show, look=functools.partial(_look, config, job))
     rows = _write(config, job, compared)
   print('\n' + '\n'.join([compare_report.table(job.model, rows), *compare_report.same(compared)])
         + f'\n\nPictures and report.json are in {folder}.')

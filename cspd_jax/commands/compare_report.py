@@ -14,7 +14,7 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.generation.request import Request
 from cspd_jax.measure import tables
 from cspd_jax.measure.comparison import Compared
-from cspd_jax.metrics import paired as paired_lib, passes
+from cspd_jax.metrics import asked, paired as paired_lib, passes
 from cspd_jax.plots import acceptance, bars, grid
 
 Requests = Mapping[str, Request]
@@ -69,7 +69,8 @@ def rows(model: cspd_jax.Model, requests: Requests, compared: Mapping[str, Compa
   """Returns a row per decoder.
 
   Times are None before they are measured, speed-ups unless the engine's baseline ran as well.
-  With `paired`, rows have the differences to the baseline's images, once those are decoded.
+  With `paired`, rows have the differences to the baseline's images, once those are decoded; with
+  captions, the scores of what was asked for.
   """
   name = baseline(model.engine, {
       name: program.specification for name, program in requests.items()})
@@ -88,6 +89,8 @@ def rows(model: cspd_jax.Model, requests: Requests, compared: Mapping[str, Compa
         compile_seconds=result.compile_seconds, images=images[name])
     if isinstance(program.decoder, continuous.Decoder):
       row |= _statement(program.decoder, decoded) | passes.details(result.sample, model)
+    if result.sample.captions is not None:
+      row |= metrics.entries(asked.of_sample(result.sample, model))
     if paired and first is not None and result is not first:
       row |= paired_lib.entries(paired_lib.differences(result.sample, first.sample, model))
     entries.append(row)
@@ -120,6 +123,8 @@ def table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
              **metrics.columns(metrics.select(model.engine.name, 'work'))}
   if any(row['guarantee'] is Guarantee.BOUNDED for row in entries):
     columns |= metrics.columns(metrics.select(model.engine.name, 'bound'))
+  if 'asked' in entries[0]:
+    columns |= {'asked': '{asked:.3f}', 'error': '{asked_error:.3f}'}
   columns |= {'ms/round': '{ms_per_round:.2f}', 's/image': '{seconds_per_image:.3f}',
               'speed-up': '{speedup:.2f}x'}
   if model.engine.name == 'discrete':

@@ -148,7 +148,7 @@ def _captioned(config: Config) -> _Captioned | None:
     raise ValueError('images is None; it must be a folder of images with captions.')
   images = layouts.captioned(config.images)
   if config.asked:
-    asked.check(images)
+    asked.check([image.prompt for image in images])
   if config.clip is None:
     return _Captioned(None, images)
   network = clip_scores.network(config.clip, config.tokenizer)

@@ -45,7 +45,7 @@ _PROGRAM = 'cspd-train'
 _RECIPES: dict[type, Any] = {DrafterRecipe: drafter_recipe, CorrectorRecipe: corrector_recipe,
                              NeighboursRecipe: neighbours}
 # Records the windows that a corrector learns from, by what the model has to draft with.
-_WINDOWS = 'corrected(by={by}, window=32, passes=2, tree=chain())'
+_WINDOWS = 'corrected(by={by}, window={window}, passes=2, tree=chain())'
 # A decoder with each network, and those that a neighbours corrector must be better than.
 _DECODERS = dict(neighbours='corrected(by=neighbours)', corrector='corrected', eagle='eagle',
                  medusa='medusa')
@@ -115,7 +115,7 @@ def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
   by = next(by for by in ('eagle', 'neighbours', 'layers') if by in model.drafts)
   train = CorrectorTrainConfig(guidance_scales=(atomic.plain(model.sampling().guidance_scale),))
   return CorrectorRecipe(drafter=sizes[kind][1], plain=OptimizerConfig(), train=train, target=name,
-                         decoder=_WINDOWS.format(by=by))
+                         decoder=_WINDOWS.format(by=by, window=min(32, model.num_tokens)))
 
 
 def override(recipe: Recipe, flags: Flags) -> Recipe:

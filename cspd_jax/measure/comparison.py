@@ -33,6 +33,7 @@ class Compared(NamedTuple):
 def compare(
     requests: Mapping[str, Request],
     *,
+    captions: Sequence[str] | None = None,
     repeats: int = 3,
     budget: float | None = None,
     show: Callable[[str], None] = lambda line: None,
@@ -46,6 +47,7 @@ def compare(
 
   Args:
     requests: by name of the decoder, the requests of the same images.
+    captions: what the images were asked for, for the samples; see `metrics.base.Sample`.
     repeats: maximum number of timed runs per image and decoder.
     budget: limit on the total seconds of all timed runs, except that the first run of each always
       completes; None for no limit.
@@ -68,7 +70,8 @@ def compare(
     decoded = _first_turn([runs[i, name] for i in images], turns, len(runs) - len(images))
     show(f'{name}: {", ".join(map(str, decoded.rounds))} rounds')
     compared[name] = Compared(
-        Sample(decoded, jax.device_get(request.condition), request.sampling, batch_size=1),
+        Sample(decoded, jax.device_get(request.condition), request.sampling, batch_size=1,
+               captions=captions),
         compile_seconds)
     if len(compared) in (1, len(requests)):
       look(compared)

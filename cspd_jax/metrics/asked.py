@@ -1,20 +1,41 @@
-"""The score `asked` of images with captions on disk."""
+"""The score `asked` of images with captions: on disk, and of the samples of a decoder."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from cspd_jax.files import reading
+from cspd_jax.generation.model import Model
+from cspd_jax.generation.results import to_bytes
 from cspd_jax.metrics import layouts, scenes
-from cspd_jax.metrics.base import Value
+from cspd_jax.metrics.base import Sample, Value
 
 _REMEDY = 'replace or remove it'
 
 
-def check(images: Sequence[layouts.Generated]) -> None:
+def check(captions: Sequence[str]) -> None:
   """Raises ValueError unless all captions are in the grammar of scenes."""
-  for image in images:
-    scenes.request_of(image.prompt, scenes.templates())
+  for caption in captions:
+    scenes.request_of(caption, scenes.templates())
+
+
+def of_sample(sample: Sample, model: Model) -> dict[str, Value]:
+  """Returns the scores of `metrics.scenes.asked` of a sample with captions, by name."""
+  assert sample.captions is not None
+  return scenes.asked(_marks(sample, model), sample.captions)
+
+
+def of_each(sample: Sample, model: Model) -> np.ndarray:
+  """Returns the share of its requests that each image of a sample with captions fulfils, `[N]`."""
+  marks = _marks(sample, model)
+  return np.nanmean([marks[kind] for kind in scenes.KINDS], axis=0)
+
+
+def _marks(sample: Sample, model: Model) -> dict[str, np.ndarray]:
+  """The marks of a sample by kind, see `metrics.scenes.score`; computed once."""
+  assert sample.captions is not None
+  captions = sample.captions
+  return sample.once('asked', lambda: scenes.score(to_bytes(sample.images(model)), captions))
 
 
 def scores(images: Sequence[layouts.Generated], batch_size: int,

@@ -65,6 +65,8 @@ class Sample:
     reference: images of the target's distribution, drawn by an exact decoder with other seeds:
       `K N` of them, the same conditions `K` times in the same order. None if not available.
     batch_size: images that networks process together.
+    captions: what the scenes of a model of emoji were asked for, `N` texts; None if they are not
+      scored.
   """
 
   decoded: Any
@@ -72,6 +74,7 @@ class Sample:
   sampling: Any
   reference: Optional['Sample'] = None
   batch_size: int = 16
+  captions: Sequence[str] | None = None
   _cache: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)
 
   @property

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cspd_jax.generation.model import Model
-from cspd_jax.metrics import base, likelihood
+from cspd_jax.metrics import asked, base, likelihood
 
 # Rec. 601 luma of red, green and blue.
 _LUMA = np.array([.299, .587, .114])
@@ -28,12 +28,14 @@ class Statistic(NamedTuple):
     measure: `(sample, model) -> [N]`.
     engines: names of the engines whose images it applies to.
     meaning: a definition in one line.
+    of_captions: whether it applies to samples with captions only.
   """
 
   title: str
   measure: Callable[[base.Sample, Model], np.ndarray]
   engines: tuple[str, ...]
   meaning: str
+  of_captions: bool = False
 
 
 class Difference(NamedTuple):
@@ -81,7 +83,8 @@ def differences(sample: base.Sample, baseline: base.Sample, model: Model
     model: the model.
   """
   return {name: difference(statistic.measure(sample, model), statistic.measure(baseline, model))
-          for name, statistic in STATISTICS.items() if model.engine.name in statistic.engines}
+          for name, statistic in STATISTICS.items() if model.engine.name in statistic.engines
+          and (sample.captions is not None or not statistic.of_captions)}
 
 
 def entries(values: Mapping[str, Difference]) -> dict[str, float | None]:
@@ -126,4 +129,6 @@ STATISTICS = {
                             'mean luma of the pixels, from 0 to 255'),
     'contrast': Statistic('contrast', _contrast, _EVERY, 'standard deviation of that luma'),
     'detail': Statistic('detail', _detail, _EVERY,
-                        'mean difference of the luma of adjacent pixels')}
+                        'mean difference of the luma of adjacent pixels'),
+    'asked': Statistic('asked', asked.of_each, _EVERY,
+                       'share of what its caption asks for that an image shows', of_captions=True)}

@@ -34,6 +34,7 @@ _BAD = {
     'all as a decoder': (['--decoder=vanilla,all'], ["'vanilla,all'", '--all']),
     'all and some': (['--decoder=vanilla', '--all'], ["'vanilla'", 'only one']),
     'nothing to pair with': (['--decoder=sjd', '--paired'], ['paired is True', 'add vanilla']),
+    'no scenes': (['--asked'], ["caption is 'cat'", 'like "a blue owl']),
     'no time at all': (['--budget=0'], ['budget is 0', 'above 0']),
     'window below 1': (['--decoder=sjd(window=0)'], ['window is 0', 'at least 1']),
     'window too large': (['--decoder=sjd(window=99)'], ['window is 99', '16']),
@@ -279,6 +280,20 @@ def test_pictures_come_before_the_times(run, monkeypatch):
   report, rows = _report(again)
   assert set(report['files']) == files | {'speed.png'}
   assert all(row['seconds_per_image'] > 0 for row in rows.values())
+
+
+def test_what_the_captions_ask_for_is_scored(capsys, tmp_path, monkeypatch):
+  monkeypatch.setattr(models_lib, 'NAMES', ['a cat on white', 'a dog', 'an owl flat'])
+  models_lib.llamagens(tmp_path)
+  found = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={tmp_path}/model',
+                     '--decoder=vanilla,seed_exact', '--num_images=3', '--repeats=1', '--asked',
+                     '--paired')
+  _, rows = _report(found)
+  for row in rows.values():
+    assert row['asked'] == pytest.approx((row['thing'] + row['ground'] + row['style']) / 3)
+  row, = (row for name, row in rows.items() if name != 'vanilla')
+  assert row['asked_change'] == row['asked_change_error'] == 0, 'the same images'
+  assert 'asked  error' in found.out and '+0.0000' in found.out
 
 
 @pytest.mark.slow

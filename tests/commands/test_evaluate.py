@@ -100,7 +100,7 @@ def test_folders_arrays_and_features_are_alike(run):
   assert _scores(run('--images={place}/samples.npz', '--reference={place}/reference.npz')) == scores
   features = '--images={tmp}/first/features.npz'
   assert _scores(run(features, out='second')) == scores
-  for words, message in [('--evaluator=pytorch_fid', ['evaluator adm', 'pytorch_fid']),
+  for words, message in [('--evaluator=pytorch_fid', ["evaluator 'adm'", 'pytorch_fid']),
                          ('--inception={place}/other', ['features of another network'])]:
     calls.check_refused(run(features, words, out='third'), message)
 
