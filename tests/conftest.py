@@ -31,7 +31,7 @@ _OBJECTS_PER_COLLECTION = 100_000
 def pytest_configure(config):
   """Lets the workers, later runs, and programs that tests start share what they compile."""
   gc.set_threshold(_OBJECTS_PER_COLLECTION, 20, 20)
-  # This process has read it. Programs that tests start would show what other packages do.
+  # Python reads it at its start. Programs that tests start would print warnings of other packages.
   os.environ.pop('PYTHONWARNDEFAULTENCODING', None)
   left_out = re.compile('not (slow|compiled)')
   if not re.search('slow|compiled', left_out.sub('', config.option.markexpr or '')):
@@ -56,7 +56,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish():
-  """What is imported stays: the collections after each file need not look at it."""
+  """Excludes what is imported from garbage collection, which runs after each file."""
   gc.collect()
   gc.freeze()
 

@@ -41,10 +41,10 @@ class Command:
   """A command: `command(argv)` runs it and returns its exit code."""
 
   def __init__(self, main: Callable, defaults: Callable[[], Any] | None, config: str | None,
-               flags: Any, kept: str | None):
+               flags: Any, kept: str | None, resumes: bool):
     functools.update_wrapper(self, main)
     self._main, self._defaults, self._config, self._flags = main, defaults, config, flags
-    self._kept = kept
+    self._kept, self._resumes = kept, resumes
 
   def __call__(self, argv: Sequence[str] | None = None) -> int:
     """Runs the command.
@@ -77,7 +77,8 @@ class Command:
     except KeyboardInterrupt as stop:
       if stop.args or self._kept is None:
         raise
-      raise KeyboardInterrupt(f'{self._kept}; the same command resumes') from stop
+      again = 'resumes' if self._resumes else 'starts again'
+      raise KeyboardInterrupt(f'{self._kept}; the same command {again}') from stop
     except ValueError as error:
       if error.args and isinstance(error.args[0], str):
         error.args = (_as_flags(error.args[0], arguments), *error.args[1:])
@@ -205,7 +206,8 @@ def _log() -> Iterator[None]:
 
 
 def command(defaults: Callable[[], Any] | None = None, *, config: str | None = None,
-            flags: Any = None, kept: str | None = None) -> Callable[[Callable], Command]:
+            flags: Any = None, kept: str | None = None, resumes: bool = True
+            ) -> Callable[[Callable], Command]:
   """Turns a `main` into a command.
 
   Args:
@@ -214,14 +216,15 @@ def command(defaults: Callable[[], Any] | None = None, *, config: str | None = N
       dataclass, configurations from files must have its fields.
     config: the default configuration file.
     flags: a dataclass of flags in addition to the configuration, with their defaults.
-    kept: what Ctrl-C leaves for the same command, which resumes, as a sentence; None if that is
-      nothing, or `main` says it: the argument of its KeyboardInterrupt.
+    kept: what Ctrl-C leaves, as a sentence; None if nothing is said, or `main` says it: the
+      argument of its KeyboardInterrupt.
+    resumes: whether the same command resumes from what is kept, in place of starting again.
 
   Returns:
     A decorator for `main(config)`, `main(flags)` or `main(config, flags)`, which returns None or
     an exit code and raises ValueError for invalid input.
   """
-  return lambda main: Command(main, defaults, config, flags, kept)
+  return lambda main: Command(main, defaults, config, flags, kept, resumes)
 
 
 def _unknown(name: str, groups: Sequence[Any]) -> str:

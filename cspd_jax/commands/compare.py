@@ -210,17 +210,8 @@ def _look(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) ->
   progress.say(f'look at {_output(config)}/{name}')
 
 
-@cli.command(Config)
+@cli.command(Config, kept='the pictures of decoders that have run are kept', resumes=False)
 def main(config: Config) -> None:
-  try:
-    run(config)
-  except KeyboardInterrupt as stop:
-    raise KeyboardInterrupt('the pictures of decoders that have run are kept; the same command '
-                            'starts again') from stop
-
-
-def run(config: Config) -> None:
-  """Compares the decoders, and writes and prints what they cost."""
   job = prepare(config)
   # Rejects a folder that cannot hold the files before anything compiles.
   folder = _report(config, job).folder

@@ -281,12 +281,8 @@ def _row(bench: Bench, run: tuning.Run, size: int, predicted: tuning.Predicted,
       chosen='yes' if chosen else None)
 
 
-def run(config: Config) -> None:
-  """Tunes, prints and writes the figures, and stores the choice.
-
-  Raises:
-    ValueError: for the first option that cannot work, before anything compiles.
-  """
+@cli.command(Config, kept='nothing is stored', resumes=False)
+def main(config: Config) -> None:
   plan = prepare(config)
   report = Report(config.output, ['rows.csv'], program=_PROGRAM)
   count, model = sum(map(len, plan.lines)), plan.bench.model
@@ -355,14 +351,6 @@ def _shown(rows: Sequence[Mapping[str, Any]], size: int) -> list[int]:
 
 def _images(count: int) -> str:
   return f'{count} image{"s"[:count != 1]}'
-
-
-@cli.command(Config)
-def main(config: Config) -> None:
-  try:
-    run(config)
-  except KeyboardInterrupt as stop:
-    raise KeyboardInterrupt('nothing is stored; the same command starts again') from stop
 
 
 if __name__ == '__main__':

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import batches, fields
+from cspd_jax.core import batches
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.files import atomic, npz, run_folder
@@ -40,7 +40,7 @@ _DECODE_BATCH = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class CorrectorRecipe:
+class CorrectorRecipe(samples.Sampled):
   """Configuration of a corrector, its training data and its training.
 
   Attributes:
@@ -53,18 +53,6 @@ class CorrectorRecipe:
     num_plain_images: whole images to train on.
     num_train_images: images whose windows to train on.
     num_held_out_images: images whose windows to measure on.
-    guidance_scale: guidance scale of all these images and of the measured distributions; None uses
-      the target's default, also for the other sampling options.
-    temperature: sampling option of `Warp`, and so are the next four.
-    top_k: retains the `k` largest logits (and ties with the last of them). 0 and None retain all;
-      with None, the temperature must not be 0.
-    top_p: retains the most probable tokens up to this mass, including the one that crosses it. 1
-      and None retain all.
-    guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image are
-      guided, the others use the conditional logits alone; -1 guides all.
-    min_p: retains the tokens that are at least this share as probable as the most probable one
-      (arXiv:2407.01082). 0 and None retain all.
-    seed: seed of the images.
     log_every: steps between log lines.
     checkpoint_every: steps between checkpoints.
     evaluate_every: steps between held-out measurements.
@@ -79,19 +67,10 @@ class CorrectorRecipe:
   num_plain_images: int = 4096
   num_train_images: int = 1152
   num_held_out_images: int = 128
-  guidance_scale: float | None = None
-  temperature: float | None = None
-  top_k: int | None = None
-  top_p: float | None = None
-  guidance_interval: int | None = None
-  min_p: float | None = None
-  seed: int = 500
+  seed: int = dataclasses.field(default=500, kw_only=True)
   log_every: int = 50
   checkpoint_every: int = 250
   evaluate_every: int = 250
-
-  def __post_init__(self):
-    fields.check(self, seed=fields.SEEDS, **samples.RANGES)
 
   @property
   def kind(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from cspd_jax.core import batches, fields
+from cspd_jax.core import batches
 from cspd_jax.files import npz
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Teacher
@@ -25,7 +25,7 @@ _MEASURE_BATCH = 16
 
 
 @dataclasses.dataclass(frozen=True)
-class DrafterRecipe:
+class DrafterRecipe(samples.Sampled):
   """Configuration of a drafter, its training data and its training.
 
   Attributes:
@@ -39,19 +39,7 @@ class DrafterRecipe:
       prompt, from 0. The last images are held out.
     num_train_images: images to train on.
     num_held_out_images: images to measure on.
-    guidance_scale: guidance scale of the generated images and of the measured distributions; None
-      uses the target's default, also for the other sampling options.
-    temperature: sampling option of `Warp`, and so are the next four.
-    top_k: retains the `k` largest logits (and ties with the last of them). 0 and None retain all;
-      with None, the temperature must not be 0.
-    top_p: retains the most probable tokens up to this mass, including the one that crosses it. 1
-      and None retain all.
-    guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image are
-      guided, the others use the conditional logits alone; -1 guides all.
-    min_p: retains the tokens that are at least this share as probable as the most probable one
-      (arXiv:2407.01082). 0 and None retain all.
     num_depths: depths to measure.
-    seed: seed of the images.
     log_every: steps between log lines.
     checkpoint_every: steps between checkpoints.
     evaluate_every: steps between held-out measurements.
@@ -65,20 +53,13 @@ class DrafterRecipe:
   tokens: str | None = None
   num_train_images: int = 4096
   num_held_out_images: int = 64
-  guidance_scale: float | None = None
-  temperature: float | None = None
-  top_k: int | None = None
-  top_p: float | None = None
-  guidance_interval: int | None = None
-  min_p: float | None = None
   num_depths: int = 4
-  seed: int = 0
   log_every: int = 50
   checkpoint_every: int = 250
   evaluate_every: int = 250
 
   def __post_init__(self):
-    fields.check(self, seed=fields.SEEDS, **samples.RANGES)
+    super().__post_init__()
     if (self.data == 'given') != (self.tokens is not None):
       raise ValueError(f"tokens is {self.tokens!r} with data {self.data!r}; provide a file for "
                        "'given' and None for 'generated'.")

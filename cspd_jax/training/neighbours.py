@@ -56,7 +56,7 @@ class NeighboursTrainConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class NeighboursRecipe:
+class NeighboursRecipe(samples.Sampled):
   """Configuration of a neighbours corrector, its training data and its training.
 
   Attributes:
@@ -67,14 +67,6 @@ class NeighboursRecipe:
     num_train_images: images to train on; None for as many as ten minutes allow.
     num_held_out_images: images that decide when the training stops.
     num_measured_images: further images, which decide whether the network is better than others.
-    guidance_scale: guidance scale of all these images; None uses the target's default, also for the
-      other sampling options.
-    temperature: see `Warp`, as for the next four.
-    top_k: see `Warp`.
-    top_p: see `Warp`.
-    guidance_interval: see `Warp`.
-    min_p: see `Warp`.
-    seed: seed of the images.
   """
 
   drafter: neighbours.NeighboursConfig
@@ -84,16 +76,9 @@ class NeighboursRecipe:
   num_train_images: int | None = None
   num_held_out_images: int = 64
   num_measured_images: int = 16
-  guidance_scale: float | None = None
-  temperature: float | None = None
-  top_k: int | None = None
-  top_p: float | None = None
-  guidance_interval: int | None = None
-  min_p: float | None = None
-  seed: int = 0
 
   def __post_init__(self):
-    fields.check(self, seed=fields.SEEDS, **samples.RANGES)
+    super().__post_init__()
     size, most = self.train.optimizer.batch_size, self.num_train_images or _FEWEST
     if size > most:
       raise ValueError(f'train.optimizer.batch_size is {size}; with {most} images it must be from '

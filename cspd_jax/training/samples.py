@@ -22,19 +22,49 @@ from cspd_jax.generation.request import Request, prepare
 _BATCH = 64
 # The decoder where the model's default one is not exact.
 _EXACT = 'mc_sjd'
-# The ranges of the sampling options of a recipe.
-RANGES: dict[str, fields.Range] = dict(
-    guidance_scale=fields.FINITE, temperature=fields.NOT_NEGATIVE, top_k=(0, fields.MOST),
-    top_p=fields.SHARES, guidance_interval=(-1, fields.MOST), min_p=fields.SHARES)
-
-Recipe = TypeVar('Recipe')
 
 
-def sampling(recipe: Any, model: Model) -> Warp:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampled:
+  """The sampling options and the seed of the images of a recipe.
+
+  Attributes:
+    guidance_scale: guidance scale of all images and of the measured distributions; None uses the
+      target's default, also for the other sampling options.
+    temperature: sampling option of `Warp`, and so are the next four.
+    top_k: retains the `k` largest logits (and ties with the last of them). 0 and None retain all;
+      with None, the temperature must not be 0.
+    top_p: retains the most probable tokens up to this mass, including the one that crosses it. 1
+      and None retain all.
+    guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image are
+      guided, the others use the conditional logits alone; -1 guides all.
+    min_p: retains the tokens that are at least this share as probable as the most probable one
+      (arXiv:2407.01082). 0 and None retain all.
+    seed: seed of the images.
+  """
+
+  guidance_scale: float | None = None
+  temperature: float | None = None
+  top_k: int | None = None
+  top_p: float | None = None
+  guidance_interval: int | None = None
+  min_p: float | None = None
+  seed: int = 0
+
+  def __post_init__(self):
+    fields.check(self, seed=fields.SEEDS, guidance_scale=fields.FINITE,
+                 temperature=fields.NOT_NEGATIVE, top_k=(0, fields.MOST), top_p=fields.SHARES,
+                 guidance_interval=(-1, fields.MOST), min_p=fields.SHARES)
+
+
+Recipe = TypeVar('Recipe', bound=Sampled)
+
+
+def sampling(recipe: Sampled, model: Model) -> Warp:
   """Returns the sampling options of a recipe.
 
   Args:
-    recipe: has the fields of `Warp`; None stands for the model's default.
+    recipe: the recipe.
     model: a model of discrete tokens.
 
   Raises:
@@ -48,7 +78,7 @@ def sampling(recipe: Any, model: Model) -> Warp:
 def completed(recipe: Recipe, model: Model) -> Recipe:
   """Returns a recipe whose sampling options are numbers; arguments and errors as for `sampling`."""
   options = atomic.plain(sampling(recipe, model)._asdict())
-  return dataclasses.replace(recipe, **options)  # type: ignore[type-var]
+  return dataclasses.replace(recipe, **options)
 
 
 def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:

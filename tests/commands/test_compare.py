@@ -109,10 +109,10 @@ def test_bad_input(run, name):
   calls.check_refused(run(*words), message)
 
 
-def _report(found):
+def _report(result):
   """The content of report.json, and its rows by decoder."""
-  assert found.code == 0, found.err
-  report = json.loads((found.folder / 'report.json').read_text())
+  assert result.code == 0, result.err
+  report = json.loads((result.folder / 'report.json').read_text())
   return report, {row['decoder']: row for row in report['rows']}
 
 
@@ -120,14 +120,14 @@ def test_writes_report_and_pictures(run, monkeypatch):
   draw, notes = acceptance.acceptance_map, {}
   monkeypatch.setattr(acceptance, 'acceptance_map', lambda *args, **options: (
       notes.update(options['notes']), draw(*args, **options))[1])
-  found = run('--decoder=vanilla,seed_exact', '--prompt=owl', '--guidance_scale=1.5', '--seed=5')
-  report, rows = _report(found)
+  result = run('--decoder=vanilla,seed_exact', '--prompt=owl', '--guidance_scale=1.5', '--seed=5')
+  report, rows = _report(result)
   assert notes == {name: f'{row["rounds"]:.1f} rounds' for name, row in rows.items()}
   names = ['vanilla', 'seed_exact']
   files = {f'images_{name}.png' for name in names} | {'acceptance.png', 'speed.png', 'report.json'}
-  assert {file.name for file in found.folder.iterdir()} == files
+  assert {file.name for file in result.folder.iterdir()} == files
   for file in files - {'report.json'}:
-    assert (found.folder / file).read_bytes().startswith(b'\x89PNG')
+    assert (result.folder / file).read_bytes().startswith(b'\x89PNG')
   assert report['num_images'] == 1 and report['captions'] == ['owl']
   assert list(rows) == names
   assert report['settings']['sampling']['guidance_scale'] == 1.5
@@ -142,15 +142,15 @@ def test_writes_report_and_pictures(run, monkeypatch):
     assert row['speedup'] == pytest.approx(
         rows['vanilla']['seconds_per_image'] / row['seconds_per_image'])
     assert row['compile_seconds'] > 0
-    assert (found.folder / row['images']).is_file()
+    assert (result.folder / row['images']).is_file()
   assert rows['vanilla']['rounds'] == 16
   assert rows['vanilla']['tokens_equal_baseline'] is True
   assert rows['seed_exact']['tokens_equal_baseline'] is True
-  table = found.out[found.out.index('decoder  '):].splitlines()
+  table = result.out[result.out.index('decoder  '):].splitlines()
   assert [line.split()[0] for line in table[2:4]] == ['vanilla', 'seed_exact(window=8)']
-  assert 'TV bound' not in found.out
+  assert 'TV bound' not in result.out
   fastest = min(rows.values(), key=lambda row: row['seconds_per_image'])
-  next_step = shlex.split(found.out.splitlines()[-1])
+  next_step = shlex.split(result.out.splitlines()[-1])
   if fastest['decoder'] == 'vanilla':  # Which images so small may show.
     assert 'cspd-compare' in next_step and next_step[-1] == '--all=true'
   else:
@@ -161,9 +161,9 @@ def test_writes_report_and_pictures(run, monkeypatch):
 @pytest.mark.slow
 def test_compilations_are_counted(run):
   cspd_jax.load.cache_clear()
-  found = run('--num_images=1')
-  assert found.code == 0 and 'compiled' not in found.out
-  lines = [line for line in found.err.splitlines() if line.startswith('compiling ')]
+  result = run('--num_images=1')
+  assert result.code == 0 and 'compiled' not in result.out
+  lines = [line for line in result.err.splitlines() if line.startswith('compiling ')]
   assert [line.split('(')[-1] for line in lines] == [f'{i} of 4)...' for i in range(1, 5)]
   assert [line.split()[1] for line in lines if 'the image tokenizer' not in line] == [
       'vanilla', 'sjd_pac(window=8)', 'speculative(length=4)']
@@ -178,29 +178,29 @@ def test_vanilla_in_a_window_is_no_baseline(run):
 
 @pytest.mark.slow
 def test_without_vanilla_there_is_no_speedup(run):
-  found = run('--decoder=speculative', '--prompt=2,0', '--num_images=3', '--guidance_scale=1')
-  report, rows = _report(found)
+  result = run('--decoder=speculative', '--prompt=2,0', '--num_images=3', '--guidance_scale=1')
+  report, rows = _report(result)
   assert report['captions'] == ['owl', 'cat', 'owl']
   row = rows['speculative']
   assert row['guarantee'] == 'exact'
   assert row['speedup'] is None and row['tokens_equal_baseline'] is None
-  assert any(' - ' in line for line in found.out.splitlines()[-5:])
+  assert any(' - ' in line for line in result.out.splitlines()[-5:])
 
 
 @pytest.mark.slow
 def test_relaxed_decoders_have_pictures_and_a_bound(run):
-  found = run('--decoder=sjd+uniform(delta=3), vanilla', '--num_images=1')
-  _, rows = _report(found)
+  result = run('--decoder=sjd+uniform(delta=3), vanilla', '--num_images=1')
+  _, rows = _report(result)
   row = rows['sjd+uniform(delta=3)']
   assert row['guarantee'] == 'bounded' and row['tv_bound'] > 0
-  assert (found.folder / row['images']).read_bytes().startswith(b'\x89PNG')
-  assert row['images'] == 'images_sjd_uniform_delta_3.png' and 'TV bound' in found.out
+  assert (result.folder / row['images']).read_bytes().startswith(b'\x89PNG')
+  assert row['images'] == 'images_sjd_uniform_delta_3.png' and 'TV bound' in result.out
 
 
 @pytest.mark.slow
 def test_paired_differences(run):
-  found = run('--decoder=seed_exact,vanilla,sjd+uniform(delta=3)', '--num_images=4', '--paired')
-  report, rows = _report(found)
+  result = run('--decoder=seed_exact,vanilla,sjd+uniform(delta=3)', '--num_images=4', '--paired')
+  report, rows = _report(result)
   names = [f'{name}_change{part}' for name in ('nll', 'brightness', 'contrast', 'detail')
            for part in ('', '_error', '_error_unpaired')]
   assert report['settings']['paired'] and not set(names) & set(rows['vanilla'])
@@ -208,7 +208,7 @@ def test_paired_differences(run):
     exact, relaxed = (rows[decoder][name] for decoder in ('seed_exact', 'sjd+uniform(delta=3)'))
     assert exact == 0 or name.endswith('unpaired')
     assert relaxed != 0
-  lines = found.out[found.out.index('Minus vanilla'):].splitlines()
+  lines = result.out[result.out.index('Minus vanilla'):].splitlines()
   assert lines[3].split()[:4] == ['seed_exact', 'NLL', '+0.0000', '0.0000']
 
 
@@ -265,17 +265,17 @@ def test_pictures_come_before_the_times(run, monkeypatch):
                       write(*words))
   with monkeypatch.context() as killed:
     killed.setattr(timing, 'measure', mock.Mock(side_effect=KeyboardInterrupt))
-    found = run('--num_images=1')
+    result = run('--num_images=1')
   names = ['vanilla', 'sjd_pac', 'speculative']
-  assert found.code == 130 and written == [names[:1], names]
-  report = json.loads((found.folder / 'report.json').read_text())
+  assert result.code == 130 and written == [names[:1], names]
+  report = json.loads((result.folder / 'report.json').read_text())
   files = {f'images_{name}.png' for name in names} | {'acceptance.png'}
   assert set(report['files']) == files
-  assert {file.name for file in found.folder.iterdir()} == files | {'report.json'}
+  assert {file.name for file in result.folder.iterdir()} == files | {'report.json'}
   for row in report['rows']:
     assert row['seconds_per_image'] is row['speedup'] is None and row['rounds'] >= 1
   for name in ('images_vanilla.png', 'acceptance.png'):
-    assert f'look at {found.folder}/{name}' in found.out
+    assert f'look at {result.folder}/{name}' in result.out
   again = run('--num_images=1')
   report, rows = _report(again)
   assert set(report['files']) == files | {'speed.png'}
@@ -285,30 +285,30 @@ def test_pictures_come_before_the_times(run, monkeypatch):
 def test_what_the_captions_ask_for_is_scored(capsys, tmp_path, monkeypatch):
   monkeypatch.setattr(models_lib, 'NAMES', ['a cat on white', 'a dog', 'an owl flat'])
   models_lib.llamagens(tmp_path)
-  found = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={tmp_path}/model',
+  result = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={tmp_path}/model',
                      '--decoder=vanilla,seed_exact', '--num_images=3', '--repeats=1', '--asked',
                      '--paired')
-  _, rows = _report(found)
+  _, rows = _report(result)
   for row in rows.values():
     assert row['asked'] == pytest.approx((row['thing'] + row['ground'] + row['style']) / 3)
   row, = (row for name, row in rows.items() if name != 'vanilla')
   assert row['asked_change'] == row['asked_change_error'] == 0, 'the same images'
-  assert 'asked  error' in found.out and '+0.0000' in found.out
+  assert 'asked  error' in result.out and '+0.0000' in result.out
 
 
 @pytest.mark.slow
 def test_repeats_end_with_the_budget(run):
-  found = run('--decoder=vanilla', '--num_images=1', '--repeats=50', '--budget=1e-6')
-  _, rows = _report(found)
+  result = run('--decoder=vanilla', '--num_images=1', '--repeats=50', '--budget=1e-6')
+  _, rows = _report(result)
   assert rows['vanilla']['timed_runs'] == 1 and rows['vanilla']['seconds_per_image'] > 0
 
 
 @pytest.mark.slow
 def test_a_family_of_the_tests(capsys, tmp_path):
   model = tiny.saved(tmp_path / 'beach')
-  found = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={model}',
+  result = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={model}',
                      '--decoder=vanilla,sjd(window=4)', '--prompt=sea', '--repeats=1')
-  report, rows = _report(found)
+  report, rows = _report(result)
   assert report['model'] == 'beach' and report['captions'] == ['sea']
   assert rows['sjd(window=4)']['rounds'] <= rows['vanilla']['rounds'] == 16
 
@@ -338,8 +338,8 @@ def test_the_baseline_is_not_recommended():
 
 
 def test_files_of_decoders_with_similar_names():
-  found = compare.compare_report._files(['a(b)', 'a+b', 'a_b'])  # pylint: disable=protected-access
-  assert len(set(found.values())) == 3
+  result = compare.compare_report._files(['a(b)', 'a+b', 'a_b'])  # pylint: disable=protected-access
+  assert len(set(result.values())) == 3
 
 
 @pytest.mark.slow

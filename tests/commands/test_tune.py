@@ -191,7 +191,7 @@ def test_half_of_the_minutes_are_for_the_search(folder, capsys, tmp_path, monkey
   """`--minutes=1` took two: the search used all of it, and the measurements came on top."""
   asked = _without_work(monkeypatch, len)
   monkeypatch.setattr(tune.time, 'perf_counter', lambda: 20.0 * len(asked))
-  found = _call(capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=1', '--minutes=1',
+  result = _call(capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=1', '--minutes=1',
                 '--window=3,4,5,6', '--decoder=mc_sjd')
-  assert found.code == 0, found.err
-  assert len(asked) == 2 and 'the time limit of 1 minutes was reached' in found.out
+  assert result.code == 0, result.err
+  assert len(asked) == 2 and 'the time limit of 1 minutes was reached' in result.out
