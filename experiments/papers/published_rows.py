@@ -109,7 +109,7 @@ def _sjd_pac() -> tuple[Row, ...]:
   return (
       *rows,
       Row('Table 1', 'SJD2 on all four', '4.02x, 3.82x, 5.62x, 4.72x',
-          missing='the target is retrained for it, so it is another model'),
+          missing='the target is trained anew for it, so it is another model'),
       Row('Table 2', 'SJD, window 32', '2.31x', 'sjd(window=32)'),
       Row('Table 2', 'with the tree', '2.71x',
           'jacobi(coupling=redraw, tree=kary(4, 3), window=32)+exact'),
