@@ -119,9 +119,7 @@ def prepare(config: Any) -> Job:
   if config.paired and compare_report.baseline(model.engine, specifications) is None:
     raise ValueError(f'paired is True, and decoder is {",".join(specifications)!r}; add '
                      f'{model.engine.baseline}, which the others are compared with.')
-  captions = list(model.conditions.titles(prompts)) if config.asked else None
-  if captions is not None:
-    asked.check(captions)
+  captions = asked.captions(model, prompts) if config.asked else None
   condition = model.condition(prompts)
   requests = {name: prepare_request(
       model, prompts, seed=seed, decoder=specification, batch_size=1, pixels=False,

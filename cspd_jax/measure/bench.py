@@ -37,11 +37,13 @@ class Bench:
     seed: one seed for all images, or one for each.
     batch_size: images decoded together.
     sampling: the default sampling options.
+    captions: `[N]` what scenes of emoji are asked for; None if this is not scored.
     seconds: total compilation time so far.
   """
 
   def __init__(self, model: Model, prompts: Sequence[Any], *, seed: int | Sequence[int] = 0,
-               batch_size: int = 16, sampling: Any = None):
+               batch_size: int = 16, sampling: Any = None,
+               captions: Sequence[str] | None = None):
     """Stores the settings; nothing is decoded yet.
 
     Args:
@@ -50,8 +52,10 @@ class Bench:
       seed: one seed for all images, or one for each.
       batch_size: images decoded together; capped at the number of images.
       sampling: sampling options of `model.sampling`; the model's defaults if None.
+      captions: what the images are asked for, for samples; see `metrics.base.Sample`.
     """
     self.model, self.prompts, self.seed = model, list(prompts), seed
+    self.captions = captions
     self.batch_size = min(batch_size, len(self.prompts))
     self.sampling = model.sampling() if sampling is None else sampling
     self.seconds = 0.0
@@ -148,7 +152,8 @@ class Bench:
     sampling = self.sampling if sampling is None else sampling
     name = self.text(specification), *(np.asarray(leaf).tobytes() for leaf in sampling)
     if name not in self._samples:
-      self._samples[name] = self._decode(self.request(specification, sampling))
+      self._samples[name] = dataclasses.replace(
+          self._decode(self.request(specification, sampling)), captions=self.captions)
     return self._samples[name]
 
   def reference(self, sets: int) -> tuple[Sample, list[Sample]]:

@@ -106,8 +106,8 @@ def rows(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
   """
   for text in specifications:
     sample, decoder = bench.sample(text), bench.check(text)
-    compared = Sample(
-        sample.decoded, sample.condition, sample.sampling, reference.sample, sample.batch_size)
+    compared = Sample(sample.decoded, sample.condition, sample.sampling, reference.sample,
+                      sample.batch_size, sample.captions)
     drafter, *verifier = spec_lib.parse(text).parts
     figures = dict(
         decoder=text, drafter=str(drafter), verifier=str(verifier[0]) if verifier else None,

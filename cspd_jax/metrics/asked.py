@@ -1,6 +1,7 @@
 """The score `asked` of images with captions: on disk, and of the samples of a decoder."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,13 @@ def check(captions: Sequence[str]) -> None:
   """Raises ValueError unless all captions are in the grammar of scenes."""
   for caption in captions:
     scenes.request_of(caption, scenes.templates())
+
+
+def captions(model: Model, prompts: Sequence[Any]) -> list[str]:
+  """Returns prompts as captions; raises ValueError unless all are in the grammar of scenes."""
+  result = list(model.conditions.titles(prompts))
+  check(result)
+  return result
 
 
 def of_sample(sample: Sample, model: Model) -> dict[str, Value]:

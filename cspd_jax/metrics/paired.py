@@ -8,7 +8,7 @@ differently have only the prompt in common, which still reduces the variation be
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -73,17 +73,19 @@ def difference(values: np.ndarray, baseline: np.ndarray) -> Difference:
   return Difference(paired.mean, paired.standard_error, math.hypot(*errors))
 
 
-def differences(sample: base.Sample, baseline: base.Sample, model: Model
-                ) -> dict[str, Difference]:
+def differences(sample: base.Sample, baseline: base.Sample, model: Model,
+                names: Collection[str] | None = None) -> dict[str, Difference]:
   """Returns the difference of every statistic of the model's engine, by name.
 
   Args:
     sample: images of a decoder.
     baseline: images of the baseline, with the same conditions and seeds.
     model: the model.
+    names: the statistics, of `STATISTICS`; None for all.
   """
   return {name: difference(statistic.measure(sample, model), statistic.measure(baseline, model))
           for name, statistic in STATISTICS.items() if model.engine.name in statistic.engines
+          and (names is None or name in names)
           and (sample.captions is not None or not statistic.of_captions)}
 
 
