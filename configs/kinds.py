@@ -1,10 +1,12 @@
 """One decoder of every kind at up to 64 tokens per forward pass: the table of the README.
 
   python -m experiments.topologies --config=configs/kinds.py
+  python -m experiments.topologies --config=configs/kinds_demo.py
 
-Counts only; what they are worth on an accelerator is measured by `experiments.compile_report`.
-Runtime: some minutes on two CPU cores. Result: in runs/kinds, step compression and one-token rounds
-(rows.csv, report.json).
+The first command measures scenes of emoji, with tokens per forward pass inside things and on plain
+ground apart, the second the photographs of `demo`, which have no plain ground. Counts only; what
+they are worth on an accelerator is measured by `experiments.compile_report`. Runtime: some minutes
+on two CPU cores. Results: in runs/kinds and runs/kinds_demo (rows.csv, report.json).
 """
 
 from cspd_jax.cli import groups
@@ -12,12 +14,12 @@ from experiments.topologies import Config
 
 DECODERS = (
     'vanilla', 'speculative(length=4)', 'eagle(tree=LANTERN)', 'mc_sjd', 'seed_exact',
-    'corrected_seed_exact(passes=4)', 'corrected(passes=4)',
+    'corrected(by=neighbours, passes=3)', 'corrected_seed_exact(passes=4)', 'corrected(passes=4)',
     'eagle(tree=LANTERN)+lantern_pp(lam=2)')
 
 
 def get_config() -> Config:
   """The configuration."""
   return Config(
-      decoder=DECODERS, window=(64,),
-      images=groups.Images(num_images=32, seed=12), workdir='runs/kinds')
+      loading=groups.Loading('emoji'), decoder=DECODERS, window=(64,), ground=True,
+      images=groups.Images(prompts='configs/held_out.txt', num_images=64), workdir='runs/kinds')

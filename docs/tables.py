@@ -17,12 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cspd_jax import metrics
-from cspd_jax.core import spec as spec_lib
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.decoding import specification
 from cspd_jax.files import atomic
 from cspd_jax.measure import tables
-from docs import lists
+from docs import kinds, lists
 from experiments.papers import published_rows
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -43,6 +41,7 @@ REPORTS = {
     'compare_causal': "cspd-compare --model=causal_demo --decoder='mar,exact_head,"
                       "windows(window=2),windows(window=4),windows(window=8)'",
     'kinds': 'python -m experiments.topologies --config=configs/kinds.py',
+    'kinds_demo': 'python -m experiments.topologies --config=configs/kinds_demo.py',
     'overhead': 'python -m experiments.overhead',
     'tune': 'cspd-tune --dry_run',
     'refill': 'python -m experiments.refill',
@@ -101,10 +100,12 @@ class Table(NamedTuple):
   Attributes:
     report: name of the report.
     text: path of the report to Markdown.
+    other: name of a report that the table reads too, or in place of the first.
   """
 
   report: str
   text: Callable[[pathlib.Path], str]
+  other: str | None = None
 
 
 def _measured(*names: str, errors: bool = False) -> dict[str, str]:
@@ -168,26 +169,10 @@ def _trained(report: Report) -> list[Row]:
           if name.startswith(mark)]
 
 
-def _kinds(report: Report) -> list[Row]:
-  """A decoder of every kind, with what its tokens per forward pass are worth.
-
-  The baseline comes first, then the others by tokens per forward pass. The speed-up is predicted
-  where the report of compiled rounds has the decoder: tokens per pass over the time of its round,
-  in rounds of the baseline.
-  """
-  path = _path('compiled_7b')
-  ms = {row['decoder']: row['ms'] for row in _content(path)['rows']} if path.exists() else {}
-  result = []
-  for row in sorted(report['rows'], key=lambda row: row['step_compression']):
-    part, *verifier = spec_lib.parse(row['decoder']).parts
-    needed = specification.needs(part.name)
-    result.append(dict(
-        row, predicted=row['step_compression'] * ms['vanilla'] / ms[row['decoder']]
-        if row['decoder'] in ms else None,
-        needs=specification.SOURCES[needed] if needed else '-',
-        how=specification.VERIFIERS[verifier[0].name].summary if verifier else
-        specification.DECODERS[part.name].summary))
-  return result
+def _rows(name: str) -> list[Row]:
+  """The rows of a report; none without it."""
+  path = _path(name)
+  return _content(path)['rows'] if path.exists() else []
 
 
 def _gains(report: Report) -> list[Row]:
@@ -223,10 +208,8 @@ _CONCLUSIONS = _of({'claim': '{claim}', 'holds here': '{answer}', 'numbers': '{n
 _TRAINED = {'network': '{network}', 'on the held-out parts': '{figure}', 'value': '{value:.4g}'}
 
 TABLES: dict[str, Table] = {
-    'summary': Table('kinds', _of({
-        'decoder': '`{decoder}`', 'tokens per forward pass': '{step_compression:.2f}',
-        'predicted speed-up on an H200': '{predicted:.2f}x', 'guarantee': '{guarantee}',
-        'needs': '{needs}', 'how': '{how}'}, _kinds)),
+    'summary': Table('kinds', lambda path: kinds.markdown(
+        _rows('kinds'), _rows('kinds_demo'), _rows('compiled_7b')), 'kinds_demo'),
     'cpu': Table('against_llamagen', _of({
         'LlamaGen-B on a CPU': '`{decoder}`', 'tokens per forward pass': '{tokens:.2f}',
         'speed-up over `vanilla`': '{speedup:.2f}x'}, _gains)),
@@ -307,15 +290,24 @@ def _content(path: pathlib.Path) -> Report:
 
 
 def _numbers(table: Table) -> str:
-  """A table of numbers with its source, or nothing."""
-  path = _path(table.report)
-  if not path.exists():
+  """A table of numbers with its sources, or nothing."""
+  names = [name for name in (table.report, table.other)
+           if name is not None and _path(name).exists()]
+  if not names:
     return ''
-  report = _content(path)
+  sources = '\n'.join(map(_source, names))
+  return f'{table.text(_path(table.report))}\n\n{sources}\n'
+
+
+def _source(name: str) -> str:
+  """The command of a report, and what was measured where."""
+  report = _content(_path(name))
   count = report.get('num_images') or len(report.get('prompts', ()))
   source = [f'{count} images'] if count else []
   source += [str(report['device']), f'jax {report["versions"]["jax"]}']
-  return f'{table.text(path)}\n\n*`{REPORTS[table.report]}`: {", ".join(source)}.*\n'
+  if weights := report.get('weights', {}).get('target'):
+    source.append(f'weights {weights[:8]}')
+  return f'*`{REPORTS[name]}`: {", ".join(source)}.*'
 
 
 def generated(name: str) -> str:

@@ -2,9 +2,10 @@
 
   python -m experiments.scenes --num_scenes=1000
 
-Writes train.png, held_out.png and templates.npz, the file of cspd_jax/assets/scenes, and scores as
-many scenes of both splits against their complete captions: the largest value that the score can
-have (report.json). docs/embedded.md has the commands that fetch the sources.
+Writes train.png, held_out.png and templates.npz, the file of cspd_jax/assets/scenes, and the
+captions of the held-out scenes (held_out.txt), of which configs/held_out.txt has the first 64.
+Scores as many scenes of both splits against their complete captions: the largest value that the
+score can have (report.json). docs/embedded.md has the commands that fetch the sources.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from cspd_jax.plots import grid
 from experiments.demo_models import emoji
 
 _SHEET = 60
+_CAPTIONS = 'held_out.txt'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +52,8 @@ class Config:
 @cli.command(Config)
 def main(config: Config) -> None:
   sprites = emoji.load(config.fluent, config.noto, config.names)
-  report = Report(config.workdir, ['templates.npz', *(f'{split}.png' for split in emoji.SPLITS)])
+  report = Report(config.workdir, [
+      'templates.npz', _CAPTIONS, *(f'{split}.png' for split in emoji.SPLITS)])
   templates = emoji.templates(sprites)
   atomic.write_arrays(report.path('templates.npz'), {
       'names': np.array(templates.names), 'pixels': templates.pixels})
@@ -59,6 +62,8 @@ def main(config: Config) -> None:
     scenes = emoji.scenes(sprites, config.seed, 0, split, config.num_scenes)
     grid.save_grid(report.path(f'{split}.png'), scenes.images[:_SHEET],
                    captions=scenes.captions[:_SHEET].tolist(), columns=10)
+    if split == 'held_out':
+      atomic.write(report.path(_CAPTIONS), '\n'.join([*scenes.captions, '']).encode())
     captions = [requests.caption(request) for request in scenes.complete]
     pixels = np.round(127.5 * (scenes.images + 1)).astype(np.uint8)
     values = score.asked(score.score(pixels, captions, templates), captions)

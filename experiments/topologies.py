@@ -18,8 +18,10 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
+from cspd_jax.generation import identity
 from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
+from cspd_jax.metrics import asked, ground
 from experiments.benchmark import Printer
 
 COUPLINGS = (
@@ -48,6 +50,8 @@ class Config:
     decoder: specifications of decoders that do not set the window.
     window: tokens per forward pass; every decoder runs with each of them.
     metrics: names of the metrics.
+    ground: whether tokens per forward pass inside things and on plain ground are measured too, for
+      models of scenes of emoji.
     images: the images, the same for every decoder.
     sampling: sampling options.
     batch_size: images decoded together.
@@ -59,6 +63,7 @@ class Config:
   decoder: tuple[str, ...] = COUPLINGS + FRESH + TREES
   window: tuple[int, ...] = (16, 64)
   metrics: tuple[str, ...] = ('step_compression', 'one_token_rounds')
+  ground: bool = False
   images: groups.Images = groups.Images(num_images=16)
   sampling: groups.Sampling = groups.Sampling()
   batch_size: int = 16
@@ -80,6 +85,9 @@ def run(config: Config) -> None:
   model = inputs.model(config.loading, config.parts, one_group=inputs.MEASURED)
   metrics = measurements.choose(model.engine.name, config.metrics)
   prompts, seed = inputs.images(config.images, model)
+  if config.ground:
+    asked.captions(model, prompts)  # Checks that the images are scenes.
+    metrics += ground.INSIDE, ground.ON_GROUND, ground.SHARE
   bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size,
                 sampling=model.sampling(**inputs.overrides(config.sampling)))
   texts_of_windows: dict[int, list[str]] = {}
@@ -100,7 +108,7 @@ def run(config: Config) -> None:
       atomic.write(report.path('rows.csv'), tables.csv(rows).encode())
   report.write(
       settings=dataclasses.asdict(config), rows=rows, left_out=left_out, prompts=prompts,
-      minutes=(time.perf_counter() - start) / 60,
+      weights=identity.weights(model), minutes=(time.perf_counter() - start) / 60,
       tables=[dict(title=f'window {window}', columns=printer.columns, rows=[
           i for i, row in enumerate(rows) if row['window'] == window])
               for window in texts_of_windows])

@@ -8,6 +8,7 @@ The bound on total variation, the likelihood and the Frechet distance over the a
 uniform relaxation. Result: in runs/papers/cool_sd, the files of `experiments.benchmark`.
 """
 
+from cspd_jax.cli import groups
 from experiments.benchmark import CLAIMS, CURVES, Config
 
 _NAMES = ('uniform', 'Cool-SD', 'Cool-SD, printed', 'Cool-SD linear', 'Cool-SD linear, printed')
@@ -16,6 +17,7 @@ _NAMES = ('uniform', 'Cool-SD', 'Cool-SD, printed', 'Cool-SD linear', 'Cool-SD l
 def get_config() -> Config:
   """Returns the configuration of `experiments.benchmark`."""
   return Config(
-      drafter=(), verifier=(), curves=tuple(curve for curve in CURVES if curve.name in _NAMES),
+      loading=groups.Loading('demo'), drafter=(), verifier=(),
+      curves=tuple(curve for curve in CURVES if curve.name in _NAMES),
       claims=tuple(claim for claim in CLAIMS if claim.better in _NAMES), timed_images=None,
       workdir='runs/papers/cool_sd')

@@ -9,6 +9,7 @@ of grouped speculative decoding. Result: in runs/papers/lantern, the files of
 `experiments.benchmark`.
 """
 
+from cspd_jax.cli import groups
 from experiments.benchmark import CLAIMS, CURVES, Config
 
 _NAMES = ('LANTERN++, G*', 'LANTERN++, released', 'GSD')
@@ -21,7 +22,7 @@ _VERIFIERS = (
 def get_config() -> Config:
   """Returns the configuration of `experiments.benchmark`."""
   return Config(
-      drafter=_TREES, verifier=_VERIFIERS,
+      loading=groups.Loading('demo'), drafter=_TREES, verifier=_VERIFIERS,
       curves=tuple(curve for curve in CURVES if curve.name in _NAMES),
       claims=tuple(claim for claim in CLAIMS
                    if claim.better in _NAMES or claim.metric is not None),

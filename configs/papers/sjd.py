@@ -8,9 +8,11 @@ share their noise with the target's draws, and of every method to fill the free 
 window. Result: in runs/papers/sjd, the files of `experiments.topologies`.
 """
 
+from cspd_jax.cli import groups
 from experiments.topologies import COUPLINGS, FRESH, Config
 
 
 def get_config() -> Config:
   """Returns the configuration of `experiments.topologies`."""
-  return Config(decoder=COUPLINGS + FRESH, workdir='runs/papers/sjd')
+  return Config(
+      loading=groups.Loading('demo'), decoder=COUPLINGS + FRESH, workdir='runs/papers/sjd')

@@ -7,9 +7,11 @@ Step compression and one-token rounds of trees and of MC-SJD's chain, at equal n
 round. Result: in runs/papers/sjd_pac, the files of `experiments.topologies`.
 """
 
+from cspd_jax.cli import groups
 from experiments.topologies import TREES, Config
 
 
 def get_config() -> Config:
   """Returns the configuration of `experiments.topologies`."""
-  return Config(decoder=('mc_sjd', *TREES), workdir='runs/papers/sjd_pac')
+  return Config(
+      loading=groups.Loading('demo'), decoder=('mc_sjd', *TREES), workdir='runs/papers/sjd_pac')

@@ -51,6 +51,14 @@ def network(config: Any, params: Any) -> str:
   return _digest(repr(config) + fingerprint(params))
 
 
+def weights(model: BaseModel) -> dict[str, str]:
+  """Returns short digests of a model's parameters by part, which reports keep."""
+  parts = dict(target=model.params) | {name: draft.params for name, draft in model.drafts.items()}
+  if model.tokenizer is not None:
+    parts['tokenizer'] = model.tokenizer.params
+  return {name: fingerprint(parts[name]) for name in sorted(parts)}
+
+
 def fingerprint(arrays: Any, every: bool = False) -> str:
   """Returns a short digest of the shapes, dtypes and numbers of arrays.
 

@@ -76,16 +76,17 @@ def is_finished(name: str) -> bool:
 def has_settings(report: dict[str, Any], config: Any) -> bool:
   """Whether a report was made with the settings of a configuration.
 
-  Settings that are None are ignored: options that exist since, and are not set.
+  Settings that are None or False are ignored: options that exist since, and are not set.
   """
   return _set(report.get('settings')) == _set(atomic.plain(dataclasses.asdict(config)))
 
 
 def _set(settings: Any) -> Any:
-  """Returns settings without those that are None."""
+  """Returns settings without those that are None or False."""
   if not isinstance(settings, dict):
     return settings
-  return {name: _set(value) for name, value in settings.items() if value is not None}
+  return {name: _set(value) for name, value in settings.items()
+          if value is not None and value is not False}
 
 
 def minutes(name: str) -> float | None:

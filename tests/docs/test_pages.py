@@ -208,7 +208,8 @@ def test_the_front_page_has_one_table_of_numbers():
   assert re.findall(r'table: (\w+)', text) == ['summary', 'rounding_share', 'front']
   assert 'not measured' not in text
   rows = [line for line in text.splitlines() if line.startswith('| `')]
-  tokens = [float(row.split('|')[2]) for row in rows]
+  # A decoder that was not measured on the first model has the number of the second.
+  tokens = [float(re.search(r'\| (\d+\.\d+) \|', row)[1]) for row in rows]
   assert len(rows) >= 6 and tokens == sorted(tokens) and tokens[0] == 1
 
 

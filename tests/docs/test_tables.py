@@ -30,19 +30,29 @@ def test_tables_come_from_reports(tmp_path, monkeypatch):
   assert empty == 'Before.\n\n<!-- table: summary -->\n<!-- /table -->\n'
   folder = tmp_path / 'docs' / 'reports'
   folder.mkdir(parents=True)
-  (folder / 'kinds.json').write_text(json.dumps(REPORT))
+  (folder / 'kinds_demo.json').write_text(json.dumps(REPORT))
   full = tables.rewritten(empty)
   row = '| `mc_sjd(window=4)` | 1.50 | - | exact | - | SJD with maximally coupled drafts |'
   relaxed = '| `eagle+lantern` | 1.99 | - | bounded | an EAGLE network | latent neighbours add'
   assert row in full and relaxed in full
   assert full.index('`vanilla`') < full.index(row) < full.index(relaxed)
-  assert '4 images, cpu, jax 0.0' in full
+  assert 'kinds_demo.py`: 4 images, cpu, jax 0.0.*' in full
   (folder / 'compiled_7b.json').write_text(json.dumps(dict(REPORT, rows=[
       dict(decoder='vanilla', ms=4.0), dict(decoder='mc_sjd(window=4)', ms=5.0)])))
   predicted = tables.rewritten(full)
   assert row.replace('1.50 | -', '1.50 | 1.20x') in predicted
   assert '| `vanilla` | 1.00 | 1.00x |' in predicted and relaxed in predicted
-  (folder / 'kinds.json').unlink()
+  (folder / 'kinds.json').write_text(json.dumps(dict(
+      REPORT, weights=dict(target='0123456789'), rows=[
+          dict(decoder='mc_sjd(window=4)', guarantee='exact', step_compression=1.25,
+               tokens_per_pass_inside=1.125, tokens_per_pass_ground=2.5)])))
+  both = tables.rewritten(full)
+  assert '| tokens per forward pass of `emoji` | inside things | on plain ground |' in both
+  assert '| `mc_sjd(window=4)` | 1.25 | 1.12 | 2.50 | 1.50 | 1.00x | exact |' in both
+  assert '| `vanilla` | - | - | - | 1.00 | 1.00x |' in both
+  assert 'kinds.py`: 4 images, cpu, jax 0.0, weights 01234567.*' in both and 'kinds_demo.py' in both
+  for name in ('kinds', 'kinds_demo'):
+    (folder / f'{name}.json').unlink()
   assert tables.rewritten(full) == empty
 
 

@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from experiments import overhead, topologies, uncertainty
-from tests.experiments import calls
+from tests.experiments import calls, models
 from tests.families import tiny
 
 PAPERS = pathlib.Path(__file__).parents[2] / 'configs' / 'papers'
@@ -20,6 +20,8 @@ _BAD = {
     'trees larger than the window': (
         topologies, ['--window=2', '--decoder=sjd_pac(tree=kary(3, 3))'],
         ['no decoder can run', '3']),
+    'no scenes': (topologies, ['--window=3', '--decoder=mc_sjd', '--ground'],
+                  ["caption is 'sand'", 'like "a blue owl']),
     'window twice': (topologies, ['--decoder=sjd(window=8)', '--metrics=beauty'], ['beauty']),
     'uncertainty: no temperature': (uncertainty, ['--temperature='], ['temperature']),
     'uncertainty: no decoder': (
@@ -72,6 +74,19 @@ def test_rows_of_every_window(folder, capsys, tmp_path):
   assert [table['title'] for table in report['tables']] == ['window 3', 'window 5']
   assert [table['rows'] for table in report['tables']] == [[0], [1, 2]]
   assert 'sjd_pac(tree=paths(2, 2), window=3)' in report['left_out']
+
+
+def test_scenes_have_tokens_per_pass_inside_things_and_on_ground(capsys, tmp_path, monkeypatch):
+  monkeypatch.setattr(models, 'NAMES', ['a cat on white', 'a dog', 'an owl flat'])
+  models.llamagens(tmp_path)
+  result = _call(topologies.main, tmp_path / 'model', capsys, tmp_path / 'out', '--window=3',
+                 '--decoder=mc_sjd', '--num_images=3', '--guidance_scale=1', '--ground')
+  assert result.code == 0, result.err
+  report = json.loads((result.folder / 'report.json').read_text())
+  row, = report['rows']
+  assert 0 <= row['ground_share'] <= 1 and row['tokens_per_pass_inside'] >= 1
+  assert 'inside things' in report['tables'][0]['columns'] and 'inside things' in result.out
+  assert report['weights'].keys() > {'target', 'tokenizer'}
 
 
 @pytest.mark.parametrize('paper,decoder', [
