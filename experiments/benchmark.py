@@ -37,11 +37,10 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, spec as spec_lib
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
-from cspd_jax.measure import conclusions, measurements, tables, tradeoff
+from cspd_jax.measure import measurements, tables, tradeoff
 from cspd_jax.measure.bench import Bench
-from cspd_jax.measure.conclusions import Claim
 from cspd_jax.measure.measurements import Measurement
-from cspd_jax.measure.tradeoff import Curve
+from cspd_jax.measure.tradeoff import Claim, Curve
 from cspd_jax.metrics import base as metrics_lib
 from cspd_jax.metrics.base import Metric
 from cspd_jax.plots import curves as curves_plot
@@ -283,8 +282,8 @@ def run(config: Config) -> None:
             for drafter, texts in plan.points.items()}
   for text, reason in plan.left_out.items():
     print(f'{text} is left out: {reason}')
-  answers = conclusions.of_guarantees(rows) + conclusions.of_rows(rows, config.claims) + (
-      conclusions.of_curves(points, config.curves, config.claims))
+  answers = tradeoff.of_guarantees(rows) + tradeoff.of_rows(rows, config.claims) + (
+      tradeoff.of_curves(points, config.curves, config.claims))
   if answers:
     print('\nTested claims')
   for tested in answers:

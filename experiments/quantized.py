@@ -26,7 +26,7 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
-from cspd_jax.metrics import base, distance as distance_lib
+from cspd_jax.metrics import base, likelihood
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +111,7 @@ def measured(bench: Bench, other: cspd_jax.Model) -> dict[str, float]:
   model, sample = bench.model, bench.sample(bench.baseline)
   target, other_target = (part.target(guided=programs.is_guided(bench.sampling))
                           for part in (model, other))
-  distance = jax.jit(lambda *arguments: distance_lib.distance(*arguments, other=other_target),
+  distance = jax.jit(lambda *arguments: likelihood.distance(*arguments, other=other_target),
                      static_argnums=0)
   result = sample.batched(lambda condition, tokens, sampling: distance(
       target, model.params, other.params, condition, tokens, sampling))

@@ -18,10 +18,10 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation import identity
+from cspd_jax.generation import run as run_lib
 from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
-from cspd_jax.metrics import asked, ground
+from cspd_jax.metrics import ground, scenes
 from experiments.benchmark import Printer
 
 COUPLINGS = (
@@ -86,7 +86,7 @@ def run(config: Config) -> None:
   metrics = measurements.choose(model.engine.name, config.metrics)
   prompts, seed = inputs.images(config.images, model)
   if config.ground:
-    asked.captions(model, prompts)  # Checks that the images are scenes.
+    scenes.captions(model, prompts)  # Checks that the images are scenes.
     metrics += ground.INSIDE, ground.ON_GROUND, ground.SHARE
   bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size,
                 sampling=model.sampling(**inputs.overrides(config.sampling)))
@@ -108,7 +108,7 @@ def run(config: Config) -> None:
       atomic.write(report.path('rows.csv'), tables.csv(rows).encode())
   report.write(
       settings=dataclasses.asdict(config), rows=rows, left_out=left_out, prompts=prompts,
-      weights=identity.weights(model), minutes=(time.perf_counter() - start) / 60,
+      weights=run_lib.weights(model), minutes=(time.perf_counter() - start) / 60,
       tables=[dict(title=f'window {window}', columns=printer.columns, rows=[
           i for i, row in enumerate(rows) if row['window'] == window])
               for window in texts_of_windows])

@@ -22,7 +22,7 @@ import numpy as np
 from absl import logging
 
 from cspd_jax import cli, families
-from cspd_jax.cli import training
+from cspd_jax.cli import inputs
 from cspd_jax.files import paths, run_folder, store
 from cspd_jax.files.run_folder import Report
 from cspd_jax.files.store import Loaded
@@ -88,7 +88,7 @@ def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
   """Writes the model folder, with its networks in bfloat16."""
   for role, network in networks.items():
     store.save(folder / role, *network, dtype=jnp.bfloat16, extra=recipe.metadata)
-    training.log_size(folder / role)
+    inputs.log_size(folder / role)
   families.save(folder, recipe.family, {role: role for role in networks}, recipe.defaults)
 
 
@@ -130,14 +130,14 @@ def write_pictures(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, A
 
 @cli.command(kept='saved steps are kept', config='configs/train/demo.py', flags=Flags())
 def main(recipe: Any, flags: Any) -> None:
-  training.check_kind(recipe, stages.Stages, 'configs/train/demo.py')
+  inputs.check_kind(recipe, stages.Stages, 'configs/train/demo.py')
   if flags.stage not in ('all', *_stages_of(recipe)):
     raise ValueError(f'stage is {flags.stage!r}, which the configuration has not; it must be all '
                      f'or one of: {", ".join(_stages_of(recipe))}.')
   if flags.smoke:
     recipe = smoke.smoke(recipe.small())
   workdir = paths.folder('workdir', flags.workdir)
-  export = training.output_folder('export', flags.export, workdir)
+  export = inputs.output_folder('export', flags.export, workdir)
   families.check_place(export, recipe.family, {
       role: role for role in ('tokenizer', *recipe.models)})
   run_folder.check(workdir, picture_names(recipe))
@@ -145,7 +145,7 @@ def main(recipe: Any, flags: Any) -> None:
   if recipe.tokenizer_of is not None:
     tokenizer_of(recipe, workdir)  # Raises its errors before anything is written.
   with run_folder.Run(workdir, dataclasses.asdict(recipe), name='workdir', alone=False):
-    training.log_progress()
+    inputs.log_progress()
     run(recipe, workdir, flags.stage, export)
 
 

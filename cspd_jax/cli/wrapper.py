@@ -10,11 +10,16 @@
 Every field of the configuration is a flag: `--seed=1` sets the only field of that name, and
 `--config.images.seed=1` sets it by its full name. Invalid input ends with one line on stderr and
 exit code 2, Ctrl-C with 130, and a bug with a traceback.
+
+A configuration file is Python with a function `get_config()` that returns a dataclass. It is run as
+it stands, so users must trust it.
 """
 
 import contextlib
 import dataclasses
 import functools
+import importlib.machinery
+import importlib.util
 import inspect
 import logging as std_logging
 import pathlib
@@ -26,7 +31,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from cspd_jax.cli import compiled, fields, loader
+from cspd_jax.cli import compiled, fields
 from cspd_jax.core import exits, naming
 from cspd_jax.files import paths
 
@@ -61,7 +66,7 @@ class Command:
   def _run(self, words: Sequence[str]) -> int | None:
     path, words = self._config_path(words)
     if path is not None:
-      config = loader.load(path)
+      config = load(path)
       self._check_kind(config)
     else:
       config = self._defaults() if self._defaults else None
@@ -275,3 +280,35 @@ def _listed(group: Any) -> list[str]:
         f'{field.doc} ({fields.describe(field.kind)})'.strip(), _WIDTH, initial_indent='    ',
         subsequent_indent='    ')
   return [*lines, '']
+
+
+def load(path: str) -> Any:
+  """Runs a configuration file and returns what its `get_config()` returns.
+
+  Raises:
+    ValueError: if the file does not exist, fails, or does not return a dataclass.
+  """
+  file = paths.find('--config', path)
+  if not file.is_file():
+    near = sorted(str(p) for p in file.parent.glob('*.py') if p.name != '__init__.py')
+    raise ValueError(f'--config={path}: no such file. ' + (
+        f'In {file.parent}: {", ".join(near)}.' if near else
+        f'{file.parent} has no configurations either; run from the root of the repository.'))
+  name = f'config_{file.stem}'
+  # Read as Python whatever its suffix is.
+  source = importlib.machinery.SourceFileLoader(name, str(file))
+  spec = importlib.machinery.ModuleSpec(name, source, origin=str(file))
+  spec.has_location = True
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module  # Where the types of the fields are looked up.
+  try:
+    source.exec_module(module)
+    if not hasattr(module, 'get_config'):
+      raise ValueError('it has no function get_config(), which returns a dataclass')
+    config = module.get_config()
+  except (Exception, SystemExit) as error:  # It is any Python, and may fail in any way.
+    raise ValueError(f'--config={path} cannot be run: {type(error).__name__}: {error}.') from error
+  if not dataclasses.is_dataclass(config) or isinstance(config, type):
+    raise ValueError(f'--config={path}: get_config() returned a {type(config).__name__}; '
+                     'it must return an instance of a dataclass.')
+  return config

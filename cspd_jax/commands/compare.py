@@ -32,11 +32,11 @@ import cspd_jax
 from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.commands import compare_report
-from cspd_jax.core import compiling, fields, progress
+from cspd_jax.core import fields, programs, progress
 from cspd_jax.files import locks, run_folder
 from cspd_jax.generation.request import Request, prepare as prepare_request
 from cspd_jax.measure import comparison
-from cspd_jax.metrics import asked
+from cspd_jax.metrics import scenes
 
 _PROGRAM = 'cspd-compare'
 # Compared by default if the engine has it, with the baseline and the model's default decoder.
@@ -119,7 +119,7 @@ def prepare(config: Any) -> Job:
   if config.paired and compare_report.baseline(model.engine, specifications) is None:
     raise ValueError(f'paired is True, and decoder is {",".join(specifications)!r}; add '
                      f'{model.engine.baseline}, which the others are compared with.')
-  captions = asked.captions(model, prompts) if config.asked else None
+  captions = scenes.captions(model, prompts) if config.asked else None
   condition = model.condition(prompts)
   requests = {name: prepare_request(
       model, prompts, seed=seed, decoder=specification, batch_size=1, pixels=False,
@@ -221,7 +221,7 @@ def main(config: Config) -> None:
     others = 1 + (config.paired and job.model.engine.name == 'discrete')
     counted = (f'{len(job.prompts)} images x {len(job.requests)} decoders x {1 + config.repeats} '
                'runs')
-    with compiling.reported(len(job.requests) + others), progress.bar(counted) as show:
+    with programs.reported(len(job.requests) + others), progress.bar(counted) as show:
       compared = comparison.compare(
           job.requests, captions=job.captions, repeats=config.repeats, budget=config.budget,
           show=progress.say, progress=show, look=functools.partial(_look, config, job))

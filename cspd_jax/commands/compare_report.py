@@ -14,8 +14,8 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.generation.request import Request
 from cspd_jax.measure import tables
 from cspd_jax.measure.comparison import Compared
-from cspd_jax.metrics import asked, paired as paired_lib, passes
-from cspd_jax.plots import acceptance, bars, grid
+from cspd_jax.metrics import paired as paired_lib, passes, scenes
+from cspd_jax.plots import bars, grid
 
 Requests = Mapping[str, Request]
 
@@ -90,7 +90,7 @@ def rows(model: cspd_jax.Model, requests: Requests, compared: Mapping[str, Compa
     if isinstance(program.decoder, continuous.Decoder):
       row |= _statement(program.decoder, decoded) | passes.details(result.sample, model)
     if result.sample.captions is not None:
-      row |= metrics.entries(asked.of_sample(result.sample, model))
+      row |= metrics.entries(scenes.of_sample(result.sample, model))
     if paired and first is not None and result is not first:
       row |= paired_lib.entries(paired_lib.differences(result.sample, first.sample, model))
     entries.append(row)
@@ -200,7 +200,7 @@ def draw(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, A
   shown = {name: value[:_MAPPED] for name, value in images.items()}
   on_grid = lambda values: model.cells(values)[:_MAPPED]
   rounds, = (metric for metric in work if metric.name == 'rounds')
-  acceptance.save_acceptance_map(
+  grid.save_acceptance_map(
       report.path(MAPS),
       {name: on_grid(result.sample.decoded.round_of_token) for name, result in compared.items()},
       images=shown, captions=captions[:_MAPPED],
@@ -210,7 +210,7 @@ def draw(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, A
   tests = {name: result.tests for name, result in decoded.items()
            if hasattr(result, 'tests') and result.tests.tested.any()}
   if tests:
-    acceptance.save_replaced_map(
+    grid.save_replaced_map(
         report.path('accepted.png'), {name: shown[name] for name in tests},
         {name: on_grid(test.tested) for name, test in tests.items()},
         {name: on_grid(test.accepted) for name, test in tests.items()},

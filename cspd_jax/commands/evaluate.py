@@ -40,7 +40,7 @@ from cspd_jax import cli, metrics
 from cspd_jax.core import fields, progress
 from cspd_jax.files import folders, paths
 from cspd_jax.files.run_folder import Report
-from cspd_jax.metrics import asked, cautions, clip_scores, evaluation, kept, layouts
+from cspd_jax.metrics import clip as clip_lib, evaluation, kept, layouts, scenes
 
 _FEATURES = 'features.npz'
 # Names that a note of what is left out lists.
@@ -110,7 +110,7 @@ class _Captioned(NamedTuple):
     images: the images.
   """
 
-  network: clip_scores.Network | None
+  network: clip_lib.Network | None
   images: list[layouts.Generated]
 
 
@@ -148,11 +148,11 @@ def _captioned(config: Config) -> _Captioned | None:
     raise ValueError('images is None; it must be a folder of images with captions.')
   images = layouts.captioned(config.images)
   if config.asked:
-    asked.check([image.prompt for image in images])
+    scenes.check([image.prompt for image in images])
   if config.clip is None:
     return _Captioned(None, images)
-  network = clip_scores.network(config.clip, config.tokenizer)
-  clip_scores.check_batch(config.batch_size, len(images), network)
+  network = clip_lib.network(config.clip, config.tokenizer)
+  clip_lib.check_batch(config.batch_size, len(images), network)
   return _Captioned(network, images)
 
 
@@ -225,7 +225,7 @@ def _evaluate(config: Config) -> None:
     samples = sets['images']
     rows += [dict(score=name, value=value) for name, value in evaluation.scores(
         samples, sets['reference'], config.evaluator).items()]
-    content['warnings'] = cautions.warnings(samples, sets['reference'], config.evaluator)
+    content['warnings'] = evaluation.warnings(samples, sets['reference'], config.evaluator)
     if samples.features is not None:
       evaluation.save(report.path(_FEATURES), samples.features, compared.network)
     content |= dict(num_images=samples.num_images, network=compared.network.digest)
@@ -233,12 +233,12 @@ def _evaluate(config: Config) -> None:
     values: dict[str, metrics.Value] = {}
     if captioned.network is not None:
       with progress.bar('captions') as show:
-        values |= clip_scores.scores(
+        values |= clip_lib.scores(
             captioned.images, captioned.network, config.batch_size, show, keep)
       content |= dict(clip=captioned.network.digest)
     if config.asked:
       with progress.bar('asked') as show:
-        values |= asked.scores(captioned.images, config.batch_size, show)
+        values |= scenes.scores(captioned.images, config.batch_size, show)
     for name, value in values.items():
       numbers = metrics.entries(dict(value=value))  # The error of one image is None.
       rows.append(dict(score=name, value=numbers['value'], error=numbers['value_error']))

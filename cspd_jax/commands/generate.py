@@ -30,7 +30,7 @@ from PIL import Image
 import cspd_jax
 from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
-from cspd_jax.core import compiling, fields, progress
+from cspd_jax.core import fields, programs, progress
 from cspd_jax.files import atomic, paths
 from cspd_jax.generation.gallery import Gallery
 from cspd_jax.metrics import evaluation
@@ -129,7 +129,7 @@ def main(config: Config) -> None:
   for line in _unknown_words(gallery):
     progress.note(line)
   # A decoder and the image tokenizer; streamed images have a program for the prefill as well.
-  with compiling.reported(2 if watch is None else 3), progress.bar('generating') as show:
+  with programs.reported(2 if watch is None else 3), progress.bar('generating') as show:
     is_complete = gallery.generate(dataclasses.asdict(config), show, watch)
   if not is_complete:
     print(f'The images of process {config.process_index} are complete; the last process to end '

@@ -29,8 +29,8 @@ import jax.numpy as jnp
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.cli import groups, inputs, training
-from cspd_jax.core import compiling, fields
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields, programs
 from cspd_jax.files import atomic, paths, run_folder, store
 from cspd_jax.training import corrector_recipe, drafter_recipe, neighbours, samples, smoke
 from cspd_jax.training.corrector import CorrectorTrainConfig
@@ -190,7 +190,7 @@ def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pa
     if stored:
       store.save(output, recipe.kind, recipe.drafter, params, dtype=jnp.bfloat16,
                  extra={'target': recipe.target})
-      training.log_size(output)
+      inputs.log_size(output)
     run_folder.Report(workdir, program=_PROGRAM).write(
         settings=dataclasses.asdict(recipe), rows=[{**figures, **passes}], stored=stored)
     print(', '.join(f'{name.replace("_", " ")} {value:.4g}' for name, value in figures.items()))
@@ -232,10 +232,10 @@ def main(recipe: Any, flags: Flags) -> None:
   workdir = paths.folder('workdir', flags.workdir or pathlib.Path('runs', 'train', run_name))
   own = flags.output is None and role == 'neighbours' and not flags.smoke and _has_parts(name)
   output = (paths.folder('output', pathlib.Path(name) / role) if own else
-            training.output_folder('output', flags.output, workdir))
+            inputs.output_folder('output', flags.output, workdir))
   store.check_place(output)
   run_folder.check(workdir, program=_PROGRAM)
-  training.log_progress()
+  inputs.log_progress()
   model = inputs.model(loading)
   if own:
     families.check_place(name, model.family, {role: role})
@@ -246,7 +246,7 @@ def main(recipe: Any, flags: Flags) -> None:
     sample(recipe, model, workdir)
     del model  # Its parameters leave the devices before those for the training are loaded.
     model = inputs.model(dataclasses.replace(loading, mesh=None))
-  with compiling.reported(6, at_most=True) if measures else contextlib.nullcontext():
+  with programs.reported(6, at_most=True) if measures else contextlib.nullcontext():
     stored = run(recipe, model, workdir, output, measured=functools.partial(
         _measured, loading, model, output) if measures else None)
   if not stored:
@@ -260,7 +260,7 @@ def main(recipe: Any, flags: Flags) -> None:
 
 def _check_recipe(recipe: Any, flags: Flags) -> None:
   """Raises ValueError unless a configuration is a recipe, and no flag contradicts it."""
-  training.check_kind(recipe, tuple(_RECIPES), 'configs/train/eagle_demo.py')
+  inputs.check_kind(recipe, tuple(_RECIPES), 'configs/train/eagle_demo.py')
   if flags.kind is not None:
     raise ValueError(f'kind is {flags.kind!r}, but --config is a recipe, which determines what '
                      'is trained; leave one of them out.')

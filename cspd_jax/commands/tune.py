@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import cspd_jax
 from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
-from cspd_jax.core import compiling, fields
+from cspd_jax.core import fields, programs
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import tuned
 from cspd_jax.files import atomic
@@ -288,7 +288,7 @@ def main(config: Config) -> None:
   count, model = sum(map(len, plan.lines)), plan.bench.model
   print(f'{count} candidates for {model.name} on {model.where}', flush=True)
   start = time.perf_counter()
-  with compiling.reported(_num_programs(plan, config), at_most=True):
+  with programs.reported(_num_programs(plan, config), at_most=True):
     rows, left_out = tune(plan, config)
   shown = {size: _shown(rows, size) for size in dict.fromkeys(row['batch_size'] for row in rows)}
   for size, numbers in shown.items():

@@ -23,7 +23,7 @@ from cspd_jax.continuous.specification import DECODERS
 from cspd_jax.continuous.speculative_head import speculative
 
 if TYPE_CHECKING:  # Type checkers read the functions, not the table.
-  from cspd_jax.continuous.cspd.decoders import *  # noqa: F403
+  from cspd_jax.continuous.cspd import *  # noqa: F403
   from cspd_jax.continuous.decoders import *  # noqa: F403
 
 globals().update({name: entry.build for name, entry in DECODERS.items()})

@@ -21,11 +21,11 @@ from cspd_jax.continuous import (
   speculative_head,
 )
 from cspd_jax.continuous.base import Target, Verifier
-from cspd_jax.continuous.chains.coupled_chains import coupled_chains, old_chains
+from cspd_jax.continuous.chains.chain_walk import coupled_chains, old_chains
 from cspd_jax.continuous.context import CACHED, TRUE, true_window
 from cspd_jax.continuous.head import HeadSampler, no_drafts
 from cspd_jax.continuous.loop import Decoder, make_decoder
-from cspd_jax.continuous.path.path_test import DEFAULT_ETA, path_test
+from cspd_jax.continuous.path import DEFAULT_ETA, path_test
 from cspd_jax.continuous.schedule import Schedule
 
 # Drafts per round where each requires a pass of the target, and where a block requires one.
@@ -208,7 +208,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
 def path_decoder(target: Target, draft: Target, draft_length: int, schedule: Schedule,
                  verifier: Verifier, prefix_share: float, aligned: bool, guidance: str | None
                  ) -> Decoder:
-  """Returns a decoder with a `path.path_test.path_test`; other arguments as for `exact_path`."""
+  """Returns a decoder with a `path.path_test`; other arguments as for `exact_path`."""
   size = target.num_tokens
   schedule_lib.check_length('draft_length', draft_length, size)
   schedule_lib.check_prefix_share(prefix_share)

@@ -373,7 +373,7 @@ def _check_parts(target: Target, verifier: Verifier, drafter: Drafter | None,
 
 # A product and its sum with the bias, or a row of a table and the copy that the head reads: the
 # compiled head has two arrays of a modulation's size at the same time. (An accelerator has a third,
-# of at most `head.MODULATION_BYTES`, if matrices are bfloat16: see `models.exact_product`.)
+# of at most `head.MODULATION_BYTES`, if matrices are bfloat16: see `models.diffusion_head`.)
 _COPIES = 2
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cspd_jax.continuous.base import Target
-from cspd_jax.continuous.cspd.decoders import cspd_paper, cspd_relaxed, cspd_released
+from cspd_jax.continuous.cspd import cspd_paper, cspd_relaxed, cspd_released
 from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel, windows
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.schedule import Schedule

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from cspd_jax.core import printing, programs
+from cspd_jax.core import programs, progress
 
 # Characters of a message that fit on a terminal, and of a list of problems.
 _MAX_LENGTH, _MAX_LIST = 1500, 8000
@@ -59,7 +59,7 @@ class _Output:
   def write(self, text: str) -> int:
     """Writes as the stream does; returns the number of characters."""
     with self._discarding():
-      text = printing.lines(text)
+      text = progress.lines(text)
       try:
         return self._stream.write(text)
       except UnicodeEncodeError as error:

@@ -3,17 +3,30 @@
 XLA records the kernels of a round as a CUDA graph, which the host launches once per round. With the
 environment variable CSPD_JAX_GRAPHS=loop it records the whole decoding loop, so that the host
 synchronises once per image. The variable has no effect on devices other than NVIDIA GPUs.
+
+A line on stderr reports each program that JAX compiles, since some take minutes:
+
+  with programs.reported(total=2):
+    run = jax.jit(programs.labelled('mc_sjd(window=32)', decoder))
+    run(*arguments)  # Prints 'compiling mc_sjd(window=32) (1 of 2)...'.
+
+JAX traces a function exactly when no compiled program fits its arguments, so a labelled function
+reports itself while it is traced, and the event of XLA's compiler that follows ends the report.
 """
 
+import contextlib
+import contextvars
+import dataclasses
+import functools
 import os
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-from cspd_jax.core import compiling
+from cspd_jax.core import progress
 
 Program = TypeVar('Program')
 
@@ -35,14 +48,14 @@ def jit(function: Callable[..., Any], graphs: str | None = None, *, label: str |
   Args:
     function: the function. Do not call the result while another function is traced.
     graphs: one of `GRAPHS`; by default that of the environment variable CSPD_JAX_GRAPHS.
-    label: the name under which `compiling` reports its compilations; None does not report them.
+    label: the name under which its compilations are reported; None does not report them.
     **options: other options of `jax.jit`.
 
   Raises:
     ValueError: if the environment variable is not one of `GRAPHS`.
   """
   if label is not None:
-    function = compiling.labelled(label, function)
+    function = labelled(label, function)
   return jax.jit(function, compiler_options=compiler_options(graphs), **options)
 
 
@@ -66,7 +79,7 @@ def compiled(function: Callable, *args: Any, graphs: str | None = None,
     function: the function.
     *args: arrays, or `jax.ShapeDtypeStruct`s.
     graphs: one of `GRAPHS`; by default that of the environment variable CSPD_JAX_GRAPHS.
-    label: the name under which `compiling` reports its compilations; None does not report them.
+    label: the name under which its compilations are reported; None does not report them.
   """
   start = time.perf_counter()
   run = jit(function, graphs, label=label).lower(*args).compile()
@@ -138,3 +151,94 @@ def kept(model: Any, name: Hashable, build: Callable[[], Program]) -> Program:
 def is_guided(sampling: Any) -> bool:
   """Returns whether any image is guided, so that the program needs the null condition."""
   return bool(np.any(np.asarray(sampling.guidance_scale) != 1))
+
+
+# The event of JAX after XLA has compiled a program, or loaded it from the cache on disk.
+_COMPILED = '/jax/core/compile/backend_compile_duration'
+# Seconds from which the duration is reported as well.
+_LONG = 2.0
+
+
+@dataclasses.dataclass
+class _Report:
+  """The programs of one job.
+
+  Attributes:
+    total: number of programs that the job compiles; None if it is unknown.
+    at_most: whether the job may compile fewer.
+    count: programs so far.
+    label: that of the program that is compiled now, or None.
+    start: when its compilation began.
+    is_traced: whether only XLA's part of its compilation remains.
+  """
+
+  total: int | None
+  at_most: bool
+  count: int = 0
+  label: str | None = None
+  start: float = 0.0
+  is_traced: bool = False
+
+  def begin(self, label: str) -> None:
+    """Reports that a program is compiled from now on."""
+    self.count += 1
+    self.label, self.start, self.is_traced = label, time.perf_counter(), False
+    number = ''
+    if self.total is not None and self.count <= self.total:
+      number = f' ({self.count} of {"at most " * self.at_most}{self.total})'
+    progress.note(f'compiling {label}{number}...')
+
+  def end(self) -> None:
+    """Reports the duration if it was long."""
+    seconds = time.perf_counter() - self.start
+    if seconds > _LONG:
+      progress.note(f'compiled {self.label} in {seconds:.1f} s')
+    self.label = None
+
+
+_REPORT: contextvars.ContextVar[_Report | None] = contextvars.ContextVar('report', default=None)
+
+
+@contextlib.contextmanager
+def reported(total: int | None = None, at_most: bool = False) -> Iterator[None]:
+  """Reports the labelled programs that are compiled in this block.
+
+  Args:
+    total: number of labelled programs that the block compiles; None if it is unknown.
+    at_most: whether the block may compile fewer.
+  """
+  _listen()
+  token = _REPORT.set(_Report(total, at_most))
+  try:
+    yield
+  finally:
+    _REPORT.reset(token)
+
+
+def labelled(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns a function to be jitted whose compilations are reported under a label."""
+
+  def traced(*args: Any, **kwargs: Any) -> Any:
+    report = _REPORT.get()
+    if report is None:
+      return function(*args, **kwargs)
+    report.begin(label)
+    result = function(*args, **kwargs)
+    report.is_traced = True
+    return result
+
+  # JAX names programs after their functions; this is its name for a function without one.
+  traced.__name__ = getattr(function, '__name__', '<unnamed function>')
+  return traced
+
+
+@functools.cache
+def _listen() -> None:
+  """Registers the listener once per process."""
+  jax.monitoring.register_event_duration_secs_listener(_on_event)
+
+
+def _on_event(event: str, _: float, **_details: Any) -> None:
+  report = _REPORT.get()
+  if event == _COMPILED and report is not None and report.label is not None and report.is_traced:
+    report.end()

@@ -33,17 +33,7 @@ from cspd_jax.decoding.specification import (
   named,
 )
 from cspd_jax.decoding.tree import Tree
-from cspd_jax.decoding.verifiers import (
-  block,
-  cool,
-  exact,
-  grouped,
-  kseq,
-  lantern,
-  latent_neighbours,
-  match,
-  typical,
-)
+from cspd_jax.decoding.verifiers import block, cool, grouped, kseq, lantern, match, node_tests
 
 
 def default_tree(window: int) -> Tree:
@@ -132,7 +122,7 @@ DRAFTERS.update({
 })
 
 VERIFIERS.update({
-    'exact': VerifierEntry(exact.exact, 'min(1, p / q), then the residual distribution'),
+    'exact': VerifierEntry(node_tests.exact, 'min(1, p / q), then the residual distribution'),
     'match': VerifierEntry(match.match, "a draft is accepted if the target's draw equals it"),
     'block': VerifierEntry(block.block, 'the drafts of a chain are accepted together'),
     'kseq': VerifierEntry(
@@ -144,14 +134,14 @@ VERIFIERS.update({
         cool.cool_linear, 'factors that fall linearly with depth'),
     'lantern': VerifierEntry(
         lantern.lantern, "latent neighbours add to a draft's probability, up to a distance",
-        latent_neighbours.from_codebook(lambda vocab_size: min(1000, vocab_size // 16))),
+        lantern.from_codebook(lambda vocab_size: min(1000, vocab_size // 16))),
     'lantern_pp': VerifierEntry(
         lantern.lantern_pp, "latent neighbours add to a draft's probability, up to a factor",
-        latent_neighbours.from_codebook(lambda vocab_size: 10)),
+        lantern.from_codebook(lambda vocab_size: 10)),
     'grouped': VerifierEntry(
         grouped.grouped, 'tokens of similar probability are accepted as a group',
-        latent_neighbours.embeddings),
-    'typical': VerifierEntry(typical.typical, 'drafts that are probable enough are accepted'),
+        lantern.embeddings),
+    'typical': VerifierEntry(node_tests.typical, 'drafts that are probable enough are accepted'),
 })
 
 

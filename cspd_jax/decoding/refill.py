@@ -339,7 +339,7 @@ def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> Jitted
   Args:
     decoder: the decoder.
     num_slots: `B`, the number of images decoded at once.
-    label: the name under which `compiling` reports its compilations; None does not report them.
+    label: the name under which its compilations are reported; None does not report them.
   """
   refill = Refill(decoder, num_slots)
   jit = functools.partial(programs.jit, donate_argnums=1)

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.families import decoder_only, drafts, prompt_kinds
+from cspd_jax.families import decoder_only, prompt_kinds
+from cspd_jax.families.decoder_only import EAGLE, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published, is_described
-from cspd_jax.files.kinds import Kind
+from cspd_jax.files.description import Kind
 from cspd_jax.files.store import Loaded
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Tokenizer
@@ -155,7 +156,7 @@ FAMILY = Family(
                          'emu3_vq': Kind(emu3_vq.Emu3VQConfig, emu3_vq.init),
                          'cosmos': Kind(cosmos.CosmosConfig, cosmos.init)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _TRANSFORMER,
-           'eagle': drafts.EAGLE, 'neighbours': drafts.NEIGHBOURS, 'corrector': drafts.EAGLE},
+           'eagle': EAGLE, 'neighbours': NEIGHBOURS, 'corrector': EAGLE},
     build=build, resize=resize,
     published=Published(early_fusion.PRESETS,
                         lambda config: decoder_only.published_prompted(config, 'chameleon'),

@@ -2,9 +2,10 @@
 
 import functools
 
-from cspd_jax.families import decoder_only, drafts, prompt_kinds
+from cspd_jax.families import decoder_only, prompt_kinds
+from cspd_jax.families.decoder_only import EAGLE, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published
-from cspd_jax.files.kinds import Kind
+from cspd_jax.files.description import Kind
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle, janus, transformer, vq
 from cspd_jax.text import bpe, templates
@@ -37,7 +38,7 @@ FAMILY = Family(
     name='janus_pro',
     roles={'target': _TRANSFORMER, 'tokenizer': {'vq': Kind(vq.VQConfig, vq.init)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _TRANSFORMER,
-           'eagle': drafts.EAGLE, 'neighbours': drafts.NEIGHBOURS, 'corrector': drafts.EAGLE},
+           'eagle': EAGLE, 'neighbours': NEIGHBOURS, 'corrector': EAGLE},
     build=build,
     published=Published(janus.PRESETS,
                         lambda config: decoder_only.published_prompted(config, 'janus_pro'),

@@ -7,9 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.families import decoder_only, drafts, prompt_kinds
+from cspd_jax.families import decoder_only, prompt_kinds
+from cspd_jax.families.decoder_only import EAGLE, MEDUSA, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published
-from cspd_jax.files.kinds import Kind
+from cspd_jax.files.description import Kind
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions
 from cspd_jax.models import eagle, llamagen, medusa, t5, transformer, vq
@@ -66,7 +67,7 @@ def _networks(config: llamagen.LlamaGenConfig) -> dict[str, tuple[str, Any]]:
   draft = dataclasses.replace(
       config, dim=small.dim, num_layers=small.num_layers, num_heads=small.num_heads,
       num_kv_heads=small.num_kv_heads, ffn_dim=small.ffn_dim)
-  return drafts.published(layer) | {
+  return decoder_only.published(layer) | {
       'medusa': ('medusa', medusa.MedusaConfig(dim=config.dim, vocab_size=config.vocab_size)),
       'draft': ('llamagen', draft)}
 
@@ -86,8 +87,8 @@ FAMILY = Family(
     roles={'target': _LLAMAGEN, 'tokenizer': {'vq': Kind(vq.VQConfig, vq.init)},
            't5': {'t5': Kind(t5.T5Config, t5.init, transformer.SPLIT)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _LLAMAGEN,
-           'eagle': drafts.EAGLE, 'medusa': drafts.MEDUSA, 'neighbours': drafts.NEIGHBOURS,
-           'corrector': drafts.EAGLE},
+           'eagle': EAGLE, 'medusa': MEDUSA, 'neighbours': NEIGHBOURS,
+           'corrector': EAGLE},
     build=build,
     published=Published(llamagen.PRESETS, _networks, _condition),
     # Names of control tokens.

@@ -6,7 +6,7 @@ import numpy as np
 from cspd_jax.continuous.head_drafter import stored_rho
 from cspd_jax.families import prompt_kinds
 from cspd_jax.families.family import Family, Parts, Published
-from cspd_jax.files.kinds import Kind
+from cspd_jax.files.description import Kind
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Drafts, Tokenizer

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cspd_jax.core import printing
+from cspd_jax.core import progress
 from cspd_jax.files import paths, pictures
 
 # Bytes of a text or JSON file.
@@ -214,7 +214,7 @@ def opening(path: str | os.PathLike, form: str, remedy: str, name: str | None = 
     reason = (error.strerror if isinstance(error, OSError) and error.strerror
               else str(error) or type(error).__name__)
     raise ValueError(f'{subject} cannot be read as {form} '
-                     f'({printing.visible(reason)[:300]}); {remedy}.') from error
+                     f'({progress.visible(reason)[:300]}); {remedy}.') from error
 
 
 def _check_depth(content: Any) -> None:

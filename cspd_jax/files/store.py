@@ -17,9 +17,8 @@ import jax
 import safetensors
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.files import atomic, description, folders, int8, kinds, paths, reading, weights
-from cspd_jax.files.description import CheckpointError
-from cspd_jax.files.kinds import KINDS
+from cspd_jax.files import atomic, description, folders, int8, paths, reading, weights
+from cspd_jax.files.description import KINDS, CheckpointError
 
 Params = Any
 
@@ -78,7 +77,7 @@ def save(
       files that `save` did not write, or another process is writing it.
   """
   _check_config(kind, config)
-  _check_shapes(f'params for a {kind!r} model', kinds.expected(KINDS[kind], config), params)
+  _check_shapes(f'params for a {kind!r} model', description.expected(KINDS[kind], config), params)
   save_groups(path, kind, config, weights.divided(params), dtype=dtype, extra=extra,
               allow_nonfinite=allow_nonfinite)
 
@@ -134,7 +133,7 @@ def write(folder: pathlib.Path, kind: str, config: Any, groups: Sequence[weights
   """
   if (folder / description.FILE).exists():
     return
-  digests = weights.write(folder, kinds.expected(KINDS[kind], config), groups, **options)
+  digests = weights.write(folder, description.expected(KINDS[kind], config), groups, **options)
   atomic.write_json(folder / description.FILE, {
       'format': description.FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
       'metadata': dict(extra or {}), 'files': weights.file_sizes(folder), 'blake2b': digests})
@@ -208,7 +207,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   weights.checked_dtype(dtype)
   folder = _find(path_or_name, name)
   kind, config, metadata, digests = description.read(folder)
-  expected = kinds.expected(KINDS[kind], config)
+  expected = description.expected(KINDS[kind], config)
   inputs = int8.check(quantize, kind, KINDS[kind].matrices)
   if isinstance(sharding, jax.sharding.Mesh):
     sharding = sharding_lib.split(expected, KINDS[kind].split, sharding)
@@ -233,7 +232,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
     num_inputs, where = inputs(leaf.name), devices.get(leaf.name)
     if num_inputs:
       return int8.put(int8.quantized(read(leaf), num_inputs), num_inputs, where)
-    place = kinds.placement(leaf.name, leaf, where, KINDS[kind].orders)
+    place = description.placement(leaf.name, leaf, where, KINDS[kind].orders)
     if isinstance(where, jax.sharding.Sharding) and not where.is_fully_replicated:
       # Every process reads the slices of its own devices only.
       return jax.make_array_from_callback(
@@ -260,7 +259,7 @@ def describe(path_or_name: str | os.PathLike, *, name: str = 'path_or_name',
     CheckpointError: if the checkpoint does not exist or its description is damaged.
   """
   kind, config, metadata, *_ = description.read(_find(path_or_name, name, remedy))
-  return Loaded(kind, config, kinds.expected(KINDS[kind], config), metadata)
+  return Loaded(kind, config, description.expected(KINDS[kind], config), metadata)
 
 
 def sketch(kind: str, config: Any) -> Loaded:
@@ -269,7 +268,7 @@ def sketch(kind: str, config: Any) -> Loaded:
   Raises:
     CheckpointError: if the kind is not registered.
   """
-  return Loaded(kind, config, kinds.expected(description.kind_of(kind), config), {})
+  return Loaded(kind, config, description.expected(description.kind_of(kind), config), {})
 
 
 def _find(path_or_name: str | os.PathLike, name: str = 'path_or_name', remedy: str | None = None

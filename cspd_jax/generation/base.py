@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from cspd_jax import sharding
-from cspd_jax.core import compiling
+from cspd_jax.core import programs as programs_lib
 from cspd_jax.core.binding import Resources
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
@@ -162,7 +162,7 @@ class BaseModel:
     if self.tokenizer is None:
       raise ValueError(
           f'model {self.name!r} has no image tokenizer; load it with tokenizer=FOLDER.')
-    decode = jax.jit(compiling.labelled('the image tokenizer', self.tokenizer.decode))
+    decode = jax.jit(programs_lib.labelled('the image tokenizer', self.tokenizer.decode))
     return functools.partial(decode, self.tokenizer.params)
 
   @functools.cached_property

@@ -14,11 +14,9 @@ from cspd_jax.files import atomic, paths, reading, run_folder
 from cspd_jax.generation import (
   defaults as defaults_lib,
   features as features_lib,
-  identity,
   memory,
   results as results_lib,
   run as run_lib,
-  stream as stream_lib,
 )
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import prepare
@@ -71,7 +69,7 @@ class Gallery:
       raise ValueError(f'overwrite is True and process_count is {process_count}; several processes '
                        'cannot replace images, so remove the folder or use another.')
     if batch_size is None:
-      batch_size = identity.batch_size_of(folder)
+      batch_size = run_lib.batch_size_of(folder)
     self.request = prepare(
         model, prompts, options, seed=seed, decoder=decoder, prefix=prefix, rows=rows,
         batch_size=batch_size, max_batch_size=max_batch_size)
@@ -94,13 +92,13 @@ class Gallery:
                 ) -> dict[str, Any]:
     """Everything that determines the images and their features."""
     request = self.request
-    run = identity.settings(
+    run = run_lib.settings(
         request.model, request.specification, request.condition, request.seeds, batch_size,
         request.sampling, request.prompts)
     if (tokenizer := request.model.tokenizer) is not None:
-      run['tokenizer'] = identity.network(tokenizer.config, tokenizer.params)
+      run['tokenizer'] = run_lib.network_digest(tokenizer.config, tokenizer.params)
     if request.model.prefix_length:
-      run['prefix'] = identity.fingerprint(request.condition.tokens, every=True)
+      run['prefix'] = run_lib.fingerprint(request.condition.tokens, every=True)
     if features is not None:
       run['features'] = dict(features.identity)
     return run
@@ -207,7 +205,7 @@ class Gallery:
       return
     for index, num_new in batches.filled(len(missing), self._size):
       numbers = [missing[i] for i in index]
-      for partial in stream_lib.stream(self.request.pick(numbers), _ROUNDS):
+      for partial in run_lib.stream(self.request.pick(numbers), _ROUNDS):
         watch(partial.images[:num_new])
       yield numbers[:num_new], partial.result()
 

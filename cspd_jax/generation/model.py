@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax.core import compiling, progress as progress_lib
+from cspd_jax.core import programs, progress as progress_lib
 from cspd_jax.core.batches import Progress
 from cspd_jax.core.spec import Spec
-from cspd_jax.generation import run as run_lib, stream as stream_lib
+from cspd_jax.generation import run as run_lib
 from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.request import prepare
 from cspd_jax.generation.results import Generated
-from cspd_jax.generation.stream import Partial
+from cspd_jax.generation.run import Partial
 
 
 class Model(BaseModel):
@@ -68,7 +68,7 @@ class Model(BaseModel):
         batch_size=batch_size, raw_log_probs=raw_log_probs)
     if progress is not True:
       return request.result(run_lib.decode(request, progress or None))
-    with compiling.reported(), progress_lib.bar('generating') as show:
+    with programs.reported(), progress_lib.bar('generating') as show:
       show(0, len(request))
       return request.result(run_lib.decode(request, show))
 
@@ -104,4 +104,4 @@ class Model(BaseModel):
     request = prepare(
         self, prompts, options, seed=seed, decoder=decoder, prefix=prefix, rows=rows,
         all_at_once=True, raw_log_probs=raw_log_probs)
-    return stream_lib.stream(request, int(every))
+    return run_lib.stream(request, int(every))

@@ -191,8 +191,8 @@ class Generated:
       return f'<p>{html.escape(repr(self))}</p>'
     shown = min(len(self), MOST_SHOWN)
     cells = figures(repr(self), [self.png(i) for i in range(shown)], self.prompts)
-    from cspd_jax.plots import acceptance  # Importing Matplotlib takes a second.
-    maps = acceptance.acceptance_map(
+    from cspd_jax.plots import grid as grid_lib  # Importing Matplotlib takes a second.
+    maps = grid_lib.acceptance_map(
         {self.decoder: self.round_of_cell[:4]}, captions=self.prompts[:4],
         notes={self.decoder: self._rounds()})
     more = f'<p>and {len(self) - shown} more</p>' if len(self) > shown else ''

@@ -1,22 +1,30 @@
 """Runs a request: decodes its images and yields them by number, in one of several modes.
 
 Image `i` depends, up to rounding, only on its seed, number and prompt, whatever the mode and the
-batch size; log-probabilities and `Decoded.tv_bound` may differ in their last bits.
+batch size; log-probabilities and `Decoded.tv_bound` may differ in their last bits. `settings`
+determine the results of a run; `stream` shows images while they are decoded.
 """
 
+import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import batches, programs
+from cspd_jax.core import batches, programs, random as random_lib
+from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import refill
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.files import run_folder
-from cspd_jax.generation import identity
+from cspd_jax.files import atomic, run_folder
+from cspd_jax.generation import results
+from cspd_jax.generation.base import BaseModel
+from cspd_jax.generation.engines import Options
 from cspd_jax.generation.request import Request
+from cspd_jax.generation.results import Generated
 
 
 def run(request: Request, folder: str | os.PathLike | None = None
@@ -87,7 +95,7 @@ def _batch(request: Request, index: np.ndarray, num_new: int) -> Any:
 def _stored(request: Request, folder: str | os.PathLike) -> Iterator[tuple[np.ndarray, Any]]:
   """Yields batches, from their files in `folder` if there are some."""
   size, first_batch = request.batch_size, np.zeros(request.batch_size, int)
-  stored = run_folder.Run(folder, identity.settings(
+  stored = run_folder.Run(folder, settings(
       request.model, request.specification, request.condition, _recorded(request.seeds), size,
       request.sampling, request.prompts))
   structure = jax.eval_shape(request.function, *request.arguments(first_batch))
@@ -126,3 +134,191 @@ def refilled(request: Request) -> Iterator[refill.Finished]:
       lambda: refill.jitted(decoder, size, str(request.specification)))
   return refill.run(
       jitted, model.params, len(request), request.inputs, request.draft_params)
+
+
+class Partial:
+  """Images that are still being decoded.
+
+  Attributes:
+    decoded: the decoder's result so far, NumPy arrays; tokens that are not committed are undefined.
+    count: `[B]` number of committed tokens, including the prefix.
+    complete: whether all images are complete.
+    fixed: `[B, rows, columns]` bool, which tokens are committed.
+  """
+
+  def __init__(self, request: Request, decoded: Any, count: np.ndarray, complete: bool):
+    self._request, self.decoded, self.count, self.complete = request, decoded, count, complete
+    order = getattr(decoded, 'order', None)
+    rank = np.arange(self._num_tokens)
+    if order is not None:
+      rank = np.argsort(order, axis=1)
+    self.fixed = request.model.cells(rank < count[:, None])
+
+  @property
+  def _num_tokens(self) -> int:
+    """Number of tokens of an image, including the prefix."""
+    return self._request.model.prefix_length + self.decoded.round_of_token.shape[1]
+
+  @property
+  def images(self) -> np.ndarray:
+    """The images so far, uint8 `[B, H, W, 3]`; grey where no token is committed."""
+    images = self._request.result(self.decoded).images.copy()
+    scale = [pixels // tokens for pixels, tokens in zip(images.shape[1:3], self.fixed.shape[1:])]
+    shown = self.fixed.repeat(scale[0], axis=1).repeat(scale[1], axis=2)
+    images[~shown] = 128
+    return images
+
+  @property
+  def round_of_cell(self) -> np.ndarray:
+    """The round `[B, rows, columns]` that committed a token of the grid; -1 if none has yet."""
+    model = self._request.model
+    rounds = np.pad(self.decoded.round_of_token, ((0, 0), (model.prefix_length, 0)))
+    return np.where(self.fixed, model.cells(rounds), -1)
+
+  def result(self) -> Generated:
+    """Returns the complete images.
+
+    Raises:
+      ValueError: if they are not complete yet.
+    """
+    if not self.complete:
+      raise ValueError(f'the images have {self.count.tolist()} tokens so far; iterate until '
+                       '`complete` is True.')
+    return self._request.result(self.decoded)
+
+  def __repr__(self) -> str:
+    # The grid does not contain the grammar's tokens.
+    total = len(self.count) * self._num_tokens
+    return (f'Partial({int(self.count.sum())} of {total} tokens of {len(self.count)} images, '
+            f'round {int(np.max(self.decoded.rounds))})')
+
+  def _repr_html_(self) -> str:
+    """Displays the images so far in notebooks."""
+    shown = [results.encoded(image) for image in self.images[:results.MOST_SHOWN]]
+    return results.figures(repr(self), shown, self._request.titles)
+
+
+def stream(request: Request, every: int) -> Iterator[Partial]:
+  """Decodes the images of a request in one batch, and yields them every few rounds.
+
+  Args:
+    request: the request; the model's mesh is not used.
+    every: rounds between two results, at least 1.
+
+  Yields:
+    The state of all images after the prefill and after every `every` rounds; the last one has the
+    complete images.
+
+  Raises:
+    ValueError: if the model returns NaN or infinity for some images.
+  """
+  model, decoder = request.model, request.decoder
+  _, condition, keys, sampling, draft_params = request.arguments(np.arange(len(request)))
+  start, advance, finish = _pieces(request, every)
+  state = start(
+      model.params, condition, random_lib.row_keys(keys, len(request)), sampling, draft_params)
+  while True:
+    complete = bool(np.all(np.asarray(state.count) >= decoder.target.num_tokens))
+    decoded = request.check_result(jax.device_get(finish(state)))
+    yield Partial(request, decoded, np.asarray(state.count) + model.prefix_length, complete)
+    if complete:
+      return
+    state = advance(model.params, state, sampling, draft_params)
+
+
+def _pieces(request: Request, every: int) -> tuple[Callable, Callable, Callable]:
+  """The compiled pieces of the decoder: its start, `every` rounds, and its result so far."""
+  decoder, size = request.decoder, request.decoder.target.num_tokens
+
+  def advance(params, state, sampling, draft_params):
+    def more(carry):
+      return (carry[0] < every) & jnp.any(carry[1].count < size)
+
+    def step(carry):
+      return carry[0] + 1, decoder.round(params, carry[1], sampling, draft_params)
+
+    return jax.lax.while_loop(more, step, (jnp.int32(0), state))[1]
+
+  text = str(request.specification)
+  return programs.kept(
+      request.model, request.program('stream', every),
+      lambda: (programs.jit(decoder.start, label=f'the prefill of {text}'),
+               programs.jit(advance, label=text), programs.jit(decoder.finish)))
+
+
+# How many numbers of an array are compared to detect other parameters.
+_SAMPLED = 1024
+
+
+def batch_size_of(folder: str | os.PathLike) -> int | None:
+  """Returns the batch size of the run in a folder; None without a run."""
+  size = run_folder.stored_run(folder).get('batch_size')
+  return size if type(size) is int and size >= 1 else None
+
+
+def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, batch_size: int,
+             sampling: Options, prompts: Any = None) -> dict[str, Any]:
+  """Returns the settings that determine the results of a run.
+
+  Args:
+    model: the model; if images have a prefix, the one of `Model.with_prefix`.
+    specification: of the decoder.
+    condition: the condition that `model` returned for the prompts.
+    seed: the seed, or one per image.
+    batch_size: images decoded at once.
+    sampling: the sampling options.
+    prompts: the caller's prompts; None if only the condition is available.
+  """
+  return dict(
+      model=model.name, cache_dtype=model.cache_dtype, parameters=fingerprint(model.params),
+      grid=list(model.grid), config=_digest(repr(model.config)), decoder=str(specification),
+      draft_parameters=fingerprint(model.draft_params(specification)),
+      sampling=atomic.plain(sampling._asdict()),
+      seed=fingerprint(jax.random.key_data(seed)) if _is_key(seed) else atomic.plain(seed),
+      prompts=_fingerprint_of_prompts(prompts, condition), batch_size=batch_size)
+
+
+def network_digest(config: Any, params: Any) -> str:
+  """Returns a short digest of a network: its config and its parameters."""
+  return _digest(repr(config) + fingerprint(params))
+
+
+def weights(model: BaseModel) -> dict[str, str]:
+  """Returns short digests of a model's parameters by part, which reports keep."""
+  parts = dict(target=model.params) | {name: draft.params for name, draft in model.drafts.items()}
+  if model.tokenizer is not None:
+    parts['tokenizer'] = model.tokenizer.params
+  return {name: fingerprint(parts[name]) for name in sorted(parts)}
+
+
+def fingerprint(arrays: Any, every: bool = False) -> str:
+  """Returns a short digest of the shapes, dtypes and numbers of arrays.
+
+  Args:
+    arrays: a tree of arrays.
+    every: whether the digest covers every number, or a sample of each array, which is enough for
+      parameters.
+  """
+  digest = hashlib.sha256()
+  for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+    step = 1 if every else max(1, leaf.size // _SAMPLED)
+    digest.update(f'{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}'.encode())
+    digest.update(np.asarray(leaf.reshape(-1)[::step]).tobytes())
+  return digest.hexdigest()[:16]
+
+
+def _fingerprint_of_prompts(prompts: Any, condition: Any) -> str:
+  has_floats = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
+  if has_floats and isinstance(prompts, list) and all(
+      isinstance(prompt, str) for prompt in prompts):
+    # Features of words may differ in their last bits when the network is compiled again.
+    return _digest(json.dumps(prompts))
+  return fingerprint(condition, every=True)
+
+
+def _digest(text: str) -> str:
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _is_key(seed: Any) -> bool:
+  return isinstance(seed, jax.Array) and jax.dtypes.issubdtype(seed.dtype, jax.dtypes.prng_key)

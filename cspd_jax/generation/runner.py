@@ -28,7 +28,7 @@ from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.request import Program, Request
 from cspd_jax.generation.results import Generated
-from cspd_jax.generation.stream import Partial
+from cspd_jax.generation.run import Partial
 from cspd_jax.models.conditions import Prompt
 
 

@@ -13,7 +13,7 @@ import string
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cspd_jax.core import printing
+from cspd_jax.core import progress
 from cspd_jax.files import paths, reading
 
 Columns = Mapping[str, str]
@@ -119,7 +119,7 @@ def of_report(path: str | os.PathLike) -> list[Table]:
     return tables
   except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
     raise ValueError(f'report is {paths.shown(path)}, which is not a valid report '
-                     f'({type(error).__name__}: {printing.visible(str(error)):.300}); give a '
+                     f'({type(error).__name__}: {progress.visible(str(error)):.300}); give a '
                      'report.json that one of the programs wrote.') from error
 
 

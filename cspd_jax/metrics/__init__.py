@@ -4,7 +4,7 @@ Every metric is a function `metric(sample, model) -> Value(mean, standard_error)
 add one, write a file with a `Metric` and list it in `METRICS` below.
 """
 
-from cspd_jax.metrics import acceptance, frechet, likelihood, passes
+from cspd_jax.metrics import acceptance, image_scores, likelihood, passes
 from cspd_jax.metrics.base import Metric, Sample, Value, columns, entries, measure
 
 METRICS = (
@@ -29,7 +29,7 @@ METRICS = (
     likelihood.NLL_DIFFERENCE,
     likelihood.NLL_EXCESS,
     likelihood.UNIGRAM_DISTANCE,
-    frechet.FRECHET,
+    image_scores.FRECHET,
 )
 
 # The main metric of each engine, which bar charts and curves show.

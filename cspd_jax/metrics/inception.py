@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.files import kinds
+from cspd_jax.files import description
 from cspd_jax.models import inception
 from cspd_jax.models.inception import Features, InceptionConfig
 
 Params = Any
 
-kinds.register('inception', kinds.Kind(InceptionConfig, inception.init))
+description.register('inception', description.Kind(InceptionConfig, inception.init))
 
 
 class Evaluator(NamedTuple):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cspd_jax.generation.model import Model
-from cspd_jax.metrics import asked, base, likelihood
+from cspd_jax.metrics import base, likelihood, scenes
 
 # Rec. 601 luma of red, green and blue.
 _LUMA = np.array([.299, .587, .114])
@@ -132,5 +132,5 @@ STATISTICS = {
     'contrast': Statistic('contrast', _contrast, _EVERY, 'standard deviation of that luma'),
     'detail': Statistic('detail', _detail, _EVERY,
                         'mean difference of the luma of adjacent pixels'),
-    'asked': Statistic('asked', asked.of_each, _EVERY,
+    'asked': Statistic('asked', scenes.of_each, _EVERY,
                        'share of what its caption asks for that an image shows', of_captions=True)}

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields, naming
-from cspd_jax.decoding.drafters import network_corrector
+from cspd_jax.decoding.drafters import correctors
 from cspd_jax.decoding.drafters.eagle import Network
 from cspd_jax.models import causal, ends as ends_lib, transformer
 from cspd_jax.models.causal import Cache, ConditionPositions
@@ -195,13 +195,13 @@ class Correction(nn.Module):
     """Returns corrected features of `new`, `old` and `stale`, all `[..., F]`."""
     error, change = stale - old, new - old
     log_decay = self.param(
-        'log_decay', lambda key: jnp.full((), np.log(network_corrector.DECAY), jnp.float32))
+        'log_decay', lambda key: jnp.full((), np.log(correctors.DECAY), jnp.float32))
     hidden = nn.silu(nn.Dense(self.config.correction_dim, name='in')(
         jnp.concatenate([new, error, change], axis=-1)))
     gain, shift = jnp.split(nn.Dense(
         2 * self.config.dim, use_bias=False, kernel_init=nn.initializers.zeros, name='out')(hidden),
         2, axis=-1)
-    corrected = network_corrector.corrected_features(new, old, stale, jnp.exp(log_decay))
+    corrected = correctors.corrected_features(new, old, stale, jnp.exp(log_decay))
     return corrected + gain * error + shift
 
 

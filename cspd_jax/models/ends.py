@@ -2,6 +2,9 @@
 
 Drafters that continue a target's features share both with it. They call these functions, so that
 an embedding need not be a table and an output head need not be a matrix.
+
+The diffusion head of a target of continuous tokens is its output end: at full precision, in fused
+kernels if they fit.
 """
 
 from collections.abc import Callable
@@ -11,6 +14,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.continuous import base
+from cspd_jax.models import diffusion_head, fused_head
 from cspd_jax.models.transformer import Transformer, TransformerConfig
 
 Params = Any
@@ -121,3 +126,36 @@ def _padded(logits: jax.Array, num_forced: int) -> jax.Array:
   # Finite, because guidance subtracts the streams.
   padding = [(0, 0)] * (logits.ndim - 1) + [(0, num_forced)]
   return jnp.pad(logits, padding, constant_values=_IMPOSSIBLE)
+
+
+def denoise(head: diffusion_head.Head) -> Callable[..., tuple[jax.Array, jax.Array]]:
+  """Returns a head as `base.Target.denoise`; the parameters have it under `head`."""
+  return _full_precision(head, '__call__')
+
+
+def modulation(head: diffusion_head.Head) -> base.Modulation:
+  """Returns a head as `base.Target.modulation`; the parameters have it under `head`."""
+  plain = _full_precision(head, 'apply_modulated')
+
+  def apply(params: Params, x: jax.Array, modulation: jax.Array, row: jax.Array
+            ) -> tuple[jax.Array, jax.Array]:
+    fits = fused_head.fits(x.shape[0], head.width, head.token_dim)
+    if fits and fused_head.is_available():
+      fused = lambda params, *args: fused_head.apply(params['head'], *args)
+      return jax.lax.platform_dependent(params, x, modulation, row, cuda=fused, default=plain)
+    return plain(params, x, modulation, row)
+
+  return base.Modulation(_full_precision(head, 'modulate'), apply)
+
+
+def _full_precision(head: diffusion_head.Head, method: str) -> Callable[..., Any]:
+  """Returns a method of a head that runs float32 products at full precision.
+
+  Accelerators use a lower precision by default, and the first denoising step of MAR multiplies an
+  error of the noise by 316.
+  """
+  def run(params: Params, *args: jax.Array) -> Any:
+    with jax.default_matmul_precision('highest'):
+      return head.apply({'params': params['head']}, *args, method=method)
+
+  return run

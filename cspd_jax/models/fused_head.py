@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from cspd_jax.core import kernel_check
-from cspd_jax.models import diffusion_head, exact_product
+from cspd_jax.models import diffusion_head
 
 Params = Any
 
@@ -153,7 +153,7 @@ def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return jnp.dot(x, kernel.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
   low, middle, high = (
       jnp.dot(part, kernel, precision=jax.lax.Precision.DEFAULT, preferred_element_type=jnp.float32)
-      for part in exact_product.parts(x))
+      for part in diffusion_head.parts(x))
   return low + middle + high
 
 

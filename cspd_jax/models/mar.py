@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import base
 from cspd_jax.core import fields
-from cspd_jax.models import conditions, diffusion_head, target_head
+from cspd_jax.models import conditions, diffusion_head, ends
 
 Params = Any
 
@@ -272,9 +272,9 @@ def target(config: MARConfig, *, guided: bool) -> base.Target:
     return z.reshape(streams, -1, *z.shape[1:])
 
   return base.Target(
-      transform=transform, denoise=target_head.denoise(config.head), num_tokens=config.num_tokens,
+      transform=transform, denoise=ends.denoise(config.head), num_tokens=config.num_tokens,
       token_dim=config.token_dim, num_streams=streams,
-      modulation=target_head.modulation(config.head), sizes=_sizes(config),
+      modulation=ends.modulation(config.head), sizes=_sizes(config),
       check_condition=functools.partial(
           conditions.check_class_labels, num_classes=config.num_classes))
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from cspd_jax.core import fields
 from cspd_jax.decoding.base import Env, Outcome
-from cspd_jax.decoding.drafters.corrector import Corrector, distributions
+from cspd_jax.decoding.drafters.correctors import Corrector, distributions
 from cspd_jax.decoding.drafters.draft_model import check_grid
 
 Params = Any

@@ -28,8 +28,8 @@ from cspd_jax.models import (
   conditions,
   decoder_only,
   diffusion_head,
+  ends,
   kl_vae,
-  target_head,
   transformer,
 )
 from cspd_jax.models.conditions import Prompt
@@ -170,10 +170,10 @@ def target(config: NextStepConfig, *, guided: bool) -> base.Target:
   """
   streams = 2 if guided else 1
   return base.Target(
-      transform=None, denoise=target_head.denoise(config.head), num_tokens=config.num_tokens,
+      transform=None, denoise=ends.denoise(config.head), num_tokens=config.num_tokens,
       token_dim=config.token_dim, num_streams=streams, check_condition=lambda condition: (
           conditions.check_prompt(condition, streams, config.vocab_size)),
-      modulation=target_head.modulation(config.head), cached=_cached(config, streams),
+      modulation=ends.modulation(config.head), cached=_cached(config, streams),
       make_schedule=config.schedule, num_levels=config.num_levels, guidance=config.guidance,
       sizes=_sizes(config))
 

@@ -274,7 +274,7 @@ class Tokenizer(nn.Module):
 
 
 def features(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
-  """Returns the pooled latents of images, for the Frechet distance of `metrics.frechet`.
+  """Returns the pooled latents of images, for the Frechet distance of `metrics.image_scores`.
 
   Arguments as for `latents`.
 

@@ -1,11 +1,13 @@
-"""A grid of generated images."""
+"""Grids of generated images, also with the round in which each token was committed, or replaced."""
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib import colors
 
+from cspd_jax.files import atomic
 from cspd_jax.plots import canvas
 
 
@@ -60,3 +62,150 @@ def to_unit(images: np.ndarray) -> np.ndarray:
   if not np.isfinite(images).all():
     raise ValueError('images holds values that are not finite; check the tokenizer.')
   return np.clip(images / 2 + 0.5, 0, 1)
+
+
+def save_acceptance_map(path: str | os.PathLike, rounds: Mapping[str, np.ndarray],
+                        **options) -> None:
+  """Writes an acceptance map as PNG; for arguments and errors see `acceptance_map`."""
+  atomic.write(path, acceptance_map(rounds, **options))
+
+
+def acceptance_map(
+    rounds: Mapping[str, np.ndarray],
+    *,
+    images: Mapping[str, np.ndarray] | None = None,
+    captions: Sequence[str] | None = None,
+    notes: Mapping[str, str] | None = None,
+    title: str = '',
+) -> bytes:
+  """Draws one row of maps per decoder.
+
+  Every token is a cell of its image's grid, coloured by the round that committed
+  it on a scale that all rows share. Lines separate the rows of the grid and, within
+  a row, tokens of different rounds, so that a round is as long as its tokens.
+
+  Args:
+    rounds: by decoder, `[N, H, W]` the round that committed each token.
+    images: by decoder, `[N, height, width, 3]` in [-1, 1]; drawn next to the maps.
+    captions: one line above every image.
+    notes: by decoder, a line below its name, such as its number of rounds: that of the maps would
+      leave out the rounds of tokens that are no cells, and images that are not shown.
+    title: a line above the figure.
+
+  Returns:
+    The figure as PNG.
+
+  Raises:
+    ValueError: if `rounds` is empty, or the shapes do not fit together.
+  """
+  rounds = {name: np.asarray(value) for name, value in rounds.items()}
+  count = _check(rounds, images, captions)
+  last = max(int(value.max()) for value in rounds.values())
+  per_image = 2 if images else 1
+  figure = canvas.figure(1.3 + 1.35 * per_image * count, 1.4 * len(rounds) + 0.7, title)
+  cells = figure.subplots(len(rounds), per_image * count, squeeze=False)
+  for row, (name, maps) in zip(cells, rounds.items()):
+    pictures = to_unit(images[name]) if images else None
+    for i in range(count):
+      if pictures is not None:
+        canvas.bare(row[2 * i])
+        row[2 * i].imshow(pictures[i], interpolation='bicubic')
+      mappable = _draw(row[per_image * (i + 1) - 1], maps[i], last)
+    lines = [canvas.fit(name, 1.5, 9), *([notes[name]] if notes else [])]
+    row[0].set_ylabel('\n'.join(lines), rotation=0, ha='right', va='center', fontsize=9,
+                      color=canvas.INK)
+  for i, caption in enumerate(captions or ()):
+    cells[0, per_image * i].set_title(
+        canvas.fit(caption, 1.3, 8.5, most=2), fontsize=8.5, color=canvas.INK)
+  bar = figure.colorbar(mappable, ax=cells, location='bottom', shrink=0.35, aspect=40, pad=0.01)
+  bar.set_label('round that committed the token', fontsize=8, color=canvas.INK)
+  bar.ax.tick_params(labelsize=7, colors=canvas.FAINT)
+  bar.outline.set_visible(False)
+  return canvas.png(figure)
+
+
+def _check(rounds, images, captions) -> int:
+  """Returns the number of images; raises ValueError if the arguments do not fit together."""
+  shapes = {value.shape for value in rounds.values()}
+  if len(shapes) != 1 or len(shape := shapes.pop()) != 3 or 0 in shape:
+    raise ValueError(
+        f'rounds has shapes { {name: value.shape for name, value in rounds.items()} }; they must '
+        'be [N, H, W], not empty and the same for all decoders.')
+  count = shape[0]
+  if captions is not None and len(captions) != count:
+    raise ValueError(f'captions has {len(captions)} entries for {count} images.')
+  if images is not None and any(len(images.get(name, ())) != count for name in rounds):
+    raise ValueError(
+        f'images has { {name: len(value) for name, value in images.items()} } images; it must have '
+        f'{count} for each of {", ".join(rounds)}.')
+  return count
+
+
+def _draw(axes, rounds: np.ndarray, last: int):
+  """Draws one map `[H, W]` with lines between the rounds; returns the object for the colour bar."""
+  canvas.bare(axes)
+  mappable = axes.imshow(
+      rounds, cmap='viridis', vmin=0, vmax=max(last, 1), interpolation='nearest')
+  rows, columns = np.nonzero(rounds[:, 1:] != rounds[:, :-1])
+  axes.vlines(columns + 0.5, rows - 0.5, rows + 0.5, color='white', linewidth=0.5)
+  axes.hlines(np.arange(rounds.shape[0] - 1) + 0.5, -0.5, rounds.shape[1] - 0.5,
+              color='white', linewidth=0.5)
+  return mappable
+
+
+# Colour-blind safe colours.
+_ACCEPTED, _REPLACED = '#56b4e9', '#d55e00'
+_SHARES = colors.LinearSegmentedColormap.from_list('shares', [_REPLACED, _ACCEPTED])
+
+
+def save_replaced_map(
+    path: str | os.PathLike,
+    images: Mapping[str, np.ndarray],
+    tested: Mapping[str, np.ndarray],
+    accepted: Mapping[str, np.ndarray],
+    *,
+    captions: Sequence[str] | None = None,
+    title: str = '',
+) -> None:
+  """Writes one row per decoder, with every image next to a copy with marked tokens, as PNG.
+
+  Args:
+    path: the file to write.
+    images: by decoder, `[N, height, width, 3]` in [-1, 1].
+    tested: by decoder, `[N, H, W]` how many drafts of a token were tested.
+    accepted: by decoder, `[N, H, W]` how many of them were accepted; the colour of a mark shows
+      the share.
+    captions: one line above every image.
+    title: a line above the figure.
+
+  Raises:
+    ValueError: if there are no images, or the decoders or numbers of images differ.
+  """
+  counts = {name: (len(images[name]), len(tested.get(name, ())), len(accepted.get(name, ())))
+            for name in images}
+  sizes = set(sum(counts.values(), ()))
+  if len(sizes) != 1 or 0 in sizes or captions is not None and {len(captions)} != sizes:
+    raise ValueError(f'images, tested and accepted have {counts} entries, captions '
+                     f'{captions and len(captions)}; they must be equal and not 0.')
+  count = sizes.pop()
+  figure = canvas.figure(1.3 + 2.7 * count, 1.4 * len(images) + 0.4, title)
+  cells = figure.subplots(len(images), 2 * count, squeeze=False)
+  for row, name in zip(cells, images):
+    for i, image in enumerate(to_unit(images[name])):
+      extent = (-0.5, tested[name][i].shape[1] - 0.5, tested[name][i].shape[0] - 0.5, -0.5)
+      for axes in row[2 * i:2 * i + 2]:
+        canvas.bare(axes)
+        axes.imshow(image, interpolation='bicubic', extent=extent)
+      y, x = np.nonzero(tested[name][i])
+      share = accepted[name][i][y, x] / tested[name][i][y, x]
+      row[2 * i + 1].scatter(
+          x, y, c=share, cmap=_SHARES, vmin=0, vmax=1, marker='s', s=14, alpha=0.75, linewidths=0)
+    row[0].set_ylabel(canvas.fit(name, 1.5, 9), rotation=0, ha='right', va='center', fontsize=9,
+                      color=canvas.INK)
+  for i, caption in enumerate(captions or ()):
+    cells[0, 2 * i].set_title(canvas.fit(caption, 1.3, 8.5, most=2), fontsize=8.5, color=canvas.INK)
+  handles = [cells[0, 1].scatter([], [], marker='s', s=20, color=color)
+             for color in (_ACCEPTED, _REPLACED)]
+  figure.legend(handles, ['draft accepted', 'draft replaced'], loc='outside lower center',
+                fontsize=8, ncols=2, frameon=False, labelcolor=canvas.INK)
+  canvas.save(figure, path)

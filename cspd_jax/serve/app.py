@@ -18,8 +18,8 @@ from starlette.types import Receive, Scope, Send
 
 from cspd_jax.core import progress
 from cspd_jax.generation.request import prepare
+from cspd_jax.generation.run import Partial
 from cspd_jax.generation.runner import Finished
-from cspd_jax.generation.stream import Partial
 from cspd_jax.serve import guard, wire
 from cspd_jax.serve.engine import ClosedError, DeviceError, Engine, FullError, Job
 from cspd_jax.serve.wire import ApiError, Order, Served

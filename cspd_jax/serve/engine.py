@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cspd_jax.core import compiling, progress
+from cspd_jax.core import programs, progress
 from cspd_jax.generation.request import Request
 from cspd_jax.generation.runner import Finished, Runner
 from cspd_jax.serve.metrics import Metrics
@@ -207,7 +207,7 @@ class Engine:
     """The thread."""
     try:
       # A prefill and a round for each, and the image tokenizer.
-      with compiling.reported(2 * len(self._warm_up) + 1):
+      with programs.reported(2 * len(self._warm_up) + 1):
         for name, request in self._warm_up.items():
           _warm_up(self._batches[name].runner, request)
       with self._changed:

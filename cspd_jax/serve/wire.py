@@ -19,7 +19,7 @@ from cspd_jax.core import fields, naming
 from cspd_jax.core.spec import Spec
 from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.results import Generated, encoded
-from cspd_jax.generation.stream import Partial
+from cspd_jax.generation.run import Partial
 from cspd_jax.models.conditions import Prompt
 
 MOST_BYTES = 2**16

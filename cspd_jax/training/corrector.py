@@ -19,12 +19,11 @@ import optax
 
 from cspd_jax.core import fields
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.drafters import network_corrector
+from cspd_jax.decoding.drafters import correctors
 from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle
-from cspd_jax.training import plain as plain_lib, state as state_lib
-from cspd_jax.training.optimizer import OptimizerConfig
-from cspd_jax.training.state import TrainState
+from cspd_jax.training import optimizer as optimizer_lib, plain as plain_lib
+from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 from cspd_jax.training.windows import Windows
 
 Params = Any
@@ -158,7 +157,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   corrected, overlap, divergence = stale, [], []
   for _ in range(train.passes):
     new = jnp.concatenate([root[:, :, None], read(corrected[:, :, :-1])], axis=2)
-    corrected = network_corrector.correct(network, params, new, old, stale, has_stale)
+    corrected = correctors.correct(network, params, new, old, stale, has_stale)
     flat = corrected.reshape(images, -1, *corrected.shape[3:])
     draft_probs = warp_lib.probabilities(
         network.logits(params, jnp.moveaxis(flat, 2, 0)), warp, positions.reshape(images, -1))
@@ -173,7 +172,7 @@ def _gather(x: jax.Array, indices: jax.Array) -> jax.Array:
   return jax.vmap(jax.vmap(lambda row, index: row[index]))(x, indices)
 
 
-def _reader(network: network_corrector.Network, params: Params, batch: Batch, features: jax.Array,
+def _reader(network: correctors.Network, params: Params, batch: Batch, features: jax.Array,
             window_features: jax.Array,
             ) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]:
   """Applies the network to the images and the old windows, and prepares it for the new windows.
@@ -267,7 +266,7 @@ def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.E
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, train, target_params, teacher, batch)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, train.optimizer), metrics
+  return optimizer_lib.update(state, grads, train.optimizer), metrics
 
 
 def measure(params: Params, target_params: Params, batch: Batch, config: eagle.EagleConfig,

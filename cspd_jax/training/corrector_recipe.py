@@ -18,16 +18,16 @@ from cspd_jax.core import batches
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.files import atomic, npz, run_folder
-from cspd_jax.generation import identity, memory
+from cspd_jax.generation import memory, run
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle
 from cspd_jax.training import (
   corrector as corrector_lib,
   drafter_recipe,
   loop,
+  optimizer as optimizer_lib,
   plain,
   samples,
-  state as state_lib,
   windows,
 )
 from cspd_jax.training.corrector import CorrectorTrainConfig
@@ -126,7 +126,7 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   indices = np.arange(count) % len(prompts)
   key, sampling = jax.random.key(recipe.seed + (split != 'train')), samples.sampling(recipe, model)
   decoder, specification = _decoder(recipe, model), model.specification(recipe.decoder)
-  settings = identity.settings(
+  settings = run.settings(
       model, specification, model.condition(prompts), key, _DECODE_BATCH, sampling, prompts
   ) | dict(images=count)
   path = run_folder.Run(workdir / f'windows_{split}', settings).folder / 'windows.npz'
@@ -206,7 +206,7 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
       lambda state, batch, frozen: plain.step(
           state, batch, frozen, recipe.drafter, optimizer, teacher), donate_argnums=0)
   return loop.run(
-      state_lib.start(params, optimizer),
+      optimizer_lib.start(params, optimizer),
       lambda state, batch: step(state, batch, model.params), batch_of,
       num_steps=optimizer.num_steps, batch_size=optimizer.batch_size, workdir=workdir, name='plain',
       log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every).average
@@ -247,7 +247,7 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   before = {f'before_{name}': value for name, value in evaluate(params).items()}
   params = train_plain(recipe, model, params, workdir)
   state = loop.run(
-      state_lib.start(params, optimizer),
+      optimizer_lib.start(params, optimizer),
       lambda state, batch: compiled_step(state, batch, model.params),
       lambda index: batch_of('train', index), num_steps=optimizer.num_steps,
       batch_size=optimizer.batch_size, workdir=workdir, name='corrector',

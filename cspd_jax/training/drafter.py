@@ -21,9 +21,8 @@ from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle, medusa
 from cspd_jax.models.ends import Ends
-from cspd_jax.training import state as state_lib
-from cspd_jax.training.optimizer import OptimizerConfig
-from cspd_jax.training.state import TrainState
+from cspd_jax.training import optimizer as optimizer_lib
+from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 
 Params = Any
 DrafterConfig = eagle.EagleConfig | medusa.MedusaConfig
@@ -71,7 +70,7 @@ def init(config: DrafterConfig, train: DrafterTrainConfig, ends: Ends, target_pa
     kernel = params['fc']['kernel']
     scale = jax.lax.rsqrt(jnp.mean(jnp.square(embedding)))
     params['fc']['kernel'] = kernel.at[:config.dim].multiply(scale)
-  return state_lib.start(params, train.optimizer)
+  return optimizer_lib.start(params, train.optimizer)
 
 
 def eagle_loss(
@@ -173,7 +172,7 @@ def step(
 
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, train.optimizer), metrics
+  return optimizer_lib.update(state, grads, train.optimizer), metrics
 
 
 def measure(

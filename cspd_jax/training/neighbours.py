@@ -14,16 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import compiling, fields, progress
+from cspd_jax.core import fields, programs, progress
 from cspd_jax.files import atomic, reading
 from cspd_jax.generation import run as run_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.metrics import acceptance
 from cspd_jax.models import neighbours
-from cspd_jax.training import samples, state as state_lib
+from cspd_jax.training import optimizer as optimizer_lib, samples
 from cspd_jax.training.loop import batch_of
-from cspd_jax.training.optimizer import OptimizerConfig
-from cspd_jax.training.state import TrainState
+from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 
 Params = Any
 
@@ -178,8 +177,8 @@ def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, token
     every evaluation.
   """
   optimizer = train.optimizer
-  state = state_lib.start(neighbours.init(config, jax.random.key(optimizer.seed)), optimizer)
-  step = jax.jit(compiling.labelled(
+  state = optimizer_lib.start(neighbours.init(config, jax.random.key(optimizer.seed)), optimizer)
+  step = jax.jit(programs.labelled(
       'a training step', lambda state, batch: _step(state, batch, config, optimizer)),
                  donate_argnums=0)
   loss = jax.jit(lambda params, batch: nll(params, config, batch))
@@ -213,4 +212,4 @@ def nll(params: Params, config: neighbours.NeighboursConfig, tokens: jax.Array) 
 def _step(state: TrainState, tokens: jax.Array, config: neighbours.NeighboursConfig,
           optimizer: OptimizerConfig) -> TrainState:
   grads = jax.grad(nll)(state.params, config, tokens)
-  return state_lib.update(state, grads, optimizer)
+  return optimizer_lib.update(state, grads, optimizer)

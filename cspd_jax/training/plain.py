@@ -13,9 +13,8 @@ import optax
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle
-from cspd_jax.training import state as state_lib
-from cspd_jax.training.optimizer import OptimizerConfig
-from cspd_jax.training.state import TrainState
+from cspd_jax.training import optimizer as optimizer_lib
+from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 
 Params = Any
 # Lower bound of probabilities, so that their logarithms are finite.
@@ -75,7 +74,7 @@ def step(
   (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, target_params, teacher, *batch)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, optimizer), metrics
+  return optimizer_lib.update(state, grads, optimizer), metrics
 
 
 def target_outputs(target_params: Params, teacher: Teacher, tokens: jax.Array, condition: Any

@@ -14,7 +14,7 @@ from cspd_jax.core import batches, fields, progress
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import atomic, run_folder
-from cspd_jax.generation import identity, prompts as prompts_lib, run as run_lib
+from cspd_jax.generation import prompts as prompts_lib, run as run_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request, prepare
 
@@ -131,7 +131,7 @@ def request(model: Model, prompts: Sequence[Any], sampling: Any, *, seed: Any,
     ValueError: for invalid sampling options, or if a batch does not fit in memory.
   """
   if batch_size is None and folder is not None:
-    batch_size = identity.batch_size_of(folder)
+    batch_size = run_lib.batch_size_of(folder)
   if decoder is None and folder is not None:
     decoder = run_folder.stored_settings(folder).get('decoder')
   return prepare(

@@ -18,7 +18,7 @@ import jax
 
 from cspd_jax.core import random, spec as spec_lib
 from cspd_jax.files import reading
-from cspd_jax.files.kinds import KINDS
+from cspd_jax.files.description import KINDS
 from cspd_jax.generation.model import Model
 from experiments.costs import devices, hlo, rounds
 

@@ -40,7 +40,7 @@ def _products(module: hlo.Module, computation: hlo.Computation, instruction: hlo
     elif target == TRITON and _FUSED_HEAD in part.attributes:
       matrix = operands[2]
       count = 2.0 * part.arrays[0].size * matrix.dims[0]
-      # See `models.exact_product`.
+      # See `models.diffusion_head`.
       yield (FULL, count) if matrix.dtype == 'f32' else (BFLOAT16, 3 * count)
     elif part.opcode == 'fusion':
       yield from _products(module, computation, part)

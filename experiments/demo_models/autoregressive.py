@@ -16,9 +16,8 @@ import optax
 
 from cspd_jax.core import fields
 from cspd_jax.models import early_fusion, llamagen
-from cspd_jax.training import state as state_lib
-from cspd_jax.training.optimizer import OptimizerConfig
-from cspd_jax.training.state import TrainState
+from cspd_jax.training import optimizer as optimizer_lib
+from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 
 Config = llamagen.LlamaGenConfig | early_fusion.EarlyFusionConfig
 
@@ -44,7 +43,7 @@ def init(config: Config, train: ARTrainConfig) -> TrainState:
   """Returns the state before the first step."""
   model = early_fusion if isinstance(config, early_fusion.EarlyFusionConfig) else llamagen
   params = model.init(config, jax.random.key(train.optimizer.seed))
-  return state_lib.start(params, train.optimizer)
+  return optimizer_lib.start(params, train.optimizer)
 
 
 def logits(
@@ -126,7 +125,7 @@ def step(
 
   value, grads = jax.value_and_grad(loss)(state.params)
   metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, train.optimizer), metrics
+  return optimizer_lib.update(state, grads, train.optimizer), metrics
 
 
 def part(arrays: Any, start: int, count: int) -> Any:

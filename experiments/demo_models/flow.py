@@ -19,9 +19,8 @@ import optax
 from cspd_jax.core import fields
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.training import state as state_lib
-from cspd_jax.training.optimizer import OptimizerConfig
-from cspd_jax.training.state import TrainState
+from cspd_jax.training import optimizer as optimizer_lib
+from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +88,7 @@ def loss(params: Any, config: nextstep.NextStepConfig, tokens: jax.Array, prompt
 def init(config: nextstep.NextStepConfig, train: FlowTrainConfig) -> TrainState:
   """Returns the state before the first step."""
   params = nextstep.init(config, jax.random.key(train.optimizer.seed))
-  return state_lib.start(params, train.optimizer)
+  return optimizer_lib.start(params, train.optimizer)
 
 
 def step(state: TrainState, batch: tuple[jax.Array, Prompt], config: nextstep.NextStepConfig,
@@ -111,4 +110,4 @@ def step(state: TrainState, batch: tuple[jax.Array, Prompt], config: nextstep.Ne
   value, grads = jax.value_and_grad(
       lambda params: loss(params, config, tokens, prompt, draws))(state.params)
   metrics = {'loss': value, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, train.optimizer), metrics
+  return optimizer_lib.update(state, grads, train.optimizer), metrics

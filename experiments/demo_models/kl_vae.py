@@ -14,9 +14,8 @@ import jax.numpy as jnp
 
 from cspd_jax.core import fields
 from cspd_jax.models import kl_vae
-from cspd_jax.training import state as state_lib
-from cspd_jax.training.optimizer import OptimizerConfig
-from cspd_jax.training.state import TrainState
+from cspd_jax.training import optimizer as optimizer_lib
+from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 from experiments.demo_models import reconstruction
 
 
@@ -41,7 +40,7 @@ class KLVAETrainConfig:
 def init(config: kl_vae.KLVAEConfig, train: KLVAETrainConfig) -> TrainState:
   """Returns the state before the first step."""
   params = kl_vae.init(config, jax.random.key(train.optimizer.seed))
-  return state_lib.start(params, train.optimizer)
+  return optimizer_lib.start(params, train.optimizer)
 
 
 def loss(
@@ -86,4 +85,4 @@ def step(
   key = jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), state.step)
   (total, metrics), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, train, images, key)
-  return state_lib.update(state, grads, train.optimizer), {'loss': total, **metrics}
+  return optimizer_lib.update(state, grads, train.optimizer), {'loss': total, **metrics}

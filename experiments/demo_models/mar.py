@@ -24,9 +24,8 @@ import optax
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.core import fields
 from cspd_jax.models import mar
-from cspd_jax.training import state as state_lib
-from cspd_jax.training.optimizer import OptimizerConfig
-from cspd_jax.training.state import TrainState
+from cspd_jax.training import optimizer as optimizer_lib
+from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,7 +224,7 @@ def init(config: mar.MARConfig, train: MARTrainConfig) -> TrainState:
     sines = _sines(config)
     for table in ('encoder_positions', 'decoder_positions', 'z_positions'):
       params[table] = params[table].at[:, -config.num_tokens:].set(sines)
-  return state_lib.start(params, train.optimizer, decayed=_decayed)
+  return optimizer_lib.start(params, train.optimizer, decayed=_decayed)
 
 
 def step(
@@ -254,4 +253,4 @@ def step(
                             dropout_key=dropout_key)
   (value, terms), grads = jax.value_and_grad(run, has_aux=True)(state.params)
   metrics = {'loss': value, **terms, 'grad_norm': optax.tree.norm(grads)}
-  return state_lib.update(state, grads, train.optimizer, decayed=_decayed), metrics
+  return optimizer_lib.update(state, grads, train.optimizer, decayed=_decayed), metrics

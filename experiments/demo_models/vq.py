@@ -15,9 +15,8 @@ import jax.numpy as jnp
 
 from cspd_jax.core import fields
 from cspd_jax.models import vq
-from cspd_jax.training import state as state_lib
-from cspd_jax.training.optimizer import OptimizerConfig
-from cspd_jax.training.state import TrainState
+from cspd_jax.training import optimizer as optimizer_lib
+from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 from experiments.demo_models import reconstruction
 
 
@@ -60,7 +59,7 @@ def init(config: vq.VQConfig, train: VQTrainConfig, params: Any = None) -> Train
   """
   if params is None:
     params = vq.init(config, jax.random.key(train.optimizer.seed))
-  return state_lib.start(params, train.optimizer, extra=jnp.zeros(config.codebook_size))
+  return optimizer_lib.start(params, train.optimizer, extra=jnp.zeros(config.codebook_size))
 
 
 def loss(
@@ -112,7 +111,7 @@ def step(
   """
   (total, parts), grads = jax.value_and_grad(loss, has_aux=True)(
       state.params, config, train, images, state.step >= train.quantize_from)
-  new_state = state_lib.update(state, grads, train.optimizer)
+  new_state = optimizer_lib.update(state, grads, train.optimizer)
   usage = _update_usage(state.extra, parts['indices'])
   params, usage = _restart(state.step, new_state.params, usage, parts['latents'], train)
   metrics = {'loss': total, 'l1': parts['l1'], 'psnr': parts['psnr'],

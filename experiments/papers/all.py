@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cspd_jax import cli
-from cspd_jax.cli import loader
+from cspd_jax.cli import wrapper
 from cspd_jax.core import fields
 from cspd_jax.files import atomic, reading
 
@@ -63,7 +63,7 @@ def _file(name: str) -> pathlib.Path:
 def settings(name: str) -> Any:
   """Returns the configuration of a report."""
   if _file(name).is_file():
-    return loader.load(str(_file(name)))
+    return wrapper.load(str(_file(name)))
   return importlib.import_module(f'experiments.{PROGRAMS[name]}').Config()
 
 

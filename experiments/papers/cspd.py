@@ -45,11 +45,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cspd_jax import cli
-from cspd_jax.continuous.cspd.decoders import expected_speedup
+from cspd_jax.continuous.cspd import expected_speedup
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
-from cspd_jax.plots import acceptance, curves as curves_lib
+from cspd_jax.plots import curves as curves_lib, grid as grid_lib
 from cspd_jax.plots.curves import Curve, Panel
 from experiments.papers.cspd_cells import (
   BLOCK_MODES,
@@ -217,7 +217,7 @@ def _replaced(lab: Lab, report: Report, lengths: Mapping[str, int]) -> None:
   decoded = {mode: lab.images(lab.cell(mode, length)).decoded
              for mode, length in lengths.items()}
   grid = lambda leaf: leaf[:_SHOWN].reshape(-1, *lab.model.grid)
-  acceptance.save_replaced_map(
+  grid_lib.save_replaced_map(
       report.path('figure_16.png'),
       {mode: np.asarray(lab.model.pixels(images.tokens[:_SHOWN]))
        for mode, images in decoded.items()},

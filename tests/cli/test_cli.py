@@ -11,7 +11,7 @@ from typing import Literal
 import pytest
 
 from cspd_jax import cli
-from cspd_jax.cli import fields, loader, training, wrapper
+from cspd_jax.cli import fields, inputs, wrapper
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -216,11 +216,11 @@ def test_advice_of_functions_names_flags(path, capsys):
 def test_log_lines_of_other_packages(path, capsys, monkeypatch):
   """JAX logs every backend that it does not find, and Orbax every file."""
   def main(config):
-    training.log_progress()
+    inputs.log_progress()
     for level in (logging.INFO, logging.WARNING):
       logging.getLogger('absl').handle(logging.makeLogRecord(dict(
           levelno=level, msg='of orbax, %d', args=(level,), pathname='/lib/orbax/save.py')))
-    training.log_size(ROOT / 'configs' / 'corrected')
+    inputs.log_size(ROOT / 'configs' / 'corrected')
 
   # Some packages set up a handler of their own.
   monkeypatch.setattr(logging.getLogger(), 'handlers', [logging.StreamHandler(sys.stderr)])
@@ -258,7 +258,7 @@ def test_unusable_files_are_explained(tmp_path, text, message):
   if text:
     path.write_text(text)
   with pytest.raises(ValueError, match=message):
-    loader.load(str(path))
+    wrapper.load(str(path))
 
 
 def test_fields_of_a_base_keep_their_docs():

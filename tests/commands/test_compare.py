@@ -15,7 +15,7 @@ from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import tuned
 from cspd_jax.files import store
 from cspd_jax.measure import timing
-from cspd_jax.plots import acceptance
+from cspd_jax.plots import grid
 from tests.experiments import calls, models as models_lib
 from tests.families import tiny
 
@@ -117,8 +117,8 @@ def _report(result):
 
 
 def test_writes_report_and_pictures(run, monkeypatch):
-  draw, notes = acceptance.acceptance_map, {}
-  monkeypatch.setattr(acceptance, 'acceptance_map', lambda *args, **options: (
+  draw, notes = grid.acceptance_map, {}
+  monkeypatch.setattr(grid, 'acceptance_map', lambda *args, **options: (
       notes.update(options['notes']), draw(*args, **options))[1])
   result = run('--decoder=vanilla,seed_exact', '--prompt=owl', '--guidance_scale=1.5', '--seed=5')
   report, rows = _report(result)

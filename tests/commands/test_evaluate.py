@@ -11,7 +11,7 @@ from PIL import Image
 from cspd_jax.commands import evaluate
 from cspd_jax.files import store
 from cspd_jax.generation import memory
-from cspd_jax.metrics import clip, evaluation, frechet, inception, scenes
+from cspd_jax.metrics import clip, evaluation, image_scores, inception, scenes
 from cspd_jax.models import clip as clip_network, inception as network_lib
 from cspd_jax.text import bpe
 from tests.experiments import calls
@@ -79,7 +79,7 @@ def test_all_scores(run, place, network):
   assert list(scores) == names and all(f'{name}: ' in result.out for name in names)
   pool = [np.asarray(inception.features(
       network.params, CONFIG, _images(count, count), 'adm').pool) for count in (11, 13)]
-  expected = frechet.distance(*map(frechet.gaussian, pool))
+  expected = image_scores.distance(*map(image_scores.gaussian, pool))
   assert expected > 0 and scores[names[0]] == pytest.approx(expected, rel=1e-3)
   stored = evaluation.opened('images', str(result.folder / 'features.npz'), network, 4).features
   np.testing.assert_allclose(stored.pool, pool[0], atol=1e-4 * np.abs(pool[0]).max())
@@ -121,7 +121,7 @@ def test_published_statistics(run, place, tmp_path):
   scores = _scores(run(out='first'))
   network = store.load(place / 'inception')
   features = inception.features(network.params, CONFIG, _images(13, 13), 'adm')
-  pool, spatial = (frechet.gaussian(np.asarray(x)) for x in (features.pool, features.spatial))
+  pool, spatial = (image_scores.gaussian(np.asarray(x)) for x in (features.pool, features.spatial))
   moments = dict(mu=pool.mean, sigma=pool.covariance)
   np.savez(tmp_path / 'few.npz', **moments)
   calls.check_refused(run('--images={tmp}/few.npz', out='none'), ['statistics only'])

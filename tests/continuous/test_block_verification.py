@@ -15,7 +15,7 @@ from cspd_jax.continuous import (
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.context import BLOCK, TRUE
-from cspd_jax.continuous.cspd.token_test import TokenVerdict, token_test
+from cspd_jax.continuous.cspd import TokenVerdict, token_test
 from cspd_jax.continuous.loop import make_decoder
 from cspd_jax.testing.proofs import analytic
 from tests.marks import representative

@@ -11,16 +11,16 @@ import pytest
 from absl.testing import parameterized
 
 from cspd_jax.continuous import (
+  cspd,
   decoders,
   draft_model,
   noise as noise_lib,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.context import TRUE
-from cspd_jax.continuous.cspd import decoders as cspd
-from cspd_jax.continuous.cspd.token_test import LastKernel, released, released_test
+from cspd_jax.continuous.cspd import LastKernel, released, released_test
 from cspd_jax.continuous.loop import make_decoder
-from cspd_jax.continuous.path.path_test import path_test
+from cspd_jax.continuous.path import path_test
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import TokenBatch
 from cspd_jax.core.random import row_keys

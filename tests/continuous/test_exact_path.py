@@ -17,9 +17,9 @@ from cspd_jax.continuous import (
   decoders,
   head as head_lib,
   noise as noise_lib,
+  path as path_lib,
   schedule as schedule_lib,
 )
-from cspd_jax.continuous.path import denoising_path as path_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
@@ -198,10 +198,10 @@ class CountsTest(chex.TestCase):
     batch = token_batch(
         row_keys(jax.random.key(0), 9), head_lib.pick(z, positions), positions,
         jnp.ones((9, 1)), 1.0, jnp.ones((9, 1), bool))
-    x = path_lib.start(CHAIN.target, LEVELS, CHAIN.params, batch, 2).x
-    drawn = path_lib.draw(CHAIN.target, LEVELS, CHAIN.params, batch, x, 2, noise_lib.DRAFT)
+    x = path_lib.start_path(CHAIN.target, LEVELS, CHAIN.params, batch, 2).x
+    drawn = path_lib.draw_path(CHAIN.target, LEVELS, CHAIN.params, batch, x, 2, noise_lib.DRAFT)
     chex.assert_shape(drawn.states, (9, 3, 1))
-    again = path_lib.score(CHAIN.target, LEVELS, CHAIN.params, batch, x, drawn.states)
+    again = path_lib.score_path(CHAIN.target, LEVELS, CHAIN.params, batch, x, drawn.states)
     np.testing.assert_allclose(drawn.log_density, again, atol=1e-4)
 
 

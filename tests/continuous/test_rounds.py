@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from cspd_jax.continuous import (
+  cspd,
   decoders,
   draft_model,
   head as head_lib,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.context import TRUE
-from cspd_jax.continuous.cspd import decoders as cspd
-from cspd_jax.continuous.cspd.token_test import released
+from cspd_jax.continuous.cspd import released
 from cspd_jax.continuous.head import no_drafts
 from cspd_jax.continuous.loop import make_decoder
-from cspd_jax.continuous.path.path_test import path_test
+from cspd_jax.continuous.path import path_test
 from cspd_jax.continuous.result import Decoded
 from cspd_jax.continuous.specification import DECODERS, Resources, build, complete, guarantee
 from cspd_jax.core.random import row_keys

@@ -9,7 +9,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.continuous import decoders, schedule as schedule_lib
-from cspd_jax.continuous.chains.coupled_chains import coupled_chains, old_chains
+from cspd_jax.continuous.chains.chain_walk import coupled_chains, old_chains
 from cspd_jax.continuous.context import CACHED, TRUE
 from cspd_jax.continuous.loop import make_decoder
 from cspd_jax.continuous.sampling import Sampling

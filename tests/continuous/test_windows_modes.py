@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.continuous import contract, decoders, schedule as schedule_lib
-from cspd_jax.continuous.cspd import decoders as cspd
+from cspd_jax.continuous import contract, cspd, decoders, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
 from cspd_jax.models import mar, nextstep

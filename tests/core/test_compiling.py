@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from cspd_jax.core import compiling, programs
+from cspd_jax.core import programs
 
 
 def _double(x):
@@ -13,7 +13,7 @@ def _double(x):
 
 def test_a_line_per_program(capsys):
   run = programs.jit(_double, label='twice')
-  with compiling.reported(total=2):
+  with programs.reported(total=2):
     for size in (2, 2, 3, 4):
       run(jnp.ones(size))
     programs.jit(_double)(jnp.ones(2))
@@ -25,8 +25,8 @@ def test_a_line_per_program(capsys):
 
 
 def test_the_duration_of_long_compilations(capsys, monkeypatch):
-  monkeypatch.setattr(compiling, '_LONG', 0.0)
-  with compiling.reported(total=3, at_most=True):
+  monkeypatch.setattr(programs, '_LONG', 0.0)
+  with programs.reported(total=3, at_most=True):
     programs.compiled(_double, jnp.ones(6), label='ahead')
     programs.jit(_double, label='on call')(jnp.ones(6))
   first, done, second, done_too = capsys.readouterr().err.splitlines()
@@ -36,12 +36,12 @@ def test_the_duration_of_long_compilations(capsys, monkeypatch):
 
 
 def test_a_function_that_fails_ends_no_line_of_another(capsys, monkeypatch):
-  monkeypatch.setattr(compiling, '_LONG', 0.0)
+  monkeypatch.setattr(programs, '_LONG', 0.0)
 
   def fail(x):
     raise ValueError(x.shape)
 
-  with compiling.reported():
+  with programs.reported():
     with pytest.raises(ValueError):
       programs.jit(fail, label='fails')(jnp.ones(7))
     programs.jit(_double)(jnp.ones(7))
@@ -51,4 +51,4 @@ def test_a_function_that_fails_ends_no_line_of_another(capsys, monkeypatch):
 def test_labels_leave_programs_unchanged():
   text = lambda label: programs.jit(_double, label=label).lower(jnp.ones(2)).as_text()
   assert text(None) == text('twice')
-  assert jax.jit(compiling.labelled('twice', _double)).__name__ == '_double'
+  assert jax.jit(programs.labelled('twice', _double)).__name__ == '_double'

@@ -13,8 +13,8 @@ from cspd_jax.decoding import accept, tree as trees
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.verifiers.block import block
-from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.kseq import _factor, kseq
+from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.enumerate import enumerate_rounds, enumerate_stage

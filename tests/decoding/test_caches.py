@@ -11,7 +11,7 @@ from cspd_jax.core.random import row_keys
 from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.tree import EAGLE, chain
-from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import store
 from cspd_jax.models import eagle as eagle_models, llamagen

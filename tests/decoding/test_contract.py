@@ -11,8 +11,8 @@ from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
+from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.testing.tabular import drafts, heads, network, tabular
 
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True)

@@ -12,11 +12,10 @@ import pytest
 from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.drafters import Network, from_model, from_network, window
 from cspd_jax.decoding.drafters.corrected import corrected
-from cspd_jax.decoding.drafters.corrector import corrected_probs
-from cspd_jax.decoding.drafters.network_corrector import correct, corrected_features
+from cspd_jax.decoding.drafters.correctors import correct, corrected_features, corrected_probs
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
+from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import neighbours
 from cspd_jax.testing import exactness

@@ -15,22 +15,19 @@ from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.decoding.base import Drafter, Target
 from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.corrected import corrected
+from cspd_jax.decoding.drafters.correctors import from_model, from_network
 from cspd_jax.decoding.drafters.draft_model import model
 from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
-from cspd_jax.decoding.drafters.model_corrector import from_model
-from cspd_jax.decoding.drafters.network_corrector import from_network
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.verifiers.block import block
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
-from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.grouped import grouped
 from cspd_jax.decoding.verifiers.kseq import kseq
-from cspd_jax.decoding.verifiers.lantern import lantern, lantern_pp
-from cspd_jax.decoding.verifiers.latent_neighbours import neighbour_table
+from cspd_jax.decoding.verifiers.lantern import lantern, lantern_pp, neighbour_table
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.decoding.verifiers.typical import typical
+from cspd_jax.decoding.verifiers.node_tests import exact, typical
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import engines
 from cspd_jax.testing.tabular import drafts, heads, network, tabular

@@ -10,8 +10,8 @@ from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.match import match
+from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import tabular as tables
 from cspd_jax.testing.enumerate import output_distribution

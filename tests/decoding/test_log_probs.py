@@ -12,8 +12,8 @@ from cspd_jax.decoding import accept, refill, specification, tree as trees, warp
 from cspd_jax.decoding.drafters.draft_model import model as draft_model
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.specification import DECODERS
-from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.kseq import kseq
+from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.metrics import likelihood
 from cspd_jax.metrics.likelihood import distributions

@@ -5,8 +5,8 @@ from unittest import mock
 import numpy as np
 from absl.testing import parameterized
 
-from cspd_jax.decoding.verifiers import latent_neighbours
-from cspd_jax.decoding.verifiers.latent_neighbours import neighbour_table
+from cspd_jax.decoding.verifiers import lantern
+from cspd_jax.decoding.verifiers.lantern import neighbour_table
 
 CODEBOOK = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
 
@@ -28,7 +28,7 @@ class TableTest(parameterized.TestCase):
     np.testing.assert_array_equal(table, by_sorting(CODEBOOK, k))
 
   def test_chunks_make_no_difference(self):
-    with mock.patch.object(latent_neighbours, '_CHUNK', 350):
+    with mock.patch.object(lantern, '_CHUNK', 350):
       np.testing.assert_array_equal(neighbour_table(CODEBOOK, 7), by_sorting(CODEBOOK, 7))
 
   def test_directions(self):

@@ -13,16 +13,13 @@ from absl.testing import parameterized
 
 from cspd_jax.decoding import accept, tree as trees
 from cspd_jax.decoding.drafters.corrected import corrected
+from cspd_jax.decoding.drafters.correctors import from_model
 from cspd_jax.decoding.drafters.jacobi import jacobi
-from cspd_jax.decoding.drafters.model_corrector import from_model
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
-from cspd_jax.decoding.verifiers.exact import exact
 from cspd_jax.decoding.verifiers.grouped import grouped
-from cspd_jax.decoding.verifiers.lantern import RESIDUALS, lantern, lantern_pp
-from cspd_jax.decoding.verifiers.latent_neighbours import neighbour_table
-from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
-from cspd_jax.decoding.verifiers.typical import typical
+from cspd_jax.decoding.verifiers.lantern import RESIDUALS, lantern, lantern_pp, neighbour_table
+from cspd_jax.decoding.verifiers.node_tests import NodeTest, exact, rejection, typical
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.enumerate import enumerate_rounds, enumerate_stage

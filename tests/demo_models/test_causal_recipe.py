@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.cli import loader
+from cspd_jax.cli import wrapper
 from cspd_jax.continuous import head as head_lib, sampling as sampling_lib
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
@@ -37,7 +37,7 @@ TRAIN = flow.FlowTrainConfig(OPTIMIZER, drop_rate=0.25, draws=2)
 
 @pytest.fixture(scope='module')
 def recipe():
-  return smoke.smoke(loader.load(CONFIG).small())
+  return smoke.smoke(wrapper.load(CONFIG).small())
 
 
 @pytest.fixture(scope='module')

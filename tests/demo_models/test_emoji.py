@@ -10,7 +10,7 @@ from tests.demo_models import emoji_files
 
 pytest.importorskip('matplotlib')
 
-from cspd_jax.cli import loader
+from cspd_jax.cli import wrapper
 from cspd_jax.metrics import requests, scenes as score
 from cspd_jax.training import smoke
 from experiments.demo_models import emoji
@@ -97,7 +97,7 @@ def test_a_source_without_a_picture_is_named(sources, tmp_path):
 
 
 def test_the_recipe_takes_scenes_and_their_words(sources):
-  shipped = loader.load(str(ROOT / 'configs' / 'train' / 'emoji.py'))
+  shipped = wrapper.load(str(ROOT / 'configs' / 'train' / 'emoji.py'))
   recipe = dataclasses.replace(smoke.smoke(shipped.small()), **sources)
   recipe.prepare()
   images, captions = recipe.crops(0, 0, 'held_out', 4)

@@ -11,7 +11,7 @@ pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 
 import cspd_jax  # pylint: disable=wrong-import-position
-from cspd_jax.cli import loader  # pylint: disable=wrong-import-position
+from cspd_jax.cli import wrapper  # pylint: disable=wrong-import-position
 from cspd_jax.files import store
 from cspd_jax.models import (
   kl_vae,  # pylint: disable=wrong-import-position
@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture(scope='module')
 def recipe():
-  return smoke.smoke(loader.load(str(ROOT / 'configs' / 'train' / 'mar_demo.py')).small())
+  return smoke.smoke(wrapper.load(str(ROOT / 'configs' / 'train' / 'mar_demo.py')).small())
 
 
 def _moments(recipe, count=64):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.metrics import distance, likelihood
+from cspd_jax.metrics import likelihood
 from experiments import quantized
 from tests.experiments import calls, models
 
@@ -26,14 +26,14 @@ def test_numbers_are_those_of_the_distributions(folder):
   small = cspd_jax.load(folder / 'alone', dtype='float32', quantize='int8')
   target, warp = whole.target(guided=True), whole.sampling(guidance_scale=2.0, top_k=5)
   condition, tokens = whole.condition([0, 1]), jnp.tile(jnp.arange(16), (2, 1)) % 4
-  result = distance.distance(target, whole.params, small.params, condition, tokens, warp)
+  result = likelihood.distance(target, whole.params, small.params, condition, tokens, warp)
   own, other = (np.asarray(likelihood.distributions(target, params, condition, tokens, warp))
                 for params in (whole.params, small.params))
   apart = 0.5 * np.abs(own - other).sum(axis=-1)
   np.testing.assert_allclose(result.total_variation, apart.mean(axis=1), rtol=1e-5)
   np.testing.assert_allclose(result.largest, apart.max(axis=1), rtol=1e-5)
   assert result.total_variation.min() > 0 and result.largest.max() < 0.3
-  same = distance.distance(target, whole.params, whole.params, condition, tokens, warp)
+  same = likelihood.distance(target, whole.params, whole.params, condition, tokens, warp)
   np.testing.assert_array_equal(same.nll, same.other_nll)
   assert not np.any(same.largest)
 

@@ -12,7 +12,7 @@ pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 
 import cspd_jax  # pylint: disable=wrong-import-position
-from cspd_jax.cli import loader  # pylint: disable=wrong-import-position
+from cspd_jax.cli import wrapper  # pylint: disable=wrong-import-position
 from cspd_jax.commands import train as train_command  # pylint: disable=wrong-import-position
 from cspd_jax.files import run_folder, store
 from cspd_jax.training import smoke
@@ -25,7 +25,7 @@ CONFIG = str(pathlib.Path(__file__).parents[2] / 'configs' / 'train' / 'demo.py'
 
 @pytest.fixture(scope='module')
 def recipe():
-  return smoke.smoke(loader.load(CONFIG).small())
+  return smoke.smoke(wrapper.load(CONFIG).small())
 
 
 @pytest.fixture(scope='module')

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.cli import loader
+from cspd_jax.cli import wrapper
 from cspd_jax.models import early_fusion
 from cspd_jax.text import bpe
 from cspd_jax.training import smoke
@@ -24,7 +24,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture(scope='module')
 def recipe():
-  return smoke.smoke(loader.load(str(ROOT / 'configs' / 'train' / 'text_demo.py')).small())
+  return smoke.smoke(wrapper.load(str(ROOT / 'configs' / 'train' / 'text_demo.py')).small())
 
 
 @pytest.fixture(scope='module')

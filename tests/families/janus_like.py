@@ -22,8 +22,9 @@ from checkpoints_conversion.rules import (
 )
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from cspd_jax import families
-from cspd_jax.families import drafts, prompt_kinds
-from cspd_jax.files.kinds import Kind
+from cspd_jax.families import decoder_only, prompt_kinds
+from cspd_jax.families.decoder_only import EAGLE, MEDUSA, NEIGHBOURS
+from cspd_jax.files.description import Kind
 from cspd_jax.generation import engines
 from cspd_jax.models import causal, conditions, eagle, rope, transformer, vq
 from cspd_jax.models.conditions import Prompt
@@ -186,7 +187,7 @@ def build(parts):
           (config.height, config.width), text, parts.writer(FAMILY.prompt_writers),
           functools.partial(renumbered, config), ('a cat', 'a dog')),
       tokenizer=tokenizer, defaults=parts.defaults, metadata=loaded['target'].metadata,
-      drafts=drafts.discrete(
+      drafts=decoder_only.discrete(
           parts, lambda config, guided: target(config, guided=guided), layers, ends),
       teacher=families.Teacher(
           lambda params, prompt, tokens, drop: forward(params, config, prompt, tokens, drop), ends,
@@ -198,12 +199,12 @@ KIND = {'janus_like': Kind(
 FAMILY = families.Family(
     name='janus_like',
     roles={'target': KIND, 'tokenizer': {'vq': Kind(vq.VQConfig, vq.init)},
-           'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': KIND, 'eagle': drafts.EAGLE,
-           'medusa': drafts.MEDUSA, 'neighbours': drafts.NEIGHBOURS, 'corrector': drafts.EAGLE},
+           'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': KIND, 'eagle': EAGLE,
+           'medusa': MEDUSA, 'neighbours': NEIGHBOURS, 'corrector': EAGLE},
     build=build,
     published=families.Published(
         {'janus_like_small': JanusConfig()},
-        lambda config: drafts.published(eagle_config(config)),
+        lambda config: decoder_only.published(eagle_config(config)),
         lambda config, count: prompt_kinds.described(count)),
     text_forms={'janus_like': bpe.Vocabulary}, prompt_writers={'janus_like': write},
     eagle_layers={'janus_like': eagle.Layer()})

@@ -11,7 +11,7 @@ import cspd_jax
 from cspd_jax.commands import generate as command
 from cspd_jax.decoding.warp import Warp, probabilities
 from cspd_jax.files import store
-from cspd_jax.generation import gallery, stream
+from cspd_jax.generation import gallery, run
 from cspd_jax.generation.request import prepare
 from cspd_jax.models import early_fusion
 from tests.marks import representative
@@ -52,7 +52,7 @@ def test_images_have_the_grammar(model, vanilla):
 @pytest.mark.slow
 def test_what_is_streamed_counts_the_grammars_tokens(model, vanilla):
   request = types.SimpleNamespace(model=model)
-  look = stream.Partial(request, vanilla.decoded, np.full(4, vanilla.tokens.shape[1]), True)
+  look = run.Partial(request, vanilla.decoded, np.full(4, vanilla.tokens.shape[1]), True)
   assert repr(look).startswith('Partial(1092 of 1092 tokens of 4 images, round ')
 
 

@@ -24,7 +24,7 @@ import cspd_jax
 from cspd_jax.commands import generate as generate_command
 from cspd_jax.decoding import tree
 from cspd_jax.files import store
-from cspd_jax.generation import identity
+from cspd_jax.generation import run as run_lib
 from cspd_jax.generation.request import prepare as prepare_request
 from cspd_jax.models import eagle, llamagen, medusa, neighbours
 from cspd_jax.testing import check_target
@@ -240,7 +240,7 @@ def test_pictures_of_words(folder, tmp_path, decoder):
 def test_a_run_is_known_by_its_words(model):
   condition = model.condition(['a fox', 'a map'])
   moved = condition._replace(embeddings=condition.embeddings * (1 + 1e-7))
-  known = lambda condition, *prompts: identity.settings(
+  known = lambda condition, *prompts: run_lib.settings(
       model, 'vanilla', condition, 0, 2, model.sampling(), *prompts)
   assert known(condition) != known(moved)
   words = known(condition, ['a fox', 'a map'])

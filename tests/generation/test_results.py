@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.plots import acceptance
+from cspd_jax.plots import grid
 from tests.families import tiny
 
 PROMPTS = ['sea', 'sky', 'sand']
@@ -66,7 +66,7 @@ def test_the_summary_is_in_words(out):
 def test_the_picture_has_the_rounds_of_the_summary(out, monkeypatch):
   """Those of its cells would leave out the rounds of other tokens."""
   drawn = {}
-  monkeypatch.setattr(acceptance, 'acceptance_map', lambda rounds, **options: (
+  monkeypatch.setattr(grid, 'acceptance_map', lambda rounds, **options: (
       drawn.update(options['notes']), b'')[1])
   for images in (out, out[:1]):
     images._repr_html_()

@@ -11,7 +11,7 @@ import cspd_jax
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import uniform
-from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
 from cspd_jax.measure import bench, measurements

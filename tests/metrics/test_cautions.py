@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from cspd_jax.metrics import cautions, evaluation, frechet, image_scores, inception
+from cspd_jax.metrics import evaluation, image_scores, inception
 from cspd_jax.models.inception import Features
 
 CLASSES, WIDTH = 20, 6
@@ -24,11 +24,11 @@ def scored(count, seed=0, by_class=False, width=WIDTH):
   values = Features(*(rng.normal(size=(count, size)).astype(np.float32) for size in (width, 4)),
                     8 * np.eye(CLASSES, dtype=np.float32)[labels])
   return evaluation.Scored(
-      count, values, frechet.gaussian(values.pool), frechet.gaussian(values.spatial))
+      count, values, image_scores.gaussian(values.pool), image_scores.gaussian(values.spatial))
 
 
 def found(samples, reference=None, evaluator='adm'):
-  return cautions.warnings(samples, scored(400, 1) if reference is None else reference, evaluator)
+  return evaluation.warnings(samples, scored(400, 1) if reference is None else reference, evaluator)
 
 
 @pytest.mark.parametrize('evaluator', inception.EVALUATORS)
@@ -71,7 +71,7 @@ def test_equal_sets_have_no_distance():
   samples = scored(60)
   order = np.random.default_rng(0).permutation(60)
   same = Features(*(leaf[order] * np.float32(1 + 1e-6) for leaf in samples.features))
-  reference = evaluation.Scored(60, same, *map(frechet.gaussian, same[:2]))
+  reference = evaluation.Scored(60, same, *map(image_scores.gaussian, same[:2]))
   (warning,) = found(samples, reference)
   assert 'same images' in warning and 'give other images' in warning
   assert list(evaluation.scores(samples, reference, 'adm')) == ['IS (ADM, 60)']

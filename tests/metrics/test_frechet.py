@@ -6,30 +6,30 @@ import pytest
 import scipy.linalg
 from absl.testing import absltest, parameterized
 
-from cspd_jax.metrics import frechet
+from cspd_jax.metrics import image_scores
 from cspd_jax.models import vq
 
 
 def random_gaussian(rng, size, rank=None):
   factor = rng.normal(size=(size, rank or size))
-  return frechet.Gaussian(rng.normal(size=size), factor @ factor.T)
+  return image_scores.Gaussian(rng.normal(size=size), factor @ factor.T)
 
 
 class DistanceTest(parameterized.TestCase):
 
   def test_one_feature(self):
     # (m_a - m_b)^2 + (s_a - s_b)^2.
-    a = frechet.Gaussian(np.array([1.0]), np.array([[4.0]]))
-    b = frechet.Gaussian(np.array([-2.0]), np.array([[0.25]]))
-    self.assertAlmostEqual(frechet.distance(a, b), 9 + 1.5**2, places=12)
+    a = image_scores.Gaussian(np.array([1.0]), np.array([[4.0]]))
+    b = image_scores.Gaussian(np.array([-2.0]), np.array([[0.25]]))
+    self.assertAlmostEqual(image_scores.distance(a, b), 9 + 1.5**2, places=12)
 
   def test_covariances_with_common_axes(self):
     rng = np.random.default_rng(0)
     axes = np.linalg.qr(rng.normal(size=(5, 5)))[0]
     s, t = rng.uniform(0.1, 2, (2, 5))
-    a = frechet.Gaussian(np.zeros(5), (axes * s**2) @ axes.T)
-    b = frechet.Gaussian(np.ones(5), (axes * t**2) @ axes.T)
-    self.assertAlmostEqual(frechet.distance(a, b), 5 + np.sum((s - t)**2), places=10)
+    a = image_scores.Gaussian(np.zeros(5), (axes * s**2) @ axes.T)
+    b = image_scores.Gaussian(np.ones(5), (axes * t**2) @ axes.T)
+    self.assertAlmostEqual(image_scores.distance(a, b), 5 + np.sum((s - t)**2), places=10)
 
   @parameterized.parameters(None, 3)
   def test_matrix_root(self, rank):
@@ -37,25 +37,25 @@ class DistanceTest(parameterized.TestCase):
     a, b = random_gaussian(rng, 6, rank), random_gaussian(rng, 6)
     root = np.real(scipy.linalg.sqrtm(a.covariance @ b.covariance))
     expected = np.sum((a.mean - b.mean)**2) + np.trace(a.covariance + b.covariance - 2 * root)
-    self.assertAlmostEqual(frechet.distance(a, b), expected, places=4 if rank else 8)
+    self.assertAlmostEqual(image_scores.distance(a, b), expected, places=4 if rank else 8)
 
   def test_symmetric_and_0_for_equals(self):
     rng = np.random.default_rng(2)
     a, b = random_gaussian(rng, 4), random_gaussian(rng, 4)
-    self.assertAlmostEqual(frechet.distance(a, b), frechet.distance(b, a), places=10)
-    self.assertAlmostEqual(frechet.distance(a, a), 0, places=10)
+    self.assertAlmostEqual(image_scores.distance(a, b), image_scores.distance(b, a), places=10)
+    self.assertAlmostEqual(image_scores.distance(a, a), 0, places=10)
 
   def test_other_features(self):
     rng = np.random.default_rng(3)
     with self.assertRaisesRegex(ValueError, 'a has 3 features and b 4'):
-      frechet.distance(random_gaussian(rng, 3), random_gaussian(rng, 4))
+      image_scores.distance(random_gaussian(rng, 3), random_gaussian(rng, 4))
 
 
 class GaussianTest(parameterized.TestCase):
 
   def test_moments(self):
     points = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
-    got = frechet.gaussian(points)
+    got = image_scores.gaussian(points)
     self.assertEqual(got.mean.dtype, np.float64)
     np.testing.assert_allclose(got.mean, points.mean(0), rtol=1e-5)
     np.testing.assert_allclose(got.covariance, np.cov(points.T), rtol=1e-5)
@@ -63,7 +63,7 @@ class GaussianTest(parameterized.TestCase):
   @parameterized.parameters((np.zeros((1, 3)),), (np.zeros(3),), (np.full((4, 3), np.nan),))
   def test_bad_points(self, points):
     with self.assertRaisesRegex(ValueError, 'points have shape'):
-      frechet.gaussian(points)
+      image_scores.gaussian(points)
 
 
 class FeaturesTest(absltest.TestCase):

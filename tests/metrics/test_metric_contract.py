@@ -12,7 +12,7 @@ from cspd_jax import metrics
 from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
 from cspd_jax.measure import tables
-from cspd_jax.metrics import base, frechet, likelihood
+from cspd_jax.metrics import base, image_scores, likelihood
 from tests.measure import tiny
 
 
@@ -113,11 +113,11 @@ def test_networks_look_once_and_at_batches_of_one_size(model, sample):
 
 
 def test_frechet_of_a_sample(model, sample):
-  gaussian = lambda one: frechet.gaussian(one.tokens[:, :2])
-  assert frechet.FRECHET(sample, model).mean == pytest.approx(
-      frechet.distance(gaussian(sample), gaussian(sample.reference)))
+  gaussian = lambda one: image_scores.gaussian(one.tokens[:, :2])
+  assert image_scores.FRECHET(sample, model).mean == pytest.approx(
+      image_scores.distance(gaussian(sample), gaussian(sample.reference)))
   alone = dataclasses.replace(sample, reference=None, _cache={})
-  assert math.isnan(frechet.FRECHET(alone, model).mean)
+  assert math.isnan(image_scores.FRECHET(alone, model).mean)
   assert math.isnan(likelihood.NLL_DIFFERENCE(alone, model).mean)
 
 

@@ -26,7 +26,7 @@ import published
 import pytest
 
 from checkpoints_conversion.rules import eagle as eagle_rules
-from cspd_jax.decoding.drafters.network_corrector import corrected_features
+from cspd_jax.decoding.drafters.correctors import corrected_features
 from cspd_jax.models import causal, eagle, ends, transformer
 from tests.marks import representative
 

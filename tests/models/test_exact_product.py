@@ -6,7 +6,7 @@ import numpy as np
 import products
 import pytest
 
-from cspd_jax.models import diffusion_head, exact_product
+from cspd_jax.models import diffusion_head
 
 
 @pytest.fixture(name='x', scope='module')
@@ -18,7 +18,7 @@ def _x():
 
 @pytest.mark.parametrize('jit', [False, True])
 def test_parts_have_the_sum(x, jit):
-  low, middle, high = (jax.jit if jit else lambda f: f)(exact_product.parts)(x)
+  low, middle, high = (jax.jit if jit else lambda f: f)(diffusion_head.parts)(x)
   assert {part.dtype for part in (low, middle, high)} == {jnp.dtype(jnp.bfloat16)}
   total = sum(np.float64(part) for part in (low, middle, high))
   np.testing.assert_array_equal(total, np.float64(x))
@@ -33,7 +33,7 @@ def test_the_product_of_parts_has_the_precision_of_float32():
   expected = np.tensordot(np.float64(x), np.float64(kernel), 1)
   dims = ((2,), (0,)), ((), ())
   actual = {name: np.float64(jax.jit(product)(x, kernel)) for name, product in dict(
-      split=exact_product._split, plain=lambda x, k: exact_product.dot_general(x, k, dims),
+      split=diffusion_head._split, plain=lambda x, k: diffusion_head.dot_general(x, k, dims),
       rounded=lambda x, k: jnp.tensordot(x.astype(jnp.bfloat16), k, 1,
                                          preferred_element_type=jnp.float32)).items()}
   error = {name: np.abs(product - expected).max() for name, product in actual.items()}

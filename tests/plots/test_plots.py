@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 from matplotlib import image as mpl_image, pyplot
 
 from cspd_jax.files import atomic
-from cspd_jax.plots import acceptance, bars, canvas, grid
+from cspd_jax.plots import bars, canvas, grid
 
 
 class PlotsTest(parameterized.TestCase):
@@ -43,7 +43,7 @@ class PlotsTest(parameterized.TestCase):
       (words,) = figure.texts if not figure._suptitle else [figure._suptitle]
       self.assertEqual(words._preprocess_math(words.get_text()), (shown, False), name)
     grid.save_grid(self.path, self.images, captions=[text] * 3, title=text)
-    acceptance.save_acceptance_map(
+    grid.save_acceptance_map(
         self.path, {text: self.rounds['sjd']}, images={text: self.images}, captions=[text] * 3,
         title=text)
     bars.save_bars(self.path, [bars.Panel('t', {text: 1.0}, '{:.1f}', text)], baseline=text,
@@ -60,12 +60,12 @@ class PlotsTest(parameterized.TestCase):
   @parameterized.parameters(False, True)
   def test_acceptance_map(self, with_images):
     images = dict.fromkeys(self.rounds, self.images) if with_images else None
-    acceptance.save_acceptance_map(
+    grid.save_acceptance_map(
         self.path, self.rounds, images=images, captions=['a', 'b', 'c'], title='t')
     self.assertGreater(self.read().std(), 0.05)
 
   def test_acceptance_map_of_one_token(self):
-    acceptance.save_acceptance_map(self.path, {'vanilla': np.zeros((1, 1, 1), int)})
+    grid.save_acceptance_map(self.path, {'vanilla': np.zeros((1, 1, 1), int)})
     self.read()
 
   @parameterized.parameters('vanilla', 'none of them')
@@ -82,11 +82,11 @@ class PlotsTest(parameterized.TestCase):
         ('shape', lambda: grid.save_grid(self.path, images[:0])),
         ('finite', lambda: grid.save_grid(self.path, images * np.nan)),
         ('captions', lambda: grid.save_grid(self.path, images, captions=['a'])),
-        ('rounds', lambda: acceptance.save_acceptance_map(self.path, {})),
-        ('rounds', lambda: acceptance.save_acceptance_map(
+        ('rounds', lambda: grid.save_acceptance_map(self.path, {})),
+        ('rounds', lambda: grid.save_acceptance_map(
             self.path, dict(rounds, sjd=rounds['sjd'][:, :2]))),
-        ('captions', lambda: acceptance.save_acceptance_map(self.path, rounds, captions=['a'])),
-        ('images', lambda: acceptance.save_acceptance_map(
+        ('captions', lambda: grid.save_acceptance_map(self.path, rounds, captions=['a'])),
+        ('images', lambda: grid.save_acceptance_map(
             self.path, rounds, images=dict.fromkeys(rounds, images[:1]))),
         ('panels', lambda: bars.save_bars(self.path, [])),
         ('panels', lambda: bars.save_bars(
@@ -120,10 +120,10 @@ def test_replaced_map(tmp_path):
   rng = np.random.default_rng(0)
   images = {'one': rng.uniform(-1, 1, (2, 8, 8, 3)), 'two': rng.uniform(-1, 1, (2, 8, 8, 3))}
   marks = {name: rng.random((2, 4, 4)) < 0.5 for name in images}
-  acceptance.save_replaced_map(tmp_path / 'map.png', images, marks, marks, captions=['a', 'b'])
+  grid.save_replaced_map(tmp_path / 'map.png', images, marks, marks, captions=['a', 'b'])
   assert (tmp_path / 'map.png').read_bytes().startswith(b'\x89PNG')
   with pytest.raises(ValueError, match='must be equal'):
-    acceptance.save_replaced_map(tmp_path / 'map.png', images, {'one': marks['one']}, marks)
+    grid.save_replaced_map(tmp_path / 'map.png', images, {'one': marks['one']}, marks)
 
 
 @pytest.mark.parametrize('text, lines', [
@@ -147,10 +147,10 @@ def test_titles_and_names_fit(tmp_path, count):
   rounds = np.arange(16).reshape(1, 4, 4).repeat(count, 0)
   captions, title = ['a caption of some length, as prompts have'] * count, f'{name}: 80 passes'
   grid.save_grid(tmp_path / 'a.png', images, captions=captions, title=title)
-  acceptance.save_acceptance_map(tmp_path / 'b.png', {name: rounds}, captions=captions, title=title,
-                                 images={name: images})
-  acceptance.save_replaced_map(tmp_path / 'c.png', {name: images}, {name: rounds}, {name: rounds},
-                             captions=captions, title=title)
+  grid.save_acceptance_map(tmp_path / 'b.png', {name: rounds}, captions=captions, title=title,
+                           images={name: images})
+  grid.save_replaced_map(tmp_path / 'c.png', {name: images}, {name: rounds}, {name: rounds},
+                         captions=captions, title=title)
   bars.save_bars(tmp_path / 'd.png', [
       bars.Panel('speed', {name: 1.0, 'vanilla': 2.0}, '{:.1f}', 'a note: ' + title)] * count,
                  title=title)

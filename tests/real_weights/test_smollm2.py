@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.decoding.drafters.network_corrector import from_network
+from cspd_jax.decoding.drafters.correctors import from_network
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import int8
-from cspd_jax.metrics import distance, likelihood
+from cspd_jax.metrics import likelihood
 from cspd_jax.models import early_fusion, transformer
 
 pytest.importorskip('tokenizers')
@@ -195,7 +195,7 @@ def test_int8():
 
   params = jax.tree_util.tree_map_with_path(rounded, smollm2.params())
   target = _target(_text().shape[1])
-  result = jax.jit(lambda params: distance.distance(
+  result = jax.jit(lambda params: likelihood.distance(
       target, smollm2.params(), params, _prompt('\n'), _text(), Warp()))(params)
   assert 0 < result.total_variation[0] < 0.05
   np.testing.assert_allclose(result.nll, result.other_nll, atol=0.05)

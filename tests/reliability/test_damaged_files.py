@@ -17,7 +17,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from checkpoints_conversion import read as convert_read
-from cspd_jax.cli import loader
+from cspd_jax.cli import wrapper
 from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import atomic, npz, reading, run_folder, store
 from cspd_jax.generation import prefix, prompts
@@ -192,7 +192,7 @@ def test_descriptions_with_values_of_another_type(tmp_path, change):
     lambda path: reading.text(path, REMEDY), lambda path: reading.json(path, REMEDY),
     lambda path: npz.arrays(path, REMEDY), lambda path: reading.picture(path, REMEDY),
     lambda path: tables.of_report(path), lambda path: prompts.listed(path),
-    lambda path: loader.load(str(path)), store.load, folder_lib.load,
+    lambda path: wrapper.load(str(path)), store.load, folder_lib.load,
     lambda path: prefix._read(path, (8, 8)), lambda path: reading.data(path, REMEDY),
     lambda path: image_sets.opened('images', str(path)),
     lambda path: next(npz.batches(path, REMEDY, 'arr_0', 2))])

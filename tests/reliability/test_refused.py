@@ -12,7 +12,7 @@ from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.tabular import heads, network, tabular
 

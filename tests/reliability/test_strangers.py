@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from cspd_jax.cli import training
+from cspd_jax.cli import inputs
 from cspd_jax.files import atomic, store
 from cspd_jax.training import loop
 from tests.reliability.test_checkpoint_faults import number, save
@@ -65,9 +65,9 @@ def test_no_model_is_exported_through_a_link(tmp_path):
   (tmp_path / 'run').mkdir()
   (tmp_path / 'run' / 'export').symlink_to(tmp_path / 'mine')
   with pytest.raises(ValueError, match='export is a link'):
-    training.output_folder('export', None, tmp_path / 'run')
+    inputs.output_folder('export', None, tmp_path / 'run')
   new = tmp_path / 'new'
-  assert training.output_folder('export', str(new), tmp_path / 'run') == new
+  assert inputs.output_folder('export', str(new), tmp_path / 'run') == new
 
 
 @pytest.mark.parametrize('link', ['', 'old', 'complete', 'new', 'new/00000.part'])

@@ -13,17 +13,10 @@ from cspd_jax.commands import train
 from cspd_jax.decoding.drafters import from_network
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, llamagen
-from cspd_jax.training import (
-  corrector,
-  corrector_recipe,
-  drafter,
-  plain,
-  state as state_lib,
-  windows,
-)
+from cspd_jax.training import corrector, corrector_recipe, drafter, optimizer, plain, windows
 from cspd_jax.training.optimizer import OptimizerConfig
 from tests.experiments import models as models_lib
 
@@ -161,7 +154,7 @@ def test_it_learns_from_whole_images(met, target_params, params):
   batch = _batch(met[1])
   images = batch.tokens, batch.condition, batch.guidance_scale
   step = jax.jit(lambda state: plain.step(state, images, target_params, EAGLE, OPTIMIZER, TEACHER))
-  state = state_lib.start(params, OPTIMIZER)
+  state = optimizer.start(params, OPTIMIZER)
   state, first = step(state)
   for _ in range(OPTIMIZER.num_steps - 1):
     state, last = step(state)
@@ -177,7 +170,7 @@ def test_it_learns(met, target_params, params):
   measure = jax.jit(lambda params: corrector.measure(
       params, target_params, batch, EAGLE, TRAIN, TEACHER, Warp(guidance_scale=2.0)))
   before = measure(params)
-  state = state_lib.start(params, OPTIMIZER)
+  state = optimizer.start(params, OPTIMIZER)
   for _ in range(OPTIMIZER.num_steps):
     state, _ = step(state)
   after = measure(state.params)

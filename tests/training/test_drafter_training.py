@@ -12,7 +12,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.cli import loader
+from cspd_jax.cli import wrapper
 from cspd_jax.commands import train
 from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.decoding.warp import Warp
@@ -300,7 +300,7 @@ def test_a_recipe_of_a_shipped_model_has_its_options():
     assert recipe.guidance_scale == 3 and recipe.top_k == 50 and recipe.top_p == 1
   assert recipe.train.guidance_scales == (3.0,)
   for name in ('eagle', 'medusa', 'corrector'):
-    recipe = loader.load(str(ROOT / 'configs' / 'train' / f'{name}_demo.py'))
+    recipe = wrapper.load(str(ROOT / 'configs' / 'train' / f'{name}_demo.py'))
     assert samples.sampling(recipe, cspd_jax.load('demo')) == Warp(guidance_scale=2.0)
   with pytest.raises(ValueError, match='top_k is -1; it must be a whole number from 0'):
     dataclasses.replace(recipe, top_k=-1)
@@ -308,7 +308,7 @@ def test_a_recipe_of_a_shipped_model_has_its_options():
 
 @pytest.mark.slow
 def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
-  recipe = smoke.smoke(loader.load(str(ROOT / 'configs' / 'train' / 'eagle_demo.py')))
+  recipe = smoke.smoke(wrapper.load(str(ROOT / 'configs' / 'train' / 'eagle_demo.py')))
   target = cspd_jax.load('demo', dtype='float32')
   train.run(recipe, target, tmp_path, tmp_path / 'export')
   loaded = store.load(tmp_path / 'export')
@@ -324,7 +324,7 @@ def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['eagle', 'medusa'])
 def test_shipped_drafters_fit_the_shipped_target(name):
-  recipe = loader.load(str(ROOT / 'configs' / 'train' / f'{name}_demo.py'))
+  recipe = wrapper.load(str(ROOT / 'configs' / 'train' / f'{name}_demo.py'))
   drafter_recipe.check(recipe, cspd_jax.load(recipe.target))
   loaded = store.load(f'demo/{name}')
   assert (loaded.kind, loaded.config) == (name, recipe.drafter)

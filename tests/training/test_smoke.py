@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from cspd_jax.cli import loader
+from cspd_jax.cli import wrapper
 from cspd_jax.training import smoke
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[2] / 'configs' / 'train').glob('*.py'))
@@ -23,7 +23,7 @@ def _numbers(recipe, prefix=''):
 @pytest.mark.slow
 @pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
 def test_every_configuration_has_a_smoke_test(path):
-  recipe = loader.load(str(path))
+  recipe = wrapper.load(str(path))
   small = smoke.smoke(recipe.small() if hasattr(recipe, 'small') else recipe)
   assert type(small) is type(recipe)
   assert hasattr(recipe, 'small') or small.drafter == recipe.drafter

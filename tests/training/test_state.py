@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.models import early_fusion, vq
-from cspd_jax.training import optimizer as optimizer_lib, state as state_lib
+from cspd_jax.training import optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig
 
 CONFIG = OptimizerConfig(num_steps=20, warmup_steps=4, learning_rate=0.5, weight_decay=0.0,
@@ -20,8 +20,8 @@ def _rates(**options):
   """How far parameters of one move in every step with a constant gradient."""
   config = dataclasses.replace(CONFIG, **options)
   step = jax.jit(
-      lambda state: state_lib.update(state, jax.tree.map(jnp.ones_like, PARAMS), config))
-  state, moved = state_lib.start(PARAMS, config), []
+      lambda state: optimizer_lib.update(state, jax.tree.map(jnp.ones_like, PARAMS), config))
+  state, moved = optimizer_lib.start(PARAMS, config), []
   for _ in range(CONFIG.num_steps):
     following = step(state)
     moved.append(float(state.params['bias'][0] - following.params['bias'][0]))
@@ -44,9 +44,9 @@ def test_the_rate_is_constant_up_to_the_cooldown():
 
 def test_matrices_decay_and_vectors_do_not():
   config = dataclasses.replace(CONFIG, weight_decay=0.1)
-  state = state_lib.start(PARAMS, config)
+  state = optimizer_lib.start(PARAMS, config)
   for _ in range(2):  # The first step of the warm-up moves nothing.
-    state = state_lib.update(state, jax.tree.map(jnp.zeros_like, PARAMS), config)
+    state = optimizer_lib.update(state, jax.tree.map(jnp.zeros_like, PARAMS), config)
   np.testing.assert_allclose(state.params['kernel'], 1 - 0.1 * 0.5 / 4, rtol=1e-5)
   np.testing.assert_array_equal(state.params['bias'], 1)
 
@@ -54,15 +54,15 @@ def test_matrices_decay_and_vectors_do_not():
 @pytest.mark.parametrize('step, share', [(0, 0.9), (10, 0.45), (1000, 0.02)])
 def test_the_average_forgets_the_first_parameters(step, share):
   config = dataclasses.replace(CONFIG, ema_decay=0.98)
-  state = state_lib.start(PARAMS, config, extra=jnp.int32(7))._replace(
+  state = optimizer_lib.start(PARAMS, config, extra=jnp.int32(7))._replace(
       step=jnp.int32(step), params=jax.tree.map(lambda x: 3 * x, PARAMS))
-  state = state_lib.update(state, jax.tree.map(jnp.zeros_like, PARAMS), config)
+  state = optimizer_lib.update(state, jax.tree.map(jnp.zeros_like, PARAMS), config)
   np.testing.assert_allclose(state.average['bias'], 1 + 2 * share, rtol=1e-6)
   assert int(state.step) == step + 1 and int(state.extra) == 7
 
 
 def test_without_an_average_there_is_none():
-  assert state_lib.update(state_lib.start(PARAMS, CONFIG), PARAMS, CONFIG).average is None
+  assert optimizer_lib.update(optimizer_lib.start(PARAMS, CONFIG), PARAMS, CONFIG).average is None
 
 
 def test_a_cooldown_is_a_part_of_the_steps():
@@ -78,7 +78,7 @@ def test_muon_moves_the_matrices_of_layers_and_adamw_the_rest():
   grads = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), params)
   config = dataclasses.replace(CONFIG, warmup_steps=0)
   muon = dataclasses.replace(config, muon_learning_rate=0.02)
-  plain, mixed = (state_lib.update(state_lib.start(params, options), grads, options).params
+  plain, mixed = (optimizer_lib.update(optimizer_lib.start(params, options), grads, options).params
                   for options in (config, muon))
   nesterov = 1 + 0.9 * 0.1 / (1 - 0.9 ** 2)  # The first step of Adam with Nesterov's momentum.
   for ours, adam in ((mixed['output'], plain['output']),

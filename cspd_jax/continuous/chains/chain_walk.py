@@ -24,9 +24,16 @@ Kernels are numbered in the order in which they run: kernel `i` is that of level
 
 References: the reflection coupling of denoising kernels is in De Bortoli et al., Accelerated
 Diffusion Models via Speculative Sampling, 2025 (arXiv:2501.05370), for drafts of a single chain.
+
+Windows are exact by the two invariants of Jacobi windows. Given all that belongs to earlier
+tokens and to earlier kernels of its own chain, a state has the distribution of its kernel, because
+`coupling.move` preserves it; and nothing that belongs to a token influences an earlier token, or an
+earlier kernel. So a token has the target's distribution given the tokens before it as soon as it
+was drawn under its true context, whatever the contexts of earlier rounds were. The first token had
+its true context, so it is final; while a token is unchanged, so is the context of the next one.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,12 +45,13 @@ from cspd_jax.continuous import (
   noise as noise_lib,
   schedule as schedule_lib,
 )
-from cspd_jax.continuous.base import Params, Target
+from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Params, Target, Verdict, Verifier
 from cspd_jax.continuous.chains import draft_loop, prediction
 from cspd_jax.continuous.chains.prediction import Predicted
 from cspd_jax.continuous.coupling import Gaussian, Moved
+from cspd_jax.continuous.result import Kernels
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.continuous.span import TokenBatch
+from cspd_jax.continuous.span import Span, TokenBatch
 from cspd_jax.core import rows
 
 
@@ -292,3 +300,83 @@ def _verify(target: Target, noise: Noise, state: State, drafts: Drafts, called: 
       chains, drafts.kept & (moved.kept | ~called),
       state.walked.calls + jnp.any(called, axis=1),
       state.walked.rows + target.num_streams * jnp.sum(called, axis=1, dtype=jnp.int32)))
+
+
+def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.ndarray
+                   ) -> Verifier:
+  """Commits the tokens whose context was true, up to the first that changed.
+
+  Args:
+    num_levels: levels of the decoder's schedule, whose last kernel must have noise.
+    window: the first tokens of a round, which may be final; the others are drawn ahead.
+    kernels_per_call: drafts of every chain that the head is evaluated at together, at most all.
+    rho: `[num_levels]` the blend of the head's drafter.
+  """
+  def start(target: Target, num_rows: int, width: int) -> Memory:
+    return Memory(empty(num_levels, target.token_dim, num_rows, width),
+                  jnp.zeros(num_rows, jnp.int32))
+
+  def verify(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+    assert draft is not None, 'make_decoder refuses this verifier without a drafter'
+    rows, width = span.ranks.shape
+    flat = lambda leaf: leaf.reshape(rows * width, *leaf.shape[2:])
+    walked = walk(
+        env.target, env.schedule, kernels_per_call, rho, env.params,
+        span.batch(z), jax.tree.map(flat, draft.record), jnp.repeat(span.count, width))
+    walked = jax.tree.map(lambda leaf: leaf.reshape(rows, width, *leaf.shape[1:]), walked)
+
+    unchanged = walked.kept[..., -1] & span.in_round
+    first = jnp.sum(jnp.cumprod(unchanged, axis=1), axis=1, dtype=jnp.int32)
+    # The tokens of a step do not see each other: all that are in the round are final.
+    end = jnp.take_along_axis(span.end, jnp.minimum(first, width - 1)[:, None], axis=1)[:, 0]
+    end = jnp.minimum(end, jnp.minimum(span.stop, span.count + window))
+    length = jnp.where(span.active, end - span.count, 0)
+    committed = jnp.arange(width) < length[:, None]
+    tested = draft.record.exist & span.in_round
+    by_level = lambda kept: jnp.sum(
+        kept & tested[..., None], axis=1, dtype=jnp.int32)[:, ::-1]
+    return Verdict(
+        tokens=walked.chains.tokens, length=length, tested=(tested & committed).astype(jnp.int32),
+        accepted=(unchanged & committed).astype(jnp.int32), trials=jnp.zeros_like(length),
+        missed=jnp.zeros_like(length),
+        cost=Cost(jnp.max(walked.calls, axis=1), jnp.sum(walked.rows, axis=1),
+                  jnp.zeros_like(length)),
+        kernels=Kernels(by_level(jnp.ones_like(walked.kept)), by_level(walked.kept)),
+        memory=Memory(walked.chains, length))
+
+  return Verifier(
+      verify, None, 'exact up to rounding', levels=num_levels, start=start, exact=True,
+      # The head is called at all old states at once.
+      head_states=lambda width: width * num_levels)
+
+
+def old_chains() -> Drafter:
+  """Returns a drafter whose drafts are the tokens of the verifier's `chain_walk.Memory`.
+
+  They are those that the last round has drawn and not committed. Tokens of the window without a
+  draft are missing; a causal model reads the last draft in their place.
+  """
+  def propose(env: Env, span: Span, tokens: jax.Array, memory: Memory) -> Draft:
+    _check_memory(env, span, memory)
+    old = memory.left()
+    row, size = jnp.arange(tokens.shape[0])[:, None], tokens.shape[1]
+    inside = span.in_round
+    number = jnp.sum(old.exist & inside, axis=1)[:, None]
+    last = jnp.take_along_axis(old.tokens, jnp.maximum(number - 1, 0)[..., None], axis=1)
+    drafts = jnp.where(old.exist[..., None], old.tokens, last)
+    positions = jnp.where(inside, span.positions, size)
+    missing = jnp.zeros(tokens.shape[:2], bool).at[row, positions].set(
+        ~old.exist, mode='drop')
+    return Draft(tokens.at[row, positions].set(drafts, mode='drop'), old, missing)
+
+  return Drafter(propose, None)
+
+
+def _check_memory(env: Env, span: Span, memory: Any) -> None:
+  """Raises ValueError if a state between rounds is that of another decoder."""
+  expected = span.ranks.shape[1], env.schedule.num_levels
+  actual = memory.chains.states.shape[1:3] if isinstance(memory, Memory) else None
+  if actual != expected:
+    has = 'no chains' if actual is None else f'chains of {actual[0]} tokens and {actual[1]} levels'
+    raise ValueError(f'state has {has}; this decoder requires {expected[0]} tokens and '
+                     f'{expected[1]} levels. Pass a state of its own `start`.')

@@ -30,7 +30,7 @@ from cspd_jax.decoding.base import (
   Target,
 )
 from cspd_jax.decoding.drafters import window as window_lib
-from cspd_jax.decoding.drafters.corrector import Corrector, Prediction
+from cspd_jax.decoding.drafters.correctors import Corrector, Prediction
 from cspd_jax.decoding.drafters.jacobi import check_length, check_tree, layout
 from cspd_jax.decoding.tree import Tree, chain, check_size
 

@@ -26,7 +26,7 @@ from cspd_jax.decoding.base import (
   RngState,
   Target,
 )
-from cspd_jax.decoding.drafters import fresh as fresh_lib, window as window_lib
+from cspd_jax.decoding.drafters import window as window_lib
 from cspd_jax.decoding.drafters.window import JacobiState
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
@@ -45,7 +45,7 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
       and draws from the residual distribution otherwise, so it changes as rarely as the two
       distributions allow (MC-SJD, arXiv 2510.24211; SJD-PAC's adaptive continuation, arXiv
       2603.18599, is the same). 'noise' draws with the noise of the position (Gumbel coupling).
-    fresh: distribution of the tokens that enter the window, one of `fresh.KINDS`.
+    fresh: distribution of the tokens that enter the window, one of `window.KINDS`.
     tree: topology of the `W - 1` drafts; side nodes hold further candidates drawn without
       replacement from the same distributions (SJD-PAC's proactive drafting). With 'noise' they are
       the runners-up under the position's noise. A chain by default.
@@ -98,8 +98,8 @@ def _check_options(window: int, coupling: str, fresh: str, tree: Tree) -> None:
   """Raises ValueError if a name is not supported or the tree does not fit the window."""
   if coupling not in COUPLINGS:
     raise ValueError(f'coupling is {coupling!r}; it must be one of {", ".join(COUPLINGS)}.')
-  if fresh not in fresh_lib.KINDS:
-    raise ValueError(f'fresh is {fresh!r}; it must be one of {", ".join(fresh_lib.KINDS)}.')
+  if fresh not in window_lib.KINDS:
+    raise ValueError(f'fresh is {fresh!r}; it must be one of {", ".join(window_lib.KINDS)}.')
   check_tree(window, tree)
 
 

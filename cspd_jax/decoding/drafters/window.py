@@ -1,4 +1,9 @@
-"""The state of a Jacobi window: its tokens, their distributions, and the update of a round."""
+"""The state of a Jacobi window: its tokens, their distributions, and the update of a round.
+
+Positions that enter the window have fresh tokens. Any choice is exact as long as its true
+distribution is recorded. The names of the choices are those of SJD (arXiv 2410.01699, section 3.3);
+left and above refer to the image.
+"""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +12,6 @@ import jax.numpy as jnp
 
 from cspd_jax.decoding import accept, contract
 from cspd_jax.decoding.base import Env, Outcome, Rng
-from cspd_jax.decoding.drafters import fresh as fresh_lib
 from cspd_jax.decoding.tree import Tree
 
 
@@ -96,7 +100,7 @@ def refill(rng: Rng, env: Env, tree: Tree, coupling: str, fresh: str,
     env: the decode's environment.
     tree: topology of the drafts.
     coupling: one of `jacobi.COUPLINGS`.
-    fresh: one of `fresh.KINDS`.
+    fresh: one of `KINDS`.
     drawn: tokens `[L + 1]` and distributions `[L + 1, V]` for the positions after the old root.
     shift: `[]` how many of these positions are now committed.
     last_probs: `[V]` the distribution of the last committed token.
@@ -119,11 +123,11 @@ def refill(rng: Rng, env: Env, tree: Tree, coupling: str, fresh: str,
   if length:
     image = jax.lax.dynamic_update_slice(jnp.pad(image, (0, length)), tokens, (count,))
     at = jnp.clip(left - 1, 0, length - 1)
-    preceding = fresh_lib.Preceding(
+    preceding = Preceding(
         token=image[count + left - 1],
         distribution=jnp.where(left > 0, probs[at], last_probs),
         position=count + left - 1, tokens=image, probs=history)
-    fresh_tokens, fresh_probs = fresh_lib.tokens_and_probs(
+    fresh_tokens, fresh_probs = tokens_and_probs(
         rng, fresh, positions, preceding, env.target.row_width, vocab)
     forced = contract.forced_tokens(env.target, positions)
     if forced is not None:
@@ -158,3 +162,66 @@ def side_tokens(rng: Rng, tree: Tree, coupling: str, tokens: jax.Array, probs: j
         jnp.where(jnp.arange(probs.shape[-1]) == tokens[:, None], 0, probs), count)
   candidates = jnp.concatenate([tokens[:, None], others], axis=1)
   return candidates[depths - 1, ranks]
+
+
+KINDS = ('uniform', 'repeat-left', 'repeat-above', 'resample-left', 'resample-above')
+
+
+class Preceding(NamedTuple):
+  """One row's tokens before its fresh positions.
+
+  Attributes:
+    token: `[]` the last token, committed or draft.
+    distribution: `[V]` the distribution it was last drawn from.
+    position: `[]` its position; every later one is fresh.
+    tokens: `[R]` tokens by position; valid up to `position`.
+    probs: `[R, V]` distributions by position; stored for 'resample-above' only, else None.
+  """
+
+  token: jax.Array
+  distribution: jax.Array
+  position: jax.Array
+  tokens: jax.Array
+  probs: jax.Array | None
+
+
+def tokens_and_probs(rng: Rng, kind: str, positions: jax.Array, preceding: Preceding,
+                     row_width: int, vocab_size: int) -> tuple[jax.Array, jax.Array]:
+  """Fresh tokens for `positions` `[L]` of one row, and their distributions.
+
+  A position without the neighbour that `kind` requires gets a uniform token.
+
+  Args:
+    rng: the row's random numbers.
+    kind: one of `KINDS`.
+    positions: `[L]`.
+    preceding: the tokens before the fresh positions.
+    row_width: tokens of an image row.
+    vocab_size: `V`.
+
+  Returns:
+    `([L] tokens, [L, V] probs)`; `probs` are the true distributions of the tokens: one-hot for a
+    repeated token, the neighbour's for a resampled one.
+  """
+  length = positions.shape[0]
+  tokens = rng.integers(length, vocab_size)
+  probs = jnp.full((length, vocab_size), 1 / vocab_size, preceding.distribution.dtype)
+  if kind == 'uniform':
+    return tokens, probs
+
+  if kind.endswith('left'):
+    has_neighbour = positions // row_width == preceding.position // row_width
+    near_tokens = jnp.broadcast_to(preceding.token, (length,))
+    near_probs = jnp.broadcast_to(preceding.distribution, probs.shape)
+  else:
+    source = positions - row_width
+    has_neighbour = (source >= 0) & (source <= preceding.position)
+    source = jnp.clip(source, 0, preceding.tokens.shape[0] - 1)
+    near_tokens = preceding.tokens[source]
+    near_probs = None if preceding.probs is None else preceding.probs[source]
+  if kind.startswith('repeat'):
+    near_probs = jax.nn.one_hot(near_tokens, vocab_size, dtype=probs.dtype)
+  else:
+    near_tokens = rng.draw(near_probs)
+  return (jnp.where(has_neighbour, near_tokens, tokens),
+          jnp.where(has_neighbour[:, None], near_probs, probs))

@@ -4,6 +4,8 @@ Every group of siblings is tested in order, each with what the rejections before
 target's distribution. At the node where the walk stops one more token is drawn: from what is left
 of the distribution if the node has children, from the target's distribution (the bonus token) if it
 has none.
+
+`exact` and `typical` are verifiers of this kind; the others have modules of their own.
 """
 
 from collections.abc import Callable
@@ -190,3 +192,54 @@ def _rows(probs: jax.Array, index: np.ndarray) -> jax.Array:
   if np.array_equal(index, np.arange(len(index))):
     return probs[:len(index)]
   return probs[index]
+
+
+def exact() -> Verifier:
+  """Multi-candidate speculative verification along a tree.
+
+  Candidate `k` of a group of siblings is accepted with probability `min(1, p / q)`, where `p` is
+  the residual target distribution after `k - 1` rejections and `q` is the draft distribution
+  without the earlier candidates (unchanged if candidates are drawn independently). Lossless:
+  Leviathan et al., arXiv 2211.17192, and for trees SJD-PAC, arXiv 2603.18599, Theorem 2.
+  """
+  return rejection(lambda max_depth: _TEST, exact=True)
+
+
+_TEST = NodeTest(
+    mass=lambda p, q, token, depth: accept.take(p, token),
+    residual=lambda p, q, token, depth: accept.residual(p, q))
+
+
+def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
+  """Accepts candidate `x` if `p(x) > min(epsilon, delta exp(-H(p)))`, deterministically.
+
+  `H` is the entropy in nats. Relaxed: no values make it exact. The test does not read the draft
+  distribution, but the residual distribution with the smallest bound does: `[p - q f]+`,
+  normalised, with `f` 1 for typical tokens and 0 for others (Cool-SD, arXiv 2601.09212, Equation
+  10). Tokens that the test never accepts are therefore still generated, and a bound on total
+  variation is available. `p` is the target's distribution after the rejections of earlier siblings.
+
+  Args:
+    epsilon: a token with a larger probability is always accepted; above 0, below 1. The defaults
+      are those of Medusa's code.
+    delta: factor of the threshold for flat distributions; above 0, at most 1, so that the most
+      probable token is always typical.
+
+  Raises:
+    ValueError: for values outside their range.
+  """
+  if not 0 < epsilon < 1:
+    raise ValueError(f'epsilon is {epsilon}; it must be above 0 and below 1.')
+  if not 0 < delta <= 1:
+    raise ValueError(f'delta is {delta}; it must be above 0 and at most 1.')
+
+  def accepted(p: jax.Array, q: jax.Array) -> jax.Array:
+    """`[..., V]`: `q f`."""
+    entropy = jnp.sum(jax.scipy.special.entr(p), axis=-1, keepdims=True)
+    return jnp.where(p > jnp.minimum(epsilon, delta * jnp.exp(-entropy)), q, 0)
+
+  test = NodeTest(
+      mass=lambda p, q, token, depth: accept.take(accepted(p, q), token),
+      residual=lambda p, q, token, depth: accept.residual(p, accepted(p, q)),
+      gap=lambda p, q, token, depth: jnp.sum(jnp.maximum(accepted(p, q) - p, 0), axis=-1))
+  return rejection(lambda max_depth: test, exact=False, bounded=True)

@@ -22,7 +22,7 @@ from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.verifiers import node_tests, walk
-from cspd_jax.decoding.verifiers.exact import exact
+from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.testing import tabular
 
 

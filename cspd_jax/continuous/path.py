@@ -16,6 +16,8 @@ the ratio, because both models use the same noise with the same density. This is
 (arXiv 2411.11925, equations 1 to 5) without its factor Sigma, which compares densities at two
 different points and is not exact; `split = 0` is its test of the last kernel.
 
+The states of the kernels are a path with a density because kernel 0 adds its noise too.
+
 In a masked bidirectional model a new token changes every hidden state, so every true context
 requires a forward pass: at large batch this decoder is slower than the target alone.
 """
@@ -26,14 +28,119 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import coupling, noise as noise_lib
+from cspd_jax.continuous import coupling, head as head_lib, noise as noise_lib
 from cspd_jax.continuous.base import Cost, Draft, Env, Params, Target, Verdict, Verifier
-from cspd_jax.continuous.path import denoising_path as path_lib
-from cspd_jax.continuous.path.denoising_path import Path, PathStart
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, TokenBatch
 
 DEFAULT_ETA = 0.95
+
+
+class PathStart(NamedTuple):
+  """A model's chain before kernel `split`.
+
+  Attributes:
+    x: `[N, C]` its state.
+    log_std: `[N]` sum of the logarithms of all standard deviations of the kernels above.
+  """
+
+  x: jax.Array
+  log_std: jax.Array
+
+
+class Path(NamedTuple):
+  """The states that the kernels `split .. 0` generated.
+
+  Attributes:
+    states: `[N, split + 1, C]` the state after each kernel; the last is the token.
+    log_density: `[N]` under the model that drew it, without the constant.
+  """
+
+  states: jax.Array
+  log_density: jax.Array
+
+
+def start_path(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, split: int,
+               aligned: bool = True) -> PathStart:
+  """Runs the kernels above `split`.
+
+  Args:
+    target: the model.
+    schedule: the levels.
+    params: its parameters.
+    batch: the tokens `[N]`.
+    split: the first kernel that is not run.
+    aligned: whether the noise is that of the positions, which the target uses; else it is separate
+      noise of the drafter.
+  """
+  purpose = noise_lib.STEP if aligned else noise_lib.DRAFT
+  batch = head_lib.modulated(target, schedule, params, batch)
+
+  levels = schedule.num_levels
+  noise = noise_lib.chain_normal(batch.keys, purpose, levels, target.token_dim)
+
+  def step(i, carry):
+    x, log_std = carry
+    level = levels - 1 - i
+    k = head_lib.kernel(target, schedule, params, batch, x, jnp.full(x.shape[:1], level))
+    x = k.mean + k.std * noise[:, level]
+    return PathStart(x, log_std + jnp.sum(jnp.log(k.std), axis=-1))
+
+  if aligned:
+    x = head_lib.start(batch, target)
+  else:
+    x = noise_lib.normal(batch.keys, purpose, levels, target.token_dim)
+  return jax.lax.fori_loop(
+      0, levels - 1 - split, step, PathStart(x, jnp.zeros(x.shape[:1], x.dtype)))
+
+
+def draw_path(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, x: jax.Array,
+              split: int, purpose: int, trial: jax.typing.ArrayLike = 0) -> Path:
+  """Draws a path of the model from its state `x` `[N, C]`.
+
+  Args:
+    target: the model.
+    schedule: the levels.
+    params: its parameters.
+    batch: the tokens `[N]`.
+    x: the states before kernel `split`.
+    split: the first kernel of the path.
+    purpose: what the noise is for.
+    trial: a number or `[N]`; which of several paths.
+  """
+  noise = noise_lib.chain_normal(batch.keys, purpose, split + 1, target.token_dim, trial)
+
+  def step(x, level):
+    k = head_lib.kernel(target, schedule, params, batch, x, jnp.full(x.shape[:1], level))
+    x = k.mean + k.std * noise[:, level]
+    return x, (x, coupling.log_density_of_draw(x, k.mean, k.std))
+
+  states, log_density = jax.lax.scan(step, x, jnp.arange(split, -1, -1))[1]
+  return Path(states.swapaxes(0, 1), jnp.sum(log_density, axis=0))
+
+
+def score_path(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, x: jax.Array,
+               states: jax.Array) -> jax.Array:
+  """Returns the log density `[N]` of another model's path under this model; one head call.
+
+  Args:
+    target: the model.
+    schedule: the levels.
+    params: its parameters.
+    batch: the tokens `[N]`.
+    x: `[N, C]` this model's own state before the first kernel of the path.
+    states: `[N, split + 1, C]` the path.
+  """
+  before = jnp.concatenate([x[:, None], states[:, :-1]], axis=1)
+  level = jnp.broadcast_to(jnp.arange(states.shape[1] - 1, -1, -1), states.shape[:2])
+  k = head_lib.kernel(target, schedule, params, batch, before, level)
+  return jnp.sum(coupling.log_density(states, k.mean, k.std), axis=1)
+
+
+def repeat_tokens(batch: TokenBatch, num: int) -> TokenBatch:
+  """Repeats every token of `batch` `num` times in a row."""
+  return jax.tree.map(lambda leaf: jnp.repeat(leaf, num, axis=0), batch._replace(
+      z=batch.z.swapaxes(0, 1)))._replace(z=jnp.repeat(batch.z, num, axis=1))
 
 
 class Drafted(NamedTuple):
@@ -89,8 +196,8 @@ class _PathTest:
   def sample_draft(self, model: Target, schedule: Schedule, params: Params, batch: TokenBatch,
                    aligned: bool) -> tuple[jax.Array, Drafted]:
     """Samples drafts with the draft model and records their paths."""
-    start = path_lib.start(model, schedule, params, batch, self.split, aligned)
-    path = path_lib.draw(model, schedule, params, batch, start.x, self.split, noise_lib.DRAFT)
+    start = start_path(model, schedule, params, batch, self.split, aligned)
+    path = draw_path(model, schedule, params, batch, start.x, self.split, noise_lib.DRAFT)
     return path.states[:, -1], Drafted(batch.z.swapaxes(0, 1), start, path)
 
   def head_states(self, width: int) -> int:
@@ -104,7 +211,7 @@ class _PathTest:
     num_drafts = span.num_drafts(self.bonus)
     num_rows, width = span.ranks.shape
     length = width - self.bonus
-    start = path_lib.start(env.target, env.schedule, env.params, span.batch(z), self.split)
+    start = start_path(env.target, env.schedule, env.params, span.batch(z), self.split)
     start = jax.tree.map(lambda leaf: leaf.reshape(num_rows, width, *leaf.shape[1:]), start)
     log_sigma = jnp.zeros(drafted.start.log_std.shape)
     if self.sigma:
@@ -113,8 +220,8 @@ class _PathTest:
     flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
     index = jnp.broadcast_to(jnp.arange(length), (num_rows, length))
     batch = span.select(index).batch(z[:, :, :length])
-    log_p = path_lib.score(env.target, env.schedule, env.params, batch,
-                           flat(start.x[:, :length]), flat(drafted.path.states))
+    log_p = score_path(env.target, env.schedule, env.params, batch,
+                       flat(start.x[:, :length]), flat(drafted.path.states))
     log_uniform = noise_lib.log_uniform(batch.keys, noise_lib.ACCEPT, 0)
     log_ratio = log_p - flat(drafted.path.log_density) + flat(log_sigma)
     passed = coupling.accept(log_ratio, log_uniform, self.eta)
@@ -164,17 +271,17 @@ class _PathTest:
         leaf, index.reshape(-1, 1, *(1,) * (leaf.ndim - 2)), axis=1)
     target_z = jnp.take_along_axis(z, target_index[None, :, :, None], axis=2)
     draft_z = jnp.moveaxis(at(drafted.z, draft_index), 2, 0)
-    target_batch = path_lib.repeat(span.select(target_index).batch(target_z), num)
-    draft_batch = path_lib.repeat(span.select(draft_index).batch(draft_z), num)
+    target_batch = repeat_tokens(span.select(target_index).batch(target_z), num)
+    draft_batch = repeat_tokens(span.select(draft_index).batch(draft_z), num)
     target_x = jnp.repeat(at(x, target_index)[:, 0], num, axis=0)
     draft_x = jnp.repeat(at(drafted.start.x, draft_index)[:, 0], num, axis=0)
     log_sigma = jnp.repeat(at(log_sigma, draft_index)[:, 0], num)
 
     def propose(trials):
       trial = jnp.tile(trials, accepted.shape[0])
-      path = path_lib.draw(env.target, env.schedule, env.params, target_batch, target_x,
-                           self.split, noise_lib.PROPOSE, trial)
-      log_q = path_lib.score(
+      path = draw_path(env.target, env.schedule, env.params, target_batch, target_x,
+                       self.split, noise_lib.PROPOSE, trial)
+      log_q = score_path(
           draft_model, env.schedule, env.draft_params, draft_batch, draft_x, path.states)
       log_ratio = jnp.where(
           jnp.repeat(failed, num), path.log_density - log_q + log_sigma, jnp.inf)

@@ -1,0 +1,357 @@
+"""Continuous speculative decoding as published, as released, and as a bounded relaxation.
+
+None of these preserves the target's distribution; `exact_head` and `exact_path` do.
+
+`cspd_paper` is Algorithm 1 of the paper. Its factor Sigma is to correct for densities evaluated at
+two different points, each model's own trajectory; given the shared noise both trajectories are
+constants and the right factor is 1. So with learned variances the distribution is biased; where
+both models have the same variances Sigma is 1 and the decoder is exact.
+
+`cspd_released` is the algorithm of the released code: verification in blocks, a test softened by a
+factor of 42, Sigma inverted, and a token of zeros if 100 proposals fail. Its speed is that of its
+schedule of passes, whatever is accepted: compare with `parallel` at equal numbers of target passes.
+
+`cspd_relaxed` accepts a draft with probability `exp(-d^2 / (2 kappa^2))`, where `d` is the distance
+of the two models' tokens under the same noise in units of the last kernel's standard deviation `s`,
+else emits the target's own token. Then the mean squared distance to that token is at most
+`(2 / e) kappa^2 s^2`, for any two models. The root of this bounds the Wasserstein distance of a
+token's distribution, given the tokens before it, to that of `parallel` with the same blocks, or
+with true contexts to that of `mar`. It is not equality in distribution, and no bound for whole
+images, whose later tokens depend on the earlier ones.
+
+`released` and `relaxed` are tests of `token_test`, which compares the means of the two heads at
+kernel 0, the tokens that each would emit under the shared noise of the position. Drafts are
+verified in whole blocks. The target decodes the first tokens alone (the prefix). Then the draft
+model decodes token by token, and at every step whose number is divisible by `gamma`, and at the
+last, one pass of the target verifies all tokens since the last verification. That pass does not see
+the drafts: it scores the target's parallel distribution of the block. Every draft is accepted or
+replaced separately, none is discarded, so the number of passes does not depend on acceptance. With
+a valid test the distribution would be that of `parallel`, which needs no draft model; these tests
+are not valid. Two options change this: true contexts, and an end of the round at the first
+rejection.
+
+Reference: Wang et al., Continuous Speculative Decoding for Autoregressive Image
+Generation, 2024 (arXiv:2411.11925), and its released code.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.continuous import (
+  coupling,
+  decoders,
+  draft_model,
+  head as head_lib,
+  noise as noise_lib,
+  schedule as schedule_lib,
+)
+from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Params, Target, Verdict, Verifier
+from cspd_jax.continuous.context import BLOCK, TRUE
+from cspd_jax.continuous.decoders import (
+  DEFAULT_BLOCK_LENGTH,
+  DEFAULT_DRAFT_LENGTH,
+  DEFAULT_PREFIX_SHARE,
+)
+from cspd_jax.continuous.loop import Decoder, make_decoder
+from cspd_jax.continuous.path import path_test, start_path
+from cspd_jax.continuous.result import Errors
+from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.span import Span, TokenBatch
+
+# Tolerance of the released code, in standard deviations of the last kernel.
+DEFAULT_KAPPA = 42.0
+# Proposals for a rejected token in the released code.
+_RELEASED_TRIALS = 100
+
+
+def cspd_paper(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_LENGTH,
+               schedule: Schedule | int | None = None, *,
+               max_trials: int = coupling.DEFAULT_TRIALS,
+               prefix_share: float = DEFAULT_PREFIX_SHARE, aligned: bool = True,
+               guidance: str | None = None) -> Decoder:
+  """Algorithm 1: true contexts, an end at the first rejection, Sigma (equation 4).
+
+  The residual loop, unbounded in the paper, ends after `max_trials` proposals.
+  Arguments as for `decoders.exact_path`.
+
+  Raises:
+    ValueError: for options out of range or models that do not fit together.
+  """
+  verifier = path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
+  return decoders.path_decoder(target, draft, draft_length, target.as_schedule(schedule),
+                               verifier, prefix_share, aligned, guidance)
+
+
+def cspd_released(
+    target: Target, draft: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
+    schedule: Schedule | int | None = None, *, prefix_share: float = DEFAULT_PREFIX_SHARE,
+    kappa: float = DEFAULT_KAPPA, sigma: str = 'inverted', aligned: bool = True,
+    guidance: str | None = None) -> Decoder:
+  """The released code.
+
+  Verification does not see the drafts of the block, whose tokens all have the guidance scale of the
+  last one. Drafts after a replaced one may be accepted. A token becomes zero if 100 proposals fail.
+
+  Args:
+    target: the model that verifies.
+    draft: the draft model.
+    block_length: `gamma`, drafts per block.
+    schedule: the levels of both heads, or their number; by default those of the target.
+    prefix_share: share of the tokens that the target decodes alone.
+    kappa: multiplies both models' standard deviations in the test, but not in the
+      residual.
+    sigma: 'inverted' as released, 'paper', or 'off'.
+    aligned: whether the draft model uses the target's noise.
+    guidance: as for `decoders.mar`.
+
+  Raises:
+    ValueError: for options out of range or models that do not fit together.
+  """
+  verifier = released(kappa, sigma, _RELEASED_TRIALS, zero_fallback=True)
+  return block_decoder(target, draft_model.model(draft, aligned), verifier, block_length, schedule,
+                       prefix_share, True, True, guidance)
+
+
+def cspd_relaxed(
+    target: Target, draft: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
+    schedule: Schedule | int | None = None, *, prefix_share: float = DEFAULT_PREFIX_SHARE,
+    kappa: float = DEFAULT_KAPPA, block_context: bool = True, aligned: bool = True,
+    guidance: str | None = None) -> Decoder:
+  """A simple test that bounds the error, in blocks as in the released code or with true contexts.
+
+  Args:
+    target: the model that verifies.
+    draft: the draft model.
+    block_length: `gamma`, drafts per block.
+    schedule: the levels of both heads, or their number; by default those of the target.
+    prefix_share: share of the tokens that the target decodes alone.
+    kappa: tolerance in units of the last kernel's standard deviation, 0.0064.
+    block_context: True for one pass of the target per block, which does not see the drafts: the
+      bound is to the distribution of `parallel`, so the whole block has the guidance scale of its
+      last token. False for a pass per draft and an end at the first rejection: the bound is to the
+      distribution of one token per step.
+    aligned: whether the draft model uses the target's noise.
+    guidance: as for `decoders.mar`.
+
+  Raises:
+    ValueError: for options out of range or models that do not fit together.
+  """
+  return block_decoder(
+      target, draft_model.model(draft, aligned, guided_as_verified=True),
+      relaxed(kappa, keep_after_reject=block_context), block_length, schedule, prefix_share,
+      block_context, block_context, guidance)
+
+
+def expected_speedup(cost: float, block_length: int) -> float:
+  """Returns the speed-up of block verification over the target, whatever is accepted.
+
+  It is `1 / (cost + 1 / block_length)`.
+
+  Args:
+    cost: time of a draft step divided by the time of a target step.
+    block_length: `gamma`.
+  """
+  return 1 / (cost + 1 / block_length)
+
+
+def block_decoder(target: Target, drafter: Drafter, verifier: Verifier, block_length: int,
+                  schedule: Schedule | int | None, prefix_share: float, block_context: bool,
+                  guidance_of_last: bool, guidance: str | None) -> Decoder:
+  """Returns a decoder that verifies whole blocks and approximates a decoder without drafts."""
+  size = target.num_tokens
+  (_, prefix), *blocks = schedule_lib.blocks(size, block_length, prefix_share)
+  distribution = (decoders.describe_blocks(block_length, prefix, last_noise=False)
+                  if block_context else decoders.describe_steps(size, last_noise=False))
+  return make_decoder(
+      target, target.as_schedule(schedule), verifier, [stop for _, stop in blocks],
+      drafter=drafter, context=BLOCK if block_context else TRUE, prefix=prefix, guidance=guidance,
+      guidance_of_last=guidance_of_last, distribution=distribution)
+
+
+class LastKernel(NamedTuple):
+  """The last kernel of a model's chains, leaves `[N, ...]` or `[B, W, ...]`.
+
+  Attributes:
+    mean: `[..., C]` mean of kernel 0: the token that the model would emit.
+    std: `[..., C]` standard deviation of kernel 0.
+    log_std: `[...]` sum of the logarithms of the standard deviations of all kernels above.
+  """
+
+  mean: jax.Array
+  std: jax.Array
+  log_std: jax.Array
+
+
+class TokenVerdict(NamedTuple):
+  """A test's decisions about drafts.
+
+  Attributes:
+    tokens: `[N, C]` the drafts, or the tokens that replace them.
+    accepted: `[N]` bool.
+    trials: `[N]` int32.
+    missed: `[N]` bool or int32.
+    errors: leaves `[N]`; None if the test has no bound.
+  """
+
+  tokens: jax.Array
+  accepted: jax.Array
+  trials: jax.Array
+  missed: jax.Array
+  errors: Errors | None = None
+
+
+# `(batch [N], draft model's last kernel, target's last kernel, pending [N]) -> TokenVerdict`:
+# accepts or replaces drafts; the result is ignored for those that are not pending.
+TokenTest = Callable[[TokenBatch, LastKernel, LastKernel, jax.Array], TokenVerdict]
+
+
+def last_kernel(target: Target, schedule: Schedule, params: Params, batch: TokenBatch,
+                aligned: bool = True) -> LastKernel:
+  """Runs the whole chain, `num_levels` head calls; `aligned` as for `path.start_path`."""
+  batch = head_lib.modulated(target, schedule, params, batch)
+  start = start_path(target, schedule, params, batch, 0, aligned)
+  level = jnp.zeros(start.log_std.shape, jnp.int32)
+  k = head_lib.kernel(target, schedule, params, batch, start.x, level)
+  return LastKernel(k.mean, k.std, start.log_std)
+
+
+def token_test(test: TokenTest, guarantee: str, *, keep_after_reject: bool = True,
+               bounded: bool = False) -> Verifier:
+  """Returns a verifier that accepts or replaces every draft separately.
+
+  Args:
+    test: decides about the drafts.
+    guarantee: how close the samples are to the distribution, in words.
+    keep_after_reject: whether drafts after a replaced one are accepted if they pass their own test;
+      else the round ends there, and the next one drafts the rest of the block again.
+    bounded: whether the test has a bound on its error.
+  """
+  def sample_draft(model: Target, schedule: Schedule, params: Params, batch: TokenBatch,
+                   aligned: bool) -> tuple[jax.Array, LastKernel]:
+    kernel = last_kernel(model, schedule, params, batch, aligned)
+    return kernel.mean, kernel
+
+  def verify(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+    assert draft is not None, 'make_decoder requires a drafter'
+    batch = span.batch(z)
+    of_draft = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draft.record)
+    of_target = last_kernel(env.target, env.schedule, env.params, batch)
+    tested = test(batch, of_draft, of_target, batch.active)
+    tested = jax.tree.map(lambda leaf: leaf.reshape(*span.ranks.shape, *leaf.shape[1:]), tested)
+    length, levels = span.size, env.schedule.num_levels
+    if not keep_after_reject:
+      length = jnp.minimum(length, coupling.accepted_length(tested.accepted) + 1)
+    committed = jnp.arange(span.ranks.shape[1]) < length[:, None]
+    total = lambda leaf: jnp.sum(jnp.where(committed, leaf, 0), axis=1)
+    return Verdict(
+        tokens=tested.tokens, length=length, tested=committed, accepted=tested.accepted,
+        trials=total(tested.trials), missed=total(tested.missed),
+        cost=Cost(head_calls=jnp.where(span.active, levels, 0),
+                  head_rows=env.target.num_streams * levels * span.size,
+                  draft_head_calls=levels * span.size),
+        errors=tested.errors)
+
+  return Verifier(verify, sample_draft, guarantee, commits_all=keep_after_reject, bounded=bounded)
+
+
+def half_squared_distance(draft: LastKernel, target: LastKernel, kappa: float) -> jax.Array:
+  """Returns half the squared distance `[N]` of two tokens, in units of `kappa` deviations."""
+  return 0.5 * jnp.sum(jnp.square((draft.mean - target.mean) / (kappa * target.std)), axis=-1)
+
+
+def check_kappa(kappa: float) -> None:
+  """Raises ValueError unless the tolerance is finite and above 0."""
+  if not (np.isfinite(kappa) and kappa > 0):
+    raise ValueError(f'kappa is {kappa}; it must be finite and above 0.')
+
+
+def relaxed(kappa: float, keep_after_reject: bool = True) -> Verifier:
+  """Accepts a draft that is close to the target's own token, else emits that token.
+
+  A draft at the distance `d`, in units of the last kernel's standard deviation `s`, is accepted
+  with probability `exp(-d^2 / (2 kappa^2))`; so the expected squared distance is at most
+  `(2 / e) kappa^2 s^2`.
+
+  Args:
+    kappa: tolerance.
+    keep_after_reject: whether drafts after a replaced one are accepted if they pass their own test;
+      else the round ends there, and the next one drafts the rest of the block again.
+
+  Raises:
+    ValueError: if `kappa` is out of range.
+  """
+  check_kappa(kappa)
+
+  def test(batch, draft, target, pending) -> TokenVerdict:
+    del pending
+    accepted = coupling.accept(
+        -half_squared_distance(draft, target, kappa),
+        noise_lib.log_uniform(batch.keys, noise_lib.ACCEPT, 0), 1.0)
+    tokens = jnp.where(accepted[:, None], draft.mean, target.mean)
+    no_trials = jnp.zeros(accepted.shape, jnp.int32)
+    bound = 2 / np.e * kappa**2 * jnp.max(jnp.square(target.std), axis=-1)
+    return TokenVerdict(tokens, accepted, no_trials, no_trials,
+                        Errors(jnp.sum(jnp.square(tokens - target.mean), axis=-1), bound))
+
+  return token_test(
+      test, "mean squared distance to the target's own token at most (2 / e) kappa^2 s^2, which "
+      'is in `errors.bound`', keep_after_reject=keep_after_reject, bounded=True)
+
+
+SIGMA = ('off', 'paper', 'inverted')
+
+
+def released(kappa: float, sigma: str, max_trials: int, zero_fallback: bool) -> Verifier:
+  """Returns a verifier with the test of the released code.
+
+  Args:
+    kappa: multiplies both models' standard deviations in the test, but not in the residual.
+    sigma: 'inverted' as released, 'paper', or 'off'.
+    max_trials: the largest number of proposals for a rejected token.
+    zero_fallback: whether a token becomes zero when all proposals fail; else it becomes the
+      target's own token.
+
+  Raises:
+    ValueError: for options out of range.
+  """
+  return token_test(
+      released_test(kappa, sigma, max_trials, zero_fallback),
+      'none: behaves as the released code, which preserves no distribution')
+
+
+def released_test(kappa: float, sigma: str, max_trials: int, zero_fallback: bool) -> TokenTest:
+  """Accepts a draft by a softened test with Sigma; arguments as for `released`."""
+  check_kappa(kappa)
+  if sigma not in SIGMA:
+    raise ValueError(f'sigma is {sigma!r}; it must be one of: {", ".join(SIGMA)}.')
+  coupling.check_max_trials(max_trials)
+  sign = {'off': 0, 'paper': 1, 'inverted': -1}[sigma]
+
+  def test(batch, draft, target, pending) -> TokenVerdict:
+    log_sigma = sign * (draft.log_std - target.log_std)
+    log_ratio = (log_sigma + jnp.sum(jnp.log(draft.std) - jnp.log(target.std), axis=-1) -
+                 half_squared_distance(draft, target, kappa))
+    accepted = coupling.accept(
+        log_ratio, noise_lib.log_uniform(batch.keys, noise_lib.ACCEPT, 0), 1.0)
+    failed = pending & ~accepted
+    wide = lambda tree: jax.tree.map(lambda leaf: leaf[:, None], tree)
+    keys, p, q = wide(batch.keys), wide(target), wide(draft)
+
+    def propose(trials):
+      noise = noise_lib.normal(keys, noise_lib.PROPOSE, 0, target.mean.shape[-1], trials[None])
+      y = p.mean + p.std * noise
+      log_ratio = (log_sigma[:, None] + coupling.log_density_of_draw(y, p.mean, p.std) -
+                   coupling.log_density(y, q.mean, q.std))
+      return y, log_ratio, noise_lib.log_uniform(keys, noise_lib.RESIDUAL, 0, trials[None])
+
+    draws, trials, missed = coupling.residual(propose, failed, 1.0, max_trials)
+    fallback = jnp.zeros_like(target.mean) if zero_fallback else target.mean
+    replaced = jnp.where(missed[:, None], fallback, draws)
+    tokens = jnp.where(accepted[:, None], draft.mean, replaced)
+    return TokenVerdict(tokens, accepted, trials, missed)
+
+  return test

@@ -1,1 +1,0 @@
-"""Continuous speculative decoding: token by token tests of what two models would emit."""

@@ -1,1 +1,0 @@
-"""Exact speculative sampling with a draft model, by the denoising paths of its tokens."""

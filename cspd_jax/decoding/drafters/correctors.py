@@ -1,0 +1,375 @@
+"""Correctors: cheap models of the target's tokens that score a whole window at once.
+
+One is built from a smaller autoregressive model, from a network that continues the target's
+features (EAGLE, arXiv 2401.15077), or from functions of one's own.
+
+A corrector does not draft on its own. `drafters.corrected` has it score positions in their old and
+in their new context, and correct the target's stale predictions by the difference.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.decoding.base import Cache, Condition, Env, Outcome, Params, Target
+from cspd_jax.decoding.drafters import feature_network
+from cspd_jax.decoding.drafters.draft_model import check_grid
+from cspd_jax.decoding.drafters.feature_network import Network, NetworkState
+from cspd_jax.decoding.tree import chain
+
+# The corrector's own state between calls: any pytree whose leaves have a leading `B`.
+State = Any
+# Predictions for positions: any pytree of arrays `[B, n, ...]` that determines their distributions.
+Prediction = Any
+
+# Below this a probability does not matter, but its logarithm would.
+_TINY = 1e-20
+
+
+class Corrector(NamedTuple):
+  """A cheap causal model of the target's tokens.
+
+  In a round, `start` is the number of the root, the last committed token, and entry `i` of a window
+  is for token number `start + 1 + i`. `tokens` `[B, L]` are the drafts, `estimate` is an estimate
+  of the target's prediction for each of them. Entries past the end of the image must be finite.
+
+  Attributes:
+    init: `(env, condition, outcome, length) -> state`: the state after the target's prefill, with
+      room for windows of `L = length` drafts.
+    begin: `(env, state, tokens, estimate, start [B]) -> (prediction, old, state)`: reads the tokens
+      that the last round committed, scores the window of the last round and the new one.
+      `prediction` `[B, L, ...]`: entry `i` predicts `tokens[:, i]` and depends on the committed
+      tokens, `tokens[:, :i]` and `estimate[:, :i]` only. `old` `[B, L, ...]`: entry `i` predicts
+      the token after node `i + 1` of the last round's main chain, and depends on what is attached
+      to that node and to earlier positions only.
+    score: `(env, state, tokens, estimate, start) -> (prediction, state)`: scores the new window
+      again. Here and in `begin`, `tokens` and `estimate` may be those of the first `n` of the `L`
+      positions; `prediction` is then `[B, n, ...]` with the same dependencies.
+    update: `(env, state, outcome) -> state` after a round of the target.
+    target_prediction: `outcome -> ` the target's prediction after every node, `[B, N + 1, ...]`.
+    correct: `(env, prediction, old, stale, has_stale, positions) -> (probs, estimate)`: the
+      corrected distributions `[B, n, V]` of positions, before cuts, and the corrected predictions
+      they are computed from. `stale` are predictions of the target, `old` are the corrector's in
+      the same context; both are meaningful where `has_stale` `[B, n]`. Works entry by entry.
+    check: `target -> None`; raises ValueError if the corrector does not fit this target.
+  """
+
+  init: Callable[[Env, Condition, Outcome, int], State]
+  begin: Callable[[Env, State, jax.Array, Prediction, jax.Array],
+                  tuple[Prediction, Prediction, State]]
+  score: Callable[[Env, State, jax.Array, Prediction, jax.Array], tuple[Prediction, State]]
+  update: Callable[[Env, State, Outcome], State]
+  target_prediction: Callable[[Outcome], Prediction]
+  correct: Callable[[Env, Prediction, Prediction, Prediction, jax.Array, jax.Array],
+                    tuple[jax.Array, Prediction]]
+  check: Callable[[Target], None] = lambda target: None
+
+
+def distributions(
+    init: Callable[[Env, Condition, Outcome, int], State],
+    begin: Callable[[Env, State, jax.Array, jax.Array],
+                    tuple[jax.Array, jax.Array, jax.Array, State]],
+    score: Callable[[Env, State, jax.Array, jax.Array], tuple[jax.Array, State]],
+    update: Callable[[Env, State, Outcome], State],
+    check: Callable[[Target], None]) -> Corrector:
+  """Builds a corrector that corrects distributions and does not read estimates.
+
+  Its predictions are logits `[S, B, L, V]`; `S` is 1 if the model has no null condition.
+
+  Args:
+    init: as in `Corrector`.
+    begin: `(env, state, tokens, start) -> (prediction, old, first [B], state)`; `first` is the
+      number of the last round's root.
+    score: `(env, state, tokens, start) -> (prediction, state)`.
+    update: as in `Corrector`.
+    check: as in `Corrector`.
+  """
+
+  def begin_uncut(env: Env, state: State, tokens: jax.Array, estimate: Prediction,
+                  start: jax.Array) -> tuple[Prediction, Prediction, State]:
+    del estimate
+    logits, old, first, state = begin(env, state, tokens, start)
+    return (uncut(env, logits, _positions(start, logits)),
+            uncut(env, old, _positions(first + 1, old)), state)
+
+  def score_uncut(env: Env, state: State, tokens: jax.Array, estimate: Prediction,
+                  start: jax.Array) -> tuple[Prediction, State]:
+    del estimate
+    logits, state = score(env, state, tokens, start)
+    return uncut(env, logits, _positions(start, logits)), state
+
+  return Corrector(
+      init, begin_uncut, score_uncut, update, lambda outcome: outcome.uncut,
+      _correct_distributions, check)
+
+
+def _correct_distributions(
+    env: Env, prediction: Prediction, old: Prediction, stale: Prediction, has_stale: jax.Array,
+    positions: jax.Array) -> tuple[jax.Array, Prediction]:
+  del env, positions
+  probs = corrected_probs(prediction, old, stale, has_stale)
+  return probs, probs
+
+
+def corrected_probs(new: jax.Array, old: jax.Array, stale: jax.Array,
+                    has_stale: jax.Array) -> jax.Array:
+  """Corrected distributions `[..., V]`: `log q = log new + g (log stale - log old)`.
+
+  Args:
+    new: `[..., V]` the corrector's distributions in the new context.
+    old: `[..., V]` its distributions in the context of `stale`; `g = sum_x min(new(x), old(x))`.
+    stale: `[..., V]` the target's distributions in the old context.
+    has_stale: `[...]` whether `stale` is available; elsewhere the result is `new`.
+  """
+  agreement = jnp.sum(jnp.minimum(new, old), axis=-1, keepdims=True)
+  log = lambda probs: jnp.log(jnp.maximum(probs, _TINY))
+  corrected = jax.nn.softmax(log(new) + agreement * (log(stale) - log(old)))
+  return jnp.where(has_stale[..., None], corrected, new)
+
+
+def uncut(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
+  """Guided distributions `[B, n, V]` before cuts, at temperature 1 if the decode is greedy."""
+  return warp_lib.probabilities(logits, warp_lib.uncut(env.warp), positions)
+
+
+def _positions(start: jax.Array, logits: jax.Array) -> jax.Array:
+  """Numbers `[B, n]` of the tokens after token number `start`."""
+  return start[:, None] + 1 + jnp.arange(logits.shape[2])
+
+
+class _ModelState(NamedTuple):
+  """Attributes:
+    cache: the model's cache; holds the committed tokens before the last round.
+    nodes: `[B, L + 1]` main chain of the last round, its root first.
+    first: `[B]` the number of that root.
+    last: `[B, 2]` the last two committed tokens; the root and a filler if only one is committed.
+  """
+
+  cache: Cache
+  nodes: jax.Array
+  first: jax.Array
+  last: jax.Array
+
+
+def from_model(small: Target) -> Corrector:
+  """A corrector from a smaller autoregressive model.
+
+  The model's parameters are the decoder's `draft_params`. The old and the new window are scored one
+  after the other, because most of the committed tokens are among the old ones.
+
+  Args:
+    small: the model, over the target's vocabulary and grid.
+  """
+  corrector = _ModelCorrector(small)
+  return distributions(
+      corrector.init, corrector.begin, corrector.score, _update_model,
+      functools.partial(check_grid, small, 'corrector'))
+
+
+@dataclasses.dataclass(frozen=True)
+class _ModelCorrector:
+  """The functions of `from_model`."""
+
+  small: Target
+
+  def init(self, env: Env, condition: Condition, outcome: Outcome, length: int) -> _ModelState:
+    _, _, cache = contract.prefill(
+        self.small, env.params, condition, env.target.num_tokens + length + 1, 'corrector')
+    token = outcome.tokens[:, :1]
+    return _ModelState(
+        cache, jnp.repeat(token, length + 1, axis=1), jnp.zeros_like(token[:, 0]),
+        jnp.pad(token, ((0, 0), (0, 1))))
+
+  def begin(self, env: Env, state: _ModelState, tokens: jax.Array, start: jax.Array
+            ) -> tuple[jax.Array, jax.Array, jax.Array, _ModelState]:
+    old, cache = self._logits(env, state.cache, state.nodes, state.first)
+    logits, state = self.score(env, state._replace(cache=cache), tokens, start)
+    return logits, old[:, :, 1:], state.first, state
+
+  def score(self, env: Env, state: _ModelState, tokens: jax.Array, start: jax.Array
+            ) -> tuple[jax.Array, _ModelState]:
+    # The last two committed tokens are read with the drafts, for the cache may hold rejected drafts
+    # in their slots.
+    single = (start == 0)[:, None]
+    root = jnp.where(single[:, 0], state.last[:, 0], state.last[:, 1])
+    nodes = jnp.concatenate([root[:, None], tokens[:, :-1]], axis=1)
+    window = jnp.where(single, jnp.pad(nodes, ((0, 0), (0, 1))),
+                       jnp.concatenate([state.last[:, :1], nodes], axis=1))
+    logits, cache = self._logits(env, state.cache, window, jnp.maximum(start - 1, 0))
+    logits = jnp.where(single[..., None], logits[:, :, :-1], logits[:, :, 1:])
+    return logits, state._replace(cache=cache)
+
+  def _logits(self, env: Env, cache: Cache, tokens: jax.Array, start: jax.Array
+              ) -> tuple[jax.Array, Cache]:
+    """Logits after every token of a chain, and the cache."""
+    logits, _, cache = contract.score(
+        self.small, env.params, cache, tokens, start, chain(tokens.shape[1] - 1), 'corrector')
+    return logits, cache
+
+
+def _update_model(env: Env, state: _ModelState, outcome: Outcome) -> _ModelState:
+  del env
+  length = state.nodes.shape[1] - 1
+  before = jnp.maximum(outcome.count - 2, 0)[:, None] + jnp.arange(2)
+  return state._replace(
+      nodes=outcome.nodes[:, :length + 1], first=outcome.root,
+      last=jnp.take_along_axis(outcome.tokens, before, axis=1))
+
+
+# The decay of `corrected_features` for a network that has not learned its own; see `from_network`.
+DECAY = 2.0
+
+
+class _NetworkState(NamedTuple):
+  """Attributes:
+    fresh: the committed tokens that the network has not read yet.
+    tokens: `[B, L]` main chain of the last round without its root.
+    features: `[B, L, S, F]` the target's features that predicted them.
+    root: `[B, 1, S, F]` the network's feature after the root.
+  """
+
+  fresh: NetworkState
+  tokens: jax.Array
+  features: jax.Array
+  root: jax.Array
+
+
+def from_network(network: Network, decay: float | None = None) -> Corrector:
+  """A corrector from a network that reads features; its parameters are the `draft_params`.
+
+  It corrects features, per guidance stream and position, as the network has learned or by
+  `corrected_features`. In every pass the network reads the corrected features of the pass before.
+
+  Args:
+    network: the drafting network, trained for the target.
+    decay: of `corrected_features`, at least 0. By default the network's own learned correction is
+      used if it has one, and `corrected_features` with a decay of 2 otherwise.
+
+  Raises:
+    ValueError: if `decay` is negative.
+  """
+  if decay is not None and not decay >= 0:
+    raise ValueError(f'decay is {decay}; it must be at least 0.')
+  corrector = _NetworkCorrector(network, decay)
+  return Corrector(
+      corrector.init, corrector.begin, corrector.score, _update_network,
+      lambda outcome: _rows_first(outcome.features), corrector.correct,
+      lambda target: feature_network.check(network, target))
+
+
+@dataclasses.dataclass(frozen=True)
+class _NetworkCorrector:
+  """The functions of `from_network`."""
+
+  network: Network
+  decay: float | None
+
+  def init(self, env: Env, condition: Condition, outcome: Outcome, length: int) -> _NetworkState:
+    _, fresh = feature_network.init(
+        self.network, length, 3 * length, env, condition, None, outcome)
+    last = _rows_first(outcome.features)[:, -1:]
+    return _NetworkState(fresh, jnp.repeat(outcome.tokens[:, :1], length, axis=1),
+                         jnp.repeat(last, length, axis=1), last)
+
+  def begin(self, env: Env, state: _NetworkState, tokens: jax.Array, estimate: jax.Array,
+            start: jax.Array) -> tuple[jax.Array, jax.Array, _NetworkState]:
+    fresh, length = state.fresh, state.tokens.shape[1]
+    count = fresh.fresh[:, None]
+    # Three segments of entries: the committed tokens, the old window, and the new window without
+    # its last token, which predicts a token past the window.
+    sizes = (length + 1, length, tokens.shape[1] - 1)
+    segment = np.repeat([0, 1, 2], sizes)
+    step = np.concatenate([np.arange(size) for size in sizes])
+    visible = (segment[:, None] == segment) & (step[:, None] >= step)
+    is_committed = (segment == 0) & (step < count)
+    visible = visible | ((segment == 2)[:, None] & is_committed[:, None])
+    features, cache = contract.step(
+        self.network, env.params, fresh.cache,
+        jnp.concatenate([fresh.tokens, state.tokens, tokens[:, :-1]], axis=1),
+        jnp.concatenate([fresh.features, _streams_first(
+            jnp.concatenate([state.features, estimate[:, :-1]], axis=1))], axis=2),
+        start + 1 - fresh.fresh, step + jnp.where(segment == 2, count, 0), visible)
+    features = _rows_first(features)
+    root = jnp.take_along_axis(features, (count - 1)[..., None, None], axis=1)
+    root = root.astype(state.root.dtype)
+    prediction = jnp.concatenate([root, features[:, 2 * length + 1:]], axis=1)
+    old = features[:, length + 1:2 * length + 1]
+    return prediction, old, state._replace(fresh=fresh._replace(cache=cache), root=root)
+
+  def score(self, env: Env, state: _NetworkState, tokens: jax.Array, estimate: jax.Array,
+            start: jax.Array) -> tuple[jax.Array, _NetworkState]:
+    if (length := tokens.shape[1] - 1) == 0:
+      return state.root, state
+    features, cache = contract.step(
+        self.network, env.params, state.fresh.cache, tokens[:, :-1],
+        _streams_first(estimate[:, :-1]), start + 1, np.arange(length),
+        np.tri(length, dtype=bool))
+    prediction = jnp.concatenate([state.root, _rows_first(features)], axis=1)
+    return prediction, state._replace(fresh=state.fresh._replace(cache=cache))
+
+  def correct(self, env: Env, prediction: jax.Array, old: jax.Array, stale: jax.Array,
+              has_stale: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
+    features = correct(
+        self.network, env.params, prediction, old, stale, has_stale[..., None, None], self.decay)
+    logits = contract.feature_logits(self.network, env.params, _streams_first(features))
+    return uncut(env, logits, positions), features
+
+
+def _update_network(env: Env, state: _NetworkState, outcome: Outcome) -> _NetworkState:
+  length = state.tokens.shape[1]
+  _, fresh = feature_network.update(env, state.fresh, None, outcome)
+  return state._replace(
+      fresh=fresh, tokens=outcome.nodes[:, 1:length + 1],
+      features=_rows_first(outcome.features)[:, :length])
+
+
+def correct(network: Network, params: Params, new: jax.Array, old: jax.Array, stale: jax.Array,
+            has_stale: jax.Array, decay: float | None = None) -> jax.Array:
+  """Features `[..., F]` of positions, corrected where the target's stale features are available.
+
+  Args:
+    network: the drafting network, trained for the target.
+    params: the network's parameters.
+    new: `[..., F]` the network's features in the new context.
+    old: `[..., F]` its features in the context of `stale`.
+    stale: `[..., F]` the target's features in the old context.
+    has_stale: `[..., 1]` whether `stale` is available; elsewhere the result is `new`.
+    decay: of `corrected_features`, at least 0. By default the network's own learned correction is
+      used if it has one, and `corrected_features` with a decay of 2 otherwise.
+  """
+  if network.correct is not None and decay is None:
+    corrected = network.correct(params, new, old, stale)
+  else:
+    corrected = corrected_features(new, old, stale, DECAY if decay is None else decay)
+  return jnp.where(has_stale, corrected.astype(new.dtype), new)
+
+
+def corrected_features(
+    new: jax.Array, old: jax.Array, stale: jax.Array, decay: float | jax.Array) -> jax.Array:
+  """Features `new + g (stale - old)`, with `g = exp(-decay |new - old|^2 / |old|^2)`, `[..., F]`.
+
+  Args:
+    new: `[..., F]` the network's features in the new context.
+    old: `[..., F]` its features in the context of `stale`.
+    stale: `[..., F]` the target's features in the old context.
+    decay: how fast the old error loses weight as `new` moves away from `old`, at least 0.
+  """
+  square = lambda x: jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
+  gain = jnp.exp(-decay * square(new - old) / jnp.maximum(square(old), _TINY))
+  return new + (gain * (stale - old)).astype(new.dtype)
+
+
+def _rows_first(features: jax.Array) -> jax.Array:
+  """`[S, B, n, F]` as `[B, n, S, F]`."""
+  return jnp.moveaxis(features, 0, 2)
+
+
+def _streams_first(features: jax.Array) -> jax.Array:
+  """`[B, n, S, F]` as `[S, B, n, F]`."""
+  return jnp.moveaxis(features, 2, 0)
