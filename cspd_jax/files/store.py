@@ -29,7 +29,7 @@ class Loaded(NamedTuple):
   """A loaded model.
 
   Attributes:
-    kind: a key of `kinds.KINDS`.
+    kind: a key of `description.KINDS`.
     config: an instance of the kind's config.
     params: the parameters.
     metadata: the argument `extra` of `save`.
@@ -64,7 +64,7 @@ def save(
 
   Args:
     path: the folder to write.
-    kind: a key of `kinds.KINDS`.
+    kind: a key of `description.KINDS`.
     config: the model's sizes.
     params: its parameters.
     dtype: the stored dtype of floating-point parameters; None preserves theirs.
@@ -98,7 +98,7 @@ def save_groups(
 
   Args:
     path: the folder to write.
-    kind: a key of `kinds.KINDS`.
+    kind: a key of `description.KINDS`.
     config: the model's sizes.
     groups: functions that each return a part of the parameters' tree, and together all of it.
     state: JSON value on which the parameters depend: groups that a killed process wrote are reused
