@@ -21,7 +21,7 @@ from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.files import atomic
 from cspd_jax.measure import tables
 from docs import kinds, lists
-from experiments.papers import published_rows
+from experiments.papers import published, published_rows
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (*sorted(ROOT.glob('*README.md')), *sorted((ROOT / 'docs').rglob('*.md')))
@@ -74,6 +74,8 @@ REPORTS = {
     'smollm2_fitted': 'python -m tests.real_weights.speed --dtype=float32 '
                       '--corrector=runs/smollm2_fit/eagle',
     'published': 'python -m experiments.papers.published',
+    'published_demo':
+        'python -m experiments.papers.published --config=configs/papers/published_demo.py',
     'published_cspd':
         'python -m experiments.papers.published --config=configs/papers/published_cspd.py',
     'sjd': 'python -m experiments.topologies --config=configs/papers/sjd.py',
@@ -89,6 +91,13 @@ REPORTS = {
         'cspd-train --config=configs/train/corrector_demo.py',
     'train_text_demo': 'python -m experiments.train --config=configs/train/text_demo.py',
 }
+
+# The pictures that programs drew for pages: a kept report and its file, by name in docs/pictures.
+PICTURES = {
+    'curves.png': ('benchmark', 'curves.png'), 'lantern.png': ('lantern', 'curves.png'),
+    'cool_sd.png': ('cool_sd', 'curves.png'),
+    **{published.picture(paper): ('published_cspd' if paper == 'cspd' else 'published',
+                                  published.picture(paper)) for paper in published_rows.ROWS}}
 
 Report = Mapping[str, Any]
 Row = Mapping[str, Any]
@@ -141,9 +150,23 @@ def _points(report: Report) -> list[Row]:
 
 
 def _published(paper: str) -> Table:
-  """A paper's rows next to ours."""
-  return Table('published_cspd' if paper == 'cspd' else 'published', lambda path: next(
-      _as_code(table) for table in tables.of_report(path) if table.title == paper))
+  """A paper's rows next to ours, by model, and the picture of them."""
+  names = ('published_cspd',) if paper == 'cspd' else ('published', 'published_demo')
+
+  def text(_: pathlib.Path) -> str:
+    parts = []
+    for path in filter(pathlib.Path.exists, map(_path, names)):
+      report, picture = _content(path), published.picture(paper)
+      for table in tables.of_report(path):
+        if table.title == paper:
+          if model := report['settings'].get('rows'):
+            parts.append(f'**Measured with `{model}`**')
+          parts.append(_as_code(table))
+      if picture in report['files']:
+        parts.append(f'![The same prompts and seeds by decoder](../pictures/{picture})')
+    return '\n\n'.join(parts)
+
+  return Table(names[0], text, *names[1:])
 
 
 def _figures(report: Report) -> list[Row]:

@@ -2,7 +2,8 @@
 
   python -m experiments.papers.published --config=configs/papers/published_cspd.py
 
-Result: in runs/papers/published_cspd, a table (rows.csv, report.json).
+Result: in runs/papers/published_cspd, a table and a picture (rows.csv, strip_cspd.png,
+report.json).
 """
 
 from cspd_jax.cli import groups
@@ -12,5 +13,5 @@ from experiments.papers.published import Config
 def get_config() -> Config:
   """Returns the configuration of `experiments.papers.published` for CSpD."""
   return Config(
-      loading=groups.Loading('mar_demo'), paper=('cspd',), images=groups.Images(num_images=8),
-      batch_size=8, workdir='runs/papers/published_cspd')
+      rows='mar_demo', loading=groups.Loading('mar_demo'), paper=('cspd',), asked=False,
+      images=groups.Images(num_images=64), workdir='runs/papers/published_cspd')

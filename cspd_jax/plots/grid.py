@@ -50,6 +50,45 @@ def save_grid(
   canvas.save(figure, path)
 
 
+def save_rows(
+    path: str | os.PathLike,
+    images: Mapping[str, np.ndarray],
+    *,
+    captions: Sequence[str] | None = None,
+    notes: Mapping[str, str] | None = None,
+) -> None:
+  """Writes a row of images per decoder as one PNG, to be compared column by column.
+
+  Args:
+    path: the file to write.
+    images: by name, `[N, H, W, 3]` in [-1, 1].
+    captions: texts above the columns, at most three lines each.
+    notes: by name, a text below it.
+
+  Raises:
+    ValueError: if the shapes or the numbers of images and captions differ.
+  """
+  rows = {name: to_unit(value) for name, value in images.items()}
+  shapes = {value.shape for value in rows.values()}
+  count = len(captions) if captions is not None else max((shape[0] for shape in shapes), default=0)
+  if len(shapes) != 1 or {shape[0] for shape in shapes} != {count}:
+    raise ValueError(f'images has { {name: value.shape for name, value in rows.items()} } and '
+                     f'captions {count}; there must be as many images of one size in every row.')
+  figure = canvas.figure(2.2 + 1.2 * count, 1.25 * len(rows) + 0.5)
+  cells = figure.subplots(len(rows), count, squeeze=False)
+  for row, (name, pictures) in zip(cells, rows.items()):
+    for cell, picture in zip(row, pictures):
+      canvas.bare(cell)
+      cell.imshow(picture, interpolation='bicubic')
+    lines = [canvas.fit(name, 2.1, 9)] + [
+        canvas.fit(note, 2.1, 8) for note in [(notes or {}).get(name)] if note]
+    row[0].set_ylabel('\n'.join(lines), rotation=0, ha='right', va='center', fontsize=8.5,
+                      color=canvas.INK)
+  for cell, caption in zip(cells[0], captions or ()):
+    cell.set_title(canvas.fit(caption, 1.15, 8, most=3), fontsize=8, color=canvas.FAINT)
+  canvas.save(figure, path)
+
+
 def to_unit(images: np.ndarray) -> np.ndarray:
   """Maps images `[N, H, W, 3]` from [-1, 1] to [0, 1] and clips values outside.
 

@@ -25,8 +25,9 @@ from cspd_jax.files import atomic, reading
 ROOT = pathlib.Path(__file__).parents[2]
 # The program of every report, and its configuration in configs/papers unless it is its default.
 PROGRAMS = {
-    'published': 'papers.published', 'published_cspd': 'papers.published', 'sjd': 'topologies',
-    'sjd_pac': 'topologies', 'cool_sd': 'benchmark', 'lantern': 'benchmark', 'cspd': 'papers.cspd'}
+    'published': 'papers.published', 'published_demo': 'papers.published',
+    'published_cspd': 'papers.published', 'sjd': 'topologies', 'sjd_pac': 'topologies',
+    'cool_sd': 'benchmark', 'lantern': 'benchmark', 'cspd': 'papers.cspd'}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,15 +1,26 @@
 """The rows of the papers' tables next to this library's numbers for the same methods.
 
   python -m experiments.papers.published
-  python -m experiments.papers.published --paper=sjd --model=checkpoints/lumina_mgpt_768 \\
-      --prompts=captions.txt --dtype=bfloat16
+  python -m experiments.papers.published --config=configs/papers/published_demo.py
   python -m experiments.papers.published --config=configs/papers/published_cspd.py
+  python -m experiments.papers.published --paper=sjd --model=checkpoints/lumina_mgpt_768 \\
+      --prompts=captions.txt --dtype=bfloat16 --asked=false
 
-Every row has the paper's figures, measured on published models, and the metrics that correspond to
-the first of them, measured with `--model`; or the reason why nothing is measured. `NLL - entropy`
-has expectation 0 for every exact decoder and is the price of a relaxed one. Rows with the same
-decoder and sampling options are decoded once. Writes a table per paper to --workdir (rows.csv,
-report.json).
+A run measures the rows of one of the embedded models: of `emoji`, which has the layout of
+Lumina-mGPT, Anole and Emu3, of `demo`, a LlamaGen, or of `mar_demo`, a MAR. Every row has the
+paper's figures, measured on published models, and the metrics that correspond to the first of them,
+measured with `--model`; or the reason why nothing is measured. What the decoder does to the images:
+
+  NLL - entropy    has expectation 0 for every exact decoder, and is the price of a relaxed one
+  asked            the share of what the captions ask for that the images show, for scenes of emoji;
+                   and its difference to the images of one token at a time, of the same prompts and
+                   seeds, with its standard error
+  Frechet          with --num_fid_images, of the rows for which the paper has a FID: the distance to
+                   as many images of one token at a time with another seed, on the features of the
+                   image tokenizer, with precision and recall
+
+Rows with the same decoder and sampling options are decoded once. Writes a table per paper and a
+picture of some of its decoders to --workdir (rows.csv, report.json, strip_*.png).
 """
 
 import dataclasses
@@ -18,14 +29,20 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from cspd_jax import cli, metrics as metrics_lib
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
+from cspd_jax.decoding import specification as discrete
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
+from cspd_jax.generation import identity
 from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
-from experiments.papers.published_rows import ROWS, Row
+from cspd_jax.metrics import asked, frechet, image_scores, paired
+from cspd_jax.plots import grid
+from experiments.papers.published_rows import ROWS, Model, Row
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,32 +50,59 @@ class Config:
   """The measurements.
 
   Attributes:
+    rows: which rows: those of papers' models with the layout of this embedded model.
     loading: the model, and how it is loaded.
     parts: networks that replace those of the model.
-    paper: the papers; cspd requires a model of continuous tokens.
+    paper: the papers.
     images: the images, the same for every row.
     sampling: sampling options; a row overrides temperature and top_k.
+    asked: whether to score what the images show of their captions, for models of scenes of emoji.
+    num_fid_images: images per decoder for the Frechet distance, precision and recall; None measures
+      none. Thousands are needed.
     batch_size: images decoded together.
     workdir: folder of the results.
   """
 
-  loading: groups.Loading = groups.Loading()
+  rows: Model = 'emoji'
+  loading: groups.Loading = groups.Loading('emoji')
   parts: groups.Parts = groups.Parts()
   paper: tuple[str, ...] = ('this_project', 'sjd', 'sjd_pac', 'lantern', 'cool_sd')
-  images: groups.Images = groups.Images(num_images=16)
+  images: groups.Images = groups.Images(prompts='configs/held_out.txt', num_images=64)
   sampling: groups.Sampling = groups.Sampling()
+  asked: bool = True
+  num_fid_images: int | None = None
   batch_size: int = 16
   workdir: str = 'runs/papers/published'
 
   def __post_init__(self):
-    fields.check(self)
+    fields.check(self, num_fid_images=(image_scores.LEAST_IMAGES, groups.MOST_IMAGES))
+    if self.num_fid_images is not None and isinstance(self.images.seed, tuple):
+      raise ValueError(f'seed has {len(self.images.seed)} numbers, and num_fid_images is '
+                       f'{self.num_fid_images}; give one seed.')
     if unknown := [name for name in self.paper if name not in ROWS]:
       raise ValueError(f'paper holds {unknown[0]!r}; every name must be one of: '
                        f'{", ".join(ROWS)}.')
+    if not self.paper:
+      raise ValueError('paper is empty; give at least one.')
+    if empty := [name for name in self.paper if not self.rows_of(name)]:
+      raise ValueError(f'paper holds {empty[0]!r}, which has no rows of {self.rows}; leave it out, '
+                       'or give other rows.')
+
+  def rows_of(self, paper: str) -> list[Row]:
+    """Returns the rows of a paper that are measured."""
+    return [row for row in ROWS[paper] if row.model == self.rows]
 
 
 COLUMNS = {'in the paper': '{place}', 'setting': '{setting}', 'published': '{published}',
-           'here': '{here}', 'decoder here': '{decoder}', 'NLL - entropy': '{price}'}
+           'here': '{here}', 'decoder here': '{decoder}', 'NLL - entropy': '{price}',
+           'asked': '{asked:.2f}',
+           'minus one token at a time': '{asked_change:+.3f} +- {asked_change_error:.3f}',
+           'Frechet': '{frechet:.4f}', 'precision': '{precision:.2f}', 'recall': '{recall:.2f}'}
+# Columns of a table only if one of its rows has this entry.
+_OPTIONAL = {'NLL - entropy': 'price', 'asked': 'asked', 'minus one token at a time': 'asked',
+             'Frechet': 'frechet', 'precision': 'frechet', 'recall': 'frechet'}
+# Images of a decoder in a picture.
+_SHOWN = 6
 
 
 class Lab:
@@ -68,36 +112,85 @@ class Lab:
     self._config = config
     self.model = inputs.model(config.loading, config.parts, one_group=inputs.MEASURED)
     self.prompts, self._seed = inputs.images(config.images, self.model)
+    if len(self.prompts) < 2:
+      raise ValueError('num_images is 1; it must be at least 2, for a standard error.')
+    self.titles = list(self.model.conditions.titles(self.prompts))
+    self._captions = asked.captions(self.model, self.prompts) if config.asked else None
     self._discrete = self.model.engine.name != 'continuous'
-    self._benches: dict[tuple[float, int], Bench] = {}
+    self._benches: dict[tuple, Bench] = {}
+    self._references: dict[tuple, np.ndarray | None] = {}
 
-  def bench(self, row: Row) -> Bench:
-    """Returns the images with the sampling options of a row."""
-    name = row.temperature, row.top_k
+  def bench(self, row: Row, count: int | None = None) -> Bench:
+    """Returns the images with the sampling options of a row; `count` of them, or all prompts."""
+    name = row.temperature, row.top_k, count
     if name not in self._benches:
       options = inputs.overrides(self._config.sampling) | dict(temperature=row.temperature)
-      if self._discrete:
+      if self._discrete and row.top_k is not None:
         options['top_k'] = row.top_k
+      number = np.arange(len(self.prompts) if count is None else count) % len(self.prompts)
       self._benches[name] = Bench(
-          self.model, self.prompts, seed=self._seed, sampling=self.model.sampling(**options),
-          batch_size=self._config.batch_size)
+          self.model, [self.prompts[i] for i in number], seed=self._seed,
+          sampling=self.model.sampling(**options), batch_size=self._config.batch_size,
+          captions=self._captions if count is None else None)
     return self._benches[name]
+
+  def lacks(self, row: Row) -> str | None:
+    """Returns why a row cannot be measured with this model: a network that it does not have."""
+    needed = self.model.engine.needs(row.decoder)
+    return None if needed in (None, *self.model.drafts) else (
+        f'needs {discrete.SOURCES[needed]}, which {self.model.name} does not have')
 
   def measure(self, row: Row) -> dict[str, Any]:
     """Measures a row."""
     # Without chance there is no entropy to compare with, and continuous tokens have densities.
     priced = self._discrete and row.temperature > 0
+    engine = self.model.engine.name
     # A row states its own metrics, those included that tables of several decoders omit.
-    metrics = [metric._replace(tabled=True) for metric in measurements.choose(
-        self.model.engine.name, [*row.metrics, *['nll_excess'] * priced])]
+    stated = [metric._replace(tabled=True) for metric in measurements.choose(engine, row.metrics)]
+    price = measurements.choose(engine, ['nll_excess'] * priced)
     bench = self.bench(row)
-    reference = measurements.Reference(bench.sample(bench.baseline))
-    measured = next(measurements.rows(bench, [row.decoder], metrics, reference))
-    cells = {name: column.format(**measured.figures)
-             for name, column in metrics_lib.columns(metrics, errors=True).items()}
-    price = cells.popitem()[1] if priced else None
-    return measured.figures | dict(
-        here=', '.join(f'{name} {value}' for name, value in cells.items()), price=price)
+    baseline = bench.sample(bench.baseline)
+    measured = next(measurements.rows(
+        bench, [row.decoder], [*metrics_lib.select(engine, 'work'), *stated, *price],
+        measurements.Reference(baseline)))
+    figures, sample = measured.figures, measured.sample
+    if sample.captions is not None:
+      figures |= metrics_lib.entries(asked.of_sample(sample, self.model))
+      figures |= paired.entries(paired.differences(sample, baseline, self.model, ('asked',)))
+    if row.has_fid and self._config.num_fid_images is not None:
+      figures |= self._fidelity(row, self._config.num_fid_images)
+    cells = lambda metrics: {name: form.format(**figures) for name, form in
+                             metrics_lib.columns(metrics, errors=True).items()}
+    return figures | dict(
+        here=', '.join(f'{name} {cell}' for name, cell in cells(stated).items()),
+        price=next(iter(cells(price).values()), None))
+
+  def _fidelity(self, row: Row, count: int) -> dict[str, float | None]:
+    """Compares many images of a row's decoder with as many of the baseline with another seed."""
+    bench, name = self.bench(row, count), (row.temperature, row.top_k)
+    points = lambda sample: frechet.of_sample(sample, self.model)
+    if name not in self._references:
+      self._references[name] = points(bench.reference(1)[0])
+    values, reference = points(bench.sample(row.decoder)), self._references[name]
+    if values is None or reference is None:
+      return {}
+    precision, recall = image_scores.precision_recall(values, reference)
+    distance = frechet.distance(*map(frechet.gaussian, (values, reference)))
+    return dict(frechet=distance, precision=precision, recall=recall)
+
+  def draw(self, path: Any, entries: list[dict[str, Any]], rows: list[Row]) -> None:
+    """Writes images of the decoders of rows, the same prompts and seeds in every column."""
+    phrased = [metric for metric in metrics_lib.select(self.model.engine.name, 'work')
+               if metric.phrase]
+    images, notes = {}, {}
+    for entry, row in zip(entries, rows, strict=True):
+      bench = self.bench(row)
+      sample = bench.sample(row.decoder)
+      images[row.setting] = sample.images(self.model)[:_SHOWN]
+      notes[row.setting] = ', '.join(metric.phrase.format(entry[metric.name]) for metric in phrased)
+      if 'asked' in entry:
+        notes[row.setting] += f'; asked {entry["asked"]:.2f}'
+    grid.save_rows(path, images, captions=self.titles[:_SHOWN], notes=notes)
 
 
 def _check(lab: Lab, rows: list[Row]) -> None:
@@ -105,28 +198,32 @@ def _check(lab: Lab, rows: list[Row]) -> None:
   for row in rows:
     if row.decoder is not None:
       try:
-        lab.bench(row).check(row.decoder)
+        if lab.lacks(row) is None:
+          lab.bench(row).check(row.decoder)
       except ValueError as error:
         raise ValueError(f'{row.place}, {row.setting}: {row.decoder}: {error}') from error
 
 
-def _entries(lab: Lab, paper: str) -> Iterator[dict[str, Any]]:
+def _entries(lab: Lab, paper: str, rows: list[Row]) -> Iterator[dict[str, Any]]:
   """Yields the entries of a paper's table as they are measured."""
-  for row in ROWS[paper]:
-    entry = dict(paper=paper) | dataclasses.asdict(row)
-    if row.decoder is None:
-      entry['here'] = row.missing
-    else:
-      entry |= lab.measure(row)
-    yield entry
+  for row in rows:
+    reason = row.missing or lab.lacks(row)
+    measured = dict(here=reason) if reason else lab.measure(row)
+    yield dict(paper=paper) | dataclasses.asdict(row) | measured
 
 
 def _table(paper: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
-  """Returns a paper's table; without a column of prices if no row has one."""
+  """Returns a paper's table, without columns that no row has."""
   numbers = [number for number, entry in enumerate(entries) if entry['paper'] == paper]
-  priced = any(entries[number].get('price') for number in numbers)
-  columns = {name: column for name, column in COLUMNS.items() if priced or column != '{price}'}
+  has = lambda name: any(entries[number].get(name) is not None for number in numbers)
+  columns = {name: column for name, column in COLUMNS.items()
+             if name not in _OPTIONAL or has(_OPTIONAL[name])}
   return dict(title=paper, columns=columns, rows=numbers)
+
+
+def picture(paper: str) -> str:
+  """Returns the name of the picture of a paper."""
+  return f'strip_{paper}.png'
 
 
 def run(config: Config) -> None:
@@ -135,19 +232,24 @@ def run(config: Config) -> None:
   Raises:
     ValueError: for invalid options, before anything is compiled.
   """
-  if not config.paper:
-    raise ValueError('paper is empty; give at least one.')
   lab = Lab(config)
-  _check(lab, [row for paper in config.paper for row in ROWS[paper]])
-  report, entries, start = Report(config.workdir, ['rows.csv']), [], time.perf_counter()
+  rows = {paper: config.rows_of(paper) for paper in config.paper}
+  _check(lab, [row for several in rows.values() for row in several])
+  report = Report(config.workdir, ['rows.csv', *map(picture, config.paper)])
+  entries, start = list[dict[str, Any]](), time.perf_counter()
   for paper in config.paper:
-    for entry in _entries(lab, paper):
+    shown = []
+    for row, entry in zip(rows[paper], _entries(lab, paper, rows[paper]), strict=True):
       print('  '.join(tables.cells(COLUMNS, entry)), flush=True)
       entries.append(entry)
       atomic.write(report.path('rows.csv'), tables.csv(entries).encode())
+      if row.shown and 'rounds' in entry:
+        shown.append((entry, row))
+    if shown:
+      lab.draw(report.path(picture(paper)), *map(list, zip(*shown)))
   report.write(
       settings=dataclasses.asdict(config), rows=entries, prompts=lab.prompts,
-      minutes=(time.perf_counter() - start) / 60,
+      weights=identity.weights(lab.model), minutes=(time.perf_counter() - start) / 60,
       tables=[_table(paper, entries) for paper in config.paper])
 
 

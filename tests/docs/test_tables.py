@@ -1,5 +1,6 @@
 """Generated parts of the pages: they are what the reports and the code say."""
 
+import hashlib
 import importlib.util
 import json
 import re
@@ -82,6 +83,35 @@ def test_tables_that_reports_bring_along(tmp_path, monkeypatch):
       REPORT, rows=[dict(network='target', nll_bits=3.987, guided=dict(collision=0.25))])))
   text = tables.generated('train_text_demo')
   assert '| target | nll bits | 3.987 |' in text and 'guided: collision | 0.25 |' in text
+
+
+def test_rows_of_papers_are_those_of_both_models(tmp_path, monkeypatch):
+  monkeypatch.setattr(tables, 'ROOT', tmp_path)
+  folder = tmp_path / 'docs' / 'reports'
+  folder.mkdir(parents=True)
+  for name, model, files in (('published', 'emoji', {'strip_sjd.png': ''}),
+                             ('published_demo', 'demo', {})):
+    (folder / f'{name}.json').write_text(json.dumps(dict(
+        REPORT, settings=dict(rows=model), weights=dict(target=f'{model}0123'), files=files,
+        tables=[dict(title='sjd', columns={'setting': '{decoder}'}, rows=[0])])))
+  text = tables.generated('published_sjd')
+  first, second = text.index('**Measured with `emoji`**'), text.index('**Measured with `demo`**')
+  assert first < text.index('](../pictures/strip_sjd.png)') < second
+  assert 'published`: 4 images, cpu, jax 0.0, weights emoji012.*' in text
+  assert 'published_demo.py`: 4 images, cpu, jax 0.0, weights demo0123.*' in text
+
+
+def test_pictures_are_those_of_the_reports():
+  seen = set()
+  for picture, (name, file) in tables.PICTURES.items():
+    path = tables.ROOT / 'docs' / 'reports' / f'{name}.json'
+    files = json.loads(path.read_text())['files'] if path.exists() else {}
+    if file in files:
+      content = (tables.ROOT / 'docs' / 'pictures' / picture).read_bytes()
+      assert hashlib.sha256(content).hexdigest() == files[file], f'copy {file} of {name}'
+      seen.add(picture)
+  shown = ''.join(page.read_text() for page in tables.PAGES)
+  assert len(seen) >= 3 and all(f'pictures/{picture})' in shown for picture in seen)
 
 
 def test_unknown_tables_are_refused():

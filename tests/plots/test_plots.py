@@ -36,6 +36,14 @@ class PlotsTest(parameterized.TestCase):
     self.assertGreater(picture.shape[1], 200 * count)
     self.assertGreater(picture.std(), 0.05)
 
+  def test_rows_of_decoders_with_their_notes(self):
+    rows, captions = {'vanilla': self.images, 'sjd': -self.images}, ['a'] * len(self.images)
+    grid.save_rows(self.path, rows, captions=captions)
+    plain = self.read()
+    grid.save_rows(self.path, rows, captions=captions, notes={'sjd': '3 rounds'})
+    self.assertFalse(np.array_equal(self.read(), plain))
+    self.assertGreater(plain.std(), 0.05)
+
   @parameterized.parameters('$', '$x$', r'$\frac$', 'a $5 and a $6 cat', r'\$x$', '$$', '{$^$}')
   def test_captions_are_no_formulas(self, text):
     for name, shown in (('plain', text.replace('$', 'S')), ('dollars', text)):
@@ -82,6 +90,9 @@ class PlotsTest(parameterized.TestCase):
         ('shape', lambda: grid.save_grid(self.path, images[:0])),
         ('finite', lambda: grid.save_grid(self.path, images * np.nan)),
         ('captions', lambda: grid.save_grid(self.path, images, captions=['a'])),
+        ('images', lambda: grid.save_rows(self.path, {})),
+        ('images', lambda: grid.save_rows(self.path, {'a': images, 'b': images[:1]})),
+        ('captions', lambda: grid.save_rows(self.path, {'a': images}, captions=['a'])),
         ('rounds', lambda: grid.save_acceptance_map(self.path, {})),
         ('rounds', lambda: grid.save_acceptance_map(
             self.path, dict(rounds, sjd=rounds['sjd'][:, :2]))),
