@@ -37,10 +37,10 @@ from cspd_jax.core import fields
 from cspd_jax.decoding import specification as discrete
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation import identity
+from cspd_jax.generation import run as run_lib
 from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
-from cspd_jax.metrics import asked, frechet, image_scores, paired
+from cspd_jax.metrics import image_scores, paired, scenes
 from cspd_jax.plots import grid
 from experiments.papers.published_rows import ROWS, Model, Row
 
@@ -115,7 +115,7 @@ class Lab:
     if len(self.prompts) < 2:
       raise ValueError('num_images is 1; it must be at least 2, for a standard error.')
     self.titles = list(self.model.conditions.titles(self.prompts))
-    self._captions = asked.captions(self.model, self.prompts) if config.asked else None
+    self._captions = scenes.captions(self.model, self.prompts) if config.asked else None
     self._discrete = self.model.engine.name != 'continuous'
     self._benches: dict[tuple, Bench] = {}
     self._references: dict[tuple, np.ndarray | None] = {}
@@ -155,7 +155,7 @@ class Lab:
         measurements.Reference(baseline)))
     figures, sample = measured.figures, measured.sample
     if sample.captions is not None:
-      figures |= metrics_lib.entries(asked.of_sample(sample, self.model))
+      figures |= metrics_lib.entries(scenes.of_sample(sample, self.model))
       figures |= paired.entries(paired.differences(sample, baseline, self.model, ('asked',)))
     if row.has_fid and self._config.num_fid_images is not None:
       figures |= self._fidelity(row, self._config.num_fid_images)
@@ -168,14 +168,14 @@ class Lab:
   def _fidelity(self, row: Row, count: int) -> dict[str, float | None]:
     """Compares many images of a row's decoder with as many of the baseline with another seed."""
     bench, name = self.bench(row, count), (row.temperature, row.top_k)
-    points = lambda sample: frechet.of_sample(sample, self.model)
+    points = lambda sample: image_scores.of_sample(sample, self.model)
     if name not in self._references:
       self._references[name] = points(bench.reference(1)[0])
     values, reference = points(bench.sample(row.decoder)), self._references[name]
     if values is None or reference is None:
       return {}
     precision, recall = image_scores.precision_recall(values, reference)
-    distance = frechet.distance(*map(frechet.gaussian, (values, reference)))
+    distance = image_scores.distance(*map(image_scores.gaussian, (values, reference)))
     return dict(frechet=distance, precision=precision, recall=recall)
 
   def draw(self, path: Any, entries: list[dict[str, Any]], rows: list[Row]) -> None:
@@ -249,7 +249,7 @@ def run(config: Config) -> None:
       lab.draw(report.path(picture(paper)), *map(list, zip(*shown)))
   report.write(
       settings=dataclasses.asdict(config), rows=entries, prompts=lab.prompts,
-      weights=identity.weights(lab.model), minutes=(time.perf_counter() - start) / 60,
+      weights=run_lib.weights(lab.model), minutes=(time.perf_counter() - start) / 60,
       tables=[_table(paper, entries) for paper in config.paper])
 
 
