@@ -135,10 +135,12 @@ class Lab:
     return self._benches[name]
 
   def lacks(self, row: Row) -> str | None:
-    """Returns why a row cannot be measured with this model: a network that it does not have."""
-    needed = self.model.engine.needs(row.decoder)
-    return None if needed in (None, *self.model.drafts) else (
-        f'needs {discrete.SOURCES[needed]}, which {self.model.name} does not have')
+    """Returns why a decoder does not fit the model at all, such as a network that it lacks."""
+    engine = self.model.engine
+    needed = engine.needs(row.decoder)
+    if needed not in (None, *self.model.drafts):
+      return f'needs {discrete.SOURCES[needed]}, which {self.model.name} does not have'
+    return engine.unsupported(row.decoder, self.model.target(guided=False))
 
   def measure(self, row: Row) -> dict[str, Any]:
     """Measures a row."""
@@ -159,11 +161,11 @@ class Lab:
       figures |= paired.entries(paired.differences(sample, baseline, self.model, ('asked',)))
     if row.has_fid and self._config.num_fid_images is not None:
       figures |= self._fidelity(row, self._config.num_fid_images)
-    cells = lambda metrics: {name: form.format(**figures) for name, form in
-                             metrics_lib.columns(metrics, errors=True).items()}
+    cells = lambda metrics: tables.cells(metrics_lib.columns(metrics, errors=True), figures)
     return figures | dict(
-        here=', '.join(f'{name} {cell}' for name, cell in cells(stated).items()),
-        price=next(iter(cells(price).values()), None))
+        here=', '.join(f'{metric.heading} {cell}' for metric, cell in zip(stated, cells(stated))),
+        # It has none if a relaxed decoder draws tokens that the sampling options exclude.
+        price=next(iter(cells(price)), None))
 
   def _fidelity(self, row: Row, count: int) -> dict[str, float | None]:
     """Compares many images of a row's decoder with as many of the baseline with another seed."""

@@ -18,7 +18,8 @@ from tests.families import tiny
 _ROWS = (
     Row('Table 1', 'one token at a time', '1.00x, FID 10', 'vanilla', shown=True),
     Row('Table 1', 'seed-exact', '2.00x, FID 10', 'seed_exact(window=4)', shown=True),
-    Row('Table 1', 'relaxed', '3.00x', 'model(length=2)+uniform(delta=3)', shown=True),
+    Row('Table 1', 'relaxed', '3.00x', 'model(length=2)+lantern(delta=0.9, k=8)', top_k=2,
+        shown=True),
     Row('Table 1', 'greedy', '3.00x', 'mc_sjd(window=4)', temperature=0.0),
     Row('Table 2', 'two metrics', '4.00x', 'sjd(window=4)', top_k=3,
         metrics=('accepted_length', 'one_token_rounds')),
@@ -94,6 +95,7 @@ def test_rows_are_measured_with_their_own_options_and_scored(capsys, tmp_path, m
     assert row['asked_change'] == row['asked_change_error'] == 0
     assert row['frechet'] == pytest.approx(vanilla['frechet']) and 0 <= row['recall'] <= 1
   assert relaxed['asked_change'] is not None and 'frechet' not in relaxed
+  assert relaxed['price'] == '-' and relaxed['nll_excess'] is None, 'it draws excluded tokens'
   [table] = report['tables']
   assert table['title'] == 'sjd' and table['rows'] == list(range(7))
   assert list(table['columns']) == list(published.COLUMNS)
