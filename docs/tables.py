@@ -42,12 +42,14 @@ REPORTS = {
                       "windows(window=2),windows(window=4),windows(window=8)'",
     'kinds': 'python -m experiments.topologies --config=configs/kinds.py',
     'kinds_demo': 'python -m experiments.topologies --config=configs/kinds_demo.py',
-    'overhead': 'python -m experiments.overhead',
+    'overhead': 'python -m experiments.decoders --measure=overhead',
     'tune': 'cspd-tune --dry_run',
-    'refill': 'python -m experiments.refill',
-    'rounding': 'python -m experiments.rounding',
+    'refill': 'python -m experiments.decoders --measure=queue',
+    'rounding':
+        'python -m experiments.decoders --measure=rounding --dtype=float32 --seed=15',
     'rounding_bfloat16':
-        'python -m experiments.rounding --dtype=bfloat16 --num_images=256',
+        'python -m experiments.decoders --measure=rounding '
+        '--dtype=bfloat16 --num_images=256 --seed=15',
     'benchmark': 'python -m experiments.benchmark',
     'corrected': 'python -m experiments.topologies --config=configs/corrected/numbers.py',
     'corrected_wide': 'python -m experiments.topologies --config=configs/corrected/wide.py',
@@ -209,7 +211,7 @@ def _share(path: pathlib.Path) -> str:
   found = []
   for report in map(_content, filter(pathlib.Path.exists, (path, _path('rounding_bfloat16')))):
     row = report['rows'][0]
-    found.append(f'Of {report["num_images"]} images of `{row["decoder"]}` in {row["dtype"]}, '
+    found.append(f'Of {len(report["prompts"])} images of `{row["decoder"]}` in {row["dtype"]}, '
                  f'{1 - row["images"]:.2%} are those of `vanilla` and '
                  f'{1 - row["images_in_window"]:.2%} those of `{row["same_shapes"]}`.')
   return '\n'.join(found)

@@ -7,7 +7,8 @@ import pathlib
 
 import pytest
 
-from experiments import benchmark, tables
+from cspd_jax.measure import tables
+from experiments import benchmark
 from tests.experiments import calls
 from tests.families import tiny
 
@@ -131,19 +132,13 @@ def test_curves(good):
 
 
 @pytest.mark.slow
-def test_tables_of_the_report(good, capsys):
+def test_tables_of_the_report(good):
   _, _, folder = good
-  assert tables.main(['tables', f'--report={folder}', '--table=decoders']) == 0
-  lines = capsys.readouterr().out.splitlines()
-  assert lines[0] == 'decoders' and lines[2].startswith('| decoder | guarantee | speed |')
-  assert len(lines[4:-1]) == 4 and lines[4].startswith('| vanilla | seed-exact | ')
-  assert tables.main(['tables', f'--report={folder}/report.json', '--columns=decoder']) == 0
-  assert '| jacobi(coupling=maximal, window=4)+uniform(delta=1.8) |' in capsys.readouterr().out
-  for words, message in (
-      ([], 'report is none'), ([f'--report={folder}/rows.csv'], 'cannot be read as JSON'),
-      ([f'--report={folder}', '--table=x'], "the report has: 'decoders', 'curves'")):
-    assert tables.main(['tables', *words]) == 2
-    assert message in capsys.readouterr().err
+  decoders, curves = tables.of_report(folder)
+  assert (decoders.title, curves.title) == ('decoders', 'curves')
+  lines = tables.markdown(decoders.columns, decoders.rows).splitlines()
+  assert lines[0].startswith('| decoder | guarantee | speed |')
+  assert len(lines[2:]) == 4 and lines[2].startswith('| vanilla | seed-exact | ')
 
 
 @pytest.mark.slow

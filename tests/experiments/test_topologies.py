@@ -1,4 +1,4 @@
-"""`experiments.topologies`, the papers on top of it, and `experiments.overhead`."""
+"""`experiments.topologies`, the papers on top of it, and `experiments.uncertainty`."""
 
 import csv
 import json
@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from experiments import overhead, topologies, uncertainty
+from experiments import topologies, uncertainty
 from tests.experiments import calls, models
 from tests.families import tiny
 
@@ -29,13 +29,6 @@ _BAD = {
     'uncertainty: window of 0': (uncertainty, ['--window=0'], ['window is 0']),
     'uncertainty: cold': (
         uncertainty, ['--window=4', '--decoder=mc_sjd', '--temperature=-1'], ['temperature is -1']),
-    'overhead: no window': (overhead, ['--window='], ['window', 'a whole number']),
-    'overhead: window of 0': (overhead, ['--window=0'], ['window is 0', 'from 1 to']),
-    'overhead: no decoder': (overhead, ['--decoder='], ['decoder is empty']),
-    'overhead: continuous tokens': (overhead, ['--model=mar_demo'], ['mar_demo', 'discrete']),
-    'overhead: a tree of run time': (
-        overhead, ['--model=demo', '--decoder=eagle2(num_nodes=5, width=2, depth=2)'],
-        ['eagle2', 'tree']),
 }
 
 
@@ -98,21 +91,6 @@ def test_papers_have_their_own_decoders(folder, capsys, tmp_path, monkeypatch, p
   assert result.code == 0, result.err
   settings = json.loads((result.folder / 'report.json').read_text())['settings']
   assert any(decoder.startswith(text.split('+')[0].rstrip(')')) for text in settings['decoder'])
-
-
-@pytest.mark.slow
-def test_overhead(folder, capsys, tmp_path):
-  result = _call(
-      overhead.main, folder, capsys, tmp_path / 'out', '--window=3', '--repeats=1',
-      '--decoder=vanilla,mc_sjd')
-  assert result.code == 0, result.err
-  rows = json.loads((result.folder / 'report.json').read_text())['rows']
-  assert [row['decoder'] for row in rows] == ['vanilla', 'mc_sjd(window=3)']
-  for row in rows:
-    assert row['ms_per_round'] > 0 and row['ms_of_forward_pass'] > 0
-    assert row['rest'] == pytest.approx(1 - row['ms_of_forward_pass'] / row['ms_per_round'])
-    assert row['decoder'] in result.out
-  assert 'vanilla' in overhead.Config().decoder
 
 
 @pytest.mark.slow

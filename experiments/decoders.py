@@ -1,0 +1,237 @@
+"""Measures one property of decoders of discrete tokens.
+
+  python -m experiments.decoders --measure=overhead
+  python -m experiments.decoders --measure=queue --decoder='mc_sjd,corrected' --num_images=64
+  python -m experiments.decoders --measure=rounding --dtype=bfloat16 --num_images=256
+
+overhead  the share of a round's time that is not the target's forward pass: the milliseconds per
+          round of the whole jitted loop at batch 1, those of as many bare forward passes in a
+          jitted loop, and the share of the rest (drafting, verifying, committing; with a draft
+          model its passes too)
+queue     the rounds and times of images in rows that start the next image when one is complete, and
+          in batches, each of which runs until its slowest row is complete; the images must be
+          equal, rounds are forward passes over all rows without prefills
+rounding  how often images of seed-exact decoders differ from those of `vanilla`, and of
+          `vanilla(window=N)`, where `N` is the number of tokens in the decoder's forward passes:
+          its arrays have the same shapes and therefore the same rounding. A different token changes
+          the context of all later tokens, so more tokens differ than rounding affects directly
+
+Times are medians of alternating runs. Writes report.json to --workdir.
+"""
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from cspd_jax import cli
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields, programs
+from cspd_jax.decoding.tree import Budget
+from cspd_jax.files.run_folder import Report
+from cspd_jax.measure import tables, timing
+from cspd_jax.measure.bench import Bench
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The measurements.
+
+  Attributes:
+    measure: the property.
+    loading: the model, and how it is loaded.
+    parts: networks that replace those of the model.
+    decoder: specifications of decoders; None for those that the property is usually measured of.
+    window: tokens per forward pass of decoders whose specification does not set it.
+    images: the images, the same for every decoder.
+    batch_size: images decoded together; None for the usual number of the property.
+    sampling: sampling options.
+    repeats: timed runs of each decoder, whose median is reported.
+    workdir: folder of the results; by default that of the property in `runs`.
+  """
+
+  measure: Literal['overhead', 'queue', 'rounding'] = 'overhead'
+  loading: groups.Loading = groups.Loading()
+  parts: groups.Parts = groups.Parts()
+  decoder: tuple[str, ...] | None = None
+  window: int | None = None
+  images: groups.Images = groups.Images()
+  batch_size: int | None = None
+  sampling: groups.Sampling = groups.Sampling()
+  repeats: int = 3
+  workdir: str | None = None
+
+  def __post_init__(self):
+    fields.check(self)
+
+
+class Measure(NamedTuple):
+  """A property of decoders.
+
+  Attributes:
+    columns: format strings by heading; that of the decoder follows only other texts.
+    row: `(bench, specification, repeats) -> ` the row of a decoder.
+    check: `(bench, specification) -> None`; raises ValueError for a decoder without the property.
+    decoders: specifications of decoders.
+    window: tokens per forward pass.
+    num_images: number of images.
+    batch_size: images decoded together.
+  """
+
+  columns: Mapping[str, str]
+  row: Callable[[Bench, str, int], dict[str, Any]]
+  check: Callable[[Bench, str], None]
+  decoders: tuple[str, ...]
+  window: int
+  num_images: int
+  batch_size: int
+
+
+def overhead(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
+  """Measures the milliseconds per round of a decoder, and of its forward passes alone."""
+  decoder, whole = bench.check(text), bench.run(text)
+  rounds = np.int32(bench.sample(text).decoded.rounds[0] - 1)
+  condition = bench.model.condition(bench.prompts)
+  forward = programs.compiled(
+      timing.forward_passes(decoder.target, decoder.drafter.tree), bench.model.params, condition,
+      rounds).run
+  times = timing.measure(
+      {'whole': whole, 'forward': lambda: forward(bench.model.params, condition, rounds)}, repeats)
+  ms, forward_ms = (1e3 * times[name].median / int(rounds) for name in ('whole', 'forward'))
+  return dict(decoder=text, ms_per_round=ms, ms_of_forward_pass=forward_ms,
+              rest=1 - forward_ms / ms)
+
+
+def _check_static(bench: Bench, text: str) -> None:
+  if isinstance(bench.check(text).drafter.tree, Budget):
+    raise ValueError(f'decoder {text} has a tree that is built at run time, so its forward '
+                     'passes cannot be run alone; leave it out.')
+
+
+def queue(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
+  """Measures rounds and seconds of a decoder, in batches and as a queue."""
+  size, count, results = bench.batch_size, len(bench.prompts), {}
+  runs = {'batches': bench.run(text, size, count // size), 'queue': bench.queue(text, size)}
+
+  def run(name):
+    results[name] = runs[name]()
+    return results[name]
+
+  timed = timing.measure({name: functools.partial(run, name) for name in runs}, repeats, warmup=0)
+  seconds = {name: times.median / count for name, times in timed.items()}
+  expected = jax.tree.map(
+      lambda *parts: np.concatenate(parts), *map(jax.device_get, results['batches']))
+  order = np.argsort(np.concatenate([finished.image for finished in results['queue']]))
+  tokens = np.concatenate([finished.decoded.tokens for finished in results['queue']])[order]
+  return dict(
+      decoder=text, rounds=float(expected.rounds.mean()), most_rounds=int(expected.rounds.max()),
+      rounds_in_batches=int((expected.rounds.reshape(-1, size).max(axis=1) - 1).sum()),
+      rounds_in_queue=sum(int(finished.rounds) for finished in results['queue']),
+      seconds_in_batches=seconds['batches'], seconds_in_queue=seconds['queue'],
+      speedup=seconds['batches'] / seconds['queue'],
+      same_images=float((tokens == expected.tokens).all(axis=1).mean()))
+
+
+def _check_batches(bench: Bench, text: str) -> None:
+  del text
+  size, count = bench.batch_size, len(bench.prompts)
+  if count % size or count == size:
+    raise ValueError(f'batch_size is {size} and there are {count} images; the number of images '
+                     'must be a multiple of batch_size, and at least two batches.')
+
+
+def rounding(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
+  """Measures the fractions of images and tokens of a decoder that differ from those of vanilla."""
+  del repeats
+  tokens, same_shapes = bench.sample(text).tokens, _same_shapes(bench, text)
+  differ, differ_in_window = (
+      tokens != bench.sample(name).tokens for name in (bench.baseline, same_shapes))
+  return dict(
+      dtype=str(jax.tree.leaves(bench.model.params)[0].dtype), decoder=text,
+      same_shapes=same_shapes, num_tokens=tokens.size,
+      images=float(np.mean(differ.any(axis=1))), tokens=float(np.mean(differ)),
+      images_in_window=float(np.mean(differ_in_window.any(axis=1))),
+      tokens_in_window=float(np.mean(differ_in_window)))
+
+
+def _check_seed_exact(bench: Bench, text: str) -> None:
+  if (guarantee := bench.model.engine.guarantee(bench.check(text))) != 'seed-exact':
+    raise ValueError(f'decoder {text!r} is {guarantee}, so its images differ from those of '
+                     'vanilla by chance; give seed-exact decoders.')
+  bench.check(_same_shapes(bench, text))
+
+
+def _same_shapes(bench: Bench, text: str) -> str:
+  """Returns the baseline decoder whose forward passes have as many tokens as those of `text`."""
+  return f'{bench.baseline}(window={bench.check(text).drafter.tree.num_nodes + 1})'
+
+
+MEASURES = {
+    'overhead': Measure(
+        {'decoder': '{decoder}', 'ms/round': '{ms_per_round:.2f}',
+         'forward': '{ms_of_forward_pass:.2f}', 'rest': '{rest:.1%}'},
+        overhead, _check_static,
+        ('vanilla', 'jacobi', 'sjd', 'mc_sjd', 'sjd_pac', 'seed_exact'), 16, 1, 1),
+    'queue': Measure(
+        {'decoder': '{decoder}', 'rounds of an image': '{rounds:.1f}', 'the most': '{most_rounds}',
+         'batches: rounds': '{rounds_in_batches}', 'queue: rounds': '{rounds_in_queue}',
+         'batches: s/image': '{seconds_in_batches:.4f}',
+         'queue: s/image': '{seconds_in_queue:.4f}', 'speed-up': '{speedup:.2f}x',
+         'same images': '{same_images:.0%}'},
+        queue, _check_batches, ('vanilla', 'mc_sjd', 'corrected', 'eagle'), 16, 64, 8),
+    'rounding': Measure(
+        {'dtype': '{dtype}', 'decoder': '{decoder}', "images not vanilla's": '{images:.2%}',
+         "tokens not vanilla's": '{tokens:.3%}', 'in its shapes': '{same_shapes}',
+         'images not its': '{images_in_window:.2%}', 'tokens not its': '{tokens_in_window:.3%}'},
+        rounding, _check_seed_exact,
+        ('seed_exact', 'corrected_seed_exact', 'seed_exact(tree=caterpillar(3, 1))'), 4, 2000,
+        32)}
+
+
+def prepare(config: Config) -> tuple[Bench, list[str]]:
+  """Loads the model, checks all options and returns the complete specifications of the decoders.
+
+  Raises:
+    ValueError: for invalid options, naming the option.
+  """
+  measure = MEASURES[config.measure]
+  decoders = measure.decoders if config.decoder is None else config.decoder
+  if not decoders:
+    raise ValueError('decoder is empty; give at least one.')
+  model = inputs.model(config.loading, config.parts, engine='discrete', one_group=inputs.MEASURED)
+  prompts, seed = inputs.images(config.images, model, default=measure.num_images)
+  bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size or measure.batch_size,
+                sampling=model.sampling(**inputs.overrides(config.sampling)))
+  texts = [str(model.engine.complete(text, window=config.window or measure.window))
+           for text in decoders]
+  for text in texts:
+    bench.check(text)
+    measure.check(bench, text)
+  return bench, texts
+
+
+@cli.command(Config)
+def main(config: Config) -> None:
+  bench, texts = prepare(config)
+  measure, rows = MEASURES[config.measure], []
+  report = Report(config.workdir or f'runs/{config.measure}')
+  columns = measure.columns
+  widths = [max(len(name), *map(len, texts)) if form in ('{decoder}', '{same_shapes}')
+            else max(len(name), 8) for name, form in columns.items()]
+  left = 1 + list(columns).index('decoder')
+  print(tables.heading(columns, widths, left=left))
+  for text in texts:
+    rows.append(measure.row(bench, text, config.repeats))
+    print(tables.line(columns, rows[-1], widths, left=left), flush=True)
+  title = f'{bench.model.name}, {len(bench.prompts)} images, {bench.batch_size} at once'
+  report.write(
+      settings=dataclasses.asdict(config), rows=rows, prompts=bench.prompts,
+      tables=[dict(title=title, columns=columns, rows=list(range(len(rows))))])
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,91 @@
+"""`experiments.decoders` on a tiny model: overhead, a queue, and what may differ by rounding."""
+
+import json
+
+import numpy as np
+import pytest
+
+from cspd_jax.measure.bench import Bench
+from experiments import decoders
+from tests.experiments import calls
+from tests.families import tiny
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
+
+
+def _call(measure, folder, capsys, out, *words):
+  result = calls.call(decoders.main, capsys, out, f'--measure={measure}', f'--model={folder}',
+                      '--guidance_scale=1', *words)
+  assert result.code == 0, result.err
+  return result, json.loads((result.folder / 'report.json').read_text())
+
+
+@pytest.mark.slow
+def test_overhead_is_the_rest_of_a_round(folder, capsys, tmp_path):
+  result, report = _call('overhead', folder, capsys, tmp_path / 'out', '--window=3', '--repeats=1',
+                         '--decoder=vanilla,mc_sjd')
+  assert [row['decoder'] for row in report['rows']] == ['vanilla', 'mc_sjd(window=3)']
+  for row in report['rows']:
+    assert row['ms_per_round'] > 0 and row['ms_of_forward_pass'] > 0
+    assert row['rest'] == pytest.approx(1 - row['ms_of_forward_pass'] / row['ms_per_round'])
+    assert row['decoder'] in result.out
+
+
+@pytest.mark.slow
+def test_rounds_of_batches_and_of_a_queue_are_those_of_their_images(folder, capsys, tmp_path):
+  result, report = _call('queue', folder, capsys, tmp_path / 'out', '--decoder=mc_sjd',
+                         '--window=4', '--num_images=12', '--batch_size=3', '--repeats=1')
+  row, = report['rows']
+  assert row['decoder'] == 'mc_sjd(window=4)' in result.out and row['same_images'] == 1
+  # Three rows share the rounds of twelve images; a prefill is none of them.
+  least, most = (4 * (row[name] - 1) for name in ('rounds', 'most_rounds'))
+  assert least <= row['rounds_in_queue'] < row['rounds_in_batches'] <= most
+  assert row['speedup'] == pytest.approx(row['seconds_in_batches'] / row['seconds_in_queue'])
+  assert report['tables'][0]['title'].endswith('12 images, 3 at once')
+
+
+@pytest.mark.slow
+def test_images_in_the_same_shapes_do_not_differ(folder, capsys, tmp_path):
+  result, report = _call(
+      'rounding', folder, capsys, tmp_path / 'out', '--decoder=seed_exact', '--window=3',
+      '--num_images=4', '--batch_size=2', '--dtype=bfloat16')
+  row, = report['rows']
+  assert (row['decoder'], row['same_shapes']) == ('seed_exact(window=3)', 'vanilla(window=3)')
+  assert row['images_in_window'] == row['tokens_in_window'] == 0 and row['dtype'] == 'bfloat16'
+  assert len(report['prompts']) == 4 and 'vanilla(window=3)' in result.out
+
+
+def test_what_differs_is_counted(monkeypatch):
+  tokens = {'seed_exact': np.zeros((4, 5), int), 'vanilla': np.zeros((4, 5), int),
+            'vanilla(window=9)': np.zeros((4, 5), int)}
+  tokens['vanilla'][1, 2:] = tokens['vanilla(window=9)'][:2, 4] = 1
+  bench = Bench.__new__(Bench)
+  bench.model = type('M', (), dict(params=np.zeros(1, np.float16)))
+  monkeypatch.setattr(Bench, 'baseline', 'vanilla')
+  monkeypatch.setattr(decoders, '_same_shapes', lambda bench, text: 'vanilla(window=9)')
+  monkeypatch.setattr(bench, 'sample', lambda name: type('S', (), dict(tokens=tokens[name])))
+  assert decoders.rounding(bench, 'seed_exact', 1) == dict(
+      dtype='float16', decoder='seed_exact', same_shapes='vanilla(window=9)', num_tokens=20,
+      images=0.25, tokens=0.15, images_in_window=0.5, tokens_in_window=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('measure, words, message', [
+    ('overhead', ['--window='], ['window']),
+    ('overhead', ['--window=0'], ['window is 0', 'from 1']),
+    ('overhead', ['--decoder='], ['decoder is empty']),
+    ('overhead', ['--model=mar_demo'], ['mar_demo', 'discrete']),
+    ('overhead', ['--model=demo', '--decoder=eagle2(num_nodes=5, width=2, depth=2)'],
+     ['eagle2', 'tree']),
+    ('queue', ['--decoder=eagle'], ['EAGLE network']),
+    ('queue', ['--num_images=3', '--batch_size=2'], ['batch_size is 2 and there are 3 images']),
+    ('rounding', ['--decoder=sjd'], ["'sjd(window=4)' is exact", 'seed-exact']),
+    ('rounding', ['--batch_size=0'], ['batch_size is 0']),
+    ('rounding', ['--window=999'], ['window is 999'])])
+def test_refused_options(folder, capsys, tmp_path, measure, words, message):
+  calls.check_refused(calls.call(
+      decoders.main, capsys, tmp_path / 'out', f'--measure={measure}', f'--model={folder}', *words),
+      message)
