@@ -193,7 +193,8 @@ def prepare(config: Config) -> Plan:
     runnable, refused = measurements.able(bench, list(texts.values()))
     if reason := refused.get(texts[None, None]):
       raise ValueError(f'curve_drafter {drafter} cannot run: {reason}')
-    points[complete(drafter)] = {name: text for name, text in texts.items() if text in runnable}
+    completed = str(spec_lib.parse(texts[None, None]).parts[0])
+    points[completed] = {name: text for name, text in texts.items() if text in runnable}
     left_out |= refused
   if len(rows) == 1 and not points:
     reasons = '; '.join(f'{text}: {reason}' for text, reason in left_out.items())
