@@ -269,7 +269,7 @@ def run(config: Config) -> None:
   def measure(texts: Sequence[str], timed_images: int | None, curves: Sequence[tuple]
               ) -> list[Measurement]:
     rows = []
-    measured = measurements.rows(bench, texts, plan.metrics, reference, timed_images)
+    measured = measurements.each(bench, texts, plan.metrics, reference, timed_images)
     for row, (curve, value) in zip(measured, curves):
       printer.show(row)
       rows.append(row)

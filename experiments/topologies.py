@@ -102,7 +102,7 @@ def run(config: Config) -> None:
   report, start = Report(config.workdir, ['rows.csv']), time.perf_counter()
   printer, rows = Printer(metrics, all_texts), []
   for window, texts in texts_of_windows.items():
-    for row in measurements.rows(bench, texts, metrics):
+    for row in measurements.each(bench, texts, metrics):
       printer.show(row)
       rows.append(dict(window=window) | row.figures)
       atomic.write(report.path('rows.csv'), tables.csv(rows).encode())

@@ -99,7 +99,7 @@ def run(config: Config) -> None:
   for setting, bench in zip(settings, benches):
     # Along the baseline's images; its expectation is the same for all exact decoders.
     entropy = float(np.mean(likelihood.of_sample(bench.sample(bench.baseline), model).entropy))
-    for row in measurements.rows(bench, texts, metrics):
+    for row in measurements.each(bench, texts, metrics):
       points.append(setting | dict(entropy=entropy) | row.figures)
       print(', '.join(f'{name} {text.format_map(points[-1])}'
                       for name, text in _COLUMNS.items()), flush=True)

@@ -98,7 +98,7 @@ class _Compared(NamedTuple):
     sources: the images and the reference, by argument.
   """
 
-  network: evaluation.Network
+  network: evaluation.Inception
   sources: dict[str, evaluation.Source]
 
 
@@ -110,7 +110,7 @@ class _Captioned(NamedTuple):
     images: the images.
   """
 
-  network: clip_lib.Network | None
+  network: clip_lib.CLIP | None
   images: list[layouts.Generated]
 
 
@@ -123,7 +123,7 @@ def _compared(config: Config) -> _Compared | None:
   for name, path in places.items():
     if path is None:
       raise ValueError(f'{name} is None; it must be a folder of images or an .npz file.')
-  network = evaluation.network(config.inception, config.evaluator)
+  network = evaluation.load(config.inception, config.evaluator)
   sources = {name: evaluation.opened(name, str(path), network, config.batch_size)
              for name, path in places.items()}
   if sources['images'].images is None and sources['images'].features is None:
@@ -151,7 +151,7 @@ def _captioned(config: Config) -> _Captioned | None:
     scenes.check([image.prompt for image in images])
   if config.clip is None:
     return _Captioned(None, images)
-  network = clip_lib.network(config.clip, config.tokenizer)
+  network = clip_lib.load(config.clip, config.tokenizer)
   clip_lib.check_batch(config.batch_size, len(images), network)
   return _Captioned(network, images)
 

@@ -112,7 +112,7 @@ def main(config: Config) -> None:
   features = None
   if config.inception is not None:
     features = evaluation.extractor(
-        evaluation.network(config.inception, config.evaluator or 'adm'))
+        evaluation.load(config.inception, config.evaluator or 'adm'))
   gallery = Gallery(
       model, prompts, config.output, features=features, seed=seed, decoder=config.decoder,
       batch_size=config.batch_size, max_batch_size=_MOST_AT_ONCE, prefix=config.prefix,

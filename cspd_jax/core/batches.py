@@ -66,6 +66,6 @@ def leading(tree: Any, count: int) -> Any:
   return jax.tree.map(lambda leaf: leaf[:count], tree)
 
 
-def rows(tree: Any, index: np.ndarray) -> Any:
+def select(tree: Any, index: np.ndarray) -> Any:
   """Returns the rows at `index` of all arrays of a tree; scalars do not change."""
   return jax.tree.map(lambda leaf: leaf[index] if np.ndim(leaf) else leaf, tree)

@@ -79,7 +79,7 @@ class Parts(NamedTuple):
       return None
     text = bpe.read(part.params, part.config.form)
     if rows is not None:
-      bpe.check_rows(text, rows, f'the target of {self.name!r}', codes_follow=codes_follow)
+      bpe.check_vocabulary(text, rows, f'the target of {self.name!r}', codes_follow=codes_follow)
     return text
 
   def writer(self, writers: Mapping[str, Writer]) -> Writer | None:

@@ -88,7 +88,7 @@ def captions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> Con
   """
   reader = None
   if encoder is not None and text is not None:
-    bpe.check_rows(text, encoder.config.vocab_size, 't5')
+    bpe.check_vocabulary(text, encoder.config.vocab_size, 't5')
     reader = _reader(encoder, text)
 
   def encode(prompts):

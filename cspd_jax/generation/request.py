@@ -93,9 +93,9 @@ class Request:
     index = np.asarray(index, int)
     of = lambda values: [values[i] for i in index]
     return dataclasses.replace(
-        self, condition=batches.rows(self.condition, index), titles=of(self.titles),
+        self, condition=batches.select(self.condition, index), titles=of(self.titles),
         seeds=self.seeds[index] if isinstance(self.seeds, jax.Array) else of(self.seeds),
-        unknown_words=of(self.unknown_words), sampling=batches.rows(self.sampling, index))
+        unknown_words=of(self.unknown_words), sampling=batches.select(self.sampling, index))
 
   def program(self, *mode: Any) -> Program:
     """Returns the name of a program of the decoder."""
@@ -110,7 +110,7 @@ class Request:
   @usual_promotion
   def inputs(self, index: np.ndarray) -> tuple[Any, jax.Array, Any]:
     """Returns condition, random keys and sampling options of the images with these numbers."""
-    condition, sampling = batches.rows((self.condition, self._settled), index)
+    condition, sampling = batches.select((self.condition, self._settled), index)
     keys = (self.seeds[index] if isinstance(self.seeds, jax.Array) else
             random_lib.image_keys([self.seeds[i] for i in index]))
     return jax.tree.map(jnp.asarray, condition), keys, sampling

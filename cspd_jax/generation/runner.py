@@ -218,7 +218,7 @@ class Runner:
     """Returns the decoder's result so far for one slot."""
     if self._decoded is None:
       self._decoded = jax.device_get(self._jitted.finish(self._slots))
-    return batches.rows(self._decoded, np.array([slot]))
+    return batches.select(self._decoded, np.array([slot]))
 
   @usual_promotion
   def _arguments(self, request: Request) -> tuple[Any, jax.Array, Warp]:

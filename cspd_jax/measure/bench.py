@@ -109,7 +109,7 @@ class Bench:
 
   def condition(self, count: int) -> Any:
     """Returns the condition of the first images; if there are more than prompts, these repeat."""
-    return batches_lib.rows(self._condition, np.arange(count) % len(self.prompts))
+    return batches_lib.select(self._condition, np.arange(count) % len(self.prompts))
 
   @functools.cached_property
   def _condition(self) -> Any:

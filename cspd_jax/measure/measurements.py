@@ -88,7 +88,7 @@ def reference(bench: Bench, metrics: Sequence[Metric], sets: int | None) -> Refe
   return Reference(sample, noise)
 
 
-def rows(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
+def each(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
          reference: Reference = Reference(), timed_images: int | None = None
          ) -> Iterator[Measurement]:
   """Decodes and measures, one row at a time.

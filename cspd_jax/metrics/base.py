@@ -103,7 +103,7 @@ class Sample:
     """
     images = jax.device_get((self.condition, self.tokens, self.sampling))
     return batches.mapped(
-        lambda index: function(*batches.rows(images, index)), len(self.tokens),
+        lambda index: function(*batches.select(images, index)), len(self.tokens),
         min(self.batch_size, len(self.tokens)))
 
 

@@ -127,7 +127,7 @@ _REMEDY = 'replace or remove it'
 _PREFIXES = {'prefixed': PREFIX, 'plain': ''}
 
 
-class Network(NamedTuple):
+class CLIP(NamedTuple):
   """A converted CLIP network and its tokenizer.
 
   Attributes:
@@ -154,7 +154,7 @@ class Network(NamedTuple):
     return f'ViT-{size.upper()}/{patch}'
 
 
-def network(folder: str, tokenizer: str | None) -> Network:
+def load(folder: str, tokenizer: str | None) -> CLIP:
   """Loads a converted network and its tokenizer.
 
   Args:
@@ -177,11 +177,11 @@ def network(folder: str, tokenizer: str | None) -> Network:
     raise ValueError(f'tokenizer is {tokenizer!r} with {max(text.ids.values()) + 1} tokens, and '
                      f'the network in {folder!r} has {config.vocab_size}; {_TOKENIZER}.')
   params = store.load(folder, dtype=jnp.float32).params
-  return Network(params, config, text, evaluation.digest(params),
-                 hashlib.sha256(file).hexdigest())
+  return CLIP(params, config, text, evaluation.digest(params),
+              hashlib.sha256(file).hexdigest())
 
 
-def check_batch(batch_size: int, count: int, of: Network) -> None:
+def check_batch(batch_size: int, count: int, of: CLIP) -> None:
   """Raises ValueError if batches of `count` images clearly do not fit in memory."""
   sizes = of.config
   patches = (sizes.image_size // sizes.patch_size)**2
@@ -189,7 +189,7 @@ def check_batch(batch_size: int, count: int, of: Network) -> None:
   memory.check_batch(min(batch_size, count), 4 * (3 * sizes.image_size**2 + layer))
 
 
-def scores(images: Sequence[layouts.Generated], of: Network, batch_size: int,
+def scores(images: Sequence[layouts.Generated], of: CLIP, batch_size: int,
            progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing
            ) -> dict[str, Value]:
   """Returns the two CLIP scores by name, with their standard errors over images.
@@ -219,7 +219,7 @@ def scores(images: Sequence[layouts.Generated], of: Network, batch_size: int,
           f'torchmetrics CLIP score {label}': torchmetrics_score(plain)}
 
 
-def _cosines(of: Network, pixels: np.ndarray, prompts: Sequence[str]) -> dict[str, np.ndarray]:
+def _cosines(of: CLIP, pixels: np.ndarray, prompts: Sequence[str]) -> dict[str, np.ndarray]:
   """Returns the cosines `[B]` of images and their prompts, by the name of a prefix."""
   features, result = np.asarray(image_features(of.params, of.config, pixels)), {}
   for name, prefix in _PREFIXES.items():

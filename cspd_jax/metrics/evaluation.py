@@ -43,7 +43,7 @@ _WHERE = (
     'with cspd-convert --family=inception --source=FILE --output=FOLDER')
 
 
-class Network(NamedTuple):
+class Inception(NamedTuple):
   """A converted Inception network.
 
   Attributes:
@@ -93,7 +93,7 @@ class Scored(NamedTuple):
   spatial: Gaussian | None
 
 
-def network(folder: str | None, evaluator: str) -> Network:
+def load(folder: str | None, evaluator: str) -> Inception:
   """Loads a converted network.
 
   Raises:
@@ -106,7 +106,7 @@ def network(folder: str | None, evaluator: str) -> Network:
   if kind != _KIND:
     raise ValueError(f'inception is {folder!r}, which holds a {kind!r} network; {_WHERE}.')
   params = store.load(folder, dtype=jnp.float32).params
-  return Network(params, config, evaluator, digest(params))
+  return Inception(params, config, evaluator, digest(params))
 
 
 def digest(params: Any) -> str:
@@ -117,7 +117,7 @@ def digest(params: Any) -> str:
   return result.hexdigest()
 
 
-def features(images: image_sets.ImageSet, of: Network, batch_size: int,
+def features(images: image_sets.ImageSet, of: Inception, batch_size: int,
              progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing) -> Features:
   """Returns the features of a set of images, in host memory.
 
@@ -148,7 +148,7 @@ def features(images: image_sets.ImageSet, of: Network, batch_size: int,
   return Features(*(values[name] for name in Features._fields))
 
 
-def check_batch(batch_size: int, images: image_sets.ImageSet, of: Network) -> None:
+def check_batch(batch_size: int, images: image_sets.ImageSet, of: Inception) -> None:
   """Raises ValueError if batches of images clearly do not fit in memory.
 
   Args:
@@ -161,21 +161,21 @@ def check_batch(batch_size: int, images: image_sets.ImageSet, of: Network) -> No
   memory.check_batch(min(batch_size, images.num_images), each, f' of {height}x{width} pixels')
 
 
-def save(path: pathlib.Path, values: Features, of: Network) -> None:
+def save(path: pathlib.Path, values: Features, of: Inception) -> None:
   """Writes features to an .npz file, with the evaluator and the network."""
   content = io.BytesIO()
   np.savez(content, **values._asdict(), evaluator=of.evaluator, network=of.digest)
   atomic.write(path, content.getvalue())
 
 
-def extractor(of: Network) -> Extractor:
+def extractor(of: Inception) -> Extractor:
   """Returns an extractor of features for `generate`, which writes them in the format of `save`."""
   compute = lambda images: inception.features(
       of.params, of.config, images, of.evaluator)._asdict()
   return Extractor(compute, dict(evaluator=of.evaluator, network=of.digest))
 
 
-def opened(argument: str, path: str, of: Network, batch_size: int) -> Source:
+def opened(argument: str, path: str, of: Inception, batch_size: int) -> Source:
   """Opens a set of images, their features or published statistics; nothing is computed.
 
   Args:
@@ -215,7 +215,7 @@ def opened(argument: str, path: str, of: Network, batch_size: int) -> Source:
   return Source(images, None, pool, spatial, left_out(images.left_out))
 
 
-def check_counts(samples: Source, reference: Source, of: Network) -> None:
+def check_counts(samples: Source, reference: Source, of: Inception) -> None:
   """Raises ValueError if there are too few images for the scores of an evaluator.
 
   Args:
@@ -243,7 +243,7 @@ def _count(source: Source) -> int | None:
   return None if source.images is None else source.images.num_images
 
 
-def scored(source: Source, of: Network, batch_size: int,
+def scored(source: Source, of: Inception, batch_size: int,
            progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing) -> Scored:
   """Computes the features of a set of images, if it has images, and their moments.
 
@@ -268,7 +268,7 @@ def scored(source: Source, of: Network, batch_size: int,
                 source.spatial or image_scores.gaussian(values.spatial))
 
 
-def _stored(where: str, path: str, arrays: Mapping[str, npz.Header], of: Network,
+def _stored(where: str, path: str, arrays: Mapping[str, npz.Header], of: Inception,
             widths: Features) -> Features:
   """Features of `save`; raises ValueError for those of another network, or inconsistent ones."""
   if wrong := [name for name in _LABELS if arrays[name].shape or arrays[name].dtype.kind != 'U'

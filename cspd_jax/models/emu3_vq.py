@@ -53,7 +53,7 @@ class Emu3VQConfig:
 
   def __post_init__(self):
     fields.check(self)
-    _ = self.network  # Checks the relations between the sizes.
+    _ = self.vq_config  # Checks the relations between the sizes.
 
   @property
   def factor(self) -> int:
@@ -66,7 +66,7 @@ class Emu3VQConfig:
     return (len(self.ch_mult) - 1,)
 
   @property
-  def network(self) -> vq.VQConfig:
+  def vq_config(self) -> vq.VQConfig:
     """Sizes of encoder, decoder and codebook."""
     return vq.VQConfig(
         in_channels=self.in_channels, ch=self.ch, ch_mult=self.ch_mult,
@@ -137,7 +137,7 @@ class Encoder(nn.Module):
   @nn.compact
   def __call__(self, images):
     c = self.config
-    frame = vq.Encoder(c.network, name='network')(images)
+    frame = vq.Encoder(c.vq_config, name='network')(images)
     first, second = (TimeConv(c.z_channels, 4, name=f'time_{i}') for i in range(2))
     # The first convolution has stride 2 over four equal frames: its early output sees two of them
     # after two zero frames, its late output all four.
@@ -163,7 +163,7 @@ class Decoder(nn.Module):
     for i in range(2):
       both = nn.swish(TimeConv(c.z_channels, 3, name=f'time_{i}')(both))
     x, vectors = jnp.split(both, 2)
-    return vq.Decoder(c.network, vq.spatial_norms(vectors), name='network')(x)
+    return vq.Decoder(c.vq_config, vq.spatial_norms(vectors), name='network')(x)
 
 
 class Tokenizer(nn.Module):

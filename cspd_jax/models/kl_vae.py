@@ -67,14 +67,14 @@ class KLVAEConfig:
 
   def __post_init__(self):
     fields.check(self, shift=fields.FINITE)
-    self.network(self.z_channels)  # Checks the relations between the sizes.
+    self.vq_config(self.z_channels)  # Checks the relations between the sizes.
 
   @property
   def factor(self) -> int:
     """Pixels per latent along each side of the image."""
     return 2 ** (len(self.ch_mult) - 1)
 
-  def network(self, z_channels: int) -> vq.VQConfig:
+  def vq_config(self, z_channels: int) -> vq.VQConfig:
     """Sizes of the encoder or decoder, with `z_channels` at the lowest resolution."""
     return vq.VQConfig(
         in_channels=self.in_channels, ch=self.ch, ch_mult=self.ch_mult,
@@ -101,8 +101,8 @@ class Tokenizer(nn.Module):
 
   def setup(self):
     c = self.config
-    self.encoder = vq.Encoder(c.network(2 * c.z_channels))
-    decoder = dataclasses.replace(c.network(c.z_channels), level_attention=False)
+    self.encoder = vq.Encoder(c.vq_config(2 * c.z_channels))
+    decoder = dataclasses.replace(c.vq_config(c.z_channels), level_attention=False)
     self.decoder = vq.Decoder(decoder)
     if c.quant_conv:
       self.quant_conv = nn.Dense(2 * c.z_channels)
@@ -142,7 +142,7 @@ def encode(params: Params, config: KLVAEConfig, images: jax.Array) -> Posterior:
   Raises:
     ValueError: if the shape of `images` does not fit `config`.
   """
-  vq.check_images(images, config.network(config.z_channels))
+  vq.check_images(images, config.vq_config(config.z_channels))
   moments = Tokenizer(config).apply(
       {'params': params}, images.astype(_dtype(params)), method='moments').astype(jnp.float32)
   mean, log_variance = jnp.split(moments, 2, axis=-1)

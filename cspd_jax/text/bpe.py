@@ -116,25 +116,25 @@ def id_of(text: Text, name: str) -> int:
   return text.ids[name]
 
 
-def check_rows(text: Text, rows: int, network: str, *, codes_follow: bool = False) -> None:
-  """Compares a tokenizer with the rows that a network has for the tokens of text.
+def check_vocabulary(text: Text, size: int, network: str, *, codes_follow: bool = False) -> None:
+  """Compares a tokenizer with the number of tokens of text that a network has embeddings of.
 
   Args:
     text: the tokenizer.
-    rows: the number of these rows.
+    size: this number.
     network: the network, for messages.
     codes_follow: whether codes come after text, so that the first one is the number of its tokens.
 
   Raises:
-    ValueError: if a token has no row, or rows without tokens move the codes.
+    ValueError: if a token has no embedding, or embeddings without tokens move the codes.
   """
   last = max(text.ids.values())
-  if last >= rows:
-    raise ValueError(f'text has tokens up to {last}, but {network} has {rows} rows of text; use '
+  if last >= size:
+    raise ValueError(f'text has tokens up to {last}, but {network} has {size} rows of text; use '
                      'the tokenizer file that belongs to it.')
-  if codes_follow and len(text.ids) != rows:
+  if codes_follow and len(text.ids) != size:
     raise ValueError(
-        f'text has {len(text.ids)} tokens, but {network} has {rows} rows of text before its codes, '
+        f'text has {len(text.ids)} tokens, but {network} has {size} rows of text before its codes, '
         'of which the first one has the number of tokens; use the tokenizer file that belongs to '
         'it, or remove the rows with which its embeddings were padded and convert it again.')
 

@@ -200,7 +200,7 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
 
   def batch_of(index):
     images, prompts = loop.batch_of(tokens, indices, optimizer.seed, index, optimizer.batch_size)
-    return images, batches.rows(conditions, prompts), guidance_scale
+    return images, batches.select(conditions, prompts), guidance_scale
 
   step = jax.jit(
       lambda state, batch, frozen: plain.step(
@@ -223,7 +223,7 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   workdir.mkdir(parents=True, exist_ok=True)
   splits = {split: recorded(recipe, model, split, workdir) for split in ('train', 'held_out')}
   of_prompts = model.condition(samples.prompts_of(model, recipe.prompts))
-  conditions = {split: batches.rows(of_prompts, indices)
+  conditions = {split: batches.select(of_prompts, indices)
                 for split, (_, indices) in splits.items()}
   config, train_config, teacher = recipe.drafter, recipe.train, drafter_recipe.teacher(model)
   optimizer = train_config.optimizer

@@ -208,7 +208,7 @@ def train(
   tokens, labels = images(recipe, model, 'train', workdir)
   held_out = images(recipe, model, 'held_out', workdir)
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
-  with_conditions = lambda batch: (batch[0], batches.rows(conditions, batch[1]))
+  with_conditions = lambda batch: (batch[0], batches.select(conditions, batch[1]))
   config, train_config, target = recipe.drafter, recipe.train, teacher(model)
   optimizer = train_config.optimizer
   warp = model.engine.settled(samples.sampling(recipe, model))

@@ -97,7 +97,7 @@ def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:
 def encoded(model: Model, prompts: Sequence[Any]) -> Any:
   """Returns the condition of prompts, of which every distinct one is encoded once."""
   numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
-  return batches.rows(model.condition(list(numbers)), np.array([numbers[p] for p in prompts]))
+  return batches.select(model.condition(list(numbers)), np.array([numbers[p] for p in prompts]))
 
 
 def _exact_default(model: Model, batch_size: int) -> Spec:

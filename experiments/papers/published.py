@@ -152,7 +152,7 @@ class Lab:
     price = measurements.choose(engine, ['nll_excess'] * priced)
     bench = self.bench(row)
     baseline = bench.sample(bench.baseline)
-    measured = next(measurements.rows(
+    measured = next(measurements.each(
         bench, [row.decoder], [*metrics_lib.select(engine, 'work'), *stated, *price],
         measurements.Reference(baseline)))
     figures, sample = measured.figures, measured.sample

@@ -174,7 +174,7 @@ def test_what_is_missing_is_named(capsys, tmp_path):
 
 @pytest.fixture(name='network', scope='module')
 def _network(place):
-  return evaluation.network(str(place / 'inception'), 'adm')
+  return evaluation.load(str(place / 'inception'), 'adm')
 
 
 def _features(network, count=5):

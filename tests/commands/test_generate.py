@@ -189,7 +189,7 @@ def test_features_while_sampling_are_those_of_the_images(run, folder):
   result = run('--num_images=3', '--batch_size=2', '--inception={tmp}/inception')
   names = _names(result)
   assert 'features.npz' in names and len(names) == 5
-  network = evaluation.network(str(folder / 'inception'), 'adm')
+  network = evaluation.load(str(folder / 'inception'), 'adm')
   stored = evaluation.opened('images', str(result.folder / 'features.npz'), network, 4).features
   images = image_sets.opened('images', str(result.folder))
   later = evaluation.features(images, network, 3, lambda done, total: None)

@@ -17,13 +17,11 @@ from tests.experiments import models as models_lib
 
 # Every program, with the flag that names the folder it writes, and whether it must be --config.
 COMMANDS = ('generate', 'compare', 'inspect', 'tune')
-WITH_CONFIG = (*COMMANDS, 'benchmark', 'topologies', 'overhead', 'uncertainty', 'compile_report',
-               'accelerator', 'quantized', 'refill', 'rounding', 'train', 'cspd-train',
-               'papers.cspd')
+WITH_CONFIG = (*COMMANDS, 'benchmark', 'topologies', 'decoders', 'uncertainty', 'compile_report',
+               'accelerator', 'quantized', 'train', 'cspd-train', 'papers.cspd')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | dict.fromkeys(COMMANDS, '--output') | {
     **dict.fromkeys(('against_mar', 'against_llamagen', 'against_nextstep'), '--workdir'),
-    'fit_head_drafter': '--output', 'cspd-convert': '--output', 'exactness': '--json',
-    'tables': None}
+    'fit_head_drafter': '--output', 'cspd-convert': '--output', 'exactness': '--json'}
 # What these programs need before anything else is looked at.
 NEEDED = {'cspd-convert': ['--family=llamagen', '--source={tmp}/text.safetensors'],
           'against_nextstep': ['--repo={tmp}']}
@@ -110,12 +108,12 @@ def test_unknown_flags_and_stray_words(capfd, folder, name):
 def test_help(capfd, name):
   code = call(name, ['--help'])
   out, err = capfd.readouterr()
-  flag = '--config=' if name in WITH_CONFIG else PROGRAMS[name] or '--report'
-  assert code == 0 and not err and flag in out and (PROGRAMS[name] or '--report') in out
+  flag = '--config=' if name in WITH_CONFIG else PROGRAMS[name]
+  assert code == 0 and not err and flag in out and (PROGRAMS[name]) in out
   if name in WITH_CONFIG:
     assert 'a Python file, which is run' in out
     assert '--seed=' in out or name in (
-      'overhead', 'compile_report', 'inspect', 'accelerator', 'cspd-train')
+      'compile_report', 'inspect', 'accelerator', 'cspd-train')
 
 
 PLACES = [('{tmp}/{long}', 'cannot be a path (File name too long)'),
@@ -224,7 +222,7 @@ FLAGS = {
         ('--reference_sets=1', 'reference_sets is 1'), ('--timed_images=0', 'timed_images is 0'),
         ('--num_images=1', 'num_images is 1'), ('--temperature=0', 'temperature is 0'),
         ('--metrics=beauty', 'beauty'), ('--columns=beauty', 'beauty')],
-    'overhead': [('--window=0', 'window is 0'), ('--repeats=-1', 'repeats is -1'),
+    'decoders': [('--window=0', 'window is 0'), ('--repeats=-1', 'repeats is -1'),
                  ('--decoder=', 'decoder is empty')],
     'uncertainty': [('--temperature=', 'values separated'), ('--temperature=nan', 'temperature'),
                     ('--num_images=1', 'num_images is 1'), ('--window=400', 'window is 400'),
@@ -250,9 +248,6 @@ FLAGS = {
         ('--store={tmp}/{long}', 'cannot be a path')],
     'quantized': [('--batch_size=0', 'batch_size is 0'), ('--guidance_scale=nan', 'guidance_scale'),
                   ('--guidance_scale=()', 'guidance_scale is empty')],
-    'refill': [('--batch_size=0', 'batch_size is 0'), ('--decoder=', 'decoder is empty'),
-               ('--batch_size=5', 'batch_size is 5 and there are 64 images'),
-               ('--num_images=8', 'batch_size is 8 and there are 8 images')],
     'train': [
         ('--image_size=0', 'image_size is 0'), ('--image_size=1000000', 'image_size is 1000000'),
         ('--num_train_images=0', 'num_train_images is 0'), ('--log_every=0', 'log_every is 0'),
@@ -306,11 +301,6 @@ FLAGS = {
         ('--json={tmp}', 'which is not a file'), ('--json=/dev/full', 'which is not a file'),
         ('--json={tmp}/pipe', 'which is not a file'), ('--json={tmp}/{long}', 'cannot be a path'),
         ('--json={tmp}/no/x.json', 'not a folder that can be written')],
-    'tables': [
-        ('--report={tmp}', 'there is no such file'), ('--report={tmp}/pipe', 'it is not a file'),
-        ('--report={tmp}/list.json', 'it holds a list'), ('--report={tmp}/binary', 'as JSON'),
-        ('--report={tmp}/{long}', 'cannot be a path'), ('--report=~nobody_here', 'be a path'),
-        ('--report={tmp}/empty', 'cannot be read as JSON')],
     'against_mar': [
         ('--repeats=0', 'repeats is 0'), ('--tokens=0', 'tokens is 0'), ('--steps=0', 'steps is 0'),
         ('--images=-1', 'images is -1'), ('--repo={tmp}', 'does not contain models/mar.py')],
@@ -332,8 +322,7 @@ FLAGS = {
         ('--source={tmp}/model', 'a folder without'),
         ('--num_heads=x', 'it must be a whole number')]}
 # The tiny model loads fast.
-TINY = {'generate', 'compare', 'topologies', 'benchmark', 'uncertainty',
-        'refill'}
+TINY = {'generate', 'compare', 'topologies', 'benchmark', 'uncertainty', 'decoders'}
 
 
 @pytest.mark.parametrize('name, word, message', [
@@ -342,14 +331,14 @@ def test_values_that_cannot_be(capfd, folder, name, word, message):
   words = ['--model={tmp}/model'] if name in TINY and '--model=' not in word else []
   if name == 'cspd-train' and '--model' not in word:
     words.append('--config=configs/train/eagle_demo.py')
-  if PROGRAMS[name] is not None and not word.startswith(PROGRAMS[name]) and name != 'exactness':
+  if not word.startswith(PROGRAMS[name]) and name != 'exactness':
     words.append(f'{PROGRAMS[name]}={{tmp}}/new')
   refused(capfd, name, [*words, word], message, folder)
 
 
 @pytest.mark.parametrize('name, words', [
     ('compare', ['--decoder=vanilla']), ('topologies', ['--window=4', '--decoder=mc_sjd']),
-    ('refill', ['--decoder=mc_sjd(window=4)'])])
+    ('decoders', ['--decoder=mc_sjd(window=4)'])])
 def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, words):
   """They were removed in silence, and the program ended with 0."""
   report = Report(tmp_path / 'x', run={'seed': 1})
@@ -361,8 +350,7 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
 
 
 @pytest.mark.parametrize('name, flag', [
-    (name, '--model') for name in ('generate', 'compare', 'benchmark', 'topologies', 'overhead',
-                                   'refill',
+    (name, '--model') for name in ('generate', 'compare', 'benchmark', 'topologies', 'decoders',
                                    'uncertainty', 'papers.cspd', 'cspd-train',
                                    'fit_head_drafter')
 ] + [('train', '--tokenizer_of')])

@@ -67,12 +67,12 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
     if fresh == 'resample-above':
       history = jnp.zeros((batch, extent + length, vocab), dtype).at[:, 0].set(outcome.probs[:, 0])
 
-    def refill(rng: Rng, *args: Any) -> JacobiState:
+    def fill(rng: Rng, *args: Any) -> JacobiState:
       # No draft is carried over: every position after token 0 is fresh.
       none = jnp.zeros((length + 1,), jnp.int32), jnp.zeros((length + 1, vocab), dtype)
-      return window_lib.refill(rng, env, tree, coupling, fresh, none, length + 1, *args)
+      return window_lib.fill(rng, env, tree, coupling, fresh, none, length + 1, *args)
 
-    rng, state = env.rowwise(refill)(
+    rng, state = env.rowwise(fill)(
         rng, outcome.probs[:, 0], outcome.tokens, outcome.count, history)
     return rng, state
 

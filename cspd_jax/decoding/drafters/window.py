@@ -40,7 +40,7 @@ def update(rng: Rng, state: JacobiState, outcome: Outcome, env: Env, tree: Tree,
   history = state.history
   if history is not None:
     history = jax.lax.dynamic_update_slice_in_dim(history, probs, first, 0)
-  return refill(
+  return fill(
       rng, env, tree, coupling, fresh, (tokens, probs), outcome.accepted + 1,
       outcome.probs[outcome.verdict.node], outcome.tokens, outcome.count, history)
 
@@ -90,9 +90,9 @@ def coupled(rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array)
   return jnp.concatenate([jnp.where(retained, tokens, redrawn[:length]), redrawn[length:]])
 
 
-def refill(rng: Rng, env: Env, tree: Tree, coupling: str, fresh: str,
-           drawn: tuple[jax.Array, jax.Array], shift: Any, last_probs: jax.Array, image: jax.Array,
-           count: jax.Array, history: jax.Array | None) -> JacobiState:
+def fill(rng: Rng, env: Env, tree: Tree, coupling: str, fresh: str,
+         drawn: tuple[jax.Array, jax.Array], shift: Any, last_probs: jax.Array, image: jax.Array,
+         count: jax.Array, history: jax.Array | None) -> JacobiState:
   """Shifts the drawn tokens past the committed ones and fills the window with fresh tokens.
 
   Args:
