@@ -57,7 +57,7 @@ def test_console_scripts_exist(line):
   assert callable(getattr(importlib.import_module(module), function))
 
 
-def test_what_is_imported_is_required_and_the_other_way_round():
+def test_imported_and_required_packages_are_the_same():
   optional = {name for extra in ('hub', 'text', 'serve') for name in _required(extra)}
   optional.add('torch')  # `from_torch` gets modules of whoever has it.
   assert _imported(*PACKAGES) - optional == _required()

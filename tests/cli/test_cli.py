@@ -193,7 +193,7 @@ def test_exit_codes(path, capsys, error, code, err):
       wrapper.command(config=path)(main)(['prog', '--debug'])
 
 
-def test_what_ctrl_c_leaves(path, capsys):
+def test_ctrl_c_says_what_is_kept(path, capsys):
   def main(config):
     raise KeyboardInterrupt(*([] if config.name == 'a' else ['nothing is left']))
 

@@ -165,7 +165,7 @@ def test_bad_input(run, name):
     assert word in result.err, result.err
 
 
-def test_what_is_missing_is_named(capsys, tmp_path):
+def test_missing_options_are_named(capsys, tmp_path):
   result = calls.call(evaluate.main, capsys, tmp_path / 'out', '--images=x', '--reference=y')
   calls.check_refused(result, ['inception is None', 'pt_inception-2015-12-05', 'cspd-convert'])
   result = calls.call(evaluate.main, capsys, tmp_path / 'out')
@@ -274,7 +274,8 @@ def test_references_of_several_sizes(run, place, monkeypatch):
   assert f"reference is '{place}/mixed'; what it holds besides is left out: 'notes" in result.err
 
 
-def test_what_was_computed_is_kept(run, place, tmp_path, monkeypatch):
+def test_computed_features_are_kept_when_a_later_image_is_damaged(
+    run, place, tmp_path, monkeypatch):
   """A damaged image is found after hours; the repeated command computes the rest only."""
   shutil.copytree(place / 'reference', tmp_path / 'reference')
   last = sorted((tmp_path / 'reference').iterdir())[-1]

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.compiled
 
 
 @pytest.mark.parametrize('graphs', programs.GRAPHS)
-def test_what_becomes_one_graph(graphs, monkeypatch, tmp_path):
+def test_rounds_or_loops_become_one_graph(graphs, monkeypatch, tmp_path):
   _, device = compilers.find('h200')
   monkeypatch.setattr(programs, 'on_cuda', lambda: True)
   model = families.describe('c2i_xl_256', layers=1)

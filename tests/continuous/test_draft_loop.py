@@ -7,7 +7,7 @@ import pytest
 from cspd_jax.continuous.chains import draft_loop
 
 
-def test_the_kernel_computes_what_the_loop_does():
+def test_the_kernel_computes_the_drafts_of_the_loop():
   assert draft_loop.difference(jax.devices()[0], interpret=True) < 1e-6
 
 

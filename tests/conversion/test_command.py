@@ -80,7 +80,7 @@ def _eagle(values):
         'assumed latents with the scale 0.2325 of KL-16 (--model=kl_16), the only supported one: '
         'with another autoencoder images have wrong colours']),
     ('llamagen_vq', VQ, None, {}, [])])
-def test_what_neither_file_nor_user_specifies_is_named(
+def test_assumed_settings_are_named(
     source, family, config, settings, options, lines):
   opened = convert.open_source(family, source(family, config, settings), options=options)
   assert list(opened.assumptions) == lines

@@ -128,7 +128,7 @@ class TestHub:
     assert command.main(arguments) == 2
     assert 'owner/beach, a folder without emu3.tiktoken' in capsys.readouterr().err
 
-  def test_what_cannot_be_downloaded_is_one_line(self, sources, downloads, capsys, monkeypatch):
+  def test_failed_downloads_end_with_one_line(self, sources, downloads, capsys, monkeypatch):
     arguments = ['convert', '--family=tiny', '--source=owner/sea', '--rows=2',
                  f'--output={sources}/sea']
     assert command.main(arguments) == 2

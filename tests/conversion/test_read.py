@@ -136,7 +136,7 @@ def test_files_that_stand_for_others(tmp_path, name, content, message):
       read.read(source)
 
 
-def test_what_is_neither_file_nor_folder_is_refused(tmp_path):
+def test_sources_that_are_neither_files_nor_folders_are_refused(tmp_path):
   os.mkfifo(tmp_path / 'x.pt')
   with pytest.raises(read.ReadError, match='neither a file nor a folder'):
     read.read(tmp_path / 'x.pt')

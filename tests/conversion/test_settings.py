@@ -124,7 +124,7 @@ def test_every_spelling_of_the_rotation_is_read(name, change):
   assert _read(name, change)['rope_base'] == 5e5
 
 
-def test_what_a_file_leaves_out_is_what_the_published_code_takes():
+def test_missing_settings_have_the_defaults_of_the_published_code():
   read = lambda family: rules.get(family).settings({'config.json': {'vocab_size': 9}})
   assert read('anole') == dict(vocab_size=9, rope_base=1e4, norm_eps=1e-5, swin_norm=False)
   assert read('emu3') == dict(vocab_size=9, rope_base=1e6, norm_eps=1e-5)
@@ -189,7 +189,7 @@ def test_what_a_file_leaves_out_is_what_the_published_code_takes():
     ('liquid', {'hidden_activation': 'gelu'}, "hidden_activation is 'gelu'"),
     ('liquid', {'use_bidirectional_attention': True}, 'use_bidirectional_attention is True'),
     ('liquid', {'query_pre_attn_scalar': 256}, 'no published model has the field')])
-def test_what_cannot_be_converted_is_named(name, change, message):
+def test_settings_that_cannot_be_converted_are_named(name, change, message):
   with pytest.raises(rules.ConversionError, match=message):
     _read(name, change)
 

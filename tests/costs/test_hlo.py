@@ -75,7 +75,7 @@ def test_iterations_of_a_loop_that_ends_by_values():
   assert flops == [2 * 2 * 64**3, 3.5 * 2 * 64**3]
 
 
-def test_what_kernels_move(result):
+def test_kernels_move_the_bytes_of_their_slices(result):
   product = _kernel(result, 'product')
   assert [(one.label.kind, one.read, one.written) for one in product.moved] == [
       ('constants', 128, 0), ('weights', 2048, 0), ('', 0, 256)]

@@ -27,7 +27,7 @@ def _condition(model, count):
 @pytest.mark.slow
 @pytest.mark.parametrize('text, tokens', [
     ('mc_sjd(window=8)', 2.6), ('seed_exact(window=6)', 6), ('sjd_pac(window=12)', 1)])
-def test_rounds_commit_what_they_are_told(model, text, tokens):
+def test_rounds_commit_the_given_number_of_tokens(model, text, tokens):
   decoder = timed_rounds.with_acceptance(model.decoder(text, guided=False), tokens)
   decoded = jax.jit(decoder)(model.params, _condition(model, 2), jax.random.key(1))
   lengths = np.arange(decoded.accepted.shape[1])

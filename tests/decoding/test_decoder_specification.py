@@ -123,7 +123,7 @@ def program(decoder, needs):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('spec', BUILT)
-def test_a_specification_builds_what_a_hand_does(spec):
+def test_a_specification_builds_the_decoder_of_its_functions(spec):
   decoder, needs = build(spec), specification.needs(spec)
   assert program(decoder, needs) == program(BUILT[spec](), needs)
   # The verifier says what is promised.

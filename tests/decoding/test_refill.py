@@ -50,15 +50,15 @@ def _picked(warp, numbers):
 def _refilled(program, count=COUNT, warp=WARP, params=MODEL.params, draft_params=DRAFT.params,
               conditions=LABELS):
   """All images in order; and the rounds of the loop."""
-  found = list(refill.run(
+  groups = list(refill.run(
       program, params, count,
       lambda numbers: (jax.tree.map(lambda leaf: leaf[numbers], conditions), KEYS[numbers],
                        _picked(warp, numbers)), draft_params))
-  numbers = np.concatenate([some.image for some in found])
+  numbers = np.concatenate([group.image for group in groups])
   assert sorted(numbers) == list(range(count))
   decoded = jax.tree.map(lambda *parts: np.concatenate(parts)[np.argsort(numbers)],
-                         *(some.decoded for some in found))
-  return decoded, sum(int(some.rounds) for some in found)
+                         *(group.decoded for group in groups))
+  return decoded, sum(int(group.rounds) for group in groups)
 
 
 def _batches(decoder, size, count=COUNT, warp=WARP, params=MODEL.params,
@@ -107,9 +107,9 @@ def _program(name, slots=SLOTS):
 
 @pytest.mark.parametrize('name', representative(NAMES, f'seed_exact({TREE})'))
 def test_images_of_batches(name):
-  found, rounds = _refilled(_program(name), draft_params=_draft_params(name))
+  decoded, rounds = _refilled(_program(name), draft_params=_draft_params(name))
   want, of_batches = _batches(_build(name), SLOTS, draft_params=_draft_params(name))
-  assert _differences(found, want) == [] and found.valid.all()
+  assert _differences(decoded, want) == [] and decoded.valid.all()
   # No slot is free while an image waits.
   assert rounds == _scheduled(want.rounds, SLOTS)
   if name.startswith('vanilla'):
@@ -123,9 +123,9 @@ def test_images_of_batches(name):
 def test_any_number_of_images_in_any_number_of_slots(count, slots):
   program = _program('mc_sjd', slots)
   assert program.refill.group == max(1, slots // 4)
-  found, rounds = _refilled(program, count, SAMPLED)
+  decoded, rounds = _refilled(program, count, SAMPLED)
   want, _ = _batches(_build('mc_sjd'), slots, count, SAMPLED)
-  assert _differences(found, want) == [] and rounds == _scheduled(want.rounds, slots)
+  assert _differences(decoded, want) == [] and rounds == _scheduled(want.rounds, slots)
 
 
 def test_one_program_serves_queues_of_any_length():
@@ -157,22 +157,22 @@ def _queue(warp):
 def test_the_loop_has_no_conditionals():
   one = refill.Refill(_build('mc_sjd'), SLOTS)
 
-  def found(warp):
+  def program(warp):
     queue = _queue(warp)
     slots = jax.eval_shape(one.idle, MODEL.params, queue)
     return list(_primitives(jax.make_jaxpr(one.advance)(MODEL.params, slots, queue).jaxpr))
 
-  assert 'cond' not in found(SAMPLED) and found(SAMPLED).count('while') == 3
-  assert 'cond' in found(SAMPLED._replace(top_k=np.int32(3)))  # That of the cuts would be seen.
+  assert 'cond' not in program(SAMPLED) and program(SAMPLED).count('while') == 3
+  assert 'cond' in program(SAMPLED._replace(top_k=np.int32(3)))  # That of the cuts would be seen.
 
 
 def test_an_invalid_image_spoils_no_other_one():
   program, labels = _program(f'seed_exact({TREE})'), np.where(NUMBERS == 4, 2, NUMBERS % 2)
   params = MODEL.params.at[2].set(np.nan)
-  found, _ = _refilled(program, params=params, conditions=labels)
-  np.testing.assert_array_equal(found.valid, NUMBERS != 4)
+  decoded, _ = _refilled(program, params=params, conditions=labels)
+  np.testing.assert_array_equal(decoded.valid, NUMBERS != 4)
   whole, _ = _refilled(program, conditions=labels)
-  np.testing.assert_array_equal(found.tokens[found.valid], whole.tokens[found.valid])
+  np.testing.assert_array_equal(decoded.tokens[decoded.valid], whole.tokens[decoded.valid])
 
 
 STATE = refill._replace_slot
@@ -186,7 +186,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize('mutant', representative(MUTANTS, 'cache'))
-def test_what_an_image_leaves_behind_would_be_seen(mutant, monkeypatch):
+def test_state_left_by_the_last_image_of_a_slot_is_detected(mutant, monkeypatch):
   def replaced(old, new, *args):
     state, warp = STATE(old, new, *args)
     if mutant == 'options':
@@ -195,8 +195,8 @@ def test_what_an_image_leaves_behind_would_be_seen(mutant, monkeypatch):
 
   want, _ = _batches(decoders.vanilla(MODEL.target), SLOTS)
   monkeypatch.setattr(refill, '_replace_slot', replaced)
-  found, _ = _refilled(refill.jitted(decoders.vanilla(MODEL.target), SLOTS))
-  assert _differences(found, want)
+  decoded, _ = _refilled(refill.jitted(decoders.vanilla(MODEL.target), SLOTS))
+  assert _differences(decoded, want)
 
 
 @pytest.mark.parametrize('leaf, message', [
@@ -246,9 +246,9 @@ def test_a_transformer(prefix_length):
     conditions = prefix.Prefixed(LABELS, first)
   arguments = dict(warp=WARP._replace(top_k=np.int32(4)), params=params, draft_params=None,
                    conditions=conditions)
-  found, rounds = _refilled(refill.jitted(decoder, SLOTS), **arguments)
+  decoded, rounds = _refilled(refill.jitted(decoder, SLOTS), **arguments)
   want, of_batches = _batches(decoder, SLOTS, **arguments)
-  assert _differences(found, want) == [] and rounds == _scheduled(want.rounds, SLOTS) < of_batches
+  assert _differences(decoded, want) == [] and rounds == _scheduled(want.rounds, SLOTS) < of_batches
 
 
 @pytest.mark.slow

@@ -146,7 +146,7 @@ def test_decoders(spec, dtype):
 
 
 @pytest.mark.parametrize('value', [2.0**127, 1e38, 3e38, np.inf, -1.0])
-def test_what_has_no_reciprocal(value):
+def test_temperatures_without_a_reciprocal_are_invalid(value):
   warp, labels = rows()
   run = decoder('vanilla')
   with pytest.raises(ValueError, match=r'temperature is .*; it must be from 0 \(greedy\) to 8.5e'):

@@ -178,7 +178,7 @@ def test_supported_features_are_tried():
 
 
 @pytest.mark.slow
-def test_what_does_not_work_is_refused():
+def test_features_that_a_family_lacks_are_refused():
   """By shipped models of the families that have no such feature in the table."""
   with pytest.raises(ValueError, match='has no cache'):
     cspd_jax.load('mar_demo', cache_dtype='int8')

@@ -31,7 +31,7 @@ _LLAMAGEN = [
 @pytest.mark.parametrize('program, words, message', [
     *((against_mar, *case) for case in _MAR), *((against_llamagen, *case) for case in _LLAMAGEN),
     *((against_nextstep, *case) for case in _NEXTSTEP)])
-def test_what_cannot_be_timed(capsys, tmp_path, program, words, message):
+def test_programs_that_cannot_be_timed_are_refused(capsys, tmp_path, program, words, message):
   result = calls.call(program.main, capsys, tmp_path / 'out', *(
       word.format(tmp=tmp_path) for word in words))
   calls.check_refused(result, [message])

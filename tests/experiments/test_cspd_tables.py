@@ -104,7 +104,7 @@ def _check_rows(rows):
 
 
 @pytest.mark.slow
-def test_what_is_compiled_is_kept_while_it_is_timed(models, monkeypatch):
+def test_programs_are_kept_while_they_are_timed(models, monkeypatch):
   """Memory maps of all programs are more than a process gets, so models keep few."""
   config = dataclasses.replace(
       cspd_cells.Config(), model=str(models / 'model'), repeats=1, lengths=(2,),

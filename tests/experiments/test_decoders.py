@@ -58,7 +58,7 @@ def test_images_in_the_same_shapes_do_not_differ(folder, capsys, tmp_path):
   assert len(report['prompts']) == 4 and 'vanilla(window=3)' in result.out
 
 
-def test_what_differs_is_counted(monkeypatch):
+def test_rounding_counts_the_images_and_tokens_that_differ(monkeypatch):
   tokens = {'seed_exact': np.zeros((4, 5), int), 'vanilla': np.zeros((4, 5), int),
             'vanilla(window=9)': np.zeros((4, 5), int)}
   tokens['vanilla'][1, 2:] = tokens['vanilla(window=9)'][:2, 4] = 1

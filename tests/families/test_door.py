@@ -185,7 +185,7 @@ def test_bytes_are_rounded_to_the_nearest_level():
 
 
 @pytest.mark.parametrize('place', [None, 5, 1.5, b'demo', ['demo'], object()])
-def test_what_is_no_path_is_no_model(place):
+def test_values_that_are_no_paths_are_refused(place):
   for load in (cspd_jax.load, store.load, store.describe, families.describe):
     with pytest.raises(ValueError, match='(model|path_or_name) is .*; it must be a path'):
       load(place)

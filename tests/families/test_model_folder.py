@@ -105,7 +105,7 @@ def test_damaged_descriptions_are_named(folder, tmp_path, change, message):
     cspd_jax.load(copy)
 
 
-def test_what_is_no_model_is_named(tmp_path):
+def test_files_that_are_no_models_are_named(tmp_path):
   for path in (tmp_path, tmp_path / 'missing'):
     with pytest.raises(ValueError, match='shipped models .*demo, mar_demo, '):
       cspd_jax.load(path)
@@ -139,7 +139,7 @@ def test_defaults_that_are_not_used_are_refused(tmp_path, model, name, message):
     families.save(tmp_path, content['family'], {}, {name: 0.0})
 
 
-def test_what_a_user_writes_into_the_file_is_kept(folder, tmp_path):
+def test_entries_of_users_in_the_file_are_kept(folder, tmp_path):
   networks = {role: str(folder / role) for role in ('target', 'tokenizer')}
   families.save(tmp_path, 'tiny', networks)
   content = json.loads((tmp_path / 'model.json').read_text())

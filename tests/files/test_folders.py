@@ -44,7 +44,7 @@ def test_a_folder_takes_the_place_of_nothing_an_empty_one_and_an_older_one(tmp_p
 
 
 @pytest.mark.parametrize('stranger', ['mine', 'inner/mine', 'empty/', 'link'])
-def test_what_others_put_there_is_named_and_stays(tmp_path, stranger):
+def test_files_of_others_are_named_and_stay(tmp_path, stranger):
   path = tmp_path / 'x'
   write(path, 'old')
   other = path / stranger

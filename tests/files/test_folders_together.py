@@ -90,7 +90,7 @@ def test_a_failure_leaves_nothing(tmp_path, where):
 
 @pytest.mark.parametrize('link', [
     '.all.json.unfinished', '.a.unfinished', '.a.unfinished/complete', 'a'])
-def test_what_a_stopped_process_left_follows_no_links(tmp_path, link):
+def test_cleaning_up_after_a_stopped_process_follows_no_links(tmp_path, link):
   other, folder = tmp_path / 'other', tmp_path / 'm'
   (folder / '.a.unfinished' / 'complete').mkdir(parents=True)
   (folder / '.a.unfinished' / 'state.json').write_text('null')

@@ -168,7 +168,7 @@ def test_folder_that_cannot_be_written(tmp_path):
     ({'a': [1.0, float('inf')]}, r'report.a\[1\] is inf'),
     ({'a': {'b': np.array([np.nan])}}, r'report.a.b\[0\] is nan'),
     ({'a': object()}, 'report.a is a object')])
-def test_what_json_cannot_hold(content, words):
+def test_values_that_json_cannot_hold_are_refused(content, words):
   with pytest.raises(ValueError, match=words):
     atomic.plain(content, 'report')
 
@@ -236,7 +236,7 @@ def test_links_in_a_folder_of_a_stranger_lead_nowhere(tmp_path, link):
 
 
 @pytest.mark.parametrize('kind', ['folder', 'pipe'])
-def test_what_is_no_file_is_not_moved(tmp_path, kind):
+def test_listed_paths_that_are_no_files_are_not_moved(tmp_path, kind):
   path = tmp_path / 'x' / 'unfinished_report' / 'a.png'
   path.parent.mkdir(parents=True)
   path.mkdir() if kind == 'folder' else os.mkfifo(path)

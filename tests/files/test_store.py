@@ -40,7 +40,7 @@ def _assert_same(result, expected):
   jax.tree.map(np.testing.assert_array_equal, result, expected)
 
 
-def test_what_is_saved_comes_back(folder, params):
+def test_saved_networks_load_unchanged(folder, params):
   loaded = store.load(folder)
   assert (loaded.kind, loaded.config, loaded.metadata) == ('llamagen', CONFIG, {'steps': 5})
   assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(loaded.params))
@@ -302,7 +302,7 @@ def test_shipped_models_are_found_by_name(tmp_path, params, monkeypatch):
     store.load('small/targ')
 
 
-def test_what_cannot_be_saved_is_explained(tmp_path, params):
+def test_networks_that_cannot_be_saved_are_refused_with_the_reason(tmp_path, params):
   for arguments, message in [
       (('gpt', CONFIG), "kind is 'gpt'"), (('vq', CONFIG), 'config is a LlamaGenConfig')]:
     with pytest.raises(store.CheckpointError, match=message):

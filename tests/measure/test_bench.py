@@ -98,7 +98,7 @@ def test_a_run_goes_past_the_prompts(model):
   assert np.any(np.asarray(one[0].tokens[0] != one[0].tokens[2]))
 
 
-def test_what_cannot_run_is_named(model):
+def test_decoders_that_cannot_run_are_named(model):
   bench = Bench(model, ['sea', 'sky'])
   able, left_out = measurements.able(bench, ['vanilla', 'jacobi+block', 'medusa', 'vanilla'])
   assert able == ['vanilla']

@@ -70,7 +70,7 @@ def test_longer_rounds_are_left_out_once_they_are_slower_for_every_number_of_ima
   assert tuning.ranked(result.seconds, 8)[:2] == ['a4', 'a8']
 
 
-def test_what_is_near_the_best_is_looked_at_more_closely():
+def test_decoders_near_the_best_are_searched_further():
   costs = {'a4': {1: 2.0}, 'a8': {1: 1.0}, 'b4': {1: 1.2}, 'c4': {1: 5.0}, 'a8!': {1: 0.9},
            'b4!': {1: 2.0}, 'c4!': {1: 0.1}}
   result, asked = _search([['a4', 'a8'], ['b4'], ['c4']], costs, lambda text: [f'{text}!'])

@@ -27,23 +27,23 @@ def scored(count, seed=0, by_class=False, width=WIDTH):
       count, values, image_scores.gaussian(values.pool), image_scores.gaussian(values.spatial))
 
 
-def found(samples, reference=None, evaluator='adm'):
+def warnings(samples, reference=None, evaluator='adm'):
   return evaluation.warnings(samples, scored(400, 1) if reference is None else reference, evaluator)
 
 
 @pytest.mark.parametrize('evaluator', inception.EVALUATORS)
 def test_scores_as_people_publish_them(evaluator):
-  assert not found(scored(400), evaluator=evaluator)
+  assert not warnings(scored(400), evaluator=evaluator)
 
 
 def test_images_by_class():
   in_turn, by_class = (image_scores.inception_score(
       scored(400, by_class=order).features.logits, 100) for order in (False, True))
   assert in_turn > 3 * by_class
-  (warning,) = found(scored(400, by_class=True))
+  (warning,) = warnings(scored(400, by_class=True))
   assert f'IS is {by_class:.2f}' in warning and 'in random order, or the classes in turn' in warning
-  assert not found(scored(100, by_class=True))  # One split.
-  assert not found(scored(400, by_class=True), evaluator='torch_fidelity')  # It shuffles.
+  assert not warnings(scored(100, by_class=True))  # One split.
+  assert not warnings(scored(400, by_class=True), evaluator='torch_fidelity')  # It shuffles.
 
 
 @pytest.mark.parametrize('count,evaluator,message', [
@@ -51,18 +51,18 @@ def test_images_by_class():
     (12, 'adm', 'splits of 12 images, which score at most 12, and the network has 20 classes'),
     (101, 'torch_fidelity', 'splits of 10 images, which score at most 10')])
 def test_splits(count, evaluator, message):
-  (warning,) = found(scored(count), evaluator=evaluator)
+  (warning,) = warnings(scored(count), evaluator=evaluator)
   assert re.search(message, warning), warning
 
 
 def test_fewer_images_than_features():
   few = scored(400, width=500)
-  (warning,) = found(few, scored(600, 1, width=500))
+  (warning,) = warnings(few, scored(600, 1, width=500))
   assert warning.startswith('images has 400 images, fewer than features (500 of the FID)')
   assert 'at least 500' in warning
-  (warning,) = found(scored(600, 1, width=500), few, 'pytorch_fid')
+  (warning,) = warnings(scored(600, 1, width=500), few, 'pytorch_fid')
   assert warning.startswith('reference has 400 images')
-  (warning,) = found(few, scored(600, 1, width=500)._replace(features=None))  # Statistics.
+  (warning,) = warnings(few, scored(600, 1, width=500)._replace(features=None))  # Statistics.
   assert warning.startswith('images has 400 images')
 
 
@@ -72,7 +72,7 @@ def test_equal_sets_have_no_distance():
   order = np.random.default_rng(0).permutation(60)
   same = Features(*(leaf[order] * np.float32(1 + 1e-6) for leaf in samples.features))
   reference = evaluation.Scored(60, same, *map(image_scores.gaussian, same[:2]))
-  (warning,) = found(samples, reference)
+  (warning,) = warnings(samples, reference)
   assert 'same images' in warning and 'give other images' in warning
   assert list(evaluation.scores(samples, reference, 'adm')) == ['IS (ADM, 60)']
   for other in (scored(60, 1), scored(100_000, 1)):

@@ -52,7 +52,7 @@ def test_ratio_has_the_spread_that_it_says():
   assert np.mean([value.standard_error for value in result]) == pytest.approx(spread, rel=0.15)
 
 
-def test_what_is_not_known_is_none():
+def test_unknown_measurements_are_none():
   assert base.entries({'a': base.Value(1.0, 0.5), 'b': base.UNKNOWN}) == {
       'a': 1.0, 'a_error': 0.5, 'b': None, 'b_error': None}
   assert math.isnan(base.mean(np.array([4.0])).standard_error)

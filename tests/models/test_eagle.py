@@ -227,7 +227,7 @@ def test_a_new_drafter_holds_no_table_unless_it_is_its_own(family):
   assert own.keys() == {'fc', 'layer', 'token_embedding'}
 
 
-def test_what_is_attached_is_the_targets_and_not_copied():
+def test_attached_ends_are_those_of_the_target_without_copies():
   target = _target()
   target['transformer']['layers_0'], target['labels'] = {}, jnp.ones(3)
   tables = target['transformer']

@@ -12,7 +12,7 @@ _CONFIG = mar.MARConfig(height=2, width=2, dim=8, num_layers=1, num_heads=2, hea
 
 
 @pytest.mark.slow
-def test_the_kernels_compute_what_the_head_does():
+def test_the_kernels_compute_the_outputs_of_the_head():
   # With states in two tiles, the second of them not full, and inputs in two chunks; matrices in
   # float32 and bfloat16.
   assert fused_head.difference(jax.devices()[0], interpret=True) < 1e-5

@@ -117,7 +117,7 @@ def _check(name, make, read, count, folder):
 
 @pytest.mark.parametrize('count', [150, pytest.param(5000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize('name', CHECKED)
-def test_what_has_checksums_is_read_right_or_not_at_all(tmp_path, name, count):
+def test_damaged_files_with_checksums_are_read_right_or_refused(tmp_path, name, count):
   meant, result, messages = _check(name, *CHECKED[name], count, tmp_path)
   for one in result:
     jax.tree.map(np.testing.assert_array_equal, meant, {key: one[key] for key in meant})
@@ -197,7 +197,7 @@ def test_descriptions_with_values_of_another_type(tmp_path, change):
     lambda path: image_sets.opened('images', str(path)),
     lambda path: next(npz.batches(path, REMEDY, 'arr_0', 2))])
 @pytest.mark.parametrize('kind', ['pipe', 'folder', 'nothing', 'long', 'device', 'nobody', 'loop'])
-def test_what_is_no_file_is_not_waited_for(tmp_path, read, kind):
+def test_paths_that_are_no_files_are_refused_at_once(tmp_path, read, kind):
   path = tmp_path / 'x'
   if kind == 'pipe':
     os.mkfifo(path)

@@ -59,7 +59,7 @@ def test_all_configs_are_tried():
   assert kinds == CONFIGS.keys()
 
 
-def test_what_json_gives_back():
+def test_lists_in_configs_become_tuples():
   config = vq.VQConfig(ch=np.int64(32), ch_mult=[1, 2])
   assert config.ch_mult == (1, 2) and hash(config)
 

@@ -71,7 +71,7 @@ def test_no_model_is_exported_through_a_link(tmp_path):
 
 
 @pytest.mark.parametrize('link', ['', 'old', 'complete', 'new', 'new/00000.part'])
-def test_what_a_stopped_save_leaves_has_no_links(tmp_path, link):
+def test_links_in_the_workspace_of_a_stopped_save_are_refused(tmp_path, link):
   """Through them, checkpoints and folders of others would be removed."""
   save(tmp_path / 'mine', 1)
   work = tmp_path / 'x' / '.m.unfinished'

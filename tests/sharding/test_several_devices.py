@@ -94,7 +94,7 @@ def test_make_mesh():
     sharding.make_mesh(0)
 
 
-def test_what_cannot_be_divided_is_named():
+def test_parameters_that_cannot_be_divided_are_named():
   devices = jax.sharding.AbstractMesh((1, 3), ('data', 'model'))
   shapes = {'layers': {'query': jax.ShapeDtypeStruct((8, 4, 2), jnp.float32)}}
   with pytest.raises(

@@ -117,7 +117,7 @@ def test_tokens_are_those_of_transformers():
   assert sum(result, []) == recorded['ids'].tolist()
 
 
-def test_what_files_cut_and_pad_by_themselves_is_not_done():
+def test_truncation_and_padding_of_tokenizer_files_are_ignored():
   content = json.loads(_file().tobytes())
   content |= {
       'truncation': dict(direction='Right', max_length=3, strategy='LongestFirst', stride=0),

@@ -67,7 +67,7 @@ def _step(config, train, params):
 
 @pytest.mark.parametrize('conditioning', TARGETS)
 @pytest.mark.slow
-def test_what_is_learnt_is_the_feature_of_the_next_token(conditioning, monkeypatch):
+def test_features_of_the_next_token_have_the_lowest_loss(conditioning, monkeypatch):
   """The features of every token, one by one from the decoding target, are a perfect drafter."""
   config, (tokens, condition) = TARGETS[conditioning], _batch(2)
   if conditioning == 'text':

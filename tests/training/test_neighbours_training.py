@@ -24,7 +24,7 @@ def _images(count, seed):
 
 
 @pytest.mark.slow
-def test_it_learns_what_neighbours_say():
+def test_it_learns_dependence_on_neighbours():
   _, losses = neighbours.fit(CONFIG, TRAIN, _images(256, 0), _images(32, 1))
   # A quarter of the tokens are one of six, the others one of two.
   least = 0.25 * np.log(6) + 0.75 * np.log(2)
