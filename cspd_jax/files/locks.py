@@ -104,9 +104,10 @@ def share(folder: pathlib.Path, prepare: Callable[[], None], is_ready: Callable[
 
   Args:
     folder: the folder; it is created if it does not exist.
-    prepare: called before the folder is shared, by one process at a time. The first process of
-      several must leave what the others need.
-    is_ready: whether it is there; the process that prepared the folder may have been killed.
+    prepare: writes what all processes need. Each of them calls it before it shares the folder, one
+      at a time.
+    is_ready: returns whether the folder has these files; a process that wrote them may have been
+      killed.
 
   Raises:
     ValueError: if a process that does not share it holds it for longer than a few seconds, or the

@@ -181,9 +181,10 @@ class Report:
     return (self._new / name).exists()
 
   def is_last(self, names: Sequence[str]) -> bool:
-    """Whether all files `names` of a shared report exist and no other process shares it any more.
+    """Ends the sharing of a report, and returns whether this process is the one to complete it.
 
-    Afterwards this process shares it no more either, but holds it alone if True.
+    It is if all files `names` exist and no other process shares the report. The report then belongs
+    to this process alone.
     """
     self._hold = None
     try:

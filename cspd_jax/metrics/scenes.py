@@ -332,7 +332,7 @@ def captions(model: Model, prompts: Sequence[Any]) -> list[str]:
 
 
 def of_sample(sample: Sample, model: Model) -> dict[str, Value]:
-  """Returns the scores of `metrics.scenes.asked` of a sample with captions, by name."""
+  """Returns the scores of `asked` of a sample with captions, by name."""
   assert sample.captions is not None
   return asked(_marks_of_sample(sample, model), sample.captions)
 
@@ -344,7 +344,7 @@ def of_each(sample: Sample, model: Model) -> np.ndarray:
 
 
 def _marks_of_sample(sample: Sample, model: Model) -> dict[str, np.ndarray]:
-  """The marks of a sample by kind, see `metrics.scenes.score`; computed once."""
+  """The marks of a sample by kind, as `score` returns them; computed once."""
   assert sample.captions is not None
   captions = sample.captions
   return sample.once('asked', lambda: score(to_bytes(sample.images(model)), captions))
@@ -352,7 +352,7 @@ def _marks_of_sample(sample: Sample, model: Model) -> dict[str, np.ndarray]:
 
 def scores(images: Sequence[layouts.Generated], batch_size: int,
            progress: Callable[[int, int], None]) -> dict[str, Value]:
-  """Returns the scores of `metrics.scenes.asked` by name.
+  """Returns the scores of `asked` by name.
 
   Args:
     images: the images and their captions; images of a caption are samples of a prompt.
