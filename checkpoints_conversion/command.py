@@ -69,8 +69,6 @@ class Config:
     sampling: official sampling options to store as the model's defaults: pictures, or fid where
       they were published. None is pictures.
     sizes: options of the families.
-    target: folder of the converted target of an EAGLE drafter: prints which of its tables the
-      drafter's own token embedding equals.
     key: part of a .pt file that holds the weights, such as ema. None is
     dtype: dtype to store; of a published folder, for the target alone. None stores the published
       one.
@@ -84,7 +82,6 @@ class Config:
   role: str | None = None
   sampling: str | None = None
   sizes: object = dataclasses.field(default_factory=_sizes)
-  target: str | None = None
   key: str | None = dataclasses.field(default=None, metadata={'more': _parts})
   dtype: Literal['float32', 'bfloat16'] | None = None
   allow_nonfinite: bool = False
@@ -101,9 +98,6 @@ def main(config: Config) -> None:
   source, output = str(config.source), str(config.output)
   paths.find('source', source)
   family = rules.get(str(config.family))
-  if config.target and family.compare is None:
-    raise ValueError(f'--target is for drafters; --family is {family.name!r}.')
-  target = store.load(config.target, name='target') if config.target else None
   sources = folder.find_model(family.name, source, config.model) if config.role is None else {}
   requested = folder.Part(
       family.name, source, config.role, config.sampling, config.dtype,
@@ -117,8 +111,6 @@ def main(config: Config) -> None:
       progress=lambda name: progress.bar(f'converting {name}', 'part'))
   for path, sizes in converted:
     print(f'{path}: {sizes}')
-  if target and family.compare:
-    print('\n'.join(family.compare(store.load(converted[-1][0]).params, target.params)))
   if family.model is not None:
     print('\n'.join(_next_steps(output)))
 

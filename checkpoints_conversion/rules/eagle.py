@@ -5,15 +5,11 @@ import functools
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import numpy as np
-
 from checkpoints_conversion.rules import base, family, settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from checkpoints_conversion.rules.settings import Free, Must, Size
 from cspd_jax.models import early_fusion
 from cspd_jax.models.eagle import EagleConfig
-
-Params = Any
 
 # Published targets with one vocabulary of text and images, by the form of the drafter.
 _EARLY_FUSION = {'anole': 'anole_7b', 'lumina_mgpt': 'lumina_mgpt_7b_768'}
@@ -184,50 +180,6 @@ def _assumed(form: str, config: EagleConfig, specified: Collection[str]) -> list
   return lines
 
 
-def compare_embedding(params: Params, target_params: Params) -> dict[str, float]:
-  """Compares a drafter's own token embedding with the tables of its target.
-
-  The published LlamaGen drafters may store the output matrix as token embedding.
-
-  Args:
-    params: parameters of a converted drafter with its own token embedding.
-    target_params: parameters of the converted target.
-
-  Returns:
-    For 'token_embedding' and 'output', the largest difference from that table of the target in
-    units of its largest number. 0 means equal; rounding to bfloat16 is below 0.004.
-
-  Raises:
-    ConversionError: if the sizes differ.
-  """
-  embedding = np.asarray(params['token_embedding'], np.float32)
-  tables, differences = target_params['transformer'], {}
-  for name in ('token_embedding', 'output'):
-    if name not in tables:
-      continue  # The target has another embedding or output head.
-    table = np.asarray(tables[name], np.float32)
-    table = table.T if name == 'output' else table
-    if name == 'output' and table.shape[1:] == embedding.shape[1:] and len(table) < len(embedding):
-      continue  # The target predicts image tokens only.
-    if table.shape != embedding.shape:
-      raise family.ConversionError(
-          f"The drafter's token embedding is {embedding.shape}, but the target's {name} is for "
-          f'{table.shape}; this drafter belongs to another target.')
-    differences[name] = float(np.abs(embedding - table).max() / np.abs(table).max())
-  return differences
-
-
-def describe_embedding(params: Params, target_params: Params) -> list[str]:
-  """Reports for each table of the target whether it equals the drafter's token embedding.
-
-  Arguments and errors are those of `compare_embedding`.
-  """
-  return [
-      f"token embedding {'equals' if difference < 0.004 else 'is not'} the target's {name} "
-      f'(largest difference {difference:.2g} of the largest number)'
-      for name, difference in compare_embedding(params, target_params).items()]
-
-
 def _title(form: str) -> str:
   return f'an EAGLE drafter for {form}'
 
@@ -243,7 +195,7 @@ def _family(form: str, options: dict[str, str], num_norm_shards: int | None = No
       rules=functools.partial(rules, form=form, num_norm_shards=num_norm_shards),
       infer=functools.partial(infer, form), presets=_presets(form),
       options=family.IMAGE_SIZE | options, settings=functools.partial(read_settings, form),
-      assumed=functools.partial(_assumed, form), model=model, compare=describe_embedding)
+      assumed=functools.partial(_assumed, form), model=model)
 
 
 LLAMAGEN = _family('llamagen', family.NUM_HEADS, model='llamagen')

@@ -95,8 +95,6 @@ class FileFamily(NamedTuple):
       network is among them; '' for networks that always are, or never.
     others: `config ->` file families of further networks without which a target cannot turn prompts
       into images, in addition to those in `layout`.
-    compare: `(params, target_params) ->` lines on how a drafter fits its target; None for other
-      networks.
     licence: of the weights, as their publishers state it; '' where it is that of the target, or not
       stated.
     passes: forward passes per image that others published.
@@ -123,7 +121,6 @@ class FileFamily(NamedTuple):
   layout: Callable[[str | None], Mapping[str, tuple[str, ...]]] = lambda model: {}
   inside: str = ''
   others: Callable[[Any], Sequence[str]] = lambda config: ()
-  compare: Callable[[Any, Any], list[str]] | None = None
   licence: str = ''
   passes: tuple[Passes, ...] = ()
 

@@ -7,10 +7,7 @@ LANTERN publishes, taken from the modules at their real sizes.
 import gzip
 import json
 import math
-import os
 import pathlib
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -20,7 +17,7 @@ import safetensors.numpy
 from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import base, eagle as eagle_rules, family as family_lib
 from cspd_jax.files import store
-from cspd_jax.models import eagle, llamagen, transformer
+from cspd_jax.models import eagle, transformer
 
 _MANIFESTS = sorted(
     (pathlib.Path(__file__).parent.parent / 'data' / 'manifests').glob('eagle_*.json.gz'))
@@ -135,41 +132,3 @@ def test_inputs_that_do_not_fit_are_explained(form, options, message):
     family_lib.infer(rules.FAMILIES[f'eagle_{form}'], shapes, options)
   with pytest.raises(rules.ConversionError, match='is not an EAGLE drafter'):
     eagle_rules.infer(form, {'layers.0.weight': (1,)}, options)
-
-
-@pytest.mark.parametrize('source', ['token_embedding', 'output'])
-def test_the_table_a_drafter_carries_is_named(source):
-  target = llamagen.init(llamagen.LlamaGenConfig(
-      height=2, width=2, dim=16, num_layers=1, num_heads=2, vocab_size=12), jax.random.key(0))
-  tables = {**target['transformer'], 'output': jax.random.normal(jax.random.key(1), (16, 12))}
-  params = convert.convert(
-      rules.FAMILIES['eagle_llamagen'], CONFIGS['llamagen'], _published('llamagen'))
-  table = np.asarray(tables[source]) if source == 'token_embedding' else tables[source].T
-  params['token_embedding'] = jax.numpy.asarray(table, 'bfloat16')
-  result = eagle_rules.compare_embedding(params, {'transformer': tables})
-  other = {'token_embedding': 'output', 'output': 'token_embedding'}[source]
-  assert result[source] < 0.004 < 0.3 < result[other]
-  with pytest.raises(rules.ConversionError, match=r'\(12, 16\), .* is for \(12, 32\)'):
-    eagle_rules.compare_embedding(params, {'transformer': {
-        'token_embedding': np.zeros((12, 32)), 'output': np.zeros((32, 12))}})
-
-
-def test_command_line_says_which_table_it_is(tmp_path):
-  config = llamagen.LlamaGenConfig(
-      height=2, width=2, dim=16, num_layers=1, num_heads=2, vocab_size=12)
-  params = llamagen.init(config, jax.random.key(0))
-  params['transformer']['output'] = jax.random.normal(jax.random.key(1), (16, 12))
-  store.save(tmp_path / 'target', 'llamagen', config, params)
-  tensors = _published('llamagen')
-  tensors['embed_tokens.weight'] = np.ascontiguousarray(params['transformer']['output'].T)
-  safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')
-  done = subprocess.run(
-      [sys.executable, '-m', 'checkpoints_conversion.command', '--family=eagle_llamagen',
-       '--image_size=32', '--num_heads=2', f'--source={tmp_path}/model.safetensors',
-       f'--output={tmp_path}/out', f'--target={tmp_path}/target'],
-      cwd=_ROOT, capture_output=True, text=True, env={**os.environ, 'JAX_PLATFORMS': 'cpu'},
-      check=False)
-  assert done.returncode == 0, done.stderr
-  first, second = (line for line in done.stdout.splitlines() if line.startswith('token embedding'))
-  assert "is not the target's token_embedding" in first
-  assert "equals the target's output (largest difference 0 of" in second

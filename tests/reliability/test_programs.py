@@ -316,7 +316,7 @@ FLAGS = {
         ('--source={tmp}/pipe', 'neither a file nor'), ('--source={tmp}/{long}', 'be a path'),
         ('--source=~nobody_here/x', 'cannot be a path'), ('--dtype=int4', 'one of float32'),
         ('--source={tmp}/none.safetensors', 'there is no such file'), ('--family=gpt', 'gpt'),
-        ('--target={tmp}/pipe', '--target is for drafters'), ('--model=c9_xl', 'published'),
+        ('--model=c9_xl', 'published'),
         ('--source={tmp}/text.safetensors', 'not a complete safetensors file'),
         ('--source={tmp}/empty.safetensors', 'not a complete safetensors file'),
         ('--source={tmp}/model', 'a folder without'),
