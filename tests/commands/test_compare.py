@@ -18,6 +18,7 @@ from cspd_jax.measure import timing
 from cspd_jax.plots import grid
 from tests.experiments import calls, models as models_lib
 from tests.families import tiny
+from tests.marks import representative
 
 # What is wrong with the input: arguments, and words that the message must hold.
 _BAD = {
@@ -103,7 +104,8 @@ def run(models, capsys, tmp_path):
   return run
 
 
-@pytest.mark.parametrize('name', _BAD)
+@pytest.mark.parametrize('name', representative(
+    _BAD, 'unknown flag', 'unknown decoder', 'no scenes', 'several groups', 'prompt and prompts'))
 def test_bad_input(run, name):
   words, message = _BAD[name]
   calls.check_refused(run(*words), message)

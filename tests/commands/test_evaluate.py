@@ -15,6 +15,7 @@ from cspd_jax.metrics import clip, evaluation, image_scores, inception, scenes
 from cspd_jax.models import clip as clip_network, inception as network_lib
 from cspd_jax.text import bpe
 from tests.experiments import calls
+from tests.marks import representative
 from tests.metrics import clip_files
 
 CONFIG = inception.InceptionConfig(unit=1, num_classes=6)
@@ -155,7 +156,8 @@ _BAD = {
     'batch of 0': (['--batch_size=0'], ['batch_size is 0'])}
 
 
-@pytest.mark.parametrize('name', _BAD)
+@pytest.mark.parametrize('name', representative(
+    _BAD, 'another network', 'cut', 'several sizes', 'deep pictures', 'few'))
 def test_bad_input(run, name):
   words, message = _BAD[name]
   result = run(*words)

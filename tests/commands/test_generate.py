@@ -92,7 +92,8 @@ def test_images_of_a_file_of_prompts(run, folder):
 
 @pytest.mark.parametrize('words, programs', [
     ([], ['mc_sjd(window=3)', 'the image tokenizer']),
-    (['--batch_size=2'], ['mc_sjd(window=3)', 'the image tokenizer']),
+    pytest.param(['--batch_size=2'], ['mc_sjd(window=3)', 'the image tokenizer'],
+                 marks=pytest.mark.slow),
     (['--stream={tmp}/now.png'],
      ['the prefill of mc_sjd(window=3)', 'mc_sjd(window=3)', 'the image tokenizer'])])
 def test_compilations_are_counted(run, words, programs):

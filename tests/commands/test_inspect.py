@@ -32,6 +32,7 @@ def test_sizes_of_the_shipped_model(capsys, tmp_path):
       target['gigabytes'] + report['cache_gigabytes'] - per_token * 128)
 
 
+@pytest.mark.slow
 def test_networks_that_a_folder_lacks_are_left_out(capsys, tmp_path):
   models.llamagens(tmp_path / 'models')
   result = calls.call(inspect.main, capsys, tmp_path / 'out', '--window=1',

@@ -13,6 +13,7 @@ from cspd_jax.files import run_folder, store
 from cspd_jax.metrics import inception
 from tests.experiments import calls
 from tests.families import tiny
+from tests.marks import representative
 
 
 @pytest.fixture(scope='module')
@@ -38,14 +39,15 @@ def _contents(folder):
   return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-@pytest.mark.parametrize('is_named', [True, False])
+@pytest.mark.parametrize('is_named', representative([True, False], True))
 @pytest.mark.parametrize('main, words', [
     (evaluate.main, ['--images={folder}/images/images.npz', '--reference={folder}/images',
                      '--inception={folder}/inception']),
     (compare.main, ['--model={folder}/beach', '--decoder=vanilla', '--prompt=sea']),
-    (tune.main, ['--model={folder}/beach', '--dry_run']),
     (inspect.main, ['--model=demo']),
-    (train.main, ['--model=demo', '--workdir={folder}/images'])])
+    pytest.param(tune.main, ['--model={folder}/beach', '--dry_run'], marks=pytest.mark.slow),
+    pytest.param(train.main, ['--model=demo', '--workdir={folder}/images'],
+                 marks=pytest.mark.slow)])
 def test_images_are_not_removed(folder, capsys, main, words, is_named):
   images = folder / 'images'
   if not is_named:  # As programs of the lab do.

@@ -114,6 +114,7 @@ def fit(models, tmp_path, capsys, monkeypatch):
   return fit
 
 
+@pytest.mark.slow
 def test_only_a_better_corrector_is_stored(fit):
   """One that had learned 64 images by heart was stored, and recommended."""
   folder, asked, code, out, err = fit(passes=(3.28, 2.9, 2.88))

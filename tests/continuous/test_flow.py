@@ -18,6 +18,7 @@ from cspd_jax.continuous import (
   speculative_head,
 )
 from cspd_jax.continuous.span import TokenBatch
+from tests.marks import representative
 
 NUM = 40_000
 _A = np.array([[-0.9, 0.3], [0.1, -0.6]])
@@ -81,7 +82,7 @@ def test_the_sampler_has_the_moments_of_the_kernels(name, last_noise):
   _check(np.asarray(tokens, np.float64), *_moments(schedule, last_noise, 0.9))
 
 
-@pytest.mark.parametrize('name', SCHEDULES)
+@pytest.mark.parametrize('name', representative(SCHEDULES, '1.1'))
 def test_speculation_keeps_the_distribution(name):
   schedule = SCHEDULES[name]
   sampler = speculative_head.speculative(_target(schedule), schedule, kernels_per_call=4)

@@ -69,6 +69,7 @@ def test_the_power_is_the_stated_one():
   assert distance(exact) > LIMIT
 
 
+@pytest.mark.slow
 def test_the_distribution_is_that_of_the_target():
   generated = run()
   assert distance(generated.tokens) < LIMIT

@@ -90,7 +90,6 @@ def at_all_decades(name, decoder=None, alone=False):
 @pytest.mark.parametrize('name,decoder,alone', representative(
     [(name, decoder, alone) for name in WITHOUT_NOISE for decoder in BUILD
      for alone in (False, True) if (name, decoder) != ('causal', 'exact_path')],
-    ('masked', 'exact_head', False), ('masked', 'exact_path', False),
     ('causal', 'windows', False)))
 def test_all_temperatures(name, decoder, alone):
   """Without noise all exact decoders have the tokens of `mar`, and with little noise close ones."""

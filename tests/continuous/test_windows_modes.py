@@ -93,6 +93,7 @@ def test_other_decoders_under_modes(name, decoder, mode):
   assert equal_rows(decoded, expected) >= SAME and decoded.tokens.dtype == np.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', representative(MODELS, 'causal'))
 def test_rounds_in_pieces_and_a_program_of_the_user(name):
   """A decode round by round, and inside a larger compiled function."""

@@ -175,6 +175,7 @@ def test_command_line_converts_pytorch_files_without_torch(tmp_path):
   assert store.load(tmp_path / 'out/target').params['label_embedding'].dtype == 'bfloat16'
 
 
+@pytest.mark.slow
 def test_command_line_answers_bad_input_with_one_message_and_code_2(tmp_path):
   (tmp_path / 'model.pt').write_bytes(b'PK')
   common = ['--family=llamagen', f'--output={tmp_path}/out', f'--source={tmp_path}/model.pt']

@@ -12,6 +12,7 @@ import pytest
 from checkpoints_conversion import convert, rules
 from tests.conversion import published_settings as published
 from tests.families import janus_files, language_model_files, published_files as files
+from tests.marks import representative
 
 # Family, config, settings, options.
 _GRID = dict(height=2, width=3)
@@ -75,7 +76,7 @@ def _layers(name, kind):
   return {f'{block}{letter}_norm.{part}': rows for letter in 'qk' for part in parts}
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', representative(CASES, 'emu3', 'llamagen'))
 def test_layers_that_the_family_does_not_have_are_unexpected(name):
   whole = _shapes(name)
   assert _open(name, whole).dim == CASES[name][0].dim

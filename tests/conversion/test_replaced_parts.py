@@ -86,7 +86,8 @@ def test_a_target_that_was_removed_can_be_replaced(tmp_path):
   assert cspd_jax.load(tmp_path / 'model').config == LLAMAGEN
 
 
-@pytest.mark.parametrize('dtype', ['int8', 'bool', 'float8_e4m3fn'])
+@pytest.mark.parametrize('dtype', ['int8', *(
+    pytest.param(dtype, marks=pytest.mark.slow) for dtype in ('bool', 'float8_e4m3fn'))])
 def test_dtypes_that_weights_cannot_have(tmp_path, dtype):
   part = _part(tmp_path / 'target', 'llamagen', LLAMAGEN, dtype=dtype)
   with pytest.raises(ValueError, match=f"dtype is '{dtype}'; it must be a floating-point dtype"):

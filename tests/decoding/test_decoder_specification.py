@@ -131,14 +131,15 @@ def test_a_specification_builds_the_decoder_of_its_functions(spec):
   assert specification.guarantee(decoder) == GUARANTEES.get(verifier, 'bounded')
 
 
-@pytest.mark.parametrize('spec', representative(BUILT, 'mc_sjd(window=4)'))
+@pytest.mark.slow
+@pytest.mark.parametrize('spec', BUILT)
 def test_tokens(spec):
   run = lambda decoder: jax.jit(decoder)(
       MODEL.params, jnp.arange(3), jax.random.key(1), WARP, PARAMS[specification.needs(spec)])
   np.testing.assert_array_equal(run(build(spec)).tokens, run(BUILT[spec]()).tokens)
 
 
-@pytest.mark.parametrize('name', DECODERS)
+@pytest.mark.parametrize('name', representative(DECODERS, 'mc_sjd', 'corrected', 'eagle2'))
 def test_the_text_and_the_function_of_a_decoder_build_the_same(name):
   needs, entry = specification.needs(name), DECODERS[name]
   network = [] if needs is None else [DRAFTS[needs]]

@@ -80,8 +80,7 @@ def check(decoded, warp=WARP, params=MODEL.params):
 
 
 @pytest.mark.parametrize('name', representative(
-    ('kseq', *SPECIFICATIONS), 'vanilla', f'sjd_pac(window=6, tree={TREE})',
-    'jacobi(window=4)+lantern_pp(lam=2, k=2)'))
+    ('kseq', *SPECIFICATIONS), f'sjd_pac(window=6, tree={TREE})'))
 def test_equal_a_forward_pass(name):
   decoded = decode(name)
   check(decoded)

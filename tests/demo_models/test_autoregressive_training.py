@@ -53,6 +53,7 @@ def test_nll_is_the_cross_entropy_of_the_logits(trained):
   np.testing.assert_allclose(ar.nll(state.params, CONFIG, tokens, labels), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_average_learns_and_uses_the_label(trained):
   tokens, labels = _data()
   state, _ = trained

@@ -132,6 +132,7 @@ def test_biases_norms_and_the_head_do_not_decay(fresh):
   assert flat['encoder_layers_0/query/kernel'] and flat['token_in/kernel']
 
 
+@pytest.mark.slow
 def test_dropout_is_in_every_block_and_only_there(fresh):
   tokens, labels = _data()
   draws = _DRAW(jax.random.key(1), tokens.shape, TRAIN)

@@ -60,6 +60,7 @@ def test_notebook(notebook, place):
   plt.close('all')
 
 
+@pytest.mark.slow
 def test_targets_of_one_s_own():
   page, namespace = pages.ROOT / 'docs' / 'target.md', {'__name__': 'page'}
   for block in pages.blocks(page):

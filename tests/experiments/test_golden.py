@@ -70,6 +70,7 @@ def test_the_first_disagreement_is_named(folder, printed, capsys, tmp_path):
   assert [row['agrees'] for row in report['rows'][:5]] == [True] * 5
 
 
+@pytest.mark.slow
 def test_other_weights_disagree(folder, printed, capsys, tmp_path):
   tokens, _ = printed
   made = _call(folder, capsys, tmp_path / 'out', tokens, '--prompt=dogs')

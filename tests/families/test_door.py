@@ -43,6 +43,7 @@ def test_batches_give_what_one_batch_gives(model, generated):
   assert seen == [(1, 3), (3, 3)]
 
 
+@pytest.mark.slow
 def test_refilled_rows_use_the_options_of_their_image(model):
   prompts, first = ['sea', 'sky', 'sand', 'sea', 'sky'], np.arange(20).reshape(5, 4) % 6
   options = dict(seed=1, decoder='mc_sjd', window=3, prefix=first, rows=1,

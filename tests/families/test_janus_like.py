@@ -184,6 +184,7 @@ def test_its_sizes_are_described(weights):
   assert whole.params['head_in']['kernel'].shape == (16, 20)
 
 
+@pytest.mark.slow
 def test_its_files_of_words_are_its_own(folder):
   for name, text in (('text_demo', folder / 'text'), (folder, store.ASSETS / 'text_demo' / 'text')):
     with pytest.raises(ValueError, match='text is a tokenizer file for .*, but model .* needs one'):

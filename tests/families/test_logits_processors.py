@@ -30,6 +30,7 @@ from cspd_jax.families import early_fusion as early_fusion_family
 from cspd_jax.models import early_fusion
 from cspd_jax.text import bpe, templates
 from tests.families import published_files
+from tests.marks import representative
 from tests.models import published
 
 for _package in ('tiktoken', 'tokenizers'):  # They read the files of words.
@@ -53,7 +54,7 @@ def _contexts(name, text, config):
   return early_fusion_family.FAMILY.prompt_writers[name](text, 'a cat', config.height, config.width)
 
 
-@pytest.mark.parametrize('name', CASES)
+@pytest.mark.parametrize('name', representative(CASES, 'lumina_mgpt'))
 def test_probabilities_are_those_of_the_official_sampler(name):
   config, file, seed, options = CASES[name]
   text = bpe.read({'file': np.frombuffer(file(), np.uint8)}, name)

@@ -215,6 +215,7 @@ def test_an_image_depends_on_its_own_row_only(folder):
   assert np.asarray(jax.device_get(both.order)).tolist() == [list(range(12))] * 2
 
 
+@pytest.mark.slow
 def test_networks_that_do_not_belong_together_are_refused(folder):
   other = dataclasses.replace(VAE, z_channels=8)
   params = jax.eval_shape(lambda: kl_vae.init(other, jax.random.key(0)))

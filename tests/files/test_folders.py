@@ -114,7 +114,7 @@ def faulty(tmp_path_factory):
   return folder, dict(zip([name for name, *_ in cases], faults.run(__file__, folder, cases)))
 
 
-@pytest.mark.parametrize('how', ['kill', 'raise'])
+@pytest.mark.parametrize('how', [pytest.param('kill', marks=pytest.mark.slow), 'raise'])
 def test_a_fault_at_every_operation_leaves_the_old_or_the_new(faulty, how):
   folder, codes = faulty
   result, names = [], [f'{how}/{number}' for number in range(1, 41)]

@@ -44,7 +44,8 @@ def test_images_are_those_of_the_decoder(model, one_by_one):
   assert isinstance(one_by_one.tokens, np.ndarray) and one_by_one.tokens.shape == (5, 4)
 
 
-@pytest.mark.parametrize('batch_size, slots', [(2, True), (2, False), (9, False)])
+@pytest.mark.parametrize('batch_size, slots', [
+    (2, True), (2, False), pytest.param(9, False, marks=pytest.mark.slow)])
 def test_modes_and_batch_sizes_make_no_difference(model, one_by_one, batch_size, slots):
   progress = []
   result = _decoded(model, batch_size=batch_size, slots=slots,

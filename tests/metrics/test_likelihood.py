@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from absl.testing import absltest, parameterized
 
 from cspd_jax.decoding import warp as warp_lib
@@ -76,6 +77,7 @@ class LikelihoodTest(parameterized.TestCase):
       likelihood.log_probs(model.target, model.params, jnp.zeros(2, jnp.int32),
                            jnp.zeros((2, 2), jnp.int32), Warp())
 
+  @pytest.mark.slow
   def test_strict_modes(self):
     model = tabular.tabular(jax.random.key(3), length=3)
     run = lambda: likelihood.log_probs(

@@ -158,6 +158,7 @@ def test_one_pass_agrees_with_the_official_transformer(params, expected):
   np.testing.assert_allclose(z, expected['z'][:, :-1], atol=5e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('width', representative([1, 3, 8, 70], 3))
 def test_windows_of_two_streams_agree_with_one_pass(params, width):
   """Rows begin anywhere; slots behind a window hold tokens of earlier windows, which are wrong."""

@@ -14,6 +14,7 @@ from checkpoints_conversion import command as convert_command
 from cspd_jax.files import store, weights
 from cspd_jax.files.run_folder import Report
 from tests.experiments import models as models_lib
+from tests.marks import representative
 
 # Every program, with the flag that names the folder it writes, and whether it must be --config.
 COMMANDS = ('generate', 'compare', 'inspect', 'tune')
@@ -98,7 +99,7 @@ def refused(capfd, name, words, message, folder):
   assert sorted(folder.rglob('*')) == before, 'something was written'
 
 
-@pytest.mark.parametrize('name', PROGRAMS)
+@pytest.mark.parametrize('name', representative(PROGRAMS, 'generate', 'cspd-convert'))
 def test_unknown_flags_and_stray_words(capfd, folder, name):
   refused(capfd, name, ['--foo=1'], '--foo', folder)
   refused(capfd, name, ['stray'], 'stray', folder)
@@ -122,8 +123,8 @@ PLACES = [('{tmp}/{long}', 'cannot be a path (File name too long)'),
           ('{tmp}/loop', 'is not a folder'), ('{tmp}/loop/x', 'cannot be a path')]
 
 
-@pytest.mark.parametrize('name', [name for name, flag in PROGRAMS.items()
-                                  if flag not in (None, '--json')])
+@pytest.mark.parametrize('name', representative(
+    [name for name, flag in PROGRAMS.items() if flag != '--json'], 'generate', 'cspd-train'))
 def test_folders_that_cannot_be_written(capfd, folder, monkeypatch, name):
   flag = PROGRAMS[name]
   for place, message in PLACES:
@@ -321,12 +322,15 @@ FLAGS = {
         ('--source={tmp}/empty.safetensors', 'not a complete safetensors file'),
         ('--source={tmp}/model', 'a folder without'),
         ('--num_heads=x', 'it must be a whole number')]}
+# Users run these; the programs of the repository share their checks.
+INSTALLED = (*COMMANDS, 'cspd-convert', 'cspd-train')
 # The tiny model loads fast.
 TINY = {'generate', 'compare', 'topologies', 'benchmark', 'uncertainty', 'decoders'}
 
 
 @pytest.mark.parametrize('name, word, message', [
-    (name, *case) for name, cases in FLAGS.items() for case in cases])
+    pytest.param(name, *case, marks=() if name in INSTALLED else pytest.mark.slow)
+    for name, cases in FLAGS.items() for case in cases])
 def test_values_that_cannot_be(capfd, folder, name, word, message):
   words = ['--model={tmp}/model'] if name in TINY and '--model=' not in word else []
   if name == 'cspd-train' and '--model' not in word:

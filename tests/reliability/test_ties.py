@@ -90,6 +90,7 @@ def test_recording_a_softmax_is_seen():
     assert outcome(f'eagle({TREE})', 3, 1)[0] > 1e-2
 
 
+@pytest.mark.slow
 def test_greedy_relaxation_keeps_ties():
   """Nothing is accepted: the last token is drawn from all of the most probable ones."""
   model = tables.tabular(jax.random.key(0), 3, 4, guided=True, tied=True, dtype=jnp.float64)

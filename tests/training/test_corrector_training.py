@@ -177,7 +177,9 @@ def test_it_learns(met, target_params, params):
   assert after['length'] > before['length'] + 0.3 and after['overlap_1'] > before['overlap_1']
 
 
-@pytest.mark.parametrize('halves', [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize('halves', [
+    (True, False), *(pytest.param(halves, marks=pytest.mark.slow)
+                     for halves in ((False, True), (True, True)))])
 def test_target_and_corrector_may_have_other_dtypes(target_params, params, halves):
   half = lambda tree, is_half: jax.tree.map(
       lambda leaf: leaf.astype(jnp.bfloat16) if is_half else leaf, tree)
@@ -210,6 +212,7 @@ def test_accepted_length():
   np.testing.assert_allclose(reached, [[[1, 0.5, 0.25], [1, 0, 0]]])
 
 
+@pytest.mark.slow
 def test_rounds_behind_the_end_are_not_taken(met):
   _, result = met
   few = windows.concatenate([windows.Windows(*(part[:3] for part in result)), windows.Windows(

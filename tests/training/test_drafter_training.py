@@ -106,7 +106,8 @@ def test_features_of_the_next_token_have_the_lowest_loss(conditioning, monkeypat
   np.testing.assert_allclose(loss, 0.1 * entropy, rtol=1e-5)
 
 
-@pytest.mark.parametrize('labels', ['probs', 'tokens'])
+@pytest.mark.parametrize('labels', [
+    'probs', pytest.param('tokens', marks=pytest.mark.slow)])
 def test_head_h_learns_the_token_h_plus_one_later(labels, monkeypatch):
   (tokens, classes), params = _batch(2), _target_params()
   logits, features = _of_target(
@@ -161,6 +162,7 @@ def test_dropped_conditions_use_the_features_of_the_null_condition():
   assert abs(metrics['loss'] - result[1]) > 1e-3
 
 
+@pytest.mark.slow
 def test_both_halves_of_the_input_weigh_alike_at_first():
   params = _target_params()
   state = drafter.init(EAGLE, TRAIN, ENDS, params)
