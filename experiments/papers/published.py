@@ -197,13 +197,17 @@ class Lab:
 
 def _check(lab: Lab, rows: list[Row]) -> None:
   """Raises ValueError if a decoder cannot run, before anything is compiled."""
+  decoders: dict[Bench, list[str]] = {}
   for row in rows:
     if row.decoder is not None:
       try:
         if lab.lacks(row) is None:
           lab.bench(row).check(row.decoder)
+          decoders.setdefault(lab.bench(row), []).append(row.decoder)
       except ValueError as error:
         raise ValueError(f'{row.place}, {row.setting}: {row.decoder}: {error}') from error
+  for bench, specifications in decoders.items():
+    bench.share(specifications)
 
 
 def _entries(lab: Lab, paper: str, rows: list[Row]) -> Iterator[dict[str, Any]]:
