@@ -25,7 +25,7 @@ from cspd_jax.generation import run as run_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request, prepare as prepare_request
 from cspd_jax.measure import tables
-from cspd_jax.plots import curves
+from cspd_jax.plots import charts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,10 +188,10 @@ def run(config: Config) -> None:
     rows.append(row)
     levels.setdefault(request.model.name, by_level)
     print(tables.line(_COLUMNS, row, widths, left=2), flush=True)
-  panel = curves.Panel('', 'share of kernels kept', {
-      name: curves.Curve(list(range(len(share))), list(map(float, share)))
+  panel = charts.Panel('', 'share of kernels kept', {
+      name: charts.Curve(list(range(len(share))), list(map(float, share)))
       for name, share in levels.items()})
-  curves.save_curves(report.path(_PICTURE), [[panel]], xlabel='level, from the last kernel')
+  charts.save_curves(report.path(_PICTURE), [[panel]], xlabel='level, from the last kernel')
   report.write(
       settings=dataclasses.asdict(config), rows=rows, num_images=config.num_images,
       tables=[dict(title='', columns={k: v for k, v in _COLUMNS.items() if k != 'model'},

@@ -24,7 +24,7 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import likelihood
-from cspd_jax.plots import curves
+from cspd_jax.plots import charts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,12 +118,12 @@ def _draw(path: Any, texts: list[str], points: list[dict[str, Any]], name: str) 
       line = sorted((point for point in points
                      if (point['decoder'], point['guidance_scale']) == (text, scale)),
                     key=lambda point: point['entropy'])
-      lines[text] = curves.Curve(
+      lines[text] = charts.Curve(
           [point['entropy'] for point in line], [point['step_compression'] for point in line],
           [point['step_compression_error'] for point in line])
-    panels.append([curves.Panel(f'{name}, guidance scale {scale:g}',
+    panels.append([charts.Panel(f'{name}, guidance scale {scale:g}',
                                 'tokens per forward pass', lines)])
-  curves.save_curves(path, panels, xlabel='entropy of the target, nats per token')
+  charts.save_curves(path, panels, xlabel='entropy of the target, nats per token')
 
 
 @cli.command(Config)

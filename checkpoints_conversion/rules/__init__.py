@@ -16,9 +16,7 @@ from checkpoints_conversion.rules import (
   language_models,
   llamagen,
   mar,
-  movqgan,
   nextstep,
-  nextstep_vae,
   t5,
   text,
   vq,
@@ -61,17 +59,17 @@ register(early_fusion.LUMINA_MGPT)
 register(early_fusion.LUMINA_MGPT_2)
 register(early_fusion.ANOLE)
 register(early_fusion.EMU3)
-register(vqgan.FAMILY)
+register(vqgan.CHAMELEON_FAMILY)
 register(emu3_vq.FAMILY)
-register(movqgan.FAMILY)
+register(vqgan.MOVQGAN_FAMILY)
 register(text.LUMINA_MGPT)
 register(text.LUMINA_MGPT_2)
 register(text.ANOLE)
 register(text.EMU3)
 register(text.T5)
-register(kl_vae.FAMILY)
+register(kl_vae.LATENT_DIFFUSION)
 register(nextstep.FAMILY)
-register(nextstep_vae.FAMILY)
+register(kl_vae.NEXTSTEP)
 register(text.NEXTSTEP)
 register(janus.FAMILY)
 register(janus.VQ)

@@ -1,4 +1,8 @@
-"""The image tokenizer of Chameleon (arXiv 2405.09818), a VQGAN, alone or with the transformer."""
+"""VQGANs: the image tokenizers of Chameleon (arXiv 2405.09818) and of Lumina-mGPT 2.0.
+
+The former may be in one file with the transformer. The latter is MoVQGAN (arXiv 2209.09002), as
+ai-forever stores it.
+"""
 
 import functools
 import re
@@ -7,7 +11,7 @@ from typing import Any
 
 from checkpoints_conversion.rules import base, blocks, family, settings
 from checkpoints_conversion.rules.settings import Free, Must, Part, Size
-from cspd_jax.models.vq import CHAMELEON, VQConfig
+from cspd_jax.models.vq import CHAMELEON, MOVQGAN, VQConfig
 
 _TITLE = 'an image tokenizer of Chameleon'
 # Prefix of all names in a file that also holds the transformer.
@@ -58,8 +62,33 @@ def _prefixed(prefix: str, config: VQConfig) -> list[base.Rule]:
   return [rule._replace(source=f'{prefix}{rule.source}') for rule in blocks.taming_vq(config)]
 
 
-FAMILY = family.FileFamily(
+CHAMELEON_FAMILY = family.FileFamily(
     name='chameleon_vqgan', title=_TITLE, kind='vq', rules=blocks.taming_vq, infer=infer,
     presets={'vqgan': CHAMELEON}, leftovers=r'loss\..*', variant=_variant, model='early_fusion',
     # Releases of transformers store the encoder alone.
     inside=rf'{_PREFIX}decoder\.conv_out\.weight', licence='Chameleon Research License')
+
+
+_MOVQGAN_TITLE = 'a MoVQGAN image tokenizer'
+
+
+def _movqgan(config: VQConfig) -> list[base.Rule]:
+  """Returns the rule table of a tokenizer."""
+  return blocks.taming_vq(config, blocks.spatial_norm)
+
+
+def _infer_movqgan(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
+  """Infers the sizes of a tokenizer from its shapes alone.
+
+  Raises:
+    ConversionError: if the shapes are not those of such a tokenizer.
+  """
+  del options
+  # All other tokenizers with these names have norms without vectors of the tokens.
+  family.shape(_MOVQGAN_TITLE, shapes, 'decoder.norm_out.conv_y.weight', 4)
+  return blocks.taming_vq_config(_MOVQGAN_TITLE, shapes, MOVQGAN)
+
+
+MOVQGAN_FAMILY = family.FileFamily(
+    name='movqgan', title=_MOVQGAN_TITLE, kind='vq', rules=_movqgan, infer=_infer_movqgan,
+    presets={'movqgan_270m': MOVQGAN}, leftovers=r'loss\..*|ema_\w+\..*', model='early_fusion')

@@ -15,7 +15,7 @@ from cspd_jax.generation.request import Request
 from cspd_jax.measure import tables
 from cspd_jax.measure.comparison import Compared
 from cspd_jax.metrics import paired as paired_lib, passes, scenes
-from cspd_jax.plots import bars, grid
+from cspd_jax.plots import charts, grid
 
 Requests = Mapping[str, Request]
 
@@ -225,11 +225,11 @@ def _draw_bars(report: Report, model: cspd_jax.Model,
   """Writes the bars of the work and the wall-clock time."""
   main = metrics.MAIN[model.engine.name]
   values = lambda key: {row['decoder']: row[key] for row in entries}
-  bars.save_bars(
+  charts.save_bars(
       report.path('speed.png'),
-      [bars.Panel(main.name.replace('_', ' ').capitalize(), values(main.name), main.form,
-                  f'{main.meaning}; {main.better} is better'),
-       bars.Panel('Seconds per image', values('seconds_per_image'), '{:.3f} s',
-                  'wall-clock at batch 1 without compilation; lower is better')],
+      [charts.BarPanel(main.name.replace('_', ' ').capitalize(), values(main.name), main.form,
+                       f'{main.meaning}; {main.better} is better'),
+       charts.BarPanel('Seconds per image', values('seconds_per_image'), '{:.3f} s',
+                       'wall-clock at batch 1 without compilation; lower is better')],
       baseline=model.engine.baseline,
       title=f'{model.name} on {jax.devices()[0].device_kind}')

@@ -109,7 +109,7 @@ class Report:
   """A report that is being written.
 
     report = Report('runs/demo', ['speed.png'])
-    bars.save_bars(report.path('speed.png'), ...)
+    charts.save_bars(report.path('speed.png'), ...)
     report.write(settings=dataclasses.asdict(config), rows=rows)
   """
 

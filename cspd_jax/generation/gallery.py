@@ -1,8 +1,13 @@
-"""Generated images as a folder of files; an interrupted run can be resumed."""
+"""Generated images as a folder of files; an interrupted run can be resumed.
+
+Features of the images may be computed while they are generated. Every image has one file of
+features, by its number, until all are complete. Files that a killed process did not write are
+computed from the images themselves, so that the joined file has every number exactly once.
+"""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,10 +15,10 @@ import numpy as np
 from cspd_jax.core import batches
 from cspd_jax.core.progress import duration
 from cspd_jax.core.spec import Spec
-from cspd_jax.files import atomic, paths, reading, run_folder
+from cspd_jax.files import atomic, npz, paths, reading, run_folder
+from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import (
   defaults as defaults_lib,
-  features as features_lib,
   memory,
   results as results_lib,
   run as run_lib,
@@ -29,6 +34,82 @@ _ROUNDS = 8
 _PNG = 0.25
 
 
+class Extractor(NamedTuple):
+  """A function of images, and what it depends on.
+
+  Attributes:
+    compute: `[batch_size, H, W, 3]` uint8 `->` arrays by name, each with leading axis `batch_size`.
+    identity: what determines the features apart from the images, which is stored with them; a run
+      is resumed only with the same.
+    batch_size: images per call.
+  """
+
+  compute: Callable[[np.ndarray], Mapping[str, np.ndarray]]
+  identity: Mapping[str, str]
+  batch_size: int = 32
+
+
+class FeatureFiles:
+  """The features of the images of an unfinished report."""
+
+  def __init__(self, report: Report, images: Sequence[str], extractor: Extractor):
+    """Stores the arguments; nothing is computed yet.
+
+    Args:
+      report: the unfinished report.
+      images: names of the PNG files of all images, in the order of their numbers.
+      extractor: computes the features.
+    """
+    self._report, self._images, self._extractor = report, images, extractor
+    self._size = min(extractor.batch_size, len(images))
+    self._waiting: dict[int, np.ndarray] = {}
+
+  def add(self, numbers: Sequence[int], images: np.ndarray) -> None:
+    """Adds images `[n, H, W, 3]` uint8, and computes features once enough of them wait."""
+    for number, image in zip(numbers, images, strict=True):
+      self._waiting[number] = image
+      if len(self._waiting) == self._size:
+        self.flush()
+
+  def flush(self) -> None:
+    """Computes and writes the features of the images that wait."""
+    if not self._waiting:
+      return
+    # The last batch is filled up, so that one program suffices.
+    full = batches.padded(np.stack(list(self._waiting.values())), self._size)
+    values = {name: np.asarray(leaf) for name, leaf in self._extractor.compute(full).items()}
+    for row, number in enumerate(self._waiting):
+      atomic.write_arrays(self._report.path(_part(number)),
+                          {name: leaf[row] for name, leaf in values.items()})
+    self._waiting.clear()
+
+  def join(self) -> None:
+    """Writes the features of all images as one file, with the identity of the extractor.
+
+    Computes those that are missing from the images.
+
+    Raises:
+      ValueError: if a file of features or an image is damaged.
+    """
+    if not self._report.has(NAME):
+      for number, name in enumerate(self._images):
+        if not self._report.has(_part(number)):
+          pixels, _ = reading.picture(self._report.path(name), atomic.REMAKE)
+          self.add([number], pixels[None])
+      self.flush()
+      rows = [npz.arrays(self._report.path(_part(number)), atomic.REMAKE)
+              for number in range(len(self._images))]
+      joined = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+      atomic.write_arrays(self._report.path(NAME), joined | {
+          name: np.asarray(text) for name, text in self._extractor.identity.items()})
+    for number in range(len(self._images)):
+      self._report.path(_part(number)).unlink(missing_ok=True)
+
+
+def _part(number: int) -> str:
+  return f'features_{number:07d}.npz'
+
+
 class Gallery:
   """Images to be generated into a folder: one PNG each, and report.json.
 
@@ -40,7 +121,7 @@ class Gallery:
                decoder: str | Spec | None = None, prefix: Any = None, rows: int | None = None,
                batch_size: int | None = None, max_batch_size: int | None = None, npz: bool = False,
                overwrite: bool = False, process_index: int = 0, process_count: int = 1,
-               features: features_lib.Extractor | None = None, **options):
+               features: Extractor | None = None, **options):
     """Checks all arguments; nothing is compiled yet.
 
     The arguments of `Model.generate`, and:
@@ -80,15 +161,15 @@ class Gallery:
     self._npz = npz
     self._own = range(process_index, len(self.names), process_count)
     run = self._settings(self._size if batch_size is None else batch_size, features)
-    others = [*[_NPZ] * npz, *[features_lib.NAME] * (features is not None)]
+    others = [*[_NPZ] * npz, *[NAME] * (features is not None)]
     self._report = run_folder.Report(
         folder, [*self.names, *others], program=_PROGRAM, overwrite=overwrite, run=run,
         shared=process_count > 1)
     self._is_shared = process_count > 1
-    self._features = None if features is None else features_lib.FeatureFiles(
+    self._features = None if features is None else FeatureFiles(
         self._report, self.names, features)
 
-  def _settings(self, batch_size: int, features: features_lib.Extractor | None
+  def _settings(self, batch_size: int, features: Extractor | None
                 ) -> dict[str, Any]:
     """Everything that determines the images and their features."""
     request = self.request
@@ -222,3 +303,6 @@ class Gallery:
     """Writes all images as one array, image by image: together they may exceed the memory."""
     read = lambda name: reading.picture(self._report.path(name), atomic.REMAKE)[0]
     atomic.write_stacked(self._report.path(_NPZ), 'arr_0', len(self.names), map(read, self.names))
+
+
+NAME = 'features.npz'

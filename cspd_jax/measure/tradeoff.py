@@ -11,7 +11,7 @@ import numpy as np
 
 from cspd_jax.core import spec as spec_lib
 from cspd_jax.measure.measurements import Measurement
-from cspd_jax.plots import curves as plot
+from cspd_jax.plots import charts as plot
 
 # The metrics that the panels of a figure show, and the labels of their axes.
 _MEASURES = {

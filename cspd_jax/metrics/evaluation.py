@@ -17,7 +17,7 @@ import numpy as np
 from cspd_jax.core import batches
 from cspd_jax.files import atomic, npz, store
 from cspd_jax.generation import memory
-from cspd_jax.generation.features import Extractor
+from cspd_jax.generation.gallery import Extractor
 from cspd_jax.metrics import image_scores, image_sets, inception, kept
 from cspd_jax.metrics.image_scores import Gaussian
 from cspd_jax.models import inception as network_lib

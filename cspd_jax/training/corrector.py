@@ -6,6 +6,9 @@ old window once, and the new window in a few passes, each with the corrected fea
 before, as `drafters.from_network` does. A draft is accepted with probability
 `a = sum_x min(p(x), q(x))` when it is reached, so the mean accepted length of a chain is
 `a_1 + a_1 a_2 + ...`: the objective.
+
+The training begins on whole images with the target's guided distributions (`plain_step`), because a
+step without windows is cheap.
 """
 
 import dataclasses
@@ -22,14 +25,14 @@ from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.drafters import correctors
 from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle
-from cspd_jax.training import optimizer as optimizer_lib, plain as plain_lib
+from cspd_jax.training import optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 from cspd_jax.training.windows import Windows
 
 Params = Any
 # Depths behind the root whose acceptance rates are reported.
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-# Avoids division by 0 at depths that are never reached.
+# Lower bound of probabilities, so that their logarithms and ratios are finite.
 _TINY = 1e-20
 
 
@@ -133,7 +136,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   """
   images, count = batch.tokens.shape
   length = batch.nodes.shape[2]
-  logits, features = plain_lib.target_outputs(
+  logits, features = target_outputs(
       target_params, teacher, batch.tokens, batch.condition)
   probs = warp_lib.probabilities(logits, warp, jnp.arange(count)[None])
 
@@ -148,7 +151,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   target_probs = jax.vmap(lambda row, index: row[index])(probs, jnp.minimum(positions, count - 1))
   params, network = eagle.attach(target_params, params), eagle.network(config, teacher.ends)
   outputs, old, read = _reader(network, params, batch, features, window_features)
-  plain = plain_lib.divergence(*(
+  plain = kl_divergence(*(
       warp_lib.probabilities(x, warp_lib.uncut(warp), jnp.arange(1, count)[None])
       for x in (logits[:, :, 1:], network.logits(params, outputs[:, :, :-1]))))
   root = jax.vmap(lambda row, index: row[index])(
@@ -163,7 +166,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
         network.logits(params, jnp.moveaxis(flat, 2, 0)), warp, positions.reshape(images, -1))
     draft_probs = draft_probs.reshape(target_probs.shape)
     overlap.append(jnp.sum(jnp.minimum(draft_probs, target_probs), axis=-1))
-    divergence.append(plain_lib.divergence(target_probs, draft_probs))
+    divergence.append(kl_divergence(target_probs, draft_probs))
   return Agreement(overlap, divergence, inside, plain)
 
 
@@ -218,7 +221,7 @@ def _reader(network: correctors.Network, params: Params, batch: Batch, features:
 
 def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
          target_params: Params, teacher: Teacher, batch: Batch,
-         ) -> tuple[jax.Array, dict[str, jax.Array]]:
+               ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the loss: minus the mean accepted length plus the weighted divergences.
 
   The accepted length and the divergence of the windows are averages over the passes. The
@@ -284,3 +287,74 @@ def measure(params: Params, target_params: Params, batch: Batch, config: eagle.E
       jnp.sum(reached, axis=(0, 1)), _TINY)
   overlaps = {f'overlap_{depth}': rates[depth - 1] for depth in _DEPTHS if depth <= len(rates)}
   return {'length': jnp.mean(lengths), 'plain': jnp.mean(result.plain), **overlaps}
+
+
+def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params, teacher: Teacher,
+               tokens: jax.Array, condition: Any, guidance_scale: jax.Array,
+               ) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Computes the KL divergence between the target's and the network's distributions.
+
+  Args:
+    params: parameters of the network, without the target's.
+    config: configuration of the network.
+    target_params: parameters of the frozen target.
+    teacher: the target.
+    tokens: `[B, T]` image tokens.
+    condition: condition of the images.
+    guidance_scale: `[]` guidance scale of both distributions.
+
+  Returns:
+    The mean divergence in nats per token, and the metric 'overlap', the mean of `sum min(p, q)`.
+  """
+  warp = warp_lib.Warp(guidance_scale=guidance_scale)
+  target_logits, features = target_outputs(target_params, teacher, tokens, condition)
+  probs = warp_lib.probabilities(target_logits, warp, jnp.arange(tokens.shape[1])[None])
+  streams = features.shape[0]
+  logits, _ = eagle.predict(
+      eagle.attach(target_params, params), config, teacher.ends,
+      jnp.tile(tokens[:, :-1], (streams, 1)),
+      features[:, :, :-1].reshape(-1, features.shape[2] - 1, features.shape[3]),
+      eagle.prompt(config, condition))
+  draft_probs = warp_lib.probabilities(
+      logits.reshape(streams, -1, *logits.shape[1:]), warp, jnp.arange(1, tokens.shape[1])[None])
+  target_probs = probs[:, 1:]
+  return (jnp.mean(kl_divergence(target_probs, draft_probs)),
+          {'overlap': jnp.mean(jnp.sum(jnp.minimum(target_probs, draft_probs), axis=-1))})
+
+
+def plain_step(
+    state: TrainState, batch: tuple[jax.Array, Any, jax.Array], target_params: Params,
+    config: eagle.EagleConfig, optimizer: OptimizerConfig, teacher: Teacher,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+  """Does one optimiser step; jit with `config`, `optimizer` and `teacher` static.
+
+  Args:
+    state: state before the step.
+    batch: tokens `[B, T]`, the condition of every image and the guidance scale `[]`.
+    target_params: parameters of the frozen target.
+    config: configuration of the network.
+    optimizer: configuration of the optimiser.
+    teacher: the target.
+
+  Returns:
+    The next state and scalar metrics: 'loss', 'overlap' and 'grad_norm'.
+  """
+  (value, parts), grads = jax.value_and_grad(plain_loss, has_aux=True)(
+      state.params, config, target_params, teacher, *batch)
+  metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
+  return optimizer_lib.update(state, grads, optimizer), metrics
+
+
+def target_outputs(target_params: Params, teacher: Teacher, tokens: jax.Array, condition: Any
+                   ) -> tuple[jax.Array, jax.Array]:
+  """Returns the target's logits `[S, B, T, V]` and features `[S, B, C + T - 1, F]`."""
+  both = [teacher.forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
+          for drop in (False, True)]
+  logits, features = (jnp.stack(parts) for parts in zip(*both))
+  return logits, features
+
+
+def kl_divergence(p: jax.Array, q: jax.Array) -> jax.Array:
+  """Computes the Kullback-Leibler divergence `KL(p || q)` `[...]` of distributions `[..., V]`."""
+  ratio = jnp.log(jnp.maximum(p, _TINY)) - jnp.log(jnp.maximum(q, _TINY))
+  return jnp.sum(p * ratio, axis=-1)

@@ -26,7 +26,6 @@ from cspd_jax.training import (
   drafter_recipe,
   loop,
   optimizer as optimizer_lib,
-  plain,
   samples,
   windows,
 )
@@ -203,7 +202,7 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
     return images, batches.select(conditions, prompts), guidance_scale
 
   step = jax.jit(
-      lambda state, batch, frozen: plain.step(
+      lambda state, batch, frozen: corrector_lib.plain_step(
           state, batch, frozen, recipe.drafter, optimizer, teacher), donate_argnums=0)
   return loop.run(
       optimizer_lib.start(params, optimizer),

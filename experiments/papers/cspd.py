@@ -49,8 +49,8 @@ from cspd_jax.continuous.cspd import expected_speedup
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
-from cspd_jax.plots import curves as curves_lib, grid as grid_lib
-from cspd_jax.plots.curves import Curve, Panel
+from cspd_jax.plots import charts as curves_lib, grid as grid_lib
+from cspd_jax.plots.charts import Curve, Panel
 from experiments.papers.cspd_cells import (
   BLOCK_MODES,
   Cell,

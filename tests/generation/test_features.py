@@ -8,8 +8,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.files import atomic, reading
-from cspd_jax.generation.features import Extractor
-from cspd_jax.generation.gallery import Gallery
+from cspd_jax.generation.gallery import Extractor, Gallery
 from tests.families import tiny
 
 PROMPTS = ['sea', 'sky', 'sea', 'sand', 'sky']

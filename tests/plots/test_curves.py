@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 from absl.testing import absltest, parameterized
 from matplotlib import image as mpl_image
 
-from cspd_jax.plots import curves
-from cspd_jax.plots.curves import Curve, Panel
+from cspd_jax.plots import charts
+from cspd_jax.plots.charts import Curve, Panel
 
 
 def panels():
@@ -26,18 +26,18 @@ class CurvesTest(parameterized.TestCase):
     self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 
   def test_png(self):
-    curves.save_curves(self.folder / 'a.png', panels(), xlabel='length', title='t')
+    charts.save_curves(self.folder / 'a.png', panels(), xlabel='length', title='t')
     self.assertEqual([file.name for file in self.folder.iterdir()], ['a.png'])
     self.assertGreater(mpl_image.imread(self.folder / 'a.png')[..., :3].std(), 0.05)
 
   def test_svg(self):
-    curves.save_curves(self.folder / 'a.svg', panels(), xlabel='length')
+    charts.save_curves(self.folder / 'a.svg', panels(), xlabel='length')
     self.assertEqual(ElementTree.parse(self.folder / 'a.svg').getroot().tag,
                      '{http://www.w3.org/2000/svg}svg')
 
   def test_variants_share_the_colour_and_nothing_else_does(self):
     every_panel = [panel for row in panels() for panel in row]
-    styles = curves._styles(every_panel)  # pylint: disable=protected-access
+    styles = charts._styles(every_panel)  # pylint: disable=protected-access
     self.assertEqual(list(styles), ['cool', 'cool, printed', 'uniform'])
     self.assertEqual(styles['cool']['color'], styles['cool, printed']['color'])
     self.assertNotEqual(styles['cool']['linestyle'], styles['cool, printed']['linestyle'])
@@ -58,7 +58,7 @@ class CurvesTest(parameterized.TestCase):
       ('8 curves', 'a.png', [[Panel('a', 'b', {str(i): Curve([1], [1]) for i in range(8)})]]))
   def test_bad_input(self, words, name, wrong):
     with self.assertRaisesRegex(ValueError, words):
-      curves.save_curves(self.folder / name, wrong, xlabel='x')
+      charts.save_curves(self.folder / name, wrong, xlabel='x')
     self.assertEmpty(list(self.folder.iterdir()))
 
 

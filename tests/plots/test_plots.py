@@ -10,7 +10,7 @@ from absl.testing import absltest, parameterized
 from matplotlib import image as mpl_image, pyplot
 
 from cspd_jax.files import atomic
-from cspd_jax.plots import bars, canvas, grid
+from cspd_jax.plots import canvas, charts, grid
 
 
 class PlotsTest(parameterized.TestCase):
@@ -54,8 +54,8 @@ class PlotsTest(parameterized.TestCase):
     grid.save_acceptance_map(
         self.path, {text: self.rounds['sjd']}, images={text: self.images}, captions=[text] * 3,
         title=text)
-    bars.save_bars(self.path, [bars.Panel('t', {text: 1.0}, '{:.1f}', text)], baseline=text,
-                   title=text)
+    charts.save_bars(self.path, [charts.BarPanel('t', {text: 1.0}, '{:.1f}', text)], baseline=text,
+                     title=text)
     self.read()
 
   def test_grid_shows_the_images_colours(self):
@@ -78,9 +78,9 @@ class PlotsTest(parameterized.TestCase):
 
   @parameterized.parameters('vanilla', 'none of them')
   def test_bars(self, baseline):
-    panels = [bars.Panel('Speed', {'vanilla': 1.0, 'sjd': 2.5}, '{:.1f}x', 'note'),
-              bars.Panel('Time', {'vanilla': 0.0, 'sjd': 0.0})]
-    bars.save_bars(self.path, panels, baseline=baseline, title='t')
+    panels = [charts.BarPanel('Speed', {'vanilla': 1.0, 'sjd': 2.5}, '{:.1f}x', 'note'),
+              charts.BarPanel('Time', {'vanilla': 0.0, 'sjd': 0.0})]
+    charts.save_bars(self.path, panels, baseline=baseline, title='t')
     self.assertGreater(self.read().std(), 0.02)
 
   def test_bad_input(self):
@@ -99,10 +99,10 @@ class PlotsTest(parameterized.TestCase):
         ('captions', lambda: grid.save_acceptance_map(self.path, rounds, captions=['a'])),
         ('images', lambda: grid.save_acceptance_map(
             self.path, rounds, images=dict.fromkeys(rounds, images[:1]))),
-        ('panels', lambda: bars.save_bars(self.path, [])),
-        ('panels', lambda: bars.save_bars(
-            self.path, [bars.Panel('a', {'x': 1.0}), bars.Panel('b', {'y': 1.0})])),
-        ('panel', lambda: bars.save_bars(self.path, [bars.Panel('a', {'x': float('nan')})])),
+        ('panels', lambda: charts.save_bars(self.path, [])),
+        ('panels', lambda: charts.save_bars(
+            self.path, [charts.BarPanel('a', {'x': 1.0}), charts.BarPanel('b', {'y': 1.0})])),
+        ('panel', lambda: charts.save_bars(self.path, [charts.BarPanel('a', {'x': float('nan')})])),
     ]
     for word, call in calls:
       with self.subTest(word), self.assertRaisesRegex(ValueError, word):
@@ -162,9 +162,9 @@ def test_titles_and_names_fit(tmp_path, count):
                            images={name: images})
   grid.save_replaced_map(tmp_path / 'c.png', {name: images}, {name: rounds}, {name: rounds},
                          captions=captions, title=title)
-  bars.save_bars(tmp_path / 'd.png', [
-      bars.Panel('speed', {name: 1.0, 'vanilla': 2.0}, '{:.1f}', 'a note: ' + title)] * count,
-                 title=title)
+  charts.save_bars(tmp_path / 'd.png', [
+      charts.BarPanel('speed', {name: 1.0, 'vanilla': 2.0}, '{:.1f}', 'a note: ' + title)] * count,
+                   title=title)
   for file in sorted(tmp_path.iterdir()):
     picture = mpl_image.imread(file)[..., :3]
     edges = picture[0], picture[-1], picture[:, 0], picture[:, -1]

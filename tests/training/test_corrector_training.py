@@ -16,7 +16,7 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, llamagen
-from cspd_jax.training import corrector, corrector_recipe, drafter, optimizer, plain, windows
+from cspd_jax.training import corrector, corrector_recipe, drafter, optimizer, windows
 from cspd_jax.training.optimizer import OptimizerConfig
 from tests.experiments import models as models_lib
 
@@ -141,8 +141,9 @@ def test_windows_are_read_as_sequences(met, target_params, params):
 @pytest.mark.slow
 def test_whole_images_are_read_alike(met, target_params, params):
   batch = _batch(met[1])
-  result, parts = plain.loss(params, EAGLE, target_params, TEACHER, batch.tokens, batch.condition,
-                            batch.guidance_scale)
+  result, parts = corrector.plain_loss(
+      params, EAGLE, target_params, TEACHER, batch.tokens, batch.condition,
+      batch.guidance_scale)
   want = corrector.agreement(params, EAGLE, TRAIN, target_params, TEACHER, batch,
                              Warp(guidance_scale=batch.guidance_scale)).plain
   np.testing.assert_allclose(result, want.mean(), rtol=1e-4)
@@ -153,7 +154,8 @@ def test_whole_images_are_read_alike(met, target_params, params):
 def test_it_learns_from_whole_images(met, target_params, params):
   batch = _batch(met[1])
   images = batch.tokens, batch.condition, batch.guidance_scale
-  step = jax.jit(lambda state: plain.step(state, images, target_params, EAGLE, OPTIMIZER, TEACHER))
+  step = jax.jit(lambda state: corrector.plain_step(
+      state, images, target_params, EAGLE, OPTIMIZER, TEACHER))
   state = optimizer.start(params, OPTIMIZER)
   state, first = step(state)
   for _ in range(OPTIMIZER.num_steps - 1):

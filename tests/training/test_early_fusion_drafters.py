@@ -13,7 +13,7 @@ from cspd_jax.files import store
 from cspd_jax.models import eagle, early_fusion
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import bpe
-from cspd_jax.training import corrector_recipe, drafter, drafter_recipe, plain
+from cspd_jax.training import corrector, corrector_recipe, drafter, drafter_recipe
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter import DrafterTrainConfig
@@ -131,7 +131,8 @@ def _losses(*cases):
     result, _ = drafter.eagle_loss(
         own, DRAFTER, TRAIN, ends, params, tokens, features, probs, jax.random.key(5),
         eagle.prompt(DRAFTER, condition, drop))
-    both, _ = plain.loss(own, DRAFTER, params, teacher, tokens, condition, jnp.float32(2.0))
+    both, _ = corrector.plain_loss(
+        own, DRAFTER, params, teacher, tokens, condition, jnp.float32(2.0))
     return result, both
 
   return [np.asarray(losses(*case)) for case in cases]
