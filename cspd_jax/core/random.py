@@ -41,9 +41,13 @@ def image_keys(numbered: Sequence[tuple[int, int]]) -> jax.Array:
   Raises:
     ValueError: as for `seed_key`, for the numbers as well.
   """
-  seed, number = checked_seeds(numbered).T
+  return _image_keys(checked_seeds(numbered))
+
+
+@jax.jit  # Op by op it takes milliseconds, as long as a server needs for all else of a request.
+def _image_keys(numbered: jax.Array) -> jax.Array:
   key = lambda seed: jax.random.key(seed, impl=_IMPLEMENTATION)
-  return jax.vmap(lambda s, i: jax.random.fold_in(key(s), i))(seed, number)
+  return jax.vmap(lambda pair: jax.random.fold_in(key(pair[0]), pair[1]))(numbered)
 
 
 def checked_seeds(seeds: Any) -> np.ndarray:

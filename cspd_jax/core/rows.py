@@ -63,21 +63,18 @@ def check_options(options: Mapping[str, Any], limits: Mapping[str, Sequence[Limi
 
 def _numbers(name: str, value: Any, num_rows: int) -> Any:
   """Converts an option to an array, a scalar or `[num_rows]`; to NumPy if it is concrete."""
-  message = f'{name} is {value!r:.80}; it must be a number, or one number per row.'
   try:
-    value = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
-  except (TypeError, ValueError) as error:
-    raise ValueError(message) from error
-  if value.dtype == bool or not (
-      jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)):
-    raise ValueError(message)
-  if value.shape not in ((), (num_rows,)):
-    raise ValueError(f'{name} has shape {value.shape}; it must be a number or, for these '
+    array = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
+  except (TypeError, ValueError):  # Lists of different lengths, objects.
+    array = np.asarray('')
+  is_real = jnp.issubdtype(array.dtype, jnp.floating)
+  if not is_real and not jnp.issubdtype(array.dtype, jnp.integer):
+    raise ValueError(f'{name} is {value!r:.80}; it must be a number, or one number per row.')
+  if array.shape not in ((), (num_rows,)):
+    raise ValueError(f'{name} has shape {array.shape}; it must be a number or, for these '
                      f'{num_rows} rows, have shape ({num_rows},).')
-  if not jnp.issubdtype(value.dtype, jnp.floating):
-    return value
   # float16 would round the numbers that limits compare with to 0 and infinity.
-  return value.astype(jnp.promote_types(value.dtype, jnp.float32))
+  return array.astype(jnp.promote_types(array.dtype, jnp.float32)) if is_real else array
 
 
 def take(leaf: jax.Array, index: jax.Array) -> jax.Array:

@@ -132,9 +132,9 @@ class Refill:
 
   @usual_promotion
   def join(self, params: Params, slots: Slots, queue: Queue, draft_params: Params = None) -> Slots:
-    """Assigns the images of a group to free slots, of which there must be as many.
+    """Assigns images to free slots, of which there must be as many.
 
-    Arguments and errors as for `advance`.
+    Arguments and errors as for `advance`, but any number of images.
     """
     fresh = self._start(params, queue, draft_params)
     return jax.lax.fori_loop(
@@ -211,8 +211,9 @@ class Refill:
   def _place(self, slots: Slots, queue: Queue, fresh: tuple[State, Warp], row: jax.Array) -> Slots:
     """Assigns image `row` of a group, whose prefill is `fresh`, to the first free slot."""
     slot = jnp.argmax(slots.image < 0)
-    state, warp = _replace_slot((slots.state, slots.warp), fresh, slot, row,
-                                self.decoder.target.num_streams, self.num_slots, self.group)
+    state, warp = _replace_slot(
+        (slots.state, slots.warp), fresh, slot, row, self.decoder.target.num_streams,
+        self.num_slots, queue.image.shape[0])
     return Slots(state, warp, slots.image.at[slot].set(queue.image[row]))
 
   def _round(self, params, slots: Slots, draft_params) -> Slots:

@@ -206,7 +206,7 @@ def prepare(model: BaseModel, prompts: Any = None, options: Mapping[str, Any] = 
             batch_size: int | None = None, max_batch_size: int | None = None,
             all_at_once: bool = False, slots: bool = True, pixels: bool = True, prefix: Any = None,
             rows: int | None = None, raw_log_probs: bool = False, sampling: Options | None = None,
-            condition: Any = None) -> Request:
+            condition: Any = None, reserved: bool = False) -> Request:
   """Checks all arguments of a request; nothing is compiled.
 
   Args:
@@ -225,10 +225,10 @@ def prepare(model: BaseModel, prompts: Any = None, options: Mapping[str, Any] = 
     raw_log_probs: whether the results have log-probabilities at temperature 1 and without cuts.
     sampling: of `model.sampling(...)`, in place of sampling options among `options`.
     condition: of the prompts, if the caller has encoded them; None encodes them here.
+    reserved: whether their memory is allocated already, as that of slots; needs a `batch_size`.
 
   Raises:
-    ValueError: for anything that is not supported, by the name of the argument, or if the images
-      of a batch do not fit in memory.
+    ValueError: for anything that is not supported or does not fit in memory, by the argument.
   """
   sampling, parameters = _divided(model, sampling, options)
   prompts = prompts_lib.listed(model.prompts if prompts is None else prompts)
@@ -257,8 +257,9 @@ def prepare(model: BaseModel, prompts: Any = None, options: Mapping[str, Any] = 
       request_of, Request.estimate, size)[0]
   if pixels and model.tokenizer is None:
     model.pixels(None)  # Raises the error that names the missing tokenizer.
-  memory.check(model, request.specification, request.estimate(), request.batch_size,
-               'prompts' if all_at_once else 'batch_size')
+  if not reserved:
+    memory.check(model, request.specification, request.estimate(), request.batch_size,
+                 'prompts' if all_at_once else 'batch_size')
   return request
 
 

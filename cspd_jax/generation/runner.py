@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import batches, programs
@@ -125,7 +124,7 @@ class Runner:
     self._arguments(request)
 
   def join(self, requests: Sequence[Request]) -> list[int]:
-    """Starts images, in as few prefills as possible.
+    """Starts images, each with a prefill of its own: requests rarely come together.
 
     Args:
       requests: of one image each, at most as many as there are free slots.
@@ -141,22 +140,14 @@ class Runner:
       raise ValueError(f'requests are {len(requests)}, and {self.free} of {self._size} slots are '
                        'free; wait until others are complete.')
     images = [self._arguments(request) for request in requests]
-    joined, size = [], self._jitted.refill.group
-    for first in range(0, len(requests), size):
-      group = images[first:first + size]
-      condition, key, warp = jax.tree.map(
-          lambda *rows: jnp.concatenate(rows),
-          *(group[i] for i in batches.padded(np.arange(len(group)), size)))
-      empty = [slot for slot in range(self._size) if slot not in self.requests][:len(group)]
-      queue = refill.Queue(
-          condition, key, warp, jnp.asarray(np.resize(empty, size), jnp.int32),
-          jnp.int32(len(group)), jnp.asarray(True))
+    joined = [slot for slot in range(self._size) if slot not in self.requests][:len(requests)]
+    for slot, request, arguments in zip(joined, requests, images):
+      queue = refill.Queue(*arguments, np.full(1, slot, np.int32), np.int32(1), np.bool_(True))
       params = self.model.params
       if self._slots is None:
         self._slots = self._jitted.idle(params, queue, self._draft_params)
       self._change(self._jitted.join(params, self._slots, queue, self._draft_params))
-      self.requests |= zip(empty, requests[first:])
-      joined += empty
+      self.requests[slot] = request
     return joined
 
   def step(self, rounds: int = 1) -> list[Event]:
@@ -164,7 +155,7 @@ class Runner:
     if not self.requests:
       return []
     self._change(self._jitted.step(
-        self.model.params, self._slots, jnp.int32(rounds), self._draft_params))
+        self.model.params, self._slots, np.int32(rounds), self._draft_params))
     return self.events()
 
   def events(self) -> list[Event]:
@@ -206,7 +197,7 @@ class Runner:
 
   def _leave(self, slots: Sequence[int]) -> None:
     self._change(self._jitted.leave(
-        self._slots, jnp.asarray(np.isin(np.arange(self._size), slots))))
+        self._slots, np.isin(np.arange(self._size), slots)))
     for slot in slots:
       del self.requests[slot]
 
@@ -236,4 +227,4 @@ class Runner:
           condition, is_leaf=lambda leaf: isinstance(leaf, Prompt))
     # All options, because those that are off here may be on in another image of the program.
     warp = prefix_lib.sampling(Warp(*request.sampling), self.model.prefix_length)
-    return condition, key, Warp(*(jnp.broadcast_to(jnp.asarray(leaf), (1,)) for leaf in warp))
+    return condition, key, Warp(*(np.broadcast_to(np.asarray(leaf), (1,)) for leaf in warp))

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import time
@@ -139,12 +140,11 @@ class Service:
     served = self._served
     try:
       self._engine.check_room(order.decoder, order.n)
-      requests = [prepare(served.model, [order.prompt], order.options, seed=[(order.seed, i)],
-                          decoder=served.decoders[order.decoder], batch_size=1)
-                  for i in range(order.n)]
-      jobs = [Job(request, order.decoder, images.listener(i),
-                  watched=order.progress or order.partial_images > 0)
-              for i, request in enumerate(requests)]
+      first = prepare(served.model, [order.prompt], order.options, seed=order.seed,
+                      decoder=served.decoders[order.decoder], batch_size=1, reserved=True)
+      jobs = [Job(dataclasses.replace(first, seeds=[(order.seed, i)]), order.decoder,
+                  images.listener(i), watched=order.progress or order.partial_images > 0)
+              for i in range(order.n)]
       self._engine.submit(jobs)
       return jobs
     except ValueError as error:

@@ -6,7 +6,7 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
 
 class Metrics:
-  """The counters of one server; all may be changed by any thread.
+  """The counters of one server, with those of its process; all may be changed by any thread.
 
   Attributes:
     requests: answered requests for images, by the status of the answer.
@@ -23,6 +23,7 @@ class Metrics:
 
   def __init__(self) -> None:
     self._registry = registry = prometheus_client.CollectorRegistry()
+    prometheus_client.ProcessCollector(registry=registry)
 
     def counter(name: str, text: str, *labels: str) -> prometheus_client.Counter:
       return prometheus_client.Counter(f'cspd_{name}', text, labels, registry=registry)

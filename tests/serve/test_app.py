@@ -4,6 +4,7 @@ import base64
 import contextlib
 import io
 import json
+import sys
 import threading
 import time
 
@@ -15,7 +16,9 @@ pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[
 pytest.importorskip('uvicorn', reason="the server needs pip install 'cspd_jax[serve]'")
 pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
 
+from cspd_jax.generation import memory
 from cspd_jax.serve import guard, server, wire
+from tests.generation.test_rollouts import counted
 from tests.serve import running, tiny
 from tests.serve.running import Running, head, until
 
@@ -205,6 +208,22 @@ def test_metrics(running_server):
   changes = [after[name] - value for name, value in before.items()]
   assert changes[:3] == [2, 1, 18] and changes[3] >= 8 and changes[4] == 2
   assert running_server.value('cspd_slots{') == 4
+  if sys.platform == 'linux':
+    assert running_server.value('process_resident_memory_bytes') > 1e6
+
+
+def test_images_need_no_memory_besides_their_slots(running_server, monkeypatch):
+  monkeypatch.setattr(memory, 'free', lambda devices: 0.0)
+  assert running_server.generate(prompt='cat')[0] == 200
+
+
+def test_a_server_that_is_ready_compiles_nothing():
+  instance = Running(tiny.model())
+  with counted() as compiled:
+    for body in (dict(prompt='cat', seed=7), dict(prompt='dog', n=3, temperature=0, top_k=2),
+                 dict(prompt='cat', stream=True, partial_images=2, progress=True)):
+      assert instance.generate(**body)[0] == 200
+  assert instance.end() == 0 and compiled == []
 
 
 @pytest.fixture
