@@ -1,28 +1,32 @@
 """Measures a server: throughput against the decoding of a list, latency, and a soak of bad clients.
 
   python -m experiments.serving
-  python -m experiments.serving --num_images=16 --clients=1,4 --soak=100
+  python -m experiments.serving --model=demo --num_images=16 --clients=1,4 --soak=200
 
-Starts cspd-serve and requests the same images with several numbers of clients, and times
-`Model.generate` for them while the server is idle. Then clients send wrong requests, leave while
-their images are decoded, and read slowly: every request must have its answer, every image must be
-accounted for, and the memory must stay what it was. Ratios are of this machine and its other load.
+Starts cspd-serve and requests the same images with several numbers of clients. Before and after
+each of them `Model.generate` decodes these images while the server is idle, in as many slots. Both
+are compiled and have decoded images before. Seconds are also those of the machine's other load; the
+time that the processors worked, and the passes over all slots, are the server's own.
+
+Then clients send wrong requests, leave while their images are decoded, and read slowly: every
+request must have its answer, every image must be accounted for, and the memory must stay what it
+was.
 """
 
 import contextlib
 import dataclasses
 import http.client
 import json
-import pathlib
 import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,14 +35,18 @@ from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
+from cspd_jax.generation.request import Request, prepare
+from cspd_jax.generation.run import refilled
 from cspd_jax.measure import tables
+from cspd_jax.models.conditions import Prompt
 
 _SECONDS = 3600.0
 _PATH = '/v1/images/generations'
-# The part of the soak after which the memory is that of a server in use.
-_WARM = 0.05
+# Requests of the soak, at most, after which the memory is that of a server in use.
+_WARM = 500
 _COLUMNS = {
     'clients': '{clients}', 'of offline throughput': '{of_offline:.0%}',
+    'processor time / offline': '{processor:.2f}', 'passes / offline': '{passes:.2f}',
     'of one client': '{of_one:.2f}x', 'p50 / offline image': '{p50:.1f}',
     'p95 / offline image': '{p95:.1f}'}
 
@@ -69,6 +77,14 @@ class Config:
     fields.check(self, soak=(0, 10**6))
 
 
+class _Cost(NamedTuple):
+  """The cost of images: seconds, seconds of all processors together, passes over all slots."""
+
+  seconds: float
+  processor: float
+  passes: float
+
+
 @dataclasses.dataclass(frozen=True)
 class _Server:
   """A running server; its process is a child of this one."""
@@ -93,24 +109,27 @@ class _Server:
   @property
   def memory(self) -> float:
     """Bytes of memory that the server uses; NaN where the system does not say."""
-    status = pathlib.Path(f'/proc/{self.process.pid}/status')
-    if not status.exists():
-      return float('nan')
-    line = next(line for line in status.read_text(encoding='utf-8').splitlines()
-                if line.startswith('VmRSS'))
-    return float(line.split()[1]) * 1024
+    return self.value('process_resident_memory_bytes') or float('nan')
+
+  @property
+  def cost(self) -> _Cost:
+    """The cost of all so far; the processors' time is NaN where the system does not say it."""
+    return _Cost(time.perf_counter(), self.value('process_cpu_seconds_total') or float('nan'),
+                 self.value('cspd_rounds_total'))
 
 
 @contextlib.contextmanager
-def _serving(config: Config) -> Iterator[_Server]:
-  """Starts a server and yields it when it is ready; ends it with SIGTERM."""
+def _serving(config: Config, request: Request) -> Iterator[_Server]:
+  """Starts a server for such images and yields it when it is ready; ends it with SIGTERM."""
   with socket.create_server(('127.0.0.1', 0)) as free:
     port = free.getsockname()[1]
-  loading = [f'--{name}={value}' for name, value in inputs.overrides(config.loading).items()]
+  flags = [f'--{name}={value}' for name, value in inputs.overrides(config.loading).items()]
+  if isinstance(request.condition, Prompt):  # Longer prompts would make every pass longer.
+    flags.append(f'--prompt_length={request.condition.tokens.shape[-1]}')
   process = subprocess.Popen([
       sys.executable, '-m', 'cspd_jax.commands.serve', f'--port={port}',
       f'--decoder={config.decoder}', f'--slots={config.slots}', f'--queue={max(config.clients)}',
-      *loading])
+      *flags])
   server = _Server(port, process)
   try:
     while True:
@@ -128,8 +147,16 @@ def _serving(config: Config) -> Iterator[_Server]:
     process.kill()
 
 
-def _throughput(server: _Server, prompts: list[str], clients: int) -> tuple[float, list[float]]:
-  """Returns seconds of all images, and of each, with a number of clients."""
+def _offline(model: cspd_jax.Model, request: Request, passes: float) -> _Cost:
+  """Returns the cost of the images without a server; their passes are known."""
+  start, processor = time.perf_counter(), time.process_time()
+  model.generate(request.prompts, seed=request.seeds, decoder=request.specification,
+                 batch_size=request.batch_size)
+  return _Cost(time.perf_counter() - start, time.process_time() - processor, passes)
+
+
+def _served(server: _Server, prompts: list[str], clients: int) -> tuple[_Cost, list[float]]:
+  """Returns the cost of the images, and the seconds of each, with a number of clients."""
   def one(number: int) -> float:
     start = time.perf_counter()
     status, answer = server.call('POST', _PATH, dict(prompt=prompts[number], seed=number))
@@ -137,10 +164,31 @@ def _throughput(server: _Server, prompts: list[str], clients: int) -> tuple[floa
       raise RuntimeError(f'the server answered {status}: {answer[:200]!r}')
     return time.perf_counter() - start
 
-  start = time.perf_counter()
+  start = server.cost
   with futures.ThreadPoolExecutor(clients) as pool:
     latencies = list(pool.map(one, range(len(prompts))))
-  return time.perf_counter() - start, latencies
+  return _Cost(*(after - before for before, after in zip(start, server.cost))), latencies
+
+
+def _rows(config: Config, model: cspd_jax.Model, request: Request, server: _Server
+          ) -> Iterator[dict[str, Any]]:
+  """Yields a row of the table for each number of clients."""
+  prompts = request.prompts
+  passes = float(sum(part.rounds for part in refilled(request)))  # Compiles as well.
+  _served(server, prompts[:config.slots], config.slots)
+  before, first = _offline(model, request, passes), None
+  for clients in config.clients:
+    served, latencies = _served(server, prompts, clients)
+    after = _offline(model, request, passes)
+    offline = _Cost(*(sum(pair) / 2 for pair in zip(before, after)))
+    p50, p95 = np.quantile(latencies, (0.5, 0.95)) / (offline.seconds / len(prompts))
+    first = first or served.seconds
+    yield dict(
+        clients=clients, of_offline=offline.seconds / served.seconds,
+        processor=served.processor / offline.processor, passes=served.passes / passes,
+        of_one=first / served.seconds, p50=float(p50), p95=float(p95), served=served._asdict(),
+        offline=offline._asdict())
+    before = after
 
 
 def _first_picture(server: _Server, prompt: str) -> float:
@@ -162,7 +210,7 @@ def _soak(server: _Server, prompts: list[str], count: int, clients: int) -> dict
   kinds = ('image', 'image', 'stream', 'leave', 'leave', 'wrong', 'slow', 'half')
   outcomes = dict.fromkeys(kinds, 0)
   levels: list[float] = []
-  images = server.value('cspd_images_total')
+  images, counted = server.value('cspd_images_total'), threading.Lock()
 
   def raw(body: str, length: int, reads: int, pause: float) -> None:
     """Sends a request whose client closes the connection after some reads."""
@@ -188,8 +236,10 @@ def _soak(server: _Server, prompts: list[str], count: int, clients: int) -> dict
     else:
       raw(stream[:10] if kind == 'half' else stream, len(stream),
           dict(leave=1, slow=20, half=0)[kind], chooser.random() / 10)
-    outcomes[kind] += 1
-    if sum(outcomes.values()) in (max(1, int(count * _WARM)), count):
+    with counted:
+      outcomes[kind] += 1
+      is_warm = sum(outcomes.values()) == min(_WARM, count // 2)
+    if is_warm:
       levels.append(server.memory)
 
   with futures.ThreadPoolExecutor(clients) as pool:
@@ -198,9 +248,10 @@ def _soak(server: _Server, prompts: list[str], count: int, clients: int) -> dict
     time.sleep(0.1)
   # The counter of an image that left follows the slot that it freed.
   time.sleep(1)
+  levels.append(server.memory)
   return dict(requests=count, answered=sum(outcomes.values()), kinds=outcomes,
               images=server.value('cspd_images_total') - images,
-              memory=levels[-1] / levels[0] if len(levels) > 1 else float('nan'))
+              memory=levels[-1] / levels[0], bytes=levels)
 
 
 @cli.command(Config)
@@ -208,21 +259,13 @@ def main(config: Config) -> None:
   report = Report(config.workdir)
   model = inputs.model(config.loading, engine='discrete', one_group=inputs.MEASURED)
   prompts = [str(model.prompts[i % len(model.prompts)]) for i in range(config.num_images)]
-  seeds = list(range(config.num_images))
-  with _serving(config) as server:
-    options: dict[str, Any] = dict(decoder=config.decoder, batch_size=config.slots)
-    model.generate(prompts, seed=seeds, **options)  # Compiles.
+  request = prepare(model, prompts, seed=list(range(config.num_images)), decoder=config.decoder,
+                    batch_size=config.slots)
+  with _serving(config, request) as server:
     rows: list[dict[str, Any]] = []
-    for clients in config.clients:
-      start = time.perf_counter()
-      model.generate(prompts, seed=seeds, **options)
-      offline = time.perf_counter() - start
-      seconds, latencies = _throughput(server, prompts, clients)
-      p50, p95 = np.quantile(latencies, (0.5, 0.95)) / (offline / config.num_images)
-      rows.append(dict(clients=clients, of_offline=offline / seconds, seconds_of_images=seconds,
-                       p50=float(p50), p95=float(p95)))
-      rows[-1]['of_one'] = rows[0]['seconds_of_images'] / seconds
-      print(rows[-1], flush=True)
+    for row in _rows(config, model, request, server):
+      rows.append(row)
+      print(row, flush=True)
     first = float(np.median([_first_picture(server, prompt) for prompt in prompts[:8]]))
     print(f'first partial picture after {first:.0%} of the time of an image', flush=True)
     soak = _soak(server, prompts, config.soak, 2 * config.slots) if config.soak else None
