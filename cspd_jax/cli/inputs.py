@@ -148,7 +148,8 @@ def images(group: groups.Images, of: cspd_jax.Model, default: int = 4, general: 
 
 
 def next_command(program: str, loading: groups.Loading, of: cspd_jax.Model,
-                 prompts: Sequence[Any], **flags: Any) -> str:
+                 prompts: Sequence[Any], sampling: groups.Sampling = groups.Sampling(),
+                 **flags: Any) -> str:
   """Returns the command of another program for a model.
 
   Args:
@@ -156,10 +157,12 @@ def next_command(program: str, loading: groups.Loading, of: cspd_jax.Model,
     loading: the model, and how it is loaded; the other program loads it in the same way.
     of: the model.
     prompts: the first of them becomes a flag if the model has no prompts of its own.
+    sampling: the sampling options, which the other program uses too.
     **flags: values of further flags; None leaves a flag out.
   """
   own = {} if of.prompts else {'prompt': prompts[0]}
-  return fields.command_line(program, **{**overrides(loading), **own, **flags})
+  return fields.command_line(
+      program, **{**overrides(loading), **own, **overrides(sampling), **flags})
 
 
 def _prompts(group: groups.Images, of: cspd_jax.Model, general: bool) -> list[Any]:

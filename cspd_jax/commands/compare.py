@@ -241,7 +241,8 @@ def _next_step(config: Config, job: Job, rows: Sequence[Mapping[str, Any]]) -> s
             'fastest one.')
   fastest = min(exact, key=lambda row: row['seconds_per_image'])['specification']
   command = lambda program, **flags: inputs.next_command(
-      program, config.loading, job.model, job.prompts, **inputs.overrides(config.parts), **flags)
+      program, config.loading, job.model, job.prompts, config.sampling,
+      **inputs.overrides(config.parts), **flags)
   if fastest.partition('(')[0] != job.model.engine.baseline:
     return f'{_default(job.model, fastest)}Next: {command("cspd-generate", decoder=fastest)}'
   line = f'No exact decoder of these is faster than {job.model.engine.baseline} on this machine.'

@@ -145,7 +145,8 @@ def _next_step(config: Config, model: cspd_jax.Model, prompts: list[Any]) -> str
   fixed = config.loading.model in cspd_jax.shipped() or parts
   # Both measure on one group of devices.
   command = lambda program: inputs.next_command(
-      program, config.loading, model, prompts, **parts, mesh=mesh and f'1x{mesh.split("x")[1]}')
+      program, config.loading, model, prompts, config.sampling, **parts,
+      mesh=mesh and f'1x{mesh.split("x")[1]}')
   if tuned or fixed or model.engine.name != 'discrete':
     return f'Next: {command("cspd-compare")}'
   return f'Next: {command("cspd-tune")} stores the fastest decoder for this machine.'

@@ -292,7 +292,8 @@ def _next_step(loading: groups.Loading, model: cspd_jax.Model, recipe: Recipe, r
   prompts = samples.prompts_of(model, recipe.prompts)
   if own:
     return inputs.next_command('cspd-tune', loading, model, prompts)
-  return inputs.next_command('cspd-compare', loading, model, prompts, **{role: str(output)},
+  part: dict[str, Any] = {role: str(output)}
+  return inputs.next_command('cspd-compare', loading, model, prompts, **part,
                              decoder=f'vanilla,{_DECODERS[role]}')
 
 

@@ -10,7 +10,7 @@ per hour for every batch size, and the few best candidates are measured. The fas
 the model's `model.json` for this kind of device: from then on they are the default decoders of
 `model.generate` and `cspd-generate` there. Only exact decoders
 are chosen, unless `--guarantee` says otherwise. Writes all figures to --output
-(rows.csv, report.json).
+(rows.csv, report.json). If it is interrupted, the same command resumes: what is measured is kept.
 """
 
 import dataclasses
@@ -19,6 +19,8 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 import cspd_jax
 from cspd_jax import cli
@@ -29,9 +31,10 @@ from cspd_jax.families import tuned
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.files.store import CheckpointError
-from cspd_jax.generation import defaults
+from cspd_jax.generation import defaults, run as run_lib
 from cspd_jax.measure import measurements, tables, tuning
 from cspd_jax.measure.bench import Bench
+from cspd_jax.measure.journal import Journal
 
 # The most promising first, in case the time runs out.
 DECODERS = (
@@ -98,6 +101,8 @@ _COLUMNS = {
     'speed-up': '{speedup:.2f}x', 'chosen': '{chosen}'}
 # The share of the time that candidates are tried in.
 _SEARCH = 0.5
+# Short runs, in the journal.
+_RUNS = 'runs'
 # Rows of a table, apart from measured ones.
 _SHOWN = 8
 
@@ -206,8 +211,24 @@ def _weaker(bench: Bench, text: str, least: str) -> str | None:
   return f'it is {guarantee}, and guarantee is {least}'
 
 
-def tune(plan: Plan, config: Config) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def _settings(config: Config, plan: Plan) -> dict[str, Any]:
+  """The settings that determine what is measured."""
+  bench, settings = plan.bench, dataclasses.asdict(config)
+  for name in ('minutes', 'store', 'dry_run', 'output'):
+    del settings[name]
+  return settings | dict(
+      network=run_lib.network_digest(bench.model.config, bench.model.params),
+      prompts=[str(prompt) for prompt in bench.prompts], device=bench.model.device.device_kind)
+
+
+def tune(plan: Plan, config: Config, journal: Journal
+         ) -> tuple[list[dict[str, Any]], dict[str, str]]:
   """Runs candidates, measures the best and marks the fastest.
+
+  Args:
+    plan: the candidates.
+    config: what they are chosen for.
+    journal: keeps every measurement, and has those of an interrupted run.
 
   Returns:
     A row per candidate and batch size, the fastest first; and reasons why others were left out.
@@ -216,20 +237,24 @@ def tune(plan: Plan, config: Config) -> tuple[list[dict[str, Any]], dict[str, st
   until = time.perf_counter() + 60 * config.minutes * _SEARCH
   runs: dict[str, tuning.Run] = {}
   pace = tuning.pace(bench, sizes[0])
-  growth = functools.cache(
-      lambda tokens: tuning.growth(bench, tokens, sizes, config.repeats))
-
-  prefill = functools.cache(lambda size: tuning.prefill(bench, size, pace, config.repeats))
+  # All times are relative to the pace of the first run.
+  pace = pace._replace(seconds=journal.measured('pace', 'seconds', lambda: pace.seconds))
+  growth = lambda tokens: journal.measured('growth', str(tokens), lambda: tuning.growth(
+      bench, tokens, sizes, config.repeats))
+  prefill = lambda size: journal.measured('prefill', str(size), lambda: tuning.prefill(
+      bench, size, pace, config.repeats))
 
   def predict(text: str, size: int) -> tuning.Predicted:
     count = tuning.queue_length(bench, text, size)
-    return tuning.predict(runs[text], size, growth(runs[text].tokens)[size], count,
+    return tuning.predict(runs[text], size, growth(runs[text].tokens)[str(size)], count,
                           prefill(size) if count else 0.0)
 
   def seconds(text: str) -> Mapping[int, float] | None:
-    if runs and time.perf_counter() > until:
+    if runs and time.perf_counter() > until and text not in journal.names(_RUNS):
       return None
-    run = runs[text] = tuning.short_run(bench, text, sizes[0], pace)
+    measured = journal.measured(_RUNS, text, lambda: tuning.short_run(
+        bench, text, sizes[0], pace)._asdict())
+    run = runs[text] = tuning.Run(**measured)._replace(rounds=np.asarray(measured['rounds']))
     predicted = {size: predict(text, size).seconds for size in sizes}
     print(f'{text}: {run.accepted:.2f} tokens per round; seconds per image '
           + ', '.join(f'{value:.4f} ({size} at once)' for size, value in predicted.items()),
@@ -244,7 +269,8 @@ def tune(plan: Plan, config: Config) -> tuple[list[dict[str, Any]], dict[str, st
     # The current default must be beaten, and the baseline is the reference of speed-ups.
     few |= dict.fromkeys(text for text in (plan.standing.get(size), bench.baseline)
                          if text in searched.seconds)
-    measured = tuning.measure(bench, list(few), size, config.repeats)
+    measured = journal.measured('measured', f'{size}: {", ".join(few)}', functools.partial(
+        tuning.measure, bench, list(few), size, config.repeats))
     chosen = min(measured, key=lambda text: measured[text])
     rows += [_row(bench, runs[text], size, predict(text, size), measured, text == chosen)
              for text in ranked]
@@ -281,21 +307,25 @@ def _row(bench: Bench, run: tuning.Run, size: int, predicted: tuning.Predicted,
       chosen='yes' if chosen else None)
 
 
-@cli.command(Config, kept='nothing is stored', resumes=False)
+@cli.command(Config, kept='measured candidates are kept')
 def main(config: Config) -> None:
   plan = prepare(config)
-  report = Report(config.output, ['rows.csv'], program=_PROGRAM)
+  report = Report(config.output, ['rows.csv'], program=_PROGRAM, run=_settings(config, plan))
+  journal = Journal(report)
   count, model = sum(map(len, plan.lines)), plan.bench.model
   print(f'{count} candidates for {model.name} on {model.where}', flush=True)
+  if kept := journal.names(_RUNS):
+    print(f'{len(kept)} candidates are measured already, in {report.folder}', flush=True)
   start = time.perf_counter()
   with programs.reported(_num_programs(plan, config), at_most=True):
-    rows, left_out = tune(plan, config)
+    rows, left_out = tune(plan, config, journal)
   shown = {size: _shown(rows, size) for size in dict.fromkeys(row['batch_size'] for row in rows)}
   for size, numbers in shown.items():
     table = tables.text(_COLUMNS, [rows[i] for i in numbers], left=1)
     print(f'\n{_images(size)} at once\n{table}')
   decoders = {row['batch_size']: row['decoder'] for row in rows if row['chosen']}
   kind = plan.bench.model.device.device_kind
+  journal.remove()
   atomic.write(report.path('rows.csv'), tables.csv(rows).encode())
   report.write(
       settings=dataclasses.asdict(config), rows=rows, left_out=left_out, chosen=decoders,
@@ -340,7 +370,9 @@ def _next_step(config: Config, plan: Plan, decoders: Mapping[int, str], is_store
   else:
     size, decoder = next(iter(decoders.items()))
     own = {'decoder': decoder, 'batch_size': size}
-  return f'Next: {inputs.next_command("cspd-generate", config.loading, model, prompts, **own)}'
+  command = inputs.next_command(
+      'cspd-generate', config.loading, model, prompts, config.sampling, **own)
+  return f'Next: {command}'
 
 
 def _shown(rows: Sequence[Mapping[str, Any]], size: int) -> list[int]:

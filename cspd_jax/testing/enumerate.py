@@ -8,7 +8,7 @@ by the same code that runs in production.
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from cspd_jax.testing import drafters
 from cspd_jax.testing.tabular import Tabular, prefix_number
 
 # For programs that run once: optimising them would cost more time than running them.
-_UNOPTIMISED = {'xla_backend_optimization_level': 0}
+UNOPTIMISED = {'xla_backend_optimization_level': 0}
 
 
 class _Answers(NamedTuple):
@@ -91,6 +91,18 @@ class _Enumerated:
     raise ValueError(
         'Runners-up under the noise of a position cannot be enumerated; compare a seed-exact '
         'decoder with vanilla, token for token, instead.')
+
+
+def outcome(radices: list[int], index: jax.Array, dtype: Any) -> Any:
+  """Returns random numbers of which every outcome has an index; `.state.weight` is its probability.
+
+  Args:
+    radices: is filled with the numbers of answers while a function is traced; their product is the
+      number of outcomes.
+    index: `[]` number of the outcome.
+    dtype: of the probability.
+  """
+  return _Enumerated(radices, _Answers(index, jnp.ones((), dtype)))
 
 
 class Rounds(NamedTuple):
@@ -163,7 +175,7 @@ def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *,
     raise ValueError(
         f'There are {total} outcomes, more than max_outcomes = {max_outcomes}; use a smaller '
         'vocabulary, window or number of rounds.')
-  options = _UNOPTIMISED if total <= chunk else None
+  options = UNOPTIMISED if total <= chunk else None
   run = jax.jit(run, compiler_options=options)
   return _accumulate(run, total, min(chunk, total), tabular, warp)
 
@@ -235,7 +247,7 @@ def enumerate_stage(verifier: Verifier, p: np.ndarray, q: np.ndarray, count: int
 
   def run(index, p, q):
     radices.clear()
-    rng = _Enumerated(radices, _Answers(index, jnp.ones((), p.dtype)))
+    rng = outcome(radices, index, p.dtype)
     tokens = jnp.append(0, drafters.siblings(rng, q, count, draws))
     verdict = verifier.verify(
         rng, layout, tokens, None if draws == 'fixed' else q[None],
@@ -251,6 +263,6 @@ def enumerate_stage(verifier: Verifier, p: np.ndarray, q: np.ndarray, count: int
   jax.eval_shape(run, jnp.arange(1)[0], p[0], q[0])  # Fills `radices`.
   indices = jnp.arange(int(np.prod(radices)))
   outcomes = jax.vmap(jax.vmap(run, (0, None, None)), (None, 0, 0))
-  outcomes = jax.jit(outcomes, compiler_options=_UNOPTIMISED)
+  outcomes = jax.jit(outcomes, compiler_options=UNOPTIMISED)
   total = np.asarray(outcomes(indices, p, q)).sum(axis=1)
   return Stage(total[:, :-2], total[:, -2], total[:, -1])

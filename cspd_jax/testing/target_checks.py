@@ -1,7 +1,6 @@
 """Finds mistakes in a target: one call checks a user's model."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,26 +11,10 @@ from cspd_jax.decoding.base import Condition, Params, Target
 from cspd_jax.decoding.tree import chain
 from cspd_jax.testing import probe as probe_lib, tree_checks, window_checks
 from cspd_jax.testing.probe import Probe, distance
+from cspd_jax.testing.report import Check, Report, collect
 
 # `(params, condition, tokens [B, n]) -> [B, n, V]`: logits of token `i` from the tokens before it.
 Logits = Callable[[Params, Condition, jax.Array], jax.Array]
-
-
-class Check(NamedTuple):
-  """One property that a target must have.
-
-  Attributes:
-    name: name of the check.
-    run: yields a sentence for every mistake.
-    after: checks that must pass for this one to be meaningful.
-    of_trees: whether it is left out for a target that scores chains only.
-  """
-
-  name: str
-  run: Callable[[Probe], Iterator[str]]
-  after: tuple[str, ...] = ()
-  of_trees: bool = False
-
 
 CHECKS = (
     Check('determinism', window_checks.determinism),
@@ -53,30 +36,6 @@ CHECKS = (
     Check('features', window_checks.features),
     Check('end of the image', window_checks.end, ('leftovers',)),
 )
-
-
-class Report(NamedTuple):
-  """The result of all checks.
-
-  Attributes:
-    problems: sentences by check.
-    passed: checks without problems.
-    left_out: checks that are not meaningful because of the problems.
-    notes: sentences on properties that could not be checked, which are not problems.
-  """
-
-  problems: dict[str, list[str]]
-  passed: list[str]
-  left_out: list[str]
-  notes: tuple[str, ...] = ()
-
-  def __str__(self) -> str:
-    lines = [f'- {sentence}' for sentences in self.problems.values() for sentence in sentences]
-    lines.append(f'Passed: {", ".join(self.passed) or "nothing"}.')
-    if self.left_out:
-      lines.append(f'Not checked because of this: {", ".join(self.left_out)}.')
-    lines += [f'Note: {note}' for note in self.notes]
-    return '\n'.join(lines)
 
 
 def check_target(target: Target, params: Params, condition: Condition, *,
@@ -123,16 +82,8 @@ def find_problems(target: Target, params: Params, condition: Condition, *,
   with jax.default_matmul_precision('highest'):
     probe = probe_lib.make(
         target, params, condition, jax.random.key(0) if key is None else key)
-    problems: dict[str, list[str]] = {}
-    passed, left_out = ['shapes'], []
-    for check in checks:
-      if any(name in problems or name in left_out for name in check.after):
-        left_out.append(check.name)
-      elif sentences := list(check.run(probe)):
-        problems[check.name] = sentences
-      else:
-        passed.append(check.name)
-  return Report(problems, passed, left_out, notes)
+    report = collect(checks, probe)
+  return report._replace(passed=['shapes', *report.passed], notes=notes)
 
 
 def _notes(target: Target) -> Iterator[str]:

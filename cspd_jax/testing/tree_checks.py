@@ -3,8 +3,6 @@
 Every check has a `Probe` as argument and yields a sentence for every mistake.
 """
 
-import pathlib
-import traceback
 from collections.abc import Iterator
 
 import jax
@@ -15,6 +13,7 @@ from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Cache, TreeLike
 from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree, runtime_tree
 from cspd_jax.testing.probe import ROWS, Probe, distance
+from cspd_jax.testing.report import failure
 
 # A main chain of three nodes, a sibling of the first with a child, and a sibling of the second.
 TREE = Tree((-1, 0, 1, 2, 0, 1, 4))
@@ -117,18 +116,8 @@ def _failures(probe: Probe, tree: TreeLike, kind: str, remedy: str) -> Iterator[
       yield str(error)
       return
     except Exception as error:  # Any, of the user's code.
-      first = (str(error).splitlines() or [''])[0].rstrip('.')
-      yield (f'{name}: with {kind} it raises {type(error).__name__} at {_line(error)}: {first}; '
-             f'{remedy}.')
+      yield f'{name}: with {kind} it raises {failure(error)}; {remedy}.'
       return
-
-
-def _line(error: Exception) -> str:
-  """The innermost line outside JAX and NumPy that an exception passed, `file:line`."""
-  packages = (jax.__path__[0], np.__path__[0])
-  frames = [frame for frame in traceback.extract_tb(error.__traceback__)
-            if not frame.filename.startswith(packages)]
-  return f'{pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}'
 
 
 def _problems(probe: Probe, tree: TreeLike, kind: str) -> Iterator[str]:

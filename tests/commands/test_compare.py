@@ -6,6 +6,7 @@ import shlex
 from unittest import mock
 
 import jax
+import numpy as np
 import pytest
 
 import cspd_jax
@@ -337,6 +338,31 @@ def test_the_baseline_is_not_recommended():
   line = compare._next_step(compare.Config(), job, [row])  # pylint: disable=protected-access
   assert 'No exact decoder of these is faster than vanilla' in line
   assert line.endswith('Next: cspd-compare --model=demo --all=true')
+
+
+def test_the_next_command_has_what_was_measured():
+  job = compare.Job(cspd_jax.load('demo'), {}, {}, [0], None)
+  config = compare.Config(
+      groups.Loading(dtype='bfloat16', quantize='int8'), groups.Parts(neighbours='other'),
+      sampling=groups.Sampling(guidance_scale=1.5, temperature=0.7, top_k=9, top_p=0.9))
+  for decoder, program in (('mc_sjd(window=4)', 'cspd-generate'), ('vanilla', 'cspd-compare')):
+    line = compare._next_step(config, job, [  # pylint: disable=protected-access
+        dict(guarantee=Guarantee.EXACT, specification=decoder, seconds_per_image=1)])
+    assert (f'Next: {program} --model=demo --dtype=bfloat16 --quantize=int8 --guidance_scale=1.5 '
+            '--temperature=0.7 --top_k=9 --top_p=0.9 --neighbours=other') in line
+
+
+def test_decoders_that_are_one_are_named():
+  """The tree of `sjd_pac` in a short window is a chain, which makes it `mc_sjd`."""
+  def result(tokens, rounds):
+    return mock.Mock(sample=mock.Mock(decoded=mock.Mock(
+        tokens=np.array([tokens]), round_of_token=np.array([rounds]))))
+
+  compared = dict(vanilla=result([1, 2], [0, 1]), mc_sjd=result([3, 4], [0, 0]),
+                  seed_exact=result([1, 2], [0, 0]), sjd_pac=result([3, 4], [0, 0]))
+  assert compare.compare_report.same(compared) == [
+      'sjd_pac fixed the same tokens in the same rounds as mc_sjd: with these sizes they are one '
+      'decoder.']
 
 
 def test_files_of_decoders_with_similar_names():

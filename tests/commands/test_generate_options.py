@@ -21,8 +21,8 @@ def test_prompts_become_pictures(folder, tmp_path, capsys):
   assert generate.main(['cspd-generate', *words]) == 0
   out = capsys.readouterr().out
   assert '2 images with mc_sjd(window=4); model beach' in out
-  assert out.endswith(f'Next: cspd-tune --model={folder} stores the fastest decoder for this '
-                      'machine.\n')
+  assert out.endswith(f'Next: cspd-tune --model={folder} --temperature=0.9 stores the fastest '
+                      'decoder for this machine.\n')
   paths = sorted((tmp_path / 'out').iterdir())
   assert [path.name for path in paths] == [
       '00000_sea_seed3.png', '00001_sky_seed5.png', 'report.json']

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 
 import jax
 import numpy as np
@@ -79,7 +80,7 @@ def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
     assert float(row['predicted_seconds']) == pytest.approx(
         float(row['rounds_of_batch']) * float(row['ms_per_round']) / 1e3 / int(row['batch_size']))
     assert row['guarantee'] in ('exact', 'seed-exact') and row['decoder'] in result.out
-  assert result.out.endswith(f'Next: cspd-generate --model={own}\n')
+  assert result.out.endswith(f'Next: cspd-generate --model={own} --guidance_scale=1.0\n')
   speedups = {(row['batch_size'], row['decoder']): float(row['speedup']) for row in rows}
   assert speedups['1', 'mc_sjd(window=3)'] == 2 and speedups['2', 'mc_sjd(window=3)'] == 0.5
   assert [table['title'] for table in report['tables']] == ['1 image at once', '2 images at once']
@@ -145,7 +146,7 @@ def _without_work(monkeypatch, seconds):
     return tuning.Run(text, tuning.tokens(bench, text), 2.0, np.array([5]), seconds(text), size)
 
   monkeypatch.setattr(tuning, 'short_run', short_run)
-  monkeypatch.setattr(tuning, 'pace', lambda bench, size: None)
+  monkeypatch.setattr(tuning, 'pace', lambda bench, size: tuning.Pace(lambda: None, 1.0))
   monkeypatch.setattr(tuning, 'measure', lambda bench, texts, size, repeats: {
       text: seconds(text) for text in texts})
   return asked
@@ -195,3 +196,35 @@ def test_half_of_the_minutes_are_for_the_search(folder, capsys, tmp_path, monkey
                 '--window=3,4,5,6', '--decoder=mc_sjd')
   assert result.code == 0, result.err
   assert len(asked) == 2 and 'the time limit of 1 minutes was reached' in result.out
+
+
+def test_an_interrupted_run_resumes(folder, capsys, tmp_path, monkeypatch):
+  words = ('--dry_run', '--batch_size=1', '--window=3,4,5', '--decoder=mc_sjd')
+  candidates = [f'mc_sjd(window={window})' for window in (3, 4, 5)]
+
+  def seconds(text):
+    if stop and len(asked) == 3:
+      raise KeyboardInterrupt
+    return 1 / len(asked)
+
+  stop = [True]
+  asked = _without_work(monkeypatch, seconds)
+  result = _call(capsys, tmp_path / 'out', folder, *words)
+  assert result.code == 130 and asked == candidates
+  assert 'interrupted: measured candidates are kept; the same command resumes' in result.err
+  # Other images are another run, which does not use these measurements.
+  stop.clear()
+  del asked[:]
+  other = tmp_path / 'other'
+  shutil.copytree(tmp_path / 'out', other)
+  result = _call(capsys, other, folder, *words, '--seed=5')
+  assert result.code == 0 and asked[:3] == candidates and 'already' not in result.out
+  del asked[:]
+  result = _call(capsys, tmp_path / 'out', folder, *words, '--minutes=99')
+  assert result.code == 0, result.err
+  assert f'2 candidates are measured already, in {tmp_path / "out"}\n' in result.out
+  assert asked[0] == candidates[2] and not {*candidates[:2]} & {*asked}
+  rows = {row['decoder']: row for row in json.loads(
+      (result.folder / 'report.json').read_text())['rows']}
+  assert rows.keys() >= {*candidates} and [file.name for file in sorted(
+      result.folder.iterdir())] == ['report.json', 'rows.csv']

@@ -1,6 +1,7 @@
 """Calls of programs in the process of the tests."""
 
 import pathlib
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -15,11 +16,15 @@ class Call(NamedTuple):
 
 
 def call(main: Callable, capsys, folder: pathlib.Path, *words: str) -> Call:
-  """Calls a command with an output folder of its own; of equal flags the last one counts."""
+  """Calls a command with an output folder of its own; of equal flags the last one counts.
+
+  What a command prints is for readers: numbers are rounded.
+  """
   commands = main.__module__.startswith('cspd_jax.commands') and 'train' not in main.__module__
   flag = '--output' if commands else '--workdir'
   code = main(['command', f'{flag}={folder}', *words])
   captured = capsys.readouterr()
+  assert not re.search(r'\d\.\d{12}', captured.out + captured.err), captured
   return Call(code, captured.out, captured.err, folder)
 
 

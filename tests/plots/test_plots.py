@@ -72,6 +72,12 @@ class PlotsTest(parameterized.TestCase):
         self.path, self.rounds, images=images, captions=['a', 'b', 'c'], title='t')
     self.assertGreater(self.read().std(), 0.05)
 
+  def test_the_bar_of_a_map_says_what_it_counts(self):
+    with mock.patch.object(canvas, 'png') as png:
+      grid.acceptance_map(self.rounds)
+    labels = [axes.get_xlabel() for axes in png.call_args.args[0].axes]
+    self.assertIn('round that committed the token', labels)
+
   def test_acceptance_map_of_one_token(self):
     grid.save_acceptance_map(self.path, {'vanilla': np.zeros((1, 1, 1), int)})
     self.read()

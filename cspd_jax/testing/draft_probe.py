@@ -1,0 +1,242 @@
+"""Runs a drafter in the library's own rounds and records its drafts, for `check_drafter`."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.core.random import RowKeys, row_keys
+from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.decoding.base import Draft, Drafter, Params, Verifier
+from cspd_jax.decoding.loop import Decoder, State, make_decoder
+from cspd_jax.decoding.tree import Tree
+from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.warp import Warp
+from cspd_jax.testing.enumerate import UNOPTIMISED
+from cspd_jax.testing.tabular import Tabular, prefix_lengths
+
+# Sampling options of rows that take turns: guidance scale, temperature, top-p.
+OPTIONS = ((1.0, 1.0, 1.0), (1.5, 0.8, 1.0), (1.2, 1.0, 0.7), (1.0, 0.0, 1.0))
+# The options that neither guide, nor scale, nor cut; and those of temperature 0.
+PLAIN, GREEDY = 0, 3
+
+
+class Uses(NamedTuple):
+  """How a function of the drafter uses the rows' random numbers, `[B]` bool each.
+
+  Attributes:
+    drawn: whether its result changes with them.
+    advanced: whether it returns the state after them.
+    kept_noise: whether it returns the noise of positions unchanged.
+  """
+
+  drawn: jax.Array
+  advanced: jax.Array
+  kept_noise: jax.Array
+
+
+class Round(NamedTuple):
+  """The drafts of one round, as NumPy arrays.
+
+  Attributes:
+    start: `[B]` number of the root, the last committed token.
+    image: `[B, T']` the image tokens before the round; those up to `start` are committed.
+    tokens: `[B, N]` the drafts.
+    probs: `[B, M, V]` the recorded distributions, or None.
+    parents: `[B, N + 1]` the topology.
+    tree: all arrays of the topology, if it is known at run time only.
+  """
+
+  start: np.ndarray
+  image: np.ndarray
+  tokens: np.ndarray
+  probs: np.ndarray | None
+  parents: np.ndarray
+  tree: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class DraftProbe:
+  """A drafter on a tabular model, with `B` independent images; arguments as of `check_drafter`."""
+
+  drafter: Drafter
+  model: Tabular
+  draft_params: Params
+  samples: int
+  seed: int
+  false_alarm: float
+
+  @functools.cached_property
+  def option(self) -> np.ndarray:
+    """The index `[B]` of a row's sampling options in `OPTIONS`."""
+    return np.arange(self.samples) % len(OPTIONS)
+
+  @functools.cached_property
+  def warp(self) -> Warp:
+    """The sampling options of the rows."""
+    scale, temperature, top_p = np.asarray(OPTIONS, np.float32)[self.option].T
+    if self.model.target.num_streams == 1:
+      scale = np.ones_like(scale)
+    return Warp(scale, temperature, np.zeros(self.samples, np.int32), top_p, -1, None)
+
+  @functools.cached_property
+  def target_probs(self) -> np.ndarray:
+    """The model's distribution `[options, P, V]` after every prefix, with every option."""
+    model, num_options = self.model, len(OPTIONS)
+    warp = Warp(*(value[:num_options] if isinstance(value, np.ndarray) else value
+                  for value in self.warp))
+    logits = jnp.repeat(model.params[0][:, None], num_options, axis=1)
+    positions = jnp.asarray(prefix_lengths(model.vocab_size, model.length))[None]
+    positions = jnp.repeat(positions, num_options, axis=0)
+    forced = contract.forced_tokens(model.target, positions)
+    run = jax.jit(warp_lib.probabilities, compiler_options=UNOPTIMISED)
+    probs = np.asarray(run(logits, warp, positions, forced), np.float64)
+    return probs / probs.sum(axis=-1, keepdims=True)
+
+  @property
+  def parents(self) -> tuple[int, ...]:
+    """The parents of the nodes of a static tree, as all trees of drawn tokens are."""
+    assert isinstance(self.drafter.tree, Tree)
+    return self.drafter.tree.parents
+
+  @property
+  def keys(self) -> RowKeys:
+    """The random state of the rows."""
+    return row_keys(jax.random.key(self.seed), self.samples)
+
+  def decoder(self, verifier: Verifier) -> Decoder:
+    """The drafter with a verifier; raises ValueError if the drafter refuses the model."""
+    target = self.model.target
+    try:
+      return make_decoder(target, self.drafter, verifier)
+    except ValueError as error:
+      error.add_note(
+          f'The drafter was checked on a model of {target.vocab_size} tokens with images of '
+          f'{target.num_tokens} in rows of {target.row_width}; pass model=tabular(...) of sizes '
+          'that fit it.')
+      raise
+
+  @functools.cached_property
+  def _recorded(self) -> Decoder:
+    return make_decoder(self.model.target, _recording(self.drafter), exact())
+
+  def _start(self, keys: RowKeys) -> State:
+    condition = jnp.zeros(self.samples, jnp.int32)
+    return self._recorded.start(
+        self.model.params, condition, keys, self.warp, self.draft_params)
+
+  def _step(self, state: State) -> tuple[State, Draft, dict[str, Uses]]:
+    state = self._recorded.round(self.model.params, state, self.warp, self.draft_params)
+    inner, draft, uses = state.drafter
+    return state._replace(drafter=inner), draft, uses
+
+  @functools.cached_property
+  def _jitted(self) -> tuple[Any, Any]:
+    return (jax.jit(self._start, compiler_options=UNOPTIMISED),
+            jax.jit(self._step, compiler_options=UNOPTIMISED))
+
+  def shapes(self) -> tuple[Any, Any]:
+    """Traces a round: the shapes of the drafter's state before and after it."""
+    state = jax.eval_shape(self._start, self.keys)
+    before, _ = state.drafter
+    state = state._replace(drafter=before)
+    after, _, _ = jax.eval_shape(self._step, state)
+    return before, after.drafter
+
+  def run(self, keys: RowKeys, rounds: int | None = None
+          ) -> Iterator[tuple[State, Draft | None, dict[str, Uses]]]:
+    """Yields the state before every round, its draft and its use of random numbers.
+
+    The last state is that after all rounds, or after a number of `rounds`.
+    """
+    start, step = self._jitted
+    state = start(keys)
+    inner, uses = state.drafter
+    state = state._replace(drafter=inner)
+    while rounds != 0 and np.any(np.asarray(state.count) < self.model.length):
+      after, draft, later = step(state)
+      yield state, draft, uses | later
+      state, uses, rounds = after, {}, None if rounds is None else rounds - 1
+    yield state, None, uses
+
+  @functools.cached_property
+  def _results(self) -> tuple[list[Round], np.ndarray, list[dict[str, Uses]]]:
+    rounds, uses = [], []
+    for state, draft, used in self.run(self.keys):
+      uses.append(jax.tree.map(np.asarray, used))
+      if draft is not None:
+        rounds.append(_as_round(self.drafter, state, draft))
+    return rounds, np.asarray(state.tokens)[:, :self.model.length], uses
+
+  @property
+  def rounds(self) -> list[Round]:
+    """The drafts of all rounds."""
+    return self._results[0]
+
+  @property
+  def images(self) -> np.ndarray:
+    """The images `[B, T]` that `exact` makes of them."""
+    return self._results[1]
+
+  @property
+  def uses(self) -> list[dict[str, Uses]]:
+    """How `init`, `propose` and `update` used random numbers, round by round."""
+    return self._results[2]
+
+
+def _as_round(drafter: Drafter, state: State, draft: Draft) -> Round:
+  draft = jax.tree.map(np.asarray, draft)
+  if isinstance(drafter.tree, Tree):
+    parents = np.tile(np.asarray(drafter.tree.parents), (len(draft.tokens), 1))
+  else:
+    assert draft.tree is not None  # The loop has refused a draft without one.
+    parents = draft.tree.parents
+  probs = None
+  if drafter.layout.draws != 'fixed':
+    assert draft.probs is not None
+    probs = draft.probs.astype(np.float64)
+  return Round(np.asarray(state.count) - 1, np.asarray(state.tokens), draft.tokens, probs, parents,
+               draft.tree)
+
+
+def _recording(drafter: Drafter) -> Drafter:
+  """The drafter whose state after a round has its draft and its use of random numbers as well."""
+
+  def init(env, condition, rng, outcome):
+    after, state = drafter.init(env, condition, rng, outcome)
+    _, other = drafter.init(env, condition, _elsewhere(rng), outcome)
+    return after, (state, {'init': _uses(rng, after, state, other)})
+
+  def propose(env, state, rng, root, start):
+    after, inner, draft = drafter.propose(env, state, rng, root, start)
+    _, _, other = drafter.propose(env, state, _elsewhere(rng), root, start)
+    uses = {'propose': _uses(rng, after, draft.tokens, other.tokens)}
+    return after, (inner, draft, uses), draft
+
+  def update(env, state, rng, outcome):
+    inner, draft, uses = state
+    after, new = drafter.update(env, inner, rng, outcome)
+    _, other = drafter.update(env, inner, _elsewhere(rng), outcome)
+    return after, (new, draft, uses | {'update': _uses(rng, after, new, other)})
+
+  return drafter._replace(init=init, propose=propose, update=update)
+
+
+def _elsewhere(rng: RowKeys) -> RowKeys:
+  """Other random numbers, with the same noise of positions."""
+  return rng._replace(stream=rng.stream + jnp.array([2**20, 0], jnp.uint32))
+
+
+def _uses(before: RowKeys, after: RowKeys, result: Any, other: Any) -> Uses:
+  batch = len(before.stream)
+  same = jnp.ones(batch, bool)
+  for first, second in zip(jax.tree.leaves(result), jax.tree.leaves(other)):
+    if jnp.ndim(first) and len(first) == batch:
+      equal = (first == second) | ((first != first) & (second != second))
+      same &= equal.reshape(batch, -1).all(axis=1)
+  return Uses(~same, jnp.any(before.stream != after.stream, axis=1),
+              jnp.all(before.noise == after.noise, axis=1))

@@ -1,0 +1,72 @@
+"""Problems as sentences, by check: the form in which all checks of a part report."""
+
+import pathlib
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+
+class Check(NamedTuple):
+  """One property that a part must have.
+
+  Attributes:
+    name: name of the check.
+    run: `probe -> sentences`, one for every mistake.
+    after: checks that must pass for this one to be meaningful.
+    of_trees: whether it is left out for a target that scores chains only.
+  """
+
+  name: str
+  run: Callable[[Any], Iterator[str]]
+  after: tuple[str, ...] = ()
+  of_trees: bool = False
+
+
+class Report(NamedTuple):
+  """The result of all checks.
+
+  Attributes:
+    problems: sentences by check.
+    passed: checks without problems.
+    left_out: checks that are not meaningful because of the problems.
+    notes: sentences on properties that could not be checked, which are not problems.
+  """
+
+  problems: dict[str, list[str]]
+  passed: list[str]
+  left_out: list[str]
+  notes: tuple[str, ...] = ()
+
+  def __str__(self) -> str:
+    lines = [f'- {sentence}' for sentences in self.problems.values() for sentence in sentences]
+    lines.append(f'Passed: {", ".join(self.passed) or "nothing"}.')
+    if self.left_out:
+      lines.append(f'Not checked because of this: {", ".join(self.left_out)}.')
+    lines += [f'Note: {note}' for note in self.notes]
+    return '\n'.join(lines)
+
+
+def collect(checks: Iterable[Check], probe: Any) -> Report:
+  """Runs checks in their order, without those that need one that failed."""
+  report = Report({}, [], [])
+  for check in checks:
+    if any(name in report.problems or name in report.left_out for name in check.after):
+      report.left_out.append(check.name)
+    elif sentences := list(check.run(probe)):
+      report.problems[check.name] = sentences
+    else:
+      report.passed.append(check.name)
+  return report
+
+
+def failure(error: Exception) -> str:
+  """Describes an exception of a user's code: its type, its line and its first line of text."""
+  packages = (jax.__path__[0], np.__path__[0])
+  frames = [frame for frame in traceback.extract_tb(error.__traceback__)
+            if not frame.filename.startswith(packages)]
+  place = f'{pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}'
+  first = (str(error).splitlines() or [''])[0].rstrip('.')
+  return f'{type(error).__name__} at {place}: {first}'

@@ -1,0 +1,180 @@
+"""`check_verifier` passes the library's verifiers and names what is wrong with every broken one."""
+
+import re
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cspd_jax.decoding import accept
+from cspd_jax.decoding.base import Verdict, Verifier
+from cspd_jax.decoding.verifiers.block import block
+from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
+from cspd_jax.decoding.verifiers.grouped import grouped
+from cspd_jax.decoding.verifiers.kseq import kseq
+from cspd_jax.decoding.verifiers.lantern import RESIDUALS, lantern, lantern_pp, neighbour_table
+from cspd_jax.decoding.verifiers.match import match
+from cspd_jax.decoding.verifiers.node_tests import NodeTest, exact, rejection, typical
+from cspd_jax.testing import check_verifier
+from cspd_jax.testing.proofs.mutants import MUTANTS
+from cspd_jax.testing.verifier_checks import CHECKS, find_verifier_problems
+from tests.marks import representative
+
+TABLE = neighbour_table(np.random.default_rng(0).normal(size=(3, 2)), 2)
+OWN = {
+    'exact': exact, 'block': block, 'kseq': kseq, 'match': match,
+    'match with new noise': lambda: match(seed_exact=False), 'uniform': lambda: uniform(1.5),
+    'cool': lambda: cool(1.4), 'cool, printed': lambda: cool(1.4, clamp=False),
+    'cool_linear': lambda: cool_linear(1.4, 3), 'typical': lambda: typical(0.3, 0.5),
+    'lantern': lambda: lantern(TABLE, 0.3), 'lantern_pp': lambda: lantern_pp(TABLE, 2),
+    'lantern, greedy': lambda: lantern(TABLE, 0.3, greedy=True),
+    'grouped': lambda: grouped(3, 0.4), 'grouped, released': lambda: grouped(3, 0.4, clamp=False),
+    **{f'lantern, {kind}': lambda kind=kind: lantern(TABLE, 0.3, k=1, residual=kind)
+       for kind in RESIDUALS[1:]},
+}
+
+
+@pytest.mark.parametrize('name', representative(OWN, 'exact', 'block', 'cool'))
+def test_verifiers_of_the_library(name):
+  report = check_verifier(OWN[name]())
+  assert report.passed == [check.name for check in CHECKS] and not report.left_out
+
+
+def of_none(drafter, vocab_size):
+  raise ValueError('no drafts')
+
+
+def of_one(drafter, vocab_size):
+  if drafter.tree.num_nodes > 1:
+    raise ValueError('one draft only')
+
+
+def single(test=lambda rng, p, q: rng.accept(p, q), residual=accept.residual, bonus=1,
+           change=lambda verdict: verdict, **fields):
+  """A verifier of single drafts, with mistakes."""
+  def verify(rng, layout, tokens, probs, target_probs, positions):
+    token, q = jnp.maximum(tokens[1], 0), probs[0]
+    passed = test(rng, target_probs[0, token][None], q[token][None])[0]
+    accepted = passed & (tokens[1] >= 0)
+    after = jnp.where(tokens[1] < 0, target_probs[0], residual(target_probs[0], q))
+    weights = jnp.where(accepted, target_probs[bonus], after)
+    return change(Verdict(accepted.astype(jnp.int32), rng.draw(weights[None])[0]))
+
+  return Verifier(verify, exact=True, needs_probs=True, check=of_one)._replace(**fields)
+
+
+def by_test(mass=lambda p, q, token, depth: accept.take(p, token),
+           residual=lambda p, q, token, depth: accept.residual(p, q), **fields):
+  """A verifier of trees with a test of its own."""
+  gap = fields.pop('gap', None)
+  return rejection(lambda depth: NodeTest(mass, residual, gap), exact=True)._replace(**fields)
+
+
+def doubled_gap(share):
+  """`share` of the gap of a test that counts drafts double."""
+  return lambda p, q, token, depth: share * jnp.sum(
+      jnp.maximum(jnp.minimum(q, 2 * p) - p, 0), axis=-1)
+
+
+def double(p, q, token, depth):
+  return 2 * accept.take(p, token)
+
+
+# name: the verifier, the check that finds it, and what the sentence says.
+BROKEN = {
+    'the ratio inverted': (
+        single(lambda rng, p, q: rng.accept(q, p)), 'one draft',
+        r'accepts a draft with probability min\(1, q / p\), \S+ for a token with p = .* inverted'),
+    'accepted too often': (
+        single(lambda rng, p, q: rng.accept(p + 0.1, q)), 'one draft',
+        r'accepts a token with p = \S+ and q = \S+ with probability \S+, so that it is emitted '
+        r'with probability \S+ or more, but exact is True'),
+    'the target in place of the residual': (
+        single(residual=lambda p, q: p), 'one draft',
+        r'after a rejection it draws a token with p = .* with probability \S+, where exactness '
+        r"needs \S+: it draws from the target's distribution p itself; draw from the residual"),
+    'a residual of one draft twice': (
+        single(residual=lambda p, q: jnp.maximum(p - 0.5 * q, 0)), 'one draft',
+        r'where exactness needs \S+; draw from the residual'),
+    'the bonus token one node early': (
+        single(bonus=0), 'one draft',
+        r'after it accepted the last draft it draws token . with probability \S+, where the target '
+        r'has \S+; the bonus token follows target_probs of the accepted node'),
+    'a residual that is not normalised': (
+        by_test(residual=lambda p, q, token, depth: jnp.maximum(p - q, 0)), 'results',
+        r'with two siblings drawn without replacement, .* it returns token -1; .* not all 0: it '
+        r'accepts the second with probability \S+, where the normalised residual gives \S+; divid'),
+    'NaN': (
+        single(lambda rng, p, q: rng.accept(p / q - p / q + p, q)), 'results',
+        'with one draft it tests or draws with weights that are NaN'),
+    'a node out of range': (
+        single(change=lambda verdict: verdict._replace(node=verdict.node + 1)), 'results',
+        'with one draft it returns node 2; it must be 0 to 1'),
+    'a node without a candidate': (
+        single(change=lambda verdict: verdict._replace(node=jnp.int32(1))), 'results',
+        'with one draft it accepts node 1, whose token or one above it is -1'),
+    'a node with an axis': (
+        single(change=lambda verdict: verdict._replace(node=verdict.node[None])), 'results',
+        r'verify of the verifier returned node int32\[1, 1\]; it must return integers of shape'),
+    'a token of another dtype': (
+        single(change=lambda verdict: verdict._replace(token=verdict.token * 1.0)), 'results',
+        r'verify of the verifier returned token float\d+\[1\]'),
+    'distributions that it does not ask for': (
+        single(needs_probs=False), 'results',
+        r'the verifier raises TypeError at test_check_verifier.py:\d+: .* needs_probs is False'),
+    'refused altogether': (
+        exact()._replace(check=of_none), 'results',
+        'check: it refuses every layout'),
+    'a bound that is too small': (
+        by_test(double, gap=doubled_gap(0.5), exact=False, bounded=True, check=of_one), 'bound',
+        r'with one draft the tokens are \S+ in total variation .* mean of tv_bound is \S+; every'),
+    'a bound that is not declared': (
+        by_test(double, gap=doubled_gap(1), exact=False, check=of_one), 'guarantee',
+        'bounded is False, but verdicts have a tv_bound; set bounded=True'),
+    'a bound that is missing': (
+        by_test(double, exact=False, bounded=True, check=of_one), 'guarantee',
+        'bounded is True, but verdicts have no tv_bound'),
+    'seed-exact, not exact': (
+        by_test(double, exact=False, seed_exact=True, check=of_one), 'guarantee',
+        'seed_exact is True and exact is False'),
+    'seed-exact with new noise': (
+        match(seed_exact=False)._replace(seed_exact=True, check=of_one), 'seed-exact',
+        r'seed_exact is True, but \d+ of 256 images are not those of vanilla'),
+    'samples that are not drawn': (
+        single(change=lambda verdict: verdict._replace(samples=jnp.stack([verdict.token] * 2))),
+        'samples', r'samples\[.\] is \S+ in total variation from target_probs\[.\]'),
+}
+
+
+@pytest.mark.parametrize('name', representative(
+    BROKEN, 'the ratio inverted', 'the target in place of the residual', 'NaN',
+    'a residual that is not normalised', 'a node without a candidate', 'refused altogether',
+    'distributions that it does not ask for', 'a bound that is too small',
+    'a bound that is not declared', 'seed-exact with new noise'))
+def test_broken_verifiers(name):
+  verifier, check, message = BROKEN[name]
+  problems = find_verifier_problems(verifier).problems
+  assert list(problems) == [check] and len(problems[check]) == 1, problems
+  assert re.search(message, problems[check][0]) and problems[check][0].endswith('.'), problems
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name,message', [
+    ('residual replaced by the target distribution', "it draws from the target's distribution p"),
+    ('plain draft distribution for the second candidate', 'with two siblings drawn without repl'),
+    ('bonus token one position early', 'the bonus token follows target_probs of the accepted'),
+    ('temperature applied twice', 'where exactness needs'),
+    ('longest of several accepted paths', 'the second with a child .* follow the first accepted'),
+    ('chosen token not removed from the distribution', 'it draws from the target'),
+])
+def test_mutants_of_verifiers(name, message):
+  with MUTANTS[name].patch(), pytest.raises(AssertionError, match=message):
+    check_verifier(exact())
+
+
+def test_the_error_lists_what_is_wrong():
+  with pytest.raises(AssertionError, match='(?s)not what decoders need:\n- verify of the verifier '
+                                           'returned node .*\nPassed: nothing.\nNot checked bec'):
+    check_verifier(BROKEN['a node with an axis'][0])
+  with pytest.raises(ValueError, match='vocab_size is 16384; it must be 2 to 4'):
+    check_verifier(exact(), vocab_size=16384)
