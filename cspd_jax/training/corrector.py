@@ -221,7 +221,7 @@ def _reader(network: correctors.Network, params: Params, batch: Batch, features:
 
 def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
          target_params: Params, teacher: Teacher, batch: Batch,
-               ) -> tuple[jax.Array, dict[str, jax.Array]]:
+         ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the loss: minus the mean accepted length plus the weighted divergences.
 
   The accepted length and the divergence of the windows are averages over the passes. The
