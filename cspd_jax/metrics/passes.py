@@ -48,7 +48,7 @@ HEAD_CALLS = _count(
     "sequential calls of the target's diffusion head per image", '{:.0f} head calls',
     better='lower')
 HEAD_ROWS = _count(
-    'head_rows', 'head rows', lambda decoded: decoded.costs.head_rows,
+    'head_rows', 'head states', lambda decoded: decoded.costs.head_rows,
     "states that the target's head evaluates per image")
 DRAFT_HEAD_CALLS = _count(
     'draft_head_calls', 'draft head calls', lambda decoded: decoded.costs.draft_head_calls,

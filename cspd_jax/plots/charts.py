@@ -11,8 +11,8 @@ from cspd_jax.files import atomic
 from cspd_jax.plots import canvas
 
 # A colour-blind safe palette (Okabe and Ito), with a marker for each colour.
-_COLORS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
-_MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
+COLORS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
+MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
 
 
 class Curve(NamedTuple):
@@ -111,12 +111,12 @@ def _styles(panels: Sequence[Panel]) -> dict[str, dict]:
   if invalid := [name for name, like in leader_of.items() if like and like not in leaders]:
     raise ValueError(f'curve {invalid[0]!r} is like {leader_of[invalid[0]]!r}; it must be like one '
                      f'of {", ".join(leaders)}.')
-  if len(leaders) > len(_COLORS):
+  if len(leaders) > len(COLORS):
     raise ValueError(f'panels has {len(leaders)} curves with a colour of their own; it can have at '
-                     f'most {len(_COLORS)}.')
+                     f'most {len(COLORS)}.')
   styles: dict[str, dict[str, Any]] = {
       name: dict(color=color, marker=marker, markerfacecolor=color, linestyle='-')
-      for name, color, marker in zip(leaders, _COLORS, _MARKERS)}
+      for name, color, marker in zip(leaders, COLORS, MARKERS)}
   return {name: styles[name] if not like else
           styles[like] | dict(markerfacecolor='white', linestyle=(0, (4, 2)))
           for name, like in leader_of.items()}

@@ -13,10 +13,8 @@ import jax.numpy as jnp
 
 from cspd_jax.files import atomic
 from cspd_jax.measure import timing
-from cspd_jax.plots import canvas
+from cspd_jax.plots import canvas, charts
 
-_COLORS = ('#0072b2', '#d55e00', '#009e73', '#cc79a7', '#e69f00', '#56b4e9', '#000000')
-_MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
 # Factor by which the roof extends beyond the points and its ridge.
 _MARGIN = 4.0
 # Iterations of a timed run, so that the time to launch it is negligible.
@@ -96,8 +94,8 @@ def save_roofline(path: str | os.PathLike, works: Mapping[str, Mapping[str, Work
   points = [work for group in works.values() for work in group.values()]
   if not points or any(min(work) <= 0 for work in points):
     raise ValueError('works must contain at least one work, with bytes, flops and seconds above 0.')
-  if len(works) > len(_COLORS):
-    raise ValueError(f'works has {len(works)} groups; there are {len(_COLORS)} colours.')
+  if len(works) > len(charts.COLORS):
+    raise ValueError(f'works has {len(works)} groups; there are {len(charts.COLORS)} colours.')
   figure = canvas.figure(6.4, 4.2, title)
   axes = figure.subplots()
   ridge = flops / bandwidth
@@ -106,7 +104,7 @@ def save_roofline(path: str | os.PathLike, works: Mapping[str, Mapping[str, Work
   axes.plot([ends[0], ridge, ends[1]],
             [1e-12 * min(flops, bandwidth * x) for x in (ends[0], ridge, ends[1])],
             color=canvas.FAINT, linewidth=1.2)
-  for color, marker, (group, members) in zip(_COLORS, _MARKERS, works.items()):
+  for color, marker, (group, members) in zip(charts.COLORS, charts.MARKERS, works.items()):
     axes.plot([work.flops / work.bytes for work in members.values()],
               [1e-12 * work.flops / work.seconds for work in members.values()],
               marker, color=color, markersize=5, label=canvas.plain(group))
