@@ -2,7 +2,8 @@
 
 Windows commit many tokens per pass where an image is plain. A pass that commits `n` tokens counts
 as `1 / n` pass for each of them, so that the passes of an image are divided among its tokens, and
-tokens per pass can be stated for any part of it.
+tokens per pass can be stated for any part of it. Tokens of a grammar, such as the ends of rows,
+belong to neither part.
 """
 
 import numpy as np
