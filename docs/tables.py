@@ -45,6 +45,7 @@ REPORTS = {
     'overhead': 'python -m experiments.decoders --measure=overhead',
     'tune': 'cspd-tune --dry_run',
     'refill': 'python -m experiments.decoders --measure=queue',
+    'serving': 'python -m experiments.serving --model=demo',
     'rounding':
         'python -m experiments.decoders --measure=rounding --dtype=float32 --seed=15',
     'rounding_bfloat16':
@@ -217,6 +218,18 @@ def _share(path: pathlib.Path) -> str:
   return '\n'.join(found)
 
 
+def _soaked(path: pathlib.Path) -> str:
+  """The table of a server, and what became of it under requests of all kinds."""
+  report = _content(path)
+  soak = report['soak']
+  return (
+      f'{_own(path)}\n\nThe first of three partial pictures is there after '
+      f'{report["first_picture"]:.0%} of the time of an image. Of {soak["requests"]:,} requests '
+      f'{soak["answered"]:,} had their outcome, wrong ones and clients that left, stalled or read '
+      f'slowly among them. At the end the server used {soak["memory"]:.1%} of its memory after the '
+      'first 500.')
+
+
 def _pairs(report: Report) -> list[Row]:
   """Every exact pair of a drafter and a verifier, and the relaxed ones on a chain of EAGLE."""
   # The exact ends of the curves are there a second time, without a time.
@@ -252,6 +265,7 @@ TABLES: dict[str, Table] = {
     'overhead': Table('overhead', _own),
     'tune': Table('tune', _own),
     'refill': Table('refill', _own),
+    'serving': Table('serving', _soaked),
     'rounding': Table('rounding', _own),
     'rounding_bfloat16': Table('rounding_bfloat16', _own),
     'rounding_share': Table('rounding', _share),

@@ -272,9 +272,8 @@ def main(config: Config) -> None:
     print(soak)
   report.write(
       settings=dataclasses.asdict(config), rows=rows, first_picture=first, soak=soak,
-      software=f'cspd_jax {cspd_jax.__version__}', tables=[
-          dict(title=f'{model.name}, {config.num_images} images, {config.slots} slots',
-               columns=_COLUMNS, rows=list(range(len(rows))))])
+      tables=[dict(title=f'{model.name}, {config.num_images} images, {config.slots} slots',
+                   columns=_COLUMNS, rows=list(range(len(rows))))])
   print(tables.markdown(_COLUMNS, rows))
 
 
