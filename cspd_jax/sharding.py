@@ -1,5 +1,6 @@
 """Models and batches of images divided over a mesh of devices, of one process or of several."""
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -65,15 +66,25 @@ def split(shapes: Params, axes: Mapping[str, int], mesh: Mesh) -> Params:
   check_mesh(mesh)
   patterns = [(re.compile(pattern), axis) for pattern, axis in axes.items()]
 
-  def sharding(path, leaf):
+  def divided(path):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
-    axis = next((axis for pattern, axis in patterns if pattern.fullmatch(name)), None)
+    return name, next((axis for pattern, axis in patterns if pattern.fullmatch(name)), None)
+
+  sizes = {name: leaf.shape[axis] for path, leaf in jax.tree_util.tree_leaves_with_path(shapes)
+           for name, axis in [divided(path)] if axis is not None}
+
+  def sharding(path, leaf):
+    name, axis = divided(path)
     if axis is None:
       return NamedSharding(mesh, PartitionSpec())
     if leaf.shape[axis] % mesh.shape[MODEL]:
+      common = math.gcd(*sizes.values())
+      counts = [count for count in range(1, common + 1) if common % count == 0]
       raise ValueError(
           f'sharding divides a model over {mesh.shape[MODEL]} devices, but axis {axis} of its '
-          f'{name} has size {leaf.shape[axis]}; use a mesh whose {MODEL!r} axis divides that.')
+          f'{name} has size {leaf.shape[axis]}; it can be divided over '
+          f'{" or ".join(map(str, counts))}, by make_mesh(1, {counts[-1]}) or '
+          f'--mesh=1x{counts[-1]}.')
     return NamedSharding(mesh, PartitionSpec(*[None] * axis, MODEL))
 
   return jax.tree_util.tree_map_with_path(sharding, shapes)

@@ -255,8 +255,10 @@ def _as_flags(message: str, arguments: Sequence[Any]) -> str:
   """
   names = {fields.short_name(group, field) for group in arguments if group is not None
            for field in fields.every(group)}
-  return re.sub(r'\b(pass|with|give|or) (\w+)=', lambda match: (
-      f'{match[1]} --{match[2]}=' if match[2] in names else match[0]), message)
+  # With a value, as "with tokenizer=FOLDER", or alone, as "or pass overwrite."
+  advised = r'\b(?:(?:[Pp]ass|[Gg]ive) (?=(\w+)[=,.;])|(?:with|or) (?=(\w+)=))'
+  return re.sub(advised, lambda match: (
+      f'{match[0]}--' if (match[1] or match[2]) in names else match[0]), message)
 
 
 def _check_places(argument: Any) -> None:

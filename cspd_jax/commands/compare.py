@@ -219,8 +219,9 @@ def main(config: Config) -> None:
       print(f'{name} is left out: {reason}', flush=True)
     # The decoders, the image tokenizer for the pictures, and the likelihood of discrete tokens.
     others = 1 + (config.paired and job.model.engine.name == 'discrete')
-    counted = (f'{len(job.prompts)} images x {len(job.requests)} decoders x {1 + config.repeats} '
-               'runs')
+    count = len(job.prompts)
+    counted = (f'{count} image{"s"[:count != 1]} x {len(job.requests)} decoders x '
+               f'{1 + config.repeats} runs')
     with programs.reported(len(job.requests) + others), progress.bar(counted) as show:
       compared = comparison.compare(
           job.requests, captions=job.captions, repeats=config.repeats, budget=config.budget,

@@ -129,6 +129,7 @@ def test_nothing_is_overwritten_unless_asked(run, tmp_path):
   first = _names(run(*words, '--prompt=sea', '--num_images=2'))
   refused = run(*words, '--prompt=sky')
   assert refused.code == 2 and 'holds a report already' in refused.err
+  assert 'or pass --overwrite.' in refused.err
   (tmp_path / 'out' / 'mine.png').write_text('mine')
   second = _names(run(*words, '--prompt=sky', '--num_images=2', '--overwrite'))
   assert 'mine.png' in second and not set(first) & set(second) - {'report.json'}

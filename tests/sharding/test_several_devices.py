@@ -98,7 +98,8 @@ def test_parameters_that_cannot_be_divided_are_named():
   devices = jax.sharding.AbstractMesh((1, 3), ('data', 'model'))
   shapes = {'layers': {'query': jax.ShapeDtypeStruct((8, 4, 2), jnp.float32)}}
   with pytest.raises(
-      ValueError, match=r'over 3 devices, but axis 1 of its layers/query has size 4'):
+      ValueError, match=r'over 3 devices, but axis 1 of its layers/query has size 4; it can be '
+      r'divided over 1 or 2 or 4, by make_mesh\(1, 4\) or --mesh=1x4\.'):
     sharding.split(shapes, {'.*/query': 1}, devices)
   other = jax.sharding.AbstractMesh((1, 2), ('x', 'y'))
   with pytest.raises(ValueError, match=r"a mesh with the axes \('x', 'y'\); it must have"):
