@@ -54,7 +54,10 @@ def test_console_scripts_exist(line):
   name, target = line.split(' = ')
   module, function = target.split(':')
   assert module.split('.')[0] in PACKAGES, f'{name} is not in the wheel'
-  assert callable(getattr(importlib.import_module(module), function))
+  imported = importlib.import_module(module)
+  assert callable(getattr(imported, function))
+  # --help prints the docstring.
+  assert not re.search(r'\b(configs|docs|experiments|notebooks|tests)[/.]\w', imported.__doc__)
 
 
 def test_imported_and_required_packages_are_the_same():

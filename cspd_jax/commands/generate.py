@@ -5,7 +5,7 @@
       --decoder='mc_sjd(window=32)' --guidance_scale=4 --output=runs/xl
   cspd-generate --num_images=50000 --npz --output=runs/fid --process_index=0 --process_count=4
   cspd-generate --num_images=50000 --inception=checkpoints/inception --output=runs/fid
-  cspd-generate --config=configs/generate/mar_demo.py
+  cspd-generate --config=mine.py
 
 Writes one PNG per image to --output, with its prompt, seed, decoder, sampling options and versions
 inside, and report.json; --npz adds all images as one array for tools that measure the FID. A

@@ -4,9 +4,8 @@
   cspd-inspect --model=emu3_gen_8b --window=1,32 --batch=8
 
 Computed from shapes alone: nothing is allocated or compiled. A round reads every weight once, and
-half of the cache on average; `experiments.compile_report` reads the figures of a compiled round.
-Of a folder or a shipped model, the networks that it has are listed; of a published size, those that
-are published or trained for it. `layers` are the target's own.
+half of the cache on average. Of a folder or a shipped model, the networks that it has are listed;
+of a published size, those that are published or trained for it. `layers` are the target's own.
 """
 
 import dataclasses

@@ -2,7 +2,7 @@
 
   cspd-train --model=checkpoints/c2i_xl_384
   cspd-train --model=checkpoints/lumina_7b_768 --kind=corrector --num_images=512
-  cspd-train --config=configs/train/eagle_demo.py --workdir=runs/eagle_demo
+  cspd-train --config=recipe.py --workdir=runs/mine
 
 --kind=neighbours is a small network on the tokens to the left and above, for `corrected` windows;
 it takes a minute or two after the images are sampled. An EAGLE network, Medusa heads and a
