@@ -45,7 +45,8 @@ REPORTS = {
     'overhead': 'python -m experiments.decoders --measure=overhead',
     'tune': 'cspd-tune --dry_run',
     'refill': 'python -m experiments.decoders --measure=queue',
-    'serving': 'python -m experiments.serving --model=demo',
+    'serving':
+        'python -m experiments.serving --model=demo --num_images=32 --clients=16 --soak=1200',
     'rounding':
         'python -m experiments.decoders --measure=rounding --dtype=float32 --seed=15',
     'rounding_bfloat16':
@@ -223,11 +224,11 @@ def _soaked(path: pathlib.Path) -> str:
   report = _content(path)
   soak = report['soak']
   return (
-      f'{_own(path)}\n\nThe first of three partial pictures is there after '
-      f'{report["first_picture"]:.0%} of the time of an image. Of {soak["requests"]:,} requests '
-      f'{soak["answered"]:,} had their outcome, wrong ones and clients that left, stalled or read '
-      f'slowly among them. At the end the server used {soak["memory"]:.1%} of its memory after the '
-      'first 500.')
+      f'{_own(path)}\n\nThe first of three partial pictures is there after\n'
+      f'{report["first_picture"]:.0%} of the time of an image. Of {soak["requests"]:,} requests, '
+      f'{soak["answered"]:,} had their outcome,\nwrong ones and clients that left, stalled or read '
+      f'slowly among them. At the end the server used\n{soak["memory"]:.1%} of the memory that it '
+      'used after the first 500.')
 
 
 def _pairs(report: Report) -> list[Row]:
