@@ -46,7 +46,7 @@ REPORTS = {
     'tune': 'cspd-tune --dry_run',
     'refill': 'python -m experiments.decoders --measure=queue',
     'serving':
-        'python -m experiments.serving --model=demo --num_images=32 --clients=16 --soak=1200',
+        'python -m experiments.serving --model=demo --num_images=32 --clients=1,4,16 --soak=1200',
     'rounding':
         'python -m experiments.decoders --measure=rounding --dtype=float32 --seed=15',
     'rounding_bfloat16':
