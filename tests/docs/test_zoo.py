@@ -148,10 +148,9 @@ def test_published_passes_are_whole_and_plausible(file, entry):
         paper in entry.source for paper in PAPERS)], ids=lambda entry: entry.source)
 def test_published_passes_agree_with_the_rows_of_the_papers(entry):
   paper = next(name for number, name in PAPERS.items() if number in entry.source)
-  place = entry.source.rpartition(', ')[2].capitalize()
-  figures = {row.published.partition(',')[0] for row in published_rows.ROWS[paper]
-             if row.place == place}
-  assert f'{entry.tokens_per_pass:.2f}x' in figures
+  table = entry.source.rpartition(' ')[2]  # A row may be in several tables.
+  rows = [row for row in published_rows.ROWS[paper] if table in re.findall(r'\d+', row.place)]
+  assert any(f'{entry.tokens_per_pass:.2f}x' in row.published for row in rows)
 
 
 def test_fewest_passes():
