@@ -49,17 +49,20 @@ def shares_of_passes(rounds: np.ndarray) -> np.ndarray:
   return np.stack([1 / sizes[inverse.reshape(-1)] for _, inverse, sizes in counts])
 
 
+def _ground(sample: base.Sample, model: Model) -> np.ndarray:
+  """Returns the tokens of a sample that are ground, `[N, rows, columns]` bool; computed once."""
+  return sample.once('ground', lambda: is_ground(to_bytes(sample.images(model)), model.grid))
+
+
 def _per_pass(sample: base.Sample, model: Model, of_ground: bool) -> base.Value:
   """Returns tokens per forward pass of the tokens that are ground, or of those that are not."""
-  ground = sample.once('ground', lambda: is_ground(to_bytes(sample.images(model)), model.grid))
   shares = model.cells(shares_of_passes(np.asarray(sample.decoded.round_of_token)))
-  chosen = ground == of_ground
+  chosen = _ground(sample, model) == of_ground
   return base.ratio(chosen.sum(axis=(1, 2)), (chosen * shares).sum(axis=(1, 2)))
 
 
 def _share(sample: base.Sample, model: Model) -> base.Value:
-  ground = sample.once('ground', lambda: is_ground(to_bytes(sample.images(model)), model.grid))
-  return base.mean(ground.mean(axis=(1, 2)))
+  return base.mean(_ground(sample, model).mean(axis=(1, 2)))
 
 
 INSIDE = Metric(

@@ -107,7 +107,7 @@ def are_new(probe: DraftProbe) -> Iterator[str]:
       if bad := frequencies.misfit(drawn.tokens, drawn.probs, groups, log_alarm):
         yield (f'reuses_drafts is False, but in round {number} node {node} depends on the draft of '
                f'the round before for its position: after a {old[bad.members][0]} there, {bad}; '
-               'set reuses_drafts=True, or draw all drafts anew in every round.')
+               'set reuses_drafts=True, or draw new drafts in every round.')
         return
 
 

@@ -237,15 +237,15 @@ def test_pictures_of_words(folder, tmp_path, decoder):
   assert len(list((tmp_path / 'out').glob('*.png'))) == 2
 
 
-def test_a_run_is_known_by_its_words(model):
+def test_a_run_is_identified_by_its_words(model):
   condition = model.condition(['a fox', 'a map'])
   moved = condition._replace(embeddings=condition.embeddings * (1 + 1e-7))
-  known = lambda condition, *prompts: run_lib.settings(
+  settings = lambda condition, *prompts: run_lib.settings(
       model, 'vanilla', condition, 0, 2, model.sampling(), *prompts)
-  assert known(condition) != known(moved)
-  words = known(condition, ['a fox', 'a map'])
-  assert words == known(moved, ['a fox', 'a map']) != known(condition, ['a fox', 'a cap'])
-  assert known(condition, list(condition.embeddings)) == known(condition)
+  assert settings(condition) != settings(moved)
+  words = settings(condition, ['a fox', 'a map'])
+  assert words == settings(moved, ['a fox', 'a map']) != settings(condition, ['a fox', 'a cap'])
+  assert settings(condition, list(condition.embeddings)) == settings(condition)
 
 
 def test_a_missing_package_ends_with_a_message(folder, tmp_path, capsys, monkeypatch):

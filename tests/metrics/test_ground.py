@@ -44,7 +44,8 @@ MODEL = types.SimpleNamespace(
 
 
 def test_passes_are_divided_among_the_tokens_of_their_round():
-  # A row of ground per pass, but a token of the thing alone, and ground beside it, two by two.
+  # The first and the last row are committed in one pass each. In the rows between, each token of
+  # the thing takes a pass of its own, and the two tokens of ground share another.
   rounds = [[0, 0, 0, 0], [1, 2, 3, 1], [4, 5, 6, 4], [7, 7, 7, 7]]
   np.testing.assert_allclose(ground.shares_of_passes(np.reshape(rounds, (1, -1)))[0], [
       .25, .25, .25, .25, .5, 1, 1, .5, .5, 1, 1, .5, .25, .25, .25, .25])
