@@ -1,7 +1,7 @@
 """One decoder of every kind at up to 64 tokens per forward pass: the table of the README.
 
   python -m experiments.topologies --config=configs/kinds.py
-  python -m experiments.topologies --config=configs/kinds_demo.py
+  python -m experiments.topologies --config=configs/kinds.py:demo
 
 The first command measures scenes of emoji, with tokens per forward pass inside things and on plain
 ground apart, the second the photographs of `demo`, which have no plain ground. Counts only; what
@@ -9,6 +9,7 @@ they are worth on an accelerator is measured by `experiments.compile_report`. Ru
 on two CPU cores. Results: in runs/kinds and runs/kinds_demo (rows.csv, report.json).
 """
 
+from cspd_jax import cli
 from cspd_jax.cli import groups
 from experiments.topologies import Config
 
@@ -17,9 +18,14 @@ DECODERS = (
     'corrected(by=neighbours, passes=3)', 'corrected_seed_exact(passes=4)', 'corrected(passes=4)',
     'eagle(tree=LANTERN)+lantern_pp(lam=2)')
 
+CONFIGS = dict(
+    emoji=Config(
+        loading=groups.Loading('emoji'), decoder=DECODERS, window=(64,), ground=True,
+        images=groups.Images(prompts='configs/held_out.txt', num_images=64), workdir='runs/kinds'),
+    demo=Config(
+        loading=groups.Loading('demo'), decoder=DECODERS, window=(64,),
+        images=groups.Images(num_images=64, seed=12), workdir='runs/kinds_demo'))
 
-def get_config() -> Config:
-  """The configuration."""
-  return Config(
-      loading=groups.Loading('emoji'), decoder=DECODERS, window=(64,), ground=True,
-      images=groups.Images(prompts='configs/held_out.txt', num_images=64), workdir='runs/kinds')
+
+def get_config(name: str = 'emoji') -> Config:
+  return cli.named(CONFIGS, name)

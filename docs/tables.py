@@ -37,11 +37,11 @@ def _compiled(model: str, measured: str) -> str:
 # The command whose report.json is kept under docs/reports, by its name there.
 REPORTS = {
     'compare_cpu': 'cspd-compare --all',
-    'compare_mar': 'cspd-compare --config=configs/compare/mar_demo.py --all',
+    'compare_mar': 'cspd-compare --model=mar_demo --all',
     'compare_causal': "cspd-compare --model=causal_demo --decoder='mar,exact_head,"
                       "windows(window=2),windows(window=4),windows(window=8)'",
     'kinds': 'python -m experiments.topologies --config=configs/kinds.py',
-    'kinds_demo': 'python -m experiments.topologies --config=configs/kinds_demo.py',
+    'kinds_demo': 'python -m experiments.topologies --config=configs/kinds.py:demo',
     'overhead': 'python -m experiments.decoders --measure=overhead',
     'tune': 'cspd-tune --dry_run',
     'refill': 'python -m experiments.decoders --measure=queue',
@@ -53,12 +53,12 @@ REPORTS = {
         'python -m experiments.decoders --measure=rounding '
         '--dtype=bfloat16 --num_images=256 --seed=15',
     'benchmark': 'python -m experiments.benchmark',
-    'corrected': 'python -m experiments.topologies --config=configs/corrected/numbers.py',
-    'corrected_wide': 'python -m experiments.topologies --config=configs/corrected/wide.py',
+    'corrected': 'python -m experiments.topologies --config=configs/corrected.py:numbers',
+    'corrected_wide': 'python -m experiments.topologies --config=configs/corrected.py:wide',
     'corrected_ablations':
-        'python -m experiments.topologies --config=configs/corrected/ablations.py',
-    'corrected_short': 'python -m experiments.topologies --config=configs/corrected/short.py',
-    'corrected_top_k': 'python -m experiments.topologies --config=configs/corrected/top_k.py',
+        'python -m experiments.topologies --config=configs/corrected.py:ablations',
+    'corrected_short': 'python -m experiments.topologies --config=configs/corrected.py:short',
+    'corrected_top_k': 'python -m experiments.topologies --config=configs/corrected.py:top_k',
     'compiled_7b': 'python -m experiments.compile_report',
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
     'compiled_7b_batch':
@@ -69,7 +69,7 @@ REPORTS = {
     'compiled_mar': _compiled('mar_b', 'mar_demo'),
     'compiled_mar_l': _compiled('mar_l', 'mar_demo'),
     'compiled_nextstep': _compiled('nextstep_1_512', 'causal_demo'),
-    'corrected_proof': 'python -m experiments.topologies --config=configs/corrected/proof.py',
+    'corrected_proof': 'python -m experiments.topologies --config=configs/corrected.py:proof',
     'uncertainty': 'python -m experiments.uncertainty',
     'quantized': 'python -m experiments.quantized',
     'smollm2': 'python -m tests.real_weights.speed --dtype=float32',
@@ -79,20 +79,20 @@ REPORTS = {
                       '--corrector=runs/smollm2_fit/eagle',
     'published': 'python -m experiments.papers.published',
     'published_demo':
-        'python -m experiments.papers.published --config=configs/papers/published_demo.py',
+        'python -m experiments.papers.published --config=configs/papers.py:published_demo',
     'published_cspd':
-        'python -m experiments.papers.published --config=configs/papers/published_cspd.py',
-    'sjd': 'python -m experiments.topologies --config=configs/papers/sjd.py',
-    'sjd_pac': 'python -m experiments.topologies --config=configs/papers/sjd_pac.py',
-    'cool_sd': 'python -m experiments.benchmark --config=configs/papers/cool_sd.py',
-    'lantern': 'python -m experiments.benchmark --config=configs/papers/lantern.py',
+        'python -m experiments.papers.published --config=configs/papers.py:published_cspd',
+    'sjd': 'python -m experiments.topologies --config=configs/papers.py:sjd',
+    'sjd_pac': 'python -m experiments.topologies --config=configs/papers.py:sjd_pac',
+    'cool_sd': 'python -m experiments.benchmark --config=configs/papers.py:cool_sd',
+    'lantern': 'python -m experiments.benchmark --config=configs/papers.py:lantern',
     'cspd': 'python -m experiments.papers.cspd',
     'against_mar': 'python -m experiments.against_mar --repo=mar',
     'against_nextstep': 'python -m experiments.against_nextstep --repo=NextStep-1',
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
     'continuous_windows': 'python -m experiments.continuous_windows',
     'train_corrector':
-        'cspd-train --config=configs/train/corrector_demo.py',
+        'cspd-train --config=configs/train/drafters.py:corrector',
     'train_text_demo': 'python -m experiments.train --config=configs/train/text_demo.py',
 }
 

@@ -11,8 +11,14 @@ Every field of the configuration is a flag: `--seed=1` sets the only field of th
 `--config.images.seed=1` sets it by its full name. Invalid input ends with one line on stderr and
 exit code 2, Ctrl-C with 130, and a bug with a traceback.
 
-A configuration file is Python with a function `get_config()` that returns a dataclass. It is run as
-it stands, so users must trust it.
+A configuration file is Python with a function `get_config()` that returns a dataclass; it is run as
+it stands, so users must trust it. A file with several has `get_config(name)`: `--config=FILE:NAME`
+passes the name.
+
+  CONFIGS = {'short': Config(window=4), 'long': Config(window=64)}
+
+  def get_config(name: str = '') -> Config:
+    return cli.named(CONFIGS, name)
 """
 
 import contextlib
@@ -26,8 +32,8 @@ import pathlib
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from absl import flags, logging
 
@@ -35,9 +41,13 @@ from cspd_jax.cli import compiled, fields
 from cspd_jax.core import exits, naming
 from cspd_jax.files import paths
 
+Value = TypeVar('Value')
+
 _PREFIX = 'config.'
 _WIDTH = 96
 _TRUST = 'a Python file, which is run, so use only one that you trust.'
+# A configuration file, and the name of one of its configurations.
+_NAMED = re.compile(r'(.*?)(?::(\w*))?', re.DOTALL)
 # Fields that hold the path of an output.
 _FOLDERS, _FILES = ('workdir', 'output', 'export', 'store'), ('json', 'stream')
 
@@ -174,10 +184,10 @@ class Command:
       lines += [
           f'Fields of the configuration, with the values of {path}.' if path else
           'Fields of the configuration, with their defaults.',
-          f'--config=FILE reads another one, {_TRUST}',
+          f'--config=FILE or --config=FILE:NAME reads another one, {_TRUST}',
           '--config.FIELD=VALUE is the same as --FIELD=VALUE:', '', *_listed(config)]
     elif self._defaults is not None:
-      lines += ['--config=FILE', f'    reads a configuration, {_TRUST}']
+      lines += ['--config=FILE or --config=FILE:NAME', f'    reads a configuration, {_TRUST}']
     lines += ['--help', '    prints this text', '--debug', '    prints the traceback of an error']
     return '\n'.join(lines)
 
@@ -284,12 +294,46 @@ def _listed(group: Any) -> list[str]:
   return [*lines, '']
 
 
-def load(path: str) -> Any:
-  """Runs a configuration file and returns what its `get_config()` returns.
+def named(configs: Mapping[str, Value], name: str) -> Value:
+  """Returns the configuration of a name, for the `get_config(name)` of a file with several.
 
   Raises:
-    ValueError: if the file does not exist, fails, or does not return a dataclass.
+    ValueError: if no configuration has this name; the message lists the names.
   """
+  if name not in configs:
+    raise ValueError(f'the name is {name!r}; it must be one of {", ".join(configs)}; write '
+                     '--config=FILE:NAME.')
+  return configs[name]
+
+
+def load(config: str) -> Any:
+  """Runs a configuration file and returns what its `get_config()` returns.
+
+  Args:
+    config: the file, or `FILE:NAME` for what its `get_config(NAME)` returns.
+
+  Raises:
+    ValueError: if the file does not exist, fails, does not know the name, or does not return a
+      dataclass.
+  """
+  path, name = _NAMED.fullmatch(config).groups()  # type: ignore[union-attr]  # Matches all texts.
+  get_config = _get_config(path)
+  names = () if name is None else (name,)
+  try:
+    _check_names(get_config, names, path)
+    result = get_config(*names)
+  except ValueError as error:
+    raise ValueError(f'--config={config}: {str(error).rstrip(".")}.') from error
+  except (Exception, SystemExit) as error:  # It is any Python, and may fail in any way.
+    raise _failure(config, error) from error
+  if not dataclasses.is_dataclass(result) or isinstance(result, type):
+    raise ValueError(f'--config={config}: get_config() returned a {type(result).__name__}; '
+                     'it must return an instance of a dataclass.')
+  return result
+
+
+def _get_config(path: str) -> Callable:
+  """The function `get_config` of a file, which is run."""
   file = paths.find('--config', path)
   if not file.is_file():
     near = sorted(str(p) for p in file.parent.glob('*.py') if p.name != '__init__.py')
@@ -305,12 +349,23 @@ def load(path: str) -> Any:
   sys.modules[name] = module  # Where the types of the fields are looked up.
   try:
     source.exec_module(module)
-    if not hasattr(module, 'get_config'):
-      raise ValueError('it has no function get_config(), which returns a dataclass')
-    config = module.get_config()
-  except (Exception, SystemExit) as error:  # It is any Python, and may fail in any way.
-    raise ValueError(f'--config={path} cannot be run: {type(error).__name__}: {error}.') from error
-  if not dataclasses.is_dataclass(config) or isinstance(config, type):
-    raise ValueError(f'--config={path}: get_config() returned a {type(config).__name__}; '
-                     'it must return an instance of a dataclass.')
-  return config
+  except (Exception, SystemExit) as error:
+    raise _failure(path, error) from error
+  if not callable(get_config := getattr(module, 'get_config', None)):
+    raise ValueError(f'--config={path} has no function get_config(), which returns a dataclass; '
+                     'add one, or choose another file.')
+  return get_config
+
+
+def _check_names(get_config: Callable, names: Sequence[str], path: str) -> None:
+  """Raises ValueError unless a function can be called with a name, or without one."""
+  try:
+    inspect.signature(get_config).bind(*names)
+  except TypeError as error:
+    raise ValueError(
+        f'get_config() takes no name; write --config={path}.' if names else
+        f'get_config() requires a name; write --config={path}:NAME.') from error
+
+
+def _failure(config: str, error: BaseException) -> ValueError:
+  return ValueError(f'--config={config} cannot be run: {type(error).__name__}: {error}.')

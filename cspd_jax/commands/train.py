@@ -260,7 +260,7 @@ def main(recipe: Any, flags: Flags) -> None:
 
 def _check_recipe(recipe: Any, flags: Flags) -> None:
   """Raises ValueError unless a configuration is a recipe, and no flag contradicts it."""
-  inputs.check_kind(recipe, tuple(_RECIPES), 'configs/train/eagle_demo.py')
+  inputs.check_kind(recipe, tuple(_RECIPES), 'configs/train/drafters.py:eagle')
   if flags.kind is not None:
     raise ValueError(f'kind is {flags.kind!r}, but --config is a recipe, which determines what '
                      'is trained; leave one of them out.')

@@ -23,11 +23,13 @@ from cspd_jax.core import fields
 from cspd_jax.files import atomic, reading
 
 ROOT = pathlib.Path(__file__).parents[2]
-# The program of every report, and its configuration in configs/papers unless it is its default.
+# The program of every report.
 PROGRAMS = {
     'published': 'papers.published', 'published_demo': 'papers.published',
     'published_cspd': 'papers.published', 'sjd': 'topologies', 'sjd_pac': 'topologies',
     'cool_sd': 'benchmark', 'lantern': 'benchmark', 'cspd': 'papers.cspd'}
+# The reports with the default configuration of their program; others have configs/papers.py:NAME.
+_DEFAULT = ('published', 'cspd')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,16 +58,16 @@ def _report(path: pathlib.Path) -> dict[str, Any]:
   return reading.json(path, 'remove it') if path.exists() else {}
 
 
-def _file(name: str) -> pathlib.Path:
-  """Returns the file of a configuration, which does not exist for that of a program's default."""
-  return ROOT / 'configs' / 'papers' / f'{name}.py'
+def _config(name: str) -> str:
+  """Returns the value of --config for a report."""
+  return f'{ROOT}/configs/papers.py:{name}'
 
 
 def settings(name: str) -> Any:
   """Returns the configuration of a report."""
-  if _file(name).is_file():
-    return wrapper.load(str(_file(name)))
-  return importlib.import_module(f'experiments.{PROGRAMS[name]}').Config()
+  if name in _DEFAULT:
+    return importlib.import_module(f'experiments.{PROGRAMS[name]}').Config()
+  return wrapper.load(_config(name))
 
 
 def is_finished(name: str) -> bool:
@@ -98,7 +100,7 @@ def minutes(name: str) -> float | None:
 def _start(name: str) -> None:
   """Runs a program; raises ValueError if it fails."""
   words = [sys.executable, '-m', f'experiments.{PROGRAMS[name]}']
-  words += [f'--config={_file(name)}'] * _file(name).is_file()
+  words += [] if name in _DEFAULT else [f'--config={_config(name)}']
   if code := subprocess.run(words, check=False).returncode:
     raise ValueError(f'{" ".join(words[1:])} ended with exit code {code}; repeat this command '
                      'when its cause is mended.')

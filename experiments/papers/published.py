@@ -1,8 +1,8 @@
 """The rows of the papers' tables next to this library's numbers for the same methods.
 
   python -m experiments.papers.published
-  python -m experiments.papers.published --config=configs/papers/published_demo.py
-  python -m experiments.papers.published --config=configs/papers/published_cspd.py
+  python -m experiments.papers.published --config=configs/papers.py:published_demo
+  python -m experiments.papers.published --config=configs/papers.py:published_cspd
   python -m experiments.papers.published --paper=sjd --model=checkpoints/lumina_mgpt_768 \\
       --prompts=captions.txt --dtype=bfloat16 --asked=false
 

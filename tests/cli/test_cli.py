@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from typing import Literal
@@ -220,7 +221,7 @@ def test_log_lines_of_other_packages(path, capsys, monkeypatch):
     for level in (logging.INFO, logging.WARNING):
       logging.getLogger('absl').handle(logging.makeLogRecord(dict(
           levelno=level, msg='of orbax, %d', args=(level,), pathname='/lib/orbax/save.py')))
-    inputs.log_size(ROOT / 'configs' / 'corrected')
+    inputs.log_size(ROOT / 'configs')
 
   # Some packages set up a handler of their own.
   monkeypatch.setattr(logging.getLogger(), 'handlers', [logging.StreamHandler(sys.stderr)])
@@ -251,6 +252,7 @@ def test_help_lists_the_fields(path, capsys):
     (None, 'no such file'), ('x = 1', 'no function get_config'), ('1 / 0', 'ZeroDivisionError'),
     ('def get_config(): return 3', 'returned a int'),
     ('def get_config(): return {}[0]', 'KeyError'),
+    ('def get_config(): raise ValueError("x is 1; it must be 2.")', 'config.py: x is 1; [^.]*2.$'),
 ])
 def test_unusable_files_are_explained(tmp_path, text, message):
   path = tmp_path / 'config.py'
@@ -259,6 +261,28 @@ def test_unusable_files_are_explained(tmp_path, text, message):
     path.write_text(text)
   with pytest.raises(ValueError, match=message):
     wrapper.load(str(path))
+
+
+def test_a_name_chooses_one_of_several_configurations(path, tmp_path):
+  one = pathlib.Path(path)
+  several = one.with_name('a:b.py')
+  several.write_text(one.read_text() + """
+from cspd_jax import cli
+CONFIGS = dict(few=Config(limit=3), many=Config(limit=5))
+def get_config(name: str = ''): return cli.named(CONFIGS, name)
+""")
+  required = one.with_name('required.py')
+  required.write_text('def get_config(name): return 1')
+  assert wrapper.load(f'{several}:many').limit == 5
+  for config, message in (
+      (several, "a:b.py: the name is ''; it must be one of few, many; write --config=FILE:NAME."),
+      (f'{several}:more', "a:b.py:more: the name is 'more'; it must be one of few, many; "),
+      (f'{one}:few', f'{one}:few: get_config() takes no name; write --config={one}.'),
+      (f'{one}:', f'{one}:: get_config() takes no name; write --config={one}.'),
+      (required, f'get_config() requires a name; write --config={required}:NAME.'),
+      (f'{one}.py:few', 'no such file. In ')):
+    with pytest.raises(ValueError, match=re.escape(message)):
+      wrapper.load(str(config))
 
 
 def test_fields_of_a_base_keep_their_docs():

@@ -64,8 +64,8 @@ def run(models, capsys, tmp_path):
   def run(*words):
     words = [word.format(tmp=models) for word in words]
     return calls.call(
-        compare.main, capsys, tmp_path / 'out', '--config=configs/compare/mar_demo.py',
-        f'--model={models}/model', '--repeats=1', '--num_images=2', *words)
+        compare.main, capsys, tmp_path / 'out', f'--model={models}/model', '--repeats=1',
+        '--num_images=2', *words)
   return run
 
 

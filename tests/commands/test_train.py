@@ -78,11 +78,12 @@ def test_sizes_fit_every_published_model(model):
     (['--mesh=9x9'], 'which requires 81 devices'), (['--mesh=two'], "mesh is 'two'"),
     (['--guidance_scale=nan'], 'guidance_scale is nan'),
     (['--kind=eagle', '--dtype=bfloat16'], "kind is 'eagle', which learns from the model in float"),
-    (['--model=demo', '--config=configs/train/medusa_demo.py', '--target={tmp}/no'], 'no'),
-    (['--model={tmp}/x', '--config=configs/train/eagle_demo.py'], 'give --target='),
+    (['--model=demo', '--config=configs/train/drafters.py:medusa', '--target={tmp}/no'], 'no'),
+    (['--model={tmp}/x', '--config=configs/train/drafters.py:eagle'], 'give --target='),
     (['--batch_size=0'], 'batch_size is 0'), (['--num_images=0'], 'num_images is 0'),
     (['--prompts={tmp}/none'], 'cannot be read'), (['--export=x'], 'did you mean --output?'),
-    (['--config=configs/train/eagle_demo.py', '--kind=medusa'], "kind is 'medusa', but --config")])
+    (['--config=configs/train/drafters.py:eagle', '--kind=medusa'],
+     "kind is 'medusa', but --config")])
 def test_refused_settings(models, tmp_path, capsys, words, message):
   words = [word.format(tmp=tmp_path) for word in words]
   words += [f'--model={models}/model'] if not words[0].startswith('--model') else []

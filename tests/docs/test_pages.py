@@ -13,7 +13,7 @@ from contextlib import redirect_stdout
 import pytest
 
 import cspd_jax
-from cspd_jax.cli import fields
+from cspd_jax.cli import fields, wrapper
 from tests.docs import pages
 
 PROJECT = configparser.ConfigParser()
@@ -77,14 +77,19 @@ def _check_values(command, words):
       fields.override(config, {field: text})
 
 
+@functools.cache
+def _check_config(word):
+  """A configuration file exists, and has a configuration of this name."""
+  wrapper.load(f'{pages.ROOT}/{word.partition("=")[2]}')
+
+
 def _check_flags(module, words):
   """Every flag is one that the program's help lists."""
   known = set(re.findall(r'--([\w.]+)', _help(module)))
   for word in words:
     flag = word[2:].partition('=')[0].removeprefix('config.')
     if flag == 'config':
-      path = pages.ROOT / word.partition('=')[2]
-      assert path.is_file(), f'{word}: there is no such file'
+      _check_config(word)
     elif word.startswith('--'):
       names = {flag, flag.removeprefix('no'), flag.rpartition('.')[2]}
       assert names & known, f'{module} has no flag {word}'
@@ -107,7 +112,7 @@ def _check(words):
   elif words[0] in SCRIPTS:
     for word in words:
       if word.startswith('--config='):
-        assert (pages.ROOT / word.partition('=')[2]).is_file(), f'{word}: the file does not exist'
+        _check_config(word)
     _check_values(words[0], words[1:])
   elif words[0] == 'pip':
     _check_install(words)

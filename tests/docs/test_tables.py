@@ -37,7 +37,7 @@ def test_tables_come_from_reports(tmp_path, monkeypatch):
   relaxed = '| `eagle+lantern` | 1.99 | - | bounded | an EAGLE network | latent neighbours add'
   assert row in full and relaxed in full
   assert full.index('`vanilla`') < full.index(row) < full.index(relaxed)
-  assert 'kinds_demo.py`: 4 images, cpu, jax 0.0.*' in full
+  assert 'kinds.py:demo`: 4 images, cpu, jax 0.0.*' in full
   (folder / 'compiled_7b.json').write_text(json.dumps(dict(REPORT, rows=[
       dict(decoder='vanilla', ms=4.0), dict(decoder='mc_sjd(window=4)', ms=5.0)])))
   predicted = tables.rewritten(full)
@@ -51,7 +51,7 @@ def test_tables_come_from_reports(tmp_path, monkeypatch):
   assert '| tokens per forward pass of `emoji` | inside things | on plain ground |' in both
   assert '| `mc_sjd(window=4)` | 1.25 | 1.12 | 2.50 | 1.50 | 1.00x | exact |' in both
   assert '| `vanilla` | - | - | - | 1.00 | 1.00x |' in both
-  assert 'kinds.py`: 4 images, cpu, jax 0.0, weights 01234567.*' in both and 'kinds_demo.py' in both
+  assert 'kinds.py`: 4 images, cpu, jax 0.0, weights 01234567.*' in both and 'kinds.py:demo' in both
   for name in ('kinds', 'kinds_demo'):
     (folder / f'{name}.json').unlink()
   assert tables.rewritten(full) == empty
@@ -98,7 +98,7 @@ def test_rows_of_papers_are_those_of_both_models(tmp_path, monkeypatch):
   first, second = text.index('**Measured with `emoji`**'), text.index('**Measured with `demo`**')
   assert first < text.index('](../pictures/strip_sjd.png)') < second
   assert 'published`: 4 images, cpu, jax 0.0, weights emoji012.*' in text
-  assert 'published_demo.py`: 4 images, cpu, jax 0.0, weights demo0123.*' in text
+  assert 'papers.py:published_demo`: 4 images, cpu, jax 0.0, weights demo0123.*' in text
 
 
 def test_pictures_are_those_of_the_reports():

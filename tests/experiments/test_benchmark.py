@@ -12,7 +12,7 @@ from experiments import benchmark
 from tests.experiments import calls
 from tests.families import tiny
 
-PAPERS = pathlib.Path(__file__).parents[2] / 'configs' / 'papers'
+PAPERS = pathlib.Path(__file__).parents[2] / 'configs' / 'papers.py'
 
 # What is wrong with the input: arguments, and words that the message must hold.
 _BAD = {
@@ -159,7 +159,7 @@ def test_chosen_metrics_without_reference_and_times(folder, capsys, tmp_path):
 def test_papers(folder, capsys, tmp_path, paper, curve):
   result = _call(
       benchmark.main, folder, capsys, tmp_path / 'out',
-      f'--config={PAPERS}/{paper}.py', '--drafter=', '--timed_images=none',
+      f'--config={PAPERS}:{paper}', '--drafter=', '--timed_images=none',
       '--curve_drafter=jacobi(coupling=maximal)', '--reference_sets=none',
       '--metrics=accepted_length,tv_bound_per_token', '--columns=accepted_length')
   assert result.code == 0, result.err

@@ -3,10 +3,11 @@
 import csv
 import dataclasses
 import json
+import pathlib
 
 import pytest
 
-from configs.papers import published_cspd, published_demo
+from configs import papers
 from cspd_jax.decoding import specification
 from cspd_jax.files import atomic
 from docs import tables
@@ -120,8 +121,8 @@ def _kept(name):
   return json.loads((tables.ROOT / 'docs' / 'reports' / f'{name}.json').read_text())
 
 
-_REPORTS = dict(published=published.Config(), published_demo=published_demo.get_config(),
-                published_cspd=published_cspd.get_config())
+_REPORTS = {name: all_papers.settings(name) for name, program in all_papers.PROGRAMS.items()
+            if program == 'papers.published'}
 
 
 def _todays(name):
@@ -161,8 +162,9 @@ def test_every_row_is_measured_by_one_configuration():
 
 
 def test_every_configuration_has_a_program():
-  folder = tables.ROOT / 'configs' / 'papers'
-  assert {path.stem for path in folder.glob('*.py')} - {'__init__'} <= all_papers.PROGRAMS.keys()
+  for name, config in papers.CONFIGS.items():
+    assert type(config).__module__ == f'experiments.{all_papers.PROGRAMS[name]}'
+    assert pathlib.Path(config.workdir).name == name
 
 
 @pytest.fixture(name='programs')

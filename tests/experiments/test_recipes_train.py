@@ -120,11 +120,12 @@ def test_a_tokenizer_is_taken_from_a_model(finished, recipe, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('program,words,message', [
-    (train, ['--config=configs/papers/sjd.py'], 'requires a recipe like configs/train/demo.py'),
+    (train, ['--config=configs/papers.py:sjd'], 'requires a recipe like configs/train/demo.py'),
     (train, ['--stage=rest'], 'one of all, tokenizer, target, draft, eval, export'),
     (train, ['--image_size=7'], 'image_size is 7; it must be a multiple'),
-    (train_command, ['--config=configs/train/demo.py'], 'recipe like configs/train/eagle_demo.py'),
-    (train_command, ['--config=configs/train/eagle_demo.py', '--num_depths=300'],
+    (train_command, ['--config=configs/train/demo.py'],
+     'recipe like configs/train/drafters.py:eagle'),
+    (train_command, ['--config=configs/train/drafters.py:eagle', '--num_depths=300'],
      'num_depths is 300'),
     (train_command, ['--model=mar_demo'], "model is 'mar_demo', a 'mar' model"),
     (train_command, ['--dtype=int8'], 'one of float32, bfloat16')])

@@ -10,7 +10,7 @@ from experiments import topologies, uncertainty
 from tests.experiments import calls, models
 from tests.families import tiny
 
-PAPERS = pathlib.Path(__file__).parents[2] / 'configs' / 'papers'
+PAPERS = pathlib.Path(__file__).parents[2] / 'configs' / 'papers.py'
 
 _BAD = {
     'no window': (topologies, ['--window='], ['window', 'values separated by commas']),
@@ -87,7 +87,7 @@ def test_scenes_have_tokens_per_pass_inside_things_and_on_ground(capsys, tmp_pat
 def test_papers_have_their_own_decoders(folder, capsys, tmp_path, monkeypatch, paper, decoder):
   monkeypatch.setattr(topologies.measurements, 'each', lambda *_: [])
   result = _call(topologies.main, folder, capsys, tmp_path / 'out',
-                f'--config={PAPERS}/{paper}.py', '--window=3')
+                f'--config={PAPERS}:{paper}', '--window=3')
   assert result.code == 0, result.err
   settings = json.loads((result.folder / 'report.json').read_text())['settings']
   assert any(decoder.startswith(text.split('+')[0].rstrip(')')) for text in settings['decoder'])

@@ -334,7 +334,7 @@ TINY = {'generate', 'compare', 'topologies', 'benchmark', 'uncertainty', 'decode
 def test_values_that_cannot_be(capfd, folder, name, word, message):
   words = ['--model={tmp}/model'] if name in TINY and '--model=' not in word else []
   if name == 'cspd-train' and '--model' not in word:
-    words.append('--config=configs/train/eagle_demo.py')
+    words.append('--config=configs/train/drafters.py:eagle')
   if not word.startswith(PROGRAMS[name]) and name != 'exactness':
     words.append(f'{PROGRAMS[name]}={{tmp}}/new')
   refused(capfd, name, [*words, word], message, folder)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from configs.train import corrector_demo
+from configs.train import drafters
 from cspd_jax.commands import train
 from cspd_jax.decoding.drafters import from_network
 from cspd_jax.decoding.drafters.corrected import corrected
@@ -269,7 +269,7 @@ def test_a_recipe_from_images_to_a_model(tmp_path):
     (dict(decoder='corrected(by=eagle, window=64)'), 'must be a chain'),
     (dict(target='mar_demo'), "target is 'mar_demo', a 'mar' model")])
 def test_recipes_that_cannot_be(changes, message):
-  recipe = dataclasses.replace(corrector_demo.get_config(), **changes)
+  recipe = dataclasses.replace(drafters.get_config('corrector'), **changes)
   with pytest.raises(ValueError, match=message):
     corrector_recipe.check(recipe, cspd_jax.load(recipe.target, dtype='float32'))
 

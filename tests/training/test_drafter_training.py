@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 import shutil
 
 import jax
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from configs.train import drafters
 from cspd_jax import families
-from cspd_jax.cli import wrapper
 from cspd_jax.commands import train
 from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.decoding.warp import Warp
@@ -21,7 +20,6 @@ from cspd_jax.models import eagle, llamagen, medusa
 from cspd_jax.training import drafter, drafter_recipe, loop, samples, smoke
 from cspd_jax.training.optimizer import OptimizerConfig
 
-ROOT = pathlib.Path(__file__).parents[2]
 _sizes = dict(height=3, width=4, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=10)
 TARGETS = {'class': llamagen.LlamaGenConfig(num_classes=2, **_sizes),
            'text': llamagen.LlamaGenConfig('text', caption_dim=6, **_sizes)}
@@ -301,8 +299,7 @@ def test_a_recipe_of_a_shipped_model_has_its_options():
     recipe = samples.completed(train.recipe_for(model, 'text_demo', kind), model)
     assert recipe.guidance_scale == 3 and recipe.top_k == 50 and recipe.top_p == 1
   assert recipe.train.guidance_scales == (3.0,)
-  for name in ('eagle', 'medusa', 'corrector'):
-    recipe = wrapper.load(str(ROOT / 'configs' / 'train' / f'{name}_demo.py'))
+  for recipe in drafters.CONFIGS.values():
     assert samples.sampling(recipe, cspd_jax.load('demo')) == Warp(guidance_scale=2.0)
   with pytest.raises(ValueError, match='top_k is -1; it must be a whole number from 0'):
     dataclasses.replace(recipe, top_k=-1)
@@ -310,7 +307,7 @@ def test_a_recipe_of_a_shipped_model_has_its_options():
 
 @pytest.mark.slow
 def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
-  recipe = smoke.smoke(wrapper.load(str(ROOT / 'configs' / 'train' / 'eagle_demo.py')))
+  recipe = smoke.smoke(drafters.get_config('eagle'))
   target = cspd_jax.load('demo', dtype='float32')
   train.run(recipe, target, tmp_path, tmp_path / 'export')
   loaded = store.load(tmp_path / 'export')
@@ -326,7 +323,7 @@ def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['eagle', 'medusa'])
 def test_shipped_drafters_fit_the_shipped_target(name):
-  recipe = wrapper.load(str(ROOT / 'configs' / 'train' / f'{name}_demo.py'))
+  recipe = drafters.get_config(name)
   drafter_recipe.check(recipe, cspd_jax.load(recipe.target))
   loaded = store.load(f'demo/{name}')
   assert (loaded.kind, loaded.config) == (name, recipe.drafter)

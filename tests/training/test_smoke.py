@@ -5,10 +5,14 @@ import pathlib
 
 import pytest
 
+from configs.train import drafters, wide
 from cspd_jax.cli import wrapper
 from cspd_jax.training import smoke
 
-CONFIGS = sorted((pathlib.Path(__file__).parents[2] / 'configs' / 'train').glob('*.py'))
+FOLDER = pathlib.Path(__file__).parents[2] / 'configs' / 'train'
+SEVERAL = {'drafters': drafters.CONFIGS, 'wide': wide.CONFIGS}
+CONFIGS = [f'{path.name}:{name}' if name else path.name for path in sorted(FOLDER.glob('*.py'))
+           for name in SEVERAL.get(path.stem, ('',))]
 
 
 def _numbers(recipe, prefix=''):
@@ -21,9 +25,9 @@ def _numbers(recipe, prefix=''):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('path', CONFIGS, ids=lambda path: path.stem)
-def test_every_configuration_has_a_smoke_test(path):
-  recipe = wrapper.load(str(path))
+@pytest.mark.parametrize('config', CONFIGS)
+def test_every_configuration_has_a_smoke_test(config):
+  recipe = wrapper.load(f'{FOLDER}/{config}')
   small = smoke.smoke(recipe.small() if hasattr(recipe, 'small') else recipe)
   assert type(small) is type(recipe)
   assert hasattr(recipe, 'small') or small.drafter == recipe.drafter

@@ -1,0 +1,75 @@
+"""Corrected windows: the tables of docs/corrected_windows.md.
+
+  python -m experiments.topologies --config=configs/corrected.py:NAME
+
+NAME, and what is measured; runtimes are on two CPU cores:
+
+  numbers    by what corrects, and window; half an hour
+  ablations  what corrects, passes, trees and reads, at 64 tokens per round; half an hour
+  short      windows of a few tokens, as a CPU can afford; a quarter of an hour
+  top_k      when only the most probable tokens can be drawn; five minutes
+  wide       a second target, of 24x24 tokens; a quarter of an hour
+  proof      2000 images: those of the seed-exact form are compared with vanilla's, token for token,
+             and those of the exact form must be as likely as the target's entropy says; half an
+             hour
+
+The seed of `ablations` is another than that of `numbers`, for trees and passes are chosen by this
+table. `wide` needs two networks, which take two hours to train:
+
+  python -m experiments.train --config=configs/train/wide.py:target --workdir=runs/wide
+  cspd-train --model=runs/wide/export --num_images=512
+  cspd-train --config=configs/train/wide.py:corrector --workdir=runs/corrector_wide
+
+Counts only: `cspd-compare` measures wall-clock times, and `experiments.against_llamagen` says what
+short windows are worth in seconds. Results: in runs/corrected, runs/corrected_ablations and so on,
+step compression and one-token rounds of every window and decoder (rows.csv, report.json).
+"""
+
+from cspd_jax import cli
+from cspd_jax.cli import groups
+from experiments.topologies import Config
+
+DECODERS = (
+    'mc_sjd', 'eagle+block', 'corrected(by=neighbours, passes=3)', 'corrected(passes=4)',
+    'corrected_seed_exact(passes=4)')
+
+# What `ablations` varies.
+BY = tuple(f'corrected(by={name}, passes=4)'
+           for name in ('layers', 'model', 'neighbours', 'eagle', 'corrector'))
+PASSES = tuple(f'corrected(passes={passes})' for passes in (1, 2, 3, 6, 8))
+TREES = tuple(f'corrected(passes=4, tree={tree})' for tree in (
+    'chain()', 'caterpillar(2, 4)', 'caterpillar(3, 3)', 'caterpillar(8, 3)', 'caterpillar(6, 6)'))
+READS = tuple(f'corrected(passes=4, reads={reads})' for reads in (8, 16, 24))
+
+CONFIGS = dict(
+    numbers=Config(
+        decoder=DECODERS, window=(8, 16, 32, 64, 128),
+        images=groups.Images(num_images=64, seed=12), workdir='runs/corrected'),
+    ablations=Config(
+        decoder=BY + PASSES + TREES + READS, window=(64,),
+        images=groups.Images(num_images=32, seed=13), workdir='runs/corrected_ablations'),
+    short=Config(
+        decoder=(
+            'mc_sjd', 'eagle+block', 'corrected(by=neighbours, passes=1)',
+            'corrected(by=neighbours, passes=2)', 'corrected(passes=1)', 'corrected(passes=2)'),
+        window=(4, 6, 8, 12, 16), images=groups.Images(num_images=64, seed=12),
+        workdir='runs/corrected_short'),
+    top_k=Config(
+        decoder=DECODERS, window=(32,), sampling=groups.Sampling(top_k=100),
+        images=groups.Images(num_images=32, seed=12), workdir='runs/corrected_top_k'),
+    wide=Config(
+        loading=groups.Loading('runs/wide/export'),
+        parts=groups.Parts(corrector='runs/corrector_wide/export'),
+        decoder=(
+            'mc_sjd', 'corrected(by=layers, passes=4)', 'corrected(by=neighbours, passes=3)',
+            'corrected(passes=4)', 'corrected_seed_exact(passes=4)'),
+        window=(16, 64), images=groups.Images(num_images=32, seed=12),
+        workdir='runs/corrected_wide'),
+    proof=Config(
+        decoder=('corrected_seed_exact(passes=4)', 'corrected(passes=4)'),
+        window=(16,), metrics=('step_compression', 'nll_excess'), batch_size=50,
+        images=groups.Images(num_images=2000, seed=14), workdir='runs/corrected_proof'))
+
+
+def get_config(name: str = '') -> Config:
+  return cli.named(CONFIGS, name)

@@ -1,0 +1,73 @@
+"""The measurements of the papers' pages, by the program that makes them.
+
+  python -m experiments.topologies --config=configs/papers.py:NAME
+
+  sjd      SJD (arXiv 2410.01699) and MC-SJD (2510.24211): step compression of Jacobi windows whose
+           drafts are redrawn (SJD), maximally coupled (MC-SJD) or share their noise with the
+           target's draws, and of every method to fill the free positions of a window
+  sjd_pac  SJD-PAC (arXiv 2603.18599): step compression and one-token rounds of trees of candidates
+           in a Jacobi window and of MC-SJD's chain, at equal numbers of tokens per round
+
+  python -m experiments.benchmark --config=configs/papers.py:NAME
+
+  cool_sd  Cool-SD (arXiv 2601.09212): the bound on total variation, the likelihood and the Frechet
+           distance over the accepted length (Figures 3 to 5), on a chain and on a tree, for the
+           schedules with clamping and as printed, and for uniform relaxation; tests of its claims
+  lantern  LANTERN (arXiv 2410.03355) and LANTERN++ (2502.06352), the cost of accepting latent
+           neighbours: the relaxed verifiers on the published static tree and on a dynamic tree, and
+           the curves of LANTERN++, with the optimal and with the released residual distribution
+           (Figure 5 of LANTERN), and of grouped speculative decoding
+
+  python -m experiments.papers.published --config=configs/papers.py:NAME
+
+  published_demo  the rows of LlamaGen in the papers' tables, and ours next to them, with `demo`
+  published_cspd  the rows of the CSpD paper's tables, and ours next to them, with `mar_demo`
+
+Results: in runs/papers/NAME, the files of the program. More images are flags: --num_images=128.
+"""
+
+from cspd_jax import cli
+from cspd_jax.cli import groups
+from experiments import benchmark, topologies
+from experiments.papers import published
+
+_COOL_SD = (
+    'uniform', 'Cool-SD', 'Cool-SD, printed', 'Cool-SD linear', 'Cool-SD linear, printed')
+_LANTERN = ('LANTERN++, G*', 'LANTERN++, released', 'GSD')
+
+Config = topologies.Config | benchmark.Config | published.Config
+
+CONFIGS: dict[str, Config] = dict(
+    sjd=topologies.Config(
+        loading=groups.Loading('demo'), decoder=topologies.COUPLINGS + topologies.FRESH,
+        workdir='runs/papers/sjd'),
+    sjd_pac=topologies.Config(
+        loading=groups.Loading('demo'), decoder=('mc_sjd', *topologies.TREES),
+        workdir='runs/papers/sjd_pac'),
+    cool_sd=benchmark.Config(
+        loading=groups.Loading('demo'), drafter=(), verifier=(),
+        curves=tuple(curve for curve in benchmark.CURVES if curve.name in _COOL_SD),
+        claims=tuple(claim for claim in benchmark.CLAIMS if claim.better in _COOL_SD),
+        timed_images=None, workdir='runs/papers/cool_sd'),
+    lantern=benchmark.Config(
+        loading=groups.Loading('demo'),
+        drafter=('eagle(tree=EAGLE)', 'eagle2(num_nodes=25, width=10, depth=5)'),
+        verifier=(
+            'exact', 'lantern(delta=0.1)', 'lantern_pp(lam=2)',
+            'lantern_pp(lam=2, residual=released_llamagen)',
+            'lantern_pp(lam=2, residual=released_dynamic)'),
+        curves=tuple(curve for curve in benchmark.CURVES if curve.name in _LANTERN),
+        claims=tuple(claim for claim in benchmark.CLAIMS
+                     if claim.better in _LANTERN or claim.metric is not None),
+        workdir='runs/papers/lantern'),
+    published_demo=published.Config(
+        rows='demo', loading=groups.Loading('demo'), images=groups.Images(num_images=64),
+        asked=False, paper=('this_project', 'sjd', 'lantern', 'cool_sd'),
+        workdir='runs/papers/published_demo'),
+    published_cspd=published.Config(
+        rows='mar_demo', loading=groups.Loading('mar_demo'), images=groups.Images(num_images=64),
+        asked=False, paper=('cspd',), workdir='runs/papers/published_cspd'))
+
+
+def get_config(name: str = '') -> Config:
+  return cli.named(CONFIGS, name)
