@@ -38,9 +38,9 @@ import jax
 
 from cspd_jax import cli, metrics
 from cspd_jax.core import fields, progress
-from cspd_jax.files import folders, paths
+from cspd_jax.files import folders, kept, paths
 from cspd_jax.files.run_folder import Report
-from cspd_jax.metrics import clip as clip_lib, evaluation, kept, layouts, scenes
+from cspd_jax.metrics import clip as clip_lib, evaluation, layouts, scenes
 
 _FEATURES = 'features.npz'
 # Names that a note of what is left out lists.

@@ -28,13 +28,13 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, programs
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import tuned
-from cspd_jax.files import atomic
+from cspd_jax.files import atomic, kept
+from cspd_jax.files.kept import Journal
 from cspd_jax.files.run_folder import Report
 from cspd_jax.files.store import CheckpointError
 from cspd_jax.generation import defaults, run as run_lib
 from cspd_jax.measure import measurements, tables, tuning
 from cspd_jax.measure.bench import Bench
-from cspd_jax.measure.journal import Journal
 
 # The most promising first, in case the time runs out.
 DECODERS = (
@@ -314,8 +314,8 @@ def main(config: Config) -> None:
   journal = Journal(report)
   count, model = sum(map(len, plan.lines)), plan.bench.model
   print(f'{count} candidates for {model.name} on {model.where}', flush=True)
-  if kept := journal.names(_RUNS):
-    print(f'{len(kept)} candidates are measured already, in {report.folder}', flush=True)
+  if measured := journal.names(_RUNS):
+    print(f'{len(measured)} candidates are measured already, in {report.folder}', flush=True)
   start = time.perf_counter()
   with programs.reported(_num_programs(plan, config), at_most=True):
     rows, left_out = tune(plan, config, journal)
@@ -325,7 +325,7 @@ def main(config: Config) -> None:
     print(f'\n{_images(size)} at once\n{table}')
   decoders = {row['batch_size']: row['decoder'] for row in rows if row['chosen']}
   kind = plan.bench.model.device.device_kind
-  journal.remove()
+  kept.remove(report)
   atomic.write(report.path('rows.csv'), tables.csv(rows).encode())
   report.write(
       settings=dataclasses.asdict(config), rows=rows, left_out=left_out, chosen=decoders,

@@ -17,9 +17,9 @@ import numpy as np
 from PIL import Image
 
 from cspd_jax.core import batches
-from cspd_jax.files import description, reading, store
+from cspd_jax.files import description, kept, reading, store
 from cspd_jax.generation import memory
-from cspd_jax.metrics import base, evaluation, kept, layouts
+from cspd_jax.metrics import base, evaluation, layouts
 from cspd_jax.metrics.base import Value
 from cspd_jax.models import clip
 from cspd_jax.models.clip import PRESETS, CLIPConfig

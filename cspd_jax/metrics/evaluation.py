@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import batches
-from cspd_jax.files import atomic, npz, store
+from cspd_jax.files import atomic, kept, npz, store
 from cspd_jax.generation import memory
 from cspd_jax.generation.gallery import Extractor
-from cspd_jax.metrics import image_scores, image_sets, inception, kept
+from cspd_jax.metrics import image_scores, image_sets, inception
 from cspd_jax.metrics.image_scores import Gaussian
 from cspd_jax.models import inception as network_lib
 from cspd_jax.models.inception import SIDE, Features

@@ -19,7 +19,7 @@ from jax.experimental import topologies
 from cspd_jax.continuous.chains import draft_loop
 from cspd_jax.files import description
 from cspd_jax.models import attention, fused_head
-from experiments.costs import products
+from experiments.costs import instructions
 
 # XLA's description of the device, with the versions that decide what becomes part of a CUDA graph.
 _H200 = '''gpu_device_info {
@@ -52,7 +52,7 @@ class Accelerator(NamedTuple):
     platform: XLA's name of the platform.
     topology: XLA's name of the smallest topology.
     wheels: the packages that compile for it.
-    rates: of products in other arithmetic, relative to `flops`; see `products`. 1 where none is
+    rates: of products in other arithmetic, relative to `flops`; see `instructions`. 1 where none is
       given.
   """
 
@@ -71,10 +71,10 @@ ACCELERATORS = {
     # 50 MB of cache according to NVIDIA's H100 architecture paper (the same chip), as in `_H200`.
     'h200': Accelerator(4.8e12, 989e12, 1.5e-6, 0, 52428800, 'cuda', '1x1x1', (
         'jax-cuda12-plugin', 'jax-cuda12-pjrt', 'nvidia-cuda-nvcc-cu12'), {
-            products.INT8: 2, products.FLOAT32: 0.5, products.FULL: 67 / 989}),
+            instructions.INT8: 2, instructions.FLOAT32: 0.5, instructions.FULL: 67 / 989}),
     # Full precision takes six products in bfloat16.
     'v5e': Accelerator(819e9, 197e12, 0.5e-6, 128 << 20, 0, 'tpu', 'v5e:2x2', ('libtpu',), {
-        products.INT8: 2, products.FULL: 1 / 6}),
+        instructions.INT8: 2, instructions.FULL: 1 / 6}),
 }
 
 

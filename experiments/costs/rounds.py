@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.costs import hlo, products, traffic as traffic_lib
+from experiments.costs import hlo, instructions
 
 # Operations that return their operand without a kernel, and constants without a kernel.
 _PASSING = frozenset((
@@ -243,13 +243,13 @@ class _Walk:
 
   def _kernel(self, computation: hlo.Computation, instruction: hlo.Instruction,
               operands: list[Any], times: float) -> Any:
-    traffic = traffic_lib.of(self.module, computation, instruction)
-    only_moves = traffic_lib.only_moves(self.module, instruction)
+    traffic = instructions.traffic(self.module, computation, instruction)
+    only_moves = instructions.only_moves(self.module, instruction)
     # An update of a part of an operand in place is not a copy.
     moves = only_moves and any(updated is None for updated, _ in traffic.written)
     labels = [_first(operand) for operand in operands]
     new = Label()
-    if traffic_lib.is_split_product(self.module, computation, instruction):
+    if instructions.is_split_product(self.module, computation, instruction):
       new = Label(PARTIAL_SUMS, instruction.name)
     overlapped = instruction.opcode.endswith('-start')
     results = []
@@ -267,7 +267,7 @@ class _Walk:
       self.kernels.append(Kernel(
           instruction.name, _part(lines), _scope(instruction, lines), _innermost(lines),
           ', '.join(map(str, instruction.arrays[:len(traffic.written)])), tuple(moved),
-          products.of(self.module, computation, instruction), times, moves, overlapped))
+          instructions.products(self.module, computation, instruction), times, moves, overlapped))
     return tuple(results) if len(results) > 1 else results[0]
 
   def _lines(self, computation: hlo.Computation, instruction: hlo.Instruction) -> list[hlo.Line]:

@@ -7,7 +7,7 @@ import jax
 import pytest
 
 from cspd_jax import families
-from experiments.costs import devices, hlo, products, rounds
+from experiments.costs import devices, hlo, instructions, rounds
 from tests.compiled import compilers
 
 pytestmark = pytest.mark.compiled
@@ -52,7 +52,7 @@ def test_launches_of_a_token_of_nextstep():
   # Float32 products at full precision would take more time than all others together.
   count = lambda arithmetic: sum(
       kernel.times * kernel.products.get(arithmetic, 0) for kernel in result.kernels)
-  assert count(products.FULL) < 1e-3 * count(products.BFLOAT16)
+  assert count(instructions.FULL) < 1e-3 * count(instructions.BFLOAT16)
 
 
 def test_a_call_of_windows_draws_its_drafts_in_one_kernel():

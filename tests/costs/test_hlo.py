@@ -1,4 +1,4 @@
-"""`costs.hlo`, `traffic`, `rounds` and `predicted` on short texts and on a program for a CPU."""
+"""`costs.hlo`, `instructions`, `rounds`, `predicted` on short texts and on a program for a CPU."""
 
 import pathlib
 import textwrap
@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.costs import devices, hlo, predicted, products, rounds, traffic
+from experiments.costs import devices, hlo, instructions, predicted, rounds
 
 # A loop that reads a weight, updates a cache of [2,8] in place, copies another of [4,1024,128] and
 # chooses a branch; and a loop of three turns inside of it. The first copy has no line.
@@ -111,8 +111,9 @@ def test_figures(result):
 
 
 @pytest.mark.parametrize('kind,attributes,arithmetic', [
-    ('bf16', '', products.BFLOAT16), ('s8', '', products.INT8), ('f32', '', products.FLOAT32),
-    ('f32', ', operand_precision={highest,highest}', products.FULL)])
+    ('bf16', '', instructions.BFLOAT16), ('s8', '', instructions.INT8),
+    ('f32', '', instructions.FLOAT32),
+    ('f32', ', operand_precision={highest,highest}', instructions.FULL)])
 @pytest.mark.parametrize('opcode', ['dot', 'custom-call'])
 def test_arithmetic_of_products(kind, attributes, arithmetic, opcode):
   if opcode == 'custom-call':
@@ -128,12 +129,13 @@ def test_arithmetic_of_products(kind, attributes, arithmetic, opcode):
       }}
       '''))
   computation = module.computations['main']
-  result = products.of(module, computation, computation.instructions['y'])
+  result = instructions.products(module, computation, computation.instructions['y'])
   assert result == {arithmetic: 2 * 8 * 16 * 32}
 
 
 @pytest.mark.parametrize('kind,expected', [
-    ('f32', {products.FULL: 2 * 16 * 64 * 32}), ('bf16', {products.BFLOAT16: 6 * 16 * 64 * 32})])
+    ('f32', {instructions.FULL: 2 * 16 * 64 * 32}),
+    ('bf16', {instructions.BFLOAT16: 6 * 16 * 64 * 32})])
 def test_products_of_the_fused_head(kind, expected):
   module = hlo.parse(textwrap.dedent(f'''\
       ENTRY %main (r: s32[2], x: f32[2,64], w: {kind}[64,32], b: f32[32]) -> f32[16,32] {{
@@ -146,17 +148,17 @@ def test_products_of_the_fused_head(kind, expected):
       }}
       '''))
   computation = module.computations['main']
-  assert products.of(module, computation, computation.instructions['y']) == expected
+  assert instructions.products(module, computation, computation.instructions['y']) == expected
 
 
 def test_products_take_as_long_as_their_arithmetic(result):
-  device = devices.Accelerator(1e9, 1e6, 0, 0, 0, '', '', (), {products.FULL: 0.1})
+  device = devices.Accelerator(1e9, 1e6, 0, 0, 0, '', '', (), {instructions.FULL: 0.1})
   kernel = _kernel(result, 'product')
   figures = lambda arithmetic: predicted.figures(result._replace(kernels=[
       kernel._replace(products={arithmetic: 1000.0})]), device)
-  assert figures(products.BFLOAT16).seconds['products'] == pytest.approx(1e-3)
-  assert figures(products.FULL).seconds['products'] == pytest.approx(1e-2)
-  assert figures(products.FULL).flops == 1000
+  assert figures(instructions.BFLOAT16).seconds['products'] == pytest.approx(1e-3)
+  assert figures(instructions.FULL).seconds['products'] == pytest.approx(1e-2)
+  assert figures(instructions.FULL).flops == 1000
 
 
 def test_a_program_without_a_loop():
@@ -206,7 +208,7 @@ def test_instructions_alone(opcode, line, expected):
       }}
       '''))
   computation = module.computations['main']
-  result = traffic.of(module, computation, computation.instructions['x'])
+  result = instructions.traffic(module, computation, computation.instructions['x'])
   assert (result.read, result.written[0][1]) == expected, opcode
 
 
@@ -226,7 +228,7 @@ def test_fused_attention_reads_live_slots(mask_type, share):
       }}
       '''))
   computation = module.computations['main']
-  result = traffic.of(module, computation, computation.instructions['x'])
+  result = instructions.traffic(module, computation, computation.instructions['x'])
   cache = 2 * 64 * 2 * 8 * 2
   assert result.read == [256, share * cache, share * cache, 1024, 8, 8]
 
@@ -264,7 +266,7 @@ def test_partial_sums():
   for axis, expected in ((0, True), (1, False)):
     module = hlo.parse(textwrap.dedent(_SPLIT.replace('AXIS', str(axis))))
     computation = module.computations['main']
-    result = {name: traffic.is_split_product(module, computation, one)
+    result = {name: instructions.is_split_product(module, computation, one)
              for name, one in computation.instructions.items()}
     assert result.pop('parts') == expected and not any(result.values())
 

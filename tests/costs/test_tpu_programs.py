@@ -1,4 +1,4 @@
-"""`costs.hlo`, `traffic`, `rounds` and `predicted` on a program that XLA compiled for TPUs.
+"""`costs.hlo`, `instructions`, `rounds` and `predicted` on a program that XLA compiled for TPUs.
 
 The loop reads a weight in fast memory and another that is copied there in two parts, which an
 annotation joins; writes its cache back in parallel with the kernels; and contains a loop whose
@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from experiments.costs import devices, hlo, predicted, products, rounds
+from experiments.costs import devices, hlo, instructions, predicted, rounds
 
 _TEXT = textwrap.dedent('''\
     HloModule jit_decode, is_scheduled=true
@@ -150,5 +150,5 @@ def test_products_are_convolutions(left, right, out, attributes, expected):
       }}
       '''))
   computation = module.computations['main']
-  product = products.of(module, computation, computation.instructions['x'])
-  assert product == {products.BFLOAT16: expected}
+  product = instructions.products(module, computation, computation.instructions['x'])
+  assert product == {instructions.BFLOAT16: expected}
