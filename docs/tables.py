@@ -36,14 +36,14 @@ def _compiled(model: str, measured: str) -> str:
 
 # The command whose report.json is kept under docs/reports, by its name there.
 REPORTS = {
-    'compare_cpu': 'cspd-compare --all',
+    'compare_cpu': 'cspd-compare --model=demo --all',
     'compare_mar': 'cspd-compare --model=mar_demo --all',
     'compare_causal': "cspd-compare --model=causal_demo --decoder='mar,exact_head,"
                       "windows(window=2),windows(window=4),windows(window=8)'",
     'kinds': 'python -m experiments.topologies --config=configs/kinds.py',
     'kinds_demo': 'python -m experiments.topologies --config=configs/kinds.py:demo',
     'overhead': 'python -m experiments.decoders --measure=overhead',
-    'tune': 'cspd-tune --dry_run',
+    'tune': 'cspd-tune --model=demo --dry_run',
     'refill': 'python -m experiments.decoders --measure=queue',
     'serving':
         'python -m experiments.serving --model=demo --num_images=32 --clients=1,4,16 --soak=1200',
@@ -93,13 +93,15 @@ REPORTS = {
     'continuous_windows': 'python -m experiments.continuous_windows',
     'train_corrector':
         'cspd-train --config=configs/train/drafters.py:corrector',
-    'train_text_demo': 'python -m experiments.train --config=configs/train/text_demo.py',
+    'quality': 'python -m experiments.quality --scale=1,2',
+    'train_emoji': 'python -m experiments.train --config=configs/train/emoji.py',
 }
 
 # The pictures that programs drew for pages: a kept report and its file, by name in docs/pictures.
 PICTURES = {
     'curves.png': ('benchmark', 'curves.png'), 'lantern.png': ('lantern', 'curves.png'),
     'cool_sd.png': ('cool_sd', 'curves.png'),
+    'emoji.png': ('quality', 'images.png'), 'emoji_failures.png': ('quality', 'failures.png'),
     **{published.picture(paper): ('published_cspd' if paper == 'cspd' else 'published',
                                   published.picture(paper)) for paper in published_rows.ROWS}}
 
@@ -174,16 +176,15 @@ def _published(paper: str) -> Table:
 
 
 def _figures(report: Report) -> list[Row]:
-  """A row for every number that a report says of a network, those in groups included."""
-  def numbers(prefix, entries):
+  """A row for every number that a report says of a network without guidance."""
+  def numbers(entries):
     for name, value in entries.items():
-      words = f'{prefix}{name.replace("_", " ")}'
-      if isinstance(value, Mapping):
-        yield from numbers(f'{words}: ', value)
+      if name == 'plain':
+        yield from numbers(value)
       elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield words, value
+        yield name.replace('_', ' '), value
   return [dict(network=row['network'], figure=words, value=value)
-          for row in report['rows'] for words, value in numbers('', row)]
+          for row in report['rows'] for words, value in numbers(row)]
 
 
 def _trained(report: Report) -> list[Row]:
@@ -315,7 +316,11 @@ TABLES: dict[str, Table] = {
     'train_corrector': Table('train_corrector', _of({
         'on held-out images': '{figure}', 'before': '{before:.3f}', 'after': '{after:.3f}'},
         _trained)),
-    'train_text_demo': Table('train_text_demo', _of(_TRAINED, _figures)),
+    'train_emoji': Table('train_emoji', _of(_TRAINED, _figures)),
+    'quality': Table('quality', _own),
+    'confused': Table('quality', _of(
+        {'asked for': '{requested}', 'shown': '{shown}', 'images': '{images}'},
+        lambda report: report['confused'])),
 }
 
 

@@ -112,7 +112,7 @@ class Config:
     workdir: folder of the results.
   """
 
-  loading: groups.Loading = groups.Loading()
+  loading: groups.Loading = groups.Loading(model='demo')
   parts: groups.Parts = groups.Parts()
   drafter: tuple[str, ...] = DRAFTERS
   verifier: tuple[str, ...] = VERIFIERS

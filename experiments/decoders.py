@@ -55,7 +55,7 @@ class Config:
   """
 
   measure: Literal['overhead', 'queue', 'rounding'] = 'overhead'
-  loading: groups.Loading = groups.Loading()
+  loading: groups.Loading = groups.Loading(model='demo')
   parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] | None = None
   window: int | None = None

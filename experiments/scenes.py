@@ -2,10 +2,11 @@
 
   python -m experiments.scenes --num_scenes=1000
 
-Writes train.png, held_out.png and templates.npz, the file of cspd_jax/assets/scenes, and the
-captions of the held-out scenes (held_out.txt), of which configs/held_out.txt has the first 64.
-Scores as many scenes of both splits against their complete captions: the largest value that the
-score can have (report.json). docs/embedded.md has the commands that fetch the sources.
+Writes train.png and held_out.png, the files of cspd_jax/assets/scenes, templates.npz and
+held_out.txt (prompts that ask for every part of a held-out scene), and train.txt (captions of
+training scenes, to sample images for drafters). Scores as many scenes of both splits against their
+complete captions: the largest value that the score can have (report.json). docs/embedded.md has the
+commands that fetch the sources.
 """
 
 import dataclasses
@@ -21,8 +22,9 @@ from cspd_jax.metrics import requests, scenes as score
 from cspd_jax.plots import grid
 from experiments.demo_models import emoji
 
+# The prompts of measurements, in a clone.
+PROMPTS = 'cspd_jax/assets/scenes/held_out.txt'
 _SHEET = 60
-_CAPTIONS = 'held_out.txt'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Config:
 def main(config: Config) -> None:
   sprites = emoji.load(config.fluent, config.noto, config.names)
   report = Report(config.workdir, [
-      'templates.npz', _CAPTIONS, *(f'{split}.png' for split in emoji.SPLITS)])
+      'templates.npz', *(f'{split}.{kind}' for split in emoji.SPLITS for kind in ('png', 'txt'))])
   templates = emoji.templates(sprites)
   atomic.write_arrays(report.path('templates.npz'), {
       'names': np.array(templates.names), 'pixels': templates.pixels})
@@ -62,9 +64,9 @@ def main(config: Config) -> None:
     scenes = emoji.scenes(sprites, config.seed, 0, split, config.num_scenes)
     grid.save_grid(report.path(f'{split}.png'), scenes.images[:_SHEET],
                    captions=scenes.captions[:_SHEET].tolist(), columns=10)
-    if split == 'held_out':
-      atomic.write(report.path(_CAPTIONS), '\n'.join([*scenes.captions, '']).encode())
     captions = [requests.caption(request) for request in scenes.complete]
+    shown = captions if split == 'held_out' else scenes.captions.tolist()
+    atomic.write(report.path(f'{split}.txt'), '\n'.join([*shown, '']).encode())
     pixels = np.round(127.5 * (scenes.images + 1)).astype(np.uint8)
     values = score.asked(score.score(pixels, captions, templates), captions)
     rows.append(dict(split=split, **metrics.entries(values)))

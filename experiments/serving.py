@@ -65,7 +65,7 @@ class Config:
     workdir: folder of the results.
   """
 
-  loading: groups.Loading = groups.Loading(model='text_demo')
+  loading: groups.Loading = groups.Loading()
   decoder: str = 'corrected_seed_exact'
   slots: int = 8
   clients: tuple[int, ...] = (1, 4, 16, 64)

@@ -58,7 +58,7 @@ class Config:
     workdir: folder of the results.
   """
 
-  loading: groups.Loading = groups.Loading()
+  loading: groups.Loading = groups.Loading(model='demo')
   parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] = COUPLINGS + FRESH + TREES
   window: tuple[int, ...] = (16, 64)

@@ -43,7 +43,7 @@ class Config:
     workdir: folder of the results.
   """
 
-  loading: groups.Loading = groups.Loading()
+  loading: groups.Loading = groups.Loading(model='demo')
   parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] = (
       'sjd', 'mc_sjd', 'sjd_pac', 'eagle(tree=chain(12))+block', 'eagle(tree=EAGLE)', 'corrected',

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal
 
 from cspd_jax.core import fields
+from cspd_jax.files import store
 
 # Lists of more images need gigabytes before the first one is generated.
 MOST_IMAGES = 10**6
@@ -24,7 +25,7 @@ class Loading:
       four devices that the model is sharded over. None uses one device.
   """
 
-  model: str = 'demo'
+  model: str = store.DEFAULT
   dtype: Literal['float32', 'bfloat16'] | None = None
   quantize: Literal['int8'] | None = None
   cache_dtype: Literal['int8'] | None = None

@@ -2,7 +2,7 @@
 
   cspd-compare
   cspd-compare --all
-  cspd-compare --prompt=cat,rocket --num_images=2 --seed=7
+  cspd-compare --prompt='a fox on white' --prompt='a castle on yellow' --seed=7
   cspd-compare --decoder='vanilla,mc_sjd(window=16),eagle+cool(delta=1.1)'
   cspd-compare --model=checkpoints/c2i_b_256 --prompt=207,360 \\
       --guidance_scale=4 --dtype=bfloat16 --output=runs/llamagen

@@ -21,6 +21,7 @@ import cspd_jax
 from cspd_jax import cli, families
 from cspd_jax.core import fields
 from cspd_jax.decoding.tree import chain
+from cspd_jax.files import store
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
 from cspd_jax.measure import tables
@@ -46,7 +47,7 @@ class Config:
     output: folder of the results.
   """
 
-  model: str = 'demo'
+  model: str = store.DEFAULT
   window: tuple[int, ...] = (1, 16, 64)
   batch: int = 1
   guided: bool = True

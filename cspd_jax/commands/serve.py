@@ -15,8 +15,6 @@ from cspd_jax import Model, cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, packages
 
-# The model that shows what a server does.
-_MODEL = 'text_demo'
 # The decoders of models that do not name their own, the best first, and what they are compared
 # with. The seed determines the image, the same one for all of these.
 _DECODERS, _BASELINE = ('corrected_seed_exact', 'seed_exact'), 'vanilla'
@@ -46,7 +44,7 @@ class Config:
       sizes; None uses the model's own.
   """
 
-  loading: groups.Loading = groups.Loading(model=_MODEL)
+  loading: groups.Loading = groups.Loading()
   parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] | None = None
   slots: int = 8

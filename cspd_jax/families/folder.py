@@ -33,15 +33,15 @@ def shipped() -> list[str]:
   return sorted(path.parent.name for path in store.ASSETS.glob(f'*/{FILE}'))
 
 
-def load(name_or_folder: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
-         cache_dtype: str | None = None, sharding: Any = None, verify: bool = True,
-         allow_nonfinite: bool = False, grid: tuple[int, int] | None = None,
+def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None,
+         quantize: str | None = None, cache_dtype: str | None = None, sharding: Any = None,
+         verify: bool = True, allow_nonfinite: bool = False, grid: tuple[int, int] | None = None,
          **parts: str | os.PathLike | Loaded | None) -> Model:
   """Loads a model.
 
   Args:
-    name_or_folder: the name of a shipped model, a folder that `save` or `cspd-convert` wrote, or
-      the folder of a target alone.
+    name_or_folder: the name of a shipped model, by default the text-to-image model 'emoji', a
+      folder that `save` or `cspd-convert` wrote, or the folder of a target alone.
     dtype: dtype of the floating-point parameters. None uses the dtype of the model's defaults, or
       else the stored one.
     quantize: 'int8' quantizes the matrices of the target's layers; embeddings, norms and the output

@@ -23,6 +23,8 @@ from cspd_jax.files.description import KINDS, CheckpointError
 Params = Any
 
 ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
+# The shipped model that is loaded by default.
+DEFAULT = 'emoji'
 
 
 class Loaded(NamedTuple):

@@ -123,7 +123,7 @@ def score(images: np.ndarray, captions: Sequence[str], of: Templates | None = No
     raise ValueError(f'images is {images.dtype}{list(images.shape)} with {len(captions)} captions; '
                      'it must be uint8 [N, S, S, 3] with N captions.')
   wanted = [request_of(caption, of) for caption in captions]
-  scenes = [_scene(image) for image in images]
+  scenes = [scene(image) for image in images]
   rows = [_marks(scene, request, seen) for scene, request, seen in zip(
       scenes, wanted, see(scenes, wanted, of), strict=True)]
   return {kind: np.array([row.get(kind, np.nan) for row in rows]) for kind in (*KINDS, 'all')}
@@ -172,7 +172,7 @@ def _share(marks: np.ndarray, prompts: np.ndarray, count: int) -> base.Value:
   return base.ratio(sums[numbers > 0], numbers[numbers > 0])
 
 
-def _scene(image: np.ndarray) -> np.ndarray:
+def scene(image: np.ndarray) -> np.ndarray:
   """Returns an image as `[64, 64, 3]` float32 from 0 to 255."""
   if image.shape[0] == _SCENE:
     return image.astype(np.float32)

@@ -5,6 +5,7 @@ run that is started again continues after the last readable state and ends with 
 uninterrupted run. Metrics go to a file with one JSON object per line.
 """
 
+import functools
 import json
 import pathlib
 import time
@@ -177,6 +178,12 @@ def batch_of(
         'use a smaller batch_size or more images.')
   per_epoch = tokens.shape[0] // batch_size
   epoch, position = divmod(index, per_epoch)
-  order = np.random.default_rng([seed, epoch]).permutation(tokens.shape[0])
+  order = _order(tokens.shape[0], seed, epoch)
   indices = order[position * batch_size:(position + 1) * batch_size]
   return tokens[indices], jax.tree.map(lambda leaf: leaf[indices], conditions)
+
+
+@functools.lru_cache(maxsize=2)
+def _order(count: int, seed: int, epoch: int) -> np.ndarray:
+  """Returns the order of the images in an epoch; kept, because it costs as much as a step."""
+  return np.random.default_rng([seed, epoch]).permutation(count)

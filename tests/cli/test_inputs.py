@@ -14,7 +14,7 @@ from cspd_jax.generation import prompts as prompts_lib
 
 @pytest.fixture(scope='module')
 def words():
-  return cspd_jax.load('text_demo')
+  return cspd_jax.load('emoji')
 
 
 @pytest.fixture(scope='module')
@@ -44,7 +44,7 @@ def test_a_description_that_the_model_refuses_is_not_divided(words, monkeypatch)
       raise ValueError('prompts is too long')
     return encode(prompts)
 
-  model = cspd_jax.load('text_demo')
+  model = cspd_jax.load('emoji')
   object.__setattr__(model, 'conditions', model.conditions._replace(
       encode=short, prompts=('a cat',)))
   assert _prompts(model, 'a, b, c') == ['a, b, c']

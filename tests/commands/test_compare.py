@@ -335,7 +335,7 @@ def test_only_exact_decoders_are_recommended(rows, decoder):
 def test_the_baseline_is_not_recommended():
   job = compare.Job(cspd_jax.load('demo'), {}, {}, [0], None)
   row = dict(guarantee=Guarantee.SEED_EXACT, specification='vanilla', seconds_per_image=1)
-  line = compare._next_step(compare.Config(), job, [row])  # pylint: disable=protected-access
+  line = compare._next_step(compare.Config(groups.Loading('demo')), job, [row])  # pylint: disable=protected-access
   assert 'No exact decoder of these is faster than vanilla' in line
   assert line.endswith('Next: cspd-compare --model=demo --all=true')
 
@@ -343,7 +343,7 @@ def test_the_baseline_is_not_recommended():
 def test_the_next_command_has_what_was_measured():
   job = compare.Job(cspd_jax.load('demo'), {}, {}, [0], None)
   config = compare.Config(
-      groups.Loading(dtype='bfloat16', quantize='int8'), groups.Parts(neighbours='other'),
+      groups.Loading('demo', 'bfloat16', 'int8'), groups.Parts(neighbours='other'),
       sampling=groups.Sampling(guidance_scale=1.5, temperature=0.7, top_k=9, top_p=0.9))
   for decoder, program in (('mc_sjd(window=4)', 'cspd-generate'), ('vanilla', 'cspd-compare')):
     line = compare._next_step(config, job, [  # pylint: disable=protected-access

@@ -57,8 +57,8 @@ def test_models_that_cannot_be_served_end_with_a_sentence(capsys, monkeypatch):
 
 
 def test_default_decoders():
-  model = cspd_jax.load('text_demo')
-  assert serve._decoders(None, model) == ['corrected_seed_exact', 'vanilla']
+  model = cspd_jax.load('emoji')  # It names its own.
+  assert serve._decoders(None, model) == [str(model.specification()), 'vanilla']
   assert serve._decoders(None, tiny.model()) == ['seed_exact', 'vanilla']
 
 

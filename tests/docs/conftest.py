@@ -18,7 +18,7 @@ def _shipped(name):
   return families.load(name)
 
 
-def _load(name_or_folder, **options):
+def _load(name_or_folder=store.DEFAULT, **options):
   if options or str(name_or_folder) not in families.shipped():
     return families.load(name_or_folder, **options)
   return _shipped(str(name_or_folder))

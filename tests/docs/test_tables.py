@@ -79,10 +79,12 @@ def test_tables_that_reports_bring_along(tmp_path, monkeypatch):
       tables=[dict(title='Table 1', columns=columns, rows=[1])])))
   assert '**Table 1**\n\n| gamma | speed |' in tables.generated('sjd')
   assert '| 8 | 2.0 |' in tables.generated('sjd') and '1.2' not in tables.generated('sjd')
-  (folder / 'train_text_demo.json').write_text(json.dumps(dict(
-      REPORT, rows=[dict(network='target', nll_bits=3.987, guided=dict(collision=0.25))])))
-  text = tables.generated('train_text_demo')
-  assert '| target | nll bits | 3.987 |' in text and 'guided: collision | 0.25 |' in text
+  (folder / 'train_emoji.json').write_text(json.dumps(dict(
+      REPORT, rows=[dict(network='target', nll_bits=3.987, plain=dict(collision=0.25),
+                         guided=dict(collision=0.5))])))
+  text = tables.generated('train_emoji')
+  assert '| target | nll bits | 3.987 |' in text
+  assert '| collision | 0.25 |' in text and '0.5 |' not in text
 
 
 def test_rows_of_papers_are_those_of_both_models(tmp_path, monkeypatch):

@@ -90,7 +90,7 @@ def test_a_level_ends_with_its_test(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['demo', 'text_demo'])
+@pytest.mark.parametrize('name', ['demo', 'emoji'])
 def test_bytes_with_int8_are_those_of_a_loaded_model(name):
   loaded = cspd_jax.load(name, dtype='bfloat16', quantize='int8')
   kind = families.folder.read(store.ASSETS / name)

@@ -186,6 +186,6 @@ def test_its_sizes_are_described(weights):
 
 @pytest.mark.slow
 def test_its_files_of_words_are_its_own(folder):
-  for name, text in (('text_demo', folder / 'text'), (folder, store.ASSETS / 'text_demo' / 'text')):
+  for name, text in (('emoji', folder / 'text'), (folder, store.ASSETS / 'emoji' / 'text')):
     with pytest.raises(ValueError, match='text is a tokenizer file for .*, but model .* needs one'):
       cspd_jax.load(name, text=text)

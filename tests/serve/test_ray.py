@@ -34,7 +34,7 @@ serve.shutdown()
 def test_two_replicas(tmp_path):
   code, = (block.text for block in pages.blocks(ROOT / 'docs' / 'serve.md')
            if 'from ray import serve' in block.text)
-  code = code.replace("cspd_jax.load('text_demo')", 'tiny.model()').replace(
+  code = code.replace("cspd_jax.load('emoji')", 'tiny.model()').replace(
       "'corrected_seed_exact'", 'tiny.SEED_EXACT')
   assert code.count('tiny.') == 2
   program = tmp_path / 'replicas.py'

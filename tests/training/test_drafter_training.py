@@ -294,9 +294,9 @@ def test_the_sampling_options_are_those_of_the_target(target_folder, tmp_path, m
 
 @pytest.mark.slow
 def test_a_recipe_of_a_shipped_model_has_its_options():
-  model = cspd_jax.load('text_demo')
+  model = cspd_jax.load('emoji')
   for kind in ('eagle', 'corrector'):
-    recipe = samples.completed(train.recipe_for(model, 'text_demo', kind), model)
+    recipe = samples.completed(train.recipe_for(model, 'emoji', kind), model)
     assert recipe.guidance_scale == 3 and recipe.top_k == 50 and recipe.top_p == 1
   assert recipe.train.guidance_scales == (3.0,)
   for recipe in drafters.CONFIGS.values():

@@ -1,4 +1,4 @@
-"""Recipe of the shipped text-conditioned models."""
+"""Recipe of the shipped text-to-image model: scenes of emoji with captions."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,24 +9,22 @@ import numpy as np
 from cspd_jax.models import early_fusion
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import bpe, templates as prompts_lib
-from experiments.demo_models import photo_captions, recipe, stages, words
+from experiments.demo_models import emoji, recipe, stages, words
 
 _FORM = 'anole'
 
 
-def vocabulary(num_codes: int, captions: tuple[str, ...] = photo_captions.WORDS
-               ) -> dict[str, Any]:
+def vocabulary(num_codes: int) -> dict[str, Any]:
   """Returns the fields of an `EarlyFusionConfig` that describe its tokens.
 
   Args:
     num_codes: codes of the image tokenizer.
-    captions: words of the captions.
   """
-  return words.ids(captions, num_codes)._asdict()
+  return words.ids(emoji.WORDS, num_codes)._asdict()
 
 
 @dataclasses.dataclass(frozen=True)
-class TextRecipe(recipe.TokenRecipe):
+class EmojiRecipe(recipe.TokenRecipe):
   """Recipe of early-fusion models conditioned on captions.
 
   Prompts have Anole's template; rows and images end with special tokens, as Lumina-mGPT's do.
@@ -34,47 +32,52 @@ class TextRecipe(recipe.TokenRecipe):
   Attributes:
     target: configuration of the target.
     draft: configuration of the draft model.
-    top_k: default of the exported model; None for no truncation.
+    fluent: folder of the files of Fluent Emoji.
+    noto: file of Noto Color Emoji.
+    names: file of the short names.
   """
 
   family: ClassVar[str] = 'early_fusion'
-  # Words of the captions, and example prompts.
-  words: ClassVar[tuple[str, ...]] = photo_captions.WORDS
-  examples: ClassVar[tuple[str, ...]] = photo_captions.EXAMPLES
 
   target: early_fusion.EarlyFusionConfig
   draft: early_fusion.EarlyFusionConfig
-  top_k: int | None = dataclasses.field(default=None, kw_only=True)
+  fluent: str = dataclasses.field(default=emoji.FLUENT, kw_only=True)
+  noto: str = dataclasses.field(default=emoji.NOTO, kw_only=True)
+  names: str = dataclasses.field(default=emoji.SHORT_NAMES, kw_only=True)
 
   def __post_init__(self):
     super().__post_init__()
     side = self.side(self.tokenizer.factor)
     expected = {'height': side, 'width': side,
-                **vocabulary(self.tokenizer.codebook_size, self.words)}
+                **vocabulary(self.tokenizer.codebook_size)}
     for role in self.models:
       stages.check_model(role, getattr(self, role), expected)
 
-  def small(self) -> 'TextRecipe':
+  def small(self) -> 'EmojiRecipe':
     """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
     model = early_fusion.EarlyFusionConfig(
         height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
-        **vocabulary(recipe.SMALL_TOKENIZER.codebook_size, self.words))
+        **vocabulary(recipe.SMALL_TOKENIZER.codebook_size))
     return dataclasses.replace(self, tokenizer=recipe.SMALL_TOKENIZER, target=model, draft=model,
                                tokenizer_of=None, tokenizer_from=None, image_size=8)
 
   @property
   def metadata(self) -> dict[str, Any]:
     """Metadata that is stored with the networks, JSON-serialisable."""
-    return {'prompts': list(self.examples), 'image_size': self.image_size}
+    return {'prompts': list(emoji.EXAMPLES), 'image_size': self.image_size}
 
-  @property
-  def defaults(self) -> dict[str, Any]:
-    """Defaults of the exported model."""
-    return super().defaults | ({} if self.top_k is None else {'top_k': self.top_k})
+  def prepare(self) -> None:
+    """Opens the images, so that their errors come before the work."""
+    self._sprites()
 
   def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns crops and their captions."""
-    return photo_captions.captioned(stages.photos(), seed, index, split, size, self.image_size)
+    """Returns scenes and their captions."""
+    scenes = emoji.scenes(self._sprites(), seed, index, split, size, self.image_size)
+    return scenes.images, scenes.captions
+
+  def _sprites(self) -> emoji.Sprites:
+    """Returns the things."""
+    return emoji.load(self.fluent, self.noto, self.names)
 
   def captions(self, labels: np.ndarray) -> list[str]:
     """Returns descriptions of crops with these labels."""
@@ -97,7 +100,7 @@ class TextRecipe(recipe.TokenRecipe):
   def _text(self) -> stages.Network:
     """Returns the text tokenizer as a network."""
     file = np.frombuffer(
-        words.file(self.words, self.tokenizer.codebook_size), np.uint8).copy()
+        words.file(emoji.WORDS, self.tokenizer.codebook_size), np.uint8).copy()
     return stages.Network('text', bpe.TextConfig(_FORM, len(file)), {'file': file})
 
   def networks(self, tokenizer: Any, models: Mapping[str, Any],

@@ -1,4 +1,4 @@
-"""The training program on captions, from photographs to a model of words."""
+"""The training program on scenes of emoji, from pictures to a model of words."""
 
 import dataclasses
 import pathlib
@@ -12,10 +12,10 @@ from cspd_jax.models import early_fusion
 from cspd_jax.text import bpe
 from cspd_jax.training import smoke
 from experiments import train
-from experiments.demo_models import photo_captions, words
+from experiments.demo_models import emoji, words
+from tests.demo_models import emoji_files
 
-for _package in ('skimage', 'sklearn', 'tokenizers'):
-  pytest.importorskip(_package)
+pytest.importorskip('matplotlib')
 
 pytestmark = pytest.mark.slow  # It trains; `test_train` goes through the same stages.
 
@@ -23,8 +23,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope='module')
-def recipe():
-  return smoke.smoke(wrapper.load(str(ROOT / 'configs' / 'train' / 'text_demo.py')).small())
+def recipe(tmp_path_factory):
+  shipped = wrapper.load(str(ROOT / 'configs' / 'train' / 'emoji.py'))
+  sources = emoji_files.write(tmp_path_factory.mktemp('emoji'))
+  return dataclasses.replace(smoke.smoke(shipped.small()), **sources)
 
 
 @pytest.fixture(scope='module')
@@ -37,7 +39,7 @@ def finished(recipe, tmp_path_factory):
 def test_the_exported_model_takes_words(finished, recipe):
   model = cspd_jax.load(finished / 'export')
   assert model.family == 'early_fusion' and model.config == recipe.target
-  assert list(model.prompts) == list(photo_captions.EXAMPLES) and 'model' in model.drafts
+  assert list(model.prompts) == list(emoji.EXAMPLES) and 'model' in model.drafts
   made = model.generate(['a red cat', 'a zebra'], seed=1, decoder='mc_sjd(window=4)')
   assert made.images.shape == (2, 8, 8, 3)
   tokens = made.decoded.tokens
@@ -50,7 +52,7 @@ def test_the_exported_model_takes_words(finished, recipe):
 
 def test_the_model_learns_from_prompts_as_users_write_them(finished, recipe):
   codes = np.random.default_rng(0).integers(32, size=(2, 16))
-  shown = np.array(['the cat, top', 'a ? astronaut'])
+  shown = np.array(['a red cat on white', 'two ? foxes'])
   tokens, condition = recipe.sequences((codes, shown))
   wanted = cspd_jax.load(finished / 'export').condition(shown.tolist())
   np.testing.assert_array_equal(condition.visible, wanted.visible)
@@ -60,10 +62,10 @@ def test_the_model_learns_from_prompts_as_users_write_them(finished, recipe):
 
 
 def test_words_of_a_file(recipe):
-  text = bpe.read({'file': np.frombuffer(words.file(photo_captions.WORDS, 32), np.uint8)}, 'anole')
+  text = bpe.read({'file': np.frombuffer(words.file(emoji.WORDS, 32), np.uint8)}, 'anole')
   name = {number: word for word, number in text.ids.items()}
-  assert [name[one] for one in text.encode('A Red zebra, top<s>')] == [
-      'a', 'red', '<unk>', ',', 'top', '<unk>', '<unk>', '<unk>']
+  assert [name[one] for one in text.encode('A Red zebra, on<s>')] == [
+      'a', 'red', '<unk>', '<unk>', 'on', '<unk>', '<unk>', '<unk>']
   assert len(name) == recipe.target.vocab_size
   assert name[recipe.target.row_end] == '<reserved08799>'
 

@@ -1,0 +1,133 @@
+"""Measures how often images of scenes of emoji show what was asked for, and what they show instead.
+
+  python -m experiments.quality --scale=1,2
+  python -m experiments.quality --scale=1,1.5,2,3 --num_images=256
+
+The prompts are those of cspd_jax/assets/scenes/held_out.txt: complete requests, each with a pair of
+a thing and a colour, a ground or another thing that does not occur in the training split. Writes
+the scores of every guidance scale, and the things that were taken for others at the last one
+(report.json), its first images (images.png) and its worst (failures.png).
+"""
+
+import collections
+import dataclasses
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+
+from cspd_jax import cli
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields
+from cspd_jax.files.run_folder import Report
+from cspd_jax.generation.results import to_bytes
+from cspd_jax.measure import tables
+from cspd_jax.measure.bench import Bench
+from cspd_jax.metrics import base, scenes
+from cspd_jax.plots import grid
+from experiments.scenes import PROMPTS
+
+_SHEET, _COLUMNS_OF_SHEET, _CONFUSIONS = 60, 10, 20
+_KINDS = (*scenes.KINDS, 'all', 'asked')
+_COLUMNS = {'guidance scale': '{guidance_scale:g}', **{
+    kind: f'{{{kind}:.3f}} +- {{{kind}_error:.3f}}' for kind in _KINDS}}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The images.
+
+  Attributes:
+    loading: the model, and how it is loaded.
+    decoder: specification of the decoder.
+    prompts: file of captions of scenes, one per line.
+    num_images: number of images; prompts are repeated in turn.
+    seed: seed of the images.
+    batch_size: images decoded together.
+    scale: guidance scales, separated by commas; none uses that of the model.
+    workdir: folder of the results.
+  """
+
+  loading: groups.Loading = groups.Loading()
+  decoder: str = 'vanilla'
+  prompts: str = PROMPTS
+  num_images: int = 1000
+  seed: int = 0
+  batch_size: int = 50
+  scale: tuple[float, ...] = ()
+  workdir: str = 'runs/quality'
+
+  def __post_init__(self):
+    fields.check(self, num_images=(1, fields.MOST), seed=fields.SEEDS, scale=fields.FINITE)
+
+
+def prepare(config: Config) -> tuple[Bench, list[Any]]:
+  """Loads the model and checks all options; returns the sampling options of every guidance scale.
+
+  Raises:
+    ValueError: for invalid options.
+  """
+  inputs.at_least(config, 1, 'batch_size')
+  model = inputs.model(config.loading)
+  listed = groups.Images(prompts=config.prompts, num_images=config.num_images, seed=config.seed)
+  prompts, seed = inputs.images(listed, model)
+  bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size,
+                captions=scenes.captions(model, prompts))
+  options = [model.sampling(guidance_scale=scale) for scale in config.scale] or [model.sampling()]
+  for sampling in options:
+    bench.check(config.decoder, sampling)
+  return bench, options
+
+
+def confusions(images: np.ndarray, captions: list[str]) -> list[dict[str, Any]]:
+  """Counts the things that images show in place of the requested one, the most frequent first.
+
+  Args:
+    images: `[N, H, W, 3]` uint8.
+    captions: their captions; those that ask for one thing count.
+  """
+  wanted = [scenes.request_of(caption, scenes.templates()) for caption in captions]
+  shown = scenes.see([scenes.scene(image) for image in images], wanted, scenes.templates())
+  pairs = collections.Counter(
+      (request.items[0].name, seen[0].name) for request, seen in zip(wanted, shown, strict=True)
+      if len(seen) == 1)
+  return [dict(requested=one, shown=other, images=count)
+          for (one, other), count in pairs.most_common() if one != other][:_CONFUSIONS]
+
+
+def run(config: Config) -> None:
+  """Measures, prints the table and writes the report.
+
+  Raises:
+    ValueError: for invalid options, before anything is compiled.
+  """
+  bench, options = prepare(config)
+  captions, rows = bench.captions, []
+  report = Report(config.workdir, ['images.png', 'failures.png'])
+  widths = [15, *(max(len(kind), 14) for kind in _KINDS)]
+  print(tables.heading(_COLUMNS, widths))
+  for sampling in options:
+    sample = bench.sample(config.decoder, sampling)
+    values = scenes.of_sample(sample, bench.model)
+    rows.append(dict(guidance_scale=float(sampling.guidance_scale), **base.entries(values)))
+    print(tables.line(_COLUMNS, rows[-1], widths), flush=True)
+  images = sample.images(bench.model)
+  worst = np.argsort(scenes.of_each(sample, bench.model), kind='stable')[:_SHEET]
+  for name, chosen in (('images', np.arange(len(images))[:_SHEET]), ('failures', worst)):
+    grid.save_grid(report.path(f'{name}.png'), images[chosen], columns=_COLUMNS_OF_SHEET,
+                   captions=[captions[i] for i in chosen])
+  report.write(
+      settings=dataclasses.asdict(config), rows=rows, num_images=len(captions),
+      confused=confusions(to_bytes(images), captions),
+      tables=[dict(title=f'{pathlib.Path(config.loading.model).name}, {len(captions)} images',
+                   columns=_COLUMNS, rows=list(range(len(rows))))])
+
+
+@cli.command(Config)
+def main(config: Config) -> None:
+  run(config)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
