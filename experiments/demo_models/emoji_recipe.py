@@ -23,43 +23,19 @@ def vocabulary(num_codes: int) -> dict[str, Any]:
   return words.ids(emoji.WORDS, num_codes)._asdict()
 
 
-@dataclasses.dataclass(frozen=True)
-class EmojiRecipe(recipe.TokenRecipe):
-  """Recipe of early-fusion models conditioned on captions.
-
-  Prompts have Anole's template; rows and images end with special tokens, as Lumina-mGPT's do.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scenes(stages.Stages):
+  """Scenes of emoji and their captions as the images of a recipe.
 
   Attributes:
-    target: configuration of the target.
-    draft: configuration of the draft model.
     fluent: folder of the files of Fluent Emoji.
     noto: file of Noto Color Emoji.
     names: file of the short names.
   """
 
-  family: ClassVar[str] = 'early_fusion'
-
-  target: early_fusion.EarlyFusionConfig
-  draft: early_fusion.EarlyFusionConfig
-  fluent: str = dataclasses.field(default=emoji.FLUENT, kw_only=True)
-  noto: str = dataclasses.field(default=emoji.NOTO, kw_only=True)
-  names: str = dataclasses.field(default=emoji.SHORT_NAMES, kw_only=True)
-
-  def __post_init__(self):
-    super().__post_init__()
-    side = self.side(self.tokenizer.factor)
-    expected = {'height': side, 'width': side,
-                **vocabulary(self.tokenizer.codebook_size)}
-    for role in self.models:
-      stages.check_model(role, getattr(self, role), expected)
-
-  def small(self) -> 'EmojiRecipe':
-    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
-    model = early_fusion.EarlyFusionConfig(
-        height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
-        **vocabulary(recipe.SMALL_TOKENIZER.codebook_size))
-    return dataclasses.replace(self, tokenizer=recipe.SMALL_TOKENIZER, target=model, draft=model,
-                               tokenizer_of=None, tokenizer_from=None, image_size=8)
+  fluent: str = emoji.FLUENT
+  noto: str = emoji.NOTO
+  names: str = emoji.SHORT_NAMES
 
   @property
   def metadata(self) -> dict[str, Any]:
@@ -82,6 +58,39 @@ class EmojiRecipe(recipe.TokenRecipe):
   def captions(self, labels: np.ndarray) -> list[str]:
     """Returns descriptions of crops with these labels."""
     return labels.tolist()
+
+
+@dataclasses.dataclass(frozen=True)
+class EmojiRecipe(Scenes, recipe.TokenRecipe):
+  """Recipe of early-fusion models conditioned on captions.
+
+  Prompts have Anole's template; rows and images end with special tokens, as Lumina-mGPT's do.
+
+  Attributes:
+    target: configuration of the target.
+    draft: configuration of the draft model.
+  """
+
+  family: ClassVar[str] = 'early_fusion'
+
+  target: early_fusion.EarlyFusionConfig
+  draft: early_fusion.EarlyFusionConfig
+
+  def __post_init__(self):
+    super().__post_init__()
+    side = self.side(self.tokenizer.factor)
+    expected = {'height': side, 'width': side,
+                **vocabulary(self.tokenizer.codebook_size)}
+    for role in self.models:
+      stages.check_model(role, getattr(self, role), expected)
+
+  def small(self) -> 'EmojiRecipe':
+    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
+    model = early_fusion.EarlyFusionConfig(
+        height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
+        **vocabulary(recipe.SMALL_TOKENIZER.codebook_size))
+    return dataclasses.replace(self, tokenizer=recipe.SMALL_TOKENIZER, target=model, draft=model,
+                               tokenizer_of=None, tokenizer_from=None, image_size=8)
 
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, Prompt]:
     """Returns images with the tokens of the grammar, and prompts."""

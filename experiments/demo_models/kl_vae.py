@@ -37,9 +37,10 @@ class KLVAETrainConfig:
     fields.check(self, gradient_weight=fields.NOT_NEGATIVE, kl_weight=fields.NOT_NEGATIVE)
 
 
-def init(config: kl_vae.KLVAEConfig, train: KLVAETrainConfig) -> TrainState:
-  """Returns the state before the first step."""
-  params = kl_vae.init(config, jax.random.key(train.optimizer.seed))
+def init(config: kl_vae.KLVAEConfig, train: KLVAETrainConfig, params: Any = None) -> TrainState:
+  """Returns the state before the first step, from parameters or from random ones."""
+  if params is None:
+    params = kl_vae.init(config, jax.random.key(train.optimizer.seed))
   return optimizer_lib.start(params, train.optimizer)
 
 

@@ -39,7 +39,7 @@ class Latents(stages.Stages):
     compiled_loss = jax.jit(lambda params, images: kl_vae_training.loss(
         params, config, train, images, jax.random.key(self.seed))[1])
     state = self.train(
-        'tokenizer', kl_vae_training.init(config, train),
+        'tokenizer', kl_vae_training.init(config, train, self.start(config)),
         loop.jit_step(kl_vae_training.step, config, train),
         lambda index: crops(optimizer.seed, index, 'train'), optimizer, workdir,
         lambda state: [compiled_loss(state.params, images) for images in held_out])

@@ -38,8 +38,6 @@ class TokenRecipe(stages.Stages):
     target_train: configuration of its training.
     draft: configuration of the draft model, which has the same tokens and conditions.
     draft_train: configuration of its training.
-    tokenizer_from: a model, shipped or a folder, from whose tokenizer the training of the tokenizer
-      starts; None for random parameters.
   """
 
   tokenizer: vq.VQConfig
@@ -48,7 +46,6 @@ class TokenRecipe(stages.Stages):
   target_train: ARTrainConfig
   draft: Any
   draft_train: ARTrainConfig
-  tokenizer_from: str | None = dataclasses.field(default=None, kw_only=True)
 
   @abc.abstractmethod
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, Any]:
@@ -71,10 +68,8 @@ class TokenRecipe(stages.Stages):
       parts = [compiled_loss(state.params, images) for images in held_out]
       return [{key: part[key] for key in ('l1', 'psnr')} for part in parts]
 
-    start = None if self.tokenizer_from is None else stages.tokenizer(
-        'tokenizer_from', self.tokenizer_from, config)
     state = self.train(
-        'vq', vq_training.init(config, train, start),
+        'vq', vq_training.init(config, train, self.start(config)),
         loop.jit_step(vq_training.step, config, train),
         lambda index: crops(optimizer.seed, index, 'train'), optimizer, workdir, measure)
     return state.params

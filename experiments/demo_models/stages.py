@@ -48,6 +48,8 @@ class Stages(abc.ABC):
     num_held_out_images: crops of the held-out parts for evaluation.
     guidance_scale: guidance scale of the guided samples and metrics of the report.
     tokenizer_of: a model, shipped or a folder, whose tokenizer is used; None to train a tokenizer.
+    tokenizer_from: such a model from whose tokenizer the training of the tokenizer starts; None for
+      random parameters.
     seed: seed of the crops that are tokenised.
     log_every: steps between log lines.
     checkpoint_every: steps between checkpoints.
@@ -63,6 +65,7 @@ class Stages(abc.ABC):
   num_held_out_images: int = 256
   guidance_scale: float = 2.0
   tokenizer_of: str | None = None
+  tokenizer_from: str | None = None
   seed: int = 0
   log_every: int = 50
   checkpoint_every: int = 250
@@ -137,6 +140,15 @@ class Stages(abc.ABC):
   def reconstruct(self, tokenizer: Any, data: Mapping[str, Split], images: np.ndarray
                   ) -> np.ndarray:
     """Encodes and decodes images `[N, H, W, 3]` in [-1, 1]."""
+
+  def start(self, config: Any) -> Any:
+    """Returns the parameters that the training of the tokenizer starts from; None for random ones.
+
+    Args:
+      config: configuration of the tokenizer.
+    """
+    return None if self.tokenizer_from is None else tokenizer(
+        'tokenizer_from', self.tokenizer_from, config)
 
   def side(self, factor: int) -> int:
     """Returns the latents per side of a crop, for a tokenizer with `factor` pixels per latent.

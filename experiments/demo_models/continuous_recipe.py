@@ -1,4 +1,4 @@
-"""Recipe of the shipped causal model of continuous tokens: latents of a KL tokenizer, captions."""
+"""Recipe of the shipped causal model of continuous tokens: latents of scenes of emoji, captions."""
 
 import dataclasses
 import pathlib
@@ -13,19 +13,20 @@ from cspd_jax.models import kl_vae, nextstep
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import bpe, templates
 from cspd_jax.training import loop
-from experiments.demo_models import flow, latents, photo_captions, stages, words
+from experiments.demo_models import emoji, flow, latents, stages, words
+from experiments.demo_models.emoji_recipe import Scenes
 from experiments.demo_models.flow import FlowTrainConfig
 
 _FORM, _TEMPLATE = 'nextstep', 'plain'
 # Number and size of the batches of held-out crops for the metrics.
 _NUM_BATCHES, _BATCH = 16, 16
 # The tokens of prompts.
-TOKENS = ('<|image_area|>', '<|begin_of_image|>', words.UNKNOWN, *photo_captions.WORDS)
+TOKENS = ('<|image_area|>', '<|begin_of_image|>', words.UNKNOWN, *emoji.WORDS)
 VOCABULARY = len(TOKENS)
 
 
 @dataclasses.dataclass(frozen=True)
-class CausalRecipe(latents.Latents):
+class ContinuousRecipe(Scenes, latents.Latents):
   """Recipe of a causal model of continuous tokens; see also `latents.Latents`.
 
   Attributes:
@@ -46,7 +47,7 @@ class CausalRecipe(latents.Latents):
         'height': side, 'width': side, 'vocab_size': VOCABULARY,
         'latent_channels': self.tokenizer.z_channels})
 
-  def small(self) -> 'CausalRecipe':
+  def small(self) -> 'ContinuousRecipe':
     """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
     tokenizer = kl_vae.KLVAEConfig(
         ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, scale=1.0)
@@ -54,25 +55,13 @@ class CausalRecipe(latents.Latents):
         self.target, height=2, width=2, dim=16, num_layers=1, num_heads=1, num_kv_heads=1,
         ffn_dim=16, head_width=16, head_layers=1)
     return dataclasses.replace(
-        self, tokenizer=tokenizer, target=model, tokenizer_of=None, image_size=8)
-
-  @property
-  def metadata(self) -> dict[str, Any]:
-    """Metadata that is stored with the networks, JSON-serialisable."""
-    return {'prompts': list(photo_captions.EXAMPLES), 'image_size': self.image_size}
+        self, tokenizer=tokenizer, target=model, tokenizer_of=None,
+        tokenizer_from=None, image_size=8)
 
   @property
   def defaults(self) -> dict[str, Any]:
     """Defaults of the exported model."""
     return super().defaults | {'contexts': _TEMPLATE}
-
-  def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns crops and their captions."""
-    return photo_captions.captioned(stages.photos(), seed, index, split, size, self.image_size)
-
-  def captions(self, labels: np.ndarray) -> list[str]:
-    """Returns descriptions of crops with these labels."""
-    return labels.tolist()
 
   def train_model(self, role: str, data: Mapping[str, stages.Split],
                   workdir: pathlib.Path) -> Any:

@@ -1,0 +1,36 @@
+"""The causal model of continuous tokens: scenes of emoji with captions, in NextStep-1's layout.
+
+  python -m experiments.train --config=configs/train/emoji_continuous.py \\
+      --workdir=runs/train_emoji_continuous
+
+docs/embedded.md has the commands that fetch the sources. The tokenizer starts from the one of
+`mar_demo`. Afterwards
+
+  python -m experiments.fit_head_drafter --model=runs/train_emoji_continuous/export --overwrite
+"""
+
+from cspd_jax import load
+from cspd_jax.models.nextstep import NextStepConfig
+from cspd_jax.training.optimizer import OptimizerConfig
+from experiments.demo_models.continuous_recipe import VOCABULARY, ContinuousRecipe
+from experiments.demo_models.flow import FlowTrainConfig
+from experiments.demo_models.kl_vae import KLVAETrainConfig
+
+
+def get_config() -> ContinuousRecipe:
+  """Returns the recipe."""
+  return ContinuousRecipe(
+      tokenizer=load('mar_demo').tokenizer.config,
+      tokenizer_train=KLVAETrainConfig(
+          OptimizerConfig(num_steps=4000, batch_size=4, muon_learning_rate=0.01, warmup_steps=30,
+                          cooldown_steps=1500, weight_decay=0.0, b2=0.99, ema_decay=None),
+          kl_weight=1e-4),
+      tokenizer_from='mar_demo',
+      target=NextStepConfig(
+          height=8, width=8, vocab_size=VOCABULARY, latent_channels=4, patch_size=2, dim=192,
+          num_layers=6, num_heads=3, num_kv_heads=3, ffn_dim=512, head_width=192, head_layers=3,
+          rope_base=1e4, token_norm=False, guidance='linear'),
+      target_train=FlowTrainConfig(OptimizerConfig(
+          num_steps=6000, batch_size=32, learning_rate=2e-3, muon_learning_rate=0.02,
+          cooldown_steps=1500)),
+      guidance_scale=2.0, num_train_images=65536, num_held_out_images=512)
