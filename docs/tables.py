@@ -38,8 +38,8 @@ def _compiled(model: str, measured: str) -> str:
 REPORTS = {
     'compare_cpu': 'cspd-compare --model=demo --all',
     'compare_mar': 'cspd-compare --model=mar_demo --all',
-    'compare_causal': "cspd-compare --model=causal_demo --decoder='mar,exact_head,"
-                      "windows(window=2),windows(window=4),windows(window=8)'",
+    'compare_continuous': "cspd-compare --model=emoji_continuous --decoder='mar,exact_head,"
+                          "windows(window=2),windows(window=4),windows(window=8)'",
     'kinds': 'python -m experiments.topologies --config=configs/kinds.py',
     'kinds_demo': 'python -m experiments.topologies --config=configs/kinds.py:demo',
     'overhead': 'python -m experiments.decoders --measure=overhead',
@@ -68,7 +68,7 @@ REPORTS = {
         "--decoder='mc_sjd(window=16)'",
     'compiled_mar': _compiled('mar_b', 'mar_demo'),
     'compiled_mar_l': _compiled('mar_l', 'mar_demo'),
-    'compiled_nextstep': _compiled('nextstep_1_512', 'causal_demo'),
+    'compiled_nextstep': _compiled('nextstep_1_512', 'emoji_continuous'),
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected.py:proof',
     'uncertainty': 'python -m experiments.uncertainty',
     'quantized': 'python -m experiments.quantized',
@@ -261,7 +261,7 @@ TABLES: dict[str, Table] = {
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('target_passes', 'draft_passes', 'head_calls', 'head_rows'),
         'speed-up': '{speedup:.2f}x', 'draws from': '{distribution}'})),
-    'compare_causal': Table('compare_causal', _of({
+    'compare_continuous': Table('compare_continuous', _of({
         'decoder': '`{specification}`',
         **_measured('rounds', 'head_calls', 'head_rows'), 'speed-up': '{speedup:.2f}x'})),
     'overhead': Table('overhead', _own),

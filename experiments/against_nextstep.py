@@ -15,8 +15,8 @@ are medians without compilation.
 
 PyTorch: a token of the official `NextStepPipeline.decoding`, with its static cache; its
 `torch.compile` is off. Decoders: a round, with as many calls of the head and as many tokens as
-`--accepted` measured with `causal_demo`; see `experiments.costs.forced_rounds`. Writes report.json
-with these figures and versions to --workdir.
+`--accepted` measured with `emoji_continuous`; see `experiments.costs.forced_rounds`. Writes
+report.json with these figures and versions to --workdir.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ _NEEDS = ('torch torchvision transformers==4.49.0 diffusers==0.32.2 loguru pendu
           'megfile webdataset')
 _SCALE = 7.5
 _PROMPT = 32  # Tokens.
-_ACCEPTED_MODEL = 'causal_demo'
+_ACCEPTED_MODEL = 'emoji_continuous'
 _EAGER = {'ENABLE_TORCH_COMPILE': 'false'}
 CONFIG = nextstep.NextStepConfig(
     height=16, width=16, vocab_size=2048, dim=896, num_layers=12, num_heads=14, num_kv_heads=2,

@@ -47,7 +47,7 @@ class Config:
     workdir: folder of the results.
   """
 
-  model: tuple[str, ...] = ('causal_demo', 'mar_demo')
+  model: tuple[str, ...] = ('emoji_continuous', 'mar_demo')
   window: tuple[int, ...] = (8, 2, 4, 16, 32)
   guidance_scale: tuple[float, ...] = (3.0, 1.0, 6.0)
   temperature: tuple[float, ...] = (0.9,)

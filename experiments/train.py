@@ -26,6 +26,7 @@ from cspd_jax.cli import inputs
 from cspd_jax.files import paths, run_folder, store
 from cspd_jax.files.run_folder import Report
 from cspd_jax.files.store import Loaded
+from cspd_jax.generation.model import Model
 from cspd_jax.plots import grid
 from cspd_jax.training import smoke
 from experiments.demo_models import photos, stages
@@ -98,6 +99,23 @@ def picture_names(recipe: stages.Stages) -> tuple[str, ...]:
       f'samples_{role}{suffix}.png' for role in recipe.models for suffix in ('', '_guided')))
 
 
+def built(recipe: stages.Stages, networks: Mapping[str, stages.Network], role: str) -> Model:
+  """Builds one of the recipe's models with the recipe's defaults, like the exported model.
+
+  Args:
+    recipe: the recipe of the run.
+    networks: its networks by role.
+    role: the model, one of `recipe.models`.
+  """
+  loaded = {name: Loaded(*network, metadata=recipe.metadata)
+            for name, network in networks.items() if name not in recipe.models}
+  target = Loaded(*networks[role], metadata=recipe.metadata)
+  # The parameters have their dtype already.
+  defaults = {name: value for name, value in recipe.defaults.items() if name != 'dtype'}
+  return families.FAMILIES[recipe.family].build(
+      families.Parts(role, loaded | {'target': target}, defaults))
+
+
 def write_pictures(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, Any],
           data: Mapping[str, stages.Split], report: Report) -> None:
   """Writes grids of held-out, reconstructed and sampled images into a report.
@@ -115,12 +133,9 @@ def write_pictures(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, A
       report.path(f'{name}.png'), pictures, captions=captions, columns=len(photos.NAMES))
   save('held_out', images, recipe.captions(labels))
   save('reconstructions', recipe.reconstruct(tokenizer, data, images), recipe.captions(labels))
-  parts = {role: Loaded(*network, metadata=recipe.metadata)
-           for role, network in recipe.networks(tokenizer, models, data).items()}
-  shared = {role: part for role, part in parts.items() if role not in models}
+  networks = recipe.networks(tokenizer, models, data)
   for role in models:
-    model = families.FAMILIES[recipe.family].build(families.Parts(
-        role, shared | {'target': parts[role]}, {}))
+    model = built(recipe, networks, role)
     prompts = [model.prompts[i % len(model.prompts)] for i in range(count)]
     for suffix, scale in (('', 1.0), ('_guided', recipe.guidance_scale)):
       generated = model.generate(

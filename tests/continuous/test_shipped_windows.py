@@ -5,8 +5,9 @@ of 1024 numbers, and 64 features of an image: the mean and the mean square of ea
 numbers, and the mean products of each with those of the right and the lower neighbour. The energy
 tests have a false-alarm rate of 0.005 each. The tests of Kolmogorov and Smirnov have one of 1e-3
 for all coordinates and 24 projections together. A shift of all tokens by 0.1 deviations must be
-detected for both models, and a decoder with a mistake for `causal_demo`. In `mar_demo` the bias of
-that mistake is too small for 1000 images; the closed forms of `test_coupled_windows.py` reject it.
+detected for both models, and a decoder with a mistake for `emoji_continuous`. In `mar_demo` the
+bias of that mistake is too small for 1000 images; the closed forms of `test_coupled_windows.py`
+reject it.
 """
 
 import functools
@@ -63,9 +64,9 @@ def passes(tokens, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['mar_demo', 'causal_demo'])
+@pytest.mark.parametrize('name', ['mar_demo', 'emoji_continuous'])
 def test_whole_images_are_those_of_the_sampler(name):
-  if name == 'causal_demo':
+  if name == 'emoji_continuous':
     pytest.importorskip('tokenizers')
   tokens, expected = exact(name, 'windows'), exact(name, 'mar')
   assert passes(tokens, expected)
@@ -76,5 +77,5 @@ def test_whole_images_are_those_of_the_sampler(name):
 def test_a_mistake_is_detected(monkeypatch):
   pytest.importorskip('tokenizers')
   window_mutants.install(window_mutants.CAUSAL['parted chains go on as merged ones'], monkeypatch)
-  tokens = draw('causal_demo', 'windows', 3)
-  assert np.isfinite(tokens).all() and not passes(tokens, exact('causal_demo', 'mar'))
+  tokens = draw('emoji_continuous', 'windows', 3)
+  assert np.isfinite(tokens).all() and not passes(tokens, exact('emoji_continuous', 'mar'))

@@ -192,9 +192,9 @@ def test_models_in_bfloat16(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['mar_demo', 'causal_demo'])
+@pytest.mark.parametrize('name', ['mar_demo', 'emoji_continuous'])
 def test_streams_are_whole_images(name):
-  if name == 'causal_demo':
+  if name == 'emoji_continuous':
     pytest.importorskip('tokenizers')
   model = cspd_jax.load(name)
   options = dict(seed=[3, 4, 5], decoder='windows(window=8, schedule=6)')

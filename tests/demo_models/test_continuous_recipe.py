@@ -20,7 +20,7 @@ from cspd_jax.models.conditions import Prompt
 from cspd_jax.training import smoke
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments import fit_head_drafter, train
-from experiments.demo_models import continuous_recipe, emoji, flow
+from experiments.demo_models import continuous_recipe, emoji, flow, stages
 from tests.demo_models import emoji_files
 
 pytest.importorskip('matplotlib')
@@ -134,13 +134,19 @@ def test_models_and_stages_that_do_not_fit_are_refused(recipe, capsys, tmp_path)
 def test_the_exported_model_reads_words_as_in_training(finished, recipe, model):
   assert model.family == 'nextstep' and model.config == recipe.target
   assert list(model.prompts) == list(emoji.EXAMPLES)
-  assert model.sampling().guidance_scale == recipe.guidance_scale
   assert {leaf.dtype.name for leaf in jax.tree.leaves(
       store.load(finished / 'export' / 'target').params)} == {'bfloat16'}
   captions = ['a cat on white', 'a ? astronaut']
-  condition, trained = model.condition(captions), recipe._prompts(captions)
-  for part in ('tokens', 'visible'):
-    np.testing.assert_array_equal(getattr(condition, part), getattr(trained, part))
+  trained = recipe._prompts(captions)
+  networks = {}
+  for role in ('tokenizer', 'text', 'target'):
+    loaded = store.load(finished / 'export' / role)
+    networks[role] = stages.Network(loaded.kind, loaded.config, loaded.params)
+  for one in (model, train.built(recipe, networks, 'target')):
+    condition = one.condition(captions)
+    for part in ('tokens', 'visible'):
+      np.testing.assert_array_equal(getattr(condition, part), getattr(trained, part))
+    assert one.sampling().guidance_scale == recipe.guidance_scale
   name = dict(enumerate(continuous_recipe.TOKENS))
   words = [[name[number] for number in ids[visible]] for ids, visible in zip(
       np.asarray(trained.tokens[1]), np.asarray(trained.visible[1]))]

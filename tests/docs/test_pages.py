@@ -189,7 +189,7 @@ def test_chosen_decoders_exist():
   assert len(rows) == 11
   for _, case, chosen, _ in rows:
     model = cspd_jax.load('mar_demo' if 'MAR' in case else
-                          'causal_demo' if 'causal' in case else 'demo')
+                          'emoji_continuous' if 'causal' in case else 'demo')
     decoders = [word for word in re.findall('`([^`]+)`', chosen) if not word.startswith('cspd-')]
     assert decoders, case
     for text in decoders:

@@ -184,7 +184,7 @@ def test_features_that_a_family_lacks_are_refused():
   with pytest.raises(ValueError, match='has no int8 matrices'):
     cspd_jax.load('mar_demo', quantize='int8')
   with pytest.raises(ValueError, match='supports? no prefix'):
-    cspd_jax.load('causal_demo').with_prefix([0])
+    cspd_jax.load('emoji_continuous').with_prefix([0])
   with pytest.raises(ValueError, match='images of one size'):
     cspd_jax.load('demo', grid=(4, 4))
 

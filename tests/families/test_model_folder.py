@@ -122,7 +122,8 @@ def test_files_that_are_no_models_are_named(tmp_path):
      'temperature, .*dtype, decoder, seconds; correct or remove it; did you mean temperature'),
     ('demo', 'contexts', "'contexts' is among the defaults, which may be"),
     ('mar_demo', 'top_k', "'top_k' is among the defaults, which may be: guidance_scale, temper"),
-    ('causal_demo', 'context', 'seconds, contexts; correct or remove it; did you mean contexts')])
+    ('emoji_continuous', 'context',
+     'seconds, contexts; correct or remove it; did you mean contexts')])
 def test_defaults_that_are_not_used_are_refused(tmp_path, model, name, message):
   content = json.loads((store.ASSETS / model / 'model.json').read_text())
   content['parts'] = {role: str(store.ASSETS / model / part)

@@ -98,7 +98,7 @@ def test_the_cache_is_smaller_and_the_estimate_says_so():
 @pytest.mark.slow
 def test_continuous_tokens():
   pytest.importorskip('tokenizers')
-  whole, small = (cspd_jax.load('causal_demo', cache_dtype=dtype) for dtype in (None, 'int8'))
+  whole, small = (cspd_jax.load('emoji_continuous', cache_dtype=dtype) for dtype in (None, 'int8'))
 
   def z(model):
     target, condition = model.target(guided=True), model.condition(['cat'])
