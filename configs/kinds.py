@@ -11,7 +11,6 @@ on two CPU cores. Results: in runs/kinds and runs/kinds_demo (rows.csv, report.j
 
 from cspd_jax import cli
 from cspd_jax.cli import groups
-from experiments.scenes import PROMPTS
 from experiments.topologies import Config
 
 DECODERS = (
@@ -22,7 +21,7 @@ DECODERS = (
 CONFIGS = dict(
     emoji=Config(
         loading=groups.Loading('emoji'), decoder=DECODERS, window=(64,), ground=True,
-        images=groups.Images(prompts=PROMPTS, num_images=64), workdir='runs/kinds'),
+        images=groups.Images(prompts='configs/held_out.txt', num_images=64), workdir='runs/kinds'),
     demo=Config(
         loading=groups.Loading('demo'), decoder=DECODERS, window=(64,),
         images=groups.Images(num_images=64, seed=12), workdir='runs/kinds_demo'))

@@ -43,7 +43,6 @@ from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import image_scores, paired, scenes
 from cspd_jax.plots import grid
 from experiments.papers.published_rows import ROWS, Model, Row
-from experiments.scenes import PROMPTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +67,7 @@ class Config:
   loading: groups.Loading = groups.Loading('emoji')
   parts: groups.Parts = groups.Parts()
   paper: tuple[str, ...] = ('this_project', 'sjd', 'sjd_pac', 'lantern', 'cool_sd')
-  images: groups.Images = groups.Images(prompts=PROMPTS, num_images=64)
+  images: groups.Images = groups.Images(prompts='configs/held_out.txt', num_images=64)
   sampling: groups.Sampling = groups.Sampling()
   asked: bool = True
   num_fid_images: int | None = None
