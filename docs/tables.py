@@ -93,7 +93,8 @@ REPORTS = {
     'continuous_windows': 'python -m experiments.continuous_windows',
     'train_corrector':
         'cspd-train --config=configs/train/drafters.py:corrector',
-    'quality': 'python -m experiments.quality --scale=1,2',
+    'quality': 'python -m experiments.quality',
+    'quality_scales': 'python -m experiments.quality --scale=1,2',
     'train_emoji': 'python -m experiments.train --config=configs/train/emoji.py',
 }
 
@@ -318,6 +319,7 @@ TABLES: dict[str, Table] = {
         _trained)),
     'train_emoji': Table('train_emoji', _of(_TRAINED, _figures)),
     'quality': Table('quality', _own),
+    'quality_scales': Table('quality_scales', _own),
     'confused': Table('quality', _of(
         {'asked for': '{requested}', 'shown': '{shown}', 'images': '{images}'},
         lambda report: report['confused'])),

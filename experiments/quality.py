@@ -1,7 +1,7 @@
 """Measures how often images of scenes of emoji show what was asked for, and what they show instead.
 
+  python -m experiments.quality
   python -m experiments.quality --scale=1,2
-  python -m experiments.quality --scale=1,1.5,2,3 --num_images=256
 
 The prompts are those of cspd_jax/assets/scenes/held_out.txt: complete requests, each with a pair of
 a thing and a colour, a ground or another thing that does not occur in the training split. Writes

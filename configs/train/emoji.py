@@ -42,4 +42,5 @@ def get_config() -> EmojiRecipe:
           num_steps=500, batch_size=16, learning_rate=2e-3, muon_learning_rate=0.02)),
       num_train_images=262144,
       num_held_out_images=512,
+      guidance_scale=1.5,
   )
