@@ -65,7 +65,7 @@ def test_scenes_show_what_is_asked_for(model):
   prompts = (store.ASSETS / 'scenes' / 'held_out.txt').read_text(encoding='utf-8').splitlines()
   made = model.generate(prompts[:96], seed=0, decoder='corrected_seed_exact(window=32)')
   values = scenes.asked(scenes.score(made.images, prompts[:96]), prompts[:96])
-  least = dict(thing=0.15, style=0.7, ground=0.9, colour=0.4)
+  least = dict(thing=0.35, ground=0.9, colour=0.45)
   assert all(values[kind].mean > share for kind, share in least.items()), values
 
 
@@ -91,7 +91,7 @@ _DECODERS = ('seed_exact(window=32)', 'model(length=4)+match',
 def test_seed_exact_decoders_repeat_vanilla(model, vanilla, decoder):
   made = model.generate(PROMPTS, seed=SEEDS, decoder=decoder)
   np.testing.assert_array_equal(made.tokens, vanilla.tokens)
-  assert np.all(made.decoded.rounds < 0.7 * vanilla.decoded.rounds)
+  assert np.all(made.decoded.rounds < 0.9 * vanilla.decoded.rounds)
 
 
 @pytest.mark.slow
