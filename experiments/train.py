@@ -1,4 +1,4 @@
-"""Trains a tokenizer, a target and a draft model on the packaged photographs, and exports them.
+"""Trains a tokenizer, a target and a draft model on photographs or scenes, and exports them.
 
   python -m experiments.train --config=configs/train/demo.py --workdir=runs/train_demo
   python -m experiments.train --config=configs/train/mar_demo.py --workdir=runs/train_mar_demo \\
