@@ -4,9 +4,10 @@
 
 Writes train.png and held_out.png, the files of cspd_jax/assets/scenes, templates.npz and
 held_out.txt (prompts that ask for every part of a held-out scene), and train.txt (captions of
-training scenes, to sample images for drafters). Scores as many scenes of both splits against their
-complete captions: the largest value that the score can have (report.json). docs/embedded.md has the
-commands that fetch the sources.
+training scenes, to sample images for drafters). configs/held_out.txt asks for the first 64 of the
+held-out scenes, and leaves out random parts as captions for training do. Scores as many scenes of
+both splits against their complete captions: the largest value that the score can have
+(report.json). docs/embedded.md has the commands that fetch the sources.
 """
 
 import dataclasses

@@ -11,13 +11,12 @@ import numpy as np
 
 from cspd_jax.models import kl_vae, nextstep
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.text import bpe, templates
+from cspd_jax.text import templates
 from cspd_jax.training import loop
 from experiments.demo_models import emoji, flow, latents, stages, words
 from experiments.demo_models.emoji_recipe import Scenes
 from experiments.demo_models.flow import FlowTrainConfig
 
-_FORM, _TEMPLATE = 'nextstep', 'plain'
 # Number and size of the batches of held-out crops for the metrics.
 _NUM_BATCHES, _BATCH = 16, 16
 # The tokens of prompts.
@@ -61,7 +60,7 @@ class ContinuousRecipe(Scenes, latents.Latents):
   @property
   def defaults(self) -> dict[str, Any]:
     """Defaults of the exported model."""
-    return super().defaults | {'contexts': _TEMPLATE}
+    return super().defaults | {'contexts': 'plain'}
 
   def train_model(self, role: str, data: Mapping[str, stages.Split],
                   workdir: pathlib.Path) -> Any:
@@ -93,15 +92,12 @@ class ContinuousRecipe(Scenes, latents.Latents):
 
   def _prompts(self, captions: list[str]) -> Prompt:
     """Encodes captions as prompts of the model."""
-    text = bpe.read(self._text().params, _FORM)
-    encoded = {caption: templates.plain(text, caption, self.target.height, self.target.width)
-               for caption in dict.fromkeys(captions)}
-    return templates.padded([encoded[caption] for caption in captions])
+    return words.prompts(
+        self._text(), templates.plain, captions, (self.target.height, self.target.width))
 
   def _text(self) -> stages.Network:
     """Returns the text tokenizer as a network."""
-    file = np.frombuffer(words.tokenizer(TOKENS), np.uint8).copy()
-    return stages.Network('text', bpe.TextConfig(_FORM, len(file)), {'file': file})
+    return words.network('nextstep', words.tokenizer(TOKENS))
 
   def networks(self, tokenizer: Any, models: Mapping[str, Any],
                data: Mapping[str, stages.Split]) -> dict[str, stages.Network]:

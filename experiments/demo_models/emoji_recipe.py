@@ -8,10 +8,8 @@ import numpy as np
 
 from cspd_jax.models import early_fusion
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.text import bpe, templates as prompts_lib
+from cspd_jax.text import templates
 from experiments.demo_models import emoji, recipe, stages, words
-
-_FORM = 'anole'
 
 
 def vocabulary(num_codes: int) -> dict[str, Any]:
@@ -100,17 +98,12 @@ class EmojiRecipe(Scenes, recipe.TokenRecipe):
 
   def _prompts(self, captions: list[str]) -> Prompt:
     """Encodes captions as prompts of the model."""
-    config, text = self.target, bpe.read(self._text().params, _FORM)
-    encoded = {caption: prompts_lib.anole(text, caption, config.height, config.width)
-               for caption in dict.fromkeys(captions)}
-    return early_fusion.renumbered(
-        config, prompts_lib.padded([encoded[caption] for caption in captions]))
+    return early_fusion.renumbered(self.target, words.prompts(
+        self._text(), templates.anole, captions, (self.target.height, self.target.width)))
 
   def _text(self) -> stages.Network:
     """Returns the text tokenizer as a network."""
-    file = np.frombuffer(
-        words.file(emoji.WORDS, self.tokenizer.codebook_size), np.uint8).copy()
-    return stages.Network('text', bpe.TextConfig(_FORM, len(file)), {'file': file})
+    return words.network('anole', words.file(emoji.WORDS, self.tokenizer.codebook_size))
 
   def networks(self, tokenizer: Any, models: Mapping[str, Any],
                data: Mapping[str, stages.Split]) -> dict[str, stages.Network]:

@@ -1,8 +1,17 @@
-"""Tokenizer files of small models: one token per word, in the layout of Chameleon's tokenizer."""
+"""Text of small models: tokenizers with one token per word, and captions as prompts.
+
+Tokenizers of models of codes have the layout of Chameleon's.
+"""
 
 import json
 from collections.abc import Sequence
 from typing import NamedTuple
+
+import numpy as np
+
+from cspd_jax.models.conditions import Prompt
+from cspd_jax.text import bpe, templates
+from experiments.demo_models import stages
 
 BEGIN, UNKNOWN, END_OF_TURN = '<s>', '<unk>', '<reserved08706>'
 IMAGE_START, IMAGE_END, ROW_END = '<racm3:break>', '<eoss>', '<reserved08799>'
@@ -53,3 +62,29 @@ def tokenizer(tokens: Sequence[str]) -> bytes:
       'normalizer': {'type': 'Lowercase'}, 'pre_tokenizer': {'type': 'Whitespace'},
       'post_processor': None, 'decoder': None,
       'model': {'type': 'WordLevel', 'vocab': vocabulary, 'unk_token': UNKNOWN}}).encode()
+
+
+def network(form: str, content: bytes) -> stages.Network:
+  """Returns the text tokenizer of a model as a network.
+
+  Args:
+    form: name of the file's reader in `bpe.FORMS`.
+    content: contents of the file.
+  """
+  file = np.frombuffer(content, np.uint8).copy()
+  return stages.Network('text', bpe.TextConfig(form, len(file)), {'file': file})
+
+
+def prompts(text: stages.Network, write: templates.Writer, captions: Sequence[str],
+            grid: tuple[int, int]) -> Prompt:
+  """Encodes captions as prompts, every distinct one once.
+
+  Args:
+    text: what `network` returned.
+    write: the template.
+    captions: one per image.
+    grid: rows and columns of an image.
+  """
+  reader = bpe.read(text.params, text.config.form)
+  encoded = {caption: write(reader, caption, *grid) for caption in dict.fromkeys(captions)}
+  return templates.padded([encoded[caption] for caption in captions])

@@ -12,7 +12,6 @@ from cspd_jax import families
 from cspd_jax.files import store
 from cspd_jax.models import eagle, early_fusion
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.text import bpe
 from cspd_jax.training import corrector, corrector_recipe, drafter, drafter_recipe
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
@@ -45,9 +44,8 @@ def _params():
 def target(tmp_path_factory):
   """A model of words without prompts of its own, and a file of prompts."""
   folder = tmp_path_factory.mktemp('words')
-  file = np.frombuffer(words.file(WORDS, 8), np.uint8).copy()
   store.save(folder / 'target', 'early_fusion', CONFIG, _params())
-  store.save(folder / 'text', 'text', bpe.TextConfig('anole', len(file)), {'file': file})
+  store.save(folder / 'text', *words.network('anole', words.file(WORDS, 8)))
   families.save(
       folder, 'early_fusion', {'target': 'target', 'text': 'text'}, {'guidance_scale': 2.0})
   (folder / 'prompts.txt').write_text('a cat\na dog\n\n')
