@@ -83,7 +83,8 @@ def test_every_file_of_the_packages_is_shipped():
 
 def test_the_source_distribution_holds_every_folder():
   lines = (ROOT / 'MANIFEST.in').read_text().splitlines()
-  folders = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.rglob('*.py'))}
+  folders = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.rglob('*.py'))
+             and not (path / 'pyvenv.cfg').exists()}
   ignored = {line.strip('/') for line in (ROOT / '.gitignore').read_text().splitlines()}
   assert folders - ignored <= {line.removeprefix('graft ') for line in lines}
 

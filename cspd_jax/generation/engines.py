@@ -67,6 +67,7 @@ class Engine(NamedTuple):
     table: its named decoders; each entry has a `summary`.
     baseline: the named decoder that all others are compared with.
     candidates: named decoders that may be a model's default, the best first.
+    on_cpu: in their place on a CPU, for one image at a time and for several; None for the same.
     options: the class of the sampling options.
     complete: `(specification, **sizes) -> Spec`: fills in sizes that the specification leaves open.
     parameters: `specification -> parameters by name`: all that it may set.
@@ -84,6 +85,7 @@ class Engine(NamedTuple):
   table: Mapping[str, Any]
   baseline: str
   candidates: tuple[str, ...]
+  on_cpu: tuple[str, str] | None
   options: type[Warp] | type[Sampling]
   complete: Callable[..., Spec]
   parameters: Callable[[str | Spec], Collection[str]]
@@ -130,7 +132,9 @@ class Engine(NamedTuple):
           f'the decoder that model.json names for {device.device_kind!r} and {batch_size} images '
           f'at once cannot be used: {error} Pass decoder, or choose again with '
           'cspd-tune.') from error
-    return next(spec for spec in map(parse, self.candidates)
+    on_cpu = self.on_cpu if device.platform == 'cpu' else None
+    candidates = self.candidates if on_cpu is None else (on_cpu[batch_size > 1],)
+    return next(spec for spec in map(parse, candidates)
                 if self.needs(spec) in (None, *drafts))
 
   def specification(self, specification: str | Spec, parameters: Mapping[str, Any]) -> Spec:
@@ -250,12 +254,14 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
 
 
 DISCRETE = Engine(
-    'discrete', discrete.DECODERS, 'vanilla', ('eagle', 'mc_sjd'), Warp, discrete.complete,
-    discrete.parameters, discrete.needs, discrete.build, discrete.guarantee,
+    # A CPU computes every token of a round, so few of them are worth their cost.
+    'discrete', discrete.DECODERS, 'vanilla', ('eagle', 'mc_sjd'), ('mc_sjd(window=4)', 'vanilla'),
+    Warp, discrete.complete, discrete.parameters, discrete.needs, discrete.build,
+    discrete.guarantee,
     'no valid probabilities (its logits, or the guided ones, contain NaN or infinity, or exclude '
     'every token)', settled)
 
 CONTINUOUS = Engine(
-    'continuous', continuous.DECODERS, 'mar', ('exact_head',), Sampling, continuous.complete,
+    'continuous', continuous.DECODERS, 'mar', ('exact_head',), None, Sampling, continuous.complete,
     continuous.parameters, continuous.needs, continuous.build, continuous.guarantee,
     'tokens with NaN or infinity', unsupported=continuous.unsupported)

@@ -3,7 +3,8 @@
 Two scores have the name. CLIPScore (Hessel et al., arXiv:2104.08718, Section 3) is
 `2.5 max(cos, 0)` of the features of an image and of its caption after 'A photo depicts'.
 torchmetrics multiplies the cosine of the features by 100 and adds no words. Papers report the
-latter, or the cosine itself, with ViT-B/32 or ViT-L/14.
+latter, or the cosine itself, with ViT-B/32 or ViT-L/14. Both read only the beginning of captions of
+more tokens than the network takes; the name of a score says of how many.
 """
 
 import functools
@@ -213,10 +214,14 @@ def scores(images: Sequence[layouts.Generated], of: CLIP, batch_size: int,
         _cosines, of, pixels, prompts)))
 
   values = batches.mapped(cosines, len(images), min(batch_size, len(images)), progress)
-  prefixed, plain = (values[name] for name in _PREFIXES)
-  label = f'({of.title}, {evaluation.short(len(images))})'
-  return {f'CLIPScore {label}': clip_score(prefixed),
-          f'torchmetrics CLIP score {label}': torchmetrics_score(plain)}
+  def label(prefix: str) -> str:
+    most = of.config.context - 2
+    cut = sum(len(of.text.encode(prefix + image.prompt)) > most for image in images)
+    note = f', {cut} captions of over {most} tokens' if cut else ''
+    return f'({of.title}, {evaluation.short(len(images))}{note})'
+
+  return {f'CLIPScore {label(PREFIX)}': clip_score(values['prefixed']),
+          f'torchmetrics CLIP score {label("")}': torchmetrics_score(values['plain'])}
 
 
 def _cosines(of: CLIP, pixels: np.ndarray, prompts: Sequence[str]) -> dict[str, np.ndarray]:

@@ -122,7 +122,11 @@ def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path)
   with pytest.raises(ValueError, match='batch_size is 1, but all images of a stream'):
     model.stream(['sea'], batch_size=1)
   elsewhere = dataclasses.replace(model, defaults={'decoder': {'another device': 'vanilla'}})
-  assert str(elsewhere.specification()) == model.engine.candidates[-1]
+  assert str(elsewhere.specification()) == 'mc_sjd(window=4)'
+  assert str(elsewhere.specification(batch_size=2)) == 'vanilla'
+  gpu = mock.Mock(platform='gpu', device_kind='some GPU')
+  for drafts, text in (({}, 'mc_sjd'), ({'eagle': None}, 'eagle')):
+    assert all(str(model.engine.default(None, drafts, gpu, size)) == text for size in (1, 8))
 
 
 def test_a_group_of_devices_takes_its_share(folder):
