@@ -20,10 +20,12 @@ measured with `--model`; or the reason why nothing is measured. What the decoder
                    image tokenizer, with precision and recall
 
 Rows with the same decoder and sampling options are decoded once. Writes a table per paper and a
-picture of some of its decoders to --workdir (rows.csv, report.json, strip_*.png).
+picture of some of its decoders to --workdir (rows.csv, report.json, strip_*.png). A stopped command
+resumes when it is repeated: rows are kept while the networks that they need stay the same.
 """
 
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Iterator
@@ -35,7 +37,7 @@ from cspd_jax import cli, metrics as metrics_lib
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.decoding import specification as discrete
-from cspd_jax.files import atomic
+from cspd_jax.files import atomic, kept
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import run as run_lib
 from cspd_jax.measure import measurements, tables
@@ -117,6 +119,7 @@ class Lab:
     self.titles = list(self.model.conditions.titles(self.prompts))
     self._captions = scenes.captions(self.model, self.prompts) if config.asked else None
     self._discrete = self.model.engine.name != 'continuous'
+    self.weights = run_lib.weights(self.model)
     self._benches: dict[tuple, Bench] = {}
     self._references: dict[tuple, np.ndarray | None] = {}
 
@@ -141,6 +144,21 @@ class Lab:
     if needed not in (None, *self.model.drafts):
       return f'needs {discrete.SOURCES[needed]}, which {self.model.name} does not have'
     return engine.unsupported(row.decoder, self.model.target(guided=False))
+
+  def settings(self) -> dict[str, Any]:
+    """Returns what determines the measurement of every row."""
+    settings = dataclasses.asdict(self._config)
+    for name in ('rows', 'paper', 'parts', 'workdir'):
+      del settings[name]
+    networks = {name: self.weights[name] for name in ('target', 'tokenizer')
+                if name in self.weights}
+    return settings | dict(networks=networks, prompts=list(self.titles))
+
+  def name(self, row: Row) -> str:
+    """Identifies the measurement of a row among those with the same settings."""
+    draft = self.model.engine.needs(row.decoder)
+    return repr((self.bench(row).text(row.decoder), row.temperature, row.top_k, row.metrics,
+                 row.has_fid, draft and self.weights[draft]))
 
   def measure(self, row: Row) -> dict[str, Any]:
     """Measures a row."""
@@ -210,11 +228,14 @@ def _check(lab: Lab, rows: list[Row]) -> None:
     bench.share(specifications)
 
 
-def _entries(lab: Lab, paper: str, rows: list[Row]) -> Iterator[dict[str, Any]]:
+def _entries(lab: Lab, journal: kept.Journal, paper: str, rows: list[Row]
+             ) -> Iterator[dict[str, Any]]:
   """Yields the entries of a paper's table as they are measured."""
   for row in rows:
-    reason = row.missing or lab.lacks(row)
-    measured = dict(here=reason) if reason else lab.measure(row)
+    if reason := row.missing or lab.lacks(row):
+      measured = dict(here=reason)
+    else:
+      measured = journal.measured('row', lab.name(row), functools.partial(lab.measure, row))
     yield dict(paper=paper) | dataclasses.asdict(row) | measured
 
 
@@ -241,11 +262,12 @@ def run(config: Config) -> None:
   lab = Lab(config)
   rows = {paper: config.rows_of(paper) for paper in config.paper}
   _check(lab, [row for several in rows.values() for row in several])
-  report = Report(config.workdir, ['rows.csv', *map(picture, config.paper)])
+  report = Report(config.workdir, ['rows.csv', *map(picture, config.paper)], run=lab.settings())
+  journal = kept.Journal(report)
   entries, start = list[dict[str, Any]](), time.perf_counter()
   for paper in config.paper:
     shown = []
-    for row, entry in zip(rows[paper], _entries(lab, paper, rows[paper]), strict=True):
+    for row, entry in zip(rows[paper], _entries(lab, journal, paper, rows[paper]), strict=True):
       print('  '.join(tables.cells(COLUMNS, entry)), flush=True)
       entries.append(entry)
       atomic.write(report.path('rows.csv'), tables.csv(entries).encode())
@@ -253,13 +275,14 @@ def run(config: Config) -> None:
         shown.append((entry, row))
     if shown:
       lab.draw(report.path(picture(paper)), *map(list, zip(*shown)))
+  kept.remove(report)
   report.write(
       settings=dataclasses.asdict(config), rows=entries, prompts=lab.prompts,
-      weights=run_lib.weights(lab.model), minutes=(time.perf_counter() - start) / 60,
+      weights=lab.weights, minutes=(time.perf_counter() - start) / 60,
       tables=[_table(paper, entries) for paper in config.paper])
 
 
-@cli.command(Config)
+@cli.command(Config, kept='measured rows are kept')
 def main(config: Config) -> None:
   run(config)
 

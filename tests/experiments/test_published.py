@@ -104,6 +104,31 @@ def test_rows_are_measured_with_their_own_options_and_scored(capsys, tmp_path, m
   assert len(list(csv.DictReader((result.folder / 'rows.csv').open()))) == 7
 
 
+def test_rows_are_kept_until_the_report_is_complete(folder, capsys, tmp_path, monkeypatch):
+  monkeypatch.setitem(ROWS, 'sjd', (_ROWS[0], *_ROWS[3:5]))
+  measured, stop = [], ['sjd(window=4)']
+
+  def measure(lab, row):
+    measured.append(row.decoder)
+    if row.decoder in stop:
+      raise KeyboardInterrupt
+    return dict(here=row.setting)
+
+  monkeypatch.setattr(published.Lab, 'measure', measure)
+  call = lambda *words: _call(folder, capsys, tmp_path / 'out', '--paper=sjd', '--num_images=2',
+                              '--asked=false', *words)
+  first = call()
+  assert first.code == 130 and 'measured rows are kept' in first.err
+  stop.clear()
+  second = call()
+  assert second.code == 0 and measured == [
+      'vanilla', 'mc_sjd(window=4)', 'sjd(window=4)', 'sjd(window=4)']
+  report = json.loads((second.folder / 'report.json').read_text())
+  assert [row['here'] for row in report['rows']] == [row.setting for row in ROWS['sjd']]
+  assert sorted(path.name for path in second.folder.iterdir()) == ['report.json', 'rows.csv']
+  assert call('--seed=1').code == 0 and len(measured) == 7, 'other images are measured again'
+
+
 @pytest.mark.slow
 def test_a_table_has_the_columns_of_its_rows(folder, capsys, tmp_path, monkeypatch):
   monkeypatch.setitem(ROWS, 'sjd', _ROWS[3:4] + _ROWS[7:])
