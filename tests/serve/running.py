@@ -10,7 +10,7 @@ import time
 from cspd_jax.serve import server, wire
 from tests.serve import tiny
 
-WAIT = 40.0
+WAIT = 120.0
 
 
 class Running:
