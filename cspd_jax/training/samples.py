@@ -20,8 +20,6 @@ from cspd_jax.generation.request import Request, prepare
 
 # The most images per batch.
 _BATCH = 64
-# The decoder where the model's default one is not exact.
-_EXACT = 'mc_sjd'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -107,7 +105,9 @@ def _exact_default(model: Model, batch_size: int) -> Spec:
     guarantee = model.engine.guarantee(model.decoder(default))
   except ValueError:  # Its window is longer than the image.
     return model.specification('vanilla')
-  return default if guarantee.is_exact else model.specification(_EXACT)
+  if guarantee.is_exact:
+    return default
+  return model.specification(model.engine.default(None, {}, model.device, batch_size))
 
 
 def request(model: Model, prompts: Sequence[Any], sampling: Any, *, seed: Any,
@@ -121,7 +121,7 @@ def request(model: Model, prompts: Sequence[Any], sampling: Any, *, seed: Any,
     sampling: sampling options, a `Warp`.
     seed: a seed, or a random key.
     decoder: a specification; None uses that of the run in `folder`, or else the model's default if
-      that is exact, or `mc_sjd`.
+      that is exact, or the one of models without a default.
     batch_size: images per batch; None uses that of the run in `folder`, or as many as fit in
       memory.
     max_batch_size: the most that None selects.

@@ -297,10 +297,12 @@ def test_a_recipe_of_a_shipped_model_has_its_options():
   model = cspd_jax.load('emoji')
   for kind in ('eagle', 'corrector'):
     recipe = samples.completed(train.recipe_for(model, 'emoji', kind), model)
-    assert recipe.guidance_scale == 3 and recipe.top_k == 50 and recipe.top_p == 1
-  assert recipe.train.guidance_scales == (3.0,)
+    assert recipe.guidance_scale == 1.5 and recipe.top_k == 0 and recipe.top_p == 1
+  assert recipe.train.guidance_scales == (1.5,)
+  scales = dict(demo=2.0, emoji=1.5)
   for recipe in drafters.CONFIGS.values():
-    assert samples.sampling(recipe, cspd_jax.load('demo')) == Warp(guidance_scale=2.0)
+    assert samples.sampling(recipe, cspd_jax.load(recipe.target)) == Warp(
+        guidance_scale=scales[recipe.target])
   with pytest.raises(ValueError, match='top_k is -1; it must be a whole number from 0'):
     dataclasses.replace(recipe, top_k=-1)
 
