@@ -59,7 +59,7 @@ def test_failures_are_noted_and_other_measurements_continue(capsys, monkeypatch,
 
 @pytest.mark.slow
 @pytest.mark.parametrize('words, message', [
-    (('--decoder=mc_sjd(window=5)',), 'does not contain; give tokens_per_round'),
+    (('--decoder=mc_sjd(window=5)',), 'does not contain; give --tokens_per_round'),
     (('--decoder=mc_sjd(window=4)', '--tokens_per_round=9'), 'it must be 1 to 4'),
     (('--minutes=0',), 'minutes is 0'), (('--batch=0',), 'batch is'),
     (('--shapes=nothing',), 'nothing'), (('--rounds=0',), 'rounds is 0')])
