@@ -1,9 +1,8 @@
-"""The shipped drafters of `demo`, and the corrector of `emoji`.
+"""The shipped drafters of `demo`.
 
   cspd-train --config=configs/train/drafters.py:eagle --workdir=runs/eagle_demo
   cspd-train --config=configs/train/drafters.py:medusa --workdir=runs/medusa_demo
   cspd-train --config=configs/train/drafters.py:corrector --workdir=runs/corrector
-  cspd-train --config=configs/train/drafters.py:corrector_emoji --workdir=runs/corrector_emoji
 
 The configurations of cspd_jax/assets/demo/eagle and so on. Times are on two CPU cores, shared with
 other work. Results are on held-out images of the target at guidance scale 2: 64 for `eagle` and
@@ -53,20 +52,7 @@ CONFIGS: dict[str, DrafterRecipe | CorrectorRecipe] = dict(
             norm_eps=1e-5, num_layers=2, correction_dim=192),
         plain=OptimizerConfig(num_steps=1200, warmup_steps=50),
         train=CorrectorTrainConfig(OptimizerConfig(
-            num_steps=1400, batch_size=8, learning_rate=5e-4, warmup_steps=50))),
-    corrector_emoji=CorrectorRecipe(
-        drafter=EagleConfig(
-            family='chameleon', num_tokens=273, row_width=17, dim=192, num_heads=3, num_kv_heads=3,
-            ffn_dim=512, vocab_size=1117, norm_eps=1e-5, num_outputs=1026, num_layers=2,
-            correction_dim=192),
-        plain=OptimizerConfig(
-            num_steps=1200, batch_size=8, learning_rate=2e-3, warmup_steps=50),
-        train=CorrectorTrainConfig(
-            OptimizerConfig(num_steps=1000, batch_size=8, learning_rate=5e-4, warmup_steps=50),
-            guidance_scales=(1.5,)),
-        target='emoji', prompts='runs/scenes/train.txt',
-        decoder='corrected(by=neighbours, window=32, passes=2, tree=chain())',
-        num_plain_images=1600, num_train_images=704, num_held_out_images=64))
+            num_steps=1400, batch_size=8, learning_rate=5e-4, warmup_steps=50))))
 
 
 def get_config(name: str = '') -> DrafterRecipe | CorrectorRecipe:
