@@ -86,13 +86,19 @@ def test_a_report_of_continuous_tokens(here, capsys, tmp_path):
   assert report['live_cache_mib'] == 0 and exact_head['speedup'] is None
 
   # With measured calls the loop counts as often, but the rest of the round does not.
-  accepted = tmp_path / 'accepted.json'
-  accepted.write_text(json.dumps(dict(rows=[
-      dict(model='other', decoder='exact_head', step_compression=9, calls_per_round=9),
-      dict(model='mar_demo', decoder='exact_head', step_compression=1, calls_per_round=12)])))
-  result = _call(capsys, tmp_path / 'out2', '--model=mar_demo', '--layers=1', '--dtype=float32',
-                '--decoder=exact_head', f'--accepted={accepted}', '--accepted_model=mar_demo')
-  counted = json.loads((result.folder / 'report.json').read_text())['rows'][1]
-  assert counted['head_calls'] == 12
-  assert 6 < counted['kernels'] / exact_head['kernels'] < 12
+  rows, accepted = [exact_head], tmp_path / 'accepted.json'
+  for calls_per_round in (12, 23):
+    accepted.write_text(json.dumps(dict(rows=[
+        dict(model='other', decoder='exact_head', step_compression=9, calls_per_round=9),
+        dict(model='mar_demo', decoder='exact_head', step_compression=1,
+             calls_per_round=calls_per_round)])))
+    result = _call(
+        capsys, tmp_path / f'out{calls_per_round}', '--model=mar_demo', '--layers=1',
+        '--dtype=float32', '--decoder=exact_head', f'--accepted={accepted}',
+        '--accepted_model=mar_demo')
+    counted = json.loads((result.folder / 'report.json').read_text())['rows'][1]
+    assert counted['head_calls'] == calls_per_round
+    rows.append(counted)
+  one, twelve, more = (row['kernels'] for row in rows)
+  assert more - twelve == twelve - one > 0 and twelve < 12 * one
   assert counted['speedup'] == pytest.approx(mar['ms'] / counted['ms'])
