@@ -238,7 +238,9 @@ def _common_parts(text: str, decoder: Any) -> tuple:
   """Returns a key that is equal for decoders that can share a program."""
   if not isinstance(decoder, Decoder):
     return (text,)
-  return str(discrete.expand(text)[0]), decoder.verifier.seed_exact
+  drafter, verifier = discrete.expand(text)
+  # Verdicts of `match` have the target's draws, which a window continues; others have none.
+  return str(drafter), decoder.verifier.seed_exact, verifier.name == 'match'
 
 
 def one_of(decoders: Sequence[Decoder]) -> Callable[..., Any]:
@@ -263,7 +265,7 @@ def switch(verifiers: Sequence[Verifier], index: jax.Array) -> Verifier:
   """Returns a verifier that runs `verifiers[index]`, selected at run time.
 
   Args:
-    verifiers: either all or none of them must be `seed_exact`.
+    verifiers: either all or none of them must be `seed_exact`, and return their draws.
     index: scalar int32.
   """
 
