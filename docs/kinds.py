@@ -1,5 +1,6 @@
 """The table of the README: a decoder of every kind, with what its tokens per pass are worth."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,28 +20,28 @@ _OTHERS = {'predicted speed-up on an H200': '{predicted:.2f}x', 'guarantee': '{g
 
 
 def markdown(scenes: Sequence[Row], photographs: Sequence[Row], compiled: Sequence[Row]) -> str:
-  """Formats the table. The baseline comes first, then the others by their tokens per forward pass.
+  """Formats the table, with the decoders by their tokens per forward pass of photographs.
 
   Args:
     scenes: the decoders with scenes of emoji; without them the table has fewer columns.
     photographs: the decoders with photographs.
     compiled: compiled rounds of a large model. A speed-up is predicted where they have the decoder:
-      tokens per pass over the time of its round, in rounds of the baseline.
+      tokens per pass of photographs over the time of its round, in rounds of the baseline.
   """
   of_photographs = {row['decoder']: row['step_compression'] for row in photographs}
   ms = {row['decoder']: row['ms'] for row in compiled}
   rows = []
   for row in {row['decoder']: row for row in (*photographs, *scenes)}.values():
-    decoder, tokens = row['decoder'], row['step_compression']
+    decoder, tokens = row['decoder'], of_photographs.get(row['decoder'])
     part, *verifier = spec_lib.parse(decoder).parts
-    needed = specification.needs(part.name)
+    needed = specification.needs(decoder)
     rows.append(dict(
         {} if row in photographs else row, decoder=decoder, guarantee=row['guarantee'],
-        tokens=tokens, photographs=of_photographs.get(decoder),
-        predicted=tokens * ms['vanilla'] / ms[decoder] if decoder in ms else None,
+        photographs=tokens,
+        predicted=tokens * ms['vanilla'] / ms[decoder] if tokens and decoder in ms else None,
         needs=specification.SOURCES[needed] if needed else '-',
         how=specification.VERIFIERS[verifier[0].name].summary if verifier else
         specification.DECODERS[part.name].summary))
   columns = _SCENES if scenes else {_TOKENS: '{photographs:.2f}'}
   return tables.markdown({'decoder': '`{decoder}`', **columns, **_OTHERS},
-                         sorted(rows, key=lambda row: row['tokens']))
+                         sorted(rows, key=lambda row: row['photographs'] or math.inf))
