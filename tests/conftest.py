@@ -18,9 +18,10 @@ _LONG = ('decoding', 'testing', 'commands', 'training')
 
 # Most of the time goes to compiling programs that run once.
 _QUICK = '--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true'
-# XLA refuses flags that it does not know, and later versions do not know this one.
+# XLA refuses flags that it does not know, and later versions may not know these.
 if importlib.metadata.version('jaxlib').startswith('0.10.'):
-  _QUICK += ' --xla_cpu_use_fusion_emitters=false'
+  # Parts compiled in parallel would take more time in all, and the workers fill the machine.
+  _QUICK += ' --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1'
 
 # Seconds for which compiled programs are kept.
 _KEPT = 7 * 24 * 3600

@@ -1,6 +1,7 @@
 """A model that is small enough to enumerate: a table of logits for every prefix."""
 
 import functools
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -94,8 +95,8 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
   num_prefixes = _num_prefixes(vocab_size, length)
   streams = 2 if guided else 1
   shape = (num_classes, streams, num_prefixes, vocab_size)
-  params = spread * jax.random.normal(key, shape, dtype)
-  params = jnp.round(params) if tied else params
+  params = np.asarray(spread * _normal(key, shape, dtype), dtype)
+  params = jnp.asarray(np.round(params) if tied else params)
   table = np.full(length, -1, np.int32)
   for position, token in (forced or {}).items():
     table[position] = token
@@ -130,6 +131,16 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
       forced=(lambda p: jnp.asarray(table)[jnp.clip(p, 0, length - 1)]) if forced else None,
       check_condition=functools.partial(conditions.check_class_labels, num_classes=num_classes))
   return Tabular(target, params, vocab_size, length)
+
+
+def _normal(key: jax.Array, shape: tuple[int, ...], dtype) -> np.ndarray:
+  """The numbers of `jax.random.normal`, by few programs for the tables of all sizes.
+
+  Those of a shape are the first of a longer one.
+  """
+  size = math.prod(shape)
+  numbers = jax.random.normal(key, (1 << (size - 1).bit_length(),), dtype)
+  return np.asarray(numbers)[:size].reshape(shape)
 
 
 def _num_prefixes(vocab_size: int, length: int) -> int:

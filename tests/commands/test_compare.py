@@ -285,6 +285,7 @@ def test_pictures_come_before_the_times(run, monkeypatch):
   assert all(row['seconds_per_image'] > 0 for row in rows.values())
 
 
+@pytest.mark.slow
 def test_what_the_captions_ask_for_is_scored(capsys, tmp_path, monkeypatch):
   monkeypatch.setattr(models_lib, 'NAMES', ['a cat on white', 'a dog', 'an owl flat'])
   models_lib.llamagens(tmp_path)

@@ -4,14 +4,13 @@ import functools
 import json
 from unittest import mock
 
-import jax
 import pytest
 
 import cspd_jax
 from cspd_jax.commands import compare, evaluate, generate, inspect, train, tune
-from cspd_jax.files import run_folder, store
+from cspd_jax.files import run_folder
 from cspd_jax.metrics import inception
-from tests.experiments import calls
+from tests.experiments import calls, models
 from tests.families import tiny
 from tests.marks import representative
 
@@ -21,9 +20,7 @@ def folder(tmp_path_factory):
   """A model, an Inception network, and a finished folder of `cspd-generate`."""
   folder = tmp_path_factory.mktemp('models')
   tiny.saved(folder / 'beach')
-  config = inception.InceptionConfig(unit=1, num_classes=6)
-  store.save(folder / 'inception', 'inception', config,
-             inception.inception.init(config, jax.random.key(0)))
+  models.save(folder, 'inception', 'inception', inception.InceptionConfig(unit=1, num_classes=6))
   assert generate.main(['cspd-generate', f'--model={folder}/beach', '--prompt=sea,sky,sea,sky',
                         '--npz', f'--output={folder}/images']) == 0
   return folder

@@ -134,6 +134,7 @@ def test_only_a_better_corrector_is_stored(fit):
   assert (folder / 'neighbours' / 'model.json').read_bytes() == stored and len(asked) == 4
 
 
+@pytest.mark.slow
 def test_as_many_images_as_the_time_allows(models, tmp_path, monkeypatch):
   monkeypatch.setattr(neighbours, '_SECONDS', 0.0)
   monkeypatch.setattr(neighbours, '_FEWEST', 16)

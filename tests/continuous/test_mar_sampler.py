@@ -68,6 +68,7 @@ class MarTest(chex.TestCase):
     np.testing.assert_allclose(
         generated.tokens, doubled_batch(MODEL, LABELS, key, num_iter, 2.5, 0.9), atol=TOLERANCE)
 
+  @pytest.mark.slow
   def test_constant_guidance(self):
     """In a single step the linear schedule is a constant, one token short of its scale."""
     linear, constant = (
@@ -89,6 +90,7 @@ class MarTest(chex.TestCase):
       self.assertTrue(compare(tokens[label::2], truth[label::2]).passed)
 
   @parameterized.parameters(4, 16)
+  @pytest.mark.slow
   def test_parallel_loses_correlation_as_predicted(self, tokens_per_step):
     decoder = jax.jit(dataclasses.replace(
         decoders.parallel(CHAIN.target, tokens_per_step, LEVELS, prefix_share=None),
@@ -117,6 +119,7 @@ class MarTest(chex.TestCase):
     expected = np.repeat(np.arange(3), -np.diff((7, *masked)))
     np.testing.assert_array_equal(in_order, np.tile(expected, (3, 1)))
 
+  @pytest.mark.slow
   def test_last_noise(self):
     run = lambda last_noise: jax.jit(decoders.mar(
         MODEL.target, 1, LEVELS, last_noise=last_noise))(

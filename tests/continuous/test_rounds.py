@@ -41,7 +41,7 @@ def of(name, **options):
   return build(complete(name, **options), CHAIN.target, Resources({'model': CHAIN.target}))
 
 
-@pytest.mark.parametrize('name', representative(DECODERS, 'cspd_relaxed'))
+@pytest.mark.parametrize('name', representative(DECODERS, 'exact_head'))
 def test_rounds_one_by_one_equal_the_decode(name):
   """With another compiled program, hence the tolerance; every round adds to the rounds before."""
   decoder = of(name, prefix_share=0.3)

@@ -52,6 +52,7 @@ def test_the_test_has_power():
   assert energy_test(shifted, reference, permutations=SPLITS).p_value <= ALARM
 
 
+@pytest.mark.slow
 def test_power_and_false_alarms():
   """At 300 samples of 8 numbers: a shift by 0.2 deviations is detected in over 90 %."""
   rng = np.random.default_rng(0)

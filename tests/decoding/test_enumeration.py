@@ -62,9 +62,8 @@ def total_variation(parts, vocab_size, rounds, warp, forced=None):
 
 
 @pytest.mark.parametrize('name', representative(
-    CASES, 'ancestral', 'ancestral in a window', 'draft model, two rounds',
-    'deterministic jacobi', 'sjd', 'maximal, three words', 'caterpillar',
-    'three candidates', 'paths', 'kary', 'fresh repeat-above'))
+    CASES, 'ancestral in a window', 'draft model, two rounds', 'deterministic jacobi', 'sjd',
+    'caterpillar', 'fresh repeat-above'))
 def test_rounds_are_exact(name):
   vocab_size, rounds, parts = CASES[name]
   assert total_variation(parts, vocab_size, rounds, PLAIN) < 1e-12
@@ -72,7 +71,7 @@ def test_rounds_are_exact(name):
 
 @pytest.mark.parametrize('name', representative(
     ['maximal, three words', 'caterpillar', 'kary', 'draft model'], 'draft model'))
-@pytest.mark.parametrize('cut', CUTS)
+@pytest.mark.parametrize('cut', representative(CUTS, 'top_p'))
 def test_supports_that_differ(name, cut):
   vocab_size, rounds, parts = CASES[name]
   assert total_variation(parts, vocab_size, rounds, CUTS[cut]) < 1e-12

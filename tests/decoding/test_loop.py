@@ -27,7 +27,7 @@ DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3
 RESOURCES = specification.Resources(drafts(MODEL.target, DRAFT.target))
 LABELS = jnp.asarray([0, 1, 2, 0, 1])
 # One decoder of each kind; the thorough run takes the others too.
-FIRST = ('vanilla', 'speculative', 'sjd_pac', 'seed_exact', 'eagle')
+FIRST = ('vanilla', 'sjd_pac', 'eagle')
 OTHERS = tuple(name for name in DECODERS if name not in FIRST)
 
 
@@ -148,19 +148,28 @@ class LoopTest(chex.TestCase):
         decode(name, LABELS[order], keys[order]), jax.tree.map(lambda x: x[order], together))
 
   def test_one_key_serves_every_batch_size(self):
-    few = decode('sjd', LABELS[:1], jax.random.key(9))
-    many = decode('sjd', LABELS, jax.random.key(9))
+    few = decode('sjd_pac', LABELS[:1], jax.random.key(9))
+    many = decode('sjd_pac', LABELS, jax.random.key(9))
     assert_same(few, jax.tree.map(lambda x: x[:1], many))
+
+  @parameterized.named_parameters(
+      ('tree', jacobi(13, 'noise', tree=trees.kary(3, 3, 12))),
+      ('draft_model', model(DRAFT.target, 3)),
+  )
+  def test_any_drafter_gives_the_tokens_of_vanilla(self, drafter):
+    self._check_tokens_of_vanilla(drafter)
 
   @parameterized.named_parameters(
       ('window_of_one', jacobi(1, 'noise')),
       ('chain', jacobi(4, 'noise')),
       ('whole_image', jacobi(6, 'noise')),
-      ('tree', jacobi(13, 'noise', tree=trees.kary(3, 3, 12))),
-      ('draft_model', model(DRAFT.target, 3)),
       ('maximal_coupling', jacobi(4, 'maximal')),
   )
-  def test_any_drafter_gives_the_tokens_of_vanilla(self, drafter):
+  @pytest.mark.slow
+  def test_any_window_gives_the_tokens_of_vanilla(self, drafter):
+    self._check_tokens_of_vanilla(drafter)
+
+  def _check_tokens_of_vanilla(self, drafter):
     vanilla = decode('vanilla')
     decoded = decode(make_decoder(MODEL.target, drafter, match()))
     np.testing.assert_array_equal(decoded.tokens, vanilla.tokens)
@@ -175,11 +184,10 @@ class LoopTest(chex.TestCase):
     decoder = make_decoder(MODEL.target, jacobi(4, 'maximal', fresh=fresh), exact())
     np.testing.assert_array_equal(decode(decoder, warp=greedy).tokens, vanilla.tokens)
 
-  @parameterized.parameters(*FIRST)
-  def test_forced_tokens(self, name):
-    self._check_forced(name)
+  def test_forced_tokens(self):
+    self._check_forced('sjd_pac')
 
-  @parameterized.parameters(*OTHERS)
+  @parameterized.parameters(*(name for name in DECODERS if name != 'sjd_pac'))
   @pytest.mark.slow
   def test_forced_tokens_of_the_others(self, name):
     self._check_forced(name)
@@ -211,7 +219,8 @@ class LoopTest(chex.TestCase):
   def test_draft_model_without_null_condition(self):
     plain = tabular(jax.random.key(1), 4, 6, num_classes=3, row_width=3)
     decoder = decoders.speculative(MODEL.target, plain.target, 2)
-    jax.jit(decoder)(MODEL.params, LABELS, jax.random.key(0), WARP, plain.params)
+    decoded = jax.eval_shape(decoder, MODEL.params, LABELS, jax.random.key(0), WARP, plain.params)
+    chex.assert_shape(decoded.tokens, (5, 6))
 
   @pytest.mark.slow
   def test_steps_by_hand(self):

@@ -8,13 +8,14 @@ import pytest
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import row_random
 from cspd_jax.testing import statistics
+from tests.marks import representative
 
 
 def rows(count, seed=0):
   return row_keys(jax.random.key(seed), count)
 
 
-@pytest.mark.parametrize('vocab_size', [3, 50])
+@pytest.mark.parametrize('vocab_size', representative([3, 50], 50))
 def test_draw_follows_the_weights(vocab_size):
   weights = np.random.default_rng(0).gamma(0.5, size=vocab_size) * (np.arange(vocab_size) != 1)
   draw = jax.vmap(lambda state: row_random.RowRandom(state).draw(jnp.asarray([weights]))[0])

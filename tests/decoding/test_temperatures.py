@@ -127,7 +127,7 @@ CASES = [(spec, dtype) for spec in EXACT + RELAXED for dtype in ('float32', 'bfl
 
 
 @pytest.mark.parametrize('spec,dtype', representative(
-    CASES, ('corrected(window=5, tree=caterpillar(2, 2))', 'float32')))
+    CASES, ('mc_sjd(window=3)', 'float32')))
 def test_decoders(spec, dtype):
   """In a batch of all options, and one by one."""
   warp, labels = rows()

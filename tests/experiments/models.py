@@ -1,6 +1,10 @@
 """Tiny models with random weights, for programs."""
 
+import functools
 import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -10,6 +14,19 @@ from cspd_jax.files import store
 from cspd_jax.models import kl_vae, llamagen, mar, vq
 
 NAMES = ['cat', 'dog', 'owl']
+
+
+@functools.cache
+def made(make: Callable[..., object], *args) -> tempfile.TemporaryDirectory:
+  """A folder after `make(folder, *args)`, which is called once per process; to be copied."""
+  folder = tempfile.TemporaryDirectory()
+  make(pathlib.Path(folder.name), *args)
+  return folder
+
+
+def copied(folder: pathlib.Path, make: Callable[..., object], *args) -> None:
+  """What `make(folder, *args)` does, faster from the second time on."""
+  shutil.copytree(made(make, *args).name, folder, dirs_exist_ok=True)
 
 
 def save(folder: pathlib.Path, name: str, kind: str, config, scale: float = 0.5, **extra) -> None:
@@ -23,11 +40,15 @@ def save(folder: pathlib.Path, name: str, kind: str, config, scale: float = 0.5,
 
 def llamagens(folder: pathlib.Path) -> None:
   """The models 'model' and 'alone', without drafts, and networks that do not fit them."""
+  copied(folder, _llamagens, tuple(NAMES))
+
+
+def _llamagens(folder: pathlib.Path, names: tuple[str, ...]) -> None:
   sizes = dict(height=4, width=4, dim=16, num_layers=1, num_heads=2, ffn_dim=16, vocab_size=16,
                num_classes=3, caption_dim=8)
   target = lambda name, extra, **changes: save(
       folder, name, 'llamagen', llamagen.LlamaGenConfig(**{**sizes, **changes}), **extra)
-  target('target', {'labels': NAMES})
+  target('target', {'labels': list(names)})
   target('draft', {}, dim=8)
   target('unnamed', {})
   target('truncated', {})
@@ -49,6 +70,10 @@ def llamagens(folder: pathlib.Path) -> None:
 
 def mars(folder: pathlib.Path) -> None:
   """The models 'model' and 'alone', without a draft model, and networks that do not fit them."""
+  copied(folder, _mars)
+
+
+def _mars(folder: pathlib.Path) -> None:
   for name, dim, token_dim, patch_size in (
       ('target', 16, 4, 1), ('draft', 8, 4, 1), ('narrow', 8, 3, 1), ('patches', 8, 4, 2)):
     save(folder, name, 'mar', mar.MARConfig(

@@ -75,6 +75,7 @@ def _canonical(decoder):
   return str(dataclasses.replace(drafter, arguments=defaults | drafter.arguments)), str(verifier)
 
 
+@pytest.mark.slow
 def test_rows_are_measured_with_their_own_options_and_scored(capsys, tmp_path, monkeypatch):
   monkeypatch.setitem(ROWS, 'sjd', _ROWS)
   monkeypatch.setattr(models, 'NAMES', ['a cat on white', 'a dog', 'an owl flat'])
@@ -129,7 +130,6 @@ def test_rows_are_kept_until_the_report_is_complete(folder, capsys, tmp_path, mo
   assert call('--seed=1').code == 0 and len(measured) == 7, 'other images are measured again'
 
 
-@pytest.mark.slow
 def test_a_table_has_the_columns_of_its_rows(folder, capsys, tmp_path, monkeypatch):
   monkeypatch.setitem(ROWS, 'sjd', _ROWS[3:4] + _ROWS[7:])
   result = _call(

@@ -69,6 +69,7 @@ def test_rows_of_every_window(folder, capsys, tmp_path):
   assert 'sjd_pac(tree=paths(2, 2), window=3)' in report['left_out']
 
 
+@pytest.mark.slow
 def test_scenes_have_tokens_per_pass_inside_things_and_on_ground(capsys, tmp_path, monkeypatch):
   monkeypatch.setattr(models, 'NAMES', ['a cat on white', 'a dog', 'an owl flat'])
   models.llamagens(tmp_path)

@@ -33,6 +33,7 @@ def test_same_images_as_vanilla_one_by_one(model, generated):
   assert not np.array_equal(generated.decoded.tokens[0], generated.decoded.tokens[2])
 
 
+@pytest.mark.slow
 def test_batches_give_what_one_batch_gives(model, generated):
   seen = []
   batched = model.generate(
@@ -62,6 +63,7 @@ def test_refilled_rows_use_the_options_of_their_image(model):
   assert not prepare(model, prompts, batch_size=2, decoder='vanilla').refills
 
 
+@pytest.mark.slow
 def test_programs_are_compiled_once(model):
   model.programs.clear()
   for seed, prompt, scale in ((0, 'sea', 2.0), (5, 'sand', 3.5)):

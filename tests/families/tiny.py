@@ -5,6 +5,7 @@ colour.
 """
 
 import dataclasses
+import pathlib
 from typing import NamedTuple
 
 import jax
@@ -16,6 +17,7 @@ from cspd_jax.families import prompt_kinds
 from cspd_jax.files import store
 from cspd_jax.files.description import Kind
 from cspd_jax.generation import engines
+from tests.experiments import models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,9 +110,13 @@ FAMILY = families.Family(
 def saved(folder):
   """Registers the family and saves one of its models."""
   families.register(FAMILY)
+  models.copied(pathlib.Path(folder), _save)
+  return folder
+
+
+def _save(folder):
   for role, kind, config, make in (('target', 'tiny', TinyConfig(), init),
                                    ('tokenizer', 'palette', PaletteConfig(), init_palette)):
     store.save(folder / role, kind, config, make(config, jax.random.key(0)))
   families.save(folder, 'tiny', {'target': 'target', 'tokenizer': 'tokenizer'},
                 {'guidance_scale': 1.5})
-  return folder

@@ -32,10 +32,10 @@ LLAMAGEN = llamagen.LlamaGenConfig(
 
 def _random(init, config, seed):
   """Parameters far from their start, where outputs are zero."""
-  leaves, tree = jax.tree.flatten(init(config, jax.random.key(seed)))
-  keys = jax.random.split(jax.random.key(seed + 100), len(leaves))
-  return tree.unflatten([leaf + 0.4 * jax.random.normal(key, leaf.shape, leaf.dtype)
-                         for leaf, key in zip(leaves, keys)])
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+      lambda leaf: jnp.asarray(rng.normal(0, 0.4, leaf.shape), leaf.dtype),
+      jax.eval_shape(lambda: init(config, jax.random.key(seed))))
 
 
 # By name: family, kind and sizes of models with prompts of unequal lengths; early fusion with

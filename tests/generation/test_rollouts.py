@@ -97,7 +97,8 @@ def test_parameters_of_another_form_are_refused(model):
     model.with_params({})
 
 
-@pytest.mark.parametrize('name,value', [('demo', 'yes'), ('mar_demo', True)])
+@pytest.mark.parametrize('name,value', [
+    ('demo', 'yes'), pytest.param('mar_demo', True, marks=pytest.mark.slow)])
 def test_raw_values_are_refused_before_compilation(name, value):
   with pytest.raises(ValueError, match=f'raw_log_probs is {value!r}; it must be'):
     cspd_jax.load(name).generate(raw_log_probs=value)

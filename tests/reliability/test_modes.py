@@ -28,7 +28,7 @@ DECODERS = (
     'corrected(window=7, tree=caterpillar(2, 2))', 'corrected(window=4, by=neighbours)',
     'mc_sjd(window=4)+cool', 'mc_sjd(window=4)+typical', 'mc_sjd(window=4)+lantern(k=1)',
     'mc_sjd(window=4)+grouped(group=2, d_threshold=1.0)')
-QUICK = 'eagle(tree=kary(2, 3))'
+QUICK = 'sjd(window=4)'
 WARP = Warp(*map(np.asarray, (np.float32(1.5), np.float32([0.9, 0.7, 0.0]), np.int32(3),
                               np.float32(0.9), np.int32(2))))
 MODEL = tables.tabular(

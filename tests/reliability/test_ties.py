@@ -78,6 +78,7 @@ def test_exact_decoders(spec):
   assert outcome(spec, *EXACT[spec])[0] < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('spec', representative(
     RELAXED, f'eagle({TREE})+uniform(delta=2.0)'))
 def test_bounds_of_relaxed_decoders(spec):
@@ -85,6 +86,7 @@ def test_bounds_of_relaxed_decoders(spec):
   assert distance <= bound + 1e-12
 
 
+@pytest.mark.slow
 def test_recording_a_softmax_is_seen():
   with MUTANTS['softmax recorded for tokens taken without chance'].patch():
     assert outcome(f'eagle({TREE})', 3, 1)[0] > 1e-2

@@ -16,7 +16,7 @@ from tests.serve import tiny
 
 SPECS = (tiny.SEED_EXACT, 'vanilla')
 WAIT = 300.0
-COUNT = 20
+COUNT = 15
 
 
 @pytest.fixture(scope='module')
@@ -75,11 +75,11 @@ def test_images_are_those_of_generate_whatever_else_is_decoded(model, started):
   """Also while others leave, fail, and are decoded by another decoder with other options."""
   engine, random_numbers = started(queue=100), random.Random(0)
   results, jobs = queue.Queue(), []
-  options = [{}, dict(temperature=0.0), dict(top_k=2), dict(top_p=0.6, temperature=1.5)]
+  options = [{}, dict(top_k=2), dict(top_p=0.6, temperature=1.5)]
   for number in range(COUNT):
     prompt = ('cat', 'dog', 'cat', 'dog', 'nan')[number % 5]
-    decoder = SPECS[number % 3 == 0]
-    request = tiny.request(model, prompt, 7, number, decoder, **options[number % 4])
+    decoder = SPECS[number % 4 == 0]
+    request = tiny.request(model, prompt, 7, number, decoder, **options[number % 3])
     job = Job(request, decoder, lambda result, number=number: results.put((number, result)))
     jobs.append(job)
     engine.submit([job])
@@ -97,7 +97,7 @@ def test_images_are_those_of_generate_whatever_else_is_decoded(model, started):
         result.result()
       continue
     expected = model.generate(list(request.titles), seed=request.seeds, batch_size=1,
-                              decoder=jobs[number].decoder, **options[number % 4])
+                              decoder=jobs[number].decoder, **options[number % 3])
     image = result.result()
     np.testing.assert_array_equal(image.tokens, expected.tokens)
     assert image.png(0) == expected.png(0)

@@ -50,9 +50,13 @@ PAIRS = {
 }
 
 
-def check(decoder, **kwargs):
+# What the default run checks, with fewer images than the thorough one.
+PAIR, MUTANT, FEWER = 'eagle, tree', 'longest of several accepted paths', 2**16
+
+
+def check(decoder, samples=2**18):
   return exactness.check_decoder(
-      decoder, MODEL, PROBS, WARP, draft_params=DRAFT.params, samples=2**18, **kwargs)
+      decoder, MODEL, PROBS, WARP, draft_params=DRAFT.params, samples=samples)
 
 
 def check_tied(decoder):
@@ -66,20 +70,21 @@ def test_the_problem_is_not_trivial():
   assert 0.5 * np.abs(PROBS[0] - PROBS[1]).sum() > 0.3
 
 
-@pytest.mark.parametrize('pair', representative(PAIRS, 'eagle, tree'))
-def test_pair_is_exact(pair):
-  report = check(make_decoder(MODEL.target, *PAIRS[pair]()))
+@pytest.mark.parametrize('pair, samples', [
+    (PAIR, FEWER), *(pytest.param(pair, 2**18, marks=pytest.mark.slow) for pair in PAIRS)])
+def test_pair_is_exact(pair, samples):
+  report = check(make_decoder(MODEL.target, *PAIRS[pair]()), samples)
   assert report.passed, report
 
 
-@pytest.mark.parametrize('mutant', representative(
-    MUTANTS, 'longest of several accepted paths'))
-def test_mutant_is_rejected(mutant):
+@pytest.mark.parametrize('mutant, samples', [
+    (MUTANT, FEWER), *(pytest.param(mutant, 2**18, marks=pytest.mark.slow) for mutant in MUTANTS)])
+def test_mutant_is_rejected(mutant, samples):
   with MUTANTS[mutant].patch():
     if MUTANTS[mutant].greedy:
       report = check_tied(MUTANTS[mutant].build(TIED.target))
     else:
-      report = check(MUTANTS[mutant].build(MODEL.target))
+      report = check(MUTANTS[mutant].build(MODEL.target), samples)
   assert not report.passed, report
 
 

@@ -36,7 +36,9 @@ def test_distribution_is_the_product_of_conditionals():
     np.testing.assert_allclose(probability, want, rtol=1e-5)
 
 
-@pytest.mark.parametrize('tree', [trees.chain(3), trees.kary(2, 3, 6), trees.paths(2, 2, 4)])
+@pytest.mark.parametrize('tree', [
+    trees.kary(2, 3, 6), *(pytest.param(tree, marks=pytest.mark.slow)
+                           for tree in (trees.chain(3), trees.paths(2, 2, 4)))])
 def test_score_and_commit_read_the_right_prefix(tree):
   model = tabular(jax.random.key(0), 3, 6)
   rng = np.random.default_rng(0)
