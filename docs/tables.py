@@ -52,6 +52,10 @@ REPORTS = {
     'rounding_bfloat16':
         'python -m experiments.decoders --measure=rounding '
         '--dtype=bfloat16 --num_images=256 --seed=15',
+    'rounding_emoji':
+        "python -m experiments.decoders --measure=rounding --model=emoji "
+        "--decoder='corrected_seed_exact(by=neighbours, passes=1, window=8)' "
+        '--prompts=cspd_jax/assets/scenes/held_out.txt --num_images=500',
     'benchmark': 'python -m experiments.benchmark',
     'corrected': 'python -m experiments.topologies --config=configs/corrected.py:numbers',
     'corrected_wide': 'python -m experiments.topologies --config=configs/corrected.py:wide',
@@ -90,6 +94,8 @@ REPORTS = {
     'against_mar': 'python -m experiments.against_mar --repo=mar',
     'against_nextstep': 'python -m experiments.against_nextstep --repo=NextStep-1',
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
+    'against_llamagen_xl':
+        'python -m experiments.against_llamagen --repo=LlamaGen --size=c2i_xl_256 --repeats=1',
     'continuous_windows': 'python -m experiments.continuous_windows',
     'train_corrector':
         'cspd-train --config=configs/train/drafters.py:corrector',
@@ -254,6 +260,10 @@ TABLES: dict[str, Table] = {
     'cpu': Table('against_llamagen', _of({
         'LlamaGen-B on a CPU': '`{decoder}`', 'tokens per forward pass': '{tokens:.2f}',
         'speed-up over `vanilla`': '{speedup:.2f}x'}, _gains)),
+    'cpu_xl': Table('against_llamagen_xl', _of({
+        'LlamaGen-XL on a CPU': '`{decoder}`', 'tokens per forward pass': '{tokens:.2f}',
+        'a round, in rounds of `vanilla`': '{ratio:.2f}',
+        'speed-up over `vanilla`': '{speedup:.2f}x'}, _gains)),
     'compare': Table('compare_cpu', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         **_measured('rounds', 'step_compression', 'accepted_length', 'one_token_rounds'),
@@ -271,6 +281,7 @@ TABLES: dict[str, Table] = {
     'serving': Table('serving', _soaked),
     'rounding': Table('rounding', _own),
     'rounding_bfloat16': Table('rounding_bfloat16', _own),
+    'rounding_emoji': Table('rounding_emoji', _own),
     'rounding_share': Table('rounding', _share),
     'pairs': Table('benchmark', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
