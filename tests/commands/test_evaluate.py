@@ -36,8 +36,13 @@ def _write(folder, images):
 def _place(tmp_path_factory):
   """A network, and two sets of images as folders and as arrays."""
   place = tmp_path_factory.mktemp('place')
+  shapes = jax.eval_shape(lambda: inception.inception.init(CONFIG, jax.random.key(0)))
   for seed, name in enumerate(['inception', 'other']):
-    params = inception.inception.init(CONFIG, jax.random.key(seed))
+    rng = np.random.default_rng(seed)
+    # As in a fresh network, where kernels are random and variances 1.
+    params = jax.tree_util.tree_map_with_path(lambda path, leaf, rng=rng: np.float32(
+        rng.normal(0, np.prod(leaf.shape[:-1])**-0.5, leaf.shape) if path[-1].key == 'kernel'
+        else np.full(leaf.shape, path[-1].key in ('scale', 'variance'))), shapes)
     store.save(place / name, 'inception', CONFIG, params)
   for name, count in (('samples', 11), ('reference', 13)):
     images = _images(count, count)

@@ -94,8 +94,9 @@ def test_images_of_a_file_of_prompts(run, folder):
     ([], ['mc_sjd(window=3)', 'the image tokenizer']),
     pytest.param(['--batch_size=2'], ['mc_sjd(window=3)', 'the image tokenizer'],
                  marks=pytest.mark.slow),
-    (['--stream={tmp}/now.png'],
-     ['the prefill of mc_sjd(window=3)', 'mc_sjd(window=3)', 'the image tokenizer'])])
+    pytest.param(['--stream={tmp}/now.png'],
+                 ['the prefill of mc_sjd(window=3)', 'mc_sjd(window=3)', 'the image tokenizer'],
+                 marks=pytest.mark.slow)])
 def test_compilations_are_counted(run, words, programs):
   cspd_jax.load.cache_clear()
   result = run('--prompt=sea,sky,sea', '--decoder=mc_sjd(window=3)', *words)

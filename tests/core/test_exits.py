@@ -13,6 +13,7 @@ import pytest
 
 from cspd_jax.core import exits, progress
 from cspd_jax.files import paths
+from tests.marks import representative
 
 _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'a/b')
 
@@ -91,7 +92,7 @@ def test_lists_of_problems_keep_their_lines(capsys):
   assert len(err) < 9000 and err.endswith(' ...\n')
 
 
-@pytest.mark.parametrize('both', [False, True])
+@pytest.mark.parametrize('both', representative([False, True], False))
 def test_a_pipe_that_nobody_reads(tmp_path, both):
   """It ended with 141 at the next line that was printed, and what came after that was lost."""
   program = ('import pathlib, sys; from cspd_jax.core import exits\n'

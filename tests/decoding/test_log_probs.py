@@ -127,6 +127,7 @@ def test_greedy_verifier():
   check(decoded, warp)
 
 
+@pytest.mark.slow
 def test_are_not_those_of_the_drafts():
   """The test tells the target's probabilities from others: here those of the round's root."""
   pick = warp_lib.log_probs

@@ -16,6 +16,7 @@ def run(*flags):
       check=False)
 
 
+@pytest.mark.slow
 def test_pairs():
   """Those that a verifier does not support, and no others, are left out."""
   every = exactness.pairs(exactness.prepare(exactness.Flags()))

@@ -13,6 +13,7 @@ from tests.experiments import calls, models
 CAPTIONS = ['a cat on white', 'a dog', 'an owl flat']
 
 
+@pytest.mark.slow
 def test_scores_of_every_scale_and_pictures(capsys, tmp_path, monkeypatch):
   monkeypatch.setattr(models, 'NAMES', CAPTIONS)
   models.llamagens(tmp_path)

@@ -32,8 +32,8 @@ def expected():
 def test_encoding_agrees_with_the_official_tokenizer(params, expected):
   images = jnp.asarray(np.random.default_rng(6).uniform(-1, 1, (2, 12, 16, 3)), jnp.float32)
   with jax.default_matmul_precision('highest'):
-    latents = vq.latents(params, CONFIG, images)
-    indices = vq.encode(params, CONFIG, images)
+    latents, indices = jax.jit(lambda params, images: (
+        vq.latents(params, CONFIG, images), vq.encode(params, CONFIG, images)))(params, images)
   np.testing.assert_allclose(latents, expected['latents'], atol=1e-4)
   np.testing.assert_array_equal(indices, expected['indices'])
 
@@ -41,8 +41,8 @@ def test_encoding_agrees_with_the_official_tokenizer(params, expected):
 def test_decoding_agrees_with_the_official_tokenizer(params, expected):
   indices = jnp.asarray(expected['indices'])
   with jax.default_matmul_precision('highest'):
-    vectors = vq.codebook(params, CONFIG)[indices]
-    pixels = vq.decode_vectors(params, CONFIG, vectors)
-    clipped = vq.decode(params, CONFIG, indices)
+    pixels, clipped = jax.jit(lambda params, indices: (
+        vq.decode_vectors(params, CONFIG, vq.codebook(params, CONFIG)[indices]),
+        vq.decode(params, CONFIG, indices)))(params, indices)
   np.testing.assert_allclose(pixels, expected['pixels'], atol=1e-4)
   np.testing.assert_allclose(clipped, np.clip(expected['pixels'], -1, 1), atol=1e-4)

@@ -49,7 +49,7 @@ P = jnp.array([[0.2, 0.3, 0.5], [0.6, 0.3, 0.1], [0.1, 0.1, 0.8]])
 CHAIN = Layout(chain(2), (0, 0, 1), (-1, -1, -1))
 
 
-@pytest.mark.parametrize('name', representative(OWN, 'model', 'eagle2'))
+@pytest.mark.parametrize('name', representative(OWN, 'eagle2'))
 def test_drafters_of_the_library(name):
   params = OTHER.params
   if name == 'medusa':

@@ -179,6 +179,7 @@ def test_it_learns(met, target_params, params):
   assert after['length'] > before['length'] + 0.3 and after['overlap_1'] > before['overlap_1']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('halves', [
     (True, False), *(pytest.param(halves, marks=pytest.mark.slow)
                      for halves in ((False, True), (True, True)))])
