@@ -264,6 +264,7 @@ def run(config: Config) -> None:
   _check(lab, [row for several in rows.values() for row in several])
   report = Report(config.workdir, ['rows.csv', *map(picture, config.paper)], run=lab.settings())
   journal = kept.Journal(report)
+  resumes = bool(journal.names('row'))
   entries, start = list[dict[str, Any]](), time.perf_counter()
   for paper in config.paper:
     shown = []
@@ -278,7 +279,7 @@ def run(config: Config) -> None:
   kept.remove(report)
   report.write(
       settings=dataclasses.asdict(config), rows=entries, prompts=lab.prompts,
-      weights=lab.weights, minutes=(time.perf_counter() - start) / 60,
+      weights=lab.weights, minutes=None if resumes else (time.perf_counter() - start) / 60,
       tables=[_table(paper, entries) for paper in config.paper])
 
 

@@ -126,6 +126,7 @@ def test_rows_are_kept_until_the_report_is_complete(folder, capsys, tmp_path, mo
       'vanilla', 'mc_sjd(window=4)', 'sjd(window=4)', 'sjd(window=4)']
   report = json.loads((second.folder / 'report.json').read_text())
   assert [row['here'] for row in report['rows']] == [row.setting for row in ROWS['sjd']]
+  assert report['minutes'] is None, 'those of the first run are unknown'
   assert sorted(path.name for path in second.folder.iterdir()) == ['report.json', 'rows.csv']
   assert call('--seed=1').code == 0 and len(measured) == 7, 'other images are measured again'
 
