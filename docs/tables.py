@@ -46,7 +46,8 @@ REPORTS = {
     'tune': 'cspd-tune --model=demo --dry_run',
     'refill': 'python -m experiments.decoders --measure=queue',
     'serving':
-        'python -m experiments.serving --model=demo --num_images=32 --clients=1,4,16 --soak=1200',
+        "python -m experiments.serving --decoder='corrected_seed_exact(by=neighbours, passes=1, "
+        "window=8)' --num_images=64 --soak=2000",
     'rounding':
         'python -m experiments.decoders --measure=rounding --dtype=float32 --seed=15',
     'rounding_bfloat16':

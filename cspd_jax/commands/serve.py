@@ -31,7 +31,8 @@ class Config:
     decoder: specifications separated by commas, such as seed_exact(window=16),vanilla. Requests
       choose among them, and the first is the default. None serves the one that cspd-tune stored or
       else the best seed-exact one, and vanilla for comparison.
-    slots: images that are decoded at once, by each decoder.
+    slots: images that are decoded at once, by each decoder. None is 8, but 1 on a CPU, where a pass
+      takes longer with every slot, busy or not.
     queue: images that wait for a slot, at most; requests for more are refused.
     prompt_length: the most tokens of a prompt, for models whose prompts have any number of them.
       None is 256, or less for small images.
@@ -47,7 +48,7 @@ class Config:
   loading: groups.Loading = groups.Loading()
   parts: groups.Parts = groups.Parts()
   decoder: tuple[str, ...] | None = None
-  slots: int = 8
+  slots: int | None = None
   queue: int = 64
   prompt_length: int | None = None
   deadline: float = 600.0
@@ -82,14 +83,22 @@ def main(config: Config) -> int:
     model = inputs.model(config.loading, config.parts, engine='discrete',
                          grid=inputs.pair('grid', config.grid))
     served = wire.serving(model, _decoders(config.decoder, model))
-    engine = server.engine(served, slots=config.slots, queue=config.queue,
-                           prompt_length=config.prompt_length)
+    slots = _slots(config.slots, model)
+    engine = server.engine(
+        served, slots=slots, queue=config.queue, prompt_length=config.prompt_length)
     host, port = sock.getsockname()[:2]
     place = f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
     print(f'Serving {model.name!r} on http://{place} with {", ".join(served.decoders)}, '
-          f'{config.slots} slots each.', flush=True)
+          f'{slots} {"slot" if slots == 1 else "slots"} each.', flush=True)
     return server.run(served, engine, sock, deadline=config.deadline, key=key,
                       allowed_hosts=config.allowed_host)
+
+
+def _slots(slots: int | None, model: Model) -> int:
+  """Returns the number of slots of each decoder."""
+  if slots is not None:
+    return slots
+  return 1 if model.device.platform == 'cpu' else 8
 
 
 def _decoders(texts: tuple[str, ...] | None, model: Model) -> list[str]:
