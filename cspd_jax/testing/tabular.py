@@ -95,7 +95,7 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
   num_prefixes = _num_prefixes(vocab_size, length)
   streams = 2 if guided else 1
   shape = (num_classes, streams, num_prefixes, vocab_size)
-  params = np.asarray(spread * _normal(key, shape, dtype), dtype)
+  params = np.asarray(spread * normal(key, shape, dtype), dtype)
   params = jnp.asarray(np.round(params) if tied else params)
   table = np.full(length, -1, np.int32)
   for position, token in (forced or {}).items():
@@ -133,7 +133,7 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
   return Tabular(target, params, vocab_size, length)
 
 
-def _normal(key: jax.Array, shape: tuple[int, ...], dtype) -> np.ndarray:
+def normal(key: jax.Array, shape: tuple[int, ...], dtype=float) -> np.ndarray:
   """The numbers of `jax.random.normal`, by few programs for the tables of all sizes.
 
   Those of a shape are the first of a longer one.

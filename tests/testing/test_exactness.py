@@ -25,7 +25,6 @@ WARP = Warp(guidance_scale=1.3, temperature=0.7, top_p=0.95)
 make = functools.partial(
     tabular, vocab_size=3, length=5, guided=True, num_classes=2, row_width=3, spread=1.0)
 MODEL, DRAFT = make(jax.random.key(0)), make(jax.random.key(1))
-PROBS = exactness.class_probs(MODEL, WARP)
 GREEDY = Warp(guidance_scale=2.0, temperature=0.0)
 TIED = make(jax.random.key(2), spread=0.5, tied=True)
 
@@ -50,13 +49,24 @@ PAIRS = {
 }
 
 
+@functools.cache
+def probs():
+  """Distributions of the classes of `MODEL`."""
+  return exactness.class_probs(MODEL, WARP)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _without_mutants():
+  probs()
+
+
 # What the default run checks, with fewer images than the thorough one.
 PAIR, MUTANT, FEWER = 'eagle, tree', 'longest of several accepted paths', 2**16
 
 
 def check(decoder, samples=2**18):
   return exactness.check_decoder(
-      decoder, MODEL, PROBS, WARP, draft_params=DRAFT.params, samples=samples)
+      decoder, MODEL, probs(), WARP, draft_params=DRAFT.params, samples=samples)
 
 
 def check_tied(decoder):
@@ -66,8 +76,8 @@ def check_tied(decoder):
 
 
 def test_the_problem_is_not_trivial():
-  assert (PROBS > 0).sum() > 100 and (PROBS == 0).sum() > 100
-  assert 0.5 * np.abs(PROBS[0] - PROBS[1]).sum() > 0.3
+  assert (probs() > 0).sum() > 100 and (probs() == 0).sum() > 100
+  assert 0.5 * np.abs(probs()[0] - probs()[1]).sum() > 0.3
 
 
 @pytest.mark.parametrize('pair, samples', [
@@ -103,16 +113,16 @@ def test_rows_with_one_key_are_rejected():
     keys = jax.numpy.repeat(jax.random.split(key, labels.shape[0] // 2), 2)
     return decode(MODEL.params, labels, keys, WARP).tokens
 
-  assert not exactness.check_sampler(shared, PROBS, 3, samples=2**16).passed
+  assert not exactness.check_sampler(shared, probs(), 3, samples=2**16).passed
 
 
 def test_any_sampler_can_be_checked():
-  cumulative = jax.numpy.cumsum(jax.numpy.asarray(PROBS), axis=1)
+  cumulative = jax.numpy.cumsum(jax.numpy.asarray(probs()), axis=1)
 
   def sample(key, labels):
     u = jax.random.uniform(key, labels.shape)
     number = jax.vmap(jax.numpy.searchsorted)(cumulative[labels], u)
     return number[:, None] // 3 ** jax.numpy.arange(4, -1, -1) % 3
 
-  assert exactness.check_sampler(jax.jit(sample), PROBS, 3).passed
-  assert not exactness.check_sampler(jax.jit(sample), PROBS[::-1], 3).passed
+  assert exactness.check_sampler(jax.jit(sample), probs(), 3).passed
+  assert not exactness.check_sampler(jax.jit(sample), probs()[::-1], 3).passed

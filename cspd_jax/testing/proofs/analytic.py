@@ -17,6 +17,7 @@ from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.models import conditions
+from cspd_jax.testing import tabular
 
 
 class Mixture(NamedTuple):
@@ -164,7 +165,7 @@ def mixtures(key: jax.Array, num_tokens: int = 4, token_dim: int = 16, *,
   """
   schedule = schedule_lib.make() if schedule is None else schedule
   keys = jax.random.split(key, 6)
-  normal = lambda key, scale, *shape: scale * jax.random.normal(key, shape)
+  normal = lambda key, scale, *shape: jnp.asarray(scale * tabular.normal(key, shape))
   params = ContextParams(
       classes=normal(keys[0], 1.0, num_classes + 1, context_dim),
       positions=normal(keys[1], 1.0, num_tokens, context_dim),
