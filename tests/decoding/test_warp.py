@@ -56,17 +56,17 @@ class WarpTest(chex.TestCase):
     logits = jax.random.normal(jax.random.key(0), (2, 3, 2, 16))
     options = [Warp(1.0, 1.0, 0, 1.0, min_p=0.3), Warp(3.0, 0.0, 0, 0.5),
                Warp(2.0, 0.5, 4, 1.0)]
-    together = warp_lib.probabilities(
+    together = _jitted(
         logits, Warp(*(jnp.asarray(x) for x in zip(*options))), _FIRST)
     for row, warp in enumerate(options):
-      alone = warp_lib.probabilities(logits[:, row:row + 1], warp, _FIRST)
+      alone = _jitted(logits[:, row:row + 1], warp, _FIRST)
       np.testing.assert_allclose(together[row:row + 1], alone, atol=1e-6)
 
   @parameterized.parameters(-1, 0, 1, 5)
   def test_guidance_ends_where_it_does_in_llamagen(self, interval):
     logits = jax.random.normal(jax.random.key(0), (2, 1, 9, 6))
     warp = Warp(guidance_scale=3.0, guidance_interval=interval)
-    got = warp_lib.probabilities(logits, warp, jnp.arange(9)[None])
+    got = _jitted(logits, warp, jnp.arange(9)[None])
     # The prefill, which gives token 0, is always guided; step `i` gives token `i + 1`.
     guided = [True] + [not (interval > -1 and i > interval) for i in range(8)]
     for at, scale in enumerate(np.where(guided, 3.0, 1.0)):
@@ -89,16 +89,16 @@ class WarpTest(chex.TestCase):
 
   def test_forced_tokens(self):
     logits = jax.random.normal(jax.random.key(0), (1, 1, 2, 5))
-    distribution = warp_lib.probabilities(logits, Warp(), _FIRST, jnp.asarray([[-1, 3]]))
+    distribution = _jitted(logits, Warp(), _FIRST, jnp.asarray([[-1, 3]]))
     np.testing.assert_allclose(distribution[0, 0], jax.nn.softmax(logits[0, 0, 0]), atol=1e-6)
     np.testing.assert_array_equal(distribution[0, 1], [0, 0, 0, 1, 0])
 
   def test_float32_or_better(self):
     logits = jnp.zeros((1, 1, 1, 4), jnp.bfloat16)
-    self.assertEqual(warp_lib.probabilities(logits, Warp(), _FIRST).dtype, jnp.float32)
+    self.assertEqual(_jitted(logits, Warp(), _FIRST).dtype, jnp.float32)
     with jax.enable_x64(True):
       logits = jnp.linspace(0, 1, 4, dtype=jnp.float64)[None, None, None]
-      distribution = warp_lib.probabilities(logits, Warp(1., 0.9, 3, 0.8), _FIRST)
+      distribution = _jitted(logits, Warp(1., 0.9, 3, 0.8), _FIRST)
       self.assertEqual(distribution.dtype, jnp.float64)
       np.testing.assert_allclose(
           distribution[0, 0], reference(logits[:, 0, 0], 1, 0.9, 3, 0.8), atol=1e-15)
