@@ -37,6 +37,7 @@ def run(name, seed):
   return np.concatenate([np.asarray(tokens).reshape(NUM, -1), LABELS[:, None]], axis=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name,reference', representative(
     [('exact_head', 'mar'), ('exact_path', 'noised')], ('exact_head', 'mar')))
 def test_whole_images_have_the_distribution(name, reference):

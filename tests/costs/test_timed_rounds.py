@@ -45,6 +45,7 @@ def test_no_more_than_the_main_chain(model, tokens):
     timed_rounds.with_acceptance(model.decoder('mc_sjd(window=8)', guided=False), tokens)
 
 
+@pytest.mark.slow
 def test_no_trees_of_the_run_time(model):
   with pytest.raises(ValueError, match='built at run time'):
     timed_rounds.with_acceptance(model.decoder('eagle2', guided=False), 2)

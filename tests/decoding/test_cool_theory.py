@@ -148,6 +148,7 @@ def random_probs(*shape):
   return np.random.default_rng(0).dirichlet(np.full(5, 0.7), shape)
 
 
+@pytest.mark.slow
 def test_small_factors_are_lossless_only_with_the_best_residual():
   p, q = random_probs(2, 40)
   small = cool(0.6, nu=0, clamp=False)

@@ -100,8 +100,7 @@ def test_guidance_that_ends_within_the_window(name):
     ('plain draft distribution for the second candidate', 3, 1),
     ('temperature applied twice', 3, 1),
     ('longest of several accepted paths', 3, 1),
-], ('stored distribution not updated after a kept token', 2, 2),
-    ('plain draft distribution for the second candidate', 3, 1)))
+], ('stored distribution not updated after a kept token', 2, 2)))
 def test_mutants_are_seen(name, vocab_size, rounds):
   parts = {
       'plain draft distribution for the second candidate': CASES['kary'][2],

@@ -136,7 +136,8 @@ MUTANTS = {
 NOISE, DEEPEST = RowRandom._position_noise, walk.deepest
 
 
-@pytest.mark.parametrize('mutant', representative(MUTANTS, 'a draft too many'))
+@pytest.mark.slow
+@pytest.mark.parametrize('mutant', MUTANTS)
 def test_mistakes_would_be_seen(mutant):
   want = _vanilla(4, 'bfloat16', 3, False)
   with MUTANTS[mutant]():

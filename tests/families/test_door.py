@@ -25,6 +25,7 @@ def generated(model):
   return model.generate(['sea', 'sky', 'sea'], seed=3, decoder='seed_exact', window=4)
 
 
+@pytest.mark.slow
 def test_same_images_as_vanilla_one_by_one(model, generated):
   again = [model.generate([prompt], seed=[3], decoder='vanilla') for prompt in ['sea']]
   np.testing.assert_array_equal(again[0].decoded.tokens[0], generated.decoded.tokens[0])

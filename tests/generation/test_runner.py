@@ -38,8 +38,8 @@ def _run(runner, waiting, rounds=1):
   return images
 
 
-@pytest.mark.parametrize('num_slots, rounds', [
-    (2, 1), pytest.param(5, 3, marks=pytest.mark.slow), pytest.param(1, 9, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('num_slots, rounds', [(2, 1), (5, 3), (1, 9)])
 def test_images_are_those_of_one_after_the_other(model, num_slots, rounds):
   requests = _requests(model)
   images = _run(Runner(model, num_slots, decoder=SJD), requests, rounds)
