@@ -79,9 +79,11 @@ def is_finished(name: str) -> bool:
 def has_settings(report: dict[str, Any], config: Any) -> bool:
   """Whether a report was made with the settings of a configuration.
 
-  Settings that are None or False are ignored: options that exist since, and are not set.
+  Settings that are None or False are ignored, options that exist since and are not set, and so is
+  the folder in which the report was made.
   """
-  return _set(report.get('settings')) == _set(atomic.plain(dataclasses.asdict(config)))
+  made, wanted = report.get('settings') or {}, atomic.plain(dataclasses.asdict(config))
+  return _set(made | dict(workdir=None)) == _set(wanted | dict(workdir=None))
 
 
 def _set(settings: Any) -> Any:
