@@ -56,7 +56,7 @@ REPORTS = {
     'rounding_emoji':
         "python -m experiments.decoders --measure=rounding --model=emoji "
         "--decoder='corrected_seed_exact(by=neighbours, passes=1, window=8)' "
-        '--prompts=cspd_jax/assets/scenes/held_out.txt --num_images=500',
+        '--prompts=configs/held_out.txt --num_images=500',
     'benchmark': 'python -m experiments.benchmark',
     'corrected': 'python -m experiments.topologies --config=configs/corrected.py:numbers',
     'corrected_wide': 'python -m experiments.topologies --config=configs/corrected.py:wide',
@@ -95,8 +95,6 @@ REPORTS = {
     'against_mar': 'python -m experiments.against_mar --repo=mar',
     'against_nextstep': 'python -m experiments.against_nextstep --repo=NextStep-1',
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
-    'against_llamagen_xl':
-        'python -m experiments.against_llamagen --repo=LlamaGen --size=c2i_xl_256 --repeats=1',
     'continuous_windows': 'python -m experiments.continuous_windows',
     'train_corrector':
         'cspd-train --config=configs/train/drafters.py:corrector',
@@ -260,10 +258,6 @@ TABLES: dict[str, Table] = {
         _rows('kinds'), _rows('kinds_demo'), _rows('compiled_7b')), 'kinds_demo'),
     'cpu': Table('against_llamagen', _of({
         'LlamaGen-B on a CPU': '`{decoder}`', 'tokens per forward pass': '{tokens:.2f}',
-        'speed-up over `vanilla`': '{speedup:.2f}x'}, _gains)),
-    'cpu_xl': Table('against_llamagen_xl', _of({
-        'LlamaGen-XL on a CPU': '`{decoder}`', 'tokens per forward pass': '{tokens:.2f}',
-        'a round, in rounds of `vanilla`': '{ratio:.2f}',
         'speed-up over `vanilla`': '{speedup:.2f}x'}, _gains)),
     'compare': Table('compare_cpu', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
