@@ -53,10 +53,6 @@ REPORTS = {
     'rounding_bfloat16':
         'python -m experiments.decoders --measure=rounding '
         '--dtype=bfloat16 --num_images=256 --seed=15',
-    'rounding_emoji':
-        "python -m experiments.decoders --measure=rounding --model=emoji "
-        "--decoder='corrected_seed_exact(by=neighbours, passes=1, window=8)' "
-        '--prompts=configs/held_out.txt --num_images=500',
     'benchmark': 'python -m experiments.benchmark',
     'corrected': 'python -m experiments.topologies --config=configs/corrected.py:numbers',
     'corrected_wide': 'python -m experiments.topologies --config=configs/corrected.py:wide',
@@ -276,7 +272,6 @@ TABLES: dict[str, Table] = {
     'serving': Table('serving', _soaked),
     'rounding': Table('rounding', _own),
     'rounding_bfloat16': Table('rounding_bfloat16', _own),
-    'rounding_emoji': Table('rounding_emoji', _own),
     'rounding_share': Table('rounding', _share),
     'pairs': Table('benchmark', _of({
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
