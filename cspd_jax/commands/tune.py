@@ -180,7 +180,7 @@ def _candidates(config: Config, bench: Bench) -> Plan:
     left_out |= refused | weak
     lines[number] = [text for text in able if text not in weak and text not in kept]
     kept |= dict.fromkeys(lines[number])
-  if not kept:
+  if not any(lines[:len(names)]):  # The current default alone is no choice.
     raise ValueError('nothing can run; ' + '; '.join(f'{k}: {v}' for k, v in left_out.items()))
   return Plan(bench, [line for line in lines if line], further,
               {size: text for size, text in standing.items() if text in kept}, left_out, None)

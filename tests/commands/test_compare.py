@@ -221,7 +221,7 @@ def _job(model, **more):
 
 def test_a_few_decoders_by_default(models):
   job = _job(models / 'model')
-  assert list(job.requests) == ['vanilla', 'seed_exact', 'mc_sjd(window=8)']
+  assert list(job.requests) == ['vanilla', 'seed_exact', 'mc_sjd(window=4)']
   assert len(job.prompts) == 2 and not job.left_out
   images = groups.Images(prompt='owl,cat,dog')
   assert len(_job(models / 'model', images=images).prompts) == 3
