@@ -85,6 +85,7 @@ def test_every_discrete_metric_is_told_and_shown(model, sample):
   assert '-' not in tables.cells(metrics.columns(chosen), row)
 
 
+@pytest.mark.slow
 def test_likelihood_of_a_sample(model, sample):
   direct = jax.device_get(likelihood.likelihood(
       model.target(guided=False), model.params, sample.condition, sample.tokens, sample.sampling))
