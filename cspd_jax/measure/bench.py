@@ -239,7 +239,7 @@ def _common_parts(text: str, decoder: Any) -> tuple:
   if not isinstance(decoder, Decoder):
     return (text,)
   drafter, verifier = discrete.expand(text)
-  # Verdicts of `match` have the target's draws, which a window continues; others have none.
+  # Only `match` returns `Verdict.samples`, from which a window continues.
   return str(drafter), decoder.verifier.seed_exact, verifier.name == 'match'
 
 
@@ -265,7 +265,8 @@ def switch(verifiers: Sequence[Verifier], index: jax.Array) -> Verifier:
   """Returns a verifier that runs `verifiers[index]`, selected at run time.
 
   Args:
-    verifiers: either all or none of them must be `seed_exact`, and return their draws.
+    verifiers: all or none of them must be `seed_exact`, and all or none must return
+      `Verdict.samples`.
     index: scalar int32.
   """
 

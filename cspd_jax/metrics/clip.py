@@ -214,6 +214,7 @@ def scores(images: Sequence[layouts.Generated], of: CLIP, batch_size: int,
         _cosines, of, pixels, prompts)))
 
   values = batches.mapped(cosines, len(images), min(batch_size, len(images)), progress)
+
   def label(prefix: str) -> str:
     most = of.config.context - 2
     cut = sum(len(of.text.encode(prefix + image.prompt)) > most for image in images)

@@ -25,7 +25,7 @@ def made(make: Callable[..., object], *args) -> tempfile.TemporaryDirectory:
 
 
 def copied(folder: pathlib.Path, make: Callable[..., object], *args) -> None:
-  """What `make(folder, *args)` does, faster from the second time on."""
+  """Fills `folder` as `make(folder, *args)` does, with copies of files that are made once."""
   shutil.copytree(made(make, *args).name, folder, dirs_exist_ok=True)
 
 
