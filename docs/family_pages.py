@@ -47,7 +47,7 @@ def drafters(page: str) -> str:
   preset = _SHOWN.get(page) or next(iter(sizes.of_targets(page)))
   size = sizes.of_targets(page)[preset]
   count = 2**round(math.log2(_TOKENS / size.tokens))
-  model, eagle = f'--model=checkpoints/{page}', f'--eagle=checkpoints/{page}_eagle'
+  model, eagle = f'--model=checkpoints/{page}', f'--parts=eagle=checkpoints/{page}_eagle'
   sampled = f"--prompt='{_PROMPT}' --dtype=bfloat16"
   heads = ', or with `--kind=medusa` Medusa heads' if 'medusa' in _networks(page) else ''
   assert size.cache is not None

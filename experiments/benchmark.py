@@ -91,7 +91,7 @@ class Config:
 
   Attributes:
     loading: the model, and how it is loaded.
-    parts: networks that replace those of the model.
+    parts: networks that replace those of the model, such as eagle=runs/eagle.
     drafter: drafters; every one is paired with every verifier.
     verifier: verifiers; invalid pairs are left out, with the reason.
     decoder: specifications of further decoders.
@@ -113,7 +113,7 @@ class Config:
   """
 
   loading: groups.Loading = groups.Loading(model='demo')
-  parts: groups.Parts = groups.Parts()
+  parts: tuple[str, ...] = ()
   drafter: tuple[str, ...] = DRAFTERS
   verifier: tuple[str, ...] = VERIFIERS
   decoder: tuple[str, ...] = ()

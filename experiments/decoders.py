@@ -44,7 +44,7 @@ class Config:
   Attributes:
     measure: the property.
     loading: the model, and how it is loaded.
-    parts: networks that replace those of the model.
+    parts: networks that replace those of the model, such as eagle=runs/eagle.
     decoder: specifications of decoders; None for those that the property is usually measured of.
     window: tokens per forward pass of decoders whose specification does not set it.
     images: the images, the same for every decoder.
@@ -56,7 +56,7 @@ class Config:
 
   measure: Literal['overhead', 'queue', 'rounding'] = 'overhead'
   loading: groups.Loading = groups.Loading(model='demo')
-  parts: groups.Parts = groups.Parts()
+  parts: tuple[str, ...] = ()
   decoder: tuple[str, ...] | None = None
   window: int | None = None
   images: groups.Images = groups.Images()

@@ -35,7 +35,7 @@ class Config:
 
   Attributes:
     model: a shipped model or a folder.
-    parts: networks that replace those of the model.
+    parts: networks that replace those of the model, such as eagle=runs/eagle.
     guidance_scale: guidance scales.
     images: the images that the target generates, the same for every scale.
     batch_size: images decoded together.
@@ -44,7 +44,7 @@ class Config:
   """
 
   model: str = 'demo'
-  parts: groups.Parts = groups.Parts()
+  parts: tuple[str, ...] = ()
   guidance_scale: tuple[float, ...] = (1.0, 3.0)
   images: groups.Images = groups.Images(num_images=32, seed=12)
   batch_size: int = 16
@@ -77,7 +77,7 @@ def run(config: Config) -> None:
   if not config.guidance_scale:
     raise ValueError('guidance_scale is empty; give at least one.')
   load = functools.partial(
-      cspd_jax.load, config.model, dtype=config.dtype, **inputs.overrides(config.parts))
+      cspd_jax.load, config.model, dtype=config.dtype, **inputs.parts(config.parts))
   model, quantized = load(), {name: load(**options) for name, options in _OPTIONS.items()}
   prompts, seed = inputs.images(config.images, model)
   benches = [Bench(model, prompts, seed=seed, batch_size=config.batch_size,

@@ -46,7 +46,7 @@ class Config:
 
   Attributes:
     loading: the model, and how it is loaded.
-    parts: networks that replace those of the model.
+    parts: networks that replace those of the model, such as eagle=runs/eagle.
     decoder: specifications of decoders that do not set the window.
     window: tokens per forward pass; every decoder runs with each of them.
     metrics: names of the metrics.
@@ -59,7 +59,7 @@ class Config:
   """
 
   loading: groups.Loading = groups.Loading(model='demo')
-  parts: groups.Parts = groups.Parts()
+  parts: tuple[str, ...] = ()
   decoder: tuple[str, ...] = COUPLINGS + FRESH + TREES
   window: tuple[int, ...] = (16, 64)
   metrics: tuple[str, ...] = ('step_compression', 'one_token_rounds')

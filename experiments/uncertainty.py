@@ -33,7 +33,7 @@ class Config:
 
   Attributes:
     loading: the model, and how it is loaded.
-    parts: networks that replace those of the model.
+    parts: networks that replace those of the model, such as eagle=runs/eagle.
     decoder: specifications of decoders, at most seven.
     temperature: temperatures, each combined with every guidance scale.
     guidance_scale: guidance scales.
@@ -44,7 +44,7 @@ class Config:
   """
 
   loading: groups.Loading = groups.Loading(model='demo')
-  parts: groups.Parts = groups.Parts()
+  parts: tuple[str, ...] = ()
   decoder: tuple[str, ...] = (
       'sjd', 'mc_sjd', 'sjd_pac', 'eagle(tree=chain(12))+block', 'eagle(tree=EAGLE)', 'corrected',
       'corrected_seed_exact')

@@ -36,30 +36,6 @@ class Loading:
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
-  """Networks in place of the model's own.
-
-  Attributes:
-    tokenizer: folder of an image tokenizer.
-    draft: folder of a draft model.
-    eagle: folder of an EAGLE network.
-    medusa: folder of Medusa heads.
-    neighbours: folder of a neighbours corrector.
-    corrector: folder of a trained corrector.
-  """
-
-  tokenizer: str | None = None
-  draft: str | None = None
-  eagle: str | None = None
-  medusa: str | None = None
-  neighbours: str | None = None
-  corrector: str | None = None
-
-  def __post_init__(self):
-    fields.check(self)
-
-
-@dataclasses.dataclass(frozen=True)
 class Images:
   """Which images to generate.
 

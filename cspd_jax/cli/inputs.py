@@ -11,7 +11,7 @@ import jax
 from absl import logging
 
 import cspd_jax
-from cspd_jax import sharding
+from cspd_jax import families, sharding
 from cspd_jax.cli import fields, groups
 from cspd_jax.files import paths
 from cspd_jax.generation import prompts as prompts_lib
@@ -45,14 +45,26 @@ def tokens_at_most(group: Any, of: cspd_jax.Model, *names: str) -> None:
 MEASURED = 'decoders are measured on one group of devices'
 
 
-def model(loading: groups.Loading, parts: groups.Parts = groups.Parts(), *,
-          engine: str | None = None, one_group: str | None = None, **options: Any
-          ) -> cspd_jax.Model:
+def parts(texts: Sequence[str]) -> dict[str, Any]:
+  """Returns folders of networks by role; raises ValueError unless each text is `ROLE=FOLDER`."""
+  folders: dict[str, Any] = {}
+  roles = dict.fromkeys(role for family in families.FAMILIES.values() for role in family.roles)
+  for text in texts:
+    role, _, folder = text.partition('=')
+    if role not in roles or not folder or role in folders:
+      raise ValueError(f'parts holds {text!r:.80}; it must be ROLE=FOLDER, such as '
+                       f'eagle=runs/eagle, once for each role of: {", ".join(roles)}.')
+    folders[role] = folder
+  return folders
+
+
+def model(loading: groups.Loading, networks: Sequence[str] = (), *, engine: str | None = None,
+          one_group: str | None = None, **options: Any) -> cspd_jax.Model:
   """Loads a model.
 
   Args:
     loading: the model, and how it is loaded.
-    parts: networks in place of its own.
+    networks: those in place of its own, as for `parts`.
     engine: the only tokens that it may have: discrete or continuous; None for either.
     one_group: why the mesh must have one group of devices; None if it may have several.
     **options: further options of `cspd_jax.load`.
@@ -64,24 +76,20 @@ def model(loading: groups.Loading, parts: groups.Parts = groups.Parts(), *,
   result = cspd_jax.load(
       loading.model, dtype=loading.dtype, quantize=loading.quantize,
       cache_dtype=loading.cache_dtype, sharding=mesh(loading.mesh, one_group),
-      **overrides(parts), **options)
+      **parts(networks), **options)
   if engine not in (None, result.engine.name):
     raise ValueError(f'model is {loading.model!r}, which has {result.engine.name} tokens; give one '
                      f'whose tokens are {engine}.')
   return result
 
 
-def pair(name: str, text: str | None) -> tuple[int, int] | None:
-  """Parses two numbers such as '2x4'; None stays None.
-
-  Raises:
-    ValueError: for another text.
-  """
+def pair(name: str, text: str | None, between: str = 'x') -> tuple[int, int] | None:
+  """Parses two numbers such as '2x4'; None stays None, and other texts raise ValueError."""
   if text is None:
     return None
-  match = re.fullmatch(r'(\d{1,6})x(\d{1,6})', text)
+  match = re.fullmatch(rf'(\d{{1,6}}){between}(\d{{1,6}})', text)
   if not match:
-    raise ValueError(f'{name} is {text!r}; it must be two numbers, such as 2x4.')
+    raise ValueError(f'{name} is {text!r}; it must be two numbers, such as 2{between}4.')
   return int(match[1]), int(match[2])
 
 

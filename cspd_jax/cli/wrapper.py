@@ -44,6 +44,9 @@ from cspd_jax.files import paths
 Value = TypeVar('Value')
 
 _PREFIX = 'config.'
+# Another command that does what a flag would.
+_ELSEWHERE = {'npz': 'cspd-evaluate --layout=adm writes images as one array',
+              'evaluator': 'cspd-evaluate --evaluator computes the features of images'}
 _WIDTH = 96
 _TRUST = 'a Python file, which is run, so use only one that you trust.'
 # A configuration file, and the name of one of its configurations.
@@ -255,7 +258,8 @@ def _unknown(name: str, groups: Sequence[Any]) -> str:
   supported = list(dict.fromkeys(fields.short_name(*entry) for entry in every))
   near = naming.nearest(last, supported)
   return f'--{name} is not a flag; ' + (
-      f'did you mean --{near}?' if near else f'flags are: {", ".join(supported)}.')
+      f'{_ELSEWHERE[last]}.' if last in _ELSEWHERE else f'did you mean --{near}?' if near else
+      f'flags are: {", ".join(supported)}.')
 
 
 def _as_flags(message: str, arguments: Sequence[Any]) -> str:
@@ -266,9 +270,17 @@ def _as_flags(message: str, arguments: Sequence[Any]) -> str:
   names = {fields.short_name(group, field) for group in arguments if group is not None
            for field in fields.every(group)}
   # With a value, as "with tokenizer=FOLDER", or alone, as "or pass overwrite."
-  advised = r'\b(?:(?:[Pp]ass|[Gg]ive) (?=(\w+)[=,.;])|(?:with|or) (?=(\w+)=))'
-  return re.sub(advised, lambda match: (
-      f'{match[0]}--' if (match[1] or match[2]) in names else match[0]), message)
+  advised = r'\b(?:(?:[Pp]ass|[Gg]ive) (?=(\w+)[=,.;])|(?:with|or|and) (?=(\w+)=))'
+
+  def flag(match: re.Match[str]) -> str:
+    name = match[1] or match[2]
+    if name in names:
+      return f'{match[0]}--'
+    # A network by its role.
+    is_part = 'parts' in names and message.startswith(f'{name}=FOLDER', match.end())
+    return f'{match[0]}--parts=' if is_part else match[0]
+
+  return re.sub(advised, flag, message)
 
 
 def _check_places(argument: Any) -> None:

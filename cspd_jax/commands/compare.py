@@ -7,7 +7,7 @@
   cspd-compare --model=checkpoints/c2i_b_256 --prompt=207,360 \\
       --guidance_scale=4 --dtype=bfloat16 --output=runs/llamagen
   cspd-compare --model=mar_demo
-  cspd-compare --paired --num_images=100 --repeats=1
+  cspd-compare --paired --num_images=100 --budget=1
 
 Compares ordinary sampling, seed_exact and the model's default decoder; --decoder names others, and
 --all compares every decoder that the model can run.
@@ -42,6 +42,8 @@ _PROGRAM = 'cspd-compare'
 # Compared by default if the engine has it, with the baseline and the model's default decoder.
 _FEW = ('seed_exact',)
 _FEW_IMAGES, _IMAGES = 2, 4
+# Timed runs per image and decoder, at most.
+_REPEATS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Config:
   Attributes:
     loading: the model, and how it is loaded. The first number of a mesh is 1, because images are
       decoded one at a time.
-    parts: networks in place of the model's own.
+    parts: networks in place of the model's own, by their roles, separated by commas, such as
+      eagle=runs/eagle,tokenizer=checkpoints/vq; the roles are those of `cspd_jax.load`.
     decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32). None
       compares ordinary sampling, seed_exact and the model's default decoder.
     all: compares every named decoder that the model can run, and its default one.
@@ -62,21 +65,19 @@ class Config:
       models of scenes of emoji; with `paired` the differences too.
     images: which images, the same with every decoder.
     sampling: sampling options.
-    repeats: timed runs per image and decoder, at most; the median counts.
-    budget: seconds of all timed runs together; each image is timed at least once with every
-      decoder.
+    budget: seconds of all timed runs together: each image is timed at least once with every
+      decoder, and at most three times; the median counts.
     output: folder of the results; None uses runs/ and the name of the model.
   """
 
   loading: groups.Loading = groups.Loading()
-  parts: groups.Parts = groups.Parts()
+  parts: tuple[str, ...] = ()
   decoder: tuple[str, ...] | None = None
   all: bool = False
   paired: bool = False
   asked: bool = False
   images: groups.Images = groups.Images()
   sampling: groups.Sampling = groups.Sampling()
-  repeats: int = 3
   budget: float = 60.0
   output: str | None = None
 
@@ -221,10 +222,10 @@ def main(config: Config) -> None:
     others = 1 + (config.paired and job.model.engine.name == 'discrete')
     count = len(job.prompts)
     counted = (f'{count} image{"s"[:count != 1]} x {len(job.requests)} decoders x '
-               f'{1 + config.repeats} runs')
+               f'{1 + _REPEATS} runs')
     with programs.reported(len(job.requests) + others), progress.bar(counted) as show:
       compared = comparison.compare(
-          job.requests, captions=job.captions, repeats=config.repeats, budget=config.budget,
+          job.requests, captions=job.captions, repeats=_REPEATS, budget=config.budget,
           show=progress.say, progress=show, look=functools.partial(_look, config, job))
     rows = _write(config, job, compared)
   print('\n' + '\n'.join([compare_report.table(job.model, rows), *compare_report.same(compared)])
@@ -243,7 +244,7 @@ def _next_step(config: Config, job: Job, rows: Sequence[Mapping[str, Any]]) -> s
   fastest = min(exact, key=lambda row: row['seconds_per_image'])['specification']
   command = lambda program, **flags: inputs.next_command(
       program, config.loading, job.model, job.prompts, config.sampling,
-      **inputs.overrides(config.parts), **flags)
+      parts=config.parts or None, **flags)
   if fastest.partition('(')[0] != job.model.engine.baseline:
     return f'{_default(job.model, fastest)}Next: {command("cspd-generate", decoder=fastest)}'
   line = f'No exact decoder of these is faster than {job.model.engine.baseline} on this machine.'

@@ -3,16 +3,16 @@
   cspd-generate --prompt=cat --prompt=rocket --seed=7
   cspd-generate --model=checkpoints/c2i_xl_384 --prompts=prompts.txt --batch_size=32 \\
       --decoder='mc_sjd(window=32)' --guidance_scale=4 --output=runs/xl
-  cspd-generate --num_images=50000 --npz --output=runs/fid --process_index=0 --process_count=4
+  cspd-generate --num_images=50000 --output=runs/fid --process=0/4
   cspd-generate --num_images=50000 --inception=checkpoints/inception --output=runs/fid
   cspd-generate --config=mine.py
 
 Writes one PNG per image to --output, with its prompt, seed, decoder, sampling options and versions
-inside, and report.json; --npz adds all images as one array for tools that measure the FID. A
-stopped command resumes when it is repeated. Several processes, on one machine or on several that
-share a disk, divide the images by their numbers, and the last one to end completes the folder. Any
-of them may be killed and started again, also as another number of processes. Invalid input ends
-with one message and exit code 2, before anything compiles.
+inside, and report.json. A stopped command resumes when it is repeated. Several processes, on one
+machine or on several that share a disk, divide the images by their numbers, and the last one to end
+completes the folder. Any of them may be killed and started again, also as another number of
+processes. Invalid input ends with one message and exit code 2, before anything compiles.
+cspd-evaluate measures the images, or arranges them for other tools.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ import pathlib
 import sys
 import textwrap
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -51,7 +51,8 @@ class Config:
 
   Attributes:
     loading: the model, and how it is loaded.
-    parts: networks in place of the model's own.
+    parts: networks in place of the model's own, by their roles, separated by commas, such as
+      eagle=runs/eagle,tokenizer=checkpoints/vq; the roles are those of `cspd_jax.load`.
     decoder: a specification such as seed_exact(window=16); None uses the model's best for this
       machine and batch size.
     images: which images.
@@ -63,22 +64,18 @@ class Config:
     batch_size: images decoded together; None for as many as fit in memory, at most 8.
     grid: rows and columns of tokens, such as 48x32, of a model that generates images of several
       sizes; None uses the model's own.
-    npz: also writes images.npz, with all images as one uint8 array [N, H, W, 3] named arr_0, as
-      tools for the FID read it.
     inception: folder of the converted Inception network; also writes features.npz, which
-      cspd-evaluate accepts in place of the images.
-    evaluator: the evaluator of these features; see cspd-evaluate. None is adm.
+      cspd-evaluate accepts in place of the images, with its default evaluator.
     stream: a PNG file that shows the images of the current batch so far, rewritten every few
       rounds.
     overwrite: whether to replace images of an earlier run in the folder.
-    process_index: which of process_count processes this is, from 0.
-    process_count: how many processes generate images into one folder, with commands that differ in
-      process_index alone.
+    process: which of how many processes this is, from 0, such as 0/4, if several generate images
+      into one folder, with commands that differ in this alone.
     output: folder of the results.
   """
 
   loading: groups.Loading = groups.Loading()
-  parts: groups.Parts = groups.Parts()
+  parts: tuple[str, ...] = ()
   decoder: str | None = None
   images: groups.Images = groups.Images()
   sampling: groups.Sampling = groups.Sampling()
@@ -86,17 +83,14 @@ class Config:
   rows: int | None = None
   batch_size: int | None = None
   grid: str | None = None
-  npz: bool = False
   inception: str | None = None
-  evaluator: Literal['adm', 'torch_fidelity', 'pytorch_fid'] | None = None
   stream: str | None = None
   overwrite: bool = False
-  process_index: int = 0
-  process_count: int = 1
+  process: str = '0/1'
   output: str = 'runs/generate'
 
   def __post_init__(self):
-    fields.check(self, process_index=(0, groups.MOST_IMAGES), process_count=(1, groups.MOST_IMAGES))
+    fields.check(self)
 
 
 @cli.command(Config, kept='finished images are kept')
@@ -104,20 +98,16 @@ def main(config: Config) -> None:
   if config.stream is not None and config.loading.mesh is not None:
     raise ValueError(f'stream is {config.stream!r} and mesh is {config.loading.mesh!r}; images of '
                      'several devices cannot be streamed, so leave one of them out.')
-  if config.evaluator is not None and config.inception is None:
-    raise ValueError(f'evaluator is {config.evaluator!r} and inception is None; give the folder of '
-                     'the Inception network too, or leave evaluator out.')
+  index, count = inputs.pair('process', config.process, '/') or (0, 1)
   model = inputs.model(config.loading, config.parts, grid=inputs.pair('grid', config.grid))
   prompts, seed = inputs.images(config.images, model, _IMAGES)
   features = None
   if config.inception is not None:
-    features = evaluation.extractor(
-        evaluation.load(config.inception, config.evaluator or 'adm'))
+    features = evaluation.extractor(evaluation.load(config.inception, 'adm'))
   gallery = Gallery(
       model, prompts, config.output, features=features, seed=seed, decoder=config.decoder,
       batch_size=config.batch_size, max_batch_size=_MOST_AT_ONCE, prefix=config.prefix,
-      rows=config.rows, npz=config.npz, overwrite=config.overwrite,
-      process_index=config.process_index, process_count=config.process_count,
+      rows=config.rows, overwrite=config.overwrite, process_index=index, process_count=count,
       **inputs.overrides(config.sampling))
   if gallery.is_complete:
     print(f'The images in {gallery.folder} are complete; pass --overwrite to generate them again.')
@@ -132,7 +122,7 @@ def main(config: Config) -> None:
   with programs.reported(2 if watch is None else 3), progress.bar('generating') as show:
     is_complete = gallery.generate(dataclasses.asdict(config), show, watch)
   if not is_complete:
-    print(f'The images of process {config.process_index} are complete; the last process to end '
+    print(f'The images of process {index} are complete; the last process to end '
           'writes report.json.')
     return
   print(f'Images and report.json are in {gallery.folder}.\n{_next_step(config, model, prompts)}')
@@ -141,11 +131,11 @@ def main(config: Config) -> None:
 def _next_step(config: Config, model: cspd_jax.Model, prompts: list[Any]) -> str:
   """The command that finds the fastest decoder, or that compares some if it cannot store one."""
   tuned = isinstance(model.defaults.get('decoder'), Mapping)
-  parts, mesh = inputs.overrides(config.parts), config.loading.mesh
-  fixed = config.loading.model in cspd_jax.shipped() or parts
+  mesh = config.loading.mesh
+  fixed = config.loading.model in cspd_jax.shipped() or config.parts
   # Both measure on one group of devices.
   command = lambda program: inputs.next_command(
-      program, config.loading, model, prompts, config.sampling, **parts,
+      program, config.loading, model, prompts, config.sampling, parts=config.parts or None,
       mesh=mesh and f'1x{mesh.split("x")[1]}')
   if tuned or fixed or model.engine.name != 'discrete':
     return f'Next: {command("cspd-compare")}'

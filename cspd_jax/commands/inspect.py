@@ -3,9 +3,10 @@
   cspd-inspect --model=lumina_mgpt_7b_768
   cspd-inspect --model=emu3_gen_8b --window=1,32 --batch=8
 
-Computed from shapes alone: nothing is allocated or compiled. A round reads every weight once, and
-half of the cache on average. Of a folder or a shipped model, the networks that it has are listed;
-of a published size, those that are published or trained for it. `layers` are the target's own.
+Computed from shapes alone, with guidance: nothing is allocated or compiled. A round reads every
+weight once, and half of the cache on average. Of a folder or a shipped model, the networks that it
+has are listed; of a published size, those that are published or trained for it. `layers` are the
+target's own.
 """
 
 import dataclasses
@@ -42,7 +43,6 @@ class Config:
     model: a published size such as c2i_xl_256, a shipped model or a folder; of discrete tokens.
     window: tokens per forward pass.
     batch: images decoded together.
-    guided: whether the null condition runs alongside the condition.
     dtype: dtype of the parameters.
     output: folder of the results.
   """
@@ -50,7 +50,6 @@ class Config:
   model: str = store.DEFAULT
   window: tuple[int, ...] = (1, 16, 64)
   batch: int = 1
-  guided: bool = True
   dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
   output: str = 'runs/inspect'
 
@@ -73,9 +72,9 @@ def networks(model: cspd_jax.Model, roles: Collection[str] | None) -> list[dict[
           for name, params in parts.items()]
 
 
-def flops(model: cspd_jax.Model, condition: Any, window: int, guided: bool) -> float:
+def flops(model: cspd_jax.Model, condition: Any, window: int) -> float:
   """Returns the FLOPs of a forward pass over a window in the middle of an image."""
-  target, batch = model.target(guided=guided), jax.tree.leaves(condition)[0].shape[0]
+  target, batch = model.target(guided=True), jax.tree.leaves(condition)[0].shape[0]
   cache = jax.eval_shape(lambda *args: target.prefill(*args, target.num_tokens + window)[2],
                          model.params, condition)
   tokens = jax.ShapeDtypeStruct((batch, window), jnp.int32)
@@ -87,10 +86,10 @@ def flops(model: cspd_jax.Model, condition: Any, window: int, guided: bool) -> f
 
 def rounds(model: cspd_jax.Model, config: Config, condition: Any) -> list[dict[str, Any]]:
   """Returns the bytes and FLOPs of forward passes, a row per window."""
-  read = memory.size(model.params) + memory.live_cache(model, config.guided, condition)
+  read = memory.size(model.params) + memory.live_cache(model, True, condition)
   rows = []
   for window in config.window:
-    count = flops(model, condition, window, config.guided)
+    count = flops(model, condition, window)
     rows.append(dict(window=window, gigabytes=1e-9 * read, gflops=1e-9 * count,
                      intensity=count / read))
   return rows
@@ -112,7 +111,7 @@ def main(config: Config) -> None:
   condition = describe(model.config, config.batch)
   parts = networks(model, families.roles(config.model))
   passes = rounds(model, config, condition)
-  target = model.target(guided=config.guided)
+  target = model.target(guided=True)
   cache = 1e-9 * memory.cache_size(target, model.params, condition, target.num_tokens)
   print(tables.text(_NETWORKS, parts, left=1))
   print(f'\ncache of {config.batch} image{"s"[:config.batch != 1]} of {model.num_tokens} tokens: '

@@ -27,7 +27,8 @@ class Config:
 
   Attributes:
     loading: the model, of discrete tokens, and how it is loaded; on one device.
-    parts: networks in place of the model's own.
+    parts: networks in place of the model's own, by their roles, separated by commas, such as
+      eagle=runs/eagle,tokenizer=checkpoints/vq; the roles are those of `cspd_jax.load`.
     decoder: specifications separated by commas, such as seed_exact(window=16),vanilla. Requests
       choose among them, and the first is the default. None serves the one that cspd-tune stored or
       else the best seed-exact one, and vanilla for comparison.
@@ -46,7 +47,7 @@ class Config:
   """
 
   loading: groups.Loading = groups.Loading()
-  parts: groups.Parts = groups.Parts()
+  parts: tuple[str, ...] = ()
   decoder: tuple[str, ...] | None = None
   slots: int | None = None
   queue: int = 64

@@ -292,8 +292,7 @@ def _next_step(loading: groups.Loading, model: cspd_jax.Model, recipe: Recipe, r
   prompts = samples.prompts_of(model, recipe.prompts)
   if own:
     return inputs.next_command('cspd-tune', loading, model, prompts)
-  part: dict[str, Any] = {role: str(output)}
-  return inputs.next_command('cspd-compare', loading, model, prompts, **part,
+  return inputs.next_command('cspd-compare', loading, model, prompts, parts=f'{role}={output}',
                              decoder=f'vanilla,{_DECODERS[role]}')
 
 

@@ -65,10 +65,8 @@ class Config:
     batch_size: images decoded together; a decoder is chosen for each, up to the next one.
     images: the images of the short runs and of the measurements.
     sampling: sampling options; guidance changes the cost of a round.
-    best: number of candidates that are measured, for every batch size.
-    repeats: timed runs of each of them; the median counts.
     minutes: time of the whole command, about: after half of it no more candidates are tried, and
-      the best so far are measured.
+      the best three so far are measured, for every batch size.
     store: folder of the model that stores the choice; None uses the model's own. If it holds no
       model, it becomes one with the same networks.
     dry_run: stores nothing.
@@ -82,8 +80,6 @@ class Config:
   batch_size: tuple[int, ...] = (1, 8)
   images: groups.Images = groups.Images(num_images=8)
   sampling: groups.Sampling = groups.Sampling()
-  best: int = 3
-  repeats: int = 3
   minutes: float = 15.0
   store: str | None = None
   dry_run: bool = False
@@ -99,6 +95,8 @@ _COLUMNS = {
     'ms per round': '{ms_per_round:.2f}', 's/image, predicted': '{predicted_seconds:.4f}',
     'measured': '{measured_seconds:.4f}', 'images/hour': '{images_per_hour:.0f}',
     'speed-up': '{speedup:.2f}x', 'chosen': '{chosen}'}
+# Candidates that are measured for a batch size, and timed runs of each, of which the median counts.
+_BEST, _REPEATS = 3, 3
 # The share of the time that candidates are tried in.
 _SEARCH = 0.5
 # Short runs, in the journal.
@@ -240,9 +238,9 @@ def tune(plan: Plan, config: Config, journal: Journal
   # All times are relative to the pace of the first run.
   pace = pace._replace(seconds=journal.measured('pace', 'seconds', lambda: pace.seconds))
   growth = lambda tokens: journal.measured('growth', str(tokens), lambda: tuning.growth(
-      bench, tokens, sizes, config.repeats))
+      bench, tokens, sizes, _REPEATS))
   prefill = lambda size: journal.measured('prefill', str(size), lambda: tuning.prefill(
-      bench, size, pace, config.repeats))
+      bench, size, pace, _REPEATS))
 
   def predict(text: str, size: int) -> tuning.Predicted:
     count = tuning.queue_length(bench, text, size)
@@ -265,12 +263,12 @@ def tune(plan: Plan, config: Config, journal: Journal
   rows = []
   for size in sizes:
     ranked = tuning.ranked(searched.seconds, size)
-    few = dict.fromkeys(ranked[:config.best])
+    few = dict.fromkeys(ranked[:_BEST])
     # The current default must be beaten, and the baseline is the reference of speed-ups.
     few |= dict.fromkeys(text for text in (plan.standing.get(size), bench.baseline)
                          if text in searched.seconds)
     measured = journal.measured('measured', f'{size}: {", ".join(few)}', functools.partial(
-        tuning.measure, bench, list(few), size, config.repeats))
+        tuning.measure, bench, list(few), size, _REPEATS))
     chosen = min(measured, key=lambda text: measured[text])
     rows += [_row(bench, runs[text], size, predict(text, size), measured, text == chosen)
              for text in ranked]
@@ -289,7 +287,7 @@ def _num_programs(plan: Plan, config: Config) -> int:
   prefills = sum(any(tuning.queue_length(bench, text, size) for text in candidates)
                  for size in sizes)
   # The best, the current default and the baseline are measured for every batch size.
-  measured = len(sizes) * (config.best + 2)
+  measured = len(sizes) * (_BEST + 2)
   return 1 + len(candidates) + variants + passes + prefills + measured
 
 

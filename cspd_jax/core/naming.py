@@ -31,7 +31,11 @@ ALIASES = {
     'seeds': ('seed',), 'workdir': ('output',), 'out': ('output',), 'export': ('output',),
     'output': ('workdir',), 'input': ('source', 'images'), 'checkpoint': ('source', 'model'),
     'ckpt': ('source', 'model'), 'target': ('model',), 'batch': ('batch_size',),
-    'n': ('num_images',), 'num_samples': ('num_images',), 'precision': ('dtype',)}
+    'n': ('num_images',), 'num_samples': ('num_images',), 'precision': ('dtype',),
+    'repeats': ('budget', 'minutes'), 'best': ('minutes',), 'process_index': ('process',),
+    'process_count': ('process',),
+    **dict.fromkeys(('tokenizer', 'draft', 'eagle', 'medusa', 'neighbours', 'corrector', 'text',
+                     't5'), ('parts',))}
 
 
 def nearest(name: str, supported: Collection[str]) -> str | None:

@@ -2,7 +2,7 @@
 
   python -m experiments.papers.cspd
   python -m experiments.papers.cspd --suite=table1,table4 --num_images=64
-  python -m experiments.papers.cspd --model=checkpoints/mar_h --draft=checkpoints/mar_b/target
+  python -m experiments.papers.cspd --model=checkpoints/mar_h --parts=draft=checkpoints/mar_b/target
 
   table1    acceptance and speed over draft lengths and batch sizes, compared with the target
             alone with equally many passes (`parallel`)

@@ -22,7 +22,7 @@ class Config:
 
   Attributes:
     loading: the model, and how it is loaded.
-    parts: networks that replace those of the model.
+    parts: networks that replace those of the model, such as eagle=runs/eagle.
     suite: parts of the paper: table1, table3, table4, figures; and head.
     decoder: decoders with a draft model.
     images: the images, the same in every cell.
@@ -44,7 +44,7 @@ class Config:
   """
 
   loading: groups.Loading = groups.Loading('mar_demo')
-  parts: groups.Parts = groups.Parts()
+  parts: tuple[str, ...] = ()
   suite: tuple[str, ...] = ('table1', 'table3', 'table4', 'figures', 'head')
   decoder: tuple[str, ...] = ('cspd_released', 'cspd_relaxed', 'cspd_paper', 'exact_path')
   images: groups.Images = groups.Images(num_images=8)

@@ -54,7 +54,7 @@ class Config:
   Attributes:
     rows: which rows: those of papers' models with the layout of this embedded model.
     loading: the model, and how it is loaded.
-    parts: networks that replace those of the model.
+    parts: networks that replace those of the model, such as eagle=runs/eagle.
     paper: the papers.
     images: the images, the same for every row.
     sampling: sampling options; a row overrides temperature and top_k.
@@ -67,7 +67,7 @@ class Config:
 
   rows: Model = 'emoji'
   loading: groups.Loading = groups.Loading('emoji')
-  parts: groups.Parts = groups.Parts()
+  parts: tuple[str, ...] = ()
   paper: tuple[str, ...] = ('this_project', 'sjd', 'sjd_pac', 'lantern', 'cool_sd')
   images: groups.Images = groups.Images(prompts='configs/held_out.txt', num_images=64)
   sampling: groups.Sampling = groups.Sampling()

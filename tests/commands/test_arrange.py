@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -205,3 +206,17 @@ def test_a_full_disk_is_one_error(run, disk, monkeypatch, words, is_known):
   assert result.code == 2 and result.err.count('\n') == 1
   assert 'free some space and repeat' in result.err, result.err
   assert not os.listdir(disk)
+
+
+@pytest.mark.slow
+def test_the_array_of_all_images_is_not_in_memory(tmp_path):
+  image, count = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8), 3000
+  Image.fromarray(image).save(tmp_path / 'image.png')
+  images = [layouts.Generated(tmp_path / 'image.png', 'a cat')] * count
+  tracemalloc.start()
+  layouts.write_adm(tmp_path, images, layouts.reader(None))
+  _, peak = tracemalloc.get_traced_memory()
+  tracemalloc.stop()
+  expected = np.repeat(image[None], count, axis=0)
+  assert peak < expected.nbytes / 2
+  np.testing.assert_array_equal(np.load(tmp_path / 'samples.npz')['arr_0'], expected)

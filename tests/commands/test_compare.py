@@ -24,7 +24,7 @@ from tests.marks import representative
 # What is wrong with the input: arguments, and words that the message must hold.
 _BAD = {
     'unknown flag': (['--decodr=x'], ['decodr', 'did you mean --decoder']),
-    'not a number': (['--repeats=few'], ['repeats', 'few']),
+    'not a number': (['--budget=few'], ['budget', 'few']),
     'a word too many': (['cat'], ['cat', 'not a flag']),
     'no such config': (['--config=configs/nothing.py'], ['configs/nothing.py']),
     'config of another program': (['--config={tmp}/other.py'], ['Other', 'images']),
@@ -43,7 +43,6 @@ _BAD = {
     'no drafts': (['--decoder=speculative(length=0)'], ['length is 0']),
     'no images': (['--num_images=0'], ['num_images is 0']),
     'fewer images than classes': (['--num_images=1', '--prompt=0,1'], ['num_images is 1', '2']),
-    'no runs': (['--repeats=0'], ['repeats is 0']),
     'unknown dtype': (['--dtype=int8'], ['int8', 'bfloat16']),
     'several groups': (['--mesh=2x1'], ["mesh is '2x1'", 'first number must be 1']),
     'no such mesh': (['--mesh=1x9999'], ['9999 devices']),
@@ -65,9 +64,9 @@ _BAD = {
     'no draft model': (
         ['--model={tmp}/alone', '--decoder=speculative'], ['speculative', "'model'", 'alone']),
     'EAGLE network of another target': (
-        ['--eagle={demo}/eagle'], ['vocab_size', '1024', '16', 'eagle']),
+        ['--parts=eagle={demo}/eagle'], ['vocab_size', '1024', '16', 'eagle']),
     'draft of another vocabulary': (
-        ['--draft={tmp}/other_vocabulary'], ['vocab_size', '32', '16']),
+        ['--parts=draft={tmp}/other_vocabulary'], ['vocab_size', '32', '16']),
     'no such model': (['--model={tmp}/nothing'], ['nothing', 'is not a folder']),
     'no model': (['--model='], ["model is ''"]),
     'not a checkpoint': (['--model={tmp}'], ['model.json']),
@@ -75,7 +74,7 @@ _BAD = {
     'tokenizer as model': (['--model={tmp}/tokenizer'], ["'vq'", 'llamagen']),
     'text model': (['--model={tmp}/text'], ['prompt']),
     'tokenizer of another vocabulary': (
-        ['--model={tmp}/other_vocabulary', '--tokenizer={tmp}/tokenizer'],
+        ['--model={tmp}/other_vocabulary', '--parts=tokenizer={tmp}/tokenizer'],
         ['codebook_size', '16', '32']),
     'output under a file': (['--output={tmp}/other.py/out'], ['output', 'other.py']),
 }
@@ -101,7 +100,7 @@ def run(models, capsys, tmp_path):
   def run(*words):
     words = [word.format(tmp=models, demo=store.ASSETS / 'demo') for word in words]
     return calls.call(compare.main, capsys, tmp_path / 'out', f'--model={models}/model',
-                      '--decoder=vanilla,sjd_pac,speculative', '--repeats=1', *words)
+                      '--decoder=vanilla,sjd_pac,speculative', '--budget=1e-3', *words)
   return run
 
 
@@ -290,7 +289,7 @@ def test_what_the_captions_ask_for_is_scored(capsys, tmp_path, monkeypatch):
   monkeypatch.setattr(models_lib, 'NAMES', ['a cat on white', 'a dog', 'an owl flat'])
   models_lib.llamagens(tmp_path)
   result = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={tmp_path}/model',
-                     '--decoder=vanilla,seed_exact', '--num_images=3', '--repeats=1', '--asked',
+                     '--decoder=vanilla,seed_exact', '--num_images=3', '--budget=1e-3', '--asked',
                      '--paired')
   _, rows = _report(result)
   for row in rows.values():
@@ -302,7 +301,7 @@ def test_what_the_captions_ask_for_is_scored(capsys, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_repeats_end_with_the_budget(run):
-  result = run('--decoder=vanilla', '--num_images=1', '--repeats=50', '--budget=1e-6')
+  result = run('--decoder=vanilla', '--num_images=1', '--budget=1e-6')
   _, rows = _report(result)
   assert rows['vanilla']['timed_runs'] == 1 and rows['vanilla']['seconds_per_image'] > 0
 
@@ -311,7 +310,7 @@ def test_repeats_end_with_the_budget(run):
 def test_a_family_of_the_tests(capsys, tmp_path):
   model = tiny.saved(tmp_path / 'beach')
   result = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={model}',
-                     '--decoder=vanilla,sjd(window=4)', '--prompt=sea', '--repeats=1')
+                     '--decoder=vanilla,sjd(window=4)', '--prompt=sea', '--budget=1e-3')
   report, rows = _report(result)
   assert report['model'] == 'beach' and report['captions'] == ['sea']
   assert rows['sjd(window=4)']['rounds'] <= rows['vanilla']['rounds'] == 16
@@ -344,13 +343,13 @@ def test_the_baseline_is_not_recommended():
 def test_the_next_command_has_what_was_measured():
   job = compare.Job(cspd_jax.load('demo'), {}, {}, [0], None)
   config = compare.Config(
-      groups.Loading('demo', 'bfloat16', 'int8'), groups.Parts(neighbours='other'),
+      groups.Loading('demo', 'bfloat16', 'int8'), ('neighbours=other',),
       sampling=groups.Sampling(guidance_scale=1.5, temperature=0.7, top_k=9, top_p=0.9))
   for decoder, program in (('mc_sjd(window=4)', 'cspd-generate'), ('vanilla', 'cspd-compare')):
     line = compare._next_step(config, job, [  # pylint: disable=protected-access
         dict(guarantee=Guarantee.EXACT, specification=decoder, seconds_per_image=1)])
     assert (f'Next: {program} --model=demo --dtype=bfloat16 --quantize=int8 --guidance_scale=1.5 '
-            '--temperature=0.7 --top_k=9 --top_p=0.9 --neighbours=other') in line
+            '--temperature=0.7 --top_k=9 --top_p=0.9 --parts=neighbours=other') in line
 
 
 def test_decoders_that_are_one_are_named():

@@ -19,8 +19,8 @@ _BAD = {
     'unknown decoder': (['--decoder=vanilla'], ['vanilla', 'exact_head']),
     'no draft model': (
         ['--model={tmp}/alone', '--decoder=exact_path'], ['exact_path', "'model' part"]),
-    'draft model of other tokens': (['--draft={tmp}/narrow'], ['token_dim', '3', '4']),
-    'tokenizer of other tokens': (['--tokenizer={tmp}/other_vae'], ['z_channels', '2', '4']),
+    'draft model of other tokens': (['--parts=draft={tmp}/narrow'], ['token_dim', '3', '4']),
+    'tokenizer of other tokens': (['--parts=tokenizer={tmp}/other_vae'], ['z_channels', '2', '4']),
     'model of another kind': (['--model={tmp}/vae'], ["'kl_vae'", 'mar']),
     'label out of range': (['--prompt=3'], ["'3'", '0 to 2']),
     'temperature below 0': (['--temperature=-1'], ['temperature is -1.0', 'from 0 to']),
@@ -39,7 +39,7 @@ _BAD = {
         ['draft_length is 5', 'at most all of an image, 4']),
     'too many residual draws': (
         ['--decoder=exact_path(max_trials=70000)'], ['max_trials is 70000', '65536']),
-    'draft model of other patches': (['--draft={tmp}/patches'], ['patch_size', '2', '1']),
+    'draft model of other patches': (['--parts=draft={tmp}/patches'], ['patch_size', '2', '1']),
     'prefix share above 1': (
         ['--decoder=cspd_relaxed(block_length=2, prefix_share=1.5)'], ['prefix_share is 1.5']),
 }
@@ -64,7 +64,7 @@ def run(models, capsys, tmp_path):
   def run(*words):
     words = [word.format(tmp=models) for word in words]
     return calls.call(
-        compare.main, capsys, tmp_path / 'out', f'--model={models}/model', '--repeats=1',
+        compare.main, capsys, tmp_path / 'out', f'--model={models}/model', '--budget=1e-3',
         '--num_images=2', *words)
   return run
 

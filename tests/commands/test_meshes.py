@@ -9,10 +9,10 @@ import pytest
 
 from tests.experiments import models
 
-_ONCE = ('--decoder=vanilla,mc_sjd(window=4)', '--guidance_scale=1', '--repeats=1', '--seed=3')
+_ONCE = ('--decoder=vanilla,mc_sjd(window=4)', '--guidance_scale=1', '--seed=3')
 _CALLS = {
-    'compare': ('--mesh=1x2', '--num_images=2'),
-    'tune': ('--mesh=1x2', '--num_images=4', '--batch_size=1,4', '--best=2', '--dry_run')}
+    'compare': ('--mesh=1x2', '--num_images=2', '--budget=1e-3'),
+    'tune': ('--mesh=1x2', '--num_images=4', '--batch_size=1,4', '--dry_run')}
 
 
 @pytest.fixture(scope='module')

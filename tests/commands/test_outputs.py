@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
   tiny.saved(folder / 'beach')
   models.save(folder, 'inception', 'inception', inception.InceptionConfig(unit=1, num_classes=6))
   assert generate.main(['cspd-generate', f'--model={folder}/beach', '--prompt=sea,sky,sea,sky',
-                        '--npz', f'--output={folder}/images']) == 0
+                        f'--output={folder}/images']) == 0
   return folder
 
 
@@ -38,7 +38,7 @@ def _contents(folder):
 
 @pytest.mark.parametrize('is_named', representative([True, False], True))
 @pytest.mark.parametrize('main, words', [
-    (evaluate.main, ['--images={folder}/images/images.npz', '--reference={folder}/images',
+    (evaluate.main, ['--images={folder}/images', '--reference={folder}/images',
                      '--inception={folder}/inception']),
     (compare.main, ['--model={folder}/beach', '--decoder=vanilla', '--prompt=sea']),
     (inspect.main, ['--model=demo']),

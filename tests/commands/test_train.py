@@ -36,7 +36,8 @@ def test_a_trained_drafter_drafts(models, tmp_path, capsys, kind, decoder):
            f'--output={tmp_path}/{kind}']
   code, out, err = _train(capsys, *words)
   assert code == 0, err
-  assert f'Next: cspd-compare --model={models}/model --{kind}={tmp_path}/{kind} --decoder=' in out
+  assert (f'Next: cspd-compare --model={models}/model --parts={kind}={tmp_path}/{kind} '
+          '--decoder=') in out
   model = cspd_jax.load(models / 'model', **{kind: tmp_path / kind})
   decode = lambda decoder: model.generate(['cat'] * 2, seed=1, decoder=decoder).decoded.tokens
   np.testing.assert_array_equal(decode(decoder), decode('vanilla'))

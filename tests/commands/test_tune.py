@@ -23,8 +23,6 @@ _BAD = {
     'window of 0': (['--window=0,4'], ['window is (0, 4)', 'from 1']),
     'no batch': (['--batch_size='], ['batch_size']),
     'batch of 0': (['--batch_size=0'], ['batch_size is (0,)']),
-    'none of the best': (['--best=0'], ['best is 0']),
-    'no runs': (['--repeats=0'], ['repeats is 0']),
     'no time': (['--minutes=0'], ['minutes is 0']),
     'another guarantee': (
         ['--guarantee=none'], ['guarantee', 'seed-exact, exact, bounded, biased']),
@@ -66,7 +64,7 @@ def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
       text: 1.0 if text == best[size] else 2.0 for text in texts})
   result = _call(
       capsys, tmp_path / 'out', own, '--batch_size=1,2', '--window=3', '--num_images=2',
-      '--decoder=vanilla,mc_sjd,eagle,jacobi+cool', '--repeats=1', '--best=3', '--guidance_scale=1')
+      '--decoder=vanilla,mc_sjd,eagle,jacobi+cool', '--guidance_scale=1')
   assert result.code == 0, result.err
   report = json.loads((result.folder / 'report.json').read_text())
   assert report['chosen'] == {str(size): text for size, text in best.items()}
@@ -98,8 +96,8 @@ def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):
   before = (folder / 'model.json').read_bytes()
   result = _call(
       capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=2',
-      '--decoder=seed_exact(window=3)', '--num_images=3', '--repeats=1', '--minutes=1e-9',
-      '--best=1', '--guarantee=seed-exact')
+      '--decoder=seed_exact(window=3)', '--num_images=3', '--minutes=1e-9',
+      '--guarantee=seed-exact')
   assert result.code == 0, result.err
   row, = csv.DictReader((result.folder / 'rows.csv').open())
   assert row['chosen'] == 'yes' and row['decoder'] == 'seed_exact(window=3)'
@@ -116,7 +114,7 @@ def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):
 def test_the_baseline_is_not_stored_for_want_of_time(folder, capsys, tmp_path):
   result = _call(
       capsys, tmp_path / 'out', folder, f'--store={tmp_path}/own', '--batch_size=1',
-      '--decoder=vanilla,mc_sjd', '--window=3,4', '--num_images=2', '--repeats=1',
+      '--decoder=vanilla,mc_sjd', '--window=3,4', '--num_images=2',
       '--minutes=1e-9')
   assert result.code == 0, result.err
   assert 'Not all candidates were tried: the time limit of 1e-09 minutes' in result.out
@@ -125,10 +123,11 @@ def test_the_baseline_is_not_stored_for_want_of_time(folder, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_compilations_are_counted(folder, capsys, tmp_path):
+def test_compilations_are_counted(folder, capsys, tmp_path, monkeypatch):
+  monkeypatch.setattr(tune, '_BEST', 1)
   result = _call(
       capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=1,2', '--num_images=3',
-      '--decoder=seed_exact,mc_sjd', '--window=3,4', '--repeats=1', '--best=1')
+      '--decoder=seed_exact,mc_sjd', '--window=3,4')
   assert result.code == 0, result.err
   lines = [line for line in result.err.splitlines() if line.startswith('compiling ')]
   numbers = [re.search(r' \((\d+) of at most (\d+)\)\.\.\.$', line) for line in lines]
@@ -155,6 +154,7 @@ def _without_work(monkeypatch, seconds):
 @pytest.mark.slow
 def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
   monkeypatch.setattr(tune, '_PASSES', (2, 1, 3))
+  monkeypatch.setattr(tune, '_BEST', 1)
   models.llamagens(tmp_path)
   best = 'corrected(by=layers, passes=3, window=5)'
   asked = _without_work(
@@ -162,7 +162,7 @@ def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
   result = _call(
       capsys, tmp_path / 'out', tmp_path / 'model', f'--store={tmp_path / "own"}', '--window=3,5',
       '--decoder=vanilla,corrected(by=layers),corrected(by=layers,passes=1)',
-      '--batch_size=1', '--best=1')
+      '--batch_size=1')
   assert result.code == 0, result.err
   default = str(cspd_jax.load(tmp_path / 'model').specification())
   assert asked == ['vanilla', *(

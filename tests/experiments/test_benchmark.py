@@ -38,7 +38,8 @@ _BAD = {
     'greedy': (['--temperature=0'], ['temperature is 0.0', 'above 0']),
     'window too large': (['--window=99', '--drafter=jacobi', '--verifier=exact'], ['99', '16']),
     'prompt out of range': (['--prompt=3'], ['3', '0 to 2']),
-    'network of another kind': (['--tokenizer=demo/target'], ['tokenizer', 'llamagen', 'palette']),
+    'network of another kind': (
+        ['--parts=tokenizer=demo/target'], ['tokenizer', 'llamagen', 'palette']),
     'no such model': (['--model={tmp}/nothing'], ['nothing', 'not a folder']),
     'workdir under a file': (['--workdir={tmp}/target/model.json/out'], ['workdir', 'model.json']),
 }

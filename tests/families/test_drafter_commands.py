@@ -48,14 +48,14 @@ def test_drafters_of_a_converted_folder(family, tmp_path, capsys):
   decoders = ('vanilla', 'mc_sjd', 'eagle(tree=chain(2))', 'corrected(by=neighbours)')
   _run(tune, capsys, model, '--dry_run',
        f'--decoder={",".join(decoders)}', '--window=4',
-       '--batch_size=1', '--num_images=2', '--repeats=1', '--best=2', '--prompt=a cat',
+       '--batch_size=1', '--num_images=2', '--prompt=a cat',
        f'--output={tmp_path}/tune')
   rows = (tmp_path / 'tune' / 'rows.csv').read_text()
   assert all(name in rows for name in ('vanilla', 'mc_sjd', 'eagle', 'corrected'))
   assert (folder / 'model.json').read_bytes() == before, 'a dry run stores nothing'
 
   _run(compare, capsys, model, '--prompt=a cat',
-       '--num_images=1', '--repeats=1', '--budget=1',
+       '--num_images=1', '--budget=1',
        '--decoder=vanilla,mc_sjd,eagle(tree=chain(2)),corrected(by=neighbours)',
        f'--output={tmp_path}/compare')
   assert len(list((tmp_path / 'compare').glob('images_*.png'))) == 4

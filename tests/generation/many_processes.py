@@ -28,7 +28,7 @@ _PER_IMAGE = 3
 
 def gallery(model, folder, index=0, count=1, images=len(PROMPTS), **options):
   """The images of one of `count` processes, those of `PROMPTS` for the tiny model."""
-  options = dict(seed=4, decoder='mc_sjd(window=4)', batch_size=2, npz=True) | options
+  options = dict(seed=4, decoder='mc_sjd(window=4)', batch_size=2) | options
   prompts = PROMPTS
   if model.family != tiny.FAMILY.name:
     prompts = [model.prompts[number % len(model.prompts)] for number in range(images)]

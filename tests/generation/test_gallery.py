@@ -3,14 +3,12 @@
 import dataclasses
 import json
 import re
-import tracemalloc
 
 import numpy as np
 import pytest
 from PIL import Image
 
 import cspd_jax
-from cspd_jax.files import atomic
 from cspd_jax.generation import memory, request
 from cspd_jax.generation.gallery import Gallery
 from cspd_jax.generation.request import prepare
@@ -160,22 +158,3 @@ def test_the_metadata_generate_an_image_again(tmp_path, options):
 def test_int8_matrices_are_in_the_metadata():
   model = cspd_jax.load('demo', dtype='float32', quantize='int8')
   assert request._precision(model) == dict(dtype='float32', quantize='int8')
-
-
-@pytest.mark.slow
-def test_the_array_of_all_images_is_not_in_memory(tmp_path):
-  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
-  count, image = 3000, model.generate('sea', decoder='vanilla')
-  gallery = Gallery(model, ['sea'] * count, tmp_path / 'out', decoder='vanilla', batch_size=1,
-                    npz=True)
-  for name in gallery.names:
-    gallery._report.path(name).write_bytes(image.png(0))
-  tracemalloc.start()
-  gallery._write_npz()
-  _, peak = tracemalloc.get_traced_memory()
-  tracemalloc.stop()
-  expected = np.repeat(image.images, count, axis=0)
-  assert peak < expected.nbytes / 2
-  atomic.write_arrays(tmp_path / 'expected.npz', dict(arr_0=expected))
-  assert gallery._report.path('images.npz').read_bytes() == (
-      tmp_path / 'expected.npz').read_bytes()

@@ -69,7 +69,7 @@ def test_refused(model, tmp_path):
 def test_a_disk_that_cannot_hold_the_images(model, tmp_path, monkeypatch):
   images = gallery(model, tmp_path)
   pixels = 20 * model.generate('sea', decoder='vanilla').images.size
-  monkeypatch.setattr(paths, '_free', lambda path: 1.25 * pixels - 1)
+  monkeypatch.setattr(paths, '_free', lambda path: 0.25 * pixels - 1)
   with pytest.raises(ValueError, match='free some space'):
     images.generate({})
   monkeypatch.setattr(paths, '_free', lambda path: 1.25 * pixels)

@@ -51,8 +51,7 @@ CONFIGS = {
     'own': 'import dataclasses\n\n@dataclasses.dataclass\n'
            'class Own:\n' + ''.join(f'  {name}: object = None\n' for name in (
                'loading', 'parts', 'decoder', 'images', 'sampling', 'prefix', 'rows', 'batch_size',
-               'grid', 'npz', 'stream', 'overwrite', 'output', 'process_index', 'process_count',
-               'inception', 'evaluator'))
+               'grid', 'stream', 'overwrite', 'output', 'process', 'inception'))
            + '\ndef get_config():\n  return Own()'}
 
 
@@ -178,7 +177,7 @@ FLAGS = {
         ('--num_images=0', 'num_images is 0'), ('--num_images=-3', 'num_images is -3'),
         (f'--num_images={HUGE}', 'must be a whole number'), ('--num_images=nan', 'a whole number'),
         ('--batch_size=0', 'batch_size is 0'), ('--batch_size=-1', 'batch_size is -1'),
-        (f'--batch_size={HUGE}', 'a whole number'), ('--npz=maybe', 'it must be true or false'),
+        (f'--batch_size={HUGE}', 'a whole number'), ('--overwrite=maybe', 'true or false'),
         ('--temperature=nan', 'temperature is nan'), ('--temperature=-inf', 'temperature is -inf'),
         ('--temperature=hot', 'it must be a number'), ('--guidance_scale=inf', 'scale is inf'),
         ('--top_k=99999999999', 'top_k is 99999999999'), ('--top_p=nan', 'top_p is nan'),
@@ -197,20 +196,26 @@ FLAGS = {
         (f'--decoder={WORDS}', 'is not registered'), ('--decoder=mc_sjd(window=0)', 'window'),
         (f'--decoder=mc_sjd(window={HUGE})', 'window'), ('--decoder=mc_sjd(', 'mc_sjd('),
         ('--decoder=' + '(' * 5000, 'decoder'), ('--decoder=', 'decoder'),
-        ('--draft={tmp}/tokenizer', "draft is a 'vq' network"),
-        ('--tokenizer={tmp}/target', "tokenizer is a 'llamagen' network"),
-        ('--eagle={tmp}/draft', "eagle is a 'llamagen' network"),
+        ('--parts=draft={tmp}/tokenizer', "draft is a 'vq' network"),
+        ('--parts=tokenizer={tmp}/target', "tokenizer is a 'llamagen' network"),
+        ('--parts=eagle={tmp}/draft', "eagle is a 'llamagen' network"),
         ('--mesh=0x1', 'both numbers must be at least 1'),
         ('--mesh=9999x9999', 'which requires 99980001 devices'),
         ('--grid=4x4', "grid is (4, 4), but a 'llamagen' model"), ('--grid=x', "grid is 'x'"),
         ('--quantize=int4', 'one of int8'), ('--rows=2', 'no prefix'),
         ('--prefix={tmp}/pipe', 'it is not a file'), ('--stream={tmp}', 'is not a file'),
         ('--cfg_scale=3', 'did you mean --guidance_scale?'), ('--seeds=3', 'you mean --seed?'),
-        ('--workdir=x', 'did you mean --output?'),
-        ('--draft={tmp}/other_vocabulary', 'vocab_size'), ('--draft={tmp}/pipe', 'draft is'),
-        (f'--draft={WORDS}', 'cannot be a path'), ('--draft={tmp}/empty', 'draft is')],
+        ('--workdir=x', 'did you mean --output?'), ('--eagle=x', 'you mean --parts?'),
+        ('--npz', 'cspd-evaluate --layout=adm writes images'),
+        ('--parts=eagle', "parts holds 'eagle'"),
+        ('--parts=verify=x', "parts holds 'verify=x'"),
+        ('--process=4', "process is '4'; it must be two numbers, such as 2/4"),
+        ('--process=4/4', 'process_index is 4 and process_count is 4'),
+        ('--parts=draft={tmp}/other_vocabulary', 'vocab_size'),
+        ('--parts=draft={tmp}/pipe', 'draft is'),
+        (f'--parts=draft={WORDS}', 'cannot be a path'), ('--parts=draft={tmp}/empty', 'draft is')],
     'compare': [
-        ('--repeats=0', 'repeats is 0'), ('--decoder=', 'decoder is empty'),
+        ('--repeats=1', 'did you mean --budget?'), ('--decoder=', 'decoder is empty'),
         ('--decoder=sjd(window=-1)', 'window is -1'), ('--decoder=eagle', 'eagle cannot run'),
         ('--num_images=10000000', 'num_images is 10000000')],
     'topologies': [
@@ -242,7 +247,7 @@ FLAGS = {
         ('--repeats=0', 'repeats is 0'), ('--tokens_per_round=0', 'tokens_per_round is 0'),
         ('--shapes=c9_xl', "is 'c9_xl'"), ('--accepted={tmp}/pipe', 'it is not a file')],
     'tune': [
-        ('--best=0', 'best is 0'), ('--minutes=nan', 'minutes is nan'),
+        ('--best=2', 'did you mean --minutes?'), ('--minutes=nan', 'minutes is nan'),
         ('--window=0', 'window is (0,)'),
         ('--window=()', 'window is empty'), ('--batch_size=0', 'batch_size is (0,)'),
         ('--guarantee=none', 'it must be one of'), ('--store={tmp}/pipe', 'is not a folder'),
