@@ -21,14 +21,7 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 class Field(NamedTuple):
-  """A field that can be set.
-
-  Attributes:
-    name: dotted, from the outermost dataclass.
-    kind: its annotated type.
-    value: its current value.
-    doc: its description in the docstring of its dataclass.
-  """
+  """A field that can be set: dotted name, annotated type, current value and description."""
 
   name: str
   kind: Any
@@ -76,12 +69,12 @@ def find(config: Any, name: str) -> list[Field]:
 
 
 def override(config: Any, texts: Mapping[str, str | Sequence[str]]) -> Any:
-  """Replaces fields of `config`; a dataclass checks all its new values at once.
+  """Replaces fields of a dataclass, which checks all its new values at once.
 
   Args:
     config: a dataclass.
-    texts: by dotted name, a text or several, those of a repeated flag: a field that is one value
-      or a tuple of them gets all, any other field the last.
+    texts: by dotted name, a text or several, those of a repeated flag: a field that is one value or
+      a tuple of them gets all, any other field the last.
 
   Raises:
     ValueError: for a text that is not of the field's type, or a value that the dataclass rejects.
@@ -225,12 +218,7 @@ def show(value: Any) -> str:
 
 
 def command_line(program: str, **flags: Any) -> str:
-  """Returns a command as it is typed in a shell.
-
-  Args:
-    program: its name.
-    **flags: values of its flags; None leaves a flag out.
-  """
+  """Returns a command as it is typed in a shell; flags that are None are left out."""
   words = [f'--{name}={shlex.quote(show(value))}' for name, value in flags.items()
            if value is not None]
   return ' '.join([program, *words])

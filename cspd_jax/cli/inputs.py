@@ -96,13 +96,8 @@ def pair(name: str, text: str | None, between: str = 'x') -> tuple[int, int] | N
 def mesh(text: str | None, one_group: str | None = None) -> Any:
   """Returns the mesh of a field such as '2x4', of the first devices; None stays None.
 
-  Args:
-    text: the field.
-    one_group: why the mesh must have one group of devices; None if it may have several.
-
-  Raises:
-    ValueError: for another text, several groups where there must be one, or numbers of devices that
-      are not available.
+  `one_group` is why it must have one group of devices, or None. Other texts, several groups where
+  there must be one, and more devices than there are raise ValueError.
   """
   sizes = pair('mesh', text)
   if sizes is None:
@@ -124,8 +119,6 @@ def images(group: groups.Images, of: cspd_jax.Model, default: int = 4, general: 
   """Returns the prompt of every image, and the seed of all images or of each.
 
   Args:
-    group: the images.
-    of: the model.
     default: number of images if no prompt, no seeds and no number are specified.
     general: whether a model of words without prompts of its own gets those of
       `prompts.general`.
@@ -158,15 +151,9 @@ def images(group: groups.Images, of: cspd_jax.Model, default: int = 4, general: 
 def next_command(program: str, loading: groups.Loading, of: cspd_jax.Model,
                  prompts: Sequence[Any], sampling: groups.Sampling = groups.Sampling(),
                  **flags: Any) -> str:
-  """Returns the command of another program for a model.
+  """Returns the command of another program, which loads a model and samples in the same way.
 
-  Args:
-    program: its name.
-    loading: the model, and how it is loaded; the other program loads it in the same way.
-    of: the model.
-    prompts: the first of them becomes a flag if the model has no prompts of its own.
-    sampling: the sampling options, which the other program uses too.
-    **flags: values of further flags; None leaves a flag out.
+  The first of the prompts becomes a flag if the model has none; flags that are None are left out.
   """
   own = {} if of.prompts else {'prompt': prompts[0]}
   return fields.command_line(
@@ -224,9 +211,8 @@ def check_kind(recipe: Any, kind: type | tuple[type, ...], example: str) -> None
 def output_folder(name: str, folder: str | None, workdir: pathlib.Path) -> pathlib.Path:
   """Returns the folder of trained networks: `folder`, or the one of this name in `workdir`.
 
-  Raises:
-    ValueError: if the folder cannot be written, or that in `workdir` is a link: someone else may
-      have placed it, and the model in its target would be replaced.
+  It raises ValueError if it cannot be written, or that in `workdir` is a link: someone else may
+  have placed it, and the model in its target would be replaced.
   """
   if folder is None and (workdir / name).is_symlink():
     raise ValueError(f'workdir is {str(workdir)!r}, where {name} is a link; remove it, or pass '

@@ -65,11 +65,7 @@ class Command:
     self._kept, self._resumes = kept, resumes
 
   def __call__(self, argv: Sequence[str] | None = None) -> int:
-    """Runs the command.
-
-    Args:
-      argv: the command line, with the name of the command first; None means that of the process.
-    """
+    """Runs a command line that begins with the name of the command; None means the process's."""
     words = list(sys.argv if argv is None else argv)[1:]
     logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
     with _log():
@@ -307,11 +303,7 @@ def _listed(group: Any) -> list[str]:
 
 
 def named(configs: Mapping[str, Value], name: str) -> Value:
-  """Returns the configuration of a name, for the `get_config(name)` of a file with several.
-
-  Raises:
-    ValueError: if no configuration has this name; the message lists the names.
-  """
+  """Returns the configuration of a name, or raises ValueError; for `get_config(name)` of a file."""
   if name not in configs:
     raise ValueError(f'the name is {name!r}; it must be one of {", ".join(configs)}; write '
                      '--config=FILE:NAME.')
@@ -319,10 +311,8 @@ def named(configs: Mapping[str, Value], name: str) -> Value:
 
 
 def load(config: str) -> Any:
-  """Runs a configuration file and returns what its `get_config()` returns.
-
-  Args:
-    config: the file, or `FILE:NAME` for what its `get_config(NAME)` returns.
+  """Runs a configuration file, or `FILE:NAME`, and returns what `get_config` of no or this name
+  returns.
 
   Raises:
     ValueError: if the file does not exist, fails, does not know the name, or does not return a

@@ -89,11 +89,8 @@ class Job(NamedTuple):
   """A checked comparison.
 
   Attributes:
-    model: the model.
     requests: of the same images, by name of the decoder.
     left_out: reasons why other decoders cannot run, by name.
-    prompts: one prompt per image.
-    sampling: the sampling options.
     captions: the prompts as text, if what the images show of them is scored.
   """
 
@@ -106,11 +103,7 @@ class Job(NamedTuple):
 
 
 def prepare(config: Any) -> Job:
-  """Loads the model and checks all options.
-
-  Raises:
-    ValueError: for the first option that cannot work.
-  """
+  """Loads the model and checks all options; raises ValueError for the first that cannot work."""
   _check_choice(config)
   model = inputs.model(config.loading, config.parts, one_group='images are decoded one at a time')
   few = config.decoder is None and not config.all

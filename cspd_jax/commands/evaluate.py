@@ -91,24 +91,14 @@ class Config:
 
 
 class _Compared(NamedTuple):
-  """Two sets of images to compare.
-
-  Attributes:
-    network: the Inception network.
-    sources: the images and the reference, by argument.
-  """
+  """Two sets of images to compare, by argument, and the Inception network."""
 
   network: evaluation.Inception
   sources: dict[str, evaluation.Source]
 
 
 class _Captioned(NamedTuple):
-  """Images with captions.
-
-  Attributes:
-    network: the CLIP network, None without CLIP scores.
-    images: the images.
-  """
+  """Images with captions, and the CLIP network, None without CLIP scores."""
 
   network: clip_lib.CLIP | None
   images: list[layouts.Generated]

@@ -60,9 +60,7 @@ class Config:
 def networks(model: cspd_jax.Model, roles: Collection[str] | None) -> list[dict[str, Any]]:
   """Returns the parameters of the target and of its drafters, with those that they share.
 
-  Args:
-    model: the model.
-    roles: the networks of its folder, the only ones to list; None for a published size.
+  `roles` are the networks of its folder, the only ones to list; None for a published size.
   """
   parts = {'target': model.params, **{
       name: one.params for name, one in model.drafts.items()

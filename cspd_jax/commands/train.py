@@ -90,12 +90,7 @@ class Flags:
 
 
 def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
-  """Returns a recipe with the sizes that a model requires.
-
-  Args:
-    model: the model.
-    name: of a shipped model, or its folder.
-    kind: one of those of `Flags`.
+  """Returns a recipe of a kind with the sizes of a model, a shipped one of this name or a folder.
 
   Raises:
     ValueError: if no such network is trained for models of this family.
@@ -156,11 +151,7 @@ def _opened(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> Ite
 
 
 def sample(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> None:
-  """Samples the images of a recipe that `workdir` does not hold yet.
-
-  Raises:
-    ValueError: if the drafter does not fit its model, or the folder holds another run.
-  """
+  """Samples the images of a recipe that `workdir` does not hold yet; errors as for `run`."""
   with _opened(recipe, model, workdir) as (module, recipe):
     module.sample(recipe, model, workdir)
 
@@ -170,10 +161,7 @@ def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pa
   """Trains in `workdir` or resumes, and writes the report and the network.
 
   Args:
-    recipe: the recipe.
     model: the target with its drafters.
-    workdir: folder of the run.
-    output: folder of the network.
     measured: `(recipe, params) ->` tokens per forward pass of decoders, the trained network's last;
       unless that is the most, the network is not stored. None stores it in any case.
 

@@ -109,7 +109,6 @@ class Plan(NamedTuple):
   """Checked candidates.
 
   Attributes:
-    bench: the model and the images.
     lines: candidates in ascending order of tokens per round.
     further: by candidate, those that differ from it in passes.
     standing: the model's current default decoder by batch size, if it can run and be chosen.
@@ -126,11 +125,7 @@ class Plan(NamedTuple):
 
 
 def prepare(config: Config) -> Plan:
-  """Loads the model and checks all options.
-
-  Raises:
-    ValueError: for the first option that cannot work.
-  """
+  """Loads the model and checks all options; raises ValueError for the first that cannot work."""
   for name in ('window', 'batch_size', 'decoder'):
     if getattr(config, name) == ():
       raise ValueError(f'{name} is empty; give at least one.')
@@ -224,8 +219,6 @@ def tune(plan: Plan, config: Config, journal: Journal
   """Runs candidates, measures the best and marks the fastest.
 
   Args:
-    plan: the candidates.
-    config: what they are chosen for.
     journal: keeps every measurement, and has those of an interrupted run.
 
   Returns:

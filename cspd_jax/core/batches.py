@@ -11,11 +11,7 @@ Progress = Callable[[int, int], None]
 
 
 def filled(count: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
-  """Divides rows into batches.
-
-  Args:
-    count: number of rows.
-    size: rows per batch.
+  """Divides `count` rows into batches of `size`.
 
   Yields:
     The numbers `[size]` of the rows of a batch, and how many of them are new: the last batch
@@ -31,8 +27,6 @@ def each(function: Callable[[np.ndarray], Any], count: int, size: int,
 
   Args:
     function: returns a tree of arrays with one row per number.
-    count: number of rows.
-    size: rows per batch.
     progress: called after every batch with the number of rows so far and in total.
 
   Yields:

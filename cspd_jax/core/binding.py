@@ -53,11 +53,7 @@ _NO_CONVERTERS: Mapping[type, Converter] = types.MappingProxyType({})
 def parameters(build: Callable, converted: Collection[type] = ()) -> dict[str, inspect.Parameter]:
   """Returns the parameters of `build` that text can set, by the types of its signature.
 
-  Parameters of other types, such as a network, are left out.
-
-  Args:
-    build: the function that builds a part.
-    converted: types for which there are converters.
+  Parameters of other types than those of text and of `converted`, such as a network, are left out.
   """
   signature = inspect.signature(build, eval_str=True)
   return {name: parameter for name, parameter in signature.parameters.items()
@@ -68,13 +64,7 @@ def bind(part: Part, allowed: Mapping[str, inspect.Parameter],
          converters: Mapping[type, Converter] = _NO_CONVERTERS) -> dict[str, Any]:
   """Checks the arguments of a part and converts them to the types of the signature.
 
-  Args:
-    part: a part of a specification.
-    allowed: the parameters that it may have.
-    converters: by type.
-
-  Returns:
-    The arguments of the part; parameters that it leaves open are absent.
+  Parameters that the part leaves open are absent from the result.
 
   Raises:
     ValueError: for an unknown or a missing parameter, or a value of a wrong type.

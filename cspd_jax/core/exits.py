@@ -113,9 +113,7 @@ def _code_of(main: Callable[[], int | None], debug: bool) -> int:
 
 
 def _message(error: Exception) -> str | None:
-  """The message of an error in one line, or in several for a `ListedError`.
-
-  Returns None if the input is not the cause.
+  """The message of an error, one line but for a `ListedError`; None if the input is not the cause.
   """
   if isinstance(error, ListedError):
     return _shortened('\n'.join(filter(None, map(str.rstrip, str(error).splitlines()))), _MAX_LIST)

@@ -52,11 +52,7 @@ def check(config: Any, **ranges: Range) -> None:
 
 
 def int64(text: str) -> int:
-  """Parses a signed 64-bit integer.
-
-  Raises:
-    ValueError: if the text is not an integer, or its value needs more than 64 bits.
-  """
+  """Parses a signed 64-bit integer; raises ValueError for any other text."""
   number = int(text)
   if not -2**63 <= number < 2**63:
     raise ValueError(f'{text:.80} needs more than 64 bits')

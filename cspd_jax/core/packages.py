@@ -5,10 +5,7 @@ from typing import Any
 
 
 def load(name: str) -> Any:
-  """Imports a package that may be absent or broken.
-
-  Args:
-    name: of the package or a module of it.
+  """Imports a package that may be absent or broken, or a module of it.
 
   Raises:
     ImportError: 'NAME is not installed', or 'NAME cannot be imported' with the reason, whatever the

@@ -60,11 +60,7 @@ def jit(function: Callable[..., Any], graphs: str | None = None, *, label: str |
 
 
 class Compiled(NamedTuple):
-  """A compiled program.
-
-  Attributes:
-    run: a `jax.stages.Compiled`, for arguments of the same shapes.
-    seconds: the time to trace and compile.
+  """A `jax.stages.Compiled` for arguments of the same shapes, and the time to trace and compile it.
   """
 
   run: Any
@@ -73,14 +69,7 @@ class Compiled(NamedTuple):
 
 def compiled(function: Callable, *args: Any, graphs: str | None = None,
              label: str | None = None) -> Compiled:
-  """Compiles `function(*args)` ahead of time and measures the compilation time.
-
-  Args:
-    function: the function.
-    *args: arrays, or `jax.ShapeDtypeStruct`s.
-    graphs: one of `GRAPHS`; by default that of the environment variable CSPD_JAX_GRAPHS.
-    label: the name under which its compilations are reported; None does not report them.
-  """
+  """Compiles `function(*args)`, of arrays or `jax.ShapeDtypeStruct`s, ahead of time; see `jit`."""
   start = time.perf_counter()
   run = jit(function, graphs, label=label).lower(*args).compile()
   return Compiled(run, time.perf_counter() - start)
@@ -88,10 +77,6 @@ def compiled(function: Callable, *args: Any, graphs: str | None = None,
 
 def compile_seconds(jitted: Any, *args: Any) -> float:
   """Compiles a jitted function for these arguments, whose calls then do not; returns the seconds.
-
-  Args:
-    jitted: the result of `jit`.
-    *args: arrays, or `jax.ShapeDtypeStruct`s.
   """
   start = time.perf_counter()
   jitted.lower(*args).compile()
@@ -134,12 +119,8 @@ def on_cuda() -> bool:
 def kept(model: Any, name: Hashable, build: Callable[[], Program]) -> Program:
   """Returns the program that a model caches under a name, and builds it if it is missing.
 
-  The least recently used programs are dropped beyond `MOST`.
-
-  Args:
-    model: an object with a dictionary `programs`.
-    name: the key of the program: everything that determines it.
-    build: builds the program.
+  The name is everything that determines the program, and the model has a dictionary `programs`,
+  whose least recently used ones are dropped beyond `MOST`.
   """
   programs = model.programs
   programs[name] = programs.pop(name) if name in programs else build()
@@ -161,15 +142,10 @@ _LONG = 2.0
 
 @dataclasses.dataclass
 class _Report:
-  """The programs of one job.
+  """The programs of one job: `total` of them, None if unknown, or fewer if `at_most`.
 
-  Attributes:
-    total: number of programs that the job compiles; None if it is unknown.
-    at_most: whether the job may compile fewer.
-    count: programs so far.
-    label: that of the program that is compiled now, or None.
-    start: when its compilation began.
-    is_traced: whether only XLA's part of its compilation remains.
+  `label` is that of the program that is compiled now, or None, and `is_traced` whether only XLA's
+  part of its compilation remains.
   """
 
   total: int | None
@@ -201,12 +177,7 @@ _REPORT: contextvars.ContextVar[_Report | None] = contextvars.ContextVar('report
 
 @contextlib.contextmanager
 def reported(total: int | None = None, at_most: bool = False) -> Iterator[None]:
-  """Reports the labelled programs that are compiled in this block.
-
-  Args:
-    total: number of labelled programs that the block compiles; None if it is unknown.
-    at_most: whether the block may compile fewer.
-  """
+  """Reports the labelled programs of a block: `total`, None if unknown, or fewer if `at_most`."""
   _listen()
   token = _REPORT.set(_Report(total, at_most))
   try:

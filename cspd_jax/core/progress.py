@@ -19,10 +19,6 @@ def bar(label: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]
     with progress.bar('vanilla') as show:
       run.decode(request, show)
 
-  Args:
-    label: the job; the beginning of the line.
-    unit: the unit of the steps.
-
   Yields:
     `(done, total) -> None`, to be called after each step.
   """

@@ -27,20 +27,12 @@ class RowKeys(NamedTuple):
 
 
 def seed_key(seed: Any) -> jax.Array:
-  """Returns the key of a seed, whatever `jax_default_prng_impl` is.
-
-  Raises:
-    ValueError: unless the seed is a whole number below 2^32. Of a larger one, JAX uses 32 bits.
-  """
+  """Returns the key of a seed, as for `checked_seeds`, whatever `jax_default_prng_impl` is."""
   return jax.random.key(checked_seeds(seed), impl=_IMPLEMENTATION)
 
 
 def image_keys(numbered: Sequence[tuple[int, int]]) -> jax.Array:
-  """Returns the keys `[B]` of images, each from its own seed and number only.
-
-  Raises:
-    ValueError: as for `seed_key`, for the numbers as well.
-  """
+  """Returns the keys `[B]` of images, each from its own checked seed and number only."""
   return _image_keys(checked_seeds(numbered))
 
 

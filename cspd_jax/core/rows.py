@@ -21,11 +21,7 @@ IS_UNGUIDED: Limit = (
 
 
 def count(condition: Any) -> int:
-  """Returns the number of rows `B` of a condition.
-
-  Raises:
-    ValueError: unless every leaf has a leading axis `B`, at least 1.
-  """
+  """Returns the number of rows `B` of a condition; raises ValueError unless all leaves have it."""
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(condition)}
   if len(sizes) != 1 or () in sizes or (0,) in sizes:
     raise ValueError(
@@ -37,12 +33,7 @@ def count(condition: Any) -> int:
 
 def check_options(options: Mapping[str, Any], limits: Mapping[str, Sequence[Limit]], num_rows: int
                   ) -> jax.Array:
-  """Checks options: invalid concrete values raise, traced ones make their rows invalid.
-
-  Args:
-    options: by name.
-    limits: of the options to be checked.
-    num_rows: `B`.
+  """Checks the options of `limits`: invalid concrete values raise, traced ones make rows invalid.
 
   Returns:
     `[B]` bool, whether all values of a row are valid.

@@ -28,13 +28,7 @@ _VALUES = ('a number, True, False, None, a name, a string in quotes, a call such
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Call:
-  """A value that is a call, such as the tree `kary(3, 3)`.
-
-  Attributes:
-    name: the name of the function.
-    positional: its positional arguments.
-    arguments: its keyword arguments.
-  """
+  """A value that is a call, such as the tree `kary(3, 3)`: a name and its arguments."""
 
   name: str
   positional: tuple['Value', ...]
@@ -50,12 +44,7 @@ Value = int | float | bool | None | str | tuple[int | float, ...] | Call
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """A name with parameters.
-
-  Attributes:
-    name: the name of a decoder, a drafter or a verifier.
-    arguments: the values of its parameters by name, read-only.
-  """
+  """The name of a decoder, a drafter or a verifier, with its parameters by name, read-only."""
 
   name: str
   arguments: Mapping[str, Value] = dataclasses.field(default_factory=dict)
@@ -69,10 +58,9 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-  """The value of a specification; `str` returns its canonical text, which `parse` reads.
+  """A specification: a named decoder, a drafter, or a drafter and a verifier.
 
-  Attributes:
-    parts: a named decoder or a drafter, or a drafter and a verifier.
+  `str` returns its canonical text, which `parse` reads.
   """
 
   parts: tuple[Part, ...]
@@ -93,11 +81,7 @@ class Spec:
 
 
 def parse(text: str | Spec) -> Spec:
-  """Parses a specification; returns a `Spec` unchanged.
-
-  Raises:
-    ValueError: for a syntax error, with the part of the text that is wrong.
-  """
+  """Parses a specification, or returns a `Spec` unchanged; raises ValueError with what is wrong."""
   if isinstance(text, Spec):
     return text
   if not isinstance(text, str) or len(text) > _MAX_LENGTH:

@@ -47,14 +47,9 @@ def build(parts: Parts, family: Family, forward: Callable[..., tuple[jax.Array, 
 
 
 def pair_prompted(parts: Parts, draft_sizes: Sequence[str]) -> None:
-  """Checks that the networks fit a target whose condition is a `Prompt`.
+  """Checks that networks fit a target whose condition is a `Prompt`; raises ValueError if not.
 
-  Args:
-    parts: the networks.
-    draft_sizes: fields of the config that a smaller model must share.
-
-  Raises:
-    ValueError: if one does not.
+  `draft_sizes` are the fields of the config that a smaller model must share.
   """
   parts.pair('tokenizer', 'codebook_size', 'num_codes')
   for role in ('eagle', 'corrector'):
@@ -140,10 +135,8 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
 def published(layer: eagle.EagleConfig) -> dict[str, tuple[str, Any]]:
   """Returns kind and config, by role, of the networks that are trained for a target.
 
-  The corrector has two EAGLE layers with a learned correction, like the shipped one.
-
-  Args:
-    layer: config of the target's EAGLE network.
+  The corrector has two EAGLE layers with a learned correction, like the shipped one; `layer` is the
+  config of the target's EAGLE network.
   """
   corrector = dataclasses.replace(layer, num_layers=2, correction_dim=layer.dim)
   return {

@@ -32,11 +32,7 @@ _NETWORKS = {'emu3_vq': emu3_vq, 'cosmos': cosmos}
 
 
 def build(parts: Parts) -> Model:
-  """Builds an early-fusion model from its networks.
-
-  Raises:
-    ValueError: if they do not belong together.
-  """
+  """Builds an early-fusion model of its networks; raises ValueError unless they belong together."""
   target = parts.loaded['target']
   config = target.config
   decoder_only.pair_prompted(parts, (
@@ -91,12 +87,7 @@ def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loa
 def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
   """Returns the image tokenizer, which maps the model's tokens to codes.
 
-  Args:
-    parts: the networks.
-    text: the file of the text part, which contains this map for models with `named_codes`.
-
-  Raises:
-    ValueError: if the map is required and there is no text part.
+  The text contains this map for models with `named_codes`; they raise ValueError without it.
   """
   loaded, config = parts.loaded.get('tokenizer'), parts.loaded['target'].config
   if loaded is None or is_described(loaded):

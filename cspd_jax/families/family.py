@@ -31,15 +31,10 @@ class Parts(NamedTuple):
   defaults: Mapping[str, Any]
 
   def pair(self, role: str, size: str, target_size: str | None = None) -> None:
-    """Checks that a network fits the target.
+    """Checks that a network fits the target, if there is one of this role.
 
-    Args:
-      role: of the network; without it nothing is checked.
-      size: field of its config.
-      target_size: the field of the target's config that must be equal; `size` by default.
-
-    Raises:
-      ValueError: if the two are not equal.
+    Raises ValueError unless `size` of its config equals `target_size` of the target's, by default
+    the same field.
     """
     if role not in self.loaded:
       return
@@ -85,16 +80,8 @@ class Parts(NamedTuple):
   def writer(self, writers: Mapping[str, Writer]) -> Writer | None:
     """Returns the prompt writer that the default 'contexts' names, else that of the part 'text'.
 
-    The writer of the part gets its `first_token`, if there is one.
-
-    Args:
-      writers: the writers of the family by name.
-
-    Returns:
-      None without a part 'text'.
-
-    Raises:
-      ValueError: if the name is unknown.
+    The writer of the part gets its `first_token`, if there is one. Without a part 'text' there is
+    no writer; a name that is not among `writers` raises ValueError.
     """
     if 'text' not in self.loaded:
       return None
@@ -189,22 +176,14 @@ def register(family: Family) -> None:
 
 
 def get(name: str) -> Family:
-  """Returns the family of this name.
-
-  Raises:
-    ValueError: if no family has this name.
-  """
+  """Returns the family of this name; raises ValueError if no family has this name."""
   if name not in FAMILIES:
     raise ValueError(f'family is {name!r:.80}; it must be one of: {", ".join(sorted(FAMILIES))}.')
   return FAMILIES[name]
 
 
 def of_target(kind: str) -> Family:
-  """Returns the family whose targets are networks of this kind.
-
-  Raises:
-    ValueError: if no family has such targets.
-  """
+  """Returns the family whose targets are networks of this kind; raises ValueError without any."""
   for family in FAMILIES.values():
     if kind in family.roles['target']:
       return family

@@ -201,10 +201,7 @@ def _described(params: Any, dtype: Any) -> Any:
 
 
 def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
-  """Returns the folder of one of a model's networks.
-
-  Raises:
-    CheckpointError: if the model does not exist or does not have this part.
+  """Returns the folder of one of a model's networks; raises CheckpointError if it has no such part.
   """
   folder = find(name_or_folder)
   parts = read(folder)['parts']
@@ -215,11 +212,7 @@ def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
 
 
 def find(name_or_folder: str | os.PathLike) -> pathlib.Path:
-  """Returns the folder of a model; the name of a shipped model takes precedence over a folder.
-
-  Raises:
-    CheckpointError: if the model does not exist.
-  """
+  """Returns the folder of a model, or raises CheckpointError; shipped names come before folders."""
   if str(name_or_folder) in shipped():
     return store.ASSETS / str(name_or_folder)
   folder = paths.find('model', name_or_folder)

@@ -15,11 +15,7 @@ _CONTROL = r'<[|｜].*[|｜]>|<(begin|end)_of_image>|<(image|patch)_placeholder>
 
 
 def build(parts: Parts) -> Model:
-  """Builds a Janus-Pro model from its networks.
-
-  Raises:
-    ValueError: if they do not belong together.
-  """
+  """Builds a Janus-Pro model of its networks; raises ValueError unless they belong together."""
   target = parts.loaded['target']
   config = target.config
   decoder_only.pair_prompted(parts, ('height', 'width', 'num_codes', 'text_size'))

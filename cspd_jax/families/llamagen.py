@@ -18,11 +18,7 @@ from cspd_jax.text import bpe
 
 
 def build(parts: Parts) -> Model:
-  """Builds a LlamaGen model from its networks.
-
-  Raises:
-    ValueError: if they do not belong together.
-  """
+  """Builds a LlamaGen model of its networks; raises ValueError unless they belong together."""
   config = parts.loaded['target'].config
   parts.pair('tokenizer', 'codebook_size', 'vocab_size')
   for size in ('vocab_size', 'height', 'width', 'num_classes', 'conditioning', 'caption_dim'):
@@ -40,10 +36,7 @@ def build(parts: Parts) -> Model:
 
 
 def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
-  """Returns the prompts that the model supports: classes or captions.
-
-  Raises:
-    ValueError: if the text parts do not belong to the target.
+  """Returns the prompts of the model; raises ValueError if text parts do not belong to its target.
   """
   if config.conditioning == 'text':
     parts.pair('t5', 'dim', 'caption_dim')

@@ -14,11 +14,7 @@ from cspd_jax.models import kl_vae, mar
 
 
 def build(parts: Parts) -> Model:
-  """Builds a MAR model from its networks.
-
-  Raises:
-    ValueError: if they do not belong together.
-  """
+  """Builds a MAR model of its networks; raises ValueError unless they belong together."""
   loaded, target = parts.loaded, parts.loaded['target']
   config = target.config
   parts.pair('tokenizer', 'z_channels', 'latent_channels')

@@ -90,16 +90,9 @@ def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]
 
 
 def of_old_target(folder: pathlib.Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the defaults of the model in a folder that a new target does not keep.
+  """Returns the defaults of the model in a folder that a new target with `defaults` does not keep.
 
   These are sampling options, prompts, decoders and measurements: all that belongs to the old one.
-
-  Args:
-    folder: of the model.
-    defaults: those of the new target.
-
-  Raises:
-    CheckpointError: as `read`.
   """
   return {name: value for name, value in read(folder)['defaults'].items()
           if name not in _OF_ANY_TARGET and (name not in defaults or defaults[name] != value)}
@@ -141,11 +134,7 @@ def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:
-  """Reads `model.json`; the folder of a target is described as a model without other parts.
-
-  Raises:
-    CheckpointError: if the file does not exist or cannot be read, or has an unknown default.
-  """
+  """Reads `model.json`, or describes the folder of a target as a model; raises CheckpointError."""
   description = _content(folder)
   if 'kind' in description:  # The folder of a network.
     try:

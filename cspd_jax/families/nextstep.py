@@ -20,11 +20,7 @@ from cspd_jax.text import bpe, templates
 
 
 def build(parts: Parts) -> Model:
-  """Builds a NextStep-1 model from its networks.
-
-  Raises:
-    ValueError: if they do not belong together.
-  """
+  """Builds a NextStep-1 model of its networks; raises ValueError unless they belong together."""
   loaded, target = parts.loaded, parts.loaded['target']
   config = target.config
   parts.pair('tokenizer', 'z_channels', 'latent_channels')

@@ -22,14 +22,9 @@ from cspd_jax.text.bpe import Text
 
 
 def classes(num_classes: int, names: Sequence[str] = ()) -> Conditions:
-  """Returns the prompts that a class-conditional model supports.
+  """Returns the prompts of a class-conditional model: numbers, and names if there are some.
 
-  Args:
-    num_classes: number of classes.
-    names: of the classes, or empty.
-
-  Raises:
-    ValueError: unless there are `num_classes` names or none.
+  Raises ValueError unless there are `num_classes` names or none.
   """
   names = names or ()
   if names and (not isinstance(names, list | tuple) or len(names) != num_classes
@@ -76,15 +71,10 @@ def _allowed(num_classes: int, names: Sequence[str]) -> str:
 
 
 def captions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> Conditions:
-  """Returns the prompts that a text-conditional model supports.
+  """Returns the prompts of a text-conditional model: features `caption_dim` wide, or words.
 
-  Args:
-    caption_dim: width of the features.
-    encoder: a `t5` network, or None.
-    text: its tokenizer, or None.
-
-  Raises:
-    ValueError: if the tokenizer has tokens that the encoder does not have.
+  Words need a `t5` network and its tokenizer; one with tokens that the network does not have raises
+  ValueError.
   """
   reader = None
   if encoder is not None and text is not None:
@@ -214,11 +204,6 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
 
 
 def described(count: int, length: int = 64) -> Any:
-  """Returns shapes and dtypes of the condition of `count` images.
-
-  Args:
-    count: number of images.
-    length: tokens of a prompt; the default suits a sentence in the published templates.
-  """
+  """Returns shapes and dtypes of the condition of `count` images, by default of a sentence each."""
   size = (count, 2, length)
   return Prompt(jax.ShapeDtypeStruct(size, np.int32), jax.ShapeDtypeStruct(size, bool))

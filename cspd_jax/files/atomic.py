@@ -90,13 +90,9 @@ def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> N
 
 def write_stacked(path: str | os.PathLike, name: str, count: int, rows: Iterable[np.ndarray]
                   ) -> None:
-  """Writes equal arrays as one array of an .npz file, without holding them together in memory.
+  """Writes `count` equal arrays as one array `[count, ...]` of an .npz file, one after the other.
 
-  Args:
-    path: the file.
-    name: name of the array `[count, ...]`.
-    count: number of rows.
-    rows: the rows, all of one shape and dtype.
+  They are never together in memory.
   """
   rows = iter(rows)
   first = next(rows)
@@ -120,15 +116,9 @@ def arrays_of(tree: Any) -> dict[str, np.ndarray]:
 
 
 def tree_of(arrays: Mapping[str, np.ndarray], like: Any, path: pathlib.Path) -> Any:
-  """Returns arrays of `arrays_of`, or of a file of `write_tree`, as a tree.
+  """Returns arrays of `arrays_of`, or of a file of `write_tree`, as a tree like `like`.
 
-  Args:
-    arrays: the content of a file.
-    like: a tree of the same structure, shapes and dtypes.
-    path: of the file, for the message.
-
-  Raises:
-    ValueError: if they differ from `like`.
+  Raises ValueError, naming the file, if structure, shapes or dtypes differ.
   """
   expected = {name: _viewed(np.empty(leaf.shape, leaf.dtype))
               for name, leaf in _named(like).items()}
@@ -154,11 +144,7 @@ def _viewed(leaf: np.ndarray) -> np.ndarray:
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
-  """Writes `content` as indented JSON.
-
-  Raises:
-    ValueError: if a number is not finite, which JSON cannot represent.
-    TypeError: if `content` holds anything else that JSON cannot represent.
+  """Writes indented JSON; raises ValueError or TypeError for what it cannot represent, such as NaN.
   """
   write(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())
 

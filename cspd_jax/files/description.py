@@ -50,11 +50,7 @@ KINDS: dict[str, Kind] = {}
 
 
 def register(name: str, kind: Kind) -> None:
-  """Registers a kind of network.
-
-  Raises:
-    ValueError: if another kind has this name.
-  """
+  """Registers a kind of network; raises ValueError if another kind has this name."""
   naming.add(KINDS, 'kind', name, kind)
 
 
@@ -92,13 +88,9 @@ class CheckpointError(ValueError):
 
 
 class Description(NamedTuple):
-  """The content of `model.json`.
+  """The content of `model.json`: a key of `KINDS`, the config, and the argument `extra` of `save`.
 
-  Attributes:
-    kind: a key of `KINDS`.
-    config: an instance of the kind's config.
-    metadata: the argument `extra` of `save`.
-    digests: digests of the files of parameters, by name.
+  `digests` are those of the files of parameters, by name.
   """
 
   kind: str

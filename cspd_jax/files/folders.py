@@ -48,11 +48,7 @@ def replacing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator
 
 
 def recover(path: pathlib.Path) -> None:
-  """Restores the older folder if a process was killed between two renames.
-
-  Raises:
-    ValueError: if the process is still running.
-  """
+  """Restores the older folder if a process was killed between two renames; refuses if it runs."""
   place = _Place(path, lambda folder: ())
   if not path.exists() and place.old.exists():
     place.check_links()
@@ -61,10 +57,7 @@ def recover(path: pathlib.Path) -> None:
 
 
 def discard(path: pathlib.Path, listed: Listed) -> None:
-  """Removes what a killed `replacing` left of `path`, or finishes its renames.
-
-  Raises:
-    ValueError: if the process is still running.
+  """Removes what a killed `replacing` left of `path`, or finishes its renames; refuses if it runs.
   """
   place = _Place(path, listed)
   if place.workspace.exists():
@@ -142,11 +135,7 @@ def replacing_together(
 
 
 def recover_together(folder: pathlib.Path, listed: Listed, file: str) -> None:
-  """Moves what a process that was killed in `replacing_together` left; see its arguments.
-
-  Raises:
-    ValueError: if the process is still running, or the folders cannot be moved.
-  """
+  """Moves what a process killed in `replacing_together` left; raises ValueError if it runs."""
   staged = folder / f'.{file}{_SUFFIX}'
   if not staged.exists():
     return

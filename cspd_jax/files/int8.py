@@ -28,14 +28,8 @@ def check(quantize: str | None, kind: str, matrices: Mapping[str, int],
           ) -> Callable[[str], int | None]:
   """Returns a function from a parameter's name to the number of input axes, None to leave it.
 
-  Args:
-    quantize: 'int8', or None to leave all parameters.
-    kind: the kind of network.
-    matrices: which parameters can be int8, by regular expressions for their names, and the number
-      of their input axes.
-
-  Raises:
-    ValueError: if `quantize` is anything else, or the network has no such matrices.
+  `matrices` are those of `description.Kind`. Raises ValueError unless `quantize` is 'int8' or None,
+  and if the network of this kind has no such matrices.
   """
   if quantize is None:
     return lambda name: None

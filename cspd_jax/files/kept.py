@@ -22,14 +22,7 @@ class Journal:
   """Numbers by name, in a file of an unfinished report; each is measured once."""
 
   def __init__(self, report: Report):
-    """Reads what an interrupted run has measured.
-
-    Args:
-      report: opened with the `run` that determines what is measured.
-
-    Raises:
-      ValueError: if the file is damaged.
-    """
+    """Reads what a report, opened with the `run` that determines it, has; refuses damaged files."""
     self._path = report.path(_NUMBERS)
     self._values: dict[str, Any] = (
         reading.json(self._path, f'remove {self._path}') if report.has(_NUMBERS) else {})
@@ -41,10 +34,8 @@ class Journal:
   def measured(self, kind: str, name: str, measure: Callable[[], Any]) -> Any:
     """Returns what `measure` returns, or has returned in an interrupted run.
 
-    Args:
-      kind: what is measured, such as 'run'.
-      name: of which decoder or size.
-      measure: `() -> ` numbers, lists and dictionaries of them.
+    `kind` is what is measured, such as 'run', and `name` of which decoder or size. The result is
+    numbers, lists and dictionaries of them.
     """
     values = self._values.setdefault(kind, {})
     if name not in values:

@@ -85,11 +85,7 @@ _HELD: weakref.WeakValueDictionary[tuple[int, int], Hold] = weakref.WeakValueDic
 
 
 def hold(folder: pathlib.Path) -> Hold:
-  """Creates a folder if it does not exist, and holds it against other processes.
-
-  Raises:
-    ValueError: if another process holds it.
-  """
+  """Creates a folder if necessary, and holds it; raises ValueError if another process does."""
   folder.mkdir(parents=True, exist_ok=True)
   status = folder.stat()
   key = status.st_dev, status.st_ino
@@ -133,10 +129,7 @@ def share(folder: pathlib.Path, prepare: Callable[[], None], is_ready: Callable[
 
 @contextlib.contextmanager
 def exclusive(folder: pathlib.Path) -> Iterator[None]:
-  """Creates a folder and holds it for a block, also against other threads of this process.
-
-  Raises:
-    ValueError: if it is held already.
+  """Creates and holds a folder for a block, also against other threads; raises ValueError if held.
   """
   handle = _acquired(folder)
   try:
@@ -147,11 +140,7 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _acquired(folder: pathlib.Path, shared: bool = False) -> int | None:
-  """Creates a folder and returns a handle that holds it, or None on a disk without locks.
-
-  Raises:
-    HeldError: if it is held already.
-  """
+  """Creates a folder and returns a handle that holds it, None without locks; raises HeldError."""
   check_system()
   path, flags = folder, os.O_RDONLY
   while True:

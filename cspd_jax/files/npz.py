@@ -21,13 +21,7 @@ _HEADERS = {(1, 0): np.lib.format.read_array_header_1_0,
 
 
 class Header(NamedTuple):
-  """Shape, dtype and order of an array in an .npz file.
-
-  Attributes:
-    shape: its shape.
-    dtype: its dtype, which holds no Python objects.
-    by_columns: whether its first axis varies fastest.
-  """
+  """Shape, dtype without Python objects, and order of an array; `by_columns` is Fortran's."""
 
   shape: tuple[int, ...]
   dtype: np.dtype
@@ -76,15 +70,11 @@ def batches(path: str | os.PathLike, remedy: str, array: str, size: int, name: s
             ) -> Iterator[np.ndarray]:
   """Yields the rows of an array of an .npz file in batches, of which the last may be smaller.
 
+  The arguments and errors of `arrays`, and:
+
   Args:
-    path: the file.
-    remedy: what the user can do if the file cannot be read, for the message.
     array: the name of the array, `[N, ...]`.
     size: rows of a batch. At most one batch is in memory.
-    name: name of the argument that specifies the file; None for a file without an argument.
-
-  Raises:
-    ValueError: see `arrays`.
   """
   with _archive(path, remedy, name) as (archive, file_size):
     member = _members(archive)[array]

@@ -40,10 +40,8 @@ def find(name: str, value: str | os.PathLike) -> pathlib.Path:
 
 
 def folder(name: str, value: str | os.PathLike) -> pathlib.Path:
-  """Returns the absolute path of a folder that can be written; nothing is created.
-
-  Raises:
-    ValueError: if no folder can be written there.
+  """Returns the absolute path of a folder that can be written, or raises ValueError; creates
+  nothing.
   """
   path = find(name, value)
   find(name, path.with_name(f'.{path.name}.unfinished') if path.name else path)
@@ -56,10 +54,7 @@ def folder(name: str, value: str | os.PathLike) -> pathlib.Path:
 
 
 def file(name: str, value: str | os.PathLike) -> pathlib.Path:
-  """Returns the absolute path of a file that can be written; nothing is created.
-
-  Raises:
-    ValueError: if no file can be written there.
+  """Returns the absolute path of a file that can be written, or raises ValueError; creates nothing.
   """
   path = find(name, value)
   if path.exists() and not path.is_file():

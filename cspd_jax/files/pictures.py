@@ -18,10 +18,8 @@ _FRAMES = ('GIF', 'PNG', 'TIFF', 'WEBP')
 
 
 def as_shown(image: Image.Image) -> Image.Image:
-  """Returns a picture upright, on white, and with 8 bits per channel.
-
-  Args:
-    image: an open picture; of several frames, the first.
+  """Returns an open picture, of several frames the first, upright, on white, with 8 bits per
+  channel.
 
   Raises:
     ValueError: if no viewer would know what is white: 32-bit integers, or numbers that are neither
@@ -38,15 +36,10 @@ def as_shown(image: Image.Image) -> Image.Image:
 
 
 def as_evaluated(image: Image.Image) -> Image.Image:
-  """Returns a picture as the published evaluators read it: by Pillow's conversion to RGB.
+  """Returns an open picture as the published evaluators read it: by Pillow's conversion to RGB.
 
-  That neither turns a picture by its EXIF orientation, nor regards transparency.
-
-  Args:
-    image: an open picture.
-
-  Raises:
-    ValueError: see `check_evaluated`.
+  That neither turns a picture by its EXIF orientation, nor regards transparency. Errors as for
+  `check_evaluated`.
   """
   check_evaluated(image)
   image.info.pop('transparency', None)  # Pillow would warn about that of a palette.
@@ -54,13 +47,10 @@ def as_evaluated(image: Image.Image) -> Image.Image:
 
 
 def check_evaluated(image: Image.Image) -> None:
-  """Raises ValueError for a picture of which evaluators would read something else.
+  """Raises ValueError, by its header, for a picture of which evaluators would read something else.
 
   That is one of more than 8 bits per channel, which they cut off at either end, or of several
   frames, of which they use the first.
-
-  Args:
-    image: an open picture, of which only the header is read.
   """
   if depth := _depth(image):
     raise ValueError(f'it has {depth} per channel, and evaluators read 8 bits')

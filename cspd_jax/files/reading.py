@@ -66,14 +66,7 @@ def data(path: str | os.PathLike, remedy: str, name: str | None = None) -> bytes
 def json(path: str | os.PathLike, remedy: str, name: str | None = None, kind: type = dict) -> Any:
   """Reads a JSON file whose numbers are finite, and whose integers have at most 64 bits.
 
-  Args:
-    path: the file.
-    remedy: what the user can do if the file cannot be read, for the message.
-    name: name of the argument that specifies the file; None for a file without an argument.
-    kind: the type of its content.
-
-  Raises:
-    ValueError: if it cannot be read, holds another type, or is larger than `MOST_TEXT`.
+  As `text`, and raises ValueError too if its content is not of the type `kind`.
   """
   with opening(path, 'JSON', remedy, name) as file:
     content = json_lib.loads(_bytes(file).decode('utf-8'), parse_constant=_finite,
@@ -85,11 +78,7 @@ def json(path: str | os.PathLike, remedy: str, name: str | None = None, kind: ty
 
 
 def entry(content: Mapping[str, Any], name: str, kind: type) -> Any:
-  """Returns an entry of a JSON object.
-
-  Raises:
-    ValueError: if it is missing, or has another type than `kind`.
-  """
+  """Returns an entry of a JSON object; raises ValueError if it is missing or not of type `kind`."""
   if not isinstance(value := content.get(name), kind):
     raise ValueError(f'its {name} is {value!r:.80}, and must be {_JSON_TYPES[kind]}')
   return value
@@ -97,18 +86,10 @@ def entry(content: Mapping[str, Any], name: str, kind: type) -> Any:
 
 def picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
             ) -> tuple[np.ndarray, dict[str, Any]]:
-  """Reads a PNG file and verifies its checksums.
-
-  Args:
-    path: the file.
-    remedy: what the user can do if the file cannot be read, for the message.
-    needed: names of required texts.
+  """Reads a PNG file and verifies its checksums; arguments and errors as for `text`.
 
   Returns:
-    Its pixels, uint8 `[H, W, 3]`, and its texts by name.
-
-  Raises:
-    ValueError: if it cannot be read, or a text is missing.
+    Its pixels, uint8 `[H, W, 3]`, and its texts by name, with those of `needed`.
   """
   with opening(path, 'PNG', remedy) as file:
     with _opened(file, ('PNG',)) as image:
@@ -123,16 +104,9 @@ def picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
 def photograph(path: str | os.PathLike, remedy: str, name: str | None = None, *,
                convert: Callable[[Image.Image], Image.Image] = pictures.as_evaluated
                ) -> Image.Image:
-  """Reads an image file of a common format as RGB.
+  """Reads an image file of a common format as RGB, with a function of `pictures`.
 
-  Args:
-    path: the file.
-    remedy: what the user can do if the file cannot be read, for the message.
-    name: name of the argument that specifies the file; None for a file without an argument.
-    convert: a function of `pictures`.
-
-  Raises:
-    ValueError: if it cannot be read, or has more than `MOST_PIXELS`, or `convert` refuses it.
+  Arguments and errors as for `text`; more than `MOST_PIXELS` are refused as well.
   """
   with opening(path, 'an image', remedy, name) as file, _opened(file, _PICTURES) as image:
     return convert(image)
@@ -191,11 +165,7 @@ def opening(path: str | os.PathLike, form: str, remedy: str, name: str | None = 
             ) -> Iterator[pathlib.Path]:
   """Yields the path of an existing file, and turns all errors of the block into one ValueError.
 
-  Args:
-    path: the file.
-    form: what the file should be, for the message.
-    remedy: what the user can do if the file cannot be read, for the message.
-    name: name of the argument that specifies the file; None for a file without an argument.
+  `form` is what the file should be, for the message; the other arguments are those of `text`.
   """
   file, other = paths.find(name or 'path', path), None
   subject = paths.shown(path)[1:-1] if name is None else f'{name} is {paths.shown(path)}, which'
@@ -254,13 +224,7 @@ def _bytes(file: pathlib.Path) -> bytes:
 
 
 def check_total(parts: str, total: int, size: int) -> None:
-  """Raises ValueError if parts of a file of `size` bytes are far too large for it.
-
-  Args:
-    parts: what they are, in the plural.
-    total: the bytes that they need in memory.
-    size: the bytes of the file.
-  """
+  """Raises ValueError if `parts` of a file of `size` bytes need far too many in memory, `total`."""
   limit = max(_MAX_UNPACKED, _MAX_RATIO * size)
   if total > limit:
     raise ValueError(f'its {parts} have {total} bytes and the file {size}; at most {limit} are '

@@ -71,10 +71,7 @@ class Run:
     self._hold.__exit__(*error)
 
   def read(self, name: str, like: Any) -> Any:
-    """Reads a tree of arrays like `like`, in shapes and dtypes; None if it is not there.
-
-    Raises:
-      ValueError: if the file is damaged, or holds other arrays.
+    """Reads arrays like the tree `like`; None if there is no file, ValueError if it holds others.
     """
     path = self.folder / name
     return atomic.tree_of(npz.arrays(path, atomic.REMAKE), like, path) if path.exists() else None
@@ -315,10 +312,7 @@ def _checked(folder: pathlib.Path, names: Sequence[str], program: str | None,
 def _check_name(folder: pathlib.Path, name: str, *digests: str | None) -> None:
   """Raises ValueError if the file `name` would replace a file that no report wrote.
 
-  Args:
-    folder: of the report.
-    name: of the file.
-    *digests: of the files of this name that reports in the folder list.
+  `digests` are of the files of this name that reports in the folder list.
   """
   if not paths.is_plain(name) or name in _RESERVED:
     raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
@@ -353,11 +347,7 @@ def _clear(new: pathlib.Path) -> None:
 
 
 def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns the files of a folder by name, without temporary ones.
-
-  Raises:
-    ValueError: if it holds anything else.
-  """
+  """Returns the files of a folder by name, without temporary ones; all else raises ValueError."""
   names = {*os.listdir(folder)} - {left.name for left in atomic.leftovers(folder / '*')}
   return {name: paths.inside(folder, name, folder) for name in sorted(names)}
 

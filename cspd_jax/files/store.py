@@ -98,20 +98,13 @@ def save_groups(
 ) -> None:
   """Saves a model like `save`, but builds one group of parameters after the other.
 
+  The arguments and errors of `save`, and:
+
   Args:
-    path: the folder to write.
-    kind: a key of `description.KINDS`.
-    config: the model's sizes.
     groups: functions that each return a part of the parameters' tree, and together all of it.
     state: JSON value on which the parameters depend: groups that a killed process wrote are reused
       by the next one with the same state. None starts again.
-    dtype: the stored dtype of floating-point parameters; None preserves theirs.
-    extra: JSON values by name, which `load` returns as metadata.
-    allow_nonfinite: whether parameters may be NaN or infinite.
     progress: called as `progress(done, total)` with numbers of groups.
-
-  Raises:
-    CheckpointError: see `save`.
   """
   _check_config(kind, config)
   try:
@@ -169,14 +162,9 @@ def check_place(path: str | os.PathLike, resumes: bool = False) -> None:
 
 
 def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
-  """Adds to the metadata of a checkpoint; the parameters stay unchanged.
+  """Adds JSON values by name to the metadata of a network; the parameters stay unchanged.
 
-  Args:
-    path_or_name: a folder written by `save`, or the name of a shipped model.
-    extra: JSON values by name; they replace entries of the same name.
-
-  Raises:
-    CheckpointError: if the checkpoint does not exist or is damaged.
+  They replace entries of the same name. Raises CheckpointError if it does not exist or is damaged.
   """
   folder = _find(path_or_name)
   description.read(folder)
@@ -247,28 +235,19 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
 
 def describe(path_or_name: str | os.PathLike, *, name: str = 'path_or_name',
              remedy: str | None = None) -> Loaded:
-  """Describes a network without reading its parameters.
+  """Describes a network without reading its parameters; arguments and errors as for `load`.
 
-  Args:
-    path_or_name: a folder written by `save`, or the name of a shipped network.
-    name: name of the argument that specifies it, for messages.
-    remedy: what to do without a network there, where no shipped one serves; None names those.
+  `remedy` is what to do without a network there, where no shipped one serves; None names those.
 
   Returns:
     The network with the shapes and dtypes that its config requires as parameters.
-
-  Raises:
-    CheckpointError: if the checkpoint does not exist or its description is damaged.
   """
   kind, config, metadata, *_ = description.read(_find(path_or_name, name, remedy))
   return Loaded(kind, config, description.expected(KINDS[kind], config), metadata)
 
 
 def sketch(kind: str, config: Any) -> Loaded:
-  """Describes a network that is not stored, by its sizes.
-
-  Raises:
-    CheckpointError: if the kind is not registered.
+  """Describes a network that is not stored; raises CheckpointError if the kind is not registered.
   """
   return Loaded(kind, config, description.expected(description.kind_of(kind), config), {})
 

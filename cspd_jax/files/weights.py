@@ -250,11 +250,7 @@ def opened(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Leaf]:
 
 
 def leaves(path: pathlib.Path) -> dict[str, Leaf]:
-  """Returns the arrays of a safetensors file by name; only the header is read.
-
-  Raises:
-    SafetensorError: if the file is damaged.
-  """
+  """Returns the arrays of a safetensors file by name; only the header, if intact, is read."""
   with safetensors.safe_open(path, 'numpy') as file:
     names = list(file.keys())  # A file cannot be iterated over in all versions.
     headers = {name: file.get_slice(name) for name in names}
@@ -318,9 +314,6 @@ def differences(expected: Params, params: Params) -> list[str]:
 
 def listed(problems: Mapping[str, Sequence[str]]) -> list[str]:
   """Returns a line for each of the first problems of every kind, and one with the number of others.
-
-  Args:
-    problems: by kind, such as 'missing'.
   """
   lines: list[str] = []
   for kind, group in problems.items():
@@ -357,8 +350,6 @@ def digests(folder: pathlib.Path, names: Iterable[str],
   """Returns hexadecimal digests of files, which are read in threads.
 
   Args:
-    folder: parent of the files.
-    names: their paths in the folder.
     begin: returns the digest of no bytes, by default a BLAKE2b of 32 bytes.
   """
   names = sorted(names)

@@ -20,10 +20,7 @@ PLATFORMS = ('cpu', 'gpu', 'tpu')
 
 
 def check(choice: Any) -> None:
-  """Checks the form of a model's default decoders, but not the specifications themselves.
-
-  Raises:
-    ValueError: if it is neither None nor one of the forms above.
+  """Raises ValueError unless default decoders have a form above, whatever the specifications are.
   """
   by_device = choice if isinstance(choice, Mapping) else {'': choice}
   for device, entry in by_device.items():
@@ -53,12 +50,9 @@ def check_seconds(measured: Any) -> None:
 
 
 def find(choice: Any, device: Any, batch_size: int) -> str | None:
-  """Returns the specification for a device and a number of images, or None.
+  """Returns the specification for a JAX device and a number of images decoded together, or None.
 
-  Args:
-    choice: a model's default decoders, of the form that `check` requires.
-    device: a JAX device.
-    batch_size: images that are decoded together.
+  `choice` has the form that `check` requires.
   """
   if not isinstance(choice, Mapping):
     return choice
@@ -70,12 +64,7 @@ def find(choice: Any, device: Any, batch_size: int) -> str | None:
 
 
 def joined(choice: Any, kind: str, decoders: Mapping[int, str]) -> dict[str, Any]:
-  """Returns a model's default decoders with specifications added for one kind of device.
-
-  Args:
-    choice: the default decoders so far.
-    kind: of the device.
-    decoders: specifications by number of images; they replace those of the same numbers.
+  """Returns a model's default decoders with those of one kind of device added, by number of images.
   """
   by_device = dict.fromkeys(PLATFORMS, choice) if isinstance(choice, str) else dict(choice or {})
   sizes = different(_sizes(by_device.get(kind, {})) | dict(decoders))
@@ -85,12 +74,7 @@ def joined(choice: Any, kind: str, decoders: Mapping[int, str]) -> dict[str, Any
 
 def with_seconds(measured: Any, kind: str, seconds: Mapping[int, tuple[str, float]]
                  ) -> dict[str, Any]:
-  """Returns `defaults.seconds` with measurements added for one kind of device.
-
-  Args:
-    measured: `defaults.seconds` so far, or None.
-    kind: of the device.
-    seconds: decoder and seconds per image by number of images.
+  """Returns `defaults.seconds` with decoders and seconds added for one kind of device, by number.
   """
   added = {str(size): list(entry) for size, entry in sorted(seconds.items())}
   result = dict(measured or {})
@@ -98,13 +82,9 @@ def with_seconds(measured: Any, kind: str, seconds: Mapping[int, tuple[str, floa
 
 
 def seconds(measured: Any, kind: str, batch_size: int, specification: str) -> float | None:
-  """Returns the seconds per image that were measured, or None.
+  """Returns the seconds per image that were measured with a decoder, or None.
 
-  Args:
-    measured: `defaults.seconds` as a file holds it, or None.
-    kind: of the device.
-    batch_size: images decoded together.
-    specification: of the decoder.
+  `measured` is `defaults.seconds` as a file holds it, or None.
   """
   by_size = measured.get(kind) if isinstance(measured, Mapping) else None
   entry = by_size.get(str(batch_size)) if isinstance(by_size, Mapping) else None

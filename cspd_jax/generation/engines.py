@@ -114,14 +114,7 @@ class Engine(NamedTuple):
               ) -> Spec:
     """Returns the specification that a model is decoded with unless the caller passes one.
 
-    Args:
-      choice: the model's default decoders.
-      drafts: the model's drafts by name.
-      device: the JAX device that the model runs on.
-      batch_size: images that are decoded together.
-
-    Raises:
-      ValueError: if the model names a decoder that does not exist.
+    `choice` are the model's default decoders; one that does not exist raises ValueError.
     """
     text = defaults_lib.find(choice, device, batch_size)
     try:
@@ -138,11 +131,7 @@ class Engine(NamedTuple):
                 if self.needs(spec) in (None, *drafts))
 
   def specification(self, specification: str | Spec, parameters: Mapping[str, Any]) -> Spec:
-    """Parses a specification and adds the parameters that a caller passes separately.
-
-    Args:
-      specification: a specification or its text.
-      parameters: parameters by name; those that are None are ignored.
+    """Parses a specification and adds the parameters that a caller passes separately, if not None.
 
     Raises:
       ValueError: for a parameter that the decoder does not have, or that the text already sets.
@@ -185,9 +174,7 @@ class Engine(NamedTuple):
   def check_defaults(self, defaults: Mapping[str, Any], others: Collection[str] = ()) -> None:
     """Raises ValueError for a default that no model of the engine uses, or of another form.
 
-    Args:
-      defaults: the `defaults` of a `model.json`.
-      others: names that the model's family supports in addition.
+    `others` are names that the model's family supports in addition.
     """
     supported = [*self.options._fields, *_DEFAULTS, *others]
     if unknown := [str(name) for name in defaults if name not in supported]:
@@ -204,9 +191,8 @@ class Engine(NamedTuple):
   def sampling(self, defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> Options:
     """Returns sampling options as NumPy values, so that new values do not compile again.
 
-    Args:
-      defaults: the model's; names that are not sampling options are ignored.
-      overrides: the caller's; those that are None are ignored.
+    They are the overrides that are not None, else those among the model's defaults, else the
+    engine's.
 
     Raises:
       ValueError: for an unknown option, or a value that is not a number.
@@ -226,8 +212,7 @@ class Engine(NamedTuple):
 def with_raw_log_probs(decoder: AnyDecoder, value: Any) -> AnyDecoder:
   """Returns a decoder whose result has `raw_log_probs` if `value` is True.
 
-  Raises:
-    ValueError: if `value` is neither True nor False, or True for continuous tokens.
+  Raises ValueError unless it is True or False, and for continuous tokens.
   """
   if value is False:
     return decoder

@@ -53,12 +53,7 @@ class FeatureFiles:
   """The features of the images of an unfinished report."""
 
   def __init__(self, report: Report, images: Sequence[str], extractor: Extractor):
-    """Stores the arguments; nothing is computed yet.
-
-    Args:
-      report: the unfinished report.
-      images: names of the PNG files of all images, in the order of their numbers.
-      extractor: computes the features.
+    """Stores the arguments; `images` are the names of all PNG files, in the order of their numbers.
     """
     self._report, self._images, self._extractor = report, images, extractor
     self._size = min(extractor.batch_size, len(images))
@@ -86,10 +81,7 @@ class FeatureFiles:
   def join(self) -> None:
     """Writes the features of all images as one file, with the identity of the extractor.
 
-    Computes those that are missing from the images.
-
-    Raises:
-      ValueError: if a file of features or an image is damaged.
+    Computes those that are missing; a damaged file of features or image raises ValueError.
     """
     if not self._report.has(NAME):
       for number, name in enumerate(self._images):

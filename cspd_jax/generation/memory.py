@@ -38,24 +38,18 @@ _FILES = (('memory.max', 'memory.current', ('inactive_file', 'active_file')),
 
 
 def size(tree: Any) -> float:
-  """Returns the bytes of all leaves of a tree, such as a model's parameters.
-
-  Args:
-    tree: arrays or `jax.ShapeDtypeStruct`s.
-  """
+  """Returns the bytes of all leaves of a tree, arrays or `jax.ShapeDtypeStruct`s."""
   return float(sum(math.prod(leaf.shape) * np.dtype(leaf.dtype).itemsize
                    for leaf in jax.tree.leaves(tree)))
 
 
 def cache_size(target: Target | continuous.Target, params: Params, condition: Condition,
                num_slots: int) -> float:
-  """Returns the bytes of a target's cache; 0 for masked models, which have none.
+  """Returns the bytes of a target's cache, with its condition; 0 for masked models, which have
+  none.
 
-  Args:
-    target: the model; with guidance, its cache holds both streams.
-    params: its parameters, arrays or shapes.
-    condition: of `B` images, arrays or shapes. The cache holds its tokens too.
-    num_slots: image tokens that the cache has room for.
+  Parameters and condition are arrays or shapes, and `num_slots` the image tokens that it has room
+  for. With guidance, it holds both streams.
   """
   def cache(params, condition):
     if isinstance(target, continuous.Target):
@@ -69,13 +63,8 @@ def cache_size(target: Target | continuous.Target, params: Params, condition: Co
 def live_cache(model: BaseModel, guided: bool, condition: Condition) -> float:
   """Returns the bytes of the cache that a round reads on average over an image.
 
-  That is the part for the condition and half of the image's tokens. It is 0 for masked models,
-  which have no cache.
-
-  Args:
-    model: the model.
-    guided: whether the null condition's stream is cached as well.
-    condition: of `B` images, arrays or shapes.
+  That is the part for the condition, arrays or shapes, and half of the image's tokens; 0 for masked
+  models, which have no cache.
   """
   target = model.target(guided=guided)
   return cache_size(target, model.params, condition, target.num_tokens // 2)
@@ -177,12 +166,7 @@ def _per_image(decoder: AnyDecoder, params: Any, condition: Any, sampling: Any, 
                ) -> tuple[float, float]:
   """Returns the bytes of one image's cache, and of all else that a round carries to the next one.
 
-  Args:
-    decoder: the decoder.
-    params: its target's parameters.
-    condition: of one image, with a leading axis of size 1.
-    sampling: the options of this image.
-    draft_params: the drafter's parameters.
+  Condition and options are those of one image.
   """
   def start(params, condition, sampling, draft_params):
     rng = random_lib.row_keys(jax.random.key(0), 1)
@@ -215,12 +199,7 @@ def check(model: BaseModel, specification: str | Spec, needs: Estimate, batch_si
           argument: str = 'batch_size') -> None:
   """Raises ValueError if decoding `batch_size` images at once clearly does not fit in memory.
 
-  Args:
-    model: the model.
-    specification: of the decoder.
-    needs: its estimate.
-    batch_size: images decoded at once.
-    argument: the argument that sets their number: 'batch_size' or 'prompts'.
+  `argument` is the one that sets their number: 'batch_size' or 'prompts'.
   """
   if argument == 'prompts':
     needs = needs._replace(queue=0)  # With fewer prompts, no image waits either.
@@ -245,10 +224,8 @@ def check(model: BaseModel, specification: str | Spec, needs: Estimate, batch_si
 def check_batch(batch_size: int, per_image: float, which: str = '') -> None:
   """Raises ValueError if a batch of images clearly does not fit in memory.
 
-  Args:
-    batch_size: images of the batch.
-    per_image: bytes that each needs at the least, on the host and on the device.
-    which: what distinguishes them, for the message.
+  Each needs `per_image` bytes at the least, on the host and on the device; `which` distinguishes
+  them in the message.
   """
   numbers = [number for number in (_available(), free(jax.devices()[:1])) if number is not None]
   least = min(numbers, default=math.inf)

@@ -69,15 +69,10 @@ def _is_text(prompt: str) -> bool:
 
 
 def of_file(path: str | os.PathLike) -> list[str]:
-  """Reads prompts from a file of UTF-8 text.
+  """Reads prompts from a file of UTF-8 text, one per line; empty lines are skipped.
 
-  Args:
-    path: the file. Its lines are the prompts, without the spaces around them, and empty lines are
-      skipped. In a file whose name ends in `.jsonl`, every line is an object whose `prompt` is
-      text.
-
-  Raises:
-    ValueError: if the file cannot be read or has no prompts, or for other data: JSON or tables.
+  In a file whose name ends in `.jsonl`, every line is an object whose `prompt` is text. One that
+  cannot be read, has no prompts or holds other data, JSON or tables, raises ValueError.
   """
   path = pathlib.Path(path)
   if path.suffix.lower() in _JSON_LINES:
@@ -93,14 +88,9 @@ def of_file(path: str | os.PathLike) -> list[str]:
 
 
 def json_lines(path: pathlib.Path, remedy: str) -> list[tuple[str, str]]:
-  """Returns the lines of a file of JSON objects, and the text `prompt` of each.
+  """Returns the lines of a file of JSON objects that are not empty, and the text `prompt` of each.
 
-  Args:
-    path: the file; empty lines are skipped.
-    remedy: what the user can do if the file cannot be read, for the message.
-
-  Raises:
-    ValueError: if it cannot be read, has no lines, or a line has no such text.
+  Raises ValueError, with the remedy, if it cannot be read, has no lines, or one has no such text.
   """
   result = []
   for number, line in enumerate(_lines(path, remedy), 1):

@@ -220,9 +220,6 @@ def prepare(model: BaseModel, prompts: Any = None, options: Mapping[str, Any] = 
     all_at_once: whether all images are decoded together, in place of `batch_size`.
     slots: whether a row whose image is complete may start the next one.
     pixels: whether the tokens become images, for which the model needs an image tokenizer.
-    prefix: the first rows of the images, as for `Model.generate`.
-    rows: how many rows of tokens of `prefix` are used.
-    raw_log_probs: whether the results have log-probabilities at temperature 1 and without cuts.
     sampling: of `model.sampling(...)`, in place of sampling options among `options`.
     condition: of the prompts, if the caller has encoded them; None encodes them here.
     reserved: whether their memory is allocated already, as that of slots; needs a `batch_size`.

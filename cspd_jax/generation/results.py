@@ -92,12 +92,7 @@ class Generated:
     return (self[i] for i in range(len(self)))
 
   def __getitem__(self, index: int | slice) -> 'Generated':
-    """Returns one image, or those of a slice, with everything that belongs to them.
-
-    Raises:
-      IndexError: if there is no such image.
-      TypeError: if the index is neither an integer nor a slice.
-    """
+    """Returns one image, or those of a slice; raises IndexError or TypeError for another index."""
     try:
       selected = range(len(self))[index]
     except IndexError as error:

@@ -64,7 +64,6 @@ def decode(request: Request, progress: batches.Progress | None = None,
   """Decodes all images of a request.
 
   Args:
-    request: the request.
     progress: called with the number of finished images and the number of all images.
     folder: as for `run`.
 
@@ -121,11 +120,8 @@ def _recorded(seeds: Any) -> Any:
 def refilled(request: Request) -> Iterator[refill.Finished]:
   """Decodes the images of a request in `batch_size` slots; a slot that is free starts the next one.
 
-  Args:
-    request: of a decoder of discrete tokens on one device.
-
-  Yields:
-    The images that became complete, which are not checked, as NumPy arrays.
+  The decoder is one of discrete tokens on one device. Yields the images that became complete, which
+  are not checked, as NumPy arrays.
   """
   model, decoder, size = request.model, request.decoder, request.batch_size
   assert isinstance(decoder, Decoder)
@@ -176,11 +172,7 @@ class Partial:
     return np.where(self.fixed, model.cells(rounds), -1)
 
   def result(self) -> Generated:
-    """Returns the complete images.
-
-    Raises:
-      ValueError: if they are not complete yet.
-    """
+    """Returns the complete images; raises ValueError if they are not complete yet."""
     if not self.complete:
       raise ValueError(f'the images have {self.count.tolist()} tokens so far; iterate until '
                        '`complete` is True.')
@@ -199,18 +191,11 @@ class Partial:
 
 
 def stream(request: Request, every: int) -> Iterator[Partial]:
-  """Decodes the images of a request in one batch, and yields them every few rounds.
+  """Decodes the images of a request in one batch, without its mesh, and yields them every few
+  rounds.
 
-  Args:
-    request: the request; the model's mesh is not used.
-    every: rounds between two results, at least 1.
-
-  Yields:
-    The state of all images after the prefill and after every `every` rounds; the last one has the
-    complete images.
-
-  Raises:
-    ValueError: if the model returns NaN or infinity for some images.
+  The first is after the prefill, the last has the complete images. NaN or infinity of the model
+  raises ValueError.
   """
   model, decoder = request.model, request.decoder
   _, condition, keys, sampling, draft_params = request.arguments(np.arange(len(request)))
@@ -260,14 +245,7 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
              sampling: Options, prompts: Any = None) -> dict[str, Any]:
   """Returns the settings that determine the results of a run.
 
-  Args:
-    model: the model; if images have a prefix, the one of `Model.with_prefix`.
-    specification: of the decoder.
-    condition: the condition that `model` returned for the prompts.
-    seed: the seed, or one per image.
-    batch_size: images decoded at once.
-    sampling: the sampling options.
-    prompts: the caller's prompts; None if only the condition is available.
+  `seed` is one seed, or one per image; `prompts` are None if only the condition is available.
   """
   return dict(
       model=model.name, cache_dtype=model.cache_dtype, parameters=fingerprint(model.params),
@@ -292,12 +270,9 @@ def weights(model: BaseModel) -> dict[str, str]:
 
 
 def fingerprint(arrays: Any, every: bool = False) -> str:
-  """Returns a short digest of the shapes, dtypes and numbers of arrays.
+  """Returns a short digest of shapes, dtypes and numbers of a tree of arrays.
 
-  Args:
-    arrays: a tree of arrays.
-    every: whether the digest covers every number, or a sample of each array, which is enough for
-      parameters.
+  It covers `every` number, or a sample of each array, which is enough for parameters.
   """
   digest = hashlib.sha256()
   for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):

@@ -32,14 +32,7 @@ from cspd_jax.models.conditions import Prompt
 
 
 class Event(NamedTuple):
-  """The progress of an image.
-
-  Attributes:
-    slot: its slot.
-    num_tokens: number of its tokens that are committed, including the prefix.
-    rounds: number of its rounds, including the prefill.
-    complete: whether all tokens are committed.
-  """
+  """The progress of the image in a slot: its tokens with those of the prefix, and its rounds."""
 
   slot: int
   num_tokens: int

@@ -37,12 +37,7 @@ MAIN = {'discrete': acceptance.STEP_COMPRESSION, 'continuous': passes.HEAD_CALLS
 
 
 def select(engine: str, *groups: str) -> tuple[Metric, ...]:
-  """Returns the metrics that apply to an engine's decoders.
-
-  Args:
-    engine: 'discrete' or 'continuous'.
-    *groups: groups to select; all groups without any.
-  """
+  """Returns the metrics that apply to an engine's decoders, of some groups or all."""
   return tuple(metric for metric in METRICS
                if engine in metric.engines and (not groups or metric.group in groups))
 

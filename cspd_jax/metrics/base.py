@@ -37,12 +37,7 @@ def mean(values: np.ndarray) -> Value:
 
 
 def ratio(numerators: np.ndarray, denominators: np.ndarray) -> Value:
-  """Returns the ratio of two sums over images, with its standard error to first order.
-
-  Args:
-    numerators: `[N]`, one per image.
-    denominators: `[N]`, one per image.
-  """
+  """Returns the ratio of two sums over images `[N]`, with its standard error to first order."""
   a, b = np.asarray(numerators, np.float64), np.asarray(denominators, np.float64)
   if not b.sum():
     return UNKNOWN
@@ -155,11 +150,9 @@ def entries(values: Mapping[str, Value]) -> dict[str, float | None]:
 
 
 def columns(metrics: Sequence[Metric], errors: bool = False) -> dict[str, str]:
-  """Returns columns of `measure.tables` that show rows of `entries`.
+  """Returns columns of `measure.tables` that show rows of `entries`, with errors or without.
 
-  Args:
-    metrics: the metrics; those that are not `tabled` get no column.
-    errors: whether to show standard errors next to the means.
+  Metrics that are not `tabled` get no column.
   """
   result: dict[str, str] = {}
   for metric in metrics:

@@ -39,19 +39,10 @@ _DEVIATION = np.array([.26862954, .26130258, .27577711], np.float32)
 
 
 def prepared(image: np.ndarray, size: int) -> np.ndarray:
-  """Resizes, crops and scales an image as CLIP's published preprocessing.
+  """Resizes, crops and scales an image `[H, W, 3]` uint8 as CLIP's published preprocessing.
 
-  The shorter side is resized with Pillow's bicubic filter, then the centre is cropped.
-
-  Args:
-    image: `[H, W, 3]` uint8.
-    size: side of the result in pixels.
-
-  Returns:
-    `[size, size, 3]` float32.
-
-  Raises:
-    ValueError: for an image of another shape or dtype.
+  The shorter side is resized with Pillow's bicubic filter, then the centre is cropped. Returns
+  `[size, size, 3]` float32; another shape or dtype raises ValueError.
   """
   if image.ndim != 3 or image.shape[-1] != 3 or image.dtype != np.uint8:
     raise ValueError(f'image is {image.dtype}{list(image.shape)}; it must be uint8 [H, W, 3].')
@@ -65,13 +56,9 @@ def prepared(image: np.ndarray, size: int) -> np.ndarray:
 def tokens(text: bpe.Text, captions: Sequence[str], context: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns the tokens of captions, between a start and an end token; long ones are cut.
 
-  Args:
-    text: CLIP's tokenizer.
-    captions: `B` texts.
-    context: `L`, the number of tokens.
-
   Returns:
-    Tokens `[B, L]` int32, padded with the end token, and the index of the first one `[B]` int32.
+    Tokens `[B, L]` int32 of `B` captions, padded with the end token to the context `L`, and the
+    index of the first one `[B]` int32.
 
   Raises:
     ValueError: if the tokenizer has no start or end token.
@@ -156,11 +143,7 @@ class CLIP(NamedTuple):
 
 
 def load(folder: str, tokenizer: str | None) -> CLIP:
-  """Loads a converted network and its tokenizer.
-
-  Args:
-    folder: the folder of the network.
-    tokenizer: path of its tokenizer.json.
+  """Loads a converted network and its tokenizer.json.
 
   Raises:
     ValueError: if the folder does not hold one, or the file is not such a tokenizer.
@@ -195,15 +178,7 @@ def scores(images: Sequence[layouts.Generated], of: CLIP, batch_size: int,
            ) -> dict[str, Value]:
   """Returns the two CLIP scores by name, with their standard errors over images.
 
-  Args:
-    images: the images and their captions.
-    of: the network.
-    batch_size: the most images per pass.
-    progress: called with the number of images so far and in total.
-    keep: keeps the results of batches.
-
-  Raises:
-    ValueError: if an image cannot be read.
+  Arguments and errors as for `evaluation.features`.
   """
   def cosines(index: np.ndarray) -> Mapping[str, np.ndarray]:
     batch = [images[i] for i in index]

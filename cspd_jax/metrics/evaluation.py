@@ -47,8 +47,6 @@ class Inception(NamedTuple):
   """A converted Inception network.
 
   Attributes:
-    params: its parameters.
-    config: its sizes.
     evaluator: a key of `inception.EVALUATORS`.
     digest: identifies the parameters.
   """
@@ -63,8 +61,6 @@ class Source(NamedTuple):
   """A set of images, or what is computed from it; None is not available.
 
   Attributes:
-    images: the images.
-    features: their features.
     pool: published moments of the pool features.
     spatial: published moments of the spatial features.
     left_out: names of files or arrays that are none of these.
@@ -78,14 +74,7 @@ class Source(NamedTuple):
 
 
 class Scored(NamedTuple):
-  """The numbers of a set of images that scores need; None is not available.
-
-  Attributes:
-    num_images: number of images; None for published statistics.
-    features: `[N, ...]` of the images.
-    pool: moments of the pool features.
-    spatial: moments of the spatial features.
-  """
+  """The numbers of a set of images that scores need; None is not available, as for statistics."""
 
   num_images: int | None
   features: Features | None
@@ -94,11 +83,7 @@ class Scored(NamedTuple):
 
 
 def load(folder: str | None, evaluator: str) -> Inception:
-  """Loads a converted network.
-
-  Raises:
-    ValueError: if the folder does not hold one.
-  """
+  """Loads a converted network; raises ValueError if the folder does not hold one."""
   if folder is None:
     raise ValueError('inception is None; it must be the folder of the converted network: '
                      f'{_WHERE}.')
@@ -149,13 +134,7 @@ def features(images: image_sets.ImageSet, of: Inception, batch_size: int,
 
 
 def check_batch(batch_size: int, images: image_sets.ImageSet, of: Inception) -> None:
-  """Raises ValueError if batches of images clearly do not fit in memory.
-
-  Args:
-    batch_size: the most images per pass.
-    images: the images.
-    of: the network.
-  """
+  """Raises ValueError if batches of images clearly do not fit in memory."""
   height, width = images.size if images.other is None else (SIDE, SIDE)
   each = 3 * _PIXELS * height * width + _LAYERS * of.config.unit * SIDE**2
   memory.check_batch(min(batch_size, images.num_images), each, f' of {height}x{width} pixels')
@@ -218,10 +197,7 @@ def opened(argument: str, path: str, of: Inception, batch_size: int) -> Source:
 def check_counts(samples: Source, reference: Source, of: Inception) -> None:
   """Raises ValueError if there are too few images for the scores of an evaluator.
 
-  Args:
-    samples: generated images.
-    reference: other images, or published statistics.
-    of: the network.
+  The reference is other images, or published statistics.
   """
   kind = inception.EVALUATORS[of.evaluator]
   counts = dict(images=_count(samples), reference=_count(reference))
@@ -247,15 +223,7 @@ def scored(source: Source, of: Inception, batch_size: int,
            progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing) -> Scored:
   """Computes the features of a set of images, if it has images, and their moments.
 
-  Args:
-    source: the set, as `opened` returns it.
-    of: the network.
-    batch_size: the most images per pass.
-    progress: called with the number of images so far and in total.
-    keep: keeps the results of batches.
-
-  Raises:
-    ValueError: if an image cannot be read.
+  Arguments and errors as for `features`; the set is what `opened` returned.
   """
   values = source.features
   if source.images is not None:
@@ -330,12 +298,8 @@ def _problem(mean: np.ndarray, covariance: np.ndarray) -> str | None:
 def scores(samples: Scored, reference: Scored, evaluator: str) -> dict[str, float]:
   """Returns the scores by name, such as 'FID (ADM, 50k)'.
 
-  Those that compare two sets are left out if these are equal up to rounding.
-
-  Args:
-    samples: generated images, with features.
-    reference: other images, or published statistics.
-    evaluator: a key of `inception.EVALUATORS`.
+  Those that compare the samples with a reference, other images or published statistics, are left
+  out if these are equal up to rounding.
 
   Raises:
     ValueError: if the two have different features, or there are too few images.
@@ -367,13 +331,7 @@ _ORDERED = 1.1
 
 
 def warnings(samples: Scored, reference: Scored, evaluator: str) -> list[str]:
-  """Returns sentences about the scores of `evaluation.scores`, with the remedy; often none.
-
-  Args:
-    samples: generated images, with features.
-    reference: other images, or published statistics.
-    evaluator: a key of `inception.EVALUATORS`.
-  """
+  """Returns sentences about the scores of `evaluation.scores`, with the remedy; often none."""
   kind, sentences = inception.EVALUATORS[evaluator], []
   if image_scores.are_equal(samples.pool, reference.pool):
     sentences.append('images and reference are the same images up to rounding, so scores that '

@@ -37,13 +37,9 @@ def is_ground(images: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def shares_of_passes(rounds: np.ndarray) -> np.ndarray:
-  """Divides the forward passes of images among their tokens.
+  """Divides the forward passes of images among their tokens, by the round `[N, T]` of each.
 
-  Args:
-    rounds: `[N, T]` the round that committed each token.
-
-  Returns:
-    `[N, T]` float64, for each token one over the number of tokens of its round.
+  Returns `[N, T]` float64, for each token one over the number of tokens of its round.
   """
   counts = [np.unique(row, return_inverse=True, return_counts=True) for row in rounds]
   return np.stack([1 / sizes[inverse.reshape(-1)] for _, inverse, sizes in counts])

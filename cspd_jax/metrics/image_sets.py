@@ -38,12 +38,8 @@ class ImageSet(NamedTuple):
               ) -> Iterator[np.ndarray]:
     """Yields the images in batches `[size, H, W, 3]` uint8; the last one may be smaller.
 
-    Args:
-      size: images of a batch.
-      prepare: a function of each image `[H, W, 3]`, which gives all of them one shape.
-
-    Raises:
-      ValueError: if an image is damaged.
+    `prepare` is a function of each image, which gives all of them one shape. Damaged ones raise
+    ValueError.
     """
     if not self.names:
       yield from npz.batches(self.path, _REMEDY, _ARRAY, size)
@@ -54,11 +50,7 @@ class ImageSet(NamedTuple):
 
 
 def opened(argument: str, path: str) -> ImageSet:
-  """Opens a set of images.
-
-  Args:
-    argument: its name, for messages.
-    path: a folder, or an .npz file.
+  """Opens a set of images, a folder or an .npz file.
 
   Raises:
     ValueError: if there are no images at the path, or if there are others in folders of the folder,
@@ -112,9 +104,5 @@ def _first_image(folder: pathlib.Path) -> pathlib.Path | None:
 
 
 def stored(argument: str, path: str) -> dict[str, npz.Header]:
-  """Returns the shapes and dtypes of the arrays of an .npz file by name; empty for a folder.
-
-  Raises:
-    ValueError: if the path is neither.
-  """
+  """Returns shapes and dtypes of the arrays of an .npz file by name, none of a folder's."""
   return {} if paths.find(argument, path).is_dir() else npz.headers(path, _FORM, argument)

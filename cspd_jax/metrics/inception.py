@@ -55,15 +55,7 @@ EVALUATORS = {
 
 
 def prepared(images: jax.Array, evaluator: Evaluator) -> jax.Array:
-  """Resizes and scales images.
-
-  Args:
-    images: `[B, H, W, 3]` uint8.
-    evaluator: a key of `EVALUATORS`.
-
-  Returns:
-    `[B, 299, 299, 3]` float32.
-  """
+  """Resizes and scales images `[B, H, W, 3]` uint8 to `[B, 299, 299, 3]` float32."""
   x = images.astype(jnp.float32)
   rows, columns = (_weights(size, evaluator.half_pixel) for size in images.shape[1:3])
   x = jnp.einsum('rh,bhwk,sw->brsk', rows, x, columns,
@@ -72,14 +64,9 @@ def prepared(images: jax.Array, evaluator: Evaluator) -> jax.Array:
 
 
 def resized(image: np.ndarray, evaluator: str) -> np.ndarray:
-  """Resizes and scales an image on the host, so that images of every size share a program.
+  """Resizes and scales an image `[H, W, 3]` uint8 on the host, so that all share a program.
 
-  Args:
-    image: `[H, W, 3]` uint8.
-    evaluator: a key of `EVALUATORS`.
-
-  Returns:
-    `[299, 299, 3]` float32, which `features` does not resize again.
+  Returns `[299, 299, 3]` float32, which `features` does not resize again.
   """
   kind, (height, width, _) = EVALUATORS[evaluator], image.shape
   rows, columns = (_weights(size, kind.half_pixel) for size in (height, width))
@@ -104,16 +91,11 @@ def _weights(size: int, half_pixel: bool) -> np.ndarray:
 @functools.partial(jax.jit, static_argnames=('config', 'evaluator'))
 def features(params: Params, config: InceptionConfig, images: jax.Array, evaluator: str
              ) -> Features:
-  """Returns the features of images.
-
-  Args:
-    params: the network's parameters.
-    config: its sizes.
-    images: `[B, H, W, 3]` uint8, or those of `resized`.
-    evaluator: a key of `EVALUATORS`.
+  """Returns the features of images `[B, H, W, 3]` uint8, or those of `resized`.
 
   Raises:
-    ValueError: for images of another shape or dtype, or an unknown evaluator.
+    ValueError: for images of another shape or dtype, or an evaluator that `EVALUATORS` does not
+      have.
   """
   if evaluator not in EVALUATORS:
     raise ValueError(f'evaluator is {evaluator!r}; it must be one of: {", ".join(EVALUATORS)}.')

@@ -26,25 +26,14 @@ _CUBIC = -0.75
 
 
 class Generated(NamedTuple):
-  """An image of `cspd-generate`.
-
-  Attributes:
-    path: its file.
-    prompt: its prompt.
-  """
+  """An image file of `cspd-generate`, and its prompt."""
 
   path: pathlib.Path
   prompt: str
 
 
 class Group(NamedTuple):
-  """The images of a prompt of an evaluator.
-
-  Attributes:
-    name: the name that the evaluator has for it.
-    content: what the evaluator reads with it.
-    images: its images.
-  """
+  """The images of a prompt of an evaluator, its name there and what is read with it."""
 
   name: str
   content: str
@@ -52,10 +41,7 @@ class Group(NamedTuple):
 
 
 def generated(folder: str) -> list[Generated]:
-  """Returns the images of a folder of `cspd-generate`, in the order of their numbers.
-
-  Raises:
-    ValueError: if the folder holds no finished report of images.
+  """Returns the images of a folder of `cspd-generate` by number, or raises ValueError without any.
   """
   place = paths.find('images', folder)
   report = reading.json(place / 'report.json', 'generate images with cspd-generate first', 'images')
@@ -68,10 +54,7 @@ def generated(folder: str) -> list[Generated]:
 
 
 def captioned(folder: str) -> list[Generated]:
-  """Returns images with captions: those of `cspd-generate`, or of the layout `coco`.
-
-  Raises:
-    ValueError: if the folder holds neither.
+  """Returns images with captions, of `cspd-generate` or the layout `coco`; else raises ValueError.
   """
   place = paths.find('images', folder)
   source = place / 'captions.json'
@@ -120,21 +103,13 @@ def groups(images: Sequence[Generated], lines: Sequence[tuple[str, str, str]]) -
 
 
 def geneval_lines(path: str) -> list[tuple[str, str, str]]:
-  """Reads GenEval's evaluation_metadata.jsonl.
-
-  Raises:
-    ValueError: if it cannot be read, or a line has no prompt.
-  """
+  """Reads GenEval's evaluation_metadata.jsonl; raises ValueError if a line has no prompt."""
   lines = prompts_lib.json_lines(pathlib.Path(path), 'give evaluation_metadata.jsonl of GenEval')
   return [(f'{number:05}', line + '\n', text) for number, (line, text) in enumerate(lines)]
 
 
 def dpg_lines(path: str) -> list[tuple[str, str, str]]:
-  """Reads DPG-Bench's folder of prompts, NAME.txt each.
-
-  Raises:
-    ValueError: if the folder holds no prompts.
-  """
+  """Reads DPG-Bench's folder of prompts, NAME.txt each; raises ValueError without any."""
   place = paths.find('prompts', path)
   texts = sorted(place.glob('*.txt')) if place.is_dir() else []
   if not texts:

@@ -207,17 +207,11 @@ def distance(target: Target, params: Any, other_params: Any, condition: Conditio
              tokens: jax.Array, warp: warp_lib.Warp, other: Target | None = None) -> Distance:
   """Compares the distributions of two targets along whole images; call it under `jax.jit`.
 
-  Args:
-    target: the model, with the stream of the null condition if guidance is used.
-    params: parameters of the target.
-    other_params: parameters of the other target.
-    condition: the conditions of the images, leading axis `B`.
-    tokens: `[B, T]` tokens of complete images.
-    warp: the sampling options.
-    other: the other target; None if it differs in its parameters only.
+  The arguments of `likelihood`, and:
 
-  Returns:
-    A `Distance`.
+  Args:
+    other_params: parameters of the other target.
+    other: the other target; None if it differs in its parameters only.
   """
   probs, other_probs = (
       distributions(model, parameters, condition, tokens, warp)

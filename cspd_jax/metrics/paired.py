@@ -53,14 +53,9 @@ class Difference(NamedTuple):
 
 
 def difference(values: np.ndarray, baseline: np.ndarray) -> Difference:
-  """Compares a statistic of two decoders' images of the same seeds.
+  """Compares a statistic `[N]` of two decoders' images of the same seeds, in the same order.
 
-  Args:
-    values: `[N]` of the decoder.
-    baseline: `[N]` of the baseline, in the same order.
-
-  Raises:
-    ValueError: if the shapes differ or there is no image.
+  Raises ValueError if the shapes differ or there is no image.
   """
   values, baseline = np.asarray(values, np.float64), np.asarray(baseline, np.float64)
   if values.ndim != 1 or values.shape != baseline.shape or not len(values):
@@ -77,11 +72,7 @@ def differences(sample: base.Sample, baseline: base.Sample, model: Model,
                 names: Collection[str] | None = None) -> dict[str, Difference]:
   """Returns the difference of every statistic of the model's engine, by name.
 
-  Args:
-    sample: images of a decoder.
-    baseline: images of the baseline, with the same conditions and seeds.
-    model: the model.
-    names: the statistics, of `STATISTICS`; None for all.
+  Both have the same conditions and seeds; `names` are those of `STATISTICS`, None for all.
   """
   return {name: difference(statistic.measure(sample, model), statistic.measure(baseline, model))
           for name, statistic in STATISTICS.items() if model.engine.name in statistic.engines

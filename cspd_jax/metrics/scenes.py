@@ -78,14 +78,7 @@ class Bank(NamedTuple):
 
 
 class Seen(NamedTuple):
-  """The thing that a window shows.
-
-  Attributes:
-    name: its word.
-    style: its style.
-    shares: the share of every colour of `requests.COLOURS` among its pixels.
-    correlation: that of its template.
-  """
+  """The word and style of the thing in a window, and the share of every colour of its pixels."""
 
   name: str
   style: str
@@ -142,11 +135,7 @@ def request_of(caption: str, of: Templates) -> Request:
 
 
 def asked(marks: dict[str, np.ndarray], captions: Sequence[str]) -> dict[str, base.Value]:
-  """Summarises scores, as GenEval does.
-
-  Args:
-    marks: what `score` returned.
-    captions: the captions; images of the same caption count as samples of one prompt.
+  """Summarises what `score` returned as GenEval does; images of a caption are samples of a prompt.
 
   Returns:
     The share of every kind that occurs, with its standard error over prompts; 'asked', the mean of
@@ -217,10 +206,7 @@ def see(scenes: Sequence[np.ndarray], wanted: Sequence[Request], of: Templates
         ) -> list[list[Seen]]:
   """Returns the things of scenes: as many as requested, from left to right.
 
-  Args:
-    scenes: `[64, 64, 3]` float32 from 0 to 255 each.
-    wanted: their requests, for the number and size of the things.
-    of: the templates.
+  Scenes are `[64, 64, 3]` float32 from 0 to 255; requests tell number and size of the things.
   """
   whole = [len(request.items) == 1 and not request.small for request in wanted]
   windows = [_windows(scene, request) for scene, request in zip(scenes, wanted, strict=True)]
@@ -252,11 +238,7 @@ def _windows(scene: np.ndarray, request: Request) -> list[np.ndarray]:
 def _best(windows: np.ndarray, grounds: np.ndarray, among: Bank, of: Templates) -> list[Seen]:
   """Returns the thing with the largest correlation in each of the windows `[N, 1024, 3]`.
 
-  Args:
-    windows: what `_windows` returned.
-    grounds: luminance of their grounds, `[N]`.
-    among: the templates in all sizes and places.
-    of: the templates.
+  The windows are those of `_windows`, and `[N]` the luminances of their grounds.
   """
   luma = windows @ _LUMA
   luma = luma - luma.mean(axis=1, keepdims=True)
@@ -352,12 +334,7 @@ def _marks_of_sample(sample: Sample, model: Model) -> dict[str, np.ndarray]:
 
 def scores(images: Sequence[layouts.Generated], batch_size: int,
            progress: Callable[[int, int], None]) -> dict[str, Value]:
-  """Returns the scores of `asked` by name.
-
-  Args:
-    images: the images and their captions; images of a caption are samples of a prompt.
-    batch_size: images that are compared with the templates together.
-    progress: called with the number of images so far and in total.
+  """Returns the scores of `asked` by name; images of a caption are samples of a prompt.
 
   Raises:
     ValueError: if an image cannot be read, is not square or has another size.

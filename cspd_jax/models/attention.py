@@ -124,19 +124,10 @@ def plain(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array | Int
 
 def fused(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array,
           live: jax.Array | None = None, implementation: str = 'cudnn') -> jax.Array:
-  """Attention as one cuDNN kernel; returns the same as `attend`.
+  """Attention as one cuDNN kernel; arguments and result as for `attend`, without `Int8Slots`.
 
   XLA stores the cache in the layout that the kernel reads, slots before heads, so that nothing is
   transposed.
-
-  Args:
-    query: `[R, L, H, E]`.
-    keys: `[R, K, S, E]`; fused attention does not support `Int8Slots`.
-    values: `[R, K, S, E]`, likewise.
-    mask: `[R or 1, L, S]` bool; every token must see at least one slot.
-    live: `[R]` int32, the number of leading slots that a row may attend to; the mask must hide the
-      later ones. None if this number is not available.
-    implementation: of `jax.nn.dot_product_attention`.
   """
   mask = jnp.broadcast_to(mask, (query.shape[0], *mask.shape[1:]))
   return jax.nn.dot_product_attention(
@@ -146,12 +137,9 @@ def fused(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array,
 
 @functools.cache
 def is_available() -> bool:
-  """Whether this process has a GPU on which `fused` returns the same as `plain`.
+  """Whether this process has a GPU on which `fused` returns the same as `plain` on an example.
 
-  A small example is run once; if it fails, a warning is logged and `plain` is used.
-
-  Raises:
-    ValueError: if the environment variable CSPD_JAX_ATTENTION is neither 'auto' nor 'plain'.
+  If not, a warning is logged. CSPD_JAX_ATTENTION other than 'auto' and 'plain' raises ValueError.
   """
   return kernel_check.passes(
       'Fused attention', _VARIABLE, lambda device: difference(device), _TOLERANCE)

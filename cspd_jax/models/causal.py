@@ -228,10 +228,8 @@ def forward(
 
 
 def ends(model: Causal) -> Ends:
-  """Returns the embedding and the output head of a model, which its drafters share.
-
-  Raises:
-    ValueError: see `ends.make`.
+  """Returns the embedding and the output head of a model, which its drafters share; see
+  `ends.make`.
   """
   return ends_lib.make(
       model.transformer, model.embed, model.logits, model.num_outputs, model.num_forced)
@@ -302,13 +300,10 @@ def first_layers(params: Params, num_layers: int, model: Callable[[int], Causal]
                  ) -> tuple[Params, Callable[[bool], Network]]:
   """Builds a drafting network of a model's first layers, its final norm and its output head.
 
-  Args:
-    params: parameters of the model; nothing is copied.
-    num_layers: number of layers of the drafting network.
-    model: `num_streams -> Causal`, the specification of the model with that many layers.
+  `model` is `num_streams -> Causal`, the specification of the model with that many layers.
 
   Returns:
-    The parameters of the drafting network, and `guided -> Network`.
+    The parameters of the drafting network, without a copy, and `guided -> Network`.
   """
   def build(guided: bool) -> Network:
     streams = 2 if guided else 1
@@ -333,12 +328,9 @@ def embed_prompt(params: Params, config: TransformerConfig, prompt: Prompt) -> E
 
 
 def with_int8_cache(prefill: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns the `prefill` of a target of this module with keys and values in int8.
+  """Returns a `prefill` of this module, the last result a `Cache`, with keys and values in int8.
 
   Tokens attend to rounded keys and values then, also to their own; see `attention.Int8Slots`.
-
-  Args:
-    prefill: `(params, condition, num_slots) -> (..., Cache)`.
   """
   def run(params: Params, condition: Condition, num_slots: int) -> Any:
     *others, cache = prefill(params, condition, num_slots)

@@ -128,13 +128,8 @@ def _norm_shapes(dim: int) -> Params:
 def image_features(params: Params, config: CLIPConfig, pixels: jax.Array) -> jax.Array:
   """Returns the features of images, `[B, F]` float32, which are not normalised.
 
-  Args:
-    params: the parameters.
-    config: the sizes.
-    pixels: `[B, image_size, image_size, 3]`, as `metrics.clip.prepared` returns them.
-
-  Raises:
-    ValueError: for images of another size.
+  Pixels are `[B, image_size, image_size, 3]`, as `metrics.clip.prepared` returns them; other sizes
+  raise ValueError.
   """
   side, params = config.image_size, params['image']
   if pixels.shape[1:] != (side, side, 3):
@@ -155,14 +150,8 @@ def text_features(params: Params, config: CLIPConfig, tokens: jax.Array, ends: j
                   ) -> jax.Array:
   """Returns the features of texts, `[B, F]` float32, which are not normalised.
 
-  Args:
-    params: the parameters.
-    config: the sizes.
-    tokens: `[B, L]`, from the start token to the end token; those behind have no effect.
-    ends: `[B]` index of the end token.
-
-  Raises:
-    ValueError: for more tokens than `context`.
+  Tokens `[B, L]` are those from the start token to the end token, `[B]` the index of the end token;
+  those behind have no effect. More than `context` raise ValueError.
   """
   length, params = tokens.shape[1], params['text']
   if length > config.context:

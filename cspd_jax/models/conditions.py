@@ -61,14 +61,9 @@ class Prompt(NamedTuple):
 
 
 def renumbered(prompt: Prompt, token_of_id: np.ndarray) -> Prompt:
-  """Converts a prompt of published ids to this library's tokens, as host arrays.
+  """Converts a prompt of published ids to tokens, by `token_of_id` `[ids]`, as host arrays.
 
-  Args:
-    prompt: the prompt.
-    token_of_id: `[ids]` the token of every published id.
-
-  Raises:
-    ValueError: for other ids, or numbers that are not integers.
+  Raises ValueError for other ids, or numbers that are not integers.
   """
   ids, last = np.asarray(prompt.tokens), len(token_of_id) - 1
   if ids.size and not np.issubdtype(ids.dtype, np.integer):

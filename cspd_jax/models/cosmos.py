@@ -248,7 +248,7 @@ class Tokenizer(nn.Module):
     return self.encoder(images)
 
   def images(self, vectors):
-    """A model with one or more stages of rounds: `decoder(params, condition, key)`."""
+    """Maps vectors to images, not clipped."""
     return self.decoder(vectors)
 
   def __call__(self, images):
@@ -320,13 +320,8 @@ def _places(config: CosmosConfig) -> np.ndarray:
 def latents(params: Params, config: CosmosConfig, images: jax.Array) -> jax.Array:
   """Returns vectors before quantisation, `[B, H / factor, W / factor, len(levels)]` float32.
 
-  Args:
-    params: parameters from `init` or a checkpoint.
-    config: the sizes.
-    images: `[B, H, W, C]` in [-1, 1]; `H` and `W` must be multiples of `config.factor`.
-
-  Raises:
-    ValueError: if the shape of `images` does not fit `config`.
+  Images are `[B, H, W, C]` in [-1, 1]; other shapes than multiples of `config.factor` raise
+  ValueError.
   """
   vq.check_images(images, config)
   images = images.astype(params['encoder']['quant_conv']['kernel'].dtype)
@@ -343,29 +338,17 @@ def quantize(config: CosmosConfig, z: jax.Array) -> jax.Array:
 
 
 def encode(params: Params, config: CosmosConfig, images: jax.Array) -> jax.Array:
-  """Encodes images `[B, H, W, C]` in [-1, 1] as tokens `[B, H / factor, W / factor]` int32.
-
-  Raises:
-    ValueError: if the shape of `images` does not fit `config`.
-  """
+  """Encodes images `[B, H, W, C]` in [-1, 1] as tokens `[B, H / factor, W / factor]` int32."""
   return quantize(config, latents(params, config, images))
 
 
 def decode_unclipped(params: Params, config: CosmosConfig, indices: jax.Array) -> jax.Array:
-  """Decodes tokens to images `[B, h * factor, w * factor, C]`, float32, without clipping.
-
-  Raises:
-    ValueError: if `indices` is not a batch of grids of integers.
-  """
+  """Decodes tokens to images `[B, h * factor, w * factor, C]`, float32, without clipping."""
   vq.check_indices(indices)
   vectors = _vectors(config, indices).astype(params['decoder']['post_quant_conv']['kernel'].dtype)
   return Tokenizer(config).apply({'params': params}, vectors, method='images').astype(jnp.float32)
 
 
 def decode(params: Params, config: CosmosConfig, indices: jax.Array) -> jax.Array:
-  """Decodes tokens `[B, h, w]` to float32 images `[B, h * factor, w * factor, C]` in [-1, 1].
-
-  Raises:
-    ValueError: if `indices` is not a batch of grids of integers.
-  """
+  """Decodes tokens `[B, h, w]` to float32 images `[B, h * factor, w * factor, C]` in [-1, 1]."""
   return jnp.clip(decode_unclipped(params, config, indices), -1.0, 1.0)

@@ -25,10 +25,8 @@ Config = Any
 def target(config: Config, *, guided: bool) -> base.Target:
   """Returns the model as a decoding target.
 
-  Args:
-    config: the model's sizes.
-    guided: whether to run the second stream as well: the null condition or, in a `Prompt`, the
-      context that guidance leads away from, which is ignored without guidance.
+  If `guided`, the second stream is run as well: the null condition or, in a `Prompt`, the context
+  that guidance leads away from, which is ignored without guidance.
   """
   streams = 2 if guided else 1
   return causal.target(config.causal(streams), streams)
@@ -49,12 +47,9 @@ def first_layers(params: Params, config: Config, num_layers: int
 def prompted(config: Config, num_streams: int) -> causal.Causal:
   """Returns the specification of a model whose condition is a `Prompt` of this library's tokens.
 
-  Prompts have their embeddings in the table of the transformer, and positions rotate by their
-  place in the sequence.
-
-  Args:
-    config: with `transformer`, `head_dim`, `rope_base`, `num_tokens` and `row_width`.
-    num_streams: guidance streams.
+  Prompts have their embeddings in the table of the transformer, and positions rotate by their place
+  in the sequence. The config has `transformer`, `head_dim`, `rope_base`, `num_tokens` and
+  `row_width`.
   """
   sizes = config.transformer
   return causal.Causal(
@@ -79,8 +74,6 @@ def logits_and_features(
   """Returns next-token logits and features of whole images, for training and evaluation.
 
   Args:
-    params: parameters of the model.
-    config: its sizes.
     condition: a `Prompt` of two streams.
     tokens: `[B, T]` image tokens (or the first few of them).
     drop: `[B]` bool; True selects the second stream of an image instead of the first.

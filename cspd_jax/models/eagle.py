@@ -57,11 +57,7 @@ LAYERS: dict[str, Layer] = {}
 
 
 def register(name: str, layer: Layer) -> None:
-  """Registers a form of the layer.
-
-  Raises:
-    ValueError: if another form has this name.
-  """
+  """Registers a form of the layer; raises ValueError if another one has this name."""
   naming.add(LAYERS, 'EAGLE layer', name, layer)
 
 
@@ -230,14 +226,8 @@ def attach(target_params: Params, params: Params) -> Params:
   """Adds the target's parameters without its layers to a drafter's, for `network` and `predict`.
 
   Nothing is copied. The target's parameters, for its embedding and output head, are the entry
-  `'target'` of the result.
-
-  Args:
-    target_params: parameters of the target.
-    params: parameters of the drafter, from `init` or a checkpoint.
-
-  Raises:
-    ValueError: if the target is not a decoder-only model, or its width differs from the drafter's.
+  `'target'` of the result. Raises ValueError if the target is not a decoder-only model, or its
+  width differs from the drafter's.
   """
   if 'norm' not in target_params.get('transformer', {}):
     raise ValueError(
@@ -253,30 +243,17 @@ def attach(target_params: Params, params: Params) -> Params:
 
 
 def embed(params: Params, config: EagleConfig, target: Ends, tokens: jax.Array) -> jax.Array:
-  """Embeds tokens `[...]` as `[..., F]`, with the drafter's table or the target's embedding.
-
-  Args:
-    params: the drafter's parameters, from `attach`.
-    config: its sizes.
-    target: the target's embedding and output head.
-    tokens: int.
-  """
+  """Embeds tokens `[...]` as `[..., F]`, with the drafter's table or the target's embedding."""
   if config.own_embedding:
     return jnp.take(params['token_embedding'], tokens, axis=0)
   return target.embed(params['target'], tokens)
 
 
 def prompt(config: EagleConfig, condition: Any, drop: jax.Array | None = None) -> Prompt | None:
-  """Selects the prompt that `predict` requires from a target's condition.
+  """Selects the prompt that `predict` requires from a target's condition; None if none is read.
 
-  Args:
-    config: sizes of the drafter.
-    condition: of the target, a `Prompt` of two streams for a drafter that reads prompts.
-    drop: `[B]` bool, True for images that use the second stream instead of the first. None selects
-      both streams of all images, one after the other.
-
-  Returns:
-    The prompt, or None for a drafter that does not read prompts.
+  `drop` is `[B]` bool, True for images that use the second stream of the `Prompt` instead of the
+  first. None selects both streams of all images, one after the other.
   """
   if not config.reads_prompt or drop is None:
     return condition if config.reads_prompt else None
@@ -294,9 +271,6 @@ def predict(
   """Runs the drafter on the tokens of images, for training and evaluation.
 
   Args:
-    params: the drafter's parameters, from `attach`.
-    config: its sizes.
-    target: the target's embedding and output head.
     tokens: `[R, n]` the first image tokens.
     features: `[R, C - 1 + n, F]` the target's features of the condition and of all these tokens
       but the last: entry `C - 1 + k` predicted token `k`.
@@ -319,14 +293,7 @@ def network(config: EagleConfig, target: Ends) -> Network:
   """Returns the drafter for `decoding.drafters.eagle`; its parameters are those of `attach`.
 
   A drafter that reads prompts requires a `Prompt` as the condition of `prefill`; the others ignore
-  the condition.
-
-  Args:
-    config: sizes of the drafter.
-    target: the target's embedding and output head.
-
-  Raises:
-    ValueError: if the target's output head is for another number of tokens.
+  the condition. Raises ValueError if the target's output head is for another number of tokens.
   """
   if config.num_outputs != target.vocab_size:
     raise ValueError(f'num_outputs is {config.num_outputs}, but the head of the target is for '

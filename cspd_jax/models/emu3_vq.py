@@ -177,11 +177,11 @@ class Tokenizer(nn.Module):
     self.codebook = nn.Embed(self.config.codebook_size, self.config.z_channels)
 
   def latents(self, images):
-    """Maps images `[B, H, W, C]` to unquantised vectors `[B, H / f, W / f, len(levels)]`."""
+    """Maps images `[B, H, W, C]` to unquantised vectors `[B, H / f, W / f, z_channels]`."""
     return self.encoder(images)
 
   def images(self, vectors):
-    """A model with one or more stages of rounds: `decoder(params, condition, key)`."""
+    """Maps vectors to images, not clipped."""
     return self.decoder(vectors)
 
   def __call__(self, images):

@@ -44,13 +44,9 @@ class Ends(NamedTuple):
 
 
 class HiddenHead(nn.Module):
-  """An output head with a hidden layer: a linear layer, GELU and another linear layer.
+  """An output head with a hidden layer `dim` wide: a linear layer, GELU and another linear layer.
 
   GELU is the exact one, with the error function. The first distributions are uniform.
-
-  Attributes:
-    dim: width of the hidden layer.
-    num_outputs: number of tokens that are predicted.
   """
 
   dim: int
@@ -70,13 +66,7 @@ def make(sizes: TransformerConfig, embed: Embed | None = None, logits: Logits | 
          num_outputs: int | None = None, num_forced: int = 0) -> Ends:
   """Builds the ends of a model; those that are not supplied are the transformer's.
 
-  Args:
-    sizes: sizes of the transformer.
-    embed: `(params, tokens [...]) -> [..., D]`, the embeddings of image tokens, and of the
-      condition's tokens if it is a `Prompt`. None means the transformer's embedding table.
-    logits: see `causal.Causal`.
-    num_outputs: image tokens that `logits` predicts; None means the transformer's.
-    num_forced: number of image tokens that the output head does not predict.
+  Arguments as for `causal.Causal`.
 
   Raises:
     ValueError: if `logits` is supplied although the transformer has an output matrix, or without

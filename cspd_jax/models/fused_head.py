@@ -47,14 +47,10 @@ def fits(states: int, width: int, token_dim: int) -> bool:
 
 def apply(params: Params, x: jax.Array, modulation: jax.Array, row: jax.Array, *,
           interpret: bool = False) -> tuple[jax.Array, jax.Array]:
-  """Predicts noise and variance of states, like `diffusion_head.Head.apply_modulated`.
+  """Predicts noise and variance of states `[N, C]`, like `diffusion_head.Head.apply_modulated`.
 
-  Args:
-    params: parameters of the diffusion head.
-    x: `[N, C]` states.
-    modulation: `[R, M, W]`.
-    row: `[N]` index of the modulation of each state.
-    interpret: whether to run the kernels in Pallas's interpreter, on any device.
+  `modulation` is `[R, M, W]`, `row` `[N]` that of each state. `interpret` runs the kernels in
+  Pallas's interpreter, on any device.
   """
   layer = functools.partial(_layer, row=row, modulation=modulation, interpret=interpret)
   parts = modulation.shape[1]
@@ -73,10 +69,6 @@ def _layer(x: jax.Array, dense: Params, *, row: jax.Array, modulation: jax.Array
 
   Args:
     x: `[N, K]`, or with `N` rounded up to whole tiles.
-    dense: kernel `[K, O]` and bias `[O]`.
-    row: `[N]`.
-    modulation: `[R, M, W]`.
-    interpret: whether to run the kernels in Pallas's interpreter, on any device.
     part: row of a modulation with the shift of the normalised `x`, which the scale follows; or
       with the gate.
     norm: scale and bias of the norm of `x`, empty for a norm without them; None for no norm and no
@@ -159,12 +151,9 @@ def _product(x: jax.Array, kernel: jax.Array) -> jax.Array:
 
 @functools.cache
 def is_available() -> bool:
-  """Whether this process has a GPU on which `apply` returns the same as `diffusion_head.Head`.
+  """Whether this process has a GPU on which `apply` equals `diffusion_head.Head` on an example.
 
-  A small example is run once; if it fails, a warning is logged and plain operations are used.
-
-  Raises:
-    ValueError: if the environment variable CSPD_JAX_HEAD is neither 'auto' nor 'plain'.
+  If not, a warning is logged. CSPD_JAX_HEAD other than 'auto' and 'plain' raises ValueError.
   """
   return kernel_check.passes('The fused head', _VARIABLE, difference, _TOLERANCE)
 

@@ -212,15 +212,10 @@ def widths(config: InceptionConfig) -> Features:
 
 
 def apply(params: Params, config: InceptionConfig, images: jax.Array) -> Features:
-  """Returns the features of images.
+  """Returns the features of images `[B, 299, 299, 3]`, resized and scaled as `metrics.inception`
+  does.
 
-  Args:
-    params: the parameters.
-    config: sizes of the network.
-    images: `[B, 299, 299, 3]`, resized and scaled as `metrics.inception` does.
-
-  Raises:
-    ValueError: for images of another size.
+  Raises ValueError for images of another size.
   """
   if images.shape[1:] != (SIDE, SIDE, 3):
     raise ValueError(f'images have shape {images.shape}; it must be [B, {SIDE}, {SIDE}, 3].')

@@ -129,18 +129,13 @@ def init(config: KLVAEConfig, key: jax.Array) -> Params:
 
 
 def encode(params: Params, config: KLVAEConfig, images: jax.Array) -> Posterior:
-  """Encodes images as Gaussians over latents.
-
-  Args:
-    params: parameters from `init`, training or a checkpoint.
-    config: the sizes.
-    images: `[B, H, W, C]` in [-1, 1]; `H` and `W` must be multiples of `config.factor`.
+  """Encodes images `[B, H, W, C]` in [-1, 1] as Gaussians over latents.
 
   Returns:
     Gaussians over latents `[B, H / factor, W / factor, z_channels]`.
 
   Raises:
-    ValueError: if the shape of `images` does not fit `config`.
+    ValueError: if `H` or `W` is no multiple of `config.factor`.
   """
   vq.check_images(images, config.vq_config(config.z_channels))
   moments = Tokenizer(config).apply(
@@ -159,11 +154,7 @@ def sample(config: KLVAEConfig, posterior: Posterior, key: jax.Array) -> jax.Arr
 
 
 def decode_unclipped(params: Params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
-  """Decodes scaled latents to images `[B, H, W, C]`, float32, without clipping.
-
-  Raises:
-    ValueError: if `latents` is not `[B, h, w, z_channels]`.
-  """
+  """Decodes scaled latents `[B, h, w, z_channels]` to images `[B, H, W, C]`, not clipped."""
   if latents.ndim != 4 or latents.shape[-1] != config.z_channels:
     raise ValueError(
         f'latents must be [batch, height, width, {config.z_channels}], got {latents.shape}.')
@@ -173,11 +164,7 @@ def decode_unclipped(params: Params, config: KLVAEConfig, latents: jax.Array) ->
 
 
 def decode(params: Params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
-  """Decodes scaled latents to float32 images `[B, h * factor, w * factor, C]` in [-1, 1].
-
-  Raises:
-    ValueError: if `latents` is not `[B, h, w, z_channels]`.
-  """
+  """Decodes scaled latents to float32 images `[B, h * factor, w * factor, C]` in [-1, 1]."""
   return jnp.clip(decode_unclipped(params, config, latents), -1.0, 1.0)
 
 

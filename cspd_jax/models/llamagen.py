@@ -256,8 +256,6 @@ def logits_and_features(
   """Returns next-token logits and features of whole images, for training and evaluation.
 
   Args:
-    params: parameters of the model.
-    config: its sizes.
     condition: class labels `[B]`, or a `Caption`.
     tokens: `[B, T]` image tokens in raster order (or the first few of them).
     drop_mask: `[B]` bool; True replaces an image's condition by the null condition, as the

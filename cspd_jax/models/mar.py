@@ -252,14 +252,9 @@ def init(config: MARConfig, key: jax.Array) -> Params:
 
 
 def target(config: MARConfig, *, guided: bool) -> base.Target:
-  """Returns the model as a decoding target.
+  """Returns the model as a decoding target, whose condition is class labels `[B]` int.
 
-  Args:
-    config: the model's sizes.
-    guided: whether to run the null class as well.
-
-  Returns:
-    The target; its condition is class labels `[B]` int.
+  If `guided`, the null class is run as well.
   """
   model, streams = MAR(config), 2 if guided else 1
 

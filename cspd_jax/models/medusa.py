@@ -71,13 +71,8 @@ def init(config: MedusaConfig, key: jax.Array) -> Params:
 def from_target(target: Ends, target_params: Params, config: MedusaConfig) -> Params:
   """Initialises float32 parameters with which every Medusa head repeats the target's distribution.
 
-  Args:
-    target: the target's embedding and output head.
-    target_params: its parameters; the output matrix is copied.
-    config: the sizes.
-
-  Raises:
-    ValueError: if the target's output head is not a matrix of these sizes.
+  The output matrix is copied; a head of the target that is no matrix of these sizes raises
+  ValueError.
   """
   if target.matrix is None:
     raise ValueError('the head of the target is not one matrix, from which Medusa heads are '

@@ -71,13 +71,7 @@ def init(config: NeighboursConfig, key: jax.Array) -> Params:
 
 def logits(params: Params, config: NeighboursConfig, image: jax.Array,
            positions: jax.Array) -> jax.Array:
-  """Predicts tokens given the tokens before them.
-
-  Args:
-    params: parameters of the network.
-    config: its sizes.
-    image: `[B, R]` tokens in raster order; only those before a position are read.
-    positions: `[B, n]` position of each predicted token.
+  """Predicts tokens at `positions` `[B, n]` given the tokens before them in images `[B, R]`.
 
   Returns:
     `[B, n, V]` float32.

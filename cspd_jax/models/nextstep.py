@@ -158,15 +158,9 @@ def init(config: NextStepConfig, key: jax.Array) -> Params:
 
 
 def target(config: NextStepConfig, *, guided: bool) -> base.Target:
-  """Returns the model as a decoding target.
+  """Returns the model as a decoding target, whose condition is a `Prompt` of text tokens.
 
-  Args:
-    config: the model's sizes.
-    guided: whether to run the second stream of the condition as well.
-
-  Returns:
-    The target; its condition is a `Prompt` of text tokens. The second stream is the prompt that
-    guidance leads away from; without guidance it is ignored.
+  The second stream is the prompt that guidance leads away from; it is ignored unless `guided`.
   """
   streams = 2 if guided else 1
   return base.Target(
@@ -221,11 +215,7 @@ def forward(params: Params, config: NextStepConfig, prompt: Prompt, tokens: jax.
             ) -> jax.Array:
   """Returns the condition of the head `[B, T, D]` for every token of images, in one pass.
 
-  Args:
-    params: the model's parameters.
-    config: the model's sizes.
-    prompt: prompts of one stream.
-    tokens: `[B, T, C]` the images' tokens; the last one is not read.
+  Prompts have one stream; of the tokens `[B, T, C]` the last one is not read.
   """
   embedded = causal.embed_prompt(params, config.transformer, prompt)
   inputs = _linear(params['token_in'], normalized(config, tokens[:, :-1]))

@@ -128,8 +128,6 @@ def encode(params: Params, config: T5Config, tokens: jax.Array, visible: jax.Arr
   """Encodes texts.
 
   Args:
-    params: parameters of the encoder.
-    config: its sizes.
     tokens: `[B, L]` int, padded on the right.
     visible: `[B, L]` bool, False for padding, to which no token attends; every text must have at
       least one token.

@@ -177,12 +177,9 @@ def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array
   slots: XLA does not fail on an update past the end but shifts it back onto older slots.
 
   Args:
-    cache: `[R, K, S, E]`.
+    cache: `[R, K, S, E]`, as the result.
     new: `[R, K, L, E]`.
     start: `[B]` int, the first slot of each image; row `s B + b` is image `b` in stream `s`.
-
-  Returns:
-    The updated cache, `[R, K, S, E]`.
   """
   images = start.shape[0]
   new = new.astype(cache.dtype)

@@ -276,8 +276,6 @@ class Tokenizer(nn.Module):
 def features(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
   """Returns the pooled latents of images, for the Frechet distance of `metrics.image_scores`.
 
-  Arguments as for `latents`.
-
   Returns:
     `[B, 2 codebook_dim]` float32: means, then standard deviations over the grid.
   """
@@ -293,18 +291,13 @@ def init(config: VQConfig, key: jax.Array) -> Params:
 
 
 def latents(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
-  """Encodes images as vectors before quantisation.
-
-  Args:
-    params: parameters from `init`, training or a checkpoint.
-    config: the sizes.
-    images: `[B, H, W, C]` in [-1, 1]; `H` and `W` must be multiples of `config.factor`.
+  """Encodes images `[B, H, W, C]` in [-1, 1] as vectors before quantisation.
 
   Returns:
     `[B, H / factor, W / factor, codebook_dim]`, float32; of norm one if `config.normalized`.
 
   Raises:
-    ValueError: if the shape of `images` does not fit `config`.
+    ValueError: if `H` or `W` is no multiple of `config.factor`.
   """
   check_images(images, config)
   images = images.astype(params['codebook']['embedding'].dtype)
@@ -349,30 +342,18 @@ def decode_vectors(params: Params, config: VQConfig, vectors: jax.Array) -> jax.
 
 
 def encode(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
-  """Encodes images `[B, H, W, C]` in [-1, 1] as tokens `[B, H / factor, W / factor]` int32.
-
-  Raises:
-    ValueError: if the shape of `images` does not fit `config`.
-  """
+  """Encodes images `[B, H, W, C]` in [-1, 1] as tokens `[B, H / factor, W / factor]` int32."""
   return quantize(params, config, latents(params, config, images))
 
 
 def decode_unclipped(params: Params, config: VQConfig, indices: jax.Array) -> jax.Array:
-  """Decodes tokens to images `[B, h * factor, w * factor, C]`, float32, without clipping.
-
-  Raises:
-    ValueError: if `indices` is not a batch of grids of integers.
-  """
+  """Decodes tokens to images `[B, h * factor, w * factor, C]`, float32, without clipping."""
   check_indices(indices)
   return decode_vectors(params, config, codebook(params, config)[indices])
 
 
 def decode(params: Params, config: VQConfig, indices: jax.Array) -> jax.Array:
-  """Decodes tokens `[B, h, w]` to float32 images `[B, h * factor, w * factor, C]` in [-1, 1].
-
-  Raises:
-    ValueError: if `indices` is not a batch of grids of integers.
-  """
+  """Decodes tokens `[B, h, w]` to float32 images `[B, h * factor, w * factor, C]` in [-1, 1]."""
   return jnp.clip(decode_unclipped(params, config, indices), -1.0, 1.0)
 
 

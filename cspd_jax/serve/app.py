@@ -72,12 +72,9 @@ class Service:
   """Answers requests with the images of an engine."""
 
   def __init__(self, served: Served, engine: Engine, *, deadline: float):
-    """Initializes the service.
+    """Initializes the service: requests must be answered in `deadline` seconds.
 
-    Args:
-      served: what it offers.
-      engine: whose runners have the names of `served.decoders`.
-      deadline: seconds in which a request must be answered.
+    The runners of the engine have the names of `served.decoders`.
     """
     self._served, self._engine, self._deadline = served, engine, deadline
     self._preparing = futures.ThreadPoolExecutor(1, 'preparing')

@@ -33,11 +33,7 @@ _LONGEST_RETRY = 60
 
 
 class FullError(Exception):
-  """The queue has no room for the images.
-
-  Attributes:
-    retry_after: seconds after which it has some, about.
-  """
+  """The queue has no room for the images, but has in about `retry_after` seconds."""
 
   def __init__(self, retry_after: int):
     super().__init__(f'too many images are waiting; try again in {retry_after} seconds.')
@@ -81,13 +77,8 @@ class Job:
 class _Batch:
   """A runner and the images in its slots; only the engine's thread uses it.
 
-  Attributes:
-    name: that of the runner.
-    runner: the runner.
-    size: number of its slots.
-    jobs: the images by slot.
-    rounds: rounds of every image so far, by slot.
-    per_step: rounds of the next step, at most.
+  Of every slot, `rounds` are the rounds of its image so far, and `per_step` those of the next step,
+  at most.
   """
 
   name: str
@@ -132,10 +123,7 @@ class Engine:
       self.metrics.busy.labels(name).set(0)
 
   def start(self, on_end: Callable[[], None] = lambda: None) -> None:
-    """Starts the thread, which compiles before the engine is ready.
-
-    Args:
-      on_end: called in the thread when it ends.
+    """Starts the thread, which compiles before the engine is ready, and calls `on_end` at its end.
     """
     self._thread = threading.Thread(
         target=self._run, args=(on_end,), name='engine', daemon=True)

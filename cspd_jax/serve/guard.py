@@ -46,13 +46,10 @@ def is_loopback(host: str) -> bool:
 
 
 def hosts(host: str, allowed: Collection[str], has_key: bool) -> frozenset[str] | None:
-  """Returns the names by which a server may be addressed; None for any.
+  """Returns the names by which a server that listens on `host` may be addressed; None for any.
 
-  Args:
-    host: the address that it listens on.
-    allowed: further names.
-    has_key: whether requests need a key. Without one, and on loopback addresses, names are
-      checked always; with one, any name may be that of the server.
+  Names are checked always without a key, and on loopback addresses; with a key, any name may be
+  that of the server.
   """
   if has_key and not allowed and not is_loopback(host):
     return None
@@ -65,10 +62,7 @@ def error_response(error: ApiError) -> JSONResponse:
 
 
 async def body(request: Request) -> bytes:
-  """Reads the body of a request.
-
-  Raises:
-    ApiError: if it is no JSON, is too large or does not arrive.
+  """Reads the body of a request; raises ApiError if it is no JSON, is too large or does not arrive.
   """
   kind = request.headers.get('content-type', '').partition(';')[0].strip().lower()
   if kind != 'application/json':  # Other sites may send forms and plain text without asking.
@@ -100,12 +94,9 @@ class Guard:
   """
 
   def __init__(self, app: ASGIApp, names: frozenset[str] | None, key: str | None):
-    """Initializes the guard.
+    """Initializes the guard of an application that may be addressed by `names`, as of `hosts`.
 
-    Args:
-      app: the application.
-      names: the names by which it may be addressed; see `hosts`.
-      key: what clients must know; None for nothing.
+    Clients must know the key, unless it is None.
     """
     self._app, self._names, self._key = app, names, key
 

@@ -68,9 +68,6 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   """Returns the engine of a server, not started.
 
   Args:
-    served: the model and its decoders.
-    slots: images that a decoder decodes at once.
-    queue: images that wait for a slot, at most.
     prompt_length: the most tokens of a prompt, for models with prompts of tokens; by default 256,
       or 64 for small images.
 
@@ -106,15 +103,7 @@ def run(served: Served, engine_of_model: Engine, sock: socket.socket, *, deadlin
   """Serves until a signal ends the process; returns its exit code.
 
   The first SIGTERM or SIGINT refuses what is new and completes what has been accepted; a second one
-  ends the process at once.
-
-  Args:
-    served: the model and its decoders.
-    engine_of_model: see `engine`.
-    sock: see `bind`.
-    deadline: seconds in which a request must be answered.
-    key: what clients must know; None for nothing.
-    allowed_hosts: names by which the server may be addressed, in addition to that of its socket.
+  ends the process at once. Clients must know the key, unless it is None.
   """
   host = sock.getsockname()[0]
   app = guard.Guard(Service(served, engine_of_model, deadline=deadline).app(),

@@ -143,15 +143,9 @@ class Order:
 
 
 def serving(model: BaseModel, decoders: Sequence[str]) -> Served:
-  """Returns what a server offers.
+  """Returns what a server offers: the model with these decoders, of which the first is the default.
 
-  Args:
-    model: the model.
-    decoders: specifications; the first one is the default.
-
-  Raises:
-    ValueError: if the model does not support a decoder, has no image tokenizer or continuous
-      tokens.
+  Raises ValueError if it does not support one, has no image tokenizer or continuous tokens.
   """
   if model.engine.name != 'discrete':
     raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
@@ -165,11 +159,7 @@ def serving(model: BaseModel, decoders: Sequence[str]) -> Served:
 
 
 def order(body: bytes, served: Served) -> Order:
-  """Reads the body of a request for images.
-
-  Raises:
-    ApiError: for anything but what the server can do.
-  """
+  """Reads the body of a request for images; raises ApiError for what the server cannot do."""
   values = {name: value for name, value in _object(body).items() if value is not None}
   try:
     return _order(values, served)
@@ -313,13 +303,7 @@ def answer(images: Sequence[dict[str, Any]], served: Served, created: int,
 
 
 def progress_event(index: int, look: Partial | None, num_tokens: int) -> dict[str, Any]:
-  """Returns an event of ours: how far an image is.
-
-  Args:
-    index: the number of the image in the request.
-    look: the image so far; None if it waits for a slot.
-    num_tokens: tokens of an image.
-  """
+  """Returns an event of ours: how far an image is; `look` is None while it waits for a slot."""
   start = dict(type='image_generation.progress', image_index=index, total=num_tokens)
   if look is None:
     return start | dict(stage='waiting', tokens=0, rounds=0)

@@ -74,42 +74,22 @@ class Text(Protocol):
   ids: Mapping[str, int]
 
   def encode(self, text: str) -> list[int]:
-    """Returns the published ids of a text, in which names of control tokens are plain text.
-
-    Raises:
-      ImportError: if the package that reads the file is not installed.
-    """
+    """Returns the published ids of a text, in which names of control tokens are plain text."""
 
 
 def register(form: str, reader: Reader) -> None:
-  """Registers the reader of a form of tokenizer files.
-
-  Raises:
-    ValueError: if the name is registered with another reader.
-  """
+  """Registers the reader of a form of tokenizer files; raises ValueError if it has another one."""
   naming.add(FORMS, 'form', form, reader)
 
 
 def read(params: Params, form: str) -> Text:
-  """Reads a tokenizer file.
-
-  Args:
-    params: the bytes of the file.
-    form: a key of `FORMS`.
-
-  Raises:
-    ValueError: if the form is not registered, or the file has another format.
-  """
+  """Reads the bytes of a tokenizer file of a form of `FORMS`; raises ValueError for others."""
   _check_form(form)
   return FORMS[form](bytes(np.asarray(params['file'], np.uint8)))
 
 
 def id_of(text: Text, name: str) -> int:
-  """Returns the id of a token.
-
-  Raises:
-    ValueError: if no token has this name.
-  """
+  """Returns the id of a token; raises ValueError if no token has this name."""
   if name not in text.ids:
     raise ValueError(f'the tokenizer file has no token {name!r}; supply the one that belongs to '
                      'the model.')
@@ -119,14 +99,8 @@ def id_of(text: Text, name: str) -> int:
 def check_vocabulary(text: Text, size: int, network: str, *, codes_follow: bool = False) -> None:
   """Compares a tokenizer with the number of tokens of text that a network has embeddings of.
 
-  Args:
-    text: the tokenizer.
-    size: this number.
-    network: the network, for messages.
-    codes_follow: whether codes come after text, so that the first one is the number of its tokens.
-
-  Raises:
-    ValueError: if a token has no embedding, or embeddings without tokens move the codes.
+  If codes follow text, the first one is the number of its tokens. Raises ValueError if a token has
+  no embedding, or embeddings without tokens move the codes.
   """
   last = max(text.ids.values())
   if last >= size:
@@ -160,9 +134,7 @@ def with_control(text: Text, names: Collection[str]) -> Text:
 def looked_up(text: Text, write: Callable[[Text], Any]) -> set[str]:
   """Returns the names of the tokens that a function looks up in a tokenizer.
 
-  Args:
-    text: the tokenizer.
-    write: writes a prompt with it; every text is empty to it.
+  It writes a prompt, and every text is empty to it.
   """
   recorded = _Recorded(text.ids)
   write(recorded)
@@ -201,11 +173,7 @@ class _Ids(Mapping[str, int]):
 
 
 def import_package(name: str) -> Any:
-  """Imports an optional package for text prompts.
-
-  Raises:
-    ImportError: if it is not installed, or its import fails in any way.
-  """
+  """Imports an optional package for text prompts, or raises ImportError with what to do."""
   try:
     return packages.load(name)
   except ImportError as error:

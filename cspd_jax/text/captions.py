@@ -76,25 +76,15 @@ _SECTION = 'CDATA['  # `<![CDATA[text]]>`.
 
 
 def tokens(text: Text, caption: str, length: int) -> list[int]:
-  """Returns the published ids of a cleaned caption for T5, with the end token last.
+  """Returns the published ids of a caption, once cleaned, for T5, with the end token last.
 
-  Args:
-    text: the tokenizer.
-    caption: a prompt, not cleaned.
-    length: maximum number of ids; longer captions are truncated.
-
-  Raises:
-    ImportError: if a package for text prompts is not installed.
+  Longer captions than `length` ids are truncated.
   """
   return [*text.encode(clean(clean(caption)))[:length - 1], id_of(text, _END)]
 
 
 def check(caption: str) -> None:
-  """Raises ValueError if the cleaning leaves nothing of a prompt that is not blank.
-
-  Raises:
-    ImportError: if a package for text prompts is not installed.
-  """
+  """Raises ValueError if the cleaning leaves nothing of a prompt that is not blank."""
   cleaned = clean(clean(caption))
   if caption.strip() and (not cleaned or words(caption) and not words(cleaned)):
     raise ValueError(
@@ -108,14 +98,6 @@ def unknown_words(text: Text, caption: str, length: int) -> list[str]:
 
   These are the words that the cleaning removes, those that the tokenizer has no tokens for, and
   those behind the maximum length.
-
-  Args:
-    text: the tokenizer.
-    caption: a prompt, not cleaned.
-    length: maximum number of ids; longer captions are truncated.
-
-  Raises:
-    ImportError: if a package for text prompts is not installed.
   """
   cleaned = clean(clean(caption))
   return list(dict.fromkeys([*_removed(caption, cleaned), *unknown_words_of(text, cleaned),
@@ -149,10 +131,8 @@ def _cut(text: Text, cleaned: str, count: int) -> list[str]:
 
 
 def clean(caption: str) -> str:
-  """Cleans a caption once; the captions of the training were cleaned twice.
-
-  Raises:
-    ImportError: if ftfy, which repairs broken characters, is not installed.
+  """Cleans a caption once, with ftfy, or raises ImportError; those of the training were cleaned
+  twice.
   """
   caption = urllib.parse.unquote_plus(caption).strip().lower()
   caption = _substituted(_visible_text(_substituted(caption, _LINKS)), _SIGNS)

@@ -63,17 +63,9 @@ def lumina_mgpt_2(text: Text, prompt: str, height: int, width: int,
                   first_token: str = '<|endoftext|>') -> tuple[list[int], list[int]]:
   """Returns the contexts of Lumina-mGPT 2.0 (arXiv 2507.17801) with and without a request.
 
-  Its words are those of `lumina_mgpt`, of which a code has half as many pixels along each side.
-
-  Args:
-    text: the tokenizer.
-    prompt: description of the image.
-    height: rows of codes, a multiple of 4.
-    width: codes of a row, a multiple of 4.
-    first_token: name of the token before the words.
-
-  Raises:
-    ValueError: for a size for which the model has no tokens.
+  Its words are those of `lumina_mgpt`, of which a code has half as many pixels along each side,
+  after `first_token`. Arguments and errors as for `lumina_mgpt`; rows and columns are multiples of
+  4.
   """
   if height % 4 or width % 4:
     raise ValueError(f'the image has {height}x{width} codes; Lumina-mGPT 2.0 supports only '
@@ -180,13 +172,6 @@ def _janus(text: Text, words: list[int]) -> tuple[list[int], list[int]]:
 
   The second one is as long as the first, and padding takes the place of the words. It is read like
   any other token, as in the official program and in that of transformers.
-
-  Args:
-    text: the tokenizer.
-    words: ids of everything between the first token and the last.
-
-  Raises:
-    ValueError: if the tokenizer is that of another model.
   """
   first, pad, last = (id_of(text, name) for name in (
       '<｜begin▁of▁sentence｜>', '<｜▁pad▁｜>', '<begin_of_image>'))
@@ -194,16 +179,10 @@ def _janus(text: Text, words: list[int]) -> tuple[list[int], list[int]]:
 
 
 def janus_pro(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the two contexts of a prompt in the official template.
+  """Returns the two contexts of a prompt in the official template of Janus-Pro.
 
-  Args:
-    text: the tokenizer.
-    prompt: description of the image.
-    height: rows of codes, which the prompt does not mention.
-    width: codes of a row, likewise.
-
-  Raises:
-    ValueError: if the tokenizer is that of another model.
+  Arguments as for `lumina_mgpt`; the prompt does not mention the size. The tokenizer of another
+  model raises ValueError.
   """
   del height, width
   turns = [('<|User|>', f': {prompt.strip()}\n\n'), ('<|Assistant|>', ':')]

@@ -129,8 +129,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
     params: parameters of the network, without the target's.
     config: configuration of the network.
     train: configuration of the training, for the number of passes.
-    target_params: parameters of the frozen target.
-    teacher: the target.
+    target_params: parameters of the frozen target, `teacher`.
     batch: the windows.
     warp: sampling options of both distributions.
   """
@@ -245,9 +244,8 @@ def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
 def accepted_length(overlap: jax.Array, inside: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Computes the mean accepted length of chains of drafts.
 
-  Args:
-    overlap: `[B, W, L]` probability that a draft is accepted when it is reached.
-    inside: `[B, W, L]` bool, whether the position is inside the image.
+  A draft that is reached is accepted with probability `overlap` `[B, W, L]`; `inside` `[B, W, L]`
+  is whether its position is inside the image.
 
   Returns:
     The mean accepted length `[B, W]`, and the probability `[B, W, L]` that a draft is reached.
@@ -294,14 +292,7 @@ def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params,
                ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the KL divergence between the target's and the network's distributions.
 
-  Args:
-    params: parameters of the network, without the target's.
-    config: configuration of the network.
-    target_params: parameters of the frozen target.
-    teacher: the target.
-    tokens: `[B, T]` image tokens.
-    condition: condition of the images.
-    guidance_scale: `[]` guidance scale of both distributions.
+  Images `[B, T]` and their condition are whole; both distributions have `guidance_scale` `[]`.
 
   Returns:
     The mean divergence in nats per token, and the metric 'overlap', the mean of `sum min(p, q)`.
@@ -328,13 +319,7 @@ def plain_step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step; jit with `config`, `optimizer` and `teacher` static.
 
-  Args:
-    state: state before the step.
-    batch: tokens `[B, T]`, the condition of every image and the guidance scale `[]`.
-    target_params: parameters of the frozen target.
-    config: configuration of the network.
-    optimizer: configuration of the optimiser.
-    teacher: the target.
+  `batch` are the arguments of `plain_loss` for images.
 
   Returns:
     The next state and scalar metrics: 'loss', 'overlap' and 'grad_norm'.

@@ -78,15 +78,7 @@ class CorrectorRecipe(samples.Sampled):
 
 
 def check(recipe: CorrectorRecipe, model: Model) -> None:
-  """Checks that the corrector fits the model.
-
-  Args:
-    recipe: the recipe.
-    model: the target, with parameters in float32.
-
-  Raises:
-    ValueError: if the model's family does not support correctors, or a size differs.
-  """
+  """Raises ValueError unless the corrector fits the model, whose parameters are in float32."""
   drafter_recipe.check_fit(
       recipe.drafter, model, recipe.prompts,
       ('vocab_size', 'num_tokens', 'row_width', 'dim', 'family', 'num_outputs'))
@@ -114,11 +106,8 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
              ) -> tuple[Windows, np.ndarray]:
   """Reads the windows of a split from `workdir`; records and stores them first if they are absent.
 
-  Returns:
-    The windows, and the index `[N]` of every image's prompt.
-
-  Raises:
-    ValueError: if the file of windows was recorded with another target or run.
+  Returns them and the index `[N]` of every image's prompt. A file that was recorded with another
+  target or run raises ValueError.
   """
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
   prompts = samples.prompts_of(model, recipe.prompts)
@@ -216,8 +205,8 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   """Trains the corrector in `workdir` or continues.
 
   Returns:
-    The moving average of the parameters, and its held-out metrics; the
-    names of those before the training begin with 'before_'.
+    The moving average of the parameters, and its held-out metrics; the names of those before the
+    training begin with 'before_'.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   splits = {split: recorded(recipe, model, split, workdir) for split in ('train', 'held_out')}

@@ -146,13 +146,7 @@ def step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step; jit with the configurations and `teacher` static.
 
-  Args:
-    state: state before the step.
-    batch: tokens `[B, T]` int32 and the condition of every image.
-    target_params: parameters of the frozen target.
-    config: configuration of the drafter.
-    train: configuration of the training.
-    teacher: the target.
+  `batch` is tokens `[B, T]` int32 and the condition of every image.
 
   Returns:
     The next state and scalar metrics: 'loss', its parts and 'grad_norm'.
@@ -188,14 +182,11 @@ def measure(
   """Measures by depth how well a drafter's distributions agree with the target's along images.
 
   Depth 1 is the token after the last committed one. EAGLE's deeper distributions continue with
-  predicted features and the image's own tokens, as if all drafts before had been accepted.
+  predicted features and the image's own tokens, as if all drafts before had been accepted. The
+  arguments of `step`, and:
 
   Args:
     params: parameters of the drafter, without the target's.
-    target_params: parameters of the target.
-    batch: tokens `[B, T]` and the condition of every image.
-    config: configuration of the drafter.
-    teacher: the target.
     warp: sampling options of both distributions.
     num_depths: depths to measure; at most the number of heads.
     stride: EAGLE: number of tokens from the start of one chain of drafts to the next.

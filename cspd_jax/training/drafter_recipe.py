@@ -75,15 +75,7 @@ class DrafterRecipe(samples.Sampled):
 
 
 def check(recipe: DrafterRecipe, model: Model) -> None:
-  """Checks that the drafter fits the model.
-
-  Args:
-    recipe: the recipe.
-    model: the target, with parameters in float32.
-
-  Raises:
-    ValueError: if the model's family does not support drafters, or a size differs.
-  """
+  """Raises ValueError unless the drafter fits the model, whose parameters are in float32."""
   sizes: tuple[str, ...] = ('dim', 'vocab_size')
   if recipe.kind == 'eagle':
     sizes += ('family', 'num_tokens', 'row_width', 'num_outputs')
@@ -91,17 +83,7 @@ def check(recipe: DrafterRecipe, model: Model) -> None:
 
 
 def check_fit(drafter: Any, model: Model, prompts: str | None, names: Sequence[str]) -> None:
-  """Checks that a drafter can learn from a model.
-
-  Args:
-    drafter: configuration of the network.
-    model: the target.
-    prompts: file with one prompt per line, or None.
-    names: fields of the configuration that must fit the model.
-
-  Raises:
-    ValueError: if the model's family does not support drafters, or a field does not fit.
-  """
+  """Raises ValueError unless a drafter can learn from a model and the fields `names` fit it."""
   eagle_layer = teacher(model).eagle_layer
   texts, target = samples.prompts_of(model, prompts), model.target(guided=False)
   sizes = {'dim': lambda: _width(model, texts, target),
@@ -122,13 +104,7 @@ def images(
     split: str,
     workdir: pathlib.Path,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the images of a split; generated images are cached in `workdir`.
-
-  Args:
-    recipe: the recipe.
-    model: the target.
-    split: 'train' or 'held_out'.
-    workdir: folder of the run.
+  """Returns the images of a split, 'train' or 'held_out'; generated ones are cached in `workdir`.
 
   Returns:
     Tokens `[N, T]` and the index `[N]` of every image's prompt in `samples.prompts_of`, int32; for
@@ -175,10 +151,7 @@ def _read(recipe: DrafterRecipe, model: Model, num_prompts: int) -> tuple[np.nda
 
 
 def teacher(model: Model) -> Teacher:
-  """Returns what a drafter of a model learns from.
-
-  Raises:
-    ValueError: if the model's family does not support drafters.
+  """Returns what a drafter of a model learns from; raises ValueError if its family supports none.
   """
   if model.teacher is None:
     raise ValueError(f'target is {model.name!r}, a {model.family!r} model, which does not support '
@@ -199,10 +172,7 @@ def train(
     model: Model,
     workdir: pathlib.Path,
 ) -> tuple[Any, dict[str, float]]:
-  """Trains the drafter in `workdir` or continues.
-
-  Returns:
-    The moving average of the parameters, and its held-out metrics.
+  """Trains the drafter in `workdir` or continues; returns the average parameters and their metrics.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   tokens, labels = images(recipe, model, 'train', workdir)

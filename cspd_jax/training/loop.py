@@ -157,20 +157,11 @@ def batch_of(
     index: int,
     batch_size: int,
 ) -> tuple[np.ndarray, Conditions]:
-  """Returns batch `index` of an endless pass over the images, reshuffled every epoch.
+  """Returns batch `index` of an endless pass over images `[N, T]`, reshuffled every epoch.
 
-  The same arguments return the same batch, so a continued run sees the batches of an uninterrupted
-  one.
-
-  Args:
-    tokens: `[N, T]` image tokens.
-    conditions: their conditions; every leaf `[N, ...]`, such as labels `[N]`.
-    seed: seed of the order.
-    index: index of the batch, from 0.
-    batch_size: images per batch.
-
-  Raises:
-    ValueError: if `batch_size` exceeds the number of images.
+  Every leaf of the conditions is `[N, ...]`. The same arguments return the same batch, so a
+  continued run sees the batches of an uninterrupted one; a batch that is larger than all images
+  raises ValueError.
   """
   if batch_size > tokens.shape[0]:
     raise ValueError(

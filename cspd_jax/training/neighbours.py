@@ -142,8 +142,7 @@ def train(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path
           ) -> tuple[Params, dict[str, float]]:
   """Trains the network on the images in `workdir`, after those that are missing are sampled.
 
-  Returns:
-    The parameters, and the nats per token of the held-out images with and without them.
+  Returns the parameters, and the nats per token of the held-out images with and without them.
   """
   tokens = sample(recipe, model, workdir)
   held_out, tokens = np.split(tokens, [recipe.num_held_out_images])
@@ -164,13 +163,7 @@ def tokens_per_pass(recipe: NeighboursRecipe, model: Model, decoder: str) -> flo
 
 def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, tokens: np.ndarray,
         held_out: np.ndarray) -> tuple[Params, list[float]]:
-  """Trains the network with early stopping.
-
-  Args:
-    config: configuration of the network.
-    train: configuration of the training.
-    tokens: `[N, T]` int32, images sampled from the target.
-    held_out: `[M, T]` int32, further images sampled from the target.
+  """Trains the network with early stopping on images of the target, `[N, T]` and held out `[M, T]`.
 
   Returns:
     The parameters with the lowest loss on the held-out images, and that loss in nats per token at

@@ -69,12 +69,7 @@ def matrices(params: Params) -> Any:
 
 def optimizer(config: OptimizerConfig, decayed: Callable[[Params], Any] = matrices,
               ) -> optax.GradientTransformation:
-  """Builds the optimiser.
-
-  Args:
-    config: its configuration.
-    decayed: function from the parameters to a tree of bool, True for those with weight decay.
-  """
+  """Builds the optimiser; `decayed` returns a tree of bool, True for those with weight decay."""
   if config.muon_learning_rate is None:
     update = optax.adamw(schedule(config, config.learning_rate), b1=0.9, b2=config.b2,
                          weight_decay=config.weight_decay, mask=decayed)
@@ -138,14 +133,7 @@ class TrainState(NamedTuple):
 
 def start(params: Params, config: OptimizerConfig, *,
           decayed: Callable[[Params], Any] = matrices, extra: Any = None) -> TrainState:
-  """Returns the state before the first step.
-
-  Args:
-    params: initial parameters.
-    config: configuration of the optimiser.
-    decayed: function from the parameters to a tree of bool, True for those with weight decay.
-    extra: further state of the step.
-  """
+  """Returns the state before the first step; `extra` and `decayed` as for state and `optimizer`."""
   # A step donates the memory of its input, so the average needs memory of its own.
   average = None if config.ema_decay is None else jax.tree.map(jnp.copy, params)
   return TrainState(
@@ -154,17 +142,7 @@ def start(params: Params, config: OptimizerConfig, *,
 
 def update(state: TrainState, grads: Params, config: OptimizerConfig, *,
            decayed: Callable[[Params], Any] = matrices) -> TrainState:
-  """Applies one step of the optimiser.
-
-  Args:
-    state: state before the step.
-    grads: gradients of its parameters.
-    config: configuration of the optimiser.
-    decayed: function from the parameters to a tree of bool, True for those with weight decay.
-
-  Returns:
-    The state after the step.
-  """
+  """Applies one step of the optimiser to the state; `decayed` as for `optimizer`."""
   updates, opt_state = optimizer(config, decayed).update(grads, state.opt_state, state.params)
   params = optax.apply_updates(state.params, updates)
   average = state.average

@@ -59,15 +59,7 @@ Recipe = TypeVar('Recipe', bound=Sampled)
 
 
 def sampling(recipe: Sampled, model: Model) -> Warp:
-  """Returns the sampling options of a recipe.
-
-  Args:
-    recipe: the recipe.
-    model: a model of discrete tokens.
-
-  Raises:
-    ValueError: if the model has continuous tokens.
-  """
+  """Returns the sampling options of a recipe; raises ValueError for models of continuous tokens."""
   options = model.sampling(**{name: getattr(recipe, name) for name in Warp._fields})
   assert isinstance(options, Warp)  # Continuous tokens have fewer options.
   return options
@@ -80,12 +72,9 @@ def completed(recipe: Recipe, model: Model) -> Recipe:
 
 
 def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:
-  """Returns the prompts of a file with one prompt per line.
+  """Returns the prompts of a file with one per line; raises ValueError if it has none.
 
   Without a file, returns the model's own prompts, or general ones for a model of words.
-
-  Raises:
-    ValueError: if the file has no prompts.
   """
   if path is not None:
     return prompts_lib.listed(pathlib.Path(path))
@@ -116,7 +105,6 @@ def request(model: Model, prompts: Sequence[Any], sampling: Any, *, seed: Any,
   """Returns the request of sampled images.
 
   Args:
-    model: a model of discrete tokens.
     prompts: one per image, of which every distinct one is encoded once.
     sampling: sampling options, a `Warp`.
     seed: a seed, or a random key.
@@ -142,22 +130,17 @@ def request(model: Model, prompts: Sequence[Any], sampling: Any, *, seed: Any,
 
 def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampling: Any,
             folder: str | os.PathLike | None = None) -> tuple[np.ndarray, np.ndarray]:
-  """Samples images, with the prompts in turn.
+  """Samples `count` images, with the prompts in turn.
 
-  Args:
-    model: a model of discrete tokens.
-    prompts: file with one prompt per line, or None.
-    count: number of images.
-    key: random key.
-    sampling: sampling options, a `Warp`.
-    folder: where finished batches are stored, so that an interrupted call can be repeated; or None.
+  Finished batches are stored in `folder`, unless it is None, so that an interrupted call can be
+  repeated.
 
   Returns:
     Tokens `[N, T]` and the index `[N]` of every image's prompt, int32.
 
   Raises:
-    ValueError: for invalid sampling options, a folder of another run, or if not even one image
-      fits in memory.
+    ValueError: for invalid sampling options, a folder of another run, or if not even one image fits
+      in memory.
   """
   texts = prompts_of(model, prompts)
   indices = np.arange(count, dtype=np.int32) % len(texts)

@@ -11,11 +11,7 @@ _BOUNDS = dict(
 
 
 def smoke(recipe: Any) -> Any:
-  """Returns a recipe with few steps, images and examples per batch; networks keep their sizes.
-
-  Args:
-    recipe: a dataclass, which may hold others.
-  """
+  """Returns a recipe with few steps, images and examples per batch; networks keep their sizes."""
   changes: dict[str, Any] = {}
   for field in dataclasses.fields(recipe):
     value = getattr(recipe, field.name)

@@ -29,13 +29,7 @@ _REMEDY = 'going back to an earlier step'
 def save(folder: pathlib.Path, number: int, state: Any) -> None:
   """Saves the state after step `number` and removes all earlier ones but the last.
 
-  Args:
-    folder: folder of this training alone.
-    number: number of steps done.
-    state: a pytree of arrays.
-
-  Raises:
-    OSError: if the disk is full or cannot be written.
+  The folder is that of this training alone. A full or read-only disk raises OSError.
   """
   arrays = atomic.arrays_of(jax.device_get(state))
   leaves = {name: leaf for name, leaf in arrays.items() if leaf.size}  # Orbax stores no others.
@@ -52,17 +46,9 @@ def save(folder: pathlib.Path, number: int, state: Any) -> None:
 
 
 def restore(folder: pathlib.Path, like: Any) -> Any:
-  """Reads the last readable state; logs a warning for each damaged one.
+  """Reads the last readable state, or None; logs a warning for each damaged one.
 
-  Args:
-    folder: folder of this training alone.
-    like: a state of the same structure, shapes and dtypes.
-
-  Returns:
-    The state, or None if no step is readable.
-
-  Raises:
-    ValueError: if the folder holds states of another training.
+  It has the structure, shapes and dtypes of `like`; states of another training raise ValueError.
   """
   if folder.is_symlink():
     raise ValueError(f'{folder} is a link, and files in its target would be removed; move it away, '

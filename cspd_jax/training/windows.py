@@ -49,12 +49,7 @@ class _Recorded(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Recorder:
-  """The functions of a drafter whose state also holds the last round.
-
-  Attributes:
-    drafter: the drafter that proposes.
-    length: number of drafts in its main chain.
-  """
+  """The functions of a drafter whose state also holds the last round, of `length` drafts."""
 
   drafter: Drafter
   length: int
@@ -93,8 +88,7 @@ class _Recorder:
 def recording(decoder: Decoder) -> Decoder:
   """Returns the decoder with a drafter whose state also holds the last round.
 
-  Raises:
-    ValueError: if the topology of the drafts differs from round to round.
+  Raises ValueError if the topology of the drafts differs from round to round.
   """
   drafter = decoder.drafter
   if not isinstance(drafter.tree, Tree):
@@ -108,15 +102,8 @@ def record(decoder: Decoder, params: Any, condition: Any, key: jax.Array, warp: 
            draft_params: Any, programs: dict[str, Callable] | None = None) -> Windows:
   """Decodes one image per row of `condition` and records all rounds.
 
-  Args:
-    decoder: a decoder whose target returns features.
-    params: parameters of the target.
-    condition: condition of the images, as the target's `prefill` requires it.
-    key: random key.
-    warp: sampling options.
-    draft_params: parameters of the drafter.
-    programs: cache of the compiled programs, shared by calls with the same decoder; None for no
-      sharing.
+  The target returns features. Calls with the same decoder share compiled `programs`, unless it is
+  None.
   """
   programs = {} if programs is None else programs
   if not programs:
