@@ -170,7 +170,7 @@ class Command:
           if name in fields_by_flag:  # A flag of the command hides that of its configuration.
             continue
           fields_by_flag[name] = number, field
-          define = flags.DEFINE_boolean if _is_bool(field) else flags.DEFINE_multi_string
+          define = flags.DEFINE_boolean if field.kind is bool else flags.DEFINE_multi_string
           define(name, None, field.doc, flag_values=values)
     return values, fields_by_flag
 
@@ -285,10 +285,6 @@ def _check_places(argument: Any) -> None:
     for name in names:
       if (place := getattr(argument, name, None)) is not None:
         check(name, place)
-
-
-def _is_bool(field: fields.Field) -> bool:
-  return field.kind is bool
 
 
 def _listed(group: Any) -> list[str]:

@@ -20,20 +20,14 @@ class ListedError(ValueError):
 
 
 def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
-  """Runs a program and returns its exit code.
+  """Runs a program and returns its exit code: 2 for an error of the input, 130 if interrupted.
 
   An error that the input or the machine causes ends with one line on stderr, a `ListedError` with
-  the lines of its message. Any other error is a bug of the program and keeps its traceback. If
-  stdout or stderr is closed, or the reader of its pipe has ended, its text is discarded, and the
-  program continues.
+  the lines of its message. Any other error is a bug of the program and keeps its traceback, as all
+  do with `debug`. If stdout or stderr is closed, or the reader of its pipe has ended, its text is
+  discarded, and the program continues.
 
-  Args:
-    main: the program; returns its exit code, None for 0. The argument of its KeyboardInterrupt says
-      what is kept.
-    debug: whether errors of the input keep their traceback, too.
-
-  Returns:
-    The exit code: 2 for an error of the input, 130 if the program was interrupted.
+  `main` returns its exit code, None for 0; the argument of its KeyboardInterrupt says what is kept.
   """
   for name in ('stdout', 'stderr'):
     if getattr(sys, name) is None:

@@ -27,17 +27,12 @@ Range = tuple[float, float]
 
 
 def check(config: Any, **ranges: Range) -> None:
-  """Checks every field of a dataclass by its annotation.
+  """Checks every field of a dataclass, in its `__post_init__`, by its annotation.
 
-  Without a range, an int must be 1 to `MOST` and a float finite and above 0; a bool is neither. A
-  list, as JSON returns it, becomes a tuple if the annotation is a tuple.
-
-  Args:
-    config: the dataclass, in its `__post_init__`.
-    **ranges: the smallest and the largest value by name; those of the elements for a tuple.
-
-  Raises:
-    ValueError: for the first field of a wrong type or outside its range.
+  Without a range, an int must be 1 to `MOST` and a float finite and above 0; a bool is neither. The
+  ranges hold the smallest and the largest value by name; those of the elements for a tuple. A list,
+  as JSON returns it, becomes a tuple if the annotation is a tuple. The first field of a wrong type
+  or outside its range raises ValueError.
   """
   # mypy checks `__hash__` of the instances instead of the class.
   annotations = _annotations(type(config))  # type: ignore[arg-type]

@@ -14,16 +14,9 @@ def passes(name: str, variable: str, difference: Callable[[jax.Device], float],
            tolerance: float) -> bool:
   """Whether this process has a GPU on which kernels return the same as plain operations.
 
-  If they fail, a warning is logged.
-
-  Args:
-    name: name of the kernels, for the warning.
-    variable: an environment variable whose value 'plain' disables the kernels.
-    difference: `device -> float`, the largest error of a small example on the device.
-    tolerance: the largest accepted difference.
-
-  Raises:
-    ValueError: if the environment variable is neither 'auto' nor 'plain'.
+  If they fail, a warning with their name is logged. The value 'plain' of the environment variable
+  disables them; others than 'auto' raise ValueError. `difference` is `device -> float`, the largest
+  error of a small example, of which `tolerance` is accepted.
   """
   if (setting := os.environ.get(variable, _SETTINGS[0])) not in _SETTINGS:
     raise ValueError(f'the environment variable {variable} is {setting!r}; it must be one of '

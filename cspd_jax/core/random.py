@@ -54,14 +54,9 @@ def checked_seeds(seeds: Any) -> np.ndarray:
 def row_keys(key: Any, batch_size: int) -> RowKeys:
   """Returns one independent `RowKeys` per row.
 
-  Args:
-    key: a single key, from which row `b` derives `fold_in(key, b)` whatever the batch size; or one
-      key per row, `[B]`. Raw keys, `[..., 2]` uint32, are accepted as well. Keys of other
-      implementations than Threefry are hashed to Threefry keys.
-    batch_size: `B`.
-
-  Raises:
-    ValueError: if `key` has another type or shape.
+  From a single key, row `b` derives `fold_in(key, b)` whatever the batch size; or there is one key
+  per row, `[B]`. Raw keys, `[..., 2]` uint32, are accepted as well. Keys of other implementations
+  than Threefry are hashed to Threefry keys. Other types and shapes raise ValueError.
   """
   key = _as_threefry(_as_keys(key))
   if key.ndim == 0:

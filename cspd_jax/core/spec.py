@@ -98,14 +98,10 @@ def parse(text: str | Spec) -> Spec:
 
 
 def value(name: str, argument: object) -> Value:
-  """Returns what a caller passes for the parameter `name` as a value of a specification.
+  """Returns what a caller passes for a parameter as a value of a specification.
 
-  Args:
-    name: the parameter, for errors.
-    argument: a number, a tuple of numbers, True, False, None, or the text of any value.
-
-  Raises:
-    ValueError: for anything else.
+  It is a number, a tuple of numbers, True, False, None, or the text of any value; anything else
+  raises ValueError.
   """
   if isinstance(argument, str):
     try:

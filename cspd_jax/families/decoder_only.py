@@ -21,14 +21,9 @@ from cspd_jax.models.ends import Ends
 
 def build(parts: Parts, family: Family, forward: Callable[..., tuple[jax.Array, jax.Array]],
           conditions: Conditions, tokenizer: Tokenizer | None) -> Model:
-  """Builds a model of networks that belong together.
+  """Builds a model of networks that belong together, of a family with one form of EAGLE layers.
 
-  Args:
-    parts: the networks.
-    family: the model's family, which has one form of EAGLE layers.
-    forward: `logits_and_features` of the target's module.
-    conditions: the prompts that the model supports.
-    tokenizer: the image tokenizer.
+  `forward` is `logits_and_features` of the target's module.
   """
   target = parts.loaded['target']
   config = target.config

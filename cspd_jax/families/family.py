@@ -48,19 +48,11 @@ class Parts(NamedTuple):
 
   def text(self, forms: Collection[str], rows: int | None = None, *, codes_follow: bool = False
            ) -> bpe.Text | None:
-    """Returns the text tokenizer of the part 'text'.
+    """Returns the text tokenizer of the part 'text', whose file has one of these formats.
 
-    Args:
-      forms: the supported formats of its file.
-      rows: rows of the target for tokens of text; None compares nothing.
-      codes_follow: whether codes come after text, so that the first one is the number of its
-        tokens.
-
-    Returns:
-      None without this part, or if it is only described.
-
-    Raises:
-      ValueError: if the file has another format, or does not fit the rows.
+    If codes follow text, the first one is the number of its tokens. It is None without this
+    part, or if it is only described; another format, and one that does not fit the rows of the
+    target for tokens of text, unless they are None, raises ValueError.
     """
     if 'text' not in self.loaded:
       return None

@@ -140,12 +140,8 @@ def describe(name: str | os.PathLike, *, dtype: Any = 'bfloat16', layers: int | 
   Args:
     name: a preset of a family, such as 'c2i_xl_256', the name of a shipped model, or a folder.
     dtype: dtype of the floating-point parameters.
-    layers: the number of the target's layers to keep; drafting networks stay complete. None keeps
-      all.
-
-  Raises:
-    CheckpointError: if the model does not exist.
-    ValueError: if it has fewer layers.
+    layers: the number of the target's layers to keep, as many as it has if None; drafting networks
+      stay complete. More raise ValueError.
   """
   family, loaded = _sketches(name)
   config = loaded['target'].config

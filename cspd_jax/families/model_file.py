@@ -51,20 +51,12 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
   """Yields folders to write networks into, which join a model when the block ends: all or none.
 
   If the block raises, the model's folder is unchanged, and if the process is killed, the folder
-  holds the old model or the new one.
+  holds the old model or the new one. Arguments and errors as for `save`, and:
 
   Args:
-    folder: of the model. It is created, or the networks are added to the model in it and replace
-      those of the same roles.
-    family: name of its family.
     states: everything that determines each network, by role.
-    defaults: the model's defaults that are added.
     new_target: whether the target replaces another one, whose defaults do not apply any more; see
       `of_old_target`.
-
-  Raises:
-    CheckpointError: as `save` and `store.save`.
-    ValueError: as `save`.
   """
   folder = paths.folder('folder', folder).resolve()
   describe = lambda: _joined(folder, family, {role: role for role in states}, defaults, new_target)

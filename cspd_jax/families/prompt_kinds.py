@@ -161,13 +161,10 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
     grid: rows and columns of tokens.
     text: the tokenizer, or None.
     write: converts a prompt in words to the contexts of both streams; None without a tokenizer.
-    renumbered: converts published token ids to the model's; raises ValueError for ids that are not
-      supported.
-    examples: example prompts in words.
+    renumbered: converts published token ids to the model's; raises ValueError for other ids.
+    examples: example prompts in words; ValueError if they, which a file holds, are no list of
+      texts.
     image_ids: published ids of the tokens of images.
-
-  Raises:
-    ValueError: if the examples, which a file holds, are not a list of texts.
   """
   if not isinstance(examples, list | tuple) or not all(isinstance(one, str) for one in examples):
     raise ValueError(f'prompts of the target is {examples!r:.80}; it must be a list of texts.')

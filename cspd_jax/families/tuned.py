@@ -28,13 +28,10 @@ class Place(NamedTuple):
 
   def store(self, kind: str, decoders: Mapping[int, str], seconds: Mapping[int, float] = {}
             ) -> None:
-    """Writes a choice.
+    """Writes a choice of decoders for a kind of device, as JAX reports it.
 
-    Args:
-      kind: the kind of device that it applies to, as JAX reports it.
-      decoders: specifications by number of images that are decoded together; see
-        `generation.defaults`.
-      seconds: measured seconds per image, by number of images.
+    Specifications and seconds per image are by number of images that are decoded together; see
+    `generation.defaults`.
     """
     is_model = (self.folder / model_file.FILE).exists()
     # Read again: a choice for another device may have been stored in the meantime.

@@ -64,15 +64,8 @@ def placement(name: str, leaf: Any, where: Any, orders: Mapping[str, tuple[int, 
 
   A program whose loop reads a parameter in another order than it was passed in copies it before the
   loop and stores the copy: 96 MiB more per layer for a transformer of 7 billion parameters.
-
-  Args:
-    name: path of the parameter, with slashes.
-    leaf: the parameter, or its shape and dtype.
-    where: a device, a `jax.sharding.Sharding`, or None for the default device.
-    orders: axes, the slowest varying first, by patterns of paths.
-
-  Returns:
-    `where` itself, or with the order of the axes.
+  `orders` are axes, the slowest varying first, by patterns of paths with slashes; `where` is a
+  device, a `jax.sharding.Sharding`, or None for the default device.
   """
   order = next((order for pattern, order in orders.items() if re.fullmatch(pattern, name)), None)
   if order is None or len(order) != len(leaf.shape) or leaf.shape[-1] % _LANES:

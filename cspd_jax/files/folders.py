@@ -98,20 +98,14 @@ def replacing_together(
     content: Callable[[], Any]) -> Iterator[dict[str, pathlib.Path]]:
   """Yields folders to write, which all replace those in `folder` when the block ends, or none.
 
-  If the block raises, `folder` stays unchanged. If the process is killed when the file is written
-  and before all are moved, the rest is left to `recover_together`.
+  If the block raises, `folder`, absolute but perhaps absent, stays unchanged. If the process is
+  killed when the file is written and before all are moved, the rest is left to `recover_together`.
+  Arguments and errors as for `replacing`, and:
 
   Args:
-    folder: parent of the folders: absolute. It may be absent.
-    states: names of the folders, each with the JSON value on which its content depends; see
-      `replacing`.
-    listed: lists the files of an older folder that may be removed.
+    states: names of the folders, each with the JSON value on which its content depends.
     file: name of the JSON file in `folder` that is written last.
     content: returns the content of that file; called when all folders are complete.
-
-  Raises:
-    ValueError: if one of the folders holds unlisted files, or another process is writing it; or
-      any error of `content`.
   """
   recover_together(folder, listed, file)
   places = {name: _Place(folder.resolve() / name, listed) for name in states}

@@ -96,10 +96,10 @@ def hold(folder: pathlib.Path) -> Hold:
 
 def share(folder: pathlib.Path, prepare: Callable[[], None], is_ready: Callable[[], bool]
           ) -> Hold:
-  """Holds a folder together with other processes that share it, against all that do not.
+  """Holds a folder, which it creates, with other processes that share it, against all that do not.
 
   Args:
-    folder: the folder; it is created if it does not exist.
+    folder: the folder.
     prepare: writes what all processes need. Each of them calls it before it shares the folder, one
       at a time.
     is_ready: returns whether the folder has these files; a process that wrote them may have been

@@ -33,10 +33,9 @@ def arrays(path: str | os.PathLike, remedy: str, name: str | None = None,
            ) -> dict[str, np.ndarray]:
   """Reads the arrays of an .npz file as read-only arrays, and verifies their checksums.
 
+  The arguments of `reading.text`, and:
+
   Args:
-    path: the file.
-    remedy: what the user can do if the file cannot be read, for the message.
-    name: name of the argument that specifies the file; None for a file without an argument.
     needed: names of required arrays.
     only: names of the arrays to read, as far as the file has them; None reads all.
 

@@ -19,12 +19,8 @@ _MAX_NAME = 255
 def find(name: str, value: str | os.PathLike) -> pathlib.Path:
   """Returns an absolute path, which need not exist; a leading `~` is a home folder.
 
-  Args:
-    name: name of the argument, for the message.
-    value: the path.
-
-  Raises:
-    ValueError: if the value cannot be a path: another type, an unknown user, too long a name.
+  A value that cannot be a path raises ValueError with the argument's name: another type, an unknown
+  user, too long a name.
   """
   if not isinstance(value, (str, os.PathLike)):
     raise ValueError(f'{name} is {value!r:.80}; it must be a path, a string or a pathlib.Path.')
@@ -68,22 +64,15 @@ def file(name: str, value: str | os.PathLike) -> pathlib.Path:
 
 def inside(folder: pathlib.Path, name: Any, source: str | os.PathLike, *, links: bool = False
            ) -> pathlib.Path:
-  """Returns the path of a file in a folder, whose name was read from another file.
+  """Returns the path of a regular file, or of nothing yet, in a folder, by a name that a file
+  holds.
 
-  Every name that a file holds is checked here before it is used.
-
-  Args:
-    folder: where the file must be.
-    name: the name as it was read, of any type.
-    source: the file that holds the name, for the message.
-    links: whether the file may be a link to a regular one, as in the cache of a hub. For files
-      that are only read.
-
-  Returns:
-    The path of a regular file, or of nothing yet.
+  Every name that a file holds, of any type, is checked here before it is used. With `links` the
+  file may be a link to a regular one, as in the cache of a hub; for files that are only read.
 
   Raises:
-    ValueError: if it is not a plain name, or exists and is not a regular file in the folder.
+    ValueError: naming `source`, the file that holds the name, if it is not a plain name, or exists
+      and is not a regular file in the folder.
   """
   if not is_plain(name):
     raise ValueError(f'{source} holds the name {shown(str(name))}, which is not a plain file name; '

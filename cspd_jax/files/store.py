@@ -28,14 +28,7 @@ DEFAULT = 'emoji'
 
 
 class Loaded(NamedTuple):
-  """A loaded model.
-
-  Attributes:
-    kind: a key of `description.KINDS`.
-    config: an instance of the kind's config.
-    params: the parameters.
-    metadata: the argument `extra` of `save`.
-  """
+  """A loaded model of a kind of `description.KINDS`; metadata is the argument `extra` of `save`."""
 
   kind: str
   config: Any

@@ -68,11 +68,8 @@ class Entry(NamedTuple):
 class Leaf(NamedTuple):
   """An array in a safetensors file, of which nothing has been read but the header of the file.
 
-  Attributes:
-    file: the file.
-    name: its name; of a parameter, its path in the tree of parameters with slashes.
-    shape: its shape.
-    dtype: its dtype; the file's name for it if NumPy has no such dtype.
+  The name of a parameter is its path in the tree with slashes; the dtype is the file's name for it
+  if NumPy has no such dtype.
   """
 
   file: pathlib.Path
@@ -111,18 +108,16 @@ def divided(params: Params) -> list[Group]:
 def write(folder: pathlib.Path, expected: Params, groups: Sequence[Group], *, dtype: Any,
           allow_nonfinite: bool, progress: Callable[[int, int], None] | None = None
           ) -> dict[str, str]:
-  """Writes the groups that an earlier process did not write.
+  """Writes the groups that an earlier process did not write, in their order; returns digests of
+  files.
 
   Args:
     folder: the folder of the network, which exists.
     expected: shapes of all parameters.
-    groups: called one by one, in this order, unless they are written already.
+    groups: called one by one, unless they are written already.
     dtype: dtype of floating-point parameters; None preserves theirs.
     allow_nonfinite: whether numbers may be NaN or infinite.
     progress: called as `progress(done, total)` with numbers of groups.
-
-  Returns:
-    Digests of the files by name.
 
   Raises:
     ValueError: naming a parameter with numbers that are not finite or of a dtype that files cannot

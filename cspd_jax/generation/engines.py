@@ -2,11 +2,11 @@
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from cspd_jax.continuous import specification as continuous
+from cspd_jax.continuous import loop as continuous_loop, specification as continuous
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import naming, spec as spec_lib
 from cspd_jax.core.binding import Resources
@@ -19,6 +19,8 @@ from cspd_jax.generation import defaults as defaults_lib
 from cspd_jax.generation.parts import Drafts
 
 Options = Warp | Sampling
+# The decoders of both engines: functions of arrays, to be jitted.
+AnyDecoder = Decoder | continuous_loop.Decoder
 
 # Sizes of a round that set parameters of other names; see `decoding.specification.complete`.
 _SIZES = ('window', 'length')
@@ -26,37 +28,6 @@ _SIZES = ('window', 'length')
 _DEFAULTS = ('dtype', 'decoder', 'seconds')
 # The named arguments of `generate`, for suggestions.
 _ARGUMENTS = ('seed', 'decoder', 'batch_size', 'prefix', 'rows', 'progress', 'raw_log_probs')
-
-
-class AnyDecoder(Protocol):
-  """The interface of the decoders of both engines: functions of arrays, to be jitted.
-
-  `decoding.loop.Decoder` and `continuous.loop.Decoder` document arguments and results.
-  """
-
-  @property
-  def target(self) -> Any:
-    """The model whose distribution is sampled."""
-
-  def check(self, condition: Any, sampling: Any, /) -> Any:
-    """Raises ValueError for a condition or sampling options that are not supported."""
-
-  def __call__(self, params: Any, condition: Any, key: Any, sampling: Any, draft_params: Any, /
-               ) -> Any:
-    ...
-
-  def start(self, params: Any, condition: Any, rng: Any, sampling: Any, draft_params: Any, /
-            ) -> Any:
-    """Returns the state before the first round."""
-
-  def round(self, params: Any, state: Any, sampling: Any, draft_params: Any, /) -> Any:
-    """Returns the state after one more round."""
-
-  def finish(self, state: Any, /) -> Any:
-    """Returns the result so far."""
-
-  def intermediate(self, num_rows: int, /) -> float:
-    """Returns about how many bytes a round of `num_rows` images needs in addition to its state."""
 
 
 class Engine(NamedTuple):
@@ -133,8 +104,7 @@ class Engine(NamedTuple):
   def specification(self, specification: str | Spec, parameters: Mapping[str, Any]) -> Spec:
     """Parses a specification and adds the parameters that a caller passes separately, if not None.
 
-    Raises:
-      ValueError: for a parameter that the decoder does not have, or that the text already sets.
+    One that the decoder does not have, or that the text already sets, raises ValueError.
     """
     spec = parse(specification)
     for name, value in parameters.items():

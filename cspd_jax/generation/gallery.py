@@ -220,10 +220,7 @@ class Gallery:
         where no token is committed.
 
     Returns:
-      Whether the folder is complete.
-
-    Raises:
-      ValueError: if the disk cannot hold the images.
+      Whether the folder is complete. A disk that cannot hold the images raises ValueError.
     """
     if self.is_complete:
       return True

@@ -115,15 +115,9 @@ def estimate(model: BaseModel, name: Hashable, decoder: AnyDecoder, condition: A
   the intermediate results of a round. On CPUs, where XLA computes in float32, parameters in 16 bits
   have a copy in float32, and int8 matrices one in the dtype of the others.
 
-  Args:
-    model: the model, which caches the bytes per image.
-    name: of the decoder's program, under which the model caches the result; see
-      `generation.request.Program`.
-    decoder: the decoder.
-    condition: of at least one image, arrays.
-    sampling: sampling options as the decoder requires them.
-    draft_params: the drafter's parameters; None if it has none.
-    queue: number of images, if rows that are complete start the next image; otherwise 0.
+  The model caches the bytes per image under the name of the decoder's program; condition and
+  options are arrays of at least one image. `queue` is the number of images, if rows that are
+  complete start the next image; otherwise 0.
   """
   devices = _devices(model)
   available = free(devices)
@@ -179,15 +173,10 @@ def _per_image(decoder: AnyDecoder, params: Any, condition: Any, sampling: Any, 
 
 def fit(build: Callable[[int], Built], estimate_of: Callable[[Built], Estimate], batch_size: int
         ) -> tuple[Built, int]:
-  """Builds a decoder for the largest batch size that fits with a margin.
+  """Builds a decoder for the largest batch size, at most `batch_size`, that fits with a margin.
 
-  Args:
-    build: `batch_size -> ` a decoder. A model's default decoder may depend on the batch size.
-    estimate_of: estimates the memory of what `build` returns.
-    batch_size: the largest batch size that is useful.
-
-  Returns:
-    The decoder and its batch size.
+  `build` is `batch_size -> ` a decoder, since a model's default may depend on it; `estimate_of`
+  estimates its memory. Returns the decoder and its batch size.
   """
   built = build(batch_size)
   while (most := estimate_of(built).most(batch_size)) < batch_size:

@@ -22,15 +22,10 @@ _FILE = ('pass a UTF-8 file with one prompt per line, or a .jsonl file with an o
 
 
 def listed(prompts: Any) -> Any:
-  """Returns a list of prompts.
+  """Returns a list of prompts: of a prompt, a list of them, or a `pathlib.Path` to a file of them.
 
-  Args:
-    prompts: a prompt, a list of them, or a `pathlib.Path` to a file of them.
-      Another type, such as embeddings, is returned unchanged.
-
-  Raises:
-    ValueError: if the list is empty or a set, names and numbers are mixed, or the file cannot be
-      read.
+  Another type, such as embeddings, is returned unchanged. An empty list, a set, names mixed with
+  numbers, and a file that cannot be read raise ValueError.
   """
   if isinstance(prompts, collections.abc.Set):
     raise ValueError(f'prompts is a {type(prompts).__name__}, which has no order, and an image '
@@ -127,13 +122,8 @@ def _parsed(text: str) -> Any:
 def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
   """Returns, per image `[count]`, its seed and its number under that seed.
 
-  Args:
-    seed: an integer, under which the images are numbered, or one integer per image, or a pair of
-      a seed and a number per image, which reproduces any image of a larger set.
-    count: number of images.
-
-  Raises:
-    ValueError: for anything else.
+  The seed is an integer, under which the images are numbered, or one per image, or a pair of a seed
+  and a number per image, which reproduces any image of a larger set; else ValueError.
   """
   several = isinstance(seed, (Sequence, np.ndarray, jax.Array)) and np.ndim(seed) in (1, 2)
   pairs = several and np.ndim(seed) == 2 and np.shape(seed)[1] == 2

@@ -244,7 +244,7 @@ def prepare(model: BaseModel, prompts: Any = None, options: Mapping[str, Any] = 
     chosen = decoder(size) if callable(decoder) else decoder
     specification = model.specification(chosen, batch_size=size, **parameters)
     built = with_raw_log_probs(model.decoder(specification, guided=guided), raw_log_probs)
-    built.check(condition, sampling)
+    built.check(condition, sampling)  # type: ignore[arg-type]  # Both are of one engine.
     return Request(
         model, specification, built, model.draft_params(specification), guided, prompts, condition,
         titles, unknown_words, seeds, sampling, size, slots, built, (str(specification),))

@@ -76,15 +76,11 @@ class Runner:
 
     Args:
       model: the model; images with a prefix need one of `Model.with_prefix`, with any prefix of
-        their length.
+        their length. Continuous tokens and several devices raise ValueError.
       num_slots: images decoded at once, at most.
       decoder: a specification; None for the model's default decoder for `num_slots` images.
       prompt_length: the most tokens of a prompt, for models whose condition is tokens of any
         number. None for models whose prompts have one shape.
-
-    Raises:
-      ValueError: for a model of continuous tokens or on several devices, or if the decoder is not
-        supported.
     """
     if num_slots < 1:
       raise ValueError(f'num_slots is {num_slots}; it must be at least 1.')
@@ -119,15 +115,8 @@ class Runner:
   def join(self, requests: Sequence[Request]) -> list[int]:
     """Starts images, each with a prefill of its own: requests rarely come together.
 
-    Args:
-      requests: of one image each, at most as many as there are free slots.
-
-    Returns:
-      The slot of every image.
-
-    Raises:
-      ValueError: for requests of another decoder, of several images, of longer prompts or prefixes,
-        or if there are too few free slots; then none of them joins.
+    Requests are of one image each; returns the slot of every image. Requests of another decoder, of
+    longer prompts or prefixes, and more than free slots raise ValueError, and none of them joins.
     """
     if len(requests) > self.free:
       raise ValueError(f'requests are {len(requests)}, and {self.free} of {self._size} slots are '

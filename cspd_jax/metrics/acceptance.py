@@ -8,7 +8,6 @@ from typing import NamedTuple
 import numpy as np
 
 from cspd_jax.decoding.base import Decoded
-from cspd_jax.generation.model import Model
 from cspd_jax.metrics import base
 from cspd_jax.metrics.base import Metric
 
@@ -66,54 +65,30 @@ def summarise(decoded: Decoded) -> Acceptance:
       one_token_rounds=float(counts[1] / later_rounds))
 
 
-def _rounds(sample: base.Sample, model: Model) -> base.Value:
-  del model
-  return base.mean(sample.decoded.rounds)
-
-
-def _step_compression(sample: base.Sample, model: Model) -> base.Value:
-  del model
-  return base.mean(sample.tokens.shape[1] / sample.decoded.rounds)
-
-
-def _accepted_length(sample: base.Sample, model: Model) -> base.Value:
-  del model
-  rounds = sample.decoded.rounds - 1  # After the prefill.
-  return base.ratio(np.full(rounds.shape, sample.tokens.shape[1] - 1), rounds)
-
-
-def _one_token_rounds(sample: base.Sample, model: Model) -> base.Value:
-  del model
-  return base.ratio(sample.decoded.accepted[:, 1], sample.decoded.rounds - 1)
-
-
-def _tv_bound(sample: base.Sample, model: Model) -> base.Value:
-  del model
-  return base.mean(sample.decoded.tv_bound)
-
-
-def _tv_bound_per_token(sample: base.Sample, model: Model) -> base.Value:
-  del model
-  return base.mean(sample.decoded.tv_bound / sample.tokens.shape[1])
-
-
 ROUNDS = Metric(
-    'rounds', 'rounds', '{:.1f}', _rounds,
+    'rounds', 'rounds', '{:.1f}', lambda sample, model: base.mean(sample.decoded.rounds),
     meaning='forward passes of the target per image, including the prefill',
     phrase='{:.1f} forward passes per image')
 STEP_COMPRESSION = Metric(
-    'step_compression', 'step compr.', '{:.2f}x', _step_compression,
+    'step_compression', 'step compr.', '{:.2f}x',
+    lambda sample, model: base.mean(sample.tokens.shape[1] / sample.decoded.rounds),
     meaning='tokens per forward pass of the target, over a whole image', better='higher')
 ACCEPTED_LENGTH = Metric(
-    'accepted_length', 'acc. length', '{:.2f}', _accepted_length,
+    'accepted_length', 'acc. length', '{:.2f}',
+    # All rounds but the prefill.
+    lambda sample, model: base.ratio(
+        np.full(len(sample.tokens), sample.tokens.shape[1] - 1), sample.decoded.rounds - 1),
     meaning='tokens per round after the prefill: the accepted drafts plus one', better='higher')
 ONE_TOKEN_ROUNDS = Metric(
-    'one_token_rounds', 'one-token', '{:.0%}', _one_token_rounds,
+    'one_token_rounds', 'one-token', '{:.0%}',
+    lambda sample, model: base.ratio(sample.decoded.accepted[:, 1], sample.decoded.rounds - 1),
     meaning='fraction of the rounds after the prefill that accepted no draft')
 TV_BOUND = Metric(
-    'tv_bound', 'TV bound', '{:.2f}', _tv_bound, group='bound',
+    'tv_bound', 'TV bound', '{:.2f}',
+    lambda sample, model: base.mean(sample.decoded.tv_bound), group='bound',
     meaning="bound on the total variation between the distribution of the images and the target's; "
     'informative only below 1')
 TV_BOUND_PER_TOKEN = Metric(
-    'tv_bound_per_token', '/token', '{:.4f}', _tv_bound_per_token, group='bound',
-    meaning='the same bound per token')
+    'tv_bound_per_token', '/token', '{:.4f}',
+    lambda sample, model: base.mean(sample.decoded.tv_bound / sample.tokens.shape[1]),
+    group='bound', meaning='the same bound per token')

@@ -106,15 +106,9 @@ def features(images: image_sets.ImageSet, of: Inception, batch_size: int,
              progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing) -> Features:
   """Returns the features of a set of images, in host memory.
 
-  Args:
-    images: the images.
-    of: the network.
-    batch_size: the most images per pass.
-    progress: called with the number of images so far and in total.
-    keep: keeps the results of batches.
-
-  Raises:
-    ValueError: if an image cannot be read.
+  At most `batch_size` images pass the network at once; `progress` is called with the number of
+  images so far and in total, and `keep` keeps the results of batches. An image that cannot be read
+  raises ValueError.
   """
   batch_size = min(batch_size, images.num_images)
   prepare = functools.partial(inception.resized, evaluator=of.evaluator)
@@ -157,15 +151,9 @@ def extractor(of: Inception) -> Extractor:
 def opened(argument: str, path: str, of: Inception, batch_size: int) -> Source:
   """Opens a set of images, their features or published statistics; nothing is computed.
 
-  Args:
-    argument: its name, for messages.
-    path: a folder of images, an .npz file of images, statistics (`mu`, `sigma`), or of `save`.
-    of: the network.
-    batch_size: the most images per pass.
-
-  Raises:
-    ValueError: for anything else, features of another network, arrays that contradict each other,
-      or batches that do not fit in memory.
+  The path is that of a folder of images, or an .npz file of images, statistics (`mu`, `sigma`), or
+  of `save`. Anything else, features of another network, arrays that contradict each other, and
+  batches that do not fit in memory raise ValueError.
   """
   arrays = image_sets.stored(argument, path)
   left_out = lambda names, *read: tuple(

@@ -37,13 +37,9 @@ LEAST_IMAGES, SPLITS = _NEIGHBOURS + 1, 10
 def inception_score(logits: np.ndarray, split: int | None) -> float:
   """Returns the inception score, the mean of `exp(mean KL(p(y | x), p(y)))` over splits.
 
-  Args:
-    logits: `[N, classes]`, without the bias.
-    split: images per split, in their order, as in ADM's evaluator. None shuffles the images with
-      the seed 2020 and takes 10 splits, as torch-fidelity does.
-
-  Raises:
-    ValueError: for fewer than 10 images if split is None.
+  Logits are `[N, classes]`, without the bias. A split is this many images in their order, as in
+  ADM's evaluator; None shuffles the images with the seed 2020 and takes 10 splits, as
+  torch-fidelity does, which requires 10 images.
   """
   logits = np.asarray(logits, np.float64)
   if split is None and len(logits) < SPLITS:
@@ -71,19 +67,11 @@ def _score(log_p: np.ndarray) -> float:
 
 
 def precision_recall(samples: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
-  """Returns precision and recall.
+  """Returns precision and recall of pool features `[N, F]` of samples and `[M, F]` of a reference.
 
-  Args:
-    samples: `[N, F]` pool features of generated images.
-    reference: `[M, F]` pool features of other images.
-
-  Returns:
-    The share of samples within the manifold of the reference, and that of the reference within the
-    manifold of the samples. A manifold is the union of spheres around its points, each up to its
-    third neighbour.
-
-  Raises:
-    ValueError: for fewer than 4 images, or different numbers of features.
+  That is the share of samples within the manifold of the reference, and that of the reference
+  within the manifold of the samples. A manifold is the union of spheres around its points, each up
+  to its third neighbour. Fewer than 4 images, or different numbers of features, raise ValueError.
   """
   for name, points in (('samples', samples), ('reference', reference)):
     if len(points) < LEAST_IMAGES:

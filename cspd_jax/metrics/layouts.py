@@ -70,15 +70,10 @@ def captioned(folder: str) -> list[Generated]:
 
 
 def groups(images: Sequence[Generated], lines: Sequence[tuple[str, str, str]]) -> list[Group]:
-  """Divides images among the prompts of an evaluator.
+  """Divides images among the prompts of an evaluator, lines of name, content and text.
 
-  Args:
-    images: the images.
-    lines: name, content and text of every prompt. Images of a text that several have are divided
-      among them in order.
-
-  Raises:
-    ValueError: unless every prompt has as many images as the others, and every image a prompt.
+  Images of a text that several have are divided among them in order. Unless every prompt has as
+  many images as the others, and every image a prompt, it raises ValueError.
   """
   by_text: dict[str, list[Generated]] = collections.defaultdict(list)
   for image in images:

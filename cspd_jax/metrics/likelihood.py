@@ -147,10 +147,6 @@ def of_sample(sample: base.Sample, model: Model) -> Likelihood:
       lambda condition, tokens, sampling: run(model.params, condition, tokens, sampling)))
 
 
-def _nll(sample: base.Sample, model: Model) -> base.Value:
-  return base.mean(of_sample(sample, model).nll)
-
-
 def _excess(sample: base.Sample, model: Model) -> base.Value:
   result = of_sample(sample, model)
   return base.mean(result.nll - result.entropy)
@@ -172,7 +168,7 @@ def _unigrams(sample: base.Sample, model: Model) -> base.Value:
 
 
 NLL = Metric(
-    'nll', 'NLL', '{:.3f}', _nll, group='fidelity',
+    'nll', 'NLL', '{:.3f}', lambda *args: base.mean(of_sample(*args).nll), group='fidelity',
     meaning="mean negative log-likelihood per token under the target's guided distribution, nats")
 NLL_DIFFERENCE = Metric(
     'nll_difference', 'NLL - vanilla', '{:+.3f}', _difference, group='fidelity',

@@ -91,22 +91,10 @@ def entries(values: Mapping[str, Difference]) -> dict[str, float | None]:
   return result
 
 
-def _nll(sample: base.Sample, model: Model) -> np.ndarray:
-  return likelihood.of_sample(sample, model).nll
-
-
 def _luma(sample: base.Sample, model: Model) -> np.ndarray:
   """The luma of the pixels, `[N, H, W]`, from 0 to 255."""
   return sample.once('luma', lambda: 127.5 * (
       np.clip(np.asarray(sample.images(model), np.float64), -1, 1) + 1) @ _LUMA)
-
-
-def _brightness(sample: base.Sample, model: Model) -> np.ndarray:
-  return _luma(sample, model).mean(axis=(1, 2))
-
-
-def _contrast(sample: base.Sample, model: Model) -> np.ndarray:
-  return _luma(sample, model).std(axis=(1, 2))
 
 
 def _detail(sample: base.Sample, model: Model) -> np.ndarray:
@@ -117,10 +105,12 @@ def _detail(sample: base.Sample, model: Model) -> np.ndarray:
 
 _EVERY = ('discrete', 'continuous')
 STATISTICS = {
-    'nll': Statistic('NLL', _nll, ('discrete',), likelihood.NLL.meaning),
-    'brightness': Statistic('brightness', _brightness, _EVERY,
+    'nll': Statistic('NLL', lambda *args: likelihood.of_sample(*args).nll, ('discrete',),
+                     likelihood.NLL.meaning),
+    'brightness': Statistic('brightness', lambda *args: _luma(*args).mean(axis=(1, 2)), _EVERY,
                             'mean luma of the pixels, from 0 to 255'),
-    'contrast': Statistic('contrast', _contrast, _EVERY, 'standard deviation of that luma'),
+    'contrast': Statistic('contrast', lambda *args: _luma(*args).std(axis=(1, 2)), _EVERY,
+                          'standard deviation of that luma'),
     'detail': Statistic('detail', _detail, _EVERY,
                         'mean difference of the luma of adjacent pixels'),
     'asked': Statistic('asked', scenes.of_each, _EVERY,

@@ -26,6 +26,9 @@ from cspd_jax.models import vq
 
 Params = Any
 
+# It runs the network of the config.
+latents = vq.latents
+
 # Finite scalar quantisation scales by this much more than the levels, so that rounding reaches all.
 _FSQ_EPS = 1e-3
 
@@ -56,6 +59,9 @@ class CosmosConfig:
   z_channels: int = 16
   levels: tuple[int, ...] = (8, 8, 8, 5, 5, 5)
 
+  # As in `vq.VQConfig`.
+  normalized = False
+
   def __post_init__(self):
     fields.check(self, levels=(2, 1024))
     for name in ('patch_size', 'factor', 'time_factor'):
@@ -81,6 +87,11 @@ class CosmosConfig:
   def num_time_halvings(self) -> int:
     """Levels that halve the number of frames."""
     return int(math.log2(self.time_factor // self.patch_size))
+
+  @property
+  def tokenizer(self) -> 'Tokenizer':
+    """The networks that the functions of `vq` run."""
+    return Tokenizer(self)
 
   def down(self, level: int) -> tuple[bool, bool]:
     """Whether the encoder halves the sides and the time after a level."""
@@ -317,17 +328,6 @@ def _places(config: CosmosConfig) -> np.ndarray:
   return np.cumprod([1, *config.levels[:-1]])
 
 
-def latents(params: Params, config: CosmosConfig, images: jax.Array) -> jax.Array:
-  """Returns vectors before quantisation, `[B, H / factor, W / factor, len(levels)]` float32.
-
-  Images are `[B, H, W, C]` in [-1, 1]; other shapes than multiples of `config.factor` raise
-  ValueError.
-  """
-  vq.check_images(images, config)
-  images = images.astype(params['encoder']['quant_conv']['kernel'].dtype)
-  return Tokenizer(config).apply({'params': params}, images, method='latents').astype(jnp.float32)
-
-
 def quantize(config: CosmosConfig, z: jax.Array) -> jax.Array:
   """Returns the tokens `[...]` int32 of vectors `[..., len(levels)]`, the result of `latents`."""
   levels = np.asarray(config.levels)
@@ -345,8 +345,7 @@ def encode(params: Params, config: CosmosConfig, images: jax.Array) -> jax.Array
 def decode_unclipped(params: Params, config: CosmosConfig, indices: jax.Array) -> jax.Array:
   """Decodes tokens to images `[B, h * factor, w * factor, C]`, float32, without clipping."""
   vq.check_indices(indices)
-  vectors = _vectors(config, indices).astype(params['decoder']['post_quant_conv']['kernel'].dtype)
-  return Tokenizer(config).apply({'params': params}, vectors, method='images').astype(jnp.float32)
+  return vq.decode_vectors(params, config, _vectors(config, indices))
 
 
 def decode(params: Params, config: CosmosConfig, indices: jax.Array) -> jax.Array:

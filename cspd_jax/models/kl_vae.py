@@ -139,7 +139,7 @@ def encode(params: Params, config: KLVAEConfig, images: jax.Array) -> Posterior:
   """
   vq.check_images(images, config.vq_config(config.z_channels))
   moments = Tokenizer(config).apply(
-      {'params': params}, images.astype(_dtype(params)), method='moments').astype(jnp.float32)
+      {'params': params}, images.astype(vq.dtype(params)), method='moments').astype(jnp.float32)
   mean, log_variance = jnp.split(moments, 2, axis=-1)
   if config.normalized:
     mean = normalize(mean)
@@ -158,7 +158,7 @@ def decode_unclipped(params: Params, config: KLVAEConfig, latents: jax.Array) ->
   if latents.ndim != 4 or latents.shape[-1] != config.z_channels:
     raise ValueError(
         f'latents must be [batch, height, width, {config.z_channels}], got {latents.shape}.')
-  latents = (latents / config.scale + config.shift).astype(_dtype(params))
+  latents = (latents / config.scale + config.shift).astype(vq.dtype(params))
   images = Tokenizer(config).apply({'params': params}, latents, method='images')
   return images.astype(jnp.float32)
 
@@ -176,7 +176,3 @@ def normalize(x: jax.Array) -> jax.Array:
   x = x.astype(jnp.float32)
   x = x - jnp.mean(x, axis=-1, keepdims=True)
   return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + _NORM_EPS)
-
-
-def _dtype(params: Params) -> jnp.dtype:
-  return params['decoder']['conv_in']['kernel'].dtype

@@ -145,13 +145,9 @@ class Caption(NamedTuple):
 
 
 def left_padded(features: Sequence[Any]) -> Caption:
-  """Pads features of texts on the left to a text condition.
+  """Pads features of texts, `[L, caption_dim]` with `1 <= L <= 120`, on the left to a condition.
 
-  Args:
-    features: output of the text encoder for every text, `[L, caption_dim]` with `1 <= L <= 120`.
-
-  Raises:
-    ValueError: for other shapes.
+  Other shapes raise ValueError.
   """
   rows = [np.asarray(text) for text in features]
   shapes = sorted({row.shape for row in rows})
@@ -206,15 +202,11 @@ class LlamaGen(nn.Module):
       self.caption_out = self.param('caption_out', init, (config.dim, config.dim))
 
   def condition(self, condition, drop: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Embeds a condition.
+    """Embeds a condition, class labels `[B]` or a `Caption`.
 
-    Args:
-      condition: class labels `[B]`, or a `Caption`.
-      drop: `[B]` bool; True replaces the condition by the null condition, with the padding mask
-        of the caption that it replaces.
-
-    Returns:
-      embeddings `[B, C, D]` and which of them are visible, `[B, C]` bool.
+    Where `drop` `[B]` is True, it is replaced by the null condition, with the padding mask of the
+    caption that it replaces. Returns embeddings `[B, C, D]` and which of them are visible, `[B, C]`
+    bool.
     """
     if self.config.conditioning == 'class':
       labels = jnp.where(drop, self.config.num_classes, condition)

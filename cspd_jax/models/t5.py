@@ -125,15 +125,11 @@ def init(config: T5Config, key: jax.Array) -> Params:
 
 
 def encode(params: Params, config: T5Config, tokens: jax.Array, visible: jax.Array) -> jax.Array:
-  """Encodes texts.
+  """Encodes texts `[B, L]`, padded on the right, as features `[B, L, D]`; those of padding are
+  undefined.
 
-  Args:
-    tokens: `[B, L]` int, padded on the right.
-    visible: `[B, L]` bool, False for padding, to which no token attends; every text must have at
-      least one token.
-
-  Returns:
-    Features `[B, L, D]`; those of padding are undefined.
+  `visible` `[B, L]` is False for padding, to which no token attends; every text must have at least
+  one token.
   """
   return T5Encoder(config).apply({'params': params}, tokens, visible)
 

@@ -290,7 +290,7 @@ def init(config: VQConfig, key: jax.Array) -> Params:
   return Tokenizer(config).init(key, images)['params']
 
 
-def latents(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
+def latents(params: Params, config: Any, images: jax.Array) -> jax.Array:
   """Encodes images `[B, H, W, C]` in [-1, 1] as vectors before quantisation.
 
   Returns:
@@ -300,7 +300,7 @@ def latents(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:
     ValueError: if `H` or `W` is no multiple of `config.factor`.
   """
   check_images(images, config)
-  images = images.astype(params['codebook']['embedding'].dtype)
+  images = images.astype(dtype(params))
   z = config.tokenizer.apply({'params': params}, images, method='latents')
   return _scaled(z, config)
 
@@ -334,11 +334,16 @@ def quantize(params: Params, config: VQConfig, z: jax.Array) -> jax.Array:
   return jnp.argmax(scores, axis=-1).astype(jnp.int32)
 
 
-def decode_vectors(params: Params, config: VQConfig, vectors: jax.Array) -> jax.Array:
+def decode_vectors(params: Params, config: Any, vectors: jax.Array) -> jax.Array:
   """Decodes vectors `[B, h, w, codebook_dim]` to float32 images `[B, H, W, C]`, not clipped."""
-  vectors = vectors.astype(params['codebook']['embedding'].dtype)
-  images = config.tokenizer.apply({'params': params}, vectors, method='images')
+  images = config.tokenizer.apply(
+      {'params': params}, vectors.astype(dtype(params)), method='images')
   return images.astype(jnp.float32)
+
+
+def dtype(params: Params) -> jnp.dtype:
+  """Returns the dtype of a tokenizer's parameters, in which it computes."""
+  return jax.tree.leaves(params)[0].dtype
 
 
 def encode(params: Params, config: VQConfig, images: jax.Array) -> jax.Array:

@@ -130,10 +130,7 @@ class Engine:
     self._thread.start()
 
   def submit(self, jobs: Sequence[Job]) -> None:
-    """Accepts all of the images or none.
-
-    Args:
-      jobs: the images, of one decoder.
+    """Accepts all of the images, of one decoder, or none.
 
     Raises:
       FullError: if too many images wait.

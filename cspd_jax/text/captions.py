@@ -131,8 +131,7 @@ def _cut(text: Text, cleaned: str, count: int) -> list[str]:
 
 
 def clean(caption: str) -> str:
-  """Cleans a caption once, with ftfy, or raises ImportError; those of the training were cleaned
-  twice.
+  """Cleans a caption once, with ftfy, which must be installed; the training cleaned captions twice.
   """
   caption = urllib.parse.unquote_plus(caption).strip().lower()
   caption = _substituted(_visible_text(_substituted(caption, _LINKS)), _SIGNS)

@@ -31,16 +31,8 @@ def lumina_mgpt(text: Text, prompt: str, height: int, width: int) -> tuple[list[
   """Returns the contexts of Lumina-mGPT (arXiv 2408.02657) with and without a request.
 
   Both end with the tokens for the size of the image, so guidance begins with its first code, as in
-  the official sampler.
-
-  Args:
-    text: the tokenizer.
-    prompt: description of the image.
-    height: rows of codes, an even number.
-    width: codes of a row, an even number.
-
-  Raises:
-    ValueError: for a size for which the model has no tokens.
+  the official sampler. Rows `height` and codes of a row `width` are even numbers; a size for which
+  the model has no tokens raises ValueError.
   """
   if height % 2 or width % 2:
     raise ValueError(

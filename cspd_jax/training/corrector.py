@@ -123,15 +123,9 @@ class Agreement(NamedTuple):
 def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
               target_params: Params, teacher: Teacher, batch: Batch, warp: warp_lib.Warp
               ) -> Agreement:
-  """Compares the corrected distributions of every pass with the target's.
+  """Compares the corrected distributions of every pass with the target's, with the same options.
 
-  Args:
-    params: parameters of the network, without the target's.
-    config: configuration of the network.
-    train: configuration of the training, for the number of passes.
-    target_params: parameters of the frozen target, `teacher`.
-    batch: the windows.
-    warp: sampling options of both distributions.
+  `params` are those of the network, without the frozen target's, and `teacher` is the target.
   """
   images, count = batch.tokens.shape
   length = batch.nodes.shape[2]

@@ -91,8 +91,8 @@ def eagle_loss(
     params: parameters of the drafter, without the target's.
     config: configuration of the drafter.
     train: configuration of the training, for weights and noise.
-    ends: embedding and head of the target.
-    target_params: parameters of the frozen target.
+    ends: embedding and head of the frozen target.
+    target_params: its parameters.
     tokens: `[B, T]` image tokens.
     features: `[B, C + T - 1, F]` features of the target, those of the condition first.
     probs: `[B, T, V]` probabilities of the target for tokens `0 .. T - 1`.
