@@ -88,7 +88,11 @@ def rows(model: cspd_jax.Model, requests: Requests, compared: Mapping[str, Compa
             np.array_equal(decoded.tokens, first.sample.decoded.tokens)),
         compile_seconds=result.compile_seconds, images=images[name])
     if isinstance(program.decoder, continuous.Decoder):
-      row |= _statement(program.decoder, decoded) | passes.details(result.sample, model)
+      tested = 'drafts' if decoded.kernels is None else 'denoising kernels'
+      row |= dict(
+          distribution=program.decoder.distribution, guarantee_in_words=program.decoder.guarantee,
+          tested=tested if decoded.tests.tested.any() else None,
+          **passes.details(result.sample, model))
     if result.sample.captions is not None:
       row |= metrics.entries(scenes.of_sample(result.sample, model))
     if paired and first is not None and result is not first:
@@ -108,13 +112,6 @@ def _times(result: Compared, baseline: Compared | None) -> dict[str, Any]:
   return dict(
       ms_per_round=1e3 * float(seconds.sum() / result.sample.decoded.rounds.sum()),
       seconds_per_image=float(seconds.mean()), speedup=speedup, timed_runs=result.timed_runs)
-
-
-def _statement(decoder: continuous.Decoder, decoded: Any) -> dict[str, Any]:
-  """The distribution that a decoder of continuous tokens samples, and what it tests."""
-  tested = 'drafts' if decoded.kernels is None else 'denoising kernels'
-  return dict(distribution=decoder.distribution, guarantee_in_words=decoder.guarantee,
-              tested=tested if decoded.tests.tested.any() else None)
 
 
 def table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:

@@ -169,7 +169,10 @@ def _candidates(config: Config, bench: Bench) -> Plan:
   kept: dict[str, None] = {}
   for number, line in enumerate(lines):
     able, refused = measurements.able(bench, line)
-    weak = {text: why for text in able if (why := _weaker(bench, text, config.guarantee))}
+    guarantees = {text: model.engine.guarantee(bench.check(text)) for text in able}
+    weak = {text: f'it is {guarantee}, and guarantee is {config.guarantee}'
+            for text, guarantee in guarantees.items()
+            if not guarantee.satisfies(Guarantee(config.guarantee))}
     left_out |= refused | weak
     lines[number] = [text for text in able if text not in weak and text not in kept]
     kept |= dict.fromkeys(lines[number])
@@ -194,14 +197,6 @@ def _standing(model: cspd_jax.Model, batch_sizes: Sequence[int]
     return {size: str(model.specification(batch_size=size)) for size in batch_sizes}, {}
   except ValueError as error:
     return {}, {'the stored decoder': str(error)}
-
-
-def _weaker(bench: Bench, text: str, least: str) -> str | None:
-  """Why a decoder may not be chosen; None if it may."""
-  guarantee = bench.model.engine.guarantee(bench.check(text))
-  if guarantee.satisfies(Guarantee(least)):
-    return None
-  return f'it is {guarantee}, and guarantee is {least}'
 
 
 def _settings(config: Config, plan: Plan) -> dict[str, Any]:

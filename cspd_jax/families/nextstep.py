@@ -6,14 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from cspd_jax.continuous.head_drafter import stored_rho
-from cspd_jax.families import prompt_kinds
+from cspd_jax.families import continuous, prompt_kinds
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.files.description import Kind
 from cspd_jax.files.store import Loaded
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Tokenizer
 from cspd_jax.models import kl_vae, nextstep, transformer
 from cspd_jax.models.conditions import renumbered
 from cspd_jax.text import bpe, templates
@@ -21,28 +19,14 @@ from cspd_jax.text import bpe, templates
 
 def build(parts: Parts) -> Model:
   """Builds a NextStep-1 model of its networks; raises ValueError unless they belong together."""
-  loaded, target = parts.loaded, parts.loaded['target']
+  target = parts.loaded['target']
   config = target.config
-  parts.pair('tokenizer', 'z_channels', 'latent_channels')
-  text = parts.text(FAMILY.text_forms, config.vocab_size)
-  tokenizer = None
-  if 'tokenizer' in loaded:
-    sizes = loaded['tokenizer'].config
-    tokenizer = Tokenizer(
-        sizes, loaded['tokenizer'].params,
-        decode=lambda params, tokens: kl_vae.decode(
-            params, sizes, nextstep.unpatchify(config, tokens)))
-  return Model(
-      name=parts.name, family=FAMILY.name, config=config, params=target.params,
-      grid=(config.height, config.width), engine=FAMILY.engine,
-      target=lambda *, guided: nextstep.target(config, guided=guided),
-      conditions=prompt_kinds.tokens(
-          (config.height, config.width), text, parts.writer(FAMILY.prompt_writers),
-          functools.partial(renumbered, token_of_id=np.arange(config.vocab_size)),
-          target.metadata.get('prompts', ())),
-      tokenizer=tokenizer, defaults=parts.defaults,
-      head_drafter=lambda schedule, guided: stored_rho(schedule, target.metadata, guided),
-      metadata=target.metadata)
+  conditions = prompt_kinds.tokens(
+      (config.height, config.width), parts.text(FAMILY.text_forms, config.vocab_size),
+      parts.writer(FAMILY.prompt_writers),
+      functools.partial(renumbered, token_of_id=np.arange(config.vocab_size)),
+      target.metadata.get('prompts', ()))
+  return continuous.build(parts, FAMILY, nextstep, conditions)
 
 
 def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loaded]:

@@ -200,7 +200,9 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
   return Conditions(encode, titles, () if text is None else tuple(examples), unknown_words)
 
 
-def described(count: int, length: int = 64) -> Any:
-  """Returns shapes and dtypes of the condition of `count` images, by default of a sentence each."""
-  size = (count, 2, length)
+def described(count: int) -> Any:
+  """Returns shapes and dtypes of the condition of `count` images, of a sentence with 64 tokens
+  each.
+  """
+  size = (count, 2, 64)
   return Prompt(jax.ShapeDtypeStruct(size, np.int32), jax.ShapeDtypeStruct(size, bool))

@@ -12,13 +12,9 @@ from cspd_jax.generation import defaults as defaults_lib
 
 
 class Place(NamedTuple):
-  """A model folder in which a choice of decoders is stored.
+  """The folder of a model of a family, which may not exist yet, for a choice of decoders.
 
-  Attributes:
-    folder: of the model; it may not exist yet.
-    family: name of its family.
-    parts: networks by role that it does not have yet.
-    defaults: the defaults of a new folder.
+  It gets the networks `parts`, by role, that it does not have yet; a new one gets `defaults`.
   """
 
   folder: pathlib.Path

@@ -65,8 +65,7 @@ def headers(path: str | os.PathLike, remedy: str, name: str | None = None) -> di
     return result
 
 
-def batches(path: str | os.PathLike, remedy: str, array: str, size: int, name: str | None = None
-            ) -> Iterator[np.ndarray]:
+def batches(path: str | os.PathLike, remedy: str, array: str, size: int) -> Iterator[np.ndarray]:
   """Yields the rows of an array of an .npz file in batches, of which the last may be smaller.
 
   The arguments and errors of `arrays`, and:
@@ -75,7 +74,7 @@ def batches(path: str | os.PathLike, remedy: str, array: str, size: int, name: s
     array: the name of the array, `[N, ...]`.
     size: rows of a batch. At most one batch is in memory.
   """
-  with _archive(path, remedy, name) as (archive, file_size):
+  with _archive(path, remedy, None) as (archive, file_size):
     member = _members(archive)[array]
     reading.check_total('members', member.file_size, file_size)
     with archive.open(member) as stream:

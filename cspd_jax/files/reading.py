@@ -112,13 +112,12 @@ def photograph(path: str | os.PathLike, remedy: str, name: str | None = None, *,
     return convert(image)
 
 
-def size_of_photograph(path: str | os.PathLike, remedy: str, name: str | None = None
-                       ) -> tuple[int, int]:
+def size_of_photograph(path: str | os.PathLike, remedy: str) -> tuple[int, int]:
   """Reads the height and the width of a picture that evaluators read, and none of its pixels.
 
   Arguments and errors are those of `photograph`.
   """
-  with opening(path, 'an image', remedy, name) as file, _opened(file, _PICTURES) as image:
+  with opening(path, 'an image', remedy) as file, _opened(file, _PICTURES) as image:
     pictures.check_evaluated(image)
     return image.height, image.width
 

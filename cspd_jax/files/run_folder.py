@@ -271,10 +271,9 @@ def _is_complete(folder: pathlib.Path, names: Sequence[str], program: str | None
 class _Content(NamedTuple):
   """The reports in a folder.
 
-  Attributes:
-    earlier: files of its report with their digests, including report.json; empty without one.
-    moving: the same of a complete report that was interrupted while its files were moved.
-    is_same: whether the unfinished report is of the run that is requested.
+  `earlier` are files of its report with their digests, including report.json, `moving` those of a
+  complete report that was interrupted while they were moved; `is_same` is whether the unfinished
+  report is of the run that is requested.
   """
 
   earlier: dict[str, str]

@@ -35,13 +35,10 @@ _PNG = 0.25
 
 
 class Extractor(NamedTuple):
-  """A function of images, and what it depends on.
+  """A function of images, `[batch_size, H, W, 3]` uint8, to arrays with that leading axis, by name.
 
-  Attributes:
-    compute: `[batch_size, H, W, 3]` uint8 `->` arrays by name, each with leading axis `batch_size`.
-    identity: what determines the features apart from the images, which is stored with them; a run
-      is resumed only with the same.
-    batch_size: images per call.
+  The identity is what determines them apart from the images, which is stored with them; a run is
+  resumed only with the same.
   """
 
   compute: Callable[[np.ndarray], Mapping[str, np.ndarray]]

@@ -29,12 +29,8 @@ _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 class Program(NamedTuple):
   """The name of a compiled program of a model: all that determines it apart from shapes.
 
-  Attributes:
-    decoders: specifications of the decoders that it contains.
-    guided: whether it runs the null condition.
-    prefix_length: number of tokens of the prefix.
-    raw_log_probs: whether its result has them.
-    mode: () for a whole decode of a batch; otherwise a word, and what it depends on.
+  `decoders` are specifications of those that it contains; `mode` is () for a whole decode of a
+  batch, otherwise a word, and what it depends on.
   """
 
   decoders: tuple[str, ...]

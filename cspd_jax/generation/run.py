@@ -61,17 +61,10 @@ def run(request: Request, folder: str | os.PathLike | None = None
 
 def decode(request: Request, progress: batches.Progress | None = None,
            folder: str | os.PathLike | None = None) -> Any:
-  """Decodes all images of a request.
+  """Decodes all images of a request; arguments and errors as for `run`.
 
-  Args:
-    progress: called with the number of finished images and the number of all images.
-    folder: as for `run`.
-
-  Returns:
-    The decoder's result for all images, in their order, NumPy arrays.
-
-  Raises:
-    ValueError: as for `run`.
+  Returns the decoder's result for all images, in their order, NumPy arrays; `progress` is called
+  with the number of finished images and the number of all images.
   """
   numbers, parts = np.zeros(0, int), []
   for index, decoded in run(request, folder):

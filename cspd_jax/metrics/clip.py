@@ -116,15 +116,7 @@ _PREFIXES = {'prefixed': PREFIX, 'plain': ''}
 
 
 class CLIP(NamedTuple):
-  """A converted CLIP network and its tokenizer.
-
-  Attributes:
-    params: its parameters.
-    config: its sizes.
-    text: its tokenizer.
-    digest: identifies the parameters.
-    text_digest: identifies the tokenizer.
-  """
+  """A converted CLIP network and its tokenizer, with digests of both."""
 
   params: Any
   config: CLIPConfig

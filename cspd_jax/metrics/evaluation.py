@@ -44,12 +44,7 @@ _WHERE = (
 
 
 class Inception(NamedTuple):
-  """A converted Inception network.
-
-  Attributes:
-    evaluator: a key of `inception.EVALUATORS`.
-    digest: identifies the parameters.
-  """
+  """A converted Inception network, an evaluator of `inception.EVALUATORS`, and the digest of it."""
 
   params: Any
   config: inception.InceptionConfig

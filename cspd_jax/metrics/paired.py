@@ -39,12 +39,9 @@ class Statistic(NamedTuple):
 
 
 class Difference(NamedTuple):
-  """The mean difference of a statistic, and its standard errors; NaN is not available.
+  """The mean of a decoder's minus the baseline's, and its standard errors; NaN is not available.
 
-  Attributes:
-    mean: the mean over images of the decoder's minus the baseline's.
-    paired_error: standard error of the mean of the differences of pairs.
-    unpaired_error: standard error if the images were unrelated.
+  `unpaired_error` is that if the images were unrelated.
   """
 
   mean: float

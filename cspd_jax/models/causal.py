@@ -104,13 +104,11 @@ class Causal(NamedTuple):
 
 
 class Cache(NamedTuple):
-  """Keys and values with the positions and visibility of the condition.
+  """Keys and values, each `[R, K, C + num_slots, E]`, with positions and visibility of the
+  condition.
 
-  Attributes:
-    layers: keys and values of every layer, each `[R, K, C + num_slots, E]`; see
-      `with_int8_cache`.
-    visible: `[R, C]` bool, which slots of the condition may be attended to.
-    origin: `[R]` int, the position of image token 0.
+  `visible` `[R, C]` bool are the slots of the condition that may be attended to, and `origin` `[R]`
+  int is the position of image token 0.
   """
 
   layers: KeyValues

@@ -160,7 +160,7 @@ class Eagle(nn.Module):
     Both are `[R, n, F]`.
 
     `rope`, `mask`, `cache` (keys and values of every layer) and `start` are as in
-    `transformer.Transformer.__call__`.
+    `transformer.Transformer.features`.
 
     Returns:
       features `[R, n, F]`, keys and values.

@@ -67,17 +67,10 @@ def _layer(x: jax.Array, dense: Params, *, row: jax.Array, modulation: jax.Array
            onto: jax.Array | None = None) -> jax.Array:
   """Runs one dense layer with its norm, modulation, activation and gate as one kernel.
 
-  Args:
-    x: `[N, K]`, or with `N` rounded up to whole tiles.
-    part: row of a modulation with the shift of the normalised `x`, which the scale follows; or
-      with the gate.
-    norm: scale and bias of the norm of `x`, empty for a norm without them; None for no norm and no
-      modulation of `x`.
-    silu: whether to apply the activation.
-    onto: `[N, O]` to which the gated result is added; None for no gate.
-
-  Returns:
-    `[N, O]`, with `N` rounded up to whole tiles.
+  `x` is `[N, K]`, or with `N` rounded up to whole tiles, as the result `[N, O]`. Row `part` of a
+  modulation has the shift of the normalised `x`, which the scale follows, or the gate. `norm` is
+  scale and bias of the norm of `x`, empty for a norm without them; None for no norm and no
+  modulation of `x`. The gated result is added to `onto` `[N, O]`; None for no gate.
   """
   operands = {'row': row, 'x': x, 'kernel': dense['kernel'], 'bias': dense['bias']}
   if norm is not None or onto is not None:

@@ -88,12 +88,7 @@ def logits(params: Params, config: NeighboursConfig, image: jax.Array,
 
 
 class _State(NamedTuple):
-  """State of the corrector between rounds.
-
-  Attributes:
-    tokens: `[B, T']` the committed tokens; later entries are undefined.
-    nodes: `[B, L]` main chain of the last round after its root.
-    first: `[B]` the position of that root.
+  """Committed tokens `[B, T']`, main chain `[B, L]` of the last round, position `[B]` of its root.
   """
 
   tokens: jax.Array

@@ -250,7 +250,7 @@ class Block(nn.Module):
 
   @nn.compact
   def __call__(self, x, rope, mask, cache=None, start=None):
-    """See `Transformer.__call__`; `cache` is this layer's `(keys, values)`."""
+    """See `Transformer.features`; `cache` is this layer's `(keys, values)`."""
     config, swin = self.config, self.config.swin_norm
     branch = self._norm('attention_norm', x) if config.attention_norm and not swin else x
     branch, cache = self._attention(branch, rope, mask, cache, start)
@@ -332,15 +332,23 @@ class Transformer(nn.Module):
                        'causal.Causal.')
     return jnp.take(self.token_embedding, tokens, axis=0)
 
-  def features(
-      self,
-      embeddings: jax.Array,
-      rope: Rope,
-      mask: jax.Array,
-      cache: KeyValues | None = None,
-      start: jax.Array | None = None,
-  ) -> tuple[jax.Array, KeyValues]:
-    """Runs the blocks and the final norm."""
+  def features(self, embeddings: jax.Array, rope: Rope, mask: jax.Array,
+               cache: KeyValues | None = None, start: jax.Array | None = None
+               ) -> tuple[jax.Array, KeyValues]:
+    """Runs the blocks and the final norm on new tokens, without or with a cache.
+
+    Args:
+      embeddings: `[R, L, D]` of the new tokens.
+      rope: tables for the new tokens.
+      mask: bool, the slots that every new token sees: `[R or 1, L, L]` without a cache,
+        `[R or 1, L, S]` with one. Every token must see at least one slot.
+      cache: None for a forward pass over a whole sequence, otherwise the keys and values to read,
+        into which those of the new tokens are written.
+      start: `[B]` first slot of the new tokens of every image in the cache.
+
+    Returns:
+      Features `[R, L, D]`, and the updated cache, or the new tokens' keys and values without one.
+    """
     x, new_cache = embeddings, []
     for index, layer in enumerate(self.layers):
       x, entry = layer(x, rope, mask, None if cache is None else cache[index], start)
@@ -354,28 +362,7 @@ class Transformer(nn.Module):
                        'causal.Causal.')
     return jnp.einsum('...d,dv->...v', features, self.output, preferred_element_type=jnp.float32)
 
-  def __call__(
-      self,
-      embeddings: jax.Array,
-      rope: Rope,
-      mask: jax.Array,
-      cache: KeyValues | None = None,
-      start: jax.Array | None = None,
-  ) -> tuple[jax.Array, jax.Array, KeyValues]:
-    """Scores new tokens, without or with a cache.
-
-    Args:
-      embeddings: `[R, L, D]` of the new tokens.
-      rope: tables for the new tokens.
-      mask: bool, the slots that every new token sees: `[R or 1, L, L]` without a cache,
-        `[R or 1, L, S]` with one. Every token must see at least one slot.
-      cache: None for a forward pass over a whole sequence, otherwise the keys
-        and values to read, into which those of the new tokens are written.
-      start: `[B]` first slot of the new tokens of every image in the cache.
-
-    Returns:
-      logits `[R, L, V]` float32 (None without an output matrix), features after the final norm
-      `[R, L, D]`, and the updated cache, or the new tokens' keys and values without a cache.
-    """
-    features, cache = self.features(embeddings, rope, mask, cache, start)
+  def __call__(self, *args: Any) -> tuple[jax.Array | None, jax.Array, KeyValues]:
+    """Returns logits `[R, L, V]`, None without an output matrix, and the results of `features`."""
+    features, cache = self.features(*args)
     return self.logits(features) if self.config.num_outputs else None, features, cache

@@ -59,9 +59,7 @@ class Job:
       every step, if the image is watched, and once at the end, with a `runner.Finished` or a
       `DeviceError`. After `Engine.cancel` it is not called.
     watched: whether the listener is called after every step, which is one round then.
-    created: the time of its creation, of `time.monotonic`.
-    started: the time at which it got a slot; None before.
-    cancelled: whether `Engine.cancel` was called.
+    created: the time of its creation, of `time.monotonic`, and `started` that of its slot.
   """
 
   request: Request
@@ -98,18 +96,17 @@ class Engine:
       'failed'.
   """
 
-  def __init__(self, runners: Mapping[str, Runner], *, queue: int, metrics: Metrics | None = None,
+  def __init__(self, runners: Mapping[str, Runner], *, queue: int,
                warm_up: Mapping[str, Request] | None = None):
     """Initializes the engine; `start` starts its thread.
 
     Args:
       runners: by name; only the engine uses them from now on.
       queue: images that wait for a slot, at most.
-      metrics: what it counts; None for counters of its own.
       warm_up: requests by the name of a runner, whose programs are compiled with them before the
         engine is ready.
     """
-    self.metrics, self.state = metrics or Metrics(), 'compiling'
+    self.metrics, self.state = Metrics(), 'compiling'
     self._batches = {name: _Batch(name, runner, runner.free) for name, runner in runners.items()}
     self._queue, self._warm_up = queue, warm_up or {}
     # Guards the state, and the fields below.

@@ -8,17 +8,7 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 class Metrics:
   """The counters of one server, with those of its process; all may be changed by any thread.
 
-  Attributes:
-    requests: answered requests for images, by the status of the answer.
-    images: images that left, by decoder and by how: completed, cancelled or failed.
-    waiting: images without a slot.
-    busy: slots in use, by decoder.
-    slots: all slots, by decoder.
-    rounds: forward passes over all slots, by decoder.
-    tokens: tokens of completed images, by decoder.
-    passes: rounds of completed images, by decoder; tokens / passes are the tokens per pass.
-    queue_seconds: time from the request of an image to its slot.
-    image_seconds: time from the request of an image to its completion, by decoder.
+  Seconds are those from the request of an image. `tokens` / `passes` are the tokens per pass.
   """
 
   def __init__(self) -> None:

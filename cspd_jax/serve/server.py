@@ -65,14 +65,10 @@ def read_key(path: str) -> str:
 
 
 def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None = None) -> Engine:
-  """Returns the engine of a server, not started.
+  """Returns the engine of a server, not started, with as many slots for each decoder.
 
-  Args:
-    prompt_length: the most tokens of a prompt, for models with prompts of tokens; by default 256,
-      or 64 for small images.
-
-  Raises:
-    ValueError: if the slots do not fit in memory, or the model cannot be served.
+  A prompt of tokens has at most `prompt_length`, by default 256, or 64 for small images. Raises
+  ValueError if the slots do not fit in memory, or the model cannot be served.
   """
   model = served.model
   example = model.prompts[0] if model.prompts else _EXAMPLE

@@ -47,14 +47,10 @@ _OWN = ('model', 'prompt', 'n', 'size', 'seed', 'decoder', 'stream', 'partial_im
 
 
 class ApiError(Exception):
-  """An answer that is an error.
+  """An answer that is an error, with an HTTP status and the `type` of OpenAI's errors.
 
-  Attributes:
-    status: its HTTP status.
-    kind: the `type` of OpenAI's errors.
-    param: the field that causes it, or None.
-    code: a word for programs, or None.
-    headers: further headers of the answer.
+  `param` is the field that causes it and `code` a word for programs, or None; the others are
+  headers.
   """
 
   def __init__(self, status: int, message: str, kind: str = 'invalid_request_error',
@@ -71,14 +67,10 @@ class ApiError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-  """A model as a server offers it.
+  """A model as a server offers it since `created`, in seconds since 1970.
 
-  Attributes:
-    model: the model.
-    decoders: the specifications of its decoders by name; the first one is the default.
-    guarantees: how the images of a decoder relate to the model's distribution, by its name.
-    size: width and height of an image in pixels, such as 64x32.
-    created: the time at which the server started, in seconds since 1970.
+  Decoders are specifications by name, of which the first one is the default, with the guarantee of
+  each; the size is width and height of an image in pixels, such as 64x32.
   """
 
   model: BaseModel
@@ -121,15 +113,8 @@ class Served:
 class Order:
   """A checked request for images.
 
-  Attributes:
-    prompt: the prompt.
-    n: number of images.
-    seed: the seed, of which image `i` has the key `i`.
-    decoder: the name of a decoder of the server.
-    options: sampling options by name.
-    stream: whether the answer is events.
-    partial_images: pictures of each image before it is complete, at most.
-    progress: whether there are events of progress.
+  Image `i` of the seed has the key `i`. The answer is events if `stream`, with at most
+  `partial_images` pictures of each image before it is complete.
   """
 
   prompt: str

@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 import secrets
+import types
 import unicodedata
 from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from typing import Any, Protocol
@@ -131,45 +132,21 @@ def with_control(text: Text, names: Collection[str]) -> Text:
   return text if add is None else add(names)
 
 
-def looked_up(text: Text, write: Callable[[Text], Any]) -> set[str]:
+def looked_up(text: Text, write: Callable[[Any], Any]) -> set[str]:
   """Returns the names of the tokens that a function looks up in a tokenizer.
 
   It writes a prompt, and every text is empty to it.
   """
-  recorded = _Recorded(text.ids)
-  write(recorded)
-  return recorded.names
+  names: set[str] = set()
 
+  class Ids(dict):
+    def __getitem__(self, name: str) -> int:
+      number = super().__getitem__(name)
+      names.add(name)
+      return number
 
-class _Recorded:
-  """A `Text` that records the names of tokens that are looked up, and encodes nothing."""
-
-  def __init__(self, ids: Mapping[str, int]):
-    self.names: set[str] = set()
-    self.ids: Mapping[str, int] = _Ids(ids, self.names)
-
-  def encode(self, text: str) -> list[int]:
-    """Returns the ids of a text."""
-    del text
-    return []
-
-
-class _Ids(Mapping[str, int]):
-  """A mapping that adds the keys that are looked up and found to a set."""
-
-  def __init__(self, ids: Mapping[str, int], names: set[str]):
-    self._ids, self._names = ids, names
-
-  def __getitem__(self, name: str) -> int:
-    number = self._ids[name]
-    self._names.add(name)
-    return number
-
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._ids)
-
-  def __len__(self) -> int:
-    return len(self._ids)
+  write(types.SimpleNamespace(ids=Ids(text.ids), encode=lambda text: []))
+  return names
 
 
 def import_package(name: str) -> Any:

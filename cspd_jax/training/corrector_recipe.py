@@ -46,8 +46,6 @@ class CorrectorRecipe(samples.Sampled):
     drafter: configuration of the network.
     plain: configuration of the optimiser on whole images.
     train: configuration of the training on windows.
-    target: the model that it corrects for: a shipped name or a folder.
-    prompts: file with one prompt per line for the images; None for the target's own prompts.
     decoder: decoder that records the windows: a corrected decoder whose drafts are a chain.
     num_plain_images: whole images to train on.
     num_train_images: images whose windows to train on.
@@ -60,8 +58,6 @@ class CorrectorRecipe(samples.Sampled):
   drafter: eagle.EagleConfig
   plain: OptimizerConfig
   train: CorrectorTrainConfig
-  target: str = 'demo'
-  prompts: str | None = None
   decoder: str = 'corrected(by=eagle, window=32, passes=2, tree=chain())'
   num_plain_images: int = 4096
   num_train_images: int = 1152
@@ -104,10 +100,10 @@ def _decoder(recipe: CorrectorRecipe, model: Model) -> Decoder:
 
 def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib.Path
              ) -> tuple[Windows, np.ndarray]:
-  """Reads the windows of a split from `workdir`; records and stores them first if they are absent.
+  """Returns the windows of a split and the index `[N]` of every image's prompt.
 
-  Returns them and the index `[N]` of every image's prompt. A file that was recorded with another
-  target or run raises ValueError.
+  They are recorded and stored in `workdir` first if they are absent; a file of another target or
+  run raises ValueError.
   """
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
   prompts = samples.prompts_of(model, recipe.prompts)

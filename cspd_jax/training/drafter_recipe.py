@@ -31,10 +31,8 @@ class DrafterRecipe(samples.Sampled):
   Attributes:
     drafter: configuration of the drafter; its class determines the kind.
     train: configuration of the training.
-    target: the model that it drafts for: a shipped name or a folder.
     data: 'generated' for images sampled from the target, the distribution that a drafter is used
       on; 'given' for those of the file `tokens`.
-    prompts: file with one prompt per line for the images; None for the target's own prompts.
     tokens: .npz file for 'given': `tokens` `[N, T]`, and `labels` `[N]`, the index of every image's
       prompt, from 0. The last images are held out.
     num_train_images: images to train on.
@@ -47,9 +45,7 @@ class DrafterRecipe(samples.Sampled):
 
   drafter: eagle.EagleConfig | medusa.MedusaConfig
   train: DrafterTrainConfig
-  target: str = 'demo'
   data: Literal['generated', 'given'] = 'generated'
-  prompts: str | None = None
   tokens: str | None = None
   num_train_images: int = 4096
   num_held_out_images: int = 64

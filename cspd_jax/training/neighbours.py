@@ -61,8 +61,6 @@ class NeighboursRecipe(samples.Sampled):
   Attributes:
     drafter: configuration of the network.
     train: configuration of the training.
-    target: the model that it corrects for: a shipped name or a folder.
-    prompts: file with one prompt per line for the images; None for the target's own prompts.
     num_train_images: images to train on; None for as many as ten minutes allow.
     num_held_out_images: images that decide when the training stops.
     num_measured_images: further images, which decide whether the network is better than others.
@@ -70,8 +68,6 @@ class NeighboursRecipe(samples.Sampled):
 
   drafter: neighbours.NeighboursConfig
   train: NeighboursTrainConfig = NeighboursTrainConfig()
-  target: str = 'demo'
-  prompts: str | None = None
   num_train_images: int | None = None
   num_held_out_images: int = 64
   num_measured_images: int = 16

@@ -24,9 +24,11 @@ _BATCH = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampled:
-  """The sampling options and the seed of the images of a recipe.
+  """The target of a recipe, and the prompts, sampling options and seed of its images.
 
   Attributes:
+    target: the model that the network is trained for: a shipped name or a folder.
+    prompts: file with one prompt per line for the images; None for the target's own prompts.
     guidance_scale: guidance scale of all images and of the measured distributions; None uses the
       target's default, also for the other sampling options.
     temperature: sampling option of `Warp`, and so are the next four.
@@ -41,6 +43,8 @@ class Sampled:
     seed: seed of the images.
   """
 
+  target: str = 'demo'
+  prompts: str | None = None
   guidance_scale: float | None = None
   temperature: float | None = None
   top_k: int | None = None
@@ -102,21 +106,13 @@ def _exact_default(model: Model, batch_size: int) -> Spec:
 def request(model: Model, prompts: Sequence[Any], sampling: Any, *, seed: Any,
             decoder: str | Spec | None = None, batch_size: int | None = None,
             max_batch_size: int = _BATCH, folder: str | os.PathLike | None = None) -> Request:
-  """Returns the request of sampled images.
+  """Returns the request of sampled images, one per prompt, of which every distinct one is encoded
+  once.
 
-  Args:
-    prompts: one per image, of which every distinct one is encoded once.
-    sampling: sampling options, a `Warp`.
-    seed: a seed, or a random key.
-    decoder: a specification; None uses that of the run in `folder`, or else the model's default if
-      that is exact, or the one of models without a default.
-    batch_size: images per batch; None uses that of the run in `folder`, or as many as fit in
-      memory.
-    max_batch_size: the most that None selects.
-    folder: of a run that may have been interrupted, or None.
-
-  Raises:
-    ValueError: for invalid sampling options, or if a batch does not fit in memory.
+  The decoder that None uses is that of the run in `folder`, which may have been interrupted, or
+  else the model's default if that is exact, or the one of models without a default. The batch size
+  that None uses is that of the run, or as many as fit in memory, at most `max_batch_size`. Invalid
+  sampling options, and a batch that does not fit in memory, raise ValueError.
   """
   if batch_size is None and folder is not None:
     batch_size = run_lib.batch_size_of(folder)
