@@ -106,14 +106,11 @@ _SHOWN = 8
 
 
 class Plan(NamedTuple):
-  """Checked candidates.
+  """Checked candidates, in lines of ascending tokens per round.
 
-  Attributes:
-    lines: candidates in ascending order of tokens per round.
-    further: by candidate, those that differ from it in passes.
-    standing: the model's current default decoder by batch size, if it can run and be chosen.
-    left_out: reasons why other candidates are not tried, by name.
-    place: where the choice is stored; None to store nothing.
+  `further` are, by candidate, those that differ from it in passes, and `standing` the model's
+  current default decoder by batch size, if it can run and be chosen. Others are left out for
+  reasons. `place` is where the choice is stored; None to store nothing.
   """
 
   bench: Bench

@@ -23,14 +23,11 @@ def filled(count: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
 
 def each(function: Callable[[np.ndarray], Any], count: int, size: int,
          progress: Progress | None = None) -> Iterator[Any]:
-  """Calls `function(numbers [size])` on all batches of `filled`.
+  """Calls `function(numbers [size])`, which returns a tree of arrays of rows, on batches of
+  `filled`.
 
-  Args:
-    function: returns a tree of arrays with one row per number.
-    progress: called after every batch with the number of rows so far and in total.
-
-  Yields:
-    The results of the new rows of a batch, as NumPy arrays.
+  Yields the results of the new rows of a batch, as NumPy arrays; `progress` is called after every
+  batch with the number of rows so far and in total.
   """
   for index, num_new in filled(count, size):
     result = leading(jax.device_get(function(index)), num_new)

@@ -22,9 +22,9 @@ class Resources(NamedTuple):
   """The parts of a decoder that text cannot represent.
 
   Attributes:
-    drafts: what drafts or corrects, by the keys of `decoding.specification.SOURCES`: a
-      `Target`, a `Network`, `Heads` or a `Corrector`; the target's first 'layers' are a `Network`.
-      A draft model of continuous tokens has the key 'model'.
+    drafts: what drafts or corrects, by the keys of `decoding.specification.SOURCES`: a `Target`, a
+      `Network`, `Heads` or a `Corrector`; the target's first 'layers' are a `Network`. A draft
+      model of continuous tokens has the key 'model'.
     codebook: `[V, D]` of the target's image tokenizer, for verifiers with latent neighbours.
     rho: `schedule -> [levels]` or None: the blend of a diffusion head's drafter that was fitted to
       the target; by default `head_drafter.default_rho`.

@@ -141,7 +141,8 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
     wrong = [role for role, part in result['parts'].items()
              if not isinstance(part, str) or not part or not part.isprintable()]
   except (KeyError, TypeError, ValueError) as error:
-    raise _damaged(folder, error) from error
+    raise CheckpointError(f'{folder / FILE} cannot be read ({type(error).__name__}: {error}); copy '
+                          'or convert the model again.') from error
   if version != _FORMAT:
     raise CheckpointError(f'{folder} has format {version!r:.80}; this version of cspd_jax reads '
                           f'format {_FORMAT}.')
@@ -168,8 +169,3 @@ def _content(folder: pathlib.Path) -> dict[str, Any]:
   except ValueError as error:
     raise CheckpointError(str(error)) from error
 
-
-def _damaged(folder: pathlib.Path, error: Exception) -> CheckpointError:
-  return CheckpointError(
-      f'{folder / FILE} cannot be read ({type(error).__name__}: {error}); copy or convert the '
-      'model again.')

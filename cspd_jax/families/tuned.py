@@ -42,10 +42,8 @@ class Place(NamedTuple):
 def place(name_or_folder: str | os.PathLike, store: str | os.PathLike | None = None) -> Place:
   """Finds the folder in which the choice for a model is stored; nothing is written.
 
-  Args:
-    name_or_folder: the model that decoders are chosen for.
-    store: the folder for the choice; None uses the model's own folder. If `store` holds no model,
-      it becomes one that refers to the networks of `name_or_folder`.
+  `store` is that folder, the model's own if it is None. If it holds no model, it becomes one that
+  refers to the networks of `name_or_folder`.
 
   Raises:
     CheckpointError: if the model does not exist.

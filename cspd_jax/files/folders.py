@@ -160,16 +160,10 @@ def _finish(staged: pathlib.Path, file: pathlib.Path, places: Iterable['_Place']
 
 
 class _Place:
-  """A folder that is replaced, and its workspace.
+  """A folder that is replaced, and its workspace next to it.
 
-  Attributes:
-    path: the folder.
-    listed: lists the files of the older folder that may be removed.
-    workspace: the folder next to it that holds the others.
-    new: the folder while it is written.
-    complete: the same when it is complete.
-    old: the older folder, once it is replaced.
-    marker: the file with the state.
+  In the workspace are the folder while it is written (`new`), the same when it is complete, the
+  older folder (`old`), once it is replaced, and the file with the state (`marker`).
   """
 
   def __init__(self, path: pathlib.Path, listed: Listed):

@@ -98,12 +98,9 @@ def share(folder: pathlib.Path, prepare: Callable[[], None], is_ready: Callable[
           ) -> Hold:
   """Holds a folder, which it creates, with other processes that share it, against all that do not.
 
-  Args:
-    folder: the folder.
-    prepare: writes what all processes need. Each of them calls it before it shares the folder, one
-      at a time.
-    is_ready: returns whether the folder has these files; a process that wrote them may have been
-      killed.
+  Each process, one at a time, calls `prepare` before it shares the folder, which writes what all
+  need; `is_ready` returns whether the folder has these files, since a process that wrote them may
+  have been killed.
 
   Raises:
     ValueError: if a process that does not share it holds it for longer than a few seconds, or the

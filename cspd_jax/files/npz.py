@@ -33,15 +33,8 @@ def arrays(path: str | os.PathLike, remedy: str, name: str | None = None,
            ) -> dict[str, np.ndarray]:
   """Reads the arrays of an .npz file as read-only arrays, and verifies their checksums.
 
-  The arguments of `reading.text`, and:
-
-  Args:
-    needed: names of required arrays.
-    only: names of the arrays to read, as far as the file has them; None reads all.
-
-  Raises:
-    ValueError: if it cannot be read, an array is missing, or the arrays are much larger than the
-      file.
+  As `reading.text`; it also raises ValueError without one of the arrays `needed`, or if the arrays
+  are much larger than the file. It reads `only` these arrays, as far as the file has them, or all.
   """
   with _archive(path, remedy, name) as (archive, size):
     members = _members(archive)
@@ -66,13 +59,10 @@ def headers(path: str | os.PathLike, remedy: str, name: str | None = None) -> di
 
 
 def batches(path: str | os.PathLike, remedy: str, array: str, size: int) -> Iterator[np.ndarray]:
-  """Yields the rows of an array of an .npz file in batches, of which the last may be smaller.
+  """Yields the rows of an array `[N, ...]` of an .npz file in batches, of which the last may be
+  smaller.
 
-  The arguments and errors of `arrays`, and:
-
-  Args:
-    array: the name of the array, `[N, ...]`.
-    size: rows of a batch. At most one batch is in memory.
+  At most one batch is in memory. Arguments and errors as for `arrays`.
   """
   with _archive(path, remedy, None) as (archive, file_size):
     member = _members(archive)[array]

@@ -40,13 +40,10 @@ class Run:
 
   def __init__(self, folder: str | os.PathLike, settings: Any, *, name: str = 'folder',
                alone: bool = True):
-    """Opens the folder, or creates it.
+    """Opens the folder, or creates it, with the settings: all that determines the results, as JSON.
 
-    Args:
-      folder: the folder.
-      settings: everything that determines the results: a JSON object.
-      name: name of the argument that specifies the folder, for messages.
-      alone: whether a new run requires an empty folder.
+    `name` is that of the argument for messages; `alone` is whether a new run requires an empty
+    folder.
 
     Raises:
       ValueError: if the folder holds another run, or other files, or another process holds it.

@@ -169,10 +169,10 @@ def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
 def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
          sharding: Any = None, verify: bool = True, allow_nonfinite: bool = False,
          name: str = 'path_or_name') -> Loaded:
-  """Loads a model.
+  """Loads a model: a folder written by `save`, or a shipped model by its name.
 
   Args:
-    path_or_name: a folder written by `save`, or the name of a shipped model.
+    path_or_name: the folder or the name.
     dtype: the dtype of the floating-point parameters; None preserves the stored one.
     quantize: 'int8' turns the matrices of the layers into `int8.Int8`; None leaves them.
     sharding: a device, a `jax.sharding.Sharding`, a tree of those like the parameters, or a mesh of

@@ -111,13 +111,8 @@ def write(folder: pathlib.Path, expected: Params, groups: Sequence[Group], *, dt
   """Writes the groups that an earlier process did not write, in their order; returns digests of
   files.
 
-  Args:
-    folder: the folder of the network, which exists.
-    expected: shapes of all parameters.
-    groups: called one by one, unless they are written already.
-    dtype: dtype of floating-point parameters; None preserves theirs.
-    allow_nonfinite: whether numbers may be NaN or infinite.
-    progress: called as `progress(done, total)` with numbers of groups.
+  Groups and options are those of `store.save_groups`, `expected` the shapes of all parameters, and
+  the folder exists.
 
   Raises:
     ValueError: naming a parameter with numbers that are not finite or of a dtype that files cannot

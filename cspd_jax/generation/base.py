@@ -175,26 +175,17 @@ class BaseModel:
   def sampling(self, **options) -> Options:
     """Returns sampling options: the arguments, else the model's defaults, else the engine's.
 
-    Returns:
-      A `decoding.warp.Warp` or a `continuous.sampling.Sampling` of NumPy values.
-
-    Raises:
-      ValueError: for an unknown option.
+    They are a `decoding.warp.Warp` or a `continuous.sampling.Sampling` of NumPy values; unknown
+    ones raise ValueError.
     """
     return self.engine.sampling(self.defaults, options)
 
   @usual_promotion
   def settled(self, sampling: Options) -> Options:
-    """Returns sampling options in the form that the decoders require.
+    """Returns sampling options, or rows of them, in the form that the decoders require.
 
     Options that are off become None, so that the compiled program omits them, and positions count
-    from the end of the prefix.
-
-    Args:
-      sampling: as `sampling` returns it, or rows of it.
-
-    Raises:
-      ValueError: for options that the prefix excludes.
+    from the end of the prefix, which excludes some: they raise ValueError.
     """
     if isinstance(sampling, Warp):
       sampling = prefix_lib.sampling(sampling, self.prefix_length)
@@ -303,13 +294,9 @@ class BaseModel:
     return self._sharing(params=params)  # What is compiled depends on shapes only.
 
   def with_cache_dtype(self, dtype: str) -> Self:
-    """Returns the model with another dtype of the target's keys and values: another target.
+    """Returns the model with the target's keys and values in 'int8': another target.
 
-    Args:
-      dtype: 'int8'.
-
-    Raises:
-      ValueError: for any other dtype, and for models without a cache.
+    Any other dtype, and models without a cache, raise ValueError.
     """
     if dtype != 'int8':
       raise ValueError(f"cache_dtype is {dtype!r}; it must be 'int8', or None for the dtype of the "

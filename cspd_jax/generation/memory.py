@@ -73,14 +73,11 @@ def live_cache(model: BaseModel, guided: bool, condition: Condition) -> float:
 class Estimate(NamedTuple):
   """The memory that a decode needs on each of its devices, about, and the memory that is free.
 
-  Attributes:
-    per_image: bytes per image that is decoded at once, carried from round to round.
-    fixed: bytes that do not depend on the number of images: parameters that are not on the device
-      yet, and copies of them.
-    free: bytes that are free on the device; None if unknown.
-    groups: device groups that the images are divided over.
-    queue: number of images, if rows that are complete start the next image; otherwise 0.
-    intermediate: `images of a group ->` bytes of a round's intermediate results.
+  `per_image` are bytes per image that is decoded at once, carried from round to round, `fixed`
+  those of parameters that are not on the device yet, and of copies; `free` is None if unknown.
+  Images are divided over `groups` of devices; `queue` is their number, if rows that are complete
+  start the next image, otherwise 0. `intermediate` is `images of a group ->` bytes of a round's
+  intermediate results.
   """
 
   per_image: float
@@ -134,15 +131,10 @@ def estimate(model: BaseModel, name: Hashable, decoder: AnyDecoder, condition: A
   fixed = _fixed((model.params, draft_params), devices[0].platform)
   # Within a group, the cache is divided as the parameters are, and everything else is not.
   cache, rest = model.estimates[name, structure]
-  parts = len(devices) // groups if _is_divided(model.params) else 1
+  placements = (getattr(leaf, 'sharding', None) for leaf in jax.tree.leaves(model.params))
+  is_divided = any(place is not None and not place.is_fully_replicated for place in placements)
+  parts = len(devices) // groups if is_divided else 1
   return Estimate(cache / parts + rest, fixed, available, groups, queue, decoder.intermediate)
-
-
-def _is_divided(params: Any) -> bool:
-  """Returns whether some parameters are divided over devices."""
-  placements = (getattr(leaf, 'sharding', None) for leaf in jax.tree.leaves(params))
-  return any(placement is not None and not placement.is_fully_replicated
-             for placement in placements)
 
 
 def _fixed(params: Any, platform: str) -> float:
@@ -287,15 +279,11 @@ def _left(stats: dict[str, int] | None) -> float | None:
 
 def _available() -> float | None:
   """Returns the bytes of memory that are available to this process; None if that is unknown."""
-  numbers = [number for number in (_available_to_machine(), *map(_available_to_group, _groups()))
+  kilobytes = _numbers(_MEMINFO).get('MemAvailable:')  # Linux reports it.
+  machine = None if kilobytes is None else 1024 * kilobytes
+  numbers = [number for number in (machine, *map(_available_to_group, _groups()))
              if number is not None]
   return min(numbers, default=None)
-
-
-def _available_to_machine() -> float | None:
-  """Returns `MemAvailable` of Linux in bytes; None on other systems."""
-  numbers = _numbers(_MEMINFO)
-  return 1024 * numbers['MemAvailable:'] if 'MemAvailable:' in numbers else None
 
 
 def _groups() -> list[pathlib.Path]:

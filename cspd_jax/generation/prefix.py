@@ -23,12 +23,8 @@ def tokens(model: BaseModel, prefix: Any, rows: int | None, count: int) -> np.nd
       as in `Generated.images`, `[H, W, 3]` or `[count, H, W, 3]`, uint8, or floats in [-1, 1]; or
       the path of an image file, which is turned as its EXIF orientation says, put on white where it
       is transparent, cropped to its centre and resized to the model's size.
-      None for no prefix.
     rows: the number of rows of tokens. None means all tokens, or half the rows of an image.
-    count: number of images.
-
-  Raises:
-    ValueError: if the model's images cannot begin with this prefix.
+    count: number of images; if they cannot begin with this prefix, ValueError is raised.
   """
   if prefix is None:
     if rows is not None:

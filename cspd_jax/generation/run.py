@@ -245,7 +245,8 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
       grid=list(model.grid), config=_digest(repr(model.config)), decoder=str(specification),
       draft_parameters=fingerprint(model.draft_params(specification)),
       sampling=atomic.plain(sampling._asdict()),
-      seed=fingerprint(jax.random.key_data(seed)) if _is_key(seed) else atomic.plain(seed),
+      seed=fingerprint(jax.random.key_data(seed)) if isinstance(seed, jax.Array) else
+      atomic.plain(seed),
       prompts=_fingerprint_of_prompts(prompts, condition), batch_size=batch_size)
 
 
@@ -286,7 +287,3 @@ def _fingerprint_of_prompts(prompts: Any, condition: Any) -> str:
 
 def _digest(text: str) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _is_key(seed: Any) -> bool:
-  return isinstance(seed, jax.Array) and jax.dtypes.issubdtype(seed.dtype, jax.dtypes.prng_key)

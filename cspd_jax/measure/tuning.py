@@ -269,7 +269,7 @@ def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
   seconds = [timed['decoder', number] / timed['pace', number] / rounds[number]
              for number in range(batches)]
   return Run(
-      text, tokens(bench, text), acceptance.summarise(decoded).accepted_length_mean,
+      text, tokens(bench, text), acceptance.accepted_length(decoded).mean,
       decoded.rounds, pace.seconds * float(np.median(seconds)), batch_size)
 
 

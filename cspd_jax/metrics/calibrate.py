@@ -7,13 +7,9 @@ import numpy as np
 
 
 class Calibrated(NamedTuple):
-  """The result of a calibration.
+  """The selected parameter, the mean measured there with its standard error over the samples.
 
-  Attributes:
-    value: the selected parameter.
-    mean: the mean measured there.
-    error: standard error of that mean over the samples.
-    history: every measured `(value, mean)`, in order.
+  `history` are all measured `(value, mean)`, in order.
   """
 
   value: float

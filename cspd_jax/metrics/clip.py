@@ -56,12 +56,8 @@ def prepared(image: np.ndarray, size: int) -> np.ndarray:
 def tokens(text: bpe.Text, captions: Sequence[str], context: int) -> tuple[np.ndarray, np.ndarray]:
   """Returns the tokens of captions, between a start and an end token; long ones are cut.
 
-  Returns:
-    Tokens `[B, L]` int32 of `B` captions, padded with the end token to the context `L`, and the
-    index of the first one `[B]` int32.
-
-  Raises:
-    ValueError: if the tokenizer has no start or end token.
+  They are `[B, L]` int32, padded with the end token to the context `L`, and the index of the first
+  one `[B]` int32. A tokenizer without these tokens raises ValueError.
   """
   start, end = (bpe.id_of(text, name) for name in (_START, _END))
   rows = np.full((len(captions), context), end, np.int32)

@@ -282,10 +282,7 @@ def scores(samples: Scored, reference: Scored, evaluator: str) -> dict[str, floa
   """Returns the scores by name, such as 'FID (ADM, 50k)'.
 
   Those that compare the samples with a reference, other images or published statistics, are left
-  out if these are equal up to rounding.
-
-  Raises:
-    ValueError: if the two have different features, or there are too few images.
+  out if these are equal up to rounding. Other features and too few images raise ValueError.
   """
   kind, count = inception.EVALUATORS[evaluator], samples.num_images
   label = lambda name: f'{name} ({kind.title}, {short(count)})'

@@ -21,12 +21,8 @@ _TOLERANCE = 16.0
 def is_ground(images: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
   """Finds the tokens whose patches have the colour of the ground, the median of the border.
 
-  Args:
-    images: `[N, H, W, 3]` uint8.
-    grid: rows and columns of tokens, which divide `H` and `W`.
-
-  Returns:
-    `[N, rows, columns]` bool.
+  Images are `[N, H, W, 3]` uint8, and rows and columns of the grid divide `H` and `W`. Returns `[N,
+  rows, columns]` bool.
   """
   grounds = np.stack([scenes.border(image) for image in images]).astype(np.float32)
   squares = (images - grounds[:, None, None]) ** 2
@@ -57,10 +53,6 @@ def _per_pass(sample: base.Sample, model: Model, of_ground: bool) -> base.Value:
   return base.ratio(chosen.sum(axis=(1, 2)), (chosen * shares).sum(axis=(1, 2)))
 
 
-def _share(sample: base.Sample, model: Model) -> base.Value:
-  return base.mean(_ground(sample, model).mean(axis=(1, 2)))
-
-
 INSIDE = Metric(
     'tokens_per_pass_inside', 'inside things', '{:.2f}x',
     lambda sample, model: _per_pass(sample, model, False),
@@ -70,5 +62,6 @@ ON_GROUND = Metric(
     lambda sample, model: _per_pass(sample, model, True),
     meaning='tokens per forward pass of the tokens of plain grounds')
 SHARE = Metric(
-    'ground_share', 'ground', '{:.0%}', _share,
+    'ground_share', 'ground', '{:.0%}',
+    lambda *args: base.mean(_ground(*args).mean(axis=(1, 2))),
     meaning='share of the tokens that have the colour of the ground')

@@ -16,10 +16,10 @@ _FORM = 'give a folder of images or an .npz file'
 
 
 class ImageSet(NamedTuple):
-  """Images on disk.
+  """Images on disk: a folder of images, or an .npz file with an array `arr_0`.
 
   Attributes:
-    path: a folder of images, or an .npz file with an array `arr_0`.
+    path: of the folder or file.
     names: names of the images of a folder; empty for an array.
     num_images: number of images.
     size: height and width of the first image.

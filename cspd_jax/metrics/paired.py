@@ -21,14 +21,9 @@ _LUMA = np.array([.299, .587, .114])
 
 
 class Statistic(NamedTuple):
-  """A number of every image.
+  """A number of every image, `(sample, model) -> [N]`, of some engines, with its title and meaning.
 
-  Attributes:
-    title: its name in tables.
-    measure: `(sample, model) -> [N]`.
-    engines: names of the engines whose images it applies to.
-    meaning: a definition in one line.
-    of_captions: whether it applies to samples with captions only.
+  Some apply to samples with captions only.
   """
 
   title: str

@@ -268,12 +268,12 @@ def predict(
     features: jax.Array,
     prompt: Prompt | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Runs the drafter on the tokens of images, for training and evaluation.
+  """Runs the drafter, of `attach`, on the tokens of images, for training and evaluation.
 
   Args:
     tokens: `[R, n]` the first image tokens.
-    features: `[R, C - 1 + n, F]` the target's features of the condition and of all these tokens
-      but the last: entry `C - 1 + k` predicted token `k`.
+    features: `[R, C - 1 + n, F]` the target's features of the condition and of all these tokens but
+      the last: entry `C - 1 + k` predicted token `k`.
     prompt: the condition's tokens, `[R, 1, C]` or in streams, for drafters that read prompts.
 
   Returns:

@@ -250,13 +250,13 @@ def logits_and_features(
   Args:
     condition: class labels `[B]`, or a `Caption`.
     tokens: `[B, T]` image tokens in raster order (or the first few of them).
-    drop_mask: `[B]` bool; True replaces an image's condition by the null condition, as the
-      training for guidance does. None means False for all images.
+    drop_mask: `[B]` bool; True replaces an image's condition by the null condition, as the training
+      for guidance does. None means False for all images.
 
   Returns:
     logits `[B, T, V]` float32, and features after the final norm `[B, C + T - 1, D]` of the
-    condition's tokens and of all image tokens but the last; the logits of token `i` are those of
-    feature `C - 1 + i`.
+    condition's tokens and of all image tokens but the last; feature `C - 1 + i` yields the logits
+    of token `i`.
   """
   if drop_mask is None:
     drop_mask = jnp.zeros((tokens.shape[0],), bool)

@@ -26,6 +26,7 @@ from cspd_jax.decoding.drafters import correctors
 from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle
 from cspd_jax.training import optimizer as optimizer_lib
+from cspd_jax.training.drafter import target_outputs
 from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 from cspd_jax.training.windows import Windows
 
@@ -322,15 +323,6 @@ def plain_step(
       state.params, config, target_params, teacher, *batch)
   metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
   return optimizer_lib.update(state, grads, optimizer), metrics
-
-
-def target_outputs(target_params: Params, teacher: Teacher, tokens: jax.Array, condition: Any
-                   ) -> tuple[jax.Array, jax.Array]:
-  """Returns the target's logits `[S, B, T, V]` and features `[S, B, C + T - 1, F]`."""
-  both = [teacher.forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
-          for drop in (False, True)]
-  logits, features = (jnp.stack(parts) for parts in zip(*both))
-  return logits, features
 
 
 def kl_divergence(p: jax.Array, q: jax.Array) -> jax.Array:

@@ -197,9 +197,7 @@ def measure(
     `sum min(p, q)`: the acceptance rate of a draft.
   """
   tokens, condition = batch
-  streams = [teacher.forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
-             for drop in (False, True)]
-  logits, features = (jnp.stack(parts) for parts in zip(*streams))
+  logits, features = target_outputs(target_params, teacher, tokens, condition)
   probs = warp_lib.probabilities(logits, warp, jnp.arange(tokens.shape[1])[None])
   if isinstance(config, medusa.MedusaConfig):
     drafts = medusa.heads(params, features[:, :, -tokens.shape[1]:])
@@ -221,6 +219,15 @@ def measure(
         f'overlap_{depth}': jnp.mean(
             jnp.sum(jnp.minimum(distribution, probs[:, where + depth]), axis=-1))}
   return metrics
+
+
+def target_outputs(target_params: Params, teacher: Teacher, tokens: jax.Array, condition: Any
+                   ) -> tuple[jax.Array, jax.Array]:
+  """Returns the target's logits `[S, B, T, V]` and features `[S, B, C + T - 1, F]`."""
+  both = [teacher.forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
+          for drop in (False, True)]
+  logits, features = (jnp.stack(parts) for parts in zip(*both))
+  return logits, features
 
 
 def _eagle_drafts(

@@ -39,7 +39,7 @@ def run(
     evaluate: Callable[[Any], dict[str, float]] | None = None,
     evaluate_every: int | None = None,
 ) -> Any:
-  """Trains until `num_steps`.
+  """Trains until `num_steps` and returns the last state.
 
   Args:
     state: state before the first step: a pytree with an attribute `step`.
@@ -47,18 +47,13 @@ def run(
     batch_fn: `index -> batch` of a step.
     num_steps: total number of steps.
     batch_size: examples per batch, for the examples per second in the log.
-    workdir: folder for states `<name>/` and metrics `<name>.jsonl`.
+    workdir: folder for states `<name>/` and metrics `<name>.jsonl`; those of another training raise
+      ValueError.
     name: name of this training in these paths and the log.
     checkpoint_every: steps between saved states; the last state is always saved.
     log_every: steps between log lines.
     evaluate: `state -> held-out metrics`.
     evaluate_every: steps between evaluations; None for none.
-
-  Returns:
-    The last state.
-
-  Raises:
-    ValueError: if the folder holds states of another training.
   """
   workdir = paths.find('workdir', workdir)
   folder, metrics_path = workdir / name, paths.inside(workdir, f'{name}.jsonl', workdir)

@@ -154,7 +154,7 @@ def tokens_per_pass(recipe: NeighboursRecipe, model: Model, decoder: str) -> flo
       model, [texts[i % len(texts)] for i in range(recipe.num_measured_images)],
       samples.sampling(recipe, model), seed=recipe.seed + 1, decoder=decoder,
       max_batch_size=recipe.num_measured_images))
-  return acceptance.summarise(decoded).step_compression
+  return acceptance.step_compression(decoded).mean
 
 
 def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, tokens: np.ndarray,

@@ -114,14 +114,9 @@ def muon_axes(params: Params) -> Any:
 
 
 class TrainState(NamedTuple):
-  """State before and after a training step.
+  """State before and after a training step, of which `step` are done.
 
-  Attributes:
-    step: steps done, int32.
-    params: parameters of the network.
-    opt_state: state of the optimiser.
-    average: moving average of `params`; None without one.
-    extra: further state of the step, or None.
+  `average` is the moving average of the parameters, None without one, and `extra` further state.
   """
 
   step: jax.Array
