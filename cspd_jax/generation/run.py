@@ -245,8 +245,8 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
       grid=list(model.grid), config=_digest(repr(model.config)), decoder=str(specification),
       draft_parameters=fingerprint(model.draft_params(specification)),
       sampling=atomic.plain(sampling._asdict()),
-      seed=fingerprint(jax.random.key_data(seed)) if isinstance(seed, jax.Array) else
-      atomic.plain(seed),
+      seed=(fingerprint(jax.random.key_data(seed)) if isinstance(seed, jax.Array) else
+            atomic.plain(seed)),
       prompts=_fingerprint_of_prompts(prompts, condition), batch_size=batch_size)
 
 
