@@ -1,1 +1,1 @@
-"""Tables and figures of published papers: one program per paper."""
+"""Tables and figures of published papers."""

@@ -1,4 +1,4 @@
-"""`experiments.papers.published` and `experiments.papers.all`."""
+"""`experiments.papers.published`, and the kept reports of all papers."""
 
 import csv
 import dataclasses
@@ -11,7 +11,7 @@ from configs import papers
 from cspd_jax.decoding import specification
 from cspd_jax.files import atomic
 from docs import tables
-from experiments.papers import all as all_papers, published
+from experiments.papers import cspd, published
 from experiments.papers.published_rows import ROWS, Row
 from tests.experiments import calls, models
 from tests.families import tiny
@@ -147,8 +147,9 @@ def _kept(name):
   return json.loads((tables.ROOT / 'docs' / 'reports' / f'{name}.json').read_text())
 
 
-_REPORTS = {name: all_papers.settings(name) for name, program in all_papers.PROGRAMS.items()
-            if program == 'papers.published'}
+_CONFIGS = papers.CONFIGS | dict(published=published.Config(), cspd=cspd.Config())
+_REPORTS = {name: config for name, config in _CONFIGS.items()
+            if isinstance(config, published.Config)}
 
 
 def _todays(name):
@@ -162,9 +163,18 @@ def _todays(name):
   return report
 
 
-@pytest.mark.parametrize('name', sorted(all_papers.PROGRAMS.keys() & tables.REPORTS.keys()))
+def _set(settings):
+  """Settings without those that are None or False, which may be options that exist since."""
+  if not isinstance(settings, dict):
+    return settings
+  return {name: _set(value) for name, value in settings.items()
+          if value is not None and value is not False and name != 'workdir'}
+
+
+@pytest.mark.parametrize('name', sorted(_CONFIGS.keys() & tables.REPORTS.keys()))
 def test_kept_reports_have_todays_settings(name):
-  assert all_papers.has_settings(_todays(name), all_papers.settings(name))
+  wanted = atomic.plain(dataclasses.asdict(_CONFIGS[name]))
+  assert _set(_todays(name)['settings']) == _set(wanted)
 
 
 @pytest.mark.parametrize('name', _REPORTS)
@@ -185,72 +195,6 @@ def test_every_row_is_measured_by_one_configuration():
   assert {f'published_{name}' for name in ROWS} <= tables.TABLES.keys()
 
 
-def test_every_configuration_has_a_program():
+def test_every_configuration_writes_to_a_folder_of_its_name():
   for name, config in papers.CONFIGS.items():
-    assert type(config).__module__ == f'experiments.{all_papers.PROGRAMS[name]}'
     assert pathlib.Path(config.workdir).name == name
-
-
-@pytest.fixture(name='programs')
-def _programs(monkeypatch):
-  """Three programs, of which one is finished, and a clock that `start` moves."""
-  durations, seconds, started = dict(sjd=10.0, lantern=None, cspd=40.0), [0.0], []
-  monkeypatch.setattr(all_papers, 'minutes', durations.get)
-  monkeypatch.setattr(all_papers, 'is_finished', lambda name: name == 'cool_sd')
-
-  def start(name):
-    started.append(name)
-    seconds[0] += 60 * (durations[name] or 5)
-
-  def run(**options):
-    names = ('cool_sd', *durations)
-    omitted = all_papers.run(all_papers.Config(names, **options), start, lambda: seconds[0])
-    return started, omitted
-
-  return run
-
-
-def test_all_programs_that_are_not_finished(programs, capsys):
-  assert programs() == (['sjd', 'lantern', 'cspd'], [])
-  lines = capsys.readouterr().out.splitlines()
-  assert lines == [
-      'cool_sd: finished',
-      'sjd: about 10 minutes; all that are left: about 50 minutes, and 1 of unknown duration',
-      'lantern: unknown duration; all that are left: about 40 minutes, and 1 of unknown duration',
-      'cspd: about 40 minutes; all that are left: about 40 minutes']
-
-
-def test_programs_beyond_the_budget_are_not_started(programs, capsys):
-  assert programs(budget=30.0) == (['sjd', 'lantern'], ['cspd'])
-  assert 'cspd: not started, 15 minutes of the budget are left' in capsys.readouterr().out
-
-
-def test_a_finished_program_has_a_report_with_todays_settings(tmp_path, monkeypatch):
-  monkeypatch.chdir(tmp_path)
-  assert not all_papers.is_finished('sjd')
-  folder = tmp_path / 'runs' / 'papers' / 'sjd'
-  report = _kept('sjd')
-  folder.mkdir(parents=True)
-  (folder / 'report.json').write_text(json.dumps(report))
-  assert all_papers.is_finished('sjd')
-  report['settings']['sampling']['an option that exists since'] = None
-  (folder / 'report.json').write_text(json.dumps(report))
-  assert all_papers.is_finished('sjd')
-  report['settings']['batch_size'] += 1
-  (folder / 'report.json').write_text(json.dumps(report))
-  assert not all_papers.is_finished('sjd')
-
-
-def test_a_program_that_fails_stops_the_others(monkeypatch, tmp_path):
-  monkeypatch.chdir(tmp_path)
-  monkeypatch.setitem(all_papers.PROGRAMS, 'sjd', 'not_a_program')
-  with pytest.raises(ValueError, match='not_a_program .* ended with exit code 1'):
-    all_papers.run(all_papers.Config(('sjd',)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('options, result', [
-    (dict(program=('sjdd',)), "program holds 'sjdd'"), (dict(budget=0.0), 'budget is 0.0')])
-def test_bad_options_of_all(options, result):
-  with pytest.raises(ValueError, match=result):
-    all_papers.Config(**options)
