@@ -14,9 +14,8 @@ from cspd_jax.models.llamagen import LlamaGenConfig
 from cspd_jax.models.vq import VQConfig
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import photos
-from experiments.demo_models.autoregressive import ARTrainConfig
-from experiments.demo_models.recipe import Recipe
-from experiments.demo_models.vq import VQTrainConfig
+from experiments.demo_models.recipe import ARTrainConfig, Recipe
+from experiments.demo_models.tokenizers import VQTrainConfig
 
 
 def get_config() -> Recipe:
@@ -26,8 +25,7 @@ def get_config() -> Recipe:
   shared = dict(vocab_size=tokenizer.codebook_size, num_classes=len(photos.NAMES))
   return Recipe(
       tokenizer=tokenizer,
-      tokenizer_train=VQTrainConfig(OptimizerConfig(
-          num_steps=5000, batch_size=4, weight_decay=0.0, b2=0.99, ema_decay=None)),
+      tokenizer_train=VQTrainConfig(),
       target=LlamaGenConfig(dim=192, num_layers=8, num_heads=3, **shared),
       target_train=ARTrainConfig(OptimizerConfig(
           num_steps=2400, batch_size=8, learning_rate=1.5e-3, weight_decay=0.05)),

@@ -17,9 +17,9 @@ from configs.train import demo
 from cspd_jax.models.early_fusion import EarlyFusionConfig
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import emoji_recipe
-from experiments.demo_models.autoregressive import ARTrainConfig
 from experiments.demo_models.emoji_recipe import EmojiRecipe
-from experiments.demo_models.vq import VQTrainConfig
+from experiments.demo_models.recipe import ARTrainConfig
+from experiments.demo_models.tokenizers import VQTrainConfig
 
 
 def get_config() -> EmojiRecipe:

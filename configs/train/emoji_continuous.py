@@ -13,9 +13,12 @@ reaches 30.3 dB and the target a loss of 0.208. Afterwards
 from cspd_jax import load
 from cspd_jax.models.nextstep import NextStepConfig
 from cspd_jax.training.optimizer import OptimizerConfig
-from experiments.demo_models.continuous_recipe import VOCABULARY, ContinuousRecipe
-from experiments.demo_models.flow import FlowTrainConfig
-from experiments.demo_models.kl_vae import KLVAETrainConfig
+from experiments.demo_models.continuous_recipe import (
+  VOCABULARY,
+  ContinuousRecipe,
+  FlowTrainConfig,
+)
+from experiments.demo_models.tokenizers import KLVAETrainConfig
 
 
 def get_config() -> ContinuousRecipe:

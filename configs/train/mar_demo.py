@@ -16,9 +16,8 @@ from cspd_jax.models.kl_vae import KLVAEConfig
 from cspd_jax.models.mar import MARConfig
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import photos
-from experiments.demo_models.kl_vae import KLVAETrainConfig
-from experiments.demo_models.mar import MARTrainConfig
-from experiments.demo_models.mar_recipe import MARRecipe
+from experiments.demo_models.mar import MARRecipe, MARTrainConfig
+from experiments.demo_models.tokenizers import KLVAETrainConfig
 
 
 def get_config() -> MARRecipe:

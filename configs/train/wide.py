@@ -14,8 +14,7 @@ from cspd_jax.models.llamagen import LlamaGenConfig
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.optimizer import OptimizerConfig
-from experiments.demo_models.autoregressive import ARTrainConfig
-from experiments.demo_models.recipe import Recipe
+from experiments.demo_models.recipe import ARTrainConfig, Recipe
 
 _SHIPPED = demo.get_config()
 _SHARED = dict(height=24, width=24, vocab_size=_SHIPPED.target.vocab_size,

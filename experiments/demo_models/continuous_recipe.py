@@ -1,21 +1,31 @@
-"""Recipe of the shipped causal model of continuous tokens: latents of scenes of emoji, captions."""
+"""Recipe of the shipped causal model of continuous tokens: latents of scenes of emoji, captions.
+
+Every token is read by the transformer, and its flow head learns the velocity from noise to the next
+one: for a time `t` between 0 (noise) and 1 (token) and `x = t x0 + (1 - t) noise`, the velocity is
+`x0 - noise`, and the loss its mean squared error. For some images the prompt is replaced by the
+null prompt, as classifier-free guidance requires.
+
+References: NextStep-1, 2025 (arXiv:2508.10711), section 3; Lipman et al., Flow Matching for
+Generative Modeling, 2022 (arXiv:2210.02747), equation 23.
+"""
 
 import dataclasses
 import pathlib
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.models import kl_vae, nextstep
+from cspd_jax.core import fields
+from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import templates
-from cspd_jax.training import loop
-from experiments.demo_models import emoji, flow, latents, stages, words
+from cspd_jax.training import optimizer as optimizer_lib
+from cspd_jax.training.optimizer import OptimizerConfig
+from experiments.demo_models import emoji, latents, stages, training, words
 from experiments.demo_models.emoji_recipe import Scenes
-from experiments.demo_models.flow import FlowTrainConfig
 
 # Number and size of the batches of held-out crops for the metrics.
 _NUM_BATCHES, _BATCH = 16, 16
@@ -25,8 +35,78 @@ VOCABULARY = len(TOKENS)
 
 
 @dataclasses.dataclass(frozen=True)
+class FlowTrainConfig:
+  """Configuration of a training.
+
+  Attributes:
+    optimizer: configuration of the optimiser.
+    drop_rate: probability that an image's prompt is replaced by the null prompt.
+    draws: number of times and noises per token and optimiser step; several, because the head costs
+      little compared with the transformer.
+  """
+
+  optimizer: OptimizerConfig
+  drop_rate: float = 0.1
+  draws: int = 2
+
+  def __post_init__(self):
+    fields.check(self, drop_rate=fields.SHARES)
+
+
+class Draws(NamedTuple):
+  """The random numbers of one loss; `M` is `FlowTrainConfig.draws`.
+
+  Attributes:
+    drop: `[B]` bool, True for the null prompt.
+    time: `[M, B, T]` from 0 to 1.
+    noise: `[M, B, T, C]` standard normal noise.
+  """
+
+  drop: jax.Array
+  time: jax.Array
+  noise: jax.Array
+
+
+def draw(key: jax.Array, shape: tuple[int, int, int], train: FlowTrainConfig) -> Draws:
+  """Draws the random numbers for tokens of `shape` `(B, T, C)`."""
+  keys = jax.random.split(key, 3)
+  return Draws(
+      drop=jax.random.bernoulli(keys[0], train.drop_rate, shape[:1]),
+      time=jax.random.uniform(keys[1], (train.draws, *shape[:2])),
+      noise=jax.random.normal(keys[2], (train.draws, *shape)))
+
+
+def loss(params: Any, config: nextstep.NextStepConfig, tokens: jax.Array, prompt: Prompt,
+         draws: Draws) -> jax.Array:
+  """Computes the mean squared error of the velocity.
+
+  Args:
+    params: parameters of the model.
+    config: configuration of the model.
+    tokens: `[B, T, C]` scaled latents.
+    prompt: prompts of two streams, the second of which is the null prompt.
+    draws: random numbers of the loss.
+  """
+  z = nextstep.forward(params, config, prompt.dropped(draws.drop), tokens)
+  time = draws.time[..., None]
+  x = time * tokens + (1 - time) * draws.noise
+  velocity, _ = config.head.apply(
+      {'params': params['head']}, x.reshape(-1, config.token_dim), draws.time.reshape(-1),
+      jnp.broadcast_to(z, (*draws.time.shape, z.shape[-1])).reshape(-1, z.shape[-1]))
+  return jnp.mean(jnp.square(velocity - (tokens - draws.noise).reshape(velocity.shape)))
+
+
+def batch_loss(params: Any, batch: tuple[jax.Array, Prompt], key: jax.Array,
+               config: nextstep.NextStepConfig, train: FlowTrainConfig
+               ) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Computes the loss of tokens `[B, T, C]` and prompts with random numbers of its own."""
+  tokens, prompt = batch
+  return loss(params, config, tokens, prompt, draw(key, tokens.shape, train)), {}
+
+
+@dataclasses.dataclass(frozen=True)
 class ContinuousRecipe(Scenes, latents.Latents):
-  """Recipe of a causal model of continuous tokens; see also `latents.Latents`.
+  """Recipe of a causal model of continuous tokens.
 
   Attributes:
     target: configuration of the model.
@@ -48,13 +128,11 @@ class ContinuousRecipe(Scenes, latents.Latents):
 
   def small(self) -> 'ContinuousRecipe':
     """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
-    tokenizer = kl_vae.KLVAEConfig(
-        ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, scale=1.0)
     model = dataclasses.replace(
         self.target, height=2, width=2, dim=16, num_layers=1, num_heads=1, num_kv_heads=1,
         ffn_dim=16, head_width=16, head_layers=1)
     return dataclasses.replace(
-        self, tokenizer=tokenizer, target=model, tokenizer_of=None,
+        self, tokenizer=latents.SMALL_TOKENIZER, target=model, tokenizer_of=None,
         tokenizer_from=None, image_size=8)
 
   @property
@@ -64,9 +142,9 @@ class ContinuousRecipe(Scenes, latents.Latents):
 
   def train_model(self, role: str, data: Mapping[str, stages.Split],
                   workdir: pathlib.Path) -> Any:
-    """Trains the target or the draft model in `workdir` or continues."""
+    """Trains the target in `workdir` or continues; returns the average of its parameters."""
     config, train = self.target, self.target_train
-    optimizer, scale = train.optimizer, latents.scaled_tokenizer(self, data).scale
+    optimizer, scale = train.optimizer, self.sized_tokenizer(data).scale
     prompts = {split: self._prompts(part[1].tolist()) for split, part in data.items()}
 
     def batch(split, index):
@@ -75,20 +153,19 @@ class ContinuousRecipe(Scenes, latents.Latents):
                                         optimizer.seed, index, optimizer.batch_size)
       return tokens, jax.tree.map(lambda leaf: leaf[chosen], prompts[split])
 
-    held_out = [batch('held_out', index) for index in range(4)]
     measure = self._measured(config)
+    params = nextstep.init(config, jax.random.key(optimizer.seed))
     state = self.train(
-        role, flow.init(config, train), loop.jit_step(flow.step, config, train),
-        lambda index: batch('train', index), optimizer, workdir,
-        lambda state: [{'loss': measure(state.average, *part, jax.random.key(index))}
-                       for index, part in enumerate(held_out)])
+        role, optimizer_lib.start(params, optimizer),
+        training.jit_step(batch_loss, config, train), batch, optimizer, workdir,
+        lambda state, batch, key: {'loss': measure(state.average, *batch, key)})
     return state.average
 
   def _measured(self, config: nextstep.NextStepConfig) -> Any:
     """Returns the compiled loss with the prompts, `(params, tokens, prompt, key) -> []`."""
     train = dataclasses.replace(self.target_train, drop_rate=0.0)
-    return jax.jit(lambda params, tokens, prompt, key: flow.loss(
-        params, config, tokens, prompt, flow.draw(key, tokens.shape, train)))
+    return jax.jit(lambda params, tokens, prompt, key: loss(
+        params, config, tokens, prompt, draw(key, tokens.shape, train)))
 
   def _prompts(self, captions: list[str]) -> Prompt:
     """Encodes captions as prompts of the model."""
@@ -102,16 +179,14 @@ class ContinuousRecipe(Scenes, latents.Latents):
   def networks(self, tokenizer: Any, models: Mapping[str, Any],
                data: Mapping[str, stages.Split]) -> dict[str, stages.Network]:
     """Returns the trained networks by their role in a model."""
-    sizes = latents.scaled_tokenizer(self, data)
-    return {'tokenizer': stages.Network('kl_vae', sizes, tokenizer)} | {'text': self._text()} | {
-        role: stages.Network('nextstep', self.target, params) for role, params in models.items()}
+    return super().networks(tokenizer, models, data) | {'text': self._text()}
 
   def metrics(self, tokenizer: Any, models: Mapping[str, Any],
               data: Mapping[str, stages.Split]) -> dict[str, dict[str, Any]]:
     """Returns held-out metrics by role; of the model, the loss with prompts and without."""
     images, _ = self.held_out()
     moments, captions = data['held_out']
-    scale = latents.scaled_tokenizer(self, data).scale
+    scale = self.sized_tokenizer(data).scale
     prompts, measure = self._prompts(captions.tolist()), self._measured(self.target)
     figures: dict[str, dict[str, Any]] = {
         'tokenizer': stages.errors(self.reconstruct(tokenizer, data, images), images)}

@@ -6,44 +6,38 @@ crop, as in MAR.
 
 import dataclasses
 import pathlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import jax
 import numpy as np
 
 from cspd_jax.models import kl_vae, mar
-from cspd_jax.training import loop
-from experiments.demo_models import kl_vae as kl_vae_training, stages
-from experiments.demo_models.kl_vae import KLVAETrainConfig
+from cspd_jax.training import optimizer as optimizer_lib
+from experiments.demo_models import stages, tokenizers, training
+
+# The tokenizer of `Stages.small`.
+SMALL_TOKENIZER = kl_vae.KLVAEConfig(
+    ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, scale=1.0)
 
 
 @dataclasses.dataclass(frozen=True)
 class Latents(stages.Stages):
-  """The tokenizer of a recipe; see also `stages.Stages`.
+  """Recipe with a KL tokenizer, whose `scale` is replaced."""
 
-  Attributes:
-    tokenizer: configuration of the tokenizer; its `scale` is replaced.
-    tokenizer_train: configuration of its training.
-  """
+  tokenizer_kind: ClassVar[str] = 'kl_vae'
 
   tokenizer: kl_vae.KLVAEConfig
-  tokenizer_train: KLVAETrainConfig
+  tokenizer_train: tokenizers.KLVAETrainConfig
 
-  def train_tokenizer(self, workdir: pathlib.Path) -> Any:
-    """Trains the tokenizer in `workdir` or continues; returns its parameters."""
+  def tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
+    """Returns the parts of the tokenizer's training."""
     config, train = self.tokenizer, self.tokenizer_train
-    optimizer = train.optimizer
-    crops = lambda seed, index, split: self.crops(seed, index, split, optimizer.batch_size)[0]
-    held_out = [crops(self.seed, index, 'held_out') for index in range(4)]
-    compiled_loss = jax.jit(lambda params, images: kl_vae_training.loss(
-        params, config, train, images, jax.random.key(self.seed))[1])
-    state = self.train(
-        'tokenizer', kl_vae_training.init(config, train, self.start(config)),
-        loop.jit_step(kl_vae_training.step, config, train),
-        lambda index: crops(optimizer.seed, index, 'train'), optimizer, workdir,
-        lambda state: [compiled_loss(state.params, images) for images in held_out])
-    return state.params
+    if params is None:
+      params = kl_vae.init(config, jax.random.key(train.optimizer.seed))
+    measure = jax.jit(lambda *arguments: tokenizers.kl_loss(*arguments, config, train)[1])
+    return (optimizer_lib.start(params, train.optimizer),
+            training.jit_step(tokenizers.kl_loss, config, train), measure)
 
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> stages.Split:
     """Returns Gaussians of the latents of random crops, and labels.
@@ -59,18 +53,17 @@ class Latents(stages.Stages):
   def reconstruct(self, tokenizer: Any, data: Mapping[str, stages.Split],
                   images: np.ndarray) -> np.ndarray:
     """Encodes and decodes images `[N, H, W, 3]` in [-1, 1]."""
-    config = scaled_tokenizer(self, data)
+    config = self.sized_tokenizer(data)
     run = jax.jit(lambda batch, key: kl_vae.decode(tokenizer, config, kl_vae.sample(
         config, kl_vae.encode(tokenizer, config, batch), key)))
     numbers = iter(range(len(images)))
     return stages.batched(lambda batch: run(batch, jax.random.key(next(numbers))), images)
 
-
-def scaled_tokenizer(recipe: Latents, data: Mapping[str, stages.Split]) -> kl_vae.KLVAEConfig:
-  """Returns the tokenizer's configuration with a scale of unit variance of the training latents."""
-  mean, log_variance = np.moveaxis(data['train'][0].astype(np.float64), 1, 0)
-  deviation = np.sqrt(np.var(mean) + np.mean(np.exp(log_variance)))
-  return dataclasses.replace(recipe.tokenizer, scale=round(float(1 / deviation), 5))
+  def sized_tokenizer(self, data: Mapping[str, stages.Split]) -> kl_vae.KLVAEConfig:
+    """Returns the tokenizer's configuration, by whose scale training latents have variance 1."""
+    mean, log_variance = np.moveaxis(data['train'][0].astype(np.float64), 1, 0)
+    deviation = np.sqrt(np.var(mean) + np.mean(np.exp(log_variance)))
+    return dataclasses.replace(self.tokenizer, scale=round(float(1 / deviation), 5))
 
 
 def batch_of(

@@ -1,11 +1,11 @@
-"""Training step of a MAR model on continuous tokens.
+"""Recipe of the shipped MAR models: KL tokenizer, latents, target and draft model.
 
-A random part of an image's tokens is hidden and the diffusion head learns to denoise them. The loss
-is the squared error of the predicted noise, plus the variational bound for the learned variance
-alone. For some images the label is replaced by the null class, as classifier-free guidance
-requires. The optimiser is the published one: AdamW with warm-up to a constant learning rate,
-without weight decay of biases, norms and the head; the result is the moving average of the
-parameters. `MARTrainConfig` has further options for short trainings, which are off by default.
+In the training of a model a random part of an image's tokens is hidden and the diffusion head
+learns to denoise them. The loss is the squared error of the predicted noise, plus the variational
+bound for the learned variance alone. For some images the label is replaced by the null class, as
+classifier-free guidance requires. The optimiser is the published one: AdamW with warm-up to a
+constant learning rate, without weight decay of biases, norms and the head. `MARTrainConfig` has
+further options for short trainings, which are off by default.
 
 References: Li et al., Autoregressive Image Generation without Vector Quantization, 2024
 (arXiv:2406.11838), sections 3.2 and 4; Nichol & Dhariwal, Improved Denoising Diffusion
@@ -14,18 +14,23 @@ Probabilistic Models, 2021 (arXiv:2102.09672), section 3.1.
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+import pathlib
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.core import fields
 from cspd_jax.models import mar
 from cspd_jax.training import optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig, TrainState
+from experiments.demo_models import latents, photos as photos_lib, stages, training
+
+# Number and size of the batches of held-out crops for the metrics.
+_NUM_BATCHES, _BATCH = 32, 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,15 +151,8 @@ def _discretized_nll(x: jax.Array, mean: jax.Array, log_std: jax.Array) -> jax.A
 
 
 def loss(
-    params: Any,
-    config: mar.MARConfig,
-    tokens: jax.Array,
-    labels: jax.Array,
-    draws: Draws,
-    *,
-    last_weight: float = 1.0,
-    dropout: float = 0.0,
-    dropout_key: jax.Array | None = None,
+    params: Any, config: mar.MARConfig, tokens: jax.Array, labels: jax.Array, draws: Draws, *,
+    last_weight: float = 1.0, dropout: float = 0.0, dropout_key: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the training loss.
 
@@ -197,7 +195,7 @@ def loss(
   return mse + vlb + (last_weight - 1) * last, metrics
 
 
-def _decayed(params: Any) -> Any:
+def decayed(params: Any) -> Any:
   """Returns a tree of bool: False for the head's parameters, biases and norms."""
   return jax.tree_util.tree_map_with_path(
       lambda path, _: path[0].key != 'head' and path[-1].key not in ('bias', 'scale'), params)
@@ -217,40 +215,102 @@ def _sines(config: mar.MARConfig) -> np.ndarray:
   return np.concatenate(parts, axis=1)[:, :config.dim].astype(np.float32)
 
 
-def init(config: mar.MARConfig, train: MARTrainConfig) -> TrainState:
+def start(config: mar.MARConfig, train: MARTrainConfig) -> TrainState:
   """Returns the state before the first step."""
   params = mar.init(config, jax.random.key(train.optimizer.seed))
   if train.sine_positions:
     sines = _sines(config)
     for table in ('encoder_positions', 'decoder_positions', 'z_positions'):
       params[table] = params[table].at[:, -config.num_tokens:].set(sines)
-  return optimizer_lib.start(params, train.optimizer, decayed=_decayed)
+  return optimizer_lib.start(params, train.optimizer, decayed=decayed)
 
 
-def step(
-    state: TrainState,
-    batch: tuple[jax.Array, jax.Array],
-    config: mar.MARConfig,
-    train: MARTrainConfig,
-) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Does one optimiser step; jit with `config` and `train` static.
-
-  Args:
-    state: state before the step.
-    batch: tokens `[B, T, C]` (scaled latents) and labels `[B]` int32.
-    config: configuration of the model.
-    train: configuration of the training.
-
-  Returns:
-    The next state and the scalar metrics 'loss', those of `loss`, and 'grad_norm'.
-  """
+def batch_loss(params: Any, batch: tuple[jax.Array, jax.Array], key: jax.Array,
+               config: mar.MARConfig, train: MARTrainConfig
+               ) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Computes the loss of tokens `[B, T, C]` and labels `[B]` with random numbers of its own."""
   tokens, labels = batch
-  key = jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), state.step)
   draw_key, dropout_key = jax.random.split(key)
-  draws = draw(draw_key, tokens.shape, train)
-  run = lambda params: loss(params, config, tokens, labels, draws,
-                            last_weight=train.last_weight, dropout=train.dropout,
-                            dropout_key=dropout_key)
-  (value, terms), grads = jax.value_and_grad(run, has_aux=True)(state.params)
-  metrics = {'loss': value, **terms, 'grad_norm': optax.tree.norm(grads)}
-  return optimizer_lib.update(state, grads, train.optimizer, decayed=_decayed), metrics
+  return loss(
+      params, config, tokens, labels, draw(draw_key, tokens.shape, train),
+      last_weight=train.last_weight, dropout=train.dropout, dropout_key=dropout_key)
+
+
+@dataclasses.dataclass(frozen=True)
+class MARRecipe(latents.Latents):
+  """Recipe of MAR models.
+
+  Attributes:
+    target: configuration of the target.
+    target_train: configuration of its training.
+    draft: configuration of the draft model, which has the same tokens and classes.
+    draft_train: configuration of its training.
+  """
+
+  family: ClassVar[str] = 'mar'
+
+  target: mar.MARConfig
+  target_train: MARTrainConfig
+  draft: mar.MARConfig
+  draft_train: MARTrainConfig
+
+  def __post_init__(self):
+    super().__post_init__()
+    side = self.side(self.tokenizer.factor)
+    for role in self.models:
+      config = getattr(self, role)
+      stages.check_model(role, config, {
+          'patch_size': self.target.patch_size, 'height': side // config.patch_size,
+          'width': side // config.patch_size, 'num_classes': len(photos_lib.NAMES),
+          'token_dim': self.tokenizer.z_channels * config.patch_size**2})
+
+  def small(self) -> 'MARRecipe':
+    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
+    model = mar.MARConfig(
+        height=2, width=2, token_dim=16, patch_size=2, dim=16, num_layers=1, num_heads=1,
+        head_width=16, head_layers=1, num_classes=len(photos_lib.NAMES), buffer_size=2)
+    return dataclasses.replace(
+        self, tokenizer=latents.SMALL_TOKENIZER, target=model, draft=model, tokenizer_of=None,
+        image_size=8)
+
+  def train_model(self, role: str, data: Mapping[str, stages.Split],
+                  workdir: pathlib.Path) -> Any:
+    """Trains one of `models` in `workdir` or continues; returns the average of its parameters."""
+    config, train = getattr(self, role), getattr(self, f'{role}_train')
+    optimizer, scale = train.optimizer, self.sized_tokenizer(data).scale
+    batch = lambda split, index: latents.batch_of(
+        config, *data[split], scale, optimizer.seed, index, optimizer.batch_size)
+    compiled_loss = jax.jit(lambda params, batch, key: loss(
+        params, config, *batch, draw(key, batch[0].shape, train))[1])
+    state = self.train(
+        role, start(config, train), training.jit_step(batch_loss, config, train, decayed), batch,
+        optimizer, workdir, lambda state, *arguments: compiled_loss(state.average, *arguments))
+    return state.average
+
+  def metrics(self, tokenizer: Any, models: Mapping[str, Any],
+              data: Mapping[str, stages.Split]) -> dict[str, dict[str, Any]]:
+    """Returns held-out metrics by role; for the models, the terms of the training loss."""
+    images, _ = self.held_out()
+    scale = self.sized_tokenizer(data).scale
+    metrics = {'tokenizer': stages.errors(self.reconstruct(tokenizer, data, images), images) |
+               {'scale': scale}}
+    return metrics | {
+        role: _losses(params, getattr(self, role), getattr(self, f'{role}_train'),
+                      data['held_out'], scale) for role, params in models.items()}
+
+
+def _losses(params: Any, config: mar.MARConfig, train: MARTrainConfig, held_out: stages.Split,
+            scale: float) -> dict[str, float]:
+  """Measures the terms of the training loss on held-out crops, with label and with null class."""
+  def terms(dropped, index):
+    tokens, labels = latents.batch_of(config, *held_out, scale, 0, index, _BATCH)
+    draws = draw(jax.random.key(index), tokens.shape, train)
+    draws = draws._replace(drop=jnp.full((_BATCH,), dropped))
+    return compiled(params, tokens, labels, draws)
+
+  compiled = jax.jit(lambda params, tokens, labels, draws: loss(
+      params, config, tokens, labels, draws)[1])
+  metrics = {suffix: [terms(dropped, index) for index in range(_NUM_BATCHES)]
+             for suffix, dropped in (('', False), ('_no_label', True))}
+  return {f'{key}{suffix}': float(np.mean([part[key] for part in parts]))
+          for suffix, parts in metrics.items() for key in ('mse', 'vlb')}

@@ -70,27 +70,8 @@ SOURCES = (
 NAMES = tuple(source.name for source in SOURCES)
 
 
-class Crops(NamedTuple):
-  """Crops of the photographs.
-
-  Attributes:
-    images: `[N, size, size, 3]` float32 in [-1, 1].
-    labels: `[N]` int32, indices of the photographs.
-    places: `[N, 2]` float, horizontal and vertical position of a crop in its part of the
-      photograph, from 0 to 1; the horizontal one in the mirrored photograph if the crop is
-      mirrored.
-  """
-
-  images: np.ndarray
-  labels: np.ndarray
-  places: np.ndarray
-
-
 def load() -> tuple:
-  """Opens the photographs.
-
-  Returns:
-    One `PIL.Image` in RGB per entry of `SOURCES`, in that order.
+  """Opens the photographs: one `PIL.Image` in RGB per entry of `SOURCES`.
 
   Raises:
     ImportError: if a package of the extra `train` is not installed.
@@ -100,7 +81,6 @@ def load() -> tuple:
 
 
 def _open(source: Source) -> Any:
-  """Opens one photograph."""
   # scikit-image itself depends on Pillow.
   missing = [name for name in (source.package, 'PIL') if importlib.util.find_spec(name) is None]
   if missing:
@@ -123,14 +103,8 @@ def _open(source: Source) -> Any:
   return image
 
 
-def crops(
-    photos: tuple,
-    seed: int,
-    step: int,
-    split: str,
-    batch_size: int,
-    size: int = 64,
-) -> Crops:
+def crops(photos: tuple, seed: int, step: int, split: str, batch_size: int, size: int = 64
+          ) -> tuple[np.ndarray, np.ndarray]:
   """Returns one batch of crops, the same for the same arguments.
 
   Args:
@@ -141,6 +115,9 @@ def crops(
     batch_size: number of crops; the classes alternate, starting at a random one.
     size: side of the returned crops in pixels.
 
+  Returns:
+    Images `[N, size, size, 3]` float32 in [-1, 1], and labels `[N]` int32, indices of photographs.
+
   Raises:
     ValueError: if `split` is not one of `SPLITS`.
   """
@@ -148,13 +125,12 @@ def crops(
     raise ValueError(f'split must be one of {", ".join(SPLITS)}, got {split!r}.')
   rng = np.random.default_rng([seed, SPLITS.index(split), step])
   labels = ((rng.integers(len(photos)) + np.arange(batch_size)) % len(photos)).astype(np.int32)
-  images, places = zip(*(_crop(photos[label], rng, split, size) for label in labels))
-  return Crops(np.stack(images).astype(np.float32) / 127.5 - 1, labels, np.array(places))
+  images = np.stack([_crop(photos[label], rng, split, size) for label in labels])
+  return images.astype(np.float32) / 127.5 - 1, labels
 
 
-def _crop(photo: Any, rng: np.random.Generator, split: str, size: int
-          ) -> tuple[np.ndarray, tuple[float, float]]:
-  """Returns one crop `[size, size, 3]` uint8, and its position as in `Crops.places`."""
+def _crop(photo: Any, rng: np.random.Generator, split: str, size: int) -> np.ndarray:
+  """Returns one crop `[size, size, 3]` uint8."""
   from PIL import Image  # Only training needs it.
 
   width, height = photo.size
@@ -168,5 +144,4 @@ def _crop(photo: Any, rng: np.random.Generator, split: str, size: int
   # Cropped first: the filter of a resize with a box would read across the border of the splits.
   square = photo.crop((x, y, x + side, y + side))
   pixels = np.asarray(square.resize((size, size), Image.Resampling.LANCZOS))
-  across, down = (x - left) / max(right - left - side, 1), y / max(height - side, 1)
-  return (pixels[:, ::-1], (1 - across, down)) if rng.integers(2) else (pixels, (across, down))
+  return pixels[:, ::-1] if rng.integers(2) else pixels

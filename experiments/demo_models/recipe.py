@@ -1,47 +1,126 @@
-"""Recipes of the shipped models of discrete tokens."""
+"""Recipes of the shipped models of discrete tokens, and the loss of these models.
+
+The loss is the cross-entropy of every token given the condition and the tokens before it, except
+for tokens that the grammar forces. For some images the condition is replaced by the null class or
+the second stream, as classifier-free guidance requires (Ho & Salimans, Classifier-Free Diffusion
+Guidance, 2021).
+"""
 
 import abc
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.models import llamagen, vq
-from cspd_jax.training import loop
-from experiments.demo_models import (
-  autoregressive,
-  photos as photos_lib,
-  stages,
-  vq as vq_training,
-)
-from experiments.demo_models.autoregressive import ARTrainConfig
-from experiments.demo_models.vq import VQTrainConfig
+from cspd_jax.models import early_fusion, llamagen, vq
+from cspd_jax.training import loop, optimizer as optimizer_lib
+from cspd_jax.training.optimizer import OptimizerConfig
+from experiments.demo_models import photos as photos_lib, stages, tokenizers, training
+
+Config = llamagen.LlamaGenConfig | early_fusion.EarlyFusionConfig
 
 # The tokenizer of `Stages.small`: 4x4 tokens per crop of 8x8 pixels.
 SMALL_TOKENIZER = vq.VQConfig(
     ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_size=32, codebook_dim=4)
+_BATCH = 16
+_LN2 = float(np.log(2))
+
+
+@dataclasses.dataclass(frozen=True)
+class ARTrainConfig:
+  """Configuration of an autoregressive model's training.
+
+  Attributes:
+    optimizer: configuration of the optimiser.
+    drop_rate: probability that an image's condition is replaced by the null class or the second
+      stream.
+  """
+
+  optimizer: OptimizerConfig = OptimizerConfig(weight_decay=0.05)
+  drop_rate: float = 0.1
+
+  def __post_init__(self):
+    fields.check(self, drop_rate=fields.SHARES)
+
+
+def _module(config: Config) -> Any:
+  """Returns the module of the network of a configuration."""
+  return early_fusion if isinstance(config, early_fusion.EarlyFusionConfig) else llamagen
+
+
+def start(config: Config, train: ARTrainConfig) -> optimizer_lib.TrainState:
+  """Returns the state before the first step."""
+  params = _module(config).init(config, jax.random.key(train.optimizer.seed))
+  return optimizer_lib.start(params, train.optimizer)
+
+
+def _free(config: Config) -> np.ndarray:
+  """Returns the positions of tokens that the grammar does not force."""
+  positions = np.arange(config.num_tokens)
+  if not isinstance(config, early_fusion.EarlyFusionConfig):
+    return positions
+  with jax.ensure_compile_time_eval():
+    return np.flatnonzero(np.asarray(early_fusion.forced(config, jnp.asarray(positions))) < 0)
+
+
+def nll(params: Any, config: Config, tokens: jax.Array, condition: Any,
+        drop_mask: jax.Array | None = None) -> jax.Array:
+  """Computes the negative log-likelihood of the tokens that the grammar does not force.
+
+  Args:
+    params: parameters of the model.
+    config: configuration of the model.
+    tokens: `[B, T]` image tokens.
+    condition: labels `[B]`, or a `causal.Prompt` of two streams.
+    drop_mask: `[B]` bool; True for the null class or the second stream. None drops no condition.
+
+  Returns:
+    `[B, F]` in nats, for the `F` free tokens.
+  """
+  if drop_mask is None:
+    drop_mask = jnp.zeros(tokens.shape[:1], bool)
+  free = _free(config)
+  logits, _ = _module(config).logits_and_features(params, config, condition, tokens, drop_mask)
+  if len(free) < tokens.shape[1]:
+    logits, tokens = logits[:, free], tokens[:, free]
+  return optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
+
+
+def loss(params: Any, batch: tuple[jax.Array, Any], key: jax.Array, config: Config,
+         train: ARTrainConfig) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Returns the mean `nll` of tokens `[B, T]` and conditions, some of which are dropped."""
+  tokens, condition = batch
+  drop_mask = jax.random.bernoulli(key, train.drop_rate, tokens.shape[:1])
+  return jnp.mean(nll(params, config, tokens, condition, drop_mask)), {}
+
+
+def part(arrays: Any, start: int, count: int) -> Any:
+  """Returns at most `count` entries of every leaf, from entry `start` on."""
+  return jax.tree.map(lambda leaf: leaf[start:start + count], arrays)
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenRecipe(stages.Stages):
-  """Recipe of models of discrete tokens; see also `stages.Stages`.
+  """Recipe of models of discrete tokens.
 
   Attributes:
-    tokenizer: configuration of the tokenizer.
-    tokenizer_train: configuration of its training.
     target: configuration of the target.
     target_train: configuration of its training.
     draft: configuration of the draft model, which has the same tokens and conditions.
     draft_train: configuration of its training.
   """
 
+  tokenizer_kind: ClassVar[str] = 'vq'
+
   tokenizer: vq.VQConfig
-  tokenizer_train: VQTrainConfig
+  tokenizer_train: tokenizers.VQTrainConfig
   target: Any
   target_train: ARTrainConfig
   draft: Any
@@ -55,24 +134,19 @@ class TokenRecipe(stages.Stages):
       data: the result of `tokenize`.
     """
 
-  def train_tokenizer(self, workdir: pathlib.Path) -> Any:
-    """Trains the tokenizer in `workdir` or continues; returns its parameters."""
+  def tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
+    """Returns the parts of the tokenizer's training."""
     config, train = self.tokenizer, self.tokenizer_train
-    optimizer = train.optimizer
-    crops = lambda seed, index, split: self.crops(seed, index, split, optimizer.batch_size)[0]
-    held_out = [crops(self.seed, index, 'held_out') for index in range(4)]
     compiled_loss = jax.jit(
-        lambda params, images: vq_training.loss(params, config, train, images)[1])
+        lambda params, images: tokenizers.vq_loss(params, config, train, images)[1])
 
-    def measure(state):
-      parts = [compiled_loss(state.params, images) for images in held_out]
-      return [{key: part[key] for key in ('l1', 'psnr')} for part in parts]
+    def measure(params, images, key):
+      del key
+      parts = compiled_loss(params, images)
+      return {name: parts[name] for name in ('l1', 'psnr')}
 
-    state = self.train(
-        'vq', vq_training.init(config, train, self.start(config)),
-        loop.jit_step(vq_training.step, config, train),
-        lambda index: crops(optimizer.seed, index, 'train'), optimizer, workdir, measure)
-    return state.params
+    return (tokenizers.vq_start(config, train, params),
+            loop.jit_step(tokenizers.vq_step, config, train), measure)
 
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> stages.Split:
     """Returns tokens `[N, T]` and labels `[N]`, int32."""
@@ -82,31 +156,21 @@ class TokenRecipe(stages.Stages):
 
   def train_model(self, role: str, data: Mapping[str, stages.Split],
                   workdir: pathlib.Path) -> Any:
-    """Trains the target or the draft model in `workdir` or continues."""
+    """Trains one of `models` in `workdir` or continues; returns the average of its parameters."""
     config, train = getattr(self, role), getattr(self, f'{role}_train')
-    optimizer = train.optimizer
-    tokens, conditions = self.sequences(data['train'])
-    sequences, size = self.sequences(data['held_out']), optimizer.batch_size
-    held_out = [autoregressive.part(sequences, i, size)
-                for i in range(0, min(4 * size, self.num_held_out_images), size)]
-    nll = jax.jit(lambda params, tokens, condition: autoregressive.nll(
+    sequences = {split: self.sequences(arrays) for split, arrays in data.items()}
+    seed, size = train.optimizer.seed, train.optimizer.batch_size
+    compiled_nll = jax.jit(lambda params, tokens, condition: nll(
         params, config, tokens, condition).mean())
+    batch = lambda split, index: (
+        loop.batch_of(*sequences[split], seed, index, size) if split == 'train'
+        else part(sequences[split], index * size, size))
     state = self.train(
-        role, autoregressive.init(config, train),
-        loop.jit_step(autoregressive.step, config, train),
-        lambda index: loop.batch_of(
-            tokens, conditions, optimizer.seed, index, optimizer.batch_size),
-        optimizer, workdir,
-        lambda state: [{'nll': nll(state.average, *batch)} for batch in held_out])
+        role, start(config, train), training.jit_step(loss, config, train), batch,
+        train.optimizer, workdir,
+        lambda state, batch, key: {'nll': compiled_nll(state.average, *batch)},
+        num_held_out=-(-min(4 * size, self.num_held_out_images) // size))
     return state.average
-
-  def networks(self, tokenizer: Any, models: Mapping[str, Any],
-               data: Mapping[str, stages.Split]) -> dict[str, stages.Network]:
-    """Returns the trained networks by their role in a model."""
-    del data
-    return {'tokenizer': stages.Network('vq', self.tokenizer, tokenizer)} | {
-        role: stages.Network(self.family, getattr(self, role), params)
-        for role, params in models.items()}
 
   def metrics(self, tokenizer: Any, models: Mapping[str, Any],
               data: Mapping[str, stages.Split]) -> dict[str, dict[str, Any]]:
@@ -116,7 +180,7 @@ class TokenRecipe(stages.Stages):
     metrics = {'tokenizer': stages.errors(self.reconstruct(tokenizer, data, images), images) |
                codebook(data['train'][0], self.tokenizer.codebook_size)}
     return metrics | {
-        role: model(params, getattr(self, role), *sequences, self.guidance_scale)
+        role: distributions(params, getattr(self, role), *sequences, self.guidance_scale)
         for role, params in models.items()}
 
   def reconstruct(self, tokenizer: Any, data: Mapping[str, stages.Split],
@@ -159,33 +223,16 @@ class Recipe(TokenRecipe):
     return data
 
 
-_BATCH = 16
-_LN2 = float(np.log(2))
-
-
 def codebook(tokens: np.ndarray, size: int) -> dict[str, float]:
-  """Measures the use of a codebook.
-
-  Args:
-    tokens: `[N, T]` tokens of training images.
-    size: number of codes in the codebook.
-
-  Returns:
-    'codebook_used' (fraction of the codes that occur) and 'codebook_perplexity'.
-  """
+  """Measures the share of the codes that occur in tokens `[N, T]`, and their perplexity."""
   counts = np.bincount(tokens.reshape(-1), minlength=size)
   shares = counts[counts > 0] / counts.sum()
   return {'codebook_used': float(np.mean(counts > 0)),
           'codebook_perplexity': float(np.exp(-np.sum(shares * np.log(shares))))}
 
 
-def model(
-    params: Any,
-    config: autoregressive.Config,
-    tokens: np.ndarray,
-    conditions: Any,
-    guidance_scale: float,
-) -> dict[str, Any]:
+def distributions(params: Any, config: Config, tokens: np.ndarray, conditions: Any,
+                  guidance_scale: float) -> dict[str, Any]:
   """Measures likelihood and entropy of a model's distributions along held-out images.
 
   Args:
@@ -203,12 +250,13 @@ def model(
     'top1_below_0.2', and the mean of the sum of squared probabilities, 'collision'. Tokens that
     the grammar forces are excluded.
   """
-  free = np.flatnonzero(autoregressive.is_free(config))
+  free = _free(config)
 
   def measure(tokens, condition):
     logits = jnp.stack([
-        autoregressive.logits(params, config, condition, tokens,
-                              jnp.full(tokens.shape[:1], dropped)) for dropped in (False, True)])
+        _module(config).logits_and_features(
+            params, config, condition, tokens, jnp.full(tokens.shape[:1], dropped))[0]
+        for dropped in (False, True)])
     logits, tokens = logits[:, :, free], tokens[:, free]
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[None, ..., None], axis=-1)
     warp, positions = warp_lib.Warp(guidance_scale=guidance_scale), jnp.asarray(free)[None]
@@ -219,22 +267,17 @@ def model(
     return -log_probs[..., 0], stats
 
   compiled = jax.jit(measure)
-  parts = [jax.device_get(compiled(*batch)) for batch in _batches(tokens, conditions)]
-  nll = np.concatenate([part[0] for part in parts], axis=1).mean(axis=(1, 2))
-  report: dict[str, Any] = {'nll_nats': float(nll[0]), 'nll_bits': float(nll[0] / _LN2),
-                            'nll_nats_no_label': float(nll[1]),
-                            'nll_bits_no_label': float(nll[1] / _LN2)}
+  parts = [jax.device_get(compiled(*part((tokens, conditions), index, _BATCH)))
+           for index in range(0, len(tokens), _BATCH)]
+  nats = np.concatenate([nll for nll, _ in parts], axis=1).mean(axis=(1, 2))
+  report: dict[str, Any] = {
+      f'nll_{unit}{suffix}': float(value / size) for unit, size in (('nats', 1.0), ('bits', _LN2))
+      for suffix, value in zip(('', '_no_label'), nats)}
   for name in ('plain', 'guided'):
     entropy, top1, collision = (
-        np.concatenate([part[1][name][i] for part in parts]) for i in range(3))
+        np.concatenate([stats[name][i] for _, stats in parts]) for i in range(3))
     report[name] = {
         **{f'entropy_bits_q{q}': float(np.percentile(entropy, q)) for q in (10, 50, 90)},
         'top1_mean': float(top1.mean()), 'top1_below_0.2': float(np.mean(top1 < 0.2)),
         'collision': float(collision.mean())}
   return report
-
-
-def _batches(tokens: np.ndarray, conditions: Any) -> Iterator[Any]:
-  """Yields `_BATCH` images and their conditions at a time; the last batch may be smaller."""
-  for start in range(0, tokens.shape[0], _BATCH):
-    yield autoregressive.part((tokens, conditions), start, _BATCH)

@@ -7,6 +7,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
+import jax
 import numpy as np
 from absl import logging
 
@@ -37,12 +38,15 @@ class Network(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stages(abc.ABC):
-  """Recipe of a tokenizer, a target and a draft model; subclasses add their configurations.
+  """Recipe of a tokenizer and of models, such as a target and a draft model.
+
+  Subclasses have a configuration of every model, and that of its training as `<role>_train`.
 
   Every method with a folder continues the work that it holds and does nothing if that is complete.
 
   Attributes:
-    family: family of the models.
+    tokenizer: configuration of the tokenizer.
+    tokenizer_train: configuration of its training.
     image_size: side of a crop in pixels.
     num_train_images: crops that are tokenised for training.
     num_held_out_images: crops of the held-out parts for evaluation.
@@ -57,8 +61,12 @@ class Stages(abc.ABC):
   """
 
   family: ClassVar[str]
+  tokenizer_kind: ClassVar[str]
   # Roles of the models that are trained on the tokens.
   models: ClassVar[tuple[str, ...]] = ('target', 'draft')
+
+  tokenizer: Any
+  tokenizer_train: Any
 
   image_size: int = 64
   num_train_images: int = 16384
@@ -94,33 +102,48 @@ class Stages(abc.ABC):
     """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
 
   @abc.abstractmethod
+  def tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
+    """Returns the parts of the tokenizer's training.
+
+    Args:
+      params: the parameters to start from; None for random ones.
+
+    Returns:
+      The state before the first step, `step_fn` of `loop.run`, and
+      `(params, images, key) -> ` held-out metrics.
+    """
+
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
     """Trains the tokenizer in `workdir` or continues; returns its parameters."""
+    optimizer, start = self.tokenizer_train.optimizer, None
+    if self.tokenizer_from is not None:
+      start = tokenizer('tokenizer_from', self.tokenizer_from, self.tokenizer)
+    state, step, measure = self.tokenizer_training(start)
+    seeds = dict(train=optimizer.seed, held_out=self.seed)
+    batch = lambda split, index: self.crops(seeds[split], index, split, optimizer.batch_size)[0]
+    state = self.train('tokenizer', state, step, batch, optimizer, workdir,
+                       lambda state, *arguments: measure(state.params, *arguments))
+    return state.params
 
   @abc.abstractmethod
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> Split:
-    """Tokenises random crops; the result is cached in `workdir`.
-
-    Args:
-      tokenizer: parameters of the tokenizer.
-      split: 'train' or 'held_out'.
-      workdir: folder of the run.
-    """
+    """Tokenises random crops of a split; the result is cached in `workdir`."""
 
   @abc.abstractmethod
   def train_model(self, role: str, data: Mapping[str, Split], workdir: pathlib.Path) -> Any:
-    """Trains the target or the draft model in `workdir` or continues.
+    """Trains one of `models` in `workdir` or continues; returns the average of its parameters.
 
     Args:
-      role: one of `models`, also the name of the files.
+      role: the model, also the name of the files.
       data: results of `tokenize` by split.
       workdir: folder of the run.
-
-    Returns:
-      The moving average of the parameters.
     """
 
-  @abc.abstractmethod
+  def sized_tokenizer(self, data: Mapping[str, Split]) -> Any:
+    """Returns the configuration of the trained tokenizer."""
+    del data
+    return self.tokenizer
+
   def networks(self, tokenizer: Any, models: Mapping[str, Any],
                data: Mapping[str, Split]) -> dict[str, Network]:
     """Returns the trained networks by their role in a model.
@@ -130,6 +153,9 @@ class Stages(abc.ABC):
       models: parameters of the models by role.
       data: results of `tokenize` by split.
     """
+    network = Network(self.tokenizer_kind, self.sized_tokenizer(data), tokenizer)
+    return {'tokenizer': network} | {
+        role: Network(self.family, getattr(self, role), params) for role, params in models.items()}
 
   @abc.abstractmethod
   def metrics(self, tokenizer: Any, models: Mapping[str, Any],
@@ -141,21 +167,8 @@ class Stages(abc.ABC):
                   ) -> np.ndarray:
     """Encodes and decodes images `[N, H, W, 3]` in [-1, 1]."""
 
-  def start(self, config: Any) -> Any:
-    """Returns the parameters that the training of the tokenizer starts from; None for random ones.
-
-    Args:
-      config: configuration of the tokenizer.
-    """
-    return None if self.tokenizer_from is None else tokenizer(
-        'tokenizer_from', self.tokenizer_from, config)
-
   def side(self, factor: int) -> int:
-    """Returns the latents per side of a crop, for a tokenizer with `factor` pixels per latent.
-
-    Raises:
-      ValueError: if the side of the crop is not a multiple of `factor`.
-    """
+    """Returns the latents per side of a crop, whose side must be a multiple of `factor` pixels."""
     if self.image_size % factor:
       raise ValueError(f'image_size is {self.image_size}; it must be a multiple of the '
                        f"tokenizer's {factor} pixels per token.")
@@ -163,8 +176,7 @@ class Stages(abc.ABC):
 
   def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns batch `index` of random crops `[size, H, W, 3]` of a split, and labels `[size]`."""
-    batch = photos_lib.crops(photos(), seed, index, split, size, self.image_size)
-    return batch.images, batch.labels
+    return photos_lib.crops(photos(), seed, index, split, size, self.image_size)
 
   def captions(self, labels: np.ndarray) -> list[str]:
     """Returns descriptions of crops with these labels."""
@@ -174,28 +186,32 @@ class Stages(abc.ABC):
     """Returns crops of the held-out parts, and labels, for metrics and pictures."""
     return self.crops(self.seed + 1, 0, 'held_out', self.num_held_out_images)
 
-  def train(self, name: str, state: Any, step: Callable, batch: Callable[[int], Any],
+  def train(self, name: str, state: Any, step: Callable, batch: Callable[[str, int], Any],
             optimizer: OptimizerConfig, workdir: pathlib.Path,
-            evaluate: Callable[[Any], list[Mapping[str, Any]]]) -> Any:
+            measure: Callable[[Any, Any, jax.Array], Mapping[str, Any]], num_held_out: int = 4
+            ) -> Any:
     """Trains in `workdir` or continues; returns the last state.
 
     Args:
       name: name of the files.
       state: state before the first step.
       step: `step_fn` of `loop.run`.
-      batch: `batch_fn` of `loop.run`.
+      batch: `(split, index) ->` a batch.
       optimizer: configuration of the optimiser, for the steps and the batch size.
       workdir: folder of the run.
-      evaluate: `state -> held-out metrics`, one dictionary per batch.
+      measure: `(state, batch, key) ->` held-out metrics; the keys are the same every time.
+      num_held_out: batches of the held-out split.
     """
-    def held_out(state):
-      means = loop.mean_metrics(evaluate(state))
+    held_out = [(batch('held_out', index), jax.random.key(index)) for index in range(num_held_out)]
+
+    def evaluate(state):
+      means = loop.mean_metrics([measure(state, *part) for part in held_out])
       return {f'held_out_{key}': value for key, value in means.items()}
 
     return loop.run(
-        state, step, batch, num_steps=optimizer.num_steps, batch_size=optimizer.batch_size,
-        workdir=workdir, name=name, log_every=self.log_every,
-        checkpoint_every=self.checkpoint_every, evaluate=held_out,
+        state, step, functools.partial(batch, 'train'), num_steps=optimizer.num_steps,
+        batch_size=optimizer.batch_size, workdir=workdir, name=name, log_every=self.log_every,
+        checkpoint_every=self.checkpoint_every, evaluate=evaluate,
         evaluate_every=self.evaluate_every)
 
   def encode_crops(self, path: pathlib.Path, name: str, split: str,
@@ -210,36 +226,26 @@ class Stages(abc.ABC):
       name: name of the array in it.
       split: 'train' or 'held_out'.
       encode: function from images `[N, H, W, 3]` to an array `[N, ...]`.
-
-    Returns:
-      The encoded crops `[N, ...]`, and their labels `[N]`.
     """
     count = self.num_train_images if split == 'train' else self.num_held_out_images
     if path.exists():
       arrays = npz.arrays(path, atomic.REMAKE, needed=(name, 'labels'))
       if len(arrays[name]) == count and arrays['labels'].shape == (count,):
         return arrays[name], arrays['labels']
-    parts, batches_of_labels = [], []
+    parts = []
     for index in range(-(-count // _ENCODE_BATCH)):
       # Not the tokenizer's seed, so that the training crops differ.
-      images, batch_labels = self.crops(self.seed + 1, index, split, _ENCODE_BATCH)
-      parts.append(encode(images))
-      batches_of_labels.append(batch_labels)
+      images, labels = self.crops(self.seed + 1, index, split, _ENCODE_BATCH)
+      parts.append((encode(images), labels))
       if index % 50 == 0:
         logging.info('%s of %s: %d of %d crops', name, split, index * _ENCODE_BATCH, count)
-    codes = np.concatenate(parts)[:count]
-    labels = np.concatenate(batches_of_labels)[:count]
+    codes, labels = (np.concatenate(leaves)[:count] for leaves in zip(*parts))
     atomic.write_arrays(path, {name: codes, 'labels': labels})
     return codes, labels
 
 
 def tokenizer(field: str, name: str, config: Any) -> Any:
-  """Returns the parameters of the tokenizer of a model, shipped or a folder.
-
-  Args:
-    field: the recipe's field that names the model, for the message.
-    name: the model.
-    config: configuration that its tokenizer must have.
+  """Returns the parameters of the tokenizer of a model, which a recipe's field names.
 
   Raises:
     ValueError: if it has no tokenizer of this configuration.
@@ -276,5 +282,3 @@ def errors(reconstructions: np.ndarray, images: np.ndarray) -> dict[str, float]:
   mean_square = np.mean(error ** 2, axis=(1, 2, 3))
   return {'psnr': float(np.mean(-10 * np.log10(np.maximum(mean_square, 1e-12)))),
           'l1': float(np.mean(np.abs(error)))}
-
-

@@ -1,5 +1,7 @@
 """The training step of class-conditional models."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 from cspd_jax.models import llamagen
 from cspd_jax.training import loop, optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig
-from experiments.demo_models import autoregressive as ar
+from experiments.demo_models import recipe as ar, training
 
 CONFIG = llamagen.LlamaGenConfig(
     height=2, width=3, dim=16, num_layers=1, num_heads=1, ffn_dim=16, vocab_size=8, num_classes=2)
@@ -26,10 +28,15 @@ def _data():
   return tokens.astype(np.int32), labels
 
 
+def _step(train):
+  """A step that does not donate its state."""
+  loss = functools.partial(ar.loss, config=CONFIG, train=train)
+  return jax.jit(lambda state, batch: training.step(state, batch, loss, train.optimizer))
+
+
 @pytest.fixture(scope='module')
 def trained():
-  step = jax.jit(lambda state, batch: ar.step(state, batch, CONFIG, TRAIN))
-  state = ar.init(CONFIG, TRAIN)
+  step, state = training.jit_step(ar.loss, CONFIG, TRAIN), ar.start(CONFIG, TRAIN)
   for index in range(OPTIMIZER.num_steps):
     state, metrics = step(state, loop.batch_of(*_data(), 0, index, OPTIMIZER.batch_size))
   return state, metrics
@@ -38,7 +45,7 @@ def trained():
 @pytest.mark.slow
 def test_fresh_model_is_uniform():
   tokens, labels = _data()
-  nll = ar.nll(ar.init(CONFIG, TRAIN).params, CONFIG, tokens, labels)
+  nll = ar.nll(ar.start(CONFIG, TRAIN).params, CONFIG, tokens, labels)
   np.testing.assert_allclose(nll, np.log(8), rtol=1e-5)
 
 
@@ -67,7 +74,7 @@ def test_average_learns_and_uses_the_label(trained):
 def test_average_follows_the_parameters_slowly(trained):
   state, _ = trained
   batch = loop.batch_of(*_data(), 0, 0, OPTIMIZER.batch_size)
-  following, _ = jax.jit(lambda *args: ar.step(*args, CONFIG, TRAIN))(state, batch)
+  following, _ = _step(TRAIN)(state, batch)
   decay = min(OPTIMIZER.ema_decay, (1 + OPTIMIZER.num_steps) / (10 + OPTIMIZER.num_steps))
   expected = jax.tree.map(lambda a, p: decay * a + (1 - decay) * p,
                           state.average, following.params)
@@ -77,12 +84,12 @@ def test_average_follows_the_parameters_slowly(trained):
 
 @pytest.mark.slow
 def test_labels_are_dropped_at_the_rate():
-  params = ar.init(CONFIG, TRAIN).params
+  params = ar.start(CONFIG, TRAIN).params
   always = ar.ARTrainConfig(OptimizerConfig(weight_decay=0.05, warmup_steps=0), drop_rate=1.0)
-  state = ar.init(CONFIG, always)._replace(params={**params, 'transformer': {
+  state = ar.start(CONFIG, always)._replace(params={**params, 'transformer': {
       **params['transformer'], 'output': jnp.ones_like(params['transformer']['output'])}})
   state = state._replace(opt_state=optimizer_lib.optimizer(always.optimizer).init(state.params))
-  new, _ = jax.jit(lambda *args: ar.step(*args, CONFIG, always))(state, _data())
+  new, _ = _step(always)(state, _data())
   # Weight decay moves every row alike; only the null row may get a gradient.
   ratio = np.asarray(new.params['label_embedding'] / params['label_embedding'])
   np.testing.assert_allclose(ratio[:2], ratio[0, 0], rtol=1e-4)

@@ -17,10 +17,10 @@ from cspd_jax.core.random import row_keys
 from cspd_jax.files import store
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.training import smoke
+from cspd_jax.training import optimizer as optimizer_lib, smoke
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments import fit_head_drafter, train
-from experiments.demo_models import continuous_recipe, emoji, flow, stages
+from experiments.demo_models import continuous_recipe, emoji, stages, training
 from tests.demo_models import emoji_files
 
 pytest.importorskip('matplotlib')
@@ -32,7 +32,7 @@ SMALL = nextstep.NextStepConfig(
     num_levels=8)
 OPTIMIZER = OptimizerConfig(num_steps=150, batch_size=32, learning_rate=5e-3, warmup_steps=5,
                             ema_decay=0.98)
-TRAIN = flow.FlowTrainConfig(OPTIMIZER, drop_rate=0.25, draws=2)
+TRAIN = continuous_recipe.FlowTrainConfig(OPTIMIZER, drop_rate=0.25, draws=2)
 
 
 @pytest.fixture(scope='module')
@@ -77,10 +77,10 @@ def test_the_loss_is_that_of_its_definition():
   params = jax.tree.map(
       lambda leaf: leaf + 0.3 * jax.random.normal(jax.random.key(1), leaf.shape), fresh)
   tokens, prompt = _data(count=6)
-  draws = flow.draw(jax.random.key(2), tokens.shape, TRAIN)
+  draws = continuous_recipe.draw(jax.random.key(2), tokens.shape, TRAIN)
   assert 0 < draws.drop.sum() < 6 and draws.noise.shape == (2, 6, 4, 3)
   assert draws.time.min() >= 0 and draws.time.max() < 1
-  loss = jax.jit(flow.loss, static_argnums=1)(params, SMALL, tokens, prompt, draws)
+  loss = jax.jit(continuous_recipe.loss, static_argnums=1)(params, SMALL, tokens, prompt, draws)
 
   target = nextstep.target(SMALL, guided=True)
   z, cache = jax.jit(target.cached.prefill, static_argnums=2)(params, prompt, 4)
@@ -101,16 +101,17 @@ def test_the_loss_is_that_of_its_definition():
 
 @pytest.mark.slow
 def test_the_average_learns_and_reads_the_prompt():
-  step = jax.jit(flow.step, static_argnums=(2, 3))
-  loss = jax.jit(flow.loss, static_argnums=1)
-  state, losses = flow.init(SMALL, TRAIN), []
+  loss = jax.jit(continuous_recipe.loss, static_argnums=1)
+  step, losses = training.jit_step(continuous_recipe.batch_loss, SMALL, TRAIN), []
+  state = optimizer_lib.start(nextstep.init(SMALL, jax.random.key(0)), OPTIMIZER)
   for index in range(OPTIMIZER.num_steps):
-    state, metrics = step(state, _data(index), SMALL, TRAIN)
+    state, metrics = step(state, _data(index))
     losses.append(float(metrics['loss']))
   # The error of a velocity of 0: that of the noise and that of the tokens.
   assert losses[0] == pytest.approx(2, rel=0.1) and np.mean(losses[-20:]) < 0.5 * losses[0]
   tokens, prompt = _data(1000)
-  draws = flow.draw(jax.random.key(1), tokens.shape, TRAIN)._replace(drop=jnp.zeros(32, bool))
+  draws = continuous_recipe.draw(jax.random.key(1), tokens.shape, TRAIN)
+  draws = draws._replace(drop=jnp.zeros(32, bool))
   other = Prompt(prompt.tokens.at[:, 0, 0].set(5 - prompt.tokens[:, 0, 0]), prompt.visible)
   right, wrong = (loss(state.average, SMALL, tokens, one, draws) for one in (prompt, other))
   null = loss(state.average, SMALL, tokens, prompt, draws._replace(drop=jnp.ones(32, bool)))

@@ -10,15 +10,15 @@ import pytest
 pytest.importorskip('skimage')
 pytest.importorskip('sklearn')
 
-import cspd_jax  # pylint: disable=wrong-import-position
-from cspd_jax.cli import wrapper  # pylint: disable=wrong-import-position
+import cspd_jax
+from cspd_jax.cli import wrapper
 from cspd_jax.files import store
 from cspd_jax.models import (
-  kl_vae,  # pylint: disable=wrong-import-position
-  mar,  # pylint: disable=wrong-import-position
+  kl_vae,
+  mar,
 )
-from cspd_jax.training import smoke  # pylint: disable=wrong-import-position
-from experiments.demo_models import kl_vae as kl_vae_training, latents, reconstruction
+from cspd_jax.training import optimizer as optimizer_lib, smoke
+from experiments.demo_models import latents, tokenizers, training
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -36,7 +36,7 @@ def _moments(recipe, count=64):
 
 def test_tokens_have_a_variance_of_one_and_are_drawn_anew(recipe):
   moments, labels = _moments(recipe), np.arange(64, dtype=np.int32) % 8
-  config = latents.scaled_tokenizer(recipe, {'train': (moments, labels)})
+  config = recipe.sized_tokenizer({'train': (moments, labels)})
   assert config.scale == pytest.approx(1 / np.sqrt(9 + np.exp(-2)), rel=0.03)
   batch = lambda index: latents.batch_of(
       recipe.target, moments, labels, config.scale, 0, index, 256)
@@ -61,21 +61,22 @@ def test_models_that_do_not_fit_are_refused(recipe):
 @pytest.mark.slow
 def test_tokenizer_learns():
   config = kl_vae.KLVAEConfig(ch=4, ch_mult=(1, 1), num_res_blocks=1, z_channels=2, scale=1.0)
-  train = kl_vae_training.KLVAETrainConfig(dataclasses.replace(
-      reconstruction.OPTIMIZER, num_steps=40, learning_rate=5e-3, warmup_steps=5))
+  train = tokenizers.KLVAETrainConfig(dataclasses.replace(
+      tokenizers.OPTIMIZER, num_steps=40, learning_rate=5e-3, warmup_steps=5))
   coarse = jax.random.uniform(jax.random.key(0), (4, 2, 2, 3), minval=-1, maxval=1)
   images = jax.image.resize(coarse, (4, 8, 8, 3), 'linear')
-  step = jax.jit(lambda state: kl_vae_training.step(state, images, config, train))
-  state, losses = kl_vae_training.init(config, train), []
+  step = training.jit_step(tokenizers.kl_loss, config, train)
+  state = optimizer_lib.start(kl_vae.init(config, jax.random.key(0)), train.optimizer)
+  losses = []
   for _ in range(train.optimizer.num_steps):
-    state, metrics = step(state)
+    state, metrics = step(state, images)
     losses.append(float(metrics['loss']))
   assert losses[-1] < 0.7 * losses[0] and int(state.step) == 40
   # The KL term is that of the definition.
   posterior = kl_vae.encode(state.params, config, images)
-  loss = lambda weight: kl_vae_training.loss(
-      state.params, config, dataclasses.replace(train, kl_weight=weight), images,
-      jax.random.key(1))
+  loss = lambda weight: tokenizers.kl_loss(
+      state.params, images, jax.random.key(1), config,
+      dataclasses.replace(train, kl_weight=weight))
   (with_kl, metrics), (without, _) = loss(1.0), loss(0.0)
   deviation = np.exp(0.5 * np.asarray(posterior.log_variance, np.float64))
   expected = np.mean(0.5 * (np.square(posterior.mean) + deviation**2 - 1) - np.log(deviation))

@@ -10,7 +10,7 @@ import pytest
 
 from cspd_jax.models import mar as model
 from cspd_jax.training.optimizer import OptimizerConfig
-from experiments.demo_models import mar
+from experiments.demo_models import mar, training
 
 CONFIG = model.MARConfig(
     height=2, width=2, token_dim=3, dim=16, num_layers=1, num_heads=2, head_width=16,
@@ -21,8 +21,9 @@ OPTIMIZER = OptimizerConfig(
 TRAIN = mar.MARTrainConfig(OPTIMIZER, dropout=0.0)
 
 # Compiling takes most of the time here.
-_STEP = jax.jit(mar.step, static_argnums=(2, 3),
-                compiler_options={'xla_backend_optimization_level': 0})
+_STEP = jax.jit(lambda state, batch, config, train: training.step(
+    state, batch, functools.partial(mar.batch_loss, config=config, train=train), train.optimizer,
+    mar.decayed), static_argnums=(2, 3), compiler_options={'xla_backend_optimization_level': 0})
 _DRAW = jax.jit(mar.draw, static_argnums=(1, 2))
 _LOSS = jax.jit(mar.loss, static_argnums=1)
 
@@ -37,7 +38,7 @@ def _data(seed=0):
 
 @pytest.fixture(scope='module')
 def fresh():
-  return mar.init(CONFIG, TRAIN)
+  return mar.start(CONFIG, TRAIN)
 
 
 @pytest.fixture(scope='module')
@@ -121,7 +122,7 @@ def test_the_bound_teaches_the_variance_only():
 
 @pytest.mark.slow
 def test_biases_norms_and_the_head_do_not_decay(fresh):
-  decayed = mar._decayed(fresh.params)
+  decayed = mar.decayed(fresh.params)
   flat = {'/'.join(key.key for key in path): leaf
           for path, leaf in jax.tree_util.tree_leaves_with_path(decayed)}
   assert not any(leaf for name, leaf in flat.items()
@@ -158,7 +159,7 @@ def test_draws_at_the_last_step_weigh_more():
   draws = _DRAW(jax.random.key(2), tokens.shape, train)
   at_last = np.asarray(draws.step == 999)
   assert 0.4 < at_last.mean() < 0.6
-  params = mar.init(CONFIG, TRAIN).params
+  params = mar.start(CONFIG, TRAIN).params
   plain, metrics = _LOSS(params, CONFIG, tokens, labels, draws)
   weighted, _ = _LOSS(params, CONFIG, tokens, labels, draws, last_weight=jnp.float32(11.0))
   share = float((at_last & np.asarray(draws.hidden)).sum() / (
@@ -187,7 +188,7 @@ def test_the_weight_of_the_last_step_is_for_the_head_alone(trained):
 @pytest.mark.slow
 def test_sine_positions_tell_neighbours_from_others():
   config = dataclasses.replace(CONFIG, height=6, width=6, dim=32)
-  params = mar.init(config, dataclasses.replace(TRAIN, sine_positions=True)).params
+  params = mar.start(config, dataclasses.replace(TRAIN, sine_positions=True)).params
   for name in ('encoder_positions', 'decoder_positions', 'z_positions'):
     table = np.asarray(params[name])[0, -36:].reshape(6, 6, 32)
     likeness = np.einsum('d,hwd->hw', table[2, 3], table)

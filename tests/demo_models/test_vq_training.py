@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from cspd_jax.models import vq
-from experiments.demo_models import reconstruction, vq as vq_training
+from experiments.demo_models import tokenizers
 
 CONFIG = vq.VQConfig(
     ch=8, ch_mult=(1, 2), num_res_blocks=1, z_channels=8, codebook_size=16, codebook_dim=4)
 OPTIMIZER = dataclasses.replace(
-    reconstruction.OPTIMIZER, num_steps=60, learning_rate=5e-3, warmup_steps=5)
-TRAIN = vq_training.VQTrainConfig(OPTIMIZER, quantize_from=10, restart_every=5)
+    tokenizers.OPTIMIZER, num_steps=60, learning_rate=5e-3, warmup_steps=5)
+TRAIN = tokenizers.VQTrainConfig(OPTIMIZER, quantize_from=10, restart_every=5)
 
 
 def _images(seed=0):
@@ -25,8 +25,8 @@ def _images(seed=0):
 
 @pytest.fixture(scope='module')
 def trained():
-  step = jax.jit(lambda state, images: vq_training.step(state, images, CONFIG, TRAIN))
-  state, history = vq_training.init(CONFIG, TRAIN), []
+  step = jax.jit(lambda state, images: tokenizers.vq_step(state, images, CONFIG, TRAIN))
+  state, history = tokenizers.vq_start(CONFIG, TRAIN), []
   for _ in range(OPTIMIZER.num_steps):
     state, metrics = step(state, _images())
     history.append({key: float(value) for key, value in metrics.items()})
@@ -58,8 +58,8 @@ def test_loss_falls_once_quantised(trained):
 @pytest.mark.slow
 def test_straight_through_gradient_reaches_the_encoder():
   params = vq.init(CONFIG, jax.random.key(0))
-  no_commitment = vq_training.VQTrainConfig(commitment_weight=0.0)
-  grads = jax.jit(jax.grad(lambda p: vq_training.loss(
+  no_commitment = tokenizers.VQTrainConfig(commitment_weight=0.0)
+  grads = jax.jit(jax.grad(lambda p: tokenizers.vq_loss(
       p, CONFIG, no_commitment, _images())[0]))(params)
   for part in ('encoder', 'decoder', 'quant_conv', 'post_quant_conv', 'codebook'):
     assert any(np.abs(leaf).max() > 0 for leaf in jax.tree.leaves(grads[part])), part
@@ -73,7 +73,7 @@ def test_decoder_sees_codebook_vectors_only_when_quantised():
   expected = {
       True: vq.codebook(params, CONFIG)[vq.quantize(params, CONFIG, latents)], False: latents}
   for quantized, vectors in expected.items():
-    _, parts = vq_training.loss(params, CONFIG, TRAIN, images, quantized)
+    _, parts = tokenizers.vq_loss(params, CONFIG, TRAIN, images, quantized)
     output = vq.decode_vectors(params, CONFIG, vectors)
     np.testing.assert_allclose(parts['l1'], np.abs(output - images).mean(), rtol=1e-5)
 
@@ -84,14 +84,14 @@ def test_unused_vectors_restart_on_latents_and_used_ones_stay():
   latents = vq.latents(params, CONFIG, _images())
   usage = jnp.arange(16) % 2.0
   at = jnp.int32(TRAIN.quantize_from + TRAIN.restart_every)
-  moved, new_usage = vq_training._restart(at, params, usage, latents, TRAIN)
+  moved, new_usage = tokenizers._restart(at, params, usage, latents, TRAIN)
   old, new = params['codebook']['embedding'], moved['codebook']['embedding']
   np.testing.assert_array_equal(new[1::2], old[1::2])
   flat = np.asarray(latents).reshape(-1, 4)
   for vector in np.asarray(new[::2]):
     assert (np.abs(flat - vector).max(axis=1) == 0).any()
   np.testing.assert_array_equal(new_usage, np.ones(16))
-  unchanged, _ = vq_training._restart(at + 1, params, usage, latents, TRAIN)
+  unchanged, _ = tokenizers._restart(at + 1, params, usage, latents, TRAIN)
   np.testing.assert_array_equal(unchanged['codebook']['embedding'], old)
 
 
@@ -99,5 +99,5 @@ def test_unused_vectors_restart_on_latents_and_used_ones_stay():
 def test_usage_of_uniform_use_is_one():
   usage = jnp.zeros(16)
   for _ in range(2000):
-    usage = vq_training._update_usage(usage, jnp.arange(64) % 16)
+    usage = tokenizers._update_usage(usage, jnp.arange(64) % 16)
   np.testing.assert_allclose(usage, 1, atol=1e-3)

@@ -46,7 +46,8 @@ class Toy(stages.Stages):
 
 
 Toy.__abstractmethods__ = frozenset()
-RECIPE = Toy(num_train_images=40, num_held_out_images=8, checkpoint_every=2, log_every=1)
+RECIPE = Toy(tokenizer=None, tokenizer_train=None, num_train_images=40, num_held_out_images=8,
+             checkpoint_every=2, log_every=1)
 
 
 def work(workdir):
@@ -61,7 +62,8 @@ def work(workdir):
 
     state = RECIPE.train(
         'net', State(np.int32(0), np.ones(50, np.float32)), step,
-        lambda index: np.float32(tokens[index]), OPTIMIZER, workdir, lambda state: [{'nll': 1.0}])
+        lambda split, index: np.float32(tokens[index]), OPTIMIZER, workdir,
+        lambda *_: {'nll': 1.0})
     report = Report(workdir, ['rows.csv'])
     atomic.write(report.path('rows.csv'), b'x')
     report.write(settings={}, rows=[dict(value=float(state.value[0]))])

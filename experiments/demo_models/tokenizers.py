@@ -1,10 +1,7 @@
-"""Training step of the VQ tokenizer: reconstruction and codebook, without an adversary.
+"""Training of the image tokenizers, without an adversary.
 
-The loss is the error of the pixels and of their differences, plus the codebook and commitment terms
-that pull codebook vectors and latents together (van den Oord et al., Neural Discrete Representation
-Learning, 2017, equation 3), between unit vectors as in LlamaGen. Unused codebook vectors are moved
-onto latents of the current batch (random restarts: Dhariwal et al., Jukebox, 2020, section 3.1),
-because they have no gradient.
+The loss of both is the absolute error of the pixels and of their horizontal and vertical
+differences, which preserves sharp edges, plus the terms of the tokenizer.
 """
 
 import dataclasses
@@ -14,10 +11,71 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.core import fields
-from cspd_jax.models import vq
+from cspd_jax.models import kl_vae, vq
 from cspd_jax.training import optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig, TrainState
-from experiments.demo_models import reconstruction
+
+# Tokenizers are trained without weight decay and without a moving average.
+OPTIMIZER = OptimizerConfig(
+    num_steps=5000, batch_size=4, weight_decay=0.0, b2=0.99, ema_decay=None)
+
+
+def error(
+    output: jax.Array, images: jax.Array, gradient_weight: float,
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Computes the error of a reconstruction.
+
+  Args:
+    output: `[B, H, W, C]` output of the decoder before clipping.
+    images: `[B, H, W, C]` in [-1, 1].
+    gradient_weight: weight of the error of the differences of adjacent pixels.
+
+  Returns:
+    The loss term, and the metrics 'l1' and 'psnr' (decibels for pixel values in [0, 1]).
+  """
+  difference = output - images
+  l1 = jnp.mean(jnp.abs(difference))
+  edges = sum(jnp.mean(jnp.abs(jnp.diff(difference, axis=axis))) for axis in (1, 2))
+  mean_square = jnp.mean((jnp.clip(output, -1, 1) - images) ** 2) / 4
+  return l1 + gradient_weight * edges, {'l1': l1, 'psnr': -10 * jnp.log10(mean_square)}
+
+
+@dataclasses.dataclass(frozen=True)
+class KLVAETrainConfig:
+  """Configuration of a KL tokenizer's training.
+
+  Attributes:
+    optimizer: configuration of the optimiser.
+    gradient_weight: weight of the error of the differences of adjacent pixels.
+    kl_weight: weight of the KL divergence in nats, averaged over the channels of the latents.
+  """
+
+  optimizer: OptimizerConfig = OPTIMIZER
+  gradient_weight: float = 0.5
+  kl_weight: float = 3e-4
+
+  def __post_init__(self):
+    fields.check(self, gradient_weight=fields.NOT_NEGATIVE, kl_weight=fields.NOT_NEGATIVE)
+
+
+def kl_loss(params: Any, images: jax.Array, key: jax.Array, config: kl_vae.KLVAEConfig,
+            train: KLVAETrainConfig) -> tuple[jax.Array, dict[str, jax.Array]]:
+  """Computes the loss of a KL tokenizer on images `[B, H, W, C]` in [-1, 1].
+
+  The KL term pulls every latent's Gaussian towards the standard normal (Kingma & Welling,
+  Auto-Encoding Variational Bayes, 2013, appendix B). With the small weight of latent diffusion
+  models it does not make the latents normal; it bounds their scale and preserves their noise, so
+  that the decoder tolerates small errors of generated latents.
+
+  Returns:
+    The loss, and the metrics of `error` and 'kl' (nats per channel of a latent).
+  """
+  posterior = kl_vae.encode(params, config, images)
+  output = kl_vae.decode_unclipped(params, config, kl_vae.sample(config, posterior, key))
+  value, metrics = error(output, images, train.gradient_weight)
+  kl = 0.5 * jnp.mean(jnp.square(posterior.mean) + jnp.exp(posterior.log_variance) - 1 -
+                      posterior.log_variance)
+  return value + train.kl_weight * kl, {**metrics, 'kl': kl}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +94,7 @@ class VQTrainConfig:
     restart_below: usage, relative to uniform usage, below which a vector is considered unused.
   """
 
-  optimizer: OptimizerConfig = reconstruction.OPTIMIZER
+  optimizer: OptimizerConfig = OPTIMIZER
   gradient_weight: float = 0.5
   codebook_weight: float = 1.0
   commitment_weight: float = 0.25
@@ -52,7 +110,7 @@ class VQTrainConfig:
         restart_until=fields.SHARES, restart_below=fields.NOT_NEGATIVE)
 
 
-def init(config: vq.VQConfig, train: VQTrainConfig, params: Any = None) -> TrainState:
+def vq_start(config: vq.VQConfig, train: VQTrainConfig, params: Any = None) -> TrainState:
   """Returns the state before the first step, from parameters or from random ones.
 
   Its `extra` is the running usage `[codebook_size]` of the codebook vectors; 1 is uniform usage.
@@ -62,25 +120,19 @@ def init(config: vq.VQConfig, train: VQTrainConfig, params: Any = None) -> Train
   return optimizer_lib.start(params, train.optimizer, extra=jnp.zeros(config.codebook_size))
 
 
-def loss(
-    params: Any,
-    config: vq.VQConfig,
-    train: VQTrainConfig,
-    images: jax.Array,
+def vq_loss(
+    params: Any, config: vq.VQConfig, train: VQTrainConfig, images: jax.Array,
     quantized: jax.Array | bool = True,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Computes the training loss.
+  """Computes the loss of a VQ tokenizer on images `[B, H, W, C]` in [-1, 1].
 
-  Args:
-    params: parameters of the tokenizer.
-    config: configuration of the tokenizer.
-    train: configuration of the training, for the weights.
-    images: `[B, H, W, C]` in [-1, 1].
-    quantized: False passes the latents to the decoder without quantisation.
+  Its terms pull codebook vectors and latents together (van den Oord et al., Neural Discrete
+  Representation Learning, 2017, equation 3), between unit vectors as in LlamaGen. Without
+  `quantized` the decoder reads the latents themselves.
 
   Returns:
-    The loss and its parts: 'l1', 'psnr' (decibels for pixel values in [0, 1]), 'commitment', and
-    the batch's 'latents' `[B, h, w, codebook_dim]` and 'indices' `[B, h, w]`.
+    The loss and its parts: those of `error`, 'commitment', and the batch's 'latents'
+    `[B, h, w, codebook_dim]` and 'indices' `[B, h, w]`.
   """
   latents = vq.latents(params, config, images)
   indices = vq.quantize(params, config, jax.lax.stop_gradient(latents))
@@ -88,34 +140,32 @@ def loss(
   # Straight-through estimator: the decoder's gradient reaches the encoder unchanged.
   inputs = latents + jax.lax.stop_gradient(jnp.where(quantized, vectors - latents, 0.0))
   output = vq.decode_vectors(params, config, inputs)
-  error, metrics = reconstruction.error(output, images, train.gradient_weight)
+  value, metrics = error(output, images, train.gradient_weight)
   codebook_term = jnp.mean((vectors - jax.lax.stop_gradient(latents)) ** 2)
   commitment = jnp.mean((jax.lax.stop_gradient(vectors) - latents) ** 2)
-  total = (error + train.codebook_weight * codebook_term +
+  total = (value + train.codebook_weight * codebook_term +
            jnp.where(quantized, train.commitment_weight, 0.0) * commitment)
   return total, {
       **metrics, 'commitment': commitment, 'latents': latents, 'indices': indices}
 
 
-def step(
-    state: TrainState,
-    images: jax.Array,
-    config: vq.VQConfig,
-    train: VQTrainConfig,
-) -> tuple[TrainState, dict[str, jax.Array]]:
+def vq_step(state: TrainState, images: jax.Array, config: vq.VQConfig, train: VQTrainConfig
+            ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step on images `[B, H, W, C]`; jit with `config` and `train` static.
+
+  Unused codebook vectors are moved onto latents of the batch (random restarts: Dhariwal et al.,
+  Jukebox, 2020, section 3.1), because they have no gradient.
 
   Returns:
     The next state and scalar metrics: 'loss', 'l1', 'psnr', 'commitment' and 'used', the fraction
     of used codebook vectors.
   """
-  (total, parts), grads = jax.value_and_grad(loss, has_aux=True)(
+  (total, parts), grads = jax.value_and_grad(vq_loss, has_aux=True)(
       state.params, config, train, images, state.step >= train.quantize_from)
   new_state = optimizer_lib.update(state, grads, train.optimizer)
   usage = _update_usage(state.extra, parts['indices'])
   params, usage = _restart(state.step, new_state.params, usage, parts['latents'], train)
-  metrics = {'loss': total, 'l1': parts['l1'], 'psnr': parts['psnr'],
-             'commitment': parts['commitment'],
+  metrics = {'loss': total, **{name: parts[name] for name in ('l1', 'psnr', 'commitment')},
              'used': jnp.mean(usage >= train.restart_below)}
   return new_state._replace(params=params, extra=usage), metrics
 
@@ -129,11 +179,7 @@ def _update_usage(usage: jax.Array, indices: jax.Array) -> jax.Array:
 
 def _restart(step: jax.Array, params: Any, usage: jax.Array, latents: jax.Array,
              train: VQTrainConfig) -> tuple[Any, jax.Array]:
-  """Moves unused vectors onto random latents; before step `quantize_from`, all vectors.
-
-  Returns:
-    The new parameters and usage.
-  """
+  """Moves unused vectors onto random latents; before step `quantize_from`, all vectors."""
   pool = latents.reshape(-1, latents.shape[-1])
   key = jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), step)
   samples = pool[jax.random.randint(key, usage.shape, 0, pool.shape[0])]
