@@ -27,10 +27,6 @@ from cspd_jax.files import paths, store
 _WORDS = 'a lighthouse at dusk'
 
 
-def _families() -> str:
-  return f': {", ".join(rules.FAMILIES)}.'
-
-
 def _models() -> str:
   return ' ' + '; '.join(f'{family.name}: {", ".join(family.presets)}'
                    for family in rules.FAMILIES.values() if family.presets) + '.'
@@ -75,7 +71,8 @@ class Config:
     allow_nonfinite: converts weights that are NaN or infinite, too.
   """
 
-  family: str | None = dataclasses.field(default=None, metadata={'more': _families})
+  family: str | None = dataclasses.field(default=None, metadata={
+      'more': lambda: f': {", ".join(rules.FAMILIES)}.'})
   model: str | None = dataclasses.field(default=None, metadata={'more': _models})
   source: str | None = None
   output: str | None = None
@@ -118,13 +115,11 @@ def main(config: Config) -> None:
 def _next_steps(output: str) -> list[str]:
   """Returns the command for every network that a model lacks, or the one that generates images."""
   lines = []
-  for part in folder.missing_parts(output):
-    title = rules.get(part.families[0]).title if len(part.families) == 1 else 'the target'
-    command = flags.command_line('cspd-convert', family=part.families[0], source='FILE',
-                                 output=output)
-    others = f' (or --family={", ".join(part.families[1:])})' if part.families[1:] else ''
-    lines.append(f'Missing: {title}{f" ({part.file})" if part.file else ""}; next: '
-                 f'{command}{others}')
+  for (family, *others), file in folder.missing_parts(output):
+    title = 'the target' if others else rules.get(family).title
+    command = flags.command_line('cspd-convert', family=family, source='FILE', output=output)
+    remark = f' (or --family={", ".join(others)})' if others else ''
+    lines.append(f'Missing: {title}{f" ({file})" if file else ""}; next: {command}{remark}')
   if lines:
     return lines
   # Relative, it may be the name of a shipped network.

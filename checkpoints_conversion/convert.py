@@ -31,12 +31,7 @@ _GRID = ('height', 'width')
 
 
 def convert(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> Params:
-  """Converts published tensors to parameters.
-
-  Args:
-    family: the family of the network's file.
-    config: sizes of the network.
-    tensors: published arrays by name.
+  """Converts the published tensors of a network of sizes `config` to parameters.
 
   Returns:
     The parameters as host arrays, in the dtypes of the published ones.
@@ -44,33 +39,25 @@ def convert(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -
   Raises:
     ConversionError: with the missing, unexpected and mis-shaped tensors.
   """
-  return _joined(groups(family, config, tensors), _template(family.kind, config))
+  return _joined(groups(family, config, tensors))
 
 
-def _joined(parts: Sequence[weights.Group], template: Params) -> Params:
-  """Builds all groups and returns their parameters as a tree like `template`."""
-  parameters = {path: leaf for part in parts for path, leaf in traverse_util.flatten_dict(
-      part(), sep='/').items()}
-  paths, treedef = _paths(template)
-  return jax.tree.unflatten(treedef, [parameters[path] for path in paths])
+def _joined(parts: Sequence[weights.Group]) -> Params:
+  """Builds all groups and returns their parameters as one tree."""
+  return traverse_util.unflatten_dict({
+      path: leaf for part in parts for path, leaf in traverse_util.flatten_dict(part()).items()})
 
 
 def groups(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor], *,
            allow_nonfinite: bool = False) -> list[weights.Group]:
   """Converts published tensors in groups, so that few of them are in memory at a time.
 
-  Args:
-    family: the family of the network's file.
-    config: sizes of the network.
-    tensors: the tensors of the files; they are read when their group is called.
-    allow_nonfinite: whether numbers may be NaN or infinite.
-
   Returns:
-    Functions that each return a part of the parameters.
+    Functions that each read some of the tensors and return a part of the parameters.
 
   Raises:
-    ConversionError: as `convert`. A group also raises it for numbers that are not finite, naming
-      the tensor.
+    ConversionError: as `convert`. Unless `allow_nonfinite`, a group also raises it for numbers that
+      are not finite, naming the tensor.
   """
   _check(family, config, tensors)
   parts = weights.grouped(
@@ -96,6 +83,9 @@ def groups(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor], *,
 def _check(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> None:
   """Raises ConversionError with the wrong names, shapes and dtypes of the tensors."""
   expected = published_shapes(family, config)
+  rules, leaves = _rules(family, config)
+  floating = [name for rule in rules for name in rule.sources  # Others are files.
+              if jnp.issubdtype(leaves[rule.destinations[0]].dtype, np.floating)]
   shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()
             if name in expected or not re.fullmatch(family.leftovers, name)}
   if problems := weights.listed({
@@ -103,8 +93,7 @@ def _check(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) ->
       'unexpected': [f'{name} {shapes[name]}' for name in shapes if name not in expected],
       'mis-shaped': [f'{name} is {shapes[name]}, the model needs {expected[name]}'
                      for name in expected if name in shapes and shapes[name] != expected[name]],
-      'mis-typed': [f'{name} is {tensors[name].dtype}; {REMEDY}'
-                    for name in _floating(family, config)
+      'mis-typed': [f'{name} is {tensors[name].dtype}; {REMEDY}' for name in floating
                     if name in shapes and str(tensors[name].dtype) not in weights.FLOATING]}):
     raise ConversionError(
         f'The tensors do not belong to this {family.kind} model ({config}):\n  ' +
@@ -113,16 +102,14 @@ def _check(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) ->
 
 def publish(family: FileFamily, config: Any, params: Params) -> dict[str, np.ndarray]:
   """Inverts `convert`: returns parameters under their published names and layouts."""
-  rules, paths, _ = _rules(family, config)
-  leaves = dict(zip(paths, jax.tree.leaves(jax.device_get(params)), strict=True))
+  rules, leaves = _rules(family, config, jax.device_get(params))
   return {name: np.ascontiguousarray(array)
           for rule in rules for name, array in rule.publish(leaves).items()}
 
 
 def published_shapes(family: FileFamily, config: Any) -> dict[str, tuple[int, ...]]:
   """Returns names and shapes of the published tensors of any size; nothing is allocated."""
-  rules, paths, _ = _rules(family, config)
-  leaves = dict(zip(paths, jax.tree.leaves(_template(family.kind, config)), strict=True))
+  rules, leaves = _rules(family, config)
   return {name: array.shape for rule in rules
           for name, array in jax.eval_shape(rule.publish, leaves).items()}
 
@@ -145,7 +132,7 @@ class Source(NamedTuple):
 
   def params(self) -> Params:
     """Builds the parameters, as host arrays in the dtypes of the published ones."""
-    return _joined(self.groups, self.network.params)
+    return _joined(self.groups)
 
   def save(self, output: str | os.PathLike, *, dtype: Any = None, **options: Any) -> None:
     """Builds the parameters and saves the network."""
@@ -180,8 +167,7 @@ def open_source(
     model: name of a published model; None infers the sizes from the shapes.
     options: sizes that the shapes do not determine, for instance `image_size`; None counts as
       absent. Only without `model`.
-    key: the part of a PyTorch file that holds the weights, for instance 'ema'. None selects
-      `prefer`, else the first of 'model', 'module' and 'state_dict', else the whole file.
+    key: the part of a PyTorch file that holds the weights; see `read.read`.
     allow_nonfinite: whether numbers may be NaN or infinite.
 
   Raises:
@@ -208,20 +194,12 @@ def of_tensors(
     metadata: Callable[[], Mapping[str, Any]],
     allow_nonfinite: bool = False,
 ) -> Source:
-  """Returns published tensors as a network, after a check of everything except the numbers.
+  """Returns published tensors as a network; arguments and errors of `open_source`, and:
 
   Args:
-    family_name: a key of `rules.FAMILIES`.
     tensors: published arrays by name.
     contents: the settings next to them.
-    model: name of a published model; None infers the sizes from the shapes.
-    options: sizes that the shapes do not determine, for instance `image_size`; None counts as
-      absent. Only without `model`.
     metadata: returns what is stored with the network about the source; called last.
-    allow_nonfinite: whether numbers may be NaN or infinite.
-
-  Raises:
-    ValueError: (or a subclass) for any problem with the input.
   """
   family = _checked(family_name, model, options)
   overrides = {name: value for name, value in (options or {}).items() if value is not None}
@@ -267,25 +245,16 @@ def convert_file(
     allow_nonfinite: bool = False,
     **arguments: Any,
 ) -> Any:
-  """Converts a published file to the folder of a network.
+  """Converts a published file to the folder of a network and returns the config of the network.
 
-  If the process is killed, the next one with the same source continues its work.
+  If the process is killed, the next one with the same source continues its work. The arguments and
+  errors of `open_source`, and:
 
   Args:
-    family_name: a key of `rules.FAMILIES`.
-    source: a file or a folder.
     output: the folder to write.
     dtype: the dtype to store; None preserves the published one.
     progress: called as `progress(done, total)`.
     note: called with every line of `Source.assumptions`, before the conversion.
-    allow_nonfinite: whether numbers may be NaN or infinite.
-    **arguments: other arguments of `open_source`.
-
-  Returns:
-    The config of the network.
-
-  Raises:
-    ValueError: (or a subclass) for any problem with the input.
   """
   weights.checked_dtype(dtype)
   opened = open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)
@@ -306,26 +275,15 @@ def _check_settings(family: FileFamily, config: Any, settings: Mapping[str, Any]
         '\nSpecify another model, or download files that belong together.')
 
 
-def _floating(family: FileFamily, config: Any) -> list[str]:
-  """Returns the names of the published tensors that hold weights; others are files."""
-  rules, paths, _ = _rules(family, config)
-  leaves = dict(zip(paths, jax.tree.leaves(_template(family.kind, config)), strict=True))
-  return [name for rule in rules for name in rule.sources
-          if jnp.issubdtype(leaves[rule.destinations[0]].dtype, np.floating)]
-
-
 @functools.lru_cache(maxsize=8)  # Tracing a big network takes seconds.
 def _template(kind: str, config: Any) -> Params:
   return store.sketch(kind, config).params
 
 
-def _paths(template: Params) -> tuple[list[str], Any]:
-  """Returns the paths of the leaves of a tree, and its structure."""
-  flat, treedef = jax.tree_util.tree_flatten_with_path(template)
-  return ['/'.join(key.key for key in path) for path, _ in flat], treedef
-
-
-def _rules(family: FileFamily, config: Any) -> tuple[list[base.Rule], list[str], Any]:
-  """Returns the rules of one network, its parameters' paths and their tree structure."""
-  paths, treedef = _paths(_template(family.kind, config))
-  return base.expand(family.rules(config), paths), paths, treedef
+def _rules(family: FileFamily, config: Any, params: Params = None
+           ) -> tuple[list[base.Rule], dict[str, Any]]:
+  """Returns the rules of one network, and its parameters or their shapes by path."""
+  template = _template(family.kind, config) if params is None else params
+  leaves = {'/'.join(key.key for key in path): leaf
+            for path, leaf in jax.tree_util.tree_leaves_with_path(template)}
+  return base.expand(family.rules(config), leaves), leaves

@@ -162,10 +162,10 @@ def _replaces_target(folder: pathlib.Path, opened: Mapping[str, convert.Source])
 
 def find_model(family_name: str, source: str | os.PathLike, model: str | None = None
                ) -> dict[str, pathlib.Path]:
-  """Looks for the networks of a whole model, or for a tokenizer file in its folder.
+  """Looks for the networks of a whole model, or for a tokenizer file of words in its folder.
 
   Args:
-    family_name: the family of the target's file, or of a tokenizer file of words.
+    family_name: the family of the target's file, or of the tokenizer file.
     source: a published folder, or an id of the hub.
     model: name of the published model.
 
@@ -212,27 +212,18 @@ def _text_layout(family: FileFamily) -> dict[str, tuple[str, ...]]:
   return {family.name: tuple(dict.fromkeys(names + files))} if files else {}
 
 
-class Missing(NamedTuple):
-  """A network that a model still needs.
+def missing_parts(output: str | os.PathLike) -> list[tuple[list[str], str | None]]:
+  """Lists the networks without which the model in a folder cannot turn prompts into images.
 
-  Attributes:
-    families: the file families that hold it, one of them.
-    file: its published name; None if it has no fixed name.
+  Each with the file families that may hold it, and its published file, None without a fixed name.
   """
-
-  families: list[str]
-  file: str | None
-
-
-def missing_parts(output: str | os.PathLike) -> list[Missing]:
-  """Lists the networks without which the model in a folder cannot turn prompts into images."""
   # Relative, it may be the name of a shipped network.
   folder = pathlib.Path(output).expanduser().absolute()
   description = model_file.read(folder)
   model, parts = families.family.get(description['family']), description['parts']
   if 'target' not in parts:
-    return [Missing([family.name for family in rules.FAMILIES.values()
-                     if family.model == model.name and family.kind in model.roles['target']], None)]
+    return [([family.name for family in rules.FAMILIES.values()
+              if family.model == model.name and family.kind in model.roles['target']], None)]
   target = store.describe(folder / parts['target'])
   target_family = rules.FAMILIES.get(target.metadata.get('family', ''))
   if target_family is None:  # Converted by an earlier version, or not converted.
@@ -241,7 +232,7 @@ def missing_parts(output: str | os.PathLike) -> list[Missing]:
   names = dict.fromkeys([*layout, *target_family.others(target.config)])
   # A network in the same file as the target has no file of its own.
   file = lambda name: next((file for file in layout.get(name, ()) if file != '.'), None)
-  return [Missing([name], file(name)) for name in names
+  return [([name], file(name)) for name in names
           if role_of(rules.get(name), model, None) not in parts]
 
 

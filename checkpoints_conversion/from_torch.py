@@ -1,5 +1,6 @@
 """Models from PyTorch modules in memory, without files in between."""
 
+import functools
 import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
@@ -47,9 +48,6 @@ def from_torch(
       dict, a published file, a folder that `cspd-convert` wrote, a loaded network, or None to leave
       it out. Networks that are published in the file of the target come with `source`.
 
-  Returns:
-    The model.
-
   Raises:
     ValueError: (or a subclass) for any problem with the input.
   """
@@ -57,16 +55,15 @@ def from_torch(
   files, models = _families(family, parts)
   settings = _settings(source, config)
   tensors = _tensors('source', source)
-  opened = convert.of_tensors(
-      family, tensors, settings, model=model, options=options,
-      metadata=lambda: {'source': type(source).__name__}, allow_nonfinite=allow_nonfinite)
+  of_source = functools.partial(
+      convert.of_tensors, tensors=tensors, contents=settings, allow_nonfinite=allow_nonfinite,
+      metadata=lambda: {'source': type(source).__name__})
+  opened = of_source(family, model=model, options=options)
   loaded = {'target': _loaded(opened, dtype, allow_nonfinite)}
   for other in _in_the_same_file(files, model, tensors):
     role = folder.role_of(rules.get(other), models, None)
     if role not in parts:
-      loaded[role] = _loaded(convert.of_tensors(
-          other, tensors, settings, metadata=lambda: {'source': type(source).__name__},
-          allow_nonfinite=allow_nonfinite), dtype, allow_nonfinite)
+      loaded[role] = _loaded(of_source(other), dtype, allow_nonfinite)
   for role, part in parts.items():
     if part is not None:
       loaded[role] = _part(files, models, model, role, part, dtype, allow_nonfinite)
@@ -89,10 +86,7 @@ def _families(family: str, parts: Collection[str]) -> tuple[FileFamily, families
 
 
 def _settings(source: Any, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-  """Returns the settings of a network by file, as `read.settings`.
-
-  Without `config` they are what transformers would write for a module.
-  """
+  """Returns settings by file; without `config`, what transformers would write for a module."""
   own: Any = getattr(source, 'config', None)
   if config is None and hasattr(own, 'to_diff_dict'):
     config = own.to_diff_dict()
@@ -115,7 +109,6 @@ def _tensors(name: str, source: Any) -> dict[str, tensors_lib.AnyTensor]:
 
 
 def _array(tensor: Any) -> tensors_lib.AnyTensor:
-  """Returns a view of a tensor's memory."""
   import torch  # It is installed: the tensor is one of its own.
   try:
     if tensor.dtype == torch.bfloat16:  # NumPy has this dtype only from ml_dtypes.
@@ -157,11 +150,7 @@ def _part(files: FileFamily, models: families.Family, model: str | None, role: s
 
 
 def _loaded(opened: convert.Source, dtype: Any, allow_nonfinite: bool) -> store.Loaded:
-  """Builds the parameters of a network on the default device.
-
-  Raises:
-    ConversionError: naming a parameter with numbers that `dtype` does not represent.
-  """
+  """Builds the parameters of a network on the default device."""
   params = weights.cast(opened.params(), dtype)
   if not allow_nonfinite:
     try:

@@ -7,6 +7,7 @@ and everything else becomes an `Object`, which has a name. PyTorch's restricted 
 others, and it returns memory of the process for a storage that a file names and does not hold.
 """
 
+import dataclasses
 import pickle
 import struct
 from collections.abc import Callable
@@ -25,19 +26,14 @@ class PickleError(ValueError):
   """A pickle that cannot be read as data."""
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Name:
-  """A class or function, by the name that the file has for it.
+  """A class or function: its module and its name in it, with a dot between."""
 
-  Attributes:
-    name: the module and the name in it, with a dot between.
-  """
-
-  __slots__ = ('name',)
-
-  def __init__(self, name: str):
-    self.name = name
+  name: str
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Object:
   """Stands for a value of any other type.
 
@@ -46,10 +42,8 @@ class Object:
     state: its attributes as the file holds them, or None.
   """
 
-  __slots__ = ('name', 'state')
-
-  def __init__(self, name: str):
-    self.name, self.state = name, None
+  name: str
+  state: Any = None
 
 
 # `code ->` the method of `Reader` that follows this instruction.
@@ -83,7 +77,6 @@ class Reader:
     """
     self._stream, self._left, self._steps = stream, size, _MOST_STEPS
     self._call, self._persistent = call, persistent
-    self._begin()
 
   def load(self) -> Any:
     """Returns the value of the next pickle.
@@ -94,7 +87,10 @@ class Reader:
       PickleError: for damage, more instructions than the limit, or instructions that no state dict
         needs.
     """
-    self._begin()
+    self._stack: list[Any] = []
+    self._marks: list[int] = []
+    # By the numbers in the file, of which none is used as a size.
+    self._memo: dict[int, Any] = {}
     while (code := self._take(1)) != pickle.STOP:
       self._steps -= 1
       if self._steps < 0:
@@ -105,14 +101,7 @@ class Reader:
       action(self, code)
     return self._pop()
 
-  def _begin(self) -> None:
-    self._stack: list[Any] = []
-    self._marks: list[int] = []
-    # By the numbers in the file, of which none is used as a size.
-    self._memo: dict[int, Any] = {}
-
   def _take(self, size: int) -> bytes:
-    """Returns the next bytes of the stream."""
     if size > self._left:
       raise PickleError('its pickle is cut off or too long')
     self._left -= size

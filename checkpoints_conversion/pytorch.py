@@ -6,6 +6,7 @@ called (see `pickles`), and a tensor is only a place in the file, which is compa
 size before a number is read. PyTorch never compresses storages, so compressed ones are refused.
 """
 
+import dataclasses
 import functools
 import io
 import math
@@ -39,7 +40,7 @@ _STORAGES = {
     'Short': 'int16', 'Char': 'int8', 'Byte': 'uint8', 'Bool': 'bool', 'QInt8': 'qint8',
     'QUInt8': 'quint8', 'QInt32': 'qint32', 'QUInt4x2': 'quint4x2', 'QUInt2x4': 'quint2x4'}
 # Bytes of an element, where NumPy has no such dtype.
-_WIDTHS = {'qint8': 1, 'quint8': 1, 'qint32': 4, 'quint4x2': 1, 'quint2x4': 1}
+_WIDTHS = {None: 1, 'qint8': 1, 'quint8': 1, 'qint32': 4, 'quint4x2': 1, 'quint2x4': 1}
 # The first numbers of files without an archive.
 _MAGIC, _PROTOCOL = 0x1950a86a20f9469cfc6c, 1001
 # Axes of a tensor, and elements of a storage or a tensor.
@@ -51,6 +52,7 @@ _SCRIPTED = '__torch__.'
 _HEADER = struct.Struct('<4s22sHH')
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _Storage:
   """The numbers of one or several tensors.
 
@@ -61,13 +63,13 @@ class _Storage:
     crc: their checksum, or None.
   """
 
-  __slots__ = ('crc', 'dtype', 'size', 'start')
+  dtype: str | None
+  size: int
+  start: int | None = None
+  crc: int | None = None
 
-  def __init__(self, dtype: str | None, size: int, start: int | None = None,
-               crc: int | None = None):
-    self.dtype, self.size, self.start, self.crc = dtype, size, start, crc
 
-
+@dataclasses.dataclass(eq=False, slots=True)
 class Stored:
   """A tensor in a file.
 
@@ -80,12 +82,12 @@ class Stored:
     note: what else has to be known to use its numbers, or ''.
   """
 
-  __slots__ = ('dtype', 'note', 'offset', 'shape', 'storage', 'strides')
-
-  def __init__(self, storage: _Storage, dtype: str, offset: int, shape: tuple[int, ...],
-               strides: tuple[int, ...], note: str):
-    self.storage, self.dtype, self.offset = storage, dtype, offset
-    self.shape, self.strides, self.note = shape, strides, note
+  storage: _Storage
+  dtype: str
+  offset: int
+  shape: tuple[int, ...]
+  strides: tuple[int, ...]
+  note: str
 
   @property
   def span(self) -> int:
@@ -201,9 +203,6 @@ def _dtype_of(name: str) -> str | None:
 
 
 def _width(dtype: str | None) -> int:
-  """Returns the bytes of an element."""
-  if dtype is None:
-    return 1
   return _DTYPES[dtype].itemsize if dtype in _DTYPES else _WIDTHS[dtype]
 
 
@@ -251,7 +250,8 @@ def _tensor(places: tuple[int | None, int | None], storage: _Storage, offset: An
           and math.prod(size or 1 for size in shape) <= _MOST_ELEMENTS):
     raise pickles.PickleError('it has a tensor with impossible sizes')
   # Of other dtypes no number is read.
-  note = f'{dtype} that is stored negated or conjugated' if _is_set(flags) else ''
+  is_set = type(flags) is dict and any(value is not False for value in flags.values())
+  note = f'{dtype} that is stored negated or conjugated' if is_set else ''
   result = Stored(storage, dtype, offset, shape, strides, note)
   if dtype in _DTYPES and result.span and (
       (offset + result.span) * _width(dtype) > storage.size):
@@ -259,13 +259,7 @@ def _tensor(places: tuple[int | None, int | None], storage: _Storage, offset: An
   return result
 
 
-def _is_set(flags: Any) -> bool:
-  """Whether the numbers of a tensor are stored negated or conjugated."""
-  return type(flags) is dict and any(value is not False for value in flags.values())
-
-
 def _load_archive(path: pathlib.Path, stream: BinaryIO, size: int) -> Any:
-  """Returns the values of an archive."""
   with reading.open_zip(path) as archive:
     members = archive.infolist()
   by_name = {member.filename: member for member in members}
@@ -292,7 +286,6 @@ def _load_archive(path: pathlib.Path, stream: BinaryIO, size: int) -> Any:
 
 
 def _content(stream: BinaryIO, member: zipfile.ZipInfo, size: int, most: int) -> bytes:
-  """Returns the bytes of a member."""
   start = _start(stream, member, size)
   if member.file_size > most:
     raise pickles.PickleError(f'{member.filename!r:.80} has {member.file_size} bytes, more than '

@@ -4,7 +4,7 @@ import hashlib
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -70,7 +70,7 @@ def read(
   path = pathlib.Path(path).expanduser()
   sources = files(path)
   if sources[0].suffix in ('.json', '.tiktoken'):
-    return Weights({'file': np.frombuffer(_bytes(sources[0]), np.uint8)}, None)
+    return Weights({'file': np.frombuffer(_whole(reading.data, sources[0]), np.uint8)}, None)
   is_plain = sources[0].suffix == '.safetensors'
   if not is_plain and len(sources) > 1 and sources[0].name.startswith('consolidated'):
     return _read_consolidated(path, sources, key, prefer, shares)
@@ -148,11 +148,7 @@ def left_out(path: str | os.PathLike) -> list[str]:
 
 
 def _of_transformers(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
-  """Returns the files of transformers in a folder: those that match, or those of their index.
-
-  Raises:
-    ReadError: if there are several indexes, or files that the index does not list.
-  """
+  """Returns the files of transformers in a folder: those that match, or those of their index."""
   # Hidden files are no weights: macOS writes `._NAME` next to copies.
   candidates = [file for file in sorted(folder.glob(pattern)) if not file.name.startswith('.')]
   indexes = sorted(folder.glob(f'{pattern}.index*.json'))
@@ -185,7 +181,7 @@ def _of_index(index: pathlib.Path) -> list[pathlib.Path]:
   try:
     # Files in the hub's cache are links; they are only read.
     return [paths.inside(index.parent, name, index, links=True)
-            for name in sorted(set(_json(index)['weight_map'].values()))]
+            for name in sorted(set(_whole(reading.json, index)['weight_map'].values()))]
   except ReadError:
     raise
   except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -215,39 +211,23 @@ def _consolidated(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def settings(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
-  """Reads the settings next to weights.
-
-  These are config.json, params.json, consolidate_params.json and tokenizer_config.json.
-
-  Args:
-    path: a source.
-
-  Returns:
-    The content of the existing files, by name.
+  """Reads the settings next to the weights of a source: the content of existing files, by name.
 
   Raises:
     ReadError: if one is damaged.
   """
   path = pathlib.Path(path).expanduser()
   folder = path if path.is_dir() else path.parent
-  return {name: _json(folder / name)
+  return {name: _whole(reading.json, folder / name)
           for name in ('config.json', 'params.json', 'consolidate_params.json',
                        'tokenizer_config.json')
           if (folder / name).is_file()}
 
 
-def _json(file: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON file next to the weights; raises ReadError."""
+def _whole(read: Callable[[pathlib.Path, str], Any], file: pathlib.Path) -> Any:
+  """Reads a file with a function of `reading`; raises ReadError."""
   try:
-    return reading.json(file, _REMEDY)
-  except ValueError as error:
-    raise ReadError(str(error)) from error
-
-
-def _bytes(file: pathlib.Path) -> bytes:
-  """Reads a tokenizer file; raises ReadError."""
-  try:
-    return reading.data(file, _REMEDY)
+    return read(file, _REMEDY)
   except ValueError as error:
     raise ReadError(str(error)) from error
 
@@ -300,7 +280,6 @@ def _named(name: Any) -> str:
 
 
 def _kind(value: Any) -> str:
-  """Returns the type of a value of a PyTorch file in words."""
   if isinstance(value, pickles.Object | pickles.Name):
     return _named(value.name)
   return 'tensor' if isinstance(value, pytorch.Stored) else type(value).__name__

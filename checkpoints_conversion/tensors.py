@@ -15,13 +15,7 @@ _AXES = {'rows': 0, 'columns': 1}
 
 
 class Tensor:
-  """A tensor that becomes an array by `np.asarray`, which reads it again every time.
-
-  Attributes:
-    shape: its shape.
-    dtype: its dtype.
-    nbytes: bytes of the array.
-  """
+  """A tensor that becomes an array by `np.asarray`, which reads it again every time."""
 
   def __init__(self, shape: Sequence[int], dtype: np.dtype, read: Callable[[], np.ndarray]):
     self.shape, self.dtype, self._read = tuple(shape), dtype, read
@@ -34,13 +28,7 @@ class Tensor:
 
 
 class Unusable:
-  """A tensor that is no array of numbers here.
-
-  Attributes:
-    shape: its shape.
-    dtype: its dtype in words.
-    nbytes: 0.
-  """
+  """A tensor that is no array of numbers here; `dtype` is a text, and `nbytes` 0."""
 
   def __init__(self, shape: Sequence[int], dtype: str):
     self.shape, self.dtype, self.nbytes = tuple(shape), dtype, 0

@@ -9,8 +9,8 @@ and the baseline; then rounds of published model sizes with random weights, in t
 image. There, decoders commit as many tokens as measured with a trained model (`--accepted`), and
 the times are shown next to those predicted from bytes and FLOPs of the compiled round at the
 measured rates. If PyTorch is installed, it decodes the same sizes token by token, eagerly and
-compiled. Failures are noted, and the remaining measurements continue. Writes report.json and the
-roofline of all rounds (roofline.png) to --workdir.
+compiled. Failures are noted, and the remaining measurements continue. Writes report.json to
+--workdir.
 
 Then, on NVIDIA GPUs, compares rounds that are one CUDA graph each with the same rounds as a single
 graph (see `core.programs`): their times and their tokens. Writes graphs/report.json, so that the
@@ -33,7 +33,8 @@ from cspd_jax.core import fields, programs, random
 from cspd_jax.files import run_folder
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
-from experiments.costs import devices, predicted, pytorch, roofline, timed_rounds
+from experiments.costs import devices, predicted, pytorch, timed_rounds
+from experiments.measured import check_lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +79,6 @@ class Config:
     fields.check(self, tokens_per_round=(1, fields.MOST))
 
 
-_PICTURE = 'roofline.png'
 _GPU_LAUNCH = 1.5e-6  # Seconds, as in `devices.ACCELERATORS`.
 _ROUNDS = {
     'model': '{model}', 'batch': '{batch}', 'decoder': '{decoder}', 'tokens': '{tokens:.2f}',
@@ -93,12 +93,7 @@ _IMAGES = {
 
 
 class Session:
-  """The results so far, and notes on failures.
-
-  Attributes:
-    rows: results.
-    notes: what failed, with the error.
-  """
+  """The results so far: rows, and notes with the name and the error of what failed."""
 
   def __init__(self, minutes: float):
     self._end = time.monotonic() + 60 * minutes
@@ -118,6 +113,11 @@ class Session:
       print(f'{name}: {self.notes[-1]["error"]}', file=sys.stderr, flush=True)
       return None
 
+  def show_notes(self) -> None:
+    """Prints what failed."""
+    for note in self.notes:
+      print(f'not measured: {note["what"]} ({note["error"]})')
+
   def add(self, columns: Mapping[str, str], row: dict[str, Any]) -> None:
     """Appends a row and prints it."""
     self.rows.append(row)
@@ -127,8 +127,8 @@ class Session:
 
 def device_rates(session: Session) -> devices.Accelerator:
   """Returns the current device with its measured rates; 1 for a rate whose measurement failed."""
-  bandwidth = session.attempt('bandwidth of the memory', roofline.copy_bandwidth)
-  flops = session.attempt('rate of matrix products', roofline.matrix_rate)
+  bandwidth = session.attempt('bandwidth of the memory', timed_rounds.copy_bandwidth)
+  flops = session.attempt('rate of matrix products', timed_rounds.matrix_rate)
   on_gpu = jax.default_backend() == 'gpu'
   # Of products in other arithmetic, relative to the measured rate.
   rates = devices.ACCELERATORS['h200'].rates if on_gpu else {}
@@ -156,15 +156,22 @@ def images(session: Session, config: Config, name: str) -> None:
       if run is not None:
         runs[text] = run
     timed = timing.measure(runs, config.repeats) if runs else {}
-    for text, times in timed.items():
-      decoded = bench.sample(text).decoded
-      first = timed.get(texts[0])
-      session.add(_IMAGES, dict(
-          kind='images', model=name, batch=batch, decoder=text,
-          rounds=float(np.mean(decoded.rounds)) if hasattr(decoded, 'rounds') else None,
-          seconds_per_image=times.median / batch,
-          quartiles=[quartile / batch for quartile in times.quartiles],
-          speedup=None if first is None else first.median / times.median))
+    decoded = {text: bench.sample(text).decoded for text in timed}
+    _add_images(session, name, batch, texts[0], timed, {
+        text: float(np.mean(images.rounds)) for text, images in decoded.items()
+        if hasattr(images, 'rounds')})
+
+
+def _add_images(session: Session, name: str, batch: int, baseline: str,
+                timed: Mapping[str, timing.Timing], rounds: Mapping[str, float]) -> None:
+  """Adds the rows of timed images, by decoder."""
+  first = timed.get(baseline)
+  for text, times in timed.items():
+    session.add(_IMAGES, dict(
+        kind='images', model=name, batch=batch, decoder=text, rounds=rounds.get(text),
+        seconds_per_image=times.median / batch,
+        quartiles=[quartile / batch for quartile in times.quartiles],
+        speedup=None if first is None else first.median / times.median))
 
 
 def _with_random_weights(session: Session, config: Config, name: str
@@ -203,7 +210,6 @@ def rounds(session: Session, config: Config, name: str,
 
 
 def _committed(config: Config, text: str) -> float:
-  """Returns the tokens that a decoder commits per round."""
   return predicted.required_tokens_per_round(config.accepted, text, config.tokens_per_round)
 
 
@@ -264,7 +270,6 @@ def graphs(session: Session, config: Config, name: str,
 
 
 def _torch(session: Session, config: Config, model: cspd_jax.Model, batch: int) -> None:
-  """Times the same transformer in PyTorch, token by token."""
   for compiled in (False, True):
     text = f'PyTorch, {"compiled" if compiled else "eager"}'
     seconds = session.attempt(f'{model.name}, {batch} at once: {text}', lambda compiled=compiled: (
@@ -294,33 +299,12 @@ def continuous(session: Session, config: Config, model: cspd_jax.Model, batch: i
           model.params, condition, keys, sampling, model.draft_params(text))
   timed = session.attempt(f'{model.name}, {batch} at once: images', lambda: (
       timing.measure(runs, config.repeats, enough=10.0))) if runs else None
-  first = (timed or {}).get(model.engine.baseline)
-  for text, times in (timed or {}).items():
-    session.add(_IMAGES, dict(
-        kind='images', model=model.name, batch=batch, decoder=text, rounds=None,
-        seconds_per_image=times.median / batch,
-        quartiles=[quartile / batch for quartile in times.quartiles],
-        speedup=None if first is None else first.median / times.median))
-
-
-def draw(path: Any, session: Session, accelerator: devices.Accelerator) -> bool:
-  """Draws the roofline of all rounds; returns False if there are no rounds."""
-  works: dict[str, dict[str, roofline.Work]] = {}
-  for row in session.rows:
-    if row['kind'] == 'rounds':
-      name = f'{row["decoder"]}, {row["batch"]}' if row['batch'] > 1 else row['decoder']
-      works.setdefault(row['model'], {})[name] = roofline.Work(
-          row['bytes'], row['flops'], 1e-3 * row['ms'])
-  if works:
-    roofline.save_roofline(path, works, bandwidth=accelerator.bandwidth, flops=accelerator.flops,
-                           title=f'Rounds on {jax.devices()[0].device_kind}')
-  return bool(works)
+  _add_images(session, model.name, batch, model.engine.baseline, timed or {}, {})
 
 
 def check(config: Config) -> None:
   """Raises ValueError for invalid options, before anything runs."""
-  if not config.batch:
-    raise ValueError('batch is empty; give at least one.')
+  check_lists(config, 'batch')
   for name in config.shapes:
     model = families.describe(name, dtype=config.dtype)
     if model.engine.name == 'discrete':
@@ -330,22 +314,17 @@ def check(config: Config) -> None:
             model.decoder(text, guided=config.guided), _committed(config, text))
 
 
-def _graphs_folder(config: Config) -> pathlib.Path:
-  """Returns the folder of the report on CUDA graphs."""
-  return pathlib.Path(config.workdir) / 'graphs'
-
-
 @cli.command(Config)
 def main(config: Config) -> None:
   check(config)
-  run_folder.check(_graphs_folder(config))
-  report, session = run_folder.Report(config.workdir, [_PICTURE]), Session(config.minutes)
+  folder = pathlib.Path(config.workdir) / 'graphs'
+  run_folder.check(folder)
+  report, session = run_folder.Report(config.workdir), Session(config.minutes)
   accelerator = device_rates(session)
   for name in config.shipped:
     session.attempt(name, lambda name=name: images(session, config, name))
   for name in config.shapes:
     session.attempt(name, lambda name=name: rounds(session, config, name, accelerator))
-  session.attempt('picture', lambda: draw(report.path(_PICTURE), session, accelerator))
   kinds = {'images': _IMAGES, 'rounds': _ROUNDS, 'torch': _ROUNDS}
   report.write(
       settings=dataclasses.asdict(config), rows=session.rows, notes=session.notes,
@@ -353,20 +332,15 @@ def main(config: Config) -> None:
       tables=[dict(title=title, columns=columns, rows=[
           i for i, row in enumerate(session.rows) if kinds[row['kind']] is columns])
               for title, columns in (('images', _IMAGES), ('rounds', _ROUNDS))])
-  _show_notes(session)
+  session.show_notes()
   discrete = [name for name in config.shapes if families.describe(name).engine.name == 'discrete']
   if discrete and programs.on_cuda():
-    report, session = run_folder.Report(_graphs_folder(config)), Session(config.minutes / 4)
+    report, session = run_folder.Report(folder), Session(config.minutes / 4)
     graphs(session, config, discrete[0], accelerator)
     report.write(
         settings=dataclasses.asdict(config), rows=session.rows, notes=session.notes,
         tables=[dict(title='graphs', columns=_COMPARED, rows=list(range(len(session.rows))))])
-    _show_notes(session)
-
-
-def _show_notes(session: Session) -> None:
-  for note in session.notes:
-    print(f'not measured: {note["what"]} ({note["error"]})')
+    session.show_notes()
 
 
 if __name__ == '__main__':

@@ -29,6 +29,7 @@ from cspd_jax.core import fields, programs
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables, timing
 from experiments.costs import predicted, pytorch, timed_rounds
+from experiments.measured import check_lists
 
 _URL = 'https://github.com/FoundationVision/LlamaGen'
 _SCALE = 2.0
@@ -73,13 +74,8 @@ class Flags:
 
 
 def check(flags: Flags) -> tuple[families.Model, dict[str, float]]:
-  """Returns the model with shapes for parameters, and the tokens per round of every decoder.
-
-  Raises:
-    ValueError: for invalid flags.
-  """
-  if not flags.decoder:
-    raise ValueError('decoder is empty; give at least one.')
+  """Returns the model with shapes for parameters, and the tokens per round of every decoder."""
+  check_lists(flags, 'decoder')
   if flags.repo is None:
     raise ValueError(f'repo is none; give the folder of a clone of {_URL}.')
   if flags.size not in _OFFICIAL:
@@ -95,12 +91,7 @@ def check(flags: Flags) -> tuple[families.Model, dict[str, float]]:
 
 def official_runs(repo: str, size: str, config: Any
                   ) -> tuple[Any, Callable[[], Any], np.ndarray, str]:
-  """Prepares the official code.
-
-  Args:
-    repo: folder of the official code.
-    size: a key of `_OFFICIAL`.
-    config: sizes of the model.
+  """Prepares the official code of a model of sizes `config`.
 
   Returns:
     The model with random weights; a function that generates an image; the logits `[2, V]` of the
@@ -130,11 +121,7 @@ def official_runs(repo: str, size: str, config: Any
 
 def decoder_runs(model: families.Model, committed: dict[str, float]
                  ) -> tuple[dict[str, Callable[[], Any]], np.ndarray]:
-  """Compiles the decoders.
-
-  Returns:
-    Functions that generate an image, by decoder; and the logits that `official_runs` returns.
-  """
+  """Returns functions that generate an image, by decoder; and the logits of `official_runs`."""
   condition, key = jnp.array([_LABEL]), jax.random.split(jax.random.key(0), 1)
   sampling, runs = model.engine.settled(model.sampling(guidance_scale=_SCALE)), {}
   for text, tokens in committed.items():

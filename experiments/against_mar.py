@@ -103,15 +103,7 @@ def num_visible(config: mar.MARConfig) -> int:
 
 
 def official_model(repo: str, size: str) -> tuple[Any, Any]:
-  """Returns the official model with random weights, and PyTorch.
-
-  Args:
-    repo: folder of the official code.
-    size: a key of `_OFFICIAL`.
-
-  Raises:
-    ValueError: if the code or a package that it imports is missing.
-  """
+  """Returns the official model with random weights, and PyTorch."""
   torch, module = pytorch.import_official(repo, _URL, 'models/mar.py', "torch 'timm<1' scipy")
   torch.Tensor.cuda = lambda self, *args, **kwargs: self  # Its sampler moves noise to a GPU.
   config = mar.PRESETS[size]
@@ -125,16 +117,7 @@ def official_model(repo: str, size: str) -> tuple[Any, Any]:
 
 def steps(model: Any, torch: Any, config: mar.MARConfig, params: Any, guided: bool, num: int,
           length: int) -> tuple[dict[str, Callable[[], Any]], dict[str, float], float]:
-  """Prepares the parts of a step.
-
-  Args:
-    model: the official model.
-    torch: PyTorch.
-    config: sizes of the model.
-    params: the converted parameters.
-    guided: whether to use guidance.
-    num: tokens that the step generates.
-    length: denoising kernels per call of `exact_head`.
+  """Prepares the parts of a step that generates `num` tokens, `length` kernels per head call.
 
   Returns:
     Functions to be timed, by name; head calls by decoder; the largest difference between the
@@ -248,11 +231,7 @@ def whole_images(model: Any, torch: Any, config: mar.MARConfig, params: Any, fla
 
 
 def check(flags: Flags) -> tuple[mar.MARConfig, dict[str, Any]]:
-  """Returns the sizes of the model, and the decoders of rounds as `forced_rounds.check` does.
-
-  Raises:
-    ValueError: for invalid flags.
-  """
+  """Returns the sizes of the model, and the decoders of rounds as `forced_rounds.check` does."""
   if flags.repo is None:
     raise ValueError(f'repo is none; give the folder of a clone of {_URL}.')
   if flags.size not in mar.PRESETS:

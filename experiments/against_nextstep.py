@@ -39,6 +39,7 @@ from cspd_jax.measure import tables, timing
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
 from experiments.costs import forced_rounds, pytorch
+from experiments.measured import check_lists
 
 _URL = 'https://github.com/stepfun-ai/NextStep-1'
 _NEEDS = ('torch torchvision transformers==4.49.0 diffusers==0.32.2 loguru pendulum tabulate '
@@ -50,6 +51,8 @@ _EAGER = {'ENABLE_TORCH_COMPILE': 'false'}
 CONFIG = nextstep.NextStepConfig(
     height=16, width=16, vocab_size=2048, dim=896, num_layers=12, num_heads=14, num_kv_heads=2,
     ffn_dim=4864, head_width=256, head_layers=6)
+# Complete tokens when the timed ones begin.
+_MIDDLE = CONFIG.num_tokens // 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,21 +77,8 @@ class Flags:
     fields.check(self, repeats=(1, CONFIG.num_tokens // 4))
 
 
-def middle(config: nextstep.NextStepConfig) -> int:
-  """Returns the number of complete tokens when the timed ones begin."""
-  return config.num_tokens // 2
-
-
 def official_model(repo: str, config: nextstep.NextStepConfig) -> tuple[Any, Any, Any]:
-  """Returns the official model with random weights, its pipeline's class, and PyTorch.
-
-  Args:
-    repo: folder of the official code.
-    config: sizes.
-
-  Raises:
-    ValueError: if the code or a package that it imports is missing.
-  """
+  """Returns the official model with random weights, its pipeline's class, and PyTorch."""
   os.environ.update(_EAGER)
   torch, module = pytorch.import_official(
       repo, _URL, 'nextstep/models/pipeline_nextstep.py', _NEEDS)
@@ -110,16 +100,7 @@ class Official:
 
   def __init__(self, model: Any, pipeline: Any, torch: Any, config: nextstep.NextStepConfig,
                prompt: Prompt, tokens: np.ndarray):
-    """Runs the prompt and the complete tokens.
-
-    Args:
-      model: the official model.
-      pipeline: the class of the official pipeline.
-      torch: PyTorch.
-      config: sizes.
-      prompt: `[1, 2, P]` of visible tokens.
-      tokens: `[1, n, C]` the complete tokens, normalised.
-    """
+    """Runs the prompt, `[1, 2, P]` visible tokens, and the complete tokens `[1, n, C]`."""
     self._model, self._pipeline, self._torch, self._config = model, pipeline, torch, config
     cache = sys.modules[pipeline.__module__].StaticCache
     self._cache = cache(
@@ -156,15 +137,10 @@ class Official:
 
 
 def check(flags: Flags) -> dict[str, Any]:
-  """Returns the decoders and what was measured with them.
-
-  Raises:
-    ValueError: for invalid flags.
-  """
+  """Returns the decoders and what was measured with them."""
   if flags.repo is None:
     raise ValueError(f'repo is none; give the folder of a clone of {_URL}.')
-  if not flags.decoder:
-    raise ValueError('decoder is empty; give at least one.')
+  check_lists(flags, 'decoder')
   target = nextstep.target(CONFIG, guided=True)
   return forced_rounds.check(target, flags.decoder, flags.accepted, _ACCEPTED_MODEL)
 
@@ -173,7 +149,7 @@ def compare(official: Official, decoders: dict[str, Any], params: Any, prompt: P
             repeats: int) -> list[dict[str, Any]]:
   """Times the official loop and rounds of decoders; returns the rows of the table."""
   sampling = Sampling(guidance_scale=np.float32(_SCALE))
-  prepared = {name: forced_rounds.prepare(*each, params, prompt, sampling, middle(CONFIG))
+  prepared = {name: forced_rounds.prepare(*each, params, prompt, sampling, _MIDDLE)
               for name, each in decoders.items()}
   runs: dict[Any, Callable[[], Any]] = {'PyTorch wakes': official.token, 'PyTorch': official.token}
   timed = timing.measure(runs | forced_rounds.runs(prepared), repeats)
@@ -193,7 +169,7 @@ def main(flags: Flags) -> None:
   rng = np.random.default_rng(0)
   prompt = Prompt(rng.integers(0, CONFIG.vocab_size, (1, 2, _PROMPT)),
                   np.ones((1, 2, _PROMPT), bool))
-  tokens = rng.standard_normal((1, middle(CONFIG), CONFIG.token_dim)).astype(np.float32)
+  tokens = rng.standard_normal((1, _MIDDLE, CONFIG.token_dim)).astype(np.float32)
   tokens = np.asarray(nextstep.normalized(CONFIG, jnp.asarray(tokens)))
   official = Official(model, pipeline, torch, CONFIG, prompt, tokens)
   difference = first_difference(official, params, prompt, tokens)

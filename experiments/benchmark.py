@@ -26,14 +26,13 @@ unfinished_report/rows.csv there.
 import dataclasses
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from cspd_jax import cli
-from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, spec as spec_lib
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
@@ -44,6 +43,7 @@ from cspd_jax.measure.tradeoff import Claim, Curve
 from cspd_jax.metrics import base as metrics_lib
 from cspd_jax.metrics.base import Metric
 from cspd_jax.plots import charts as curves_plot
+from experiments.measured import Measured
 
 # EAGLE-2 has the number of drafts and the depth of EAGLE-1's tree, to compare the two.
 DRAFTERS = (
@@ -86,12 +86,10 @@ CLAIMS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Measured):
   """The measurements.
 
   Attributes:
-    loading: the model, and how it is loaded.
-    parts: networks that replace those of the model, such as eagle=runs/eagle.
     drafter: drafters; every one is paired with every verifier.
     verifier: verifiers; invalid pairs are left out, with the reason.
     decoder: specifications of further decoders.
@@ -100,8 +98,6 @@ class Config:
     claims: published claims to test with the results.
     metrics: names of the metrics; none for all.
     columns: the metrics that the console shows; the files contain all.
-    images: the images, the same for every decoder.
-    sampling: sampling options.
     window: tokens per forward pass of Jacobi decoders whose specification does not set it; by
       default 8 on a CPU, else 64.
     length: tokens drafted per round by other decoders whose specification does not set them.
@@ -112,8 +108,6 @@ class Config:
     workdir: folder of the results.
   """
 
-  loading: groups.Loading = groups.Loading(model='demo')
-  parts: tuple[str, ...] = ()
   drafter: tuple[str, ...] = DRAFTERS
   verifier: tuple[str, ...] = VERIFIERS
   decoder: tuple[str, ...] = ()
@@ -124,8 +118,6 @@ class Config:
   columns: tuple[str, ...] = (
       'step_compression', 'accepted_length', 'tv_bound', 'tv_bound_per_token', 'nll_difference',
       'nll_excess', 'frechet')
-  images: groups.Images = groups.Images(num_images=16)
-  sampling: groups.Sampling = groups.Sampling()
   # On a CPU the time of a pass grows with every token of a window, on an accelerator hardly.
   window: int = dataclasses.field(
       default_factory=lambda: 8 if jax.default_backend() == 'cpu' else 64)
@@ -159,31 +151,26 @@ class Plan(NamedTuple):
   left_out: dict[str, str]
   metrics: tuple[Metric, ...]
 
+  @property
   def all(self) -> list[str]:
-    """Returns all specifications."""
+    """All specifications."""
     return self.rows + [text for texts in self.points.values() for text in texts.values()]
 
 
 def prepare(config: Config) -> Plan:
-  """Loads the model and checks all options.
-
-  Raises:
-    ValueError: for invalid options, naming the option.
-  """
-  model = inputs.model(config.loading, config.parts, one_group=inputs.MEASURED)
+  """Loads the model and checks all options."""
+  model = config.model()
   metrics = measurements.choose(model.engine.name, config.metrics)
   measurements.choose(model.engine.name, config.columns)
-  prompts, seed = inputs.images(config.images, model)
-  if len(prompts) < 2:
-    raise ValueError(f'num_images is {len(prompts)}; it must be at least 2, for a standard error.')
-  sampling = model.sampling(**inputs.overrides(config.sampling))
-  if np.any(sampling.temperature <= 0):
-    raise ValueError(f'temperature is {sampling.temperature}; it must be above 0, because decoders '
-                     'do not differ at 0.')
+  bench = config.bench(model, config.batch_size)
+  if (count := len(bench.prompts)) < 2:
+    raise ValueError(f'num_images is {count}; it must be at least 2, for a standard error.')
+  if np.any(bench.sampling.temperature <= 0):
+    raise ValueError(f'temperature is {bench.sampling.temperature}; it must be above 0, because '
+                     'decoders do not differ at 0.')
   complete = lambda text: str(
       model.engine.complete(text, window=config.window, length=config.length))
   pairs = [f'{drafter}+{verifier}' for drafter in config.drafter for verifier in config.verifier]
-  bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size, sampling=sampling)
   rows, left_out = measurements.able(
       bench, list(map(complete, [model.engine.baseline, *pairs, *config.decoder])))
   points = {}
@@ -201,7 +188,7 @@ def prepare(config: Config) -> Plan:
     raise ValueError(
         f'no decoder can run besides {rows[0]}; {reasons or "give decoder or drafter."}')
   plan = Plan(bench, rows, points, left_out, metrics)
-  bench.share(plan.all())
+  bench.share(plan.all)
   return plan
 
 
@@ -248,12 +235,8 @@ def columns(metrics: Sequence[Metric], row: Measurement) -> dict[str, str]:
   return result
 
 
-def run(config: Config) -> None:
-  """Measures, prints the tables and writes the report.
-
-  Raises:
-    ValueError: for invalid options, before anything is compiled.
-  """
+@cli.command(Config)
+def main(config: Config) -> None:
   plan = prepare(config)
   report, bench, start = Report(config.workdir, _NAMES), plan.bench, time.perf_counter()
   print(f'{len(bench.prompts)} images of {bench.model.num_tokens} tokens per decoder; model '
@@ -263,7 +246,7 @@ def run(config: Config) -> None:
   for name, (mean, deviation) in reference.noise.items():
     print(f'noise of {name}: {mean:.4f} +- {deviation:.4f} (standard deviation)')
   shown = measurements.choose(bench.model.engine.name, config.columns)
-  printer = Printer([metric for metric in shown if metric in plan.metrics], plan.all())
+  printer = Printer([metric for metric in shown if metric in plan.metrics], plan.all)
   results: list[dict[str, Any]] = []
 
   def measure(texts: Sequence[str], timed_images: int | None, curves: Sequence[tuple]
@@ -290,7 +273,10 @@ def run(config: Config) -> None:
   for tested in answers:
     print(f'  {tested.answer:<8} {tested.claim}: {tested.numbers}')
   if points:
-    draw(report, points, config.curves, bench.baseline, reference)
+    panels = tradeoff.panels(points, config.curves, bench.baseline, reference.noise)
+    for ending in ('png', 'svg'):
+      curves_plot.save_curves(report.path(f'curves.{ending}'), panels,
+                              xlabel='accepted length, tokens per round')
   minutes = (time.perf_counter() - start) / 60
   report.write(
       settings=dataclasses.asdict(config), rows=results, conclusions=[
@@ -300,21 +286,6 @@ def run(config: Config) -> None:
               dict(title='curves', columns=printer.columns,
                    rows=list(range(len(rows), len(results))))])
   print(f'\n{minutes:.1f} minutes; tables, figures and report.json are in {config.workdir}.')
-
-
-def draw(report: Report, points: Mapping[str, Sequence[tradeoff.Point]],
-         curves: Sequence[tradeoff.Curve], baseline: str, reference: measurements.Reference
-         ) -> None:
-  """Draws the trade-off curves."""
-  panels = tradeoff.panels(points, curves, baseline, reference.noise)
-  for ending in ('png', 'svg'):
-    curves_plot.save_curves(report.path(f'curves.{ending}'), panels,
-                            xlabel='accepted length, tokens per round')
-
-
-@cli.command(Config)
-def main(config: Config) -> None:
-  run(config)
 
 
 if __name__ == '__main__':

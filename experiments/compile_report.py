@@ -91,9 +91,6 @@ def prepare(config: Config, accelerator: devices.Accelerator
   Returns:
     The specifications, the baseline first; and the model with few layers, with one layer more, and
     with all layers.
-
-  Raises:
-    ValueError: for invalid options.
   """
   describe = lambda layers: families.describe(config.model, dtype=config.dtype, layers=layers)
   whole = describe(None)
@@ -111,24 +108,9 @@ def prepare(config: Config, accelerator: devices.Accelerator
   return list(dict.fromkeys(texts)), [describe(few), describe(few + 1), whole]
 
 
-def iterations(model: families.Model, text: str, measured: predicted.Measured) -> float:
-  """Returns how often the loop over calls of a diffusion head runs, 1 if not measured."""
-  if measured.head_calls is None:
-    return 1
-  return predicted.iterations(model.decoder(text, guided=True), measured.head_calls)
-
-
 def row(text: str, figures: predicted.Figures, ideal: float, measured: predicted.Measured,
         vanilla: predicted.Figures) -> dict[str, Any]:
-  """Returns the row of a decoder.
-
-  Args:
-    text: specification of the decoder.
-    figures: figures of its round.
-    ideal: bytes of the target's weights and of the live half of the cache.
-    measured: tokens that a round commits and calls of a diffusion head, if measured.
-    vanilla: figures of a round of `vanilla`.
-  """
+  """Returns the row of a decoder; `ideal` are bytes of the weights and the live cache."""
   seconds, tokens = figures.total_seconds, measured.tokens
   listed = lambda counts: [dict(zip(('what', 'source'), key), count=count)
                            for key, count in counts.items() if round(count)]
@@ -177,9 +159,12 @@ def main(config: Config) -> None:
   live, rows, vanilla, ideal = memory.live_cache(whole, config.guided, condition), [], None, 0.0
   for text in texts:
     of_report = measured(text)
+    # How often the loop over calls of a diffusion head runs, 1 if not measured.
+    iterations = 1.0 if of_report.head_calls is None else predicted.iterations(
+        whole.decoder(text, guided=True), of_report.head_calls)
     figures_of_few, figures_of_more = (predicted.decode(
-        model, text, config.batch, config.guided, condition, accelerator, device,
-        iterations(whole, text, of_report)) for model in (few, more))
+        model, text, config.batch, config.guided, condition, accelerator, device, iterations)
+                                        for model in (few, more))
     figures = predicted.extrapolated(figures_of_few, figures_of_more, steps)
     vanilla, ideal = vanilla or figures, ideal or figures.weights + live
     rows.append(row(text, figures, ideal, of_report, vanilla))

@@ -26,6 +26,7 @@ from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request, prepare as prepare_request
 from cspd_jax.measure import tables
 from cspd_jax.plots import charts
+from experiments.measured import check_lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,14 +78,7 @@ _COLUMNS = {
 
 
 class Setting(NamedTuple):
-  """A measurement.
-
-  Attributes:
-    words: what differs from the first measurement, for the table.
-    decoder: a specification.
-    options: sampling options.
-    raster: whether tokens are committed in raster order.
-  """
+  """A measurement: its difference from the first one in words, decoder, options, order."""
 
   words: str
   decoder: str
@@ -107,9 +101,8 @@ def settings(config: Config, model: Model) -> Iterator[Setting]:
   for temperature in config.temperature:
     yield Setting(f'temperature {temperature:g}', base, options | dict(temperature=temperature))
   for levels in config.schedule:
-    if levels == target.num_levels:
-      continue
-    yield Setting(f'{levels} kernels', f'windows(window={window}, schedule={levels})', options)
+    if levels != target.num_levels:
+      yield Setting(f'{levels} kernels', f'windows(window={window}, schedule={levels})', options)
   if not causal:
     for steps in config.num_iter:
       yield Setting(f'{steps} steps', f'windows(window={window}, num_iter={steps})', options)
@@ -120,15 +113,9 @@ def settings(config: Config, model: Model) -> Iterator[Setting]:
 
 
 def prepare(config: Config) -> list[tuple[Setting, Request]]:
-  """Loads the models and prepares the requests.
-
-  Raises:
-    ValueError: for invalid options, before anything is compiled.
-  """
+  """Loads the models and prepares the requests."""
   prepared = []
-  for name in ('model', 'window', 'guidance_scale'):
-    if not getattr(config, name):
-      raise ValueError(f'{name} is empty; give at least one.')
+  check_lists(config, 'model', 'window', 'guidance_scale')
   for name in config.model:
     model = cspd_jax.load(name)
     if model.engine.name != 'continuous':
@@ -148,11 +135,7 @@ def prepare(config: Config) -> list[tuple[Setting, Request]]:
 
 
 def measured(setting: Setting, request: Request) -> tuple[dict[str, Any], np.ndarray]:
-  """Decodes the images of a setting.
-
-  Returns:
-    The row of the table, and the share of kept kernels by level `[num_levels]`.
-  """
+  """Returns the row of a setting, and the share of kept kernels by level `[num_levels]`."""
   decoded, count = run_lib.decode(request), len(request)
   size = decoded.tokens.shape[1]
   per_image = size / decoded.rounds
@@ -172,12 +155,8 @@ def measured(setting: Setting, request: Request) -> tuple[dict[str, Any], np.nda
   return row, kernels.accepted.sum(0) / np.maximum(kernels.tested.sum(0), 1)
 
 
-def run(config: Config) -> None:
-  """Measures, prints the table and writes the report.
-
-  Raises:
-    ValueError: for invalid options, before anything is compiled.
-  """
+@cli.command(Config)
+def main(config: Config) -> None:
   prepared = prepare(config)
   report, rows, levels = Report(config.workdir, [_PICTURE]), [], {}
   widths = [max(len(name), 12) for name in _COLUMNS]
@@ -197,11 +176,6 @@ def run(config: Config) -> None:
       tables=[dict(title='', columns={k: v for k, v in _COLUMNS.items() if k != 'model'},
                    rows=[i for i, row in enumerate(rows) if row['model'] == name])
               | dict(title=name) for name in dict.fromkeys(row['model'] for row in rows)])
-
-
-@cli.command(Config)
-def main(config: Config) -> None:
-  run(config)
 
 
 if __name__ == '__main__':

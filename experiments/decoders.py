@@ -29,39 +29,33 @@ import jax
 import numpy as np
 
 from cspd_jax import cli
-from cspd_jax.cli import groups, inputs
+from cspd_jax.cli import groups
 from cspd_jax.core import fields, programs
 from cspd_jax.decoding.tree import Budget
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
+from experiments.measured import Measured
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Measured):
   """The measurements.
 
   Attributes:
     measure: the property.
-    loading: the model, and how it is loaded.
-    parts: networks that replace those of the model, such as eagle=runs/eagle.
     decoder: specifications of decoders; None for those that the property is usually measured of.
     window: tokens per forward pass of decoders whose specification does not set it.
-    images: the images, the same for every decoder.
     batch_size: images decoded together; None for the usual number of the property.
-    sampling: sampling options.
     repeats: timed runs of each decoder, whose median is reported.
     workdir: folder of the results; by default that of the property in `runs`.
   """
 
   measure: Literal['overhead', 'queue', 'rounding'] = 'overhead'
-  loading: groups.Loading = groups.Loading(model='demo')
-  parts: tuple[str, ...] = ()
   decoder: tuple[str, ...] | None = None
   window: int | None = None
   images: groups.Images = groups.Images()
   batch_size: int | None = None
-  sampling: groups.Sampling = groups.Sampling()
   repeats: int = 3
   workdir: str | None = None
 
@@ -193,19 +187,13 @@ MEASURES = {
 
 
 def prepare(config: Config) -> tuple[Bench, list[str]]:
-  """Loads the model, checks all options and returns the complete specifications of the decoders.
-
-  Raises:
-    ValueError: for invalid options, naming the option.
-  """
+  """Loads the model, checks all options and returns the complete specifications of the decoders."""
   measure = MEASURES[config.measure]
   decoders = measure.decoders if config.decoder is None else config.decoder
   if not decoders:
     raise ValueError('decoder is empty; give at least one.')
-  model = inputs.model(config.loading, config.parts, engine='discrete', one_group=inputs.MEASURED)
-  prompts, seed = inputs.images(config.images, model, default=measure.num_images)
-  bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size or measure.batch_size,
-                sampling=model.sampling(**inputs.overrides(config.sampling)))
+  model = config.model('discrete')
+  bench = config.bench(model, config.batch_size or measure.batch_size, measure.num_images)
   texts = [str(model.engine.complete(text, window=config.window or measure.window))
            for text in decoders]
   for text in texts:

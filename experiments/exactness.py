@@ -21,7 +21,7 @@ with 1 if a decoder fails.
 
 import dataclasses
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -78,24 +78,20 @@ class Bench(NamedTuple):
   """A tabular model on which all decoders are tested.
 
   Attributes:
+    flags: command-line flags.
     model: the tabular model.
     warp: sampling options.
     probs: `[C, V**T]` exact distributions of its sequences.
     resources: networks for drafters, and a codebook.
     draft_params: parameters of these networks, by the keys of `specification.SOURCES`.
-    window: tokens per forward pass.
-    seed: seed of the samples.
-    samples: sequences per decoder.
   """
 
+  flags: Flags
   model: Tabular
   warp: Warp
   probs: np.ndarray
   resources: specification.Resources
   draft_params: dict[str | None, Any]
-  window: int
-  seed: int
-  samples: int
 
 
 @cli.command(flags=Flags())
@@ -120,8 +116,8 @@ def prepare(flags: Flags, greedy: bool = False) -> Bench:
   params = {None: None, **dict.fromkeys(drafts, draft.params),
             'medusa': jnp.stack([draft.params] * 2)}
   return Bench(
-      model, warp, exactness.class_probs(model, warp), specification.Resources(drafts, codebook),
-      params, flags.window, flags.seed, flags.samples)
+      flags, model, warp, exactness.class_probs(model, warp),
+      specification.Resources(drafts, codebook), params)
 
 
 def every(bench: Bench) -> list[str]:
@@ -141,7 +137,7 @@ def pairs(bench: Bench) -> list[str]:
   drafters = list(specification.DRAFTERS)
   drafters += [f'{name}(draws={draws})' for name in ('eagle', 'medusa') for draws in (
       'iid', 'fixed')]
-  drafters += [f'vanilla(window={bench.window})', 'eagle(tree=chain(2))', 'medusa(length=2)',
+  drafters += [f'vanilla(window={bench.flags.window})', 'eagle(tree=chain(2))', 'medusa(length=2)',
                'mc_sjd', 'sjd_pac', 'seed_exact', 'corrected(passes=1)', 'corrected(by=neighbours)']
   seen = [specification.expand(sized(name, bench)) for name in specification.DECODERS]
   result = []
@@ -162,7 +158,7 @@ def sized(text: str, bench: Bench) -> Spec:
 
   For windows of 3 or more, trees branch; the default trees of such short windows are chains.
   """
-  spec, window = parse(text), bench.window
+  spec, window = parse(text), bench.flags.window
   first, length = spec.parts[0], min(window, bench.model.length - 1)
   trees = {**{name: f'{name}(window={window + 2}, tree=caterpillar(2, 2))' for name in (
                'sjd_pac', 'seed_exact', 'corrected', 'corrected_seed_exact')},
@@ -179,35 +175,29 @@ def build(spec: Spec, bench: Bench) -> Decoder:
   return specification.build(spec, bench.model.target, bench.resources)
 
 
-def run(benches: Sequence[Bench], texts: Sequence[str],
-        show: Callable[[str], None] = print) -> list[dict]:
-  """Tests decoders on every bench; returns a row of JSON values for each.
-
-  Raises:
-    ValueError: for an invalid specification, before anything runs.
-  """
+def run(benches: Sequence[Bench], texts: Sequence[str]) -> list[dict]:
+  """Tests decoders on every bench; returns a row of JSON values for each."""
   specs = {text: sized(text, benches[0]) for text in texts}
   for spec in specs.values():
     build(spec, benches[0])
-  return [row for bench in benches for row in _rows(bench, specs, len(specs) * len(benches), show)]
+  return [row for bench in benches for row in _rows(bench, specs, len(specs) * len(benches))]
 
 
-def _rows(bench: Bench, specs: Mapping[str, Spec], count: int,
-          show: Callable[[str], None]) -> list[dict]:
+def _rows(bench: Bench, specs: Mapping[str, Spec], count: int) -> list[dict]:
   """Returns the rows of one bench; `count` is the number of tests on all benches."""
   width = max(map(len, specs))
-  show(f'temperature {bench.warp.temperature}: {bench.model.vocab_size}^{bench.model.length} '
-       f'sequences, {int((bench.probs > 0).sum())} possible in 2 classes; {bench.samples} samples '
-       'per decoder')
-  show(f'{"decoder":<{width}} {"guarantee":<10} {"TV":>8} {"expected":>8} {"bound":>8} '
-       f'{"p-value":>9}  verdict')
+  print(f'temperature {bench.warp.temperature}: {bench.model.vocab_size}^{bench.model.length} '
+        f'sequences, {int((bench.probs > 0).sum())} possible in 2 classes; {bench.flags.samples} '
+        'samples per decoder')
+  print(f'{"decoder":<{width}} {"guarantee":<10} {"TV":>8} {"expected":>8} {"bound":>8} '
+        f'{"p-value":>9}  verdict')
   vanilla = _decode(bench, build(parse('vanilla'), bench), None)
   rows = []
   for text, spec in specs.items():
     row = _row(bench, text, build(spec, bench), specification.needs(spec), vanilla, count)
     rows.append(row)
-    show(f'{text:<{width}} {row["guarantee"]:<10} {row["tv"]:8.5f} {row["tv_expected"]:8.5f} '
-         f'{row["bound"]:8.5f} {row["p_value"]:9.2g}  {"pass" if row["pass"] else "FAIL"}')
+    print(f'{text:<{width}} {row["guarantee"]:<10} {row["tv"]:8.5f} {row["tv_expected"]:8.5f} '
+          f'{row["bound"]:8.5f} {row["p_value"]:9.2g}  {"pass" if row["pass"] else "FAIL"}')
   return rows
 
 
@@ -216,7 +206,7 @@ def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: 
   """Tests one of `count` decoders; `vanilla` is the result of `vanilla`."""
   report = exactness.check_decoder(
       decoder, bench.model, bench.probs, bench.warp, draft_params=bench.draft_params[needs],
-      samples=bench.samples, seed=bench.seed, false_alarm=exactness.FALSE_ALARM / count)
+      samples=bench.flags.samples, seed=bench.flags.seed, false_alarm=exactness.FALSE_ALARM / count)
   guarantee, passed, bound = specification.guarantee(decoder), report.passed, 0.0
   if guarantee is Guarantee.SEED_EXACT:
     passed = passed and np.array_equal(_decode(bench, decoder, needs).tokens, vanilla.tokens)
@@ -233,7 +223,7 @@ def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: 
 def _decode(bench: Bench, decoder: Decoder, needs: str | None) -> Decoded:
   """Decodes one batch, with rows of both classes."""
   return jax.device_get(jax.jit(decoder)(
-      bench.model.params, jnp.arange(_ROWS) % 2, jax.random.key(bench.seed), bench.warp,
+      bench.model.params, jnp.arange(_ROWS) % 2, jax.random.key(bench.flags.seed), bench.warp,
       bench.draft_params[needs]))
 
 

@@ -63,14 +63,7 @@ class Flags:
 
 
 def check(flags: Flags) -> tuple[cspd_jax.Model, pathlib.Path]:
-  """Checks all flags.
-
-  Returns:
-    The model in float32, and the folder of its target.
-
-  Raises:
-    ValueError: for an invalid flag or combination of flags.
-  """
+  """Checks all flags; returns the model in float32, and the folder of its target."""
   model = cspd_jax.load(flags.model, dtype='float32')
   if model.engine.name != 'continuous':
     raise ValueError(f'model is {flags.model!r}, whose tokens are discrete; use a model of '
@@ -104,12 +97,7 @@ def _texts(model: cspd_jax.Model, flags: Flags) -> tuple[str, str]:
 
 def fit(model: cspd_jax.Model, flags: Flags, guided: bool
         ) -> tuple[Schedule, dict[str, np.ndarray], dict[str, float]]:
-  """Fits coefficients and counts the head calls with them.
-
-  Returns:
-    The levels, coefficients `[levels]` by name of the fit, and the head calls per token by the same
-    names.
-  """
+  """Returns the levels, coefficients `[levels]` by name of the fit, and head calls per token."""
   plain, speculative = _texts(model, flags)
   scale = flags.guidance_scale or float(model.sampling().guidance_scale)
   sampling = model.sampling(guidance_scale=scale if guided else 1.0)

@@ -71,11 +71,7 @@ _COLUMNS = {
 
 
 def condition(config: Config, model: cspd_jax.Model) -> Any:
-  """Returns the condition of the prompt.
-
-  Raises:
-    ValueError: if the model has no such prompts, or the prompt has another number of tokens.
-  """
+  """Returns the condition of the prompt, after a check of its writer and number of tokens."""
   writers = families.family.get(model.family).prompt_writers
   if config.contexts not in writers:
     raise ValueError(f'contexts is {config.contexts!r}; for a model of {model.family} it must be '
@@ -91,11 +87,7 @@ def condition(config: Config, model: cspd_jax.Model) -> Any:
 
 
 def prepare(config: Config) -> tuple[cspd_jax.Model, Any]:
-  """Loads the model and checks all options; returns it with the condition of the prompt.
-
-  Raises:
-    ValueError: for invalid options.
-  """
+  """Loads the model and checks all options; returns it with the condition of the prompt."""
   model = cspd_jax.load(config.model, dtype=config.dtype)
   if config.preset and (published := families.describe(config.preset).config) != model.config:
     raise ValueError(f'model is {config.model}, whose sizes are not those of {config.preset}: '
@@ -132,12 +124,7 @@ def compared(config: Config, model: cspd_jax.Model, prompt: Any) -> list[dict[st
 
 
 def rounding(logits: np.ndarray, scale: float) -> np.ndarray:
-  """Returns what rounding the logits of both streams to bfloat16 can change in guided ones.
-
-  Args:
-    logits: `[2, ..., V]` of the request and of the context that guidance leads away from.
-    scale: the guidance scale.
-  """
+  """Returns what rounding logits `[2, ..., V]` of both streams can change in guided ones."""
   return _ROUNDING * (abs(scale) * np.abs(logits[0]) + abs(scale - 1) * np.abs(logits[1]))
 
 
@@ -157,12 +144,8 @@ def verdict(rows: list[dict[str, Any]]) -> str:
       'prompt.')
 
 
-def run(config: Config) -> bool:
-  """Compares, prints the disagreements and writes the report; returns whether all tokens agree.
-
-  Raises:
-    ValueError: for invalid options, before anything is compiled.
-  """
+@cli.command(Config)
+def main(config: Config) -> int:
   model, prompt = prepare(config)
   rows = compared(config, model, prompt)
   others = [row for row in rows if not row['agrees']]
@@ -173,12 +156,7 @@ def run(config: Config) -> bool:
   if others:
     print(tables.text(_COLUMNS, others))
   print(verdict(rows))
-  return not others
-
-
-@cli.command(Config)
-def main(config: Config) -> int:
-  return 0 if run(config) else 1
+  return int(bool(others))
 
 
 if __name__ == '__main__':

@@ -27,6 +27,7 @@ from cspd_jax.generation import memory
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import base, likelihood
+from experiments.measured import check_lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,15 +68,10 @@ _OPTIONS = {'matrices': dict(quantize='int8'), 'cache': dict(cache_dtype='int8')
             'both': dict(quantize='int8', cache_dtype='int8')}
 
 
-def run(config: Config) -> None:
-  """Measures, prints the table and writes the report.
-
-  Raises:
-    ValueError: for invalid options, before anything is compiled.
-  """
+@cli.command(Config)
+def main(config: Config) -> None:
   inputs.at_least(config.images, 2, 'num_images')
-  if not config.guidance_scale:
-    raise ValueError('guidance_scale is empty; give at least one.')
+  check_lists(config, 'guidance_scale')
   load = functools.partial(
       cspd_jax.load, config.model, dtype=config.dtype, **inputs.parts(config.parts))
   model, quantized = load(), {name: load(**options) for name, options in _OPTIONS.items()}
@@ -100,7 +96,6 @@ def run(config: Config) -> None:
 
 
 def _cache(model: cspd_jax.Model, bench: Bench) -> float:
-  """Returns the MiB of an image's cache."""
   target = model.target(guided=programs.is_guided(bench.sampling))
   condition = model.condition([bench.prompts[0]])
   return memory.cache_size(target, model.params, condition, target.num_tokens) / 2**20
@@ -121,11 +116,6 @@ def measured(bench: Bench, other: cspd_jax.Model) -> dict[str, float]:
       difference=difference.mean, difference_error=difference.standard_error,
       total_variation=float(np.mean(result.total_variation)),
       largest=float(np.max(result.largest)))
-
-
-@cli.command(Config)
-def main(config: Config) -> None:
-  run(config)
 
 
 if __name__ == '__main__':

@@ -14,15 +14,14 @@ import sys
 import time
 
 from cspd_jax import cli
-from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import run as run_lib
 from cspd_jax.measure import measurements, tables
-from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import ground, scenes
 from experiments.benchmark import Printer
+from experiments.measured import Measured, check_lists
 
 COUPLINGS = (
     'jacobi(coupling=redraw)+exact', 'jacobi(coupling=maximal)+exact',
@@ -41,31 +40,23 @@ TREES = tuple(
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Measured):
   """The measurements.
 
   Attributes:
-    loading: the model, and how it is loaded.
-    parts: networks that replace those of the model, such as eagle=runs/eagle.
     decoder: specifications of decoders that do not set the window.
     window: tokens per forward pass; every decoder runs with each of them.
     metrics: names of the metrics.
     ground: whether tokens per forward pass inside things and on plain ground are measured too, for
       models of scenes of emoji.
-    images: the images, the same for every decoder.
-    sampling: sampling options.
     batch_size: images decoded together.
     workdir: folder of the results.
   """
 
-  loading: groups.Loading = groups.Loading(model='demo')
-  parts: tuple[str, ...] = ()
   decoder: tuple[str, ...] = COUPLINGS + FRESH + TREES
   window: tuple[int, ...] = (16, 64)
   metrics: tuple[str, ...] = ('step_compression', 'one_token_rounds')
   ground: bool = False
-  images: groups.Images = groups.Images(num_images=16)
-  sampling: groups.Sampling = groups.Sampling()
   batch_size: int = 16
   workdir: str = 'runs/topologies'
 
@@ -73,23 +64,15 @@ class Config:
     fields.check(self)
 
 
-def run(config: Config) -> None:
-  """Measures, prints the rows and writes the report.
-
-  Raises:
-    ValueError: for invalid options, before anything is compiled.
-  """
-  for name in ('window', 'decoder'):
-    if not getattr(config, name):
-      raise ValueError(f'{name} is empty; give at least one.')
-  model = inputs.model(config.loading, config.parts, one_group=inputs.MEASURED)
+@cli.command(Config)
+def main(config: Config) -> None:
+  check_lists(config, 'window', 'decoder')
+  model = config.model()
   metrics = measurements.choose(model.engine.name, config.metrics)
-  prompts, seed = inputs.images(config.images, model)
+  bench = config.bench(model, config.batch_size)
   if config.ground:
-    scenes.captions(model, prompts)  # Checks that the images are scenes.
+    scenes.captions(model, bench.prompts)  # Checks that the images are scenes.
     metrics += ground.INSIDE, ground.ON_GROUND, ground.SHARE
-  bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size,
-                sampling=model.sampling(**inputs.overrides(config.sampling)))
   texts_of_windows: dict[int, list[str]] = {}
   left_out: dict[str, str] = {}
   for window in config.window:
@@ -107,16 +90,11 @@ def run(config: Config) -> None:
       rows.append(dict(window=window) | row.figures)
       atomic.write(report.path('rows.csv'), tables.csv(rows).encode())
   report.write(
-      settings=dataclasses.asdict(config), rows=rows, left_out=left_out, prompts=prompts,
+      settings=dataclasses.asdict(config), rows=rows, left_out=left_out, prompts=bench.prompts,
       weights=run_lib.weights(model), minutes=(time.perf_counter() - start) / 60,
       tables=[dict(title=f'window {window}', columns=printer.columns, rows=[
           i for i, row in enumerate(rows) if row['window'] == window])
               for window in texts_of_windows])
-
-
-@cli.command(Config)
-def main(config: Config) -> None:
-  run(config)
 
 
 if __name__ == '__main__':

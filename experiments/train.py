@@ -73,7 +73,6 @@ def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathli
 
 
 def _stages_of(recipe: stages.Stages) -> tuple[str, ...]:
-  """Returns the stages of a recipe in their order."""
   return 'tokenizer', *recipe.models, 'eval', 'export'
 
 
@@ -100,13 +99,7 @@ def picture_names(recipe: stages.Stages) -> tuple[str, ...]:
 
 
 def built(recipe: stages.Stages, networks: Mapping[str, stages.Network], role: str) -> Model:
-  """Builds one of the recipe's models with the recipe's defaults, like the exported model.
-
-  Args:
-    recipe: the recipe of the run.
-    networks: its networks by role.
-    role: the model, one of `recipe.models`.
-  """
+  """Builds one of `recipe.models` with the recipe's defaults, like the exported model."""
   loaded = {name: Loaded(*network, metadata=recipe.metadata)
             for name, network in networks.items() if name not in recipe.models}
   target = Loaded(*networks[role], metadata=recipe.metadata)
@@ -117,16 +110,8 @@ def built(recipe: stages.Stages, networks: Mapping[str, stages.Network], role: s
 
 
 def write_pictures(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, Any],
-          data: Mapping[str, stages.Split], report: Report) -> None:
-  """Writes grids of held-out, reconstructed and sampled images into a report.
-
-  Args:
-    recipe: the recipe of the run.
-    tokenizer: parameters of the tokenizer.
-    models: parameters of the models by role.
-    data: the tokenised crops by split.
-    report: the report.
-  """
+                   data: Mapping[str, stages.Split], report: Report) -> None:
+  """Writes grids of held-out, reconstructed and sampled images; arguments as for `networks`."""
   count = 2 * len(photos.NAMES)
   images, labels = (part[:count] for part in recipe.held_out())
   save = lambda name, pictures, captions: grid.save_grid(

@@ -25,6 +25,7 @@ from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import likelihood
 from cspd_jax.plots import charts
+from experiments.measured import check_lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,15 +69,9 @@ _COLUMNS = {
     '+-': '{step_compression_error:.2f}', 'one-token': '{one_token_rounds:.0%}'}
 
 
-def run(config: Config) -> None:
-  """Measures, prints the points and writes the report.
-
-  Raises:
-    ValueError: for invalid options, before anything is compiled.
-  """
-  for name in ('decoder', 'temperature', 'guidance_scale'):
-    if not getattr(config, name):
-      raise ValueError(f'{name} is empty; give at least one.')
+@cli.command(Config)
+def main(config: Config) -> None:
+  check_lists(config, 'decoder', 'temperature', 'guidance_scale')
   inputs.at_least(config.images, 2, 'num_images')
   model = inputs.model(config.loading, config.parts, engine='discrete',
                        one_group=inputs.MEASURED)
@@ -124,11 +119,6 @@ def _draw(path: Any, texts: list[str], points: list[dict[str, Any]], name: str) 
     panels.append([charts.Panel(f'{name}, guidance scale {scale:g}',
                                 'tokens per forward pass', lines)])
   charts.save_curves(path, panels, xlabel='entropy of the target, nats per token')
-
-
-@cli.command(Config)
-def main(config: Config) -> None:
-  run(config)
 
 
 if __name__ == '__main__':

@@ -20,7 +20,6 @@ from checkpoints_conversion.rules import (
   t5,
   text,
   vq,
-  vqgan,
 )
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 
@@ -48,39 +47,12 @@ def get(name: str) -> FileFamily:
   return FAMILIES[name]
 
 
-register(llamagen.FAMILY)
-register(vq.FAMILY)
-register(t5.FAMILY)
-register(eagle.LLAMAGEN)
-register(eagle.ANOLE)
-register(eagle.LUMINA_MGPT)
-register(mar.FAMILY)
-register(early_fusion.LUMINA_MGPT)
-register(early_fusion.LUMINA_MGPT_2)
-register(early_fusion.ANOLE)
-register(early_fusion.EMU3)
-register(vqgan.CHAMELEON_FAMILY)
-register(emu3_vq.FAMILY)
-register(vqgan.MOVQGAN_FAMILY)
-register(text.LUMINA_MGPT)
-register(text.LUMINA_MGPT_2)
-register(text.ANOLE)
-register(text.EMU3)
-register(text.T5)
-register(kl_vae.LATENT_DIFFUSION)
-register(nextstep.FAMILY)
-register(kl_vae.NEXTSTEP)
-register(text.NEXTSTEP)
-register(janus.FAMILY)
-register(janus.VQ)
-register(text.JANUS_PRO)
-register(emu3_5.FAMILY)
-register(emu3_5.VQ)
-register(text.EMU3_5)
-register(language_models.SIMPLEAR)
-register(language_models.LIQUID)
-register(cosmos.FAMILY)
-register(text.SIMPLEAR)
-register(text.LIQUID)
-register(inception.FAMILY)
-register(clip.FAMILY)
+for _family in (
+    llamagen.FAMILY, vq.LLAMAGEN, t5.FAMILY, eagle.LLAMAGEN, eagle.ANOLE, eagle.LUMINA_MGPT,
+    mar.FAMILY, early_fusion.LUMINA_MGPT, early_fusion.LUMINA_MGPT_2, early_fusion.ANOLE,
+    early_fusion.EMU3, vq.CHAMELEON, emu3_vq.FAMILY, vq.MOVQGAN,
+    text.LUMINA_MGPT, text.LUMINA_MGPT_2, text.ANOLE, text.EMU3, text.T5, kl_vae.LATENT_DIFFUSION,
+    nextstep.FAMILY, kl_vae.NEXTSTEP, text.NEXTSTEP, janus.FAMILY, janus.VQ, text.JANUS_PRO,
+    emu3_5.FAMILY, emu3_5.VQ, text.EMU3_5, language_models.SIMPLEAR, language_models.LIQUID,
+    cosmos.FAMILY, text.SIMPLEAR, text.LIQUID, inception.FAMILY, clip.FAMILY):
+  register(_family)

@@ -180,12 +180,54 @@ def norm(source: str, destination: str) -> list[Rule]:
           Rule(f'{source}.bias', (f'{destination}/bias',), KEEP)]
 
 
-def expand(rules: Iterable[Rule], paths: Iterable[str]) -> list[Rule]:
-  """Fills in the placeholders for one network.
+def llama_layer(source: str, destination: str, num_heads: int, num_kv_heads: int, head_dim: int,
+                halves: bool = True) -> list[Rule]:
+  """Returns the rules of a layer like Llama's, with or without biases of queries, keys and values.
 
   Args:
-    rules: a rule table.
-    paths: paths of all parameters of the network.
+    source: prefix of the published names, which are those of transformers.
+    destination: prefix of the parameters.
+    num_heads: attention heads.
+    num_kv_heads: heads of keys and values.
+    head_dim: width of a head.
+    halves: as for `separate_heads`; values are never rotated.
+  """
+  table = [
+      Rule(f'{source}self_attn.o_proj.weight', (f'{destination}out',),
+           join_heads(num_heads, head_dim)),
+      Rule(f'{source}input_layernorm.weight', (f'{destination}attention_norm/scale',), KEEP),
+      Rule(f'{source}post_attention_layernorm.weight', (f'{destination}ffn_norm/scale',), KEEP)]
+  table += [Rule(f'{source}mlp.{name}_proj.weight', (f'{destination}{name}',), MATRIX)
+            for name in ('gate', 'up', 'down')]
+  for name, count in (('query', num_heads), ('key', num_kv_heads), ('value', num_kv_heads)):
+    published, rotated = f'{source}self_attn.{name[0]}_proj', halves and name != 'value'
+    table += [Rule(f'{published}.weight', (f'{destination}{name}',),
+                   separate_heads(count, head_dim, rotated)),
+              Rule(f'{published}.bias', (f'{destination}{name}_bias',),
+                   separate_head_biases(count, rotated))]
+  return table
+
+
+def head_norms(source: str, destination: str, num_heads: int, num_kv_heads: int,
+               num_rows: int | None, halves: bool = True) -> list[Rule]:
+  """Returns the rules of the norms of queries and keys; arguments as for `llama_layer`, and:
+
+  Args:
+    num_rows: rows of a published norm; 0 is one vector for all heads, None one row for each.
+  """
+  table = []
+  for name, count in (('query', num_heads), ('key', num_kv_heads)):
+    transform = head_norm(count, count if num_rows is None else min(num_rows, count), halves)
+    published, ours = f'{source}self_attn.{name[0]}_norm', f'{destination}{name}_norm'
+    table += [Rule(f'{published}.weight', (f'{ours}/scale',), transform),
+              Rule(f'{published}.bias', (f'{ours}/bias',), transform)]
+  return table
+
+
+def expand(rules: Iterable[Rule], paths: Iterable[str]) -> list[Rule]:
+  """Fills in the placeholders for the parameters of one network.
+
+  Rules for parameters that the network does not have are left out.
 
   Returns:
     Rules for every published tensor, without placeholders, in the order of the parameters.

@@ -70,12 +70,7 @@ def _part(source: str, destination: str, levels: list[tuple[str, str]], resample
 
 
 def taming(num_levels: int, norm: Norm = base.norm) -> list[base.Rule]:
-  """Returns the rules of an autoencoder with the names of taming-transformers.
-
-  Args:
-    num_levels: number of resolutions.
-    norm: the rules of the decoder's norms.
-  """
+  """Returns the rules of an autoencoder with these names; `norm` is for those of the decoder."""
   return (base.layer('quant_conv', 'quant_conv', POINTWISE) +
           base.layer('post_quant_conv', 'post_quant_conv', POINTWISE) +
           encoder(num_levels) + decoder(num_levels, norm=norm))
@@ -84,18 +79,19 @@ def taming(num_levels: int, norm: Norm = base.norm) -> list[base.Rule]:
 def taming_sizes(title: str, shapes: family.Shapes) -> dict[str, Any]:
   """Returns the sizes that all autoencoders with these names share, by the fields of our configs.
 
-  Args:
-    title: the expected network in words, for messages.
-    shapes: shapes of the tensors of the file.
-
   Raises:
-    ConversionError: if the shapes are not those of such an autoencoder.
+    ConversionError: if the shapes are not those of such an autoencoder, which `title` names, or a
+      level has less than 128 channels.
   """
   shape = functools.partial(family.shape, title, shapes)
   ch, in_channels = shape('encoder.conv_in.weight', 4)[:2]
   levels = family.count(shapes, r'encoder\.down\.(\d+)\.block\.0\.conv1\.weight')
   widths = [shape(f'encoder.down.{i}.block.0.conv1.weight', 4)[0] for i in range(levels)]
-  refuse_narrow(widths)
+  if min(widths, default=0) < 128:
+    # The published architectures normalise in 32 groups at any width.
+    raise family.ConversionError(
+        f'The levels of the tokenizer are {widths} channels wide; below 128 channels its '
+        'normalisation groups differ from those of cspd_jax, and it cannot be converted.')
   return dict(
       in_channels=in_channels, ch=ch, ch_mult=tuple(width // ch for width in widths),
       num_res_blocks=family.count(shapes, r'encoder\.down\.0\.block\.(\d+)\.conv1\.weight'))
@@ -108,34 +104,15 @@ def taming_vq(config: VQConfig, norm: Norm = base.norm) -> list[base.Rule]:
 
 
 def taming_vq_config(title: str, shapes: family.Shapes, published: VQConfig) -> VQConfig:
-  """Infers the sizes of a tokenizer with these names and a codebook from its shapes.
+  """Infers the sizes of a tokenizer with these names and a codebook, like `taming_sizes`.
 
-  Args:
-    title: as for `taming_sizes`, which raises the same error.
-    shapes: as for `taming_sizes`.
-    published: a tokenizer of the family, whose attention, norms and quantisation this one has.
+  Attention, norms and quantisation are those of the `published` tokenizer.
   """
   sizes = taming_sizes(title, shapes)
   codebook_size, codebook_dim = family.shape(title, shapes, 'quantize.embedding.weight', 2)
   return dataclasses.replace(
       published, z_channels=family.shape(title, shapes, 'quant_conv.weight', 4)[1],
       codebook_size=codebook_size, codebook_dim=codebook_dim, **sizes)
-
-
-def refuse_narrow(widths: list[int]) -> None:
-  """Raises ConversionError for tokenizers that the networks here would compute differently.
-
-  Args:
-    widths: channels of every level.
-
-  Raises:
-    ConversionError: if a level has less than 128 channels.
-  """
-  if min(widths, default=0) < 128:
-    # The published architectures normalise in 32 groups at any width.
-    raise family.ConversionError(
-        f'The levels of the tokenizer are {widths} channels wide; below 128 channels its '
-        'normalisation groups differ from those of cspd_jax, and it cannot be converted.')
 
 
 _LAYERS = {
@@ -146,13 +123,7 @@ _LAYERS = {
 
 
 def rules(prefix: str, width: int, num_blocks: int) -> list[Rule]:
-  """Returns the rule table of a head.
-
-  Args:
-    prefix: of the published names, with a point at its end.
-    width: of the head.
-    num_blocks: its residual blocks.
-  """
+  """Returns the rule table of a diffusion or flow head; `prefix` ends with a point."""
   table = _modulation(prefix, width, num_blocks)
   for published, ours in _LAYERS.items():
     table += base.layer(f'{prefix}{published}', f'head/{ours}', MATRIX)

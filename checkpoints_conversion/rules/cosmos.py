@@ -79,11 +79,7 @@ def _middle(source: str, destination: str) -> list[Rule]:
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> CosmosConfig:
-  """Infers the sizes of a tokenizer; see `_assumed` for those that shapes do not determine.
-
-  Raises:
-    ConversionError: if the shapes are not those of such a tokenizer.
-  """
+  """Infers the sizes of a tokenizer; see `_assumed` for those that shapes do not determine."""
   del options
   published = CosmosConfig()
   shape = lambda name: family.shape(_TITLE, shapes, f'{name}.conv3d.weight', 5)
@@ -106,7 +102,6 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> CosmosConfig:
 
 
 def _assumed(config: CosmosConfig, specified: Collection[str]) -> list[str]:
-  """Returns the sizes that no shape determines."""
   del specified
   return [f'assumed {config.factor}x{config.factor} pixels and {config.time_factor} frames per '
           f'token and {", ".join(map(str, config.levels))} levels, as in '

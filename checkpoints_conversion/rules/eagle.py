@@ -19,48 +19,31 @@ _OF_THE_TARGET = Free('only the target reads it')
 _FIXED_ROPE = Free('the official drafter of LlamaGen rotates with base 10000 in any case')
 
 _SHARED: settings.Table = {
-    **settings.COMMON,
-    'vocab_size': Size('vocab_size'), 'hidden_size': Size('dim'),
-    'intermediate_size': Size('ffn_dim'), 'num_hidden_layers': Size('num_layers'),
-    'num_attention_heads': Size('num_heads'), 'num_key_value_heads': Size('num_kv_heads'),
-    'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-6),
-    'hidden_act': settings.SILU, 'bias': Must((True,)), 'attention_bias': settings.NO_BIAS,
-    'mlp_bias': settings.NO_BIAS, 'qkv_bias': settings.NO_BIAS,
-    'max_position_embeddings': Free('rotation by any position is computed when it is needed'),
-    'tie_word_embeddings': Free('a drafter has no output matrix'),
-}
+    **settings.llama(), **settings.NO_BIASES, 'bias': Must((True,)),
+    'qkv_bias': settings.NO_BIAS,
+    'tie_word_embeddings': Free('a drafter has no output matrix')}
 LLAMAGEN_FIELDS: settings.Table = {
-    **_SHARED,
-    'model_type': Must(('llama',)), 'rope_theta': _FIXED_ROPE, 'rope_scaling': _FIXED_ROPE,
-    'rope_parameters': _FIXED_ROPE, 'rope_base': _FIXED_ROPE, 'input_type': Size('input_type', str),
-    'caption_dim': _OF_THE_TARGET, 'block_size': _OF_THE_TARGET, 'cls_token_num': _OF_THE_TARGET,
-}
+    **_SHARED, 'model_type': Must(('llama',)), 'input_type': Size('input_type', str),
+    **dict.fromkeys(('rope_theta', 'rope_scaling', 'rope_parameters', 'rope_base'), _FIXED_ROPE),
+    **dict.fromkeys(('caption_dim', 'block_size', 'cls_token_num'), _OF_THE_TARGET)}
 CHAMELEON_FIELDS: settings.Table = {
-    **_SHARED, **settings.rope(10000.0),
-    'model_type': Must(('chameleon',)), 'model_parallel_size': settings.OF_SHAPES,
-    'swin_norm': _OF_THE_TARGET, 'vq_config': _OF_THE_TARGET, 'vocabulary_map': _OF_THE_TARGET,
-    'boi_token_id': _OF_THE_TARGET, 'eoi_token_id': _OF_THE_TARGET,
-    'mask_image_logits': _OF_THE_TARGET,
-}
+    **_SHARED, 'model_type': Must(('chameleon',)), 'model_parallel_size': settings.OF_SHAPES,
+    **dict.fromkeys(('swin_norm', 'vq_config', 'vocabulary_map', 'boi_token_id', 'eoi_token_id',
+                     'mask_image_logits'), _OF_THE_TARGET)}
 
 
-def _published() -> dict[str, EagleConfig]:
-  llamagen = EagleConfig(own_embedding=True)
-  anole = EagleConfig(
-      family='chameleon', num_tokens=1024, row_width=32, num_outputs=8192, dim=4096, num_heads=32,
-      ffn_dim=11008, vocab_size=65536, norm_eps=1e-5, own_embedding=True)
-  return {
-      'llamagen_t2i_256': llamagen,
-      'llamagen_t2i_512': dataclasses.replace(llamagen, num_tokens=1024, row_width=32),
-      'anole': anole,
-      # Rows end with a newline token, and the image with one more.
-      'lumina_mgpt_768': dataclasses.replace(
-          anole, num_tokens=48 * 49 + 1, row_width=49, num_outputs=8194),
-  }
-
-
+_LLAMAGEN = EagleConfig(own_embedding=True)
+_ANOLE = EagleConfig(
+    family='chameleon', num_tokens=1024, row_width=32, num_outputs=8192, dim=4096, num_heads=32,
+    ffn_dim=11008, vocab_size=65536, norm_eps=1e-5, own_embedding=True)
 # The drafters published with LANTERN (arXiv 2410.03355), by the name of their target.
-PRESETS: dict[str, EagleConfig] = _published()
+PRESETS: dict[str, EagleConfig] = {
+    'llamagen_t2i_256': _LLAMAGEN,
+    'llamagen_t2i_512': dataclasses.replace(_LLAMAGEN, num_tokens=1024, row_width=32),
+    'anole': _ANOLE,
+    # Rows end with a newline token, and the image with one more.
+    'lumina_mgpt_768': dataclasses.replace(
+        _ANOLE, num_tokens=48 * 49 + 1, row_width=49, num_outputs=8194)}
 
 
 def rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) -> list[Rule]:
@@ -69,36 +52,15 @@ def rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) ->
   Args:
     config: the drafter's sizes.
     form: its target: 'llamagen', 'anole' or 'lumina_mgpt'.
-    num_norm_shards: rows of the norms of queries and keys, 'chameleon' only; None means one for
-      every attention head.
+    num_norm_shards: rows of the norms of queries and keys; None means one for every attention head.
   """
-  is_chameleon, width = config.family == 'chameleon', config.head_dim
-  num_heads, num_kv_heads = config.num_heads, config.num_kv_heads or config.num_heads
-  source = 'layers.0.'
-  table = base.layer('fc', 'fc', MATRIX) + [
-      Rule(source + 'self_attn.q_proj.weight', ('layer/query',),
-           base.separate_heads(num_heads, width, is_chameleon)),
-      Rule(source + 'self_attn.k_proj.weight', ('layer/key',),
-           base.separate_heads(num_kv_heads, width, is_chameleon)),
-      Rule(source + 'self_attn.v_proj.weight', ('layer/value',),
-           base.separate_heads(num_kv_heads, width, False)),
-      Rule(source + 'self_attn.o_proj.weight', ('layer/out',),
-           base.join_heads(num_heads, width)),
-      Rule(source + 'post_attention_layernorm.weight', ('layer/ffn_norm/scale',), KEEP),
-      Rule(source + 'mlp.gate_proj.weight', ('layer/gate',), MATRIX),
-      Rule(source + 'mlp.up_proj.weight', ('layer/up',), MATRIX),
-      Rule(source + 'mlp.down_proj.weight', ('layer/down',), MATRIX),
-      Rule('embed_tokens.weight', ('token_embedding',), _tokens(form, config.vocab_size)),
-  ]
-  if not is_chameleon:
-    return table
-  table.append(Rule(source + 'input_layernorm.weight', ('layer/attention_norm/scale',), KEEP))
-  for letter, ours, count in (('q', 'query', num_heads), ('k', 'key', num_kv_heads)):
-    transform = base.head_norm(count, num_norm_shards or count)
-    norm = f'{source}self_attn.{letter}_norm.'
-    table += [Rule(norm + 'weight', (f'layer/{ours}_norm/scale',), transform),
-              Rule(norm + 'bias', (f'layer/{ours}_norm/bias',), transform)]
-  return table
+  is_chameleon, source, destination = config.family == 'chameleon', 'layers.0.', 'layer/'
+  heads = config.num_heads, config.num_kv_heads or config.num_heads
+  return [
+      *base.layer('fc', 'fc', MATRIX),
+      *base.llama_layer(source, destination, *heads, config.head_dim, is_chameleon),
+      *base.head_norms(source, destination, *heads, num_norm_shards),
+      Rule('embed_tokens.weight', ('token_embedding',), _tokens(form, config.vocab_size))]
 
 
 def _target(form: str, vocab_size: int) -> early_fusion.EarlyFusionConfig | None:
@@ -114,15 +76,7 @@ def _tokens(form: str, vocab_size: int) -> base.Transform:
 
 
 def read_settings(form: str, contents: settings.Contents) -> dict[str, Any]:
-  """Reads the config.json of a drafter.
-
-  Args:
-    form: its target: 'llamagen', 'anole' or 'lumina_mgpt'.
-    contents: the settings files by name.
-
-  Raises:
-    ConversionError: as `settings.read`.
-  """
+  """Reads the config.json of a drafter of a form; raises the errors of `settings.read`."""
   fields = LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS
   sizes = settings.read({'config.json': fields}, contents)
   name = sizes.pop('input_type', None)
@@ -133,17 +87,10 @@ def read_settings(form: str, contents: settings.Contents) -> dict[str, Any]:
 
 
 def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> EagleConfig:
-  """Infers the sizes of a drafter.
+  """Infers the sizes of a drafter of a form.
 
-  Args:
-    form: its target: 'llamagen', 'anole' or 'lumina_mgpt'.
-    shapes: shapes of its published tensors.
-    options: `image_size` in pixels; `num_heads`, where neither shapes nor a published width
-      determine it; `norm_eps` and `rope_base`, which settings files specify. Their defaults are the
-      published values; with wrong values a drafter loses speed.
-
-  Raises:
-    ConversionError: if the shapes and options do not determine all sizes.
+  The defaults of `norm_eps` and `rope_base`, which settings files specify, are the published
+  values; with wrong values a drafter loses speed.
   """
   shape = functools.partial(family.shape, _title(form), shapes)
   vocab_size, dim = shape('embed_tokens.weight', 2)
@@ -170,7 +117,6 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Eagle
 
 
 def _assumed(form: str, config: EagleConfig, specified: Collection[str]) -> list[str]:
-  """Returns the assumptions for a drafter of a form."""
   # The official drafter of LlamaGen has one base, and norms have the heads of the others.
   fields = ('norm_eps',) if form == 'llamagen' else ('norm_eps', 'rope_base')
   lines = family.assumed_heads(config, specified) if form == 'llamagen' else []

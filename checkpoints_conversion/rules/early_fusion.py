@@ -8,8 +8,10 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from checkpoints_conversion.rules import base, early_fusion_settings, family, settings
-from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule, Transform
+from checkpoints_conversion.rules import base, family, settings
+from checkpoints_conversion.rules.base import KEEP, Rule, Transform
+from checkpoints_conversion.rules.settings import Check, Free, Must, Part, Size, Sizes, Table
+from cspd_jax.core import fields
 from cspd_jax.models import early_fusion
 from cspd_jax.models.early_fusion import EarlyFusionConfig
 
@@ -62,11 +64,7 @@ def format_of(shapes: family.Shapes, is_chameleon: bool) -> Format:
 
   All releases of transformers store attention heads as halves and repeat norms in rows. The version
   that Anole was trained with uses Meta's order and its one vector, under names of transformers.
-
-  Args:
-    shapes: shapes of its tensors.
-    is_chameleon: whether the family is Chameleon's kin, of which there are files of Meta, and whose
-      queries and keys have norms with biases.
+  The kin of Chameleon, of which there are files of Meta, has norms of queries and keys with biases.
   """
   is_meta = is_chameleon and 'tok_embeddings.weight' in shapes
   prefix = _WITH_TOKENIZER if f'{_WITH_TOKENIZER}model.embed_tokens.weight' in shapes else ''
@@ -79,12 +77,7 @@ def format_of(shapes: family.Shapes, is_chameleon: bool) -> Format:
 
 
 def variant(preset: str, shapes: family.Shapes) -> Mapping[str, Any]:
-  """Returns the rules for a file with these tensors, which must include an output matrix.
-
-  Args:
-    preset: name of a published model of the family.
-    shapes: shapes of the tensors.
-  """
+  """Returns the rules for a file of a family with these tensors, with an output matrix."""
   file_format = format_of(shapes, early_fusion.PRESETS[preset].qk_norm)
   embedding = file_format.name('model.embed_tokens.weight')
   output = file_format.name('lm_head.weight')
@@ -97,48 +90,19 @@ def variant(preset: str, shapes: family.Shapes) -> Mapping[str, Any]:
 
 
 def rules(config: EarlyFusionConfig, file_format: Format) -> list[Rule]:
-  """Returns the rule table of a transformer.
-
-  Args:
-    config: the model's sizes.
-    file_format: the format of the file.
-  """
-  sizes = config.transformer
-  heads, kv_heads, width = sizes.num_heads, sizes.num_kv_heads, sizes.head_dim
+  """Returns the rule table of a transformer in a file of a format."""
+  sizes, halves = config.transformer, file_format.halves
+  heads = sizes.num_heads, sizes.num_kv_heads
   ours, published = 'transformer/layers_{i}/', 'model.layers.{i}.'
-  halves = file_format.halves
   table = [
       Rule('model.embed_tokens.weight', ('transformer/token_embedding',),
            base.reorder(early_fusion.order(config))),
-      Rule(published + 'self_attn.q_proj.weight', (ours + 'query',),
-           base.separate_heads(heads, width, halves)),
-      Rule(published + 'self_attn.k_proj.weight', (ours + 'key',),
-           base.separate_heads(kv_heads, width, halves)),
-      Rule(published + 'self_attn.v_proj.weight', (ours + 'value',),
-           base.separate_heads(kv_heads, width, False)),
-      Rule(published + 'self_attn.o_proj.weight', (ours + 'out',), base.join_heads(heads, width)),
-      Rule(published + 'input_layernorm.weight', (ours + 'attention_norm/scale',), KEEP),
-      Rule(published + 'post_attention_layernorm.weight', (ours + 'ffn_norm/scale',), KEEP),
-      Rule(published + 'mlp.gate_proj.weight', (ours + 'gate',), MATRIX),
-      Rule(published + 'mlp.up_proj.weight', (ours + 'up',), MATRIX),
-      Rule(published + 'mlp.down_proj.weight', (ours + 'down',), MATRIX),
+      *base.llama_layer(published, ours, *heads, sizes.head_dim, halves),
+      *base.head_norms(published, ours, *heads, file_format.norm_rows, halves),
+      *(Rule(f'{published}self_attn.{name[0]}_norm.weight', (f'{ours}{name}_rms/scale',),
+             base.separate_shared_norm(halves)) for name in ('query', 'key')),
       Rule('model.norm.weight', ('transformer/norm/scale',), KEEP),
-      Rule('lm_head.weight', ('transformer/output',), _codes_only(config)),
-  ]
-  if config.qk_norm:
-    for letter, name, count in (('q', 'query', heads), ('k', 'key', kv_heads)):
-      rows = count if file_format.norm_rows is None else min(file_format.norm_rows, count)
-      transform = base.head_norm(count, rows, halves)
-      norm = f'{published}self_attn.{letter}_norm.'
-      table += [Rule(norm + 'weight', (f'{ours}{name}_norm/scale',), transform),
-                Rule(norm + 'bias', (f'{ours}{name}_norm/bias',), transform)]
-  if config.qk_rms_norm:
-    table += [Rule(f'{published}self_attn.{name[0]}_norm.weight', (f'{ours}{name}_rms/scale',),
-                   base.separate_shared_norm(halves)) for name in ('query', 'key')]
-  if config.qkv_bias:
-    table += [Rule(f'{published}self_attn.{name[0]}_proj.bias', (f'{ours}{name}_bias',),
-                   base.separate_head_biases(count, halves and name != 'value'))
-              for name, count in (('query', heads), ('key', kv_heads), ('value', kv_heads))]
+      Rule('lm_head.weight', ('transformer/output',), _codes_only(config))]
   return [rule._replace(source=file_format.name(rule.sources[0])) for rule in table]
 
 
@@ -160,14 +124,9 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any], *,
 
   Args:
     preset: name of the published model with the same vocabulary and grammar.
-    shapes: shapes of its published tensors.
     options: `height` and `width` of its images in codes, `num_heads`; and `swin_norm`, `rope_base`
       and `norm_eps`, which settings files specify. Their defaults are the published values.
     any_vocabulary: whether the vocabulary may have another size, if it has all codes.
-
-  Raises:
-    ConversionError: if the shapes and options do not determine all sizes, or the vocabulary
-      differs.
   """
   published = early_fusion.PRESETS[preset]
   name = format_of(shapes, published.qk_norm).name
@@ -190,7 +149,7 @@ def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
   Args:
     published: a model with its vocabulary, grammar and kinds of layers.
     preset: the name of a published model, for messages.
-    shapes: as for `infer`.
+    shapes: shapes of its published tensors.
     options: as for `infer`.
   """
   name = format_of(shapes, published.qk_norm).name
@@ -215,22 +174,11 @@ def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
 
 
 def assumed(token_side: int, config: EarlyFusionConfig, specified: Collection[str]) -> list[str]:
-  """Returns the assumptions.
-
-  Args:
-    token_side: pixels of a token along each side.
-    config: the model's sizes.
-    specified: the names of the options and settings.
-  """
+  """Returns the assumptions, for tokens of `token_side` pixels along each side."""
   # The norms of queries and keys have the width of a head.
   has_norms = config.qk_norm or config.qk_rms_norm
-  lines = [] if has_norms else family.assumed_heads(config, specified)
-  if not {'height', 'width'} <= set(specified):
-    lines.append(
-        f'assumed images of {config.height}x{config.width} tokens ({config.height * token_side}x'
-        f'{config.width * token_side} pixels); --height=ROWS --width=COLUMNS, or later '
-        'cspd-generate --grid=ROWSxCOLUMNS, specify others')
-  return lines
+  return [*([] if has_norms else family.assumed_heads(config, specified)),
+          *family.assumed_grid(config, specified, token_side)]
 
 
 def _sampling(options: Mapping[str, Any], config: EarlyFusionConfig) -> Mapping[str, Any]:
@@ -249,10 +197,12 @@ def _chameleon(name: str) -> tuple[str, ...]:
       '../original_tokenizers/', '../chameleon/tokenizer/', '../../tokenizer/'))
 
 
-def _family(name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
-            others: Mapping[str, tuple[str, ...]], *, fields: Mapping[str, settings.Table],
-            needed: Mapping[str, str], token_side: int = 16, norm_rows: int | None = None,
-            any_vocabulary: bool = False) -> family.FileFamily:
+def family_of(
+    name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
+    others: Mapping[str, tuple[str, ...]], *, fields: Mapping[str, settings.Table],
+    needed: Mapping[str, str], token_side: int = 16, norm_rows: int | None = None,
+    any_vocabulary: bool = False) -> family.FileFamily:
+  """Returns the family of published models, with sampling options and places of other networks."""
   return family.FileFamily(
       name=name, title=_title(presets[0]), kind='early_fusion',
       rules=functools.partial(rules, file_format=Format(norm_rows=norm_rows)),
@@ -274,6 +224,97 @@ def _passes(model: str, method: tuple[str, str, str | None], place: str, prompts
   name, source, decoder = method
   return family.Passes(model, name, f'{source}, {place}', prompts, decoder, tokens_per_pass=ratio,
                        lossless=lossless)
+
+
+def _image_tokens(preset: str, prefix: str, *, ordered: bool) -> Check:
+  """Returns a check that tokens with a prefix have the ids of codes of a published model.
+
+  The ids must be in the order of the names if they are `ordered`.
+  """
+  config = early_fusion.PRESETS[preset]
+  first, count = config.first_code, config.num_codes
+
+  def problem(value):
+    if not isinstance(value, Mapping) or not all(type(id_) is int for id_ in value.values()):
+      return f'{value!r:.80}; it must contain ids of tokens by name'
+    ids = [id_ for name, id_ in sorted(value.items()) if name.startswith(prefix)]
+    if not ids or (ids if ordered else sorted(ids)) == list(range(first, first + count)):
+      return None
+    return (f'a vocabulary with {len(ids)} image tokens from {min(ids)} to {max(ids)}; they must '
+            f'be {first} to {first + count - 1}' + (' in their order' if ordered else ''))
+
+  return Check(problem)
+
+
+# The fields that both families have, in addition to those of Llama.
+_SHARED: Table = {
+    **settings.NO_BIASES, 'tie_word_embeddings': settings.OWN_OUTPUT,
+    'vq_config': Free('the image tokenizer is another network')}
+_CHAMELEON: Table = {
+    **settings.llama(1e-5), **_SHARED,
+    'model_type': Must(('chameleon',)),
+    'swin_norm': Size('swin_norm', bool, False),
+    'qk_layernorm': Size('qk_norm', bool),
+    'model_parallel_size': settings.OF_SHAPES,  # Rows of the norms of queries and keys.
+    'vocabulary_map': _image_tokens('anole_7b', 'IMGIMG', ordered=False),
+    'boi_token_id': Must((8197,)), 'eoi_token_id': Must((8196,)),
+    'mask_image_logits': Free('images are sampled without the mask, as in the official programs'),
+}
+
+_ARGUMENTS: Table = {
+    'dim': Size('dim'), 'n_layers': Size('num_layers'), 'n_heads': Size('num_heads'),
+    'n_kv_heads': Size('num_kv_heads'), 'vocab_size': Size('vocab_size'),
+    'norm_eps': Size('norm_eps', float, 1e-5), **settings.rope(10000.0),
+    'swin_norm': Size('swin_norm', bool, False),
+    'qk_normalization': Size('qk_norm', bool, False),
+    'use_scaled_rope': Must((False,)), 'multiple_of': settings.OF_SHAPES,
+    'ffn_dim_multiplier': settings.OF_SHAPES,
+    'model_parallel_size': Free('the files are counted and joined'),
+    '*': Free("Meta's program reads the arguments of its network and ignores all others"),
+}
+
+CHAMELEON_SETTINGS: Mapping[str, Table] = {
+    'config.json': _CHAMELEON,
+    'params.json': {**_ARGUMENTS, 'model': Part(_ARGUMENTS)},
+    # Its arguments replace some of those in params.json.
+    'consolidate_params.json': {**_ARGUMENTS, 'qk_normalization': Size('qk_norm', bool)},
+}
+
+_FIXED = Free('the official program has fixed ids, and reads those of no file')
+
+LUMINA_MGPT_2_SETTINGS: Mapping[str, Table] = {'config.json': {
+    **_CHAMELEON, 'vocabulary_map': _FIXED, 'boi_token_id': _FIXED, 'eoi_token_id': _FIXED}}
+
+# Pixels of a token of Emu3 along each side, and the most tokens.
+_TOKEN_SIDE, _MOST_TOKENS = 8, fields.MOST_SIDE
+
+
+def _square(area: Any) -> Mapping[str, int] | str:
+  """Returns rows and columns of square images as `Emu3Processor.calculate_generate_size` does."""
+  is_area = type(area) is int and 0 < area <= (_TOKEN_SIDE * _MOST_TOKENS)**2
+  if is_area and (side := round(area**0.5 / _TOKEN_SIDE)):
+    return {'height': side, 'width': side}
+  return (f'{area!r:.80}; it must be the number of pixels of an image, with 1 to {_MOST_TOKENS} '
+          f'tokens of {_TOKEN_SIDE} pixels along each side')
+
+
+_EMU3: Table = {
+    **settings.llama(1e-5, 1e6), **_SHARED,
+    'model_type': Must(('Emu3', 'emu3', 'emu3_text_model')),
+    'vocabulary_map': _image_tokens('emu3_gen_8b', '<|visual token ', ordered=True),
+    'img_token_id': Must((151851,)), 'boi_token_id': Must((151852,)),
+    'eoi_token_id': Must((151853,)), 'eol_token_id': Must((151846,)),
+    'eof_token_id': Must((151847,)),
+    'image_area': Sizes(_square),
+}
+
+EMU3_SETTINGS: Mapping[str, Table] = {'config.json': {**_EMU3, 'text_config': Part(_EMU3)}}
+
+# Fields that only settings determine, with their published values in config.json.
+NEEDED = {'norm_eps': '"rms_norm_eps": 1e-05', 'rope_base': '"rope_theta": 10000.0',
+          'swin_norm': '"swin_norm": false'}
+NEEDED_EMU3 = {'norm_eps': '"rms_norm_eps": 1e-05', 'rope_base': '"rope_theta": 1000000.0',
+               'num_heads': '"num_attention_heads": 32'}
 
 
 # Published methods: name, paper, and the decoder here.
@@ -304,35 +345,35 @@ _LUMINA_PASSES = (
 )
 _CHAMELEON_LICENCE = 'Chameleon Research License'
 # With guidance and top-k of the official samplers.
-LUMINA_MGPT = _family(
+LUMINA_MGPT = family_of(
     'lumina_mgpt', tuple(f'lumina_mgpt_7b_{size}' for size in (768, 512, 1024)),
     {'guidance_scale': 4.0, 'top_k': 2000}, norm_rows=1,
     others={'chameleon_vqgan': (*_chameleon('vqgan.ckpt'), '.'),
             'lumina_mgpt_text': _chameleon('text_tokenizer.json')},
-    fields=early_fusion_settings.CHAMELEON,
+    fields=CHAMELEON_SETTINGS,
     # Models for three image sizes have the same shapes.
-    needed={**early_fusion_settings.NEEDED, 'height': '', 'width': ''})._replace(
+    needed={**NEEDED, 'height': '', 'width': ''})._replace(
         licence=_CHAMELEON_LICENCE, passes=_LUMINA_PASSES)
-LUMINA_MGPT_2 = _family(
+LUMINA_MGPT_2 = family_of(
     'lumina_mgpt_2', ('lumina_mgpt_2_7b',), {'guidance_scale': 4.0, 'top_k': 4096}, norm_rows=1,
     others={'movqgan': tuple(f'{folder}movqgan_270M.ckpt' for folder in (
                 '', 'movqgan/270M/', '../movqgan/270M/', '../')),
             'lumina_mgpt_2_text': ('tokenizer.json',)},
-    fields=early_fusion_settings.LUMINA_MGPT_2, needed=early_fusion_settings.NEEDED,
+    fields=LUMINA_MGPT_2_SETTINGS, needed=NEEDED,
     token_side=8, any_vocabulary=True)._replace(licence='Apache-2.0')
-ANOLE = _family(
+ANOLE = family_of(
     'anole', ('anole_7b',), {'guidance_scale': 3.0, 'top_k': 2000},
     others={'chameleon_vqgan': (*_chameleon('vqgan.ckpt'), '.'),
             'anole_text': _chameleon('text_tokenizer.json')},
-    fields=early_fusion_settings.CHAMELEON, needed=early_fusion_settings.NEEDED)._replace(
+    fields=CHAMELEON_SETTINGS, needed=NEEDED)._replace(
         licence=_CHAMELEON_LICENCE,
         passes=(_passes('anole_7b', _SJD, 'table 4', 'COCO', 1.94),
                 _passes('anole_7b', _SJD, 'table 5', 'Parti', 2.00)))
-EMU3 = _family(
+EMU3 = family_of(
     'emu3', ('emu3_gen_8b',), {'guidance_scale': 3.0, 'top_k': 2048},
     others={'emu3_vq': ('Emu3-VisionTokenizer', '../Emu3-VisionTokenizer', '.'),
             'emu3_text': ('emu3.tiktoken',)},
-    fields=early_fusion_settings.EMU3, needed=early_fusion_settings.NEEDED_EMU3,
+    fields=EMU3_SETTINGS, needed=NEEDED_EMU3,
     token_side=8)._replace(
         licence='Apache-2.0',
         passes=tuple(

@@ -12,7 +12,6 @@ from typing import Any
 from checkpoints_conversion.rules import (
   blocks,
   early_fusion,
-  early_fusion_settings,
   family,
   nextstep,
   settings,
@@ -25,7 +24,7 @@ _PRESET = 'emu3_5_34b'
 _TITLE, _TITLE_VQ = f'a transformer like {_PRESET}', 'the image tokenizer of Emu3.5'
 
 FIELDS: settings.Table = {
-    **{name: entry for name, entry in early_fusion_settings.EMU3['config.json'].items()
+    **{name: entry for name, entry in early_fusion.EMU3_SETTINGS['config.json'].items()
        if name not in ('vocabulary_map', 'text_config', 'vq_config')},
     'model_type': Must(('Emu3',)),
     'image_area': Free('the official program has rows and columns in its own configuration'),
@@ -60,11 +59,7 @@ def _sampling(config: model.EarlyFusionConfig) -> Mapping[str, Any]:
 
 
 def _vq_settings(contents: settings.Contents) -> dict[str, Any]:
-  """Reads config.json, whose pixels of levels with attention and of images tell these levels.
-
-  Raises:
-    ConversionError: as `settings.read`; also for attention at other levels than the last.
-  """
+  """Reads config.json, whose pixels of levels with attention and of images tell these levels."""
   sizes = settings.read({'config.json': FIELDS_VQ}, contents)
   side, sides = sizes.pop('resolution', None), sizes.pop('attn_resolutions', None)
   if side is None or sides is None:
@@ -79,12 +74,7 @@ def _vq_settings(contents: settings.Contents) -> dict[str, Any]:
 
 
 def infer_vq(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
-  """Infers the sizes of an image tokenizer from its shapes.
-
-  Args:
-    shapes: shapes of its published tensors.
-    options: `level_attention`, which config.json specifies; otherwise it is that of IBQ.
-  """
+  """Infers the sizes of an image tokenizer; `level_attention` is otherwise that of IBQ."""
   attention = options.get('level_attention', IBQ.level_attention)
   return blocks.taming_vq_config(
       _TITLE_VQ, shapes, dataclasses.replace(IBQ, level_attention=attention))

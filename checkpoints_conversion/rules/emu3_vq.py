@@ -68,11 +68,13 @@ def _time_block(source: str, destination: str) -> list[Rule]:
 
 
 def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
-  """Returns the rules and the `infer` for a file with these tensors."""
   prefix = _PREFIX if any(name.startswith(_PREFIX) for name in shapes) else ''
   if not prefix and not any(name.startswith('encoder.down_block.') for name in shapes):
     return {}
-  return {'rules': functools.partial(_renamed, prefix), 'infer': _infer_renamed}
+  return {'rules': functools.partial(_renamed, prefix),
+          'infer': lambda shapes, options: infer({
+              name.removeprefix(_PREFIX).replace('.down_block.', '.'): shape
+              for name, shape in shapes.items()}, options)}
 
 
 def _renamed(prefix: str, config: Emu3VQConfig) -> list[Rule]:
@@ -88,18 +90,8 @@ def _renamed(prefix: str, config: Emu3VQConfig) -> list[Rule]:
   return table
 
 
-def _infer_renamed(shapes: family.Shapes, options: Mapping[str, Any]) -> Emu3VQConfig:
-  """Infers the sizes like `infer`, for the names of transformers."""
-  return infer({name.removeprefix(_PREFIX).replace('.down_block.', '.'): shape
-                for name, shape in shapes.items()}, options)
-
-
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> Emu3VQConfig:
-  """Infers the sizes of a tokenizer from its shapes alone.
-
-  Raises:
-    ConversionError: if the shapes are not those of such a tokenizer.
-  """
+  """Infers the sizes of a tokenizer from its shapes alone."""
   del options
   sizes: dict[str, Any] = blocks.taming_sizes(_TITLE, shapes)
   codebook_size, z_channels = family.shape(_TITLE, shapes, 'quantize.embedding.weight', 2)

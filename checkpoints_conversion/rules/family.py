@@ -64,7 +64,8 @@ class FileFamily(NamedTuple):
     kind: the kind of the converted network, a key of `kinds.KINDS`.
     rules: `config -> rules`.
     infer: `(shapes, options) -> config`: infers the sizes of the network from the shapes of its
-      published tensors, and from options and settings where shapes do not determine them.
+      published tensors, and from options and settings where shapes do not determine them; it
+      raises ConversionError if they are not those of such a network, or do not determine it.
     presets: configs of the published networks by name.
     options: names of the options of `infer`, each with a line of help. All are whole numbers.
     leftovers: a regular expression for names of tensors that are not weights.
@@ -132,31 +133,23 @@ def is_inside(family: FileFamily, names: Iterable[str]) -> bool:
 
 def infer(family: FileFamily, shapes: Shapes, options: Mapping[str, int],
           settings: Mapping[str, Any] = MappingProxyType({})) -> Any:
-  """Infers the config of a network.
-
-  Args:
-    family: the family of its file.
-    shapes: shapes of its published tensors.
-    options: sizes that shapes do not determine.
-    settings: fields of the config from settings files.
+  """Infers the config of a network from shapes, options and the fields of settings files.
 
   Raises:
-    ConversionError: if the family does not have an option, or shapes, options and settings do not
-      determine all sizes.
+    ConversionError: if the family does not have an option, or they do not determine all sizes.
   """
   if unknown := sorted(options.keys() - family.options.keys()):
     raise ConversionError(f'{", ".join(unknown)}: not an option for {family.title}, whose sizes '
                           'follow from its shapes; leave it out.')
   config = family.infer(shapes, {**settings, **options})
-  _check_needed(family, {*settings, *options})
+  if missing := {name: text for name, text in family.needed.items()
+                 if name not in settings and name not in options}:
+    raise ConversionError(_needed(family, missing))
   return config
 
 
-def _check_needed(family: FileFamily, specified: set[str]) -> None:
-  """Raises ConversionError if a field that cannot be inferred is not specified."""
-  missing = {name: text for name, text in family.needed.items() if name not in specified}
-  if not missing:
-    return
+def _needed(family: FileFamily, missing: Mapping[str, str]) -> str:
+  """Returns the message for fields that cannot be inferred and are not specified."""
   options = ', '.join(name for name, text in missing.items() if not text)
   published = ', '.join(text for text in missing.values() if text)
   remedies = [f'Specify {options}.'] if options else []
@@ -165,19 +158,13 @@ def _check_needed(family: FileFamily, specified: set[str]) -> None:
                     f'config.json of the published models contains {{{published}}}.')
   if family.presets:
     remedies.append(f'Or specify model, if it is one of: {", ".join(family.presets)}.')
-  raise ConversionError(
+  return (
       f'{", ".join(missing)} cannot be inferred from the weights of {family.title}, and a wrong '
       f'value leads to wrong images. {" ".join(remedies)}')
 
 
 def shape(title: str, shapes: Shapes, name: str, rank: int) -> tuple[int, ...]:
-  """Looks up the shape of a tensor.
-
-  Args:
-    title: the expected network in words, for the message.
-    shapes: shapes of the tensors of the file.
-    name: name of the tensor.
-    rank: its number of axes.
+  """Looks up the shape of a tensor; `title` is the expected network in words.
 
   Raises:
     ConversionError: if the tensor is missing or has another rank.
@@ -196,16 +183,13 @@ def count(shapes: Shapes, pattern: str) -> int:
 
 
 def num_heads(options: Mapping[str, int], published: int | None, dim: int, size: str) -> int:
-  """Returns the number of attention heads.
+  """Returns the number of attention heads: the option, or that of a published network.
 
   Args:
     options: may contain `num_heads`.
     published: the number of a published network of this size; None if it does not exist.
-    dim: width of the network.
+    dim: width of the network, which the number must divide.
     size: the size in words, for the message.
-
-  Raises:
-    ConversionError: if the number is not determined, or does not divide the width.
   """
   number = options.get('num_heads', published)
   if number is None:
@@ -224,15 +208,19 @@ def assumed_heads(config: Any, specified: Collection[str]) -> list[str]:
           f'{config.dim}; --num_heads=N specifies another number']
 
 
+def assumed_grid(config: Any, specified: Collection[str], token_side: int) -> list[str]:
+  """Returns the assumption of an image's rows and columns; a token has `token_side` pixels."""
+  if {'height', 'width'} <= set(specified):
+    return []
+  return [f'assumed images of {config.height}x{config.width} tokens ({config.height * token_side}x'
+          f'{config.width * token_side} pixels); --height=ROWS --width=COLUMNS, or later '
+          'cspd-generate --grid=ROWSxCOLUMNS, specify others']
+
+
 def tokens_per_side(options: Mapping[str, int], presets: Sequence[str]) -> int:
-  """Returns the rows of the token grid of square images; a token is 16 pixels wide.
+  """Returns the rows of the token grid of square images of `image_size` pixels, 16 per token.
 
-  Args:
-    options: `image_size` in pixels.
-    presets: names of published networks, which determine the image size.
-
-  Raises:
-    ConversionError: if `image_size` is missing or not a multiple of 16.
+  `presets` are the names of published networks, for the message if the option is missing.
   """
   size = options.get('image_size')
   if size is None:

@@ -31,11 +31,7 @@ def _rule(path: str) -> base.Rule:
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> InceptionConfig:
-  """Infers the sizes of the network.
-
-  Raises:
-    ConversionError: if the shapes are not those of such a network.
-  """
+  """Infers the sizes of the network."""
   del options
   shape = functools.partial(family.shape, _TITLE, shapes)
   width = shape('Conv2d_1a_3x3.conv.weight', 4)[0]

@@ -66,29 +66,15 @@ def _renamed(rules: list[Rule], is_transformers: bool) -> list[Rule]:
 
 def rules(config: JanusConfig, code_dim: int = _CODE_DIM, is_transformers: bool = False
           ) -> list[Rule]:
-  """Returns the rule table of a model.
+  """Returns the rule table of a model, with names of transformers or DeepSeek's.
 
-  Args:
-    config: the model's sizes.
-    code_dim: numbers of the vector of a code.
-    is_transformers: whether names are those of transformers, else DeepSeek's.
+  The vector of a code has `code_dim` numbers.
   """
   assert config.num_kv_heads is not None  # Set in its `__post_init__`.
-  width = config.head_dim
-  ours, published = 'transformer/layers_{i}/', 'language_model.model.layers.{i}.'
   table = [
       Rule((*_CODES, _EMBEDDING), ('transformer/token_embedding',), _table(config, code_dim)),
-      *(Rule(f'{published}self_attn.{name[0]}_proj.weight', (f'{ours}{name}',),
-             base.separate_heads(count, width, halves))
-        for name, count, halves in (('query', config.num_heads, True),
-                                    ('key', config.num_kv_heads, True),
-                                    ('value', config.num_kv_heads, False))),
-      Rule(f'{published}self_attn.o_proj.weight', (f'{ours}out',),
-           base.join_heads(config.num_heads, width)),
-      Rule(f'{published}input_layernorm.weight', (f'{ours}attention_norm/scale',), KEEP),
-      Rule(f'{published}post_attention_layernorm.weight', (f'{ours}ffn_norm/scale',), KEEP),
-      *(Rule(f'{published}mlp.{name}_proj.weight', (f'{ours}{name}',), MATRIX)
-        for name in ('gate', 'up', 'down')),
+      *base.llama_layer('language_model.model.layers.{i}.', 'transformer/layers_{i}/',
+                        config.num_heads, config.num_kv_heads, config.head_dim),
       Rule('language_model.model.norm.weight', ('transformer/norm/scale',), KEEP),
       *base.layer('gen_head.output_mlp_projector', 'head/hidden', MATRIX),
       *base.layer('gen_head.vision_head', 'head', MATRIX)]
@@ -127,7 +113,6 @@ def _aligned(codes, weight, bias, weight_2, bias_2):
 
 
 def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
-  """Returns the rules for a file with these tensors."""
   codes = _in_deepseek(shapes).get('gen_embed.weight', ())
   return {'rules': functools.partial(
       rules, code_dim=codes[-1] if codes else _CODE_DIM,
@@ -135,15 +120,7 @@ def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> JanusConfig:
-  """Infers the sizes of a model, whose images are those of the published ones.
-
-  Args:
-    shapes: shapes of its published tensors.
-    options: `num_heads`; and fields of config.json.
-
-  Raises:
-    ConversionError: if the shapes and options do not determine all sizes.
-  """
+  """Infers the sizes of a model, whose images are those of the published ones."""
   shapes = _in_deepseek(shapes)
   shape = functools.partial(family.shape, _TITLE, shapes)
   text_size, dim = shape(_EMBEDDING, 2)
@@ -163,15 +140,10 @@ def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> JanusConfig:
 _UNDERSTANDING = Free('images are generated, so the networks that read them are not converted')
 _OF_TEXT = Free('the output matrix of text is not converted')
 _LLAMA: settings.Table = {
-    **settings.COMMON, **settings.rope(10000.0), 'model_type': Must(('llama',)),
-    'vocab_size': Size('text_size'), 'hidden_size': Size('dim'),
-    'intermediate_size': Size('ffn_dim'), 'num_hidden_layers': Size('num_layers'),
+    **settings.llama(), **settings.NO_BIASES, 'model_type': Must(('llama',)),
+    'vocab_size': Size('text_size'),
     # Absent in the published file of the larger model.
-    'num_attention_heads': Size('num_heads', int, 32), 'num_key_value_heads': Size('num_kv_heads'),
-    'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-6),
-    'hidden_act': settings.SILU, 'attention_bias': settings.NO_BIAS, 'mlp_bias': settings.NO_BIAS,
-    'max_position_embeddings': Free('rotation by any position is computed when it is needed'),
-    'tie_word_embeddings': _OF_TEXT}
+    'num_attention_heads': Size('num_heads', int, 32), 'tie_word_embeddings': _OF_TEXT}
 # DeepSeek's description of a network: its class, and the arguments of this class.
 _PARAMS: Mapping[str, tuple[str, settings.Table]] = {
     'gen_aligner_config': ('MlpProjector', {
@@ -241,7 +213,6 @@ def _vq_rules(config: VQConfig, is_transformers: bool = False) -> list[Rule]:
 
 
 def _vq_infer(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
-  """Infers the sizes of the image tokenizer from its shapes."""
   return vq.infer({name.removeprefix(_VQ): shape for name, shape in _in_deepseek(shapes).items()
                    if name.startswith(_VQ)}, options)
 

@@ -15,16 +15,11 @@ _TITLE = 'a variational autoencoder'
 
 
 def _rules(config: KLVAEConfig) -> list[base.Rule]:
-  """Returns the rule table of an autoencoder."""
   return blocks.taming(len(config.ch_mult))
 
 
-def _infer(shapes: family.Shapes, options: Mapping[str, int]) -> KLVAEConfig:
-  """Infers the sizes of an autoencoder; the scale of its latents is that of KL-16.
-
-  Raises:
-    ConversionError: if the shapes are not those of such an autoencoder.
-  """
+def _infer(shapes: family.Shapes, options: Mapping[str, Any]) -> KLVAEConfig:
+  """Infers the sizes of an autoencoder; the scale of its latents is that of KL-16."""
   del options
   shape = functools.partial(family.shape, _TITLE, shapes)
   sizes = blocks.taming_sizes(_TITLE, shapes)
@@ -32,7 +27,6 @@ def _infer(shapes: family.Shapes, options: Mapping[str, int]) -> KLVAEConfig:
 
 
 def _assumed(config: KLVAEConfig, specified: Collection[str]) -> list[str]:
-  """Returns the assumption of the scale."""
   del specified
   return [f'assumed latents with the scale {config.scale} of KL-16 (--model=kl_16), the only '
           'supported one: with another autoencoder images have wrong colours']
@@ -56,21 +50,8 @@ NEXTSTEP_FIELDS: settings.Table = {
 }
 
 
-def _nextstep(config: KLVAEConfig) -> list[base.Rule]:
-  """Returns the rule table of an autoencoder."""
-  return blocks.encoder(len(config.ch_mult)) + blocks.decoder(len(config.ch_mult))
-
-
 def _infer_nextstep(shapes: family.Shapes, options: Mapping[str, Any]) -> KLVAEConfig:
-  """Infers the sizes of an autoencoder.
-
-  Args:
-    shapes: shapes of its published tensors.
-    options: `scale`, `shift` and `normalized`, which config.json specifies.
-
-  Raises:
-    ConversionError: if the shapes are not those of such an autoencoder.
-  """
+  """Infers the sizes of an autoencoder; config.json specifies scale, shift and normalisation."""
   shape = functools.partial(family.shape, _NEXTSTEP_TITLE, shapes)
   return KLVAEConfig(
       z_channels=shape('decoder.conv_in.weight', 4)[1], quant_conv=False, level_attention=False,
@@ -79,7 +60,7 @@ def _infer_nextstep(shapes: family.Shapes, options: Mapping[str, Any]) -> KLVAEC
 
 
 NEXTSTEP = family.FileFamily(
-    name='nextstep_vae', title=_NEXTSTEP_TITLE, kind='kl_vae', rules=_nextstep,
+    name='nextstep_vae', title=_NEXTSTEP_TITLE, kind='kl_vae', rules=_rules,
     infer=_infer_nextstep, presets={},
     settings=functools.partial(settings.read, {'config.json': NEXTSTEP_FIELDS}),
     # With other values images have wrong colours; versions of the official code differ in defaults.

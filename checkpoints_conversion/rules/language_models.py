@@ -15,11 +15,10 @@ import numpy as np
 
 from checkpoints_conversion.rules import early_fusion, family, settings
 from checkpoints_conversion.rules.base import Rule, Transform
-from checkpoints_conversion.rules.settings import Free, Must, Size
+from checkpoints_conversion.rules.settings import Free, Must
 from cspd_jax.models.early_fusion import PRESETS, EarlyFusionConfig, order
 
 _EMBEDDING, _OUTPUT = 'model.embed_tokens.weight', 'lm_head.weight'
-_PIXELS = 16  # Of a code, along each side.
 _SIMPLEAR = {name: PRESETS[name] for name in ('simplear_1_5b', 'simplear_0_5b')}
 _LIQUID = {'liquid_7b': PRESETS['liquid_7b']}
 
@@ -91,47 +90,27 @@ def _infer(presets: Mapping[str, EarlyFusionConfig], shapes: family.Shapes,
 
 
 def _family(name: str, presets: Mapping[str, EarlyFusionConfig], *, fields: settings.Table,
-            gemma: bool, sampling: Mapping[str, Any], others: Mapping[str, tuple[str, ...]],
-            needed: Mapping[str, str]) -> family.FileFamily:
-  return family.FileFamily(
-      name=name, title=f'a transformer like {next(iter(presets))}', kind='early_fusion',
+            gemma: bool, **arguments: Any) -> family.FileFamily:
+  like = early_fusion.family_of(name, tuple(presets), fields={'config.json': fields}, **arguments)
+  return like._replace(
       rules=functools.partial(rules, tied=True, gemma=gemma),
-      infer=functools.partial(_infer, presets), presets=presets,
-      options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
-               **family.NUM_HEADS},
-      variant=functools.partial(_variant, fields, gemma),
-      settings=functools.partial(settings.read, {'config.json': fields}),
-      needed=needed, assumed=functools.partial(early_fusion.assumed, _PIXELS),
-      without_words=functools.partial(_first_code, name),
-      leftovers=r'.*rotary_emb\.inv_freq', model='early_fusion',  # Not weights.
-      sampling=lambda config: {'pictures': dict(sampling)},
-      layout=lambda model: {name: ('.',), **others})
+      infer=functools.partial(_infer, presets), variant=functools.partial(_variant, fields, gemma),
+      without_words=functools.partial(_first_code, name), leftovers=r'.*rotary_emb\.inv_freq',
+      layout=lambda model: {name: ('.',), **arguments['others']}, shares={})
 
 
 def _first_code(name: str, config: EarlyFusionConfig) -> str:
-  """Returns the assumption on the first code."""
   return (f'assumed that the text tokenizer has {config.first_code} tokens, so that the last '
           f'{config.num_codes} of {config.vocab_size} rows are the codes; cspd-convert '
           f'--family={name}_text adds its file, and compares the numbers')
 
 
 def _variant(fields: settings.Table, gemma: bool, shapes: family.Shapes) -> Mapping[str, Any]:
-  """Returns the rules and settings for a file with these tensors."""
   if _OUTPUT not in shapes:
     return {}
   return {'rules': functools.partial(rules, tied=False, gemma=gemma),
           'settings': functools.partial(settings.read, {'config.json': {
               **fields, 'tie_word_embeddings': settings.OWN_OUTPUT}})}
-
-
-# The fields that both families have.
-_TRANSFORMERS: settings.Table = {
-    **settings.COMMON, **settings.rope(10000.0),
-    'vocab_size': Size('vocab_size'), 'hidden_size': Size('dim'),
-    'intermediate_size': Size('ffn_dim'), 'num_hidden_layers': Size('num_layers'),
-    'num_attention_heads': Size('num_heads'), 'num_key_value_heads': Size('num_kv_heads'),
-    'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-6),
-    'max_position_embeddings': Free('rotation by any position is computed when it is needed')}
 
 
 _OF_WINDOWS = Free('it is for layers with sliding windows, which no published model has')
@@ -146,14 +125,14 @@ _LLAVA = (
     'freeze_mm_vision_resampler unfreeze_mm_vision_tower mm_tunable_parts mm_use_im_start_end '
     'mm_projector_lr mm_vision_tower_lr mm_use_im_patch_token')
 SIMPLEAR_FIELDS: settings.Table = {
-    **_TRANSFORMERS, 'model_type': Must(('qwen2',)), 'hidden_act': settings.SILU,
+    **settings.llama(), 'model_type': Must(('qwen2',)),
     'tie_word_embeddings': _TIED._replace(default=False),
     'use_sliding_window': Must((False,)), 'sliding_window': _OF_WINDOWS,
     'max_window_layers': _OF_WINDOWS, 'layer_types': settings.FULL_ATTENTION,
     # Its training program, derived from LLaVA's, writes these next to the fields of Qwen2.
     **dict.fromkeys(_LLAVA.split(), _OF_READING)}
 LIQUID_FIELDS: settings.Table = {
-    **_TRANSFORMERS, 'model_type': Must(('gemma',)),
+    **settings.llama(), 'model_type': Must(('gemma',)),
     'attention_bias': settings.NO_BIAS, 'tie_word_embeddings': _TIED,
     # Gemma's first configuration states `gelu`; transformers computes its approximation by tanh.
     'hidden_act': Must(('gelu', 'gelu_pytorch_tanh')),

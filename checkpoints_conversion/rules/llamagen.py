@@ -19,7 +19,7 @@ def rules(config: LlamaGenConfig) -> list[Rule]:
   sizes = config.transformer
   heads = (sizes.num_heads, sizes.num_kv_heads, sizes.head_dim)
   ours, published = 'transformer/layers_{i}/', 'layers.{i}.'
-  table = [
+  return [
       Rule('tok_embeddings.weight', ('transformer/token_embedding',), KEEP),
       Rule(published + 'attention_norm.weight', (ours + 'attention_norm/scale',), KEEP),
       Rule(published + 'attention.wqkv.weight',
@@ -32,10 +32,8 @@ def rules(config: LlamaGenConfig) -> list[Rule]:
       Rule(published + 'feed_forward.w2.weight', (ours + 'down',), MATRIX),
       Rule('norm.weight', ('transformer/norm/scale',), KEEP),
       Rule('output.weight', ('transformer/output',), MATRIX),
-  ]
-  if config.conditioning == 'class':
-    return table + [Rule('cls_embedding.embedding_table.weight', ('label_embedding',), KEEP)]
-  return table + [
+      # Of class-conditional models, and of text-conditional ones.
+      Rule('cls_embedding.embedding_table.weight', ('label_embedding',), KEEP),
       Rule('cls_embedding.uncond_embedding', ('null_caption',), KEEP),
       Rule('cls_embedding.cap_proj.fc1.weight', ('caption_in',), MATRIX),
       Rule('cls_embedding.cap_proj.fc2.weight', ('caption_out',), MATRIX),
@@ -43,16 +41,7 @@ def rules(config: LlamaGenConfig) -> list[Rule]:
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
-  """Infers the sizes of a transformer.
-
-  Args:
-    shapes: shapes of its published tensors.
-    options: `image_size` in pixels, on which no weight depends; `num_heads`, where width and
-      depth are not those of a published size.
-
-  Raises:
-    ConversionError: if the shapes and options do not determine all sizes.
-  """
+  """Infers the sizes of a transformer."""
   shape = functools.partial(family.shape, _TITLE, shapes)
   vocab_size, dim = shape('tok_embeddings.weight', 2)
   num_layers = family.count(shapes, r'layers\.(\d+)\.attention\.wqkv\.weight')
@@ -72,11 +61,6 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
       height=side, width=side, dim=dim, num_layers=num_layers, num_heads=num_heads,
       num_kv_heads=(fused - dim) // (2 * (dim // num_heads)), ffn_dim=ffn_dim,
       vocab_size=vocab_size, **condition)
-
-
-def metadata(config: LlamaGenConfig) -> dict[str, Any]:
-  """Returns the class names of ImageNet, if the model has 1000 classes."""
-  return base.metadata(config.num_classes) if config.conditioning == 'class' else {}
 
 
 def sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:
@@ -107,17 +91,16 @@ def layout(model: str | None) -> Mapping[str, tuple[str, ...]]:
          if form == 't2i' else {})}
 
 
-def others(config: LlamaGenConfig) -> tuple[str, ...]:
-  """Returns the file families of the image tokenizer, and of what reads captions."""
-  return ('llamagen_vq', *(('t5', 't5_text') if config.conditioning == 'text' else ()))
-
-
 FAMILY = family.FileFamily(
     name='llamagen', title=_TITLE, kind='llamagen', rules=rules, infer=infer, presets=PRESETS,
     options=family.IMAGE_SIZE | family.NUM_HEADS, assumed=family.assumed_heads,
     leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)',
-    model='llamagen', metadata=metadata, sampling=sampling, layout=layout,
-    others=others, licence='MIT',
+    model='llamagen', sampling=sampling, layout=layout, licence='MIT',
+    metadata=lambda config: (
+        base.metadata(config.num_classes) if config.conditioning == 'class' else {}),
+    # The image tokenizer, and what reads captions.
+    others=lambda config: (
+        'llamagen_vq', *(('t5', 't5_text') if config.conditioning == 'text' else ())),
     passes=(
         *(family.Passes(model, 'SJD', 'arXiv 2410.01699, table 3', prompts, 'sjd(window=16)',
                         tokens_per_pass=ratio)

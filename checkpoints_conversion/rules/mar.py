@@ -3,7 +3,6 @@
 import functools
 import math
 from collections.abc import Mapping
-from typing import Any
 
 from checkpoints_conversion.rules import base, blocks, family
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
@@ -44,15 +43,7 @@ def rules(config: MARConfig) -> list[Rule]:
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
-  """Infers the sizes of a transformer and its head.
-
-  Args:
-    shapes: shapes of its published tensors.
-    options: `num_heads`, where width and depth are not those of a published size.
-
-  Raises:
-    ConversionError: if the shapes and options do not determine all sizes.
-  """
+  """Infers the sizes of a transformer and its head."""
   shape = functools.partial(family.shape, _TITLE, shapes)
   num_classes, dim = shape('class_emb.weight', 2)
   num_tokens = shape('diffusion_pos_embed_learned', 3)[1]
@@ -71,11 +62,6 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
       head_layers=family.count(shapes, r'diffloss\.net\.res_blocks\.(\d+)\.in_ln\.weight'),
       num_classes=num_classes,
       buffer_size=shape('encoder_pos_embed_learned', 3)[1] - num_tokens)
-
-
-def metadata(config: MARConfig) -> dict[str, Any]:
-  """Returns the class names of ImageNet, if the model has 1000 classes."""
-  return base.metadata(config.num_classes)
 
 
 def sampling(config: MARConfig) -> Mapping[str, family.Defaults]:
@@ -97,7 +83,8 @@ FAMILY = family.FileFamily(
     name='mar', title=_TITLE, kind='mar', rules=rules, infer=infer, presets=PRESETS,
     options=family.NUM_HEADS, assumed=family.assumed_heads,
     # The published results use the averaged weights.
-    prefer='model_ema', model='mar', metadata=metadata, sampling=sampling,
+    prefer='model_ema', model='mar', sampling=sampling,
+    metadata=lambda config: base.metadata(config.num_classes),
     licence='MIT',
     layout=lambda model: {
         'mar': ('checkpoint-last.pth',),

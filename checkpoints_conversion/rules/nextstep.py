@@ -17,23 +17,16 @@ _NEEDED = {'num_heads': '"num_attention_heads": 40', 'norm_eps': '"rms_norm_eps"
 # The fields of the sampler, which is not in the files. Their names of sizes tell 1.1 from 1.
 _SAMPLER = ('token_norm', 'num_levels', 'last_step')
 _OF_1_1 = 'genloss_'
-_PIXELS = 16
 
 
 FIELDS: settings.Table = {
-    **settings.COMMON, **settings.rope(10000.0),
-    'model_type': Must(('nextstep', 'stepx_llama')),
-    'vocab_size': Size('vocab_size'), 'hidden_size': Size('dim'),
-    'intermediate_size': Size('ffn_dim'), 'num_hidden_layers': Size('num_layers'),
-    'num_attention_heads': Size('num_heads'), 'num_key_value_heads': Size('num_kv_heads'),
-    'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, 1e-6),
-    'hidden_act': settings.SILU, 'attention_bias': Must((True,), default=False),
+    **settings.llama(), **settings.NO_BIASES, 'model_type': Must(('nextstep', 'stepx_llama')),
+    'attention_bias': Must((True,), default=False),
     # Without the field outputs have biases if queries have them.
-    'o_attention_bias': settings.NO_BIAS._replace(default=True), 'mlp_bias': settings.NO_BIAS,
+    'o_attention_bias': settings.NO_BIAS._replace(default=True),
     'use_sliding_window': Must((False,)), 'layer_types': settings.FULL_ATTENTION,
     'sliding_window': Free('only layers with a sliding window, which there are not, have one'),
     'max_window_layers': Free('only layers with a sliding window, which there are not, have one'),
-    'max_position_embeddings': Free('rotation by any position is computed when it is needed'),
     'tie_word_embeddings': Free('the output matrix of text is not converted'),
     'use_gen_pos_embed': Must((False,)), 'use_2d_rope': Must((False,)),
     'latent_channels': Size('latent_channels'), 'num_channels': Size('latent_channels'),
@@ -65,41 +58,18 @@ def _settings(contents: settings.Contents) -> dict[str, Any]:
 
 def rules(config: NextStepConfig) -> list[Rule]:
   """Returns the rule table of a model."""
-  width = config.head_dim
-  ours, published = 'transformer/layers_{i}/', 'layers.{i}.'
-  table = [
+  return [
       Rule('embed_tokens.weight', ('transformer/token_embedding',), KEEP),
-      Rule(f'{published}self_attn.o_proj.weight', (f'{ours}out',),
-           base.join_heads(config.num_heads, width)),
-      Rule(f'{published}input_layernorm.weight', (f'{ours}attention_norm/scale',), KEEP),
-      Rule(f'{published}post_attention_layernorm.weight', (f'{ours}ffn_norm/scale',), KEEP),
-      *(Rule(f'{published}mlp.{name}_proj.weight', (f'{ours}{name}',), MATRIX)
-        for name in ('gate', 'up', 'down')),
+      *base.llama_layer('layers.{i}.', 'transformer/layers_{i}/', config.num_heads,
+                        config.num_kv_heads, config.head_dim),
       Rule('norm.weight', ('transformer/norm/scale',), KEEP),
       *base.layer('image_in_projector', 'token_in', MATRIX),
       *base.layer('image_out_projector', 'token_out', MATRIX),
-  ]
-  # Queries and keys rotate halves of an attention head.
-  for letter, name, count in (('q', 'query', config.num_heads), ('k', 'key', config.num_kv_heads),
-                              ('v', 'value', config.num_kv_heads)):
-    halves = name != 'value'
-    table += [Rule(f'{published}self_attn.{letter}_proj.weight', (f'{ours}{name}',),
-                   base.separate_heads(count, width, halves)),
-              Rule(f'{published}self_attn.{letter}_proj.bias', (f'{ours}{name}_bias',),
-                   base.separate_head_biases(count, halves))]
-  return table + blocks.rules('image_head.net.', config.head_width, config.head_layers)
+      *blocks.rules('image_head.net.', config.head_width, config.head_layers)]
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> NextStepConfig:
-  """Infers the sizes of a model.
-
-  Args:
-    shapes: shapes of its published tensors.
-    options: `height` and `width` of its images in tokens; and fields of settings files.
-
-  Raises:
-    ConversionError: if the shapes and options do not determine all sizes.
-  """
+  """Infers the sizes of a model."""
   shape = functools.partial(family.shape, _TITLE, shapes)
   published = next(iter(PRESETS.values()))
   vocab_size, dim = shape('embed_tokens.weight', 2)
@@ -124,13 +94,7 @@ def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> NextStepConfig:
 
 
 def _assumed(config: NextStepConfig, specified: Collection[str]) -> list[str]:
-  """Returns the assumptions."""
-  lines = []
-  if not {'height', 'width'} <= set(specified):
-    lines.append(
-        f'assumed images of {config.height}x{config.width} tokens ({config.height * _PIXELS}x'
-        f'{config.width * _PIXELS} pixels); --height=ROWS --width=COLUMNS, or later '
-        'cspd-generate --grid=ROWSxCOLUMNS, specify others')
+  lines = family.assumed_grid(config, specified, 16)
   if 'last_step' not in specified:
     lines.append('assumed the sampler of NextStep-1, which no file contains; '
                  '--model=nextstep_1_1_512 specifies that of 1.1')

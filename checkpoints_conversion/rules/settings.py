@@ -35,11 +35,7 @@ class Size(NamedTuple):
 
 
 class Sizes(NamedTuple):
-  """A field from which several fields of our config follow.
-
-  Attributes:
-    fields: `value ->` those fields by name; or the problem, a text that continues 'FIELD is'.
-  """
+  """A field, `value ->` several of our config by name; or a problem that continues 'FIELD is'."""
 
   fields: Callable[[Any], Mapping[str, Any] | str]
 
@@ -59,31 +55,19 @@ class Must(NamedTuple):
 
 
 class Check(NamedTuple):
-  """A field with a check of its own.
-
-  Attributes:
-    problem: `value ->` the problem as a text that continues 'FIELD is', or None.
-  """
+  """A field with a check, `value ->` the problem as a text that continues 'FIELD is', or None."""
 
   problem: Callable[[Any], str | None]
 
 
 class Free(NamedTuple):
-  """A field that does not affect what the network computes.
-
-  Attributes:
-    why: the reason.
-  """
+  """A field that does not affect what the network computes, with the reason."""
 
   why: str
 
 
 class Part(NamedTuple):
-  """A field that contains fields.
-
-  Attributes:
-    fields: their table.
-  """
+  """A field that contains fields, with their table."""
 
   fields: 'Table'
 
@@ -135,11 +119,7 @@ def read(tables: Mapping[str, Table], contents: Contents) -> dict[str, Any]:
 
 
 def refuse(problems: list[str]) -> None:
-  """Raises ConversionError for fields that are not supported.
-
-  Args:
-    problems: a line for each field, which begins with the names of its file and the field.
-  """
+  """Raises ConversionError with a line for each field, which begins with its file and name."""
   raise ConversionError(
       'The settings next to the weights are not those of a network that can be converted:\n  ' +
       ';\n  '.join(problems) +
@@ -211,16 +191,24 @@ def _fits(kind: type, value: Any) -> bool:
 
 
 def rope(default: float | None = None) -> Table:
-  """Returns the table of rotary settings, in both formats of transformers.
-
-  Args:
-    default: the default base of the published code.
-  """
+  """Returns the table of rotary settings, in both formats of transformers; `default` is a base."""
   angles: Table = {
       'rope_theta': Size('rope_base', float), 'rope_type': _DEFAULT_ROPE, 'type': _DEFAULT_ROPE,
       'partial_rotary_factor': _WHOLE_HEAD}
   return {'rope_theta': Size('rope_base', float, default), 'rope_scaling': Part(angles),
           'rope_parameters': Part(angles), 'partial_rotary_factor': _WHOLE_HEAD}
+
+
+def llama(norm_eps: float = 1e-6, rope_base: float = 10000.0) -> Table:
+  """Returns the table of a transformer like Llama; the arguments are defaults of published code."""
+  return {
+      **COMMON, **rope(rope_base),
+      'vocab_size': Size('vocab_size'), 'hidden_size': Size('dim'),
+      'intermediate_size': Size('ffn_dim'), 'num_hidden_layers': Size('num_layers'),
+      'num_attention_heads': Size('num_heads'), 'num_key_value_heads': Size('num_kv_heads'),
+      'head_dim': Size('head_dim'), 'rms_norm_eps': Size('norm_eps', float, norm_eps),
+      'hidden_act': SILU,
+      'max_position_embeddings': Free('rotation by any position is computed when it is needed')}
 
 
 _DEFAULT_ROPE = Must(('default',), ', the only rotation that the networks here support')
@@ -230,6 +218,7 @@ FULL_ATTENTION = Check(
     lambda value: None if isinstance(value, list) and set(map(str, value)) == {'full_attention'}
     else f'{value!r:.80}; every layer must have full attention')
 NO_BIAS = Must((False,))
+NO_BIASES: Table = {'attention_bias': NO_BIAS, 'mlp_bias': NO_BIAS}
 OF_SHAPES = Free('names and shapes of the weights determine it')
 OWN_OUTPUT = Free('the lm_head.weight of a file is the output matrix, as in transformers 5')
 

@@ -46,6 +46,7 @@ def rules(config: T5Config, tokens: str = _TOKENS) -> list[Rule]:
   heads, width = config.num_heads, config.head_dim
   ours, published = 'layers_{i}/', 'encoder.block.{i}.layer.'
   separate = base.separate_heads(heads, width, False)
+  inputs = {'wi_0': 'gate', 'wi_1': 'up'} if config.gated else {'wi': 'up'}
   return [
       Rule(tokens, ('token_embedding',), KEEP),
       Rule(_FIRST + '0.SelfAttention.relative_attention_bias.weight', ('distance_bias',), KEEP),
@@ -54,18 +55,12 @@ def rules(config: T5Config, tokens: str = _TOKENS) -> list[Rule]:
       Rule(published + '0.SelfAttention.v.weight', (ours + 'value',), separate),
       Rule(published + '0.SelfAttention.o.weight', (ours + 'out',), base.join_heads(heads, width)),
       Rule(published + '0.layer_norm.weight', (ours + 'attention_norm/scale',), KEEP),
-      *_inputs(published + '1.DenseReluDense.', ours, config.gated),
+      *(Rule(f'{published}1.DenseReluDense.{name}.weight', (ours + parameter,), MATRIX)
+        for name, parameter in inputs.items()),
       Rule(published + '1.DenseReluDense.wo.weight', (ours + 'down',), MATRIX),
       Rule(published + '1.layer_norm.weight', (ours + 'ffn_norm/scale',), KEEP),
       Rule('encoder.final_layer_norm.weight', ('norm/scale',), KEEP),
   ]
-
-
-def _inputs(published: str, ours: str, gated: bool) -> list[Rule]:
-  """Returns the rules of the matrices before the activation."""
-  names = {'wi_0': 'gate', 'wi_1': 'up'} if gated else {'wi': 'up'}
-  return [Rule(f'{published}{name}.weight', (ours + parameter,), MATRIX)
-          for name, parameter in names.items()]
 
 
 def read_settings(contents: settings.Contents) -> dict[str, Any]:
@@ -73,9 +68,6 @@ def read_settings(contents: settings.Contents) -> dict[str, Any]:
 
   As in transformers, the activation is `dense_act_fn` if it is set, else 'gelu_new' if
   `feed_forward_proj` is 'gated-gelu', else the last part of `feed_forward_proj`.
-
-  Raises:
-    ConversionError: as `settings.read`.
   """
   sizes = settings.read({'config.json': FIELDS}, contents)
   form, name = sizes.pop('feed_forward_proj', None), sizes.pop('dense_act_fn', None)
@@ -99,16 +91,7 @@ def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> T5Config:
-  """Infers the sizes of an encoder from its shapes.
-
-  Args:
-    shapes: shapes of its published tensors.
-    options: `max_distance`, `norm_eps` and `activation`, which settings files specify. Their
-      defaults are those of Flan-T5.
-
-  Raises:
-    ConversionError: if the shapes are not those of such an encoder.
-  """
+  """Infers the sizes of an encoder; what only settings files specify is that of Flan-T5."""
   overrides = {name: options[name] for name in ('max_distance', 'norm_eps', 'activation')
                if name in options}
   gated = _FIRST + '1.DenseReluDense.wi.weight' not in shapes

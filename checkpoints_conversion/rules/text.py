@@ -29,11 +29,7 @@ def rules(config: bpe.TextConfig) -> list[base.Rule]:
 
 
 def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> bpe.TextConfig:
-  """Infers the size of a file.
-
-  Raises:
-    ConversionError: if the source is not a tokenizer file.
-  """
+  """Infers the size of a tokenizer file."""
   return bpe.TextConfig(form, family.shape(f'a tokenizer file for {form}', shapes, 'file', 1)[0],
                         options.get('first_token'))
 
@@ -49,9 +45,6 @@ def _first_token(contents: settings.Contents) -> dict[str, str]:
   """Reads the first token of prompts as Lumina-mGPT 2.0's program does.
 
   It is the tokenizer's token for the beginning of a text or, without one, that for the end.
-
-  Raises:
-    ConversionError: if the name of the token is not a string.
   """
   if _SETTINGS not in contents:
     return {}
@@ -65,7 +58,6 @@ def _first_token(contents: settings.Contents) -> dict[str, str]:
 
 
 def _assumed(config: bpe.TextConfig, specified: Collection[str]) -> list[str]:
-  """Returns the assumption of the first token."""
   del config
   if 'first_token' in specified:
     return []

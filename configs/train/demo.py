@@ -19,7 +19,6 @@ from experiments.demo_models.tokenizers import VQTrainConfig
 
 
 def get_config() -> Recipe:
-  """Returns the recipe."""
   tokenizer = VQConfig(
       ch=32, ch_mult=(1, 1, 2), num_res_blocks=1, z_channels=64, codebook_size=1024)
   shared = dict(vocab_size=tokenizer.codebook_size, num_classes=len(photos.NAMES))

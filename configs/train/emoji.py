@@ -23,7 +23,6 @@ from experiments.demo_models.tokenizers import VQTrainConfig
 
 
 def get_config() -> EmojiRecipe:
-  """Returns the recipe."""
   tokenizer = demo.get_config().tokenizer
   shared = dict(height=16, width=16, **emoji_recipe.vocabulary(tokenizer.codebook_size))
   return EmojiRecipe(

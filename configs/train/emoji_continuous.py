@@ -22,7 +22,6 @@ from experiments.demo_models.tokenizers import KLVAETrainConfig
 
 
 def get_config() -> ContinuousRecipe:
-  """Returns the recipe."""
   return ContinuousRecipe(
       tokenizer=load('mar_demo').tokenizer.config,
       tokenizer_train=KLVAETrainConfig(

@@ -21,7 +21,6 @@ from experiments.demo_models.tokenizers import KLVAETrainConfig
 
 
 def get_config() -> MARRecipe:
-  """Returns the recipe."""
   tokenizer = KLVAEConfig(
       ch=32, ch_mult=(1, 1, 2), num_res_blocks=1, z_channels=4, scale=1.0)
   shared = dict(

@@ -79,11 +79,11 @@ ACCELERATORS = {
 
 
 def check(name: str) -> Accelerator:
-  """Returns the accelerator of this name, if this machine can compile for it.
+  """Returns the accelerator of this name.
 
   Raises:
     ValueError: for an unknown name.
-    ImportError: if wheels are missing, with the command that installs them.
+    ImportError: if wheels that compile for it are missing, with the command that installs them.
   """
   if name not in ACCELERATORS:
     raise ValueError(f'device is {name!r}; it must be one of {", ".join(ACCELERATORS)}.')
@@ -113,14 +113,9 @@ def describe(name: str) -> Any:
 def compiled(function: Any, arguments: Any, device: Any,
              orders: Mapping[str, tuple[int, ...]] | None = None,
              options: Mapping[str, Any] | None = None) -> Any:
-  """Compiles a function for a described device.
+  """Compiles a function for a described device, by shapes and dtypes of its arguments.
 
-  Args:
-    function: the function.
-    arguments: its arguments; only their shapes and dtypes are used.
-    device: the device.
-    orders: memory orders of parameters on a TPU.
-    options: compiler options, as for `jax.jit`.
+  `orders` are memory orders of parameters on a TPU, `options` compiler options as for `jax.jit`.
   """
   sharding = jax.sharding.SingleDeviceSharding(device)
 
@@ -137,11 +132,12 @@ def compiled(function: Any, arguments: Any, device: Any,
 @contextlib.contextmanager
 def _fused_kernels() -> Iterator[None]:
   """Enables the fused GPU kernels, which JAX and the models otherwise enable on a real GPU only."""
+  version = lambda text: tuple(map(int, text.split('.')))
   # JAX queries these versions from the real device.
   versions: dict[str, Any] = dict(
       check_cudnn_version=lambda: _CUDNN,
-      check_compute_capability=lambda version: _version(version) <= _CAPABILITY,
-      is_cuda_compute_capability_equal=lambda version: _version(version) == _CAPABILITY)
+      check_compute_capability=lambda text: version(text) <= _CAPABILITY,
+      is_cuda_compute_capability_equal=lambda text: version(text) == _CAPABILITY)
   with contextlib.ExitStack() as stack:
     stack.enter_context(mock.patch.multiple(cudnn, **versions))
     for module in (attention, draft_loop, fused_head):
@@ -149,16 +145,8 @@ def _fused_kernels() -> Iterator[None]:
     yield
 
 
-def _version(text: str) -> tuple[int, ...]:
-  return tuple(map(int, text.split('.')))
-
-
 def _is_installed(wheel: str) -> bool:
-  try:
-    importlib.metadata.version(wheel)
-  except importlib.metadata.PackageNotFoundError:
-    return False
-  return True
+  return any(importlib.metadata.distributions(name=wheel))
 
 
 def _pinned(wheel: str) -> str:

@@ -51,8 +51,7 @@ class Rounds(NamedTuple):
   Attributes:
     decoder: the decoder.
     measured: tokens that a round commits and calls of the head, of a report.
-    runs: functions that run a part of the round and wait for it, by name: 'round', 'without calls'
-      and 'transformer'.
+    runs: functions that run a part of the round and wait for it, by the names in `_PARTS`.
     calls: calls of the head in 'round'.
   """
 
@@ -66,14 +65,7 @@ def check(target: Target, texts: Sequence[str], accepted: str, model: str
           ) -> dict[str, tuple[Decoder, predicted.Measured]]:
   """Builds decoders, `BASELINE` first, and reads what a report has on their rounds.
 
-  Args:
-    target: the model.
-    texts: specifications.
-    accepted: report.json of `experiments.continuous_windows`.
-    model: the model whose rows count.
-
-  Raises:
-    ValueError: for an invalid specification, or a decoder that the report does not contain.
+  `accepted` is a report.json of `experiments.continuous_windows`, whose rows of `model` count.
   """
   result = {}
   for text in (BASELINE, *texts):
@@ -88,15 +80,7 @@ def check(target: Target, texts: Sequence[str], accepted: str, model: str
 
 def prepare(decoder: Decoder, measured: predicted.Measured, params: Any, condition: Any,
             sampling: Sampling, count: int) -> Rounds:
-  """Compiles a round that begins after `count` tokens and another round.
-
-  Args:
-    decoder: the decoder, of one stage.
-    measured: tokens that a round commits and calls of the head, of a report.
-    params: the target's parameters.
-    condition: the condition of one image.
-    sampling: its options.
-    count: tokens that are complete; random numbers.
+  """Compiles a round of one image that begins after `count` random tokens and another round.
 
   Raises:
     ValueError: if no calls can be timed, because the round has none in its loop.
@@ -182,11 +166,8 @@ def rows(prepared: Mapping[str, Rounds], timed: Mapping[Any, Timing],
          official: Mapping[str, float]) -> list[dict[str, Any]]:
   """Returns the rows of a table, those of PyTorch first.
 
-  Args:
-    prepared: the rounds of decoders by name, `BASELINE` among them.
-    timed: the times of their parts by name of the decoder and part.
-    official: 'round_ms' and 'head_calls' of the official program for a token, and maybe
-      'transformer_ms' and 'head_ms'.
+  Times are by name of the decoder, `BASELINE` among them, and part. Of the official program,
+  'round_ms' and 'head_calls' for a token are known, and maybe 'transformer_ms' and 'head_ms'.
   """
   result = [dict(name='PyTorch', tokens=1.0, transformer_ms=None, head_ms=None) | dict(official)]
   for name, each in prepared.items():

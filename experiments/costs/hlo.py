@@ -111,13 +111,7 @@ class Instruction(NamedTuple):
 
 
 class Computation(NamedTuple):
-  """A computation.
-
-  Attributes:
-    name: its name.
-    instructions: instructions by name, operands before their users.
-    root: name of the instruction that returns the result.
-  """
+  """A computation: instructions by name, operands before users, and the name of the last one."""
 
   name: str
   instructions: dict[str, Instruction]
@@ -135,13 +129,7 @@ class Computation(NamedTuple):
 
 
 class Line(NamedTuple):
-  """A line of source code.
-
-  Attributes:
-    file: path of the source file.
-    function: name of the function.
-    line: number of the line.
-  """
+  """A line of source code: path of its file, name of its function, its number."""
 
   file: str
   function: str
@@ -184,11 +172,7 @@ class Module(NamedTuple):
 
 
 def parse(text: str) -> Module:
-  """Parses the text of a module, as returned by `Compiled.as_text()`.
-
-  Raises:
-    ValueError: if it has no entry computation.
-  """
+  """Parses the text of a module, as returned by `Compiled.as_text()`."""
   computations, entry, lines = {}, None, iter(text.splitlines())
   for line in lines:
     head = re.match(r'(ENTRY )?%?([\w.\-]+) \(.*\{$', line)

@@ -69,7 +69,6 @@ def _each_product(module: hlo.Module, computation: hlo.Computation, instruction:
 
 
 def _arithmetic(product: hlo.Instruction, operands: list[hlo.Array]) -> str:
-  """Returns the arithmetic of a matrix product."""
   types = {operand.dtype for operand in operands}
   if types <= {'s8', 'u8'}:
     return INT8
@@ -79,7 +78,6 @@ def _arithmetic(product: hlo.Instruction, operands: list[hlo.Array]) -> str:
 
 
 def _multiplied(instructions: dict[str, hlo.Instruction], product: hlo.Instruction) -> float:
-  """Returns the multiplications and additions of a matrix product."""
   left, right = (instructions[name].arrays[0] for name in product.operands[:2])
   out = product.arrays[0]
   if product.opcode == 'convolution':  # Programs for TPUs contain all products in this form.

@@ -78,12 +78,7 @@ class Figures(NamedTuple):
 
 
 class Measured(NamedTuple):
-  """A round of a decoder as a report has it; None for figures that it does not have.
-
-  Attributes:
-    tokens: tokens that a round commits.
-    head_calls: calls of the head in a round.
-  """
+  """Tokens that a round commits and its calls of the head in a report, None if it has none."""
 
   tokens: float | None = None
   head_calls: float | None = None
@@ -92,12 +87,9 @@ class Measured(NamedTuple):
 def figures(round_: rounds.Round, accelerator: devices.Accelerator, temporaries: float = 0
             ) -> Figures:
   """Returns the figures of a round: the totals over its kernels."""
-  moved: dict[tuple[str, str], float] = collections.defaultdict(float)
-  weights: dict[rounds.Label, float] = collections.defaultdict(float)
+  moved, weights, kernels, copies, seconds = (
+      collections.defaultdict[Any, float](float) for _ in range(5))
   cached_sums = 0.0
-  kernels: dict[str, float] = collections.defaultdict(float)
-  copies: dict[tuple[str, str], float] = collections.defaultdict(float)
-  seconds: dict[str, float] = collections.defaultdict(float)
   for kernel in round_.kernels:
     launches = 0 if kernel.overlapped else kernel.times
     kernels[kernel.part] += launches
@@ -148,9 +140,6 @@ def decode(model: Model, specification: Any, batch: int, guided: bool, condition
     accelerator: the rates of the device.
     device: the device to compile for.
     iterations: of loops inside the round that end by run-time values.
-
-  Raises:
-    ValueError: for an invalid specification.
   """
   decoder = model.decoder(specification, guided=guided)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), batch),
@@ -204,11 +193,7 @@ def iterations(decoder: Any, head_calls: float) -> float:
 
 def required_tokens_per_round(path: str | os.PathLike, text: str,
                               override: float | None = None) -> float:
-  """Returns the step compression of a decoder; arguments as for `tokens_per_round`.
-
-  Raises:
-    ValueError: if the file is not a report, or does not contain the decoder.
-  """
+  """Returns the tokens of `measured`; raises ValueError if the report has no such decoder."""
   result = measured(path, text, override=override).tokens
   if result is None:
     raise ValueError(f'decoder holds {text!r}, which the report accepted ({str(path)!r}) does not '

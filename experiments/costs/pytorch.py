@@ -6,12 +6,10 @@ PyTorch is optional and imported on use.
 import importlib
 import os
 import sys
-import time
 from typing import Any
 
-import numpy as np
-
 from cspd_jax.files import paths
+from cspd_jax.measure import timing
 from cspd_jax.models.transformer import TransformerConfig
 
 _DEVIATION = 0.02
@@ -43,16 +41,16 @@ def import_official(repo: str, url: str, file: str, needs: str) -> tuple[Any, An
   return torch, module
 
 
-def perturb(torch: Any, model: Any, deviation: float = 0.02) -> None:
+def perturb(torch: Any, model: Any) -> None:
   """Replaces parameters that were initialised with zeros by random numbers, in place."""
   for parameter in model.parameters():
     if not parameter.abs().max():
-      torch.nn.init.normal_(parameter, std=deviation)
+      torch.nn.init.normal_(parameter, std=_DEVIATION)
 
 
 def seconds_per_token(config: TransformerConfig, *, rows: int, slots: int, dtype: str,
                       compiled: bool, tokens: int, repeats: int) -> float:
-  """Measures the median seconds of a token in the middle of an image.
+  """Measures the median seconds of a token in the middle of an image of `slots` tokens.
 
   The transformer has random weights and is written in the usual way for PyTorch: static caches, one
   projection for query, key and value, `scaled_dot_product_attention`. It generates one token at a
@@ -66,9 +64,6 @@ def seconds_per_token(config: TransformerConfig, *, rows: int, slots: int, dtype
     compiled: whether to compile the step by `torch.compile(mode='reduce-overhead')`.
     tokens: tokens of a timed run.
     repeats: timed runs.
-
-  Raises:
-    ImportError: if PyTorch is not installed.
   """
   import torch  # Optional, and slow to import.
   device = 'cuda' if torch.cuda.is_available() else 'cpu'
@@ -85,14 +80,8 @@ def seconds_per_token(config: TransformerConfig, *, rows: int, slots: int, dtype
     if device == 'cuda':
       torch.cuda.synchronize()
 
-  with torch.inference_mode():
-    seconds = []
-    for turn in range(repeats + 2):  # The first two runs compile and warm up.
-      start = time.perf_counter()
-      run()
-      if turn >= 2:
-        seconds.append(time.perf_counter() - start)
-  return float(np.median(seconds)) / tokens
+  with torch.inference_mode():  # The first two runs compile and warm up.
+    return timing.measure({'run': run}, repeats, warmup=2)['run'].median / tokens
 
 
 def _step(torch: Any, config: TransformerConfig, rows: int, slots: int, dtype: Any, device: str):

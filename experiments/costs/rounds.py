@@ -50,13 +50,7 @@ class Label(NamedTuple):
 
 
 class Moved(NamedTuple):
-  """The traffic of an array.
-
-  Attributes:
-    label: its role.
-    read: bytes read.
-    written: bytes written.
-  """
+  """The traffic of an array: its role, bytes read and bytes written."""
 
   label: Label
   read: float
@@ -123,15 +117,12 @@ class Round(NamedTuple):
 
 
 def read(module: hlo.Module, caches: Collection[tuple[int, ...]], iterations: float = 1) -> Round:
-  """Extracts the round of a compiled decoder.
+  """Extracts the round of the program of a whole decoder.
 
   Args:
-    module: the program of the whole decoder.
+    module: the program; one without a loop is an error.
     caches: shapes of the arrays in the target's cache.
     iterations: of loops inside the round that end by run-time values.
-
-  Raises:
-    ValueError: if the program has no loop.
   """
   try:
     _Walk(module, iterations).run(module.entry, (), 1, seeks_loop=True)
@@ -175,17 +166,10 @@ class _Walk:
     self._callers: list[hlo.Instruction] = []
 
   def run(self, name: str, arguments: Sequence[Any], times: float, seeks_loop: bool = False) -> Any:
-    """Traces a computation.
+    """Traces a computation that runs `times` times; returns the label of its result.
 
-    Args:
-      name: name of the computation.
-      arguments: the label of each parameter or, for a tuple, those of its elements; empty for the
-        entry computation.
-      times: number of runs in a round.
-      seeks_loop: whether to raise `_LoopReached` at the loop with the largest state.
-
-    Returns:
-      The label of the result, or those of its elements.
+    Labels of tuples are those of their elements; the entry computation has no arguments. With
+    `seeks_loop` the loop with the largest state raises `_LoopReached`.
     """
     computation = self.module.computations[name]
     values: dict[str, Any] = {}
@@ -207,8 +191,8 @@ class _Walk:
     """Traces an instruction; returns the label of its result, or those of its elements."""
     opcode = instruction.opcode
     if opcode == 'get-tuple-element':
-      elements = _elements(operands[0])
-      return elements[int(instruction.text('index'))] if elements else operands[0]
+      value = operands[0]
+      return value if isinstance(value, Label) else value[int(instruction.text('index'))]
     if opcode == 'tuple':
       return tuple(operands)
     if opcode in _PASSING or instruction.text('custom_call_target') in _ANNOTATIONS:
@@ -288,7 +272,6 @@ class _Walk:
 
 
 def _label_of_parameter(parameter: hlo.Instruction) -> Label:
-  """Returns the label of a parameter of the program, by its name."""
   name = parameter.text('op_name') or parameter.name
   size = sum(array.bytes for array in parameter.arrays)
   if name.startswith('draft_params'):
@@ -296,16 +279,11 @@ def _label_of_parameter(parameter: hlo.Instruction) -> Label:
   return Label('weights' if name.startswith('params') else 'constants', name, size)
 
 
-def _elements(value: Any) -> tuple:
-  """Returns the elements of a tuple; empty for a label."""
-  return () if isinstance(value, Label) else value
-
-
 def _first(value: Any) -> Label:
   """Returns a label, or the label of the first element of a tuple."""
-  while elements := _elements(value):
-    value = elements[0]
-  return value if isinstance(value, Label) else Label()
+  while value and not isinstance(value, Label):
+    value = value[0]
+  return value or Label()
 
 
 def _path_in_package(line: hlo.Line) -> str:
@@ -318,7 +296,6 @@ def _path_in_package(line: hlo.Line) -> str:
 
 
 def _part(lines: Sequence[hlo.Line]) -> str:
-  """Returns the part of the decoder that source lines belong to."""
   folders = {_path_in_package(line).rpartition('/')[0] for line in lines}
   for folder, part in (('decoding/drafters', 'drafter'), ('decoding/verifiers', 'verifier'),
                        ('models', 'target')):

@@ -1,4 +1,4 @@
-"""Times rounds of a decoder in the middle of an image on the current device.
+"""Times rounds of a decoder in the middle of an image on the current device, and its rates.
 
 The parameters may be random: random weights accept no drafts, but the cost of a round does not
 depend on what is accepted, so `with_acceptance` lets a decoder commit as many tokens as a trained
@@ -7,6 +7,7 @@ so that bytes and products are reported along with the times.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -25,6 +26,12 @@ from experiments.costs import devices, hlo, predicted, rounds
 _DEVIATION = 0.02
 # The fractional parts of its multiples are evenly distributed.
 _GOLDEN = 0.6180339887
+# Iterations of a timed run of copies or products, so that the time to launch it is negligible.
+_ITERATIONS = 16
+# Sizes double until a run takes this many seconds; the largest arrays exceed the caches of any
+# device.
+_ENOUGH = 0.05
+_COPY_SIZES, _MATRIX_SIZES = (1 << 26, 1 << 31), (512, 8192)
 
 
 class TimedRound(NamedTuple):
@@ -32,14 +39,43 @@ class TimedRound(NamedTuple):
 
   Attributes:
     run: `count -> ` runs the prefill and `count` rounds; waits for the result.
-    figures: figures of a round of the compiled program; its times follow from the rates passed to
-      `program`.
+    figures: figures of a round; its times follow from the rates passed to `program`.
     seconds: compilation time.
   """
 
   run: Callable[[int], Any]
   figures: predicted.Figures
   seconds: float
+
+
+def copy_bandwidth(repeats: int = 5) -> float:
+  """Measures the bytes per second, read and written, of copies of an array larger than any cache.
+
+  The result is from the median of `repeats` timed runs.
+  """
+  # Every iteration reads and writes every element, and the compiler cannot remove any.
+  run = jax.jit(lambda x: jax.lax.fori_loop(0, _ITERATIONS, lambda i, x: x + i, x))
+  return _rate(run, lambda size: jnp.zeros((size // 4,), jnp.float32), lambda size: 2 * size,
+               _COPY_SIZES, repeats)
+
+
+def matrix_rate(dtype: str = 'bfloat16', repeats: int = 5) -> float:
+  """Measures the multiplications and additions per second of products of square matrices."""
+  run = jax.jit(lambda x: jax.lax.fori_loop(0, _ITERATIONS, lambda i, y: y @ x, x))
+  return _rate(run, lambda size: jnp.full((size, size), 1 / size, dtype), lambda size: 2 * size**3,
+               _MATRIX_SIZES, repeats)
+
+
+def _rate(run: Callable[[jax.Array], jax.Array], array: Callable[[int], jax.Array],
+          work: Callable[[int], int], sizes: tuple[int, int], repeats: int) -> float:
+  """Returns the work per second of an iteration; sizes double until a run takes long enough."""
+  size, largest = sizes
+  while True:
+    timed = timing.measure({'run': functools.partial(run, array(size))}, repeats, warmup=2)
+    seconds = timed['run'].median
+    if seconds > _ENOUGH or size >= largest:
+      return work(size) * _ITERATIONS / seconds
+    size *= 2
 
 
 def with_acceptance(decoder: Decoder, tokens_per_round: float) -> Decoder:
@@ -78,11 +114,9 @@ def random_like(shapes: Any, seed: int = 0) -> Any:
   Matrices are normal with standard deviation 0.02, norms and masks are ones, integers are zeros.
   """
   def array(key, leaf):
-    if leaf.dtype == bool:
-      return jnp.ones(leaf.shape, leaf.dtype)
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+    if jnp.issubdtype(leaf.dtype, jnp.integer):
       return jnp.zeros(leaf.shape, leaf.dtype)
-    if leaf.ndim < 2:
+    if leaf.dtype == bool or leaf.ndim < 2:
       return jnp.ones(leaf.shape, leaf.dtype)
     return _DEVIATION * jax.random.normal(key, leaf.shape, leaf.dtype)
 
@@ -97,12 +131,9 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
             accelerator: devices.Accelerator, graphs: str | None = None) -> TimedRound:
   """Compiles rounds that start when half of the image is complete.
 
+  The arguments of the decoder, whose sampling options are those of `Engine.settled`, and:
+
   Args:
-    decoder: the decoder.
-    params: parameters of the target.
-    condition: condition of the images.
-    sampling: sampling options, as returned by `Engine.settled`.
-    draft_params: parameters of the drafter.
     accelerator: rates of the device, for the figures.
     graphs: the unit that becomes one CUDA graph.
   """
@@ -130,10 +161,7 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
 def measure(programs: Mapping[str, TimedRound], count: int, repeats: int) -> dict[str, Timing]:
   """Measures the seconds of a round of every program; the programs alternate.
 
-  Args:
-    programs: programs by name.
-    count: rounds of a timed run; the time of the prefill is measured and subtracted.
-    repeats: timed runs.
+  The time of the prefill is measured, too, and subtracted from that of `count` rounds.
 
   Raises:
     ValueError: if the time of the rounds is below the noise of the measurement.

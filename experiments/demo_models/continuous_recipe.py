@@ -10,8 +10,7 @@ Generative Modeling, 2022 (arXiv:2210.02747), equation 23.
 """
 
 import dataclasses
-import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -24,7 +23,7 @@ from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import templates
 from cspd_jax.training import optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig
-from experiments.demo_models import emoji, latents, stages, training, words
+from experiments.demo_models import emoji, latents, stages, words
 from experiments.demo_models.emoji_recipe import Scenes
 
 # Number and size of the batches of held-out crops for the metrics.
@@ -78,14 +77,9 @@ def draw(key: jax.Array, shape: tuple[int, int, int], train: FlowTrainConfig) ->
 
 def loss(params: Any, config: nextstep.NextStepConfig, tokens: jax.Array, prompt: Prompt,
          draws: Draws) -> jax.Array:
-  """Computes the mean squared error of the velocity.
+  """Computes the mean squared error of the velocity along scaled latents `[B, T, C]`.
 
-  Args:
-    params: parameters of the model.
-    config: configuration of the model.
-    tokens: `[B, T, C]` scaled latents.
-    prompt: prompts of two streams, the second of which is the null prompt.
-    draws: random numbers of the loss.
+  The second stream of the prompts is the null prompt.
   """
   z = nextstep.forward(params, config, prompt.dropped(draws.drop), tokens)
   time = draws.time[..., None]
@@ -140,9 +134,8 @@ class ContinuousRecipe(Scenes, latents.Latents):
     """Defaults of the exported model."""
     return super().defaults | {'contexts': 'plain'}
 
-  def train_model(self, role: str, data: Mapping[str, stages.Split],
-                  workdir: pathlib.Path) -> Any:
-    """Trains the target in `workdir` or continues; returns the average of its parameters."""
+  def _model_training(self, role: str, data: Mapping[str, stages.Split]
+                     ) -> tuple[Any, Callable, Callable[[str, int], Any], Callable]:
     config, train = self.target, self.target_train
     optimizer, scale = train.optimizer, self.sized_tokenizer(data).scale
     prompts = {split: self._prompts(part[1].tolist()) for split, part in data.items()}
@@ -154,12 +147,9 @@ class ContinuousRecipe(Scenes, latents.Latents):
       return tokens, jax.tree.map(lambda leaf: leaf[chosen], prompts[split])
 
     measure = self._measured(config)
-    params = nextstep.init(config, jax.random.key(optimizer.seed))
-    state = self.train(
-        role, optimizer_lib.start(params, optimizer),
-        training.jit_step(batch_loss, config, train), batch, optimizer, workdir,
-        lambda state, batch, key: {'loss': measure(state.average, *batch, key)})
-    return state.average
+    state = optimizer_lib.start(nextstep.init(config, jax.random.key(optimizer.seed)), optimizer)
+    return (state, stages.jit_step(batch_loss, config, train), batch,
+            lambda params, batch, key: {'loss': measure(params, *batch, key)})
 
   def _measured(self, config: nextstep.NextStepConfig) -> Any:
     """Returns the compiled loss with the prompts, `(params, tokens, prompt, key) -> []`."""
@@ -168,12 +158,10 @@ class ContinuousRecipe(Scenes, latents.Latents):
         params, config, tokens, prompt, draw(key, tokens.shape, train)))
 
   def _prompts(self, captions: list[str]) -> Prompt:
-    """Encodes captions as prompts of the model."""
     return words.prompts(
         self._text(), templates.plain, captions, (self.target.height, self.target.width))
 
   def _text(self) -> stages.Network:
-    """Returns the text tokenizer as a network."""
     return words.network('nextstep', words.tokenizer(TOKENS))
 
   def networks(self, tokenizer: Any, models: Mapping[str, Any],
@@ -181,23 +169,18 @@ class ContinuousRecipe(Scenes, latents.Latents):
     """Returns the trained networks by their role in a model."""
     return super().networks(tokenizer, models, data) | {'text': self._text()}
 
-  def metrics(self, tokenizer: Any, models: Mapping[str, Any],
-              data: Mapping[str, stages.Split]) -> dict[str, dict[str, Any]]:
-    """Returns held-out metrics by role; of the model, the loss with prompts and without."""
-    images, _ = self.held_out()
+  def _model_metrics(self, role: str, params: Any, data: Mapping[str, stages.Split]
+                    ) -> dict[str, Any]:
+    """Returns the held-out loss with prompts and without."""
     moments, captions = data['held_out']
     scale = self.sized_tokenizer(data).scale
     prompts, measure = self._prompts(captions.tolist()), self._measured(self.target)
-    figures: dict[str, dict[str, Any]] = {
-        'tokenizer': stages.errors(self.reconstruct(tokenizer, data, images), images)}
-    for role, params in models.items():
-      losses: dict[str, list[float]] = {'loss': [], 'loss_no_prompt': []}
-      for index in range(_NUM_BATCHES):
-        tokens, chosen = latents.batch_of(
-            self.target, moments, np.arange(len(moments)), scale, 0, index, _BATCH)
-        prompt = jax.tree.map(lambda leaf, chosen=chosen: leaf[chosen], prompts)
-        null = Prompt(*(jnp.repeat(leaf[:, 1:], 2, axis=1) for leaf in prompt))
-        for name, part in (('loss', prompt), ('loss_no_prompt', null)):
-          losses[name].append(float(measure(params, tokens, part, jax.random.key(index))))
-      figures[role] = {name: float(np.mean(values)) for name, values in losses.items()}
-    return figures
+    losses: dict[str, list[float]] = {'loss': [], 'loss_no_prompt': []}
+    for index in range(_NUM_BATCHES):
+      tokens, chosen = latents.batch_of(
+          self.target, moments, np.arange(len(moments)), scale, 0, index, _BATCH)
+      prompt = jax.tree.map(lambda leaf, chosen=chosen: leaf[chosen], prompts)
+      null = Prompt(*(jnp.repeat(leaf[:, 1:], 2, axis=1) for leaf in prompt))
+      for name, part in (('loss', prompt), ('loss_no_prompt', null)):
+        losses[name].append(float(measure(params, tokens, part, jax.random.key(index))))
+    return {name: float(np.mean(values)) for name, values in losses.items()}

@@ -14,7 +14,7 @@ import numpy as np
 
 from cspd_jax.models import kl_vae, mar
 from cspd_jax.training import optimizer as optimizer_lib
-from experiments.demo_models import stages, tokenizers, training
+from experiments.demo_models import stages, tokenizers
 
 # The tokenizer of `Stages.small`.
 SMALL_TOKENIZER = kl_vae.KLVAEConfig(
@@ -30,21 +30,16 @@ class Latents(stages.Stages):
   tokenizer: kl_vae.KLVAEConfig
   tokenizer_train: tokenizers.KLVAETrainConfig
 
-  def tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
-    """Returns the parts of the tokenizer's training."""
+  def _tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
     config, train = self.tokenizer, self.tokenizer_train
     if params is None:
       params = kl_vae.init(config, jax.random.key(train.optimizer.seed))
     measure = jax.jit(lambda *arguments: tokenizers.kl_loss(*arguments, config, train)[1])
     return (optimizer_lib.start(params, train.optimizer),
-            training.jit_step(tokenizers.kl_loss, config, train), measure)
+            stages.jit_step(tokenizers.kl_loss, config, train), measure)
 
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> stages.Split:
-    """Returns Gaussians of the latents of random crops, and labels.
-
-    Returns:
-      `[N, 2, h, w, z_channels]` float32 means and log-variances before scaling, and the labels.
-    """
+    """Returns labels, and `[N, 2, h, w, z_channels]` means and log-variances before scaling."""
     encode = jax.jit(lambda images: kl_vae.encode(tokenizer, self.tokenizer, images))
     return self.encode_crops(
         workdir / f'latents_{split}.npz', 'moments', split,
@@ -58,6 +53,10 @@ class Latents(stages.Stages):
         config, kl_vae.encode(tokenizer, config, batch), key)))
     numbers = iter(range(len(images)))
     return stages.batched(lambda batch: run(batch, jax.random.key(next(numbers))), images)
+
+  def _tokenizer_metrics(self, data: Mapping[str, stages.Split]) -> dict[str, float]:
+    """Returns the scale of the latents."""
+    return {'scale': self.sized_tokenizer(data).scale}
 
   def sized_tokenizer(self, data: Mapping[str, stages.Split]) -> kl_vae.KLVAEConfig:
     """Returns the tokenizer's configuration, by whose scale training latents have variance 1."""

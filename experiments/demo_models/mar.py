@@ -14,8 +14,7 @@ Probabilistic Models, 2021 (arXiv:2102.09672), section 3.1.
 
 import dataclasses
 import math
-import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -27,7 +26,7 @@ from cspd_jax.core import fields
 from cspd_jax.models import mar
 from cspd_jax.training import optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig, TrainState
-from experiments.demo_models import latents, photos as photos_lib, stages, training
+from experiments.demo_models import latents, photos as photos_lib, stages
 
 # Number and size of the batches of held-out crops for the metrics.
 _NUM_BATCHES, _BATCH = 32, 16
@@ -273,44 +272,31 @@ class MARRecipe(latents.Latents):
         self, tokenizer=latents.SMALL_TOKENIZER, target=model, draft=model, tokenizer_of=None,
         image_size=8)
 
-  def train_model(self, role: str, data: Mapping[str, stages.Split],
-                  workdir: pathlib.Path) -> Any:
-    """Trains one of `models` in `workdir` or continues; returns the average of its parameters."""
+  def _model_training(self, role: str, data: Mapping[str, stages.Split]
+                     ) -> tuple[Any, Callable, Callable[[str, int], Any], Callable]:
     config, train = getattr(self, role), getattr(self, f'{role}_train')
     optimizer, scale = train.optimizer, self.sized_tokenizer(data).scale
     batch = lambda split, index: latents.batch_of(
         config, *data[split], scale, optimizer.seed, index, optimizer.batch_size)
-    compiled_loss = jax.jit(lambda params, batch, key: loss(
+    measure = jax.jit(lambda params, batch, key: loss(
         params, config, *batch, draw(key, batch[0].shape, train))[1])
-    state = self.train(
-        role, start(config, train), training.jit_step(batch_loss, config, train, decayed), batch,
-        optimizer, workdir, lambda state, *arguments: compiled_loss(state.average, *arguments))
-    return state.average
+    return (start(config, train), stages.jit_step(batch_loss, config, train, decayed), batch,
+            measure)
 
-  def metrics(self, tokenizer: Any, models: Mapping[str, Any],
-              data: Mapping[str, stages.Split]) -> dict[str, dict[str, Any]]:
-    """Returns held-out metrics by role; for the models, the terms of the training loss."""
-    images, _ = self.held_out()
+  def _model_metrics(self, role: str, params: Any, data: Mapping[str, stages.Split]
+                    ) -> dict[str, Any]:
+    """Returns the terms of the training loss on held-out crops, with label and with null class."""
+    config, train = getattr(self, role), getattr(self, f'{role}_train')
     scale = self.sized_tokenizer(data).scale
-    metrics = {'tokenizer': stages.errors(self.reconstruct(tokenizer, data, images), images) |
-               {'scale': scale}}
-    return metrics | {
-        role: _losses(params, getattr(self, role), getattr(self, f'{role}_train'),
-                      data['held_out'], scale) for role, params in models.items()}
+    compiled = jax.jit(lambda params, *arguments: loss(params, config, *arguments)[1])
 
+    def terms(dropped, index):
+      tokens, labels = latents.batch_of(config, *data['held_out'], scale, 0, index, _BATCH)
+      draws = draw(jax.random.key(index), tokens.shape, train)
+      draws = draws._replace(drop=jnp.full((_BATCH,), dropped))
+      return compiled(params, tokens, labels, draws)
 
-def _losses(params: Any, config: mar.MARConfig, train: MARTrainConfig, held_out: stages.Split,
-            scale: float) -> dict[str, float]:
-  """Measures the terms of the training loss on held-out crops, with label and with null class."""
-  def terms(dropped, index):
-    tokens, labels = latents.batch_of(config, *held_out, scale, 0, index, _BATCH)
-    draws = draw(jax.random.key(index), tokens.shape, train)
-    draws = draws._replace(drop=jnp.full((_BATCH,), dropped))
-    return compiled(params, tokens, labels, draws)
-
-  compiled = jax.jit(lambda params, tokens, labels, draws: loss(
-      params, config, tokens, labels, draws)[1])
-  metrics = {suffix: [terms(dropped, index) for index in range(_NUM_BATCHES)]
-             for suffix, dropped in (('', False), ('_no_label', True))}
-  return {f'{key}{suffix}': float(np.mean([part[key] for part in parts]))
-          for suffix, parts in metrics.items() for key in ('mse', 'vlb')}
+    metrics = {suffix: [terms(dropped, index) for index in range(_NUM_BATCHES)]
+               for suffix, dropped in (('', False), ('_no_label', True))}
+    return {f'{key}{suffix}': float(np.mean([part[key] for part in parts]))
+            for suffix, parts in metrics.items() for key in ('mse', 'vlb')}

@@ -111,15 +111,12 @@ def crops(photos: tuple, seed: int, step: int, split: str, batch_size: int, size
     photos: the photographs that `load` returned.
     seed: seed of the sequence of batches.
     step: index of the batch in that sequence.
-    split: 'train' or 'held_out'.
+    split: one of `SPLITS`; ValueError is raised for others.
     batch_size: number of crops; the classes alternate, starting at a random one.
     size: side of the returned crops in pixels.
 
   Returns:
     Images `[N, size, size, 3]` float32 in [-1, 1], and labels `[N]` int32, indices of photographs.
-
-  Raises:
-    ValueError: if `split` is not one of `SPLITS`.
   """
   if split not in SPLITS:
     raise ValueError(f'split must be one of {", ".join(SPLITS)}, got {split!r}.')

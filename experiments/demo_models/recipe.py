@@ -22,7 +22,7 @@ from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models import early_fusion, llamagen, vq
 from cspd_jax.training import loop, optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig
-from experiments.demo_models import photos as photos_lib, stages, tokenizers, training
+from experiments.demo_models import photos as photos_lib, stages, tokenizers
 
 Config = llamagen.LlamaGenConfig | early_fusion.EarlyFusionConfig
 
@@ -51,7 +51,6 @@ class ARTrainConfig:
 
 
 def _module(config: Config) -> Any:
-  """Returns the module of the network of a configuration."""
   return early_fusion if isinstance(config, early_fusion.EarlyFusionConfig) else llamagen
 
 
@@ -128,21 +127,15 @@ class TokenRecipe(stages.Stages):
 
   @abc.abstractmethod
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, Any]:
-    """Returns the tokens `[N, T]` that a model predicts, and the conditions `[N, ...]`.
+    """Returns the tokens `[N, T]` that a model predicts, and the conditions `[N, ...]`."""
 
-    Args:
-      data: the result of `tokenize`.
-    """
-
-  def tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
-    """Returns the parts of the tokenizer's training."""
+  def _tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
     config, train = self.tokenizer, self.tokenizer_train
-    compiled_loss = jax.jit(
-        lambda params, images: tokenizers.vq_loss(params, config, train, images)[1])
 
+    @jax.jit
     def measure(params, images, key):
       del key
-      parts = compiled_loss(params, images)
+      _, parts = tokenizers.vq_loss(params, config, train, images)
       return {name: parts[name] for name in ('l1', 'psnr')}
 
     return (tokenizers.vq_start(config, train, params),
@@ -154,9 +147,8 @@ class TokenRecipe(stages.Stages):
     return self.encode_crops(workdir / f'tokens_{split}.npz', 'tokens', split,
                         lambda images: np.asarray(encode(images)).reshape(len(images), -1))
 
-  def train_model(self, role: str, data: Mapping[str, stages.Split],
-                  workdir: pathlib.Path) -> Any:
-    """Trains one of `models` in `workdir` or continues; returns the average of its parameters."""
+  def _model_training(self, role: str, data: Mapping[str, stages.Split]
+                     ) -> tuple[Any, Callable, Callable[[str, int], Any], Callable]:
     config, train = getattr(self, role), getattr(self, f'{role}_train')
     sequences = {split: self.sequences(arrays) for split, arrays in data.items()}
     seed, size = train.optimizer.seed, train.optimizer.batch_size
@@ -165,23 +157,21 @@ class TokenRecipe(stages.Stages):
     batch = lambda split, index: (
         loop.batch_of(*sequences[split], seed, index, size) if split == 'train'
         else part(sequences[split], index * size, size))
-    state = self.train(
-        role, start(config, train), training.jit_step(loss, config, train), batch,
-        train.optimizer, workdir,
-        lambda state, batch, key: {'nll': compiled_nll(state.average, *batch)},
-        num_held_out=-(-min(4 * size, self.num_held_out_images) // size))
-    return state.average
+    return (start(config, train), stages.jit_step(loss, config, train), batch,
+            lambda params, batch, key: {'nll': compiled_nll(params, *batch)})
 
-  def metrics(self, tokenizer: Any, models: Mapping[str, Any],
-              data: Mapping[str, stages.Split]) -> dict[str, dict[str, Any]]:
-    """Returns held-out metrics by role."""
-    images, _ = self.held_out()
+  def _tokenizer_metrics(self, data: Mapping[str, stages.Split]) -> dict[str, float]:
+    """Returns the share of the codes that occur in training tokens, and their perplexity."""
+    counts = np.bincount(data['train'][0].reshape(-1), minlength=self.tokenizer.codebook_size)
+    shares = counts[counts > 0] / counts.sum()
+    return {'codebook_used': float(np.mean(counts > 0)),
+            'codebook_perplexity': float(np.exp(-np.sum(shares * np.log(shares))))}
+
+  def _model_metrics(self, role: str, params: Any, data: Mapping[str, stages.Split]
+                    ) -> dict[str, Any]:
+    """Returns likelihood and entropies along held-out images."""
     sequences = self.sequences(data['held_out'])
-    metrics = {'tokenizer': stages.errors(self.reconstruct(tokenizer, data, images), images) |
-               codebook(data['train'][0], self.tokenizer.codebook_size)}
-    return metrics | {
-        role: distributions(params, getattr(self, role), *sequences, self.guidance_scale)
-        for role, params in models.items()}
+    return distributions(params, getattr(self, role), *sequences, self.guidance_scale)
 
   def reconstruct(self, tokenizer: Any, data: Mapping[str, stages.Split],
                   images: np.ndarray) -> np.ndarray:
@@ -223,24 +213,9 @@ class Recipe(TokenRecipe):
     return data
 
 
-def codebook(tokens: np.ndarray, size: int) -> dict[str, float]:
-  """Measures the share of the codes that occur in tokens `[N, T]`, and their perplexity."""
-  counts = np.bincount(tokens.reshape(-1), minlength=size)
-  shares = counts[counts > 0] / counts.sum()
-  return {'codebook_used': float(np.mean(counts > 0)),
-          'codebook_perplexity': float(np.exp(-np.sum(shares * np.log(shares))))}
-
-
 def distributions(params: Any, config: Config, tokens: np.ndarray, conditions: Any,
                   guidance_scale: float) -> dict[str, Any]:
-  """Measures likelihood and entropy of a model's distributions along held-out images.
-
-  Args:
-    params: parameters of the model.
-    config: configuration of the model.
-    tokens: `[N, T]` held-out images.
-    conditions: conditions of these images, every leaf `[N, ...]`, such as labels `[N]`.
-    guidance_scale: guidance scale of the guided distributions.
+  """Measures likelihood and entropy of a model's distributions along held-out images `[N, T]`.
 
   Returns:
     'nll_nats' and 'nll_bits' per token given the condition, 'nll_nats_no_label' and

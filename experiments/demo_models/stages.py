@@ -9,13 +9,14 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
+import optax
 from absl import logging
 
 import cspd_jax
 from cspd_jax.core import fields
 from cspd_jax.files import atomic, npz
-from cspd_jax.training import loop
-from cspd_jax.training.optimizer import OptimizerConfig
+from cspd_jax.training import loop, optimizer as optimizer_lib
+from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 from experiments.demo_models import photos as photos_lib
 
 # Crops per batch of the encoder.
@@ -23,6 +24,9 @@ _ENCODE_BATCH = 32
 
 # Arrays of a tokenised split, and labels `[N]` int32 or captions `[N]` str of its crops.
 Split = tuple[np.ndarray, np.ndarray]
+
+# `(params, batch, key, config, train) -> (loss, scalar metrics)`.
+Loss = Callable[[Any, Any, jax.Array, Any, Any], tuple[jax.Array, dict[str, jax.Array]]]
 
 # Opens the photographs once.
 photos = functools.cache(photos_lib.load)
@@ -102,15 +106,11 @@ class Stages(abc.ABC):
     """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
 
   @abc.abstractmethod
-  def tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
-    """Returns the parts of the tokenizer's training.
+  def _tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
+    """Returns the state before the first step of the tokenizer, the step, and a measure.
 
-    Args:
-      params: the parameters to start from; None for random ones.
-
-    Returns:
-      The state before the first step, `step_fn` of `loop.run`, and
-      `(params, images, key) -> ` held-out metrics.
+    `params` are the parameters to start from, None for random ones; the measure is
+    `(params, images, key) -> ` held-out metrics.
     """
 
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
@@ -118,26 +118,31 @@ class Stages(abc.ABC):
     optimizer, start = self.tokenizer_train.optimizer, None
     if self.tokenizer_from is not None:
       start = tokenizer('tokenizer_from', self.tokenizer_from, self.tokenizer)
-    state, step, measure = self.tokenizer_training(start)
+    state, step, measure = self._tokenizer_training(start)
     seeds = dict(train=optimizer.seed, held_out=self.seed)
     batch = lambda split, index: self.crops(seeds[split], index, split, optimizer.batch_size)[0]
-    state = self.train('tokenizer', state, step, batch, optimizer, workdir,
-                       lambda state, *arguments: measure(state.params, *arguments))
-    return state.params
+    return self.train('tokenizer', state, step, batch, optimizer, workdir,
+                      lambda state, *arguments: measure(state.params, *arguments)).params
 
   @abc.abstractmethod
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> Split:
     """Tokenises random crops of a split; the result is cached in `workdir`."""
 
   @abc.abstractmethod
-  def train_model(self, role: str, data: Mapping[str, Split], workdir: pathlib.Path) -> Any:
-    """Trains one of `models` in `workdir` or continues; returns the average of its parameters.
+  def _model_training(self, role: str, data: Mapping[str, Split]
+                     ) -> tuple[Any, Callable, Callable[[str, int], Any], Callable]:
+    """Returns the state before the first step of one of `models`, the step, batches and a measure.
 
-    Args:
-      role: the model, also the name of the files.
-      data: results of `tokenize` by split.
-      workdir: folder of the run.
+    `data` are results of `tokenize` by split, the batches `(split, index) ->` a batch, and the
+    measure is `(params, batch, key) ->` held-out metrics of the averaged parameters.
     """
+
+  def train_model(self, role: str, data: Mapping[str, Split], workdir: pathlib.Path) -> Any:
+    """Trains one of `models` in `workdir` or continues; returns the average of its parameters."""
+    state, step, batch, measure = self._model_training(role, data)
+    return self.train(
+        role, state, step, batch, getattr(self, f'{role}_train').optimizer, workdir,
+        lambda state, *arguments: measure(state.average, *arguments)).average
 
   def sized_tokenizer(self, data: Mapping[str, Split]) -> Any:
     """Returns the configuration of the trained tokenizer."""
@@ -157,10 +162,21 @@ class Stages(abc.ABC):
     return {'tokenizer': network} | {
         role: Network(self.family, getattr(self, role), params) for role, params in models.items()}
 
-  @abc.abstractmethod
   def metrics(self, tokenizer: Any, models: Mapping[str, Any],
               data: Mapping[str, Split]) -> dict[str, dict[str, Any]]:
     """Returns held-out metrics by role; arguments as for `networks`."""
+    images, _ = self.held_out()
+    reconstructions = self.reconstruct(tokenizer, data, images)
+    return {'tokenizer': errors(reconstructions, images) | self._tokenizer_metrics(data)} | {
+        role: self._model_metrics(role, params, data) for role, params in models.items()}
+
+  @abc.abstractmethod
+  def _tokenizer_metrics(self, data: Mapping[str, Split]) -> dict[str, float]:
+    """Returns metrics of the tokenizer in addition to those of reconstructions."""
+
+  @abc.abstractmethod
+  def _model_metrics(self, role: str, params: Any, data: Mapping[str, Split]) -> dict[str, Any]:
+    """Returns held-out metrics of a model."""
 
   @abc.abstractmethod
   def reconstruct(self, tokenizer: Any, data: Mapping[str, Split], images: np.ndarray
@@ -188,8 +204,7 @@ class Stages(abc.ABC):
 
   def train(self, name: str, state: Any, step: Callable, batch: Callable[[str, int], Any],
             optimizer: OptimizerConfig, workdir: pathlib.Path,
-            measure: Callable[[Any, Any, jax.Array], Mapping[str, Any]], num_held_out: int = 4
-            ) -> Any:
+            measure: Callable[[Any, Any, jax.Array], Mapping[str, Any]]) -> Any:
     """Trains in `workdir` or continues; returns the last state.
 
     Args:
@@ -200,9 +215,9 @@ class Stages(abc.ABC):
       optimizer: configuration of the optimiser, for the steps and the batch size.
       workdir: folder of the run.
       measure: `(state, batch, key) ->` held-out metrics; the keys are the same every time.
-      num_held_out: batches of the held-out split.
     """
-    held_out = [(batch('held_out', index), jax.random.key(index)) for index in range(num_held_out)]
+    count = min(4, -(-self.num_held_out_images // optimizer.batch_size))
+    held_out = [(batch('held_out', index), jax.random.key(index)) for index in range(count)]
 
     def evaluate(state):
       means = loop.mean_metrics([measure(state, *part) for part in held_out])
@@ -244,6 +259,35 @@ class Stages(abc.ABC):
     return codes, labels
 
 
+def step(
+    state: TrainState, batch: Any, loss: Callable, optimizer: OptimizerConfig,
+    decayed: Callable[[Any], Any] = optimizer_lib.matrices,
+) -> tuple[TrainState, dict[str, jax.Array]]:
+  """Does one optimiser step.
+
+  Args:
+    state: state before the step.
+    batch: a batch.
+    loss: `(params, batch, key) -> (loss, scalar metrics)`.
+    optimizer: configuration of the optimiser.
+    decayed: as for `optimizer.update`.
+
+  Returns:
+    The next state and the scalar metrics 'loss', those of `loss`, and 'grad_norm'.
+  """
+  key = jax.random.fold_in(jax.random.key(optimizer.seed + 1), state.step)
+  (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(state.params, batch, key)
+  metrics = {'loss': value, **metrics, 'grad_norm': optax.tree.norm(grads)}
+  return optimizer_lib.update(state, grads, optimizer, decayed=decayed), metrics
+
+
+def jit_step(loss: Loss, config: Any, train: Any,
+             decayed: Callable[[Any], Any] = optimizer_lib.matrices) -> Callable[[Any, Any], Any]:
+  """Compiles `step` for a model and a training; `train` has an `optimizer`."""
+  return loop.jit_step(
+      step, functools.partial(loss, config=config, train=train), train.optimizer, decayed)
+
+
 def tokenizer(field: str, name: str, config: Any) -> Any:
   """Returns the parameters of the tokenizer of a model, which a recipe's field names.
 
@@ -273,11 +317,7 @@ def batched(run: Callable[[np.ndarray], Any], images: np.ndarray, size: int = 16
 
 
 def errors(reconstructions: np.ndarray, images: np.ndarray) -> dict[str, float]:
-  """Measures the error of reconstructions of images `[N, H, W, 3]` in [-1, 1].
-
-  Returns:
-    'psnr' (mean over images, in decibels for values in [0, 1]) and 'l1' (same scale).
-  """
+  """Measures 'psnr' (mean over images, decibels for values in [0, 1]) and 'l1' (same scale)."""
   error = (reconstructions - images) / 2
   mean_square = np.mean(error ** 2, axis=(1, 2, 3))
   return {'psnr': float(np.mean(-10 * np.log10(np.maximum(mean_square, 1e-12)))),

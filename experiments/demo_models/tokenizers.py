@@ -23,12 +23,7 @@ OPTIMIZER = OptimizerConfig(
 def error(
     output: jax.Array, images: jax.Array, gradient_weight: float,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Computes the error of a reconstruction.
-
-  Args:
-    output: `[B, H, W, C]` output of the decoder before clipping.
-    images: `[B, H, W, C]` in [-1, 1].
-    gradient_weight: weight of the error of the differences of adjacent pixels.
+  """Computes the error of outputs of the decoder, before clipping, for images in [-1, 1].
 
   Returns:
     The loss term, and the metrics 'l1' and 'psnr' (decibels for pixel values in [0, 1]).

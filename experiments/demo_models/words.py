@@ -42,20 +42,16 @@ def ids(words: Sequence[str], num_codes: int) -> Ids:
 
 
 def file(words: Sequence[str], num_codes: int) -> bytes:
-  """Returns the contents of a file of the `tokenizers` library, for `text.bpe`.
-
-  The tokenizer converts text to lower case and splits it at spaces and around punctuation; a word
-  that is not in `words` becomes `<unk>`.
-
-  Args:
-    words: distinct words in lower case.
-    num_codes: codes of the image tokenizer; code `i` is the `i`-th image token.
-  """
+  """Returns the contents of a tokenizer file with distinct words in lower case and image codes."""
   return tokenizer(names(words, num_codes))
 
 
 def tokenizer(tokens: Sequence[str]) -> bytes:
-  """Returns the contents of a tokenizer file with these tokens, in order of their ids."""
+  """Returns the contents of a file of the `tokenizers` library, for `text.bpe`.
+
+  The tokenizer converts text to lower case and splits it at spaces and around punctuation; a word
+  that is not among the tokens, which are in order of their ids, becomes `<unk>`.
+  """
   vocabulary = {name: number for number, name in enumerate(tokens)}
   return json.dumps({
       'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': [],
@@ -65,26 +61,14 @@ def tokenizer(tokens: Sequence[str]) -> bytes:
 
 
 def network(form: str, content: bytes) -> stages.Network:
-  """Returns the text tokenizer of a model as a network.
-
-  Args:
-    form: name of the file's reader in `bpe.FORMS`.
-    content: contents of the file.
-  """
+  """Returns a tokenizer file as a network; `form` is its reader in `bpe.FORMS`."""
   file = np.frombuffer(content, np.uint8).copy()
   return stages.Network('text', bpe.TextConfig(form, len(file)), {'file': file})
 
 
 def prompts(text: stages.Network, write: templates.Writer, captions: Sequence[str],
             grid: tuple[int, int]) -> Prompt:
-  """Encodes captions as prompts, every distinct one once.
-
-  Args:
-    text: what `network` returned.
-    write: the template.
-    captions: one per image.
-    grid: rows and columns of an image.
-  """
+  """Encodes captions as prompts for images of rows and columns, every distinct one once."""
   reader = bpe.read(text.params, text.config.form)
   encoded = {caption: write(reader, caption, *grid) for caption in dict.fromkeys(captions)}
   return templates.padded([encoded[caption] for caption in captions])

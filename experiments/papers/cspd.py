@@ -39,8 +39,8 @@ on `num_images`, as it does not depend on the batch.
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -49,6 +49,7 @@ from cspd_jax.continuous.cspd import expected_speedup
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
+from cspd_jax.measure.tables import Table
 from cspd_jax.plots import charts as curves_lib, grid as grid_lib
 from cspd_jax.plots.charts import Curve, Panel
 from experiments.papers.cspd_cells import (
@@ -63,20 +64,6 @@ from experiments.papers.cspd_cells import (
 
 _COSTS = {'target passes': '{target_passes:.1f}', 'draft passes': '{draft_passes:.1f}',
           'head calls': '{head_calls:.0f}'}
-
-
-class Table(NamedTuple):
-  """A table.
-
-  Attributes:
-    title: its title.
-    columns: format strings by heading.
-    rows: its rows.
-  """
-
-  title: str
-  columns: dict[str, str]
-  rows: list[dict[str, Any]]
 
 
 def accepted(mode: str, **first: str) -> dict[str, str]:
@@ -96,7 +83,6 @@ def table1(lab: Lab, mode: str) -> Table:
 
 
 def _speed_rows(lab: Lab, mode: str, batch: int) -> list[dict[str, Any]]:
-  """Measures the rows of Table 1 at one batch size."""
   cells = lab.cells(mode)
   texts = [lab.text(cell) for cell in cells]
   if mode not in BLOCK_MODES:
@@ -157,8 +143,6 @@ def head(lab: Lab, guided: bool) -> Table:
 
 
 _TABLES = dict(table1=table1, table3=table3, table4=table4)
-
-
 # Number of images in Figure 16.
 _SHOWN = 4
 
@@ -256,7 +240,7 @@ def main(config: Config) -> None:
   rows: list[dict[str, Any]] = []
   shown: list[dict[str, Any]] = []
 
-  def add(suite: str, added: list[dict[str, Any]]) -> list[int]:
+  def add(suite: str, added: Sequence[Mapping[str, Any]]) -> list[int]:
     rows.extend(dict(suite=suite, **row) for row in added)
     atomic.write(report.path('tables.csv'), tables.csv(rows).encode())
     return list(range(len(rows) - len(added), len(rows)))

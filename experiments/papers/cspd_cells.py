@@ -1,6 +1,7 @@
 """The cells of CSpD's tables: decoders with settings, their costs and their speeds."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -8,25 +9,21 @@ import jax
 import numpy as np
 
 import cspd_jax
-from cspd_jax.cli import groups, inputs
+from cspd_jax.cli import groups
 from cspd_jax.continuous.context import BLOCK
 from cspd_jax.core import fields, programs
 from cspd_jax.measure import measurements, timing
-from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics.base import Sample
+from experiments.measured import Measured, check_lists
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(Measured):
   """The measurements.
 
   Attributes:
-    loading: the model, and how it is loaded.
-    parts: networks that replace those of the model, such as eagle=runs/eagle.
     suite: parts of the paper: table1, table3, table4, figures; and head.
     decoder: decoders with a draft model.
-    images: the images, the same in every cell.
-    sampling: sampling options.
     guidance: 'linear', growing to the guidance scale as the image fills up, or 'constant'.
     lengths: draft lengths, gamma.
     most_contexts: the longest draft length of cspd_paper and exact_path, which run the target once
@@ -44,11 +41,9 @@ class Config:
   """
 
   loading: groups.Loading = groups.Loading('mar_demo')
-  parts: tuple[str, ...] = ()
   suite: tuple[str, ...] = ('table1', 'table3', 'table4', 'figures', 'head')
   decoder: tuple[str, ...] = ('cspd_released', 'cspd_relaxed', 'cspd_paper', 'exact_path')
   images: groups.Images = groups.Images(num_images=8)
-  sampling: groups.Sampling = groups.Sampling()
   guidance: str = 'linear'
   lengths: tuple[int, ...] = (4, 8, 16, 32)
   most_contexts: int = 4
@@ -67,7 +62,6 @@ class Config:
                  scales=fields.FINITE, temperatures=fields.FINITE)
 
 
-SUITES = ('table1', 'table3', 'table4', 'figures', 'head')
 # Decoders with a draft model, and the name of their parameter for the number of drafts.
 MODES = {'cspd_released': 'block_length', 'cspd_relaxed': 'block_length',
          'cspd_paper': 'draft_length', 'exact_path': 'draft_length'}
@@ -89,16 +83,7 @@ _SLOW = 10.0
 
 
 class Cell(NamedTuple):
-  """One setting of a decoder with a draft model.
-
-  Attributes:
-    mode: a key of `MODES`.
-    length: gamma.
-    prefix_share: share of tokens that the target alone generates.
-    guidance_scale: scale of classifier-free guidance.
-    temperature: temperature of the denoising kernels.
-    aligned: whether the two models share their noise.
-  """
+  """One setting of a decoder with a draft model; `length` is gamma, `mode` a key of `MODES`."""
 
   mode: str
   length: int
@@ -109,62 +94,37 @@ class Cell(NamedTuple):
 
 
 class Lab:
-  """Decodes and times cells, and caches the results.
-
-  Attributes:
-    config: the configuration.
-    bench: the target and the images.
-  """
+  """Decodes and times cells, and caches the results."""
 
   def __init__(self, config: Config):
-    """Loads the model and checks all options.
-
-    Raises:
-      ValueError: for invalid options, naming the option.
-    """
-    for name, supported in (('suite', SUITES), ('decoder', tuple(MODES))):
+    """Loads the model and checks all options."""
+    for name, supported in (('suite', Config.suite), ('decoder', tuple(MODES))):
       names = getattr(config, name)
       if not names or not set(names) <= set(supported):
         raise ValueError(f'{name} is {",".join(names)!r}; it must be a comma-separated list of '
                          f'{", ".join(supported)}.')
-    for name in ('lengths', 'prefix_shares', 'batch_sizes', 'scales', 'temperatures',
-                 'kernels_per_call'):
-      if not getattr(config, name):
-        raise ValueError(f'{name} is empty; give at least one value.')
-    model = inputs.model(config.loading, config.parts, one_group=inputs.MEASURED)
+    check_lists(config, 'lengths', 'prefix_shares', 'batch_sizes', 'scales', 'temperatures',
+                'kernels_per_call')
+    model = config.model()
     if model.engine.name != 'continuous' or 'model' not in model.drafts:
       raise ValueError(f'model is {config.loading.model!r}; give one of continuous tokens with a '
                        'draft model.')
-    prompts, seed = inputs.images(config.images, model)
-    bench = lambda of: Bench(
-        of, prompts, seed=seed, batch_size=config.batch_size,
-        sampling=model.sampling(**inputs.overrides(config.sampling)))
-    self.config, self.bench, self._draft = config, bench(model), bench(_draft_alone(model))
+    self.config, self.bench = config, config.bench(model, config.batch_size)
+    self._draft = config.bench(_draft_alone(model), config.batch_size)
+    self.model, self.mar = model, f'mar(guidance={config.guidance})'
     self._speeds: dict[tuple, float] = {}
     self._check()
 
   def _check(self) -> None:
     """Builds every decoder once, which checks its options."""
     config = self.config
-    for share in {config.prefix_share, *config.prefix_shares}:
-      for length in config.lengths:
-        for mode in config.decoder:
-          self.bench.check(self.text(self.cell(mode, length, prefix_share=share)))
+    for share, length, mode in itertools.product(
+        {config.prefix_share, *config.prefix_shares}, config.lengths, config.decoder):
+      self.bench.check(self.text(self.cell(mode, length, prefix_share=share)))
     for kernels in config.kernels_per_call:
       self.bench.check(self.exact_head(kernels))
-    for scale in config.scales:
-      for temperature in config.temperatures:
-        self.bench.check(self.mar, self.sampling(scale, temperature))
-
-  @property
-  def model(self) -> cspd_jax.Model:
-    """The model."""
-    return self.bench.model
-
-  @property
-  def mar(self) -> str:
-    """The baseline."""
-    return f'mar(guidance={self.config.guidance})'
+    for options in itertools.product(config.scales, config.temperatures):
+      self.bench.check(self.mar, self.sampling(*options))
 
   def exact_head(self, kernels: int) -> str:
     """Returns the specification of the decoder that speculates inside the head."""
@@ -213,10 +173,7 @@ class Lab:
   def speeds(self, texts: Sequence[str], batch_size: int, sampling: Any = None) -> list[float]:
     """Measures speed-ups over `mar`, without compilation, in alternating runs.
 
-    Args:
-      texts: specifications of decoders; 'draft' is the draft model alone.
-      batch_size: images decoded together.
-      sampling: sampling options; those of the configuration if None.
+    The text 'draft' is the draft model alone; None are the sampling options of the configuration.
     """
     sampling = self.bench.sampling if sampling is None else sampling
     name = lambda text: (text, batch_size, programs.is_guided(sampling))
@@ -239,11 +196,7 @@ class Lab:
                 batch_size: int | None = None) -> dict[str, Any]:
     """Returns the settings, guarantees and costs that a row states.
 
-    Args:
-      mode: the decoder's name.
-      text: its specification.
-      sample: its images.
-      batch_size: images decoded together in timed runs. Counts do not depend on the batch size.
+    `batch_size` is that of timed runs; counts do not depend on it.
     """
     guided = programs.is_guided(sample.sampling)
     decoder = self.bench.decoder(text, guided)
@@ -266,7 +219,6 @@ class Lab:
 
 
 def _draft_alone(model: cspd_jax.Model) -> cspd_jax.Model:
-  """Returns a model whose target is the draft model."""
   draft = model.drafts['model']
   return dataclasses.replace(
       model, target=lambda *, guided: draft.build(guided), params=draft.params, drafts={},
@@ -283,11 +235,8 @@ def draws_per_replaced_token(decoded: Any) -> float | None:
 def expected_speed(decoded: Any, draft_speed: float) -> float:
   """Returns the speed-up over the target alone if only passes had a cost.
 
-  Includes the passes of the prefix and of an incomplete last block.
-
-  Args:
-    decoded: the images.
-    draft_speed: speed-up of the draft model alone over the target alone.
+  Includes the passes of the prefix and of an incomplete last block. `draft_speed` is the speed-up
+  of the draft model alone over the target alone.
   """
   passes = decoded.costs.target_passes + decoded.costs.draft_passes / draft_speed
   return float(decoded.order.shape[1] / np.mean(passes))

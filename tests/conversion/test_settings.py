@@ -10,7 +10,7 @@ import safetensors.numpy
 from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import (
   eagle,
-  early_fusion_settings,
+  early_fusion as fusion_rules,
   emu3_vq,
   family as family_lib,
   t5,
@@ -39,8 +39,8 @@ FILES = {
     'llamagen drafter': (
         'eagle_llamagen', 'config.json', published.EAGLE_LLAMAGEN, 'llamagen_t2i_256'),
 }
-_CHAMELEON = early_fusion_settings.CHAMELEON['config.json']
-_EMU3 = early_fusion_settings.EMU3['config.json']
+_CHAMELEON = fusion_rules.CHAMELEON_SETTINGS['config.json']
+_EMU3 = fusion_rules.EMU3_SETTINGS['config.json']
 # Fields of the configs of transformers 4 and 5 and of the official repositories.
 _BASE = (
     'return_dict output_hidden_states output_attentions torchscript torch_dtype dtype '
@@ -62,7 +62,7 @@ _LLAMA = (
 FIELDS = {
     'chameleon': (_CHAMELEON, f'{_BASE} {_LLAMA} model_parallel_size swin_norm vq_config '
                   'vocabulary_map image_token_id mask_image_logits dropout z_loss_weight'),
-    'lumina 2': (early_fusion_settings.LUMINA_MGPT_2['config.json'],
+    'lumina 2': (fusion_rules.LUMINA_MGPT_2_SETTINGS['config.json'],
                  f'{_BASE} {_LLAMA} model_parallel_size swin_norm vq_config vocabulary_map '
                  'mask_image_logits dropout z_loss_weight'),
     'emu3': (_EMU3, f'{_BASE} {_LLAMA} text_config vq_config vocabulary_map image_token_id '
@@ -85,7 +85,7 @@ FIELDS = {
                           'swin_norm vq_config vocabulary_map pretraining_tp bias dropout'),
     'llamagen drafter': (eagle.LLAMAGEN_FIELDS, f'{_BASE} {_LLAMA} pretraining_tp qkv_bias bias '
                          'input_type caption_dim class_dropout_p rope_base dropout'),
-    'meta': (early_fusion_settings.CHAMELEON['params.json']['model'].fields,
+    'meta': (fusion_rules.CHAMELEON_SETTINGS['params.json']['model'].fields,
              'model_parallel_size dim n_layers n_heads n_kv_heads vocab_size ffn_dim_multiplier '
              'multiple_of norm_eps rope_theta qk_normalization swin_norm'),
 }

@@ -14,7 +14,7 @@ import pytest
 from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import (
   eagle,
-  early_fusion_settings,
+  early_fusion as fusion_rules,
   emu3_vq as vq_rules,
   language_models,
   settings,
@@ -28,8 +28,8 @@ transformers = pytest.importorskip('transformers', '5')  # Versions before write
 
 from tests.conversion import live_networks  # noqa: E402  (It requires transformers.)
 
-_CHAMELEON = early_fusion_settings.CHAMELEON['config.json']
-_EMU3 = early_fusion_settings.EMU3['config.json']
+_CHAMELEON = fusion_rules.CHAMELEON_SETTINGS['config.json']
+_EMU3 = fusion_rules.EMU3_SETTINGS['config.json']
 TABLES = [
     ('ChameleonConfig', _CHAMELEON), ('ChameleonConfig', eagle.CHAMELEON_FIELDS),
     ('LlamaConfig', eagle.LLAMAGEN_FIELDS), ('Emu3Config', _EMU3), ('Emu3Config', vq_rules.FIELDS),

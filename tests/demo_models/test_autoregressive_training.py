@@ -10,7 +10,7 @@ import pytest
 from cspd_jax.models import llamagen
 from cspd_jax.training import loop, optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig
-from experiments.demo_models import recipe as ar, training
+from experiments.demo_models import recipe as ar, stages
 
 CONFIG = llamagen.LlamaGenConfig(
     height=2, width=3, dim=16, num_layers=1, num_heads=1, ffn_dim=16, vocab_size=8, num_classes=2)
@@ -31,12 +31,12 @@ def _data():
 def _step(train):
   """A step that does not donate its state."""
   loss = functools.partial(ar.loss, config=CONFIG, train=train)
-  return jax.jit(lambda state, batch: training.step(state, batch, loss, train.optimizer))
+  return jax.jit(lambda state, batch: stages.step(state, batch, loss, train.optimizer))
 
 
 @pytest.fixture(scope='module')
 def trained():
-  step, state = training.jit_step(ar.loss, CONFIG, TRAIN), ar.start(CONFIG, TRAIN)
+  step, state = stages.jit_step(ar.loss, CONFIG, TRAIN), ar.start(CONFIG, TRAIN)
   for index in range(OPTIMIZER.num_steps):
     state, metrics = step(state, loop.batch_of(*_data(), 0, index, OPTIMIZER.batch_size))
   return state, metrics

@@ -20,7 +20,7 @@ from cspd_jax.models.conditions import Prompt
 from cspd_jax.training import optimizer as optimizer_lib, smoke
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments import fit_head_drafter, train
-from experiments.demo_models import continuous_recipe, emoji, stages, training
+from experiments.demo_models import continuous_recipe, emoji, stages
 from tests.demo_models import emoji_files
 
 pytest.importorskip('matplotlib')
@@ -102,7 +102,7 @@ def test_the_loss_is_that_of_its_definition():
 @pytest.mark.slow
 def test_the_average_learns_and_reads_the_prompt():
   loss = jax.jit(continuous_recipe.loss, static_argnums=1)
-  step, losses = training.jit_step(continuous_recipe.batch_loss, SMALL, TRAIN), []
+  step, losses = stages.jit_step(continuous_recipe.batch_loss, SMALL, TRAIN), []
   state = optimizer_lib.start(nextstep.init(SMALL, jax.random.key(0)), OPTIMIZER)
   for index in range(OPTIMIZER.num_steps):
     state, metrics = step(state, _data(index))

@@ -18,7 +18,7 @@ from cspd_jax.models import (
   mar,
 )
 from cspd_jax.training import optimizer as optimizer_lib, smoke
-from experiments.demo_models import latents, tokenizers, training
+from experiments.demo_models import latents, stages, tokenizers
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -65,7 +65,7 @@ def test_tokenizer_learns():
       tokenizers.OPTIMIZER, num_steps=40, learning_rate=5e-3, warmup_steps=5))
   coarse = jax.random.uniform(jax.random.key(0), (4, 2, 2, 3), minval=-1, maxval=1)
   images = jax.image.resize(coarse, (4, 8, 8, 3), 'linear')
-  step = training.jit_step(tokenizers.kl_loss, config, train)
+  step = stages.jit_step(tokenizers.kl_loss, config, train)
   state = optimizer_lib.start(kl_vae.init(config, jax.random.key(0)), train.optimizer)
   losses = []
   for _ in range(train.optimizer.num_steps):

@@ -10,7 +10,7 @@ import pytest
 
 from cspd_jax.models import mar as model
 from cspd_jax.training.optimizer import OptimizerConfig
-from experiments.demo_models import mar, training
+from experiments.demo_models import mar, stages
 
 CONFIG = model.MARConfig(
     height=2, width=2, token_dim=3, dim=16, num_layers=1, num_heads=2, head_width=16,
@@ -21,7 +21,7 @@ OPTIMIZER = OptimizerConfig(
 TRAIN = mar.MARTrainConfig(OPTIMIZER, dropout=0.0)
 
 # Compiling takes most of the time here.
-_STEP = jax.jit(lambda state, batch, config, train: training.step(
+_STEP = jax.jit(lambda state, batch, config, train: stages.step(
     state, batch, functools.partial(mar.batch_loss, config=config, train=train), train.optimizer,
     mar.decayed), static_argnums=(2, 3), compiler_options={'xla_backend_optimization_level': 0})
 _DRAW = jax.jit(mar.draw, static_argnums=(1, 2))

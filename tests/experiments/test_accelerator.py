@@ -17,7 +17,7 @@ def _run(capsys, out, *words):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-  monkeypatch.setattr(accelerator.roofline, '_ENOUGH', 0.0)
+  monkeypatch.setattr(accelerator.timed_rounds, '_ENOUGH', 0.0)
 
 
 @pytest.mark.slow
@@ -30,7 +30,7 @@ def test_rounds_of_a_size(capsys, tmp_path):
   assert other['tokens'] == 2.5 and other['ms'] > 0 and other['batch'] == 2
   assert other['speedup'] == pytest.approx(2.5 * vanilla['ms'] / other['ms'])
   assert other['seconds_per_image'] == pytest.approx(1e-3 * other['ms'] * 256 / 2.5 / 2)
-  assert report['rates']['bandwidth'] > 1e6 and (tmp_path / 'roofline.png').stat().st_size > 1000
+  assert report['rates']['bandwidth'] > 1e6
 
 
 @pytest.mark.slow
@@ -48,7 +48,7 @@ def test_rounds_as_one_graph_are_compared(capsys, monkeypatch, tmp_path):
 def test_failures_are_noted_and_other_measurements_continue(capsys, monkeypatch, tmp_path):
   def fail(repeats=5):
     raise RuntimeError('no matrix unit')
-  monkeypatch.setattr(accelerator.roofline, 'matrix_rate', fail)
+  monkeypatch.setattr(accelerator.timed_rounds, 'matrix_rate', fail)
   code, shown, *_ = _run(capsys, tmp_path, '--decoder=', '--minutes=0.0001')
   report = json.loads((tmp_path / 'report.json').read_text())
   assert code == 0 and not report['rows']

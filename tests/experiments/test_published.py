@@ -164,11 +164,12 @@ def _todays(name):
 
 
 def _set(settings):
-  """Settings without those that are None or False, which may be options that exist since."""
+  """Settings without those that are off or empty, which may be options that exist since."""
   if not isinstance(settings, dict):
     return settings
-  return {name: _set(value) for name, value in settings.items()
-          if value is not None and value is not False and name != 'workdir'}
+  values = {name: _set(value) for name, value in settings.items() if name != 'workdir'}
+  return {name: value for name, value in values.items()
+          if value is not None and value is not False and value not in ({}, [])}
 
 
 @pytest.mark.parametrize('name', sorted(_CONFIGS.keys() & tables.REPORTS.keys()))

@@ -1,6 +1,5 @@
 """The distance of an int8 target from the original: the numbers, and the program."""
 
-import dataclasses
 import json
 
 import jax.numpy as jnp
@@ -57,14 +56,8 @@ def test_the_program(folder, capsys, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize('words, message', [
     (['--num_images=1'], ['num_images is 1']),
+    (['--guidance_scale=()'], ['guidance_scale is empty']),
     (['--model=mar_demo'], ["a 'mar' network has no int8 matrices"])])
 def test_wrong_input(folder, capsys, tmp_path, words, message):
   calls.check_refused(calls.call(
       quantized.main, capsys, tmp_path / 'out', f'--model={folder}/alone', *words), message)
-
-
-@pytest.mark.slow
-def test_nothing_to_measure():
-  config = dataclasses.replace(quantized.Config(), guidance_scale=())
-  with pytest.raises(ValueError, match='guidance_scale is empty'):
-    quantized.run(config)

@@ -41,13 +41,15 @@ class Toy(stages.Stages):
 
   family = 'toy'
 
+  tokenizer: object = None
+  tokenizer_train: object = None
+
   def crops(self, seed, index, split, size):
     return np.full((size, 2, 2, 3), seed + index, np.float32), np.arange(size)
 
 
 Toy.__abstractmethods__ = frozenset()
-RECIPE = Toy(tokenizer=None, tokenizer_train=None, num_train_images=40, num_held_out_images=8,
-             checkpoint_every=2, log_every=1)
+RECIPE = Toy(num_train_images=40, num_held_out_images=8, checkpoint_every=2, log_every=1)
 
 
 def work(workdir):
