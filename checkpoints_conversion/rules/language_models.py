@@ -96,7 +96,8 @@ def _family(name: str, presets: Mapping[str, EarlyFusionConfig], *, fields: sett
       rules=functools.partial(rules, tied=True, gemma=gemma),
       infer=functools.partial(_infer, presets), variant=functools.partial(_variant, fields, gemma),
       without_words=functools.partial(_first_code, name), leftovers=r'.*rotary_emb\.inv_freq',
-      layout=lambda model: {name: ('.',), **arguments['others']}, shares={})
+      layout=lambda model: {name: ('.',), **arguments['others']}, shares={},
+      sampling=lambda config: {'pictures': dict(arguments['sampling'])})
 
 
 def _first_code(name: str, config: EarlyFusionConfig) -> str:
