@@ -17,6 +17,7 @@ from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.result import Errors, Kernels
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, TokenBatch
+from cspd_jax.core import fields
 
 Params = Any
 Condition = Any
@@ -128,7 +129,7 @@ class Target(NamedTuple):
     if isinstance(schedule, Schedule):
       return schedule
     if schedule is not None:
-      schedule_lib.check_whole('schedule', schedule, 'a Schedule or the number of levels')
+      fields.check_whole('schedule', schedule, 'a Schedule or the number of levels')
     return self.make_schedule(self.num_levels if schedule is None else schedule)
 
 
@@ -251,10 +252,10 @@ class Verifier(NamedTuple):
 
   Attributes:
     verify: `(env, span, Draft or None, z [S, B, W, D]) -> Verdict`.
-    sample_draft: `(model, schedule, params, batch [N], aligned) -> (tokens [N, C], record)`:
-      samples drafts with the head of the draft model and records what `verify` needs to know of
-      them, leaves `[N, ...]`. `aligned`: whether the head uses the noise of the positions, which
-      the target's head uses too. None if the verifier accepts no drafts.
+    sample_draft: `(head, batch [N], aligned) -> (tokens [N, C], record)`: samples drafts with the
+      `head.Head` of the draft model and records what `verify` needs to know of them, leaves
+      `[N, ...]`. `aligned`: whether the head uses the noise of the positions, which the target's
+      head uses too. None if the verifier accepts no drafts.
     guarantee: how close the samples are to the distribution, in words.
     bonus: tokens of a round that follow its drafts, 0 or 1.
     context: the only `Context.name` the verifier supports; None for any.
@@ -268,8 +269,7 @@ class Verifier(NamedTuple):
   """
 
   verify: Callable[[Env, Span, Draft | None, jax.Array], Verdict]
-  sample_draft: Callable[[Target, Schedule, Params, TokenBatch, bool],
-                         tuple[jax.Array, Any]] | None
+  sample_draft: Callable[[Any, TokenBatch, bool], tuple[jax.Array, Any]] | None
   guarantee: str
   bonus: int = 0
   context: str | None = None

@@ -16,12 +16,9 @@ def true_contexts(target: Target, params: Params, condition: Condition, tokens: 
   """Returns the transformer's output for tokens, each conditioned on all tokens before it.
 
   In a masked bidirectional model a new token changes every hidden state, so each of these tokens
-  requires one row of a wide batch.
+  requires one row of a wide batch. The first arguments are those of `Target.transform`, and:
 
   Args:
-    target: the model.
-    params: its parameters.
-    condition: leading axis `B`.
     tokens: `[B, T, C]` committed tokens and drafts.
     rank_of_position: `[B, T]` rank of every position.
     ranks: `[B, n]`; the tokens of lower rank are visible.
@@ -59,18 +56,11 @@ def causal_contexts(target: Target, params: Params, condition: Condition, tokens
   return jnp.concatenate([first[:, :, None].astype(z.dtype), z[:, :, :-1]], axis=2)
 
 
-def _true(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
-          ) -> tuple[jax.Array, Any]:
-  z = true_contexts(env.target, env.params, env.condition, tokens, span.rank_of_position,
-                    span.begin, span.positions, missing)
-  return z, cache
+def true_window(window: int | None = None) -> Context:
+  """Returns a context in which tokens see all tokens of earlier steps, drafts included.
 
-
-def true_window(window: int) -> Context:
-  """Returns a context for rounds whose last tokens are drawn ahead of the window.
-
-  The first `window` tokens of a round see all tokens of earlier steps, as in `TRUE`. The others see
-  what the last of these sees, so that they need no pass of their own; they cannot be final.
+  One pass of the target per token. Tokens of a round behind the first `window` are drawn ahead:
+  they see what the last of these sees, so that they need no pass of their own, and cannot be final.
   """
   def transform(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
                 ) -> tuple[jax.Array, Any]:
@@ -78,6 +68,8 @@ def true_window(window: int) -> Context:
                       span.begin[:, :window], span.positions, missing)
     return z, cache
 
+  if window is None:
+    return Context('true', transform, lambda span: span.size, lambda width: width)
   return Context('true', transform, lambda span: jnp.minimum(span.size, window),
                  lambda width: min(width, window))
 
@@ -109,8 +101,7 @@ def _one(span: Span) -> jax.Array:
   return span.active.astype(jnp.int32)
 
 
-# Every token sees all tokens of earlier steps, drafts included; one pass of the target per token.
-TRUE = Context('true', _true, lambda span: span.size, lambda width: width)
+TRUE = true_window()
 # All tokens see those committed before the round; one pass of the target.
 BLOCK = Context('block', _block, _one)
 # Every token of a causal model sees all tokens before it, drafts included; one pass of the target.

@@ -25,8 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import noise as noise_lib, schedule as schedule_lib
-from cspd_jax.core import rows
+from cspd_jax.continuous import noise as noise_lib
+from cspd_jax.core import fields, rows
 
 # Proposals per pass.
 TRIALS_PER_PASS = 8
@@ -48,7 +48,7 @@ def check_eta(eta: float) -> None:
 
 def check_max_trials(max_trials: int) -> None:
   """Raises ValueError unless there is at least one proposal, and separate noise for each."""
-  schedule_lib.check_whole('max_trials', max_trials)
+  fields.check_whole('max_trials', max_trials)
   if not 1 <= max_trials <= noise_lib.MAX_TRIALS:
     raise ValueError(f'max_trials is {max_trials}; a residual draw needs at least 1 proposal, and '
                      f'there is noise for {noise_lib.MAX_TRIALS}.')
@@ -90,10 +90,8 @@ def _bounded(quotient: jax.Array, limit: float) -> jax.Array:
 def accept(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) -> jax.Array:
   """Returns whether drafts are accepted, `[...]`.
 
-  Args:
-    log_ratio: `[...]` `log p(x) - log q(x)` of the draft.
-    log_uniform: `[...]` logarithm of an independent uniform number.
-    eta: see the module.
+  `log_ratio` `[...]` is `log p(x) - log q(x)` of the draft, `log_uniform` `[...]` the logarithm of
+  an independent uniform number.
   """
   return log_uniform < log_ratio + np.float32(np.log(eta))
 
@@ -112,31 +110,19 @@ def accept_proposal(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) ->
 
 
 class Compared(NamedTuple):
-  """Draws from Gaussians, as draws from two Gaussians of one deviation.
+  """Draws from Gaussians, as draws from two Gaussians of one deviation."""
 
-  Attributes:
-    mean: `[..., C]` mean of the new Gaussian.
-    base: `[..., C]` deviation of both.
-    coupled: `[..., C]` standard normal noise of the draw, `x = old mean + base coupled`.
-    shift: `[..., C]` from the new mean to the old one, in units of `base`.
-  """
-
-  mean: jax.Array
-  base: jax.Array
-  coupled: jax.Array
-  shift: jax.Array
+  mean: jax.Array  # `[..., C]` mean of the new Gaussian.
+  base: jax.Array  # `[..., C]` deviation of both.
+  coupled: jax.Array  # `[..., C]` standard normal noise of the draw, `x = old mean + base coupled`.
+  shift: jax.Array  # `[..., C]` from the new mean to the old one, in units of `base`.
 
 
 class Moved(NamedTuple):
-  """States that were moved from one Gaussian to another.
+  """States that were moved from one Gaussian to another."""
 
-  Attributes:
-    x: `[..., C]`.
-    kept: `[...]` whether the state is the old one, bit for bit.
-  """
-
-  x: jax.Array
-  kept: jax.Array
+  x: jax.Array  # `[..., C]`.
+  kept: jax.Array  # `[...]` whether the state is the old one, bit for bit.
 
 
 def compare(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array | None) -> Compared:

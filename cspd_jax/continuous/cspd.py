@@ -45,17 +45,17 @@ from cspd_jax.continuous import (
   coupling,
   decoders,
   draft_model,
-  head as head_lib,
   noise as noise_lib,
   schedule as schedule_lib,
 )
-from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Params, Target, Verdict, Verifier
+from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Target, Verdict, Verifier
 from cspd_jax.continuous.context import BLOCK, TRUE
 from cspd_jax.continuous.decoders import (
   DEFAULT_BLOCK_LENGTH,
   DEFAULT_DRAFT_LENGTH,
   DEFAULT_PREFIX_SHARE,
 )
+from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.loop import Decoder, make_decoder
 from cspd_jax.continuous.path import path_test, start_path
 from cspd_jax.continuous.result import Errors
@@ -111,9 +111,8 @@ def cspd_released(
   Raises:
     ValueError: for options out of range or models that do not fit together.
   """
-  verifier = released(kappa, sigma, _RELEASED_TRIALS, zero_fallback=True)
-  return block_decoder(target, draft_model.model(draft, aligned), verifier, block_length, schedule,
-                       prefix_share, True, True, guidance)
+  return block_decoder(target, draft_model.model(draft, aligned), released(kappa, sigma),
+                       block_length, schedule, prefix_share, True, True, guidance)
 
 
 def cspd_relaxed(
@@ -209,13 +208,11 @@ class TokenVerdict(NamedTuple):
 TokenTest = Callable[[TokenBatch, LastKernel, LastKernel, jax.Array], TokenVerdict]
 
 
-def last_kernel(target: Target, schedule: Schedule, params: Params, batch: TokenBatch,
-                aligned: bool = True) -> LastKernel:
+def last_kernel(head: Head, batch: TokenBatch, aligned: bool = True) -> LastKernel:
   """Runs the whole chain, `num_levels` head calls; `aligned` as for `path.start_path`."""
-  batch = head_lib.modulated(target, schedule, params, batch)
-  start = start_path(target, schedule, params, batch, 0, aligned)
-  level = jnp.zeros(start.log_std.shape, jnp.int32)
-  k = head_lib.kernel(target, schedule, params, batch, start.x, level)
+  batch = head.modulated(batch)
+  start = start_path(head, batch, 0, aligned)
+  k = head.kernel(batch, start.x, 0)
   return LastKernel(k.mean, k.std, start.log_std)
 
 
@@ -230,16 +227,15 @@ def token_test(test: TokenTest, guarantee: str, *, keep_after_reject: bool = Tru
       else the round ends there, and the next one drafts the rest of the block again.
     bounded: whether the test has a bound on its error.
   """
-  def sample_draft(model: Target, schedule: Schedule, params: Params, batch: TokenBatch,
-                   aligned: bool) -> tuple[jax.Array, LastKernel]:
-    kernel = last_kernel(model, schedule, params, batch, aligned)
+  def sample_draft(head: Head, batch: TokenBatch, aligned: bool) -> tuple[jax.Array, LastKernel]:
+    kernel = last_kernel(head, batch, aligned)
     return kernel.mean, kernel
 
   def verify(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     assert draft is not None, 'make_decoder requires a drafter'
     batch = span.batch(z)
     of_draft = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draft.record)
-    of_target = last_kernel(env.target, env.schedule, env.params, batch)
+    of_target = last_kernel(Head(env.target, env.schedule, env.params), batch)
     tested = test(batch, of_draft, of_target, batch.active)
     tested = jax.tree.map(lambda leaf: leaf.reshape(*span.ranks.shape, *leaf.shape[1:]), tested)
     length, levels = span.size, env.schedule.num_levels
@@ -272,14 +268,7 @@ def check_kappa(kappa: float) -> None:
 def relaxed(kappa: float, keep_after_reject: bool = True) -> Verifier:
   """Accepts a draft that is close to the target's own token, else emits that token.
 
-  A draft at the distance `d`, in units of the last kernel's standard deviation `s`, is accepted
-  with probability `exp(-d^2 / (2 kappa^2))`; so the expected squared distance is at most
-  `(2 / e) kappa^2 s^2`.
-
-  Args:
-    kappa: tolerance.
-    keep_after_reject: whether drafts after a replaced one are accepted if they pass their own test;
-      else the round ends there, and the next one drafts the rest of the block again.
+  The test is that of `cspd_relaxed`; `keep_after_reject` is as for `token_test`.
 
   Raises:
     ValueError: if `kappa` is out of range.
@@ -305,30 +294,22 @@ def relaxed(kappa: float, keep_after_reject: bool = True) -> Verifier:
 SIGMA = ('off', 'paper', 'inverted')
 
 
-def released(kappa: float, sigma: str, max_trials: int, zero_fallback: bool) -> Verifier:
-  """Returns a verifier with the test of the released code.
-
-  Args:
-    kappa: multiplies both models' standard deviations in the test, but not in the residual.
-    sigma: 'inverted' as released, 'paper', or 'off'.
-    max_trials: the largest number of proposals for a rejected token.
-    zero_fallback: whether a token becomes zero when all proposals fail; else it becomes the
-      target's own token.
+def released(kappa: float, sigma: str) -> Verifier:
+  """Returns a verifier with the test of the released code; arguments as for `cspd_released`.
 
   Raises:
     ValueError: for options out of range.
   """
   return token_test(
-      released_test(kappa, sigma, max_trials, zero_fallback),
+      released_test(kappa, sigma),
       'none: behaves as the released code, which preserves no distribution')
 
 
-def released_test(kappa: float, sigma: str, max_trials: int, zero_fallback: bool) -> TokenTest:
-  """Accepts a draft by a softened test with Sigma; arguments as for `released`."""
+def released_test(kappa: float, sigma: str) -> TokenTest:
+  """Accepts a draft by a softened test with Sigma; a token whose proposals all fail is zero."""
   check_kappa(kappa)
   if sigma not in SIGMA:
     raise ValueError(f'sigma is {sigma!r}; it must be one of: {", ".join(SIGMA)}.')
-  coupling.check_max_trials(max_trials)
   sign = {'off': 0, 'paper': 1, 'inverted': -1}[sigma]
 
   def test(batch, draft, target, pending) -> TokenVerdict:
@@ -348,10 +329,8 @@ def released_test(kappa: float, sigma: str, max_trials: int, zero_fallback: bool
                    coupling.log_density(y, q.mean, q.std))
       return y, log_ratio, noise_lib.log_uniform(keys, noise_lib.RESIDUAL, 0, trials[None])
 
-    draws, trials, missed = coupling.residual(propose, failed, 1.0, max_trials)
-    fallback = jnp.zeros_like(target.mean) if zero_fallback else target.mean
-    replaced = jnp.where(missed[:, None], fallback, draws)
-    tokens = jnp.where(accepted[:, None], draft.mean, replaced)
+    draws, trials, missed = coupling.residual(propose, failed, 1.0, _RELEASED_TRIALS)
+    tokens = jnp.where(accepted[:, None], draft.mean, jnp.where(missed[:, None], 0, draws))
     return TokenVerdict(tokens, accepted, trials, missed)
 
   return test

@@ -27,6 +27,7 @@ from cspd_jax.continuous.head import HeadSampler, no_drafts
 from cspd_jax.continuous.loop import Decoder, make_decoder
 from cspd_jax.continuous.path import DEFAULT_ETA, path_test
 from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.core import fields
 
 # Drafts per round where each requires a pass of the target, and where a block requires one.
 DEFAULT_DRAFT_LENGTH = 2
@@ -104,7 +105,7 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
     ValueError: for options out of range.
   """
   size, schedule = target.num_tokens, target.as_schedule(schedule)
-  schedule_lib.check_whole('block_length', block_length)
+  fields.check_whole('block_length', block_length)
   if not 1 <= block_length <= size:
     raise ValueError(
         f'block_length is {block_length}; it must be from 1 to the number of tokens, {size}.')
@@ -148,7 +149,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
   schedule_lib.check_length('window', window, size)
   if kernels_per_call is None:
     kernels_per_call = max(1, schedule.num_levels // _LEVELS_PER_DRAFT)
-  schedule_lib.check_whole('kernels_per_call', kernels_per_call)
+  fields.check_whole('kernels_per_call', kernels_per_call)
   kernels_per_call = min(kernels_per_call, schedule.num_levels)
   rho = speculative_head.check(schedule, kernels_per_call, rho)
   _check_noise(schedule)
@@ -196,7 +197,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
   """
   schedule = target.as_schedule(schedule)
   split = schedule.num_levels // 5 if split is None else split
-  schedule_lib.check_whole('split', split)
+  fields.check_whole('split', split)
   if not 0 <= split < schedule.num_levels:
     raise ValueError(f'split is {split}; it must be from 0 to the last of the '
                      f'{schedule.num_levels} levels, {schedule.num_levels - 1}.')

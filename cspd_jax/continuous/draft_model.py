@@ -47,6 +47,7 @@ def _propose(model: Target, aligned: bool, env: Env, span: Span, tokens: jax.Arr
   verifier = env.verifier
   sample_draft = verifier.sample_draft
   assert sample_draft is not None, 'make_decoder refuses a drafter then'
+  head = head_lib.Head(model, env.schedule, env.draft_params)
   num_drafts = span.num_drafts(verifier.bonus)
   batch, length = span.ranks.shape[0], span.ranks.shape[1] - verifier.bonus
 
@@ -57,8 +58,7 @@ def _propose(model: Target, aligned: bool, env: Env, span: Span, tokens: jax.Arr
         span.rank_of_position < (span.count + j)[:, None])
     token_span = token_span._replace(scale=token_span.draft_scale)
     token, record = sample_draft(
-        model, env.schedule, env.draft_params,
-        token_span.batch(head_lib.pick(z, token_span.positions)), aligned)
+        head, token_span.batch(head_lib.pick(z, token_span.positions)), aligned)
     # Rows without a draft number `j` write out of range, which drops the token.
     position = jnp.where(j < num_drafts, token_span.positions[:, 0], tokens.shape[1])
     return tokens.at[jnp.arange(batch), position].set(token, mode='drop'), record

@@ -27,19 +27,74 @@ def pick(z: jax.Array, positions: jax.Array) -> jax.Array:
   return jnp.take_along_axis(z, positions[None, :, :, None], axis=2)
 
 
-def modulated(target: Target, schedule: Schedule, params: Params, batch: TokenBatch) -> TokenBatch:
-  """Adds the `modulation` for all levels to a batch, if the head has one and memory allows."""
-  modulation = target.modulation
-  if modulation is None or batch.modulation is not None:
-    return batch
-  make = lambda: modulation.make(
-      params, _steps(schedule), batch.z.reshape(-1, batch.z.shape[-1]))
-  size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize
-             for leaf in jax.tree.leaves(jax.eval_shape(make)))
-  if size > MODULATION_BYTES:
-    return batch
-  return batch._replace(modulation=jax.tree.map(
-      lambda leaf: leaf.reshape(*batch.z.shape[:2], *leaf.shape[1:]), make()))
+class Kernel(NamedTuple):
+  """The kernels of states, leaves `[N, ..., C]`; `eps` is guided, `v` as the head returned it."""
+
+  mean: jax.Array
+  std: jax.Array
+  eps: jax.Array
+  v: jax.Array
+
+
+class Head(NamedTuple):
+  """The diffusion head of a model, sampled at the levels of a schedule."""
+
+  target: Target
+  schedule: Schedule
+  params: Params
+
+  def modulated(self, batch: TokenBatch) -> TokenBatch:
+    """Adds the `modulation` for all levels to a batch, if the head has one and memory allows."""
+    modulation = self.target.modulation
+    if modulation is None or batch.modulation is not None:
+      return batch
+    make = lambda: modulation.make(
+        self.params, _steps(self.schedule), batch.z.reshape(-1, batch.z.shape[-1]))
+    size = sum(math.prod(leaf.shape) * leaf.dtype.itemsize
+               for leaf in jax.tree.leaves(jax.eval_shape(make)))
+    if size > MODULATION_BYTES:
+      return batch
+    return batch._replace(modulation=jax.tree.map(
+        lambda leaf: leaf.reshape(*batch.z.shape[:2], *leaf.shape[1:]), make()))
+
+  def start(self, batch: TokenBatch) -> jax.Array:
+    """Draws the first state `[N, C]` of the chain: pure noise, not scaled by the temperature."""
+    return noise_lib.normal(batch.keys, noise_lib.START, 0, self.target.token_dim)
+
+  def kernel(self, batch: TokenBatch, x: jax.Array, level: jax.typing.ArrayLike) -> Kernel:
+    """Returns the true kernels of states: one head call.
+
+    With guidance each state is evaluated with the `z` of both streams. MAR runs a doubled batch,
+    whose second half it overwrites with the first at every kernel; this is equivalent: the noise is
+    guided, the variance is the conditional stream's.
+
+    Args:
+      batch: the tokens `[N]`.
+      x: `[N, ..., C]` the states.
+      level: their levels, `[N, ...]`, or one for all.
+    """
+    target, streams, modulation = self.target, self.target.num_streams, self.target.modulation
+    shape, params = x.shape[:-1], self.params
+    level = jnp.broadcast_to(level, shape)
+    token = jnp.arange(shape[0]).reshape(-1, *(1,) * (level.ndim - 1))
+    token, level = jnp.broadcast_to(token, shape).reshape(-1), level.reshape(-1)
+    states = jnp.broadcast_to(x, (streams, *x.shape)).reshape(-1, x.shape[-1])
+    if batch.modulation is None or modulation is None:
+      steps = jnp.tile(_steps(self.schedule)[level], streams)
+      eps, v = target.denoise(params, states, steps, batch.z[:, token].reshape(len(states), -1))
+    else:
+      first = jnp.arange(streams)[:, None] * batch.active.shape[0]
+      row = ((first + token) * self.schedule.num_levels + level).reshape(-1)
+      rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), batch.modulation)
+      eps, v = modulation.apply(params, states, rows, row)
+    contract.check_head(states, eps, v)
+    eps, v = (leaf.reshape(streams, *x.shape) for leaf in (eps, v))
+    per_token = lambda leaf: leaf[token].reshape(*shape, 1)
+    guided = eps[0]
+    if streams == 2:
+      guided = eps[1] + per_token(batch.scale) * (eps[0] - eps[1])
+    mean, std = schedule_lib.posterior(self.schedule, level.reshape(shape), x, guided, v[0])
+    return Kernel(mean, per_token(batch.temperature) * std, guided, v[0])
 
 
 class Sampled(NamedTuple):
@@ -80,54 +135,6 @@ class HeadSampler(NamedTuple):
   states: int = 1
 
 
-class Kernel(NamedTuple):
-  """The kernels of states, leaves `[N, ..., C]`; `eps` is guided, `v` as the head returned it."""
-
-  mean: jax.Array
-  std: jax.Array
-  eps: jax.Array
-  v: jax.Array
-
-
-def kernel(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, x: jax.Array,
-           level: jax.Array) -> Kernel:
-  """Returns the true kernels of states `x` `[N, ..., C]` at `level` `[N, ...]`: one head call.
-
-  With guidance each state is evaluated with the `z` of both streams. MAR runs a doubled batch,
-  whose second half it overwrites with the first at every kernel; this is equivalent: the noise is
-  guided, the variance is the conditional stream's.
-
-  Args:
-    target: the model.
-    schedule: the levels.
-    params: the model's parameters.
-    batch: the tokens `[N]`.
-    x: the states.
-    level: their levels.
-  """
-  shape, streams, modulation = level.shape, target.num_streams, target.modulation
-  token = jnp.arange(shape[0]).reshape(-1, *(1,) * (level.ndim - 1))
-  token, level = jnp.broadcast_to(token, shape).reshape(-1), level.reshape(-1)
-  states = jnp.broadcast_to(x, (streams, *x.shape)).reshape(-1, x.shape[-1])
-  if batch.modulation is None or modulation is None:
-    steps = jnp.tile(_steps(schedule)[level], streams)
-    eps, v = target.denoise(params, states, steps, batch.z[:, token].reshape(len(states), -1))
-  else:
-    first = jnp.arange(streams)[:, None] * batch.active.shape[0]
-    row = ((first + token) * schedule.num_levels + level).reshape(-1)
-    rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), batch.modulation)
-    eps, v = modulation.apply(params, states, rows, row)
-  contract.check_head(states, eps, v)
-  eps, v = (leaf.reshape(streams, *x.shape) for leaf in (eps, v))
-  per_token = lambda leaf: leaf[token].reshape(*shape, 1)
-  if streams == 2:
-    guided = eps[1] + per_token(batch.scale) * (eps[0] - eps[1])
-  else:
-    guided = eps[0]
-  mean, std = schedule_lib.posterior(schedule, level.reshape(shape), x, guided, v[0])
-  return Kernel(mean, per_token(batch.temperature) * std, guided, v[0])
-
-
 def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> HeadSampler:
   """Returns the sampler of DDPM and MAR: one head call per level.
 
@@ -140,21 +147,20 @@ def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> H
   levels = schedule.num_levels
 
   def sample(params, batch):
-    num = batch.active.shape[0]
-    batch = modulated(target, schedule, params, batch)
+    head = Head(target, schedule, params)
+    batch = head.modulated(batch)
     noise = noise_lib.chain_normal(batch.keys, noise_lib.STEP, levels, target.token_dim)
     if not last_noise:
       noise = noise.at[:, 0].set(0)
 
     def step(i, x):
       level = levels - 1 - i
-      k = kernel(target, schedule, params, batch, x, jnp.full((num,), level))
+      k = head.kernel(batch, x, level)
       return k.mean + k.std * noise[:, level]
 
-    x = start(batch, target)
-    x = jax.lax.fori_loop(0, levels, step, x)
-    calls = jnp.full((num,), levels, jnp.int32)
-    no_tests, zeros = jnp.zeros((num, 0), jnp.int32), jnp.zeros_like(calls)
+    x = jax.lax.fori_loop(0, levels, step, head.start(batch))
+    calls = jnp.full(batch.active.shape, levels, jnp.int32)
+    no_tests, zeros = jnp.zeros((*calls.shape, 0), jnp.int32), jnp.zeros_like(calls)
     return Sampled(x, calls, target.num_streams * calls, no_tests, no_tests, zeros, zeros)
 
   return HeadSampler(sample, 0, 'exact: this is the sampler that defines the distribution')
@@ -164,11 +170,6 @@ def _steps(schedule: Schedule) -> jax.Array:
   """Returns the steps of all levels as the head reads them, int32 or float32."""
   whole = np.issubdtype(schedule.steps.dtype, np.integer)
   return jnp.asarray(schedule.steps, jnp.int32 if whole else jnp.float32)
-
-
-def start(batch: TokenBatch, target: Target) -> jax.Array:
-  """Draws the first state `[N, C]` of the chain: pure noise, not scaled by the temperature."""
-  return noise_lib.normal(batch.keys, noise_lib.START, 0, target.token_dim)
 
 
 def no_drafts(sampler: HeadSampler) -> Verifier:

@@ -43,17 +43,11 @@ _METADATA = 'head_drafter'
 
 
 class Frozen(NamedTuple):
-  """An answer of the head for a token, leaves `[N, C]`: the drafter's only input.
+  """An answer of the head for a token, leaves `[N, C]`: the drafter's only input."""
 
-  Attributes:
-    eps: the guided noise.
-    x0: the clean token that the noise implies.
-    v: the log-variance in its range, from -1 to 1.
-  """
-
-  eps: jax.Array
-  x0: jax.Array
-  v: jax.Array
+  eps: jax.Array  # The guided noise.
+  x0: jax.Array  # The clean token that the noise implies.
+  v: jax.Array  # The log-variance in its range, from -1 to 1.
 
 
 def frozen_start(x: jax.Array) -> Frozen:
@@ -84,10 +78,8 @@ def default_rho(schedule: Schedule) -> np.ndarray:
 def stored_rho(schedule: Schedule, metadata: Mapping[str, Any], guided: bool) -> np.ndarray | None:
   """Returns the blend `[num_levels]` that was fitted to a checkpoint; None if none was.
 
-  Args:
-    schedule: the levels to be used; the blend is interpolated between those it was fitted at.
-    metadata: of the checkpoint, in the format of `describe_rho`.
-    guided: whether there is guidance.
+  It is interpolated between the levels that it was fitted at; `metadata` is in the format of
+  `describe_rho`.
 
   Raises:
     ValueError: for another format.
@@ -124,12 +116,8 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
            sampling: Sampling = Sampling()) -> Trajectories:
   """Records ancestral chains of a model: one token per row, of a random rank in its own image.
 
-  Args:
-    decoder: `decoders.mar` for the model, with the number of steps that will be used.
-    params: the model's parameters.
-    condition: a few hundred rows.
-    key: as for the decoder.
-    sampling: the options that will be used.
+  The decoder is `decoders.mar` for the model, with the number of steps that will be used, and so
+  are the sampling options. A few hundred rows are enough.
   """
   target, schedule = decoder.target, decoder.schedule
   decoded = decoder(params, condition, key, sampling)
@@ -150,29 +138,23 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
   noise = noise_lib.chain_normal(
       batch.keys, noise_lib.STEP, schedule.num_levels, target.token_dim)
 
+  head = head_lib.Head(target, schedule, params)
+
   def step(x, level):
-    k = head_lib.kernel(target, schedule, params, batch, x, jnp.full((num_rows,), level))
+    k = head.kernel(batch, x, level)
     return k.mean + k.std * noise[:, level], Trajectories(x, k.eps)
 
   levels = jnp.arange(schedule.num_levels - 1, -1, -1)
-  trajectories = jax.lax.scan(step, head_lib.start(batch, target), levels)[1]
+  trajectories = jax.lax.scan(step, head.start(batch), levels)[1]
   return jax.tree.map(lambda leaf: leaf[::-1], trajectories)
 
 
 def fit_rho(schedule: Schedule, trajectories: Trajectories, reach: int = 2) -> np.ndarray:
-  """Fits the blend by least squares.
+  """Fits the blend `[num_levels]` by least squares; the last entry, which no level precedes, is 1.
 
   For every level the clean token that the head's output implies is predicted from its output
-  1 to `reach` levels above. About 300 chains of the model are enough.
-
-  Args:
-    schedule: the levels of the chains.
-    trajectories: from `record`.
-    reach: how many levels ahead the drafter predicts; a short reach is best, as most drafts fail
-      early.
-
-  Returns:
-    `[num_levels]` float64; the last entry, which no level precedes, is 1.
+  1 to `reach` levels above. About 300 chains of the model, from `record`, are enough. A short reach
+  is best, as most drafts fail early.
 
   Raises:
     ValueError: if the chains have another number of levels.

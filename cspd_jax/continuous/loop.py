@@ -14,6 +14,7 @@ from cspd_jax.continuous import (
   noise as noise_lib,
   result as result_lib,
   sampling as sampling_lib,
+  schedule as schedule_lib,
 )
 from cspd_jax.continuous.base import (
   Condition,
@@ -305,7 +306,7 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
     ValueError: for parts that do not fit together.
   """
   guidance = target.guidance if guidance is None else guidance
-  sampling_lib.check_guidance(guidance)
+  schedule_lib.check_guidance(guidance)
   guidance_of_last = verifier.commits_all if guidance_of_last is None else guidance_of_last
   first_context = BLOCK if target.cached is None else CACHED
   context = context or first_context

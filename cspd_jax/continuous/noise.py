@@ -12,7 +12,7 @@ noise that no decision depends on is as good as new.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,15 +32,10 @@ MAX_TRIALS = 2**16
 
 
 class TokenKeys(NamedTuple):
-  """The random state of tokens.
+  """The random state of tokens."""
 
-  Attributes:
-    words: `[..., 2]` uint32, the key of the token's row.
-    position: `[...]` the token's position in the image.
-  """
-
-  words: jax.Array
-  position: jax.Array
+  words: jax.Array  # `[..., 2]` uint32, the key of the token's row.
+  position: jax.Array  # `[...]` the token's position in the image.
 
 
 def token_keys(rows: RowKeys, positions: jax.Array) -> TokenKeys:
@@ -51,17 +46,19 @@ def token_keys(rows: RowKeys, positions: jax.Array) -> TokenKeys:
 
 def normal(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike, size: int,
            trial: jax.typing.ArrayLike = 0) -> jax.Array:
-  """Draws standard normal noise, `[..., size]` float32.
+  """Draws standard normal noise, `[..., size]` float32, for a purpose of this module.
 
-  Args:
-    keys: the tokens `[...]`; `level` and `trial` broadcast against them.
-    purpose: one of the constants of this module.
-    level: the kernel the noise is for, below `MAX_LEVELS`.
-    size: numbers per token and kernel.
-    trial: which of several draws for one purpose, below `MAX_TRIALS`.
+  `level`, below `MAX_LEVELS`, is the kernel that the noise is for, `trial`, below `MAX_TRIALS`,
+  which of several draws for one purpose it is; both broadcast against the tokens `[...]`.
   """
   # In float64 the numbers of a key would be others.
   return _map(lambda key: jax.random.normal(key, (size,), jnp.float32), keys, purpose, level, trial)
+
+
+def log_uniform(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike,
+                trial: jax.typing.ArrayLike = 0) -> jax.Array:
+  """Draws finite logarithms of uniform numbers, `[...]`. Arguments as for `normal`."""
+  return _map(lambda key: -exponential(key, ()), keys, purpose, level, trial)
 
 
 def chain_normal(keys: TokenKeys, purpose: int, num_levels: int, size: int,
@@ -70,23 +67,20 @@ def chain_normal(keys: TokenKeys, purpose: int, num_levels: int, size: int,
 
   Drawing it kernel by kernel in a loop takes as long as a small head; `trial` is a number or `[N]`.
   """
-  wide = lambda leaf: jnp.asarray(leaf)[:, None]
-  trial = jnp.broadcast_to(trial, keys.position.shape)
-  return normal(jax.tree.map(wide, keys), purpose, jnp.arange(num_levels), size, wide(trial))
+  keys, trial = _wide(keys, trial)
+  return normal(keys, purpose, jnp.arange(num_levels), size, trial)
 
 
 def chain_log_uniform(keys: TokenKeys, purpose: int, num_levels: int,
                       trial: jax.typing.ArrayLike = 0) -> jax.Array:
   """Draws the `log_uniform` `[N, num_levels]` of all kernels at once."""
-  wide = lambda leaf: jnp.asarray(leaf)[:, None]
-  trial = jnp.broadcast_to(trial, keys.position.shape)
-  return log_uniform(jax.tree.map(wide, keys), purpose, jnp.arange(num_levels), wide(trial))
+  keys, trial = _wide(keys, trial)
+  return log_uniform(keys, purpose, jnp.arange(num_levels), trial)
 
 
-def log_uniform(keys: TokenKeys, purpose: int, level: jax.typing.ArrayLike,
-                trial: jax.typing.ArrayLike = 0) -> jax.Array:
-  """Draws finite logarithms of uniform numbers, `[...]`. Arguments as for `normal`."""
-  return _map(lambda key: -exponential(key, ()), keys, purpose, level, trial)
+def _wide(*leaves: Any) -> Any:
+  """Adds an axis of kernels to leaves `[N]`, or numbers."""
+  return jax.tree.map(lambda leaf: jnp.atleast_1d(leaf)[:, None], leaves)
 
 
 def random_orders(rows: RowKeys, num_tokens: int) -> jax.Array:

@@ -28,90 +28,63 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import coupling, head as head_lib, noise as noise_lib
-from cspd_jax.continuous.base import Cost, Draft, Env, Params, Target, Verdict, Verifier
-from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous import coupling, noise as noise_lib
+from cspd_jax.continuous.base import Cost, Draft, Env, Verdict, Verifier
+from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.span import Span, TokenBatch
 
 DEFAULT_ETA = 0.95
 
 
 class PathStart(NamedTuple):
-  """A model's chain before kernel `split`.
+  """A model's chain before kernel `split`."""
 
-  Attributes:
-    x: `[N, C]` its state.
-    log_std: `[N]` sum of the logarithms of all standard deviations of the kernels above.
-  """
-
-  x: jax.Array
-  log_std: jax.Array
+  x: jax.Array  # `[N, C]` its state.
+  log_std: jax.Array  # `[N]` sum of the logarithms of all standard deviations of the kernels above.
 
 
 class Path(NamedTuple):
-  """The states that the kernels `split .. 0` generated.
+  """The states that the kernels `split .. 0` generated."""
 
-  Attributes:
-    states: `[N, split + 1, C]` the state after each kernel; the last is the token.
-    log_density: `[N]` under the model that drew it, without the constant.
-  """
-
-  states: jax.Array
-  log_density: jax.Array
+  states: jax.Array  # `[N, split + 1, C]` the state after each kernel; the last is the token.
+  log_density: jax.Array  # `[N]` under the model that drew it, without the constant.
 
 
-def start_path(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, split: int,
-               aligned: bool = True) -> PathStart:
-  """Runs the kernels above `split`.
+def start_path(head: Head, batch: TokenBatch, split: int, aligned: bool = True) -> PathStart:
+  """Runs the kernels above `split` for the tokens `[N]`.
 
-  Args:
-    target: the model.
-    schedule: the levels.
-    params: its parameters.
-    batch: the tokens `[N]`.
-    split: the first kernel that is not run.
-    aligned: whether the noise is that of the positions, which the target uses; else it is separate
-      noise of the drafter.
+  If `aligned`, the noise is that of the positions, which the target uses; else it is separate noise
+  of the drafter.
   """
   purpose = noise_lib.STEP if aligned else noise_lib.DRAFT
-  batch = head_lib.modulated(target, schedule, params, batch)
-
-  levels = schedule.num_levels
-  noise = noise_lib.chain_normal(batch.keys, purpose, levels, target.token_dim)
+  batch, levels = head.modulated(batch), head.schedule.num_levels
+  noise = noise_lib.chain_normal(batch.keys, purpose, levels, head.target.token_dim)
 
   def step(i, carry):
     x, log_std = carry
     level = levels - 1 - i
-    k = head_lib.kernel(target, schedule, params, batch, x, jnp.full(x.shape[:1], level))
+    k = head.kernel(batch, x, level)
     x = k.mean + k.std * noise[:, level]
     return PathStart(x, log_std + jnp.sum(jnp.log(k.std), axis=-1))
 
   if aligned:
-    x = head_lib.start(batch, target)
+    x = head.start(batch)
   else:
-    x = noise_lib.normal(batch.keys, purpose, levels, target.token_dim)
+    x = noise_lib.normal(batch.keys, purpose, levels, head.target.token_dim)
   return jax.lax.fori_loop(
       0, levels - 1 - split, step, PathStart(x, jnp.zeros(x.shape[:1], x.dtype)))
 
 
-def draw_path(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, x: jax.Array,
-              split: int, purpose: int, trial: jax.typing.ArrayLike = 0) -> Path:
-  """Draws a path of the model from its state `x` `[N, C]`.
+def draw_path(head: Head, batch: TokenBatch, x: jax.Array, split: int, purpose: int,
+              trial: jax.typing.ArrayLike = 0) -> Path:
+  """Draws a path from the states `x` `[N, C]` before kernel `split`.
 
-  Args:
-    target: the model.
-    schedule: the levels.
-    params: its parameters.
-    batch: the tokens `[N]`.
-    x: the states before kernel `split`.
-    split: the first kernel of the path.
-    purpose: what the noise is for.
-    trial: a number or `[N]`; which of several paths.
+  `purpose` is what the noise is for, `trial` (a number or `[N]`) which of several paths it is.
   """
-  noise = noise_lib.chain_normal(batch.keys, purpose, split + 1, target.token_dim, trial)
+  noise = noise_lib.chain_normal(batch.keys, purpose, split + 1, head.target.token_dim, trial)
 
   def step(x, level):
-    k = head_lib.kernel(target, schedule, params, batch, x, jnp.full(x.shape[:1], level))
+    k = head.kernel(batch, x, level)
     x = k.mean + k.std * noise[:, level]
     return x, (x, coupling.log_density_of_draw(x, k.mean, k.std))
 
@@ -119,21 +92,13 @@ def draw_path(target: Target, schedule: Schedule, params: Params, batch: TokenBa
   return Path(states.swapaxes(0, 1), jnp.sum(log_density, axis=0))
 
 
-def score_path(target: Target, schedule: Schedule, params: Params, batch: TokenBatch, x: jax.Array,
-               states: jax.Array) -> jax.Array:
+def score_path(head: Head, batch: TokenBatch, x: jax.Array, states: jax.Array) -> jax.Array:
   """Returns the log density `[N]` of another model's path under this model; one head call.
 
-  Args:
-    target: the model.
-    schedule: the levels.
-    params: its parameters.
-    batch: the tokens `[N]`.
-    x: `[N, C]` this model's own state before the first kernel of the path.
-    states: `[N, split + 1, C]` the path.
+  `x` `[N, C]` is this model's own state before the first kernel of the path `[N, split + 1, C]`.
   """
   before = jnp.concatenate([x[:, None], states[:, :-1]], axis=1)
-  level = jnp.broadcast_to(jnp.arange(states.shape[1] - 1, -1, -1), states.shape[:2])
-  k = head_lib.kernel(target, schedule, params, batch, before, level)
+  k = head.kernel(batch, before, jnp.arange(states.shape[1] - 1, -1, -1))
   return jnp.sum(coupling.log_density(states, k.mean, k.std), axis=1)
 
 
@@ -144,17 +109,11 @@ def repeat_tokens(batch: TokenBatch, num: int) -> TokenBatch:
 
 
 class Drafted(NamedTuple):
-  """The record of drafts.
+  """The record of drafts."""
 
-  Attributes:
-    z: `[N, S, D]` what the draft model's transformer returned for them.
-    start: its chains before kernel `split`, leaves `[N, ...]`.
-    path: its paths, leaves `[N, ...]`.
-  """
-
-  z: jax.Array
-  start: PathStart
-  path: Path
+  z: jax.Array  # `[N, S, D]` what the draft model's transformer returned for them.
+  start: PathStart  # Its chains before kernel `split`, leaves `[N, ...]`.
+  path: Path  # Its paths, leaves `[N, ...]`.
 
 
 def path_test(split: int, eta: float = DEFAULT_ETA, max_trials: int = coupling.DEFAULT_TRIALS,
@@ -193,11 +152,11 @@ class _PathTest:
   bonus: bool
   sigma: bool
 
-  def sample_draft(self, model: Target, schedule: Schedule, params: Params, batch: TokenBatch,
-                   aligned: bool) -> tuple[jax.Array, Drafted]:
+  def sample_draft(self, head: Head, batch: TokenBatch, aligned: bool
+                   ) -> tuple[jax.Array, Drafted]:
     """Samples drafts with the draft model and records their paths."""
-    start = start_path(model, schedule, params, batch, self.split, aligned)
-    path = draw_path(model, schedule, params, batch, start.x, self.split, noise_lib.DRAFT)
+    start = start_path(head, batch, self.split, aligned)
+    path = draw_path(head, batch, start.x, self.split, noise_lib.DRAFT)
     return path.states[:, -1], Drafted(batch.z.swapaxes(0, 1), start, path)
 
   def head_states(self, width: int) -> int:
@@ -211,7 +170,8 @@ class _PathTest:
     num_drafts = span.num_drafts(self.bonus)
     num_rows, width = span.ranks.shape
     length = width - self.bonus
-    start = start_path(env.target, env.schedule, env.params, span.batch(z), self.split)
+    head = Head(env.target, env.schedule, env.params)
+    start = start_path(head, span.batch(z), self.split)
     start = jax.tree.map(lambda leaf: leaf.reshape(num_rows, width, *leaf.shape[1:]), start)
     log_sigma = jnp.zeros(drafted.start.log_std.shape)
     if self.sigma:
@@ -220,8 +180,7 @@ class _PathTest:
     flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
     index = jnp.broadcast_to(jnp.arange(length), (num_rows, length))
     batch = span.select(index).batch(z[:, :, :length])
-    log_p = score_path(env.target, env.schedule, env.params, batch,
-                       flat(start.x[:, :length]), flat(drafted.path.states))
+    log_p = score_path(head, batch, flat(start.x[:, :length]), flat(drafted.path.states))
     log_uniform = noise_lib.log_uniform(batch.keys, noise_lib.ACCEPT, 0)
     log_ratio = log_p - flat(drafted.path.log_density) + flat(log_sigma)
     passed = coupling.accept(log_ratio, log_uniform, self.eta)
@@ -261,8 +220,9 @@ class _PathTest:
     Returns:
       The tokens `[B, C]`, the numbers of proposals `[B]`, and whether all were rejected `[B]`.
     """
-    draft_model = env.draft_model
-    assert draft_model is not None, 'make_decoder requires a drafter'
+    assert env.draft_model is not None, 'make_decoder requires a drafter'
+    head = Head(env.target, env.schedule, env.params)
+    draft_head = Head(env.draft_model, env.schedule, env.draft_params)
     num, last = coupling.TRIALS_PER_PASS, span.ranks.shape[1] - 1
     # Rows without a rejected draft score some other draft; their first proposal is accepted.
     target_index = jnp.minimum(accepted, last)[:, None]
@@ -279,10 +239,8 @@ class _PathTest:
 
     def propose(trials):
       trial = jnp.tile(trials, accepted.shape[0])
-      path = draw_path(env.target, env.schedule, env.params, target_batch, target_x,
-                       self.split, noise_lib.PROPOSE, trial)
-      log_q = score_path(
-          draft_model, env.schedule, env.draft_params, draft_batch, draft_x, path.states)
+      path = draw_path(head, target_batch, target_x, self.split, noise_lib.PROPOSE, trial)
+      log_q = score_path(draft_head, draft_batch, draft_x, path.states)
       log_ratio = jnp.where(
           jnp.repeat(failed, num), path.log_density - log_q + log_sigma, jnp.inf)
       log_uniform = noise_lib.log_uniform(target_batch.keys, noise_lib.RESIDUAL, 0, trial)

@@ -110,16 +110,10 @@ class Decoded(NamedTuple):
 
 def empty(order: jax.Array, valid: jax.Array, token_dim: int, rounds: int, width: int,
           levels: int, bounded: bool) -> Decoded:
-  """Returns the result before the first round.
+  """Returns the result before the first round of a decoder.
 
-  Args:
-    order: `[B, T]` the positions in the order in which they will be committed.
-    valid: `[B]` bool, which rows can be decoded.
-    token_dim: `C`.
-    rounds: `R`, the largest possible number of rounds.
-    width: `W`, the largest number of tokens of a round.
-    levels: `M`; 0 for none.
-    bounded: whether the result has `errors`.
+  It has at most `rounds` rounds of at most `width` tokens, counts tests at `levels` levels (0 for
+  none), and has `errors` if it is `bounded`.
   """
   batch, size = order.shape
   zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)

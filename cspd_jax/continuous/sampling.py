@@ -38,11 +38,6 @@ _SMALLEST = 2.0**-90
 def check(sampling: Sampling, num_streams: int, num_rows: int) -> jax.Array:
   """Checks the options: invalid concrete values raise, traced ones make their rows invalid.
 
-  Args:
-    sampling: the options.
-    num_streams: `S` of the target.
-    num_rows: `B`.
-
   Returns:
     `[B]` bool, whether all values of a row are in range.
 
@@ -56,13 +51,6 @@ def check(sampling: Sampling, num_streams: int, num_rows: int) -> jax.Array:
   if num_streams == 1:
     limits['guidance_scale'].append(rows.IS_UNGUIDED)
   return rows.check_options(sampling._asdict(), limits, num_rows)
-
-
-def check_guidance(guidance: str) -> None:
-  """Raises ValueError unless `guidance` names a guidance schedule."""
-  if guidance not in schedule_lib.GUIDANCE_SCHEDULES:
-    raise ValueError(f'guidance is {guidance!r}; it must be one of: '
-                     f'{", ".join(schedule_lib.GUIDANCE_SCHEDULES)}.')
 
 
 def scale(sampling: Sampling, guidance: str, num_tokens: int, masked: jax.Array) -> jax.Array:

@@ -21,6 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
+
 # Steps of the full noise process that the diffusion head was trained on.
 NUM_STEPS = 1000
 # Default number of levels, as in MAR.
@@ -204,20 +206,12 @@ def log_variance(schedule: Schedule, level: jax.Array, v: jax.Array) -> jax.Arra
 def posterior(
     schedule: Schedule, level: jax.Array, x: jax.Array, eps: jax.Array, v: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the kernel from `level` to the level below.
+  """Returns the kernel from `level` to the level below: mean and standard deviation `[..., C]`.
 
   The next state is `mean + std * noise`. MAR's sampler multiplies `std` by the temperature and adds
-  no noise at level 0, where the token is the mean.
-
-  Args:
-    schedule: the levels.
-    level: `[...]` int, one per state.
-    x: `[..., C]` states at that level.
-    eps: `[..., C]` their predicted noise, guided if there is guidance.
-    v: `[..., C]` the log-variance in its range, from -1 to 1, not clipped.
-
-  Returns:
-    Mean and standard deviation, `[..., C]` float32 each.
+  no noise at level 0, where the token is the mean. `eps` is the predicted noise of the states `x`,
+  guided if there is guidance; `v`, from -1 to 1, not clipped, locates the log-variance in its
+  range.
   """
   x0 = predict_x0(schedule, level, x, eps)
   return mean(schedule, level, x, x0), jnp.exp(0.5 * log_variance(schedule, level, v))
@@ -237,7 +231,7 @@ def mask_lengths(num_tokens: int, num_iter: int) -> tuple[int, ...]:
   Raises:
     ValueError: if `num_iter` is not from 1 to `num_tokens`.
   """
-  check_whole('num_iter', num_iter)
+  fields.check_whole('num_iter', num_iter)
   if not 1 <= num_iter <= num_tokens:
     raise ValueError(
         f'num_iter is {num_iter}; it must be from 1 to the number of tokens, {num_tokens}.')
@@ -267,15 +261,9 @@ def blocks(num_tokens: int, block_length: int, prefix_share: float) -> tuple[tup
   return tuple(zip([0, first, *stops[:-1]], [first, *stops]))
 
 
-def check_whole(name: str, value: int, words: str = 'a whole number') -> None:
-  """Raises ValueError, with `name` and what it must be in `words`, unless it is whole."""
-  if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-    raise ValueError(f'{name} is {value!r:.80}; it must be {words}.')
-
-
 def check_length(name: str, length: int, num_tokens: int) -> None:
   """Raises ValueError, with `name`, unless `length` tokens can be drafted per round."""
-  check_whole(name, length)
+  fields.check_whole(name, length)
   if not 1 <= length <= num_tokens:
     raise ValueError(f'{name} is {length}; at least 1 token must be drafted per round and at most '
                      f'all of an image, {num_tokens}.')
@@ -285,6 +273,13 @@ def check_prefix_share(prefix_share: float) -> None:
   """Raises ValueError unless `prefix_share` is from 0 to 1."""
   if not 0 <= prefix_share <= 1:
     raise ValueError(f'prefix_share is {prefix_share}; it must be from 0 to 1.')
+
+
+def check_guidance(guidance: str) -> None:
+  """Raises ValueError unless `guidance` is one of `GUIDANCE_SCHEDULES`."""
+  if guidance not in GUIDANCE_SCHEDULES:
+    raise ValueError(
+        f'guidance is {guidance!r}; it must be one of: {", ".join(GUIDANCE_SCHEDULES)}.')
 
 
 def guidance_scale(
@@ -303,9 +298,7 @@ def guidance_scale(
   Raises:
     ValueError: if `schedule` is not one of `GUIDANCE_SCHEDULES`.
   """
-  if schedule not in GUIDANCE_SCHEDULES:
-    raise ValueError(
-        f'schedule is {schedule!r}; it must be one of: {", ".join(GUIDANCE_SCHEDULES)}.')
+  check_guidance(schedule)
   masked = jnp.asarray(masked)
   if schedule == 'constant':
     return jnp.full(masked.shape, scale, jnp.float32)

@@ -12,23 +12,15 @@ from cspd_jax.core.random import RowKeys
 
 
 class TokenBatch(NamedTuple):
-  """Tokens to be sampled by a diffusion head.
+  """Tokens to be sampled by a diffusion head."""
 
-  Attributes:
-    z: `[S, N, D]` what the head is conditioned on.
-    scale: `[N]` guidance scale.
-    temperature: `[N]`.
-    keys: `[N]` random state.
-    active: `[N]` which tokens are needed; the others need not be finished.
-    modulation: the first part of the head at every level for every `z`, leaves
-      `[S, N, levels, ...]`; None to compute it at every call. See `head.modulated`.
-  """
-
-  z: jax.Array
-  scale: jax.Array
-  temperature: jax.Array
-  keys: TokenKeys
-  active: jax.Array
+  z: jax.Array  # `[S, N, D]` what the head is conditioned on.
+  scale: jax.Array  # `[N]` guidance scale.
+  temperature: jax.Array  # `[N]`.
+  keys: TokenKeys  # `[N]` random state.
+  active: jax.Array  # `[N]` which tokens are needed; the others need not be finished.
+  # The first part of the head at every level for every `z`, leaves `[S, N, levels, ...]`; None to
+  # compute it at every call. See `head.modulated`.
   modulation: Any = None
 
 
@@ -36,13 +28,8 @@ def token_batch(rows: RowKeys, z: jax.Array, positions: jax.Array, scale: jax.Ar
                 temperature: jax.typing.ArrayLike, active: jax.Array) -> TokenBatch:
   """Joins tokens of all rows into one batch, `N = B n`.
 
-  Args:
-    rows: `[B]` random state.
-    z: `[S, B, n, D]` what the transformer returned for the tokens.
-    positions: `[B, n]` of the tokens.
-    scale: `[B, n]` their guidance scale.
-    temperature: a scalar or `[B]`.
-    active: `[B, n]`.
+  `z` `[S, B, n, D]` is what the transformer returned for the tokens at `positions` `[B, n]`;
+  `scale` and `active` are `[B, n]`, the temperature a scalar or `[B]`.
   """
   temperature = jnp.broadcast_to(
       sampling_lib.deviation(temperature, positions.shape[0]), positions.shape)
@@ -53,33 +40,19 @@ def token_batch(rows: RowKeys, z: jax.Array, positions: jax.Array, scale: jax.Ar
 
 
 class Span(NamedTuple):
-  """The tokens that a round covers: the next ranks of every row.
+  """The tokens that a round covers: the next ranks of every row."""
 
-  Attributes:
-    rng: `[B]` random state.
-    rank_of_position: `[B, T]` rank of every position.
-    count: `[B]` committed tokens.
-    stop: `[B]` rank at which the round ends at the latest; `count` for complete rows.
-    ranks: `[B, W]` ranks of the tokens; those at or beyond `stop` are not in the round.
-    begin: `[B, W]` rank at which the autoregressive step of the tokens begins.
-    end: `[B, W]` rank at which it ends.
-    positions: `[B, W]` positions of the tokens; past the end of the image, the last one.
-    scale: `[B, W]` guidance scale of the tokens.
-    draft_scale: `[B, W]` guidance scale of their drafts.
-    temperature: a scalar or `[B]`.
-  """
-
-  rng: RowKeys
-  rank_of_position: jax.Array
-  count: jax.Array
-  stop: jax.Array
-  ranks: jax.Array
-  begin: jax.Array
-  end: jax.Array
-  positions: jax.Array
-  scale: jax.Array
-  draft_scale: jax.Array
-  temperature: jax.Array
+  rng: RowKeys  # `[B]` random state.
+  rank_of_position: jax.Array  # `[B, T]` rank of every position.
+  count: jax.Array  # `[B]` committed tokens.
+  stop: jax.Array  # `[B]` rank at which the round ends at the latest; `count` for complete rows.
+  ranks: jax.Array  # `[B, W]` ranks of the tokens; those at or beyond `stop` are not in the round.
+  begin: jax.Array  # `[B, W]` rank at which the autoregressive step of the tokens begins.
+  end: jax.Array  # `[B, W]` rank at which it ends.
+  positions: jax.Array  # `[B, W]` positions of the tokens; past the end of the image, the last one.
+  scale: jax.Array  # `[B, W]` guidance scale of the tokens.
+  draft_scale: jax.Array  # `[B, W]` guidance scale of their drafts.
+  temperature: jax.Array  # A scalar or `[B]`.
 
   @property
   def in_round(self) -> jax.Array:
@@ -119,20 +92,8 @@ def open_span(rng: RowKeys, order: jax.Array, rank_of_position: jax.Array, count
               steps: jax.Array | None = None) -> Span:
   """Returns the next tokens of every row: `width` of them, or fewer up to the next stop.
 
-  Args:
-    rng: `[B]` random state.
-    order: `[B, T]` the positions in the order in which they are committed.
-    rank_of_position: `[B, T]` its inverse.
-    count: `[B]` committed tokens.
-    stops: `[n]` the ranks at which rounds end, ascending.
-    width: `W`.
-    sampling: the options.
-    guidance: one of `schedule.GUIDANCE_SCHEDULES`.
-    guidance_of_last: whether all tokens have the guidance scale of the last one of the round;
-      else each has that of its own step.
-    guided_as_verified: whether drafts have that scale too; else each has that of its own step.
-    steps: `[n]` the ranks at which autoregressive steps end, ascending; None for steps of one
-      token.
+  Arguments are fields of `Span`, `base.Stage` and `base.Drafter`, the options, and `order` `[B,
+  T]`, the positions in the order in which they are committed.
   """
   size = order.shape[1]
   next_stop = jnp.append(stops, size)[jnp.sum(count[:, None] >= stops, axis=1)]

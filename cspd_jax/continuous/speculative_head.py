@@ -37,53 +37,38 @@ import numpy as np
 
 from cspd_jax.continuous import (
   coupling,
-  head as head_lib,
   head_drafter,
   noise as noise_lib,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.coupling import Gaussian
-from cspd_jax.continuous.head import HeadSampler, Kernel, Sampled
+from cspd_jax.continuous.head import Head, HeadSampler, Kernel, Sampled
 from cspd_jax.continuous.head_drafter import Frozen
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import TokenBatch
-from cspd_jax.core import rows
+from cspd_jax.core import fields, rows
 
 # Default number of states per head call, or all levels if there are fewer.
 DEFAULT_KERNELS = 16
 
 
 class State(NamedTuple):
-  """The state of the loop over rounds, for `N` tokens.
+  """The state of the loop over rounds, for `N` tokens."""
 
-  Attributes:
-    x: `[N, C]` the state.
-    level: `[N]` its level; -1 when the token is complete.
-    answers: the head's answers of the last round, leaves `[N, L, C]`.
-    first: `[N]` the level of the first of them.
-    sampled: tokens and counts so far.
-  """
-
-  x: jax.Array
-  level: jax.Array
-  answers: Frozen
-  first: jax.Array
-  sampled: Sampled
+  x: jax.Array  # `[N, C]` the state.
+  level: jax.Array  # `[N]` its level; -1 when the token is complete.
+  answers: Frozen  # The head's answers of the last round, leaves `[N, L, C]`.
+  first: jax.Array  # `[N]` the level of the first of them.
+  sampled: Sampled  # Tokens and counts so far.
 
 
 class Noise(NamedTuple):
-  """The noise of drafts and tests, drawn before the first round.
+  """The noise of drafts and tests, drawn before the first round."""
 
-  Attributes:
-    draft: `[N, levels, C]` noise of the drafter's kernels.
-    split: `[N, levels, C]`, None if no deviations are learned, and
-    log_uniform: `[N, levels]` of the moves to the true kernels.
-  """
-
-  draft: jax.Array
-  split: jax.Array | None
-  log_uniform: jax.Array
+  draft: jax.Array  # `[N, levels, C]` noise of the drafter's kernels.
+  split: jax.Array | None  # `[N, levels, C]`, None if no deviations are learned, and
+  log_uniform: jax.Array  # `[N, levels]` of the moves to the true kernels.
 
   def at(self, level: jax.Array) -> 'Noise':
     """Returns the noise of the kernels at `level` `[N, L]`, leaves `[N, L, ...]`."""
@@ -92,19 +77,12 @@ class Noise(NamedTuple):
 
 
 class Drafts(NamedTuple):
-  """Drafted transitions, from state `x` at `level` to state `next`.
+  """Drafted transitions, from state `x` at `level` to state `next`."""
 
-  Attributes:
-    x: `[N, L, C]`; the first is the token's true state.
-    next: `[N, L, C]`.
-    level: `[N, L]`; negative past the end of the chain.
-    predicted: the kernels that `next` was drawn from, `[N, L, C]`.
-  """
-
-  x: jax.Array
-  next: jax.Array
-  level: jax.Array
-  predicted: Gaussian
+  x: jax.Array  # `[N, L, C]`; the first is the token's true state.
+  next: jax.Array  # `[N, L, C]`.
+  level: jax.Array  # `[N, L]`; negative past the end of the chain.
+  predicted: Gaussian  # The kernels that `next` was drawn from, `[N, L, C]`.
 
 
 def speculative(target: Target, schedule: Schedule, kernels_per_call: int | None = None,
@@ -120,22 +98,22 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int | None
   length = min(DEFAULT_KERNELS, levels) if kernels_per_call is None else kernels_per_call
   rho = check(schedule, length, rho)
 
-  def one_round(params, batch, noise, state):
+  def one_round(head, batch, noise, state):
     noise = noise.at(state.level[:, None] - jnp.arange(length))
     drafts = propose(schedule, rho, batch, noise, state)
-    kernel = head_lib.kernel(
-        target, schedule, params, batch, drafts.x, jnp.maximum(drafts.level, 0))
+    kernel = head.kernel(batch, drafts.x, jnp.maximum(drafts.level, 0))
     return verify(schedule, target, noise, state, drafts, kernel)
 
   def sample(params, batch):
-    batch = head_lib.modulated(target, schedule, params, batch)
+    head = Head(target, schedule, params)
+    batch = head.modulated(batch)
     normal = lambda purpose: noise_lib.chain_normal(batch.keys, purpose, levels, target.token_dim)
     noise = Noise(
         normal(noise_lib.DRAFT),
         # Equal deviations have no noise to split.
         normal(noise_lib.PROPOSE) if schedule_lib.learned(schedule) else None,
         noise_lib.chain_log_uniform(batch.keys, noise_lib.ACCEPT, levels))
-    x = head_lib.start(batch, target)
+    x = head.start(batch)
     count = jnp.zeros(batch.active.shape, jnp.int32)
     per_level = jnp.zeros((*count.shape, levels), jnp.int32)
     answers = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], length, axis=1),
@@ -144,7 +122,7 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int | None
     state = State(x, level, answers, level, Sampled(
         jnp.zeros_like(x), count, count, per_level, per_level, count, count))
     state = jax.lax.while_loop(lambda state: jnp.any(state.level >= 0),
-                               lambda state: one_round(params, batch, noise, state), state)
+                               lambda state: one_round(head, batch, noise, state), state)
     return state.sampled
 
   return HeadSampler(
@@ -159,7 +137,7 @@ def check(schedule: Schedule, kernels_per_call: int, rho: np.ndarray | None) -> 
     ValueError: for options out of range.
   """
   levels = schedule.num_levels
-  schedule_lib.check_whole('kernels_per_call', kernels_per_call)
+  fields.check_whole('kernels_per_call', kernels_per_call)
   if not 1 <= kernels_per_call <= levels:
     raise ValueError(f'kernels_per_call is {kernels_per_call}; it must be from 1 to the number of '
                      f'levels, {levels}.')
@@ -192,11 +170,6 @@ def _affine_chain(slope: jax.Array, offset: jax.Array, x: jax.Array) -> jax.Arra
   """Returns `y_1 .. y_L` `[N, L, C]` of `y_{j+1} = slope_j y_j + offset_j` from `y_0 = x` `[N, C]`.
 
   Composes twice as many steps in every pass, without a loop over them.
-
-  Args:
-    slope: `[N, L, 1]`.
-    offset: `[N, L, C]`.
-    x: the first state.
   """
   length, shift = offset.shape[1], 1
   before = lambda leaf, fill: jnp.pad(

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import numbers
 import types
 import typing
 from typing import Any
@@ -44,6 +45,12 @@ def check(config: Any, **ranges: Range) -> None:
     if not any(_matches(value, kind, limits) for kind in kinds):
       expected = ' or '.join(_description(kind, limits) for kind in kinds)
       raise ValueError(f'{name} is {value!r:.80}; it must be {expected}.')
+
+
+def check_whole(name: str, value: Any, words: str = 'a whole number') -> None:
+  """Raises ValueError, with `name` and what it must be in `words`, unless `value` is whole."""
+  if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+    raise ValueError(f'{name} is {value!r:.80}; it must be {words}.')
 
 
 def int64(text: str) -> int:

@@ -36,37 +36,8 @@ from cspd_jax.decoding.tree import (
 )
 from cspd_jax.decoding.warp import Warp
 
-__all__ = (
-    'Budget',
-    'DECODERS',
-    'DRAFTERS',
-    'Decoded',
-    'Decoder',
-    'Draft',
-    'Drafter',
-    'Env',
-    'Layout',
-    'Outcome',
-    'Resources',
-    'RuntimeTree',
-    'State',
-    'Target',
-    'Tree',
-    'VERIFIERS',
-    'Verdict',
-    'Verifier',
-    'Warp',
-    'branching',
-    'build',
-    'caterpillar',
-    'chain',
-    'complete',
-    'cut',
-    'guarantee',
-    'kary',
-    'make_decoder',
-    'named',
-    'needs',
-    'paths',
-    'runtime_tree',
-)
+__all__ = [
+    'Budget', 'DECODERS', 'DRAFTERS', 'Decoded', 'Decoder', 'Draft', 'Drafter', 'Env', 'Layout',
+    'Outcome', 'Resources', 'RuntimeTree', 'State', 'Target', 'Tree', 'VERIFIERS', 'Verdict',
+    'Verifier', 'Warp', 'branching', 'build', 'caterpillar', 'chain', 'complete', 'cut',
+    'guarantee', 'kary', 'make_decoder', 'named', 'needs', 'paths', 'runtime_tree']

@@ -16,24 +16,22 @@ def residual(p: jax.Array, q: jax.Array) -> jax.Array:
 
   If no mass remains, which only rounding can cause after a rejection, the result is `p`.
   """
-  excess = jnp.maximum(p - q, 0)
-  mass = jnp.sum(excess, axis=-1, keepdims=True)
-  return jnp.where(mass > 0, excess / jnp.where(mass > 0, mass, 1), p)
+  return normalised(p - q, p)
+
+
+def normalised(weights: jax.Array, otherwise: jax.typing.ArrayLike) -> jax.Array:
+  """Returns the positive part of `weights` `[..., V]` as a distribution; another if it is zero."""
+  weights = jnp.maximum(weights, 0)
+  mass = jnp.sum(weights, axis=-1, keepdims=True)
+  return jnp.where(mass > 0, weights / jnp.where(mass > 0, mass, 1), otherwise)
 
 
 def without(q: jax.Array, token: jax.Array) -> jax.Array:
-  """Returns the distribution of the next draw without replacement: `q` without `token`.
+  """Returns the distribution `[..., V]` of the next draw without replacement: `q` without `token`.
 
-  Args:
-    q: `[..., V]` the distribution from which `token` was drawn.
-    token: `[...]` the token drawn.
-
-  Returns:
-    `[..., V]`; all zero if no other token has mass.
+  It is all zero if no other token than `token` `[...]`, which was drawn from `q`, has mass.
   """
-  rest = jnp.where(jnp.arange(q.shape[-1]) == token[..., None], 0, q)
-  mass = jnp.sum(rest, axis=-1, keepdims=True)
-  return jnp.where(mass > 0, rest / jnp.where(mass > 0, mass, 1), 0)
+  return normalised(jnp.where(jnp.arange(q.shape[-1]) == token[..., None], 0, q), 0)
 
 
 def take(distribution: jax.Array, token: jax.Array) -> jax.Array:

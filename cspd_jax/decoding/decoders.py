@@ -149,11 +149,8 @@ VERIFIERS.update({
 def vanilla(target: Target, window: int = 1) -> Decoder:
   """One token per forward pass, drawn with the noise of its position.
 
-  Args:
-    target: the target.
-    window: tokens per forward pass. All but the first are padding, with which the pass has the
-      shapes of a window decoder, and seed-exact ones yield the same tokens bit for bit. See
-      `drafters.ancestral`.
+  With a `window`, all its tokens but the first are padding, with which the pass has the shapes of a
+  window decoder, and seed-exact ones yield the same tokens bit for bit; see `drafters.ancestral`.
   """
 
 
@@ -161,12 +158,7 @@ def vanilla(target: Target, window: int = 1) -> Decoder:
 def speculative(target: Target, draft_target: Target, length: int = 4) -> Decoder:
   """Speculative sampling with a draft model (Leviathan et al., arXiv 2211.17192).
 
-  Call the decoder with `draft_params`.
-
-  Args:
-    target: the target.
-    draft_target: the draft model.
-    length: drafts per round.
+  Call the decoder with `draft_params`. Arguments as for `drafters.model`.
   """
 
 
@@ -224,15 +216,8 @@ def corrected(target: Target, corrector: Corrector, window: int = 16, passes: in
               tree: Tree | None = None, *, reads: int | None = None) -> Decoder:
   """Windows of the target's last predictions, corrected by a cheap model.
 
-  Call the decoder with the cheap model's parameters as `draft_params`.
-
-  Args:
-    target: the target.
-    corrector: the cheap model.
-    window: tokens per forward pass.
-    passes: forward passes of the cheap model over the window; see `drafters.corrected`.
-    tree: topology of the `window - 1` drafts; `corrected_tree(window)` by default.
-    reads: positions that the cheap model reads; see `drafters.corrected`.
+  Call the decoder with the cheap model's parameters as `draft_params`. Arguments as for
+  `drafters.corrected`, but `tree` is `corrected_tree(window)` by default.
   """
 
 

@@ -5,7 +5,6 @@ follow a prefix of `P` tokens. Positions then count from the first token after t
 decoder works unchanged; its distribution is that of the model given the prefix.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,24 +19,16 @@ from cspd_jax.decoding.warp import Warp
 
 
 class Prefixed(NamedTuple):
-  """A condition together with the first tokens of the images.
+  """A condition together with the first tokens of the images."""
 
-  Attributes:
-    condition: the condition of the model of whole images.
-    tokens: `[B, P]` int, whole rows.
-  """
-
-  condition: Any
-  tokens: jax.Array
+  condition: Any  # The condition of the model of whole images.
+  tokens: jax.Array  # `[B, P]` int, whole rows.
 
 
 def target(model: base.Target, prefix_length: int) -> base.Target:
   """Returns the model of the tokens after a prefix; its condition is a `Prefixed`.
 
-  Args:
-    model: the model of whole images.
-    prefix_length: `P`, the number of tokens of the prefix: whole rows, but not the whole image. 0
-      returns `model`.
+  `prefix_length` is `P`, whole rows, but not the whole image; 0 returns `model`.
 
   Raises:
     ValueError: for another number of tokens.
@@ -45,6 +36,9 @@ def target(model: base.Target, prefix_length: int) -> base.Target:
   if not prefix_length:
     return model
   check_length(model, prefix_length)
+
+  def forced(positions):
+    return model.forced(prefix_length + positions)
 
   def prefill(params, condition, num_slots):
     batch = condition.tokens.shape[0]
@@ -60,18 +54,13 @@ def target(model: base.Target, prefix_length: int) -> base.Target:
       score=lambda params, cache, tokens, start, tree: model.score(
           params, cache, tokens, prefix_length + start, tree),
       commit=lambda cache, start, path: model.commit(cache, prefix_length + start, path),
-      num_tokens=model.num_tokens - prefix_length, forced=_shifted(model.forced, prefix_length),
+      num_tokens=model.num_tokens - prefix_length,
+      forced=None if model.forced is None else forced,
       check_condition=lambda condition: _check(model, prefix_length, condition))
 
 
 def network(whole: Network, prefix_length: int) -> Network:
-  """Returns the drafting network that belongs to `target(model, prefix_length)`.
-
-  Args:
-    whole: the network for whole images.
-    prefix_length: `P`, the number of tokens of the prefix: whole rows, but not the whole image. 0
-      returns `model`.
-  """
+  """Returns the drafting network that belongs to `target(model, prefix_length)`."""
   if not prefix_length:
     return whole
 
@@ -122,11 +111,6 @@ def check_length(model: base.Target, prefix_length: int) -> None:
     raise ValueError(
         f'the prefix has {prefix_length} tokens; it must be whole rows of {width} tokens, 1 to '
         f'{(model.num_tokens - 1) // width} of them, so that tokens are left to generate.')
-
-
-def _shifted(forced: Callable | None, prefix_length: int) -> Callable | None:
-  """The tokens that the grammar forces, with positions that count from the end of the prefix."""
-  return None if forced is None else lambda positions: forced(prefix_length + positions)
 
 
 def _check(model: base.Target, prefix_length: int, condition: Any) -> Any:

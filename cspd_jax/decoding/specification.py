@@ -319,17 +319,13 @@ _NUM_NODES = {'chain': 'length', 'paths': 'num_nodes', 'caterpillar': 'num_nodes
 
 def _tree(name: str, value: Any, window: int | None = None,
          auto: Callable[[int], Tree] | None = None) -> Tree:
-  """Returns the tree that a value of a specification describes.
+  """Returns the tree that a value of a specification is, names, calls, or lists the parents of.
 
-  Args:
-    name: the name of the parameter, for errors.
-    value: a name, a call or parents; or the tree.
-    window: the window of the drafter, if it has one. It is the default number of nodes of a call,
-      less one for the root, and the value 'auto' becomes `auto(window)`.
-    auto: `window -> Tree`, what the value 'auto' selects.
+  A drafter's `window` is the default number of nodes of a call, less one for the root; the value
+  'auto' becomes `auto(window)`.
 
   Raises:
-    ValueError: if the value does not describe a tree.
+    ValueError: naming the parameter, if the value does not describe a tree.
   """
   if isinstance(value, Tree):
     return value

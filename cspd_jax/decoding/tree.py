@@ -12,7 +12,6 @@ JAX arrays, for topologies that depend on the drafts.
 
 import dataclasses
 import functools
-import numbers
 
 import jax
 import jax.numpy as jnp
@@ -139,17 +138,11 @@ class Tree:
 
 @dataclasses.dataclass(frozen=True)
 class Budget:
-  """The size of a tree whose topology depends on the drafts.
+  """The size of a tree whose topology depends on the drafts."""
 
-  Attributes:
-    num_nodes: `N`, the number of draft nodes.
-    max_depth: the largest depth of a node.
-    max_children: the largest number of children of a node.
-  """
-
-  num_nodes: int
-  max_depth: int
-  max_children: int
+  num_nodes: int  # `N`, the number of draft nodes.
+  max_depth: int  # The largest depth of a node.
+  max_children: int  # The largest number of children of a node.
 
 
 @jax.tree_util.register_dataclass
@@ -338,16 +331,11 @@ def cut(tree: Tree, depth: int) -> Tree:
 
 def check_size(name: str, value: int, least: int) -> None:
   """Raises ValueError unless `value` is a whole number from `least` to `MAX_NODES`."""
-  _check_whole(name, value)
+  fields.check_whole(name, value)
   if value < least:
     raise ValueError(f'{name} is {value}; it must be at least {least}.')
   if value > MAX_NODES:
     raise ValueError(f'{name} is {value}; it may be at most {MAX_NODES}.')
-
-
-def _check_whole(name: str, value: object) -> None:
-  if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-    raise ValueError(f'{name} is {value!r:.80}; it must be a whole number.')
 
 
 def _main_length(kind: str, depth: int, num_nodes: int | None, side: int) -> int:
@@ -355,7 +343,7 @@ def _main_length(kind: str, depth: int, num_nodes: int | None, side: int) -> int
   if num_nodes is None:
     num_nodes = side + depth
   else:
-    _check_whole('num_nodes', num_nodes)
+    fields.check_whole('num_nodes', num_nodes)
   if max(num_nodes, side) > MAX_NODES:
     raise ValueError(f'{kind}: the tree has more than {MAX_NODES} nodes; pass a smaller one.')
   if num_nodes - side < depth:

@@ -66,14 +66,8 @@ _CUTS = ('top_k', 'top_p', 'min_p')
 def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> jax.Array:
   """Checks the options: invalid concrete values raise, traced ones make their rows invalid.
 
-  Args:
-    warp: the options.
-    num_streams: the number of guidance streams of the target.
-    num_rows: `B`.
-    greedy: whether the decoder is defined for temperature 0 only.
-
   Returns:
-    `[B]` bool, whether all values of a row are in range.
+    `[B]` bool, whether all values of a row are in range; a `greedy` decoder requires temperature 0.
 
   Raises:
     ValueError: for a value that is not a number or one number per row, or is out of range.
@@ -167,12 +161,9 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
 
 
 def log_probs(probs: jax.Array, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
-  """Returns the log-probabilities `[B, n]` of tokens, each after a node.
+  """Returns the log-probabilities `[B, n]` of `tokens` `[B, n]` after the nodes `[B, n]`.
 
-  Args:
-    probs: `[B, N, V]` the distribution after every node.
-    nodes: `[B, n]` the node that each token follows.
-    tokens: `[B, n]`.
+  `probs` `[B, N, V]` is the distribution after every node.
   """
   return jnp.log(_take(probs, nodes, tokens))
 
@@ -182,12 +173,6 @@ def uncut_log_probs(logits: jax.Array, warp: Warp, positions: jax.Array,
   """Returns as `log_probs` for the distributions of `probabilities` without cuts.
 
   They are computed from logits, so that tokens of any probability have finite values and gradients.
-  Other arguments are those of `probabilities`.
-
-  Args:
-    warp: guidance and temperature; the cuts are not used.
-    nodes: `[B, n]` the node that each token follows.
-    tokens: `[B, n]`.
   """
   scale, temperature, interval = (jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in (
       warp.guidance_scale, warp.temperature, warp.guidance_interval))
@@ -267,12 +252,8 @@ def is_top_k(x: jax.Array, k: jax.Array) -> jax.Array:
 def is_top_p(x: jax.Array, p: jax.Array, mass: jax.Array) -> jax.Array:
   """Returns which tokens have at most `mass` before them.
 
-  "Before" are the tokens with strictly larger logits, so that ties are treated alike.
-
-  Args:
-    x: `[..., V]` the logits, which have an order even where rounding makes probabilities equal.
-    p: `[..., V]` the distribution.
-    mass: broadcasts against these.
+  "Before" are the tokens with strictly larger logits `x` `[..., V]`, which have an order even where
+  rounding makes the probabilities `p` `[..., V]` equal; so ties are treated alike.
   """
   order = _ordered_bits(x)
   too_much_above = lambda t: (
@@ -281,13 +262,7 @@ def is_top_p(x: jax.Array, p: jax.Array, mass: jax.Array) -> jax.Array:
 
 
 def is_min_p(x: jax.Array, temperature: jax.Array, share: jax.Array) -> jax.Array:
-  """Returns which tokens are at least `share` times as probable as the most probable one.
-
-  Args:
-    x: `[..., V]` the logits.
-    temperature: of the distribution; broadcasts against `x`.
-    share: as `temperature`.
-  """
+  """Returns which entries of `x` `[..., V]` have at least `share` of the largest probability."""
   return _below_largest(x) >= _divisor(x, temperature) * jnp.log(share.astype(x.dtype))
 
 

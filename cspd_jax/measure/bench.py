@@ -46,13 +46,8 @@ class Bench:
                captions: Sequence[str] | None = None):
     """Stores the settings; nothing is decoded yet.
 
-    Args:
-      model: the model.
-      prompts: one per image.
-      seed: one seed for all images, or one for each.
-      batch_size: images decoded together; capped at the number of images.
-      sampling: sampling options of `model.sampling`; the model's defaults if None.
-      captions: what the images are asked for, for samples; see `metrics.base.Sample`.
+    `batch_size` is capped at the number of images, `sampling` (of `model.sampling`) is by default
+    the model's.
     """
     self.model, self.prompts, self.seed = model, list(prompts), seed
     self.captions = captions
@@ -117,15 +112,10 @@ class Bench:
 
   def request(self, specification: Any, sampling: Any = None, *, batch_size: int | None = None,
               count: int | None = None, seed: Any = None) -> Request:
-    """Returns the request of the first images.
+    """Returns the request of the first `count` images; None for one per prompt.
 
-    Args:
-      specification: of the decoder.
-      sampling: sampling options; None uses those of the bench.
-      batch_size: images decoded together; None uses that of the bench.
-      count: number of images; if there are more than prompts, the prompts repeat, but the images
-        differ. None for one per prompt.
-      seed: a seed or a random key; None uses the seed of the bench.
+    If there are more images than prompts, the prompts repeat, but the images differ. The seed may
+    be a random key; options that are None are those of the bench.
 
     Raises:
       ValueError: for what the decoder or the memory of the device does not support.
@@ -196,14 +186,10 @@ class Bench:
 
   def queue(self, specification: Any, batch_size: int, count: int | None = None
             ) -> Callable[[], list[refill.Finished]]:
-    """Returns a function to be timed that decodes a queue of images.
+    """Returns a function to be timed that decodes a queue of images, `count` or one per prompt.
 
-    It is already compiled and has run once. Images and prompts are those of `run`.
-
-    Args:
-      specification: of a decoder of discrete tokens.
-      batch_size: rows; a row whose image is complete starts the next one.
-      count: images; one per prompt if None.
+    It is already compiled and has run once. Images and prompts are those of `run`; the row of a
+    complete image starts the next one. For decoders of discrete tokens.
     """
     request = self.request(specification, batch_size=batch_size, count=count)
     # A few images may need fewer slots than all of them.
@@ -264,10 +250,7 @@ def one_of(decoders: Sequence[Decoder]) -> Callable[..., Any]:
 def switch(verifiers: Sequence[Verifier], index: jax.Array) -> Verifier:
   """Returns a verifier that runs `verifiers[index]`, selected at run time.
 
-  Args:
-    verifiers: all or none of them must be `seed_exact`, and all or none must return
-      `Verdict.samples`.
-    index: scalar int32.
+  All or none of them must be `seed_exact`, and all or none must return `Verdict.samples`.
   """
 
   def verify(rng, layout, tokens, *args):

@@ -14,20 +14,14 @@ from cspd_jax.metrics.base import Sample
 
 
 class Compared(NamedTuple):
-  """Images and times of one decoder.
+  """Images and times of one decoder."""
 
-  Attributes:
-    sample: the images.
-    compile_seconds: time to trace and compile at batch 1.
-    seconds: `[N]` wall-clock time of each image at batch 1, median of the timed runs; None before
-      the timed runs.
-    timed_runs: timed runs of every image.
-  """
-
-  sample: Sample
-  compile_seconds: float
+  sample: Sample  # The images.
+  compile_seconds: float  # Time to trace and compile at batch 1.
+  # `[N]` wall-clock time of each image at batch 1, median of the timed runs; None before the timed
+  # runs.
   seconds: np.ndarray | None = None
-  timed_runs: int = 0
+  timed_runs: int = 0  # Timed runs of every image.
 
 
 def compare(

@@ -15,30 +15,22 @@ from cspd_jax.metrics.base import Metric, Sample
 
 
 class Measurement(NamedTuple):
-  """The measurements of a decoder.
+  """The measurements of a decoder."""
 
-  Attributes:
-    decoder: its specification.
-    figures: its measurements as JSON values; `<name>_error` is a standard error over images, and
-      None marks a missing measurement.
-    sample: its images.
-  """
-
-  decoder: str
+  decoder: str  # Its specification.
+  # Its measurements as JSON values; `<name>_error` is a standard error over images, and None marks
+  # a missing measurement.
   figures: dict[str, Any]
-  sample: Sample
+  sample: Sample  # Its images.
 
 
 class Reference(NamedTuple):
-  """Images of the baseline that the images of all decoders are compared with.
+  """Images of the baseline that the images of all decoders are compared with."""
 
-  Attributes:
-    sample: the images: several times as many as those of a decoder, and with other seeds.
-    noise: for each metric without a standard error, its mean and standard deviation over sets of
-      baseline images. Each set has as many images as a decoder, with seeds of its own.
-  """
-
+  # The images: several times as many as those of a decoder, and with other seeds.
   sample: Sample | None = None
+  # For each metric without a standard error, its mean and standard deviation over sets of baseline
+  # images. Each set has as many images as a decoder, with seeds of its own.
   noise: Mapping[str, tuple[float, float]] = types.MappingProxyType({})
 
 

@@ -77,17 +77,11 @@ def csv(rows: Sequence[Row]) -> str:
 
 
 class Table(NamedTuple):
-  """A table of a report.
+  """A table of a report."""
 
-  Attributes:
-    title: its title.
-    columns: format strings by heading.
-    rows: its rows.
-  """
-
-  title: str
-  columns: Columns
-  rows: Sequence[Row]
+  title: str  # Its title.
+  columns: Columns  # Format strings by heading.
+  rows: Sequence[Row]  # Its rows.
 
 
 def of_report(path: str | os.PathLike) -> list[Table]:

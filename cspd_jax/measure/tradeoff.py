@@ -21,35 +21,21 @@ _MEASURES = {
 
 
 class Curve(NamedTuple):
-  """A verifier with a parameter that varies along a curve.
+  """A verifier with a parameter that varies along a curve."""
 
-  Attributes:
-    name: name of the curve.
-    verifier: the verifier's specification with `{}` for the parameter.
-    values: values of the parameter, by increasing relaxation.
-    from_exact: whether the curve starts at the exact decoder.
-    like: name of the curve of which this is a variant; '' if it is not a variant.
-  """
-
-  name: str
-  verifier: str
-  values: tuple[float, ...]
-  from_exact: bool = True
-  like: str = ''
+  name: str  # Name of the curve.
+  verifier: str  # The verifier's specification with `{}` for the parameter.
+  values: tuple[float, ...]  # Values of the parameter, by increasing relaxation.
+  from_exact: bool = True  # Whether the curve starts at the exact decoder.
+  like: str = ''  # Name of the curve of which this is a variant; '' if it is not a variant.
 
 
 class Point(NamedTuple):
-  """A decoder on a curve.
+  """A decoder on a curve."""
 
-  Attributes:
-    curve: name of the curve; None for the exact decoder, where curves start.
-    value: value of the parameter; None for the exact decoder.
-    row: the decoder's measurements.
-  """
-
-  curve: str | None
-  value: float | None
-  row: Measurement
+  curve: str | None  # Name of the curve; None for the exact decoder, where curves start.
+  value: float | None  # Value of the parameter; None for the exact decoder.
+  row: Measurement  # The decoder's measurements.
 
 
 def specifications(drafter: str, curves: Sequence[Curve]) -> dict[tuple, str]:
@@ -99,17 +85,11 @@ def _line(rows: Sequence[Measurement], measure: str, like: str) -> plot.Curve | 
 
 
 class Path(NamedTuple):
-  """A curve with the results of every image.
+  """A curve with the results of every image."""
 
-  Attributes:
-    rounds: `[points, N]` rounds after the prefill.
-    tv_bound: `[points, N]` bounds on total variation.
-    tokens: tokens of an image.
-  """
-
-  rounds: np.ndarray
-  tv_bound: np.ndarray
-  tokens: int
+  rounds: np.ndarray  # `[points, N]` rounds after the prefill.
+  tv_bound: np.ndarray  # `[points, N]` bounds on total variation.
+  tokens: int  # Tokens of an image.
 
   def lengths(self, selected: np.ndarray) -> np.ndarray:
     """Returns the accepted lengths, `[points]`, over the `selected` `[N]` bool images."""
@@ -123,23 +103,14 @@ class Path(NamedTuple):
 
 
 class Gap(NamedTuple):
-  """The distance by which one curve is below another.
+  """The distance by which one curve is below another."""
 
-  Attributes:
-    mean: mean distance over the accepted lengths that both curves cover.
-    error: its standard error over images.
-    low: the smallest of these lengths.
-    high: the largest of these lengths.
-    better: bound per token of the lower curve at the middle length.
-    worse: bound per token of the upper curve at the middle length.
-  """
-
-  mean: float
-  error: float
-  low: float
-  high: float
-  better: float
-  worse: float
+  mean: float  # Mean distance over the accepted lengths that both curves cover.
+  error: float  # Its standard error over images.
+  low: float  # The smallest of these lengths.
+  high: float  # The largest of these lengths.
+  better: float  # Bound per token of the lower curve at the middle length.
+  worse: float  # Bound per token of the upper curve at the middle length.
 
 
 def path(rows: Sequence[Measurement]) -> Path:
@@ -175,33 +146,21 @@ _BIASED = 4.0
 
 
 class Conclusion(NamedTuple):
-  """A tested claim.
+  """A tested claim."""
 
-  Attributes:
-    claim: the claim in words.
-    answer: 'yes', 'no', or 'unclear' if the difference is within its noise.
-    numbers: the figures on which the answer is based.
-  """
-
-  claim: str
-  answer: str
-  numbers: str
+  claim: str  # The claim in words.
+  answer: str  # 'yes', 'no', or 'unclear' if the difference is within its noise.
+  numbers: str  # The figures on which the answer is based.
 
 
 class Claim(NamedTuple):
-  """A claim that one decoder, or curve, is better than another.
+  """A claim that one decoder, or curve, is better than another."""
 
-  Attributes:
-    text: the claim in words.
-    better: specification of a decoder, or name of a curve.
-    worse: the decoder or curve to compare it with.
-    metric: the metric of the decoders, for which larger is better; None for curves, whose bounds
-      on total variation at equal accepted length are compared, for which smaller is better.
-  """
-
-  text: str
-  better: str
-  worse: str
+  text: str  # The claim in words.
+  better: str  # Specification of a decoder, or name of a curve.
+  worse: str  # The decoder or curve to compare it with.
+  # The metric of the decoders, for which larger is better; None for curves, whose bounds on total
+  # variation at equal accepted length are compared, for which smaller is better.
   metric: str | None = None
 
 

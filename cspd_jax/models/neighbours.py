@@ -16,9 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields
+from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Env, Outcome
 from cspd_jax.decoding.drafters.correctors import Corrector, distributions
-from cspd_jax.decoding.drafters.draft_model import check_grid
 
 Params = Any
 # Nearby tokens, the nearest first: rows above and columns to the right of the predicted token.
@@ -137,4 +137,5 @@ def corrector(config: NeighboursConfig) -> Corrector:
                    outcome.root)
 
   return distributions(
-      init, begin, score, update, functools.partial(check_grid, config, 'corrector'))
+      init, begin, score, update,
+      functools.partial(contract.check_sizes, config, 'corrector', contract.GRID))

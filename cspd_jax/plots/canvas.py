@@ -21,10 +21,7 @@ _LETTER, _LINE = 0.0083, 0.02
 def figure(width: float, height: float, title: str = '') -> Figure:
   """Creates a white figure that is not registered with pyplot.
 
-  Args:
-    width: inches.
-    height: inches, without the title.
-    title: text above the figure, broken into lines that fit its width.
+  Its sizes are inches, without the title, which is broken into lines that fit the width.
   """
   title = fit(title, width - 0.1, 10)
   height += _LINE * 10 * (title.count('\n') + 1) if title else 0

@@ -16,36 +16,23 @@ MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X')
 
 
 class Curve(NamedTuple):
-  """One line.
+  """One line."""
 
-  Attributes:
-    x: coordinates of the points, in the order of the line.
-    y: values, as many as `x`.
-    error: standard errors of `y`, drawn as bars; empty for no bars.
-    like: name of the curve whose colour this one shares, for variants of one method. It is
-      drawn dashed with open markers. Empty for a colour of its own.
-  """
-
-  x: Sequence[float]
-  y: Sequence[float]
-  error: Sequence[float] = ()
+  x: Sequence[float]  # Coordinates of the points, in the order of the line.
+  y: Sequence[float]  # Values, as many as `x`.
+  error: Sequence[float] = ()  # Standard errors of `y`, drawn as bars; empty for no bars.
+  # Name of the curve whose colour this one shares, for variants of one method. It is drawn dashed
+  # with open markers. Empty for a colour of its own.
   like: str = ''
 
 
 class Panel(NamedTuple):
-  """One chart.
+  """One chart."""
 
-  Attributes:
-    title: a line above it.
-    ylabel: the measured quantity with its unit.
-    curves: by name; a name has the same style in all panels.
-    floor: level of noise, drawn as a grey area from 0 up; None for no area.
-  """
-
-  title: str
-  ylabel: str
-  curves: Mapping[str, Curve]
-  floor: float | None = None
+  title: str  # A line above it.
+  ylabel: str  # The measured quantity with its unit.
+  curves: Mapping[str, Curve]  # By name; a name has the same style in all panels.
+  floor: float | None = None  # Level of noise, drawn as a grey area from 0 up; None for no area.
 
 
 def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, xlabel: str,
@@ -145,19 +132,12 @@ def _draw(axes, panel: Panel, styles: Mapping[str, dict]) -> dict[str, Any]:
 
 
 class BarPanel(NamedTuple):
-  """One chart.
+  """One chart."""
 
-  Attributes:
-    title: the measured quantity with its unit.
-    values: length of each bar by name, at least 0.
-    form: format of the values, such as '{:.2f}'.
-    note: a line under the title, such as which direction is better.
-  """
-
-  title: str
-  values: Mapping[str, float]
-  form: str = '{:.2f}'
-  note: str = ''
+  title: str  # The measured quantity with its unit.
+  values: Mapping[str, float]  # Length of each bar by name, at least 0.
+  form: str = '{:.2f}'  # Format of the values, such as '{:.2f}'.
+  note: str = ''  # A line under the title, such as which direction is better.
 
 
 def save_bars(

@@ -26,37 +26,23 @@ PLAIN, GREEDY = 0, 3
 
 
 class Uses(NamedTuple):
-  """How a function of the drafter uses the rows' random numbers, `[B]` bool each.
+  """How a function of the drafter uses the rows' random numbers, `[B]` bool each."""
 
-  Attributes:
-    drawn: whether its result changes with them.
-    advanced: whether it returns the state after them.
-    kept_noise: whether it returns the noise of positions unchanged.
-  """
-
-  drawn: jax.Array
-  advanced: jax.Array
-  kept_noise: jax.Array
+  drawn: jax.Array  # Whether its result changes with them.
+  advanced: jax.Array  # Whether it returns the state after them.
+  kept_noise: jax.Array  # Whether it returns the noise of positions unchanged.
 
 
 class Round(NamedTuple):
-  """The drafts of one round, as NumPy arrays.
+  """The drafts of one round, as NumPy arrays."""
 
-  Attributes:
-    start: `[B]` number of the root, the last committed token.
-    image: `[B, T']` the image tokens before the round; those up to `start` are committed.
-    tokens: `[B, N]` the drafts.
-    probs: `[B, M, V]` the recorded distributions, or None.
-    parents: `[B, N + 1]` the topology.
-    tree: all arrays of the topology, if it is known at run time only.
-  """
-
-  start: np.ndarray
+  start: np.ndarray  # `[B]` number of the root, the last committed token.
+  # `[B, T']` the image tokens before the round; those up to `start` are committed.
   image: np.ndarray
-  tokens: np.ndarray
-  probs: np.ndarray | None
-  parents: np.ndarray
-  tree: Any
+  tokens: np.ndarray  # `[B, N]` the drafts.
+  probs: np.ndarray | None  # `[B, M, V]` the recorded distributions, or None.
+  parents: np.ndarray  # `[B, N + 1]` the topology.
+  tree: Any  # All arrays of the topology, if it is known at run time only.
 
 
 @dataclasses.dataclass(frozen=True)

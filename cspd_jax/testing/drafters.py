@@ -8,18 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import contract, warp as warp_lib
-from cspd_jax.decoding.base import (
-  DRAWS,
-  Condition,
-  Draft,
-  Drafter,
-  Env,
-  Layout,
-  Outcome,
-  Rng,
-  RngState,
-  Target,
-)
+from cspd_jax.decoding.base import Draft, Drafter, Layout, Rng, Target
+from cspd_jax.decoding.drafters.siblings import check_draws
 from cspd_jax.decoding.row_random import winners
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.testing.tabular import Tabular
@@ -50,19 +40,16 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
   Raises:
     ValueError: if `draws` is not one of these.
   """
-  if draws not in DRAWS:
-    raise ValueError(f'draws is {draws!r}; it must be one of {", ".join(DRAWS)}.')
+  check_draws(draws)
   inner = np.flatnonzero(tree.children[:, 0] > 0)
   probs_rows = (0,) + tuple(int(row) for row in np.searchsorted(inner, tree.parents[1:]))
 
-  def init(env: Env, condition: Condition, rng: RngState, outcome: Outcome
-           ) -> tuple[RngState, TabularState]:
+  def init(env, condition, rng, outcome):
     # Padded for the nodes that `score` writes past the last token.
     padded = jnp.pad(outcome.tokens, ((0, 0), (0, tree.num_nodes)))
     return rng, TabularState(condition, padded)
 
-  def propose(env: Env, state: TabularState, rng: RngState, root: jax.Array, start: jax.Array
-              ) -> tuple[RngState, TabularState, Draft]:
+  def propose(env, state, rng, root, start):
     nodes = jnp.zeros((root.shape[0], tree.num_nodes + 1), jnp.int32).at[:, 0].set(root)
     positions = start[:, None] + 1 + tree.depth
     forced = contract.forced_tokens(env.target, positions)
@@ -85,8 +72,7 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
           (root.shape[0], 0, other.vocab_size), env.params.dtype)
     return rng, state, Draft(nodes[:, 1:], recorded)
 
-  def update(env: Env, state: TabularState, rng: RngState, outcome: Outcome
-             ) -> tuple[RngState, TabularState]:
+  def update(env, state, rng, outcome):
     del env
     size = outcome.tokens.shape[1]
     return rng, state._replace(tokens=state.tokens.at[:, :size].set(outcome.tokens))

@@ -96,11 +96,8 @@ class _Enumerated:
 def outcome(radices: list[int], index: jax.Array, dtype: Any) -> Any:
   """Returns random numbers of which every outcome has an index; `.state.weight` is its probability.
 
-  Args:
-    radices: is filled with the numbers of answers while a function is traced; their product is the
-      number of outcomes.
-    index: `[]` number of the outcome.
-    dtype: of the probability.
+  `radices` is filled with the numbers of answers while a function is traced; their product is the
+  number of outcomes.
   """
   return _Enumerated(radices, _Answers(index, jnp.ones((), dtype)))
 

@@ -17,19 +17,12 @@ _MULTIPLIERS = np.random.default_rng(0).integers(1, 2**62, 4096, dtype=np.uint64
 
 
 class Misfit(NamedTuple):
-  """The cell that refutes a distribution most clearly.
+  """The cell that refutes a distribution most clearly."""
 
-  Attributes:
-    members: `[n]` bool: which tokens its group has.
-    token: the token that is too frequent or too rare.
-    frequency: its frequency in the group.
-    probability: its mean probability there.
-  """
-
-  members: np.ndarray
-  token: int
-  frequency: float
-  probability: float
+  members: np.ndarray  # `[n]` bool: which tokens its group has.
+  token: int  # The token that is too frequent or too rare.
+  frequency: float  # Its frequency in the group.
+  probability: float  # Its mean probability there.
 
   def __str__(self) -> str:
     return (f'token {self.token} has frequency {self.frequency:.3g} in {self.members.sum()} drafts '
@@ -38,16 +31,11 @@ class Misfit(NamedTuple):
 
 def misfit(tokens: np.ndarray, probs: np.ndarray, groups: np.ndarray, log_alarm: float
            ) -> Misfit | None:
-  """Tests whether tokens follow their distributions in every group.
+  """Tests whether `tokens` `[n]` follow their distributions `probs` `[n, V]` in every group.
 
-  Args:
-    tokens: `[n]` integers.
-    probs: `[n, V]` the distribution of each token.
-    groups: `[n]` integers, equal for tokens of one group; determined before the token is drawn.
-    log_alarm: logarithm of the probability that tokens which follow `probs` are refuted.
-
-  Returns:
-    The worst of the cells that refute; None if no cell does.
+  Tokens of one group have one number in `groups` `[n]`, determined before they are drawn.
+  `log_alarm` is the logarithm of the probability that tokens which follow `probs` are refuted.
+  Returns the worst of the cells that refute; None if no cell does.
   """
   if not tokens.size:
     return None

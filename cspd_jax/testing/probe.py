@@ -22,23 +22,14 @@ _TOLERANCE = {16: 0.15, 32: 2e-3, 64: 1e-6}
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-  """A target with a condition and tokens to check it with; `R` is the number of rows.
+  """A target with a condition and tokens to check it with; `R` is the number of rows."""
 
-  Attributes:
-    target: the target.
-    params: its parameters.
-    condition: of `R` rows: the rows passed by the caller, repeated or cut.
-    tokens: `[R, L]` image tokens, random where the grammar does not force them.
-    tolerance: total variation below which two distributions count as equal.
-    start: token number at which windows and trees begin.
-  """
-
-  target: Target
-  params: Params
-  condition: Condition
-  tokens: np.ndarray
-  tolerance: float
-  start: int
+  target: Target  # The target.
+  params: Params  # Its parameters.
+  condition: Condition  # Of `R` rows: the rows passed by the caller, repeated or cut.
+  tokens: np.ndarray  # `[R, L]` image tokens, random where the grammar does not force them.
+  tolerance: float  # Total variation below which two distributions count as equal.
+  start: int  # Token number at which windows and trees begin.
 
   @functools.cached_property
   def prefill(self) -> Callable[[Params, Condition], tuple[jax.Array, Features, Cache]]:
@@ -69,16 +60,9 @@ class Probe:
 
   def score(self, cache: Cache, tokens: Any, start: Any,
             tree: TreeLike | None = None) -> tuple[np.ndarray, Any, Cache]:
-    """Scores tokens in one forward pass.
+    """Scores tokens `[R, n]` in one pass: the logits `[S, R, n, V]`, the features and the cache.
 
-    Args:
-      cache: the cache.
-      tokens: `[R, n]`.
-      start: token number of the first token, one for all rows or one per row.
-      tree: topology of the tokens; a chain by default.
-
-    Returns:
-      The logits `[S, R, n, V]`, the features and the cache.
+    `start` is the number of the first token, for all rows or per row; `tree` is a chain by default.
     """
     tokens = jnp.asarray(tokens, jnp.int32)
     tree = chain(tokens.shape[1] - 1) if tree is None else tree

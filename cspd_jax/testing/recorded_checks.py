@@ -20,25 +20,15 @@ from cspd_jax.testing.frequencies import Misfit, digest, rounded
 
 
 class Drawn(NamedTuple):
-  """The tokens of one node in one round that were drawn; `n` of them.
+  """The tokens of one node in one round that were drawn; `n` of them."""
 
-  Attributes:
-    number: number of the round, from 1.
-    node: the node.
-    rows: `[n]` index of their images.
-    tokens: `[n]`.
-    probs: `[n, V]` their recorded distributions, without earlier siblings.
-    missing: fraction of the images without a candidate.
-    groups: `[n]` groups of tokens, from coarse to fine; see `LEVELS`.
-  """
-
-  number: int
-  node: int
-  rows: np.ndarray
-  tokens: np.ndarray
-  probs: np.ndarray
-  missing: float
-  groups: dict[str, np.ndarray]
+  number: int  # Number of the round, from 1.
+  node: int  # The node.
+  rows: np.ndarray  # `[n]` index of their images.
+  tokens: np.ndarray  # `[n]`.
+  probs: np.ndarray  # `[n, V]` their recorded distributions, without earlier siblings.
+  missing: float  # Fraction of the images without a candidate.
+  groups: dict[str, np.ndarray]  # `[n]` groups of tokens, from coarse to fine; see `LEVELS`.
 
 
 # What the tokens of a group have in common, in addition to the sampling options.

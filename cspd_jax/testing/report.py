@@ -10,19 +10,12 @@ import numpy as np
 
 
 class Check(NamedTuple):
-  """One property that a part must have.
+  """One property that a part must have."""
 
-  Attributes:
-    name: name of the check.
-    run: `probe -> sentences`, one for every mistake.
-    after: checks that must pass for this one to be meaningful.
-    of_trees: whether it is left out for a target that scores chains only.
-  """
-
-  name: str
-  run: Callable[[Any], Iterator[str]]
-  after: tuple[str, ...] = ()
-  of_trees: bool = False
+  name: str  # Name of the check.
+  run: Callable[[Any], Iterator[str]]  # `probe -> sentences`, one for every mistake.
+  after: tuple[str, ...] = ()  # Checks that must pass for this one to be meaningful.
+  of_trees: bool = False  # Whether it is left out for a target that scores chains only.
 
 
 class Report(NamedTuple):

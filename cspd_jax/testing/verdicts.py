@@ -22,58 +22,35 @@ _MOST, _MOST_IN_ALL = 2**12, 2**24
 
 
 class Drafts(NamedTuple):
-  """All drafts that a layout can have, for several pairs of models; `n` of them per pair.
+  """All drafts that a layout can have, for several pairs of models; `n` of them per pair."""
 
-  Attributes:
-    tokens: `[n, N]`, -1 for no candidate.
-    weight: `[C, n]` the probability of the drafts.
-    probs: `[C, n, M, V]` the distributions that they are drawn from.
-    target: `[C, n, N + 1, V]` the target's distribution after every node.
-  """
-
-  tokens: np.ndarray
-  weight: np.ndarray
-  probs: np.ndarray
-  target: np.ndarray
+  tokens: np.ndarray  # `[n, N]`, -1 for no candidate.
+  weight: np.ndarray  # `[C, n]` the probability of the drafts.
+  probs: np.ndarray  # `[C, n, M, V]` the distributions that they are drawn from.
+  target: np.ndarray  # `[C, n, N + 1, V]` the target's distribution after every node.
 
 
 class Verdicts(NamedTuple):
-  """The verdicts on `Drafts`, for all `O` outcomes of the verifier's randomness.
+  """The verdicts on `Drafts`, for all `O` outcomes of the verifier's randomness."""
 
-  Attributes:
-    weight: `[C, n, O]` the probability of the outcome, given the drafts.
-    node: `[C, n, O]`.
-    token: `[C, n, O]`.
-    samples: `[C, n, O, N + 1]`, or None.
-    tv_bound: `[C, n, O]` sum over the nodes, or None.
-  """
-
-  weight: np.ndarray
-  node: np.ndarray
-  token: np.ndarray
-  samples: np.ndarray | None
-  tv_bound: np.ndarray | None
+  weight: np.ndarray  # `[C, n, O]` the probability of the outcome, given the drafts.
+  node: np.ndarray  # `[C, n, O]`.
+  token: np.ndarray  # `[C, n, O]`.
+  samples: np.ndarray | None  # `[C, n, O, N + 1]`, or None.
+  tv_bound: np.ndarray | None  # `[C, n, O]` sum over the nodes, or None.
 
 
 @dataclasses.dataclass(frozen=True)
 class Arrangement:
-  """A layout on which verifiers are checked.
+  """A layout on which verifiers are checked."""
 
-  Attributes:
-    name: for sentences, after "with".
-    parents: the topology.
-    draws: how siblings are selected.
-    by_depth: whether the distribution of a node depends on its depth alone, as in a window.
-    leaf_candidate: of the layout; none by default.
-    at_run_time: whether the verifier has to read the topology from arrays.
-  """
-
-  name: str
-  parents: tuple[int, ...]
-  draws: str = 'distinct'
+  name: str  # For sentences, after "with".
+  parents: tuple[int, ...]  # The topology.
+  draws: str = 'distinct'  # How siblings are selected.
+  # Whether the distribution of a node depends on its depth alone, as in a window.
   by_depth: bool = False
-  leaf_candidate: tuple[int, ...] | None = None
-  at_run_time: bool = False
+  leaf_candidate: tuple[int, ...] | None = None  # Of the layout; none by default.
+  at_run_time: bool = False  # Whether the verifier has to read the topology from arrays.
 
   @property
   def tree(self) -> Tree:

@@ -198,10 +198,11 @@ class CountsTest(chex.TestCase):
     batch = token_batch(
         row_keys(jax.random.key(0), 9), head_lib.pick(z, positions), positions,
         jnp.ones((9, 1)), 1.0, jnp.ones((9, 1), bool))
-    x = path_lib.start_path(CHAIN.target, LEVELS, CHAIN.params, batch, 2).x
-    drawn = path_lib.draw_path(CHAIN.target, LEVELS, CHAIN.params, batch, x, 2, noise_lib.DRAFT)
+    head = head_lib.Head(CHAIN.target, LEVELS, CHAIN.params)
+    x = path_lib.start_path(head, batch, 2).x
+    drawn = path_lib.draw_path(head, batch, x, 2, noise_lib.DRAFT)
     chex.assert_shape(drawn.states, (9, 3, 1))
-    again = path_lib.score_path(CHAIN.target, LEVELS, CHAIN.params, batch, x, drawn.states)
+    again = path_lib.score_path(head, batch, x, drawn.states)
     np.testing.assert_allclose(drawn.log_density, again, atol=1e-4)
 
 

@@ -100,7 +100,7 @@ def test_a_share_of_one_needs_no_draft_model():
 
 
 PATH, OWN = path_test(split=1), no_drafts(head_lib.ancestral(CHAIN.target, LEVELS))
-RELEASED = released(42.0, 'off', 10, zero_fallback=False)
+RELEASED = released(42.0, 'off')
 
 
 @pytest.mark.parametrize('verifier, stops, options, message', [

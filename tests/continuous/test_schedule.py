@@ -135,7 +135,7 @@ def test_options_out_of_range_are_refused():
   for num_iter in (0, 65):
     with pytest.raises(ValueError, match=f'num_iter is {num_iter}; .*1 to .* 64'):
       schedule_lib.mask_lengths(64, num_iter)
-  with pytest.raises(ValueError, match="schedule is 'cosine'; .*linear, constant"):
+  with pytest.raises(ValueError, match="guidance is 'cosine'; .*linear, constant"):
     schedule_lib.guidance_scale(3.0, 'cosine', 64, 3)
 
 

@@ -17,7 +17,7 @@ def _old_kernels_recorded(patch):
   walk = chain_walk.walk
 
   def mutant(*args):
-    walked, old = walk(*args), args[6]
+    walked, old = walk(*args), args[4]
     choose = lambda a, b: jnp.where(old.exist[:, None, None], a, b)
     kernels = jax.tree.map(choose, old.kernels, walked.chains.kernels)
     return walked._replace(chains=walked.chains._replace(kernels=kernels))
@@ -38,7 +38,7 @@ def _noise_of_the_new_kernel(patch):
 
 def _same_random_numbers(patch):
   walk = chain_walk.walk
-  patch(chain_walk, 'walk', lambda *args: walk(*args[:7], 0 * args[7]))
+  patch(chain_walk, 'walk', lambda *args: walk(*args[:5], 0 * args[5]))
 
 
 def _one_token_too_many(patch):

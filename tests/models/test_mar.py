@@ -299,8 +299,9 @@ def test_the_head_in_two_parts_gives_the_same_kernels(params, guided, monkeypatc
   x = jnp.asarray(rng.standard_normal((3, 2, 16)), jnp.float32)
 
   def kernel():
-    made = head_lib.modulated(target, LEVELS, params, batch)
-    return made, head_lib.kernel(target, LEVELS, params, made, x, level)
+    head = head_lib.Head(target, LEVELS, params)
+    made = head.modulated(batch)
+    return made, head.kernel(made, x, level)
 
   made, split = kernel()
   assert {leaf.shape[:3] for leaf in jax.tree.leaves(made.modulation)} == {

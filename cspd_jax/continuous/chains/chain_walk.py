@@ -39,16 +39,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import (
-  coupling,
-  head as head_lib,
-  noise as noise_lib,
-  schedule as schedule_lib,
-)
-from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Params, Target, Verdict, Verifier
+from cspd_jax.continuous import coupling, noise as noise_lib, schedule as schedule_lib
+from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Target, Verdict, Verifier
 from cspd_jax.continuous.chains import draft_loop, prediction
 from cspd_jax.continuous.chains.prediction import Predicted
 from cspd_jax.continuous.coupling import Gaussian, Moved
+from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.result import Kernels
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, TokenBatch
@@ -56,17 +52,11 @@ from cspd_jax.core import rows
 
 
 class Chains(NamedTuple):
-  """Chains of tokens.
+  """Chains of tokens."""
 
-  Attributes:
-    states: `[..., K, C]` the state after every kernel; the last is the token.
-    kernels: the Gaussians that they were drawn from, `[..., K, C]`.
-    exist: `[...]` bool; the other leaves are meaningless where it is False.
-  """
-
-  states: jax.Array
-  kernels: Gaussian
-  exist: jax.Array
+  states: jax.Array  # `[..., K, C]` the state after every kernel; the last is the token.
+  kernels: Gaussian  # The Gaussians that they were drawn from, `[..., K, C]`.
+  exist: jax.Array  # `[...]` bool; the other leaves are meaningless where it is False.
 
   @property
   def tokens(self) -> jax.Array:
@@ -75,15 +65,10 @@ class Chains(NamedTuple):
 
 
 class Memory(NamedTuple):
-  """The chains of a round, for the next one.
+  """The chains of a round, for the next one."""
 
-  Attributes:
-    chains: `[B, W]` the chains of the round, by rank.
-    committed: `[B]` how many of them, the first ones, the round has committed.
-  """
-
-  chains: Chains
-  committed: jax.Array
+  chains: Chains  # `[B, W]` the chains of the round, by rank.
+  committed: jax.Array  # `[B]` how many of them, the first ones, the round has committed.
 
   def left(self) -> Chains:
     """Returns the chains `[B, W]` from the first that is not committed; the last do not exist."""
@@ -101,76 +86,43 @@ def empty(num_levels: int, token_dim: int, *shape: int) -> Chains:
 
 
 class Walked(NamedTuple):
-  """New chains and their costs.
+  """New chains and their costs."""
 
-  Attributes:
-    chains: `[N]` the chains.
-    kept: `[N, K]` whether the state after a kernel is that of the old chain.
-    calls: `[N]` head calls until the chain was complete.
-    rows: `[N]` states that the head was evaluated at.
-  """
-
-  chains: Chains
-  kept: jax.Array
-  calls: jax.Array
-  rows: jax.Array
+  chains: Chains  # `[N]` the chains.
+  kept: jax.Array  # `[N, K]` whether the state after a kernel is that of the old chain.
+  calls: jax.Array  # `[N]` head calls until the chain was complete.
+  rows: jax.Array  # `[N]` states that the head was evaluated at.
 
 
 class Noise(NamedTuple):
-  """The random numbers of new chains, by kernel.
+  """The random numbers of new chains, by kernel."""
 
-  Attributes:
-    fresh: `[N, K, C]` of states that are not moved from an old chain.
-    split: `[N, K, C]` of the moves from old chains, None if no deviations are learned, and
-    log_uniform: `[N, K]` the logarithms of uniform numbers, for `coupling.move`.
-    draft_split: `[N, K, C]` or None and
-    draft_log_uniform: `[N, K]` of the moves from predicted kernels.
-  """
-
-  fresh: jax.Array
+  fresh: jax.Array  # `[N, K, C]` of states that are not moved from an old chain.
+  # `[N, K, C]` of the moves from old chains, None if no deviations are learned, and
   split: jax.Array | None
-  log_uniform: jax.Array
-  draft_split: jax.Array | None
-  draft_log_uniform: jax.Array
+  log_uniform: jax.Array  # `[N, K]` the logarithms of uniform numbers, for `coupling.move`.
+  draft_split: jax.Array | None  # `[N, K, C]` or None and
+  draft_log_uniform: jax.Array  # `[N, K]` of the moves from predicted kernels.
 
 
 class Drafts(NamedTuple):
-  """Chains that go on as drafts where they have parted from the old ones.
+  """Chains that go on as drafts where they have parted from the old ones."""
 
-  Attributes:
-    chains: `[N]` the chains: final states, old states moved to true kernels, and drafts.
-    kept: `[N, K]` whether the state after a kernel is that of the old chain.
-    parted: `[N, K]` whether it is a draft.
-  """
-
-  chains: Chains
-  kept: jax.Array
-  parted: jax.Array
+  chains: Chains  # `[N]` the chains: final states, old states moved to true kernels, and drafts.
+  kept: jax.Array  # `[N, K]` whether the state after a kernel is that of the old chain.
+  parted: jax.Array  # `[N, K]` whether it is a draft.
 
 
 class State(NamedTuple):
-  """The state of the loop over head calls.
+  """The state of the loop over head calls."""
 
-  Attributes:
-    index: `[N]` the first kernel that is not final; `K` for complete chains.
-    predicted: the drafter's kernels.
-    walked: the new chains, final before `index`.
-  """
-
-  index: jax.Array
-  predicted: Predicted
-  walked: Walked
+  index: jax.Array  # `[N]` the first kernel that is not final; `K` for complete chains.
+  predicted: Predicted  # The drafter's kernels.
+  walked: Walked  # The new chains, final before `index`.
 
 
 def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax.Array) -> Noise:
-  """Draws the random numbers of a round.
-
-  Args:
-    schedule: the levels.
-    batch: the tokens `[N]`.
-    token_dim: `C`.
-    trial: `[N]` a number that differs between the rounds of a row.
-  """
+  """Draws the random numbers of a round; `trial` `[N]` differs between the rounds of a row."""
   levels = schedule.num_levels
   normal = lambda purpose: noise_lib.chain_normal(
       batch.keys, purpose, levels, token_dim, trial)
@@ -181,25 +133,19 @@ def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax
                split(noise_lib.PROPOSE), uniform(noise_lib.RESIDUAL))
 
 
-def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndarray,
-         params: Params, batch: TokenBatch, old: Chains, trial: jax.Array) -> Walked:
-  """Draws new chains of tokens, coupled with old ones.
+def walk(head: Head, length: int, rho: np.ndarray, batch: TokenBatch, old: Chains,
+         trial: jax.Array) -> Walked:
+  """Draws new chains of the tokens `[N]` of `batch`, coupled with old ones.
 
-  Args:
-    target: the model.
-    schedule: the levels; the last kernel must have noise.
-    kernels_per_call: `L`, at most `K`.
-    rho: `[num_levels]` the blend of the head's drafter.
-    params: the model's parameters.
-    batch: the tokens `[N]` with their new `z`.
-    old: the old chains `[N]`.
-    trial: `[N]` a number that differs between the rounds of a row.
+  The tokens have their new `z`. The last kernel of the head's schedule must have noise. `length` is
+  `L`, at most `K`; `rho` is the blend of the head's drafter; `trial` `[N]` differs between the
+  rounds of a row.
   """
-  levels, length = schedule.num_levels, kernels_per_call
-  batch = head_lib.modulated(target, schedule, params, batch)
-  noise = draw_noise(schedule, batch, target.token_dim, trial)
-  first = head_lib.start(batch, target)
-  start = _follow(target, schedule, rho, params, batch, first, old, noise)
+  schedule, levels = head.schedule, head.schedule.num_levels
+  batch = head.modulated(batch)
+  noise = draw_noise(schedule, batch, head.target.token_dim, trial)
+  first = head.start(batch)
+  start = _follow(head, rho, batch, first, old, noise)
 
   def one_call(state):
     drafts = _draft(first, old, noise, start.walked, state)
@@ -210,7 +156,7 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
     here = jnp.minimum(index, levels - 1)
     before = _before(first, drafts.chains)
     x = rows.take(before, here)
-    kernel = head_lib.kernel(target, schedule, params, batch, x, levels - 1 - here)
+    kernel = head.kernel(batch, x, levels - 1 - here)
     by_kernel = lambda leaf: rows.take(leaf, jnp.clip(order, 1, length) - 1)
     true = Gaussian(by_kernel(kernel.mean), by_kernel(kernel.std))
     last = prediction.Last(
@@ -218,7 +164,7 @@ def walk(target: Target, schedule: Schedule, kernels_per_call: int, rho: np.ndar
         jax.tree.map(lambda leaf: leaf[:, -1], kernel))
     predicted = prediction.learn(schedule, rho, batch.temperature, state.predicted, old.exist,
                                     called, before, true, last)
-    state = _verify(target, noise, state, drafts, called, true)
+    state = _verify(head.target, noise, state, drafts, called, true)
     return state._replace(predicted=predicted)
 
   return jax.lax.while_loop(lambda state: jnp.any(state.index < levels), one_call, start).walked
@@ -229,13 +175,11 @@ def _before(first: jax.Array, chains: Chains) -> jax.Array:
   return jnp.concatenate([first[:, None], chains.states[:, :-1]], axis=1)
 
 
-def _follow(target: Target, schedule: Schedule, rho: np.ndarray, params: Params,
-            batch: TokenBatch, first: jax.Array, old: Chains, noise: Noise) -> State:
+def _follow(head: Head, rho: np.ndarray, batch: TokenBatch, first: jax.Array, old: Chains,
+            noise: Noise) -> State:
   """Calls the head at all old states, and moves them to the true kernels."""
-  levels = schedule.num_levels
-  before = _before(first, old)
-  level = jnp.broadcast_to(levels - 1 - jnp.arange(levels), before.shape[:2])
-  answer = head_lib.kernel(target, schedule, params, batch, before, level)
+  levels, before = head.schedule.num_levels, _before(first, old)
+  answer = head.kernel(batch, before, levels - 1 - jnp.arange(levels))
   kernels = Gaussian(answer.mean, answer.std)
   compared = coupling.compare(old.states, old.kernels, kernels, noise.split)
   moved = coupling.move(old.states, compared, noise.log_uniform)
@@ -244,21 +188,18 @@ def _follow(target: Target, schedule: Schedule, rho: np.ndarray, params: Params,
   complete = ~batch.active | jnp.all(moved.kept[:, :-1], axis=1)
   called = (batch.active & old.exist).astype(jnp.int32)
   walked = Walked(Chains(moved.x, kernels, batch.active), moved.kept, called,
-                  called * target.num_streams * levels)
+                  called * head.target.num_streams * levels)
   predicted = prediction.start(
-      schedule, rho, batch.temperature, first, before, kernels, old.exist)
+      head.schedule, rho, batch.temperature, first, before, kernels, old.exist)
   return State(jnp.where(complete, levels, 0), predicted, walked)
 
 
 def _draft(first: jax.Array, old: Chains, noise: Noise, follow: Walked, state: State) -> Drafts:
   """Continues all chains to their ends: with drafts where they have parted from the old ones.
 
-  Args:
-    first: `[N, C]` the first states.
-    old: the old chains.
-    noise: the random numbers.
-    follow: the old chains moved to the true kernels of their states, for chains that agree.
-    state: which states are final, and the predicted kernels of the others.
+  `first` `[N, C]` are the first states, `follow` the old chains moved to the true kernels of their
+  states, for chains that agree; `state` says which states are final, and predicts the other
+  kernels.
   """
   shape = old.states.shape
   final = jnp.arange(shape[1]) < state.index[:, None]
@@ -279,13 +220,8 @@ def _verify(target: Target, noise: Noise, state: State, drafts: Drafts, called: 
             true: Gaussian) -> State:
   """Moves drafts from the predicted to the true kernels, up to the first that is not kept.
 
-  Args:
-    target: the model.
-    noise: the random numbers.
-    state: the state before the drafts.
-    drafts: the drafts.
-    called: `[N, K]` the drafts that the head was evaluated at: the first ones of every chain.
-    true: the true kernels of these drafts, `[N, K, C]`.
+  The head was evaluated at the drafts `called` `[N, K]`, the first ones of every chain; `true`
+  `[N, K, C]` are their true kernels.
   """
   levels, chains = called.shape[1], drafts.chains
   first = lambda mask: jnp.min(jnp.where(mask, jnp.arange(levels), levels), axis=1)
@@ -306,11 +242,7 @@ def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.
                    ) -> Verifier:
   """Commits the tokens whose context was true, up to the first that changed.
 
-  Args:
-    num_levels: levels of the decoder's schedule, whose last kernel must have noise.
-    window: the first tokens of a round, which may be final; the others are drawn ahead.
-    kernels_per_call: drafts of every chain that the head is evaluated at together, at most all.
-    rho: `[num_levels]` the blend of the head's drafter.
+  Arguments as for `decoders.windows`, and the number of levels of the decoder's schedule.
   """
   def start(target: Target, num_rows: int, width: int) -> Memory:
     return Memory(empty(num_levels, target.token_dim, num_rows, width),
@@ -321,8 +253,8 @@ def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.
     rows, width = span.ranks.shape
     flat = lambda leaf: leaf.reshape(rows * width, *leaf.shape[2:])
     walked = walk(
-        env.target, env.schedule, kernels_per_call, rho, env.params,
-        span.batch(z), jax.tree.map(flat, draft.record), jnp.repeat(span.count, width))
+        Head(env.target, env.schedule, env.params), kernels_per_call, rho, span.batch(z),
+        jax.tree.map(flat, draft.record), jnp.repeat(span.count, width))
     walked = jax.tree.map(lambda leaf: leaf.reshape(rows, width, *leaf.shape[1:]), walked)
 
     unchanged = walked.kept[..., -1] & span.in_round
@@ -351,10 +283,10 @@ def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.
 
 
 def old_chains() -> Drafter:
-  """Returns a drafter whose drafts are the tokens of the verifier's `chain_walk.Memory`.
+  """Returns a drafter whose drafts are those that the last round has drawn and not committed.
 
-  They are those that the last round has drawn and not committed. Tokens of the window without a
-  draft are missing; a causal model reads the last draft in their place.
+  They are in the verifier's `Memory`. Tokens of the window without a draft are missing; a causal
+  model reads the last draft in their place.
   """
   def propose(env: Env, span: Span, tokens: jax.Array, memory: Memory) -> Draft:
     _check_memory(env, span, memory)

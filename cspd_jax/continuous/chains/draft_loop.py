@@ -30,51 +30,31 @@ _TOLERANCE = 1e-4
 
 
 class Steps(NamedTuple):
-  """The inputs of the steps, leaves `[N, K, ...]`.
+  """The inputs of the steps, leaves `[N, K, ...]`."""
 
-  Attributes:
-    exist: `[N, K]` whether a token has an old chain, the same for all kernels.
-    final: `[N, K]` whether the state after a kernel is final.
-    settled: final states, and before the chains part, old states moved to the true kernels.
-    predicted: the kernels of the drafts.
-    old: the states of the old chains.
-    old_kernels: the kernels that they were drawn from.
-    fresh: `[N, K, C]` noise of drafts without an old chain.
-    split: `[N, K, C]` and
-    log_uniform: `[N, K]` of the moves from old chains.
-  """
-
-  exist: jax.Array
-  final: jax.Array
-  settled: Moved
-  predicted: Predicted
-  old: jax.Array
-  old_kernels: Gaussian
-  fresh: jax.Array
-  split: jax.Array | None
-  log_uniform: jax.Array
+  exist: jax.Array  # `[N, K]` whether a token has an old chain, the same for all kernels.
+  final: jax.Array  # `[N, K]` whether the state after a kernel is final.
+  settled: Moved  # Final states, and before the chains part, old states moved to the true kernels.
+  predicted: Predicted  # The kernels of the drafts.
+  old: jax.Array  # The states of the old chains.
+  old_kernels: Gaussian  # The kernels that they were drawn from.
+  fresh: jax.Array  # `[N, K, C]` noise of drafts without an old chain.
+  split: jax.Array | None  # `[N, K, C]` and
+  log_uniform: jax.Array  # `[N, K]` of the moves from old chains.
 
 
 class Followed(NamedTuple):
-  """Chains to their ends, `[N, K]`.
+  """Chains to their ends, `[N, K]`."""
 
-  Attributes:
-    x: `[N, K, C]` the state after a kernel.
-    kept: whether it is that of the old chain.
-    parted: whether it is a draft.
-  """
-
-  x: jax.Array
-  kept: jax.Array
-  parted: jax.Array
+  x: jax.Array  # `[N, K, C]` the state after a kernel.
+  kept: jax.Array  # Whether it is that of the old chain.
+  parted: jax.Array  # Whether it is a draft.
 
 
 def follow(first: jax.Array, steps: Steps) -> Followed:
   """Follows chains to their ends: settled states, and drafts where the chains have parted.
 
-  Args:
-    first: `[N, C]` the first states; chains part from old ones after them.
-    steps: the inputs of the steps.
+  They part from old ones after their first states `first` `[N, C]`.
   """
   if _fits(first.shape[1]) and is_available():
     return jax.lax.platform_dependent(first, steps, cuda=fused, default=plain)
@@ -126,11 +106,9 @@ def fused(first: jax.Array, steps: Steps, *, interpret: bool = False) -> Followe
 
 
 def _step(before: Moved, steps: Steps) -> Followed:
-  """Returns the transitions `[N]` of one kernel.
+  """Returns the transitions `[N]` of one kernel, whose inputs are leaves `[N, ...]`.
 
-  Args:
-    before: the states before it, and whether they are those of the old chains.
-    steps: the inputs of this kernel, leaves `[N, ...]`.
+  `before` are the states before it, and whether they are those of the old chains.
   """
   predicted = prediction.kernel(steps.predicted, before.x)
   compared = coupling.compare(steps.old, steps.old_kernels, predicted, steps.split)

@@ -36,33 +36,21 @@ from cspd_jax.core import rows
 
 
 class Predicted(NamedTuple):
-  """Gaussian kernels of mean `offset + slope x` for a state `x`.
+  """Gaussian kernels of mean `offset + slope x` for a state `x`."""
 
-  Attributes:
-    offset: `[..., C]`.
-    slope: `[..., 1]`.
-    std: `[..., C]`.
-  """
-
-  offset: jax.Array
-  slope: jax.Array
-  std: jax.Array
+  offset: jax.Array  # `[..., C]`.
+  slope: jax.Array  # `[..., 1]`.
+  std: jax.Array  # `[..., C]`.
 
 
 class Last(NamedTuple):
-  """The last state of a chain that a call of the head evaluated, if it had drafts for all `L`.
+  """The last state of a chain that a call of the head evaluated, if it had drafts for all `L`."""
 
-  Attributes:
-    index: `[N]` the kernel; `K` if the chain had fewer drafts, and the rest is meaningless.
-    x: `[N, C]` the state.
-    predicted: `[N, C]` mean of the predicted kernel.
-    kernel: the true kernel, `[N, C]`.
-  """
-
+  # `[N]` the kernel; `K` if the chain had fewer drafts, and the rest is meaningless.
   index: jax.Array
-  x: jax.Array
-  predicted: jax.Array
-  kernel: head_lib.Kernel
+  x: jax.Array  # `[N, C]` the state.
+  predicted: jax.Array  # `[N, C]` mean of the predicted kernel.
+  kernel: head_lib.Kernel  # The true kernel, `[N, C]`.
 
 
 def kernel(predicted: Predicted, x: jax.Array) -> Gaussian:
@@ -72,16 +60,10 @@ def kernel(predicted: Predicted, x: jax.Array) -> Gaussian:
 
 def start(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, first: jax.Array,
           x: jax.Array, true: Gaussian, exist: jax.Array) -> Predicted:
-  """Returns the predictions before any draft, `[N, K]`.
+  """Returns the predictions `[N, K]` before any draft.
 
-  Args:
-    schedule: the levels.
-    rho: `[num_levels]` the blend of the head's drafter.
-    temperature: `[N]`.
-    first: `[N, C]` the first states.
-    x: `[N, K, C]` the states of the old chains.
-    true: their kernels, `[N, K, C]`.
-    exist: `[N]` which tokens have an old chain.
+  Tokens that `exist` `[N]` have an old chain, with states `x` and kernels `true` `[N, K, C]`; the
+  others start from `first` `[N, C]`. `rho` is the blend of the head's drafter.
   """
   frozen = head_drafter.frozen_start(first)
   return rows.where(exist, _close(schedule, x, true),
@@ -91,20 +73,11 @@ def start(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, first: ja
 def learn(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, predicted: Predicted,
           exist: jax.Array, called: jax.Array, x: jax.Array, true: Gaussian, last: Last
           ) -> Predicted:
-  """Returns the predictions after a call, `[N, K]`.
+  """Returns the predictions `[N, K]` after a call of the head at the kernels `called` `[N, K]`.
 
   That of a kernel depends on answers to the states before it and before earlier kernels only.
-
-  Args:
-    schedule: the levels.
-    rho: `[num_levels]` the blend of the head's drafter.
-    temperature: `[N]`.
-    predicted: the predictions before the call.
-    exist: `[N]` which tokens have an old chain.
-    called: `[N, K]` the kernels that were called.
-    x: `[N, K, C]` the states before them.
-    true: the true kernels of these states, `[N, K, C]`.
-    last: the last of them.
+  `true` `[N, K, C]` are the true kernels at the states `x` `[N, K, C]`, `last` is the last of them;
+  the other arguments are those of `start`.
   """
   levels = schedule.num_levels
   level = levels - 1 - jnp.minimum(last.index, levels - 1)

@@ -2,18 +2,9 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding.base import (
-  Condition,
-  Draft,
-  Drafter,
-  Env,
-  Layout,
-  Outcome,
-  RngState,
-)
+from cspd_jax.decoding.base import Draft, Drafter, Layout
 from cspd_jax.decoding.drafters.jacobi import check_length
 from cspd_jax.decoding.tree import chain, check_size
 
@@ -32,13 +23,7 @@ def ancestral(window: int = 1) -> Drafter:
   check_size('window', window, 1)
   tree = chain(window - 1)
 
-  def init(env: Env, condition: Condition, rng: RngState, outcome: Outcome
-           ) -> tuple[RngState, tuple[()]]:
-    del env, condition, outcome
-    return rng, ()
-
-  def propose(env: Env, state: tuple[()], rng: RngState, root: jax.Array, start: jax.Array
-              ) -> tuple[RngState, tuple[()], Draft]:
+  def propose(env, state, rng, root, start):
     del start
     batch, vocab = root.shape[0], env.target.vocab_size
     probs = jnp.zeros((batch, min(window - 1, 1), vocab), jnp.float32) if env.needs_probs else None
@@ -46,7 +31,7 @@ def ancestral(window: int = 1) -> Drafter:
 
   return Drafter(
       layout=Layout(tree, (0,) * window, (-1,) * window),
-      init=init,
+      init=lambda env, condition, rng, outcome: (rng, ()),
       propose=propose,
       update=lambda env, state, rng, outcome: (rng, state),
       check=functools.partial(check_length, window, tree), reuses_drafts=False)

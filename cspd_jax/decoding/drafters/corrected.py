@@ -19,16 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import contract, warp as warp_lib
-from cspd_jax.decoding.base import (
-  Condition,
-  Draft,
-  Drafter,
-  Env,
-  Outcome,
-  Rng,
-  RngState,
-  Target,
-)
+from cspd_jax.decoding.base import Draft, Drafter, Env, Outcome, Rng, RngState
 from cspd_jax.decoding.drafters import window as window_lib
 from cspd_jax.decoding.drafters.correctors import Corrector, Prediction
 from cspd_jax.decoding.drafters.jacobi import check_length, check_tree, layout
@@ -40,23 +31,15 @@ _ARRAYS = 6
 
 
 class CorrectedState(NamedTuple):
-  """The window between two rounds; its `L` positions are those right after the root.
+  """The window between two rounds; its `L` positions are those right after the root."""
 
-  Attributes:
-    tokens: `[B, L]` carried tokens.
-    probs: `[B, L, V]` the distribution each was drawn from.
-    stale: `[B, L, ...]` the target's predictions of the last round.
-    has_stale: `[B, L]` which positions have such a prediction; the others repeat the last one.
-    accepted: `[B]` drafts accepted in the last round.
-    corrector: the corrector's own state.
-  """
-
-  tokens: jax.Array
-  probs: jax.Array
-  stale: Prediction
+  tokens: jax.Array  # `[B, L]` carried tokens.
+  probs: jax.Array  # `[B, L, V]` the distribution each was drawn from.
+  stale: Prediction  # `[B, L, ...]` the target's predictions of the last round.
+  # `[B, L]` which positions have such a prediction; the others repeat the last one.
   has_stale: jax.Array
-  accepted: jax.Array
-  corrector: Any
+  accepted: jax.Array  # `[B]` drafts accepted in the last round.
+  corrector: Any  # The corrector's own state.
 
 
 def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
@@ -85,14 +68,12 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
   length = tree.main_length
   reads = _checked_reads(reads, length)
 
-  def init(env: Env, condition: Condition, rng: RngState, outcome: Outcome
-           ) -> tuple[RngState, CorrectedState]:
+  def init(env, condition, rng, outcome):
     state = corrector.init(env, condition, outcome, length)
     prediction = corrector.target_prediction(outcome)
     return rng, _initial_state(env, outcome, prediction, length, state)
 
-  def propose(env: Env, state: CorrectedState, rng: RngState, root: jax.Array, start: jax.Array
-              ) -> tuple[RngState, CorrectedState, Draft]:
+  def propose(env, state, rng, root, start):
     del root
     if length:
       rng, state = _correct_window(corrector, passes, reads, env, state, rng, start)
@@ -102,8 +83,7 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
     return rng, state, Draft(
         jnp.concatenate([state.tokens, side], axis=1), state.probs if env.needs_probs else None)
 
-  def update(env: Env, state: CorrectedState, rng: RngState, outcome: Outcome
-             ) -> tuple[RngState, CorrectedState]:
+  def update(env, state, rng, outcome):
     corrector_state = corrector.update(env, state.corrector, outcome)
     prediction = jax.tree.map(
         lambda x: x[:, :length + 1], corrector.target_prediction(outcome))
@@ -111,12 +91,11 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
         rng, state._replace(corrector=None), outcome._replace(features=None), prediction)
     return rng, state._replace(corrector=corrector_state)
 
-  def check(target: Target) -> None:
+  def check(target):
     check_length(window, tree, target)
     corrector.check(target)
 
-  return Drafter(layout=layout(tree), init=init, propose=propose, update=update,
-                 check=check, num_arrays=_ARRAYS)
+  return Drafter(layout(tree), init, propose, update, check, num_arrays=_ARRAYS)
 
 
 def _correct_window(corrector: Corrector, passes: int, reads: int, env: Env, state: CorrectedState,

@@ -19,7 +19,6 @@ import numpy as np
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import Cache, Condition, Env, Outcome, Params, Target
 from cspd_jax.decoding.drafters import feature_network
-from cspd_jax.decoding.drafters.draft_model import check_grid
 from cspd_jax.decoding.drafters.feature_network import Network, NetworkState
 from cspd_jax.decoding.tree import chain
 
@@ -169,7 +168,7 @@ def from_model(small: Target) -> Corrector:
   corrector = _ModelCorrector(small)
   return distributions(
       corrector.init, corrector.begin, corrector.score, _update_model,
-      functools.partial(check_grid, small, 'corrector'))
+      functools.partial(contract.check_sizes, small, 'corrector', contract.GRID))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,7 +259,7 @@ def from_network(network: Network, decay: float | None = None) -> Corrector:
   return Corrector(
       corrector.init, corrector.begin, corrector.score, _update_network,
       lambda outcome: _rows_first(outcome.features), corrector.correct,
-      lambda target: feature_network.check(network, target))
+      feature_network.check(network))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -333,15 +332,8 @@ def correct(network: Network, params: Params, new: jax.Array, old: jax.Array, st
             has_stale: jax.Array, decay: float | None = None) -> jax.Array:
   """Features `[..., F]` of positions, corrected where the target's stale features are available.
 
-  Args:
-    network: the drafting network, trained for the target.
-    params: the network's parameters.
-    new: `[..., F]` the network's features in the new context.
-    old: `[..., F]` its features in the context of `stale`.
-    stale: `[..., F]` the target's features in the old context.
-    has_stale: `[..., 1]` whether `stale` is available; elsewhere the result is `new`.
-    decay: of `corrected_features`, at least 0. By default the network's own learned correction is
-      used if it has one, and `corrected_features` with a decay of 2 otherwise.
+  The arguments of `corrected_features` and, `[..., 1]`, whether `stale` is available. Without a
+  decay, the network's own learned correction is used if it has one, else a decay of `DECAY`.
   """
   if network.correct is not None and decay is None:
     corrected = network.correct(params, new, old, stale)

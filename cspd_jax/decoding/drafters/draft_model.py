@@ -7,18 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.decoding import contract, warp as warp_lib
-from cspd_jax.decoding.base import (
-  Cache,
-  Condition,
-  Draft,
-  Drafter,
-  Env,
-  Layout,
-  Outcome,
-  Rng,
-  RngState,
-  Target,
-)
+from cspd_jax.decoding.base import Cache, Draft, Drafter, Env, Layout, Rng, Target
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
 
@@ -52,14 +41,12 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
   """
   check_size('length', length, 1)
 
-  def init(env: Env, condition: Condition, rng: RngState, outcome: Outcome
-           ) -> tuple[RngState, ModelState]:
+  def init(env, condition, rng, outcome):
     _, _, cache = contract.prefill(
         draft_target, env.params, condition, env.target.num_tokens + length + 1, 'draft model')
     return rng, ModelState(cache, outcome.tokens[:, 0])
 
-  def propose(env: Env, state: ModelState, rng: RngState, root: jax.Array, start: jax.Array
-              ) -> tuple[RngState, ModelState, Draft]:
+  def propose(env, state, rng, root, start):
     draw = env.rowwise(functools.partial(_draw, env))
     logits, cache = _catch_up(draft_target, env, state, root, start)
 
@@ -83,22 +70,8 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
   return Drafter(
       layout=Layout(chain(length), (0,) + tuple(range(length)), (-1,) * (length + 1)),
       init=init, propose=propose, update=_update,
-      check=functools.partial(check_grid, draft_target, 'draft model'), reuses_drafts=False)
-
-
-def check_grid(small: Any, role: str, target: Target) -> None:
-  """Raises ValueError unless the sizes of `small` are the target's.
-
-  Args:
-    small: an object with `vocab_size`, `num_tokens` and `row_width`.
-    role: what `small` is, for the message.
-    target: the target.
-  """
-  for name in ('vocab_size', 'num_tokens', 'row_width'):
-    size, target_size = getattr(small, name), getattr(target, name)
-    if size != target_size:
-      raise ValueError(
-          f'{name} of the {role} is {size}, of the target {target_size}; they must be equal.')
+      check=functools.partial(contract.check_sizes, draft_target, 'draft model', contract.GRID),
+      reuses_drafts=False)
 
 
 def _score(draft_target: Target, env: Env, cache: Cache, tokens: jax.Array, start: jax.Array,
@@ -106,8 +79,8 @@ def _score(draft_target: Target, env: Env, cache: Cache, tokens: jax.Array, star
   return contract.score(draft_target, env.params, cache, tokens, start, tree, 'draft model')
 
 
-def _catch_up(draft_target: Target, env: Env, state: ModelState, root: jax.Array,
-              start: jax.Array) -> tuple[jax.Array, Cache]:
+def _catch_up(draft_target: Target, env: Env, state: ModelState, root: jax.Array, start: jax.Array
+              ) -> tuple[jax.Array, Cache]:
   """Reads the last two committed tokens; returns the logits `[S, B, V]` after them, and the cache.
 
   In the first round only one token is committed; a filler follows it.
@@ -123,10 +96,11 @@ def _catch_up(draft_target: Target, env: Env, state: ModelState, root: jax.Array
 def _distribution(draft_target: Target, env: Env, logits: jax.Array,
                   positions: jax.Array) -> jax.Array:
   """Returns the draft distributions `[B, 1, V]` at `positions` `[B]`."""
-  positions = positions[:, None]
+  positions, warp = positions[:, None], env.warp
+  if draft_target.num_streams == 1:  # Without a null condition there is no guidance.
+    warp = warp._replace(guidance_scale=1.0)
   forced = contract.forced_tokens(env.target, positions)
-  return warp_lib.probabilities(
-      logits[:, :, None], _streams(env.warp, draft_target), positions, forced)
+  return warp_lib.probabilities(logits[:, :, None], warp, positions, forced)
 
 
 def _draw(env: Env, rng: Rng, position: jax.Array, distribution: jax.Array) -> jax.Array:
@@ -136,14 +110,8 @@ def _draw(env: Env, rng: Rng, position: jax.Array, distribution: jax.Array) -> j
   return drawn[0]
 
 
-def _update(env: Env, state: ModelState, rng: RngState, outcome: Outcome
-            ) -> tuple[RngState, ModelState]:
+def _update(env, state, rng, outcome):
   del env
   before = jnp.maximum(outcome.count - 2, 0)[:, None]
   previous = jnp.take_along_axis(outcome.tokens, before, axis=1)[:, 0]
   return rng, state._replace(previous=previous)
-
-
-def _streams(warp: warp_lib.Warp, draft_target: Target) -> warp_lib.Warp:
-  """The warp without guidance if the draft model has no null condition."""
-  return warp if draft_target.num_streams == 2 else warp._replace(guidance_scale=1.0)

@@ -8,14 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import contract, row_random
-from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, RngState
+from cspd_jax.decoding.base import Draft, Drafter, Env, Layout
 from cspd_jax.decoding.drafters import feature_network, siblings
-from cspd_jax.decoding.drafters.feature_network import Network, NetworkState
+from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.decoding.tree import EAGLE, Budget, Tree, check_size, runtime_tree
 
 
-def eagle(network: Network, tree: Tree = EAGLE,
-          draws: str = 'distinct') -> Drafter:
+def eagle(network: Network, tree: Tree = EAGLE, draws: str = 'distinct') -> Drafter:
   """Drafts along a static tree (EAGLE-1, arXiv 2401.15077).
 
   Args:
@@ -42,12 +41,10 @@ def eagle(network: Network, tree: Tree = EAGLE,
   order = np.argsort(np.concatenate(children))
   probs_rows = (0,) + tuple(row_of[parent] for parent in tree.parents[1:])
 
-  def propose(env: Env, state: NetworkState, rng: RngState, root: jax.Array, start: jax.Array
-              ) -> tuple[RngState, NetworkState, Draft]:
+  def propose(env, state, rng, root, start):
     del root  # It is the last of the state's tokens.
     features, cache = feature_network.catch_up(env, network, state, start)
-    tokens: list[jax.Array] = []
-    probs: list[jax.Array | None] = []
+    tokens, probs = [], []
     for depth, nodes in enumerate(levels):
       positions = jnp.broadcast_to(start[:, None] + 1 + depth, (start.shape[0], len(nodes)))
       logits = contract.feature_logits(network, env.params, features)
@@ -73,11 +70,10 @@ def eagle(network: Network, tree: Tree = EAGLE,
       Layout(tree, probs_rows, (-1,) * (tree.num_nodes + 1), draws),
       init=lambda *args: feature_network.init(network, tree.max_depth, len(inner), *args),
       propose=propose, update=feature_network.update,
-      check=lambda target: feature_network.check(network, target), reuses_drafts=False)
+      check=feature_network.check(network), reuses_drafts=False)
 
 
-def eagle2(network: Network, num_nodes: int = 58, width: int = 10,
-           depth: int = 5) -> Drafter:
+def eagle2(network: Network, num_nodes: int = 58, width: int = 10, depth: int = 5) -> Drafter:
   """Drafts along a tree that is chosen in every round (EAGLE-2, arXiv 2406.16858).
 
   A beam of the `width` most probable paths grows `depth` tokens deep. Of all tokens in the beam,
@@ -97,8 +93,7 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10,
   _check_sizes(num_nodes, width, depth)
   budget = Budget(num_nodes, depth, width)
 
-  def propose(env: Env, state: NetworkState, rng: RngState, root: jax.Array, start: jax.Array
-              ) -> tuple[RngState, NetworkState, Draft]:
+  def propose(env, state, rng, root, start):
     del root
     batch = start.shape[0]
     features, cache = feature_network.catch_up(env, network, state, start)
@@ -134,7 +129,7 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10,
       Layout(budget, (0,) * (num_nodes + 1), (-1,) * (num_nodes + 1), 'fixed'),
       init=lambda *args: feature_network.init(network, depth, (depth - 1) * width, *args),
       propose=propose, update=feature_network.update,
-      check=lambda target: feature_network.check(network, target), reuses_drafts=False)
+      check=feature_network.check(network), reuses_drafts=False)
 
 
 def _check_sizes(num_nodes: int, width: int, depth: int) -> None:

@@ -5,6 +5,7 @@ target's head turns that into a distribution (EAGLE, arXiv 2401.15077). The netw
 the target's true features of all committed tokens; predicted features are used while drafting only.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -63,43 +64,30 @@ class NetworkState(NamedTuple):
   fresh: jax.Array
 
 
-def check(network: Network, target: Target) -> None:
-  """Raises ValueError unless the network has the target's vocabulary and image length."""
-  for name in ('vocab_size', 'num_tokens'):
-    size, target_size = getattr(network, name), getattr(target, name)
-    if size != target_size:
-      raise ValueError(
-          f'{name} of the drafting network is {size}, of the target {target_size}; they must be '
-          'equal.')
+def check(network: Network) -> Callable[[Target], None]:
+  """Returns a check that the network has a target's vocabulary and image length."""
+  return functools.partial(
+      contract.check_sizes, network, 'drafting network', ('vocab_size', 'num_tokens'))
 
 
 def init(network: Network, max_depth: int, tree_slots: int, env: Env, condition: Condition,
          rng: RngState, outcome: Outcome) -> tuple[RngState, NetworkState]:
   """The state after the prefill, with `tree_slots` slots for the nodes of a tree."""
-  contract.check_params(env.params)
-  if outcome.features is None:
-    raise ValueError("The target returns no features; this drafter reads the target's features.")
+  features = contract.check_features(outcome.features, env.params)
   slots = env.target.num_tokens + max(max_depth, tree_slots) + 1
-  cache = network.prefill(env.params, condition, outcome.features, slots)
+  cache = network.prefill(env.params, condition, features, slots)
   room = ((0, 0), (0, 0), (0, max_depth), (0, 0))
   return rng, NetworkState(
       cache, tokens=jnp.pad(outcome.tokens[:, :1], room[1:3]),
-      features=jnp.pad(outcome.features[:, :, -1:], room),
+      features=jnp.pad(features[:, :, -1:], room),
       fresh=jnp.ones_like(outcome.count))
 
 
 def catch_up(env: Env, network: Network, state: NetworkState,
              start: jax.Array) -> tuple[jax.Array, Cache]:
-  """Reads the tokens that the last round committed.
+  """Reads the tokens that the last round committed; `start` `[B]` is the root's position.
 
-  Args:
-    env: the decode's environment.
-    network: the drafting network.
-    state: the state after the last round.
-    start: `[B]` int32, the root's position.
-
-  Returns:
-    The features after the root, `[S, B, 1, F]`, and the cache with these tokens in it.
+  Returns the features after the root, `[S, B, 1, F]`, and the cache with these tokens in it.
   """
   length = state.tokens.shape[1]
   features, cache = contract.step(

@@ -9,25 +9,12 @@ influences an earlier one.
 """
 
 import functools
-from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding.base import (
-  Condition,
-  Draft,
-  Drafter,
-  Env,
-  Layout,
-  Outcome,
-  Rng,
-  RngState,
-  Target,
-)
+from cspd_jax.decoding.base import Draft, Drafter, Layout, Target
 from cspd_jax.decoding.drafters import window as window_lib
-from cspd_jax.decoding.drafters.window import JacobiState
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
 COUPLINGS = ('redraw', 'maximal', 'noise')
@@ -55,10 +42,13 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
   """
   check_size('window', window, 1)
   tree = chain(window - 1) if tree is None else tree
-  _check_options(window, coupling, fresh, tree)
+  if coupling not in COUPLINGS:
+    raise ValueError(f'coupling is {coupling!r}; it must be one of {", ".join(COUPLINGS)}.')
+  if fresh not in window_lib.KINDS:
+    raise ValueError(f'fresh is {fresh!r}; it must be one of {", ".join(window_lib.KINDS)}.')
+  check_tree(window, tree)
 
-  def init(env: Env, condition: Condition, rng: RngState, outcome: Outcome
-           ) -> tuple[RngState, JacobiState]:
+  def init(env, condition, rng, outcome):
     del condition
     batch, extent = outcome.tokens.shape
     dtype, vocab = outcome.probs.dtype, env.target.vocab_size
@@ -67,40 +57,24 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
     if fresh == 'resample-above':
       history = jnp.zeros((batch, extent + length, vocab), dtype).at[:, 0].set(outcome.probs[:, 0])
 
-    def fill(rng: Rng, *args: Any) -> JacobiState:
+    def fill(rng, *args):
       # No draft is carried over: every position after token 0 is fresh.
       none = jnp.zeros((length + 1,), jnp.int32), jnp.zeros((length + 1, vocab), dtype)
       return window_lib.fill(rng, env, tree, coupling, fresh, none, length + 1, *args)
 
-    rng, state = env.rowwise(fill)(
-        rng, outcome.probs[:, 0], outcome.tokens, outcome.count, history)
-    return rng, state
+    return env.rowwise(fill)(rng, outcome.probs[:, 0], outcome.tokens, outcome.count, history)
 
-  def propose(env: Env, state: JacobiState, rng: RngState, root: jax.Array, start: jax.Array
-              ) -> tuple[RngState, JacobiState, Draft]:
+  def propose(env, state, rng, root, start):
     del env, root, start
-    return rng, state, Draft(
-        jnp.concatenate([state.tokens, state.side], axis=1), state.probs)
+    return rng, state, Draft(jnp.concatenate([state.tokens, state.side], axis=1), state.probs)
 
-  def update(env: Env, state: JacobiState, rng: RngState, outcome: Outcome
-             ) -> tuple[RngState, JacobiState]:
+  def update(env, state, rng, outcome):
     row = functools.partial(
         window_lib.update, env=env, tree=tree, coupling=coupling, fresh=fresh)
     return env.rowwise(row)(rng, state, outcome._replace(features=None))
 
   return Drafter(
-      layout=layout(tree),
-      init=init, propose=propose, update=update,
-      check=functools.partial(check_length, window, tree))
-
-
-def _check_options(window: int, coupling: str, fresh: str, tree: Tree) -> None:
-  """Raises ValueError if a name is not supported or the tree does not fit the window."""
-  if coupling not in COUPLINGS:
-    raise ValueError(f'coupling is {coupling!r}; it must be one of {", ".join(COUPLINGS)}.')
-  if fresh not in window_lib.KINDS:
-    raise ValueError(f'fresh is {fresh!r}; it must be one of {", ".join(window_lib.KINDS)}.')
-  check_tree(window, tree)
+      layout(tree), init, propose, update, check=functools.partial(check_length, window, tree))
 
 
 def check_tree(window: int, tree: Tree) -> None:

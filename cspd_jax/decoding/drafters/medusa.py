@@ -8,17 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.decoding import contract
-from cspd_jax.decoding.base import (
-  Condition,
-  Draft,
-  Drafter,
-  Env,
-  Layout,
-  Outcome,
-  Params,
-  RngState,
-  Target,
-)
+from cspd_jax.decoding.base import Draft, Drafter, Layout, Params
 from cspd_jax.decoding.drafters import siblings
 from cspd_jax.decoding.tree import Tree, chain
 
@@ -68,16 +58,11 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
         f'{heads.num_heads}.')
   depth, rank = tree.depth[1:], tree.rank[1:]
 
-  def init(env: Env, condition: Condition, rng: RngState, outcome: Outcome
-           ) -> tuple[RngState, jax.Array]:
+  def init(env, condition, rng, outcome):
     del condition
-    contract.check_params(env.params)
-    if outcome.features is None:
-      raise ValueError("The target returns no features; this drafter reads the target's features.")
-    return rng, outcome.features[:, :, -1]
+    return rng, contract.check_features(outcome.features, env.params)[:, :, -1]
 
-  def propose(env: Env, state: jax.Array, rng: RngState, root: jax.Array, start: jax.Array
-              ) -> tuple[RngState, jax.Array, Draft]:
+  def propose(env, state, rng, root, start):
     del root
     logits = contract.head_logits(heads, env.params, state)[:, :, :tree.max_depth]
     positions = start[:, None] + 1 + jnp.arange(tree.max_depth)
@@ -85,21 +70,12 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
     rng, tokens, recorded = siblings.choose(env, rng, probs, positions, int(rank.max()) + 1, draws)
     return rng, state, Draft(tokens[:, depth - 1, rank], recorded if env.needs_probs else None)
 
-  def update(env: Env, state: jax.Array, rng: RngState, outcome: Outcome
-             ) -> tuple[RngState, jax.Array]:
+  def update(env, state, rng, outcome):
     del env, state
     node = outcome.verdict.node[None, :, None, None]
     return rng, jnp.take_along_axis(outcome.features, node, axis=2)[:, :, 0]
 
   return Drafter(
       Layout(tree, (0,) + tuple(int(d) - 1 for d in depth), (-1,) * (tree.num_nodes + 1), draws),
-      init=init, propose=propose, update=update, check=functools.partial(_check, heads),
-      reuses_drafts=False)
-
-
-def _check(heads: Heads, target: Target) -> None:
-  """Raises ValueError unless the heads have the target's vocabulary."""
-  if heads.vocab_size != target.vocab_size:
-    raise ValueError(
-        f'vocab_size of the heads is {heads.vocab_size}, of the target {target.vocab_size}; '
-        'they must be equal.')
+      init=init, propose=propose, update=update, reuses_drafts=False,
+      check=functools.partial(contract.check_sizes, heads, 'heads', ('vocab_size',)))

@@ -16,19 +16,14 @@ from cspd_jax.decoding.tree import Tree
 
 
 class JacobiState(NamedTuple):
-  """Drafts of the next round, per row.
+  """Drafts of the next round, per row."""
 
-  Attributes:
-    tokens: `[B, L]` main chain, for the positions right after the root.
-    probs: `[B, L, V]` the distribution each was drawn from; None if the verifier needs none.
-    side: `[B, N - L]` tokens of the side nodes, -1 for a node without a candidate.
-    history: `[B, R, V]` the last distribution of every position, for 'resample-above' fresh
-      tokens; None otherwise.
-  """
-
-  tokens: jax.Array
+  tokens: jax.Array  # `[B, L]` main chain, for the positions right after the root.
+  # `[B, L, V]` the distribution each was drawn from; None if the verifier needs none.
   probs: jax.Array | None
-  side: jax.Array
+  side: jax.Array  # `[B, N - L]` tokens of the side nodes, -1 for a node without a candidate.
+  # `[B, R, V]` the last distribution of every position, for 'resample-above' fresh tokens; None
+  # otherwise.
   history: jax.Array | None
 
 
@@ -71,16 +66,8 @@ def coupled(rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array)
   """Draws tokens from new distributions; they differ from the old ones as rarely as possible.
 
   The maximal coupling: a token is retained with probability `min(1, p / q)` and otherwise drawn
-  from the residual distribution (MC-SJD, arXiv 2510.24211).
-
-  Args:
-    rng: the row's random numbers.
-    tokens: `[L]`.
-    probs: `[L, V]` the distribution each was drawn from.
-    new_probs: `[L + n, V]` the new distributions; the last `n` positions have no token yet.
-
-  Returns:
-    `[L + n]` tokens.
+  from the residual distribution (MC-SJD, arXiv 2510.24211). `tokens` `[L]` were drawn from `probs`
+  `[L, V]`; the last `n` positions of `new_probs` `[L + n, V]` have no token yet.
   """
   length = tokens.shape[0]
   overlapping = new_probs[:length]
@@ -93,7 +80,7 @@ def coupled(rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array)
 def fill(rng: Rng, env: Env, tree: Tree, coupling: str, fresh: str,
          drawn: tuple[jax.Array, jax.Array], shift: Any, last_probs: jax.Array, image: jax.Array,
          count: jax.Array, history: jax.Array | None) -> JacobiState:
-  """Shifts the drawn tokens past the committed ones and fills the window with fresh tokens.
+  """Shifts drawn tokens past the committed ones and fills the window of a row with fresh ones.
 
   Args:
     rng: the row's random numbers.
@@ -104,12 +91,9 @@ def fill(rng: Rng, env: Env, tree: Tree, coupling: str, fresh: str,
     drawn: tokens `[L + 1]` and distributions `[L + 1, V]` for the positions after the old root.
     shift: `[]` how many of these positions are now committed.
     last_probs: `[V]` the distribution of the last committed token.
-    image: `[T']` tokens by position; `count` of them are committed.
-    count: `[]` number of committed tokens.
+    image: `[T']` tokens by position.
+    count: `[]` how many of them are committed.
     history: `[R, V]` distributions by position, or None.
-
-  Returns:
-    The state of one row.
   """
   length, vocab = tree.main_length, last_probs.shape[-1]
   left = length + 1 - shift  # Drafts carried over; the fresh ones follow them.
@@ -123,12 +107,9 @@ def fill(rng: Rng, env: Env, tree: Tree, coupling: str, fresh: str,
   if length:
     image = jax.lax.dynamic_update_slice(jnp.pad(image, (0, length)), tokens, (count,))
     at = jnp.clip(left - 1, 0, length - 1)
-    preceding = Preceding(
-        token=image[count + left - 1],
-        distribution=jnp.where(left > 0, probs[at], last_probs),
-        position=count + left - 1, tokens=image, probs=history)
-    fresh_tokens, fresh_probs = tokens_and_probs(
-        rng, fresh, positions, preceding, env.target.row_width, vocab)
+    fresh_tokens, fresh_probs = _fresh(
+        rng, fresh, positions, count + left - 1, jnp.where(left > 0, probs[at], last_probs), image,
+        history, env.target.row_width)
     forced = contract.forced_tokens(env.target, positions)
     if forced is not None:
       fresh_tokens = jnp.where(forced < 0, fresh_tokens, forced)
@@ -167,58 +148,31 @@ def side_tokens(rng: Rng, tree: Tree, coupling: str, tokens: jax.Array, probs: j
 KINDS = ('uniform', 'repeat-left', 'repeat-above', 'resample-left', 'resample-above')
 
 
-class Preceding(NamedTuple):
-  """One row's tokens before its fresh positions.
+def _fresh(rng: Rng, kind: str, positions: jax.Array, last: jax.Array, last_probs: jax.Array,
+           image: jax.Array, history: jax.Array | None, row_width: int
+           ) -> tuple[jax.Array, jax.Array]:
+  """Fresh tokens for `positions` `[L]` of one row, and their true distributions `[L, V]`.
 
-  Attributes:
-    token: `[]` the last token, committed or draft.
-    distribution: `[V]` the distribution it was last drawn from.
-    position: `[]` its position; every later one is fresh.
-    tokens: `[R]` tokens by position; valid up to `position`.
-    probs: `[R, V]` distributions by position; stored for 'resample-above' only, else None.
+  These are one-hot for a repeated token, the neighbour's for a resampled one. A position without
+  the neighbour that `kind` requires gets a uniform token. The last token that is not fresh is
+  number `last` of `image`; `last_probs` `[V]` is the distribution it was last drawn from.
   """
-
-  token: jax.Array
-  distribution: jax.Array
-  position: jax.Array
-  tokens: jax.Array
-  probs: jax.Array | None
-
-
-def tokens_and_probs(rng: Rng, kind: str, positions: jax.Array, preceding: Preceding,
-                     row_width: int, vocab_size: int) -> tuple[jax.Array, jax.Array]:
-  """Fresh tokens for `positions` `[L]` of one row, and their distributions.
-
-  A position without the neighbour that `kind` requires gets a uniform token.
-
-  Args:
-    rng: the row's random numbers.
-    kind: one of `KINDS`.
-    positions: `[L]`.
-    preceding: the tokens before the fresh positions.
-    row_width: tokens of an image row.
-    vocab_size: `V`.
-
-  Returns:
-    `([L] tokens, [L, V] probs)`; `probs` are the true distributions of the tokens: one-hot for a
-    repeated token, the neighbour's for a resampled one.
-  """
-  length = positions.shape[0]
+  length, vocab_size = positions.shape[0], last_probs.shape[0]
   tokens = rng.integers(length, vocab_size)
-  probs = jnp.full((length, vocab_size), 1 / vocab_size, preceding.distribution.dtype)
+  probs = jnp.full((length, vocab_size), 1 / vocab_size, last_probs.dtype)
   if kind == 'uniform':
     return tokens, probs
 
   if kind.endswith('left'):
-    has_neighbour = positions // row_width == preceding.position // row_width
-    near_tokens = jnp.broadcast_to(preceding.token, (length,))
-    near_probs = jnp.broadcast_to(preceding.distribution, probs.shape)
+    has_neighbour = positions // row_width == last // row_width
+    near_tokens = jnp.broadcast_to(image[last], (length,))
+    near_probs = jnp.broadcast_to(last_probs, probs.shape)
   else:
     source = positions - row_width
-    has_neighbour = (source >= 0) & (source <= preceding.position)
-    source = jnp.clip(source, 0, preceding.tokens.shape[0] - 1)
-    near_tokens = preceding.tokens[source]
-    near_probs = None if preceding.probs is None else preceding.probs[source]
+    has_neighbour = (source >= 0) & (source <= last)
+    source = jnp.clip(source, 0, image.shape[0] - 1)
+    near_tokens = image[source]
+    near_probs = None if history is None else history[source]
   if kind.startswith('repeat'):
     near_probs = jax.nn.one_hot(near_tokens, vocab_size, dtype=probs.dtype)
   else:

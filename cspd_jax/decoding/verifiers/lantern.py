@@ -130,19 +130,12 @@ def _neighbour_verifier(table: np.ndarray, k: int | None, within: Within, residu
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _NeighbourTest:
-  """The functions of a `NodeTest`.
+  """The functions of a `NodeTest`."""
 
-  Attributes:
-    table: `[V, K]` int32 neighbours.
-    k: number of neighbours in use.
-    within: the bound.
-    residual: one of `RESIDUALS`.
-  """
-
-  table: np.ndarray
-  k: int
-  within: Within
-  residual: str
+  table: np.ndarray  # `[V, K]` int32 neighbours.
+  k: int  # Number of neighbours in use.
+  within: Within  # The bound.
+  residual: str  # One of `RESIDUALS`.
 
   def _group(self, p: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The neighbours `[..., k]`, which of them are in `A`, and `p(x) + p(A)` `[...]`."""
@@ -172,14 +165,14 @@ class _NeighbourTest:
     if self.residual == 'paper':
       p_moved = jnp.put_along_axis(_cleared(p, near, is_member), token[..., None],
                                    joined[..., None], axis=-1, inplace=False)
-      return _distribution(p_moved - q, p)
+      return accept.normalised(p_moved - q, p)
     zeroed, any_member = jnp.asarray(self.table[:, :self.k + 1])[token], is_member[..., :1]
     if self.residual == 'released_llamagen':
-      return _distribution(p - _cleared(q, zeroed, any_member), p)
+      return accept.normalised(p - _cleared(q, zeroed, any_member), p)
     p_cleared = _cleared(p, zeroed, any_member)
     if self.residual == 'released_lumina':
-      return _distribution(p_cleared - q, p)
-    return _distribution(_cleared(p_cleared, token[..., None], True), p)
+      return accept.normalised(p_cleared - q, p)
+    return accept.normalised(_cleared(p_cleared, token[..., None], True), p)
 
   def offset(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array) -> jax.Array:
     residual = self.residual_distribution(p, q, token, depth)
@@ -209,13 +202,6 @@ def _cleared(distribution: jax.Array, tokens: jax.Array, where: jax.typing.Array
   """`distribution` `[..., V]` with zeros at `tokens` `[..., n]` where `where` is True."""
   values = jnp.where(where, 0, jnp.take_along_axis(distribution, tokens, axis=-1))
   return jnp.put_along_axis(distribution, tokens, values, axis=-1, inplace=False)
-
-
-def _distribution(weights: jax.Array, p: jax.Array) -> jax.Array:
-  """The positive part of `weights`, normalised; `p` where that is zero."""
-  weights = jnp.maximum(weights, 0)
-  mass = jnp.sum(weights, axis=-1, keepdims=True)
-  return jnp.where(mass > 0, weights / jnp.where(mass > 0, mass, 1), p)
 
 
 def _check_vocabulary(table: np.ndarray, drafter: Drafter, vocab_size: int) -> None:
@@ -307,8 +293,7 @@ def neighbour_table(codebook: np.ndarray, k: int, distance: str = 'l2', normaliz
 def from_codebook(default: Callable[[int], int]) -> Callable[..., dict[str, Any]]:
   """Returns a function of a codebook and a verifier's arguments that computes `table` and `k`.
 
-  Args:
-    default: `V -> ` the number of neighbours if `k` is not specified.
+  `default` returns the number of neighbours for a vocabulary if `k` is not specified.
   """
 
   def compute(codebook: np.ndarray | None, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -21,19 +21,12 @@ def topology(layout: Layout) -> TreeLike:
 
 
 def deepest(accepted: jax.Array, tree: TreeLike) -> jax.Array:
-  """The last node of the accepted path.
+  """The last node of the accepted path, a scalar int32 (0 if nothing was accepted).
 
   From the root, the walk goes to the first accepted child in the order of the siblings, never to a
   later one whose continuation is longer: that choice would depend on later tokens and bias the
-  distribution.
-
-  Args:
-    accepted: `[N + 1]` bool, the result of the test of every node, given that its parent is reached
-      and its earlier siblings were rejected.
-    tree: the draft tree; that of one row if it is a `RuntimeTree`.
-
-  Returns:
-    Scalar int32, the index of a node (0 if nothing was accepted).
+  distribution. `accepted` `[N + 1]` is the test of every node, given that its parent is reached and
+  its earlier siblings were rejected.
   """
   if tree.is_chain:  # The number of leading drafts that are accepted.
     return jnp.argmin(jnp.pad(accepted[1:], (0, 1))).astype(jnp.int32)

@@ -21,79 +21,46 @@ from cspd_jax.testing import tabular
 
 
 class Mixture(NamedTuple):
-  """A mixture of `K` isotropic Gaussians.
+  """A mixture of `K` isotropic Gaussians."""
 
-  Attributes:
-    log_weights: `[..., K]`, up to a constant.
-    means: `[..., K, C]`.
-    stds: `[..., K]`.
-  """
-
-  log_weights: jax.Array
-  means: jax.Array
-  stds: jax.Array
+  log_weights: jax.Array  # `[..., K]`, up to a constant.
+  means: jax.Array  # `[..., K, C]`.
+  stds: jax.Array  # `[..., K]`.
 
 
 class Analytic(NamedTuple):
-  """A model with an exact head.
+  """A model with an exact head."""
 
-  Attributes:
-    target: the model; its condition is one class per row, `[B]`.
-    params: its parameters.
-    schedule: the levels for which the head is exact.
-  """
-
-  target: Target
-  params: NamedTuple
-  schedule: Schedule
+  target: Target  # The model; its condition is one class per row, `[B]`.
+  params: NamedTuple  # Its parameters.
+  schedule: Schedule  # The levels for which the head is exact.
 
 
 class ContextParams(NamedTuple):
-  """Parameters of `mixtures`; `E` is the length of a context vector.
+  """Parameters of `mixtures`; `E` is the length of a context vector."""
 
-  Attributes:
-    classes: `[num_classes + 1, E]` the last row is the null class.
-    positions: `[T, E]`.
-    tokens: `[C, E]` maps the mean of the visible tokens to a context.
-    log_weights: `[E, K]`.
-    means: `[K, C]`.
-    shifts: `[E, K, C]` maps a context to shifts of the means.
-    stds: `[K]`.
-  """
-
-  classes: jax.Array
-  positions: jax.Array
-  tokens: jax.Array
-  log_weights: jax.Array
-  means: jax.Array
-  shifts: jax.Array
-  stds: jax.Array
+  classes: jax.Array  # `[num_classes + 1, E]` the last row is the null class.
+  positions: jax.Array  # `[T, E]`.
+  tokens: jax.Array  # `[C, E]` maps the mean of the visible tokens to a context.
+  log_weights: jax.Array  # `[E, K]`.
+  means: jax.Array  # `[K, C]`.
+  shifts: jax.Array  # `[E, K, C]` maps a context to shifts of the means.
+  stds: jax.Array  # `[K]`.
 
 
 class ChainParams(NamedTuple):
-  """Parameters of `gaussian_chain`.
+  """Parameters of `gaussian_chain`."""
 
-  Attributes:
-    correlation: `[]` of neighbours in raster order.
-    means: `[num_classes]` mean of every token of a class.
-  """
-
-  correlation: jax.Array
-  means: jax.Array
+  correlation: jax.Array  # `[]` of neighbours in raster order.
+  means: jax.Array  # `[num_classes]` mean of every token of a class.
 
 
 class VarianceParams(NamedTuple):
-  """Parameters of `variance_chain`.
+  """Parameters of `variance_chain`."""
 
-  Attributes:
-    mean: `[]` mean of every token.
-    offset: `[]` of `v`.
-    slope: `[]` of `v`, by the state.
-  """
-
-  mean: jax.Array
-  offset: jax.Array
-  slope: jax.Array
+  mean: jax.Array  # `[]` mean of every token.
+  offset: jax.Array  # `[]` of `v`.
+  slope: jax.Array  # `[]` of `v`, by the state.
 
 
 def pack(mixture: Mixture) -> jax.Array:
@@ -153,15 +120,8 @@ def mixtures(key: jax.Array, num_tokens: int = 4, token_dim: int = 16, *,
              components: int = 4, context_dim: int = 8) -> Analytic:
   """A random model with a mixture per context: class, position and the visible tokens.
 
-  Args:
-    key: draws the parameters.
-    num_tokens: `T`.
-    token_dim: `C`.
-    schedule: the noise levels; 100 of them by default.
-    guided: whether the model has a null stream.
-    num_classes: number of classes.
-    components: `K`.
-    context_dim: length of a context vector.
+  It has `T = num_tokens` tokens of length `C = token_dim` (100 levels by default), mixtures of
+  `K = components`, and a null stream if it is `guided`.
   """
   schedule = schedule_lib.make() if schedule is None else schedule
   keys = jax.random.split(key, 6)
@@ -197,13 +157,8 @@ def gaussian_chain(num_tokens: int = 16, correlation: float = 0.9, *,
                    means: tuple[float, ...] = (0.0,)) -> Analytic:
   """Scalar tokens, jointly normal with correlation `correlation**|i - j|` and variance 1.
 
-  Sampling one token per step, in any order, yields exactly this distribution.
-
-  Args:
-    num_tokens: `T`.
-    correlation: of neighbours in raster order.
-    schedule: the noise levels; 100 of them by default.
-    means: mean of the tokens for every class.
+  Sampling one token per step, in any order, yields exactly this distribution. `means` has the mean
+  of the tokens for every class; there are 100 noise levels by default.
   """
   schedule = schedule_lib.make() if schedule is None else schedule
 
@@ -235,17 +190,11 @@ def gaussian_chain(num_tokens: int = 16, correlation: float = 0.9, *,
 
 def variance_chain(num_tokens: int = 1, num_levels: int = 6, mean: float = 0.0,
                    offset: float = 0.0, slope: float = 1.0) -> Analytic:
-  """Independent scalar tokens from a chain with wide, learned standard deviations.
+  """Independent scalar tokens of a mean from a chain with wide, learned standard deviations.
 
   All kernels, including the last one, have standard deviations from 0.2 to 0.4 that depend on the
-  state through `v = offset + slope tanh(x)`. On this model, treatments of learned variances differ.
-
-  Args:
-    num_tokens: `T`.
-    num_levels: number of kernels.
-    mean: mean of the clean token.
-    offset: of `v`; 0 is the middle of the range.
-    slope: of `v`; with 0 the standard deviations are constant.
+  state through `v = offset + slope tanh(x)`; with slope 0 they are constant. On this model,
+  treatments of learned variances differ.
   """
   schedule = schedule_lib.make(num_levels)
   schedule = schedule._replace(min_log_variance=np.full(num_levels, 2 * np.log(0.2)),

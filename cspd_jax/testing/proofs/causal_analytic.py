@@ -25,18 +25,12 @@ from cspd_jax.testing.proofs.analytic import (
 
 
 class LinearParams(NamedTuple):
-  """Parameters of `causal_chain`.
+  """Parameters of `causal_chain`."""
 
-  Attributes:
-    weights: `[T, T]` of the tokens before a token; zero from the diagonal on.
-    mix: `[C, C]` maps the numbers of an earlier token to those of a later one.
-    stds: `[T]` standard deviation of a token given those before it.
-    means: `[num_classes + 1]` mean of every number of a class; the last is that of the null class.
-  """
-
-  weights: jax.Array
-  mix: jax.Array
-  stds: jax.Array
+  weights: jax.Array  # `[T, T]` of the tokens before a token; zero from the diagonal on.
+  mix: jax.Array  # `[C, C]` maps the numbers of an earlier token to those of a later one.
+  stds: jax.Array  # `[T]` standard deviation of a token given those before it.
+  # `[num_classes + 1]` mean of every number of a class; the last is that of the null class.
   means: jax.Array
 
 
@@ -49,18 +43,13 @@ class Moments(NamedTuple):
 
 def causal_chain(num_tokens: int = 8, token_dim: int = 2, *, schedule: Schedule | None = None,
                  means: tuple[float, ...] = (0.0,), null: float | None = None) -> Analytic:
-  """A causal model with a cache whose tokens are jointly normal.
+  """A causal model with a cache whose tokens, `T` of length `C`, are jointly normal.
 
   A token is normal given those before it, with a mean that is linear in all of them. Slots of the
   cache hold NaN until they are written, so that a decoder that reads a slot too early, or writes
-  past the last one, samples NaN.
-
-  Args:
-    num_tokens: `T`.
-    token_dim: `C`.
-    schedule: the levels, of a flow or not; 100 levels of the cosine process by default.
-    means: mean of every number of a token, for every class.
-    null: that of the null class, for a model with guidance; None for a model without.
+  past the last one, samples NaN. `means` has the mean of every number of a token for every class,
+  `null` that of the null class, None for a model without guidance. The schedule, of a flow or not,
+  has 100 levels of the cosine process by default.
   """
   schedule = schedule_lib.make() if schedule is None else schedule
   num_streams = 1 if null is None else 2
@@ -108,12 +97,8 @@ def causal_moments(model: Analytic, label: int, scale: float = 1.0) -> Moments:
 
   Every kernel of the head is linear in the state and in the mean of the token, with a standard
   deviation that depends on neither. So the token is normal, with a variance and a multiple of the
-  mean that follow kernel by kernel. Guided noise is that of a Gaussian with the guided mean.
-
-  Args:
-    model: the model.
-    label: the class.
-    scale: of guidance, constant over the tokens; 1 for none.
+  mean that follow kernel by kernel. Guided noise is that of a Gaussian with the guided mean; the
+  `scale` of guidance is constant over the tokens.
   """
   params = LinearParams(*(np.asarray(leaf, np.float64) for leaf in model.params))
   gain, variance = _linear_chain(model.schedule, params.stds)

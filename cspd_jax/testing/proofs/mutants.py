@@ -27,18 +27,14 @@ from cspd_jax.testing import tabular
 
 
 class Mutant(NamedTuple):
-  """A mistake and a decoder in which it matters.
+  """A mistake and a decoder in which it matters."""
 
-  Attributes:
-    patch: `() -> context manager`; trace the decoder inside it.
-    build: `target -> Decoder`, to be called inside the patch with a tabular target. Some decoders
-      draft from another table, to be passed as `draft_params`.
-    greedy: whether it matters at temperature 0 only, on a model with tied logits.
-  """
-
+  # `() -> context manager`; trace the decoder inside it.
   patch: Callable[[], contextlib.AbstractContextManager]
+  # `target -> Decoder`, to be called inside the patch with a tabular target. Some decoders draft
+  # from another table, to be passed as `draft_params`.
   build: Callable[[Target], Decoder]
-  greedy: bool = False
+  greedy: bool = False  # Whether it matters at temperature 0 only, on a model with tied logits.
 
 
 def _jacobi(coupling: str, topology: tree.Tree | None = None) -> Callable[[Target], Decoder]:

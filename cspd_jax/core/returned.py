@@ -1,0 +1,81 @@
+"""Checks of what a user's functions return: shapes, dtypes and caches.
+
+They run while a loop is traced, which costs nothing at run time. An error names the function and
+the expected result; without the checks, a wrong shape fails far from its cause, or not at all.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cspd_jax.core import rows
+
+_WORDS = {jnp.floating: 'floating-point numbers', jnp.float32: 'float32 numbers',
+          jnp.integer: 'integers', jnp.bool_: 'booleans, or None for all rows,',
+          jnp.generic: 'an array'}
+
+
+class ContractError(ValueError):
+  """A function of a model, a drafter or a verifier returned a wrong result."""
+
+
+def check(function: str, name: str, value: Any, shape: tuple[int | None, ...], axes: str,
+          kind: Any = jnp.floating) -> None:
+  """Raises ContractError unless `value` has a shape, and a dtype of a kind.
+
+  Args:
+    function: what returned it.
+    name: what it is.
+    value: the result.
+    shape: None allows any size.
+    axes: describes the axes of the shape.
+    kind: a dtype or an abstract one; `jnp.generic` for any.
+  """
+  actual = getattr(value, 'shape', None)
+  fits = actual is not None and len(actual) == len(shape) and all(
+      expected in (None, size) for size, expected in zip(actual, shape))
+  if not fits or not jnp.issubdtype(value.dtype, kind):
+    sizes = ', '.join('any' if size is None else str(size) for size in shape)
+    raise ContractError(
+        f'{function} returned {name} {described(value)}; it must return {_WORDS[kind]} of shape '
+        f'({sizes}): {axes}.')
+
+
+def check_same(function: str, before: Any, after: Any) -> None:
+  """Raises ContractError unless a cache has the structure, shapes and dtypes of the one before."""
+  old, new = (jax.tree_util.tree_flatten_with_path(cache)[0] for cache in (before, after))
+  if jax.tree.structure(before) != jax.tree.structure(after):
+    raise ContractError(
+        f'{function} returned a cache of structure {jax.tree.structure(after)}; it must return '
+        f'the structure of its argument, {jax.tree.structure(before)}.')
+  for (path, leaf), (_, result) in zip(old, new):
+    if jnp.shape(leaf) != jnp.shape(result) or jnp.result_type(leaf) != jnp.result_type(result):
+      raise ContractError(
+          f'{function} returned a cache whose leaf cache{jax.tree_util.keystr(path)} is '
+          f'{described(result)}; it must be {described(leaf)}, as in its argument.')
+
+
+def supported_rows(check_condition: Callable[[Any], Any], condition: Any, owner: str) -> jax.Array:
+  """Returns which rows a model supports, `[B]` bool, by its `check_condition`.
+
+  Raises:
+    ValueError: see `Target.check_condition`.
+    ContractError: if the result is not as `Target` specifies.
+  """
+  num_rows, supported = rows.count(condition), check_condition(condition)
+  if supported is None:
+    return jnp.ones(num_rows, bool)
+  check(f'check_condition of the {owner}', 'supported rows', supported, (num_rows,), 'rows',
+        jnp.bool_)
+  return supported
+
+
+def described(value: Any) -> str:
+  """Describes a result by its dtype and shape, for errors."""
+  if hasattr(value, 'shape') and hasattr(value, 'dtype'):
+    return f'{jnp.dtype(value.dtype).name}{list(value.shape)}'
+  if isinstance(value, tuple):
+    return f'a tuple of {len(value)}'
+  return 'None' if value is None else f'a {type(value).__name__}'
