@@ -122,19 +122,14 @@ def cspd_relaxed(
     guidance: str | None = None) -> Decoder:
   """A simple test that bounds the error, in blocks as in the released code or with true contexts.
 
+  Arguments as for `cspd_released`, and:
+
   Args:
-    target: the model that verifies.
-    draft: the draft model.
-    block_length: `gamma`, drafts per block.
-    schedule: the levels of both heads, or their number; by default those of the target.
-    prefix_share: share of the tokens that the target decodes alone.
     kappa: tolerance in units of the last kernel's standard deviation, 0.0064.
     block_context: True for one pass of the target per block, which does not see the drafts: the
       bound is to the distribution of `parallel`, so the whole block has the guidance scale of its
       last token. False for a pass per draft and an end at the first rejection: the bound is to the
       distribution of one token per step.
-    aligned: whether the draft model uses the target's noise.
-    guidance: as for `decoders.mar`.
 
   Raises:
     ValueError: for options out of range or models that do not fit together.
@@ -143,18 +138,6 @@ def cspd_relaxed(
       target, draft_model.model(draft, aligned, guided_as_verified=True),
       relaxed(kappa, keep_after_reject=block_context), block_length, schedule, prefix_share,
       block_context, block_context, guidance)
-
-
-def expected_speedup(cost: float, block_length: int) -> float:
-  """Returns the speed-up of block verification over the target, whatever is accepted.
-
-  It is `1 / (cost + 1 / block_length)`.
-
-  Args:
-    cost: time of a draft step divided by the time of a target step.
-    block_length: `gamma`.
-  """
-  return 1 / (cost + 1 / block_length)
 
 
 def block_decoder(target: Target, drafter: Drafter, verifier: Verifier, block_length: int,

@@ -265,16 +265,8 @@ def _replace_slot(old: Any, new: Any, slot: jax.Array, row: jax.Array, streams: 
 def row_axes(many: Any, few: Any, streams: int, num_many: int, num_few: int) -> Any:
   """Finds the axis of rows of every leaf of a decode's state: the one whose size depends on them.
 
-  Args:
-    many: the state, or its shapes, for `num_many` images.
-    few: the same for `num_few` images.
-    streams: the number of guidance streams. Their rows may share the axis, one stream after the
-      other.
-    num_many: the number of images of `many`.
-    num_few: that of `few`, another one.
-
-  Returns:
-    The axis per leaf.
+  `many` and `few` are the state, or its shapes, for two numbers of images. The rows of the guidance
+  streams may share the axis, one stream after the other.
 
   Raises:
     ContractError: if a leaf has no such axis, or more than one.
@@ -305,10 +297,7 @@ def supports(decoder: Any) -> bool:
 
 
 def helps(decoder: Any, count: int, num_slots: int) -> bool:
-  """Returns whether `count` images need fewer rounds in slots than in batches of `num_slots` rows.
-
-  Arguments and exceptions as for `supports`.
-  """
+  """Returns whether `count` images need fewer rounds in slots than in batches of as many rows."""
   return count > num_slots > 1 and supports(decoder)
 
 
@@ -337,10 +326,7 @@ class JittedRefill(NamedTuple):
 def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> JittedRefill:
   """Returns the jitted refill of a decoder with `num_slots` slots, for `run`.
 
-  Args:
-    decoder: the decoder.
-    num_slots: `B`, the number of images decoded at once.
-    label: the name under which its compilations are reported; None does not report them.
+  Its compilations are reported under the name `label`; None does not report them.
   """
   refill = Refill(decoder, num_slots)
   jit = functools.partial(programs.jit, donate_argnums=1)

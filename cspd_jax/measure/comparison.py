@@ -1,6 +1,5 @@
 """Decodes the same images with several decoders of one model, and times each decoder."""
 
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,11 +56,19 @@ def compare(
   runs: dict[tuple[int, str], Callable[[], Any]] = {}
   compared: dict[str, Compared] = {}
   count = len(images) * len(requests)
-  turns = functools.partial(_report_turns, progress, count * (repeats + 1))
+
+  def report(done):
+    if progress is not None:
+      progress(done, count * (repeats + 1))
+
   for name, request in requests.items():
     compile_seconds = request.compile(1)
     runs |= {(i, name): request.bound(np.array([i])) for i in images}
-    decoded = _first_turn([runs[i, name] for i in images], turns, len(runs) - len(images))
+    results = []
+    for i in images:
+      results.append(jax.device_get(runs[i, name]()))
+      report(len(compared) * len(images) + i + 1)
+    decoded = concatenated(results)
     show(f'{name}: {", ".join(map(str, decoded.rounds))} rounds')
     compared[name] = Compared(
         Sample(decoded, jax.device_get(request.condition), request.sampling, batch_size=1,
@@ -71,27 +78,7 @@ def compare(
       look(compared)
   timings = timing.measure(
       {(i, name): runs[i, name] for i in images for name in requests}, repeats, warmup=0,
-      budget=budget, progress=lambda turn, _: turns((turn + 1) * count))
-  return {name: _timed(untimed, [timings[i, name] for i in images])
-          for name, untimed in compared.items()}
-
-
-def _timed(compared: Compared, timings: Sequence[timing.Timing]) -> Compared:
-  """Adds the times of the images."""
-  return compared._replace(seconds=np.array([image.median for image in timings]),
-                           timed_runs=len(timings[0].seconds))
-
-
-def _first_turn(runs: Sequence[Callable[[], Any]], turns: Callable[[int], None],
-                done: int) -> Any:
-  """Runs a decoder on every image and returns the concatenated results."""
-  results = []
-  for i, run in enumerate(runs, 1):
-    results.append(jax.device_get(run()))
-    turns(done + i)
-  return concatenated(results)
-
-
-def _report_turns(progress: Progress | None, total: int, done: int) -> None:
-  if progress is not None:
-    progress(done, total)
+      budget=budget, progress=lambda turn, _: report((turn + 1) * count))
+  return {name: untimed._replace(
+      seconds=np.array([timings[i, name].median for i in images]),
+      timed_runs=len(timings[0, name].seconds)) for name, untimed in compared.items()}

@@ -105,10 +105,8 @@ def last_row(rounds: np.ndarray, batch_size: int) -> float:
 def queue_rounds(rounds: np.ndarray, batch_size: int, count: int) -> float:
   """Returns the expected rounds of a queue of `count` images, without their prefills.
 
-  Args:
-    rounds: `[N]` rounds of images, including the prefill. Those of the queue are drawn from them.
-    batch_size: rows; the first row that is free starts the next image.
-    count: images.
+  The rounds of its images are drawn from `rounds` `[N]`, which include the prefill. The first of
+  `batch_size` rows that is free starts the next image.
   """
   rng, totals = np.random.default_rng(0), []
   for queue in rng.choice(np.asarray(rounds) - 1, (_QUEUES, count)):
@@ -123,12 +121,8 @@ def predict(run: Run, batch_size: int, growth: float, count: int = 0,
             prefill: float = 0.0) -> Predicted:
   """Predicts the cost of a candidate with `batch_size` images decoded together.
 
-  Args:
-    run: its short run.
-    batch_size: images decoded together.
-    growth: time of a round relative to that in the short run.
-    count: images of a queue; 0 for a batch.
-    prefill: seconds of the prefill of a group of the queue.
+  `growth` is the time of a round relative to that in the short run. For a queue, `count` is its
+  number of images, else 0, and `prefill` the seconds of the prefill of a group of them.
   """
   seconds = run.seconds * growth
   if count:
@@ -164,13 +158,9 @@ def search(lines: Sequence[Sequence[str]], further: Callable[[str], Sequence[str
 
   The rounds of a line get longer from candidate to candidate. A line ends after a candidate that is
   clearly slower than the best one before it, for all numbers of images decoded together. Then
-  variants are tried of the candidates that are close to the best of all lines.
-
-  Args:
-    lines: lines of specifications of decoders.
-    further: `specification -> ` its variants.
-    seconds: `specification -> ` predicted seconds per image by number of images decoded together;
-      None if the time limit is reached.
+  variants, `further(specification)`, are tried of the candidates that are close to the best of all
+  lines. `seconds(specification)` predicts the seconds per image by number of images decoded
+  together; None if the time limit is reached.
   """
   predicted: dict[str, Mapping[int, float]] = {}
   left_out: dict[str, str] = {}
@@ -227,25 +217,25 @@ def tokens(bench: Bench, text: str) -> int:
   return bench.check(text).drafter.tree.num_nodes + 1
 
 
+def _passes(bench: Bench, images: int, tokens: int, count: int, label: str
+            ) -> Callable[[], object]:
+  """Returns a compiled function to be timed: `count` bare passes over `tokens` per image."""
+  passes = timing.forward_passes(bench.check(bench.baseline).target, chain(tokens - 1))
+  arguments = bench.model.params, bench.condition(images), np.int32(count)
+  return functools.partial(programs.compiled(passes, *arguments, label=label).run, *arguments)
+
+
 def pace(bench: Bench, batch_size: int) -> Pace:
   """Times bare passes over one token per image, for `batch_size` images together."""
-  model, target = bench.model, bench.check(bench.baseline).target
-  condition = bench.condition(batch_size)
-  arguments = model.params, condition, np.int32(max(1, target.num_tokens // _PACE))
-  run = programs.compiled(
-      timing.forward_passes(target, chain(0)), *arguments, label='passes over 1 token').run
-  passes = functools.partial(run, *arguments)
+  count = max(1, bench.check(bench.baseline).target.num_tokens // _PACE)
+  passes = _passes(bench, batch_size, 1, count, 'passes over 1 token')
   return Pace(passes, timing.measure({'passes': passes})['passes'].median)
 
 
 def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
   """Decodes the images of a bench with a candidate, `batch_size` images together.
 
-  Args:
-    bench: the model and the images.
-    text: specification of the candidate.
-    batch_size: images decoded together.
-    pace: reference passes that alternate with the batches.
+  The reference passes of `pace` alternate with the batches.
 
   Raises:
     ValueError: if the model returns invalid probabilities.
@@ -275,16 +265,9 @@ def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
 
 def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int
            ) -> dict[int, float]:
-  """Measures the time of a bare forward pass relative to that with the first number of images.
+  """Measures the time of a bare forward pass over `tokens` per image, by number of images.
 
-  Args:
-    bench: the model and the images.
-    tokens: tokens per image in a pass.
-    batch_sizes: numbers of images.
-    repeats: timed runs.
-
-  Returns:
-    The relative time by number of images.
+  It is relative to that with the first number of images, and the median of `repeats` timed runs.
   """
   if len(batch_sizes) == 1:
     return {batch_sizes[0]: 1.0}
@@ -307,19 +290,11 @@ def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int
 def prefill(bench: Bench, batch_size: int, pace: Pace, repeats: int) -> float:
   """Measures the seconds of the prefill of a group of a queue, relative to the pace.
 
-  Args:
-    bench: the model and the images.
-    batch_size: images decoded together.
-    pace: reference passes that alternate with the prefill.
-    repeats: timed runs.
+  The queue has `batch_size` rows; passes of the pace alternate with the prefill, `repeats` times.
   """
-  condition = bench.condition(refill.group(batch_size))
-  arguments = bench.model.params, condition, np.int32(0)
-  run = programs.compiled(
-      timing.forward_passes(bench.check(bench.baseline).target, chain(0)), *arguments,
-      label=f'the prefill of {refill.group(batch_size)} images').run
-  times = timing.measure(
-      {'pace': pace.run, 'prefill': functools.partial(run, *arguments)}, repeats)
+  images = refill.group(batch_size)
+  run = _passes(bench, images, 1, 0, f'the prefill of {images} images')
+  times = timing.measure({'pace': pace.run, 'prefill': run}, repeats)
   return pace.seconds * times['prefill'].median / times['pace'].median
 
 

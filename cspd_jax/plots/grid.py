@@ -80,13 +80,17 @@ def save_rows(
     for cell, picture in zip(row, pictures):
       canvas.bare(cell)
       cell.imshow(picture, interpolation='bicubic')
-    lines = [canvas.fit(name, 2.1, 9)] + [
-        canvas.fit(note, 2.1, 8) for note in [(notes or {}).get(name)] if note]
-    row[0].set_ylabel('\n'.join(lines), rotation=0, ha='right', va='center', fontsize=8.5,
-                      color=canvas.INK)
+    note = canvas.fit((notes or {}).get(name, ''), 2.1, 8)
+    _name(row[0], canvas.fit(name, 2.1, 9), note, 8.5)
   for cell, caption in zip(cells[0], captions or ()):
     cell.set_title(canvas.fit(caption, 1.15, 8, most=3), fontsize=8, color=canvas.FAINT)
   canvas.save(figure, path)
+
+
+def _name(axes, name: str, note: str = '', size: float = 9) -> None:
+  """Writes the name of a row, and a note below it, to the left of its first axes."""
+  axes.set_ylabel(f'{name}\n{note}' if note else name, rotation=0, ha='right', va='center',
+                  fontsize=size, color=canvas.INK)
 
 
 def to_unit(images: np.ndarray) -> np.ndarray:
@@ -150,9 +154,7 @@ def acceptance_map(
         canvas.bare(row[2 * i])
         row[2 * i].imshow(pictures[i], interpolation='bicubic')
       mappable = _draw(row[per_image * (i + 1) - 1], maps[i], last)
-    lines = [canvas.fit(name, 1.5, 9), *([notes[name]] if notes else [])]
-    row[0].set_ylabel('\n'.join(lines), rotation=0, ha='right', va='center', fontsize=9,
-                      color=canvas.INK)
+    _name(row[0], canvas.fit(name, 1.5, 9), notes[name] if notes else '')
   for i, caption in enumerate(captions or ()):
     cells[0, per_image * i].set_title(
         canvas.fit(caption, 1.3, 8.5, most=2), fontsize=8.5, color=canvas.INK)
@@ -239,8 +241,7 @@ def save_replaced_map(
       share = accepted[name][i][y, x] / tested[name][i][y, x]
       row[2 * i + 1].scatter(
           x, y, c=share, cmap=_SHARES, vmin=0, vmax=1, marker='s', s=14, alpha=0.75, linewidths=0)
-    row[0].set_ylabel(canvas.fit(name, 1.5, 9), rotation=0, ha='right', va='center', fontsize=9,
-                      color=canvas.INK)
+    _name(row[0], canvas.fit(name, 1.5, 9))
   for i, caption in enumerate(captions or ()):
     cells[0, 2 * i].set_title(canvas.fit(caption, 1.3, 8.5, most=2), fontsize=8.5, color=canvas.INK)
   handles = [cells[0, 1].scatter([], [], marker='s', s=20, color=color)

@@ -14,7 +14,7 @@ from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.testing import frequencies, recorded_checks
 from cspd_jax.testing.draft_probe import OPTIONS, DraftProbe
 from cspd_jax.testing.report import Check, Report, collect, failure
-from cspd_jax.testing.tabular import Tabular, prefix_number, tabular
+from cspd_jax.testing.tabular import Tabular, first_prefix, prefix_number, tabular
 
 # The most prefixes of the model that is made if none is passed.
 _MOST_PREFIXES = 2**19
@@ -82,7 +82,7 @@ def _model(drafter: Drafter) -> Tabular:
   """A table with room for the drafts."""
   length = 3 * max(2, -(-(drafter.tree.max_depth + 2) // 3))
   for vocab_size in (3, 2):
-    if (vocab_size**length - 1) // (vocab_size - 1) <= _MOST_PREFIXES:
+    if first_prefix(length, vocab_size) <= _MOST_PREFIXES:
       return tabular(jax.random.key(0), vocab_size, length, guided=True, row_width=3)
   raise ValueError(
       f'the drafts are {drafter.tree.max_depth} tokens deep, and a model of as many tokens has too '

@@ -20,7 +20,7 @@ from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import drafters
-from cspd_jax.testing.tabular import Tabular, prefix_number
+from cspd_jax.testing.tabular import Tabular, first_prefix, prefix_number
 
 # For programs that run once: optimising them would cost more time than running them.
 UNOPTIMISED = {'xla_backend_optimization_level': 0}
@@ -189,8 +189,8 @@ def _accumulate(run: Callable, total: int, chunk: int, tabular: Tabular, warp: W
     mean_tv_bound += float(weight @ tv_bound)
     for k in range(1, length + 1):
       rows = count == k
-      first = (vocab**k - 1) // (vocab - 1)
-      np.add.at(committed[k], prefix_number(tokens[rows, :k], vocab) - first, weight[rows])
+      index = prefix_number(tokens[rows, :k], vocab) - first_prefix(k, vocab)
+      np.add.at(committed[k], index, weight[rows])
 
   distribution = np.zeros(len(sequences))
   for k in range(1, length + 1):
@@ -223,20 +223,11 @@ class Stage(NamedTuple):
 
 def enumerate_stage(verifier: Verifier, p: np.ndarray, q: np.ndarray, count: int = 1,
                     draws: str = 'distinct') -> Stage:
-  """Enumerates all outcomes of a verifier on one group of siblings.
+  """Enumerates all outcomes of a verifier on one group of `count` siblings.
 
   A quick check of an accept test for many distributions at once; `enumerate_rounds` checks whole
-  decoders.
-
-  Args:
-    verifier: the verifier to check.
-    p: `[n, V]` distributions of the target.
-    q: `[n, V]` distributions the candidates are drawn from.
-    count: number of siblings.
-    draws: how they are selected, one of `base.DRAWS`.
-
-  Returns:
-    A `Stage`.
+  decoders. Siblings are drawn from `q` `[n, V]` as `draws`, one of `base.DRAWS`, says; the target's
+  distributions are `p` `[n, V]`.
   """
   layout = Layout(
       Tree((-1,) + (0,) * count), (0,) * (count + 1), (-1,) * (count + 1), draws)

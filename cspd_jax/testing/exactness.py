@@ -80,15 +80,10 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np
 
 def check_decoder(decoder: Decoder, tabular: Tabular, probs: np.ndarray, warp: Warp = Warp(), *,
                   draft_params=None, **kwargs) -> Report:
-  """Tests a decoder, through its jitted path, on a tabular model.
+  """Tests a decoder, built on `tabular.target`, through its jitted path.
 
-  Args:
-    decoder: built on `tabular.target`.
-    tabular: the model.
-    probs: `[C, V**T]` expected distributions; `class_probs(tabular, warp)`.
-    warp: sampling options.
-    draft_params: parameters of the drafter, if any.
-    **kwargs: further arguments of `check_sampler`.
+  `probs` `[C, V**T]` are the expected distributions, `class_probs(tabular, warp)`; `draft_params`
+  those of the drafter, if any. Other arguments are those of `check_sampler`.
   """
   decode = jax.jit(decoder)
   sample = lambda key, labels: decode(tabular.params, labels, key, warp, draft_params).tokens

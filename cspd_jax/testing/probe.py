@@ -38,16 +38,10 @@ class Probe:
     return jax.jit(lambda params, condition: self.target.prefill(params, condition, slots))
 
   @functools.cached_property
-  def _score_static(self) -> Callable[..., tuple[jax.Array, Features, Cache]]:
-    return jax.jit(self._score_with_tree_first, static_argnums=0)
-
-  @functools.cached_property
-  def _score_runtime(self) -> Callable[..., tuple[jax.Array, Features, Cache]]:
-    return jax.jit(self._score_with_tree_first)
-
-  def _score_with_tree_first(self, tree: TreeLike, params: Params, cache: Cache, tokens: jax.Array,
-                             start: jax.Array) -> tuple[jax.Array, Features, Cache]:
-    return self.target.score(params, cache, tokens, start, tree)
+  def _scores(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The target's score with the tree first, jitted for static trees and for run-time ones."""
+    score = lambda tree, *args: self.target.score(*args, tree)
+    return jax.jit(score, static_argnums=0), jax.jit(score)
 
   @functools.cached_property
   def commit(self) -> Callable[[Cache, jax.Array, jax.Array], Cache]:
@@ -67,7 +61,7 @@ class Probe:
     tokens = jnp.asarray(tokens, jnp.int32)
     tree = chain(tokens.shape[1] - 1) if tree is None else tree
     start = jnp.broadcast_to(jnp.asarray(start, jnp.int32), tokens.shape[:1])
-    run = self._score_runtime if isinstance(tree, RuntimeTree) else self._score_static
+    run = self._scores[isinstance(tree, RuntimeTree)]
     logits, features, cache = run(tree, self.params, cache, tokens, start)
     return np.asarray(logits, np.float64), features, cache
 

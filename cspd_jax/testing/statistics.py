@@ -103,10 +103,7 @@ def compare(first: np.ndarray, second: np.ndarray, *, projections: int = 24,
   Raises:
     ValueError: if the shapes differ.
   """
-  if first.shape[1:] != second.shape[1:]:
-    raise ValueError(f'samples have shapes {first.shape} and {second.shape}; '
-                     'all but the first axis must agree.')
-  first, second = (np.asarray(x, np.float64).reshape(len(x), -1) for x in (first, second))
+  first, second = _vectors(first, second)
   size = first.shape[1]
   directions = np.random.default_rng(seed).standard_normal((size, projections))
   directions /= np.maximum(second.std(axis=0), 1e-12)[:, None]
@@ -118,6 +115,15 @@ def compare(first: np.ndarray, second: np.ndarray, *, projections: int = 24,
   worst = distances.max()
   return Distance(
       float(worst), float(limit), float(distances.mean()), min(n, m), bool(worst < limit))
+
+
+def _vectors(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Flattens two samples to vectors; raises ValueError if their shapes differ."""
+  if first.shape[1:] != second.shape[1:]:
+    raise ValueError(f'samples have shapes {first.shape} and {second.shape}; '
+                     'all but the first axis must agree.')
+  return (np.asarray(first, np.float64).reshape(len(first), -1),
+          np.asarray(second, np.float64).reshape(len(second), -1))
 
 
 def ks_statistic(first: np.ndarray, second: np.ndarray) -> float:
@@ -156,11 +162,8 @@ def energy_test(first: np.ndarray, second: np.ndarray, *, permutations: int = 99
   Raises:
     ValueError: if the shapes differ.
   """
-  if first.shape[1:] != second.shape[1:]:
-    raise ValueError(f'samples have shapes {first.shape} and {second.shape}; '
-                     'all but the first axis must agree.')
   n, m = len(first), len(second)
-  pooled = np.concatenate([np.asarray(x, np.float64).reshape(len(x), -1) for x in (first, second)])
+  pooled = np.concatenate(_vectors(first, second))
   square = np.sum(pooled * pooled, axis=1)
   distance = np.sqrt(np.maximum(square[:, None] + square - 2 * pooled @ pooled.T, 0))
   rng = np.random.default_rng(seed)

@@ -62,8 +62,12 @@ class Tabular(NamedTuple):
 def prefix_number(prefix: np.ndarray, vocab_size: int) -> np.ndarray:
   """Numbers prefixes `[..., k]` among all prefixes, shortest first; `[...]`."""
   length = prefix.shape[-1]
-  first = (vocab_size**length - 1) // (vocab_size - 1)
-  return first + prefix @ vocab_size ** np.arange(length - 1, -1, -1)
+  return first_prefix(length, vocab_size) + prefix @ vocab_size ** np.arange(length - 1, -1, -1)
+
+
+def first_prefix(length: Any, vocab_size: int) -> Any:
+  """The number of the first prefix of a length: there are as many shorter ones."""
+  return (vocab_size**length - 1) // (vocab_size - 1)
 
 
 def prefix_lengths(vocab_size: int, length: int) -> np.ndarray:
@@ -105,8 +109,7 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
              ) -> tuple[jax.Array, jax.Array]:
     """Logits `[S, B, ..., V]` and features; the table has no entry for finished sequences."""
     position = jnp.minimum(position, length - 1)
-    first = (vocab_size**position - 1) // (vocab_size - 1)
-    index = jnp.minimum(first + index, num_prefixes - 1)
+    index = jnp.minimum(first_prefix(position, vocab_size) + index, num_prefixes - 1)
     return _logits(params, label, index), jnp.stack([index] * streams)[..., None].astype(dtype)
 
   def prefill(params: Params, condition: Condition, num_slots: int
@@ -148,7 +151,7 @@ def _num_prefixes(vocab_size: int, length: int) -> int:
   if vocab_size < 2 or length < 1:
     raise ValueError(
         f'vocab_size is {vocab_size} and length {length}; they must be at least 2 and 1.')
-  num_prefixes = (vocab_size**length - 1) // (vocab_size - 1)
+  num_prefixes = first_prefix(length, vocab_size)
   if num_prefixes > 10**7:
     raise ValueError(
         f'vocab_size {vocab_size} and length {length} result in {num_prefixes} prefixes; '

@@ -17,7 +17,7 @@ from cspd_jax.testing import verdicts
 from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.enumerate import UNOPTIMISED
 from cspd_jax.testing.report import Check, Report, collect, failure
-from cspd_jax.testing.tabular import prefix_number, tabular
+from cspd_jax.testing.tabular import first_prefix, prefix_number, tabular
 from cspd_jax.testing.verdicts import ARRANGEMENTS, ONE, TWO, Arrangement, Drafts, Verdicts
 
 # Probabilities that differ by less are equal: of float64, with constants of float32.
@@ -126,7 +126,8 @@ def _total_variation(arrangement: Arrangement, target: np.ndarray, made: Drafts,
   committed = [np.zeros((len(target), vocab_size**length)) for length in range(1, depth + 1)]
   weight = made.weight[..., None] * result.weight
   for node, path in enumerate(paths):
-    number = prefix_number(np.maximum(path, 0), vocab_size) - _first(path.shape[1], vocab_size)
+    number = prefix_number(np.maximum(path, 0), vocab_size)
+    number -= first_prefix(path.shape[1], vocab_size)
     cell = number[:, None] * vocab_size + result.token
     for case in range(len(target)):
       np.add.at(committed[path.shape[1]][case], cell[case],
@@ -135,16 +136,11 @@ def _total_variation(arrangement: Arrangement, target: np.ndarray, made: Drafts,
   whole = np.ones((len(target), 1))
   got = np.zeros((len(target), 1))
   for length in range(depth):
-    first = _first(length, vocab_size)
+    first = first_prefix(length, vocab_size)
     after = target[:, first:first + vocab_size**length]
     spread = lambda mass, after=after: (mass[..., None] * after).reshape(len(target), -1)
     whole, got = spread(whole), spread(got) + committed[length]
   return 0.5 * np.abs(got - whole).sum(axis=1)
-
-
-def _first(length: int, vocab_size: int) -> int:
-  """The number of the first prefix of a length."""
-  return sum(vocab_size**shorter for shorter in range(length))
 
 
 def _mean_bound(made: Drafts, result: Verdicts) -> np.ndarray:

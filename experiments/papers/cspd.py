@@ -45,7 +45,6 @@ from typing import Any
 import numpy as np
 
 from cspd_jax import cli
-from cspd_jax.continuous.cspd import expected_speedup
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
@@ -93,7 +92,7 @@ def _speed_rows(lab: Lab, mode: str, batch: int) -> list[dict[str, Any]]:
   return [lab.row(
       cell, batch, speed=speed, parallel_speed=parallel_speed, draft_step_cost=1 / draft,
       expected_speed=expected_speed(lab.images(cell).decoded, draft),
-      paper_identity_speed=expected_speedup(1 / draft, cell.length))
+      paper_identity_speed=1 / (1 / draft + 1 / cell.length))
           for cell, speed, parallel_speed in zip(cells, speeds, speeds[len(cells):])]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.decoding import decoders, tree as trees
-from cspd_jax.decoding.drafters import Network, from_model, from_network, window
+from cspd_jax.decoding.drafters import Network, from_model, from_network, jacobi
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.correctors import correct, corrected_features, corrected_probs
 from cspd_jax.decoding.loop import make_decoder
@@ -113,7 +113,7 @@ MISTAKES = {
     'distribution of the pass before': (
         '_redraw', lambda env, rng, tokens, probs, result, positions: rng.draw(probs)),
     'siblings from another distribution': (
-        '_siblings', lambda env, tree, rng, tokens, probs, positions: window.side_tokens(
+        '_siblings', lambda env, tree, rng, tokens, probs, positions: jacobi.side_tokens(
             rng, tree, 'maximal', tokens, probs**4, positions, jnp.zeros(tokens.shape, bool))),
     'a corrector that sees the token it drafts': _sees_the_token_it_drafts,
     'an error from behind the token': _errors_from_behind,

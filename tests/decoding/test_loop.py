@@ -12,8 +12,7 @@ from absl.testing import parameterized
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.decoding.drafters.draft_model import model
-from cspd_jax.decoding.drafters.jacobi import jacobi
-from cspd_jax.decoding.drafters.window import KINDS
+from cspd_jax.decoding.drafters.jacobi import KINDS, jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.specification import DECODERS
 from cspd_jax.decoding.verifiers.match import match

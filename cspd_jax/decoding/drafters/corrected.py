@@ -20,9 +20,8 @@ import numpy as np
 
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import Draft, Drafter, Env, Outcome, Rng, RngState
-from cspd_jax.decoding.drafters import window as window_lib
+from cspd_jax.decoding.drafters import jacobi as jacobi_lib
 from cspd_jax.decoding.drafters.correctors import Corrector, Prediction
-from cspd_jax.decoding.drafters.jacobi import check_length, check_tree, layout
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
 # Arrays of the drafts' probabilities in one pass: stale and corrected ones, under guidance and
@@ -63,7 +62,7 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
   passes = (4 if window >= 32 else 2) if passes is None else passes
   check_size('passes', passes, 1)
   tree = chain(window - 1) if tree is None else tree
-  check_tree(window, tree)
+  jacobi_lib.check_tree(window, tree)
   _check_leaves(tree)
   length = tree.main_length
   reads = _checked_reads(reads, length)
@@ -92,10 +91,10 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
     return rng, state._replace(corrector=corrector_state)
 
   def check(target):
-    check_length(window, tree, target)
+    jacobi_lib.check_length(window, tree, target)
     corrector.check(target)
 
-  return Drafter(layout(tree), init, propose, update, check, num_arrays=_ARRAYS)
+  return Drafter(jacobi_lib.layout(tree), init, propose, update, check, num_arrays=_ARRAYS)
 
 
 def _correct_window(corrector: Corrector, passes: int, reads: int, env: Env, state: CorrectedState,
@@ -169,13 +168,13 @@ def _redraw(env: Env, rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: 
   """Draws `[L]` tokens from `new_probs`; they differ from `tokens` as rarely as possible."""
   if env.seed_exact:
     return rng.draw_at(positions, new_probs)
-  return window_lib.coupled(rng, tokens, probs, new_probs)
+  return jacobi_lib.coupled(rng, tokens, probs, new_probs)
 
 
 def _siblings(env: Env, tree: Tree, rng: Rng, tokens: jax.Array, probs: jax.Array,
               positions: jax.Array) -> jax.Array:
   coupling = 'noise' if env.seed_exact else 'maximal'
-  return window_lib.side_tokens(
+  return jacobi_lib.side_tokens(
       rng, tree, coupling, tokens, probs, positions, jnp.zeros(tokens.shape, bool))
 
 
@@ -189,7 +188,7 @@ def _shift(env: Env, length: int, rng: Rng, state: CorrectedState, outcome: Outc
   if env.seed_exact:
     tokens = rng.draw_at(first + jnp.arange(length + 1), probs)
   else:
-    tokens = window_lib.coupled(rng, state.tokens, state.probs, probs)
+    tokens = jacobi_lib.coupled(rng, state.tokens, state.probs, probs)
   at = outcome.accepted + 1 + jnp.arange(length)
   has_stale = at <= length
   shifted = lambda x: x[jnp.minimum(at, length)]

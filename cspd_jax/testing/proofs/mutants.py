@@ -17,7 +17,7 @@ from cspd_jax.core.random import as_key
 from cspd_jax.decoding import accept, row_random, tree
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.decoders import vanilla
-from cspd_jax.decoding.drafters import corrected, from_model, siblings, window
+from cspd_jax.decoding.drafters import corrected, from_model, jacobi as jacobi_lib, siblings
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import Decoder, make_decoder
@@ -88,7 +88,7 @@ def _shortest_of_pairs(self, count, accepted):
 @contextlib.contextmanager
 def _cut_to_minimum():
   with (mock.patch.object(Decoder, '_length', _shortest_of_pairs),
-        mock.patch.object(window, '_couple', _accepted_keep_their_probs)):
+        mock.patch.object(jacobi_lib, '_couple', _accepted_keep_their_probs)):
     yield
 
 
@@ -132,7 +132,7 @@ def _softmax_recorded(env, rng, probs, positions, count, draws):
 
 _original_choose = siblings.choose
 _original_residual = accept.residual
-_original_couple = window._couple  # pylint: disable=protected-access
+_original_couple = jacobi_lib._couple  # pylint: disable=protected-access
 _original_noise = row_random.RowRandom._position_noise  # pylint: disable=protected-access
 _original_stop_distribution = node_tests._stop_distribution  # pylint: disable=protected-access
 
@@ -143,7 +143,7 @@ MUTANTS = {
         _patch(accept, 'without', lambda q, token: q),
         _jacobi('maximal', tree.caterpillar(2, 2, 5))),
     'stored distribution not updated after a kept token': Mutant(
-        _patch(window, '_couple', _stale_probs), _jacobi('maximal')),
+        _patch(jacobi_lib, '_couple', _stale_probs), _jacobi('maximal')),
     'batch cut to its minimum': Mutant(_cut_to_minimum, _jacobi('redraw')),
     'one uniform used twice': Mutant(
         _patch(row_random.RowRandom, 'accept', _same_uniforms), _jacobi('maximal')),
