@@ -16,15 +16,9 @@ def true_contexts(target: Target, params: Params, condition: Condition, tokens: 
   """Returns the transformer's output for tokens, each conditioned on all tokens before it.
 
   In a masked bidirectional model a new token changes every hidden state, so each of these tokens
-  requires one row of a wide batch. The first arguments are those of `Target.transform`, and:
-
-  Args:
-    tokens: `[B, T, C]` committed tokens and drafts.
-    rank_of_position: `[B, T]` rank of every position.
-    ranks: `[B, n]`; the tokens of lower rank are visible.
-    positions: `[B, n]` positions of the tokens, or more: those of further tokens, which see what
-      the last one sees.
-    missing: `[B, T]` bool, positions that are never visible; None for none.
+  requires one row of a wide batch. `tokens` `[B, T, C]` are committed tokens and drafts, those of
+  lower rank than `ranks` `[B, n]` are visible, but for the `missing` ones. There may be more than
+  `n` `positions`: those of further tokens, which see what the last one sees.
 
   Returns:
     `z` of all `positions`, `[S, B, ..., D]`.

@@ -131,14 +131,9 @@ def compare(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array | None)
   With unequal deviations, the noise of either Gaussian is the sum of a part of a common deviation
   and of the rest, which both share. The rest shifts the two Gaussians against each other, the more
   the closer the common deviation is to the smaller of the two; it is chosen such that the expected
-  squared shift is smallest. Given the rest, which is independent of the other part, the draw is one
-  from the first of two Gaussians of the common deviation.
-
-  Args:
-    x: `[..., C]` a draw from `old`.
-    old: the Gaussian that `x` was drawn from.
-    new: the other Gaussian.
-    noise: `[..., C]` independent standard normal numbers; None if all deviations are equal.
+  squared shift is smallest. Given the rest, which is independent of the other part, the draw `x`
+  `[..., C]` from `old` is one from the first of two Gaussians of the common deviation. `noise`
+  `[..., C]` are independent standard normal numbers; None if all deviations are equal.
   """
   unit = _bounded((x - old.mean) / old.std, _NOISE)
   if noise is None:
@@ -163,20 +158,15 @@ def compare(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array | None)
 
 
 def move(x: jax.Array, compared: Compared, log_uniform: jax.Array) -> Moved:
-  """Turns a draw `x` from a diagonal Gaussian into a draw from another, the same if possible.
+  """Turns a draw `x` `[..., C]` from a diagonal Gaussian into one from another, equal if possible.
 
   If `x` follows the old Gaussian given everything that the new one depends on, the result follows
   the new one. For equal deviations this is the maximal coupling by reflection: a state is kept with
   probability `1 - TV(old, new)`, and one that is not kept is the mirror image of `x`, which is
-  close.
+  close. `log_uniform` `[...]` is the logarithm of an independent uniform number.
 
   Reference: Bou-Rabee, Eberle & Zimmer, Coupling and convergence for Hamiltonian Monte Carlo, 2020
   (arXiv:1805.00452), section 2.3, for the maximal coupling by reflection.
-
-  Args:
-    x: `[..., C]` the draw.
-    compared: the draw and both Gaussians.
-    log_uniform: `[...]` logarithm of an independent uniform number.
   """
   inner = jnp.sum(compared.shift * compared.coupled, axis=-1)
   square = jnp.sum(compared.shift * compared.shift, axis=-1)

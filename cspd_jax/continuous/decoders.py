@@ -63,16 +63,12 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
 def exact_head(target: Target, kernels_per_call: int | None = None,
                num_iter: int | None = None, schedule: Schedule | int | None = None, *,
                rho: np.ndarray | None = None, guidance: str | None = None) -> Decoder:
-  """Decodes as `mar` does, with a speculative head.
+  """Decodes as `mar` does, with a speculative head. The arguments of `mar`, and:
 
   Args:
-    target: the model.
     kernels_per_call: states that the head is evaluated at together; by default 16, or all levels if
       there are fewer. More if the time of a call is its latency, less if it is arithmetic.
-    num_iter: as for `mar`.
-    schedule: as for `mar`.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
-    guidance: as for `mar`.
 
   Raises:
     ValueError: for options out of range.
@@ -90,16 +86,12 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
 
   Verification of whole blocks samples from this distribution, whatever the draft model, if its test
   is valid: so this decoder, at the same number of target passes, is the baseline for any such
-  decoder.
+  decoder. Other arguments are those of `mar`.
 
   Args:
-    target: the model.
     block_length: tokens per step.
-    schedule: as for `mar`.
     prefix_share: for the target passes of `cspd.cspd_released` with the same length and share: one
       token per step first, then its blocks. None for equal steps.
-    guidance: as for `mar`.
-    last_noise: as for `mar`.
 
   Raises:
     ValueError: for options out of range.
@@ -126,18 +118,15 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
   """Decodes windows of tokens in parallel until they do not change; see `coupled_chains`.
 
   The distribution is that of `mar` with `last_noise`. Nothing is trained, and there is no draft
-  model.
+  model. The arguments of `exact_head`, and:
 
   Args:
-    target: the model.
     window: tokens of a round. A causal model runs them in one pass, a masked one in a pass each.
     num_iter: as for `mar`, for masked models. Rounds divide a step with more tokens than `window`.
     schedule: as for `mar`; its last kernel must have noise.
     kernels_per_call: drafts of every chain that the head is evaluated at together, where chains
       have left those of the last round; more than all levels count as all. By default a twelfth of
       the levels: 8 of 100, 4 of 50.
-    rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
-    guidance: as for `mar`.
 
   Raises:
     ValueError: for options out of range.

@@ -106,13 +106,10 @@ class Decoder:
 
   @usual_promotion
   def check(self, condition: Condition, sampling: Sampling = Sampling()) -> jax.Array:
-    """Checks a condition and sampling options.
+    """Returns which rows `[B]` bool can be decoded with a condition and sampling options.
 
     Call it before compiling: a traced call cannot read values, and marks invalid rows in
     `Decoded.valid` instead.
-
-    Returns:
-      `[B]` bool, which rows can be decoded.
 
     Raises:
       ValueError: for an invalid condition or option, as far as their values are concrete.

@@ -206,16 +206,9 @@ class _PathTest:
                   has_next: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Draws the token after the accepted drafts: a residual draw, or the target's own (bonus).
 
-    Args:
-      env: models and condition.
-      span: the tokens of the round.
-      drafted: the record of the drafts, leaves `[B, drafts, ...]`.
-      z: `[S, B, W, D]` of the target.
-      x: `[B, W, C]` states of the target's chains before kernel `split`.
-      log_sigma: `[B, drafts]` logarithm of the factor Sigma.
-      accepted: `[B]` number of accepted drafts.
-      failed: `[B]` whether a draft was rejected.
-      has_next: `[B]` whether the row has such a token.
+    `x` `[B, W, C]` are the states of the target's chains before kernel `split`, `log_sigma`
+    `[B, drafts]` is the logarithm of the factor Sigma, `accepted` `[B]` counts the accepted drafts,
+    and `has_next` `[B]` tells which rows have such a token.
 
     Returns:
       The tokens `[B, C]`, the numbers of proposals `[B]`, and whether all were rejected `[B]`.

@@ -245,11 +245,8 @@ def mask_lengths(num_tokens: int, num_iter: int) -> tuple[int, ...]:
 def blocks(num_tokens: int, block_length: int, prefix_share: float) -> tuple[tuple[int, int], ...]:
   """Returns the ranks `(first, stop)` of CSpD's blocks; the target decodes the first one alone.
 
-  Args:
-    num_tokens: `T`.
-    block_length: `gamma`.
-    prefix_share: share of the tokens in the first block, which has one token more, so at least
-      one.
+  It has a share `prefix_share` of the tokens and one more, so at least one; the others end at
+  multiples of `block_length`.
 
   Raises:
     ValueError: if `block_length` is not from 1 to `num_tokens` or `prefix_share` not from 0 to 1.
@@ -285,15 +282,11 @@ def check_guidance(guidance: str) -> None:
 def guidance_scale(
     scale: jax.typing.ArrayLike, schedule: str, num_tokens: int, masked: jax.typing.ArrayLike,
 ) -> jax.Array:
-  """Returns the guidance scale of tokens, float32, in the shape of `masked`.
+  """Returns the guidance scale of tokens, float32, in the shape of `masked`; 1 is no guidance.
 
-  Args:
-    scale: 1 is no guidance.
-    schedule: 'linear' rises from about 1 to `scale` as tokens are committed; 'constant' is `scale`
-      throughout.
-    num_tokens: tokens of an image.
-    masked: how many of them are masked after the step. The last step, after which none is, counts
-      as if one were, as published: the scale stays just below `scale`.
+  'linear' rises from about 1 to `scale` as tokens are committed; 'constant' is `scale` throughout.
+  `masked` is how many of `num_tokens` are masked after the step. The last step, after which none
+  is, counts as if one were, as published: the scale stays just below `scale`.
 
   Raises:
     ValueError: if `schedule` is not one of `GUIDANCE_SCHEDULES`.

@@ -340,15 +340,10 @@ def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> Jitted
 def run(jitted_refill: JittedRefill, params: Params, count: int,
         images: Callable[[np.ndarray], tuple[Condition, jax.Array, Warp]],
         draft_params: Params = None) -> Iterator[Finished]:
-  """Decodes images in slots.
+  """Decodes `count` images, at least 1, in slots.
 
-  Args:
-    jitted_refill: from `jitted`.
-    params: the target's parameters.
-    count: the number of images; at least 1.
-    images: `numbers [G] -> (condition, keys [G], warp)` of these images. An option is a scalar, has
-      one value per image, or is None; in all calls alike.
-    draft_params: the drafter's parameters; None if it has none.
+  `images` maps numbers `[G]` to `(condition, keys [G], warp)` of these images. An option is a
+  scalar, has one value per image, or is None; in all calls alike.
 
   Yields:
     The images that became complete, as NumPy arrays without the rows beyond `count`.

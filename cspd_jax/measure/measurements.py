@@ -83,18 +83,10 @@ def reference(bench: Bench, metrics: Sequence[Metric], sets: int | None) -> Refe
 def each(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
          reference: Reference = Reference(), timed_images: int | None = None
          ) -> Iterator[Measurement]:
-  """Decodes and measures, one row at a time.
+  """Decodes and measures specifications of decoders that can run; yields a row per decoder.
 
-  Args:
-    bench: the model and the images.
-    specifications: of decoders that can run.
-    metrics: the metrics to measure.
-    reference: for metrics that require it.
-    timed_images: number of images decoded one at a time, alternating with the baseline, to measure
-      times; None to measure none.
-
-  Yields:
-    A row per decoder.
+  `reference` is for metrics that require it. `timed_images` images are decoded one at a time,
+  alternating with the baseline, to measure times; None measures none.
   """
   for text in specifications:
     sample, decoder = bench.sample(text), bench.check(text)

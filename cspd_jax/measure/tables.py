@@ -85,13 +85,10 @@ class Table(NamedTuple):
 
 
 def of_report(path: str | os.PathLike) -> list[Table]:
-  """Reads the tables of a report.
+  """Reads the tables of a report, a report.json or its folder.
 
   A report lists its tables in `tables`: for each a title, columns, and the indices of its rows. A
   report without this list has one table with all of its rows.
-
-  Args:
-    path: path of a report.json, or of its folder.
 
   Raises:
     ValueError: if the file is not a valid report: also for a column whose format has a large width,

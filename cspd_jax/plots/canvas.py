@@ -33,14 +33,11 @@ def figure(width: float, height: float, title: str = '') -> Figure:
 
 
 def fit(text: str, inches: float, size: float, most: int = 8) -> str:
-  """Breaks `text` into lines that are not wider than `inches`, except for long words.
+  """Breaks `text` into at most `most` lines that are not wider than `inches`, but for long words.
 
-  Args:
-    text: broken at spaces and after `+`, `(`, `,` and `=`, because specifications of decoders have
-      no spaces. A dollar sign does not begin a formula.
-    inches: maximum width of a line.
-    size: font size in points.
-    most: maximum number of lines; a longer text ends in an ellipsis.
+  It is broken at spaces and after `+`, `(`, `,` and `=`, because specifications of decoders have no
+  spaces. A dollar sign does not begin a formula; a longer text ends in an ellipsis. `size` is that
+  of the font in points.
   """
   letters, lines = max(8, int(inches / (_LETTER * size))), ['']
   for word in re.findall(r'[^\s+(,=]+[+(,=]*\s*|[+(,=]+\s*', text):

@@ -59,11 +59,8 @@ def save_rows(
 ) -> None:
   """Writes a row of images per decoder as one PNG, to be compared column by column.
 
-  Args:
-    path: the file to write.
-    images: by name, `[N, H, W, 3]` in [-1, 1].
-    captions: texts above the columns, at most three lines each.
-    notes: by name, a text below it.
+  `images` `[N, H, W, 3]` in [-1, 1] are by name; captions, of at most three lines, stand above the
+  columns, notes below the names.
 
   Raises:
     ValueError: if the shapes or the numbers of images and captions differ.
@@ -210,14 +207,8 @@ def save_replaced_map(
 ) -> None:
   """Writes one row per decoder, with every image next to a copy with marked tokens, as PNG.
 
-  Args:
-    path: the file to write.
-    images: by decoder, `[N, height, width, 3]` in [-1, 1].
-    tested: by decoder, `[N, H, W]` how many drafts of a token were tested.
-    accepted: by decoder, `[N, H, W]` how many of them were accepted; the colour of a mark shows
-      the share.
-    captions: one line above every image.
-    title: a line above the figure.
+  The marks are on tokens whose drafts were `tested`, `[N, H, W]` how many by decoder; their colour
+  shows the share of those that were `accepted`. Other arguments as for `acceptance_map`.
 
   Raises:
     ValueError: if there are no images, or the decoders or numbers of images differ.

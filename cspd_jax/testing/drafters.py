@@ -16,13 +16,10 @@ from cspd_jax.testing.tabular import Tabular
 
 
 class TabularState(NamedTuple):
-  """Attributes:
-    label: `[B]` class of the rows.
-    tokens: `[B, T']` the image tokens so far.
-  """
+  """The state between two rounds."""
 
-  label: jax.Array
-  tokens: jax.Array
+  label: jax.Array  # `[B]` class of the rows.
+  tokens: jax.Array  # `[B, T']` the image tokens so far.
 
 
 def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Drafter:

@@ -27,13 +27,10 @@ UNOPTIMISED = {'xla_backend_optimization_level': 0}
 
 
 class _Answers(NamedTuple):
-  """Attributes:
-    index: `[]` the number of this list of answers, in mixed radix.
-    weight: `[]` product of the probabilities of the answers so far.
-  """
+  """The answers to the calls so far of one row."""
 
-  index: jax.Array
-  weight: jax.Array
+  index: jax.Array  # `[]` the number of this list of answers, in mixed radix.
+  weight: jax.Array  # `[]` product of the probabilities of the answers so far.
 
 
 class _Enumerated:

@@ -40,7 +40,8 @@ class Probe:
   @functools.cached_property
   def _scores(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The target's score with the tree first, jitted for static trees and for run-time ones."""
-    score = lambda tree, *args: self.target.score(*args, tree)
+    score = lambda tree, params, cache, tokens, start: self.target.score(
+        params, cache, tokens, start, tree)
     return jax.jit(score, static_argnums=0), jax.jit(score)
 
   @functools.cached_property

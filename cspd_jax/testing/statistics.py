@@ -151,16 +151,8 @@ def energy_test(first: np.ndarray, second: np.ndarray, *, permutations: int = 99
   """A permutation test of whole vectors; with enough samples it detects any difference.
 
   The energy distance is 0 for equal distributions only (Székely & Rizzo, Energy statistics, 2013).
-  All pairwise distances are held in memory: a few thousand samples are the limit.
-
-  Args:
-    first: `[n, ...]` samples; flattened to vectors.
-    second: `[m, ...]` samples of the same shape.
-    permutations: number of random splits; the smallest p-value is `1 / (permutations + 1)`.
-    seed: seed of the splits.
-
-  Raises:
-    ValueError: if the shapes differ.
+  All pairwise distances are held in memory: a few thousand samples are the limit. Samples and
+  errors are as for `compare`; the smallest p-value is `1 / (permutations + 1)`.
   """
   n, m = len(first), len(second)
   pooled = np.concatenate(_vectors(first, second))

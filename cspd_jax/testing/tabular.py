@@ -229,12 +229,8 @@ def heads(target: Target, num_heads: int) -> Heads:
 def drafts(target: Target, small: Target, num_heads: int = 2) -> dict[str, Any]:
   """The parts that draft for a tabular target, by the keys of `decoding.specification.SOURCES`.
 
-  Their `draft_params` are a table of the target's shape; for the heads, `num_heads` stacked tables.
-
-  Args:
-    target: the target.
-    small: a tabular model over the same sequences, which drafts and corrects.
-    num_heads: number of drafting heads.
+  `small` is a tabular model over the same sequences, which drafts and corrects. Their
+  `draft_params` are a table of the target's shape; for the heads, `num_heads` stacked tables.
   """
   return {'model': small, 'eagle': network(target), 'medusa': heads(target, num_heads),
           'neighbours': from_model(small), 'corrector': from_network(network(target)),

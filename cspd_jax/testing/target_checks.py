@@ -1,41 +1,26 @@
-"""Finds mistakes in a target: one call checks a user's model."""
+"""Finds mistakes in a target: one call checks a user's model.
 
+Every check has a `Probe` as argument and yields a sentence for every mistake.
+"""
+
+import dataclasses
 from collections.abc import Callable, Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract
+from cspd_jax.decoding import contract, refill
 from cspd_jax.decoding.base import Condition, Params, Target
 from cspd_jax.decoding.tree import chain
-from cspd_jax.testing import probe as probe_lib, tree_checks, window_checks
-from cspd_jax.testing.probe import Probe, distance
+from cspd_jax.testing import probe as probe_lib, tree_checks
+from cspd_jax.testing.probe import SPARE, Probe, distance
 from cspd_jax.testing.report import Check, Report, collect
 
+# Numbers of tokens of the windows that are checked.
+SIZES = (2, 5)
 # `(params, condition, tokens [B, n]) -> [B, n, V]`: logits of token `i` from the tokens before it.
 Logits = Callable[[Params, Condition, jax.Array], jax.Array]
-
-CHECKS = (
-    Check('determinism', window_checks.determinism),
-    Check('finite logits', window_checks.finite),
-    Check('tokens matter', window_checks.power, ('finite logits',)),
-    Check('streams', window_checks.streams),
-    Check('rows of prefill', window_checks.prefill_rows),
-    Check('rows of score', window_checks.rows),
-    Check('rows of the cache', window_checks.cache_rows, ('rows of score',)),
-    Check('later tokens', window_checks.later_tokens),
-    Check('windows', window_checks.windows, ('later tokens',)),
-    Check('leftovers', window_checks.stale_slots, ('windows',)),
-    Check('starts', window_checks.starts, ('leftovers',)),
-    Check('tree', tree_checks.static_tree, of_trees=True),
-    Check('run-time tree', tree_checks.run_time_tree, of_trees=True),
-    Check('commit', tree_checks.commit, ('leftovers', 'tree'), of_trees=True),
-    Check('commit of rows', tree_checks.commit_rows, ('starts', 'run-time tree', 'commit'),
-          of_trees=True),
-    Check('features', window_checks.features),
-    Check('end of the image', window_checks.end, ('leftovers',)),
-)
 
 
 def check_target(target: Target, params: Params, condition: Condition, *,
@@ -113,7 +98,7 @@ def _shapes(target: Target, params: Params, condition: Condition) -> Iterator[st
   batch = len(leaves[0])
 
   def run():
-    _, _, cache = contract.prefill(target, params, condition, target.num_tokens + probe_lib.SPARE)
+    _, _, cache = contract.prefill(target, params, condition, target.num_tokens + SPARE)
     start = jnp.zeros((batch,), jnp.int32)
     for num_drafts in (0, 2):
       tokens = jnp.zeros((batch, num_drafts + 1), jnp.int32)
@@ -150,3 +135,249 @@ def _training_pass(probe: Probe, logits: Logits) -> Iterator[str]:
     yield (f'{where}: the distribution of token {number} is {apart[number]:.2g} apart in total '
            'variation from that of the training pass; check the token numbers (is one off by one?) '
            'and what the first token sees.')
+
+
+def _determinism(probe: Probe) -> Iterator[str]:
+  """The same arguments return the same numbers, also when traced again."""
+  again = dataclasses.replace(probe)  # Compiles anew.
+  for name, run in (
+      ('prefill', lambda p: p.prefill(p.params, p.condition)[0]),
+      ('score', lambda p: p.score(p.new_cache(), p.tokens[:, :1], 0)[0])):
+    first = np.asarray(run(probe))
+    if not all(np.array_equal(first, np.asarray(run(p)), equal_nan=True) for p in (probe, again)):
+      yield (f'{name}: two calls with the same arguments return different logits; the functions '
+             'must be pure and must not draw random numbers.')
+
+
+def _finite(probe: Probe) -> Iterator[str]:
+  """Logits are finite, or -inf for impossible tokens."""
+  for name, logits in (('prefill', probe.prefill(probe.params, probe.condition)[0]),
+                       ('score', probe.singly[0])):
+    if not _are_valid(logits):
+      yield (f'{name}: logits contain NaN or +inf, or are -inf for all tokens; they must be finite '
+             'for the tokens that can be drawn, and -inf for the others.')
+
+
+def _are_valid(logits: np.ndarray) -> bool:
+  """Whether logits `[..., V]` define distributions: no NaN or +inf, and not -inf for all tokens."""
+  logits = np.asarray(logits, np.float64)
+  return not (np.isnan(logits).any() or np.isposinf(logits).any() or
+              np.isneginf(logits).all(axis=-1).any())
+
+
+def _power(probe: Probe) -> Iterator[str]:
+  """Tokens matter enough for mistakes to be visible."""
+  if probe.target.num_tokens < 2:
+    return
+  changed = probe.score_singly(probe.different(probe.tokens))[0]
+  effect = distance(probe.singly[0], changed).max()
+  if effect < 3 * probe.tolerance:
+    yield (f'score: other tokens change the distributions by {effect:.2g} in total variation, '
+           'which is too little to distinguish mistakes from rounding; use trained parameters, or '
+           'larger random ones, in float32.')
+
+
+def _streams(probe: Probe) -> Iterator[str]:
+  """The stream that depends on the condition comes first."""
+  logits = np.asarray(probe.prefill(probe.params, probe.condition)[0], np.float64)
+  if logits.shape[0] == 2:
+    first, second = (distance(stream[None, :1], stream[None]).max() for stream in logits)
+    if first <= probe.tolerance < second:
+      yield ('prefill: the second stream depends on the condition and the first does not; the '
+             'conditional stream comes first, the null condition second.')
+
+
+def _prefill_rows(probe: Probe) -> Iterator[str]:
+  """A row's prefill depends on its own condition only."""
+  logits = np.asarray(probe.prefill(probe.params, probe.condition)[0])
+  order = np.roll(np.arange(logits.shape[1]), 1)
+
+  def logits_of(rows: np.ndarray) -> np.ndarray:
+    condition = jax.tree.map(lambda x: x[rows], probe.condition)
+    return np.asarray(probe.prefill(probe.params, condition)[0])
+
+  rolled, alone = logits_of(order), logits_of(order[:1])
+  apart = max(distance(rolled, logits[:, order]).max(), distance(alone, logits[:, order[:1]]).max())
+  if apart > probe.tolerance:
+    yield (f'prefill: the distribution of a row changes by {apart:.2g} in total variation with the '
+           'other rows of the batch; rows must be independent.')
+
+
+def _windows(probe: Probe) -> Iterator[str]:
+  """A window in one pass returns the same logits as its tokens one by one."""
+  want = probe.singly[0]
+  for size in SIZES:
+    start, cache, logits = 0, probe.new_cache(), []
+    while start + size <= probe.tokens.shape[1]:
+      out, _, cache = probe.score(cache, probe.tokens[:, start:start + size], start)
+      logits.append(out)
+      start += size
+    if not logits:
+      continue
+    got = np.concatenate(logits, axis=2)
+    apart = distance(got, want[:, :, :start]).max(axis=0)
+    apart = np.where(probe.is_inside(np.arange(start) + 1), apart, 0)
+    if apart.max() > probe.tolerance:
+      number = int(np.argmax(apart > probe.tolerance))
+      yield (
+          f'score: {size} tokens in one pass have other distributions than one by one: after token '
+          f'{number} of the image, index {number % size} in its window, they are '
+          f'{apart[number]:.2g} apart in total variation; node i is token number start + '
+          'tree.depth[i] and sees the condition, the tokens before start, and its ancestors.')
+
+
+def _later_tokens(probe: Probe) -> Iterator[str]:
+  """A token of a window does not see later ones."""
+  window = probe.tokens[:, probe.start:probe.start + 5]
+  changed = np.concatenate([window[:, :-1], probe.different(window[:, -1:])], axis=1)
+  first, second = (
+      probe.score(probe.cache_at_start, tokens, probe.start)[0] for tokens in (window, changed))
+  apart = distance(first, second)[:, :-1]
+  if apart.size and apart.max() > probe.tolerance:
+    yield ('score: a token of a window sees a later one: when the last token changes, the '
+           f'distributions before it change by {apart.max():.2g} in total variation; nodes may see '
+           'only the tokens before start and their ancestors.')
+
+
+def _starts(probe: Probe) -> Iterator[str]:
+  """Rows may start at different token numbers."""
+  size = 2
+  last = probe.tokens.shape[1] - size
+  if last < 1:
+    return
+  want, _, cache = probe.singly
+  start = np.arange(len(probe.tokens))[::-1] % (last + 1)
+  numbers = start[:, None] + np.arange(size)
+  window = np.take_along_axis(probe.tokens, numbers, axis=1)
+  got = probe.score(cache, window, start)[0]
+  want = np.take_along_axis(want, numbers[None, :, :, None], axis=2)
+  apart = np.where(probe.is_inside(numbers + 1), distance(got, want), 0).max()
+  if apart > probe.tolerance:
+    yield (f'score: rows that start at different tokens, {start.tolist()}, have distributions '
+           f'{apart:.2g} apart in total variation from rows that all have the same start; start is '
+           'one number per row.')
+
+
+def _stale_slots(probe: Probe) -> Iterator[str]:
+  """Leftovers of a longer window that was rejected do not matter."""
+  start = probe.start
+  window = probe.tokens[:, start:start + 2]
+  rejected = probe.different(probe.tokens[:, start:start + 5])
+  _, _, cache = probe.score(probe.cache_at_start, rejected, start)
+  got, _, _ = probe.score_singly(window, cache, start)
+  numbers = start + np.arange(window.shape[1])
+  apart = distance(got, probe.singly[0][:, :, numbers])
+  apart = np.where(probe.is_inside(numbers + 1), apart, 0).max()
+  if apart > probe.tolerance:
+    yield ('score: leftovers of rejected drafts are seen: after a longer window with other tokens '
+           f'the distributions are {apart:.2g} apart in total variation; slots after the last node '
+           'of this pass must not be read, and a recurrent model must begin from the state after '
+           'token start - 1, so its cache stores one state per token.')
+
+
+def _rows(probe: Probe) -> Iterator[str]:
+  """A row's scores depend on its own tokens only."""
+  tokens = probe.tokens.copy()
+  tokens[1] = probe.different(tokens[1])
+  apart = distance(probe.score_singly(tokens)[0], probe.singly[0])
+  apart = np.delete(apart, 1, axis=0).max()
+  if apart > probe.tolerance:
+    yield (f'score: the distributions of a row change by {apart:.2g} in total variation with the '
+           'tokens of another row; rows must be independent.')
+
+
+def _cache_rows(probe: Probe) -> Iterator[str]:
+  """Rows of a cache can be reordered, as when a row starts the next image."""
+  cache, count, streams = probe.cache_at_start, len(probe.tokens), probe.target.num_streams
+  few = jax.tree.map(lambda x: x[:2], probe.condition)
+  try:
+    axes = refill.row_axes(cache, jax.eval_shape(probe.prefill, probe.params, few)[2], streams,
+                           count, 2)
+  except contract.ContractError as error:
+    yield str(error)
+    return
+  order = np.roll(np.arange(count), 1)
+
+  def reordered(leaf: jax.Array, axis: int) -> jax.Array:
+    blocks = np.arange(leaf.shape[axis] // count)[:, None]
+    return jnp.take(leaf, (blocks * count + order).ravel(), axis)
+
+  window = probe.tokens[order, probe.start:probe.start + 2]
+  got = probe.score_singly(window, jax.tree.map(reordered, cache, axes), probe.start)[0]
+  want = probe.singly[0][:, order, probe.start:probe.start + 2]
+  is_inside = probe.is_inside(probe.start + np.arange(window.shape[1]) + 1)
+  apart = np.where(is_inside, distance(got, want), 0)
+  if apart.max() > probe.tolerance:
+    yield (f'cache: with its rows in another order the distributions are {apart.max():.2g} apart '
+           'in total variation; an axis of all streams must contain the rows of one stream after '
+           'those of the other, row b of stream s at s B + b.')
+
+
+def _features(probe: Probe) -> Iterator[str]:
+  """Prefill and score both return features, and windows return the same as single tokens."""
+  of_prefill = probe.prefill(probe.params, probe.condition)[1]
+  _, singly, _ = probe.singly
+  for name, present, other in (('prefill', of_prefill, 'score'), ('score', singly[0], 'prefill')):
+    if present is None and (of_prefill is not None or singly[0] is not None):
+      yield (f'{name}: it returns no features, but {other} does; both must return them, or None.')
+      return
+  if of_prefill is None:
+    return
+  if of_prefill.shape[-1] != singly[0].shape[-1]:
+    yield (f'score: its features have size {singly[0].shape[-1]}, those of prefill '
+           f'{of_prefill.shape[-1]}; they must be equal.')
+    return
+  size = min(5, probe.tokens.shape[1])
+  got = np.asarray(probe.score(probe.new_cache(), probe.tokens[:, :size], 0)[1], np.float64)
+  want = np.concatenate([np.asarray(single, np.float64) for single in singly[:size]], axis=2)
+  error = np.abs(got - want).max() / max(np.abs(want).max(), 1e-30)
+  if not error <= 10 * probe.tolerance:
+    yield (f'score: features of {size} tokens in one pass differ from those one by one, by '
+           f'{error:.2g} of the largest; they must be the features that the logits are computed '
+           'from.')
+
+
+def _end(probe: Probe) -> Iterator[str]:
+  """Windows may run past the last token of the image."""
+  size, total = 5, probe.target.num_tokens
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(0, probe.target.vocab_size, (len(probe.tokens), total + SPARE))
+  cache, at = probe.new_cache(), max(total - 3, 0)
+  for start in range(0, at, size):
+    _, _, cache = probe.score(cache, tokens[:, start:start + size], start)
+  want = probe.score_singly(tokens[:, at:at + 2], cache, at)[0]
+  past, _, after = probe.score(cache, tokens[:, at:at + size], at)
+  following = probe.score(after, tokens[:, at + 1:at + 2], at + 1)[0]
+  apart = distance(np.concatenate([past[:, :, :1], following], axis=2), want)
+  apart = np.where(probe.is_inside(at + 1 + np.arange(2)), apart, 0).max()
+  last = np.maximum(total - 1 - np.arange(len(tokens)) % 2, 0)
+  last = probe.score(cache, tokens[:, at:at + size], last)[0]
+  if not _are_valid(np.concatenate([past, last], axis=2)):
+    yield (f'score: logits contain NaN or +inf where a window runs past the last token, number '
+           f'{total - 1}; they are ignored but must define distributions, so clip token numbers '
+           'before table look-ups.')
+  elif apart > probe.tolerance:
+    yield (f'score: a window that runs past the last token changes the last distributions by '
+           f'{apart:.2g} in total variation; prefill must allocate num_slots slots.')
+
+
+CHECKS = (
+    Check('determinism', _determinism),
+    Check('finite logits', _finite),
+    Check('tokens matter', _power, ('finite logits',)),
+    Check('streams', _streams),
+    Check('rows of prefill', _prefill_rows),
+    Check('rows of score', _rows),
+    Check('rows of the cache', _cache_rows, ('rows of score',)),
+    Check('later tokens', _later_tokens),
+    Check('windows', _windows, ('later tokens',)),
+    Check('leftovers', _stale_slots, ('windows',)),
+    Check('starts', _starts, ('leftovers',)),
+    Check('tree', tree_checks.static_tree, of_trees=True),
+    Check('run-time tree', tree_checks.run_time_tree, of_trees=True),
+    Check('commit', tree_checks.commit, ('leftovers', 'tree'), of_trees=True),
+    Check('commit of rows', tree_checks.commit_rows, ('starts', 'run-time tree', 'commit'),
+          of_trees=True),
+    Check('features', _features),
+    Check('end of the image', _end, ('leftovers',)),
+)

@@ -143,16 +143,12 @@ def _positions(start: jax.Array, logits: jax.Array) -> jax.Array:
 
 
 class _ModelState(NamedTuple):
-  """Attributes:
-    cache: the model's cache; holds the committed tokens before the last round.
-    nodes: `[B, L + 1]` main chain of the last round, its root first.
-    first: `[B]` the number of that root.
-    last: `[B, 2]` the last two committed tokens; the root and a filler if only one is committed.
-  """
+  """The state between two rounds."""
 
-  cache: Cache
-  nodes: jax.Array
-  first: jax.Array
+  cache: Cache  # The model's cache; holds the committed tokens before the last round.
+  nodes: jax.Array  # `[B, L + 1]` main chain of the last round, its root first.
+  first: jax.Array  # `[B]` the number of that root.
+  # `[B, 2]` the last two committed tokens; the root and a filler if only one is committed.
   last: jax.Array
 
 
@@ -226,17 +222,12 @@ DECAY = 2.0
 
 
 class _NetworkState(NamedTuple):
-  """Attributes:
-    fresh: the committed tokens that the network has not read yet.
-    tokens: `[B, L]` main chain of the last round without its root.
-    features: `[B, L, S, F]` the target's features that predicted them.
-    root: `[B, 1, S, F]` the network's feature after the root.
-  """
+  """The state between two rounds."""
 
-  fresh: NetworkState
-  tokens: jax.Array
-  features: jax.Array
-  root: jax.Array
+  fresh: NetworkState  # The committed tokens that the network has not read yet.
+  tokens: jax.Array  # `[B, L]` main chain of the last round without its root.
+  features: jax.Array  # `[B, L, S, F]` the target's features that predicted them.
+  root: jax.Array  # `[B, 1, S, F]` the network's feature after the root.
 
 
 def from_network(network: Network, decay: float | None = None) -> Corrector:
@@ -346,11 +337,9 @@ def corrected_features(
     new: jax.Array, old: jax.Array, stale: jax.Array, decay: float | jax.Array) -> jax.Array:
   """Features `new + g (stale - old)`, with `g = exp(-decay |new - old|^2 / |old|^2)`, `[..., F]`.
 
-  Args:
-    new: `[..., F]` the network's features in the new context.
-    old: `[..., F]` its features in the context of `stale`.
-    stale: `[..., F]` the target's features in the old context.
-    decay: how fast the old error loses weight as `new` moves away from `old`, at least 0.
+  `new` and `old` are the network's features in the new context and in that of `stale`, the
+  target's; `decay`, at least 0, is how fast the old error loses weight as `new` moves away from
+  `old`.
   """
   square = lambda x: jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
   gain = jnp.exp(-decay * square(new - old) / jnp.maximum(square(old), _TINY))

@@ -1,24 +1,21 @@
 """Drafts from a smaller autoregressive model (Leviathan et al., arXiv 2211.17192)."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import Cache, Draft, Drafter, Env, Layout, Rng, Target
-from cspd_jax.decoding.tree import Tree, chain, check_size
+from cspd_jax.decoding.tree import chain, check_size
 
 
 class ModelState(NamedTuple):
-  """Attributes:
-    cache: the draft model's cache; holds tokens `0 .. start - 1` or more.
-    previous: `[B]` the committed token before the root.
-  """
+  """The state between two rounds."""
 
-  cache: Cache
-  previous: jax.Array
+  cache: Cache  # The draft model's cache; holds tokens `0 .. start - 1` or more.
+  previous: jax.Array  # `[B]` the committed token before the root.
 
 
 def model(draft_target: Target, length: int = 4) -> Drafter:
@@ -47,24 +44,25 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
     return rng, ModelState(cache, outcome.tokens[:, 0])
 
   def propose(env, state, rng, root, start):
-    draw = env.rowwise(functools.partial(_draw, env))
-    logits, cache = _catch_up(draft_target, env, state, root, start)
+    draw_rows = env.rowwise(functools.partial(_draw, env))
+
+    def draw(rng, logits, at):
+      probs = _distribution(draft_target, env, logits, at)
+      rng, token = draw_rows(rng, at, probs)
+      return rng, (token, probs[:, 0])
 
     def step(carry, _):
       rng, cache, logits, at = carry
-      distribution = _distribution(draft_target, env, logits, at)
-      rng, token = draw(rng, at, distribution)
-      logits, _, cache = _score(draft_target, env, cache, token[:, None], at, chain(0))
-      return (rng, cache, logits[:, :, 0], at + 1), (token, distribution[:, 0])
+      rng, drawn = draw(rng, logits, at)
+      logits, cache = _score(draft_target, env, cache, drawn[0][:, None], at)
+      return (rng, cache, logits[:, :, 0], at + 1), drawn
 
-    # No forward pass follows the last token.
+    logits, cache = _catch_up(draft_target, env, state, root, start)
     carry = (rng, cache, logits, start + 1)
-    carry, (tokens, probs) = jax.lax.scan(step, carry, length=length - 1)
-    rng, cache, logits, at = carry
-    distribution = _distribution(draft_target, env, logits, at)
-    rng, token = draw(rng, at, distribution)
-    tokens = jnp.concatenate([tokens, token[None]]).swapaxes(0, 1)
-    probs = jnp.concatenate([probs, distribution.swapaxes(0, 1)]).swapaxes(0, 1)
+    (rng, cache, logits, at), drawn = jax.lax.scan(step, carry, length=length - 1)
+    rng, last = draw(rng, logits, at)  # No forward pass follows the last token.
+    tokens, probs = (jnp.concatenate([first, final[None]]).swapaxes(0, 1)
+                     for first, final in zip(drawn, last))
     return rng, state._replace(cache=cache), Draft(tokens, probs if env.needs_probs else None)
 
   return Drafter(
@@ -74,9 +72,12 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
       reuses_drafts=False)
 
 
-def _score(draft_target: Target, env: Env, cache: Cache, tokens: jax.Array, start: jax.Array,
-           tree: Tree) -> tuple[jax.Array, Any, Cache]:
-  return contract.score(draft_target, env.params, cache, tokens, start, tree, 'draft model')
+def _score(draft_target: Target, env: Env, cache: Cache, tokens: jax.Array, start: jax.Array
+           ) -> tuple[jax.Array, Cache]:
+  tree = chain(tokens.shape[1] - 1)
+  logits, _, cache = contract.score(
+      draft_target, env.params, cache, tokens, start, tree, 'draft model')
+  return logits, cache
 
 
 def _catch_up(draft_target: Target, env: Env, state: ModelState, root: jax.Array, start: jax.Array
@@ -88,8 +89,7 @@ def _catch_up(draft_target: Target, env: Env, state: ModelState, root: jax.Array
   first = start == 0
   pair = jnp.stack([jnp.where(first, root, state.previous),
                     jnp.where(first, 0, root)], axis=1)
-  logits, _, cache = _score(
-      draft_target, env, state.cache, pair, jnp.maximum(start - 1, 0), chain(1))
+  logits, cache = _score(draft_target, env, state.cache, pair, jnp.maximum(start - 1, 0))
   return jnp.where(first[:, None], logits[:, :, 0], logits[:, :, 1]), cache
 
 

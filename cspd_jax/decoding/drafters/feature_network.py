@@ -51,17 +51,12 @@ class Network(NamedTuple):
 
 
 class NetworkState(NamedTuple):
-  """Attributes:
-    cache: the network's cache: entries of all committed tokens but the newest.
-    tokens: `[B, D + 1]` the newest committed tokens, the last of them the root.
-    features: `[S, B, D + 1, F]` the target's features that predicted them.
-    fresh: `[B]` how many of these are valid.
-  """
+  """The state between two rounds."""
 
-  cache: Cache
-  tokens: jax.Array
-  features: jax.Array
-  fresh: jax.Array
+  cache: Cache  # The network's cache: entries of all committed tokens but the newest.
+  tokens: jax.Array  # `[B, D + 1]` the newest committed tokens, the last of them the root.
+  features: jax.Array  # `[S, B, D + 1, F]` the target's features that predicted them.
+  fresh: jax.Array  # `[B]` how many of these are valid.
 
 
 def check(network: Network) -> Callable[[Target], None]:

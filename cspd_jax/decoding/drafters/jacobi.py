@@ -184,18 +184,10 @@ def _fill(rng: Rng, env: Env, tree: Tree, coupling: str, fresh: str,
           count: jax.Array, history: jax.Array | None) -> JacobiState:
   """Shifts drawn tokens past the committed ones and fills the window of a row with fresh ones.
 
-  Args:
-    rng: the row's random numbers.
-    env: the decode's environment.
-    tree: topology of the drafts.
-    coupling: one of `COUPLINGS`.
-    fresh: one of `KINDS`.
-    drawn: tokens `[L + 1]` and distributions `[L + 1, V]` for the positions after the old root.
-    shift: `[]` how many of these positions are now committed.
-    last_probs: `[V]` the distribution of the last committed token.
-    image: `[T']` tokens by position.
-    count: `[]` how many of them are committed.
-    history: `[R, V]` distributions by position, or None.
+  `drawn` are tokens `[L + 1]` and distributions `[L + 1, V]` for the positions after the old root,
+  of which `shift` are now committed; `last_probs` `[V]` is the distribution of the last committed
+  token. `image` `[T']` has the tokens by position, `count` of them committed, `history` `[R, V]`
+  the distributions by position, if they are stored.
   """
   length, vocab = tree.main_length, last_probs.shape[-1]
   left = length + 1 - shift  # Drafts carried over; the fresh ones follow them.
