@@ -40,14 +40,10 @@ _NOISE, _FAR = 1e6, 1e15
 _NEGLIGIBLE = 1e-6
 
 
-def check_eta(eta: float) -> None:
-  """Raises ValueError unless `0 < eta <= 1`."""
+def check(eta: float, max_trials: int) -> None:
+  """Raises ValueError unless `0 < eta <= 1`, and each of the proposals has noise of its own."""
   if not 0 < eta <= 1:
     raise ValueError(f'eta is {eta}; it must be above 0 and at most 1.')
-
-
-def check_max_trials(max_trials: int) -> None:
-  """Raises ValueError unless there is at least one proposal, and separate noise for each."""
   fields.check_whole('max_trials', max_trials)
   if not 1 <= max_trials <= noise_lib.MAX_TRIALS:
     raise ValueError(f'max_trials is {max_trials}; a residual draw needs at least 1 proposal, and '

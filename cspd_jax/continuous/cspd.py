@@ -95,18 +95,13 @@ def cspd_released(
 
   Verification does not see the drafts of the block, whose tokens all have the guidance scale of the
   last one. Drafts after a replaced one may be accepted. A token becomes zero if 100 proposals fail.
+  The arguments of `decoders.exact_path`, and:
 
   Args:
-    target: the model that verifies.
-    draft: the draft model.
     block_length: `gamma`, drafts per block.
-    schedule: the levels of both heads, or their number; by default those of the target.
-    prefix_share: share of the tokens that the target decodes alone.
     kappa: multiplies both models' standard deviations in the test, but not in the
       residual.
     sigma: 'inverted' as released, 'paper', or 'off'.
-    aligned: whether the draft model uses the target's noise.
-    guidance: as for `decoders.mar`.
 
   Raises:
     ValueError: for options out of range or models that do not fit together.

@@ -63,7 +63,9 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
 def exact_head(target: Target, kernels_per_call: int | None = None,
                num_iter: int | None = None, schedule: Schedule | int | None = None, *,
                rho: np.ndarray | None = None, guidance: str | None = None) -> Decoder:
-  """Decodes as `mar` does, with a speculative head. The arguments of `mar`, and:
+  """Decodes as `mar` does, with a speculative head.
+
+  The arguments of `mar`, and:
 
   Args:
     kernels_per_call: states that the head is evaluated at together; by default 16, or all levels if

@@ -134,8 +134,6 @@ class Decoder:
       sampling: guidance and temperature, of all models; run-time values.
       draft_params: the draft model's parameters, if there is one.
 
-    Returns:
-      A `Decoded`.
 
     Raises:
       ValueError: if `draft_params` is required but missing, or from `check`.
@@ -279,24 +277,20 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
                  prefix_sampler: HeadSampler | None = None, guidance: str | None = None,
                  guidance_of_last: bool | None = None, steps: tuple[int, ...] | None = None,
                  distribution: str = '') -> Decoder:
-  """Builds a decoder from its parts.
+  """Builds a decoder from its parts. Other arguments are fields of `base.Stage`.
 
   Args:
     target: the model.
     schedule: the levels of its head, and of a draft model's.
-    verifier: decides about the tokens of a round.
     stops: the ranks at which rounds end, ascending, after the prefix; the last is the number of
       tokens. Empty if the prefix is the whole image.
-    drafter: where drafts come from, for verifiers that accept drafts.
-    context: which tokens the target sees when it scores the positions of a round: `context.BLOCK`
-      (the default) or `context.TRUE` for a masked target, `context.CACHED` for a causal one.
+    context: `context.BLOCK` (the default) or `context.TRUE` for a masked target, `context.CACHED`
+      for a causal one.
     width: the largest number of tokens of a round; None for all up to the next stop.
     prefix: the number of first tokens that the target decodes alone, one per round.
     prefix_sampler: samples them; `head.ancestral` by default.
     guidance: one of `schedule.GUIDANCE_SCHEDULES`; None for that of the target.
-    guidance_of_last: whether all tokens of a round have the guidance scale of its last one; None
-      for True if rounds end at `stops` whatever is accepted.
-    steps: the ranks at which autoregressive steps end; None for steps of one token.
+    guidance_of_last: None for True if rounds end at `stops` whatever is accepted.
     distribution: the distribution that is sampled, in words.
 
   Raises:

@@ -120,19 +120,16 @@ def path_test(split: int, eta: float = DEFAULT_ETA, max_trials: int = coupling.D
               bonus: bool = True, sigma: bool = False) -> Verifier:
   """Accepts drafts up to the first whose path fails, and replaces that one.
 
+  The arguments of `decoders.exact_path`, and:
+
   Args:
-    split: first kernel of the tested path; above it the noise is shared.
-    eta: see `coupling`.
-    max_trials: the largest number of proposals per residual draw.
-    bonus: whether a round with all drafts accepted adds a token of the target.
     sigma: whether the ratio has the paper's factor Sigma (its equation 4). The tokens then
       follow the distribution only where both models have the same variances.
 
   Raises:
     ValueError: for options out of range.
   """
-  coupling.check_eta(eta)
-  coupling.check_max_trials(max_trials)
+  coupling.check(eta, max_trials)
   test = _PathTest(split, eta, max_trials, bonus, sigma)
   guarantee = coupling.guarantee(eta, max_trials)
   if sigma:

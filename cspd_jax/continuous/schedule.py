@@ -80,7 +80,9 @@ def make(num_levels: int = DEFAULT_LEVELS) -> Schedule:
   if not 2 <= num_levels <= NUM_STEPS:
     raise ValueError(f'num_levels is {num_levels}; it must be from 2 to {NUM_STEPS}.')
   steps = _respaced_steps(num_levels)
-  respaced = np.cumprod(1 - _cosine_betas())[steps]
+  # The variances that the steps of the full process add.
+  ratio = np.cos((np.arange(NUM_STEPS + 1) / NUM_STEPS + 0.008) / 1.008 * np.pi / 2)**2
+  respaced = np.cumprod(1 - np.minimum(1 - ratio[1:] / ratio[:-1], 0.999))[steps]
   beta = 1 - respaced / np.append(1.0, respaced[:-1])
   alpha_bar = np.cumprod(1 - beta)
   previous = np.append(1.0, alpha_bar[:-1])
@@ -92,12 +94,6 @@ def make(num_levels: int = DEFAULT_LEVELS) -> Schedule:
       x_to_mean=(1 - previous) * np.sqrt(1 - beta) / (1 - alpha_bar),
       min_log_variance=np.log(np.append(variance[1], variance[1:])),
       max_log_variance=np.log(beta))
-
-
-def _cosine_betas() -> np.ndarray:
-  """Returns the variances that the steps of the full process add, `[1000]` float64."""
-  ratio = np.cos((np.arange(NUM_STEPS + 1) / NUM_STEPS + 0.008) / 1.008 * np.pi / 2)**2
-  return np.minimum(1 - ratio[1:] / ratio[:-1], 0.999)
 
 
 def _respaced_steps(num_levels: int) -> np.ndarray:

@@ -81,9 +81,8 @@ class Span(NamedTuple):
   def select(self, index: jax.Array) -> 'Span':
     """Returns tokens number `index` `[B, n]` of the round, leaves `[B, n]`."""
     select = lambda leaf: jnp.take_along_axis(leaf, index, axis=1)
-    return self._replace(ranks=select(self.ranks), begin=select(self.begin),
-                         end=select(self.end), positions=select(self.positions),
-                         scale=select(self.scale), draft_scale=select(self.draft_scale))
+    return self._replace(**{name: select(getattr(self, name)) for name in (
+        'ranks', 'begin', 'end', 'positions', 'scale', 'draft_scale')})
 
 
 def open_span(rng: RowKeys, order: jax.Array, rank_of_position: jax.Array, count: jax.Array,

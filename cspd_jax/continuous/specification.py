@@ -59,12 +59,9 @@ DECODERS: dict[str, DecoderEntry] = {entry.build.__name__: entry for entry in (
 
 
 def build(spec: str | Spec, target: Target, resources: Resources = Resources()) -> Decoder:
-  """Builds the decoder of a specification.
+  """Builds the decoder of a specification, or of its text.
 
-  Args:
-    spec: a specification or its text.
-    target: the model.
-    resources: the parts that text cannot represent.
+  `resources` are the parts that text cannot represent.
 
   Raises:
     ValueError: if the decoder or a parameter does not exist, its draft model is missing, or a
@@ -86,12 +83,9 @@ def build(spec: str | Spec, target: Target, resources: Resources = Resources()) 
 
 
 def complete(spec: str | Spec, **defaults: Any) -> Spec:
-  """Fills in parameters that a specification leaves unset.
+  """Fills in parameters, by name, that a specification leaves unset.
 
-  Args:
-    spec: a specification or its text.
-    **defaults: parameters by name; those that are None, or that the decoder does not have, are
-      ignored.
+  Those that are None, or that the decoder does not have, are ignored.
 
   Raises:
     ValueError: if the decoder, or a parameter of `spec`, does not exist.

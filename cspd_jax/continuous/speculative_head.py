@@ -20,10 +20,8 @@ Tokens advance independently; each has its own level. The distribution is that o
 with any guidance, temperature and number of levels, because each transition, kept or moved, has
 the distribution of the true kernel given the state before it.
 
-The noise of a kernel has one key whatever the round (see `noise`). Discarded drafts have used the
-noise of the kernels that drew them, but the drafter's answer for a kernel depends only on states
-before that kernel, so on the noise of earlier kernels: given these, the kernel's own is as good as
-new.
+The noise of a kernel has one key whatever the round, also if a discarded draft has used it: see
+`noise`. The drafter's answer for a kernel depends only on states before that kernel.
 
 Reference: De Bortoli, Galashov, Gretton & Doucet, Accelerated Diffusion Models via
 Speculative Sampling, 2025 (arXiv:2501.05370), with `coupling.compare` for learned variances.
@@ -35,12 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import (
-  coupling,
-  head_drafter,
-  noise as noise_lib,
-  schedule as schedule_lib,
-)
+from cspd_jax.continuous import coupling, head_drafter, noise as noise_lib, schedule as schedule_lib
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.coupling import Gaussian
 from cspd_jax.continuous.head import Head, HeadSampler, Kernel, Sampled

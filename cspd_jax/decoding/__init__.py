@@ -14,14 +14,7 @@ from cspd_jax.decoding.base import (
 )
 from cspd_jax.decoding.decoders import DRAFTERS, VERIFIERS
 from cspd_jax.decoding.loop import Decoder, State, make_decoder
-from cspd_jax.decoding.specification import (
-    DECODERS,
-    build,
-    complete,
-    guarantee,
-    named,
-    needs,
-)
+from cspd_jax.decoding.specification import DECODERS, build, complete, guarantee, named, needs
 from cspd_jax.decoding.tree import (
     Budget,
     RuntimeTree,

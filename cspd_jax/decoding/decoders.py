@@ -25,13 +25,7 @@ from cspd_jax.decoding.drafters import (
   medusa as medusa_lib,
 )
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.decoding.specification import (
-  DRAFTERS,
-  VERIFIERS,
-  DrafterEntry,
-  VerifierEntry,
-  named,
-)
+from cspd_jax.decoding.specification import DRAFTERS, VERIFIERS, DrafterEntry, VerifierEntry, named
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.verifiers import block, cool, grouped, kseq, lantern, match, node_tests
 
@@ -168,11 +162,7 @@ def jacobi(target: Target, window: int = 16, tree: Tree | None = None, *,
            fresh: str = 'uniform') -> Decoder:
   """Jacobi decoding with sampling: a draft is accepted if a fresh draw equals it.
 
-  Args:
-    target: the target.
-    window: tokens per forward pass.
-    tree: topology of the `window - 1` drafts; a chain by default.
-    fresh: distribution of the tokens that enter the window; see `drafters.jacobi`.
+  Arguments as for `drafters.jacobi`.
   """
 
 

@@ -160,16 +160,8 @@ class Refill:
               ) -> tuple[Slots, Finished]:
     """Decodes until all images of a group have a slot and another slot is free.
 
-    With the last group, decodes until all images are complete.
-
-    Args:
-      params: the target's parameters.
-      slots: the result of `idle` or of the previous call.
-      queue: the group.
-      draft_params: the drafter's parameters; None if it has none.
-
-    Returns:
-      The slots, and the images that became complete.
+    With the last group, decodes until all images are complete. `slots` are the result of `idle` or
+    of the previous call. Returns the slots, and the images that became complete.
 
     Raises:
       ContractError: if a leaf of the decoder's state has no axis of images.
@@ -305,8 +297,8 @@ class JittedRefill(NamedTuple):
   """A refill whose functions are jitted; all but `idle` and `finish` donate their slots.
 
   Attributes:
-    refill: the refill.
-    idle: the functions of `refill`, and so are the next four.
+    refill: the refill, whose functions the next five are.
+    idle: returns free slots.
     advance: decodes a queue, without communication with the host.
     join: with the next two, decodes images that come and go at any round.
     step: decodes one round.

@@ -120,11 +120,7 @@ def named(text: str, summary: str) -> Callable[[_F], _F]:
 
   The decorated function has no body. Its name becomes the name of the decoder, and its signature
   lists what callers may pass: `target`, the network if the drafter needs one, and parameters of the
-  drafter. A default that is not None replaces the drafter's.
-
-  Args:
-    text: a specification of the drafter and the verifier.
-    summary: one line for tables.
+  drafter. A default that is not None replaces the drafter's. `summary` is one line for tables.
 
   Raises:
     ValueError: if `expand` rejects the text, or the drafter lacks one of the parameters.
@@ -156,12 +152,9 @@ def named(text: str, summary: str) -> Callable[[_F], _F]:
 
 
 def build(spec: str | Spec, target: Target, resources: Resources = Resources()) -> Decoder:
-  """Builds the decoder of a specification.
+  """Builds the decoder of a specification, or of its text.
 
-  Args:
-    spec: a specification or its text.
-    target: the target.
-    resources: the parts that text cannot represent.
+  `resources` are the parts that text cannot represent.
 
   Raises:
     ValueError: if a name is not registered, a parameter is unknown or out of range, a network or
@@ -201,11 +194,9 @@ def expand(spec: str | Spec) -> tuple[Part, Part]:
 def complete(spec: str | Spec, *, window: int | None = None, length: int | None = None) -> Spec:
   """Fills in the parameters that a specification leaves open: sizes that suit the machine.
 
-  Args:
-    spec: a specification or its text.
-    window: the most tokens that a forward pass should have: the window of decoders with one. EAGLE
-      drafts along its published tree from 26 on and along a chain below. None leaves it open.
-    length: the length of drafted chains. None leaves it open.
+  `window` is the most tokens that a forward pass should have: the window of decoders with one.
+  EAGLE drafts along its published tree from 26 on and along a chain below. `length` is that of
+  drafted chains. None leaves a size open.
 
   Raises:
     ValueError: as `expand`.

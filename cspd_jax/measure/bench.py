@@ -46,8 +46,7 @@ class Bench:
                captions: Sequence[str] | None = None):
     """Stores the settings; nothing is decoded yet.
 
-    `batch_size` is capped at the number of images, `sampling` (of `model.sampling`) is by default
-    the model's.
+    `batch_size` is capped at the number of images; `sampling` is by default the model's.
     """
     self.model, self.prompts, self.seed = model, list(prompts), seed
     self.captions = captions

@@ -48,9 +48,6 @@ def compare(
     progress: called with the number of images decoded so far and in total.
     look: called twice with the decoders that have generated their images, before they are timed:
       with the first decoder, and with all of them.
-
-  Returns:
-    Images and times of the decoders, by name.
   """
   images = range(len(next(iter(requests.values()))))
   runs: dict[tuple[int, str], Callable[[], Any]] = {}

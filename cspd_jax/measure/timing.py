@@ -92,14 +92,8 @@ def measure(
 def forward_passes(target: Target, tree: Tree) -> Callable[[Any, Any, Any], jax.Array]:
   """Builds a function that runs only the target's forward passes of `count` rounds, in a loop.
 
-  The rounds are spread evenly over the image.
-
-  Args:
-    target: the model.
-    tree: topology of the drafts of every round.
-
-  Returns:
-    `(params, condition, count) -> ` a scalar to wait for.
+  The rounds, with the drafts of `tree`, are spread evenly over the image. The function is
+  `(params, condition, count) -> ` a scalar to wait for.
   """
 
   def run(params, condition, count):

@@ -55,11 +55,8 @@ def panels(points: Mapping[str, Sequence[Point]], curves: Sequence[Curve], basel
            noise: Mapping[str, tuple[float, float]]) -> list[list[plot.Panel]]:
   """Builds panels over the accepted length: a row per drafter, a column per metric.
 
-  Args:
-    points: points by drafter, which is the title of the row.
-    curves: the curves to draw.
-    baseline: the decoder whose images are the reference of distances.
-    noise: mean and standard deviation of metrics due to noise alone, by name.
+  `points` are by drafter, which is the title of the row; `baseline` is the decoder whose images are
+  the reference of distances, `noise` the mean and deviation of metrics due to noise alone, by name.
   """
   result = []
   for title, own_points in points.items():

@@ -37,14 +37,9 @@ class Panel(NamedTuple):
 
 def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, xlabel: str,
                 title: str = '') -> None:
-  """Writes small multiples with one legend, as PNG or SVG.
+  """Writes small multiples with one legend, as PNG or SVG by the ending of the path.
 
-  Args:
-    path: the file to write, ending in .png or .svg.
-    panels: rows of panels, all of one length; the panels of a column share their y axis, all
-      panels the x axis.
-    xlabel: label of the x axis.
-    title: a line above the figure.
+  `panels` are rows of one length; the panels of a column share their y axis, all panels the x axis.
 
   Raises:
     ValueError: if the path has another ending, there are no curves, a curve has different numbers
@@ -145,11 +140,8 @@ def save_bars(
     title: str = '') -> None:
   """Writes panels of horizontal bars side by side as one PNG.
 
-  Args:
-    path: the file to write.
-    panels: charts over the same names, which label the first panel.
-    baseline: the name whose bar is grey and whose value is a dotted line.
-    title: a line above the panels.
+  The panels are over the same names, which label the first one. The bar of the baseline is grey and
+  its value a dotted line; the title is a line above the panels.
 
   Raises:
     ValueError: if there are no panels or names, the panels' names differ, or a value is negative

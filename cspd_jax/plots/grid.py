@@ -118,7 +118,7 @@ def acceptance_map(
     notes: Mapping[str, str] | None = None,
     title: str = '',
 ) -> bytes:
-  """Draws one row of maps per decoder.
+  """Draws one row of maps per decoder, as PNG.
 
   Every token is a cell of its image's grid, coloured by the round that committed
   it on a scale that all rows share. Lines separate the rows of the grid and, within
@@ -131,9 +131,6 @@ def acceptance_map(
     notes: by decoder, a line below its name, such as its number of rounds: that of the maps would
       leave out the rounds of tokens that are no cells, and images that are not shown.
     title: a line above the figure.
-
-  Returns:
-    The figure as PNG.
 
   Raises:
     ValueError: if `rounds` is empty, or the shapes do not fit together.

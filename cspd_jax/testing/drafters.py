@@ -26,13 +26,8 @@ def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Draf
   """Drafts from the table `other`, level by level, without drafts of earlier rounds.
 
   The distribution of a node depends on the whole path to it. Call the decoder with
-  `draft_params=other.params`, or another table of that shape.
-
-  Args:
-    other: a model over the target's vocabulary and length.
-    tree: topology of the drafts.
-    draws: how siblings are selected, one of `base.DRAWS`. 'fixed' selects the most probable tokens
-      and records no distributions.
+  `draft_params=other.params`, or another table of that shape. `draws` is how siblings are selected,
+  one of `base.DRAWS`; 'fixed' selects the most probable tokens and records no distributions.
 
   Raises:
     ValueError: if `draws` is not one of these.

@@ -50,9 +50,6 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np
     batch_size: `B`, even.
     seed: seed of the keys.
     false_alarm: accepted probability that a correct sampler fails.
-
-  Returns:
-    A `Report`.
   """
   probs = np.asarray(probs, np.float64)
   num_classes, cells = probs.shape

@@ -90,15 +90,10 @@ def compare(first: np.ndarray, second: np.ndarray, *, projections: int = 24,
             false_alarm: float = 1e-3, seed: int = 0) -> Distance:
   """Two-sample KS tests of all coordinates and of random projections.
 
-  Projections detect dependence between coordinates. The limit holds for all tests together
-  (Bonferroni): for 30 tests at `1e-3` it is 1.2 times the 99.9 % value of a single test.
-
-  Args:
-    first: `[n, ...]` samples; flattened to vectors.
-    second: `[m, ...]` samples of the same shape.
-    projections: number of random directions, each scaled by the coordinates' spread.
-    false_alarm: probability that samples of the same distribution fail.
-    seed: seed of the directions.
+  Projections, each scaled by the coordinates' spread, detect dependence between coordinates. The
+  limit holds for all tests together (Bonferroni): for 30 tests at `1e-3` it is 1.2 times the 99.9 %
+  value of a single test. The samples `[n, ...]` and `[m, ...]` are flattened to vectors; samples of
+  the same distribution fail with probability `false_alarm`.
 
   Raises:
     ValueError: if the shapes differ.

@@ -43,8 +43,6 @@ def check_target(target: Target, params: Params, condition: Condition, *,
       `(params, condition, tokens [B, n]) -> [B, n, V]`, where entry `i` predicts token `i`
       from the condition and the tokens before it. Scoring must agree with it.
 
-  Returns:
-    A `Report` without problems.
 
   Raises:
     ValueError: with the report, if there are problems.

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import contract
-from cspd_jax.decoding.base import Cache, TreeLike
+from cspd_jax.decoding.base import TreeLike
 from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree, runtime_tree
 from cspd_jax.testing.probe import ROWS, Probe, distance
 from cspd_jax.testing.report import failure
@@ -55,7 +55,7 @@ def commit(probe: Probe) -> Iterator[str]:
     if apart <= probe.tolerance or not probe.is_inside(probe.start + depth + 2):
       continue
     is_side = node > TREE.main_length
-    if is_side and _equal(cache, after):
+    if is_side and jax.tree.all(jax.tree.map(np.array_equal, cache, after)):
       yield ('commit: it returns the cache unchanged; it must move the entry of node '
              'path[b, d - 1] to slot start[b] + d, or tokens after an accepted side path read '
              f'rejected drafts (distributions {apart:.2g} apart in total variation).')
@@ -200,8 +200,3 @@ def _tables(tree: TreeLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return depth, ancestors, paths
   rows = lambda x: np.broadcast_to(x, (ROWS, *x.shape))
   return rows(depth), rows(ancestors), rows(paths)
-
-
-def _equal(first: Cache, second: Cache) -> bool:
-  return all(np.array_equal(np.asarray(a), np.asarray(b))
-             for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second)))

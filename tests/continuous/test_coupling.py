@@ -88,7 +88,7 @@ class CouplingTest(chex.TestCase):
   @parameterized.parameters(0.0, -1.0, 1.5, float('nan'))
   def test_eta_out_of_range(self, eta):
     with self.assertRaisesRegex(ValueError, f'eta is {eta}; it must be above 0 and at most 1'):
-      coupling.check_eta(eta)
+      coupling.check(eta, 1)
 
 
 class RandomTest(chex.TestCase):

@@ -56,7 +56,9 @@ def follow(first: jax.Array, steps: Steps) -> Followed:
 
   They part from old ones after their first states `first` `[N, C]`.
   """
-  if _fits(first.shape[1]) and is_available():
+  size = first.shape[1]
+  # Triton's vectors are powers of two.
+  if size >= 2 and size & (size - 1) == 0 and is_available():
     return jax.lax.platform_dependent(first, steps, cuda=fused, default=plain)
   return plain(first, steps)
 
@@ -119,11 +121,6 @@ def _step(before: Moved, steps: Steps) -> Followed:
   parted = ~before.kept & ~steps.final
   return Followed(jnp.where(parted[:, None], draft, steps.settled.x),
                   jnp.where(parted, moved.kept & steps.exist, steps.settled.kept), parted)
-
-
-def _fits(token_dim: int) -> bool:
-  """Whether the GPU kernel supports tokens of this length: Triton's vectors are powers of two."""
-  return token_dim >= 2 and token_dim & (token_dim - 1) == 0
 
 
 @functools.cache

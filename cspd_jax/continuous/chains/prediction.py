@@ -100,7 +100,8 @@ def _close(schedule: Schedule, x: jax.Array, true: Gaussian) -> Predicted:
     token = time / (time**2 + (1 - time)**2)
   else:
     token = np.sqrt(schedule.alpha_bar)
-  slope = _by_kernel(schedule.x_to_mean + schedule.x0_to_mean * token)
+  slope = schedule.x_to_mean + schedule.x0_to_mean * token
+  slope = jnp.asarray(slope[::-1, None], jnp.float32)  # `[K, 1]`, by kernel.
   return Predicted(true.mean - slope * x, jnp.broadcast_to(slope, (*x.shape[:2], 1)), true.std)
 
 
@@ -114,8 +115,3 @@ def _extrapolated(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, f
   slope = head_drafter.slope(schedule, rho, level)
   return Predicted(mean, jnp.broadcast_to(slope, (*mean.shape[:2], 1)),
                    temperature[:, None, None] * std)
-
-
-def _by_kernel(table: np.ndarray) -> jax.Array:
-  """Returns the entries `[K, 1]` of a table `[K]` of levels, by kernel."""
-  return jnp.asarray(table[::-1, None], jnp.float32)

@@ -12,10 +12,9 @@ from cspd_jax.decoding.tree import chain, check_size
 def ancestral(window: int = 1) -> Drafter:
   """Drafts nothing: every round commits one token.
 
-  Args:
-    window: `W`, tokens per forward pass: the last committed one and `W - 1` nodes without a
-      candidate. These cost time and do not change the distribution, but they change how sums are
-      rounded: with the window of another decoder, logits are rounded as in that decoder.
+  A forward pass has `window` tokens: the last committed one and nodes without a candidate. These
+  cost time and do not change the distribution, but they change how sums are rounded: with the
+  window of another decoder, logits are rounded as in that decoder.
 
   Raises:
     ValueError: if the window is below 1 or longer than an image.

@@ -63,9 +63,17 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
   check_size('passes', passes, 1)
   tree = chain(window - 1) if tree is None else tree
   jacobi_lib.check_tree(window, tree)
-  _check_leaves(tree)
+  if np.any(np.asarray(tree.parents) > tree.main_length):
+    raise ValueError(
+        'tree has side nodes with children; in a corrected window they must be leaves next to the '
+        'main chain, as in caterpillar(4, 6).')
   length = tree.main_length
-  reads = _checked_reads(reads, length)
+  if reads is not None:
+    check_size('reads', reads, 1)
+  reads = length if reads is None else reads
+  if reads > length:
+    raise ValueError(f'reads is {reads}; it must be at most {length}, the drafts of the main '
+                     'chain, or None for all of them.')
 
   def init(env, condition, rng, outcome):
     state = corrector.init(env, condition, outcome, length)
@@ -120,25 +128,6 @@ def _correct_window(corrector: Corrector, passes: int, reads: int, env: Env, sta
   return rng, state._replace(
       tokens=jnp.concatenate([tokens, state.tokens[:, reads:]], axis=1),
       probs=jnp.concatenate([probs, state.probs[:, reads:]], axis=1), corrector=corrector_state)
-
-
-def _checked_reads(reads: int | None, length: int) -> int:
-  """Returns the positions that the corrector scores; all `length` for None."""
-  if reads is None:
-    return length
-  check_size('reads', reads, 1)
-  if reads > length:
-    raise ValueError(f'reads is {reads}; it must be at most {length}, the drafts of the main '
-                     'chain, or None for all of them.')
-  return reads
-
-
-def _check_leaves(tree: Tree) -> None:
-  """Raises ValueError unless every side node is a leaf next to the main chain."""
-  if np.any(np.asarray(tree.parents) > tree.main_length):
-    raise ValueError(
-        'tree has side nodes with children; in a corrected window they must be leaves next to the '
-        'main chain, as in caterpillar(4, 6).')
 
 
 def _initial_state(env: Env, outcome: Outcome, prediction: Prediction, length: int,

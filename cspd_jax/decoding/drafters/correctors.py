@@ -79,15 +79,10 @@ def distributions(
     check: Callable[[Target], None]) -> Corrector:
   """Builds a corrector that corrects distributions and does not read estimates.
 
-  Its predictions are logits `[S, B, L, V]`; `S` is 1 if the model has no null condition.
-
-  Args:
-    init: as in `Corrector`.
-    begin: `(env, state, tokens, start) -> (prediction, old, first [B], state)`; `first` is the
-      number of the last round's root.
-    score: `(env, state, tokens, start) -> (prediction, state)`.
-    update: as in `Corrector`.
-    check: as in `Corrector`.
+  Its predictions are logits `[S, B, L, V]`; `S` is 1 if the model has no null condition. The
+  arguments are those of `Corrector`, but `begin` is `(env, state, tokens, start) -> (prediction,
+  old, first [B], state)`, where `first` is the number of the last round's root, and `score` is
+  `(env, state, tokens, start) -> (prediction, state)`.
   """
 
   def begin_uncut(env: Env, state: State, tokens: jax.Array, estimate: Prediction,
@@ -235,11 +230,8 @@ def from_network(network: Network, decay: float | None = None) -> Corrector:
 
   It corrects features, per guidance stream and position, as the network has learned or by
   `corrected_features`. In every pass the network reads the corrected features of the pass before.
-
-  Args:
-    network: the drafting network, trained for the target.
-    decay: of `corrected_features`, at least 0. By default the network's own learned correction is
-      used if it has one, and `corrected_features` with a decay of 2 otherwise.
+  With a `decay`, at least 0, or for a network without a learned correction, that is
+  `corrected_features`, whose decay is then 2 by default.
 
   Raises:
     ValueError: if `decay` is negative.

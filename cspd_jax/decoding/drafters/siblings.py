@@ -16,13 +16,8 @@ def check_draws(draws: str) -> None:
 def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
   """Returns the draft distributions `[B, n, V]` of the tokens at `positions` `[B, n]`.
 
-  At temperature 0 this is the distribution at temperature 1: `choose` then selects its most
-  probable tokens, and the one-hot distribution would contain only the first of them.
-
-  Args:
-    env: the decode's environment.
-    logits: `[S, B, n, V]`.
-    positions: `[B, n]` token numbers.
+  `logits` are `[S, B, n, V]`. At temperature 0 this is the distribution at temperature 1: `choose`
+  then selects its most probable tokens, and the one-hot distribution would contain only the first.
   """
   forced = contract.forced_tokens(env.target, positions)
   return warp_lib.probabilities(logits, warp_lib.sampled(env.warp), positions, forced)
@@ -45,8 +40,8 @@ def choose(env: Env, rng: RngState, probs: jax.Array, positions: jax.Array, coun
     draws: one of `base.DRAWS`.
 
   Returns:
-    The rows' random numbers; tokens `[B, n, count]`, -1 where too few tokens have positive
-    probability; and the distributions `[B, n, V]` to record, None for 'fixed' draws.
+    The random numbers; tokens `[B, n, count]`, -1 where too few tokens have positive probability;
+    and the distributions `[B, n, V]` to record, None for 'fixed' draws.
   """
   if draws == 'fixed':
     return rng, row_random.winners(probs, count), None

@@ -63,11 +63,8 @@ def cool_linear(delta: float = 1.1, l: int = 8, *, clamp: bool = True,
                 length: int | None = None) -> Verifier:
   """Factors that fall linearly with depth: `w_d` in proportion to `l - d`.
 
-  Args:
-    delta: mean factor, above 0.
-    l: depth at which the factor would reach 0; larger than `L`.
-    clamp: raise factors below 1 to 1. False is the schedule as printed.
-    length: `L`.
+  `l`, larger than `L`, is the depth at which the factor would reach 0. Other arguments are those of
+  `cool`.
 
   Raises:
     ValueError: for values outside their range, or if `l` is not larger than `L`; without `length`

@@ -80,15 +80,9 @@ def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None,
                residual: str = 'gstar', greedy: bool = False) -> Verifier:
   """Adds neighbours' mass as long as `p(x) + p(A)` is at most `lam p(x)`.
 
-  `lam` is that of the released code: the neighbours add at most `(lam - 1) p(x)`. In Cool-SD
-  (arXiv 2601.09212) they add at most `lam p(x)`; its `lam` is smaller by one.
-
-  Args:
-    table: neighbours of every token, as for `lantern`.
-    lam: the bound, at least 1 (exact).
-    k: number of neighbours to use, all by default.
-    residual: one of `RESIDUALS`.
-    greedy: how temperature 0 is verified, as for `lantern`.
+  `lam`, at least 1 (exact), is that of the released code: the neighbours add at most `(lam - 1)
+  p(x)`. In Cool-SD (arXiv 2601.09212) they add at most `lam p(x)`; its `lam` is smaller by one.
+  Other arguments are those of `lantern`.
 
   Raises:
     ValueError: for options outside their range or an invalid table.

@@ -54,17 +54,13 @@ class NodeTest(NamedTuple):
 
 
 def rejection(test_for: Callable[[int], NodeTest], exact: bool, **kwargs: Any) -> Verifier:
-  """Builds a verifier from a test.
+  """Builds a verifier from a test, `test_for(max_depth)`, for drafts of a depth.
 
   The verdict's `tv_bound` is the certificate of Theorem 2 of Cool-SD (arXiv 2601.09212) as a
   running sum: the gap of every test on the way, and the offset of every rejection. Its mean is an
   upper bound on the total variation between the distribution of the output and the target's, on
-  chains and on trees.
-
-  Args:
-    test_for: `max_depth -> NodeTest`: the test for drafts of this depth.
-    exact: whether the test preserves the target's distribution.
-    **kwargs: further fields of the `Verifier`.
+  chains and on trees. `exact` says whether the test preserves the target's distribution; other
+  arguments are fields of the `Verifier`.
   """
   def verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
              target_probs: jax.Array, positions: jax.Array) -> Verdict:
