@@ -50,11 +50,6 @@ from cspd_jax.continuous import (
 )
 from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Target, Verdict, Verifier
 from cspd_jax.continuous.context import BLOCK, TRUE
-from cspd_jax.continuous.decoders import (
-  DEFAULT_BLOCK_LENGTH,
-  DEFAULT_DRAFT_LENGTH,
-  DEFAULT_PREFIX_SHARE,
-)
 from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.loop import Decoder, make_decoder
 from cspd_jax.continuous.path import path_test, start_path
@@ -68,10 +63,10 @@ DEFAULT_KAPPA = 42.0
 _RELEASED_TRIALS = 100
 
 
-def cspd_paper(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_LENGTH,
+def cspd_paper(target: Target, draft: Target, draft_length: int = decoders.DEFAULT_DRAFT_LENGTH,
                schedule: Schedule | int | None = None, *,
                max_trials: int = coupling.DEFAULT_TRIALS,
-               prefix_share: float = DEFAULT_PREFIX_SHARE, aligned: bool = True,
+               prefix_share: float = decoders.DEFAULT_PREFIX_SHARE, aligned: bool = True,
                guidance: str | None = None) -> Decoder:
   """Algorithm 1: true contexts, an end at the first rejection, Sigma (equation 4).
 
@@ -87,8 +82,8 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
 
 
 def cspd_released(
-    target: Target, draft: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
-    schedule: Schedule | int | None = None, *, prefix_share: float = DEFAULT_PREFIX_SHARE,
+    target: Target, draft: Target, block_length: int = decoders.DEFAULT_BLOCK_LENGTH,
+    schedule: Schedule | int | None = None, *, prefix_share: float = decoders.DEFAULT_PREFIX_SHARE,
     kappa: float = DEFAULT_KAPPA, sigma: str = 'inverted', aligned: bool = True,
     guidance: str | None = None) -> Decoder:
   """The released code.
@@ -111,8 +106,8 @@ def cspd_released(
 
 
 def cspd_relaxed(
-    target: Target, draft: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
-    schedule: Schedule | int | None = None, *, prefix_share: float = DEFAULT_PREFIX_SHARE,
+    target: Target, draft: Target, block_length: int = decoders.DEFAULT_BLOCK_LENGTH,
+    schedule: Schedule | int | None = None, *, prefix_share: float = decoders.DEFAULT_PREFIX_SHARE,
     kappa: float = DEFAULT_KAPPA, block_context: bool = True, aligned: bool = True,
     guidance: str | None = None) -> Decoder:
   """A simple test that bounds the error, in blocks as in the released code or with true contexts.

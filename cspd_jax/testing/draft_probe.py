@@ -45,6 +45,14 @@ class Round(NamedTuple):
   tree: Any  # All arrays of the topology, if it is known at run time only.
 
 
+class Results(NamedTuple):
+  """The drafts of all rounds of whole images."""
+
+  rounds: list[Round]
+  images: np.ndarray  # `[B, T]` the images that `exact` makes of them.
+  uses: list[dict[str, Uses]]  # How `init`, `propose` and `update` used random numbers.
+
+
 @dataclasses.dataclass(frozen=True)
 class DraftProbe:
   """A drafter on a tabular model, with `B` independent images; arguments as of `check_drafter`."""
@@ -150,28 +158,14 @@ class DraftProbe:
     yield state, None, uses
 
   @functools.cached_property
-  def _results(self) -> tuple[list[Round], np.ndarray, list[dict[str, Uses]]]:
+  def results(self) -> Results:
+    """The result of whole images."""
     rounds, uses = [], []
     for state, draft, used in self.run(self.keys):
       uses.append(jax.tree.map(np.asarray, used))
       if draft is not None:
         rounds.append(_as_round(self.drafter, state, draft))
-    return rounds, np.asarray(state.tokens)[:, :self.model.length], uses
-
-  @property
-  def rounds(self) -> list[Round]:
-    """The drafts of all rounds."""
-    return self._results[0]
-
-  @property
-  def images(self) -> np.ndarray:
-    """The images `[B, T]` that `exact` makes of them."""
-    return self._results[1]
-
-  @property
-  def uses(self) -> list[dict[str, Uses]]:
-    """How `init`, `propose` and `update` used random numbers, round by round."""
-    return self._results[2]
+    return Results(rounds, np.asarray(state.tokens)[:, :self.model.length], uses)
 
 
 def _as_round(drafter: Drafter, state: State, draft: Draft) -> Round:

@@ -70,7 +70,7 @@ def find_drafter_problems(drafter: Drafter, draft_params: Params = None, *,
   report = collect(CHECKS, probe)
   if report.problems or not drafter.tree.num_nodes:
     return report
-  if not any((drafts.tokens >= 0).any() for drafts in probe.rounds):
+  if not any((drafts.tokens >= 0).any() for drafts in probe.results.rounds):
     report = report._replace(notes=(
         'no draft was checked: the drafter had no candidate in any round, all its tokens are -1.',))
   return report
@@ -178,7 +178,7 @@ def _topology(probe: DraftProbe) -> Iterator[str]:
   budget = probe.drafter.tree
   if not isinstance(budget, Budget):
     return
-  for number, drafts in enumerate(probe.rounds, 1):
+  for number, drafts in enumerate(probe.results.rounds, 1):
     parents, nodes = drafts.parents, np.arange(drafts.parents.shape[1])
     wrong = np.argwhere((parents >= nodes) | (parents < np.minimum(nodes, 1) - 1))
     if wrong.size:
@@ -205,7 +205,7 @@ def _topology(probe: DraftProbe) -> Iterator[str]:
 def _tokens(probe: DraftProbe) -> Iterator[str]:
   """Drafts are tokens."""
   vocab_size = probe.model.vocab_size
-  for number, drafts in enumerate(probe.rounds, 1):
+  for number, drafts in enumerate(probe.results.rounds, 1):
     wrong = np.argwhere((drafts.tokens < -1) | (drafts.tokens >= vocab_size))
     if wrong.size:
       row, index = wrong[0]
@@ -216,7 +216,7 @@ def _tokens(probe: DraftProbe) -> Iterator[str]:
 
 def _random_numbers(probe: DraftProbe) -> Iterator[str]:
   """Random numbers are used once."""
-  for uses in probe.uses:
+  for uses in probe.results.uses:
     for name, use in uses.items():
       if not use.kept_noise.all():
         yield (f'{name}: it returns random numbers with another noise of positions; return the '
@@ -237,7 +237,7 @@ def _rows(probe: DraftProbe) -> Iterator[str]:
   stays[:shift] = False
   moved = jax.tree.map(lambda x: np.roll(np.asarray(x), shift, axis=0), probe.keys)
   keys = jax.tree.map(lambda x: np.where(stays[:, None], x, x ^ np.uint32(1)), moved)
-  for (_, draft, _), drafts in zip(probe.run(keys, 2), probe.rounds):
+  for (_, draft, _), drafts in zip(probe.run(keys, 2), probe.results.rounds):
     if draft is None:
       return
     got, want = np.asarray(draft.tokens)[stays], np.roll(drafts.tokens, shift, axis=0)[stays]
@@ -266,7 +266,7 @@ def _image_misfit(probe: DraftProbe, images: np.ndarray) -> str | None:
 
 def _images(probe: DraftProbe) -> Iterator[str]:
   """Exact verification of the drafts returns the model's distribution."""
-  if bad := _image_misfit(probe, probe.images):
+  if bad := _image_misfit(probe, probe.results.images):
     yield (f'update: with exact verification {bad}, though all drafts follow their recorded '
            'distributions; the drafter must not keep or choose drafts by what the verifier drew or '
            'rejected after them.')

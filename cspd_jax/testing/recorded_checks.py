@@ -37,7 +37,7 @@ LEVELS = ('options', 'row', 'image', 'rows above', 'path')
 
 def normalised(probe: DraftProbe) -> Iterator[str]:
   """Recorded distributions sum to 1, without negative numbers."""
-  for number, drafts in enumerate(probe.rounds, 1):
+  for number, drafts in enumerate(probe.results.rounds, 1):
     if drafts.probs is None:
       return
     for node in range(1, drafts.tokens.shape[1] + 1):
@@ -63,9 +63,9 @@ def frequencies_match(probe: DraftProbe) -> Iterator[str]:
   # A candidate behind a side branch is tested given that branch.
   nodes += [(node, leaf) for leaf, node in enumerate(layout.leaf_candidate) if node > 0]
   log_alarm = np.log(probe.false_alarm) - np.log(
-      len(probe.rounds) * len(nodes) * len(LEVELS) + 1)
+      len(probe.results.rounds) * len(nodes) * len(LEVELS) + 1)
   earlier: dict[int, Drawn] = {}
-  for number, drafts in enumerate(probe.rounds, 1):
+  for number, drafts in enumerate(probe.results.rounds, 1):
     for node, end in nodes:
       drawn = _drawn(probe, drafts, number, node, end)
       for level in LEVELS:
@@ -84,8 +84,8 @@ def are_new(probe: DraftProbe) -> Iterator[str]:
     return
   assert isinstance(tree, Tree)  # As all trees of drawn tokens.
   nodes = range(1, tree.num_nodes + 1)
-  log_alarm = np.log(probe.false_alarm) - np.log(len(probe.rounds) * len(nodes) + 1)
-  for number, (last, drafts) in enumerate(itertools.pairwise(probe.rounds), 2):
+  log_alarm = np.log(probe.false_alarm) - np.log(len(probe.results.rounds) * len(nodes) + 1)
+  for number, (last, drafts) in enumerate(itertools.pairwise(probe.results.rounds), 2):
     for node in nodes:
       drawn = _drawn(probe, drafts, number, node, node)
       # The last draft for the same position, on the main chain.

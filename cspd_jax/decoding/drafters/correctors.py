@@ -85,30 +85,23 @@ def distributions(
   `(env, state, tokens, start) -> (prediction, state)`.
   """
 
-  def begin_uncut(env: Env, state: State, tokens: jax.Array, estimate: Prediction,
-                  start: jax.Array) -> tuple[Prediction, Prediction, State]:
+  def begin_uncut(env, state, tokens, estimate, start):
     del estimate
     logits, old, first, state = begin(env, state, tokens, start)
     return (uncut(env, logits, _positions(start, logits)),
             uncut(env, old, _positions(first + 1, old)), state)
 
-  def score_uncut(env: Env, state: State, tokens: jax.Array, estimate: Prediction,
-                  start: jax.Array) -> tuple[Prediction, State]:
+  def score_uncut(env, state, tokens, estimate, start):
     del estimate
     logits, state = score(env, state, tokens, start)
     return uncut(env, logits, _positions(start, logits)), state
 
+  def correct(env, prediction, old, stale, has_stale, positions):
+    del env, positions
+    return (corrected_probs(prediction, old, stale, has_stale),) * 2
+
   return Corrector(
-      init, begin_uncut, score_uncut, update, lambda outcome: outcome.uncut,
-      _correct_distributions, check)
-
-
-def _correct_distributions(
-    env: Env, prediction: Prediction, old: Prediction, stale: Prediction, has_stale: jax.Array,
-    positions: jax.Array) -> tuple[jax.Array, Prediction]:
-  del env, positions
-  probs = corrected_probs(prediction, old, stale, has_stale)
-  return probs, probs
+      init, begin_uncut, score_uncut, update, lambda outcome: outcome.uncut, correct, check)
 
 
 def corrected_probs(new: jax.Array, old: jax.Array, stale: jax.Array,

@@ -42,7 +42,10 @@ def _verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None
   passed = rng.accept(p[parents, token] / factor[parents], q[parents, token])
   node = walk.deepest(jnp.append(False, passed) & is_drawn, tree)
   row = jnp.asarray(np.cumsum(is_inner) - 1)[node]
-  residual = _residual(p[row], q[row], factor[row], count[row])
+  # The distribution after all candidates were rejected.
+  common, passes, accepted = _overlap(p[row], q[row], factor[row], count[row])
+  scale = accepted / jnp.where(passes > 0, passes, 1)
+  residual = accept.residual(p[row], common * scale[..., None])
   distribution = jnp.where(jnp.asarray(is_inner)[node], residual, target_probs[node])
   return Verdict(node, rng.draw(distribution[None])[0])
 
@@ -71,13 +74,6 @@ def _factor(p: jax.Array, q: jax.Array, count: jax.Array) -> jax.Array:
   high = jnp.maximum(count, 1).astype(p.dtype)
   steps = jnp.finfo(p.dtype).nmant + 1
   return jax.lax.fori_loop(0, steps, halve, (jnp.ones_like(high), high))[1]
-
-
-def _residual(p: jax.Array, q: jax.Array, factor: jax.Array, count: jax.Array) -> jax.Array:
-  """`[..., V]` the distribution after all `k` candidates were rejected."""
-  common, passes, accepted = _overlap(p, q, factor, count)
-  scale = accepted / jnp.where(passes > 0, passes, 1)
-  return accept.residual(p, common * scale[..., None])
 
 
 def _check(drafter: Drafter, vocab_size: int) -> None:

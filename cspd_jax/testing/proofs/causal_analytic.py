@@ -14,14 +14,8 @@ import numpy as np
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.base import Cached, Target
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.testing.proofs.analytic import (
-  Analytic,
-  Mixture,
-  check_classes,
-  exact_denoise,
-  pack,
-  unpack,
-)
+from cspd_jax.testing.proofs import analytic
+from cspd_jax.testing.proofs.analytic import Analytic, Mixture, pack, unpack
 
 
 class LinearParams(NamedTuple):
@@ -86,9 +80,9 @@ def causal_chain(num_tokens: int = 8, token_dim: int = 2, *, schedule: Schedule 
     index = start[:, None] + 1 + jnp.arange(tokens.shape[1])
     return mixture(params, slots, condition, index), (slots, condition)
 
-  denoise = exact_denoise if np.all(np.isfinite(schedule.alpha_bar)) else _exact_velocity
+  denoise = analytic.exact_denoise if np.all(np.isfinite(schedule.alpha_bar)) else _exact_velocity
   target = Target(None, denoise(schedule, token_dim), num_tokens, token_dim, num_streams,
-                  check_classes(len(means)), cached=Cached(prefill, score))
+                  analytic.check_classes(len(means)), cached=Cached(prefill, score))
   return Analytic(target, params, schedule)
 
 
