@@ -178,17 +178,14 @@ def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
              ) -> tuple[Any, jax.Array, jax.Array]:
   """Draws from the residual distribution where `pending` `[N]`.
 
-  Args:
-    propose: `trials [R] -> (proposals, log_ratio [N, R], log_uniform [N, R])`: draws
-      number `trials` from the target, a pytree of leaves `[N, R, ...]`, with
-      `log p - log q` of each and the uniform numbers of their tests.
-    pending: the tokens that need a draw.
-    eta: that of the test which rejected the draft.
-    max_trials: the largest number of proposals; if all are rejected, the last of them is the draw.
+  `propose` is `trials [R] -> (proposals, log_ratio [N, R], log_uniform [N, R])`: draws number
+  `trials` from the target, a pytree of leaves `[N, R, ...]`, with `log p - log q` of each and the
+  uniform numbers of their tests. `eta` is that of the test which rejected the draft.
 
   Returns:
-    The draws, leaves `[N, ...]` (zero where not pending), the number of proposals evaluated,
-    `[N]`, and for which tokens `[N]` all of them were rejected.
+    The draws, leaves `[N, ...]` (zero where not pending; the last proposal where all `max_trials`
+    of them were rejected), the number of proposals evaluated, `[N]`, and where all were rejected,
+    `[N]`.
   """
   num = TRIALS_PER_PASS
 

@@ -221,20 +221,19 @@ def _check_noise(schedule: Schedule) -> None:
         'requires noise at every kernel.')
 
 
+_LAST_KERNEL = (', last kernel without noise', ', last kernel with noise')
+
+
 def describe_steps(num_iter: int, last_noise: bool, causal: bool = False) -> str:
   """Returns the distribution of `mar` in words, for a masked or a causal model."""
   steps = 'token by token' if causal else f'in {num_iter} steps'
-  return f'{"causal" if causal else "masked"} generation {steps}' + _last_kernel(last_noise)
+  return f'{"causal" if causal else "masked"} generation {steps}' + _LAST_KERNEL[last_noise]
 
 
 def describe_blocks(block_length: int, first: int, last_noise: bool) -> str:
   """Returns the distribution of `parallel` in words, with `first` tokens one by one (or 0)."""
   after = f' after the first {first}' if first else ''
-  return f'parallel generation, {block_length} tokens per step{after}' + _last_kernel(last_noise)
-
-
-def _last_kernel(noise: bool) -> str:
-  return ', last kernel with noise' if noise else ', last kernel without noise'
+  return f'parallel generation, {block_length} tokens per step{after}' + _LAST_KERNEL[last_noise]
 
 
 def _mar_steps(target: Target, num_iter: int | None, schedule: Schedule, sampler: HeadSampler,

@@ -62,16 +62,11 @@ class Head(NamedTuple):
     return noise_lib.normal(batch.keys, noise_lib.START, 0, self.target.token_dim)
 
   def kernel(self, batch: TokenBatch, x: jax.Array, level: jax.typing.ArrayLike) -> Kernel:
-    """Returns the true kernels of states: one head call.
+    """Returns the true kernels of states `x` `[N, ..., C]` of the tokens `[N]`: one head call.
 
-    With guidance each state is evaluated with the `z` of both streams. MAR runs a doubled batch,
-    whose second half it overwrites with the first at every kernel; this is equivalent: the noise is
-    guided, the variance is the conditional stream's.
-
-    Args:
-      batch: the tokens `[N]`.
-      x: `[N, ..., C]` the states.
-      level: their levels, `[N, ...]`, or one for all.
+    Their levels are `[N, ...]`, or one for all. With guidance each state is evaluated with the `z`
+    of both streams. MAR runs a doubled batch, whose second half it overwrites with the first at
+    every kernel; this is equivalent: the noise is guided, the variance is the conditional stream's.
     """
     target, streams, modulation = self.target, self.target.num_streams, self.target.modulation
     shape, params = x.shape[:-1], self.params

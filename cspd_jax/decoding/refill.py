@@ -282,8 +282,8 @@ def row_axes(many: Any, few: Any, streams: int, num_many: int, num_few: int) -> 
 def supports(decoder: Any) -> bool:
   """Returns whether the images of a decoder of either engine may need different numbers of rounds.
 
-  Without drafts every image needs as many rounds as it has tokens. A window without candidates
-  (`drafters.ancestral`) uses slots exactly if the window decoder that it is the baseline of does.
+  They do not without drafts. A window without candidates (`drafters.ancestral`) uses slots exactly
+  if the window decoder that it is the baseline of does.
   """
   return isinstance(decoder, Decoder) and decoder.drafter.tree.num_nodes > 0
 

@@ -72,11 +72,7 @@ class Bench:
     return str(self.model.specification(specification))
 
   def share(self, specifications: Sequence[Any]) -> None:
-    """Makes decoders with the same drafter share a program from now on.
-
-    Args:
-      specifications: of all decoders that will run; all must be valid.
-    """
+    """Makes decoders of these specifications, all valid, share a program per drafter from now on."""
     self._shared = tuple(dict.fromkeys(map(self.text, specifications)))
 
   def decoder(self, specification: Any, guided: bool) -> Any:

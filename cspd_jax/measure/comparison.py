@@ -40,7 +40,7 @@ def compare(
 
   Args:
     requests: by name of the decoder, the requests of the same images.
-    captions: what the images were asked for, for the samples; see `metrics.base.Sample`.
+    captions: what the images were asked for; see `metrics.base.Sample`.
     repeats: maximum number of timed runs per image and decoder.
     budget: limit on the total seconds of all timed runs, except that the first run of each always
       completes; None for no limit.

@@ -29,10 +29,7 @@ _NUMBER = re.compile(rf'-|[-+]?[\d.,]+{_UNIT}( (\+-|to|x|of) [\d.,]+{_UNIT}){{0,
 def text(columns: Columns, rows: Iterable[Row], *, left: int = 2) -> str:
   """Formats a table for a terminal: a heading, a rule, and a line per row.
 
-  Args:
-    columns: format strings by heading.
-    rows: the rows.
-    left: number of leading columns that are left-aligned; the others are right-aligned.
+  The `left` leading columns are left-aligned, the others right-aligned.
   """
   body = [cells(columns, row) for row in rows]
   widths = [max(map(len, column)) for column in zip(columns, *body)]
@@ -54,9 +51,7 @@ def line(columns: Columns, row: Row, widths: Sequence[int], *, left: int = 2) ->
 def markdown(columns: Columns, rows: Iterable[Row]) -> str:
   """Formats a table in Markdown, with columns of numbers aligned right and all others left.
 
-  Args:
-    columns: format strings by heading.
-    rows: the rows. The first column names them, and is aligned left.
+  The first column names the rows, and is aligned left.
   """
   body = [cells(columns, row) for row in rows]
   is_number = [all(_NUMBER.fullmatch(cell) for cell in column) for column in zip(*body)]

@@ -44,7 +44,7 @@ def measure(
     budget: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[Name, Timing]:
-  """Times functions that run in turns.
+  """Times functions, by name, that run in turns.
 
   In every turn each function runs once, in the order of `runs`, until its result is ready. The
   first turns are not timed, because the first run of a compiled program may be slower. Compile the
@@ -60,9 +60,6 @@ def measure(
       end within the budget at the mean time of the previous turns; the first always runs. None
       for no limit.
     progress: called after each turn with the number of finished turns and of all turns.
-
-  Returns:
-    The timings by name.
 
   Raises:
     ValueError: if `repeats` is below 1 or `warmup` below 0.

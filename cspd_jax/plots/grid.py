@@ -19,14 +19,10 @@ def save_grid(
     title: str = '',
     columns: int | None = None,
 ) -> None:
-  """Writes images side by side as one PNG; small images are enlarged.
+  """Writes images `[N, H, W, 3]` in [-1, 1] side by side as one PNG; small ones are enlarged.
 
-  Args:
-    path: the file to write.
-    images: `[N, H, W, 3]` in [-1, 1], as a tokenizer decodes them.
-    captions: texts under the images, at most three lines each.
-    title: a line above the grid.
-    columns: images per row; by default the grid is about square, with at least four columns.
+  Captions, of at most three lines, stand under the images, the title above the grid. By default the
+  grid is about square, with at least four columns.
 
   Raises:
     ValueError: if the shapes or the number of captions do not fit.
@@ -120,9 +116,9 @@ def acceptance_map(
 ) -> bytes:
   """Draws one row of maps per decoder, as PNG.
 
-  Every token is a cell of its image's grid, coloured by the round that committed
-  it on a scale that all rows share. Lines separate the rows of the grid and, within
-  a row, tokens of different rounds, so that a round is as long as its tokens.
+  Every token is a cell of its image's grid, coloured by the round that committed it on a scale that
+  all rows share. Lines separate the rows of the grid and, within a row, tokens of different rounds,
+  so that a round is as long as its tokens.
 
   Args:
     rounds: by decoder, `[N, H, W]` the round that committed each token.

@@ -6,14 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import DRAWS, Drafter, Params
 from cspd_jax.decoding.tree import Budget, Tree, runtime_tree
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.testing import frequencies, recorded_checks
 from cspd_jax.testing.draft_probe import OPTIONS, DraftProbe
-from cspd_jax.testing.report import Check, Report, collect, failure
+from cspd_jax.testing.report import Check, Report, collect, complaint
 from cspd_jax.testing.tabular import Tabular, first_prefix, prefix_number, tabular
 
 # The most prefixes of the model that is made if none is passed.
@@ -149,13 +148,10 @@ def _shapes(probe: DraftProbe) -> Iterator[str]:
         jax.eval_shape(probe.decoder(verifier).round, probe.model.params, jax.eval_shape(
             probe.decoder(verifier).start, probe.model.params, np.zeros(probe.samples, np.int32),
             probe.keys, probe.warp, probe.draft_params), probe.warp, probe.draft_params)
-    except contract.ContractError as error:
-      yield str(error)
-      return
     except Exception as error:  # Any, of the user's code.
       kind = 'an exact verifier' if verifier is None else (
           'match, a verifier with needs_probs=False, so that env.needs_probs is False')
-      yield f'the drafter raises {failure(error)}, in a round with {kind}.'
+      yield complaint(error, f'the drafter raises {{}}, in a round with {kind}.')
       return
   yield from _same_state(before, after)
 

@@ -141,7 +141,6 @@ def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *,
     max_outcomes: largest number of outcomes to enumerate.
     chunk: outcomes per batch.
 
-
   Raises:
     ValueError: if there are more than `max_outcomes` outcomes.
   """

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cspd_jax.core.returned import ContractError
+
 
 class Check(NamedTuple):
   """One property that a part must have."""
@@ -55,11 +57,16 @@ def collect(checks: Iterable[Check], probe: Any) -> Report:
   return report
 
 
-def failure(error: Exception) -> str:
-  """Describes an exception of a user's code: its type, its line and its first line of text."""
+def complaint(error: Exception, sentence: str) -> str:
+  """The sentence of a ContractError, or a sentence about another exception of a user's code.
+
+  In place of `{}` in `sentence` stand the exception's type, its line and its first line of text.
+  """
+  if isinstance(error, ContractError):
+    return str(error)
   packages = (jax.__path__[0], np.__path__[0])
   frames = [frame for frame in traceback.extract_tb(error.__traceback__)
             if not frame.filename.startswith(packages)]
   place = f'{pathlib.Path(frames[-1].filename).name}:{frames[-1].lineno}'
   first = (str(error).splitlines() or [''])[0].rstrip('.')
-  return f'{type(error).__name__} at {place}: {first}'
+  return sentence.replace('{}', f'{type(error).__name__} at {place}: {first}')

@@ -13,7 +13,7 @@ from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import TreeLike
 from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree, runtime_tree
 from cspd_jax.testing.probe import ROWS, Probe, distance
-from cspd_jax.testing.report import failure
+from cspd_jax.testing.report import complaint
 
 # A main chain of three nodes, a sibling of the first with a child, and a sibling of the second.
 TREE = Tree((-1, 0, 1, 2, 0, 1, 4))
@@ -112,11 +112,8 @@ def _failures(probe: Probe, tree: TreeLike, kind: str, remedy: str) -> Iterator[
       ('commit', commit, (cache, start, path))):
     try:
       jax.eval_shape(function, *arguments)
-    except contract.ContractError as error:
-      yield str(error)
-      return
     except Exception as error:  # Any, of the user's code.
-      yield f'{name}: with {kind} it raises {failure(error)}; {remedy}.'
+      yield complaint(error, f'{name}: with {kind} it raises {{}}; {remedy}.')
       return
 
 

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.decoders import vanilla
 from cspd_jax.decoding.loop import make_decoder
@@ -16,7 +15,7 @@ from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import verdicts
 from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.enumerate import UNOPTIMISED
-from cspd_jax.testing.report import Check, Report, collect, failure
+from cspd_jax.testing.report import Check, Report, collect, complaint
 from cspd_jax.testing.tabular import first_prefix, prefix_number, tabular
 from cspd_jax.testing.verdicts import ARRANGEMENTS, ONE, TWO, Arrangement, Drafts, Verdicts
 
@@ -152,13 +151,10 @@ def _results(probe: _Probe) -> Iterator[str]:
   """Verdicts have their shapes and dtypes, and what they name exists."""
   try:
     results = probe.results
-  except contract.ContractError as error:
-    yield str(error)
-    return
   except Exception as error:  # Any, of the user's code.
     hint = '' if probe.verifier.needs_probs else (
         '; needs_probs is False, so probs is None: set it if the verifier reads them')
-    yield f'the verifier raises {failure(error)}{hint}.'
+    yield complaint(error, f'the verifier raises {{}}{hint}.')
     return
   if not results:
     yield ('check: it refuses every layout, also one draft drawn from a recorded distribution; it '

@@ -76,9 +76,14 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
                      'chain, or None for all of them.')
 
   def init(env, condition, rng, outcome):
-    state = corrector.init(env, condition, outcome, length)
-    prediction = corrector.target_prediction(outcome)
-    return rng, _initial_state(env, outcome, prediction, length, state)
+    # All positions repeat token 0.
+    tokens = jnp.repeat(outcome.tokens[:, :1], length, axis=1)
+    stale = jax.tree.map(lambda x: jnp.repeat(x[:, -1:], length, axis=1),
+                         corrector.target_prediction(outcome))
+    return rng, CorrectedState(
+        tokens, jax.nn.one_hot(tokens, env.target.vocab_size, dtype=outcome.probs.dtype), stale,
+        jnp.zeros(tokens.shape, bool), jnp.zeros_like(outcome.count),
+        corrector.init(env, condition, outcome, length))
 
   def propose(env, state, rng, root, start):
     del root
@@ -128,17 +133,6 @@ def _correct_window(corrector: Corrector, passes: int, reads: int, env: Env, sta
   return rng, state._replace(
       tokens=jnp.concatenate([tokens, state.tokens[:, reads:]], axis=1),
       probs=jnp.concatenate([probs, state.probs[:, reads:]], axis=1), corrector=corrector_state)
-
-
-def _initial_state(env: Env, outcome: Outcome, prediction: Prediction, length: int,
-                   corrector_state: Any) -> CorrectedState:
-  """The state after the prefill: all positions repeat token 0."""
-  tokens = jnp.repeat(outcome.tokens[:, :1], length, axis=1)
-  probs = jax.nn.one_hot(tokens, env.target.vocab_size, dtype=outcome.probs.dtype)
-  stale = jax.tree.map(lambda x: jnp.repeat(x[:, -1:], length, axis=1), prediction)
-  return CorrectedState(
-      tokens, probs, stale, jnp.zeros(tokens.shape, bool), jnp.zeros_like(outcome.count),
-      corrector_state)
 
 
 def _cut(env: Env, probs: jax.Array, positions: jax.Array) -> jax.Array:

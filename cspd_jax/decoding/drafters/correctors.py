@@ -141,42 +141,32 @@ class _ModelState(NamedTuple):
 
 
 def from_model(small: Target) -> Corrector:
-  """A corrector from a smaller autoregressive model.
+  """A corrector from a smaller autoregressive model, over the target's vocabulary and grid.
 
   The model's parameters are the decoder's `draft_params`. The old and the new window are scored one
   after the other, because most of the committed tokens are among the old ones.
-
-  Args:
-    small: the model, over the target's vocabulary and grid.
   """
-  corrector = _ModelCorrector(small)
-  return distributions(
-      corrector.init, corrector.begin, corrector.score, _update_model,
-      functools.partial(contract.check_sizes, small, 'corrector', contract.GRID))
 
+  def score_chain(env, cache, tokens, start):
+    """Logits after every token of a chain, and the cache."""
+    logits, _, cache = contract.score(
+        small, env.params, cache, tokens, start, chain(tokens.shape[1] - 1), 'corrector')
+    return logits, cache
 
-@dataclasses.dataclass(frozen=True)
-class _ModelCorrector:
-  """The functions of `from_model`."""
-
-  small: Target
-
-  def init(self, env: Env, condition: Condition, outcome: Outcome, length: int) -> _ModelState:
+  def init(env, condition, outcome, length):
     _, _, cache = contract.prefill(
-        self.small, env.params, condition, env.target.num_tokens + length + 1, 'corrector')
+        small, env.params, condition, env.target.num_tokens + length + 1, 'corrector')
     token = outcome.tokens[:, :1]
     return _ModelState(
         cache, jnp.repeat(token, length + 1, axis=1), jnp.zeros_like(token[:, 0]),
         jnp.pad(token, ((0, 0), (0, 1))))
 
-  def begin(self, env: Env, state: _ModelState, tokens: jax.Array, start: jax.Array
-            ) -> tuple[jax.Array, jax.Array, jax.Array, _ModelState]:
-    old, cache = self._logits(env, state.cache, state.nodes, state.first)
-    logits, state = self.score(env, state._replace(cache=cache), tokens, start)
+  def begin(env, state, tokens, start):
+    old, cache = score_chain(env, state.cache, state.nodes, state.first)
+    logits, state = score(env, state._replace(cache=cache), tokens, start)
     return logits, old[:, :, 1:], state.first, state
 
-  def score(self, env: Env, state: _ModelState, tokens: jax.Array, start: jax.Array
-            ) -> tuple[jax.Array, _ModelState]:
+  def score(env, state, tokens, start):
     # The last two committed tokens are read with the drafts, for the cache may hold rejected drafts
     # in their slots.
     single = (start == 0)[:, None]
@@ -184,16 +174,13 @@ class _ModelCorrector:
     nodes = jnp.concatenate([root[:, None], tokens[:, :-1]], axis=1)
     window = jnp.where(single, jnp.pad(nodes, ((0, 0), (0, 1))),
                        jnp.concatenate([state.last[:, :1], nodes], axis=1))
-    logits, cache = self._logits(env, state.cache, window, jnp.maximum(start - 1, 0))
+    logits, cache = score_chain(env, state.cache, window, jnp.maximum(start - 1, 0))
     logits = jnp.where(single[..., None], logits[:, :, :-1], logits[:, :, 1:])
     return logits, state._replace(cache=cache)
 
-  def _logits(self, env: Env, cache: Cache, tokens: jax.Array, start: jax.Array
-              ) -> tuple[jax.Array, Cache]:
-    """Logits after every token of a chain, and the cache."""
-    logits, _, cache = contract.score(
-        self.small, env.params, cache, tokens, start, chain(tokens.shape[1] - 1), 'corrector')
-    return logits, cache
+  return distributions(
+      init, begin, score, _update_model,
+      functools.partial(contract.check_sizes, small, 'corrector', contract.GRID))
 
 
 def _update_model(env: Env, state: _ModelState, outcome: Outcome) -> _ModelState:

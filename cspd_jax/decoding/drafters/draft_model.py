@@ -19,19 +19,15 @@ class ModelState(NamedTuple):
 
 
 def model(draft_target: Target, length: int = 4) -> Drafter:
-  """Drafts a chain of `length` tokens, sampled one by one from `draft_target`.
+  """Drafts a chain of `length` tokens, at least 1, sampled one by one from `draft_target`.
 
-  The same warp is applied to the draft distributions as to the target's. After a rejected draft the
-  draft model's cache needs no repair, because slots are overwritten. If all drafts were accepted,
-  the last of them is not in the cache yet, so a round begins by reading the last two committed
-  tokens.
+  The draft model is over the target's vocabulary and grid, and the same warp is applied to its
+  distributions. After a rejected draft its cache needs no repair, because slots are overwritten. If
+  all drafts were accepted, the last of them is not in the cache yet, so a round begins by reading
+  the last two committed tokens.
 
   For a seed-exact verifier, drafts are drawn with the noise of their position, so most of them
   equal the target's tokens.
-
-  Args:
-    draft_target: the draft model, over the target's vocabulary and grid.
-    length: drafts per round, at least 1.
 
   Raises:
     ValueError: if `length` is out of range.

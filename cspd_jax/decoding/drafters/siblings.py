@@ -25,19 +25,11 @@ def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Arra
 
 def choose(env: Env, rng: RngState, probs: jax.Array, positions: jax.Array, count: int, draws: str
            ) -> tuple[RngState, jax.Array, jax.Array | None]:
-  """Selects candidates for every position, in the order in which they are to be tested.
+  """Selects `count` candidates for every position, in the order in which they are to be tested.
 
-  At temperature 0 they are the most probable tokens, whatever `draws` is. The recorded distribution
-  is then one-hot at the first; the others have probability 0 in it, which marks them as not drawn
-  (`base.Draft`).
-
-  Args:
-    env: the decode's environment.
-    rng: the rows' random numbers.
-    probs: `[B, n, V]` draft distributions.
-    positions: `[B, n]` token numbers.
-    count: candidates per position.
-    draws: one of `base.DRAWS`.
+  At temperature 0 they are the most probable tokens of `probs` `[B, n, V]`, whatever `draws` is,
+  one of `base.DRAWS`. The recorded distribution is then one-hot at the first; the others have
+  probability 0 in it, which marks them as not drawn (`base.Draft`).
 
   Returns:
     The random numbers; tokens `[B, n, count]`, -1 where too few tokens have positive probability;
