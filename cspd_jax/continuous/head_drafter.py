@@ -36,8 +36,6 @@ from cspd_jax.core.random import as_key, row_keys
 # Least-squares fit on heads trained on mixtures of Gaussians in 16 dimensions: step, rho.
 _DEFAULT = np.array([(0, 0), (20, .08), (50, .25), (101, .52), (202, .80), (303, .90),
                      (505, .96), (706, .98), (908, 1), (999, 1)])
-
-
 # The entry of a checkpoint's metadata that holds its blends.
 _METADATA = 'head_drafter'
 

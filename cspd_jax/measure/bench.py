@@ -72,7 +72,7 @@ class Bench:
     return str(self.model.specification(specification))
 
   def share(self, specifications: Sequence[Any]) -> None:
-    """Makes decoders of these specifications, all valid, share a program per drafter from now on."""
+    """Makes decoders of valid specifications share a program by drafter from now on."""
     self._shared = tuple(dict.fromkeys(map(self.text, specifications)))
 
   def decoder(self, specification: Any, guided: bool) -> Any:
@@ -144,9 +144,8 @@ class Bench:
   def reference(self, sets: int) -> tuple[Sample, list[Sample]]:
     """Decodes `sets` times as many images with the baseline, for each of two other seeds.
 
-    Returns:
-      All images of the first seed; and those of the second in sets of `N`, each with the first
-      as its reference, which measures the effect of noise alone.
+    Returns all images of the first seed; and those of the second in sets of `N`, each with the
+    first as its reference, which measures the effect of noise alone.
     """
     count, root = len(self.prompts), random_lib.seed_key(np.ravel(self.seed)[0])
     # These seeds differ from those of all images, whose numbers are much smaller.
@@ -225,11 +224,10 @@ def _common_parts(text: str, decoder: Any) -> tuple:
 
 
 def one_of(decoders: Sequence[Decoder]) -> Callable[..., Any]:
-  """Joins decoders that differ only in their verifiers.
+  """Joins decoders that differ only in their verifiers into a function like a decoder.
 
-  Returns:
-    A function like a decoder, whose `draft_params` are the index of the decoder that runs, a scalar
-    int32, and the `draft_params` of that decoder.
+  Its `draft_params` are the index of the decoder that runs, a scalar int32, and the `draft_params`
+  of that decoder.
   """
   first = decoders[0]
 

@@ -65,7 +65,7 @@ def able(bench: Bench, specifications: Sequence[Any]) -> tuple[list[str], dict[s
 def reference(bench: Bench, metrics: Sequence[Metric], sets: int | None) -> Reference:
   """Decodes `sets` times as many images with the baseline, for each of two seeds.
 
-  Returns an empty reference if `sets` is None, or if no metric is of the group 'fidelity'.
+  The reference is empty if `sets` is None, or if no metric is of the group 'fidelity'.
   """
   fidelity = [metric for metric in metrics if metric.group == 'fidelity']
   if sets is None or not fidelity:

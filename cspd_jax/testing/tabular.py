@@ -91,7 +91,7 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
     spread: standard deviation of the logits.
     forced: tokens forced at positions, as by a grammar.
     tied: round the logits to whole numbers, so that several tokens are often equally probable.
-    dtype: dtype of the logits.
+    dtype: of the logits.
 
   Raises:
     ValueError: for sizes below the minimum or a table of more than 10 million prefixes.

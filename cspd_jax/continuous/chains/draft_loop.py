@@ -128,9 +128,7 @@ def is_available() -> bool:
   """Whether this process has a GPU on which `fused` returns the same as `plain`.
 
   A small example is run once; if it fails, a warning is logged and plain operations are used.
-
-  Raises:
-    ValueError: if the environment variable CSPD_JAX_HEAD is neither 'auto' nor 'plain'.
+  Raises ValueError if the environment variable CSPD_JAX_HEAD is neither 'auto' nor 'plain'.
   """
   return kernel_check.passes('The fused loop of drafts', _VARIABLE, difference, _TOLERANCE)
 
