@@ -248,8 +248,8 @@ def neighbour_table(codebook: np.ndarray, k: int) -> np.ndarray:
   """The `k` nearest other rows of every row of a codebook `[V, D]`, the nearest first.
 
   Returns:
-    `[V, k]` int32. LANTERN's released tables, too, are by the Euclidean distance of the rows as
-    they are, also for tokenizers that normalise them when they decode (LlamaGen's).
+    `[V, k]` int32, by the distance of the rows as they are. LANTERN's released tables, too, are not
+    normalised, although LlamaGen's tokenizer normalises rows when it decodes.
 
   Raises:
     ValueError: if the codebook is not a finite matrix, or `k` is not from 1 to `V - 1`.
