@@ -63,17 +63,8 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
   check_size('passes', passes, 1)
   tree = chain(window - 1) if tree is None else tree
   jacobi_lib.check_tree(window, tree)
-  if np.any(np.asarray(tree.parents) > tree.main_length):
-    raise ValueError(
-        'tree has side nodes with children; in a corrected window they must be leaves next to the '
-        'main chain, as in caterpillar(4, 6).')
   length = tree.main_length
-  if reads is not None:
-    check_size('reads', reads, 1)
-  reads = length if reads is None else reads
-  if reads > length:
-    raise ValueError(f'reads is {reads}; it must be at most {length}, the drafts of the main '
-                     'chain, or None for all of them.')
+  reads = _checked_reads(tree, reads)
 
   def init(env, condition, rng, outcome):
     # All positions repeat token 0.
@@ -133,6 +124,22 @@ def _correct_window(corrector: Corrector, passes: int, reads: int, env: Env, sta
   return rng, state._replace(
       tokens=jnp.concatenate([tokens, state.tokens[:, reads:]], axis=1),
       probs=jnp.concatenate([probs, state.probs[:, reads:]], axis=1), corrector=corrector_state)
+
+
+def _checked_reads(tree: Tree, reads: int | None) -> int:
+  """Returns the positions to be scored; raises ValueError if they, or the side nodes, do not fit."""
+  length = tree.main_length
+  if np.any(np.asarray(tree.parents) > length):
+    raise ValueError(
+        'tree has side nodes with children; in a corrected window they must be leaves next to the '
+        'main chain, as in caterpillar(4, 6).')
+  if reads is None:
+    return length
+  check_size('reads', reads, 1)
+  if reads > length:
+    raise ValueError(f'reads is {reads}; it must be at most {length}, the drafts of the main '
+                     'chain, or None for all of them.')
+  return reads
 
 
 def _cut(env: Env, probs: jax.Array, positions: jax.Array) -> jax.Array:

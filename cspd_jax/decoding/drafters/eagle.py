@@ -90,13 +90,7 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10, depth: int = 
   Raises:
     ValueError: if a number is out of range, or `num_nodes` exceeds the tokens in the beam.
   """
-  for name, value in dict(num_nodes=num_nodes, width=width, depth=depth).items():
-    check_size(name, value, 1)
-  pool_size = width + (depth - 1) * width**2
-  if num_nodes > pool_size:
-    raise ValueError(
-        f'num_nodes is {num_nodes}, but a beam of width {width} and depth {depth} has {pool_size} '
-        'tokens; use fewer nodes or a larger beam.')
+  _check_sizes(num_nodes, width, depth)
   budget = Budget(num_nodes, depth, width)
 
   def propose(env, state, rng, root, start):
@@ -136,6 +130,17 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10, depth: int = 
       init=lambda *args: feature_network.init(network, depth, (depth - 1) * width, *args),
       propose=propose, update=feature_network.update,
       check=feature_network.check(network), reuses_drafts=False)
+
+
+def _check_sizes(num_nodes: int, width: int, depth: int) -> None:
+  """Raises ValueError for a number below 1, or more nodes than the beam has tokens."""
+  for name, value in dict(num_nodes=num_nodes, width=width, depth=depth).items():
+    check_size(name, value, 1)
+  pool = width + (depth - 1) * width**2
+  if num_nodes > pool:
+    raise ValueError(
+        f'num_nodes is {num_nodes}, but a beam of width {width} and depth {depth} has {pool} '
+        'tokens; use fewer nodes or a larger beam.')
 
 
 def _pick(x: jax.Array, index: jax.Array) -> jax.Array:
