@@ -127,7 +127,7 @@ def _correct_window(corrector: Corrector, passes: int, reads: int, env: Env, sta
 
 
 def _checked_reads(tree: Tree, reads: int | None) -> int:
-  """Returns the positions to be scored; raises ValueError if they, or the side nodes, do not fit."""
+  """Returns the positions to be scored; raises ValueError if they or the side nodes do not fit."""
   length = tree.main_length
   if np.any(np.asarray(tree.parents) > length):
     raise ValueError(
