@@ -256,5 +256,5 @@ FILES = (
         # The head of the text is not read here.
         leftovers=r'language_model\.lm_head\.weight', model='janus_like',
         sampling=lambda config: {'pictures': {'guidance_scale': 5.0}}),
-    vq_rules.FAMILY._replace(name='janus_like_vq', presets={}, model='janus_like'),
+    vq_rules.LLAMAGEN._replace(name='janus_like_vq', presets={}, model='janus_like'),
     text_rules.of_form('janus_like', 'janus_like'))
