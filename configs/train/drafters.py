@@ -23,6 +23,8 @@ mean of 9.76 accepted drafts in a chain of 31, compared with 7.57 before the tra
 network above). docs/corrected_windows.md has the acceptance rates by depth.
 """
 
+from typing import Any
+
 from cspd_jax import cli
 from cspd_jax.models.eagle import EagleConfig
 from cspd_jax.models.medusa import MedusaConfig
@@ -31,6 +33,12 @@ from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter import DrafterTrainConfig
 from cspd_jax.training.drafter_recipe import DrafterRecipe
 from cspd_jax.training.optimizer import OptimizerConfig
+
+# Sizes that the networks of `emoji` share with their target, and captions of training scenes.
+_EMOJI: dict[str, Any] = dict(
+    family='chameleon', num_tokens=273, row_width=17, dim=256, num_heads=4, num_kv_heads=4,
+    ffn_dim=704, vocab_size=1117, num_outputs=1026, norm_eps=1e-5)
+_SCENES = 'runs/scenes/train.txt'
 
 CONFIGS: dict[str, DrafterRecipe | CorrectorRecipe] = dict(
     eagle=DrafterRecipe(
@@ -46,6 +54,24 @@ CONFIGS: dict[str, DrafterRecipe | CorrectorRecipe] = dict(
         train=DrafterTrainConfig(OptimizerConfig(
             num_steps=600, batch_size=8, learning_rate=2e-3, warmup_steps=50)),
         num_train_images=2048),
+    emoji_eagle=DrafterRecipe(
+        drafter=EagleConfig(**_EMOJI),
+        train=DrafterTrainConfig(
+            OptimizerConfig(num_steps=6000, batch_size=16, learning_rate=2e-3,
+                            muon_learning_rate=0.02, cooldown_steps=3000),
+            distribution_weight=0.2),
+        target='emoji', prompts=_SCENES, num_train_images=4096, evaluate_every=1000,
+        checkpoint_every=2000, log_every=200),
+    emoji_corrector=CorrectorRecipe(
+        drafter=EagleConfig(**_EMOJI, num_layers=2, correction_dim=192),
+        plain=OptimizerConfig(num_steps=4000, batch_size=16, learning_rate=2e-3,
+                              muon_learning_rate=0.02, cooldown_steps=2000),
+        train=CorrectorTrainConfig(
+            OptimizerConfig(num_steps=2000, batch_size=8, learning_rate=5e-4, warmup_steps=50),
+            guidance_scales=(1.5,)),
+        target='emoji', prompts=_SCENES, num_plain_images=3072, num_train_images=704,
+        num_held_out_images=64, evaluate_every=1000, checkpoint_every=2000, log_every=200,
+        decoder='corrected(by=layers, window=32, passes=2, tree=chain())'),
     corrector=CorrectorRecipe(
         drafter=EagleConfig(
             num_tokens=256, row_width=16, dim=192, num_heads=3, ffn_dim=512, vocab_size=1024,

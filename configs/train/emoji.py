@@ -32,7 +32,7 @@ def get_config() -> EmojiRecipe:
           num_steps=2750, batch_size=24, muon_learning_rate=0.01, warmup_steps=30,
           cooldown_steps=825, weight_decay=0.0, b2=0.99, ema_decay=None), quantize_from=0),
       tokenizer_from='demo',
-      target=EarlyFusionConfig(dim=192, num_layers=8, num_heads=3, ffn_dim=512, **shared),
+      target=EarlyFusionConfig(dim=256, num_layers=8, num_heads=4, ffn_dim=704, **shared),
       target_train=ARTrainConfig(OptimizerConfig(
           num_steps=12500, batch_size=64, learning_rate=2e-3, muon_learning_rate=0.02,
           cooldown_steps=4000)),
