@@ -57,8 +57,8 @@ CONFIGS: dict[str, DrafterRecipe | CorrectorRecipe] = dict(
     emoji_eagle=DrafterRecipe(
         drafter=EagleConfig(**_EMOJI),
         train=DrafterTrainConfig(
-            OptimizerConfig(num_steps=6000, batch_size=16, learning_rate=2e-3,
-                            muon_learning_rate=0.02, cooldown_steps=3000),
+            OptimizerConfig(num_steps=2500, batch_size=16, learning_rate=2e-3,
+                            muon_learning_rate=0.02, cooldown_steps=500),
             distribution_weight=0.2),
         target='emoji', prompts=_SCENES, num_train_images=4096, evaluate_every=1000,
         checkpoint_every=2000, log_every=200),
