@@ -5,12 +5,13 @@
 docs/embedded.md has the commands that fetch the sources. The tokenizer starts from the one of
 `demo`.
 
-The shipped target was trained in two runs of 4,500 steps of 64 scenes and 3,920 of 128, the second
-from the weights of the first, on other scenes and with products in bfloat16. With the tokenizer,
-they took 8 minutes on one GPU, shared with another training; this recipe has as many scenes in one
-run. On two CPU cores a step of 16 scenes takes 1.7 seconds:
---target_train.optimizer.batch_size=16 --target_train.optimizer.num_steps=5000 fit into an evening
-and reach shapes, but fewer details.
+The shipped target and draft model were trained on one GPU in eight minutes, by steps of 256 of 1.6
+million scenes, 447 thousand of them different, with products in bfloat16: the target by 21,660
+steps, the draft model by 3,560. For the first 70 % of the target's steps half of the scenes had more
+pairs (35 %), rotated hues (55 %) and coloured grounds (75 %) than `experiments.scenes` draws. On a
+GPU, --num_train_images=1600000 trains on as many. On two CPU cores a step of 16 scenes takes 3
+seconds: --target_train.optimizer.batch_size=16 --target_train.optimizer.num_steps=5000 fit into an
+evening and reach shapes, but fewer details.
 """
 
 from configs.train import demo
@@ -34,11 +35,12 @@ def get_config() -> EmojiRecipe:
       tokenizer_from='demo',
       target=EarlyFusionConfig(dim=256, num_layers=8, num_heads=4, ffn_dim=704, **shared),
       target_train=ARTrainConfig(OptimizerConfig(
-          num_steps=12500, batch_size=64, learning_rate=2e-3, muon_learning_rate=0.02,
-          cooldown_steps=4000)),
+          num_steps=21660, batch_size=256, learning_rate=2e-3, muon_learning_rate=0.02,
+          warmup_steps=200, cooldown_steps=10830, weight_decay=0.02, ema_decay=0.995)),
       draft=EarlyFusionConfig(dim=128, num_layers=2, num_heads=2, ffn_dim=384, **shared),
       draft_train=ARTrainConfig(OptimizerConfig(
-          num_steps=500, batch_size=16, learning_rate=2e-3, muon_learning_rate=0.02)),
+          num_steps=3560, batch_size=256, learning_rate=2e-3, muon_learning_rate=0.02,
+          warmup_steps=200, cooldown_steps=1780, weight_decay=0.02, ema_decay=0.995)),
       num_train_images=262144,
       num_held_out_images=512,
       guidance_scale=1.5,
