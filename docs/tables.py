@@ -95,7 +95,7 @@ REPORTS = {
     'train_corrector':
         'cspd-train --config=configs/train/drafters.py:corrector',
     'quality': 'python -m experiments.quality',
-    'quality_scales': 'python -m experiments.quality --scale=1,2',
+    'quality_scales': 'python -m experiments.quality --scale=2',
     'train_emoji': 'python -m experiments.train --config=configs/train/emoji.py',
 }
 
