@@ -134,7 +134,6 @@ class Decoder:
       sampling: guidance and temperature, of all models; run-time values.
       draft_params: the draft model's parameters, if there is one.
 
-
     Raises:
       ValueError: if `draft_params` is required but missing, or from `check`.
     """

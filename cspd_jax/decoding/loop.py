@@ -124,7 +124,6 @@ class Decoder:
       warp: guidance, temperature and cuts; run-time values.
       draft_params: the drafter's parameters; None if it has none.
 
-
     Raises:
       ValueError: for invalid arguments, as far as their values are concrete.
     """

@@ -44,7 +44,6 @@ def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabul
     false_alarm: bound on the probability, over seeds, that a correct drafter is refused, for each
       of the three comparisons of frequencies.
 
-
   Raises:
     AssertionError: with one sentence per mistake: what is wrong, where, what was measured and
       declared, and the remedy.

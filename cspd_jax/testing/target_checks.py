@@ -43,7 +43,6 @@ def check_target(target: Target, params: Params, condition: Condition, *,
       `(params, condition, tokens [B, n]) -> [B, n, V]`, where entry `i` predicts token `i`
       from the condition and the tokens before it. Scoring must agree with it.
 
-
   Raises:
     ValueError: with the report, if there are problems.
   """

@@ -44,7 +44,6 @@ def check_verifier(verifier: Verifier, *, vocab_size: int = 3, seed: int = 0) ->
     vocab_size: `V`, 2 to 4.
     seed: of the distributions.
 
-
   Raises:
     AssertionError: with one sentence per mistake: what is wrong, where, what was measured and
       declared, and the remedy.
