@@ -33,7 +33,7 @@ def vanilla(model):
 
 def test_it_is_the_default_and_small(model):
   folder = store.ASSETS / 'emoji'
-  assert sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) < 16e6
+  assert sum(file.stat().st_size for file in folder.rglob('*') if file.is_file()) < 22e6
   assert model.name == 'emoji' and model.family == 'early_fusion'
   assert model.config.qk_norm and model.config.row_end is not None
   assert {'model', 'neighbours', 'layers'} <= set(model.drafts)
@@ -65,7 +65,7 @@ def test_scenes_show_what_is_asked_for(model):
   prompts = (store.ASSETS / 'scenes' / 'held_out.txt').read_text(encoding='utf-8').splitlines()
   made = model.generate(prompts[:96], seed=0, decoder='corrected_seed_exact(window=32)')
   values = scenes.asked(scenes.score(made.images, prompts[:96]), prompts[:96])
-  least = dict(thing=0.35, ground=0.9, colour=0.45)
+  least = dict(thing=0.65, two=0.7, style=0.7, ground=0.97, colour=0.65)
   assert all(values[kind].mean > share for kind, share in least.items()), values
 
 
