@@ -67,14 +67,15 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
   reads = _checked_reads(tree, reads)
 
   def init(env, condition, rng, outcome):
+    # First, because it refuses a target without features.
+    corrector_state = corrector.init(env, condition, outcome, length)
     # All positions repeat token 0.
     tokens = jnp.repeat(outcome.tokens[:, :1], length, axis=1)
     stale = jax.tree.map(lambda x: jnp.repeat(x[:, -1:], length, axis=1),
                          corrector.target_prediction(outcome))
     return rng, CorrectedState(
         tokens, jax.nn.one_hot(tokens, env.target.vocab_size, dtype=outcome.probs.dtype), stale,
-        jnp.zeros(tokens.shape, bool), jnp.zeros_like(outcome.count),
-        corrector.init(env, condition, outcome, length))
+        jnp.zeros(tokens.shape, bool), jnp.zeros_like(outcome.count), corrector_state)
 
   def propose(env, state, rng, root, start):
     del root
