@@ -9,9 +9,9 @@ The shipped target and draft model were trained on one GPU in eight minutes, by 
 million scenes, 447 thousand of them different, with products in bfloat16: the target by 21,660
 steps, the draft model by 3,560. For the first 70 % of the target's steps, half of the scenes had
 more pairs (35 %), rotated hues (55 %) and coloured grounds (75 %) than `experiments.scenes` draws.
-On a GPU, --num_train_images=1600000 trains on as many. On two CPU cores a step of 16 scenes takes 3
-seconds: --target_train.optimizer.batch_size=16 --target_train.optimizer.num_steps=5000 fit into an
-evening and reach shapes, but fewer details.
+On a GPU, --num_train_images=1600000 trains on as many. On two CPU cores,
+--target_train.optimizer.batch_size=16 --target_train.optimizer.num_steps=5000 fit into an evening
+and reach shapes, but fewer details.
 """
 
 from configs.train import demo
