@@ -43,7 +43,7 @@ from cspd_jax.measure.tradeoff import Claim, Curve
 from cspd_jax.metrics import base as metrics_lib
 from cspd_jax.metrics.base import Metric
 from cspd_jax.plots import charts as curves_plot
-from experiments.measured import Measured
+from experiments.measured import ModelImages
 
 # EAGLE-2 has the number of drafts and the depth of EAGLE-1's tree, to compare the two.
 DRAFTERS = (
@@ -86,7 +86,7 @@ CLAIMS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(Measured):
+class Config(ModelImages):
   """The measurements.
 
   Attributes:

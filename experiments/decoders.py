@@ -35,11 +35,11 @@ from cspd_jax.decoding.tree import Budget
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.bench import Bench
-from experiments.measured import Measured
+from experiments.measured import ModelImages
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(Measured):
+class Config(ModelImages):
   """The measurements.
 
   Attributes:

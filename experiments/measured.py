@@ -9,7 +9,7 @@ from cspd_jax.measure.bench import Bench
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
+class ModelImages:
   """The model and its images.
 
   Attributes:

@@ -21,7 +21,7 @@ from cspd_jax.generation import run as run_lib
 from cspd_jax.measure import measurements, tables
 from cspd_jax.metrics import ground, scenes
 from experiments.benchmark import Printer
-from experiments.measured import Measured, check_lists
+from experiments.measured import ModelImages, check_lists
 
 COUPLINGS = (
     'jacobi(coupling=redraw)+exact', 'jacobi(coupling=maximal)+exact',
@@ -40,7 +40,7 @@ TREES = tuple(
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(Measured):
+class Config(ModelImages):
   """The measurements.
 
   Attributes:

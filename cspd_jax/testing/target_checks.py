@@ -136,7 +136,7 @@ def _training_pass(probe: Probe, logits: Logits) -> Iterator[str]:
 
 def _determinism(probe: Probe) -> Iterator[str]:
   """The same arguments return the same numbers, also when traced again."""
-  again = dataclasses.replace(probe)  # Compiles anew.
+  again = dataclasses.replace(probe)  # Compiles again.
   for name, run in (
       ('prefill', lambda p: p.prefill(p.params, p.condition)[0]),
       ('score', lambda p: p.score(p.new_cache(), p.tokens[:, :1], 0)[0])):

@@ -14,11 +14,11 @@ from cspd_jax.continuous.context import BLOCK
 from cspd_jax.core import fields, programs
 from cspd_jax.measure import measurements, timing
 from cspd_jax.metrics.base import Sample
-from experiments.measured import Measured, check_lists
+from experiments.measured import ModelImages, check_lists
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(Measured):
+class Config(ModelImages):
   """The measurements.
 
   Attributes:

@@ -44,19 +44,17 @@ from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import image_scores, paired, scenes
 from cspd_jax.plots import grid
+from experiments.measured import ModelImages
 from experiments.papers.published_rows import ROWS, Model, Row
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(ModelImages):
   """The measurements.
 
   Attributes:
     rows: which rows: those of papers' models with the layout of this embedded model.
-    loading: the model, and how it is loaded.
-    parts: networks that replace those of the model, such as eagle=runs/eagle.
     paper: the papers.
-    images: the images, the same for every row.
     sampling: sampling options; a row overrides temperature and top_k.
     asked: whether to score what the images show of their captions, for models of scenes of emoji.
     num_fid_images: images per decoder for the Frechet distance, precision and recall; None measures
@@ -67,10 +65,8 @@ class Config:
 
   rows: Model = 'emoji'
   loading: groups.Loading = groups.Loading('emoji')
-  parts: tuple[str, ...] = ()
   paper: tuple[str, ...] = ('this_project', 'sjd', 'sjd_pac', 'lantern', 'cool_sd')
   images: groups.Images = groups.Images(prompts='configs/held_out.txt', num_images=64)
-  sampling: groups.Sampling = groups.Sampling()
   asked: bool = True
   num_fid_images: int | None = None
   batch_size: int = 16
@@ -112,7 +108,7 @@ class Lab:
 
   def __init__(self, config: Config):
     self._config = config
-    self.model = inputs.model(config.loading, config.parts, one_group=inputs.MEASURED)
+    self.model = config.model()
     self.prompts, self._seed = inputs.images(config.images, self.model)
     if len(self.prompts) < 2:
       raise ValueError('num_images is 1; it must be at least 2, for a standard error.')
