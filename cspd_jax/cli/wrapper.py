@@ -39,6 +39,7 @@ from absl import flags, logging
 
 from cspd_jax.cli import compiled, fields
 from cspd_jax.core import exits, naming
+from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.files import paths
 
 Value = TypeVar('Value')
@@ -87,7 +88,7 @@ class Command:
       _check_places(argument)
     compiled.enable()
     try:
-      return self._main(*arguments)
+      return usual_promotion(self._main)(*arguments)
     except KeyboardInterrupt as stop:
       if stop.args or self._kept is None:
         raise

@@ -119,9 +119,9 @@ def forced_tokens(target: Target, positions: jax.Array) -> jax.Array | None:
   """Returns the tokens that the grammar forces at `positions`, -1 if free; None without grammar."""
   if target.forced is None:
     return None
-  tokens = target.forced(positions)
+  tokens = target.forced(positions.astype(jnp.int32))
   check('forced of the target', 'tokens', tokens, positions.shape, 'as the positions', jnp.integer)
-  return tokens
+  return tokens.astype(jnp.int32)
 
 
 def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features: jax.Array,

@@ -13,6 +13,7 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 
 from cspd_jax.core import naming
+from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.files import atomic, paths, reading, weights
 
 FILE = 'model.json'
@@ -54,6 +55,7 @@ def register(name: str, kind: Kind) -> None:
   naming.add(KINDS, 'kind', name, kind)
 
 
+@usual_promotion
 def expected(kind: Kind, config: Any) -> Params:
   """Returns the shapes and dtypes of the parameters of a network."""
   return jax.eval_shape(lambda: kind.init(config, jax.random.key(0)))

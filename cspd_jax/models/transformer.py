@@ -183,6 +183,7 @@ def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array
   """
   images = start.shape[0]
   new = new.astype(cache.dtype)
+  start = start.astype(int)  # Indices are of one dtype, and numbers are int64 under x64.
   if images == 1:
     return _by_image(_write_one_by_one)(cache, new, start)
   # On GPUs a batched scatter is also in place, and one kernel. TPUs turn it into a loop over images

@@ -3,13 +3,18 @@
 import contextlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cspd_jax
+from cspd_jax import cli, families
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import specification
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.models import conditions, early_fusion
 from cspd_jax.testing import tabular as tables
+from tests.experiments import models
 from tests.marks import representative
 
 MODES = {
@@ -71,6 +76,33 @@ def test_tokens_are_those_without(mode, spec):
   np.testing.assert_array_equal(result.rounds, expected.rounds)
   assert result.valid.all() and result.tokens.dtype == np.int32
   assert result.tv_bound.dtype == np.float32
+
+
+def test_a_model_with_a_cache_and_a_grammar(tmp_path):
+  config = early_fusion.EarlyFusionConfig(
+      height=2, width=3, vocab_size=13, num_codes=8, row_end=12, dim=8, num_layers=1, num_heads=2,
+      ffn_dim=8)
+  models.save(tmp_path, 'target', 'early_fusion', config)
+  families.save(tmp_path, 'early_fusion', {'target': 'target'})
+  prompt = conditions.Prompt(np.int32([[[1, 2], [0, 3]]]), np.array([[[True] * 2, [False, True]]]))
+
+  def tokens():
+    model = cspd_jax.load(tmp_path)
+    decode = jax.jit(model.decoder('mc_sjd(window=4)'))
+    return np.asarray(decode(model.params, prompt, jax.random.key(0), model.sampling()).tokens)
+
+  expected = tokens()
+  with MODES['all']():
+    np.testing.assert_array_equal(tokens(), expected)
+
+
+def test_a_command_has_no_code_of_a_caller():
+  @cli.command()
+  def main():
+    assert (jnp.arange(3) * jnp.float32(2) + jnp.ones((1, 3))).sum() == 9
+
+  with MODES['strict'](), MODES['rank']():
+    assert not main(['main'])
 
 
 @pytest.mark.slow
