@@ -112,7 +112,8 @@ class BaseModel:
       ValueError: for prompts that the model does not support, or that are not as many as the
         prefixes of the model.
     """
-    condition = self.conditions.encode(prompts_lib.listed(prompts))
+    with jax.ensure_compile_time_eval():  # Prompts are no tracers, in a function under `jit` too.
+      condition = self.conditions.encode(prompts_lib.listed(prompts))
     if self.prefix is None:
       return condition
     count = len(jax.tree.leaves(condition)[0])

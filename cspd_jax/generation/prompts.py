@@ -5,7 +5,7 @@ import io
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -125,16 +125,20 @@ def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
   The seed is an integer, under which the images are numbered, or one per image, or a pair of a seed
   and a number per image, which reproduces any image of a larger set; else ValueError.
   """
-  several = isinstance(seed, (Sequence, np.ndarray, jax.Array)) and np.ndim(seed) in (1, 2)
-  pairs = several and np.ndim(seed) == 2 and np.shape(seed)[1] == 2
-  values = list(np.asarray(seed).reshape(-1).tolist()) if several else [seed]
-  for value in values:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or not (
-        0 <= value < 2**32):
-      raise ValueError(f'seed is {seed!r}; it must be a whole number from 0 to {2**32 - 1}, or '
-                       f'one for each of {count} images.')
+  try:
+    array = np.asarray(seed)
+  except (TypeError, ValueError):  # It holds random keys, or rows of several lengths.
+    array = np.asarray(None)
+  several, values = array.ndim in (1, 2), array.reshape(-1).tolist()
+  if array.ndim > 2 or not all(
+      isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
+      for value in values):
+    shown = ' '.join(repr(seed).split())  # Keys and arrays have several lines.
+    raise ValueError(f'seed is {shown:.80}; it must be a whole number from 0 to {2**32 - 1}, or '
+                     f'one for each of {count} images.')
   if not several:
-    return [(int(seed), i) for i in range(count)]
+    return [(values[0], i) for i in range(count)]
+  pairs = array.ndim == 2 and array.shape[1] == 2
   if len(values) != count * (1 + pairs):
     raise ValueError(f'seed has {len(values)} numbers for {count} images; pass one per image, or a '
                      'single one.')

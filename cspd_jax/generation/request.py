@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import sharding
-from cspd_jax.core import batches, programs, random as random_lib
+from cspd_jax.core import batches, programs, random as random_lib, tracing
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib, refill
@@ -198,19 +198,21 @@ class Request:
 
 
 def prepare(model: BaseModel, prompts: Any = None, options: Mapping[str, Any] = _NO_OPTIONS, *,
-            seed: Any = 0, decoder: str | Spec | Callable[[int], Spec] | None = None,
-            batch_size: int | None = None, max_batch_size: int | None = None,
-            all_at_once: bool = False, slots: bool = True, pixels: bool = True, prefix: Any = None,
-            rows: int | None = None, raw_log_probs: bool = False, sampling: Options | None = None,
-            condition: Any = None, reserved: bool = False) -> Request:
+            seed: Any = 0, decoder: str | Spec | None = None,
+            default: Callable[[int], Spec] | None = None, batch_size: int | None = None,
+            max_batch_size: int | None = None, all_at_once: bool = False, slots: bool = True,
+            pixels: bool = True, prefix: Any = None, rows: int | None = None,
+            raw_log_probs: bool = False, sampling: Options | None = None, condition: Any = None,
+            reserved: bool = False) -> Request:
   """Checks all arguments of a request; nothing is compiled.
 
   Args:
     model: the model.
     prompts: as for `Model.generate`, and so are `prefix`, `rows` and `raw_log_probs`.
     options: sampling options, and parameters that the specification leaves open, by name.
-    seed: as for `Model.generate`, or a random key: image `i` then has its key number `i`.
-    decoder: a specification; or `batch_size -> ` one; None for the model's default decoder.
+    seed: as for `Model.generate`; without `pixels` also a random key: image `i` has its key `i`.
+    decoder: a specification; None for the default one.
+    default: `batch_size -> specification`, the default decoder; None for the model's.
     batch_size: images decoded at once; None selects as many as fit in memory.
     max_batch_size: the most that None selects; None for no limit.
     all_at_once: whether all images are decoded together, in place of `batch_size`.
@@ -223,11 +225,12 @@ def prepare(model: BaseModel, prompts: Any = None, options: Mapping[str, Any] = 
   Raises:
     ValueError: for anything that is not supported or does not fit in memory, by the argument.
   """
+  _check_concrete(options, seed, sampling)
   sampling, parameters = _divided(model, sampling, options)
   prompts = prompts_lib.listed(model.prompts if prompts is None else prompts)
   condition = model.condition(prompts) if condition is None else condition
   titles = model.conditions.titles(prompts)
-  seeds = _seeds(seed, len(titles))
+  seeds = _seeds(seed, len(titles), pixels)
   _check_shapes(sampling, len(titles))
   first = prefix_tokens(model, prefix, rows, len(titles))
   if first is not None:
@@ -237,7 +240,7 @@ def prepare(model: BaseModel, prompts: Any = None, options: Mapping[str, Any] = 
   unknown_words = prompts_lib.unknown_words(model.conditions, prompts, len(titles))
 
   def request_of(size: int) -> Request:
-    chosen = decoder(size) if callable(decoder) else decoder
+    chosen = default(size) if decoder is None and default else decoder
     specification = model.specification(chosen, batch_size=size, **parameters)
     built = with_raw_log_probs(model.decoder(specification, guided=guided), raw_log_probs)
     built.check(condition, sampling)  # type: ignore[arg-type]  # Both are of one engine.
@@ -271,6 +274,14 @@ def _precision(model: BaseModel) -> dict[str, str]:
   return options
 
 
+def _check_concrete(*values: Any) -> None:
+  """Raises ValueError under `jax.jit`, and if an argument is traced by another transformation."""
+  if not tracing.is_concrete(jnp.zeros(()), *values):
+    raise ValueError(
+        'images were requested inside of a function that JAX traces, such as under jax.jit, '
+        'jax.vmap or jax.grad; request them outside, or call model.decoder(...) there.')
+
+
 def _divided(model: BaseModel, sampling: Any, options: Mapping[str, Any]
              ) -> tuple[Options, dict[str, Any]]:
   """Returns sampling options, and the other options; raises ValueError if there are two of one."""
@@ -296,9 +307,9 @@ def _check_shapes(sampling: Options, count: int) -> None:
                        f'of {count} images.')
 
 
-def _seeds(seed: Any, count: int) -> list[tuple[int, int]] | jax.Array:
-  """Returns seed and number of every image, or its random key."""
-  if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+def _seeds(seed: Any, count: int, pixels: bool) -> list[tuple[int, int]] | jax.Array:
+  """Returns seed and number of every image, or without `pixels` its random key."""
+  if not pixels and isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
     if seed.ndim:
       raise ValueError(f'seed holds {seed.size} random keys; it must be one, which every image '
                        'folds its number into.')

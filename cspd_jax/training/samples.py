@@ -119,9 +119,9 @@ def request(model: Model, prompts: Sequence[Any], sampling: Any, *, seed: Any,
   if decoder is None and folder is not None:
     decoder = run_folder.stored_settings(folder).get('decoder')
   return prepare(
-      model, prompts, seed=seed, slots=False, pixels=False, sampling=sampling,
-      decoder=functools.partial(_exact_default, model) if decoder is None else decoder,
-      batch_size=batch_size, max_batch_size=max_batch_size, condition=encoded(model, prompts))
+      model, prompts, seed=seed, slots=False, pixels=False, sampling=sampling, decoder=decoder,
+      default=functools.partial(_exact_default, model), batch_size=batch_size,
+      max_batch_size=max_batch_size, condition=encoded(model, prompts))
 
 
 def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampling: Any,

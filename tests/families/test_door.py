@@ -3,6 +3,7 @@
 import pathlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image
@@ -122,6 +123,8 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
   one = model.generate(['sea', 'sea'], seed=[4, 9], decoder='mc_sjd', window=4)
   other = model.generate(['sea', 'sky'], seed=[9, 0], decoder='mc_sjd', window=4)
   np.testing.assert_array_equal(one.decoded.tokens[1], other.decoded.tokens[0])
+  for scalar in (np.array(3), jnp.asarray(3), np.int64(3)):
+    assert prepare(model, 'sea', seed=scalar).seeds == [(3, 0)]
 
 
 @pytest.mark.parametrize('arguments, message', [
@@ -138,6 +141,9 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
     (dict(prompts='sea', seed=2**32), 'seed is 4294967296'),
     (dict(prompts='sea', seed=1.0), 'seed is 1.0'),
     (dict(prompts='sea', seed=[1, 2]), 'seed has 2 numbers for 1 images'),
+    (dict(prompts='sea', seed=jax.random.key(0)), 'seed is .*key.*; it must be a whole number'),
+    (dict(prompts='sea', seed=[jax.random.key(0)]), 'seed is .*key.*; it must be a whole number'),
+    (dict(prompts='sea', decoder=lambda size: 'vanilla'), 'decoder is <function'),
     (dict(prompts='sea', decoder='sdj'), 'sdj'),
     (dict(prompts='sea', decoder='mc_sjd(windw=3)'), 'windw'),
     (dict(prompts='sea', decoder='mc_sjd', window=0), 'window'),
@@ -163,6 +169,15 @@ def test_mistakes_are_named_before_anything_is_compiled(model, arguments, messag
   with pytest.raises(ValueError, match=message):
     model.generate(**arguments)
   assert not model.programs
+
+
+def test_under_transformations_of_jax(model):
+  ask = lambda **arguments: model.generate('sea', decoder='vanilla', **arguments).tokens
+  for run in (lambda: jax.jit(lambda x: ask() + x)(0),
+              lambda: jax.vmap(lambda seed: ask(seed=seed))(jnp.arange(2)),
+              lambda: jax.grad(lambda scale: ask(temperature=scale).sum() * 1.0)(1.0)):
+    with pytest.raises(ValueError, match='inside of a function that JAX traces.*request them out'):
+      run()
 
 
 def test_near_names_of_other_functions(model):

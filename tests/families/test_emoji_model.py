@@ -40,6 +40,11 @@ def test_it_is_the_default_and_small(model):
   scenes.check(list(model.prompts))
 
 
+def test_words_are_read_in_a_function_under_jit(model):
+  for ours, traced in zip(model.condition(PROMPTS), jax.jit(lambda: model.condition(PROMPTS))()):
+    np.testing.assert_array_equal(ours, traced)
+
+
 @pytest.mark.slow
 def test_images_have_the_grammar(model, vanilla):
   codes = np.asarray(early_fusion.codes(model.config, vanilla.tokens))

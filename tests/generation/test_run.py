@@ -60,7 +60,8 @@ def test_one_decoder_has_one_program(model):
   """Requests of all callers share it: other images, options and keys do not compile again."""
   model.programs.clear()
   for seed, temperature in ((3, 1.0), (jax.random.key(3), 0.5)):
-    _decoded(model, seed=seed, slots=False, sampling=model.sampling(temperature=temperature))
+    _decoded(model, seed=seed, slots=False, pixels=False,
+             sampling=model.sampling(temperature=temperature))
   cspd_jax.Model.generate(model, PROMPTS[:2], decoder=SJD)
   (name, program), = model.programs.items()
   assert name == prepare(model, PROMPTS, decoder=SJD).program() and program._cache_size() == 1
@@ -87,8 +88,8 @@ def test_seeds_of_every_image(model):
 
 
 def test_a_key_takes_the_place_of_a_seed(model):
-  keys = lambda seed: jax.random.key_data(prepare(model, PROMPTS, decoder='vanilla', seed=seed
-                                                  ).inputs(np.array([0, 3]))[1])
+  request = lambda seed: prepare(model, PROMPTS, decoder='vanilla', seed=seed, pixels=False)
+  keys = lambda seed: jax.random.key_data(request(seed).inputs(np.array([0, 3]))[1])
   np.testing.assert_array_equal(keys(jax.random.key(5)), keys(5))
   np.testing.assert_array_equal(
       keys(5)[1], jax.random.key_data(jax.random.fold_in(jax.random.key(5), 3)))
