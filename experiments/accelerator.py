@@ -4,13 +4,11 @@
   python -m experiments.accelerator --minutes=20 --batch=1,8,32
 
 Needs no network. Measures, in this order and until the time limit: the bandwidth of the memory and
-the peak rate of matrix products; whole images of the shipped models, with their default decoders
-and the baseline; then rounds of published model sizes with random weights, in the middle of an
-image. There, decoders commit as many tokens as measured with a trained model (`--accepted`), and
-the times are shown next to those predicted from bytes and FLOPs of the compiled round at the
-measured rates. If PyTorch is installed, it decodes the same sizes token by token, eagerly and
-compiled. Failures are noted, and the remaining measurements continue. Writes report.json to
---workdir.
+the peak rate of matrix products; then rounds of published model sizes with random weights, in the
+middle of an image. Decoders commit as many tokens as measured with a trained model (`--accepted`),
+and the times are shown next to those predicted from bytes and FLOPs of the compiled round at the
+measured rates. Failures are noted, and the remaining measurements continue. Writes report.json to
+--workdir. `cspd-compare` times whole images of the shipped models.
 
 Then, on NVIDIA GPUs, compares rounds that are one CUDA graph each with the same rounds as a single
 graph (see `core.programs`): their times and their tokens. Writes graphs/report.json, so that the
@@ -18,6 +16,7 @@ other results are safe if this crashes the process.
 """
 
 import dataclasses
+import functools
 import pathlib
 import sys
 import time
@@ -31,10 +30,10 @@ import cspd_jax
 from cspd_jax import cli, families
 from cspd_jax.core import fields, programs, random
 from cspd_jax.files import run_folder
-from cspd_jax.measure import tables, timing
-from cspd_jax.measure.bench import Bench
-from experiments.costs import devices, predicted, pytorch, timed_rounds
-from experiments.measured import check_lists
+from cspd_jax.measure import timing
+from cspd_jax.measure.tables import Table
+from experiments import measured
+from experiments.costs import devices, predicted, timed_rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +42,6 @@ class Config:
 
   Attributes:
     minutes: time limit, after which no measurement starts.
-    shipped: shipped models, with which whole images are timed.
     shapes: published model sizes, with random weights. On NVIDIA GPUs, the rounds of the first are
       also timed as one CUDA graph, at the end, for up to a quarter of `minutes` more.
     decoder: their decoders in addition to `vanilla`; rounds commit as many tokens as the report
@@ -51,7 +49,6 @@ class Config:
     batch: numbers of images decoded together.
     guided: whether the null condition runs as well.
     dtype: of the parameters of `shapes`.
-    torch: whether to time the same sizes token by token in PyTorch, if it is installed.
     repeats: timed runs of each measurement, whose median is reported.
     rounds: rounds of a timed run.
     tokens_per_round: tokens that every decoder commits per round; by default those of the report
@@ -61,14 +58,12 @@ class Config:
   """
 
   minutes: float = 8.0
-  shipped: tuple[str, ...] = ('demo', 'mar_demo')
   shapes: tuple[str, ...] = ('c2i_xl_256', 'lumina_mgpt_7b_768', 'mar_b')
   decoder: tuple[str, ...] = (
       'corrected(passes=4, window=64)', 'mc_sjd(window=64)', 'mc_sjd(window=16)')
   batch: tuple[int, ...] = (1, 8)
   guided: bool = True
   dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
-  torch: bool = True
   repeats: int = 5
   rounds: int = 16
   tokens_per_round: float | None = None
@@ -80,6 +75,7 @@ class Config:
 
 
 _GPU_LAUNCH = 1.5e-6  # Seconds, as in `devices.ACCELERATORS`.
+_SLOW = 10.0  # Seconds of a run that is timed only once.
 _ROUNDS = {
     'model': '{model}', 'batch': '{batch}', 'decoder': '{decoder}', 'tokens': '{tokens:.2f}',
     'ms/round': '{ms:.2f}', 'predicted': '{predicted_ms:.2f}', 'GB/s': '{gigabytes:.0f}',
@@ -89,7 +85,7 @@ _COMPARED = {
     'one graph': '{one_graph_ms:.2f}', 'other tokens': '{other_tokens}'}
 _IMAGES = {
     'model': '{model}', 'batch': '{batch}', 'decoder': '{decoder}',
-    'rounds': '{rounds:.0f}', 's/image': '{seconds_per_image:.3f}', 'speed-up': '{speedup:.2f}x'}
+    's/image': '{seconds_per_image:.3f}', 'speed-up': '{speedup:.2f}x'}
 
 
 class Session:
@@ -113,16 +109,25 @@ class Session:
       print(f'{name}: {self.notes[-1]["error"]}', file=sys.stderr, flush=True)
       return None
 
-  def show_notes(self) -> None:
-    """Prints what failed."""
-    for note in self.notes:
-      print(f'not measured: {note["what"]} ({note["error"]})')
+  def each(self, where: str, functions: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Returns what functions return, by decoder, without those that fail."""
+    results = {text: self.attempt(f'{where}: {text}', function)
+               for text, function in functions.items()}
+    return {text: result for text, result in results.items() if result is not None}
 
   def add(self, columns: Mapping[str, str], row: dict[str, Any]) -> None:
     """Appends a row and prints it."""
     self.rows.append(row)
-    print('  '.join(f'{name} {cell}' for name, cell in zip(columns, tables.cells(columns, row))),
-          flush=True)
+    measured.show(columns, row)
+
+  def write(self, report: run_folder.Report, config: Config, columns: Mapping[str, Any],
+            **more: Any) -> None:
+    """Writes a table per kind of rows with its columns, and prints what failed."""
+    measured.write(report, config, [
+        Table(kind, columns[kind], [row for row in self.rows if row['kind'] == kind])
+        for kind in columns], notes=self.notes, **more)
+    for note in self.notes:
+      print(f'not measured: {note["what"]} ({note["error"]})')
 
 
 def device_rates(session: Session) -> devices.Accelerator:
@@ -140,77 +145,41 @@ def device_rates(session: Session) -> devices.Accelerator:
   return accelerator
 
 
-def images(session: Session, config: Config, name: str) -> None:
-  """Times whole images of a shipped model, for every number of images."""
-  model = cspd_jax.load(name)
-  texts = [model.engine.baseline, str(model.specification())]
-  if model.engine.name == 'discrete':
-    texts += config.decoder
-  texts = list(dict.fromkeys(str(model.specification(text)) for text in texts))
-  for batch in config.batch:
-    prompts = [model.prompts[i % len(model.prompts)] for i in range(batch)]
-    bench, runs = Bench(model, prompts, batch_size=batch), {}
-    for text in texts:
-      run = session.attempt(f'{name}, {batch} at once: {text}',
-                            lambda bench=bench, text=text: bench.run(text, bench.batch_size))
-      if run is not None:
-        runs[text] = run
-    timed = timing.measure(runs, config.repeats) if runs else {}
-    decoded = {text: bench.sample(text).decoded for text in timed}
-    _add_images(session, name, batch, texts[0], timed, {
-        text: float(np.mean(images.rounds)) for text, images in decoded.items()
-        if hasattr(images, 'rounds')})
-
-
-def _add_images(session: Session, name: str, batch: int, baseline: str,
-                timed: Mapping[str, timing.Timing], rounds: Mapping[str, float]) -> None:
-  """Adds the rows of timed images, by decoder."""
-  first = timed.get(baseline)
-  for text, times in timed.items():
-    session.add(_IMAGES, dict(
-        kind='images', model=name, batch=batch, decoder=text, rounds=rounds.get(text),
-        seconds_per_image=times.median / batch,
-        quartiles=[quartile / batch for quartile in times.quartiles],
-        speedup=None if first is None else first.median / times.median))
-
-
 def _with_random_weights(session: Session, config: Config, name: str
-                         ) -> cspd_jax.Model | None:
-  """Returns a model of a published size with random weights; None if they do not fit in memory."""
-  model = families.describe(name, dtype=config.dtype)
+                         ) -> tuple[cspd_jax.Model, dict[str, float]] | None:
+  """Returns a published size with random weights, and the tokens that its decoders commit.
+
+  These are empty for continuous tokens; None if the weights do not fit in memory.
+  """
+  model, committed = _described(config, name)
   params = session.attempt(f'weights of {name}', lambda: jax.block_until_ready(
       timed_rounds.random_like(model.params)))
-  return None if params is None else dataclasses.replace(model, params=params)
+  return None if params is None else (dataclasses.replace(model, params=params), committed)
+
+
+def _described(config: Config, name: str) -> tuple[cspd_jax.Model, dict[str, float]]:
+  """As `_with_random_weights`, with the shapes of the weights; raises ValueError."""
+  model = families.describe(name, dtype=config.dtype)
+  texts = ('vanilla', *config.decoder) if model.engine.name == 'discrete' else ()
+  return model, {text: predicted.required_tokens_per_round(
+      config.accepted, text, config.tokens_per_round)
+                 for text in (str(model.specification(text)) for text in texts)}
 
 
 def rounds(session: Session, config: Config, name: str,
            accelerator: devices.Accelerator) -> None:
-  """Times rounds of a published size with random weights, for every number of images."""
-  model = _with_random_weights(session, config, name)
-  if model is None:
+  """Times rounds of a published size, or whole images if its tokens are continuous."""
+  if (described := _with_random_weights(session, config, name)) is None:
     return
-  if model.engine.name != 'discrete':
-    for batch in config.batch:
-      continuous(session, config, model, batch)
-    return
-  texts = list(dict.fromkeys(str(model.specification(text))
-                             for text in ('vanilla', *config.decoder)))
-  committed = {text: _committed(config, text) for text in texts}
+  model, committed = described
   for batch in config.batch:
-    programs = {}
-    for text in texts:
-      program = session.attempt(
-          f'{name}, {batch} at once: {text}', lambda text=text, batch=batch: (
-              _program(config, model, text, committed[text], batch, accelerator)))
-      if program is not None:
-        programs[text] = program
+    if not committed:
+      continuous(session, config, model, batch)
+      continue
+    programs = session.each(f'{name}, {batch} at once', {
+        text: functools.partial(_program, config, model, text, tokens, batch, accelerator)
+        for text, tokens in committed.items()})
     _time_rounds(session, config, model, batch, programs, committed)
-    if config.torch:
-      _torch(session, config, model, batch)
-
-
-def _committed(config: Config, text: str) -> float:
-  return predicted.required_tokens_per_round(config.accepted, text, config.tokens_per_round)
 
 
 def _program(config: Config, model: cspd_jax.Model, text: str, tokens: float, batch: int,
@@ -218,17 +187,19 @@ def _program(config: Config, model: cspd_jax.Model, text: str, tokens: float, ba
              ) -> timed_rounds.TimedRound:
   """Compiles rounds of a decoder that commit `tokens` tokens on average."""
   decoder = timed_rounds.with_acceptance(model.decoder(text, guided=config.guided), tokens)
-  condition = families.FAMILIES[model.family].published.condition(model.config, batch)
-  random_like = timed_rounds.random_like
   return timed_rounds.program(
-      decoder, model.params, random_like(condition), model.engine.settled(model.sampling()),
-      random_like(model.draft_params(text)), accelerator, graphs)
+      decoder, model.params, _condition(model, batch), model.engine.settled(model.sampling()),
+      timed_rounds.random_like(model.draft_params(text)), accelerator, graphs)
+
+
+def _condition(model: cspd_jax.Model, batch: int) -> Any:
+  return timed_rounds.random_like(
+      families.FAMILIES[model.family].published.condition(model.config, batch))
 
 
 def _time_rounds(session: Session, config: Config, model: cspd_jax.Model, batch: int,
                  programs: Mapping[str, timed_rounds.TimedRound],
                  committed: Mapping[str, float]) -> None:
-  """Times the rounds of all decoders and adds their rows."""
   timed = session.attempt(f'{model.name}, {batch} at once: rounds', lambda: (
       timed_rounds.measure(programs, config.rounds, config.repeats))) if programs else None
   vanilla = (timed or {}).get('vanilla')
@@ -248,99 +219,75 @@ def _time_rounds(session: Session, config: Config, model: cspd_jax.Model, batch:
 def graphs(session: Session, config: Config, name: str,
            accelerator: devices.Accelerator) -> None:
   """Compares times and tokens of rounds that are a CUDA graph each with rounds as one graph."""
-  model = _with_random_weights(session, config, name)
-  if model is None:
+  if (described := _with_random_weights(session, config, name)) is None:
     return
-  texts = [str(model.specification(text)) for text in ('vanilla', *config.decoder)]
-  for text in dict.fromkeys(texts):
-    def compare(text=text):
-      compiled = {kind: _program(config, model, text, _committed(config, text), config.batch[0],
-                                 accelerator, kind) for kind in programs.GRAPHS}
-      times = timed_rounds.measure(compiled, config.rounds, config.repeats)
-      tokens, other_tokens = (
-          np.asarray(compiled[kind].run(config.rounds)[1]) for kind in programs.GRAPHS)
-      return dict(
-          kind='graphs', model=name, batch=config.batch[0], decoder=text,
-          other_tokens=int((tokens != other_tokens).sum()),
-          **{key: 1e3 * times[kind].median
-             for key, kind in zip(('ms', 'one_graph_ms'), programs.GRAPHS)})
-    row = session.attempt(f'{name} as one graph: {text}', compare)
-    if row is not None:
-      session.add(_COMPARED, row)
+  model, committed = described
+
+  def compare(text: str) -> dict[str, Any]:
+    compiled = {kind: _program(config, model, text, committed[text], config.batch[0], accelerator,
+                               kind) for kind in programs.GRAPHS}
+    times = timed_rounds.measure(compiled, config.rounds, config.repeats)
+    tokens, other_tokens = (
+        np.asarray(compiled[kind].run(config.rounds)[1]) for kind in programs.GRAPHS)
+    return dict(
+        kind='graphs', model=name, batch=config.batch[0], decoder=text,
+        other_tokens=int((tokens != other_tokens).sum()),
+        **{key: 1e3 * times[kind].median
+           for key, kind in zip(('ms', 'one_graph_ms'), programs.GRAPHS)})
+
+  for row in session.each(f'{name} as one graph', {
+      text: functools.partial(compare, text) for text in committed}).values():
+    session.add(_COMPARED, row)
 
 
-def _torch(session: Session, config: Config, model: cspd_jax.Model, batch: int) -> None:
-  for compiled in (False, True):
-    text = f'PyTorch, {"compiled" if compiled else "eager"}'
-    seconds = session.attempt(f'{model.name}, {batch} at once: {text}', lambda compiled=compiled: (
-        pytorch.seconds_per_token(
-            model.config.transformer, rows=batch * (2 if config.guided else 1),
-            slots=model.num_tokens, dtype=config.dtype, compiled=compiled,
-            tokens=config.rounds, repeats=config.repeats)))
-    if seconds is not None:
-      session.add(_ROUNDS, dict(
-          kind='torch', model=model.name, batch=batch, decoder=text, tokens=1.0, ms=1e3 * seconds,
-          seconds_per_image=seconds * model.num_tokens / batch))
-
-
-def continuous(session: Session, config: Config, model: cspd_jax.Model, batch: int
-               ) -> None:
+def continuous(session: Session, config: Config, model: cspd_jax.Model, batch: int) -> None:
   """Times whole images of a model of continuous tokens with random weights."""
-  condition = timed_rounds.random_like(
-      families.FAMILIES[model.family].published.condition(model.config, batch))
-  sampling, runs = model.engine.settled(model.sampling()), {}
-  keys = random.row_keys(jax.random.key(0), batch)
-  for text in dict.fromkeys((model.engine.baseline, 'exact_head')):
-    compiled = session.attempt(f'{model.name}, {batch} at once: {text}', lambda text=text: (
-        programs.compiled(model.decoder(text, guided=config.guided), model.params, condition, keys,
-                          sampling, model.draft_params(text)).run))
-    if compiled is not None:
-      runs[text] = lambda compiled=compiled, text=text: compiled(
-          model.params, condition, keys, sampling, model.draft_params(text))
-  timed = session.attempt(f'{model.name}, {batch} at once: images', lambda: (
-      timing.measure(runs, config.repeats, enough=10.0))) if runs else None
-  _add_images(session, model.name, batch, model.engine.baseline, timed or {}, {})
+  keys, sampling = random.row_keys(jax.random.key(0), batch), model.engine.settled(model.sampling())
+
+  def compiled(text: str) -> Callable[[], Any]:
+    arguments = (model.params, _condition(model, batch), keys, sampling, model.draft_params(text))
+    decoder = model.decoder(text, guided=config.guided)
+    return functools.partial(programs.compiled(decoder, *arguments).run, *arguments)
+
+  runs = session.each(f'{model.name}, {batch} at once', {
+      text: functools.partial(compiled, text) for text in (model.engine.baseline, 'exact_head')})
+  timed = session.attempt(f'{model.name}, {batch} at once: images', lambda: timing.measure(
+      runs, config.repeats, enough=_SLOW)) if runs else None
+  first = (timed or {}).get(model.engine.baseline)
+  for text, times in (timed or {}).items():
+    session.add(_IMAGES, dict(
+        kind='images', model=model.name, batch=batch, decoder=text,
+        seconds_per_image=times.median / batch,
+        quartiles=[quartile / batch for quartile in times.quartiles],
+        speedup=None if first is None else first.median / times.median))
 
 
-def check(config: Config) -> None:
-  """Raises ValueError for invalid options, before anything runs."""
-  check_lists(config, 'batch')
+def check(config: Config) -> list[str]:
+  """Returns the published sizes of discrete tokens; raises ValueError before anything runs."""
+  measured.check_lists(config, 'batch')
+  names = []
   for name in config.shapes:
-    model = families.describe(name, dtype=config.dtype)
-    if model.engine.name == 'discrete':
-      for text in config.decoder:
-        text = str(model.specification(text))
-        timed_rounds.with_acceptance(
-            model.decoder(text, guided=config.guided), _committed(config, text))
+    model, committed = _described(config, name)
+    for text, tokens in committed.items():
+      timed_rounds.with_acceptance(model.decoder(text, guided=config.guided), tokens)
+    names += [name] * bool(committed)
+  return names
 
 
 @cli.command(Config)
 def main(config: Config) -> None:
-  check(config)
-  folder = pathlib.Path(config.workdir) / 'graphs'
+  discrete, folder = check(config), pathlib.Path(config.workdir) / 'graphs'
   run_folder.check(folder)
   report, session = run_folder.Report(config.workdir), Session(config.minutes)
   accelerator = device_rates(session)
-  for name in config.shipped:
-    session.attempt(name, lambda name=name: images(session, config, name))
   for name in config.shapes:
     session.attempt(name, lambda name=name: rounds(session, config, name, accelerator))
-  kinds = {'images': _IMAGES, 'rounds': _ROUNDS, 'torch': _ROUNDS}
-  report.write(
-      settings=dataclasses.asdict(config), rows=session.rows, notes=session.notes,
-      rates=dict(bandwidth=accelerator.bandwidth, flops=accelerator.flops),
-      tables=[dict(title=title, columns=columns, rows=[
-          i for i, row in enumerate(session.rows) if kinds[row['kind']] is columns])
-              for title, columns in (('images', _IMAGES), ('rounds', _ROUNDS))])
-  session.show_notes()
-  discrete = [name for name in config.shapes if families.describe(name).engine.name == 'discrete']
+  session.write(report, config, dict(images=_IMAGES, rounds=_ROUNDS),
+                rates=dict(bandwidth=accelerator.bandwidth, flops=accelerator.flops))
   if discrete and programs.on_cuda():
     report, session = run_folder.Report(folder), Session(config.minutes / 4)
     graphs(session, config, discrete[0], accelerator)
-    report.write(
-        settings=dataclasses.asdict(config), rows=session.rows, notes=session.notes,
-        tables=[dict(title='graphs', columns=_COMPARED, rows=list(range(len(session.rows))))])
-    session.show_notes()
+    session.write(report, config, dict(graphs=_COMPARED))
 
 
 if __name__ == '__main__':

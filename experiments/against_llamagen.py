@@ -23,12 +23,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from checkpoints_conversion import convert, rules
 from cspd_jax import cli, families
 from cspd_jax.core import fields, programs
 from cspd_jax.files.run_folder import Report
-from cspd_jax.measure import tables, timing
-from experiments.costs import predicted, pytorch, timed_rounds
+from cspd_jax.measure import timing
+from cspd_jax.measure.tables import Table
+from experiments import against
+from experiments.costs import predicted, timed_rounds
 from experiments.measured import check_lists
 
 _URL = 'https://github.com/FoundationVision/LlamaGen'
@@ -43,21 +44,15 @@ _COLUMNS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Flags:
+class Flags(against.Flags):
   """Command-line flags.
 
   Attributes:
-    repo: folder of the official code.
     size: model size: c2i_b_256, c2i_l_256 or c2i_xl_256.
-    decoder: specifications of decoders; `vanilla` is always included.
     tokens_per_round: tokens that every decoder commits per round; by default those of the report
       `accepted`.
-    accepted: report.json of a program that measured step compression.
-    repeats: timed runs of each decoder, whose median is reported.
-    workdir: folder of report.json.
   """
 
-  repo: str | None = None
   size: str = 'c2i_b_256'
   decoder: tuple[str, ...] = (
       'mc_sjd(window=4)', 'mc_sjd(window=8)', 'mc_sjd(window=16)',
@@ -66,7 +61,6 @@ class Flags:
       'corrected(passes=2, window=8)', 'corrected(passes=2, window=16)')
   tokens_per_round: float | None = None
   accepted: str = 'docs/reports/corrected_short.json'
-  repeats: int = 5
   workdir: str = 'runs/against_llamagen'
 
   def __post_init__(self):
@@ -76,8 +70,6 @@ class Flags:
 def check(flags: Flags) -> tuple[families.Model, dict[str, float]]:
   """Returns the model with shapes for parameters, and the tokens per round of every decoder."""
   check_lists(flags, 'decoder')
-  if flags.repo is None:
-    raise ValueError(f'repo is none; give the folder of a clone of {_URL}.')
   if flags.size not in _OFFICIAL:
     raise ValueError(f'size is {flags.size!r}; it must be one of {", ".join(_OFFICIAL)}.')
   model = families.describe(flags.size, dtype='float32')
@@ -89,23 +81,21 @@ def check(flags: Flags) -> tuple[families.Model, dict[str, float]]:
   return model, committed
 
 
-def official_runs(repo: str, size: str, config: Any
-                  ) -> tuple[Any, Callable[[], Any], np.ndarray, str]:
-  """Prepares the official code of a model of sizes `config`.
+def official_runs(flags: Flags, config: Any) -> tuple[Any, Callable[[], Any], np.ndarray, Any]:
+  """Prepares the official code of a model of sizes `config`, with random weights.
 
-  Returns:
-    The model with random weights; a function that generates an image; the logits `[2, V]` of the
-    first token, with and without its class; the version of PyTorch.
+  Returns the model; a function that generates an image; the logits `[2, V]` of the first token,
+  with and without its class; PyTorch.
   """
   gpt, generate = 'autoregressive/models/gpt.py', 'autoregressive/models/generate.py'
-  torch, module = pytorch.import_official(repo, _URL, gpt, 'torch')
-  _, sampling = pytorch.import_official(repo, _URL, generate, 'torch')
+  torch, module = against.official(flags, _URL, gpt, 'torch')
+  _, sampling = against.official(flags, _URL, generate, 'torch')
   torch.manual_seed(0)
   length = config.num_tokens
-  model = module.GPT_models[_OFFICIAL[size]](
+  model = module.GPT_models[_OFFICIAL[flags.size]](
       vocab_size=config.vocab_size, block_size=length, num_classes=config.num_classes,
       cls_token_num=1, model_type='c2i').eval()
-  pytorch.perturb(torch, model)
+  against.perturb(torch, model)
 
   def image():
     return sampling.generate(
@@ -116,7 +106,7 @@ def official_runs(repo: str, size: str, config: Any
     model.setup_caches(max_batch_size=2, max_seq_length=length + 1, dtype=torch.float32)
     both = torch.tensor([_LABEL, config.num_classes])
     logits = model(None, both, torch.arange(1))[0][:, 0].numpy()
-  return model, image, logits, str(torch.__version__)
+  return model, image, logits, torch
 
 
 def decoder_runs(model: families.Model, committed: dict[str, float]
@@ -142,13 +132,10 @@ def decoder_runs(model: families.Model, committed: dict[str, float]
 def main(flags: Flags) -> None:
   jax.config.update('jax_platforms', 'cpu')
   model, committed = check(flags)
-  official_model, image, expected, version = official_runs(
-      flags.repo or '', flags.size, model.config)
+  official_model, image, expected, torch = official_runs(flags, model.config)
   report = Report(flags.workdir)
-  model = dataclasses.replace(model, params=jax.tree.map(jnp.asarray, convert.convert(
-      rules.get('llamagen'), model.config,
-      {name: tensor.numpy() for name, tensor in official_model.state_dict().items()
-       if 'kv_cache' not in name and name not in ('freqs_cis', 'causal_mask')})))
+  model = dataclasses.replace(model, params=against.converted(
+      'llamagen', model.config, official_model, ('kv_cache', 'freqs_cis', 'causal_mask')))
   runs, logits = decoder_runs(model, committed)
   difference = float(np.abs(logits - expected).max())
   print(f'the first logits differ by {difference:.1e} at most', flush=True)
@@ -162,12 +149,8 @@ def main(flags: Flags) -> None:
         seconds_per_image=times.median, quartiles=times.quartiles,
         speedup=first / times.median, speedup_over_pytorch=timed['PyTorch'].median / times.median))
   title = f'{flags.size}, one image with guidance'
-  print(f'\n{title}\n\n{tables.text(_COLUMNS, rows, left=1)}')
-  report.write(
-      settings=dataclasses.asdict(flags), rows=rows, difference=difference, guidance_scale=_SCALE,
-      batch=1, dtype='float32', torch_version=version,
-      tables=[dict(title=title, columns=_COLUMNS, rows=list(range(len(rows))))])
-  print(f'\nreport.json is in {flags.workdir}.')
+  against.write(report, flags, torch, [Table(title, _COLUMNS, rows)], difference=difference,
+                guidance_scale=_SCALE)
 
 
 if __name__ == '__main__':

@@ -36,7 +36,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from checkpoints_conversion import convert, rules
 from cspd_jax import cli
 from cspd_jax.continuous import decoders, head as head_lib, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
@@ -45,14 +44,17 @@ from cspd_jax.continuous.speculative_head import speculative
 from cspd_jax.core import fields, programs
 from cspd_jax.core.random import row_keys
 from cspd_jax.files.run_folder import Report
-from cspd_jax.measure import tables, timing
+from cspd_jax.measure import timing
+from cspd_jax.measure.tables import Table
 from cspd_jax.models import mar
-from experiments.costs import forced_rounds, pytorch
+from experiments import against
+from experiments.costs import forced_rounds
 
 _URL = 'https://github.com/LTH14/mar'
 _SCALE = 2.9
 _LABEL = 207
 _ACCEPTED_MODEL = 'mar_demo'
+_KERNELS = 8  # Of a head call of `exact_head`.
 _VISIBLE = 3 / 8  # Of the tokens; an eighth below one of our encoder's static lengths.
 # The names of the official constructors.
 _OFFICIAL = {'mar_b': 'mar_base', 'mar_l': 'mar_large', 'mar_h': 'mar_huge'}
@@ -66,29 +68,18 @@ _IMAGE = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Flags:
-  """Command-line flags.
+class Flags(against.Flags):
+  """Command-line flags; without a decoder, no rounds are timed.
 
   Attributes:
-    repo: folder of the official code.
     size: model size: mar_b, mar_l or mar_h.
     tokens: tokens that the timed step generates.
-    kernels_per_call: parameter of exact_head.
-    decoder: specifications of decoders whose rounds are timed, `mar` with them; none for no rounds.
-    accepted: report.json of experiments.continuous_windows, for tokens and head calls per round.
-    repeats: timed runs of a step or round, whose median is reported.
     images: number of timed whole images; may be 0.
     steps: steps of a whole image.
-    workdir: folder of report.json.
   """
 
-  repo: str | None = None
   size: str = 'mar_b'
   tokens: int = 1
-  kernels_per_call: int = 8
-  decoder: tuple[str, ...] = forced_rounds.DECODERS
-  accepted: str = 'docs/reports/continuous_windows.json'
-  repeats: int = 5
   images: int = 3
   steps: int = 64
   workdir: str = 'runs/against_mar'
@@ -102,26 +93,25 @@ def num_visible(config: mar.MARConfig) -> int:
   return int(_VISIBLE * config.num_tokens)
 
 
-def official_model(repo: str, size: str) -> tuple[Any, Any]:
+def official_model(flags: Flags) -> tuple[Any, Any]:
   """Returns the official model with random weights, and PyTorch."""
-  torch, module = pytorch.import_official(repo, _URL, 'models/mar.py', "torch 'timm<1' scipy")
+  torch, module = against.official(flags, _URL, 'models/mar.py', "torch 'timm<1' scipy")
   torch.Tensor.cuda = lambda self, *args, **kwargs: self  # Its sampler moves noise to a GPU.
-  config = mar.PRESETS[size]
-  model = getattr(module, _OFFICIAL[size])(
+  config = mar.PRESETS[flags.size]
+  model = getattr(module, _OFFICIAL[flags.size])(
       img_size=256, vae_stride=16, patch_size=1, vae_embed_dim=16, class_num=config.num_classes,
       buffer_size=config.buffer_size, diffloss_w=config.head_width,
       diffloss_d=config.head_layers, num_sampling_steps='100').eval()
-  pytorch.perturb(torch, model)  # A head of zeros would accept every draft.
+  against.perturb(torch, model)
   return model, torch
 
 
-def steps(model: Any, torch: Any, config: mar.MARConfig, params: Any, guided: bool, num: int,
-          length: int) -> tuple[dict[str, Callable[[], Any]], dict[str, float], float]:
-  """Prepares the parts of a step that generates `num` tokens, `length` kernels per head call.
+def steps(model: Any, torch: Any, config: mar.MARConfig, params: Any, guided: bool, num: int
+          ) -> tuple[dict[str, Callable[[], Any]], dict[str, float], float]:
+  """Prepares the parts of a step that generates `num` tokens.
 
-  Returns:
-    Functions to be timed, by name; head calls by decoder; the largest difference between the
-    results of the two transformers.
+  Returns functions to be timed, by name; head calls by decoder; the largest difference between the
+  results of the two transformers.
   """
   target, schedule = mar.target(config, guided=guided), schedule_lib.make()
   rng, size = np.random.default_rng(0), config.num_tokens
@@ -136,7 +126,7 @@ def steps(model: Any, torch: Any, config: mar.MARConfig, params: Any, guided: bo
   batch = token_batch(row_keys(jax.random.key(0), 1), z, positions, jnp.full((1, num), _SCALE), 1.0,
                       jnp.ones((1, num), bool))
   heads = {'mar': head_lib.ancestral(target, schedule),
-           'exact_head': speculative(target, schedule, length)}
+           'exact_head': speculative(target, schedule, _KERNELS)}
   compiled = {name: jax.jit(head.sample) for name, head in heads.items()}
 
   streams = target.num_streams
@@ -170,8 +160,7 @@ def steps(model: Any, torch: Any, config: mar.MARConfig, params: Any, guided: bo
 def compare(model: Any, torch: Any, config: mar.MARConfig, params: Any, guided: bool,
             flags: Flags) -> list[dict[str, Any]]:
   """Times a step with or without guidance; returns rows with times in milliseconds."""
-  runs, calls, difference = steps(
-      model, torch, config, params, guided, flags.tokens, flags.kernels_per_call)
+  runs, calls, difference = steps(model, torch, config, params, guided, flags.tokens)
   ms = {name: 1e3 * times.median for name, times in timing.measure(runs, flags.repeats).items()}
   print(f'{"with" if guided else "without"} guidance: the inputs of the head differ by '
         f'{difference:.1e} at most', flush=True)
@@ -189,15 +178,14 @@ def compare(model: Any, torch: Any, config: mar.MARConfig, params: Any, guided: 
 def rounds(model: Any, torch: Any, config: mar.MARConfig, params: Any, decoders: dict[str, Any],
            repeats: int) -> list[dict[str, Any]]:
   """Times rounds with guidance and measured acceptance; returns their rows."""
-  parts, *_ = steps(model, torch, config, params, True, 1, 1)
-  official = {name: run for name, run in parts.items() if name.startswith('PyTorch')}
+  parts, *_ = steps(model, torch, config, params, True, 1)
+  official = {name: parts[name] for name in ('PyTorch transformer', 'PyTorch head')}
   sampling = Sampling(guidance_scale=np.float32(_SCALE))
   prepared = {name: forced_rounds.prepare(
       *each, params, jnp.array([_LABEL]), sampling, num_visible(config))
               for name, each in decoders.items()}
-  wakes: dict[Any, Callable[[], Any]] = {'PyTorch wakes': official['PyTorch head']}
-  timed = timing.measure(wakes | official | forced_rounds.runs(prepared), repeats)
-  transformer, head = (1e3 * timed[f'PyTorch {part}'].median for part in ('transformer', 'head'))
+  timed = forced_rounds.measure(prepared, official, repeats)
+  transformer, head = (1e3 * timed[name].median for name in official)
   return forced_rounds.rows(prepared, timed, dict(
       transformer_ms=transformer, head_ms=head, head_calls=100, round_ms=transformer + head))
 
@@ -209,7 +197,7 @@ def whole_images(model: Any, torch: Any, config: mar.MARConfig, params: Any, fla
   options, labels = Sampling(guidance_scale=np.float32(_SCALE)), jnp.array([_LABEL])
   by_name = {'mar': decoders.mar(target, num_iter=flags.steps),
              'exact_head': decoders.exact_head(
-                 target, num_iter=flags.steps, kernels_per_call=flags.kernels_per_call)}
+                 target, num_iter=flags.steps, kernels_per_call=_KERNELS)}
   compiled = {name: programs.compiled(decoder, params, labels, keys, options, None).run
               for name, decoder in by_name.items()}
 
@@ -232,8 +220,6 @@ def whole_images(model: Any, torch: Any, config: mar.MARConfig, params: Any, fla
 
 def check(flags: Flags) -> tuple[mar.MARConfig, dict[str, Any]]:
   """Returns the sizes of the model, and the decoders of rounds as `forced_rounds.check` does."""
-  if flags.repo is None:
-    raise ValueError(f'repo is none; give the folder of a clone of {_URL}.')
   if flags.size not in mar.PRESETS:
     raise ValueError(f'size is {flags.size!r}; it must be one of {", ".join(mar.PRESETS)}.')
   config = mar.PRESETS[flags.size]
@@ -241,9 +227,7 @@ def check(flags: Flags) -> tuple[mar.MARConfig, dict[str, Any]]:
   if flags.tokens > hidden:
     raise ValueError(f'tokens is {flags.tokens}; it must be at most {hidden}, the number of hidden '
                      'tokens.')
-  target = mar.target(config, guided=False)
-  speculative(target, schedule_lib.make(), flags.kernels_per_call)
-  decoders.mar(target, num_iter=flags.steps)
+  decoders.mar(mar.target(config, guided=False), num_iter=flags.steps)
   if not flags.decoder:
     return config, {}
   return config, forced_rounds.check(
@@ -254,31 +238,21 @@ def check(flags: Flags) -> tuple[mar.MARConfig, dict[str, Any]]:
 def main(flags: Flags) -> None:
   jax.config.update('jax_platforms', 'cpu')
   config, of_rounds = check(flags)
-  model, torch = official_model(flags.repo or '', flags.size)
-  report = Report(flags.workdir)
-  params = jax.tree.map(jnp.asarray, convert.convert(
-      rules.get('mar'), config,
-      {name: tensor.numpy() for name, tensor in model.state_dict().items()}))
-  rows = [row for guided in (False, True)
-          for row in compare(model, torch, config, params, guided, flags)]
-  parts = {f'{flags.size}, {flags.tokens} of {config.num_tokens} tokens per step': (_STEP, rows)}
+  model, torch = official_model(flags)
+  report, params = Report(flags.workdir), against.converted('mar', config, model)
+  shown = [Table(f'{flags.size}, {flags.tokens} of {config.num_tokens} tokens per step', _STEP, [
+      row for guided in (False, True)
+      for row in compare(model, torch, config, params, guided, flags)])]
   if of_rounds:
-    parts[f'{flags.size}, rounds with acceptance as measured with {_ACCEPTED_MODEL}'] = (
-        forced_rounds.COLUMNS, rounds(model, torch, config, params, of_rounds, flags.repeats))
+    shown.append(Table(
+        f'{flags.size}, rounds with acceptance as measured with {_ACCEPTED_MODEL}',
+        forced_rounds.COLUMNS, rounds(model, torch, config, params, of_rounds, flags.repeats)))
   if flags.images:
-    parts[f'{flags.size}, images of {flags.steps} steps'] = (
-        _IMAGE, whole_images(model, torch, config, params, flags))
-  tables_of, rows = [], []
-  for title, (columns, part) in parts.items():
-    print(f'\n{title}\n\n{tables.text(columns, part, left=1)}')
-    first = len(rows)
-    rows += part
-    tables_of.append(dict(title=title, columns=columns, rows=list(range(first, len(rows)))))
-  report.write(
-      settings=dataclasses.asdict(flags), rows=rows, tokens_per_image=config.num_tokens,
-      tokens_visible=num_visible(config), guidance_scale=_SCALE, batch=1, dtype='float32',
-      accepted_model=_ACCEPTED_MODEL, torch_version=str(torch.__version__), tables=tables_of)
-  print(f'\nreport.json is in {flags.workdir}.')
+    shown.append(Table(f'{flags.size}, images of {flags.steps} steps', _IMAGE,
+                       whole_images(model, torch, config, params, flags)))
+  against.write(
+      report, flags, torch, shown, tokens_per_image=config.num_tokens,
+      tokens_visible=num_visible(config), guidance_scale=_SCALE, accepted_model=_ACCEPTED_MODEL)
 
 
 if __name__ == '__main__':

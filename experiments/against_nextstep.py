@@ -23,22 +23,21 @@ import dataclasses
 import os
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from checkpoints_conversion import convert, rules
 from cspd_jax import cli
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
-from cspd_jax.measure import tables, timing
+from cspd_jax.measure.tables import Table
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
-from experiments.costs import forced_rounds, pytorch
+from experiments import against
+from experiments.costs import forced_rounds
 from experiments.measured import check_lists
 
 _URL = 'https://github.com/stepfun-ai/NextStep-1'
@@ -56,32 +55,19 @@ _MIDDLE = CONFIG.num_tokens // 2
 
 
 @dataclasses.dataclass(frozen=True)
-class Flags:
-  """Command-line flags.
+class Flags(against.Flags):
+  """Command-line flags."""
 
-  Attributes:
-    repo: folder of the official code.
-    decoder: specifications of decoders; `mar` is always included.
-    accepted: report.json of experiments.continuous_windows, for tokens and head calls per round.
-    repeats: timed rounds of each decoder, whose median is reported.
-    workdir: folder of report.json.
-  """
-
-  repo: str | None = None
-  decoder: tuple[str, ...] = forced_rounds.DECODERS
-  accepted: str = 'docs/reports/continuous_windows.json'
-  repeats: int = 5
   workdir: str = 'runs/against_nextstep'
 
   def __post_init__(self):
     fields.check(self, repeats=(1, CONFIG.num_tokens // 4))
 
 
-def official_model(repo: str, config: nextstep.NextStepConfig) -> tuple[Any, Any, Any]:
+def official_model(flags: Flags, config: nextstep.NextStepConfig) -> tuple[Any, Any, Any]:
   """Returns the official model with random weights, its pipeline's class, and PyTorch."""
   os.environ.update(_EAGER)
-  torch, module = pytorch.import_official(
-      repo, _URL, 'nextstep/models/pipeline_nextstep.py', _NEEDS)
+  torch, module = against.official(flags, _URL, 'nextstep/models/pipeline_nextstep.py', _NEEDS)
   settings = sys.modules['nextstep.models.configuration_nextstep'].NextStepConfig(
       vocab_size=config.vocab_size, hidden_size=config.dim, intermediate_size=config.ffn_dim,
       num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads,
@@ -91,7 +77,7 @@ def official_model(repo: str, config: nextstep.NextStepConfig) -> tuple[Any, Any
       latent_patch_size=config.patch_size, fm_head_dim=config.head_width,
       fm_head_layers=config.head_layers, attn_implementation='sdpa')
   model = module.NextStep(settings).eval()
-  pytorch.perturb(torch, model)  # A head of zeros would accept every draft.
+  against.perturb(torch, model)
   return model, module.NextStepPipeline, torch
 
 
@@ -136,23 +122,13 @@ class Official:
         use_cache=True).last_hidden_state
 
 
-def check(flags: Flags) -> dict[str, Any]:
-  """Returns the decoders and what was measured with them."""
-  if flags.repo is None:
-    raise ValueError(f'repo is none; give the folder of a clone of {_URL}.')
-  check_lists(flags, 'decoder')
-  target = nextstep.target(CONFIG, guided=True)
-  return forced_rounds.check(target, flags.decoder, flags.accepted, _ACCEPTED_MODEL)
-
-
 def compare(official: Official, decoders: dict[str, Any], params: Any, prompt: Prompt,
             repeats: int) -> list[dict[str, Any]]:
   """Times the official loop and rounds of decoders; returns the rows of the table."""
   sampling = Sampling(guidance_scale=np.float32(_SCALE))
   prepared = {name: forced_rounds.prepare(*each, params, prompt, sampling, _MIDDLE)
               for name, each in decoders.items()}
-  runs: dict[Any, Callable[[], Any]] = {'PyTorch wakes': official.token, 'PyTorch': official.token}
-  timed = timing.measure(runs | forced_rounds.runs(prepared), repeats)
+  timed = forced_rounds.measure(prepared, {'PyTorch': official.token}, repeats)
   return forced_rounds.rows(
       prepared, timed, dict(round_ms=1e3 * timed['PyTorch'].median, head_calls=CONFIG.num_levels))
 
@@ -160,12 +136,11 @@ def compare(official: Official, decoders: dict[str, Any], params: Any, prompt: P
 @cli.command(flags=Flags())
 def main(flags: Flags) -> None:
   jax.config.update('jax_platforms', 'cpu')
-  decoders = check(flags)
-  model, pipeline, torch = official_model(flags.repo or '', CONFIG)
-  report = Report(flags.workdir)
-  params = jax.tree.map(jnp.asarray, convert.convert(
-      rules.get('nextstep'), CONFIG,
-      {name: tensor.numpy() for name, tensor in model.state_dict().items()}))
+  check_lists(flags, 'decoder')
+  decoders = forced_rounds.check(
+      nextstep.target(CONFIG, guided=True), flags.decoder, flags.accepted, _ACCEPTED_MODEL)
+  model, pipeline, torch = official_model(flags, CONFIG)
+  report, params = Report(flags.workdir), against.converted('nextstep', CONFIG, model)
   rng = np.random.default_rng(0)
   prompt = Prompt(rng.integers(0, CONFIG.vocab_size, (1, 2, _PROMPT)),
                   np.ones((1, 2, _PROMPT), bool))
@@ -178,13 +153,10 @@ def main(flags: Flags) -> None:
   head = sum(map(np.size, jax.tree.leaves(params['head'])))
   total = sum(map(np.size, jax.tree.leaves(params)))
   title = f'{total / 1e6:.0f} million parameters, one image of {CONFIG.num_tokens} tokens'
-  print(f'\n{title}\n\n{tables.text(forced_rounds.COLUMNS, rows, left=1)}')
-  report.write(
-      settings=dataclasses.asdict(flags), rows=rows, difference=difference, guidance_scale=_SCALE,
-      config=dataclasses.asdict(CONFIG), parameters=total, head_parameters=head, batch=1,
-      dtype='float32', accepted_model=_ACCEPTED_MODEL, torch_version=str(torch.__version__),
-      tables=[dict(title=title, columns=forced_rounds.COLUMNS, rows=list(range(len(rows))))])
-  print(f'\nreport.json is in {flags.workdir}.')
+  against.write(
+      report, flags, torch, [Table(title, forced_rounds.COLUMNS, rows)], difference=difference,
+      guidance_scale=_SCALE, config=dataclasses.asdict(CONFIG), parameters=total,
+      head_parameters=head, accepted_model=_ACCEPTED_MODEL)
 
 
 def first_difference(official: Official, params: Any, prompt: Prompt, tokens: np.ndarray) -> float:

@@ -43,7 +43,7 @@ from cspd_jax.measure.tradeoff import Claim, Curve
 from cspd_jax.metrics import base as metrics_lib
 from cspd_jax.metrics.base import Metric
 from cspd_jax.plots import charts as curves_plot
-from experiments.measured import ModelImages
+from experiments.measured import ModelImages, show, write
 
 # EAGLE-2 has the number of drafts and the depth of EAGLE-1's tree, to compare the two.
 DRAFTERS = (
@@ -135,26 +135,13 @@ _NAMES = ('rows.csv', 'curves.png', 'curves.svg')
 
 
 class Plan(NamedTuple):
-  """The checked measurements.
+  """The checked measurements."""
 
-  Attributes:
-    bench: the model and the images.
-    rows: specifications of decoders, the baseline first.
-    points: by drafter, specifications of the points of its curves.
-    left_out: invalid specifications, with the reason.
-    metrics: the metrics to measure.
-  """
-
-  bench: Bench
-  rows: list[str]
-  points: dict[str, dict[tuple, str]]
-  left_out: dict[str, str]
-  metrics: tuple[Metric, ...]
-
-  @property
-  def all(self) -> list[str]:
-    """All specifications."""
-    return self.rows + [text for texts in self.points.values() for text in texts.values()]
+  bench: Bench  # The model and the images.
+  rows: list[str]  # Specifications of decoders, the baseline first.
+  points: dict[str, dict[tuple, str]]  # By drafter, specifications of the points of its curves.
+  left_out: dict[str, str]  # Invalid specifications, with the reason.
+  metrics: tuple[Metric, ...]  # The metrics to measure.
 
 
 def prepare(config: Config) -> Plan:
@@ -187,44 +174,11 @@ def prepare(config: Config) -> Plan:
     reasons = '; '.join(f'{text}: {reason}' for text, reason in left_out.items())
     raise ValueError(
         f'no decoder can run besides {rows[0]}; {reasons or "give decoder or drafter."}')
-  plan = Plan(bench, rows, points, left_out, metrics)
-  bench.share(plan.all)
-  return plan
+  bench.share([*rows, *(text for texts in points.values() for text in texts.values())])
+  return Plan(bench, rows, points, left_out, metrics)
 
 
-class Printer:
-  """Prints rows as they are measured, in columns that the first row determines."""
-
-  def __init__(self, metrics: Sequence[Metric], decoders: Sequence[str]):
-    self._metrics = metrics
-    self._drafter: str | None = None
-    self.columns: dict[str, str] = {}
-    self._labels = [_label(text)[1] for text in decoders]
-    self._widths: list[int] = []
-
-  def show(self, row: Measurement) -> None:
-    """Prints a row; above it, the heading of the table and the drafter where they are new."""
-    drafter, label = _label(row.decoder)
-    if not self._widths:
-      self.columns = columns(self._metrics, row)
-      self._widths = [max(len(name), len(cell)) + 1 for name, cell in zip(
-          self.columns, tables.cells(self.columns, row.figures))]
-      self._widths[0] = max(map(len, self._labels))
-      print(f'\n{tables.heading(self.columns, self._widths)}')
-    if drafter and drafter != self._drafter:
-      print(drafter)
-    self._drafter = drafter
-    print(tables.line(
-        self.columns, row.figures | {'decoder': label}, self._widths), flush=True)
-
-
-def _label(text: str) -> tuple[str | None, str]:
-  """Returns the drafter, or None for a named decoder; and the label of the decoder's row."""
-  first, *second = spec_lib.parse(text).parts
-  return (str(first), f'  {second[0]}') if second else (None, text)
-
-
-def columns(metrics: Sequence[Metric], row: Measurement) -> dict[str, str]:
+def columns_of(metrics: Sequence[Metric], row: Measurement) -> dict[str, str]:
   """Returns the columns of a table with rows like `row`, with standard errors where it has them."""
   result = {'decoder': '{decoder}', 'guarantee': '{guarantee}'}
   if 'speedup' in row.figures:
@@ -245,8 +199,8 @@ def main(config: Config) -> None:
   reference = measurements.reference(bench, plan.metrics, config.reference_sets)
   for name, (mean, deviation) in reference.noise.items():
     print(f'noise of {name}: {mean:.4f} +- {deviation:.4f} (standard deviation)')
-  shown = measurements.choose(bench.model.engine.name, config.columns)
-  printer = Printer([metric for metric in shown if metric in plan.metrics], plan.all)
+  chosen = measurements.choose(bench.model.engine.name, config.columns)
+  chosen = tuple(metric for metric in chosen if metric in plan.metrics)
   results: list[dict[str, Any]] = []
 
   def measure(texts: Sequence[str], timed_images: int | None, curves: Sequence[tuple]
@@ -254,7 +208,7 @@ def main(config: Config) -> None:
     rows = []
     measured = measurements.each(bench, texts, plan.metrics, reference, timed_images)
     for row, (curve, value) in zip(measured, curves):
-      printer.show(row)
+      show(columns_of(chosen, row), row.figures)
       rows.append(row)
       results.append(row.figures | dict(curve=curve, value=value))
       atomic.write(report.path('rows.csv'), tables.csv(results).encode())
@@ -278,14 +232,12 @@ def main(config: Config) -> None:
       curves_plot.save_curves(report.path(f'curves.{ending}'), panels,
                               xlabel='accepted length, tokens per round')
   minutes = (time.perf_counter() - start) / 60
-  report.write(
-      settings=dataclasses.asdict(config), rows=results, conclusions=[
-          tested._asdict() for tested in answers], left_out=plan.left_out, noise=reference.noise,
-      prompts=bench.prompts, minutes=minutes, compile_seconds=bench.seconds,
-      tables=[dict(title='decoders', columns=printer.columns, rows=list(range(len(rows)))),
-              dict(title='curves', columns=printer.columns,
-                   rows=list(range(len(rows), len(results))))])
-  print(f'\n{minutes:.1f} minutes; tables, figures and report.json are in {config.workdir}.')
+  columns = columns_of(chosen, rows[0])
+  write(report, config, [tables.Table('decoders', columns, results[:len(rows)]),
+                         tables.Table('curves', columns, results[len(rows):])],
+        conclusions=[tested._asdict() for tested in answers], left_out=plan.left_out,
+        noise=reference.noise, prompts=bench.prompts, minutes=minutes,
+        compile_seconds=bench.seconds)
 
 
 if __name__ == '__main__':

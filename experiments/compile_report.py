@@ -28,8 +28,9 @@ from cspd_jax import cli, families
 from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
-from cspd_jax.measure import tables
+from cspd_jax.measure.tables import Table
 from experiments.costs import devices, predicted
+from experiments.measured import write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +87,9 @@ _MOST = 12
 
 def prepare(config: Config, accelerator: devices.Accelerator
             ) -> tuple[list[str], list[families.Model]]:
-  """Checks the options and describes the models.
+  """Checks the options; returns the specifications, the baseline first, and shapes of the model.
 
-  Returns:
-    The specifications, the baseline first; and the model with few layers, with one layer more, and
-    with all layers.
+  The model has few layers, one layer more, and all layers.
   """
   describe = lambda layers: families.describe(config.model, dtype=config.dtype, layers=layers)
   whole = describe(None)
@@ -169,13 +168,10 @@ def main(config: Config) -> None:
     vanilla, ideal = vanilla or figures, ideal or figures.weights + live
     rows.append(row(text, figures, ideal, of_report, vanilla))
     show(rows[-1])
-  print('\n' + tables.text(_COLUMNS, rows, left=1))
-  report.write(
-      settings=dataclasses.asdict(config), compiled_for=config.device,
-      compiled_layers=few.config.num_layers, layers=whole.config.num_layers,
-      ideal_mib=ideal / 2**20, live_cache_mib=live / 2**20, rates=accelerator._asdict(), rows=rows,
-      tables=[dict(title=f'{config.model}, {config.device}', columns=_COLUMNS,
-                   rows=list(range(len(rows))))])
+  write(report, config, [Table(f'{config.model}, {config.device}', _COLUMNS, rows)],
+        compiled_for=config.device, compiled_layers=few.config.num_layers,
+        layers=whole.config.num_layers, ideal_mib=ideal / 2**20, live_cache_mib=live / 2**20,
+        rates=accelerator._asdict())
 
 
 if __name__ == '__main__':

@@ -5,16 +5,13 @@
 
 Decodes the same images at every setting and reports tokens per round with the standard error over
 images, passes of the transformer, head calls, and the share of old tokens and kernels that are
-kept. Measures counts only. Writes the share of kept kernels by level (levels.png) and report.json
-to --workdir.
+kept. Measures counts only. Writes report.json to --workdir.
 """
 
 import dataclasses
 import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
-
-import numpy as np
 
 import cspd_jax
 from cspd_jax import cli
@@ -24,9 +21,8 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import run as run_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request, prepare as prepare_request
-from cspd_jax.measure import tables
-from cspd_jax.plots import charts
-from experiments.measured import check_lists
+from cspd_jax.measure.tables import Table
+from experiments.measured import check_lists, show, write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,9 +64,8 @@ class Config:
         batch_size=(1, 10**4), seed=fields.SEEDS)
 
 
-_PICTURE = 'levels.png'
 _COLUMNS = {
-    'model': '{model}', 'setting': '{setting}', 'tokens per round': '{step_compression:.2f}',
+    'setting': '{setting}', 'tokens per round': '{step_compression:.2f}',
     '+-': '{error:.2f}', 'passes per token': '{passes_per_token:.2f}',
     'tokens kept': '{tokens_kept:.0%}', 'kernels kept': '{kernels_kept:.0%}',
     'head calls per round': '{calls_per_round:.1f}',
@@ -134,15 +129,15 @@ def prepare(config: Config) -> list[tuple[Setting, Request]]:
   return prepared
 
 
-def measured(setting: Setting, request: Request) -> tuple[dict[str, Any], np.ndarray]:
-  """Returns the row of a setting, and the share of kept kernels by level `[num_levels]`."""
+def measured(setting: Setting, request: Request) -> dict[str, Any]:
+  """Returns the row of a setting."""
   decoded, count = run_lib.decode(request), len(request)
   size = decoded.tokens.shape[1]
   per_image = size / decoded.rounds
   calls, rounds = decoded.costs.head_calls.sum(), decoded.rounds.sum()
   share = lambda tests: float(tests.accepted.sum() / tests.tested.sum()) if (
       tests.tested.any()) else None
-  row = dict(
+  return dict(
       model=request.model.name, setting=setting.words, decoder=setting.decoder,
       options=setting.options,
       step_compression=float(size * count / rounds),
@@ -151,31 +146,18 @@ def measured(setting: Setting, request: Request) -> tuple[dict[str, Any], np.nda
       tokens_kept=share(decoded.tests), kernels_kept=share(decoded.kernels),
       calls_per_round=float(calls / rounds), calls_per_token=float(calls / count / size),
       states_per_token=float(decoded.costs.head_rows.sum() / count / size))
-  kernels = decoded.kernels
-  return row, kernels.accepted.sum(0) / np.maximum(kernels.tested.sum(0), 1)
 
 
 @cli.command(Config)
 def main(config: Config) -> None:
   prepared = prepare(config)
-  report, rows, levels = Report(config.workdir, [_PICTURE]), [], {}
-  widths = [max(len(name), 12) for name in _COLUMNS]
-  widths[1] = max(len(setting.words) for setting, _ in prepared)
-  print(tables.heading(_COLUMNS, widths, left=2))
+  report, rows = Report(config.workdir), []
   for setting, request in prepared:
-    row, by_level = measured(setting, request)
-    rows.append(row)
-    levels.setdefault(request.model.name, by_level)
-    print(tables.line(_COLUMNS, row, widths, left=2), flush=True)
-  panel = charts.Panel('', 'share of kernels kept', {
-      name: charts.Curve(list(range(len(share))), list(map(float, share)))
-      for name, share in levels.items()})
-  charts.save_curves(report.path(_PICTURE), [[panel]], xlabel='level, from the last kernel')
-  report.write(
-      settings=dataclasses.asdict(config), rows=rows, num_images=config.num_images,
-      tables=[dict(title='', columns={k: v for k, v in _COLUMNS.items() if k != 'model'},
-                   rows=[i for i, row in enumerate(rows) if row['model'] == name])
-              | dict(title=name) for name in dict.fromkeys(row['model'] for row in rows)])
+    rows.append(measured(setting, request))
+    show(dict(model='{model}', **_COLUMNS), rows[-1])
+  write(report, config, [
+      Table(name, _COLUMNS, [row for row in rows if row['model'] == name])
+      for name in dict.fromkeys(row['model'] for row in rows)], num_images=config.num_images)
 
 
 if __name__ == '__main__':

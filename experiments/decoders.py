@@ -33,9 +33,10 @@ from cspd_jax.cli import groups
 from cspd_jax.core import fields, programs
 from cspd_jax.decoding.tree import Budget
 from cspd_jax.files.run_folder import Report
-from cspd_jax.measure import tables, timing
+from cspd_jax.measure import timing
 from cspd_jax.measure.bench import Bench
-from experiments.measured import ModelImages
+from cspd_jax.measure.tables import Table
+from experiments.measured import ModelImages, show, write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,25 +65,18 @@ class Config(ModelImages):
 
 
 class Measure(NamedTuple):
-  """A property of decoders.
+  """A property of decoders."""
 
-  Attributes:
-    columns: format strings by heading; that of the decoder follows only other texts.
-    row: `(bench, specification, repeats) -> ` the row of a decoder.
-    check: `(bench, specification) -> None`; raises ValueError for a decoder without the property.
-    decoders: specifications of decoders.
-    window: tokens per forward pass.
-    num_images: number of images.
-    batch_size: images decoded together.
-  """
-
+  # Format strings by heading; that of the decoder follows only other texts.
   columns: Mapping[str, str]
+  # `(bench, specification, repeats) -> ` the row of a decoder.
   row: Callable[[Bench, str, int], dict[str, Any]]
+  # `(bench, specification) -> None`; raises ValueError for a decoder without the property.
   check: Callable[[Bench, str], None]
-  decoders: tuple[str, ...]
-  window: int
-  num_images: int
-  batch_size: int
+  decoders: tuple[str, ...]  # Specifications of decoders.
+  window: int  # Tokens per forward pass.
+  num_images: int  # Number of images.
+  batch_size: int  # Images decoded together.
 
 
 def overhead(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
@@ -178,7 +172,7 @@ MEASURES = {
          'same images': '{same_images:.0%}'},
         queue, _check_batches, ('vanilla', 'mc_sjd', 'corrected', 'eagle'), 16, 64, 8),
     'rounding': Measure(
-        {'dtype': '{dtype}', 'decoder': '{decoder}', "images not vanilla's": '{images:.2%}',
+        {'decoder': '{decoder}', 'dtype': '{dtype}', "images not vanilla's": '{images:.2%}',
          "tokens not vanilla's": '{tokens:.3%}', 'in its shapes': '{same_shapes}',
          'images not its': '{images_in_window:.2%}', 'tokens not its': '{tokens_in_window:.3%}'},
         rounding, _check_seed_exact,
@@ -207,18 +201,11 @@ def main(config: Config) -> None:
   bench, texts = prepare(config)
   measure, rows = MEASURES[config.measure], []
   report = Report(config.workdir or f'runs/{config.measure}')
-  columns = measure.columns
-  widths = [max(len(name), *map(len, texts)) if form in ('{decoder}', '{same_shapes}')
-            else max(len(name), 8) for name, form in columns.items()]
-  left = 1 + list(columns).index('decoder')
-  print(tables.heading(columns, widths, left=left))
   for text in texts:
     rows.append(measure.row(bench, text, config.repeats))
-    print(tables.line(columns, rows[-1], widths, left=left), flush=True)
+    show(measure.columns, rows[-1])
   title = f'{bench.model.name}, {len(bench.prompts)} images, {bench.batch_size} at once'
-  report.write(
-      settings=dataclasses.asdict(config), rows=rows, prompts=bench.prompts,
-      tables=[dict(title=title, columns=columns, rows=list(range(len(rows))))])
+  write(report, config, [Table(title, measure.columns, rows)], prompts=bench.prompts)
 
 
 if __name__ == '__main__':

@@ -75,22 +75,14 @@ class Flags:
 
 
 class Bench(NamedTuple):
-  """A tabular model on which all decoders are tested.
+  """A tabular model on which all decoders are tested."""
 
-  Attributes:
-    flags: command-line flags.
-    model: the tabular model.
-    warp: sampling options.
-    probs: `[C, V**T]` exact distributions of its sequences.
-    resources: networks for drafters, and a codebook.
-    draft_params: parameters of these networks, by the keys of `specification.SOURCES`.
-  """
-
-  flags: Flags
-  model: Tabular
-  warp: Warp
-  probs: np.ndarray
-  resources: specification.Resources
+  flags: Flags  # Command-line flags.
+  model: Tabular  # The tabular model.
+  warp: Warp  # Sampling options.
+  probs: np.ndarray  # `[C, V**T]` exact distributions of its sequences.
+  resources: specification.Resources  # Networks for drafters, and a codebook.
+  # Parameters of these networks, by the keys of `specification.SOURCES`.
   draft_params: dict[str | None, Any]
 
 
@@ -221,7 +213,6 @@ def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: 
 
 
 def _decode(bench: Bench, decoder: Decoder, needs: str | None) -> Decoded:
-  """Decodes one batch, with rows of both classes."""
   return jax.device_get(jax.jit(decoder)(
       bench.model.params, jnp.arange(_ROWS) % 2, jax.random.key(bench.flags.seed), bench.warp,
       bench.draft_params[needs]))

@@ -1,18 +1,16 @@
 """Fits the drafter of the diffusion head to a model of continuous tokens.
 
   python -m experiments.fit_head_drafter --model=checkpoints/mar_b --guidance_scale=2.9
-  python -m experiments.fit_head_drafter --model=checkpoints/mar_b --overwrite
 
 The drafter of `exact_head` predicts the head's next outputs from its last one, with one coefficient
 rho per noise level. The coefficients are fitted by least squares on a few hundred chains of the
 model, to outputs one or several levels away. Of these fits and the default, the one with the fewest
 head calls on other images is stored with a copy of the target in --output:
-`cspd_jax.load(model, target=output)`. With --overwrite it is stored in the model's own folder
-instead. The coefficients affect the speed only, not the distribution of the images.
+`cspd_jax.load(model, target=output)`. The coefficients affect the speed only, not the distribution
+of the images.
 """
 
 import dataclasses
-import pathlib
 import sys
 from typing import Any
 
@@ -39,7 +37,6 @@ class Flags:
   Attributes:
     model: a shipped model of continuous tokens, or a folder.
     output: folder for the copy of the target.
-    overwrite: stores the coefficients in the model's own folder, without a copy.
     guidance_scale: guidance scale of the fit with guidance; the model's default if none.
     num_chains: chains to fit on, at least 32.
     kernels_per_call: kernels per head call of the decoder to fit for, at least 2.
@@ -50,7 +47,6 @@ class Flags:
 
   model: str = 'mar_demo'
   output: str = 'runs/head_drafter'
-  overwrite: bool = False
   guidance_scale: float | None = None
   num_chains: int = 256
   kernels_per_call: int = 8
@@ -62,8 +58,8 @@ class Flags:
                  kernels_per_call=(2, fields.MOST), seed=fields.SEEDS)
 
 
-def check(flags: Flags) -> tuple[cspd_jax.Model, pathlib.Path]:
-  """Checks all flags; returns the model in float32, and the folder of its target."""
+def check(flags: Flags) -> cspd_jax.Model:
+  """Checks all flags; returns the model in float32."""
   model = cspd_jax.load(flags.model, dtype='float32')
   if model.engine.name != 'continuous':
     raise ValueError(f'model is {flags.model!r}, whose tokens are discrete; use a model of '
@@ -73,17 +69,9 @@ def check(flags: Flags) -> tuple[cspd_jax.Model, pathlib.Path]:
   if flags.guidance_scale is not None and not (
       np.isfinite(flags.guidance_scale) and flags.guidance_scale != 1):
     raise ValueError(f'guidance_scale is {flags.guidance_scale}; it must be finite and not 1.')
-  target = families.part_folder(flags.model, 'target')
-  if flags.overwrite and target.is_relative_to(store.ASSETS):
-    raise ValueError(f'overwrite is true, but {flags.model!r} comes with the package, which is not '
-                     'modified; omit it and use output.')
-  folder = paths.find('model', flags.model).resolve()
-  if flags.overwrite and not target.resolve().is_relative_to(folder):
-    raise ValueError(f'overwrite is true, but the target of {flags.model!r} is in {target}, '
-                     'outside of it; use the folder of that target as model, or use output.')
-  if not flags.overwrite and paths.folder('output', flags.output).exists():
+  if paths.folder('output', flags.output).exists():
     raise ValueError(f'output is {flags.output!r}, which exists; use another folder.')
-  return model, target
+  return model
 
 
 def _texts(model: cspd_jax.Model, flags: Flags) -> tuple[str, str]:
@@ -128,8 +116,7 @@ def fit(model: cspd_jax.Model, flags: Flags, guided: bool
 
 @cli.command(flags=Flags())
 def main(flags: Any) -> None:
-  model, target = check(flags)
-  best = []
+  model, best = check(flags), []
   for guided in (False, True):
     schedule, blends, calls = fit(model, flags, guided)
     best.append(blends[min(calls, key=calls.get)])
@@ -139,11 +126,7 @@ def main(flags: Any) -> None:
           + ', '.join(f'{schedule.steps[i]:.3g}: {best[-1][i]:.2f}'
                       for i in range(0, schedule.num_levels, -(-schedule.num_levels // 10))),
           flush=True)
-  if flags.overwrite:
-    store.annotate(target, head_drafter.describe_rho(schedule, *best))
-    print(f'stored in {target}')
-    return
-  loaded = store.load(target)
+  loaded = store.load(families.part_folder(flags.model, 'target'))
   store.save(flags.output, loaded.kind, loaded.config, loaded.params,
              extra=loaded.metadata | head_drafter.describe_rho(schedule, *best))
   print(f'stored in {flags.output}, a copy of the target: '

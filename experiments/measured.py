@@ -1,10 +1,13 @@
-"""The settings that programs share which measure decoders of a model, and its images."""
+"""Shared by programs that measure decoders: a model and its images, rows, and their report."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cspd_jax
 from cspd_jax.cli import groups, inputs
+from cspd_jax.files.run_folder import Report
+from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
 
 
@@ -40,3 +43,18 @@ def check_lists(config: Any, *names: str) -> None:
   for name in names:
     if not getattr(config, name):
       raise ValueError(f'{name} is empty; give at least one.')
+
+
+def show(columns: Mapping[str, str], row: Mapping[str, Any]) -> None:
+  """Prints a row as soon as it is measured: every heading with its cell."""
+  print('  '.join(f'{name} {cell}' for name, cell in zip(columns, tables.cells(columns, row))),
+        flush=True)
+
+
+def write(report: Report, config: Any, shown: Sequence[tables.Table], **more: Any) -> None:
+  """Prints tables, and writes them with the settings of a program and further entries."""
+  for table in shown:
+    if table.rows:
+      print(f'\n{table.title}\n\n{tables.text(table.columns, table.rows, left=1)}')
+  report.write(settings=dataclasses.asdict(config), **tables.entries(shown), **more)
+  print(f'\nreport.json is in {report.folder}.')

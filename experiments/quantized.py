@@ -24,10 +24,10 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, programs
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
-from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
+from cspd_jax.measure.tables import Table
 from cspd_jax.metrics import base, likelihood
-from experiments.measured import check_lists
+from experiments.measured import check_lists, show, write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +88,8 @@ def main(config: Config) -> None:
                      other_mib=memory.size(other.params) / 2**20,
                      cache_mib=_cache(model, bench), other_cache_mib=_cache(other, bench),
                      **measured(bench, other)))
-    print(', '.join(f'{name} {text.format_map(rows[-1])}' for name, text in _COLUMNS.items()),
-          flush=True)
-  report.write(settings=dataclasses.asdict(config), rows=rows, prompts=prompts, tables=[
-      dict(title=f'{config.model}, int8', columns=_COLUMNS, rows=list(range(len(rows))))])
-  print('\n' + tables.text(_COLUMNS, rows, left=1))
+    show(_COLUMNS, rows[-1])
+  write(report, config, [Table(f'{config.model}, int8', _COLUMNS, rows)], prompts=prompts)
 
 
 def _cache(model: cspd_jax.Model, bench: Bench) -> float:

@@ -12,6 +12,7 @@ report.json).
 import dataclasses
 import sys
 import time
+from typing import Any
 
 from cspd_jax import cli
 from cspd_jax.core import fields
@@ -20,8 +21,8 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import run as run_lib
 from cspd_jax.measure import measurements, tables
 from cspd_jax.metrics import ground, scenes
-from experiments.benchmark import Printer
-from experiments.measured import ModelImages, check_lists
+from experiments.benchmark import columns_of
+from experiments.measured import ModelImages, check_lists, show, write
 
 COUPLINGS = (
     'jacobi(coupling=redraw)+exact', 'jacobi(coupling=maximal)+exact',
@@ -79,22 +80,22 @@ def main(config: Config) -> None:
     texts_of_windows[window], refused = measurements.able(
         bench, [model.engine.complete(text, window=window) for text in config.decoder])
     left_out |= refused
-  all_texts = [text for texts in texts_of_windows.values() for text in texts]
-  if not all_texts:
+  if not any(texts_of_windows.values()):
     raise ValueError('no decoder can run; ' + '; '.join(f'{k}: {v}' for k, v in left_out.items()))
   report, start = Report(config.workdir, ['rows.csv']), time.perf_counter()
-  printer, rows = Printer(metrics, all_texts), []
+  columns: dict[str, str] = {}
+  rows: list[dict[str, Any]] = []
   for window, texts in texts_of_windows.items():
     for row in measurements.each(bench, texts, metrics):
-      printer.show(row)
+      columns = columns or columns_of(metrics, row)
       rows.append(dict(window=window) | row.figures)
+      show(columns, rows[-1])
       atomic.write(report.path('rows.csv'), tables.csv(rows).encode())
-  report.write(
-      settings=dataclasses.asdict(config), rows=rows, left_out=left_out, prompts=bench.prompts,
-      weights=run_lib.weights(model), minutes=(time.perf_counter() - start) / 60,
-      tables=[dict(title=f'window {window}', columns=printer.columns, rows=[
-          i for i, row in enumerate(rows) if row['window'] == window])
-              for window in texts_of_windows])
+  write(report, config, [
+      tables.Table(f'window {window}', columns, [row for row in rows if row['window'] == window])
+      for window in texts_of_windows],
+        left_out=left_out, prompts=bench.prompts, weights=run_lib.weights(model),
+        minutes=(time.perf_counter() - start) / 60)
 
 
 if __name__ == '__main__':

@@ -25,7 +25,7 @@ from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import likelihood
 from cspd_jax.plots import charts
-from experiments.measured import check_lists
+from experiments.measured import check_lists, show, write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +96,11 @@ def main(config: Config) -> None:
     entropy = float(np.mean(likelihood.of_sample(bench.sample(bench.baseline), model).entropy))
     for row in measurements.each(bench, texts, metrics):
       points.append(setting | dict(entropy=entropy) | row.figures)
-      print(', '.join(f'{name} {text.format_map(points[-1])}'
-                      for name, text in _COLUMNS.items()), flush=True)
+      show(_COLUMNS, points[-1])
       atomic.write(report.path('rows.csv'), tables.csv(points).encode())
   _draw(report.path(_PICTURE), texts, points, model.name)
-  report.write(settings=dataclasses.asdict(config), rows=points, prompts=prompts, tables=[
-      dict(title='tokens per forward pass', columns=_COLUMNS, rows=list(range(len(points))))])
+  write(report, config, [tables.Table('tokens per forward pass', _COLUMNS, points)],
+        prompts=prompts)
 
 
 def _draw(path: Any, texts: list[str], points: list[dict[str, Any]], name: str) -> None:

@@ -86,20 +86,14 @@ class Config:
 
 
 class Job(NamedTuple):
-  """A checked comparison.
-
-  Attributes:
-    requests: of the same images, by name of the decoder.
-    left_out: reasons why other decoders cannot run, by name.
-    captions: the prompts as text, if what the images show of them is scored.
-  """
+  """A checked comparison."""
 
   model: cspd_jax.Model
-  requests: dict[str, Request]
-  left_out: dict[str, str]
+  requests: dict[str, Request]  # Of the same images, by name of the decoder.
+  left_out: dict[str, str]  # Reasons why other decoders cannot run, by name.
   prompts: list[Any]
   sampling: Any
-  captions: list[str] | None = None
+  captions: list[str] | None = None  # The prompts as text, if what images show of them is scored.
 
 
 def prepare(config: Any) -> Job:
@@ -122,7 +116,6 @@ def prepare(config: Any) -> Job:
 
 
 def _check_choice(config: Any) -> None:
-  """Raises ValueError if `decoder` is empty, or both `decoder` and `all` are specified."""
   if config.decoder is None:
     return
   if config.all:
@@ -149,7 +142,9 @@ def _specifications(config: Any, model: cspd_jax.Model) -> tuple[dict[str, Any],
   if reasons and config.decoder is not None:
     name, reason = next(iter(reasons.items()))
     raise ValueError(f'decoder {name} cannot run: {reason}.')
-  sizes = _sizes(model)
+  # A CPU pays for every token of a window. Other sizes are those of the engine.
+  sizes = {} if engine.name == 'continuous' else dict(
+      window=8 if jax.default_backend() == 'cpu' else 64, length=4)
   complete = lambda name: engine.complete(name, **sizes)
   specifications = {name: complete(name) for name in names if name not in reasons}
   if config.decoder is None:
@@ -162,27 +157,17 @@ def _specifications(config: Any, model: cspd_jax.Model) -> tuple[dict[str, Any],
   return specifications, reasons
 
 
-def _sizes(model: cspd_jax.Model) -> dict[str, int]:
-  """Sizes of decoders whose specification leaves them open, other than those of the engine."""
-  # A CPU pays for every token of a window.
-  return ({} if model.engine.name == 'continuous' else
-          dict(window=8 if jax.default_backend() == 'cpu' else 64, length=4))
-
-
 def _output(config: Config) -> pathlib.Path:
-  """The folder of the results."""
   name = pathlib.Path(config.loading.model).name
   return pathlib.Path(config.output or f'runs/{name or "compare"}')
 
 
 def _report(config: Any, job: Job) -> run_folder.Report:
-  """Opens the report."""
   return run_folder.Report(
       _output(config), compare_report.files(job.model, job.requests), program=_PROGRAM)
 
 
 def _write(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -> list[dict]:
-  """Writes a report of the decoders that have run and returns its rows."""
   report = _report(config, job)
   rows = compare_report.rows(
       job.model, job.requests, compared, paired=config.paired)

@@ -34,7 +34,6 @@ def files(model: cspd_jax.Model, requests: Requests) -> list[str]:
 
 
 def _files(requests: Requests) -> dict[str, str]:
-  """The file of every decoder's images."""
   names: dict[str, str] = {}
   for decoder in requests:
     word = re.sub(r'\W+', '_', decoder).strip('_')
@@ -102,7 +101,6 @@ def rows(model: cspd_jax.Model, requests: Requests, compared: Mapping[str, Compa
 
 
 def _times(result: Compared, baseline: Compared | None) -> dict[str, Any]:
-  """The times of a row."""
   seconds = result.seconds
   if seconds is None:
     return dict(ms_per_round=None, seconds_per_image=None, speedup=None, timed_runs=0)
@@ -219,7 +217,6 @@ def draw(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, A
 
 def _draw_bars(report: Report, model: cspd_jax.Model,
                entries: Sequence[Mapping[str, Any]]) -> None:
-  """Writes the bars of the work and the wall-clock time."""
   main = metrics.MAIN[model.engine.name]
   values = lambda key: {row['decoder']: row[key] for row in entries}
   charts.save_bars(

@@ -147,7 +147,6 @@ def _captioned(config: Config) -> _Captioned | None:
 
 
 def _arrange(config: Config) -> None:
-  """Writes the images in the layout of another evaluator, in a new folder."""
   for name in ('reference', 'inception', 'clip', 'tokenizer', 'asked'):
     if value := getattr(config, name):
       raise ValueError(f'{name} is {value!r} and layout is {config.layout!r}, which computes no '
@@ -196,7 +195,6 @@ def main(config: Config) -> None:
 
 
 def _evaluate(config: Config) -> None:
-  """Computes the scores, prints and writes them."""
   captioned, compared = _captioned(config), _compared(config)
   networks = dict(network=compared and compared.network.digest,
                   evaluator=compared and compared.network.evaluator,

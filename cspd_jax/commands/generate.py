@@ -143,7 +143,6 @@ def _next_step(config: Config, model: cspd_jax.Model, prompts: list[Any]) -> str
 
 
 def _unknown_words(gallery: Gallery) -> list[str]:
-  """Warnings about prompts with words that do not reach the model."""
   request = gallery.request
   unknown = {title: words for title, words in zip(request.titles, request.unknown_words)
              if words}

@@ -115,12 +115,9 @@ def main(config: Config) -> None:
   print(f'\ncache of {config.batch} image{"s"[:config.batch != 1]} of {model.num_tokens} tokens: '
         f'{cache:.3g} GB\n')
   print(tables.text(_ROUNDS, passes, left=0))
-  rows = [*parts, *passes]
   report.write(
-      settings=dataclasses.asdict(config), rows=rows, cache_gigabytes=cache,
-      tables=[dict(title=title, columns=columns, rows=[
-          rows.index(row) for row in group]) for title, columns, group in (
-              ('networks', _NETWORKS, parts), ('rounds', _ROUNDS, passes))])
+      settings=dataclasses.asdict(config), cache_gigabytes=cache, **tables.entries([
+          tables.Table('networks', _NETWORKS, parts), tables.Table('rounds', _ROUNDS, passes)]))
 
 
 if __name__ == '__main__':

@@ -132,7 +132,6 @@ def override(recipe: Recipe, flags: Flags) -> Recipe:
 
 
 def _role(recipe: Recipe) -> str:
-  """The name of the network of a recipe, as in `--kind`."""
   return 'corrector' if isinstance(recipe, CorrectorRecipe) else recipe.kind
 
 
@@ -148,12 +147,6 @@ def _opened(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> Ite
   with run_folder.Run(workdir, dataclasses.asdict(recipe), name='workdir', alone=False):
     print(f'{_role(recipe)} for {model.name} on {model.where}', flush=True)
     yield module, recipe
-
-
-def sample(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> None:
-  """Samples the images of a recipe that `workdir` does not hold yet; errors as for `run`."""
-  with _opened(recipe, model, workdir) as (module, recipe):
-    module.sample(recipe, model, workdir)
 
 
 def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pathlib.Path, *,
@@ -218,7 +211,10 @@ def main(recipe: Any, flags: Flags) -> None:
   loading = _loading(asked, role)
   run_name = f'{pathlib.Path(name).name or "model"}_{role}'
   workdir = paths.folder('workdir', flags.workdir or pathlib.Path('runs', 'train', run_name))
-  own = flags.output is None and role == 'neighbours' and not flags.smoke and _has_parts(name)
+  # Whether the network becomes part of the model: a folder that networks can be added to.
+  own = (flags.output is None and role == 'neighbours' and not flags.smoke
+         and name not in cspd_jax.shipped()
+         and families.part_folder(name, 'target') != paths.find('model', name))
   output = (paths.folder('output', pathlib.Path(name) / role) if own else
             inputs.output_folder('output', flags.output, workdir))
   store.check_place(output)
@@ -231,7 +227,8 @@ def main(recipe: Any, flags: Flags) -> None:
   recipe = override(recipe, flags)
   measures = role == 'neighbours' and not flags.smoke
   if role != 'neighbours' and loading.mesh is not None:
-    sample(recipe, model, workdir)
+    with _opened(recipe, model, workdir) as (module, completed):
+      module.sample(completed, model, workdir)
     del model  # Its parameters leave the devices before those for the training are loaded.
     model = inputs.model(dataclasses.replace(loading, mesh=None))
   with programs.reported(6, at_most=True) if measures else contextlib.nullcontext():
@@ -266,12 +263,6 @@ def _loading(loading: groups.Loading, role: str) -> groups.Loading:
       raise ValueError(f'{name} is {value!r}, and kind is {role!r}, which learns from the model in '
                        f'float32; leave {name} out.')
   return dataclasses.replace(loading, dtype='float32')
-
-
-def _has_parts(name: str) -> bool:
-  """Whether a model is a folder that further networks can be added to."""
-  return name not in cspd_jax.shipped() and (
-      families.part_folder(name, 'target') != paths.find('model', name))
 
 
 def _next_step(loading: groups.Loading, model: cspd_jax.Model, recipe: Recipe, role: str,

@@ -138,7 +138,6 @@ def prepare(config: Config) -> Plan:
 
 
 def _place(config: Config) -> tuned.Place | None:
-  """Where the choice is stored."""
   if config.dry_run:
     return None
   try:
@@ -180,7 +179,6 @@ def _candidates(config: Config, bench: Bench) -> Plan:
 
 
 def _sized(model: cspd_jax.Model, name: str, window: int, passes: int) -> str:
-  """A candidate with sizes where it leaves them open."""
   spec = model.specification(name)
   if 'passes' in model.engine.parameters(spec) and 'passes' not in spec.parts[0].arguments:
     spec = model.specification(spec, passes=passes)
@@ -197,7 +195,6 @@ def _standing(model: cspd_jax.Model, batch_sizes: Sequence[int]
 
 
 def _settings(config: Config, plan: Plan) -> dict[str, Any]:
-  """The settings that determine what is measured."""
   bench, settings = plan.bench, dataclasses.asdict(config)
   for name in ('minutes', 'store', 'dry_run', 'output'):
     del settings[name]
@@ -278,7 +275,6 @@ def _num_programs(plan: Plan, config: Config) -> int:
 
 def _row(bench: Bench, run: tuning.Run, size: int, predicted: tuning.Predicted,
          measured: Mapping[str, float], chosen: bool) -> dict[str, Any]:
-  """The figures of a candidate with `size` images decoded together."""
   seconds, baseline = measured.get(run.decoder), measured.get(bench.baseline)
   return dict(
       batch_size=size, decoder=run.decoder,
@@ -346,7 +342,6 @@ def _store(plan: Plan, kind: str, decoders: Mapping[int, str], seconds: Mapping[
 
 
 def _next_step(config: Config, plan: Plan, decoders: Mapping[int, str], is_stored: bool) -> str:
-  """The command that generates images with the choice."""
   model, prompts = plan.bench.model, plan.bench.prompts
   if plan.place is not None and is_stored:
     own: dict[str, Any] = {'model': str(plan.place.folder)}

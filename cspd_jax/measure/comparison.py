@@ -42,12 +42,10 @@ def compare(
     requests: by name of the decoder, the requests of the same images.
     captions: what the images were asked for; see `metrics.base.Sample`.
     repeats: maximum number of timed runs per image and decoder.
-    budget: limit on the total seconds of all timed runs, except that the first run of each always
-      completes; None for no limit.
+    budget: limit on the seconds of all timed runs together; the first run of each always completes.
     show: called with a line about every step.
     progress: called with the number of images decoded so far and in total.
-    look: called twice with the decoders that have generated their images, before they are timed:
-      with the first decoder, and with all of them.
+    look: called with the first decoder that has generated its images, and with all of them.
   """
   images = range(len(next(iter(requests.values()))))
   runs: dict[tuple[int, str], Callable[[], Any]] = {}

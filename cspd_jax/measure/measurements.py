@@ -121,7 +121,6 @@ def _equal(bench: Bench, sample: Sample, window: int) -> dict[str, float]:
 
 
 def _times(bench: Bench, text: str, sample: Sample, images: int) -> dict[str, float]:
-  """Measures wall-clock times at batch 1."""
   times = timing.measure({'baseline': bench.run(bench.baseline, batches=images),
                           'decoder': bench.run(text, batches=images)}, 1, warmup=0)
   seconds = times['decoder'].median

@@ -79,6 +79,17 @@ class Table(NamedTuple):
   rows: Sequence[Row]  # Its rows.
 
 
+def entries(shown: Iterable[Table]) -> dict[str, Any]:
+  """Returns the entries of a report with all rows of some tables, as `of_report` reads them."""
+  rows: list[Row] = []
+  tables = []
+  for title, columns, own in shown:
+    numbers = list(range(len(rows), len(rows) + len(own)))
+    tables.append(dict(title=title, columns=columns, rows=numbers))
+    rows += own
+  return dict(rows=rows, tables=tables)
+
+
 def of_report(path: str | os.PathLike) -> list[Table]:
   """Reads the tables of a report, a report.json or its folder.
 
@@ -138,8 +149,6 @@ def _line(parts: Sequence[str], widths: Sequence[int], left: int) -> str:
 
 
 class _Row(dict):
-  """A row in which missing values become dashes."""
-
   def __missing__(self, name: str) -> '_Dash':
     return _DASH
 

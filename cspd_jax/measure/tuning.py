@@ -217,18 +217,20 @@ def tokens(bench: Bench, text: str) -> int:
   return bench.check(text).drafter.tree.num_nodes + 1
 
 
-def _passes(bench: Bench, images: int, tokens: int, count: int, label: str
-            ) -> Callable[[], object]:
-  """Returns a compiled function to be timed: `count` bare passes over `tokens` per image."""
+def _passes(bench: Bench, images: int, tokens: int, label: str
+            ) -> Callable[[int], Callable[[], object]]:
+  """Compiles bare passes over `tokens` per image: `count -> ` a function of that many to be timed.
+  """
   passes = timing.forward_passes(bench.check(bench.baseline).target, chain(tokens - 1))
-  arguments = bench.model.params, bench.condition(images), np.int32(count)
-  return functools.partial(programs.compiled(passes, *arguments, label=label).run, *arguments)
+  arguments = bench.model.params, bench.condition(images)
+  run = programs.compiled(passes, *arguments, np.int32(1), label=label).run
+  return lambda count: functools.partial(run, *arguments, np.int32(count))
 
 
 def pace(bench: Bench, batch_size: int) -> Pace:
   """Times bare passes over one token per image, for `batch_size` images together."""
   count = max(1, bench.check(bench.baseline).target.num_tokens // _PACE)
-  passes = _passes(bench, batch_size, 1, count, 'passes over 1 token')
+  passes = _passes(bench, batch_size, 1, 'passes over 1 token')(count)
   return Pace(passes, timing.measure({'passes': passes})['passes'].median)
 
 
@@ -271,15 +273,10 @@ def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int
   """
   if len(batch_sizes) == 1:
     return {batch_sizes[0]: 1.0}
-  model, runs = bench.model, {}
-  passes = timing.forward_passes(bench.check(bench.baseline).target, chain(tokens - 1))
+  runs: dict[tuple[int, int], Callable[[], object]] = {}
   for size in batch_sizes:
-    condition = bench.condition(size)
-    run = programs.compiled(
-        passes, model.params, condition, np.int32(1),
-        label=f'passes over {tokens} tokens, {size} images').run
-    for count in (1, _PASSES):
-      runs[size, count] = functools.partial(run, model.params, condition, np.int32(count))
+    passes = _passes(bench, size, tokens, f'passes over {tokens} tokens, {size} images')
+    runs |= {(size, count): passes(count) for count in (1, _PASSES)}
   times = {name: timed.median for name, timed in timing.measure(runs, repeats).items()}
   # The difference excludes what precedes the passes, such as the prefill.
   spent = {size: max(times[size, _PASSES] - times[size, 1], times[size, _PASSES] / _PASSES)
@@ -293,7 +290,7 @@ def prefill(bench: Bench, batch_size: int, pace: Pace, repeats: int) -> float:
   The queue has `batch_size` rows; passes of the pace alternate with the prefill, `repeats` times.
   """
   images = refill.group(batch_size)
-  run = _passes(bench, images, 1, 0, f'the prefill of {images} images')
+  run = _passes(bench, images, 1, f'the prefill of {images} images')(0)
   times = timing.measure({'pace': pace.run, 'prefill': run}, repeats)
   return pace.seconds * times['prefill'].median / times['pace'].median
 

@@ -84,7 +84,6 @@ def precision_recall(samples: np.ndarray, reference: np.ndarray) -> tuple[float,
 
 
 def _within(points: np.ndarray, manifold: np.ndarray) -> float:
-  """The share of points within a manifold."""
   radii = _by_rows(lambda rows: _radii(rows, manifold), manifold)
   return float(np.mean(_by_rows(lambda rows: _is_within(rows, manifold, radii), points)))
 

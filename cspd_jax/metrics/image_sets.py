@@ -74,7 +74,6 @@ def opened(argument: str, path: str) -> ImageSet:
 
 
 def _of_folder(argument: str, path: str, place: pathlib.Path) -> ImageSet:
-  """Opens the images of a folder."""
   files = sorted(place.iterdir())
   names = [file.name for file in files if _is_image(file.name)]
   others = [file for file in files if not _is_image(file.name)]

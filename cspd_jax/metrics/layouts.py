@@ -200,7 +200,6 @@ def write_dpg(folder: pathlib.Path, divided: Sequence[Group], read: Reader) -> N
 
 
 def _check_size(image: Generated, pixels: np.ndarray, first: np.ndarray) -> None:
-  """Raises ValueError for an image of another size than the first one."""
   if pixels.shape != first.shape:
     raise ValueError(f'{image.path} has {pixels.shape[0]}x{pixels.shape[1]} pixels, the first '
                      f'image {first.shape[0]}x{first.shape[1]}; all must have one size.')

@@ -6,7 +6,6 @@ every image it is exactly 0, with a standard error of 0. Images of decoders that
 differently have only the prompt in common, which still reduces the variation between prompts.
 """
 
-import functools
 import math
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
@@ -91,8 +90,7 @@ def _luma(sample: base.Sample, model: Model) -> np.ndarray:
 
 def _detail(sample: base.Sample, model: Model) -> np.ndarray:
   luma = _luma(sample, model)
-  steps = functools.partial(np.diff, luma)
-  return sum(np.abs(steps(axis=axis)).mean(axis=(1, 2)) for axis in (1, 2)) / 2
+  return sum(np.abs(np.diff(luma, axis=axis)).mean(axis=(1, 2)) for axis in (1, 2)) / 2
 
 
 _EVERY = ('discrete', 'continuous')

@@ -227,7 +227,6 @@ def see(scenes: Sequence[np.ndarray], wanted: Sequence[Request], of: Templates
 
 
 def _windows(scene: np.ndarray, request: Request) -> list[np.ndarray]:
-  """Returns the windows `[1024, 3]` of a scene in which its things may be."""
   if len(request.items) == 1 and not request.small:
     return [scene.reshape(_WINDOW, 2, _WINDOW, 2, 3).mean(axis=(1, 3)).reshape(-1, 3)]
   places = ([(16, 32), (48, 32)] if len(request.items) == 2 else
@@ -258,14 +257,8 @@ _banks: dict[tuple, Bank] = {}
 
 def bank(of: Templates, sides: tuple[int, ...], shifts: tuple[int, ...]) -> Bank:
   """Returns the templates in all sizes, shifts and mirrorings; cached."""
-  key = (id(of.pixels), sides, shifts)
-  if key not in _banks:
-    _banks[key] = _bank(of, sides, shifts)
-  return _banks[key]
-
-
-def _bank(of: Templates, sides: tuple[int, ...], shifts: tuple[int, ...]) -> Bank:
-  """Builds the templates in all sizes, shifts and mirrorings."""
+  if (key := (id(of.pixels), sides, shifts)) in _banks:
+    return _banks[key]
   luminance, alpha, items, styles = [], [], [], []
   for thing, pictures in enumerate(of.pixels):
     for style, picture in enumerate(pictures):
@@ -285,7 +278,8 @@ def _bank(of: Templates, sides: tuple[int, ...], shifts: tuple[int, ...]) -> Ban
   fixed, free = (part - part.mean(axis=1, keepdims=True) for part in (fixed, free))
   products = np.stack([np.einsum('kp,kp->k', a, b) for a, b in (
       (fixed, fixed), (fixed, free), (free, free))], axis=1)
-  return Bank(fixed, free, products, np.array(items), np.array(styles), opaque > 0.8)
+  _banks[key] = Bank(fixed, free, products, np.array(items), np.array(styles), opaque > 0.8)
+  return _banks[key]
 
 
 def _placed(picture: np.ndarray, x: int, y: int) -> np.ndarray:

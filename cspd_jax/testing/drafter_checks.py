@@ -12,7 +12,7 @@ from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.testing import frequencies, recorded_checks
 from cspd_jax.testing.draft_probe import OPTIONS, DraftProbe
-from cspd_jax.testing.report import Check, Report, collect, complaint
+from cspd_jax.testing.report import Check, Report, collect, complaint, required
 from cspd_jax.testing.tabular import Tabular, first_prefix, prefix_number, tabular
 
 # The most prefixes of the model that is made if none is passed.
@@ -45,30 +45,18 @@ def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabul
       of the three comparisons of frequencies.
 
   Raises:
-    AssertionError: with one sentence per mistake: what is wrong, where, what was measured and
+    ProblemsError: with one sentence per mistake: what is wrong, where, what was measured and
       declared, and the remedy.
     ValueError: if the drafter refuses the model.
   """
-  report = find_drafter_problems(
-      drafter, draft_params, model=model, samples=samples, seed=seed, false_alarm=false_alarm)
-  if report.problems:
-    raise AssertionError(f'the drafter is not what decoders need:\n{report}')
-  return report
-
-
-def find_drafter_problems(drafter: Drafter, draft_params: Params = None, *,
-                          model: Tabular | None = None, samples: int = 2**14, seed: int = 0,
-                          false_alarm: float = 1e-6) -> Report:
-  """As `check_drafter`, but returns the report instead of raising an error."""
   samples -= samples % len(OPTIONS)  # The rows take turns.
   if samples < 2**8:
     raise ValueError(f'samples is {samples}; it must be at least {2**8} for frequencies to differ.')
   model = _model(drafter) if model is None else model
   probe = DraftProbe(drafter, model, draft_params, samples, seed, false_alarm)
-  report = collect(CHECKS, probe)
-  if report.problems or not drafter.tree.num_nodes:
-    return report
-  if not any((drafts.tokens >= 0).any() for drafts in probe.results.rounds):
+  report = required('drafter', collect(CHECKS, probe))
+  if drafter.tree.num_nodes and not any(
+      (drafts.tokens >= 0).any() for drafts in probe.results.rounds):
     report = report._replace(notes=(
         'no draft was checked: the drafter had no candidate in any round, all its tokens are -1.',))
   return report
@@ -198,7 +186,6 @@ def _topology(probe: DraftProbe) -> Iterator[str]:
 
 
 def _tokens(probe: DraftProbe) -> Iterator[str]:
-  """Drafts are tokens."""
   vocab_size = probe.model.vocab_size
   for number, drafts in enumerate(probe.results.rounds, 1):
     wrong = np.argwhere((drafts.tokens < -1) | (drafts.tokens >= vocab_size))

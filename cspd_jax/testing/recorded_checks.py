@@ -115,7 +115,6 @@ def _reached(probe: DraftProbe, drafts: Round, node: int) -> np.ndarray:
 
 
 def _path(parents: tuple[int, ...], node: int) -> list[int]:
-  """The nodes above a node, from the root on."""
   path: list[int] = []
   while parents[node] > 0:
     node = parents[node]

@@ -44,6 +44,21 @@ class Report(NamedTuple):
     return '\n'.join(lines)
 
 
+class ProblemsError(AssertionError):
+  """A part is not what decoders need; `report` has its problems by check."""
+
+  def __init__(self, part: str, report: Report):
+    super().__init__(f'the {part} is not what decoders need:\n{report}')
+    self.report = report
+
+
+def required(part: str, report: Report) -> Report:
+  """Returns the report on a part; raises `ProblemsError` if it has problems."""
+  if report.problems:
+    raise ProblemsError(part, report)
+  return report
+
+
 def collect(checks: Iterable[Check], probe: Any) -> Report:
   """Runs checks in their order, without those that need one that failed."""
   report = Report({}, [], [])

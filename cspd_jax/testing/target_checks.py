@@ -15,7 +15,7 @@ from cspd_jax.decoding.base import Condition, Params, Target
 from cspd_jax.decoding.tree import chain
 from cspd_jax.testing import probe as probe_lib, tree_checks
 from cspd_jax.testing.probe import SPARE, Probe, distance
-from cspd_jax.testing.report import Check, Report, collect
+from cspd_jax.testing.report import Check, Report, collect, required
 
 # Numbers of tokens of the windows that are checked.
 SIZES = (2, 5)
@@ -44,28 +44,20 @@ def check_target(target: Target, params: Params, condition: Condition, *,
       from the condition and the tokens before it. Scoring must agree with it.
 
   Raises:
-    ValueError: with the report, if there are problems.
+    ProblemsError: with a sentence per mistake.
   """
-  report = find_problems(target, params, condition, key=key, logits=logits)
-  if report.problems:
-    raise ValueError(f'the target is not what decoders need:\n{report}')
-  return report
-
-
-def find_problems(target: Target, params: Params, condition: Condition, *,
-                  key: jax.Array | None = None, logits: Logits | None = None) -> Report:
-  """As `check_target`, but returns the report instead of raising an error."""
   checks = [check for check in CHECKS if target.supports_trees or not check.of_trees]
   if logits is not None:
     checks.append(Check('training pass', lambda probe: _training_pass(probe, logits)))
   notes = tuple(_notes(target))
   if shapes := list(_shapes(target, params, condition)):
-    return Report({'shapes': shapes}, [], [check.name for check in checks], notes)
+    return required('target', Report(
+        {'shapes': shapes}, [], [check.name for check in checks], notes))
   with jax.default_matmul_precision('highest'):
     probe = probe_lib.make(
         target, params, condition, jax.random.key(0) if key is None else key)
     report = collect(checks, probe)
-  return report._replace(passed=['shapes', *report.passed], notes=notes)
+  return required('target', report._replace(passed=['shapes', *report.passed], notes=notes))
 
 
 def _notes(target: Target) -> Iterator[str]:

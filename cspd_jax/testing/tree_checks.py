@@ -191,7 +191,6 @@ def row_trees(rows: int = ROWS) -> RuntimeTree:
 
 
 def _tables(tree: TreeLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-  """Depth, ancestors and paths of a tree, `[R, ...]` each."""
   depth, ancestors, paths = map(np.asarray, (tree.depth, tree.ancestors, tree.paths))
   if isinstance(tree, RuntimeTree):
     return depth, ancestors, paths

@@ -15,7 +15,7 @@ from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import verdicts
 from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.enumerate import UNOPTIMISED
-from cspd_jax.testing.report import Check, Report, collect, complaint
+from cspd_jax.testing.report import Check, Report, collect, complaint, required
 from cspd_jax.testing.tabular import first_prefix, prefix_number, tabular
 from cspd_jax.testing.verdicts import ARRANGEMENTS, ONE, TWO, Arrangement, Drafts, Verdicts
 
@@ -45,18 +45,10 @@ def check_verifier(verifier: Verifier, *, vocab_size: int = 3, seed: int = 0) ->
     seed: of the distributions.
 
   Raises:
-    AssertionError: with one sentence per mistake: what is wrong, where, what was measured and
+    ProblemsError: with one sentence per mistake: what is wrong, where, what was measured and
       declared, and the remedy.
     ValueError: if the vocabulary is too large to enumerate.
   """
-  report = find_verifier_problems(verifier, vocab_size=vocab_size, seed=seed)
-  if report.problems:
-    raise AssertionError(f'the verifier is not what decoders need:\n{report}')
-  return report
-
-
-def find_verifier_problems(verifier: Verifier, *, vocab_size: int = 3, seed: int = 0) -> Report:
-  """As `check_verifier`, but returns the report instead of raising an error."""
   if not 2 <= vocab_size <= 4:
     raise ValueError(
         f'vocab_size is {vocab_size}; it must be 2 to 4, for which all drafts can be enumerated; '
@@ -64,7 +56,7 @@ def find_verifier_problems(verifier: Verifier, *, vocab_size: int = 3, seed: int
   with jax.enable_x64(True):
     probe = _Probe(verifier, vocab_size, seed)
     report = collect(CHECKS, probe)
-  return report._replace(notes=tuple(probe.notes))
+  return required('verifier', report._replace(notes=tuple(probe.notes)))
 
 
 @dataclasses.dataclass

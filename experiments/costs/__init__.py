@@ -1,1 +1,1 @@
-"""The cost of rounds: compiled programs, predictions, timed rounds, PyTorch to compare with."""
+"""The cost of rounds: compiled programs, predictions, timed rounds."""

@@ -41,29 +41,18 @@ _NO_TPU = dict(TPU_SKIP_MDS_QUERY='1', TPU_ACCELERATOR_TYPE='v5litepod-4',
 
 
 class Accelerator(NamedTuple):
-  """A device.
+  """A device."""
 
-  Attributes:
-    bandwidth: bytes per second of its main memory, as stated by the vendor.
-    flops: multiplications and additions per second in bfloat16, as stated by the vendor.
-    kernel_seconds: launch overhead of a kernel; on a GPU, with CUDA graphs.
-    fast_memory: bytes of an additional memory in which XLA stores parameters.
-    cache: bytes of the second-level cache that all cores share; 0 without one.
-    platform: XLA's name of the platform.
-    topology: XLA's name of the smallest topology.
-    wheels: the packages that compile for it.
-    rates: of products in other arithmetic, relative to `flops`; see `instructions`. 1 where none is
-      given.
-  """
-
-  bandwidth: float
-  flops: float
-  kernel_seconds: float
-  fast_memory: int
-  cache: int
-  platform: str
-  topology: str
-  wheels: tuple[str, ...]
+  bandwidth: float  # Bytes per second of its main memory, as stated by the vendor.
+  flops: float  # Multiplications and additions per second in bfloat16, as stated by the vendor.
+  kernel_seconds: float  # Launch overhead of a kernel; on a GPU, with CUDA graphs.
+  fast_memory: int  # Bytes of an additional memory in which XLA stores parameters.
+  cache: int  # Bytes of the second-level cache that all cores share; 0 without one.
+  platform: str  # XLA's name of the platform.
+  topology: str  # XLA's name of the smallest topology.
+  wheels: tuple[str, ...]  # The packages that compile for it.
+  # Of products in other arithmetic, relative to `flops`; see `instructions`. 1 where none is
+  # given.
   rates: Mapping[str, float] = types.MappingProxyType({})
 
 
@@ -79,11 +68,9 @@ ACCELERATORS = {
 
 
 def check(name: str) -> Accelerator:
-  """Returns the accelerator of this name.
+  """Returns the accelerator of this name; raises ValueError for an unknown one.
 
-  Raises:
-    ValueError: for an unknown name.
-    ImportError: if wheels that compile for it are missing, with the command that installs them.
+  If wheels that compile for it are missing, ImportError has the command that installs them.
   """
   if name not in ACCELERATORS:
     raise ValueError(f'device is {name!r}; it must be one of {", ".join(ACCELERATORS)}.')

@@ -30,6 +30,7 @@ from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import Span
 from cspd_jax.core import programs, random
+from cspd_jax.measure import timing
 from cspd_jax.measure.timing import Timing
 from experiments.costs import predicted
 
@@ -46,19 +47,13 @@ COLUMNS = {
 
 
 class Rounds(NamedTuple):
-  """The compiled programs of a round of a decoder.
+  """The compiled programs of a round of a decoder."""
 
-  Attributes:
-    decoder: the decoder.
-    measured: tokens that a round commits and calls of the head, of a report.
-    runs: functions that run a part of the round and wait for it, by the names in `_PARTS`.
-    calls: calls of the head in 'round'.
-  """
-
-  decoder: Decoder
-  measured: predicted.Measured
+  decoder: Decoder  # The decoder.
+  measured: predicted.Measured  # Tokens that a round commits and calls of the head, of a report.
+  # Functions that run a part of the round and wait for it, by the names in `_PARTS`.
   runs: Mapping[str, Callable[[], Any]]
-  calls: float
+  calls: float  # Calls of the head in 'round'.
 
 
 def check(target: Target, texts: Sequence[str], accepted: str, model: str
@@ -82,8 +77,7 @@ def prepare(decoder: Decoder, measured: predicted.Measured, params: Any, conditi
             sampling: Sampling, count: int) -> Rounds:
   """Compiles a round of one image that begins after `count` random tokens and another round.
 
-  Raises:
-    ValueError: if no calls can be timed, because the round has none in its loop.
+  It raises ValueError if no calls can be timed, because the round has none in its loop.
   """
   rng = random.row_keys(jax.random.key(0), 1)
   state = decoder.start(params, condition, rng, sampling)
@@ -151,15 +145,18 @@ def _nothing(verify: Callable) -> Callable:
   return read
 
 
-def runs(prepared: Mapping[str, Rounds]) -> dict[Any, Callable[[], Any]]:
-  """Returns the functions to be timed, by name of the decoder and part.
+def measure(prepared: Mapping[str, Rounds], official: Mapping[str, Callable[[], Any]], repeats: int
+            ) -> dict[Any, Timing]:
+  """Times parts of an official program and those of rounds, by name of the decoder and part.
 
   The threads of a program sleep while another one runs, and its first run after that takes longer.
-  So that no part is that run, the first function repeats one.
+  So that no part is that run, the last of each repeats first.
   """
-  wakes = next(iter(prepared.values())).runs[_PARTS[0]]
   parts = {(name, part): run for name, each in prepared.items() for part, run in each.runs.items()}
-  return {('', 'wakes'): wakes} | parts
+  runs: dict[Any, Callable[[], Any]] = {}
+  for program, own in (('official', official), ('rounds', parts)):
+    runs |= {(program, 'wakes'): list(own.values())[-1], **own}
+  return timing.measure(runs, repeats)
 
 
 def rows(prepared: Mapping[str, Rounds], timed: Mapping[Any, Timing],

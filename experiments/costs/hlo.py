@@ -12,23 +12,14 @@ from typing import NamedTuple
 
 # Types whose names do not contain their number of bits.
 _BITS = {'pred': 8, 'token': 0, 'opaque': 0}
-# Attributes such as `calls` and `body` name computations; those of conditionals name several.
-_CALLED = re.compile(
-    r'\b(?:calls|to_apply|body|condition|true_computation|false_computation|branch_computations)='
-    r'(\{[^}]*\}|%[\w.\-]+)')
 
 
 class Array(NamedTuple):
-  """An array that an instruction returns.
+  """An array that an instruction returns."""
 
-  Attributes:
-    dtype: HLO's name of the type, such as 'bf16'.
-    dims: its shape.
-    layout: the text after the shape: minor-to-major order of dimensions, tiles, memory space.
-  """
-
-  dtype: str
-  dims: tuple[int, ...]
+  dtype: str  # HLO's name of the type, such as 'bf16'.
+  dims: tuple[int, ...]  # Its shape.
+  # The text after the shape: minor-to-major order of dimensions, tiles, memory space.
   layout: str = ''
 
   @property
@@ -61,29 +52,19 @@ class Array(NamedTuple):
 
 
 class Instruction(NamedTuple):
-  """An instruction.
+  """An instruction."""
 
-  Attributes:
-    name: its name, unique in the module.
-    opcode: HLO's name of the operation.
-    arrays: its results, tuples flattened.
-    operands: names of its operands, in order.
-    literal: the text between its parentheses.
-    attributes: the rest of the line.
-  """
-
-  name: str
-  opcode: str
-  arrays: tuple[Array, ...]
-  operands: tuple[str, ...]
-  literal: str
-  attributes: str
+  name: str  # Its name, unique in the module.
+  opcode: str  # HLO's name of the operation.
+  arrays: tuple[Array, ...]  # Its results, tuples flattened.
+  operands: tuple[str, ...]  # Names of its operands, in order.
+  literal: str  # The text between its parentheses.
+  attributes: str  # The rest of the line.
 
   @property
-  def called(self) -> list[str]:
-    """Names of the computations that it calls, in textual order."""
-    return [name for group in _CALLED.findall(self.attributes)
-            for name in re.findall(r'%([\w.\-]+)', group)]
+  def called(self) -> str:
+    """Name of the computation of a fusion, a call or the start of an asynchronous one."""
+    return self.calls('(?:calls|to_apply)')[0]
 
   def calls(self, attribute: str) -> list[str]:
     """Returns the names of the computations in one attribute, such as 'body'."""
@@ -137,16 +118,11 @@ class Line(NamedTuple):
 
 
 class Module(NamedTuple):
-  """A module.
+  """A module."""
 
-  Attributes:
-    computations: computations by name.
-    entry: name of the computation that the program runs.
-    frames: stack frames by number: a source line and the number of the calling frame, or 0.
-  """
-
-  computations: dict[str, Computation]
-  entry: str
+  computations: dict[str, Computation]  # Computations by name.
+  entry: str  # Name of the computation that the program runs.
+  # Stack frames by number: a source line and the number of the calling frame, or 0.
   frames: dict[int, tuple[Line, int]]
 
   def stack(self, instruction: Instruction) -> list[Line]:
@@ -188,11 +164,10 @@ def as_computation(module: Module, computation: Computation, instruction: Instru
                    ) -> Computation:
   """Returns the computation of a fusion; for others, a computation with just this instruction."""
   if instruction.opcode == 'fusion':
-    return module.computations[instruction.called[0]]
-  parts = {}
-  for i, name in enumerate(instruction.operands):
-    arrays = computation.instructions[name].arrays
-    parts[str(i)] = Instruction(str(i), 'parameter', arrays, (), str(i), '')
+    return module.computations[instruction.called]
+  inputs = [computation.instructions[name].arrays for name in instruction.operands]
+  parts = {str(i): Instruction(str(i), 'parameter', arrays, (), str(i), '')
+           for i, arrays in enumerate(inputs)}
   arrays = instruction.arrays
   if instruction.opcode in ('copy-start', 'slice-start'):
     # Besides the copy they return their operand and a token.
@@ -249,7 +224,6 @@ def _arrays(shape: str) -> Iterator[Array]:
 
 
 def _frames(text: str) -> dict[int, tuple[Line, int]]:
-  """Reads the stack frames from the tables of files, functions, lines and frames."""
   rows: dict[str, dict[int, str]] = {}
   table: dict[int, str] = {}
   for line in text.splitlines():

@@ -21,7 +21,8 @@ from experiments.costs import hlo
 # one pass in bfloat16 on a TPU.
 BFLOAT16, INT8, FLOAT32, FULL = 'bfloat16', 'int8', 'float32', 'float32 at full precision'
 # The kernels of Pallas. Those of `models.fused_head` have a number per state, inputs and a matrix
-# as their first operands.
+# as their first operands; from a table, their only operand of three dimensions, they read two rows
+# per state.
 _TRITON, _FUSED_HEAD = '__gpu$xla.gpu.triton', 'head_layer'
 # Operations that move numbers without computing any.
 _MOVES = frozenset((
@@ -33,8 +34,6 @@ _SLICES = ('slice', 'dynamic-slice', 'gather')
 _UPDATES = ('dynamic-update-slice', 'scatter')
 # The name of cuDNN's fused attention, and the indices of keys and values among its operands.
 _FUSED_ATTENTION, _KEYS_AND_VALUES = '__cudnn$fmha', slice(1, 3)
-# The first operand of the kernels of `models.fused_head` has one number per state; from a table,
-# their only operand of three dimensions, they read two rows per state.
 _ROWS_OF_TABLE = 2
 # Operations that need the same share of their operands as is needed of their result.
 _SHARED = ('reduce', 'dot', 'convolution', 'concatenate', 'pad', 'reduce-window', 'transpose',
@@ -114,15 +113,11 @@ def _convolved(convolution: hlo.Instruction, left: hlo.Array, right: hlo.Array, 
 
 
 class Traffic(NamedTuple):
-  """The memory traffic of an instruction.
+  """The memory traffic of an instruction."""
 
-  Attributes:
-    read: bytes read of every operand.
-    written: for every result, the index of the operand that it updates in place or None, and the
-      bytes written.
-  """
-
-  read: list[float]
+  read: list[float]  # Bytes read of every operand.
+  # For every result, the index of the operand that it updates in place or None, and the bytes
+  # written.
   written: list[tuple[int | None, float]]
 
 
@@ -136,7 +131,7 @@ def only_moves(module: hlo.Module, instruction: hlo.Instruction) -> bool:
   """Returns whether an instruction only moves numbers, except for small arrays such as indices."""
   if instruction.opcode != 'fusion':
     return instruction.opcode in _MOVES
-  inner = module.computations[instruction.called[0]]
+  inner = module.computations[instruction.called]
   least = _count(inner.result) / 8
   return all(part.opcode in _MOVES or _count(part) < least for part in inner.instructions.values())
 
@@ -160,7 +155,7 @@ def _adds_up(module: hlo.Module, user: hlo.Instruction, name: str) -> bool:
     return user.operands[0] == name and user.numbers('dimensions') == [0]
   if user.opcode != 'fusion':
     return False
-  inner = module.computations[user.called[0]]
+  inner = module.computations[user.called]
   parameter = inner.parameters()[user.operands.index(name)].name
   readers = [part for part in inner.instructions.values() if parameter in part.operands]
   return bool(readers) and all(_adds_up(module, part, parameter) for part in readers)
@@ -221,7 +216,7 @@ def _needs(module: hlo.Module, instructions: dict[str, hlo.Instruction],
   elif instruction.opcode in _SHARED:
     yield from ((name, share * size(name)) for name in operands)
   elif instruction.opcode == 'fusion':
-    inner = module.computations[instruction.called[0]]
+    inner = module.computations[instruction.called]
     for name, parameter, read in zip(operands, inner.parameters(), _inside(module, inner).read):
       # Arrays in another memory have no bytes here; their count does not matter.
       whole = sum(array.bytes for array in parameter.arrays)
@@ -233,16 +228,13 @@ def _needs(module: hlo.Module, instructions: dict[str, hlo.Instruction],
       yield name, min(size(name), _ROWS_OF_TABLE * states * dims[-1] if len(dims) == 3 else
                       size(name))
   elif instruction.opcode in ('sort', 'custom-call', 'scatter'):
-    half = operands[_KEYS_AND_VALUES] if _reads_live_slots(instruction) else ()
+    # Fused attention that reads only the live slots.
+    is_live = (instruction.text('custom_call_target') or '').startswith(_FUSED_ATTENTION) and (
+        '"mask_type": "PADDING"' in instruction.attributes)
+    half = operands[_KEYS_AND_VALUES] if is_live else ()
     yield from ((name, size(name) / (2 if name in half else 1)) for name in operands)
   else:
     yield from ((name, min(size(name), count)) for name in operands)
-
-
-def _reads_live_slots(instruction: hlo.Instruction) -> bool:
-  """Returns whether an instruction is attention that reads only the live slots."""
-  return (instruction.text('custom_call_target') or '').startswith(_FUSED_ATTENTION) and (
-      '"mask_type": "PADDING"' in instruction.attributes)
 
 
 def _count(instruction: hlo.Instruction) -> int:

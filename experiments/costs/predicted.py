@@ -29,37 +29,25 @@ LARGE = 1 << 20
 
 
 class Figures(NamedTuple):
-  """The cost of a round; all figures are linear in the number of layers.
+  """The cost of a round; all figures are linear in the number of layers."""
 
-  Attributes:
-    bytes: traffic of the main memory, by part of the decoder and kind of array.
-    weights: bytes of the target's parameters that a round reads, each counted once.
-    drafter_weights: bytes of the drafter's parameters that a round reads, each counted once.
-    cached_sums: bytes of partial sums of split products, written and read, that fit in the
-      device's second-level cache; included in `bytes`.
-    flops: multiplications and additions of matrix products.
-    kernels: number of kernels, by part of the decoder.
-    conditionals: branches at run time; on a GPU, by the host.
-    loops: loops inside the round.
-    copies: number of kernels that only move numbers and write a MiB or more, by types of their
-      results and source line.
-    copied: bytes of the cache that are not updated in place.
-    seconds: predicted time, by cause: 'launches', 'bytes', 'products'.
-    temporaries: bytes that the whole program needs in addition to parameters.
-  """
-
+  # Traffic of the main memory, by part of the decoder and kind of array.
   bytes: Mapping[tuple[str, str], float]
-  weights: float
-  drafter_weights: float
+  weights: float  # Bytes of the target's parameters that a round reads, each counted once.
+  drafter_weights: float  # Bytes of the drafter's parameters that a round reads, each counted once.
+  # Bytes of partial sums of split products, written and read, that fit in the device's second-
+  # level cache; included in `bytes`.
   cached_sums: float
-  flops: float
-  kernels: Mapping[str, float]
-  conditionals: float
-  loops: float
+  flops: float  # Multiplications and additions of matrix products.
+  kernels: Mapping[str, float]  # Number of kernels, by part of the decoder.
+  conditionals: float  # Branches at run time; on a GPU, by the host.
+  loops: float  # Loops inside the round.
+  # Number of kernels that only move numbers and write a MiB or more, by types of their results
+  # and source line.
   copies: Mapping[tuple[str, str], float]
-  copied: float
-  seconds: Mapping[str, float]
-  temporaries: float
+  copied: float  # Bytes of the cache that are not updated in place.
+  seconds: Mapping[str, float]  # Predicted time, by cause: 'launches', 'bytes', 'products'.
+  temporaries: float  # Bytes that the whole program needs in addition to parameters.
 
   @property
   def total_bytes(self) -> float:
@@ -129,17 +117,10 @@ def extrapolated(few: Figures, more: Figures, steps: int) -> Figures:
 
 def decode(model: Model, specification: Any, batch: int, guided: bool, condition: Any,
            accelerator: devices.Accelerator, device: Any, iterations: float = 1) -> Figures:
-  """Compiles a decoder and returns the figures of its round.
+  """Compiles a decoder for a device and returns the figures of its round.
 
-  Args:
-    model: a model whose parameters are shapes.
-    specification: of the decoder.
-    batch: images decoded together.
-    guided: whether the null condition runs as well.
-    condition: shapes of the condition of `batch` images.
-    accelerator: the rates of the device.
-    device: the device to compile for.
-    iterations: of loops inside the round that end by run-time values.
+  The parameters of the model and the condition of `batch` images are shapes; `iterations` are those
+  of loops inside the round that end by run-time values.
   """
   decoder = model.decoder(specification, guided=guided)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), batch),
@@ -158,14 +139,9 @@ def measured(path: str | os.PathLike, text: str, model: str | None = None,
              override: float | None = None) -> Measured:
   """Returns what a report has on a round of a decoder; empty if it does not contain the decoder.
 
-  Args:
-    path: a report.json with rows of 'decoder', 'step_compression' and maybe 'calls_per_round'.
-    text: specification of the decoder; `vanilla` and `mar` always commit one token.
-    model: the model of the rows, for reports on several.
-    override: the number of tokens for all decoders; the report is not read then.
-
-  Raises:
-    ValueError: if the file is not such a report.
+  The rows of the report, of `model` if it has several, have 'decoder', 'step_compression' and maybe
+  'calls_per_round'; another file raises ValueError. It is not read for `vanilla` and `mar`, which
+  commit one token, nor with an `override`, the number of tokens of all decoders.
   """
   spec = spec_lib.parse(text)
   if spec in map(spec_lib.parse, _TOKEN_BY_TOKEN):

@@ -30,18 +30,13 @@ _HOPS = 4
 
 
 class Label(NamedTuple):
-  """The role of an array.
+  """The role of an array."""
 
-  Attributes:
-    kind: 'weights', 'drafter weights', 'cache', 'state', 'constants', 'partial sums' of split
-      products; empty for other intermediate results.
-    name: name of the array.
-    size: bytes of the whole array, for parameters.
-  """
-
+  # 'weights', 'drafter weights', 'cache', 'state', 'constants', 'partial sums' of split
+  # products; empty for other intermediate results.
   kind: str = ''
-  name: str = ''
-  size: float = 0
+  name: str = ''  # Name of the array.
+  size: float = 0  # Bytes of the whole array, for parameters.
 
   @property
   def is_weights(self) -> bool:
@@ -58,30 +53,19 @@ class Moved(NamedTuple):
 
 
 class Kernel(NamedTuple):
-  """A kernel of a round.
+  """A kernel of a round."""
 
-  Attributes:
-    name: name of the instruction.
-    part: the part of the decoder with its source: 'target', 'drafter', 'verifier' or 'loop'.
-    scope: the part of the network, such as 'attention', or the file of its source.
-    source: the source line, such as 'models/causal.py:180'.
-    arrays: types and shapes of its results.
-    moved: traffic, one entry per operand and result.
-    products: multiplications and additions of its matrix products, by arithmetic.
-    times: number of runs in a round.
-    moves: whether it only copies numbers to a new array.
-    overlapped: whether it is a copy that runs in parallel with kernels and has no launch itself.
-  """
-
-  name: str
-  part: str
-  scope: str
-  source: str
-  arrays: str
-  moved: tuple[Moved, ...]
+  name: str  # Name of the instruction.
+  part: str  # The part of the decoder with its source: 'target', 'drafter', 'verifier' or 'loop'.
+  scope: str  # The part of the network, such as 'attention', or the file of its source.
+  source: str  # The source line, such as 'models/causal.py:180'.
+  arrays: str  # Types and shapes of its results.
+  moved: tuple[Moved, ...]  # Traffic, one entry per operand and result.
+  # Multiplications and additions of its matrix products, by arithmetic.
   products: Mapping[str, float]
-  times: float
-  moves: bool
+  times: float  # Number of runs in a round.
+  moves: bool  # Whether it only copies numbers to a new array.
+  # Whether it is a copy that runs in parallel with kernels and has no launch itself.
   overlapped: bool = False
 
   @property
@@ -101,28 +85,19 @@ class Kernel(NamedTuple):
 
 
 class Round(NamedTuple):
-  """The contents of one round.
+  """The contents of one round."""
 
-  Attributes:
-    kernels: kernels in order.
-    conditionals: branches selected at run time; on a GPU, by the host.
-    loops: loops inside the round.
-    copied: bytes of the cache that the round does not update in place.
-  """
-
-  kernels: list[Kernel]
-  conditionals: int
-  loops: int
-  copied: float
+  kernels: list[Kernel]  # Kernels in order.
+  conditionals: int  # Branches selected at run time; on a GPU, by the host.
+  loops: int  # Loops inside the round.
+  copied: float  # Bytes of the cache that the round does not update in place.
 
 
 def read(module: hlo.Module, caches: Collection[tuple[int, ...]], iterations: float = 1) -> Round:
-  """Extracts the round of the program of a whole decoder.
+  """Extracts the round of the program of a whole decoder; one without a loop raises ValueError.
 
-  Args:
-    module: the program; one without a loop is an error.
-    caches: shapes of the arrays in the target's cache.
-    iterations: of loops inside the round that end by run-time values.
+  `caches` are the shapes of the arrays in the target's cache, `iterations` those of loops inside
+  the round that end by run-time values.
   """
   try:
     _Walk(module, iterations).run(module.entry, (), 1, seeks_loop=True)
@@ -208,7 +183,7 @@ class _Walk:
         false, number = instruction.calls('branch_computations'), 1
       return self._call(instruction, false[0], operands[number:number + 1], times)
     if opcode in ('call', 'async-start'):
-      return self._call(instruction, instruction.called[0], operands, times)
+      return self._call(instruction, instruction.called, operands, times)
     return self._kernel(computation, instruction, operands, times)
 
   def _call(self, caller: hlo.Instruction, name: str, operands: Sequence[Any], times: float) -> Any:

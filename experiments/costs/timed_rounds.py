@@ -35,23 +35,17 @@ _COPY_SIZES, _MATRIX_SIZES = (1 << 26, 1 << 31), (512, 8192)
 
 
 class TimedRound(NamedTuple):
-  """A compiled program of rounds, to be timed.
+  """A compiled program of rounds, to be timed."""
 
-  Attributes:
-    run: `count -> ` runs the prefill and `count` rounds; waits for the result.
-    figures: figures of a round; its times follow from the rates passed to `program`.
-    seconds: compilation time.
-  """
-
+  # `count -> ` runs the prefill and `count` rounds; waits for the result.
   run: Callable[[int], Any]
+  # Figures of a round; its times follow from the rates passed to `program`.
   figures: predicted.Figures
-  seconds: float
+  seconds: float  # Compilation time.
 
 
 def copy_bandwidth(repeats: int = 5) -> float:
   """Measures the bytes per second, read and written, of copies of an array larger than any cache.
-
-  The result is from the median of `repeats` timed runs.
   """
   # Every iteration reads and writes every element, and the compiler cannot remove any.
   run = jax.jit(lambda x: jax.lax.fori_loop(0, _ITERATIONS, lambda i, x: x + i, x))
@@ -68,7 +62,6 @@ def matrix_rate(dtype: str = 'bfloat16', repeats: int = 5) -> float:
 
 def _rate(run: Callable[[jax.Array], jax.Array], array: Callable[[int], jax.Array],
           work: Callable[[int], int], sizes: tuple[int, int], repeats: int) -> float:
-  """Returns the work per second of an iteration; sizes double until a run takes long enough."""
   size, largest = sizes
   while True:
     timed = timing.measure({'run': functools.partial(run, array(size))}, repeats, warmup=2)
@@ -82,10 +75,7 @@ def with_acceptance(decoder: Decoder, tokens_per_round: float) -> Decoder:
   """Returns the decoder with rounds that commit `tokens_per_round` tokens on average.
 
   Everything is computed as before, including the verdict, but the accepted path always follows the
-  main chain.
-
-  Raises:
-    ValueError: if the main chain is shorter, or the tree is built at run time.
+  main chain. It raises ValueError if that is shorter, or the tree is built at run time.
   """
   tree = decoder.drafter.tree
   if not isinstance(tree, Tree):
@@ -131,11 +121,8 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
             accelerator: devices.Accelerator, graphs: str | None = None) -> TimedRound:
   """Compiles rounds that start when half of the image is complete.
 
-  The arguments of the decoder, whose sampling options are those of `Engine.settled`, and:
-
-  Args:
-    accelerator: rates of the device, for the figures.
-    graphs: the unit that becomes one CUDA graph.
+  The sampling options are those of `Engine.settled`. `accelerator` has the rates of the device, for
+  the figures; `graphs` is the unit that becomes one CUDA graph.
   """
   batch = jax.tree.leaves(condition)[0].shape[0]
 
@@ -161,10 +148,8 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
 def measure(programs: Mapping[str, TimedRound], count: int, repeats: int) -> dict[str, Timing]:
   """Measures the seconds of a round of every program; the programs alternate.
 
-  The time of the prefill is measured, too, and subtracted from that of `count` rounds.
-
-  Raises:
-    ValueError: if the time of the rounds is below the noise of the measurement.
+  The time of the prefill is measured, too, and subtracted from that of `count` rounds; it raises
+  ValueError if the difference is below the noise of the measurement.
   """
   runs = {(name, number): lambda each=each, number=number: each.run(number)
           for name, each in programs.items() for number in (0, count)}

@@ -55,7 +55,6 @@ class Latents(stages.Stages):
     return stages.batched(lambda batch: run(batch, jax.random.key(next(numbers))), images)
 
   def _tokenizer_metrics(self, data: Mapping[str, stages.Split]) -> dict[str, float]:
-    """Returns the scale of the latents."""
     return {'scale': self.sized_tokenizer(data).scale}
 
   def sized_tokenizer(self, data: Mapping[str, stages.Split]) -> kl_vae.KLVAEConfig:

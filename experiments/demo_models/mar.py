@@ -74,19 +74,12 @@ class MARTrainConfig:
 
 
 class Draws(NamedTuple):
-  """The random numbers of one loss; `M` is `MARTrainConfig.draws`.
+  """The random numbers of one loss; `M` is `MARTrainConfig.draws`."""
 
-  Attributes:
-    hidden: `[B, T]` bool, the hidden tokens, the same number for every image.
-    drop: `[B]` bool, True for the null class.
-    step: `[M, B, T]` int, diffusion steps from 0 to 999.
-    noise: `[M, B, T, C]` standard normal noise.
-  """
-
-  hidden: jax.Array
-  drop: jax.Array
-  step: jax.Array
-  noise: jax.Array
+  hidden: jax.Array  # `[B, T]` bool, the hidden tokens, the same number for every image.
+  drop: jax.Array  # `[B]` bool, True for the null class.
+  step: jax.Array  # `[M, B, T]` int, diffusion steps from 0 to 999.
+  noise: jax.Array  # `[M, B, T, C]` standard normal noise.
 
 
 def draw(key: jax.Array, shape: tuple[int, int, int], train: MARTrainConfig) -> Draws:
@@ -111,17 +104,10 @@ def token_losses(
 ) -> tuple[jax.Array, jax.Array]:
   """Computes the two terms of the diffusion loss per token.
 
-  Args:
-    x0: `[..., C]` tokens.
-    step: `[...]` diffusion steps of the full process.
-    noise: `[..., C]` noise in the states.
-    x: `[..., C]` states, `schedule.diffuse` of the above.
-    eps: `[..., C]` noise predicted by the head.
-    v: `[..., C]` variance predicted by the head.
-
-  Returns:
-    The squared error of the noise, and the variational bound in bits per dimension, which has no
-    gradient with respect to `eps`; `[...]` each.
+  The states `x` `[..., C]` are `schedule.diffuse` of tokens `x0` and `noise` at a `step` `[...]` of
+  the full process; the head predicts the noise `eps` and the variance `v`. Returns the squared
+  error of the noise, and the variational bound in bits per dimension, which has no gradient with
+  respect to `eps`; `[...]` each.
   """
   full = schedule_lib.make(schedule_lib.NUM_STEPS)
   mean, _ = schedule_lib.posterior(full, step, x, jax.lax.stop_gradient(eps), v)
@@ -136,10 +122,8 @@ def token_losses(
 
 
 def _discretized_nll(x: jax.Array, mean: jax.Array, log_std: jax.Array) -> jax.Array:
-  """Computes the negative log-likelihood in nats of `x` as one of 256 pixel values in [-1, 1].
-
-  Tokens are not pixels, but the published loss treats them as such.
-  """
+  """Computes the negative log-likelihood in nats of `x` as one of 256 pixel values in [-1, 1]."""
+  # Tokens are not pixels, but the published loss treats them as such.
   def cdf(offset):
     scaled = (x - mean + offset) * jnp.exp(-log_std)
     return 0.5 * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (scaled + 0.044715 * scaled**3)))
@@ -153,21 +137,11 @@ def loss(
     params: Any, config: mar.MARConfig, tokens: jax.Array, labels: jax.Array, draws: Draws, *,
     last_weight: float = 1.0, dropout: float = 0.0, dropout_key: jax.Array | None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Computes the training loss.
+  """Computes the training loss of scaled latents `[B, T, C]` with labels `[B]`.
 
-  Args:
-    params: parameters of the model.
-    config: configuration of the model.
-    tokens: `[B, T, C]` scaled latents.
-    labels: `[B]` int classes.
-    draws: random numbers of the loss.
-    last_weight: see `MARTrainConfig`.
-    dropout: dropout rate of the transformer.
-    dropout_key: random key of the dropout; required unless its rate is 0.
-
-  Returns:
-    The loss, averaged over the hidden tokens, and its terms: 'mse', without weights, 'vlb', and
-    'last_mse', at the last diffusion step only (0 without a draw there).
+  Options are those of `MARTrainConfig`; the key is required unless the rate of dropout is 0.
+  Returns the loss, averaged over the hidden tokens, and its terms: 'mse', without weights, 'vlb',
+  and 'last_mse', at the last diffusion step only (0 without a draw there).
   """
   model = mar.MAR(config, dropout)
   rngs = None if dropout_key is None else {'dropout': dropout_key}
@@ -201,10 +175,9 @@ def decayed(params: Any) -> Any:
 
 
 def _sines(config: mar.MARConfig) -> np.ndarray:
-  """Returns `[T, D]` position embeddings: a quarter each for sine and cosine of row and column.
+  """Returns the position embeddings `[T, D]` of masked autoencoders (arXiv:2111.06377).
 
-  These are the embeddings of masked autoencoders (arXiv:2111.06377), with periods of up to hundreds
-  of tokens.
+  A quarter each are sine and cosine of row and column, with periods of up to hundreds of tokens.
   """
   quarter = -(-config.dim // 4)
   frequencies = 100.0**(-np.arange(quarter) / quarter)

@@ -26,23 +26,14 @@ _CROP_SIDES = (64, 160)
 
 
 class Source(NamedTuple):
-  """Source of a photograph.
+  """Source of a photograph."""
 
-  Attributes:
-    name: name of its class, the object that it shows.
-    package: import name of the package whose wheel contains it.
-    file: path inside the package.
-    licence: its licence.
-    credit: its author.
-    stated: where the package states the licence.
-  """
-
-  name: str
-  package: str
-  file: str
-  licence: str
-  credit: str
-  stated: str
+  name: str  # Name of its class, the object that it shows.
+  package: str  # Import name of the package whose wheel contains it.
+  file: str  # Path inside the package.
+  licence: str  # Its licence.
+  credit: str  # Its author.
+  stated: str  # Where the package states the licence.
 
 
 SOURCES = (
@@ -73,9 +64,8 @@ NAMES = tuple(source.name for source in SOURCES)
 def load() -> tuple:
   """Opens the photographs: one `PIL.Image` in RGB per entry of `SOURCES`.
 
-  Raises:
-    ImportError: if a package of the extra `train` is not installed.
-    FileNotFoundError: if a package does not contain the photograph.
+  It raises ImportError if a package of the extra `train` is not installed, and FileNotFoundError if
+  one does not contain the photograph.
   """
   return tuple(_open(source) for source in SOURCES)
 
@@ -105,18 +95,11 @@ def _open(source: Source) -> Any:
 
 def crops(photos: tuple, seed: int, step: int, split: str, batch_size: int, size: int = 64
           ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns one batch of crops, the same for the same arguments.
+  """Returns one batch of crops, number `step` of those of a seed, from what `load` returned.
 
-  Args:
-    photos: the photographs that `load` returned.
-    seed: seed of the sequence of batches.
-    step: index of the batch in that sequence.
-    split: one of `SPLITS`; ValueError is raised for others.
-    batch_size: number of crops; the classes alternate, starting at a random one.
-    size: side of the returned crops in pixels.
-
-  Returns:
-    Images `[N, size, size, 3]` float32 in [-1, 1], and labels `[N]` int32, indices of photographs.
+  The classes alternate, starting at a random one. Another split than those of `SPLITS` raises
+  ValueError. Returns images `[N, size, size, 3]` float32 in [-1, 1], and labels `[N]` int32, which
+  are indices of photographs.
   """
   if split not in SPLITS:
     raise ValueError(f'split must be one of {", ".join(SPLITS)}, got {split!r}.')

@@ -25,8 +25,7 @@ def error(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the error of outputs of the decoder, before clipping, for images in [-1, 1].
 
-  Returns:
-    The loss term, and the metrics 'l1' and 'psnr' (decibels for pixel values in [0, 1]).
+  Returns the loss term, and the metrics 'l1' and 'psnr' (decibels for pixel values in [0, 1]).
   """
   difference = output - images
   l1 = jnp.mean(jnp.abs(difference))
@@ -60,10 +59,8 @@ def kl_loss(params: Any, images: jax.Array, key: jax.Array, config: kl_vae.KLVAE
   The KL term pulls every latent's Gaussian towards the standard normal (Kingma & Welling,
   Auto-Encoding Variational Bayes, 2013, appendix B). With the small weight of latent diffusion
   models it does not make the latents normal; it bounds their scale and preserves their noise, so
-  that the decoder tolerates small errors of generated latents.
-
-  Returns:
-    The loss, and the metrics of `error` and 'kl' (nats per channel of a latent).
+  that the decoder tolerates small errors of generated latents. Returns the loss, and the metrics of
+  `error` and 'kl' (nats per channel of a latent).
   """
   posterior = kl_vae.encode(params, config, images)
   output = kl_vae.decode_unclipped(params, config, kl_vae.sample(config, posterior, key))
@@ -123,11 +120,9 @@ def vq_loss(
 
   Its terms pull codebook vectors and latents together (van den Oord et al., Neural Discrete
   Representation Learning, 2017, equation 3), between unit vectors as in LlamaGen. Without
-  `quantized` the decoder reads the latents themselves.
-
-  Returns:
-    The loss and its parts: those of `error`, 'commitment', and the batch's 'latents'
-    `[B, h, w, codebook_dim]` and 'indices' `[B, h, w]`.
+  `quantized` the decoder reads the latents themselves. Returns the loss and its parts: those of
+  `error`, 'commitment', and the batch's 'latents' `[B, h, w, codebook_dim]` and 'indices'
+  `[B, h, w]`.
   """
   latents = vq.latents(params, config, images)
   indices = vq.quantize(params, config, jax.lax.stop_gradient(latents))
@@ -149,11 +144,8 @@ def vq_step(state: TrainState, images: jax.Array, config: vq.VQConfig, train: VQ
   """Does one optimiser step on images `[B, H, W, C]`; jit with `config` and `train` static.
 
   Unused codebook vectors are moved onto latents of the batch (random restarts: Dhariwal et al.,
-  Jukebox, 2020, section 3.1), because they have no gradient.
-
-  Returns:
-    The next state and scalar metrics: 'loss', 'l1', 'psnr', 'commitment' and 'used', the fraction
-    of used codebook vectors.
+  Jukebox, 2020, section 3.1), because they have no gradient. Returns the next state and scalar
+  metrics: 'loss', 'l1', 'psnr', 'commitment' and 'used', the fraction of used codebook vectors.
   """
   (total, parts), grads = jax.value_and_grad(vq_loss, has_aux=True)(
       state.params, config, train, images, state.step >= train.quantize_from)

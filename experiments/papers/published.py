@@ -15,9 +15,6 @@ measured with `--model`; or the reason why nothing is measured. What the decoder
   asked            the share of what the captions ask for that the images show, for scenes of emoji;
                    and its difference to the images of one token at a time, of the same prompts and
                    seeds, with its standard error
-  Frechet          with --num_fid_images, of the rows for which the paper has a FID: the distance to
-                   as many images of one token at a time with another seed, on the features of the
-                   image tokenizer, with precision and recall
 
 Rows with the same decoder and sampling options are decoded once. Writes a table per paper and a
 picture of some of its decoders to --workdir (rows.csv, report.json, strip_*.png). A stopped command
@@ -28,10 +25,7 @@ import dataclasses
 import functools
 import sys
 import time
-from collections.abc import Iterator
 from typing import Any
-
-import numpy as np
 
 from cspd_jax import cli, metrics as metrics_lib
 from cspd_jax.cli import groups, inputs
@@ -42,7 +36,7 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import run as run_lib
 from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
-from cspd_jax.metrics import image_scores, paired, scenes
+from cspd_jax.metrics import paired, scenes
 from cspd_jax.plots import grid
 from experiments.measured import ModelImages
 from experiments.papers.published_rows import ROWS, Model, Row
@@ -57,8 +51,6 @@ class Config(ModelImages):
     paper: the papers.
     sampling: sampling options; a row overrides temperature and top_k.
     asked: whether to score what the images show of their captions, for models of scenes of emoji.
-    num_fid_images: images per decoder for the Frechet distance, precision and recall; None measures
-      none. Thousands are needed.
     batch_size: images decoded together.
     workdir: folder of the results.
   """
@@ -68,15 +60,11 @@ class Config(ModelImages):
   paper: tuple[str, ...] = ('this_project', 'sjd', 'sjd_pac', 'lantern', 'cool_sd')
   images: groups.Images = groups.Images(prompts='configs/held_out.txt', num_images=64)
   asked: bool = True
-  num_fid_images: int | None = None
   batch_size: int = 16
   workdir: str = 'runs/papers/published'
 
   def __post_init__(self):
-    fields.check(self, num_fid_images=(image_scores.LEAST_IMAGES, groups.MOST_IMAGES))
-    if self.num_fid_images is not None and isinstance(self.images.seed, tuple):
-      raise ValueError(f'seed has {len(self.images.seed)} numbers, and num_fid_images is '
-                       f'{self.num_fid_images}; give one seed.')
+    fields.check(self)
     if unknown := [name for name in self.paper if name not in ROWS]:
       raise ValueError(f'paper holds {unknown[0]!r}; every name must be one of: '
                        f'{", ".join(ROWS)}.')
@@ -94,11 +82,9 @@ class Config(ModelImages):
 COLUMNS = {'in the paper': '{place}', 'setting': '{setting}', 'published': '{published}',
            'here': '{here}', 'decoder here': '{decoder}', 'NLL - entropy': '{price}',
            'asked': '{asked:.2f}',
-           'minus one token at a time': '{asked_change:+.3f} +- {asked_change_error:.3f}',
-           'Frechet': '{frechet:.4f}', 'precision': '{precision:.2f}', 'recall': '{recall:.2f}'}
+           'minus one token at a time': '{asked_change:+.3f} +- {asked_change_error:.3f}'}
 # Columns of a table only if one of its rows has this entry.
-_OPTIONAL = {'NLL - entropy': 'price', 'asked': 'asked', 'minus one token at a time': 'asked',
-             'Frechet': 'frechet', 'precision': 'frechet', 'recall': 'frechet'}
+_OPTIONAL = {'NLL - entropy': 'price', 'asked': 'asked', 'minus one token at a time': 'asked'}
 # Images of a decoder in a picture.
 _SHOWN = 6
 
@@ -117,20 +103,17 @@ class Lab:
     self._discrete = self.model.engine.name != 'continuous'
     self.weights = run_lib.weights(self.model)
     self._benches: dict[tuple, Bench] = {}
-    self._references: dict[tuple, np.ndarray | None] = {}
 
-  def bench(self, row: Row, count: int | None = None) -> Bench:
-    """Returns the images with the sampling options of a row; `count` of them, or all prompts."""
-    name = row.temperature, row.top_k, count
+  def bench(self, row: Row) -> Bench:
+    """Returns the images with the sampling options of a row."""
+    name = row.temperature, row.top_k
     if name not in self._benches:
       options = inputs.overrides(self._config.sampling) | dict(temperature=row.temperature)
       if self._discrete and row.top_k is not None:
         options['top_k'] = row.top_k
-      number = np.arange(len(self.prompts) if count is None else count) % len(self.prompts)
       self._benches[name] = Bench(
-          self.model, [self.prompts[i] for i in number], seed=self._seed,
-          sampling=self.model.sampling(**options), batch_size=self._config.batch_size,
-          captions=self._captions if count is None else None)
+          self.model, self.prompts, seed=self._seed, sampling=self.model.sampling(**options),
+          batch_size=self._config.batch_size, captions=self._captions)
     return self._benches[name]
 
   def lacks(self, row: Row) -> str | None:
@@ -154,7 +137,7 @@ class Lab:
     """Identifies the measurement of a row among those with the same settings."""
     draft = self.model.engine.needs(row.decoder)
     return repr((self.bench(row).text(row.decoder), row.temperature, row.top_k, row.metrics,
-                 row.has_fid, draft and self.weights[draft]))
+                 draft and self.weights[draft]))
 
   def measure(self, row: Row) -> dict[str, Any]:
     """Measures a row."""
@@ -173,26 +156,11 @@ class Lab:
     if sample.captions is not None:
       figures |= metrics_lib.entries(scenes.of_sample(sample, self.model))
       figures |= paired.entries(paired.differences(sample, baseline, self.model, ('asked',)))
-    if row.has_fid and self._config.num_fid_images is not None:
-      figures |= self._fidelity(row, self._config.num_fid_images)
     cells = lambda metrics: tables.cells(metrics_lib.columns(metrics, errors=True), figures)
     return figures | dict(
         here=', '.join(f'{metric.heading} {cell}' for metric, cell in zip(stated, cells(stated))),
         # It has none if a relaxed decoder draws tokens that the sampling options exclude.
         price=next(iter(cells(price)), None))
-
-  def _fidelity(self, row: Row, count: int) -> dict[str, float | None]:
-    """Compares many images of a row's decoder with as many of the baseline with another seed."""
-    bench, name = self.bench(row, count), (row.temperature, row.top_k)
-    points = lambda sample: image_scores.of_sample(sample, self.model)
-    if name not in self._references:
-      self._references[name] = points(bench.reference(1)[0])
-    values, reference = points(bench.sample(row.decoder)), self._references[name]
-    if values is None or reference is None:
-      return {}
-    precision, recall = image_scores.precision_recall(values, reference)
-    distance = image_scores.distance(*map(image_scores.gaussian, (values, reference)))
-    return dict(frechet=distance, precision=precision, recall=recall)
 
   def draw(self, path: Any, entries: list[dict[str, Any]], rows: list[Row]) -> None:
     """Writes images of the decoders of rows, the same prompts and seeds in every column."""
@@ -210,7 +178,6 @@ class Lab:
 
 
 def _check(lab: Lab, rows: list[Row]) -> None:
-  """Raises ValueError if a decoder cannot run, before anything is compiled."""
   decoders: dict[Bench, list[str]] = {}
   for row in rows:
     if row.decoder is not None:
@@ -222,17 +189,6 @@ def _check(lab: Lab, rows: list[Row]) -> None:
         raise ValueError(f'{row.place}, {row.setting}: {row.decoder}: {error}') from error
   for bench, specifications in decoders.items():
     bench.share(specifications)
-
-
-def _entries(lab: Lab, journal: kept.Journal, paper: str, rows: list[Row]
-             ) -> Iterator[dict[str, Any]]:
-  """Yields the entries of a paper's table as they are measured."""
-  for row in rows:
-    if reason := row.missing or lab.lacks(row):
-      measured = dict(here=reason)
-    else:
-      measured = journal.measured('row', lab.name(row), functools.partial(lab.measure, row))
-    yield dict(paper=paper) | dataclasses.asdict(row) | measured
 
 
 def _table(paper: str, entries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -249,12 +205,8 @@ def picture(paper: str) -> str:
   return f'strip_{paper}.png'
 
 
-def run(config: Config) -> None:
-  """Measures, prints the rows and writes the report.
-
-  Raises:
-    ValueError: for invalid options, before anything is compiled.
-  """
+@cli.command(Config, kept='measured rows are kept')
+def main(config: Config) -> None:
   lab = Lab(config)
   rows = {paper: config.rows_of(paper) for paper in config.paper}
   _check(lab, [row for several in rows.values() for row in several])
@@ -264,7 +216,12 @@ def run(config: Config) -> None:
   entries, start = list[dict[str, Any]](), time.perf_counter()
   for paper in config.paper:
     shown = []
-    for row, entry in zip(rows[paper], _entries(lab, journal, paper, rows[paper]), strict=True):
+    for row in rows[paper]:
+      if reason := row.missing or lab.lacks(row):
+        measured = dict(here=reason)
+      else:
+        measured = journal.measured('row', lab.name(row), functools.partial(lab.measure, row))
+      entry = dict(paper=paper) | dataclasses.asdict(row) | measured
       print('  '.join(tables.cells(COLUMNS, entry)), flush=True)
       entries.append(entry)
       atomic.write(report.path('rows.csv'), tables.csv(entries).encode())
@@ -277,11 +234,6 @@ def run(config: Config) -> None:
       settings=dataclasses.asdict(config), rows=entries, prompts=lab.prompts,
       weights=lab.weights, minutes=None if resumes else (time.perf_counter() - start) / 60,
       tables=[_table(paper, entries) for paper in config.paper])
-
-
-@cli.command(Config, kept='measured rows are kept')
-def main(config: Config) -> None:
-  run(config)
 
 
 if __name__ == '__main__':

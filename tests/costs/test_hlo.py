@@ -35,7 +35,7 @@ def test_instructions(module):
   assert [str(one) for one in body['state'].arrays] == [
       's32[]', 'f32[16,32]', 'f32[2,8]', 'f32[4,1024,128]', 'f32[2,16]']
   assert body['product'].operands == ('token', 'weight')
-  assert body['product'].called == ['fused_product'] and body['inner'].trips == 3
+  assert body['product'].called == 'fused_product' and body['inner'].trips == 3
   assert module.computations['main'].instructions['loop'].trips is None
   assert body['chosen'].calls('false_computation') == ['uncut']
   assert module.computations['main'].instructions['p'].text('op_name') == "params['output']"

@@ -8,7 +8,7 @@ from cspd_jax.core import programs
 from experiments import accelerator
 from tests.experiments import calls
 
-_QUICK = ('--shapes=demo', '--shipped=', '--batch=2', '--repeats=3', '--rounds=24', '--notorch')
+_QUICK = ('--shapes=demo', '--batch=2', '--repeats=3', '--rounds=24')
 
 
 def _run(capsys, out, *words):

@@ -9,7 +9,6 @@ _MAR = [
     ([], 'repo is none'), (['--repo={tmp}'], 'does not contain models/mar.py'),
     (['--repo={tmp}', '--size=mar_s'], 'mar_b, mar_l, mar_h'),
     (['--repo={tmp}', '--tokens=200'], 'at most 160, the number of hidden'),
-    (['--repo={tmp}', '--kernels_per_call=101'], '101'),
     (['--repo={tmp}', '--steps=300'], 'num_iter is 300'),
     (['--repo={tmp}', '--decoder=windows(window=3)'], 'does not contain for mar_demo'),
     (['--repo={tmp}', '--accepted={tmp}/none.json'], 'cannot be read as JSON')]

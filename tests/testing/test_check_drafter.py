@@ -18,11 +18,12 @@ from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.tree import Budget, Tree, chain, runtime_tree
 from cspd_jax.testing import check_drafter, frequencies
-from cspd_jax.testing.drafter_checks import CHECKS, find_drafter_problems
+from cspd_jax.testing.drafter_checks import CHECKS
 from cspd_jax.testing.drafters import siblings, tabular_drafter
 from cspd_jax.testing.proofs.mutants import MUTANTS
 from cspd_jax.testing.tabular import heads, network, tabular
 from tests.marks import representative
+from tests.testing.problems import report_of
 
 MODEL, OTHER = (tabular(jax.random.key(seed), 3, 6, guided=True, row_width=3) for seed in (0, 1))
 NETWORK, HEADS = network(MODEL.target), heads(MODEL.target, 2)
@@ -224,7 +225,7 @@ BROKEN = {
     'a candidate after an inner node', 'a budget of drawn tokens'))
 def test_broken_drafters(name):
   drafter, check, message = BROKEN[name]
-  problems = find_drafter_problems(drafter, samples=SAMPLES).problems
+  problems = report_of(check_drafter, drafter, samples=SAMPLES).problems
   assert list(problems) == [check] and len(problems[check]) == 1
   assert re.search(message, problems[check][0]) and problems[check][0].endswith('.')
 

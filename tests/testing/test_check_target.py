@@ -12,9 +12,11 @@ from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.tree import Tree, chain
 from cspd_jax.files import store
 from cspd_jax.models import llamagen
+from cspd_jax.testing.report import ProblemsError
 from cspd_jax.testing.tabular import prefix_number, tabular
-from cspd_jax.testing.target_checks import CHECKS, check_target, find_problems
+from cspd_jax.testing.target_checks import CHECKS, check_target
 from tests.marks import representative
+from tests.testing.problems import report_of
 
 MODEL = tabular(jax.random.key(0), 4, 9, guided=True, num_classes=3)
 T, LABELS = MODEL.target, jnp.arange(3)
@@ -269,7 +271,7 @@ def test_the_shipped_model(guided):
     'features of the wrong token'))
 def test_broken_targets(name):
   target, check, message = BROKEN[name]
-  report = find_problems(target, MODEL.params, LABELS)
+  report = report_of(check_target, target, MODEL.params, LABELS)
   assert check in report.problems, str(report)
   with pytest.raises(AssertionError, match=message):
     raise AssertionError(report.problems[check][0])
@@ -318,14 +320,14 @@ def test_a_recurrent_target():
 
 def test_a_recurrent_target_with_one_state():
   target, params = recurrent(keeps_states=False)
-  report = find_problems(target, params, LABELS)
+  report = report_of(check_target, target, params, LABELS)
   assert next(iter(report.problems)) == 'leftovers'
   assert 'must begin from the state after token start - 1' in report.problems['leftovers'][0]
 
 
 def test_a_recurrent_target_that_claims_trees():
   target, params = recurrent()
-  report = find_problems(target._replace(supports_trees=True), params, LABELS)
+  report = report_of(check_target, target._replace(supports_trees=True), params, LABELS)
   assert next(iter(report.problems)) == 'tree'
   assert 'only sets supports_trees=False' in report.problems['tree'][0]
 
@@ -339,8 +341,9 @@ def test_unchecked_conditions():
 
 
 def test_the_error_lists_what_is_wrong():
-  with pytest.raises(ValueError, match='(?s)not what decoders need:\n- commit: .*\nPassed: shapes'
-                                       '.*\nNot checked because of this: commit of rows.'):
+  with pytest.raises(ProblemsError, match='(?s)not what decoders need:\n- commit: .*\n'
+                                          'Passed: shapes.*\nNot checked because of this: '
+                                          'commit of rows.'):
     check_target(BROKEN['commit does nothing'][0], MODEL.params, LABELS)
 
 
@@ -353,9 +356,10 @@ def test_the_training_pass():
 
   check_target(T, MODEL.params, LABELS, logits=training)
   late = lambda params, labels, tokens: training(params, labels, tokens[:, ::-1])
-  report = find_problems(T, MODEL.params, LABELS, logits=late)
+  report = report_of(check_target, T, MODEL.params, LABELS, logits=late)
   assert 'score: the distribution of token 1 is' in report.problems['training pass'][0]
-  report = find_problems(T, MODEL.params, LABELS, logits=lambda *args: training(*args)[None])
+  wrong = lambda *args: training(*args)[None]
+  report = report_of(check_target, T, MODEL.params, LABELS, logits=wrong)
   assert 'logits: they have shape (1, 4, 8, 4)' in report.problems['training pass'][0]
 
 
@@ -365,7 +369,7 @@ def test_the_training_pass():
     ((jnp.arange(2), jnp.arange(3)), 'its leaves must be arrays'),
 ])
 def test_conditions(condition, message):
-  assert message in find_problems(T, MODEL.params, condition).problems['shapes'][0]
+  assert message in report_of(check_target, T, MODEL.params, condition).problems['shapes'][0]
 
 
 def test_a_condition_that_the_target_refuses():

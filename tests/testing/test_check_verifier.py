@@ -17,8 +17,9 @@ from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, exact, rejection, typical
 from cspd_jax.testing import check_verifier
 from cspd_jax.testing.proofs.mutants import MUTANTS
-from cspd_jax.testing.verifier_checks import CHECKS, find_verifier_problems
+from cspd_jax.testing.verifier_checks import CHECKS
 from tests.marks import representative
+from tests.testing.problems import report_of
 
 TABLE = neighbour_table(np.random.default_rng(0).normal(size=(3, 2)), 2)
 OWN = {
@@ -153,7 +154,7 @@ BROKEN = {
     'a bound that is not declared', 'seed-exact with new noise'))
 def test_broken_verifiers(name):
   verifier, check, message = BROKEN[name]
-  problems = find_verifier_problems(verifier).problems
+  problems = report_of(check_verifier, verifier).problems
   assert list(problems) == [check] and len(problems[check]) == 1, problems
   assert re.search(message, problems[check][0]) and problems[check][0].endswith('.'), problems
 
