@@ -105,7 +105,6 @@ class Config(ModelImages):
       the baseline with each of two other seeds; none omits metrics that require them.
     batch_size: images decoded together, except for the times.
     timed_images: images decoded one at a time to measure times; none measures no times.
-    workdir: folder of the results.
   """
 
   drafter: tuple[str, ...] = DRAFTERS
@@ -123,7 +122,6 @@ class Config(ModelImages):
       default_factory=lambda: 8 if jax.default_backend() == 'cpu' else 64)
   length: int = 5
   reference_sets: int | None = 8
-  batch_size: int = 16
   timed_images: int | None = 2
   workdir: str = 'runs/benchmark'
 
@@ -149,7 +147,7 @@ def prepare(config: Config) -> Plan:
   model = config.model()
   metrics = measurements.choose(model.engine.name, config.metrics)
   measurements.choose(model.engine.name, config.columns)
-  bench = config.bench(model, config.batch_size)
+  bench = config.bench(model)
   if (count := len(bench.prompts)) < 2:
     raise ValueError(f'num_images is {count}; it must be at least 2, for a standard error.')
   if np.any(bench.sampling.temperature <= 0):

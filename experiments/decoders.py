@@ -30,7 +30,7 @@ import numpy as np
 
 from cspd_jax import cli
 from cspd_jax.cli import groups
-from cspd_jax.core import fields, programs
+from cspd_jax.core import programs
 from cspd_jax.decoding.tree import Budget
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import timing
@@ -58,10 +58,6 @@ class Config(ModelImages):
   images: groups.Images = groups.Images()
   batch_size: int | None = None
   repeats: int = 3
-  workdir: str | None = None
-
-  def __post_init__(self):
-    fields.check(self)
 
 
 class Measure(NamedTuple):
@@ -187,7 +183,7 @@ def prepare(config: Config) -> tuple[Bench, list[str]]:
   if not decoders:
     raise ValueError('decoder is empty; give at least one.')
   model = config.model('discrete')
-  bench = config.bench(model, config.batch_size or measure.batch_size, measure.num_images)
+  bench = config.bench(model, measure.batch_size, measure.num_images)
   texts = [str(model.engine.complete(text, window=config.window or measure.window))
            for text in decoders]
   for text in texts:

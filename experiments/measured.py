@@ -6,6 +6,7 @@ from typing import Any
 
 import cspd_jax
 from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
@@ -13,29 +14,41 @@ from cspd_jax.measure.bench import Bench
 
 @dataclasses.dataclass(frozen=True)
 class ModelImages:
-  """The model and its images.
+  """The model, its images and the results.
 
   Attributes:
     loading: the model, and how it is loaded.
     parts: networks that replace those of the model, such as eagle=runs/eagle.
     images: the images, the same for every decoder.
     sampling: sampling options.
+    batch_size: images decoded together.
+    workdir: folder of the results.
   """
 
   loading: groups.Loading = groups.Loading(model='demo')
   parts: tuple[str, ...] = ()
   images: groups.Images = groups.Images(num_images=16)
   sampling: groups.Sampling = groups.Sampling()
+  batch_size: int | None = 16
+  workdir: str | None = None
+
+  def __post_init__(self):
+    fields.check(self)
 
   def model(self, engine: str | None = None) -> cspd_jax.Model:
     """Loads the model, whose engine must be this one."""
     return inputs.model(self.loading, self.parts, engine=engine, one_group=inputs.MEASURED)
 
-  def bench(self, model: cspd_jax.Model, batch_size: int, num_images: int = 4) -> Bench:
-    """Returns the images of the model; `num_images` of them if their number is not specified."""
+  def bench(self, model: cspd_jax.Model, batch_size: int = 16, num_images: int = 4,
+            captions: Sequence[str] | None = None, **sampling: Any) -> Bench:
+    """Returns the images of the model; the numbers are for fields that are None.
+
+    Further sampling options are in place of those of the fields.
+    """
     prompts, seed = inputs.images(self.images, model, default=num_images)
-    return Bench(model, prompts, seed=seed, batch_size=batch_size,
-                 sampling=model.sampling(**inputs.overrides(self.sampling)))
+    options = inputs.overrides(self.sampling) | sampling
+    return Bench(model, prompts, seed=seed, batch_size=self.batch_size or batch_size,
+                 sampling=model.sampling(**options), captions=captions)
 
 
 def check_lists(config: Any, *names: str) -> None:

@@ -15,7 +15,6 @@ import time
 from typing import Any
 
 from cspd_jax import cli
-from cspd_jax.core import fields
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import run as run_lib
@@ -50,19 +49,13 @@ class Config(ModelImages):
     metrics: names of the metrics.
     ground: whether tokens per forward pass inside things and on plain ground are measured too, for
       models of scenes of emoji.
-    batch_size: images decoded together.
-    workdir: folder of the results.
   """
 
   decoder: tuple[str, ...] = COUPLINGS + FRESH + TREES
   window: tuple[int, ...] = (16, 64)
   metrics: tuple[str, ...] = ('step_compression', 'one_token_rounds')
   ground: bool = False
-  batch_size: int = 16
   workdir: str = 'runs/topologies'
-
-  def __post_init__(self):
-    fields.check(self)
 
 
 @cli.command(Config)
@@ -70,7 +63,7 @@ def main(config: Config) -> None:
   check_lists(config, 'window', 'decoder')
   model = config.model()
   metrics = measurements.choose(model.engine.name, config.metrics)
-  bench = config.bench(model, config.batch_size)
+  bench = config.bench(model)
   if config.ground:
     scenes.captions(model, bench.prompts)  # Checks that the images are scenes.
     metrics += ground.INSIDE, ground.ON_GROUND, ground.SHARE

@@ -49,50 +49,32 @@ OUT_OF_TIME = 'the time limit was reached'
 
 
 class Run(NamedTuple):
-  """The short run of a candidate.
+  """The short run of a candidate."""
 
-  Attributes:
-    decoder: its specification.
-    tokens: tokens of a round: the last committed one and the drafts.
-    accepted: mean number of tokens that a round commits.
-    rounds: `[N]` rounds of every image, including the prefill.
-    seconds: seconds of a round with `batch_size` images decoded together, relative to the `Pace`.
-    batch_size: images decoded together.
-  """
-
-  decoder: str
-  tokens: int
-  accepted: float
-  rounds: np.ndarray
+  decoder: str  # Its specification.
+  tokens: int  # Tokens of a round: the last committed one and the drafts.
+  accepted: float  # Mean number of tokens that a round commits.
+  rounds: np.ndarray  # `[N]` rounds of every image, including the prefill.
+  # Seconds of a round with `batch_size` images decoded together, relative to the `Pace`.
   seconds: float
-  batch_size: int
+  batch_size: int  # Images decoded together.
 
 
 class Pace(NamedTuple):
-  """A reference for the speed of the machine.
+  """A reference for the speed of the machine."""
 
-  Attributes:
-    run: runs some bare forward passes.
-    seconds: their median time at the start.
-  """
-
-  run: Callable[[], object]
-  seconds: float
+  run: Callable[[], object]  # Runs some bare forward passes.
+  seconds: float  # Their median time at the start.
 
 
 class Predicted(NamedTuple):
-  """The predicted cost of a candidate.
+  """The predicted cost of a candidate."""
 
-  Attributes:
-    rounds: rounds per `batch_size` images: until the last row of a batch is complete; or the mean
-      over a queue, including its prefills.
-    round_seconds: seconds of a round.
-    seconds: seconds per image.
-  """
-
+  # Rounds per `batch_size` images: until the last row of a batch is complete; or the mean over
+  # a queue, including its prefills.
   rounds: float
-  round_seconds: float
-  seconds: float
+  round_seconds: float  # Seconds of a round.
+  seconds: float  # Seconds per image.
 
 
 def last_row(rounds: np.ndarray, batch_size: int) -> float:
@@ -141,15 +123,11 @@ def queue_length(bench: Bench, text: str, batch_size: int) -> int:
 
 
 class Searched(NamedTuple):
-  """The result of a search.
+  """The result of a search."""
 
-  Attributes:
-    seconds: by specification, seconds per image by number of images decoded together.
-    left_out: by specification, the reason why a candidate was not tried.
-  """
-
+  # By specification, seconds per image by number of images decoded together.
   seconds: dict[str, Mapping[int, float]]
-  left_out: dict[str, str]
+  left_out: dict[str, str]  # By specification, the reason why a candidate was not tried.
 
 
 def search(lines: Sequence[Sequence[str]], further: Callable[[str], Sequence[str]],

@@ -138,8 +138,7 @@ def unigram_distance(tokens: np.ndarray, others: np.ndarray, vocab_size: int) ->
 
 def of_sample(sample: base.Sample, model: Model) -> Likelihood:
   """Returns the likelihood of a sample's images, `[N]` NumPy arrays, cached by the sample."""
-  guided = bool(np.any(np.asarray(sample.sampling.guidance_scale) != 1))
-
+  guided = programs.is_guided(sample.sampling)
   target = model.target(guided=guided)
   run = programs.kept(model, ('likelihood', guided), lambda: jax.jit(
       programs.labelled('the likelihood', lambda *arguments: likelihood(target, *arguments))))
@@ -183,20 +182,16 @@ UNIGRAM_DISTANCE = Metric(
 
 
 class Distance(NamedTuple):
-  """Distances per image, over its tokens.
+  """Distances `[B]` of images, over their tokens.
 
-  Attributes:
-    nll: `[B]` mean negative log-likelihood under the target, in nats.
-    other_nll: `[B]` the same under the other target. Along images that the target drew, the mean
-      of `other_nll - nll` is the relative entropy per token.
-    total_variation: `[B]` mean total variation between the two distributions of a token.
-    largest: `[B]` largest total variation.
+  Along images that the target drew, the mean of `other_nll - nll` is the relative entropy per
+  token.
   """
 
-  nll: jax.Array
-  other_nll: jax.Array
-  total_variation: jax.Array
-  largest: jax.Array
+  nll: jax.Array  # Mean negative log-likelihood under the target, in nats.
+  other_nll: jax.Array  # The same under the other target.
+  total_variation: jax.Array  # Mean total variation between the two distributions of a token.
+  largest: jax.Array  # The largest total variation.
 
 
 def distance(target: Target, params: Any, other_params: Any, condition: Condition,

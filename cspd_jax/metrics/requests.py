@@ -40,19 +40,12 @@ class Thing(NamedTuple):
 
 
 class Request(NamedTuple):
-  """The request of a caption.
+  """The request of a caption."""
 
-  Attributes:
-    items: one thing, or two from left to right.
-    small: whether the one thing is small.
-    style: one of `STYLES`, or None where it is free.
-    ground: one of `GROUNDS`, or None where it is free.
-  """
-
-  items: tuple[Thing, ...]
-  small: bool = False
-  style: str | None = None
-  ground: str | None = None
+  items: tuple[Thing, ...]  # One thing, or two from left to right.
+  small: bool = False  # Whether the one thing is small.
+  style: str | None = None  # One of `STYLES`, or None where it is free.
+  ground: str | None = None  # One of `GROUNDS`, or None where it is free.
 
 
 def caption(request: Request) -> str:

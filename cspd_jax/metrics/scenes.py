@@ -44,14 +44,10 @@ _ROWS = 128
 
 
 class Templates(NamedTuple):
-  """The luminance of things.
+  """The luminance of things."""
 
-  Attributes:
-    names: the words for the things.
-    pixels: `[things, styles, S, S, 2]` uint8, luminance and alpha; styles as `requests.STYLES`.
-  """
-
-  names: tuple[str, ...]
+  names: tuple[str, ...]  # The words for the things.
+  # `[things, styles, S, S, 2]` uint8, luminance and alpha; styles as `requests.STYLES`.
   pixels: np.ndarray
 
 
@@ -59,22 +55,14 @@ class Bank(NamedTuple):
   """Templates in all sizes, places and mirrorings, for a window of 32 x 32 pixels.
 
   A template on a ground of luminance `g` is `fixed + g * free`.
-
-  Attributes:
-    fixed: `[K, 1024]` float32, alpha times luminance, minus its mean.
-    free: `[K, 1024]` float32, 1 - alpha, minus its mean.
-    products: `[K, 3]` float32, `fixed . fixed`, `fixed . free` and `free . free`.
-    items: `[K]` number of the thing.
-    styles: `[K]` number of the style.
-    masks: `[K, 1024]` bool, the pixels of the thing.
   """
 
-  fixed: np.ndarray
-  free: np.ndarray
-  products: np.ndarray
-  items: np.ndarray
-  styles: np.ndarray
-  masks: np.ndarray
+  fixed: np.ndarray  # `[K, 1024]` float32, alpha times luminance, minus its mean.
+  free: np.ndarray  # `[K, 1024]` float32, 1 - alpha, minus its mean.
+  products: np.ndarray  # `[K, 3]` float32, `fixed . fixed`, `fixed . free` and `free . free`.
+  items: np.ndarray  # `[K]` number of the thing.
+  styles: np.ndarray  # `[K]` number of the style.
+  masks: np.ndarray  # `[K, 1024]` bool, the pixels of the thing.
 
 
 class Seen(NamedTuple):

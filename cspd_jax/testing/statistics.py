@@ -8,19 +8,12 @@ import numpy as np
 
 
 class Fit(NamedTuple):
-  """How well counts fit a distribution.
+  """How well counts fit a distribution."""
 
-  Attributes:
-    tv: total variation between the empirical and the expected distribution.
-    tv_expected: its mean for an exact sampler and the same number of samples.
-    p_value: of the G-test; the probability that an exact sampler fits no better.
-    samples: number of samples.
-  """
-
-  tv: float
-  tv_expected: float
-  p_value: float
-  samples: int
+  tv: float  # Total variation between the empirical and the expected distribution.
+  tv_expected: float  # Its mean for an exact sampler and the same number of samples.
+  p_value: float  # Of the G-test; the probability that an exact sampler fits no better.
+  samples: int  # Number of samples.
 
 
 def fit(counts: np.ndarray, distribution: np.ndarray, min_expected: float = 5.0) -> Fit:

@@ -27,11 +27,9 @@ and the last block. The paper's `1/(c+1/gamma)` assumes the same costs and omits
 last block. On a machine that one token already saturates, such as a CPU, the head's work for a
 whole block costs more than for a token, and both columns are too optimistic.
 
-The paper's batch of 128 takes about a minute per decode on two CPU cores, sixteen times as long as
-a batch of 8, which already saturates them. Each decoder and length is decoded twice, to warm up and
-to be timed, so the two decoders below take about half an hour. `exact_path` and `cspd_paper` use
-gamma + 1 contexts per image: a batch of 128 requires an accelerator. Acceptance is always measured
-on `num_images`, as it does not depend on the batch.
+The paper's batch of 128 takes sixteen times as long as a batch of 8, which already saturates two
+CPU cores. `exact_path` and `cspd_paper` use gamma + 1 contexts per image: there it requires an
+accelerator. Acceptance is always measured on `num_images`, as it does not depend on the batch.
 
   python -m experiments.papers.cspd --suite=table1 --decoder=cspd_released,cspd_relaxed \\
       --batch_sizes=1,8,128
@@ -81,7 +79,6 @@ class Config(ModelImages):
     batch_size: images of a cell decoded together, and the batch size of the speeds in Table 4. If
       Table 1 has the same batch size, its programs are reused.
     repeats: timed runs, whose median is reported; only one if a run takes more than ten seconds.
-    workdir: folder of the results.
   """
 
   loading: groups.Loading = groups.Loading('mar_demo')
@@ -153,8 +150,8 @@ class Lab:
     if model.engine.name != 'continuous' or 'model' not in model.drafts:
       raise ValueError(f'model is {config.loading.model!r}; give one of continuous tokens with a '
                        'draft model.')
-    self.config, self.bench = config, config.bench(model, config.batch_size)
-    self._draft = config.bench(_draft_alone(model), config.batch_size)
+    self.config, self.bench = config, config.bench(model)
+    self._draft = config.bench(_draft_alone(model))
     self.model, self.mar = model, f'mar(guidance={config.guidance})'
     self._speeds: dict[tuple, float] = {}
     self._check()

@@ -29,7 +29,6 @@ from typing import Any
 
 from cspd_jax import cli, metrics as metrics_lib
 from cspd_jax.cli import groups, inputs
-from cspd_jax.core import fields
 from cspd_jax.decoding import specification as discrete
 from cspd_jax.files import atomic, kept
 from cspd_jax.files.run_folder import Report
@@ -51,8 +50,6 @@ class Config(ModelImages):
     paper: the papers.
     sampling: sampling options; a row overrides temperature and top_k.
     asked: whether to score what the images show of their captions, for models of scenes of emoji.
-    batch_size: images decoded together.
-    workdir: folder of the results.
   """
 
   rows: Model = 'emoji'
@@ -60,11 +57,10 @@ class Config(ModelImages):
   paper: tuple[str, ...] = ('this_project', 'sjd', 'sjd_pac', 'lantern', 'cool_sd')
   images: groups.Images = groups.Images(prompts='configs/held_out.txt', num_images=64)
   asked: bool = True
-  batch_size: int = 16
   workdir: str = 'runs/papers/published'
 
   def __post_init__(self):
-    fields.check(self)
+    super().__post_init__()
     if unknown := [name for name in self.paper if name not in ROWS]:
       raise ValueError(f'paper holds {unknown[0]!r}; every name must be one of: '
                        f'{", ".join(ROWS)}.')
@@ -95,7 +91,7 @@ class Lab:
   def __init__(self, config: Config):
     self._config = config
     self.model = config.model()
-    self.prompts, self._seed = inputs.images(config.images, self.model)
+    self.prompts, _ = inputs.images(config.images, self.model)
     if len(self.prompts) < 2:
       raise ValueError('num_images is 1; it must be at least 2, for a standard error.')
     self.titles = list(self.model.conditions.titles(self.prompts))
@@ -108,12 +104,9 @@ class Lab:
     """Returns the images with the sampling options of a row."""
     name = row.temperature, row.top_k
     if name not in self._benches:
-      options = inputs.overrides(self._config.sampling) | dict(temperature=row.temperature)
-      if self._discrete and row.top_k is not None:
-        options['top_k'] = row.top_k
-      self._benches[name] = Bench(
-          self.model, self.prompts, seed=self._seed, sampling=self.model.sampling(**options),
-          batch_size=self._config.batch_size, captions=self._captions)
+      top_k = dict(top_k=row.top_k) if self._discrete and row.top_k is not None else {}
+      self._benches[name] = self._config.bench(
+          self.model, captions=self._captions, temperature=row.temperature, **top_k)
     return self._benches[name]
 
   def lacks(self, row: Row) -> str | None:
