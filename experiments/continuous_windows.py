@@ -27,17 +27,12 @@ from experiments.measured import check_lists, show, write
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """The measurements. Every list but `window` is varied on its own, at the first window.
+  """The measurements; every setting is varied on its own, at the first window.
 
   Attributes:
     model: models of continuous tokens, shipped or folders.
     window: tokens per round; the first is that of all other measurements.
     guidance_scale: guidance scales; the first is that of all other measurements.
-    temperature: temperatures in addition to 1.
-    schedule: numbers of denoising kernels other than the model's own.
-    num_iter: numbers of autoregressive steps in addition to one token per step; masked models only.
-    orders: whether masked models are measured in raster order too.
-    decoder: other decoders, for comparison.
     num_images: images of every measurement.
     batch_size: images decoded together.
     seed: of the images.
@@ -47,11 +42,6 @@ class Config:
   model: tuple[str, ...] = ('emoji_continuous', 'mar_demo')
   window: tuple[int, ...] = (8, 2, 4, 16, 32)
   guidance_scale: tuple[float, ...] = (3.0, 1.0, 6.0)
-  temperature: tuple[float, ...] = (0.9,)
-  schedule: tuple[int, ...] = (25, 50, 100)
-  num_iter: tuple[int, ...] = (16,)
-  orders: bool = True
-  decoder: tuple[str, ...] = ('exact_head', 'exact_head(kernels_per_call=32)')
   num_images: int = 16
   batch_size: int = 8
   seed: int = 29
@@ -59,11 +49,13 @@ class Config:
 
   def __post_init__(self):
     fields.check(
-        self, window=(1, fields.MOST), guidance_scale=fields.FINITE, temperature=fields.FINITE,
-        schedule=(2, 1000), num_iter=(1, fields.MOST), num_images=(2, 10**4),
+        self, window=(1, fields.MOST), guidance_scale=fields.FINITE, num_images=(2, 10**4),
         batch_size=(1, 10**4), seed=fields.SEEDS)
 
 
+# What is varied besides windows and guidance; masked models also have fewer steps than tokens.
+_TEMPERATURE, _SCHEDULES, _STEPS = 0.9, (25, 50, 100), 16
+_DECODERS = ('exact_head', 'exact_head(kernels_per_call=32)')
 _COLUMNS = {
     'setting': '{setting}', 'tokens per round': '{step_compression:.2f}',
     '+-': '{error:.2f}', 'passes per token': '{passes_per_token:.2f}',
@@ -93,17 +85,14 @@ def settings(config: Config, model: Model) -> Iterator[Setting]:
     yield Setting(f'window {other}', f'windows(window={other})', options)
   for other in scales:
     yield Setting(f'guidance {other:g}', base, dict(guidance_scale=other))
-  for temperature in config.temperature:
-    yield Setting(f'temperature {temperature:g}', base, options | dict(temperature=temperature))
-  for levels in config.schedule:
+  yield Setting(f'temperature {_TEMPERATURE:g}', base, options | dict(temperature=_TEMPERATURE))
+  for levels in _SCHEDULES:
     if levels != target.num_levels:
       yield Setting(f'{levels} kernels', f'windows(window={window}, schedule={levels})', options)
   if not causal:
-    for steps in config.num_iter:
-      yield Setting(f'{steps} steps', f'windows(window={window}, num_iter={steps})', options)
-    if config.orders:
-      yield Setting('raster order', base, options, raster=True)
-  for decoder in config.decoder:
+    yield Setting(f'{_STEPS} steps', f'windows(window={window}, num_iter={_STEPS})', options)
+    yield Setting('raster order', base, options, raster=True)
+  for decoder in _DECODERS:
     yield Setting(f'`{decoder}`', decoder, options)
 
 

@@ -13,8 +13,8 @@ from tests.experiments import calls, models
 
 @pytest.mark.slow
 def test_sizes_of_the_shipped_model(capsys, tmp_path):
-  result = calls.call(inspect.main, capsys, tmp_path / 'out', '--window=1,4', '--dtype=float32',
-                     '--batch=2')
+  result = calls.call(inspect.main, capsys, tmp_path / 'out', '--model=demo', '--window=1,4',
+                     '--dtype=float32', '--batch=2')
   assert result.code == 0 and 'cache of 2 images of 256 tokens' in result.out
   report = json.loads((tmp_path / 'out' / 'report.json').read_text())
   model = cspd_jax.load('demo', dtype='float32')
