@@ -84,7 +84,7 @@ def main(config: Config) -> int:
     model = inputs.model(config.loading, config.parts, engine='discrete',
                          grid=inputs.pair('grid', config.grid))
     served = wire.serving(model, _decoders(config.decoder, model))
-    slots = config.slots or (1 if model.device.platform == 'cpu' else 8)
+    slots = _slots(config.slots, model)
     engine = server.engine(
         served, slots=slots, queue=config.queue, prompt_length=config.prompt_length)
     host, port = sock.getsockname()[:2]
@@ -95,7 +95,15 @@ def main(config: Config) -> int:
                       allowed_hosts=config.allowed_host)
 
 
+def _slots(slots: int | None, model: Model) -> int:
+  """Returns the number of slots of each decoder."""
+  if slots is not None:
+    return slots
+  return 1 if model.device.platform == 'cpu' else 8
+
+
 def _decoders(texts: tuple[str, ...] | None, model: Model) -> list[str]:
+  """Returns the decoders to serve, without repetitions."""
   if texts is None:
     engine = model.engine
     best = next((name for name in _DECODERS if name in engine.table and engine.needs(name) in (

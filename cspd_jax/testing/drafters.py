@@ -2,12 +2,8 @@
 
 import functools
 
-import jax
-import jax.numpy as jnp
-
-from cspd_jax.decoding.base import Drafter, Rng, Target
+from cspd_jax.decoding.base import Drafter, Target
 from cspd_jax.decoding.drafters.eagle import eagle
-from cspd_jax.decoding.row_random import winners
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.testing.tabular import Tabular, network
 
@@ -31,12 +27,3 @@ def _check_sizes(other: Tabular, target: Target) -> None:
     raise ValueError(
         f'other has {other.vocab_size} tokens and length {other.length}, the target '
         f'{target.vocab_size} and {target.num_tokens}; they must be equal.')
-
-
-def siblings(rng: Rng, distribution: jax.Array, count: int, draws: str) -> jax.Array:
-  """Selects tokens `[count]` from one distribution `[V]`; `draws` is one of `base.DRAWS`."""
-  if draws == 'fixed':
-    return winners(distribution, count)
-  if draws == 'iid':
-    return rng.draw(jnp.broadcast_to(distribution, (count, distribution.shape[0])))
-  return rng.draw_distinct(distribution[None], count)[0]

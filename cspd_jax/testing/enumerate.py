@@ -15,11 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import row_random
-from cspd_jax.decoding.base import Layout, Verifier
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.testing import drafters
 from cspd_jax.testing.tabular import Tabular, first_prefix, prefix_number
 
 # For programs that run once: optimising them would cost more time than running them.
@@ -198,53 +195,3 @@ def _accumulate(run: Callable, total: int, chunk: int, tabular: Tabular, warp: W
     np.add.at(distribution, np.arange(vocab**k) * vocab ** (length - k), impossible)
   mean_length = sum(k * float(mass.sum()) for k, mass in enumerate(committed))
   return Rounds(distribution, mean_tv_bound, mean_length)
-
-
-class Stage(NamedTuple):
-  """The exact result of verifying one group of siblings, for `n` pairs of distributions.
-
-  Attributes:
-    distribution: `[n, V]` distribution of the resulting token.
-    tv_bound: `[n]` mean of the verifier's bound on total variation; if it returns none, 0 for exact
-      verifiers and NaN for others.
-    accepted: `[n]` probability that a candidate is accepted.
-  """
-
-  distribution: np.ndarray
-  tv_bound: np.ndarray
-  accepted: np.ndarray
-
-
-def enumerate_stage(verifier: Verifier, p: np.ndarray, q: np.ndarray, count: int = 1,
-                    draws: str = 'distinct') -> Stage:
-  """Enumerates all outcomes of a verifier on one group of `count` siblings.
-
-  A quick check of an accept test for many distributions at once; `enumerate_rounds` checks whole
-  decoders. Siblings are drawn from `q` `[n, V]` as `draws`, one of `base.DRAWS`, says; the target's
-  distributions are `p` `[n, V]`.
-  """
-  layout = Layout(
-      Tree((-1,) + (0,) * count), (0,) * (count + 1), (-1,) * (count + 1), draws)
-  radices: list[int] = []
-
-  def run(index, p, q):
-    radices.clear()
-    rng = outcome(radices, index, p.dtype)
-    tokens = jnp.append(0, drafters.siblings(rng, q, count, draws))
-    verdict = verifier.verify(
-        rng, layout, tokens, None if draws == 'fixed' else q[None],
-        jnp.broadcast_to(p, (count + 1, p.shape[0])), jnp.minimum(jnp.arange(count + 1), 1))
-    first = jnp.where(verdict.node > 0, tokens[verdict.node], verdict.token)
-    unknown = 0.0 if verifier.exact else jnp.nan
-    tv_bound = unknown if verdict.tv_bound is None else jnp.sum(verdict.tv_bound)
-    one_hot = jax.nn.one_hot(first, p.shape[0], dtype=p.dtype)
-    return rng.state.weight * jnp.append(one_hot, jnp.stack([tv_bound, verdict.node > 0]))
-
-  p, q = jnp.asarray(p), jnp.asarray(q)
-  run = jax.jit(run)  # Traced once.
-  jax.eval_shape(run, jnp.arange(1)[0], p[0], q[0])  # Fills `radices`.
-  indices = jnp.arange(int(np.prod(radices)))
-  outcomes = jax.vmap(jax.vmap(run, (0, None, None)), (None, 0, 0))
-  outcomes = jax.jit(outcomes, compiler_options=UNOPTIMISED)
-  total = np.asarray(outcomes(indices, p, q)).sum(axis=1)
-  return Stage(total[:, :-2], total[:, -2], total[:, -1])

@@ -211,3 +211,44 @@ def verify(verifier: Verifier, arrangement: Arrangement, made: Drafts) -> Verdic
       np.asarray(weight), np.asarray(verdict.node), np.asarray(verdict.token),
       None if verdict.samples is None else np.asarray(verdict.samples),
       None if bound is None else np.asarray(bound.sum(axis=-1)))
+
+
+class Stage(NamedTuple):
+  """The exact result of verifying one group of siblings, for `n` pairs of distributions.
+
+  Attributes:
+    distribution: `[n, V]` distribution of the resulting token.
+    tv_bound: `[n]` mean of the verifier's bound on total variation; if it returns none, 0 for exact
+      verifiers and NaN for others.
+    accepted: `[n]` probability that a candidate is accepted.
+  """
+
+  distribution: np.ndarray
+  tv_bound: np.ndarray
+  accepted: np.ndarray
+
+
+def enumerate_stage(verifier: Verifier, p: np.ndarray, q: np.ndarray, count: int = 1,
+                    draws: str = 'distinct') -> Stage:
+  """Enumerates all outcomes of a verifier on one group of `count` siblings.
+
+  A quick check of an accept test for many distributions at once; `enumerate_rounds` checks whole
+  decoders. Siblings are drawn from `q` `[n, V]` as `draws`, one of `base.DRAWS`, says; the target's
+  distributions are `p` `[n, V]`. More outcomes than can be enumerated raise ValueError.
+  """
+  vocab_size = p.shape[-1]
+  arrangement = Arrangement('siblings', (-1,) + (0,) * count, draws)
+  after_all = lambda x: np.repeat(np.asarray(x)[:, None], 1 + vocab_size, axis=1)
+  made = drafts(arrangement, after_all(p), after_all(q))
+  result = verify(verifier, arrangement, made)
+  if result is None:
+    raise ValueError(f'{count} siblings of {vocab_size} tokens have too many outcomes; use fewer.')
+  weight = made.weight[..., None] * result.weight
+  accepted = result.node > 0
+  candidates = np.take_along_axis(
+      np.broadcast_to(made.tokens, (len(p), *made.tokens.shape)), np.maximum(result.node - 1, 0), 2)
+  is_token = np.where(accepted, candidates, result.token)[..., None] == np.arange(vocab_size)
+  unknown = 0.0 if verifier.exact else np.nan
+  tv_bound = np.full(weight.shape, unknown) if result.tv_bound is None else result.tv_bound
+  mean = lambda values: np.einsum('cno,cno->c', weight, values)
+  return Stage(np.einsum('cno,cnov->cv', weight, is_token), mean(tv_bound), mean(accepted))

@@ -22,8 +22,9 @@ from cspd_jax.decoding.verifiers.lantern import RESIDUALS, lantern, lantern_pp, 
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, exact, rejection, typical
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.drafters import tabular_drafter
-from cspd_jax.testing.enumerate import enumerate_rounds, enumerate_stage
+from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import prefix_number, tabular
+from cspd_jax.testing.verdicts import enumerate_stage
 from tests.marks import representative
 
 CODEBOOK = np.random.default_rng(0).normal(size=(4, 2))

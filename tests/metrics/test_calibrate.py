@@ -6,7 +6,7 @@ from absl.testing import parameterized
 
 from cspd_jax.decoding.verifiers.cool import uniform
 from cspd_jax.metrics.calibrate import calibrate
-from cspd_jax.testing.enumerate import enumerate_stage
+from cspd_jax.testing.verdicts import enumerate_stage
 
 
 def noisy(value, key):

@@ -19,7 +19,7 @@ from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.tree import Budget, Tree, chain, runtime_tree
 from cspd_jax.testing import check_drafter, frequencies
 from cspd_jax.testing.drafter_checks import CHECKS
-from cspd_jax.testing.drafters import siblings, tabular_drafter
+from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.proofs.mutants import MUTANTS
 from cspd_jax.testing.tabular import heads, network, tabular
 from tests.marks import representative
@@ -82,9 +82,9 @@ def recording(change):
   return drawing(change=lambda old, new, tokens, probs: (new, tokens, change(probs)))
 
 
-def of_pair(real, draws):
-  """A drafter of two siblings, drawn as `real`, that claims `draws`."""
-  return drawing(lambda rng, root: (siblings(rng, P[0], 2, real), P[:1]),
+def of_different_pair(draws):
+  """A drafter of two siblings that differ, which claims `draws`."""
+  return drawing(lambda rng, root: (rng.draw_distinct(P[:1], 2)[0], P[:1]),
                  Layout(Tree((-1, 0, 0)), (0, 0, 0), (-1, -1, -1), draws))
 
 
@@ -165,7 +165,7 @@ BROKEN = {
             new, jnp.argmax(probs, -1).astype(jnp.int32), probs)), 'frequencies',
         'node 1 always has the most probable token of row 0 of probs: .* one-hot'),
     'siblings that differ, as independent': (
-        of_pair('distinct', 'iid'), 'frequencies',
+        of_different_pair('iid'), 'frequencies',
         "node 2 and its siblings are drawn as 'distinct' describes, but layout.draws is 'iid'"),
     'refused drafts again': (
         repeating(), 'frequencies',
