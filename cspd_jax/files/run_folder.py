@@ -29,6 +29,7 @@ _REPORT = 'report.json'
 _UNFINISHED = 'unfinished_report'
 _RUN = 'run'  # The entry of report.json with what determines its files.
 _RESERVED = (_REPORT, _UNFINISHED, _SETTINGS)
+_MOST_DIFFERENCES = 6  # That a message lists.
 _REMEDY = 'move it away or use another folder'
 
 
@@ -85,10 +86,12 @@ def stored_settings(folder: str | os.PathLike) -> dict[str, Any]:
 
 
 def _differences(stored: Mapping[str, Any], settings: Any) -> str:
-  """Lists the settings that two runs do not share, empty if they are the same."""
+  """Lists the first settings that two runs do not share, empty if they are the same."""
   old, new = _flat(stored), _flat(json.loads(json.dumps(settings)))
-  return '; '.join(f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
-                   for name in {**old, **new} if old.get(name) != new.get(name))
+  lines = [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
+           for name in {**old, **new} if old.get(name) != new.get(name)]
+  more = len(lines) - _MOST_DIFFERENCES
+  return '; '.join(lines[:_MOST_DIFFERENCES]) + (f'; {more} more' if more > 0 else '')
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
@@ -299,7 +302,7 @@ def _checked(folder: pathlib.Path, names: Sequence[str], program: str | None,
     raise ValueError(
         f'folder is {str(folder)!r}, where another run was stopped'
         f'{f" ({_differences(stored, run)})" if run else ""}; resume that one, use another folder, '
-        f'or {"overwrite" if run else f"remove {_UNFINISHED} in it"}.')
+        f'or {"pass overwrite" if run else f"remove {_UNFINISHED} in it"}.')
   for name in [*names, *(pieces & moving.keys() - {_REPORT})]:
     _check_name(folder, name, earlier.get(name), moving.get(name))
   return _Content(earlier, moving, is_same)

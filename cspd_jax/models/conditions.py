@@ -51,8 +51,8 @@ class Prompt(NamedTuple):
     """Returns the prompts padded to `length` tokens; raises ValueError if they have more."""
     missing = length - self.tokens.shape[-1]
     if missing < 0:
-      raise ValueError(f'a prompt has {self.tokens.shape[-1]} tokens, and there is room for '
-                       f'{length}.')
+      raise ValueError(f'prompt has {self.tokens.shape[-1]} tokens, but there is room for '
+                       f'{length}; use a shorter one.')
     return Prompt(*(np.pad(np.asarray(part), ((0, 0), (0, 0), (missing, 0))) for part in self))
 
   def rows(self) -> tuple[jax.Array, jax.Array]:

@@ -107,8 +107,10 @@ def test_a_stopped_run_goes_on_if_it_is_the_same(tmp_path):
   first = Report(tmp_path, run={'seed': 1})
   first.path('a.png').write_text('a')
   assert Report(tmp_path, run={'seed': 1}).has('a.png')
-  with pytest.raises(ValueError, match=r'another run was stopped \(seed was 1, now 2\); '):
+  with pytest.raises(ValueError, match=r'stopped \(seed was 1, now 2\); .* or pass overwrite'):
     Report(tmp_path, run={'seed': 2}, overwrite=False)
+  with pytest.raises(ValueError, match=r'was None, now 4; 3 more\)'):
+    Report(tmp_path, run=dict(zip('abcdefgh', range(8))), overwrite=False)
   assert Report(tmp_path, run={'seed': 1}, overwrite=False).has('a.png')
   assert not Report(tmp_path, run={'seed': 2}).has('a.png')
   Report(tmp_path, run={'seed': 2}).path('a.png').write_text('a')

@@ -124,5 +124,5 @@ def test_prompts_of_any_length_and_prefixes():
   images = _run(runner, requests)
   for seed, request in enumerate(requests):
     np.testing.assert_array_equal(images[seed].decoded.tokens, decode(request).tokens)
-  with pytest.raises(ValueError, match='a prompt has 6 tokens, and there is room for 2'):
+  with pytest.raises(ValueError, match='prompt has 6 tokens, but there is room for 2'):
     Runner(model.with_prefix(first[0, :width]), 2, decoder=spec, prompt_length=2).join(requests[:1])
