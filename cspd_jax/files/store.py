@@ -17,7 +17,7 @@ import jax
 import safetensors
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.files import atomic, description, folders, int8, paths, reading, weights
+from cspd_jax.files import atomic, description, folders, int8, paths, weights
 from cspd_jax.files.description import KINDS, CheckpointError
 
 Params = Any
@@ -152,18 +152,6 @@ def check_place(path: str | os.PathLike, resumes: bool = False) -> None:
   """
   with description.refused():
     folders.check(paths.folder('path', path).resolve(), description.listed, resumes)
-
-
-def annotate(path_or_name: str | os.PathLike, extra: Mapping[str, Any]) -> None:
-  """Adds JSON values by name to the metadata of a network; the parameters stay unchanged.
-
-  They replace entries of the same name. Raises CheckpointError if it does not exist or is damaged.
-  """
-  folder = _find(path_or_name)
-  description.read(folder)
-  content = reading.json(folder / description.FILE, description.REMEDY)
-  content['metadata'] |= extra
-  atomic.write_json(folder / description.FILE, content)
 
 
 def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,

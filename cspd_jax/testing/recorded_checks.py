@@ -179,7 +179,8 @@ def _sentence(probe: DraftProbe, drafts: Round, drawn: Drawn, end: int, level: s
               f'layout.probs_rows[{node}] names: {where}; set layout.probs_rows[{node}] to '
               f'{other}, or record its distribution in row {row}.')
   for other_draws in {'iid', 'distinct'} - {layout.draws}:
-    if drawn.groups['path'].size and _has_siblings(probe, node) and _fits(
+    has_siblings = probe.parents.index(probe.parents[node]) < node
+    if drawn.groups['path'].size and has_siblings and _fits(
         _drawn(probe, drafts, drawn.number, node, end, draws=other_draws), log_alarm):
       return (f"propose: {place} and its siblings are drawn as '{other_draws}' describes, but "
               f"layout.draws is '{layout.draws}': {where}; set layout.draws to '{other_draws}', or "
@@ -213,7 +214,9 @@ def _cause(probe: DraftProbe, drawn: Drawn, level: str, bad: Misfit, where: str,
   if level == 'image':
     return (f'follows row {row} of probs on average, but not given the committed tokens: {where}; '
             'record its distribution given everything at earlier positions (invariant 1).')
-  if others := _sharing(probe, drawn.node):
+  rows, parents = probe.drafter.layout.probs_rows, probe.parents
+  if others := [other for other in range(1, len(rows)) if rows[other] == rows[drawn.node]
+                and parents[other] != parents[drawn.node]]:
     return (f'does not follow row {row} of probs: {where}; that row is also the row of node '
             f'{others[0]}, which is not its sibling: record the distribution of node {drawn.node} '
             'in a row of its own.')
@@ -234,13 +237,6 @@ def _chosen(probe: DraftProbe, drawn: Drawn, bad: Misfit) -> str | None:
   return None
 
 
-def _sharing(probe: DraftProbe, node: int) -> list[int]:
-  """The nodes that have the same row of probabilities and are no siblings."""
-  rows, parents = probe.drafter.layout.probs_rows, probe.parents
-  return [other for other in range(1, len(rows))
-          if rows[other] == rows[node] and parents[other] != parents[node]]
-
-
 def _only_with_options(drawn: Drawn, probe: DraftProbe) -> str:
   """Says so if the tokens follow their record without guidance, temperature and cuts."""
   plain = probe.option[drawn.rows] == PLAIN
@@ -248,7 +244,3 @@ def _only_with_options(drawn: Drawn, probe: DraftProbe) -> str:
       drawn.tokens[plain], drawn.probs[plain], drawn.groups['row'][plain],
       np.log(probe.false_alarm)) is None
   return ', though it does without guidance, temperature and cuts' if fits and plain.any() else ''
-
-
-def _has_siblings(probe: DraftProbe, node: int) -> bool:
-  return probe.parents.index(probe.parents[node]) < node

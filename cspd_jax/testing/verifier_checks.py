@@ -102,7 +102,10 @@ class _Probe:
   @functools.cached_property
   def distances(self) -> dict[Arrangement, tuple[np.ndarray, np.ndarray]]:
     """Total variation `[C]` of the images to the target's, and the mean `tv_bound` `[C]`."""
-    return {arrangement: (_total_variation(arrangement, self.target, *result), _mean_bound(*result))
+    bound = lambda made, result: (
+        np.full(len(made.weight), np.nan) if result.tv_bound is None else
+        np.einsum('cn,cno,cno->c', made.weight, result.weight, result.tv_bound))
+    return {arrangement: (_total_variation(arrangement, self.target, *result), bound(*result))
             for arrangement, result in self.results.items()}
 
 
@@ -129,13 +132,6 @@ def _total_variation(arrangement: Arrangement, target: np.ndarray, made: Drafts,
     spread = lambda mass, after=after: (mass[..., None] * after).reshape(len(target), -1)
     whole, got = spread(whole), spread(got) + committed[length]
   return 0.5 * np.abs(got - whole).sum(axis=1)
-
-
-def _mean_bound(made: Drafts, result: Verdicts) -> np.ndarray:
-  """`[C]`: the mean of `tv_bound`; NaN without one."""
-  if result.tv_bound is None:
-    return np.full(len(made.weight), np.nan)
-  return np.einsum('cn,cno,cno->c', made.weight, result.weight, result.tv_bound)
 
 
 def _results(probe: _Probe) -> Iterator[str]:

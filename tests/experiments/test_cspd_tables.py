@@ -136,9 +136,10 @@ def test_decoders_with_a_pass_per_draft_have_short_lengths(models):
 @pytest.mark.slow
 def test_fit_is_stored_and_used(models):
   schedule = schedule_lib.make()
-  store.annotate(models / 'draft', head_drafter.describe_rho(
-      schedule, np.linspace(0, 1, 100), np.linspace(1, 0, 100)))
-  loaded = store.load(models / 'draft')
+  draft = store.load(models / 'draft')
+  store.save(models / 'fitted', draft.kind, draft.config, draft.params, extra=(
+      head_drafter.describe_rho(schedule, np.linspace(0, 1, 100), np.linspace(1, 0, 100))))
+  loaded = store.load(models / 'fitted')
   coarse = schedule_lib.make(10)
   for guided, ends in ((False, (0, 1)), (True, (1, 0))):
     rho = head_drafter.stored_rho(coarse, loaded.metadata, guided)

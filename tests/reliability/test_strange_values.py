@@ -7,7 +7,7 @@ import pytest
 
 from cspd_jax import families
 from cspd_jax.continuous import head_drafter, schedule
-from cspd_jax.files import reading, run_folder, store
+from cspd_jax.files import reading, run_folder
 from cspd_jax.generation import defaults
 from cspd_jax.measure import tables
 from cspd_jax.metrics import evaluation, inception, layouts
@@ -26,7 +26,10 @@ CAPTIONS = [{'file_name': 'a.png', 'caption': 'cat'}, {'file_name': 'b.png', 'ca
 def _model(folder):
   """Saves a model with everything that its files may hold; returns what reads and uses it."""
   test_checkpoint_faults.save(folder / 'target', 1)
-  store.annotate(folder / 'target', {'labels': ['sea', 'sky', 'sand'], 'prompts': ['sea']})
+  path = folder / 'target' / 'model.json'
+  content = json.loads(path.read_text())
+  content['metadata'] |= {'labels': ['sea', 'sky', 'sand'], 'prompts': ['sea']}
+  path.write_text(json.dumps(content))
   families.save(folder, 'llamagen', {'target': 'target'}, {
       'guidance_scale': 1.5, 'top_k': 2, 'dtype': 'float32',
       'decoder': {'cpu': {'1': 'mc_sjd(window=2)', '4': 'vanilla'}},
