@@ -181,8 +181,9 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
         isinstance(prompt, str) for prompt in prompts):
       kinds = 'words, or' if text else 'no words because it has no text part, only'
       raise ValueError(
-          f'prompts is {str(prompts)[:80]!r}; this model accepts {kinds} a causal.Prompt of '
-          'published token ids: one stream with the prompt and one with the null condition.')
+          f'prompts is {str(prompts)[:80]!r}; this model accepts {kinds} a '
+          'models.conditions.Prompt of published token ids: one stream with the prompt and '
+          'one with the null condition.')
     return templates.padded([write(words(), prompt, *grid) for prompt in prompts])
 
   def encode(prompts):

@@ -83,7 +83,8 @@ def check_prompt(prompt: Any, num_streams: int, vocab_size: int) -> Any:
   """
   if not isinstance(prompt, Prompt):
     raise ValueError(
-        f'condition is a {type(prompt).__name__}; this model requires a causal.Prompt.')
+        f'condition is a {type(prompt).__name__}; this model requires a '
+        'models.conditions.Prompt.')
   as_array = np.asarray if is_concrete(prompt) else jnp.asarray
   tokens, visible = as_array(prompt.tokens), as_array(prompt.visible)
   if tokens.ndim != 3 or tokens.shape[1] < num_streams or visible.shape != tokens.shape:

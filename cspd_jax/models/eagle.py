@@ -42,8 +42,8 @@ class Layer(NamedTuple):
     qk_norm: whether queries and keys are normalised per attention head before the rotation.
     by_grid: whether image tokens rotate by row and column, and the condition not at all; otherwise
       all tokens rotate by their position in the sequence.
-    reads_prompt: whether the condition is a `causal.Prompt`, whose tokens are read along with its
-      features; otherwise token 0 replaces them.
+    reads_prompt: whether the condition is a `conditions.Prompt`, whose tokens are read along with
+      its features; otherwise token 0 replaces them.
   """
 
   attention_norm: bool = False
@@ -305,7 +305,7 @@ def network(config: EagleConfig, target: Ends) -> Network:
     rows, count = features.shape[0], features.shape[1] - 1
     if config.reads_prompt and not isinstance(condition, Prompt):
       raise ValueError(f'condition is a {type(condition).__name__}; a {config.family!r} drafter '
-                       'reads a causal.Prompt.')
+                       'reads a models.conditions.Prompt.')
     tokens, condition_positions = _condition(
         config, rows, count, condition.first(streams) if config.reads_prompt else None)
     if count:

@@ -78,7 +78,7 @@ def anole(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], 
   """Returns the two contexts of Anole (arXiv 2407.06135) with which its drafters were trained.
 
   The sampler of Meta and GAIR uses the bare prompt, and `<s>` before the start of the image in the
-  context that guidance leads away from; pass a `causal.Prompt` to use those. Arguments as for
+  context that guidance leads away from; pass a `conditions.Prompt` to use those. Arguments as for
   `lumina_mgpt`.
   """
   del height, width

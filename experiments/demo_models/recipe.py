@@ -77,7 +77,7 @@ def nll(params: Any, config: Config, tokens: jax.Array, condition: Any,
     params: parameters of the model.
     config: configuration of the model.
     tokens: `[B, T]` image tokens.
-    condition: labels `[B]`, or a `causal.Prompt` of two streams.
+    condition: labels `[B]`, or a `conditions.Prompt` of two streams.
     drop_mask: `[B]` bool; True for the null class or the second stream. None drops no condition.
 
   Returns:

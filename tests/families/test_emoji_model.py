@@ -122,6 +122,6 @@ def test_unknown_words_are_reported(model, vanilla, capsys, tmp_path):
 
 
 def test_words_are_needed(model):
-  with pytest.raises(ValueError, match='this model accepts words, or a causal.Prompt'):
+  with pytest.raises(ValueError, match='this model accepts words, or a models.conditions.Prompt'):
     model.generate([3])
   assert not len(cspd_jax.load(text=None, tokenizer=None).prompts)

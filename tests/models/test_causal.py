@@ -356,7 +356,7 @@ def test_unusable_prompts_are_refused(tokens, visible, message):
 def test_prompts_of_the_right_kind_are_accepted():
   target = _target('emu3')
   target.check_condition(_prompt())
-  with pytest.raises(ValueError, match='condition is a list; this model requires a causal.Prom'):
+  with pytest.raises(ValueError, match='condition is a list; this model requires a models.con'):
     target.check_condition(PROMPTS)
 
 

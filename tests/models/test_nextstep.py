@@ -310,5 +310,5 @@ def test_prompts_that_do_not_fit_are_refused():
   prompt = Prompt(np.full((1, 2, 3), 50), np.ones((1, 2, 3), bool))
   with pytest.raises(ValueError, match='tokens from 50 to 50; this model supports 0 to 49'):
     _TARGETS[True].check_condition(prompt)
-  with pytest.raises(ValueError, match='requires a causal.Prompt'):
+  with pytest.raises(ValueError, match='requires a models.conditions.Prompt'):
     _TARGETS[True].check_condition(np.zeros(2, int))
