@@ -66,7 +66,7 @@ CONFIGS: dict[str, Config] = dict(
         workdir='runs/papers/published_demo'),
     published_cspd=published.Config(
         rows='mar_demo', loading=groups.Loading('mar_demo'), images=groups.Images(num_images=64),
-        asked=False, paper=('cspd',), workdir='runs/papers/published_cspd'))
+        asked=False, paper=('cspd',), batch_size=64, workdir='runs/papers/published_cspd'))
 
 
 def get_config(name: str = '') -> Config:
