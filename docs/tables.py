@@ -230,10 +230,10 @@ def _soaked(path: pathlib.Path) -> str:
   report, soak = _content(path), _content(_path('serving_soak'))['soak']
   return (
       f'{_own(path)}\n\nThe first of three partial pictures is there after\n'
-      f'{report["first_picture"]:.0%} of the time of an image. Of {soak["requests"]:,} requests to a '
-      f'tiny model, {soak["answered"]:,} had their\noutcome, wrong ones and clients that left, '
-      'stalled or read slowly among them. At the end the server\n'
-      f'used {soak["memory"]:.1%} of the memory that it used after the first 500.')
+      f'{report["first_picture"]:.0%} of the time of an image. Of {soak["requests"]:,} requests to '
+      f'a tiny model, {soak["answered"]:,} had\ntheir outcome, wrong ones and clients that left, '
+      'stalled or read slowly among them. At the end the\n'
+      f'server used {soak["memory"]:.1%} of the memory that it used after the first 500.')
 
 
 def _pairs(report: Report) -> list[Row]:
