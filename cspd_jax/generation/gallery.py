@@ -248,7 +248,7 @@ class Gallery:
   def _check_space(self) -> None:
     """Raises ValueError if the disk clearly cannot hold the images that all processes lack."""
     model = self.request.model
-    tokens = jax.ShapeDtypeStruct((1, model.num_tokens), np.int32)
+    tokens = jax.ShapeDtypeStruct((1, model.prefix_length + model.num_tokens), np.int32)
     if model.engine.name != 'discrete' or model.tokenizer is None:
       return
     pixels = jax.eval_shape(model.tokenizer.decode, model.tokenizer.params, tokens)
