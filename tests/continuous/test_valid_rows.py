@@ -95,9 +95,11 @@ def test_all_temperatures(name, decoder, alone):
   """Without noise all exact decoders have the tokens of `mar`, and with little noise close ones."""
   tokens, valid = at_all_decades(name, decoder, alone)
   limit, valid_in_mar = at_all_decades(name)
-  # Squares of larger states exceed float32, and the row is marked.
-  np.testing.assert_array_equal(valid[DECADES < 1e18], True)
-  np.testing.assert_array_equal(valid_in_mar[DECADES < 1e18], True)
+  # Squares of larger states exceed float32, and the row is marked. Guidance multiplies those of the
+  # mixtures.
+  moderate = DECADES < (1e10 if name == 'mixtures' else 1e18)
+  np.testing.assert_array_equal(valid[moderate], True)
+  np.testing.assert_array_equal(valid_in_mar[moderate], True)
   few = DECADES <= 0.01
   apart = np.abs(tokens - limit[0]).max(axis=(1, 2))
   assert np.all(apart[few] < 1e-3 + 50 * DECADES[few])
