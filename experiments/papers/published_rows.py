@@ -47,6 +47,11 @@ class Row:
     if (self.decoder is None) == (self.missing is None):
       raise ValueError(f'{self.place}, {self.setting}: one of decoder and missing is required.')
 
+  @property
+  def has_fid(self) -> bool:
+    """Whether the paper has a FID for it."""
+    return 'FID' in self.published
+
 
 def _sjd() -> tuple[Row, ...]:
   jacobi, sjd, spatial = (

@@ -97,7 +97,8 @@ def test_all_temperatures(name, decoder, alone):
   limit, valid_in_mar = at_all_decades(name)
   # Squares of larger states exceed float32, and the row is marked. Guidance multiplies those of the
   # mixtures.
-  moderate = DECADES < (1e10 if name == 'mixtures' else 1e18)
+  largest = 1e10 if name == 'mixtures' else 1e18
+  moderate = largest > DECADES
   np.testing.assert_array_equal(valid[moderate], True)
   np.testing.assert_array_equal(valid_in_mar[moderate], True)
   few = DECADES <= 0.01
