@@ -371,13 +371,15 @@ _COPIES = 2
 def _of_stage(target: Target, stage: Stage, levels: int, num_rows: int) -> float:
   """Returns the bytes of the largest step of a round, from the sizes that the parts declare."""
   states = stage.verifier.head_states(stage.width)
-  steps = [_of_pass(target, stage.context.sizes(stage.width), num_rows),
-           _of_head(target, stage.width, states, levels, num_rows)]
+  head = _of_head(target, stage.width, states, levels, num_rows)
+  scored = _of_pass(target, stage.context.sizes(stage.width), num_rows)
   draft = None if stage.drafter is None else stage.drafter.model
-  if draft is not None:  # It decodes token by token, and scores proposals of the target.
-    steps += [_of_pass(draft, BLOCK.sizes(1), num_rows),
-              _of_head(draft, 1, states, levels, num_rows)]
-  return max(steps)
+  if draft is None:
+    return max(scored, head)
+  # It decodes token by token, and scores proposals of the target. A part of its last pass is still
+  # there during that of the target.
+  drafted = _of_pass(draft, BLOCK.sizes(1), num_rows)
+  return max(scored + drafted / 2, head, _of_head(draft, 1, states, levels, num_rows))
 
 
 def _of_pass(target: Target, passes: int, num_rows: int) -> float:
