@@ -153,17 +153,6 @@ _REPORTS = {name: config for name, config in _CONFIGS.items()
             if isinstance(config, published.Config)}
 
 
-def _todays(name):
-  """A kept report; skips the test if it was made before reports named weights.
-
-  Pages show such a report with its own rows, until it is made again.
-  """
-  report = _kept(name)
-  if name in _REPORTS and 'weights' not in report:
-    pytest.skip('measured before reports named weights')
-  return report
-
-
 def _set(settings):
   """Settings without those that are off or empty, which may be options that exist since."""
   if not isinstance(settings, dict):
@@ -176,13 +165,13 @@ def _set(settings):
 @pytest.mark.parametrize('name', sorted(_CONFIGS.keys() & tables.REPORTS.keys()))
 def test_kept_reports_have_todays_settings(name):
   wanted = atomic.plain(dataclasses.asdict(_CONFIGS[name]))
-  assert _set(_todays(name)['settings']) == _set(wanted)
+  assert _set(_kept(name)['settings']) == _set(wanted)
 
 
 @pytest.mark.parametrize('name', _REPORTS)
 def test_kept_reports_belong_to_todays_rows(name):
   """A changed row without a new measurement would show another decoder's numbers."""
-  report, config = _todays(name), _REPORTS[name]
+  report, config = _kept(name), _REPORTS[name]
   kept = [{name: row[name] for name in atomic.plain(dataclasses.asdict(_ROWS[0]))}
           for row in report['rows']]
   assert kept == [atomic.plain(dataclasses.asdict(row))
