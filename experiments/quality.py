@@ -22,10 +22,11 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation.results import to_bytes
-from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
+from cspd_jax.measure.tables import Table
 from cspd_jax.metrics import base, scenes
 from cspd_jax.plots import grid
+from experiments import measured
 from experiments.scenes import PROMPTS
 
 _SHEET, _COLUMNS_OF_SHEET, _CONFUSIONS = 60, 10, 20
@@ -105,23 +106,19 @@ def run(config: Config) -> None:
   bench, options = prepare(config)
   captions, rows = bench.captions, []
   report = Report(config.workdir, ['images.png', 'failures.png'])
-  widths = [15, *(max(len(kind), 14) for kind in _KINDS)]
-  print(tables.heading(_COLUMNS, widths))
   for sampling in options:
     sample = bench.sample(config.decoder, sampling)
     values = scenes.of_sample(sample, bench.model)
     rows.append(dict(guidance_scale=float(sampling.guidance_scale), **base.entries(values)))
-    print(tables.line(_COLUMNS, rows[-1], widths), flush=True)
+    measured.show(_COLUMNS, rows[-1])
   images = sample.images(bench.model)
   worst = np.argsort(scenes.of_each(sample, bench.model), kind='stable')[:_SHEET]
   for name, chosen in (('images', np.arange(len(images))[:_SHEET]), ('failures', worst)):
     grid.save_grid(report.path(f'{name}.png'), images[chosen], columns=_COLUMNS_OF_SHEET,
                    captions=[captions[i] for i in chosen])
-  report.write(
-      settings=dataclasses.asdict(config), rows=rows, num_images=len(captions),
-      confused=confusions(to_bytes(images), captions),
-      tables=[dict(title=f'{pathlib.Path(config.loading.model).name}, {len(captions)} images',
-                   columns=_COLUMNS, rows=list(range(len(rows))))])
+  title = f'{pathlib.Path(config.loading.model).name}, {len(captions)} images'
+  measured.write(report, config, [Table(title, _COLUMNS, rows)], num_images=len(captions),
+                 confused=confusions(to_bytes(images), captions))
 
 
 @cli.command(Config)

@@ -37,8 +37,9 @@ from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation.request import Request, prepare
 from cspd_jax.generation.run import refilled
-from cspd_jax.measure import tables
+from cspd_jax.measure.tables import Table
 from cspd_jax.models.conditions import Prompt
+from experiments import measured
 
 _SECONDS = 3600.0
 _PATH = '/v1/images/generations'
@@ -265,16 +266,13 @@ def main(config: Config) -> None:
     rows: list[dict[str, Any]] = []
     for row in _rows(config, model, request, server):
       rows.append(row)
-      print(row, flush=True)
+      measured.show(_COLUMNS, row)
     first = float(np.median([_first_picture(server, prompt) for prompt in prompts[:8]]))
     print(f'first partial picture after {first:.0%} of the time of an image', flush=True)
     soak = _soak(server, prompts, config.soak, 2 * config.slots) if config.soak else None
     print(soak)
-  report.write(
-      settings=dataclasses.asdict(config), rows=rows, first_picture=first, soak=soak,
-      tables=[dict(title=f'{model.name}, {config.num_images} images, {config.slots} slots',
-                   columns=_COLUMNS, rows=list(range(len(rows))))])
-  print(tables.markdown(_COLUMNS, rows))
+  title = f'{model.name}, {config.num_images} images, {config.slots} slots'
+  measured.write(report, config, [Table(title, _COLUMNS, rows)], first_picture=first, soak=soak)
 
 
 if __name__ == '__main__':

@@ -33,19 +33,8 @@ def text(columns: Columns, rows: Iterable[Row], *, left: int = 2) -> str:
   """
   body = [cells(columns, row) for row in rows]
   widths = [max(map(len, column)) for column in zip(columns, *body)]
-  return '\n'.join([heading(columns, widths, left=left),
-                    *(_line(parts, widths, left) for parts in body)])
-
-
-def heading(columns: Columns, widths: Sequence[int], *, left: int = 2) -> str:
-  """Formats the heading and the rule of a table whose rows are printed one at a time by `line`."""
-  line_of_names = _line(list(columns), widths, left)
-  return f'{line_of_names}\n{"-" * len(line_of_names)}'
-
-
-def line(columns: Columns, row: Row, widths: Sequence[int], *, left: int = 2) -> str:
-  """Formats one row with fixed column widths, for tables that are printed row by row."""
-  return _line(cells(columns, row), widths, left)
+  names, *lines = (_line(parts, widths, left) for parts in (list(columns), *body))
+  return '\n'.join([names, '-' * len(names), *lines])
 
 
 def markdown(columns: Columns, rows: Iterable[Row]) -> str:

@@ -32,12 +32,6 @@ def test_csv():
   assert tables.csv(ROWS) == 'name,kind,speed,error\nvanilla,exact,1.0,0.25\na|b,,,\n'
 
 
-def test_rows_that_come_one_at_a_time():
-  widths = [8, 6, 12]
-  assert tables.heading(COLUMNS, widths).splitlines()[0] == 'decoder   kind           speed'
-  assert tables.line(COLUMNS, ROWS[0], widths) == 'vanilla   exact    1.0x +- 0.2'
-
-
 def test_a_missing_error_is_a_dash_of_its_own():
   assert tables.cells(COLUMNS, dict(ROWS[0], error=None))[2] == '1.0x +- -'
   assert tables.cells({'a': 'plain'}, {}) == ['plain']
