@@ -9,6 +9,7 @@ NAME, and what is measured; runtimes are on two CPU cores:
   short      windows of a few tokens, as a CPU can afford; a quarter of an hour
   top_k      when only the most probable tokens can be drawn; five minutes
   wide       a second target, of 24x24 tokens; a quarter of an hour
+  entropy    at several temperatures and guidance scales, against the target's entropy
   proof      2000 images: those of the seed-exact form are compared with vanilla's, token for token,
              and those of the exact form must be as likely as the target's entropy says; half an
              hour
@@ -20,9 +21,8 @@ table. `wide` needs two networks, which take two hours to train:
   cspd-train --model=runs/wide/export --num_images=512
   cspd-train --config=configs/train/wide.py:corrector --workdir=runs/corrector_wide
 
-Counts only: `cspd-compare` measures wall-clock times, and `experiments.against_llamagen` says what
-short windows are worth in seconds. Results: in runs/corrected, runs/corrected_ablations and so on,
-step compression and one-token rounds of every window and decoder (rows.csv, report.json).
+Counts only: `experiments.against_llamagen` says what short windows are worth in seconds. Results:
+in runs/corrected, runs/corrected_ablations and so on (rows.csv, report.json).
 """
 
 from cspd_jax import cli
@@ -65,6 +65,12 @@ CONFIGS = dict(
             'corrected(passes=4)', 'corrected_seed_exact(passes=4)'),
         window=(16, 64), images=groups.Images(num_images=32, seed=12),
         workdir='runs/corrected_wide'),
+    entropy=Config(
+        decoder=(
+            'sjd', 'mc_sjd', 'sjd_pac', 'eagle(tree=chain(12))+block', 'eagle(tree=EAGLE)',
+            'corrected', 'corrected_seed_exact'),
+        window=(32,), temperatures=(0.7, 1.0, 1.3), scales=(1.0, 3.0, 6.0), entropy=True,
+        images=groups.Images(num_images=16, seed=12), workdir='runs/uncertainty'),
     proof=Config(
         decoder=('corrected_seed_exact(passes=4)', 'corrected(passes=4)'),
         window=(16,), metrics=('step_compression', 'nll_excess'), batch_size=50,

@@ -74,7 +74,7 @@ REPORTS = {
     'compiled_mar_l': _compiled('mar_l', 'mar_demo'),
     'compiled_nextstep': _compiled('nextstep_1_512', 'emoji_continuous'),
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected.py:proof',
-    'uncertainty': 'python -m experiments.uncertainty',
+    'uncertainty': 'python -m experiments.topologies --config=configs/corrected.py:entropy',
     'quantized': 'python -m experiments.quantized',
     'smollm2': 'python -m tests.real_weights.speed --dtype=float32',
     'smollm2_bfloat16': 'python -m tests.real_weights.speed --dtype=bfloat16',

@@ -3,16 +3,15 @@
   python -m experiments.accelerator
   python -m experiments.accelerator --minutes=20 --batch=1,8,32
 
-Needs no network. Measures, in this order and until the time limit: the bandwidth of the memory and
-the peak rate of matrix products; then rounds of published model sizes with random weights, in the
-middle of an image. Decoders commit as many tokens as measured with a trained model (`--accepted`),
-and the times are shown next to those predicted from bytes and FLOPs of the compiled round at the
-measured rates. Failures are noted, and the remaining measurements continue. Writes report.json to
---workdir. `cspd-compare` times whole images of the shipped models.
+Needs no network. Measures until the time limit the bandwidth of the memory and the peak rate of
+matrix products; then rounds of published model sizes with random weights, in the middle of an
+image. Decoders commit as many tokens as measured with a trained model (`--accepted`), and the times
+are shown next to those predicted from bytes and FLOPs of the compiled round at the measured rates.
+Failures are noted, and the remaining measurements continue. Writes report.json to --workdir.
 
-Then, on NVIDIA GPUs, compares rounds that are one CUDA graph each with the same rounds as a single
-graph (see `core.programs`): their times and their tokens. Writes graphs/report.json, so that the
-other results are safe if this crashes the process.
+Then, on NVIDIA GPUs, compares times and tokens of rounds that are one CUDA graph each with those of
+rounds as a single graph (see `core.programs`). Writes graphs/report.json, so that the other results
+are safe if this crashes the process.
 """
 
 import dataclasses
@@ -28,22 +27,22 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.core import fields, programs, random
+from cspd_jax.core import programs
 from cspd_jax.files import run_folder
-from cspd_jax.measure import timing
 from cspd_jax.measure.tables import Table
 from experiments import measured
 from experiments.costs import devices, predicted, timed_rounds
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(predicted.Accepted):
   """The measurements, in this order until the time limit.
 
   Attributes:
     minutes: time limit, after which no measurement starts.
-    shapes: published model sizes, with random weights. On NVIDIA GPUs, the rounds of the first are
-      also timed as one CUDA graph, at the end, for up to a quarter of `minutes` more.
+    shapes: published sizes of models of discrete tokens, with random weights. On NVIDIA GPUs, the
+      rounds of the first are also timed as one CUDA graph, at the end, for up to a quarter of
+      `minutes` more.
     decoder: their decoders in addition to `vanilla`; rounds commit as many tokens as the report
       `accepted` states.
     batch: numbers of images decoded together.
@@ -51,14 +50,11 @@ class Config:
     dtype: of the parameters of `shapes`.
     repeats: timed runs of each measurement, whose median is reported.
     rounds: rounds of a timed run.
-    tokens_per_round: tokens that every decoder commits per round; by default those of the report
-      `accepted`.
-    accepted: report.json of a program that measured step compression.
     workdir: folder of the results.
   """
 
   minutes: float = 8.0
-  shapes: tuple[str, ...] = ('c2i_xl_256', 'lumina_mgpt_7b_768', 'mar_b')
+  shapes: tuple[str, ...] = ('c2i_xl_256', 'lumina_mgpt_7b_768')
   decoder: tuple[str, ...] = (
       'corrected(passes=4, window=64)', 'mc_sjd(window=64)', 'mc_sjd(window=16)')
   batch: tuple[int, ...] = (1, 8)
@@ -66,16 +62,10 @@ class Config:
   dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
   repeats: int = 5
   rounds: int = 16
-  tokens_per_round: float | None = None
-  accepted: str = 'docs/reports/corrected.json'
   workdir: str = 'runs/accelerator'
-
-  def __post_init__(self):
-    fields.check(self, tokens_per_round=(1, fields.MOST))
 
 
 _GPU_LAUNCH = 1.5e-6  # Seconds, as in `devices.ACCELERATORS`.
-_SLOW = 10.0  # Seconds of a run that is timed only once.
 _ROUNDS = {
     'model': '{model}', 'batch': '{batch}', 'decoder': '{decoder}', 'tokens': '{tokens:.2f}',
     'ms/round': '{ms:.2f}', 'predicted': '{predicted_ms:.2f}', 'GB/s': '{gigabytes:.0f}',
@@ -83,9 +73,6 @@ _ROUNDS = {
 _COMPARED = {
     'model': '{model}', 'batch': '{batch}', 'decoder': '{decoder}', 'a graph per round': '{ms:.2f}',
     'one graph': '{one_graph_ms:.2f}', 'other tokens': '{other_tokens}'}
-_IMAGES = {
-    'model': '{model}', 'batch': '{batch}', 'decoder': '{decoder}',
-    's/image': '{seconds_per_image:.3f}', 'speed-up': '{speedup:.2f}x'}
 
 
 class Session:
@@ -120,12 +107,11 @@ class Session:
     self.rows.append(row)
     measured.show(columns, row)
 
-  def write(self, report: run_folder.Report, config: Config, columns: Mapping[str, Any],
+  def write(self, report: run_folder.Report, config: Config, columns: Mapping[str, str],
             **more: Any) -> None:
-    """Writes a table per kind of rows with its columns, and prints what failed."""
-    measured.write(report, config, [
-        Table(kind, columns[kind], [row for row in self.rows if row['kind'] == kind])
-        for kind in columns], notes=self.notes, **more)
+    """Writes the rows with their columns, and prints what failed."""
+    tables = [Table(self.rows[0]['kind'], columns, self.rows)] if self.rows else []
+    measured.write(report, config, tables, notes=self.notes, **more)
     for note in self.notes:
       print(f'not measured: {note["what"]} ({note["error"]})')
 
@@ -145,41 +131,22 @@ def device_rates(session: Session) -> devices.Accelerator:
   return accelerator
 
 
-def _with_random_weights(session: Session, config: Config, name: str
-                         ) -> tuple[cspd_jax.Model, dict[str, float]] | None:
-  """Returns a published size with random weights, and the tokens that its decoders commit.
+def _described(config: Config, name: str) -> tuple[cspd_jax.Model, dict[str, float]]:
+  """Returns a published size with shapes for weights, and the tokens that its decoders commit."""
+  model = families.describe(name, dtype=config.dtype)
+  if model.engine.name != 'discrete':
+    raise ValueError(f'shapes holds {name!r}, whose tokens are continuous; give sizes of models of '
+                     'discrete tokens.')
+  return model, timed_rounds.committed(model, config.decoder, config, config.guided)
 
-  These are empty for continuous tokens; None if the weights do not fit in memory.
-  """
+
+def _with_random_weights(session: Session, config: Config, name: str
+                         ) -> tuple[cspd_jax.Model, dict[str, float]]:
+  """As `_described`, with weights; without decoders if they do not fit in memory."""
   model, committed = _described(config, name)
   params = session.attempt(f'weights of {name}', lambda: jax.block_until_ready(
       timed_rounds.random_like(model.params)))
-  return None if params is None else (dataclasses.replace(model, params=params), committed)
-
-
-def _described(config: Config, name: str) -> tuple[cspd_jax.Model, dict[str, float]]:
-  """As `_with_random_weights`, with the shapes of the weights; raises ValueError."""
-  model = families.describe(name, dtype=config.dtype)
-  texts = ('vanilla', *config.decoder) if model.engine.name == 'discrete' else ()
-  return model, {text: predicted.required_tokens_per_round(
-      config.accepted, text, config.tokens_per_round)
-                 for text in (str(model.specification(text)) for text in texts)}
-
-
-def rounds(session: Session, config: Config, name: str,
-           accelerator: devices.Accelerator) -> None:
-  """Times rounds of a published size, or whole images if its tokens are continuous."""
-  if (described := _with_random_weights(session, config, name)) is None:
-    return
-  model, committed = described
-  for batch in config.batch:
-    if not committed:
-      continuous(session, config, model, batch)
-      continue
-    programs = session.each(f'{name}, {batch} at once', {
-        text: functools.partial(_program, config, model, text, tokens, batch, accelerator)
-        for text, tokens in committed.items()})
-    _time_rounds(session, config, model, batch, programs, committed)
+  return dataclasses.replace(model, params=params), {} if params is None else committed
 
 
 def _program(config: Config, model: cspd_jax.Model, text: str, tokens: float, batch: int,
@@ -187,41 +154,42 @@ def _program(config: Config, model: cspd_jax.Model, text: str, tokens: float, ba
              ) -> timed_rounds.TimedRound:
   """Compiles rounds of a decoder that commit `tokens` tokens on average."""
   decoder = timed_rounds.with_acceptance(model.decoder(text, guided=config.guided), tokens)
+  condition = families.FAMILIES[model.family].published.condition(model.config, batch)
   return timed_rounds.program(
-      decoder, model.params, _condition(model, batch), model.engine.settled(model.sampling()),
-      timed_rounds.random_like(model.draft_params(text)), accelerator, graphs)
+      decoder, model.params, timed_rounds.random_like(condition),
+      model.engine.settled(model.sampling()), timed_rounds.random_like(model.draft_params(text)),
+      accelerator, graphs)
 
 
-def _condition(model: cspd_jax.Model, batch: int) -> Any:
-  return timed_rounds.random_like(
-      families.FAMILIES[model.family].published.condition(model.config, batch))
-
-
-def _time_rounds(session: Session, config: Config, model: cspd_jax.Model, batch: int,
-                 programs: Mapping[str, timed_rounds.TimedRound],
-                 committed: Mapping[str, float]) -> None:
-  timed = session.attempt(f'{model.name}, {batch} at once: rounds', lambda: (
-      timed_rounds.measure(programs, config.rounds, config.repeats))) if programs else None
-  vanilla = (timed or {}).get('vanilla')
-  for text, times in (timed or {}).items():
-    figures, tokens = programs[text].figures, committed[text]
-    session.add(_ROUNDS, dict(
-        kind='rounds', model=model.name, batch=batch, decoder=text, tokens=tokens,
-        ms=1e3 * times.median, quartiles=[1e3 * quartile for quartile in times.quartiles],
-        predicted_ms=1e3 * figures.total_seconds, bytes=figures.total_bytes, flops=figures.flops,
-        kernels=figures.total_kernels, conditionals=figures.conditionals,
-        gigabytes=1e-9 * figures.total_bytes / times.median,
-        compile_seconds=programs[text].seconds,
-        seconds_per_image=times.median * model.num_tokens / tokens / batch,
-        speedup=None if vanilla is None else vanilla.median * tokens / times.median))
+def rounds(session: Session, config: Config, name: str,
+           accelerator: devices.Accelerator) -> None:
+  """Times rounds of a published size."""
+  model, committed = _with_random_weights(session, config, name)
+  for batch in config.batch:
+    where = f'{name}, {batch} at once'
+    compiled = session.each(where, {
+        text: functools.partial(_program, config, model, text, tokens, batch, accelerator)
+        for text, tokens in committed.items()})
+    timed = session.attempt(f'{where}: rounds', functools.partial(
+        timed_rounds.measure, compiled, config.rounds, config.repeats)) if compiled else None
+    vanilla = (timed or {}).get('vanilla')
+    for text, times in (timed or {}).items():
+      figures, tokens = compiled[text].figures, committed[text]
+      session.add(_ROUNDS, dict(
+          kind='rounds', model=name, batch=batch, decoder=text, tokens=tokens,
+          ms=1e3 * times.median, quartiles=[1e3 * quartile for quartile in times.quartiles],
+          predicted_ms=1e3 * figures.total_seconds, bytes=figures.total_bytes,
+          flops=figures.flops, kernels=figures.total_kernels, conditionals=figures.conditionals,
+          gigabytes=1e-9 * figures.total_bytes / times.median,
+          compile_seconds=compiled[text].seconds,
+          seconds_per_image=times.median * model.num_tokens / tokens / batch,
+          speedup=None if vanilla is None else vanilla.median * tokens / times.median))
 
 
 def graphs(session: Session, config: Config, name: str,
            accelerator: devices.Accelerator) -> None:
   """Compares times and tokens of rounds that are a CUDA graph each with rounds as one graph."""
-  if (described := _with_random_weights(session, config, name)) is None:
-    return
-  model, committed = described
+  model, committed = _with_random_weights(session, config, name)
 
   def compare(text: str) -> dict[str, Any]:
     compiled = {kind: _program(config, model, text, committed[text], config.batch[0], accelerator,
@@ -240,54 +208,23 @@ def graphs(session: Session, config: Config, name: str,
     session.add(_COMPARED, row)
 
 
-def continuous(session: Session, config: Config, model: cspd_jax.Model, batch: int) -> None:
-  """Times whole images of a model of continuous tokens with random weights."""
-  keys, sampling = random.row_keys(jax.random.key(0), batch), model.engine.settled(model.sampling())
-
-  def compiled(text: str) -> Callable[[], Any]:
-    arguments = (model.params, _condition(model, batch), keys, sampling, model.draft_params(text))
-    decoder = model.decoder(text, guided=config.guided)
-    return functools.partial(programs.compiled(decoder, *arguments).run, *arguments)
-
-  runs = session.each(f'{model.name}, {batch} at once', {
-      text: functools.partial(compiled, text) for text in (model.engine.baseline, 'exact_head')})
-  timed = session.attempt(f'{model.name}, {batch} at once: images', lambda: timing.measure(
-      runs, config.repeats, enough=_SLOW)) if runs else None
-  first = (timed or {}).get(model.engine.baseline)
-  for text, times in (timed or {}).items():
-    session.add(_IMAGES, dict(
-        kind='images', model=model.name, batch=batch, decoder=text,
-        seconds_per_image=times.median / batch,
-        quartiles=[quartile / batch for quartile in times.quartiles],
-        speedup=None if first is None else first.median / times.median))
-
-
-def check(config: Config) -> list[str]:
-  """Returns the published sizes of discrete tokens; raises ValueError before anything runs."""
-  measured.check_lists(config, 'batch')
-  names = []
-  for name in config.shapes:
-    model, committed = _described(config, name)
-    for text, tokens in committed.items():
-      timed_rounds.with_acceptance(model.decoder(text, guided=config.guided), tokens)
-    names += [name] * bool(committed)
-  return names
-
-
 @cli.command(Config)
 def main(config: Config) -> None:
-  discrete, folder = check(config), pathlib.Path(config.workdir) / 'graphs'
+  measured.check_lists(config, 'batch')
+  for name in config.shapes:
+    _described(config, name)  # Raises its errors before anything runs.
+  folder = pathlib.Path(config.workdir) / 'graphs'
   run_folder.check(folder)
   report, session = run_folder.Report(config.workdir), Session(config.minutes)
   accelerator = device_rates(session)
   for name in config.shapes:
     session.attempt(name, lambda name=name: rounds(session, config, name, accelerator))
-  session.write(report, config, dict(images=_IMAGES, rounds=_ROUNDS),
+  session.write(report, config, _ROUNDS,
                 rates=dict(bandwidth=accelerator.bandwidth, flops=accelerator.flops))
-  if discrete and programs.on_cuda():
+  if config.shapes and programs.on_cuda():
     report, session = run_folder.Report(folder), Session(config.minutes / 4)
-    graphs(session, config, discrete[0], accelerator)
-    session.write(report, config, dict(graphs=_COMPARED))
+    graphs(session, config, config.shapes[0], accelerator)
+    session.write(report, config, _COMPARED)
 
 
 if __name__ == '__main__':

@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
@@ -40,11 +40,17 @@ class Flags:
   workdir: str = 'runs/against'
 
 
+def check_size(size: str, sizes: Collection[str]) -> None:
+  """Raises ValueError unless a model size is one of those with an official constructor."""
+  if size not in sizes:
+    raise ValueError(f'size is {size!r}; it must be one of {", ".join(sizes)}.')
+
+
 def official(flags: Flags, url: str, file: str, needs: str) -> tuple[Any, Any]:
   """Imports PyTorch, set to one thread per core, and a module of a model's official code.
 
-  `file` is the path of the module in a clone of `url`, and `needs` the packages to install. Without
-  the code, or a package that it imports, it raises ValueError.
+  `file` is its path in a clone of `url`, and `needs` are the packages to install; without the code
+  or such a package it raises ValueError.
   """
   if flags.repo is None:
     raise ValueError(f'repo is none; give the folder of a clone of {url}.')

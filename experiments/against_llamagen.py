@@ -7,11 +7,10 @@
 
 Both use the same random weights, converted from the official model; the largest difference between
 their first logits is printed. Then one image with guidance is timed: with the official
-`generate()`, with `vanilla`, and with decoders. Random weights accept no drafts, so decoders commit
-as many tokens per round as measured with the embedded model (`--accepted`), while they compute
-everything else, including their drafts. Both run with one thread per core and alternate; the
-reported times are medians without compilation. Writes report.json with these figures and versions
-to --workdir.
+`generate()`, with `vanilla`, and with decoders, which commit as many tokens per round as measured
+with the embedded model (`--accepted`), while they compute everything else, including their drafts.
+Both run with one thread per core and alternate; the reported times are medians without compilation.
+Writes report.json with these figures and versions to --workdir.
 """
 
 import dataclasses
@@ -24,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import cli, families
-from cspd_jax.core import fields, programs
+from cspd_jax.core import programs
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import timing
 from cspd_jax.measure.tables import Table
@@ -44,13 +43,12 @@ _COLUMNS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Flags(against.Flags):
+class Flags(against.Flags, predicted.Accepted):
   """Command-line flags.
 
   Attributes:
     size: model size: c2i_b_256, c2i_l_256 or c2i_xl_256.
-    tokens_per_round: tokens that every decoder commits per round; by default those of the report
-      `accepted`.
+    accepted: report.json of a program that measured step compression.
   """
 
   size: str = 'c2i_b_256'
@@ -59,26 +57,16 @@ class Flags(against.Flags):
       'corrected(by=neighbours, passes=2, window=4)',
       'corrected(by=neighbours, passes=2, window=8)', 'corrected(passes=1, window=4)',
       'corrected(passes=2, window=8)', 'corrected(passes=2, window=16)')
-  tokens_per_round: float | None = None
   accepted: str = 'docs/reports/corrected_short.json'
   workdir: str = 'runs/against_llamagen'
-
-  def __post_init__(self):
-    fields.check(self, tokens_per_round=(1, fields.MOST))
 
 
 def check(flags: Flags) -> tuple[families.Model, dict[str, float]]:
   """Returns the model with shapes for parameters, and the tokens per round of every decoder."""
   check_lists(flags, 'decoder')
-  if flags.size not in _OFFICIAL:
-    raise ValueError(f'size is {flags.size!r}; it must be one of {", ".join(_OFFICIAL)}.')
+  against.check_size(flags.size, _OFFICIAL)
   model = families.describe(flags.size, dtype='float32')
-  texts, committed = [str(model.specification(text)) for text in ('vanilla', *flags.decoder)], {}
-  for text in dict.fromkeys(texts):
-    committed[text] = predicted.required_tokens_per_round(
-        flags.accepted, text, flags.tokens_per_round)
-    timed_rounds.with_acceptance(model.decoder(text, guided=True), committed[text])
-  return model, committed
+  return model, timed_rounds.committed(model, flags.decoder, flags)
 
 
 def official_runs(flags: Flags, config: Any) -> tuple[Any, Callable[[], Any], np.ndarray, Any]:

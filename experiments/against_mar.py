@@ -6,8 +6,8 @@
   python -m experiments.against_mar --repo=mar --size=mar_l --tokens=4 --images=0
 
 Both use the same random weights, converted from the official modules; the largest difference
-between their inputs of the head is printed. Both run on the CPU with one thread per core and
-alternate; the reported times are medians without compilation.
+between their inputs of the head is printed. Both run with one thread per core and alternate; the
+reported times are medians without compilation.
 
 Step: one image with three eighths of its tokens visible. The official encoder reads only those;
 this library's encoder reads the smallest of its static lengths that contains them, half of all
@@ -21,10 +21,9 @@ Images, with guidance: in --steps steps of many tokens each, with the official `
 with decoders of equally many steps.
 
 The number of calls that `exact_head` needs depends on the weights; in steps and images these are
-random, and trained heads of the same size may need fewer or more than shown there. Speed-ups over
-PyTorch include the gain from compilation; the gain from speculation alone is the speed-up of
-`exact_head` over `mar`, which differ only in the sampler of the head. Writes report.json with these
-figures and versions to --workdir.
+random, and trained heads may need fewer or more. Speed-ups over PyTorch include the gain from
+compilation; the gain from speculation alone is the speed-up of `exact_head` over `mar`. Writes
+report.json with these figures and versions to --workdir.
 """
 
 import dataclasses
@@ -220,8 +219,7 @@ def whole_images(model: Any, torch: Any, config: mar.MARConfig, params: Any, fla
 
 def check(flags: Flags) -> tuple[mar.MARConfig, dict[str, Any]]:
   """Returns the sizes of the model, and the decoders of rounds as `forced_rounds.check` does."""
-  if flags.size not in mar.PRESETS:
-    raise ValueError(f'size is {flags.size!r}; it must be one of {", ".join(mar.PRESETS)}.')
+  against.check_size(flags.size, mar.PRESETS)
   config = mar.PRESETS[flags.size]
   hidden = config.num_tokens - num_visible(config)
   if flags.tokens > hidden:

@@ -1,7 +1,7 @@
 """Times tokens of a small NextStep-1 against the official PyTorch code on the same CPU.
 
   git clone https://github.com/stepfun-ai/NextStep-1
-  pip install torch torchvision transformers==4.49.0 diffusers==0.32.2 loguru pendulum tabulate \
+  pip install torch torchvision transformers==4.49.0 diffusers==0.32.2 loguru pendulum tabulate \\
       megfile webdataset
   python -m experiments.against_nextstep --repo=NextStep-1
   python -m experiments.against_nextstep --repo=NextStep-1 --decoder='windows(window=8)'
@@ -9,9 +9,9 @@
 No smaller model than the published 14 billion parameters exists, so this one has random weights:
 the widths and half of the layers of Qwen2.5-0.5B, and a head whose share of the parameters is about
 that of the published one. Both programs use the same weights, converted from the official modules;
-the largest difference between their inputs of the head is printed. Both run on the CPU in float32
-with one thread per core and alternate, in the middle of one image with guidance; the reported times
-are medians without compilation.
+the largest difference between their inputs of the head is printed. Both run in float32 with one
+thread per core and alternate, in the middle of one image with guidance; the reported times are
+medians without compilation.
 
 PyTorch: a token of the official `NextStepPipeline.decoding`, with its static cache; its
 `torch.compile` is off. Decoders: a round, with as many calls of the head and as many tokens as

@@ -21,20 +21,18 @@ import dataclasses
 import functools
 import math
 import sys
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from cspd_jax import cli, families
-from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
 from cspd_jax.measure.tables import Table
 from experiments.costs import devices, predicted
-from experiments.measured import write
+from experiments.measured import show, write
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(predicted.Accepted):
   """The programs to compile.
 
   Attributes:
@@ -47,8 +45,6 @@ class Config:
     layers: layers to compile; a second program has one layer more, and the figures of all layers
       are extrapolated. By default 2, or enough to exceed a TPU's fast memory.
     dtype: of the parameters.
-    tokens_per_round: tokens that every decoder commits per round; by default those of the report
-      `accepted`.
     accepted: report.json of a program that measured step compression, and maybe calls of a
       diffusion head.
     accepted_model: the model whose rows of `accepted` count, if it has rows of several.
@@ -65,13 +61,8 @@ class Config:
   guided: bool = True
   layers: int | None = None
   dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
-  tokens_per_round: float | None = None
-  accepted: str = 'docs/reports/corrected.json'
   accepted_model: str | None = None
   workdir: str = 'runs/compile_report'
-
-  def __post_init__(self):
-    fields.check(self, tokens_per_round=(1, fields.MOST))
 
 
 _COLUMNS = {
@@ -81,8 +72,6 @@ _COLUMNS = {
     'kernels': '{kernels:.0f}', 'branches': '{conditionals:.0f}', 'ms': '{ms:.2f}',
     'launches': '{launches:.0%}', 'head calls': '{head_calls:.1f}',
     'tokens': '{tokens_per_round:.2f}', 'speed-up': '{speedup:.2f}x'}
-# Number of parts of a round that are printed.
-_MOST = 12
 
 
 def prepare(config: Config, accelerator: devices.Accelerator
@@ -131,19 +120,6 @@ def row(text: str, figures: predicted.Figures, ideal: float, measured: predicted
           figures.bytes.items(), key=lambda item: -item[1]) if size})
 
 
-def show(row: Mapping[str, Any]) -> None:
-  """Prints the bytes and kernels of the parts of a decoder."""
-  print(f'\n{row["decoder"]}')
-  for name, size in list(row['mib_of_parts'].items())[:_MOST]:
-    print(f'  {size:9.1f} MiB  {name}')
-  for name, count in row['kernels_of_parts'].items():
-    print(f'  {count:9.0f} kernels of the {name}')
-  for copy in row['copies']:
-    print(f'  {copy["count"]:9.0f} copies of {copy["what"]} ({copy["source"] or "no line"})')
-  print(f'  {row["temporaries_mib"]:9.1f} MiB of temporaries; {row["cache_copied_mib"]:.1f} MiB of '
-        'the cache are not updated in place', flush=True)
-
-
 @cli.command(Config)
 def main(config: Config) -> None:
   measured = functools.partial(predicted.measured, config.accepted, model=config.accepted_model,
@@ -167,7 +143,7 @@ def main(config: Config) -> None:
     figures = predicted.extrapolated(figures_of_few, figures_of_more, steps)
     vanilla, ideal = vanilla or figures, ideal or figures.weights + live
     rows.append(row(text, figures, ideal, of_report, vanilla))
-    show(rows[-1])
+    show(_COLUMNS, rows[-1])
   write(report, config, [Table(f'{config.model}, {config.device}', _COLUMNS, rows)],
         compiled_for=config.device, compiled_layers=few.config.num_layers,
         layers=whole.config.num_layers, ideal_mib=ideal / 2**20, live_cache_mib=live / 2**20,

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import cspd_jax
 from cspd_jax import cli
+from cspd_jax.cli import groups, inputs
 from cspd_jax.continuous import noise
 from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
@@ -22,7 +22,7 @@ from cspd_jax.generation import run as run_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request, prepare as prepare_request
 from cspd_jax.measure.tables import Table
-from experiments.measured import check_lists, show, write
+from experiments.measured import check_lists, listed, write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,10 +101,7 @@ def prepare(config: Config) -> list[tuple[Setting, Request]]:
   prepared = []
   check_lists(config, 'model', 'window', 'guidance_scale')
   for name in config.model:
-    model = cspd_jax.load(name)
-    if model.engine.name != 'continuous':
-      raise ValueError(f'model is {name!r}, which has discrete tokens; give models of continuous '
-                       'tokens.')
+    model = inputs.model(groups.Loading(name), engine='continuous')
     for setting in settings(config, model):
       prompts = [model.prompts[i % len(model.prompts)] for i in range(config.num_images)]
       request = prepare_request(
@@ -140,10 +137,8 @@ def measured(setting: Setting, request: Request) -> dict[str, Any]:
 @cli.command(Config)
 def main(config: Config) -> None:
   prepared = prepare(config)
-  report, rows = Report(config.workdir), []
-  for setting, request in prepared:
-    rows.append(measured(setting, request))
-    show(dict(model='{model}', **_COLUMNS), rows[-1])
+  report = Report(config.workdir)
+  rows = listed(dict(model='{model}', **_COLUMNS), (measured(*each) for each in prepared))
   write(report, config, [
       Table(name, _COLUMNS, [row for row in rows if row['model'] == name])
       for name in dict.fromkeys(row['model'] for row in rows)], num_images=config.num_images)

@@ -31,16 +31,17 @@ import numpy as np
 from cspd_jax import cli
 from cspd_jax.cli import groups
 from cspd_jax.core import programs
+from cspd_jax.core.batches import concatenated
 from cspd_jax.decoding.tree import Budget
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import timing
 from cspd_jax.measure.bench import Bench
 from cspd_jax.measure.tables import Table
-from experiments.measured import ModelImages, show, write
+from experiments.measured import SampledImages, listed, write
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(ModelImages):
+class Config(SampledImages):
   """The measurements.
 
   Attributes:
@@ -107,8 +108,7 @@ def queue(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
 
   timed = timing.measure({name: functools.partial(run, name) for name in runs}, repeats, warmup=0)
   seconds = {name: times.median / count for name, times in timed.items()}
-  expected = jax.tree.map(
-      lambda *parts: np.concatenate(parts), *map(jax.device_get, results['batches']))
+  expected = concatenated(jax.device_get(results['batches']))
   order = np.argsort(np.concatenate([finished.image for finished in results['queue']]))
   tokens = np.concatenate([finished.decoded.tokens for finished in results['queue']])[order]
   return dict(
@@ -183,7 +183,7 @@ def prepare(config: Config) -> tuple[Bench, list[str]]:
   if not decoders:
     raise ValueError('decoder is empty; give at least one.')
   model = config.model('discrete')
-  bench = config.bench(model, measure.batch_size, measure.num_images)
+  bench = config.bench(model, batch_size=measure.batch_size, num_images=measure.num_images)
   texts = [str(model.engine.complete(text, window=config.window or measure.window))
            for text in decoders]
   for text in texts:
@@ -195,11 +195,8 @@ def prepare(config: Config) -> tuple[Bench, list[str]]:
 @cli.command(Config)
 def main(config: Config) -> None:
   bench, texts = prepare(config)
-  measure, rows = MEASURES[config.measure], []
-  report = Report(config.workdir or f'runs/{config.measure}')
-  for text in texts:
-    rows.append(measure.row(bench, text, config.repeats))
-    show(measure.columns, rows[-1])
+  measure, report = MEASURES[config.measure], Report(config.workdir or f'runs/{config.measure}')
+  rows = listed(measure.columns, (measure.row(bench, text, config.repeats) for text in texts))
   title = f'{bench.model.name}, {len(bench.prompts)} images, {bench.batch_size} at once'
   write(report, config, [Table(title, measure.columns, rows)], prompts=bench.prompts)
 

@@ -13,15 +13,15 @@ Without --decoder: every named decoder, every drafter with every compatible exac
 relaxed verifiers on a tree and on a Jacobi window.
 
 Prints per decoder: total variation (TV) to the exact distribution, the expected TV of an exact
-sampler with equally many samples, the p-value of a G-test, and a verdict. The probability that any
-correct decoder fails is at most 1e-6. The tokens of a seed-exact decoder must also equal those of
-`vanilla`. A relaxed decoder is compared with its own bound, the mean of `Decoded.tv_bound`. Exits
-with 1 if a decoder fails.
+sampler with equally many samples, the p-value of a G-test, and a verdict, which fails any correct
+decoder with a probability of at most 1e-6. The tokens of a seed-exact decoder must also equal those
+of `vanilla`. A relaxed decoder is compared with its own bound, the mean of `Decoded.tv_bound`.
+Exits with 1 if a decoder fails.
 """
 
 import dataclasses
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,11 +38,15 @@ from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import atomic, paths
 from cspd_jax.testing import exactness, tabular as tabular_lib
-from cspd_jax.testing.tabular import Tabular
+from experiments.measured import listed
 
 CUT = Warp(guidance_scale=1.3, temperature=0.9, top_p=0.95)
 # Integer logits stay tied under a guidance scale of 2.
 GREEDY = Warp(guidance_scale=2.0, temperature=0.0)
+_COLUMNS = {
+    'decoder': '{decoder}', 'guarantee': '{guarantee}', 'TV': '{tv:.5f}',
+    'expected': '{tv_expected:.5f}', 'bound': '{bound:.5f}', 'p-value': '{p_value:.2g}',
+    'passed': '{pass}'}
 # The batch size of `check_decoder`, so that its compiled program is reused.
 _ROWS = 2**14
 
@@ -78,7 +82,7 @@ class Bench(NamedTuple):
   """A tabular model on which all decoders are tested."""
 
   flags: Flags  # Command-line flags.
-  model: Tabular  # The tabular model.
+  model: tabular_lib.Tabular  # The tabular model.
   warp: Warp  # Sampling options.
   probs: np.ndarray  # `[C, V**T]` exact distributions of its sequences.
   resources: specification.Resources  # Networks for drafters, and a codebook.
@@ -146,10 +150,7 @@ def pairs(bench: Bench) -> list[str]:
 
 
 def sized(text: str, bench: Bench) -> Spec:
-  """Parses a specification and fills in sizes that suit a small model.
-
-  For windows of 3 or more, trees branch; the default trees of such short windows are chains.
-  """
+  """Parses a specification and fills in sizes that suit a small model, in which trees branch."""
   spec, window = parse(text), bench.flags.window
   first, length = spec.parts[0], min(window, bench.model.length - 1)
   trees = {**{name: f'{name}(window={window + 2}, tree=caterpillar(2, 2))' for name in (
@@ -172,25 +173,18 @@ def run(benches: Sequence[Bench], texts: Sequence[str]) -> list[dict]:
   specs = {text: sized(text, benches[0]) for text in texts}
   for spec in specs.values():
     build(spec, benches[0])
-  return [row for bench in benches for row in _rows(bench, specs, len(specs) * len(benches))]
 
+  def rows() -> Iterator[dict[str, Any]]:
+    for bench in benches:
+      print(f'temperature {bench.warp.temperature}: {bench.model.vocab_size}^{bench.model.length} '
+            f'sequences, {int((bench.probs > 0).sum())} possible in 2 classes; '
+            f'{bench.flags.samples} samples per decoder')
+      vanilla = _decode(bench, build(parse('vanilla'), bench), None)
+      for text, spec in specs.items():
+        yield _row(bench, text, build(spec, bench), specification.needs(spec), vanilla,
+                   len(specs) * len(benches))
 
-def _rows(bench: Bench, specs: Mapping[str, Spec], count: int) -> list[dict]:
-  """Returns the rows of one bench; `count` is the number of tests on all benches."""
-  width = max(map(len, specs))
-  print(f'temperature {bench.warp.temperature}: {bench.model.vocab_size}^{bench.model.length} '
-        f'sequences, {int((bench.probs > 0).sum())} possible in 2 classes; {bench.flags.samples} '
-        'samples per decoder')
-  print(f'{"decoder":<{width}} {"guarantee":<10} {"TV":>8} {"expected":>8} {"bound":>8} '
-        f'{"p-value":>9}  verdict')
-  vanilla = _decode(bench, build(parse('vanilla'), bench), None)
-  rows = []
-  for text, spec in specs.items():
-    row = _row(bench, text, build(spec, bench), specification.needs(spec), vanilla, count)
-    rows.append(row)
-    print(f'{text:<{width}} {row["guarantee"]:<10} {row["tv"]:8.5f} {row["tv_expected"]:8.5f} '
-          f'{row["bound"]:8.5f} {row["p_value"]:9.2g}  {"pass" if row["pass"] else "FAIL"}')
-  return rows
+  return listed(_COLUMNS, rows())
 
 
 def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: Decoded,

@@ -3,11 +3,10 @@
   python -m experiments.fit_head_drafter --model=checkpoints/mar_b --guidance_scale=2.9
 
 The drafter of `exact_head` predicts the head's next outputs from its last one, with one coefficient
-rho per noise level. The coefficients are fitted by least squares on a few hundred chains of the
-model, to outputs one or several levels away. Of these fits and the default, the one with the fewest
-head calls on other images is stored with a copy of the target in --output:
-`cspd_jax.load(model, target=output)`. The coefficients affect the speed only, not the distribution
-of the images.
+rho per noise level. The coefficients are fitted by least squares on chains of the model, to outputs
+one or several levels away. Of these fits and the default, the one with the fewest head calls on
+other images is stored with a copy of the target in --output: `cspd_jax.load(model, target=output)`.
+The coefficients affect the speed only, not the distribution of the images.
 """
 
 import dataclasses
@@ -19,6 +18,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import cli, families
+from cspd_jax.cli import groups, inputs
 from cspd_jax.continuous import head_drafter, specification
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core import fields
@@ -60,14 +60,10 @@ class Flags:
 
 def check(flags: Flags) -> cspd_jax.Model:
   """Checks all flags; returns the model in float32."""
-  model = cspd_jax.load(flags.model, dtype='float32')
-  if model.engine.name != 'continuous':
-    raise ValueError(f'model is {flags.model!r}, whose tokens are discrete; use a model of '
-                     'continuous tokens.')
+  model = inputs.model(groups.Loading(flags.model, dtype='float32'), engine='continuous')
   for text in _texts(model, flags):
     model.decoder(text, guided=False)
-  if flags.guidance_scale is not None and not (
-      np.isfinite(flags.guidance_scale) and flags.guidance_scale != 1):
+  if flags.guidance_scale == 1:
     raise ValueError(f'guidance_scale is {flags.guidance_scale}; it must be finite and not 1.')
   if paths.folder('output', flags.output).exists():
     raise ValueError(f'output is {flags.output!r}, which exists; use another folder.')

@@ -4,11 +4,10 @@
   python -m experiments.golden --model=checkpoints/janus_pro_1b --dtype=float32
 
 One forward pass reads the prompt and the printed tokens with both guidance streams. The model
-agrees if its most probable token is the printed one at every position; greedy decoding would then
-write the same tokens. For every other position the gap between the two guided logits is compared
-with what rounding these logits to bfloat16 can change, which distinguishes a close decision from a
-wrong network. Prints the first disagreement, writes report.json to --workdir, and exits with 1
-unless all tokens agree.
+agrees if its most probable token is the printed one at every position. For every other position the
+gap between the two guided logits is compared with what rounding these logits to bfloat16 can
+change, which distinguishes a close decision from a wrong network. Prints the first disagreement,
+writes report.json to --workdir, and exits with 1 unless all tokens agree.
 """
 
 import dataclasses
@@ -21,7 +20,6 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.cli import inputs
 from cspd_jax.core import fields
 from cspd_jax.files import store
 from cspd_jax.files.run_folder import Report
@@ -60,7 +58,7 @@ class Config:
   workdir: str = 'runs/golden'
 
   def __post_init__(self):
-    fields.check(self, tokens=(0, fields.MOST), guidance_scale=fields.FINITE)
+    fields.check(self, tokens=(0, fields.MOST), guidance_scale=fields.NOT_NEGATIVE)
 
 
 # Numbers of bfloat16 are at most this fraction away from those that they round.
@@ -95,7 +93,6 @@ def prepare(config: Config) -> tuple[cspd_jax.Model, Any]:
   if model.teacher is None or model.engine.name != 'discrete':
     raise ValueError(f'model is {config.model!r}, which does not compute the logits of whole '
                      'images; give one of discrete tokens.')
-  inputs.at_least(config, 0, 'guidance_scale')
   if not 1 <= len(config.tokens) <= model.num_tokens:
     raise ValueError(f'tokens has {len(config.tokens)} entries; it must have 1 to '
                      f'{model.num_tokens}, the number of tokens of an image.')

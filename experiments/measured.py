@@ -1,12 +1,14 @@
 """Shared by programs that measure decoders: a model and its images, rows, and their report."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import cspd_jax
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
+from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
@@ -20,7 +22,6 @@ class ModelImages:
     loading: the model, and how it is loaded.
     parts: networks that replace those of the model, such as eagle=runs/eagle.
     images: the images, the same for every decoder.
-    sampling: sampling options.
     batch_size: images decoded together.
     workdir: folder of the results.
   """
@@ -28,7 +29,6 @@ class ModelImages:
   loading: groups.Loading = groups.Loading(model='demo')
   parts: tuple[str, ...] = ()
   images: groups.Images = groups.Images(num_images=16)
-  sampling: groups.Sampling = groups.Sampling()
   batch_size: int | None = 16
   workdir: str | None = None
 
@@ -39,16 +39,27 @@ class ModelImages:
     """Loads the model, whose engine must be this one."""
     return inputs.model(self.loading, self.parts, engine=engine, one_group=inputs.MEASURED)
 
-  def bench(self, model: cspd_jax.Model, batch_size: int = 16, num_images: int = 4,
+  def bench(self, model: cspd_jax.Model, *, batch_size: int = 16, num_images: int = 4,
             captions: Sequence[str] | None = None, **sampling: Any) -> Bench:
-    """Returns the images of the model; the numbers are for fields that are None.
-
-    Further sampling options are in place of those of the fields.
-    """
+    """Returns the images of the model; the numbers are for fields that are None."""
     prompts, seed = inputs.images(self.images, model, default=num_images)
-    options = inputs.overrides(self.sampling) | sampling
     return Bench(model, prompts, seed=seed, batch_size=self.batch_size or batch_size,
-                 sampling=model.sampling(**options), captions=captions)
+                 sampling=model.sampling(**sampling), captions=captions)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledImages(ModelImages):
+  """The model, its images with sampling options, and the results.
+
+  Attributes:
+    sampling: sampling options.
+  """
+
+  sampling: groups.Sampling = groups.Sampling()
+
+  def bench(self, model: cspd_jax.Model, **options: Any) -> Bench:
+    """As that of `ModelImages`, with these sampling options unless `options` has others."""
+    return super().bench(model, **(inputs.overrides(self.sampling) | options))
 
 
 def check_lists(config: Any, *names: str) -> None:
@@ -62,6 +73,18 @@ def show(columns: Mapping[str, str], row: Mapping[str, Any]) -> None:
   """Prints a row as soon as it is measured: every heading with its cell."""
   print('  '.join(f'{name} {cell}' for name, cell in zip(columns, tables.cells(columns, row))),
         flush=True)
+
+
+def listed(columns: Mapping[str, str], rows: Iterable[dict[str, Any]],
+           path: pathlib.Path | None = None) -> list[dict[str, Any]]:
+  """Returns the rows, each printed as soon as it is measured, and written to a CSV file `path`."""
+  result: list[dict[str, Any]] = []
+  for row in rows:
+    show(columns, row)
+    result.append(row)
+    if path is not None:
+      atomic.write(path, tables.csv(result).encode())
+  return result
 
 
 def write(report: Report, config: Any, shown: Sequence[tables.Table], **more: Any) -> None:

@@ -36,45 +36,31 @@ _COLUMNS = {'guidance scale': '{guidance_scale:g}', **{
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
-  """The images.
+class Config(measured.ModelImages):
+  """The images, whose prompts are captions of scenes.
 
   Attributes:
-    loading: the model, and how it is loaded.
     decoder: specification of the decoder.
-    prompts: file of captions of scenes, one per line.
-    num_images: number of images; prompts are repeated in turn.
-    seed: seed of the images.
-    batch_size: images decoded together.
     scale: guidance scales, separated by commas; none uses that of the model.
-    workdir: folder of the results.
   """
 
   loading: groups.Loading = groups.Loading()
   decoder: str = 'vanilla'
-  prompts: str = PROMPTS
-  num_images: int = 1000
-  seed: int = 0
+  images: groups.Images = groups.Images(prompts=PROMPTS, num_images=1000)
   batch_size: int = 50
   scale: tuple[float, ...] = ()
   workdir: str = 'runs/quality'
 
   def __post_init__(self):
-    fields.check(self, num_images=(1, fields.MOST), seed=fields.SEEDS, scale=fields.FINITE)
+    fields.check(self, scale=fields.FINITE)
 
 
 def prepare(config: Config) -> tuple[Bench, list[Any]]:
   """Loads the model and checks all options; returns the sampling options of every guidance scale.
-
-  Raises:
-    ValueError: for invalid options.
   """
-  inputs.at_least(config, 1, 'batch_size')
-  model = inputs.model(config.loading)
-  listed = groups.Images(prompts=config.prompts, num_images=config.num_images, seed=config.seed)
-  prompts, seed = inputs.images(listed, model)
-  bench = Bench(model, prompts, seed=seed, batch_size=config.batch_size,
-                captions=scenes.captions(model, prompts))
+  model = inputs.model(config.loading, config.parts)
+  prompts, _ = inputs.images(config.images, model)
+  bench = config.bench(model, captions=scenes.captions(model, prompts))
   options = [model.sampling(guidance_scale=scale) for scale in config.scale] or [model.sampling()]
   for sampling in options:
     bench.check(config.decoder, sampling)
@@ -82,11 +68,9 @@ def prepare(config: Config) -> tuple[Bench, list[Any]]:
 
 
 def confusions(images: np.ndarray, captions: list[str]) -> list[dict[str, Any]]:
-  """Counts the things that images show in place of the requested one, the most frequent first.
+  """Counts the things that images `[N, H, W, 3]` uint8 show in place of the requested one.
 
-  Args:
-    images: `[N, H, W, 3]` uint8.
-    captions: their captions; those that ask for one thing count.
+  The most frequent are first; captions that ask for one thing count.
   """
   wanted = [scenes.request_of(caption, scenes.templates()) for caption in captions]
   shown = scenes.see([scenes.scene(image) for image in images], wanted, scenes.templates())
@@ -97,33 +81,24 @@ def confusions(images: np.ndarray, captions: list[str]) -> list[dict[str, Any]]:
           for (one, other), count in pairs.most_common() if one != other][:_CONFUSIONS]
 
 
-def run(config: Config) -> None:
-  """Measures, prints the table and writes the report.
-
-  Raises:
-    ValueError: for invalid options, before anything is compiled.
-  """
+@cli.command(Config)
+def main(config: Config) -> None:
   bench, options = prepare(config)
-  captions, rows = bench.captions, []
+  captions, model = bench.captions, bench.model
   report = Report(config.workdir, ['images.png', 'failures.png'])
-  for sampling in options:
-    sample = bench.sample(config.decoder, sampling)
-    values = scenes.of_sample(sample, bench.model)
-    rows.append(dict(guidance_scale=float(sampling.guidance_scale), **base.entries(values)))
-    measured.show(_COLUMNS, rows[-1])
-  images = sample.images(bench.model)
-  worst = np.argsort(scenes.of_each(sample, bench.model), kind='stable')[:_SHEET]
+  scores = lambda sampling: scenes.of_sample(bench.sample(config.decoder, sampling), model)
+  rows = measured.listed(_COLUMNS, (
+      dict(guidance_scale=float(sampling.guidance_scale), **base.entries(scores(sampling)))
+      for sampling in options))
+  sample = bench.sample(config.decoder, options[-1])
+  images = sample.images(model)
+  worst = np.argsort(scenes.of_each(sample, model), kind='stable')[:_SHEET]
   for name, chosen in (('images', np.arange(len(images))[:_SHEET]), ('failures', worst)):
     grid.save_grid(report.path(f'{name}.png'), images[chosen], columns=_COLUMNS_OF_SHEET,
                    captions=[captions[i] for i in chosen])
   title = f'{pathlib.Path(config.loading.model).name}, {len(captions)} images'
   measured.write(report, config, [Table(title, _COLUMNS, rows)], num_images=len(captions),
                  confused=confusions(to_bytes(images), captions))
-
-
-@cli.command(Config)
-def main(config: Config) -> None:
-  run(config)
 
 
 if __name__ == '__main__':

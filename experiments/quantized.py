@@ -10,10 +10,7 @@ different tokens. Writes report.json to --workdir.
 """
 
 import dataclasses
-import functools
-import itertools
 import sys
-from typing import Literal
 
 import jax
 import numpy as np
@@ -27,29 +24,20 @@ from cspd_jax.generation import memory
 from cspd_jax.measure.bench import Bench
 from cspd_jax.measure.tables import Table
 from cspd_jax.metrics import base, likelihood
-from experiments.measured import check_lists, show, write
+from experiments.measured import ModelImages, check_lists, listed, write
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(ModelImages):
   """The measurements.
 
   Attributes:
-    model: a shipped model or a folder.
-    parts: networks that replace those of the model, such as eagle=runs/eagle.
     guidance_scale: guidance scales.
-    images: the images that the target generates, the same for every scale.
-    batch_size: images decoded together.
-    dtype: of the original parameters, and of those that are not quantized.
-    workdir: folder of the results.
   """
 
-  model: str = 'demo'
-  parts: tuple[str, ...] = ()
+  loading: groups.Loading = groups.Loading('demo', dtype='float32')
   guidance_scale: tuple[float, ...] = (1.0, 3.0)
   images: groups.Images = groups.Images(num_images=32, seed=12)
-  batch_size: int = 16
-  dtype: Literal['float32', 'bfloat16'] | None = 'float32'
   workdir: str = 'runs/quantized'
 
   def __post_init__(self):
@@ -72,24 +60,24 @@ _OPTIONS = {'matrices': dict(quantize='int8'), 'cache': dict(cache_dtype='int8')
 def main(config: Config) -> None:
   inputs.at_least(config.images, 2, 'num_images')
   check_lists(config, 'guidance_scale')
-  load = functools.partial(
-      cspd_jax.load, config.model, dtype=config.dtype, **inputs.parts(config.parts))
+  for name in _OPTIONS['both']:
+    if (value := getattr(config.loading, name)) is not None:
+      raise ValueError(f'{name} is {value!r}; the model is compared with its own int8 forms, so '
+                       f'leave {name} out.')
+  load = lambda **options: inputs.model(
+      dataclasses.replace(config.loading, **options), config.parts, one_group=inputs.MEASURED)
   model, quantized = load(), {name: load(**options) for name, options in _OPTIONS.items()}
-  prompts, seed = inputs.images(config.images, model)
-  benches = [Bench(model, prompts, seed=seed, batch_size=config.batch_size,
-                   sampling=model.sampling(guidance_scale=scale))
-             for scale in config.guidance_scale]
+  benches = [config.bench(model, guidance_scale=scale) for scale in config.guidance_scale]
   for bench in benches:
     bench.check(bench.baseline)
-  report, rows = Report(config.workdir), []
-  for name, (scale, bench) in itertools.product(quantized, zip(config.guidance_scale, benches)):
-    other = quantized[name]
-    rows.append(dict(int8=name, guidance_scale=scale, mib=memory.size(model.params) / 2**20,
-                     other_mib=memory.size(other.params) / 2**20,
-                     cache_mib=_cache(model, bench), other_cache_mib=_cache(other, bench),
-                     **measured(bench, other)))
-    show(_COLUMNS, rows[-1])
-  write(report, config, [Table(f'{config.model}, int8', _COLUMNS, rows)], prompts=prompts)
+  report = Report(config.workdir)
+  rows = listed(_COLUMNS, (
+      dict(int8=name, guidance_scale=scale, mib=memory.size(model.params) / 2**20,
+           other_mib=memory.size(other.params) / 2**20, cache_mib=_cache(model, bench),
+           other_cache_mib=_cache(other, bench), **measured(bench, other))
+      for name, other in quantized.items() for scale, bench in zip(config.guidance_scale, benches)))
+  write(report, config, [Table(f'{config.loading.model}, int8', _COLUMNS, rows)],
+        prompts=benches[0].prompts)
 
 
 def _cache(model: cspd_jax.Model, bench: Bench) -> float:

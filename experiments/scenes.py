@@ -29,21 +29,15 @@ _SHEET = 60
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class Config(emoji.Sources):
   """The sources and the number of scenes.
 
   Attributes:
-    fluent: folder of the files of Fluent Emoji.
-    noto: file of Noto Color Emoji.
-    names: file of the short names.
     num_scenes: scored scenes per split.
     seed: seed of the scenes.
     workdir: folder of the results.
   """
 
-  fluent: str = emoji.FLUENT
-  noto: str = emoji.NOTO
-  names: str = emoji.SHORT_NAMES
   num_scenes: int = 1000
   seed: int = 0
   workdir: str = 'runs/scenes'
@@ -54,7 +48,7 @@ class Config:
 
 @cli.command(Config)
 def main(config: Config) -> None:
-  sprites = emoji.load(config.fluent, config.noto, config.names)
+  sprites = config.sprites()
   report = Report(config.workdir, [
       'templates.npz', *(f'{split}.{kind}' for split in emoji.SPLITS for kind in ('png', 'txt'))])
   templates = emoji.templates(sprites)

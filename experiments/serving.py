@@ -4,9 +4,9 @@
   python -m experiments.serving --model=demo --num_images=16 --clients=1,4 --soak=200
 
 Starts cspd-serve and requests the same images with several numbers of clients. Before and after
-each of them `Model.generate` decodes these images while the server is idle, in as many slots. Both
-are compiled and have decoded images before. Seconds are also those of the machine's other load; the
-time that the processors worked, and the passes over all slots, are the server's own.
+each of them `Model.generate` decodes these images while the server is idle, in as many slots; both
+have decoded images before. Seconds are also those of the machine's other load; the time that the
+processors worked, and the passes over all slots, are the server's own.
 
 Then clients send wrong requests, leave while their images are decoded, and read slowly: every
 request must have its answer, every image must be accounted for, and the memory must stay what it
@@ -263,10 +263,7 @@ def main(config: Config) -> None:
   request = prepare(model, prompts, seed=list(range(config.num_images)), decoder=config.decoder,
                     batch_size=config.slots)
   with _serving(config, request) as server:
-    rows: list[dict[str, Any]] = []
-    for row in _rows(config, model, request, server):
-      rows.append(row)
-      measured.show(_COLUMNS, row)
+    rows = measured.listed(_COLUMNS, _rows(config, model, request, server))
     first = float(np.median([_first_picture(server, prompt) for prompt in prompts[:8]]))
     print(f'first partial picture after {first:.0%} of the time of an image', flush=True)
     soak = _soak(server, prompts, config.soak, 2 * config.slots) if config.soak else None

@@ -24,11 +24,9 @@ from absl import logging
 from cspd_jax import cli, families
 from cspd_jax.cli import inputs
 from cspd_jax.files import paths, run_folder, store
-from cspd_jax.files.run_folder import Report
-from cspd_jax.files.store import Loaded
 from cspd_jax.generation.model import Model
 from cspd_jax.plots import grid
-from cspd_jax.training import smoke
+from cspd_jax.training import loop
 from experiments.demo_models import photos, stages
 
 
@@ -52,7 +50,7 @@ class Flags:
 def run(recipe: stages.Stages, workdir: pathlib.Path, stage: str, export: pathlib.Path) -> None:
   """Runs one stage or all of them."""
   selected = {*_stages_of(recipe)} if stage == 'all' else {stage}
-  tokenizer = tokenizer_of(recipe, workdir)
+  tokenizer = recipe.train_tokenizer(workdir)
   if selected == {'tokenizer'}:
     return
   data = {split: recipe.tokenize(tokenizer, split, workdir) for split in photos.SPLITS}
@@ -76,13 +74,6 @@ def _stages_of(recipe: stages.Stages) -> tuple[str, ...]:
   return 'tokenizer', *recipe.models, 'eval', 'export'
 
 
-def tokenizer_of(recipe: stages.Stages, workdir: pathlib.Path) -> Any:
-  """Returns the parameters of the tokenizer of `recipe.tokenizer_of`, or trains one."""
-  if recipe.tokenizer_of is None:
-    return recipe.train_tokenizer(workdir)
-  return stages.tokenizer('tokenizer_of', recipe.tokenizer_of, recipe.tokenizer)
-
-
 def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
             folder: pathlib.Path) -> None:
   """Writes the model folder, with its networks in bfloat16."""
@@ -100,9 +91,9 @@ def picture_names(recipe: stages.Stages) -> tuple[str, ...]:
 
 def built(recipe: stages.Stages, networks: Mapping[str, stages.Network], role: str) -> Model:
   """Builds one of `recipe.models` with the recipe's defaults, like the exported model."""
-  loaded = {name: Loaded(*network, metadata=recipe.metadata)
+  loaded = {name: store.Loaded(*network, metadata=recipe.metadata)
             for name, network in networks.items() if name not in recipe.models}
-  target = Loaded(*networks[role], metadata=recipe.metadata)
+  target = store.Loaded(*networks[role], metadata=recipe.metadata)
   # The parameters have their dtype already.
   defaults = {name: value for name, value in recipe.defaults.items() if name != 'dtype'}
   return families.FAMILIES[recipe.family].build(
@@ -110,7 +101,7 @@ def built(recipe: stages.Stages, networks: Mapping[str, stages.Network], role: s
 
 
 def write_pictures(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, Any],
-                   data: Mapping[str, stages.Split], report: Report) -> None:
+                   data: Mapping[str, stages.Split], report: run_folder.Report) -> None:
   """Writes grids of held-out, reconstructed and sampled images; arguments as for `networks`."""
   count = 2 * len(photos.NAMES)
   images, labels = (part[:count] for part in recipe.held_out())
@@ -135,15 +126,13 @@ def main(recipe: Any, flags: Any) -> None:
     raise ValueError(f'stage is {flags.stage!r}, which the configuration has not; it must be all '
                      f'or one of: {", ".join(_stages_of(recipe))}.')
   if flags.smoke:
-    recipe = smoke.smoke(recipe.small())
+    recipe = loop.smoke(recipe.small())
   workdir = paths.folder('workdir', flags.workdir)
   export = inputs.output_folder('export', flags.export, workdir)
   families.check_place(export, recipe.family, {
       role: role for role in ('tokenizer', *recipe.models)})
   run_folder.check(workdir, picture_names(recipe))
   recipe.prepare()
-  if recipe.tokenizer_of is not None:
-    tokenizer_of(recipe, workdir)  # Raises its errors before anything is written.
   with run_folder.Run(workdir, dataclasses.asdict(recipe), name='workdir', alone=False):
     inputs.log_progress()
     run(recipe, workdir, flags.stage, export)

@@ -7,7 +7,7 @@ docs/embedded.md has the commands that fetch the sources. The tokenizer starts f
 `mar_demo`. On one GPU (NVIDIA H200) all stages take 6 minutes. On held-out scenes the tokenizer
 reaches 30.3 dB and the target a loss of 0.208. Afterwards
 
-  python -m experiments.fit_head_drafter --model=runs/train_emoji_continuous/export --overwrite
+  python -m experiments.fit_head_drafter --model=runs/train_emoji_continuous/export
 """
 
 from cspd_jax import load

@@ -35,7 +35,7 @@ from cspd_jax.commands import compare_report
 from cspd_jax.core import fields, programs, progress
 from cspd_jax.files import locks, run_folder
 from cspd_jax.generation.request import Request, prepare as prepare_request
-from cspd_jax.measure import comparison
+from cspd_jax.measure import timing
 from cspd_jax.metrics import scenes
 
 _PROGRAM = 'cspd-compare'
@@ -167,7 +167,7 @@ def _report(config: Any, job: Job) -> run_folder.Report:
       _output(config), compare_report.files(job.model, job.requests), program=_PROGRAM)
 
 
-def _write(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -> list[dict]:
+def _write(config: Any, job: Job, compared: Mapping[str, timing.Compared]) -> list[dict]:
   report = _report(config, job)
   rows = compare_report.rows(
       job.model, job.requests, compared, paired=config.paired)
@@ -180,7 +180,7 @@ def _write(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -
   return rows
 
 
-def _look(config: Any, job: Job, compared: Mapping[str, comparison.Compared]) -> None:
+def _look(config: Any, job: Job, compared: Mapping[str, timing.Compared]) -> None:
   """Writes the report before times are measured, and prints where the pictures are."""
   rows = _write(config, job, compared)
   name = compare_report.MAPS if len(rows) == len(job.requests) else rows[0]['images']
@@ -202,7 +202,7 @@ def main(config: Config) -> None:
     counted = (f'{count} image{"s"[:count != 1]} x {len(job.requests)} decoders x '
                f'{1 + _REPEATS} runs')
     with programs.reported(len(job.requests) + others), progress.bar(counted) as show:
-      compared = comparison.compare(
+      compared = timing.compare(
           job.requests, captions=job.captions, repeats=_REPEATS, budget=config.budget,
           show=progress.say, progress=show, look=functools.partial(_look, config, job))
     rows = _write(config, job, compared)

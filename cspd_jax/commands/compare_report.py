@@ -13,7 +13,7 @@ from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation.request import Request
 from cspd_jax.measure import tables
-from cspd_jax.measure.comparison import Compared
+from cspd_jax.measure.timing import Compared
 from cspd_jax.metrics import paired as paired_lib, passes, scenes
 from cspd_jax.plots import charts, grid
 

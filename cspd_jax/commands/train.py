@@ -32,7 +32,7 @@ from cspd_jax import cli, families
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, programs
 from cspd_jax.files import atomic, paths, run_folder, store
-from cspd_jax.training import corrector_recipe, drafter_recipe, neighbours, samples, smoke
+from cspd_jax.training import corrector_recipe, drafter_recipe, loop, neighbours, samples
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter import DrafterTrainConfig
@@ -128,7 +128,7 @@ def override(recipe: Recipe, flags: Flags) -> Recipe:
     changes['plain'] = dataclasses.replace(recipe.plain, **optimizer)
     changes['num_plain_images'] = flags.num_images or recipe.num_plain_images
   recipe = dataclasses.replace(recipe, **changes)
-  return smoke.smoke(recipe) if flags.smoke else recipe
+  return loop.smoke(recipe) if flags.smoke else recipe
 
 
 def _role(recipe: Recipe) -> str:

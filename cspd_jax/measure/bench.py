@@ -29,14 +29,14 @@ from cspd_jax.metrics.base import Sample
 class Bench:
   """Decodes the same images with any decoder of a model, and caches the results.
 
-  Image `i` depends only on the seed, `i` and its prompt.
+  Image `i` depends only on the seed, `i` and its prompt. Nothing is decoded at first.
 
   Attributes:
     model: the model.
     prompts: `[N]`, one per image.
     seed: one seed for all images, or one for each.
-    batch_size: images decoded together.
-    sampling: the default sampling options.
+    batch_size: images decoded together, at most `N`.
+    sampling: the default sampling options; None is those of the model.
     captions: `[N]` what scenes of emoji are asked for; None if this is not scored.
     seconds: total compilation time so far.
   """
@@ -44,10 +44,6 @@ class Bench:
   def __init__(self, model: Model, prompts: Sequence[Any], *, seed: int | Sequence[int] = 0,
                batch_size: int = 16, sampling: Any = None,
                captions: Sequence[str] | None = None):
-    """Stores the settings; nothing is decoded yet.
-
-    `batch_size` is capped at the number of images; `sampling` is by default the model's.
-    """
     self.model, self.prompts, self.seed = model, list(prompts), seed
     self.captions = captions
     self.batch_size = min(batch_size, len(self.prompts))
@@ -64,11 +60,7 @@ class Bench:
     return self.model.engine.baseline
 
   def text(self, specification: Any) -> str:
-    """Returns the canonical text of a specification.
-
-    Raises:
-      ValueError: for a specification that cannot be parsed.
-    """
+    """Returns the canonical text of a specification; raises ValueError if it has another form."""
     return str(self.model.specification(specification))
 
   def share(self, specifications: Sequence[Any]) -> None:
@@ -76,21 +68,15 @@ class Bench:
     self._shared = tuple(dict.fromkeys(map(self.text, specifications)))
 
   def decoder(self, specification: Any, guided: bool) -> Any:
-    """Returns the decoder of a specification, built on the first call.
-
-    Raises:
-      ValueError: if the decoder is invalid, with the reason.
-    """
+    """Returns the decoder of a specification, built once; an invalid one raises ValueError."""
     name = self.text(specification), guided
     if name not in self._decoders:
       self._decoders[name] = self.model.decoder(name[0], guided=guided)
     return self._decoders[name]
 
   def check(self, specification: Any, sampling: Any = None) -> Any:
-    """Builds the decoder of a specification and checks it with the sampling options.
-
-    Raises:
-      ValueError: if the decoder is invalid, or cannot use these sampling options.
+    """Returns the decoder of a specification; raises ValueError if it is invalid, or cannot use the
+    sampling options.
     """
     sampling = self.sampling if sampling is None else sampling
     decoder = self.decoder(specification, programs.is_guided(sampling))
@@ -110,10 +96,8 @@ class Bench:
     """Returns the request of the first `count` images; None for one per prompt.
 
     If there are more images than prompts, the prompts repeat, but the images differ. The seed may
-    be a random key; options that are None are those of the bench.
-
-    Raises:
-      ValueError: for what the decoder or the memory of the device does not support.
+    be a random key; options that are None are those of the bench. What the decoder or the memory of
+    the device does not support raises ValueError.
     """
     count, total = len(self.prompts) if count is None else count, len(self.prompts)
     seed = self.seed if seed is None else seed
@@ -182,8 +166,8 @@ class Bench:
             ) -> Callable[[], list[refill.Finished]]:
     """Returns a function to be timed that decodes a queue of images, `count` or one per prompt.
 
-    It is already compiled and has run once. Images and prompts are those of `run`; the row of a
-    complete image starts the next one. For decoders of discrete tokens.
+    It is compiled and has run once. Images and prompts are those of `run`; the row of a complete
+    image starts the next one. For decoders of discrete tokens.
     """
     request = self.request(specification, batch_size=batch_size, count=count)
     # A few images may need fewer slots than all of them.
@@ -209,18 +193,16 @@ class Bench:
 
   def _members(self, text: str, guided: bool) -> tuple[str, ...]:
     """Returns the decoders that share a program with this one, including itself."""
-    common = lambda member: _common_parts(member, self.decoder(member, guided))
+    def common(member):
+      decoder = self.decoder(member, guided)
+      if not isinstance(decoder, Decoder):
+        return member
+      drafter, verifier = discrete.expand(member)
+      # Only `match` returns `Verdict.samples`, from which a window continues.
+      return str(drafter), decoder.verifier.seed_exact, verifier.name == 'match'
+
     members = tuple(member for member in self._shared if common(member) == common(text))
     return members if text in members else (text,)
-
-
-def _common_parts(text: str, decoder: Any) -> tuple:
-  """Returns a key that is equal for decoders that can share a program."""
-  if not isinstance(decoder, Decoder):
-    return (text,)
-  drafter, verifier = discrete.expand(text)
-  # Only `match` returns `Verdict.samples`, from which a window continues.
-  return str(drafter), decoder.verifier.seed_exact, verifier.name == 'match'
 
 
 def one_of(decoders: Sequence[Decoder]) -> Callable[..., Any]:

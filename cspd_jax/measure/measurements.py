@@ -35,10 +35,8 @@ class Reference(NamedTuple):
 
 
 def choose(engine: str, names: Sequence[str] | None = None) -> tuple[Metric, ...]:
-  """Returns the metrics with these names; all metrics of the engine if None.
-
-  Raises:
-    ValueError: for a name that is not a metric of this engine.
+  """Returns the metrics with these names, None for all of the engine; another name raises
+  ValueError.
   """
   supported = {metric.name: metric for metric in metrics_lib.select(engine)}
   if names is None:
@@ -106,13 +104,10 @@ def each(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
 
 
 def _equal(bench: Bench, sample: Sample, window: int) -> dict[str, float]:
-  """Returns the fractions of images equal to those of the baseline, without and with a window.
-
-  The baseline with a window of the same length has the same shapes and therefore the same rounding.
-  It is measured only if some images differ from those of the plain baseline.
-  """
+  """Returns the fractions of images equal to those of the baseline, without and with a window."""
   share = lambda name: float(np.mean(np.all(sample.tokens == bench.sample(name).tokens, axis=1)))
   equal = dict(equal_to_baseline=share(bench.baseline))
+  # A window of the same length has the same shapes and therefore the same rounding.
   if equal['equal_to_baseline'] < 1:
     same_shapes, _ = able(bench, [f'{bench.baseline}(window={window})'])
     if same_shapes:

@@ -33,14 +33,16 @@ def text(columns: Columns, rows: Iterable[Row], *, left: int = 2) -> str:
   """
   body = [cells(columns, row) for row in rows]
   widths = [max(map(len, column)) for column in zip(columns, *body)]
-  names, *lines = (_line(parts, widths, left) for parts in (list(columns), *body))
+  names, *lines = ('  '.join(
+      part.ljust(width) if i < left else part.rjust(width)
+      for i, (part, width) in enumerate(zip(parts, widths))).rstrip()
+                   for parts in (list(columns), *body))
   return '\n'.join([names, '-' * len(names), *lines])
 
 
 def markdown(columns: Columns, rows: Iterable[Row]) -> str:
-  """Formats a table in Markdown, with columns of numbers aligned right and all others left.
-
-  The first column names the rows, and is aligned left.
+  """Formats a table in Markdown; columns of numbers but the first, which names the rows, are
+  right-aligned.
   """
   body = [cells(columns, row) for row in rows]
   is_number = [all(_NUMBER.fullmatch(cell) for cell in column) for column in zip(*body)]
@@ -82,12 +84,9 @@ def entries(shown: Iterable[Table]) -> dict[str, Any]:
 def of_report(path: str | os.PathLike) -> list[Table]:
   """Reads the tables of a report, a report.json or its folder.
 
-  A report lists its tables in `tables`: for each a title, columns, and the indices of its rows. A
-  report without this list has one table with all of its rows.
-
-  Raises:
-    ValueError: if the file is not a valid report: also for a column whose format has a large width,
-      or reads anything but a value of the row.
+  A report lists its tables in `tables`: for each a title, columns, and the indices of its rows; one
+  without this list has one table with all of its rows. An invalid report raises ValueError, also
+  for a column whose format has a large width, or reads anything but a value of the row.
   """
   path = paths.find('report', path)
   report = reading.json(path / 'report.json' if path.is_dir() else path,
@@ -110,8 +109,7 @@ def of_report(path: str | os.PathLike) -> list[Table]:
 
 
 def _checked(columns: Any) -> Columns:
-  """Returns columns of a file; raises ValueError unless they format values of a row in few letters.
-  """
+  """Returns columns of a file, which must format values of a row in few letters."""
   for name, form in columns.items():
     for _, field, spec, conversion in string.Formatter().parse(form):
       if conversion or field is not None and not (
@@ -129,12 +127,6 @@ def cells(columns: Columns, row: Row) -> list[str]:
 def _cell(form: str, values: '_Row') -> str:
   first = next((name for _, name, _, _ in string.Formatter().parse(form) if name), None)
   return '-' if first is not None and values[first] is _DASH else form.format_map(values)
-
-
-def _line(parts: Sequence[str], widths: Sequence[int], left: int) -> str:
-  return '  '.join(
-      part.ljust(width) if i < left else part.rjust(width)
-      for i, (part, width) in enumerate(zip(parts, widths))).rstrip()
 
 
 class _Row(dict):

@@ -1,25 +1,24 @@
 """Times functions in alternation, so that a change in the machine's load affects all of them."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core.batches import Progress, concatenated
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.tree import Tree
+from cspd_jax.generation.request import Request
+from cspd_jax.metrics.base import Sample
 
 Name = TypeVar('Name', bound=Hashable)
 
 
 class Timing(NamedTuple):
-  """The timed runs of one function.
-
-  Attributes:
-    seconds: `[n]` wall-clock time of every run, in order.
-  """
+  """The timed runs of one function: the seconds `[n]` of every run, in order."""
 
   seconds: np.ndarray
 
@@ -46,19 +45,17 @@ def measure(
 ) -> dict[Name, Timing]:
   """Times functions, by name, that run in turns.
 
-  In every turn each function runs once, in the order of `runs`, until its result is ready. The
-  first turns are not timed, because the first run of a compiled program may be slower. Compile the
-  functions beforehand; otherwise the first run includes the compilation.
+  In every turn each function runs once, in the order of `runs`, until its result is ready. Compile
+  the functions beforehand; otherwise the first run includes the compilation.
 
   Args:
     runs: functions without arguments, by name.
     repeats: number of timed turns.
-    warmup: number of turns before them that are not timed.
+    warmup: number of turns before them that are not timed, because a first run may be slower.
     enough: a function whose first timed run takes more seconds than this is timed only once; None
       for no limit.
-    budget: limit on the total seconds of all timed runs. A further turn starts only if it would
-      end within the budget at the mean time of the previous turns; the first always runs. None
-      for no limit.
+    budget: limit on the total seconds of all timed runs; None for no limit. A further turn starts
+      only if it would end within the budget at the mean time of the previous turns.
     progress: called after each turn with the number of finished turns and of all turns.
 
   Raises:
@@ -108,3 +105,70 @@ def forward_passes(target: Target, tree: Tree) -> Callable[[Any, Any, Any], jax.
     return jax.lax.fori_loop(0, count, body, (tokens, cache, jnp.sum(logits)))[2]
 
   return run
+
+
+class Compared(NamedTuple):
+  """Images and times of one decoder."""
+
+  sample: Sample  # The images.
+  compile_seconds: float  # Time to trace and compile at batch 1.
+  # `[N]` wall-clock time of each image at batch 1, median of the timed runs; None before the timed
+  # runs.
+  seconds: np.ndarray | None = None
+  timed_runs: int = 0  # Timed runs of every image.
+
+
+def compare(
+    requests: Mapping[str, Request],
+    *,
+    captions: Sequence[str] | None = None,
+    repeats: int = 3,
+    budget: float | None = None,
+    show: Callable[[str], None] = lambda line: None,
+    progress: Progress | None = None,
+    look: Callable[[dict[str, Compared]], None] = lambda compared: None,
+) -> dict[str, Compared]:
+  """Generates all images with all decoders, one image at a time.
+
+  First compiles each decoder and generates the images with it. In the timed runs that follow, the
+  decoders alternate on every image, so that a change in the machine's load affects all of them.
+
+  Args:
+    requests: by name of the decoder, the requests of the same images.
+    captions: what the images were asked for; see `metrics.base.Sample`.
+    repeats: maximum number of timed runs per image and decoder.
+    budget: limit on the seconds of all timed runs; the first run of each always completes.
+    show: called with a line about every step.
+    progress: called with the number of images decoded so far and in total.
+    look: called with the first decoder that has generated its images, and with all of them.
+  """
+  images = range(len(next(iter(requests.values()))))
+  runs: dict[tuple[int, str], Callable[[], Any]] = {}
+  compared: dict[str, Compared] = {}
+  count = len(images) * len(requests)
+
+  def report(done):
+    if progress is not None:
+      progress(done, count * (repeats + 1))
+
+  for name, request in requests.items():
+    compile_seconds = request.compile(1)
+    runs |= {(i, name): request.bound(np.array([i])) for i in images}
+    results = []
+    for i in images:
+      results.append(jax.device_get(runs[i, name]()))
+      report(len(compared) * len(images) + i + 1)
+    decoded = concatenated(results)
+    show(f'{name}: {", ".join(map(str, decoded.rounds))} rounds')
+    compared[name] = Compared(
+        Sample(decoded, jax.device_get(request.condition), request.sampling, batch_size=1,
+               captions=captions),
+        compile_seconds)
+    if len(compared) in (1, len(requests)):
+      look(compared)
+  timings = measure(
+      {(i, name): runs[i, name] for i in images for name in requests}, repeats, warmup=0,
+      budget=budget, progress=lambda turn, _: report((turn + 1) * count))
+  return {name: untimed._replace(
+      seconds=np.array([timings[i, name].median for i in images]),
+      timed_runs=len(timings[0, name].seconds)) for name, untimed in compared.items()}

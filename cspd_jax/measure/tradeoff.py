@@ -55,8 +55,8 @@ def panels(points: Mapping[str, Sequence[Point]], curves: Sequence[Curve], basel
            noise: Mapping[str, tuple[float, float]]) -> list[list[plot.Panel]]:
   """Builds panels over the accepted length: a row per drafter, a column per metric.
 
-  `points` are by drafter, which is the title of the row; `baseline` is the decoder whose images are
-  the reference of distances, `noise` the mean and deviation of metrics due to noise alone, by name.
+  `points` are by drafter; `baseline` is the decoder whose images are the reference of distances,
+  `noise` the mean and deviation of metrics due to noise alone, by name.
   """
   result = []
   for title, own_points in points.items():
@@ -104,8 +104,8 @@ class Gap(NamedTuple):
 
   mean: float  # Mean distance over the accepted lengths that both curves cover.
   error: float  # Its standard error over images.
-  low: float  # The smallest of these lengths.
-  high: float  # The largest of these lengths.
+  low: float  # The smallest and the largest of these lengths.
+  high: float
   better: float  # Bound per token of the lower curve at the middle length.
   worse: float  # Bound per token of the upper curve at the middle length.
 
@@ -121,7 +121,7 @@ def path(rows: Sequence[Measurement]) -> Path:
 def gap(better: Path, worse: Path) -> Gap | None:
   """Compares the bounds on total variation of two curves; None if they share no accepted length.
 
-  The standard error is estimated by the jackknife over images.
+  The standard error is the jackknife's over images.
   """
   count = better.rounds.shape[1]
   everything = np.ones(count, bool)

@@ -5,17 +5,16 @@ The number of rounds depends on the model and the decoder, the cost of a round o
   seconds per image = rounds x seconds of a round / images decoded together
 
 A short run of every candidate measures its rounds. A batch runs until its slowest row is complete,
-so its rounds are the expected maximum over its images. If there are more images than rows, a row
-whose image is complete starts the next one (`decoding.refill`); then the total is the rounds of all
-images divided by the rows, plus the tail in which the last images finish alone, plus one prefill
-per group of images. The short run also times a round at one number of images (`base`). At another
-number `b`, the time scales like that of a bare forward pass of the target over equally many tokens:
+so its rounds are the expected maximum over its images. If a row whose image is complete starts the
+next one (`decoding.refill`), the total is the rounds of all images divided by the rows, plus the
+tail in which the last images finish alone, plus one prefill per group of images. The short run also
+times a round at one number of images (`base`). At another number `b`, the time scales like that of
+a bare forward pass of the target over equally many tokens:
 
   seconds of a round(b) = seconds of a round(base) x pass(b, tokens) / pass(base, tokens)
 
-Candidates run one after the other, while the load of the machine may change. Bare passes over one
-token therefore alternate with the images of every short run, and the times of a candidate are
-measured relative to these passes.
+The load of the machine may change from candidate to candidate. Bare passes over one token therefore
+alternate with the images of every short run, and times are measured relative to these passes.
 """
 
 import functools
@@ -27,6 +26,7 @@ import jax
 import numpy as np
 
 from cspd_jax.core import programs
+from cspd_jax.core.batches import concatenated
 from cspd_jax.decoding import refill
 from cspd_jax.decoding.tree import chain
 from cspd_jax.measure import timing
@@ -87,8 +87,7 @@ def last_row(rounds: np.ndarray, batch_size: int) -> float:
 def queue_rounds(rounds: np.ndarray, batch_size: int, count: int) -> float:
   """Returns the expected rounds of a queue of `count` images, without their prefills.
 
-  The rounds of its images are drawn from `rounds` `[N]`, which include the prefill. The first of
-  `batch_size` rows that is free starts the next image.
+  The rounds of an image are drawn from `rounds` `[N]`, which include the prefill.
   """
   rng, totals = np.random.default_rng(0), []
   for queue in rng.choice(np.asarray(rounds) - 1, (_QUEUES, count)):
@@ -134,19 +133,18 @@ def search(lines: Sequence[Sequence[str]], further: Callable[[str], Sequence[str
            seconds: Callable[[str], Mapping[int, float] | None]) -> Searched:
   """Tries the candidates that may be the fastest.
 
-  The rounds of a line get longer from candidate to candidate. A line ends after a candidate that is
-  clearly slower than the best one before it, for all numbers of images decoded together. Then
-  variants, `further(specification)`, are tried of the candidates that are close to the best of all
-  lines. `seconds(specification)` predicts the seconds per image by number of images decoded
-  together; None if the time limit is reached.
+  The rounds of a line get longer from candidate to candidate; it ends after one that is clearly
+  slower than the best before it, for all numbers of images decoded together. Then variants,
+  `further(specification)`, are tried of the candidates that are close to the best of all lines.
+  `seconds(specification)` predicts the seconds per image by number of images decoded together; None
+  if the time limit is reached.
   """
   predicted: dict[str, Mapping[int, float]] = {}
   left_out: dict[str, str] = {}
 
   def visit(text):
     if text not in predicted:
-      by_size = seconds(text)
-      if by_size is None:
+      if (by_size := seconds(text)) is None:
         left_out[text] = OUT_OF_TIME
         return None
       predicted[text] = by_size
@@ -197,7 +195,7 @@ def tokens(bench: Bench, text: str) -> int:
 
 def _passes(bench: Bench, images: int, tokens: int, label: str
             ) -> Callable[[int], Callable[[], object]]:
-  """Compiles bare passes over `tokens` per image: `count -> ` a function of that many to be timed.
+  """Compiles bare passes over `tokens` per image: `count ->` a function of that many to be timed.
   """
   passes = timing.forward_passes(bench.check(bench.baseline).target, chain(tokens - 1))
   arguments = bench.model.params, bench.condition(images)
@@ -215,10 +213,7 @@ def pace(bench: Bench, batch_size: int) -> Pace:
 def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
   """Decodes the images of a bench with a candidate, `batch_size` images together.
 
-  The reference passes of `pace` alternate with the batches.
-
-  Raises:
-    ValueError: if the model returns invalid probabilities.
+  The passes of `pace` alternate with the batches; invalid probabilities raise ValueError.
   """
   batches = -(-len(bench.prompts) // batch_size)
   calls, results = bench.runs(text, batch_size, batches), {}
@@ -231,8 +226,7 @@ def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
   for number in range(batches):
     turns |= {('pace', number): pace.run, ('decoder', number): functools.partial(run, number)}
   timed = {name: times.median for name, times in timing.measure(turns, 1, warmup=0).items()}
-  decoded = jax.tree.map(lambda *parts: np.concatenate(parts), *map(
-      jax.device_get, (results[number] for number in range(batches))))
+  decoded = concatenated(jax.device_get([results[number] for number in range(batches)]))
   bench.model.engine.check_result(decoded, [
       f'number {number}' for number in range(len(decoded.rounds))])
   rounds = decoded.rounds.reshape(batches, batch_size).max(axis=1)

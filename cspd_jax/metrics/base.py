@@ -16,11 +16,7 @@ from cspd_jax.generation.model import Model
 
 
 class Value(NamedTuple):
-  """The value of a metric for some images.
-
-  Attributes:
-    mean: the value; NaN if it could not be measured.
-    standard_error: its standard error over the images; NaN if it is not available.
+  """The value of a metric for some images and its standard error over them; NaN is not available.
   """
 
   mean: float
@@ -54,14 +50,12 @@ class Sample:
 
   Attributes:
     decoded: the decoder's result, `N` rows of NumPy arrays.
-    condition: the conditions of the images as the model's target expects them, with leading axis
-      `N`.
+    condition: the conditions as the model's target expects them, with leading axis `N`.
     sampling: the sampling options, each a number or one per image.
-    reference: images of the target's distribution, drawn by an exact decoder with other seeds:
-      `K N` of them, the same conditions `K` times in the same order. None if not available.
+    reference: images of the target's distribution, drawn by an exact decoder with other seeds: `K
+      N` of them, the same conditions `K` times in the same order. None if not available.
     batch_size: images that networks process together.
-    captions: what the scenes of a model of emoji were asked for, `N` texts; None if they are not
-      scored.
+    captions: what scenes of emoji were asked for, `N` texts; None if they are not scored.
   """
 
   decoded: Any
@@ -89,12 +83,9 @@ class Sample:
     return self._cache[name]
 
   def batched(self, function: Callable[[Any, np.ndarray, Any], Any]) -> Any:
-    """Calls `function(condition, tokens, sampling)` on all images, batch by batch.
+    """Returns `function(condition, tokens, sampling)` of all images, computed batch by batch.
 
     The last batch is filled up with repeated images, so that a jitted function compiles only once.
-
-    Returns:
-      The concatenated results of all images, as NumPy arrays.
     """
     images = jax.device_get((self.condition, self.tokens, self.sampling))
     return batches.mapped(
@@ -111,12 +102,11 @@ class Metric(NamedTuple):
     form: format of the mean, such as '{:.2f}x'.
     measure: `(sample, model) -> Value`.
     engines: names of the engines whose decoders it applies to.
-    group: 'work' for the cost of a decode; 'bound' for a bound on the change of the
-      distribution; 'fidelity' for a measured change, which requires networks or reference images.
+    group: 'work' for the cost of a decode; 'bound' for a bound on the change of the distribution;
+      'fidelity' for a measured change, which requires networks or reference images.
     meaning: a definition in one line.
-    phrase: format of the value in the titles of images, such as '{:.0f} rounds'; '' to leave it
-      out.
-    better: 'higher' or 'lower' for the direction of better values, or '' if neither is better.
+    phrase: format of the value in the titles of images, such as '{:.0f} rounds'; '' leaves it out.
+    better: 'higher' or 'lower' for the direction of better values, '' for neither.
     tabled: whether it has a column in tables; reports contain it in any case.
   """
 
@@ -150,10 +140,7 @@ def entries(values: Mapping[str, Value]) -> dict[str, float | None]:
 
 
 def columns(metrics: Sequence[Metric], errors: bool = False) -> dict[str, str]:
-  """Returns columns of `measure.tables` that show rows of `entries`, with errors or without.
-
-  Metrics that are not `tabled` get no column.
-  """
+  """Returns columns of `measure.tables` of the `tabled` metrics, for rows of `entries`."""
   result: dict[str, str] = {}
   for metric in metrics:
     if not metric.tabled:

@@ -18,10 +18,9 @@ import numpy as np
 from PIL import Image
 
 from cspd_jax.core import batches
-from cspd_jax.files import description, kept, reading, store
+from cspd_jax.files import description, kept, reading
 from cspd_jax.generation import memory
 from cspd_jax.metrics import base, evaluation, layouts
-from cspd_jax.metrics.base import Value
 from cspd_jax.models import clip
 from cspd_jax.models.clip import PRESETS, CLIPConfig
 from cspd_jax.text import bpe
@@ -41,8 +40,8 @@ _DEVIATION = np.array([.26862954, .26130258, .27577711], np.float32)
 def prepared(image: np.ndarray, size: int) -> np.ndarray:
   """Resizes, crops and scales an image `[H, W, 3]` uint8 as CLIP's published preprocessing.
 
-  The shorter side is resized with Pillow's bicubic filter, then the centre is cropped. Returns
-  `[size, size, 3]` float32; another shape or dtype raises ValueError.
+  The shorter side is resized by Pillow's bicubic filter, then the centre is cropped: `[size, size,
+  3]` float32. Another shape or dtype raises ValueError.
   """
   if image.ndim != 3 or image.shape[-1] != 3 or image.dtype != np.uint8:
     raise ValueError(f'image is {image.dtype}{list(image.shape)}; it must be uint8 [H, W, 3].')
@@ -92,15 +91,12 @@ def clip_score(cosines: np.ndarray) -> base.Value:
 
 
 def torchmetrics_score(cosines: np.ndarray) -> base.Value:
-  """Returns the score of torchmetrics from the cosines `[N]` of images and captions.
-
-  The mean is cut off at 0, not the score of an image.
+  """Returns the score of torchmetrics from cosines `[N]`; its mean is cut off at 0, not each score.
   """
   value = base.mean(100 * np.asarray(cosines, np.float64))
   return value._replace(mean=max(value.mean, 0.))
 
 
-_KIND = 'clip'
 _WHERE = (
     'convert the files of openai/clip-vit-base-patch32, or clip-vit-large-patch14, of the Hugging '
     'Face Hub with cspd-convert --family=clip --source=FOLDER --output=FOLDER')
@@ -133,24 +129,19 @@ class CLIP(NamedTuple):
 def load(folder: str, tokenizer: str | None) -> CLIP:
   """Loads a converted network and its tokenizer.json.
 
-  Raises:
-    ValueError: if the folder does not hold one, or the file is not such a tokenizer.
-    ImportError: if the package tokenizers is not installed.
+  Raises ValueError if the folder does not hold one, or the file is not such a tokenizer;
+  ImportError if the package tokenizers is not installed.
   """
   if tokenizer is None:
     raise ValueError(f'tokenizer is None, and clip is {folder!r}; {_TOKENIZER}.')
-  kind, config, *_ = store.describe(folder, name='clip', remedy=_WHERE)
-  if kind != _KIND:
-    raise ValueError(f'clip is {folder!r}, which holds a {kind!r} network; {_WHERE}.')
+  params, config, digest = evaluation.network('clip', folder, _WHERE)
   file = reading.data(tokenizer, _TOKENIZER, 'tokenizer')
   text = bpe.Vocabulary(file, _CONTROL)
   ids, _ = tokens(text, ['a photo'], config.context)
   if max(text.ids.values()) >= config.vocab_size or ids.max() >= config.vocab_size:
     raise ValueError(f'tokenizer is {tokenizer!r} with {max(text.ids.values()) + 1} tokens, and '
                      f'the network in {folder!r} has {config.vocab_size}; {_TOKENIZER}.')
-  params = store.load(folder, dtype=jnp.float32).params
-  return CLIP(params, config, text, evaluation.digest(params),
-              hashlib.sha256(file).hexdigest())
+  return CLIP(params, config, text, digest, hashlib.sha256(file).hexdigest())
 
 
 def check_batch(batch_size: int, count: int, of: CLIP) -> None:
@@ -163,11 +154,8 @@ def check_batch(batch_size: int, count: int, of: CLIP) -> None:
 
 def scores(images: Sequence[layouts.Generated], of: CLIP, batch_size: int,
            progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing
-           ) -> dict[str, Value]:
-  """Returns the two CLIP scores by name, with their standard errors over images.
-
-  Arguments and errors as for `evaluation.features`.
-  """
+           ) -> dict[str, base.Value]:
+  """Returns the two CLIP scores by name; arguments and errors as for `evaluation.features`."""
   def cosines(index: np.ndarray) -> Mapping[str, np.ndarray]:
     batch = [images[i] for i in index]
     pixels = np.stack([prepared(np.asarray(reading.photograph(image.path, _REMEDY)),

@@ -23,7 +23,6 @@ from cspd_jax.metrics.image_scores import Gaussian
 from cspd_jax.models import inception as network_lib
 from cspd_jax.models.inception import SIDE, Features
 
-_KIND = 'inception'
 # Arrays of a features file, and of statistics as ADM and torch-fidelity publish them by features.
 _LABELS = ('evaluator', 'network')
 _FEATURES = (*Features._fields, *_LABELS)
@@ -55,10 +54,8 @@ class Inception(NamedTuple):
 class Source(NamedTuple):
   """A set of images, or what is computed from it; None is not available.
 
-  Attributes:
-    pool: published moments of the pool features.
-    spatial: published moments of the spatial features.
-    left_out: names of files or arrays that are none of these.
+  `pool` and `spatial` are published moments, `left_out` names of files or arrays that are none of
+  these.
   """
 
   images: image_sets.ImageSet | None
@@ -67,14 +64,12 @@ class Source(NamedTuple):
   spatial: Gaussian | None
   left_out: tuple[str, ...] = ()
 
-
-class Scored(NamedTuple):
-  """The numbers of a set of images that scores need; None is not available, as for statistics."""
-
-  num_images: int | None
-  features: Features | None
-  pool: Gaussian
-  spatial: Gaussian | None
+  @property
+  def num_images(self) -> int | None:
+    """The number of images, None for published statistics alone."""
+    if self.features is not None:
+      return len(self.features.pool)
+    return None if self.images is None else self.images.num_images
 
 
 def load(folder: str | None, evaluator: str) -> Inception:
@@ -82,19 +77,22 @@ def load(folder: str | None, evaluator: str) -> Inception:
   if folder is None:
     raise ValueError('inception is None; it must be the folder of the converted network: '
                      f'{_WHERE}.')
-  kind, config, *_ = store.describe(folder, name='inception', remedy=_WHERE)
-  if kind != _KIND:
-    raise ValueError(f'inception is {folder!r}, which holds a {kind!r} network; {_WHERE}.')
-  params = store.load(folder, dtype=jnp.float32).params
-  return Inception(params, config, evaluator, digest(params))
+  params, config, digest = network('inception', folder, _WHERE)
+  return Inception(params, config, evaluator, digest)
 
 
-def digest(params: Any) -> str:
-  """Returns a hexadecimal digest of the parameters of a network."""
-  result = hashlib.sha256()
+def network(kind: str, folder: str, remedy: str) -> tuple[Any, Any, str]:
+  """Loads a converted network of a kind: its parameters, configuration and digest.
+
+  A folder that does not hold one raises ValueError.
+  """
+  stored, config, *_ = store.describe(folder, name=kind, remedy=remedy)
+  if stored != kind:
+    raise ValueError(f'{kind} is {folder!r}, which holds a {stored!r} network; {remedy}.')
+  params, digest = store.load(folder, dtype=jnp.float32).params, hashlib.sha256()
   for leaf in jax.tree.leaves(params):
-    result.update(np.asarray(leaf).tobytes())
-  return result.hexdigest()
+    digest.update(np.asarray(leaf).tobytes())
+  return params, config, digest.hexdigest()
 
 
 def features(images: image_sets.ImageSet, of: Inception, batch_size: int,
@@ -102,8 +100,8 @@ def features(images: image_sets.ImageSet, of: Inception, batch_size: int,
   """Returns the features of a set of images, in host memory.
 
   At most `batch_size` images pass the network at once; `progress` is called with the number of
-  images so far and in total, and `keep` keeps the results of batches. An image that cannot be read
-  raises ValueError.
+  images so far and in total, and `keep` keeps the results of batches. An unreadable image raises
+  ValueError.
   """
   batch_size = min(batch_size, images.num_images)
   prepare = functools.partial(inception.resized, evaluator=of.evaluator)
@@ -178,12 +176,9 @@ def opened(argument: str, path: str, of: Inception, batch_size: int) -> Source:
 
 
 def check_counts(samples: Source, reference: Source, of: Inception) -> None:
-  """Raises ValueError if there are too few images for the scores of an evaluator.
-
-  The reference is other images, or published statistics.
-  """
+  """Raises ValueError if there are too few images for the scores of an evaluator."""
   kind = inception.EVALUATORS[of.evaluator]
-  counts = dict(images=_count(samples), reference=_count(reference))
+  counts = dict(images=samples.num_images, reference=reference.num_images)
   least = dict.fromkeys(counts, 2)
   if 'precision' in kind.scores and None not in counts.values():
     least = dict.fromkeys(counts, image_scores.LEAST_IMAGES)
@@ -195,28 +190,18 @@ def check_counts(samples: Source, reference: Source, of: Inception) -> None:
                        f'{least[name]}.')
 
 
-def _count(source: Source) -> int | None:
-  """The number of images that have features; None for published statistics."""
-  if source.features is not None:
-    return len(source.features.pool)
-  return None if source.images is None else source.images.num_images
-
-
 def scored(source: Source, of: Inception, batch_size: int,
-           progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing) -> Scored:
-  """Computes the features of a set of images, if it has images, and their moments.
-
-  Arguments and errors as for `features`; the set is what `opened` returned.
-  """
+           progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing) -> Source:
+  """Returns what `opened` returned with the features of its images and their moments."""
   values = source.features
   if source.images is not None:
     values = features(source.images, of, batch_size, progress, keep)
   if values is None:
-    assert source.pool is not None
-    return Scored(None, None, source.pool, source.spatial)
+    return source
   # Published statistics are those of more images than the file holds.
-  return Scored(len(values.pool), values, source.pool or image_scores.gaussian(values.pool),
-                source.spatial or image_scores.gaussian(values.spatial))
+  return source._replace(
+      features=values, pool=source.pool or image_scores.gaussian(values.pool),
+      spatial=source.spatial or image_scores.gaussian(values.spatial))
 
 
 def _stored(where: str, path: str, arrays: Mapping[str, npz.Header], of: Inception,
@@ -278,13 +263,14 @@ def _problem(mean: np.ndarray, covariance: np.ndarray) -> str | None:
   return 'without negative eigenvalues' if values[0] < -_ROUNDING * values[-1] else None
 
 
-def scores(samples: Scored, reference: Scored, evaluator: str) -> dict[str, float]:
+def scores(samples: Source, reference: Source, evaluator: str) -> dict[str, float]:
   """Returns the scores by name, such as 'FID (ADM, 50k)'.
 
-  Those that compare the samples with a reference, other images or published statistics, are left
-  out if these are equal up to rounding. Other features and too few images raise ValueError.
+  Those that compare the samples with a reference are left out if these are equal up to rounding.
+  Other features and too few images raise ValueError.
   """
   kind, count = inception.EVALUATORS[evaluator], samples.num_images
+  assert samples.pool is not None and reference.pool is not None  # See `scored`.
   label = lambda name: f'{name} ({kind.title}, {short(count)})'
   equal, result = image_scores.are_equal(samples.pool, reference.pool), {}
   if not equal:
@@ -310,9 +296,10 @@ def short(count: int | None) -> str:
 _ORDERED = 1.1
 
 
-def warnings(samples: Scored, reference: Scored, evaluator: str) -> list[str]:
+def warnings(samples: Source, reference: Source, evaluator: str) -> list[str]:
   """Returns sentences about the scores of `evaluation.scores`, with the remedy; often none."""
   kind, sentences = inception.EVALUATORS[evaluator], []
+  assert samples.pool is not None and reference.pool is not None  # See `scored`.
   if image_scores.are_equal(samples.pool, reference.pool):
     sentences.append('images and reference are the same images up to rounding, so scores that '
                      'compare them are left out; give other images as the reference')
@@ -323,7 +310,7 @@ def warnings(samples: Scored, reference: Scored, evaluator: str) -> list[str]:
   return sentences
 
 
-def _few(samples: Scored, reference: Scored, spatial: bool) -> list[str]:
+def _few(samples: Source, reference: Source, spatial: bool) -> list[str]:
   """Sets with fewer images than features, of the FID and, if `spatial`, of the sFID."""
   sentences = []
   for name, images in (('images', samples), ('reference', reference)):

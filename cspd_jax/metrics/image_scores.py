@@ -6,12 +6,11 @@ et al., arXiv:1606.03498). Distances have float32 precision; ADM's evaluator com
 float16.
 
 The metric `frechet` uses the encoder of the VQ tokenizer that decoded the images, before
-quantisation: every model includes it, so nothing has to be downloaded. Its features cover what
-tokens can represent, so the distance measures whether two decoders of one model draw from the same
-distribution. It does not measure image quality, and its values are not comparable with an FID or
-across tokenizers. There are deliberately few features: mean and standard deviation of every channel
-over an image, 16 numbers with LlamaGen's 8 channels. A few hundred images suffice to estimate their
-covariance, while the 2048 features of an FID need tens of thousands. The estimate from few images
+quantisation, so that nothing has to be downloaded. Its features cover what tokens can represent:
+the distance measures whether two decoders of one model draw from the same distribution, not image
+quality, and its values are not comparable with an FID or across tokenizers. There are deliberately
+few features: mean and standard deviation of every channel over an image, 16 numbers with LlamaGen's
+8 channels, whose covariance a few hundred images suffice to estimate. The estimate from few images
 is biased upwards; compare it with that of equally many images of the same decoder.
 """
 
@@ -25,7 +24,6 @@ import numpy as np
 from cspd_jax.core import programs
 from cspd_jax.generation.model import Model
 from cspd_jax.metrics import base
-from cspd_jax.metrics.base import Metric
 
 _NEIGHBOURS = 3
 _ROWS = 1024
@@ -39,7 +37,7 @@ def inception_score(logits: np.ndarray, split: int | None) -> float:
 
   Logits are `[N, classes]`, without the bias. A split is this many images in their order, as in
   ADM's evaluator; None shuffles the images with the seed 2020 and takes 10 splits, as
-  torch-fidelity does, which requires 10 images.
+  torch-fidelity does. Fewer than 10 images then raise ValueError.
   """
   logits = np.asarray(logits, np.float64)
   if split is None and len(logits) < SPLITS:
@@ -114,12 +112,7 @@ _ROUNDING = 1e-4
 
 
 class Gaussian(NamedTuple):
-  """Mean and covariance of features.
-
-  Attributes:
-    mean: `[F]` float64.
-    covariance: `[F, F]` float64.
-  """
+  """Mean `[F]` and covariance `[F, F]` of features, float64."""
 
   mean: np.ndarray
   covariance: np.ndarray
@@ -128,8 +121,7 @@ class Gaussian(NamedTuple):
 def gaussian(points: np.ndarray) -> Gaussian:
   """Returns the mean and unbiased covariance of `points` `[N, F]`.
 
-  Raises:
-    ValueError: if there are fewer than 2 points, or they are not finite.
+  Fewer than 2 points, and numbers that are not finite, raise ValueError.
   """
   points = np.asarray(points, np.float64)
   if points.ndim != 2 or len(points) < 2 or not points.size or not np.isfinite(points).all():
@@ -145,9 +137,7 @@ def distance(a: Gaussian, b: Gaussian) -> float:
 
   `A B` has the eigenvalues of the symmetric `A^(1/2) B A^(1/2)`, and the trace of its square root
   is the sum of their square roots (Dowson and Landau, 1982; Heusel et al., arXiv 1706.08500).
-
-  Raises:
-    ValueError: if the two have different numbers of features.
+  Different numbers of features raise ValueError.
   """
   if a.mean.shape != b.mean.shape:
     raise ValueError(
@@ -192,7 +182,7 @@ def _frechet(sample: base.Sample, model: Model) -> base.Value:
       'gaussian', lambda: gaussian(np.asarray(of_sample(reference, model))))))
 
 
-FRECHET = Metric(
+FRECHET = base.Metric(
     'frechet', 'Frechet', '{:.4f}', _frechet, group='fidelity',
     meaning="distance to the target's own images in the features of the tokenizer's encoder; "
     'compare it with the distance due to noise alone')

@@ -38,7 +38,7 @@ class ImageSet(NamedTuple):
               ) -> Iterator[np.ndarray]:
     """Yields the images in batches `[size, H, W, 3]` uint8; the last one may be smaller.
 
-    `prepare` is a function of each image, which gives all of them one shape. Damaged ones raise
+    `prepare` is a function of each image, which gives all of them one shape; damaged ones raise
     ValueError.
     """
     if not self.names:
@@ -52,9 +52,8 @@ class ImageSet(NamedTuple):
 def opened(argument: str, path: str) -> ImageSet:
   """Opens a set of images, a folder or an .npz file.
 
-  Raises:
-    ValueError: if there are no images at the path, or if there are others in folders of the folder,
-      or in another array.
+  It raises ValueError if there are no images at the path, or others in folders of the folder, or in
+  another array.
   """
   place = paths.find(argument, path)
   if place.is_dir():

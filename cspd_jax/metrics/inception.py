@@ -64,9 +64,8 @@ def prepared(images: jax.Array, evaluator: Evaluator) -> jax.Array:
 
 
 def resized(image: np.ndarray, evaluator: str) -> np.ndarray:
-  """Resizes and scales an image `[H, W, 3]` uint8 on the host, so that all share a program.
-
-  Returns `[299, 299, 3]` float32, which `features` does not resize again.
+  """Resizes an image `[H, W, 3]` uint8 on the host, so that all share a program: `[299, 299, 3]`
+  float32.
   """
   kind, (height, width, _) = EVALUATORS[evaluator], image.shape
   rows, columns = (_weights(size, kind.half_pixel) for size in (height, width))
@@ -93,9 +92,7 @@ def features(params: Params, config: InceptionConfig, images: jax.Array, evaluat
              ) -> Features:
   """Returns the features of images `[B, H, W, 3]` uint8, or those of `resized`.
 
-  Raises:
-    ValueError: for images of another shape or dtype, or an evaluator that `EVALUATORS` does not
-      have.
+  Another shape or dtype, and an evaluator that `EVALUATORS` does not have, raise ValueError.
   """
   if evaluator not in EVALUATORS:
     raise ValueError(f'evaluator is {evaluator!r}; it must be one of: {", ".join(EVALUATORS)}.')

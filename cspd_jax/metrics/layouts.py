@@ -72,8 +72,8 @@ def captioned(folder: str) -> list[Generated]:
 def groups(images: Sequence[Generated], lines: Sequence[tuple[str, str, str]]) -> list[Group]:
   """Divides images among the prompts of an evaluator, lines of name, content and text.
 
-  Images of a text that several have are divided among them in order. Unless every prompt has as
-  many images as the others, and every image a prompt, it raises ValueError.
+  Images of a text that several have are divided in order. It raises ValueError unless every prompt
+  has as many images as the others, and every image a prompt.
   """
   by_text: dict[str, list[Generated]] = collections.defaultdict(list)
   for image in images:
@@ -146,9 +146,8 @@ def resized(pixels: np.ndarray, size: int) -> np.ndarray:
 
 
 def _cubic(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-  """Cubic interpolation from `count` pixels: which four make a new one, and their weights.
-
-  Both are `[4, size]`.
+  """Cubic interpolation from `count` pixels: which four make a new one, and their weights, `[4,
+  size]`.
   """
   centers = (np.arange(size) + .5) * count / size - .5
   places = np.floor(centers).astype(int) + np.arange(-1, 3)[:, None]
@@ -165,9 +164,7 @@ def write_adm(folder: pathlib.Path, images: Sequence[Generated], read: Reader) -
 
   def rows() -> Iterator[np.ndarray]:
     for image in images:
-      pixels = read(image)
-      _check_size(image, pixels, first)
-      yield pixels
+      yield same_size(image, read(image), first)
 
   atomic.write_stacked(folder / 'samples.npz', 'arr_0', len(images), rows())
 
@@ -192,17 +189,18 @@ def write_dpg(folder: pathlib.Path, divided: Sequence[Group], read: Reader) -> N
                        f'together must have at most {reading.MOST_PIXELS}, so resize them.')
     grid = np.zeros((2 * height, 2 * width, 3), np.uint8)
     for number, image in enumerate(group.images):
-      pixels = read(image)
-      _check_size(image, pixels, first)
       row, column = divmod(number, 2)
-      grid[row * height:(row + 1) * height, column * width:(column + 1) * width] = pixels
+      grid[row * height:(row + 1) * height, column * width:(column + 1) * width] = same_size(
+          image, read(image), first)
     _write_png(folder / f'{group.name}.png', grid)
 
 
-def _check_size(image: Generated, pixels: np.ndarray, first: np.ndarray) -> None:
+def same_size(image: Generated, pixels: np.ndarray, first: np.ndarray) -> np.ndarray:
+  """Returns the pixels of an image; raises ValueError unless they have the shape of the first."""
   if pixels.shape != first.shape:
     raise ValueError(f'{image.path} has {pixels.shape[0]}x{pixels.shape[1]} pixels, the first '
                      f'image {first.shape[0]}x{first.shape[1]}; all must have one size.')
+  return pixels
 
 
 def write_coco(folder: pathlib.Path, images: Sequence[Generated], read: Reader) -> None:

@@ -29,9 +29,9 @@ class Likelihood(NamedTuple):
   Attributes:
     nll: `[B]` negative log-likelihood under the warped distribution; inf if the warp excludes a
       token, for example by top-k. Its mean over vanilla's images is the entropy rate of the model.
-    entropy: `[B]` entropy of the same distributions. Along the images of an exact decoder
-      `nll - entropy` has mean 0 for any condition, and much less variance than `nll`, most of
-      whose variance is the variation of the entropy between images.
+    entropy: `[B]` entropy of the same distributions. Along the images of an exact decoder `nll -
+      entropy` has mean 0 for any condition, and much less variance than `nll`, most of whose
+      variance is the variation of the entropy between images.
   """
 
   nll: jax.Array
@@ -56,8 +56,8 @@ def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Ar
     A `Likelihood`; NaN for rows whose options or condition are invalid.
 
   Raises:
-    ValueError: for an invalid condition or option, as far as their values are concrete, or tokens
-      of another shape.
+    ValueError: for an invalid condition or option, if its values are concrete, or tokens of another
+      shape.
   """
   probs = distributions(target, params, condition, tokens, warp)
   entropy = jnp.sum(jax.scipy.special.entr(probs), axis=-1)
@@ -68,10 +68,7 @@ def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Ar
 @usual_promotion
 def distributions(target: Target, params: Any, condition: Condition, tokens: jax.Array,
                   warp: warp_lib.Warp) -> jax.Array:
-  """Returns the distribution of every token of whole images, `[B, T, V]`.
-
-  Arguments as for `likelihood`.
-  """
+  """Returns the distribution of every token, `[B, T, V]`; arguments as for `likelihood`."""
   logits, positions = _logits(target, params, condition, tokens, warp)
   return warp_lib.probabilities(
       logits, warp, positions, contract.forced_tokens(target, positions))
@@ -82,16 +79,14 @@ def log_probs(target: Target, params: Any, condition: Condition, tokens: jax.Arr
               warp: warp_lib.Warp) -> jax.Array:
   """Returns the log-probability of every token of whole images, `[B, T]`.
 
-  Differentiable in the parameters, for training on sampled images: with the parameters that sampled
-  them it equals `Decoded.log_probs` up to rounding. Other parameters may cut a token that was
-  sampled, whose value is then -inf, without a gradient. So sample without cuts and pass a `Warp`
-  whose `top_k`, `top_p` and `min_p` are None; or compare with `Decoded.raw_log_probs`, for such a
-  `Warp` of temperature 1.
+  Arguments as for `likelihood`. Differentiable in the parameters, for training on sampled images:
+  with the parameters that sampled them it equals `Decoded.log_probs` up to rounding. Other
+  parameters may cut a token that was sampled, whose value is then -inf, without a gradient. So
+  sample without cuts and pass a `Warp` whose `top_k`, `top_p` and `min_p` are None; or compare with
+  `Decoded.raw_log_probs`, for such a `Warp` of temperature 1.
 
   Tokens of a given prefix count as generated ones; for the others alone, pass the target of
   `decoding.prefix.target` with its condition and the tokens behind the prefix.
-
-  Arguments as for `likelihood`.
   """
   logits, positions = _logits(target, params, condition, tokens, warp)
   forced = contract.forced_tokens(target, positions)
@@ -103,9 +98,7 @@ def log_probs(target: Target, params: Any, condition: Condition, tokens: jax.Arr
 
 def _logits(target: Target, params: Any, condition: Condition, tokens: jax.Array,
             warp: warp_lib.Warp) -> tuple[jax.Array, jax.Array]:
-  """The logits `[S, B, T, V]` of the tokens of whole images, and their positions `[B, T]`.
-
-  Logits of invalid rows are NaN.
+  """The logits `[S, B, T, V]` of whole images, NaN in invalid rows, and their positions `[B, T]`.
   """
   num_rows = rows.count(condition)
   if jnp.shape(tokens) != (num_rows, target.num_tokens):
@@ -184,8 +177,7 @@ UNIGRAM_DISTANCE = Metric(
 class Distance(NamedTuple):
   """Distances `[B]` of images, over their tokens.
 
-  Along images that the target drew, the mean of `other_nll - nll` is the relative entropy per
-  token.
+  Along the target's own images, the mean of `other_nll - nll` is the relative entropy per token.
   """
 
   nll: jax.Array  # Mean negative log-likelihood under the target, in nats.
@@ -198,11 +190,8 @@ def distance(target: Target, params: Any, other_params: Any, condition: Conditio
              tokens: jax.Array, warp: warp_lib.Warp, other: Target | None = None) -> Distance:
   """Compares the distributions of two targets along whole images; call it under `jax.jit`.
 
-  The arguments of `likelihood`, and:
-
-  Args:
-    other_params: parameters of the other target.
-    other: the other target; None if it differs in its parameters only.
+  The arguments of `likelihood`, the parameters of the other target, and that target, None if it
+  differs in its parameters only.
   """
   probs, other_probs = (
       distributions(model, parameters, condition, tokens, warp)

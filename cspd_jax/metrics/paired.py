@@ -21,8 +21,6 @@ _LUMA = np.array([.299, .587, .114])
 
 class Statistic(NamedTuple):
   """A number of every image, `(sample, model) -> [N]`, of some engines, with its title and meaning.
-
-  Some apply to samples with captions only.
   """
 
   title: str
@@ -46,7 +44,7 @@ class Difference(NamedTuple):
 def difference(values: np.ndarray, baseline: np.ndarray) -> Difference:
   """Compares a statistic `[N]` of two decoders' images of the same seeds, in the same order.
 
-  Raises ValueError if the shapes differ or there is no image.
+  Other shapes, and none at all, raise ValueError.
   """
   values, baseline = np.asarray(values, np.float64), np.asarray(baseline, np.float64)
   if values.ndim != 1 or values.shape != baseline.shape or not len(values):

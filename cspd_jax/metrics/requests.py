@@ -81,7 +81,7 @@ def parse(text: str) -> Request | None:
 def shares(pixels: np.ndarray) -> np.ndarray:
   """Returns the share of every colour of `COLOURS` among pixels `[N, 3]` from 0 to 255.
 
-  The shares `[len(COLOURS)]` sum to at most 1; pale, grey and black pixels have no colour.
+  They sum to at most 1; pale, grey and black pixels have no colour.
   """
   red, green, blue = np.moveaxis(np.asarray(pixels, np.float32) / 255, -1, 0)
   most, least = np.maximum(np.maximum(red, green), blue), np.minimum(np.minimum(red, green), blue)

@@ -11,6 +11,7 @@ kind of request has a share of images that fulfil it, and `asked` is the mean of
 """
 
 import functools
+import itertools
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from cspd_jax.files import npz, reading
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.results import to_bytes
 from cspd_jax.metrics import base, layouts, requests
-from cspd_jax.metrics.base import Sample, Value
+from cspd_jax.metrics.base import Metric, Sample, Value
 from cspd_jax.metrics.requests import Request
 
 KINDS = ('thing', 'two', 'style', 'ground', 'colour')
@@ -39,6 +40,9 @@ _LUMA = np.array([.299, .587, .114], np.float32)
 # A colour is right if its share of the thing is at least this part of the largest one.
 _NEARLY = 0.75
 _BORDER = 2
+# The most that a patch of the ground differs from its colour, root mean square over pixels and
+# channels, of 255: several times the error of a tokenizer on plain grounds.
+_TOLERANCE = 16.0
 # Windows that are compared with the templates together.
 _ROWS = 128
 
@@ -83,20 +87,11 @@ def templates(path: pathlib.Path = TEMPLATES) -> Templates:
 
 def score(images: np.ndarray, captions: Sequence[str], of: Templates | None = None
           ) -> dict[str, np.ndarray]:
-  """Scores scenes.
+  """Scores scenes, `[N, H, W, 3]` uint8, square, by their captions in the grammar of `requests`.
 
-  Args:
-    images: `[N, H, W, 3]` uint8, square.
-    captions: `N` captions in the grammar of `requests`.
-    of: the templates; None for those of the package.
-
-  Returns:
-    For every kind of `KINDS`, `[N]` float64: 1 if the scene fulfils the request, 0 if not, and NaN
-    if its caption has none; for 'all', 1 if it fulfils all its requests.
-
-  Raises:
-    ValueError: for images of another form, or a caption that is not in the grammar or names a thing
-      without a template.
+  Returns for every kind of `KINDS` `[N]` float64: 1 if the scene fulfils the request, 0 if not, and
+  NaN if its caption has none; for 'all', 1 if it fulfils all its requests. Images of another form,
+  and a caption that is not in the grammar or names a thing without a template, raise ValueError.
   """
   of = templates() if of is None else of
   if (images.ndim != 4 or images.dtype != np.uint8 or images.shape[1:] != (
@@ -125,10 +120,9 @@ def request_of(caption: str, of: Templates) -> Request:
 def asked(marks: dict[str, np.ndarray], captions: Sequence[str]) -> dict[str, base.Value]:
   """Summarises what `score` returned as GenEval does; images of a caption are samples of a prompt.
 
-  Returns:
-    The share of every kind that occurs, with its standard error over prompts; 'asked', the mean of
-    these shares; 'all', the share of images that fulfil all their requests; and 'any', the share of
-    prompts with such an image among theirs.
+  Returns the share of every kind that occurs, with its standard error over prompts; 'asked', the
+  mean of these shares; 'all', the share of images that fulfil all their requests; and 'any', the
+  share of prompts with such an image among theirs.
   """
   prompts = np.unique(np.asarray(captions), return_inverse=True)[1].reshape(-1)
   count = int(prompts.max(initial=-1)) + 1
@@ -192,9 +186,9 @@ def nearest(colour: np.ndarray) -> str:
 
 def see(scenes: Sequence[np.ndarray], wanted: Sequence[Request], of: Templates
         ) -> list[list[Seen]]:
-  """Returns the things of scenes: as many as requested, from left to right.
+  """Returns the things of scenes `[64, 64, 3]` float32 from 0 to 255, from left to right.
 
-  Scenes are `[64, 64, 3]` float32 from 0 to 255; requests tell number and size of the things.
+  Requests tell number and size of the things.
   """
   whole = [len(request.items) == 1 and not request.small for request in wanted]
   windows = [_windows(scene, request) for scene, request in zip(scenes, wanted, strict=True)]
@@ -223,9 +217,8 @@ def _windows(scene: np.ndarray, request: Request) -> list[np.ndarray]:
 
 
 def _best(windows: np.ndarray, grounds: np.ndarray, among: Bank, of: Templates) -> list[Seen]:
-  """Returns the thing with the largest correlation in each of the windows `[N, 1024, 3]`.
-
-  The windows are those of `_windows`, and `[N]` the luminances of their grounds.
+  """Returns the thing with the largest correlation in each of the `_windows` `[N, 1024, 3]`, by
+  their grounds `[N]`.
   """
   luma = windows @ _LUMA
   luma = luma - luma.mean(axis=1, keepdims=True)
@@ -248,19 +241,16 @@ def bank(of: Templates, sides: tuple[int, ...], shifts: tuple[int, ...]) -> Bank
   if (key := (id(of.pixels), sides, shifts)) in _banks:
     return _banks[key]
   luminance, alpha, items, styles = [], [], [], []
-  for thing, pictures in enumerate(of.pixels):
-    for style, picture in enumerate(pictures):
-      for side in sides:
-        small = np.asarray(Image.fromarray(picture, 'LA').resize(
-            (side, side), Image.Resampling.LANCZOS), np.float32)
-        for mirrored in (small, small[:, ::-1]):
-          for x in shifts:
-            for y in shifts:
-              placed = _placed(mirrored, x, y)
-              luminance.append(placed[..., 0].ravel())
-              alpha.append(placed[..., 1].ravel() / 255)
-              items.append(thing)
-              styles.append(style)
+  for thing, style in np.ndindex(of.pixels.shape[:2]):
+    for side in sides:
+      small = np.asarray(Image.fromarray(of.pixels[thing, style], 'LA').resize(
+          (side, side), Image.Resampling.LANCZOS), np.float32)
+      for mirrored, x, y in itertools.product((small, small[:, ::-1]), shifts, shifts):
+        placed = _placed(mirrored, x, y)
+        luminance.append(placed[..., 0].ravel())
+        alpha.append(placed[..., 1].ravel() / 255)
+        items.append(thing)
+        styles.append(style)
   opaque = np.stack(alpha)
   fixed, free = opaque * np.stack(luminance), 1 - opaque
   fixed, free = (part - part.mean(axis=1, keepdims=True) for part in (fixed, free))
@@ -318,19 +308,68 @@ def scores(images: Sequence[layouts.Generated], batch_size: int,
            progress: Callable[[int, int], None]) -> dict[str, Value]:
   """Returns the scores of `asked` by name; images of a caption are samples of a prompt.
 
-  Raises:
-    ValueError: if an image cannot be read, is not square or has another size.
+  An image that cannot be read, is not square or has another size raises ValueError.
   """
   parts: list[dict[str, np.ndarray]] = []
+  size: np.ndarray | None = None
   for first in range(0, len(images), batch_size):
     batch = images[first:first + batch_size]
     pixels = [np.asarray(reading.photograph(image.path, _REMEDY)) for image in batch]
-    for image, picture in zip(batch, pixels, strict=True):
-      if picture.shape != pixels[0].shape:
-        raise ValueError(f'{image.path} has {picture.shape[0]} x {picture.shape[1]} pixels and '
-                         f'{batch[0].path} {pixels[0].shape[0]} x {pixels[0].shape[1]}; all images '
-                         'must have one size.')
-    parts.append(score(np.stack(pixels), [image.prompt for image in batch]))
+    size = pixels[0] if size is None else size
+    parts.append(score(np.stack([layouts.same_size(*pair, size) for pair in zip(batch, pixels)]),
+                       [image.prompt for image in batch]))
     progress(first + len(batch), len(images))
   marks = {kind: np.concatenate([part[kind] for part in parts]) for kind in parts[0]}
   return asked(marks, [image.prompt for image in images])
+
+
+# Windows commit many tokens per pass where an image is plain. A pass that commits `n` tokens counts
+# as `1 / n` pass for each of them, so that the passes of an image are divided among its tokens, and
+# tokens per pass can be stated for any part of it. Tokens of a grammar, such as the ends of rows,
+# belong to neither part.
+
+
+def is_ground(images: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
+  """Finds the tokens whose patches have the colour of the ground, the median of the border.
+
+  Images are `[N, H, W, 3]` uint8, and rows and columns of the grid divide `H` and `W`. Returns `[N,
+  rows, columns]` bool.
+  """
+  grounds = np.stack([border(image) for image in images]).astype(np.float32)
+  squares = (images - grounds[:, None, None]) ** 2
+  count, height, width, channels = squares.shape
+  rows, columns = grid
+  patches = squares.reshape(count, rows, height // rows, columns, width // columns, channels)
+  return np.sqrt(patches.mean(axis=(2, 4, 5))) <= _TOLERANCE
+
+
+def shares_of_passes(rounds: np.ndarray) -> np.ndarray:
+  """Returns one over the number of tokens of its round, by the round `[N, T]` of every token."""
+  counts = [np.unique(row, return_inverse=True, return_counts=True) for row in rounds]
+  return np.stack([1 / sizes[inverse.reshape(-1)] for _, inverse, sizes in counts])
+
+
+def _ground(sample: Sample, model: Model) -> np.ndarray:
+  """Returns the tokens of a sample that are ground, `[N, rows, columns]` bool; computed once."""
+  return sample.once('ground', lambda: is_ground(to_bytes(sample.images(model)), model.grid))
+
+
+def _per_pass(sample: Sample, model: Model, of_ground: bool) -> Value:
+  """Returns tokens per forward pass of the tokens that are ground, or of those that are not."""
+  shares = model.cells(shares_of_passes(np.asarray(sample.decoded.round_of_token)))
+  chosen = _ground(sample, model) == of_ground
+  return base.ratio(chosen.sum(axis=(1, 2)), (chosen * shares).sum(axis=(1, 2)))
+
+
+INSIDE = Metric(
+    'tokens_per_pass_inside', 'inside things', '{:.2f}x',
+    lambda sample, model: _per_pass(sample, model, False),
+    meaning='tokens per forward pass of the tokens of things')
+ON_GROUND = Metric(
+    'tokens_per_pass_ground', 'on plain ground', '{:.2f}x',
+    lambda sample, model: _per_pass(sample, model, True),
+    meaning='tokens per forward pass of the tokens of plain grounds')
+GROUND_SHARE = Metric(
+    'ground_share', 'ground', '{:.0%}',
+    lambda *args: base.mean(_ground(*args).mean(axis=(1, 2))),
+    meaning='share of the tokens that have the colour of the ground')

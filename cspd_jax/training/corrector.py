@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from cspd_jax.core import fields
 from cspd_jax.decoding import warp as warp_lib
@@ -48,9 +47,8 @@ class CorrectorTrainConfig:
     guidance_scales: guidance scales; each step draws one.
     divergence_weight: weight of the KL divergence between the target's distributions and the
       corrected ones, at positions that are reached.
-    plain_weight: weight of the KL divergence between the target's distributions and those of the
-      network on the whole image, without a window to correct. Right behind a changed token the
-      corrector can rely on little else.
+    plain_weight: weight of that divergence on the whole image, without a window to correct. Right
+      behind a changed token the corrector can rely on little else.
   """
 
   optimizer: OptimizerConfig = OptimizerConfig(num_steps=1500, batch_size=8, warmup_steps=50)
@@ -69,14 +67,11 @@ class CorrectorTrainConfig:
 
 
 class Batch(NamedTuple):
-  """A batch of images with `W` windows each.
+  """A batch of images with `W` windows each: tokens `[B, T]`, their condition, a guidance scale
+  `[]`.
 
-  Attributes:
-    tokens: `[B, T]` image tokens.
-    condition: condition of the images.
-    first: `[B, W]`, accepted: `[B, W]`, nodes: `[B, W, L]`, features: `[B, W, L + 1, S, F]`; see
-      `Windows`.
-    guidance_scale: `[]` guidance scale.
+  The others are `first` `[B, W]`, `accepted` `[B, W]`, `nodes` `[B, W, L]` and `features` `[B, W, L
+  + 1, S, F]` of `Windows`.
   """
 
   tokens: jax.Array
@@ -130,8 +125,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   """
   images, count = batch.tokens.shape
   length = batch.nodes.shape[2]
-  logits, features = target_outputs(
-      target_params, teacher, batch.tokens, batch.condition)
+  logits, features = target_outputs(target_params, teacher, batch.tokens, batch.condition)
   probs = warp_lib.probabilities(logits, warp, jnp.arange(count)[None])
 
   start = batch.first + batch.accepted + 1
@@ -174,12 +168,10 @@ def _reader(network: correctors.Network, params: Params, batch: Batch, features:
             ) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]:
   """Applies the network to the images and the old windows, and prepares it for the new windows.
 
-  Slots of its cache hold the image, then the old windows, then the new ones.
-
-  Returns:
-    Features `[S, B, T, F]` behind the images' tokens, features `[B, W, L, S, F]` behind the old
-    nodes, and a function that reads the new windows: from input features `[B, W, L - 1, S, F]` of
-    the first tokens behind the new roots to the features that the network predicts there.
+  Slots of its cache hold the image, then the old windows, then the new ones. Returns features `[S,
+  B, T, F]` behind the images' tokens, features `[B, W, L, S, F]` behind the old nodes, and a
+  function that reads the new windows: from input features `[B, W, L - 1, S, F]` of the first tokens
+  behind the new roots to the features that the network predicts there.
   """
   images, count = batch.tokens.shape
   windows, length = batch.nodes.shape[1:]
@@ -219,10 +211,8 @@ def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
   """Computes the loss: minus the mean accepted length plus the weighted divergences.
 
   The accepted length and the divergence of the windows are averages over the passes. The
-  distributions are without cuts, which have no gradients. Arguments as for `agreement`.
-
-  Returns:
-    The loss, and the metrics 'length' and 'divergence' of the last pass and 'plain'.
+  distributions are without cuts, which have no gradients. Arguments as for `agreement`. Returns the
+  loss, and the metrics 'length' and 'divergence' of the last pass and 'plain'.
   """
   warp = warp_lib.uncut(warp_lib.Warp(guidance_scale=batch.guidance_scale))
   result = agreement(params, config, train, target_params, teacher, batch, warp)
@@ -237,13 +227,11 @@ def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
 
 
 def accepted_length(overlap: jax.Array, inside: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Computes the mean accepted length of chains of drafts.
+  """Computes the mean accepted length `[B, W]` of chains of drafts.
 
   A draft that is reached is accepted with probability `overlap` `[B, W, L]`; `inside` `[B, W, L]`
-  is whether its position is inside the image.
-
-  Returns:
-    The mean accepted length `[B, W]`, and the probability `[B, W, L]` that a draft is reached.
+  is whether its position is inside the image. Also returns the probability `[B, W, L]` that a draft
+  is reached.
   """
   accepted = jnp.cumprod(overlap * inside, axis=-1)
   reached = jnp.concatenate(
@@ -254,15 +242,9 @@ def accepted_length(overlap: jax.Array, inside: jax.Array) -> tuple[jax.Array, j
 def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.EagleConfig,
          train: CorrectorTrainConfig, teacher: Teacher,
          ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Does one optimiser step; jit with the configurations and `teacher` static.
-
-  Returns:
-    The next state and scalar metrics: 'loss', those of `loss`, and 'grad_norm'.
-  """
-  (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(
-      state.params, config, train, target_params, teacher, batch)
-  metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return optimizer_lib.update(state, grads, train.optimizer), metrics
+  """Does one optimiser step; jit with the configurations and `teacher` static."""
+  return optimizer_lib.step(state, lambda params: loss(
+      params, config, train, target_params, teacher, batch), train.optimizer)
 
 
 def measure(params: Params, target_params: Params, batch: Batch, config: eagle.EagleConfig,
@@ -270,9 +252,8 @@ def measure(params: Params, target_params: Params, batch: Batch, config: eagle.E
             ) -> dict[str, jax.Array]:
   """Measures the last pass with the sampling options `warp`; arguments as for `agreement`.
 
-  Returns:
-    'length', the mean accepted length of a chain; 'plain', see `Agreement`; 'overlap_1' and so on,
-    the acceptance rate at a depth behind the root when it is reached.
+  Returns 'length', the mean accepted length of a chain; 'plain', see `Agreement`; 'overlap_1' and
+  so on, the acceptance rate at a depth behind the root when it is reached.
   """
   result = agreement(params, config, train, target_params, teacher, batch, warp)
   lengths, reached = accepted_length(result.overlap[-1], result.inside)
@@ -288,9 +269,8 @@ def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params,
   """Computes the KL divergence between the target's and the network's distributions.
 
   Images `[B, T]` and their condition are whole; both distributions have `guidance_scale` `[]`.
-
-  Returns:
-    The mean divergence in nats per token, and the metric 'overlap', the mean of `sum min(p, q)`.
+  Returns the mean divergence in nats per token, and the metric 'overlap', the mean of `sum min(p,
+  q)`.
   """
   warp = warp_lib.Warp(guidance_scale=guidance_scale)
   target_logits, features = target_outputs(target_params, teacher, tokens, condition)
@@ -312,17 +292,9 @@ def plain_step(
     state: TrainState, batch: tuple[jax.Array, Any, jax.Array], target_params: Params,
     config: eagle.EagleConfig, optimizer: OptimizerConfig, teacher: Teacher,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Does one optimiser step; jit with `config`, `optimizer` and `teacher` static.
-
-  `batch` are the arguments of `plain_loss` for images.
-
-  Returns:
-    The next state and scalar metrics: 'loss', 'overlap' and 'grad_norm'.
-  """
-  (value, parts), grads = jax.value_and_grad(plain_loss, has_aux=True)(
-      state.params, config, target_params, teacher, *batch)
-  metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return optimizer_lib.update(state, grads, optimizer), metrics
+  """Does one optimiser step on whole images, `batch` of `plain_loss`; jit as `step`."""
+  return optimizer_lib.step(state, lambda params: plain_loss(
+      params, config, target_params, teacher, *batch), optimizer)
 
 
 def kl_divergence(p: jax.Array, q: jax.Array) -> jax.Array:

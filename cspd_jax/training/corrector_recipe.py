@@ -5,7 +5,6 @@ the target with its tokenizer and drafters.
 """
 
 import dataclasses
-import functools
 import pathlib
 from typing import Any
 
@@ -29,8 +28,6 @@ from cspd_jax.training import (
   samples,
   windows,
 )
-from cspd_jax.training.corrector import CorrectorTrainConfig
-from cspd_jax.training.optimizer import OptimizerConfig
 from cspd_jax.training.windows import Windows
 
 Params = Any
@@ -39,7 +36,7 @@ _DECODE_BATCH = 64
 
 
 @dataclasses.dataclass(frozen=True)
-class CorrectorRecipe(samples.Sampled):
+class CorrectorRecipe(samples.Sampled, loop.Intervals):
   """Configuration of a corrector, its training data and its training.
 
   Attributes:
@@ -50,22 +47,16 @@ class CorrectorRecipe(samples.Sampled):
     num_plain_images: whole images to train on.
     num_train_images: images whose windows to train on.
     num_held_out_images: images whose windows to measure on.
-    log_every: steps between log lines.
-    checkpoint_every: steps between checkpoints.
-    evaluate_every: steps between held-out measurements.
   """
 
   drafter: eagle.EagleConfig
-  plain: OptimizerConfig
-  train: CorrectorTrainConfig
+  plain: optimizer_lib.OptimizerConfig
+  train: corrector_lib.CorrectorTrainConfig
   decoder: str = 'corrected(by=eagle, window=32, passes=2, tree=chain())'
   num_plain_images: int = 4096
   num_train_images: int = 1152
   num_held_out_images: int = 128
   seed: int = dataclasses.field(default=500, kw_only=True)
-  log_every: int = 50
-  checkpoint_every: int = 250
-  evaluate_every: int = 250
 
   @property
   def kind(self) -> str:
@@ -92,7 +83,6 @@ def check(recipe: CorrectorRecipe, model: Model) -> None:
 
 
 def _decoder(recipe: CorrectorRecipe, model: Model) -> Decoder:
-  """The decoder that records windows."""
   decoder = model.decoder(recipe.decoder)
   assert isinstance(decoder, Decoder)  # `check_fit` accepts models of discrete tokens only.
   return decoder
@@ -102,8 +92,8 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
              ) -> tuple[Windows, np.ndarray]:
   """Returns the windows of a split and the index `[N]` of every image's prompt.
 
-  They are recorded and stored in `workdir` first if they are absent; a file of another target or
-  run raises ValueError.
+  They are recorded in `workdir` if they are absent; a file of another target or run raises
+  ValueError.
   """
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
   prompts = samples.prompts_of(model, recipe.prompts)
@@ -118,13 +108,13 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
     arrays = npz.arrays(path, atomic.REMAKE, needed=Windows._fields)
     return Windows(*(arrays[name] for name in Windows._fields)), indices
   # A recorder carries more from round to round, so the batch size is chosen for it.
-  request = samples.request(model, [prompts[int(i)] for i in indices], sampling, seed=key,
-                            decoder=recipe.decoder, batch_size=1)
+  request = samples.request(model, prompts, count, sampling, seed=key, decoder=recipe.decoder,
+                            batch_size=1)
   names = (f'windows of {specification}',)
   needs = dataclasses.replace(request, decoder=windows.recording(decoder), names=names).estimate()
   size = needs.most(min(_DECODE_BATCH, count))
   memory.check(model, recipe.decoder, needs, size)
-  record = functools.partial(windows.record, decoder, programs={})
+  record = windows.recorder(decoder)
   result = windows.concatenate(list(batches.each(
       lambda index: record(*request.arguments(index)), count, size,
       lambda done, total: logging.info('windows of %s: %d of %d images', split, done, total))))
@@ -149,9 +139,8 @@ def _plain_images(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
 
 
 def init(recipe: CorrectorRecipe, model: Model) -> Params:
-  """Returns the initial parameters.
+  """Returns the initial parameters: those of the model's EAGLE network of the same name and shape.
 
-  They are those of the model's EAGLE network where it has parameters of the same name and shape.
   Further layers add 0 to the residual stream at first.
   """
   params = eagle.init(recipe.drafter, jax.random.key(recipe.seed))
@@ -161,17 +150,14 @@ def init(recipe: CorrectorRecipe, model: Model) -> Params:
   if recipe.drafter.own_embedding:  # The network's own table starts as the target's embedding.
     pretrained = {'token_embedding': drafter_recipe.teacher(model).ends.embed(
         model.params, jnp.arange(recipe.drafter.vocab_size)), **pretrained}
+  shapes = lambda tree: jax.tree.map(jnp.shape, tree)
   for name, value in params.items():
-    if name in pretrained and _shapes(pretrained[name]) == _shapes(value):
+    if name in pretrained and shapes(pretrained[name]) == shapes(value):
       # A training step donates the memory of its input.
       params[name] = jax.tree.map(jnp.copy, pretrained[name])
     elif name.startswith('layer_'):
       params[name] = value | {kernel: jnp.zeros_like(value[kernel]) for kernel in ('out', 'down')}
   return params
-
-
-def _shapes(tree: Any) -> Any:
-  return jax.tree.map(jnp.shape, tree)
 
 
 def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: pathlib.Path
@@ -186,23 +172,19 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
     images, prompts = loop.batch_of(tokens, indices, optimizer.seed, index, optimizer.batch_size)
     return images, batches.select(conditions, prompts), guidance_scale
 
-  step = jax.jit(
+  return drafter_recipe.fit(
+      model, optimizer_lib.start(params, optimizer),
       lambda state, batch, frozen: corrector_lib.plain_step(
-          state, batch, frozen, recipe.drafter, optimizer, teacher), donate_argnums=0)
-  return loop.run(
-      optimizer_lib.start(params, optimizer),
-      lambda state, batch: step(state, batch, model.params), batch_of,
-      num_steps=optimizer.num_steps, batch_size=optimizer.batch_size, workdir=workdir, name='plain',
-      log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every).average
+          state, batch, frozen, recipe.drafter, optimizer, teacher),
+      batch_of, optimizer, recipe, workdir, 'plain').average
 
 
 def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
           ) -> tuple[Params, dict[str, float]]:
   """Trains the corrector in `workdir` or continues.
 
-  Returns:
-    The moving average of the parameters, and its held-out metrics; the names of those before the
-    training begin with 'before_'.
+  Returns the moving average of the parameters, and its held-out metrics; the names of those before
+  the training begin with 'before_'.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   splits = {split: recorded(recipe, model, split, workdir) for split in ('train', 'held_out')}
@@ -212,29 +194,20 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   config, train_config, teacher = recipe.drafter, recipe.train, drafter_recipe.teacher(model)
   optimizer = train_config.optimizer
   warp = model.engine.settled(samples.sampling(recipe, model))
-  # The target is an argument: as a constant it would be compiled into the program.
-  compiled_step = jax.jit(
-      lambda state, batch, frozen: corrector_lib.step(
-          state, batch, frozen, config, train_config, teacher), donate_argnums=0)
-  compiled_measure = jax.jit(
-      lambda params, frozen, batch: corrector_lib.measure(
-          params, frozen, batch, config, train_config, teacher, warp))
   batch_of = lambda split, index: corrector_lib.batch_of(
       splits[split][0], conditions[split], train_config, index)
-
-  def evaluate(params):
-    count = max(1, recipe.num_held_out_images // optimizer.batch_size)
-    return loop.mean_metrics([
-        compiled_measure(params, model.params, batch_of('held_out', i)) for i in range(count)])
-
+  evaluate = drafter_recipe.evaluation(
+      model, lambda params, frozen, batch: corrector_lib.measure(
+          params, frozen, batch, config, train_config, teacher, warp),
+      lambda: (batch_of('held_out', index)
+               for index in range(max(1, recipe.num_held_out_images // optimizer.batch_size))))
   params = init(recipe, model)
   before = {f'before_{name}': value for name, value in evaluate(params).items()}
   params = train_plain(recipe, model, params, workdir)
-  state = loop.run(
-      optimizer_lib.start(params, optimizer),
-      lambda state, batch: compiled_step(state, batch, model.params),
-      lambda index: batch_of('train', index), num_steps=optimizer.num_steps,
-      batch_size=optimizer.batch_size, workdir=workdir, name='corrector',
-      log_every=recipe.log_every, checkpoint_every=recipe.checkpoint_every,
-      evaluate=lambda state: evaluate(state.average), evaluate_every=recipe.evaluate_every)
-  return state.average, before | evaluate(state.average)
+  average = drafter_recipe.fit(
+      model, optimizer_lib.start(params, optimizer),
+      lambda state, batch, frozen: corrector_lib.step(
+          state, batch, frozen, config, train_config, teacher),
+      lambda index: batch_of('train', index), optimizer, recipe, workdir, 'corrector',
+      lambda state: evaluate(state.average)).average
+  return average, before | evaluate(average)

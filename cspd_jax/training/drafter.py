@@ -40,7 +40,7 @@ class DrafterTrainConfig:
     noise: EAGLE: half the width of the uniform noise on the input features, which simulates the
       errors of predicted features.
     head_decay: Medusa: weight of a head relative to the head before.
-    labels: Medusa: 'probs' for the target's distributions along the images, or 'tokens' for their
+    labels: Medusa: 'probs' for the target's distributions along the images, 'tokens' for their
       tokens.
   """
 
@@ -123,9 +123,8 @@ def medusa_loss(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the weighted cross-entropy of all heads; arguments as for `eagle_loss`.
 
-  Returns:
-    The loss, and the metrics 'cross_entropy' and 'cross_entropy_last' of the first and the last
-    head (nats per token).
+  Its metrics are 'cross_entropy' and 'cross_entropy_last' of the first and the last head, in nats
+  per token.
   """
   labels = probs if train.labels == 'probs' else jax.nn.one_hot(tokens, config.vocab_size)
   logits = medusa.heads(params, features[:, -tokens.shape[1]:])
@@ -146,10 +145,7 @@ def step(
 ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step; jit with the configurations and `teacher` static.
 
-  `batch` is tokens `[B, T]` int32 and the condition of every image.
-
-  Returns:
-    The next state and scalar metrics: 'loss', its parts and 'grad_norm'.
+  `batch` is tokens `[B, T]` int32 and the condition of every image. Returns as `optimizer.step`.
   """
   tokens, condition = batch
   drop_key, noise_key = jax.random.split(
@@ -164,9 +160,7 @@ def step(
     return eagle_loss(params, config, train, teacher.ends, target_params, tokens, features, probs,
                       noise_key, eagle.prompt(config, condition, drop))
 
-  (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-  metrics = {'loss': value, **parts, 'grad_norm': optax.tree.norm(grads)}
-  return optimizer_lib.update(state, grads, train.optimizer), metrics
+  return optimizer_lib.step(state, loss, train.optimizer)
 
 
 def measure(
@@ -183,18 +177,17 @@ def measure(
 
   Depth 1 is the token after the last committed one. EAGLE's deeper distributions continue with
   predicted features and the image's own tokens, as if all drafts before had been accepted. The
-  arguments of `step`, and:
+  arguments of `step`, the parameters of the drafter without the target's, the sampling options of
+  both distributions, and:
 
   Args:
-    params: parameters of the drafter, without the target's.
-    warp: sampling options of both distributions.
     num_depths: depths to measure; at most the number of heads.
     stride: EAGLE: number of tokens from the start of one chain of drafts to the next.
 
   Returns:
     For every depth `d`: 'top1_d' and 'top3_d', the rates at which the image's token is the
-    drafter's most probable one or among its three most probable ones, and 'overlap_d', the mean of
-    `sum min(p, q)`: the acceptance rate of a draft.
+      drafter's most probable one or among its three most probable ones, and 'overlap_d', the mean
+      of `sum min(p, q)`: the acceptance rate of a draft.
   """
   tokens, condition = batch
   logits, features = target_outputs(target_params, teacher, tokens, condition)

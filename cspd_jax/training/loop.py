@@ -5,6 +5,7 @@ run that is started again continues after the last readable state and ends with 
 uninterrupted run. Metrics go to a file with one JSON object per line.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -18,43 +19,58 @@ from absl import logging
 
 from cspd_jax.files import atomic, paths
 from cspd_jax.training import steps
+from cspd_jax.training.optimizer import OptimizerConfig
 
 # Maximum length in bytes of a line of metrics; the loop writes no longer ones.
 _LONGEST_LINE = 1 << 20
+# Upper bounds of fields of a smoke test, in whichever part of a recipe they are.
+_SMOKE = dict(
+    num_steps=6, batch_size=4, warmup_steps=2, cooldown_steps=2, quantize_from=2,
+    windows_per_image=2, num_depths=2, num_train_images=16, num_held_out_images=8,
+    num_measured_images=2, num_plain_images=16, log_every=2, checkpoint_every=2, evaluate_every=3)
 
 Conditions = TypeVar('Conditions')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Intervals:
+  """The steps between actions of a training; each of them also follows the last step.
+
+  Attributes:
+    log_every: steps between log lines.
+    checkpoint_every: steps between checkpoints.
+    evaluate_every: steps between held-out measurements.
+  """
+
+  log_every: int = 50
+  checkpoint_every: int = 250
+  evaluate_every: int = 250
 
 
 def run(
     state: Any,
     step_fn: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]],
     batch_fn: Callable[[int], Any],
-    *,
-    num_steps: int,
-    batch_size: int,
+    optimizer: OptimizerConfig,
+    intervals: Intervals,
     workdir: str | pathlib.Path,
     name: str,
-    checkpoint_every: int = 500,
-    log_every: int = 50,
     evaluate: Callable[[Any], dict[str, float]] | None = None,
-    evaluate_every: int | None = None,
 ) -> Any:
-  """Trains until `num_steps` and returns the last state.
+  """Trains until the last step and returns its state.
 
   Args:
     state: state before the first step: a pytree with an attribute `step`.
     step_fn: `(state, batch) -> (state, scalar metrics)`, already jitted.
     batch_fn: `index -> batch` of a step.
-    num_steps: total number of steps.
-    batch_size: examples per batch, for the examples per second in the log.
+    optimizer: the number of steps, and of the examples of a batch, for the log.
+    intervals: the steps between log lines, saved states and evaluations.
     workdir: folder for states `<name>/` and metrics `<name>.jsonl`; those of another training raise
       ValueError.
     name: name of this training in these paths and the log.
-    checkpoint_every: steps between saved states; the last state is always saved.
-    log_every: steps between log lines.
-    evaluate: `state -> held-out metrics`.
-    evaluate_every: steps between evaluations; None for none.
+    evaluate: `state -> held-out metrics`; None for none.
   """
+  num_steps = optimizer.num_steps
   workdir = paths.find('workdir', workdir)
   folder, metrics_path = workdir / name, paths.inside(workdir, f'{name}.jsonl', workdir)
   folder.mkdir(parents=True, exist_ok=True)
@@ -64,18 +80,19 @@ def run(
     logging.info('%s: continuing after step %d', name, int(state.step))
   start = int(state.step)
   _drop_later_lines(metrics_path, start)
-  log = _Log(name, num_steps, batch_size, start)
+  log = _Log(name, num_steps, optimizer.batch_size, start)
   for index in range(start, num_steps):
     state, metrics = step_fn(state, batch_fn(index))
     done, record = index + 1, dict[str, float]()
-    if _due(done, log_every, num_steps):
+    if _due(done, intervals.log_every, num_steps):
       record |= log.trained(done, metrics)
-    if evaluate and evaluate_every and _due(done, evaluate_every, num_steps):
-      record |= log.held_out(done, evaluate(state))
+    if evaluate and _due(done, intervals.evaluate_every, num_steps):
+      record |= (measured := evaluate(state))
+      logging.info('%s: step %d held out: %s', name, done, _text(measured))
     if record:
       with atomic.naming(metrics_path), metrics_path.open('a', encoding='utf-8') as file:
         file.write(json.dumps({'step': done, **record}) + '\n')
-    if _due(done, checkpoint_every, num_steps):
+    if _due(done, intervals.checkpoint_every, num_steps):
       steps.save(folder, done, state)
   jax.block_until_ready(state)
   log.end()
@@ -105,11 +122,6 @@ class _Log:
         _text(record), rate * self.batch_size, (self.num_steps - done) / rate)
     return {**record, 'examples_per_second': rate * self.batch_size}
 
-  def held_out(self, done: int, metrics: dict[str, float]) -> dict[str, float]:
-    """Logs held-out metrics after step `done`; returns them."""
-    logging.info('%s: step %d held out: %s', self.name, done, _text(metrics))
-    return metrics
-
   def end(self) -> None:
     """Logs the duration of the run, if there were steps to do."""
     begin, start = self.begin
@@ -135,9 +147,18 @@ def _drop_later_lines(path: pathlib.Path, step: int) -> None:
         continue
 
 
-def jit_step(step: Callable[..., Any], *static: Any) -> Callable[[Any, Any], Any]:
-  """Compiles `step(state, batch, *static)`; the new state reuses the memory of the old one."""
-  return jax.jit(lambda state, batch: step(state, batch, *static), donate_argnums=0)
+def smoke(recipe: Any) -> Any:
+  """Returns a recipe with few steps, images and examples per batch; networks keep their sizes."""
+  changes: dict[str, Any] = {}
+  for field in dataclasses.fields(recipe):
+    value = getattr(recipe, field.name)
+    if dataclasses.is_dataclass(value):
+      changes[field.name] = smoke(value)
+    elif field.name in _SMOKE and value is not None:
+      changes[field.name] = min(value, _SMOKE[field.name])
+    elif field.name == 'num_train_images':  # As many as the time allows.
+      changes[field.name] = _SMOKE[field.name]
+  return dataclasses.replace(recipe, **changes)
 
 
 def mean_metrics(metrics: list[dict[str, jax.Array]]) -> dict[str, float]:

@@ -22,12 +22,11 @@ from cspd_jax.metrics import acceptance
 from cspd_jax.models import neighbours
 from cspd_jax.training import optimizer as optimizer_lib, samples
 from cspd_jax.training.loop import batch_of
-from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 
 Params = Any
 
 # The optimiser that suits the shipped correctors.
-OPTIMIZER = OptimizerConfig(
+OPTIMIZER = optimizer_lib.OptimizerConfig(
     num_steps=1500, learning_rate=2e-3, warmup_steps=50, weight_decay=0.05)
 # If no number of images is specified, as many are sampled as this time allows, between two numbers.
 _SECONDS = 600.0
@@ -46,7 +45,7 @@ class NeighboursTrainConfig:
     patience: number of these intervals without a better result after which training stops.
   """
 
-  optimizer: OptimizerConfig = OPTIMIZER
+  optimizer: optimizer_lib.OptimizerConfig = OPTIMIZER
   evaluate_every: int = 50
   patience: int = 4
 
@@ -113,10 +112,10 @@ def sample(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path) -> np.
     count = reading.json(record, atomic.REMAKE).get('num_images')
     if not isinstance(count, int) or not _FEWEST <= count <= _MOST:
       raise ValueError(f'{record} holds {count!r} in place of a number of images; {atomic.REMAKE}.')
-  texts = samples.prompts_of(model, recipe.prompts)
   request = samples.request(
-      model, [texts[i % len(texts)] for i in range((recipe.num_train_images or _MOST) + held_out)],
-      samples.sampling(recipe, model), seed=recipe.seed, folder=folder)
+      model, samples.prompts_of(model, recipe.prompts),
+      (recipe.num_train_images or _MOST) + held_out, samples.sampling(recipe, model),
+      seed=recipe.seed, folder=folder)
   parts: list[np.ndarray] = []
   total, done, end = (count or _MOST) + held_out, 0, None
   with progress.bar('sampling') as show:
@@ -149,9 +148,8 @@ def train(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path
 
 def tokens_per_pass(recipe: NeighboursRecipe, model: Model, decoder: str) -> float:
   """Returns the tokens per forward pass of a decoder on images of other seeds."""
-  texts = samples.prompts_of(model, recipe.prompts)
   decoded = run_lib.decode(samples.request(
-      model, [texts[i % len(texts)] for i in range(recipe.num_measured_images)],
+      model, samples.prompts_of(model, recipe.prompts), recipe.num_measured_images,
       samples.sampling(recipe, model), seed=recipe.seed + 1, decoder=decoder,
       max_batch_size=recipe.num_measured_images))
   return acceptance.step_compression(decoded).mean
@@ -161,14 +159,14 @@ def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, token
         held_out: np.ndarray) -> tuple[Params, list[float]]:
   """Trains the network with early stopping on images of the target, `[N, T]` and held out `[M, T]`.
 
-  Returns:
-    The parameters with the lowest loss on the held-out images, and that loss in nats per token at
-    every evaluation.
+  Returns the parameters with the lowest loss on the held-out images, and that loss in nats per
+  token at every evaluation.
   """
   optimizer = train.optimizer
   state = optimizer_lib.start(neighbours.init(config, jax.random.key(optimizer.seed)), optimizer)
   step = jax.jit(programs.labelled(
-      'a training step', lambda state, batch: _step(state, batch, config, optimizer)),
+      'a training step', lambda state, batch: optimizer_lib.step(
+          state, lambda params: (nll(params, config, batch), {}), optimizer)[0]),
                  donate_argnums=0)
   loss = jax.jit(lambda params, batch: nll(params, config, batch))
   best, best_step, losses = state.params, 0, []
@@ -196,9 +194,3 @@ def nll(params: Params, config: neighbours.NeighboursConfig, tokens: jax.Array) 
   positions = jnp.broadcast_to(jnp.arange(config.num_tokens), tokens.shape)
   log_probs = jax.nn.log_softmax(neighbours.logits(params, config, tokens, positions))
   return -jnp.mean(jnp.take_along_axis(log_probs, tokens[..., None], axis=-1))
-
-
-def _step(state: TrainState, tokens: jax.Array, config: neighbours.NeighboursConfig,
-          optimizer: OptimizerConfig) -> TrainState:
-  grads = jax.grad(nll)(state.params, config, tokens)
-  return optimizer_lib.update(state, grads, optimizer)

@@ -36,7 +36,7 @@ class OptimizerConfig:
     b2: decay rate of the second moments; that of the first moments is 0.9.
     max_norm: global norm to which larger gradients are clipped.
     ema_decay: decay rate of the moving average of the parameters after its first steps; None for
-      no moving average.
+      none.
     seed: seed of the parameters, the order of the examples and all random numbers of the steps.
   """
 
@@ -99,8 +99,8 @@ def muon_axes(params: Params) -> Any:
   """Returns the axes of each parameter as a matrix for Muon, or None for those of AdamW.
 
   Attention weights `[width, heads, head width]` and `[heads, head width, width]` are matrices from
-  or to the width, which is at least the head width; convolutions `[height, width, in, out]` are
-  matrices to the output channels.
+  or to the width, which is at least the head width; convolutions `[height, width, in, out]` to the
+  output.
   """
   def axes(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator='.')
@@ -133,6 +133,18 @@ def start(params: Params, config: OptimizerConfig, *,
   average = None if config.ema_decay is None else jax.tree.map(jnp.copy, params)
   return TrainState(
       jnp.int32(0), params, optimizer(config, decayed).init(params), average, extra)
+
+
+def step(state: TrainState, loss: Callable[[Params], tuple[jax.Array, dict[str, Any]]],
+         config: OptimizerConfig, *, decayed: Callable[[Params], Any] = matrices
+         ) -> tuple[TrainState, dict[str, Any]]:
+  """Does one optimiser step; `loss` returns the loss of parameters, and metrics.
+
+  Returns the next state, and the metrics 'loss', those of `loss`, and 'grad_norm'.
+  """
+  (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
+  metrics = {'loss': value, **metrics, 'grad_norm': optax.tree.norm(grads)}
+  return update(state, grads, config, decayed=decayed), metrics
 
 
 def update(state: TrainState, grads: Params, config: OptimizerConfig, *,

@@ -31,15 +31,11 @@ class Sampled:
     prompts: file with one prompt per line for the images; None for the target's own prompts.
     guidance_scale: guidance scale of all images and of the measured distributions; None uses the
       target's default, also for the other sampling options.
-    temperature: sampling option of `Warp`, and so are the next four.
-    top_k: retains the `k` largest logits (and ties with the last of them). 0 and None retain all;
-      with None, the temperature must not be 0.
-    top_p: retains the most probable tokens up to this mass, including the one that crosses it. 1
-      and None retain all.
-    guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image are
-      guided, the others use the conditional logits alone; -1 guides all.
-    min_p: retains the tokens that are at least this share as probable as the most probable one
-      (arXiv:2407.01082). 0 and None retain all.
+    temperature: divides the logits.
+    top_k: keeps the k most probable tokens; 0 keeps all.
+    top_p: keeps the most probable tokens up to this mass; 1 keeps all.
+    guidance_interval: tokens after number `guidance_interval + 1` have no guidance; -1 guides all.
+    min_p: keeps the tokens at least this share as probable as the most probable one; 0 keeps all.
     seed: seed of the images.
   """
 
@@ -78,17 +74,11 @@ def completed(recipe: Recipe, model: Model) -> Recipe:
 def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:
   """Returns the prompts of a file with one per line; raises ValueError if it has none.
 
-  Without a file, returns the model's own prompts, or general ones for a model of words.
+  None are the model's own prompts, or general ones for a model of words.
   """
   if path is not None:
     return prompts_lib.listed(pathlib.Path(path))
   return model.prompts if len(model.prompts) else prompts_lib.general()
-
-
-def encoded(model: Model, prompts: Sequence[Any]) -> Any:
-  """Returns the condition of prompts, of which every distinct one is encoded once."""
-  numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
-  return batches.select(model.condition(list(numbers)), np.array([numbers[p] for p in prompts]))
 
 
 def _exact_default(model: Model, batch_size: int) -> Spec:
@@ -103,11 +93,10 @@ def _exact_default(model: Model, batch_size: int) -> Spec:
   return model.specification(model.engine.default(None, {}, model.device, batch_size))
 
 
-def request(model: Model, prompts: Sequence[Any], sampling: Any, *, seed: Any,
+def request(model: Model, prompts: Sequence[Any], count: int, sampling: Any, *, seed: Any,
             decoder: str | Spec | None = None, batch_size: int | None = None,
             max_batch_size: int = _BATCH, folder: str | os.PathLike | None = None) -> Request:
-  """Returns the request of sampled images, one per prompt, of which every distinct one is encoded
-  once.
+  """Returns the request of `count` sampled images, with the prompts in turn.
 
   The decoder that None uses is that of the run in `folder`, which may have been interrupted, or
   else the model's default if that is exact, or the one of models without a default. The batch size
@@ -118,29 +107,25 @@ def request(model: Model, prompts: Sequence[Any], sampling: Any, *, seed: Any,
     batch_size = run_lib.batch_size_of(folder)
   if decoder is None and folder is not None:
     decoder = run_folder.stored_settings(folder).get('decoder')
+  prompts, turns = prompts[:count], np.arange(count) % len(prompts)
   return prepare(
-      model, prompts, seed=seed, slots=False, pixels=False, sampling=sampling, decoder=decoder,
-      default=functools.partial(_exact_default, model), batch_size=batch_size,
-      max_batch_size=max_batch_size, condition=encoded(model, prompts))
+      model, [prompts[int(i)] for i in turns], seed=seed, slots=False, pixels=False,
+      sampling=sampling, decoder=decoder, default=functools.partial(_exact_default, model),
+      batch_size=batch_size, max_batch_size=max_batch_size,
+      condition=batches.select(model.condition(prompts), turns))
 
 
 def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampling: Any,
             folder: str | os.PathLike | None = None) -> tuple[np.ndarray, np.ndarray]:
-  """Samples `count` images, with the prompts in turn.
+  """Samples `count` images, with the prompts in turn: tokens `[N, T]` and the index `[N]` of every
+  image's prompt, int32.
 
   Finished batches are stored in `folder`, unless it is None, so that an interrupted call can be
-  repeated.
-
-  Returns:
-    Tokens `[N, T]` and the index `[N]` of every image's prompt, int32.
-
-  Raises:
-    ValueError: for invalid sampling options, a folder of another run, or if not even one image fits
-      in memory.
+  repeated. Invalid sampling options, a folder of another run, and too little memory for an image
+  raise ValueError.
   """
   texts = prompts_of(model, prompts)
-  indices = np.arange(count, dtype=np.int32) % len(texts)
-  chosen = request(model, [texts[int(i)] for i in indices], sampling, seed=key, folder=folder)
+  chosen = request(model, texts, count, sampling, seed=key, folder=folder)
   with progress.bar('sampling') as show:
     decoded = run_lib.decode(chosen, show, folder)
-  return np.asarray(decoded.tokens, np.int32), indices
+  return np.asarray(decoded.tokens, np.int32), np.arange(count, dtype=np.int32) % len(texts)

@@ -70,10 +70,8 @@ def restore(folder: pathlib.Path, like: Any) -> Any:
 
 
 def _reserve(path: pathlib.Path, size: int) -> None:
-  """Raises the system's error if a file of `size` bytes cannot be written.
-
-  If a disk is full, the threads of Orbax print pages; so the disk is asked before.
-  """
+  """Raises the system's error if a file of `size` bytes cannot be written."""
+  # If a disk is full, the threads of Orbax print pages.
   with atomic.naming(path), path.open('xb') as stream:
     os.posix_fallocate(stream.fileno(), 0, size)
   path.unlink()
@@ -109,10 +107,7 @@ def _remove_old(saved: dict[int, pathlib.Path]) -> None:
 
 
 def _steps(folder: pathlib.Path) -> dict[int, pathlib.Path]:
-  """Returns the folders of saved steps by number; raises ValueError for anything else.
-
-  What a killed process left of others is removed.
-  """
+  """Returns the folders of saved steps by number; removes what a killed process left of others."""
   saved: dict[int, pathlib.Path] = {}
   for path in list(folder.iterdir()):
     if match := re.fullmatch(r'step_(\d+)', path.name):

@@ -5,7 +5,6 @@ The image's final tokens are the context that the next round should have had.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core.random import row_keys
-from cspd_jax.decoding.base import Draft, Drafter, Env, Outcome, RngState
+from cspd_jax.decoding.base import Outcome
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
 
@@ -47,44 +46,6 @@ class _Recorded(NamedTuple):
   features: jax.Array
 
 
-@dataclasses.dataclass(frozen=True)
-class _Recorder:
-  """The functions of a drafter whose state also holds the last round, of `length` drafts."""
-
-  drafter: Drafter
-  length: int
-
-  def _record(self, inner: Any, outcome: Outcome) -> _Recorded:
-    features = jnp.moveaxis(outcome.features, 0, 2)
-    # The outcome of the prefill has one node.
-    fill = lambda x, count: jnp.pad(
-        x[:, :count], ((0, 0), (0, max(count - x.shape[1], 0))) + ((0, 0),) * (x.ndim - 2))
-    return _Recorded(
-        inner, outcome.root, outcome.accepted, fill(outcome.nodes, self.length + 1)[:, 1:],
-        fill(features, self.length + 1).astype(jnp.float16))
-
-  def init(self, env: Env, condition: Any, rng: RngState, outcome: Outcome
-           ) -> tuple[RngState, _Recorded]:
-    """Returns the state after the prefill."""
-    if outcome.features is None:
-      raise ValueError('The target returns no features, which a corrector learns from; use a '
-                       'target with features.')
-    rng, inner = self.drafter.init(env, condition, rng, outcome)
-    return rng, self._record(inner, outcome)
-
-  def propose(self, env: Env, state: _Recorded, rng: RngState, root: jax.Array, start: jax.Array
-              ) -> tuple[RngState, _Recorded, Draft]:
-    """Returns the drafts of a round."""
-    rng, inner, draft = self.drafter.propose(env, state.inner, rng, root, start)
-    return rng, state._replace(inner=inner), draft
-
-  def update(self, env: Env, state: _Recorded, rng: RngState, outcome: Outcome
-             ) -> tuple[RngState, _Recorded]:
-    """Returns the state after a round."""
-    rng, inner = self.drafter.update(env, state.inner, rng, outcome)
-    return rng, self._record(inner, outcome)
-
-
 def recording(decoder: Decoder) -> Decoder:
   """Returns the decoder with a drafter whose state also holds the last round.
 
@@ -93,47 +54,66 @@ def recording(decoder: Decoder) -> Decoder:
   drafter = decoder.drafter
   if not isinstance(drafter.tree, Tree):
     raise ValueError(f'decoder has drafts of {drafter.tree}; use a decoder with a static tree.')
-  recorder = _Recorder(drafter, drafter.tree.main_length)
-  return dataclasses.replace(decoder, drafter=drafter._replace(
-      init=recorder.init, propose=recorder.propose, update=recorder.update))
+  slots = drafter.tree.main_length + 1
+
+  def recorded(inner: Any, outcome: Outcome) -> _Recorded:
+    # The outcome of the prefill has one node.
+    fill = lambda x: jnp.pad(
+        x[:, :slots], ((0, 0), (0, max(slots - x.shape[1], 0))) + ((0, 0),) * (x.ndim - 2))
+    return _Recorded(
+        inner, outcome.root, outcome.accepted, fill(outcome.nodes)[:, 1:],
+        fill(jnp.moveaxis(outcome.features, 0, 2)).astype(jnp.float16))
+
+  def init(env, condition, rng, outcome):
+    if outcome.features is None:
+      raise ValueError('The target returns no features, which a corrector learns from; use a '
+                       'target with features.')
+    rng, inner = drafter.init(env, condition, rng, outcome)
+    return rng, recorded(inner, outcome)
+
+  def propose(env, state, rng, root, start):
+    rng, inner, draft = drafter.propose(env, state.inner, rng, root, start)
+    return rng, state._replace(inner=inner), draft
+
+  def update(env, state, rng, outcome):
+    rng, inner = drafter.update(env, state.inner, rng, outcome)
+    return rng, recorded(inner, outcome)
+
+  return dataclasses.replace(
+      decoder, drafter=drafter._replace(init=init, propose=propose, update=update))
 
 
-def record(decoder: Decoder, params: Any, condition: Any, key: jax.Array, warp: Any,
-           draft_params: Any, programs: dict[str, Callable] | None = None) -> Windows:
-  """Decodes one image per row of `condition` and records all rounds.
+def recorder(decoder: Decoder) -> Callable[..., Windows]:
+  """Returns a function of a decoder's arguments that decodes images and records all rounds.
 
-  The target returns features. Calls with the same decoder share compiled `programs`, unless it is
-  None.
+  The target returns features; calls share compiled programs.
   """
-  programs = {} if programs is None else programs
-  if not programs:
-    recorder = recording(decoder)
-    programs['start'] = jax.jit(recorder.start)
-    programs['round'] = jax.jit(recorder.round, donate_argnums=1)
-  batch = jax.tree.leaves(condition)[0].shape[0]
-  state = programs['start'](params, condition, row_keys(key, batch), warp, draft_params)
-  rounds = []
-  while np.any(np.asarray(state.count) < decoder.target.num_tokens):
-    state = programs['round'](params, state, warp, draft_params)
-    last = state.drafter
-    rounds.append([np.asarray(part) for part in (
-        last.first, last.accepted, last.nodes, last.features)])
-  parts = [np.stack(part, axis=1) for part in zip(*rounds)]
-  return Windows(np.asarray(decoder.finish(state).tokens), *parts)
+  recorded = recording(decoder)
+  start, next_round = jax.jit(recorded.start), jax.jit(recorded.round, donate_argnums=1)
+
+  def record(params, condition, key, warp, draft_params):
+    batch = jax.tree.leaves(condition)[0].shape[0]
+    state, rounds = start(params, condition, row_keys(key, batch), warp, draft_params), []
+    while np.any(np.asarray(state.count) < decoder.target.num_tokens):
+      state = next_round(params, state, warp, draft_params)
+      rounds.append([np.asarray(getattr(state.drafter, name)) for name in Windows._fields[1:]])
+    return Windows(np.asarray(decoder.finish(state).tokens),
+                   *(np.stack(part, axis=1) for part in zip(*rounds)))
+
+  return record
 
 
 def concatenate(windows: list[Windows]) -> Windows:
-  """Concatenates recordings of different images, padded to the largest number of rounds."""
+  """Concatenates recordings of different images, padded to the largest number of rounds.
+
+  The new rounds have -1 accepted drafts, as those of complete images.
+  """
   most = max(part.first.shape[1] for part in windows)
-  pad = functools.partial(_padded, rounds=most)
-  return Windows(*(np.concatenate([pad(name, part) for part in windows])
+
+  def padded(name: str, x: np.ndarray) -> np.ndarray:
+    widths = ((0, 0), (0, most - x.shape[1])) + ((0, 0),) * (x.ndim - 2)
+    return x if name == 'tokens' else np.pad(
+        x, widths, constant_values=-1 if name == 'accepted' else 0)
+
+  return Windows(*(np.concatenate([padded(name, getattr(part, name)) for part in windows])
                    for name in Windows._fields))
-
-
-def _padded(name: str, windows: Windows, rounds: int) -> np.ndarray:
-  """Pads a field to `rounds` rounds; the new ones have -1 accepted drafts, as complete images."""
-  x = getattr(windows, name)
-  if name == 'tokens':
-    return x
-  widths = ((0, 0), (0, rounds - x.shape[1])) + ((0, 0),) * (x.ndim - 2)
-  return np.pad(x, widths, constant_values=-1 if name == 'accepted' else 0)

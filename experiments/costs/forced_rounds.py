@@ -1,10 +1,9 @@
 """Times rounds over continuous tokens at random weights, as if a trained model accepted the drafts.
 
 Random weights accept arbitrarily, and how often a round calls the diffusion head depends on it. All
-arrays of a compiled round have fixed shapes, so a call costs the same whatever it accepts, and a
-round costs a fixed amount plus the same for every call in its loop. So a round in the middle of an
-image is timed twice: with the calls that these weights need, and without the loop, because every
-token of it is marked as not needed. Between the two,
+arrays of a compiled round have fixed shapes, so a round costs a fixed amount plus the same for
+every call in its loop. So a round in the middle of an image is timed twice: with the calls that
+these weights need, and without the loop, because every token of it is marked as not needed:
 
     seconds(calls) = seconds(0) + (seconds(timed calls) - seconds(0)) * calls / timed calls
 
@@ -31,7 +30,6 @@ from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import Span
 from cspd_jax.core import programs, random
 from cspd_jax.measure import timing
-from cspd_jax.measure.timing import Timing
 from experiments.costs import predicted
 
 # The decoder of one token per round, which every comparison has.
@@ -77,7 +75,7 @@ def prepare(decoder: Decoder, measured: predicted.Measured, params: Any, conditi
             sampling: Sampling, count: int) -> Rounds:
   """Compiles a round of one image that begins after `count` random tokens and another round.
 
-  It raises ValueError if no calls can be timed, because the round has none in its loop.
+  A round without calls in its loop, which cannot be timed, raises ValueError.
   """
   rng = random.row_keys(jax.random.key(0), 1)
   state = decoder.start(params, condition, rng, sampling)
@@ -146,7 +144,7 @@ def _nothing(verify: Callable) -> Callable:
 
 
 def measure(prepared: Mapping[str, Rounds], official: Mapping[str, Callable[[], Any]], repeats: int
-            ) -> dict[Any, Timing]:
+            ) -> dict[Any, timing.Timing]:
   """Times parts of an official program and those of rounds, by name of the decoder and part.
 
   The threads of a program sleep while another one runs, and its first run after that takes longer.
@@ -159,7 +157,7 @@ def measure(prepared: Mapping[str, Rounds], official: Mapping[str, Callable[[], 
   return timing.measure(runs, repeats)
 
 
-def rows(prepared: Mapping[str, Rounds], timed: Mapping[Any, Timing],
+def rows(prepared: Mapping[str, Rounds], timed: Mapping[Any, timing.Timing],
          official: Mapping[str, float]) -> list[dict[str, Any]]:
   """Returns the rows of a table, those of PyTorch first.
 

@@ -140,7 +140,7 @@ def is_split_product(module: hlo.Module, computation: hlo.Computation,
                        instruction: hlo.Instruction) -> bool:
   """Returns whether an instruction is a matrix product split over its inner dimension.
 
-  Its result has a leading dimension of partial sums, which every reader adds up. XLA splits
+  Its result has a leading dimension of partial sums, which every reader adds up; XLA splits
   products that are too small to occupy a GPU.
   """
   name = instruction.name

@@ -10,13 +10,14 @@ Also reads the step compression of decoders, on which their speed-up depends, fr
 """
 
 import collections
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from cspd_jax.core import random, spec as spec_lib
+from cspd_jax.core import fields, random, spec as spec_lib
 from cspd_jax.files import reading
 from cspd_jax.files.description import KINDS
 from cspd_jax.generation.model import Model
@@ -63,6 +64,22 @@ class Figures(NamedTuple):
   def total_seconds(self) -> float:
     """Seconds of a round."""
     return sum(self.seconds.values())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Accepted:
+  """The tokens that decoders commit per round.
+
+  Attributes:
+    tokens_per_round: of every decoder; by default those of the report `accepted`.
+    accepted: report.json of a program that measured step compression.
+  """
+
+  tokens_per_round: float | None = None
+  accepted: str = 'docs/reports/corrected.json'
+
+  def __post_init__(self):
+    fields.check(self, tokens_per_round=(1, fields.MOST))
 
 
 class Measured(NamedTuple):
@@ -165,13 +182,3 @@ def iterations(decoder: Any, head_calls: float) -> float:
   `windows` calls the head at the states of the last round before that loop.
   """
   return head_calls - (decoder.verifier.start is not None)
-
-
-def required_tokens_per_round(path: str | os.PathLike, text: str,
-                              override: float | None = None) -> float:
-  """Returns the tokens of `measured`; raises ValueError if the report has no such decoder."""
-  result = measured(path, text, override=override).tokens
-  if result is None:
-    raise ValueError(f'decoder holds {text!r}, which the report accepted ({str(path)!r}) does not '
-                     'contain; give tokens_per_round.')
-  return result

@@ -8,7 +8,7 @@ so that bytes and products are reported along with the times.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +18,8 @@ import numpy as np
 from cspd_jax.core import programs, random
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
+from cspd_jax.generation.model import Model
 from cspd_jax.measure import timing
-from cspd_jax.measure.timing import Timing
 from experiments.costs import devices, hlo, predicted, rounds
 
 # Standard deviation of random weights.
@@ -98,6 +98,23 @@ def with_acceptance(decoder: Decoder, tokens_per_round: float) -> Decoder:
       decoder, verifier=decoder.verifier._replace(verify=verify_and_override))
 
 
+def committed(model: Model, decoders: Sequence[str], config: predicted.Accepted, guided: bool = True
+              ) -> dict[str, float]:
+  """Returns the tokens per round of `vanilla` and of decoders of a model.
+
+  It raises ValueError for a decoder that `accepted` does not have, or that cannot commit them.
+  """
+  tokens: dict[str, float] = {}
+  for text in map(str, map(model.specification, ('vanilla', *decoders))):
+    count = predicted.measured(config.accepted, text, override=config.tokens_per_round).tokens
+    if count is None:
+      raise ValueError(f'decoder holds {text!r}, which the report accepted ({config.accepted!r}) '
+                       'does not contain; give tokens_per_round.')
+    with_acceptance(model.decoder(text, guided=guided), count)
+    tokens[text] = count
+  return tokens
+
+
 def random_like(shapes: Any, seed: int = 0) -> Any:
   """Creates arrays for a tree of `jax.ShapeDtypeStruct`s, on the device.
 
@@ -145,16 +162,17 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
                  predicted.figures(round_, accelerator), compiled.seconds)
 
 
-def measure(programs: Mapping[str, TimedRound], count: int, repeats: int) -> dict[str, Timing]:
+def measure(programs: Mapping[str, TimedRound], count: int, repeats: int
+            ) -> dict[str, timing.Timing]:
   """Measures the seconds of a round of every program; the programs alternate.
 
-  The time of the prefill is measured, too, and subtracted from that of `count` rounds; it raises
+  The time of the prefill is measured and subtracted from that of `count` rounds; it raises
   ValueError if the difference is below the noise of the measurement.
   """
   runs = {(name, number): lambda each=each, number=number: each.run(number)
           for name, each in programs.items() for number in (0, count)}
   timed = timing.measure(runs, repeats)
-  times = {name: Timing((timed[name, count].seconds - timed[name, 0].median) / count)
+  times = {name: timing.Timing((timed[name, count].seconds - timed[name, 0].median) / count)
            for name in programs}
   if unmeasured := [name for name, each in times.items() if each.median <= 0]:
     raise ValueError(

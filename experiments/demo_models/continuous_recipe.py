@@ -15,15 +15,13 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from cspd_jax.core import fields
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import templates
-from cspd_jax.training import optimizer as optimizer_lib
-from cspd_jax.training.optimizer import OptimizerConfig
-from experiments.demo_models import emoji, latents, stages, words
+from cspd_jax.training import loop, optimizer as optimizer_lib
+from experiments.demo_models import emoji, stages, words
 from experiments.demo_models.emoji_recipe import Scenes
 
 # Number and size of the batches of held-out crops for the metrics.
@@ -44,7 +42,7 @@ class FlowTrainConfig:
       little compared with the transformer.
   """
 
-  optimizer: OptimizerConfig
+  optimizer: optimizer_lib.OptimizerConfig
   drop_rate: float = 0.1
   draws: int = 2
 
@@ -55,10 +53,8 @@ class FlowTrainConfig:
 class Draws(NamedTuple):
   """The random numbers of one loss; `M` is `FlowTrainConfig.draws`.
 
-  Attributes:
-    drop: `[B]` bool, True for the null prompt.
-    time: `[M, B, T]` from 0 to 1.
-    noise: `[M, B, T, C]` standard normal noise.
+  `drop` `[B]` bool is True for the null prompt, `time` `[M, B, T]` from 0 to 1, and `noise` `[M, B,
+  T, C]` standard normal.
   """
 
   drop: jax.Array
@@ -99,13 +95,8 @@ def batch_loss(params: Any, batch: tuple[jax.Array, Prompt], key: jax.Array,
 
 
 @dataclasses.dataclass(frozen=True)
-class ContinuousRecipe(Scenes, latents.Latents):
-  """Recipe of a causal model of continuous tokens.
-
-  Attributes:
-    target: configuration of the model.
-    target_train: configuration of its training.
-  """
+class ContinuousRecipe(Scenes, stages.Latents):
+  """Recipe of a causal model of continuous tokens."""
 
   family: ClassVar[str] = 'nextstep'
   models: ClassVar[tuple[str, ...]] = ('target',)
@@ -113,21 +104,15 @@ class ContinuousRecipe(Scenes, latents.Latents):
   target: nextstep.NextStepConfig
   target_train: FlowTrainConfig
 
-  def __post_init__(self):
-    super().__post_init__()
-    side = self.side(self.tokenizer.factor) // self.target.patch_size
-    stages.check_model('target', self.target, {
-        'height': side, 'width': side, 'vocab_size': VOCABULARY,
-        'latent_channels': self.tokenizer.z_channels})
+  def _fitting(self, config: nextstep.NextStepConfig) -> dict[str, Any]:
+    side = self.side // config.patch_size
+    return {'height': side, 'width': side, 'vocab_size': VOCABULARY,
+            'latent_channels': self.tokenizer.z_channels}
 
-  def small(self) -> 'ContinuousRecipe':
-    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
-    model = dataclasses.replace(
+  def _small_model(self) -> nextstep.NextStepConfig:
+    return dataclasses.replace(
         self.target, height=2, width=2, dim=16, num_layers=1, num_heads=1, num_kv_heads=1,
         ffn_dim=16, head_width=16, head_layers=1)
-    return dataclasses.replace(
-        self, tokenizer=latents.SMALL_TOKENIZER, target=model, tokenizer_of=None,
-        tokenizer_from=None, image_size=8)
 
   @property
   def defaults(self) -> dict[str, Any]:
@@ -140,12 +125,8 @@ class ContinuousRecipe(Scenes, latents.Latents):
     optimizer, scale = train.optimizer, self.sized_tokenizer(data).scale
     prompts = {split: self._prompts(part[1].tolist()) for split, part in data.items()}
 
-    def batch(split, index):
-      moments = data[split][0]
-      tokens, chosen = latents.batch_of(config, moments, np.arange(len(moments)), scale,
-                                        optimizer.seed, index, optimizer.batch_size)
-      return tokens, jax.tree.map(lambda leaf: leaf[chosen], prompts[split])
-
+    batch = lambda split, index: stages.batch_of(
+        config, data[split][0], prompts[split], scale, optimizer.seed, index, optimizer.batch_size)
     measure = self._measured(config)
     state = optimizer_lib.start(nextstep.init(config, jax.random.key(optimizer.seed)), optimizer)
     return (state, stages.jit_step(batch_loss, config, train), batch,
@@ -164,23 +145,16 @@ class ContinuousRecipe(Scenes, latents.Latents):
   def _text(self) -> stages.Network:
     return words.network('nextstep', words.tokenizer(TOKENS))
 
-  def networks(self, tokenizer: Any, models: Mapping[str, Any],
-               data: Mapping[str, stages.Split]) -> dict[str, stages.Network]:
-    """Returns the trained networks by their role in a model."""
-    return super().networks(tokenizer, models, data) | {'text': self._text()}
-
   def _model_metrics(self, role: str, params: Any, data: Mapping[str, stages.Split]
                     ) -> dict[str, Any]:
     """Returns the held-out loss with prompts and without."""
-    moments, captions = data['held_out']
-    scale = self.sized_tokenizer(data).scale
+    (moments, captions), scale = data['held_out'], self.sized_tokenizer(data).scale
     prompts, measure = self._prompts(captions.tolist()), self._measured(self.target)
-    losses: dict[str, list[float]] = {'loss': [], 'loss_no_prompt': []}
-    for index in range(_NUM_BATCHES):
-      tokens, chosen = latents.batch_of(
-          self.target, moments, np.arange(len(moments)), scale, 0, index, _BATCH)
-      prompt = jax.tree.map(lambda leaf, chosen=chosen: leaf[chosen], prompts)
+
+    def losses(index):
+      tokens, prompt = stages.batch_of(self.target, moments, prompts, scale, 0, index, _BATCH)
       null = Prompt(*(jnp.repeat(leaf[:, 1:], 2, axis=1) for leaf in prompt))
-      for name, part in (('loss', prompt), ('loss_no_prompt', null)):
-        losses[name].append(float(measure(params, tokens, part, jax.random.key(index))))
-    return {name: float(np.mean(values)) for name, values in losses.items()}
+      return {name: measure(params, tokens, part, jax.random.key(index))
+              for name, part in (('loss', prompt), ('loss_no_prompt', null))}
+
+    return loop.mean_metrics([losses(index) for index in range(_NUM_BATCHES)])

@@ -1,6 +1,6 @@
 """Scenes of emoji with captions: 64 things in two styles, alone or in pairs, on plain grounds.
 
-  sprites = load(FLUENT, NOTO, SHORT_NAMES)
+  sprites = Sources().sprites()
   images, captions = scenes(sprites, seed=0, step=0, split='train', batch_size=16)
 
 The files are Fluent Emoji in 3D (Microsoft, MIT), Noto Color Emoji (Google, SIL OFL 1.1) and the
@@ -9,6 +9,7 @@ the pairs of a thing with a colour, a ground or another thing never occurs in th
 occurs in every held-out scene, so that composition can be measured.
 """
 
+import dataclasses
 import functools
 import json
 import pathlib
@@ -21,10 +22,6 @@ from cspd_jax.metrics import requests, scenes as score
 from cspd_jax.metrics.requests import Request, Thing
 
 SPLITS = ('train', 'held_out')
-# Where the commands of docs/embedded.md put the sources: the arguments of `load`.
-FLUENT = 'emoji/node_modules/@lobehub/fluent-emoji-3d/assets'
-NOTO = '/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf'
-SHORT_NAMES = 'emoji/node_modules/emojibase-data/en/data.json'
 # The words for things, with their CLDR short names.
 THINGS = {
     'dog': 'dog face', 'cat': 'cat face', 'fox': 'fox', 'lion': 'lion', 'tiger': 'tiger face',
@@ -68,13 +65,30 @@ _LARGE, _LITTLE = (52, 56, 60), (28, 32)
 _GROUNDS = tuple(requests.GROUNDS)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sources:
+  """Where the commands of docs/embedded.md put the sources: the arguments of `load`.
+
+  Attributes:
+    fluent: folder of the files of Fluent Emoji, WebP that are named after code points.
+    noto: file of Noto Color Emoji, a font with colour bitmaps.
+    names: file of the short names, a JSON list of objects with 'label' and 'hexcode'.
+  """
+
+  fluent: str = 'emoji/node_modules/@lobehub/fluent-emoji-3d/assets'
+  noto: str = '/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf'
+  names: str = 'emoji/node_modules/emojibase-data/en/data.json'
+
+  def sprites(self) -> 'Sprites':
+    """Returns the things; a source without a picture of one raises ValueError."""
+    return load(self.fluent, self.noto, self.names)
+
+
 class Sprites(NamedTuple):
   """Things of both styles in all hues.
 
-  Attributes:
-    pixels: `[things, styles, turns, 96, 96, 4]` uint8, RGBA.
-    colours: `[things, styles, turns]` index in `requests.COLOURS`, -1 for things without colour,
-      whose hue is never rotated.
+  `pixels` are `[things, styles, turns, 96, 96, 4]` uint8, RGBA; `colours` `[things, styles, turns]`
+  the index in `requests.COLOURS`, -1 for things without colour, whose hue is never rotated.
   """
 
   pixels: np.ndarray
@@ -97,16 +111,7 @@ class Scenes(NamedTuple):
 
 @functools.cache
 def load(fluent: str, noto: str, names: str) -> Sprites:
-  """Reads the things from the sources; see the module.
-
-  Args:
-    fluent: folder of WebP files that are named after code points.
-    noto: font with colour bitmaps.
-    names: JSON list of objects with 'label' and 'hexcode'.
-
-  Raises:
-    ValueError: if a source has no picture of a thing.
-  """
+  """Reads the things; see `Sources`."""
   codes = {entry['label']: entry['hexcode'] for entry in json.loads(
       pathlib.Path(names).read_text(encoding='utf-8'))}
   if missing := [word for word in NAMES if THINGS[word] not in codes]:
@@ -175,9 +180,9 @@ def is_held_out(sprites: Sprites, request: Request) -> bool:
 
 
 def held_out_colour(sprites: Sprites, number: int) -> str | None:
-  """Returns the colour that a thing never has in the training split; None for a colourless thing.
+  """Returns the colour that a thing never has in the training split, another than its natural ones.
 
-  It is not the natural colour of either style.
+  None is a colourless thing.
   """
   natural, turned = sprites.colours[number, :, 0], sprites.colours[number, :, 1:]
   others = sorted(set(turned[natural >= 0].ravel()) - {*natural, -1})
@@ -238,15 +243,9 @@ def draw(sprites: Sprites, parts: list[_Part], style: int, ground: str, size: in
 
 def scenes(sprites: Sprites, seed: int, step: int, split: str, batch_size: int, size: int = 64
            ) -> Scenes:
-  """Returns one batch of scenes, the same for the same arguments.
+  """Returns batch number `step` of scenes of a split, 'train' or 'held_out'; see the module.
 
-  Args:
-    sprites: from `load`.
-    seed: seed of the scenes.
-    step: number of the batch.
-    split: 'train' or 'held_out'; see the module.
-    batch_size: scenes.
-    size: side of a scene in pixels.
+  They are the same for the same arguments; `size` is the side of a scene in pixels.
   """
   rng = np.random.default_rng([seed, SPLITS.index(split), step])
   images, captions, complete = [], [], []

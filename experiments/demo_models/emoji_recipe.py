@@ -1,5 +1,6 @@
 """Recipe of the shipped text-to-image model: scenes of emoji with captions."""
 
+import abc
 import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -13,49 +14,36 @@ from experiments.demo_models import emoji, recipe, stages, words
 
 
 def vocabulary(num_codes: int) -> dict[str, Any]:
-  """Returns the fields of an `EarlyFusionConfig` that describe its tokens.
-
-  Args:
-    num_codes: codes of the image tokenizer.
-  """
-  return words.ids(emoji.WORDS, num_codes)._asdict()
+  """Returns the fields of an `EarlyFusionConfig` that describe its tokens and `num_codes` codes."""
+  return words.ids(emoji.WORDS, num_codes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Scenes(stages.Stages):
-  """Scenes of emoji and their captions as the images of a recipe.
-
-  Attributes:
-    fluent: folder of the files of Fluent Emoji.
-    noto: file of Noto Color Emoji.
-    names: file of the short names.
-  """
-
-  fluent: str = emoji.FLUENT
-  noto: str = emoji.NOTO
-  names: str = emoji.SHORT_NAMES
+class Scenes(emoji.Sources, stages.Stages):
+  """Scenes of emoji and their captions as the images of a recipe."""
 
   @property
   def metadata(self) -> dict[str, Any]:
     """Metadata that is stored with the networks, JSON-serialisable."""
     return {'prompts': list(emoji.EXAMPLES), 'image_size': self.image_size}
 
-  def prepare(self) -> None:
-    """Opens the images, so that their errors come before the work."""
-    self._sprites()
-
   def crops(self, seed: int, index: int, split: str, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns scenes and their captions."""
-    scenes = emoji.scenes(self._sprites(), seed, index, split, size, self.image_size)
+    scenes = emoji.scenes(self.sprites(), seed, index, split, size, self.image_size)
     return scenes.images, scenes.captions
-
-  def _sprites(self) -> emoji.Sprites:
-    """Returns the things."""
-    return emoji.load(self.fluent, self.noto, self.names)
 
   def captions(self, labels: np.ndarray) -> list[str]:
     """Returns descriptions of crops with these labels."""
     return labels.tolist()
+
+  @abc.abstractmethod
+  def _text(self) -> stages.Network:
+    """Returns the text tokenizer."""
+
+  def networks(self, tokenizer: Any, models: Mapping[str, Any],
+               data: Mapping[str, stages.Split]) -> dict[str, stages.Network]:
+    """Returns the trained networks by their role in a model, and the text tokenizer."""
+    return super().networks(tokenizer, models, data) | {'text': self._text()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,10 +51,6 @@ class EmojiRecipe(Scenes, recipe.TokenRecipe):
   """Recipe of early-fusion models conditioned on captions.
 
   Prompts have Anole's template; rows and images end with special tokens, as Lumina-mGPT's do.
-
-  Attributes:
-    target: configuration of the target.
-    draft: configuration of the draft model.
   """
 
   family: ClassVar[str] = 'early_fusion'
@@ -74,21 +58,13 @@ class EmojiRecipe(Scenes, recipe.TokenRecipe):
   target: early_fusion.EarlyFusionConfig
   draft: early_fusion.EarlyFusionConfig
 
-  def __post_init__(self):
-    super().__post_init__()
-    side = self.side(self.tokenizer.factor)
-    expected = {'height': side, 'width': side,
-                **vocabulary(self.tokenizer.codebook_size)}
-    for role in self.models:
-      stages.check_model(role, getattr(self, role), expected)
+  def _fitting(self, config: early_fusion.EarlyFusionConfig) -> dict[str, Any]:
+    return {'height': self.side, 'width': self.side, **vocabulary(self.tokenizer.codebook_size)}
 
-  def small(self) -> 'EmojiRecipe':
-    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
-    model = early_fusion.EarlyFusionConfig(
+  def _small_model(self) -> early_fusion.EarlyFusionConfig:
+    return early_fusion.EarlyFusionConfig(
         height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
-        **vocabulary(recipe.SMALL_TOKENIZER.codebook_size))
-    return dataclasses.replace(self, tokenizer=recipe.SMALL_TOKENIZER, target=model, draft=model,
-                               tokenizer_of=None, tokenizer_from=None, image_size=8)
+        **vocabulary(self.small_tokenizer.codebook_size))
 
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, Prompt]:
     """Returns images with the tokens of the grammar, and prompts."""
@@ -102,10 +78,5 @@ class EmojiRecipe(Scenes, recipe.TokenRecipe):
         self._text(), templates.anole, captions, (self.target.height, self.target.width)))
 
   def _text(self) -> stages.Network:
-    """Returns the text tokenizer as a network."""
-    return words.network('anole', words.file(emoji.WORDS, self.tokenizer.codebook_size))
-
-  def networks(self, tokenizer: Any, models: Mapping[str, Any],
-               data: Mapping[str, stages.Split]) -> dict[str, stages.Network]:
-    """Returns the trained networks by their role in a model."""
-    return super().networks(tokenizer, models, data) | {'text': self._text()}
+    return words.network('anole', words.tokenizer(
+        words.names(emoji.WORDS, self.tokenizer.codebook_size)))

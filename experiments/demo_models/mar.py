@@ -24,9 +24,9 @@ import numpy as np
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.core import fields
 from cspd_jax.models import mar
-from cspd_jax.training import optimizer as optimizer_lib
+from cspd_jax.training import loop, optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig, TrainState
-from experiments.demo_models import latents, photos as photos_lib, stages
+from experiments.demo_models import photos as photos_lib, stages
 
 # Number and size of the batches of held-out crops for the metrics.
 _NUM_BATCHES, _BATCH = 32, 16
@@ -40,8 +40,8 @@ class MARTrainConfig:
     optimizer: configuration of the optimiser; weight decay applies to the transformer's matrices
       and tables only.
     dropout: dropout rate of the transformer.
-    min_hidden: smallest fraction of hidden tokens; the fraction has a normal distribution around
-      1, truncated to `[min_hidden, 1]`.
+    min_hidden: smallest fraction of hidden tokens; the fraction has a normal distribution around 1,
+      truncated to `[min_hidden, 1]`.
     hidden_deviation: standard deviation of that normal distribution before truncation.
     drop_rate: probability that an image's label is replaced by the null class.
     draws: number of diffusion steps and noises per hidden token and optimiser step; several,
@@ -49,11 +49,11 @@ class MARTrainConfig:
     last_share: fraction of the draws that are moved to the last diffusion step, 999.
     last_weight: weight of the squared error at that step, for the head's parameters. The sampler's
       first kernel multiplies an error of the noise by 316, so the head must predict with a relative
-      error of a thousandth that the state is all noise. A long training learns that with equal
-      weights, a short one does not.
+      error of a thousandth that the state is all noise, which a short training with equal weights
+      does not learn.
     sine_positions: whether the position tables are initialised with sines and cosines of row and
-      column. From the published initialisation, almost zero, a short training learns the colours
-      of an image but not which tokens are adjacent.
+      column. From the published initialisation, almost zero, a short training learns the colours of
+      an image but not which tokens are adjacent.
   """
 
   optimizer: OptimizerConfig = OptimizerConfig(
@@ -175,9 +175,8 @@ def decayed(params: Any) -> Any:
 
 
 def _sines(config: mar.MARConfig) -> np.ndarray:
-  """Returns the position embeddings `[T, D]` of masked autoencoders (arXiv:2111.06377).
-
-  A quarter each are sine and cosine of row and column, with periods of up to hundreds of tokens.
+  """Returns the position embeddings `[T, D]` of masked autoencoders (arXiv:2111.06377), a quarter
+  each of sine and cosine of row and column.
   """
   quarter = -(-config.dim // 4)
   frequencies = 100.0**(-np.arange(quarter) / quarter)
@@ -209,15 +208,8 @@ def batch_loss(params: Any, batch: tuple[jax.Array, jax.Array], key: jax.Array,
 
 
 @dataclasses.dataclass(frozen=True)
-class MARRecipe(latents.Latents):
-  """Recipe of MAR models.
-
-  Attributes:
-    target: configuration of the target.
-    target_train: configuration of its training.
-    draft: configuration of the draft model, which has the same tokens and classes.
-    draft_train: configuration of its training.
-  """
+class MARRecipe(stages.Latents):
+  """Recipe of MAR models."""
 
   family: ClassVar[str] = 'mar'
 
@@ -226,30 +218,21 @@ class MARRecipe(latents.Latents):
   draft: mar.MARConfig
   draft_train: MARTrainConfig
 
-  def __post_init__(self):
-    super().__post_init__()
-    side = self.side(self.tokenizer.factor)
-    for role in self.models:
-      config = getattr(self, role)
-      stages.check_model(role, config, {
-          'patch_size': self.target.patch_size, 'height': side // config.patch_size,
-          'width': side // config.patch_size, 'num_classes': len(photos_lib.NAMES),
-          'token_dim': self.tokenizer.z_channels * config.patch_size**2})
+  def _fitting(self, config: mar.MARConfig) -> dict[str, Any]:
+    return {'patch_size': self.target.patch_size, 'height': self.side // config.patch_size,
+            'width': self.side // config.patch_size, 'num_classes': len(photos_lib.NAMES),
+            'token_dim': self.tokenizer.z_channels * config.patch_size**2}
 
-  def small(self) -> 'MARRecipe':
-    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
-    model = mar.MARConfig(
+  def _small_model(self) -> mar.MARConfig:
+    return mar.MARConfig(
         height=2, width=2, token_dim=16, patch_size=2, dim=16, num_layers=1, num_heads=1,
         head_width=16, head_layers=1, num_classes=len(photos_lib.NAMES), buffer_size=2)
-    return dataclasses.replace(
-        self, tokenizer=latents.SMALL_TOKENIZER, target=model, draft=model, tokenizer_of=None,
-        image_size=8)
 
   def _model_training(self, role: str, data: Mapping[str, stages.Split]
                      ) -> tuple[Any, Callable, Callable[[str, int], Any], Callable]:
     config, train = getattr(self, role), getattr(self, f'{role}_train')
     optimizer, scale = train.optimizer, self.sized_tokenizer(data).scale
-    batch = lambda split, index: latents.batch_of(
+    batch = lambda split, index: stages.batch_of(
         config, *data[split], scale, optimizer.seed, index, optimizer.batch_size)
     measure = jax.jit(lambda params, batch, key: loss(
         params, config, *batch, draw(key, batch[0].shape, train))[1])
@@ -258,18 +241,16 @@ class MARRecipe(latents.Latents):
 
   def _model_metrics(self, role: str, params: Any, data: Mapping[str, stages.Split]
                     ) -> dict[str, Any]:
-    """Returns the terms of the training loss on held-out crops, with label and with null class."""
+    """Returns the terms of the loss on held-out crops, with label and with null class."""
     config, train = getattr(self, role), getattr(self, f'{role}_train')
     scale = self.sized_tokenizer(data).scale
     compiled = jax.jit(lambda params, *arguments: loss(params, config, *arguments)[1])
 
-    def terms(dropped, index):
-      tokens, labels = latents.batch_of(config, *data['held_out'], scale, 0, index, _BATCH)
+    def terms(index):
+      tokens, labels = stages.batch_of(config, *data['held_out'], scale, 0, index, _BATCH)
       draws = draw(jax.random.key(index), tokens.shape, train)
-      draws = draws._replace(drop=jnp.full((_BATCH,), dropped))
-      return compiled(params, tokens, labels, draws)
+      return {f'{name}{suffix}': value for suffix, dropped in (('', False), ('_no_label', True))
+              for name, value in compiled(params, tokens, labels, draws._replace(
+                  drop=jnp.full((_BATCH,), dropped))).items() if name != 'last_mse'}
 
-    metrics = {suffix: [terms(dropped, index) for index in range(_NUM_BATCHES)]
-               for suffix, dropped in (('', False), ('_no_label', True))}
-    return {f'{key}{suffix}': float(np.mean([part[key] for part in parts]))
-            for suffix, parts in metrics.items() for key in ('mse', 'vlb')}
+    return loop.mean_metrics([terms(index) for index in range(_NUM_BATCHES)])

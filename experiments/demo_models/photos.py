@@ -14,6 +14,7 @@ import pathlib
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 SPLITS = ('train', 'held_out')
 # Fraction of the width of every photograph, from the left, that belongs to the training split.
@@ -64,23 +65,19 @@ NAMES = tuple(source.name for source in SOURCES)
 def load() -> tuple:
   """Opens the photographs: one `PIL.Image` in RGB per entry of `SOURCES`.
 
-  It raises ImportError if a package of the extra `train` is not installed, and FileNotFoundError if
-  one does not contain the photograph.
+  ImportError says which package of the extra `train` is missing, FileNotFoundError which
+  photograph.
   """
   return tuple(_open(source) for source in SOURCES)
 
 
 def _open(source: Source) -> Any:
-  # scikit-image itself depends on Pillow.
-  missing = [name for name in (source.package, 'PIL') if importlib.util.find_spec(name) is None]
-  if missing:
+  package = importlib.util.find_spec(source.package)
+  if package is None:
     raise ImportError(
-        f"The photograph '{source.name}' needs the package {missing[0]}, which is not installed; "
-        "run pip install 'cspd_jax[train]'.")
-  from PIL import Image  # Only training needs it.
-
-  root = pathlib.Path(importlib.util.find_spec(source.package).origin).parent
-  path = root / source.file
+        f"The photograph '{source.name}' needs the package {source.package}, which is not "
+        "installed; run pip install 'cspd_jax[train]'.")
+  path = pathlib.Path(str(package.origin)).parent / source.file
   if not path.is_file():
     raise FileNotFoundError(
         f"The photograph '{source.name}' is not at {path}; the installed version of "
@@ -97,9 +94,8 @@ def crops(photos: tuple, seed: int, step: int, split: str, batch_size: int, size
           ) -> tuple[np.ndarray, np.ndarray]:
   """Returns one batch of crops, number `step` of those of a seed, from what `load` returned.
 
-  The classes alternate, starting at a random one. Another split than those of `SPLITS` raises
-  ValueError. Returns images `[N, size, size, 3]` float32 in [-1, 1], and labels `[N]` int32, which
-  are indices of photographs.
+  The classes alternate, starting at a random one. Returns images `[N, size, size, 3]` float32 in
+  [-1, 1], and labels `[N]` int32, indices of photographs. Another split raises ValueError.
   """
   if split not in SPLITS:
     raise ValueError(f'split must be one of {", ".join(SPLITS)}, got {split!r}.')
@@ -111,8 +107,6 @@ def crops(photos: tuple, seed: int, step: int, split: str, batch_size: int, size
 
 def _crop(photo: Any, rng: np.random.Generator, split: str, size: int) -> np.ndarray:
   """Returns one crop `[size, size, 3]` uint8."""
-  from PIL import Image  # Only training needs it.
-
   width, height = photo.size
   border = int(TRAIN_FRACTION * width)
   left, right = (0, border) if split == 'train' else (border, width)

@@ -21,14 +21,10 @@ from cspd_jax.core import fields
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models import early_fusion, llamagen, vq
 from cspd_jax.training import loop, optimizer as optimizer_lib
-from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import photos as photos_lib, stages, tokenizers
 
 Config = llamagen.LlamaGenConfig | early_fusion.EarlyFusionConfig
 
-# The tokenizer of `Stages.small`: 4x4 tokens per crop of 8x8 pixels.
-SMALL_TOKENIZER = vq.VQConfig(
-    ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_size=32, codebook_dim=4)
 _BATCH = 16
 _LN2 = float(np.log(2))
 
@@ -43,7 +39,7 @@ class ARTrainConfig:
       stream.
   """
 
-  optimizer: OptimizerConfig = OptimizerConfig(weight_decay=0.05)
+  optimizer: optimizer_lib.OptimizerConfig = optimizer_lib.OptimizerConfig(weight_decay=0.05)
   drop_rate: float = 0.1
 
   def __post_init__(self):
@@ -73,15 +69,9 @@ def nll(params: Any, config: Config, tokens: jax.Array, condition: Any,
         drop_mask: jax.Array | None = None) -> jax.Array:
   """Computes the negative log-likelihood of the tokens that the grammar does not force.
 
-  Args:
-    params: parameters of the model.
-    config: configuration of the model.
-    tokens: `[B, T]` image tokens.
-    condition: labels `[B]`, or a `conditions.Prompt` of two streams.
-    drop_mask: `[B]` bool; True for the null class or the second stream. None drops no condition.
-
-  Returns:
-    `[B, F]` in nats, for the `F` free tokens.
+  Tokens are `[B, T]`, the condition labels `[B]` or a `conditions.Prompt` of two streams;
+  `drop_mask` `[B]` is True for the null class or the second stream, None drops no condition.
+  Returns `[B, F]` in nats, for the `F` free tokens.
   """
   if drop_mask is None:
     drop_mask = jnp.zeros(tokens.shape[:1], bool)
@@ -107,16 +97,12 @@ def part(arrays: Any, start: int, count: int) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class TokenRecipe(stages.Stages):
-  """Recipe of models of discrete tokens.
-
-  Attributes:
-    target: configuration of the target.
-    target_train: configuration of its training.
-    draft: configuration of the draft model, which has the same tokens and conditions.
-    draft_train: configuration of its training.
-  """
+  """Recipe of models of discrete tokens."""
 
   tokenizer_kind: ClassVar[str] = 'vq'
+  # 4x4 tokens per crop of 8x8 pixels.
+  small_tokenizer: ClassVar[vq.VQConfig] = vq.VQConfig(
+      ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_size=32, codebook_dim=4)
 
   tokenizer: vq.VQConfig
   tokenizer_train: tokenizers.VQTrainConfig
@@ -139,7 +125,8 @@ class TokenRecipe(stages.Stages):
       return {name: parts[name] for name in ('l1', 'psnr')}
 
     return (tokenizers.vq_start(config, train, params),
-            loop.jit_step(tokenizers.vq_step, config, train), measure)
+            jax.jit(lambda state, images: tokenizers.vq_step(state, images, config, train),
+                    donate_argnums=0), measure)
 
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> stages.Split:
     """Returns tokens `[N, T]` and labels `[N]`, int32."""
@@ -191,22 +178,14 @@ class Recipe(TokenRecipe):
   target: llamagen.LlamaGenConfig
   draft: llamagen.LlamaGenConfig
 
-  def __post_init__(self):
-    super().__post_init__()
-    side = self.side(self.tokenizer.factor)
-    expected = {'conditioning': 'class', 'height': side, 'width': side,
-                'vocab_size': self.tokenizer.codebook_size,
-                'num_classes': len(photos_lib.NAMES)}
-    for role in self.models:
-      stages.check_model(role, getattr(self, role), expected)
+  def _fitting(self, config: llamagen.LlamaGenConfig) -> dict[str, Any]:
+    return {'conditioning': 'class', 'height': self.side, 'width': self.side,
+            'vocab_size': self.tokenizer.codebook_size, 'num_classes': len(photos_lib.NAMES)}
 
-  def small(self) -> 'Recipe':
-    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
-    model = llamagen.LlamaGenConfig(
+  def _small_model(self) -> llamagen.LlamaGenConfig:
+    return llamagen.LlamaGenConfig(
         height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
-        vocab_size=SMALL_TOKENIZER.codebook_size, num_classes=len(photos_lib.NAMES))
-    return dataclasses.replace(self, tokenizer=SMALL_TOKENIZER, target=model, draft=model,
-                               tokenizer_of=None, image_size=8)
+        vocab_size=self.small_tokenizer.codebook_size, num_classes=len(photos_lib.NAMES))
 
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens and labels of the images."""
@@ -217,13 +196,12 @@ def distributions(params: Any, config: Config, tokens: np.ndarray, conditions: A
                   guidance_scale: float) -> dict[str, Any]:
   """Measures likelihood and entropy of a model's distributions along held-out images `[N, T]`.
 
-  Returns:
-    'nll_nats' and 'nll_bits' per token given the condition, 'nll_nats_no_label' and
-    'nll_bits_no_label' without, and for the distributions 'plain' and 'guided' a dictionary with
-    the token entropy's quantiles 'entropy_bits_q10', '_q50' and '_q90', the mean largest
-    probability 'top1_mean', the fraction of tokens whose largest probability is below 0.2,
-    'top1_below_0.2', and the mean of the sum of squared probabilities, 'collision'. Tokens that
-    the grammar forces are excluded.
+  Returns 'nll_nats' and 'nll_bits' per token given the condition, 'nll_nats_no_label' and
+  'nll_bits_no_label' without, and for the distributions 'plain' and 'guided' a dictionary with the
+  token entropy's quantiles 'entropy_bits_q10', '_q50' and '_q90', the mean largest probability
+  'top1_mean', the fraction of tokens whose largest probability is below 0.2, 'top1_below_0.2', and
+  the mean of the sum of squared probabilities, 'collision'. Tokens that the grammar forces are
+  excluded.
   """
   free = _free(config)
 

@@ -1,23 +1,26 @@
-"""Base class of the recipes of shipped models, for discrete and continuous tokens."""
+"""Base classes of the recipes of shipped models.
+
+The tokens of a model on latents are stored as the Gaussians of a KL tokenizer and sampled in every
+step that uses the crop, as in MAR.
+"""
 
 import abc
 import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import jax
 import numpy as np
-import optax
 from absl import logging
 
 import cspd_jax
 from cspd_jax.core import fields
 from cspd_jax.files import atomic, npz
+from cspd_jax.models import kl_vae, mar
 from cspd_jax.training import loop, optimizer as optimizer_lib
-from cspd_jax.training.optimizer import OptimizerConfig, TrainState
-from experiments.demo_models import photos as photos_lib
+from experiments.demo_models import photos as photos_lib, tokenizers
 
 # Crops per batch of the encoder.
 _ENCODE_BATCH = 32
@@ -27,6 +30,8 @@ Split = tuple[np.ndarray, np.ndarray]
 
 # `(params, batch, key, config, train) -> (loss, scalar metrics)`.
 Loss = Callable[[Any, Any, jax.Array, Any, Any], tuple[jax.Array, dict[str, jax.Array]]]
+
+Conditions = TypeVar('Conditions')
 
 # Opens the photographs once.
 photos = functools.cache(photos_lib.load)
@@ -41,16 +46,19 @@ class Network(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Stages(abc.ABC):
+class Stages(loop.Intervals, abc.ABC):
   """Recipe of a tokenizer and of models, such as a target and a draft model.
 
-  Subclasses have a configuration of every model, and that of its training as `<role>_train`.
-
-  Every method with a folder continues the work that it holds and does nothing if that is complete.
+  Subclasses have the fields of their `models`, those of a target and maybe of a draft model. Every
+  method with a folder continues the work that it holds and does nothing if that is complete.
 
   Attributes:
     tokenizer: configuration of the tokenizer.
     tokenizer_train: configuration of its training.
+    target: configuration of the target.
+    target_train: configuration of its training.
+    draft: configuration of the draft model, which has the same tokens and conditions.
+    draft_train: configuration of its training.
     image_size: side of a crop in pixels.
     num_train_images: crops that are tokenised for training.
     num_held_out_images: crops of the held-out parts for evaluation.
@@ -59,13 +67,11 @@ class Stages(abc.ABC):
     tokenizer_from: such a model from whose tokenizer the training of the tokenizer starts; None for
       random parameters.
     seed: seed of the crops that are tokenised.
-    log_every: steps between log lines.
-    checkpoint_every: steps between checkpoints.
-    evaluate_every: steps between held-out evaluations.
   """
 
   family: ClassVar[str]
   tokenizer_kind: ClassVar[str]
+  small_tokenizer: ClassVar[Any]  # Of `small`.
   # Roles of the models that are trained on the tokens.
   models: ClassVar[tuple[str, ...]] = ('target', 'draft')
 
@@ -79,13 +85,20 @@ class Stages(abc.ABC):
   tokenizer_of: str | None = None
   tokenizer_from: str | None = None
   seed: int = 0
-  log_every: int = 50
-  checkpoint_every: int = 250
-  evaluate_every: int = 250
 
   def __post_init__(self):
     fields.check(self, image_size=(1, fields.MOST_SIDE), guidance_scale=fields.FINITE,
                  seed=fields.SEEDS)
+    for role in self.models:
+      config = getattr(self, role)
+      for name, wanted in self._fitting(config).items():
+        if (value := getattr(config, name)) != wanted:
+          raise ValueError(f'{role}.{name} is {value!r}; with this tokenizer, image size and set '
+                           f'of photographs it must be {wanted!r}.')
+
+  @abc.abstractmethod
+  def _fitting(self, config: Any) -> Mapping[str, Any]:
+    """Returns the values that fields of a model's configuration must have."""
 
   @property
   def metadata(self) -> dict[str, Any]:
@@ -98,23 +111,34 @@ class Stages(abc.ABC):
     return {'dtype': 'float32', 'guidance_scale': self.guidance_scale}
 
   def prepare(self) -> None:
-    """Opens the images, so that their errors come before the work."""
-    photos()
+    """Opens the images and other models, so that their errors come before the work."""
+    self.crops(0, 0, 'train', 1)
+    for field in ('tokenizer_of', 'tokenizer_from'):
+      if (name := getattr(self, field)) is not None:
+        tokenizer(field, name, self.tokenizer)
+
+  def small(self) -> Self:
+    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
+    return dataclasses.replace(
+        self, tokenizer=self.small_tokenizer, tokenizer_of=None, tokenizer_from=None, image_size=8,
+        **dict.fromkeys(self.models, self._small_model()))
 
   @abc.abstractmethod
-  def small(self) -> 'Stages':
-    """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
+  def _small_model(self) -> Any:
+    """Returns the configuration of the models of `small`."""
 
   @abc.abstractmethod
   def _tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
     """Returns the state before the first step of the tokenizer, the step, and a measure.
 
-    `params` are the parameters to start from, None for random ones; the measure is
-    `(params, images, key) -> ` held-out metrics.
+    `params` are those to start from, None for random ones; the measure is `(params, images, key)
+    ->` held-out metrics.
     """
 
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:
-    """Trains the tokenizer in `workdir` or continues; returns its parameters."""
+    """Returns the parameters of the tokenizer of `tokenizer_of`, or trains one or continues."""
+    if self.tokenizer_of is not None:
+      return tokenizer('tokenizer_of', self.tokenizer_of, self.tokenizer)
     optimizer, start = self.tokenizer_train.optimizer, None
     if self.tokenizer_from is not None:
       start = tokenizer('tokenizer_from', self.tokenizer_from, self.tokenizer)
@@ -151,12 +175,9 @@ class Stages(abc.ABC):
 
   def networks(self, tokenizer: Any, models: Mapping[str, Any],
                data: Mapping[str, Split]) -> dict[str, Network]:
-    """Returns the trained networks by their role in a model.
+    """Returns the networks by their role in a model, from the parameters of tokenizer and models.
 
-    Args:
-      tokenizer: parameters of the tokenizer.
-      models: parameters of the models by role.
-      data: results of `tokenize` by split.
+    `data` are results of `tokenize` by split.
     """
     network = Network(self.tokenizer_kind, self.sized_tokenizer(data), tokenizer)
     return {'tokenizer': network} | {
@@ -183,9 +204,10 @@ class Stages(abc.ABC):
                   ) -> np.ndarray:
     """Encodes and decodes images `[N, H, W, 3]` in [-1, 1]."""
 
-  def side(self, factor: int) -> int:
-    """Returns the latents per side of a crop, whose side must be a multiple of `factor` pixels."""
-    if self.image_size % factor:
+  @property
+  def side(self) -> int:
+    """The latents per side of a crop, whose side must be a multiple of the tokenizer's patches."""
+    if self.image_size % (factor := self.tokenizer.factor):
       raise ValueError(f'image_size is {self.image_size}; it must be a multiple of the '
                        f"tokenizer's {factor} pixels per token.")
     return self.image_size // factor
@@ -203,18 +225,12 @@ class Stages(abc.ABC):
     return self.crops(self.seed + 1, 0, 'held_out', self.num_held_out_images)
 
   def train(self, name: str, state: Any, step: Callable, batch: Callable[[str, int], Any],
-            optimizer: OptimizerConfig, workdir: pathlib.Path,
+            optimizer: optimizer_lib.OptimizerConfig, workdir: pathlib.Path,
             measure: Callable[[Any, Any, jax.Array], Mapping[str, Any]]) -> Any:
-    """Trains in `workdir` or continues; returns the last state.
+    """Trains in `workdir` or continues, as `loop.run`; returns the last state.
 
-    Args:
-      name: name of the files.
-      state: state before the first step.
-      step: `step_fn` of `loop.run`.
-      batch: `(split, index) ->` a batch.
-      optimizer: configuration of the optimiser, for the steps and the batch size.
-      workdir: folder of the run.
-      measure: `(state, batch, key) ->` held-out metrics; the keys are the same every time.
+    The batches are `(split, index) ->` a batch, and the measure is `(state, batch, key) ->`
+    held-out metrics, with the same keys every time.
     """
     count = min(4, -(-self.num_held_out_images // optimizer.batch_size))
     held_out = [(batch('held_out', index), jax.random.key(index)) for index in range(count)]
@@ -223,24 +239,16 @@ class Stages(abc.ABC):
       means = loop.mean_metrics([measure(state, *part) for part in held_out])
       return {f'held_out_{key}': value for key, value in means.items()}
 
-    return loop.run(
-        state, step, functools.partial(batch, 'train'), num_steps=optimizer.num_steps,
-        batch_size=optimizer.batch_size, workdir=workdir, name=name, log_every=self.log_every,
-        checkpoint_every=self.checkpoint_every, evaluate=evaluate,
-        evaluate_every=self.evaluate_every)
+    return loop.run(state, step, functools.partial(batch, 'train'), optimizer, self, workdir, name,
+                    evaluate)
 
   def encode_crops(self, path: pathlib.Path, name: str, split: str,
                    encode: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Encodes random crops with a tokenizer; the result is cached in a file.
+    """Encodes random crops `[N, H, W, 3]` of a split; the result is cached in a file, as array
+    `name`.
 
     The crops are not those that the tokenizer was trained on: those of the held-out split are from
     other parts of the photographs, those of the training split are new random crops.
-
-    Args:
-      path: the file.
-      name: name of the array in it.
-      split: 'train' or 'held_out'.
-      encode: function from images `[N, H, W, 3]` to an array `[N, ...]`.
     """
     count = self.num_train_images if split == 'train' else self.num_held_out_images
     if path.exists():
@@ -259,40 +267,24 @@ class Stages(abc.ABC):
     return codes, labels
 
 
-def step(
-    state: TrainState, batch: Any, loss: Callable, optimizer: OptimizerConfig,
-    decayed: Callable[[Any], Any] = optimizer_lib.matrices,
-) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Does one optimiser step.
-
-  Args:
-    state: state before the step.
-    batch: a batch.
-    loss: `(params, batch, key) -> (loss, scalar metrics)`.
-    optimizer: configuration of the optimiser.
-    decayed: as for `optimizer.update`.
-
-  Returns:
-    The next state and the scalar metrics 'loss', those of `loss`, and 'grad_norm'.
-  """
-  key = jax.random.fold_in(jax.random.key(optimizer.seed + 1), state.step)
-  (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(state.params, batch, key)
-  metrics = {'loss': value, **metrics, 'grad_norm': optax.tree.norm(grads)}
-  return optimizer_lib.update(state, grads, optimizer, decayed=decayed), metrics
-
-
 def jit_step(loss: Loss, config: Any, train: Any,
              decayed: Callable[[Any], Any] = optimizer_lib.matrices) -> Callable[[Any, Any], Any]:
-  """Compiles `step` for a model and a training; `train` has an `optimizer`."""
-  return loop.jit_step(
-      step, functools.partial(loss, config=config, train=train), train.optimizer, decayed)
+  """Compiles `optimizer.step` for a model and a training with an `optimizer`, `(state, batch) ->`.
+
+  The new state reuses the memory of the old one; `decayed` is that of `optimizer.update`.
+  """
+  @functools.partial(jax.jit, donate_argnums=0)
+  def step(state, batch):
+    key = jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), state.step)
+    return optimizer_lib.step(state, lambda params: loss(params, batch, key, config, train),
+                              train.optimizer, decayed=decayed)
+
+  return step
 
 
 def tokenizer(field: str, name: str, config: Any) -> Any:
-  """Returns the parameters of the tokenizer of a model, which a recipe's field names.
-
-  Raises:
-    ValueError: if it has no tokenizer of this configuration.
+  """Returns the parameters of a model's tokenizer; another configuration than that of the recipe
+  with this field raises ValueError.
   """
   part = cspd_jax.load(name).tokenizer
   if part is None or part.config != config:
@@ -300,15 +292,6 @@ def tokenizer(field: str, name: str, config: Any) -> Any:
         f'{field} is {name!r}, which has {"no tokenizer" if part is None else part.config}; it '
         f'must be a model with {config}, or None.')
   return part.params
-
-
-def check_model(role: str, config: Any, expected: Mapping[str, Any]) -> None:
-  """Raises ValueError unless the fields of a model's configuration have the expected values."""
-  for name, wanted in expected.items():
-    value = getattr(config, name)
-    if value != wanted:
-      raise ValueError(f'{role}.{name} is {value!r}; with this tokenizer, image size and set of '
-                       f'photographs it must be {wanted!r}.')
 
 
 def batched(run: Callable[[np.ndarray], Any], images: np.ndarray, size: int = 16) -> np.ndarray:
@@ -322,3 +305,64 @@ def errors(reconstructions: np.ndarray, images: np.ndarray) -> dict[str, float]:
   mean_square = np.mean(error ** 2, axis=(1, 2, 3))
   return {'psnr': float(np.mean(-10 * np.log10(np.maximum(mean_square, 1e-12)))),
           'l1': float(np.mean(np.abs(error)))}
+
+
+@dataclasses.dataclass(frozen=True)
+class Latents(Stages):
+  """Recipe with a KL tokenizer, whose `scale` is replaced."""
+
+  tokenizer_kind: ClassVar[str] = 'kl_vae'
+  small_tokenizer: ClassVar[kl_vae.KLVAEConfig] = kl_vae.KLVAEConfig(
+      ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, scale=1.0)
+
+  tokenizer: kl_vae.KLVAEConfig
+  tokenizer_train: tokenizers.KLVAETrainConfig
+
+  def _tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
+    config, train = self.tokenizer, self.tokenizer_train
+    if params is None:
+      params = kl_vae.init(config, jax.random.key(train.optimizer.seed))
+    measure = jax.jit(lambda *arguments: tokenizers.kl_loss(*arguments, config, train)[1])
+    return (optimizer_lib.start(params, train.optimizer),
+            jit_step(tokenizers.kl_loss, config, train), measure)
+
+  def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> Split:
+    """Returns labels, and `[N, 2, h, w, z_channels]` means and log-variances before scaling."""
+    encode = jax.jit(lambda images: kl_vae.encode(tokenizer, self.tokenizer, images))
+    return self.encode_crops(
+        workdir / f'latents_{split}.npz', 'moments', split,
+        lambda images: np.stack(jax.device_get(encode(images)), axis=1))
+
+  def reconstruct(self, tokenizer: Any, data: Mapping[str, Split],
+                  images: np.ndarray) -> np.ndarray:
+    """Encodes and decodes images `[N, H, W, 3]` in [-1, 1]."""
+    config = self.sized_tokenizer(data)
+    run = jax.jit(lambda batch, key: kl_vae.decode(tokenizer, config, kl_vae.sample(
+        config, kl_vae.encode(tokenizer, config, batch), key)))
+    numbers = iter(range(len(images)))
+    return batched(lambda batch: run(batch, jax.random.key(next(numbers))), images)
+
+  def _tokenizer_metrics(self, data: Mapping[str, Split]) -> dict[str, float]:
+    return {'scale': self.sized_tokenizer(data).scale}
+
+  def sized_tokenizer(self, data: Mapping[str, Split]) -> kl_vae.KLVAEConfig:
+    """Returns the tokenizer's configuration, by whose scale training latents have variance 1."""
+    mean, log_variance = np.moveaxis(data['train'][0].astype(np.float64), 1, 0)
+    deviation = np.sqrt(np.var(mean) + np.mean(np.exp(log_variance)))
+    return dataclasses.replace(self.tokenizer, scale=round(float(1 / deviation), 5))
+
+
+def batch_of(config: Any, moments: np.ndarray, conditions: Conditions, scale: float, seed: int,
+             index: int, size: int) -> tuple[np.ndarray, Conditions]:
+  """Returns batch `index`: tokens `[size, T, C]` sampled for random crops, and their conditions.
+
+  `config` is that of a model with the grid and the patches of a `mar.MARConfig`, and `conditions`
+  have leading axis `N`.
+  """
+  rng = np.random.default_rng([seed, index])
+  chosen = rng.integers(len(moments), size=size)
+  mean, log_variance = np.moveaxis(moments[chosen], 1, 0)
+  noise = rng.standard_normal(mean.shape, dtype=np.float32)
+  latents = (mean + np.exp(0.5 * log_variance) * noise) * np.float32(scale)
+  return (np.asarray(mar.patchify(config, latents)),
+          jax.tree.map(lambda leaf: leaf[chosen], conditions))

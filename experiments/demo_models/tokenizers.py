@@ -147,13 +147,12 @@ def vq_step(state: TrainState, images: jax.Array, config: vq.VQConfig, train: VQ
   Jukebox, 2020, section 3.1), because they have no gradient. Returns the next state and scalar
   metrics: 'loss', 'l1', 'psnr', 'commitment' and 'used', the fraction of used codebook vectors.
   """
-  (total, parts), grads = jax.value_and_grad(vq_loss, has_aux=True)(
-      state.params, config, train, images, state.step >= train.quantize_from)
-  new_state = optimizer_lib.update(state, grads, train.optimizer)
+  new_state, parts = optimizer_lib.step(state, lambda params: vq_loss(
+      params, config, train, images, state.step >= train.quantize_from), train.optimizer)
   usage = _update_usage(state.extra, parts['indices'])
   params, usage = _restart(state.step, new_state.params, usage, parts['latents'], train)
-  metrics = {'loss': total, **{name: parts[name] for name in ('l1', 'psnr', 'commitment')},
-             'used': jnp.mean(usage >= train.restart_below)}
+  metrics = {name: parts[name] for name in ('loss', 'l1', 'psnr', 'commitment')}
+  metrics['used'] = jnp.mean(usage >= train.restart_below)
   return new_state._replace(params=params, extra=usage), metrics
 
 

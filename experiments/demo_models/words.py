@@ -5,7 +5,7 @@ Tokenizers of models of codes have the layout of Chameleon's.
 
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,16 +18,6 @@ IMAGE_START, IMAGE_END, ROW_END = '<racm3:break>', '<eoss>', '<reserved08799>'
 _FIRST = (BEGIN, '<pad>', '</s>', UNKNOWN)
 
 
-class Ids(NamedTuple):
-  """Token ids in a model's configuration; fields as in `models.early_fusion.EarlyFusionConfig`."""
-
-  vocab_size: int
-  num_codes: int
-  first_code: int
-  row_end: int
-  image_ends: tuple[int, ...]
-
-
 def names(words: Sequence[str], num_codes: int) -> list[str]:
   """Returns the tokens in order of their ids: special tokens, codes, grammar, then words."""
   codes = (f'IMGIMG{"".join(chr(ord("A") + int(digit)) for digit in str(code))}Z'
@@ -35,22 +25,18 @@ def names(words: Sequence[str], num_codes: int) -> list[str]:
   return [*_FIRST, *codes, IMAGE_END, IMAGE_START, END_OF_TURN, ROW_END, *words]
 
 
-def ids(words: Sequence[str], num_codes: int) -> Ids:
-  """Returns the token ids of a model with these words and `num_codes` image codes."""
+def ids(words: Sequence[str], num_codes: int) -> dict[str, Any]:
+  """Returns the fields of an `EarlyFusionConfig` with these words and `num_codes` image codes."""
   tokens = names(words, num_codes)
-  return Ids(len(tokens), num_codes, len(_FIRST), tokens.index(ROW_END), (tokens.index(IMAGE_END),))
-
-
-def file(words: Sequence[str], num_codes: int) -> bytes:
-  """Returns the contents of a tokenizer file with distinct words in lower case and image codes."""
-  return tokenizer(names(words, num_codes))
+  return dict(vocab_size=len(tokens), num_codes=num_codes, first_code=len(_FIRST),
+              row_end=tokens.index(ROW_END), image_ends=(tokens.index(IMAGE_END),))
 
 
 def tokenizer(tokens: Sequence[str]) -> bytes:
   """Returns the contents of a file of the `tokenizers` library, for `text.bpe`.
 
-  The tokenizer converts text to lower case and splits it at spaces and around punctuation; a word
-  that is not among the tokens, which are in order of their ids, becomes `<unk>`.
+  It converts text to lower case and splits it at spaces and around punctuation; a word that is not
+  among the tokens, which are in order of their ids, becomes `<unk>`.
   """
   vocabulary = {name: number for number, name in enumerate(tokens)}
   return json.dumps({

@@ -20,12 +20,11 @@ wall-clock ratios to `mar` at the same batch size, without compilation. Writes t
 report.json to --workdir. `cspd-compare` draws which tokens are replaced, as Figure 16 does, and
 writes the acceptance by autoregressive step, that of Figure 11.
 
-Two columns accompany the speed of `cspd_released` and `cspd_relaxed`, whose schedule of passes is
-fixed. `expected` is the speed if only passes had a cost: each pass of the target that of a step of
-`mar`, each pass of the draft model that of a step of the draft model alone; it includes the prefix
-and the last block. The paper's `1/(c+1/gamma)` assumes the same costs and omits the prefix and the
-last block. On a machine that one token already saturates, such as a CPU, the head's work for a
-whole block costs more than for a token, and both columns are too optimistic.
+Next to the speed of `cspd_released` and `cspd_relaxed`, `expected` is the speed if only passes had
+a cost: each pass of the target that of a step of `mar`, each pass of the draft model that of a step
+of the draft model alone. The paper's `1/(c+1/gamma)` assumes the same costs and omits the prefix
+and the last block. On a machine that one token already saturates, such as a CPU, the head's work
+for a whole block costs more than for a token, and both columns are too optimistic.
 
 The paper's batch of 128 takes sixteen times as long as a batch of 8, which already saturates two
 CPU cores. `exact_path` and `cspd_paper` use gamma + 1 contexts per image: there it requires an
@@ -56,11 +55,11 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import measurements, tables, timing
 from cspd_jax.measure.tables import Table
 from cspd_jax.metrics.base import Sample
-from experiments.measured import ModelImages, check_lists
+from experiments.measured import SampledImages, check_lists
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(ModelImages):
+class Config(SampledImages):
   """The measurements.
 
   Attributes:
@@ -138,7 +137,6 @@ class Lab:
   """Decodes and times cells, and caches the results."""
 
   def __init__(self, config: Config):
-    """Loads the model and checks all options."""
     for name, supported in (('suite', Config.suite), ('decoder', tuple(MODES))):
       names = getattr(config, name)
       if not names or not set(names) <= set(supported):
@@ -146,10 +144,9 @@ class Lab:
                          f'{", ".join(supported)}.')
     check_lists(config, 'lengths', 'prefix_shares', 'batch_sizes', 'scales', 'temperatures',
                 'kernels_per_call')
-    model = config.model()
-    if model.engine.name != 'continuous' or 'model' not in model.drafts:
-      raise ValueError(f'model is {config.loading.model!r}; give one of continuous tokens with a '
-                       'draft model.')
+    model = config.model('continuous')
+    if 'model' not in model.drafts:
+      raise ValueError(f'model is {config.loading.model!r}; give one with a draft model.')
     self.config, self.bench = config, config.bench(model)
     self._draft = config.bench(_draft_alone(model))
     self.model, self.mar = model, f'mar(guidance={config.guidance})'
@@ -157,7 +154,6 @@ class Lab:
     self._check()
 
   def _check(self) -> None:
-    """Builds every decoder once, which checks its options."""
     config = self.config
     for share, length, mode in itertools.product(
         {config.prefix_share, *config.prefix_shares}, config.lengths, config.decoder):
@@ -235,9 +231,8 @@ class Lab:
 
   def statement(self, mode: str, text: str, sample: Sample,
                 batch_size: int | None = None) -> dict[str, Any]:
-    """Returns the settings, guarantees and costs that a row states.
-
-    `batch_size` is that of timed runs; counts do not depend on it.
+    """Returns the settings, guarantees and costs that a row states; `batch_size` is that of timed
+    runs.
     """
     guided = programs.is_guided(sample.sampling)
     decoder = self.bench.decoder(text, guided)
@@ -274,10 +269,9 @@ def draws_per_replaced_token(decoded: Any) -> float | None:
 
 
 def expected_speed(decoded: Any, draft_speed: float) -> float:
-  """Returns the speed-up over the target alone if only passes had a cost.
+  """Returns the speed-up over the target alone if only passes had a cost, the prefix included.
 
-  Includes the passes of the prefix and of an incomplete last block. `draft_speed` is the speed-up
-  of the draft model alone over the target alone.
+  `draft_speed` is the speed-up of the draft model alone over the target alone.
   """
   passes = decoded.costs.target_passes + decoded.costs.draft_passes / draft_speed
   return float(decoded.order.shape[1] / np.mean(passes))

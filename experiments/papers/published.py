@@ -43,12 +43,12 @@ from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import image_scores, paired, scenes
 from cspd_jax.plots import grid
-from experiments.measured import ModelImages
+from experiments.measured import SampledImages
 from experiments.papers.published_rows import ROWS, Model, Row
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(ModelImages):
+class Config(SampledImages):
   """The measurements.
 
   Attributes:

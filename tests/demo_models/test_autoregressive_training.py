@@ -1,7 +1,5 @@
 """The training step of class-conditional models."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,8 +28,8 @@ def _data():
 
 def _step(train):
   """A step that does not donate its state."""
-  loss = functools.partial(ar.loss, config=CONFIG, train=train)
-  return jax.jit(lambda state, batch: stages.step(state, batch, loss, train.optimizer))
+  step = stages.jit_step(ar.loss, CONFIG, train)
+  return lambda state, batch: step(jax.tree.map(jnp.copy, state), batch)
 
 
 @pytest.fixture(scope='module')

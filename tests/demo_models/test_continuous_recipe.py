@@ -17,7 +17,7 @@ from cspd_jax.core.random import row_keys
 from cspd_jax.files import store
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.training import optimizer as optimizer_lib, smoke
+from cspd_jax.training import loop, optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments import fit_head_drafter, train
 from experiments.demo_models import continuous_recipe, emoji, stages
@@ -42,7 +42,7 @@ def sources(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def recipe(sources):
-  return dataclasses.replace(smoke.smoke(wrapper.load(CONFIG).small()), **sources)
+  return dataclasses.replace(loop.smoke(wrapper.load(CONFIG).small()), **sources)
 
 
 @pytest.fixture(scope='module')

@@ -12,7 +12,7 @@ pytest.importorskip('matplotlib')
 
 from cspd_jax.cli import wrapper
 from cspd_jax.metrics import requests, scenes as score
-from cspd_jax.training import smoke
+from cspd_jax.training import loop
 from experiments.demo_models import emoji
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -98,7 +98,7 @@ def test_a_source_without_a_picture_is_named(sources, tmp_path):
 
 def test_the_recipe_takes_scenes_and_their_words(sources):
   shipped = wrapper.load(str(ROOT / 'configs' / 'train' / 'emoji.py'))
-  recipe = dataclasses.replace(smoke.smoke(shipped.small()), **sources)
+  recipe = dataclasses.replace(loop.smoke(shipped.small()), **sources)
   recipe.prepare()
   images, captions = recipe.crops(0, 0, 'held_out', 4)
   assert images.shape == (4, 8, 8, 3)

@@ -17,15 +17,15 @@ from cspd_jax.models import (
   kl_vae,
   mar,
 )
-from cspd_jax.training import optimizer as optimizer_lib, smoke
-from experiments.demo_models import latents, stages, tokenizers
+from cspd_jax.training import loop, optimizer as optimizer_lib
+from experiments.demo_models import stages, tokenizers
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope='module')
 def recipe():
-  return smoke.smoke(wrapper.load(str(ROOT / 'configs' / 'train' / 'mar_demo.py')).small())
+  return loop.smoke(wrapper.load(str(ROOT / 'configs' / 'train' / 'mar_demo.py')).small())
 
 
 def _moments(recipe, count=64):
@@ -38,7 +38,7 @@ def test_tokens_have_a_variance_of_one_and_are_drawn_anew(recipe):
   moments, labels = _moments(recipe), np.arange(64, dtype=np.int32) % 8
   config = recipe.sized_tokenizer({'train': (moments, labels)})
   assert config.scale == pytest.approx(1 / np.sqrt(9 + np.exp(-2)), rel=0.03)
-  batch = lambda index: latents.batch_of(
+  batch = lambda index: stages.batch_of(
       recipe.target, moments, labels, config.scale, 0, index, 256)
   tokens, chosen = batch(0)
   assert tokens.shape == (256, 4, 16) and tokens.dtype == np.float32

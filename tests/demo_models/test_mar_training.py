@@ -21,9 +21,9 @@ OPTIMIZER = OptimizerConfig(
 TRAIN = mar.MARTrainConfig(OPTIMIZER, dropout=0.0)
 
 # Compiling takes most of the time here.
-_STEP = jax.jit(lambda state, batch, config, train: stages.step(
-    state, batch, functools.partial(mar.batch_loss, config=config, train=train), train.optimizer,
-    mar.decayed), static_argnums=(2, 3), compiler_options={'xla_backend_optimization_level': 0})
+_STEP = jax.jit(lambda state, batch, config, train: stages.jit_step(
+    mar.batch_loss, config, train, mar.decayed)(state, batch),
+                static_argnums=(2, 3), compiler_options={'xla_backend_optimization_level': 0})
 _DRAW = jax.jit(mar.draw, static_argnums=(1, 2))
 _LOSS = jax.jit(mar.loss, static_argnums=1)
 

@@ -62,7 +62,8 @@ def test_failures_are_noted_and_other_measurements_continue(capsys, monkeypatch,
     (('--decoder=mc_sjd(window=5)',), 'does not contain; give --tokens_per_round'),
     (('--decoder=mc_sjd(window=4)', '--tokens_per_round=9'), 'it must be 1 to 4'),
     (('--minutes=0',), 'minutes is 0'), (('--batch=0',), 'batch is'),
-    (('--shapes=nothing',), 'nothing'), (('--rounds=0',), 'rounds is 0')])
+    (('--shapes=nothing',), 'nothing'), (('--shapes=mar_b',), 'tokens are continuous'),
+    (('--rounds=0',), 'rounds is 0')])
 def test_refused_before_anything_runs(capsys, tmp_path, words, message):
   code, _, error, _ = _run(capsys, tmp_path, *words)
   assert code == 2 and message in error

@@ -30,7 +30,7 @@ _BAD = {
     'no batch': (['--batch_sizes=0'], ['batch_sizes is (0,)']),
     'negative temperature': (['--temperatures=-1'], ['temperature is -1.0']),
     'no draft model': (['--model={tmp}/alone'], ['alone', 'draft model']),
-    'discrete tokens': (['--model=demo'], ["model is 'demo'", 'continuous tokens']),
+    'discrete tokens': (['--model=demo'], ["model is 'demo'", 'discrete tokens']),
 }
 
 
@@ -160,7 +160,7 @@ def _fit(capsys, models, *words):
     (['--num_chains=4'], 'num_chains is 4; it must be a whole number from 32'),
     (['--kernels_per_call=1'], 'kernels_per_call is 1'),
     (['--num_iter=5'], 'num_iter is 5'), (['--guidance_scale=1'], 'guidance_scale is 1'),
-    (['--model=demo'], 'whose tokens are discrete'),
+    (['--model=demo'], 'which has discrete tokens'),
     (['--output={tmp}'], 'which exists; use another folder')])
 def test_fits_that_are_refused(models, capsys, words, message):
   code, out, err = _fit(capsys, models, *(word.format(tmp=models) for word in words))

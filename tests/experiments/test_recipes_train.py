@@ -15,7 +15,7 @@ import cspd_jax  # pylint: disable=wrong-import-position
 from cspd_jax.cli import wrapper  # pylint: disable=wrong-import-position
 from cspd_jax.commands import train as train_command  # pylint: disable=wrong-import-position
 from cspd_jax.files import run_folder, store
-from cspd_jax.training import smoke
+from cspd_jax.training import loop
 from experiments import train  # pylint: disable=wrong-import-position
 from experiments.demo_models import stages
 from tests.experiments import calls  # pylint: disable=wrong-import-position
@@ -25,7 +25,7 @@ CONFIG = str(pathlib.Path(__file__).parents[2] / 'configs' / 'train' / 'demo.py'
 
 @pytest.fixture(scope='module')
 def recipe():
-  return smoke.smoke(wrapper.load(CONFIG).small())
+  return loop.smoke(wrapper.load(CONFIG).small())
 
 
 @pytest.fixture(scope='module')
@@ -111,11 +111,13 @@ def test_recipe_refuses_models_that_do_not_fit(recipe):
 @pytest.mark.slow
 def test_a_tokenizer_is_taken_from_a_model(finished, recipe, tmp_path):
   taken = dataclasses.replace(recipe, tokenizer_of=str(finished / 'export'))
-  _assert_equal(train.tokenizer_of(taken, tmp_path),
+  _assert_equal(taken.train_tokenizer(tmp_path),
                 store.load(finished / 'export' / 'tokenizer').params)
   assert not list(tmp_path.iterdir())
   with pytest.raises(ValueError, match="tokenizer_of is 'demo', which has VQConfig"):
-    train.tokenizer_of(dataclasses.replace(recipe, tokenizer_of='demo'), tmp_path)
+    dataclasses.replace(recipe, tokenizer_of='demo').prepare()
+  with pytest.raises(ValueError, match="tokenizer_from is 'demo', which has VQConfig"):
+    dataclasses.replace(recipe, tokenizer_from='demo').prepare()
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`experiments.topologies`, the papers on top of it, and `experiments.uncertainty`."""
+"""`experiments.topologies`, and the papers on top of it."""
 
 import csv
 import json
@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from experiments import topologies, uncertainty
+from experiments import topologies
 from tests.experiments import calls, models
 from tests.families import tiny
 
@@ -23,12 +23,15 @@ _BAD = {
     'no scenes': (topologies, ['--window=3', '--decoder=mc_sjd', '--ground'],
                   ["caption is 'sand'", 'like "a blue owl']),
     'window twice': (topologies, ['--decoder=sjd(window=8)', '--metrics=beauty'], ['beauty']),
-    'uncertainty: no temperature': (uncertainty, ['--temperature='], ['temperature']),
-    'uncertainty: no decoder': (
-        uncertainty, ['--window=4', '--decoder='], ['decoder is empty']),
-    'uncertainty: window of 0': (uncertainty, ['--window=0'], ['window is 0']),
-    'uncertainty: cold': (
-        uncertainty, ['--window=4', '--decoder=mc_sjd', '--temperature=-1'], ['temperature is -1']),
+    'no temperature': (topologies, ['--temperatures='], ['temperatures']),
+    'cold': (
+        topologies, ['--window=4', '--decoder=mc_sjd', '--temperatures=1,-1'],
+        ['temperature is -1']),
+    'a figure of one image': (
+        topologies, ['--entropy', '--num_images=1'], ['entropy is True', 'num_images is 1']),
+    'a figure of many lines': (
+        topologies, ['--entropy', '--window=2,3,4,5,6,7,8,9', '--decoder=mc_sjd'],
+        ['decoder has 8 entries', 'at most 7']),
 }
 
 
@@ -97,8 +100,8 @@ def test_papers_have_their_own_decoders(folder, capsys, tmp_path, monkeypatch, p
 @pytest.mark.slow
 def test_points_of_every_temperature(folder, capsys, tmp_path):
   result = _call(
-      uncertainty.main, folder, capsys, tmp_path / 'out', '--window=4', '--num_images=4',
-      '--decoder=mc_sjd', '--temperature=0.5,1', '--guidance_scale=1')
+      topologies.main, folder, capsys, tmp_path / 'out', '--window=4', '--num_images=4',
+      '--decoder=mc_sjd', '--temperatures=0.5,1', '--scales=1', '--entropy')
   assert result.code == 0, result.err
   cold, warm = csv.DictReader((result.folder / 'rows.csv').open())
   assert float(cold['entropy']) < float(warm['entropy']) and cold['decoder'] == 'mc_sjd(window=4)'

@@ -10,7 +10,7 @@ import cspd_jax
 from cspd_jax.cli import wrapper
 from cspd_jax.models import early_fusion
 from cspd_jax.text import bpe
-from cspd_jax.training import smoke
+from cspd_jax.training import loop
 from experiments import train
 from experiments.demo_models import emoji, words
 from tests.demo_models import emoji_files
@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def recipe(tmp_path_factory):
   shipped = wrapper.load(str(ROOT / 'configs' / 'train' / 'emoji.py'))
   sources = emoji_files.write(tmp_path_factory.mktemp('emoji'))
-  return dataclasses.replace(smoke.smoke(shipped.small()), **sources)
+  return dataclasses.replace(loop.smoke(shipped.small()), **sources)
 
 
 @pytest.fixture(scope='module')
@@ -62,7 +62,8 @@ def test_the_model_learns_from_prompts_as_users_write_them(finished, recipe):
 
 
 def test_words_of_a_file(recipe):
-  text = bpe.read({'file': np.frombuffer(words.file(emoji.WORDS, 32), np.uint8)}, 'anole')
+  file = words.tokenizer(words.names(emoji.WORDS, 32))
+  text = bpe.read({'file': np.frombuffer(file, np.uint8)}, 'anole')
   name = {number: word for word, number in text.ids.items()}
   assert [name[one] for one in text.encode('A Red zebra, on<s>')] == [
       'a', 'red', '<unk>', '<unk>', 'on', '<unk>', '<unk>', '<unk>']

@@ -23,8 +23,8 @@ def scored(count, seed=0, by_class=False, width=WIDTH):
   labels = np.arange(count) * CLASSES // count if by_class else np.arange(count) % CLASSES
   values = Features(*(rng.normal(size=(count, size)).astype(np.float32) for size in (width, 4)),
                     8 * np.eye(CLASSES, dtype=np.float32)[labels])
-  return evaluation.Scored(
-      count, values, image_scores.gaussian(values.pool), image_scores.gaussian(values.spatial))
+  return evaluation.Source(
+      None, values, image_scores.gaussian(values.pool), image_scores.gaussian(values.spatial))
 
 
 def warnings(samples, reference=None, evaluator='adm'):
@@ -71,7 +71,7 @@ def test_equal_sets_have_no_distance():
   samples = scored(60)
   order = np.random.default_rng(0).permutation(60)
   same = Features(*(leaf[order] * np.float32(1 + 1e-6) for leaf in samples.features))
-  reference = evaluation.Scored(60, same, *map(image_scores.gaussian, same[:2]))
+  reference = evaluation.Source(None, same, *map(image_scores.gaussian, same[:2]))
   (warning,) = warnings(samples, reference)
   assert 'same images' in warning and 'give other images' in warning
   assert list(evaluation.scores(samples, reference, 'adm')) == ['IS (ADM, 60)']

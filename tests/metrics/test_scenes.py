@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
-from cspd_jax.metrics import paired, requests, scenes
+from cspd_jax.metrics import layouts, paired, requests, scenes
 from cspd_jax.metrics.requests import Request, Thing
 
 NAMES = ('box', 'cross', 'moon', 'arrow')
@@ -158,3 +158,13 @@ def test_the_templates_of_the_package_are_told_apart():
     images.append(np.asarray(scene.convert('RGB')))
   captions = [f'a {name} flat on white' for name in shipped.names[:8]]
   assert scenes.score(np.stack(images), captions)['all'].all()
+
+
+@pytest.mark.parametrize('batch_size', [1, 2])
+def test_images_of_two_sizes_are_refused_whatever_the_batch(tmp_path, batch_size):
+  images = []
+  for side in (64, 32):
+    Image.new('RGB', (side, side)).save(tmp_path / f'{side}.png')
+    images.append(layouts.Generated(tmp_path / f'{side}.png', 'a cat'))
+  with pytest.raises(ValueError, match='32.png has 32x32 pixels, the first image 64x64'):
+    scenes.scores(images, batch_size, lambda done, total: None)

@@ -150,9 +150,8 @@ def train(config: Config, data: dict[str, np.ndarray]) -> Any:
 
   def step(state, batch, target):
     key = jax.random.fold_in(jax.random.key(optimizer.seed), state.step)
-    (value, parts), grads = jax.value_and_grad(loss, has_aux=True)(
-        state.params, target, *batch, key)
-    return optimizer_lib.update(state, grads, optimizer), {'loss': value, **parts}
+    return optimizer_lib.step(
+        state, lambda params: loss(params, target, *batch, key), optimizer)
 
   step = jax.jit(step, donate_argnums=0)
   tokens, features = (data[name][:config.num_texts] for name in ('tokens', 'features'))
@@ -166,8 +165,7 @@ def train(config: Config, data: dict[str, np.ndarray]) -> Any:
   return loop.run(
       optimizer_lib.start(init(config, data), optimizer),
       lambda state, batch: step(state, batch, smollm2.params()), batch_of,
-      num_steps=optimizer.num_steps, batch_size=optimizer.batch_size, workdir=config.workdir,
-      name='training', checkpoint_every=100).average
+      optimizer, loop.Intervals(checkpoint_every=100), config.workdir, 'training').average
 
 
 def measure(config: Config, data: dict[str, np.ndarray], params: Any) -> dict[str, float]:

@@ -18,7 +18,7 @@ from tests.marks import representative
 
 # Every program, with the flag that names the folder it writes, and whether it must be --config.
 COMMANDS = ('generate', 'compare', 'inspect', 'tune')
-WITH_CONFIG = (*COMMANDS, 'benchmark', 'topologies', 'decoders', 'uncertainty', 'compile_report',
+WITH_CONFIG = (*COMMANDS, 'benchmark', 'topologies', 'decoders', 'compile_report',
                'accelerator', 'quantized', 'train', 'cspd-train', 'papers.cspd')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | dict.fromkeys(COMMANDS, '--output') | {
     **dict.fromkeys(('against_mar', 'against_llamagen', 'against_nextstep'), '--workdir'),
@@ -230,9 +230,6 @@ FLAGS = {
         ('--metrics=beauty', 'beauty'), ('--columns=beauty', 'beauty')],
     'decoders': [('--window=0', 'window is 0'), ('--repeats=-1', 'repeats is -1'),
                  ('--decoder=', 'decoder is empty')],
-    'uncertainty': [('--temperature=', 'values separated'), ('--temperature=nan', 'temperature'),
-                    ('--num_images=1', 'num_images is 1'), ('--window=400', 'window is 400'),
-                    ('--guidance_scale=()', 'guidance_scale is empty')],
     'compile_report': [
         ('--device=abacus', 'abacus'), ('--layers=0', 'layers is 0'), ('--batch=0', 'batch is 0'),
         ('--tokens_per_round=0.5', 'tokens_per_round is 0.5'),
@@ -288,7 +285,7 @@ FLAGS = {
         ('--train.optimizer.batch_size=0', 'batch_size is 0'),
         ('--train.optimizer.num_steps=0', 'num_steps is 0'),
         ('--learning_rate=nan', 'learning_rate is nan'), ('--noise=-1', 'noise is -1'),
-        ('--data=stolen', 'it must be one of generated, given'), ('--labels=x', 'one of probs'),
+        ('--labels=x', 'one of probs'),
         ('--num_depths=0', 'num_depths is 0'), ('--num_train_images=0', 'num_train_images is 0'),
         ('--model={tmp}/empty', 'is not a folder'), ('--model={tmp}/tokenizer', "'vq'"),
         ('--target={tmp}/model', 'drafter.'), ('--output={tmp}/pipe', 'is not a folder'),
@@ -330,7 +327,7 @@ FLAGS = {
 # Users run these; the programs of the repository share their checks.
 INSTALLED = (*COMMANDS, 'cspd-convert', 'cspd-train')
 # The tiny model loads fast.
-TINY = {'generate', 'compare', 'topologies', 'benchmark', 'uncertainty', 'decoders'}
+TINY = {'generate', 'compare', 'topologies', 'benchmark', 'decoders'}
 
 
 @pytest.mark.parametrize('name, word, message', [
@@ -360,7 +357,7 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
 
 @pytest.mark.parametrize('name, flag', [
     (name, '--model') for name in ('generate', 'compare', 'benchmark', 'topologies', 'decoders',
-                                   'uncertainty', 'papers.cspd', 'cspd-train',
+                                   'papers.cspd', 'cspd-train',
                                    'fit_head_drafter')
 ] + [('train', '--tokenizer_of')])
 def test_networks_of_another_kind(capfd, folder, name, flag):

@@ -10,6 +10,7 @@ from cspd_jax import families
 from cspd_jax.cli import inputs
 from cspd_jax.files import atomic, store
 from cspd_jax.training import loop
+from cspd_jax.training.optimizer import OptimizerConfig
 from tests.reliability.test_checkpoint_faults import number, save
 from tests.reliability.test_training_faults import State
 
@@ -101,7 +102,7 @@ def _train(workdir):
   return loop.run(
       State(np.int32(0), np.ones(3, np.float32)),
       lambda state, batch: (State(state.step + np.int32(1), state.value), {'value': batch}),
-      float, num_steps=2, batch_size=1, workdir=workdir, name='net')
+      float, OptimizerConfig(num_steps=2, batch_size=1), loop.Intervals(), workdir, 'net')
 
 
 @pytest.mark.parametrize('target', ['there', 'nothing'])

@@ -40,6 +40,7 @@ class Toy(stages.Stages):
   """A recipe whose only network is a number."""
 
   family = 'toy'
+  models = ()
 
   tokenizer: object = None
   tokenizer_train: object = None
@@ -224,11 +225,11 @@ def test_states_keep_numbers_of_every_kind(tmp_path):
 # A small recipe of many steps, which --smoke would make few.
 _LONG = """
 from configs.train import demo
-from cspd_jax.training import smoke
+from cspd_jax.training import loop
 
 
 def get_config():
-  return smoke.smoke(demo.get_config().small())
+  return loop.smoke(demo.get_config().small())
 """
 
 

@@ -63,7 +63,7 @@ def met(target_params, params):
       corrected(from_network(eagle.network(EAGLE, ENDS)), LENGTH + 1, 2), exact())
   arguments = (target_params, LABELS, jax.random.key(2), Warp(guidance_scale=2.0),
                eagle.attach(target_params, params))
-  return jax.jit(decoder)(*arguments), windows.record(decoder, *arguments)
+  return jax.jit(decoder)(*arguments), windows.recorder(decoder)(*arguments)
 
 
 def _batch(result, index=0):

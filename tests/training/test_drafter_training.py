@@ -17,7 +17,7 @@ from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import store
 from cspd_jax.models import eagle, llamagen, medusa
-from cspd_jax.training import drafter, drafter_recipe, loop, samples, smoke
+from cspd_jax.training import drafter, drafter_recipe, loop, samples
 from cspd_jax.training.optimizer import OptimizerConfig
 
 _sizes = dict(height=3, width=4, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=10)
@@ -309,7 +309,7 @@ def test_a_recipe_of_a_shipped_model_has_its_options():
 
 @pytest.mark.slow
 def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
-  recipe = smoke.smoke(drafters.get_config('eagle'))
+  recipe = loop.smoke(drafters.get_config('eagle'))
   target = cspd_jax.load('demo', dtype='float32')
   train.run(recipe, target, tmp_path, tmp_path / 'export')
   loaded = store.load(tmp_path / 'export')
@@ -335,7 +335,7 @@ def test_shipped_drafters_fit_the_shipped_target(name):
 def test_recipes_that_do_not_fit_are_refused(target_folder):
   recipe = _recipe(target_folder, 'eagle')
   for changed, message in (
-      (dict(data='text'), "data is 'text'"), (dict(num_depths=12), 'must be 1 to 11'),
+      (dict(num_depths=12), 'must be 1 to 11'),
       (dict(drafter=DRAFTERS['medusa'], num_depths=4), 'must be 1 to 3')):
     with pytest.raises(ValueError, match=message):
       dataclasses.replace(recipe, **changed)

@@ -25,7 +25,7 @@ pytest.importorskip('tokenizers')
 WORDS = ('a', 'cat', 'dog', 'generate', 'image', 'of')
 CONFIG = early_fusion.EarlyFusionConfig(
     height=3, width=3, dim=16, num_layers=1, num_heads=2, ffn_dim=16,
-    **words.ids(WORDS, 8)._asdict())
+    **words.ids(WORDS, 8))
 DRAFTER = eagle.EagleConfig(
     family='chameleon', num_tokens=CONFIG.num_tokens, row_width=CONFIG.row_width, dim=16,
     num_heads=2, ffn_dim=16, vocab_size=CONFIG.vocab_size, num_outputs=CONFIG.num_image_tokens)
@@ -45,7 +45,7 @@ def target(tmp_path_factory):
   """A model of words without prompts of its own, and a file of prompts."""
   folder = tmp_path_factory.mktemp('words')
   store.save(folder / 'target', 'early_fusion', CONFIG, _params())
-  store.save(folder / 'text', *words.network('anole', words.file(WORDS, 8)))
+  store.save(folder / 'text', *words.network('anole', words.tokenizer(words.names(WORDS, 8))))
   families.save(
       folder, 'early_fusion', {'target': 'target', 'text': 'text'}, {'guidance_scale': 2.0})
   (folder / 'prompts.txt').write_text('a cat\na dog\n\n')
@@ -73,25 +73,6 @@ def test_a_drafter_is_trained_on_sampled_images_and_drafts(recipe, target, tmp_p
       model.draft_params(model.specification(spec))).tokens
             for spec in ('eagle(tree=chain(2))+match', 'vanilla')]
   np.testing.assert_array_equal(*tokens)
-
-
-def test_given_images_are_learned_from(recipe, target, tmp_path):
-  tokens = np.asarray(early_fusion.with_grammar(
-      CONFIG, np.random.default_rng(0).integers(8, size=(7, 9))))
-  np.savez(tmp_path / 'images.npz', tokens=tokens, labels=np.arange(7) % 2)
-  given = dataclasses.replace(recipe, data='given', tokens=str(tmp_path / 'images.npz'))
-  model = cspd_jax.load(target)
-  result, numbers = drafter_recipe.images(given, model, 'train', tmp_path)
-  np.testing.assert_array_equal(result, tokens[:4])
-  assert numbers.tolist() == [0, 1, 0, 1]
-  result, numbers = drafter_recipe.images(given, model, 'held_out', tmp_path)
-  np.testing.assert_array_equal(result, tokens[5:])
-  np.savez(tmp_path / 'images.npz', tokens=tokens, labels=np.arange(7))
-  with pytest.raises(ValueError, match=r'labels int64\[7\]; .* with a label below 2'):
-    drafter_recipe.images(given, model, 'train', tmp_path)
-  (tmp_path / 'images.npz').write_text('none')
-  with pytest.raises(ValueError, match='cannot be read'):
-    drafter_recipe.images(given, model, 'train', tmp_path)
 
 
 @pytest.mark.slow
@@ -158,11 +139,3 @@ def test_the_prompt_of_the_dropped_stream_is_read():
 def test_recipes_that_do_not_fit_are_refused(recipe, target, changes, message):
   with pytest.raises(ValueError, match=message):
     drafter_recipe.check(dataclasses.replace(recipe, **changes), cspd_jax.load(target))
-
-
-@pytest.mark.slow
-def test_a_file_of_images_belongs_to_given_images(recipe):
-  with pytest.raises(ValueError, match="tokens is 'images.npz' with data 'generated'"):
-    dataclasses.replace(recipe, tokens='images.npz')
-  with pytest.raises(ValueError, match="tokens is None with data 'given'"):
-    dataclasses.replace(recipe, data='given')

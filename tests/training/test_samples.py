@@ -37,7 +37,7 @@ def tokens(model):
 
 
 def _request(model, **options):
-  return samples.request(model, [0, 1, 2] * 40, SAMPLING, seed=KEY, **options)
+  return samples.request(model, [0, 1, 2], 120, SAMPLING, seed=KEY, **options)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from configs.train import drafters, wide
 from cspd_jax.cli import wrapper
-from cspd_jax.training import smoke
+from cspd_jax.training import loop
 
 FOLDER = pathlib.Path(__file__).parents[2] / 'configs' / 'train'
 SEVERAL = {'drafters': drafters.CONFIGS, 'wide': wide.CONFIGS}
@@ -28,7 +28,7 @@ def _numbers(recipe, prefix=''):
 @pytest.mark.parametrize('config', CONFIGS)
 def test_every_configuration_has_a_smoke_test(config):
   recipe = wrapper.load(f'{FOLDER}/{config}')
-  small = smoke.smoke(recipe.small() if hasattr(recipe, 'small') else recipe)
+  small = loop.smoke(recipe.small() if hasattr(recipe, 'small') else recipe)
   assert type(small) is type(recipe)
   assert hasattr(recipe, 'small') or small.drafter == recipe.drafter
   values = dict(_numbers(small))
@@ -38,4 +38,4 @@ def test_every_configuration_has_a_smoke_test(config):
       assert value <= 6 and values[name.removesuffix('num_steps') + 'batch_size'] <= 4
     if last.endswith('_images'):
       assert value <= 16
-  assert smoke.smoke(small) == small
+  assert loop.smoke(small) == small

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.training import loop
+from cspd_jax.training.optimizer import OptimizerConfig
 
 
 class _State(NamedTuple):
@@ -24,8 +25,8 @@ def _step(state, batch):
 def _run(workdir, num_steps, **kwargs):
   return loop.run(
       _State(jnp.int32(0), jnp.float32(1)), jax.jit(_step), lambda index: jnp.float32(index),
-      num_steps=num_steps, batch_size=1, workdir=workdir, name='toy', checkpoint_every=3,
-      log_every=2, **kwargs)
+      OptimizerConfig(num_steps=num_steps, batch_size=1),
+      loop.Intervals(checkpoint_every=3, log_every=2, evaluate_every=3), workdir, 'toy', **kwargs)
 
 
 def _lines(workdir):
@@ -60,12 +61,6 @@ def test_metrics_hold_every_step_once_after_a_crash(tmp_path):
 
 
 def test_evaluations_are_recorded(tmp_path):
-  _run(tmp_path, 5, evaluate=lambda state: {'held_out': float(state.step)}, evaluate_every=3)
+  _run(tmp_path, 5, evaluate=lambda state: {'held_out': float(state.step)})
   assert {line['step']: line['held_out'] for line in _lines(tmp_path) if 'held_out' in line} == {
       3: 3.0, 5: 5.0}
-
-
-def test_jit_step_passes_static_arguments():
-  step = loop.jit_step(lambda state, batch, factor: (state + factor * batch, {}), 3)
-  state, _ = step(jnp.float32(1), jnp.float32(2))
-  assert float(state) == 7
