@@ -47,7 +47,7 @@ REPORTS = {
     'refill': 'python -m experiments.decoders --measure=queue',
     'serving':
         "python -m experiments.serving --decoder='corrected_seed_exact(by=neighbours, passes=1, "
-        "window=8)' --num_images=64 --soak=2000",
+        "window=8)' --num_images=64 --soak=0",
     'serving_soak':
         "python -m experiments.serving --model=runs/smoke/export --decoder='seed_exact(window=4)' "
         '--clients=16 --num_images=64 --workdir=runs/serving_soak',
@@ -94,6 +94,8 @@ REPORTS = {
     'against_mar': 'python -m experiments.against_mar --repo=mar',
     'against_nextstep': 'python -m experiments.against_nextstep --repo=NextStep-1',
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
+    'against_llamagen_xl':
+        'python -m experiments.against_llamagen --repo=LlamaGen --size=c2i_xl_256 --repeats=1',
     'continuous_windows': 'python -m experiments.continuous_windows',
     'train_corrector':
         'cspd-train --config=configs/train/drafters.py:corrector',
@@ -316,6 +318,7 @@ TABLES: dict[str, Table] = {
     'against_mar': Table('against_mar', _own),
     'against_nextstep': Table('against_nextstep', _own),
     'against_llamagen': Table('against_llamagen', _own),
+    'against_llamagen_xl': Table('against_llamagen_xl', _own),
     'continuous_windows': Table('continuous_windows', _own),
     'train_corrector': Table('train_corrector', _of({
         'on held-out images': '{figure}', 'before': '{before:.3f}', 'after': '{after:.3f}'},

@@ -73,18 +73,21 @@ def override(config: Any, texts: Mapping[str, str | Sequence[str]]) -> Any:
 
   Args:
     config: a dataclass.
-    texts: by dotted name, a text or several, those of a repeated flag: a field that is one value or
-      a tuple of them gets all, any other field the last.
+    texts: by dotted name, a text or several, those of a repeated flag: a field that may be a tuple
+      of any length gets all, any other field the last.
 
   Raises:
     ValueError: for a text that is not of the field's type, or a value that the dataclass rejects.
   """
+  flags = {field.name: f'--{short_name(config, field)}' for field in every(config)}
   return _replace(config, '', {
       tuple(name.split('.')): [text] if isinstance(text, str) else text
-      for name, text in texts.items()})
+      for name, text in texts.items()}, flags)
 
 
-def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[str]]) -> Any:
+def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[str]],
+             flags: Mapping[str, str]) -> Any:
+  """Replaces the fields of a group, whose dotted names begin with `prefix`."""
   kinds = typing.get_type_hints(type(config))
   groups: dict[str, dict[tuple[str, ...], Sequence[str]]] = {}
   for path, text in texts.items():
@@ -93,24 +96,24 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[
   for name, inner in groups.items():
     old = getattr(config, name)
     if dataclasses.is_dataclass(old):
-      new[name] = _replace(old, f'{prefix}{name}.', inner)
+      new[name] = _replace(old, f'{prefix}{name}.', inner, flags)
       continue
-    kind = kinds[name]
+    kind, flag = kinds[name], flags[prefix + name]
     if len(inner[()]) > 1 and _takes_several(kind) and type(None) in typing.get_args(kind) and any(
         map(_is_none, inner[()])):
-      raise ValueError(f'--{prefix}{name} is none and {len(inner[()]) - 1} more; give none alone, '
+      raise ValueError(f'{flag} is none and {len(inner[()]) - 1} more; give none alone, '
                        'or leave it out.')
     try:
       new[name] = _read_all(inner[()], kind)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # Deep brackets.
-      raise ValueError(f'--{prefix}{name}={inner[()][-1]:.80}: it must be {describe(kind)}'
+      raise ValueError(f'{flag}={inner[()][-1]:.80}: it must be {describe(kind)}'
                        f'{"" if old is None else f", such as {show(old)}"}.') from error
   try:
     return dataclasses.replace(config, **new)
   except (ValueError, TypeError) as error:
-    flags = ' '.join(
-        f'--{prefix}{".".join(path)}={several[-1]:.80}' for path, several in texts.items())
-    raise ValueError(f'{flags or "--config"}: {error}') from error
+    typed = ' '.join(f'{flags[prefix + ".".join(path)]}={several[-1]:.80}'
+                     for path, several in texts.items())
+    raise ValueError(f'{typed or "--config"}: {error}') from error
 
 
 def _read_all(texts: Sequence[str], kind: Any) -> Any:
@@ -123,10 +126,9 @@ def _read_all(texts: Sequence[str], kind: Any) -> Any:
 
 
 def _takes_several(kind: Any) -> bool:
-  """Whether a value of a type is one value or a tuple of them."""
-  options = typing.get_args(kind)
-  return any(typing.get_args(option) == (other, Ellipsis)
-             for option in options for other in options)
+  """Whether a value of a type may be a tuple of any length."""
+  return typing.get_args(kind)[1:] == (Ellipsis,) or any(
+      map(_takes_several, typing.get_args(kind) if typing.get_origin(kind) in _UNIONS else ()))
 
 
 def _is_none(text: str) -> bool:

@@ -124,7 +124,7 @@ def override(recipe: Recipe, flags: Flags) -> Recipe:
     changes['prompts'] = flags.prompts
   if flags.num_images is not None:
     changes['num_train_images'] = flags.num_images
-  if isinstance(recipe, CorrectorRecipe):
+  if isinstance(recipe, CorrectorRecipe) and recipe.plain:
     changes['plain'] = dataclasses.replace(recipe.plain, **optimizer)
     changes['num_plain_images'] = flags.num_images or recipe.num_plain_images
   recipe = dataclasses.replace(recipe, **changes)

@@ -41,7 +41,8 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
 
   Attributes:
     drafter: configuration of the network.
-    plain: configuration of the optimiser on whole images.
+    plain: configuration of the optimiser on whole images; None begins with windows, which suffices
+      if the model's EAGLE network is the start.
     train: configuration of the training on windows.
     decoder: decoder that records the windows: a corrected decoder whose drafts are a chain.
     num_plain_images: whole images to train on.
@@ -50,7 +51,7 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
   """
 
   drafter: eagle.EagleConfig
-  plain: optimizer_lib.OptimizerConfig
+  plain: optimizer_lib.OptimizerConfig | None
   train: corrector_lib.CorrectorTrainConfig
   decoder: str = 'corrected(by=eagle, window=32, passes=2, tree=chain())'
   num_plain_images: int = 4096
@@ -74,12 +75,11 @@ def check(recipe: CorrectorRecipe, model: Model) -> None:
     raise ValueError(f'decoder is {recipe.decoder!r}; its drafts must be a chain; add '
                      'tree=chain().')
   fewest = min(recipe.num_train_images, recipe.num_held_out_images)
-  for name, size, most in (
-      ('train.optimizer', recipe.train.optimizer.batch_size, fewest),
-      ('plain', recipe.plain.batch_size, recipe.num_plain_images)):
-    if size > most:
-      raise ValueError(f'{name}.batch_size is {size}; with these numbers of images it must be from '
-                       f'1 to {most}.')
+  for name, optimizer, most in (('train.optimizer', recipe.train.optimizer, fewest),
+                                ('plain', recipe.plain, recipe.num_plain_images)):
+    if optimizer and optimizer.batch_size > most:
+      raise ValueError(f'{name}.batch_size is {optimizer.batch_size}; with these numbers of images '
+                       f'it must be from 1 to {most}.')
 
 
 def _decoder(recipe: CorrectorRecipe, model: Model) -> Decoder:
@@ -127,7 +127,8 @@ def sample(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> None
   workdir.mkdir(parents=True, exist_ok=True)
   for split in ('train', 'held_out'):
     recorded(recipe, model, split, workdir)
-  _plain_images(recipe, model, workdir)
+  if recipe.plain:
+    _plain_images(recipe, model, workdir)
 
 
 def _plain_images(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
@@ -164,6 +165,8 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
                 ) -> Params:
   """Trains on whole images in `workdir` or continues; returns the average of the parameters."""
   optimizer, teacher = recipe.plain, drafter_recipe.teacher(model)
+  if optimizer is None:
+    return params
   tokens, indices = _plain_images(recipe, model, workdir)
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
   guidance_scale = np.float32(samples.sampling(recipe, model).guidance_scale)

@@ -1,6 +1,7 @@
 """Conversion of MAR and its image tokenizer: every published tensor, and the files' forms."""
 
 import argparse
+import dataclasses
 import gzip
 import json
 import math
@@ -10,9 +11,12 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+from PIL import Image
 
-from checkpoints_conversion import convert, read, rules
+import cspd_jax
+from checkpoints_conversion import command, convert, read, rules
 from checkpoints_conversion.rules import family as family_lib
+from cspd_jax.commands import generate as generate_command
 from cspd_jax.files import store, weights
 from cspd_jax.models import kl_vae, mar
 from tests.marks import representative
@@ -28,9 +32,9 @@ OPTIONS = {'mar': {'num_heads': 2}, 'kl_vae': {}}
 _FULL_SIZES = [('mar', name) for name in mar.PRESETS] + [('kl_vae', 'kl_16')]
 
 
-def _published(name, seed=0):
+def _published(name, seed=0, config=None):
   rng = np.random.default_rng(seed)
-  shapes = convert.published_shapes(rules.FAMILIES[name], MODELS[name])
+  shapes = convert.published_shapes(rules.FAMILIES[name], config or MODELS[name])
   return {key: rng.standard_normal(shape).astype(np.float32) for key, shape in shapes.items()}
 
 
@@ -150,6 +154,35 @@ class TestTrainingFiles:
     weights = read.read(save(model=2, epoch=3), prefer='model_ema')
     assert weights.key == 'model'
     _assert_same(weights.tensors, _published('mar', 2))
+
+
+@pytest.mark.slow
+@pytest.mark.verifies('folder to pictures', 'mar')
+def test_a_folder_becomes_pictures_by_two_commands(tmp_path, capsys):
+  torch = pytest.importorskip('torch')
+  published, folder = tmp_path / 'pretrained_models', tmp_path / 'model'
+  tokenizer = dataclasses.replace(MODELS['kl_vae'], z_channels=MODELS['mar'].token_dim)
+  # Wide random networks overflow.
+  state = lambda *which, **config: {
+      name: torch.tensor(.1 * x) for name, x in _published(*which, **config).items()}
+  for path, content in (
+      ('mar/mar_tiny/checkpoint-last.pth', dict(
+          model=state('mar'), model_ema=state('mar', 1), optimizer={'state': {}}, epoch=3,
+          args=argparse.Namespace(lr=1e-4))),
+      ('vae/kl16.ckpt', dict(model=state('kl_vae', config=tokenizer)))):
+    (published / path).parent.mkdir(parents=True)
+    torch.save(content, published / path)
+  assert command.main(['convert', '--family=mar', f'--source={published}/mar/mar_tiny',
+                       '--num_heads=2', f'--output={folder}']) == 0
+  assert f'Next: cspd-generate --model={folder} --prompt=' in capsys.readouterr().out
+  assert generate_command.main(
+      ['cspd-generate', f'--model={folder}', '--prompt=0,2', f'--output={tmp_path}/out']) == 0
+  pictures = [np.asarray(Image.open(path)) for path in sorted((tmp_path / 'out').glob('*.png'))]
+  assert [picture.shape for picture in pictures] == [(6, 6, 3)] * 2
+  assert not np.array_equal(*pictures) and all(picture.std() > 0 for picture in pictures)
+  model = cspd_jax.load(folder)
+  assert (model.config, model.tokenizer.config) == (MODELS['mar'], tokenizer)
+  assert model.defaults['guidance_scale'] == 4.0
 
 
 @pytest.mark.slow

@@ -152,6 +152,8 @@ def test_damaged_and_foreign_files(model, tmp_path):
     (dict(seed=[1, 2]), 'seed has 2 numbers for 5 images'),
     (dict(seed=2**32 + 7), 'seed is 4294967303'), (dict(seed=1.5), 'seed is 1.5'),
     (dict(seed=np.full(5, 2**32 + 7)), 'seed is array'),
+    (dict(seed=jax.random.PRNGKey(3), prompts=PROMPTS[:2]), r'shape \(2,\), as random keys'),
+    (dict(seed=jax.random.split(jax.random.PRNGKey(3), 5)), r'shape \(5, 2\), as random keys'),
     (dict(decoder='fast'), "decoder is 'fast'"),
     (dict(prompts=[3]), 'condition'),
     (dict(sampling=1.0), r'sampling is 1.0; pass model.sampling\(...\)'),

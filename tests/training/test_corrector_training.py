@@ -259,6 +259,10 @@ def test_a_recipe_from_images_to_a_model(tmp_path):
   decode = lambda decoder: first.generate(['cat'] * 3, seed=1, decoder=decoder).decoded.tokens
   np.testing.assert_array_equal(
       decode('corrected_seed_exact(window=5, passes=2)'), decode('vanilla'))
+  train.run(dataclasses.replace(recipe, plain=None), target, tmp_path / 'windows',
+            tmp_path / 'by_windows')
+  assert cspd_jax.load(recipe.target, corrector=tmp_path / 'by_windows').drafts['corrector']
+  assert not (tmp_path / 'windows' / 'tokens').exists()
 
 
 @pytest.mark.slow
