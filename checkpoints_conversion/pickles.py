@@ -46,19 +46,6 @@ class Object:
   state: Any = None
 
 
-# `code ->` the method of `Reader` that follows this instruction.
-_ACTIONS: dict[bytes, Callable[['Reader', bytes], None]] = {}
-
-
-def _on(*codes: bytes) -> Callable[[Callable], Callable]:
-  """Returns a decorator of the method that follows these instructions."""
-  def register(method):
-    _ACTIONS.update(dict.fromkeys(codes, method))
-    return method
-
-  return register
-
-
 class Reader:
   """Reads the pickles at the current position of a stream, one after the other.
 
@@ -98,7 +85,7 @@ class Reader:
       action = _ACTIONS.get(code)
       if action is None:
         raise PickleError(f'its pickle has the instruction {code!r}, which torch.save does not use')
-      action(self, code)
+      action(self)
     return self._pop()
 
   def _take(self, size: int) -> bytes:
@@ -140,81 +127,30 @@ class Reader:
     del self._stack[start:]
     return values
 
-  @_on(pickle.PROTO, pickle.FRAME)
-  def _skip(self, code: bytes) -> None:
-    self._take(1 if code == pickle.PROTO else 8)
+  def _pop_last(self, count: int) -> list[Any]:
+    return [self._pop() for _ in range(count)][::-1]
 
-  @_on(pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE)
-  def _constant(self, code: bytes) -> None:
-    self._push({pickle.NONE: None, pickle.NEWTRUE: True, pickle.NEWFALSE: False}[code])
-
-  @_on(pickle.BININT, pickle.BININT1, pickle.BININT2)
-  def _integer(self, code: bytes) -> None:
-    size = {pickle.BININT: 4, pickle.BININT1: 1, pickle.BININT2: 2}[code]
-    self._push(int.from_bytes(self._take(size), 'little', signed=code == pickle.BININT))
-
-  @_on(pickle.LONG1, pickle.LONG4)
-  def _long(self, code: bytes) -> None:
-    content = self._take(self._unsigned(1 if code == pickle.LONG1 else 4))
-    self._push(int.from_bytes(content, 'little', signed=True) if len(content) <= _MOST_DIGITS
+  def _integer(self, size: int) -> None:
+    content = self._take(size)
+    self._push(int.from_bytes(content, 'little', signed=True) if size <= _MOST_DIGITS
                else Object('int'))
 
-  @_on(pickle.BINFLOAT)
-  def _float(self, code: bytes) -> None:
-    self._push(struct.unpack('>d', self._take(8))[0])
-
-  @_on(pickle.SHORT_BINUNICODE, pickle.BINUNICODE, pickle.BINUNICODE8, pickle.SHORT_BINSTRING,
-       pickle.BINSTRING)
-  def _text(self, code: bytes) -> None:
-    size = {pickle.SHORT_BINUNICODE: 1, pickle.SHORT_BINSTRING: 1, pickle.BINUNICODE8: 8}
+  def _text(self, width: int) -> None:
     # Python 2 also pickled bytes as texts.
-    self._push(self._take(self._unsigned(size.get(code, 4))).decode('utf-8', 'backslashreplace'))
+    self._push(self._take(self._unsigned(width)).decode('utf-8', 'backslashreplace'))
 
-  @_on(pickle.SHORT_BINBYTES, pickle.BINBYTES, pickle.BINBYTES8, pickle.BYTEARRAY8)
-  def _bytes(self, code: bytes) -> None:
-    self._take(self._unsigned({pickle.SHORT_BINBYTES: 1, pickle.BINBYTES: 4}.get(code, 8)))
+  def _bytes(self, width: int) -> None:
+    self._take(self._unsigned(width))
     self._push(Object('bytes'))
 
-  @_on(pickle.EMPTY_LIST, pickle.EMPTY_DICT, pickle.EMPTY_SET)
-  def _empty(self, code: bytes) -> None:
-    self._push([] if code == pickle.EMPTY_LIST else {} if code == pickle.EMPTY_DICT
-               else Object('set'))
-
-  @_on(pickle.EMPTY_TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
-  def _short_tuple(self, code: bytes) -> None:
-    size = (pickle.EMPTY_TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3).index(code)
-    self._push(tuple([self._pop() for _ in range(size)][::-1]))
-
-  @_on(pickle.MARK)
-  def _mark(self, code: bytes) -> None:
-    self._marks.append(len(self._stack))
-
-  @_on(pickle.TUPLE, pickle.FROZENSET, pickle.POP_MARK)
-  def _of_mark(self, code: bytes) -> None:
-    values = self._pop_to_mark()
-    if code != pickle.POP_MARK:
-      self._push(tuple(values) if code == pickle.TUPLE else Object('frozenset'))
-
-  @_on(pickle.POP)
-  def _drop(self, code: bytes) -> None:
-    self._pop()
-
-  @_on(pickle.DUP)
-  def _repeat(self, code: bytes) -> None:
-    self._push(self._top())
-
-  @_on(pickle.APPEND, pickle.APPENDS, pickle.ADDITEMS)
-  def _append(self, code: bytes) -> None:
-    values = [self._pop()] if code == pickle.APPEND else self._pop_to_mark()
+  def _append(self, values: list[Any]) -> None:
     target = self._top()
     if type(target) is list:
       target.extend(values)
     elif type(target) is not Object:
       raise PickleError('its pickle appends to a value that is no list')
 
-  @_on(pickle.SETITEM, pickle.SETITEMS)
-  def _set(self, code: bytes) -> None:
-    values = [self._pop(), self._pop()][::-1] if code == pickle.SETITEM else self._pop_to_mark()
+  def _set(self, values: list[Any]) -> None:
     target = self._top()
     if len(values) % 2 or type(target) not in (dict, Object):
       raise PickleError('its pickle sets items of a value that is no mapping')
@@ -223,48 +159,82 @@ class Reader:
         # Hashes of other keys may be equal on purpose, or recurse.
         target[key if type(key) is str else Object('key')] = value
 
-  @_on(pickle.GLOBAL)
-  def _name(self, code: bytes) -> None:
-    self._push(Name(f'{self._line()}.{self._line()}'))
-
-  @_on(pickle.STACK_GLOBAL)
-  def _name_of_stack(self, code: bytes) -> None:
-    name, module = self._pop(), self._pop()
+  def _name_of_stack(self) -> None:
+    module, name = self._pop_last(2)
     if type(name) is not str or type(module) is not str or len(module) + len(name) > _MOST_NAME:
       raise PickleError('its pickle holds a name that is no text')
     self._push(Name(f'{module}.{name}'))
 
-  @_on(pickle.REDUCE, pickle.NEWOBJ, pickle.NEWOBJ_EX)
-  def _called(self, code: bytes) -> None:
-    if code == pickle.NEWOBJ_EX:
-      self._pop()  # Arguments by name.
-    arguments, function = self._pop(), self._pop()
-    if type(function) is Name and type(arguments) is tuple:
-      self._push(self._call(function.name, arguments))
-    else:
-      self._push(Object('object'))
+  def _called(self, function: Any, arguments: Any) -> None:
+    is_call = type(function) is Name and type(arguments) is tuple
+    self._push(self._call(function.name, arguments) if is_call else Object('object'))
 
-  @_on(pickle.BUILD)
-  def _build(self, code: bytes) -> None:
+  def _build(self) -> None:
     state, target = self._pop(), self._top()
     if type(target) is Object:
       target.state = state
     elif type(target) is not dict:  # Mappings with attributes are plain ones here.
       raise PickleError('its pickle sets attributes of a value that has none')
 
-  @_on(pickle.BINPERSID)
-  def _stored_elsewhere(self, code: bytes) -> None:
-    self._push(self._persistent(self._pop()))
-
-  @_on(pickle.BINPUT, pickle.LONG_BINPUT, pickle.MEMOIZE)
-  def _memoize(self, code: bytes) -> None:
-    index = (len(self._memo) if code == pickle.MEMOIZE
-             else self._unsigned(1 if code == pickle.BINPUT else 4))
+  def _memoize(self, index: int) -> None:
     self._memo[index] = self._top()
 
-  @_on(pickle.BINGET, pickle.LONG_BINGET)
-  def _recall(self, code: bytes) -> None:
-    index = self._unsigned(1 if code == pickle.BINGET else 4)
+  def _recall(self, index: int) -> None:
     if index not in self._memo:
       raise PickleError('its pickle recalls a value that it has not stored')
     self._push(self._memo[index])
+
+
+# What every instruction does.
+_ACTIONS: dict[bytes, Callable[[Reader], Any]] = {
+    pickle.PROTO: lambda self: self._take(1),
+    pickle.FRAME: lambda self: self._take(8),
+    pickle.NONE: lambda self: self._push(None),
+    pickle.NEWTRUE: lambda self: self._push(True),
+    pickle.NEWFALSE: lambda self: self._push(False),
+    pickle.BININT: lambda self: self._integer(4),
+    pickle.BININT1: lambda self: self._push(self._unsigned(1)),
+    pickle.BININT2: lambda self: self._push(self._unsigned(2)),
+    pickle.LONG1: lambda self: self._integer(self._unsigned(1)),
+    pickle.LONG4: lambda self: self._integer(self._unsigned(4)),
+    pickle.BINFLOAT: lambda self: self._push(struct.unpack('>d', self._take(8))[0]),
+    pickle.SHORT_BINUNICODE: lambda self: self._text(1),
+    pickle.BINUNICODE: lambda self: self._text(4),
+    pickle.BINUNICODE8: lambda self: self._text(8),
+    pickle.SHORT_BINSTRING: lambda self: self._text(1),
+    pickle.BINSTRING: lambda self: self._text(4),
+    pickle.SHORT_BINBYTES: lambda self: self._bytes(1),
+    pickle.BINBYTES: lambda self: self._bytes(4),
+    pickle.BINBYTES8: lambda self: self._bytes(8),
+    pickle.BYTEARRAY8: lambda self: self._bytes(8),
+    pickle.EMPTY_LIST: lambda self: self._push([]),
+    pickle.EMPTY_DICT: lambda self: self._push({}),
+    pickle.EMPTY_SET: lambda self: self._push(Object('set')),
+    pickle.EMPTY_TUPLE: lambda self: self._push(()),
+    pickle.TUPLE1: lambda self: self._push(tuple(self._pop_last(1))),
+    pickle.TUPLE2: lambda self: self._push(tuple(self._pop_last(2))),
+    pickle.TUPLE3: lambda self: self._push(tuple(self._pop_last(3))),
+    pickle.MARK: lambda self: self._marks.append(len(self._stack)),
+    pickle.TUPLE: lambda self: self._push(tuple(self._pop_to_mark())),
+    pickle.FROZENSET: lambda self: (self._pop_to_mark(), self._push(Object('frozenset'))),
+    pickle.POP_MARK: lambda self: self._pop_to_mark(),
+    pickle.POP: lambda self: self._pop(),
+    pickle.DUP: lambda self: self._push(self._top()),
+    pickle.APPEND: lambda self: self._append(self._pop_last(1)),
+    pickle.APPENDS: lambda self: self._append(self._pop_to_mark()),
+    pickle.ADDITEMS: lambda self: self._append(self._pop_to_mark()),
+    pickle.SETITEM: lambda self: self._set(self._pop_last(2)),
+    pickle.SETITEMS: lambda self: self._set(self._pop_to_mark()),
+    pickle.GLOBAL: lambda self: self._push(Name(f'{self._line()}.{self._line()}')),
+    pickle.STACK_GLOBAL: Reader._name_of_stack,
+    pickle.REDUCE: lambda self: self._called(*self._pop_last(2)),
+    pickle.NEWOBJ: lambda self: self._called(*self._pop_last(2)),
+    # The last ones are arguments by name.
+    pickle.NEWOBJ_EX: lambda self: self._called(*self._pop_last(3)[:2]),
+    pickle.BUILD: Reader._build,
+    pickle.BINPERSID: lambda self: self._push(self._persistent(self._pop())),
+    pickle.BINPUT: lambda self: self._memoize(self._unsigned(1)),
+    pickle.LONG_BINPUT: lambda self: self._memoize(self._unsigned(4)),
+    pickle.MEMOIZE: lambda self: self._memoize(len(self._memo)),
+    pickle.BINGET: lambda self: self._recall(self._unsigned(1)),
+    pickle.LONG_BINGET: lambda self: self._recall(self._unsigned(4))}

@@ -17,11 +17,11 @@ from cspd_jax import families
 from cspd_jax.files import description, int8, store, weights
 from cspd_jax.generation import memory as memory_lib
 from cspd_jax.measure import tables
-from cspd_jax.models import cosmos, emu3_vq, vq
+from cspd_jax.models import vq
 
 _sketch = functools.cache(store.sketch)
-# Image tokenizers of codes, by kind, and the rows of codes that are traced.
-_CODES = {'vq': vq, 'emu3_vq': emu3_vq, 'cosmos': cosmos}
+# Kinds of image tokenizers of codes, and the rows of codes that are traced.
+_CODES = 'vq', 'cosmos'
 _SIDE = 8
 _MANIFESTS = pathlib.Path(__file__).parents[1] / 'tests' / 'data' / 'manifests'
 
@@ -151,7 +151,7 @@ def _pixels_of_a_token(page: str) -> int:
   config = dataclasses.replace(next(iter(file.presets.values())), height=_SIDE, width=_SIDE,
                                num_layers=1)
   if tokenizer.kind in _CODES:
-    decode = lambda params, codes: _CODES[tokenizer.kind].decode(params, sketch.config, codes)
+    decode = lambda params, codes: vq.decode(params, sketch.config, codes)
     tokens = jax.ShapeDtypeStruct((1, _SIDE, _SIDE), jnp.int32)
   else:
     decode = described(file.kind, config, tokenizer=sketch).tokenizer.decode

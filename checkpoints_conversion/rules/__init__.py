@@ -1,23 +1,19 @@
-"""The registry of file families, one module for each.
+"""The registry of file families.
 
 A new family is a module like `llamagen.py` and a line in the list below.
 """
 
 from checkpoints_conversion.rules import (
-  clip,
   cosmos,
   eagle,
   early_fusion,
   emu3_5,
-  emu3_vq,
-  inception,
+  evaluators,
   janus,
-  kl_vae,
   language_models,
   llamagen,
   mar,
   nextstep,
-  t5,
   text,
   vq,
 )
@@ -48,11 +44,11 @@ def get(name: str) -> FileFamily:
 
 
 for _family in (
-    llamagen.FAMILY, vq.LLAMAGEN, t5.FAMILY, eagle.LLAMAGEN, eagle.ANOLE, eagle.LUMINA_MGPT,
+    llamagen.FAMILY, vq.LLAMAGEN, text.T5, eagle.LLAMAGEN, eagle.ANOLE, eagle.LUMINA_MGPT,
     mar.FAMILY, early_fusion.LUMINA_MGPT, early_fusion.LUMINA_MGPT_2, early_fusion.ANOLE,
-    early_fusion.EMU3, vq.CHAMELEON, emu3_vq.FAMILY, vq.MOVQGAN,
-    text.LUMINA_MGPT, text.LUMINA_MGPT_2, text.ANOLE, text.EMU3, text.T5, kl_vae.LATENT_DIFFUSION,
-    nextstep.FAMILY, kl_vae.NEXTSTEP, text.NEXTSTEP, janus.FAMILY, janus.VQ, text.JANUS_PRO,
+    early_fusion.EMU3, vq.CHAMELEON, vq.EMU3, vq.MOVQGAN,
+    text.LUMINA_MGPT, text.LUMINA_MGPT_2, text.ANOLE, text.EMU3, text.T5_TEXT, vq.LATENT_DIFFUSION,
+    nextstep.FAMILY, vq.NEXTSTEP, text.NEXTSTEP, janus.FAMILY, janus.VQ, text.JANUS_PRO,
     emu3_5.FAMILY, emu3_5.VQ, text.EMU3_5, language_models.SIMPLEAR, language_models.LIQUID,
-    cosmos.FAMILY, text.SIMPLEAR, text.LIQUID, inception.FAMILY, clip.FAMILY):
+    cosmos.FAMILY, text.SIMPLEAR, text.LIQUID, evaluators.INCEPTION, evaluators.CLIP):
   register(_family)

@@ -168,6 +168,12 @@ def reorder(order: np.ndarray) -> Transform:
   return Transform(lambda x: (x[order],), lambda x: x[inverse])
 
 
+def renamed(rules: Iterable[Rule], name: Callable[[str], str]) -> list[Rule]:
+  """Returns rules with other published names, `name` of those that they have."""
+  return [rule._replace(source=name(rule.source) if isinstance(rule.source, str)
+                        else tuple(map(name, rule.source))) for rule in rules]
+
+
 def layer(source: str, destination: str, transform: Transform) -> list[Rule]:
   """Returns the rules of a linear or convolutional layer with a bias."""
   return [Rule(f'{source}.weight', (f'{destination}/kernel',), transform),

@@ -1,8 +1,8 @@
-"""Rules of the blocks of convolutional image tokenizers."""
+"""Rules of blocks of several networks: of convolutions, vision transformers and diffusion heads."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,41 +39,38 @@ def attention(source: str, destination: str, norm: Norm = base.norm) -> list[bas
   return rules
 
 
-def encoder(num_levels: int, destination: str = 'encoder') -> list[base.Rule]:
-  """Returns the rules of an encoder with the names of taming-transformers (arXiv 2012.09841)."""
-  levels = [(f'encoder.down.{i}', f'{destination}/down_{i}') for i in range(num_levels)]
-  return _part('encoder', destination, levels, 'downsample', base.norm)
+def networks(num_levels: int, decoder_norm: Norm = base.norm, in_order: bool = False
+             ) -> list[base.Rule]:
+  """Returns the rules of an encoder and a decoder with names of taming-transformers.
+
+  These are the programs of arXiv 2012.09841. Their decoder numbers its levels like the encoder, in
+  the order of execution only if `in_order`; ours are numbered in this order.
+  """
+  levels, first = range(num_levels), 0 if in_order else num_levels - 1
+  table = []
+  for part, resample, norm, names in (
+      ('encoder', 'downsample', base.norm, [(f'down.{i}', f'down_{i}') for i in levels]),
+      ('decoder', 'upsample', decoder_norm,
+       [(f'up.{abs(first - i)}', f'up_{i}') for i in levels])):
+    for name in ('conv_in', 'conv_out'):
+      table += base.layer(f'{part}.{name}', f'{part}/{name}', CONVOLUTION)
+    for level, our_level in names:
+      published, ours = f'{part}.{level}', f'{part}/{our_level}'
+      table += residual(f'{published}.block.{{j}}', f'{ours}/res_{{j}}', norm)
+      table += attention(f'{published}.attn.{{j}}', f'{ours}/attn_{{j}}', norm)
+      table += base.layer(f'{published}.{resample}.conv', f'{ours}/{resample}', CONVOLUTION)
+    for number in (1, 2):
+      table += residual(f'{part}.mid.block_{number}', f'{part}/mid/res_{number - 1}', norm)
+    table += attention(f'{part}.mid.attn_1', f'{part}/mid/attn_0', norm)
+    table += norm(f'{part}.norm_out', f'{part}/norm_out')
+  return table
 
 
-def decoder(num_levels: int, destination: str = 'decoder', norm: Norm = base.norm
-            ) -> list[base.Rule]:
-  """Returns the rules of a decoder with the names of taming-transformers."""
-  # The published decoder numbers its levels like the encoder, ours in execution order.
-  levels = [(f'decoder.up.{i}', f'{destination}/up_{num_levels - 1 - i}')
-            for i in range(num_levels)]
-  return _part('decoder', destination, levels, 'upsample', norm)
-
-
-def _part(source: str, destination: str, levels: list[tuple[str, str]], resample: str,
-          norm: Norm) -> list[base.Rule]:
-  """Returns the rules of an encoder or a decoder; `levels` are published names and ours."""
-  table = base.layer(f'{source}.conv_in', f'{destination}/conv_in', CONVOLUTION)
-  for published, ours in levels:
-    table += residual(f'{published}.block.{{j}}', f'{ours}/res_{{j}}', norm)
-    table += attention(f'{published}.attn.{{j}}', f'{ours}/attn_{{j}}', norm)
-    table += base.layer(f'{published}.{resample}.conv', f'{ours}/{resample}', CONVOLUTION)
-  table += residual(f'{source}.mid.block_1', f'{destination}/mid/res_0', norm)
-  table += attention(f'{source}.mid.attn_1', f'{destination}/mid/attn_0', norm)
-  table += residual(f'{source}.mid.block_2', f'{destination}/mid/res_1', norm)
-  table += norm(f'{source}.norm_out', f'{destination}/norm_out')
-  return table + base.layer(f'{source}.conv_out', f'{destination}/conv_out', CONVOLUTION)
-
-
-def taming(num_levels: int, norm: Norm = base.norm) -> list[base.Rule]:
-  """Returns the rules of an autoencoder with these names; `norm` is for those of the decoder."""
+def taming(num_levels: int, norm: Norm = base.norm, in_order: bool = False) -> list[base.Rule]:
+  """Returns the rules of an autoencoder with these names; arguments as for `networks`."""
   return (base.layer('quant_conv', 'quant_conv', POINTWISE) +
           base.layer('post_quant_conv', 'post_quant_conv', POINTWISE) +
-          encoder(num_levels) + decoder(num_levels, norm=norm))
+          networks(num_levels, norm, in_order))
 
 
 def taming_sizes(title: str, shapes: family.Shapes) -> dict[str, Any]:
@@ -97,9 +94,10 @@ def taming_sizes(title: str, shapes: family.Shapes) -> dict[str, Any]:
       num_res_blocks=family.count(shapes, r'encoder\.down\.0\.block\.(\d+)\.conv1\.weight'))
 
 
-def taming_vq(config: VQConfig, norm: Norm = base.norm) -> list[base.Rule]:
-  """Returns the rules of a tokenizer with these names and a codebook; `norm` as for `taming`."""
-  return taming(len(config.ch_mult), norm) + [
+def taming_vq(config: VQConfig, norm: Norm = base.norm, in_order: bool = False
+              ) -> list[base.Rule]:
+  """Returns the rules of a tokenizer with these names and a codebook."""
+  return taming(len(config.ch_mult), norm, in_order) + [
       base.Rule('quantize.embedding.weight', ('codebook/embedding',), base.KEEP)]
 
 
@@ -113,6 +111,30 @@ def taming_vq_config(title: str, shapes: family.Shapes, published: VQConfig) -> 
   return dataclasses.replace(
       published, z_channels=family.shape(title, shapes, 'quant_conv.weight', 4)[1],
       codebook_size=codebook_size, codebook_dim=codebook_dim, **sizes)
+
+
+def fused(source: str, destination: str, num_heads: int, dim: int) -> list[Rule]:
+  """Returns the rules of queries, keys and values of a `layers.VisionLayer`, published as one."""
+  paths = [f'{destination}/{name}' for name in ('query', 'key', 'value')]
+  return [Rule(f'{source}weight', tuple(f'{path}/kernel' for path in paths),
+               base.split_heads(num_heads, num_heads, dim // num_heads)),
+          Rule(f'{source}bias', tuple(f'{path}/bias' for path in paths),
+               base.split_head_biases(num_heads))]
+
+
+def vision_layer(source: str, destination: str, num_heads: int, dim: int, names: Sequence[str]
+                 ) -> list[Rule]:
+  """Returns the other rules of a `layers.VisionLayer`.
+
+  `names` are the published ones of the norm and the output of the attention, and of the norm and
+  both matrices of the network.
+  """
+  norm, out, second_norm, inward, outward = (source + name for name in names)
+  return [*base.norm(norm, f'{destination}/attention_norm'),
+          *base.layer(out, f'{destination}/out', base.join_heads(num_heads, dim // num_heads)),
+          *base.norm(second_norm, f'{destination}/mlp_norm'),
+          *base.layer(inward, f'{destination}/mlp_in', MATRIX),
+          *base.layer(outward, f'{destination}/mlp_out', MATRIX)]
 
 
 _LAYERS = {

@@ -24,8 +24,7 @@ _LEFTOVERS = (
     r'implicit_codebook)')
 
 
-def rules(config: CosmosConfig) -> list[Rule]:
-  """Returns the rule table of a tokenizer."""
+def _rules(config: CosmosConfig) -> list[Rule]:
   count = len(config.ch_mult)
   table = [*_layer('quant_conv', 'encoder/quant_conv', _MATRIX),
            *_layer('post_quant_conv', 'decoder/post_quant_conv', _MATRIX)]
@@ -78,8 +77,7 @@ def _middle(source: str, destination: str) -> list[Rule]:
   return table
 
 
-def infer(shapes: family.Shapes, options: Mapping[str, int]) -> CosmosConfig:
-  """Infers the sizes of a tokenizer; see `_assumed` for those that shapes do not determine."""
+def _infer(shapes: family.Shapes, options: Mapping[str, int]) -> CosmosConfig:
   del options
   published = CosmosConfig()
   shape = lambda name: family.shape(_TITLE, shapes, f'{name}.conv3d.weight', 5)
@@ -109,6 +107,6 @@ def _assumed(config: CosmosConfig, specified: Collection[str]) -> list[str]:
 
 
 FAMILY = family.FileFamily(
-    name='cosmos_dv', title=_TITLE, kind='cosmos', rules=rules, infer=infer,
+    name='cosmos_dv', title=_TITLE, kind='cosmos', rules=_rules, infer=_infer,
     presets={'dv8x16x16': CosmosConfig()}, leftovers=_LEFTOVERS, assumed=_assumed,
     model='early_fusion', licence='NVIDIA Open Model License')

@@ -46,14 +46,7 @@ PRESETS: dict[str, EagleConfig] = {
         _ANOLE, num_tokens=48 * 49 + 1, row_width=49, num_outputs=8194)}
 
 
-def rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) -> list[Rule]:
-  """Returns the rule table of a drafter.
-
-  Args:
-    config: the drafter's sizes.
-    form: its target: 'llamagen', 'anole' or 'lumina_mgpt'.
-    num_norm_shards: rows of the norms of queries and keys; None means one for every attention head.
-  """
+def _rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) -> list[Rule]:
   is_chameleon, source, destination = config.family == 'chameleon', 'layers.0.', 'layer/'
   heads = config.num_heads, config.num_kv_heads or config.num_heads
   return [
@@ -75,8 +68,7 @@ def _tokens(form: str, vocab_size: int) -> base.Transform:
   return KEEP if target is None else base.reorder(early_fusion.order(target))
 
 
-def read_settings(form: str, contents: settings.Contents) -> dict[str, Any]:
-  """Reads the config.json of a drafter of a form; raises the errors of `settings.read`."""
+def _read_settings(form: str, contents: settings.Contents) -> dict[str, Any]:
   fields = LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS
   sizes = settings.read({'config.json': fields}, contents)
   name = sizes.pop('input_type', None)
@@ -138,9 +130,9 @@ def _family(form: str, options: dict[str, str], num_norm_shards: int | None = No
             model: str | None = None) -> family.FileFamily:
   return family.FileFamily(
       name=f'eagle_{form}', title=_title(form), kind='eagle',
-      rules=functools.partial(rules, form=form, num_norm_shards=num_norm_shards),
+      rules=functools.partial(_rules, form=form, num_norm_shards=num_norm_shards),
       infer=functools.partial(infer, form), presets=_presets(form),
-      options=family.IMAGE_SIZE | options, settings=functools.partial(read_settings, form),
+      options=family.IMAGE_SIZE | options, settings=functools.partial(_read_settings, form),
       assumed=functools.partial(_assumed, form), model=model)
 
 

@@ -103,7 +103,7 @@ def rules(config: EarlyFusionConfig, file_format: Format) -> list[Rule]:
              base.separate_shared_norm(halves)) for name in ('query', 'key')),
       Rule('model.norm.weight', ('transformer/norm/scale',), KEEP),
       Rule('lm_head.weight', ('transformer/output',), _codes_only(config))]
-  return [rule._replace(source=file_format.name(rule.sources[0])) for rule in table]
+  return base.renamed(table, file_format.name)
 
 
 def _codes_only(config: EarlyFusionConfig) -> Transform:

@@ -73,8 +73,7 @@ def _vq_settings(contents: settings.Contents) -> dict[str, Any]:
   return {**sizes, 'level_attention': bool(levels)}
 
 
-def infer_vq(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
-  """Infers the sizes of an image tokenizer; `level_attention` is otherwise that of IBQ."""
+def _infer_vq(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
   attention = options.get('level_attention', IBQ.level_attention)
   return blocks.taming_vq_config(
       _TITLE_VQ, shapes, dataclasses.replace(IBQ, level_attention=attention))
@@ -102,6 +101,6 @@ FAMILY = early_fusion.EMU3._replace(
                         # The official program has its weights in `weights`.
                         '../../src/tokenizer_emu3_ibq/emu3.tiktoken')})
 VQ = family.FileFamily(
-    name='emu3_5_vq', title=_TITLE_VQ, kind='vq', rules=blocks.taming_vq, infer=infer_vq,
+    name='emu3_5_vq', title=_TITLE_VQ, kind='vq', rules=blocks.taming_vq, infer=_infer_vq,
     presets={'ibq_131072': IBQ}, model='early_fusion',
     settings=_vq_settings)

@@ -18,19 +18,16 @@ from cspd_jax.models.janus import PRESETS, JanusConfig
 from cspd_jax.models.vq import VQConfig
 
 _TITLE, _TITLE_VQ = 'a Janus-Pro model', 'the image tokenizer of Janus-Pro'
-# Parts of names, DeepSeek's and those of transformers. Levels of the image tokenizer are numbered
-# alike, and DeepSeek's names without the prefix are LlamaGen's.
-_VQ, _VQ_OF_TRANSFORMERS = 'gen_vision_model.', 'model.vqmodel.'
+# Parts of names, DeepSeek's and those of transformers.
 _NAMES = (
     ('language_model.model.', 'model.language_model.'),
     ('gen_embed.', 'model.generation_embeddings.'),
     ('gen_aligner.layers.0.', 'model.generation_aligner.fc1.'),
     ('gen_aligner.layers.2.', 'model.generation_aligner.hidden_layers.0.'),
     ('gen_head.output_mlp_projector.', 'model.generation_head.proj_out.'),
-    ('gen_head.vision_head.', 'model.generation_head.vision_head.'),
-    (_VQ, _VQ_OF_TRANSFORMERS), ('encoder.conv_blocks.', 'encoder.down.'),
-    ('decoder.conv_blocks.', 'decoder.up.'), ('.res.', '.block.'), ('.mid.0.', '.mid.block_1.'),
-    ('.mid.1.', '.mid.attn_1.'), ('.mid.2.', '.mid.block_2.'))
+    ('gen_head.vision_head.', 'model.generation_head.vision_head.'))
+# Prefixes of the image tokenizer: DeepSeek's, with names of LlamaGen, and that of transformers.
+_VQ, _VQ_OF_TRANSFORMERS = 'gen_vision_model.', 'model.vqmodel.'
 _EMBEDDING = 'language_model.model.embed_tokens.weight'
 _CODES = ('gen_embed.weight', *(f'gen_aligner.layers.{layer}.{name}' for layer in (0, 2)
                                 for name in ('weight', 'bias')))
@@ -55,15 +52,6 @@ def _in_deepseek(shapes: family.Shapes) -> family.Shapes:
   return result
 
 
-def _renamed(rules: list[Rule], is_transformers: bool) -> list[Rule]:
-  """Returns rules with the names of a format, from DeepSeek's."""
-  if not is_transformers:
-    return rules
-  return [rule._replace(source=tuple(map(_of_transformers, rule.source))
-                        if isinstance(rule.source, tuple) else _of_transformers(rule.source))
-          for rule in rules]
-
-
 def rules(config: JanusConfig, code_dim: int = _CODE_DIM, is_transformers: bool = False
           ) -> list[Rule]:
   """Returns the rule table of a model, with names of transformers or DeepSeek's.
@@ -78,7 +66,7 @@ def rules(config: JanusConfig, code_dim: int = _CODE_DIM, is_transformers: bool 
       Rule('language_model.model.norm.weight', ('transformer/norm/scale',), KEEP),
       *base.layer('gen_head.output_mlp_projector', 'head/hidden', MATRIX),
       *base.layer('gen_head.vision_head', 'head', MATRIX)]
-  return _renamed(table, is_transformers)
+  return base.renamed(table, _of_transformers) if is_transformers else table
 
 
 def _table(config: JanusConfig, code_dim: int) -> Transform:
@@ -119,8 +107,7 @@ def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
       is_transformers=_of_transformers('gen_embed.weight') in shapes)}
 
 
-def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> JanusConfig:
-  """Infers the sizes of a model, whose images are those of the published ones."""
+def _infer(shapes: family.Shapes, options: Mapping[str, Any]) -> JanusConfig:
   shapes = _in_deepseek(shapes)
   shape = functools.partial(family.shape, _TITLE, shapes)
   text_size, dim = shape(_EMBEDDING, 2)
@@ -185,7 +172,7 @@ _NEEDED = {'num_heads': '"num_attention_heads": 16', 'norm_eps': '"rms_norm_eps"
            'rope_base': '"rope_theta": 10000.0'}
 
 FAMILY = family.FileFamily(
-    name='janus_pro', title=_TITLE, kind='janus', rules=rules, infer=infer, presets=PRESETS,
+    name='janus_pro', title=_TITLE, kind='janus', rules=rules, infer=_infer, presets=PRESETS,
     options=family.NUM_HEADS, variant=_variant,
     settings=functools.partial(settings.read, {'config.json': FIELDS}), needed=_NEEDED,
     # The networks that read images, the output matrix of text and the image tokenizer.
@@ -207,14 +194,14 @@ FAMILY = family.FileFamily(
 
 
 def _vq_rules(config: VQConfig, is_transformers: bool = False) -> list[Rule]:
-  """Returns the rule table of the image tokenizer: LlamaGen's, with a prefix."""
-  table = [rule._replace(source=f'{_VQ}{rule.source}') for rule in vq.rules(config)]
-  return _renamed(table, is_transformers)
+  prefix = _VQ_OF_TRANSFORMERS if is_transformers else _VQ
+  name = vq.taming_name if is_transformers else str
+  return base.renamed(vq.rules(config), lambda source: prefix + name(source))
 
 
 def _vq_infer(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
-  return vq.infer({name.removeprefix(_VQ): shape for name, shape in _in_deepseek(shapes).items()
-                   if name.startswith(_VQ)}, options)
+  return vq.infer({name.removeprefix(prefix): shape for prefix in (_VQ, _VQ_OF_TRANSFORMERS)
+                   for name, shape in shapes.items() if name.startswith(prefix)}, options)
 
 
 _CODEBOOK: settings.Table = {

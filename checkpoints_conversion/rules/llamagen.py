@@ -14,8 +14,7 @@ _FID_SCALES = {(768, 12): 2.0, (1024, 24): 2.0, (1280, 36): 1.75, (1536, 48): 1.
                (3200, 24): 1.65}
 
 
-def rules(config: LlamaGenConfig) -> list[Rule]:
-  """Returns the rule table of a transformer."""
+def _rules(config: LlamaGenConfig) -> list[Rule]:
   sizes = config.transformer
   heads = (sizes.num_heads, sizes.num_kv_heads, sizes.head_dim)
   ours, published = 'transformer/layers_{i}/', 'layers.{i}.'
@@ -40,8 +39,7 @@ def rules(config: LlamaGenConfig) -> list[Rule]:
   ]
 
 
-def infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
-  """Infers the sizes of a transformer."""
+def _infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
   shape = functools.partial(family.shape, _TITLE, shapes)
   vocab_size, dim = shape('tok_embeddings.weight', 2)
   num_layers = family.count(shapes, r'layers\.(\d+)\.attention\.wqkv\.weight')
@@ -63,11 +61,8 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
       vocab_size=vocab_size, **condition)
 
 
-def sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:
-  """Returns the options of the official sampling scripts, which guide every token.
-
-  'pictures' are those of the demonstrations, 'fid' those of the published FID.
-  """
+def _sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:
+  # Those of the demonstrations, and those of the published FID; both guide every token.
   plain = {'temperature': 1.0, 'top_p': 1.0}
   if config.conditioning == 'text':
     return {'pictures': {'guidance_scale': 7.5, 'top_k': 1000, **plain}}
@@ -77,7 +72,7 @@ def sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:
   return presets
 
 
-def layout(model: str | None) -> Mapping[str, tuple[str, ...]]:
+def _layout(model: str | None) -> Mapping[str, tuple[str, ...]]:
   """Returns where the official programs expect the files of a model."""
   if model not in PRESETS:
     return {}
@@ -92,10 +87,10 @@ def layout(model: str | None) -> Mapping[str, tuple[str, ...]]:
 
 
 FAMILY = family.FileFamily(
-    name='llamagen', title=_TITLE, kind='llamagen', rules=rules, infer=infer, presets=PRESETS,
+    name='llamagen', title=_TITLE, kind='llamagen', rules=_rules, infer=_infer, presets=PRESETS,
     options=family.IMAGE_SIZE | family.NUM_HEADS, assumed=family.assumed_heads,
     leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)',
-    model='llamagen', sampling=sampling, layout=layout, licence='MIT',
+    model='llamagen', sampling=_sampling, layout=_layout, licence='MIT',
     metadata=lambda config: (
         base.metadata(config.num_classes) if config.conditioning == 'class' else {}),
     # The image tokenizer, and what reads captions.

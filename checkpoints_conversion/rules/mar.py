@@ -18,32 +18,20 @@ _EMBEDDINGS = {
 }
 
 
-def rules(config: MARConfig) -> list[Rule]:
-  """Returns the rule table of a transformer and its head."""
-  heads, head_dim = config.num_heads, config.dim // config.num_heads
+def _rules(config: MARConfig) -> list[Rule]:
   table = [Rule(published, (ours,), KEEP) for published, ours in _EMBEDDINGS.items()]
   table += base.layer('z_proj', 'token_in', MATRIX) + base.norm('z_proj_ln', 'token_norm')
   table += base.layer('decoder_embed', 'decoder_in', MATRIX)
   for part in ('encoder', 'decoder'):
-    published, ours = f'{part}_blocks.{{i}}', f'{part}_layers_{{i}}'
-    fused = [f'{ours}/{name}' for name in ('query', 'key', 'value')]
-    table += [
-        Rule(f'{published}.attn.qkv.weight', tuple(f'{path}/kernel' for path in fused),
-             base.split_heads(heads, heads, head_dim)),
-        Rule(f'{published}.attn.qkv.bias', tuple(f'{path}/bias' for path in fused),
-             base.split_head_biases(heads)),
-    ]
-    table += base.layer(f'{published}.attn.proj', f'{ours}/out', base.join_heads(heads, head_dim))
-    table += base.layer(f'{published}.mlp.fc1', f'{ours}/mlp_in', MATRIX)
-    table += base.layer(f'{published}.mlp.fc2', f'{ours}/mlp_out', MATRIX)
-    table += base.norm(f'{published}.norm1', f'{ours}/attention_norm')
-    table += base.norm(f'{published}.norm2', f'{ours}/mlp_norm')
+    published, ours = f'{part}_blocks.{{i}}.', f'{part}_layers_{{i}}'
+    table += blocks.fused(f'{published}attn.qkv.', ours, config.num_heads, config.dim)
+    table += blocks.vision_layer(published, ours, config.num_heads, config.dim,
+                                 ('norm1', 'attn.proj', 'norm2', 'mlp.fc1', 'mlp.fc2'))
     table += base.norm(f'{part}_norm', f'{part}_norm')
   return table + blocks.rules('diffloss.net.', config.head_width, config.head_layers)
 
 
-def infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
-  """Infers the sizes of a transformer and its head."""
+def _infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
   shape = functools.partial(family.shape, _TITLE, shapes)
   num_classes, dim = shape('class_emb.weight', 2)
   num_tokens = shape('diffusion_pos_embed_learned', 3)[1]
@@ -64,11 +52,8 @@ def infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
       buffer_size=shape('encoder_pos_embed_learned', 3)[1] - num_tokens)
 
 
-def sampling(config: MARConfig) -> Mapping[str, family.Defaults]:
-  """Returns the official options.
-
-  'pictures' are those of the notebook, 'fid' those of the published FID.
-  """
+def _sampling(config: MARConfig) -> Mapping[str, family.Defaults]:
+  # Those of the notebook, and those of the published FID.
   steps = min(64, config.height * config.width)
   presets = {'pictures': {
       'guidance_scale': 4.0, 'temperature': 1.0,
@@ -80,10 +65,10 @@ def sampling(config: MARConfig) -> Mapping[str, family.Defaults]:
 
 
 FAMILY = family.FileFamily(
-    name='mar', title=_TITLE, kind='mar', rules=rules, infer=infer, presets=PRESETS,
+    name='mar', title=_TITLE, kind='mar', rules=_rules, infer=_infer, presets=PRESETS,
     options=family.NUM_HEADS, assumed=family.assumed_heads,
     # The published results use the averaged weights.
-    prefer='model_ema', model='mar', sampling=sampling,
+    prefer='model_ema', model='mar', sampling=_sampling,
     metadata=lambda config: base.metadata(config.num_classes),
     licence='MIT',
     layout=lambda model: {

@@ -56,8 +56,7 @@ def _settings(contents: settings.Contents) -> dict[str, Any]:
   return fields
 
 
-def rules(config: NextStepConfig) -> list[Rule]:
-  """Returns the rule table of a model."""
+def _rules(config: NextStepConfig) -> list[Rule]:
   return [
       Rule('embed_tokens.weight', ('transformer/token_embedding',), KEEP),
       *base.llama_layer('layers.{i}.', 'transformer/layers_{i}/', config.num_heads,
@@ -68,8 +67,7 @@ def rules(config: NextStepConfig) -> list[Rule]:
       *blocks.rules('image_head.net.', config.head_width, config.head_layers)]
 
 
-def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> NextStepConfig:
-  """Infers the sizes of a model."""
+def _infer(shapes: family.Shapes, options: Mapping[str, Any]) -> NextStepConfig:
   shape = functools.partial(family.shape, _TITLE, shapes)
   published = next(iter(PRESETS.values()))
   vocab_size, dim = shape('embed_tokens.weight', 2)
@@ -101,8 +99,7 @@ def _assumed(config: NextStepConfig, specified: Collection[str]) -> list[str]:
   return lines
 
 
-def sampling(config: NextStepConfig) -> Mapping[str, family.Defaults]:
-  """Returns the options of the official examples."""
+def _sampling(config: NextStepConfig) -> Mapping[str, family.Defaults]:
   options = {'guidance_scale': 7.5, 'temperature': 1.0, 'decoder': 'mar'}
   if config.last_step is None:
     options |= {'decoder': 'mar(last_noise=True)', 'contexts': 'nextstep_1_1'}
@@ -110,12 +107,12 @@ def sampling(config: NextStepConfig) -> Mapping[str, family.Defaults]:
 
 
 FAMILY = family.FileFamily(
-    name='nextstep', title=_TITLE, kind='nextstep', rules=rules, infer=infer, presets=PRESETS,
+    name='nextstep', title=_TITLE, kind='nextstep', rules=_rules, infer=_infer, presets=PRESETS,
     options={'height': 'Rows of tokens of an image.', 'width': 'Tokens of a row of an image.'},
     settings=_settings, needed=_NEEDED, assumed=_assumed,
     # The output matrix of text, and tables that are computed.
     leftovers=r'lm_head\.weight|gen_pos_embed|rotary_emb\.inv_freq', model='nextstep',
-    sampling=sampling, licence='Apache-2.0',
+    sampling=_sampling, licence='Apache-2.0',
     layout=lambda model: {
         'nextstep': ('.',), 'nextstep_text': ('tokenizer.json',),
         'nextstep_vae': ('vae/checkpoint.pt', '../NextStep-1-f8ch16-Tokenizer/checkpoint.pt')})

@@ -1,10 +1,19 @@
-"""Tokenizer files of the models of text and images, and of T5; those of Emu3 are for `tiktoken`."""
+"""What reads prompts: tokenizer files of the models of text and images and of T5, and T5 encoders.
+
+Tokenizer files of Emu3 are for `tiktoken`; encoders (arXiv 1910.10683) have the format of
+transformers.
+"""
 
 import functools
+import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from checkpoints_conversion.rules import base, family, settings
+from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
+from checkpoints_conversion.rules.settings import Free, Must, Size
+from cspd_jax.models import t5
+from cspd_jax.models.t5 import T5Config
 from cspd_jax.text import bpe
 
 # Where the tokenizer file for `tiktoken` is published, by the form.
@@ -13,7 +22,7 @@ _RANKS = {'emu3': 'BAAI/Emu3-Gen', 'emu3_5': 'src/tokenizer_emu3_ibq of the offi
 _SETTINGS, _QWEN_END = 'tokenizer_config.json', '<|endoftext|>'
 
 
-def rules(config: bpe.TextConfig) -> list[base.Rule]:
+def _rules(config: bpe.TextConfig) -> list[Rule]:
   """Returns the rule table, which checks the file and leaves it unchanged."""
   def checked(file):
     if config.form in _RANKS and bytes(file[:1]) == b'{':
@@ -25,11 +34,10 @@ def rules(config: bpe.TextConfig) -> list[base.Rule]:
       bpe.id_of(text, config.first_token)
     return (file,)
 
-  return [base.Rule('file', ('file',), base.Transform(checked, lambda x: x))]
+  return [Rule('file', ('file',), base.Transform(checked, lambda x: x))]
 
 
-def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> bpe.TextConfig:
-  """Infers the size of a tokenizer file."""
+def _infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> bpe.TextConfig:
   return bpe.TextConfig(form, family.shape(f'a tokenizer file for {form}', shapes, 'file', 1)[0],
                         options.get('first_token'))
 
@@ -37,8 +45,8 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> bpe.T
 def of_form(form: str, model: str) -> family.FileFamily:
   """Returns the family of tokenizer files of a form, a key of `bpe.FORMS`, in a model family."""
   return family.FileFamily(
-      name=f'{form}_text', title=f'a tokenizer file for {form}', kind='text', rules=rules,
-      infer=functools.partial(infer, form), presets={}, model=model)
+      name=f'{form}_text', title=f'a tokenizer file for {form}', kind='text', rules=_rules,
+      infer=functools.partial(_infer, form), presets={}, model=model)
 
 
 def _first_token(contents: settings.Contents) -> dict[str, str]:
@@ -70,6 +78,111 @@ LUMINA_MGPT, ANOLE, EMU3, EMU3_5, SIMPLEAR, LIQUID = (
         'lumina_mgpt', 'anole', 'emu3', 'emu3_5', 'simplear', 'liquid'))
 LUMINA_MGPT_2 = of_form('lumina_mgpt_2', 'early_fusion')._replace(
     settings=_first_token, assumed=_assumed)
-T5 = of_form('t5', 'llamagen')
+T5_TEXT = of_form('t5', 'llamagen')
 NEXTSTEP = of_form('nextstep', 'nextstep')
 JANUS_PRO = of_form('janus_pro', 'janus_pro')
+
+
+_T5_TITLE = 'a T5 encoder'
+_FIRST = 'encoder.block.0.layer.'
+# The token embedding of all parts, and that of the encoder, which is another one if it differs.
+_TOKENS, _OWN_TOKENS = 'shared.weight', 'encoder.embed_tokens.weight'
+# The names of the decoder, which image models do not use.
+_DECODER = r'decoder\..*|lm_head\.weight'
+# Activations that the network here supports, by their names in transformers.
+_ACTIVATIONS = {'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh', 'gelu': 'gelu',
+                'relu': 'relu', 'silu': 'silu', 'swish': 'silu'}
+_OF_THE_DECODER = Free('only the decoder, which image models do not use, depends on it')
+
+T5_FIELDS: settings.Table = {
+    **settings.COMMON,
+    'model_type': Must(('t5',)), 'vocab_size': Size('vocab_size'),
+    'd_model': Size('dim'), 'hidden_size': Size('dim'),
+    'd_kv': Size('head_dim'), 'head_dim': Size('head_dim'), 'd_ff': Size('ffn_dim'),
+    'num_layers': Size('num_layers'), 'num_hidden_layers': Size('num_layers'),
+    'num_heads': Size('num_heads'), 'num_attention_heads': Size('num_heads'),
+    'relative_attention_num_buckets': Size('num_distances', int, 32),
+    'relative_attention_max_distance': Size('max_distance', int, 128),
+    'layer_norm_epsilon': Size('norm_eps', float, 1e-6),
+    # `_read_settings` combines the next two to an activation.
+    'feed_forward_proj': Size('feed_forward_proj', str, 'relu'),
+    'dense_act_fn': Size('dense_act_fn', str), 'is_gated_act': Size('gated', bool),
+    'num_decoder_layers': _OF_THE_DECODER, 'tie_word_embeddings': _OF_THE_DECODER,
+    'scale_decoder_outputs': _OF_THE_DECODER, 'output_past': _OF_THE_DECODER,
+    'n_positions': Free('the network depends on distances of positions, which have no bound'),
+}
+
+
+def _t5_rules(config: T5Config, tokens: str = _TOKENS) -> list[Rule]:
+  heads, width = config.num_heads, config.head_dim
+  ours, published = 'layers_{i}/', 'encoder.block.{i}.layer.'
+  separate = base.separate_heads(heads, width, False)
+  inputs = {'wi_0': 'gate', 'wi_1': 'up'} if config.gated else {'wi': 'up'}
+  return [
+      Rule(tokens, ('token_embedding',), KEEP),
+      Rule(_FIRST + '0.SelfAttention.relative_attention_bias.weight', ('distance_bias',), KEEP),
+      Rule(published + '0.SelfAttention.q.weight', (ours + 'query',), separate),
+      Rule(published + '0.SelfAttention.k.weight', (ours + 'key',), separate),
+      Rule(published + '0.SelfAttention.v.weight', (ours + 'value',), separate),
+      Rule(published + '0.SelfAttention.o.weight', (ours + 'out',), base.join_heads(heads, width)),
+      Rule(published + '0.layer_norm.weight', (ours + 'attention_norm/scale',), KEEP),
+      *(Rule(f'{published}1.DenseReluDense.{name}.weight', (ours + parameter,), MATRIX)
+        for name, parameter in inputs.items()),
+      Rule(published + '1.DenseReluDense.wo.weight', (ours + 'down',), MATRIX),
+      Rule(published + '1.layer_norm.weight', (ours + 'ffn_norm/scale',), KEEP),
+      Rule('encoder.final_layer_norm.weight', ('norm/scale',), KEEP),
+  ]
+
+
+def _read_settings(contents: settings.Contents) -> dict[str, Any]:
+  """Reads config.json.
+
+  As in transformers, the activation is `dense_act_fn` if it is set, else 'gelu_new' if
+  `feed_forward_proj` is 'gated-gelu', else the last part of `feed_forward_proj`.
+  """
+  sizes = settings.read({'config.json': T5_FIELDS}, contents)
+  form, name = sizes.pop('feed_forward_proj', None), sizes.pop('dense_act_fn', None)
+  if form is None:
+    return sizes
+  gate, _, last = form.rpartition('-')
+  activation = name or ('gelu_new' if form == 'gated-gelu' else last)
+  if gate not in ('', 'gated') or activation not in _ACTIVATIONS:
+    settings.refuse([
+        f'config.json: feed_forward_proj is {form!r} and dense_act_fn is {name!r}; the supported '
+        f'activations are {", ".join(_ACTIVATIONS)}, plain or gated'])
+  return {'gated': gate == 'gated', **sizes, 'activation': _ACTIVATIONS[activation]}
+
+
+def _t5_variant(shapes: family.Shapes) -> Mapping[str, Any]:
+  """Returns the rules for a file with these tensors, and what of them is not used."""
+  if _OWN_TOKENS not in shapes:
+    return {}
+  return {'rules': functools.partial(_t5_rules, tokens=_OWN_TOKENS),
+          'leftovers': rf'{re.escape(_TOKENS)}|{_DECODER}'}
+
+
+def _infer_t5(shapes: family.Shapes, options: Mapping[str, Any]) -> T5Config:
+  """Infers the sizes of an encoder; what only settings files specify is that of Flan-T5."""
+  overrides = {name: options[name] for name in ('max_distance', 'norm_eps', 'activation')
+               if name in options}
+  gated = _FIRST + '1.DenseReluDense.wi.weight' not in shapes
+  shape = functools.partial(family.shape, _T5_TITLE, shapes)
+  vocab_size, dim = shape(_OWN_TOKENS if _OWN_TOKENS in shapes else _TOKENS, 2)
+  num_distances, num_heads = shape(
+      _FIRST + '0.SelfAttention.relative_attention_bias.weight', 2)
+  return T5Config(
+      vocab_size=vocab_size, dim=dim,
+      num_layers=family.count(
+          shapes, r'encoder\.block\.(\d+)\.layer\.0\.SelfAttention\.q\.weight'),
+      num_heads=num_heads, head_dim=shape(_FIRST + '0.SelfAttention.q.weight', 2)[0] // num_heads,
+      ffn_dim=shape(f'{_FIRST}1.DenseReluDense.{"wi_0" if gated else "wi"}.weight', 2)[0],
+      num_distances=num_distances, gated=gated, **overrides)
+
+
+T5 = family.FileFamily(
+    name='t5', title=_T5_TITLE, kind='t5', rules=_t5_rules, infer=_infer_t5, presets=t5.PRESETS,
+    settings=_read_settings, needed={
+        'norm_eps': '"layer_norm_epsilon": 1e-06',
+        'activation': '"feed_forward_proj": "gated-gelu"',
+        'max_distance': '"relative_attention_max_distance": 128'},
+    variant=_t5_variant, leftovers=_DECODER, model='llamagen')

@@ -1,53 +1,52 @@
-"""VQ image tokenizers of LlamaGen, of Chameleon and of Lumina-mGPT 2.0.
+"""Image tokenizers: of LlamaGen, Chameleon, Lumina-mGPT 2.0, Emu3, MAR and NextStep-1.
 
 LlamaGen: arXiv 2406.06525. Chameleon: arXiv 2405.09818; it may be in one file with the transformer.
-Lumina-mGPT 2.0 has MoVQGAN (arXiv 2209.09002), as ai-forever stores it.
+Lumina-mGPT 2.0 has MoVQGAN (arXiv 2209.09002), as ai-forever stores it. Emu3: arXiv 2409.18869, as
+BAAI and transformers store it. MAR's KL-16 is a variational autoencoder of latent diffusion (arXiv
+2112.10752); NextStep-1's (arXiv 2508.10711) is one with names of its own.
 """
 
+import dataclasses
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from checkpoints_conversion.rules import base, blocks, family, settings
-from checkpoints_conversion.rules.base import CONVOLUTION, POINTWISE
+from checkpoints_conversion.rules.base import KEEP, MATRIX, POINTWISE
 from checkpoints_conversion.rules.settings import Free, Must, Part, Size
 from cspd_jax.models import vq
+from cspd_jax.models.kl_vae import KLVAEConfig
 from cspd_jax.models.vq import VQConfig
 
-_LLAMAGEN_TITLE = 'a LlamaGen image tokenizer'
-_CHAMELEON_TITLE = 'an image tokenizer of Chameleon'
-_MOVQGAN_TITLE = 'a MoVQGAN image tokenizer'
+_LLAMAGEN_TITLE, _CHAMELEON_TITLE, _MOVQGAN_TITLE = (
+    'a LlamaGen image tokenizer', 'an image tokenizer of Chameleon', 'a MoVQGAN image tokenizer')
+
+# Parts of LlamaGen's names, and those of taming-transformers; levels are numbered in order.
+_NAMES = (
+    ('encoder.conv_blocks.', 'encoder.down.'), ('decoder.conv_blocks.', 'decoder.up.'),
+    ('.res.', '.block.'), ('.mid.0.', '.mid.block_1.'), ('.mid.1.', '.mid.attn_1.'),
+    ('.mid.2.', '.mid.block_2.'))
+
+
+def taming_name(name: str, is_llamagen: bool = True) -> str:
+  """Returns the name of a tensor in taming-transformers, from LlamaGen's; else the other way."""
+  for llamagen, taming in _NAMES:
+    name = name.replace(*((llamagen, taming) if is_llamagen else (taming, llamagen)))
+  return name
 
 
 def rules(config: VQConfig) -> list[base.Rule]:
-  """Returns the rule table, which is the same for all sizes."""
-  del config
-  table = [base.Rule('quantize.embedding.weight', ('codebook/embedding',), base.KEEP)]
-  table += base.layer('quant_conv', 'quant_conv', POINTWISE)
-  table += base.layer('post_quant_conv', 'post_quant_conv', POINTWISE)
-  for part, level, resample in (('encoder', 'down_{i}', 'downsample'),
-                                ('decoder', 'up_{i}', 'upsample')):
-    published, ours = f'{part}.conv_blocks.{{i}}', f'{part}/{level}'
-    table += base.layer(f'{part}.conv_in', f'{part}/conv_in', CONVOLUTION)
-    table += blocks.residual(f'{published}.res.{{j}}', f'{ours}/res_{{j}}')
-    table += blocks.attention(f'{published}.attn.{{j}}', f'{ours}/attn_{{j}}')
-    table += base.layer(f'{published}.{resample}.conv', f'{ours}/{resample}', CONVOLUTION)
-    table += blocks.residual(f'{part}.mid.0', f'{part}/mid/res_0')
-    table += blocks.attention(f'{part}.mid.1', f'{part}/mid/attn_0')
-    table += blocks.residual(f'{part}.mid.2', f'{part}/mid/res_1')
-    table += base.norm(f'{part}.norm_out', f'{part}/norm_out')
-    table += base.layer(f'{part}.conv_out', f'{part}/conv_out', CONVOLUTION)
-  return table
+  """Returns the rule table of LlamaGen's tokenizer."""
+  return base.renamed(blocks.taming_vq(config, in_order=True),
+                      functools.partial(taming_name, is_llamagen=False))
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
   """Infers the sizes of a tokenizer from its shapes alone."""
   del options
-  # By the names of taming-transformers.
-  renamed = {name.replace('.conv_blocks.', '.down.').replace('.res.', '.block.'): shape
-             for name, shape in shapes.items()}
-  return blocks.taming_vq_config(_LLAMAGEN_TITLE, renamed, VQConfig())
+  return blocks.taming_vq_config(
+      _LLAMAGEN_TITLE, {taming_name(name): shape for name, shape in shapes.items()}, VQConfig())
 
 
 LLAMAGEN = family.FileFamily(
@@ -58,8 +57,9 @@ LLAMAGEN = family.FileFamily(
 # Prefix of all names in a file that also holds the transformer.
 _PREFIX = r'(?:model\.)?vqmodel\.'
 
+_OF_THE_TRANSFORMER = Free('the transformer is another network')
 # Of config.json, next to a file that also holds the transformer.
-FIELDS: settings.Table = {
+CHAMELEON_FIELDS: settings.Table = {
     'vq_config': Part({
         **settings.COMMON, 'model_type': Must(('chameleon_vqgan', 'chameleon')),
         'embed_dim': Size('codebook_dim'), 'num_embeddings': Size('codebook_size'),
@@ -68,7 +68,7 @@ FIELDS: settings.Table = {
         'channel_multiplier': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
         'attn_type': Must(('vanilla',)), 'attn_resolutions': settings.OF_SHAPES,
         'resolution': settings.OF_SHAPES}),
-    '*': Free('the transformer is another network')}
+    '*': _OF_THE_TRANSFORMER}
 
 
 def _infer_chameleon(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
@@ -91,11 +91,11 @@ def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
               {name.removeprefix(prefix): shape for name, shape in shapes.items()
                if name.startswith(prefix)}, options),
           'leftovers': rf'(?!{re.escape(prefix)}).*',
-          'settings': functools.partial(settings.read, {'config.json': FIELDS})}
+          'settings': functools.partial(settings.read, {'config.json': CHAMELEON_FIELDS})}
 
 
 def _prefixed(prefix: str, config: VQConfig) -> list[base.Rule]:
-  return [rule._replace(source=f'{prefix}{rule.source}') for rule in blocks.taming_vq(config)]
+  return base.renamed(blocks.taming_vq(config), lambda name: prefix + name)
 
 
 CHAMELEON = family.FileFamily(
@@ -117,3 +117,151 @@ MOVQGAN = family.FileFamily(
     name='movqgan', title=_MOVQGAN_TITLE, kind='vq', infer=_infer_movqgan,
     rules=functools.partial(blocks.taming_vq, norm=blocks.spatial_norm),
     presets={'movqgan_270m': vq.MOVQGAN}, leftovers=r'loss\..*|ema_\w+\..*', model='early_fusion')
+
+_EMU3_TITLE = "Emu3's image tokenizer"
+# [out, in, time, height, width] to [time, height, width, in, out].
+_OVER_TIME = base.Transform(
+    lambda x: (x.transpose(2, 3, 4, 1, 0),), lambda x: x.transpose(4, 3, 0, 1, 2))
+# Parts of BAAI's names and what transformers calls them, replaced in this order.
+_EMU3_NAMES = (
+    (r'\.mid\.attn_1\.norm\b', '.middle_block.attn_norm'), (r'\.mid\.', '.middle_block.'),
+    (r'\.attn\.({j})\.norm\b', r'.attn_norms.\1'),
+    (r'^encoder\.down\.', 'encoder.down_block.down.'), (r'^decoder\.up\.', 'decoder.up_block.up.'),
+    (r'\.([qkv])\.(weight|bias)$', r'.\1_proj.\2'), (r'\.proj_out\.', '.out_proj.'))
+# Prefix of all names in a file that also holds the transformer.
+_EMU3_PREFIX = 'vqmodel.'
+
+_EMU3_FIELDS: settings.Table = {
+    **settings.COMMON,
+    'model_type': Must(('Emu3VisionVQ', 'emu3_vqgan', 'emu3')),
+    'codebook_size': Size('codebook_size'), 'embed_dim': Size('z_channels'),
+    'z_channels': Size('z_channels'), 'latent_channels': Size('z_channels'),
+    'double_z': Must((False,)), 'double_latent': Must((False,)),
+    'in_channels': Size('in_channels'), 'out_channels': Size('in_channels'),
+    'ch': Size('ch'), 'base_channels': Size('ch'), 'ch_mult': Size('ch_mult', tuple),
+    'channel_multiplier': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
+    'temporal_downsample_factor': Must((4,)), 'num_attention_heads': Must((1,)),
+    'hidden_size': settings.OF_SHAPES,
+    'attn_resolutions': Size('attention_levels', tuple, (3,)),
+}
+EMU3_FIELDS: settings.Table = {
+    **_EMU3_FIELDS, 'vq_config': Part(_EMU3_FIELDS), 'text_config': _OF_THE_TRANSFORMER,
+    'vocabulary_map': _OF_THE_TRANSFORMER, 'tie_word_embeddings': _OF_THE_TRANSFORMER}
+
+
+def _emu3_rules(config: VQConfig) -> list[base.Rule]:
+  table = [base.Rule('quantize.embedding.weight', ('codebook/embedding',), KEEP)]
+  table += base.layer('quant_conv.conv', 'quant_conv', _OVER_TIME)
+  table += base.layer('post_quant_conv.conv', 'post_quant_conv', _OVER_TIME)
+  for part in ('encoder', 'decoder'):
+    ours = f'{part}_over_time'
+    table += base.layer(f'{part}.time_conv.{{i}}.conv.conv', f'{ours}/time_{{i}}', _OVER_TIME)
+    table += _time_block(f'{part}.time_res_stack.{{i}}', f'{ours}/block_{{i}}')
+  return table + blocks.networks(len(config.ch_mult), blocks.spatial_norm)
+
+
+def _time_block(source: str, destination: str) -> list[base.Rule]:
+  table = []
+  for number in (1, 2):
+    published, ours = f'{source}.norm{number}', f'{destination}/norm_{number}'
+    table += base.norm(published, ours)
+    table += [base.Rule(f'{published}.running_{name}', (f'{ours}/{name}',), KEEP)
+              for name in ('mean', 'var')]
+    table += base.layer(
+        f'{source}.conv{number}.conv', f'{destination}/conv_{number}', _OVER_TIME)
+  return table
+
+
+def _emu3_variant(shapes: family.Shapes) -> Mapping[str, Any]:
+  prefix = _EMU3_PREFIX if any(name.startswith(_EMU3_PREFIX) for name in shapes) else ''
+  if not prefix and not any(name.startswith('encoder.down_block.') for name in shapes):
+    return {}
+  return {'rules': functools.partial(_emu3_renamed, prefix),
+          'infer': lambda shapes, options: _infer_emu3({
+              name.removeprefix(_EMU3_PREFIX).replace('.down_block.', '.'): shape
+              for name, shape in shapes.items()}, options)}
+
+
+def _emu3_renamed(prefix: str, config: VQConfig) -> list[base.Rule]:
+  """Returns the rules for the names of transformers, whose attention uses matrices."""
+  table = []
+  for rule in _emu3_rules(config):
+    name = str(rule.source)
+    is_matrix = rule.transform is POINTWISE and re.search(r'\.([qkv]|proj_out)\.weight$', name)
+    for pattern, replacement in _EMU3_NAMES:
+      name = re.sub(pattern, replacement, name)
+    table.append(rule._replace(source=prefix + name,
+                               transform=MATRIX if is_matrix else rule.transform))
+  return table
+
+
+def _infer_emu3(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
+  del options
+  sizes: dict[str, Any] = blocks.taming_sizes(_EMU3_TITLE, shapes)
+  codebook_size, z_channels = family.shape(_EMU3_TITLE, shapes, 'quantize.embedding.weight', 2)
+  return dataclasses.replace(vq.EMU3, z_channels=z_channels, codebook_size=codebook_size,
+                             codebook_dim=z_channels, **sizes)
+
+
+EMU3 = family.FileFamily(
+    name='emu3_vq', title=_EMU3_TITLE, kind='vq', rules=_emu3_rules, infer=_infer_emu3,
+    presets={'vision_tokenizer': vq.EMU3}, model='early_fusion',
+    leftovers=r'.*\.num_batches_tracked|text_model\..*', variant=_emu3_variant,
+    inside=rf'{re.escape(_EMU3_PREFIX)}decoder\.conv_out\.weight',
+    settings=functools.partial(settings.read, {'config.json': EMU3_FIELDS}))
+
+
+_KL_TITLE = 'a variational autoencoder'
+
+
+def _kl_rules(config: KLVAEConfig) -> list[base.Rule]:
+  return blocks.taming(len(config.ch_mult))
+
+
+def _infer_kl(shapes: family.Shapes, options: Mapping[str, Any]) -> KLVAEConfig:
+  """Infers the sizes of an autoencoder; the scale of its latents is that of KL-16."""
+  del options
+  shape = functools.partial(family.shape, _KL_TITLE, shapes)
+  sizes = blocks.taming_sizes(_KL_TITLE, shapes)
+  return KLVAEConfig(z_channels=shape('post_quant_conv.weight', 4)[0], **sizes)
+
+
+def _assumed_kl(config: KLVAEConfig, specified: Collection[str]) -> list[str]:
+  del specified
+  return [f'assumed latents with the scale {config.scale} of KL-16 (--model=kl_16), the only '
+          'supported one: with another autoencoder images have wrong colours']
+
+
+LATENT_DIFFUSION = family.FileFamily(
+    name='kl_vae', title=_KL_TITLE, kind='kl_vae', rules=_kl_rules, infer=_infer_kl,
+    presets={'kl_16': KLVAEConfig()}, assumed=_assumed_kl, leftovers=r'loss\..*', model='mar')
+
+_NEXTSTEP_TITLE = 'an image tokenizer of NextStep-1'
+NEXTSTEP_FIELDS: settings.Table = {
+    'in_channels': Size('in_channels'), 'out_ch': Size('in_channels'), 'ch': Size('ch'),
+    'ch_mult': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
+    'z_channels': Size('z_channels'), 'scaling_factor': Size('scale', float),
+    'shift_factor': Size('shift', float), 'encoder_norm': Size('normalized', bool),
+    # Patches of one latent, whose channels are normalised together.
+    'psz': Must((1,)),
+    'resolution': Free('the network is convolutional; only training uses it'),
+    'deterministic': Free('images are encoded as means or as samples, as the caller chooses'),
+    '*': Free('the official program reads the arguments of its network and ignores all others'),
+}
+
+
+def _infer_nextstep(shapes: family.Shapes, options: Mapping[str, Any]) -> KLVAEConfig:
+  """Infers the sizes of an autoencoder; config.json specifies scale, shift and normalisation."""
+  shape = functools.partial(family.shape, _NEXTSTEP_TITLE, shapes)
+  return KLVAEConfig(
+      z_channels=shape('decoder.conv_in.weight', 4)[1], quant_conv=False, level_attention=False,
+      **{name: options[name] for name in ('scale', 'shift', 'normalized') if name in options},
+      **blocks.taming_sizes(_NEXTSTEP_TITLE, shapes))
+
+
+NEXTSTEP = family.FileFamily(
+    name='nextstep_vae', title=_NEXTSTEP_TITLE, kind='kl_vae', rules=_kl_rules,
+    infer=_infer_nextstep, presets={},
+    settings=functools.partial(settings.read, {'config.json': NEXTSTEP_FIELDS}),
+    # With other values images have wrong colours; versions of the official code differ in defaults.
+    needed={'scale': '"scaling_factor"', 'shift': '"shift_factor"'}, model='nextstep')

@@ -27,7 +27,7 @@ from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, programs
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.families import tuned
+from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import atomic, kept
 from cspd_jax.files.kept import Journal
 from cspd_jax.files.run_folder import Report
@@ -118,7 +118,7 @@ class Plan(NamedTuple):
   further: dict[str, list[str]]
   standing: dict[int, str]
   left_out: dict[str, str]
-  place: tuned.Place | None
+  place: folder_lib.Place | None
 
 
 def prepare(config: Config) -> Plan:
@@ -137,11 +137,11 @@ def prepare(config: Config) -> Plan:
   return _candidates(config, bench)._replace(place=place)
 
 
-def _place(config: Config) -> tuned.Place | None:
+def _place(config: Config) -> folder_lib.Place | None:
   if config.dry_run:
     return None
   try:
-    return tuned.place(config.loading.model, config.store)
+    return folder_lib.place(config.loading.model, config.store)
   except CheckpointError:
     raise
   except ValueError as error:

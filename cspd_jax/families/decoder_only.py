@@ -41,43 +41,46 @@ def build(parts: Parts, family: Family, forward: Callable[..., tuple[jax.Array, 
       metadata=target.metadata)
 
 
-def pair_prompted(parts: Parts, draft_sizes: Sequence[str]) -> None:
-  """Checks that networks fit a target whose condition is a `Prompt`; raises ValueError if not.
+def pair(parts: Parts, codes: str, draft_sizes: Sequence[str]) -> None:
+  """Checks that networks fit their target; raises ValueError if not.
 
-  `draft_sizes` are the fields of the config that a smaller model must share.
+  `codes` is the field of the target's config with the codes of an image tokenizer, `draft_sizes`
+  those that a smaller model must share.
   """
-  parts.pair('tokenizer', 'codebook_size', 'num_codes')
+  parts.pair('tokenizer', 'codebook_size', codes)
   for role in ('eagle', 'corrector'):
     for size in ('vocab_size', 'num_tokens', 'dim'):
       parts.pair(role, size)
     parts.pair(role, 'num_outputs', 'num_image_tokens')
+  parts.pair('medusa', 'dim')
   for size in ('num_tokens', 'row_width'):
     parts.pair('neighbours', size)
-  parts.pair('neighbours', 'vocab_size', 'num_image_tokens')
+  for role in ('medusa', 'neighbours'):
+    parts.pair(role, 'vocab_size', 'num_image_tokens')
   for size in draft_sizes:
     parts.pair('draft', size)
 
 
-def published_prompted(config: Any, eagle_layer: str) -> dict[str, tuple[str, Any]]:
-  """Returns the networks of `drafts.published` for a target whose condition is a `Prompt`."""
-  return published(eagle.EagleConfig(
-      family=eagle_layer, num_tokens=config.num_tokens, row_width=config.row_width, dim=config.dim,
-      num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, ffn_dim=config.ffn_dim,
-      vocab_size=config.vocab_size, rope_base=config.rope_base, norm_eps=config.norm_eps,
-      num_outputs=config.num_image_tokens))
+def image_tokenizer(
+    loaded: Loaded | None, config: Any,
+    to_codes: Callable[[jax.Array], jax.Array] = lambda tokens: tokens,
+    to_tokens: Callable[[jax.Array], jax.Array] = lambda codes: codes,
+    of_tokens: Callable[[jax.Array], jax.Array] = lambda vectors: vectors) -> Tokenizer | None:
+  """Returns the image tokenizer of a target with this config, None if it is only described.
 
-
-def vq_tokenizer(loaded: Loaded | None, config: Any) -> Tokenizer | None:
-  """Returns a `vq` image tokenizer whose codes are the tokens of a target with this config."""
+  `to_codes` maps tokens `[B, T]` to codes `[B, height * width]`, `to_tokens` back, and `of_tokens`
+  the vectors of all codes to those of all tokens; by default tokens are codes.
+  """
   if loaded is None or is_described(loaded):
     return None
   sizes = loaded.config
   return Tokenizer(
       sizes, loaded.params,
       decode=lambda params, tokens: vq.decode(
-          params, sizes, tokens.reshape(-1, config.height, config.width)),
-      encode=lambda params, images: vq.encode(params, sizes, images).reshape(len(images), -1),
-      codebook=lambda params: vq.codebook(params, sizes),
+          params, sizes, to_codes(tokens).reshape(-1, config.height, config.width)),
+      encode=lambda params, images: to_tokens(
+          vq.encode(params, sizes, images).reshape(len(images), -1)),
+      codebook=lambda params: of_tokens(vq.codebook(params, sizes)),
       features=lambda params, images: vq.features(params, sizes, images))
 
 
@@ -127,17 +130,22 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
   return drafts
 
 
-def published(layer: eagle.EagleConfig) -> dict[str, tuple[str, Any]]:
+def published(config: Any, eagle_layer: str) -> dict[str, tuple[str, Any]]:
   """Returns kind and config, by role, of the networks that are trained for a target.
 
-  The corrector has two EAGLE layers with a learned correction, like the shipped one; `layer` is the
-  config of the target's EAGLE network.
+  The corrector has two EAGLE layers with a learned correction, like the shipped one; `eagle_layer`
+  is the form of both networks.
   """
+  layer = eagle.EagleConfig(
+      family=eagle_layer, num_tokens=config.num_tokens, row_width=config.row_width, dim=config.dim,
+      num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, ffn_dim=config.ffn_dim,
+      vocab_size=config.vocab_size, rope_base=config.rope_base, norm_eps=config.norm_eps,
+      num_outputs=config.num_image_tokens)
   corrector = dataclasses.replace(layer, num_layers=2, correction_dim=layer.dim)
   return {
       'eagle': ('eagle', layer), 'corrector': ('eagle', corrector),
       'neighbours': ('neighbours', neighbours.NeighboursConfig(
-          layer.num_outputs or layer.vocab_size, layer.num_tokens, layer.row_width))}
+          config.num_image_tokens, config.num_tokens, config.row_width))}
 
 
 def _corrector(target_params: Params, trained: Loaded | None, drafts: dict[str, Drafts],

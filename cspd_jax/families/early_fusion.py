@@ -5,7 +5,6 @@ These are Lumina-mGPT and its version 2.0, Anole, Emu3, Emu3.5, SimpleAR and Liq
 
 import dataclasses
 import functools
-import types
 from collections.abc import Mapping
 
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ from cspd_jax.files.description import Kind
 from cspd_jax.files.store import Loaded
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Tokenizer
-from cspd_jax.models import cosmos, eagle, early_fusion, emu3_vq, transformer, vq
+from cspd_jax.models import cosmos, eagle, early_fusion, transformer, vq
 from cspd_jax.text import bpe, templates
 
 # A coordinate far from all vectors of a codebook.
@@ -27,15 +26,13 @@ _FAR = 1e4
 _CODE_MAPS = ('lumina_mgpt', 'anole')
 # Formats of tokenizer files of models whose codes follow the tokens of text.
 _CODES_FOLLOW = ('simplear', 'liquid')
-# Image tokenizers without features, by kind.
-_NETWORKS = {'emu3_vq': emu3_vq, 'cosmos': cosmos}
 
 
 def build(parts: Parts) -> Model:
   """Builds an early-fusion model of its networks; raises ValueError unless they belong together."""
   target = parts.loaded['target']
   config = target.config
-  decoder_only.pair_prompted(parts, (
+  decoder_only.pair(parts, 'num_codes', (
       'height', 'width', 'num_codes', 'row_end', 'ends_last_row', 'image_ends', 'vocab_size'))
   text = _text(parts)
   write = None if text is None else parts.writer(FAMILY.prompt_writers)
@@ -92,43 +89,25 @@ def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
   loaded, config = parts.loaded.get('tokenizer'), parts.loaded['target'].config
   if loaded is None or is_described(loaded):
     return None
-  if (network := _NETWORKS.get(loaded.kind)) is not None:
-    return _pixels(config, loaded, network, np.arange(config.num_codes))
-  features = lambda params, images: vq.features(params, loaded.config, images)
-  if loaded.config.spatial_norm or loaded.config.by_product or not config.named_codes:
-    return _pixels(config, loaded, vq, np.arange(config.num_codes))._replace(features=features)
-  if text is None:
-    forms = [form for form in _text_forms(parts.loaded['target']) if form in _CODE_MAPS]
-    options = ' or '.join(f'--family={form}_text' for form in forms or _CODE_MAPS)
-    raise ValueError(
-        f'model {parts.name!r} has an image tokenizer but no text part, whose file maps image '
-        f'tokens to codes; convert it into the same folder with cspd-convert {options}, pass '
-        'text=FOLDER, or load with tokenizer=None.')
-  code = templates.code_map(text, config.first_code, config.num_codes)
-  return _pixels(config, loaded, vq, code)._replace(features=features)
-
-
-def _pixels(config: early_fusion.EarlyFusionConfig, loaded: Loaded, network: types.ModuleType,
-            code: np.ndarray) -> Tokenizer:
-  """Returns the image tokenizer of a module; image token `i` has the code `code[i]`."""
-  sizes = loaded.config
-
-  def decode(params, tokens):
-    codes = jnp.asarray(code)[early_fusion.codes(config, tokens)]
-    return network.decode(params, sizes, codes.reshape(-1, config.height, config.width))
-
+  code = np.arange(config.num_codes)
+  if loaded.kind == 'vq' and config.named_codes and not (
+      loaded.config.spatial_norm or loaded.config.by_product):
+    if text is None:
+      forms = [form for form in _text_forms(parts.loaded['target']) if form in _CODE_MAPS]
+      options = ' or '.join(f'--family={form}_text' for form in forms or _CODE_MAPS)
+      raise ValueError(
+          f'model {parts.name!r} has an image tokenizer but no text part, whose file maps image '
+          f'tokens to codes; convert it into the same folder with cspd-convert {options}, pass '
+          'text=FOLDER, or load with tokenizer=None.')
+    code = templates.code_map(text, config.first_code, config.num_codes)
   token = np.argsort(code)
-
-  def encode(params, images):
-    tokens = jnp.asarray(token)[network.encode(params, sizes, images)]
-    return early_fusion.with_grammar(config, tokens.reshape(len(images), -1))
-
-  def codebook(params):
-    vectors = network.codebook(params, sizes)[code]
-    # Grammar tokens must be far from all others.
-    return jnp.pad(vectors, ((0, len(config.ends)), (0, 0)), constant_values=_FAR)
-
-  return Tokenizer(sizes, loaded.params, decode=decode, encode=encode, codebook=codebook)
+  return decoder_only.image_tokenizer(
+      loaded, config,
+      to_codes=lambda tokens: jnp.asarray(code)[early_fusion.codes(config, tokens)],
+      to_tokens=lambda codes: early_fusion.with_grammar(config, jnp.asarray(token)[codes]),
+      # Grammar tokens must be far from all others.
+      of_tokens=lambda vectors: jnp.pad(
+          vectors[code], ((0, len(config.ends)), (0, 0)), constant_values=_FAR))
 
 
 # Names of control tokens, by the form of the tokenizer file.
@@ -144,13 +123,12 @@ FAMILY = Family(
     name='early_fusion',
     roles={'target': _TRANSFORMER,
            'tokenizer': {'vq': Kind(vq.VQConfig, vq.init),
-                         'emu3_vq': Kind(emu3_vq.Emu3VQConfig, emu3_vq.init),
-                         'cosmos': Kind(cosmos.CosmosConfig, cosmos.init)},
+                         'cosmos': Kind(cosmos.CosmosConfig, vq.init)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _TRANSFORMER,
            'eagle': EAGLE, 'neighbours': NEIGHBOURS, 'corrector': EAGLE},
     build=build, resize=resize,
     published=Published(early_fusion.PRESETS,
-                        lambda config: decoder_only.published_prompted(config, 'chameleon'),
+                        lambda config: decoder_only.published(config, 'chameleon'),
                         lambda config, count: prompt_kinds.described(count)),
     text_forms={'emu3': bpe.Emu3Ranks, 'emu3_5': bpe.Emu3Ranks,
                 **{name: functools.partial(bpe.Vocabulary, control=names)

@@ -18,14 +18,14 @@ def build(parts: Parts) -> Model:
   """Builds a Janus-Pro model of its networks; raises ValueError unless they belong together."""
   target = parts.loaded['target']
   config = target.config
-  decoder_only.pair_prompted(parts, ('height', 'width', 'num_codes', 'text_size'))
+  decoder_only.pair(parts, 'num_codes', ('height', 'width', 'num_codes', 'text_size'))
   conditions = prompt_kinds.tokens(
       (config.height, config.width), parts.text(FAMILY.text_forms, config.text_size),
       parts.writer(FAMILY.prompt_writers), functools.partial(janus.renumbered, config),
       target.metadata.get('prompts', ()))
   return decoder_only.build(
       parts, FAMILY, janus.logits_and_features, conditions,
-      decoder_only.vq_tokenizer(parts.loaded.get('tokenizer'), config))
+      decoder_only.image_tokenizer(parts.loaded.get('tokenizer'), config))
 
 
 _TRANSFORMER = {'janus': Kind(
@@ -37,7 +37,7 @@ FAMILY = Family(
            'eagle': EAGLE, 'neighbours': NEIGHBOURS, 'corrector': EAGLE},
     build=build,
     published=Published(janus.PRESETS,
-                        lambda config: decoder_only.published_prompted(config, 'janus_pro'),
+                        lambda config: decoder_only.published(config, 'janus_pro'),
                         lambda config, count: prompt_kinds.described(count)),
     text_forms={'janus_pro': functools.partial(bpe.Vocabulary, control=_CONTROL)},
     prompt_writers={'janus_pro': templates.janus_pro, 'janus_pro_plain': templates.janus_pro_plain},

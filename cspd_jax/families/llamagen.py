@@ -20,19 +20,11 @@ from cspd_jax.text import bpe
 def build(parts: Parts) -> Model:
   """Builds a LlamaGen model of its networks; raises ValueError unless they belong together."""
   config = parts.loaded['target'].config
-  parts.pair('tokenizer', 'codebook_size', 'vocab_size')
-  for size in ('vocab_size', 'height', 'width', 'num_classes', 'conditioning', 'caption_dim'):
-    parts.pair('draft', size)
-  for role, sizes in (('eagle', ('vocab_size', 'num_tokens', 'dim')),
-                      ('corrector', ('vocab_size', 'num_tokens', 'dim')),
-                      ('medusa', ('vocab_size', 'dim'))):
-    for size in sizes:
-      parts.pair(role, size)
-  for size, target_size in (('vocab_size', None), ('num_tokens', None), ('row_width', 'width')):
-    parts.pair('neighbours', size, target_size)
+  decoder_only.pair(parts, 'vocab_size', (
+      'vocab_size', 'height', 'width', 'num_classes', 'conditioning', 'caption_dim'))
   return decoder_only.build(
       parts, FAMILY, llamagen.logits_and_features, _conditions(parts, config),
-      decoder_only.vq_tokenizer(parts.loaded.get('tokenizer'), config))
+      decoder_only.image_tokenizer(parts.loaded.get('tokenizer'), config))
 
 
 def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
@@ -50,17 +42,12 @@ def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
 
 
 def _networks(config: llamagen.LlamaGenConfig) -> dict[str, tuple[str, Any]]:
-  """Networks for a target: those of `drafts.published`, Medusa heads and a smaller LlamaGen."""
-  assert config.ffn_dim is not None  # `LlamaGenConfig.__post_init__` sets it.
-  layer = eagle.EagleConfig(
-      family='llamagen', num_tokens=config.num_tokens, row_width=config.width, dim=config.dim,
-      num_heads=config.num_heads, num_kv_heads=config.num_kv_heads, ffn_dim=config.ffn_dim,
-      vocab_size=config.vocab_size, rope_base=config.rope_base, norm_eps=config.norm_eps)
+  """Networks for a target: those of every family, Medusa heads and a smaller LlamaGen."""
   small = llamagen.PRESETS['c2i_b_256']
   draft = dataclasses.replace(
       config, dim=small.dim, num_layers=small.num_layers, num_heads=small.num_heads,
       num_kv_heads=small.num_kv_heads, ffn_dim=small.ffn_dim)
-  return decoder_only.published(layer) | {
+  return decoder_only.published(config, 'llamagen') | {
       'medusa': ('medusa', medusa.MedusaConfig(dim=config.dim, vocab_size=config.vocab_size)),
       'draft': ('llamagen', draft)}
 

@@ -6,5 +6,5 @@
 - Drafters that read a target's features, and share the two `ends` of the target: `eagle.network`
   and `medusa.drafting_heads`.
 - The corrector `neighbours`, trained on sampled images.
-- Image tokenizers: `vq`, `emu3_vq` and `kl_vae`. Text encoder: `t5`.
+- Image tokenizers: `vq`, `cosmos` and `kl_vae`. Text encoder: `t5`.
 """

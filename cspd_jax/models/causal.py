@@ -26,8 +26,7 @@ from cspd_jax.decoding.tree import RuntimeTree, Tree
 from cspd_jax.models import attention, ends as ends_lib, transformer
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.ends import Embed, Ends, Logits
-from cspd_jax.models.rope import RopeFunction
-from cspd_jax.models.transformer import KeyValues, TransformerConfig
+from cspd_jax.models.transformer import KeyValues, RopeFunction, TransformerConfig
 
 Params = Any
 Condition = Any
@@ -208,17 +207,19 @@ def commit(cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
 
 
 def forward(
-    params: Params, model: Causal, condition: EmbeddedCondition, tokens: jax.Array,
+    params: Params, model: Causal, condition: EmbeddedCondition, tokens: jax.Array | None,
 ) -> tuple[jax.Array, jax.Array, KeyValues]:
-  """Runs one pass over conditions and the image tokens `[R, L]` after them.
+  """Runs one pass over conditions and the image tokens `[R, L]` after them, or conditions alone.
 
   Returns:
     logits `[R, L + 1, V]` of image tokens `0 .. L`, float32; features after the final norm
     `[R, C + L, D]`; keys and values.
   """
-  model_ends = ends(model)
-  positions, mask = positions_and_mask(condition.positions, tokens.shape[1])
-  embeddings = jnp.concatenate([condition.embeddings, model_ends.embed(params, tokens)], axis=1)
+  model_ends, embeddings = ends(model), condition.embeddings
+  if tokens is not None:
+    embeddings = jnp.concatenate([embeddings, model_ends.embed(params, tokens)], axis=1)
+  positions, mask = positions_and_mask(
+      condition.positions, embeddings.shape[1] - condition.embeddings.shape[1])
   features, layers = transformer.Transformer(model.transformer).apply(
       {'params': params['transformer']}, embeddings, model.rope(positions), mask, method='features')
   logits = model_ends.logits(params, features[:, condition.embeddings.shape[1] - 1:])
@@ -244,8 +245,7 @@ def target(model: Causal, num_streams: int) -> base.Target:
     if rows != num_streams * batch:
       raise ValueError(f'condition has {rows} rows for {batch} images; this target has '
                        f'{num_streams} guidance streams and requires {num_streams * batch} rows.')
-    no_tokens = jnp.zeros((rows, 0), jnp.int32)
-    logits, features, layers = forward(params, model, embedded, no_tokens)
+    logits, features, layers = forward(params, model, embedded, None)
     return (split(logits[:, 0], num_streams), split(features, num_streams),
             allocate(layers, embedded.positions, num_slots))
 

@@ -1,4 +1,4 @@
-"""CLIP (Radford et al., arXiv:2103.00020) with a vision transformer, as pure functions.
+"""CLIP (Radford et al., arXiv:2103.00020) with a vision transformer.
 
   config = PRESETS['vit_b_32']
   params = init(config, jax.random.key(0))
@@ -6,22 +6,26 @@
   text = text_features(params, config, tokens, ends)
 
 In the shape descriptions, `B` is the number of images or texts, `L` of tokens, `D` the width of an
-encoder, `H` the number of its attention heads, `E` the width of one and `F` that of the features.
+encoder, `H` the number of its attention heads and `F` the width of the features.
 """
 
 import dataclasses
 import functools
 from typing import Any, Literal
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.core import fields
+from cspd_jax.models import layers
+from cspd_jax.models.transformer import causal_mask
 
 Params = Any
 
+_TABLE = nn.initializers.normal(0.02)
 # Scores are means of similarities that differ by per cents, so nothing is rounded to fewer bits.
-_einsum = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
+_precise = functools.partial(jax.default_matmul_precision, 'highest')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +46,7 @@ class CLIPConfig:
     text_heads: its `H`.
     text_ffn: hidden width of its feed-forward layers.
     feature_dim: `F`.
-    activation: 'quick_gelu' is `x sigmoid(1.702 x)`.
+    activation: of the feed-forward layers, see `layers.ACTIVATIONS`.
     norm_eps: added to the variance in the norms.
   """
 
@@ -83,46 +87,59 @@ PRESETS: dict[str, CLIPConfig] = {
         text_dim=768, text_heads=12, text_ffn=3072, feature_dim=768)}
 
 
+class _Image(nn.Module):
+  """The image encoder."""
+
+  config: CLIPConfig
+
+  @nn.compact
+  def __call__(self, pixels):
+    c, size = self.config, self.config.patch_size
+    x = nn.Conv(c.image_dim, (size, size), size, 'VALID', use_bias=False, name='patch')(pixels)
+    x = x.reshape(len(x), -1, c.image_dim)
+    first = jnp.broadcast_to(
+        self.param('class_token', _TABLE, (c.image_dim,)), (len(x), 1, c.image_dim))
+    x = jnp.concatenate([first, x], axis=1)
+    x = x + self.param('positions', _TABLE, x.shape[1:])
+    x = layers.layer_norm(c.norm_eps, 'first_norm')(x)
+    for index in range(c.image_layers):
+      x = layers.VisionLayer(c.image_heads, c.image_ffn, c.norm_eps, c.activation,
+                             name=f'layers_{index}')(x, jnp.ones((1, 1, 1, 1), bool))
+    return _projected(c, x[:, 0])
+
+
+class _Text(nn.Module):
+  """The text encoder."""
+
+  config: CLIPConfig
+
+  @nn.compact
+  def __call__(self, tokens, ends):
+    c, length = self.config, tokens.shape[1]
+    table = self.param('tokens', _TABLE, (c.vocab_size, c.text_dim))
+    x = jnp.take(table, tokens, axis=0)
+    x = x + self.param('positions', _TABLE, (c.context, c.text_dim))[:length]
+    for index in range(c.text_layers):
+      x = layers.VisionLayer(c.text_heads, c.text_ffn, c.norm_eps, c.activation,
+                             name=f'layers_{index}')(x, causal_mask(length)[None])
+    return _projected(c, jnp.take_along_axis(x, ends[:, None, None], axis=1)[:, 0])
+
+
+def _projected(config: CLIPConfig, x: jax.Array) -> jax.Array:
+  x = layers.layer_norm(config.norm_eps, 'norm')(x)
+  return nn.Dense(config.feature_dim, use_bias=False, name='projection')(x)
+
+
 def init(config: CLIPConfig, rng: jax.Array) -> Params:
   """Returns random float32 parameters."""
-  is_shape = lambda node: isinstance(node, tuple)
-  leaves, tree = jax.tree_util.tree_flatten_with_path(_shapes(config), is_leaf=is_shape)
-  params = []
-  for (path, shape), key in zip(leaves, jax.random.split(rng, len(leaves)), strict=True):
-    name = path[-1].key
-    params.append(jnp.ones(shape) if name == 'scale' else jnp.zeros(shape) if 'bias' in name
-                  else .02 * jax.random.normal(key, shape))
-  return jax.tree.unflatten(tree, params)
+  def run(rng):
+    image, text = jax.random.split(rng)
+    pixels = jnp.zeros((1, config.image_size, config.image_size, 3))
+    tokens = jnp.zeros((1, 1), jnp.int32)
+    return {'image': _Image(config).init(image, pixels)['params'],
+            'text': _Text(config).init(text, tokens, tokens[0])['params']}
 
-
-def _shapes(config: CLIPConfig) -> Params:
-  """The shapes of all parameters."""
-  patch, num_patches = config.patch_size, (config.image_size // config.patch_size)**2
-  image = dict(
-      patch=(patch, patch, 3, config.image_dim), class_token=(config.image_dim,),
-      positions=(num_patches + 1, config.image_dim), first_norm=_norm_shapes(config.image_dim))
-  text = dict(tokens=(config.vocab_size, config.text_dim),
-              positions=(config.context, config.text_dim))
-  return dict(
-      image=image | _encoder_shapes(config.image_dim, config.image_layers, config.image_heads,
-                                    config.image_ffn, config.feature_dim),
-      text=text | _encoder_shapes(config.text_dim, config.text_layers, config.text_heads,
-                                  config.text_ffn, config.feature_dim))
-
-
-def _encoder_shapes(dim: int, layers: int, heads: int, ffn: int, features: int) -> Params:
-  projection = (dim, heads, dim // heads)
-  block = dict(attention_norm=_norm_shapes(dim), out=(heads, dim // heads, dim), out_bias=(dim,),
-               ffn_norm=_norm_shapes(dim), up=dict(kernel=(dim, ffn), bias=(ffn,)),
-               down=dict(kernel=(ffn, dim), bias=(dim,)))
-  for name in ('query', 'key', 'value'):
-    block |= {name: projection, f'{name}_bias': projection[1:]}
-  return {f'layers_{i}': block for i in range(layers)} | dict(
-      norm=_norm_shapes(dim), projection=(dim, features))
-
-
-def _norm_shapes(dim: int) -> Params:
-  return dict(scale=(dim,), bias=(dim,))
+  return jax.jit(run)(rng)
 
 
 def image_features(params: Params, config: CLIPConfig, pixels: jax.Array) -> jax.Array:
@@ -131,19 +148,11 @@ def image_features(params: Params, config: CLIPConfig, pixels: jax.Array) -> jax
   Pixels are `[B, image_size, image_size, 3]`, as `metrics.clip.prepared` returns them; other sizes
   raise ValueError.
   """
-  side, params = config.image_size, params['image']
+  side = config.image_size
   if pixels.shape[1:] != (side, side, 3):
     raise ValueError(f'pixels have shape {pixels.shape}; it must be [B, {side}, {side}, 3].')
-  count, size = side // config.patch_size, config.patch_size
-  patches = pixels.reshape(-1, count, size, count, size, 3)
-  x = _einsum('brpcqk,pqkd->brcd', patches, params['patch']).reshape(
-      len(pixels), count * count, -1)
-  first = jnp.broadcast_to(params['class_token'], (len(x), 1, x.shape[-1]))
-  x = jnp.concatenate([first, x], axis=1) + params['positions']
-  x = _norm(params['first_norm'], config, x)
-  for index in range(config.image_layers):
-    x = _block(params[f'layers_{index}'], config, x, None)
-  return _einsum('bd,df->bf', _norm(params['norm'], config, x[:, 0]), params['projection'])
+  with _precise():
+    return _Image(config).apply({'params': params['image']}, pixels)
 
 
 def text_features(params: Params, config: CLIPConfig, tokens: jax.Array, ends: jax.Array
@@ -153,40 +162,7 @@ def text_features(params: Params, config: CLIPConfig, tokens: jax.Array, ends: j
   Tokens `[B, L]` are those from the start token to the end token, `[B]` the index of the end token;
   those behind have no effect. More than `context` raise ValueError.
   """
-  length, params = tokens.shape[1], params['text']
-  if length > config.context:
+  if tokens.shape[1] > config.context:
     raise ValueError(f'tokens have shape {tokens.shape}; a text has at most {config.context}.')
-  x = jnp.take(params['tokens'], tokens, axis=0) + params['positions'][:length]
-  visible = jnp.tril(jnp.ones((length, length), bool))
-  for index in range(config.text_layers):
-    x = _block(params[f'layers_{index}'], config, x, visible)
-  last = jnp.take_along_axis(x, ends[:, None, None], axis=1)[:, 0]
-  return _einsum('bd,df->bf', _norm(params['norm'], config, last), params['projection'])
-
-
-def _block(params: Params, config: CLIPConfig, x: jax.Array, visible: jax.Array | None
-           ) -> jax.Array:
-  """One layer: attention and feed-forward, each with a residual connection."""
-  normed = _norm(params['attention_norm'], config, x)
-  query, key, value = (
-      _einsum('bld,dhe->blhe', normed, params[name]) + params[f'{name}_bias']
-      for name in ('query', 'key', 'value'))
-  scores = _einsum('bqhe,bkhe->bhqk', query, key) * query.shape[-1]**-.5
-  if visible is not None:
-    scores = jnp.where(visible, scores, -jnp.inf)
-  mixed = _einsum('bhqk,bkhe->bqhe', jax.nn.softmax(scores, axis=-1), value)
-  x = x + _einsum('bqhe,hed->bqd', mixed, params['out']) + params['out_bias']
-  hidden = _linear(params['up'], _norm(params['ffn_norm'], config, x))
-  hidden = (hidden * jax.nn.sigmoid(1.702 * hidden) if config.activation == 'quick_gelu'
-            else jax.nn.gelu(hidden, approximate=False))
-  return x + _linear(params['down'], hidden)
-
-
-def _linear(params: Params, x: jax.Array) -> jax.Array:
-  return _einsum('bld,df->blf', x, params['kernel']) + params['bias']
-
-
-def _norm(params: Params, config: CLIPConfig, x: jax.Array) -> jax.Array:
-  centered = x - jnp.mean(x, axis=-1, keepdims=True)
-  variance = jnp.mean(centered**2, axis=-1, keepdims=True)
-  return centered * jax.lax.rsqrt(variance + config.norm_eps) * params['scale'] + params['bias']
+  with _precise():
+    return _Text(config).apply({'params': params['text']}, tokens, ends)

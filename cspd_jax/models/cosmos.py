@@ -7,14 +7,14 @@ attention over time only the values, and of the first wavelet over time only the
 
 Haar wavelets map a square of pixels to channels, and finite scalar quantisation (arXiv 2309.15505)
 rounds every number of a token's vector to one of a few levels, so there is no table of vectors.
-Everything is NHWC and a pure function of `(params, config)`; kernels over time are
+The functions of `vq` run these networks. Everything is NHWC; kernels over time are
 `[time, in, out]`.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -22,12 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields
-from cspd_jax.models import vq
-
-Params = Any
-
-# It runs the network of the config.
-latents = vq.latents
+from cspd_jax.models import autoencoder
 
 # Finite scalar quantisation scales by this much more than the levels, so that rounding reaches all.
 _FSQ_EPS = 1e-3
@@ -137,19 +132,9 @@ class Convolution(nn.Module):
         nn.Conv(self.features, (3, 3), padding=1, name='space')(x))
 
 
-class ResidualBlock(nn.Module):
-  """Two pre-activation convolutions with a skip connection."""
-
-  features: int
-
-  @nn.compact
-  def __call__(self, x):
-    width = x.shape[-1]
-    h = Convolution(self.features, name='conv_1')(nn.swish(_norm(width, 'norm_1')(x)))
-    h = Convolution(self.features, name='conv_2')(nn.swish(_norm(self.features, 'norm_2')(h)))
-    if width != self.features:
-      x = nn.Dense(self.features, name='shortcut')(x)
-    return x + h
+_residual = functools.partial(
+    autoencoder.ResidualBlock, norm=_norm,
+    conv=lambda features, name: Convolution(features, name=name))
 
 
 class OneFrameAttention(nn.Module):
@@ -167,10 +152,10 @@ class Middle(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    x = ResidualBlock(x.shape[-1], name='res_0')(x)
-    x = vq.AttentionBlock(_norm, name='attn_0')(x)
+    x = _residual(x.shape[-1], name='res_0')(x)
+    x = autoencoder.AttentionBlock(_norm, name='attn_0')(x)
     x = OneFrameAttention(name='time_0')(x)
-    return ResidualBlock(x.shape[-1], name='res_1')(x)
+    return _residual(x.shape[-1], name='res_1')(x)
 
 
 class Down(nn.Module):
@@ -215,7 +200,7 @@ class Encoder(nn.Module):
     x = Convolution(c.ch, name='conv_in')(_wavelets(images, c.patch_size))
     for i, multiple in enumerate(c.ch_mult):
       for j in range(c.num_res_blocks):
-        x = ResidualBlock(c.ch * multiple, name=f'down_{i}_res_{j}')(x)
+        x = _residual(c.ch * multiple, name=f'down_{i}_res_{j}')(x)
       space, time = c.down(i)
       if space:
         x = Down(time, name=f'down_{i}_resample')(x)
@@ -236,7 +221,7 @@ class Decoder(nn.Module):
     x = Middle(name='mid')(Convolution(c.ch * c.ch_mult[-1], name='conv_in')(x))
     for i, multiple in enumerate(reversed(c.ch_mult)):
       for j in range(c.num_res_blocks + 1):
-        x = ResidualBlock(c.ch * multiple, name=f'up_{i}_res_{j}')(x)
+        x = _residual(c.ch * multiple, name=f'up_{i}_res_{j}')(x)
       space, time = c.up(i)
       if space:
         x = Up(time, name=f'up_{i}_resample')(x)
@@ -262,8 +247,27 @@ class Tokenizer(nn.Module):
     """Maps vectors to images, not clipped."""
     return self.decoder(vectors)
 
+  def vectors(self):
+    """Returns the vectors of all tokens."""
+    levels = np.asarray(self.config.levels)
+    halves, tokens = levels // 2, jnp.arange(self.config.codebook_size)[:, None]
+    return (tokens // _places(self.config) % levels - halves) / halves.astype(np.float32)
+
+  def tokens(self, z):
+    """Returns the tokens of unquantised vectors."""
+    levels = np.asarray(self.config.levels)
+    half = ((levels - 1) * (1 + _FSQ_EPS) / 2).astype(np.float32)
+    offset = np.where(levels % 2, 0, 0.5).astype(np.float32)
+    rounded = jnp.round(jnp.tanh(z + np.arctanh(offset / half)) * half - offset)
+    return jnp.sum((rounded.astype(jnp.int32) + levels // 2) * _places(self.config), axis=-1)
+
   def __call__(self, images):
     return self.images(self.latents(images))
+
+
+def _places(config: CosmosConfig) -> np.ndarray:
+  """Returns the place value of every number of a vector."""
+  return np.cumprod([1, *config.levels[:-1]])
 
 
 def _wavelets(x: jax.Array, patch_size: int) -> jax.Array:
@@ -303,51 +307,3 @@ def _interleaved(bands: Sequence[jax.Array], axis: int) -> jax.Array:
   shape = list(low.shape)
   shape[axis] *= 2
   return pairs.reshape(shape)
-
-
-def init(config: CosmosConfig, key: jax.Array) -> Params:
-  """Initialises float32 parameters."""
-  images = jnp.zeros((1, config.factor, config.factor, config.in_channels), jnp.float32)
-  return jax.jit(Tokenizer(config).init)(key, images)['params']
-
-
-def codebook(params: Params, config: CosmosConfig) -> jax.Array:
-  """Returns the vectors of all tokens `[codebook_size, len(levels)]`, float32."""
-  del params
-  return _vectors(config, jnp.arange(config.codebook_size))
-
-
-def _vectors(config: CosmosConfig, indices: jax.Array) -> jax.Array:
-  levels = np.asarray(config.levels)
-  halves = levels // 2
-  return (indices[..., None] // _places(config) % levels - halves) / halves.astype(np.float32)
-
-
-def _places(config: CosmosConfig) -> np.ndarray:
-  """Returns the place value of every number of a vector."""
-  return np.cumprod([1, *config.levels[:-1]])
-
-
-def quantize(config: CosmosConfig, z: jax.Array) -> jax.Array:
-  """Returns the tokens `[...]` int32 of vectors `[..., len(levels)]`, the result of `latents`."""
-  levels = np.asarray(config.levels)
-  half = ((levels - 1) * (1 + _FSQ_EPS) / 2).astype(np.float32)
-  offset = np.where(levels % 2, 0, 0.5).astype(np.float32)
-  rounded = jnp.round(jnp.tanh(z + np.arctanh(offset / half)) * half - offset)
-  return jnp.sum((rounded.astype(jnp.int32) + levels // 2) * _places(config), axis=-1)
-
-
-def encode(params: Params, config: CosmosConfig, images: jax.Array) -> jax.Array:
-  """Encodes images `[B, H, W, C]` in [-1, 1] as tokens `[B, H / factor, W / factor]` int32."""
-  return quantize(config, latents(params, config, images))
-
-
-def decode_unclipped(params: Params, config: CosmosConfig, indices: jax.Array) -> jax.Array:
-  """Decodes tokens to images `[B, h * factor, w * factor, C]`, float32, without clipping."""
-  vq.check_indices(indices)
-  return vq.decode_vectors(params, config, _vectors(config, indices))
-
-
-def decode(params: Params, config: CosmosConfig, indices: jax.Array) -> jax.Array:
-  """Decodes tokens `[B, h, w]` to float32 images `[B, h * factor, w * factor, C]` in [-1, 1]."""
-  return jnp.clip(decode_unclipped(params, config, indices), -1.0, 1.0)

@@ -1,7 +1,8 @@
-"""Functions of decoder-only image models, by the config of a model.
+"""Sizes and functions of decoder-only image models, by the config of a model.
 
 A config is a frozen dataclass with `num_layers` and the method `causal(num_streams)`, which returns
-the model's specification. If the condition is a `Prompt`, `prompted` builds most of it.
+the model's specification. If the condition is a `Prompt`, `prompted` builds most of it. Configs
+here are `Sizes`.
 """
 
 import dataclasses
@@ -11,15 +12,81 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.models import causal, conditions, transformer
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.ends import Ends
-from cspd_jax.models.rope import sequence_rope
+from cspd_jax.models.transformer import sequence_rope
 
 Params = Any
 Config = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """The sizes of every model here, whose configs add defaults and what is particular to them.
+
+  Attributes:
+    height: rows of tokens of an image, without those of a grammar.
+    width: tokens of a row, likewise.
+    dim: model width.
+    num_layers: number of blocks.
+    num_heads: attention heads.
+    ffn_dim: hidden width of the feed-forward layers.
+    num_kv_heads: key/value heads; None means `num_heads`.
+    rope_base: base of the rotary frequencies.
+    norm_eps: added to the mean square in the norms.
+  """
+
+  height: int
+  width: int
+  dim: int
+  num_layers: int
+  num_heads: int
+  ffn_dim: int | None
+  num_kv_heads: int | None = None
+  rope_base: float = 10000.0
+  norm_eps: float = 1e-5
+
+  def check(self, name: str = 'dim', axes: int = 1, **ranges: fields.Range) -> None:
+    """Checks the fields like `fields.check`, and sets `num_kv_heads`, for `__post_init__`.
+
+    The field `name` is the width of all attention heads, whose numbers rotate along `axes`.
+    """
+    side, unit = (1, fields.MOST_SIDE), 2 * axes
+    fields.check(self, height=side, width=side, num_layers=(1, fields.MOST_LAYERS), **ranges)
+    if self.num_kv_heads is None:
+      object.__setattr__(self, 'num_kv_heads', self.num_heads)
+    if getattr(self, name) % (unit * self.num_heads):
+      raise ValueError(
+          f'{name} is {getattr(self, name)} with num_heads {self.num_heads}; it must be a multiple '
+          f'of {unit} * num_heads ({unit * self.num_heads}), because pairs of numbers rotate'
+          f'{" by row and by column" if axes == 2 else ""}.')
+
+  @property
+  def head_dim(self) -> int:
+    """Width of an attention head."""
+    return self.dim // self.num_heads
+
+  @property
+  def num_tokens(self) -> int:
+    """The number `T` of tokens of an image."""
+    return self.height * self.width
+
+  @property
+  def row_width(self) -> int:
+    """Tokens of an image row."""
+    return self.width
+
+  def sizes(self, vocab_size: int, **more: Any) -> transformer.TransformerConfig:
+    """Returns the sizes of the transformer; `more` are further ones."""
+    assert self.num_kv_heads is not None and self.ffn_dim is not None  # Set in `__post_init__`.
+    return transformer.TransformerConfig(
+        vocab_size=vocab_size, dim=self.dim, num_layers=self.num_layers, num_heads=self.num_heads,
+        num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, ffn_dim=self.ffn_dim,
+        norm_eps=self.norm_eps, **more)
 
 
 def target(config: Config, *, guided: bool) -> base.Target:

@@ -29,7 +29,7 @@ from cspd_jax.models import causal, ends as ends_lib, transformer
 from cspd_jax.models.causal import Cache, ConditionPositions
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.ends import Ends
-from cspd_jax.models.rope import RopeFunction, grid_rope, sequence_rope
+from cspd_jax.models.transformer import RopeFunction, grid_rope, sequence_rope
 
 Params = Any
 

@@ -33,12 +33,10 @@ logits_and_features = decoder_only.logits_and_features
 
 
 @dataclasses.dataclass(frozen=True)
-class EarlyFusionConfig:
+class EarlyFusionConfig(decoder_only.Sizes):
   """Sizes of a model, and the grammar of its images.
 
   Attributes:
-    height: rows of codes of an image.
-    width: codes of a row.
     vocab_size: number of all tokens, including those of text.
     num_codes: codes of the image tokenizer.
     first_code: published id of the first code; the others follow it.
@@ -47,25 +45,16 @@ class EarlyFusionConfig:
     image_ends: published ids of the tokens that end the image, in their order.
     named_codes: whether the names of Chameleon's image tokens hold the codes of its image
       tokenizer; if not, code `i` is token `i`. Other image tokenizers have their codes in order.
-    dim: model width.
-    num_layers: number of blocks.
-    num_heads: attention heads.
-    num_kv_heads: key/value heads; None means `num_heads`.
     attention_dim: width of all attention heads together; None means `dim`.
-    ffn_dim: hidden width of the feed-forward layers.
-    qk_norm: whether queries and keys are normalised before the rotation, by a layer norm of every
-      attention head with its own scales and biases.
-    qk_rms_norm: the same by an RMSNorm whose scales all heads share.
-    swin_norm: whether the norms are applied to the outputs of attention and feed-forward (Swin v2,
-      arXiv 2111.09883, as in Chameleon 30B) instead of their inputs.
-    qkv_bias: whether queries, keys and values have biases.
-    activation: of the gate in the feed-forward layers; 'gelu_tanh' is GELU's approximation by tanh.
-    rope_base: base of the rotary frequencies.
-    norm_eps: added to the mean square in the norms.
+    qk_norm: as in `transformer.TransformerConfig`, like the other fields.
   """
 
   height: int = 32
   width: int = 32
+  dim: int = 4096
+  num_layers: int = 32
+  num_heads: int = 32
+  ffn_dim: int = 11008
   vocab_size: int = 65536
   num_codes: int = 8192
   first_code: int = 4
@@ -73,31 +62,17 @@ class EarlyFusionConfig:
   ends_last_row: bool = True
   image_ends: tuple[int, ...] = ()
   named_codes: bool = True
-  dim: int = 4096
-  num_layers: int = 32
-  num_heads: int = 32
-  num_kv_heads: int | None = None
   attention_dim: int | None = None
-  ffn_dim: int = 11008
   qk_norm: bool = True
   qk_rms_norm: bool = False
   swin_norm: bool = False
   qkv_bias: bool = False
   activation: transformer.Activation = 'silu'
-  rope_base: float = 10000.0
-  norm_eps: float = 1e-5
 
   def __post_init__(self):
-    side, token = (1, fields.MOST_SIDE), (0, fields.MOST)
-    fields.check(self, height=side, width=side, num_layers=(1, fields.MOST_LAYERS),
-                 first_code=token, row_end=token, image_ends=token)
-    if self.num_kv_heads is None:
-      object.__setattr__(self, 'num_kv_heads', self.num_heads)
-    name = 'dim' if self.attention_dim is None else 'attention_dim'
-    if getattr(self, name) % (2 * self.num_heads):
-      raise ValueError(
-          f'{name} is {getattr(self, name)} with num_heads {self.num_heads}; it must be a multiple '
-          f'of 2 * num_heads ({2 * self.num_heads}), because pairs of numbers rotate.')
+    token = (0, fields.MOST)
+    self.check('dim' if self.attention_dim is None else 'attention_dim',
+               first_code=token, row_end=token, image_ends=token)
     last = self.first_code + self.num_codes - 1
     if not 0 <= self.first_code <= last < self.vocab_size:
       raise ValueError(
@@ -147,13 +122,10 @@ class EarlyFusionConfig:
   @property
   def transformer(self) -> transformer.TransformerConfig:
     """Sizes of the transformer."""
-    assert self.num_kv_heads is not None  # Set in `__post_init__`.
-    return transformer.TransformerConfig(
-        vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
-        num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
-        head_dim=self.head_dim, ffn_dim=self.ffn_dim, norm_eps=self.norm_eps,
-        num_outputs=self.num_codes, qk_norm=self.qk_norm, qk_rms_norm=self.qk_rms_norm,
-        swin_norm=self.swin_norm, qkv_bias=self.qkv_bias, activation=self.activation)
+    return self.sizes(
+        self.vocab_size, num_outputs=self.num_codes, qk_norm=self.qk_norm,
+        qk_rms_norm=self.qk_rms_norm, swin_norm=self.swin_norm, qkv_bias=self.qkv_bias,
+        activation=self.activation)
 
   def causal(self, num_streams: int) -> causal.Causal:
     """The specification of the model."""

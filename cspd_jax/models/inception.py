@@ -1,4 +1,4 @@
-"""The Inception network of the Frechet inception distance, as a pure function.
+"""The Inception network of the Frechet inception distance.
 
 It is the network of TensorFlow's `inception-2015-12-05`, which pytorch-fid, torch-fidelity and
 ADM's evaluator share: Inception-v3 (Szegedy et al., arXiv:1512.00567) with average pools that do
@@ -16,6 +16,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
@@ -153,56 +154,77 @@ _BLOCKS = {
 _SPATIAL = 'mixed_6d', 'branch1x1'
 
 
+class _Layer(nn.Module):
+  """A convolution with its normalisation."""
+
+  conv: _Conv
+  unit: int
+
+  @nn.compact
+  def __call__(self, x):
+    conv, width = self.conv, (self.conv.width * self.unit,)
+    kernel = self.param('kernel', nn.initializers.variance_scaling(2, 'fan_in', 'normal'),
+                        (*conv.size, x.shape[-1], *width))
+    scale, variance = (
+        self.param(name, nn.initializers.ones, width) for name in ('scale', 'variance'))
+    bias, mean = (self.param(name, nn.initializers.zeros, width) for name in ('bias', 'mean'))
+    x = jax.lax.conv_general_dilated(
+        x, kernel.astype(jnp.float32), (conv.stride, conv.stride),
+        'SAME' if conv.pads else 'VALID', dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+        precision=_PRECISION)
+    return jax.nn.relu(scale * jax.lax.rsqrt(variance + _EPSILON) * (x - mean) + bias)
+
+
+class _Branches(nn.Module):
+  """Returns the results that a block joins, by the name of the last convolution."""
+
+  block: _Block
+  unit: int
+
+  @nn.compact
+  def __call__(self, x):
+    results, layer = {}, lambda name, conv, y: _Layer(conv, self.unit, name=name)(y)
+    for chain in self.block.branches:
+      y = x
+      for name, conv in chain.items():
+        if name[-1] in 'ab':
+          results[name] = layer(name, conv, y)
+        else:
+          y = layer(name, conv, y)
+      if name[-1] not in 'ab':
+        results[name] = y
+    if self.block.pool == 'stride':
+      return results | {'pool': nn.max_pool(x, (3, 3), (2, 2))}
+    pooled = (nn.max_pool(x, (3, 3), padding='SAME') if self.block.pool == 'max'
+              else nn.avg_pool(x, (3, 3), padding='SAME', count_include_pad=False))
+    return results | {'pool': layer('branch_pool', _conv(self.block.pool_width), pooled)}
+
+
+class Inception(nn.Module):
+  """The network on images `[B, 299, 299, 3]`."""
+
+  config: InceptionConfig
+
+  @nn.compact
+  def __call__(self, x):
+    for name, conv in _STEM:
+      x = (nn.max_pool(x, (3, 3), (2, 2)) if conv is None
+           else _Layer(conv, self.config.unit, name=name)(x))
+    spatial = x
+    for name, block in _BLOCKS.items():
+      branches = _Branches(block, self.config.unit, name=name)(x)
+      if name == _SPATIAL[0]:
+        spatial = branches[_SPATIAL[1]][..., :SPATIAL_CHANNELS]
+      x = jnp.concatenate(list(branches.values()), axis=-1)
+    pool = jnp.mean(x, axis=(1, 2))
+    logits = nn.Dense(self.config.num_classes, use_bias=False, precision=_PRECISION,
+                      kernel_init=nn.initializers.normal(.02), name='fc')(pool)
+    return Features(pool, spatial.reshape(len(x), -1), logits)
+
+
 def init(config: InceptionConfig, rng: jax.Array) -> Params:
   """Returns random parameters."""
-  params: dict[str, Any] = {}
-  channels = 3
-  for name, conv in _STEM:
-    if conv is not None:
-      rng, key = jax.random.split(rng)
-      params[name] = _init_conv(config, conv, channels, key)
-      channels = conv.width * config.unit
-  for name, block in _BLOCKS.items():
-    rng, key = jax.random.split(rng)
-    params[name] = _init_block(config, block, channels, key)
-    channels = _width(block) * config.unit + (channels if block.pool == 'stride' else 0)
-  params['fc'] = {'kernel': jax.random.normal(rng, (channels, config.num_classes)) * .02}
-  return params
-
-
-def _is_fork(name: str) -> bool:
-  return name[-2:] in ('2a', '2b', '3a', '3b')
-
-
-def _width(block: _Block) -> int:
-  """Units that the branches of a block add up to, without those of a pool alone."""
-  width = block.pool_width
-  for chain in block.branches:
-    forks = [conv.width for name, conv in chain.items() if _is_fork(name)]
-    width += sum(forks) if forks else list(chain.values())[-1].width
-  return width
-
-
-def _init_block(config: InceptionConfig, block: _Block, channels: int, rng: jax.Array) -> Params:
-  params = {}
-  for chain in block.branches:
-    width = channels
-    for name, conv in chain.items():
-      rng, key = jax.random.split(rng)
-      params[name] = _init_conv(config, conv, width, key)
-      if not name.endswith('a'):
-        width = conv.width * config.unit
-  if block.pool_width:
-    params['branch_pool'] = _init_conv(config, _conv(block.pool_width), channels, rng)
-  return params
-
-
-def _init_conv(config: InceptionConfig, conv: _Conv, channels: int, rng: jax.Array) -> Params:
-  width, (height, breadth) = conv.width * config.unit, conv.size
-  scale = (height * breadth * channels / 2)**-.5
-  return {'kernel': scale * jax.random.normal(rng, (height, breadth, channels, width)),
-          'scale': jnp.ones(width), 'bias': jnp.zeros(width),
-          'mean': jnp.zeros(width), 'variance': jnp.ones(width)}
+  return jax.jit(Inception(config).init)(rng, jnp.zeros((1, SIDE, SIDE, 3)))['params']
 
 
 def widths(config: InceptionConfig) -> Features:
@@ -219,59 +241,4 @@ def apply(params: Params, config: InceptionConfig, images: jax.Array) -> Feature
   """
   if images.shape[1:] != (SIDE, SIDE, 3):
     raise ValueError(f'images have shape {images.shape}; it must be [B, {SIDE}, {SIDE}, 3].')
-  del config  # Widths follow from the parameters.
-  x = images.astype(jnp.float32)
-  for name, conv in _STEM:
-    x = _maximum(x, 2, 'VALID') if conv is None else _apply_conv(params[name], conv, x)
-  spatial = x
-  for name, block in _BLOCKS.items():
-    branches = _branches(params[name], block, x)
-    if name == _SPATIAL[0]:
-      spatial = branches[_SPATIAL[1]][..., :SPATIAL_CHANNELS]
-    x = jnp.concatenate(list(branches.values()), axis=-1)
-  pool = jnp.mean(x, axis=(1, 2))
-  return Features(pool, spatial.reshape(len(images), -1),
-                  jnp.matmul(pool, params['fc']['kernel'], precision=_PRECISION))
-
-
-def _branches(params: Params, block: _Block, x: jax.Array) -> dict[str, jax.Array]:
-  """The results that a block joins, by the name of the last convolution."""
-  results = {}
-  for chain in block.branches:
-    y, name = x, ''
-    for name, conv in chain.items():
-      if _is_fork(name):
-        results[name] = _apply_conv(params[name], conv, y)
-      else:
-        y = _apply_conv(params[name], conv, y)
-    if not _is_fork(name):
-      results[name] = y
-  if block.pool == 'stride':
-    return results | {'pool': _maximum(x, 2, 'VALID')}
-  pooled = _mean(x) if block.pool == 'mean' else _maximum(x, 1, 'SAME')
-  return results | {
-      'pool': _apply_conv(params['branch_pool'], _conv(block.pool_width), pooled)}
-
-
-def _apply_conv(params: Params, conv: _Conv, x: jax.Array) -> jax.Array:
-  x = jax.lax.conv_general_dilated(
-      x, params['kernel'].astype(jnp.float32), (conv.stride, conv.stride),
-      'SAME' if conv.pads else 'VALID', dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
-      precision=_PRECISION)
-  scale = params['scale'] * jax.lax.rsqrt(params['variance'] + _EPSILON)
-  return jax.nn.relu(scale * (x - params['mean']) + params['bias'])
-
-
-def _maximum(x: jax.Array, stride: int, padding: str) -> jax.Array:
-  return _window(x, -jnp.inf, jax.lax.max, stride, padding)
-
-
-def _mean(x: jax.Array) -> jax.Array:
-  """Means of 3 x 3 numbers, without padding in the count."""
-  total = lambda y: _window(y, 0., jax.lax.add, 1, 'SAME')
-  return total(x) / total(jnp.ones_like(x[:1, :, :, :1]))
-
-
-def _window(x: jax.Array, start: float, function: Any, stride: int, padding: str) -> jax.Array:
-  return jax.lax.reduce_window(
-      x, start, function, (1, 3, 3, 1), (1, stride, stride, 1), padding)
+  return Inception(config).apply({'params': params}, images.astype(jnp.float32))

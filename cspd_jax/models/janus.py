@@ -16,7 +16,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields
 from cspd_jax.models import causal, conditions, decoder_only, transformer
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.ends import HiddenHead
@@ -29,62 +28,31 @@ logits_and_features = decoder_only.logits_and_features
 
 
 @dataclasses.dataclass(frozen=True)
-class JanusConfig:
+class JanusConfig(decoder_only.Sizes):
   """Sizes of a model; the defaults are those of Janus-Pro-1B.
 
   Attributes:
-    height: rows of codes of an image.
-    width: codes of a row.
     num_codes: codes of the image tokenizer.
     text_size: published ids of text.
-    dim: model width.
-    num_layers: number of blocks.
-    num_heads: attention heads.
-    num_kv_heads: key/value heads; None means `num_heads`.
-    ffn_dim: hidden width of the feed-forward layers.
     output_dim: hidden width of the output head; None means `dim`.
-    rope_base: base of the rotary frequencies.
-    norm_eps: added to the mean square in the norms.
   """
 
   height: int = 24
   width: int = 24
-  num_codes: int = 16384
-  text_size: int = 102400
   dim: int = 2048
   num_layers: int = 24
   num_heads: int = 16
-  num_kv_heads: int | None = None
   ffn_dim: int = 5632
+  num_codes: int = 16384
+  text_size: int = 102400
   output_dim: int | None = None
-  rope_base: float = 10000.0
   norm_eps: float = 1e-6
 
   def __post_init__(self):
-    side = (1, fields.MOST_SIDE)
-    fields.check(self, height=side, width=side, num_layers=(1, fields.MOST_LAYERS))
-    for name, value in (('num_kv_heads', self.num_heads), ('output_dim', self.dim)):
-      if getattr(self, name) is None:
-        object.__setattr__(self, name, value)
-    if self.dim % (2 * self.num_heads):
-      raise ValueError(f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple '
-                       f'of 2 * num_heads ({2 * self.num_heads}), because pairs of numbers rotate.')
+    self.check()
+    if self.output_dim is None:
+      object.__setattr__(self, 'output_dim', self.dim)
     _ = self.transformer  # Checks the sizes that only the transformer uses.
-
-  @property
-  def head_dim(self) -> int:
-    """Width of an attention head."""
-    return self.dim // self.num_heads
-
-  @property
-  def num_tokens(self) -> int:
-    """The number `T` of tokens of an image."""
-    return self.height * self.width
-
-  @property
-  def row_width(self) -> int:
-    """Tokens of an image row."""
-    return self.width
 
   @property
   def num_image_tokens(self) -> int:
@@ -99,11 +67,7 @@ class JanusConfig:
   @property
   def transformer(self) -> transformer.TransformerConfig:
     """Sizes of the transformer, which has no output matrix."""
-    assert self.num_kv_heads is not None  # Set in `__post_init__`.
-    return transformer.TransformerConfig(
-        vocab_size=self.vocab_size, num_outputs=0, dim=self.dim, num_layers=self.num_layers,
-        num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim,
-        ffn_dim=self.ffn_dim, norm_eps=self.norm_eps)
+    return self.sizes(self.vocab_size, num_outputs=0)
 
   @property
   def head(self) -> HiddenHead:

@@ -1,6 +1,6 @@
 """The image tokenizers of MAR and NextStep-1: variational autoencoders with continuous latents.
 
-They use the convolutional networks of `vq`, with a grid of Gaussians instead of a codebook. With
+They use the networks of `autoencoder`, with a grid of Gaussians instead of a codebook. With
 the default configuration this is the published KL-16 (one latent of 16 channels per 16x16 pixels).
 Latents outside of this module are scaled to a variance of about one. Everything is NHWC and a pure
 function of `(params, config)`.
@@ -28,23 +28,19 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.core import fields
-from cspd_jax.models import vq
+from cspd_jax.models import autoencoder, vq
 
 Params = Any
+init = vq.init
 # Added to the variance of normalised latents and tokens.
 _NORM_EPS = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class KLVAEConfig:
+class KLVAEConfig(autoencoder.Sizes):
   """Sizes of a tokenizer; the defaults are KL-16.
 
   Attributes:
-    in_channels: image channels.
-    ch: width at full resolution.
-    ch_mult: width of each resolution as a multiple of `ch`; each level after the first halves
-      height and width.
-    num_res_blocks: residual blocks per level in the encoder; the decoder has one more.
     z_channels: channels of a latent.
     scale: multiplies latents after encoding and divides them before decoding, so that the latents
       of the training images have a variance of one.
@@ -54,10 +50,6 @@ class KLVAEConfig:
     normalized: whether the means of encoded images are normalised over the channels of a latent.
   """
 
-  in_channels: int = 3
-  ch: int = 128
-  ch_mult: tuple[int, ...] = (1, 1, 2, 2, 4)
-  num_res_blocks: int = 2
   z_channels: int = 16
   scale: float = 0.2325
   shift: float = 0.0
@@ -66,20 +58,12 @@ class KLVAEConfig:
   normalized: bool = False
 
   def __post_init__(self):
-    fields.check(self, shift=fields.FINITE)
-    self.vq_config(self.z_channels)  # Checks the relations between the sizes.
+    self.check(shift=fields.FINITE)
 
   @property
-  def factor(self) -> int:
-    """Pixels per latent along each side of the image."""
-    return 2 ** (len(self.ch_mult) - 1)
-
-  def vq_config(self, z_channels: int) -> vq.VQConfig:
-    """Sizes of the encoder or decoder, with `z_channels` at the lowest resolution."""
-    return vq.VQConfig(
-        in_channels=self.in_channels, ch=self.ch, ch_mult=self.ch_mult,
-        num_res_blocks=self.num_res_blocks, z_channels=z_channels,
-        level_attention=self.level_attention)
+  def tokenizer(self) -> 'Tokenizer':
+    """The networks."""
+    return Tokenizer(self)
 
 
 class Posterior(NamedTuple):
@@ -101,9 +85,8 @@ class Tokenizer(nn.Module):
 
   def setup(self):
     c = self.config
-    self.encoder = vq.Encoder(c.vq_config(2 * c.z_channels))
-    decoder = dataclasses.replace(c.vq_config(c.z_channels), level_attention=False)
-    self.decoder = vq.Decoder(decoder)
+    self.encoder = autoencoder.Encoder(c, 2 * c.z_channels, c.level_attention)
+    self.decoder = autoencoder.Decoder(c, attention=False)
     if c.quant_conv:
       self.quant_conv = nn.Dense(2 * c.z_channels)
       self.post_quant_conv = nn.Dense(c.z_channels)
@@ -121,13 +104,6 @@ class Tokenizer(nn.Module):
     return self.images(self.moments(images)[..., :self.config.z_channels])
 
 
-def init(config: KLVAEConfig, key: jax.Array) -> Params:
-  """Initialises float32 parameters."""
-  side = config.factor
-  images = jnp.zeros((1, side, side, config.in_channels), jnp.float32)
-  return Tokenizer(config).init(key, images)['params']
-
-
 def encode(params: Params, config: KLVAEConfig, images: jax.Array) -> Posterior:
   """Encodes images `[B, H, W, C]` in [-1, 1] as Gaussians over latents.
 
@@ -137,7 +113,7 @@ def encode(params: Params, config: KLVAEConfig, images: jax.Array) -> Posterior:
   Raises:
     ValueError: if `H` or `W` is no multiple of `config.factor`.
   """
-  vq.check_images(images, config.vq_config(config.z_channels))
+  vq.check_images(images, config)
   moments = Tokenizer(config).apply(
       {'params': params}, images.astype(vq.dtype(params)), method='moments').astype(jnp.float32)
   mean, log_variance = jnp.split(moments, 2, axis=-1)

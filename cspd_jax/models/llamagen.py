@@ -16,10 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields
 from cspd_jax.core.tracing import is_concrete
 from cspd_jax.models import causal, conditions, decoder_only, transformer
-from cspd_jax.models.rope import RopeFunction, frequencies
+from cspd_jax.models.transformer import RopeFunction, frequencies
 
 Params = Any
 # Number of rows of the learned null caption, and therefore of every text condition.
@@ -29,60 +28,40 @@ target, ends, first_layers = decoder_only.target, decoder_only.ends, decoder_onl
 
 
 @dataclasses.dataclass(frozen=True)
-class LlamaGenConfig:
+class LlamaGenConfig(decoder_only.Sizes):
   """Sizes of a LlamaGen model.
 
   Attributes:
     conditioning: 'class' (c2i) or 'text' (t2i).
-    height: rows of the token grid.
-    width: tokens of one row.
-    dim: model width.
-    num_layers: number of blocks.
-    num_heads: attention heads.
-    num_kv_heads: key/value heads; None means `num_heads`.
-    ffn_dim: hidden width of the feed-forward layers; None means two thirds of
-      `4 * dim`, rounded up to a multiple of 256.
+    ffn_dim: None means two thirds of `4 * dim`, rounded up to a multiple of 256.
     vocab_size: codes of the image tokenizer.
     num_classes: number of classes without the null class. Class models only.
     caption_dim: width of the text encoder. Text models only.
-    rope_base: base of the rotary frequencies.
-    norm_eps: added to the mean square in the norms.
   """
 
-  conditioning: str = 'class'
   height: int = 16
   width: int = 16
   dim: int = 768
   num_layers: int = 12
   num_heads: int = 12
-  num_kv_heads: int | None = None
   ffn_dim: int | None = None
+  conditioning: str = 'class'
   vocab_size: int = 16384
   num_classes: int = 1000
   caption_dim: int = 2048
-  rope_base: float = 10000.0
-  norm_eps: float = 1e-5
 
   def __post_init__(self):
-    side = (1, fields.MOST_SIDE)
-    fields.check(self, height=side, width=side, num_layers=(1, fields.MOST_LAYERS))
+    self.check(axes=2)
     if self.conditioning not in ('class', 'text'):
       raise ValueError(f"conditioning is {self.conditioning!r}; it must be 'class' or 'text'.")
-    if self.dim % (4 * self.num_heads):
-      raise ValueError(
-          f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple of '
-          f'4 * num_heads ({4 * self.num_heads}), because pairs of numbers rotate by row and by '
-          'column.')
-    if self.num_kv_heads is None:
-      object.__setattr__(self, 'num_kv_heads', self.num_heads)
     if self.ffn_dim is None:
       object.__setattr__(self, 'ffn_dim', -(-(8 * self.dim // 3) // 256) * 256)
     _ = self.transformer  # Checks the sizes that only the transformer uses.
 
   @property
-  def num_tokens(self) -> int:
-    """The number `T` of tokens of an image."""
-    return self.height * self.width
+  def num_image_tokens(self) -> int:
+    """The number `V` of tokens that can occur in an image."""
+    return self.vocab_size
 
   @property
   def num_condition_tokens(self) -> int:
@@ -92,11 +71,7 @@ class LlamaGenConfig:
   @property
   def transformer(self) -> transformer.TransformerConfig:
     """Sizes of the transformer."""
-    assert self.num_kv_heads is not None and self.ffn_dim is not None  # Set in `__post_init__`.
-    return transformer.TransformerConfig(
-        vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
-        num_heads=self.num_heads, num_kv_heads=self.num_kv_heads,
-        head_dim=self.dim // self.num_heads, ffn_dim=self.ffn_dim, norm_eps=self.norm_eps)
+    return self.sizes(self.vocab_size)
 
   def causal(self, num_streams: int) -> causal.Causal:
     """The specification of the model, for any number of streams."""

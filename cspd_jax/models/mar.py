@@ -26,7 +26,7 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import base
 from cspd_jax.core import fields
-from cspd_jax.models import conditions, diffusion_head, ends
+from cspd_jax.models import conditions, diffusion_head, ends, layers
 
 Params = Any
 
@@ -34,7 +34,6 @@ _NORM_EPS = 1e-6
 # Number of lengths for which the encoder is compiled: a quarter of the tokens, half of them, ...
 _NUM_LENGTHS = 4
 _TABLE = nn.initializers.normal(0.02)
-_XAVIER = nn.initializers.xavier_uniform()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,8 +67,8 @@ class MARConfig:
   buffer_size: int = 64
 
   def __post_init__(self):
-    side, layers = (1, fields.MOST_SIDE), (1, fields.MOST_LAYERS)
-    fields.check(self, height=side, width=side, num_layers=layers, head_layers=layers)
+    side, depth = (1, fields.MOST_SIDE), (1, fields.MOST_LAYERS)
+    fields.check(self, height=side, width=side, num_layers=depth, head_layers=depth)
     if self.dim % self.num_heads:
       raise ValueError(f'num_heads is {self.num_heads}; it must divide dim ({self.dim}).')
     if self.token_dim % self.patch_size**2:
@@ -100,44 +99,6 @@ PRESETS: dict[str, MARConfig] = {
 }
 
 
-def _dense(features: int, name: str) -> nn.Dense:
-  return nn.Dense(features, kernel_init=_XAVIER, name=name)
-
-
-def _norm(name: str) -> nn.LayerNorm:
-  return nn.LayerNorm(epsilon=_NORM_EPS, use_fast_variance=False, name=name)
-
-
-class Block(nn.Module):
-  """A pre-norm layer of a vision transformer, with biases: attention, then a GELU network."""
-
-  num_heads: int
-  dropout: float
-
-  @nn.compact
-  def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-    """Runs the layer on `x` `[R, L, D]`; `mask` `[R, 1, 1, L]` bool marks the visible rows."""
-    dim, heads = x.shape[-1], self.num_heads
-    drop = nn.Dropout(self.dropout, deterministic=self.dropout == 0)
-    # Separate query, key and value kernels, initialised as thirds of a Xavier-uniform fused kernel.
-    third = nn.initializers.variance_scaling(0.5, 'fan_avg', 'uniform')
-
-    normed = _norm('attention_norm')(x)
-    query, key, value = (
-        nn.DenseGeneral((heads, dim // heads), kernel_init=third, name=name)(normed)
-        for name in ('query', 'key', 'value'))
-    scores = jnp.einsum('rqhe,rkhe->rhqk', query, key, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask, scores * (dim // heads)**-0.5, -jnp.inf)
-    weights = drop(jax.nn.softmax(scores, axis=-1).astype(x.dtype))
-    attended = jnp.einsum('rhqk,rkhe->rqhe', weights, value)
-    out = nn.DenseGeneral(dim, axis=(-2, -1), kernel_init=_XAVIER, name='out')(attended)
-    x = x + drop(out)
-
-    h = _dense(4 * dim, 'mlp_in')(_norm('mlp_norm')(x))
-    h = drop(jax.nn.gelu(h, approximate=False))
-    return x + drop(_dense(dim, 'mlp_out')(h))
-
-
 class MAR(nn.Module):
   """All parameters of a model.
 
@@ -154,18 +115,19 @@ class MAR(nn.Module):
   def setup(self):
     c = self.config
     length = c.buffer_size + c.num_tokens
+    dense = functools.partial(nn.Dense, c.dim, kernel_init=layers.XAVIER)
+    norm = functools.partial(layers.layer_norm, _NORM_EPS)
+    build = lambda: [layers.VisionLayer(c.num_heads, 4 * c.dim, _NORM_EPS, dropout=self.dropout)
+                     for _ in range(c.num_layers)]
     self.class_embedding = self.param('class_embedding', _TABLE, (c.num_classes, c.dim))
     self.null_embedding = self.param('null_embedding', _TABLE, (1, c.dim))
-    self.token_in = nn.Dense(c.dim, kernel_init=_XAVIER)
-    self.token_norm = nn.LayerNorm(epsilon=_NORM_EPS, use_fast_variance=False)
+    self.token_in, self.token_norm = dense(), norm()
     self.encoder_positions = self.param('encoder_positions', _TABLE, (1, length, c.dim))
-    self.encoder_layers = [Block(c.num_heads, self.dropout) for _ in range(c.num_layers)]
-    self.encoder_norm = nn.LayerNorm(epsilon=_NORM_EPS, use_fast_variance=False)
-    self.decoder_in = nn.Dense(c.dim, kernel_init=_XAVIER)
+    self.encoder_layers, self.encoder_norm = build(), norm()
+    self.decoder_in = dense()
     self.mask_token = self.param('mask_token', _TABLE, (1, 1, c.dim))
     self.decoder_positions = self.param('decoder_positions', _TABLE, (1, length, c.dim))
-    self.decoder_layers = [Block(c.num_heads, self.dropout) for _ in range(c.num_layers)]
-    self.decoder_norm = nn.LayerNorm(epsilon=_NORM_EPS, use_fast_variance=False)
+    self.decoder_layers, self.decoder_norm = build(), norm()
     self.z_positions = self.param('z_positions', _TABLE, (1, c.num_tokens, c.dim))
     self.head = c.head
 

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import base, schedule as schedule_lib
 from cspd_jax.core import fields
+from cspd_jax.decoding import base as decoding_base, tree
 from cspd_jax.models import (
   causal,
-  conditions,
   decoder_only,
   diffusion_head,
   ends,
@@ -33,30 +33,20 @@ from cspd_jax.models import (
   transformer,
 )
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.models.rope import sequence_rope
 
 Params = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class NextStepConfig:
+class NextStepConfig(decoder_only.Sizes):
   """Sizes of a model and the options of its published sampler; the defaults are NextStep-1's.
 
   Attributes:
-    height: rows of tokens of an image.
-    width: tokens of a row.
     vocab_size: number of text tokens.
     latent_channels: channels of the tokenizer's latents.
     patch_size: latents of a token along each side.
-    dim: `D`.
-    num_layers: number of blocks.
-    num_heads: attention heads.
-    num_kv_heads: key/value heads.
-    ffn_dim: hidden width of the feed-forward layers.
     head_width: width of the flow head.
     head_layers: its residual blocks.
-    rope_base: base of the rotary frequencies.
-    norm_eps: added to the mean square in the norms.
     token_norm: whether a sampled token is normalised to mean 0 and variance 1 before the
       transformer reads it and before it is decoded to pixels.
     num_levels: default number of levels of the flow.
@@ -68,18 +58,17 @@ class NextStepConfig:
 
   height: int = 32
   width: int = 32
-  vocab_size: int = 152064
-  latent_channels: int = 16
-  patch_size: int = 2
   dim: int = 5120
   num_layers: int = 48
   num_heads: int = 40
-  num_kv_heads: int = 8
   ffn_dim: int = 13824
+  num_kv_heads: int = 8
+  vocab_size: int = 152064
+  latent_channels: int = 16
+  patch_size: int = 2
   head_width: int = 1536
   head_layers: int = 12
   rope_base: float = 1e6
-  norm_eps: float = 1e-5
   token_norm: bool = True
   num_levels: int = 50
   shift: float = 1.0
@@ -87,17 +76,8 @@ class NextStepConfig:
   guidance: Literal['linear', 'constant'] = 'constant'
 
   def __post_init__(self):
-    side, layers = (1, fields.MOST_SIDE), (1, fields.MOST_LAYERS)
-    fields.check(self, height=side, width=side, num_layers=layers, head_layers=layers,
-                 num_levels=(2, schedule_lib.NUM_STEPS))
-    if self.dim % self.num_heads:
-      raise ValueError(f'num_heads is {self.num_heads}; it must divide the width, {self.dim}.')
+    self.check(head_layers=(1, fields.MOST_LAYERS), num_levels=(2, schedule_lib.NUM_STEPS))
     _ = self.transformer, self.schedule()  # Check what only they use.
-
-  @property
-  def num_tokens(self) -> int:
-    """The number `T` of tokens of an image."""
-    return self.height * self.width
 
   @property
   def token_dim(self) -> int:
@@ -105,17 +85,9 @@ class NextStepConfig:
     return self.latent_channels * self.patch_size**2
 
   @property
-  def head_dim(self) -> int:
-    """Width of an attention head."""
-    return self.dim // self.num_heads
-
-  @property
   def transformer(self) -> transformer.TransformerConfig:
     """Sizes of the transformer."""
-    return transformer.TransformerConfig(
-        vocab_size=self.vocab_size, dim=self.dim, num_layers=self.num_layers,
-        num_heads=self.num_heads, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim,
-        ffn_dim=self.ffn_dim, norm_eps=self.norm_eps, num_outputs=0, qkv_bias=True)
+    return self.sizes(self.vocab_size, num_outputs=0, qkv_bias=True)
 
   @property
   def head(self) -> diffusion_head.Head:
@@ -163,11 +135,11 @@ def target(config: NextStepConfig, *, guided: bool) -> base.Target:
   The second stream is the prompt that guidance leads away from; it is ignored unless `guided`.
   """
   streams = 2 if guided else 1
+  model = _causal(config, streams)
   return base.Target(
       transform=None, denoise=ends.denoise(config.head), num_tokens=config.num_tokens,
-      token_dim=config.token_dim, num_streams=streams, check_condition=lambda condition: (
-          conditions.check_prompt(condition, streams, config.vocab_size)),
-      modulation=ends.modulation(config.head), cached=_cached(config, streams),
+      token_dim=config.token_dim, num_streams=streams, check_condition=model.check_condition,
+      modulation=ends.modulation(config.head), cached=_cached(causal.target(model, streams)),
       make_schedule=config.schedule, num_levels=config.num_levels, guidance=config.guidance,
       sizes=_sizes(config))
 
@@ -183,30 +155,25 @@ def _sizes(config: NextStepConfig) -> base.Sizes:
   return base.Sizes(4.0 * per_token, 4.0 * modulation)
 
 
-def _cached(config: NextStepConfig, streams: int) -> base.Cached:
-  """Returns the transformer with its cache, for `streams` guidance streams."""
-  network, rope = transformer.Transformer(config.transformer), _rope(config)
+def _causal(config: NextStepConfig, streams: int) -> causal.Causal:
+  """Returns the transformer as a model whose tokens are vectors, and whose logits are `z`."""
+  return decoder_only.prompted(config, streams)._replace(
+      embed=lambda params, tokens: _linear(params['token_in'], normalized(config, tokens)),
+      logits=lambda params, features: _linear(params['token_out'], features),
+      num_outputs=config.dim)
 
-  def features(params: Params, *inputs: Any) -> tuple[jax.Array, transformer.KeyValues]:
-    return network.apply({'params': params['transformer']}, *inputs, method='features')
 
+def _cached(target: decoding_base.Target) -> base.Cached:
+  """Returns the transformer with its cache."""
   def prefill(params: Params, condition: Prompt, num_slots: int
               ) -> tuple[jax.Array, causal.Cache]:
-    embedded = causal.embed_prompt(params, config.transformer, condition.first(streams))
-    positions, mask = causal.positions_and_mask(embedded.positions, 0)
-    last, layers = features(params, embedded.embeddings, rope(positions), mask)
-    z = _linear(params['token_out'], last[:, -1])
-    return causal.split(z, streams), causal.allocate(layers, embedded.positions, num_slots)
+    z, _, cache = target.prefill(params, condition, num_slots)
+    return z, cache
 
   def score(params: Params, cache: causal.Cache, tokens: jax.Array, start: jax.Array
             ) -> tuple[jax.Array, causal.Cache]:
-    width = tokens.shape[1]
-    at = causal.window(cache, start, jnp.arange(width), jnp.tril(jnp.ones((width, width), bool)))
-    inputs = _linear(params['token_in'], normalized(config, tokens))
-    hidden, layers = features(params, causal.tile(inputs, streams), rope(at.positions), at.mask,
-                              cache.layers, at.slot)
-    z = causal.split(_linear(params['token_out'], hidden), streams)
-    return z, cache._replace(layers=layers)
+    z, _, cache = target.score(params, cache, tokens, start, tree.chain(tokens.shape[1] - 1))
+    return z, cache
 
   return base.Cached(prefill, score)
 
@@ -217,14 +184,9 @@ def forward(params: Params, config: NextStepConfig, prompt: Prompt, tokens: jax.
 
   Prompts have one stream; of the tokens `[B, T, C]` the last one is not read.
   """
-  embedded = causal.embed_prompt(params, config.transformer, prompt)
-  inputs = _linear(params['token_in'], normalized(config, tokens[:, :-1]))
-  positions, mask = causal.positions_and_mask(embedded.positions, inputs.shape[1])
-  features, _ = transformer.Transformer(config.transformer).apply(
-      {'params': params['transformer']},
-      jnp.concatenate([embedded.embeddings, inputs], axis=1), _rope(config)(positions), mask,
-      method='features')
-  return _linear(params['token_out'], features[:, embedded.embeddings.shape[1] - 1:])
+  model = _causal(config, 1)
+  return causal.forward(
+      params, model, model.embed_condition(params, prompt, 1), tokens[:, :-1])[0]
 
 
 def normalized(config: NextStepConfig, tokens: jax.Array) -> jax.Array:
@@ -249,7 +211,3 @@ def unpatchify(config: NextStepConfig, tokens: jax.Array) -> jax.Array:
 
 def _linear(params: Params, x: jax.Array) -> jax.Array:
   return x.astype(params['kernel'].dtype) @ params['kernel'] + params['bias']
-
-
-def _rope(config: NextStepConfig) -> Any:
-  return sequence_rope(config.head_dim, config.rope_base)

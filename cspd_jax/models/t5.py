@@ -8,8 +8,6 @@ In the shape descriptions, `B` is the number of texts, `L` of tokens, `D` the wi
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import flax.linen as nn
@@ -18,14 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields
-from cspd_jax.models import norms
+from cspd_jax.models import layers
 
 Params = Any
 _MASKED = -1e30
-_ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
-    'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
-    'gelu': functools.partial(jax.nn.gelu, approximate=False),
-    'relu': jax.nn.relu, 'silu': jax.nn.silu}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +36,7 @@ class T5Config:
     num_distances: number of distance buckets, half of them for each direction; a multiple of 4.
     max_distance: all distances from this one on share the last bucket.
     norm_eps: added to the mean square in the norms.
-    activation: of the feed-forward layers; 'gelu_tanh' is the approximation of 'gelu' by tanh.
+    activation: of the feed-forward layers, see `layers.ACTIVATIONS`.
     gated: whether the activation multiplies a second product of the input.
   """
 
@@ -78,7 +72,7 @@ class Block(nn.Module):
   def __call__(self, x: jax.Array, bias: jax.Array) -> jax.Array:
     """Runs the layer on `x` `[B, L, D]`; `bias` `[B, H, L, L]` is added to attention logits."""
     config, init = self.config, nn.initializers.normal(0.02)
-    normed = norms.RMSNorm(config.norm_eps, name='attention_norm')(x)
+    normed = layers.RMSNorm(config.norm_eps, name='attention_norm')(x)
     query, key, value = (
         jnp.einsum('bld,dhe->blhe', normed, self.param(
             name, init, (config.dim, config.num_heads, config.head_dim)))
@@ -88,8 +82,8 @@ class Block(nn.Module):
     out = self.param('out', init, (config.num_heads, config.head_dim, config.dim))
     x = x + jnp.einsum('bqhe,hed->bqd', jnp.einsum('bhqk,bkhe->bqhe', weights, value), out)
 
-    normed = norms.RMSNorm(config.norm_eps, name='ffn_norm')(x)
-    activate, shape = _ACTIVATIONS[config.activation], (config.dim, config.ffn_dim)
+    normed = layers.RMSNorm(config.norm_eps, name='ffn_norm')(x)
+    activate, shape = layers.ACTIVATIONS[config.activation], (config.dim, config.ffn_dim)
     gate = activate(normed @ self.param('gate', init, shape)) if config.gated else None
     up = normed @ self.param('up', init, shape)
     branch = activate(up) if gate is None else gate * up
@@ -114,7 +108,7 @@ class T5Encoder(nn.Module):
     x = jnp.take(table, tokens, axis=0)
     for index in range(config.num_layers):
       x = Block(config, name=f'layers_{index}')(x, bias)
-    return norms.RMSNorm(config.norm_eps, name='norm')(x)
+    return layers.RMSNorm(config.norm_eps, name='norm')(x)
 
 
 def init(config: T5Config, key: jax.Array) -> Params:

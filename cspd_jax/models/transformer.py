@@ -18,7 +18,6 @@ predicted.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -31,14 +30,12 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from cspd_jax.core import fields
 from cspd_jax.files import int8
 from cspd_jax.models import attention
-from cspd_jax.models.norms import HeadNorm, RMSNorm
+from cspd_jax.models.layers import ACTIVATIONS, HeadNorm, RMSNorm
 
 # `(keys, values)` of every layer, each `[R, K, S, E]`, arrays or `int8_cache.Int8Slots`.
 KeyValues = tuple[tuple[Any, Any], ...]
 
 Activation = Literal['silu', 'gelu_tanh']
-_ACTIVATIONS: dict[Activation, Callable[[jax.Array], jax.Array]] = {
-    'silu': jax.nn.silu, 'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True)}
 
 # Width of a TPU tile.
 _LANES = 128
@@ -134,6 +131,52 @@ class Rope(NamedTuple):
 
   cos: jax.Array
   sin: jax.Array
+
+
+# Maps positions `[R or 1, L]` int to rotary tables, which must be finite past the end of the image.
+RopeFunction = Callable[[jax.Array], Rope]
+
+
+def frequencies(count: int, base: float) -> np.ndarray:
+  """Returns the rotary frequencies `1 / base**(i / count)`, `[count]` float32.
+
+  The formula of the published code, `1.0 / base**(torch.arange(0, 2 * count, 2).float() /
+  (2 * count))`, with rounding to float32 at the same steps. The last bit matters: it rotates
+  position 9300 by 1e-3.
+  """
+  exponents = np.arange(count, dtype=np.float32) / np.float32(count)
+  # NumPy's float32 power errs in the last bit more often than PyTorch's, which rounds correctly for
+  # all but one number in a hundred; a float64 power achieves this on every processor.
+  powers = np.float64(np.float32(base)) ** exponents.astype(np.float64)
+  return np.float32(1) / powers.astype(np.float32)
+
+
+def sequence_rope(head_dim: int, base: float) -> RopeFunction:
+  """Returns a rotation by the position in the sequence; negative positions are treated as 0."""
+  turns = frequencies(head_dim // 2, base)
+
+  def rope(positions: jax.Array) -> Rope:
+    angles = jnp.maximum(positions, 0)[..., None] * turns
+    return Rope(jnp.cos(angles), jnp.sin(angles))
+
+  return rope
+
+
+def grid_rope(num_tokens: int, row_width: int, head_dim: int, base: float) -> RopeFunction:
+  """Returns a rotation by row and column of an image token, half of the numbers each.
+
+  Tables are zero at negative positions, which sets queries and keys to zero; tokens past the end
+  use the last cell.
+  """
+  turns = frequencies(head_dim // 4, base)
+
+  def rope(positions: jax.Array) -> Rope:
+    cell = jnp.divmod(jnp.clip(positions, 0, num_tokens - 1), row_width)
+    angles = jnp.concatenate([part[..., None] * turns for part in cell], axis=-1)
+    image = (positions >= 0)[..., None]
+    return Rope(jnp.where(image, jnp.cos(angles), 0), jnp.where(image, jnp.sin(angles), 0))
+
+  return rope
 
 
 def causal_mask(length: int) -> jax.Array:
@@ -304,7 +347,7 @@ class Block(nn.Module):
     gate, up = (int8.einsum('rld,df->rlf', x, self._kernel(name, (config.dim,), (config.ffn_dim,)))
                 for name in ('gate', 'up'))
     down = self._kernel('down', (config.ffn_dim,), (config.dim,))
-    return int8.einsum('rlf,fd->rld', _ACTIVATIONS[config.activation](gate) * up, down)
+    return int8.einsum('rlf,fd->rld', ACTIVATIONS[config.activation](gate) * up, down)
 
 
 class Transformer(nn.Module):

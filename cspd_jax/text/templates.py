@@ -27,6 +27,25 @@ _SIMPLEAR_NEGATIVE = (
     'hands, bad teeth, bad eyes, bad limbs, distortion')
 
 
+# Maps `(text, prompt, height, width)`, with rows and columns of codes, to the ids of both contexts;
+# writers of models that read the first token from a file also accept `first_token`. A tokenizer of
+# another model raises ValueError.
+Writer = Callable[..., tuple[list[int], list[int]]]
+
+
+def _template(*contexts: Sequence[str | list[str]]) -> Writer:
+  """Returns the writer of two contexts: names of tokens and, in lists, texts with the arguments."""
+  def write(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
+    encode = lambda words: text.encode(words.format(prompt=prompt, height=height, width=width))
+    request, other = (
+        [number for piece in context for number in (
+            [id_of(text, piece)] if isinstance(piece, str) else encode(*piece))]
+        for context in contexts)
+    return request, other
+
+  return write
+
+
 def lumina_mgpt(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
   """Returns the contexts of Lumina-mGPT (arXiv 2408.02657) with and without a request.
 
@@ -74,89 +93,36 @@ def _of_size(text: Text, first_token: str, prompt: str, height: int, width: int
   return [id_of(text, first_token), *text.encode(words), id_of(text, _END_OF_TURN), *image], image
 
 
-def anole(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the two contexts of Anole (arXiv 2407.06135) with which its drafters were trained.
-
-  The sampler of Meta and GAIR uses the bare prompt, and `<s>` before the start of the image in the
-  context that guidance leads away from; pass a `conditions.Prompt` to use those. Arguments as for
-  `lumina_mgpt`.
-  """
-  del height, width
-  image = [id_of(text, _IMAGE_START)]
-  words = f'Generate an image of {prompt}'
-  return [id_of(text, '<s>'), *text.encode(words), id_of(text, _END_OF_TURN), *image], image
-
-
-def emu3(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the two contexts of Emu3 (arXiv 2409.18869): the request and the negative prompt.
-
-  Arguments as for `lumina_mgpt`.
-  """
-  start, size, image = (id_of(text, f'<|{name}|>') for name in (
-      'extra_203', 'image start', 'image token'))
-  image_header = [size, *text.encode(f'{height}*{width}'), image]
-  request, negative = ([start, *text.encode(words), *image_header]
-                       for words in (prompt + _QUALITY, _NEGATIVE_1))
-  return request, negative
-
-
-def emu3_5(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the two contexts of Emu3.5 (arXiv 2510.26583): the request and one without words.
-
-  Both continue with the start and the size of the image. In the official program the model itself
-  writes the start, and the text that may precede it; guidance begins with the image there too.
-  Arguments as for `lumina_mgpt`.
-  """
-  begin, answer, start, image = (id_of(text, f'<|{name}|>') for name in (
-      'extra_203', 'extra_100', 'image start', 'image token'))
-  image_header = [start, *text.encode(f'{height}*{width}'), image]
-  request, empty = (
-      [begin, *text.encode(f'You are a helpful assistant{task}. USER: {words} ASSISTANT: '), answer,
-       *image_header] for task, words in ((' for t2i task', prompt), ('', '')))
-  return request, empty
-
-
-def nextstep(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the contexts of NextStep-1 (arXiv 2508.10711): the request and the negative prompt.
-
-  Both are those of the official example. Arguments as for `lumina_mgpt`.
-  """
-  return _nextstep(text, prompt + _QUALITY, _NEGATIVE_1, height, width)
-
-
-def nextstep_1_1(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the contexts of NextStep-1.1, those of its official example."""
-  return _nextstep(text, prompt, _NEGATIVE_1_1, height, width)
-
-
-def _nextstep(text: Text, prompt: str, negative: str, height: int, width: int
-              ) -> tuple[list[int], list[int]]:
-  image = [id_of(text, '<|image_area|>'), *text.encode(f'{height}*{width}'),
-           id_of(text, '<|begin_of_image|>')]
-  return [*text.encode(prompt), *image], [*text.encode(negative), *image]
-
-
-def simplear(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the contexts of SimpleAR (arXiv 2504.11455): the request and the negative prompt.
-
-  Arguments and errors as for `lumina_mgpt`.
-  """
-  del height, width
-  start, image = id_of(text, '<|t2i|>'), id_of(text, '<|soi|>')
-  request, negative = ([start, *text.encode(words), image] for words in (
-      f'A highly realistic image of {prompt}', _SIMPLEAR_NEGATIVE))
-  return request, negative
-
-
-def liquid(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the contexts of Liquid (arXiv 2412.04332), with and without a request.
-
-  Arguments and errors as for `lumina_mgpt`.
-  """
-  del height, width
-  start, nothing, image = (id_of(text, name) for name in ('<bos>', '<unconditional>', '<boi>'))
-  words = f'{prompt} Generate an image based on this description.'
-  return [start, *text.encode(words), image], [start, nothing, image]
+# Anole (arXiv 2407.06135) with and without a request, as its drafters were trained. The sampler of
+# Meta and GAIR uses the bare prompt, and `<s>` before the start of the image in the context that
+# guidance leads away from; pass a `conditions.Prompt` to use those.
+anole = _template(
+    ('<s>', ['Generate an image of {prompt}'], _END_OF_TURN, _IMAGE_START), (_IMAGE_START,))
+_SIZE = ['{height}*{width}']
+_EMU3_IMAGE = '<|image start|>', _SIZE, '<|image token|>'
+# Emu3 (arXiv 2409.18869): the request and the negative prompt.
+emu3 = _template(('<|extra_203|>', ['{prompt}' + _QUALITY], *_EMU3_IMAGE),
+                 ('<|extra_203|>', [_NEGATIVE_1], *_EMU3_IMAGE))
+# Emu3.5 (arXiv 2510.26583): the request and one without words, both with the start and the size of
+# the image. In the official program the model itself writes the start, and text that may precede
+# it; guidance begins with the image there too.
+emu3_5 = _template(
+    ('<|extra_203|>', ['You are a helpful assistant for t2i task. USER: {prompt} ASSISTANT: '],
+     '<|extra_100|>', *_EMU3_IMAGE),
+    ('<|extra_203|>', ['You are a helpful assistant. USER:  ASSISTANT: '], '<|extra_100|>',
+     *_EMU3_IMAGE))
+# NextStep-1 (arXiv 2508.10711) and 1.1: request and negative prompt of the official examples.
+_NEXTSTEP_IMAGE = '<|image_area|>', _SIZE, '<|begin_of_image|>'
+nextstep = _template((['{prompt}' + _QUALITY], *_NEXTSTEP_IMAGE), ([_NEGATIVE_1], *_NEXTSTEP_IMAGE))
+nextstep_1_1 = _template((['{prompt}'], *_NEXTSTEP_IMAGE), ([_NEGATIVE_1_1], *_NEXTSTEP_IMAGE))
+# Small models of the layout of NextStep-1 that were trained without its template.
+plain = _template((['{prompt}'], '<|begin_of_image|>'), ('<|begin_of_image|>',))
+# SimpleAR (arXiv 2504.11455): the request and the negative prompt.
+simplear = _template(('<|t2i|>', ['A highly realistic image of {prompt}'], '<|soi|>'),
+                     ('<|t2i|>', [_SIMPLEAR_NEGATIVE], '<|soi|>'))
+# Liquid (arXiv 2412.04332), with and without a request.
+liquid = _template(('<bos>', ['{prompt} Generate an image based on this description.'], '<boi>'),
+                   ('<bos>', '<unconditional>', '<boi>'))
 
 
 def _janus(text: Text, words: list[int]) -> tuple[list[int], list[int]]:
@@ -197,21 +163,6 @@ def janus_pro_plain(text: Text, prompt: str, height: int, width: int
   """
   del height, width
   return _janus(text, text.encode(prompt))
-
-
-def plain(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the words of the prompt before the image, and nothing before it.
-
-  For small models of the layout of NextStep-1 that were trained without its template.
-  """
-  del height, width
-  image = [id_of(text, '<|begin_of_image|>')]
-  return [*text.encode(prompt), *image], image
-
-
-# Maps `(text, prompt, height, width)` to the ids of both contexts; writers of models that read
-# the first token from a file also accept `first_token`.
-Writer = Callable[..., tuple[list[int], list[int]]]
 
 
 def padded(contexts: Sequence[Sequence[Sequence[int]]]) -> Prompt:

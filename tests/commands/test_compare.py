@@ -13,7 +13,7 @@ import cspd_jax
 from cspd_jax.cli import groups
 from cspd_jax.commands import compare
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.families import tuned
+from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import store
 from cspd_jax.measure import timing
 from cspd_jax.plots import grid
@@ -229,7 +229,7 @@ def test_a_few_decoders_by_default(models):
 @pytest.mark.slow
 @pytest.mark.parametrize('own', ['vanilla', 'seed_exact(window=8)'])
 def test_the_models_own_decoder_is_compared_once(models, tmp_path, own):
-  tuned.place(models / 'alone', tmp_path / 'own').store(jax.devices()[0].device_kind, {1: own})
+  folder_lib.place(models / 'alone', tmp_path / 'own').store(jax.devices()[0].device_kind, {1: own})
   assert list(_job(tmp_path / 'own').requests) == ['vanilla', 'seed_exact']
 
 
@@ -244,7 +244,7 @@ def test_left_out_decoders_are_named(models):
 @pytest.mark.parametrize('window, own', [(3, ['mc_sjd(window=3)']), (8, [])])
 def test_what_the_model_takes_is_among_all(models, tmp_path, window, own):
   kind = jax.devices()[0].device_kind
-  tuned.place(models / 'alone', tmp_path / 'own').store(kind, {1: f'mc_sjd(window={window})'})
+  folder_lib.place(models / 'alone', tmp_path / 'own').store(kind, {1: f'mc_sjd(window={window})'})
   job = _job(tmp_path / 'own', all=True)
   assert [name for name in job.requests if '(' in name] == own
   assert 'mc_sjd' in job.requests
@@ -253,7 +253,7 @@ def test_what_the_model_takes_is_among_all(models, tmp_path, window, own):
 @pytest.mark.slow
 @pytest.mark.parametrize('every', [False, True])
 def test_others_run_where_the_model_takes_one_that_nobody_knows(models, tmp_path, every):
-  tuned.place(models / 'alone', tmp_path / 'own').store(
+  folder_lib.place(models / 'alone', tmp_path / 'own').store(
       jax.devices()[0].device_kind, {1: 'hurry(window=3)'})
   job = _job(tmp_path / 'own', all=every)
   assert 'vanilla' in job.requests and 'hurry' in job.left_out["the model's default decoder"]

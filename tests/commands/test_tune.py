@@ -11,7 +11,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.commands import tune
-from cspd_jax.families import tuned
+from cspd_jax.families import folder as folder_lib
 from cspd_jax.measure import tuning
 from tests.experiments import calls, models
 from tests.families import tiny
@@ -57,7 +57,7 @@ def test_bad_input(folder, capsys, tmp_path, name):
 
 def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
   own, kind = tmp_path / 'own', jax.devices()[0].device_kind
-  tuned.place(folder, own).store(kind, {1: 'sjd(window=2)'})
+  folder_lib.place(folder, own).store(kind, {1: 'sjd(window=2)'})
   # Machines differ; here, one image at once is fastest with one decoder and two with another.
   best = {1: 'mc_sjd(window=3)', 2: 'vanilla'}
   monkeypatch.setattr(tuning, 'measure', lambda bench, texts, size, repeats: {
@@ -177,7 +177,7 @@ def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_default_that_nobody_knows_is_replaced(folder, capsys, tmp_path, monkeypatch):
   own = tmp_path / 'own'
-  tuned.place(folder, own).store(jax.devices()[0].device_kind, {1: 'faster'})
+  folder_lib.place(folder, own).store(jax.devices()[0].device_kind, {1: 'faster'})
   asked = _without_work(monkeypatch, len)
   result = _call(capsys, tmp_path / 'out', own, '--batch_size=1', '--window=3,5',
                 '--decoder=mc_sjd,jacobi(window=3)')

@@ -131,4 +131,4 @@ def test_inputs_that_do_not_fit_are_explained(form, options, message):
   with pytest.raises(rules.ConversionError, match=message):
     family_lib.infer(rules.FAMILIES[f'eagle_{form}'], shapes, options)
   with pytest.raises(rules.ConversionError, match='is not an EAGLE drafter'):
-    eagle_rules.infer(form, {'layers.0.weight': (1,)}, options)
+    rules.FAMILIES[f'eagle_{form}'].infer({'layers.0.weight': (1,)}, options)

@@ -22,8 +22,8 @@ from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import (
   base,
   family as family_lib,
-  kl_vae as kl_vae_lib,
   nextstep as nextstep_rules,
+  vq as vq_rules,
 )
 from cspd_jax.models import kl_vae, nextstep, transformer
 from tests.conversion import published_settings as published
@@ -212,4 +212,4 @@ def test_anything_else_in_a_file_is_refused():
 
 
 def test_the_table_of_the_tokenizer_has_every_argument():
-  assert published.NEXTSTEP_VAE.keys() <= kl_vae_lib.NEXTSTEP_FIELDS.keys()
+  assert published.NEXTSTEP_VAE.keys() <= vq_rules.NEXTSTEP_FIELDS.keys()

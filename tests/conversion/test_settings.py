@@ -11,11 +11,11 @@ from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import (
   eagle,
   early_fusion as fusion_rules,
-  emu3_vq,
   family as family_lib,
-  t5,
+  text,
+  vq,
 )
-from cspd_jax.models import eagle as eagle_model, early_fusion, emu3_vq as vq_model, t5 as t5_model
+from cspd_jax.models import eagle as eagle_model, early_fusion, t5 as t5_model, vq as vq_model
 from tests.conversion import published_settings as published
 from tests.models import published as weights
 
@@ -69,15 +69,15 @@ FIELDS = {
              'img_token_id boi_token_id eoi_token_id eol_token_id eof_token_id image_area '
              'pretraining_tp'),
     'emu3 text': (_EMU3['text_config'].fields, f'{_BASE} {_LLAMA}'),
-    'emu3 tokenizer': (emu3_vq.FIELDS, f'{_BASE} codebook_size embed_dim z_channels double_z '
+    'emu3 tokenizer': (vq.EMU3_FIELDS, f'{_BASE} codebook_size embed_dim z_channels double_z '
                        'in_channels out_channels temporal_downsample_factor ch ch_mult '
                        'num_res_blocks attn_resolutions dropout vq_config text_config'),
     'emu3-hf tokenizer': (
-        emu3_vq.FIELDS['vq_config'].fields, 'model_type codebook_size embed_dim latent_channels '
+        vq.EMU3_FIELDS['vq_config'].fields, 'model_type codebook_size embed_dim latent_channels '
         'double_latent in_channels out_channels temporal_downsample_factor base_channels '
         'channel_multiplier num_res_blocks attn_resolutions hidden_size num_attention_heads '
         'attention_dropout'),
-    't5': (t5.FIELDS, f'{_BASE} vocab_size d_model d_kv d_ff num_layers num_decoder_layers '
+    't5': (text.T5_FIELDS, f'{_BASE} vocab_size d_model d_kv d_ff num_layers num_decoder_layers '
            'num_heads relative_attention_num_buckets relative_attention_max_distance dropout_rate '
            'layer_norm_epsilon initializer_factor feed_forward_proj use_cache classifier_dropout '
            'dense_act_fn is_gated_act scale_decoder_outputs'),
@@ -316,8 +316,8 @@ def test_settings_of_drafters_are_used(save):
 @pytest.mark.parametrize('prefix', ['', 'vqmodel.'])
 def test_names_of_transformers_are_read(prefix):
   """Emu3 with its tokenizer in one file; the names are those of `save_pretrained`."""
-  family, config = rules.get('emu3_vq'), vq_model.Emu3VQConfig(
-      ch=128, ch_mult=(1, 1), num_res_blocks=1)
+  family, config = rules.get('emu3_vq'), dataclasses.replace(
+      vq_model.EMU3, ch=128, ch_mult=(1, 1), num_res_blocks=1)
   attention = 'decoder.up_block.up.1.attn.0.q_proj.weight'
   names = {f'{prefix}encoder.down_block.down.0.block.0.conv1.weight': (128, 128, 3, 3),
            f'{prefix}encoder.conv_in.weight': (128, 3, 3, 3),

@@ -15,13 +15,13 @@ from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import (
   eagle,
   early_fusion as fusion_rules,
-  emu3_vq as vq_rules,
   language_models,
   settings,
-  t5 as t5_rules,
+  text as text_rules,
+  vq as vq_rules,
 )
 from cspd_jax.files import store
-from cspd_jax.models import causal, early_fusion, emu3_vq, t5
+from cspd_jax.models import causal, early_fusion, t5, vq
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers', '5')  # Versions before write other fields.
@@ -32,9 +32,10 @@ _CHAMELEON = fusion_rules.CHAMELEON_SETTINGS['config.json']
 _EMU3 = fusion_rules.EMU3_SETTINGS['config.json']
 TABLES = [
     ('ChameleonConfig', _CHAMELEON), ('ChameleonConfig', eagle.CHAMELEON_FIELDS),
-    ('LlamaConfig', eagle.LLAMAGEN_FIELDS), ('Emu3Config', _EMU3), ('Emu3Config', vq_rules.FIELDS),
-    ('Emu3TextConfig', _EMU3['text_config'].fields), ('T5Config', t5_rules.FIELDS),
-    ('Emu3VQVAEConfig', vq_rules.FIELDS['vq_config'].fields),
+    ('LlamaConfig', eagle.LLAMAGEN_FIELDS), ('Emu3Config', _EMU3),
+    ('Emu3Config', vq_rules.EMU3_FIELDS),
+    ('Emu3TextConfig', _EMU3['text_config'].fields), ('T5Config', text_rules.T5_FIELDS),
+    ('Emu3VQVAEConfig', vq_rules.EMU3_FIELDS['vq_config'].fields),
     ('Qwen2Config', language_models.SIMPLEAR_FIELDS),
     ('GemmaConfig', language_models.LIQUID_FIELDS)]
 
@@ -108,8 +109,8 @@ def test_the_image_tokenizer_of_the_same_folder(tmp_path):
     tokens = torch.stack(theirs.encode(
         torch.tensor(images.transpose(0, 3, 1, 2)), torch.tensor([[8, 12]] * 2)).image_tokens)
   np.testing.assert_allclose(
-      emu3_vq.decode_unclipped(loaded.params, loaded.config, codes), pixels, atol=1e-4)
-  np.testing.assert_array_equal(emu3_vq.encode(loaded.params, loaded.config, images), tokens)
+      vq.decode_unclipped(loaded.params, loaded.config, codes), pixels, atol=1e-4)
+  np.testing.assert_array_equal(vq.encode(loaded.params, loaded.config, images), tokens)
 
 
 @pytest.mark.slow

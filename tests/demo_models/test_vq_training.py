@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.models import vq
+from cspd_jax.models import autoencoder, vq
 from experiments.demo_models import tokenizers
 
 CONFIG = vq.VQConfig(
@@ -43,7 +43,7 @@ def test_convolution_gradients_equal_those_of_xla():
     return jax.grad(lambda *args: jnp.sum(weights * conv(*args)), (0, 1))(x, kernel)
 
   with jax.default_matmul_precision('highest'):
-    plain, ours = gradients(vq._plain_conv), gradients(vq._conv_for_cpu)
+    plain, ours = gradients(autoencoder._plain_conv), gradients(autoencoder._conv_for_cpu)
   for a, b in zip(plain, ours):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 

@@ -26,7 +26,7 @@ from cspd_jax.families import decoder_only, prompt_kinds
 from cspd_jax.families.decoder_only import EAGLE, MEDUSA, NEIGHBOURS
 from cspd_jax.files.description import Kind
 from cspd_jax.generation import engines
-from cspd_jax.models import causal, conditions, eagle, rope, transformer, vq
+from cspd_jax.models import causal, conditions, eagle, transformer, vq
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import bpe
 
@@ -101,7 +101,7 @@ def init(config, key):
 
 
 def _rope(config):
-  return rope.sequence_rope(config.dim // config.num_heads, 1e4)
+  return transformer.sequence_rope(config.dim // config.num_heads, 1e4)
 
 
 def model_of(config, num_streams):
@@ -204,7 +204,7 @@ FAMILY = families.Family(
     build=build,
     published=families.Published(
         {'janus_like_small': JanusConfig()},
-        lambda config: decoder_only.published(eagle_config(config)),
+        lambda config: {'eagle': ('eagle', eagle_config(config))},
         lambda config, count: prompt_kinds.described(count)),
     text_forms={'janus_like': bpe.Vocabulary}, prompt_writers={'janus_like': write},
     eagle_layers={'janus_like': eagle.Layer()})

@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 
 from checkpoints_conversion import command, convert as convert_lib, rules
-from cspd_jax.models import early_fusion, emu3_vq, llamagen, t5, vq
+from cspd_jax.models import early_fusion, llamagen, t5, vq
 from tests.conversion import published_settings, torch_files
 from tests.models import published
 
@@ -37,7 +37,7 @@ EMU3_5_VQ = dataclasses.replace(
 CHAMELEON_VQ = vq.VQConfig(
     ch_mult=(1,), num_res_blocks=1, z_channels=4, codebook_size=8192, codebook_dim=4,
     level_attention=False, normalized=False)
-EMU3_VQ = emu3_vq.Emu3VQConfig(ch=128, ch_mult=(1, 1), num_res_blocks=1)
+EMU3_VQ = dataclasses.replace(vq.EMU3, ch=128, ch_mult=(1, 1), num_res_blocks=1)
 T2I = llamagen.LlamaGenConfig(
     conditioning='text', height=3, width=3, dim=16, num_layers=2, num_heads=2, ffn_dim=24,
     vocab_size=48, caption_dim=40)

@@ -25,7 +25,7 @@ from checkpoints_conversion import convert as convert_lib, rules
 from cspd_jax.commands import generate as generate_command
 from cspd_jax.decoding import warp
 from cspd_jax.families import early_fusion as early_fusion_family
-from cspd_jax.models import cosmos, early_fusion, vq
+from cspd_jax.models import early_fusion, vq
 from cspd_jax.text import bpe, templates
 from tests.conversion import published_settings
 from tests.families import language_model_files as files, published_files
@@ -90,14 +90,13 @@ def test_codes_are_those_of_the_image_tokenizer_in_order(folder):
   model = cspd_jax.load(path)
   config = files.CONFIGS[name]
   codes = files.codes(name)
-  network = cosmos if name == 'simplear' else vq
-  want = network.decode(model.tokenizer.params, model.tokenizer.config,
-                        codes.reshape(1, config.height, config.width))
+  want = vq.decode(model.tokenizer.params, model.tokenizer.config,
+                   codes.reshape(1, config.height, config.width))
   np.testing.assert_allclose(model.pixels(jnp.asarray(codes[None])), want, atol=1e-4)
   images = np.random.default_rng(7).uniform(-1, 1, want.shape).astype(np.float32)
   np.testing.assert_array_equal(
       model.tokens(jnp.asarray(images)),
-      network.encode(model.tokenizer.params, model.tokenizer.config, images).reshape(1, -1))
+      vq.encode(model.tokenizer.params, model.tokenizer.config, images).reshape(1, -1))
   # Pixels require no text part.
   alone = cspd_jax.load(path, text=None)
   np.testing.assert_array_equal(

@@ -12,7 +12,7 @@ import pytest
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.core.spec import parse
-from cspd_jax.families import tuned
+from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import store
 from cspd_jax.generation import defaults as defaults_lib
 from cspd_jax.generation.gallery import Gallery
@@ -97,7 +97,7 @@ def test_other_forms_are_refused_when_a_model_is_saved_or_loaded(
     (dict(decoder='mc_sjd', options=dict(window=4)), 1), ({}, 1)])
 def test_a_specification_is_parsed_once(folder, tmp_path, options, count):
   """Also with a parameter that is passed separately."""
-  tuned.place(folder, tmp_path / 'own').store(
+  folder_lib.place(folder, tmp_path / 'own').store(
       jax.devices()[0].device_kind, {1: 'mc_sjd(window=4)'})
   model = cspd_jax.load(tmp_path / 'own')
   with mock.patch('ast.parse', wraps=ast.parse) as parser:
@@ -107,7 +107,7 @@ def test_a_specification_is_parsed_once(folder, tmp_path, options, count):
 
 def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path):
   kind = jax.devices()[0].device_kind
-  place = tuned.place(folder, tmp_path / 'own')
+  place = folder_lib.place(folder, tmp_path / 'own')
   place.store(kind, {1: 'mc_sjd(window=4)', 2: 'vanilla'})
   place.store('another device', {1: 'jacobi(window=3)'})
   model = cspd_jax.load(tmp_path / 'own')
@@ -141,7 +141,7 @@ def test_a_group_of_devices_takes_its_share(folder):
 
 
 def test_a_decoder_that_nobody_knows_is_named_where_it_would_be_used(folder, tmp_path):
-  tuned.place(folder, tmp_path / 'own').store(jax.devices()[0].device_kind, {
+  folder_lib.place(folder, tmp_path / 'own').store(jax.devices()[0].device_kind, {
       1: 'vanilla', 2: 'faster(window=4)'})
   model = cspd_jax.load(tmp_path / 'own')
   assert str(model.specification(batch_size=1)) == 'vanilla'
@@ -153,9 +153,9 @@ def test_a_decoder_that_nobody_knows_is_named_where_it_would_be_used(folder, tmp
 
 def test_networks_stay_where_they_are(folder, tmp_path):
   before = (folder / 'model.json').read_bytes()
-  place = tuned.place(folder, tmp_path / 'own')
+  place = folder_lib.place(folder, tmp_path / 'own')
   place.store('cpu', {1: 'vanilla'})
-  tuned.place(folder, tmp_path / 'own').store('cpu', {8: 'sjd(window=2)'})
+  folder_lib.place(folder, tmp_path / 'own').store('cpu', {8: 'sjd(window=2)'})
   own = _content(tmp_path / 'own')
   assert own['defaults'] == {
       'guidance_scale': 1.5, 'decoder': {'cpu': {'1': 'vanilla', '8': 'sjd(window=2)'}}}
@@ -166,16 +166,16 @@ def test_networks_stay_where_they_are(folder, tmp_path):
 
 def test_places_that_are_refused(folder, tmp_path):
   with pytest.raises(ValueError, match="'demo', which is part of the package .* store=FOLDER"):
-    tuned.place('demo')
+    folder_lib.place('demo')
   with pytest.raises(ValueError, match='the folder of a network alone; pass store=FOLDER'):
-    tuned.place(folder / 'target')
+    folder_lib.place(folder / 'target')
   with pytest.raises(ValueError, match='holds other networks than model'):
-    tuned.place('demo', folder)
+    folder_lib.place('demo', folder)
   with pytest.raises(ValueError, match='holds other networks than model'):
-    tuned.place(folder / 'target', folder / 'target')
+    folder_lib.place(folder / 'target', folder / 'target')
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='files cannot be written'):
-    tuned.place(folder, tmp_path / 'file')
+    folder_lib.place(folder, tmp_path / 'file')
   with pytest.raises(store.CheckpointError, match='is not a folder'):
-    tuned.place(tmp_path / 'missing')
-  assert not tuned.place('demo', tmp_path / 'demo').folder.exists()
+    folder_lib.place(tmp_path / 'missing')
+  assert not folder_lib.place('demo', tmp_path / 'demo').folder.exists()

@@ -17,7 +17,7 @@ from cspd_jax.decoding.drafters.eagle import eagle as eagle_drafter
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.models import causal, conditions, eagle, rope, transformer
+from cspd_jax.models import causal, conditions, eagle, transformer
 
 # 19 codes and a token that ends a row, then text; rows of 4 codes, 5 rows.
 CODES, NEW_LINE, IMAGE, VOCAB = 19, 19, 20, 33
@@ -69,7 +69,7 @@ def _model(name, num_streams=2):
   return causal.Causal(
       transformer=family.sizes,
       embed_condition=lambda params, prompt, _: causal.embed_prompt(params, family.sizes, prompt),
-      rope=rope.sequence_rope(family.sizes.head_dim, family.base), num_tokens=LENGTH,
+      rope=transformer.sequence_rope(family.sizes.head_dim, family.base), num_tokens=LENGTH,
       row_width=WIDTH, forced=_forced,
       check_condition=lambda prompt: conditions.check_prompt(prompt, num_streams, VOCAB))
 
@@ -230,7 +230,7 @@ def test_streams_with_prompts_of_their_own_length_agree_with_the_reference(name,
 def test_a_whole_pass_agrees_with_the_reference(name):
   sizes, tokens = FAMILIES[name].sizes, _tokens(3)
   params = _params(name)
-  model = causal.Causal(sizes, None, rope.sequence_rope(sizes.head_dim, FAMILIES[name].base),
+  model = causal.Causal(sizes, None, transformer.sequence_rope(sizes.head_dim, FAMILIES[name].base),
                         LENGTH, WIDTH)
   logits, features, layers = jax.jit(lambda params, prompt, tokens: causal.forward(
       params, model, causal.embed_prompt(params, sizes, prompt), tokens))(

@@ -24,7 +24,7 @@ import published
 import pytest
 
 from checkpoints_conversion import convert, rules
-from cspd_jax.models import cosmos
+from cspd_jax.models import cosmos, vq
 
 CONFIG = cosmos.CosmosConfig(ch=16, ch_mult=(1, 2, 2), num_res_blocks=1, z_channels=8)
 FILE = rules.FAMILIES['cosmos_dv']
@@ -69,34 +69,34 @@ def _draws():
 @pytest.mark.slow
 def test_encoding_agrees_with_the_video_of_one_frame(params):
   want, images = published.recorded('cosmos'), _draws()[0]
-  latents = jax.jit(cosmos.latents, static_argnums=1)(params, CONFIG, images)
+  latents = jax.jit(vq.latents, static_argnums=1)(params, CONFIG, images)
   np.testing.assert_allclose(latents, want['latents'], atol=1e-5)
   np.testing.assert_array_equal(
-      jax.jit(cosmos.encode, static_argnums=1)(params, CONFIG, images), want['indices'])
+      jax.jit(vq.encode, static_argnums=1)(params, CONFIG, images), want['indices'])
 
 
 @pytest.mark.slow
 def test_decoding_agrees_with_the_video_of_one_frame(params):
   want, codes = published.recorded('cosmos')['pixels'], _draws()[1]
-  pixels = jax.jit(cosmos.decode_unclipped, static_argnums=1)(params, CONFIG, codes)
+  pixels = jax.jit(vq.decode_unclipped, static_argnums=1)(params, CONFIG, codes)
   # Numbers are up to 40 at these weights.
   np.testing.assert_allclose(pixels, want, atol=2e-4)
-  clipped = cosmos.decode(params, CONFIG, codes)
+  clipped = vq.decode(params, CONFIG, codes)
   np.testing.assert_allclose(clipped, np.clip(want, -1, 1), atol=2e-4)
 
 
 @pytest.mark.slow
 def test_tokens_are_the_numbers_of_their_vectors(params):
   tokens = np.arange(64000)
-  vectors = np.asarray(cosmos.codebook(params, CONFIG))
+  vectors = np.asarray(vq.codebook(params, CONFIG))
   assert vectors.shape == (64000, 6) and len(np.unique(vectors, axis=0)) == 64000
   assert vectors.min(axis=0).tolist() == [-1] * 6
   assert vectors.max(axis=0).tolist() == [0.75] * 3 + [1] * 3
   # Large numbers before the quantiser reach the first and the last level of each.
-  ends = cosmos.quantize(CONFIG, np.array([[-9.0] * 6, [9.0] * 6], np.float32))
+  ends = vq.quantize({}, CONFIG, np.array([[-9.0] * 6, [9.0] * 6], np.float32))
   assert ends.tolist() == [0, 63999]
   np.testing.assert_array_equal(
-      cosmos.quantize(CONFIG, np.arctanh(np.clip(
+      vq.quantize({}, CONFIG, np.arctanh(np.clip(
           (vectors * np.array([4, 4, 4, 2, 2, 2]) + np.array([.5, .5, .5, 0, 0, 0]))
           / (np.array([3.5, 3.5, 3.5, 2, 2, 2]) * 1.001), -0.9999, 0.9999)) - np.arctanh(
               np.array([.5, .5, .5, 0, 0, 0]) / (np.array([3.5, 3.5, 3.5, 2, 2, 2]) * 1.001))),
@@ -138,9 +138,9 @@ def test_impossible_sizes_are_refused(changes, message):
 @pytest.mark.slow
 def test_refused_settings(params):
   with pytest.raises(ValueError, match='must be multiples of 16, got 16x24'):
-    cosmos.encode(params, CONFIG, np.zeros((1, 16, 24, 3), np.float32))
+    vq.encode(params, CONFIG, np.zeros((1, 16, 24, 3), np.float32))
   with pytest.raises(ValueError, match='indices must be integers'):
-    cosmos.decode(params, CONFIG, np.zeros((1, 4), int))
+    vq.decode(params, CONFIG, np.zeros((1, 4), int))
   shapes = _published_shapes()
   with pytest.raises(rules.ConversionError, match='it has 100 inputs, vectors of 6 numbers'):
     FILE.infer({**shapes, 'encoder.conv_in.0.conv3d.weight': (16, 100, 1, 3, 3)}, {})

@@ -9,6 +9,7 @@ two best codes differ by 1.8e-4 in squared distance), and of the codes
 `default_rng(11).integers(0, 96, (2, 6, 8))` the first frame.
 """
 
+import dataclasses
 import gzip
 import json
 import pathlib
@@ -20,9 +21,9 @@ import published
 import pytest
 
 from checkpoints_conversion import convert, rules
-from cspd_jax.models import emu3_vq
+from cspd_jax.models import vq
 
-CONFIG = emu3_vq.Emu3VQConfig(ch=128, ch_mult=(1, 2), codebook_size=96)
+CONFIG = dataclasses.replace(vq.EMU3, ch=128, ch_mult=(1, 2), codebook_size=96)
 FILE = rules.FAMILIES['emu3_vq']
 MANIFEST = pathlib.Path(__file__).parent.parent / 'data' / 'manifests' / 'emu3_vq.json.gz'
 
@@ -48,18 +49,18 @@ def _precise():
 def test_encoding_agrees_with_four_equal_frames(params):
   want = published.recorded('emu3_vq')
   images = np.random.default_rng(10).uniform(-1, 1, (2, 12, 16, 3)).astype(np.float32)
-  latents = jax.jit(emu3_vq.latents, static_argnums=1)(params, CONFIG, images)
+  latents = jax.jit(vq.latents, static_argnums=1)(params, CONFIG, images)
   np.testing.assert_allclose(latents, want['latents'], atol=1e-5)
   np.testing.assert_array_equal(
-      jax.jit(emu3_vq.encode, static_argnums=1)(params, CONFIG, images), want['indices'])
+      jax.jit(vq.encode, static_argnums=1)(params, CONFIG, images), want['indices'])
 
 
 @pytest.mark.slow
 def test_decoding_agrees_with_the_first_frame(params):
   codes = np.random.default_rng(11).integers(0, 96, (2, 6, 8))
-  pixels = jax.jit(emu3_vq.decode_unclipped, static_argnums=1)(params, CONFIG, codes)
+  pixels = jax.jit(vq.decode_unclipped, static_argnums=1)(params, CONFIG, codes)
   np.testing.assert_allclose(pixels, published.recorded('emu3_vq')['pixels'], atol=1e-4)
-  clipped = jax.eval_shape(lambda: emu3_vq.decode(params, CONFIG, codes))
+  clipped = jax.eval_shape(lambda: vq.decode(params, CONFIG, codes))
   assert clipped.shape == (2, 12, 16, 3)
 
 
@@ -84,6 +85,6 @@ def test_files_come_back(params):
 @pytest.mark.slow
 def test_refused_settings(params):
   with pytest.raises(ValueError, match='must be multiples of 2, got 3x4'):
-    emu3_vq.encode(params, CONFIG, np.zeros((1, 3, 4, 3), np.float32))
+    vq.encode(params, CONFIG, np.zeros((1, 3, 4, 3), np.float32))
   with pytest.raises(ValueError, match='indices must be integers'):
-    emu3_vq.decode(params, CONFIG, np.zeros((1, 4), int))
+    vq.decode(params, CONFIG, np.zeros((1, 4), int))

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.models import rope
+from cspd_jax.models import transformer as rope
 
 
 def _published(count, base):

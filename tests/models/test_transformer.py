@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.models import norms, transformer
+from cspd_jax.models import layers, transformer
 
 CONFIG = transformer.TransformerConfig(
     vocab_size=11, dim=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6, ffn_dim=20)
@@ -72,7 +72,7 @@ def test_norm_casts_back_before_the_scale():
   wide = np.asarray(x, np.float32)
   normed = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 1e-5)
   expected = jnp.asarray(normed).astype(jnp.bfloat16) * scale
-  out = norms.RMSNorm(1e-5).apply({'params': {'scale': scale}}, x)
+  out = layers.RMSNorm(1e-5).apply({'params': {'scale': scale}}, x)
   assert out.dtype == jnp.bfloat16
   np.testing.assert_array_equal(np.asarray(out, np.float32), np.asarray(expected, np.float32))
 

@@ -10,7 +10,6 @@ from cspd_jax.decoding import tree as trees
 from cspd_jax.models import (
   eagle,
   early_fusion,
-  emu3_vq,
   kl_vae,
   llamagen,
   mar,
@@ -24,7 +23,7 @@ from cspd_jax.text import bpe
 
 NAN, INF = float('nan'), float('inf')
 CONFIGS = {type(config).__name__: config for config in (
-    eagle.EagleConfig(), emu3_vq.Emu3VQConfig(), kl_vae.KLVAEConfig(), llamagen.LlamaGenConfig(),
+    eagle.EagleConfig(), kl_vae.KLVAEConfig(), llamagen.LlamaGenConfig(),
     mar.MARConfig(), medusa.MedusaConfig(), neighbours.NeighboursConfig(),
     early_fusion.EarlyFusionConfig(),
     t5.T5Config(), vq.VQConfig(), bpe.TextConfig(),
@@ -57,7 +56,7 @@ def test_every_field_of_every_config(name):
 
 def test_all_configs_are_tried():
   kinds = {config.__name__ for module in (
-      eagle, early_fusion, emu3_vq, kl_vae, llamagen, mar, medusa, neighbours, t5, transformer, vq,
+      eagle, early_fusion, kl_vae, llamagen, mar, medusa, neighbours, t5, transformer, vq,
       bpe)
            for config in vars(module).values()
            if isinstance(config, type) and dataclasses.is_dataclass(config)

@@ -1,4 +1,8 @@
-"""CLIP networks, with the names of OpenAI's state dict (also OpenCLIP's), or of transformers."""
+"""Networks of evaluations: CLIP, and the Inception network of the Frechet inception distance.
+
+CLIP has the names of OpenAI's state dict (also OpenCLIP's) or of transformers, Inception those of
+pytorch-fid.
+"""
 
 import functools
 import math
@@ -6,11 +10,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints_conversion.rules import base, family, settings
+import jax
+from flax import traverse_util
+
+from checkpoints_conversion.rules import base, blocks, family, settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from checkpoints_conversion.rules.settings import Free, Must, Size
 from cspd_jax.metrics.clip import CLIPConfig
-from cspd_jax.models import clip
+from cspd_jax.metrics.inception import InceptionConfig
+from cspd_jax.models import clip, inception
 
 _TITLE = 'a CLIP network with a vision transformer'
 # Width of an attention head in all networks of OpenAI.
@@ -35,7 +43,7 @@ _IMAGE_FIELDS: settings.Table = {
     **_encoder_fields('image', 12), 'model_type': Must(('clip_vision_model',)),
     'image_size': Size('image_size'), 'patch_size': Size('patch_size'),
     'num_channels': Must((3,))}
-FIELDS: settings.Table = {
+CLIP_FIELDS: settings.Table = {
     **settings.COMMON, 'model_type': Must(('clip',)), 'projection_dim': Size('feature_dim'),
     'logit_scale_init_value': Free('scores are cosines, without the scale'),
     'text_config': settings.Part(_TEXT_FIELDS), 'text_config_dict': settings.Part(_TEXT_FIELDS),
@@ -68,60 +76,44 @@ def _of_transformers(name: str) -> str:
   return name
 
 
-def rules(config: CLIPConfig, is_transformers: bool = False) -> list[Rule]:
-  """Returns the rule table of a network, with names of transformers or OpenAI's."""
+def _rules(config: CLIPConfig, is_transformers: bool = False) -> list[Rule]:
   projection = MATRIX if is_transformers else KEEP
   table = [
-      Rule('visual.conv1.weight', ('image/patch',), base.CONVOLUTION),
+      Rule('visual.conv1.weight', ('image/patch/kernel',), base.CONVOLUTION),
       Rule('visual.class_embedding', ('image/class_token',), KEEP),
       Rule('visual.positional_embedding', ('image/positions',), KEEP),
       *base.norm('visual.ln_pre', 'image/first_norm'),
       *_layer('visual.transformer.', 'image/', config.image_heads, config.image_dim,
               is_transformers),
       *base.norm('visual.ln_post', 'image/norm'),
-      Rule('visual.proj', ('image/projection',), projection),
+      Rule('visual.proj', ('image/projection/kernel',), projection),
       Rule('token_embedding.weight', ('text/tokens',), KEEP),
       Rule('positional_embedding', ('text/positions',), KEEP),
       *_layer('transformer.', 'text/', config.text_heads, config.text_dim, is_transformers),
       *base.norm('ln_final', 'text/norm'),
-      Rule('text_projection', ('text/projection',), projection)]
-  if not is_transformers:
-    return table
-  return [rule._replace(source=_of_transformers(rule.sources[0])) for rule in table]
+      Rule('text_projection', ('text/projection/kernel',), projection)]
+  return base.renamed(table, _of_transformers) if is_transformers else table
 
 
 def _layer(source: str, destination: str, heads: int, dim: int, is_transformers: bool
            ) -> list[Rule]:
-  """A layer with OpenAI's names, or with the separate projections of transformers."""
-  source, destination = source + 'resblocks.{i}.', destination + 'layers_{i}/'
-  names, width = ('query', 'key', 'value'), dim // heads
+  source, destination = source + 'resblocks.{i}.', destination + 'layers_{i}'
+  projections = blocks.fused(source + 'attn.in_proj_', destination, heads, dim)
   if is_transformers:
-    projections = [rule for name in names for rule in (
-        Rule(f'{source}attn.{name[0]}_proj.weight', (destination + name,),
-             base.separate_heads(heads, width, False)),
-        Rule(f'{source}attn.{name[0]}_proj.bias', (f'{destination}{name}_bias',),
+    projections = [rule for name in ('query', 'key', 'value') for rule in (
+        Rule(f'{source}attn.{name[0]}_proj.weight', (f'{destination}/{name}/kernel',),
+             base.separate_heads(heads, dim // heads, False)),
+        Rule(f'{source}attn.{name[0]}_proj.bias', (f'{destination}/{name}/bias',),
              base.separate_head_biases(heads, False)))]
-  else:
-    projections = [
-        Rule(source + 'attn.in_proj_weight', tuple(destination + name for name in names),
-             base.split_heads(heads, heads, width)),
-        Rule(source + 'attn.in_proj_bias', tuple(f'{destination}{name}_bias' for name in names),
-             base.split_head_biases(heads))]
-  return [
-      *base.norm(source + 'ln_1', destination + 'attention_norm'), *projections,
-      Rule(source + 'attn.out_proj.weight', (destination + 'out',), base.join_heads(heads, width)),
-      Rule(source + 'attn.out_proj.bias', (destination + 'out_bias',), KEEP),
-      *base.norm(source + 'ln_2', destination + 'ffn_norm'),
-      *base.layer(source + 'mlp.c_fc', destination + 'up', MATRIX),
-      *base.layer(source + 'mlp.c_proj', destination + 'down', MATRIX)]
+  return projections + blocks.vision_layer(
+      source, destination, heads, dim, ('ln_1', 'attn.out_proj', 'ln_2', 'mlp.c_fc', 'mlp.c_proj'))
 
 
 def _is_of_transformers(shapes: family.Shapes) -> bool:
   return any(name.startswith('vision_model.') for name in shapes)
 
 
-def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> CLIPConfig:
-  """Infers the sizes from shapes; settings determine heads, activation and `norm_eps`."""
+def _infer(shapes: family.Shapes, options: Mapping[str, Any]) -> CLIPConfig:
   shape = functools.partial(family.shape, _TITLE, shapes)
   is_transformers = _is_of_transformers(shapes)
   named = _of_transformers if is_transformers else lambda name: name
@@ -144,13 +136,55 @@ def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> CLIPConfig:
       norm_eps=options.get('norm_eps', 1e-5))
 
 
-FAMILY = family.FileFamily(
-    name='clip', title=_TITLE, kind='clip', rules=rules, infer=infer, presets=clip.PRESETS,
+CLIP = family.FileFamily(
+    name='clip', title=_TITLE, kind='clip', rules=_rules, infer=_infer, presets=clip.PRESETS,
     variant=lambda shapes: {'rules': functools.partial(
-        rules, is_transformers=_is_of_transformers(shapes))},
-    settings=lambda contents: settings.read({'config.json': FIELDS}, contents),
+        _rules, is_transformers=_is_of_transformers(shapes))},
+    settings=lambda contents: settings.read({'config.json': CLIP_FIELDS}, contents),
     # OpenCLIP's networks of the same shapes have another activation.
     needed={'activation': '"text_config": {"hidden_act": "quick_gelu"}'},
     # Buffers, and the scale of logits: scores are cosines.
     leftovers=r'logit_scale|input_resolution|context_length|vocab_size|attn_mask|'
     r'(text|vision)_model\.embeddings\.position_ids')
+
+
+_FID_TITLE = 'the Inception network of the FID'
+# Published names of the parameters of a convolution and its normalisation.
+_LEAVES = {'kernel': 'conv.weight', 'scale': 'bn.weight', 'bias': 'bn.bias',
+           'mean': 'bn.running_mean', 'variance': 'bn.running_var'}
+
+
+def _inception_rules(config: InceptionConfig) -> list[Rule]:
+  params = jax.eval_shape(lambda: inception.init(config, jax.random.key(0)))
+  return [_rule(path) for path in traverse_util.flatten_dict(params, sep='/')]
+
+
+def _rule(path: str) -> Rule:
+  if path == 'fc/kernel':
+    return Rule('fc.weight', (path,), base.MATRIX)
+  *names, leaf = path.split('/')
+  source = '.'.join([names[0].capitalize(), *names[1:], _LEAVES[leaf]])
+  return Rule(source, (path,), base.CONVOLUTION if leaf == 'kernel' else base.KEEP)
+
+
+def _infer_inception(shapes: family.Shapes, options: Mapping[str, int]) -> InceptionConfig:
+  del options
+  shape = functools.partial(family.shape, _FID_TITLE, shapes)
+  width = shape('Conv2d_1a_3x3.conv.weight', 4)[0]
+  if width % 2:
+    raise family.ConversionError(
+        f'The file is not {_FID_TITLE}: Conv2d_1a_3x3 has {width} channels, which must be even.')
+  classes = shape('fc.weight', 2)[0]
+  if classes == 1000:
+    raise family.ConversionError(
+        f'The file is not {_FID_TITLE}: it has 1000 classes, as the Inception of torchvision, '
+        'whose features are other ones. That of the FID has 1008; convert '
+        'pt_inception-2015-12-05-6726825d.pth, which pytorch-fid and torch-fidelity use.')
+  return InceptionConfig(unit=width // 2, num_classes=classes)
+
+
+INCEPTION = family.FileFamily(
+    name='inception', title=_FID_TITLE, kind='inception', rules=_inception_rules,
+    infer=_infer_inception, presets={'inception_2015_12_05': InceptionConfig()},
+    # The inception score uses logits without the bias.
+    leftovers=r'fc\.bias|.*\.num_batches_tracked')
