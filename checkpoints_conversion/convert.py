@@ -31,13 +31,9 @@ _GRID = ('height', 'width')
 
 
 def convert(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> Params:
-  """Converts the published tensors of a network of sizes `config` to parameters.
+  """Converts published tensors to host arrays of parameters, in the dtypes of the published ones.
 
-  Returns:
-    The parameters as host arrays, in the dtypes of the published ones.
-
-  Raises:
-    ConversionError: with the missing, unexpected and mis-shaped tensors.
+  Raises ConversionError with the missing, unexpected and mis-shaped tensors.
   """
   return _joined(groups(family, config, tensors))
 
@@ -50,14 +46,10 @@ def _joined(parts: Sequence[weights.Group]) -> Params:
 
 def groups(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor], *,
            allow_nonfinite: bool = False) -> list[weights.Group]:
-  """Converts published tensors in groups, so that few of them are in memory at a time.
+  """Returns functions that each read some of the tensors, and return a part of the parameters.
 
-  Returns:
-    Functions that each read some of the tensors and return a part of the parameters.
-
-  Raises:
-    ConversionError: as `convert`. Unless `allow_nonfinite`, a group also raises it for numbers that
-      are not finite, naming the tensor.
+  Raises ConversionError as `convert`. Unless `allow_nonfinite`, a function also raises it for
+  numbers that are not finite, naming the tensor.
   """
   _check(family, config, tensors)
   parts = weights.grouped(
@@ -163,15 +155,12 @@ def open_source(
 
   Args:
     family_name: a key of `rules.FAMILIES`.
-    source: a file or a folder.
+    source: a file or a folder; any problem with it raises ValueError or a subclass.
     model: name of a published model; None infers the sizes from the shapes.
     options: sizes that the shapes do not determine, for instance `image_size`; None counts as
       absent. Only without `model`.
     key: the part of a PyTorch file that holds the weights; see `read.read`.
     allow_nonfinite: whether numbers may be NaN or infinite.
-
-  Raises:
-    ValueError: (or a subclass) for any problem with the input.
   """
   family = _checked(family_name, model, options)
   content = read_lib.read(source, key=key, prefer=family.prefer, shares=family.shares)
@@ -248,13 +237,8 @@ def convert_file(
   """Converts a published file to the folder of a network and returns the config of the network.
 
   If the process is killed, the next one with the same source continues its work. The arguments and
-  errors of `open_source`, and:
-
-  Args:
-    output: the folder to write.
-    dtype: the dtype to store; None preserves the published one.
-    progress: called as `progress(done, total)`.
-    note: called with every line of `Source.assumptions`, before the conversion.
+  errors of `open_source`, and: `dtype` to store, None preserves the published one; `progress` is
+  called as `progress(done, total)`, `note` with every line of `Source.assumptions` before.
   """
   weights.checked_dtype(dtype)
   opened = open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)

@@ -112,10 +112,7 @@ def convert_parts(
 
 
 def _families(parts: Sequence[Part]) -> tuple[list[FileFamily], str | None]:
-  """Returns the file families of parts and the name of their model family; checks the dtypes.
-
-  The name is None for a network that belongs to no model family.
-  """
+  """Returns the file families of parts, and their model family's name or None; checks dtypes."""
   for part in parts:
     weights.checked_dtype(part.dtype)
   file_families = [rules.get(part.family) for part in parts]
@@ -164,17 +161,12 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
                ) -> dict[str, pathlib.Path]:
   """Looks for the networks of a whole model, or for a tokenizer file of words in its folder.
 
-  Args:
-    family_name: the family of the target's file, or of the tokenizer file.
-    source: a published folder, or an id of the hub.
-    model: name of the published model.
+  `source` is a published folder, or an id of the hub. Raises ReadError if it does not exist, or has
+  no target or tokenizer file.
 
   Returns:
     Files or folders by file family, those that exist, the target last because it takes the longest.
     Empty if the source is not the folder of a whole model.
-
-  Raises:
-    ReadError: if the source does not exist, or has no target or tokenizer file.
   """
   family = rules.get(family_name)
   layout = family.layout(model) or _text_layout(family)
@@ -202,12 +194,10 @@ def _is_with(target: FileFamily, path: pathlib.Path, other: FileFamily) -> bool:
 
 
 def _text_layout(family: FileFamily) -> dict[str, tuple[str, ...]]:
-  """Returns where a published folder has a tokenizer file of words; empty for other families.
-
-  The file may also be directly in the folder.
-  """
+  """Returns where a published folder has a tokenizer file of words; empty for other families."""
   files = [file for other in rules.FAMILIES.values() for model in (None, *other.presets)
            for file in other.layout(model).get(family.name, ()) if family.kind == _WORDS]
+  # The file may also be directly in the folder.
   names = [pathlib.PurePosixPath(file).name for file in files]
   return {family.name: tuple(dict.fromkeys(names + files))} if files else {}
 
@@ -289,13 +279,9 @@ def _other_networks(folder: pathlib.Path, model: str, roles: Sequence[str]
 def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
   """Returns the local folder or file of a source; a repository is downloaded unless it is cached.
 
-  Args:
-    source: a path, or an id of the hub: `owner/name`, or `owner/name@revision`.
-    names: required paths in the repository. Safetensors files are downloaded as well if '.' is
-      among them or `names` is empty.
-
-  Raises:
-    ReadError: if neither such a path nor such a repository exists, or the download fails.
+  A source is a path, or an id of the hub: `owner/name`, or `owner/name@revision`; `names` are the
+  required paths in the repository. Safetensors files are downloaded as well if '.' is among them or
+  there are no names. Raises ReadError if neither exists, or the download fails.
   """
   path = pathlib.Path(source).expanduser()
   match = re.fullmatch(r'(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?', str(source))

@@ -72,7 +72,7 @@ def from_torch(
 
 
 def _families(family: str, parts: Collection[str]) -> tuple[FileFamily, families.Family]:
-  """Returns the family of a target's files and that of its models; checks the names of parts."""
+  """Returns the family of a target's files and that of its models; checks names of parts."""
   files = rules.get(family)
   models = None if files.model is None else families.family.get(files.model)
   if models is None or files.kind not in models.roles['target']:

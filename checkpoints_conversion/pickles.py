@@ -68,11 +68,9 @@ class Reader:
   def load(self) -> Any:
     """Returns the value of the next pickle.
 
-    Mappings are dicts, whose keys are strings; each other key is replaced by an `Object`.
-
-    Raises:
-      PickleError: for damage, more instructions than the limit, or instructions that no state dict
-        needs.
+    Mappings are dicts, whose keys are strings; each other key is replaced by an `Object`. Raises
+    PickleError for damage, more instructions than the limit, or instructions that no state dict
+    needs.
     """
     self._stack: list[Any] = []
     self._marks: list[int] = []

@@ -101,10 +101,8 @@ def load(path: pathlib.Path) -> Any:
   """Returns what a file holds: mappings, lists and plain values with tensors among them.
 
   A `Stored` stands for a tensor, a mapping of names to them for a scripted module, and a
-  `pickles.Object` for any other object.
-
-  Raises:
-    ValueError: if the file is damaged, or needs more memory than its size explains.
+  `pickles.Object` for any other object. Raises ValueError if the file is damaged, or needs more
+  memory than its size explains.
   """
   try:
     with path.open('rb') as stream:
@@ -123,8 +121,7 @@ def load(path: pathlib.Path) -> Any:
 def arrays(path: pathlib.Path, tensors: Mapping[str, Stored]) -> dict[str, tensors_lib.AnyTensor]:
   """Returns tensors of a file as arrays that are read when they are used.
 
-  Raises:
-    ValueError: if they are much larger than the file, because they share numbers.
+  Raises ValueError if they are much larger than the file, because they share numbers.
   """
   total = sum(stored.span * _DTYPES[stored.dtype].itemsize
               for stored in tensors.values() if stored.dtype in _DTYPES)

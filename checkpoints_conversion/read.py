@@ -103,10 +103,8 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
   """Returns the files of a source: itself, those of a folder, or those that an index lists.
 
   Of a folder they are safetensors files if there are any, else Meta's, then `pytorch_model*.bin`.
-
-  Raises:
-    ReadError: if one of them is missing, is another file under this name, or the folder has files
-      of several models.
+  Raises ReadError if one of them is missing, is another file under this name, or the folder has
+  files of several models.
   """
   if not path.exists():
     raise ReadError(f'source is {path}: there is no such file.')
@@ -150,8 +148,9 @@ def left_out(path: str | os.PathLike) -> list[str]:
 def _of_transformers(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
   """Returns the files of transformers in a folder: those that match, or those of their index."""
   # Hidden files are no weights: macOS writes `._NAME` next to copies.
-  candidates = [file for file in sorted(folder.glob(pattern)) if not file.name.startswith('.')]
-  indexes = sorted(folder.glob(f'{pattern}.index*.json'))
+  candidates, indexes = (
+      [file for file in sorted(folder.glob(name)) if not file.name.startswith('.')]
+      for name in (pattern, f'{pattern}.index*.json'))
   if not indexes:
     return candidates
   listed = _of_index(indexes[0])
@@ -213,8 +212,7 @@ def _consolidated(folder: pathlib.Path) -> list[pathlib.Path]:
 def settings(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
   """Reads the settings next to the weights of a source: the content of existing files, by name.
 
-  Raises:
-    ReadError: if one is damaged.
+  Raises ReadError if one is damaged.
   """
   path = pathlib.Path(path).expanduser()
   folder = path if path.is_dir() else path.parent

@@ -47,8 +47,7 @@ REMEDY = ('save weights as float16, bfloat16, float32 or float64, multiplied by 
 def of_safetensors(path: pathlib.Path) -> dict[str, AnyTensor]:
   """Returns the tensors of a safetensors file by name; only the header is read.
 
-  Raises:
-    SafetensorError: if the file is damaged.
+  Raises SafetensorError if the file is damaged.
   """
   return {name: Unusable(leaf.shape, leaf.dtype) if isinstance(leaf.dtype, str)
           else Tensor(leaf.shape, leaf.dtype, leaf.read)
@@ -59,14 +58,9 @@ def join(files: Sequence[Mapping[str, AnyTensor]], shares: Mapping[str, str]
          ) -> dict[str, AnyTensor]:
   """Joins the tensors of a model-parallel checkpoint, whose files each hold one device's share.
 
-  Args:
-    files: tensors of every file by name, in the order of the devices.
-    shares: what each file holds of a tensor, by a regular expression for its name: 'rows' or
-      'columns' of a matrix, one 'row', or 'all' of it.
-
-  Raises:
-    ValueError: if the files hold different names, parts do not fit together, or `shares` has no
-      pattern for a tensor.
+  Files are in the order of the devices. `shares` is what each holds of a tensor, by a regular
+  expression for its name: 'rows' or 'columns' of a matrix, one 'row', or 'all' of it. Raises
+  ValueError if the files hold different names, parts do not fit together, or a name has no share.
   """
   joined: dict[str, AnyTensor] = {}
   for name in dict.fromkeys(name for file in files for name in file):

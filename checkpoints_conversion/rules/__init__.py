@@ -25,19 +25,14 @@ FAMILIES: dict[str, FileFamily] = {}
 def register(family: FileFamily) -> None:
   """Registers a family, so that `cspd-convert` supports it.
 
-  Raises:
-    ValueError: if another family has this name.
+  Raises ValueError if another family has this name.
   """
   if FAMILIES.setdefault(family.name, family) is not family:
     raise ValueError(f'name is {family.name!r}, which is registered already; choose another name.')
 
 
 def get(name: str) -> FileFamily:
-  """Looks up a family.
-
-  Raises:
-    ConversionError: if no family has this name.
-  """
+  """Looks up a family; raises ConversionError if no family has this name."""
   if name not in FAMILIES:
     raise ConversionError(f'family is {name!r}; it must be one of: {", ".join(sorted(FAMILIES))}.')
   return FAMILIES[name]

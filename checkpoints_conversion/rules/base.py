@@ -1,10 +1,9 @@
 """Rules that convert published tensors to parameters and back.
 
-A rule names one published tensor and the parameters it becomes, or several that become one.
-Names may contain placeholders such as `{i}` for numbers; a rule applies to every parameter of
-the network whose path matches. Paths join the keys of the parameter tree with '/'.
-Every transform has an exact inverse, so that the published names and shapes of
-any size follow from the network itself.
+A rule names one published tensor and the parameters it becomes, or several that become one. Names
+may contain placeholders such as `{i}` for numbers; a rule applies to every parameter of the network
+whose path matches. Paths join the keys of the parameter tree with '/'. Every transform has an exact
+inverse, so that the published names and shapes of any size follow from the network itself.
 """
 
 import functools
@@ -190,13 +189,8 @@ def llama_layer(source: str, destination: str, num_heads: int, num_kv_heads: int
                 halves: bool = True) -> list[Rule]:
   """Returns the rules of a layer like Llama's, with or without biases of queries, keys and values.
 
-  Args:
-    source: prefix of the published names, which are those of transformers.
-    destination: prefix of the parameters.
-    num_heads: attention heads.
-    num_kv_heads: heads of keys and values.
-    head_dim: width of a head.
-    halves: as for `separate_heads`; values are never rotated.
+  `source` is the prefix of the published names, which are those of transformers, `destination` that
+  of the parameters; `halves` as for `separate_heads`.
   """
   table = [
       Rule(f'{source}self_attn.o_proj.weight', (f'{destination}out',),
@@ -216,10 +210,9 @@ def llama_layer(source: str, destination: str, num_heads: int, num_kv_heads: int
 
 def head_norms(source: str, destination: str, num_heads: int, num_kv_heads: int,
                num_rows: int | None, halves: bool = True) -> list[Rule]:
-  """Returns the rules of the norms of queries and keys; arguments as for `llama_layer`, and:
+  """Returns the rules of the norms of queries and keys; arguments as for `llama_layer`.
 
-  Args:
-    num_rows: rows of a published norm; 0 is one vector for all heads, None one row for each.
+  A published norm has `num_rows`; 0 is one vector for all heads, None one row for each.
   """
   table = []
   for name, count in (('query', num_heads), ('key', num_kv_heads)):
@@ -231,15 +224,10 @@ def head_norms(source: str, destination: str, num_heads: int, num_kv_heads: int,
 
 
 def expand(rules: Iterable[Rule], paths: Iterable[str]) -> list[Rule]:
-  """Fills in the placeholders for the parameters of one network.
+  """Returns rules for every published tensor of one network, in the order of the parameters.
 
-  Rules for parameters that the network does not have are left out.
-
-  Returns:
-    Rules for every published tensor, without placeholders, in the order of the parameters.
-
-  Raises:
-    ValueError: unless exactly one rule builds each parameter.
+  Placeholders are filled in, and rules for parameters that the network does not have left out.
+  Raises ValueError unless exactly one rule builds each parameter.
   """
   rules, paths = list(rules), list(paths)
   expanded: list[Rule] = []

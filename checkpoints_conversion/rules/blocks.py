@@ -76,9 +76,8 @@ def taming(num_levels: int, norm: Norm = base.norm, in_order: bool = False) -> l
 def taming_sizes(title: str, shapes: family.Shapes) -> dict[str, Any]:
   """Returns the sizes that all autoencoders with these names share, by the fields of our configs.
 
-  Raises:
-    ConversionError: if the shapes are not those of such an autoencoder, which `title` names, or a
-      level has less than 128 channels.
+  Raises ConversionError if the shapes are not those of such an autoencoder, which `title` names, or
+  a level has less than 128 channels.
   """
   shape = functools.partial(family.shape, title, shapes)
   ch, in_channels = shape('encoder.conv_in.weight', 4)[:2]

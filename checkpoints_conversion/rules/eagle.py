@@ -79,11 +79,7 @@ def _read_settings(form: str, contents: settings.Contents) -> dict[str, Any]:
 
 
 def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> EagleConfig:
-  """Infers the sizes of a drafter of a form.
-
-  The defaults of `norm_eps` and `rope_base`, which settings files specify, are the published
-  values; with wrong values a drafter loses speed.
-  """
+  """Infers the sizes of a drafter; with wrong `norm_eps` or `rope_base` it loses speed."""
   shape = functools.partial(family.shape, _title(form), shapes)
   vocab_size, dim = shape('embed_tokens.weight', 2)
   projections = {name: shape(f'layers.0.self_attn.{name}_proj.weight', 2)[0] for name in ('q', 'k')}

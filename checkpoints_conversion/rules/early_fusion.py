@@ -120,13 +120,11 @@ def _codes_only(config: EarlyFusionConfig) -> Transform:
 
 def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any], *,
           any_vocabulary: bool = False) -> EarlyFusionConfig:
-  """Infers the sizes of a transformer.
+  """Infers the sizes of a transformer with vocabulary and grammar of a published model.
 
-  Args:
-    preset: name of the published model with the same vocabulary and grammar.
-    options: `height` and `width` of its images in codes, `num_heads`; and `swin_norm`, `rope_base`
-      and `norm_eps`, which settings files specify. Their defaults are the published values.
-    any_vocabulary: whether the vocabulary may have another size, if it has all codes.
+  Options are `height` and `width` of its images in codes, `num_heads`; and `swin_norm`, `rope_base`
+  and `norm_eps`, which settings files specify. Their defaults are the published values. With
+  `any_vocabulary` its size may be another one, if it has all codes.
   """
   published = early_fusion.PRESETS[preset]
   name = format_of(shapes, published.qk_norm).name
@@ -141,16 +139,10 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any], *,
 
 def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
                options: Mapping[str, Any]) -> EarlyFusionConfig:
-  """Infers the sizes of a transformer, except those of its vocabulary.
+  """Infers the sizes of a transformer, except those of its vocabulary, which `published` has.
 
   Biases, norms and the activation are those of the family: a file without these tensors, or with
-  others, does not fit the rules.
-
-  Args:
-    published: a model with its vocabulary, grammar and kinds of layers.
-    preset: the name of a published model, for messages.
-    shapes: shapes of its published tensors.
-    options: as for `infer`.
+  others, does not fit the rules. Options as for `infer`; messages name the `preset`.
   """
   name = format_of(shapes, published.qk_norm).name
   shape = lambda tensor, rank: family.shape(_title(preset), shapes, name(tensor), rank)

@@ -61,24 +61,22 @@ class FileFamily(NamedTuple):
   Attributes:
     name: its key in `rules.FAMILIES`, the value of `--family`.
     title: the network in words, with its article.
-    kind: the kind of the converted network, a key of `kinds.KINDS`.
+    kind: the kind of the converted network, see `files.description`.
     rules: `config -> rules`.
-    infer: `(shapes, options) -> config`: infers the sizes of the network from the shapes of its
-      published tensors, and from options and settings where shapes do not determine them; it
-      raises ConversionError if they are not those of such a network, or do not determine it.
+    infer: `(shapes, options) -> config` from the shapes of the published tensors, and from options
+      and settings where shapes do not determine sizes; raises ConversionError for other networks.
     presets: configs of the published networks by name.
     options: names of the options of `infer`, each with a line of help. All are whole numbers.
     leftovers: a regular expression for names of tensors that are not weights.
     variant: `shapes ->` fields of this tuple to replace for a file with these tensors, such as
       `rules`; empty for families with one format.
-    settings: `contents ->` fields of the config that the files of `read.settings` specify. It
-      raises ConversionError for unsupported ones.
+    settings: `contents ->` fields of the config that the files of `read.settings` specify; raises
+      ConversionError for unsupported ones.
     needed: fields of the config that shapes do not determine and that must be in the settings, be
       an option or follow from the name of a published model. By name, the published value in
       config.json; empty for options.
     assumed: `(config, specified) ->` a line for every size that the shapes do not determine and
-      that is not in `specified`, the names of the options and settings: its value, and how to
-      specify another one.
+      that is not among the names `specified`: its value, and how to specify another one.
     without_words: `config ->` a line on what is assumed of a target without a tokenizer file of
       words that tells; None if nothing is.
     shares: what each file of a model-parallel checkpoint holds of a tensor, by a regular expression
@@ -135,8 +133,7 @@ def infer(family: FileFamily, shapes: Shapes, options: Mapping[str, int],
           settings: Mapping[str, Any] = MappingProxyType({})) -> Any:
   """Infers the config of a network from shapes, options and the fields of settings files.
 
-  Raises:
-    ConversionError: if the family does not have an option, or they do not determine all sizes.
+  Raises ConversionError if the family does not have an option, or they do not determine all sizes.
   """
   if unknown := sorted(options.keys() - family.options.keys()):
     raise ConversionError(f'{", ".join(unknown)}: not an option for {family.title}, whose sizes '
@@ -166,8 +163,7 @@ def _needed(family: FileFamily, missing: Mapping[str, str]) -> str:
 def shape(title: str, shapes: Shapes, name: str, rank: int) -> tuple[int, ...]:
   """Looks up the shape of a tensor; `title` is the expected network in words.
 
-  Raises:
-    ConversionError: if the tensor is missing or has another rank.
+  Raises ConversionError if the tensor is missing or has another rank.
   """
   if len(shapes.get(name, ())) != rank:
     raise ConversionError(
@@ -183,13 +179,10 @@ def count(shapes: Shapes, pattern: str) -> int:
 
 
 def num_heads(options: Mapping[str, int], published: int | None, dim: int, size: str) -> int:
-  """Returns the number of attention heads: the option, or that of a published network.
+  """Returns the number of attention heads: the option, or that of the `published` network.
 
-  Args:
-    options: may contain `num_heads`.
-    published: the number of a published network of this size; None if it does not exist.
-    dim: width of the network, which the number must divide.
-    size: the size in words, for the message.
+  `published` is None if no network of this size, in words `size`, exists; the number must divide
+  the width `dim`.
   """
   number = options.get('num_heads', published)
   if number is None:
@@ -218,10 +211,7 @@ def assumed_grid(config: Any, specified: Collection[str], token_side: int) -> li
 
 
 def tokens_per_side(options: Mapping[str, int], presets: Sequence[str]) -> int:
-  """Returns the rows of the token grid of square images of `image_size` pixels, 16 per token.
-
-  `presets` are the names of published networks, for the message if the option is missing.
-  """
+  """Returns the rows of tokens of square images of `image_size` pixels, 16 per token."""
   size = options.get('image_size')
   if size is None:
     raise ConversionError(

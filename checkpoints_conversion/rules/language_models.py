@@ -24,13 +24,9 @@ _LIQUID = {'liquid_7b': PRESETS['liquid_7b']}
 
 
 def rules(config: EarlyFusionConfig, *, tied: bool, gemma: bool) -> list[Rule]:
-  """Returns the rule table of a model.
+  """Returns the rule table of a model, of a Gemma or not.
 
-  Args:
-    config: the model's sizes.
-    tied: whether the embeddings of the codes are the output matrix.
-    gemma: whether embeddings are multiplied by the root of their width and the scales of norms are
-      stored minus one.
+  If `tied`, the embeddings of the codes are the output matrix.
   """
   table = []
   for rule in early_fusion.rules(config, early_fusion.Format()):
@@ -74,10 +70,7 @@ _SCALE = Transform(lambda x: (x.astype(np.float32) + 1,), lambda x: x - 1)
 
 def _infer(presets: Mapping[str, EarlyFusionConfig], shapes: family.Shapes,
            options: Mapping[str, Any]) -> EarlyFusionConfig:
-  """Infers the sizes of a model; the codes are the last tokens of its vocabulary.
-
-  Arguments and errors as for `early_fusion.infer`.
-  """
+  """Infers the sizes of a model; the codes are the last tokens of its vocabulary."""
   preset = next(iter(presets))
   size, dim = family.shape(f'a transformer like {preset}', shapes, _EMBEDDING, 2)
   preset = next((name for name, config in presets.items() if config.dim == dim), preset)

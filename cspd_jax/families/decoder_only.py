@@ -93,13 +93,10 @@ NEIGHBOURS = {'neighbours': Kind(neighbours.NeighboursConfig, neighbours.init)}
 
 def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
              layers: tuple[Params, Callable[[bool], Network]], ends: Ends) -> dict[str, Drafts]:
-  """Returns drafts by the keys of `decoding.specification.SOURCES`.
+  """Returns drafts, of networks that belong together, by the keys of `specification.SOURCES`.
 
-  Args:
-    parts: the networks of a model, which must belong together.
-    draft_target: `(config, guided) -> Target` of a smaller model.
-    layers: parameters of the target's first layers, and `guided -> ` the network that uses them.
-    ends: the target's embedding and head.
+  `draft_target` is `(config, guided) -> Target` of a smaller model; `layers` has the parameters of
+  the target's first layers, and `guided -> ` the network that uses them.
   """
   loaded, target_params = parts.loaded, parts.loaded['target'].params
   drafts = {}

@@ -47,9 +47,8 @@ def build(parts: Parts) -> Model:
 def _text(parts: Parts) -> bpe.Text | None:
   """Returns the text tokenizer.
 
-  Raises:
-    ValueError: if it is not that of the target: the first code of some models is the number of its
-      tokens, and in files of others the tokens of images have names.
+  Raises ValueError if it is not that of the target: the first code of some models is the number of
+  its tokens, and in files of others the tokens of images have names.
   """
   config = parts.loaded['target'].config
   form = parts.loaded['text'].config.form if 'text' in parts.loaded else None

@@ -153,8 +153,7 @@ FAMILIES: dict[str, Family] = {}
 def register(family: Family) -> None:
   """Registers a family, its kinds of networks, formats of tokenizer files and EAGLE layers.
 
-  Raises:
-    ValueError: if the name of the family or of one of these is already registered.
+  Raises ValueError if the name of the family or of one of these is already registered.
   """
   if FAMILIES.get(family.name, family) is not family:
     raise ValueError(f'name is {family.name!r}, which another family has; choose another name.')

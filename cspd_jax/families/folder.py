@@ -1,4 +1,4 @@
-"""Models on disk: one folder that refers to the networks of a model.
+"""Models on disk: one folder that refers to the networks of a model, and its default decoders.
 
 `families.model_file` describes its file. A network is a folder of `files.store`, inside the
 model's folder or elsewhere.
@@ -199,8 +199,7 @@ def _described(params: Any, dtype: Any) -> Any:
 
 
 def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
-  """Returns the folder of one of a model's networks; raises CheckpointError if it has no such part.
-  """
+  """Returns the folder of one of a model's networks, or raises CheckpointError."""
   folder = find(name_or_folder)
   parts = read(folder)['parts']
   if role not in parts:
@@ -251,10 +250,9 @@ class Place(NamedTuple):
 
   def store(self, kind: str, decoders: Mapping[int, str], seconds: Mapping[int, float] = {}
             ) -> None:
-    """Writes a choice of decoders for a kind of device, as JAX reports it.
+    """Writes a choice of decoders, and seconds per image, for a kind of device, as JAX reports it.
 
-    Specifications and seconds per image are by number of images that are decoded together; see
-    `generation.defaults`.
+    Both are by number of images that are decoded together; see `generation.defaults`.
     """
     is_model = (self.folder / FILE).exists()
     # Read again: a choice for another device may have been stored in the meantime.

@@ -28,8 +28,7 @@ def build(parts: Parts) -> Model:
 
 
 def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
-  """Returns the prompts of the model; raises ValueError if text parts do not belong to its target.
-  """
+  """Returns the prompts; raises ValueError if text parts do not belong to the target."""
   if config.conditioning == 'text':
     parts.pair('t5', 'dim', 'caption_dim')
     text = parts.text(('t5',))

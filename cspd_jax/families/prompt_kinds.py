@@ -1,8 +1,4 @@
-"""The kinds of prompts that models support: classes, captions for T5, and tokens.
-
-Classes are their names or numbers, captions are words, which T5 encodes, or T5 features, and tokens
-are words, or published token ids.
-"""
+"""The kinds of prompts that models support: classes, captions for T5, and tokens."""
 
 import functools
 from collections.abc import Callable, Collection, Sequence
@@ -135,7 +131,7 @@ def _reader(encoder: Loaded, text: Text) -> Callable[[str], tuple[np.ndarray, np
 
 
 def _is_list_of(kind: Any, prompts: Any) -> bool:
-  return type(prompts) in (list, tuple) and all(isinstance(prompt, kind) for prompt in prompts)
+  return isinstance(prompts, (list, tuple)) and all(isinstance(prompt, kind) for prompt in prompts)
 
 
 def _words(encoder: Loaded | None, text: Text | None) -> str:
@@ -151,8 +147,8 @@ def _words(encoder: Loaded | None, text: Text | None) -> str:
 
 
 def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | None,
-               renumbered: Callable[[Prompt], Prompt], examples: Sequence[str] = (),
-               image_ids: Collection[int] = ()) -> Conditions:
+           renumbered: Callable[[Prompt], Prompt], examples: Sequence[str] = (),
+           image_ids: Collection[int] = ()) -> Conditions:
   """Returns the prompts that a model supports: words, if it has a text part, or a `Prompt`.
 
   In words the names of the template's own tokens and of image tokens are plain text.
@@ -166,7 +162,7 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
       texts.
     image_ids: published ids of the tokens of images.
   """
-  if not isinstance(examples, list | tuple) or not all(isinstance(one, str) for one in examples):
+  if not _is_list_of(str, examples):
     raise ValueError(f'prompts of the target is {examples!r:.80}; it must be a list of texts.')
 
   @functools.cache
@@ -177,8 +173,7 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
         text, own.union(name for name, number in text.ids.items() if number in image_ids))
 
   def written(prompts):
-    if text is None or write is None or not isinstance(prompts, (list, tuple)) or not all(
-        isinstance(prompt, str) for prompt in prompts):
+    if text is None or write is None or not _is_list_of(str, prompts):
       kinds = 'words, or' if text else 'no words because it has no text part, only'
       raise ValueError(
           f'prompts is {str(prompts)[:80]!r}; this model accepts {kinds} a '
@@ -202,8 +197,6 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
 
 
 def described(count: int) -> Any:
-  """Returns shapes and dtypes of the condition of `count` images, of a sentence with 64 tokens
-  each.
-  """
+  """Returns shapes and dtypes of the condition of `count` images, sentences with 64 tokens each."""
   size = (count, 2, 64)
   return Prompt(jax.ShapeDtypeStruct(size, np.int32), jax.ShapeDtypeStruct(size, bool))

@@ -103,11 +103,10 @@ class Causal(NamedTuple):
 
 
 class Cache(NamedTuple):
-  """Keys and values, each `[R, K, C + num_slots, E]`, with positions and visibility of the
-  condition.
+  """Keys and values, each `[R, K, C + num_slots, E]`, and what is known of the condition.
 
-  `visible` `[R, C]` bool are the slots of the condition that may be attended to, and `origin` `[R]`
-  int is the position of image token 0.
+  `visible` `[R, C]` bool are its slots that may be attended to, `origin` `[R]` int is the position
+  of image token 0.
   """
 
   layers: KeyValues
@@ -168,7 +167,6 @@ def window(cache: Cache, start: jax.Array, depth: jax.Array, seen: jax.Array) ->
   Every token sees the condition, the image tokens before `start` and its part of the window.
 
   Args:
-    cache: the cache.
     start: `[B]` number of the window's first image token.
     depth: `[L]` or `[B, L]`, offset of each new token's position from `start`.
     seen: bool `[L, W]` or `[B, L, W]`, the window's slots that each token sees; the slots are
@@ -227,9 +225,7 @@ def forward(
 
 
 def ends(model: Causal) -> Ends:
-  """Returns the embedding and the output head of a model, which its drafters share; see
-  `ends.make`.
-  """
+  """Returns the embedding and the output head of a model, which its drafters share."""
   return ends_lib.make(
       model.transformer, model.embed, model.logits, model.num_outputs, model.num_forced)
 
@@ -298,10 +294,8 @@ def first_layers(params: Params, num_layers: int, model: Callable[[int], Causal]
                  ) -> tuple[Params, Callable[[bool], Network]]:
   """Builds a drafting network of a model's first layers, its final norm and its output head.
 
-  `model` is `num_streams -> Causal`, the specification of the model with that many layers.
-
-  Returns:
-    The parameters of the drafting network, without a copy, and `guided -> Network`.
+  `model` is `num_streams -> Causal`, the specification of the model with that many layers. Returns
+  the parameters of the network, without a copy, and `guided -> Network`.
   """
   def build(guided: bool) -> Network:
     streams = 2 if guided else 1

@@ -12,8 +12,8 @@ from cspd_jax.core.tracing import is_concrete
 def check_class_labels(condition: Any, num_classes: int) -> Any:
   """Checks class labels, integers `[B]`; returns which of them are valid, `[B]` bool.
 
-  Raises:
-    ValueError: for another shape or dtype, or if the values are concrete and one is out of range.
+  Raises ValueError for another shape or dtype, or if the values are concrete and one is out of
+  range.
   """
   labels = np.asarray(condition) if is_concrete(condition) else jnp.asarray(condition)
   if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
@@ -78,8 +78,7 @@ def renumbered(prompt: Prompt, token_of_id: np.ndarray) -> Prompt:
 def check_prompt(prompt: Any, num_streams: int, vocab_size: int) -> Any:
   """Checks the first `num_streams` streams of a `Prompt`; returns which rows are valid, `[B]` bool.
 
-  Raises:
-    ValueError: if it is not such a prompt, or if its values are concrete and a row is invalid.
+  Raises ValueError if it is not such a prompt, or if its values are concrete and a row is invalid.
   """
   if not isinstance(prompt, Prompt):
     raise ValueError(

@@ -6,9 +6,8 @@ two-dimensional, with the same result: of a kernel over time only the sum of its
 attention over time only the values, and of the first wavelet over time only the low band.
 
 Haar wavelets map a square of pixels to channels, and finite scalar quantisation (arXiv 2309.15505)
-rounds every number of a token's vector to one of a few levels, so there is no table of vectors.
-The functions of `vq` run these networks. Everything is NHWC; kernels over time are
-`[time, in, out]`.
+rounds every number of a token's vector to one of a few levels, so there is no table of vectors. The
+functions of `vq` run these networks. Everything is NHWC; kernels over time are `[time, in, out]`.
 """
 
 import dataclasses

@@ -51,19 +51,10 @@ class Sizes:
   norm_eps: float = 1e-5
 
   def check(self, name: str = 'dim', axes: int = 1, **ranges: fields.Range) -> None:
-    """Checks the fields like `fields.check`, and sets `num_kv_heads`, for `__post_init__`.
-
-    The field `name` is the width of all attention heads, whose numbers rotate along `axes`.
-    """
-    side, unit = (1, fields.MOST_SIDE), 2 * axes
+    """Checks the fields like `fields.check`, and as `transformer.complete_heads` does."""
+    side = (1, fields.MOST_SIDE)
     fields.check(self, height=side, width=side, num_layers=(1, fields.MOST_LAYERS), **ranges)
-    if self.num_kv_heads is None:
-      object.__setattr__(self, 'num_kv_heads', self.num_heads)
-    if getattr(self, name) % (unit * self.num_heads):
-      raise ValueError(
-          f'{name} is {getattr(self, name)} with num_heads {self.num_heads}; it must be a multiple '
-          f'of {unit} * num_heads ({unit * self.num_heads}), because pairs of numbers rotate'
-          f'{" by row and by column" if axes == 2 else ""}.')
+    transformer.complete_heads(self, name, axes)
 
   @property
   def head_dim(self) -> int:
@@ -140,14 +131,10 @@ def logits_and_features(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns next-token logits and features of whole images, for training and evaluation.
 
-  Args:
-    condition: a `Prompt` of two streams.
-    tokens: `[B, T]` image tokens (or the first few of them).
-    drop: `[B]` bool; True selects the second stream of an image instead of the first.
-
-  Returns:
-    logits `[B, T, V]` and features `[B, C + T - 1, D]`, of the prompt's tokens and of all image
-    tokens but the last.
+  Tokens are `[B, T]` (or the first few of them); `drop` `[B]` bool selects the second stream of an
+  image instead of the first. Returns logits `[B, T, V]` float32, and features after the final norm
+  `[B, C + T - 1, D]` of the condition's tokens and of all image tokens but the last; feature
+  `C - 1 + i` yields the logits of token `i`.
   """
   model = config.causal(1)
   return causal.forward(

@@ -103,16 +103,10 @@ class EagleConfig:
                  correction_dim=(0, fields.MOST))
     if self.family not in LAYERS:
       raise ValueError(f'family is {self.family!r}; it must be one of {", ".join(LAYERS)}.')
-    if self.num_kv_heads is None:
-      object.__setattr__(self, 'num_kv_heads', self.num_heads)
     if self.num_outputs is None:
       object.__setattr__(self, 'num_outputs', self.vocab_size)
     by_grid = LAYERS[self.family].by_grid
-    axes = 2 if by_grid else 1
-    if self.dim % (2 * axes * self.num_heads):
-      raise ValueError(
-          f'dim is {self.dim} with num_heads {self.num_heads}; it must be a multiple of '
-          f'{2 * axes} * num_heads, because pairs of numbers rotate along {axes} axes.')
+    transformer.complete_heads(self, axes=2 if by_grid else 1)
     if by_grid and self.num_tokens % self.row_width:
       raise ValueError(
           f'num_tokens is {self.num_tokens}; it must be a multiple of row_width '
@@ -157,13 +151,8 @@ class Eagle(nn.Module):
   def __call__(self, embeddings, features, rope, mask, cache=None, start=None):
     """Predicts the next features from embeddings of tokens and the features that predicted them.
 
-    Both are `[R, n, F]`.
-
-    `rope`, `mask`, `cache` (keys and values of every layer) and `start` are as in
-    `transformer.Transformer.features`.
-
-    Returns:
-      features `[R, n, F]`, keys and values.
+    All are `[R, n, F]`. `rope`, `mask`, `cache` (keys and values of every layer) and `start` are as
+    in `transformer.Transformer.features`. Returns the features, and keys and values.
     """
     config = self.config
     x = nn.Dense(config.dim, name='fc')(jnp.concatenate([embeddings, features], axis=-1))
@@ -252,8 +241,8 @@ def embed(params: Params, config: EagleConfig, target: Ends, tokens: jax.Array) 
 def prompt(config: EagleConfig, condition: Any, drop: jax.Array | None = None) -> Prompt | None:
   """Selects the prompt that `predict` requires from a target's condition; None if none is read.
 
-  `drop` is `[B]` bool, True for images that use the second stream of the `Prompt` instead of the
-  first. None selects both streams of all images, one after the other.
+  Images where `drop` `[B]` is True use the second stream of the `Prompt` instead of the first; None
+  selects both streams of all images, one after the other.
   """
   if not config.reads_prompt or drop is None:
     return condition if config.reads_prompt else None
@@ -268,10 +257,9 @@ def predict(
     features: jax.Array,
     prompt: Prompt | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-  """Runs the drafter, of `attach`, on the tokens of images, for training and evaluation.
+  """Runs the drafter, of `attach`, on the first image tokens `[R, n]`, for training and evaluation.
 
   Args:
-    tokens: `[R, n]` the first image tokens.
     features: `[R, C - 1 + n, F]` the target's features of the condition and of all these tokens but
       the last: entry `C - 1 + k` predicted token `k`.
     prompt: the condition's tokens, `[R, 1, C]` or in streams, for drafters that read prompts.

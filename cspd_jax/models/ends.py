@@ -66,11 +66,8 @@ def make(sizes: TransformerConfig, embed: Embed | None = None, logits: Logits | 
          num_outputs: int | None = None, num_forced: int = 0) -> Ends:
   """Builds the ends of a model; those that are not supplied are the transformer's.
 
-  Arguments as for `causal.Causal`.
-
-  Raises:
-    ValueError: if `logits` is supplied although the transformer has an output matrix, or without
-      `num_outputs`.
+  Arguments as for `causal.Causal`. Raises ValueError if `logits` is supplied although the
+  transformer has an output matrix, or without `num_outputs`.
   """
   if logits is not None and (sizes.num_outputs or not num_outputs):
     raise ValueError(
@@ -100,10 +97,7 @@ def make(sizes: TransformerConfig, embed: Embed | None = None, logits: Logits | 
 
 
 def first_layers(params: Params, num_layers: int) -> Params:
-  """Removes all but the first layers of a model's transformer from its parameters, without a copy.
-
-  With 0 layers, these are the parameters that the model's ends may read.
-  """
+  """Returns parameters with the transformer's first layers only; with 0, what ends may read."""
   subset = {name: part for name, part in params['transformer'].items()
             if not name.startswith('layers_') or int(name.removeprefix('layers_')) < num_layers}
   return dict(params, transformer=subset)

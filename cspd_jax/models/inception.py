@@ -234,8 +234,7 @@ def widths(config: InceptionConfig) -> Features:
 
 
 def apply(params: Params, config: InceptionConfig, images: jax.Array) -> Features:
-  """Returns the features of images `[B, 299, 299, 3]`, resized and scaled as `metrics.inception`
-  does.
+  """Returns the features of images `[B, 299, 299, 3]`, resized and scaled by `metrics.inception`.
 
   Raises ValueError for images of another size.
   """

@@ -105,13 +105,9 @@ class Tokenizer(nn.Module):
 
 
 def encode(params: Params, config: KLVAEConfig, images: jax.Array) -> Posterior:
-  """Encodes images `[B, H, W, C]` in [-1, 1] as Gaussians over latents.
+  """Encodes images `[B, H, W, C]` in [-1, 1] as `[B, H / factor, W / factor, z_channels]`.
 
-  Returns:
-    Gaussians over latents `[B, H / factor, W / factor, z_channels]`.
-
-  Raises:
-    ValueError: if `H` or `W` is no multiple of `config.factor`.
+  Raises ValueError if `H` or `W` is no multiple of `config.factor`.
   """
   vq.check_images(images, config)
   moments = Tokenizer(config).apply(

@@ -1,10 +1,9 @@
 """LlamaGen: class- and text-conditional image transformers (arXiv 2406.06525).
 
-A sequence is the condition (1 class embedding, or 120 projected caption
-embeddings) followed by the image tokens in raster order; every token but the
-last predicts its successor. In the shape descriptions `B` is the number of
-images, `C` the number of condition tokens, `T` the number of image tokens and
-`V` the size of the codebook.
+A sequence is the condition (1 class embedding, or 120 projected caption embeddings) followed by the
+image tokens in raster order; every token but the last predicts its successor. In the shape
+descriptions `B` is the number of images, `C` the number of condition tokens, `T` the number of
+image tokens and `V` the size of the codebook.
 """
 
 import dataclasses
@@ -203,10 +202,9 @@ class LlamaGen(nn.Module):
 
 
 def init(config: LlamaGenConfig, key: jax.Array) -> Params:
-  """Initialises float32 parameters as LlamaGen does before training.
+  """Initialises float32 parameters as LlamaGen does: normal with deviation 0.02, norms one.
 
-  Normal with standard deviation 0.02, norms one and the output matrix zero, so that the first
-  distributions are uniform.
+  The output matrix is zero, so that the first distributions are uniform.
   """
   condition = jnp.zeros((1,), jnp.int32)
   if config.conditioning == 'text':
@@ -222,16 +220,9 @@ def logits_and_features(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns next-token logits and features of whole images, for training and evaluation.
 
-  Args:
-    condition: class labels `[B]`, or a `Caption`.
-    tokens: `[B, T]` image tokens in raster order (or the first few of them).
-    drop_mask: `[B]` bool; True replaces an image's condition by the null condition, as the training
-      for guidance does. None means False for all images.
-
-  Returns:
-    logits `[B, T, V]` float32, and features after the final norm `[B, C + T - 1, D]` of the
-    condition's tokens and of all image tokens but the last; feature `C - 1 + i` yields the logits
-    of token `i`.
+  As `decoder_only.logits_and_features`, with class labels `[B]` or a `Caption` as the condition;
+  `drop_mask` `[B]` bool replaces it by the null condition, as the training for guidance does. None
+  means False for all images.
   """
   if drop_mask is None:
     drop_mask = jnp.zeros((tokens.shape[0],), bool)

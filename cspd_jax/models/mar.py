@@ -1,19 +1,17 @@
 """MAR: a masked image model of continuous tokens (arXiv 2406.11838).
 
-A transformer encoder reads the visible tokens after a buffer of rows that hold
-the class; a decoder of the same size returns a vector `z` for every position; and
-a small diffusion model, the diffusion head, samples a token from `z`. The tokens
-are the latents of `kl_vae`, in raster order.
+A transformer encoder reads the visible tokens after a buffer of rows that hold the class; a decoder
+of the same size returns a vector `z` for every position; and a small diffusion model, the diffusion
+head, samples a token from `z`. The tokens are the latents of `kl_vae`, in raster order.
 
 The published code removes hidden tokens from the encoder's input, so that all
 images of a batch must hide the same number. Here no query attends to them, which
 is equivalent and allows any mask per image. The encoder is compiled for a few
 static lengths and uses the shortest that holds the visible tokens of every image.
 
-In the shape descriptions, `B` is the number of images, `R` of rows (images times
-guidance streams), `T` of tokens, `C` the length of a token, `L` the number of
-rows of a sequence (buffer, then tokens), `D` the width of the transformer and `W`
-that of the diffusion head.
+In the shape descriptions, `B` is the number of images, `R` of rows (images times guidance streams),
+`T` of tokens, `C` the length of a token, `L` the number of rows of a sequence (buffer, then
+tokens), `D` the width of the transformer and `W` that of the diffusion head.
 """
 
 import dataclasses
@@ -136,11 +134,8 @@ class MAR(nn.Module):
   ) -> jax.Array:
     """Returns the encoder's output `[R, L, D]`; rows of hidden tokens are undefined.
 
-    Args:
-      labels: `[R]` int classes.
-      drop: `[R]` bool; True replaces the class by the null class.
-      tokens: `[R, T, C]`; hidden ones may hold any value.
-      visible: `[R, T]` bool.
+    Where `drop` `[R]` is True, the null class replaces the label `[R]`. Hidden tokens, of `[R, T,
+    C]`, may hold any value; `visible` is `[R, T]` bool.
     """
     c = self.config
     # Hidden tokens may hold NaN, which an attention mask would not remove.
@@ -201,10 +196,9 @@ class MAR(nn.Module):
 
 
 def init(config: MARConfig, key: jax.Array) -> Params:
-  """Initialises float32 parameters as MAR does before training.
+  """Initialises float32 parameters as MAR does: tables normal, matrices Xavier-uniform.
 
-  Tables are normal with standard deviation 0.02, matrices Xavier-uniform; the modulation and output
-  matrices of the diffusion head are zero, so that it predicts a noise of zero at first.
+  The modulation and output matrices of the diffusion head are zero: it predicts no noise at first.
   """
   tokens = jnp.zeros((1, config.num_tokens, config.token_dim))
   run = lambda key: MAR(config).init(
@@ -214,9 +208,7 @@ def init(config: MARConfig, key: jax.Array) -> Params:
 
 
 def target(config: MARConfig, *, guided: bool) -> base.Target:
-  """Returns the model as a decoding target, whose condition is class labels `[B]` int.
-
-  If `guided`, the null class is run as well.
+  """Returns the model as a decoding target of class labels `[B]`; `guided` runs the null class too.
   """
   model, streams = MAR(config), 2 if guided else 1
 
@@ -237,14 +229,11 @@ def target(config: MARConfig, *, guided: bool) -> base.Target:
 
 
 def _sizes(config: MARConfig) -> base.Sizes:
-  """Returns the bytes of intermediate results, which programs for CPUs hold in float32.
-
-  The larger of two sums: two arrays of attention scores with six of the layer's width (features,
-  queries, keys and values); or arrays of twenty widths, most of them the hidden features before and
-  after their activation, with half of the scores.
-  """
+  """Returns the bytes of intermediate results, which programs for CPUs hold in float32."""
   rows = config.buffer_size + config.num_tokens
   features, scores = rows * config.dim, config.num_heads * rows**2
+  # Two arrays of scores with features, queries, keys and values; or half of the scores with arrays
+  # of twenty widths, most of them the hidden features before and after their activation.
   per_pass = max(2 * scores + 6 * features, 20 * features + scores / 2)
   modulation = diffusion_head.num_parts(config.head_layers) * config.head_width
   return base.Sizes(4.0 * per_pass, 4.0 * modulation)
@@ -260,7 +249,7 @@ def patchify(config: MARConfig, latents: jax.Array) -> jax.Array:
   return grid.transpose(0, 1, 3, 5, 2, 4).reshape(-1, config.num_tokens, config.token_dim)
 
 
-def unpatchify(config: MARConfig, tokens: jax.Array) -> jax.Array:
+def unpatchify(config: Any, tokens: jax.Array) -> jax.Array:
   """Returns the scaled latents of tokens, for `kl_vae.decode`; the inverse of `patchify`."""
   p = config.patch_size
   grid = tokens.reshape(-1, config.height, config.width, config.latent_channels, p, p)

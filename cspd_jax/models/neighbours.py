@@ -71,11 +71,7 @@ def init(config: NeighboursConfig, key: jax.Array) -> Params:
 
 def logits(params: Params, config: NeighboursConfig, image: jax.Array,
            positions: jax.Array) -> jax.Array:
-  """Predicts tokens at `positions` `[B, n]` given the tokens before them in images `[B, R]`.
-
-  Returns:
-    `[B, n, V]` float32.
-  """
+  """Predicts tokens at `positions` `[B, n]` of images `[B, R]`, `[B, n, V]` float32."""
   up, right = np.array(OFFSETS).T
   width = config.row_width
   column = positions[..., None] % width + right
@@ -88,8 +84,7 @@ def logits(params: Params, config: NeighboursConfig, image: jax.Array,
 
 
 class _State(NamedTuple):
-  """Committed tokens `[B, T']`, main chain `[B, L]` of the last round, position `[B]` of its root.
-  """
+  """Committed tokens `[B, T']`, main chain `[B, L]` of the last round, and its first position."""
 
   tokens: jax.Array
   nodes: jax.Array

@@ -30,6 +30,7 @@ from cspd_jax.models import (
   diffusion_head,
   ends,
   kl_vae,
+  mar,
   transformer,
 )
 from cspd_jax.models.conditions import Prompt
@@ -195,18 +196,8 @@ def normalized(config: NextStepConfig, tokens: jax.Array) -> jax.Array:
 
 
 def unpatchify(config: NextStepConfig, tokens: jax.Array) -> jax.Array:
-  """Returns the scaled latents of sampled tokens `[B, T, C]`, for `kl_vae.decode`.
-
-  Within a token the channel varies slowest, then the row.
-
-  Returns:
-    `[B, height p, width p, latent_channels]`, where `p` is the patch size.
-  """
-  p = config.patch_size
-  grid = normalized(config, tokens).reshape(
-      -1, config.height, config.width, config.latent_channels, p, p)
-  return grid.transpose(0, 1, 4, 2, 5, 3).reshape(
-      -1, config.height * p, config.width * p, config.latent_channels)
+  """Returns the scaled latents of sampled tokens `[B, T, C]`, like `mar.unpatchify`."""
+  return mar.unpatchify(config, normalized(config, tokens))
 
 
 def _linear(params: Params, x: jax.Array) -> jax.Array:

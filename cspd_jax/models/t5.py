@@ -119,11 +119,9 @@ def init(config: T5Config, key: jax.Array) -> Params:
 
 
 def encode(params: Params, config: T5Config, tokens: jax.Array, visible: jax.Array) -> jax.Array:
-  """Encodes texts `[B, L]`, padded on the right, as features `[B, L, D]`; those of padding are
-  undefined.
+  """Encodes texts `[B, L]`, padded on the right, as features `[B, L, D]`, undefined for padding.
 
-  `visible` `[B, L]` is False for padding, to which no token attends; every text must have at least
-  one token.
+  `visible` `[B, L]` is False for padding, to which no token attends; a text has at least one token.
   """
   return T5Encoder(config).apply({'params': params}, tokens, visible)
 

@@ -1,20 +1,17 @@
 """The decoder-only transformer that the autoregressive image models share.
 
-Blocks of RMSNorm, rotary attention with grouped key/value heads and a gated
-feed-forward layer, without biases but for those of `qkv_bias`. The layers are
-unrolled, each with its own leaves, because XLA copies stacked or scanned weights on
-every decoding step.
+Blocks of RMSNorm, rotary attention with grouped key/value heads and a gated feed-forward layer,
+without biases but for those of `qkv_bias`. The layers are unrolled, each with its own leaves,
+because XLA copies stacked or scanned weights on every decoding step.
 
-Rotary embeddings rotate the pairs (0, 1), (2, 3), ... of an attention head. Models
-that rotate number `i` with number `i + E / 2` have the same attention once the
-columns of their query and key kernels and biases, and the norms of queries and
-keys, are reordered accordingly.
+Rotary embeddings rotate the pairs (0, 1), (2, 3), ... of an attention head. Models that rotate
+number `i` with number `i + E / 2` have the same attention once the columns of their query and key
+kernels and biases, and the norms of queries and keys, are reordered accordingly.
 
-In the shape descriptions, `R` is the number of rows (images times guidance
-streams), `L` the number of new tokens, `S` the number of cache slots, `H` and
-`K` the numbers of query heads and of key/value heads, `E` the width of an
-attention head, `D` the model width and `V` the number of tokens that can be
-predicted.
+In the shape descriptions, `R` is the number of rows (images times guidance streams), `L` the number
+of new tokens, `S` the number of cache slots, `H` and `K` the numbers of query heads and of
+key/value heads, `E` the width of an attention head, `D` the model width and `V` the number of
+tokens that can be predicted.
 """
 
 import dataclasses
@@ -119,6 +116,21 @@ class TransformerConfig:
       raise ValueError(f'head_dim is {self.head_dim}; rotary embeddings require an even number.')
     if self.qk_norm and self.qk_rms_norm:
       raise ValueError('qk_norm and qk_rms_norm are True; queries and keys have one norm at most.')
+
+
+def complete_heads(config: Any, name: str = 'dim', axes: int = 1) -> None:
+  """Sets `num_kv_heads` of a config to `num_heads` if it is None, in its `__post_init__`.
+
+  Raises ValueError unless the field `name`, the width of all attention heads, is a multiple of the
+  numbers that rotate together along `axes`.
+  """
+  if config.num_kv_heads is None:
+    object.__setattr__(config, 'num_kv_heads', config.num_heads)
+  if getattr(config, name) % (2 * axes * config.num_heads):
+    raise ValueError(
+        f'{name} is {getattr(config, name)} with num_heads {config.num_heads}; it must be a '
+        f'multiple of {2 * axes} * num_heads ({2 * axes * config.num_heads}), because pairs of '
+        f'numbers rotate{" by row and by column" if axes == 2 else ""}.')
 
 
 class Rope(NamedTuple):

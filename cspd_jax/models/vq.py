@@ -153,8 +153,7 @@ class Tokenizer(nn.Module):
 def features(params: Params, config: Any, images: jax.Array) -> jax.Array:
   """Returns the pooled latents of images, for the Frechet distance of `metrics.image_scores`.
 
-  Returns:
-    `[B, 2 codebook_dim]` float32: means, then standard deviations over the grid.
+  They are `[B, 2 codebook_dim]` float32: means, then standard deviations over the grid.
   """
   values = latents(params, config, images)
   return jnp.concatenate([jnp.mean(values, axis=(1, 2)), jnp.std(values, axis=(1, 2))], axis=-1)
@@ -169,11 +168,8 @@ def init(config: Any, key: jax.Array) -> Params:
 def latents(params: Params, config: Any, images: jax.Array) -> jax.Array:
   """Encodes images `[B, H, W, C]` in [-1, 1] as vectors before quantisation.
 
-  Returns:
-    `[B, H / factor, W / factor, codebook_dim]`, float32; of norm one if `config.normalized`.
-
-  Raises:
-    ValueError: if `H` or `W` is no multiple of `config.factor`.
+  They are `[B, H / factor, W / factor, codebook_dim]` float32, of norm one if `config.normalized`.
+  Raises ValueError if `H` or `W` is no multiple of `config.factor`.
   """
   check_images(images, config)
   images = images.astype(dtype(params))

@@ -252,10 +252,7 @@ def _without_names(file: bytes, names: Set[str]) -> bytes:
 class Emu3Ranks:
   """A tokenizer file of `tiktoken`, with the special tokens of Emu3 and Emu3.5, as a `Text`.
 
-  The file has one token and its rank per line.
-
-  Raises:
-    ValueError: for a file of another format.
+  The file has one token and its rank per line. Raises ValueError for a file of another format.
   """
 
   # The pattern with which Emu3, like Qwen, splits a text before tokenization.

@@ -1,5 +1,6 @@
 """Prompt templates of models, in published token ids."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -9,8 +10,8 @@ from cspd_jax.text.bpe import Text, id_of
 
 # Prompts are padded to a multiple of this, so that only a few lengths are compiled.
 _BUCKET = 32
-# Pixels of a code of Lumina-mGPT and of 2.0, and of a step of the sizes that both can announce.
-_CODE_PIXELS, _CODE_PIXELS_2, _SIZE_PIXELS = 16, 8, 32
+# Pixels of a step of the sizes that Lumina-mGPT and 2.0 can announce.
+_SIZE_PIXELS = 32
 _IMAGE_START = '<racm3:break>'
 _END_OF_TURN = '<reserved08706>'
 # The suffix of prompts and the negative prompt of the official examples of Emu3 and NextStep-1;
@@ -46,51 +47,38 @@ def _template(*contexts: Sequence[str | list[str]]) -> Writer:
   return write
 
 
-def lumina_mgpt(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the contexts of Lumina-mGPT (arXiv 2408.02657) with and without a request.
+def _lumina(text: Text, prompt: str, height: int, width: int, *, first_token: str, name: str,
+            code_pixels: int) -> tuple[list[int], list[int]]:
+  """Returns the contexts of Lumina-mGPT, with `code_pixels` of a code along each side.
 
   Both end with the tokens for the size of the image, so guidance begins with its first code, as in
-  the official sampler. Rows `height` and codes of a row `width` are even numbers; a size for which
-  the model has no tokens raises ValueError.
+  the official sampler. A size for which the model has no tokens raises ValueError.
   """
-  if height % 2 or width % 2:
-    raise ValueError(
-        f'the image has {height}x{width} codes; Lumina-mGPT supports only even numbers.')
-  return _of_size(text, '<s>', prompt, height * _CODE_PIXELS, width * _CODE_PIXELS)
+  multiple = _SIZE_PIXELS // code_pixels
+  if height % multiple or width % multiple:
+    raise ValueError(f'the image has {height}x{width} codes; {name} supports only multiples of '
+                     f'{multiple}.')
+  height, width = height * code_pixels, width * code_pixels
+  image = [id_of(text, _IMAGE_START), *(
+      id_of(text, f'<reserved{8800 + pixels // _SIZE_PIXELS:05d}>') for pixels in (height, width))]
+  words = f'Generate an image of {width}x{height} according to the following prompt:\n{prompt}'
+  return [id_of(text, first_token), *text.encode(words), id_of(text, _END_OF_TURN), *image], image
+
+
+# Lumina-mGPT (arXiv 2408.02657) and 2.0 (arXiv 2507.17801), with and without a request.
+lumina_mgpt = functools.partial(_lumina, first_token='<s>', name='Lumina-mGPT', code_pixels=16)
+lumina_mgpt_2 = functools.partial(
+    _lumina, first_token='<|endoftext|>', name='Lumina-mGPT 2.0', code_pixels=8)
 
 
 def lumina_mgpt_sjd(text: Text, prompt: str, height: int, width: int
                     ) -> tuple[list[int], list[int]]:
   """Returns the two contexts of Lumina-mGPT in SJD's official code (arXiv 2410.01699).
 
-  The one without a request still begins with the end of the turn. Arguments and errors as for
-  `lumina_mgpt`.
+  The one without a request still begins with the end of the turn.
   """
   request, image = lumina_mgpt(text, prompt, height, width)
   return request, [id_of(text, _END_OF_TURN), *image]
-
-
-def lumina_mgpt_2(text: Text, prompt: str, height: int, width: int,
-                  first_token: str = '<|endoftext|>') -> tuple[list[int], list[int]]:
-  """Returns the contexts of Lumina-mGPT 2.0 (arXiv 2507.17801) with and without a request.
-
-  Its words are those of `lumina_mgpt`, of which a code has half as many pixels along each side,
-  after `first_token`. Arguments and errors as for `lumina_mgpt`; rows and columns are multiples of
-  4.
-  """
-  if height % 4 or width % 4:
-    raise ValueError(f'the image has {height}x{width} codes; Lumina-mGPT 2.0 supports only '
-                     'multiples of 4.')
-  return _of_size(text, first_token, prompt, height * _CODE_PIXELS_2, width * _CODE_PIXELS_2)
-
-
-def _of_size(text: Text, first_token: str, prompt: str, height: int, width: int
-             ) -> tuple[list[int], list[int]]:
-  """Returns both contexts of Lumina-mGPT for an image of a size in pixels."""
-  image = [id_of(text, _IMAGE_START), *(
-      id_of(text, f'<reserved{8800 + pixels // _SIZE_PIXELS:05d}>') for pixels in (height, width))]
-  words = f'Generate an image of {width}x{height} according to the following prompt:\n{prompt}'
-  return [id_of(text, first_token), *text.encode(words), id_of(text, _END_OF_TURN), *image], image
 
 
 # Anole (arXiv 2407.06135) with and without a request, as its drafters were trained. The sampler of
@@ -137,11 +125,7 @@ def _janus(text: Text, words: list[int]) -> tuple[list[int], list[int]]:
 
 
 def janus_pro(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
-  """Returns the two contexts of a prompt in the official template of Janus-Pro.
-
-  Arguments as for `lumina_mgpt`; the prompt does not mention the size. The tokenizer of another
-  model raises ValueError.
-  """
+  """Returns the two contexts of a prompt in the official template of Janus-Pro."""
   del height, width
   turns = [('<|User|>', f': {prompt.strip()}\n\n'), ('<|Assistant|>', ':')]
   ids: list[int] = []
@@ -157,10 +141,7 @@ def janus_pro(text: Text, prompt: str, height: int, width: int) -> tuple[list[in
 
 def janus_pro_plain(text: Text, prompt: str, height: int, width: int
                     ) -> tuple[list[int], list[int]]:
-  """Returns the two contexts of the bare words, as transformers writes them without a template.
-
-  Arguments and errors as for `janus_pro`.
-  """
+  """Returns the two contexts of the bare words, as transformers writes them without a template."""
   del height, width
   return _janus(text, text.encode(prompt))
 
@@ -182,10 +163,8 @@ def code_map(text: Text, first_code: int, num_codes: int) -> np.ndarray:
   """Returns the image tokenizer's code of every image token of Chameleon, `[num_codes]`.
 
   The code is read from the token's name: `IMGIMG`, the digits of the code as letters from A for 0
-  to J for 9, and `Z`. Entry `i` is for the id `first_code + i`; the result is a permutation.
-
-  Raises:
-    ValueError: if the names are not those of `num_codes` codes.
+  to J for 9, and `Z`. Entry `i` is for the id `first_code + i`; the result is a permutation. Raises
+  ValueError if the names are not those of `num_codes` codes.
   """
   codes = np.full(num_codes, -1)
   for name, token_id in text.ids.items():

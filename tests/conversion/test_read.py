@@ -112,7 +112,8 @@ def test_files_of_other_formats_in_a_folder_are_named(tmp_path):
   tensors = {'a': np.ones(2, np.float32)}
   torch_files.save(tmp_path / 'pytorch_model.bin', tensors)
   torch_files.save(tmp_path / 'consolidated.00.pth', tensors)
-  (tmp_path / '._model.safetensors').write_bytes(b'\0\5\x16\7' + bytes(60))
+  for name in ('._model.safetensors', '._model.safetensors.index.json'):
+    (tmp_path / name).write_bytes(b'\0\5\x16\7' + bytes(60))
   assert [file.name for file in read.files(tmp_path)] == ['consolidated.00.pth']
   safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')
   assert [file.name for file in read.files(tmp_path)] == ['model.safetensors']

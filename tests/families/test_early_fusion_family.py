@@ -268,7 +268,7 @@ def test_image_tokens_must_be_a_permutation():
 
 def test_sizes_without_tokens_are_refused():
   text = _text(chameleon_text())
-  with pytest.raises(ValueError, match='the image has 3x4 codes; Lumina-mGPT supports only even'):
+  with pytest.raises(ValueError, match='the image has 3x4 codes; Lumina-mGPT supports only mul'):
     templates.lumina_mgpt(text, 'a cat', 3, 4)
   assert templates.anole(text, 'me', 32, 32) == ([
       0, *(20000 + ord(letter) for letter in 'Generate an image of me'), 8710, 8197], [8197])

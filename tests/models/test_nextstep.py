@@ -297,7 +297,7 @@ def test_the_schedule_is_that_of_the_config():
 
 
 @pytest.mark.parametrize('change, message', [
-    ({'num_heads': 3, 'num_kv_heads': 1}, 'num_heads is 3; it must divide the width, 64'),
+    ({'num_heads': 3, 'num_kv_heads': 1}, 'dim is 64 with num_heads 3; it must be a multiple'),
     ({'num_levels': 1}, 'num_levels is 1'), ({'last_step': 1.0}, 'last_step is 1.0'),
     ({'shift': 0.0}, 'shift is 0.0'), ({'num_kv_heads': 3}, 'num_kv_heads is 3; it must divide')])
 def test_sizes_that_do_not_fit_are_refused(change, message):
