@@ -126,14 +126,8 @@ class Source(NamedTuple):
     """Builds the parameters, as host arrays in the dtypes of the published ones."""
     return _joined(self.groups)
 
-  def save(self, output: str | os.PathLike, *, dtype: Any = None, **options: Any) -> None:
-    """Builds the parameters and saves the network."""
-    kind, config, _, metadata = self.network
-    store.save_groups(output, kind, config, self.groups, state=self.state_of(dtype), dtype=dtype,
-                      extra=metadata, **options)
-
   def write(self, folder: pathlib.Path, **options: Any) -> None:
-    """Like `save`, into a folder that `families.joining` yields for `state_of(dtype)`."""
+    """Builds the parameters in a folder that `families.joining` yields for `state_of(dtype)`."""
     kind, config, _, metadata = self.network
     store.write(folder, kind, config, self.groups, metadata, **options)
 
@@ -244,8 +238,10 @@ def convert_file(
   opened = open_source(family_name, source, allow_nonfinite=allow_nonfinite, **arguments)
   for line in opened.assumptions:
     note(line)
-  opened.save(output, dtype=dtype, progress=progress, allow_nonfinite=allow_nonfinite)
-  return opened.network.config
+  kind, config, _, metadata = opened.network
+  store.save_groups(output, kind, config, opened.groups, state=opened.state_of(dtype), dtype=dtype,
+                    extra=metadata, progress=progress, allow_nonfinite=allow_nonfinite)
+  return config
 
 
 def _check_settings(family: FileFamily, config: Any, settings: Mapping[str, Any]) -> None:

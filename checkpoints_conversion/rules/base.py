@@ -9,7 +9,7 @@ inverse, so that the published names and shapes of any size follow from the netw
 import functools
 import importlib.resources
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,6 +165,13 @@ def reorder(order: np.ndarray) -> Transform:
   """Reorders rows: row `i` of the parameter is row `order[i]` of the published tensor."""
   inverse = np.argsort(order)
   return Transform(lambda x: (x[order],), lambda x: x[inverse])
+
+
+def replaced(name: str, parts: Sequence[tuple[str, str]], backwards: bool = False) -> str:
+  """Replaces parts of a name by others, in this order; `backwards` undoes it."""
+  for pair in reversed(parts) if backwards else parts:
+    name = name.replace(*(pair[::-1] if backwards else pair))
+  return name
 
 
 def renamed(rules: Iterable[Rule], name: Callable[[str], str]) -> list[Rule]:

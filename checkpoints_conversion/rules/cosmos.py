@@ -3,7 +3,7 @@
 `encoder.jit` and `decoder.jit` name their tensors like the module of the whole tokenizer.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from checkpoints_conversion.rules import base, family
 from checkpoints_conversion.rules.base import CONVOLUTION, POINTWISE, Rule, Transform
@@ -99,14 +99,10 @@ def _infer(shapes: family.Shapes, options: Mapping[str, int]) -> CosmosConfig:
       z_channels=shape('post_quant_conv')[0])
 
 
-def _assumed(config: CosmosConfig, specified: Collection[str]) -> list[str]:
-  del specified
-  return [f'assumed {config.factor}x{config.factor} pixels and {config.time_factor} frames per '
-          f'token and {", ".join(map(str, config.levels))} levels, as in '
-          'Cosmos-1.0-Tokenizer-DV8x16x16, which SimpleAR uses']
-
-
 FAMILY = family.FileFamily(
     name='cosmos_dv', title=_TITLE, kind='cosmos', rules=_rules, infer=_infer,
-    presets={'dv8x16x16': CosmosConfig()}, leftovers=_LEFTOVERS, assumed=_assumed,
-    model='early_fusion', licence='NVIDIA Open Model License')
+    presets={'dv8x16x16': CosmosConfig()}, leftovers=_LEFTOVERS, model='early_fusion',
+    licence='NVIDIA Open Model License', assumed=lambda config, specified: [
+        f'assumed {config.factor}x{config.factor} pixels and {config.time_factor} frames per token '
+        f'and {", ".join(map(str, config.levels))} levels, as in Cosmos-1.0-Tokenizer-DV8x16x16, '
+        'which SimpleAR uses'])

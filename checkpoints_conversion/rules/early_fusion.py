@@ -173,11 +173,6 @@ def assumed(token_side: int, config: EarlyFusionConfig, specified: Collection[st
           *family.assumed_grid(config, specified, token_side)]
 
 
-def _sampling(options: Mapping[str, Any], config: EarlyFusionConfig) -> Mapping[str, Any]:
-  del config
-  return {'pictures': {'temperature': 1.0, 'top_p': 1.0, **options}}
-
-
 def _title(preset: str) -> str:
   return f'a transformer like {preset}'
 
@@ -207,7 +202,8 @@ def family_of(
       assumed=functools.partial(assumed, token_side), shares=_SHARES,
       # The image tokenizer is another network; rotary tables are not weights.
       leftovers=r'(model\.)?vqmodel\..*|.*rotary_emb\.inv_freq|rope\.freqs',
-      model='early_fusion', sampling=functools.partial(_sampling, sampling),
+      model='early_fusion',
+      sampling=lambda config: {'pictures': {'temperature': 1.0, 'top_p': 1.0, **sampling}},
       layout=lambda model: {name: ('models/7b', '.'), **others})
 
 

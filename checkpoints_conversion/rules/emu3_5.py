@@ -50,12 +50,8 @@ FIELDS_VQ: settings.Table = {
 }
 
 
-def _sampling(config: model.EarlyFusionConfig) -> Mapping[str, Any]:
-  """Returns the options of the official text-to-image configuration, for both releases."""
-  del config
-  options = {'temperature': 1.0, 'top_p': 1.0, 'top_k': 5120}
-  return {'pictures': {**options, 'guidance_scale': 5.0},  # Emu3.5-Image.
-          'emu3_5': {**options, 'guidance_scale': 2.0}}
+# The official text-to-image configuration, for both releases.
+_OPTIONS = {'temperature': 1.0, 'top_p': 1.0, 'top_k': 5120}
 
 
 def _vq_settings(contents: settings.Contents) -> dict[str, Any]:
@@ -92,7 +88,9 @@ FAMILY = early_fusion.EMU3._replace(
     needed={'norm_eps': '"rms_norm_eps": ...', 'rope_base': '"rope_theta": ...'},
     variant=functools.partial(early_fusion.variant, _PRESET),
     assumed=functools.partial(early_fusion.assumed, 16),
-    sampling=_sampling, licence='Apache-2.0 (code)', passes=(),
+    sampling=lambda config: {'pictures': {**_OPTIONS, 'guidance_scale': 5.0},  # Emu3.5-Image.
+                             'emu3_5': {**_OPTIONS, 'guidance_scale': 2.0}},
+    licence='Apache-2.0 (code)', passes=(),
     layout=lambda name: {
         'emu3_5': ('.',),
         'emu3_5_vq': _near('Emu3.5-VisionTokenizer/model.safetensors',

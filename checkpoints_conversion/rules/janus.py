@@ -35,21 +35,11 @@ _CODES = ('gen_embed.weight', *(f'gen_aligner.layers.{layer}.{name}' for layer i
 _CODE_DIM = 8
 
 
-def _of_transformers(name: str) -> str:
-  """Returns the name of a tensor in the format of transformers, from DeepSeek's."""
-  for deepseek, transformers in _NAMES:
-    name = name.replace(deepseek, transformers)
-  return name
+_of_transformers = functools.partial(base.replaced, parts=_NAMES)
 
 
 def _in_deepseek(shapes: family.Shapes) -> family.Shapes:
-  """Returns the shapes of the tensors by DeepSeek's names."""
-  result = {}
-  for name, shape in shapes.items():
-    for deepseek, transformers in reversed(_NAMES):
-      name = name.replace(transformers, deepseek)
-    result[name] = shape
-  return result
+  return {base.replaced(name, _NAMES, backwards=True): shape for name, shape in shapes.items()}
 
 
 def rules(config: JanusConfig, code_dim: int = _CODE_DIM, is_transformers: bool = False

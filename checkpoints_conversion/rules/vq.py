@@ -9,7 +9,7 @@ BAAI and transformers store it. MAR's KL-16 is a variational autoencoder of late
 import dataclasses
 import functools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from checkpoints_conversion.rules import base, blocks, family, settings
@@ -22,24 +22,20 @@ from cspd_jax.models.vq import VQConfig
 _LLAMAGEN_TITLE, _CHAMELEON_TITLE, _MOVQGAN_TITLE = (
     'a LlamaGen image tokenizer', 'an image tokenizer of Chameleon', 'a MoVQGAN image tokenizer')
 
-# Parts of LlamaGen's names, and those of taming-transformers; levels are numbered in order.
-_NAMES = (
+# Parts of LlamaGen's names, and those of taming-transformers. Levels are numbered in order.
+_LLAMAGEN_NAMES = (
     ('encoder.conv_blocks.', 'encoder.down.'), ('decoder.conv_blocks.', 'decoder.up.'),
     ('.res.', '.block.'), ('.mid.0.', '.mid.block_1.'), ('.mid.1.', '.mid.attn_1.'),
     ('.mid.2.', '.mid.block_2.'))
 
 
-def taming_name(name: str, is_llamagen: bool = True) -> str:
-  """Returns the name of a tensor in taming-transformers, from LlamaGen's; else the other way."""
-  for llamagen, taming in _NAMES:
-    name = name.replace(*((llamagen, taming) if is_llamagen else (taming, llamagen)))
-  return name
+taming_name = functools.partial(base.replaced, parts=_LLAMAGEN_NAMES)
 
 
 def rules(config: VQConfig) -> list[base.Rule]:
   """Returns the rule table of LlamaGen's tokenizer."""
   return base.renamed(blocks.taming_vq(config, in_order=True),
-                      functools.partial(taming_name, is_llamagen=False))
+                      functools.partial(taming_name, backwards=True))
 
 
 def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
@@ -226,15 +222,12 @@ def _infer_kl(shapes: family.Shapes, options: Mapping[str, Any]) -> KLVAEConfig:
   return KLVAEConfig(z_channels=shape('post_quant_conv.weight', 4)[0], **sizes)
 
 
-def _assumed_kl(config: KLVAEConfig, specified: Collection[str]) -> list[str]:
-  del specified
-  return [f'assumed latents with the scale {config.scale} of KL-16 (--model=kl_16), the only '
-          'supported one: with another autoencoder images have wrong colours']
-
-
 LATENT_DIFFUSION = family.FileFamily(
     name='kl_vae', title=_KL_TITLE, kind='kl_vae', rules=_kl_rules, infer=_infer_kl,
-    presets={'kl_16': KLVAEConfig()}, assumed=_assumed_kl, leftovers=r'loss\..*', model='mar')
+    presets={'kl_16': KLVAEConfig()}, leftovers=r'loss\..*', model='mar',
+    assumed=lambda config, specified: [
+        f'assumed latents with the scale {config.scale} of KL-16 (--model=kl_16), the only '
+        'supported one: with another autoencoder images have wrong colours'])
 
 _NEXTSTEP_TITLE = 'an image tokenizer of NextStep-1'
 NEXTSTEP_FIELDS: settings.Table = {

@@ -1,12 +1,13 @@
 """The description of a model family, and the registry of families."""
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 
+from cspd_jax.core import naming
 from cspd_jax.files import description
 from cspd_jax.files.description import Kind
 from cspd_jax.files.store import Loaded
@@ -138,6 +139,13 @@ class Family(NamedTuple):
   def kinds(self) -> list[tuple[str, Kind]]:
     """The kinds of all roles, with their names."""
     return [item for by_name in self.roles.values() for item in by_name.items()]
+
+  def check_parts(self, parts: Collection[str], options: Sequence[str] = ()) -> None:
+    """Raises ValueError for a part that its models do not have, and suggests one, or an option."""
+    if unknown := sorted(set(parts) - set(self.roles)):
+      raise ValueError(f'{unknown[0]} is not a part of a {self.name!r} model; parts are: '
+                       f'{", ".join(self.roles)}'
+                       + naming.suggestion(unknown[0], [*self.roles, *options]))
 
   def check_defaults(self, defaults: Mapping[str, Any]) -> None:
     """Raises ValueError for a default that its models do not use, or of another form."""

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core import naming
 from cspd_jax.core.spec import Spec
 from cspd_jax.families import family as family_lib
 from cspd_jax.families.model_file import FILE, read, save
@@ -73,10 +72,7 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
   folder = find(name_or_folder)
   description = read(folder)
   family = family_lib.get(description['family'])
-  if unknown := sorted(set(parts) - set(family.roles)):
-    raise ValueError(f'{unknown[0]} is not a part of a {family.name!r} model; parts are: '
-                     f'{", ".join(family.roles)}'
-                     + naming.suggestion(unknown[0], [*family.roles, *_OPTIONS]))
+  family.check_parts(parts, _OPTIONS)
   resized = _resize(grid, family)
   defaults = dict(description['defaults'])
   stored_dtype = defaults.pop('dtype', None)

@@ -95,9 +95,7 @@ def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
   """Returns the description of a model with parts and defaults added."""
   registered = family_lib.get(family)
   family = registered.name
-  if unknown := sorted(set(parts) - set(registered.roles)):
-    raise ValueError(f'{unknown[0]} is not a part of a {family!r} model; parts are: '
-                     f'{", ".join(registered.roles)}.')
+  registered.check_parts(parts)
   description: dict[str, Any] = dict(family=family, parts={}, defaults={})
   store.recover(folder)
   others: dict[str, Any] = {}
