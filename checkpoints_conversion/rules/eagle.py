@@ -87,8 +87,7 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Eagle
   presets = _presets(form)
   if form == 'llamagen':
     architecture, norm_eps = 'llamagen', 1e-6
-    published = {preset.dim: preset.num_heads for preset in presets.values()}
-    head_dim = dim // family.num_heads(options, published.get(dim), dim, f'width {dim}')
+    head_dim = dim // family.num_heads(options, presets.values(), dim)
   else:
     architecture, norm_eps = 'chameleon', 1e-5
     head_dim = shape('layers.0.self_attn.q_norm.weight', 2)[1]

@@ -147,12 +147,10 @@ def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
   name = format_of(shapes, published.qk_norm).name
   shape = lambda tensor, rank: family.shape(_title(preset), shapes, name(tensor), rank)
   _, dim = shape('model.embed_tokens.weight', 2)
-  default_heads = published.num_heads if dim == published.dim else None
   attention = shape('model.layers.0.self_attn.q_proj.weight', 2)[0]
-  has_norm = published.qk_norm or published.qk_rms_norm
-  if has_norm and (norm := shapes.get(name(_QUERY_NORM))):
-    default_heads = attention // max(norm[-1], 1)
-  num_heads = family.num_heads(options, default_heads, attention, f'width {dim}')
+  if (published.qk_norm or published.qk_rms_norm) and (norm := shapes.get(name(_QUERY_NORM))):
+    options = {'num_heads': attention // max(norm[-1], 1), **options}
+  num_heads = family.num_heads(options, [published], dim, width=attention)
   width = attention // num_heads
   specified = ('height', 'width', 'swin_norm', 'rope_base', 'norm_eps')
   return dataclasses.replace(

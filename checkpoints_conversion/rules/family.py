@@ -72,30 +72,25 @@ class FileFamily(NamedTuple):
       `rules`; empty for families with one format.
     settings: `contents ->` fields of the config that the files of `read.settings` specify; raises
       ConversionError for unsupported ones.
-    needed: fields of the config that shapes do not determine and that must be in the settings, be
-      an option or follow from the name of a published model. By name, the published value in
-      config.json; empty for options.
+    needed: fields of the config that must be in the settings, be an option or follow from the name
+      of a published model; by name, the published value in config.json, empty for options.
     assumed: `(config, specified) ->` a line for every size that the shapes do not determine and
       that is not among the names `specified`: its value, and how to specify another one.
-    without_words: `config ->` a line on what is assumed of a target without a tokenizer file of
-      words that tells; None if nothing is.
-    shares: what each file of a model-parallel checkpoint holds of a tensor, by a regular expression
-      for its name; see `tensors.join`. Empty if no such checkpoints exist.
+    without_words: `config ->` a line on what is assumed of a target without a tokenizer file.
+    shares: as for `tensors.join`; empty if no model-parallel checkpoints exist.
     prefer: the part of a file that holds the weights.
     model: the model family of the network, a key of `families.FAMILIES`; None if it has none.
     metadata: `config ->` metadata to store with the network, such as the names of its classes.
     sampling: `config ->` official sampling options by name, those for pictures first; empty for
       networks without sampling.
-    layout: `model name or None ->` the networks in the folder of a whole model: by file family,
-      possible paths relative to the folder, of which the first existing one is used; '.' are the
-      files of the target. The first entry is the family itself. Empty if a folder is not a whole
-      model.
+    layout: `model name or None ->` the networks in the folder of a whole model: by file family, its
+      own first, possible paths in the folder, of which the first existing one is used; '.' are the
+      files of the target. Empty if a folder is not a whole model.
     inside: a regular expression for the name of a tensor that the files of a target hold if the
       network is among them; '' for networks that always are, or never.
-    others: `config ->` file families of further networks without which a target cannot turn prompts
-      into images, in addition to those in `layout`.
-    licence: of the weights, as their publishers state it; '' where it is that of the target, or not
-      stated.
+    others: `config ->` file families, besides those in `layout`, without whose networks a target
+      cannot turn prompts into images.
+    licence: of the weights, as publishers state it; '' where it is the target's, or not stated.
     passes: forward passes per image that others published.
   """
 
@@ -178,18 +173,22 @@ def count(shapes: Shapes, pattern: str) -> int:
   return max(numbers, default=-1) + 1
 
 
-def num_heads(options: Mapping[str, int], published: int | None, dim: int, size: str) -> int:
-  """Returns the number of attention heads: the option, or that of the `published` network.
+def num_heads(options: Mapping[str, int], presets: Iterable[Any], dim: int,
+              num_layers: int | None = None, width: int | None = None) -> int:
+  """Returns the number of attention heads: the option, or that of a published network.
 
-  `published` is None if no network of this size, in words `size`, exists; the number must divide
-  the width `dim`.
+  Such a network has the same `dim` and, if it is not None, `num_layers`. The number must divide
+  the `width` of all heads, by default `dim`.
   """
-  number = options.get('num_heads', published)
+  published = {preset.num_heads for preset in presets
+               if preset.dim == dim and num_layers in (None, preset.num_layers)}
+  number, width = options.get('num_heads', next(iter(published), None)), width or dim
   if number is None:
-    raise ConversionError(f'num_heads cannot be inferred from the weights, and {size} is not a '
-                          'published size; specify it.')
-  if number < 1 or dim % number:
-    raise ConversionError(f'num_heads is {number}; it must divide the width, {dim}.')
+    layers = '' if num_layers is None else f' with {num_layers} layers'
+    raise ConversionError(f'num_heads cannot be inferred from the weights, and width {dim}{layers} '
+                          'is not a published size; specify it.')
+  if number < 1 or width % number:
+    raise ConversionError(f'num_heads is {number}; it must divide the width, {width}.')
   return number
 
 

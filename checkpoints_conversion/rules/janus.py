@@ -101,8 +101,7 @@ def _infer(shapes: family.Shapes, options: Mapping[str, Any]) -> JanusConfig:
   shapes = _in_deepseek(shapes)
   shape = functools.partial(family.shape, _TITLE, shapes)
   text_size, dim = shape(_EMBEDDING, 2)
-  published = {config.dim: config.num_heads for config in PRESETS.values()}
-  num_heads = family.num_heads(options, published.get(dim), dim, f'width {dim}')
+  num_heads = family.num_heads(options, PRESETS.values(), dim)
   layer = 'language_model.model.layers.0.'
   return JanusConfig(
       num_codes=shape('gen_embed.weight', 2)[0], text_size=text_size, dim=dim, num_heads=num_heads,

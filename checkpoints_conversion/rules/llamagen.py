@@ -45,9 +45,7 @@ def _infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
   num_layers = family.count(shapes, r'layers\.(\d+)\.attention\.wqkv\.weight')
   fused = shape('layers.0.attention.wqkv.weight', 2)[0]
   ffn_dim = shape('layers.0.feed_forward.w1.weight', 2)[0]
-  published = {(preset.dim, preset.num_layers): preset.num_heads for preset in PRESETS.values()}
-  num_heads = family.num_heads(
-      options, published.get((dim, num_layers)), dim, f'width {dim} with {num_layers} layers')
+  num_heads = family.num_heads(options, PRESETS.values(), dim, num_layers)
   side = family.tokens_per_side(options, list(PRESETS))
   if 'cls_embedding.uncond_embedding' in shapes:
     condition: dict[str, Any] = {

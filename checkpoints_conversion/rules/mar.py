@@ -40,12 +40,9 @@ def _infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
     raise family.ConversionError(
         f'The model has {num_tokens} tokens; it must have a square grid of them.')
   num_layers = family.count(shapes, r'encoder_blocks\.(\d+)\.norm1\.weight')
-  published = {(preset.dim, preset.num_layers): preset.num_heads for preset in PRESETS.values()}
   return MARConfig(
       height=side, width=side, token_dim=shape('z_proj.weight', 2)[1], dim=dim,
-      num_layers=num_layers,
-      num_heads=family.num_heads(options, published.get((dim, num_layers)), dim,
-                                 f'width {dim} with {num_layers} layers'),
+      num_layers=num_layers, num_heads=family.num_heads(options, PRESETS.values(), dim, num_layers),
       head_width=shape('diffloss.net.cond_embed.weight', 2)[0],
       head_layers=family.count(shapes, r'diffloss\.net\.res_blocks\.(\d+)\.in_ln\.weight'),
       num_classes=num_classes,

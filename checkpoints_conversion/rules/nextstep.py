@@ -71,8 +71,7 @@ def _infer(shapes: family.Shapes, options: Mapping[str, Any]) -> NextStepConfig:
   shape = functools.partial(family.shape, _TITLE, shapes)
   published = next(iter(PRESETS.values()))
   vocab_size, dim = shape('embed_tokens.weight', 2)
-  num_heads = family.num_heads(
-      options, published.num_heads if dim == published.dim else None, dim, f'width {dim}')
+  num_heads = family.num_heads(options, PRESETS.values(), dim)
   patch_size = options.get('patch_size', published.patch_size)
   token_dim = shape('image_in_projector.weight', 2)[1]
   if token_dim % patch_size**2:

@@ -78,19 +78,11 @@ Table = Mapping[str, Entry]
 
 
 def read(tables: Mapping[str, Table], contents: Contents) -> dict[str, Any]:
-  """Checks settings against tables of their fields.
+  """Checks settings files against tables of their fields, by name; returns fields of our config.
 
-  Args:
-    tables: the table of every file, by its name; other files are not read.
-    contents: the settings files by name.
-
-  Returns:
-    Fields of our config by name: those in the files, and the defaults of the published code for
-    absent ones. Empty without a file.
-
-  Raises:
-    ConversionError: naming every field that is not in its table, is of another type, has an
-      unsupported value, or occurs twice with different values.
+  These are those in the files, and the defaults of the published code for absent ones; empty
+  without a file. Raises ConversionError naming every field that is not in its table, is of another
+  type, has an unsupported value, or occurs twice with different values.
   """
   sizes: dict[str, Any] = {}
   defaults: dict[str, Any] = {}

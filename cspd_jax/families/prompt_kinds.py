@@ -158,8 +158,7 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
     text: the tokenizer, or None.
     write: converts a prompt in words to the contexts of both streams; None without a tokenizer.
     renumbered: converts published token ids to the model's; raises ValueError for other ids.
-    examples: example prompts in words; ValueError if they, which a file holds, are no list of
-      texts.
+    examples: prompts in words, which a file holds; ValueError if they are no list of texts.
     image_ids: published ids of the tokens of images.
   """
   if not _is_list_of(str, examples):

@@ -77,15 +77,11 @@ def attend(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array | In
   """Attends from new tokens to the visible slots of a cache, with the softmax in float32.
 
   Args:
-    query: `[R, L, H, E]`.
-    keys: `[R, K, S, E]`; fused attention does not support `Int8Slots`.
-    values: `[R, K, S, E]`, likewise.
+    query: `[R, L, H, E]`, as the result.
+    keys: `[R, K, S, E]`, as the values; fused attention does not support `Int8Slots`.
     mask: `[R or 1, L, S]` bool; every token must see at least one slot.
     live: `[R]` int32, the number of leading slots that a row may attend to; the mask must hide the
       later ones. None if this number is not available.
-
-  Returns:
-    `[R, L, H, E]`.
   """
   width = query.shape[-1]
   narrow = (query.dtype in (jnp.bfloat16, jnp.float16) and not isinstance(keys, Int8Slots)

@@ -83,10 +83,9 @@ class Head(nn.Module):
     self.out = dense((1 + self.learned_variance) * self.token_dim, zeros)
 
   def modulate(self, step: jax.Array, z: jax.Array) -> jax.Array:
-    """See `continuous.base.Modulation.make`.
+    """Returns `[N, L, M, W]`, see `continuous.base.Modulation.make`.
 
-    Returns:
-      `[N, L, M, W]`: shift, scale and gate of every block, then shift and scale of the output.
+    These are shift, scale and gate of every block, then shift and scale of the output.
     """
     y = self._times(step) + self.condition(z)[:, None]
     return self.modulation(jax.nn.silu(y))

@@ -228,13 +228,9 @@ def _rotate_swapped(x: jax.Array, rope: Rope) -> jax.Array:
 def write_slots(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.Array:
   """Writes `new` `[R, K, L, E]` into slots `start .. start + L - 1` of every row.
 
-  Rows of all guidance streams of an image are written together. The caller must provide enough
-  slots: XLA does not fail on an update past the end but shifts it back onto older slots.
-
-  Args:
-    cache: `[R, K, S, E]`, as the result.
-    new: `[R, K, L, E]`.
-    start: `[B]` int, the first slot of each image; row `s B + b` is image `b` in stream `s`.
+  The cache is `[R, K, S, E]`, as the result; `start` `[B]` int is the first slot of each image. Row
+  `s B + b` is image `b` in stream `s`, and all streams of an image are written together. The caller
+  must provide enough slots: XLA does not fail on an update past the end but shifts it back.
   """
   images = start.shape[0]
   new = new.astype(cache.dtype)

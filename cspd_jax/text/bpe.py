@@ -115,28 +115,20 @@ def check_vocabulary(text: Text, size: int, network: str, *, codes_follow: bool 
 
 
 def unknown_words(text: Text, prompt: str) -> list[str]:
-  """Returns the words of a prompt that a tokenizer has no tokens for, once each.
-
-  A tokenizer without a method `unknown_words` represents every word.
-  """
-  find = getattr(text, 'unknown_words', None)
-  return [] if find is None else list(dict.fromkeys(find(prompt)))
+  """Returns the words of a prompt that a tokenizer has no tokens for, once each."""
+  # A tokenizer without this method represents every word.
+  find = getattr(text, 'unknown_words', lambda prompt: [])
+  return list(dict.fromkeys(find(prompt)))
 
 
 def with_control(text: Text, names: Collection[str]) -> Text:
-  """Returns a tokenizer to which these names of tokens are plain text.
-
-  A tokenizer without a method `with_control` never encodes a text as a token for control.
-  """
-  add = getattr(text, 'with_control', None)
-  return text if add is None else add(names)
+  """Returns a tokenizer to which these names of tokens are plain text."""
+  # A tokenizer without this method never encodes a text as a token for control.
+  return getattr(text, 'with_control', lambda names: text)(names)
 
 
 def looked_up(text: Text, write: Callable[[Any], Any]) -> set[str]:
-  """Returns the names of the tokens that a function looks up in a tokenizer.
-
-  It writes a prompt, and every text is empty to it.
-  """
+  """Returns the names of the tokens that a function looks up, if every text is empty to it."""
   names: set[str] = set()
 
   class Ids(dict):
@@ -167,12 +159,9 @@ class Vocabulary:
   such as the subject of a fine-tuned model, are tokens.
 
   Args:
-    file: the bytes of the file.
+    file: the bytes of the file; ValueError if it has another format.
     control: a regular expression for names of control tokens.
     names: names of further control tokens.
-
-  Raises:
-    ValueError: for a file of another format.
   """
 
   def __init__(self, file: bytes, control: str = r'(?!)', names: Collection[str] = ()):

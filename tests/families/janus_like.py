@@ -244,7 +244,7 @@ def infer(shapes, options):
       num_codes=num_codes, code_dim=code_dim, text_size=text_size, dim=dim,
       num_layers=file_family.count(
           shapes, r'language_model\.model\.layers\.(\d+)\.mlp\.up_proj\.weight'),
-      num_heads=file_family.num_heads(options, None, dim, f'width {dim}'),
+      num_heads=file_family.num_heads(options, (), dim),
       ffn_dim=shape('language_model.model.layers.0.mlp.up_proj.weight', 2)[0],
       head_dim=shape('gen_head.vision_head.weight', 2)[1])
 
