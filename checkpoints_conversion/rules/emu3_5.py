@@ -9,13 +9,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints_conversion.rules import (
-  blocks,
-  early_fusion,
-  family,
-  nextstep,
-  settings,
-)
+from checkpoints_conversion.rules import blocks, early_fusion, family, nextstep, settings
 from checkpoints_conversion.rules.settings import Free, Must, Size
 from cspd_jax.models import early_fusion as model
 from cspd_jax.models.vq import IBQ, VQConfig

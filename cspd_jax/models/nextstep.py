@@ -24,15 +24,7 @@ import jax.numpy as jnp
 from cspd_jax.continuous import base, schedule as schedule_lib
 from cspd_jax.core import fields
 from cspd_jax.decoding import base as decoding_base, tree
-from cspd_jax.models import (
-  causal,
-  decoder_only,
-  diffusion_head,
-  ends,
-  kl_vae,
-  mar,
-  transformer,
-)
+from cspd_jax.models import causal, decoder_only, diffusion_head, ends, kl_vae, mar, transformer
 from cspd_jax.models.conditions import Prompt
 
 Params = Any

@@ -13,13 +13,8 @@ import html.parser
 import re
 import urllib.parse
 
-from cspd_jax.text.bpe import (
-  Text,
-  id_of,
-  import_package,
-  unknown_words as unknown_words_of,
-  words,
-)
+from cspd_jax.text import bpe
+from cspd_jax.text.bpe import Text, words
 
 _FILES = '(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)'
 _LINK = r'[a-z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)'
@@ -80,7 +75,7 @@ def tokens(text: Text, caption: str, length: int) -> list[int]:
 
   Longer captions than `length` ids are truncated.
   """
-  return [*text.encode(clean(clean(caption)))[:length - 1], id_of(text, _END)]
+  return [*text.encode(clean(clean(caption)))[:length - 1], bpe.id_of(text, _END)]
 
 
 def check(caption: str) -> None:
@@ -100,7 +95,7 @@ def unknown_words(text: Text, caption: str, length: int) -> list[str]:
   those behind the maximum length.
   """
   cleaned = clean(clean(caption))
-  return list(dict.fromkeys([*_removed(caption, cleaned), *unknown_words_of(text, cleaned),
+  return list(dict.fromkeys([*_removed(caption, cleaned), *bpe.unknown_words(text, cleaned),
                              *_cut(text, cleaned, length - 1)]))
 
 
@@ -108,7 +103,7 @@ def _removed(caption: str, cleaned: str) -> list[str]:
   """The words of a caption that are not in the cleaned one."""
   # The same text in the characters of the cleaned one.
   caption = html.unescape(html.unescape(urllib.parse.unquote(caption)))
-  caption = re.sub('[`´¨]', '"', import_package('ftfy').fix_text(caption))
+  caption = re.sub('[`´¨]', '"', bpe.import_package('ftfy').fix_text(caption))
   lost = collections.Counter(map(str.lower, words(caption))) - collections.Counter(words(cleaned))
   parts, removed = caption.split(), {}
   # Links and the like are reported as a whole, and before words that also stand alone.
@@ -137,7 +132,7 @@ def clean(caption: str) -> str:
   caption = _substituted(_visible_text(_substituted(caption, _LINKS)), _SIGNS)
   if len(re.findall('[-_]', caption)) > 3:  # a-name-like-this
     caption = re.sub('[-_]', ' ', caption)
-  caption = import_package('ftfy').fix_text(caption)
+  caption = bpe.import_package('ftfy').fix_text(caption)
   return _substituted(html.unescape(html.unescape(caption)).strip(), _CODES).strip()
 
 
