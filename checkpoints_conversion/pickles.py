@@ -141,6 +141,10 @@ class Reader:
     self._take(self._unsigned(width))
     self._push(Object('bytes'))
 
+  def _frozenset(self) -> None:
+    self._pop_to_mark()
+    self._push(Object('frozenset'))
+
   def _append(self, values: list[Any]) -> None:
     target = self._top()
     if type(target) is list:
@@ -214,7 +218,7 @@ _ACTIONS: dict[bytes, Callable[[Reader], Any]] = {
     pickle.TUPLE3: lambda self: self._push(tuple(self._pop_last(3))),
     pickle.MARK: lambda self: self._marks.append(len(self._stack)),
     pickle.TUPLE: lambda self: self._push(tuple(self._pop_to_mark())),
-    pickle.FROZENSET: lambda self: (self._pop_to_mark(), self._push(Object('frozenset'))),
+    pickle.FROZENSET: Reader._frozenset,
     pickle.POP_MARK: lambda self: self._pop_to_mark(),
     pickle.POP: lambda self: self._pop(),
     pickle.DUP: lambda self: self._push(self._top()),

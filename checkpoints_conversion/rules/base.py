@@ -169,8 +169,8 @@ def reorder(order: np.ndarray) -> Transform:
 
 def replaced(name: str, parts: Sequence[tuple[str, str]], backwards: bool = False) -> str:
   """Replaces parts of a name by others, in this order; `backwards` undoes it."""
-  for pair in reversed(parts) if backwards else parts:
-    name = name.replace(*(pair[::-1] if backwards else pair))
+  for old, new in [pair[::-1] for pair in reversed(parts)] if backwards else parts:
+    name = name.replace(old, new)
   return name
 
 

@@ -1,4 +1,4 @@
-"""What reads prompts: tokenizer files of the models of text and images and of T5, and T5 encoders.
+"""Readers of prompts: tokenizer files of the models of text and images and of T5; T5 encoders.
 
 Tokenizer files of Emu3 are for `tiktoken`; encoders (arXiv 1910.10683) have the format of
 transformers.

@@ -117,7 +117,7 @@ def check_vocabulary(text: Text, size: int, network: str, *, codes_follow: bool 
 def unknown_words(text: Text, prompt: str) -> list[str]:
   """Returns the words of a prompt that a tokenizer has no tokens for, once each."""
   # A tokenizer without this method represents every word.
-  find = getattr(text, 'unknown_words', lambda prompt: [])
+  find: Callable[[str], list[str]] = getattr(text, 'unknown_words', lambda prompt: [])
   return list(dict.fromkeys(find(prompt)))
 
 

@@ -26,7 +26,7 @@ from cspd_jax.families import decoder_only, prompt_kinds
 from cspd_jax.families.decoder_only import EAGLE, MEDUSA, NEIGHBOURS
 from cspd_jax.files.description import Kind
 from cspd_jax.generation import engines
-from cspd_jax.models import causal, conditions, eagle, transformer, vq
+from cspd_jax.models import causal, conditions, eagle, neighbours, transformer, vq
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import bpe
 
@@ -204,7 +204,9 @@ FAMILY = families.Family(
     build=build,
     published=families.Published(
         {'janus_like_small': JanusConfig()},
-        lambda config: {'eagle': ('eagle', eagle_config(config))},
+        lambda config: {'eagle': ('eagle', eagle_config(config)), 'neighbours': (
+            'neighbours', neighbours.NeighboursConfig(
+                config.num_codes, config.num_tokens, config.width))},
         lambda config, count: prompt_kinds.described(count)),
     text_forms={'janus_like': bpe.Vocabulary}, prompt_writers={'janus_like': write},
     eagle_layers={'janus_like': eagle.Layer()})
