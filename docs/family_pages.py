@@ -71,8 +71,9 @@ cspd-generate {model} {eagle} \\
           {sizes.gigabytes(2 * size.cache[0])} for every image that it samples at once. `--smoke`
           tries it with a few images and steps."""),
       _filled("""`cspd-compare` generates the same images with each of these decoders and shows what
-          each costs. `cspd-tune` measures which one is the fastest on this machine and stores it as
-          the model's default:"""),
+          each costs. `cspd-tune` measures which decoder is fastest on this machine and stores it
+          as the model's default. It tries those that the model's own folder has networks for: name
+          the EAGLE network [among its parts](../load.md#the-model-folder) to include it."""),
       f"""```sh
 cspd-compare {model} {eagle} \\
     {sampled} --num_images=1 --budget=600 \\
