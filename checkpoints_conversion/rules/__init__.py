@@ -4,7 +4,6 @@ A new family is a module like `llamagen.py` and a line in the list below.
 """
 
 from checkpoints_conversion.rules import (
-  cosmos,
   eagle,
   early_fusion,
   emu3_5,
@@ -45,5 +44,5 @@ for _family in (
     text.LUMINA_MGPT, text.LUMINA_MGPT_2, text.ANOLE, text.EMU3, text.T5_TEXT, vq.LATENT_DIFFUSION,
     nextstep.FAMILY, vq.NEXTSTEP, text.NEXTSTEP, janus.FAMILY, janus.VQ, text.JANUS_PRO,
     emu3_5.FAMILY, emu3_5.VQ, text.EMU3_5, language_models.SIMPLEAR, language_models.LIQUID,
-    cosmos.FAMILY, text.SIMPLEAR, text.LIQUID, evaluators.INCEPTION, evaluators.CLIP):
+    vq.COSMOS, text.SIMPLEAR, text.LIQUID, evaluators.INCEPTION, evaluators.CLIP):
   register(_family)

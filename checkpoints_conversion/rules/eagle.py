@@ -49,23 +49,20 @@ PRESETS: dict[str, EagleConfig] = {
 def _rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) -> list[Rule]:
   is_chameleon, source, destination = config.family == 'chameleon', 'layers.0.', 'layer/'
   heads = config.num_heads, config.num_kv_heads or config.num_heads
+  target = _target(form, config.vocab_size)
   return [
       *base.layer('fc', 'fc', MATRIX),
       *base.llama_layer(source, destination, *heads, config.head_dim, is_chameleon),
       *base.head_norms(source, destination, *heads, num_norm_shards),
-      Rule('embed_tokens.weight', ('token_embedding',), _tokens(form, config.vocab_size))]
+      Rule('embed_tokens.weight', ('token_embedding',),
+           # To the order of the target's tokens.
+           KEEP if target is None else base.reorder(early_fusion.order(target)))]
 
 
 def _target(form: str, vocab_size: int) -> early_fusion.EarlyFusionConfig | None:
   """Returns the published target of a drafter, if its vocabulary is one of text and images."""
   target = early_fusion.PRESETS.get(_EARLY_FUSION.get(form, ''))
   return target if target is not None and target.vocab_size == vocab_size else None
-
-
-def _tokens(form: str, vocab_size: int) -> base.Transform:
-  """Returns the transform of the token embedding to the order of the target's tokens."""
-  target = _target(form, vocab_size)
-  return KEEP if target is None else base.reorder(early_fusion.order(target))
 
 
 def _read_settings(form: str, contents: settings.Contents) -> dict[str, Any]:

@@ -213,10 +213,7 @@ def _passes(model: str, method: tuple[str, str, str | None], place: str, prompts
 
 
 def _image_tokens(preset: str, prefix: str, *, ordered: bool) -> Check:
-  """Returns a check that tokens with a prefix have the ids of codes of a published model.
-
-  The ids must be in the order of the names if they are `ordered`.
-  """
+  """Returns a check that tokens with a prefix have the ids of codes, if `ordered` by name."""
   config = early_fusion.PRESETS[preset]
   first, count = config.first_code, config.num_codes
 

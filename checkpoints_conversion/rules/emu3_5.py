@@ -9,7 +9,7 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints_conversion.rules import blocks, early_fusion, family, nextstep, settings
+from checkpoints_conversion.rules import blocks, early_fusion, family, settings
 from checkpoints_conversion.rules.settings import Free, Must, Size
 from cspd_jax.models import early_fusion as model
 from cspd_jax.models.vq import IBQ, VQConfig
@@ -23,8 +23,7 @@ FIELDS: settings.Table = {
     'model_type': Must(('Emu3',)),
     'image_area': Free('the official program has rows and columns in its own configuration'),
     # The class of the official program for vLLM has these fields too.
-    **{name: nextstep.FIELDS[name] for name in (
-        'use_sliding_window', 'sliding_window', 'max_window_layers', 'layer_types')},
+    **settings.WINDOWS,
 }
 _LOSS = Free('a term of the loss')
 FIELDS_VQ: settings.Table = {

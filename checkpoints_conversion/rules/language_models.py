@@ -107,7 +107,6 @@ def _variant(fields: settings.Table, gemma: bool, shapes: family.Shapes) -> Mapp
               **fields, 'tie_word_embeddings': settings.OWN_OUTPUT}})}
 
 
-_OF_WINDOWS = Free('it is for layers with sliding windows, which no published model has')
 _OF_READING = Free('images are generated, so the settings of networks that read them are not used')
 _TIED = Must((True,), f': the file has no {_OUTPUT}, so its embeddings are the output matrix; '
              'download all of its parts')
@@ -119,10 +118,8 @@ _LLAVA = (
     'freeze_mm_vision_resampler unfreeze_mm_vision_tower mm_tunable_parts mm_use_im_start_end '
     'mm_projector_lr mm_vision_tower_lr mm_use_im_patch_token')
 SIMPLEAR_FIELDS: settings.Table = {
-    **settings.llama(), 'model_type': Must(('qwen2',)),
+    **settings.llama(), **settings.WINDOWS, 'model_type': Must(('qwen2',)),
     'tie_word_embeddings': _TIED._replace(default=False),
-    'use_sliding_window': Must((False,)), 'sliding_window': _OF_WINDOWS,
-    'max_window_layers': _OF_WINDOWS, 'layer_types': settings.FULL_ATTENTION,
     # Its training program, derived from LLaVA's, writes these next to the fields of Qwen2.
     **dict.fromkeys(_LLAVA.split(), _OF_READING)}
 LIQUID_FIELDS: settings.Table = {

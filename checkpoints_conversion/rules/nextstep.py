@@ -20,13 +20,11 @@ _OF_1_1 = 'genloss_'
 
 
 FIELDS: settings.Table = {
-    **settings.llama(), **settings.NO_BIASES, 'model_type': Must(('nextstep', 'stepx_llama')),
+    **settings.llama(), **settings.NO_BIASES, **settings.WINDOWS,
+    'model_type': Must(('nextstep', 'stepx_llama')),
     'attention_bias': Must((True,), default=False),
     # Without the field outputs have biases if queries have them.
     'o_attention_bias': settings.NO_BIAS._replace(default=True),
-    'use_sliding_window': Must((False,)), 'layer_types': settings.FULL_ATTENTION,
-    'sliding_window': Free('only layers with a sliding window, which there are not, have one'),
-    'max_window_layers': Free('only layers with a sliding window, which there are not, have one'),
     'tie_word_embeddings': Free('the output matrix of text is not converted'),
     'use_gen_pos_embed': Must((False,)), 'use_2d_rope': Must((False,)),
     'latent_channels': Size('latent_channels'), 'num_channels': Size('latent_channels'),

@@ -206,9 +206,12 @@ def llama(norm_eps: float = 1e-6, rope_base: float = 10000.0) -> Table:
 _DEFAULT_ROPE = Must(('default',), ', the only rotation that the networks here support')
 _WHOLE_HEAD = Must((1,))
 SILU = Must(('silu', 'swish'))
-FULL_ATTENTION = Check(
-    lambda value: None if isinstance(value, list) and set(map(str, value)) == {'full_attention'}
-    else f'{value!r:.80}; every layer must have full attention')
+_OF_WINDOWS = Free('it is for layers with sliding windows, which no published model has')
+WINDOWS: Table = {
+    'use_sliding_window': Must((False,)), 'sliding_window': _OF_WINDOWS,
+    'max_window_layers': _OF_WINDOWS, 'layer_types': Check(
+        lambda value: None if isinstance(value, list) and set(map(str, value)) == {'full_attention'}
+        else f'{value!r:.80}; every layer must have full attention')}
 NO_BIAS = Must((False,))
 NO_BIASES: Table = {'attention_bias': NO_BIAS, 'mlp_bias': NO_BIAS}
 OF_SHAPES = Free('names and shapes of the weights determine it')

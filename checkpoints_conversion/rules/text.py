@@ -50,10 +50,7 @@ def of_form(form: str, model: str) -> family.FileFamily:
 
 
 def _first_token(contents: settings.Contents) -> dict[str, str]:
-  """Reads the first token of prompts as Lumina-mGPT 2.0's program does.
-
-  It is the tokenizer's token for the beginning of a text or, without one, that for the end.
-  """
+  """Reads the first token of prompts as Lumina-mGPT 2.0's program does."""
   if _SETTINGS not in contents:
     return {}
   names = (contents[_SETTINGS].get(field) for field in ('bos_token', 'eos_token'))
@@ -135,16 +132,12 @@ def _t5_rules(config: T5Config, tokens: str = _TOKENS) -> list[Rule]:
 
 
 def _read_settings(contents: settings.Contents) -> dict[str, Any]:
-  """Reads config.json.
-
-  As in transformers, the activation is `dense_act_fn` if it is set, else 'gelu_new' if
-  `feed_forward_proj` is 'gated-gelu', else the last part of `feed_forward_proj`.
-  """
   sizes = settings.read({'config.json': T5_FIELDS}, contents)
   form, name = sizes.pop('feed_forward_proj', None), sizes.pop('dense_act_fn', None)
   if form is None:
     return sizes
   gate, _, last = form.rpartition('-')
+  # As in transformers.
   activation = name or ('gelu_new' if form == 'gated-gelu' else last)
   if gate not in ('', 'gated') or activation not in _ACTIVATIONS:
     settings.refuse([

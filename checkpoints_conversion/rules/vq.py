@@ -1,9 +1,11 @@
-"""Image tokenizers: of LlamaGen, Chameleon, Lumina-mGPT 2.0, Emu3, MAR and NextStep-1.
+"""Image tokenizers: of LlamaGen, Chameleon, Lumina-mGPT 2.0, Emu3, MAR, NextStep-1 and SimpleAR.
 
 LlamaGen: arXiv 2406.06525. Chameleon: arXiv 2405.09818; it may be in one file with the transformer.
 Lumina-mGPT 2.0 has MoVQGAN (arXiv 2209.09002), as ai-forever stores it. Emu3: arXiv 2409.18869, as
 BAAI and transformers store it. MAR's KL-16 is a variational autoencoder of latent diffusion (arXiv
-2112.10752); NextStep-1's (arXiv 2508.10711) is one with names of its own.
+2112.10752); NextStep-1's (arXiv 2508.10711) is one with names of its own. SimpleAR has NVIDIA's
+Cosmos-Tokenizer DV as two TorchScript files, `encoder.jit` and `decoder.jit`, which name their
+tensors like the module of the whole tokenizer.
 """
 
 import dataclasses
@@ -13,9 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoints_conversion.rules import base, blocks, family, settings
-from checkpoints_conversion.rules.base import KEEP, MATRIX, POINTWISE
+from checkpoints_conversion.rules.base import CONVOLUTION, KEEP, MATRIX, POINTWISE
 from checkpoints_conversion.rules.settings import Free, Must, Part, Size
 from cspd_jax.models import vq
+from cspd_jax.models.cosmos import CosmosConfig
 from cspd_jax.models.kl_vae import KLVAEConfig
 from cspd_jax.models.vq import VQConfig
 
@@ -258,3 +261,102 @@ NEXTSTEP = family.FileFamily(
     settings=functools.partial(settings.read, {'config.json': NEXTSTEP_FIELDS}),
     # With other values images have wrong colours; versions of the official code differ in defaults.
     needed={'scale': '"scaling_factor"', 'shift': '"shift_factor"'}, model='nextstep')
+
+
+_COSMOS_TITLE = 'a Cosmos-Tokenizer DV'
+# [out, in, time, height, width] to convolutions over space, over time, and matrices.
+_SPACE = base.Transform(lambda x: CONVOLUTION.forward(x[:, :, 0]),
+                   lambda x: CONVOLUTION.inverse(x)[:, :, None])
+_TIME = base.Transform(lambda x: (x[:, :, :, 0, 0].transpose(2, 1, 0),),
+                  lambda x: x.transpose(2, 1, 0)[..., None, None])
+_MATRIX = base.Transform(lambda x: POINTWISE.forward(x[:, :, 0]),
+                    lambda x: POINTWISE.inverse(x)[:, :, None])
+# Weights without effect on a single frame, and constants.
+_COSMOS_LEFTOVERS = (
+    r'(encoder|decoder)\.mid\.attn_1\.1\.[qk]\..*|encoder\.down\.\d+\.downsample\..*|'
+    r'decoder\.up\.\d+\.upsample\..*|.*\.(wavelets|_arange|patch_size_buffer|_levels|_basis|'
+    r'implicit_codebook)')
+
+
+def _cosmos_rules(config: CosmosConfig) -> list[base.Rule]:
+  count = len(config.ch_mult)
+  table = [*_layer('quant_conv', 'encoder/quant_conv', _MATRIX),
+           *_layer('post_quant_conv', 'decoder/post_quant_conv', _MATRIX)]
+  for part in ('encoder', 'decoder'):
+    table += _factorized(f'{part}.conv_in', f'{part}/conv_in')
+    table += _factorized(f'{part}.conv_out', f'{part}/conv_out')
+    table += base.norm(f'{part}.norm_out.norm', f'{part}/norm_out')
+    table += _middle(f'{part}.mid', f'{part}/mid')
+  for level in range(count):
+    # The published decoder numbers its levels like the encoder, ours in execution order.
+    for source, destination, resample in (
+        (f'encoder.down.{level}', f'encoder/down_{level}', 'downsample'),
+        (f'decoder.up.{level}', f'decoder/up_{count - 1 - level}', 'upsample')):
+      table += _residual(f'{source}.block.{{j}}', f'{destination}_res_{{j}}')
+      # The encoder convolves over space first, the decoder over time.
+      space, time = ('conv1', 'conv2') if resample == 'downsample' else ('conv2', 'conv1')
+      for name, ours, transform in ((space, 'space', _SPACE), (time, 'time', _TIME),
+                                    ('conv3', 'out', _MATRIX)):
+        table += _layer(f'{source}.{resample}.{name}', f'{destination}_resample/{ours}', transform)
+  return table
+
+
+def _layer(source: str, destination: str, transform: base.Transform) -> list[base.Rule]:
+  return base.layer(f'{source}.conv3d', destination, transform)
+
+
+def _factorized(source: str, destination: str) -> list[base.Rule]:
+  return [*_layer(f'{source}.0', f'{destination}/space', _SPACE),
+          *_layer(f'{source}.1', f'{destination}/time', _TIME)]
+
+
+def _residual(source: str, destination: str) -> list[base.Rule]:
+  table = _layer(f'{source}.nin_shortcut', f'{destination}/shortcut', _MATRIX)
+  for number in (1, 2):
+    table += base.norm(f'{source}.norm{number}.norm', f'{destination}/norm_{number}')
+    table += _factorized(f'{source}.conv{number}', f'{destination}/conv_{number}')
+  return table
+
+
+def _middle(source: str, destination: str) -> list[base.Rule]:
+  table = [*_residual(f'{source}.block_1', f'{destination}/res_0'),
+           *_residual(f'{source}.block_2', f'{destination}/res_1')]
+  names = {'q': 'query', 'k': 'key', 'v': 'value', 'proj_out': 'out'}
+  for number, ours in enumerate(('attn_0', 'time_0')):
+    table += base.norm(f'{source}.attn_1.{number}.norm.norm', f'{destination}/{ours}/norm')
+    for published, name in names.items():
+      if ours == 'attn_0' or name in ('value', 'out'):
+        table += _layer(
+            f'{source}.attn_1.{number}.{published}', f'{destination}/{ours}/{name}', _MATRIX)
+  return table
+
+
+def _infer_cosmos(shapes: family.Shapes, options: Mapping[str, int]) -> CosmosConfig:
+  del options
+  published = CosmosConfig()
+  shape = lambda name: family.shape(_COSMOS_TITLE, shapes, f'{name}.conv3d.weight', 5)
+  ch, inputs = shape('encoder.conv_in.0')[:2]
+  patch_size = round((inputs / published.in_channels) ** (1 / 3))
+  count = family.count(shapes, r'encoder\.down\.(\d+)\.block\..*')
+  widths = [shape(f'encoder.down.{level}.block.0.conv1.0')[0] for level in range(count)]
+  dim = shape('quant_conv')[0]
+  shape('decoder.conv_in.0')
+  if (patch_size ** 3 * published.in_channels != inputs or dim != len(published.levels)
+      or any(width % ch for width in widths)):
+    raise family.ConversionError(
+        f'The file is not {_COSMOS_TITLE}: it has {inputs} inputs, vectors of {dim} numbers and '
+        f'levels of widths {widths}; inputs must be {published.in_channels} times a cube, vectors '
+        f'have {len(published.levels)} numbers, and widths are multiples of {ch}.')
+  return CosmosConfig(
+      ch=ch, ch_mult=tuple(width // ch for width in widths), patch_size=patch_size,
+      num_res_blocks=family.count(shapes, r'encoder\.down\.0\.block\.(\d+)\..*'),
+      z_channels=shape('post_quant_conv')[0])
+
+
+COSMOS = family.FileFamily(
+    name='cosmos_dv', title=_COSMOS_TITLE, kind='cosmos', rules=_cosmos_rules, infer=_infer_cosmos,
+    presets={'dv8x16x16': CosmosConfig()}, leftovers=_COSMOS_LEFTOVERS, model='early_fusion',
+    licence='NVIDIA Open Model License', assumed=lambda config, specified: [
+        f'assumed {config.factor}x{config.factor} pixels and {config.time_factor} frames per token '
+        f'and {", ".join(map(str, config.levels))} levels, as in Cosmos-1.0-Tokenizer-DV8x16x16, '
+        'which SimpleAR uses'])

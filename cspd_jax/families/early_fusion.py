@@ -45,13 +45,10 @@ def build(parts: Parts) -> Model:
 
 
 def _text(parts: Parts) -> bpe.Text | None:
-  """Returns the text tokenizer.
-
-  Raises ValueError if it is not that of the target: the first code of some models is the number of
-  its tokens, and in files of others the tokens of images have names.
-  """
+  """Returns the text tokenizer; raises ValueError if it is not that of the target."""
   config = parts.loaded['target'].config
   form = parts.loaded['text'].config.form if 'text' in parts.loaded else None
+  # The first code of some models is the number of its tokens; others name the tokens of images.
   follow = form in _CODES_FOLLOW
   text = parts.text(_text_forms(parts.loaded['target']),
                     config.first_code if follow else config.vocab_size, codes_follow=follow)
@@ -61,11 +58,8 @@ def _text(parts: Parts) -> bpe.Text | None:
 
 
 def _text_forms(target: Loaded) -> tuple[str, ...]:
-  """Returns the formats of tokenizer files that a target may have.
-
-  A converted target has that of the same name as the family of its file: templates and ids of
-  others differ, also in files of the same name.
-  """
+  """Returns the formats of tokenizer files that a target may have."""
+  # A converted target has that of its own file: templates and ids of others differ.
   forms, family = tuple(FAMILY.text_forms), target.metadata.get('family')
   return (family,) if family in forms else forms
 
@@ -81,10 +75,7 @@ def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loa
 
 
 def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
-  """Returns the image tokenizer, which maps the model's tokens to codes.
-
-  The text contains this map for models with `named_codes`; they raise ValueError without it.
-  """
+  """Returns the image tokenizer; models with `named_codes` need the text, and else ValueError."""
   loaded, config = parts.loaded.get('tokenizer'), parts.loaded['target'].config
   if loaded is None or is_described(loaded):
     return None

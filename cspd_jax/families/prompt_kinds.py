@@ -32,21 +32,18 @@ def classes(num_classes: int, names: Sequence[str] = ()) -> Conditions:
     number.setdefault(name.lower(), label)
 
   def label_of(prompt):
-    if isinstance(prompt, str):
-      text = prompt.strip()
-      if text.lower() in number:
-        return number[text.lower()]
-      if not text.isdecimal() or int(text) >= num_classes:
-        raise ValueError(f'prompts holds {prompt!r}; it must be {_allowed(num_classes, names)}.')
-      return int(text)
     if isinstance(prompt, (float, np.floating)):
       raise ValueError(f'prompts holds {prompt}, which is a float; it must be '
                        f'{_allowed(num_classes, names)}: convert floats with int.')
-    if not isinstance(prompt, (int, np.integer)) or isinstance(prompt, bool):
-      raise ValueError(f'prompts holds {prompt!r}; it must be {_allowed(num_classes, names)}.')
-    if not 0 <= prompt < num_classes:
-      raise ValueError(f'prompts holds {prompt}; it must be {_allowed(num_classes, names)}.')
-    return int(prompt)
+    label = prompt
+    if isinstance(prompt, str):
+      text = prompt.strip()
+      label = number.get(text.lower(), int(text) if text.isdecimal() else None)
+    if isinstance(label, bool) or not isinstance(label, (int, np.integer)) or not (
+        0 <= label < num_classes):
+      shown = prompt if isinstance(prompt, np.integer) else repr(prompt)
+      raise ValueError(f'prompts holds {shown}; it must be {_allowed(num_classes, names)}.')
+    return int(label)
 
   def encode(prompts):
     return jnp.asarray([label_of(prompt) for prompt in prompts], jnp.int32)
