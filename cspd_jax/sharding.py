@@ -49,16 +49,13 @@ def check_mesh(mesh: Mesh) -> None:
 
 
 def split(shapes: Params, axes: Mapping[str, int], mesh: Mesh) -> Params:
-  """Returns the sharding of every parameter of a model.
+  """Returns the sharding of every parameter of a model, a `NamedSharding` per leaf.
 
   Args:
     shapes: parameters, or their shapes.
     axes: axis that is divided over the devices of a group, by pattern of the paths of leaves, such
       as '.*/query'. Leaves that match no pattern are replicated on every device.
     mesh: a mesh from `make_mesh`.
-
-  Returns:
-    A `NamedSharding` per leaf.
 
   Raises:
     ValueError: if an axis of a leaf cannot be divided evenly.
@@ -97,13 +94,8 @@ def over_images(decode: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
   the work as the parameters are divided. An image does not depend on the other images of its batch,
   so the tokens are the same as on one device, except for rounding.
 
-  Args:
-    decode: a decoder: `(params, condition, keys [B], sampling, draft_params) -> ` arrays with a
-      leading axis `B`.
-    mesh: a mesh from `make_mesh`; its number of groups must divide `B`.
-
-  Returns:
-    A function like `decode`, to be jitted.
+  `decode` is a decoder, `(params, condition, keys [B], sampling, draft_params) -> ` arrays with a
+  leading axis `B`, which the number of groups must divide; so is the result, to be jitted.
   """
   replicated, divided = PartitionSpec(), PartitionSpec(DATA)
   rows = lambda tree: jax.tree.map(lambda leaf: divided if jnp.ndim(leaf) else replicated, tree)

@@ -12,7 +12,6 @@ import numpy as np
 
 from checkpoints_conversion import rules
 from cspd_jax import families, metrics
-from cspd_jax.continuous import cspd
 from cspd_jax.decoding import specification, tree as tree_lib
 from cspd_jax.decoding.drafters import jacobi
 from cspd_jax.decoding.loop import Decoder
@@ -62,7 +61,6 @@ def continuous_functions() -> str:
   by_module: dict[str, list[str]] = {}
   for name, entry in engines.CONTINUOUS.table.items():
     by_module.setdefault(entry.build.__module__, []).append(name)
-  by_module[cspd.__name__] += ['token_test', 'TokenVerdict', 'LastKernel']
   return '\n\n'.join(map(_members, by_module, by_module.values()))
 
 

@@ -121,11 +121,7 @@ class Target(NamedTuple):
   sizes: Sizes = Sizes()
 
   def as_schedule(self, schedule: Schedule | int | None) -> Schedule:
-    """Returns a schedule unchanged, or makes one from a number of levels, or from the default.
-
-    Raises:
-      ValueError: if the number of levels is out of range, or `schedule` is of another type.
-    """
+    """Returns a schedule, or one of a number of levels, by default the model's."""
     if isinstance(schedule, Schedule):
       return schedule
     if schedule is not None:
@@ -150,11 +146,11 @@ class Draft(NamedTuple):
 
 
 class Cost(NamedTuple):
-  """Calls of the two heads in a round, `[B]` int32 each."""
+  """Calls of the two heads in a round, `[B]` int32 each; 0 for none."""
 
   head_calls: jax.Array
   head_rows: jax.Array
-  draft_head_calls: jax.Array
+  draft_head_calls: jax.Array | int = 0
 
 
 class Verdict(NamedTuple):
@@ -259,7 +255,8 @@ class Verifier(NamedTuple):
     guarantee: how close the samples are to the distribution, in words.
     bonus: tokens of a round that follow its drafts, 0 or 1.
     context: the only `Context.name` the verifier supports; None for any.
-    commits_all: whether a round commits all of its tokens, whatever is accepted.
+    commits_all: whether a round commits all of its tokens, whatever is accepted. They then have the
+      guidance scale of the last one, as in MAR's sampler; else each has that of its own step.
     levels: `M`, levels whose tests are counted separately; 0 for none.
     start: `(target, num_rows, width) -> memory`: the memory before the first round, for verifiers
       that remember earlier rounds and take their drafts from there; None for others.
@@ -291,8 +288,6 @@ class Stage(NamedTuple):
     verifier: decides about the drafts of a round.
     context: which tokens the target sees.
     drafter: where drafts come from; None if the target samples alone.
-    guidance_of_last: whether all tokens of a round have the guidance scale of its last one, as in
-      MAR's sampler; else each has that of its own step. Rounds must end at `stops` then.
     steps: the ranks at which autoregressive steps end, ascending. The tokens of a step see those of
       earlier steps. None for steps of one token.
   """
@@ -302,5 +297,4 @@ class Stage(NamedTuple):
   verifier: Verifier
   context: Context
   drafter: Drafter | None = None
-  guidance_of_last: bool = True
   steps: tuple[int, ...] | None = None

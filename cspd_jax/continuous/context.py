@@ -18,10 +18,8 @@ def true_contexts(target: Target, params: Params, condition: Condition, tokens: 
   In a masked bidirectional model a new token changes every hidden state, so each of these tokens
   requires one row of a wide batch. `tokens` `[B, T, C]` are committed tokens and drafts, those of
   lower rank than `ranks` `[B, n]` are visible, but for the `missing` ones. There may be more than
-  `n` `positions`: those of further tokens, which see what the last one sees.
-
-  Returns:
-    `z` of all `positions`, `[S, B, ..., D]`.
+  `n` `positions`: those of further tokens, which see what the last one sees. The result is `z` of
+  all positions, `[S, B, ..., D]`.
   """
   num_rows, num = ranks.shape
   wide = lambda leaf: jnp.repeat(leaf, num, axis=0)
@@ -40,10 +38,7 @@ def true_contexts(target: Target, params: Params, condition: Condition, tokens: 
 
 def causal_contexts(target: Target, params: Params, condition: Condition, tokens: jax.Array
                     ) -> jax.Array:
-  """Returns the transformer's output `[S, B, T, D]` for all tokens `[B, T, C]` of whole images.
-
-  The model is causal; one pass over the condition and one over the images.
-  """
+  """Returns the output `[S, B, T, D]` of a causal transformer for all tokens `[B, T, C]`."""
   num_rows, size = tokens.shape[:2]
   first, cache = contract.prefill(target, params, condition, size)
   z, _ = contract.score(target, params, cache, tokens, jnp.zeros(num_rows, jnp.int32))
@@ -62,10 +57,8 @@ def true_window(window: int | None = None) -> Context:
                       span.begin[:, :window], span.positions, missing)
     return z, cache
 
-  if window is None:
-    return Context('true', transform, lambda span: span.size, lambda width: width)
-  return Context('true', transform, lambda span: jnp.minimum(span.size, window),
-                 lambda width: min(width, window))
+  passes = lambda span: span.size if window is None else jnp.minimum(span.size, window)
+  return Context('true', transform, passes, lambda width: min(width, window or width))
 
 
 def _block(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any

@@ -1,7 +1,4 @@
-"""Calls the functions of a model or a verifier, and checks the form of their results.
-
-All functions here raise `core.returned.ContractError`.
-"""
+"""Calls functions of a model or a verifier; raises ContractError for results of a wrong form."""
 
 from typing import Any
 
@@ -10,12 +7,7 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous.base import Condition, Params, Target, Verdict
 from cspd_jax.core import rows
-from cspd_jax.core.returned import check, check_same, supported_rows
-
-
-def check_condition(target: Target, condition: Condition) -> jax.Array:
-  """Returns which rows the model supports, `[B]` bool; also raises its ValueError."""
-  return supported_rows(target.check_condition, condition, 'model')
+from cspd_jax.core.returned import check, check_same
 
 
 def transform(target: Target, params: Params, condition: Condition, tokens: jax.Array,

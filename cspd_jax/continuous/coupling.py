@@ -6,12 +6,11 @@ proportional to `p (1 - min(eta, q / p))`. Accepted mass `min(q, eta p)` plus re
 `p - min(q, eta p)` is `p`: exact for every `eta` in (0, 1].
 
 The residual is drawn by rejection: propose from `p`, accept the proposal with probability
-`1 - min(eta, q / p)`. This is at least `1 - eta`, so with `eta < 1` the number of proposals is
-bounded in practice: all of `n` are rejected with probability at most `eta^n`. With `eta = 1`, as in
-speculative sampling, there is no such bound: a draft distribution very close to the target's is
-hardly ever rejected, but then the residual is a sliver that almost every proposal misses. The price
-of `eta < 1` is a factor of at least `eta` on acceptance. On average one proposal is drawn per test,
-whatever the distributions.
+`1 - min(eta, q / p)`. This is at least `1 - eta`, so with `eta < 1` all of `n` proposals are
+rejected with probability at most `eta^n`, for a factor of at least `eta` on acceptance. With
+`eta = 1`, as in speculative sampling, there is no such bound: a draft distribution very close to
+the target's is hardly ever rejected, but then almost every proposal misses the residual. On average
+one proposal is drawn per test, whatever the distributions.
 
 Continuous speculative decoding (CSpD, arXiv 2411.11925, equations 9 to 11) is the case `eta = 1`;
 its released code stops after 100 proposals and emits zeros. Here, if `max_trials` proposals are
@@ -42,12 +41,9 @@ _NEGLIGIBLE = 1e-6
 
 def check(eta: float, max_trials: int) -> None:
   """Raises ValueError unless `0 < eta <= 1`, and each of the proposals has noise of its own."""
-  if not 0 < eta <= 1:
-    raise ValueError(f'eta is {eta}; it must be above 0 and at most 1.')
-  fields.check_whole('max_trials', max_trials)
-  if not 1 <= max_trials <= noise_lib.MAX_TRIALS:
-    raise ValueError(f'max_trials is {max_trials}; a residual draw needs at least 1 proposal, and '
-                     f'there is noise for {noise_lib.MAX_TRIALS}.')
+  fields.require(0 < eta <= 1, 'eta', eta, 'above 0 and at most 1')
+  words = f'a whole number from 1 to {noise_lib.MAX_TRIALS}, the proposals that there is noise for'
+  fields.check_whole('max_trials', max_trials, words, 1, noise_lib.MAX_TRIALS)
 
 
 def guarantee(eta: float, max_trials: int) -> str:
@@ -66,11 +62,7 @@ class Gaussian(NamedTuple):
 
 
 def log_density(x: jax.Array, mean: jax.Array, std: jax.Array) -> jax.Array:
-  """Returns the log density `[...]` of `x` `[..., C]` under a diagonal Gaussian.
-
-  The constant is left out. Densities themselves would underflow: 16 standard deviations of 0.006
-  multiply to 5e-36, close to the smallest float32.
-  """
+  """Returns the log density `[...]` of `x` `[..., C]`, without the constant."""
   return -jnp.sum(0.5 * jnp.square((x - mean) / std) + jnp.log(std), axis=-1)
 
 
@@ -84,19 +76,12 @@ def _bounded(quotient: jax.Array, limit: float) -> jax.Array:
 
 
 def accept(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) -> jax.Array:
-  """Returns whether drafts are accepted, `[...]`.
-
-  `log_ratio` `[...]` is `log p(x) - log q(x)` of the draft, `log_uniform` `[...]` the logarithm of
-  an independent uniform number.
-  """
+  """Returns whether drafts are accepted, `[...]`, by `log p(x) - log q(x)` and a uniform number."""
   return log_uniform < log_ratio + np.float32(np.log(eta))
 
 
 def accepted_length(passed: jax.Array) -> jax.Array:
-  """Counts `[N]` the drafts of `passed` `[N, L]` that come before the first failure.
-
-  Drafts after a replaced state are discarded: they continue another state.
-  """
+  """Counts `[N]` the drafts of `passed` `[N, L]` before the first failure; others are discarded."""
   return jnp.sum(jnp.cumprod(passed, axis=1), axis=1, dtype=jnp.int32)
 
 
@@ -125,11 +110,11 @@ def compare(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array | None)
   """Splits the noise of a draw and of two Gaussians such that both have one deviation.
 
   With unequal deviations, the noise of either Gaussian is the sum of a part of a common deviation
-  and of the rest, which both share. The rest shifts the two Gaussians against each other, the more
-  the closer the common deviation is to the smaller of the two; it is chosen such that the expected
-  squared shift is smallest. Given the rest, which is independent of the other part, the draw `x`
-  `[..., C]` from `old` is one from the first of two Gaussians of the common deviation. `noise`
-  `[..., C]` are independent standard normal numbers; None if all deviations are equal.
+  and of the rest, which both share. The rest shifts the two Gaussians against each other; the
+  common deviation is that of the smallest expected squared shift. Given the rest, which is
+  independent of the other part, the draw `x` `[..., C]` from `old` is one from the first of two
+  Gaussians of the common deviation. `noise` `[..., C]` are independent standard normal numbers;
+  None if all deviations are equal.
   """
   unit = _bounded((x - old.mean) / old.std, _NOISE)
   if noise is None:
@@ -180,12 +165,9 @@ def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
 
   `propose` is `trials [R] -> (proposals, log_ratio [N, R], log_uniform [N, R])`: draws number
   `trials` from the target, a pytree of leaves `[N, R, ...]`, with `log p - log q` of each and the
-  uniform numbers of their tests. `eta` is that of the test which rejected the draft.
-
-  Returns:
-    The draws, leaves `[N, ...]` (zero where not pending; the last proposal where all `max_trials`
-    of them were rejected), the number of proposals evaluated, `[N]`, and where all were rejected,
-    `[N]`.
+  uniform numbers of their tests. `eta` is that of the test which rejected the draft. Returns the
+  draws, leaves `[N, ...]` (zero where not pending, the last proposal where all `max_trials` were
+  rejected), the numbers of proposals evaluated, and where all were rejected, `[N]` each.
   """
   num = TRIALS_PER_PASS
 

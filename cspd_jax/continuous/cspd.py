@@ -1,6 +1,7 @@
 """Continuous speculative decoding as published, as released, and as a bounded relaxation.
 
-None of these preserves the target's distribution; `exact_head` and `exact_path` do.
+None of these preserves the target's distribution; `exact_head` and `exact_path` do. All raise
+ValueError for options out of range, and for models that do not fit together.
 
 `cspd_paper` is Algorithm 1 of the paper. Its factor Sigma is to correct for densities evaluated at
 two different points, each model's own trajectory; given the shared noise both trajectories are
@@ -15,20 +16,18 @@ schedule of passes, whatever is accepted: compare with `parallel` at equal numbe
 of the two models' tokens under the same noise in units of the last kernel's standard deviation `s`,
 else emits the target's own token. Then the mean squared distance to that token is at most
 `(2 / e) kappa^2 s^2`, for any two models. The root of this bounds the Wasserstein distance of a
-token's distribution, given the tokens before it, to that of `parallel` with the same blocks, or
-with true contexts to that of `mar`. It is not equality in distribution, and no bound for whole
-images, whose later tokens depend on the earlier ones.
+token's distribution, given the tokens before it, to that of `parallel` with the same blocks. It is
+not equality in distribution, and no bound for whole images, whose later tokens depend on the
+earlier ones.
 
 `released` and `relaxed` are tests of `token_test`, which compares the means of the two heads at
-kernel 0, the tokens that each would emit under the shared noise of the position. Drafts are
-verified in whole blocks. The target decodes the first tokens alone (the prefix). Then the draft
-model decodes token by token, and at every step whose number is divisible by `gamma`, and at the
-last, one pass of the target verifies all tokens since the last verification. That pass does not see
-the drafts: it scores the target's parallel distribution of the block. Every draft is accepted or
-replaced separately, none is discarded, so the number of passes does not depend on acceptance. With
-a valid test the distribution would be that of `parallel`, which needs no draft model; these tests
-are not valid. Two options change this: true contexts, and an end of the round at the first
-rejection.
+kernel 0, the tokens that each would emit under the shared noise of the position. The target decodes
+the first tokens alone (the prefix). Then the draft model decodes token by token, and at every step
+whose number is divisible by `gamma`, and at the last, one pass of the target verifies the block of
+tokens since the last verification. That pass does not see the drafts: it scores the target's
+parallel distribution of the block. Every draft is accepted or replaced separately, none is
+discarded, so the number of passes does not depend on acceptance. With a valid test the distribution
+would be that of `parallel`, which needs no draft model; these tests are not valid.
 
 Reference: Wang et al., Continuous Speculative Decoding for Autoregressive Image
 Generation, 2024 (arXiv:2411.11925), and its released code.
@@ -41,21 +40,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import (
-  coupling,
-  decoders,
-  draft_model,
-  noise as noise_lib,
-  schedule as schedule_lib,
-)
+from cspd_jax.continuous import coupling, decoders, noise as noise_lib, path
 from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Target, Verdict, Verifier
-from cspd_jax.continuous.context import BLOCK, TRUE
+from cspd_jax.continuous.context import BLOCK
 from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.loop import Decoder, make_decoder
-from cspd_jax.continuous.path import path_test, start_path
 from cspd_jax.continuous.result import Errors
-from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.schedule import Schedule, blocks
 from cspd_jax.continuous.span import Span, TokenBatch
+from cspd_jax.core import fields
 
 # Tolerance of the released code, in standard deviations of the last kernel.
 DEFAULT_KAPPA = 42.0
@@ -70,13 +63,10 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = decoders.DEFAU
                guidance: str | None = None) -> Decoder:
   """Algorithm 1: true contexts, an end at the first rejection, Sigma (equation 4).
 
-  The residual loop, unbounded in the paper, ends after `max_trials` proposals.
-  Arguments as for `decoders.exact_path`.
-
-  Raises:
-    ValueError: for options out of range or models that do not fit together.
+  The residual loop, unbounded in the paper, ends after `max_trials` proposals. Arguments as for
+  `decoders.exact_path`.
   """
-  verifier = path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
+  verifier = path.path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
   return decoders.path_decoder(target, draft, draft_length, target.as_schedule(schedule),
                                verifier, prefix_share, aligned, guidance)
 
@@ -94,86 +84,56 @@ def cspd_released(
 
   Args:
     block_length: `gamma`, drafts per block.
-    kappa: multiplies both models' standard deviations in the test, but not in the
-      residual.
+    kappa: multiplies both models' standard deviations in the test, but not in the residual.
     sigma: 'inverted' as released, 'paper', or 'off'.
-
-  Raises:
-    ValueError: for options out of range or models that do not fit together.
   """
-  return block_decoder(target, draft_model.model(draft, aligned), released(kappa, sigma),
-                       block_length, schedule, prefix_share, True, True, guidance)
+  return block_decoder(target, path.model(draft, aligned), released(kappa, sigma),
+                       block_length, schedule, prefix_share, guidance)
 
 
 def cspd_relaxed(
     target: Target, draft: Target, block_length: int = decoders.DEFAULT_BLOCK_LENGTH,
     schedule: Schedule | int | None = None, *, prefix_share: float = decoders.DEFAULT_PREFIX_SHARE,
-    kappa: float = DEFAULT_KAPPA, block_context: bool = True, aligned: bool = True,
-    guidance: str | None = None) -> Decoder:
-  """A simple test that bounds the error, in blocks as in the released code or with true contexts.
+    kappa: float = DEFAULT_KAPPA, aligned: bool = True, guidance: str | None = None) -> Decoder:
+  """A simple test that bounds the error, in blocks as in the released code.
 
-  Arguments as for `cspd_released`, and:
-
-  Args:
-    kappa: tolerance in units of the last kernel's standard deviation, 0.0064.
-    block_context: True for one pass of the target per block, which does not see the drafts: the
-      bound is to the distribution of `parallel`, so the whole block has the guidance scale of its
-      last token. False for a pass per draft and an end at the first rejection: the bound is to the
-      distribution of one token per step.
-
-  Raises:
-    ValueError: for options out of range or models that do not fit together.
+  The bound is to the distribution of `parallel`, so drafts, too, have the guidance scale of the
+  last token of their block. Arguments as for `cspd_released`, but `kappa` is a tolerance in units
+  of the last kernel's standard deviation, 0.0064.
   """
-  return block_decoder(
-      target, draft_model.model(draft, aligned, guided_as_verified=True),
-      relaxed(kappa, keep_after_reject=block_context), block_length, schedule, prefix_share,
-      block_context, block_context, guidance)
+  return block_decoder(target, path.model(draft, aligned, guided_as_verified=True),
+                       relaxed(kappa), block_length, schedule, prefix_share, guidance)
 
 
 def block_decoder(target: Target, drafter: Drafter, verifier: Verifier, block_length: int,
-                  schedule: Schedule | int | None, prefix_share: float, block_context: bool,
-                  guidance_of_last: bool, guidance: str | None) -> Decoder:
-  """Returns a decoder that verifies whole blocks and approximates a decoder without drafts."""
-  size = target.num_tokens
-  (_, prefix), *blocks = schedule_lib.blocks(size, block_length, prefix_share)
-  distribution = (decoders.describe_blocks(block_length, prefix, last_noise=False)
-                  if block_context else decoders.describe_steps(size, last_noise=False))
+                  schedule: Schedule | int | None, prefix_share: float, guidance: str | None
+                  ) -> Decoder:
+  """Returns a decoder that verifies whole blocks and approximates `parallel`."""
+  schedule = target.as_schedule(schedule)
+  decoders.check_noise(schedule)
+  (_, prefix), *verified = blocks(target.num_tokens, block_length, prefix_share)
   return make_decoder(
-      target, target.as_schedule(schedule), verifier, [stop for _, stop in blocks],
-      drafter=drafter, context=BLOCK if block_context else TRUE, prefix=prefix, guidance=guidance,
-      guidance_of_last=guidance_of_last, distribution=distribution)
+      target, schedule, verifier, [stop for _, stop in verified], drafter=drafter, context=BLOCK,
+      prefix=prefix, guidance=guidance,
+      distribution=decoders.describe_blocks(block_length, prefix, last_noise=False))
 
 
 class LastKernel(NamedTuple):
-  """The last kernel of a model's chains, leaves `[N, ...]` or `[B, W, ...]`.
+  """The last kernel of a model's chains, leaves `[N, ...]` or `[B, W, ...]`."""
 
-  Attributes:
-    mean: `[..., C]` mean of kernel 0: the token that the model would emit.
-    std: `[..., C]` standard deviation of kernel 0.
-    log_std: `[...]` sum of the logarithms of the standard deviations of all kernels above.
-  """
-
-  mean: jax.Array
-  std: jax.Array
-  log_std: jax.Array
+  mean: jax.Array  # `[..., C]` mean of kernel 0: the token that the model would emit.
+  std: jax.Array  # `[..., C]` standard deviation of kernel 0.
+  log_std: jax.Array  # `[...]` sum of the logarithms of the deviations of all kernels above.
 
 
 class TokenVerdict(NamedTuple):
-  """A test's decisions about drafts.
+  """A test's decisions about drafts; fields as of `Verdict`."""
 
-  Attributes:
-    tokens: `[N, C]` the drafts, or the tokens that replace them.
-    accepted: `[N]` bool.
-    trials: `[N]` int32.
-    missed: `[N]` bool or int32.
-    errors: leaves `[N]`; None if the test has no bound.
-  """
-
-  tokens: jax.Array
-  accepted: jax.Array
-  trials: jax.Array
-  missed: jax.Array
-  errors: Errors | None = None
+  tokens: jax.Array  # `[N, C]` the drafts, or the tokens that replace them.
+  accepted: jax.Array  # `[N]` bool.
+  trials: jax.Array  # `[N]` int32.
+  missed: jax.Array  # `[N]` bool or int32.
+  errors: Errors | None = None  # Leaves `[N]`; None if the test has no bound.
 
 
 # `(batch [N], draft model's last kernel, target's last kernel, pending [N]) -> TokenVerdict`:
@@ -184,21 +144,16 @@ TokenTest = Callable[[TokenBatch, LastKernel, LastKernel, jax.Array], TokenVerdi
 def last_kernel(head: Head, batch: TokenBatch, aligned: bool = True) -> LastKernel:
   """Runs the whole chain, `num_levels` head calls; `aligned` as for `path.start_path`."""
   batch = head.modulated(batch)
-  start = start_path(head, batch, 0, aligned)
+  start = path.start_path(head, batch, 0, aligned)
   k = head.kernel(batch, start.x, 0)
   return LastKernel(k.mean, k.std, start.log_std)
 
 
-def token_test(test: TokenTest, guarantee: str, *, keep_after_reject: bool = True,
-               bounded: bool = False) -> Verifier:
-  """Returns a verifier that accepts or replaces every draft separately.
+def token_test(test: TokenTest, guarantee: str, bounded: bool = False) -> Verifier:
+  """Returns a verifier that accepts or replaces every draft of a block separately.
 
-  Args:
-    test: decides about the drafts.
-    guarantee: how close the samples are to the distribution, in words.
-    keep_after_reject: whether drafts after a replaced one are accepted if they pass their own test;
-      else the round ends there, and the next one drafts the rest of the block again.
-    bounded: whether the test has a bound on its error.
+  `guarantee` says in words how close the samples are to the distribution; `bounded` is whether the
+  test has a bound on its error. Drafts after a replaced one are accepted if they pass their own.
   """
   def sample_draft(head: Head, batch: TokenBatch, aligned: bool) -> tuple[jax.Array, LastKernel]:
     kernel = last_kernel(head, batch, aligned)
@@ -211,20 +166,17 @@ def token_test(test: TokenTest, guarantee: str, *, keep_after_reject: bool = Tru
     of_target = last_kernel(Head(env.target, env.schedule, env.params), batch)
     tested = test(batch, of_draft, of_target, batch.active)
     tested = jax.tree.map(lambda leaf: leaf.reshape(*span.ranks.shape, *leaf.shape[1:]), tested)
-    length, levels = span.size, env.schedule.num_levels
-    if not keep_after_reject:
-      length = jnp.minimum(length, coupling.accepted_length(tested.accepted) + 1)
-    committed = jnp.arange(span.ranks.shape[1]) < length[:, None]
-    total = lambda leaf: jnp.sum(jnp.where(committed, leaf, 0), axis=1)
+    levels = env.schedule.num_levels
+    total = lambda leaf: jnp.sum(jnp.where(span.in_round, leaf, 0), axis=1)
     return Verdict(
-        tokens=tested.tokens, length=length, tested=committed, accepted=tested.accepted,
+        tokens=tested.tokens, length=span.size, tested=span.in_round, accepted=tested.accepted,
         trials=total(tested.trials), missed=total(tested.missed),
         cost=Cost(head_calls=jnp.where(span.active, levels, 0),
                   head_rows=env.target.num_streams * levels * span.size,
                   draft_head_calls=levels * span.size),
         errors=tested.errors)
 
-  return Verifier(verify, sample_draft, guarantee, commits_all=keep_after_reject, bounded=bounded)
+  return Verifier(verify, sample_draft, guarantee, commits_all=True, bounded=bounded)
 
 
 def half_squared_distance(draft: LastKernel, target: LastKernel, kappa: float) -> jax.Array:
@@ -232,21 +184,9 @@ def half_squared_distance(draft: LastKernel, target: LastKernel, kappa: float) -
   return 0.5 * jnp.sum(jnp.square((draft.mean - target.mean) / (kappa * target.std)), axis=-1)
 
 
-def check_kappa(kappa: float) -> None:
-  """Raises ValueError unless the tolerance is finite and above 0."""
-  if not (np.isfinite(kappa) and kappa > 0):
-    raise ValueError(f'kappa is {kappa}; it must be finite and above 0.')
-
-
-def relaxed(kappa: float, keep_after_reject: bool = True) -> Verifier:
-  """Accepts a draft that is close to the target's own token, else emits that token.
-
-  The test is that of `cspd_relaxed`; `keep_after_reject` is as for `token_test`.
-
-  Raises:
-    ValueError: if `kappa` is out of range.
-  """
-  check_kappa(kappa)
+def relaxed(kappa: float) -> Verifier:
+  """Accepts a draft close to the target's own token, else emits that, as `cspd_relaxed` does."""
+  fields.require(0 < kappa < np.inf, 'kappa', kappa, 'finite and above 0')
 
   def test(batch, draft, target, pending) -> TokenVerdict:
     del pending
@@ -261,18 +201,15 @@ def relaxed(kappa: float, keep_after_reject: bool = True) -> Verifier:
 
   return token_test(
       test, "mean squared distance to the target's own token at most (2 / e) kappa^2 s^2, which "
-      'is in `errors.bound`', keep_after_reject=keep_after_reject, bounded=True)
+      'is in `errors.bound`', bounded=True)
 
 
-SIGMA = ('off', 'paper', 'inverted')
+# Powers of the factor Sigma in the test.
+SIGMA = {'off': 0, 'paper': 1, 'inverted': -1}
 
 
 def released(kappa: float, sigma: str) -> Verifier:
-  """Returns a verifier with the test of the released code; arguments as for `cspd_released`.
-
-  Raises:
-    ValueError: for options out of range.
-  """
+  """Returns a verifier with the test of the released code; arguments as for `cspd_released`."""
   return token_test(
       released_test(kappa, sigma),
       'none: behaves as the released code, which preserves no distribution')
@@ -280,13 +217,11 @@ def released(kappa: float, sigma: str) -> Verifier:
 
 def released_test(kappa: float, sigma: str) -> TokenTest:
   """Accepts a draft by a softened test with Sigma; a token whose proposals all fail is zero."""
-  check_kappa(kappa)
-  if sigma not in SIGMA:
-    raise ValueError(f'sigma is {sigma!r}; it must be one of: {", ".join(SIGMA)}.')
-  sign = {'off': 0, 'paper': 1, 'inverted': -1}[sigma]
+  fields.require(0 < kappa < np.inf, 'kappa', kappa, 'finite and above 0')
+  fields.check_choice('sigma', sigma, SIGMA)
 
   def test(batch, draft, target, pending) -> TokenVerdict:
-    log_sigma = sign * (draft.log_std - target.log_std)
+    log_sigma = SIGMA[sigma] * (draft.log_std - target.log_std)
     log_ratio = (log_sigma + jnp.sum(jnp.log(draft.std) - jnp.log(target.std), axis=-1) -
                  half_squared_distance(draft, target, kappa))
     accepted = coupling.accept(

@@ -2,7 +2,8 @@
 
 `mar` is the published sampler of masked diffusion models, `parallel` its variant with equal steps:
 the tokens of a step are independent given the visible ones. `exact_head` speculates inside the
-diffusion head, `exact_path` over tokens, with a draft model.
+diffusion head, `exact_path` over tokens, with a draft model. All raise ValueError for options out
+of range, and for models that do not fit together.
 
 Reference: Li et al., Autoregressive Image Generation without Vector Quantization, 2024
 (arXiv:2406.11838), and its released code for details that the paper leaves open.
@@ -12,20 +13,13 @@ import math
 
 import numpy as np
 
-from cspd_jax.continuous import (
-  coupling,
-  draft_model,
-  head as head_lib,
-  noise as noise_lib,
-  schedule as schedule_lib,
-  speculative_head,
-)
+from cspd_jax.continuous import coupling, path, schedule as schedule_lib, speculative_head
 from cspd_jax.continuous.base import Target, Verifier
 from cspd_jax.continuous.chains.chain_walk import coupled_chains, old_chains
 from cspd_jax.continuous.context import CACHED, TRUE, true_window
-from cspd_jax.continuous.head import HeadSampler, no_drafts
+from cspd_jax.continuous.head import HeadSampler, ancestral, no_drafts
 from cspd_jax.continuous.loop import Decoder, make_decoder
-from cspd_jax.continuous.path import DEFAULT_ETA, path_test
+from cspd_jax.continuous.noise import MAX_TRIALS
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core import fields
 
@@ -51,13 +45,10 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
       NextStep-1; by default that of the model.
     last_noise: whether the last kernel adds its noise. It does not in MAR; the distribution with
       noise is the one that `exact_path` samples.
-
-  Raises:
-    ValueError: for options out of range.
   """
   schedule = target.as_schedule(schedule)
-  return _mar_steps(target, num_iter, schedule, head_lib.ancestral(target, schedule, last_noise),
-                    guidance, last_noise)
+  return _mar_steps(target, num_iter, schedule, ancestral(target, schedule, last_noise), guidance,
+                    last_noise)
 
 
 def exact_head(target: Target, kernels_per_call: int | None = None,
@@ -71,9 +62,6 @@ def exact_head(target: Target, kernels_per_call: int | None = None,
     kernels_per_call: states that the head is evaluated at together; by default 16, or all levels if
       there are fewer. More if the time of a call is its latency, less if it is arithmetic.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
-
-  Raises:
-    ValueError: for options out of range.
   """
   schedule = target.as_schedule(schedule)
   sampler = speculative_head.speculative(target, schedule, kernels_per_call, rho)
@@ -86,30 +74,23 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
              last_noise: bool = False) -> Decoder:
   """Decodes by the target alone, with the same number of tokens in every step.
 
-  Verification of whole blocks samples from this distribution, whatever the draft model, if its test
-  is valid: so this decoder, at the same number of target passes, is the baseline for any such
-  decoder. Other arguments are those of `mar`.
+  A valid verification of whole blocks samples from this distribution, whatever the draft model: so
+  this decoder, at the same number of target passes, is its baseline. The arguments of `mar`, and:
 
   Args:
     block_length: tokens per step.
     prefix_share: for the target passes of `cspd.cspd_released` with the same length and share: one
       token per step first, then its blocks. None for equal steps.
-
-  Raises:
-    ValueError: for options out of range.
   """
   size, schedule = target.num_tokens, target.as_schedule(schedule)
-  fields.check_whole('block_length', block_length)
-  if not 1 <= block_length <= size:
-    raise ValueError(
-        f'block_length is {block_length}; it must be from 1 to the number of tokens, {size}.')
+  schedule_lib.check_length('block_length', block_length, size)
   if prefix_share is None:
     first, stops = 0, (*range(block_length, size, block_length), size)
   else:
     (_, first), *blocks = schedule_lib.blocks(size, block_length, prefix_share)
     stops = (*range(1, first + 1), *(stop for _, stop in blocks))
   return make_decoder(
-      target, schedule, no_drafts(head_lib.ancestral(target, schedule, last_noise)), stops,
+      target, schedule, no_drafts(ancestral(target, schedule, last_noise)), stops,
       guidance=guidance, distribution=describe_blocks(block_length, first, last_noise))
 
 
@@ -129,13 +110,10 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
     kernels_per_call: drafts of every chain that the head is evaluated at together, where chains
       have left those of the last round; more than all levels count as all. By default a twelfth of
       the levels: 8 of 100, 4 of 50.
-
-  Raises:
-    ValueError: for options out of range.
   """
   size, schedule = target.num_tokens, target.as_schedule(schedule)
-  if size > noise_lib.MAX_TRIALS:
-    raise ValueError(f'the image has {size} tokens; windows support {noise_lib.MAX_TRIALS}, '
+  if size > MAX_TRIALS:
+    raise ValueError(f'the image has {size} tokens; windows support {MAX_TRIALS}, '
                      'because there is noise for as many rounds.')
   schedule_lib.check_length('window', window, size)
   if kernels_per_call is None:
@@ -143,7 +121,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
   fields.check_whole('kernels_per_call', kernels_per_call)
   kernels_per_call = min(kernels_per_call, schedule.num_levels)
   rho = speculative_head.check(schedule, kernels_per_call, rho)
-  _check_noise(schedule)
+  check_noise(schedule)
   steps = None
   if num_iter is not None:
     steps = tuple(size - masked for masked in schedule_lib.mask_lengths(size, num_iter))
@@ -161,7 +139,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
 
 def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_LENGTH,
                schedule: Schedule | int | None = None, *, split: int | None = None,
-               eta: float = DEFAULT_ETA, max_trials: int = coupling.DEFAULT_TRIALS,
+               eta: float = path.DEFAULT_ETA, max_trials: int = coupling.DEFAULT_TRIALS,
                bonus: bool = True, prefix_share: float = DEFAULT_PREFIX_SHARE,
                aligned: bool = True, guidance: str | None = None) -> Decoder:
   """Speculative sampling with a draft model, one token per autoregressive step.
@@ -182,17 +160,11 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
     prefix_share: share of the tokens that the target decodes alone.
     aligned: whether the draft model uses the target's noise above `split`.
     guidance: as for `mar`.
-
-  Raises:
-    ValueError: for options out of range or models that do not fit together.
   """
   schedule = target.as_schedule(schedule)
-  split = schedule.num_levels // 5 if split is None else split
-  fields.check_whole('split', split)
-  if not 0 <= split < schedule.num_levels:
-    raise ValueError(f'split is {split}; it must be from 0 to the last of the '
-                     f'{schedule.num_levels} levels, {schedule.num_levels - 1}.')
-  verifier = path_test(split, eta, max_trials, bonus)
+  split, last = schedule.num_levels // 5 if split is None else split, schedule.num_levels - 1
+  fields.check_whole('split', split, f'a whole number from 0 to the last level, {last}', 0, last)
+  verifier = path.path_test(split, eta, max_trials, bonus)
   return path_decoder(target, draft, draft_length, schedule, verifier, prefix_share, aligned,
                       guidance)
 
@@ -203,18 +175,18 @@ def path_decoder(target: Target, draft: Target, draft_length: int, schedule: Sch
   """Returns a decoder with a `path.path_test`; other arguments as for `exact_path`."""
   size = target.num_tokens
   schedule_lib.check_length('draft_length', draft_length, size)
-  schedule_lib.check_prefix_share(prefix_share)
-  _check_noise(schedule)
+  fields.require(0 <= prefix_share <= 1, 'prefix_share', prefix_share, 'from 0 to 1')
+  check_noise(schedule)
   prefix = math.floor(prefix_share * size)
   return make_decoder(
       target, schedule, verifier, (size,) if prefix < size else (),
-      drafter=draft_model.model(draft, aligned), context=TRUE, width=draft_length + verifier.bonus,
-      prefix=prefix, prefix_sampler=head_lib.ancestral(target, schedule, last_noise=True),
+      drafter=path.model(draft, aligned), context=TRUE, width=draft_length + verifier.bonus,
+      prefix=prefix, prefix_sampler=ancestral(target, schedule, last_noise=True),
       guidance=guidance, distribution=describe_steps(size, last_noise=True))
 
 
-def _check_noise(schedule: Schedule) -> None:
-  """Raises ValueError for a schedule of kernels that no draft can be compared at."""
+def check_noise(schedule: Schedule) -> None:
+  """Raises ValueError for a schedule with a kernel at which no draft can be compared."""
   if not np.all(np.isfinite(schedule.min_log_variance)):
     raise ValueError(
         'the schedule has a kernel without noise, after which no token can be kept; this decoder '

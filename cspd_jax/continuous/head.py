@@ -133,11 +133,8 @@ class HeadSampler(NamedTuple):
 def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> HeadSampler:
   """Returns the sampler of DDPM and MAR: one head call per level.
 
-  Args:
-    target: the model.
-    schedule: the levels.
-    last_noise: whether kernel 0 adds its noise too (a standard deviation of 0.0064). MAR's sampler
-      does not, and emits the mean.
+  With `last_noise` kernel 0 adds its noise too (a standard deviation of 0.0064). MAR's sampler does
+  not, and emits the mean.
   """
   levels = schedule.num_levels
 
@@ -168,11 +165,7 @@ def _steps(schedule: Schedule) -> jax.Array:
 
 
 def no_drafts(sampler: HeadSampler) -> Verifier:
-  """Commits tokens that the target samples itself, conditioned on those committed before.
-
-  Args:
-    sampler: samples the tokens; `head.ancestral` or `speculative_head.speculative`.
-  """
+  """Commits tokens that a sampler of the target draws, conditioned on those committed before."""
   def verify(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     del draft
     in_round = span.in_round
@@ -186,9 +179,7 @@ def no_drafts(sampler: HeadSampler) -> Verifier:
         tokens=sampled.tokens, length=span.size,
         tested=sampled.tested.sum(axis=-1), accepted=sampled.accepted.sum(axis=-1),
         trials=total(sampled.trials), missed=total(sampled.missed),
-        cost=Cost(head_calls=count(sampled.calls).max(axis=1), head_rows=total(sampled.rows),
-                  draft_head_calls=jnp.zeros_like(span.size)),
-        kernels=kernels)
+        cost=Cost(count(sampled.calls).max(axis=1), total(sampled.rows)), kernels=kernels)
 
   return Verifier(verify, None, sampler.guarantee, context='block', commits_all=True,
                   levels=sampler.levels, exact=True,

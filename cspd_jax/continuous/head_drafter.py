@@ -18,16 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import (
-  context as context_lib,
-  contract,
-  head as head_lib,
-  noise as noise_lib,
-  sampling as sampling_lib,
-  schedule as schedule_lib,
-)
+from cspd_jax.continuous import contract, sampling as sampling_lib, schedule as schedule_lib
 from cspd_jax.continuous.base import Condition, Params
+from cspd_jax.continuous.context import causal_contexts
+from cspd_jax.continuous.head import Head, pick
 from cspd_jax.continuous.loop import Decoder
+from cspd_jax.continuous.noise import STEP, chain_normal
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import token_batch
@@ -77,10 +73,7 @@ def stored_rho(schedule: Schedule, metadata: Mapping[str, Any], guided: bool) ->
   """Returns the blend `[num_levels]` that was fitted to a checkpoint; None if none was.
 
   It is interpolated between the levels that it was fitted at; `metadata` is in the format of
-  `describe_rho`.
-
-  Raises:
-    ValueError: for another format.
+  `describe_rho`. Raises ValueError for another format.
   """
   blends, name = metadata.get(_METADATA, {}), 'guided' if guided else 'plain'
   blend = blends.get(name) if isinstance(blends, Mapping) else blends
@@ -128,15 +121,12 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
     visible = jnp.argsort(decoded.order, axis=1) < rank
     z = contract.transform(target, params, condition, decoded.tokens, visible)
   else:
-    z = context_lib.causal_contexts(target, params, condition, decoded.tokens)
+    z = causal_contexts(target, params, condition, decoded.tokens)
   scale = sampling_lib.scale(sampling, decoder.guidance, size, size - 1 - rank)
-  batch = token_batch(rows, head_lib.pick(z, positions), positions, scale,
+  batch = token_batch(rows, pick(z, positions), positions, scale,
                       sampling.temperature, jnp.ones(positions.shape, bool))
-
-  noise = noise_lib.chain_normal(
-      batch.keys, noise_lib.STEP, schedule.num_levels, target.token_dim)
-
-  head = head_lib.Head(target, schedule, params)
+  noise = chain_normal(batch.keys, STEP, schedule.num_levels, target.token_dim)
+  head = Head(target, schedule, params)
 
   def step(x, level):
     k = head.kernel(batch, x, level)
@@ -150,12 +140,9 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
 def fit_rho(schedule: Schedule, trajectories: Trajectories, reach: int = 2) -> np.ndarray:
   """Fits the blend `[num_levels]` by least squares; the last entry, which no level precedes, is 1.
 
-  For every level the clean token that the head's output implies is predicted from its output
-  1 to `reach` levels above. About 300 chains of the model, from `record`, are enough. A short reach
-  is best, as most drafts fail early.
-
-  Raises:
-    ValueError: if the chains have another number of levels.
+  For every level the clean token that the head's output implies is predicted from its output 1 to
+  `reach` levels above. About 300 chains of the model, from `record`, are enough. A short reach is
+  best, as most drafts fail early. Raises ValueError if the chains have another number of levels.
   """
   x, eps = (np.asarray(leaf, np.float64) for leaf in trajectories)
   if len(x) != schedule.num_levels:

@@ -1,39 +1,21 @@
 """The one loop: draft, score, verify, commit, until every row is complete."""
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import (
-  contract,
-  head as head_lib,
-  noise as noise_lib,
-  result as result_lib,
-  sampling as sampling_lib,
-  schedule as schedule_lib,
-)
-from cspd_jax.continuous.base import (
-  Condition,
-  Context,
-  Drafter,
-  Env,
-  Params,
-  Stage,
-  Target,
-  Verdict,
-  Verifier,
-)
+from cspd_jax.continuous import base, contract, sampling as sampling_lib
 from cspd_jax.continuous.context import BLOCK, CACHED, TRUE
-from cspd_jax.continuous.head import HeadSampler, no_drafts
-from cspd_jax.continuous.result import Costs, Decoded, Tests
+from cspd_jax.continuous.head import MODULATION_BYTES, HeadSampler, ancestral, no_drafts
+from cspd_jax.continuous.noise import random_orders, raster_orders
+from cspd_jax.continuous.result import Costs, Decoded, Tests, empty
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.schedule import GUIDANCE_SCHEDULES, Schedule
 from cspd_jax.continuous.span import Span, open_span
-from cspd_jax.core import rows
+from cspd_jax.core import fields, returned, rows
 from cspd_jax.core.random import RowKeys, row_keys
 from cspd_jax.core.tracing import usual_promotion
 
@@ -53,7 +35,7 @@ class State(NamedTuple):
 
   count: jax.Array
   rank_of_position: jax.Array
-  condition: Condition
+  condition: base.Condition
   rng: RowKeys
   decoded: Decoded
   cache: Any = ()
@@ -77,20 +59,20 @@ class Decoder:
     orders: `(RowKeys [B], T) -> [B, T]` the order in which a row's positions are committed.
   """
 
-  target: Target
+  target: base.Target
   schedule: Schedule
-  stages: tuple[Stage, ...]
+  stages: tuple[base.Stage, ...]
   guidance: str
   distribution: str
-  orders: Callable[[RowKeys, int], jax.Array] = noise_lib.random_orders
+  orders: Callable[[RowKeys, int], jax.Array] = random_orders
 
   @property
-  def verifier(self) -> Verifier:
+  def verifier(self) -> base.Verifier:
     """The verifier of the last stage; those before it are exact."""
     return self.stages[-1].verifier
 
   @property
-  def drafter(self) -> Drafter | None:
+  def drafter(self) -> base.Drafter | None:
     """The drafter of the last stage; the stages before it have none."""
     return self.stages[-1].drafter
 
@@ -99,36 +81,28 @@ class Decoder:
     """How close the samples are to `distribution`, in words."""
     return self.verifier.guarantee
 
-  @property
-  def stops(self) -> tuple[int, ...]:
-    """The ranks at which rounds end."""
-    return tuple(itertools.chain.from_iterable(stage.stops for stage in self.stages))
-
   @usual_promotion
-  def check(self, condition: Condition, sampling: Sampling = Sampling()) -> jax.Array:
+  def check(self, condition: base.Condition, sampling: Sampling = Sampling()) -> jax.Array:
     """Returns which rows `[B]` bool can be decoded with a condition and sampling options.
 
     Call it before compiling: a traced call cannot read values, and marks invalid rows in
-    `Decoded.valid` instead.
-
-    Raises:
-      ValueError: for an invalid condition or option, as far as their values are concrete.
+    `Decoded.valid` instead. Raises ValueError for an invalid condition or option, as far as their
+    values are concrete.
     """
     valid = sampling_lib.check(sampling, self.target.num_streams, rows.count(condition))
     draft = None if self.drafter is None else self.drafter.model
     for model in filter(None, (self.target, draft)):
-      valid &= contract.check_condition(model, condition)
+      valid &= returned.supported_rows(model, condition, 'model')
     return valid
 
   @usual_promotion
-  def __call__(self, params: Params, condition: Condition, key: jax.Array,
-               sampling: Sampling = Sampling(), draft_params: Params = None) -> Decoded:
+  def __call__(self, params: base.Params, condition: base.Condition, key: jax.Array,
+               sampling: Sampling = Sampling(), draft_params: base.Params = None) -> Decoded:
     """Generates one image's tokens per row of `condition`.
 
     Args:
       params: the target's parameters.
-      condition: what the transformers of the target and the draft model read, with leading axis
-        `B`.
+      condition: what the transformers of target and draft model read, with leading axis `B`.
       key: one random key, or one per row `[B]`. A row's result depends on its own key and
         condition only, up to rounding: a model may choose the shape of a pass by all rows.
       sampling: guidance and temperature, of all models; run-time values.
@@ -154,18 +128,15 @@ class Decoder:
       raise ValueError("draft_params is None; it must be the draft model's parameters.")
     size = self.target.num_tokens
     order = self.orders(rng, size)
-    decoded = result_lib.empty(
-        order, valid, self.target.token_dim, rounds=self._max_rounds(),
-        width=max(stage.width for stage in self.stages),
+    width = max(stage.width for stage in self.stages)
+    decoded = empty(
+        order, valid, self.target.token_dim, rounds=self._max_rounds(), width=width,
         levels=max(stage.verifier.levels for stage in self.stages),
         bounded=any(stage.verifier.bounded for stage in self.stages))
-    width = max(stage.width for stage in self.stages)
-    cache: Any = ()
-    memory: Any = ()
-    if self.target.cached is not None:
-      cache = contract.prefill(self.target, params, condition, size + width)
-    if self.verifier.start is not None:
-      memory = self.verifier.start(self.target, order.shape[0], width)
+    cache = () if self.target.cached is None else contract.prefill(
+        self.target, params, condition, size + width)
+    memory = () if self.verifier.start is None else self.verifier.start(
+        self.target, order.shape[0], width)
     return State(
         count=jnp.zeros_like(decoded.rounds), rank_of_position=jnp.argsort(order, axis=1),
         condition=condition, rng=rng, decoded=decoded, cache=cache, memory=memory)
@@ -198,14 +169,14 @@ class Decoder:
     return max(_of_stage(self.target, stage, self.schedule.num_levels, num_rows)
                for stage in self.stages)
 
-  def _round(self, stage: Stage, params, state: State, sampling, draft_params) -> State:
+  def _round(self, stage: base.Stage, params, state: State, sampling, draft_params) -> State:
     verifier, drafter, decoded = stage.verifier, stage.drafter, state.decoded
-    env = Env(self.target, self.schedule, verifier, params, state.condition,
+    env = base.Env(self.target, self.schedule, verifier, params, state.condition,
               None if drafter is None else drafter.model, draft_params)
     span = open_span(
         state.rng, decoded.order, state.rank_of_position, state.count,
         jnp.array(stage.stops, jnp.int32), stage.width, sampling, self.guidance,
-        stage.guidance_of_last, drafter is not None and drafter.guided_as_verified,
+        verifier.commits_all, drafter is not None and drafter.guided_as_verified,
         None if stage.steps is None else jnp.array(stage.steps, jnp.int32))
 
     # Draft and score.
@@ -230,14 +201,12 @@ class Decoder:
 
   def _max_rounds(self) -> int:
     """The largest number of rounds until the last row is complete."""
-    rounds, begin = 0, 0
-    for stage in self.stages:
-      rounds += len(stage.stops) if stage.verifier.commits_all else stage.stops[-1] - begin
-      begin = stage.stops[-1]
-    return rounds
+    begins = [0, *(stage.stops[-1] for stage in self.stages)]
+    return sum(len(stage.stops) if stage.verifier.commits_all else stage.stops[-1] - begin
+               for stage, begin in zip(self.stages, begins))
 
 
-def _commit(decoded: Decoded, span: Span, verifier: Verifier, verdict: Verdict,
+def _commit(decoded: Decoded, span: Span, verifier: base.Verifier, verdict: base.Verdict,
             target_passes: jax.Array, draft_passes: jax.Array) -> Decoded:
   """Returns the result after a round."""
   size, row = decoded.order.shape[1], jnp.arange(span.count.shape[0])
@@ -270,12 +239,11 @@ def _commit(decoded: Decoded, span: Span, verifier: Verifier, verdict: Verdict,
           write, decoded.errors, verdict.errors))
 
 
-def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: Sequence[int], *,
-                 drafter: Drafter | None = None, context: Context | None = None,
-                 width: int | None = None, prefix: int = 0,
+def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifier,
+                 stops: Sequence[int], *, drafter: base.Drafter | None = None,
+                 context: base.Context | None = None, width: int | None = None, prefix: int = 0,
                  prefix_sampler: HeadSampler | None = None, guidance: str | None = None,
-                 guidance_of_last: bool | None = None, steps: tuple[int, ...] | None = None,
-                 distribution: str = '') -> Decoder:
+                 steps: tuple[int, ...] | None = None, distribution: str = '') -> Decoder:
   """Builds a decoder from its parts. Other arguments are fields of `base.Stage`.
 
   Args:
@@ -289,18 +257,16 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
     prefix: the number of first tokens that the target decodes alone, one per round.
     prefix_sampler: samples them; `head.ancestral` by default.
     guidance: one of `schedule.GUIDANCE_SCHEDULES`; None for that of the target.
-    guidance_of_last: None for True if rounds end at `stops` whatever is accepted.
     distribution: the distribution that is sampled, in words.
 
   Raises:
     ValueError: for parts that do not fit together.
   """
   guidance = target.guidance if guidance is None else guidance
-  schedule_lib.check_guidance(guidance)
-  guidance_of_last = verifier.commits_all if guidance_of_last is None else guidance_of_last
+  fields.check_choice('guidance', guidance, GUIDANCE_SCHEDULES)
   first_context = BLOCK if target.cached is None else CACHED
   context = context or first_context
-  _check_parts(target, verifier, drafter, context, guidance_of_last)
+  _check_parts(target, verifier, drafter, context)
   stops = tuple(stops)
   ends = (*range(1, prefix + 1), *stops)
   if not ends or ends[-1] != target.num_tokens or any(b <= a for a, b in zip((0, *ends), ends)):
@@ -309,8 +275,8 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
         f'of tokens, {target.num_tokens}.')
   stages = []
   if prefix:
-    sampler = head_lib.ancestral(target, schedule) if prefix_sampler is None else prefix_sampler
-    stages.append(Stage(tuple(range(1, prefix + 1)), 1, no_drafts(sampler), first_context))
+    sampler = ancestral(target, schedule) if prefix_sampler is None else prefix_sampler
+    stages.append(base.Stage(tuple(range(1, prefix + 1)), 1, no_drafts(sampler), first_context))
   # Rounds of one token at the start have a stage of their own, which is not as wide as the others.
   single = 0
   if drafter is None and width is None:
@@ -318,15 +284,15 @@ def make_decoder(target: Target, schedule: Schedule, verifier: Verifier, stops: 
   for stage_stops, begin in ((stops[:single], prefix), (stops[single:], prefix + single)):
     if stage_stops:
       widest = max(b - a for a, b in zip((begin, *stage_stops), stage_stops))
-      stages.append(Stage(stage_stops, widest if width is None else width, verifier, context,
-                          drafter, guidance_of_last, steps))
+      stages.append(base.Stage(stage_stops, widest if width is None else width, verifier, context,
+                          drafter, steps))
   if target.cached is not None:
     _check_causal(target.num_tokens, stages, steps or stops)
-  orders = noise_lib.random_orders if target.cached is None else noise_lib.raster_orders
+  orders = random_orders if target.cached is None else raster_orders
   return Decoder(target, schedule, tuple(stages), guidance, distribution, orders)
 
 
-def _check_causal(num_tokens: int, stages: Sequence[Stage], ends: Sequence[int]) -> None:
+def _check_causal(num_tokens: int, stages: Sequence[base.Stage], ends: Sequence[int]) -> None:
   """Raises ValueError for steps of several tokens, which end at `ends`."""
   several = lambda stage: stage.width > 1 if stage.drafter is None else (
       stage.steps is not None and len(stage.steps) < num_tokens)
@@ -336,13 +302,9 @@ def _check_causal(num_tokens: int, stages: Sequence[Stage], ends: Sequence[int])
         f'it; the decoder has steps that end at {tuple(ends)}. Leave the number of steps out.')
 
 
-def _check_parts(target: Target, verifier: Verifier, drafter: Drafter | None,
-                 context: Context, guidance_of_last: bool) -> None:
+def _check_parts(target: base.Target, verifier: base.Verifier, drafter: base.Drafter | None,
+                 context: base.Context) -> None:
   """Raises ValueError for parts that do not fit together."""
-  if guidance_of_last and verifier.exact and not verifier.commits_all:
-    raise ValueError(
-        'guidance_of_last is True, but where a round ends depends on what the verifier accepts, '
-        'and so would the guidance scale; leave guidance_of_last out.')
   remembers = verifier.start is not None
   if drafter is None and (remembers or verifier.sample_draft is not None):
     raise ValueError('drafter is None, but the verifier requires drafts; pass a Drafter.')
@@ -368,7 +330,7 @@ def _check_parts(target: Target, verifier: Verifier, drafter: Drafter | None,
 _COPIES = 2
 
 
-def _of_stage(target: Target, stage: Stage, levels: int, num_rows: int) -> float:
+def _of_stage(target: base.Target, stage: base.Stage, levels: int, num_rows: int) -> float:
   """Returns the bytes of the largest step of a round, from the sizes that the parts declare."""
   states = stage.verifier.head_states(stage.width)
   head = _of_head(target, stage.width, states, levels, num_rows)
@@ -382,15 +344,15 @@ def _of_stage(target: Target, stage: Stage, levels: int, num_rows: int) -> float
   return max(scored + drafted / 2, head, _of_head(draft, 1, states, levels, num_rows))
 
 
-def _of_pass(target: Target, passes: int, num_rows: int) -> float:
+def _of_pass(target: base.Target, passes: int, num_rows: int) -> float:
   """Returns the bytes of `passes` parallel passes of a transformer per image and stream."""
   return target.num_streams * num_rows * passes * target.sizes.per_pass
 
 
-def _of_head(target: Target, tokens: int, states: int, levels: int, num_rows: int) -> float:
+def _of_head(target: base.Target, tokens: int, states: int, levels: int, num_rows: int) -> float:
   """Returns the bytes of a head: the modulation of `tokens` per image, and calls with `states`."""
   unit = target.num_streams * num_rows * target.sizes.per_state
   table = tokens * levels * unit
-  stored = target.modulation is not None and table <= head_lib.MODULATION_BYTES
+  stored = target.modulation is not None and table <= MODULATION_BYTES
   call = _COPIES * states * unit
   return max(_COPIES * table, table + call) if stored else call

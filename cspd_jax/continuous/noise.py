@@ -1,10 +1,10 @@
 """The noise of continuous tokens: a function of row, position, purpose and kernel.
 
 Every number that a decoder draws for a token has a key that depends on the row's key, the token's
-position in the image, the purpose of the number, and the denoising kernel that uses it. So the
-noise of a token depends neither on the other rows of the batch, nor on the draft length, nor on the
-round in which the token is drawn. `windows` is the exception: its rounds move a chain again and
-again, each with numbers of its own, whose keys depend also on the number of committed tokens.
+position in the image, the purpose of the number, and the denoising kernel that uses it: neither on
+the other rows of the batch, nor on the draft length, nor on the round. `windows` is the exception:
+its rounds move a chain again and again, with keys that depend also on the number of committed
+tokens.
 
 The noise of a discarded draft may be used again: a decision about a token never depends on the
 noise of later tokens, and a decision at a kernel never depends on the noise of later kernels, so

@@ -1,4 +1,4 @@
-"""Acceptance by the path test: exact speculative sampling with a draft model.
+"""Speculative sampling with a draft model, whose drafts the path test accepts: exact.
 
 A round, for a row with `n` committed tokens:
 
@@ -10,30 +10,89 @@ A round, for a row with `n` committed tokens:
             target's own next token (the bonus)
 
 The ratio is that of the whole path of kernels `split .. 0`, not of the last kernel alone: that one
-is so narrow (a standard deviation of 0.006) that two models never agree on it. Noise above `split`
-is shared by position: it makes the states of the two models before `split` alike and drops out of
-the ratio, because both models use the same noise with the same density. This is the test of CSpD
+is so narrow (a standard deviation of 0.006) that two models never agree on it. The path has a
+density because kernel 0 adds its noise too. Noise above `split` is shared by position: it makes the
+states of the two models before `split` alike and drops out of the ratio. This is the test of CSpD
 (arXiv 2411.11925, equations 1 to 5) without its factor Sigma, which compares densities at two
 different points and is not exact; `split = 0` is its test of the last kernel.
 
-The states of the kernels are a path with a density because kernel 0 adds its noise too.
-
-In a masked bidirectional model a new token changes every hidden state, so every true context
-requires a forward pass: at large batch this decoder is slower than the target alone.
+In a masked bidirectional model every true context requires a forward pass: at large batch this
+decoder is slower than the target alone.
 """
 
 import dataclasses
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import coupling, noise as noise_lib
-from cspd_jax.continuous.base import Cost, Draft, Env, Verdict, Verifier
+from cspd_jax.continuous import contract, coupling, head as head_lib, noise as noise_lib
+from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Target, Verdict, Verifier
 from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.span import Span, TokenBatch
+from cspd_jax.core import rows
 
 DEFAULT_ETA = 0.95
+
+
+def model(draft: Target, aligned: bool = True, guided_as_verified: bool = False) -> Drafter:
+  """Returns a drafter that decodes token by token with a draft model and its own true contexts.
+
+  `draft` has the same tokens as the target and reads the same condition. If `aligned`, its head
+  uses the noise of the positions, which the target's head uses too. `guided_as_verified` is the
+  field of `Drafter`.
+  """
+  return Drafter(functools.partial(_propose, draft, aligned), draft,
+                 functools.partial(_check_pair, draft), guided_as_verified)
+
+
+def _check_pair(draft: Target, target: Target) -> None:
+  """Raises ValueError if the tokens or the guidance streams of the two models differ."""
+  if target.cached is not None or draft.cached is not None:
+    raise ValueError('the target or the draft model is causal; a draft model requires masked models'
+                     ' on both sides. Decode a causal model with windows.')
+  for name, words in (('num_tokens', 'tokens per image'), ('token_dim', 'numbers per token'),
+                      ('num_streams', 'guidance streams')):
+    of_target, of_draft = getattr(target, name), getattr(draft, name)
+    if of_target != of_draft:
+      raise ValueError(
+          f'draft has {of_draft} {words}, the target {of_target}; they must be equal.')
+
+
+def _propose(model: Target, aligned: bool, env: Env, span: Span, tokens: jax.Array, memory: Any
+             ) -> Draft:
+  """Continues the image with the draft model, each draft conditioned on those before it."""
+  del memory
+  verifier = env.verifier
+  sample_draft = verifier.sample_draft
+  assert sample_draft is not None, 'make_decoder refuses a drafter then'
+  head = head_lib.Head(model, env.schedule, env.draft_params)
+  num_drafts = span.num_drafts(verifier.bonus)
+  batch, length = span.ranks.shape[0], span.ranks.shape[1] - verifier.bonus
+
+  def draft_token(tokens, j):
+    token_span = span.select(jnp.full((batch, 1), j))
+    z = contract.transform(
+        model, env.draft_params, env.condition, tokens,
+        span.rank_of_position < (span.count + j)[:, None])
+    token_span = token_span._replace(scale=token_span.draft_scale)
+    token, record = sample_draft(
+        head, token_span.batch(head_lib.pick(z, token_span.positions)), aligned)
+    # Rows without a draft number `j` write out of range, which drops the token.
+    position = jnp.where(j < num_drafts, token_span.positions[:, 0], tokens.shape[1])
+    return tokens.at[jnp.arange(batch), position].set(token, mode='drop'), record
+
+  def step(j, carry):
+    tokens, records = carry
+    tokens, record = draft_token(tokens, j)
+    return tokens, jax.tree.map(lambda old, new: old.at[:, j].set(new), records, record)
+
+  # Ones where there is no draft, so that no standard deviation is 0 and no density infinite.
+  records = jax.tree.map(
+      lambda leaf: jnp.ones((batch, length, *leaf.shape[1:]), leaf.dtype),
+      jax.eval_shape(draft_token, tokens, jnp.int32(0))[1])
+  return Draft(*jax.lax.fori_loop(0, jnp.max(num_drafts), step, (tokens, records)))
 
 
 class PathStart(NamedTuple):
@@ -51,11 +110,7 @@ class Path(NamedTuple):
 
 
 def start_path(head: Head, batch: TokenBatch, split: int, aligned: bool = True) -> PathStart:
-  """Runs the kernels above `split` for the tokens `[N]`.
-
-  If `aligned`, the noise is that of the positions, which the target uses; else it is separate noise
-  of the drafter.
-  """
+  """Runs the kernels above `split` for the tokens `[N]`; `aligned` is as for `model`."""
   purpose = noise_lib.STEP if aligned else noise_lib.DRAFT
   batch, levels = head.modulated(batch), head.schedule.num_levels
   noise = noise_lib.chain_normal(batch.keys, purpose, levels, head.target.token_dim)
@@ -67,20 +122,15 @@ def start_path(head: Head, batch: TokenBatch, split: int, aligned: bool = True) 
     x = k.mean + k.std * noise[:, level]
     return PathStart(x, log_std + jnp.sum(jnp.log(k.std), axis=-1))
 
-  if aligned:
-    x = head.start(batch)
-  else:
-    x = noise_lib.normal(batch.keys, purpose, levels, head.target.token_dim)
+  x = head.start(batch) if aligned else noise_lib.normal(
+      batch.keys, purpose, levels, head.target.token_dim)
   return jax.lax.fori_loop(
       0, levels - 1 - split, step, PathStart(x, jnp.zeros(x.shape[:1], x.dtype)))
 
 
 def draw_path(head: Head, batch: TokenBatch, x: jax.Array, split: int, purpose: int,
               trial: jax.typing.ArrayLike = 0) -> Path:
-  """Draws a path from the states `x` `[N, C]` before kernel `split`.
-
-  `purpose` is what the noise is for, `trial` (a number or `[N]`) which of several paths it is.
-  """
+  """Draws path number `trial` for a purpose from states `x` `[N, C]` before kernel `split`."""
   noise = noise_lib.chain_normal(batch.keys, purpose, split + 1, head.target.token_dim, trial)
 
   def step(x, level):
@@ -93,9 +143,9 @@ def draw_path(head: Head, batch: TokenBatch, x: jax.Array, split: int, purpose: 
 
 
 def score_path(head: Head, batch: TokenBatch, x: jax.Array, states: jax.Array) -> jax.Array:
-  """Returns the log density `[N]` of another model's path under this model; one head call.
+  """Returns the log density `[N]` of another model's path `[N, split + 1, C]`; one head call.
 
-  `x` `[N, C]` is this model's own state before the first kernel of the path `[N, split + 1, C]`.
+  `x` `[N, C]` is this model's own state before the first kernel of the path.
   """
   before = jnp.concatenate([x[:, None], states[:, :-1]], axis=1)
   k = head.kernel(batch, before, jnp.arange(states.shape[1] - 1, -1, -1))
@@ -120,14 +170,9 @@ def path_test(split: int, eta: float = DEFAULT_ETA, max_trials: int = coupling.D
               bonus: bool = True, sigma: bool = False) -> Verifier:
   """Accepts drafts up to the first whose path fails, and replaces that one.
 
-  The arguments of `decoders.exact_path`, and:
-
-  Args:
-    sigma: whether the ratio has the paper's factor Sigma (its equation 4). The tokens then
-      follow the distribution only where both models have the same variances.
-
-  Raises:
-    ValueError: for options out of range.
+  The arguments are those of `decoders.exact_path`, and whether the ratio has the paper's factor
+  `sigma` (its equation 4): the tokens then follow the distribution only where both models have the
+  same variances. Raises ValueError for options out of range.
   """
   coupling.check(eta, max_trials)
   test = _PathTest(split, eta, max_trials, bonus, sigma)
@@ -170,9 +215,7 @@ class _PathTest:
     head = Head(env.target, env.schedule, env.params)
     start = start_path(head, span.batch(z), self.split)
     start = jax.tree.map(lambda leaf: leaf.reshape(num_rows, width, *leaf.shape[1:]), start)
-    log_sigma = jnp.zeros(drafted.start.log_std.shape)
-    if self.sigma:
-      log_sigma = drafted.start.log_std - start.log_std[:, :length]
+    log_sigma = self.sigma * (drafted.start.log_std - start.log_std[:, :length])
 
     flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
     index = jnp.broadcast_to(jnp.arange(length), (num_rows, length))
@@ -189,27 +232,20 @@ class _PathTest:
     next_token, trials, missed = self._next_token(
         env, span, drafted, z, start.x, log_sigma, accepted, failed, has_next)
     tokens = jnp.pad(drafted.path.states[:, :, -1], [(0, 0), (0, width - length), (0, 0)])
+    pad = lambda leaf: jnp.pad(leaf, [(0, 0), (0, width - length)])
     is_next = jnp.arange(width) == accepted[:, None]
     return Verdict(
         tokens=jnp.where(is_next[..., None], next_token[:, None], tokens),
         length=jnp.where(span.active, accepted + has_next, 0),
-        tested=_pad((index <= accepted[:, None]) & (index < num_drafts[:, None]), width),
-        accepted=_pad(index < accepted[:, None], width),
+        tested=pad((index <= accepted[:, None]) & (index < num_drafts[:, None])),
+        accepted=pad(index < accepted[:, None]),
         trials=jnp.where(failed, trials, 0), missed=(failed & missed).astype(jnp.int32),
         cost=self._cost(env, span, num_drafts, failed, trials))
 
   def _next_token(self, env: Env, span: Span, drafted: Drafted, z: jax.Array, x: jax.Array,
                   log_sigma: jax.Array, accepted: jax.Array, failed: jax.Array,
                   has_next: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Draws the token after the accepted drafts: a residual draw, or the target's own (bonus).
-
-    `x` `[B, W, C]` are the states of the target's chains before kernel `split`, `log_sigma`
-    `[B, drafts]` is the logarithm of the factor Sigma, `accepted` `[B]` counts the accepted drafts,
-    and `has_next` `[B]` tells which rows have such a token.
-
-    Returns:
-      The tokens `[B, C]`, the numbers of proposals `[B]`, and whether all were rejected `[B]`.
-    """
+    """Draws, by `coupling.residual`, the token after the accepted drafts of rows that have one."""
     assert env.draft_model is not None, 'make_decoder requires a drafter'
     head = Head(env.target, env.schedule, env.params)
     draft_head = Head(env.draft_model, env.schedule, env.draft_params)
@@ -217,15 +253,13 @@ class _PathTest:
     # Rows without a rejected draft score some other draft; their first proposal is accepted.
     target_index = jnp.minimum(accepted, last)[:, None]
     draft_index = jnp.minimum(accepted, last - self.bonus)[:, None]
-    at = lambda leaf, index: jnp.take_along_axis(
-        leaf, index.reshape(-1, 1, *(1,) * (leaf.ndim - 2)), axis=1)
-    target_z = jnp.take_along_axis(z, target_index[None, :, :, None], axis=2)
-    draft_z = jnp.moveaxis(at(drafted.z, draft_index), 2, 0)
+    target_z = head_lib.pick(z, target_index)
+    draft_z = jnp.moveaxis(rows.take(drafted.z, draft_index), 2, 0)
     target_batch = repeat_tokens(span.select(target_index).batch(target_z), num)
     draft_batch = repeat_tokens(span.select(draft_index).batch(draft_z), num)
-    target_x = jnp.repeat(at(x, target_index)[:, 0], num, axis=0)
-    draft_x = jnp.repeat(at(drafted.start.x, draft_index)[:, 0], num, axis=0)
-    log_sigma = jnp.repeat(at(log_sigma, draft_index)[:, 0], num)
+    target_x = jnp.repeat(rows.take(x, target_index)[:, 0], num, axis=0)
+    draft_x = jnp.repeat(rows.take(drafted.start.x, draft_index)[:, 0], num, axis=0)
+    log_sigma = jnp.repeat(rows.take(log_sigma, draft_index)[:, 0], num)
 
     def propose(trials):
       trial = jnp.tile(trials, accepted.shape[0])
@@ -234,8 +268,8 @@ class _PathTest:
       log_ratio = jnp.where(
           jnp.repeat(failed, num), path.log_density - log_q + log_sigma, jnp.inf)
       log_uniform = noise_lib.log_uniform(target_batch.keys, noise_lib.RESIDUAL, 0, trial)
-      rows = lambda leaf: leaf.reshape(-1, num, *leaf.shape[1:])
-      return rows(path.states[:, -1]), rows(log_ratio), rows(log_uniform)
+      by_row = lambda leaf: leaf.reshape(-1, num, *leaf.shape[1:])
+      return by_row(path.states[:, -1]), by_row(log_ratio), by_row(log_uniform)
 
     return coupling.residual(propose, has_next, self.eta, self.max_trials)
 
@@ -250,8 +284,3 @@ class _PathTest:
         head_calls=jnp.where(span.active, above + (num_drafts > 0) + passes * path_length, 0),
         head_rows=env.target.num_streams * states,
         draft_head_calls=num_drafts * env.schedule.num_levels + jnp.where(failed, passes, 0))
-
-
-def _pad(leaf: jax.Array, width: int) -> jax.Array:
-  """Pads `[B, n]` with False to `[B, width]`."""
-  return jnp.pad(leaf, [(0, 0), (0, width - leaf.shape[1])])

@@ -32,18 +32,11 @@ _LIMITS: dict[str, rows.Limit] = dict(
     temperature=(lambda x: (x >= 0) & (x <= 1e37), 'from 0 to 1e37'))
 # In place of smaller temperatures, 0 included: the noise is far below all rounding errors, and no
 # standard deviation of a kernel is rounded to 0, by which decoders could not divide.
-_SMALLEST = 2.0**-90
+SMALLEST = 2.0**-90
 
 
 def check(sampling: Sampling, num_streams: int, num_rows: int) -> jax.Array:
-  """Checks the options: invalid concrete values raise, traced ones make their rows invalid.
-
-  Returns:
-    `[B]` bool, whether all values of a row are in range.
-
-  Raises:
-    ValueError: for a value that is not a number or one number per row, or is out of range.
-  """
+  """Returns whether all values of a row `[B]` are in range, as `rows.check_options` does."""
   if not isinstance(sampling, Sampling):
     raise ValueError(f'sampling is {sampling!r:.80}; it must be a cspd_jax.continuous.Sampling, '
                      'such as Sampling(temperature=0.9).')
@@ -57,11 +50,6 @@ def scale(sampling: Sampling, guidance: str, num_tokens: int, masked: jax.Array)
   """Returns the guidance scale `[B, n]` of tokens after whose step `masked` `[B, n]` are masked."""
   last = jnp.broadcast_to(per_row(sampling.guidance_scale, masked.shape[0]), masked.shape)
   return schedule_lib.guidance_scale(last, guidance, num_tokens, masked)
-
-
-def deviation(temperature: jax.typing.ArrayLike, batch: int) -> jax.Array:
-  """Returns the factor `[B, 1]` on standard deviations, which is never 0."""
-  return jnp.maximum(per_row(temperature, batch), _SMALLEST)
 
 
 def per_row(value: jax.typing.ArrayLike, batch: int) -> jax.Array:

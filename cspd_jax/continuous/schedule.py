@@ -5,13 +5,12 @@ level 0. A state at level `i` is `sqrt(alpha_bar_i) x0 + sqrt(1 - alpha_bar_i) n
 turns it into a state at level `i - 1`, and kernel 0 into the token. A flow has times instead of
 steps: a state at time `t` is `t x0 + (1 - t) noise`. Tables are computed once, in NumPy float64.
 
-References: Nichol & Dhariwal, Improved Denoising Diffusion Probabilistic Models,
-2021 (arXiv:2102.09672), for the cosine schedule, the learned range of variances
-(equation 15) and respacing; Li et al., Autoregressive Image Generation without
-Vector Quantization, 2024 (arXiv:2406.11838), for its use on tokens; Chang et
-al., MaskGIT, 2022 (arXiv:2202.04200), for the mask lengths; NextStep Team, NextStep-1: Toward
-Autoregressive Image Generation with Continuous Tokens at Scale, 2025 (arXiv:2508.10711), and its
-released code for the sampler of flow heads.
+References: Nichol & Dhariwal, Improved Denoising Diffusion Probabilistic Models, 2021
+(arXiv:2102.09672), for the cosine schedule, the learned range of variances (equation 15) and
+respacing; Li et al., Autoregressive Image Generation without Vector Quantization, 2024
+(arXiv:2406.11838), for its use on tokens; Chang et al., MaskGIT, 2022 (arXiv:2202.04200), for the
+mask lengths; NextStep Team, NextStep-1, 2025 (arXiv:2508.10711), and its released code for the
+sampler of flow heads.
 """
 
 import math
@@ -69,16 +68,11 @@ class Schedule(NamedTuple):
 
 
 def make(num_levels: int = DEFAULT_LEVELS) -> Schedule:
-  """Returns the cosine schedule, respaced to `num_levels` of its steps.
+  """Returns the cosine schedule, respaced to `num_levels` of its steps: 2 to 1000.
 
-  Args:
-    num_levels: 2 to 1000; 1000 is the process that the head was trained on.
-
-  Raises:
-    ValueError: if `num_levels` is out of range.
+  1000 is the process that the head was trained on. Raises ValueError for other numbers.
   """
-  if not 2 <= num_levels <= NUM_STEPS:
-    raise ValueError(f'num_levels is {num_levels}; it must be from 2 to {NUM_STEPS}.')
+  _check_levels(num_levels)
   steps = _respaced_steps(num_levels)
   # The variances that the steps of the full process add.
   ratio = np.cos((np.arange(NUM_STEPS + 1) / NUM_STEPS + 0.008) / 1.008 * np.pi / 2)**2
@@ -96,6 +90,11 @@ def make(num_levels: int = DEFAULT_LEVELS) -> Schedule:
       max_log_variance=np.log(beta))
 
 
+def _check_levels(num_levels: int) -> None:
+  fields.check_whole('num_levels', num_levels, f'a whole number from 2 to {NUM_STEPS}', 2,
+                     NUM_STEPS)
+
+
 def _respaced_steps(num_levels: int) -> np.ndarray:
   """Returns evenly spaced steps from the first to the last, `[num_levels]` int32."""
   stride, next_step, steps = (NUM_STEPS - 1) / (num_levels - 1), 0.0, []
@@ -111,7 +110,8 @@ def flow(num_levels: int, *, shift: float = 1.0, last_step: float | None = None,
 
   Kernel `i`, at time `t` and of length `d`, with the head's guided velocity `u` and standard normal
   `w`, is `x + (u + (1 - t) score) d + sqrt(2 (1 - t) d) w`, where `(1 - t) score = t u - x`: the
-  Euler step of the stochastic differential equation that has the marginals of the flow.
+  Euler step of the stochastic differential equation that has the marginals of the flow. Raises
+  ValueError for values out of range.
 
   Args:
     num_levels: 2 to 1000.
@@ -124,18 +124,13 @@ def flow(num_levels: int, *, shift: float = 1.0, last_step: float | None = None,
     last_deviation: standard deviation of the last kernel's noise, in place of
       `sqrt(2 (1 - t) d)`. Published samplers with a `last_step` add none, as decoders do without
       `last_noise`; 0 makes the last kernel deterministic for all decoders.
-
-  Raises:
-    ValueError: for values out of range.
   """
-  if not 2 <= num_levels <= NUM_STEPS:
-    raise ValueError(f'num_levels is {num_levels}; it must be from 2 to {NUM_STEPS}.')
-  if not (math.isfinite(shift) and shift > 0):
-    raise ValueError(f'shift is {shift}; it must be a positive number.')
-  if last_step is not None and not 0 < last_step < 1:
-    raise ValueError(f'last_step is {last_step}; it must be above 0 and below 1, or None.')
-  if last_deviation is not None and not 0 <= last_deviation < math.inf:
-    raise ValueError(f'last_deviation is {last_deviation}; it must be at least 0, or None.')
+  _check_levels(num_levels)
+  fields.require(0 < shift < math.inf, 'shift', shift, 'a positive number')
+  fields.require(last_step is None or 0 < last_step < 1, 'last_step', last_step,
+                 'above 0 and below 1, or None')
+  fields.require(last_deviation is None or 0 <= last_deviation < math.inf, 'last_deviation',
+                 last_deviation, 'at least 0, or None')
   grid = (np.linspace(0, 1, num_levels + 1)[:-1] if last_step is None
           else np.linspace(0, 1 - last_step, num_levels))
   times = grid / (shift - (shift - 1) * grid)
@@ -174,10 +169,7 @@ def noise_steps(schedule: Schedule) -> np.ndarray:
 
 
 def diffuse(schedule: Schedule, level: jax.Array, x0: jax.Array, noise: jax.Array) -> jax.Array:
-  """Returns the state at `level` `[...]` of tokens and standard normal noise, all `[..., C]`.
-
-  For schedules of `make`; NaN for a flow.
-  """
+  """Returns the state `[..., C]` at `level` `[...]` of tokens and normal noise; NaN for a flow."""
   token_weight, noise_weight = np.sqrt(schedule.alpha_bar), np.sqrt(1 - schedule.alpha_bar)
   return _at(token_weight, level) * x0 + _at(noise_weight, level) * noise
 
@@ -222,15 +214,10 @@ def mask_lengths(num_tokens: int, num_iter: int) -> tuple[int, ...]:
   """Returns how many tokens are still masked after each of `num_iter` steps; the last is 0.
 
   The length falls as a quarter of a cosine and by at least one per step, so the first steps commit
-  few tokens. With `num_iter == num_tokens` every step commits one.
-
-  Raises:
-    ValueError: if `num_iter` is not from 1 to `num_tokens`.
+  few tokens. With `num_iter == num_tokens` every step commits one. Raises ValueError if `num_iter`
+  is not from 1 to `num_tokens`.
   """
-  fields.check_whole('num_iter', num_iter)
-  if not 1 <= num_iter <= num_tokens:
-    raise ValueError(
-        f'num_iter is {num_iter}; it must be from 1 to the number of tokens, {num_tokens}.')
+  check_length('num_iter', num_iter, num_tokens)
   lengths, length = [], num_tokens
   for k in range(1, num_iter):
     length = min(length - 1, math.floor(num_tokens * math.cos(math.pi / 2 * k / num_iter)))
@@ -242,37 +229,20 @@ def blocks(num_tokens: int, block_length: int, prefix_share: float) -> tuple[tup
   """Returns the ranks `(first, stop)` of CSpD's blocks; the target decodes the first one alone.
 
   It has a share `prefix_share` of the tokens and one more, so at least one; the others end at
-  multiples of `block_length`.
-
-  Raises:
-    ValueError: if `block_length` is not from 1 to `num_tokens` or `prefix_share` not from 0 to 1.
+  multiples of `block_length`. Raises ValueError if `block_length` is not from 1 to `num_tokens` or
+  `prefix_share` not from 0 to 1.
   """
   check_length('block_length', block_length, num_tokens)
-  check_prefix_share(prefix_share)
+  fields.require(0 <= prefix_share <= 1, 'prefix_share', prefix_share, 'from 0 to 1')
   first = min(math.floor(prefix_share * num_tokens) + 1, num_tokens)
   stops = [k + 1 for k in range(first, num_tokens) if k % block_length == 0 or k == num_tokens - 1]
   return tuple(zip([0, first, *stops[:-1]], [first, *stops]))
 
 
 def check_length(name: str, length: int, num_tokens: int) -> None:
-  """Raises ValueError, with `name`, unless `length` tokens can be drafted per round."""
-  fields.check_whole(name, length)
-  if not 1 <= length <= num_tokens:
-    raise ValueError(f'{name} is {length}; at least 1 token must be drafted per round and at most '
-                     f'all of an image, {num_tokens}.')
-
-
-def check_prefix_share(prefix_share: float) -> None:
-  """Raises ValueError unless `prefix_share` is from 0 to 1."""
-  if not 0 <= prefix_share <= 1:
-    raise ValueError(f'prefix_share is {prefix_share}; it must be from 0 to 1.')
-
-
-def check_guidance(guidance: str) -> None:
-  """Raises ValueError unless `guidance` is one of `GUIDANCE_SCHEDULES`."""
-  if guidance not in GUIDANCE_SCHEDULES:
-    raise ValueError(
-        f'guidance is {guidance!r}; it must be one of: {", ".join(GUIDANCE_SCHEDULES)}.')
+  """Raises ValueError, with `name`, unless `length` is from 1 to the number of tokens."""
+  words = f'a whole number from 1 to the number of tokens, {num_tokens}'
+  fields.check_whole(name, length, words, 1, num_tokens)
 
 
 def guidance_scale(
@@ -282,12 +252,10 @@ def guidance_scale(
 
   'linear' rises from about 1 to `scale` as tokens are committed; 'constant' is `scale` throughout.
   `masked` is how many of `num_tokens` are masked after the step. The last step, after which none
-  is, counts as if one were, as published: the scale stays just below `scale`.
-
-  Raises:
-    ValueError: if `schedule` is not one of `GUIDANCE_SCHEDULES`.
+  is, counts as if one were, as published: the scale stays just below `scale`. Raises ValueError if
+  `schedule` is not one of `GUIDANCE_SCHEDULES`.
   """
-  check_guidance(schedule)
+  fields.check_choice('guidance', schedule, GUIDANCE_SCHEDULES)
   masked = jnp.asarray(masked)
   if schedule == 'constant':
     return jnp.full(masked.shape, scale, jnp.float32)

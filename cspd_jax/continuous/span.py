@@ -31,8 +31,9 @@ def token_batch(rows: RowKeys, z: jax.Array, positions: jax.Array, scale: jax.Ar
   `z` `[S, B, n, D]` is what the transformer returned for the tokens at `positions` `[B, n]`;
   `scale` and `active` are `[B, n]`, the temperature a scalar or `[B]`.
   """
+  temperature = sampling_lib.per_row(temperature, positions.shape[0])
   temperature = jnp.broadcast_to(
-      sampling_lib.deviation(temperature, positions.shape[0]), positions.shape)
+      jnp.maximum(temperature, sampling_lib.SMALLEST), positions.shape)
   keys = noise_lib.token_keys(rows, positions)
   flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
   return TokenBatch(z.reshape(z.shape[0], -1, z.shape[-1]), flat(scale), flat(temperature),

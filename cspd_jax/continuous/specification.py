@@ -15,10 +15,9 @@ from cspd_jax.continuous.cspd import cspd_paper, cspd_relaxed, cspd_released
 from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel, windows
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.core import binding, naming
-from cspd_jax.core.binding import Resources
+from cspd_jax.core import naming, spec as spec_lib
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.core.spec import Part, Spec, parse
+from cspd_jax.core.spec import Part, Resources, Spec, parse
 
 
 class DecoderEntry(NamedTuple):
@@ -38,7 +37,7 @@ class DecoderEntry(NamedTuple):
   @property
   def parameters(self) -> dict[str, inspect.Parameter]:
     """The parameters that a specification may set."""
-    return binding.parameters(self.build, {Schedule})
+    return spec_lib.parameters(self.build, {Schedule})
 
   def accepts(self, name: str) -> bool:
     """Whether `build` has a parameter `name`, in specifications or not."""
@@ -59,19 +58,16 @@ DECODERS: dict[str, DecoderEntry] = {entry.build.__name__: entry for entry in (
 
 
 def build(spec: str | Spec, target: Target, resources: Resources = Resources()) -> Decoder:
-  """Builds the decoder of a specification, or of its text.
+  """Builds the decoder of a specification; `resources` are parts that text cannot represent.
 
-  `resources` are the parts that text cannot represent.
-
-  Raises:
-    ValueError: if the decoder or a parameter does not exist, its draft model is missing, or a
-      parameter is out of range.
+  Raises ValueError if the decoder or a parameter does not exist, its draft model is missing, or a
+  parameter is out of range.
   """
   part = _part(spec)
   entry = DECODERS[part.name]
   allowed = entry.parameters
-  arguments = binding.bind(part, allowed, {
-      Schedule: binding.Converter('the number of levels', functools.partial(_schedule, target))})
+  arguments = spec_lib.bind(part, allowed, {
+      Schedule: spec_lib.Converter('the number of levels', functools.partial(_schedule, target))})
   if entry.accepts('draft'):
     if 'model' not in resources.drafts:
       raise ValueError(
@@ -85,10 +81,8 @@ def build(spec: str | Spec, target: Target, resources: Resources = Resources()) 
 def complete(spec: str | Spec, **defaults: Any) -> Spec:
   """Fills in parameters, by name, that a specification leaves unset.
 
-  Those that are None, or that the decoder does not have, are ignored.
-
-  Raises:
-    ValueError: if the decoder, or a parameter of `spec`, does not exist.
+  Those that are None, or that the decoder does not have, are ignored. A decoder or a parameter of
+  `spec` that does not exist raises ValueError.
   """
   spec, allowed, part = parse(spec), parameters(spec), _part(spec)
   return spec.add({name: value for name, value in defaults.items()
@@ -96,11 +90,7 @@ def complete(spec: str | Spec, **defaults: Any) -> Spec:
 
 
 def parameters(spec: str | Spec) -> dict[str, inspect.Parameter]:
-  """Returns the parameters that a specification may have.
-
-  Raises:
-    ValueError: if the decoder does not exist.
-  """
+  """Returns the parameters that a specification may have; raises ValueError for unknown names."""
   return DECODERS[_part(spec).name].parameters
 
 
@@ -119,9 +109,8 @@ def unsupported(spec: str | Spec, target: Target) -> str | None:
 def guarantee(decoder: Decoder) -> Guarantee:
   """Returns how close a decoder's samples are to its own `distribution`.
 
-  Returns:
-    'exact'. 'bounded': `Decoded.errors` bounds the squared distance of every token to the target's
-    own. 'biased': neither, or exact for some models only. `Decoder.guarantee` has the details.
+  'exact'; 'bounded', if `Decoded.errors` bounds the squared distance of every token to the target's
+  own; 'biased' otherwise, or if exact for some models only. `Decoder.guarantee` has the details.
   """
   verifiers = [stage.verifier for stage in decoder.stages]
   if all(verifier.exact for verifier in verifiers):
@@ -144,5 +133,5 @@ def _part(spec: str | Spec) -> Part:
                      + naming.suggestion(first.name, DECODERS))
   if rest:
     raise ValueError(f'decoder is {str(spec)!r}; decoders of continuous tokens have one part.')
-  binding.check_names(first, DECODERS[first.name].parameters)
+  spec_lib.check_names(first, DECODERS[first.name].parameters)
   return first

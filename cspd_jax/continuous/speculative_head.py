@@ -17,11 +17,9 @@ also if that answer is at a draft that was discarded: such a state is close to t
 it. Drafting is affine in the state, so all drafts of a round follow from a prefix scan.
 
 Tokens advance independently; each has its own level. The distribution is that of `head.ancestral`,
-with any guidance, temperature and number of levels, because each transition, kept or moved, has
-the distribution of the true kernel given the state before it.
-
-The noise of a kernel has one key whatever the round, also if a discarded draft has used it: see
-`noise`. The drafter's answer for a kernel depends only on states before that kernel.
+because each transition, kept or moved, has the distribution of the true kernel given the state
+before it. The noise of a kernel has one key whatever the round, see `noise`; the drafter's answer
+for a kernel depends only on states before that kernel.
 
 Reference: De Bortoli, Galashov, Gretton & Doucet, Accelerated Diffusion Models via
 Speculative Sampling, 2025 (arXiv:2501.05370), with `coupling.compare` for learned variances.
@@ -82,10 +80,7 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int | None
                 rho: np.ndarray | None = None) -> HeadSampler:
   """Returns a sampler with the distribution of `head.ancestral` without last noise.
 
-  Arguments as for `decoders.exact_head`.
-
-  Raises:
-    ValueError: for options out of range.
+  Arguments as for `decoders.exact_head`. Raises ValueError for options out of range.
   """
   levels = schedule.num_levels
   length = min(DEFAULT_KERNELS, levels) if kernels_per_call is None else kernels_per_call
@@ -124,16 +119,10 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int | None
 
 
 def check(schedule: Schedule, kernels_per_call: int, rho: np.ndarray | None) -> np.ndarray:
-  """Checks options and returns the blend of the head's drafter, by default `default_rho`.
-
-  Raises:
-    ValueError: for options out of range.
-  """
+  """Checks options, and returns the blend of the head's drafter, by default `default_rho`."""
   levels = schedule.num_levels
-  fields.check_whole('kernels_per_call', kernels_per_call)
-  if not 1 <= kernels_per_call <= levels:
-    raise ValueError(f'kernels_per_call is {kernels_per_call}; it must be from 1 to the number of '
-                     f'levels, {levels}.')
+  words = f'a whole number from 1 to the number of levels, {levels}'
+  fields.check_whole('kernels_per_call', kernels_per_call, words, 1, levels)
   rho = head_drafter.default_rho(schedule) if rho is None else np.asarray(rho, np.float64)
   if rho.shape != (levels,) or not np.all(np.isfinite(rho)):
     raise ValueError(
@@ -160,14 +149,11 @@ def propose(schedule: Schedule, rho: np.ndarray, batch: TokenBatch, noise: Noise
 
 
 def _affine_chain(slope: jax.Array, offset: jax.Array, x: jax.Array) -> jax.Array:
-  """Returns `y_1 .. y_L` `[N, L, C]` of `y_{j+1} = slope_j y_j + offset_j` from `y_0 = x` `[N, C]`.
-
-  Composes twice as many steps in every pass, without a loop over them.
-  """
+  """Returns `y_1 .. y_L` `[N, L, C]` of `y_{j+1} = slope_j y_j + offset_j`, `y_0 = x` `[N, C]`."""
   length, shift = offset.shape[1], 1
   before = lambda leaf, fill: jnp.pad(
       leaf, ((0, 0), (shift, 0), (0, 0)), constant_values=fill)[:, :length]
-  while shift < length:
+  while shift < length:  # Every pass composes twice as many steps.
     slope, offset = slope * before(slope, 1), offset + slope * before(offset, 0)
     shift *= 2
   return slope * x[:, None] + offset

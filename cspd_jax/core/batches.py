@@ -13,9 +13,8 @@ Progress = Callable[[int, int], None]
 def filled(count: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
   """Divides `count` rows into batches of `size`.
 
-  Yields:
-    The numbers `[size]` of the rows of a batch, and how many of them are new: the last batch
-    repeats its last row.
+  Yields the numbers `[size]` of the rows of a batch, and how many of them are new: the last batch
+  repeats its last row.
   """
   for first in range(0, count, size):
     yield np.minimum(np.arange(first, first + size), count - 1), min(size, count - first)
@@ -23,8 +22,7 @@ def filled(count: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
 
 def each(function: Callable[[np.ndarray], Any], count: int, size: int,
          progress: Progress | None = None) -> Iterator[Any]:
-  """Calls `function(numbers [size])`, which returns a tree of arrays of rows, on batches of
-  `filled`.
+  """Calls `function(numbers [size])`, which returns a tree of arrays of rows, by `filled`.
 
   Yields the results of the new rows of a batch, as NumPy arrays; `progress` is called after every
   batch with the number of rows so far and in total.

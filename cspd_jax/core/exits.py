@@ -38,11 +38,7 @@ def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
 
 
 class _Output:
-  """A text stream that can write every text, until the reader of its pipe has ended.
-
-  Control characters, which a name in a file may hold, and characters that its encoding does not
-  have are written as escapes. What is written after the end is discarded.
-  """
+  """A text stream that writes every text, with escapes, until the reader of its pipe has ended."""
 
   def __init__(self, stream: Any):
     self._stream = stream
@@ -107,8 +103,7 @@ def _code_of(main: Callable[[], int | None], debug: bool) -> int:
 
 
 def _message(error: Exception) -> str | None:
-  """The message of an error, one line but for a `ListedError`; None if the input is not the cause.
-  """
+  """The message of an error of the input, one line but for a `ListedError`; else None."""
   if isinstance(error, ListedError):
     return _shortened('\n'.join(filter(None, map(str.rstrip, str(error).splitlines()))), _MAX_LIST)
   text = ' '.join(filter(None, map(str.strip, str(error).splitlines())))

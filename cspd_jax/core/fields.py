@@ -6,6 +6,7 @@ import math
 import numbers
 import types
 import typing
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -47,10 +48,24 @@ def check(config: Any, **ranges: Range) -> None:
       raise ValueError(f'{name} is {value!r:.80}; it must be {expected}.')
 
 
-def check_whole(name: str, value: Any, words: str = 'a whole number') -> None:
-  """Raises ValueError, with `name` and what it must be in `words`, unless `value` is whole."""
-  if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-    raise ValueError(f'{name} is {value!r:.80}; it must be {words}.')
+def check_whole(name: str, value: Any, words: str = 'a whole number', least: float = -math.inf,
+                most: float = math.inf) -> None:
+  """Raises ValueError, saying that it must be `words`, unless `value` is whole and in a range."""
+  is_whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+  require(is_whole and least <= value <= most, name, value, words)
+
+
+def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
+  """Raises ValueError unless `value` is one of some names."""
+  # A call in a specification cannot be looked up in a dictionary.
+  require(value in tuple(choices), name, value, f'one of {", ".join(choices)}')
+
+
+def require(holds: bool, name: str, value: Any, words: str) -> None:
+  """Raises ValueError, saying what `name` is and that it must be `words`, unless it `holds`."""
+  if not holds:
+    text = str(value) if isinstance(value, numbers.Number) else repr(value)
+    raise ValueError(f'{name} is {text:.80}; it must be {words}.')
 
 
 def int64(text: str) -> int:

@@ -1,4 +1,4 @@
-"""Compiles decoders, and caches the compiled programs of a model.
+"""Compiles decoders, caches the compiled programs of a model, and checks kernels for NVIDIA GPUs.
 
 XLA records the kernels of a round as a CUDA graph, which the host launches once per round. With the
 environment variable CSPD_JAX_GRAPHS=loop it records the whole decoding loop, so that the host
@@ -14,6 +14,7 @@ JAX traces a function exactly when no compiled program fits its arguments, so a 
 reports itself while it is traced, and the event of XLA's compiler that follows ends the report.
 """
 
+import concurrent.futures
 import contextlib
 import contextvars
 import dataclasses
@@ -25,8 +26,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
+from absl import logging
 
-from cspd_jax.core import progress
+from cspd_jax.core import fields, progress
 
 Program = TypeVar('Program')
 
@@ -60,45 +62,36 @@ def jit(function: Callable[..., Any], graphs: str | None = None, *, label: str |
 
 
 class Compiled(NamedTuple):
-  """A `jax.stages.Compiled` for arguments of the same shapes, and the time to trace and compile it.
-  """
+  """A compiled program and the time to trace and compile it."""
 
-  run: Any
+  run: Any  # A `jax.stages.Compiled` for arguments of the same shapes.
   seconds: float
 
 
 def compiled(function: Callable, *args: Any, graphs: str | None = None,
              label: str | None = None) -> Compiled:
   """Compiles `function(*args)`, of arrays or `jax.ShapeDtypeStruct`s, ahead of time; see `jit`."""
+  return compiled_for(jit(function, graphs, label=label), *args)
+
+
+def compiled_for(jitted: Any, *args: Any) -> Compiled:
+  """Compiles a jitted function for these arguments, whose calls then do not."""
   start = time.perf_counter()
-  run = jit(function, graphs, label=label).lower(*args).compile()
+  run = jitted.lower(*args).compile()
   return Compiled(run, time.perf_counter() - start)
-
-
-def compile_seconds(jitted: Any, *args: Any) -> float:
-  """Compiles a jitted function for these arguments, whose calls then do not; returns the seconds.
-  """
-  start = time.perf_counter()
-  jitted.lower(*args).compile()
-  return time.perf_counter() - start
 
 
 def compiler_options(graphs: str | None = None) -> dict[str, str] | None:
   """Returns the compiler options of `jit` for the default device; None without any."""
   graphs = os.environ.get(_VARIABLE, GRAPHS[0]) if graphs is None else graphs
-  if graphs not in GRAPHS:
-    raise ValueError(f'the environment variable {_VARIABLE} is {graphs!r}; it must be one of '
-                     f'{", ".join(GRAPHS)}.')
+  fields.check_choice(f'the environment variable {_VARIABLE}', graphs, GRAPHS)
   if graphs == 'round' or not on_cuda():
     return None
   return {'xla_gpu_enable_command_buffer': _RECORDED}
 
 
 def check_devices() -> None:
-  """Raises ValueError if JAX cannot start on the configured devices.
-
-  Without this check, code that needs a device fails with misleading errors.
-  """
+  """Raises ValueError if JAX cannot start on the configured devices, whose errors mislead."""
   try:
     jax.devices()
   except (RuntimeError, AssertionError) as error:  # The latter if the GPU package is missing.
@@ -114,6 +107,35 @@ def on_cuda() -> bool:
     return jax.devices()[0] in jax.devices('cuda')
   except RuntimeError:  # JAX has no CUDA backend.
     return False
+
+
+def kernels_work(name: str, variable: str, difference: Callable[[jax.Device], float],
+                 tolerance: float) -> bool:
+  """Whether this process has a GPU on which kernels return the same as plain operations.
+
+  If they fail, a warning with their name is logged. The value 'plain' of the environment variable
+  disables them; others than 'auto' raise ValueError. `difference` is `device -> float`, the largest
+  error of a small example, of which `tolerance` is accepted.
+  """
+  setting = os.environ.get(variable, 'auto')
+  fields.check_choice(f'the environment variable {variable}', setting, ('auto', 'plain'))
+  if setting == 'plain':
+    return False
+  try:
+    device = jax.local_devices(backend='cuda')[0]
+  except RuntimeError:
+    return False
+  try:
+    # JAX's tracing state is local to a thread, so a new thread runs this outside of any trace.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+      error = pool.submit(difference, device).result()
+  except Exception as exception:  # cuDNN, Triton, XLA and JAX all have their own.
+    logging.warning('%s does not run on %s (%s: %s); using plain operations.',
+                    name, device, type(exception).__name__, exception)
+    return False
+  if not error <= tolerance:
+    logging.warning('%s on %s is off by %.3g; using plain operations.', name, device, error)
+  return error <= tolerance
 
 
 def kept(model: Any, name: Hashable, build: Callable[[], Program]) -> Program:
@@ -142,18 +164,14 @@ _LONG = 2.0
 
 @dataclasses.dataclass
 class _Report:
-  """The programs of one job: `total` of them, None if unknown, or fewer if `at_most`.
-
-  `label` is that of the program that is compiled now, or None, and `is_traced` whether only XLA's
-  part of its compilation remains.
-  """
+  """The programs of one job, as for `reported`."""
 
   total: int | None
   at_most: bool
   count: int = 0
-  label: str | None = None
+  label: str | None = None  # Of the program that is compiled now.
   start: float = 0.0
-  is_traced: bool = False
+  is_traced: bool = False  # Whether only XLA's part of its compilation remains.
 
   def begin(self, label: str) -> None:
     """Reports that a program is compiled from now on."""

@@ -16,11 +16,7 @@ _SECONDS, _SECONDS_OF_LINES = 0.2, 30.0
 def bar(label: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]:
   """Shows a line on stderr with the steps done, the pace, also per hour, and the remaining time.
 
-    with progress.bar('vanilla') as show:
-      run.decode(request, show)
-
-  Yields:
-    `(done, total) -> None`, to be called after each step.
+  Yields `(done, total) -> None`, to be called after each step.
   """
   if not sys.stderr.isatty():
     yield _Lines(label, unit)
@@ -91,19 +87,12 @@ _CONTROLS = re.compile('[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2
 
 
 def visible(text: str) -> str:
-  """Returns a text of one line in which control characters are replaced by their escapes.
-
-  Example:
-    visible('a\\x1b[2Kb')  # 'a\\\\x1b[2Kb'
-  """
+  """Returns a text of one line in which control characters are replaced by their escapes."""
   return _CONTROLS.sub(lambda match: match[0].encode('unicode_escape').decode(), text)
 
 
 def lines(text: str) -> str:
-  """Returns a text of lines in which all other control characters are replaced by their escapes.
-
-  A line may begin and end with a carriage return, as those of progress bars do.
-  """
+  """Returns lines with escapes for control characters, but carriage returns at their ends."""
   return '\n'.join(_line(line) for line in text.split('\n'))
 
 

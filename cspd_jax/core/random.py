@@ -69,10 +69,7 @@ def row_keys(key: Any, batch_size: int) -> RowKeys:
 
 
 def _as_keys(key: Any) -> jax.Array:
-  """Converts typed or raw keys to typed keys.
-
-  Numbers are refused. A traced one has lost its high bits, so two seeds would have one image.
-  """
+  """Converts typed or raw keys to typed keys; refuses numbers, which lose high bits if traced."""
   dtype, shape = getattr(key, 'dtype', None), getattr(key, 'shape', ())
   if dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
     return key
@@ -86,10 +83,7 @@ def _as_keys(key: Any) -> jax.Array:
 
 
 def _as_threefry(key: jax.Array) -> jax.Array:
-  """Hashes keys of other implementations, one by one.
-
-  Under `jax.vmap`, the numbers of `rbg` keys are all those of the first one.
-  """
+  """Hashes keys of other implementations; `jax.vmap` would give all the numbers of the first."""
   if key.dtype == seed_key(0).dtype:
     return key
   words = jax.random.key_data(key)

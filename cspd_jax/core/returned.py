@@ -4,7 +4,6 @@ They run while a loop is traced, which costs nothing at run time. An error names
 the expected result; without the checks, a wrong shape fails far from its cause, or not at all.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,15 +22,10 @@ class ContractError(ValueError):
 
 def check(function: str, name: str, value: Any, shape: tuple[int | None, ...], axes: str,
           kind: Any = jnp.floating) -> None:
-  """Raises ContractError unless `value` has a shape, and a dtype of a kind.
+  """Raises ContractError unless what `function` returned as `name` has a shape and a kind of dtype.
 
-  Args:
-    function: what returned it.
-    name: what it is.
-    value: the result.
-    shape: None allows any size.
-    axes: describes the axes of the shape.
-    kind: a dtype or an abstract one; `jnp.generic` for any.
+  None in `shape`, whose axes `axes` describes, allows any size; `kind` is a dtype or an abstract
+  one, `jnp.generic` for any.
   """
   actual = getattr(value, 'shape', None)
   fits = actual is not None and len(actual) == len(shape) and all(
@@ -57,14 +51,9 @@ def check_same(function: str, before: Any, after: Any) -> None:
           f'{described(result)}; it must be {described(leaf)}, as in its argument.')
 
 
-def supported_rows(check_condition: Callable[[Any], Any], condition: Any, owner: str) -> jax.Array:
-  """Returns which rows a model supports, `[B]` bool, by its `check_condition`.
-
-  Raises:
-    ValueError: see `Target.check_condition`.
-    ContractError: if the result is not as `Target` specifies.
-  """
-  num_rows, supported = rows.count(condition), check_condition(condition)
+def supported_rows(model: Any, condition: Any, owner: str = 'target') -> jax.Array:
+  """Returns which rows `[B]` a model, `owner` in errors, supports by its `check_condition`."""
+  num_rows, supported = rows.count(condition), model.check_condition(condition)
   if supported is None:
     return jnp.ones(num_rows, bool)
   check(f'check_condition of the {owner}', 'supported rows', supported, (num_rows,), 'rows',

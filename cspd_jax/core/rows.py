@@ -33,13 +33,9 @@ def count(condition: Any) -> int:
 
 def check_options(options: Mapping[str, Any], limits: Mapping[str, Sequence[Limit]], num_rows: int
                   ) -> jax.Array:
-  """Checks the options of `limits`: invalid concrete values raise, traced ones make rows invalid.
+  """Checks the options of `limits`; returns `[B]` bool, whether all values of a row are valid.
 
-  Returns:
-    `[B]` bool, whether all values of a row are valid.
-
-  Raises:
-    ValueError: for a value that is not a number or one number per row, or is not valid.
+  A concrete value that is not a number or one number per row, or is not valid, raises ValueError.
   """
   valid = np.ones(num_rows, bool)
   for name, limits_of_option in limits.items():

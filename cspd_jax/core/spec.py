@@ -8,16 +8,24 @@ parentheses, in the syntax of Python:
   jacobi(window=16, coupling=maximal, tree=kary(3, 3))+exact
 
 Text is parsed once, into a frozen value, and never evaluated. The module `specification` of each
-engine defines the names.
+engine defines the names, and binds the parameters to the signatures of the functions of its parts.
 """
 
 import ast
 import dataclasses
+import inspect
 import keyword
 import math
+import numbers
 import re
 import types
-from collections.abc import Mapping
+import typing
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cspd_jax.core import naming
 
 # Text without quotes: names, which hyphens may join.
 _BARE = re.compile(r'[A-Za-z_]\w*(-[A-Za-z_]\w*)*', re.ASCII)
@@ -58,10 +66,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-  """A specification: a named decoder, a drafter, or a drafter and a verifier.
-
-  `str` returns its canonical text, which `parse` reads.
-  """
+  """A named decoder, a drafter, or a drafter and a verifier; `parse` reads its `str`."""
 
   parts: tuple[Part, ...]
 
@@ -88,13 +93,17 @@ def parse(text: str | Spec) -> Spec:
     raise ValueError(
         f'decoder is {text!r:.80}; it must be a string of at most {_MAX_LENGTH} characters, such '
         'as mc_sjd(window=32).')
-  try:
-    node = ast.parse(text.strip(), mode='eval').body
-  except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-    raise ValueError(
-        f'decoder is {text!r}, which is not of a form like mc_sjd(window=32) or '
-        'eagle(tree=LANTERN)+exact.') from error
+  node = _expression(text, f'decoder is {text!r}, which is not of a form like mc_sjd(window=32) or '
+                     'eagle(tree=LANTERN)+exact.')
   return _Reader(text.strip()).spec(node)
+
+
+def _expression(text: str, message: str) -> ast.expr:
+  """The syntax tree of an expression; raises ValueError with a message for other text."""
+  try:
+    return ast.parse(text.strip(), mode='eval').body
+  except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    raise ValueError(message) from error
 
 
 def value(name: str, argument: object) -> Value:
@@ -104,10 +113,7 @@ def value(name: str, argument: object) -> Value:
   raises ValueError.
   """
   if isinstance(argument, str):
-    try:
-      node = ast.parse(argument.strip(), mode='eval').body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-      raise ValueError(f'{name} is {argument!r:.80}; it must be {_VALUES}.') from error
+    node = _expression(argument, f'{name} is {argument!r:.80}; it must be {_VALUES}.')
     return _Reader(argument.strip()).value(name, node)
   if hasattr(argument, 'tolist'):  # Numbers and arrays of NumPy.
     argument = argument.tolist()
@@ -195,3 +201,93 @@ def _text(value: Value) -> str:
   if isinstance(value, tuple):
     return f'[{", ".join(map(_text, value))}]'
   return str(value)
+
+
+# Types that text can represent, with descriptions.
+_TEXT_TYPES = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a string',
+               tuple: 'numbers in parentheses', type(None): 'None'}
+_NUMBERS = {int: numbers.Integral, float: numbers.Real}
+
+
+class Resources(NamedTuple):
+  """The parts of a decoder that text cannot represent.
+
+  Attributes:
+    drafts: what drafts or corrects, by the keys of `decoding.specification.SOURCES`: a `Target`, a
+      `Network`, `Heads` or a `Corrector`; the target's first 'layers' are a `Network`. A draft
+      model of continuous tokens has the key 'model'.
+    codebook: `[V, D]` of the target's image tokenizer, for verifiers with latent neighbours.
+    rho: `schedule -> [levels]` or None: the blend of a diffusion head's drafter that was fitted to
+      the target; by default `head_drafter.default_rho`.
+  """
+
+  drafts: Mapping[str, Any] = types.MappingProxyType({})
+  codebook: np.ndarray | None = None
+  rho: Callable[[Any], np.ndarray | None] | None = None
+
+
+class Converter(NamedTuple):
+  """Converts a value of a specification to a type that text cannot represent.
+
+  Attributes:
+    words: a description of the values that it accepts, for errors.
+    convert: `(name, value) -> object`; raises ValueError naming the parameter.
+  """
+
+  words: str
+  convert: Callable[[str, Value], Any]
+
+
+_NO_CONVERTERS: Mapping[type, Converter] = types.MappingProxyType({})
+
+
+def parameters(build: Callable, converted: Collection[type] = ()) -> dict[str, inspect.Parameter]:
+  """Returns the parameters of `build` that text can set, by the types of its signature.
+
+  Parameters of other types than those of text and of `converted`, such as a network, are left out.
+  """
+  signature = inspect.signature(build, eval_str=True)
+  return {name: parameter for name, parameter in signature.parameters.items()
+          if all(kind in _TEXT_TYPES or kind in converted for kind in _kinds(parameter.annotation))}
+
+
+def bind(part: Part, allowed: Mapping[str, inspect.Parameter],
+         converters: Mapping[type, Converter] = _NO_CONVERTERS) -> dict[str, Any]:
+  """Checks the arguments of a part and converts them to the types of the signature.
+
+  Parameters that the part leaves open are absent from the result. Raises ValueError for an unknown
+  or a missing parameter, or a value of a wrong type.
+  """
+  check_names(part, allowed)
+  for name, parameter in allowed.items():
+    if parameter.default is parameter.empty and name not in part.arguments:
+      raise ValueError(f'{part.name} needs {name}; pass it as {part.name}({name}=...).')
+  return {name: _convert(name, value, _kinds(allowed[name].annotation), converters)
+          for name, value in part.arguments.items()}
+
+
+def check_names(part: Part, allowed: Collection[str]) -> None:
+  """Raises ValueError for a parameter that is not allowed."""
+  for name in part.arguments:
+    if name not in allowed:
+      raise ValueError(
+          f'{part.name} has no parameter {name!r}; it has {", ".join(allowed) or "none"}'
+          + naming.suggestion(name, allowed))
+
+
+def _kinds(annotation: Any) -> list[type]:
+  """The types of an annotation: the members of a union, or the annotation itself."""
+  is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+  return [typing.get_origin(kind) or kind
+          for kind in (typing.get_args(annotation) if is_union else (annotation,))]
+
+
+def _convert(name: str, value: Any, kinds: list[type], converters: Mapping[type, Converter]) -> Any:
+  for kind in kinds:
+    if kind in converters and value is not None:
+      return converters[kind].convert(name, value)
+    if isinstance(value, _NUMBERS.get(kind, kind)) and (kind is bool) == isinstance(value, bool):
+      return kind(value) if kind in _NUMBERS else value
+  words = [converters[kind].words if kind in converters else
+           _TEXT_TYPES.get(kind, kind.__name__) for kind in kinds]
+  raise ValueError(f'{name} is {value!r}; it must be {" or ".join(words)}.')

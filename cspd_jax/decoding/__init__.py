@@ -1,6 +1,6 @@
 """The discrete engine: the decoding loop, its drafters and verifiers, and their types."""
 
-from cspd_jax.core.binding import Resources
+from cspd_jax.core.spec import Resources
 from cspd_jax.decoding.base import (
     Decoded,
     Draft,

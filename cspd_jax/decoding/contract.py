@@ -1,6 +1,6 @@
-"""Calls the functions of a target, a drafter or a verifier, and checks the form of their results.
+"""Calls functions of a target, a drafter or a verifier; raises ContractError for wrong results.
 
-All functions here raise ContractError. `cspd_jax.testing.check_target` checks the values.
+The form of the results is checked here, the values by `cspd_jax.testing.check_target`.
 """
 
 import contextlib
@@ -10,30 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core.returned import ContractError, check, check_same, described, supported_rows
-from cspd_jax.decoding.base import (
-  Cache,
-  Condition,
-  Draft,
-  Features,
-  Layout,
-  Params,
-  Target,
-  TreeLike,
-  Verdict,
-)
+from cspd_jax.core.returned import ContractError, check, check_same, described
+from cspd_jax.decoding import base
 from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree
-
-
-def check_condition(target: Target, condition: Condition) -> jax.Array:
-  """Returns which rows the target supports, `[B]` bool; also raises its ValueError."""
-  return supported_rows(target.check_condition, condition, 'target')
 
 # The sizes that a draft model of the same images shares with the target.
 GRID = ('vocab_size', 'num_tokens', 'row_width')
 
 
-def check_tree(target: Target, tree: Tree | Budget) -> None:
+def check_tree(target: base.Target, tree: Tree | Budget) -> None:
   """Raises ValueError if a drafter proposes a tree and the target scores chains only."""
   if target.supports_trees or isinstance(tree, Tree) and tree.is_chain:
     return
@@ -44,7 +29,7 @@ def check_tree(target: Target, tree: Tree | Budget) -> None:
       'only; pass tree=chain(LENGTH) to the drafter, or use a drafter of chains.')
 
 
-def check_params(params: Params) -> None:
+def check_params(params: base.Params) -> None:
   """Raises ValueError if the parameters of a draft model or network are missing."""
   if params is None:
     raise ValueError(
@@ -52,7 +37,7 @@ def check_params(params: Params) -> None:
         'parameters, for a model of cspd_jax.load those of model.draft_params(specification).')
 
 
-def check_sizes(part: Any, role: str, names: tuple[str, ...], target: Target) -> None:
+def check_sizes(part: Any, role: str, names: tuple[str, ...], target: base.Target) -> None:
   """Raises ValueError unless the sizes `names` of a part, in its `role`, are the target's."""
   for name in names:
     size, target_size = getattr(part, name), getattr(target, name)
@@ -61,7 +46,7 @@ def check_sizes(part: Any, role: str, names: tuple[str, ...], target: Target) ->
           f'{name} of the {role} is {size}, of the target {target_size}; they must be equal.')
 
 
-def check_features(features: Features, params: Params) -> jax.Array:
+def check_features(features: base.Features, params: base.Params) -> jax.Array:
   """Returns the target's features; raises ValueError if a drafter lacks them, or parameters."""
   check_params(params)
   if features is None:
@@ -69,8 +54,8 @@ def check_features(features: Features, params: Params) -> jax.Array:
   return features
 
 
-def prefill(target: Target, params: Params, condition: Condition, num_slots: int,
-            owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
+def prefill(target: base.Target, params: base.Params, condition: base.Condition, num_slots: int,
+            owner: str = 'target') -> tuple[jax.Array, base.Features, base.Cache]:
   """Calls `target.prefill` and checks the result; `owner` names the target in errors."""
   if owner != 'target':
     check_params(params)
@@ -88,8 +73,9 @@ def prefill(target: Target, params: Params, condition: Condition, num_slots: int
   return logits, features, cache
 
 
-def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start: jax.Array,
-          tree: TreeLike, owner: str = 'target') -> tuple[jax.Array, Features, Cache]:
+def score(target: base.Target, params: base.Params, cache: base.Cache, tokens: jax.Array,
+          start: jax.Array, tree: base.TreeLike, owner: str = 'target'
+          ) -> tuple[jax.Array, base.Features, base.Cache]:
   """Calls `target.score` and checks the result."""
   function, streams = f'score of the {owner}', target.num_streams
   shape = [streams, *tokens.shape, target.vocab_size]
@@ -106,7 +92,7 @@ def score(target: Target, params: Params, cache: Cache, tokens: jax.Array, start
   return logits, features, after
 
 
-def commit(target: Target, cache: Cache, start: jax.Array, path: jax.Array) -> Cache:
+def commit(target: base.Target, cache: base.Cache, start: jax.Array, path: jax.Array) -> base.Cache:
   """Calls `target.commit` and checks the result."""
   with _note(f'commit of the target was called with start {described(start)} and path '
              f'{described(path)}; it must return the cache.'):
@@ -115,7 +101,7 @@ def commit(target: Target, cache: Cache, start: jax.Array, path: jax.Array) -> C
   return after
 
 
-def forced_tokens(target: Target, positions: jax.Array) -> jax.Array | None:
+def forced_tokens(target: base.Target, positions: jax.Array) -> jax.Array | None:
   """Returns the tokens that the grammar forces at `positions`, -1 if free; None without grammar."""
   if target.forced is None:
     return None
@@ -124,8 +110,9 @@ def forced_tokens(target: Target, positions: jax.Array) -> jax.Array | None:
   return tokens.astype(jnp.int32)
 
 
-def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features: jax.Array,
-         start: jax.Array, depth: Any, visible: Any) -> tuple[jax.Array, Cache]:
+def step(network: Any, params: base.Params, cache: base.Cache, tokens: jax.Array,
+         features: jax.Array, start: jax.Array, depth: Any, visible: Any
+         ) -> tuple[jax.Array, base.Cache]:
   """Calls `step` of a drafting network (`feature_network.Network`) and checks the result."""
   function = 'step of the drafting network'
   result = network.step(params, cache, tokens, features, start, depth, visible)
@@ -139,7 +126,7 @@ def step(network: Any, params: Params, cache: Cache, tokens: jax.Array, features
   return predicted, after
 
 
-def feature_logits(network: Any, params: Params, features: jax.Array) -> jax.Array:
+def feature_logits(network: Any, params: base.Params, features: jax.Array) -> jax.Array:
   """Calls `logits` of a drafting network and checks the result."""
   logits = network.logits(params, features)
   check('logits of the drafting network', 'logits', logits,
@@ -147,7 +134,7 @@ def feature_logits(network: Any, params: Params, features: jax.Array) -> jax.Arr
   return logits
 
 
-def head_logits(heads: Any, params: Params, features: jax.Array) -> jax.Array:
+def head_logits(heads: Any, params: base.Params, features: jax.Array) -> jax.Array:
   """Calls `logits` of drafting heads (`drafters.medusa.Heads`) and checks the result."""
   logits = heads.logits(params, features)
   check('logits of the drafting heads', 'logits', logits,
@@ -156,8 +143,8 @@ def head_logits(heads: Any, params: Params, features: jax.Array) -> jax.Array:
   return logits
 
 
-def check_draft(draft: Draft, layout: Layout, needs_probs: bool, batch: int,
-                vocab_size: int) -> TreeLike:
+def check_draft(draft: base.Draft, layout: base.Layout, needs_probs: bool, batch: int,
+                vocab_size: int) -> base.TreeLike:
   """Checks the result of a drafter's `propose`, and returns the tree of the drafts."""
   function = 'propose of the drafter'
   nodes = layout.tree.num_nodes
@@ -174,7 +161,7 @@ def check_draft(draft: Draft, layout: Layout, needs_probs: bool, batch: int,
   return tree
 
 
-def check_verdict(verdict: Verdict, batch: int, nodes: int) -> None:
+def check_verdict(verdict: base.Verdict, batch: int, nodes: int) -> None:
   """Checks the results of a verifier's `verify` for all rows."""
   function = 'verify of the verifier'
   check(function, 'node', verdict.node, (batch,), 'rows', jnp.integer)
@@ -195,7 +182,7 @@ def _note(text: str) -> Iterator[None]:
     raise
 
 
-def _kind(tree: TreeLike) -> str:
+def _kind(tree: base.TreeLike) -> str:
   """Describes a topology, for notes."""
   if isinstance(tree, RuntimeTree):
     return (f'a RuntimeTree of {tree.num_nodes} drafts, whose attributes are traced arrays with a '

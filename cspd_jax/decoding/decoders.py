@@ -11,19 +11,12 @@ from typing import Any
 from cspd_jax.core.spec import Call, Value
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.base import Target
-from cspd_jax.decoding.drafters import (
-  Corrector,
-  Heads,
-  Network,
-  ancestral,
-  corrected as corrected_lib,
-  draft_model,
-  eagle as eagle_lib,
-  from_model,
-  from_network,
-  jacobi as jacobi_lib,
-  medusa as medusa_lib,
-)
+from cspd_jax.decoding.drafters import Corrector, Heads, Network, from_model, from_network
+from cspd_jax.decoding.drafters.corrected import corrected as draft_corrected
+from cspd_jax.decoding.drafters.draft_model import model as draft_model
+from cspd_jax.decoding.drafters.eagle import eagle as draft_eagle, eagle2 as draft_eagle2
+from cspd_jax.decoding.drafters.jacobi import ancestral, jacobi as draft_jacobi
+from cspd_jax.decoding.drafters.medusa import medusa as draft_medusa
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.specification import DRAFTERS, VERIFIERS, DrafterEntry, VerifierEntry, named
 from cspd_jax.decoding.tree import Tree
@@ -94,24 +87,24 @@ CORRECTORS: dict[str, Callable[[Any], Corrector]] = {
 }
 
 DRAFTERS.update({
-    'ancestral': DrafterEntry(ancestral.ancestral, 'no drafts'),
+    'ancestral': DrafterEntry(ancestral, 'no drafts'),
     'model': DrafterEntry(
-        draft_model.model, 'a chain drawn by a smaller model', {'model': _as_is},
+        draft_model, 'a chain drawn by a smaller model', {'model': _as_is},
         default_sizes=_chain_length),
     'jacobi': DrafterEntry(
-        jacobi_lib.jacobi, "a window of the target's draws of the last round",
+        draft_jacobi, "a window of the target's draws of the last round",
         auto_tree=default_tree, default_sizes=_window_size),
     'eagle': DrafterEntry(
-        eagle_lib.eagle, "a layer that extrapolates the target's features", _EAGLE,
+        draft_eagle, "a layer that extrapolates the target's features", _EAGLE,
         default_sizes=_eagle_tree),
     'eagle2': DrafterEntry(
-        eagle_lib.eagle2, 'the same along its most probable paths', _EAGLE,
+        draft_eagle2, 'the same along its most probable paths', _EAGLE,
         default_sizes=_eagle2_sizes),
     'medusa': DrafterEntry(
-        medusa_lib.medusa, "heads on the target's last feature", {'medusa': _as_is},
+        draft_medusa, "heads on the target's last feature", {'medusa': _as_is},
         default_sizes=_chain_length),
     'corrected': DrafterEntry(
-        corrected_lib.corrected, "the target's last predictions, corrected by a cheap model",
+        draft_corrected, "the target's last predictions, corrected by a cheap model",
         CORRECTORS, corrected_tree, _window_size),
 })
 
@@ -144,7 +137,7 @@ def vanilla(target: Target, window: int = 1) -> Decoder:
   """One token per forward pass, drawn with the noise of its position.
 
   With a `window`, all its tokens but the first are padding, with which the pass has the shapes of a
-  window decoder, and seed-exact ones yield the same tokens bit for bit; see `drafters.ancestral`.
+  window decoder, and seed-exact ones yield the same tokens bit for bit.
   """
 
 

@@ -8,22 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import rows
+from cspd_jax.core import returned, rows
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.decoding import contract, warp as warp_lib
-from cspd_jax.decoding.base import (
-  Condition,
-  Decoded,
-  Draft,
-  Drafter,
-  Env,
-  Layout,
-  Outcome,
-  Params,
-  Target,
-  Verifier,
-)
+from cspd_jax.decoding import base, contract, warp as warp_lib
 from cspd_jax.decoding.row_random import RowRandom
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
@@ -34,15 +22,10 @@ _PROBABILITIES = 5
 
 
 class LogProbs(NamedTuple):
-  """Log-probabilities `[B, n]` of tokens.
+  """Log-probabilities `[B, n]` of tokens."""
 
-  Attributes:
-    sampled: under the distributions that are sampled.
-    raw: under those after guidance alone; None if `Decoder.raw_log_probs` is not set.
-  """
-
-  sampled: jax.Array
-  raw: jax.Array | None
+  sampled: jax.Array  # Under the distributions that are sampled.
+  raw: jax.Array | None  # Under those after guidance alone; None without `Decoder.raw_log_probs`.
 
 
 class State(NamedTuple):
@@ -91,29 +74,26 @@ class Decoder:
       logits once more. Set it by `dataclasses.replace(decoder, raw_log_probs=True)`.
   """
 
-  target: Target
-  drafter: Drafter
-  verifier: Verifier
+  target: base.Target
+  drafter: base.Drafter
+  verifier: base.Verifier
   open_rng: Callable = RowRandom
   raw_log_probs: bool = False
 
   @usual_promotion
-  def check(self, condition: Condition, warp: Warp = Warp()) -> jax.Array:
+  def check(self, condition: base.Condition, warp: Warp = Warp()) -> jax.Array:
     """Returns which rows `[B]` bool can be decoded with a condition and sampling options.
 
     Call it before compiling: a traced call cannot read values, and marks invalid rows in
-    `Decoded.valid` instead.
-
-    Raises:
-      ValueError: for an invalid condition or option, as far as their values are concrete.
+    `Decoded.valid` instead. Raises ValueError for an invalid condition or option, as far as their
+    values are concrete.
     """
-    supported = contract.check_condition(self.target, condition)
-    return supported & warp_lib.check(
+    return returned.supported_rows(self.target, condition) & warp_lib.check(
         warp, self.target.num_streams, rows.count(condition), self.verifier.greedy)
 
   @usual_promotion
-  def __call__(self, params: Params, condition: Condition, key: jax.Array,
-               warp: Warp = Warp(), draft_params: Params = None) -> Decoded:
+  def __call__(self, params: base.Params, condition: base.Condition, key: jax.Array,
+               warp: Warp = Warp(), draft_params: base.Params = None) -> base.Decoded:
     """Generates one image's tokens per row of `condition`.
 
     Args:
@@ -152,16 +132,16 @@ class Decoder:
     positions = jnp.zeros((batch, 1), jnp.int32)
     logits = logits[:, :, None]
     probs = self._probs(logits, positions, warp)
-    no_drafts = Draft(positions[:, :0], probs[:, :0] if self.verifier.needs_probs else None)
+    no_drafts = base.Draft(positions[:, :0], probs[:, :0] if self.verifier.needs_probs else None)
     rng, verdict = self._verify(
-        rng, Layout(chain(0), (0,), (-1,)), no_drafts, positions,
+        rng, base.Layout(chain(0), (0,), (-1,)), no_drafts, positions,
         self._probs(logits, positions, _untempered(warp)) if self.verifier.greedy else probs,
         positions)
 
     extent = target.num_tokens + tree.max_depth + 1
     tokens = jnp.zeros((batch, extent), jnp.int32).at[:, 0].set(verdict.token)
     count = jnp.ones((batch,), jnp.int32)
-    outcome = Outcome(
+    outcome = base.Outcome(
         tokens=tokens, count=count, accepted=jnp.zeros_like(count), nodes=positions,
         probs=probs, uncut=warp_lib.probabilities(logits, warp_lib.uncut(warp), positions),
         features=features, path=positions, verdict=verdict)
@@ -216,7 +196,7 @@ class Decoder:
     if not tree.is_chain:
       cache = contract.commit(target, cache, start, path[:, 1:tree.side_depth + 1])
 
-    outcome = Outcome(
+    outcome = base.Outcome(
         tokens=tokens, count=count, accepted=length - 1, nodes=nodes, probs=probs,
         uncut=warp_lib.probabilities(logits, warp_lib.uncut(warp), positions), features=features,
         path=path, verdict=verdict)
@@ -233,11 +213,11 @@ class Decoder:
             logits, probs, positions, warp, path, new)),
         cache=cache, drafter=drafter_state, rng=rng)
 
-  def finish(self, state: State) -> Decoded:
+  def finish(self, state: State) -> base.Decoded:
     """Returns the result, once every row is complete."""
     size = self.target.num_tokens
     log_probs = jax.tree.map(lambda values: values[:, :size], state.log_probs)
-    return Decoded(
+    return base.Decoded(
         tokens=state.tokens[:, :size], rounds=state.rounds, accepted=state.accepted,
         round_of_token=state.round_of_token[:, :size], tv_bound=state.tv_bound,
         valid=state.valid, log_probs=log_probs.sampled, raw_log_probs=log_probs.raw)
@@ -285,16 +265,12 @@ class Decoder:
     return jax.vmap(row)
 
   def _env(self, warp, draft_params):
-    return Env(self.target, self.verifier.needs_probs, self.verifier.seed_exact, self._rowwise,
+    return base.Env(self.target, self.verifier.needs_probs, self.verifier.seed_exact, self._rowwise,
                warp, draft_params)
 
 
-def make_decoder(target: Target, drafter: Drafter, verifier: Verifier) -> Decoder:
-  """Builds a decoder from its parts.
-
-  Raises:
-    ValueError: if the drafter does not fit the target, or the verifier the drafter.
-  """
+def make_decoder(target: base.Target, drafter: base.Drafter, verifier: base.Verifier) -> Decoder:
+  """Builds a decoder from its parts; raises ValueError if they do not fit each other."""
   contract.check_tree(target, drafter.tree)
   drafter.check(target)
   verifier.check(drafter, target.vocab_size)

@@ -28,10 +28,8 @@ class Prefixed(NamedTuple):
 def target(model: base.Target, prefix_length: int) -> base.Target:
   """Returns the model of the tokens after a prefix; its condition is a `Prefixed`.
 
-  `prefix_length` is `P`, whole rows, but not the whole image; 0 returns `model`.
-
-  Raises:
-    ValueError: for another number of tokens.
+  `prefix_length` is `P`, whole rows, but not the whole image; 0 returns `model`. Raises ValueError
+  for another number of tokens.
   """
   if not prefix_length:
     return model
@@ -82,11 +80,9 @@ def network(whole: Network, prefix_length: int) -> Network:
 def sampling(warp: Warp, prefix_length: int) -> Warp:
   """Converts options for whole images to options for `target(model, prefix_length)`.
 
-  Only `guidance_interval` refers to positions in the image. For host values.
-
-  Raises:
-    ValueError: for an interval that ends at the first token after the prefix, which the shifted
-      option cannot express.
+  Only `guidance_interval` refers to positions in the image. For host values. Raises ValueError for
+  an interval that ends at the first token after the prefix, which the shifted option cannot
+  express.
   """
   interval = np.asarray(warp.guidance_interval)
   # Tokens `0 .. last` of the whole image are guided.

@@ -2,16 +2,15 @@
 
 A batch ends with its slowest row. Here a decode has slots instead of rows, and a slot whose image
 is complete starts the next image of a queue while the other slots continue. An image depends on its
-key, condition and options only, so it equals the image of a batch up to differences in rounding:
-sums over other shapes, and `Decoded.log_probs` and `Decoded.tv_bound` in any dtype, may differ in
-their last bits.
+key, condition and options only, so it equals the image of a batch up to rounding: sums over other
+shapes, and `Decoded.log_probs` and `Decoded.tv_bound` in any dtype, may differ in their last bits.
 
 Images come in groups of a quarter of the slots. A call of `Refill.advance` reads the conditions of
 one group in one prefill, assigns its images one by one as slots become free, and ends when all of
-them have a slot and another slot is free for the next group. A call is one program without
-communication with the host, and its arguments are available before the call before it ends, so that
-the device never waits for the host. Compared with batches, the cost is the memory of the group's
-caches, and four prefills of a quarter of the rows in place of one prefill of all.
+them have a slot and another slot is free for the next group. A call is one program, and its
+arguments are available before the call before it ends, so that the device never waits for the host.
+Compared with batches, the cost is the memory of the group's caches, and four prefills of a quarter
+of the rows in place of one prefill of all.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import programs
+from cspd_jax.core import batches, programs
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding.base import Condition, Decoded, Params
@@ -103,12 +102,8 @@ class _Carry(NamedTuple):
 class Refill:
   """A decoder whose rows start the next image when one is complete.
 
-  `idle` and `advance` are pure functions of arrays, to be jitted, for any number of images; the
-  argument `slots` of `advance` can be donated.
-
-  Attributes:
-    decoder: the decoder.
-    num_slots: `B`, the number of images decoded at once.
+  Its functions are pure functions of arrays, to be jitted; `num_slots` is `B`, the number of images
+  decoded at once.
   """
 
   decoder: Decoder
@@ -132,10 +127,7 @@ class Refill:
 
   @usual_promotion
   def join(self, params: Params, slots: Slots, queue: Queue, draft_params: Params = None) -> Slots:
-    """Assigns images to free slots, of which there must be as many.
-
-    Arguments and errors as for `advance`, but any number of images.
-    """
+    """Assigns any number of images to as many free slots; arguments and errors as for `advance`."""
     fresh = self._start(params, queue, draft_params)
     return jax.lax.fori_loop(
         0, queue.count, lambda row, slots: self._place(slots, queue, fresh, row), slots)
@@ -161,10 +153,8 @@ class Refill:
     """Decodes until all images of a group have a slot and another slot is free.
 
     With the last group, decodes until all images are complete. `slots` are the result of `idle` or
-    of the previous call. Returns the slots, and the images that became complete.
-
-    Raises:
-      ContractError: if a leaf of the decoder's state has no axis of images.
+    of the previous call. Returns the slots, and the images that became complete. Raises
+    ContractError if a leaf of the decoder's state has no axis of images.
     """
     fresh = self._start(params, queue, draft_params)
 
@@ -216,7 +206,6 @@ class Refill:
     return (slots.image >= 0) & (slots.state.count >= self.decoder.target.num_tokens)
 
   def _empty(self, state: State) -> Finished:
-    """Returns an empty `Finished`."""
     size = self.num_slots + self.group
     empty = lambda leaf: jnp.zeros((size, *leaf.shape[1:]), leaf.dtype)
     return Finished(
@@ -258,10 +247,8 @@ def row_axes(many: Any, few: Any, streams: int, num_many: int, num_few: int) -> 
   """Finds the axis of rows of every leaf of a decode's state: the one whose size depends on them.
 
   `many` and `few` are the state, or its shapes, for two numbers of images. The rows of the guidance
-  streams may share the axis, one stream after the other.
-
-  Raises:
-    ContractError: if a leaf has no such axis, or more than one.
+  streams may share the axis, one stream after the other. Raises ContractError if a leaf has no such
+  axis, or more than one.
   """
   sizes = [(blocks * num_many, blocks * num_few) for blocks in {1, streams}]
 
@@ -282,8 +269,8 @@ def row_axes(many: Any, few: Any, streams: int, num_many: int, num_few: int) -> 
 def supports(decoder: Any) -> bool:
   """Returns whether the images of a decoder of either engine may need different numbers of rounds.
 
-  They do not without drafts. A window without candidates (`drafters.ancestral`) uses slots exactly
-  if the window decoder that it is the baseline of does.
+  They do not without drafts. A window without candidates (`jacobi.ancestral`) uses slots exactly if
+  the window decoder that it is the baseline of does.
   """
   return isinstance(decoder, Decoder) and decoder.drafter.tree.num_nodes > 0
 
@@ -294,17 +281,7 @@ def helps(decoder: Any, count: int, num_slots: int) -> bool:
 
 
 class JittedRefill(NamedTuple):
-  """A refill whose functions are jitted; all but `idle` and `finish` donate their slots.
-
-  Attributes:
-    refill: the refill, whose functions the next five are.
-    idle: returns free slots.
-    advance: decodes a queue, without communication with the host.
-    join: with the next two, decodes images that come and go at any round.
-    step: decodes one round.
-    leave: frees slots.
-    finish: `slots -> Decoded` the images in all slots so far.
-  """
+  """The jitted functions of a refill; all but `idle` and `finish` donate their slots."""
 
   refill: Refill
   idle: Callable[..., Slots]
@@ -312,14 +289,11 @@ class JittedRefill(NamedTuple):
   join: Callable[..., Slots]
   step: Callable[..., Slots]
   leave: Callable[..., Slots]
-  finish: Callable[..., Decoded]
+  finish: Callable[..., Decoded]  # `slots -> Decoded` the images in all slots so far.
 
 
 def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> JittedRefill:
-  """Returns the jitted refill of a decoder with `num_slots` slots, for `run`.
-
-  Its compilations are reported under the name `label`; None does not report them.
-  """
+  """Returns the jitted refill of a decoder; its compilations are reported under a `label`."""
   refill = Refill(decoder, num_slots)
   jit = functools.partial(programs.jit, donate_argnums=1)
   return JittedRefill(
@@ -335,19 +309,15 @@ def run(jitted_refill: JittedRefill, params: Params, count: int,
   """Decodes `count` images, at least 1, in slots.
 
   `images` maps numbers `[G]` to `(condition, keys [G], warp)` of these images. An option is a
-  scalar, has one value per image, or is None; in all calls alike.
-
-  Yields:
-    The images that became complete, as NumPy arrays without the rows beyond `count`.
+  scalar, has one value per image, or is None; in all calls alike. Yields the images that became
+  complete, as NumPy arrays without the rows beyond `count`.
   """
   size, slots, last = jitted_refill.refill.group, None, None
-  for first in range(0, count, size):
-    numbers = np.minimum(np.arange(first, first + size), count - 1)
+  for numbers, num_new in batches.filled(count, size):
     condition, key, warp = images(numbers)
     queue = Queue(
         condition, key, jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size,)), warp),
-        jnp.asarray(numbers, jnp.int32), jnp.int32(min(size, count - first)),
-        jnp.asarray(first + size >= count))
+        jnp.asarray(numbers, jnp.int32), jnp.int32(num_new), jnp.asarray(numbers[-1] == count - 1))
     if slots is None:
       slots = jitted_refill.idle(params, queue, draft_params)
     slots, finished = jitted_refill.advance(params, slots, queue, draft_params)
@@ -361,6 +331,5 @@ def run(jitted_refill: JittedRefill, params: Params, count: int,
 def _fetch(finished: Finished) -> Finished:
   """Copies finished images to the host, without the rows beyond `count`."""
   result = jax.device_get(finished)
-  count = int(result.count)
-  return result._replace(
-      decoded=jax.tree.map(lambda leaf: leaf[:count], result.decoded), image=result.image[:count])
+  decoded, image = batches.leading((result.decoded, result.image), int(result.count))
+  return result._replace(decoded=decoded, image=image)

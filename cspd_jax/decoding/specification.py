@@ -14,10 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from cspd_jax.core import binding, naming
-from cspd_jax.core.binding import Resources
+from cspd_jax.core import fields, naming, spec as spec_lib
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.core.spec import Call, Part, Spec, Value, parse
+from cspd_jax.core.spec import Call, Part, Resources, Spec, Value, parse
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.base import Drafter, Target, Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
@@ -56,7 +55,7 @@ class DrafterEntry(NamedTuple):
   @property
   def parameters(self) -> dict[str, inspect.Parameter]:
     """The parameters that text can set."""
-    parameters = binding.parameters(self.build, {Tree})
+    parameters = spec_lib.parameters(self.build, {Tree})
     if len(self.networks) < 2:
       return parameters
     return {'by': inspect.Parameter('by', inspect.Parameter.KEYWORD_ONLY, annotation=str,
@@ -83,7 +82,7 @@ class VerifierEntry(NamedTuple):
   @property
   def parameters(self) -> dict[str, inspect.Parameter]:
     """The parameters that text can set."""
-    return binding.parameters(self.build)
+    return spec_lib.parameters(self.build)
 
 
 class DecoderEntry(NamedTuple):
@@ -121,9 +120,7 @@ def named(text: str, summary: str) -> Callable[[_F], _F]:
   The decorated function has no body. Its name becomes the name of the decoder, and its signature
   lists what callers may pass: `target`, the network if the drafter needs one, and parameters of the
   drafter. A default that is not None replaces the drafter's. `summary` is one line for tables.
-
-  Raises:
-    ValueError: if `expand` rejects the text, or the drafter lacks one of the parameters.
+  Raises ValueError if `expand` rejects the text, or the drafter lacks one of the parameters.
   """
   drafter, verifier = expand(text)
   allowed, network = DRAFTERS[drafter.name].parameters, _network(drafter)
@@ -132,7 +129,7 @@ def named(text: str, summary: str) -> Callable[[_F], _F]:
     name, signature = function.__name__, inspect.signature(function)
     target_name, *options = signature.parameters
     network_name = options.pop(0) if network else ''
-    binding.check_names(Part(name, dict.fromkeys(options)), allowed)
+    spec_lib.check_names(Part(name, dict.fromkeys(options)), allowed)
     defaults = {option: signature.parameters[option].default for option in options}
     replaced = {option: default for option, default in defaults.items()
                 if default not in (None, inspect.Parameter.empty, allowed[option].default)}
@@ -152,28 +149,25 @@ def named(text: str, summary: str) -> Callable[[_F], _F]:
 
 
 def build(spec: str | Spec, target: Target, resources: Resources = Resources()) -> Decoder:
-  """Builds the decoder of a specification, or of its text.
-
-  `resources` are the parts that text cannot represent.
+  """Builds the decoder of a specification; `resources` are parts that text cannot represent.
 
   Raises:
     ValueError: if a name is not registered, a parameter is unknown or out of range, a network or
       the codebook is missing, or the parts do not fit each other or the target.
   """
   drafter, verifier = expand(spec)
-  return make_decoder(target, _drafter(drafter, resources), _verifier(verifier, resources))
+  entry = VERIFIERS[verifier.name]
+  arguments = spec_lib.bind(verifier, entry.parameters)
+  return make_decoder(target, _drafter(drafter, resources), entry.build(
+      **arguments | entry.codebook_arguments(resources.codebook, arguments)))
 
 
 def expand(spec: str | Spec) -> tuple[Part, Part]:
-  """Returns the drafter and the verifier of a specification.
-
-  Raises:
-    ValueError: for a name that is not registered, or a parameter that a named decoder lacks.
-  """
+  """Returns drafter and verifier of a specification; raises ValueError for unknown ones."""
   spec = parse(spec)
   first, *rest = spec.parts
   entry = _entry(spec)
-  binding.check_names(first, entry.parameters)
+  spec_lib.check_names(first, entry.parameters)
   if rest and rest[0].name not in VERIFIERS:
     raise ValueError(
         f'decoder is {str(spec)!r}, but no verifier is called {rest[0].name!r}; it must be '
@@ -196,10 +190,7 @@ def complete(spec: str | Spec, *, window: int | None = None, length: int | None 
 
   `window` is the most tokens that a forward pass should have: the window of decoders with one.
   EAGLE drafts along its published tree from 26 on and along a chain below. `length` is that of
-  drafted chains. None leaves a size open.
-
-  Raises:
-    ValueError: as `expand`.
+  drafted chains. None leaves a size open. Raises ValueError as `expand`.
   """
   spec = parse(spec)
   drafter, _ = expand(spec)
@@ -211,11 +202,7 @@ def complete(spec: str | Spec, *, window: int | None = None, length: int | None 
 
 
 def parameters(spec: str | Spec) -> dict[str, inspect.Parameter]:
-  """Returns the parameters that the first part of a specification may have.
-
-  Raises:
-    ValueError: if its name is not registered.
-  """
+  """Returns the parameters of a specification's first part; raises ValueError for unknown names."""
   return _entry(parse(spec)).parameters
 
 
@@ -269,8 +256,7 @@ def _network(drafter: Part) -> str | None:
   if not networks:
     return None
   name = drafter.arguments.get('by', next(iter(networks)))
-  if name not in networks:
-    raise ValueError(f'by is {name!r}; it must be one of {", ".join(networks)}.')
+  fields.check_choice('by', name, networks)
   return str(name)
 
 
@@ -280,7 +266,7 @@ def _drafter(part: Part, resources: Resources) -> Drafter:
   # An invalid window is left to `bind`, whose error names it.
   window = int(window) if isinstance(window, int | np.integer) and window >= 1 else None
   tree = lambda name, value: _tree(name, value, window, entry.auto_tree)
-  arguments = binding.bind(part, allowed, {Tree: binding.Converter(_TREE_WORDS, tree)})
+  arguments = spec_lib.bind(part, allowed, {Tree: spec_lib.Converter(_TREE_WORDS, tree)})
   network = _network(part)
   if network is None:
     return entry.build(**arguments)
@@ -289,12 +275,6 @@ def _drafter(part: Part, resources: Resources) -> Drafter:
     raise ValueError(
         f'{part.name} drafts with {SOURCES[network]}, which is missing; pass drafts[{network!r}].')
   return entry.build(entry.networks[network](resources.drafts[network]), **arguments)
-
-
-def _verifier(part: Part, resources: Resources) -> Verifier:
-  entry = VERIFIERS[part.name]
-  arguments = binding.bind(part, entry.parameters)
-  return entry.build(**arguments | entry.codebook_arguments(resources.codebook, arguments))
 
 
 TREES: dict[str, Tree] = {
@@ -314,9 +294,6 @@ def _tree(name: str, value: Any, window: int | None = None,
 
   A drafter's `window` is the default number of nodes of a call, less one for the root; the value
   'auto' becomes `auto(window)`.
-
-  Raises:
-    ValueError: naming the parameter, if the value does not describe a tree.
   """
   if isinstance(value, Tree):
     return value
@@ -329,7 +306,7 @@ def _tree(name: str, value: Any, window: int | None = None,
   if not isinstance(value, Call) or value.name not in _TREE_CALLS:
     raise ValueError(f'{name} is {value!r}; it must be {_TREE_WORDS}.')
   build = _TREE_CALLS[value.name]
-  allowed = binding.parameters(build, {Tree})
+  allowed = spec_lib.parameters(build, {Tree})
   if len(value.positional) > len(allowed):
     raise ValueError(
         f'{name} is {value}; {value.name} has {len(allowed)} parameters: {", ".join(allowed)}.')
@@ -339,5 +316,5 @@ def _tree(name: str, value: Any, window: int | None = None,
   arguments |= value.arguments
   if window is not None and value.name in _NUM_NODES:
     arguments.setdefault(_NUM_NODES[value.name], window - 1)
-  inner = binding.Converter(_TREE_WORDS, lambda name, value: _tree(name, value, window, auto))
-  return build(**binding.bind(Part(value.name, arguments), allowed, {Tree: inner}))
+  inner = spec_lib.Converter(_TREE_WORDS, lambda name, value: _tree(name, value, window, auto))
+  return build(**spec_lib.bind(Part(value.name, arguments), allowed, {Tree: inner}))

@@ -72,10 +72,8 @@ class Tree:
   @functools.cached_property
   def main_length(self) -> int:
     """The length `L` of the main chain."""
-    length = 0
-    while length < self.num_nodes and self.parents[length + 1] == length:
-      length += 1
-    return length
+    follows = np.asarray(self.parents[1:]) == np.arange(self.num_nodes)
+    return int(np.argmin(np.append(follows, False)))
 
   @property
   def is_chain(self) -> bool:
@@ -102,8 +100,7 @@ class Tree:
     """The children `[N + 1, K]` of every node in order, padded with -1."""
     width = int(self.rank.max()) + 1 if self.num_nodes else 1
     children = np.full((len(self.parents), width), -1, np.int32)
-    for node, parent in enumerate(self.parents[1:], start=1):
-      children[parent, self.rank[node]] = node
+    children[list(self.parents[1:]), self.rank[1:]] = np.arange(1, len(self.parents))
     return children
 
   @functools.cached_property
@@ -122,11 +119,8 @@ class Tree:
     `d`), the entry that a commit does not move.
     """
     paths = np.tile(np.arange(self.max_depth + 1, dtype=np.int32), (len(self.parents), 1))
-    for node in range(len(self.parents)):
-      ancestor = node
-      while ancestor != -1:
-        paths[node, self.depth[ancestor]] = ancestor
-        ancestor = self.parents[ancestor]
+    node, ancestor = np.nonzero(self.ancestors)
+    paths[node, self.depth[ancestor]] = ancestor
     return paths
 
   def reach(self, node: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -221,12 +215,8 @@ def paths(num_paths: int, depth: int, num_nodes: int | None = None) -> Tree:
   """Returns a tree of disjoint paths from the root; the first one extends to the main chain.
 
   One reading of SJD-PAC's proactive drafting (arXiv 2603.18599): `num_paths` chains of `depth`
-  tokens, of which the remaining nodes extend the first.
-
-  Args:
-    num_paths: number of candidates for the first token, at least 1.
-    depth: length of the side paths, at least 1.
-    num_nodes: total number of draft tokens; by default `num_paths * depth`.
+  tokens, at least 1 each, of which the remaining ones of `num_nodes`, without any by default,
+  extend the first.
   """
   check_size('num_paths', num_paths, 1)
   check_size('depth', depth, 1)
@@ -241,13 +231,9 @@ def paths(num_paths: int, depth: int, num_nodes: int | None = None) -> Tree:
 def caterpillar(num_candidates: int, depth: int, num_nodes: int | None = None) -> Tree:
   """Returns a main chain whose first `depth` tokens have siblings.
 
-  The other reading of SJD-PAC: `num_candidates` children at every depth `1..depth`, of which only
-  the first has children.
-
-  Args:
-    num_candidates: number of children per node of the spine, at least 1.
-    depth: number of depths with siblings, at least 1.
-    num_nodes: total number of draft tokens; by default `num_candidates * depth`.
+  The other reading of SJD-PAC: `num_candidates` children, at least 1, at every depth `1..depth`, of
+  which only the first has children. The chain extends to `num_nodes` drafts in all, by default
+  `num_candidates * depth`.
   """
   check_size('num_candidates', num_candidates, 1)
   check_size('depth', depth, 1)
@@ -261,31 +247,20 @@ def caterpillar(num_candidates: int, depth: int, num_nodes: int | None = None) -
 def kary(num_candidates: int, levels: int, num_nodes: int | None = None) -> Tree:
   """Returns the full `num_candidates`-ary tree with `levels` levels, including the root.
 
-  The main chain consists of the first children and the remaining nodes, as in SJD-PAC's released
-  code.
-
-  Args:
-    num_candidates: number of children of every inner node, at least 1.
-    levels: levels of the full tree, including the root; at least 2.
-    num_nodes: total number of draft tokens; by default that of the full tree.
+  There are at least 2 levels. The main chain consists of the first children and the remaining ones
+  of `num_nodes` drafts, by default those of the full tree, as in SJD-PAC's released code.
   """
   check_size('num_candidates', num_candidates, 1)
   check_size('levels', levels, 2)
   # A branching tree with 15 levels is larger than MAX_NODES, so deeper levels need no counting.
   full = sum(num_candidates**min(level, 15) for level in range(1, levels))
   main = _main_length('kary', levels - 1, num_nodes, full - (levels - 1))
-  parents = list(range(-1, main))
-  level = [0]
+  parents, level = list(range(-1, main)), [0]
   for depth in range(1, levels):
-    next_level = []
-    for parent in level:
-      first = depth if parent == depth - 1 else None  # The main chain's child.
-      for _ in range(num_candidates - (first is not None)):
-        parents.append(parent)
-        next_level.append(len(parents) - 1)
-      if first is not None:
-        next_level.insert(0, first)
-    level = next_level
+    # The first child of the first node is on the main chain.
+    sides = [parent for parent in level for _ in range(num_candidates)][1:]
+    level = [depth, *range(len(parents), len(parents) + len(sides))]
+    parents += sides
   return Tree(tuple(parents))
 
 
@@ -331,11 +306,8 @@ def cut(tree: Tree, depth: int) -> Tree:
 
 def check_size(name: str, value: int, least: int) -> None:
   """Raises ValueError unless `value` is a whole number from `least` to `MAX_NODES`."""
-  fields.check_whole(name, value)
-  if value < least:
-    raise ValueError(f'{name} is {value}; it must be at least {least}.')
-  if value > MAX_NODES:
-    raise ValueError(f'{name} is {value}; it may be at most {MAX_NODES}.')
+  words = f'a whole number from {least} to {MAX_NODES}'
+  fields.check_whole(name, value, words, least, MAX_NODES)
 
 
 def _main_length(kind: str, depth: int, num_nodes: int | None, side: int) -> int:

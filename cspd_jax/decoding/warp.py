@@ -64,13 +64,9 @@ _CUTS = ('top_k', 'top_p', 'min_p')
 
 
 def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> jax.Array:
-  """Checks the options: invalid concrete values raise, traced ones make their rows invalid.
+  """Returns whether all values of a row `[B]` are in range, as `rows.check_options` does.
 
-  Returns:
-    `[B]` bool, whether all values of a row are in range; a `greedy` decoder requires temperature 0.
-
-  Raises:
-    ValueError: for a value that is not a number or one number per row, or is out of range.
+  A `greedy` decoder requires temperature 0.
   """
   if not isinstance(warp, Warp):
     raise ValueError(f'warp is {warp!r:.80}; it must be a cspd_jax.Warp, such as '
@@ -161,10 +157,7 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
 
 
 def log_probs(probs: jax.Array, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
-  """Returns the log-probabilities `[B, n]` of `tokens` `[B, n]` after the nodes `[B, n]`.
-
-  `probs` `[B, N, V]` is the distribution after every node.
-  """
+  """Returns the log-probabilities `[B, n]` of `tokens` after `nodes`, by `probs` `[B, N, V]`."""
   return jnp.log(_take(probs, nodes, tokens))
 
 
@@ -192,10 +185,7 @@ def _take(values: jax.Array, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
 
 
 def is_distribution(p: jax.Array) -> jax.Array:
-  """Returns bool `[...]`: whether `p` `[..., V]` is a distribution.
-
-  Its entries are finite and not negative, and their sum is 1 up to rounding.
-  """
+  """Returns whether entries of `p` `[..., V]` are finite and not negative, and sum to about 1."""
   total = jnp.sum(jnp.where(p >= 0, p, jnp.nan), axis=-1)
   return jnp.abs(total - 1) < np.sqrt(jnp.finfo(p.dtype).eps)
 
@@ -221,11 +211,8 @@ def _combined(conditional: jax.Array, null: jax.Array, scale: jax.Array) -> jax.
 
 
 def _tempered(x: jax.Array, temperature: jax.Array) -> jax.Array:
-  """Divides logits `x` `[..., V]` by the temperature; the largest quotient is 0.
-
-  The largest logit is subtracted first: the rounding errors of large quotients would exceed what
-  separates them.
-  """
+  """Divides logits `x` `[..., V]` by the temperature; the largest quotient is 0."""
+  # Subtracts first: the rounding errors of large quotients would exceed what separates them.
   return _below_largest(x) / _divisor(x, temperature)
 
 
@@ -239,10 +226,8 @@ def _divisor(x: jax.Array, temperature: jax.Array) -> jax.Array:
 
 
 def is_top_k(x: jax.Array, k: jax.Array) -> jax.Array:
-  """Returns which entries of `x` `[..., V]` are among the `k` largest, including ties.
-
-  Searches the `k`-th largest value bit by bit, without a sort, so that `k` may be traced.
-  """
+  """Returns which entries of `x` `[..., V]` are among the `k` largest, including ties."""
+  # A search bit by bit, without a sort, so that `k` may be traced.
   order = _ordered_bits(x)
   threshold = _largest_with(
       lambda t: jnp.sum(order >= t, axis=-1, keepdims=True) >= k, order)
@@ -277,10 +262,7 @@ def _ordered_bits(x: jax.Array) -> jax.Array:
 
 
 def _largest_with(holds, order: jax.Array) -> jax.Array:
-  """Returns the largest unsigned `t` with `holds(t)`, found bit by bit; 0 without one.
-
-  `holds` must be true up to some `t` and false beyond.
-  """
+  """Returns the largest unsigned `t` with `holds(t)`, which is false beyond it; 0 without one."""
   bits = jnp.iinfo(order.dtype).bits
   start = jnp.zeros(order.shape[:-1] + (1,), order.dtype)
 

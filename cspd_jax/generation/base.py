@@ -13,8 +13,7 @@ import numpy as np
 
 from cspd_jax import sharding
 from cspd_jax.core import programs as programs_lib
-from cspd_jax.core.binding import Resources
-from cspd_jax.core.spec import Spec
+from cspd_jax.core.spec import Resources, Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.warp import Warp

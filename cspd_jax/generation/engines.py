@@ -9,9 +9,8 @@ import numpy as np
 from cspd_jax.continuous import loop as continuous_loop, specification as continuous
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import naming, spec as spec_lib
-from cspd_jax.core.binding import Resources
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.core.spec import Spec, parse
+from cspd_jax.core.spec import Resources, Spec, parse
 from cspd_jax.decoding import specification as discrete
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp, settled

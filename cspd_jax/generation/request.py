@@ -130,7 +130,7 @@ class Request:
   def compile(self, batch_size: int) -> float:
     """Compiles `bound` for a number of images; returns the seconds that it took."""
     index = self._divisible(np.zeros(batch_size, int))
-    return programs.compile_seconds(self._compiled(), *self.arguments(index))
+    return programs.compiled_for(self._compiled(), *self.arguments(index)).seconds
 
   def _divisible(self, index: np.ndarray) -> np.ndarray:
     """Returns numbers of images, filled up so that all groups of a mesh decode as many."""

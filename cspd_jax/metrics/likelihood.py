@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import programs, rows
+from cspd_jax.core import programs, returned, rows
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import accept, contract, warp as warp_lib
 from cspd_jax.decoding.base import Condition, Target
@@ -104,7 +104,7 @@ def _logits(target: Target, params: Any, condition: Condition, tokens: jax.Array
   if jnp.shape(tokens) != (num_rows, target.num_tokens):
     raise ValueError(f'tokens has shape {jnp.shape(tokens)}; it must be that of whole images, '
                      f'({num_rows}, {target.num_tokens}).')
-  valid = contract.check_condition(target, condition) & warp_lib.check(
+  valid = returned.supported_rows(target, condition) & warp_lib.check(
       warp, target.num_streams, num_rows)
   first, _, cache = target.prefill(params, condition, target.num_tokens)
   logits = first[:, :, None]

@@ -10,19 +10,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core.random import RowKeys, row_keys
-from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import Draft, Drafter, Params, Verifier
 from cspd_jax.decoding.loop import Decoder, State, make_decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.enumerate import UNOPTIMISED
-from cspd_jax.testing.tabular import Tabular, prefix_lengths
+from cspd_jax.testing.tabular import Tabular
 
 # Sampling options of rows that take turns: guidance scale, temperature, top-p.
 OPTIONS = ((1.0, 1.0, 1.0), (1.5, 0.8, 1.0), (1.2, 1.0, 0.7), (1.0, 0.0, 1.0))
 # The options that neither guide, nor scale, nor cut; and those of temperature 0.
 PLAIN, GREEDY = 0, 3
+# Probability that a comparison of frequencies refuses a correct drafter.
+FALSE_ALARM = 1e-6
 
 
 class Uses(NamedTuple):
@@ -61,8 +62,6 @@ class DraftProbe:
   model: Tabular
   draft_params: Params
   samples: int
-  seed: int
-  false_alarm: float
 
   @functools.cached_property
   def option(self) -> np.ndarray:
@@ -72,35 +71,30 @@ class DraftProbe:
   @functools.cached_property
   def warp(self) -> Warp:
     """The sampling options of the rows."""
-    scale, temperature, top_p = np.asarray(OPTIONS, np.float32)[self.option].T
+    return self._warp(self.option)
+
+  def _warp(self, option: Any) -> Warp:
+    scale, temperature, top_p = np.asarray(OPTIONS, np.float32)[option].T
     if self.model.target.num_streams == 1:
       scale = np.ones_like(scale)
-    return Warp(scale, temperature, np.zeros(self.samples, np.int32), top_p, -1, None)
+    return Warp(scale, temperature, np.zeros(np.shape(option), np.int32), top_p, -1, None)
 
   @functools.cached_property
   def target_probs(self) -> np.ndarray:
     """The model's distribution `[options, P, V]` after every prefix, with every option."""
-    model, num_options = self.model, len(OPTIONS)
-    warp = Warp(*(value[:num_options] if isinstance(value, np.ndarray) else value
-                  for value in self.warp))
-    logits = jnp.repeat(model.params[0][:, None], num_options, axis=1)
-    positions = jnp.asarray(prefix_lengths(model.vocab_size, model.length))[None]
-    positions = jnp.repeat(positions, num_options, axis=0)
-    forced = contract.forced_tokens(model.target, positions)
-    run = jax.jit(warp_lib.probabilities, compiler_options=UNOPTIMISED)
-    probs = np.asarray(run(logits, warp, positions, forced), np.float64)
-    return probs / probs.sum(axis=-1, keepdims=True)
+    probs = np.stack([self.model.probs(self._warp(option)) for option in range(len(OPTIONS))])
+    return probs / probs.sum(axis=-1, keepdims=True, dtype=np.float64)
 
   @property
-  def parents(self) -> tuple[int, ...]:
-    """The parents of the nodes of a static tree, as all trees of drawn tokens are."""
+  def tree(self) -> Tree:
+    """The topology, static as all trees of drawn tokens are."""
     assert isinstance(self.drafter.tree, Tree)
-    return self.drafter.tree.parents
+    return self.drafter.tree
 
   @property
   def keys(self) -> RowKeys:
     """The random state of the rows."""
-    return row_keys(jax.random.key(self.seed), self.samples)
+    return row_keys(jax.random.key(0), self.samples)
 
   def decoder(self, verifier: Verifier) -> Decoder:
     """The drafter with a verifier; raises ValueError if the drafter refuses the model."""
@@ -143,10 +137,7 @@ class DraftProbe:
 
   def run(self, keys: RowKeys, rounds: int | None = None
           ) -> Iterator[tuple[State, Draft | None, dict[str, Uses]]]:
-    """Yields the state before every round, its draft and its use of random numbers.
-
-    The last state is that after all rounds, or after a number of `rounds`.
-    """
+    """Yields every state before a round, its draft and its use of random numbers; then the last."""
     start, step = self._jitted
     state = start(keys)
     inner, uses = state.drafter
@@ -170,15 +161,9 @@ class DraftProbe:
 
 def _as_round(drafter: Drafter, state: State, draft: Draft) -> Round:
   draft = jax.tree.map(np.asarray, draft)
-  if isinstance(drafter.tree, Tree):
-    parents = np.tile(np.asarray(drafter.tree.parents), (len(draft.tokens), 1))
-  else:
-    assert draft.tree is not None  # The loop has refused a draft without one.
-    parents = draft.tree.parents
-  probs = None
-  if drafter.layout.draws != 'fixed':
-    assert draft.probs is not None
-    probs = draft.probs.astype(np.float64)
+  parents = np.tile(np.asarray(drafter.tree.parents), (len(draft.tokens), 1)) if isinstance(
+      drafter.tree, Tree) else draft.tree.parents  # type: ignore[union-attr]
+  probs = None if drafter.layout.draws == 'fixed' else np.asarray(draft.probs, np.float64)
   return Round(np.asarray(state.count) - 1, np.asarray(state.tokens), draft.tokens, probs, parents,
                draft.tree)
 

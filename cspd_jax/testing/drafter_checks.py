@@ -6,12 +6,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.decoding.base import DRAWS, Drafter, Params
+from cspd_jax.core import fields
+from cspd_jax.decoding.base import DRAWS, Drafter, Layout, Params
 from cspd_jax.decoding.tree import Budget, Tree, runtime_tree
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact
-from cspd_jax.testing import frequencies, recorded_checks
-from cspd_jax.testing.draft_probe import OPTIONS, DraftProbe
+from cspd_jax.testing import recorded_checks
+from cspd_jax.testing.draft_probe import FALSE_ALARM, OPTIONS, DraftProbe
+from cspd_jax.testing.recorded_checks import digest, misfit
 from cspd_jax.testing.report import Check, Report, collect, complaint, required
 from cspd_jax.testing.tabular import Tabular, first_prefix, prefix_number, tabular
 
@@ -20,7 +22,7 @@ _MOST_PREFIXES = 2**19
 
 
 def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabular | None = None,
-                  samples: int = 2**14, seed: int = 0, false_alarm: float = 1e-6) -> Report:
+                  samples: int = 2**14) -> Report:
   """Checks that a drafter satisfies the contract of `base.Drafter`, in rounds of the library.
 
   Exact verification is exact only if the recorded distributions are those that the drafts were
@@ -29,8 +31,9 @@ def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabul
   above and what was recorded for them. So are the tokens of the images with the model's own
   distributions. Shapes and dtypes; the tree and the layout; tokens out of range; distributions that
   do not sum to 1; the use of random numbers; the independence of the rows; and, if `reuses_drafts`
-  is False, that of the rounds. Rows take turns with plain sampling, guidance with
-  a temperature, top-p, and temperature 0.
+  is False, that of the rounds. Rows take turns with plain sampling, guidance with a temperature,
+  top-p, and temperature 0. Random numbers are the same in every call; with others, each of the
+  three comparisons of frequencies refuses a correct drafter with a probability of at most 1e-6.
 
   Args:
     drafter: the drafter. Its randomness must be that of `Env.rowwise`.
@@ -40,20 +43,16 @@ def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabul
       fits a single vocabulary or grid. Its condition is class 0.
     samples: number of images; a wrong distribution shows if its error in total variation is above
       about `5 / sqrt(samples)`.
-    seed: determines all random numbers, so that a result repeats.
-    false_alarm: bound on the probability, over seeds, that a correct drafter is refused, for each
-      of the three comparisons of frequencies.
 
   Raises:
-    ProblemsError: with one sentence per mistake: what is wrong, where, what was measured and
+    ProblemsError: with one sentence per failed check: what is wrong, where, what was measured and
       declared, and the remedy.
     ValueError: if the drafter refuses the model.
   """
   samples -= samples % len(OPTIONS)  # The rows take turns.
-  if samples < 2**8:
-    raise ValueError(f'samples is {samples}; it must be at least {2**8} for frequencies to differ.')
+  fields.require(samples >= 2**8, 'samples', samples, f'at least {2**8} for frequencies to differ')
   model = _model(drafter) if model is None else model
-  probe = DraftProbe(drafter, model, draft_params, samples, seed, false_alarm)
+  probe = DraftProbe(drafter, model, draft_params, samples)
   report = required('drafter', collect(CHECKS, probe))
   if drafter.tree.num_nodes and not any(
       (drafts.tokens >= 0).any() for drafts in probe.results.rounds):
@@ -81,47 +80,35 @@ def _layout(probe: DraftProbe) -> Iterator[str]:
     return
   if layout.draws not in DRAWS:
     yield f'layout.draws is {layout.draws!r}; it must be one of {", ".join(DRAWS)}.'
-    return
   size = tree.num_nodes + 1
   for name in ('probs_rows', 'leaf_candidate'):
     value, least = getattr(layout, name), -1 if name == 'leaf_candidate' else 0
     if len(value) != size or not all(isinstance(entry, int | np.integer) for entry in value):
       yield (f'layout.{name} is {value!r:.80}; it must be {size} whole numbers, one for the root '
              f'and one for each of the {size - 1} drafts.')
-      return
     if min(value) < least or max(value) >= size:
       yield (f'layout.{name} has entries from {min(value)} to {max(value)}; with {size - 1} drafts '
              f'they must be {least} to {size - 1}.')
-      return
-  if isinstance(tree, Budget):
-    if layout.draws != 'fixed':
-      yield (f"layout.draws is '{layout.draws}' and layout.tree is a Budget; drafts whose tree "
-             "depends on them are chosen, not drawn: set draws to 'fixed'.")
-    return
-  if layout.draws != 'fixed':
-    yield from _sibling_rows(layout.probs_rows, tree)
-  yield from _leaf_candidates(layout, tree)
+  if isinstance(tree, Tree):
+    yield from _nodes(layout, tree)
+  elif layout.draws != 'fixed':
+    yield (f"layout.draws is '{layout.draws}' and layout.tree is a Budget; drafts whose tree "
+           "depends on them are chosen, not drawn: set draws to 'fixed'.")
 
 
-def _sibling_rows(probs_rows: tuple[int, ...], tree: Tree) -> Iterator[str]:
-  for children in tree.children:
-    rows = {int(node): probs_rows[node] for node in children if node > 0}
+def _nodes(layout: Layout, tree: Tree) -> Iterator[str]:
+  """Siblings have one row of distributions, and leaves of side branches the right candidate."""
+  for children in tree.children if layout.draws != 'fixed' else ():
+    rows = {int(node): layout.probs_rows[node] for node in children if node > 0}
     if len(set(rows.values())) > 1:
       yield (f'layout.probs_rows has rows {list(rows.values())} for the siblings {list(rows)}; '
              'siblings are drawn from one distribution and must have the same row.')
-      return
-
-
-def _leaf_candidates(layout: Any, tree: Tree) -> Iterator[str]:
   for leaf, node in enumerate(layout.leaf_candidate):
-    if node < 0:
-      continue
     fits = (tree.children[leaf, 0] < 0 and leaf > tree.main_length
             and node == tree.depth[leaf] + 1 <= tree.main_length and layout.draws != 'fixed')
-    if not fits:
+    if node >= 0 and not fits:
       yield (f'layout.leaf_candidate[{leaf}] is {node}; it must be -1, or, for the leaf of a side '
              'branch of drawn drafts, the node of the main chain that is one deeper than the leaf.')
-      return
 
 
 def _shapes(probe: DraftProbe) -> Iterator[str]:
@@ -147,13 +134,11 @@ def _same_state(before: Any, after: Any) -> Iterator[str]:
   if jax.tree.structure(before) != jax.tree.structure(after):
     yield (f'update: it returns a state of structure {jax.tree.structure(after)}; it must return '
            f'that of init, {jax.tree.structure(before)}.')
-    return
   for (path, old), new in zip(jax.tree_util.tree_leaves_with_path(before), jax.tree.leaves(after)):
     if (old.shape, old.dtype) != (new.shape, new.dtype):
       yield (f'update: it returns a state whose leaf state{jax.tree_util.keystr(path)} is '
              f'{new.dtype.name}{list(new.shape)}; it must be {old.dtype.name}{list(old.shape)}, as '
              'init returns it.')
-      return
 
 
 def _topology(probe: DraftProbe) -> Iterator[str]:
@@ -168,7 +153,6 @@ def _topology(probe: DraftProbe) -> Iterator[str]:
       row, node = wrong[0]
       yield (f'propose: in round {number} the parent of node {node} is {parents[row, node]}; the '
              'root, node 0, has -1, and the parent of every other node must be an earlier node.')
-      return
     want = jax.tree.map(np.asarray, runtime_tree(parents, budget))
     rank = (np.arange(len(nodes))[:, None] > nodes) & (parents[:, :, None] == parents[:, None])
     for name, size, limit in (('depth', want.depth.max(), budget.max_depth),
@@ -177,12 +161,10 @@ def _topology(probe: DraftProbe) -> Iterator[str]:
       if size > limit:
         yield (f'propose: in round {number} a node has {name} {size}; layout.tree allows {limit}, '
                'so choose other nodes or enlarge the Budget.')
-        return
     for name, value in vars(want).items():
       if not np.array_equal(value, getattr(drafts.tree, name)):
         yield (f'propose: in round {number} {name} of the draft\'s tree does not follow from its '
                'parents; build it with tree.runtime_tree(parents, budget).')
-        return
 
 
 def _tokens(probe: DraftProbe) -> Iterator[str]:
@@ -193,7 +175,6 @@ def _tokens(probe: DraftProbe) -> Iterator[str]:
       row, index = wrong[0]
       yield (f'propose: in round {number} node {index + 1} has token {drafts.tokens[row, index]}; '
              f'drafts are tokens, 0 to {vocab_size - 1}, or -1 for no candidate.')
-      return
 
 
 def _random_numbers(probe: DraftProbe) -> Iterator[str]:
@@ -203,12 +184,10 @@ def _random_numbers(probe: DraftProbe) -> Iterator[str]:
       if not use.kept_noise.all():
         yield (f'{name}: it returns random numbers with another noise of positions; return the '
                'state that env.rowwise returns, whose noise is that of its argument.')
-        return
       if (use.drawn & ~use.advanced).any():
         yield (f'{name}: it draws random numbers and returns the state from before the draws, so '
                'that the verifier draws the same numbers again; return the state that env.rowwise '
                'returns.')
-        return
 
 
 def _rows(probe: DraftProbe) -> Iterator[str]:
@@ -228,30 +207,21 @@ def _rows(probe: DraftProbe) -> Iterator[str]:
       yield (f'propose: the token of node {node} changes with the other rows of the batch, or with '
              'the index of its row; rows must be independent, so draw by env.rowwise, whose random '
              'numbers are those of one row.')
-      return
-
-
-def _image_misfit(probe: DraftProbe, images: np.ndarray) -> str | None:
-  """Describes the token of the images that differs most clearly from the model's distribution."""
-  log_alarm = np.log(probe.false_alarm / (2 * probe.model.length))
-  for position in range(probe.model.length):
-    prefix = prefix_number(images[:, :position], probe.model.vocab_size)
-    rows = probe.target_probs[probe.option, prefix]
-    for groups in (frequencies.digest(probe.option), frequencies.digest(probe.option, prefix)):
-      bad = frequencies.misfit(images[:, position], rows, groups, log_alarm)
-      if bad is not None:
-        return (f'token number {position} of the image is {bad.token} with frequency '
-                f'{bad.frequency:.3g} in {bad.members.sum()} images, where the model has '
-                f'probability {bad.probability:.3g}')
-  return None
 
 
 def _images(probe: DraftProbe) -> Iterator[str]:
   """Exact verification of the drafts returns the model's distribution."""
-  if bad := _image_misfit(probe, probe.results.images):
-    yield (f'update: with exact verification {bad}, though all drafts follow their recorded '
-           'distributions; the drafter must not keep or choose drafts by what the verifier drew or '
-           'rejected after them.')
+  images, log_alarm = probe.results.images, np.log(FALSE_ALARM / (2 * probe.model.length))
+  for position in range(probe.model.length):
+    prefix = prefix_number(images[:, :position], probe.model.vocab_size)
+    rows = probe.target_probs[probe.option, prefix]
+    for groups in (digest(probe.option), digest(probe.option, prefix)):
+      if bad := misfit(images[:, position], rows, groups, log_alarm):
+        yield (f'update: with exact verification token number {position} of the image is '
+               f'{bad.token} with frequency {bad.frequency:.3g} in {bad.members.sum()} images, '
+               f'where the model has probability {bad.probability:.3g}, though all drafts follow '
+               'their recorded distributions; the drafter must not keep or choose drafts by what '
+               'the verifier drew or rejected after them.')
 
 
 CHECKS = (

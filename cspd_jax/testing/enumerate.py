@@ -90,8 +90,7 @@ class _Enumerated:
 def outcome(radices: list[int], index: jax.Array, dtype: Any) -> Any:
   """Returns random numbers of which every outcome has an index; `.state.weight` is its probability.
 
-  `radices` is filled with the numbers of answers while a function is traced; their product is the
-  number of outcomes.
+  Tracing fills `radices` with the numbers of answers; their product is the number of outcomes.
   """
   return _Enumerated(radices, _Answers(index, jnp.ones((), dtype)))
 
@@ -127,19 +126,11 @@ def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *,
   treated as new in every use, so this does not prove anything about a verifier or drafter that uses
   the noise of a position twice in these rounds. Randomness inside a `lax` loop that runs more than
   once is used once, while tracing, so the sum would not be 1: draft at most two tokens with a draft
-  model.
+  model. Raises ValueError if there are more than `max_outcomes` outcomes.
 
-  Args:
-    decoder: built on `tabular.target`; its random numbers are replaced.
-    tabular: the model; use float64 logits for an accurate comparison.
-    warp: sampling options.
-    rounds: number of rounds, at least 1.
-    draft_params: parameters of the drafter, if any.
-    max_outcomes: largest number of outcomes to enumerate.
-    chunk: outcomes per batch.
-
-  Raises:
-    ValueError: if there are more than `max_outcomes` outcomes.
+  The decoder is built on `tabular.target`, and its random numbers are replaced; use float64 logits
+  for an accurate comparison. There is at least 1 round; `draft_params` are those of the drafter, if
+  any. Outcomes are enumerated in batches of `chunk`.
   """
   radices: list[int] = []
   last = dataclasses.replace(decoder, drafter=decoder.drafter._replace(

@@ -55,9 +55,9 @@ class Probe:
 
   def score(self, cache: Cache, tokens: Any, start: Any,
             tree: TreeLike | None = None) -> tuple[np.ndarray, Any, Cache]:
-    """Scores tokens `[R, n]` in one pass: the logits `[S, R, n, V]`, the features and the cache.
+    """Scores tokens `[R, n]` from number `start` on, a number or `[R]`, in one pass.
 
-    `start` is the number of the first token, for all rows or per row; `tree` is a chain by default.
+    Returns logits `[S, R, n, V]`, features and the cache; `tree` is a chain by default.
     """
     tokens = jnp.asarray(tokens, jnp.int32)
     tree = chain(tokens.shape[1] - 1) if tree is None else tree
@@ -116,10 +116,7 @@ def make(target: Target, params: Params, condition: Condition, key: jax.Array) -
 
 
 def distance(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-  """Total variation `[...]` between distributions with logits `[S, ..., V]`, of the worst stream.
-
-  It is 1 where logits have NaN or +inf, or are -inf for all tokens.
-  """
+  """Total variation `[...]` by logits `[S, ..., V]`, of the worst stream; 1 for invalid ones."""
   def probs(logits: np.ndarray) -> np.ndarray:
     with np.errstate(invalid='ignore', over='ignore'):
       weights = np.exp(logits - logits.max(axis=-1, keepdims=True))

@@ -5,6 +5,11 @@ attached to earlier positions. Invariant 2: nothing attached to a position influ
 one. Both say that tokens follow their recorded distributions in every group of drafts that have
 something at earlier positions in common. A group by the distribution that was recorded for an
 earlier token shows whether that token was drawn with knowledge of the later one.
+
+Every token has a distribution of its own, and the tokens are independent. Let each of `n` tokens be
+`v` with mean probability `p`. Then `n f` or more of them are `v` with a probability of at most
+`exp(-n KL(f, p))` (Hoeffding, 1963): half of the G statistic is the logarithm of a p-value, for any
+`n`. The union bound over the cells of a test yields its false-alarm rate.
 """
 
 import itertools
@@ -13,10 +18,80 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax.decoding.tree import Tree
-from cspd_jax.testing import frequencies
-from cspd_jax.testing.draft_probe import GREEDY, PLAIN, DraftProbe, Round
-from cspd_jax.testing.frequencies import Misfit, digest, rounded
+from cspd_jax.testing.draft_probe import FALSE_ALARM, GREEDY, PLAIN, DraftProbe, Round
+
+# Groups with fewer tokens refute nothing.
+_LEAST = 8
+# Odd numbers by which `digest` mixes columns.
+_MULTIPLIERS = np.random.default_rng(0).integers(1, 2**62, 4096, dtype=np.uint64) * 2 + 1
+
+
+class Misfit(NamedTuple):
+  """The cell that refutes a distribution most clearly."""
+
+  members: np.ndarray  # `[n]` bool: which tokens its group has.
+  token: int  # The token that is too frequent or too rare.
+  frequency: float  # Its frequency in the group.
+  probability: float  # Its mean probability there.
+
+  def __str__(self) -> str:
+    return (f'token {self.token} has frequency {self.frequency:.3g} in {self.members.sum()} drafts '
+            f'and recorded probability {self.probability:.3g}')
+
+
+def misfit(tokens: np.ndarray, probs: np.ndarray, groups: np.ndarray, log_alarm: float
+           ) -> Misfit | None:
+  """Tests whether `tokens` `[n]` follow their distributions `probs` `[n, V]` in every group.
+
+  Tokens of one group have one number in `groups` `[n]`, determined before they are drawn.
+  `log_alarm` is the logarithm of the probability that tokens which follow `probs` are refuted.
+  Returns the worst of the cells that refute; None if no cell does.
+  """
+  if not tokens.size:
+    return None
+  _, index, sizes = np.unique(groups, return_inverse=True, return_counts=True)
+  vocab_size = probs.shape[-1]
+  counts = np.zeros((len(sizes), vocab_size))
+  np.add.at(counts, (index, tokens), 1)
+  order = np.argsort(index, kind='stable')
+  starts = np.cumsum(sizes) - sizes
+  expected = np.add.reduceat(probs[order], starts, axis=0)
+  large = sizes >= _LEAST
+  if not large.any():
+    return None
+  size = sizes[large, None]
+  frequency, probability = counts[large] / size, np.clip(expected[large] / size, 0, 1)
+  cells = 2 * large.sum() * vocab_size
+  log_p = np.log(cells) - size * _divergence(frequency, probability)
+  worst = np.unravel_index(np.argmin(log_p), log_p.shape)
+  if log_p[worst] >= log_alarm:
+    return None
+  group = np.flatnonzero(large)[worst[0]]
+  return Misfit(index == group, int(worst[1]), float(frequency[worst]), float(probability[worst]))
+
+
+def _divergence(f: np.ndarray, p: np.ndarray) -> np.ndarray:
+  """Kullback-Leibler divergence of two Bernoulli distributions; `p` may be off by rounding."""
+  with np.errstate(divide='ignore', invalid='ignore'):
+    # A frequency of 1 of a token whose float32 probability is 1 - 1e-7 refutes nothing.
+    p = np.where(np.abs(f - p) < 1e-5, f, p)
+    term = lambda f, p: np.where(f > 0, f * np.log(f / p), 0)
+    return term(f, p) + term(1 - f, 1 - p)
+
+
+def digest(*columns: np.ndarray) -> np.ndarray:
+  """Maps each row of integers `[n, ...]` to one number; equal rows have equal numbers."""
+  flat = [column.reshape(len(column), int(np.prod(column.shape[1:]))) for column in columns]
+  words = np.concatenate(flat, axis=1).astype(np.int64).astype(np.uint64)
+  with np.errstate(over='ignore'):
+    mixed = (words + np.uint64(1)) * np.resize(_MULTIPLIERS, words.shape[1])
+    mixed ^= mixed >> np.uint64(29)
+    return (mixed * np.uint64(0xBF58476D1CE4E5B9)).sum(axis=1)
+
+
+def rounded(probs: np.ndarray) -> np.ndarray:
+  """Distributions as integers, to compare them."""
+  return np.rint(np.nan_to_num(probs) * 1e5).astype(np.int64)
 
 
 class Drawn(NamedTuple):
@@ -29,6 +104,10 @@ class Drawn(NamedTuple):
   probs: np.ndarray  # `[n, V]` their recorded distributions, without earlier siblings.
   missing: float  # Fraction of the images without a candidate.
   groups: dict[str, np.ndarray]  # `[n]` groups of tokens, from coarse to fine; see `LEVELS`.
+
+  def misfit(self, groups: np.ndarray, log_alarm: float) -> Misfit | None:
+    """Tests whether the tokens follow their record in all groups `[n]`."""
+    return misfit(self.tokens, self.probs, groups, log_alarm)
 
 
 # What the tokens of a group have in common, in addition to the sampling options.
@@ -51,7 +130,6 @@ def normalised(probe: DraftProbe) -> Iterator[str]:
         yield (f'propose: row {row} of probs, recorded for node {node}, sums to {worst.sum():.4g} '
                f'with minimum {worst.min():.3g} in round {number}; it must be the distribution of '
                'one draw, which sums to 1 with no entry below 0: normalise it after all cuts.')
-        return
 
 
 def frequencies_match(probe: DraftProbe) -> Iterator[str]:
@@ -62,29 +140,24 @@ def frequencies_match(probe: DraftProbe) -> Iterator[str]:
   nodes = [(node, node) for node in range(1, len(layout.probs_rows))]
   # A candidate behind a side branch is tested given that branch.
   nodes += [(node, leaf) for leaf, node in enumerate(layout.leaf_candidate) if node > 0]
-  log_alarm = np.log(probe.false_alarm) - np.log(
-      len(probe.results.rounds) * len(nodes) * len(LEVELS) + 1)
+  log_alarm = np.log(FALSE_ALARM / (len(probe.results.rounds) * len(nodes) * len(LEVELS) + 1))
   earlier: dict[int, Drawn] = {}
   for number, drafts in enumerate(probe.results.rounds, 1):
     for node, end in nodes:
       drawn = _drawn(probe, drafts, number, node, end)
       for level in LEVELS:
-        bad = frequencies.misfit(drawn.tokens, drawn.probs, drawn.groups[level], log_alarm)
-        if bad is not None:
+        if bad := drawn.misfit(drawn.groups[level], log_alarm):
           yield _sentence(probe, drafts, drawn, end, level, bad, log_alarm, node in earlier)
-          return
       if drawn.tokens.size:
         earlier[node] = drawn
 
 
 def are_new(probe: DraftProbe) -> Iterator[str]:
   """Drafts do not depend on those of the round before, if `reuses_drafts` is False."""
-  layout, tree = probe.drafter.layout, probe.drafter.tree
-  if probe.drafter.reuses_drafts or layout.draws == 'fixed':
+  if probe.drafter.reuses_drafts or probe.drafter.layout.draws == 'fixed':
     return
-  assert isinstance(tree, Tree)  # As all trees of drawn tokens.
-  nodes = range(1, tree.num_nodes + 1)
-  log_alarm = np.log(probe.false_alarm) - np.log(len(probe.results.rounds) * len(nodes) + 1)
+  tree, nodes = probe.tree, range(1, probe.tree.num_nodes + 1)
+  log_alarm = np.log(FALSE_ALARM / (len(probe.results.rounds) * len(nodes) + 1))
   for number, (last, drafts) in enumerate(itertools.pairwise(probe.results.rounds), 2):
     for node in nodes:
       drawn = _drawn(probe, drafts, number, node, node)
@@ -93,12 +166,10 @@ def are_new(probe: DraftProbe) -> Iterator[str]:
       at = shift + tree.depth[node]
       old = np.where(at <= tree.main_length,
                      last.tokens[drawn.rows, np.minimum(at, tree.num_nodes) - 1], -1)
-      groups = digest(probe.option[drawn.rows], shift, old)
-      if bad := frequencies.misfit(drawn.tokens, drawn.probs, groups, log_alarm):
+      if bad := drawn.misfit(digest(probe.option[drawn.rows], shift, old), log_alarm):
         yield (f'reuses_drafts is False, but in round {number} node {node} depends on the draft of '
                f'the round before for its position: after a {old[bad.members][0]} there, {bad}; '
                'set reuses_drafts=True, or draw new drafts in every round.')
-        return
 
 
 def _reached(probe: DraftProbe, drafts: Round, node: int) -> np.ndarray:
@@ -114,22 +185,14 @@ def _reached(probe: DraftProbe, drafts: Round, node: int) -> np.ndarray:
   return reached & (drafts.start + depth < probe.model.length)
 
 
-def _path(parents: tuple[int, ...], node: int) -> list[int]:
-  path: list[int] = []
-  while parents[node] > 0:
-    node = parents[node]
-    path.insert(0, node)
-  return path
-
-
 def _drawn(probe: DraftProbe, drafts: Round, number: int, node: int, end: int,
            row: int | None = None, draws: str | None = None) -> Drawn:
   """The tokens of a node, drawn from its own row of the recorded distributions or from another."""
-  layout, parents = probe.drafter.layout, probe.parents
+  layout, tree = probe.drafter.layout, probe.tree
   row = layout.probs_rows[node] if row is None else row
   assert drafts.probs is not None  # Drafts that are not fixed have them.
   probs, tokens = drafts.probs[:, row].copy(), drafts.tokens[:, node - 1]
-  siblings = [other for other in range(1, node) if parents[other] == parents[node]]
+  siblings = [other for other in range(1, node) if tree.parents[other] == tree.parents[node]]
   if (draws or layout.draws) == 'distinct':
     for other in siblings:
       sibling = drafts.tokens[:, other - 1]
@@ -142,9 +205,9 @@ def _drawn(probe: DraftProbe, drafts: Round, number: int, node: int, end: int,
     possible &= drafts.tokens[:, end - 1] >= 0
   rows = np.flatnonzero(possible & (tokens >= 0) & (own > 0))
   missing = np.mean(tokens[possible] < 0) if possible.any() else 0.0
-  path = [*_path(parents, node), *siblings]
-  path += [] if end == node else [other for other in (*_path(parents, end), end)
-                                  if other not in path]
+  path = [*tree.paths[node, 1:tree.depth[node]], *siblings]
+  if end != node:
+    path += [other for other in tree.paths[end, 1:tree.depth[end] + 1] if other not in path]
   take = lambda value: value[rows]
   option = take(probe.option)
   committed = np.where(np.arange(drafts.image.shape[1]) <= drafts.start[:, None], drafts.image, -1)
@@ -160,9 +223,8 @@ def _drawn(probe: DraftProbe, drafts: Round, number: int, node: int, end: int,
 
 
 def _fits(drawn: Drawn, log_alarm: float) -> bool:
-  return bool(drawn.tokens.size) and all(
-      frequencies.misfit(drawn.tokens, drawn.probs, groups, log_alarm) is None
-      for groups in drawn.groups.values())
+  return bool(drawn.tokens.size) and not any(
+      drawn.misfit(groups, log_alarm) for groups in drawn.groups.values())
 
 
 def _sentence(probe: DraftProbe, drafts: Round, drawn: Drawn, end: int, level: str, bad: Misfit,
@@ -179,7 +241,7 @@ def _sentence(probe: DraftProbe, drafts: Round, drawn: Drawn, end: int, level: s
               f'layout.probs_rows[{node}] names: {where}; set layout.probs_rows[{node}] to '
               f'{other}, or record its distribution in row {row}.')
   for other_draws in {'iid', 'distinct'} - {layout.draws}:
-    has_siblings = probe.parents.index(probe.parents[node]) < node
+    has_siblings = probe.tree.parents.index(probe.tree.parents[node]) < node
     if drawn.groups['path'].size and has_siblings and _fits(
         _drawn(probe, drafts, drawn.number, node, end, draws=other_draws), log_alarm):
       return (f"propose: {place} and its siblings are drawn as '{other_draws}' describes, but "
@@ -214,7 +276,7 @@ def _cause(probe: DraftProbe, drawn: Drawn, level: str, bad: Misfit, where: str,
   if level == 'image':
     return (f'follows row {row} of probs on average, but not given the committed tokens: {where}; '
             'record its distribution given everything at earlier positions (invariant 1).')
-  rows, parents = probe.drafter.layout.probs_rows, probe.parents
+  rows, parents = probe.drafter.layout.probs_rows, probe.tree.parents
   if others := [other for other in range(1, len(rows)) if rows[other] == rows[drawn.node]
                 and parents[other] != parents[drawn.node]]:
     return (f'does not follow row {row} of probs: {where}; that row is also the row of node '
@@ -227,20 +289,16 @@ def _cause(probe: DraftProbe, drawn: Drawn, level: str, bad: Misfit, where: str,
 
 def _chosen(probe: DraftProbe, drawn: Drawn, bad: Misfit) -> str | None:
   """Whether tokens are always the most probable ones: None, or with which options."""
-  is_best = drawn.tokens == drawn.probs.argmax(axis=1)
-  option = probe.option[drawn.rows]
-  refuted = option[bad.members][0]
+  is_best, option = drawn.tokens == drawn.probs.argmax(axis=1), probe.option[drawn.rows]
   if is_best.all():
     return ''
-  if refuted == GREEDY and is_best[option == GREEDY].all():
-    return ' at temperature 0'
-  return None
+  is_greedy = option[bad.members][0] == GREEDY and is_best[option == GREEDY].all()
+  return ' at temperature 0' if is_greedy else None
 
 
 def _only_with_options(drawn: Drawn, probe: DraftProbe) -> str:
   """Says so if the tokens follow their record without guidance, temperature and cuts."""
   plain = probe.option[drawn.rows] == PLAIN
-  fits = frequencies.misfit(
-      drawn.tokens[plain], drawn.probs[plain], drawn.groups['row'][plain],
-      np.log(probe.false_alarm)) is None
+  fits = misfit(drawn.tokens[plain], drawn.probs[plain], drawn.groups['row'][plain],
+                np.log(FALSE_ALARM)) is None
   return ', though it does without guidance, temperature and cuts' if fits and plain.any() else ''

@@ -15,7 +15,7 @@ class Check(NamedTuple):
   """One property that a part must have."""
 
   name: str  # Name of the check.
-  run: Callable[[Any], Iterator[str]]  # `probe -> sentences`, one for every mistake.
+  run: Callable[[Any], Iterator[str]]  # `probe -> sentences` on mistakes; the first is reported.
   after: tuple[str, ...] = ()  # Checks that must pass for this one to be meaningful.
   of_trees: bool = False  # Whether it is left out for a target that scores chains only.
 
@@ -24,19 +24,19 @@ class Report(NamedTuple):
   """The result of all checks.
 
   Attributes:
-    problems: sentences by check.
+    problems: a sentence by check.
     passed: checks without problems.
     left_out: checks that are not meaningful because of the problems.
     notes: sentences on properties that could not be checked, which are not problems.
   """
 
-  problems: dict[str, list[str]]
+  problems: dict[str, str]
   passed: list[str]
   left_out: list[str]
   notes: tuple[str, ...] = ()
 
   def __str__(self) -> str:
-    lines = [f'- {sentence}' for sentences in self.problems.values() for sentence in sentences]
+    lines = [f'- {sentence}' for sentence in self.problems.values()]
     lines.append(f'Passed: {", ".join(self.passed) or "nothing"}.')
     if self.left_out:
       lines.append(f'Not checked because of this: {", ".join(self.left_out)}.')
@@ -65,18 +65,15 @@ def collect(checks: Iterable[Check], probe: Any) -> Report:
   for check in checks:
     if any(name in report.problems or name in report.left_out for name in check.after):
       report.left_out.append(check.name)
-    elif sentences := list(check.run(probe)):
-      report.problems[check.name] = sentences
+    elif sentence := next(check.run(probe), None):
+      report.problems[check.name] = sentence
     else:
       report.passed.append(check.name)
   return report
 
 
 def complaint(error: Exception, sentence: str) -> str:
-  """The sentence of a ContractError, or a sentence about another exception of a user's code.
-
-  In place of `{}` in `sentence` stand the exception's type, its line and its first line of text.
-  """
+  """The sentence of a ContractError, or `sentence` with what another exception says for `{}`."""
   if isinstance(error, ContractError):
     return str(error)
   packages = (jax.__path__[0], np.__path__[0])

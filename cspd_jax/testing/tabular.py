@@ -1,4 +1,4 @@
-"""A model that is small enough to enumerate: a table of logits for every prefix."""
+"""A model that is small enough to enumerate, a table of logits per prefix, and its drafters."""
 
 import functools
 import math
@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.base import Cache, Condition, Features, Params, Target, TreeLike
+from cspd_jax.decoding.base import Cache, Condition, Drafter, Features, Params, Target, TreeLike
 from cspd_jax.decoding.drafters import Heads, Network, from_model, from_network
+from cspd_jax.decoding.drafters.eagle import eagle
+from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import conditions
 
@@ -39,10 +41,7 @@ class Tabular(NamedTuple):
     return grid.reshape(self.length, -1).T
 
   def probs(self, warp: Warp, label: int = 0) -> np.ndarray:
-    """Returns the distribution `[P, V]` after every prefix; float64 if the parameters are.
-
-    A forced token has probability 1.
-    """
+    """Returns the distribution `[P, V]` after every prefix, float64 if the parameters are."""
     logits = self.params[label][:, None]
     positions = jnp.asarray(prefix_lengths(self.vocab_size, self.length))[None]
     forced = None if self.target.forced is None else self.target.forced(positions)
@@ -81,23 +80,20 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
             dtype=jnp.float32) -> Tabular:
   """A random `Tabular` model.
 
-  Args:
-    key: draws the logits.
-    vocab_size: `V`, at least 2.
-    length: `T`, tokens per sequence, at least 1.
-    guided: whether the model has an unconditional stream.
-    num_classes: number of classes, each with its own table.
-    row_width: width of an image row; the whole sequence by default.
-    spread: standard deviation of the logits.
-    forced: tokens forced at positions, as by a grammar.
-    tied: round the logits to whole numbers, so that several tokens are often equally probable.
-    dtype: of the logits.
-
-  Raises:
-    ValueError: for sizes below the minimum or a table of more than 10 million prefixes.
+  `length` is `T`, tokens per sequence, at least 1; `vocab_size` is `V`, at least 2. `guided` adds
+  an unconditional stream; each of `num_classes` has a table; image rows have `row_width` tokens, by
+  default all. The logits have the standard deviation `spread`; if `tied`, they are whole numbers,
+  so that several tokens are often equally probable. `forced` are tokens by position, as by a
+  grammar. Raises ValueError for other sizes, or a table of more than 10 million prefixes.
   """
-  num_prefixes = _num_prefixes(vocab_size, length)
-  streams = 2 if guided else 1
+  if vocab_size < 2 or length < 1:
+    raise ValueError(
+        f'vocab_size is {vocab_size} and length {length}; they must be at least 2 and 1.')
+  num_prefixes, streams = first_prefix(length, vocab_size), 2 if guided else 1
+  if num_prefixes > 10**7:
+    raise ValueError(
+        f'vocab_size {vocab_size} and length {length} result in {num_prefixes} prefixes; '
+        'at most 10 million can be enumerated, so use smaller sizes.')
   shape = (num_classes, streams, num_prefixes, vocab_size)
   params = np.asarray(spread * normal(key, shape, dtype), dtype)
   params = jnp.asarray(np.round(params) if tied else params)
@@ -137,35 +133,15 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
 
 
 def normal(key: jax.Array, shape: tuple[int, ...], dtype=float) -> np.ndarray:
-  """The numbers of `jax.random.normal`, by few programs for the tables of all sizes.
-
-  Those of a shape are the first of a longer one.
-  """
-  size = math.prod(shape)
+  """The numbers of `jax.random.normal`, by few programs for the tables of all sizes."""
+  size = math.prod(shape)  # The numbers of a shape are the first of a longer one.
   numbers = jax.random.normal(key, (1 << (size - 1).bit_length(),), dtype)
   return np.asarray(numbers)[:size].reshape(shape)
 
 
-def _num_prefixes(vocab_size: int, length: int) -> int:
-  """Counts the prefixes shorter than `length`; raises ValueError if there are too many or none."""
-  if vocab_size < 2 or length < 1:
-    raise ValueError(
-        f'vocab_size is {vocab_size} and length {length}; they must be at least 2 and 1.')
-  num_prefixes = first_prefix(length, vocab_size)
-  if num_prefixes > 10**7:
-    raise ValueError(
-        f'vocab_size {vocab_size} and length {length} result in {num_prefixes} prefixes; '
-        'at most 10 million can be enumerated, so use smaller sizes.')
-  return num_prefixes
-
-
 def _index(before: jax.Array, tokens: jax.Array, start: jax.Array, tree: TreeLike,
            vocab_size: int, length: int) -> jax.Array:
-  """The index of every node's prefix among the prefixes of its length, `[B, N + 1]`.
-
-  The prefix of a node has the committed tokens `before` `[B, num_slots]` below `start`, then its
-  ancestors in `tokens` `[B, N + 1]` by depth.
-  """
+  """The index `[B, N + 1]` of every node's prefix, committed tokens and ancestors, by length."""
   index = jnp.zeros_like(start)
   for slot in range(length):
     index = jnp.where(slot < start, index * vocab_size + before[:, slot], index)
@@ -213,6 +189,23 @@ def network(target: Target) -> Network:
   return Network(
       prefill=lambda params, condition, features, num_slots: (), step=step, logits=logits,
       vocab_size=vocab, num_tokens=target.num_tokens)
+
+
+def tabular_drafter(other: Tabular, tree: Tree, draws: str = 'distinct') -> Drafter:
+  """Drafts from the table `other`, as `eagle` does from a network, for class 0.
+
+  The distribution of a node depends on the whole path to it. Call the decoder with
+  `draft_params=other.params`, or another table of that shape. `draws` is how siblings are selected,
+  one of `base.DRAWS`; 'fixed' selects the most probable tokens and records no distributions. Raises
+  ValueError if `draws` is not one of these, or the tree has no drafts.
+  """
+  def check(target: Target) -> None:
+    if (target.vocab_size, target.num_tokens) != (other.vocab_size, other.length):
+      raise ValueError(
+          f'other has {other.vocab_size} tokens and length {other.length}, the target '
+          f'{target.vocab_size} and {target.num_tokens}; they must be equal.')
+
+  return eagle(network(other.target), tree, draws)._replace(check=check)
 
 
 def heads(target: Target, num_heads: int) -> Heads:

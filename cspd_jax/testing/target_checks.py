@@ -1,7 +1,4 @@
-"""Finds mistakes in a target: one call checks a user's model.
-
-Every check has a `Probe` as argument and yields a sentence for every mistake.
-"""
+"""Finds mistakes in a target: one call checks a user's model."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -10,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import returned
 from cspd_jax.decoding import contract, refill
 from cspd_jax.decoding.base import Condition, Params, Target
 from cspd_jax.decoding.tree import chain
@@ -30,9 +28,9 @@ def check_target(target: Target, params: Params, condition: Condition, *,
   Shapes, dtypes and streams; determinism; windows against one-by-one scoring, with rows at
   different starts; trees, static and run-time, node by node, and `commit`, unless `supports_trees`
   is False; leftovers of rejected drafts; the end of the image; independence of the rows and order
-  of the cache's rows; features.
-  Distributions are compared by their total variation. Use float32 parameters: in bfloat16 rounding
-  hides small mistakes.
+  of the cache's rows; features. Distributions are compared by their total variation. Use float32
+  parameters: in bfloat16 rounding hides small mistakes. Raises ProblemsError with a sentence per
+  failed check.
 
   Args:
     target: the target.
@@ -42,15 +40,12 @@ def check_target(target: Target, params: Params, condition: Condition, *,
     logits: the forward pass that the model was trained with, if available:
       `(params, condition, tokens [B, n]) -> [B, n, V]`, where entry `i` predicts token `i`
       from the condition and the tokens before it. Scoring must agree with it.
-
-  Raises:
-    ProblemsError: with a sentence per mistake.
   """
   checks = [check for check in CHECKS if target.supports_trees or not check.of_trees]
   if logits is not None:
     checks.append(Check('training pass', lambda probe: _training_pass(probe, logits)))
   notes = tuple(_notes(target))
-  if shapes := list(_shapes(target, params, condition)):
+  if shapes := next(_shapes(target, params, condition), None):
     return required('target', Report(
         {'shapes': shapes}, [], [check.name for check in checks], notes))
   with jax.default_matmul_precision('highest'):
@@ -76,14 +71,11 @@ def _shapes(target: Target, params: Params, condition: Condition) -> Iterator[st
     value = getattr(target, name)
     if not isinstance(value, int | np.integer) or value < least:
       yield f'{name} is {value!r}; it must be a whole number of at least {least}.'
-      return
   if target.num_streams > 2:
     yield f'num_streams is {target.num_streams}; it must be 1, or 2 with a null condition.'
-    return
   leaves = jax.tree.leaves(condition)
   if not leaves or any(np.ndim(leaf) == 0 or len(leaf) != len(leaves[0]) for leaf in leaves):
     yield 'condition: its leaves must be arrays with one leading axis, the rows.'
-    return
   batch = len(leaves[0])
 
   def run():
@@ -95,11 +87,10 @@ def _shapes(target: Target, params: Params, condition: Condition) -> Iterator[st
     contract.forced_tokens(target, jnp.zeros((batch, 3), jnp.int32))
 
   try:
-    contract.check_condition(target, condition)
+    returned.supported_rows(target, condition)
     jax.eval_shape(run)
   except contract.ContractError as error:
     yield str(error)
-    return
   if target.forced is not None:
     forced = np.asarray(target.forced(jnp.arange(target.num_tokens)))
     if forced.min() < -1 or forced.max() >= target.vocab_size:
@@ -114,7 +105,6 @@ def _training_pass(probe: Probe, logits: Logits) -> Iterator[str]:
   if want.shape != (*tokens.shape, probe.target.vocab_size):
     yield (f'logits: they have shape {want.shape}; it must be '
            f'{(*tokens.shape, probe.target.vocab_size)}: rows, tokens, vocab_size.')
-    return
   first = np.asarray(probe.prefill(probe.params, probe.condition)[0])[:1, :, None]
   got = np.concatenate([first, probe.singly[0][:1, :, :-1]], axis=2)
   apart = distance(got, want[None]).max(axis=0)
@@ -309,13 +299,11 @@ def _features(probe: Probe) -> Iterator[str]:
   for name, present, other in (('prefill', of_prefill, 'score'), ('score', singly[0], 'prefill')):
     if present is None and (of_prefill is not None or singly[0] is not None):
       yield (f'{name}: it returns no features, but {other} does; both must return them, or None.')
-      return
   if of_prefill is None:
     return
   if of_prefill.shape[-1] != singly[0].shape[-1]:
     yield (f'score: its features have size {singly[0].shape[-1]}, those of prefill '
            f'{of_prefill.shape[-1]}; they must be equal.')
-    return
   size = min(5, probe.tokens.shape[1])
   got = np.asarray(probe.score(probe.new_cache(), probe.tokens[:, :size], 0)[1], np.float64)
   want = np.concatenate([np.asarray(single, np.float64) for single in singly[:size]], axis=2)

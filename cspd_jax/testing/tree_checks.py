@@ -1,8 +1,6 @@
-"""Checks of draft trees and of `commit`, for `check_target`.
+"""Checks of draft trees and of `commit`, for `check_target`."""
 
-Every check has a `Probe` as argument and yields a sentence for every mistake.
-"""
-
+import functools
 from collections.abc import Iterator
 
 import jax
@@ -26,18 +24,18 @@ _CHAINS_ONLY = ('. Every node sees all nodes before it, as in a chain; a target 
 
 def static_tree(probe: Probe) -> Iterator[str]:
   """The nodes of a static tree see their ancestors and no others."""
-  failures = list(_failures(
-      probe, TREE, 'a Tree', 'a target that scores chains only sets supports_trees=False'))
-  yield from failures or _problems(probe, TREE, 'a Tree')
+  yield from _failures(
+      probe, TREE, 'a Tree', 'a target that scores chains only sets supports_trees=False')
+  yield from _problems(probe, TREE, 'a Tree')
 
 
 def run_time_tree(probe: Probe) -> Iterator[str]:
   """The same for a different topology in every row."""
   kind = 'a RuntimeTree, a topology per row,'
-  failures = list(_failures(
+  yield from _failures(
       probe, row_trees(), kind, 'its depth [B, N + 1], ancestors [B, N + 1, N + 1] and paths '
-      '[B, N + 1, D + 1] are traced arrays, so use jax.numpy on them, not NumPy, `if` or `range`'))
-  yield from failures or _problems(probe, row_trees(), kind)
+      '[B, N + 1, D + 1] are traced arrays, so use jax.numpy on them, not NumPy, `if` or `range`')
+  yield from _problems(probe, row_trees(), kind)
 
 
 def commit(probe: Probe) -> Iterator[str]:
@@ -59,13 +57,11 @@ def commit(probe: Probe) -> Iterator[str]:
       yield ('commit: it returns the cache unchanged; it must move the entry of node '
              'path[b, d - 1] to slot start[b] + d, or tokens after an accepted side path read '
              f'rejected drafts (distributions {apart:.2g} apart in total variation).')
-      return
     yield (f'commit: after node {node} of the tree {TREE.parents} was accepted, which lies '
            f'{"off" if is_side else "on"} the main chain, the next score returns distributions '
            f'{apart:.2g} apart in total variation from scoring the same tokens one by one; commit '
            'must move the entry of node path[b, d - 1] to slot start[b] + d unless path[b, d - 1] '
            'is d, and must not change slots before start[b] + 1.')
-    return
 
 
 def commit_rows(probe: Probe) -> Iterator[str]:
@@ -91,30 +87,23 @@ def commit_rows(probe: Probe) -> Iterator[str]:
       yield (f'commit: when rows accept different paths, to nodes {last.tolist()} from starts '
              f'{start.tolist()}, the next score returns distributions {apart:.2g} apart in total '
              'variation from scoring the same tokens one by one; start and path are per row.')
-      return
 
 
 def _failures(probe: Probe, tree: TreeLike, kind: str, remedy: str) -> Iterator[str]:
   """Traces `score` and `commit` with a tree; yields a sentence if one of them fails."""
-  start = jnp.full(ROWS, probe.start)
-  runtime = None if isinstance(tree, Tree) else tree
-
-  def score(params, cache, nodes, start, runtime):
-    return contract.score(probe.target, params, cache, nodes, start, runtime or tree)
-
-  def commit(cache, start, path):
-    return contract.commit(probe.target, cache, start, path)
-
+  start, runtime = jnp.full(ROWS, probe.start), None if isinstance(tree, Tree) else tree
+  score = lambda params, cache, nodes, start, runtime: contract.score(
+      probe.target, params, cache, nodes, start, runtime or tree)
+  commit = functools.partial(contract.commit, probe.target)
   cache, nodes = probe.cache_at_start, jnp.asarray(_nodes(probe), jnp.int32)
   path = jnp.zeros((ROWS, tree.side_depth), jnp.int32)
-  for name, function, arguments in (
-      ('score', score, (probe.params, cache, nodes, start, runtime)),
-      ('commit', commit, (cache, start, path))):
+  for function, arguments in ((score, (probe.params, cache, nodes, start, runtime)),
+                              (commit, (cache, start, path))):
     try:
       jax.eval_shape(function, *arguments)
     except Exception as error:  # Any, of the user's code.
+      name = 'score' if function is score else 'commit'
       yield complaint(error, f'{name}: with {kind} it raises {{}}; {remedy}.')
-      return
 
 
 def _problems(probe: Probe, tree: TreeLike, kind: str) -> Iterator[str]:
@@ -143,7 +132,6 @@ def _problems(probe: Probe, tree: TreeLike, kind: str) -> Iterator[str]:
     yield (f'score: with {kind} node {readers[first]} sees node {read[first]}, which is '
            f'{relation}; a node may see only the tokens before start, its ancestors and itself, as '
            f'in tree.ancestors{_CHAINS_ONLY if _is_chain(probe, seen, valid) else "."}')
-    return
   if apart.max() <= probe.tolerance:
     return
   row, node = np.argwhere(apart > probe.tolerance)[0]
@@ -152,7 +140,6 @@ def _problems(probe: Probe, tree: TreeLike, kind: str) -> Iterator[str]:
   if unseen:
     yield (f'score: with {kind} node {node} does not see node {unseen[-1]}, which is above it or '
            'itself; a node must see its ancestors and itself, as in tree.ancestors.')
-    return
   yield (f'score: with {kind} node {node} sees the right nodes but has a distribution '
          f'{apart[row, node]:.2g} apart in total variation from the same tokens one by one; its '
          f'token number must be start + tree.depth[{node}], whatever its index among the nodes.')
@@ -184,9 +171,9 @@ def _nodes(probe: Probe) -> np.ndarray:
   return nodes
 
 
-def row_trees(rows: int = ROWS) -> RuntimeTree:
+def row_trees() -> RuntimeTree:
   """A topology for every row."""
-  parents = jnp.asarray([_PARENTS[row % len(_PARENTS)] for row in range(rows)], jnp.int32)
+  parents = jnp.asarray([_PARENTS[row % len(_PARENTS)] for row in range(ROWS)], jnp.int32)
   return runtime_tree(parents, Budget(TREE.num_nodes, 3, 3))
 
 

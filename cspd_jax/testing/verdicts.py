@@ -13,7 +13,7 @@ from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Drafter, Layout, Verdict, Verifier
 from cspd_jax.decoding.tree import Budget, Tree, runtime_tree
 from cspd_jax.testing.enumerate import UNOPTIMISED, outcome
-from cspd_jax.testing.tabular import prefix_number
+from cspd_jax.testing.tabular import first_prefix, prefix_number
 
 # Token number of the root.
 _START = 4
@@ -116,13 +116,13 @@ ARRANGEMENTS = (
 )
 
 
-def models(vocab_size: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def models(vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
   """Random distributions `[C, P, V]` of target and drafter after every prefix of up to 3 tokens.
 
   In some pairs, tokens are impossible or certain, both distributions are equal, or after half of
   the prefixes the drafter has no candidate: its distribution is 0.
   """
-  rng, prefixes = np.random.default_rng(seed), sum(vocab_size**length for length in range(4))
+  rng, prefixes = np.random.default_rng(0), first_prefix(4, vocab_size)
   p, q = (rng.dirichlet(np.full(vocab_size, 0.9), (8, prefixes)) for _ in range(2))
   p[3, :, 0] = q[4, :, 1] = 0
   q[5], p[6] = np.eye(vocab_size)[rng.integers(vocab_size, size=(2, prefixes))]
@@ -174,11 +174,7 @@ def _probability(arrangement: Arrangement, q: np.ndarray, token: np.ndarray, tok
 
 
 def verify(verifier: Verifier, arrangement: Arrangement, made: Drafts) -> Verdicts | None:
-  """All verdicts on the drafts; None if they have too many outcomes to enumerate.
-
-  Raises:
-    ContractError: for a result of another shape or dtype, and what the verifier raises.
-  """
+  """All verdicts on the drafts; None if they have too many outcomes to enumerate."""
   radices: list[int] = []
   tree = None
   if arrangement.at_run_time:
@@ -206,11 +202,9 @@ def verify(verifier: Verifier, arrangement: Arrangement, made: Drafts) -> Verdic
   outcomes = jax.vmap(run, (0, None, None, None))
   every = jax.vmap(jax.vmap(outcomes, (None, 0, 0, 0)), (None, None, 0, 0))
   weight, verdict = jax.jit(every, compiler_options=UNOPTIMISED)(jnp.arange(total), *arguments)
-  bound = verdict.tv_bound
-  return Verdicts(
-      np.asarray(weight), np.asarray(verdict.node), np.asarray(verdict.token),
-      None if verdict.samples is None else np.asarray(verdict.samples),
-      None if bound is None else np.asarray(bound.sum(axis=-1)))
+  bound = None if verdict.tv_bound is None else verdict.tv_bound.sum(axis=-1)
+  return Verdicts(*jax.tree.map(
+      np.asarray, (weight, verdict.node, verdict.token, verdict.samples, bound)))
 
 
 class Stage(NamedTuple):

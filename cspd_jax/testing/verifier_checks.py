@@ -8,15 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.decoders import vanilla
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import verdicts
-from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.enumerate import UNOPTIMISED
 from cspd_jax.testing.report import Check, Report, collect, complaint, required
-from cspd_jax.testing.tabular import first_prefix, prefix_number, tabular
+from cspd_jax.testing.tabular import first_prefix, prefix_number, tabular, tabular_drafter
 from cspd_jax.testing.verdicts import ARRANGEMENTS, ONE, TWO, Arrangement, Drafts, Verdicts
 
 # Probabilities that differ by less are equal: of float64, with constants of float32.
@@ -25,7 +25,7 @@ _TOLERANCE = 1e-6
 _IMAGES, _LENGTH = 256, 5
 
 
-def check_verifier(verifier: Verifier, *, vocab_size: int = 3, seed: int = 0) -> Report:
+def check_verifier(verifier: Verifier, *, vocab_size: int = 3) -> Report:
   """Checks that a verifier satisfies the contract of `base.Verifier`, by enumeration.
 
   All drafts of small layouts (a chain, siblings drawn in every way, side branches) and all outcomes
@@ -42,19 +42,16 @@ def check_verifier(verifier: Verifier, *, vocab_size: int = 3, seed: int = 0) ->
     verifier: the verifier, for a vocabulary of that size. Its random numbers must be those of its
       argument `rng`, and used outside of `lax` loops.
     vocab_size: `V`, 2 to 4.
-    seed: of the distributions.
 
   Raises:
-    ProblemsError: with one sentence per mistake: what is wrong, where, what was measured and
+    ProblemsError: with one sentence per failed check: what is wrong, where, what was measured and
       declared, and the remedy.
     ValueError: if the vocabulary is too large to enumerate.
   """
-  if not 2 <= vocab_size <= 4:
-    raise ValueError(
-        f'vocab_size is {vocab_size}; it must be 2 to 4, for which all drafts can be enumerated; '
-        'build the verifier for a vocabulary of that size.')
+  fields.require(2 <= vocab_size <= 4, 'vocab_size', vocab_size, '2 to 4, for which all drafts can '
+                 'be enumerated; build the verifier for a vocabulary of that size')
   with jax.enable_x64(True):
-    probe = _Probe(verifier, vocab_size, seed)
+    probe = _Probe(verifier, vocab_size)
     report = collect(CHECKS, probe)
   return required('verifier', report._replace(notes=tuple(probe.notes)))
 
@@ -65,13 +62,12 @@ class _Probe:
 
   verifier: Verifier
   vocab_size: int
-  seed: int
   notes: list[str] = dataclasses.field(default_factory=list)
 
   @functools.cached_property
   def models(self) -> tuple[np.ndarray, np.ndarray]:
     """Distributions of target and drafter after every prefix."""
-    return verdicts.models(self.vocab_size, self.seed)
+    return verdicts.models(self.vocab_size)
 
   @functools.cached_property
   def results(self) -> dict[Arrangement, tuple[Drafts, Verdicts]]:
@@ -146,20 +142,17 @@ def _results(probe: _Probe) -> Iterator[str]:
   if not results:
     yield ('check: it refuses every layout, also one draft drawn from a recorded distribution; it '
            'must raise ValueError for the drafters that the verifier cannot verify only.')
-    return
   for arrangement, (made, result) in results.items():
-    if sentence := _invalid(arrangement, made, result, probe.vocab_size):
-      yield sentence
-      return
+    yield from _invalid(arrangement, made, result, probe.vocab_size)
 
 
 def _invalid(arrangement: Arrangement, made: Drafts, result: Verdicts, vocab_size: int
-             ) -> str | None:
-  """Describes a node or a token that a verdict must not have."""
+             ) -> Iterator[str]:
+  """A node or a token that a verdict must not have."""
   possible = (made.weight[..., None] * result.weight) > _TOLERANCE
   if np.isnan(result.weight).any():
-    return (f'verify: with {arrangement.name} it tests or draws with weights that are NaN; '
-            'probabilities of 0 occur in both distributions, so do not divide by them.')
+    yield (f'verify: with {arrangement.name} it tests or draws with weights that are NaN; '
+           'probabilities of 0 occur in both distributions, so do not divide by them.')
   size = len(arrangement.parents)
   for name, value, least, limit in (('node', result.node, 0, size - 1),
                                     ('token', result.token, 0, vocab_size - 1)):
@@ -167,15 +160,14 @@ def _invalid(arrangement: Arrangement, made: Drafts, result: Verdicts, vocab_siz
     if wrong.any():
       hint = _unnormalised(made, result) if arrangement is TWO else None
       drawn = ', drawn from weights that are not all 0' if name == 'token' else ''
-      return (f'verify: with {arrangement.name} it returns {name} {value[wrong][0]}; it must be '
-              f'{least} to {limit}{drawn}{hint or "."}')
+      yield (f'verify: with {arrangement.name} it returns {name} {value[wrong][0]}; it must be '
+             f'{least} to {limit}{drawn}{hint or "."}')
   missing = np.stack([(path < 0).any(axis=1) for path in arrangement.paths(made.tokens)])
   node = np.clip(result.node, 0, size - 1)
   wrong = possible & missing[node, np.arange(len(made.tokens))[:, None]]
   if wrong.any():
-    return (f'verify: with {arrangement.name} it accepts node {node[wrong][0]}, whose token or one '
-            'above it is -1, no candidate; such nodes must be refused.')
-  return None
+    yield (f'verify: with {arrangement.name} it accepts node {node[wrong][0]}, whose token or one '
+           'above it is -1, no candidate; such nodes must be refused.')
 
 
 def _flags(probe: _Probe) -> Iterator[str]:
@@ -219,7 +211,6 @@ def _one_draft(probe: _Probe) -> Iterator[str]:
     yield (f'verify: after it accepted the last draft it draws token {v} with probability '
            f'{drawn:.3g}, where the target has {after[case, x, v]:.3g}; the bonus token follows '
            'target_probs of the accepted node.')
-    return
   emitted = q * f + np.einsum('cx,cxv->cv', q, refused)
   wrong = np.abs(emitted - p)
   if wrong.max() <= _TOLERANCE:
@@ -274,7 +265,6 @@ def _exact(probe: _Probe) -> Iterator[str]:
              + (hint or '; test every sibling against what the rejections before it left of p and '
                         'q, every node given that its parent is accepted, and follow the first '
                         'accepted child, whatever its continuation is.'))
-      return
 
 
 def _unnormalised(made: Drafts, result: Verdicts) -> str | None:
@@ -313,7 +303,6 @@ def _bound(probe: _Probe) -> Iterator[str]:
              f"variation from the target's, but the mean of tv_bound is {bound[case]:.3g}; every "
              'test on the way must add sum_x [q f - p]+, and every rejection the total variation '
              'between the residual that it draws from and [p - q f]+, normalised.')
-      return
 
 
 def _samples(probe: _Probe) -> Iterator[str]:
@@ -325,7 +314,6 @@ def _samples(probe: _Probe) -> Iterator[str]:
     if ((at_node != result.token) & (result.weight > _TOLERANCE)).any():
       yield (f'verify: with {arrangement.name} token is not samples[node]; the additional token is '
              "the target's draw after the last accepted node.")
-      return
     drawn = np.einsum('cno,cnoiv->cniv', result.weight,
                       result.samples[..., None] == np.arange(probe.vocab_size))
     apart = 0.5 * np.abs(drawn - made.target).sum(-1).max(axis=(0, 1))
@@ -333,7 +321,6 @@ def _samples(probe: _Probe) -> Iterator[str]:
       node = int(np.argmax(apart))
       yield (f'verify: with {arrangement.name} samples[{node}] is {apart[node]:.3g} in total '
              f'variation from target_probs[{node}]; it must be a draw from it, or samples None.')
-      return
 
 
 def _seed_exact(probe: _Probe) -> Iterator[str]:
@@ -344,12 +331,10 @@ def _seed_exact(probe: _Probe) -> Iterator[str]:
   if arrangement is None:
     return
   with jax.enable_x64(False):
-    model, other = (tabular(jax.random.key(probe.seed + number), probe.vocab_size, _LENGTH)
-                    for number in (0, 1))
+    model, other = (tabular(jax.random.key(number), probe.vocab_size, _LENGTH) for number in (0, 1))
     drafter = tabular_drafter(other, arrangement.tree, arrangement.draws)
     decode = lambda decoder, *args: np.asarray(jax.jit(decoder, compiler_options=UNOPTIMISED)(
-        model.params, jnp.zeros(_IMAGES, jnp.int32), jax.random.key(probe.seed), Warp(),
-        *args).tokens)
+        model.params, jnp.zeros(_IMAGES, jnp.int32), jax.random.key(0), Warp(), *args).tokens)
     got = decode(make_decoder(model.target, drafter, probe.verifier), other.params)
     want = decode(vanilla(model.target))
   if (got != want).any():

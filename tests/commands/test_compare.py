@@ -38,7 +38,7 @@ _BAD = {
     'nothing to pair with': (['--decoder=sjd', '--paired'], ['paired is True', 'add vanilla']),
     'no scenes': (['--asked'], ["caption is 'cat'", 'like "a blue owl']),
     'no time at all': (['--budget=0'], ['budget is 0', 'above 0']),
-    'window below 1': (['--decoder=sjd(window=0)'], ['window is 0', 'at least 1']),
+    'window below 1': (['--decoder=sjd(window=0)'], ['window is 0', 'from 1 to']),
     'window too large': (['--decoder=sjd(window=99)'], ['window is 99', '16']),
     'no drafts': (['--decoder=speculative(length=0)'], ['length is 0']),
     'no images': (['--num_images=0'], ['num_images is 0']),

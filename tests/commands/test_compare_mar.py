@@ -33,10 +33,10 @@ _BAD = {
         ['--decoder=exact_head(kernels_per_call=9, schedule=4)'], ['kernels_per_call is 9', '4']),
     'too many drafts': (
         ['--decoder=cspd_relaxed(block_length=5)'],
-        ['block_length is 5', 'at most all of an image, 4']),
+        ['block_length is 5', 'number of tokens, 4']),
     'too many drafts of a path': (
         ['--decoder=exact_path(draft_length=5)'],
-        ['draft_length is 5', 'at most all of an image, 4']),
+        ['draft_length is 5', 'number of tokens, 4']),
     'too many residual draws': (
         ['--decoder=exact_path(max_trials=70000)'], ['max_trials is 70000', '65536']),
     'draft model of other patches': (['--parts=draft={tmp}/patches'], ['patch_size', '2', '1']),

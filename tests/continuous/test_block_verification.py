@@ -10,11 +10,10 @@ import pytest
 from cspd_jax.continuous import (
   coupling,
   decoders,
-  draft_model,
   noise as noise_lib,
+  path,
   schedule as schedule_lib,
 )
-from cspd_jax.continuous.context import BLOCK, TRUE
 from cspd_jax.continuous.cspd import TokenVerdict, token_test
 from cspd_jax.continuous.loop import make_decoder
 from cspd_jax.testing.proofs import analytic
@@ -67,19 +66,17 @@ def in_raster_order(decoder):
   return dataclasses.replace(decoder, orders=noise_lib.raster_orders)
 
 
-def verified(length, block_context=True):
+def verified(length):
   """Block verification with the valid test, and its own noise for the draft model."""
   (_, prefix), *blocks = schedule_lib.blocks(CHAIN.target.num_tokens, length, 0.0)
-  verifier = token_test(valid(length), 'exact', keep_after_reject=block_context)
   return in_raster_order(make_decoder(
-      CHAIN.target, LEVELS, verifier, [stop for _, stop in blocks], prefix=prefix,
-      drafter=draft_model.model(CHAIN.target, aligned=False),
-      context=BLOCK if block_context else TRUE))
+      CHAIN.target, LEVELS, token_test(valid(length), 'exact'), [stop for _, stop in blocks],
+      prefix=prefix, drafter=path.model(CHAIN.target, aligned=False)))
 
 
-def run(decoder, num=1000):
+def run(decoder):
   return jax.jit(decoder)(
-      CHAIN.params, jnp.zeros(num, jnp.int32), jax.random.key(1),
+      CHAIN.params, jnp.zeros(1000, jnp.int32), jax.random.key(1),
       draft_params=CHAIN.params._replace(correlation=jnp.float32(OF_DRAFT)))
 
 
@@ -103,11 +100,3 @@ def test_blocks_lose_correlation_like_parallel_decoding(length, published):
       decoders.parallel(CHAIN.target, length, LEVELS, prefix_share=0.0)))
   np.testing.assert_array_equal(baseline.costs.target_passes, generated.costs.target_passes)
   assert abs(correlation(baseline) - expected) < 0.015
-
-
-@pytest.mark.slow
-def test_true_contexts_keep_the_correlation():
-  """The same test and drafts, but contexts that see the drafts before: one token per step."""
-  generated = run(verified(4, block_context=False), 200)
-  assert 0.6 < generated.tests.accepted.sum() / generated.tests.tested.sum() < 0.8
-  assert abs(correlation(generated) - CORRELATION) < 0.01

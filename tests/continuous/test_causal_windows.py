@@ -1,6 +1,6 @@
 """The distribution of `windows` on a causal model with a closed form, and mutants.
 
-The tokens of `causal_analytic.causal_chain` are jointly normal with a known mean and covariance.
+The tokens of `analytic.causal_chain` are jointly normal with a known mean and covariance.
 Every test compares all 152 means and covariances of the 16 numbers of an image with the known
 ones, in standard errors. For an exact decoder the largest is above `LIMIT` with a probability of
 at most 7e-4, by the normal distribution and Bonferroni's inequality. With `ROWS` images a mean
@@ -16,7 +16,7 @@ import pytest
 
 from cspd_jax.continuous import decoders, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.testing.proofs import causal_analytic
+from cspd_jax.testing.proofs import analytic
 from tests.continuous import window_mutants
 from tests.marks import representative
 
@@ -30,7 +30,7 @@ SCHEDULES = {
 
 
 def chain(schedule='flow', **options):
-  return causal_analytic.causal_chain(
+  return analytic.causal_chain(
       SIZE, schedule=SCHEDULES[schedule], means=CLASSES, **options)
 
 
@@ -52,7 +52,7 @@ def mar(model):
 def deviation(tokens, model, scale=1.0, labels=LABELS):
   """The largest difference of a moment of tokens `[B, T, C]` from the known one, in its errors."""
   flat, labels = np.asarray(tokens, np.float64).reshape(len(tokens), -1), np.asarray(labels)
-  known = [causal_analytic.causal_moments(model, label, scale) for label in range(len(CLASSES))]
+  known = [analytic.causal_moments(model, label, scale) for label in range(len(CLASSES))]
   centred = flat - np.stack([moments.mean for moments in known])[labels]
   covariance = known[0].covariance
   variance = np.diag(covariance)
@@ -71,7 +71,7 @@ def test_moments_in_closed_form(schedule):
   model = chain(schedule)
   tokens = np.asarray(sample(mar, model).tokens)
   assert deviation(tokens, model) < LIMIT
-  covariance = causal_analytic.causal_moments(model, 0).covariance
+  covariance = analytic.causal_moments(model, 0).covariance
   if schedule == 'cosine':  # Its chains have the distribution of the clean tokens.
     assert abs(covariance[0, 0] - model.params.stds[0]**2) < 0.01
   std = np.sqrt(np.diag(covariance)).reshape(SIZE, -1)

@@ -18,8 +18,8 @@ import pytest
 from cspd_jax.continuous import decoders, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
-from cspd_jax.testing.proofs import analytic, causal_analytic
-from cspd_jax.testing.statistics import energy_test
+from cspd_jax.testing.exactness import energy_test
+from cspd_jax.testing.proofs import analytic
 from tests.continuous import window_mutants
 from tests.marks import representative
 
@@ -177,7 +177,7 @@ class TestResult:
       (dict(kernels_per_call=7), None), (dict(window=np.int64(3)), None),
       (dict(num_iter=2.5), r'num_iter is 2\.5; it must be a whole number'),
       (dict(schedule='6'), "schedule is '6'; it must be a Schedule or the number of levels"),
-      (dict(schedule=1), 'num_levels is 1; it must be from 2')])
+      (dict(schedule=1), 'num_levels is 1; it must be a whole number from 2')])
   def test_options_out_of_range(self, options, message):
     model = chain(6)
     build = lambda: decoders.windows(
@@ -197,8 +197,8 @@ class TestResult:
       decoders.windows(model.target, 2, None, model.schedule._replace(min_log_variance=silent))
 
   def test_a_flow_without_noise_at_its_end_is_refused(self):
-    model = causal_analytic.causal_chain(4, schedule=schedule_lib.flow(6, last_step=0.1,
-                                                                       last_deviation=0.0))
+    model = analytic.causal_chain(
+        4, schedule=schedule_lib.flow(6, last_step=0.1, last_deviation=0.0))
     with pytest.raises(ValueError, match='a kernel without noise'):
       decoders.windows(model.target, 2, None, model.schedule)
 

@@ -9,7 +9,7 @@ from absl.testing import parameterized
 
 from cspd_jax.continuous import coupling, noise as noise_lib
 from cspd_jax.core.random import row_keys
-from cspd_jax.testing.statistics import compare
+from cspd_jax.testing.exactness import compare
 
 NUM = 30000
 

@@ -21,8 +21,8 @@ from cspd_jax.continuous import (
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
+from cspd_jax.testing.exactness import compare
 from cspd_jax.testing.proofs import analytic
-from cspd_jax.testing.statistics import compare
 
 LEVELS = schedule_lib.make(10)
 MODEL = analytic.mixtures(
@@ -200,7 +200,7 @@ class ContractsTest(chex.TestCase):
 
   @parameterized.parameters(
       (dict(kernels_per_call=0),
-       'kernels_per_call is 0; it must be from 1 to the number of levels, 10'),
+       'kernels_per_call is 0; it must be a whole number from 1 to the number of levels, 10'),
       (dict(kernels_per_call=11), 'kernels_per_call is 11'),
       (dict(rho=np.ones(9)), r'rho has shape \(9,\)'),
       (dict(rho=np.full(10, np.nan)), 'one finite number per level'))

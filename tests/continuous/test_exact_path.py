@@ -23,8 +23,8 @@ from cspd_jax.continuous import (
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
+from cspd_jax.testing.exactness import compare
 from cspd_jax.testing.proofs import analytic
-from cspd_jax.testing.statistics import compare
 
 LEVELS = schedule_lib.make(6)
 SIZE, NUM = 5, 20000
@@ -224,12 +224,12 @@ class ContractsTest(chex.TestCase):
     np.testing.assert_array_equal(other.rounds, SIZE)
 
   @parameterized.parameters(
-      (dict(draft_length=0), 'draft_length is 0; at least 1 token must be drafted'),
-      (dict(draft_length=6), 'draft_length is 6; .* at most all of an image, 5'),
-      (dict(max_trials=0), 'max_trials is 0; .* at least 1 proposal'),
-      (dict(max_trials=2**16 + 1), 'max_trials is 65537; .* noise for 65536'),
+      (dict(draft_length=0), 'draft_length is 0; it must be a whole number from 1'),
+      (dict(draft_length=6), 'draft_length is 6; .* number of tokens, 5'),
+      (dict(max_trials=0), 'max_trials is 0; .* from 1 to 65536'),
+      (dict(max_trials=2**16 + 1), 'max_trials is 65537; .* from 1 to 65536'),
       (dict(eta=0.0), 'eta is 0.0'), (dict(eta=2.0), 'eta is 2.0'),
-      (dict(split=-1), 'split is -1; it must be from 0 to .* 5'), (dict(split=6), 'split is 6'),
+      (dict(split=-1), 'split is -1; .* 0 to the last level, 5'), (dict(split=6), 'split is 6'),
       (dict(split=2.0), 'split is 2.0; it must be a whole number'),
       (dict(prefix_share=2.0), 'prefix_share is 2.0; it must be from 0 to 1'),
       (dict(prefix_share=-0.1), 'prefix_share is -0.1; it must be from 0 to 1'),

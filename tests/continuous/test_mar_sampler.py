@@ -12,8 +12,8 @@ from absl.testing import parameterized
 from cspd_jax.continuous import decoders, noise as noise_lib, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
+from cspd_jax.testing.exactness import compare
 from cspd_jax.testing.proofs import analytic
-from cspd_jax.testing.statistics import compare
 
 LEVELS = schedule_lib.make(8)
 # One component: a linear head, in which differences of rounding do not grow.
@@ -143,7 +143,7 @@ class OptionsTest(chex.TestCase):
 
   @parameterized.parameters(
       (dict(num_iter=0), 'num_iter is 0'), (dict(num_iter=8), 'num_iter is 8'),
-      (dict(guidance='cosine'), "guidance is 'cosine'; it must be one of: linear, constant"))
+      (dict(guidance='cosine'), "guidance is 'cosine'; it must be one of linear, constant"))
   def test_mar(self, options, message):
     with self.assertRaisesRegex(ValueError, message):
       decoders.mar(MODEL.target, **options)

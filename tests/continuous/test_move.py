@@ -14,7 +14,7 @@ from scipy import special, stats
 
 from cspd_jax.continuous import coupling
 from cspd_jax.continuous.coupling import Gaussian
-from cspd_jax.testing.statistics import energy_test
+from cspd_jax.testing.exactness import energy_test
 from tests.continuous import window_mutants
 
 COUNT = 100000

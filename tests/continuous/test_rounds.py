@@ -8,8 +8,8 @@ import pytest
 from cspd_jax.continuous import (
   cspd,
   decoders,
-  draft_model,
   head as head_lib,
+  path,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.context import TRUE
@@ -96,7 +96,7 @@ def test_a_share_of_one_needs_no_draft_model():
   for decoder in (decoders.exact_path(CHAIN.target, CHAIN.target, schedule=LEVELS, prefix_share=1),
                   cspd.cspd_released(CHAIN.target, CHAIN.target, 3, LEVELS, prefix_share=1)):
     assert decoder.drafter is None and guarantee(decoder) == 'exact'
-    assert decoder.stops == tuple(range(1, 8))
+    assert [stage.stops for stage in decoder.stages] == [tuple(range(1, 8))]
 
 
 PATH, OWN = path_test(split=1), no_drafts(head_lib.ancestral(CHAIN.target, LEVELS))
@@ -105,13 +105,13 @@ RELEASED = released(42.0, 'off')
 
 @pytest.mark.parametrize('verifier, stops, options, message', [
     (PATH, (7,), dict(context=TRUE), 'drafter is None, but the verifier requires drafts'),
-    (OWN, (7,), dict(drafter=draft_model.model(CHAIN.target)), 'the verifier accepts no drafts'),
+    (OWN, (7,), dict(drafter=path.model(CHAIN.target)), 'the verifier accepts no drafts'),
     (OWN, (7,), dict(context=TRUE), "context is 'true'; the verifier requires the context 'block'"),
-    (PATH, (7,), dict(drafter=draft_model.model(CHAIN.target)), "context is 'block'; .* 'true'"),
+    (PATH, (7,), dict(drafter=path.model(CHAIN.target)), "context is 'block'; .* 'true'"),
     (OWN, (3, 6), {}, r'stops is \(3, 6\) after a prefix of 0; .* the number of tokens, 7'),
     (OWN, (4, 4, 7), {}, r'stops is \(4, 4, 7\)'), (OWN, (2, 7), dict(prefix=2), 'prefix of 2'),
     (OWN, (), {}, r'stops is \(\) after'),
-    (RELEASED, (7,), dict(drafter=draft_model.model(CHAIN.target._replace(token_dim=2))),
+    (RELEASED, (7,), dict(drafter=path.model(CHAIN.target._replace(token_dim=2))),
      'draft has 2 numbers per token, the target 1'),
     (OWN, (7,), dict(guidance='none'), "guidance is 'none'")])
 def test_parts_that_do_not_fit(verifier, stops, options, message):
@@ -124,7 +124,7 @@ def test_a_decoder_of_parts():
   """Speculation inside the head for the prefix, and blocks with true contexts after it."""
   sampler = decoders.speculative_head.speculative(CHAIN.target, LEVELS, 2)
   decoder = make_decoder(
-      CHAIN.target, LEVELS, RELEASED, (5, 7), drafter=draft_model.model(CHAIN.target), context=TRUE,
+      CHAIN.target, LEVELS, RELEASED, (5, 7), drafter=path.model(CHAIN.target), context=TRUE,
       prefix=3, prefix_sampler=sampler)
   decoded = quick(decoder)(CHAIN.params, LABELS, KEY, draft_params=DRAFT)
   np.testing.assert_array_equal(decoded.rounds, 3 + 2)

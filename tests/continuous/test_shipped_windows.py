@@ -18,7 +18,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.testing.statistics import compare, energy_test
+from cspd_jax.testing.exactness import compare, energy_test
 from tests.continuous import window_mutants
 
 ROWS, BATCH, LEVELS, SIDE = 1000, 250, 12, 8

@@ -9,18 +9,15 @@ import pytest
 
 import cspd_jax
 from cspd_jax.continuous import decoders, schedule as schedule_lib
-from cspd_jax.continuous.chains.chain_walk import coupled_chains, old_chains
-from cspd_jax.continuous.context import CACHED, TRUE
-from cspd_jax.continuous.loop import make_decoder
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
-from cspd_jax.testing.proofs import analytic, causal_analytic
+from cspd_jax.testing.proofs import analytic
 from tests.marks import representative
 
 INF, NAN = float('inf'), float('nan')
 LEVELS, FLOW = schedule_lib.make(5), schedule_lib.flow(5)
 MASKED = analytic.gaussian_chain(4, 0.8, schedule=LEVELS, means=(0.0, 1.0))
-CAUSAL = causal_analytic.causal_chain(4, 2, schedule=FLOW, means=(0.0, 1.0), null=0.5)
+CAUSAL = analytic.causal_chain(4, 2, schedule=FLOW, means=(0.0, 1.0), null=0.5)
 LABELS = np.array([0, 1, 0, 1], np.int32)
 
 
@@ -169,17 +166,6 @@ class TestParts:
     steps = decoders.windows(CAUSAL.target, 2, 4, FLOW, kernels_per_call=2)
     result = jax.jit(steps)(CAUSAL.params, LABELS, jax.random.key(0), Sampling(np.ones(4)))
     np.testing.assert_allclose(result.tokens, decoded('causal').tokens, atol=1e-4)
-
-  @pytest.mark.parametrize('model,context', [(MASKED, TRUE), (CAUSAL, CACHED)])
-  def test_guidance_of_the_last_token(self, model, context):
-    verifier = coupled_chains(5, 2, 2, np.ones(5))
-    build = lambda **options: make_decoder(
-        model.target, model.schedule, verifier, (4,), drafter=old_chains(),
-        context=context, width=2, **options)
-    with pytest.raises(ValueError, match='guidance_of_last is True, but where a round ends'):
-      build(guidance_of_last=True)
-    assert not build().stages[-1].guidance_of_last
-    assert decoders.mar(MASKED.target, 2).stages[-1].guidance_of_last
 
   @pytest.mark.parametrize('build', [
       lambda target: decoders.windows(target, 2),

@@ -9,8 +9,8 @@ import pytest
 
 from cspd_jax.continuous import decoders, schedule as schedule_lib
 from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.testing.exactness import energy_test
 from cspd_jax.testing.proofs import analytic
-from cspd_jax.testing.statistics import energy_test
 from tests.marks import representative
 
 NUM = 1500

@@ -19,14 +19,14 @@ from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
 from cspd_jax.models import mar, nextstep
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.testing.proofs import analytic, causal_analytic
+from cspd_jax.testing.proofs import analytic
 from tests.marks import representative
 
 ROWS, SIZE, SAME = 64, 6, 0.96
 MODELS = {
     'masked': analytic.gaussian_chain(SIZE, 0.8, schedule=schedule_lib.make(5), means=(0.0, 1.0)),
-    'causal': causal_analytic.causal_chain(SIZE, 2, schedule=schedule_lib.flow(5),
-                                           means=(0.0, 1.0), null=0.5)}
+    'causal': analytic.causal_chain(SIZE, 2, schedule=schedule_lib.flow(5), means=(0.0, 1.0),
+                                    null=0.5)}
 LABELS = np.arange(ROWS, dtype=np.int32) % 2
 SAMPLING = Sampling(np.float32(1.0), np.float32(0.9))
 MODES = {

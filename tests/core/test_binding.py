@@ -2,7 +2,7 @@
 
 import pytest
 
-from cspd_jax.core import binding
+from cspd_jax.core import spec as spec_lib
 from cspd_jax.core.spec import parse
 
 
@@ -18,12 +18,12 @@ def build(untyped, count: int, share: float | None = None, name: str = 'x', flag
   """A builder that no test calls."""
 
 
-ALLOWED = binding.parameters(build, {Box})
-CONVERTERS = {Box: binding.Converter('a box', lambda name, value: Box(value))}
+ALLOWED = spec_lib.parameters(build, {Box})
+CONVERTERS = {Box: spec_lib.Converter('a box', lambda name, value: Box(value))}
 
 
 def bind(text):
-  return binding.bind(parse(text).parts[0], ALLOWED, CONVERTERS)
+  return spec_lib.bind(parse(text).parts[0], ALLOWED, CONVERTERS)
 
 
 def test_parameters():
@@ -63,4 +63,4 @@ def test_mistakes(text, message):
 
 def test_a_part_without_parameters():
   with pytest.raises(ValueError, match="a has no parameter 'b'; it has none"):
-    binding.bind(parse('a(b=1)').parts[0], {})
+    spec_lib.bind(parse('a(b=1)').parts[0], {})

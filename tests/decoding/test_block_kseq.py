@@ -16,9 +16,8 @@ from cspd_jax.decoding.verifiers.block import block
 from cspd_jax.decoding.verifiers.kseq import _factor, kseq
 from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.enumerate import enumerate_rounds
-from cspd_jax.testing.tabular import tabular
+from cspd_jax.testing.tabular import tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
 from tests.marks import representative
 

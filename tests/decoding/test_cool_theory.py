@@ -14,9 +14,8 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.enumerate import enumerate_rounds
-from cspd_jax.testing.tabular import tabular
+from cspd_jax.testing.tabular import tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
 
 VOCAB = 3

@@ -13,12 +13,11 @@ import pytest
 import cspd_jax
 from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.decoding.base import Drafter, Target
-from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.correctors import from_model, from_network
 from cspd_jax.decoding.drafters.draft_model import model
 from cspd_jax.decoding.drafters.eagle import eagle, eagle2
-from cspd_jax.decoding.drafters.jacobi import jacobi
+from cspd_jax.decoding.drafters.jacobi import ancestral, jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.verifiers.block import block
@@ -330,17 +329,17 @@ def test_usage():
     ('vanilla(length=3)', "vanilla has no parameter 'length'; it has window"),
     ('jacobi+match(windw=3)', "match has no parameter 'windw'"),
     ('jacobi+block(window=3)', "block has no parameter 'window'; it has none"),
-    ('vanilla(window=0)', 'window is 0; it must be at least 1'),
-    ('vanilla(window=-2)', 'window is -2; it must be at least 1'),
+    ('vanilla(window=0)', 'window is 0; it must be a whole number from 1'),
+    ('vanilla(window=-2)', 'window is -2; it must be a whole number from 1'),
     ('vanilla(window=True)', 'window is True; it must be a whole number'),
     ('vanilla(window=7)', 'window is 7 with a main chain of 6 drafts, but an image has 6 tokens'),
     ('jacobi(window=3)+exact(delta=1)', "exact has no parameter 'delta'"),
     ('eagle(network=x)', "eagle has no parameter 'network'; it has tree, draws"),
     ('eagle+lantern(table=x)', "lantern has no parameter 'table'"),
     ('sjd(window=2.5)', 'window is 2.5; it must be a whole number'),
-    ('sjd(window=0)', 'window is 0; it must be at least 1'),
+    ('sjd(window=0)', 'window is 0; it must be a whole number from 1'),
     ('sjd(window=7)', 'window is 7'),
-    ('sjd(window=9999999999)', 'window is 9999999999; it may be at most'),
+    ('sjd(window=9999999999)', 'window is 9999999999; it must be a whole number'),
     ('sjd(window=4, fresh=zero)', "fresh is 'zero'"),
     ('sjd(window=4, tree=EAGEL)', "tree is 'EAGEL'; it must be a tree by name .EAGLE, LANTERN"),
     ('sjd(window=4, tree="12")', "tree is '12'; it must be a tree"),
@@ -362,7 +361,7 @@ def test_usage():
     ('eagle(tree=(-1, 1))', r'parents\[1\] is 1'),
     ('eagle(draws=sorted)', "draws is 'sorted'"),
     ('medusa(tree=chain(2), length=2)', 'length is 2, .* but a tree is given'),
-    ('model(length=0)', 'length is 0; it must be at least 1'),
+    ('model(length=0)', 'length is 0; it must be a whole number from 1'),
     ('eagle+lantern(k=4)', 'a codebook of 4 rows has 1 to 3 neighbours'),
     ('eagle+lantern(k=3, residual=released_lumina)', 'k is 3'),
     ('eagle+grouped', 'group is 10, but the target has 4 tokens'),
@@ -371,6 +370,11 @@ def test_usage():
 def test_mistakes(spec, message):
   with pytest.raises(ValueError, match=message):
     build(spec)
+
+
+def test_a_network_that_is_a_call():
+  with pytest.raises(ValueError, match=r'by is kary\(3, 3\); it must be one of corrector'):
+    specification.needs('corrected(by=kary(3, 3))')
 
 
 @pytest.mark.parametrize('spec,message', [

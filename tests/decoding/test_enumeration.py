@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from cspd_jax.decoding import tree as trees
-from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.draft_model import model
-from cspd_jax.decoding.drafters.jacobi import KINDS, jacobi
+from cspd_jax.decoding.drafters.jacobi import KINDS, ancestral, jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact

@@ -17,8 +17,7 @@ from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.metrics import likelihood
 from cspd_jax.metrics.likelihood import distributions
-from cspd_jax.testing.drafters import tabular_drafter
-from cspd_jax.testing.tabular import drafts, tabular
+from cspd_jax.testing.tabular import drafts, tabular, tabular_drafter
 from tests.marks import representative
 
 MODEL, DRAFT = (tabular(jax.random.key(seed), 4, 6, guided=True, num_classes=3, row_width=3,

@@ -7,7 +7,7 @@ import pytest
 
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import row_random
-from cspd_jax.testing import statistics
+from cspd_jax.testing import exactness
 from tests.marks import representative
 
 
@@ -20,7 +20,7 @@ def test_draw_follows_the_weights(vocab_size):
   weights = np.random.default_rng(0).gamma(0.5, size=vocab_size) * (np.arange(vocab_size) != 1)
   draw = jax.vmap(lambda state: row_random.RowRandom(state).draw(jnp.asarray([weights]))[0])
   tokens = np.asarray(jax.jit(draw)(rows(200_000)))
-  fit = statistics.fit(np.bincount(tokens, minlength=vocab_size), weights / weights.sum())
+  fit = exactness.fit(np.bincount(tokens, minlength=vocab_size), weights / weights.sum())
   assert fit.p_value > 1e-6
 
 
@@ -32,7 +32,7 @@ def test_draw_distinct_is_sequential_sampling():
   distribution = np.array([[0 if a == b else weights[a] * weights[b] / (1 - weights[a])
                    for b in range(4)] for a in range(4)])
   counts = np.bincount(tokens @ [4, 1], minlength=16)
-  assert statistics.fit(counts, distribution.ravel()).p_value > 1e-6
+  assert exactness.fit(counts, distribution.ravel()).p_value > 1e-6
 
 
 def test_missing_candidates_are_marked():
@@ -98,4 +98,4 @@ def test_counted_keys_are_independent():
   for i in range(tokens.shape[1]):
     for j in range(i):
       counts = np.bincount(4 * tokens[:, i] + tokens[:, j], minlength=16)
-      assert statistics.fit(counts, distribution / distribution.sum()).p_value > 1e-7, (i, j)
+      assert exactness.fit(counts, distribution / distribution.sum()).p_value > 1e-7, (i, j)

@@ -21,9 +21,8 @@ from cspd_jax.decoding.verifiers.grouped import grouped
 from cspd_jax.decoding.verifiers.lantern import RESIDUALS, lantern, lantern_pp, neighbour_table
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, exact, rejection, typical
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.testing.drafters import tabular_drafter
 from cspd_jax.testing.enumerate import enumerate_rounds
-from cspd_jax.testing.tabular import prefix_number, tabular
+from cspd_jax.testing.tabular import prefix_number, tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
 from tests.marks import representative
 
@@ -268,9 +267,9 @@ class OptionsTest(parameterized.TestCase):
       ('no_distance', lambda: grouped(3, embeddings=CODEBOOK, d_threshold=0.0), 'd_threshold is'),
       ('epsilon', lambda: typical(1.0), 'epsilon is 1.0; it must be above 0 and below 1'),
       ('typical_delta', lambda: typical(0.1, 0.0), 'delta is 0.0'),
-      ('factor', lambda: uniform(0.9), 'delta is 0.9; the factor must be at least 1'),
+      ('factor', lambda: uniform(0.9), 'delta is 0.9; .* a factor of at least 1'),
       ('cool_delta', lambda: cool(0.0), 'delta is 0.0'),
-      ('nu', lambda: cool(1.1, -0.1), 'nu is -0.1; the rate must be at least 0'),
+      ('nu', lambda: cool(1.1, -0.1), 'nu is -0.1; .* a rate of at least 0'),
       ('length', lambda: cool(1.1, length=0), 'length is 0'),
       ('l', lambda: cool_linear(1.1, 5, length=5), 'l is 5, .*depths 1 to 5: l must be larger'),
   )

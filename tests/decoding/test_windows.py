@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.random import exponential, row_keys
-from cspd_jax.decoding import specification
+from cspd_jax.decoding import accept, specification
 from cspd_jax.decoding.row_random import RowRandom
-from cspd_jax.decoding.verifiers import walk
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import llamagen
 from cspd_jax.testing.tabular import drafts
@@ -134,9 +133,9 @@ MUTANTS = {
         RowRandom, '_position_noise', lambda self, positions, vocab_size: NOISE(
             self, positions + 1, vocab_size)),
     'a draft too many': lambda: mock.patch.object(
-        walk, 'deepest', lambda accepted, tree: jnp.minimum(
+        accept, 'deepest', lambda accepted, tree: jnp.minimum(
             DEEPEST(accepted, tree) + 1, tree.num_nodes))}
-NOISE, DEEPEST = RowRandom._position_noise, walk.deepest
+NOISE, DEEPEST = RowRandom._position_noise, accept.deepest
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.testing.exactness import compare, ks_statistic
 from cspd_jax.testing.proofs import analytic
-from cspd_jax.testing.statistics import compare, ks_statistic
 
 
 class AnalyticTest(chex.TestCase):

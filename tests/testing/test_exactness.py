@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from cspd_jax.decoding import decoders, tree as trees
-from cspd_jax.decoding.drafters.ancestral import ancestral
 from cspd_jax.decoding.drafters.draft_model import model
 from cspd_jax.decoding.drafters.eagle import eagle, eagle2
-from cspd_jax.decoding.drafters.jacobi import KINDS, jacobi
+from cspd_jax.decoding.drafters.jacobi import KINDS, ancestral, jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact

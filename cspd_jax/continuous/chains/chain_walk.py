@@ -3,34 +3,30 @@
 A token is the last state of a chain of Gaussian kernels. When the context of a token changes, so do
 the means of its kernels, and a new chain must be drawn. It is drawn kernel by kernel with
 `coupling.move` from the old one: where the kernels of both are close, the new state is the old
-state. Chains that part stay close, and may meet again at a later kernel; only the last state is the
-token. Everything about the new chain is that of a chain drawn from scratch: given the states before
-it, every new state has exactly the distribution of the kernel.
+state. Chains that part stay close, and may meet again at a later kernel. Given the states before
+it, every new state has exactly the distribution of the kernel, as if drawn from scratch.
 
 The head is called at all old states at once, which answers all kernels before which the chains
 agree. Where they have parted, the next states are drafts: moved from the old chain to kernels that
 `prediction` predicts from the head's answers at close states of the same level. A call of the
 head at the next `L` drafts of every chain verifies them: a draft is moved from the predicted to the
-true kernel, and the first one that is not kept ends the drafts of the call. The drafter has learned
-from all answers of the call, so the next drafts are better.
-
-A token without an old chain is drafted from the head's last answer to it, as in `speculative_head`.
-
-How far a chain comes in a call depends on the chain alone: if it depended on the other chains, a
-token would depend on the later ones, and on the other rows.
+true kernel, and the first one that is not kept ends the drafts of the call. The drafter learns from
+all answers of the call. A token without an old chain is drafted from the head's last answer to it,
+as in `speculative_head`. How far a chain comes in a call depends on the chain alone: else a token
+would depend on the later ones, and on the other rows.
 
 In the shape descriptions, `N` is the number of tokens, `K` of kernels and `L` of drafts per call.
 Kernels are numbered in the order in which they run: kernel `i` is that of level `K - 1 - i`.
-
-References: the reflection coupling of denoising kernels is in De Bortoli et al., Accelerated
-Diffusion Models via Speculative Sampling, 2025 (arXiv:2501.05370), for drafts of a single chain.
 
 Windows are exact by the two invariants of Jacobi windows. Given all that belongs to earlier
 tokens and to earlier kernels of its own chain, a state has the distribution of its kernel, because
 `coupling.move` preserves it; and nothing that belongs to a token influences an earlier token, or an
 earlier kernel. So a token has the target's distribution given the tokens before it as soon as it
-was drawn under its true context, whatever the contexts of earlier rounds were. The first token had
-its true context, so it is final; while a token is unchanged, so is the context of the next one.
+was drawn under its true context. The first token had its true context, so it is final; while a
+token is unchanged, so is the context of the next one.
+
+Reference for the reflection coupling of kernels, of drafts of a single chain: De Bortoli et al.,
+Accelerated Diffusion Models via Speculative Sampling, 2025 (arXiv:2501.05370).
 """
 
 from typing import Any, NamedTuple
@@ -74,8 +70,7 @@ class Memory(NamedTuple):
     """Returns the chains `[B, W]` from the first that is not committed; the last do not exist."""
     width = self.chains.exist.shape[1]
     index = self.committed[:, None] + jnp.arange(width)
-    moved = jax.tree.map(lambda leaf: jax.vmap(lambda row, i: row[i])(
-        leaf, jnp.minimum(index, width - 1)), self.chains)
+    moved = jax.tree.map(lambda leaf: rows.take(leaf, jnp.minimum(index, width - 1)), self.chains)
     return moved._replace(exist=moved.exist & (index < width))
 
 
@@ -135,11 +130,10 @@ def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax
 
 def walk(head: Head, length: int, rho: np.ndarray, batch: TokenBatch, old: Chains,
          trial: jax.Array) -> Walked:
-  """Draws new chains of the tokens `[N]` of `batch`, coupled with old ones.
+  """Draws new chains of the tokens `[N]` of `batch`, which have their new `z`, from old ones.
 
-  The tokens have their new `z`. The last kernel of the head's schedule must have noise. `length` is
-  `L`, at most `K`; `rho` is the blend of the head's drafter; `trial` `[N]` differs between the
-  rounds of a row.
+  The last kernel of the head's schedule must have noise. `length` is `L`, at most `K`; `rho` is the
+  blend of the head's drafter; `trial` `[N]` differs between the rounds of a row.
   """
   schedule, levels = head.schedule, head.schedule.num_levels
   batch = head.modulated(batch)
@@ -195,12 +189,7 @@ def _follow(head: Head, rho: np.ndarray, batch: TokenBatch, first: jax.Array, ol
 
 
 def _draft(first: jax.Array, old: Chains, noise: Noise, follow: Walked, state: State) -> Drafts:
-  """Continues all chains to their ends: with drafts where they have parted from the old ones.
-
-  `first` `[N, C]` are the first states, `follow` the old chains moved to the true kernels of their
-  states, for chains that agree; `state` says which states are final, and predicts the other
-  kernels.
-  """
+  """Continues all chains to their ends, as old ones moved to true kernels, or as drafts."""
   shape = old.states.shape
   final = jnp.arange(shape[1]) < state.index[:, None]
   choose = lambda a, b: rows.where(final, a, b)
@@ -218,11 +207,7 @@ def _draft(first: jax.Array, old: Chains, noise: Noise, follow: Walked, state: S
 
 def _verify(target: Target, noise: Noise, state: State, drafts: Drafts, called: jax.Array,
             true: Gaussian) -> State:
-  """Moves drafts from the predicted to the true kernels, up to the first that is not kept.
-
-  The head was evaluated at the drafts `called` `[N, K]`, the first ones of every chain; `true`
-  `[N, K, C]` are their true kernels.
-  """
+  """Moves the drafts `called` `[N, K]` to their true kernels, up to the first that is not kept."""
   levels, chains = called.shape[1], drafts.chains
   first = lambda mask: jnp.min(jnp.where(mask, jnp.arange(levels), levels), axis=1)
   compared = coupling.compare(chains.states, chains.kernels, true, noise.draft_split)
@@ -240,10 +225,7 @@ def _verify(target: Target, noise: Noise, state: State, drafts: Drafts, called: 
 
 def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.ndarray
                    ) -> Verifier:
-  """Commits the tokens whose context was true, up to the first that changed.
-
-  Arguments as for `decoders.windows`, and the number of levels of the decoder's schedule.
-  """
+  """Commits tokens whose context was true, up to the first that changed; see `decoders.windows`."""
   def start(target: Target, num_rows: int, width: int) -> Memory:
     return Memory(empty(num_levels, target.token_dim, num_rows, width),
                   jnp.zeros(num_rows, jnp.int32))
@@ -271,8 +253,7 @@ def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.
         tokens=walked.chains.tokens, length=length, tested=(tested & committed).astype(jnp.int32),
         accepted=(unchanged & committed).astype(jnp.int32), trials=jnp.zeros_like(length),
         missed=jnp.zeros_like(length),
-        cost=Cost(jnp.max(walked.calls, axis=1), jnp.sum(walked.rows, axis=1),
-                  jnp.zeros_like(length)),
+        cost=Cost(jnp.max(walked.calls, axis=1), jnp.sum(walked.rows, axis=1)),
         kernels=Kernels(by_level(jnp.ones_like(walked.kept)), by_level(walked.kept)),
         memory=Memory(walked.chains, length))
 
@@ -283,10 +264,9 @@ def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.
 
 
 def old_chains() -> Drafter:
-  """Returns a drafter whose drafts are those that the last round has drawn and not committed.
+  """Returns a drafter of the chains in the verifier's `Memory` that are not committed.
 
-  They are in the verifier's `Memory`. Tokens of the window without a draft are missing; a causal
-  model reads the last draft in their place.
+  Tokens of the window without a draft are missing; a causal model reads the last draft instead.
   """
   def propose(env: Env, span: Span, tokens: jax.Array, memory: Memory) -> Draft:
     _check_memory(env, span, memory)

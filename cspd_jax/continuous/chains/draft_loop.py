@@ -21,7 +21,7 @@ from cspd_jax.continuous import coupling
 from cspd_jax.continuous.chains import prediction
 from cspd_jax.continuous.chains.prediction import Predicted
 from cspd_jax.continuous.coupling import Gaussian, Moved
-from cspd_jax.core import kernel_check
+from cspd_jax.core import programs
 
 # The value 'plain' disables the GPU kernel. Read once, because compiled programs do not change.
 _VARIABLE = 'CSPD_JAX_HEAD'
@@ -52,10 +52,7 @@ class Followed(NamedTuple):
 
 
 def follow(first: jax.Array, steps: Steps) -> Followed:
-  """Follows chains to their ends: settled states, and drafts where the chains have parted.
-
-  They part from old ones after their first states `first` `[N, C]`.
-  """
+  """Follows chains from states `first` `[N, C]`: settled ones, drafts where they have parted."""
   size = first.shape[1]
   # Triton's vectors are powers of two.
   if size >= 2 and size & (size - 1) == 0 and is_available():
@@ -108,10 +105,7 @@ def fused(first: jax.Array, steps: Steps, *, interpret: bool = False) -> Followe
 
 
 def _step(before: Moved, steps: Steps) -> Followed:
-  """Returns the transitions `[N]` of one kernel, whose inputs are leaves `[N, ...]`.
-
-  `before` are the states before it, and whether they are those of the old chains.
-  """
+  """Returns the transitions `[N]` of one kernel from the states `before` it; inputs `[N, ...]`."""
   predicted = prediction.kernel(steps.predicted, before.x)
   compared = coupling.compare(steps.old, steps.old_kernels, predicted, steps.split)
   moved = coupling.move(steps.old, compared, steps.log_uniform)
@@ -130,7 +124,7 @@ def is_available() -> bool:
   A small example is run once; if it fails, a warning is logged and plain operations are used.
   Raises ValueError if the environment variable CSPD_JAX_HEAD is neither 'auto' nor 'plain'.
   """
-  return kernel_check.passes('The fused loop of drafts', _VARIABLE, difference, _TOLERANCE)
+  return programs.kernels_work('The fused loop of drafts', _VARIABLE, difference, _TOLERANCE)
 
 
 def difference(device: jax.Device, interpret: bool = False) -> float:

@@ -6,17 +6,15 @@ that it expects moves with the state, and how far is the same for all heads, rou
     sqrt(alpha_bar)            of a diffusion
     t / (t^2 + (1 - t)^2)      of a flow at time t
 
-is that of the best linear prediction of a token of variance 1 from its noisy state. The tokens of
-trained models have about this variance, as their heads are trained on normalised ones. Measured
-slopes of the shipped models' heads differ by a few per cent at the levels of little noise, where
-kernels are narrow and drafts fail most often.
+is that of the best linear prediction of a token of variance 1 from its noisy state, about that of
+the normalised tokens on which heads are trained. Measured slopes of the shipped models' heads
+differ by a few per cent at the levels of little noise, where drafts fail most often.
 
 Drafts are often made for several levels at which the head was evaluated at another chain only. How
 much the last answer differs from its prediction is then added to the predicted noise of all later
 levels, where it is about the same. This requires a call whose `L` states are all of one chain; a
-chain with fewer drafts is complete after the call unless one of them failed.
-
-A token without an old chain has no such answers. It is drafted as in `head_drafter`.
+chain with fewer drafts is complete after the call unless one of them failed. A token without an old
+chain is drafted as in `head_drafter`.
 
 Predictions determine the speed only, never the distribution. In the shape descriptions, `N` is the
 number of tokens, `K` of kernels, in the order in which they run, and `L` of states per call.

@@ -7,10 +7,4 @@ from cspd_jax.decoding.drafters.correctors import Corrector, from_model, from_ne
 from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.decoding.drafters.medusa import Heads
 
-__all__ = (
-    'Corrector',
-    'Heads',
-    'Network',
-    'from_model',
-    'from_network',
-)
+__all__ = ['Corrector', 'Heads', 'Network', 'from_model', 'from_network']

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import Draft, Drafter, Env, Outcome, Rng, RngState
 from cspd_jax.decoding.drafters import jacobi as jacobi_lib
@@ -82,8 +83,9 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
     if length:
       rng, state = _correct_window(corrector, passes, reads, env, state, rng, start)
     positions = start[:, None] + 1 + jnp.arange(length)
-    rng, side = env.rowwise(functools.partial(_siblings, env, tree))(
-        rng, state.tokens, state.probs, positions)
+    draw = lambda rng, *args: jacobi_lib.side_tokens(
+        rng, tree, 'noise' if env.seed_exact else 'maximal', *args, np.zeros(length, bool))
+    rng, side = env.rowwise(draw)(rng, state.tokens, state.probs, positions)
     return rng, state, Draft(
         jnp.concatenate([state.tokens, side], axis=1), state.probs if env.needs_probs else None)
 
@@ -136,10 +138,8 @@ def _checked_reads(tree: Tree, reads: int | None) -> int:
         'main chain, as in caterpillar(4, 6).')
   if reads is None:
     return length
-  check_size('reads', reads, 1)
-  if reads > length:
-    raise ValueError(f'reads is {reads}; it must be at most {length}, the drafts of the main '
-                     'chain, or None for all of them.')
+  fields.check_whole('reads', reads, f'a whole number from 1 to {length}, the drafts of the main '
+                     'chain, or None for all of them', 1, length)
   return reads
 
 
@@ -160,13 +160,6 @@ def _redraw(env: Env, rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: 
   if env.seed_exact:
     return rng.draw_at(positions, new_probs)
   return jacobi_lib.coupled(rng, tokens, probs, new_probs)
-
-
-def _siblings(env: Env, tree: Tree, rng: Rng, tokens: jax.Array, probs: jax.Array,
-              positions: jax.Array) -> jax.Array:
-  coupling = 'noise' if env.seed_exact else 'maximal'
-  return jacobi_lib.side_tokens(
-      rng, tree, coupling, tokens, probs, positions, jnp.zeros(tokens.shape, bool))
 
 
 def _shift(env: Env, length: int, rng: Rng, state: CorrectedState, outcome: Outcome,

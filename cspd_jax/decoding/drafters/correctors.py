@@ -16,9 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import Cache, Condition, Env, Outcome, Params, Target
 from cspd_jax.decoding.drafters import feature_network
+from cspd_jax.decoding.drafters.draft_model import score_with_previous
 from cspd_jax.decoding.drafters.feature_network import Network, NetworkState
 from cspd_jax.decoding.tree import chain
 
@@ -108,11 +110,8 @@ def corrected_probs(new: jax.Array, old: jax.Array, stale: jax.Array,
                     has_stale: jax.Array) -> jax.Array:
   """Corrected distributions `[..., V]`: `log q = log new + g (log stale - log old)`.
 
-  Args:
-    new: `[..., V]` the corrector's distributions in the new context.
-    old: `[..., V]` its distributions in the context of `stale`; `g = sum_x min(new(x), old(x))`.
-    stale: `[..., V]` the target's distributions in the old context.
-    has_stale: `[...]` whether `stale` is available; elsewhere the result is `new`.
+  `new` and `old` are the corrector's in the new context and in that of `stale`, the target's;
+  `g = sum_x min(new(x), old(x))`. Where `has_stale` `[...]` is False the result is `new`.
   """
   agreement = jnp.sum(jnp.minimum(new, old), axis=-1, keepdims=True)
   log = lambda probs: jnp.log(jnp.maximum(probs, _TINY))
@@ -136,8 +135,7 @@ class _ModelState(NamedTuple):
   cache: Cache  # The model's cache; holds the committed tokens before the last round.
   nodes: jax.Array  # `[B, L + 1]` main chain of the last round, its root first.
   first: jax.Array  # `[B]` the number of that root.
-  # `[B, 2]` the last two committed tokens; the root and a filler if only one is committed.
-  last: jax.Array
+  last: jax.Array  # `[B, 2]` the last two committed tokens; a filler and the root if it is alone.
 
 
 def from_model(small: Target) -> Corrector:
@@ -147,35 +145,24 @@ def from_model(small: Target) -> Corrector:
   after the other, because most of the committed tokens are among the old ones.
   """
 
-  def score_chain(env, cache, tokens, start):
-    """Logits after every token of a chain, and the cache."""
-    logits, _, cache = contract.score(
-        small, env.params, cache, tokens, start, chain(tokens.shape[1] - 1), 'corrector')
-    return logits, cache
-
   def init(env, condition, outcome, length):
     _, _, cache = contract.prefill(
         small, env.params, condition, env.target.num_tokens + length + 1, 'corrector')
     token = outcome.tokens[:, :1]
     return _ModelState(
         cache, jnp.repeat(token, length + 1, axis=1), jnp.zeros_like(token[:, 0]),
-        jnp.pad(token, ((0, 0), (0, 1))))
+        jnp.pad(token, ((0, 0), (1, 0))))
 
   def begin(env, state, tokens, start):
-    old, cache = score_chain(env, state.cache, state.nodes, state.first)
+    old, _, cache = contract.score(small, env.params, state.cache, state.nodes, state.first,
+                                   chain(state.nodes.shape[1] - 1), 'corrector')
     logits, state = score(env, state._replace(cache=cache), tokens, start)
     return logits, old[:, :, 1:], state.first, state
 
   def score(env, state, tokens, start):
-    # The last two committed tokens are read with the drafts, for the cache may hold rejected drafts
-    # in their slots.
-    single = (start == 0)[:, None]
-    root = jnp.where(single[:, 0], state.last[:, 0], state.last[:, 1])
-    nodes = jnp.concatenate([root[:, None], tokens[:, :-1]], axis=1)
-    window = jnp.where(single, jnp.pad(nodes, ((0, 0), (0, 1))),
-                       jnp.concatenate([state.last[:, :1], nodes], axis=1))
-    logits, cache = score_chain(env, state.cache, window, jnp.maximum(start - 1, 0))
-    logits = jnp.where(single[..., None], logits[:, :, :-1], logits[:, :, 1:])
+    nodes = jnp.concatenate([state.last[:, 1:], tokens[:, :-1]], axis=1)
+    logits, cache = score_with_previous(
+        small, env, state.cache, state.last[:, 0], nodes, start, 'corrector')
     return logits, state._replace(cache=cache)
 
   return distributions(
@@ -211,13 +198,10 @@ def from_network(network: Network, decay: float | None = None) -> Corrector:
   It corrects features, per guidance stream and position, as the network has learned or by
   `corrected_features`. In every pass the network reads the corrected features of the pass before.
   With a `decay`, at least 0, or for a network without a learned correction, that is
-  `corrected_features`, whose decay is then 2 by default.
-
-  Raises:
-    ValueError: if `decay` is negative.
+  `corrected_features`, whose decay is then 2 by default. Raises ValueError if `decay` is negative
+  or infinite.
   """
-  if decay is not None and not decay >= 0:
-    raise ValueError(f'decay is {decay}; it must be at least 0.')
+  fields.require(decay is None or 0 <= decay < np.inf, 'decay', decay, 'finite and at least 0')
   corrector = _NetworkCorrector(network, decay)
   return Corrector(
       corrector.init, corrector.begin, corrector.score, _update_network,
@@ -310,8 +294,7 @@ def corrected_features(
   """Features `new + g (stale - old)`, with `g = exp(-decay |new - old|^2 / |old|^2)`, `[..., F]`.
 
   `new` and `old` are the network's features in the new context and in that of `stale`, the
-  target's; `decay`, at least 0, is how fast the old error loses weight as `new` moves away from
-  `old`.
+  target's; `decay` is how fast the old error loses weight as `new` moves away from `old`.
   """
   square = lambda x: jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
   gain = jnp.exp(-decay * square(new - old) / jnp.maximum(square(old), _TINY))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.decoding import contract, warp as warp_lib
-from cspd_jax.decoding.base import Cache, Draft, Drafter, Env, Layout, Rng, Target
+from cspd_jax.decoding.base import Cache, Draft, Drafter, Env, Layout, Target
 from cspd_jax.decoding.tree import chain, check_size
 
 
@@ -27,10 +27,7 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
   the last two committed tokens.
 
   For a seed-exact verifier, drafts are drawn with the noise of their position, so most of them
-  equal the target's tokens.
-
-  Raises:
-    ValueError: if `length` is out of range.
+  equal the target's tokens. Raises ValueError if `length` is out of range.
   """
   check_size('length', length, 1)
 
@@ -40,7 +37,8 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
     return rng, ModelState(cache, outcome.tokens[:, 0])
 
   def propose(env, state, rng, root, start):
-    draw_rows = env.rowwise(functools.partial(_draw, env))
+    draw_rows = env.rowwise(lambda rng, position, probs: (
+        rng.draw_at(position[None], probs) if env.seed_exact else rng.draw(probs))[0])
 
     def draw(rng, logits, at):
       probs = _distribution(draft_target, env, logits, at)
@@ -50,11 +48,13 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
     def step(carry, _):
       rng, cache, logits, at = carry
       rng, drawn = draw(rng, logits, at)
-      logits, cache = _score(draft_target, env, cache, drawn[0][:, None], at)
+      logits, _, cache = contract.score(
+          draft_target, env.params, cache, drawn[0][:, None], at, chain(0), 'draft model')
       return (rng, cache, logits[:, :, 0], at + 1), drawn
 
-    logits, cache = _catch_up(draft_target, env, state, root, start)
-    carry = (rng, cache, logits, start + 1)
+    logits, cache = score_with_previous(draft_target, env, state.cache, state.previous,
+                                        root[:, None], start, 'draft model')
+    carry = (rng, cache, logits[:, :, 0], start + 1)
     (rng, cache, logits, at), drawn = jax.lax.scan(step, carry, length=length - 1)
     rng, last = draw(rng, logits, at)  # No forward pass follows the last token.
     tokens, probs = (jnp.concatenate([first, final[None]]).swapaxes(0, 1)
@@ -68,25 +68,19 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
       reuses_drafts=False)
 
 
-def _score(draft_target: Target, env: Env, cache: Cache, tokens: jax.Array, start: jax.Array
-           ) -> tuple[jax.Array, Cache]:
-  tree = chain(tokens.shape[1] - 1)
-  logits, _, cache = contract.score(
-      draft_target, env.params, cache, tokens, start, tree, 'draft model')
-  return logits, cache
+def score_with_previous(small: Target, env: Env, cache: Cache, previous: jax.Array,
+                        nodes: jax.Array, start: jax.Array, owner: str) -> tuple[jax.Array, Cache]:
+  """Scores a chain `[B, n]`, the root first, and the committed token `previous` `[B]` before it.
 
-
-def _catch_up(draft_target: Target, env: Env, state: ModelState, root: jax.Array, start: jax.Array
-              ) -> tuple[jax.Array, Cache]:
-  """Reads the last two committed tokens; returns the logits `[S, B, V]` after them, and the cache.
-
-  In the first round only one token is committed; a filler follows it.
+  The cache may hold a rejected draft in its slot. In the first round there is none, and a filler
+  follows the chain. Returns the logits `[S, B, n, V]` after the chain's tokens, and the cache.
   """
-  first = start == 0
-  pair = jnp.stack([jnp.where(first, root, state.previous),
-                    jnp.where(first, 0, root)], axis=1)
-  logits, cache = _score(draft_target, env, state.cache, pair, jnp.maximum(start - 1, 0))
-  return jnp.where(first[:, None], logits[:, :, 0], logits[:, :, 1]), cache
+  first = (start == 0)[:, None]
+  tokens = jnp.where(first, jnp.pad(nodes, ((0, 0), (0, 1))),
+                     jnp.concatenate([previous[:, None], nodes], axis=1))
+  logits, _, cache = contract.score(small, env.params, cache, tokens, jnp.maximum(start - 1, 0),
+                                    chain(nodes.shape[1]), owner)
+  return jnp.where(first[..., None], logits[:, :, :-1], logits[:, :, 1:]), cache
 
 
 def _distribution(draft_target: Target, env: Env, logits: jax.Array,
@@ -97,13 +91,6 @@ def _distribution(draft_target: Target, env: Env, logits: jax.Array,
     warp = warp._replace(guidance_scale=1.0)
   forced = contract.forced_tokens(env.target, positions)
   return warp_lib.probabilities(logits[:, :, None], warp, positions, forced)
-
-
-def _draw(env: Env, rng: Rng, position: jax.Array, distribution: jax.Array) -> jax.Array:
-  """Draws the token of one row from its `distribution` `[1, V]`."""
-  drawn = (rng.draw_at(position[None], distribution) if env.seed_exact
-           else rng.draw(distribution))
-  return drawn[0]
 
 
 def _update(env, state, rng, outcome):

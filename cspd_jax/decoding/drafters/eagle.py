@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import contract, row_random
-from cspd_jax.decoding.base import Draft, Drafter, Env, Layout
+from cspd_jax.decoding.base import DRAWS, Draft, Drafter, Env, Layout
 from cspd_jax.decoding.drafters import feature_network, siblings
 from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.decoding.tree import EAGLE, Budget, Tree, check_size, runtime_tree
@@ -18,8 +19,7 @@ def eagle(network: Network, tree: Tree = EAGLE, draws: str = 'distinct') -> Draf
   """Drafts along a static tree (EAGLE-1, arXiv 2401.15077).
 
   Args:
-    network: the drafting network, trained for the target; its parameters are the decoder's
-      `draft_params`.
+    network: a network trained for the target; its parameters are the decoder's `draft_params`.
     tree: topology of the drafts; that of EAGLE-1 by default.
     draws: how siblings are selected, one of `base.DRAWS`: 'distinct' draws them without
       replacement, as EAGLE-1 does; 'iid' draws them independently; 'fixed' selects the most
@@ -28,7 +28,7 @@ def eagle(network: Network, tree: Tree = EAGLE, draws: str = 'distinct') -> Draf
   Raises:
     ValueError: if `draws` is not one of these, or the tree has no drafts.
   """
-  siblings.check_draws(draws)
+  fields.check_choice('draws', draws, DRAWS)
   if not tree.num_nodes:
     raise ValueError('tree has no draft nodes; the network must draft at least 1 token.')
   # The network reads the nodes that have children, level by level.
@@ -80,15 +80,13 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10, depth: int = 
   the `num_nodes` with the most probable paths are drafted. They are chosen, not drawn, so their
   distribution is one-hot. This is exact, but on flat distributions few are accepted: a draft is
   accepted with the target's probability of it, not with the overlap of the two distributions.
+  Raises ValueError if a number is out of range, or `num_nodes` exceeds the tokens in the beam.
 
   Args:
     network: the drafting network, trained for the target.
     num_nodes: drafts per round; the 59 and 60 of EAGLE's code count the root.
     width: size of the beam, and the most children that a node may have.
     depth: depth of the tree.
-
-  Raises:
-    ValueError: if a number is out of range, or `num_nodes` exceeds the tokens in the beam.
   """
   _check_sizes(num_nodes, width, depth)
   budget = Budget(num_nodes, depth, width)

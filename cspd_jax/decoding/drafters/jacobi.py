@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import accept, contract
 from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, Outcome, Rng, Target
 from cspd_jax.decoding.tree import Tree, chain, check_size
@@ -61,10 +62,8 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
   """
   check_size('window', window, 1)
   tree = chain(window - 1) if tree is None else tree
-  if coupling not in COUPLINGS:
-    raise ValueError(f'coupling is {coupling!r}; it must be one of {", ".join(COUPLINGS)}.')
-  if fresh not in KINDS:
-    raise ValueError(f'fresh is {fresh!r}; it must be one of {", ".join(KINDS)}.')
+  fields.check_choice('coupling', coupling, COUPLINGS)
+  fields.check_choice('fresh', fresh, KINDS)
   check_tree(window, tree)
 
   def init(env, condition, rng, outcome):
@@ -95,6 +94,31 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
       layout(tree), init, propose, update, check=functools.partial(check_length, window, tree))
 
 
+def ancestral(window: int = 1) -> Drafter:
+  """Drafts nothing: every round commits one token; the baseline.
+
+  A forward pass has `window` tokens: the last committed one and nodes without a candidate. These
+  cost time and do not change the distribution, but they change how sums are rounded: with the
+  window of another decoder, logits are rounded as in that decoder. Raises ValueError if the window
+  is below 1 or longer than an image.
+  """
+  check_size('window', window, 1)
+  tree = chain(window - 1)
+
+  def propose(env, state, rng, root, start):
+    del start
+    batch, vocab = root.shape[0], env.target.vocab_size
+    probs = jnp.zeros((batch, min(window - 1, 1), vocab), jnp.float32) if env.needs_probs else None
+    return rng, state, Draft(jnp.full((batch, window - 1), -1, jnp.int32), probs)
+
+  return Drafter(
+      layout=Layout(tree, (0,) * window, (-1,) * window),
+      init=lambda env, condition, rng, outcome: (rng, ()),
+      propose=propose,
+      update=lambda env, state, rng, outcome: (rng, state),
+      check=functools.partial(check_length, window, tree), reuses_drafts=False)
+
+
 def check_tree(window: int, tree: Tree) -> None:
   """Raises ValueError for a tree that does not fill the window."""
   if tree.num_nodes != window - 1:
@@ -119,8 +143,7 @@ def layout(tree: Tree) -> Layout:
   """The layout of a window with side nodes.
 
   Every position has one distribution, and the main token of a position is also a candidate after a
-  side branch that ends before it. If it is accepted there, the drafts after it stay in their
-  context.
+  side branch that ends before it, so that the drafts after it stay in their context.
   """
   is_leaf = tree.children[:, 0] < 0
   leaf_candidate = np.where(is_leaf & (tree.depth < tree.main_length), tree.depth + 1, -1)
@@ -144,11 +167,7 @@ def _update_row(rng: Rng, state: JacobiState, outcome: Outcome, env: Env, tree: 
 
 def _couple(rng: Rng, state: JacobiState, outcome: Outcome, first: jax.Array, length: int,
             coupling: str) -> tuple[jax.Array, jax.Array]:
-  """Tokens `[L + 1]` for the positions after the root, and their distributions `[L + 1, V]`.
-
-  However a token is drawn, its distribution is the target's of this round; the next round verifies
-  it with that.
-  """
+  """Tokens `[L + 1]` for the positions after the root; their distributions are the target's now."""
   probs = outcome.probs[:length + 1]
   if outcome.verdict.samples is not None:  # The verifier has drawn them already.
     return outcome.verdict.samples[:length + 1], probs
@@ -185,9 +204,8 @@ def _fill(rng: Rng, env: Env, tree: Tree, coupling: str, fresh: str,
   """Shifts drawn tokens past the committed ones and fills the window of a row with fresh ones.
 
   `drawn` are tokens `[L + 1]` and distributions `[L + 1, V]` for the positions after the old root,
-  of which `shift` are now committed; `last_probs` `[V]` is the distribution of the last committed
-  token. `image` `[T']` has the tokens by position, `count` of them committed, `history` `[R, V]`
-  the distributions by position, if they are stored.
+  of which `shift` are now committed; `last_probs` `[V]` is the distribution of the last one.
+  `image` `[T']` and `history` `[R, V]` are the tokens and stored distributions by position.
   """
   length, vocab = tree.main_length, last_probs.shape[-1]
   left = length + 1 - shift  # Drafts carried over; the fresh ones follow them.
@@ -244,9 +262,8 @@ def _fresh(rng: Rng, kind: str, positions: jax.Array, last: jax.Array, last_prob
            ) -> tuple[jax.Array, jax.Array]:
   """Fresh tokens for `positions` `[L]` of one row, and their true distributions `[L, V]`.
 
-  These are one-hot for a repeated token, the neighbour's for a resampled one. A position without
-  the neighbour that `kind` requires gets a uniform token. The last token that is not fresh is
-  number `last` of `image`; `last_probs` `[V]` is the distribution it was last drawn from.
+  A position without the neighbour that `kind` requires gets a uniform token. The last token that is
+  not fresh is number `last` of `image`, drawn from `last_probs` `[V]`.
   """
   length, vocab_size = positions.shape[0], last_probs.shape[0]
   tokens = rng.integers(length, vocab_size)

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import contract
-from cspd_jax.decoding.base import Draft, Drafter, Layout, Params
+from cspd_jax.decoding.base import DRAWS, Draft, Drafter, Layout, Params
 from cspd_jax.decoding.drafters import siblings
 from cspd_jax.decoding.tree import Tree, chain
 
@@ -32,21 +33,17 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
 
   All nodes of one depth and rank hold the same token: the tree is the Cartesian product of the
   heads' candidates or a part of it. Only one path is accepted in a round, so paths may share their
-  candidates.
+  candidates. Raises ValueError if `draws` is not supported, the tree is too deep or empty, or both
+  `tree` and `length` are passed.
 
   Args:
     heads: the heads, trained for the target.
-    tree: topology of the drafts, such as `tree.MEDUSA`, at most `H` deep. A chain by
-      default.
+    tree: topology of the drafts, such as `tree.MEDUSA`, at most `H` deep. A chain by default.
     draws: how siblings are selected, one of `base.DRAWS`; the paper uses 'fixed', the most probable
       tokens.
     length: length of the chain, if `tree` is None; cut to `H`, which is the default.
-
-  Raises:
-    ValueError: if `draws` is not supported, the tree is too deep or empty, or both `tree` and
-      `length` are passed.
   """
-  siblings.check_draws(draws)
+  fields.check_choice('draws', draws, DRAWS)
   if tree is not None and length is not None:
     raise ValueError(
         f'length is {length}, the length of a chain, but a tree is given; pass only one of them.')

@@ -4,13 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.decoding import contract, row_random, warp as warp_lib
-from cspd_jax.decoding.base import DRAWS, Env, Rng, RngState
-
-
-def check_draws(draws: str) -> None:
-  """Raises ValueError unless `draws` is one of `base.DRAWS`."""
-  if draws not in DRAWS:
-    raise ValueError(f'draws is {draws!r}; it must be one of {", ".join(DRAWS)}.')
+from cspd_jax.decoding.base import Env, Rng, RngState
 
 
 def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
@@ -29,11 +23,9 @@ def choose(env: Env, rng: RngState, probs: jax.Array, positions: jax.Array, coun
 
   At temperature 0 they are the most probable tokens of `probs` `[B, n, V]`, whatever `draws` is,
   one of `base.DRAWS`. The recorded distribution is then one-hot at the first; the others have
-  probability 0 in it, which marks them as not drawn (`base.Draft`).
-
-  Returns:
-    The random numbers; tokens `[B, n, count]`, -1 where too few tokens have positive probability;
-    and the distributions `[B, n, V]` to record, None for 'fixed' draws.
+  probability 0 in it, which marks them as not drawn (`base.Draft`). Returns the random numbers;
+  tokens `[B, n, count]`, -1 where too few have positive probability; and the distributions
+  `[B, n, V]` to record, None for 'fixed' draws.
   """
   if draws == 'fixed':
     return rng, row_random.winners(probs, count), None

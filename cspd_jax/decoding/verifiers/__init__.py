@@ -5,7 +5,4 @@ Each verifier is in the module of its name; `NodeTest` and `rejection` build oth
 
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 
-__all__ = (
-    'NodeTest',
-    'rejection',
-)
+__all__ = ['NodeTest', 'rejection']

@@ -13,22 +13,15 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Drafter, Verifier
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 
 
 def uniform(delta: float = 1.1) -> Verifier:
-  """The same factor at every depth (UniformRSD of Cool-SD).
-
-  Args:
-    delta: the factor, at least 1; 1 is exact.
-
-  Raises:
-    ValueError: if `delta` is below 1.
-  """
-  if not 1 <= delta < np.inf:
-    raise ValueError(f'delta is {delta}; the factor must be at least 1 (1 is exact).')
+  """The same factor `delta` at every depth, at least 1, which is exact (UniformRSD of Cool-SD)."""
+  fields.require(1 <= delta < np.inf, 'delta', delta, 'a factor of at least 1 (1 is exact)')
   return _relaxed(lambda depths: np.full(depths, float(delta)), clamp=True, length=None)
 
 
@@ -37,6 +30,7 @@ def cool(delta: float = 1.1, nu: float = 0.7, *, clamp: bool = True,
   """Factors that fall exponentially with depth (Cool-SD, Section 4.3).
 
   `w_d = delta L exp(-nu d) / sum_j exp(-nu j)` for depths `1 .. L`, so that their sum is `delta L`.
+  Raises ValueError for values outside their range.
 
   Args:
     delta: mean factor, above 0.
@@ -44,13 +38,9 @@ def cool(delta: float = 1.1, nu: float = 0.7, *, clamp: bool = True,
     clamp: raise factors below 1 to 1. False is the schedule as printed.
     length: `L`, the depth of the drafts by default. In a long Jacobi window set it to the few
       depths that matter, because the first factor grows with `L`. Deeper factors are 1.
-
-  Raises:
-    ValueError: for values outside their range.
   """
   _check(delta, length)
-  if not 0 <= nu < np.inf:
-    raise ValueError(f'nu is {nu}; the rate must be at least 0 (at 0 all factors are equal).')
+  fields.require(0 <= nu < np.inf, 'nu', nu, 'a rate of at least 0 (at 0 all factors are equal)')
 
   def schedule(depths: int) -> np.ndarray:
     weights = np.exp(-nu * np.arange(depths))
@@ -64,11 +54,8 @@ def cool_linear(delta: float = 1.1, l: int = 8, *, clamp: bool = True,
   """Factors that fall linearly with depth: `w_d` in proportion to `l - d`.
 
   `l`, larger than `L`, is the depth at which the factor would reach 0. Other arguments are those of
-  `cool`.
-
-  Raises:
-    ValueError: for values outside their range, or if `l` is not larger than `L`; without `length`
-      the latter is detected when the decoder is built.
+  `cool`. Raises ValueError for values outside their range, or if `l` is not larger than `L`;
+  without `length` the latter is detected when the decoder is built.
   """
   _check(delta, length)
 
@@ -86,10 +73,8 @@ def cool_linear(delta: float = 1.1, l: int = 8, *, clamp: bool = True,
 
 
 def _check(delta: float, length: int | None) -> None:
-  if not 0 < delta < np.inf:
-    raise ValueError(f'delta is {delta}; the mean factor must be above 0 (1 or more relaxes).')
-  if length is not None and length < 1:
-    raise ValueError(f'length is {length}; the factors need at least 1 depth.')
+  fields.require(0 < delta < np.inf, 'delta', delta, 'a mean factor above 0 (1 or more relaxes)')
+  fields.require(length is None or length >= 1, 'length', length, 'at least 1 depth')
 
 
 def _relaxed(schedule: Callable[[int], np.ndarray], clamp: bool, length: int | None) -> Verifier:

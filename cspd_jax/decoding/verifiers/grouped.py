@@ -6,12 +6,12 @@ distribution after a rejection is `[p - q]+`, normalised.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import accept, row_random
 from cspd_jax.decoding.base import Drafter, Verifier
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
@@ -31,7 +31,7 @@ def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarra
   `clamp` uses the larger of the two. That accepts more and adds nothing to the bound on total
   variation; it also makes `[p - q]+` the residual distribution with the smallest bound. False is
   the test of the released code, which tests the seven least probable tokens of the vocabulary
-  exactly instead; top-k excludes these.
+  exactly instead; top-k excludes these. Raises ValueError for options outside their range.
 
   Args:
     group: size of the window, at least 1 (exact). The released code uses 14.
@@ -40,17 +40,12 @@ def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarra
       the latter, with `d_threshold` 0.5.
     d_threshold: as above, above 0; requires `embeddings`.
     clamp: never accept less than the exact test.
-
-  Raises:
-    ValueError: for options outside their range.
   """
   embeddings = None if embeddings is None else np.asarray(embeddings)
-  _check_options(group, p_threshold, embeddings, d_threshold)
   test = _GroupedTest(group, p_threshold, embeddings, d_threshold, clamp)
   node_test = NodeTest(
       mass=test.mass, residual=lambda p, q, token, depth: accept.residual(p, q), gap=test.gap)
-  check = functools.partial(_check_vocabulary, group, embeddings)
-  return rejection(lambda max_depth: node_test, exact=False, bounded=True, check=check)
+  return rejection(lambda max_depth: node_test, exact=False, bounded=True, check=test.check)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -62,6 +57,28 @@ class _GroupedTest:
   embeddings: np.ndarray | None
   d_threshold: float | None
   clamp: bool
+
+  def __post_init__(self):
+    group, embeddings, d_threshold = self.group, self.embeddings, self.d_threshold
+    fields.require(group >= 1, 'group', group, 'at least 1 (1 is exact)')
+    fields.require(self.p_threshold > 0, 'p_threshold', self.p_threshold, 'above 0')
+    if (embeddings is None) != (d_threshold is None):
+      raise ValueError(
+          f'd_threshold is {d_threshold} and embeddings are '
+          f'{"missing" if embeddings is None else "present"}; pass both or neither.')
+    if embeddings is not None and embeddings.ndim != 2:
+      raise ValueError(f'embeddings have shape {embeddings.shape}; they must be [V, D].')
+    fields.require(d_threshold is None or d_threshold > 0, 'd_threshold', d_threshold, 'above 0')
+
+  def check(self, drafter: Drafter, vocab_size: int) -> None:
+    """Raises ValueError if the window or the embeddings do not fit the target's vocabulary."""
+    del drafter
+    if self.group > vocab_size:
+      raise ValueError(f'group is {self.group}, but the target has {vocab_size} tokens; it must be '
+                       'at most that.')
+    if self.embeddings is not None and len(self.embeddings) != vocab_size:
+      raise ValueError(f'embeddings have {len(self.embeddings)} rows, but the target has '
+                       f'{vocab_size} tokens; pass one row per token.')
 
   def mass(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array) -> jax.Array:
     del depth
@@ -83,50 +100,17 @@ class _GroupedTest:
   def gap(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array) -> jax.Array:
     """`|f - g|` at the token, where `g` is the exact test's probability.
 
-    Its mean bounds the total variation of the test together with `[p - q]+`, because the exact test
-    with this residual distribution has none. If `f >= g` it is the sum over the vocabulary, which
-    would need a cluster for every token.
+    Its mean bounds the total variation of the test together with `[p - q]+`, of which the exact
+    test has none. If `f >= g` it is the sum over the vocabulary, which needs every token's cluster.
     """
     q_token = accept.take(q, token)
     share = lambda mass: jnp.minimum(1, mass / jnp.where(q_token > 0, q_token, 1))
     return jnp.abs(share(self.mass(p, q, token, depth)) - share(accept.take(p, token)))
 
 
-def _check_options(group: int, p_threshold: float, embeddings: np.ndarray | None,
-                   d_threshold: float | None) -> None:
-  """Raises ValueError for options outside their range."""
-  if group < 1:
-    raise ValueError(f'group is {group}; it must be at least 1 (1 is exact).')
-  if not p_threshold > 0:
-    raise ValueError(f'p_threshold is {p_threshold}; it must be above 0.')
-  if (embeddings is None) != (d_threshold is None):
-    raise ValueError(
-        f'd_threshold is {d_threshold} and embeddings are '
-        f'{"missing" if embeddings is None else "present"}; pass both or neither.')
-  if embeddings is not None and embeddings.ndim != 2:
-    raise ValueError(f'embeddings have shape {embeddings.shape}; they must be [V, D].')
-  if d_threshold is not None and not d_threshold > 0:
-    raise ValueError(f'd_threshold is {d_threshold}; it must be above 0.')
-
-
-def _check_vocabulary(group: int, embeddings: np.ndarray | None, drafter: Drafter,
-                      vocab_size: int) -> None:
-  """Raises ValueError if the window or the embeddings do not fit the target's vocabulary."""
-  del drafter
-  if group > vocab_size:
-    raise ValueError(
-        f'group is {group}, but the target has {vocab_size} tokens; it must be at most that.')
-  if embeddings is not None and len(embeddings) != vocab_size:
-    raise ValueError(
-        f'embeddings have {len(embeddings)} rows, but the target has {vocab_size} tokens; pass '
-        'one row per token.')
-
-
 def _window(p: jax.Array, token: jax.Array, group: int) -> jax.Array:
-  """`[..., group - 1]` the tokens next to `token` in the order of `p` `[..., V]`, padded with -1.
-
-  Two short searches instead of a sort of the vocabulary.
-  """
+  """`[..., group - 1]` the tokens next to `token` in the order of `p` `[..., V]`, or -1."""
+  # Two short searches instead of a sort of the vocabulary.
   tokens, p_token = jnp.arange(p.shape[-1]), accept.take(p, token)[..., None]
   token = token[..., None]
   is_above = (p > p_token) | ((p == p_token) & (tokens < token))

@@ -7,7 +7,6 @@ import numpy as np
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Drafter, Layout, Rng, Verdict, Verifier
 from cspd_jax.decoding.tree import Tree
-from cspd_jax.decoding.verifiers import walk
 
 
 def kseq() -> Verifier:
@@ -26,7 +25,7 @@ def kseq() -> Verifier:
 def _verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
             target_probs: jax.Array, positions: jax.Array) -> Verdict:
   del positions
-  tree = walk.topology(layout)
+  tree = accept.topology(layout)
   is_inner = tree.children[:, 0] > 0
   inner = np.flatnonzero(is_inner)
   if not inner.size:
@@ -40,7 +39,7 @@ def _verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None
   count = jnp.sum((children > 0) & is_drawn[children], axis=1)
   factor = _factor(p, q, count)
   passed = rng.accept(p[parents, token] / factor[parents], q[parents, token])
-  node = walk.deepest(jnp.append(False, passed) & is_drawn, tree)
+  node = accept.deepest(jnp.append(False, passed) & is_drawn, tree)
   row = jnp.asarray(np.cumsum(is_inner) - 1)[node]
   # The distribution after all candidates were rejected.
   common, passes, accepted = _overlap(p[row], q[row], factor[row], count[row])

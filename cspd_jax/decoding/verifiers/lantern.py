@@ -8,8 +8,7 @@ distribution after the rejections of earlier siblings.
 
 `f` is never below the exact test's probability, so the residual distribution with the smallest
 bound on total variation is the exact test's own, `[p - q]+` (Cool-SD, arXiv 2601.09212, Equation
-10 and Proposition 1). The residual distributions of the paper and of its released code differ from
-it and from each other; they are available for comparison:
+10 and Proposition 1). Those of the paper and of its released code are available for comparison:
 
   'gstar'             `[p - q]+`, the default
   'paper'             `[p_A - q]+`, where `p_A` is `p` with the mass of `A` moved onto `x`
@@ -30,9 +29,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import accept, row_random
 from cspd_jax.decoding.base import Drafter, Layout, Rng, Verdict, Verifier
-from cspd_jax.decoding.verifiers import walk
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
 
 RESIDUALS = ('gstar', 'paper', 'released_llamagen', 'released_lumina', 'released_dynamic')
@@ -65,13 +64,10 @@ def lantern(table: np.ndarray, delta: float = 0.1, *, k: int | None = None, metr
   Raises:
     ValueError: for options outside their range or an invalid table.
   """
-  if metric not in _METRICS:
-    raise ValueError(f'metric is {metric!r}; it must be one of {", ".join(_METRICS)}.')
+  fields.check_choice('metric', metric, _METRICS)
   distance, largest = _METRICS[metric]
-  if not 0 <= delta < largest:
-    raise ValueError(
-        f'delta is {delta}; with metric {metric!r} it must be at least 0 (exact) and below '
-        f'{largest:.3g}, which would admit every neighbour.')
+  fields.require(0 <= delta < largest, 'delta', delta, 'at least 0 (exact) and, with metric '
+                 f'{metric!r}, below {largest:.3g}, which would admit every neighbour')
   return _neighbour_verifier(
       table, k, lambda p_token, moved: distance(p_token, moved) <= delta, residual, greedy)
 
@@ -82,23 +78,17 @@ def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None,
 
   `lam`, at least 1 (exact), is that of the released code: the neighbours add at most `(lam - 1)
   p(x)`. In Cool-SD (arXiv 2601.09212) they add at most `lam p(x)`; its `lam` is smaller by one.
-  Other arguments are those of `lantern`.
-
-  Raises:
-    ValueError: for options outside their range or an invalid table.
+  Other arguments are those of `lantern`. Raises ValueError for options outside their range or an
+  invalid table.
   """
-  if not 1 <= lam < np.inf:
-    raise ValueError(f'lam is {lam}; it must be at least 1 (1 is exact) and finite.')
+  fields.require(1 <= lam < np.inf, 'lam', lam, 'at least 1 (1 is exact) and finite')
   return _neighbour_verifier(
       table, k, lambda p_token, moved: moved <= (lam - 1) * p_token, residual, greedy)
 
 
 def _divergence(p_token: jax.Array, moved: jax.Array) -> jax.Array:
-  """Jensen-Shannon divergence when mass `moved` goes to a token that has mass `p_token`.
-
-  Only that token and the tokens that lose their mass contribute, and of the latter only their sum
-  matters: each of them halves in the mixture.
-  """
+  """Jensen-Shannon divergence when mass `moved` goes to a token that has mass `p_token`."""
+  # Of the tokens that lose their mass only the sum matters: each halves in the mixture.
   joined, middle = p_token + moved, p_token + moved / 2
   term = lambda mass: jax.scipy.special.xlogy(mass, mass / jnp.where(middle > 0, middle, 1))
   return 0.5 * (moved * np.log(2) + term(p_token) + term(joined))
@@ -111,15 +101,13 @@ _METRICS = {'tvd': (lambda p_token, moved: moved, 1.0), 'jsd': (_divergence, flo
 def _neighbour_verifier(table: np.ndarray, k: int | None, within: Within, residual: str,
                         greedy: bool) -> Verifier:
   """The verifier for one bound."""
-  table, k = _check(table, k, residual, greedy)
-  check = functools.partial(_check_vocabulary, table)
-  test = _NeighbourTest(table, k, within, residual)
+  test = _NeighbourTest(*_check(table, k, residual, greedy), within, residual)
   if greedy:
     return Verifier(test.verify_greedily, exact=False, needs_probs=False, greedy=True, bounded=True,
-                    check=check)
+                    check=test.check)
   node_test = NodeTest(mass=test.mass, residual=test.residual_distribution, gap=test.gap,
                        offset=None if residual == 'gstar' else test.offset)
-  return rejection(lambda max_depth: node_test, exact=False, bounded=True, check=check)
+  return rejection(lambda max_depth: node_test, exact=False, bounded=True, check=test.check)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -130,6 +118,14 @@ class _NeighbourTest:
   k: int  # Number of neighbours in use.
   within: Within  # The bound.
   residual: str  # One of `RESIDUALS`.
+
+  def check(self, drafter: Drafter, vocab_size: int) -> None:
+    """Raises ValueError unless the table has a row for every token."""
+    del drafter
+    if len(self.table) != vocab_size:
+      raise ValueError(
+          f'table has {len(self.table)} rows, but the target has {vocab_size} tokens; build it '
+          "from the codebook of the target's tokenizer with lantern.neighbour_table.")
 
   def _group(self, p: jax.Array, token: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The neighbours `[..., k]`, which of them are in `A`, and `p(x) + p(A)` `[...]`."""
@@ -176,12 +172,12 @@ class _NeighbourTest:
                       target_probs: jax.Array, positions: jax.Array) -> Verdict:
     """`Verifier.verify` at temperature 0."""
     del probs, positions
-    tree = walk.topology(layout)
+    tree = accept.topology(layout)
     parents = jnp.maximum(jnp.asarray(tree.parents), 0)
     p = target_probs[parents]
     mass = self._group(p, jnp.maximum(tokens, 0))[2]
     accepted = (tokens >= 0) & (mass >= jnp.max(p, axis=-1))
-    node = walk.deepest(accepted, tree)
+    node = accept.deepest(accepted, tree)
     # The target draws one of the most probable tokens, all with the same probability.
     is_best = target_probs == jnp.max(target_probs, axis=-1, keepdims=True)
     best_probs = is_best / jnp.sum(is_best, axis=-1, keepdims=True)
@@ -196,15 +192,6 @@ def _cleared(distribution: jax.Array, tokens: jax.Array, where: jax.typing.Array
   """`distribution` `[..., V]` with zeros at `tokens` `[..., n]` where `where` is True."""
   values = jnp.where(where, 0, jnp.take_along_axis(distribution, tokens, axis=-1))
   return jnp.put_along_axis(distribution, tokens, values, axis=-1, inplace=False)
-
-
-def _check_vocabulary(table: np.ndarray, drafter: Drafter, vocab_size: int) -> None:
-  """Raises ValueError unless the table has a row for every token."""
-  del drafter
-  if len(table) != vocab_size:
-    raise ValueError(
-        f'table has {len(table)} rows, but the target has {vocab_size} tokens; build it from '
-        "the codebook of the target's tokenizer with lantern.neighbour_table.")
 
 
 def _check(table: np.ndarray, k: int | None, residual: str, greedy: bool
@@ -224,8 +211,7 @@ def _check(table: np.ndarray, k: int | None, residual: str, greedy: bool
     raise ValueError(
         f'table row {itself[0]} contains {itself[0]} itself; its mass would count twice. Leave '
         'tokens out of their own rows.')
-  if residual not in RESIDUALS:
-    raise ValueError(f'residual is {residual!r}; it must be one of {", ".join(RESIDUALS)}.')
+  fields.check_choice('residual', residual, RESIDUALS)
   if greedy and residual != 'gstar':
     raise ValueError(
         f'residual is {residual!r}, but greedy decoding does not draw from a residual '
@@ -245,14 +231,11 @@ _CHUNK = 2**23
 
 
 def neighbour_table(codebook: np.ndarray, k: int) -> np.ndarray:
-  """The `k` nearest other rows of every row of a codebook `[V, D]`, the nearest first.
+  """The `k` nearest other rows of every row of a codebook `[V, D]`, `[V, k]` int32, nearest first.
 
-  Returns:
-    `[V, k]` int32, by the distance of the rows as they are. LANTERN's released tables, too, are not
-    normalised, although LlamaGen's tokenizer normalises rows when it decodes.
-
-  Raises:
-    ValueError: if the codebook is not a finite matrix, or `k` is not from 1 to `V - 1`.
+  By the distance of the rows as they are. LANTERN's released tables, too, are not normalised,
+  although LlamaGen's tokenizer normalises rows when it decodes. Raises ValueError if the codebook
+  is not a finite matrix, or `k` is not from 1 to `V - 1`.
   """
   codebook = np.asarray(codebook).astype(np.float64)
   if codebook.ndim != 2 or len(codebook) < 2 or not np.all(np.isfinite(codebook)):
@@ -277,10 +260,7 @@ def neighbour_table(codebook: np.ndarray, k: int) -> np.ndarray:
 
 
 def from_codebook(default: Callable[[int], int]) -> Callable[..., dict[str, Any]]:
-  """Returns a function of a codebook and a verifier's arguments that computes `table` and `k`.
-
-  `default` returns the number of neighbours for a vocabulary if `k` is not specified.
-  """
+  """Returns a function of codebook and arguments: `table` and `k`, `default(V)` if not set."""
 
   def compute(codebook: np.ndarray | None, arguments: Mapping[str, Any]) -> dict[str, Any]:
     if codebook is None:

@@ -3,8 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Layout, Rng, Verdict, Verifier
-from cspd_jax.decoding.verifiers import walk
 
 
 def match(seed_exact: bool = True) -> Verifier:
@@ -13,24 +13,22 @@ def match(seed_exact: bool = True) -> Verifier:
   Every committed token is a draw from the target's distribution, so the output is exact whatever
   the drafts are (deterministic Jacobi decoding, Song et al., arXiv 2002.03629, with sampling).
 
-  Args:
-    seed_exact: draw with the noise of the position (predictive sampling, Wiggers and Hoogeboom,
-      arXiv 2002.09928). Token `k` is then `argmax(log p_k + g_k)` for a fixed `g_k`, and the
-      sequence equals, token for token, that of any other decoder with this verifier and the same
-      key, as long as their `p_k` are rounded alike (`ancestral(window)`). If False, the noise is
-      new in every round.
+  `seed_exact` draws with the noise of the position (predictive sampling, Wiggers and Hoogeboom,
+  arXiv 2002.09928). Token `k` is then `argmax(log p_k + g_k)` for a fixed `g_k`, and the sequence
+  equals, token for token, that of any other decoder with this verifier and the same key, as long as
+  their `p_k` are rounded alike (`ancestral(window)`). Else the noise is new in every round.
   """
 
   def verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
              target_probs: jax.Array, positions: jax.Array) -> Verdict:
     del probs
-    tree = walk.topology(layout)
+    tree = accept.topology(layout)
     if seed_exact:
       samples = rng.draw_at(positions, target_probs)
     else:
       samples = rng.draw(target_probs)
     parents = jnp.maximum(jnp.asarray(tree.parents), 0)
-    node = walk.deepest(tokens == samples[parents], tree)
+    node = accept.deepest(tokens == samples[parents], tree)
     return Verdict(node, samples[node], samples)
 
   return Verifier(verify, exact=True, needs_probs=False, seed_exact=seed_exact)

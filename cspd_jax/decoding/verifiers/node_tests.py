@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Layout, Rng, Verdict, Verifier
 from cspd_jax.decoding.tree import RuntimeTree
-from cspd_jax.decoding.verifiers import walk
 
 # `(p [..., V], q [..., V], token [...], depth [...]) -> ` numbers; see `NodeTest`.
 NodeFunction = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
@@ -65,14 +65,14 @@ def rejection(test_for: Callable[[int], NodeTest], exact: bool, **kwargs: Any) -
   def verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
              target_probs: jax.Array, positions: jax.Array) -> Verdict:
     del positions  # Needed only for noise that belongs to positions.
-    tree = walk.topology(layout)
+    tree = accept.topology(layout)
     test = test_for(tree.max_depth)
     accepted, costs = _accept(rng, test, layout, tokens, probs, target_probs)
-    node = walk.deepest(accepted, tree)
+    node = accept.deepest(accepted, tree)
     distribution = _stop_distribution(test, node, layout, tokens, probs, target_probs)
     tv_bound = None
     if test.is_bounded:
-      tv_bound = jnp.where(walk.tested(node, accepted, tree), costs, 0)
+      tv_bound = jnp.where(accept.tested(node, accepted, tree), costs, 0)
     if max(layout.leaf_candidate) < 0:
       return Verdict(node, rng.draw(distribution[None])[0], tv_bound=tv_bound)
     # At the end of a side branch there may be one more candidate, for the last token only.
@@ -91,11 +91,8 @@ def rejection(test_for: Callable[[int], NodeTest], exact: bool, **kwargs: Any) -
 
 def _accept(rng: Rng, test: NodeTest, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
             target_probs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-  """Whether every node would be accepted in its turn, and its share of `tv_bound`; `[N + 1]` each.
-
-  The second is None if the test has neither gap nor offset.
-  """
-  tree, size = walk.topology(layout), tokens.shape[0]
+  """Whether every node is accepted in its turn, and its share of `tv_bound` or None, `[N + 1]`."""
+  tree, size = accept.topology(layout), tokens.shape[0]
   tested: list[Any] = []
   accepted: list[jax.Array] = []
   costs: list[jax.Array] = []
@@ -151,7 +148,7 @@ def _by_node(size: int, nodes: list[Any], parts: list[jax.Array]) -> jax.Array:
 def _stop_distribution(test: NodeTest, node: jax.Array, layout: Layout, tokens: jax.Array,
                        probs: jax.Array | None, target_probs: jax.Array) -> jax.Array:
   """`[V]`: the distribution of the last token after the rejection of all children of `node`."""
-  p, tree = target_probs[node], walk.topology(layout)
+  p, tree = target_probs[node], accept.topology(layout)
   if not tree.num_nodes:
     return p
   children = jnp.asarray(tree.children)[node]
@@ -214,20 +211,16 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
   normalised, with `f` 1 for typical tokens and 0 for others (Cool-SD, arXiv 2601.09212, Equation
   10). Tokens that the test never accepts are therefore still generated, and a bound on total
   variation is available. `p` is the target's distribution after the rejections of earlier siblings.
+  Raises ValueError for values outside their range.
 
   Args:
     epsilon: a token with a larger probability is always accepted; above 0, below 1. The defaults
       are those of Medusa's code.
     delta: factor of the threshold for flat distributions; above 0, at most 1, so that the most
       probable token is always typical.
-
-  Raises:
-    ValueError: for values outside their range.
   """
-  if not 0 < epsilon < 1:
-    raise ValueError(f'epsilon is {epsilon}; it must be above 0 and below 1.')
-  if not 0 < delta <= 1:
-    raise ValueError(f'delta is {delta}; it must be above 0 and at most 1.')
+  fields.require(0 < epsilon < 1, 'epsilon', epsilon, 'above 0 and below 1')
+  fields.require(0 < delta <= 1, 'delta', delta, 'above 0 and at most 1')
 
   def accepted(p: jax.Array, q: jax.Array) -> jax.Array:
     """`[..., V]`: `q f`."""

@@ -21,7 +21,7 @@ from cspd_jax.decoding.drafters import corrected, from_model, jacobi as jacobi_l
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import Decoder, make_decoder
-from cspd_jax.decoding.verifiers import node_tests, walk
+from cspd_jax.decoding.verifiers import node_tests
 from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.testing import tabular
 
@@ -154,7 +154,7 @@ MUTANTS = {
     'bonus token one position early': Mutant(
         _patch(node_tests, '_stop_distribution', _late_bonus), _jacobi('redraw')),
     'longest of several accepted paths': Mutant(
-        _patch(walk, 'deepest', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
+        _patch(accept, 'deepest', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
     'corrected token kept without a test': Mutant(
         _patch(corrected, '_redraw', lambda env, rng, tokens, *args: tokens), _corrected),
     'corrected token with the distribution of the pass before': Mutant(
