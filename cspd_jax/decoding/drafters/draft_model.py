@@ -72,8 +72,8 @@ def score_with_previous(small: Target, env: Env, cache: Cache, previous: jax.Arr
                         nodes: jax.Array, start: jax.Array, owner: str) -> tuple[jax.Array, Cache]:
   """Scores a chain `[B, n]`, the root first, and the committed token `previous` `[B]` before it.
 
-  The cache may hold a rejected draft in its slot. In the first round there is none, and a filler
-  follows the chain. Returns the logits `[S, B, n, V]` after the chain's tokens, and the cache.
+  The cache may hold a rejected draft in its slot. In the first round a filler follows the chain
+  instead. Returns the logits `[S, B, n, V]` after the chain's tokens, and the cache.
   """
   first = (start == 0)[:, None]
   tokens = jnp.where(first, jnp.pad(nodes, ((0, 0), (0, 1))),
