@@ -6,7 +6,7 @@
   cspd-evaluate --images=runs/generate --reference=coco --inception=checkpoints/inception \\
       --evaluator=pytorch_fid
   cspd-evaluate --images=runs/words --clip=checkpoints/clip --tokenizer=tokenizer.json
-  cspd-evaluate --images=runs/emoji --asked
+  cspd-evaluate --images=runs/scenes --asked
   cspd-evaluate --images=runs/fid --layout=adm --output=runs/adm --resize=256
   cspd-evaluate --images=runs/words --layout=geneval --prompts=evaluation_metadata.jsonl \\
       --output=runs/geneval
