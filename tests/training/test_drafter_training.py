@@ -22,7 +22,7 @@ from cspd_jax.training.optimizer import OptimizerConfig
 
 _sizes = dict(height=3, width=4, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=10)
 TARGETS = {'class': llamagen.LlamaGenConfig(num_classes=2, **_sizes),
-           'text': llamagen.LlamaGenConfig('text', caption_dim=6, **_sizes)}
+           'text': llamagen.LlamaGenConfig(conditioning='text', caption_dim=6, **_sizes)}
 TARGET = TARGETS['class']
 EAGLE = eagle.EagleConfig(num_tokens=12, row_width=4, dim=16, num_heads=2, ffn_dim=24,
                           vocab_size=10)
