@@ -346,7 +346,7 @@ def test_names_of_transformers_are_read(prefix):
   made = convert.convert(family, config, {
       **{name: np.ones(shape, np.float32) for name, shape in shapes.items()},
       'text_model.model.norm.weight': np.ones(3)})
-  assert made['encoder']['network']['mid']['attn_0']['query']['kernel'].shape == (128, 128)
+  assert made['encoder']['mid']['attn_0']['query']['kernel'].shape == (128, 128)
 
 
 @pytest.mark.slow
