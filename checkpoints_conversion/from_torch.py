@@ -13,7 +13,7 @@ import ml_dtypes
 from checkpoints_conversion import convert, folder, rules, tensors as tensors_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily, is_inside
 from cspd_jax import families
-from cspd_jax.files import description, store, weights
+from cspd_jax.files import store, weights
 from cspd_jax.generation.model import Model
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _part(files: FileFamily, models: families.Family, model: str | None, role: s
   if isinstance(part, store.Loaded):
     return part
   is_path = isinstance(part, str | os.PathLike)
-  if is_path and os.path.isfile(os.path.join(part, description.FILE)):
+  if is_path and os.path.isfile(os.path.join(part, store.FILE)):
     return store.load(part, dtype=dtype, allow_nonfinite=allow_nonfinite)
   of_role = [name for name, other in rules.FAMILIES.items()
              if other.model == models.name and other.kind in models.roles[role]]

@@ -58,8 +58,8 @@ CONFIGS = dict(
         decoder=DECODERS, window=(32,), sampling=groups.Sampling(top_k=100),
         images=groups.Images(num_images=32, seed=12), workdir='runs/corrected_top_k'),
     wide=Config(
-        loading=groups.Loading('runs/wide/export'),
-        parts=('corrector=runs/corrector_wide/export',),
+        loading=groups.Loading(
+            'runs/wide/export', parts=('corrector=runs/corrector_wide/export',)),
         decoder=(
             'mc_sjd', 'corrected(by=layers, passes=4)', 'corrected(by=neighbours, passes=3)',
             'corrected(passes=4)', 'corrected_seed_exact(passes=4)'),

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from checkpoints_conversion import rules
 from cspd_jax import families
-from cspd_jax.files import description, int8, store, weights
+from cspd_jax.files import int8, store, weights
 from cspd_jax.generation import memory as memory_lib
 from cspd_jax.measure import tables
 from cspd_jax.models import vq
@@ -171,7 +171,7 @@ def _size(kind: str, config: Any, side: int) -> Size:
   count = _layers(config, functools.partial(_count, kind))
   model = described(kind, dataclasses.replace(config, num_layers=1))
   narrow = None
-  if description.KINDS[kind].matrices:
+  if store.KINDS[kind].matrices:
     narrow = _layers(config, lambda config: quantized_bytes(kind, _sketch(kind, config).params))
   rows, columns = model.grid
   return Size((side * rows, side * columns), model.num_tokens, count, (2 * count, narrow), tuple(
@@ -186,7 +186,7 @@ def quantized_bytes(kind: str, params: Any) -> int:
     kind: the kind of the network.
     params: arrays, or their shapes.
   """
-  inputs = int8.check('int8', kind, description.KINDS[kind].matrices)
+  inputs = int8.check('int8', kind, store.KINDS[kind].matrices)
   total = 0
   for name, leaf in weights.named(params).items():
     num_inputs = inputs(name)

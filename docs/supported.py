@@ -8,7 +8,7 @@ from typing import Any
 from checkpoints_conversion import rules
 from cspd_jax import families
 from cspd_jax.decoding import refill, specification
-from cspd_jax.files import description, store
+from cspd_jax.files import store
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from docs import sizes
@@ -80,7 +80,7 @@ FEATURES: dict[str, Callable[[Model], bool]] = {
     'refill': _refills,
     'other sizes': lambda model: families.FAMILIES[model.family].resize is not None,
     'int8 matrices': lambda model: bool(
-        description.KINDS[next(iter(families.FAMILIES[model.family].roles['target']))].matrices),
+        store.KINDS[next(iter(families.FAMILIES[model.family].roles['target']))].matrices),
     'int8 cache': lambda model: _works(lambda: model.with_cache_dtype('int8')),
     'guidance interval': lambda model: 'guidance_interval' in model.engine.options._fields,
     'log-probabilities': lambda model: _works(lambda: engines.with_raw_log_probs(

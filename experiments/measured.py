@@ -20,14 +20,12 @@ class ModelImages:
 
   Attributes:
     loading: the model, and how it is loaded.
-    parts: networks that replace those of the model, such as eagle=runs/eagle.
     images: the images, the same for every decoder.
     batch_size: images decoded together.
     workdir: folder of the results.
   """
 
   loading: groups.Loading = groups.Loading(model='demo')
-  parts: tuple[str, ...] = ()
   images: groups.Images = groups.Images(num_images=16)
   batch_size: int | None = 16
   workdir: str | None = None
@@ -37,7 +35,7 @@ class ModelImages:
 
   def model(self, engine: str | None = None) -> cspd_jax.Model:
     """Loads the model, whose engine must be this one."""
-    return inputs.model(self.loading, self.parts, engine=engine, one_group=inputs.MEASURED)
+    return inputs.model(self.loading, engine=engine, one_group=inputs.MEASURED)
 
   def bench(self, model: cspd_jax.Model, *, batch_size: int = 16, num_images: int = 4,
             captions: Sequence[str] | None = None, **sampling: Any) -> Bench:

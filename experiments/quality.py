@@ -58,7 +58,7 @@ class Config(measured.ModelImages):
 def prepare(config: Config) -> tuple[Bench, list[Any]]:
   """Loads the model and checks all options; returns the sampling options of every guidance scale.
   """
-  model = inputs.model(config.loading, config.parts)
+  model = inputs.model(config.loading)
   prompts, _ = inputs.images(config.images, model)
   bench = config.bench(model, captions=scenes.captions(model, prompts))
   options = [model.sampling(guidance_scale=scale) for scale in config.scale] or [model.sampling()]

@@ -58,16 +58,17 @@ _OPTIONS = {'matrices': dict(quantize='int8'), 'cache': dict(cache_dtype='int8')
 
 @cli.command(Config)
 def main(config: Config) -> None:
-  inputs.at_least(config.images, 2, 'num_images')
   check_lists(config, 'guidance_scale')
   for name in _OPTIONS['both']:
     if (value := getattr(config.loading, name)) is not None:
       raise ValueError(f'{name} is {value!r}; the model is compared with its own int8 forms, so '
                        f'leave {name} out.')
   load = lambda **options: inputs.model(
-      dataclasses.replace(config.loading, **options), config.parts, one_group=inputs.MEASURED)
+      dataclasses.replace(config.loading, **options), one_group=inputs.MEASURED)
   model, quantized = load(), {name: load(**options) for name, options in _OPTIONS.items()}
   benches = [config.bench(model, guidance_scale=scale) for scale in config.guidance_scale]
+  if len(benches[0].prompts) < 2:
+    raise ValueError('num_images is 1; it must be at least 2, for a standard error.')
   for bench in benches:
     bench.check(bench.baseline)
   report = Report(config.workdir)

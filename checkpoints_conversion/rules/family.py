@@ -61,7 +61,7 @@ class FileFamily(NamedTuple):
   Attributes:
     name: its key in `rules.FAMILIES`, the value of `--family`.
     title: the network in words, with its article.
-    kind: the kind of the converted network, see `files.description`.
+    kind: the kind of the converted network, see `files.store`.
     rules: `config -> rules`.
     infer: `(shapes, options) -> config` from the shapes of the published tensors, and from options
       and settings where shapes do not determine sizes; raises ConversionError for other networks.

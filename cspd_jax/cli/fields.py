@@ -71,13 +71,9 @@ def find(config: Any, name: str) -> list[Field]:
 def override(config: Any, texts: Mapping[str, str | Sequence[str]]) -> Any:
   """Replaces fields of a dataclass, which checks all its new values at once.
 
-  Args:
-    config: a dataclass.
-    texts: by dotted name, a text or several, those of a repeated flag: a field that may be a tuple
-      of any length gets all, any other field the last.
-
-  Raises:
-    ValueError: for a text that is not of the field's type, or a value that the dataclass rejects.
+  `texts` are by dotted name, one or several, those of a repeated flag: a field that may be a tuple
+  of any length gets all, any other field the last. Raises ValueError for a text that is not of the
+  field's type, or a value that the dataclass rejects.
   """
   flags = {field.name: f'--{short_name(config, field)}' for field in every(config)}
   return _replace(config, '', {

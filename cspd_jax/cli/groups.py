@@ -12,8 +12,8 @@ _WHOLE = (-2**31, 2**31 - 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Loading:
-  """The model, and how it is loaded.
+class Own:
+  """A model with its own networks, and how it is loaded.
 
   Attributes:
     model: a shipped model, or a folder that cspd-convert wrote.
@@ -33,6 +33,21 @@ class Loading:
 
   def __post_init__(self):
     fields.check(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class Loading(Own):
+  """The model, and how it is loaded.
+
+  Attributes:
+    parts: networks in place of the model's own, by their roles, separated by commas, such as
+      eagle=runs/eagle,tokenizer=checkpoints/vq; the roles are those of `cspd_jax.load`.
+    grid: rows and columns of tokens, such as 48x32, of a model that generates images of several
+      sizes; None uses the model's own.
+  """
+
+  parts: tuple[str, ...] | None = None
+  grid: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

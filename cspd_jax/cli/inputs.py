@@ -23,33 +23,15 @@ def overrides(group: Any) -> dict[str, Any]:
           if getattr(group, field.name) is not None}
 
 
-def at_least(group: Any, least: int, *names: str) -> None:
-  """Raises ValueError for fields below `least`; None passes."""
-  for name in names:
-    value = getattr(group, name)
-    if value is not None and value < least:
-      raise ValueError(f'{name} is {value}; it must be at least {least}.')
-
-
-def tokens_at_most(group: Any, of: cspd_jax.Model, *names: str) -> None:
-  """Raises ValueError for numbers of tokens below 1 or above those of an image; None passes."""
-  at_least(group, 1, *names)
-  for name in names:
-    value = getattr(group, name)
-    if value is not None and value > of.num_tokens:
-      raise ValueError(f'{name} is {value}; it may be at most {of.num_tokens}, the number of '
-                       f'tokens of an image of {of.name!r}.')
-
-
 # Why a mesh of several groups is refused by programs that measure; see `model`.
 MEASURED = 'decoders are measured on one group of devices'
 
 
-def parts(texts: Sequence[str]) -> dict[str, Any]:
+def parts(texts: Sequence[str] | None) -> dict[str, Any]:
   """Returns folders of networks by role; raises ValueError unless each text is `ROLE=FOLDER`."""
   folders: dict[str, Any] = {}
   roles = dict.fromkeys(role for family in families.FAMILIES.values() for role in family.roles)
-  for text in texts:
+  for text in texts or ():
     role, _, folder = text.partition('=')
     if role not in roles or not folder or role in folders:
       raise ValueError(f'parts holds {text!r:.80}; it must be ROLE=FOLDER, such as '
@@ -58,25 +40,19 @@ def parts(texts: Sequence[str]) -> dict[str, Any]:
   return folders
 
 
-def model(loading: groups.Loading, networks: Sequence[str] = (), *, engine: str | None = None,
-          one_group: str | None = None, **options: Any) -> cspd_jax.Model:
-  """Loads a model.
+def model(loading: groups.Own, *, engine: str | None = None, one_group: str | None = None,
+          **options: Any) -> cspd_jax.Model:
+  """Loads a model, with further options of `cspd_jax.load`.
 
-  Args:
-    loading: the model, and how it is loaded.
-    networks: those in place of its own, as for `parts`.
-    engine: the only tokens that it may have: discrete or continuous; None for either.
-    one_group: why the mesh must have one group of devices; None if it may have several.
-    **options: further options of `cspd_jax.load`.
-
-  Raises:
-    ValueError: if it does not exist, has other tokens, its parts do not belong together, or the
-      devices of the mesh are not available.
+  `engine` are the only tokens that it may have, discrete or continuous; None for either.
+  `one_group` is why the mesh must have one group of devices; None if it may have several. What does
+  not exist, does not belong together or is not available raises ValueError.
   """
+  if isinstance(loading, groups.Loading):
+    options |= dict(parts(loading.parts), grid=pair('grid', loading.grid))
   result = cspd_jax.load(
       loading.model, dtype=loading.dtype, quantize=loading.quantize,
-      cache_dtype=loading.cache_dtype, sharding=mesh(loading.mesh, one_group),
-      **parts(networks), **options)
+      cache_dtype=loading.cache_dtype, sharding=mesh(loading.mesh, one_group), **options)
   if engine not in (None, result.engine.name):
     raise ValueError(f'model is {loading.model!r}, which has {result.engine.name} tokens; give one '
                      f'whose tokens are {engine}.')
@@ -96,8 +72,7 @@ def pair(name: str, text: str | None, between: str = 'x') -> tuple[int, int] | N
 def mesh(text: str | None, one_group: str | None = None) -> Any:
   """Returns the mesh of a field such as '2x4', of the first devices; None stays None.
 
-  `one_group` is why it must have one group of devices, or None. Other texts, several groups where
-  there must be one, and more devices than there are raise ValueError.
+  Other texts, several groups unless `one_group` is None, and too many devices raise ValueError.
   """
   sizes = pair('mesh', text)
   if sizes is None:
@@ -114,41 +89,30 @@ def mesh(text: str | None, one_group: str | None = None) -> Any:
   return sharding.make_mesh(*sizes, devices=devices[:count])
 
 
-def images(group: groups.Images, of: cspd_jax.Model, default: int = 4, general: bool = False
+def images(group: groups.Images, of: cspd_jax.Model, default: int = 4
            ) -> tuple[list[Any], int | tuple[int, ...]]:
   """Returns the prompt of every image, and the seed of all images or of each.
 
-  Args:
-    default: number of images if no prompt, no seeds and no number are specified.
-    general: whether a model of words without prompts of its own gets those of
-      `prompts.general`.
-
-  Raises:
-    ValueError: for prompts that the model does not accept, or numbers that do not fit together.
+  `default` is the number of images if no prompt, no seeds and no number are specified. Raises
+  ValueError for prompts that the model does not accept, or numbers that do not fit together.
   """
-  at_least(group, 1, 'num_images')
   if group.prompt is not None and group.prompts is not None:
     raise ValueError(f'prompt is {group.prompt!r} and prompts is {group.prompts!r}; give only one '
                      'of them.')
-  prompts = _prompts(group, of, general)
+  prompts = _prompts(group, of)
   specified = group.prompt is not None or group.prompts is not None
-  seeds = group.seed if isinstance(group.seed, tuple) else None
-  if seeds == ():
-    raise ValueError('seed is empty; give one number, or one per image.')
   count = group.num_images
   if count is None:
-    count = max(len(prompts) if specified else 0, len(seeds or ())) or default
+    num_seeds = len(group.seed) if isinstance(group.seed, tuple) else 0
+    count = max(len(prompts) if specified else 0, num_seeds) or default
   if specified and count < len(prompts):
     raise ValueError(f'num_images is {count}, but there are {len(prompts)} prompts; it must be at '
                      'least as many.')
-  if seeds is not None and len(seeds) != count:
-    raise ValueError(f'seed has {len(seeds)} numbers for {count} images; give one, or one per '
-                     'image.')
   prompts_lib.seeds(group.seed, count)  # Checks them.
   return (prompts * math.ceil(count / len(prompts)))[:count], group.seed
 
 
-def next_command(program: str, loading: groups.Loading, of: cspd_jax.Model,
+def next_command(program: str, loading: groups.Own, of: cspd_jax.Model,
                  prompts: Sequence[Any], sampling: groups.Sampling = groups.Sampling(),
                  **flags: Any) -> str:
   """Returns the command of another program, which loads a model and samples in the same way.
@@ -160,7 +124,7 @@ def next_command(program: str, loading: groups.Loading, of: cspd_jax.Model,
       program, **{**overrides(loading), **own, **overrides(sampling), **flags})
 
 
-def _prompts(group: groups.Images, of: cspd_jax.Model, general: bool) -> list[Any]:
+def _prompts(group: groups.Images, of: cspd_jax.Model) -> list[Any]:
   """The specified prompts, once each."""
   if group.prompts is not None:
     prompts = prompts_lib.listed(pathlib.Path(group.prompts))
@@ -168,7 +132,7 @@ def _prompts(group: groups.Images, of: cspd_jax.Model, general: bool) -> list[An
     texts = (group.prompt,) if isinstance(group.prompt, str) else group.prompt
     prompts = [prompt for text in texts for prompt in _split(text, of)]
   else:
-    prompts = list(of.prompts) or (prompts_lib.general() if general else [])
+    prompts = list(of.prompts)
     if not prompts:
       raise ValueError(f'prompt is none, and model {of.name!r} has no prompts of its own; pass '
                        "--prompt='...', or --prompts=FILE.")
@@ -180,25 +144,12 @@ def _prompts(group: groups.Images, of: cspd_jax.Model, general: bool) -> list[An
 
 def _split(text: str, of: cspd_jax.Model) -> list[str]:
   """The prompts of a text: itself if it is a description, else the classes between its commas."""
-  # The name of a class may have commas of its own.
-  if not _has_classes(of) or _accepts(of, text):
-    return [text]
-  return [part.strip() for part in text.removesuffix(',').split(',')]
-
-
-def _has_classes(of: cspd_jax.Model) -> bool:
-  """Whether the prompts of a model are classes, and not descriptions."""
-  condition = of.condition(of.prompts[:1]) if of.prompts else None
-  return getattr(condition, 'ndim', None) == 1
-
-
-def _accepts(of: cspd_jax.Model, prompt: str) -> bool:
-  """Whether a text is a prompt of a model."""
-  try:
-    of.condition([prompt])
-    return True
-  except ValueError:
-    return False
+  if of.prompts and getattr(of.condition(of.prompts[:1]), 'ndim', None) == 1:
+    try:
+      of.condition([text])  # The name of a class may have commas of its own.
+    except ValueError:
+      return [part.strip() for part in text.removesuffix(',').split(',')]
+  return [text]
 
 
 def check_kind(recipe: Any, kind: type | tuple[type, ...], example: str) -> None:

@@ -24,14 +24,13 @@ passes the name.
 import contextlib
 import dataclasses
 import functools
-import importlib.machinery
-import importlib.util
 import inspect
 import logging as std_logging
 import pathlib
 import re
 import sys
 import textwrap
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -138,8 +137,7 @@ class Command:
     return arguments[::-1]
 
   def _check_kind(self, config: Any) -> None:
-    """Raises ValueError unless a configuration has the fields of the default one, and their types.
-    """
+    """Raises ValueError unless a configuration has the fields and types of the default one."""
     expected = self._defaults
     if not isinstance(expected, type) or isinstance(config, expected):
       return
@@ -193,17 +191,12 @@ class Command:
 
 
 class _Handler(std_logging.Handler):
-  """Writes log lines to stderr: those of this project, and warnings of other packages.
-
-  Other packages log much that nobody asked for: the backends that JAX does not find, the files that
-  Orbax writes.
-  """
+  """Writes log lines to stderr: those of this project, and of other packages only warnings."""
 
   _OWN = ('cspd_jax', 'checkpoints_conversion', 'configs', 'experiments')
   _ROOT = pathlib.Path(__file__).parents[2]
 
   def emit(self, record: std_logging.LogRecord) -> None:
-    """Writes a line without date and place."""
     own = any(pathlib.Path(record.pathname).is_relative_to(self._ROOT / name) for name in self._OWN)
     if own or record.levelno >= std_logging.WARNING:
       print(record.getMessage(), file=sys.stderr)
@@ -260,10 +253,7 @@ def _unknown(name: str, groups: Sequence[Any]) -> str:
 
 
 def _as_flags(message: str, arguments: Sequence[Any]) -> str:
-  """Writes the arguments that a message advises as flags, if the command has them.
-
-  Messages come from functions that users also call.
-  """
+  """Writes the arguments that a message, of a function that users also call, advises as flags."""
   names = {fields.short_name(group, field) for group in arguments if group is not None
            for field in fields.every(group)}
   # With a value, as "with tokenizer=FOLDER", or alone, as "or pass overwrite."
@@ -308,12 +298,9 @@ def named(configs: Mapping[str, Value], name: str) -> Value:
 
 
 def load(config: str) -> Any:
-  """Runs a configuration file, or `FILE:NAME`, and returns what `get_config` of no or this name
-  returns.
+  """Runs a configuration file, or `FILE:NAME`, and returns what `get_config` returns.
 
-  Raises:
-    ValueError: if the file does not exist, fails, does not know the name, or does not return a
-      dataclass.
+  Raises ValueError for a file that is missing, fails, lacks the name, or returns no dataclass.
   """
   path, name = _NAMED.fullmatch(config).groups()  # type: ignore[union-attr]  # Matches all texts.
   get_config = _get_config(path)
@@ -339,15 +326,11 @@ def _get_config(path: str) -> Callable:
     raise ValueError(f'--config={path}: no such file. ' + (
         f'In {file.parent}: {", ".join(near)}.' if near else
         f'{file.parent} has no configurations either; run from the root of the repository.'))
-  name = f'config_{file.stem}'
-  # Read as Python whatever its suffix is.
-  source = importlib.machinery.SourceFileLoader(name, str(file))
-  spec = importlib.machinery.ModuleSpec(name, source, origin=str(file))
-  spec.has_location = True
-  module = importlib.util.module_from_spec(spec)
-  sys.modules[name] = module  # Where the types of the fields are looked up.
+  module = types.ModuleType(f'config_{file.stem}')
+  module.__file__ = str(file)
+  sys.modules[module.__name__] = module  # Where the types of the fields are looked up.
   try:
-    source.exec_module(module)
+    exec(compile(file.read_bytes(), file, 'exec'), vars(module))
   except (Exception, SystemExit) as error:
     raise _failure(path, error) from error
   if not callable(get_config := getattr(module, 'get_config', None)):

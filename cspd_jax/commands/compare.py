@@ -22,23 +22,32 @@ compilation.
 import dataclasses
 import functools
 import pathlib
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 import cspd_jax
-from cspd_jax import cli
+from cspd_jax import cli, continuous, metrics
 from cspd_jax.cli import groups, inputs
-from cspd_jax.commands import compare_report
 from cspd_jax.core import fields, programs, progress
-from cspd_jax.files import locks, run_folder
+from cspd_jax.core.guarantees import Guarantee
+from cspd_jax.files import locks
+from cspd_jax.files.run_folder import Report
 from cspd_jax.generation.request import Request, prepare as prepare_request
-from cspd_jax.measure import timing
-from cspd_jax.metrics import scenes
+from cspd_jax.measure import tables, timing
+from cspd_jax.measure.timing import Compared
+from cspd_jax.metrics import paired as paired_lib, passes, scenes
+from cspd_jax.plots import charts, grid
 
 _PROGRAM = 'cspd-compare'
+# The pictures: the round in which each token was fixed, next to the images.
+_MAPS, _ACCEPTED, _SPEED = 'acceptance.png', 'accepted.png', 'speed.png'
+# With more images the maps are too wide to read.
+_MAPPED = 4
 # Compared by default if the engine has it, with the baseline and the model's default decoder.
 _FEW = ('seed_exact',)
 _FEW_IMAGES, _IMAGES = 2, 4
@@ -53,8 +62,6 @@ class Config:
   Attributes:
     loading: the model, and how it is loaded. The first number of a mesh is 1, because images are
       decoded one at a time.
-    parts: networks in place of the model's own, by their roles, separated by commas, such as
-      eagle=runs/eagle,tokenizer=checkpoints/vq; the roles are those of `cspd_jax.load`.
     decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32). None
       compares ordinary sampling, seed_exact and the model's default decoder.
     all: compares every named decoder that the model can run, and its default one.
@@ -71,7 +78,6 @@ class Config:
   """
 
   loading: groups.Loading = groups.Loading()
-  parts: tuple[str, ...] = ()
   decoder: tuple[str, ...] | None = None
   all: bool = False
   paired: bool = False
@@ -88,6 +94,7 @@ class Config:
 class Job(NamedTuple):
   """A checked comparison."""
 
+  config: Config
   model: cspd_jax.Model
   requests: dict[str, Request]  # Of the same images, by name of the decoder.
   left_out: dict[str, str]  # Reasons why other decoders cannot run, by name.
@@ -95,16 +102,38 @@ class Job(NamedTuple):
   sampling: Any
   captions: list[str] | None = None  # The prompts as text, if what images show of them is scored.
 
+  @property
+  def files(self) -> dict[str, str]:
+    """The names of the grids of images by decoder."""
+    names: dict[str, str] = {}
+    for decoder in self.requests:
+      word = re.sub(r'\W+', '_', decoder).strip('_')
+      same = sum(name.startswith(f'images_{word}.') for name in names.values())
+      names[decoder] = f'images_{word}.{same + 1}.png' if same else f'images_{word}.png'
+    return names
 
-def prepare(config: Any) -> Job:
+  @property
+  def folder(self) -> pathlib.Path:
+    """The folder of the results."""
+    name = pathlib.Path(self.config.loading.model).name
+    return pathlib.Path(self.config.output or f'runs/{name or "compare"}')
+
+  def report(self) -> Report:
+    """Opens the report."""
+    pictures = [_ACCEPTED] * (self.model.engine.name == 'continuous')
+    return Report(
+        self.folder, [*self.files.values(), _MAPS, *pictures, _SPEED], program=_PROGRAM)
+
+
+def prepare(config: Config) -> Job:
   """Loads the model and checks all options; raises ValueError for the first that cannot work."""
   _check_choice(config)
-  model = inputs.model(config.loading, config.parts, one_group='images are decoded one at a time')
+  model = inputs.model(config.loading, one_group='images are decoded one at a time')
   few = config.decoder is None and not config.all
   prompts, seed = inputs.images(config.images, model, _FEW_IMAGES if few else _IMAGES)
   sampling = model.sampling(**inputs.overrides(config.sampling))
   specifications, left_out = _specifications(config, model)
-  if config.paired and compare_report.baseline(model.engine, specifications) is None:
+  if config.paired and _baseline(model.engine, specifications) is None:
     raise ValueError(f'paired is True, and decoder is {",".join(specifications)!r}; add '
                      f'{model.engine.baseline}, which the others are compared with.')
   captions = scenes.captions(model, prompts) if config.asked else None
@@ -112,10 +141,10 @@ def prepare(config: Any) -> Job:
   requests = {name: prepare_request(
       model, prompts, seed=seed, decoder=specification, batch_size=1, pixels=False,
       sampling=sampling, condition=condition) for name, specification in specifications.items()}
-  return Job(model, requests, left_out, prompts, sampling, captions)
+  return Job(config, model, requests, left_out, prompts, sampling, captions)
 
 
-def _check_choice(config: Any) -> None:
+def _check_choice(config: Config) -> None:
   if config.decoder is None:
     return
   if config.all:
@@ -129,7 +158,7 @@ def _check_choice(config: Any) -> None:
                      'give --all in its place to compare every decoder.')
 
 
-def _specifications(config: Any, model: cspd_jax.Model) -> tuple[dict[str, Any], dict[str, str]]:
+def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, Any], dict[str, str]]:
   """Complete specifications of the decoders to run, and why others are left out."""
   engine = model.engine
   names = (config.decoder if config.decoder is not None else engine.decoders if config.all else
@@ -157,43 +186,209 @@ def _specifications(config: Any, model: cspd_jax.Model) -> tuple[dict[str, Any],
   return specifications, reasons
 
 
-def _output(config: Config) -> pathlib.Path:
-  name = pathlib.Path(config.loading.model).name
-  return pathlib.Path(config.output or f'runs/{name or "compare"}')
+def _headline(job: Job) -> str:
+  """Describes the run in one line."""
+  model, usual = job.model, type(job.sampling)()._asdict()
+  options = ', '.join(
+      f'{name.replace("_", " ")} {np.asarray(value).item():g}'
+      for name, value in job.sampling._asdict().items()
+      if value != usual[name] or name in ('guidance_scale', 'temperature'))
+  count = len(job.prompts)
+  return (f'{count} image{"s"[:count != 1]} of {model.num_tokens} {model.engine.name} tokens with '
+          f'{len(job.requests)} decoders; model {model.name} on {model.where}, {options}')
 
 
-def _report(config: Any, job: Job) -> run_folder.Report:
-  return run_folder.Report(
-      _output(config), compare_report.files(job.model, job.requests), program=_PROGRAM)
+def _baseline(engine: Any, specifications: Mapping[str, Any]) -> str | None:
+  """Returns the name of the engine's baseline among complete specifications; None without it."""
+  # `vanilla` in windows costs as much as a window, so it is not the baseline.
+  return next((name for name, specification in specifications.items()
+               if specification.parts[0].name == engine.baseline
+               and 'window' not in specification.parts[0].arguments), None)
 
 
-def _write(config: Any, job: Job, compared: Mapping[str, timing.Compared]) -> list[dict]:
-  report = _report(config, job)
-  rows = compare_report.rows(
-      job.model, job.requests, compared, paired=config.paired)
+def _rows(job: Job, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
+  """Returns a row per decoder; times are None before they are measured."""
+  model, images, entries = job.model, job.files, []
+  name = _baseline(model.engine, {
+      name: program.specification for name, program in job.requests.items()})
+  first = None if name is None else compared.get(name)
+  for name, result in compared.items():
+    program, decoded = job.requests[name], result.sample.decoded
+    row = dict(
+        decoder=name, specification=str(program.specification),
+        guarantee=model.engine.guarantee(program.decoder),
+        **metrics.entries(metrics.measure(
+            metrics.select(model.engine.name, 'work', 'bound'), result.sample, model)),
+        **_times(result, first),
+        tokens_equal_baseline=first and bool(
+            np.array_equal(decoded.tokens, first.sample.decoded.tokens)),
+        compile_seconds=result.compile_seconds, images=images[name])
+    if isinstance(program.decoder, continuous.Decoder):
+      tested = 'drafts' if decoded.kernels is None else 'denoising kernels'
+      row |= dict(
+          distribution=program.decoder.distribution, guarantee_in_words=program.decoder.guarantee,
+          tested=tested if decoded.tests.tested.any() else None,
+          **passes.details(result.sample, model))
+    if result.sample.captions is not None:
+      row |= metrics.entries(scenes.of_sample(result.sample, model))
+    if job.config.paired and first is not None and result is not first:
+      row |= paired_lib.entries(paired_lib.differences(result.sample, first.sample, model))
+    entries.append(row)
+  return entries
+
+
+def _times(result: Compared, baseline: Compared | None) -> dict[str, Any]:
+  seconds = result.seconds
+  if seconds is None:
+    return dict(ms_per_round=None, seconds_per_image=None, speedup=None, timed_runs=0)
+  speedup = None
+  if baseline is not None and baseline.seconds is not None:
+    speedup = float(baseline.seconds.mean() / seconds.mean())
+  return dict(
+      ms_per_round=1e3 * float(seconds.sum() / result.sample.decoded.rounds.sum()),
+      seconds_per_image=float(seconds.mean()), speedup=speedup, timed_runs=result.timed_runs)
+
+
+def _table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
+  """Formats rows as text; for continuous tokens with each decoder's distribution and acceptance."""
+  columns = {'decoder': '{specification}', 'guarantee': '{guarantee}',
+             **metrics.columns(metrics.select(model.engine.name, 'work'))}
+  if any(row['guarantee'] is Guarantee.BOUNDED for row in entries):
+    columns |= metrics.columns(metrics.select(model.engine.name, 'bound'))
+  if 'asked' in entries[0]:
+    columns |= {'asked': '{asked:.3f}', 'error': '{asked_error:.3f}'}
+  columns |= {'ms/round': '{ms_per_round:.2f}', 's/image': '{seconds_per_image:.3f}',
+              'speed-up': '{speedup:.2f}x'}
+  if model.engine.name == 'discrete':
+    columns[f'= {model.engine.baseline}'] = '{equal}'
+  columns['compile s'] = '{compile_seconds:.1f}'
+  equal = {True: 'yes', False: 'no', None: None}
+  text = tables.text(columns, [
+      dict(row, equal=equal[row['tokens_equal_baseline']]) for row in entries])
+  sentences = [_sentence(row) for row in entries if 'distribution' in row]
+  parts = [text, *_paired_tables(model, entries)]
+  return '\n'.join([*parts, '', *sentences] if sentences else parts)
+
+
+def _same(compared: Mapping[str, Compared]) -> list[str]:
+  """Returns a sentence for every decoder that another one equals: tokens, and rounds of tokens."""
+  lines, different = [], dict[str, Compared]()
+  for name, result in compared.items():
+    decoded = result.sample.decoded
+    other = next((other for other, first in different.items() if all(
+        np.array_equal(getattr(decoded, field), getattr(first.sample.decoded, field))
+        for field in ('tokens', 'round_of_token'))), None)
+    if other is None:
+      different[name] = result
+    else:
+      lines.append(f'{name} fixed the same tokens in the same rounds as {other}: with these sizes '
+                   'they are one decoder.')
+  return lines
+
+
+def _paired_tables(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> list[str]:
+  """The differences to the baseline's images of the same seeds, if they were measured."""
+  shown = [dict(decoder=row['decoder'], statistic=statistic.title,
+                **{name.removeprefix(f'{key}_'): value for name, value in row.items()
+                   if name.startswith(f'{key}_change')})
+           for row in entries for key, statistic in paired_lib.STATISTICS.items()
+           if f'{key}_change' in row]
+  if not shown:
+    return []
+  return ['', f'Minus {model.engine.baseline}, from the same seeds:', tables.text({
+      'decoder': '{decoder}', 'statistic': '{statistic}', 'difference': '{change:+.4f}',
+      'paired error': '{change_error:.4f}', 'unpaired error': '{change_error_unpaired:.4f}'},
+      shown)]
+
+
+def _sentence(row: Mapping[str, Any]) -> str:
+  """A decoder's distribution and acceptance, whose rates have different meanings."""
+  text = f'{row["decoder"]}: {row["distribution"]}; {row["guarantee_in_words"]}'
+  if row['acceptance'] is not None:
+    text += f'; accepts {row["acceptance"]:.1%} of its {row["tested"]}'
+  if row['squared_error_bound'] is not None:
+    text += (f'; squared distance {row["squared_error"]:.4f}, bound '
+             f'{row["squared_error_bound"]:.4f}')
+  if row['residual_missed']:
+    text += f'; {row["residual_missed"]:.2f} residual draws per image failed'
+  return text
+
+
+def _draw(report: Report, job: Job, entries: Sequence[Mapping[str, Any]],
+          compared: Mapping[str, Compared], captions: Sequence[str]) -> None:
+  """Writes the pictures; the bars once times are measured."""
+  model = job.model
+  images = {name: result.sample.images(model) for name, result in compared.items()}
+  work = metrics.select(model.engine.name, 'work')
+  phrased = [metric for metric in work if metric.phrase]
+  for row in entries:
+    phrases = [metric.phrase.format(row[metric.name]) for metric in phrased]
+    if row['seconds_per_image'] is not None:
+      phrases.append(f'{row["seconds_per_image"]:.2f} s')
+    grid.save_grid(report.path(row['images']), images[row['decoder']], captions=captions,
+                   title=f'{row["decoder"]}: {", ".join(phrases)}')
+  shown = {name: value[:_MAPPED] for name, value in images.items()}
+  on_grid = lambda values: model.cells(values)[:_MAPPED]
+  rounds, = (metric for metric in work if metric.name == 'rounds')
+  grid.save_acceptance_map(
+      report.path(_MAPS),
+      {name: on_grid(result.sample.decoded.round_of_token) for name, result in compared.items()},
+      images=shown, captions=captions[:_MAPPED],
+      notes={row['decoder']: f'{rounds.form.format(row["rounds"])} rounds' for row in entries},
+      title='The round in which each token was fixed')
+  decoded = {name: result.sample.decoded for name, result in compared.items()}
+  tests = {name: result.tests for name, result in decoded.items()
+           if hasattr(result, 'tests') and result.tests.tested.any()}
+  if tests:
+    grid.save_replaced_map(
+        report.path(_ACCEPTED), {name: shown[name] for name in tests},
+        {name: on_grid(test.tested) for name, test in tests.items()},
+        {name: on_grid(test.accepted) for name, test in tests.items()},
+        captions=captions[:_MAPPED],
+        title='Accepted: tokens, or kernels of the head')
+  if all(row['seconds_per_image'] is not None for row in entries):
+    _draw_bars(report, model, entries)
+
+
+def _draw_bars(report: Report, model: cspd_jax.Model,
+               entries: Sequence[Mapping[str, Any]]) -> None:
+  main = metrics.MAIN[model.engine.name]
+  values = lambda key: {row['decoder']: row[key] for row in entries}
+  charts.save_bars(
+      report.path(_SPEED),
+      [charts.BarPanel(main.name.replace('_', ' ').capitalize(), values(main.name), main.form,
+                       f'{main.meaning}; {main.better} is better'),
+       charts.BarPanel('Seconds per image', values('seconds_per_image'), '{:.3f} s',
+                       'wall-clock at batch 1 without compilation; lower is better')],
+      baseline=model.engine.baseline,
+      title=f'{model.name} on {jax.devices()[0].device_kind}')
+
+
+def _write(job: Job, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
+  report, rows = job.report(), _rows(job, compared)
   captions = job.model.conditions.titles(job.prompts)
-  compare_report.draw(report, job.model, rows, compared, captions)
+  _draw(report, job, rows, compared, captions)
   report.write(
-      settings=dataclasses.asdict(config), rows=rows, model=job.model.name,
+      settings=dataclasses.asdict(job.config), rows=rows, model=job.model.name,
       engine=job.model.engine.name, num_images=len(captions), captions=captions,
       tokens_per_image=job.model.num_tokens, left_out=job.left_out)
   return rows
 
 
-def _look(config: Any, job: Job, compared: Mapping[str, timing.Compared]) -> None:
+def _look(job: Job, compared: Mapping[str, Compared]) -> None:
   """Writes the report before times are measured, and prints where the pictures are."""
-  rows = _write(config, job, compared)
-  name = compare_report.MAPS if len(rows) == len(job.requests) else rows[0]['images']
-  progress.say(f'look at {_output(config)}/{name}')
+  rows = _write(job, compared)
+  name = _MAPS if len(rows) == len(job.requests) else rows[0]['images']
+  progress.say(f'look at {job.folder}/{name}')
 
 
 @cli.command(Config, kept='the pictures of decoders that have run are kept', resumes=False)
 def main(config: Config) -> None:
   job = prepare(config)
   # Rejects a folder that cannot hold the files before anything compiles.
-  folder = _report(config, job).folder
+  folder = job.report().folder
   with locks.hold(folder):
-    print(compare_report.headline(job.model, job.requests, job.prompts, job.sampling), flush=True)
+    print(_headline(job), flush=True)
     for name, reason in job.left_out.items():
       print(f'{name} is left out: {reason}', flush=True)
     # The decoders, the image tokenizer for the pictures, and the likelihood of discrete tokens.
@@ -204,25 +399,24 @@ def main(config: Config) -> None:
     with programs.reported(len(job.requests) + others), progress.bar(counted) as show:
       compared = timing.compare(
           job.requests, captions=job.captions, repeats=_REPEATS, budget=config.budget,
-          show=progress.say, progress=show, look=functools.partial(_look, config, job))
-    rows = _write(config, job, compared)
-  print('\n' + '\n'.join([compare_report.table(job.model, rows), *compare_report.same(compared)])
+          show=progress.say, progress=show, look=functools.partial(_look, job))
+    rows = _write(job, compared)
+  print('\n' + '\n'.join([_table(job.model, rows), *_same(compared)])
         + f'\n\nPictures and report.json are in {folder}.')
   if config.decoder is None and not config.all:
     print('--all compares every decoder.')
-  print(_next_step(config, job, rows))
+  print(_next_step(job, rows))
 
 
-def _next_step(config: Config, job: Job, rows: Sequence[Mapping[str, Any]]) -> str:
+def _next_step(job: Job, rows: Sequence[Mapping[str, Any]]) -> str:
   """The command that generates images with the fastest exact decoder."""
-  exact = [row for row in rows if row['guarantee'].is_exact]
+  config, exact = job.config, [row for row in rows if row['guarantee'].is_exact]
   if not exact:
     return (f'None of these decoders is exact; {job.model.engine.baseline} is, and --all finds the '
             'fastest one.')
   fastest = min(exact, key=lambda row: row['seconds_per_image'])['specification']
   command = lambda program, **flags: inputs.next_command(
-      program, config.loading, job.model, job.prompts, config.sampling,
-      parts=config.parts or None, **flags)
+      program, config.loading, job.model, job.prompts, config.sampling, **flags)
   if fastest.partition('(')[0] != job.model.engine.baseline:
     return f'{_default(job.model, fastest)}Next: {command("cspd-generate", decoder=fastest)}'
   line = f'No exact decoder of these is faster than {job.model.engine.baseline} on this machine.'

@@ -30,15 +30,15 @@ there, and can be repeated.
 """
 
 import dataclasses
-import functools
 import sys
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 
 from cspd_jax import cli, metrics
 from cspd_jax.core import fields, progress
-from cspd_jax.files import folders, kept, paths
+from cspd_jax.files import folders, paths
 from cspd_jax.files.run_folder import Report
 from cspd_jax.metrics import clip as clip_lib, evaluation, layouts, scenes
 
@@ -46,6 +46,11 @@ _FEATURES = 'features.npz'
 # Names that a note of what is left out lists.
 _SHOWN = 5
 _PROGRAM = 'cspd-evaluate'
+# How images are written by layout, and how its prompts are read.
+_LAYOUTS: dict[str, tuple[Callable, Callable | None]] = {
+    'adm': (layouts.write_adm, None), 'coco': (layouts.write_coco, None),
+    'geneval': (layouts.write_geneval, layouts.geneval_lines),
+    'dpg': (layouts.write_dpg, layouts.dpg_lines)}
 # Pixels per side of resized images.
 _MOST_SIDE = 4096
 
@@ -60,7 +65,7 @@ class Config:
     reference: the images to compare with, as `images`, or an .npz file with mu and sigma.
     inception: folder of the converted Inception network.
     evaluator: how images are resized, and the splits of the inception score: as in ADM's evaluator,
-      torch-fidelity or pytorch-fid, which has the FID only.
+      torch-fidelity or pytorch-fid, which has the FID only. None is adm.
     clip: folder of the converted CLIP network, for CLIP scores. These need no reference; with one
       all scores are computed.
     tokenizer: tokenizer.json of the CLIP network.
@@ -76,7 +81,7 @@ class Config:
   images: str | None = None
   reference: str | None = None
   inception: str | None = None
-  evaluator: Literal['adm', 'torch_fidelity', 'pytorch_fid'] = 'adm'
+  evaluator: Literal['adm', 'torch_fidelity', 'pytorch_fid'] | None = None
   clip: str | None = None
   tokenizer: str | None = None
   asked: bool = False
@@ -90,30 +95,19 @@ class Config:
     fields.check(self, resize=(1, _MOST_SIDE))
 
 
-class _Compared(NamedTuple):
-  """Two sets of images to compare, by argument, and the Inception network."""
-
-  network: evaluation.Inception
-  sources: dict[str, evaluation.Source]
-
-
-class _Captioned(NamedTuple):
-  """Images with captions, and the CLIP network, None without CLIP scores."""
-
-  network: clip_lib.CLIP | None
-  images: list[layouts.Generated]
-
-
-def _compared(config: Config) -> _Compared | None:
-  """Opens both sets of images; None if their captions suffice. Raises ValueError."""
+def _compared(config: Config) -> tuple[evaluation.Inception | None, dict[str, evaluation.Source]]:
+  """Opens the network and both sets of images by argument; none if their captions suffice."""
   if ((config.clip is not None or config.asked) and config.reference is None
       and config.inception is None):
-    return None
+    if config.evaluator is not None:
+      raise ValueError(f'evaluator is {config.evaluator!r}, and reference is None; give both, or '
+                       'leave evaluator out.')
+    return None, {}
   places = dict(images=config.images, reference=config.reference)
   for name, path in places.items():
     if path is None:
       raise ValueError(f'{name} is None; it must be a folder of images or an .npz file.')
-  network = evaluation.load(config.inception, config.evaluator)
+  network = evaluation.load(config.inception, config.evaluator or 'adm')
   sources = {name: evaluation.opened(name, str(path), network, config.batch_size)
              for name, path in places.items()}
   if sources['images'].images is None and sources['images'].features is None:
@@ -125,29 +119,29 @@ def _compared(config: Config) -> _Compared | None:
       more = f' and {len(names) - _SHOWN} more' if len(names) > _SHOWN else ''
       progress.note(f'{name} is {places[name]!r}; what it holds besides is left out: '
                     f'{", ".join(map(repr, names[:_SHOWN]))}{more}')
-  return _Compared(network, sources)
+  return network, sources
 
 
-def _captioned(config: Config) -> _Captioned | None:
-  """Opens the images with captions; None if no score needs them. Raises ValueError."""
+def _captioned(config: Config) -> tuple[clip_lib.CLIP | None, list[layouts.Generated]]:
+  """Opens the CLIP network and the images with captions, as far as a score needs them."""
   if config.clip is None and config.tokenizer is not None:
     raise ValueError(f'tokenizer is {config.tokenizer!r}, and clip is None; give both or none.')
   if config.clip is None and not config.asked:
-    return None
+    return None, []
   if config.images is None:
     raise ValueError('images is None; it must be a folder of images with captions.')
   images = layouts.captioned(config.images)
   if config.asked:
     scenes.check([image.prompt for image in images])
   if config.clip is None:
-    return _Captioned(None, images)
+    return None, images
   network = clip_lib.load(config.clip, config.tokenizer)
   clip_lib.check_batch(config.batch_size, len(images), network)
-  return _Captioned(network, images)
+  return network, images
 
 
 def _arrange(config: Config) -> None:
-  for name in ('reference', 'inception', 'clip', 'tokenizer', 'asked'):
+  for name in ('reference', 'inception', 'evaluator', 'clip', 'tokenizer', 'asked'):
     if value := getattr(config, name):
       raise ValueError(f'{name} is {value!r} and layout is {config.layout!r}, which computes no '
                        'scores; leave one of them out.')
@@ -161,22 +155,15 @@ def _arrange(config: Config) -> None:
   images, read = layouts.generated(config.images), layouts.reader(config.resize)
   folder = paths.folder('output', config.output or f'runs/{config.layout}')
   folders.check(folder, layouts.listed)
-  if config.layout == 'adm':
-    write = functools.partial(layouts.write_adm, images=images, read=read)
-  elif config.layout == 'coco':
-    write = functools.partial(layouts.write_coco, images=images, read=read)
-  elif config.layout == 'geneval':
-    divided = layouts.groups(images, layouts.geneval_lines(str(config.prompts)))
-    write = functools.partial(layouts.write_geneval, divided=divided, read=read)
-  else:
-    divided = layouts.groups(images, layouts.dpg_lines(str(config.prompts)))
+  write, lines = _LAYOUTS[str(config.layout)]
+  divided: Any = images if lines is None else layouts.groups(images, lines(str(config.prompts)))
+  if config.layout == 'dpg':
     layouts.check_grids(divided)
-    write = functools.partial(layouts.write_dpg, divided=divided, read=read)
   try:
     with folders.replacing(folder, layouts.listed) as new:
       if config.resize is None:
         paths.check_space(new, sum(image.path.stat().st_size for image in images))
-      write(new)
+      write(new, divided, read)
   except KeyboardInterrupt as stop:
     raise KeyboardInterrupt('nothing is left; the same command starts again') from stop
   print(f'{len(images)} images are in {folder}.')
@@ -195,50 +182,48 @@ def main(config: Config) -> None:
 
 
 def _evaluate(config: Config) -> None:
-  captioned, compared = _captioned(config), _compared(config)
-  networks = dict(network=compared and compared.network.digest,
-                  evaluator=compared and compared.network.evaluator,
-                  clip=captioned and captioned.network and captioned.network.digest)
+  clip, images = _captioned(config)
+  network, sources = _compared(config)
+  networks = dict(network=network and network.digest, evaluator=network and network.evaluator,
+                  clip=clip and clip.digest)
   report = Report(
       config.output or 'runs/evaluate', [_FEATURES], program=_PROGRAM, run=networks)
   print(f'scores of {config.images} on {jax.devices()[0].device_kind}', flush=True)
   rows: list[dict[str, Any]] = []
-  keep = kept.within(report)
   content: dict[str, Any] = dict(settings=dataclasses.asdict(config))
-  if compared is not None:
+  if network is not None:
     sets = {}
-    for name, source in compared.sources.items():
+    for name, source in sources.items():
       with progress.bar(name) as show:
-        sets[name] = evaluation.scored(source, compared.network, config.batch_size, show, keep)
+        sets[name] = evaluation.scored(source, network, config.batch_size, show, report.keep)
     samples = sets['images']
     rows += [dict(score=name, value=value) for name, value in evaluation.scores(
-        samples, sets['reference'], config.evaluator).items()]
-    content['warnings'] = evaluation.warnings(samples, sets['reference'], config.evaluator)
+        samples, sets['reference'], network.evaluator).items()]
+    content['warnings'] = evaluation.warnings(samples, sets['reference'], network.evaluator)
     if samples.features is not None:
-      evaluation.save(report.path(_FEATURES), samples.features, compared.network)
-    content |= dict(num_images=samples.num_images, network=compared.network.digest)
-  if captioned is not None:
+      evaluation.save(report.path(_FEATURES), samples.features, network)
+    content |= dict(num_images=samples.num_images, network=network.digest)
+  if images:
     values: dict[str, metrics.Value] = {}
-    if captioned.network is not None:
+    if clip is not None:
       with progress.bar('captions') as show:
         values |= clip_lib.scores(
-            captioned.images, captioned.network, config.batch_size, show, keep)
-      content |= dict(clip=captioned.network.digest)
+            images, clip, config.batch_size, show, report.keep)
+      content |= dict(clip=clip.digest)
     if config.asked:
       with progress.bar('asked') as show:
-        values |= scenes.scores(captioned.images, config.batch_size, show)
+        values |= scenes.scores(images, config.batch_size, show)
     for name, value in values.items():
       numbers = metrics.entries(dict(value=value))  # The error of one image is None.
       rows.append(dict(score=name, value=numbers['value'], error=numbers['value_error']))
-    content |= dict(num_images=len(captioned.images))
-  kept.remove(report)
+    content |= dict(num_images=len(images))
   report.write(rows=rows, **content)
   for row in rows:
     error = '' if row.get('error') is None else f' +- {row["error"]:.4f}'
     print(f'{row["score"]}: {row["value"]:.4f}{error}')
   for warning in content.get('warnings', ()):
     progress.note(f'warning: {warning}.')
-  names = f'report.json and {_FEATURES} are' if compared is not None else 'report.json is'
+  names = f'report.json and {_FEATURES} are' if network is not None else 'report.json is'
   print(f'{names} in {report.folder}.')
 
 

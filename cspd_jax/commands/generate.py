@@ -16,23 +16,21 @@ cspd-evaluate measures the images, or arranges them for other tools.
 """
 
 import dataclasses
-import functools
-import io
-import pathlib
 import sys
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 import cspd_jax
 from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, programs, progress
 from cspd_jax.files import atomic, paths
+from cspd_jax.generation import results, run as run_lib
 from cspd_jax.generation.gallery import Gallery
+from cspd_jax.generation.request import Request, prepare
 from cspd_jax.metrics import evaluation
 
 # Images of the model's own prompts, if nothing else is specified.
@@ -51,8 +49,6 @@ class Config:
 
   Attributes:
     loading: the model, and how it is loaded.
-    parts: networks in place of the model's own, by their roles, separated by commas, such as
-      eagle=runs/eagle,tokenizer=checkpoints/vq; the roles are those of `cspd_jax.load`.
     decoder: a specification such as seed_exact(window=16); None uses the model's best for this
       machine and batch size.
     images: which images.
@@ -62,8 +58,6 @@ class Config:
       middle.
     rows: rows of tokens that are kept of the prefix; None keeps half of them.
     batch_size: images decoded together; None for as many as fit in memory, at most 8.
-    grid: rows and columns of tokens, such as 48x32, of a model that generates images of several
-      sizes; None uses the model's own.
     inception: folder of the converted Inception network; also writes features.npz, which
       cspd-evaluate accepts in place of the images, with its default evaluator.
     stream: a PNG file that shows the images of the current batch so far, rewritten every few
@@ -75,14 +69,12 @@ class Config:
   """
 
   loading: groups.Loading = groups.Loading()
-  parts: tuple[str, ...] = ()
   decoder: str | None = None
   images: groups.Images = groups.Images()
   sampling: groups.Sampling = groups.Sampling()
   prefix: str | None = None
   rows: int | None = None
   batch_size: int | None = None
-  grid: str | None = None
   inception: str | None = None
   stream: str | None = None
   overwrite: bool = False
@@ -99,24 +91,28 @@ def main(config: Config) -> None:
     raise ValueError(f'stream is {config.stream!r} and mesh is {config.loading.mesh!r}; images of '
                      'several devices cannot be streamed, so leave one of them out.')
   index, count = inputs.pair('process', config.process, '/') or (0, 1)
-  model = inputs.model(config.loading, config.parts, grid=inputs.pair('grid', config.grid))
+  model = inputs.model(config.loading)
   prompts, seed = inputs.images(config.images, model, _IMAGES)
   features = None
   if config.inception is not None:
     features = evaluation.extractor(evaluation.load(config.inception, 'adm'))
-  gallery = Gallery(
-      model, prompts, config.output, features=features, seed=seed, decoder=config.decoder,
-      batch_size=config.batch_size, max_batch_size=_MOST_AT_ONCE, prefix=config.prefix,
-      rows=config.rows, overwrite=config.overwrite, process_index=index, process_count=count,
-      **inputs.overrides(config.sampling))
+  request = prepare(
+      model, prompts, inputs.overrides(config.sampling), seed=seed, decoder=config.decoder,
+      batch_size=config.batch_size or run_lib.batch_size_of(config.output),
+      max_batch_size=_MOST_AT_ONCE, prefix=config.prefix, rows=config.rows)
+  gallery = Gallery(request, config.output, features=features, overwrite=config.overwrite,
+                    process_index=index, process_count=count)
   if gallery.is_complete:
     print(f'The images in {gallery.folder} are complete; pass --overwrite to generate them again.')
     return
   watch = None
   if config.stream is not None:
-    watch = functools.partial(_show, paths.file('stream', config.stream))
+    place = paths.file('stream', config.stream)
+    # The images of a batch next to each other, in place of the previous picture.
+    watch = lambda images: atomic.write(
+        place, results.encoded(np.concatenate(list(images), axis=1)))
   print(f'{gallery.headline}\n{gallery.estimate}', flush=True)
-  for line in _unknown_words(gallery):
+  for line in _unknown_words(request):
     progress.note(line)
   # A decoder and the image tokenizer; streamed images have a program for the prefill as well.
   with programs.reported(2 if watch is None else 3), progress.bar('generating') as show:
@@ -132,18 +128,17 @@ def _next_step(config: Config, model: cspd_jax.Model, prompts: list[Any]) -> str
   """The command that finds the fastest decoder, or that compares some if it cannot store one."""
   tuned = isinstance(model.defaults.get('decoder'), Mapping)
   mesh = config.loading.mesh
-  fixed = config.loading.model in cspd_jax.shipped() or config.parts
+  fixed = config.loading.model in cspd_jax.shipped() or config.loading.parts or config.loading.grid
   # Both measure on one group of devices.
   command = lambda program: inputs.next_command(
-      program, config.loading, model, prompts, config.sampling, parts=config.parts or None,
+      program, config.loading, model, prompts, config.sampling,
       mesh=mesh and f'1x{mesh.split("x")[1]}')
   if tuned or fixed or model.engine.name != 'discrete':
     return f'Next: {command("cspd-compare")}'
   return f'Next: {command("cspd-tune")} stores the fastest decoder for this machine.'
 
 
-def _unknown_words(gallery: Gallery) -> list[str]:
-  request = gallery.request
+def _unknown_words(request: Request) -> list[str]:
   unknown = {title: words for title, words in zip(request.titles, request.unknown_words)
              if words}
   shown = lambda words: textwrap.shorten(', '.join(words), _LETTERS, placeholder=' ...')
@@ -152,13 +147,6 @@ def _unknown_words(gallery: Gallery) -> list[str]:
   more = len(lines) - _WARNINGS
   return lines if more <= 0 else [
       *lines[:_WARNINGS], f'warning: {more} more prompts have words that the model does not read']
-
-
-def _show(path: pathlib.Path, images: np.ndarray) -> None:
-  """Writes images `[n, H, W, 3]` next to each other, in place of the previous picture."""
-  picture = io.BytesIO()
-  Image.fromarray(np.concatenate(list(images), axis=1)).save(picture, 'png')
-  atomic.write(path, picture.getvalue())
 
 
 if __name__ == '__main__':

@@ -27,8 +27,6 @@ class Config:
 
   Attributes:
     loading: the model, of discrete tokens, and how it is loaded; on one device.
-    parts: networks in place of the model's own, by their roles, separated by commas, such as
-      eagle=runs/eagle,tokenizer=checkpoints/vq; the roles are those of `cspd_jax.load`.
     decoder: specifications separated by commas, such as seed_exact(window=16),vanilla. Requests
       choose among them, and the first is the default. None serves the one that cspd-tune stored or
       else the best seed-exact one, and vanilla for comparison.
@@ -42,12 +40,9 @@ class Config:
     port: the port.
     api_key_file: a file with the key that clients must send.
     allowed_host: names under which a proxy makes the server known, separated by commas.
-    grid: rows and columns of tokens, such as 48x32, of a model that generates images of several
-      sizes; None uses the model's own.
   """
 
   loading: groups.Loading = groups.Loading()
-  parts: tuple[str, ...] = ()
   decoder: tuple[str, ...] | None = None
   slots: int | None = None
   queue: int = 64
@@ -57,7 +52,6 @@ class Config:
   port: int = 8000
   api_key_file: str | None = None
   allowed_host: tuple[str, ...] = ()
-  grid: str | None = None
 
   def __post_init__(self):
     fields.check(self, slots=(1, 1024), queue=(0, 10**5), port=(0, 2**16 - 1),
@@ -81,8 +75,7 @@ def main(config: Config) -> int:
     raise ValueError(f'host is {config.host!r}, which other machines reach, and api_key_file is '
                      'None; pass a file with a key, or --host=127.0.0.1.')
   with server.bind(config.host, config.port) as sock:
-    model = inputs.model(config.loading, config.parts, engine='discrete',
-                         grid=inputs.pair('grid', config.grid))
+    model = inputs.model(config.loading, engine='discrete')
     served = wire.serving(model, _decoders(config.decoder, model))
     slots = _slots(config.slots, model)
     engine = server.engine(
@@ -96,10 +89,7 @@ def main(config: Config) -> int:
 
 
 def _slots(slots: int | None, model: Model) -> int:
-  """Returns the number of slots of each decoder."""
-  if slots is not None:
-    return slots
-  return 1 if model.device.platform == 'cpu' else 8
+  return slots or (1 if model.device.platform == 'cpu' else 8)
 
 
 def _decoders(texts: tuple[str, ...] | None, model: Model) -> list[str]:

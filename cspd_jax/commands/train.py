@@ -74,7 +74,7 @@ class Flags:
       the work folder.
   """
 
-  loading: groups.Loading = groups.Loading()
+  loading: groups.Own = groups.Own()
   kind: Literal['neighbours', 'corrector', 'eagle', 'medusa'] | None = None
   prompts: str | None = None
   num_images: int | None = None
@@ -90,11 +90,7 @@ class Flags:
 
 
 def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
-  """Returns a recipe of a kind with the sizes of a model, a shipped one of this name or a folder.
-
-  Raises:
-    ValueError: if no such network is trained for models of this family.
-  """
+  """Returns a recipe with a model's sizes; ValueError if its family trains none of this kind."""
   if model.engine.name != 'discrete':
     raise ValueError(f'model is {name!r}, a {model.family!r} model, for which nothing is trained; '
                      'give a model of discrete tokens.')
@@ -137,10 +133,7 @@ def _role(recipe: Recipe) -> str:
 
 @contextlib.contextmanager
 def _opened(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> Iterator[Any]:
-  """Holds `workdir` for a recipe; yields its module and the recipe with all sampling options.
-
-  Errors are those of `run`.
-  """
+  """Holds `workdir` for a recipe; yields its module and the recipe with all sampling options."""
   module = _RECIPES[type(recipe)]
   module.check(recipe, model)
   recipe = samples.completed(recipe, model)
@@ -151,18 +144,11 @@ def _opened(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> Ite
 
 def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pathlib.Path, *,
         measured: Callable[[Any, Any], Mapping[str, float]] | None = None) -> bool:
-  """Trains in `workdir` or resumes, and writes the report and the network.
+  """Trains in `workdir` or resumes, writes the report, and stores the network, if it returns True.
 
-  Args:
-    model: the target with its drafters.
-    measured: `(recipe, params) ->` tokens per forward pass of decoders, the trained network's last;
-      unless that is the most, the network is not stored. None stores it in any case.
-
-  Returns:
-    Whether the network is stored.
-
-  Raises:
-    ValueError: if the drafter does not fit its model, or the folder holds another run.
+  `measured` is `(recipe, params) ->` tokens per forward pass of decoders, the trained network's
+  last; unless that is the most, the network is not stored. None stores it in any case. A drafter
+  that does not fit the model and a folder that holds another run raise ValueError.
   """
   with _opened(recipe, model, workdir) as (module, recipe):
     params, figures = module.train(recipe, model, workdir)
@@ -180,12 +166,9 @@ def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pa
     return stored
 
 
-def _measured(loading: groups.Loading, model: cspd_jax.Model, output: pathlib.Path,
+def _measured(loading: groups.Own, model: cspd_jax.Model, output: pathlib.Path,
               recipe: NeighboursRecipe, params: Any) -> dict[str, float]:
-  """Tokens per forward pass of windows without a corrector, with the model's, and with a new one.
-
-  `output` may hold a network that the new one would replace.
-  """
+  """Tokens per forward pass of windows without a corrector, with those there are, and a new one."""
   window = f'window={min(_MOST_WINDOW, model.num_tokens)}'
   by = lambda name: f'corrected(by={name}, {window}, tree=chain())'
   decoders = {f'mc_sjd({window})': model}
@@ -249,12 +232,12 @@ def _check_recipe(recipe: Any, flags: Flags) -> None:
   if flags.kind is not None:
     raise ValueError(f'kind is {flags.kind!r}, but --config is a recipe, which determines what '
                      'is trained; leave one of them out.')
-  if flags.loading.model not in (groups.Loading().model, recipe.target):
+  if flags.loading.model not in (groups.Own().model, recipe.target):
     raise ValueError(f'model is {flags.loading.model!r}, but --config is a recipe for '
                      f'{recipe.target!r}; give --target={flags.loading.model} in its place.')
 
 
-def _loading(loading: groups.Loading, role: str) -> groups.Loading:
+def _loading(loading: groups.Own, role: str) -> groups.Own:
   """How the model is loaded; raises ValueError for what the training does not support."""
   if role == 'neighbours':
     return loading
@@ -265,7 +248,7 @@ def _loading(loading: groups.Loading, role: str) -> groups.Loading:
   return dataclasses.replace(loading, dtype='float32')
 
 
-def _next_step(loading: groups.Loading, model: cspd_jax.Model, recipe: Recipe, role: str,
+def _next_step(loading: groups.Own, model: cspd_jax.Model, recipe: Recipe, role: str,
                output: pathlib.Path, own: bool) -> str:
   """The command that measures what the network gains."""
   prompts = samples.prompts_of(model, recipe.prompts)

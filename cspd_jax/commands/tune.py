@@ -28,8 +28,7 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, programs
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import folder as folder_lib
-from cspd_jax.files import atomic, kept
-from cspd_jax.files.kept import Journal
+from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.files.store import CheckpointError
 from cspd_jax.generation import defaults, run as run_lib
@@ -73,7 +72,7 @@ class Config:
     output: folder of the results.
   """
 
-  loading: groups.Loading = groups.Loading()
+  loading: groups.Own = groups.Own()
   decoder: tuple[str, ...] | None = None
   window: tuple[int, ...] = (4, 8, 16, 32, 64)
   guarantee: Literal['seed-exact', 'exact', 'bounded', 'biased'] = 'exact'
@@ -99,26 +98,21 @@ _COLUMNS = {
 _BEST, _REPEATS = 3, 3
 # The share of the time that candidates are tried in.
 _SEARCH = 0.5
-# Short runs, in the journal.
+# Short runs, in the report.
 _RUNS = 'runs'
 # Rows of a table, apart from measured ones.
 _SHOWN = 8
 
 
 class Plan(NamedTuple):
-  """Checked candidates, in lines of ascending tokens per round.
-
-  `further` are, by candidate, those that differ from it in passes, and `standing` the model's
-  current default decoder by batch size, if it can run and be chosen. Others are left out for
-  reasons. `place` is where the choice is stored; None to store nothing.
-  """
+  """Checked candidates."""
 
   bench: Bench
-  lines: list[list[str]]
-  further: dict[str, list[str]]
-  standing: dict[int, str]
-  left_out: dict[str, str]
-  place: folder_lib.Place | None
+  lines: list[list[str]]  # Each of ascending tokens per round.
+  further: dict[str, list[str]]  # By candidate, those that differ from it in passes.
+  standing: dict[int, str]  # The model's default decoders by batch size that can be chosen.
+  left_out: dict[str, str]  # Reasons by candidate.
+  place: folder_lib.Place | None  # Where the choice is stored; None to store nothing.
 
 
 def prepare(config: Config) -> Plan:
@@ -203,25 +197,18 @@ def _settings(config: Config, plan: Plan) -> dict[str, Any]:
       prompts=[str(prompt) for prompt in bench.prompts], device=bench.model.device.device_kind)
 
 
-def tune(plan: Plan, config: Config, journal: Journal
+def tune(plan: Plan, config: Config, report: Report
          ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-  """Runs candidates, measures the best and marks the fastest.
-
-  Args:
-    journal: keeps every measurement, and has those of an interrupted run.
-
-  Returns:
-    A row per candidate and batch size, the fastest first; and reasons why others were left out.
-  """
+  """Returns a row per candidate and batch size, the fastest first, and why others are left out."""
   bench, sizes = plan.bench, sorted(set(config.batch_size))
   until = time.perf_counter() + 60 * config.minutes * _SEARCH
   runs: dict[str, tuning.Run] = {}
   pace = tuning.pace(bench, sizes[0])
   # All times are relative to the pace of the first run.
-  pace = pace._replace(seconds=journal.measured('pace', 'seconds', lambda: pace.seconds))
-  growth = lambda tokens: journal.measured('growth', str(tokens), lambda: tuning.growth(
+  pace = pace._replace(seconds=report.measured('pace', 'seconds', lambda: pace.seconds))
+  growth = lambda tokens: report.measured('growth', str(tokens), lambda: tuning.growth(
       bench, tokens, sizes, _REPEATS))
-  prefill = lambda size: journal.measured('prefill', str(size), lambda: tuning.prefill(
+  prefill = lambda size: report.measured('prefill', str(size), lambda: tuning.prefill(
       bench, size, pace, _REPEATS))
 
   def predict(text: str, size: int) -> tuning.Predicted:
@@ -230,9 +217,9 @@ def tune(plan: Plan, config: Config, journal: Journal
                           prefill(size) if count else 0.0)
 
   def seconds(text: str) -> Mapping[int, float] | None:
-    if runs and time.perf_counter() > until and text not in journal.names(_RUNS):
+    if runs and time.perf_counter() > until and text not in report.names(_RUNS):
       return None
-    measured = journal.measured(_RUNS, text, lambda: tuning.short_run(
+    measured = report.measured(_RUNS, text, lambda: tuning.short_run(
         bench, text, sizes[0], pace)._asdict())
     run = runs[text] = tuning.Run(**measured)._replace(rounds=np.asarray(measured['rounds']))
     predicted = {size: predict(text, size).seconds for size in sizes}
@@ -249,7 +236,7 @@ def tune(plan: Plan, config: Config, journal: Journal
     # The current default must be beaten, and the baseline is the reference of speed-ups.
     few |= dict.fromkeys(text for text in (plan.standing.get(size), bench.baseline)
                          if text in searched.seconds)
-    measured = journal.measured('measured', f'{size}: {", ".join(few)}', functools.partial(
+    measured = report.measured('measured', f'{size}: {", ".join(few)}', functools.partial(
         tuning.measure, bench, list(few), size, _REPEATS))
     chosen = min(measured, key=lambda text: measured[text])
     rows += [_row(bench, runs[text], size, predict(text, size), measured, text == chosen)
@@ -290,21 +277,19 @@ def _row(bench: Bench, run: tuning.Run, size: int, predicted: tuning.Predicted,
 def main(config: Config) -> None:
   plan = prepare(config)
   report = Report(config.output, ['rows.csv'], program=_PROGRAM, run=_settings(config, plan))
-  journal = Journal(report)
   count, model = sum(map(len, plan.lines)), plan.bench.model
   print(f'{count} candidates for {model.name} on {model.where}', flush=True)
-  if measured := journal.names(_RUNS):
+  if measured := report.names(_RUNS):
     print(f'{len(measured)} candidates are measured already, in {report.folder}', flush=True)
   start = time.perf_counter()
   with programs.reported(_num_programs(plan, config), at_most=True):
-    rows, left_out = tune(plan, config, journal)
+    rows, left_out = tune(plan, config, report)
   shown = {size: _shown(rows, size) for size in dict.fromkeys(row['batch_size'] for row in rows)}
   for size, numbers in shown.items():
     table = tables.text(_COLUMNS, [rows[i] for i in numbers], left=1)
     print(f'\n{_images(size)} at once\n{table}')
   decoders = {row['batch_size']: row['decoder'] for row in rows if row['chosen']}
   kind = plan.bench.model.device.device_kind
-  kept.remove(report)
   atomic.write(report.path('rows.csv'), tables.csv(rows).encode())
   report.write(
       settings=dataclasses.asdict(config), rows=rows, left_out=left_out, chosen=decoders,
@@ -324,10 +309,7 @@ def main(config: Config) -> None:
 
 def _store(plan: Plan, kind: str, decoders: Mapping[int, str], seconds: Mapping[int, float],
            out_of_time: bool) -> bool:
-  """Stores the fastest decoders if there is a place for them; returns whether they are stored.
-
-  The baseline is not stored if there was no time to try other decoders.
-  """
+  """Stores the fastest decoders if there is a place for them; returns whether they are stored."""
   if plan.place is None:
     return False
   if out_of_time and plan.bench.baseline in decoders.values():

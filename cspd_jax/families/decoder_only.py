@@ -11,8 +11,7 @@ from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.decoders import CORRECTORS
 from cspd_jax.decoding.drafters import Network, from_network
 from cspd_jax.families.family import Family, Parts, is_described
-from cspd_jax.files.description import Kind
-from cspd_jax.files.store import Loaded
+from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions, Drafts, Teacher, Tokenizer
 from cspd_jax.models import decoder_only, eagle, medusa, neighbours, transformer, vq

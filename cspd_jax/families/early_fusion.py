@@ -13,8 +13,7 @@ import numpy as np
 from cspd_jax.families import decoder_only, prompt_kinds
 from cspd_jax.families.decoder_only import EAGLE, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published, is_described
-from cspd_jax.files.description import Kind
-from cspd_jax.files.store import Loaded
+from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Tokenizer
 from cspd_jax.models import cosmos, eagle, early_fusion, transformer, vq

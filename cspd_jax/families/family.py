@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import jax
 
 from cspd_jax.core import naming
-from cspd_jax.files import description
-from cspd_jax.files.description import Kind
-from cspd_jax.files.store import Loaded
+from cspd_jax.files import store
+from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle
@@ -166,7 +165,7 @@ def register(family: Family) -> None:
   if FAMILIES.get(family.name, family) is not family:
     raise ValueError(f'name is {family.name!r}, which another family has; choose another name.')
   for name, kind in family.kinds:
-    description.register(name, kind)
+    store.register(name, kind)
   for form, reader in family.text_forms.items():
     bpe.register(form, reader)
   for name, layer in family.eagle_layers.items():

@@ -5,7 +5,7 @@ import functools
 from cspd_jax.families import decoder_only, prompt_kinds
 from cspd_jax.families.decoder_only import EAGLE, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published
-from cspd_jax.files.description import Kind
+from cspd_jax.files.store import Kind
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle, janus, transformer, vq
 from cspd_jax.text import bpe, templates

@@ -10,7 +10,7 @@ import numpy as np
 from cspd_jax.families import decoder_only, prompt_kinds
 from cspd_jax.families.decoder_only import EAGLE, MEDUSA, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published
-from cspd_jax.files.description import Kind
+from cspd_jax.files.store import Kind
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions
 from cspd_jax.models import eagle, llamagen, medusa, t5, transformer, vq

@@ -8,8 +8,7 @@ import numpy as np
 
 from cspd_jax.families import continuous, prompt_kinds
 from cspd_jax.families.family import Family, Parts, Published
-from cspd_jax.files.description import Kind
-from cspd_jax.files.store import Loaded
+from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.models import kl_vae, nextstep, transformer

@@ -75,7 +75,7 @@ def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def write(path: str | os.PathLike, data: bytes) -> None:
-  """Writes a file completely or not at all."""
+  """Writes a file as `writing` does."""
   with writing(path) as stream:
     stream.write(data)
 
@@ -90,10 +90,7 @@ def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> N
 
 def write_stacked(path: str | os.PathLike, name: str, count: int, rows: Iterable[np.ndarray]
                   ) -> None:
-  """Writes `count` equal arrays as one array `[count, ...]` of an .npz file, one after the other.
-
-  They are never together in memory.
-  """
+  """Writes `count` equal arrays, each in its turn, as one array `[count, ...]` of an .npz file."""
   rows = iter(rows)
   first = next(rows)
   header = dict(descr=np.lib.format.dtype_to_descr(first.dtype), fortran_order=False,
@@ -105,21 +102,13 @@ def write_stacked(path: str | os.PathLike, name: str, count: int, rows: Iterable
       part.write(row.tobytes())
 
 
-def write_tree(path: pathlib.Path, tree: Any) -> None:
-  """Writes a tree of arrays, in any dtypes, as an .npz file with their paths in the tree."""
-  write_arrays(path, arrays_of(tree))
-
-
 def arrays_of(tree: Any) -> dict[str, np.ndarray]:
   """Returns the arrays of a tree by their paths, in dtypes that NumPy has; `tree_of` inverts it."""
   return {name: _viewed(np.asarray(leaf)) for name, leaf in _named(tree).items()}
 
 
 def tree_of(arrays: Mapping[str, np.ndarray], like: Any, path: pathlib.Path) -> Any:
-  """Returns arrays of `arrays_of`, or of a file of `write_tree`, as a tree like `like`.
-
-  Raises ValueError, naming the file, if structure, shapes or dtypes differ.
-  """
+  """Returns arrays of `arrays_of` in a file as a tree like `like`; ValueError if they differ."""
   expected = {name: _viewed(np.empty(leaf.shape, leaf.dtype))
               for name, leaf in _named(like).items()}
   for name in expected.keys() | arrays.keys():
@@ -144,16 +133,14 @@ def _viewed(leaf: np.ndarray) -> np.ndarray:
 
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
-  """Writes indented JSON; raises ValueError or TypeError for what it cannot represent, such as NaN.
-  """
+  """Writes indented JSON; raises ValueError or TypeError for what it cannot represent: NaN."""
   write(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())
 
 
 def plain(content: Any, name: str = 'value') -> Any:
   """Converts NumPy's numbers and arrays in `content` to plain ones for JSON, float32 0.9 to 0.9.
 
-  Raises:
-    ValueError: if a number is not finite or a value is not JSON-serialisable, by its name.
+  Raises ValueError if a number is not finite or a value is not JSON-serialisable, by its name.
   """
   if hasattr(content, 'dtype'):
     content = np.asarray(content)

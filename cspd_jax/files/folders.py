@@ -25,17 +25,12 @@ _SUFFIX = '.unfinished'
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path, listed: Listed, state: Any = None) -> Iterator[pathlib.Path]:
-  """Yields a folder to write, which replaces `path` when the block ends.
+  """Yields a folder to write, which replaces `path` when the block ends, unless that raises.
 
-  If the block raises, `path` stays unchanged.
-
-  Args:
-    path: where the folder will be: absolute, without links. It may be absent, an empty folder, or
-      an older one that holds only listed files.
-    listed: lists the files of the older folder that may be removed. No other file is ever removed.
-    state: JSON value on which the content depends. What a killed or interrupted process wrote is
-      reused by the next one with the same state, and removed by one with another state. None starts
-      from nothing, and writes nothing that can be resumed.
+  The path is absolute and without links: absent, an empty folder, or an older one that holds only
+  files that `listed` lists; no other file is ever removed. What a killed process wrote is reused by
+  the next one with the same `state`, a JSON value on which the content depends, and removed by one
+  with another state. None starts from nothing, and writes nothing that can be resumed.
 
   Raises:
     ValueError: if `path` is anything else, another process is writing it, or `state` is None and
@@ -57,8 +52,7 @@ def recover(path: pathlib.Path) -> None:
 
 
 def discard(path: pathlib.Path, listed: Listed) -> None:
-  """Removes what a killed `replacing` left of `path`, or finishes its renames; refuses if it runs.
-  """
+  """Removes what a killed `replacing` left, or finishes its renames; refuses if it runs."""
   place = _Place(path, listed)
   if place.workspace.exists():
     place.check_links()
@@ -100,12 +94,8 @@ def replacing_together(
 
   If the block raises, `folder`, absolute but perhaps absent, stays unchanged. If the process is
   killed when the file is written and before all are moved, the rest is left to `recover_together`.
-  Arguments and errors as for `replacing`, and:
-
-  Args:
-    states: names of the folders, each with the JSON value on which its content depends.
-    file: name of the JSON file in `folder` that is written last.
-    content: returns the content of that file; called when all folders are complete.
+  `states` are those of `replacing` by name; `file` is the JSON file in `folder` that is written
+  last, with what `content` returns when all folders are complete.
   """
   recover_together(folder, listed, file)
   places = {name: _Place(folder.resolve() / name, listed) for name in states}
@@ -174,10 +164,7 @@ class _Place:
 
   @contextlib.contextmanager
   def prepared(self, state: Any) -> Iterator['_Place']:
-    """Yields this with a folder `new`, which the block moves; arguments are those of `replacing`.
-
-    The older folder is removed when the block ends.
-    """
+    """Yields this with a folder `new`, which the block moves; removes the older one at the end."""
     recover(self.path)
     check(self.path, self.listed, resumes=state is not None)
     self.check_links()
@@ -236,20 +223,14 @@ class _Place:
       self.old.rename(self.path)
 
   def check_links(self) -> None:
-    """Raises ValueError if the folder or anything in the workspace is a link.
-
-    The target of such a link would be overwritten, or removed with the files of a stopped process.
-    """
+    """Raises ValueError for links, whose targets would be overwritten or removed."""
     places = (self.path, self.workspace, *self.workspace.rglob('*'))
     if links := [path for path in places if path.is_symlink()]:
       raise ValueError(f'{links[0]} is a link where {self.workspace.name} is to be written; remove '
                        'it, or choose another folder.')
 
   def check(self, folder: pathlib.Path) -> None:
-    """Raises ValueError unless a folder is absent, empty, or holds only listed files.
-
-    Links count as unlisted: their targets were not written here.
-    """
+    """Raises ValueError unless a folder is absent, empty, or holds only listed files, no links."""
     if not folder.exists():
       return
     if not folder.is_dir():

@@ -13,22 +13,17 @@ _LARGEST = 127
 
 
 class Int8(NamedTuple):
-  """A matrix `[*inputs, *outputs]` that is approximately `values * scale`.
+  """A matrix `[*inputs, *outputs]` that is approximately `values * scale`."""
 
-  Attributes:
-    values: int8 `[*inputs, *outputs]`.
-    scale: `[*outputs]` float32.
-  """
-
-  values: jax.Array
-  scale: jax.Array
+  values: jax.Array  # Int8 `[*inputs, *outputs]`.
+  scale: jax.Array  # Float32 `[*outputs]`.
 
 
 def check(quantize: str | None, kind: str, matrices: Mapping[str, int],
           ) -> Callable[[str], int | None]:
   """Returns a function from a parameter's name to the number of input axes, None to leave it.
 
-  `matrices` are those of `description.Kind`. Raises ValueError unless `quantize` is 'int8' or None,
+  `matrices` are those of `store.Kind`. Raises ValueError unless `quantize` is 'int8' or None,
   and if the network of this kind has no such matrices.
   """
   if quantize is None:
@@ -63,9 +58,7 @@ def put(kernel: Int8, num_inputs: int, where: Any) -> Int8:
 
 
 def einsum(equation: str, x: jax.Array, kernel: jax.Array | Int8) -> jax.Array:
-  """Computes `jnp.einsum`, also with an `Int8` matrix.
-
-  The outputs of the matrix must be the last axes of the result.
+  """Computes `jnp.einsum`, also with an `Int8` matrix, whose outputs are last in the result.
 
   Products are summed in float32 and scaled before they are cast to the dtype of `x`.
   """

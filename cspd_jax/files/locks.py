@@ -57,8 +57,7 @@ def remove_unlocked(path: pathlib.Path) -> None:
 class Hold:
   """A folder that other processes cannot hold, as long as this object exists.
 
-  `with hold(folder): ...` holds it for a block, and raises ValueError at its end if the folder was
-  removed.
+  As a context it holds the folder for a block, and raises ValueError if that was removed.
   """
 
   def __init__(self, folder: pathlib.Path, handle: int | None):
@@ -100,11 +99,8 @@ def share(folder: pathlib.Path, prepare: Callable[[], None], is_ready: Callable[
 
   Each process, one at a time, calls `prepare` before it shares the folder, which writes what all
   need; `is_ready` returns whether the folder has these files, since a process that wrote them may
-  have been killed.
-
-  Raises:
-    ValueError: if a process that does not share it holds it for longer than a few seconds, or the
-      file system has no locks.
+  have been killed. Raises ValueError if a process that does not share it holds it for longer than a
+  few seconds, or the file system has no locks.
   """
   for attempt in range(_ATTEMPTS):
     with contextlib.suppress(HeldError), exclusive(folder):
@@ -126,8 +122,7 @@ def share(folder: pathlib.Path, prepare: Callable[[], None], is_ready: Callable[
 
 @contextlib.contextmanager
 def exclusive(folder: pathlib.Path) -> Iterator[None]:
-  """Creates and holds a folder for a block, also against other threads; raises ValueError if held.
-  """
+  """Creates and holds a folder for a block, against threads too; raises ValueError if held."""
   handle = _acquired(folder)
   try:
     yield
@@ -165,9 +160,8 @@ def _acquired(folder: pathlib.Path, shared: bool = False) -> int | None:
 def _lock(handle: int, shared: bool = False, wait: bool = False) -> None:
   """Locks an open file.
 
-  Raises:
-    OSError: a BlockingIOError or a PermissionError if another process has locked it, EBADF on NFS
-      if it is not open for writing, other errors on a disk without locks.
+  Raises BlockingIOError or PermissionError if another process has locked it, EBADF on NFS if it is
+  not open for writing, other errors of the system on a disk without locks.
   """
   fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
 

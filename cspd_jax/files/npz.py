@@ -46,10 +46,7 @@ def arrays(path: str | os.PathLike, remedy: str, name: str | None = None,
 
 
 def headers(path: str | os.PathLike, remedy: str, name: str | None = None) -> dict[str, Header]:
-  """Reads the shapes and dtypes of the arrays of an .npz file by name, and none of the arrays.
-
-  Arguments and errors are those of `arrays`.
-  """
+  """Reads shapes and dtypes of the arrays of an .npz file by name; arguments as for `arrays`."""
   with _archive(path, remedy, name) as (archive, _):
     result = {}
     for array, member in _members(archive).items():
@@ -59,10 +56,9 @@ def headers(path: str | os.PathLike, remedy: str, name: str | None = None) -> di
 
 
 def batches(path: str | os.PathLike, remedy: str, array: str, size: int) -> Iterator[np.ndarray]:
-  """Yields the rows of an array `[N, ...]` of an .npz file in batches, of which the last may be
-  smaller.
+  """Yields the rows of an array `[N, ...]` of an .npz file in batches, the last perhaps smaller.
 
-  At most one batch is in memory. Arguments and errors as for `arrays`.
+  At most one is in memory. Arguments and errors as for `arrays`.
   """
   with _archive(path, remedy, None) as (archive, file_size):
     member = _members(archive)[array]

@@ -19,8 +19,7 @@ _MAX_NAME = 255
 def find(name: str, value: str | os.PathLike) -> pathlib.Path:
   """Returns an absolute path, which need not exist; a leading `~` is a home folder.
 
-  A value that cannot be a path raises ValueError with the argument's name: another type, an unknown
-  user, too long a name.
+  What cannot be a path raises ValueError: another type, an unknown user, too long a name.
   """
   if not isinstance(value, (str, os.PathLike)):
     raise ValueError(f'{name} is {value!r:.80}; it must be a path, a string or a pathlib.Path.')
@@ -36,9 +35,7 @@ def find(name: str, value: str | os.PathLike) -> pathlib.Path:
 
 
 def folder(name: str, value: str | os.PathLike) -> pathlib.Path:
-  """Returns the absolute path of a folder that can be written, or raises ValueError; creates
-  nothing.
-  """
+  """Returns the path of a folder that can be written, or raises ValueError; creates nothing."""
   path = find(name, value)
   find(name, path.with_name(f'.{path.name}.unfinished') if path.name else path)
   existing = next(parent for parent in (path, *path.parents) if os.path.lexists(parent))
@@ -50,8 +47,7 @@ def folder(name: str, value: str | os.PathLike) -> pathlib.Path:
 
 
 def file(name: str, value: str | os.PathLike) -> pathlib.Path:
-  """Returns the absolute path of a file that can be written, or raises ValueError; creates nothing.
-  """
+  """Returns the path of a file that can be written, or raises ValueError; creates nothing."""
   path = find(name, value)
   if path.exists() and not path.is_file():
     raise ValueError(f'{name} is {shown(value)}, which is not a file; choose a file.')
@@ -64,15 +60,12 @@ def file(name: str, value: str | os.PathLike) -> pathlib.Path:
 
 def inside(folder: pathlib.Path, name: Any, source: str | os.PathLike, *, links: bool = False
            ) -> pathlib.Path:
-  """Returns the path of a regular file, or of nothing yet, in a folder, by a name that a file
-  holds.
+  """Returns the path of a regular file or of nothing yet in a folder, by a name that a file holds.
 
   Every name that a file holds, of any type, is checked here before it is used. With `links` the
   file may be a link to a regular one, as in the cache of a hub; for files that are only read.
-
-  Raises:
-    ValueError: naming `source`, the file that holds the name, if it is not a plain name, or exists
-      and is not a regular file in the folder.
+  Raises ValueError, naming `source`, the file that holds the name, if it is not a plain name, or
+  exists and is not a regular file in the folder.
   """
   if not is_plain(name):
     raise ValueError(f'{source} holds the name {shown(str(name))}, which is not a plain file name; '

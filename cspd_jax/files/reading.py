@@ -10,16 +10,17 @@ import json as json_lib
 import math
 import os
 import pathlib
+import re
 import warnings
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from cspd_jax.core import progress
-from cspd_jax.files import paths, pictures
+from cspd_jax.files import paths
 
 # Bytes of a text or JSON file.
 MOST_TEXT = 1 << 28
@@ -38,20 +39,25 @@ _PICTURES = ('BMP', 'GIF', 'JPEG', 'PNG', 'PPM', 'TIFF', 'WEBP')
 # Endings of the names of their files.
 PICTURE_NAMES = ('.bmp', '.gif', '.jfif', '.jpe', '.jpeg', '.jpg', '.pbm', '.pgm', '.png', '.pnm',
                  '.ppm', '.tif', '.tiff', '.webp')
+# How a picture is turned, by its EXIF orientation; 1 is upright.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90}
+_MOST_16 = 2**16 - 1
+# Formats whose mode of 32-bit integers holds 16 bits.
+_OF_16 = ('PNG', 'PPM')
+# Formats whose further pictures are frames; those of a JPEG file are previews.
+_FRAMES = ('GIF', 'PNG', 'TIFF', 'WEBP')
 # What messages call the types of JSON.
 _JSON_TYPES: dict[type, str] = {dict: 'an object', list: 'a list', str: 'a text'}
 
 
 def text(path: str | os.PathLike, remedy: str, name: str | None = None) -> str:
-  """Reads a file of UTF-8 text.
+  """Reads a file of UTF-8 text; raises ValueError if it cannot, or it is larger than `MOST_TEXT`.
 
-  Args:
-    path: the file.
-    remedy: what the user can do if the file cannot be read, for the message.
-    name: name of the argument that specifies the file; None for a file without an argument.
-
-  Raises:
-    ValueError: if it cannot be read, or is larger than `MOST_TEXT`.
+  For the message, `remedy` is what the user can do, and `name` the argument that specifies the
+  file; None for a file without an argument.
   """
   with opening(path, 'text', remedy, name) as file:
     return _bytes(file).decode('utf-8')
@@ -88,8 +94,7 @@ def picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
             ) -> tuple[np.ndarray, dict[str, Any]]:
   """Reads a PNG file and verifies its checksums; arguments and errors as for `text`.
 
-  Returns:
-    Its pixels, uint8 `[H, W, 3]`, and its texts by name, with those of `needed`.
+  Returns its pixels, uint8 `[H, W, 3]`, and its texts by name, with those of `needed`.
   """
   with opening(path, 'PNG', remedy) as file:
     with _opened(file, ('PNG',)) as image:
@@ -101,10 +106,91 @@ def picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
       return np.asarray(image.convert('RGB')), texts
 
 
+def as_shown(image: Image.Image) -> Image.Image:
+  """Returns an open picture, of several frames the first, upright, on white, 8 bits per channel.
+
+  Raises ValueError if no viewer would know what is white: 32-bit integers, or numbers that are
+  neither in [0, 1] nor in [0, 255].
+  """
+  image.load()
+  turn = _TURNS.get(_orientation(image))
+  image = _of_8_bits(image)
+  if image.has_transparency_data:
+    layer, image = image.convert('RGBA'), Image.new('RGB', image.size, 'white')
+    image.paste(layer, mask=layer)
+  image = image.convert('RGB')
+  return image if turn is None else image.transpose(turn)
+
+
+def as_evaluated(image: Image.Image) -> Image.Image:
+  """Returns an open picture as the published evaluators read it: by Pillow's conversion to RGB.
+
+  That regards neither EXIF orientation nor transparency. Errors as for `check_evaluated`.
+  """
+  check_evaluated(image)
+  image.info.pop('transparency', None)  # Pillow would warn about that of a palette.
+  return image.convert('RGB')
+
+
+def check_evaluated(image: Image.Image) -> None:
+  """Raises ValueError, by its header, for a picture of which evaluators would read something else.
+
+  They cut off more than 8 bits per channel, and use the first of several frames.
+  """
+  if depth := _depth(image):
+    raise ValueError(f'it has {depth} per channel, and evaluators read 8 bits')
+  if image.format in _FRAMES and (frames := getattr(image, 'n_frames', 1)) > 1:
+    raise ValueError(f'it has {frames} frames, and evaluators read one')
+
+
+def _orientation(image: Image.Image) -> int:
+  try:
+    return image.getexif().get(ExifTags.Base.Orientation, 1)
+  except Exception:  # Damaged EXIF data raises almost anything, and turns nothing.
+    return 1
+
+
+def _depth(image: Image.Image) -> str | None:
+  """The numbers of a channel in words if they have more than 8 bits, else None."""
+  if image.mode == 'F':
+    return 'a floating-point number'
+  if image.mode == 'I' and image.format not in _OF_16:
+    return '32 bits'
+  # Pillow itself reduces colours of 16 bits; only the name of the stored form tells.
+  tiles = getattr(image, 'tile', ())
+  form = str(tiles[0][3] if tiles else '')
+  is_deep = image.mode.startswith('I') or re.search(r';16[BLNS]\b', form) or (
+      image.format == 'PPM' and any(int(number) > 255 for number in re.findall(r'\d+', form)))
+  return '16 bits' if is_deep else None
+
+
+def _of_8_bits(image: Image.Image) -> Image.Image:
+  """Returns a picture whose pixels have 8 bits: white stays white."""
+  transparent = image.info.get('transparency')
+  if not image.mode.startswith(('I', 'F')):
+    if isinstance(transparent, tuple) and max(transparent) > 255:  # As its colours are stored.
+      image.info['transparency'] = tuple(value >> 8 for value in transparent)
+    return image
+  values, white = np.asarray(image), float(_MOST_16)
+  if image.mode == 'F':
+    least, most = float(values.min()), float(values.max())
+    if not 0 <= least <= most <= 255:  # False for NaN too.
+      raise ValueError(f'it has numbers from {least:.3g} to {most:.3g}; they must be in [0, 1] or '
+                       '[0, 255]')
+    white = 1.0 if most <= 1 else 255.0
+  elif image.mode == 'I' and image.format not in _OF_16:
+    raise ValueError('it has integers of 32 bits, and it is not known which of them is white; '
+                     'store it with 16 bits')
+  scaled = np.rint(values * np.float32(255 / white)).astype(np.uint8)
+  if transparent is not None:
+    scaled[values == transparent] = 255
+  return Image.fromarray(scaled)
+
+
 def photograph(path: str | os.PathLike, remedy: str, name: str | None = None, *,
-               convert: Callable[[Image.Image], Image.Image] = pictures.as_evaluated
+               convert: Callable[[Image.Image], Image.Image] = as_evaluated
                ) -> Image.Image:
-  """Reads an image file of a common format as RGB, with a function of `pictures`.
+  """Reads an image file of a common format as RGB, by `as_shown` or `as_evaluated`.
 
   Arguments and errors as for `text`; more than `MOST_PIXELS` are refused as well.
   """
@@ -113,12 +199,9 @@ def photograph(path: str | os.PathLike, remedy: str, name: str | None = None, *,
 
 
 def size_of_photograph(path: str | os.PathLike, remedy: str) -> tuple[int, int]:
-  """Reads the height and the width of a picture that evaluators read, and none of its pixels.
-
-  Arguments and errors are those of `photograph`.
-  """
+  """Reads height and width of a picture for evaluators, no pixels; errors as for `photograph`."""
   with opening(path, 'an image', remedy) as file, _opened(file, _PICTURES) as image:
-    pictures.check_evaluated(image)
+    check_evaluated(image)
     return image.height, image.width
 
 

@@ -10,16 +10,18 @@ The contents of a folder are untrusted: every name in it must be that of a file 
 (`paths.inside`), and everything is checked before any file is moved or removed.
 """
 
+import functools
 import hashlib
 import json
 import os
 import pathlib
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import traverse_util
 
 from cspd_jax.files import atomic, locks, npz, paths, reading
 from cspd_jax.version import __version__
@@ -29,8 +31,20 @@ _REPORT = 'report.json'
 _UNFINISHED = 'unfinished_report'
 _RUN = 'run'  # The entry of report.json with what determines its files.
 _RESERVED = (_REPORT, _UNFINISHED, _SETTINGS)
+# Results that are kept until the report is complete.
+_NUMBERS, _ARRAYS = 'kept.json', 'kept_{}.npz'
 _MOST_DIFFERENCES = 6  # That a message lists.
 _REMEDY = 'move it away or use another folder'
+
+Arrays = Mapping[str, np.ndarray]
+# `(inputs, compute) -> arrays`, as `Report.keep`.
+Keep = Callable[[Sequence[Any], Callable[[], Arrays]], Arrays]
+
+
+def nothing(inputs: Sequence[Any], compute: Callable[[], Arrays]) -> Arrays:
+  """Keeps nothing."""
+  del inputs
+  return compute()
 
 
 class Run:
@@ -44,10 +58,7 @@ class Run:
     """Opens the folder, or creates it, with the settings: all that determines the results, as JSON.
 
     `name` is that of the argument for messages; `alone` is whether a new run requires an empty
-    folder.
-
-    Raises:
-      ValueError: if the folder holds another run, or other files, or another process holds it.
+    folder. Raises ValueError if it holds another run or other files, or another process holds it.
     """
     self.folder = paths.folder(name, folder)
     self._hold = locks.hold(self.folder)
@@ -69,14 +80,13 @@ class Run:
     self._hold.__exit__(*error)
 
   def read(self, name: str, like: Any) -> Any:
-    """Reads arrays like the tree `like`; None if there is no file, ValueError if it holds others.
-    """
+    """Reads arrays like the tree `like`; None without the file, ValueError if it holds others."""
     path = self.folder / name
     return atomic.tree_of(npz.arrays(path, atomic.REMAKE), like, path) if path.exists() else None
 
   def write(self, name: str, tree: Any) -> None:
     """Writes a tree of arrays, in any dtypes, as an .npz file."""
-    atomic.write_tree(self.folder / name, tree)
+    atomic.write_arrays(self.folder / name, atomic.arrays_of(tree))
 
 
 def stored_settings(folder: str | os.PathLike) -> dict[str, Any]:
@@ -87,19 +97,12 @@ def stored_settings(folder: str | os.PathLike) -> dict[str, Any]:
 
 def _differences(stored: Mapping[str, Any], settings: Any) -> str:
   """Lists the first settings that two runs do not share, empty if they are the same."""
-  old, new = _flat(stored), _flat(json.loads(json.dumps(settings)))
+  old, new = (traverse_util.flatten_dict(tree, sep='.')
+              for tree in (stored, json.loads(json.dumps(settings))))
   lines = [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
            for name in {**old, **new} if old.get(name) != new.get(name)]
   more = len(lines) - _MOST_DIFFERENCES
   return '; '.join(lines[:_MOST_DIFFERENCES]) + (f'; {more} more' if more > 0 else '')
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Flattens nested dictionaries; names are joined with dots."""
-  leaves: dict[str, Any] = {}
-  for key, value in tree.items():
-    leaves |= _flat(value, f'{prefix}{key}.') if isinstance(value, dict) else {prefix + key: value}
-  return leaves
 
 
 class Report:
@@ -136,42 +139,41 @@ class Report:
     self.folder = paths.folder('workdir', folder)
     self._program, self._run = program, atomic.plain(run or {}, 'run')
     self._new = self.folder / _UNFINISHED
-    arguments = names, program, self._run, overwrite
+    self._asked = self.folder, names, program, self._run, overwrite
     self._hold: locks.Hold | None = None
-    self.is_complete = _is_complete(self.folder, *arguments)
+    self.is_complete = _is_complete(*self._asked)
     if shared and not self.is_complete:
-      self._hold = locks.share(
-          self.folder, lambda: self._begin(*arguments), lambda: self._has_begun(*arguments))
+      self._hold = locks.share(self.folder, self._begin, self._has_begun)
     elif not self.is_complete:
       # Released when the report is written or this object is deleted.
       self._hold = locks.hold(self.folder)
-      self._begin(*arguments)
+      self._begin()
 
-  def _has_begun(self, *arguments: Any) -> bool:
+  def _has_begun(self) -> bool:
     """Whether another process has begun this report; raises ValueError for another run."""
-    content = _checked(self.folder, *arguments)
+    content = _checked(*self._asked)
     self._earlier = content.earlier
     if self.has(_SETTINGS) and not content.is_same:
       raise ValueError(f'folder is {str(self.folder)!r}, where other processes write another run; '
                        'use another folder, or the options of that run.')
     return content.is_same and not content.moving
 
-  def _begin(self, names: Sequence[str], program: str | None, run: Any, overwrite: bool) -> None:
+  def _begin(self) -> None:
     """Resumes the unfinished report of the same run, or starts a new one."""
-    content = _checked(self.folder, names, program, run, overwrite)
+    content = _checked(*self._asked)
     if content.moving:
       _move(self.folder, content)  # The last report was interrupted while its files were moved.
-      self.is_complete = _is_complete(self.folder, names, program, run, overwrite)
+      self.is_complete = _is_complete(*self._asked)
       if self.is_complete:
         return
-      content = _checked(self.folder, names, program, run, overwrite)
+      content = _checked(*self._asked)
     self._earlier = content.earlier
     if content.is_same:
       return
     if self._new.exists():
       _clear(self._new)
     self._new.mkdir()
-    atomic.write_json(self._new / _SETTINGS, run)
+    atomic.write_json(self._new / _SETTINGS, self._run)
 
   def has(self, name: str) -> bool:
     """Whether an interrupted run has already written the file `name`."""
@@ -180,8 +182,7 @@ class Report:
   def is_last(self, names: Sequence[str]) -> bool:
     """Ends the sharing of a report, and returns whether this process is the one to complete it.
 
-    It is if all files `names` exist and no other process shares the report. The report then belongs
-    to this process alone.
+    It is if all files `names` exist and no other process shares the report, which is then its own.
     """
     self._hold = None
     try:
@@ -190,12 +191,42 @@ class Report:
       return False
     return all(self.has(name) for name in names)
 
+  def keep(self, inputs: Sequence[Any], compute: Callable[[], Arrays]) -> Arrays:
+    """Returns what `compute` returns, arrays by name, or has returned in an interrupted run.
+
+    The inputs, texts and arrays, determine the result; `write` removes what is kept.
+    """
+    digest = hashlib.sha256()
+    for array in map(np.asarray, inputs):
+      digest.update(f'{array.dtype}{array.shape}'.encode() + array.tobytes())
+    path = self.path(_ARRAYS.format(digest.hexdigest()))
+    if path.exists():
+      return npz.arrays(path, atomic.REMAKE)
+    values = compute()
+    atomic.write_arrays(path, values)
+    return values
+
+  def measured(self, kind: str, name: str, measure: Callable[[], Any]) -> Any:
+    """Keeps numbers, and lists and dictionaries of them, by what is measured and of which name."""
+    values = self._numbers.setdefault(kind, {})
+    if name not in values:
+      values[name] = atomic.plain(measure())
+      atomic.write_json(self.path(_NUMBERS), self._numbers)
+    return values[name]
+
+  def names(self, kind: str) -> list[str]:
+    """Returns the names of which a kind is measured."""
+    return list(self._numbers.get(kind, {}))
+
+  @functools.cached_property
+  def _numbers(self) -> dict[str, Any]:
+    path = self.path(_NUMBERS)
+    return reading.json(path, f'remove {path}') if path.exists() else {}
+
   def path(self, name: str) -> pathlib.Path:
     """Returns where to write the file `name` of the report, which is moved at the end.
 
-    Raises:
-      ValueError: if it is not a plain name, the folder holds a file of this name that no report
-        wrote, or the folder was removed.
+    Raises ValueError unless it is a plain name, of no other file there, and the folder exists.
     """
     _check_name(self.folder, name, self._earlier.get(name))
     self._check_there()
@@ -205,20 +236,18 @@ class Report:
             **more: Any) -> None:
     """Writes report.json, moves all files to their final names and removes the earlier report.
 
-    Args:
-      settings: the user's settings.
-      rows: the results, one mapping each; unknown values are None.
-      **more: further entries.
-
-    Raises:
-      ValueError: if a number is not finite or a value is not JSON-serialisable, by its name, or
-        the folder was removed or now holds a file of another program.
+    `settings` are the user's, `rows` the results, one mapping each; unknown values are None. Raises
+    ValueError if a number is not finite or a value is not JSON-serialisable, by its name, or the
+    folder was removed or now holds a file of another program.
     """
     program = {} if self._program is None else dict(program=self._program)
     run = {_RUN: self._run} if self._run else {}
     content = atomic.plain(
         dict(**program, **run, settings=settings, rows=rows, **more, **_machine()), 'report')
     self._check_there()
+    for pattern in (_NUMBERS, _ARRAYS.format('*')):
+      for path in self._new.glob(pattern):
+        path.unlink()
     content['files'] = {name: _digest(path) for name, path in _files(self._new).items()
                         if name not in _RESERVED}
     atomic.write_json(self._new / _REPORT, content)
@@ -269,16 +298,11 @@ def _is_complete(folder: pathlib.Path, names: Sequence[str], program: str | None
 
 
 class _Content(NamedTuple):
-  """The reports in a folder.
+  """The reports in a folder: files, with report.json, and their digests."""
 
-  `earlier` are files of its report with their digests, including report.json, `moving` those of a
-  complete report that was interrupted while they were moved; `is_same` is whether the unfinished
-  report is of the run that is requested.
-  """
-
-  earlier: dict[str, str]
-  moving: dict[str, str]
-  is_same: bool
+  earlier: dict[str, str]  # Of its finished report.
+  moving: dict[str, str]  # Of one that was interrupted while they were moved.
+  is_same: bool  # Whether the unfinished report is of the run that is asked for.
 
 
 def _checked(folder: pathlib.Path, names: Sequence[str], program: str | None,
@@ -309,10 +333,7 @@ def _checked(folder: pathlib.Path, names: Sequence[str], program: str | None,
 
 
 def _check_name(folder: pathlib.Path, name: str, *digests: str | None) -> None:
-  """Raises ValueError if the file `name` would replace a file that no report wrote.
-
-  `digests` are of the files of this name that reports in the folder list.
-  """
+  """Raises ValueError if a file would replace one without the digests, that no report wrote."""
   if not paths.is_plain(name) or name in _RESERVED:
     raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
   path = folder / name
@@ -352,11 +373,7 @@ def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
 
 
 def _listed(folder: pathlib.Path, program: str | None) -> dict[str, str]:
-  """Returns the files of the report in a folder with their digests; empty without a report.
-
-  Raises:
-    ValueError: if report.json cannot be read, lists other files, or another program wrote it.
-  """
+  """Returns the files of the report in a folder with their digests; empty without a report."""
   path = paths.inside(folder, _REPORT, folder)
   if not path.exists():
     return {}

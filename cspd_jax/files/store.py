@@ -1,8 +1,8 @@
-"""Saves and loads networks, each in a folder of its own.
+"""Kinds of networks, and networks saved and loaded, each in a folder of its own.
 
 A folder holds `model.json` (the kind of network, the sizes in its config, the format version,
-metadata and a list of the other files with their digests) and the parameters as safetensors; see
-`files.weights`. `families.folder` builds models from them.
+metadata and a list of the other files with their digests), which is read first, and the parameters
+as safetensors; see `files.weights`. `families.folder` builds models from them.
 """
 
 import contextlib
@@ -10,25 +10,169 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import safetensors
+from jax.experimental.layout import Format, Layout
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.files import atomic, description, folders, int8, paths, weights
-from cspd_jax.files.description import KINDS, CheckpointError
+from cspd_jax.core import naming
+from cspd_jax.core.tracing import usual_promotion
+from cspd_jax.files import atomic, folders, int8, paths, reading, weights
 
+FILE, _FORMAT = 'model.json', 1
+_REMEDY = 'copy or convert the model again'
 Params = Any
 
 ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
 # The shipped model that is loaded by default.
 DEFAULT = 'emoji'
+# Platforms where programs read parameters in the order of `Kind.orders`, and the numbers in a row
+# of a tile there: narrower rows are padded to it in any order but XLA's own.
+_PLATFORMS, _LANES = ('tpu',), 128
+
+
+class Kind(NamedTuple):
+  """A kind of network; properties of parameters are by regular expressions for their names."""
+
+  config: type[Any]  # The dataclass with its sizes.
+  init: Callable[[Any, jax.Array], Params]  # `(config, key)`; determines the expected shapes.
+  split: Mapping[str, int] = MappingProxyType({})  # Which can be divided over devices.
+  matrices: Mapping[str, int] = MappingProxyType({})  # Which can be int8: number of input axes.
+  orders: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # For TPUs; see `placement`.
+
+
+# Kinds by name; families add theirs with `register`.
+KINDS: dict[str, Kind] = {}
+
+
+def register(name: str, kind: Kind) -> None:
+  """Registers a kind of network; raises ValueError if another kind has this name."""
+  naming.add(KINDS, 'kind', name, kind)
+
+
+@usual_promotion
+def _expected(kind: Kind, config: Any) -> Params:
+  """Returns the shapes and dtypes of the parameters of a network."""
+  return jax.eval_shape(lambda: kind.init(config, jax.random.key(0)))
+
+
+def placement(name: str, leaf: Any, where: Any, orders: Mapping[str, tuple[int, ...]]) -> Any:
+  """Returns the device and the order in memory of a parameter, for `jax.device_put`.
+
+  A program whose loop reads a parameter in another order than it was passed in copies it before the
+  loop and stores the copy: 96 MiB more per layer for a transformer of 7 billion parameters.
+  `orders` are axes, the slowest varying first, by patterns of paths with slashes; `where` is a
+  device, a `jax.sharding.Sharding`, or None for the default device.
+  """
+  order = next((order for pattern, order in orders.items() if re.fullmatch(pattern, name)), None)
+  if order is None or len(order) != len(leaf.shape) or leaf.shape[-1] % _LANES:
+    return where
+  if not isinstance(where, jax.sharding.Sharding):
+    where = jax.sharding.SingleDeviceSharding(where or jax.device_put(np.zeros(())).device)
+  applies = all(device.platform in _PLATFORMS for device in where.device_set)
+  return Format(Layout(order), where) if applies else where
+
+
+class CheckpointError(ValueError):
+  """A checkpoint that cannot be saved or loaded; the message lists all problems."""
+
+
+def _described(folder: pathlib.Path) -> tuple[str, Any, dict[str, Any], dict[str, str]]:
+  """Returns kind, config, metadata and digests in `model.json`; compares the sizes of the files."""
+  with _refused():
+    content = reading.json(folder / FILE, _REMEDY)
+  try:
+    version, kind = content['format'], reading.entry(content, 'kind', str)
+    fields, metadata = (reading.entry(content, name, dict) for name in ('config', 'metadata'))
+    if version == _FORMAT:
+      sizes_by_name = reading.entry(content, 'files', dict)
+      saved_sizes = {name: int(size) for name, size in sizes_by_name.items()}
+      digests = reading.entry(content, 'blake2b', dict)
+      _check_names(folder, list(saved_sizes), links=True)
+      if unlisted := sorted(digests.keys() ^ saved_sizes.keys()):
+        raise ValueError(f'{unlisted[0]!r} has no size or no digest')
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise _damaged(folder / FILE, f'{type(error).__name__}: {error}') from error
+  if version != _FORMAT:
+    raise CheckpointError(
+        f'{folder} has format {version!r:.80}; this version of cspd_jax reads format {_FORMAT}, so '
+        f'{_REMEDY}.')
+  sizes = weights.file_sizes(folder)
+  wrong = [f'{name} ' + ('is missing' if name not in sizes else reading.placeholder(folder / name)
+                         or f'has {sizes[name]} bytes instead of {size}')
+           for name, size in saved_sizes.items() if sizes.get(name) != size]
+  if wrong:
+    raise _damaged(folder, '; '.join(wrong))
+  config_class = _kind_of(kind, f'{folder}: ').config
+  supported = {field.name for field in dataclasses.fields(config_class)}
+  if unknown := sorted(set(fields) - supported):
+    raise CheckpointError(
+        f'{folder}: its config has fields that {config_class.__name__} does not have: '
+        f'{", ".join(unknown)}; supported are: {", ".join(sorted(supported))}.')
+  try:
+    return kind, config_class(**fields), metadata, digests
+  except (TypeError, ValueError) as error:
+    raise CheckpointError(f'{folder}: its config is not valid: {str(error):.1000}') from error
+
+
+def _listed(folder: pathlib.Path) -> list[str]:
+  """Lists the files that `save` wrote into a folder; raises CheckpointError for other folders."""
+  try:
+    content = reading.json(folder / FILE, 'save did not write it')
+    if not isinstance(content['kind'], str):
+      raise ValueError('its kind is not a string')
+    names = list(content['files'])
+    _check_names(folder, names)
+  except (ValueError, KeyError, TypeError) as error:
+    raise CheckpointError(
+        f'path is {folder}, which exists and is not a checkpoint; choose another folder or remove '
+        f'it ({type(error).__name__}: {error}).') from error
+  left = [path.name for path in atomic.leftovers(folder / FILE)]
+  return [*names, *left, FILE]
+
+
+def _check_names(folder: pathlib.Path, names: Sequence[Any], links: bool = False) -> None:
+  """Raises ValueError unless these are names of files of parameters in a folder."""
+  for name in names:
+    paths.inside(folder, name, folder / FILE, links=links)
+    if not weights.NAMES.fullmatch(name):
+      raise ValueError(f'{folder / FILE} holds the name {paths.shown(name)}, which is not a file '
+                       'of parameters')
+
+
+def _kind_of(kind: str, where: str = '') -> Kind:
+  """Returns the kind of this name; raises CheckpointError if no family registered it."""
+  if kind not in KINDS:
+    raise CheckpointError(
+        f'{where}kind is {kind!r:.80}; it must be one of: {", ".join(sorted(KINDS))}.')
+  return KINDS[kind]
+
+
+@contextlib.contextmanager
+def _refused(where: str = '') -> Iterator[None]:
+  """Turns ValueErrors of the block into CheckpointErrors."""
+  try:
+    yield
+  except CheckpointError:
+    raise
+  except ValueError as error:
+    raise CheckpointError(f'{where}{error}') from error
+
+
+def _damaged(path: pathlib.Path, reason: str) -> CheckpointError:
+  """Returns the error for a file that cannot be read."""
+  return CheckpointError(
+      f'{path} is damaged or incomplete ({reason[:1000]}); {_REMEDY}.')
 
 
 class Loaded(NamedTuple):
-  """A loaded model of a kind of `description.KINDS`; metadata is the argument `extra` of `save`."""
+  """A loaded model of a kind of `KINDS`; metadata is the argument `extra` of `save`."""
 
   kind: str
   config: Any
@@ -39,27 +183,16 @@ class Loaded(NamedTuple):
 def shipped() -> list[str]:
   """Returns the names of the networks in the package, such as 'demo/target'."""
   return sorted(file.parent.relative_to(ASSETS).as_posix()
-                for file in ASSETS.glob(f'*/*/{description.FILE}'))
+                for file in ASSETS.glob(f'*/*/{FILE}'))
 
 
-def save(
-    path: str | os.PathLike,
-    kind: str,
-    config: Any,
-    params: Params,
-    *,
-    dtype: Any = None,
-    extra: Mapping[str, Any] | None = None,
-    allow_nonfinite: bool = False,
-) -> None:
-  """Saves a model, and replaces an older checkpoint in the same folder.
-
-  The folder becomes complete or stays unchanged: a temporary folder is written and renamed. If the
-  process is killed, the next save removes its files.
+def save(path: str | os.PathLike, kind: str, config: Any, params: Params, *, dtype: Any = None,
+         extra: Mapping[str, Any] | None = None, allow_nonfinite: bool = False) -> None:
+  """Saves a model, and replaces an older checkpoint in the same folder, completely or not at all.
 
   Args:
     path: the folder to write.
-    kind: a key of `description.KINDS`.
+    kind: a key of `KINDS`.
     config: the model's sizes.
     params: its parameters.
     dtype: the stored dtype of floating-point parameters; None preserves theirs.
@@ -72,77 +205,59 @@ def save(
       files that `save` did not write, or another process is writing it.
   """
   _check_config(kind, config)
-  _check_shapes(f'params for a {kind!r} model', description.expected(KINDS[kind], config), params)
+  _check_shapes(f'params for a {kind!r} model', _expected(KINDS[kind], config), params)
   save_groups(path, kind, config, weights.divided(params), dtype=dtype, extra=extra,
               allow_nonfinite=allow_nonfinite)
 
 
 def save_groups(
-    path: str | os.PathLike,
-    kind: str,
-    config: Any,
-    groups: Sequence[weights.Group],
-    *,
-    state: Any = None,
-    dtype: Any = None,
-    extra: Mapping[str, Any] | None = None,
-    allow_nonfinite: bool = False,
-    progress: Callable[[int, int], None] | None = None,
-) -> None:
+    path: str | os.PathLike, kind: str, config: Any, groups: Sequence[weights.Group], *,
+    state: Any = None, dtype: Any = None, extra: Mapping[str, Any] | None = None,
+    allow_nonfinite: bool = False, progress: Callable[[int, int], None] | None = None) -> None:
   """Saves a model like `save`, but builds one group of parameters after the other.
 
-  The arguments and errors of `save`, and:
-
-  Args:
-    groups: functions that each return a part of the parameters' tree, and together all of it.
-    state: JSON value on which the parameters depend: groups that a killed process wrote are reused
-      by the next one with the same state. None starts again.
-    progress: called as `progress(done, total)` with numbers of groups.
+  The groups are functions that each return a part of the parameters' tree. Those that a killed
+  process wrote are reused by the next one with the same `state`, a JSON value on which they depend;
+  None starts again. `progress` is called with the numbers of groups so far and of all.
   """
   _check_config(kind, config)
   try:
     json.dumps(extra)
   except TypeError as error:
     raise CheckpointError(f'extra must hold JSON values only: {error}.') from error
-  with description.refused():
+  with _refused():
     weights.checked_dtype(dtype)
     folder = paths.folder('path', path).resolve()
     recover(folder.parent)
-    with folders.replacing(folder, description.listed, state) as new:
+    with folders.replacing(folder, _listed, state) as new:
       write(new, kind, config, groups, extra, dtype=dtype, allow_nonfinite=allow_nonfinite,
             progress=progress)
 
 
 def write(folder: pathlib.Path, kind: str, config: Any, groups: Sequence[weights.Group],
           extra: Mapping[str, Any] | None = None, **options: Any) -> None:
-  """Writes a network into a folder that `joining` yields; arguments are those of `save_groups`.
-
-  A network that a stopped process completed there is left as it is.
-  """
-  if (folder / description.FILE).exists():
+  """Writes a network, as `save_groups`, into a folder of `joining` unless it is complete there."""
+  if (folder / FILE).exists():
     return
-  digests = weights.write(folder, description.expected(KINDS[kind], config), groups, **options)
-  atomic.write_json(folder / description.FILE, {
-      'format': description.FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
+  digests = weights.write(folder, _expected(KINDS[kind], config), groups, **options)
+  atomic.write_json(folder / FILE, {
+      'format': _FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
       'metadata': dict(extra or {}), 'files': weights.file_sizes(folder), 'blake2b': digests})
 
 
 @contextlib.contextmanager
 def joining(folder: pathlib.Path, states: Mapping[str, Any], file: str,
             content: Callable[[], Any]) -> Iterator[dict[str, pathlib.Path]]:
-  """Yields folders to `write` networks into, which replace those in `folder` together.
-
-  Arguments and errors are those of `folders.replacing_together`.
-  """
-  with description.refused(), folders.replacing_together(
-      folder, states, description.listed, file, content) as new:
+  """Yields folders to `write` networks into, as `folders.replacing_together`."""
+  with _refused(), folders.replacing_together(
+      folder, states, _listed, file, content) as new:
     yield new
 
 
 def recover(folder: pathlib.Path) -> None:
   """Finishes the work of a process that was killed in `joining`."""
-  with description.refused():
-    folders.recover_together(folder, description.listed, description.FILE)
+  with _refused():
+    folders.recover_together(folder, _listed, FILE)
 
 
 def check_place(path: str | os.PathLike, resumes: bool = False) -> None:
@@ -150,8 +265,8 @@ def check_place(path: str | os.PathLike, resumes: bool = False) -> None:
 
   `resumes` is for callers of `save_groups` with a state.
   """
-  with description.refused():
-    folders.check(paths.folder('path', path).resolve(), description.listed, resumes)
+  with _refused():
+    folders.check(paths.folder('path', path).resolve(), _listed, resumes)
 
 
 def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
@@ -177,13 +292,14 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   """
   weights.checked_dtype(dtype)
   folder = _find(path_or_name, name)
-  kind, config, metadata, digests = description.read(folder)
-  expected = description.expected(KINDS[kind], config)
+  kind, config, metadata, digests = _described(folder)
+  expected = _expected(KINDS[kind], config)
   inputs = int8.check(quantize, kind, KINDS[kind].matrices)
   if isinstance(sharding, jax.sharding.Mesh):
     sharding = sharding_lib.split(expected, KINDS[kind].split, sharding)
-  if verify:
-    description.verify(folder, digests)
+  actual = weights.digests(folder, digests) if verify else digests
+  if wrong := [name for name in digests if actual[name] != digests[name]]:
+    raise _damaged(folder, f'{", ".join(wrong)}: other bytes than were saved')
   with _readable(folder):
     stored = weights.opened(folder, digests)
   _check_shapes(f'{folder}, a {kind!r} model', expected, stored)
@@ -195,7 +311,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
       array = leaf.read(index)
     array = weights.cast(array, dtype)
     if not allow_nonfinite:
-      with description.refused(f'{folder}: '):
+      with _refused(f'{folder}: '):
         weights.check_finite({leaf.name: array})
     return array
 
@@ -203,7 +319,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
     num_inputs, where = inputs(leaf.name), devices.get(leaf.name)
     if num_inputs:
       return int8.put(int8.quantized(read(leaf), num_inputs), num_inputs, where)
-    place = description.placement(leaf.name, leaf, where, KINDS[kind].orders)
+    place = placement(leaf.name, leaf, where, KINDS[kind].orders)
     if isinstance(where, jax.sharding.Sharding) and not where.is_fully_replicated:
       # Every process reads the slices of its own devices only.
       return jax.make_array_from_callback(
@@ -216,21 +332,18 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
 
 def describe(path_or_name: str | os.PathLike, *, name: str = 'path_or_name',
              remedy: str | None = None) -> Loaded:
-  """Describes a network without reading its parameters; arguments and errors as for `load`.
+  """Describes a network: its parameters are the shapes and dtypes that its config requires.
 
-  `remedy` is what to do without a network there, where no shipped one serves; None names those.
-
-  Returns:
-    The network with the shapes and dtypes that its config requires as parameters.
+  Arguments and errors as for `load`. `remedy` is what to do without a network there, where no
+  shipped one serves; None names those.
   """
-  kind, config, metadata, *_ = description.read(_find(path_or_name, name, remedy))
-  return Loaded(kind, config, description.expected(KINDS[kind], config), metadata)
+  kind, config, metadata, *_ = _described(_find(path_or_name, name, remedy))
+  return Loaded(kind, config, _expected(KINDS[kind], config), metadata)
 
 
 def sketch(kind: str, config: Any) -> Loaded:
-  """Describes a network that is not stored; raises CheckpointError if the kind is not registered.
-  """
-  return Loaded(kind, config, description.expected(description.kind_of(kind), config), {})
+  """Describes a network that is not stored; CheckpointError if the kind is not registered."""
+  return Loaded(kind, config, _expected(_kind_of(kind), config), {})
 
 
 def _find(path_or_name: str | os.PathLike, name: str = 'path_or_name', remedy: str | None = None
@@ -239,7 +352,7 @@ def _find(path_or_name: str | os.PathLike, name: str = 'path_or_name', remedy: s
   names = remedy or f'shipped models: {", ".join(shipped()) or "none"}'
   if str(path_or_name) in shipped():
     return ASSETS / str(path_or_name)
-  with description.refused():
+  with _refused():
     folder = paths.find(name, path_or_name)
     recover(folder.parent)
     folders.recover(folder)
@@ -247,7 +360,7 @@ def _find(path_or_name: str | os.PathLike, name: str = 'path_or_name', remedy: s
     raise CheckpointError(
         f'{name} is {paths.shown(path_or_name)}: there is no such folder'
         f'{"" if remedy else ", and no shipped model of that name"}; {names}.')
-  if not (folder / description.FILE).is_file():
+  if not (folder / FILE).is_file():
     raise CheckpointError(
         f'{name} is {paths.shown(path_or_name)}, which is not a checkpoint folder: it has no '
         'model.json. Published .pt and .safetensors files are converted with '
@@ -256,7 +369,7 @@ def _find(path_or_name: str | os.PathLike, name: str = 'path_or_name', remedy: s
 
 
 def _check_config(kind: str, config: Any) -> None:
-  config_class = description.kind_of(kind).config
+  config_class = _kind_of(kind).config
   if not isinstance(config, config_class):
     raise CheckpointError(
         f'config is a {type(config).__name__}; a {kind!r} model requires a '
@@ -269,7 +382,7 @@ def _readable(folder: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except (safetensors.SafetensorError, OSError, ValueError) as error:
-    raise description.damaged(folder, str(error)) from error
+    raise _damaged(folder, str(error)) from error
 
 
 def _check_shapes(network: str, expected: Params, params: Params) -> None:

@@ -47,7 +47,7 @@ _JOURNAL = 'written.json'
 _LARGEST = 5_000_000_000
 # Minimal bytes of the arrays of a group.
 _GROUP = 64 << 20
-# Numbers that are checked at a time, and bytes of a file that are read at a time.
+# Numbers that are checked at a time.
 _BLOCK = 1 << 20
 # Problems of a kind that a message names.
 _SHOWN = 10
@@ -108,19 +108,16 @@ def divided(params: Params) -> list[Group]:
 def write(folder: pathlib.Path, expected: Params, groups: Sequence[Group], *, dtype: Any,
           allow_nonfinite: bool, progress: Callable[[int, int], None] | None = None
           ) -> dict[str, str]:
-  """Writes the groups that an earlier process did not write, in their order; returns digests of
-  files.
+  """Writes the groups that an earlier process did not, in their order; returns digests of files.
 
   Groups and options are those of `store.save_groups`, `expected` the shapes of all parameters, and
-  the folder exists.
-
-  Raises:
-    ValueError: naming a parameter with numbers that are not finite or of a dtype that files cannot
-      hold, if the groups are not the expected parameters, or if the disk is full.
-    OSError: if the disk becomes full meanwhile, or the system refuses to write.
+  the folder exists. Raises ValueError, naming a parameter, if the groups are not the expected ones,
+  numbers are not finite or of a dtype that files cannot hold, and if the disk is full.
   """
   start = _reserved(expected)
-  written, done = _read_journal(folder)
+  journal = folder / _JOURNAL
+  stored, done = reading.json(journal, _REMEDY, kind=list) if journal.exists() else ([], 0)
+  written = [[Entry(*entry) for entry in file] for file in stored]
   for number, group in enumerate(groups):
     if number >= done:
       params = cast(group(), dtype)
@@ -128,22 +125,14 @@ def write(folder: pathlib.Path, expected: Params, groups: Sequence[Group], *, dt
         check_finite(params)
       paths.check_space(folder, _MARGIN + sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
       _append(folder, written, start, named(params))
-      atomic.write_json(folder / _JOURNAL, [written, number + 1])
+      atomic.write_json(journal, [written, number + 1])
     if progress:
       progress(number + 1, len(groups))
   _check_complete(expected, written)
   _finish(folder, written, start)
   result = digests(folder, file_sizes(folder))
-  (folder / _JOURNAL).unlink(missing_ok=True)
+  journal.unlink(missing_ok=True)
   return result
-
-
-def _read_journal(folder: pathlib.Path) -> tuple[list[list[Entry]], int]:
-  """Returns the entries of every file so far, and the number of groups they are."""
-  if not (folder / _JOURNAL).exists():
-    return [], 0
-  written, done = reading.json(folder / _JOURNAL, _REMEDY, kind=list)
-  return [[Entry(*entry) for entry in file] for file in written], done
 
 
 def _reserved(expected: Params) -> int:
@@ -225,9 +214,8 @@ def _header(entries: Sequence[Entry], start: int) -> bytes:
 def opened(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Leaf]:
   """Returns the parameters in files of a folder by name; only headers are read.
 
-  Raises:
-    SafetensorError: if a file is damaged.
-    ValueError: if two files hold the same parameter, or one is of a dtype that `write` never uses.
+  Raises ValueError if two files hold the same parameter, or one is of a dtype that `write` never
+  uses, SafetensorError if a file is damaged.
   """
   parameters: dict[str, Leaf] = {}
   for path in sorted(folder / name for name in names if name != _INDEX):
@@ -281,10 +269,7 @@ def cast(params: Params, dtype: Any) -> Params:
 
 
 def differences(expected: Params, params: Params) -> list[str]:
-  """Lists leaves that are missing, unexpected, or of another shape or kind of dtype.
-
-  Floating-point numbers may have any dtype of `FLOATING`. Returns the lines of `listed`.
-  """
+  """Returns lines about missing and unexpected leaves, and those of other shapes or dtypes."""
   wanted, actual = named(expected), named(params)
   shapes, dtypes = [], []
   for name in sorted(wanted.keys() & actual.keys()):
@@ -303,8 +288,7 @@ def differences(expected: Params, params: Params) -> list[str]:
 
 
 def listed(problems: Mapping[str, Sequence[str]]) -> list[str]:
-  """Returns a line for each of the first problems of every kind, and one with the number of others.
-  """
+  """Returns a line for the first problems of every kind each, and one that counts the others."""
   lines: list[str] = []
   for kind, group in problems.items():
     lines += [f'{kind}: {problem}' for problem in group[:_SHOWN]]
@@ -337,19 +321,11 @@ def file_sizes(folder: pathlib.Path) -> dict[str, int]:
 
 def digests(folder: pathlib.Path, names: Iterable[str],
             begin: Callable[[], Any] = lambda: hashlib.blake2b(digest_size=32)) -> dict[str, str]:
-  """Returns hexadecimal digests of files, which are read in threads.
+  """Returns hexadecimal digests of files; `begin` returns that of no bytes."""
+  def digest(name: str) -> str:
+    with (folder / name).open('rb') as stream:
+      return hashlib.file_digest(stream, begin).hexdigest()
 
-  Args:
-    begin: returns the digest of no bytes, by default a BLAKE2b of 32 bytes.
-  """
   names = sorted(names)
   with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-    results = pool.map(lambda name: _digest(folder / name, begin()), names)
-    return dict(zip(names, results, strict=True))
-
-
-def _digest(path: pathlib.Path, state: Any) -> str:
-  with path.open('rb') as stream:
-    while block := stream.read(_BLOCK):
-      state.update(block)
-  return state.hexdigest()
+    return dict(zip(names, pool.map(digest, names), strict=True))

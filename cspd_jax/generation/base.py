@@ -16,7 +16,9 @@ from cspd_jax.core import programs as programs_lib
 from cspd_jax.core.spec import Resources, Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib
+from cspd_jax.decoding.specification import SOURCES
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.files.int8 import Int8
 from cspd_jax.generation import prompts as prompts_lib
 from cspd_jax.generation.engines import AnyDecoder, Engine, Options
 from cspd_jax.generation.parts import Conditions, Drafts, Params, Teacher, Tokenizer
@@ -78,22 +80,49 @@ class BaseModel:
     return self.target(guided=False).num_tokens
 
   @property
-  def device(self) -> Any:
-    """The JAX device that the model runs on; the first if there are several."""
+  def devices(self) -> list[Any]:
+    """The JAX devices that the model runs on."""
+    if self.mesh is not None:
+      return list(self.mesh.devices.flat)
     leaf = next(iter(jax.tree.leaves(self.params)), None)
-    return min(leaf.devices(), key=lambda device: device.id) if isinstance(
-        leaf, jax.Array) else jax.devices()[0]
+    return sorted(leaf.devices(), key=lambda device: device.id) if isinstance(
+        leaf, jax.Array) else jax.devices()[:1]
+
+  @property
+  def device(self) -> Any:
+    """The first of the devices."""
+    return self.devices[0]
 
   @property
   def where(self) -> str:
-    """The devices that the model runs on, in words, such as `cpu` or `4 x NVIDIA H100`."""
+    """The devices in words, such as `cpu` or `4 x NVIDIA H100`."""
     count = 1 if self.mesh is None else self.mesh.size
     return f'{count} x {self.device.device_kind}' if count > 1 else self.device.device_kind
+
+  @property
+  def precision(self) -> dict[str, str]:
+    """The options of `load` that round numbers, if set: dtype (of most), quantize, cache_dtype."""
+    leaves = jax.tree.leaves(self.params, is_leaf=lambda leaf: isinstance(leaf, Int8))
+    whole = [leaf for leaf in leaves if not isinstance(leaf, Int8)]
+    options = {} if not whole else dict(dtype=str(max(whole, key=lambda leaf: leaf.size).dtype))
+    if len(whole) < len(leaves):
+      options['quantize'] = 'int8'
+    return options if self.cache_dtype is None else options | dict(cache_dtype=self.cache_dtype)
 
   @property
   def prompts(self) -> Sequence[Any]:
     """Example prompts, such as the names of the model's classes."""
     return self.conditions.prompts
+
+  @property
+  def row_width(self) -> int:
+    """Number of tokens of a row of an image; raises ValueError for models without prefixes."""
+    target = self.target(guided=False)
+    if not hasattr(target, 'row_width'):
+      raise ValueError(
+          f'prefix is set, but a {self.family!r} model has continuous tokens, and its decoders '
+          'support no prefix; leave it out.')
+    return target.row_width
 
   @property
   def prefix_length(self) -> int:
@@ -102,14 +131,10 @@ class BaseModel:
 
   @usual_promotion
   def condition(self, prompts: Any) -> Any:
-    """Returns the condition of images, one per prompt.
+    """Returns the condition of images, one per prompt: a prompt, a list, or the path of a file.
 
-    Args:
-      prompts: a prompt, a list of them, or the path of a file with one per line.
-
-    Raises:
-      ValueError: for prompts that the model does not support, or that are not as many as the
-        prefixes of the model.
+    Raises ValueError for prompts that the model does not support, or that are not as many as the
+    prefixes of the model.
     """
     with jax.ensure_compile_time_eval():  # Prompts are no tracers, in a function under `jit` too.
       condition = self.conditions.encode(prompts_lib.listed(prompts))
@@ -126,26 +151,20 @@ class BaseModel:
     """Arranges values of tokens `[B, T]` as `[B, rows, columns]`, without grammar tokens."""
     rows, columns = self.grid
     if values.shape[1] != rows * columns:
-      width = self.target(guided=False).row_width
-      values = values[:, :rows * width].reshape(-1, rows, width)[:, :, :columns]
+      values = values[:, :rows * self.row_width].reshape(-1, rows, self.row_width)[:, :, :columns]
     return values.reshape(-1, rows, columns)
 
   @usual_promotion
   def tokens(self, images: jax.Array) -> jax.Array:
     """Encodes images `[B, H, W, 3]` in [-1, 1] to tokens `[B, T]`, including grammar tokens.
 
-    Raises:
-      ValueError: if the model has no image tokenizer of discrete tokens with an encoder.
+    Raises ValueError if the model has no image tokenizer of discrete tokens with an encoder.
     """
     return self._encode(images)
 
   @usual_promotion
   def pixels(self, tokens: jax.Array) -> jax.Array:
-    """Decodes tokens `[B, T, ...]` to images `[B, H, W, 3]` in [-1, 1].
-
-    Raises:
-      ValueError: if the model was loaded without an image tokenizer.
-    """
+    """Decodes tokens `[B, T, ...]` to images `[B, H, W, 3]` in [-1, 1], if it has a tokenizer."""
     return self._decode(tokens)
 
   @functools.cached_property
@@ -175,8 +194,7 @@ class BaseModel:
   def sampling(self, **options) -> Options:
     """Returns sampling options: the arguments, else the model's defaults, else the engine's.
 
-    They are a `decoding.warp.Warp` or a `continuous.sampling.Sampling` of NumPy values; unknown
-    ones raise ValueError.
+    They are a `decoding.warp.Warp` or a `continuous.sampling.Sampling`; see `Engine.sampling`.
     """
     return self.engine.sampling(self.defaults, options)
 
@@ -205,19 +223,21 @@ class BaseModel:
       ValueError: for a specification that is not supported, with the reason.
     """
     specification = self.specification(specification, batch_size=batch_size, **parameters)
-    required = self.engine.needs(specification)
-    self.engine.check_drafts(specification, self.drafts, self.name)
+    drafts: dict[str, Any] = {}
+    if (required := self.engine.needs(specification)) is not None:
+      if required not in self.drafts:
+        raise ValueError(
+            f'decoder is {str(specification)!r}, which drafts with {SOURCES[required]}; model '
+            f'{self.name!r} has none: load it with '
+            f'{"draft" if required == "model" else required}=FOLDER.')
+      drafts[required] = self.drafts[required].build(guided)
     rho = self.head_drafter and functools.partial(self.head_drafter, guided=guided)
-    drafts = {} if required is None else {required: self.drafts[required].build(guided)}
     return self.engine.build(
         specification, self.target(guided=guided), Resources(drafts, self.codebook, rho))
 
   def specification(self, specification: str | Spec | None = None, *, batch_size: int = 1,
                     **parameters) -> Spec:
-    """Parses the specification of a decoder and sets the parameters that it leaves open.
-
-    Arguments as for `decoder`.
-    """
+    """Parses a specification and sets the parameters that it leaves open; see `decoder`."""
     if specification is None:
       if self.mesh is not None:  # Every group of devices decodes its share of the images.
         batch_size = -(-batch_size // self.mesh.shape[sharding.DATA])
@@ -232,27 +252,20 @@ class BaseModel:
     are `decoding.prefix.Prefixed`; `pixels` and `cells` take tokens of whole images. Prefixes of
     the same length share compiled programs.
 
-    Args:
-      tokens: `[P]` for all images or `[B, P]`, one for each prompt, whole rows of an image. See
-        `generation.prefix.tokens` for those of pictures.
-
-    Raises:
-      ValueError: for another number of tokens, and for models of continuous tokens or with a
-        prefix.
+    `tokens` are `[P]` for all images or `[B, P]`, one for each prompt, whole rows of an image; see
+    `generation.prefix.tokens` for those of pictures. Another number of them, and models of
+    continuous tokens or with a prefix, raise ValueError.
     """
-    prefix, target = np.asarray(tokens), self.target(guided=False)
+    prefix = np.asarray(tokens)
     if self.prefix is not None:
       raise ValueError(f'model {self.name!r} has a prefix of {self.prefix_length} tokens; call '
                        'with_prefix of the model without one.')
-    if not hasattr(target, 'row_width'):
-      raise ValueError(
-          f'prefix is set, but a {self.family!r} model has continuous tokens, and its decoders '
-          'support no prefix; leave it out.')
+    _ = self.row_width  # Raises for continuous tokens.
     if prefix.ndim not in (1, 2) or not np.issubdtype(prefix.dtype, np.integer):
       raise ValueError(f'tokens is {prefix.dtype}{list(prefix.shape)}; it must be whole numbers, '
                        '[P] or [B, P].')
     length = prefix.shape[-1]
-    prefix_lib.check_length(target, length)
+    prefix_lib.check_length(self.target(guided=False), length)
     return self._sharing(
         prefix=prefix, target=lambda *, guided: prefix_lib.target(
             self.target(guided=guided), length),
@@ -273,31 +286,20 @@ class BaseModel:
 
     For training: sample from the parameters of every step. The drafts stay as they are; exact
     decoders sample the new parameters' distribution all the same, in more rounds the further the
-    drafts are from it.
-
-    Args:
-      params: of the structure, shapes and dtypes of `Model.params`.
-
-    Raises:
-      ValueError: if they differ from those.
+    drafts are from it. Another structure, shape or dtype than in `Model.params` raises ValueError.
     """
-    described = lambda tree: jax.tree.map(lambda leaf: (
-        np.shape(leaf), str(jax.dtypes.result_type(leaf))), tree)
-    old, new = (dict(jax.tree_util.tree_leaves_with_path(
-        described(tree), is_leaf=lambda leaf: isinstance(leaf, tuple)))
+    old, new = ({jax.tree_util.keystr(path): (np.shape(leaf), str(jax.dtypes.result_type(leaf)))
+                 for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
                 for tree in (self.params, params))
     if jax.tree.structure(params) != jax.tree.structure(self.params) or old != new:
-      path = next((path for path in {**old, **new} if old.get(path) != new.get(path)), ())
+      name = next((name for name in {**old, **new} if old.get(name) != new.get(name)), '')
       raise ValueError(
-          f'params{jax.tree_util.keystr(path)} is {new.get(path)}, and that of model {self.name!r} '
-          f'is {old.get(path)}; pass parameters of its structure, shapes and dtypes.')
+          f'params{name} is {new.get(name)}, and that of model {self.name!r} is {old.get(name)}; '
+          'pass parameters of its structure, shapes and dtypes.')
     return self._sharing(params=params)  # What is compiled depends on shapes only.
 
   def with_cache_dtype(self, dtype: str) -> Self:
-    """Returns the model with the target's keys and values in 'int8': another target.
-
-    Any other dtype, and models without a cache, raise ValueError.
-    """
+    """Returns the model with keys and values in 'int8': another target; ValueError without them."""
     if dtype != 'int8':
       raise ValueError(f"cache_dtype is {dtype!r}; it must be 'int8', or None for the dtype of the "
                        'parameters.')

@@ -20,8 +20,7 @@ PLATFORMS = ('cpu', 'gpu', 'tpu')
 
 
 def check(choice: Any) -> None:
-  """Raises ValueError unless default decoders have a form above, whatever the specifications are.
-  """
+  """Raises ValueError unless default decoders have a form above, with whatever specifications."""
   by_device = choice if isinstance(choice, Mapping) else {'': choice}
   for device, entry in by_device.items():
     where = f'decoder for {device!r}' if device else 'decoder'
@@ -50,10 +49,7 @@ def check_seconds(measured: Any) -> None:
 
 
 def find(choice: Any, device: Any, batch_size: int) -> str | None:
-  """Returns the specification for a JAX device and a number of images decoded together, or None.
-
-  `choice` has the form that `check` requires.
-  """
+  """Returns the specification for a JAX device and a number of images decoded together, or None."""
   if not isinstance(choice, Mapping):
     return choice
   for name in (device.device_kind, device.platform):
@@ -64,8 +60,7 @@ def find(choice: Any, device: Any, batch_size: int) -> str | None:
 
 
 def joined(choice: Any, kind: str, decoders: Mapping[int, str]) -> dict[str, Any]:
-  """Returns a model's default decoders with those of one kind of device added, by number of images.
-  """
+  """Returns default decoders with those of one kind of device added, by number of images."""
   by_device = dict.fromkeys(PLATFORMS, choice) if isinstance(choice, str) else dict(choice or {})
   sizes = different(_sizes(by_device.get(kind, {})) | dict(decoders))
   by_device[kind] = sizes[1] if list(sizes) == [1] else {str(size): sizes[size] for size in sizes}
@@ -74,23 +69,16 @@ def joined(choice: Any, kind: str, decoders: Mapping[int, str]) -> dict[str, Any
 
 def with_seconds(measured: Any, kind: str, seconds: Mapping[int, tuple[str, float]]
                  ) -> dict[str, Any]:
-  """Returns `defaults.seconds` with decoders and seconds added for one kind of device, by number.
-  """
+  """Returns `defaults.seconds` with those of one kind of device added, by number of images."""
   added = {str(size): list(entry) for size, entry in sorted(seconds.items())}
   result = dict(measured or {})
   return result | {kind: {**result.get(kind, {}), **added}}
 
 
 def seconds(measured: Any, kind: str, batch_size: int, specification: str) -> float | None:
-  """Returns the seconds per image that were measured with a decoder, or None.
-
-  `measured` is `defaults.seconds` as a file holds it, or None.
-  """
-  by_size = measured.get(kind) if isinstance(measured, Mapping) else None
-  entry = by_size.get(str(batch_size)) if isinstance(by_size, Mapping) else None
-  if not isinstance(entry, list) or len(entry) != 2 or entry[0] != specification:
-    return None
-  return float(entry[1]) if isinstance(entry[1], int | float) and entry[1] > 0 else None
+  """Returns the seconds per image in `measured`, which may be None, with a decoder, or None."""
+  decoder, value = (measured or {}).get(kind, {}).get(str(batch_size), (None, None))
+  return value if decoder == specification else None
 
 
 def different(decoders: Mapping[int, str]) -> dict[int, str]:

@@ -30,40 +30,24 @@ _ARGUMENTS = ('seed', 'decoder', 'batch_size', 'prefix', 'rows', 'progress', 'ra
 
 
 class Engine(NamedTuple):
-  """An engine.
+  """An engine; specifications are texts or `Spec`s."""
 
-  Attributes:
-    name: 'discrete' or 'continuous'.
-    table: its named decoders; each entry has a `summary`.
-    baseline: the named decoder that all others are compared with.
-    candidates: named decoders that may be a model's default, the best first.
-    on_cpu: in their place on a CPU, for one image at a time and for several; None for the same.
-    options: the class of the sampling options.
-    complete: `(specification, **sizes) -> Spec`: fills in sizes that the specification leaves open.
-    parameters: `specification -> parameters by name`: all that it may set.
-    needs: `specification -> key`: which of the model's drafts it requires; None for none.
-    build: `(specification, target, Resources) -> decoder`.
-    guarantee: `decoder -> Guarantee`: how its images relate to the target's distribution.
-    failure: in words, what the model returned for images whose `Decoded.valid` is False.
-    settled: `sampling options -> sampling options`: removes those that are off, so that a program
-      omits their work.
-    unsupported: `(specification, target) -> reason` why the decoder cannot decode the model, or
-      None.
-  """
-
-  name: str
-  table: Mapping[str, Any]
-  baseline: str
-  candidates: tuple[str, ...]
+  name: str  # 'discrete' or 'continuous'.
+  table: Mapping[str, Any]  # Its named decoders; each entry has a `summary`.
+  baseline: str  # The named decoder that all others are compared with.
+  candidates: tuple[str, ...]  # Named decoders that may be a model's default, the best first.
+  # In their place on a CPU, for one image at a time and for several; None for the same.
   on_cpu: tuple[str, str] | None
-  options: type[Warp] | type[Sampling]
-  complete: Callable[..., Spec]
-  parameters: Callable[[str | Spec], Collection[str]]
-  needs: Callable[[str | Spec], str | None]
-  build: Callable[[str | Spec, Any, Resources], AnyDecoder]
-  guarantee: Callable[[Any], Guarantee]
-  failure: str
+  options: type[Warp] | type[Sampling]  # The class of the sampling options.
+  complete: Callable[..., Spec]  # `(specification, **sizes)`: fills in sizes that it leaves open.
+  parameters: Callable[[str | Spec], Collection[str]]  # All that a specification may set.
+  needs: Callable[[str | Spec], str | None]  # The key of the drafts that it requires, or None.
+  build: Callable[[str | Spec, Any, Resources], AnyDecoder]  # Of a specification and a target.
+  guarantee: Callable[[Any], Guarantee]  # How a decoder's images relate to the distribution.
+  failure: str  # In words, what the model returned for images whose `Decoded.valid` is False.
+  # Removes sampling options that are off, so that a program omits their work.
   settled: Callable[[Any], Any] = lambda sampling: sampling
+  # `(specification, target) -> reason` why the decoder cannot decode the model, or None.
   unsupported: Callable[[str | Spec, Any], str | None] = lambda specification, target: None
 
   @property
@@ -82,9 +66,9 @@ class Engine(NamedTuple):
 
   def default(self, choice: Any, drafts: Mapping[str, Drafts], device: Any, batch_size: int
               ) -> Spec:
-    """Returns the specification that a model is decoded with unless the caller passes one.
+    """Returns the specification among the model's default decoders, `choice`, or else the engine's.
 
-    `choice` are the model's default decoders; one that does not exist raises ValueError.
+    One that does not exist raises ValueError.
     """
     text = defaults_lib.find(choice, device, batch_size)
     try:
@@ -129,22 +113,8 @@ class Engine(NamedTuple):
           + naming.suggestion(name, [*self.options._fields, *allowed, *_SIZES, *_ARGUMENTS]))
     return completed
 
-  def check_drafts(self, specification: str | Spec, drafts: Mapping[str, Drafts], name: str
-                   ) -> None:
-    """Raises ValueError if a decoder requires drafts that the model `name` does not have."""
-    required = self.needs(specification)
-    if required is not None and required not in drafts:
-      role = 'draft' if required == 'model' else required
-      raise ValueError(
-          f'decoder is {str(specification)!r}, which drafts with '
-          f'{discrete.SOURCES[required]}; model {name!r} has none: load it with '
-          f'{role}=FOLDER.')
-
   def check_defaults(self, defaults: Mapping[str, Any], others: Collection[str] = ()) -> None:
-    """Raises ValueError for a default that no model of the engine uses, or of another form.
-
-    `others` are names that the model's family supports in addition.
-    """
+    """Raises ValueError for a default of another form or name, `others` of the family included."""
     supported = [*self.options._fields, *_DEFAULTS, *others]
     if unknown := [str(name) for name in defaults if name not in supported]:
       raise ValueError(
@@ -161,10 +131,7 @@ class Engine(NamedTuple):
     """Returns sampling options as NumPy values, so that new values do not compile again.
 
     They are the overrides that are not None, else those among the model's defaults, else the
-    engine's.
-
-    Raises:
-      ValueError: for an unknown option, or a value that is not a number.
+    engine's. Raises ValueError for an unknown option, or a value that is not a number.
     """
     supported = self.options._fields
     if unknown := [name for name in overrides if name not in supported]:
@@ -179,10 +146,7 @@ class Engine(NamedTuple):
 
 
 def with_raw_log_probs(decoder: AnyDecoder, value: Any) -> AnyDecoder:
-  """Returns a decoder whose result has `raw_log_probs` if `value` is True.
-
-  Raises ValueError unless it is True or False, and for continuous tokens.
-  """
+  """Returns a decoder whose result has `raw_log_probs` if `value`, True or False, is True."""
   if value is False:
     return decoder
   if value is not True or not isinstance(decoder, Decoder):

@@ -7,7 +7,7 @@ An `Estimate` compares what a decode needs with what is free on the device, befo
 import math
 import pathlib
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,8 @@ from cspd_jax.core import random as random_lib
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import refill
 from cspd_jax.decoding.base import Condition, Params, Target
-from cspd_jax.files.int8 import Int8
 from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.engines import AnyDecoder
-
-Built = TypeVar('Built')
 
 # The part of the free memory that a batch size is chosen for. Compiled programs need up to a
 # quarter more than the estimate.
@@ -45,10 +42,9 @@ def size(tree: Any) -> float:
 
 def cache_size(target: Target | continuous.Target, params: Params, condition: Condition,
                num_slots: int) -> float:
-  """Returns the bytes of a target's cache, with its condition; 0 for masked models, which have
-  none.
+  """Returns the bytes of a target's cache with its condition; 0 for masked models, without one.
 
-  Parameters and condition are arrays or shapes, and `num_slots` the image tokens that it has room
+  Parameters and condition are arrays or shapes; `num_slots` are the image tokens that it has room
   for. With guidance, it holds both streams.
   """
   def cache(params, condition):
@@ -63,28 +59,21 @@ def cache_size(target: Target | continuous.Target, params: Params, condition: Co
 def live_cache(model: BaseModel, guided: bool, condition: Condition) -> float:
   """Returns the bytes of the cache that a round reads on average over an image.
 
-  That is the part for the condition, arrays or shapes, and half of the image's tokens; 0 for masked
-  models, which have no cache.
+  That is the part for the condition, arrays or shapes, and half of the image's tokens.
   """
   target = model.target(guided=guided)
   return cache_size(target, model.params, condition, target.num_tokens // 2)
 
 
 class Estimate(NamedTuple):
-  """The memory that a decode needs on each of its devices, about, and the memory that is free.
+  """The memory that a decode needs on each of its devices, about, and the memory that is free."""
 
-  `per_image` are bytes per image that is decoded at once, carried from round to round, `fixed`
-  those of parameters that are not on the device yet, and of copies; `free` is None if unknown.
-  Images are divided over `groups` of devices; `queue` is their number, if rows that are complete
-  start the next image, otherwise 0. `intermediate` is `images of a group ->` bytes of a round's
-  intermediate results.
-  """
-
-  per_image: float
-  fixed: float
-  free: float | None
-  groups: int = 1
-  queue: int = 0
+  per_image: float  # Bytes per image that is decoded at once, carried from round to round.
+  fixed: float  # Bytes of parameters that are not on the device yet, and of copies.
+  free: float | None  # None if unknown.
+  groups: int = 1  # Of devices, which images are divided over.
+  queue: int = 0  # Number of images, if rows that are complete start the next one, otherwise 0.
+  # `images of a group ->` bytes of a round's intermediate results.
   intermediate: Callable[[int], float] = lambda num_rows: 0.0
 
   def needed(self, batch_size: int) -> float:
@@ -116,7 +105,7 @@ def estimate(model: BaseModel, name: Hashable, decoder: AnyDecoder, condition: A
   options are arrays of at least one image. `queue` is the number of images, if rows that are
   complete start the next image; otherwise 0.
   """
-  devices = _devices(model)
+  devices = model.devices
   available = free(devices)
   if available is None:
     return Estimate(0.0, 0.0, None)
@@ -126,8 +115,11 @@ def estimate(model: BaseModel, name: Hashable, decoder: AnyDecoder, condition: A
   structure = jax.tree.structure(row), *((np.shape(leaf), jnp.result_type(leaf))
                                          for leaf in jax.tree.leaves(row))
   if (name, structure) not in model.estimates:
-    model.estimates[name, structure] = _per_image(
-        decoder, model.params, row[0], row[1], draft_params)
+    state = jax.eval_shape(
+        lambda params, condition, sampling, draft_params: decoder.start(
+            params, condition, random_lib.row_keys(jax.random.key(0), 1), sampling, draft_params),
+        model.params, *row, draft_params)
+    model.estimates[name, structure] = size(state.cache), size(state) - size(state.cache)
   fixed = _fixed((model.params, draft_params), devices[0].platform)
   # Within a group, the cache is divided as the parameters are, and everything else is not.
   cache, rest = model.estimates[name, structure]
@@ -146,34 +138,6 @@ def _fixed(params: Any, platform: str) -> float:
   narrow = [leaf for leaf in leaves if leaf.dtype in (jnp.bfloat16, jnp.float16)]
   rounded = size([leaf for leaf in leaves if leaf.dtype == jnp.int8])
   return 2 * size(narrow) + rounded * (2 if narrow else 4)
-
-
-def _per_image(decoder: AnyDecoder, params: Any, condition: Any, sampling: Any, draft_params: Any
-               ) -> tuple[float, float]:
-  """Returns the bytes of one image's cache, and of all else that a round carries to the next one.
-
-  Condition and options are those of one image.
-  """
-  def start(params, condition, sampling, draft_params):
-    rng = random_lib.row_keys(jax.random.key(0), 1)
-    return decoder.start(params, condition, rng, sampling, draft_params)
-
-  state = jax.eval_shape(start, params, condition, sampling, draft_params)
-  cache = size(state.cache)
-  return cache, size(state) - cache
-
-
-def fit(build: Callable[[int], Built], estimate_of: Callable[[Built], Estimate], batch_size: int
-        ) -> tuple[Built, int]:
-  """Builds a decoder for the largest batch size, at most `batch_size`, that fits with a margin.
-
-  `build` is `batch_size -> ` a decoder, since a model's default may depend on it; `estimate_of`
-  estimates its memory. Returns the decoder and its batch size.
-  """
-  built = build(batch_size)
-  while (most := estimate_of(built).most(batch_size)) < batch_size:
-    built, batch_size = build(most), most
-  return built, batch_size
 
 
 def check(model: BaseModel, specification: str | Spec, needs: Estimate, batch_size: int,
@@ -198,15 +162,14 @@ def check(model: BaseModel, specification: str | Spec, needs: Estimate, batch_si
   raise ValueError(
       f'{subject}, but decoding {images} at once with {specification} needs at least '
       f'{_gigabytes(needs.needed(batch_size))} of memory, and {_gigabytes(needs.free)} are free on '
-      f'{_devices(model)[0].device_kind}; '
+      f'{model.device.device_kind}; '
       f'{", or ".join(remedies) or "use a device with more memory"}.')
 
 
 def check_batch(batch_size: int, per_image: float, which: str = '') -> None:
   """Raises ValueError if a batch of images clearly does not fit in memory.
 
-  Each needs `per_image` bytes at the least, on the host and on the device; `which` distinguishes
-  them in the message.
+  Each needs at least `per_image` bytes, on the host and on the device; `which` describes them.
   """
   numbers = [number for number in (_available(), free(jax.devices()[:1])) if number is not None]
   least = min(numbers, default=math.inf)
@@ -219,37 +182,20 @@ def check_batch(batch_size: int, per_image: float, which: str = '') -> None:
 
 
 def _options(model: BaseModel) -> list[str]:
-  """Returns the options of `load` with which a model needs less memory on each device.
-
-  On CPUs none does, because narrow parameters have wider copies there.
-  """
-  if _devices(model)[0].platform == 'cpu':
+  """Returns the options of `load` with which a model needs less memory on each device."""
+  if model.device.platform == 'cpu':  # Narrow parameters have wider copies there.
     return []
-  leaves = jax.tree.leaves(model.params, is_leaf=lambda leaf: isinstance(leaf, Int8))
-  whole = [leaf for leaf in leaves if not isinstance(leaf, Int8)]
-  devices, options = _devices(model), []
-  if any(leaf.dtype == np.float32 for leaf in whole) and len(whole) == len(leaves):
-    options.append("dtype='bfloat16'")
-  if model.has_cache and len(whole) == len(leaves):
-    options.append("quantize='int8'")
-  if model.has_cache and model.cache_dtype is None:
-    options.append("cache_dtype='int8'")
-  if len(jax.devices()) > len(devices):
-    options.append('sharding, a mesh of several devices')
-  return options
+  precision = model.precision
+  options = {
+      "dtype='bfloat16'": precision.get('dtype') == 'float32' and 'quantize' not in precision,
+      "quantize='int8'": model.has_cache and 'quantize' not in precision,
+      "cache_dtype='int8'": model.has_cache and 'cache_dtype' not in precision,
+      'sharding, a mesh of several devices': len(jax.devices()) > len(model.devices)}
+  return [option for option, helps in options.items() if helps]
 
 
 def _gigabytes(count: float) -> str:
   return f'{count / 1e9:.3g} GB'
-
-
-def _devices(model: BaseModel) -> list[Any]:
-  """Returns the devices that a model runs on."""
-  if model.mesh is not None:
-    return list(model.mesh.devices.flat)
-  leaf = next(iter(jax.tree.leaves(model.params)), None)
-  return sorted(leaf.devices(), key=lambda device: device.id) if isinstance(
-      leaf, jax.Array) else jax.devices()[:1]
 
 
 def free(devices: Sequence[Any]) -> float | None:

@@ -77,7 +77,7 @@ class Model(BaseModel):
              raw_log_probs: bool = False, **options: Any) -> Iterator[Partial]:
     """Generates images and yields, after the prefill and every few rounds, what is committed.
 
-    The tokens are those of `generate`, in one batch.
+    The tokens and errors are those of `generate`, in one batch.
 
     Args:
       prompts: a prompt, a list, or the path of a file with one prompt per line; `model.prompts` if
@@ -92,9 +92,6 @@ class Model(BaseModel):
 
     Yields:
       The state of all images.
-
-    Raises:
-      ValueError: for anything that is not supported, by the name of the argument.
     """
     if not isinstance(every, (int, np.integer)) or every < 1:
       raise ValueError(f'every is {every!r}; it must be a whole number, at least 1.')

@@ -6,60 +6,50 @@ from typing import Any
 
 import jax
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
-from cspd_jax.decoding import prefix as prefix_lib
-from cspd_jax.decoding.base import Target
-from cspd_jax.files import pictures, reading
+from cspd_jax.files import reading
 from cspd_jax.generation.base import BaseModel
 
 
 def tokens(model: BaseModel, prefix: Any, rows: int | None, count: int) -> np.ndarray | None:
   """Returns the tokens of the prefix `[count, P]` int32, whole rows; None without a prefix.
 
-  Args:
-    model: the model.
-    prefix: tokens `[P]`, or `[count, P]` with one row per image, as in `Generated.tokens`; images
-      as in `Generated.images`, `[H, W, 3]` or `[count, H, W, 3]`, uint8, or floats in [-1, 1]; or
-      the path of an image file, which is turned as its EXIF orientation says, put on white where it
-      is transparent, cropped to its centre and resized to the model's size.
-    rows: the number of rows of tokens. None means all tokens, or half the rows of an image.
-    count: number of images; if they cannot begin with this prefix, ValueError is raised.
+  The prefix is tokens `[P]`, or `[count, P]` with one row per image, as in `Generated.tokens`;
+  images as in `Generated.images`, `[H, W, 3]` or `[count, H, W, 3]`, uint8, or floats in [-1, 1];
+  or the path of an image file, which is turned as its EXIF orientation says, put on white where it
+  is transparent, cropped to its centre and resized to the model's size. `rows` of tokens are used;
+  None means all tokens, or half the rows of an image. Anything else raises ValueError.
   """
   if prefix is None:
     if rows is not None:
       raise ValueError(f'rows is {rows}, but there is no prefix to take rows from; pass prefix, or '
                        'leave rows out.')
     return None
-  target, (num_rows, _) = model.target(guided=False), model.grid
-  if not hasattr(target, 'row_width'):
-    raise ValueError(f'prefix is set, but a {model.family!r} model has continuous tokens, and its '
-                     'decoders support no prefix; leave it out.')
+  width, (num_rows, _) = model.row_width, model.grid
   if rows is not None and (isinstance(rows, bool) or not isinstance(rows, (int, np.integer))
                            or not 1 <= rows < num_rows):
     raise ValueError(f'rows is {rows!r}; it must be a whole number from 1 to {num_rows - 1}, '
                      f'because an image has {num_rows} rows of tokens.')
-  result = _tokens(model, prefix, num_rows // 2 if rows is None else rows, target)
+  result = _tokens(model, prefix, width * (num_rows // 2 if rows is None else rows))
   if rows is not None:
-    result = result[:, :rows * target.row_width]
-    if result.shape[1] < rows * target.row_width:
-      raise ValueError(f'rows is {rows}, but prefix has {result.shape[1]} tokens, '
-                       f'{target.row_width} per row; pass more tokens, or fewer rows.')
+    result = result[:, :rows * width]
+    if result.shape[1] < rows * width:
+      raise ValueError(f'rows is {rows}, but prefix has {result.shape[1]} tokens, {width} per row; '
+                       'pass more tokens, or fewer rows.')
   if len(result) not in (1, count):
     raise ValueError(f'prefix has {len(result)} images for {count} prompts; pass one for all, or '
                      'one for each.')
-  prefix_lib.check_length(target, result.shape[1])
   return np.broadcast_to(result, (count, result.shape[1])).astype(np.int32)
 
 
-def _tokens(model: BaseModel, prefix: Any, rows: int, target: Target) -> np.ndarray:
-  """Returns tokens `[1 or B, P]`; of images, the first `rows` rows."""
+def _tokens(model: BaseModel, prefix: Any, most: int) -> np.ndarray:
+  """Returns tokens `[1 or B, P]`, at most `most` of those of images."""
   if isinstance(prefix, (str, os.PathLike)):
-    return _encoded(model, _read(pathlib.Path(prefix), _size(model)))[:, :rows * target.row_width]
+    return _encoded(model, _read(pathlib.Path(prefix), _size(model)))[:, :most]
   array = np.asarray(prefix)
   if array.ndim in (3, 4) and array.shape[-1] == 3:
-    images = array.reshape(-1, *array.shape[-3:])
-    return _encoded(model, images)[:, :rows * target.row_width]
+    return _encoded(model, array.reshape(-1, *array.shape[-3:]))[:, :most]
   if array.ndim not in (1, 2) or not np.issubdtype(array.dtype, np.integer):
     raise ValueError(
         f'prefix is {array.dtype}{list(array.shape)}; it must be tokens, whole numbers [P] or '
@@ -90,10 +80,5 @@ def _size(model: BaseModel) -> tuple[int, int]:
 
 def _read(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:
   """Crops an image file to its centre and resizes it to `[1, *size, 3]` uint8."""
-  picture = reading.photograph(path, 'use another file', 'prefix', convert=pictures.as_shown)
-  height, width = size
-  scale = min(picture.width / width, picture.height / height)
-  left, top = ((whole - side * scale) / 2 for whole, side in (
-      (picture.width, width), (picture.height, height)))
-  box = (left, top, left + width * scale, top + height * scale)
-  return np.asarray(picture.resize((width, height), Image.Resampling.LANCZOS, box=box))[None]
+  picture = reading.photograph(path, 'use another file', 'prefix', convert=reading.as_shown)
+  return np.asarray(ImageOps.fit(picture, size[::-1], Image.Resampling.LANCZOS))[None]

@@ -16,7 +16,6 @@ from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib, refill
 from cspd_jax.files import atomic
-from cspd_jax.files.int8 import Int8
 from cspd_jax.generation import memory, prompts as prompts_lib, results
 from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.engines import AnyDecoder, Options, with_raw_log_probs
@@ -29,8 +28,7 @@ _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 class Program(NamedTuple):
   """The name of a compiled program of a model: all that determines it apart from shapes.
 
-  `decoders` are specifications of those that it contains; `mode` is () for a whole decode of a
-  batch, otherwise a word, and what it depends on.
+  `mode` is () for a whole decode of a batch, otherwise a word, and what it depends on.
   """
 
   decoders: tuple[str, ...]
@@ -42,42 +40,23 @@ class Program(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-  """Images to be decoded; all arguments are checked, and nothing is compiled.
+  """Images to be decoded, `B` of them; all arguments are checked, and nothing is compiled."""
 
-  In the shape descriptions, `B` is the number of images.
-
-  Attributes:
-    model: the model; if images have a prefix, the one of `Model.with_prefix`.
-    specification: of the decoder.
-    decoder: built from the specification.
-    draft_params: its drafter's parameters; None if it has none.
-    guided: whether images are generated with guidance.
-    prompts: the caller's prompts.
-    condition: leading axis `B`; a `decoding.prefix.Prefixed` if there is a prefix.
-    titles: `[B]` the prompts in words.
-    unknown_words: `[B]` words of the prompts that do not reach the model.
-    seeds: `[B]` seed and number of every image; or one random key per image.
-    sampling: the sampling options.
-    batch_size: images decoded at once.
-    slots: whether a row whose image is complete may start the next one.
-    function: what is compiled: `(params, condition, keys [B], sampling, draft_params) -> result`,
-      the decoder or one that contains it.
-    names: specifications of the decoders that `function` contains.
-  """
-
-  model: BaseModel
+  model: BaseModel  # If images have a prefix, the one of `Model.with_prefix`.
   specification: Spec
-  decoder: AnyDecoder
-  draft_params: Any
+  decoder: AnyDecoder  # Built from the specification.
+  draft_params: Any  # Its drafter's parameters; None if it has none.
   guided: bool
-  prompts: Any
-  condition: Any
-  titles: Sequence[str]
-  unknown_words: Sequence[Sequence[str]]
-  seeds: Sequence[tuple[int, int]] | jax.Array
+  prompts: Any  # Those of the caller.
+  condition: Any  # Leading axis `B`; a `decoding.prefix.Prefixed` if there is a prefix.
+  titles: Sequence[str]  # `[B]` the prompts in words.
+  unknown_words: Sequence[Sequence[str]]  # `[B]` words that do not reach the model.
+  seeds: Sequence[tuple[int, int]] | jax.Array  # `[B]` seed and number; or a random key each.
   sampling: Options
-  batch_size: int
-  slots: bool
+  batch_size: int  # Images decoded at once.
+  slots: bool  # Whether a row whose image is complete may start the next one.
+  # What is compiled: `(params, condition, keys [B], sampling, draft_params) -> result`, the decoder
+  # or one that contains it, and the specifications of the decoders in it.
   function: Callable[..., Any]
   names: tuple[str, ...]
 
@@ -116,10 +95,9 @@ class Request:
     return self.model.params, *self.inputs(index), self.draft_params
 
   def bound(self, index: np.ndarray) -> Callable[[], Any]:
-    """Returns a function that decodes the images with these numbers together.
+    """Returns a function that decodes the images with these numbers together, divided over a mesh.
 
-    If the model has a mesh, they are divided over its groups of devices. The result is not checked;
-    it is arrays of the device, or NumPy arrays if there is a mesh.
+    The result is not checked; it is arrays of the device, or NumPy arrays if there is a mesh.
     """
     mesh, count = self.model.mesh, len(index)
     arguments = self.arguments(self._divisible(index))
@@ -184,7 +162,7 @@ class Request:
         seeds=self.seeds, decoder=str(self.specification),
         guarantee=model.engine.guarantee(self.decoder),
         sampling={name: atomic.plain(value) for name, value in self.sampling._asdict().items()},
-        model=model.name, grid=model.grid, precision=_precision(model),
+        model=model.name, grid=model.grid, precision=model.precision,
         labels=self._labels(), numbers=range(len(tokens)), unknown_words=self.unknown_words)
 
   def _labels(self) -> list[int] | None:
@@ -207,14 +185,13 @@ def prepare(model: BaseModel, prompts: Any = None, options: Mapping[str, Any] = 
   """Checks all arguments of a request; nothing is compiled.
 
   Args:
-    model: the model.
     prompts: as for `Model.generate`, and so are `prefix`, `rows` and `raw_log_probs`.
     options: sampling options, and parameters that the specification leaves open, by name.
     seed: as for `Model.generate`; without `pixels` also a random key: image `i` has its key `i`.
     decoder: a specification; None for the default one.
     default: `batch_size -> specification`, the default decoder; None for the model's.
-    batch_size: images decoded at once; None selects as many as fit in memory.
-    max_batch_size: the most that None selects; None for no limit.
+    batch_size: images decoded at once; None selects as many as fit in memory, at most
+      `max_batch_size`.
     all_at_once: whether all images are decoded together, in place of `batch_size`.
     slots: whether a row whose image is complete may start the next one.
     pixels: whether the tokens become images, for which the model needs an image tokenizer.
@@ -249,29 +226,15 @@ def prepare(model: BaseModel, prompts: Any = None, options: Mapping[str, Any] = 
         titles, unknown_words, seeds, sampling, size, slots, built, (str(specification),))
 
   size = _batch_size(batch_size, max_batch_size, len(titles))
-  request = request_of(size) if all_at_once or batch_size is not None else memory.fit(
-      request_of, Request.estimate, size)[0]
+  request = request_of(size)
+  while batch_size is None and not all_at_once and (most := request.estimate().most(size)) < size:
+    size, request = most, request_of(most)  # The default decoder may depend on it.
   if pixels and model.tokenizer is None:
     model.pixels(None)  # Raises the error that names the missing tokenizer.
   if not reserved:
     memory.check(model, request.specification, request.estimate(), request.batch_size,
                  'prompts' if all_at_once else 'batch_size')
   return request
-
-
-def _precision(model: BaseModel) -> dict[str, str]:
-  """Returns the options of `cspd_jax.load` that round a model's numbers, as far as they are set.
-
-  That is `dtype`, of most of the target's parameters, `quantize` and `cache_dtype`.
-  """
-  leaves = jax.tree.leaves(model.params, is_leaf=lambda leaf: isinstance(leaf, Int8))
-  whole = [leaf for leaf in leaves if not isinstance(leaf, Int8)]
-  options = {} if not whole else dict(dtype=str(max(whole, key=lambda leaf: leaf.size).dtype))
-  if len(whole) < len(leaves):
-    options['quantize'] = 'int8'
-  if model.cache_dtype is not None:
-    options['cache_dtype'] = model.cache_dtype
-  return options
 
 
 def _check_concrete(*values: Any) -> None:

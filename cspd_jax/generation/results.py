@@ -118,15 +118,8 @@ class Generated:
   def save(self, folder: str | os.PathLike, *, overwrite: bool = False) -> list[pathlib.Path]:
     """Writes one PNG per image, with its prompt, seed, decoder and versions in the metadata.
 
-    Args:
-      folder: the output folder; it is created if necessary.
-      overwrite: whether images of the same names are replaced.
-
-    Returns:
-      `[B]` the paths of the files.
-
-    Raises:
-      ValueError: if a file exists and `overwrite` is False, or the folder is not writable.
+    The folder is created if necessary; returns the paths of the files `[B]`. Raises ValueError if
+    one exists and is not to be replaced by `overwrite`, or the folder is not writable.
     """
     folder = paths.find('folder', folder)
     pictures = [folder / name for name in self.names()]

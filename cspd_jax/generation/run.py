@@ -37,17 +37,12 @@ def run(request: Request, folder: str | os.PathLike | None = None
   decode batch after batch, with the last batch filled up, and with a mesh divide every batch over
   its groups of devices.
 
-  Args:
-    request: the request.
-    folder: where finished batches are stored, or None. Batches that it already holds are not
-      decoded again. It belongs to one run: the same model, decoder, prompts and options.
+  Finished batches are stored in the folder, and those that it holds are not decoded again; it
+  belongs to one run: the same model, decoder, prompts and options. Another run in it, and NaN or
+  infinity of the model, raise ValueError.
 
   Yields:
     Numbers of images, and the decoder's result for these, NumPy arrays; in total, all images.
-
-  Raises:
-    ValueError: if the model returns NaN or infinity for some images, or the folder holds another
-      run.
   """
   if folder is not None:
     yield from _stored(request, folder)
@@ -61,10 +56,9 @@ def run(request: Request, folder: str | os.PathLike | None = None
 
 def decode(request: Request, progress: batches.Progress | None = None,
            folder: str | os.PathLike | None = None) -> Any:
-  """Decodes all images of a request; arguments and errors as for `run`.
+  """Returns the decoder's result for all images, in their order; arguments and errors as for `run`.
 
-  Returns the decoder's result for all images, in their order, NumPy arrays; `progress` is called
-  with the number of finished images and the number of all images.
+  `progress` is called with the number of finished images and the number of all images.
   """
   numbers, parts = np.zeros(0, int), []
   for index, decoded in run(request, folder):
@@ -111,10 +105,9 @@ def _recorded(seeds: Any) -> Any:
 
 
 def refilled(request: Request) -> Iterator[refill.Finished]:
-  """Decodes the images of a request in `batch_size` slots; a slot that is free starts the next one.
+  """Decodes images of discrete tokens in `batch_size` slots; a free one starts the next image.
 
-  The decoder is one of discrete tokens on one device. Yields the images that became complete, which
-  are not checked, as NumPy arrays.
+  Yields the images that became complete, which are not checked, as NumPy arrays.
   """
   model, decoder, size = request.model, request.decoder, request.batch_size
   assert isinstance(decoder, Decoder)
@@ -184,8 +177,7 @@ class Partial:
 
 
 def stream(request: Request, every: int) -> Iterator[Partial]:
-  """Decodes the images of a request in one batch, without its mesh, and yields them every few
-  rounds.
+  """Decodes a request in one batch, without its mesh, and yields its images every few rounds.
 
   The first is after the prefill, the last has the complete images. NaN or infinity of the model
   raises ValueError.
@@ -240,6 +232,7 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
 
   `seed` is one seed, or one per image; `prompts` are None if only the condition is available.
   """
+  has_floats = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
   return dict(
       model=model.name, cache_dtype=model.cache_dtype, parameters=fingerprint(model.params),
       grid=list(model.grid), config=_digest(repr(model.config)), decoder=str(specification),
@@ -247,7 +240,10 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
       sampling=atomic.plain(sampling._asdict()),
       seed=(fingerprint(jax.random.key_data(seed)) if isinstance(seed, jax.Array) else
             atomic.plain(seed)),
-      prompts=_fingerprint_of_prompts(prompts, condition), batch_size=batch_size)
+      # Features of words may differ in their last bits when the network is compiled again.
+      prompts=(_digest(json.dumps(prompts)) if has_floats and isinstance(prompts, list) and all(
+          isinstance(prompt, str) for prompt in prompts) else fingerprint(condition, every=True)),
+      batch_size=batch_size)
 
 
 def network_digest(config: Any, params: Any) -> str:
@@ -274,15 +270,6 @@ def fingerprint(arrays: Any, every: bool = False) -> str:
     digest.update(f'{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}'.encode())
     digest.update(np.asarray(leaf.reshape(-1)[::step]).tobytes())
   return digest.hexdigest()[:16]
-
-
-def _fingerprint_of_prompts(prompts: Any, condition: Any) -> str:
-  has_floats = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
-  if has_floats and isinstance(prompts, list) and all(
-      isinstance(prompt, str) for prompt in prompts):
-    # Features of words may differ in their last bits when the network is compiled again.
-    return _digest(json.dumps(prompts))
-  return fingerprint(condition, every=True)
 
 
 def _digest(text: str) -> str:

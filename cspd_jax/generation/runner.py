@@ -41,12 +41,9 @@ class Event(NamedTuple):
 
 
 class Finished(NamedTuple):
-  """A complete image.
+  """A complete image: the slot that it had, its request, and the decoder's result.
 
-  Attributes:
-    slot: the slot that it had, which is free now.
-    request: its request.
-    decoded: the decoder's result, not checked, NumPy arrays with a leading axis of size 1.
+  That is not checked, NumPy arrays with a leading axis of size 1.
   """
 
   slot: int
@@ -62,25 +59,17 @@ class Runner:
   """Slots for the images of one decoder of a model of discrete tokens, on one device.
 
   Guidance and all other sampling options, seeds and prompts differ from image to image; the
-  decoder, and the length of a prefix, are those of the compiled program.
-
-  Attributes:
-    model: the model.
-    specification: of the decoder.
-    requests: the requests in the slots, by slot.
+  decoder, and the length of a prefix, are those of the compiled program. `requests` are by slot.
   """
 
   def __init__(self, model: BaseModel, num_slots: int, *, decoder: str | Spec | None = None,
                prompt_length: int | None = None):
-    """Builds the decoder; it is compiled when the first image joins.
+    """Builds the decoder, by default the model's for `num_slots` images at once.
 
-    Args:
-      model: the model; images with a prefix need one of `Model.with_prefix`, with any prefix of
-        their length. Continuous tokens and several devices raise ValueError.
-      num_slots: images decoded at once, at most.
-      decoder: a specification; None for the model's default decoder for `num_slots` images.
-      prompt_length: the most tokens of a prompt, for models whose condition is tokens of any
-        number. None for models whose prompts have one shape.
+    It is compiled when the first image joins. Images with a prefix need a model of
+    `Model.with_prefix`, with any prefix of their length. `prompt_length` are the most tokens of a
+    prompt; None for models whose prompts have one shape. Continuous tokens and several devices
+    raise ValueError.
     """
     if num_slots < 1:
       raise ValueError(f'num_slots is {num_slots}; it must be at least 1.')

@@ -18,7 +18,8 @@ import numpy as np
 from PIL import Image
 
 from cspd_jax.core import batches
-from cspd_jax.files import description, kept, reading
+from cspd_jax.files import reading, store
+from cspd_jax.files.run_folder import Keep, nothing
 from cspd_jax.generation import memory
 from cspd_jax.metrics import base, evaluation, layouts
 from cspd_jax.models import clip
@@ -27,7 +28,7 @@ from cspd_jax.text import bpe
 
 Params = Any
 
-description.register('clip', description.Kind(CLIPConfig, clip.init))
+store.register('clip', store.Kind(CLIPConfig, clip.init))
 
 # The words before a caption in CLIPScore.
 PREFIX = 'A photo depicts '
@@ -153,7 +154,7 @@ def check_batch(batch_size: int, count: int, of: CLIP) -> None:
 
 
 def scores(images: Sequence[layouts.Generated], of: CLIP, batch_size: int,
-           progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing
+           progress: Callable[[int, int], None], keep: Keep = nothing
            ) -> dict[str, base.Value]:
   """Returns the two CLIP scores by name; arguments and errors as for `evaluation.features`."""
   def cosines(index: np.ndarray) -> Mapping[str, np.ndarray]:

@@ -7,15 +7,16 @@ import functools
 import hashlib
 import io
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import batches
-from cspd_jax.files import atomic, kept, npz, store
+from cspd_jax.core import batches, progress as progress_lib
+from cspd_jax.files import atomic, npz, reading, store
+from cspd_jax.files.run_folder import Keep, nothing
 from cspd_jax.generation import memory
 from cspd_jax.generation.gallery import Extractor
 from cspd_jax.metrics import image_scores, image_sets, inception
@@ -37,6 +38,8 @@ _REMEDY = 'give a folder of images or an .npz file'
 # Bytes of a batch per number of its pixels, which become float32, and per number of the network's
 # input and unit of its width, for the results of its first layers.
 _PIXELS, _LAYERS = 10, 16
+# Images of `extractor` that pass the network at once.
+_BATCH = 32
 _WHERE = (
     'convert the file pt_inception-2015-12-05-6726825d.pth of the releases of mseitzer/pytorch-fid '
     'with cspd-convert --family=inception --source=FILE --output=FOLDER')
@@ -96,7 +99,7 @@ def network(kind: str, folder: str, remedy: str) -> tuple[Any, Any, str]:
 
 
 def features(images: image_sets.ImageSet, of: Inception, batch_size: int,
-             progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing) -> Features:
+             progress: Callable[[int, int], None], keep: Keep = nothing) -> Features:
   """Returns the features of a set of images, in host memory.
 
   At most `batch_size` images pass the network at once; `progress` is called with the number of
@@ -135,9 +138,14 @@ def save(path: pathlib.Path, values: Features, of: Inception) -> None:
 
 
 def extractor(of: Inception) -> Extractor:
-  """Returns an extractor of features for `generate`, which writes them in the format of `save`."""
-  compute = lambda images: inception.features(
-      of.params, of.config, images, of.evaluator)._asdict()
+  """Returns an extractor of features for a `Gallery`, which writes them in the format of `save`."""
+  def compute(images: Sequence[pathlib.Path], keep: Keep) -> dict[str, np.ndarray]:
+    of_images = image_sets.ImageSet(
+        images[0].parent, tuple(path.name for path in images), len(images),
+        reading.size_of_photograph(images[0], _REMEDY))
+    with progress_lib.bar('features') as show:
+      return features(of_images, of, _BATCH, show, keep)._asdict()
+
   return Extractor(compute, dict(evaluator=of.evaluator, network=of.digest))
 
 
@@ -191,7 +199,7 @@ def check_counts(samples: Source, reference: Source, of: Inception) -> None:
 
 
 def scored(source: Source, of: Inception, batch_size: int,
-           progress: Callable[[int, int], None], keep: kept.Keep = kept.nothing) -> Source:
+           progress: Callable[[int, int], None], keep: Keep = nothing) -> Source:
   """Returns what `opened` returned with the features of its images and their moments."""
   values = source.features
   if source.images is not None:

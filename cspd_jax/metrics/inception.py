@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.files import description
+from cspd_jax.files import store
 from cspd_jax.models import inception
 from cspd_jax.models.inception import Features, InceptionConfig
 
 Params = Any
 
-description.register('inception', description.Kind(InceptionConfig, inception.init))
+store.register('inception', store.Kind(InceptionConfig, inception.init))
 
 
 class Evaluator(NamedTuple):

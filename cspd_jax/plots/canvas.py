@@ -57,10 +57,8 @@ def plain(text: str) -> str:
 
 def bare(axes) -> None:
   """Removes the ticks and the frame of axes."""
-  axes.set_xticks([])
-  axes.set_yticks([])
-  for spine in axes.spines.values():
-    spine.set_visible(False)
+  axes.set(xticks=[], yticks=[])
+  axes.spines[:].set_visible(False)
 
 
 def png(drawing: Figure) -> bytes:
@@ -71,5 +69,8 @@ def png(drawing: Figure) -> bytes:
 
 
 def save(drawing: Figure, path: str | os.PathLike) -> None:
-  """Writes a figure as PNG."""
-  atomic.write(path, png(drawing))
+  """Writes a figure as SVG if the path ends in .svg, else as PNG."""
+  is_svg = str(path).endswith('.svg')
+  with atomic.writing(path) as stream:
+    drawing.savefig(stream, format='svg' if is_svg else 'png',
+                    metadata={'Date': None} if is_svg else None)

@@ -1,13 +1,10 @@
 """Charts that compare decoders: bars, and trade-off curves of fidelity against speed."""
 
-import io
 import math
 import os
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cspd_jax.files import atomic
 from cspd_jax.plots import canvas
 
 # A colour-blind safe palette (Okabe and Ito), with a marker for each colour.
@@ -35,19 +32,16 @@ class Panel(NamedTuple):
   floor: float | None = None  # Level of noise, drawn as a grey area from 0 up; None for no area.
 
 
-def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, xlabel: str,
-                title: str = '') -> None:
+def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, xlabel: str
+                ) -> None:
   """Writes small multiples with one legend, as PNG or SVG by the ending of the path.
 
   `panels` are rows of one length; the panels of a column share their y axis, all panels the x axis.
-
-  Raises:
-    ValueError: if the path has another ending, there are no curves, a curve has different numbers
-      of coordinates or one that is not finite, `like` is not the name of a curve with its own
-      colour, or there are more curves than colours.
+  Raises ValueError if the path has another ending, there are no curves, a curve has different
+  numbers of coordinates or one that is not finite, `like` is not the name of a curve with its own
+  colour, or there are more curves than colours.
   """
-  form = pathlib.Path(path).suffix
-  if form not in ('.png', '.svg'):
+  if not str(path).endswith(('.png', '.svg')):
     raise ValueError(f'path is {str(path)!r}; it must end in .png or .svg.')
   if not panels or not panels[0] or any(len(row) != len(panels[0]) for row in panels):
     raise ValueError(
@@ -57,7 +51,7 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
   columns = min(len(styles), 4) if len(panels[0]) > 1 else 1
   lines = math.ceil(len(styles) / columns)
   figure = canvas.figure(
-      0.4 + 3.5 * len(panels[0]), 0.9 + 0.2 * max(lines, 2) + 2.7 * len(panels), title)
+      0.4 + 3.5 * len(panels[0]), 0.9 + 0.2 * max(lines, 2) + 2.7 * len(panels))
   cells = figure.subplots(len(panels), len(panels[0]), squeeze=False, sharex=True, sharey='col')
   handles: dict[str, Any] = {}
   for row, line in zip(panels, cells):
@@ -69,9 +63,7 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
       [handles[name] for name in styles], [canvas.plain(name) for name in styles],
       loc='outside lower center', fontsize=8, ncols=columns, frameon=False, labelcolor=canvas.INK,
       handlelength=3)
-  buffer = io.BytesIO()
-  figure.savefig(buffer, format=form[1:], metadata={'Date': None} if form == '.svg' else None)
-  atomic.write(path, buffer.getvalue())
+  canvas.save(figure, path)
 
 
 def _styles(panels: Sequence[Panel]) -> dict[str, dict]:
@@ -120,9 +112,8 @@ def _draw(axes, panel: Panel, styles: Mapping[str, dict]) -> dict[str, Any]:
   axes.tick_params(labelsize=7, colors=canvas.FAINT)
   axes.grid(color=canvas.NEUTRAL, linewidth=0.4, alpha=0.6)
   axes.set_axisbelow(True)
-  for side, spine in axes.spines.items():
-    spine.set_visible(side in ('left', 'bottom'))
-    spine.set_color(canvas.NEUTRAL)
+  axes.spines[:].set_color(canvas.NEUTRAL)
+  axes.spines[['top', 'right']].set_visible(False)
   return handles
 
 
@@ -141,11 +132,8 @@ def save_bars(
   """Writes panels of horizontal bars side by side as one PNG.
 
   The panels are over the same names, which label the first one. The bar of the baseline is grey and
-  its value a dotted line; the title is a line above the panels.
-
-  Raises:
-    ValueError: if there are no panels or names, the panels' names differ, or a value is negative
-      or not finite.
+  its value a dotted line; the title is a line above the panels. Raises ValueError if there are no
+  panels or names, the panels' names differ, or a value is negative or not finite.
   """
   names = list(panels[0].values) if panels else []
   if not names or any(list(panel.values) != names for panel in panels):
@@ -180,8 +168,7 @@ def _draw_bars(axes, panel: BarPanel, names: Sequence[str], baseline: str) -> No
                   fontsize=9, color=canvas.INK)
   axes.set_xticks([])
   axes.tick_params(length=0)
-  for spine in axes.spines.values():
-    spine.set_visible(False)
+  axes.spines[:].set_visible(False)
   note = canvas.fit(panel.note, 3.2, 7.5)
   axes.set_title(panel.title, fontsize=9, color=canvas.INK, loc='left',
                  pad=6 + 10 * (note.count('\n') + 1) if note else 6)

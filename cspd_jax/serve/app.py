@@ -42,17 +42,11 @@ class _GoneError(Exception):
 
 
 class _Images:
-  """The images of a request, as the event loop sees them.
-
-  Attributes:
-    looks: every image as it was after the last step; None if it waits.
-    results: for every image what its `Job.listener` received at the end; None before.
-    changed: set when one of them changes.
-  """
+  """The images of a request, as the event loop sees them."""
 
   def __init__(self, count: int):
-    self.looks: list[Partial | None] = [None] * count
-    self.results: list[Any] = [None] * count
+    self.looks: list[Partial | None] = [None] * count  # After the last step; None if one waits.
+    self.results: list[Any] = [None] * count  # What `Job.listener` received at the end.
     self.changed = asyncio.Event()
     self._loop = asyncio.get_running_loop()
 
@@ -72,10 +66,7 @@ class Service:
   """Answers requests with the images of an engine."""
 
   def __init__(self, served: Served, engine: Engine, *, deadline: float):
-    """Initializes the service: requests must be answered in `deadline` seconds.
-
-    The runners of the engine have the names of `served.decoders`.
-    """
+    """Serves in `deadline` seconds with the runners of an engine, named as `served.decoders`."""
     self._served, self._engine, self._deadline = served, engine, deadline
     self._preparing = futures.ThreadPoolExecutor(1, 'preparing')
     self._drawing = futures.ThreadPoolExecutor(_DRAWING, 'drawing')
@@ -88,7 +79,8 @@ class Service:
         Route('/v1/images/generations', self._generate, methods=['POST']),
         Route('/v1/models', self._models), Route('/v1/models/{name}', self._model),
         Route('/health', self._health), Route('/metrics', self._metrics), *files],
-        exception_handlers={ApiError: _error, HTTPException: _no_such, Exception: _bug})
+        exception_handlers={ApiError: lambda request, error: guard.error_response(error),
+                            HTTPException: _no_such, Exception: _bug})
 
   async def _health(self, request: Request) -> Response:
     state = self._engine.state
@@ -228,8 +220,7 @@ class Service:
           pictures[index] += 1
 
   async def _until_gone(self, work: Coroutine[Any, Any, Any], receive: Receive) -> Any:
-    """Runs `work` until it ends, or raises if the client closes the connection or it is too late.
-    """
+    """Runs `work` until it ends; raises if the client closes the connection or it is too late."""
     tasks = asyncio.create_task(work), asyncio.create_task(_gone(receive))
     try:
       done, _ = await asyncio.wait(
@@ -267,11 +258,6 @@ async def _gone(receive: Receive) -> None:
   """Returns when the client has closed the connection."""
   while (await receive())['type'] != 'http.disconnect':
     pass
-
-
-def _error(request: Request, error: Any) -> Response:
-  """Answers an `ApiError`."""
-  return guard.error_response(error)
 
 
 def _no_such(request: Request, error: Any) -> Response:

@@ -10,16 +10,18 @@ by step. An image does not depend on the others, whichever come, leave or fail.
 """
 
 import dataclasses
+import functools
 import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import prometheus_client
+
 from cspd_jax.core import programs, progress
 from cspd_jax.generation.request import Request
 from cspd_jax.generation.runner import Finished, Runner
-from cspd_jax.serve.metrics import Metrics
 
 # Seconds of a step: long enough for the host to cost little, short enough for an image to join, to
 # leave or to be watched without delay.
@@ -30,6 +32,8 @@ _MOST_FAILURES = 3
 # Weight of the last image in the average that predicts when the queue has room.
 _WEIGHT = 0.1
 _LONGEST_RETRY = 60
+# Limits of the histograms of seconds.
+_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
 
 class FullError(Exception):
@@ -48,36 +52,57 @@ class DeviceError(Exception):
   """A step failed, for example because the device is out of memory."""
 
 
-@dataclasses.dataclass(eq=False)
-class Job:
-  """An image that is to be decoded.
+class Metrics:
+  """The counters of a server for Prometheus, with those of its process, changed by any thread.
 
-  Attributes:
-    request: of one image.
-    decoder: the name of its runner.
-    listener: called in the engine's thread, which it must not block: with a `stream.Partial` after
-      every step, if the image is watched, and once at the end, with a `runner.Finished` or a
-      `DeviceError`. After `Engine.cancel` it is not called.
-    watched: whether the listener is called after every step, which is one round then.
-    created: the time of its creation, of `time.monotonic`, and `started` that of its slot.
+  Seconds are those from the request of an image. `tokens` / `passes` are the tokens per pass.
   """
 
-  request: Request
-  decoder: str
+  def __init__(self) -> None:
+    self._registry = registry = prometheus_client.CollectorRegistry()
+    prometheus_client.ProcessCollector(registry=registry)
+
+    def metric(kind: Any, name: str, text: str, *labels: str, **more: Any) -> Any:
+      return kind(f'cspd_{name}', text, labels, registry=registry, **more)
+
+    counter = functools.partial(metric, prometheus_client.Counter)
+    gauge = functools.partial(metric, prometheus_client.Gauge)
+    histogram = functools.partial(metric, prometheus_client.Histogram, buckets=_SECONDS)
+    self.requests = counter('requests', 'Answered requests for images.', 'status')
+    self.images = counter('images', 'Images that left.', 'decoder', 'outcome')
+    self.waiting = gauge('images_waiting', 'Images without a slot.')
+    self.busy = gauge('slots_busy', 'Slots in use.', 'decoder')
+    self.slots = gauge('slots', 'All slots.', 'decoder')
+    self.rounds = counter('rounds', 'Forward passes over all slots.', 'decoder')
+    self.tokens = counter('tokens', 'Tokens of completed images.', 'decoder')
+    self.passes = counter('passes', 'Rounds of completed images.', 'decoder')
+    self.queue_seconds = histogram('queue_seconds', 'Time to a slot.')
+    self.image_seconds = histogram('image_seconds', 'Time to a complete image.', 'decoder')
+
+  def text(self) -> tuple[bytes, str]:
+    """Returns all values in Prometheus' text format, and its content type."""
+    return prometheus_client.generate_latest(self._registry), prometheus_client.CONTENT_TYPE_LATEST
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+  """An image that is to be decoded."""
+
+  request: Request  # Of one image.
+  decoder: str  # The name of its runner.
+  # Called in the engine's thread, which it must not block: with a `run.Partial` after every step,
+  # one round then, if the image is watched, and once at the end, with a `runner.Finished` or a
+  # `DeviceError`; not after `Engine.cancel`.
   listener: Callable[[Any], None]
   watched: bool = False
   created: float = dataclasses.field(default_factory=time.monotonic)
-  started: float | None = None
+  started: float | None = None  # When it got a slot.
   cancelled: bool = False
 
 
 @dataclasses.dataclass
 class _Batch:
-  """A runner and the images in its slots; only the engine's thread uses it.
-
-  Of every slot, `rounds` are the rounds of its image so far, and `per_step` those of the next step,
-  at most.
-  """
+  """A runner and the images in its slots, for the engine's thread; `per_step`: rounds at most."""
 
   name: str
   runner: Runner
@@ -98,13 +123,10 @@ class Engine:
 
   def __init__(self, runners: Mapping[str, Runner], *, queue: int,
                warm_up: Mapping[str, Request] | None = None):
-    """Initializes the engine; `start` starts its thread.
+    """Initializes the engine with runners by name, which only it uses from now on.
 
-    Args:
-      runners: by name; only the engine uses them from now on.
-      queue: images that wait for a slot, at most.
-      warm_up: requests by the name of a runner, whose programs are compiled with them before the
-        engine is ready.
+    At most `queue` images wait for a slot. Before it is ready, it compiles the programs of the
+    requests `warm_up`, by the names of their runners.
     """
     self.metrics, self.state = Metrics(), 'compiling'
     self._batches = {name: _Batch(name, runner, runner.free) for name, runner in runners.items()}
@@ -120,19 +142,15 @@ class Engine:
       self.metrics.busy.labels(name).set(0)
 
   def start(self, on_end: Callable[[], None] = lambda: None) -> None:
-    """Starts the thread, which compiles before the engine is ready, and calls `on_end` at its end.
-    """
-    self._thread = threading.Thread(
-        target=self._run, args=(on_end,), name='engine', daemon=True)
+    """Starts the thread, which first compiles; it calls `on_end` at its end."""
+    self._thread = threading.Thread(target=self._run, args=(on_end,), daemon=True)
     self._thread.start()
 
   def submit(self, jobs: Sequence[Job]) -> None:
     """Accepts all of the images, of one decoder, or none.
 
-    Raises:
-      FullError: if too many images wait.
-      ClosedError: if the engine accepts none.
-      ValueError: for requests that the runner refuses, or too many for an empty queue.
+    Raises FullError if too many images wait, ClosedError if the engine accepts none, and ValueError
+    for requests that the runner refuses, or too many for an empty queue.
     """
     batch = self._batches[jobs[0].decoder]
     for job in jobs:
@@ -177,10 +195,9 @@ class Engine:
 
   def join(self, timeout: float | None = None) -> bool:
     """Waits for the thread to end; returns whether it has."""
-    if self._thread is None:
-      return True
-    self._thread.join(timeout)
-    return not self._thread.is_alive()
+    if self._thread is not None:
+      self._thread.join(timeout)
+    return self._thread is None or not self._thread.is_alive()
 
   def _without_slot(self, unfinished: Mapping[str, int]) -> int:
     return sum(max(0, unfinished[name] - batch.size) for name, batch in self._batches.items())
@@ -213,11 +230,8 @@ class Engine:
   def _wait(self) -> bool:
     """Waits until there are images; returns False if there will be none."""
     with self._changed:
-      while not any(self._unfinished.values()):
-        if self.state == 'closed':
-          return False
-        self._changed.wait()
-      return True
+      self._changed.wait_for(lambda: any(self._unfinished.values()) or self.state == 'closed')
+      return any(self._unfinished.values())
 
   def _turn(self, batch: _Batch) -> None:
     """Runs a step of one runner, with the images that join and without those that leave."""

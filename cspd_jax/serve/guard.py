@@ -88,16 +88,10 @@ async def body(request: Request) -> bytes:
 
 
 class Guard:
-  """An ASGI application around another one.
-
-  It refuses requests, adds headers to all answers, and logs errors that nobody handles.
-  """
+  """An ASGI application around another: refuses requests, adds headers, and logs its errors."""
 
   def __init__(self, app: ASGIApp, names: frozenset[str] | None, key: str | None):
-    """Initializes the guard of an application that may be addressed by `names`, as of `hosts`.
-
-    Clients must know the key, unless it is None.
-    """
+    """Guards an application with the `names` of `hosts`, whose clients must know a key, if any."""
     self._app, self._names, self._key = app, names, key
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -37,8 +37,7 @@ _EXAMPLE = 'a cat'
 
 
 def bind(host: str, port: int) -> socket.socket:
-  """Returns a socket with an address, which does not listen yet; raises ValueError if it is taken.
-  """
+  """Returns a socket with an address, not listening yet; raises ValueError if it is taken."""
   sock = None
   try:
     family, kind, protocol, _, address = socket.getaddrinfo(

@@ -43,14 +43,12 @@ _REFUSED = {
     'user': 'this server keeps no records of users',
 }
 _CONTROLS = re.compile('[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]')
-_OWN = ('model', 'prompt', 'n', 'size', 'seed', 'decoder', 'stream', 'partial_images', 'progress')
 
 
 class ApiError(Exception):
   """An answer that is an error, with an HTTP status and the `type` of OpenAI's errors.
 
-  `param` is the field that causes it and `code` a word for programs, or None; the others are
-  headers.
+  `param` is the field that causes it, `code` a word for programs; the others are headers.
   """
 
   def __init__(self, status: int, message: str, kind: str = 'invalid_request_error',
@@ -118,19 +116,34 @@ class Order:
   """
 
   prompt: str
-  n: int
-  seed: int
   decoder: str
-  options: Mapping[str, float]
-  stream: bool
-  partial_images: int
-  progress: bool
+  options: dict
+  n: int = 1
+  seed: int = dataclasses.field(default_factory=lambda: secrets.randbelow(2**32))
+  stream: bool = False
+  partial_images: int = 0
+  progress: bool = False
+
+  def __post_init__(self):
+    fields.check(self, n=(1, MOST_IMAGES), seed=fields.SEEDS,
+                 partial_images=(0, MOST_PARTIAL_IMAGES))
+    for name in ('partial_images', 'progress'):
+      if getattr(self, name) and not self.stream:
+        raise ValueError(f'{name} is {getattr(self, name)}, which needs stream=true.')
+    if len(self.prompt) > MOST_LETTERS:
+      raise ValueError(f'prompt has {len(self.prompt)} letters; it may have {MOST_LETTERS}.')
+    if control := _CONTROLS.search(self.prompt):
+      raise ValueError(f'prompt holds the control character {control[0]!r}; leave it out.')
+
+
+_FIELDS = [field.name for field in dataclasses.fields(Order) if field.name != 'options']
+_OWN = ('model', 'size', *_FIELDS)
 
 
 def serving(model: BaseModel, decoders: Sequence[str]) -> Served:
   """Returns what a server offers: the model with these decoders, of which the first is the default.
 
-  Raises ValueError if it does not support one, has no image tokenizer or continuous tokens.
+  Raises ValueError for decoders that it does not support, continuous tokens, and no tokenizer.
   """
   if model.engine.name != 'discrete':
     raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
@@ -173,7 +186,8 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
           400, f'{name[:80]!r} is not a field of a request for images, which may have '
           f'{", ".join(supported)}' + naming.suggestion(name[:80], supported), param=name[:80],
           code='unknown_parameter')
-    if name in served.options and not _is_number(value):
+    if name in served.options and (
+        isinstance(value, bool) or not isinstance(value, (int, float))):
       raise ValueError(f'{name} is {value!r:.80}; it must be a number.')
   if values.get('model', served.model.name) != served.model.name:
     raise ApiError(404, f'model is {values["model"]!r:.80}; this server has '
@@ -181,17 +195,13 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
   if values.get('size', 'auto') not in ('auto', served.size):
     raise ValueError(f'size is {values["size"]!r:.80}; it must be {served.size!r} or \'auto\', '
                      'because the model has one size.')
-  stream = _flag(values, 'stream')
-  for name in ('partial_images', 'progress'):
-    if values.get(name) and not stream:
-      raise ValueError(f'{name} is {values[name]!r:.80}, which needs stream=true.')
-  return Order(
-      prompt=_prompt(values), n=_whole(values, 'n', 1, (1, MOST_IMAGES)),
-      seed=_whole(values, 'seed', secrets.randbelow(2**32), fields.SEEDS),
-      decoder=served.decoder(_text(values, 'decoder', next(iter(served.decoders)))),
-      options={name: value for name, value in values.items() if name in served.options},
-      stream=stream, progress=_flag(values, 'progress'),
-      partial_images=_whole(values, 'partial_images', 0, (0, MOST_PARTIAL_IMAGES)))
+  if 'prompt' not in values:
+    raise ValueError('prompt is missing; describe the image in words.')
+  asked: dict[str, Any] = {'decoder': next(iter(served.decoders))}
+  asked |= {name: values[name] for name in _FIELDS if name in values}
+  result = Order(
+      options={name: values[name] for name in served.options if name in values}, **asked)
+  return dataclasses.replace(result, decoder=served.decoder(result.decoder))
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -214,54 +224,11 @@ def _object(body: bytes) -> dict[str, Any]:
   return value
 
 
-def _is_number(value: Any) -> bool:
-  return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _flag(values: Mapping[str, Any], name: str) -> bool:
-  value = values.get(name, False)
-  if not isinstance(value, bool):
-    raise ValueError(f'{name} is {value!r:.80}; it must be true or false.')
-  return value
-
-
-def _whole(values: Mapping[str, Any], name: str, default: int, limits: tuple[int, int]) -> int:
-  value = values.get(name, default)
-  if not isinstance(value, int) or isinstance(value, bool) or not limits[0] <= value <= limits[1]:
-    raise ValueError(f'{name} is {value!r:.80}; it must be a whole number from {limits[0]} to '
-                     f'{limits[1]}.')
-  return value
-
-
-def _text(values: Mapping[str, Any], name: str, default: str) -> str:
-  value = values.get(name, default)
-  if not isinstance(value, str):
-    raise ValueError(f'{name} is {value!r:.80}; it must be text.')
-  return value
-
-
-def _prompt(values: Mapping[str, Any]) -> str:
-  if 'prompt' not in values:
-    raise ValueError('prompt is missing; describe the image in words.')
-  prompt = _text(values, 'prompt', '')
-  if len(prompt) > MOST_LETTERS:
-    raise ValueError(f'prompt has {len(prompt)} letters; it may have {MOST_LETTERS}.')
-  if control := _CONTROLS.search(prompt):
-    raise ValueError(f'prompt holds the control character {control[0]!r}; leave it out.')
-  return prompt
-
-
-def prompt_tokens(condition: Any) -> int:
-  """Returns the number of tokens of the prompt of the first image; 1 for a class."""
-  if isinstance(condition, Prompt):
-    return int(np.sum(np.asarray(condition.visible)[0, 0]))
-  mask = getattr(condition, 'mask', None)
-  return 1 if mask is None else int(np.sum(np.asarray(mask)[0]))
-
-
 def usage(condition: Any, num_tokens: int) -> dict[str, Any]:
-  """Returns the numbers of tokens that were read and generated."""
-  words = prompt_tokens(condition)
+  """Returns the numbers of tokens that were read, 1 for a class, and generated."""
+  visible = condition.visible[0, 0] if isinstance(condition, Prompt) else (
+      condition.mask[0] if getattr(condition, 'mask', None) is not None else 1)
+  words = int(np.sum(np.asarray(visible)))
   return dict(input_tokens=words, input_tokens_details=dict(text_tokens=words, image_tokens=0),
               output_tokens=num_tokens, total_tokens=words + num_tokens)
 

@@ -19,7 +19,7 @@ import jax
 
 from cspd_jax.core import fields, random, spec as spec_lib
 from cspd_jax.files import reading
-from cspd_jax.files.description import KINDS
+from cspd_jax.files.store import KINDS
 from cspd_jax.generation.model import Model
 from experiments.costs import devices, hlo, rounds
 

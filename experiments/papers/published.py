@@ -36,7 +36,7 @@ from cspd_jax import cli, metrics as metrics_lib
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.decoding import specification as discrete
-from cspd_jax.files import atomic, kept
+from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import run as run_lib
 from cspd_jax.measure import measurements, tables
@@ -142,8 +142,9 @@ class Lab:
   def settings(self) -> dict[str, Any]:
     """Returns what determines the measurement of every row."""
     settings = dataclasses.asdict(self._config)
-    for name in ('rows', 'paper', 'parts', 'workdir'):
+    for name in ('rows', 'paper', 'workdir'):
       del settings[name]
+    del settings['loading']['parts']
     networks = {name: self.weights[name] for name in ('target', 'tokenizer')
                 if name in self.weights}
     return settings | dict(networks=networks, prompts=list(self.titles))
@@ -241,8 +242,7 @@ def main(config: Config) -> None:
   rows = {paper: config.rows_of(paper) for paper in config.paper}
   _check(lab, [row for several in rows.values() for row in several])
   report = Report(config.workdir, ['rows.csv', *map(picture, config.paper)], run=lab.settings())
-  journal = kept.Journal(report)
-  resumes = bool(journal.names('row'))
+  resumes = bool(report.names('row'))
   entries, start = list[dict[str, Any]](), time.perf_counter()
   for paper in config.paper:
     shown = []
@@ -250,7 +250,7 @@ def main(config: Config) -> None:
       if reason := row.missing or lab.lacks(row):
         measured = dict(here=reason)
       else:
-        measured = journal.measured('row', lab.name(row), functools.partial(lab.measure, row))
+        measured = report.measured('row', lab.name(row), functools.partial(lab.measure, row))
       entry = dict(paper=paper) | dataclasses.asdict(row) | measured
       print('  '.join(tables.cells(COLUMNS, entry)), flush=True)
       entries.append(entry)
@@ -259,7 +259,6 @@ def main(config: Config) -> None:
         shown.append((entry, row))
     if shown:
       lab.draw(report.path(picture(paper)), *map(list, zip(*shown)))
-  kept.remove(report)
   report.write(
       settings=dataclasses.asdict(config), rows=entries, prompts=lab.prompts,
       weights=lab.weights, minutes=None if resumes else (time.perf_counter() - start) / 60,

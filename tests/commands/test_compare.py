@@ -263,7 +263,7 @@ def test_others_run_where_the_model_takes_one_that_nobody_knows(models, tmp_path
 def test_pictures_come_before_the_times(run, monkeypatch):
   written = []
   write = compare._write  # pylint: disable=protected-access
-  monkeypatch.setattr(compare, '_write', lambda *words: written.append(list(words[2])) or
+  monkeypatch.setattr(compare, '_write', lambda *words: written.append(list(words[1])) or
                       write(*words))
   with monkeypatch.context() as killed:
     killed.setattr(timing, 'measure', mock.Mock(side_effect=KeyboardInterrupt))
@@ -320,9 +320,9 @@ def test_a_family_of_the_tests(capsys, tmp_path):
     ((('biased', 1), ('bounded', 2), ('exact', 4), ('seed-exact', 3)), 'seed-exact'),
     ((('exact', 2), ('biased', 1)), 'exact'), ((('biased', 2), ('bounded', 1)), None)])
 def test_only_exact_decoders_are_recommended(rows, decoder):
-  job = compare.Job(cspd_jax.load('demo'), {}, {}, [0], None)
+  job = compare.Job(compare.Config(), cspd_jax.load('demo'), {}, {}, [0], None)
   default = 'corrected(by=neighbours, passes=2, window=8)'
-  line = compare._next_step(compare.Config(), job, [  # pylint: disable=protected-access
+  line = compare._next_step(job, [  # pylint: disable=protected-access
       dict(guarantee=Guarantee(word), specification=word, seconds_per_image=seconds)
       for word, seconds in rows])
   if decoder is None:
@@ -333,23 +333,25 @@ def test_only_exact_decoders_are_recommended(rows, decoder):
 
 
 def test_the_baseline_is_not_recommended():
-  job = compare.Job(cspd_jax.load('demo'), {}, {}, [0], None)
+  config = compare.Config(groups.Loading('demo'))
+  job = compare.Job(config, cspd_jax.load('demo'), {}, {}, [0], None)
   row = dict(guarantee=Guarantee.SEED_EXACT, specification='vanilla', seconds_per_image=1)
-  line = compare._next_step(compare.Config(groups.Loading('demo')), job, [row])  # pylint: disable=protected-access
+  line = compare._next_step(job, [row])  # pylint: disable=protected-access
   assert 'No exact decoder of these is faster than vanilla' in line
   assert line.endswith('Next: cspd-compare --model=demo --all=true')
 
 
 def test_the_next_command_has_what_was_measured():
-  job = compare.Job(cspd_jax.load('demo'), {}, {}, [0], None)
   config = compare.Config(
-      groups.Loading('demo', 'bfloat16', 'int8'), ('neighbours=other',),
+      groups.Loading('demo', 'bfloat16', 'int8', parts=('neighbours=other',)),
       sampling=groups.Sampling(guidance_scale=1.5, temperature=0.7, top_k=9, top_p=0.9))
+  job = compare.Job(config, cspd_jax.load('demo'), {}, {}, [0], None)
   for decoder, program in (('mc_sjd(window=4)', 'cspd-generate'), ('vanilla', 'cspd-compare')):
-    line = compare._next_step(config, job, [  # pylint: disable=protected-access
+    line = compare._next_step(job, [  # pylint: disable=protected-access
         dict(guarantee=Guarantee.EXACT, specification=decoder, seconds_per_image=1)])
-    assert (f'Next: {program} --model=demo --dtype=bfloat16 --quantize=int8 --guidance_scale=1.5 '
-            '--temperature=0.7 --top_k=9 --top_p=0.9 --parts=neighbours=other') in line
+    assert (f'Next: {program} --model=demo --dtype=bfloat16 --quantize=int8 '
+            '--parts=neighbours=other --guidance_scale=1.5 --temperature=0.7 --top_k=9 '
+            '--top_p=0.9') in line
 
 
 def test_decoders_that_are_one_are_named():
@@ -360,14 +362,15 @@ def test_decoders_that_are_one_are_named():
 
   compared = dict(vanilla=result([1, 2], [0, 1]), mc_sjd=result([3, 4], [0, 0]),
                   seed_exact=result([1, 2], [0, 0]), sjd_pac=result([3, 4], [0, 0]))
-  assert compare.compare_report.same(compared) == [
+  assert compare._same(compared) == [
       'sjd_pac fixed the same tokens in the same rounds as mc_sjd: with these sizes they are one '
       'decoder.']
 
 
 def test_files_of_decoders_with_similar_names():
-  result = compare.compare_report._files(['a(b)', 'a+b', 'a_b'])  # pylint: disable=protected-access
-  assert len(set(result.values())) == 3
+  requests = dict.fromkeys(['a(b)', 'a+b', 'a_b'])
+  job = compare.Job(compare.Config(), None, requests, {}, [], None)
+  assert len(set(job.files.values())) == 3
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from cspd_jax import families
 from cspd_jax.files import int8, weights
-from cspd_jax.files.description import KINDS
+from cspd_jax.files.store import KINDS
 from experiments.costs import predicted
 from tests.compiled import compilers
 

@@ -11,7 +11,7 @@ import cspd_jax
 from checkpoints_conversion import rules
 from cspd_jax import families
 from cspd_jax.decoding import specification
-from cspd_jax.files import description, store
+from cspd_jax.files import store
 from cspd_jax.generation import memory
 from docs import family_pages, sizes, supported, tables, verified, zoo
 from experiments.papers import published_rows
@@ -197,6 +197,6 @@ def test_a_feature_that_a_family_loses_leaves_the_table(monkeypatch):
   family = families.FAMILIES[model.family]
   monkeypatch.setitem(families.FAMILIES, model.family, family._replace(resize=None))
   kind, = family.roles['target']
-  monkeypatch.setitem(description.KINDS, kind, description.KINDS[kind]._replace(matrices={}))
+  monkeypatch.setitem(store.KINDS, kind, store.KINDS[kind]._replace(matrices={}))
   model = dataclasses.replace(model, teacher=None)
   assert not any(works[name](model) for name in names)

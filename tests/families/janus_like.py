@@ -24,7 +24,7 @@ from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from cspd_jax import families
 from cspd_jax.families import decoder_only, prompt_kinds
 from cspd_jax.families.decoder_only import EAGLE, MEDUSA, NEIGHBOURS
-from cspd_jax.files.description import Kind
+from cspd_jax.files.store import Kind
 from cspd_jax.generation import engines
 from cspd_jax.models import causal, conditions, eagle, neighbours, transformer, vq
 from cspd_jax.models.conditions import Prompt

@@ -15,7 +15,7 @@ from cspd_jax import families
 from cspd_jax.decoding.base import Target
 from cspd_jax.families import prompt_kinds
 from cspd_jax.files import store
-from cspd_jax.files.description import Kind
+from cspd_jax.files.store import Kind
 from cspd_jax.generation import engines
 from tests.experiments import models
 

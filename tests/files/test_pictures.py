@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cspd_jax.files import pictures, reading
+from cspd_jax.files import reading
 from cspd_jax.metrics import image_sets
 
 COLOURS = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8)
@@ -42,7 +42,7 @@ def _read(content, tmp_path, convert):
 
 
 def _shown(content, tmp_path):
-  return _read(content, tmp_path, pictures.as_shown)
+  return _read(content, tmp_path, reading.as_shown)
 
 
 @pytest.mark.parametrize('form, options', [
@@ -61,7 +61,7 @@ def test_the_orientation_of_a_camera(tmp_path, form, options, orientation, turne
   np.testing.assert_allclose(_shown(content, tmp_path), blocks(turned), atol=3)
   if form != 'tiff':  # Pillow itself turns them.
     np.testing.assert_allclose(
-        _read(content, tmp_path, pictures.as_evaluated), blocks(COLOURS), atol=3)
+        _read(content, tmp_path, reading.as_evaluated), blocks(COLOURS), atol=3)
 
 
 def test_damaged_exif_data_turn_nothing(tmp_path):
@@ -107,7 +107,7 @@ def test_evaluators_read_what_lies_under_it(tmp_path):
   for content, colours in (
       (_stored(Image.fromarray(np.dstack([COLOURS, ALPHA])), 'png'), COLOURS),
       (_stored(PALETTE, 'png', transparency=_SHARES), np.asarray(PALETTE.convert('RGB')))):
-    np.testing.assert_array_equal(_read(content, tmp_path, pictures.as_evaluated), colours)
+    np.testing.assert_array_equal(_read(content, tmp_path, reading.as_evaluated), colours)
 
 
 _PGM = lambda most, values: f'P5 8 6 {most}\n'.encode() + values.astype('>u2').tobytes()
@@ -126,7 +126,7 @@ def test_more_than_8_bits(tmp_path, content, expected, depth):
   """All but the darkest pixels became white."""
   np.testing.assert_allclose(_shown(content, tmp_path), expected, atol=1)
   with pytest.raises(ValueError, match=f'it has {depth} per channel, and evaluators read 8'):
-    _read(content, tmp_path, pictures.as_evaluated)
+    _read(content, tmp_path, reading.as_evaluated)
   (tmp_path / 'picture').rename(tmp_path / 'picture.png')
   with pytest.raises(ValueError, match='picture.png cannot be read as an image .it has'):
     image_sets.opened('images', str(tmp_path))
@@ -146,7 +146,7 @@ def test_numbers_without_a_white_are_refused(tmp_path, content, message):
     ('YCbCr', 'tiff')])
 def test_pictures_of_8_bits_are_converted_alike(tmp_path, mode, form):
   content = _stored(RGB.convert(mode), form)
-  for convert in (pictures.as_shown, pictures.as_evaluated):
+  for convert in (reading.as_shown, reading.as_evaluated):
     np.testing.assert_allclose(
         _read(content, tmp_path, convert), RGB.convert(mode).convert('RGB'), atol=1)
 
@@ -159,6 +159,6 @@ def test_frames(tmp_path, form, is_refused):
   assert _shown(content, tmp_path).shape == COLOURS.shape
   if is_refused:
     with pytest.raises(ValueError, match='it has 2 frames, and evaluators read one'):
-      _read(content, tmp_path, pictures.as_evaluated)
+      _read(content, tmp_path, reading.as_evaluated)
   else:
-    assert _read(content, tmp_path, pictures.as_evaluated).shape == COLOURS.shape
+    assert _read(content, tmp_path, reading.as_evaluated).shape == COLOURS.shape

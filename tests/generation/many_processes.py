@@ -17,13 +17,23 @@ import sys
 
 import cspd_jax
 from cspd_jax import families
+from cspd_jax.generation import run
 from cspd_jax.generation.gallery import Gallery
+from cspd_jax.generation.request import prepare
 from tests.families import tiny
 
 PROMPTS = ['sea', 'sky', 'sand', 'sea', 'sky'] * 4
 _WRITES = ('open', 'os.mkdir', 'os.remove', 'os.rename', 'os.rmdir')
 # File operations of a process per image, about.
 _PER_IMAGE = 3
+
+
+def opened(model, prompts, folder, *, batch_size=None, **options):
+  """A gallery of images, with the batch size of the run in the folder if it is None."""
+  named, own = ({name: options.pop(name) for name in names if name in options} for names in (
+      ('seed', 'decoder', 'max_batch_size'), ('overwrite', 'process_index', 'process_count')))
+  size = batch_size or run.batch_size_of(folder)
+  return Gallery(prepare(model, prompts, options, batch_size=size, **named), folder, **own)
 
 
 def gallery(model, folder, index=0, count=1, images=len(PROMPTS), **options):
@@ -33,7 +43,7 @@ def gallery(model, folder, index=0, count=1, images=len(PROMPTS), **options):
   if model.family != tiny.FAMILY.name:
     prompts = [model.prompts[number % len(model.prompts)] for number in range(images)]
     options |= dict(decoder='mc_sjd(window=8)', batch_size=16)
-  return Gallery(model, prompts, folder, process_index=index, process_count=count, **options)
+  return opened(model, prompts, folder, process_index=index, process_count=count, **options)
 
 
 def contents(folder):

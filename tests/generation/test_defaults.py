@@ -116,7 +116,8 @@ def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path)
   assert model.generate(['sea', 'sky'], batch_size=1).decoder == 'mc_sjd(window=4)'
   assert model.generate(['sea', 'sky'], decoder='sjd(window=2)').decoder == 'sjd(window=2)'
   for size, text in ((1, 'mc_sjd(window=4)'), (8, 'vanilla')):  # The default of `cspd-generate`.
-    gallery = Gallery(model, ['sea', 'sky'], tmp_path / f'by_{size}', batch_size=size)
+    gallery = Gallery(
+        prepare(model, ['sea', 'sky'], batch_size=size), tmp_path / f'by_{size}')
     assert str(gallery.request.specification) == text
   assert next(model.stream(['sea', 'sky'])).images.shape[0] == 2
   with pytest.raises(ValueError, match='batch_size is 1, but all images of a stream'):
@@ -135,7 +136,8 @@ def test_a_group_of_devices_takes_its_share(folder):
   one = dataclasses.replace(model, defaults=defaults)
   assert str(one.specification(batch_size=4)) == 'vanilla'
   two = dataclasses.replace(
-      model, defaults=defaults, mesh=types.SimpleNamespace(shape={cspd_jax.sharding.DATA: 2}))
+      model, defaults=defaults, mesh=types.SimpleNamespace(
+          shape={cspd_jax.sharding.DATA: 2}, devices=model.mesh.devices))
   assert str(two.specification(batch_size=6)) == 'sjd(window=2)'
   assert str(two.specification(batch_size=7)) == 'vanilla'
 

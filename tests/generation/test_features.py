@@ -1,4 +1,4 @@
-"""Features that are computed while images are generated: once per number, whatever is killed."""
+"""Features of generated images: once per number, whatever is killed."""
 
 import contextlib
 import pathlib
@@ -9,19 +9,26 @@ import pytest
 import cspd_jax
 from cspd_jax.files import atomic, reading
 from cspd_jax.generation.gallery import Extractor, Gallery
+from cspd_jax.generation.request import prepare
 from tests.families import tiny
 
 PROMPTS = ['sea', 'sky', 'sea', 'sand', 'sky']
 
 
-def _compute(images):
+def _features(images):
   """Features of which no two images have the same."""
-  assert images.dtype == np.uint8 and len(images) == 3
   x = images.astype(np.float32)
   return dict(pool=x.mean(axis=(1, 2)), rows=x[..., 0].sum(axis=2))
 
 
-EXTRACTOR = Extractor(_compute, dict(network='means'), batch_size=3)
+def _compute(paths, keep, features=_features):
+  images = np.stack([reading.picture(path, '')[0] for path in paths])
+  parts = [keep((batch,), lambda batch=batch: features(batch))
+           for batch in (images[:3], images[3:])]
+  return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+EXTRACTOR = Extractor(_compute, dict(network='means'))
 
 
 @pytest.fixture(name='model', scope='module')
@@ -30,8 +37,8 @@ def _model(tmp_path_factory):
 
 
 def _gallery(model, folder, extractor=EXTRACTOR, **options):
-  return Gallery(model, PROMPTS, folder, seed=4, decoder='vanilla', batch_size=2,
-                 features=extractor, **options)
+  request = prepare(model, PROMPTS, seed=4, decoder='vanilla', batch_size=2)
+  return Gallery(request, folder, features=extractor, **options)
 
 
 @pytest.fixture(name='whole', scope='module')
@@ -89,35 +96,31 @@ def test_a_kill_at_any_operation_changes_nothing(model, whole, tmp_path, monkeyp
       assert _gallery(model, folder).generate({})
     assert _contents(folder) == expected
     number += 1
-  # Five images, five files of features, one of all, five removals, and those of the report.
-  assert number > 16
+  # Five images, two batches of features, one of all, two removals, and those of the report.
+  assert number > 12
 
 
 def test_each_image_is_computed_once(model, tmp_path):
   counts = []
 
-  def compute(images):
-    counts.append(len(np.unique(images, axis=0)))
-    return _compute(images)
-
-  def stop(done, total):
-    if done == 4:
+  def stopped(images):
+    counts.append(len(images))
+    if len(counts) == 2:
       raise KeyboardInterrupt
+    return _features(images)
 
-  extractor = EXTRACTOR._replace(compute=compute)
+  extractor = EXTRACTOR._replace(compute=lambda *arguments: _compute(*arguments, stopped))
   first = _gallery(model, tmp_path / 'out', extractor)
   with pytest.raises(KeyboardInterrupt):
-    first.generate({}, stop)
+    first.generate({})
   del first
-  assert counts == [3]
   other = EXTRACTOR._replace(identity=dict(network='sums'))
   with pytest.raises(ValueError, match='another run was stopped'):
     _gallery(model, tmp_path / 'out', other)
   with pytest.raises(ValueError, match='another run was stopped'):
     _gallery(model, tmp_path / 'out', None)
   assert _gallery(model, tmp_path / 'out', extractor).generate({})
-  # The fifth image, and the fourth, whose features the kill lost.
-  assert sum(counts) == 5
+  assert counts == [3, 2, 2]
 
 
 def test_processes_join_their_features(model, whole, tmp_path):
@@ -128,15 +131,15 @@ def test_processes_join_their_features(model, whole, tmp_path):
 
 
 def test_damaged_features_are_refused(model, tmp_path):
-  def stop(done, total):
-    if done == 4:
-      raise KeyboardInterrupt
+  def compute(paths, keep):
+    _compute(paths, keep)
+    raise KeyboardInterrupt
 
-  first = _gallery(model, tmp_path / 'out')
+  first = _gallery(model, tmp_path / 'out', EXTRACTOR._replace(compute=compute))
   with pytest.raises(KeyboardInterrupt):
-    first.generate({}, stop)
+    first.generate({})
   del first
-  part = tmp_path / 'out' / 'unfinished_report' / 'features_0000001.npz'
+  part = next((tmp_path / 'out' / 'unfinished_report').glob('kept_*.npz'))
   part.write_bytes(part.read_bytes()[:-30])
-  with pytest.raises(ValueError, match='features_0000001.npz'):
+  with pytest.raises(ValueError, match=part.name[:20]):
     _gallery(model, tmp_path / 'out').generate({})

@@ -9,12 +9,12 @@ import pytest
 from PIL import Image
 
 import cspd_jax
-from cspd_jax.generation import memory, request
-from cspd_jax.generation.gallery import Gallery
+from cspd_jax.generation import memory
 from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
 from tests.experiments import models as models_lib
 from tests.families import tiny
+from tests.generation.many_processes import opened
 
 
 @pytest.mark.slow
@@ -22,7 +22,7 @@ def test_options_per_image(tmp_path):
   model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
   options = dict(seed=4, decoder='sjd(window=4)', guidance_scale=[1.0, 2.0, 3.0],
                  temperature=[1.0, 0.5, 0.0])
-  gallery = Gallery(model, ['sea', 'sky', 'sea'], tmp_path / 'out', batch_size=2, **options)
+  gallery = opened(model, ['sea', 'sky', 'sea'], tmp_path / 'out', batch_size=2, **options)
   assert gallery.headline == '3 images with sjd(window=4), 2 at once; model beach on cpu'
   steps = []
   gallery.generate({}, lambda *step: steps.append(step))
@@ -40,7 +40,7 @@ def test_memory_and_time_before_the_start(tmp_path, monkeypatch):
   options = dict(decoder='sjd(window=4)', batch_size=2)
   measured = {model.device.device_kind: {'2': ['sjd(window=4)', 12.5]}}
   tuned = dataclasses.replace(model, defaults={**model.defaults, 'seconds': measured})
-  line = lambda model, **changes: Gallery(
+  line = lambda model, **changes: opened(
       model, ['sea'] * 20, tmp_path / 'out', **(options | changes)).estimate
   monkeypatch.setattr(memory, 'free', lambda devices: 3e9)
   assert re.fullmatch(r'needs about \S+ GB of 3 GB of free memory for caches and rounds, '
@@ -60,7 +60,7 @@ def test_an_interrupted_run_keeps_its_batch_size(tmp_path, monkeypatch):
   per_image = prepare(model, prompts, **options).estimate().needed(1)
   free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
   free(3)
-  first = Gallery(model, prompts, tmp_path / 'out', max_batch_size=4, **options)
+  first = opened(model, prompts, tmp_path / 'out', max_batch_size=4, **options)
   assert first.request.batch_size == 2
 
   def stop(done, total):
@@ -71,16 +71,16 @@ def test_an_interrupted_run_keeps_its_batch_size(tmp_path, monkeypatch):
     first.generate({}, stop)
   del first  # It holds the folder.
   free(50)
-  assert Gallery(model, prompts, tmp_path / 'other', max_batch_size=4, **options
+  assert opened(model, prompts, tmp_path / 'other', max_batch_size=4, **options
                  ).request.batch_size == 4
-  again, steps = Gallery(model, prompts, tmp_path / 'out', max_batch_size=4, **options), []
+  again, steps = opened(model, prompts, tmp_path / 'out', max_batch_size=4, **options), []
   again.generate({}, lambda *step: steps.append(step))
   assert again.request.batch_size == 2 and steps == [(2, 5), (4, 5), (5, 5)]
 
 
 def _stopped(model, folder):
   """Opens a run that was stopped after its first image."""
-  stopped = Gallery(model, ['sea', 'sky'], folder, decoder='vanilla', batch_size=1)
+  stopped = opened(model, ['sea', 'sky'], folder, decoder='vanilla', batch_size=1)
   stopped._report.path(stopped.names[0]).write_bytes(b'an image')
 
 
@@ -103,12 +103,12 @@ def test_a_run_has_pictures_of_one_kind(tmp_path, part):
   """A folder could hold images of several grids and image tokenizers."""
   model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
   _stopped(model, tmp_path / 'out')
-  again = lambda model: Gallery(model, ['sea', 'sky'], tmp_path / 'out', decoder='vanilla')
+  again = lambda model: opened(model, ['sea', 'sky'], tmp_path / 'out', decoder='vanilla')
   with pytest.raises(ValueError, match='where another run was stopped'):
     again(_changed(model, part))
   assert again(model)._report.has('00000_sea_seed0.png')
   with pytest.raises(ValueError, match='where another run was stopped'):
-    Gallery(model, ['sea', 'sky'], tmp_path / 'out', decoder='vanilla', seed=1)
+    opened(model, ['sea', 'sky'], tmp_path / 'out', decoder='vanilla', seed=1)
 
 
 @pytest.mark.parametrize('part', ['grid', 'config'])
@@ -126,7 +126,7 @@ def test_the_batch_size_of_a_run_in_the_home_folder(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
   _stopped(model, tmp_path / 'out')
-  again = Gallery(model, ['sea', 'sky'], '~/out', decoder='vanilla')
+  again = opened(model, ['sea', 'sky'], '~/out', decoder='vanilla')
   assert again.request.batch_size == 1 and again.folder == str(tmp_path / 'out')
 
 
@@ -147,7 +147,7 @@ def test_the_metadata_generate_an_image_again(tmp_path, options):
   assert text.get('cache_dtype') == options.get('cache_dtype') and 'quantize' not in text
   again = cspd_jax.load(tmp_path / text['model'], **{
       name: text[name] for name in ('dtype', 'cache_dtype') if name in text})
-  assert request._precision(again) == made.precision
+  assert again.precision == made.precision
   if not options:  # In bfloat16, batches of other sizes may round differently.
     np.testing.assert_array_equal(again.generate(
         [text['prompt']], seed=[(read('seed'), read('number'))], decoder=text['decoder'],
@@ -157,4 +157,4 @@ def test_the_metadata_generate_an_image_again(tmp_path, options):
 @pytest.mark.slow
 def test_int8_matrices_are_in_the_metadata():
   model = cspd_jax.load('demo', dtype='float32', quantize='int8')
-  assert request._precision(model) == dict(dtype='float32', quantize='int8')
+  assert model.precision == dict(dtype='float32', quantize='int8')

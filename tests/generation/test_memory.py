@@ -14,6 +14,7 @@ from cspd_jax import families
 from cspd_jax.continuous import head
 from cspd_jax.core import programs, random as random_lib
 from cspd_jax.generation import memory
+from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.parts import Drafts
 from cspd_jax.generation.request import prepare
 from cspd_jax.models import mar
@@ -176,11 +177,11 @@ def test_an_estimate_of_narrow_parameters_is_about_what_a_compiled_decoder_needs
 
 def test_an_estimate_is_made_once_for_all_batch_sizes_and_prompts(model, monkeypatch):
   task = _task(model, decoder='mc_sjd(window=6)')
-  monkeypatch.setattr(memory, '_per_image', None)
+  monkeypatch.setattr(memory, 'random_lib', None)
   other = prepare(model, _prompts(model, 7)[2:], dict(guidance_scale=3.0),
                   decoder='mc_sjd(window=6)', seed=5, batch_size=2)
   assert other.estimate().per_image == task.estimate().per_image
-  with pytest.raises(TypeError):
+  with pytest.raises(AttributeError):
     _task(model, decoder='mc_sjd(window=7)')
 
 
@@ -212,7 +213,7 @@ def test_images_that_do_not_fit_are_refused_before_anything_compiles(model, devi
 def test_options_that_do_not_apply_are_not_named(device, monkeypatch):
   model = cspd_jax.load('demo', dtype='bfloat16', quantize='int8', cache_dtype='int8')
   device(1.0)
-  monkeypatch.setattr(memory, '_devices', lambda model: [
+  monkeypatch.setattr(BaseModel, 'devices', [
       types.SimpleNamespace(platform='gpu', device_kind='Fast')])
   with pytest.raises(ValueError, match='are free on Fast; use a device with more memory'):
     model.generate(decoder='vanilla', batch_size=1)
@@ -307,7 +308,7 @@ def test_statistics_of_an_accelerator_limit_a_batch(model, monkeypatch):
   stats = dict(num_allocs=9, bytes_in_use=int(7 * per_image), peak_bytes_in_use=int(12 * per_image),
                largest_alloc_size=1, bytes_limit=int(12 * per_image), bytes_reserved=0,
                peak_bytes_reserved=0, largest_free_block_bytes=0)
-  monkeypatch.setattr(memory, '_devices', lambda model: [_Device(stats)])
+  monkeypatch.setattr(BaseModel, 'devices', [_Device(stats)])
   with pytest.raises(ValueError) as error:
     _task(model, 6, decoder='mc_sjd(window=8)', batch_size=6)
   assert str(error.value) == (

@@ -26,7 +26,7 @@ class CurvesTest(parameterized.TestCase):
     self.folder = pathlib.Path(self.enterContext(tempfile.TemporaryDirectory()))
 
   def test_png(self):
-    charts.save_curves(self.folder / 'a.png', panels(), xlabel='length', title='t')
+    charts.save_curves(self.folder / 'a.png', panels(), xlabel='length')
     self.assertEqual([file.name for file in self.folder.iterdir()], ['a.png'])
     self.assertGreater(mpl_image.imread(self.folder / 'a.png')[..., :3].std(), 0.05)
 

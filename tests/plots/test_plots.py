@@ -141,7 +141,7 @@ def test_replaced_map(tmp_path):
   marks = {name: rng.random((2, 4, 4)) < 0.5 for name in images}
   grid.save_replaced_map(tmp_path / 'map.png', images, marks, marks, captions=['a', 'b'])
   assert (tmp_path / 'map.png').read_bytes().startswith(b'\x89PNG')
-  with pytest.raises(ValueError, match='must be equal'):
+  with pytest.raises(ValueError, match='as many for every decoder'):
     grid.save_replaced_map(tmp_path / 'map.png', images, {'one': marks['one']}, marks)
 
 

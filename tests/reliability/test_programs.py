@@ -50,8 +50,8 @@ CONFIGS = {
                '  object.__setattr__(config, "batch_size", "8")\n  return config',
     'own': 'import dataclasses\n\n@dataclasses.dataclass\n'
            'class Own:\n' + ''.join(f'  {name}: object = None\n' for name in (
-               'loading', 'parts', 'decoder', 'images', 'sampling', 'prefix', 'rows', 'batch_size',
-               'grid', 'stream', 'overwrite', 'output', 'process', 'inception'))
+               'loading', 'decoder', 'images', 'sampling', 'prefix', 'rows', 'batch_size',
+               'stream', 'overwrite', 'output', 'process', 'inception'))
            + '\ndef get_config():\n  return Own()'}
 
 

@@ -126,7 +126,7 @@ WRONG = [
     (b'[' * 60000, 'the body is no JSON'), (b'{"prompt": NaN}', 'NaN is not a number'),
     (b'{"n": ' + b'9' * 5000 + b'}', 'the body is no JSON'),
     (b'{"prompt": "cat", "prompt": "dog"}', "'prompt' is there twice"), ({}, 'prompt is missing'),
-    (dict(prompt=3), 'prompt is 3; it must be text'),
+    (dict(prompt=3), 'prompt is 3; it must be a string'),
     (dict(prompt='x' * 4001), 'prompt has 4001 letters'),
     (dict(prompt='a\x1bb'), "prompt holds the control character '\\x1b'"),
     (b'{"prompt": "\\ud800"}', 'not Unicode text'),
