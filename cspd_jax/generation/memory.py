@@ -66,14 +66,20 @@ def live_cache(model: BaseModel, guided: bool, condition: Condition) -> float:
 
 
 class Estimate(NamedTuple):
-  """The memory that a decode needs on each of its devices, about, and the memory that is free."""
+  """The memory that a decode needs on each of its devices, about, and the memory that is free.
 
-  per_image: float  # Bytes per image that is decoded at once, carried from round to round.
-  fixed: float  # Bytes of parameters that are not on the device yet, and of copies.
-  free: float | None  # None if unknown.
-  groups: int = 1  # Of devices, which images are divided over.
-  queue: int = 0  # Number of images, if rows that are complete start the next one, otherwise 0.
-  # `images of a group ->` bytes of a round's intermediate results.
+  `per_image` are bytes per image that is decoded at once, carried from round to round, `fixed`
+  those of parameters that are not on the device yet, and of copies; `free` is None if unknown.
+  Images are divided over `groups` of devices; `queue` is their number, if rows that are complete
+  start the next image, otherwise 0. `intermediate` is `images of a group ->` bytes of a round's
+  intermediate results.
+  """
+
+  per_image: float
+  fixed: float
+  free: float | None
+  groups: int = 1
+  queue: int = 0
   intermediate: Callable[[int], float] = lambda num_rows: 0.0
 
   def needed(self, batch_size: int) -> float:

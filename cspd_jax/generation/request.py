@@ -40,23 +40,42 @@ class Program(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Request:
-  """Images to be decoded, `B` of them; all arguments are checked, and nothing is compiled."""
+  """Images to be decoded; all arguments are checked, and nothing is compiled.
 
-  model: BaseModel  # If images have a prefix, the one of `Model.with_prefix`.
+  In the shape descriptions, `B` is the number of images.
+
+  Attributes:
+    model: the model; if images have a prefix, the one of `Model.with_prefix`.
+    specification: of the decoder.
+    decoder: built from the specification.
+    draft_params: its drafter's parameters; None if it has none.
+    guided: whether images are generated with guidance.
+    prompts: the caller's prompts.
+    condition: leading axis `B`; a `decoding.prefix.Prefixed` if there is a prefix.
+    titles: `[B]` the prompts in words.
+    unknown_words: `[B]` words of the prompts that do not reach the model.
+    seeds: `[B]` seed and number of every image; or one random key per image.
+    sampling: the sampling options.
+    batch_size: images decoded at once.
+    slots: whether a row whose image is complete may start the next one.
+    function: what is compiled: `(params, condition, keys [B], sampling, draft_params) -> result`,
+      the decoder or one that contains it.
+    names: specifications of the decoders that `function` contains.
+  """
+
+  model: BaseModel
   specification: Spec
-  decoder: AnyDecoder  # Built from the specification.
-  draft_params: Any  # Its drafter's parameters; None if it has none.
+  decoder: AnyDecoder
+  draft_params: Any
   guided: bool
-  prompts: Any  # Those of the caller.
-  condition: Any  # Leading axis `B`; a `decoding.prefix.Prefixed` if there is a prefix.
-  titles: Sequence[str]  # `[B]` the prompts in words.
-  unknown_words: Sequence[Sequence[str]]  # `[B]` words that do not reach the model.
-  seeds: Sequence[tuple[int, int]] | jax.Array  # `[B]` seed and number; or a random key each.
+  prompts: Any
+  condition: Any
+  titles: Sequence[str]
+  unknown_words: Sequence[Sequence[str]]
+  seeds: Sequence[tuple[int, int]] | jax.Array
   sampling: Options
-  batch_size: int  # Images decoded at once.
-  slots: bool  # Whether a row whose image is complete may start the next one.
-  # What is compiled: `(params, condition, keys [B], sampling, draft_params) -> result`, the decoder
-  # or one that contains it, and the specifications of the decoders in it.
+  batch_size: int
+  slots: bool
   function: Callable[..., Any]
   names: tuple[str, ...]
 

@@ -86,17 +86,24 @@ class Metrics:
 
 @dataclasses.dataclass(eq=False)
 class Job:
-  """An image that is to be decoded."""
+  """An image that is to be decoded.
 
-  request: Request  # Of one image.
-  decoder: str  # The name of its runner.
-  # Called in the engine's thread, which it must not block: with a `run.Partial` after every step,
-  # one round then, if the image is watched, and once at the end, with a `runner.Finished` or a
-  # `DeviceError`; not after `Engine.cancel`.
+  Attributes:
+    request: of one image.
+    decoder: the name of its runner.
+    listener: called in the engine's thread, which it must not block: with a `run.Partial` after
+      every step, if the image is watched, and once at the end, with a `runner.Finished` or a
+      `DeviceError`. After `Engine.cancel` it is not called.
+    watched: whether the listener is called after every step, which is one round then.
+    created: the time of its creation, of `time.monotonic`, and `started` that of its slot.
+  """
+
+  request: Request
+  decoder: str
   listener: Callable[[Any], None]
   watched: bool = False
   created: float = dataclasses.field(default_factory=time.monotonic)
-  started: float | None = None  # When it got a slot.
+  started: float | None = None
   cancelled: bool = False
 
 
