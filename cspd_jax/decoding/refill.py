@@ -281,7 +281,17 @@ def helps(decoder: Any, count: int, num_slots: int) -> bool:
 
 
 class JittedRefill(NamedTuple):
-  """The jitted functions of a refill; all but `idle` and `finish` donate their slots."""
+  """The jitted functions of a refill; all but `idle` and `finish` donate their slots.
+
+  Attributes:
+    refill: the refill, whose functions the next five are.
+    idle: returns free slots.
+    advance: decodes a queue, without communication with the host.
+    join: with the next two, decodes images that come and go at any round.
+    step: decodes one round.
+    leave: frees slots.
+    finish: `slots -> Decoded` the images in all slots so far.
+  """
 
   refill: Refill
   idle: Callable[..., Slots]
@@ -289,7 +299,7 @@ class JittedRefill(NamedTuple):
   join: Callable[..., Slots]
   step: Callable[..., Slots]
   leave: Callable[..., Slots]
-  finish: Callable[..., Decoded]  # `slots -> Decoded` the images in all slots so far.
+  finish: Callable[..., Decoded]
 
 
 def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> JittedRefill:
