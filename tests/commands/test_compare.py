@@ -99,10 +99,8 @@ def run(models, capsys, tmp_path):
   """Calls the program with a tiny model."""
   def run(*words):
     words = [word.format(tmp=models, demo=store.ASSETS / 'demo') for word in words]
-    if not any(word.startswith('--decoder=') for word in words):  # Repeated ones are joined.
-      words.append('--decoder=vanilla,sjd_pac,speculative')
     return calls.call(compare.main, capsys, tmp_path / 'out', f'--model={models}/model',
-                      '--budget=1e-3', *words)
+                      '--decoder=vanilla,sjd_pac,speculative', '--budget=1e-3', *words)
   return run
 
 

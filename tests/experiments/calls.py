@@ -22,7 +22,9 @@ def call(main: Callable, capsys, folder: pathlib.Path, *words: str) -> Call:
   """
   commands = main.__module__.startswith('cspd_jax.commands') and 'train' not in main.__module__
   flag = '--output' if commands else '--workdir'
-  code = main(['command', f'{flag}={folder}', *words])
+  # Flags of lists that are repeated would be joined.
+  latest = {word.partition('=')[0]: word for word in (f'{flag}={folder}', *words)}
+  code = main(['command', *latest.values()])
   captured = capsys.readouterr()
   assert not re.search(r'\d\.\d{12}', captured.out + captured.err), captured
   return Call(code, captured.out, captured.err, folder)
