@@ -151,6 +151,9 @@ class Report:
 
   def _has_begun(self) -> bool:
     """Whether another process has begun this report; raises ValueError for another run."""
+    if self.is_complete or _is_complete(*self._asked):  # Another process has ended meanwhile.
+      self.is_complete = True
+      return True
     content = _checked(*self._asked)
     self._earlier = content.earlier
     if self.has(_SETTINGS) and not content.is_same:
@@ -160,6 +163,9 @@ class Report:
 
   def _begin(self) -> None:
     """Resumes the unfinished report of the same run, or starts a new one."""
+    if _is_complete(*self._asked):  # Another process has ended meanwhile.
+      self.is_complete = True
+      return
     content = _checked(*self._asked)
     if content.moving:
       _move(self.folder, content)  # The last report was interrupted while its files were moved.

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from cspd_jax.files import atomic, run_folder
+from cspd_jax.files import atomic, locks, run_folder
 from cspd_jax.files.run_folder import Report, Run
 
 
@@ -350,3 +350,14 @@ def test_a_stopped_move_of_another_program_stays(tmp_path):
   for name in ('a.png', 'report.json'):
     (tmp_path / 'x' / name).rename(tmp_path / 'x' / 'unfinished_report' / name)
   _refused(tmp_path, "which holds a report of 'other'", program='mine')
+
+
+def test_a_report_that_another_process_completes_meanwhile(tmp_path, monkeypatch):
+  share, options = locks.share, dict(program='it', run={'seed': 1}, overwrite=False)
+
+  def late(*arguments):
+    run_folder.Report(tmp_path / 'out', **options).write(settings={}, rows=[])
+    return share(*arguments)
+
+  monkeypatch.setattr(locks, 'share', late)
+  assert run_folder.Report(tmp_path / 'out', shared=True, **options).is_complete
