@@ -67,7 +67,7 @@ def test_images_are_watched_while_they_come_about(folder, tmp_path, monkeypatch)
     (['--prompt=sea', '--prompts=x'], 'give only one of them'),
     (['--prompts=missing.txt'], 'cannot be read'),
     (['--decoder=fast'], "'fast' is not registered"),
-    (['--seed=x'], '--images.seed=x: it must be a whole number'),
+    (['--seed=x'], 'error: --seed=x: it must be a whole number'),
     (['--seed=-1'], 'seed is -1'),
     (['--temprature=1'], 'did you mean --temperature'),
     (['--batch_size=0'], 'batch_size is 0'),

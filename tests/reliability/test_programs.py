@@ -167,7 +167,7 @@ HUGE, WORDS = '9' * 25, 'x' * 300
 # Fields of configurations and flags, by program.
 FLAGS = {
     'generate': [
-        (f'--seed={HUGE}', f'--images.seed={HUGE}: it must be a whole number'),
+        (f'--seed={HUGE}', f'--seed={HUGE}: it must be a whole number'),
         ('--seed=-1', 'seed is -1; it must be a whole number from 0 to 4294967295'),
         ('--seed=4294967296', 'seed is 4294967296'), ('--seed=1.5', 'a whole number'),
         ('--seed=1,-1', 'seed is (1, -1)'), (f'--seed={HUGE}', 'values separated by commas'),
