@@ -13,6 +13,7 @@ NAME, and what is measured; runtimes are on two CPU cores:
   proof      2000 images: those of the seed-exact form are compared with vanilla's, token for token,
              and those of the exact form must be as likely as the target's entropy says; half an
              hour
+  proof_emoji  500 images of `emoji`, at 64 tokens per pass, compared with vanilla's; an hour
 
 The seed of `ablations` is another than that of `numbers`, for trees and passes are chosen by this
 table. `wide` needs two networks, which take two hours to train:
@@ -74,7 +75,12 @@ CONFIGS = dict(
     proof=Config(
         decoder=('corrected_seed_exact(passes=4)', 'corrected(passes=4)'),
         window=(16,), metrics=('step_compression', 'nll_excess'), batch_size=50,
-        images=groups.Images(num_images=2000, seed=14), workdir='runs/corrected_proof'))
+        images=groups.Images(num_images=2000, seed=14), workdir='runs/corrected_proof'),
+    proof_emoji=Config(
+        loading=groups.Loading('emoji'), decoder=('corrected_seed_exact(passes=4)', 'seed_exact'),
+        window=(64,), metrics=('step_compression',), batch_size=50,
+        images=groups.Images(prompts='configs/held_out.txt', num_images=500, seed=14),
+        workdir='runs/corrected_proof_emoji'))
 
 
 def get_config(name: str = '') -> Config:

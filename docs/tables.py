@@ -74,6 +74,8 @@ REPORTS = {
     'compiled_mar_l': _compiled('mar_l', 'mar_demo'),
     'compiled_nextstep': _compiled('nextstep_1_512', 'emoji_continuous'),
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected.py:proof',
+    'corrected_proof_emoji':
+        'python -m experiments.topologies --config=configs/corrected.py:proof_emoji',
     'uncertainty': 'python -m experiments.topologies --config=configs/corrected.py:entropy',
     'quantized': 'python -m experiments.quantized',
     'smollm2': 'python -m tests.real_weights.speed --dtype=float32',
@@ -293,6 +295,9 @@ TABLES: dict[str, Table] = {
         'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
         "images equal to vanilla's": '{equal_to_baseline:.2%}',
         **_measured('nll_excess', errors=True)})),
+    'corrected_proof_emoji': Table('corrected_proof_emoji', _of({
+        'decoder': '`{decoder}`', 'tokens per forward pass': '{step_compression:.2f}',
+        "images equal to vanilla's": '{equal_to_baseline:.2%}'})),
     'compiled_7b': Table('compiled_7b', _own),
     'compiled_mar': Table('compiled_mar', _own),
     'compiled_mar_l': Table('compiled_mar_l', _own),
