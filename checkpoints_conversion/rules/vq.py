@@ -266,11 +266,11 @@ NEXTSTEP = family.FileFamily(
 _COSMOS_TITLE = 'a Cosmos-Tokenizer DV'
 # [out, in, time, height, width] to convolutions over space, over time, and matrices.
 _SPACE = base.Transform(lambda x: CONVOLUTION.forward(x[:, :, 0]),
-                   lambda x: CONVOLUTION.inverse(x)[:, :, None])
+                        lambda x: CONVOLUTION.inverse(x)[:, :, None])
 _TIME = base.Transform(lambda x: (x[:, :, :, 0, 0].transpose(2, 1, 0),),
-                  lambda x: x.transpose(2, 1, 0)[..., None, None])
+                       lambda x: x.transpose(2, 1, 0)[..., None, None])
 _MATRIX = base.Transform(lambda x: POINTWISE.forward(x[:, :, 0]),
-                    lambda x: POINTWISE.inverse(x)[:, :, None])
+                         lambda x: POINTWISE.inverse(x)[:, :, None])
 # Weights without effect on a single frame, and constants.
 _COSMOS_LEFTOVERS = (
     r'(encoder|decoder)\.mid\.attn_1\.1\.[qk]\..*|encoder\.down\.\d+\.downsample\..*|'

@@ -12,7 +12,7 @@ import shlex
 import textwrap
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cspd_jax.core import fields as fields_lib
@@ -75,14 +75,13 @@ def override(config: Any, texts: Mapping[str, str | Sequence[str]]) -> Any:
   of any length gets all, any other field the last. Raises ValueError for a text that is not of the
   field's type, or a value that the dataclass rejects.
   """
-  flags = {field.name: f'--{short_name(config, field)}' for field in every(config)}
   return _replace(config, '', {
       tuple(name.split('.')): [text] if isinstance(text, str) else text
-      for name, text in texts.items()}, flags)
+      for name, text in texts.items()}, lambda name: f'--{short_name(config, *find(config, name))}')
 
 
 def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[str]],
-             flags: Mapping[str, str]) -> Any:
+             flag_of: Callable[[str], str]) -> Any:
   """Replaces the fields of a group, whose dotted names begin with `prefix`."""
   kinds = typing.get_type_hints(type(config))
   groups: dict[str, dict[tuple[str, ...], Sequence[str]]] = {}
@@ -92,22 +91,22 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[
   for name, inner in groups.items():
     old = getattr(config, name)
     if dataclasses.is_dataclass(old):
-      new[name] = _replace(old, f'{prefix}{name}.', inner, flags)
+      new[name] = _replace(old, f'{prefix}{name}.', inner, flag_of)
       continue
-    kind, flag = kinds[name], flags[prefix + name]
+    kind = kinds[name]
     if len(inner[()]) > 1 and _takes_several(kind) and type(None) in typing.get_args(kind) and any(
         map(_is_none, inner[()])):
-      raise ValueError(f'{flag} is none and {len(inner[()]) - 1} more; give none alone, '
-                       'or leave it out.')
+      raise ValueError(f'{flag_of(prefix + name)} is none and {len(inner[()]) - 1} more; give none '
+                       'alone, or leave it out.')
     try:
       new[name] = _read_all(inner[()], kind)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # Deep brackets.
-      raise ValueError(f'{flag}={inner[()][-1]:.80}: it must be {describe(kind)}'
+      raise ValueError(f'{flag_of(prefix + name)}={inner[()][-1]:.80}: it must be {describe(kind)}'
                        f'{"" if old is None else f", such as {show(old)}"}.') from error
   try:
     return dataclasses.replace(config, **new)
   except (ValueError, TypeError) as error:
-    typed = ' '.join(f'{flags[prefix + ".".join(path)]}={several[-1]:.80}'
+    typed = ' '.join(f'{flag_of(prefix + ".".join(path))}={several[-1]:.80}'
                      for path, several in texts.items())
     raise ValueError(f'{typed or "--config"}: {error}') from error
 

@@ -285,7 +285,7 @@ def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifie
     if stage_stops:
       widest = max(b - a for a, b in zip((begin, *stage_stops), stage_stops))
       stages.append(base.Stage(stage_stops, widest if width is None else width, verifier, context,
-                          drafter, steps))
+                               drafter, steps))
   if target.cached is not None:
     _check_causal(target.num_tokens, stages, steps or stops)
   orders = random_orders if target.cached is None else raster_orders

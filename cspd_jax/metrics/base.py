@@ -52,8 +52,8 @@ class Sample:
     decoded: the decoder's result, `N` rows of NumPy arrays.
     condition: the conditions as the model's target expects them, with leading axis `N`.
     sampling: the sampling options, each a number or one per image.
-    reference: images of the target's distribution, drawn by an exact decoder with other seeds: `K
-      N` of them, the same conditions `K` times in the same order. None if not available.
+    reference: images of the target's distribution, drawn by an exact decoder with other seeds:
+      `K N` of them, the same conditions `K` times in the same order. None if not available.
     batch_size: images that networks process together.
     captions: what scenes of emoji were asked for, `N` texts; None if they are not scored.
   """

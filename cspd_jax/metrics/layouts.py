@@ -146,8 +146,9 @@ def resized(pixels: np.ndarray, size: int) -> np.ndarray:
 
 
 def _cubic(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-  """Cubic interpolation from `count` pixels: which four make a new one, and their weights, `[4,
-  size]`.
+  """Cubic interpolation from `count` pixels: which four make a new one, and their weights.
+
+  Both are `[4, size]`.
   """
   centers = (np.arange(size) + .5) * count / size - .5
   places = np.floor(centers).astype(int) + np.arange(-1, 3)[:, None]

@@ -29,8 +29,8 @@ class Likelihood(NamedTuple):
   Attributes:
     nll: `[B]` negative log-likelihood under the warped distribution; inf if the warp excludes a
       token, for example by top-k. Its mean over vanilla's images is the entropy rate of the model.
-    entropy: `[B]` entropy of the same distributions. Along the images of an exact decoder `nll -
-      entropy` has mean 0 for any condition, and much less variance than `nll`, most of whose
+    entropy: `[B]` entropy of the same distributions. Along the images of an exact decoder
+      `nll - entropy` has mean 0 for any condition, and much less variance than `nll`, most of whose
       variance is the variation of the entropy between images.
   """
 

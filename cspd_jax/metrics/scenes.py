@@ -332,8 +332,8 @@ def scores(images: Sequence[layouts.Generated], batch_size: int,
 def is_ground(images: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
   """Finds the tokens whose patches have the colour of the ground, the median of the border.
 
-  Images are `[N, H, W, 3]` uint8, and rows and columns of the grid divide `H` and `W`. Returns `[N,
-  rows, columns]` bool.
+  Images are `[N, H, W, 3]` uint8, and rows and columns of the grid divide `H` and `W`. Returns
+  `[N, rows, columns]` bool.
   """
   grounds = np.stack([border(image) for image in images]).astype(np.float32)
   squares = (images - grounds[:, None, None]) ** 2

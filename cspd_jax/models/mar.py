@@ -134,8 +134,8 @@ class MAR(nn.Module):
   ) -> jax.Array:
     """Returns the encoder's output `[R, L, D]`; rows of hidden tokens are undefined.
 
-    Where `drop` `[R]` is True, the null class replaces the label `[R]`. Hidden tokens, of `[R, T,
-    C]`, may hold any value; `visible` is `[R, T]` bool.
+    Where `drop` `[R]` is True, the null class replaces the label `[R]`. Hidden tokens, of
+    `[R, T, C]`, may hold any value; `visible` is `[R, T]` bool.
     """
     c = self.config
     # Hidden tokens may hold NaN, which an attention mask would not remove.

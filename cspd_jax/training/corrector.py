@@ -67,11 +67,10 @@ class CorrectorTrainConfig:
 
 
 class Batch(NamedTuple):
-  """A batch of images with `W` windows each: tokens `[B, T]`, their condition, a guidance scale
-  `[]`.
+  """A batch of images with `W` windows each: tokens `[B, T]`, condition and guidance scale `[]`.
 
-  The others are `first` `[B, W]`, `accepted` `[B, W]`, `nodes` `[B, W, L]` and `features` `[B, W, L
-  + 1, S, F]` of `Windows`.
+  The others are `first` `[B, W]`, `accepted` `[B, W]`, `nodes` `[B, W, L]` and `features`
+  `[B, W, L + 1, S, F]` of `Windows`.
   """
 
   tokens: jax.Array
@@ -168,8 +167,8 @@ def _reader(network: correctors.Network, params: Params, batch: Batch, features:
             ) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]:
   """Applies the network to the images and the old windows, and prepares it for the new windows.
 
-  Slots of its cache hold the image, then the old windows, then the new ones. Returns features `[S,
-  B, T, F]` behind the images' tokens, features `[B, W, L, S, F]` behind the old nodes, and a
+  Slots of its cache hold the image, then the old windows, then the new ones. Returns features
+  `[S, B, T, F]` behind the images' tokens, features `[B, W, L, S, F]` behind the old nodes, and a
   function that reads the new windows: from input features `[B, W, L - 1, S, F]` of the first tokens
   behind the new roots to the features that the network predicts there.
   """
@@ -269,8 +268,8 @@ def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params,
   """Computes the KL divergence between the target's and the network's distributions.
 
   Images `[B, T]` and their condition are whole; both distributions have `guidance_scale` `[]`.
-  Returns the mean divergence in nats per token, and the metric 'overlap', the mean of `sum min(p,
-  q)`.
+  Returns the mean divergence in nats per token, and the metric 'overlap', the mean of
+  `sum min(p, q)`.
   """
   warp = warp_lib.Warp(guidance_scale=guidance_scale)
   target_logits, features = target_outputs(target_params, teacher, tokens, condition)

@@ -53,8 +53,8 @@ class FlowTrainConfig:
 class Draws(NamedTuple):
   """The random numbers of one loss; `M` is `FlowTrainConfig.draws`.
 
-  `drop` `[B]` bool is True for the null prompt, `time` `[M, B, T]` from 0 to 1, and `noise` `[M, B,
-  T, C]` standard normal.
+  `drop` `[B]` bool is True for the null prompt, `time` `[M, B, T]` from 0 to 1, and `noise`
+  `[M, B, T, C]` standard normal.
   """
 
   drop: jax.Array

@@ -131,8 +131,8 @@ class Stages(loop.Intervals, abc.ABC):
   def _tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
     """Returns the state before the first step of the tokenizer, the step, and a measure.
 
-    `params` are those to start from, None for random ones; the measure is `(params, images, key)
-    ->` held-out metrics.
+    `params` are those to start from, None for random ones; the measure is
+    `(params, images, key) ->` held-out metrics.
     """
 
   def train_tokenizer(self, workdir: pathlib.Path) -> Any:

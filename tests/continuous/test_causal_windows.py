@@ -50,11 +50,11 @@ def mar(model):
 
 
 def deviation(tokens, model, scale=1.0, labels=LABELS):
-  """The largest difference of a moment of tokens `[B, T, C]` from the known one, in its errors."""
+  """The largest difference of a moment of tokens `[B, T, C]` from the exact one, in its errors."""
   flat, labels = np.asarray(tokens, np.float64).reshape(len(tokens), -1), np.asarray(labels)
-  known = [analytic.causal_moments(model, label, scale) for label in range(len(CLASSES))]
-  centred = flat - np.stack([moments.mean for moments in known])[labels]
-  covariance = known[0].covariance
+  exact = [analytic.causal_moments(model, label, scale) for label in range(len(CLASSES))]
+  centred = flat - np.stack([moments.mean for moments in exact])[labels]
+  covariance = exact[0].covariance
   variance = np.diag(covariance)
   mean_error = np.sqrt(variance / len(flat))
   # Of a product of two normal numbers.
