@@ -1,9 +1,8 @@
 """The types from which decoders are built.
 
 In the shape descriptions, `B` is the number of rows (images), `S` the number of guidance streams
-(1, or 2: conditional then unconditional), `N` the number of draft tokens of a round, `T` the number
-of tokens of an image, `V` the size of the image vocabulary and `D` the largest depth of the draft
-tree.
+(1, or 2: conditional then unconditional), `N` the number of draft tokens of a round, `T` that of an
+image, `V` the size of the image vocabulary and `D` the largest depth of the draft tree.
 """
 
 from collections.abc import Callable
@@ -18,8 +17,7 @@ Condition = Any
 Cache = Any
 Features: TypeAlias = jax.Array | None
 TreeLike = Tree | RuntimeTree
-# Random numbers of one row (`row_random.RowRandom`, or a replacement in tests), and their state, in
-# which every leaf has a leading `B`.
+# Random numbers of one row (`row_random.RowRandom`), and their state, with a leading `B`.
 Rng = Any
 RngState = Any
 
@@ -48,8 +46,7 @@ class Target(NamedTuple):
       logits are computed; here and in `prefill`, None if the model provides none.
     commit: `(cache, start [B], path [B, D]) -> cache`: moves the entry of node `path[b, d - 1]`
       into slot `start[b] + d` for every `d` in `1 .. D`, where `D` is the tree's `side_depth`.
-      Entries with `path[b, d - 1] == d` do not move. Never called for a chain, whose entries are in
-      their slots already.
+      Entries with `path[b, d - 1] == d` do not move. Never called for a chain.
     vocab_size: `V`.
     num_tokens: `T`, tokens of one image.
     row_width: tokens of one image row (in raster order).
@@ -60,8 +57,7 @@ class Target(NamedTuple):
       Raises ValueError for an unsupported form, and for unsupported rows if their values are
       concrete (`core.tracing.is_concrete`); under `jit` they are traced.
     supports_trees: whether `score` accepts trees that are not chains. `make_decoder` refuses their
-      drafters for a target without trees, such as a recurrent model, which carries one state from
-      token to token.
+      drafters for a target without trees, such as a recurrent model.
   """
 
   prefill: Callable[[Params, Condition, int], tuple[jax.Array, Features, Cache]]
@@ -77,8 +73,7 @@ class Target(NamedTuple):
   supports_trees: bool = True
 
 
-# How siblings are generated: drawn one after the other without replacement, drawn independently of
-# each other, or selected deterministically.
+# How siblings are generated: drawn without replacement, independently, or selected.
 DRAWS = ('distinct', 'iid', 'fixed')
 
 
@@ -91,8 +86,7 @@ class Layout(NamedTuple):
     leaf_candidate: for every leaf of a side branch, a node of the main chain whose token may follow
       it, or -1; length `N + 1`. For example, if a side branch ends at depth 1, its leaf may have
       the main chain's node of depth 2: its token was drawn for that position, but not scored there.
-      Its recorded distribution must be exact given everything attached to earlier positions,
-      including the side branch.
+      Its record must be exact given all that is attached to earlier positions and the branch.
     draws: one of `DRAWS`. A 'fixed' token has a one-hot distribution, which is not recorded.
   """
 
@@ -109,8 +103,7 @@ class Draft(NamedTuple):
     tokens: `[B, N]` the token of every draft node; -1 for a node without a candidate.
     probs: `[B, M, V]` the distributions from which the tokens were drawn, or None if the verifier
       does not need them. Node `i` and its siblings use row `layout.probs_rows[i]`; `M` is one more
-      than the largest of these. A token with probability 0 there was selected deterministically;
-      its distribution is one-hot.
+      than the largest of these. A token of probability 0 was selected: it is one-hot.
     tree: the topology, if the layout has a `Budget`; its draws must be 'fixed'.
   """
 
@@ -146,15 +139,12 @@ class Verifier(NamedTuple):
       vectorises it over the rows.
     exact: whether the output follows the target's distribution.
     needs_probs: whether the drafter must record the distributions of its tokens.
-    seed_exact: whether the output equals, token for token, that of `vanilla(window=N)` with the
-      same key.
+    seed_exact: whether the output equals that of `vanilla(window=N)` with the same key.
     greedy: whether it decides, at temperature 0, by the target's distribution at temperature 1
       without cuts; it is then defined for temperature 0 only.
     bounded: of a verifier that is not exact, whether its verdicts have a `tv_bound`.
-    verifies_fixed: if `needs_probs`, whether it also verifies 'fixed' drafts, which have no
-      recorded distributions.
-    check: `(drafter, vocab_size) -> None`; raises ValueError, with the reason, if it cannot verify
-      the drafts of this drafter.
+    verifies_fixed: if `needs_probs`, whether it also verifies 'fixed' drafts, which record none.
+    check: `(drafter, vocab_size) -> None`; raises ValueError if it cannot verify its drafts.
   """
 
   verify: Callable[[Rng, Layout, jax.Array, jax.Array | None, jax.Array, jax.Array], Verdict]
@@ -175,8 +165,7 @@ class Env(NamedTuple):
     needs_probs: whether the verifier needs the distributions of the drafts.
     seed_exact: whether drafts should be drawn with the noise of their position.
     rowwise: vectorises a function `(rng, ...) -> result` of one row's random numbers and arguments:
-      returns `(rng_state, ...) -> (rng_state, result)`, for the random state and the arguments of
-      all rows.
+      returns `(rng_state, ...) -> (rng_state, result)`, of those of all rows.
     warp: the sampling options.
     params: the drafter's parameters; None if it has none.
   """
@@ -193,16 +182,14 @@ class Outcome(NamedTuple):
   """The outcome of a round, for the drafter.
 
   Attributes:
-    tokens: `[B, T']` the image tokens, including the new ones (`T' > T`; entries at or beyond
-      `count` are not committed).
+    tokens: `[B, T']` the image tokens, `T' > T`; those at or beyond `count` are not committed.
     count: `[B]` number of committed tokens.
     accepted: `[B]` number of drafts accepted in this round.
     nodes: `[B, N + 1]` the tokens that were scored.
     probs: `[B, N + 1, V]` the target's distribution after every node.
     uncut: `[B, N + 1, V]` the same before cuts and grammar, and at temperature 1 in place of 0.
     features: the features that the target's `score`, or its `prefill`, returned.
-    path: `[B, D + 1]` the accepted path, node by node from the root; entries beyond `accepted` are
-      undefined.
+    path: `[B, D + 1]` the accepted path from the root; entries beyond `accepted` are undefined.
     verdict: the verdict, all fields with a leading `B`.
   """
 
@@ -259,21 +246,17 @@ class Decoded(NamedTuple):
   Attributes:
     tokens: `[B, T]` int32; the images' tokens.
     rounds: `[B]` int32; forward passes of the target, including the prefill.
-    accepted: `[B, D + 2]` int32; entry `n` counts the rounds after the prefill that committed `n`
-      tokens (accepted drafts plus one).
-    round_of_token: `[B, T]` int32; the round that committed each token; 0 for the first token,
-      which the prefill commits.
+    accepted: `[B, D + 2]` int32; entry `n`: rounds after the prefill that committed `n` tokens.
+    round_of_token: `[B, T]` int32; the round that committed each token, 0 for that of the prefill.
     tv_bound: `[B]` float32; its mean bounds the total variation between the distribution of the
-      image's tokens and the target's. 0 for exact decoders, NaN if the verifier has no bound. See
-      `verifiers.node_tests`.
+      image's tokens and the target's. 0 for exact decoders, NaN if the verifier has no bound.
     valid: `[B]` bool; False if an option or the condition of the row was out of range, or the
       target's logits for one of its tokens did not define a distribution (NaN, infinity, no
       possible token). The tokens are meaningless then.
     log_probs: `[B, T]` float32 (float64 for float64 logits); the log-probability of each token
       under the target's distribution after guidance, temperature, cuts and grammar, given the
       tokens before it: the distribution that an exact decoder samples. 0 for a forced token. A
-      relaxed decoder samples another distribution; this is still the target's, -inf for a token
-      that the cuts exclude.
+      relaxed decoder samples another one; this is the target's, -inf where the cuts exclude it.
     raw_log_probs: `[B, T]`, the same after guidance and grammar alone: at temperature 1 and without
       cuts. None unless `Decoder.raw_log_probs` is set.
   """

@@ -40,9 +40,8 @@ def default_tree(window: int) -> Tree:
 def corrected_tree(window: int) -> Tree:
   """Returns the tree of `corrected` and `corrected_seed_exact` for a window.
 
-  Selected by measurement on the embedded model: for a long window a tree with candidates for the
-  first tokens, whose rejection shortens a round most, and for a short one a chain, which needs all
-  the tokens there.
+  Selected as that of `default_tree`: the longer the window, the more candidates for the first
+  tokens, whose rejection shortens a round most.
   """
   if window >= 48:
     return trees.caterpillar(4, 6, window - 1)
@@ -219,8 +218,7 @@ def eagle(target: Target, network: Network, tree: Tree = trees.EAGLE, *,
           draws: str = 'distinct') -> Decoder:
   """Drafts of a network that extrapolates the target's features (EAGLE, arXiv 2401.15077).
 
-  Call the decoder with the network's parameters as `draft_params`. Arguments as for
-  `drafters.eagle`.
+  Call the decoder with its parameters as `draft_params`. Arguments as for `drafters.eagle`.
   """
 
 
@@ -240,6 +238,5 @@ def medusa(target: Target, heads: Heads, tree: Tree | None = None, *, draws: str
            length: int | None = None) -> Decoder:
   """Drafts of heads on the target's last feature (Medusa, arXiv 2401.10774).
 
-  Call the decoder with the parameters of the heads as `draft_params`. Arguments as for
-  `drafters.medusa`.
+  Call the decoder with their parameters as `draft_params`. Arguments as for `drafters.medusa`.
   """

@@ -85,8 +85,7 @@ class Decoder:
     """Returns which rows `[B]` bool can be decoded with a condition and sampling options.
 
     Call it before compiling: a traced call cannot read values, and marks invalid rows in
-    `Decoded.valid` instead. Raises ValueError for an invalid condition or option, as far as their
-    values are concrete.
+    `Decoded.valid` instead. Raises ValueError for an invalid condition or option with known values.
     """
     return returned.supported_rows(self.target, condition) & warp_lib.check(
         warp, self.target.num_streams, rows.count(condition), self.verifier.greedy)
@@ -94,18 +93,14 @@ class Decoder:
   @usual_promotion
   def __call__(self, params: base.Params, condition: base.Condition, key: jax.Array,
                warp: Warp = Warp(), draft_params: base.Params = None) -> base.Decoded:
-    """Generates one image's tokens per row of `condition`.
+    """Generates one image's tokens per row of `condition`; errors are those of `check`.
 
     Args:
       params: the target's parameters.
       condition: the condition of the target's `prefill`, with leading axis `B`.
-      key: one random key, or one per row `[B]`. The result of a row depends on its key and
-        condition only.
+      key: one random key, or one per row `[B]`. A row depends on its key and condition only.
       warp: guidance, temperature and cuts; run-time values.
       draft_params: the drafter's parameters; None if it has none.
-
-    Raises:
-      ValueError: for invalid arguments, as far as their values are concrete.
     """
     rng = row_keys(key, rows.count(condition))
     state = self.start(params, condition, rng, warp, draft_params)
@@ -133,10 +128,8 @@ class Decoder:
     logits = logits[:, :, None]
     probs = self._probs(logits, positions, warp)
     no_drafts = base.Draft(positions[:, :0], probs[:, :0] if self.verifier.needs_probs else None)
-    rng, verdict = self._verify(
-        rng, base.Layout(chain(0), (0,), (-1,)), no_drafts, positions,
-        self._probs(logits, positions, _untempered(warp)) if self.verifier.greedy else probs,
-        positions)
+    rng, verdict = self._verify(rng, base.Layout(chain(0), (0,), (-1,)), no_drafts, positions,
+                                logits, probs, positions, warp)
 
     extent = target.num_tokens + tree.max_depth + 1
     tokens = jnp.zeros((batch, extent), jnp.int32).at[:, 0].set(verdict.token)
@@ -176,10 +169,7 @@ class Decoder:
     probs = self._probs(logits, positions, warp)
 
     # Verify, and commit the accepted path and one more token.
-    rng, verdict = self._verify(
-        rng, drafter.layout, draft, nodes,
-        self._probs(logits, positions, _untempered(warp)) if self.verifier.greedy else probs,
-        positions)
+    rng, verdict = self._verify(rng, drafter.layout, draft, nodes, logits, probs, positions, warp)
     accepted, path = tree.reach(verdict.node)
     new = jnp.take_along_axis(nodes, path[:, 1:], axis=1)
     new = jnp.concatenate([new, verdict.token[:, None]], axis=1)
@@ -246,13 +236,15 @@ class Decoder:
     counts = (positions <= self.target.num_tokens) & (length > 0)[:, None]
     return jnp.sum(jnp.where(counts, verdict.tv_bound, 0), axis=1)
 
-  def _verify(self, rng, layout, draft, nodes, target_probs, positions):
+  def _verify(self, rng, layout, draft, nodes, logits, probs, positions, warp):
+    if self.verifier.greedy:
+      probs = self._probs(logits, positions, _untempered(warp))
+
     def verify(rng, tree, *args):
       # A static tree is not an array, so it is passed in the layout.
       row = layout if tree is None else layout._replace(tree=tree)
       return self.verifier.verify(rng, row, *args)
-    rng, verdict = self._rowwise(verify)(
-        rng, draft.tree, nodes, draft.probs, target_probs, positions)
+    rng, verdict = self._rowwise(verify)(rng, draft.tree, nodes, draft.probs, probs, positions)
     contract.check_verdict(verdict, *nodes.shape)
     return rng, verdict
 
@@ -288,8 +280,7 @@ def make_decoder(target: base.Target, drafter: base.Drafter, verifier: base.Veri
 
 def _untempered(warp: Warp) -> Warp:
   """The options of a greedy verifier: guidance only."""
-  return Warp(
-      guidance_scale=warp.guidance_scale, guidance_interval=warp.guidance_interval)
+  return Warp(guidance_scale=warp.guidance_scale, guidance_interval=warp.guidance_interval)
 
 
 def _were_distributions(probs: jax.Array, path: jax.Array, length: jax.Array) -> jax.Array:

@@ -28,8 +28,7 @@ class Prefixed(NamedTuple):
 def target(model: base.Target, prefix_length: int) -> base.Target:
   """Returns the model of the tokens after a prefix; its condition is a `Prefixed`.
 
-  `prefix_length` is `P`, whole rows, but not the whole image; 0 returns `model`. Raises ValueError
-  for another number of tokens.
+  `prefix_length` is `P`, whole rows, but not the whole image, else ValueError; 0 returns `model`.
   """
   if not prefix_length:
     return model
@@ -81,8 +80,7 @@ def sampling(warp: Warp, prefix_length: int) -> Warp:
   """Converts options for whole images to options for `target(model, prefix_length)`.
 
   Only `guidance_interval` refers to positions in the image. For host values. Raises ValueError for
-  an interval that ends at the first token after the prefix, which the shifted option cannot
-  express.
+  an interval that ends at the first token after the prefix, which cannot be shifted.
   """
   interval = np.asarray(warp.guidance_interval)
   # Tokens `0 .. last` of the whole image are guided.

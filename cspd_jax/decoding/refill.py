@@ -2,15 +2,12 @@
 
 A batch ends with its slowest row. Here a decode has slots instead of rows, and a slot whose image
 is complete starts the next image of a queue while the other slots continue. An image depends on its
-key, condition and options only, so it equals the image of a batch up to rounding: sums over other
-shapes, and `Decoded.log_probs` and `Decoded.tv_bound` in any dtype, may differ in their last bits.
+key, condition and options only, so it equals the image of a batch up to rounding.
 
 Images come in groups of a quarter of the slots. A call of `Refill.advance` reads the conditions of
 one group in one prefill, assigns its images one by one as slots become free, and ends when all of
-them have a slot and another slot is free for the next group. A call is one program, and its
-arguments are available before the call before it ends, so that the device never waits for the host.
-Compared with batches, the cost is the memory of the group's caches, and four prefills of a quarter
-of the rows in place of one prefill of all.
+them have a slot and another slot is free for the next group. Its arguments are available before the
+call before it ends, so that the device never waits for the host.
 """
 
 import dataclasses
@@ -30,8 +27,7 @@ from cspd_jax.decoding.contract import ContractError
 from cspd_jax.decoding.loop import Decoder, State
 from cspd_jax.decoding.warp import Warp
 
-# Number of slots per image of a group: with large groups the caches need more memory, with small
-# ones there are more prefills.
+# Slots per image of a group: large groups need more memory, small ones more prefills.
 _SLOTS_PER_IMAGE = 4
 
 
@@ -100,19 +96,13 @@ class _Carry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Refill:
-  """A decoder whose rows start the next image when one is complete.
+  """A decoder whose rows, `B = num_slots`, start the next image when one is complete.
 
-  Its functions are pure functions of arrays, to be jitted; `num_slots` is `B`, the number of images
-  decoded at once.
+  Its functions are pure functions of arrays, to be jitted.
   """
 
   decoder: Decoder
   num_slots: int
-
-  @property
-  def group(self) -> int:
-    """The number `G` of images that one prefill reads."""
-    return group(self.num_slots)
 
   @usual_promotion
   def idle(self, params: Params, queue: Queue, draft_params: Params = None) -> Slots:
@@ -181,8 +171,7 @@ class Refill:
       return self._collect(carry)
 
     carry = _Carry(slots, self._empty(slots.state), jnp.int32(0))
-    carry = jax.lax.while_loop(
-        lambda carry: is_waiting(carry) | can_run(carry), body, carry)
+    carry = jax.lax.while_loop(lambda carry: is_waiting(carry) | can_run(carry), body, carry)
     return carry.slots, carry.finished
 
   def _start(self, params, queue, draft_params) -> tuple[State, Warp]:
@@ -206,7 +195,7 @@ class Refill:
     return (slots.image >= 0) & (slots.state.count >= self.decoder.target.num_tokens)
 
   def _empty(self, state: State) -> Finished:
-    size = self.num_slots + self.group
+    size = self.num_slots + group(self.num_slots)
     empty = lambda leaf: jnp.zeros((size, *leaf.shape[1:]), leaf.dtype)
     return Finished(
         jax.tree.map(empty, jax.eval_shape(self.decoder.finish, state)),
@@ -247,8 +236,7 @@ def row_axes(many: Any, few: Any, streams: int, num_many: int, num_few: int) -> 
   """Finds the axis of rows of every leaf of a decode's state: the one whose size depends on them.
 
   `many` and `few` are the state, or its shapes, for two numbers of images. The rows of the guidance
-  streams may share the axis, one stream after the other. Raises ContractError if a leaf has no such
-  axis, or more than one.
+  streams may share the axis, one stream after the other. Raises ContractError if there is not one.
   """
   sizes = [(blocks * num_many, blocks * num_few) for blocks in {1, streams}]
 
@@ -281,16 +269,10 @@ def helps(decoder: Any, count: int, num_slots: int) -> bool:
 
 
 class JittedRefill(NamedTuple):
-  """The jitted functions of a refill; all but `idle` and `finish` donate their slots.
+  """The jitted functions of a `refill`; all but `idle` and `finish` donate their slots.
 
-  Attributes:
-    refill: the refill, whose functions the next five are.
-    idle: returns free slots.
-    advance: decodes a queue, without communication with the host.
-    join: with the next two, decodes images that come and go at any round.
-    step: decodes one round.
-    leave: frees slots.
-    finish: `slots -> Decoded` the images in all slots so far.
+  `advance` decodes a queue, without communication with the host; `join`, `step` and `leave` images
+  that come and go at any round. `finish` is `slots -> Decoded`, the images in all slots so far.
   """
 
   refill: Refill
@@ -322,7 +304,7 @@ def run(jitted_refill: JittedRefill, params: Params, count: int,
   scalar, has one value per image, or is None; in all calls alike. Yields the images that became
   complete, as NumPy arrays without the rows beyond `count`.
   """
-  size, slots, last = jitted_refill.refill.group, None, None
+  size, slots, last = group(jitted_refill.refill.num_slots), None, None
   for numbers, num_new in batches.filled(count, size):
     condition, key, warp = images(numbers)
     queue = Queue(

@@ -30,8 +30,7 @@ class RowRandom:
   def accept(self, p: jax.Array, q: jax.Array) -> jax.Array:
     """Returns bool `[n]`, each true with probability `min(1, p / q)`; `p`, `q` of shape `[n]`.
 
-    Tests `u q < p`, so that no division is needed and a token outside the target's support
-    (`p = 0`) is never accepted.
+    Tests `u q < p`, without a division; a token with `p = 0` is never accepted.
     """
     return jax.random.uniform(self._next(), p.shape, p.dtype) * q < p
 
@@ -56,8 +55,7 @@ class RowRandom:
   def draw_at(self, positions: jax.Array, weights: jax.Array) -> jax.Array:
     """Like `draw`, with the noise of the `positions` `[n]`.
 
-    A position has the same noise in every round and every decoder, so that equal weights yield the
-    same token.
+    It is the same in every round and every decoder, so that equal weights yield the same token.
     """
     return winner(weights / self._position_noise(positions, weights.shape[-1]))
 

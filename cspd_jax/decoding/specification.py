@@ -68,8 +68,7 @@ class VerifierEntry(NamedTuple):
   Attributes:
     build: `(...) -> Verifier`.
     summary: one line for tables.
-    codebook_arguments: `(codebook, arguments) -> arguments`: those of `build` that are computed
-      from the codebook.
+    codebook_arguments: `(codebook, arguments) -> arguments`: those of `build` that it determines.
     drafter_defaults: with this verifier, defaults of the drafter's parameters.
   """
 
@@ -91,8 +90,7 @@ class DecoderEntry(NamedTuple):
   Attributes:
     build: `(target, ...) -> Decoder`.
     summary: one line for tables.
-    spec: its drafter and verifier. The drafter's arguments in it are fixed, unless they are also
-      parameters of `build`.
+    spec: its drafter and verifier. Arguments in it are fixed, unless `build` has them too.
   """
 
   build: Callable[..., Decoder]
@@ -151,9 +149,8 @@ def named(text: str, summary: str) -> Callable[[_F], _F]:
 def build(spec: str | Spec, target: Target, resources: Resources = Resources()) -> Decoder:
   """Builds the decoder of a specification; `resources` are parts that text cannot represent.
 
-  Raises:
-    ValueError: if a name is not registered, a parameter is unknown or out of range, a network or
-      the codebook is missing, or the parts do not fit each other or the target.
+  Raises ValueError if a name is not registered, a parameter is unknown or out of range, a network
+  or the codebook is missing, or the parts do not fit each other or the target.
   """
   drafter, verifier = expand(spec)
   entry = VERIFIERS[verifier.name]
@@ -214,11 +211,10 @@ def needs(spec: str | Spec) -> str | None:
 def guarantee(decoder: Decoder) -> Guarantee:
   """Returns how the images of a decoder relate to the target's distribution.
 
-  Returns:
-    'seed-exact': the tokens of `vanilla(window=N)` with the same key and batch size, where `N` is
-    the number of tokens of a forward pass: bit for bit in any dtype for chains, up to rounding for
-    trees; and those of `vanilla` up to rounding. 'exact': the target's distribution. 'bounded':
-    neither; the mean of `Decoded.tv_bound` bounds the total variation. 'biased': that is NaN.
+  'seed-exact': the tokens of `vanilla(window=N)` with the same key and batch size, where `N` is the
+  number of tokens of a forward pass: bit for bit in any dtype for chains, up to rounding for trees;
+  and those of `vanilla` up to rounding. 'exact': the target's distribution. 'bounded': neither; the
+  mean of `Decoded.tv_bound` bounds the total variation. 'biased': that is NaN.
   """
   verifier = decoder.verifier
   if verifier.seed_exact:

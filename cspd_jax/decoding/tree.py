@@ -3,8 +3,7 @@
 Node 0 is the root, the last committed token. Every other node is one draft token; its parent is the
 token that it follows. The *main chain* consists of the nodes 1, 2, ..., L in which node `i` follows
 node `i - 1`; it comes first, so that the keys and values of an accepted main chain are in their
-final slots already. All other nodes are *side* nodes. Siblings are tested in the order of their
-index.
+final slots already. All other nodes are *side* nodes. Siblings are tested in their order.
 
 A `Tree` holds NumPy arrays, computed once at trace time. A `RuntimeTree` has the same attributes as
 JAX arrays, for topologies that depend on the drafts.
@@ -19,8 +18,7 @@ import numpy as np
 
 from cspd_jax.core import fields
 
-# The most drafts of a tree: more than a forward pass of any model can process.
-MAX_NODES = 2**14
+MAX_NODES = 2**14  # The most drafts of a tree: more than a forward pass of any model can process.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +27,7 @@ class Tree:
 
   Attributes:
     parents: the parent of every node; `parents[0]` is -1 (the root) and every other parent is an
-      earlier node. Length `N + 1`, at most `MAX_NODES + 1`.
-
-  Raises:
-    ValueError: if `parents` is not of this form.
+      earlier node. Length `N + 1`, at most `MAX_NODES + 1`. Others raise ValueError.
   """
 
   parents: tuple[int, ...]
@@ -144,8 +139,7 @@ class Budget:
 class RuntimeTree:
   """The topology of one round's drafts as arrays, a different one per row.
 
-  Nodes are numbered as in `Tree`; parents come before their children. The attributes are those of
-  `Tree` with a leading `B`.
+  Parents come before their children. The attributes are those of `Tree` with a leading `B`.
   """
 
   parents: jax.Array
@@ -215,8 +209,7 @@ def paths(num_paths: int, depth: int, num_nodes: int | None = None) -> Tree:
   """Returns a tree of disjoint paths from the root; the first one extends to the main chain.
 
   One reading of SJD-PAC's proactive drafting (arXiv 2603.18599): `num_paths` chains of `depth`
-  tokens, at least 1 each, of which the remaining ones of `num_nodes`, without any by default,
-  extend the first.
+  tokens, at least 1 each; the remaining ones of `num_nodes`, if any, extend the first.
   """
   check_size('num_paths', num_paths, 1)
   check_size('depth', depth, 1)
@@ -267,13 +260,9 @@ def kary(num_candidates: int, levels: int, num_nodes: int | None = None) -> Tree
 def branching(counts: str) -> Tree:
   """Returns the tree whose nodes have the specified numbers of children.
 
-  Args:
-    counts: the root's number of children, then `path:number` for every other node with children,
-      separated by spaces; a path lists the ranks from the root to the node, one digit each.
-      `'2 0:2 00:1'` has 5 drafts: 0, 1, 00, 01 and 000.
-
-  Raises:
-    ValueError: for another format, or a path that does not lead to a node.
+  `counts` has the root's number of children, then `path:number` for every other node with children,
+  separated by spaces; a path lists the ranks from the root to the node, one digit each.
+  `'2 0:2 00:1'` has 5 drafts: 0, 1, 00, 01 and 000. ValueError for others, or a path to no node.
   """
   if not isinstance(counts, str) or not counts.isascii():
     raise ValueError(f"counts is {counts!r:.80}; it must be a string, such as '2 0:2 00:1'.")
@@ -300,8 +289,7 @@ def cut(tree: Tree, depth: int) -> Tree:
   """Returns the tree without its nodes deeper than `depth`."""
   check_size('depth', depth, 0)
   nodes = np.flatnonzero(tree.depth <= depth)
-  return Tree((-1,) + tuple(
-      int(np.searchsorted(nodes, tree.parents[node])) for node in nodes[1:]))
+  return Tree((-1,) + tuple(int(np.searchsorted(nodes, tree.parents[node])) for node in nodes[1:]))
 
 
 def check_size(name: str, value: int, least: int) -> None:
@@ -325,8 +313,7 @@ def _main_length(kind: str, depth: int, num_nodes: int | None, side: int) -> int
   return num_nodes - side
 
 
-# Static trees of published systems, by the number of children of every node: facts from the EAGLE,
-# Medusa and LANTERN releases.
+# Trees of the EAGLE, Medusa and LANTERN releases, by the number of children of every node.
 
 # EAGLE-1's tree, 25 drafts; LANTERN's for Lumina-mGPT.
 EAGLE = branching('4 0:3 1:2 2:2 3:1 00:3 01:2 02:2 10:1 000:3 0000:2')

@@ -28,8 +28,7 @@ class Warp(NamedTuple):
       the smallest normal number of float32. It is a row's own, whatever the other rows have.
     top_k: retains the `k` largest logits (and ties with the last of them). 0 and None retain all;
       with None, the temperature must not be 0.
-    top_p: retains the most probable tokens up to this mass, including the one that crosses it. 1
-      and None retain all.
+    top_p: retains the most probable tokens up to and across this mass. 1 and None retain all.
     guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image are
       guided, the others use the conditional logits alone; -1 guides all.
     min_p: retains the tokens that are at least this share as probable as the most probable one
@@ -59,8 +58,7 @@ _LIMITS: dict[str, rows.Limit] = dict(
     guidance_interval=(lambda x: _is_whole(x, -1),
                        'a whole number, at least -1 (-1 guides all tokens)'),
     min_p=(lambda x: (x >= 0) & (x <= 1), 'from 0 to 1 (0 retains all)'))
-# The options that may be None.
-_CUTS = ('top_k', 'top_p', 'min_p')
+_CUTS = ('top_k', 'top_p', 'min_p')  # The options that may be None.
 
 
 def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> jax.Array:
@@ -118,8 +116,7 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
   Args:
     logits: `[S, B, N, V]`; with two streams the conditional one comes first.
     warp: guidance, temperature and cuts.
-    positions: `[B, N]`, or an array that broadcasts to it: the number in the image of the token
-      that the logits predict.
+    positions: `[B, N]`, or an array that broadcasts to it: the number of the predicted token.
     forced: `[B, N]` the token that the grammar forces, or -1; None without a grammar.
 
   Returns:
@@ -128,8 +125,7 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
   """
   warp = Warp(*(None if value is None else jnp.reshape(jnp.asarray(value), (-1, 1, 1))
                 for value in warp))
-  # Cuts compare logits, whose order and distances no temperature rounds away. Those that are off at
-  # run time cost a branch only.
+  # Cuts compare logits, whose order and distances no temperature rounds away.
   x = _guided(logits, warp.guidance_scale, warp.guidance_interval, positions)
   if warp.top_k is not None:
     top_k = jnp.where(is_greedy(warp.temperature), 1, warp.top_k)
@@ -229,8 +225,7 @@ def is_top_k(x: jax.Array, k: jax.Array) -> jax.Array:
   """Returns which entries of `x` `[..., V]` are among the `k` largest, including ties."""
   # A search bit by bit, without a sort, so that `k` may be traced.
   order = _ordered_bits(x)
-  threshold = _largest_with(
-      lambda t: jnp.sum(order >= t, axis=-1, keepdims=True) >= k, order)
+  threshold = _largest_with(lambda t: jnp.sum(order >= t, axis=-1, keepdims=True) >= k, order)
   return order >= threshold
 
 
@@ -241,8 +236,7 @@ def is_top_p(x: jax.Array, p: jax.Array, mass: jax.Array) -> jax.Array:
   rounding makes the probabilities `p` `[..., V]` equal; so ties are treated alike.
   """
   order = _ordered_bits(x)
-  too_much_above = lambda t: (
-      jnp.sum(jnp.where(order > t, p, 0), axis=-1, keepdims=True) > mass)
+  too_much_above = lambda t: jnp.sum(jnp.where(order > t, p, 0), axis=-1, keepdims=True) > mass
   return order > _largest_with(too_much_above, order)
 
 

@@ -122,7 +122,7 @@ def test_images_of_batches(name):
 @pytest.mark.parametrize('count, slots', [(2, 1), (3, 2), (3, 5), (5, 4), (9, 8)])
 def test_any_number_of_images_in_any_number_of_slots(count, slots):
   program = _program('mc_sjd', slots)
-  assert program.refill.group == max(1, slots // 4)
+  assert refill.group(slots) == max(1, slots // 4)
   decoded, rounds = _refilled(program, count, SAMPLED)
   want, _ = _batches(_build('mc_sjd'), slots, count, SAMPLED)
   assert _differences(decoded, want) == [] and rounds == _scheduled(want.rounds, slots)

@@ -25,9 +25,7 @@ from cspd_jax.decoding.drafters import jacobi as jacobi_lib
 from cspd_jax.decoding.drafters.correctors import Corrector, Prediction
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
-# Arrays of the drafts' probabilities in one pass: stale and corrected ones, under guidance and
-# after cuts.
-_ARRAYS = 6
+_ARRAYS = 6  # Arrays of the drafts' probabilities in one pass: stale and corrected, guided and cut.
 
 
 class CorrectedState(NamedTuple):
@@ -46,6 +44,8 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
               tree: Tree | None = None, reads: int | None = None) -> Drafter:
   """Drafts from the target's last forward pass, corrected by a cheap model.
 
+  Raises ValueError for sizes below 1, or a tree that does not fit.
+
   Args:
     corrector: the cheap model; its parameters are the decoder's `draft_params`.
     window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts.
@@ -55,9 +55,6 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
       further candidates from the same distributions. A chain by default.
     reads: number of positions that the corrector scores, by default the whole main chain. The
       positions after them keep the stale distributions.
-
-  Raises:
-    ValueError: for sizes below 1, or a tree that does not fit.
   """
   check_size('window', window, 1)
   passes = (4 if window >= 32 else 2) if passes is None else passes
@@ -79,7 +76,6 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
         jnp.zeros(tokens.shape, bool), jnp.zeros_like(outcome.count), corrector_state)
 
   def propose(env, state, rng, root, start):
-    del root
     if length:
       rng, state = _correct_window(corrector, passes, reads, env, state, rng, start)
     positions = start[:, None] + 1 + jnp.arange(length)
@@ -91,8 +87,7 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
 
   def update(env, state, rng, outcome):
     corrector_state = corrector.update(env, state.corrector, outcome)
-    prediction = jax.tree.map(
-        lambda x: x[:, :length + 1], corrector.target_prediction(outcome))
+    prediction = jax.tree.map(lambda x: x[:, :length + 1], corrector.target_prediction(outcome))
     rng, state = env.rowwise(functools.partial(_shift, env, length))(
         rng, state._replace(corrector=None), outcome._replace(features=None), prediction)
     return rng, state._replace(corrector=corrector_state)
@@ -148,8 +143,7 @@ def _cut(env: Env, probs: jax.Array, positions: jax.Array) -> jax.Array:
   warp = env.warp
   greedy = warp_lib.is_greedy(jnp.asarray(warp.temperature))
   cuts = warp_lib.Warp(
-      temperature=jnp.where(greedy, 0.0, 1.0), top_k=warp.top_k, top_p=warp.top_p,
-      min_p=warp.min_p)
+      temperature=jnp.where(greedy, 0.0, 1.0), top_k=warp.top_k, top_p=warp.top_p, min_p=warp.min_p)
   forced = contract.forced_tokens(env.target, positions)
   return warp_lib.probabilities(jnp.log(probs)[None], cuts, positions, forced)
 

@@ -24,13 +24,11 @@ from cspd_jax.decoding.drafters.draft_model import score_with_previous
 from cspd_jax.decoding.drafters.feature_network import Network, NetworkState
 from cspd_jax.decoding.tree import chain
 
-# The corrector's own state between calls: any pytree whose leaves have a leading `B`.
-State = Any
+State = Any  # The corrector's own state between calls: any pytree whose leaves have a leading `B`.
 # Predictions for positions: any pytree of arrays `[B, n, ...]` that determines their distributions.
 Prediction = Any
 
-# Below this a probability does not matter, but its logarithm would.
-_TINY = 1e-20
+_TINY = 1e-20  # Below this a probability does not matter, but its logarithm would.
 
 
 class Corrector(NamedTuple):
@@ -88,18 +86,15 @@ def distributions(
   """
 
   def begin_uncut(env, state, tokens, estimate, start):
-    del estimate
     logits, old, first, state = begin(env, state, tokens, start)
     return (uncut(env, logits, _positions(start, logits)),
             uncut(env, old, _positions(first + 1, old)), state)
 
   def score_uncut(env, state, tokens, estimate, start):
-    del estimate
     logits, state = score(env, state, tokens, start)
     return uncut(env, logits, _positions(start, logits)), state
 
   def correct(env, prediction, old, stale, has_stale, positions):
-    del env, positions
     return (corrected_probs(prediction, old, stale, has_stale),) * 2
 
   return Corrector(
@@ -171,7 +166,6 @@ def from_model(small: Target) -> Corrector:
 
 
 def _update_model(env: Env, state: _ModelState, outcome: Outcome) -> _ModelState:
-  del env
   length = state.nodes.shape[1] - 1
   before = jnp.maximum(outcome.count - 2, 0)[:, None] + jnp.arange(2)
   return state._replace(
@@ -197,9 +191,8 @@ def from_network(network: Network, decay: float | None = None) -> Corrector:
 
   It corrects features, per guidance stream and position, as the network has learned or by
   `corrected_features`. In every pass the network reads the corrected features of the pass before.
-  With a `decay`, at least 0, or for a network without a learned correction, that is
-  `corrected_features`, whose decay is then 2 by default. Raises ValueError if `decay` is negative
-  or infinite.
+  With a `decay`, finite and at least 0 (else ValueError), or for a network without a learned
+  correction, that is `corrected_features`, whose decay is then 2 by default.
   """
   fields.require(decay is None or 0 <= decay < np.inf, 'decay', decay, 'finite and at least 0')
   corrector = _NetworkCorrector(network, decay)
@@ -217,8 +210,7 @@ class _NetworkCorrector:
   decay: float | None
 
   def init(self, env: Env, condition: Condition, outcome: Outcome, length: int) -> _NetworkState:
-    _, fresh = feature_network.init(
-        self.network, length, 3 * length, env, condition, None, outcome)
+    _, fresh = feature_network.init(self.network, length, 3 * length, env, condition, None, outcome)
     last = _rows_first(outcome.features)[:, -1:]
     return _NetworkState(fresh, jnp.repeat(outcome.tokens[:, :1], length, axis=1),
                          jnp.repeat(last, length, axis=1), last)
@@ -254,8 +246,7 @@ class _NetworkCorrector:
       return state.root, state
     features, cache = contract.step(
         self.network, env.params, state.fresh.cache, tokens[:, :-1],
-        _streams_first(estimate[:, :-1]), start + 1, np.arange(length),
-        np.tri(length, dtype=bool))
+        _streams_first(estimate[:, :-1]), start + 1, np.arange(length), np.tri(length, dtype=bool))
     prediction = jnp.concatenate([state.root, _rows_first(features)], axis=1)
     return prediction, state._replace(fresh=state.fresh._replace(cache=cache))
 

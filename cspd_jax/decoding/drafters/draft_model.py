@@ -40,8 +40,13 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
     draw_rows = env.rowwise(lambda rng, position, probs: (
         rng.draw_at(position[None], probs) if env.seed_exact else rng.draw(probs))[0])
 
+    warp = env.warp
+    if draft_target.num_streams == 1:  # Without a null condition there is no guidance.
+      warp = warp._replace(guidance_scale=1.0)
+
     def draw(rng, logits, at):
-      probs = _distribution(draft_target, env, logits, at)
+      forced = contract.forced_tokens(env.target, at[:, None])
+      probs = warp_lib.probabilities(logits[:, :, None], warp, at[:, None], forced)
       rng, token = draw_rows(rng, at, probs)
       return rng, (token, probs[:, 0])
 
@@ -83,18 +88,7 @@ def score_with_previous(small: Target, env: Env, cache: Cache, previous: jax.Arr
   return jnp.where(first[..., None], logits[:, :, :-1], logits[:, :, 1:]), cache
 
 
-def _distribution(draft_target: Target, env: Env, logits: jax.Array,
-                  positions: jax.Array) -> jax.Array:
-  """Returns the draft distributions `[B, 1, V]` at `positions` `[B]`."""
-  positions, warp = positions[:, None], env.warp
-  if draft_target.num_streams == 1:  # Without a null condition there is no guidance.
-    warp = warp._replace(guidance_scale=1.0)
-  forced = contract.forced_tokens(env.target, positions)
-  return warp_lib.probabilities(logits[:, :, None], warp, positions, forced)
-
-
 def _update(env, state, rng, outcome):
-  del env
   before = jnp.maximum(outcome.count - 2, 0)[:, None]
   previous = jnp.take_along_axis(outcome.tokens, before, axis=1)[:, 0]
   return rng, state._replace(previous=previous)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields
+from cspd_jax.core import fields, rows
 from cspd_jax.decoding import contract, row_random
 from cspd_jax.decoding.base import DRAWS, Draft, Drafter, Env, Layout
 from cspd_jax.decoding.drafters import feature_network, siblings
@@ -16,17 +16,14 @@ from cspd_jax.decoding.tree import EAGLE, Budget, Tree, check_size, runtime_tree
 
 
 def eagle(network: Network, tree: Tree = EAGLE, draws: str = 'distinct') -> Drafter:
-  """Drafts along a static tree (EAGLE-1, arXiv 2401.15077).
+  """Drafts along a static tree, of at least one draft (EAGLE-1, arXiv 2401.15077).
 
   Args:
     network: a network trained for the target; its parameters are the decoder's `draft_params`.
     tree: topology of the drafts; that of EAGLE-1 by default.
     draws: how siblings are selected, one of `base.DRAWS`: 'distinct' draws them without
-      replacement, as EAGLE-1 does; 'iid' draws them independently; 'fixed' selects the most
-      probable ones.
-
-  Raises:
-    ValueError: if `draws` is not one of these, or the tree has no drafts.
+      replacement, as EAGLE-1; 'iid' draws them independently; 'fixed' takes the most probable.
+      Others raise ValueError.
   """
   fields.check_choice('draws', draws, DRAWS)
   if not tree.num_nodes:
@@ -92,7 +89,6 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10, depth: int = 
   budget = Budget(num_nodes, depth, width)
 
   def propose(env, state, rng, root, start):
-    del root
     batch = start.shape[0]
     features, cache = feature_network.catch_up(env, network, state, start)
     logits = contract.feature_logits(network, env.params, features)
@@ -103,7 +99,8 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10, depth: int = 
     features = jnp.repeat(features, width, axis=2)
     visible = jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))
     for level in range(1, depth):
-      token, score = (_pick(jnp.concatenate(x, axis=1), beam) for x in (pool_tokens, pool_scores))
+      token, score = (rows.take(jnp.concatenate(x, axis=1), beam)
+                      for x in (pool_tokens, pool_scores))
       features, cache = contract.step(
           network, env.params, cache, jnp.maximum(token, 0), features, start + 1,
           np.full(width, level - 1), visible)
@@ -117,7 +114,7 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10, depth: int = 
       beam, above = before + best, best // width
       features = jnp.take_along_axis(features, above[None, :, :, None], axis=2)
       visible = jnp.concatenate(
-          [_pick(visible, above[:, :, None]),
+          [rows.take(visible, above),
            jnp.broadcast_to(jnp.eye(width, dtype=bool), (batch, width, width))], axis=2)
     pool, all_scores, parents = (
         jnp.concatenate(x, axis=1) for x in (pool_tokens, pool_scores, pool_parents))
@@ -131,7 +128,6 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10, depth: int = 
 
 
 def _check_sizes(num_nodes: int, width: int, depth: int) -> None:
-  """Raises ValueError for a number below 1, or more nodes than the beam has tokens."""
   for name, value in dict(num_nodes=num_nodes, width=width, depth=depth).items():
     check_size(name, value, 1)
   pool = width + (depth - 1) * width**2
@@ -139,11 +135,6 @@ def _check_sizes(num_nodes: int, width: int, depth: int) -> None:
     raise ValueError(
         f'num_nodes is {num_nodes}, but a beam of width {width} and depth {depth} has {pool} '
         'tokens; use fewer nodes or a larger beam.')
-
-
-def _pick(x: jax.Array, index: jax.Array) -> jax.Array:
-  """Entries `index` of axis 1."""
-  return jnp.take_along_axis(x, index, axis=1)
 
 
 def _children(env: Env, logits: jax.Array, score: jax.Array, start: jax.Array, level: int,
@@ -160,10 +151,9 @@ def _children(env: Env, logits: jax.Array, score: jax.Array, start: jax.Array, l
 
 def _choose(tokens: jax.Array, scores: jax.Array, parents: jax.Array, budget: Budget) -> Draft:
   """Drafts the highest-scoring tokens of a pool `[B, P]`; `parents` are indices into it."""
-  # No child scores above its parent, and `top_k` returns the first of equal scores, so a node is
-  # never chosen without its parent.
+  # No child scores above its parent, and of equal scores `top_k` returns the first: the parent.
   chosen = jnp.sort(jax.lax.top_k(scores, budget.num_nodes)[1], axis=1)
-  parent = _pick(parents, chosen)
+  parent = rows.take(parents, chosen)
   parent = jnp.where(parent < 0, 0, 1 + jax.vmap(jnp.searchsorted)(chosen, parent))
   parent = jnp.pad(parent.astype(jnp.int32), ((0, 0), (1, 0)), constant_values=-1)
-  return Draft(_pick(tokens, chosen), None, runtime_tree(parent, budget))
+  return Draft(rows.take(tokens, chosen), None, runtime_tree(parent, budget))

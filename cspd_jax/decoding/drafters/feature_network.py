@@ -20,14 +20,12 @@ from cspd_jax.decoding.base import Cache, Condition, Env, Outcome, Params, RngSt
 class Network(NamedTuple):
   """A drafting network as pure functions; shapes as in `base.Target`.
 
-  Its sequence is one token behind the target's: entry `C - 1 + k` pairs image token
-  `k` with the feature that predicted it, so entry `C - 1` pairs token 0 with the
-  feature of the condition's last token.
+  Its sequence is one token behind the target's: entry `C - 1 + k` pairs image token `k` with the
+  feature that predicted it, so entry `C - 1` pairs token 0 with that of the condition's last token.
 
   Attributes:
     prefill: `(params, condition, features [S, B, C, F], num_slots) -> cache`: reads all but the
-      last of the features of the condition's tokens and allocates `num_slots` slots for image
-      tokens.
+      last of the features of the condition's tokens; `num_slots` slots are for image tokens.
     step: `(params, cache, tokens [B, n], features [S, B, n, F], start [B], depth, visible) ->
       (features [S, B, n, F], cache)`. Entry `i` is image token number `start + depth[i]` (`[n]` or
       `[B, n]`) with the feature that predicted it. `visible`, bool `[n, m]` or `[B, n, m]`: which
@@ -95,7 +93,6 @@ def catch_up(env: Env, network: Network, state: NetworkState,
 def update(env: Env, state: NetworkState, rng: RngState,
            outcome: Outcome) -> tuple[RngState, NetworkState]:
   """Stores the target's features along the accepted path."""
-  del env
   first = outcome.root + 1
   numbers = first[:, None] + jnp.arange(state.tokens.shape[1])
   last = outcome.tokens.shape[1] - 1

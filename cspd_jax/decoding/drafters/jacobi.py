@@ -3,13 +3,11 @@
 Every forward pass returns a distribution at every position of the window. Those after the first
 rejected draft are conditioned on drafts that may change, but they are available: tokens drawn from
 them, with these distributions recorded, are the drafts of the next round (SJD, arXiv 2410.01699).
-Two invariants make every variant exact: the recorded distribution of a draft is its true
-distribution given all that is attached to earlier positions, and nothing attached to a position
-influences an earlier one.
+Two invariants make every variant exact: the record of a draft is its true distribution given all
+that is attached to earlier positions, and nothing at a position influences an earlier one.
 
 Positions that enter the window have fresh tokens. Any choice is exact as long as its true
-distribution is recorded. The names of the choices are those of SJD, section 3.3; left and above
-refer to the image.
+distribution is recorded. Their names are those of SJD, section 3.3; left and above in the image.
 """
 
 import functools
@@ -35,18 +33,15 @@ class JacobiState(NamedTuple):
   # `[B, L, V]` the distribution each was drawn from; None if the verifier needs none.
   probs: jax.Array | None
   side: jax.Array  # `[B, N - L]` tokens of the side nodes, -1 for a node without a candidate.
-  # `[B, R, V]` the last distribution of every position, for 'resample-above' fresh tokens; None
-  # otherwise.
-  history: jax.Array | None
+  history: jax.Array | None  # `[B, R, V]` the last distributions, for 'resample-above'; else None.
 
 
 def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
            tree: Tree | None = None) -> Drafter:
-  """Drafts from the previous forward pass.
+  """Drafts from the previous forward pass; raises ValueError for options that do not exist or fit.
 
   Args:
-    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. With 1 nothing
-      is drafted.
+    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts, maybe none.
     coupling: how the draft at a position depends on the one of the round before. 'redraw' draws
       from the new distribution (SJD). 'maximal' retains the token with probability `min(1, p / q)`
       and draws from the residual distribution otherwise, so it changes as rarely as the two
@@ -56,9 +51,6 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
     tree: topology of the `W - 1` drafts; side nodes hold further candidates drawn without
       replacement from the same distributions (SJD-PAC's proactive drafting). With 'noise' they are
       the runners-up under the position's noise. A chain by default.
-
-  Raises:
-    ValueError: if the window is below 1, a name is not supported, or the tree does not fit.
   """
   check_size('window', window, 1)
   tree = chain(window - 1) if tree is None else tree
@@ -67,7 +59,6 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
   check_tree(window, tree)
 
   def init(env, condition, rng, outcome):
-    del condition
     batch, extent = outcome.tokens.shape
     dtype, vocab = outcome.probs.dtype, env.target.vocab_size
     length = tree.main_length
@@ -83,7 +74,6 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
     return env.rowwise(row)(rng, outcome.probs[:, 0], outcome.tokens, outcome.count, history)
 
   def propose(env, state, rng, root, start):
-    del env, root, start
     return rng, state, Draft(jnp.concatenate([state.tokens, state.side], axis=1), state.probs)
 
   def update(env, state, rng, outcome):
@@ -106,7 +96,6 @@ def ancestral(window: int = 1) -> Drafter:
   tree = chain(window - 1)
 
   def propose(env, state, rng, root, start):
-    del start
     batch, vocab = root.shape[0], env.target.vocab_size
     probs = jnp.zeros((batch, min(window - 1, 1), vocab), jnp.float32) if env.needs_probs else None
     return rng, state, Draft(jnp.full((batch, window - 1), -1, jnp.int32), probs)
@@ -193,8 +182,7 @@ def coupled(rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array)
   length = tokens.shape[0]
   overlapping = new_probs[:length]
   retained = rng.accept(accept.take(overlapping, tokens), accept.take(probs, tokens))
-  redrawn = rng.draw(
-      jnp.concatenate([accept.residual(overlapping, probs), new_probs[length:]]))
+  redrawn = rng.draw(jnp.concatenate([accept.residual(overlapping, probs), new_probs[length:]]))
   return jnp.concatenate([jnp.where(retained, tokens, redrawn[:length]), redrawn[length:]])
 
 
@@ -238,8 +226,7 @@ def side_tokens(rng: Rng, tree: Tree, coupling: str, tokens: jax.Array, probs: j
                 positions: jax.Array, is_fresh: jax.Array) -> jax.Array:
   """Draws `[N - L]` further candidates for the side nodes.
 
-  All nodes of one depth and rank hold the same token: only one path is accepted in a round, so
-  siblings must differ but paths need not.
+  All nodes of one depth and rank hold the same token, because only siblings must differ.
   """
   depths, ranks = tree.depth[tree.main_length + 1:], tree.rank[tree.main_length + 1:]
   if not depths.size:

@@ -39,8 +39,7 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
   Args:
     heads: the heads, trained for the target.
     tree: topology of the drafts, such as `tree.MEDUSA`, at most `H` deep. A chain by default.
-    draws: how siblings are selected, one of `base.DRAWS`; the paper uses 'fixed', the most probable
-      tokens.
+    draws: how siblings are selected, one of `base.DRAWS`; the paper uses 'fixed'.
     length: length of the chain, if `tree` is None; cut to `H`, which is the default.
   """
   fields.check_choice('draws', draws, DRAWS)
@@ -56,11 +55,9 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
   depth, rank = tree.depth[1:], tree.rank[1:]
 
   def init(env, condition, rng, outcome):
-    del condition
     return rng, contract.check_features(outcome.features, env.params)[:, :, -1]
 
   def propose(env, state, rng, root, start):
-    del root
     logits = contract.head_logits(heads, env.params, state)[:, :, :tree.max_depth]
     positions = start[:, None] + 1 + jnp.arange(tree.max_depth)
     probs = siblings.probabilities(env, logits, positions)
@@ -68,7 +65,6 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
     return rng, state, Draft(tokens[:, depth - 1, rank], recorded if env.needs_probs else None)
 
   def update(env, state, rng, outcome):
-    del env, state
     node = outcome.verdict.node[None, :, None, None]
     return rng, jnp.take_along_axis(outcome.features, node, axis=2)[:, :, 0]
 

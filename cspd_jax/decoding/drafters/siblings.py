@@ -38,8 +38,7 @@ def choose(env: Env, rng: RngState, probs: jax.Array, positions: jax.Array, coun
       return jnp.where(greedy, row_random.winners(probs, count), drawn)
     return rng.draw_distinct(probs, count, greedy)
 
-  greedy = jnp.broadcast_to(
-      warp_lib.is_greedy(jnp.asarray(env.warp.temperature)), probs.shape[:1])
+  greedy = jnp.broadcast_to(warp_lib.is_greedy(jnp.asarray(env.warp.temperature)), probs.shape[:1])
   rng, chosen = env.rowwise(row)(rng, probs, positions, greedy)
   if env.warp.top_k is None:  # The temperature is then never 0.
     return rng, chosen, probs

@@ -23,7 +23,6 @@ def block() -> Verifier:
 
 def _verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
             target_probs: jax.Array, positions: jax.Array) -> Verdict:
-  del positions
   assert probs is not None  # The verifier has needs_probs.
   p, nodes = target_probs, jnp.arange(tokens.shape[0])
   is_candidate, token = tokens[1:] >= 0, jnp.maximum(tokens[1:], 0)
@@ -44,8 +43,6 @@ def _verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None
 
 
 def _check(drafter: Drafter, vocab_size: int) -> None:
-  """Raises ValueError unless the drafts are a chain, newly drawn from recorded distributions."""
-  del vocab_size
   if not (isinstance(drafter.tree, Tree) and drafter.tree.is_chain):
     raise ValueError(
         f'block verification is for chains, but the drafter has the tree {drafter.tree}; use '

@@ -89,7 +89,6 @@ def _relaxed(schedule: Callable[[int], np.ndarray], clamp: bool, length: int | N
     return np.maximum(table, 1) if clamp else table
 
   def check(drafter: Drafter, vocab_size: int) -> None:
-    del vocab_size
     factors(drafter.tree.max_depth)
 
   return rejection(lambda max_depth: _node_test(factors(max_depth)), exact=False, bounded=True,

@@ -24,8 +24,7 @@ def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarra
   The tokens of positive probability are ranked by the target's distribution after the rejections of
   earlier siblings. The window has the `group // 2` tokens next below `x`, the `(group - 1) // 2`
   next above, and `x`. The cluster consists of those of them whose probability differs from `p(x)`
-  by less than `p_threshold` and, if `embeddings` is passed, whose squared distance to `x` is below
-  `d_threshold`.
+  by less than `p_threshold` and, with `embeddings`, whose squared distance is below `d_threshold`.
 
   A cluster can lower the probability of its candidate: `p(C) / q(C)` may be below `p(x) / q(x)`.
   `clamp` uses the larger of the two. That accepts more and adds nothing to the bound on total
@@ -71,8 +70,6 @@ class _GroupedTest:
     fields.require(d_threshold is None or d_threshold > 0, 'd_threshold', d_threshold, 'above 0')
 
   def check(self, drafter: Drafter, vocab_size: int) -> None:
-    """Raises ValueError if the window or the embeddings do not fit the target's vocabulary."""
-    del drafter
     if self.group > vocab_size:
       raise ValueError(f'group is {self.group}, but the target has {vocab_size} tokens; it must be '
                        'at most that.')
@@ -81,7 +78,6 @@ class _GroupedTest:
                        f'{vocab_size} tokens; pass one row per token.')
 
   def mass(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array) -> jax.Array:
-    del depth
     cluster, p_token = _window(p, token, self.group), accept.take(p, token)
     members = jnp.maximum(cluster, 0)
     p_members = jnp.take_along_axis(p, members, axis=-1)

@@ -24,7 +24,6 @@ def kseq() -> Verifier:
 
 def _verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
             target_probs: jax.Array, positions: jax.Array) -> Verdict:
-  del positions
   tree = accept.topology(layout)
   is_inner = tree.children[:, 0] > 0
   inner = np.flatnonzero(is_inner)
@@ -76,8 +75,6 @@ def _factor(p: jax.Array, q: jax.Array, count: jax.Array) -> jax.Array:
 
 
 def _check(drafter: Drafter, vocab_size: int) -> None:
-  """Raises ValueError unless siblings are drawn independently along a static tree."""
-  del vocab_size
   if drafter.layout.draws != 'iid':
     raise ValueError(
         f"draws of the drafter is {drafter.layout.draws!r}; kseq needs siblings drawn "

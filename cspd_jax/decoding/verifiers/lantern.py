@@ -44,25 +44,22 @@ def lantern(table: np.ndarray, delta: float = 0.1, *, k: int | None = None, metr
             residual: str = 'gstar', greedy: bool = False) -> Verifier:
   """Adds neighbours' mass as long as this changes the distribution by at most `delta`.
 
+  Raises ValueError for options outside their range or an invalid table.
+
   Args:
     table: `[V, K]` neighbours of every token, nearest first, without the token itself; see
       `lantern.neighbour_table`. It must be computed from the target's tokenizer.
     delta: bound on the distance between `p` and `p_A`, at least 0 (exact) and below the largest
       possible distance: 1 for 'tvd', log 2 for 'jsd'.
     k: number of neighbours to use, all `K` by default.
-    metric: 'tvd', total variation, which is the mass moved; or 'jsd', the Jensen-Shannon
-      divergence in nats.
+    metric: 'tvd', total variation (the mass moved); or 'jsd', Jensen-Shannon divergence in nats.
     residual: one of `RESIDUALS`.
     greedy: the variant for temperature 0: a candidate is accepted if, with its neighbours' mass, it
       is the most probable token of the distribution at temperature 1 without cuts; the last token
       is the most probable one. Siblings are tested in order, so an earlier neighbour is accepted
       before the most probable token itself. The bound on total variation is then the number of
       accepted tokens that are not the most probable one: the target's distribution has a single
-      token, so each adds a total variation of 1. Where `m` tokens are equally probable, accepting
-      one of them adds `1 - 1 / m`.
-
-  Raises:
-    ValueError: for options outside their range or an invalid table.
+      token, so each adds a total variation of 1. One of `m` equally probable ones adds `1 - 1 / m`.
   """
   fields.check_choice('metric', metric, _METRICS)
   distance, largest = _METRICS[metric]
@@ -78,8 +75,7 @@ def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None,
 
   `lam`, at least 1 (exact), is that of the released code: the neighbours add at most `(lam - 1)
   p(x)`. In Cool-SD (arXiv 2601.09212) they add at most `lam p(x)`; its `lam` is smaller by one.
-  Other arguments are those of `lantern`. Raises ValueError for options outside their range or an
-  invalid table.
+  Other arguments and errors are those of `lantern`.
   """
   fields.require(1 <= lam < np.inf, 'lam', lam, 'at least 1 (1 is exact) and finite')
   return _neighbour_verifier(
@@ -100,7 +96,6 @@ _METRICS = {'tvd': (lambda p_token, moved: moved, 1.0), 'jsd': (_divergence, flo
 
 def _neighbour_verifier(table: np.ndarray, k: int | None, within: Within, residual: str,
                         greedy: bool) -> Verifier:
-  """The verifier for one bound."""
   test = _NeighbourTest(*_check(table, k, residual, greedy), within, residual)
   if greedy:
     return Verifier(test.verify_greedily, exact=False, needs_probs=False, greedy=True, bounded=True,
@@ -120,8 +115,6 @@ class _NeighbourTest:
   residual: str  # One of `RESIDUALS`.
 
   def check(self, drafter: Drafter, vocab_size: int) -> None:
-    """Raises ValueError unless the table has a row for every token."""
-    del drafter
     if len(self.table) != vocab_size:
       raise ValueError(
           f'table has {len(self.table)} rows, but the target has {vocab_size} tokens; build it '
@@ -136,7 +129,6 @@ class _NeighbourTest:
     return near, is_member, p_token + jnp.max(jnp.where(is_member, moved, 0), axis=-1)
 
   def mass(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array) -> jax.Array:
-    del q, depth
     return self._group(p, token)[2]
 
   def gap(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array) -> jax.Array:
@@ -148,7 +140,6 @@ class _NeighbourTest:
 
   def residual_distribution(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array
                             ) -> jax.Array:
-    del depth
     if self.residual == 'gstar':
       return accept.residual(p, q)
     near, is_member, joined = self._group(p, token)
@@ -170,8 +161,6 @@ class _NeighbourTest:
 
   def verify_greedily(self, rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
                       target_probs: jax.Array, positions: jax.Array) -> Verdict:
-    """`Verifier.verify` at temperature 0."""
-    del probs, positions
     tree = accept.topology(layout)
     parents = jnp.maximum(jnp.asarray(tree.parents), 0)
     p = target_probs[parents]
@@ -194,8 +183,7 @@ def _cleared(distribution: jax.Array, tokens: jax.Array, where: jax.typing.Array
   return jnp.put_along_axis(distribution, tokens, values, axis=-1, inplace=False)
 
 
-def _check(table: np.ndarray, k: int | None, residual: str, greedy: bool
-           ) -> tuple[np.ndarray, int]:
+def _check(table: np.ndarray, k: int | None, residual: str, greedy: bool) -> tuple[np.ndarray, int]:
   """The table in int32 and `k`; raises ValueError for a wrong table or option."""
   table = np.asarray(table)
   if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer) or not table.size:
@@ -226,8 +214,7 @@ def _check(table: np.ndarray, k: int | None, residual: str, greedy: bool
   return table.astype(np.int32), k
 
 
-# Number of distances in memory at a time: 64 MiB of float64.
-_CHUNK = 2**23
+_CHUNK = 2**23  # Number of distances in memory at a time: 64 MiB of float64.
 
 
 def neighbour_table(codebook: np.ndarray, k: int) -> np.ndarray:

@@ -21,7 +21,6 @@ def match(seed_exact: bool = True) -> Verifier:
 
   def verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
              target_probs: jax.Array, positions: jax.Array) -> Verdict:
-    del probs
     tree = accept.topology(layout)
     if seed_exact:
       samples = rng.draw_at(positions, target_probs)

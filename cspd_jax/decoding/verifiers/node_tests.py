@@ -2,8 +2,7 @@
 
 Every group of siblings is tested in order, each with what the rejections before it have left of the
 target's distribution. At the node where the walk stops one more token is drawn: from what is left
-of the distribution if the node has children, from the target's distribution (the bonus token) if it
-has none.
+of the distribution, or, if the node has no children, from the target's own (the bonus token).
 
 `exact` and `typical` are verifiers of this kind; the others have modules of their own.
 """
@@ -59,8 +58,7 @@ def rejection(test_for: Callable[[int], NodeTest], exact: bool, **kwargs: Any) -
   The verdict's `tv_bound` is the certificate of Theorem 2 of Cool-SD (arXiv 2601.09212) as a
   running sum: the gap of every test on the way, and the offset of every rejection. Its mean is an
   upper bound on the total variation between the distribution of the output and the target's, on
-  chains and on trees. `exact` says whether the test preserves the target's distribution; other
-  arguments are fields of the `Verifier`.
+  chains and on trees. `exact` and other arguments are fields of the `Verifier`.
   """
   def verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
              target_probs: jax.Array, positions: jax.Array) -> Verdict:
@@ -195,12 +193,9 @@ def exact() -> Verifier:
   without the earlier candidates (unchanged if candidates are drawn independently). Lossless:
   Leviathan et al., arXiv 2211.17192, and for trees SJD-PAC, arXiv 2603.18599, Theorem 2.
   """
-  return rejection(lambda max_depth: _TEST, exact=True)
-
-
-_TEST = NodeTest(
-    mass=lambda p, q, token, depth: accept.take(p, token),
-    residual=lambda p, q, token, depth: accept.residual(p, q))
+  test = NodeTest(mass=lambda p, q, token, depth: accept.take(p, token),
+                  residual=lambda p, q, token, depth: accept.residual(p, q))
+  return rejection(lambda max_depth: test, exact=True)
 
 
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
@@ -216,8 +211,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
   Args:
     epsilon: a token with a larger probability is always accepted; above 0, below 1. The defaults
       are those of Medusa's code.
-    delta: factor of the threshold for flat distributions; above 0, at most 1, so that the most
-      probable token is always typical.
+    delta: factor of the threshold for flat distributions; above 0, at most 1.
   """
   fields.require(0 < epsilon < 1, 'epsilon', epsilon, 'above 0 and below 1')
   fields.require(0 < delta <= 1, 'delta', delta, 'above 0 and at most 1')
