@@ -47,7 +47,6 @@ class _Output:
     return getattr(self._stream, name)
 
   def write(self, text: str) -> int:
-    """Writes as the stream does; returns the number of characters."""
     with self._discarding():
       text = progress.lines(text)
       try:
@@ -58,7 +57,6 @@ class _Output:
     return len(text)
 
   def flush(self) -> None:
-    """Flushes the stream."""
     with self._discarding():
       self._stream.flush()
 

@@ -24,8 +24,7 @@ BELOW_1 = (0, math.nextafter(1, 0))
 NOT_NEGATIVE = (0, math.inf)
 FINITE = (-math.inf, math.inf)
 
-# The smallest and the largest value of a number, both included.
-Range = tuple[float, float]
+Range = tuple[float, float]  # The smallest and the largest value of a number, both included.
 
 
 def check(config: Any, **ranges: Range) -> None:

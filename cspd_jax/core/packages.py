@@ -7,10 +7,8 @@ from typing import Any
 def load(name: str) -> Any:
   """Imports a package that may be absent or broken, or a module of it.
 
-  Raises:
-    ImportError: 'NAME is not installed', or 'NAME cannot be imported' with the reason, whatever the
-      package raises: a missing library, or a panic of its Rust code. The caller adds how to install
-      it.
+  ImportError is 'NAME is not installed', or 'NAME cannot be imported' with the reason, whatever the
+  package raises: a missing library, or a panic of its Rust code. Callers add how to install it.
   """
   try:
     return importlib.import_module(name)

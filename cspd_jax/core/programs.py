@@ -32,8 +32,7 @@ from cspd_jax.core import fields, progress
 
 Program = TypeVar('Program')
 
-# The most programs that a model caches. Each uses up to two thousand memory maps on a CPU, and
-# Linux allows a process 65530.
+# The most programs that a model caches. On a CPU each uses up to 2000 of 65530 memory maps.
 MOST = 16
 
 # The parts of a program that can become one CUDA graph; the first is the default of XLA.
@@ -49,12 +48,9 @@ def jit(function: Callable[..., Any], graphs: str | None = None, *, label: str |
 
   Args:
     function: the function. Do not call the result while another function is traced.
-    graphs: one of `GRAPHS`; by default that of the environment variable CSPD_JAX_GRAPHS.
+    graphs: one of `GRAPHS`, else ValueError; by default the environment variable CSPD_JAX_GRAPHS.
     label: the name under which its compilations are reported; None does not report them.
     **options: other options of `jax.jit`.
-
-  Raises:
-    ValueError: if the environment variable is not one of `GRAPHS`.
   """
   if label is not None:
     function = labelled(label, function)
@@ -158,8 +154,7 @@ def is_guided(sampling: Any) -> bool:
 
 # The event of JAX after XLA has compiled a program, or loaded it from the cache on disk.
 _COMPILED = '/jax/core/compile/backend_compile_duration'
-# Seconds from which the duration is reported as well.
-_LONG = 2.0
+_LONG = 2.0  # Seconds from which the duration is reported as well.
 
 
 @dataclasses.dataclass
@@ -221,13 +216,11 @@ def labelled(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
   return traced
 
 
-@functools.cache
+@functools.cache  # Once per process.
 def _listen() -> None:
-  """Registers the listener once per process."""
-  jax.monitoring.register_event_duration_secs_listener(_on_event)
+  def on_event(event: str, _: float, **_details: Any) -> None:
+    report = _REPORT.get()
+    if event == _COMPILED and report is not None and report.label is not None and report.is_traced:
+      report.end()
 
-
-def _on_event(event: str, _: float, **_details: Any) -> None:
-  report = _REPORT.get()
-  if event == _COMPILED and report is not None and report.label is not None and report.is_traced:
-    report.end()
+  jax.monitoring.register_event_duration_secs_listener(on_event)

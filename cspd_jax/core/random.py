@@ -14,8 +14,7 @@ class RowKeys(NamedTuple):
   """The random state of one row: two Threefry keys as plain words.
 
   Different Threefry keys yield independent streams, so a counter in the key yields as many of them
-  as `jax.random.split` would, without the cost of a hash per stream, which would dominate the
-  rounds of a small model on a CPU.
+  as `jax.random.split` would, without the cost of a hash per stream.
 
   Attributes:
     noise: `[2]` uint32; the noise of position `k` has key `noise + (k, 0)`.

@@ -66,8 +66,7 @@ def _numbers(name: str, value: Any, num_rows: int) -> Any:
 
 def take(leaf: jax.Array, index: jax.Array) -> jax.Array:
   """Returns the entries `[N, n, ...]` of `leaf` `[N, m, ...]` at `index` `[N, n]`."""
-  return jnp.take_along_axis(
-      leaf, index.reshape(*index.shape, *(1,) * (leaf.ndim - 2)), axis=1)
+  return jnp.take_along_axis(leaf, index.reshape(*index.shape, *(1,) * (leaf.ndim - 2)), axis=1)
 
 
 def where(condition: jax.Array, a: Any, b: Any) -> Any:

@@ -109,8 +109,7 @@ def _expression(text: str, message: str) -> ast.expr:
 def value(name: str, argument: object) -> Value:
   """Returns what a caller passes for a parameter as a value of a specification.
 
-  It is a number, a tuple of numbers, True, False, None, or the text of any value; anything else
-  raises ValueError.
+  It is numbers, True, False, None, or the text of any value; anything else raises ValueError.
   """
   if isinstance(argument, str):
     node = _expression(argument, f'{name} is {argument!r:.80}; it must be {_VALUES}.')
@@ -170,7 +169,6 @@ class _Reader:
     return arguments
 
   def value(self, name: str, node: ast.expr) -> Value:
-    """Converts the value of the parameter `name`."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
       positional = tuple(self.value(name, argument) for argument in node.args)
       return Call(node.func.id, positional, self.arguments(node))
