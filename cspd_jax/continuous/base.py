@@ -32,9 +32,8 @@ class Modulation(NamedTuple):
   Attributes:
     make: `(params, step [L], z [N, D]) -> modulation`, a pytree with leaves `[N, L, ...]`: the
       modulation of every `z` at every step.
-    apply: `(params, x [N, C], modulation, row [N]) -> (eps [N, C], v [N, C])`, where the leaves
-      of `modulation` are `[R, ...]` and state `n` uses row `row[n]`. After `make`, it computes
-      `Target.denoise`.
+    apply: `(params, x [N, C], modulation, row [N]) -> (eps [N, C], v [N, C])`: `Target.denoise`,
+      where the leaves of `modulation` are `[R, ...]` and state `n` uses row `row[n]`.
   """
 
   make: Callable[[Params, jax.Array, jax.Array], Any]
@@ -63,8 +62,7 @@ class Sizes(NamedTuple):
   """Bytes of a model's intermediate results, from which the memory of a decode is estimated.
 
   Attributes:
-    per_pass: of a pass of the transformer, per image and stream: of `Target.transform`, or of
-      `Cached.score` per token.
+    per_pass: of a `Target.transform` per image and stream, or of a `Cached.score` per token too.
     per_state: of the modulation of one state of the head, as `Modulation.make` returns it.
   """
 
@@ -103,8 +101,7 @@ class Target(NamedTuple):
     make_schedule: `num_levels -> Schedule`, the levels of the head.
     num_levels: the default number of levels.
     guidance: the default guidance schedule, one of `schedule.GUIDANCE_SCHEDULES`.
-    sizes: of intermediate results; zeros if they are not available, which makes estimates of memory
-      lower bounds.
+    sizes: of intermediate results; zeros make estimates of memory lower bounds.
   """
 
   transform: Callable[[Params, Condition, jax.Array, jax.Array], jax.Array] | None
@@ -136,8 +133,7 @@ class Draft(NamedTuple):
     tokens: `[B, T, C]` the image with the drafts in it.
     record: what `Verifier.sample_draft` recorded of each draft, leaves `[B, drafts, ...]`; or the
       verifier's memory of earlier rounds.
-    missing: `[B, T]` bool, the positions of the round that have no draft; None for none. A masked
-      model does not see them.
+    missing: `[B, T]` bool, positions without a draft, which a masked model does not see; or None.
   """
 
   tokens: jax.Array
@@ -212,11 +208,9 @@ class Drafter(NamedTuple):
     propose: `(env, span, tokens [B, T, C], memory) -> Draft`: drafts for the first ranks of the
       round, `span.num_drafts(env.verifier.bonus)` of them, sampled by
       `env.verifier.sample_draft`, or the drafts in the verifier's `memory`.
-    model: the draft model. It has the same tokens as the target and reads the same condition. None
-      for drafts without a model.
+    model: the draft model. It has the tokens and the condition of the target. None without one.
     check: `target -> None`; raises ValueError if the drafter does not fit the target.
-    guided_as_verified: whether a draft has the guidance scale that it is verified with; else that
-      of its own rank.
+    guided_as_verified: whether a draft has the guidance scale of its verification, not of its rank.
   """
 
   propose: Callable[[Env, Span, jax.Array, Any], Draft]
@@ -231,8 +225,7 @@ class Context(NamedTuple):
   Attributes:
     name: one word.
     transform: `(env, span, tokens [B, T, C], missing, cache) -> (z [S, B, W, D], cache)`: the
-      transformer's output for the tokens of the round, from the image with the drafts in it;
-      `missing` is `Draft.missing`.
+      output for the tokens of the round, from `tokens` and `missing` of the `Draft`.
     passes: `span -> [B]`: passes of the transformer per row; they run in parallel.
     sizes: `W -> ` how often `Sizes.per_pass` is in memory at once, per image and stream.
   """

@@ -17,9 +17,8 @@ def true_contexts(target: Target, params: Params, condition: Condition, tokens: 
 
   In a masked bidirectional model a new token changes every hidden state, so each of these tokens
   requires one row of a wide batch. `tokens` `[B, T, C]` are committed tokens and drafts, those of
-  lower rank than `ranks` `[B, n]` are visible, but for the `missing` ones. There may be more than
-  `n` `positions`: those of further tokens, which see what the last one sees. The result is `z` of
-  all positions, `[S, B, ..., D]`.
+  lower rank than `ranks` `[B, n]` are visible, but for the `missing` ones. Further `positions` see
+  what the last one sees. Returns their `z`, `[S, B, ..., D]`.
   """
   num_rows, num = ranks.shape
   wide = lambda leaf: jnp.repeat(leaf, num, axis=0)

@@ -27,16 +27,13 @@ import numpy as np
 from cspd_jax.continuous import noise as noise_lib
 from cspd_jax.core import fields, rows
 
-# Proposals per pass.
-TRIALS_PER_PASS = 8
+TRIALS_PER_PASS = 8  # Proposals per pass.
 # Default of the largest number of proposals. With eta = 0.98 all fail with probability 1e-9.
 DEFAULT_TRIALS = 1024
 # Kernels may be so narrow that the rounding error of a state is many deviations, and the next mean
 # further away than float32 can square. These bounds are beyond all noise, and products of both are
 # finite. The first is the smaller one, so that no rounding error explains a distance.
 _NOISE, _FAR = 1e6, 1e15
-# `guarantee` mentions residual draws that fail only if their probability is larger than this.
-_NEGLIGIBLE = 1e-6
 
 
 def check(eta: float, max_trials: int) -> None:
@@ -44,14 +41,6 @@ def check(eta: float, max_trials: int) -> None:
   fields.require(0 < eta <= 1, 'eta', eta, 'above 0 and at most 1')
   words = f'a whole number from 1 to {noise_lib.MAX_TRIALS}, the proposals that there is noise for'
   fields.check_whole('max_trials', max_trials, words, 1, noise_lib.MAX_TRIALS)
-
-
-def guarantee(eta: float, max_trials: int) -> str:
-  """Returns how exact test and residual are, in words."""
-  if eta**max_trials < _NEGLIGIBLE:
-    return 'exact up to rounding'
-  return (f'exact up to rounding and residual draws of which {max_trials} proposals fail, which '
-          '`missed` counts')
 
 
 class Gaussian(NamedTuple):
@@ -153,8 +142,7 @@ def move(x: jax.Array, compared: Compared, log_uniform: jax.Array) -> Moved:
   square = jnp.sum(compared.shift * compared.shift, axis=-1)
   kept = log_uniform < -(inner + 0.5 * square)
   factor = 2 * inner / jnp.maximum(square, jnp.finfo(square.dtype).tiny)
-  mirrored = compared.mean + compared.base * (
-      compared.coupled - factor[..., None] * compared.shift)
+  mirrored = compared.mean + compared.base * (compared.coupled - factor[..., None] * compared.shift)
   return Moved(jnp.where(kept[..., None], x, mirrored), kept)
 
 

@@ -3,22 +3,16 @@
 None of these preserves the target's distribution; `exact_head` and `exact_path` do. All raise
 ValueError for options out of range, and for models that do not fit together.
 
-`cspd_paper` is Algorithm 1 of the paper. Its factor Sigma is to correct for densities evaluated at
-two different points, each model's own trajectory; given the shared noise both trajectories are
-constants and the right factor is 1. So with learned variances the distribution is biased; where
-both models have the same variances Sigma is 1 and the decoder is exact.
-
-`cspd_released` is the algorithm of the released code: verification in blocks, a test softened by a
-factor of 42, Sigma inverted, and a token of zeros if 100 proposals fail. Its speed is that of its
-schedule of passes, whatever is accepted: compare with `parallel` at equal numbers of target passes.
+`cspd_paper` is Algorithm 1 of the paper, whose factor Sigma is right only where both models have
+the same variances, `cspd_released` that of its code: verification in blocks, a test softened by a
+factor of 42, Sigma inverted, and a token of zeros if 100 proposals fail.
 
 `cspd_relaxed` accepts a draft with probability `exp(-d^2 / (2 kappa^2))`, where `d` is the distance
 of the two models' tokens under the same noise in units of the last kernel's standard deviation `s`,
 else emits the target's own token. Then the mean squared distance to that token is at most
 `(2 / e) kappa^2 s^2`, for any two models. The root of this bounds the Wasserstein distance of a
-token's distribution, given the tokens before it, to that of `parallel` with the same blocks. It is
-not equality in distribution, and no bound for whole images, whose later tokens depend on the
-earlier ones.
+token's distribution, given the tokens before it, to that of `parallel` with the same blocks, but
+not that of whole images, whose later tokens depend on the earlier ones.
 
 `released` and `relaxed` are tests of `token_test`, which compares the means of the two heads at
 kernel 0, the tokens that each would emit under the shared noise of the position. The target decodes
@@ -26,8 +20,8 @@ the first tokens alone (the prefix). Then the draft model decodes token by token
 whose number is divisible by `gamma`, and at the last, one pass of the target verifies the block of
 tokens since the last verification. That pass does not see the drafts: it scores the target's
 parallel distribution of the block. Every draft is accepted or replaced separately, none is
-discarded, so the number of passes does not depend on acceptance. With a valid test the distribution
-would be that of `parallel`, which needs no draft model; these tests are not valid.
+discarded, so the number of passes, and the speed, does not depend on acceptance. With a valid test
+the distribution would be that of `parallel`, which needs no draft model; these tests are not valid.
 
 Reference: Wang et al., Continuous Speculative Decoding for Autoregressive Image
 Generation, 2024 (arXiv:2411.11925), and its released code.
@@ -50,10 +44,8 @@ from cspd_jax.continuous.schedule import Schedule, blocks
 from cspd_jax.continuous.span import Span, TokenBatch
 from cspd_jax.core import fields
 
-# Tolerance of the released code, in standard deviations of the last kernel.
-DEFAULT_KAPPA = 42.0
-# Proposals for a rejected token in the released code.
-_RELEASED_TRIALS = 100
+DEFAULT_KAPPA = 42.0  # Tolerance of the released code, in standard deviations of the last kernel.
+_RELEASED_TRIALS = 100  # Proposals for a rejected token in the released code.
 
 
 def cspd_paper(target: Target, draft: Target, draft_length: int = decoders.DEFAULT_DRAFT_LENGTH,
@@ -63,8 +55,7 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = decoders.DEFAU
                guidance: str | None = None) -> Decoder:
   """Algorithm 1: true contexts, an end at the first rejection, Sigma (equation 4).
 
-  The residual loop, unbounded in the paper, ends after `max_trials` proposals. Arguments as for
-  `decoders.exact_path`.
+  The residual loop, unbounded in the paper, ends after `max_trials`. Arguments as for `exact_path`.
   """
   verifier = path.path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
   return decoders.path_decoder(target, draft, draft_length, target.as_schedule(schedule),
@@ -189,7 +180,6 @@ def relaxed(kappa: float) -> Verifier:
   fields.require(0 < kappa < np.inf, 'kappa', kappa, 'finite and above 0')
 
   def test(batch, draft, target, pending) -> TokenVerdict:
-    del pending
     accepted = coupling.accept(
         -half_squared_distance(draft, target, kappa),
         noise_lib.log_uniform(batch.keys, noise_lib.ACCEPT, 0), 1.0)
@@ -204,8 +194,7 @@ def relaxed(kappa: float) -> Verifier:
       'is in `errors.bound`', bounded=True)
 
 
-# Powers of the factor Sigma in the test.
-SIGMA = {'off': 0, 'paper': 1, 'inverted': -1}
+SIGMA = {'off': 0, 'paper': 1, 'inverted': -1}  # Powers of the factor Sigma in the test.
 
 
 def released(kappa: float, sigma: str) -> Verifier:

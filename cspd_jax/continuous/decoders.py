@@ -27,8 +27,7 @@ from cspd_jax.core import fields
 DEFAULT_DRAFT_LENGTH = 2
 DEFAULT_BLOCK_LENGTH = 8
 DEFAULT_WINDOW = 8
-# Levels per draft of a chain that `windows` verifies in a call of the head.
-_LEVELS_PER_DRAFT = 12
+_LEVELS_PER_DRAFT = 12  # Levels per draft of a chain that `windows` verifies in a call of the head.
 # Share of the tokens that the target decodes alone before there are drafts.
 DEFAULT_PREFIX_SHARE = 0.15
 
@@ -43,8 +42,7 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
     schedule: the levels of the head, or their number; by default those of the model.
     guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
       NextStep-1; by default that of the model.
-    last_noise: whether the last kernel adds its noise. It does not in MAR; the distribution with
-      noise is the one that `exact_path` samples.
+    last_noise: whether the last kernel adds its noise. It does not in MAR, but in `exact_path`.
   """
   schedule = target.as_schedule(schedule)
   return _mar_steps(target, num_iter, schedule, ancestral(target, schedule, last_noise), guidance,
@@ -150,13 +148,11 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
     draft_length: `gamma`, drafts per round.
     schedule: the levels of both heads, or their number; by default those of the target.
     split: first kernel of the tested path, a fifth of the way up by default. Above it the noise is
-      shared. Low values accept less; high values accept less where the heads disagree at the first
-      kernels, which magnify errors most. The distribution is the same for all values.
+      shared. The distribution is the same for all values.
     eta: see `coupling`.
     max_trials: the largest number of proposals per residual draw.
     bonus: whether a round with all drafts accepted adds a token of the target. Without it, draft
-      and test of a token are the same whatever `draft_length` is, so the images of a key do not
-      depend on `draft_length`.
+      and test of a token are the same whatever `draft_length` is, and so are images.
     prefix_share: share of the tokens that the target decodes alone.
     aligned: whether the draft model uses the target's noise above `split`.
     guidance: as for `mar`.

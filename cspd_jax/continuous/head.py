@@ -1,7 +1,6 @@
 """Calls of a diffusion head, and sampling of tokens one kernel after the other.
 
-In the shape descriptions, `N` is the number of tokens sampled in parallel and `L` the number of
-levels.
+In the shape descriptions, `N` is the number of tokens sampled in parallel.
 """
 
 import math
@@ -18,8 +17,7 @@ from cspd_jax.continuous.result import Kernels
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, TokenBatch
 
-# A larger modulation is computed at every call instead of being stored.
-MODULATION_BYTES = 2**30
+MODULATION_BYTES = 2**30  # A larger modulation is computed at every call instead of being stored.
 
 
 def pick(z: jax.Array, positions: jax.Array) -> jax.Array:
@@ -133,8 +131,7 @@ class HeadSampler(NamedTuple):
 def ancestral(target: Target, schedule: Schedule, last_noise: bool = False) -> HeadSampler:
   """Returns the sampler of DDPM and MAR: one head call per level.
 
-  With `last_noise` kernel 0 adds its noise too (a standard deviation of 0.0064). MAR's sampler does
-  not, and emits the mean.
+  With `last_noise` kernel 0 adds its noise too (a standard deviation of 0.0064), unlike in MAR.
   """
   levels = schedule.num_levels
 
@@ -167,7 +164,6 @@ def _steps(schedule: Schedule) -> jax.Array:
 def no_drafts(sampler: HeadSampler) -> Verifier:
   """Commits tokens that a sampler of the target draws, conditioned on those committed before."""
   def verify(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
-    del draft
     in_round = span.in_round
     sampled = sampler.sample(env.params, span.batch(z))
     sampled = jax.tree.map(lambda leaf: leaf.reshape(*in_round.shape, *leaf.shape[1:]), sampled)

@@ -7,8 +7,7 @@ two constant is good at one end only. The blend is
     x0 = rho x0_last + (1 - rho) (x - sqrt(1 - alpha_bar) eps_last) / sqrt(alpha_bar)
 
 with one number `rho` per level. `rho` determines the speed only, never the distribution. The frozen
-drafter without the blend is in De Bortoli et al., Accelerated Diffusion Models via Speculative
-Sampling, 2025 (arXiv:2501.05370).
+drafter without the blend is that of De Bortoli et al., 2025 (arXiv:2501.05370).
 """
 
 from collections.abc import Mapping
@@ -32,8 +31,7 @@ from cspd_jax.core.random import as_key, row_keys
 # Least-squares fit on heads trained on mixtures of Gaussians in 16 dimensions: step, rho.
 _DEFAULT = np.array([(0, 0), (20, .08), (50, .25), (101, .52), (202, .80), (303, .90),
                      (505, .96), (706, .98), (908, 1), (999, 1)])
-# The entry of a checkpoint's metadata that holds its blends.
-_METADATA = 'head_drafter'
+_METADATA = 'head_drafter'  # The entry of a checkpoint's metadata that holds its blends.
 
 
 class Frozen(NamedTuple):
@@ -114,8 +112,7 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
   decoded = decoder(params, condition, key, sampling)
   num_rows, size = decoded.order.shape
   rows = row_keys(key, num_rows)
-  rank = jax.vmap(
-      lambda words: jax.random.randint(as_key(words, 0, 1), (1,), 0, size))(rows.stream)
+  rank = jax.vmap(lambda words: jax.random.randint(as_key(words, 0, 1), (1,), 0, size))(rows.stream)
   positions = jnp.take_along_axis(decoded.order, rank, axis=1)
   if target.cached is None:
     visible = jnp.argsort(decoded.order, axis=1) < rank

@@ -47,8 +47,7 @@ class Decoder:
   """A model with one or more stages of rounds: `decoder(params, condition, key)`.
 
   A pure function of arrays, to be jitted whole: `jax.jit(decoder)`. `start`, `round` and `finish`
-  are its pieces, for callers that want to observe every round: `finish` returns the result so far
-  after any number of rounds.
+  are its pieces, with which callers observe every round.
 
   Attributes:
     target: the model whose distribution is sampled.
@@ -86,8 +85,7 @@ class Decoder:
     """Returns which rows `[B]` bool can be decoded with a condition and sampling options.
 
     Call it before compiling: a traced call cannot read values, and marks invalid rows in
-    `Decoded.valid` instead. Raises ValueError for an invalid condition or option, as far as their
-    values are concrete.
+    `Decoded.valid` instead. Raises ValueError for an invalid condition or option with known values.
     """
     valid = sampling_lib.check(sampling, self.target.num_streams, rows.count(condition))
     draft = None if self.drafter is None else self.drafter.model
@@ -106,10 +104,7 @@ class Decoder:
       key: one random key, or one per row `[B]`. A row's result depends on its own key and
         condition only, up to rounding: a model may choose the shape of a pass by all rows.
       sampling: guidance and temperature, of all models; run-time values.
-      draft_params: the draft model's parameters, if there is one.
-
-    Raises:
-      ValueError: if `draft_params` is required but missing, or from `check`.
+      draft_params: the draft model's parameters; missing ones raise ValueError, as does `check`.
     """
     rng = row_keys(key, rows.count(condition))
     state = self.start(params, condition, rng, sampling, draft_params)
@@ -129,8 +124,12 @@ class Decoder:
     size = self.target.num_tokens
     order = self.orders(rng, size)
     width = max(stage.width for stage in self.stages)
+    begins = [0, *(stage.stops[-1] for stage in self.stages)]
+    max_rounds = sum(
+        len(stage.stops) if stage.verifier.commits_all else stage.stops[-1] - begin
+        for stage, begin in zip(self.stages, begins))
     decoded = empty(
-        order, valid, self.target.token_dim, rounds=self._max_rounds(), width=width,
+        order, valid, self.target.token_dim, rounds=max_rounds, width=width,
         levels=max(stage.verifier.levels for stage in self.stages),
         bounded=any(stage.verifier.bounded for stage in self.stages))
     cache = () if self.target.cached is None else contract.prefill(
@@ -199,16 +198,9 @@ class Decoder:
     return jax.tree.map(lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype),
                         after, state)
 
-  def _max_rounds(self) -> int:
-    """The largest number of rounds until the last row is complete."""
-    begins = [0, *(stage.stops[-1] for stage in self.stages)]
-    return sum(len(stage.stops) if stage.verifier.commits_all else stage.stops[-1] - begin
-               for stage, begin in zip(self.stages, begins))
-
 
 def _commit(decoded: Decoded, span: Span, verifier: base.Verifier, verdict: base.Verdict,
             target_passes: jax.Array, draft_passes: jax.Array) -> Decoded:
-  """Returns the result after a round."""
   size, row = decoded.order.shape[1], jnp.arange(span.count.shape[0])
   count = span.count + verdict.length
   committed = (span.rank_of_position >= span.count[:, None]) & (
@@ -244,23 +236,21 @@ def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifie
                  context: base.Context | None = None, width: int | None = None, prefix: int = 0,
                  prefix_sampler: HeadSampler | None = None, guidance: str | None = None,
                  steps: tuple[int, ...] | None = None, distribution: str = '') -> Decoder:
-  """Builds a decoder from its parts. Other arguments are fields of `base.Stage`.
+  """Builds a decoder from its parts; raises ValueError for parts that do not fit together.
+
+  Other arguments are fields of `base.Stage`.
 
   Args:
     target: the model.
     schedule: the levels of its head, and of a draft model's.
     stops: the ranks at which rounds end, ascending, after the prefix; the last is the number of
       tokens. Empty if the prefix is the whole image.
-    context: `context.BLOCK` (the default) or `context.TRUE` for a masked target, `context.CACHED`
-      for a causal one.
+    context: `context.BLOCK` (the default) or `TRUE` for a masked target, `CACHED` for a causal one.
     width: the largest number of tokens of a round; None for all up to the next stop.
     prefix: the number of first tokens that the target decodes alone, one per round.
     prefix_sampler: samples them; `head.ancestral` by default.
     guidance: one of `schedule.GUIDANCE_SCHEDULES`; None for that of the target.
     distribution: the distribution that is sampled, in words.
-
-  Raises:
-    ValueError: for parts that do not fit together.
   """
   guidance = target.guidance if guidance is None else guidance
   fields.check_choice('guidance', guidance, GUIDANCE_SCHEDULES)
@@ -293,7 +283,6 @@ def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifie
 
 
 def _check_causal(num_tokens: int, stages: Sequence[base.Stage], ends: Sequence[int]) -> None:
-  """Raises ValueError for steps of several tokens, which end at `ends`."""
   several = lambda stage: stage.width > 1 if stage.drafter is None else (
       stage.steps is not None and len(stage.steps) < num_tokens)
   if any(map(several, stages)):
@@ -304,7 +293,6 @@ def _check_causal(num_tokens: int, stages: Sequence[base.Stage], ends: Sequence[
 
 def _check_parts(target: base.Target, verifier: base.Verifier, drafter: base.Drafter | None,
                  context: base.Context) -> None:
-  """Raises ValueError for parts that do not fit together."""
   remembers = verifier.start is not None
   if drafter is None and (remembers or verifier.sample_draft is not None):
     raise ValueError('drafter is None, but the verifier requires drafts; pass a Drafter.')
@@ -338,8 +326,7 @@ def _of_stage(target: base.Target, stage: base.Stage, levels: int, num_rows: int
   draft = None if stage.drafter is None else stage.drafter.model
   if draft is None:
     return max(scored, head)
-  # It decodes token by token, and scores proposals of the target. A part of its last pass is still
-  # there during that of the target.
+  # It decodes token by token. A part of its last pass is still there during that of the target.
   drafted = _of_pass(draft, BLOCK.sizes(1), num_rows)
   return max(scored + drafted / 2, head, _of_head(draft, 1, states, levels, num_rows))
 

@@ -3,8 +3,7 @@
 Every number that a decoder draws for a token has a key that depends on the row's key, the token's
 position in the image, the purpose of the number, and the denoising kernel that uses it: neither on
 the other rows of the batch, nor on the draft length, nor on the round. `windows` is the exception:
-its rounds move a chain again and again, with keys that depend also on the number of committed
-tokens.
+its rounds move a chain again and again, with keys that depend also on what is committed.
 
 The noise of a discarded draft may be used again: a decision about a token never depends on the
 noise of later tokens, and a decision at a kernel never depends on the noise of later kernels, so

@@ -13,14 +13,11 @@ class Costs(NamedTuple):
   of a batch that one device runs together is `head_calls.max(0).sum()`.
 
   Attributes:
-    target_passes: `[B]` int32 passes of the target's transformer, one per context. Those of one
-      round run in parallel.
+    target_passes: `[B]` int32 passes of the target's transformer, those of a round in parallel.
     draft_passes: `[B]` int32 passes of the draft model's transformer, one after the other.
-    head_calls: `[B, R]` int32 calls of the target's head in every round, one after the other;
-      0 beyond the last round.
-    head_rows: `[B]` int32 states at which the target's head was needed; with guidance a state
-      counts once per stream. Calls have static shapes, so a compiled program evaluates the head at
-      more states than that.
+    head_calls: `[B, R]` int32 calls of the target's head, one after the other, by round, or 0.
+    head_rows: `[B]` int32 states at which the target's head was needed, per stream. Calls have
+      static shapes, so a compiled program evaluates the head at more states than that.
     draft_head_calls: `[B]` int32 calls of the draft model's head, one after the other.
   """
 
@@ -84,8 +81,7 @@ class Decoded(NamedTuple):
     round_of_token: `[B, T]` int32 the round that committed the token of a position.
     tv_bound: `[B]` float32; its mean bounds the total variation between the distribution of the
       image's tokens and the decoder's `distribution`. For exact decoders, the number of residual
-      draws whose proposals were all rejected: without any, the image is that of an exact run. NaN
-      if no bound is available.
+      draws whose proposals were all rejected, 0 in an exact run. NaN without a bound.
     valid: `[B]` bool; False if an option or the condition of the row was out of range, or a token
       has NaN or infinity. The tokens are meaningless then.
     order: `[B, T]` int32 the positions in the order in which they are committed.
@@ -112,8 +108,7 @@ def empty(order: jax.Array, valid: jax.Array, token_dim: int, rounds: int, width
           levels: int, bounded: bool) -> Decoded:
   """Returns the result before the first round of a decoder.
 
-  It has at most `rounds` rounds of at most `width` tokens, counts tests at `levels` levels (0 for
-  none), and has `errors` if it is `bounded`.
+  It has at most `rounds` of at most `width` tokens, tests at `levels`, and `errors` if `bounded`.
   """
   batch, size = order.shape
   zeros = lambda *shape: jnp.zeros((batch, *shape), jnp.int32)

@@ -9,8 +9,7 @@ References: Nichol & Dhariwal, Improved Denoising Diffusion Probabilistic Models
 (arXiv:2102.09672), for the cosine schedule, the learned range of variances (equation 15) and
 respacing; Li et al., Autoregressive Image Generation without Vector Quantization, 2024
 (arXiv:2406.11838), for its use on tokens; Chang et al., MaskGIT, 2022 (arXiv:2202.04200), for the
-mask lengths; NextStep Team, NextStep-1, 2025 (arXiv:2508.10711), and its released code for the
-sampler of flow heads.
+mask lengths; NextStep Team, NextStep-1, 2025 (arXiv:2508.10711), and its code for flow heads.
 """
 
 import math
@@ -22,10 +21,8 @@ import numpy as np
 
 from cspd_jax.core import fields
 
-# Steps of the full noise process that the diffusion head was trained on.
-NUM_STEPS = 1000
-# Default number of levels, as in MAR.
-DEFAULT_LEVELS = 100
+NUM_STEPS = 1000  # Steps of the full noise process that the diffusion head was trained on.
+DEFAULT_LEVELS = 100  # Default number of levels, as in MAR.
 # How the guidance scale changes over an image; see `guidance_scale`.
 GUIDANCE_SCHEDULES = ('linear', 'constant')
 
@@ -115,12 +112,10 @@ def flow(num_levels: int, *, shift: float = 1.0, last_step: float | None = None,
 
   Args:
     num_levels: 2 to 1000.
-    shift: maps a time `s` to `s / (shift - (shift - 1) s)`; above 1 there are more levels near the
-      noise, where `s` is 0.
+    shift: maps a time `s` to `s / (shift - (shift - 1) s)`; above 1 more levels are near 0, noise.
     last_step: length of the last kernel, from 0 to 1, whose mean is `x + last_step u`, a step of
       the flow itself; the other times divide `1 - last_step` equally before the shift. NextStep-1
-      uses 0.04. None: all times divide 1 equally and the last kernel is like the others, as in
-      NextStep-1.1.
+      uses 0.04, NextStep-1.1 None: all times divide 1 equally, the last kernel is like the others.
     last_deviation: standard deviation of the last kernel's noise, in place of
       `sqrt(2 (1 - t) d)`. Published samplers with a `last_step` add none, as decoders do without
       `last_noise`; 0 makes the last kernel deterministic for all decoders.
@@ -185,7 +180,7 @@ def mean(schedule: Schedule, level: jax.Array, x: jax.Array, x0: jax.Array) -> j
 
 
 def log_variance(schedule: Schedule, level: jax.Array, v: jax.Array) -> jax.Array:
-  """Returns the kernel's log-variance `[..., C]` at `level` `[...]` for the head's output `v`."""
+  """Returns the kernel's log-variance `[..., C]` at `level` `[...]`; `v` -1 to 1, not clipped."""
   share = (v + 1) / 2
   return (share * _at(schedule.max_log_variance, level) +
           (1 - share) * _at(schedule.min_log_variance, level))
@@ -198,8 +193,7 @@ def posterior(
 
   The next state is `mean + std * noise`. MAR's sampler multiplies `std` by the temperature and adds
   no noise at level 0, where the token is the mean. `eps` is the predicted noise of the states `x`,
-  guided if there is guidance; `v`, from -1 to 1, not clipped, locates the log-variance in its
-  range.
+  guided if there is guidance; `v` is as for `log_variance`.
   """
   x0 = predict_x0(schedule, level, x, eps)
   return mean(schedule, level, x, x0), jnp.exp(0.5 * log_variance(schedule, level, v))

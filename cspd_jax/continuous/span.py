@@ -32,8 +32,7 @@ def token_batch(rows: RowKeys, z: jax.Array, positions: jax.Array, scale: jax.Ar
   `scale` and `active` are `[B, n]`, the temperature a scalar or `[B]`.
   """
   temperature = sampling_lib.per_row(temperature, positions.shape[0])
-  temperature = jnp.broadcast_to(
-      jnp.maximum(temperature, sampling_lib.SMALLEST), positions.shape)
+  temperature = jnp.broadcast_to(jnp.maximum(temperature, sampling_lib.SMALLEST), positions.shape)
   keys = noise_lib.token_keys(rows, positions)
   flat = lambda leaf: leaf.reshape(-1, *leaf.shape[2:])
   return TokenBatch(z.reshape(z.shape[0], -1, z.shape[-1]), flat(scale), flat(temperature),
@@ -76,8 +75,7 @@ class Span(NamedTuple):
 
   def batch(self, z: jax.Array) -> TokenBatch:
     """Returns all tokens as a batch for the head; `z` is `[S, B, W, D]`."""
-    return token_batch(
-        self.rng, z, self.positions, self.scale, self.temperature, self.in_round)
+    return token_batch(self.rng, z, self.positions, self.scale, self.temperature, self.in_round)
 
   def select(self, index: jax.Array) -> 'Span':
     """Returns tokens number `index` `[B, n]` of the round, leaves `[B, n]`."""

@@ -15,7 +15,7 @@ from cspd_jax.continuous.cspd import cspd_paper, cspd_relaxed, cspd_released
 from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel, windows
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.core import naming, spec as spec_lib
+from cspd_jax.core import fields, naming, spec as spec_lib
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Part, Resources, Spec, parse
 
@@ -60,8 +60,7 @@ DECODERS: dict[str, DecoderEntry] = {entry.build.__name__: entry for entry in (
 def build(spec: str | Spec, target: Target, resources: Resources = Resources()) -> Decoder:
   """Builds the decoder of a specification; `resources` are parts that text cannot represent.
 
-  Raises ValueError if the decoder or a parameter does not exist, its draft model is missing, or a
-  parameter is out of range.
+  Raises ValueError for unknown names, values out of range, or a missing draft model.
   """
   part = _part(spec)
   entry = DECODERS[part.name]
@@ -120,8 +119,7 @@ def guarantee(decoder: Decoder) -> Guarantee:
 
 
 def _schedule(target: Target, name: str, value: Any) -> Schedule:
-  if isinstance(value, bool) or not isinstance(value, int):
-    raise ValueError(f'{name} is {value}; it must be the number of levels.')
+  fields.check_whole(name, value, 'the number of levels')
   return target.make_schedule(value)
 
 

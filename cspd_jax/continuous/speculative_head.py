@@ -40,8 +40,7 @@ from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import TokenBatch
 from cspd_jax.core import fields, rows
 
-# Default number of states per head call, or all levels if there are fewer.
-DEFAULT_KERNELS = 16
+DEFAULT_KERNELS = 16  # Default number of states per head call, or all levels if there are fewer.
 
 
 class State(NamedTuple):
@@ -140,8 +139,7 @@ def propose(schedule: Schedule, rho: np.ndarray, batch: TokenBatch, noise: Noise
   nearest = jnp.clip(state.first[:, None] - level, 0, length - 1)
   answers = jax.tree.map(lambda leaf: rows.take(leaf, nearest), state.answers)
   slope = head_drafter.slope(schedule, rho, here)
-  offset, std = head_drafter.draft_kernel(
-      schedule, rho, answers, jnp.zeros_like(answers.eps), here)
+  offset, std = head_drafter.draft_kernel(schedule, rho, answers, jnp.zeros_like(answers.eps), here)
   std = batch.temperature[:, None, None] * std
   next_x = _affine_chain(slope, offset + std * noise.draft, state.x)
   x = jnp.concatenate([state.x[:, None], next_x[:, :-1]], axis=1)

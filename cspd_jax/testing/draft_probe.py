@@ -22,8 +22,7 @@ from cspd_jax.testing.tabular import Tabular
 OPTIONS = ((1.0, 1.0, 1.0), (1.5, 0.8, 1.0), (1.2, 1.0, 0.7), (1.0, 0.0, 1.0))
 # The options that neither guide, nor scale, nor cut; and those of temperature 0.
 PLAIN, GREEDY = 0, 3
-# Probability that a comparison of frequencies refuses a correct drafter.
-FALSE_ALARM = 1e-6
+FALSE_ALARM = 1e-6  # Probability that a comparison of frequencies refuses a correct drafter.
 
 
 class Uses(NamedTuple):
@@ -114,8 +113,7 @@ class DraftProbe:
 
   def _start(self, keys: RowKeys) -> State:
     condition = jnp.zeros(self.samples, jnp.int32)
-    return self._recorded.start(
-        self.model.params, condition, keys, self.warp, self.draft_params)
+    return self._recorded.start(self.model.params, condition, keys, self.warp, self.draft_params)
 
   def _step(self, state: State) -> tuple[State, Draft, dict[str, Uses]]:
     state = self._recorded.round(self.model.params, state, self.warp, self.draft_params)

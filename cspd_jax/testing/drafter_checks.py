@@ -17,8 +17,7 @@ from cspd_jax.testing.recorded_checks import digest, misfit
 from cspd_jax.testing.report import Check, Report, collect, complaint, required
 from cspd_jax.testing.tabular import Tabular, first_prefix, prefix_number, tabular
 
-# The most prefixes of the model that is made if none is passed.
-_MOST_PREFIXES = 2**19
+_MOST_PREFIXES = 2**19  # The most prefixes of the model that is made if none is passed.
 
 
 def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabular | None = None,
@@ -34,6 +33,8 @@ def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabul
   is False, that of the rounds. Rows take turns with plain sampling, guidance with a temperature,
   top-p, and temperature 0. Random numbers are the same in every call; with others, each of the
   three comparisons of frequencies refuses a correct drafter with a probability of at most 1e-6.
+  Raises ProblemsError with a sentence per failed check: what is wrong, where, what was measured and
+  declared, and the remedy; ValueError if the drafter refuses the model.
 
   Args:
     drafter: the drafter. Its randomness must be that of `Env.rowwise`.
@@ -41,13 +42,7 @@ def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabul
     model: the model to draft for; by default `tabular(jax.random.key(0), 3, 6, guided=True,
       row_width=3)`, longer and with fewer tokens if the drafts are deeper. Pass one if the drafter
       fits a single vocabulary or grid. Its condition is class 0.
-    samples: number of images; a wrong distribution shows if its error in total variation is above
-      about `5 / sqrt(samples)`.
-
-  Raises:
-    ProblemsError: with one sentence per failed check: what is wrong, where, what was measured and
-      declared, and the remedy.
-    ValueError: if the drafter refuses the model.
+    samples: number of images; errors above about `5 / sqrt(samples)` in total variation show.
   """
   samples -= samples % len(OPTIONS)  # The rows take turns.
   fields.require(samples >= 2**8, 'samples', samples, f'at least {2**8} for frequencies to differ')

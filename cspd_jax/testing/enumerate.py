@@ -77,7 +77,6 @@ class _Enumerated:
     return jnp.where(greedy, best, jnp.stack(tokens, axis=1))
 
   def draw_at(self, positions: jax.Array, weights: jax.Array) -> jax.Array:
-    del positions
     return self.draw(weights)
 
   def best_at(self, positions: jax.Array, weights: jax.Array, count: int,
@@ -108,12 +107,6 @@ class Rounds(NamedTuple):
   distribution: np.ndarray
   tv_bound: float
   length: float
-
-
-def output_distribution(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(),
-                        **kwargs) -> np.ndarray:
-  """Returns the `distribution` `[V**T]` of `enumerate_rounds`, with its arguments and errors."""
-  return enumerate_rounds(decoder, tabular, warp, **kwargs).distribution
 
 
 def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *, rounds: int = 1,

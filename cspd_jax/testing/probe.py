@@ -12,10 +12,8 @@ import numpy as np
 from cspd_jax.decoding.base import Cache, Condition, Features, Params, Target, TreeLike
 from cspd_jax.decoding.tree import RuntimeTree, chain
 
-# Number of rows checked together, enough for several starts and accepted nodes.
-ROWS = 4
-# Slots in addition to those of the image's tokens.
-SPARE = 8
+ROWS = 4  # Number of rows checked together, enough for several starts and accepted nodes.
+SPARE = 8  # Slots in addition to those of the image's tokens.
 # Total variation that rounding may cause, by the number of bits of the least precise dtype.
 _TOLERANCE = {16: 0.15, 32: 2e-3, 64: 1e-6}
 
@@ -109,8 +107,7 @@ def make(target: Target, params: Params, condition: Condition, key: jax.Array) -
     tokens = jnp.where(forced < 0, tokens, forced)
   logits = jax.eval_shape(lambda: target.prefill(params, condition, 1))[0]
   dtypes = [jnp.result_type(leaf) for leaf in (*jax.tree.leaves(params), logits)]
-  bits = [max(16, jnp.finfo(dtype).bits) for dtype in dtypes
-          if jnp.issubdtype(dtype, jnp.floating)]
+  bits = [max(16, jnp.finfo(dtype).bits) for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
   return Probe(target, params, condition, np.asarray(tokens), _TOLERANCE[min(bits)],
                start=max(0, min(2, target.num_tokens - 6)))
 

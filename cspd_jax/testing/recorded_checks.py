@@ -6,10 +6,9 @@ one. Both say that tokens follow their recorded distributions in every group of 
 something at earlier positions in common. A group by the distribution that was recorded for an
 earlier token shows whether that token was drawn with knowledge of the later one.
 
-Every token has a distribution of its own, and the tokens are independent. Let each of `n` tokens be
-`v` with mean probability `p`. Then `n f` or more of them are `v` with a probability of at most
-`exp(-n KL(f, p))` (Hoeffding, 1963): half of the G statistic is the logarithm of a p-value, for any
-`n`. The union bound over the cells of a test yields its false-alarm rate.
+Let each of `n` independent tokens be `v` with mean probability `p`. Then `n f` or more of them are
+`v` with a probability of at most `exp(-n KL(f, p))` (Hoeffding, 1963), for any `n`. The union bound
+over the cells of a test yields its false-alarm rate.
 """
 
 import itertools
@@ -20,8 +19,7 @@ import numpy as np
 
 from cspd_jax.testing.draft_probe import FALSE_ALARM, GREEDY, PLAIN, DraftProbe, Round
 
-# Groups with fewer tokens refute nothing.
-_LEAST = 8
+_LEAST = 8  # Groups with fewer tokens refute nothing.
 # Odd numbers by which `digest` mixes columns.
 _MULTIPLIERS = np.random.default_rng(0).integers(1, 2**62, 4096, dtype=np.uint64) * 2 + 1
 

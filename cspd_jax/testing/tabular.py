@@ -24,8 +24,7 @@ class Tabular(NamedTuple):
 
   Attributes:
     target: the model as a `Target`; its condition is one class per row, `[B]`.
-    params: `[C, S, P, V]` logits per class, stream and prefix. Prefixes are
-      numbered shortest first.
+    params: `[C, S, P, V]` logits per class, stream and prefix, the shortest first.
     vocab_size: `V`.
     length: `T`.
   """
@@ -177,7 +176,6 @@ def network(target: Target) -> Network:
 
   def step(params: Params, cache: Cache, tokens: jax.Array, features: jax.Array, start: jax.Array,
            depth: Any, visible: Any) -> tuple[jax.Array, Cache]:
-    del start, depth, visible
     prefix = features[0, ..., 0].astype(jnp.int32) * vocab + 1 + tokens
     prefix = jnp.minimum(prefix, params.shape[2] - 1)
     return jnp.stack([prefix] * params.shape[1])[..., None].astype(features.dtype), cache

@@ -15,8 +15,7 @@ from cspd_jax.testing import probe as probe_lib, tree_checks
 from cspd_jax.testing.probe import SPARE, Probe, distance
 from cspd_jax.testing.report import Check, Report, collect, required
 
-# Numbers of tokens of the windows that are checked.
-SIZES = (2, 5)
+SIZES = (2, 5)  # Numbers of tokens of the windows that are checked.
 # `(params, condition, tokens [B, n]) -> [B, n, V]`: logits of token `i` from the tokens before it.
 Logits = Callable[[Params, Condition, jax.Array], jax.Array]
 
@@ -29,8 +28,7 @@ def check_target(target: Target, params: Params, condition: Condition, *,
   different starts; trees, static and run-time, node by node, and `commit`, unless `supports_trees`
   is False; leftovers of rejected drafts; the end of the image; independence of the rows and order
   of the cache's rows; features. Distributions are compared by their total variation. Use float32
-  parameters: in bfloat16 rounding hides small mistakes. Raises ProblemsError with a sentence per
-  failed check.
+  parameters: in bfloat16 rounding hides small mistakes. Raises ProblemsError, a sentence per check.
 
   Args:
     target: the target.
@@ -49,8 +47,7 @@ def check_target(target: Target, params: Params, condition: Condition, *,
     return required('target', Report(
         {'shapes': shapes}, [], [check.name for check in checks], notes))
   with jax.default_matmul_precision('highest'):
-    probe = probe_lib.make(
-        target, params, condition, jax.random.key(0) if key is None else key)
+    probe = probe_lib.make(target, params, condition, jax.random.key(0) if key is None else key)
     report = collect(checks, probe)
   return required('target', report._replace(passed=['shapes', *report.passed], notes=notes))
 

@@ -73,8 +73,7 @@ def commit_rows(probe: Probe) -> Iterator[str]:
   for tree in (TREE, row_trees()):
     _, _, cache = probe.score(probe.singly[2], nodes, start, tree)
     depth, path = map(np.asarray, tree.reach(jnp.asarray(last)))
-    cache = probe.commit(
-        cache, jnp.asarray(start), jnp.asarray(path[:, 1:tree.side_depth + 1]))
+    cache = probe.commit(cache, jnp.asarray(start), jnp.asarray(path[:, 1:tree.side_depth + 1]))
     got = probe.score(cache, new, start + depth + 1)[0][:, :, 0]
     rows = [np.concatenate([probe.tokens[row, :start[row]],
                             nodes[row, path[row, :depth[row] + 1]], new[row]])

@@ -15,8 +15,7 @@ from cspd_jax.decoding.tree import Budget, Tree, runtime_tree
 from cspd_jax.testing.enumerate import UNOPTIMISED, outcome
 from cspd_jax.testing.tabular import first_prefix, prefix_number
 
-# Token number of the root.
-_START = 4
+_START = 4  # Token number of the root.
 # The most outcomes of the randomness of one verdict, and of all of a layout.
 _MOST, _MOST_IN_ALL = 2**12, 2**24
 
@@ -94,8 +93,7 @@ class Arrangement:
     """The tokens `[n, d]` on the path to every node, from `tokens` `[n, N]`."""
     result = [tokens[:, :0]]
     for node in range(1, len(self.parents)):
-      result.append(np.concatenate(
-          [result[self.parents[node]], tokens[:, node - 1:node]], axis=1))
+      result.append(np.concatenate([result[self.parents[node]], tokens[:, node - 1:node]], axis=1))
     return result
 
 

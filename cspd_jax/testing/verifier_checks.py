@@ -33,20 +33,15 @@ def check_verifier(verifier: Verifier, *, vocab_size: int = 3) -> Report:
   drafter; in some of them tokens are impossible or certain. There are no false alarms, and errors
   above 1e-6 are detected. Layouts that the verifier's `check` refuses are left out.
 
-  What is measured is compared with what the verifier declares. `exact`: acceptance times draft plus
-  rejection times residual is the target's distribution. Not exact: the total variation to it is at
-  most the mean of `tv_bound`, if `bounded`. `seed_exact`: tokens are those of `vanilla`. Shapes,
-  dtypes and ranges; nodes without a candidate, which cannot be accepted; `samples`.
+  `exact`: acceptance times draft plus rejection times residual is the target's distribution. Not
+  exact: the total variation to it is at most the mean of `tv_bound`, if `bounded`. `seed_exact`:
+  tokens are those of `vanilla`. Shapes, dtypes and ranges; nodes without a candidate, which cannot
+  be accepted; `samples`. Raises ProblemsError with a sentence per failed check.
 
   Args:
     verifier: the verifier, for a vocabulary of that size. Its random numbers must be those of its
       argument `rng`, and used outside of `lax` loops.
-    vocab_size: `V`, 2 to 4.
-
-  Raises:
-    ProblemsError: with one sentence per failed check: what is wrong, where, what was measured and
-      declared, and the remedy.
-    ValueError: if the vocabulary is too large to enumerate.
+    vocab_size: `V`, 2 to 4; ValueError for others.
   """
   fields.require(2 <= vocab_size <= 4, 'vocab_size', vocab_size, '2 to 4, for which all drafts can '
                  'be enumerated; build the verifier for a vocabulary of that size')

@@ -92,7 +92,7 @@ def test_the_fitted_blend_is_evaluated_at_the_levels_of_the_decoder(monkeypatch)
     ('exact_head(rho=1)', "exact_head has no parameter 'rho'; it has kernels_per_call"),
     ('cspd_paper(draft=1)', "cspd_paper has no parameter 'draft'"),
     ('mar(schedule=1)', 'num_levels is 1; it must be a whole number from 2 to 1000'),
-    ('mar(schedule=cosine)', 'schedule is cosine; it must be the number of levels'),
+    ('mar(schedule=cosine)', "schedule is 'cosine'; it must be the number of levels"),
     ('mar(num_iter=9)', 'num_iter is 9; .* from 1 to the number of tokens, 8'),
     ('cspd_released(sigma=on)', "sigma is 'on'; it must be one of off, paper, inverted"),
     ('cspd_relaxed(aligned=1)', 'aligned is 1; it must be True or False'),

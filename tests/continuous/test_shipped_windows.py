@@ -53,7 +53,7 @@ def p_values(tokens, expected):
   """Of the energy tests: of the tokens, and of the features in units of their deviations."""
   first, second = features(tokens), features(expected)
   scale = second.std(axis=0)
-  return [energy_test(*pair, permutations=SPLITS).p_value
+  return [energy_test(*pair, permutations=SPLITS)
           for pair in ((tokens, expected), (first / scale, second / scale))]
 
 

@@ -19,7 +19,7 @@ from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import neighbours
 from cspd_jax.testing import exactness
-from cspd_jax.testing.enumerate import output_distribution
+from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import network, tabular
 from tests.marks import representative
 
@@ -60,8 +60,9 @@ def _total_variation(name, warp=WARP, forced=None):
         jax.random.key(0), vocab, length, guided=True, forced=forced, dtype=jnp.float64)
     other = built.params + 0.7 * jax.random.normal(jax.random.key(1), built.params.shape)
     parts = _parts(built.target, size, passes, tree, kind=kind)
-    result = output_distribution(
-        make_decoder(built.target, *parts), built, warp, rounds=rounds, draft_params=other)
+    result = enumerate_rounds(
+        make_decoder(built.target, *parts), built, warp, rounds=rounds,
+        draft_params=other).distribution
     np.testing.assert_allclose(result.sum(), 1, atol=1e-12)
     return 0.5 * np.abs(result - built.distribution(warp)).sum()
 

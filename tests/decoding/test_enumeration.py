@@ -12,7 +12,7 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.testing.enumerate import output_distribution
+from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.proofs import mutants
 from cspd_jax.testing.tabular import tabular
 from tests.marks import representative
@@ -54,7 +54,8 @@ def total_variation(parts, vocab_size, rounds, warp, forced=None):
                   dtype=jnp.float64)
   decoder = make_decoder(built.target, *parts(built.target))
   other = jax.random.normal(jax.random.key(1), built.params.shape)
-  distribution = output_distribution(decoder, built, warp, rounds=rounds, draft_params=other)
+  distribution = enumerate_rounds(
+      decoder, built, warp, rounds=rounds, draft_params=other).distribution
   np.testing.assert_allclose(distribution.sum(), 1, atol=1e-12)
   return 0.5 * np.abs(distribution - built.distribution(warp)).sum()
 
@@ -111,7 +112,7 @@ def test_mutants_are_seen(name, vocab_size, rounds):
 def test_too_many_outcomes():
   built = tabular(jax.random.key(0), 3, 4)
   with pytest.raises(ValueError, match='more than max_outcomes = 1000'):
-    output_distribution(
+    enumerate_rounds(
         make_decoder(built.target, jacobi(4), exact()), built, rounds=2, max_outcomes=1000)
 
 
@@ -120,4 +121,4 @@ def test_noise_of_positions_is_refused():
   built = tabular(jax.random.key(0), 3, 4)
   drafter = jacobi(3, 'noise', tree=trees.caterpillar(2, 1, 2))
   with pytest.raises(ValueError, match='compare a seed-exact decoder with vanilla'):
-    output_distribution(make_decoder(built.target, drafter, match()), built)
+    enumerate_rounds(make_decoder(built.target, drafter, match()), built)

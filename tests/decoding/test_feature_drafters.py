@@ -14,7 +14,7 @@ from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import tabular as tables
-from cspd_jax.testing.enumerate import output_distribution
+from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.exactness import check_decoder, class_probs
 from tests.marks import representative
 
@@ -56,7 +56,8 @@ def total_variation(name, warp, rounds, vocab_size=3, forced=None):
     model = build(vocab_size, forced=forced)
     drafter, verifier, params = parts(name, model)
     decoder = make_decoder(model.target, drafter, verifier)
-    distribution = output_distribution(decoder, model, warp, rounds=rounds, draft_params=params)
+    distribution = enumerate_rounds(
+        decoder, model, warp, rounds=rounds, draft_params=params).distribution
     np.testing.assert_allclose(distribution.sum(), 1, atol=1e-12)
     return 0.5 * np.abs(distribution - model.distribution(warp)).sum()
 

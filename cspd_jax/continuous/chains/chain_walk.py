@@ -7,13 +7,11 @@ state. Chains that part stay close, and may meet again at a later kernel. Given 
 it, every new state has exactly the distribution of the kernel, as if drawn from scratch.
 
 The head is called at all old states at once, which answers all kernels before which the chains
-agree. Where they have parted, the next states are drafts: moved from the old chain to kernels that
-`prediction` predicts from the head's answers at close states of the same level. A call of the
-head at the next `L` drafts of every chain verifies them: a draft is moved from the predicted to the
-true kernel, and the first one that is not kept ends the drafts of the call. The drafter learns from
-all answers of the call. A token without an old chain is drafted from the head's last answer to it,
-as in `speculative_head`. How far a chain comes in a call depends on the chain alone: else a token
-would depend on the later ones, and on the other rows.
+agree. Where they have parted, the next states are drafts, moved from the old chain to kernels that
+`prediction` predicts. A call of the head at the next `L` drafts of every chain verifies them: a
+draft is moved from the predicted to the true kernel, and the first one that is not kept ends the
+drafts of the call. How far a chain comes in a call depends on the chain alone: else a token would
+depend on the later ones, and on the other rows.
 
 In the shape descriptions, `N` is the number of tokens, `K` of kernels and `L` of drafts per call.
 Kernels are numbered in the order in which they run: kernel `i` is that of level `K - 1 - i`.
@@ -119,8 +117,7 @@ class State(NamedTuple):
 def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax.Array) -> Noise:
   """Draws the random numbers of a round; `trial` `[N]` differs between the rounds of a row."""
   levels = schedule.num_levels
-  normal = lambda purpose: noise_lib.chain_normal(
-      batch.keys, purpose, levels, token_dim, trial)
+  normal = lambda purpose: noise_lib.chain_normal(batch.keys, purpose, levels, token_dim, trial)
   uniform = lambda purpose: noise_lib.chain_log_uniform(batch.keys, purpose, levels, trial)
   # Where all deviations are those of the schedule, old and new ones are equal.
   split = lambda purpose: normal(purpose) if schedule_lib.learned(schedule) else None
@@ -247,8 +244,7 @@ def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.
     length = jnp.where(span.active, end - span.count, 0)
     committed = jnp.arange(width) < length[:, None]
     tested = draft.record.exist & span.in_round
-    by_level = lambda kept: jnp.sum(
-        kept & tested[..., None], axis=1, dtype=jnp.int32)[:, ::-1]
+    by_level = lambda kept: jnp.sum(kept & tested[..., None], axis=1, dtype=jnp.int32)[:, ::-1]
     return Verdict(
         tokens=walked.chains.tokens, length=length, tested=(tested & committed).astype(jnp.int32),
         accepted=(unchanged & committed).astype(jnp.int32), trials=jnp.zeros_like(length),
@@ -277,15 +273,13 @@ def old_chains() -> Drafter:
     last = jnp.take_along_axis(old.tokens, jnp.maximum(number - 1, 0)[..., None], axis=1)
     drafts = jnp.where(old.exist[..., None], old.tokens, last)
     positions = jnp.where(inside, span.positions, size)
-    missing = jnp.zeros(tokens.shape[:2], bool).at[row, positions].set(
-        ~old.exist, mode='drop')
+    missing = jnp.zeros(tokens.shape[:2], bool).at[row, positions].set(~old.exist, mode='drop')
     return Draft(tokens.at[row, positions].set(drafts, mode='drop'), old, missing)
 
   return Drafter(propose, None)
 
 
 def _check_memory(env: Env, span: Span, memory: Any) -> None:
-  """Raises ValueError if a state between rounds is that of another decoder."""
   expected = span.ranks.shape[1], env.schedule.num_levels
   actual = memory.chains.states.shape[1:3] if isinstance(memory, Memory) else None
   if actual != expected:

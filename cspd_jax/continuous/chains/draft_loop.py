@@ -25,8 +25,7 @@ from cspd_jax.core import programs
 
 # The value 'plain' disables the GPU kernel. Read once, because compiled programs do not change.
 _VARIABLE = 'CSPD_JAX_HEAD'
-# Largest rounding error of states of standard deviation 1.
-_TOLERANCE = 1e-4
+_TOLERANCE = 1e-4  # Largest rounding error of states of standard deviation 1.
 
 
 class Steps(NamedTuple):

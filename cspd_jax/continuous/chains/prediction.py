@@ -7,11 +7,9 @@ that it expects moves with the state, and how far is the same for all heads, rou
     t / (t^2 + (1 - t)^2)      of a flow at time t
 
 is that of the best linear prediction of a token of variance 1 from its noisy state, about that of
-the normalised tokens on which heads are trained. Measured slopes of the shipped models' heads
-differ by a few per cent at the levels of little noise, where drafts fail most often.
+the normalised tokens on which heads are trained.
 
-Drafts are often made for several levels at which the head was evaluated at another chain only. How
-much the last answer differs from its prediction is then added to the predicted noise of all later
+How much the last answer differs from its prediction is added to the predicted noise of all later
 levels, where it is about the same. This requires a call whose `L` states are all of one chain; a
 chain with fewer drafts is complete after the call unless one of them failed. A token without an old
 chain is drafted as in `head_drafter`.
@@ -84,8 +82,7 @@ def learn(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, predicted
   # The weight of the noise in the mean: an error of the mean is carried as one of the noise.
   weight = jnp.asarray(schedule.x0_to_mean * schedule.eps_to_x0, jnp.float32)
   error = (last.kernel.mean - last.predicted) / weight[level][:, None]
-  carried = predicted._replace(
-      offset=predicted.offset + weight[::-1, None] * error[:, None])
+  carried = predicted._replace(offset=predicted.offset + weight[::-1, None] * error[:, None])
   behind = jnp.arange(levels) > last.index[:, None]
   later = rows.where(exist, carried, _extrapolated(schedule, rho, temperature, frozen))
   return rows.where(called, _close(schedule, x, true), rows.where(behind, later, predicted))

@@ -59,7 +59,6 @@ class VarianceParams(NamedTuple):
   """Parameters of `variance_chain`."""
 
   mean: jax.Array  # `[]` mean of every token.
-  offset: jax.Array  # `[]` of `v`.
   slope: jax.Array  # `[]` of `v`, by the state.
 
 
@@ -71,13 +70,6 @@ class LinearParams(NamedTuple):
   stds: jax.Array  # `[T]` standard deviation of a token given those before it.
   # `[num_classes + 1]` mean of every number of a class; the last is that of the null class.
   means: jax.Array
-
-
-class Moments(NamedTuple):
-  """Mean `[T C]` and covariance `[T C, T C]` of the tokens of an image, float64."""
-
-  mean: np.ndarray
-  covariance: np.ndarray
 
 
 def pack(mixture: Mixture) -> jax.Array:
@@ -206,11 +198,11 @@ def gaussian_chain(num_tokens: int = 16, correlation: float = 0.9, *,
 
 
 def variance_chain(num_tokens: int = 1, num_levels: int = 6, mean: float = 0.0,
-                   offset: float = 0.0, slope: float = 1.0) -> Analytic:
+                   slope: float = 1.0) -> Analytic:
   """Independent scalar tokens of a mean from a chain with wide, learned standard deviations.
 
   All kernels, including the last one, have standard deviations from 0.2 to 0.4 that depend on the
-  state through `v = offset + slope tanh(x)`. On this model, treatments of learned variances differ.
+  state through `v = slope tanh(x)`. On this model, treatments of learned variances differ.
   """
   schedule = schedule_lib.make(num_levels)
   schedule = schedule._replace(min_log_variance=np.full(num_levels, 2 * np.log(0.2)),
@@ -218,17 +210,16 @@ def variance_chain(num_tokens: int = 1, num_levels: int = 6, mean: float = 0.0,
   exact = exact_denoise(schedule, 1)
 
   def transform(params, condition, tokens, visible):
-    del visible
-    z = jnp.stack([params.mean, params.offset, params.slope])
-    return jnp.broadcast_to(z, (1, condition.shape[0], tokens.shape[1], 3))
+    z = jnp.stack(params)
+    return jnp.broadcast_to(z, (1, condition.shape[0], tokens.shape[1], 2))
 
   def denoise(params, x, step, z):
     mixture = Mixture(jnp.zeros_like(z[:, :1]), z[:, :1, None], jnp.full_like(z[:, :1], 0.5))
     eps, _ = exact(params, x, step, pack(mixture))
-    return eps, z[:, 1:2] + z[:, 2:] * jnp.tanh(x)
+    return eps, z[:, 1:] * jnp.tanh(x)
 
   target = Target(transform, denoise, num_tokens, 1, 1, check_classes(1))
-  return Analytic(target, VarianceParams(*map(jnp.float32, (mean, offset, slope))), schedule)
+  return Analytic(target, VarianceParams(jnp.float32(mean), jnp.float32(slope)), schedule)
 
 
 def causal_chain(num_tokens: int = 8, token_dim: int = 2, *, schedule: Schedule | None = None,
@@ -282,56 +273,11 @@ def causal_chain(num_tokens: int = 8, token_dim: int = 2, *, schedule: Schedule 
   return Analytic(target, params, schedule)
 
 
-def causal_moments(model: Analytic, label: int, scale: float = 1.0) -> Moments:
-  """Returns mean and covariance of the tokens of a `causal_chain`, if the last kernel has noise.
-
-  Every kernel of the head is linear in the state and in the mean of the token, with a standard
-  deviation that depends on neither. So the token is normal, with a variance and a multiple of the
-  mean that follow kernel by kernel. Guided noise is that of a Gaussian with the guided mean; the
-  `scale` of guidance is constant over the tokens.
-  """
-  params = LinearParams(*(np.asarray(leaf, np.float64) for leaf in model.params))
-  gain, variance = _linear_chain(model.schedule, params.stds)
-  size = params.mix.shape[0]
-  mean = scale * params.means[label] + (1 - scale) * params.means[-1]
-  # x = gain (mean + weights mix (x - mean)) + noise.
-  weights = np.kron(params.weights, params.mix)
-  gain, variance = np.repeat(gain, size), np.repeat(variance, size)
-  solve = np.linalg.inv(np.eye(len(gain)) - gain[:, None] * weights)
-  return Moments(solve @ (gain * mean * (1 - weights.sum(axis=1))),
-                 (solve * variance) @ solve.T)
-
-
-def _linear_chain(schedule: Schedule, stds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the multiple `[T]` of a token's mean, and its variance `[T]`, after all kernels."""
-  square = stds * stds
-  gain, variance = np.zeros_like(stds), np.ones_like(stds)
-  for level in range(schedule.num_levels - 1, -1, -1):
-    flow = np.isnan(schedule.alpha_bar[level])
-    keep = schedule.steps[level] if flow else np.sqrt(schedule.alpha_bar[level])
-    noise = 1 - keep if flow else np.sqrt(1 - schedule.alpha_bar[level])
-    total = keep * keep * square + noise * noise
-    # The head's answer is `of_x (x - keep mean)`, plus the mean if it is a velocity.
-    of_x = ((keep * square if flow else 0) - noise * (1 if flow else -1)) / total
-    of_mean = flow - of_x * keep
-    weight = schedule.x0_to_mean[level]
-    by_answer = -weight * schedule.eps_to_x0[level]
-    by_x = weight * schedule.x_to_x0[level] + schedule.x_to_mean[level] + by_answer * of_x
-    gain = by_x * gain + by_answer * of_mean
-    least = np.exp(schedule.min_log_variance[level])
-    added = least
-    if not flow:
-      added = (least if level else 0) + np.square(noise * weight) * square / total
-    variance = by_x * by_x * variance + added
-  return gain, variance
-
-
 def _exact_velocity(schedule: Schedule, token_dim: int) -> Callable:
   """The head of a flow, `Target.denoise`, of a model whose `z` are packed Gaussians."""
   del schedule  # The step is the time.
 
   def denoise(params, x, step, z):
-    del params
     mixture, time = unpack(z, token_dim), step[:, None]
     mean, square = mixture.means[:, 0], jnp.square(mixture.stds)
     total = time * time * square + jnp.square(1 - time)

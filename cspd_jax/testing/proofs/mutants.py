@@ -39,8 +39,7 @@ class Mutant(NamedTuple):
 
 def _jacobi(coupling: str, topology: tree.Tree | None = None) -> Callable[[Target], Decoder]:
   size = 4 if topology is None else topology.num_nodes + 1
-  return lambda target: make_decoder(
-      target, jacobi(size, coupling, tree=topology), exact())
+  return lambda target: make_decoder(target, jacobi(size, coupling, tree=topology), exact())
 
 
 def _eagle(draws: str) -> Callable[[Target], Decoder]:
@@ -115,12 +114,10 @@ def _longest(accepted, topology):
 
 
 def _most_probable(env, rng, probs, positions, count, draws):
-  del env, positions, draws
   return rng, row_random.winners(probs, count), probs
 
 
 def _drawn_apart(env, rng, probs, positions, count, draws):
-  del draws
   return _original_choose(env, rng, probs, positions, count, 'distinct')
 
 
