@@ -31,8 +31,7 @@ from cspd_jax.cli import groups
 from experiments import benchmark, topologies
 from experiments.papers import published
 
-_COOL_SD = (
-    'uniform', 'Cool-SD', 'Cool-SD, printed', 'Cool-SD linear', 'Cool-SD linear, printed')
+_COOL_SD = ('uniform', 'Cool-SD', 'Cool-SD, printed', 'Cool-SD linear', 'Cool-SD linear, printed')
 _LANTERN = ('LANTERN++, G*', 'LANTERN++, released', 'GSD')
 
 Config = topologies.Config | benchmark.Config | published.Config

@@ -10,8 +10,7 @@ are shown next to those predicted from bytes and FLOPs of the compiled round at 
 Failures are noted, and the remaining measurements continue. Writes report.json to --workdir.
 
 Then, on NVIDIA GPUs, compares times and tokens of rounds that are one CUDA graph each with those of
-rounds as a single graph (see `core.programs`). Writes graphs/report.json, so that the other results
-are safe if this crashes the process.
+rounds as a single graph (see `core.programs`). Writes graphs/report.json, in case this crashes.
 """
 
 import dataclasses
@@ -40,11 +39,9 @@ class Config(predicted.Accepted):
 
   Attributes:
     minutes: time limit, after which no measurement starts.
-    shapes: published sizes of models of discrete tokens, with random weights. On NVIDIA GPUs, the
-      rounds of the first are also timed as one CUDA graph, at the end, for up to a quarter of
-      `minutes` more.
-    decoder: their decoders in addition to `vanilla`; rounds commit as many tokens as the report
-      `accepted` states.
+    shapes: published sizes of models of discrete tokens, with random weights. On NVIDIA GPUs,
+      rounds of the first are then timed as one CUDA graph, for up to a quarter of `minutes` more.
+    decoder: their decoders in addition to `vanilla`, which commit the tokens of `accepted`.
     batch: numbers of images decoded together.
     guided: whether the null condition runs as well.
     dtype: of the parameters of `shapes`.
@@ -161,8 +158,7 @@ def _program(config: Config, model: cspd_jax.Model, text: str, tokens: float, ba
       accelerator, graphs)
 
 
-def rounds(session: Session, config: Config, name: str,
-           accelerator: devices.Accelerator) -> None:
+def rounds(session: Session, config: Config, name: str, accelerator: devices.Accelerator) -> None:
   """Times rounds of a published size."""
   model, committed = _with_random_weights(session, config, name)
   for batch in config.batch:
@@ -186,8 +182,7 @@ def rounds(session: Session, config: Config, name: str,
           speedup=None if vanilla is None else vanilla.median * tokens / times.median))
 
 
-def graphs(session: Session, config: Config, name: str,
-           accelerator: devices.Accelerator) -> None:
+def graphs(session: Session, config: Config, name: str, accelerator: devices.Accelerator) -> None:
   """Compares times and tokens of rounds that are a CUDA graph each with rounds as one graph."""
   model, committed = _with_random_weights(session, config, name)
 

@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -27,8 +27,7 @@ class Flags:
   Attributes:
     repo: folder of the official code.
     decoder: specifications of decoders; that of one token per round is always included.
-    accepted: report.json of a program that measured tokens per round, of continuous tokens that of
-      experiments.continuous_windows.
+    accepted: report.json of measured tokens per round, as of experiments.continuous_windows.
     repeats: timed runs of each decoder, whose median is reported.
     workdir: folder of report.json.
   """
@@ -38,12 +37,6 @@ class Flags:
   accepted: str = 'docs/reports/continuous_windows.json'
   repeats: int = 5
   workdir: str = 'runs/against'
-
-
-def check_size(size: str, sizes: Collection[str]) -> None:
-  """Raises ValueError unless a model size is one of those with an official constructor."""
-  if size not in sizes:
-    raise ValueError(f'size is {size!r}; it must be one of {", ".join(sizes)}.')
 
 
 def official(flags: Flags, url: str, file: str, needs: str) -> tuple[Any, Any]:

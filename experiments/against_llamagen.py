@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import cli, families
-from cspd_jax.core import programs
+from cspd_jax.core import fields, programs
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import timing
 from cspd_jax.measure.tables import Table
@@ -64,7 +64,7 @@ class Flags(against.Flags, predicted.Accepted):
 def check(flags: Flags) -> tuple[families.Model, dict[str, float]]:
   """Returns the model with shapes for parameters, and the tokens per round of every decoder."""
   check_lists(flags, 'decoder')
-  against.check_size(flags.size, _OFFICIAL)
+  fields.check_choice('size', flags.size, _OFFICIAL)
   model = families.describe(flags.size, dtype='float32')
   return model, timed_rounds.committed(model, flags.decoder, flags)
 

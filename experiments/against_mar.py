@@ -9,21 +9,17 @@ Both use the same random weights, converted from the official modules; the large
 between their inputs of the head is printed. Both run with one thread per core and alternate; the
 reported times are medians without compilation.
 
-Step: one image with three eighths of its tokens visible. The official encoder reads only those;
-this library's encoder reads the smallest of its static lengths that contains them, half of all
-tokens, which is the average excess. The official head runs eagerly, with 100 calls.
+Step: one image with three eighths of its tokens visible. The official encoder reads only those,
+this library's half of all tokens, one of its static lengths. The official head has 100 calls.
 
 Rounds, with guidance: of decoders, with as many calls of the head and as many tokens as --accepted
 measured with `mar_demo` (see `experiments.costs.forced_rounds`), in the same place of an image. The
 official code draws one token there.
 
-Images, with guidance: in --steps steps of many tokens each, with the official `sample_tokens` and
-with decoders of equally many steps.
+Images, with guidance: in --steps steps of many tokens each, officially and with decoders.
 
-The number of calls that `exact_head` needs depends on the weights; in steps and images these are
-random, and trained heads may need fewer or more. Speed-ups over PyTorch include the gain from
-compilation; the gain from speculation alone is the speed-up of `exact_head` over `mar`. Writes
-report.json with these figures and versions to --workdir.
+The number of calls that `exact_head` needs depends on the weights, which are random in steps and
+images. Speed-ups over PyTorch include that of compilation. Writes report.json to --workdir.
 """
 
 import dataclasses
@@ -203,8 +199,7 @@ def whole_images(model: Any, torch: Any, config: mar.MARConfig, params: Any, fla
   def official_image():
     with torch.no_grad():
       return model.sample_tokens(
-          1, num_iter=flags.steps, cfg=_SCALE, cfg_schedule='linear',
-          labels=torch.tensor([_LABEL]))
+          1, num_iter=flags.steps, cfg=_SCALE, cfg_schedule='linear', labels=torch.tensor([_LABEL]))
 
   runs = {'PyTorch': official_image}
   runs |= {name: lambda run=run: run(params, labels, keys, options, None)
@@ -219,7 +214,7 @@ def whole_images(model: Any, torch: Any, config: mar.MARConfig, params: Any, fla
 
 def check(flags: Flags) -> tuple[mar.MARConfig, dict[str, Any]]:
   """Returns the sizes of the model, and the decoders of rounds as `forced_rounds.check` does."""
-  against.check_size(flags.size, mar.PRESETS)
+  fields.check_choice('size', flags.size, mar.PRESETS)
   config = mar.PRESETS[flags.size]
   hidden = config.num_tokens - num_visible(config)
   if flags.tokens > hidden:

@@ -6,12 +6,11 @@
   python -m experiments.against_nextstep --repo=NextStep-1
   python -m experiments.against_nextstep --repo=NextStep-1 --decoder='windows(window=8)'
 
-No smaller model than the published 14 billion parameters exists, so this one has random weights:
-the widths and half of the layers of Qwen2.5-0.5B, and a head whose share of the parameters is about
-that of the published one. Both programs use the same weights, converted from the official modules;
-the largest difference between their inputs of the head is printed. Both run in float32 with one
-thread per core and alternate, in the middle of one image with guidance; the reported times are
-medians without compilation.
+The published model has 14 billion parameters; this one has random weights, the widths and half of
+the layers of Qwen2.5-0.5B, and a head of about the published share of the parameters. Both programs
+use the same weights, converted from the official modules; the largest difference between their
+inputs of the head is printed. Both run in float32 with one thread per core and alternate, in the
+middle of one image with guidance; the reported times are medians without compilation.
 
 PyTorch: a token of the official `NextStepPipeline.decoding`, with its static cache; its
 `torch.compile` is off. Decoders: a round, with as many calls of the head and as many tokens as
@@ -50,8 +49,7 @@ _EAGER = {'ENABLE_TORCH_COMPILE': 'false'}
 CONFIG = nextstep.NextStepConfig(
     height=16, width=16, vocab_size=2048, dim=896, num_layers=12, num_heads=14, num_kv_heads=2,
     ffn_dim=4864, head_width=256, head_layers=6)
-# Complete tokens when the timed ones begin.
-_MIDDLE = CONFIG.num_tokens // 2
+_MIDDLE = CONFIG.num_tokens // 2  # Complete tokens when the timed ones begin.
 
 
 @dataclasses.dataclass(frozen=True)

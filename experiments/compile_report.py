@@ -45,8 +45,7 @@ class Config(predicted.Accepted):
     layers: layers to compile; a second program has one layer more, and the figures of all layers
       are extrapolated. By default 2, or enough to exceed a TPU's fast memory.
     dtype: of the parameters.
-    accepted: report.json of a program that measured step compression, and maybe calls of a
-      diffusion head.
+    accepted: report.json of measured step compression, and maybe calls of a diffusion head.
     accepted_model: the model whose rows of `accepted` count, if it has rows of several.
     workdir: folder of the results.
   """
@@ -107,14 +106,12 @@ def row(text: str, figures: predicted.Figures, ideal: float, measured: predicted
       decoder=text, mib=figures.total_bytes / 2**20, over_ideal=figures.total_bytes / ideal,
       over_ideal_without_sums=without_sums / ideal,
       over_ideal_with_drafter=without_sums / (ideal + figures.drafter_weights),
-      drafter_mib=figures.drafter_weights / 2**20, partial_sums_mib=figures.cached_sums / 2**20,
       kernels=figures.total_kernels, conditionals=figures.conditionals, loops=figures.loops,
       ms=1e3 * seconds, gflops=figures.flops / 1e9, tokens_per_round=tokens,
       head_calls=measured.head_calls,
       speedup=None if tokens is None else tokens * vanilla.total_seconds / seconds,
       **{name: figures.seconds.get(name, 0) / seconds
          for name in ('launches', 'bytes', 'products')},
-      temporaries_mib=figures.temporaries / 2**20, cache_copied_mib=figures.copied / 2**20,
       copies=listed(figures.copies), kernels_of_parts=dict(figures.kernels),
       mib_of_parts={f'{part}: {cause}': size / 2**20 for (part, cause), size in sorted(
           figures.bytes.items(), key=lambda item: -item[1]) if size})

@@ -4,17 +4,15 @@
   python -m experiments.decoders --measure=queue --decoder='mc_sjd,corrected' --num_images=64
   python -m experiments.decoders --measure=rounding --dtype=bfloat16 --num_images=256
 
-overhead  the share of a round's time that is not the target's forward pass: the milliseconds per
-          round of the whole jitted loop at batch 1, those of as many bare forward passes in a
-          jitted loop, and the share of the rest (drafting, verifying, committing; with a draft
+overhead  the milliseconds per round of the whole jitted loop at batch 1, those of as many bare
+          forward passes, and the share of the rest (drafting, verifying, committing; with a draft
           model its passes too)
 queue     the rounds and times of images in rows that start the next image when one is complete, and
           in batches, each of which runs until its slowest row is complete; the images must be
           equal, rounds are forward passes over all rows without prefills
 rounding  how often images of seed-exact decoders differ from those of `vanilla`, and of
-          `vanilla(window=N)`, where `N` is the number of tokens in the decoder's forward passes:
-          its arrays have the same shapes and therefore the same rounding. A different token changes
-          the context of all later tokens, so more tokens differ than rounding affects directly
+          `vanilla(window=N)` with as many tokens per forward pass, which rounds alike. A different
+          token changes the context of all later tokens, so more differ than rounding affects
 
 Times are medians of alternating runs. Writes report.json to --workdir.
 """
@@ -121,7 +119,6 @@ def queue(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
 
 
 def _check_batches(bench: Bench, text: str) -> None:
-  del text
   size, count = bench.batch_size, len(bench.prompts)
   if count % size or count == size:
     raise ValueError(f'batch_size is {size} and there are {count} images; the number of images '
@@ -130,7 +127,6 @@ def _check_batches(bench: Bench, text: str) -> None:
 
 def rounding(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
   """Measures the fractions of images and tokens of a decoder that differ from those of vanilla."""
-  del repeats
   tokens, same_shapes = bench.sample(text).tokens, _same_shapes(bench, text)
   differ, differ_in_window = (
       tokens != bench.sample(name).tokens for name in (bench.baseline, same_shapes))
@@ -172,8 +168,7 @@ MEASURES = {
          "tokens not vanilla's": '{tokens:.3%}', 'in its shapes': '{same_shapes}',
          'images not its': '{images_in_window:.2%}', 'tokens not its': '{tokens_in_window:.3%}'},
         rounding, _check_seed_exact,
-        ('seed_exact', 'corrected_seed_exact', 'seed_exact(tree=caterpillar(3, 1))'), 4, 2000,
-        32)}
+        ('seed_exact', 'corrected_seed_exact', 'seed_exact(tree=caterpillar(3, 1))'), 4, 2000, 32)}
 
 
 def prepare(config: Config) -> tuple[Bench, list[str]]:

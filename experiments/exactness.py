@@ -47,8 +47,7 @@ _COLUMNS = {
     'decoder': '{decoder}', 'guarantee': '{guarantee}', 'TV': '{tv:.5f}',
     'expected': '{tv_expected:.5f}', 'bound': '{bound:.5f}', 'p-value': '{p_value:.2g}',
     'passed': '{pass}'}
-# The batch size of `check_decoder`, so that its compiled program is reused.
-_ROWS = 2**14
+_ROWS = 2**14  # The batch size of `check_decoder`, so that its compiled program is reused.
 
 
 @dataclasses.dataclass(frozen=True)

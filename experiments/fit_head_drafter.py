@@ -26,8 +26,7 @@ from cspd_jax.files import paths, store
 
 # Images per recorded batch, and number of images for counting head calls.
 _RECORD_BATCH, _NUM_COUNTED = 64, 8
-# Autoregressive steps of a masked model's recorded images.
-_NUM_ITER = 16
+_NUM_ITER = 16  # Autoregressive steps of a masked model's recorded images.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +39,7 @@ class Flags:
     guidance_scale: guidance scale of the fit with guidance; the model's default if none.
     num_chains: chains to fit on, at least 32.
     kernels_per_call: kernels per head call of the decoder to fit for, at least 2.
-    num_iter: autoregressive steps of the images whose chains are recorded; if none, 16, or one per
-      token in a causal model, which supports no other number.
+    num_iter: autoregressive steps of the recorded images; if none, 16, or all of a causal model.
     seed: seed of the chains.
   """
 

@@ -1,14 +1,12 @@
 """Shared by programs that measure decoders: a model and its images, rows, and their report."""
 
 import dataclasses
-import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import cspd_jax
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
-from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
@@ -73,15 +71,12 @@ def show(columns: Mapping[str, str], row: Mapping[str, Any]) -> None:
         flush=True)
 
 
-def listed(columns: Mapping[str, str], rows: Iterable[dict[str, Any]],
-           path: pathlib.Path | None = None) -> list[dict[str, Any]]:
-  """Returns the rows, each printed as soon as it is measured, and written to a CSV file `path`."""
+def listed(columns: Mapping[str, str], rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+  """Returns the rows, each printed as soon as it is measured."""
   result: list[dict[str, Any]] = []
   for row in rows:
     show(columns, row)
     result.append(row)
-    if path is not None:
-      atomic.write(path, tables.csv(result).encode())
   return result
 
 

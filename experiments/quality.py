@@ -56,8 +56,7 @@ class Config(measured.ModelImages):
 
 
 def prepare(config: Config) -> tuple[Bench, list[Any]]:
-  """Loads the model and checks all options; returns the sampling options of every guidance scale.
-  """
+  """Checks all options; returns the images, and the sampling options of every guidance scale."""
   model = inputs.model(config.loading)
   prompts, _ = inputs.images(config.images, model)
   bench = config.bench(model, captions=scenes.captions(model, prompts))

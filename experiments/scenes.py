@@ -23,8 +23,7 @@ from cspd_jax.metrics import requests, scenes as score
 from cspd_jax.plots import grid
 from experiments.demo_models import emoji
 
-# The prompts of measurements, in a clone.
-PROMPTS = 'cspd_jax/assets/scenes/held_out.txt'
+PROMPTS = 'cspd_jax/assets/scenes/held_out.txt'  # The prompts of measurements, in a clone.
 _SHEET = 60
 
 

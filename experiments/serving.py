@@ -9,8 +9,7 @@ have decoded images before. Seconds are also those of the machine's other load; 
 processors worked, and the passes over all slots, are the server's own.
 
 Then clients send wrong requests, leave while their images are decoded, and read slowly: every
-request must have its answer, every image must be accounted for, and the memory must stay what it
-was.
+request must have its answer, every image must be accounted for, and the memory must not grow.
 """
 
 import contextlib
@@ -43,8 +42,7 @@ from experiments import measured
 
 _SECONDS = 3600.0
 _PATH = '/v1/images/generations'
-# Requests of the soak, at most, after which the memory is that of a server in use.
-_WARM = 500
+_WARM = 500  # Requests of the soak, at most, after which the memory is that of a server in use.
 _COLUMNS = {
     'clients': '{clients}', 'of offline throughput': '{of_offline:.0%}',
     'processor time / offline': '{processor:.2f}', 'passes / offline': '{passes:.2f}',

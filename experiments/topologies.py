@@ -59,8 +59,7 @@ class Config(SampledImages):
     temperatures: temperatures in place of the one of all images, with every one of `scales`.
     scales: guidance scales in place of the one of all images.
     metrics: names of the metrics.
-    ground: whether tokens per forward pass inside things and on plain ground are measured too, for
-      models of scenes of emoji.
+    ground: whether tokens per forward pass inside things and on plain ground are measured too.
     entropy: whether to draw step compression against the entropy of the target: the mean entropy of
       the distributions that the tokens of its images are drawn from.
   """
@@ -83,9 +82,7 @@ class Config(SampledImages):
 
 
 def prepare(config: Config) -> tuple[list[Bench], dict[int, list[str]], dict[str, str]]:
-  """Checks all options; returns a bench per temperature and scale, decoders by window, and why
-  others are left out.
-  """
+  """Returns a bench per temperature and scale, decoders by window, and why others are left out."""
   check_lists(config, 'window', 'decoder')
   model = config.model('discrete' if config.entropy else None)
   options = {name: values for name, values in (

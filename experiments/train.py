@@ -74,11 +74,11 @@ def _stages_of(recipe: stages.Stages) -> tuple[str, ...]:
   return 'tokenizer', *recipe.models, 'eval', 'export'
 
 
-def _export(recipe: stages.Stages, networks: dict[str, stages.Network],
+def _export(recipe: stages.Stages, networks: dict[str, store.Loaded],
             folder: pathlib.Path) -> None:
   """Writes the model folder, with its networks in bfloat16."""
   for role, network in networks.items():
-    store.save(folder / role, *network, dtype=jnp.bfloat16, extra=recipe.metadata)
+    store.save(folder / role, *network[:3], dtype=jnp.bfloat16, extra=network.metadata)
     inputs.log_size(folder / role)
   families.save(folder, recipe.family, {role: role for role in networks}, recipe.defaults)
 
@@ -89,15 +89,13 @@ def picture_names(recipe: stages.Stages) -> tuple[str, ...]:
       f'samples_{role}{suffix}.png' for role in recipe.models for suffix in ('', '_guided')))
 
 
-def built(recipe: stages.Stages, networks: Mapping[str, stages.Network], role: str) -> Model:
+def built(recipe: stages.Stages, networks: Mapping[str, store.Loaded], role: str) -> Model:
   """Builds one of `recipe.models` with the recipe's defaults, like the exported model."""
-  loaded = {name: store.Loaded(*network, metadata=recipe.metadata)
-            for name, network in networks.items() if name not in recipe.models}
-  target = store.Loaded(*networks[role], metadata=recipe.metadata)
+  loaded = {name: network for name, network in networks.items() if name not in recipe.models}
   # The parameters have their dtype already.
   defaults = {name: value for name, value in recipe.defaults.items() if name != 'dtype'}
   return families.FAMILIES[recipe.family].build(
-      families.Parts(role, loaded | {'target': target}, defaults))
+      families.Parts(role, loaded | {'target': networks[role]}, defaults))
 
 
 def write_pictures(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, Any],

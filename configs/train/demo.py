@@ -3,8 +3,7 @@
   python -m experiments.train --config=configs/train/demo.py --workdir=runs/train_demo
 
 The configuration of the tokenizer, target and draft model in cspd_jax/assets/demo. On two CPU
-cores, shared with other work: tokenizer 23 minutes, tokens 2, target 40, draft model 2, report and
-pictures 1.
+cores: tokenizer 23 minutes, tokens 2, target 40, draft model 2, report and pictures 1.
 
 Result on the held-out parts of the photographs: reconstructions of 29.2 dB, all 1024 codes in use,
 target 3.99 bits per token (median entropy of its distributions 4.5), draft model 4.61.

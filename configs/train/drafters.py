@@ -9,10 +9,9 @@ The configurations of cspd_jax/assets/demo/eagle and so on. Times of the drafter
 two CPU cores, shared with other work. Their results are on held-out images of the target at
 guidance scale 2: 64 for `eagle` and `medusa`, 128 for `corrector`.
 
-eagle, one layer of half a million parameters: the images took 10 minutes and the training 42;
-without other work, 4 minutes and 0.35 s per step. Result at depths 1 to 4: overlap of the
-distributions 0.81, 0.79, 0.78, 0.78; token among the first three 0.40, 0.37, 0.38, 0.38 (the first:
-0.23, 0.21, 0.22, 0.22).
+eagle, one layer of half a million parameters: the images took 10 minutes and the training 42.
+Result at depths 1 to 4: overlap of the distributions 0.81, 0.79, 0.78, 0.78; token among the first
+three 0.40, 0.37, 0.38, 0.38 (the first: 0.23, 0.21, 0.22, 0.22).
 
 emoji_eagle, one layer of 0.9 million parameters, by Muon: the images and the first 2,000 steps took
 some minutes on one GPU, the last 500 steps 18 on two CPU cores. Result at depths 1 to 4 at guidance

@@ -2,8 +2,7 @@
 
   python -m experiments.train --config=configs/train/emoji.py --workdir=runs/train_emoji
 
-docs/embedded.md has the commands that fetch the sources. The tokenizer starts from the one of
-`demo`.
+docs/embedded.md has the commands that fetch the sources. The tokenizer starts from that of `demo`.
 
 The shipped target and draft model were trained on one GPU in eight minutes, by steps of 256 of 1.6
 million scenes, 447 thousand of them different, with products in bfloat16: the target by 21,660
@@ -17,7 +16,7 @@ and reach shapes, but fewer details.
 from configs.train import demo
 from cspd_jax.models.early_fusion import EarlyFusionConfig
 from cspd_jax.training.optimizer import OptimizerConfig
-from experiments.demo_models import emoji_recipe
+from experiments.demo_models import emoji, emoji_recipe
 from experiments.demo_models.emoji_recipe import EmojiRecipe
 from experiments.demo_models.recipe import ARTrainConfig
 from experiments.demo_models.tokenizers import VQTrainConfig
@@ -25,7 +24,7 @@ from experiments.demo_models.tokenizers import VQTrainConfig
 
 def get_config() -> EmojiRecipe:
   tokenizer = demo.get_config().tokenizer
-  shared = dict(height=16, width=16, **emoji_recipe.vocabulary(tokenizer.codebook_size))
+  shared = dict(height=16, width=16, **emoji_recipe.ids(emoji.WORDS, tokenizer.codebook_size))
   return EmojiRecipe(
       tokenizer=tokenizer,
       # Not quantised from the start, the latents would leave the codebook that they start with.

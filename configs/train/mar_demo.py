@@ -21,8 +21,7 @@ from experiments.demo_models.tokenizers import KLVAETrainConfig
 
 
 def get_config() -> MARRecipe:
-  tokenizer = KLVAEConfig(
-      ch=32, ch_mult=(1, 1, 2), num_res_blocks=1, z_channels=4, scale=1.0)
+  tokenizer = KLVAEConfig(ch=32, ch_mult=(1, 1, 2), num_res_blocks=1, z_channels=4, scale=1.0)
   shared = dict(
       height=8, width=8, token_dim=16, patch_size=2, num_classes=len(photos.NAMES), buffer_size=8)
   # The published recipe relies on hundreds of epochs of a million images. In a few thousand steps

@@ -17,6 +17,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax.experimental import topologies
 
 from cspd_jax.continuous.chains import draft_loop
+from cspd_jax.core import fields
 from cspd_jax.files import store
 from cspd_jax.models import attention, fused_head
 from experiments.costs import instructions
@@ -51,8 +52,7 @@ class Accelerator(NamedTuple):
   platform: str  # XLA's name of the platform.
   topology: str  # XLA's name of the smallest topology.
   wheels: tuple[str, ...]  # The packages that compile for it.
-  # Of products in other arithmetic, relative to `flops`; see `instructions`. 1 where none is
-  # given.
+  # Of products in other arithmetic, relative to `flops`, 1 by default; see `instructions`.
   rates: Mapping[str, float] = types.MappingProxyType({})
 
 
@@ -72,10 +72,10 @@ def check(name: str) -> Accelerator:
 
   If wheels that compile for it are missing, ImportError has the command that installs them.
   """
-  if name not in ACCELERATORS:
-    raise ValueError(f'device is {name!r}; it must be one of {", ".join(ACCELERATORS)}.')
+  fields.check_choice('device', name, ACCELERATORS)
   accelerator = ACCELERATORS[name]
-  if missing := [wheel for wheel in accelerator.wheels if not _is_installed(wheel)]:
+  if missing := [wheel for wheel in accelerator.wheels
+                 if not any(importlib.metadata.distributions(name=wheel))]:
     raise ImportError(
         f'device is {name!r}, for which {", ".join(missing)} must be installed; run '
         f'pip install --no-deps {" ".join(map(_pinned, accelerator.wheels))}')
@@ -130,10 +130,6 @@ def _fused_kernels() -> Iterator[None]:
     for module in (attention, draft_loop, fused_head):
       stack.enter_context(mock.patch.object(module, 'is_available', lambda: True))
     yield
-
-
-def _is_installed(wheel: str) -> bool:
-  return any(importlib.metadata.distributions(name=wheel))
 
 
 def _pinned(wheel: str) -> str:

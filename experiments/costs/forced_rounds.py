@@ -12,8 +12,7 @@ model. What this assumes: that the timed model, once trained, would accept as th
 
 The counts of calls, of the report and of the timed round, are the largest over the tokens of a
 round, with the call at all old states of `windows` as one of them. A token without an old chain has
-no such call, so the counted loop may be one call too short; the calls then seem dearer, never
-cheaper, than they are.
+no such call, so the counted loop may be one call too short; the calls may only seem too dear.
 """
 
 import dataclasses
@@ -32,10 +31,8 @@ from cspd_jax.core import programs, random
 from cspd_jax.measure import timing
 from experiments.costs import predicted
 
-# The decoder of one token per round, which every comparison has.
-BASELINE = 'mar'
-# The parts of a round that are timed.
-_PARTS = ('round', 'without calls', 'transformer')
+BASELINE = 'mar'  # The decoder of one token per round, which every comparison has.
+_PARTS = ('round', 'without calls', 'transformer')  # The parts of a round that are timed.
 DECODERS = ('exact_head', *(f'windows(window={window})' for window in (2, 4, 8, 16)))
 COLUMNS = {
     '': '{name}', 'tokens': '{tokens:.2f}', 'transformer ms': '{transformer_ms:.0f}',
@@ -129,7 +126,6 @@ def _without_calls(verify: Callable) -> Callable:
 
 def _nothing(verify: Callable) -> Callable:
   """Returns a `verify` that only waits for the transformer."""
-  del verify
 
   def read(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     rows, width = span.ranks.shape

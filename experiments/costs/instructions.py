@@ -5,8 +5,7 @@ not use the tensor cores of a GPU, and take several passes on a TPU.
 
 Traffic: an instruction reads the required part of its operands once and writes its results once.
 An update of a part of an operand that the instruction returns is written in place. Fused attention
-with the number of live slots as an operand reads half of its keys and values: the mean over an
-image.
+with the number of live slots as an operand reads half of its keys and values, as on average.
 """
 
 import collections
@@ -17,12 +16,10 @@ from typing import NamedTuple
 
 from experiments.costs import hlo
 
-# The arithmetic of products. Float32 products have the device's default precision: TF32 on a GPU,
-# one pass in bfloat16 on a TPU.
+# The arithmetic of products. Float32 products are TF32 on a GPU, one pass in bfloat16 on a TPU.
 BFLOAT16, INT8, FLOAT32, FULL = 'bfloat16', 'int8', 'float32', 'float32 at full precision'
 # The kernels of Pallas. Those of `models.fused_head` have a number per state, inputs and a matrix
-# as their first operands; from a table, their only operand of three dimensions, they read two rows
-# per state.
+# as their first operands; their only operand of three dimensions is a table of two rows per state.
 _TRITON, _FUSED_HEAD = '__gpu$xla.gpu.triton', 'head_layer'
 # Operations that move numbers without computing any.
 _MOVES = frozenset((
@@ -116,8 +113,7 @@ class Traffic(NamedTuple):
   """The memory traffic of an instruction."""
 
   read: list[float]  # Bytes read of every operand.
-  # For every result, the index of the operand that it updates in place or None, and the bytes
-  # written.
+  # For every result, the operand that it updates in place or None, and the bytes written.
   written: list[tuple[int | None, float]]
 
 

@@ -23,10 +23,8 @@ from cspd_jax.files.store import KINDS
 from cspd_jax.generation.model import Model
 from experiments.costs import devices, hlo, rounds
 
-# Decoders that commit one token per round.
-_TOKEN_BY_TOKEN = ('vanilla', 'mar')
-# Smallest written size of a copy that is listed, bytes.
-LARGE = 1 << 20
+_TOKEN_BY_TOKEN = ('vanilla', 'mar')  # Decoders that commit one token per round.
+LARGE = 1 << 20  # Smallest written size of a copy that is listed, bytes.
 
 
 class Figures(NamedTuple):
@@ -36,15 +34,13 @@ class Figures(NamedTuple):
   bytes: Mapping[tuple[str, str], float]
   weights: float  # Bytes of the target's parameters that a round reads, each counted once.
   drafter_weights: float  # Bytes of the drafter's parameters that a round reads, each counted once.
-  # Bytes of partial sums of split products, written and read, that fit in the device's second-
-  # level cache; included in `bytes`.
+  # Bytes of partial sums of split products that fit in the second-level cache; in `bytes` too.
   cached_sums: float
   flops: float  # Multiplications and additions of matrix products.
   kernels: Mapping[str, float]  # Number of kernels, by part of the decoder.
   conditionals: float  # Branches at run time; on a GPU, by the host.
   loops: float  # Loops inside the round.
-  # Number of kernels that only move numbers and write a MiB or more, by types of their results
-  # and source line.
+  # Number of kernels that only move a MiB or more, by types of their results and source line.
   copies: Mapping[tuple[str, str], float]
   copied: float  # Bytes of the cache that are not updated in place.
   seconds: Mapping[str, float]  # Predicted time, by cause: 'launches', 'bytes', 'products'.

@@ -23,10 +23,8 @@ _ALWAYS = frozenset(('fusion', 'custom-call', 'sort', 'scatter', 'reduce', 'copy
 _SCOPES = {'_attention': 'attention', '_feed_forward': 'feed-forward', '_norm': 'norms',
            '.logits': 'logits', '.embed': 'embedding'}
 _PACKAGE = 'cspd_jax'
-# The kind of the result of a split product.
-PARTIAL_SUMS = 'partial sums'
-# Number of users of an instruction that are searched for a source line.
-_HOPS = 4
+PARTIAL_SUMS = 'partial sums'  # The kind of the result of a split product.
+_HOPS = 4  # Number of users of an instruction that are searched for a source line.
 
 
 class Label(NamedTuple):

@@ -22,14 +22,11 @@ from cspd_jax.generation.model import Model
 from cspd_jax.measure import timing
 from experiments.costs import devices, hlo, predicted, rounds
 
-# Standard deviation of random weights.
-_DEVIATION = 0.02
-# The fractional parts of its multiples are evenly distributed.
-_GOLDEN = 0.6180339887
+_DEVIATION = 0.02  # Standard deviation of random weights.
+_GOLDEN = 0.6180339887  # The fractional parts of its multiples are evenly distributed.
 # Iterations of a timed run of copies or products, so that the time to launch it is negligible.
 _ITERATIONS = 16
-# Sizes double until a run takes this many seconds; the largest arrays exceed the caches of any
-# device.
+# Sizes double until a run takes this many seconds; the largest arrays exceed all caches.
 _ENOUGH = 0.05
 _COPY_SIZES, _MATRIX_SIZES = (1 << 26, 1 << 31), (512, 8192)
 
@@ -45,8 +42,7 @@ class TimedRound(NamedTuple):
 
 
 def copy_bandwidth(repeats: int = 5) -> float:
-  """Measures the bytes per second, read and written, of copies of an array larger than any cache.
-  """
+  """Measures the bytes per second, read and written, of copies of large arrays."""
   # Every iteration reads and writes every element, and the compiler cannot remove any.
   run = jax.jit(lambda x: jax.lax.fori_loop(0, _ITERATIONS, lambda i, x: x + i, x))
   return _rate(run, lambda size: jnp.zeros((size // 4,), jnp.float32), lambda size: 2 * size,

@@ -17,17 +17,18 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.core import fields
+from cspd_jax.files import store
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import templates
 from cspd_jax.training import loop, optimizer as optimizer_lib
-from experiments.demo_models import emoji, stages, words
+from experiments.demo_models import emoji, emoji_recipe, stages
 from experiments.demo_models.emoji_recipe import Scenes
 
 # Number and size of the batches of held-out crops for the metrics.
 _NUM_BATCHES, _BATCH = 16, 16
 # The tokens of prompts.
-TOKENS = ('<|image_area|>', '<|begin_of_image|>', words.UNKNOWN, *emoji.WORDS)
+TOKENS = ('<|image_area|>', '<|begin_of_image|>', emoji_recipe.UNKNOWN, *emoji.WORDS)
 VOCABULARY = len(TOKENS)
 
 
@@ -38,8 +39,7 @@ class FlowTrainConfig:
   Attributes:
     optimizer: configuration of the optimiser.
     drop_rate: probability that an image's prompt is replaced by the null prompt.
-    draws: number of times and noises per token and optimiser step; several, because the head costs
-      little compared with the transformer.
+    draws: number of times and noises per token and optimiser step, as the head costs little.
   """
 
   optimizer: optimizer_lib.OptimizerConfig
@@ -139,15 +139,14 @@ class ContinuousRecipe(Scenes, stages.Latents):
         params, config, tokens, prompt, draw(key, tokens.shape, train)))
 
   def _prompts(self, captions: list[str]) -> Prompt:
-    return words.prompts(
+    return emoji_recipe.prompts(
         self._text(), templates.plain, captions, (self.target.height, self.target.width))
 
-  def _text(self) -> stages.Network:
-    return words.network('nextstep', words.tokenizer(TOKENS))
+  def _text(self) -> store.Loaded:
+    return emoji_recipe.network('nextstep', emoji_recipe.tokenizer(TOKENS))
 
   def _model_metrics(self, role: str, params: Any, data: Mapping[str, stages.Split]
                     ) -> dict[str, Any]:
-    """Returns the held-out loss with prompts and without."""
     (moments, captions), scale = data['held_out'], self.sized_tokenizer(data).scale
     prompts, measure = self._prompts(captions.tolist()), self._measured(self.target)
 

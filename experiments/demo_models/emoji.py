@@ -52,10 +52,8 @@ EXAMPLES = (
 
 # Side of a sprite and of a bitmap of the font, pixels.
 _SIDE, _FONT_SIZE = 96, 109
-# Side of a template of the score.
-_TEMPLATE = 48
-# Rotations of the hue in degrees; the first changes nothing.
-_TURNS = (0, 60, 120, 180, 240, 300)
+_TEMPLATE = 48  # Side of a template of the score.
+_TURNS = (0, 60, 120, 180, 240, 300)  # Rotations of the hue in degrees; the first changes nothing.
 # Shares of pairs, of small things, of rotated hues and of white grounds.
 _PAIRS, _SMALL, _TURNED, _WHITE = 0.2, 0.15, 0.3, 0.5
 # Shares of captions with style, ground, and colour of a thing of natural hue.
@@ -129,7 +127,6 @@ def load(fluent: str, noto: str, names: str) -> Sprites:
 
 
 def _fluent(folder: str, code: str) -> np.ndarray:
-  """Reads a picture of Fluent Emoji."""
   path = pathlib.Path(folder) / f'{code.lower()}.webp'
   if not path.is_file():
     raise ValueError(f'fluent is {folder!r}, which has no file {path.name}; use the folder assets '
@@ -139,7 +136,6 @@ def _fluent(folder: str, code: str) -> np.ndarray:
 
 
 def _noto(font: str, code: str) -> np.ndarray:
-  """Draws a character of Noto Color Emoji."""
   canvas = Image.new('RGBA', (2 * _FONT_SIZE, 2 * _FONT_SIZE))
   character = ''.join(chr(int(part, 16)) for part in code.split('-'))
   ImageDraw.Draw(canvas).text((8, 8), character, font=ImageFont.truetype(font, _FONT_SIZE),

@@ -37,8 +37,7 @@ class MARTrainConfig:
   """Configuration of a MAR model's training; the defaults are the published values, if any.
 
   Attributes:
-    optimizer: configuration of the optimiser; weight decay applies to the transformer's matrices
-      and tables only.
+    optimizer: of the optimiser; weight decay applies to the transformer's matrices and tables.
     dropout: dropout rate of the transformer.
     min_hidden: smallest fraction of hidden tokens; the fraction has a normal distribution around 1,
       truncated to `[min_hidden, 1]`.
@@ -48,9 +47,8 @@ class MARTrainConfig:
       because the head costs little compared with the transformer.
     last_share: fraction of the draws that are moved to the last diffusion step, 999.
     last_weight: weight of the squared error at that step, for the head's parameters. The sampler's
-      first kernel multiplies an error of the noise by 316, so the head must predict with a relative
-      error of a thousandth that the state is all noise, which a short training with equal weights
-      does not learn.
+      first kernel multiplies an error of the noise by 316, so the head must predict very precisely
+      that the state is all noise, which a short training with equal weights does not learn.
     sine_positions: whether the position tables are initialised with sines and cosines of row and
       column. From the published initialisation, almost zero, a short training learns the colours of
       an image but not which tokens are adjacent.
@@ -241,7 +239,6 @@ class MARRecipe(stages.Latents):
 
   def _model_metrics(self, role: str, params: Any, data: Mapping[str, stages.Split]
                     ) -> dict[str, Any]:
-    """Returns the terms of the loss on held-out crops, with label and with null class."""
     config, train = getattr(self, role), getattr(self, f'{role}_train')
     scale = self.sized_tokenizer(data).scale
     compiled = jax.jit(lambda params, *arguments: loss(params, config, *arguments)[1])

@@ -16,14 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
+from cspd_jax.core import fields
+
 SPLITS = ('train', 'held_out')
 # Fraction of the width of every photograph, from the left, that belongs to the training split.
 TRAIN_FRACTION = 0.75
 # Maximum of the shorter side in pixels. Larger photographs are scaled down, so that crops show
 # objects of about the same apparent size in all of them.
 _SHORTER_SIDE = 512
-# Smallest and largest side of a crop in pixels of the photograph.
-_CROP_SIDES = (64, 160)
+_CROP_SIDES = (64, 160)  # Smallest and largest side of a crop in pixels of the photograph.
 
 
 class Source(NamedTuple):
@@ -58,15 +59,13 @@ SOURCES = (
            'sklearn/datasets/images/README.txt'),
 )
 
-# Class names; a label is an index into them.
-NAMES = tuple(source.name for source in SOURCES)
+NAMES = tuple(source.name for source in SOURCES)  # Class names; a label is an index into them.
 
 
 def load() -> tuple:
   """Opens the photographs: one `PIL.Image` in RGB per entry of `SOURCES`.
 
-  ImportError says which package of the extra `train` is missing, FileNotFoundError which
-  photograph.
+  ImportError says which package is missing, FileNotFoundError which photograph.
   """
   return tuple(_open(source) for source in SOURCES)
 
@@ -97,8 +96,7 @@ def crops(photos: tuple, seed: int, step: int, split: str, batch_size: int, size
   The classes alternate, starting at a random one. Returns images `[N, size, size, 3]` float32 in
   [-1, 1], and labels `[N]` int32, indices of photographs. Another split raises ValueError.
   """
-  if split not in SPLITS:
-    raise ValueError(f'split must be one of {", ".join(SPLITS)}, got {split!r}.')
+  fields.check_choice('split', split, SPLITS)
   rng = np.random.default_rng([seed, SPLITS.index(split), step])
   labels = ((rng.integers(len(photos)) + np.arange(batch_size)) % len(photos)).astype(np.int32)
   images = np.stack([_crop(photos[label], rng, split, size) for label in labels])

@@ -2,8 +2,7 @@
 
 The loss is the cross-entropy of every token given the condition and the tokens before it, except
 for tokens that the grammar forces. For some images the condition is replaced by the null class or
-the second stream, as classifier-free guidance requires (Ho & Salimans, Classifier-Free Diffusion
-Guidance, 2021).
+the second stream, for classifier-free guidance (Ho & Salimans, 2021).
 """
 
 import abc
@@ -35,8 +34,7 @@ class ARTrainConfig:
 
   Attributes:
     optimizer: configuration of the optimiser.
-    drop_rate: probability that an image's condition is replaced by the null class or the second
-      stream.
+    drop_rate: probability that an image has the null class or the second stream.
   """
 
   optimizer: optimizer_lib.OptimizerConfig = optimizer_lib.OptimizerConfig(weight_decay=0.05)
@@ -120,7 +118,6 @@ class TokenRecipe(stages.Stages):
 
     @jax.jit
     def measure(params, images, key):
-      del key
       _, parts = tokenizers.vq_loss(params, config, train, images)
       return {name: parts[name] for name in ('l1', 'psnr')}
 
@@ -156,14 +153,12 @@ class TokenRecipe(stages.Stages):
 
   def _model_metrics(self, role: str, params: Any, data: Mapping[str, stages.Split]
                     ) -> dict[str, Any]:
-    """Returns likelihood and entropies along held-out images."""
     sequences = self.sequences(data['held_out'])
     return distributions(params, getattr(self, role), *sequences, self.guidance_scale)
 
   def reconstruct(self, tokenizer: Any, data: Mapping[str, stages.Split],
                   images: np.ndarray) -> np.ndarray:
     """Encodes and decodes images `[N, H, W, 3]` in [-1, 1]."""
-    del data
     run = jax.jit(lambda batch: vq.decode(
         tokenizer, self.tokenizer, vq.encode(tokenizer, self.tokenizer, batch)))
     return stages.batched(run, images)
@@ -196,12 +191,9 @@ def distributions(params: Any, config: Config, tokens: np.ndarray, conditions: A
                   guidance_scale: float) -> dict[str, Any]:
   """Measures likelihood and entropy of a model's distributions along held-out images `[N, T]`.
 
-  Returns 'nll_nats' and 'nll_bits' per token given the condition, 'nll_nats_no_label' and
-  'nll_bits_no_label' without, and for the distributions 'plain' and 'guided' a dictionary with the
-  token entropy's quantiles 'entropy_bits_q10', '_q50' and '_q90', the mean largest probability
-  'top1_mean', the fraction of tokens whose largest probability is below 0.2, 'top1_below_0.2', and
-  the mean of the sum of squared probabilities, 'collision'. Tokens that the grammar forces are
-  excluded.
+  Returns, of tokens that are not forced, 'nll_bits' given the condition and 'nll_bits_no_label'
+  without, and for the distributions 'plain' and 'guided' a dictionary with the quantiles of the
+  entropy, 'entropy_bits_q10', '_q50' and '_q90'.
   """
   free = _free(config)
 
@@ -215,22 +207,15 @@ def distributions(params: Any, config: Config, tokens: np.ndarray, conditions: A
     warp, positions = warp_lib.Warp(guidance_scale=guidance_scale), jnp.asarray(free)[None]
     probs = {'plain': warp_lib.probabilities(logits[:1], warp_lib.Warp(), positions),
              'guided': warp_lib.probabilities(logits, warp, positions)}
-    stats = {name: (jnp.sum(jax.scipy.special.entr(p), -1) / _LN2, jnp.max(p, -1),
-                    jnp.sum(p * p, -1)) for name, p in probs.items()}
-    return -log_probs[..., 0], stats
+    entropy = {name: jnp.sum(jax.scipy.special.entr(p), -1) / _LN2 for name, p in probs.items()}
+    return -log_probs[..., 0] / _LN2, entropy
 
   compiled = jax.jit(measure)
   parts = [jax.device_get(compiled(*part((tokens, conditions), index, _BATCH)))
            for index in range(0, len(tokens), _BATCH)]
-  nats = np.concatenate([nll for nll, _ in parts], axis=1).mean(axis=(1, 2))
-  report: dict[str, Any] = {
-      f'nll_{unit}{suffix}': float(value / size) for unit, size in (('nats', 1.0), ('bits', _LN2))
-      for suffix, value in zip(('', '_no_label'), nats)}
-  for name in ('plain', 'guided'):
-    entropy, top1, collision = (
-        np.concatenate([stats[name][i] for _, stats in parts]) for i in range(3))
-    report[name] = {
-        **{f'entropy_bits_q{q}': float(np.percentile(entropy, q)) for q in (10, 50, 90)},
-        'top1_mean': float(top1.mean()), 'top1_below_0.2': float(np.mean(top1 < 0.2)),
-        'collision': float(collision.mean())}
-  return report
+  bits, bits_no_label = np.concatenate([nll for nll, _ in parts], axis=1).mean(axis=(1, 2))
+  quantiles = lambda name: {
+      f'entropy_bits_q{q}': float(np.percentile(np.concatenate([e[name] for _, e in parts]), q))
+      for q in (10, 50, 90)}
+  return dict(nll_bits=float(bits), nll_bits_no_label=float(bits_no_label),
+              plain=quantiles('plain'), guided=quantiles('guided'))

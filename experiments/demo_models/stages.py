@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import jax
 import numpy as np
@@ -17,32 +17,19 @@ from absl import logging
 
 import cspd_jax
 from cspd_jax.core import fields
-from cspd_jax.files import atomic, npz
+from cspd_jax.files import atomic, npz, store
 from cspd_jax.models import kl_vae, mar
 from cspd_jax.training import loop, optimizer as optimizer_lib
 from experiments.demo_models import photos as photos_lib, tokenizers
 
-# Crops per batch of the encoder.
-_ENCODE_BATCH = 32
+_ENCODE_BATCH = 32  # Crops per batch of the encoder.
 
 # Arrays of a tokenised split, and labels `[N]` int32 or captions `[N]` str of its crops.
 Split = tuple[np.ndarray, np.ndarray]
 
-# `(params, batch, key, config, train) -> (loss, scalar metrics)`.
-Loss = Callable[[Any, Any, jax.Array, Any, Any], tuple[jax.Array, dict[str, jax.Array]]]
-
 Conditions = TypeVar('Conditions')
 
-# Opens the photographs once.
-photos = functools.cache(photos_lib.load)
-
-
-class Network(NamedTuple):
-  """The contents of a checkpoint: kind, configuration and parameters of a trained network."""
-
-  kind: str
-  config: Any
-  params: Any
+photos = functools.cache(photos_lib.load)  # Opens the photographs once.
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,8 +51,7 @@ class Stages(loop.Intervals, abc.ABC):
     num_held_out_images: crops of the held-out parts for evaluation.
     guidance_scale: guidance scale of the guided samples and metrics of the report.
     tokenizer_of: a model, shipped or a folder, whose tokenizer is used; None to train a tokenizer.
-    tokenizer_from: such a model from whose tokenizer the training of the tokenizer starts; None for
-      random parameters.
+    tokenizer_from: such a model, from whose tokenizer that training starts; None for random ones.
     seed: seed of the crops that are tokenised.
   """
 
@@ -170,18 +156,17 @@ class Stages(loop.Intervals, abc.ABC):
 
   def sized_tokenizer(self, data: Mapping[str, Split]) -> Any:
     """Returns the configuration of the trained tokenizer."""
-    del data
     return self.tokenizer
 
   def networks(self, tokenizer: Any, models: Mapping[str, Any],
-               data: Mapping[str, Split]) -> dict[str, Network]:
+               data: Mapping[str, Split]) -> dict[str, store.Loaded]:
     """Returns the networks by their role in a model, from the parameters of tokenizer and models.
 
     `data` are results of `tokenize` by split.
     """
-    network = Network(self.tokenizer_kind, self.sized_tokenizer(data), tokenizer)
-    return {'tokenizer': network} | {
-        role: Network(self.family, getattr(self, role), params) for role, params in models.items()}
+    loaded = lambda *network: store.Loaded(*network, metadata=self.metadata)
+    return {'tokenizer': loaded(self.tokenizer_kind, self.sized_tokenizer(data), tokenizer)} | {
+        role: loaded(self.family, getattr(self, role), params) for role, params in models.items()}
 
   def metrics(self, tokenizer: Any, models: Mapping[str, Any],
               data: Mapping[str, Split]) -> dict[str, dict[str, Any]]:
@@ -244,8 +229,7 @@ class Stages(loop.Intervals, abc.ABC):
 
   def encode_crops(self, path: pathlib.Path, name: str, split: str,
                    encode: Callable[[np.ndarray], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Encodes random crops `[N, H, W, 3]` of a split; the result is cached in a file, as array
-    `name`.
+    """Encodes random crops `[N, H, W, 3]` of a split, cached in a file, as array `name`.
 
     The crops are not those that the tokenizer was trained on: those of the held-out split are from
     other parts of the photographs, those of the training split are new random crops.
@@ -267,11 +251,12 @@ class Stages(loop.Intervals, abc.ABC):
     return codes, labels
 
 
-def jit_step(loss: Loss, config: Any, train: Any,
+def jit_step(loss: Callable, config: Any, train: Any,
              decayed: Callable[[Any], Any] = optimizer_lib.matrices) -> Callable[[Any, Any], Any]:
   """Compiles `optimizer.step` for a model and a training with an `optimizer`, `(state, batch) ->`.
 
-  The new state reuses the memory of the old one; `decayed` is that of `optimizer.update`.
+  `loss` is `(params, batch, key, config, train) -> (loss, scalar metrics)`, `decayed` that of
+  `optimizer.update`. The new state reuses the memory of the old one.
   """
   @functools.partial(jax.jit, donate_argnums=0)
   def step(state, batch):
@@ -283,9 +268,7 @@ def jit_step(loss: Loss, config: Any, train: Any,
 
 
 def tokenizer(field: str, name: str, config: Any) -> Any:
-  """Returns the parameters of a model's tokenizer; another configuration than that of the recipe
-  with this field raises ValueError.
-  """
+  """Returns the parameters of a model's tokenizer; another configuration raises ValueError."""
   part = cspd_jax.load(name).tokenizer
   if part is None or part.config != config:
     raise ValueError(
@@ -356,8 +339,7 @@ def batch_of(config: Any, moments: np.ndarray, conditions: Conditions, scale: fl
              index: int, size: int) -> tuple[np.ndarray, Conditions]:
   """Returns batch `index`: tokens `[size, T, C]` sampled for random crops, and their conditions.
 
-  `config` is that of a model with the grid and the patches of a `mar.MARConfig`, and `conditions`
-  have leading axis `N`.
+  `config` has the grid and the patches of a `mar.MARConfig`, and `conditions` leading axis `N`.
   """
   rng = np.random.default_rng([seed, index])
   chosen = rng.integers(len(moments), size=size)

@@ -15,14 +15,15 @@ from cspd_jax.models import kl_vae, vq
 from cspd_jax.training import optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 
+_EDGES = 0.5  # Weight of the error of the differences of adjacent pixels.
+# Fraction of the steps after which codebook vectors are no longer restarted, and usage, relative to
+# uniform usage, below which a vector is considered unused.
+_RESTART_UNTIL, _RESTART_BELOW = 0.7, 0.05
 # Tokenizers are trained without weight decay and without a moving average.
-OPTIMIZER = OptimizerConfig(
-    num_steps=5000, batch_size=4, weight_decay=0.0, b2=0.99, ema_decay=None)
+OPTIMIZER = OptimizerConfig(num_steps=5000, batch_size=4, weight_decay=0.0, b2=0.99, ema_decay=None)
 
 
-def error(
-    output: jax.Array, images: jax.Array, gradient_weight: float,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+def error(output: jax.Array, images: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the error of outputs of the decoder, before clipping, for images in [-1, 1].
 
   Returns the loss term, and the metrics 'l1' and 'psnr' (decibels for pixel values in [0, 1]).
@@ -31,7 +32,7 @@ def error(
   l1 = jnp.mean(jnp.abs(difference))
   edges = sum(jnp.mean(jnp.abs(jnp.diff(difference, axis=axis))) for axis in (1, 2))
   mean_square = jnp.mean((jnp.clip(output, -1, 1) - images) ** 2) / 4
-  return l1 + gradient_weight * edges, {'l1': l1, 'psnr': -10 * jnp.log10(mean_square)}
+  return l1 + _EDGES * edges, {'l1': l1, 'psnr': -10 * jnp.log10(mean_square)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,16 +41,14 @@ class KLVAETrainConfig:
 
   Attributes:
     optimizer: configuration of the optimiser.
-    gradient_weight: weight of the error of the differences of adjacent pixels.
     kl_weight: weight of the KL divergence in nats, averaged over the channels of the latents.
   """
 
   optimizer: OptimizerConfig = OPTIMIZER
-  gradient_weight: float = 0.5
   kl_weight: float = 3e-4
 
   def __post_init__(self):
-    fields.check(self, gradient_weight=fields.NOT_NEGATIVE, kl_weight=fields.NOT_NEGATIVE)
+    fields.check(self, kl_weight=fields.NOT_NEGATIVE)
 
 
 def kl_loss(params: Any, images: jax.Array, key: jax.Array, config: kl_vae.KLVAEConfig,
@@ -64,7 +63,7 @@ def kl_loss(params: Any, images: jax.Array, key: jax.Array, config: kl_vae.KLVAE
   """
   posterior = kl_vae.encode(params, config, images)
   output = kl_vae.decode_unclipped(params, config, kl_vae.sample(config, posterior, key))
-  value, metrics = error(output, images, train.gradient_weight)
+  value, metrics = error(output, images)
   kl = 0.5 * jnp.mean(jnp.square(posterior.mean) + jnp.exp(posterior.log_variance) - 1 -
                       posterior.log_variance)
   return value + train.kl_weight * kl, {**metrics, 'kl': kl}
@@ -76,30 +75,18 @@ class VQTrainConfig:
 
   Attributes:
     optimizer: configuration of the optimiser.
-    gradient_weight: weight of the error of the differences of adjacent pixels.
-    codebook_weight: weight of the codebook term.
     commitment_weight: weight of the commitment term.
-    quantize_from: first step with quantisation; before it, an autoencoder without quantisation
-      spreads its latents.
+    quantize_from: first step with quantisation; before it, the latents spread without.
     restart_every: steps between restarts of unused codebook vectors.
-    restart_until: fraction of the steps after which vectors are no longer restarted.
-    restart_below: usage, relative to uniform usage, below which a vector is considered unused.
   """
 
   optimizer: OptimizerConfig = OPTIMIZER
-  gradient_weight: float = 0.5
-  codebook_weight: float = 1.0
   commitment_weight: float = 0.25
   quantize_from: int = 300
   restart_every: int = 50
-  restart_until: float = 0.7
-  restart_below: float = 0.05
 
   def __post_init__(self):
-    fields.check(
-        self, gradient_weight=fields.NOT_NEGATIVE, codebook_weight=fields.NOT_NEGATIVE,
-        commitment_weight=fields.NOT_NEGATIVE, quantize_from=(0, fields.MOST),
-        restart_until=fields.SHARES, restart_below=fields.NOT_NEGATIVE)
+    fields.check(self, commitment_weight=fields.NOT_NEGATIVE, quantize_from=(0, fields.MOST))
 
 
 def vq_start(config: vq.VQConfig, train: VQTrainConfig, params: Any = None) -> TrainState:
@@ -121,8 +108,7 @@ def vq_loss(
   Its terms pull codebook vectors and latents together (van den Oord et al., Neural Discrete
   Representation Learning, 2017, equation 3), between unit vectors as in LlamaGen. Without
   `quantized` the decoder reads the latents themselves. Returns the loss and its parts: those of
-  `error`, 'commitment', and the batch's 'latents' `[B, h, w, codebook_dim]` and 'indices'
-  `[B, h, w]`.
+  `error`, 'commitment', and 'latents' `[B, h, w, codebook_dim]` and 'indices' `[B, h, w]`.
   """
   latents = vq.latents(params, config, images)
   indices = vq.quantize(params, config, jax.lax.stop_gradient(latents))
@@ -130,13 +116,11 @@ def vq_loss(
   # Straight-through estimator: the decoder's gradient reaches the encoder unchanged.
   inputs = latents + jax.lax.stop_gradient(jnp.where(quantized, vectors - latents, 0.0))
   output = vq.decode_vectors(params, config, inputs)
-  value, metrics = error(output, images, train.gradient_weight)
+  value, metrics = error(output, images)
   codebook_term = jnp.mean((vectors - jax.lax.stop_gradient(latents)) ** 2)
   commitment = jnp.mean((jax.lax.stop_gradient(vectors) - latents) ** 2)
-  total = (value + train.codebook_weight * codebook_term +
-           jnp.where(quantized, train.commitment_weight, 0.0) * commitment)
-  return total, {
-      **metrics, 'commitment': commitment, 'latents': latents, 'indices': indices}
+  total = value + codebook_term + jnp.where(quantized, train.commitment_weight, 0.0) * commitment
+  return total, {**metrics, 'commitment': commitment, 'latents': latents, 'indices': indices}
 
 
 def vq_step(state: TrainState, images: jax.Array, config: vq.VQConfig, train: VQTrainConfig
@@ -152,7 +136,7 @@ def vq_step(state: TrainState, images: jax.Array, config: vq.VQConfig, train: VQ
   usage = _update_usage(state.extra, parts['indices'])
   params, usage = _restart(state.step, new_state.params, usage, parts['latents'], train)
   metrics = {name: parts[name] for name in ('loss', 'l1', 'psnr', 'commitment')}
-  metrics['used'] = jnp.mean(usage >= train.restart_below)
+  metrics['used'] = jnp.mean(usage >= _RESTART_BELOW)
   return new_state._replace(params=params, extra=usage), metrics
 
 
@@ -171,8 +155,8 @@ def _restart(step: jax.Array, params: Any, usage: jax.Array, latents: jax.Array,
   samples = pool[jax.random.randint(key, usage.shape, 0, pool.shape[0])]
   first = step == train.quantize_from - 1
   due = (step > train.quantize_from) & (step % train.restart_every == 0)
-  due &= step < train.restart_until * train.optimizer.num_steps
-  unused = first | (due & (usage < train.restart_below))
+  due &= step < _RESTART_UNTIL * train.optimizer.num_steps
+  unused = first | (due & (usage < _RESTART_BELOW))
   old = params['codebook']['embedding']
   embedding = jnp.where(unused[:, None], samples.astype(old.dtype), old)
   # A restarted vector counts as used until the next restart.

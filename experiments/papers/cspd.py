@@ -17,8 +17,7 @@ Every decoder has its own table, and its own column `acceptance_<decoder>` in ta
 decoders test different things and their acceptance rates are not comparable. Every row states the
 distribution that the decoder samples or approximates, the guarantee and the settings. Speeds are
 wall-clock ratios to `mar` at the same batch size, without compilation. Writes tables.csv and
-report.json to --workdir. `cspd-compare` draws which tokens are replaced, as Figure 16 does, and
-writes the acceptance by autoregressive step, that of Figure 11.
+report.json to --workdir. Figures 11 and 16 are those of `cspd-compare`.
 
 Next to the speed of `cspd_released` and `cspd_relaxed`, `expected` is the speed if only passes had
 a cost: each pass of the target that of a step of `mar`, each pass of the draft model that of a step
@@ -26,9 +25,8 @@ of the draft model alone. The paper's `1/(c+1/gamma)` assumes the same costs and
 and the last block. On a machine that one token already saturates, such as a CPU, the head's work
 for a whole block costs more than for a token, and both columns are too optimistic.
 
-The paper's batch of 128 takes sixteen times as long as a batch of 8, which already saturates two
-CPU cores. `exact_path` and `cspd_paper` use gamma + 1 contexts per image: there it requires an
-accelerator. Acceptance is always measured on `num_images`, as it does not depend on the batch.
+The paper's batch of 128 requires an accelerator for `exact_path` and `cspd_paper`, which use
+gamma + 1 contexts per image. Acceptance is always measured on `num_images`:
 
   python -m experiments.papers.cspd --suite=table1 --decoder=cspd_released,cspd_relaxed \\
       --batch_sizes=1,8,128
@@ -45,10 +43,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-import cspd_jax
 from cspd_jax import cli
 from cspd_jax.cli import groups
-from cspd_jax.continuous.context import BLOCK
 from cspd_jax.core import fields, programs
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
@@ -67,16 +63,14 @@ class Config(SampledImages):
     decoder: decoders with a draft model.
     guidance: 'linear', growing to the guidance scale as the image fills up, or 'constant'.
     lengths: draft lengths, gamma.
-    most_contexts: the longest draft length of cspd_paper and exact_path, which run the target once
-      per draft: at a length of 32, an image takes 20 times the passes of the target alone.
+    most_contexts: the longest draft length of cspd_paper and exact_path, a pass per draft.
     prefix_share: share of tokens that the target alone generates in Tables 1 and 3 and the figures.
     prefix_shares: these shares in Table 4.
     batch_sizes: batch sizes of the speeds in Table 1; the paper has 1, 8, 128 and 256.
     scales: guidance scales of Figure 13.
     temperatures: temperatures of Figure 14.
     kernels_per_call: parameters of exact_head.
-    batch_size: images of a cell decoded together, and the batch size of the speeds in Table 4. If
-      Table 1 has the same batch size, its programs are reused.
+    batch_size: images of a cell decoded together, and the batch size of the speeds in Table 4.
     repeats: timed runs, whose median is reported; only one if a run takes more than ten seconds.
   """
 
@@ -107,19 +101,9 @@ MODES = {'cspd_released': 'block_length', 'cspd_relaxed': 'block_length',
          'cspd_paper': 'draft_length', 'exact_path': 'draft_length'}
 # Decoders whose number of passes does not depend on what is accepted.
 BLOCK_MODES = ('cspd_released', 'cspd_relaxed')
-# The meaning of each acceptance rate; the rates of different decoders are not comparable.
-_ACCEPTED = {
-    'cspd_released': "drafts of a block that the released code's softened test accepts",
-    'cspd_relaxed': 'drafts of a block that the bounded test accepts',
-    'cspd_paper': 'drafts up to the first rejection that the test of the last kernel in the paper '
-                  'accepts',
-    'exact_path': 'drafts up to the first rejection that the path test accepts',
-    'exact_head': 'denoising kernels up to the first rejection that the test of one kernel '
-                  'accepts'}
 _COSTS = ('rounds', 'target_passes', 'draft_passes', 'head_calls', 'head_rows')
 
-# A run of more seconds than this is timed only once.
-_SLOW = 10.0
+_SLOW = 10.0  # A run of more seconds than this is timed only once.
 
 
 class Cell(NamedTuple):
@@ -147,8 +131,10 @@ class Lab:
     model = config.model('continuous')
     if 'model' not in model.drafts:
       raise ValueError(f'model is {config.loading.model!r}; give one with a draft model.')
-    self.config, self.bench = config, config.bench(model)
-    self._draft = config.bench(_draft_alone(model))
+    self.config, self.bench, draft = config, config.bench(model), model.drafts['model']
+    self._draft = config.bench(dataclasses.replace(  # The draft model alone.
+        model, target=lambda *, guided: draft.build(guided), params=draft.params, drafts={},
+        programs={}))
     self.model, self.mar = model, f'mar(guidance={config.guidance})'
     self._speeds: dict[tuple, float] = {}
     self._check()
@@ -204,8 +190,7 @@ class Lab:
 
   def images(self, cell: Cell) -> Sample:
     """Returns the images of a cell."""
-    return self.bench.sample(
-        self.text(cell), self.sampling(cell.guidance_scale, cell.temperature))
+    return self.bench.sample(self.text(cell), self.sampling(cell.guidance_scale, cell.temperature))
 
   def speeds(self, texts: Sequence[str], batch_size: int, sampling: Any = None) -> list[float]:
     """Measures speed-ups over `mar`, without compilation, in alternating runs.
@@ -226,55 +211,25 @@ class Lab:
   def row(self, cell: Cell, batch_size: int | None = None, **figures: Any) -> dict[str, Any]:
     """Returns a row of the tables; every mode has its own column `acceptance_<mode>`."""
     sample = self.images(cell)
-    return cell._asdict() | self.statement(
-        cell.mode, self.text(cell), sample, batch_size) | figures
+    return cell._asdict() | self.statement(cell.mode, self.text(cell), sample, batch_size) | figures
 
   def statement(self, mode: str, text: str, sample: Sample,
                 batch_size: int | None = None) -> dict[str, Any]:
-    """Returns the settings, guarantees and costs that a row states; `batch_size` is that of timed
-    runs.
-    """
+    """Returns the settings, guarantees and costs of a row; `batch_size` is that of timed runs."""
     guided = programs.is_guided(sample.sampling)
-    decoder = self.bench.decoder(text, guided)
-    block = decoder.drafter is not None and decoder.stages[-1].context is BLOCK
+    decoder, tests = self.bench.decoder(text, guided), sample.decoded.tests
+    replaced = int(tests.tested.sum() - tests.accepted.sum())
     means = {metric.name: metric(sample, self.model).mean
              for metric in measurements.choose('continuous', (*_COSTS, 'acceptance'))}
     return dict(
         decoder=text, guided=guided, distribution=decoder.distribution,
-        guarantee=decoder.guarantee, acceptance_is_share_of=_ACCEPTED[mode],
-        contexts='block: drafts are verified without the other drafts of their block' if block else
-        'true: every token is verified given all tokens before it',
-        num_iter=self.model.num_tokens, num_levels=decoder.schedule.num_levels,
-        guidance=decoder.guidance if guided else 'none',
-        dtype=jax.tree.leaves(self.model.params)[0].dtype.name, compiled='yes',
-        num_images=len(sample.tokens),
+        guarantee=decoder.guarantee, num_iter=self.model.num_tokens,
+        num_levels=decoder.schedule.num_levels, guidance=decoder.guidance if guided else 'none',
+        dtype=jax.tree.leaves(self.model.params)[0].dtype.name, num_images=len(sample.tokens),
         batch=self.bench.batch_size if batch_size is None else batch_size,
-        draws_per_replaced_token=draws_per_replaced_token(sample.decoded),
+        draws_per_replaced_token=float(tests.trials.sum() / replaced) if replaced else None,
         **{f'acceptance_{mode}': None if np.isnan(means['acceptance']) else means['acceptance']},
         **{name: means[name] for name in _COSTS})
-
-
-def _draft_alone(model: cspd_jax.Model) -> cspd_jax.Model:
-  draft = model.drafts['model']
-  return dataclasses.replace(
-      model, target=lambda *, guided: draft.build(guided), params=draft.params, drafts={},
-      programs={})
-
-
-def draws_per_replaced_token(decoded: Any) -> float | None:
-  """Returns the mean number of proposals tested per replaced draft; None if none was replaced."""
-  tests = decoded.tests
-  replaced = int(tests.tested.sum() - tests.accepted.sum())
-  return float(tests.trials.sum() / replaced) if replaced else None
-
-
-def expected_speed(decoded: Any, draft_speed: float) -> float:
-  """Returns the speed-up over the target alone if only passes had a cost, the prefix included.
-
-  `draft_speed` is the speed-up of the draft model alone over the target alone.
-  """
-  passes = decoded.costs.target_passes + decoded.costs.draft_passes / draft_speed
-  return float(decoded.order.shape[1] / np.mean(passes))
 
 
 _COLUMNS = {'target passes': '{target_passes:.1f}', 'draft passes': '{draft_passes:.1f}',
@@ -305,11 +260,14 @@ def _speed_rows(lab: Lab, mode: str, batch: int) -> list[dict[str, Any]]:
             for cell, speed in zip(cells, lab.speeds(texts, batch))]
   parallel = [lab.parallel(cell.length) for cell in cells]
   draft, *speeds = lab.speeds(['draft', *texts, *parallel], batch)
+  costs = [lab.images(cell).decoded.costs for cell in cells]
   return [lab.row(
       cell, batch, speed=speed, parallel_speed=parallel_speed, draft_step_cost=1 / draft,
-      expected_speed=expected_speed(lab.images(cell).decoded, draft),
+      # If only passes had a cost, the prefix included.
+      expected_speed=float(
+          lab.model.num_tokens / np.mean(cost.target_passes + cost.draft_passes / draft)),
       paper_identity_speed=1 / (1 / draft + 1 / cell.length))
-          for cell, speed, parallel_speed in zip(cells, speeds, speeds[len(cells):])]
+          for cell, cost, speed, parallel_speed in zip(cells, costs, speeds, speeds[len(cells):])]
 
 
 def table3(lab: Lab, mode: str) -> Table:

@@ -16,8 +16,7 @@ measured with `--model`; or the reason why nothing is measured. What the decoder
                    and its difference to the images of one token at a time, of the same prompts and
                    seeds, with its standard error
   Frechet          with --num_fid_images, of the rows for which the paper has a FID: the distance to
-                   as many images of one token at a time with another seed, on the features of the
-                   image tokenizer, with precision and recall
+                   images of one token at a time with another seed, on the features of the tokenizer
 
 Rows with the same decoder and sampling options are decoded once. Writes a table per paper and a
 picture of some of its decoders to --workdir (rows.csv, report.json, strip_*.png). A stopped command
@@ -95,8 +94,7 @@ COLUMNS = {'in the paper': '{place}', 'setting': '{setting}', 'published': '{pub
 # Columns of a table only if one of its rows has this entry.
 _OPTIONAL = {'NLL - entropy': 'price', 'asked': 'asked', 'minus one token at a time': 'asked',
              'Frechet': 'frechet', 'precision': 'frechet', 'recall': 'frechet'}
-# Images of a decoder in a picture.
-_SHOWN = 6
+_SHOWN = 6  # Images of a decoder in a picture.
 
 
 class Lab:

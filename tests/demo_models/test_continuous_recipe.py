@@ -139,10 +139,8 @@ def test_the_exported_model_reads_words_as_in_training(finished, recipe, model):
       store.load(finished / 'export' / 'target').params)} == {'bfloat16'}
   captions = ['a cat on white', 'a ? astronaut']
   trained = recipe._prompts(captions)
-  networks = {}
-  for role in ('tokenizer', 'text', 'target'):
-    loaded = store.load(finished / 'export' / role)
-    networks[role] = stages.Network(loaded.kind, loaded.config, loaded.params)
+  networks = {role: store.load(finished / 'export' / role)
+              for role in ('tokenizer', 'text', 'target')}
   for one in (model, train.built(recipe, networks, 'target')):
     condition = one.condition(captions)
     for part in ('tokens', 'visible'):

@@ -56,7 +56,7 @@ def test_splits_do_not_overlap(split, value):
 
 
 def test_unknown_split_is_refused(loaded):
-  with pytest.raises(ValueError, match="train, held_out, got 'test'"):
+  with pytest.raises(ValueError, match="split is 'test'; it must be one of train, held_out"):
     photos.crops(loaded, 0, 0, 'test', 1)
 
 

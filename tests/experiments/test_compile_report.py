@@ -42,7 +42,8 @@ def test_bad_input(here, capsys, tmp_path, name):
 
 
 def test_missing_wheels(monkeypatch, capsys, tmp_path):
-  monkeypatch.setattr(devices, '_is_installed', lambda wheel: wheel == 'jax-cuda12-pjrt')
+  monkeypatch.setattr(devices.importlib.metadata, 'distributions',
+                      lambda name='': [name] * (name == 'jax-cuda12-pjrt'))
   calls.check_refused(_call(capsys, tmp_path / 'out'), [
       'jax-cuda12-plugin, nvidia-cuda-nvcc-cu12 must be installed',
       f'pip install --no-deps jax-cuda12-plugin=={jax.__version__}'])

@@ -82,12 +82,11 @@ def _check_rows(rows):
   for row in rows:
     # Acceptance of one decoder never shares a column with that of another.
     rates = {name for name in row if name.startswith('acceptance_')}
-    assert rates == {'acceptance_is_share_of', f'acceptance_{row["mode"]}'}
+    assert rates == {f'acceptance_{row["mode"]}'}
     assert row['distribution'] and row['guarantee']
-    assert row['compiled'] == 'yes' and row['num_images'] == 3
+    assert row['num_images'] == 3
     assert row['num_iter'] == 4 and row['num_levels'] == 100 and row['dtype'] == 'float32'
     assert row['guidance'] == ('constant' if row['guided'] else 'none')
-    assert row['contexts'].startswith('block' if row['mode'] in _BLOCKS else 'true')
     assert min(row['temperature'], row['guidance_scale'], row['target_passes'], row['head_calls'],
                row['batch']) > 0 and row['draft_passes'] >= 0
     if row['suite'] in ('table1', 'table4', 'head'):

@@ -12,7 +12,7 @@ from cspd_jax.models import early_fusion
 from cspd_jax.text import bpe
 from cspd_jax.training import loop
 from experiments import train
-from experiments.demo_models import emoji, words
+from experiments.demo_models import emoji, emoji_recipe
 from tests.demo_models import emoji_files
 
 pytest.importorskip('matplotlib')
@@ -62,7 +62,7 @@ def test_the_model_learns_from_prompts_as_users_write_them(finished, recipe):
 
 
 def test_words_of_a_file(recipe):
-  file = words.tokenizer(words.names(emoji.WORDS, 32))
+  file = emoji_recipe.tokenizer(emoji_recipe.names(emoji.WORDS, 32))
   text = bpe.read({'file': np.frombuffer(file, np.uint8)}, 'anole')
   name = {number: word for word, number in text.ids.items()}
   assert [name[one] for one in text.encode('A Red zebra, on<s>')] == [

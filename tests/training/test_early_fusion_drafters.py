@@ -18,7 +18,7 @@ from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter import DrafterTrainConfig
 from cspd_jax.training.drafter_recipe import DrafterRecipe
 from cspd_jax.training.optimizer import OptimizerConfig
-from experiments.demo_models import words
+from experiments.demo_models import emoji_recipe as words
 
 pytest.importorskip('tokenizers')
 
@@ -45,7 +45,7 @@ def target(tmp_path_factory):
   """A model of words without prompts of its own, and a file of prompts."""
   folder = tmp_path_factory.mktemp('words')
   store.save(folder / 'target', 'early_fusion', CONFIG, _params())
-  store.save(folder / 'text', *words.network('anole', words.tokenizer(words.names(WORDS, 8))))
+  store.save(folder / 'text', *words.network('anole', words.tokenizer(words.names(WORDS, 8)))[:3])
   families.save(
       folder, 'early_fusion', {'target': 'target', 'text': 'text'}, {'guidance_scale': 2.0})
   (folder / 'prompts.txt').write_text('a cat\na dog\n\n')
