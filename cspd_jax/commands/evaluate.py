@@ -152,7 +152,7 @@ def _arrange(config: Config) -> None:
         'give evaluation_metadata.jsonl of GenEval.' if config.layout == 'geneval' else
         'give the folder dpg_bench/prompts of ELLA.' if config.layout == 'dpg' else
         'leave prompts out.'))
-  images, read = layouts.generated(config.images), layouts.reader(config.resize)
+  images = layouts.generated(config.images)
   folder = paths.folder('output', config.output or f'runs/{config.layout}')
   folders.check(folder, layouts.listed)
   write, lines = _LAYOUTS[str(config.layout)]
@@ -163,7 +163,7 @@ def _arrange(config: Config) -> None:
     with folders.replacing(folder, layouts.listed) as new:
       if config.resize is None:
         paths.check_space(new, sum(image.path.stat().st_size for image in images))
-      write(new, divided, read)
+      write(new, divided, config.resize)
   except KeyboardInterrupt as stop:
     raise KeyboardInterrupt('nothing is left; the same command starts again') from stop
   print(f'{len(images)} images are in {folder}.')

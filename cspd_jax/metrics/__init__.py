@@ -8,29 +8,8 @@ from cspd_jax.metrics import acceptance, image_scores, likelihood, passes
 from cspd_jax.metrics.base import Metric, Sample, Value, columns, entries, measure
 
 METRICS = (
-    acceptance.ROUNDS,
-    acceptance.STEP_COMPRESSION,
-    acceptance.ACCEPTED_LENGTH,
-    acceptance.ONE_TOKEN_ROUNDS,
-    passes.ROUNDS,
-    passes.TARGET_PASSES,
-    passes.DRAFT_PASSES,
-    passes.HEAD_CALLS,
-    passes.HEAD_ROWS,
-    passes.DRAFT_HEAD_CALLS,
-    passes.ACCEPTANCE,
-    passes.RESIDUAL_TRIALS,
-    passes.RESIDUAL_MISSED,
-    passes.SQUARED_ERROR,
-    passes.SQUARED_ERROR_BOUND,
-    acceptance.TV_BOUND,
-    acceptance.TV_BOUND_PER_TOKEN,
-    likelihood.NLL,
-    likelihood.NLL_DIFFERENCE,
-    likelihood.NLL_EXCESS,
-    likelihood.UNIGRAM_DISTANCE,
-    image_scores.FRECHET,
-)
+    *acceptance.METRICS, *passes.METRICS, likelihood.NLL, likelihood.NLL_DIFFERENCE,
+    likelihood.NLL_EXCESS, likelihood.UNIGRAM_DISTANCE, image_scores.FRECHET)
 
 # The main metric of each engine, which bar charts and curves show.
 MAIN = {'discrete': acceptance.STEP_COMPRESSION, 'continuous': passes.HEAD_CALLS}

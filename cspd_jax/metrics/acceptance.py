@@ -20,28 +20,27 @@ def accepted_length(decoded: Decoded) -> base.Value:
   return base.ratio(np.full(len(decoded.tokens), decoded.tokens.shape[1] - 1), decoded.rounds - 1)
 
 
-ROUNDS = Metric(
-    'rounds', 'rounds', '{:.1f}', lambda sample, model: base.mean(sample.decoded.rounds),
-    meaning='forward passes of the target per image, including the prefill',
-    phrase='{:.1f} forward passes per image')
 STEP_COMPRESSION = Metric(
     'step_compression', 'step compr.', '{:.2f}x',
     lambda sample, model: step_compression(sample.decoded),
     meaning='tokens per forward pass of the target, over a whole image', better='higher')
-ACCEPTED_LENGTH = Metric(
-    'accepted_length', 'acc. length', '{:.2f}',
-    lambda sample, model: accepted_length(sample.decoded),
-    meaning='tokens per round after the prefill: the accepted drafts plus one', better='higher')
-ONE_TOKEN_ROUNDS = Metric(
-    'one_token_rounds', 'one-token', '{:.0%}',
-    lambda sample, model: base.ratio(sample.decoded.accepted[:, 1], sample.decoded.rounds - 1),
-    meaning='fraction of the rounds after the prefill that accepted no draft')
-TV_BOUND = Metric(
-    'tv_bound', 'TV bound', '{:.2f}',
-    lambda sample, model: base.mean(sample.decoded.tv_bound), group='bound',
-    meaning="bound on the total variation between the distribution of the images and the target's; "
-    'informative only below 1')
-TV_BOUND_PER_TOKEN = Metric(
-    'tv_bound_per_token', '/token', '{:.4f}',
-    lambda sample, model: base.mean(sample.decoded.tv_bound / sample.tokens.shape[1]),
-    group='bound', meaning='the same bound per token')
+
+METRICS = (
+    Metric('rounds', 'rounds', '{:.1f}', lambda sample, model: base.mean(sample.decoded.rounds),
+           meaning='forward passes of the target per image, including the prefill',
+           phrase='{:.1f} forward passes per image'),
+    STEP_COMPRESSION,
+    Metric('accepted_length', 'acc. length', '{:.2f}',
+           lambda sample, model: accepted_length(sample.decoded),
+           meaning='tokens per round after the prefill: the accepted drafts plus one',
+           better='higher'),
+    Metric('one_token_rounds', 'one-token', '{:.0%}', lambda sample, model: base.ratio(
+               sample.decoded.accepted[:, 1], sample.decoded.rounds - 1),
+           meaning='fraction of the rounds after the prefill that accepted no draft'),
+    Metric('tv_bound', 'TV bound', '{:.2f}',
+           lambda sample, model: base.mean(sample.decoded.tv_bound), group='bound',
+           meaning='bound on the total variation between the distribution of the images and the '
+           "target's; informative only below 1"),
+    Metric('tv_bound_per_token', '/token', '{:.4f}', lambda sample, model: base.mean(
+               sample.decoded.tv_bound / sample.tokens.shape[1]),
+           group='bound', meaning='the same bound per token'))

@@ -132,11 +132,14 @@ def measure(metrics: Sequence[Metric], sample: Sample, model: Model) -> dict[str
 
 def entries(values: Mapping[str, Value]) -> dict[str, float | None]:
   """Converts values to a row of a report: means and standard errors, None for NaN."""
-  finite = lambda number: float(number) if math.isfinite(number) else None
-  result: dict[str, float | None] = {}
-  for name, value in values.items():
-    result |= {name: finite(value.mean), f'{name}_error': finite(value.standard_error)}
-  return result
+  return finite({f'{name}{ending}': number for name, value in values.items()
+                 for ending, number in zip(('', '_error'), value, strict=True)})
+
+
+def finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+  """Returns numbers as JSON holds them, None for NaN and infinity."""
+  return {name: float(number) if math.isfinite(number) else None
+          for name, number in numbers.items()}
 
 
 def columns(metrics: Sequence[Metric], errors: bool = False) -> dict[str, str]:

@@ -42,10 +42,8 @@ def prepared(image: np.ndarray, size: int) -> np.ndarray:
   """Resizes, crops and scales an image `[H, W, 3]` uint8 as CLIP's published preprocessing.
 
   The shorter side is resized by Pillow's bicubic filter, then the centre is cropped:
-  `[size, size, 3]` float32. Another shape or dtype raises ValueError.
+  `[size, size, 3]` float32.
   """
-  if image.ndim != 3 or image.shape[-1] != 3 or image.dtype != np.uint8:
-    raise ValueError(f'image is {image.dtype}{list(image.shape)}; it must be uint8 [H, W, 3].')
   height, width = (size * side // min(image.shape[:2]) for side in image.shape[:2])
   resized = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
   top, left = (height - size) // 2, (width - size) // 2
@@ -103,7 +101,6 @@ _WHERE = (
     'Face Hub with cspd-convert --family=clip --source=FOLDER --output=FOLDER')
 _TOKENIZER = 'give tokenizer.json of openai/clip-vit-base-patch32 of the Hugging Face Hub'
 _CONTROL = r'<\|(start|end)oftext\|>'
-_REMEDY = 'replace or remove it'
 # What precedes a prompt, by the names of kept results.
 _PREFIXES = {'prefixed': PREFIX, 'plain': ''}
 
@@ -159,8 +156,7 @@ def scores(images: Sequence[layouts.Generated], of: CLIP, batch_size: int,
   """Returns the two CLIP scores by name; arguments and errors as for `evaluation.features`."""
   def cosines(index: np.ndarray) -> Mapping[str, np.ndarray]:
     batch = [images[i] for i in index]
-    pixels = np.stack([prepared(np.asarray(reading.photograph(image.path, _REMEDY)),
-                                of.config.image_size) for image in batch])
+    pixels = np.stack([prepared(image.pixels(), of.config.image_size) for image in batch])
     prompts = [image.prompt for image in batch]
     return dict(keep((of.digest, of.text_digest, pixels, *prompts), functools.partial(
         _cosines, of, pixels, prompts)))

@@ -123,13 +123,6 @@ def features(images: image_sets.ImageSet, of: Inception, batch_size: int,
   return Features(*(values[name] for name in Features._fields))
 
 
-def check_batch(batch_size: int, images: image_sets.ImageSet, of: Inception) -> None:
-  """Raises ValueError if batches of images clearly do not fit in memory."""
-  height, width = images.size if images.other is None else (SIDE, SIDE)
-  each = 3 * _PIXELS * height * width + _LAYERS * of.config.unit * SIDE**2
-  memory.check_batch(min(batch_size, images.num_images), each, f' of {height}x{width} pixels')
-
-
 def save(path: pathlib.Path, values: Features, of: Inception) -> None:
   """Writes features to an .npz file, with the evaluator and the network."""
   content = io.BytesIO()
@@ -174,12 +167,14 @@ def opened(argument: str, path: str, of: Inception, batch_size: int) -> Source:
   if images.num_images < 2:
     raise ValueError(f'{where} with 1 image; at least 2 are required.')
   if images.other is not None and inception.EVALUATORS[of.evaluator].one_size:
-    name, (height, width) = images.other
+    name, size = images.other
     raise ValueError(
-        f'{where}, whose image {name!r} has {height}x{width} pixels and the first one '
+        f'{where}, whose image {name!r} has {size[0]}x{size[1]} pixels and the first one '
         f'{images.size[0]}x{images.size[1]}; the evaluator {of.evaluator} reads images of one '
         'size, so resize them, or give --evaluator=pytorch_fid.')
-  check_batch(batch_size, images, of)
+  height, width = images.size if images.other is None else (SIDE, SIDE)
+  each = 3 * _PIXELS * height * width + _LAYERS * of.config.unit * SIDE**2
+  memory.check_batch(min(batch_size, images.num_images), each, f' of {height}x{width} pixels')
   return Source(images, None, pool, spatial, left_out(images.left_out))
 
 
@@ -275,7 +270,7 @@ def scores(samples: Source, reference: Source, evaluator: str) -> dict[str, floa
   """Returns the scores by name, such as 'FID (ADM, 50k)'.
 
   Those that compare the samples with a reference are left out if these are equal up to rounding.
-  Other features and too few images raise ValueError.
+  Too few images raise ValueError.
   """
   kind, count = inception.EVALUATORS[evaluator], samples.num_images
   assert samples.pool is not None and reference.pool is not None  # See `scored`.

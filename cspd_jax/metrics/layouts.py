@@ -10,7 +10,7 @@ import collections
 import io
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from PIL import Image
 from cspd_jax.files import atomic, paths, reading
 from cspd_jax.generation import prompts as prompts_lib
 
-_REMEDY = 'generate the images again'
+_REMEDY = 'replace or remove it'
 _GRID = 4
 # PyTorch's cubic kernel.
 _CUBIC = -0.75
@@ -30,6 +30,14 @@ class Generated(NamedTuple):
 
   path: pathlib.Path
   prompt: str
+
+  def pixels(self, size: int | None = None) -> np.ndarray:
+    """Reads the image, `[H, W, 3]` uint8, resized to `size` x `size` unless it is None.
+
+    What cannot be read raises ValueError.
+    """
+    values = np.asarray(reading.photograph(self.path, _REMEDY))
+    return values if size is None else resized(values, size)
 
 
 class Group(NamedTuple):
@@ -121,17 +129,6 @@ def check_grids(divided: Sequence[Group]) -> None:
                      f'{_GRID * len(divided)}.')
 
 
-Reader = Callable[[Generated], np.ndarray]
-
-
-def reader(size: int | None) -> Reader:
-  """Returns a function that reads an image, resized to `size` pixels unless it is None."""
-  def read(image: Generated) -> np.ndarray:
-    pixels = np.asarray(reading.photograph(image.path, _REMEDY))
-    return pixels if size is None else resized(pixels, size)
-  return read
-
-
 def resized(pixels: np.ndarray, size: int) -> np.ndarray:
   """Resizes an image `[H, W, 3]` uint8 as PyTorch's bicubic `interpolate`, without smoothing.
 
@@ -158,32 +155,28 @@ def _cubic(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
   return np.clip(places, 0, count - 1), np.where(x <= 1, near, far)
 
 
-def write_adm(folder: pathlib.Path, images: Sequence[Generated], read: Reader) -> None:
-  """Writes samples.npz."""
-  first = read(images[0])
+def write_adm(folder: pathlib.Path, images: Sequence[Generated], size: int | None) -> None:
+  """Writes samples.npz; images are resized to `size`, here and below, unless it is None."""
+  first = images[0].pixels(size)
   paths.check_space(folder, len(images) * first.size)
-
-  def rows() -> Iterator[np.ndarray]:
-    for image in images:
-      yield same_size(image, read(image), first)
-
-  atomic.write_stacked(folder / 'samples.npz', 'arr_0', len(images), rows())
+  atomic.write_stacked(folder / 'samples.npz', 'arr_0', len(images), (
+      same_size(image, image.pixels(size), first) for image in images))
 
 
-def write_geneval(folder: pathlib.Path, divided: Sequence[Group], read: Reader) -> None:
+def write_geneval(folder: pathlib.Path, divided: Sequence[Group], size: int | None) -> None:
   """Writes a folder for every prompt."""
   for group in divided:
     samples = folder / group.name / 'samples'
     samples.mkdir(parents=True)
     (folder / group.name / 'metadata.jsonl').write_text(group.content, encoding='utf-8')
     for number, image in enumerate(group.images):
-      _write_png(samples / f'{number:04}.png', read(image))
+      _write_png(samples / f'{number:04}.png', image.pixels(size))
 
 
-def write_dpg(folder: pathlib.Path, divided: Sequence[Group], read: Reader) -> None:
+def write_dpg(folder: pathlib.Path, divided: Sequence[Group], size: int | None) -> None:
   """Writes a picture of 2 x 2 images for every prompt."""
   for group in divided:
-    first = read(group.images[0])
+    first = group.images[0].pixels(size)
     height, width = first.shape[:2]
     if first.size * _GRID > 3 * reading.MOST_PIXELS:
       raise ValueError(f'{group.images[0].path} has {height}x{width} pixels; {_GRID} images '
@@ -192,7 +185,7 @@ def write_dpg(folder: pathlib.Path, divided: Sequence[Group], read: Reader) -> N
     for number, image in enumerate(group.images):
       row, column = divmod(number, 2)
       grid[row * height:(row + 1) * height, column * width:(column + 1) * width] = same_size(
-          image, read(image), first)
+          image, image.pixels(size), first)
     _write_png(folder / f'{group.name}.png', grid)
 
 
@@ -204,13 +197,13 @@ def same_size(image: Generated, pixels: np.ndarray, first: np.ndarray) -> np.nda
   return pixels
 
 
-def write_coco(folder: pathlib.Path, images: Sequence[Generated], read: Reader) -> None:
+def write_coco(folder: pathlib.Path, images: Sequence[Generated], size: int | None) -> None:
   """Writes the images and captions.json, a list of file names and captions."""
   (folder / 'images').mkdir()
   captions: list[Mapping[str, str]] = []
   for number, image in enumerate(images):
     name = f'{number:06}.png'
-    _write_png(folder / 'images' / name, read(image))
+    _write_png(folder / 'images' / name, image.pixels(size))
     captions.append(dict(file_name=name, caption=image.prompt))
   (folder / 'captions.json').write_text(json.dumps(captions, indent=1) + '\n', encoding='utf-8')
 

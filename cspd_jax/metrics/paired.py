@@ -71,13 +71,8 @@ def differences(sample: base.Sample, baseline: base.Sample, model: Model,
 
 def entries(values: Mapping[str, Difference]) -> dict[str, float | None]:
   """Converts differences to a row of a report, None for NaN; such as `nll_change`."""
-  finite = lambda number: float(number) if math.isfinite(number) else None
-  result: dict[str, float | None] = {}
-  for name, value in values.items():
-    result |= {f'{name}_change': finite(value.mean),
-               f'{name}_change_error': finite(value.paired_error),
-               f'{name}_change_error_unpaired': finite(value.unpaired_error)}
-  return result
+  return base.finite({f'{name}_change{ending}': number for name, value in values.items()
+                      for ending, number in zip(('', '_error', '_error_unpaired'), value)})
 
 
 def _luma(sample: base.Sample, model: Model) -> np.ndarray:

@@ -11,14 +11,13 @@ from cspd_jax.metrics.base import Metric
 
 
 def _count(name: str, heading: str, counts: Callable[[Any], np.ndarray], meaning: str,
-           phrase: str = '', tabled: bool = True, better: str = '') -> Metric:
+           **shown: Any) -> Metric:
   """Builds a metric: the mean over images of a count, summed over rounds if it has them."""
   def measure(sample: base.Sample, model: Model) -> base.Value:
     del model
     values = np.asarray(counts(sample.decoded))
     return base.mean(values.reshape(len(values), -1).sum(axis=1))
-  return Metric(name, heading, '{:.0f}', measure, ('continuous',), meaning=meaning, phrase=phrase,
-                better=better, tabled=tabled)
+  return Metric(name, heading, '{:.0f}', measure, ('continuous',), meaning=meaning, **shown)
 
 
 def _per_test(name: str, heading: str, form: str, amounts: Callable[[Any], np.ndarray | None],
@@ -34,43 +33,36 @@ def _per_test(name: str, heading: str, form: str, amounts: Callable[[Any], np.nd
   return Metric(name, heading, form, measure, ('continuous',), meaning=meaning, tabled=False)
 
 
-ROUNDS = _count(
-    'rounds', 'rounds', lambda decoded: decoded.rounds,
-    'rounds per image; passes within a round run in parallel')
-TARGET_PASSES = _count(
-    'target_passes', 'target passes', lambda decoded: decoded.costs.target_passes,
-    "passes of the target's transformer per image", '{:.0f} passes of the target')
-DRAFT_PASSES = _count(
-    'draft_passes', 'draft passes', lambda decoded: decoded.costs.draft_passes,
-    "passes of the draft model's transformer per image")
 HEAD_CALLS = _count(
     'head_calls', 'head calls', lambda decoded: decoded.costs.head_calls,
-    "sequential calls of the target's diffusion head per image", '{:.0f} head calls',
+    "sequential calls of the target's diffusion head per image", phrase='{:.0f} head calls',
     better='lower')
-HEAD_ROWS = _count(
-    'head_rows', 'head states', lambda decoded: decoded.costs.head_rows,
-    "states that the target's head evaluates per image")
-DRAFT_HEAD_CALLS = _count(
-    'draft_head_calls', 'draft head calls', lambda decoded: decoded.costs.draft_head_calls,
-    "calls of the draft model's head per image", tabled=False)
-RESIDUAL_TRIALS = _count(
-    'residual_trials', 'residual trials', lambda decoded: decoded.tests.trials,
-    'proposals tested for residual draws, per image', tabled=False)
-RESIDUAL_MISSED = _count(
-    'residual_missed', 'residual missed', lambda decoded: decoded.tests.missed,
-    'residual draws per image that accepted no proposal', tabled=False)
-ACCEPTANCE = _per_test(
-    'acceptance', 'accepted', '{:.1%}', lambda decoded: decoded.tests.accepted,
-    'acceptance rate of the tests of a decoder; not comparable between decoders, whose tests '
-    'differ')
-SQUARED_ERROR = _per_test(
-    'squared_error', 'squared error', '{:.4f}',
-    lambda decoded: decoded.errors and decoded.errors.squared,
-    'squared distance of a tested token to the one that the target would have emitted')
-SQUARED_ERROR_BOUND = _per_test(
-    'squared_error_bound', 'its bound', '{:.4f}',
-    lambda decoded: decoded.errors and decoded.errors.bound,
-    'bound on the expectation of that distance')
+
+METRICS = (
+    _count('rounds', 'rounds', lambda decoded: decoded.rounds,
+           'rounds per image; passes within a round run in parallel'),
+    _count('target_passes', 'target passes', lambda decoded: decoded.costs.target_passes,
+           "passes of the target's transformer per image", phrase='{:.0f} passes of the target'),
+    _count('draft_passes', 'draft passes', lambda decoded: decoded.costs.draft_passes,
+           "passes of the draft model's transformer per image"),
+    HEAD_CALLS,
+    _count('head_rows', 'head states', lambda decoded: decoded.costs.head_rows,
+           "states that the target's head evaluates per image"),
+    _count('draft_head_calls', 'draft head calls', lambda decoded: decoded.costs.draft_head_calls,
+           "calls of the draft model's head per image", tabled=False),
+    _per_test('acceptance', 'accepted', '{:.1%}', lambda decoded: decoded.tests.accepted,
+              'acceptance rate of the tests of a decoder; not comparable between decoders, whose '
+              'tests differ'),
+    _count('residual_trials', 'residual trials', lambda decoded: decoded.tests.trials,
+           'proposals tested for residual draws, per image', tabled=False),
+    _count('residual_missed', 'residual missed', lambda decoded: decoded.tests.missed,
+           'residual draws per image that accepted no proposal', tabled=False),
+    _per_test('squared_error', 'squared error', '{:.4f}',
+              lambda decoded: decoded.errors and decoded.errors.squared,
+              'squared distance of a tested token to the one that the target would have emitted'),
+    _per_test('squared_error_bound', 'its bound', '{:.4f}',
+              lambda decoded: decoded.errors and decoded.errors.bound,
+              'bound on the expectation of that distance'))
 
 
 def details(sample: base.Sample, model: Model) -> dict[str, Any]:

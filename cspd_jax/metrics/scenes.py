@@ -10,6 +10,7 @@ ground is the colour of the border. No network is involved. As in GenEval (arXiv
 kind of request has a share of images that fulfil it, and `asked` is the mean of these shares.
 """
 
+import dataclasses
 import functools
 import itertools
 import pathlib
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from cspd_jax.files import npz, reading
+from cspd_jax.files import npz
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.results import to_bytes
 from cspd_jax.metrics import base, layouts, requests
@@ -28,7 +29,7 @@ from cspd_jax.metrics.requests import Request
 
 KINDS = ('thing', 'two', 'style', 'ground', 'colour')
 # The file of the templates; its licences are in its folder.
-TEMPLATES = pathlib.Path(__file__).parent.parent / 'assets' / 'scenes' / 'templates.npz'
+_TEMPLATES = pathlib.Path(__file__).parents[1] / 'assets' / 'scenes' / 'templates.npz'
 
 # Side in pixels of the scenes, of a window in which a thing is searched, and of its shifts.
 _SCENE, _WINDOW = 64, 32
@@ -47,7 +48,8 @@ _TOLERANCE = 16.0
 _ROWS = 128
 
 
-class Templates(NamedTuple):
+@dataclasses.dataclass(frozen=True, eq=False)
+class Templates:
   """The luminance of things."""
 
   names: tuple[str, ...]  # The words for the things.
@@ -79,9 +81,9 @@ class Seen(NamedTuple):
 
 
 @functools.cache
-def templates(path: pathlib.Path = TEMPLATES) -> Templates:
-  """Reads a file of templates; the default is that of the package."""
-  arrays = npz.arrays(path, 'install the package again', needed=('names', 'pixels'))
+def templates() -> Templates:
+  """Reads the templates of the package."""
+  arrays = npz.arrays(_TEMPLATES, 'install the package again', needed=('names', 'pixels'))
   return Templates(tuple(arrays['names'].tolist()), arrays['pixels'])
 
 
@@ -233,13 +235,9 @@ def _best(windows: np.ndarray, grounds: np.ndarray, among: Bank, of: Templates) 
           for window, number, row in zip(windows, numbers, correlations, strict=True)]
 
 
-_banks: dict[tuple, Bank] = {}
-
-
+@functools.cache
 def bank(of: Templates, sides: tuple[int, ...], shifts: tuple[int, ...]) -> Bank:
   """Returns the templates in all sizes, shifts and mirrorings; cached."""
-  if (key := (id(of.pixels), sides, shifts)) in _banks:
-    return _banks[key]
   luminance, alpha, items, styles = [], [], [], []
   for thing, style in np.ndindex(of.pixels.shape[:2]):
     for side in sides:
@@ -256,8 +254,7 @@ def bank(of: Templates, sides: tuple[int, ...], shifts: tuple[int, ...]) -> Bank
   fixed, free = (part - part.mean(axis=1, keepdims=True) for part in (fixed, free))
   products = np.stack([np.einsum('kp,kp->k', a, b) for a, b in (
       (fixed, fixed), (fixed, free), (free, free))], axis=1)
-  _banks[key] = Bank(fixed, free, products, np.array(items), np.array(styles), opaque > 0.8)
-  return _banks[key]
+  return Bank(fixed, free, products, np.array(items), np.array(styles), opaque > 0.8)
 
 
 def _placed(picture: np.ndarray, x: int, y: int) -> np.ndarray:
@@ -267,9 +264,6 @@ def _placed(picture: np.ndarray, x: int, y: int) -> np.ndarray:
   left, top = (_WINDOW + (_WINDOW - side) // 2 + shift for shift in (x, y))
   window[top:top + side, left:left + side] = picture
   return window[_WINDOW:2 * _WINDOW, _WINDOW:2 * _WINDOW]
-
-
-_REMEDY = 'replace or remove it'
 
 
 def check(captions: Sequence[str]) -> None:
@@ -314,7 +308,7 @@ def scores(images: Sequence[layouts.Generated], batch_size: int,
   size: np.ndarray | None = None
   for first in range(0, len(images), batch_size):
     batch = images[first:first + batch_size]
-    pixels = [np.asarray(reading.photograph(image.path, _REMEDY)) for image in batch]
+    pixels = [image.pixels() for image in batch]
     size = pixels[0] if size is None else size
     parts.append(score(np.stack([layouts.same_size(*pair, size) for pair in zip(batch, pixels)]),
                        [image.prompt for image in batch]))

@@ -214,7 +214,7 @@ def test_the_array_of_all_images_is_not_in_memory(tmp_path):
   Image.fromarray(image).save(tmp_path / 'image.png')
   images = [layouts.Generated(tmp_path / 'image.png', 'a cat')] * count
   tracemalloc.start()
-  layouts.write_adm(tmp_path, images, layouts.reader(None))
+  layouts.write_adm(tmp_path, images, None)
   _, peak = tracemalloc.get_traced_memory()
   tracemalloc.stop()
   expected = np.repeat(image[None], count, axis=0)
