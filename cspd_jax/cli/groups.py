@@ -5,10 +5,11 @@ from typing import Literal
 
 from cspd_jax.core import fields
 from cspd_jax.files import store
+from cspd_jax.training import samples
 
+Sampling = samples.Sampling  # The options of images are those of training images.
 # Lists of more images need gigabytes before the first one is generated.
 MOST_IMAGES = 10**6
-_WHOLE = (-2**31, 2**31 - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,33 +73,3 @@ class Images:
 
   def __post_init__(self):
     fields.check(self, num_images=(1, MOST_IMAGES), seed=fields.SEEDS)
-
-
-@dataclasses.dataclass(frozen=True)
-class Sampling:
-  """Sampling options.
-
-  Attributes:
-    guidance_scale: of classifier-free guidance, elsewhere `cfg_scale`; 1 turns it off.
-    temperature: divides the logits of discrete tokens, 0 is greedy; multiplies the noise of every
-      denoising kernel of continuous tokens.
-    top_k: keeps the k most probable tokens; 0 keeps all. Discrete tokens only.
-    top_p: keeps the most probable tokens up to this mass; 1 keeps all. Discrete tokens only.
-    guidance_interval: LlamaGen's `cfg_interval`: tokens after number `guidance_interval + 1` are
-      drawn without guidance; -1 guides all. Discrete tokens only.
-    min_p: keeps the tokens that are at least this share as probable as the most probable one; 0
-      keeps all. Discrete tokens only.
-  """
-
-  guidance_scale: float | None = None
-  temperature: float | None = None
-  top_k: int | None = None
-  top_p: float | None = None
-  guidance_interval: int | None = None
-  min_p: float | None = None
-
-  def __post_init__(self):
-    # The model checks their ranges.
-    fields.check(self, guidance_scale=fields.FINITE, temperature=fields.FINITE,
-                 top_p=fields.FINITE, min_p=fields.FINITE, top_k=_WHOLE,
-                 guidance_interval=_WHOLE)

@@ -162,14 +162,13 @@ class Bench:
     calls = self.runs(specification, batch_size, batches, sampling)
     return lambda: [jax.block_until_ready(call()) for call in calls]
 
-  def queue(self, specification: Any, batch_size: int, count: int | None = None
-            ) -> Callable[[], list[refill.Finished]]:
-    """Returns a function to be timed that decodes a queue of images, `count` or one per prompt.
+  def queue(self, specification: Any, batch_size: int) -> Callable[[], list[refill.Finished]]:
+    """Returns a function to be timed that decodes a queue of images, one per prompt.
 
     It is compiled and has run once. Images and prompts are those of `run`; the row of a complete
     image starts the next one. For decoders of discrete tokens.
     """
-    request = self.request(specification, batch_size=batch_size, count=count)
+    request = self.request(specification, batch_size=batch_size)
     # A few images may need fewer slots than all of them.
     few = dataclasses.replace(
         request.pick(range(min(len(request), batch_size))), batch_size=request.batch_size)

@@ -120,25 +120,20 @@ def _checked(columns: Any) -> Columns:
 
 def cells(columns: Columns, row: Row) -> list[str]:
   """Formats the cells of a row; a cell whose first value is missing becomes a dash."""
-  values = {name: _DASH if value is None else value for name, value in row.items()}
-  return [_cell(form, _Row(values)) for form in columns.values()]
+  return [_cell(form, row) for form in columns.values()]
 
 
-def _cell(form: str, values: '_Row') -> str:
+def _cell(form: str, row: Row) -> str:
   first = next((name for _, name, _, _ in string.Formatter().parse(form) if name), None)
-  return '-' if first is not None and values[first] is _DASH else form.format_map(values)
+  missing = first is not None and row.get(first) is None
+  return '-' if missing else _Formatter().vformat(form, (), row)
 
 
-class _Row(dict):
-  def __missing__(self, name: str) -> '_Dash':
-    return _DASH
+class _Formatter(string.Formatter):
+  """Formats missing values as dashes."""
 
+  def get_value(self, key: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    return kwargs.get(key)
 
-class _Dash:
-  """Placeholder of a missing value; any format yields a dash."""
-
-  def __format__(self, form: str) -> str:
-    return '-'
-
-
-_DASH = _Dash()
+  def format_field(self, value: Any, form: str) -> str:
+    return '-' if value is None else format(value, form)

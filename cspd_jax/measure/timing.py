@@ -34,15 +34,9 @@ class Timing(NamedTuple):
     return float(lower), float(upper)
 
 
-def measure(
-    runs: Mapping[Name, Callable[[], Any]],
-    repeats: int = 5,
-    *,
-    warmup: int = 1,
-    enough: float | None = None,
-    budget: float | None = None,
-    progress: Callable[[int, int], None] | None = None,
-) -> dict[Name, Timing]:
+def measure(runs: Mapping[Name, Callable[[], Any]], repeats: int = 5, *, warmup: int = 1,
+            enough: float | None = None, budget: float | None = None,
+            progress: Progress = lambda done, total: None) -> dict[Name, Timing]:
   """Times functions, by name, that run in turns.
 
   In every turn each function runs once, in the order of `runs`, until its result is ready. Compile
@@ -78,8 +72,7 @@ def measure(
       jax.block_until_ready(run())
       if timed >= 0:
         seconds[name].append(time.perf_counter() - start)
-    if progress is not None:
-      progress(turn + 1, warmup + repeats)
+    progress(turn + 1, warmup + repeats)
   return {name: Timing(np.array(values)) for name, values in seconds.items()}
 
 
@@ -118,16 +111,12 @@ class Compared(NamedTuple):
   timed_runs: int = 0  # Timed runs of every image.
 
 
-def compare(
-    requests: Mapping[str, Request],
-    *,
-    captions: Sequence[str] | None = None,
-    repeats: int = 3,
-    budget: float | None = None,
-    show: Callable[[str], None] = lambda line: None,
-    progress: Progress | None = None,
-    look: Callable[[dict[str, Compared]], None] = lambda compared: None,
-) -> dict[str, Compared]:
+def compare(requests: Mapping[str, Request], *, captions: Sequence[str] | None = None,
+            repeats: int = 3, budget: float | None = None,
+            show: Callable[[str], None] = lambda line: None,
+            progress: Progress = lambda done, total: None,
+            look: Callable[[dict[str, Compared]], None] = lambda compared: None
+            ) -> dict[str, Compared]:
   """Generates all images with all decoders, one image at a time.
 
   First compiles each decoder and generates the images with it. In the timed runs that follow, the
@@ -146,11 +135,7 @@ def compare(
   runs: dict[tuple[int, str], Callable[[], Any]] = {}
   compared: dict[str, Compared] = {}
   count = len(images) * len(requests)
-
-  def report(done):
-    if progress is not None:
-      progress(done, count * (repeats + 1))
-
+  report = lambda done: progress(done, count * (repeats + 1))
   for name, request in requests.items():
     compile_seconds = request.compile(1)
     runs |= {(i, name): request.bound(np.array([i])) for i in images}

@@ -135,14 +135,13 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   has_stale = (entries <= length)[..., None, None]
   window_features = batch.features.astype(features.dtype)
   stale = _gather(window_features, jnp.minimum(entries, length))
-  target_probs = jax.vmap(lambda row, index: row[index])(probs, jnp.minimum(positions, count - 1))
+  target_probs = _of_rows(probs, jnp.minimum(positions, count - 1))
   params, network = eagle.attach(target_params, params), eagle.network(config, teacher.ends)
   outputs, old, read = _reader(network, params, batch, features, window_features)
   plain = kl_divergence(*(
       warp_lib.probabilities(x, warp_lib.uncut(warp), jnp.arange(1, count)[None])
       for x in (logits[:, :, 1:], network.logits(params, outputs[:, :, :-1]))))
-  root = jax.vmap(lambda row, index: row[index])(
-      jnp.moveaxis(outputs, 0, 2), jnp.minimum(start, count - 1))
+  root = _of_rows(jnp.moveaxis(outputs, 0, 2), jnp.minimum(start, count - 1))
   old = _gather(old, jnp.minimum(entries - 1, length - 1))
   corrected, overlap, divergence = stale, [], []
   for _ in range(train.passes):
@@ -157,9 +156,9 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   return Agreement(overlap, divergence, inside, plain)
 
 
-def _gather(x: jax.Array, indices: jax.Array) -> jax.Array:
-  """Returns the entries `[B, W, n, ...]` of `x` `[B, W, L, ...]` at `indices` `[B, W, n]`."""
-  return jax.vmap(jax.vmap(lambda row, index: row[index]))(x, indices)
+# The entries of each row at indices of its own; `_gather` those of each window of each row.
+_of_rows = jax.vmap(lambda row, index: row[index])
+_gather = jax.vmap(_of_rows)
 
 
 def _reader(network: correctors.Network, params: Params, batch: Batch, features: jax.Array,
@@ -199,13 +198,13 @@ def _reader(network: correctors.Network, params: Params, batch: Batch, features:
 
   old, cache = step(cache, batch.first, batch.nodes, window_features[:, :, :-1], count)
   positions = jnp.minimum(start[..., None] + 1 + jnp.arange(length - 1), count - 1)
-  tokens = jax.vmap(lambda row, index: row[index])(batch.tokens, positions)
+  tokens = _of_rows(batch.tokens, positions)
   read = lambda inputs: step(cache, start, tokens, inputs, count + windows * length)[0]
   return outputs, old, read
 
 
 def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
-         target_params: Params, teacher: Teacher, batch: Batch,
+         target_params: Params, teacher: Teacher, batch: Batch
          ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the loss: minus the mean accepted length plus the weighted divergences.
 
@@ -239,7 +238,7 @@ def accepted_length(overlap: jax.Array, inside: jax.Array) -> tuple[jax.Array, j
 
 
 def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.EagleConfig,
-         train: CorrectorTrainConfig, teacher: Teacher,
+         train: CorrectorTrainConfig, teacher: Teacher
          ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step; jit with the configurations and `teacher` static."""
   return optimizer_lib.step(state, lambda params: loss(
@@ -282,15 +281,13 @@ def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params,
       eagle.prompt(config, condition))
   draft_probs = warp_lib.probabilities(
       logits.reshape(streams, -1, *logits.shape[1:]), warp, jnp.arange(1, tokens.shape[1])[None])
-  target_probs = probs[:, 1:]
-  return (jnp.mean(kl_divergence(target_probs, draft_probs)),
-          {'overlap': jnp.mean(jnp.sum(jnp.minimum(target_probs, draft_probs), axis=-1))})
+  overlap = jnp.sum(jnp.minimum(probs[:, 1:], draft_probs), axis=-1)
+  return jnp.mean(kl_divergence(probs[:, 1:], draft_probs)), {'overlap': jnp.mean(overlap)}
 
 
-def plain_step(
-    state: TrainState, batch: tuple[jax.Array, Any, jax.Array], target_params: Params,
-    config: eagle.EagleConfig, optimizer: OptimizerConfig, teacher: Teacher,
-) -> tuple[TrainState, dict[str, jax.Array]]:
+def plain_step(state: TrainState, batch: tuple[jax.Array, Any, jax.Array], target_params: Params,
+               config: eagle.EagleConfig, optimizer: OptimizerConfig, teacher: Teacher
+               ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step on whole images, `batch` of `plain_loss`; jit as `step`."""
   return optimizer_lib.step(state, lambda params: plain_loss(
       params, config, target_params, teacher, *batch), optimizer)

@@ -14,20 +14,13 @@ import numpy as np
 from absl import logging
 
 from cspd_jax.core import batches
-from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.files import atomic, npz, run_folder
 from cspd_jax.generation import memory, run
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle
-from cspd_jax.training import (
-  corrector as corrector_lib,
-  drafter_recipe,
-  loop,
-  optimizer as optimizer_lib,
-  samples,
-  windows,
-)
+from cspd_jax.training import corrector as corrector_lib, drafter_recipe, loop, samples, windows
+from cspd_jax.training.optimizer import OptimizerConfig, start
 from cspd_jax.training.windows import Windows
 
 Params = Any
@@ -51,7 +44,7 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
   """
 
   drafter: eagle.EagleConfig
-  plain: optimizer_lib.OptimizerConfig | None
+  plain: OptimizerConfig | None
   train: corrector_lib.CorrectorTrainConfig
   decoder: str = 'corrected(by=eagle, window=32, passes=2, tree=chain())'
   num_plain_images: int = 4096
@@ -59,18 +52,14 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
   num_held_out_images: int = 128
   seed: int = dataclasses.field(default=500, kw_only=True)
 
-  @property
-  def kind(self) -> str:
-    """Kind of the checkpoint."""
-    return 'eagle'
+  kind = 'eagle'  # Of the checkpoint.
 
 
 def check(recipe: CorrectorRecipe, model: Model) -> None:
   """Raises ValueError unless the corrector fits the model, whose parameters are in float32."""
-  drafter_recipe.check_fit(
-      recipe.drafter, model, recipe.prompts,
-      ('vocab_size', 'num_tokens', 'row_width', 'dim', 'family', 'num_outputs'))
-  tree = _decoder(recipe, model).drafter.layout.tree
+  drafter_recipe.check(recipe, model)
+  decoder: Any = model.decoder(recipe.decoder)  # Of discrete tokens.
+  tree = decoder.drafter.layout.tree
   if not (isinstance(tree, Tree) and tree.is_chain):
     raise ValueError(f'decoder is {recipe.decoder!r}; its drafts must be a chain; add '
                      'tree=chain().')
@@ -80,12 +69,6 @@ def check(recipe: CorrectorRecipe, model: Model) -> None:
     if optimizer and optimizer.batch_size > most:
       raise ValueError(f'{name}.batch_size is {optimizer.batch_size}; with these numbers of images '
                        f'it must be from 1 to {most}.')
-
-
-def _decoder(recipe: CorrectorRecipe, model: Model) -> Decoder:
-  decoder = model.decoder(recipe.decoder)
-  assert isinstance(decoder, Decoder)  # `check_fit` accepts models of discrete tokens only.
-  return decoder
 
 
 def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib.Path
@@ -99,7 +82,8 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   prompts = samples.prompts_of(model, recipe.prompts)
   indices = np.arange(count) % len(prompts)
   key, sampling = jax.random.key(recipe.seed + (split != 'train')), samples.sampling(recipe, model)
-  decoder, specification = _decoder(recipe, model), model.specification(recipe.decoder)
+  decoder: Any = model.decoder(recipe.decoder)
+  specification = model.specification(recipe.decoder)
   settings = run.settings(
       model, specification, model.condition(prompts), key, _DECODE_BATCH, sampling, prompts
   ) | dict(images=count)
@@ -124,7 +108,6 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
 
 def sample(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> None:
   """Samples the images that `workdir` does not hold yet, and records their windows."""
-  workdir.mkdir(parents=True, exist_ok=True)
   for split in ('train', 'held_out'):
     recorded(recipe, model, split, workdir)
   if recipe.plain:
@@ -176,7 +159,7 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
     return images, batches.select(conditions, prompts), guidance_scale
 
   return drafter_recipe.fit(
-      model, optimizer_lib.start(params, optimizer),
+      model, start(params, optimizer),
       lambda state, batch, frozen: corrector_lib.plain_step(
           state, batch, frozen, recipe.drafter, optimizer, teacher),
       batch_of, optimizer, recipe, workdir, 'plain').average
@@ -189,7 +172,6 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   Returns the moving average of the parameters, and its held-out metrics; the names of those before
   the training begin with 'before_'.
   """
-  workdir.mkdir(parents=True, exist_ok=True)
   splits = {split: recorded(recipe, model, split, workdir) for split in ('train', 'held_out')}
   of_prompts = model.condition(samples.prompts_of(model, recipe.prompts))
   conditions = {split: batches.select(of_prompts, indices)
@@ -208,7 +190,7 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   before = {f'before_{name}': value for name, value in evaluate(params).items()}
   params = train_plain(recipe, model, params, workdir)
   average = drafter_recipe.fit(
-      model, optimizer_lib.start(params, optimizer),
+      model, start(params, optimizer),
       lambda state, batch, frozen: corrector_lib.step(
           state, batch, frozen, config, train_config, teacher),
       lambda index: batch_of('train', index), optimizer, recipe, workdir, 'corrector',

@@ -73,34 +73,16 @@ def init(config: DrafterConfig, train: DrafterTrainConfig, ends: Ends, target_pa
   return optimizer_lib.start(params, train.optimizer)
 
 
-def eagle_loss(
-    params: Params,
-    config: eagle.EagleConfig,
-    train: DrafterTrainConfig,
-    ends: Ends,
-    target_params: Params,
-    tokens: jax.Array,
-    features: jax.Array,
-    probs: jax.Array,
-    key: jax.Array,
-    prompt: Any = None,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+def eagle_loss(params: Params, config: eagle.EagleConfig, train: DrafterTrainConfig, ends: Ends,
+               target_params: Params, tokens: jax.Array, features: jax.Array, probs: jax.Array,
+               key: jax.Array, prompt: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes smooth L1 of the next features and cross-entropy with the target's distributions.
 
-  Args:
-    params: parameters of the drafter, without the target's.
-    config: configuration of the drafter.
-    train: configuration of the training, for weights and noise.
-    ends: embedding and head of the frozen target.
-    target_params: its parameters.
-    tokens: `[B, T]` image tokens.
-    features: `[B, C + T - 1, F]` features of the target, those of the condition first.
-    probs: `[B, T, V]` probabilities of the target for tokens `0 .. T - 1`.
-    key: random key of the noise.
-    prompt: prompt of these features.
-
-  Returns:
-    The loss and its parts: 'regression' and 'cross_entropy' (nats per token).
+  `params` are those of the drafter alone; `ends` are the embedding and head of the frozen target.
+  Images are tokens `[B, T]`, features `[B, C + T - 1, F]` of the target, those of the condition
+  first, and its probabilities `[B, T, V]` for tokens `0 .. T - 1`; `key` is that of the noise, and
+  the prompt is that of these features. Returns the loss and its parts, 'regression' and
+  'cross_entropy' in nats per token.
   """
   noise = jax.random.uniform(key, features.shape, minval=-train.noise, maxval=train.noise)
   logits, predicted = eagle.predict(
@@ -113,14 +95,9 @@ def eagle_loss(
   return regression + train.distribution_weight * cross_entropy, parts
 
 
-def medusa_loss(
-    params: Params,
-    config: medusa.MedusaConfig,
-    train: DrafterTrainConfig,
-    tokens: jax.Array,
-    features: jax.Array,
-    probs: jax.Array,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
+def medusa_loss(params: Params, config: medusa.MedusaConfig, train: DrafterTrainConfig,
+                tokens: jax.Array, features: jax.Array, probs: jax.Array
+                ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the weighted cross-entropy of all heads; arguments as for `eagle_loss`.
 
   Its metrics are 'cross_entropy' and 'cross_entropy_last' of the first and the last head, in nats
@@ -135,14 +112,9 @@ def medusa_loss(
   return total, {'cross_entropy': entropies[0], 'cross_entropy_last': entropies[-1]}
 
 
-def step(
-    state: TrainState,
-    batch: tuple[jax.Array, Any],
-    target_params: Params,
-    config: DrafterConfig,
-    train: DrafterTrainConfig,
-    teacher: Teacher,
-) -> tuple[TrainState, dict[str, jax.Array]]:
+def step(state: TrainState, batch: tuple[jax.Array, Any], target_params: Params,
+         config: DrafterConfig, train: DrafterTrainConfig, teacher: Teacher
+         ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step; jit with the configurations and `teacher` static.
 
   `batch` is tokens `[B, T]` int32 and the condition of every image. Returns as `optimizer.step`.
@@ -163,31 +135,20 @@ def step(
   return optimizer_lib.step(state, loss, train.optimizer)
 
 
-def measure(
-    params: Params,
-    target_params: Params,
-    batch: tuple[jax.Array, Any],
-    config: DrafterConfig,
-    teacher: Teacher,
-    warp: warp_lib.Warp,
-    num_depths: int,
-    stride: int = 7,
-) -> dict[str, jax.Array]:
+def measure(params: Params, target_params: Params, batch: tuple[jax.Array, Any],
+            config: DrafterConfig, teacher: Teacher, warp: warp_lib.Warp, num_depths: int,
+            stride: int = 7) -> dict[str, jax.Array]:
   """Measures by depth how well a drafter's distributions agree with the target's along images.
 
   Depth 1 is the token after the last committed one. EAGLE's deeper distributions continue with
-  predicted features and the image's own tokens, as if all drafts before had been accepted. The
-  arguments of `step`, the parameters of the drafter without the target's, the sampling options of
-  both distributions, and:
+  predicted features and the image's own tokens, as if all drafts before had been accepted; a chain
+  of drafts starts every `stride` tokens. The arguments of `step`, the parameters of the drafter
+  alone, the sampling options of both distributions, and the depths to measure, at most the number
+  of heads.
 
-  Args:
-    num_depths: depths to measure; at most the number of heads.
-    stride: EAGLE: number of tokens from the start of one chain of drafts to the next.
-
-  Returns:
-    For every depth `d`: 'top1_d' and 'top3_d', the rates at which the image's token is the
-      drafter's most probable one or among its three most probable ones, and 'overlap_d', the mean
-      of `sum min(p, q)`: the acceptance rate of a draft.
+  Returns for every depth `d`: 'top1_d' and 'top3_d', the rates at which the image's token is the
+  drafter's most probable one or among its three most probable ones, and 'overlap_d', the mean of
+  `sum min(p, q)`: the acceptance rate of a draft.
   """
   tokens, condition = batch
   logits, features = target_outputs(target_params, teacher, tokens, condition)
@@ -233,9 +194,8 @@ def _eagle_drafts(
   cache = network.prefill(params, condition, features[:, :, :count], tokens.shape[1] + num_depths)
   inputs = features[:, :, count - 1:]
   length = tokens.shape[1]
-  _, cache = network.step(
-      params, cache, tokens, inputs, jnp.zeros(batch, jnp.int32), np.arange(length),
-      np.tril(np.ones((length, length), bool)))
+  _, cache = network.step(params, cache, tokens, inputs, jnp.zeros(batch, jnp.int32),
+                          np.arange(length), np.tri(length, dtype=bool))
 
   def draft(start):
     roots, logits = jnp.full((batch,), start), []

@@ -6,7 +6,7 @@ Every function with a folder continues the work that it holds and does nothing i
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -50,32 +50,25 @@ class DrafterRecipe(samples.Sampled, loop.Intervals):
 
   @property
   def kind(self) -> str:
-    """Kind of the checkpoint, and its role in a model."""
+    """The kind of the checkpoint, and its role in a model."""
     return 'medusa' if isinstance(self.drafter, medusa.MedusaConfig) else 'eagle'
 
 
-def check(recipe: DrafterRecipe, model: Model) -> None:
-  """Raises ValueError unless the drafter fits the model, whose parameters are in float32."""
-  sizes: tuple[str, ...] = ('dim', 'vocab_size')
-  if recipe.kind == 'eagle':
-    sizes += ('family', 'num_tokens', 'row_width', 'num_outputs')
-  check_fit(recipe.drafter, model, recipe.prompts, sizes)
+def check(recipe: Any, model: Model) -> None:
+  """Raises ValueError unless the drafter of a recipe fits the model and can learn from it.
 
-
-def check_fit(drafter: Any, model: Model, prompts: str | None, names: Sequence[str]) -> None:
-  """Raises ValueError unless a drafter can learn from a model and the fields `names` fit it."""
-  eagle_layer = teacher(model).eagle_layer
-  texts, target = samples.prompts_of(model, prompts), model.target(guided=False)
-  sizes = {'dim': lambda: _width(model, texts, target),
-           'family': lambda: eagle_layer,
-           'vocab_size': lambda: getattr(model.config, 'vocab_size', target.vocab_size),
-           'num_outputs': lambda: target.vocab_size}
-  for name in names:
-    expected = sizes[name]() if name in sizes else getattr(target, name)
-    value = getattr(drafter, name)
-    if value != expected:
-      raise ValueError(
-          f'drafter.{name} is {value!r}; for the target {model.name!r} it must be {expected!r}.')
+  The parameters of the model are in float32.
+  """
+  eagle_layer, target = teacher(model).eagle_layer, model.target(guided=False)
+  condition = model.condition(samples.prompts_of(model, recipe.prompts)[:1])
+  _, features, _ = jax.eval_shape(
+      lambda *args: target.prefill(*args, target.num_tokens), model.params, condition)
+  sizes = dict(dim=features.shape[-1],
+               vocab_size=getattr(model.config, 'vocab_size', target.vocab_size))
+  if isinstance(recipe.drafter, eagle.EagleConfig):
+    sizes |= dict(family=eagle_layer, num_tokens=target.num_tokens, row_width=target.row_width,
+                  num_outputs=target.vocab_size)
+  samples.check_sizes(recipe.drafter, model, sizes)
 
 
 def images(recipe: DrafterRecipe, model: Model, split: str, workdir: pathlib.Path
@@ -89,26 +82,16 @@ def images(recipe: DrafterRecipe, model: Model, split: str, workdir: pathlib.Pat
 
 def sample(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path) -> None:
   """Samples the images of all splits that `workdir` does not hold yet."""
-  workdir.mkdir(parents=True, exist_ok=True)
   for split in ('train', 'held_out'):
     images(recipe, model, split, workdir)
 
 
 def teacher(model: Model) -> Teacher:
-  """Returns what a drafter of a model learns from; raises ValueError if its family supports none.
-  """
+  """Returns what drafters of a model learn from; raises ValueError if its family has none."""
   if model.teacher is None:
     raise ValueError(f'target is {model.name!r}, a {model.family!r} model, which does not support '
                      'drafters; use a model of discrete tokens.')
   return model.teacher
-
-
-def _width(model: Model, prompts: Sequence[Any], target: Any) -> int:
-  """Returns the width of the target's features."""
-  condition = model.condition(prompts[:1])
-  _, features, _ = jax.eval_shape(
-      lambda *args: target.prefill(*args, target.num_tokens), model.params, condition)
-  return features.shape[-1]
 
 
 def fit(model: Model, state: TrainState, step: Callable, batch_of: Callable[[int], Any],
@@ -130,9 +113,7 @@ def evaluation(model: Model, measure: Callable, batches: Callable[[], Iterable[A
 
 def train(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path
           ) -> tuple[Any, dict[str, float]]:
-  """Trains the drafter in `workdir` or continues; returns the average parameters and their metrics.
-  """
-  workdir.mkdir(parents=True, exist_ok=True)
+  """Trains the drafter in `workdir` or continues; returns average parameters and their metrics."""
   tokens, labels = images(recipe, model, 'train', workdir)
   held_out = images(recipe, model, 'held_out', workdir)
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))

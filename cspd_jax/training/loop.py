@@ -3,22 +3,28 @@
 The whole state, including the step, is saved in files, and batches are a function of the step. A
 run that is started again continues after the last readable state and ends with the parameters of an
 uninterrupted run. Metrics go to a file with one JSON object per line.
+
+A saved step is a folder with an Orbax checkpoint, which appears as a whole, and with digests of its
+files. The last two are retained: if one is damaged, training continues from the one before.
 """
 
 import dataclasses
 import functools
 import json
+import os
 import pathlib
+import re
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
+from orbax.checkpoint import v1 as ocp
 
-from cspd_jax.files import atomic, paths
-from cspd_jax.training import steps
+from cspd_jax.files import atomic, folders, paths, reading, weights
 from cspd_jax.training.optimizer import OptimizerConfig
 
 # Maximum length in bytes of a line of metrics; the loop writes no longer ones.
@@ -28,6 +34,13 @@ _SMOKE = dict(
     num_steps=6, batch_size=4, warmup_steps=2, cooldown_steps=2, quantize_from=2,
     windows_per_image=2, num_depths=2, num_train_images=16, num_held_out_images=8,
     num_measured_images=2, num_plain_images=16, log_every=2, checkpoint_every=2, evaluate_every=3)
+
+# Number of steps that are retained.
+_RETAINED = 2
+# In the folder of a step: the checkpoint, and the digests of its files.
+_STATE, _DIGESTS = 'state', 'digests.json'
+# Bytes that Orbax writes in addition to the numbers.
+_MARGIN = 1 << 20
 
 Conditions = TypeVar('Conditions')
 
@@ -47,16 +60,10 @@ class Intervals:
   evaluate_every: int = 250
 
 
-def run(
-    state: Any,
-    step_fn: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]],
-    batch_fn: Callable[[int], Any],
-    optimizer: OptimizerConfig,
-    intervals: Intervals,
-    workdir: str | pathlib.Path,
-    name: str,
-    evaluate: Callable[[Any], dict[str, float]] | None = None,
-) -> Any:
+def run(state: Any, step_fn: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]],
+        batch_fn: Callable[[int], Any], optimizer: OptimizerConfig, intervals: Intervals,
+        workdir: str | pathlib.Path, name: str,
+        evaluate: Callable[[Any], dict[str, float]] | None = None) -> Any:
   """Trains until the last step and returns its state.
 
   Args:
@@ -74,13 +81,12 @@ def run(
   workdir = paths.find('workdir', workdir)
   folder, metrics_path = workdir / name, paths.inside(workdir, f'{name}.jsonl', workdir)
   folder.mkdir(parents=True, exist_ok=True)
-  restored = steps.restore(folder, state)
-  if restored is not None:
+  if (restored := restore(folder, state)) is not None:
     state = restored
     logging.info('%s: continuing after step %d', name, int(state.step))
   start = int(state.step)
   _drop_later_lines(metrics_path, start)
-  log = _Log(name, num_steps, optimizer.batch_size, start)
+  log, began = _Log(name, num_steps, optimizer.batch_size, start), time.time()
   for index in range(start, num_steps):
     state, metrics = step_fn(state, batch_fn(index))
     done, record = index + 1, dict[str, float]()
@@ -93,14 +99,15 @@ def run(
       with atomic.naming(metrics_path), metrics_path.open('a', encoding='utf-8') as file:
         file.write(json.dumps({'step': done, **record}) + '\n')
     if _due(done, intervals.checkpoint_every, num_steps):
-      steps.save(folder, done, state)
+      save(folder, done, state)
   jax.block_until_ready(state)
-  log.end()
+  if start < num_steps:
+    logging.info('%s: %d steps in %.0f s', name, num_steps - start, time.time() - began)
   return state
 
 
 def _due(done: int, every: int, num_steps: int) -> bool:
-  """Returns whether an action is due that happens every `every` steps and after the last one."""
+  """Whether an action is due that happens every `every` steps and after the last one."""
   return done % every == 0 or done == num_steps
 
 
@@ -109,7 +116,7 @@ class _Log:
 
   def __init__(self, name: str, num_steps: int, batch_size: int, start: int):
     self.name, self.num_steps, self.batch_size = name, num_steps, batch_size
-    self.begin = self.last = time.time(), start
+    self.last = time.time(), start
 
   def trained(self, done: int, metrics: dict[str, jax.Array]) -> dict[str, float]:
     """Logs the training metrics of step `done`; returns them with the examples per second."""
@@ -121,13 +128,6 @@ class _Log:
         '%s: step %d/%d, %s, %.1f ex/s, %.0f s to go', self.name, done, self.num_steps,
         _text(record), rate * self.batch_size, (self.num_steps - done) / rate)
     return {**record, 'examples_per_second': rate * self.batch_size}
-
-  def end(self) -> None:
-    """Logs the duration of the run, if there were steps to do."""
-    begin, start = self.begin
-    if start < self.num_steps:
-      logging.info(
-          '%s: %d steps in %.0f s', self.name, self.num_steps - start, time.time() - begin)
 
 
 def _text(metrics: dict[str, float]) -> str:
@@ -145,6 +145,99 @@ def _drop_later_lines(path: pathlib.Path, step: int) -> None:
           remaining.write(line.rstrip() + b'\n')
       except (ValueError, KeyError, TypeError, RecursionError):
         continue
+
+
+def save(folder: pathlib.Path, number: int, state: Any) -> None:
+  """Saves the state after step `number` and removes all earlier ones but the last.
+
+  The folder is that of this training alone. A full or read-only disk raises OSError.
+  """
+  arrays = atomic.arrays_of(jax.device_get(state))
+  leaves = {name: leaf for name, leaf in arrays.items() if leaf.size}  # Orbax stores no others.
+  folder = folder.resolve()
+  with folders.replacing(folder / f'step_{number:08d}', _listed) as new:
+    _reserve(new / _STATE, _MARGIN + sum(leaf.nbytes for leaf in leaves.values()))
+    ocp.save_checkpointables(new / _STATE, {'state': leaves})
+    atomic.write_json(new / _DIGESTS, weights.digests(new, _names(new)))
+  saved = _steps(folder)
+  # Later steps are from before a damaged one made the training go back.
+  for later in [step for step in saved if step > number]:
+    folders.remove(saved.pop(later), _listed)
+  _remove_old(saved)
+
+
+def restore(folder: pathlib.Path, like: Any) -> Any:
+  """Reads the last readable state, or None; logs a warning for each damaged one.
+
+  It has the structure, shapes and dtypes of `like`; states of another training raise ValueError.
+  """
+  if folder.is_symlink():
+    raise ValueError(f'{folder} is a link, and files in its target would be removed; move it away, '
+                     'or use another folder.')
+  saved = _steps(folder.resolve())
+  for number in sorted(saved, reverse=True):
+    try:
+      arrays = _read(saved[number])
+    except ValueError as error:
+      logging.warning('%s', error)
+      continue
+    empty = {name: leaf for name, leaf in atomic.arrays_of(like).items() if not leaf.size}
+    # A step of the training donates the memory of its input, so it must be JAX's own.
+    state = jax.tree.map(jnp.array, atomic.tree_of(empty | arrays, like, saved[number]))
+    # A process may have been killed before it removed the steps that its last one replaced.
+    _remove_old({step: path for step, path in saved.items() if step <= number})
+    return state
+  return None
+
+
+def _reserve(path: pathlib.Path, size: int) -> None:
+  """Raises the system's error if a file of `size` bytes cannot be written."""
+  # If a disk is full, the threads of Orbax print pages.
+  with atomic.naming(path), path.open('xb') as stream:
+    os.posix_fallocate(stream.fileno(), 0, size)
+  path.unlink()
+
+
+def _names(step: pathlib.Path) -> list[str]:
+  """Returns the files of a step's checkpoint, by their paths in the folder of the step."""
+  return sorted(path.relative_to(step).as_posix() for path in (step / _STATE).rglob('*')
+                if path.is_file())
+
+
+def _listed(step: pathlib.Path) -> list[str]:
+  """Returns everything that `save` writes into the folder of a step."""
+  return [*_names(step), _DIGESTS]
+
+
+def _read(step: pathlib.Path) -> dict[str, np.ndarray]:
+  """Returns the arrays of a step by name; raises ValueError if a file is damaged."""
+  digests = reading.json(step / _DIGESTS, 'going back to an earlier step')
+  if digests != weights.digests(step, _names(step)):
+    raise ValueError(f'{step} has other files than were saved; going back to an earlier step.')
+  described = ocp.checkpointables_metadata(step / _STATE).metadata['state']
+  # Orbax returns host arrays if they are requested. These are views of one number.
+  like = {name: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+          for name, leaf in described.items()}
+  return ocp.load_checkpointables(step / _STATE, {'state': like})['state']
+
+
+def _remove_old(saved: dict[int, pathlib.Path]) -> None:
+  """Removes all steps but the last ones."""
+  for number in sorted(saved)[:-_RETAINED]:
+    folders.remove(saved[number], _listed)
+
+
+def _steps(folder: pathlib.Path) -> dict[int, pathlib.Path]:
+  """Returns the folders of saved steps by number; removes what a killed process left of others."""
+  saved: dict[int, pathlib.Path] = {}
+  for path in list(folder.iterdir()):
+    if match := re.fullmatch(r'step_(\d+)', path.name):
+      saved[int(match[1])] = path
+    elif match := re.fullmatch(r'\.(step_\d+)\.unfinished', path.name):
+      folders.discard(folder / match[1], _listed)
+    else:
+      raise ValueError(f'{path} is not a step of a training; move it away, or use another folder.')
+  return saved
 
 
 def smoke(recipe: Any) -> Any:
@@ -166,13 +259,8 @@ def mean_metrics(metrics: list[dict[str, jax.Array]]) -> dict[str, float]:
   return {key: float(np.mean([float(m[key]) for m in metrics])) for key in metrics[0]}
 
 
-def batch_of(
-    tokens: np.ndarray,
-    conditions: Conditions,
-    seed: int,
-    index: int,
-    batch_size: int,
-) -> tuple[np.ndarray, Conditions]:
+def batch_of(tokens: np.ndarray, conditions: Conditions, seed: int, index: int, batch_size: int
+             ) -> tuple[np.ndarray, Conditions]:
   """Returns batch `index` of an endless pass over images `[N, T]`, reshuffled every epoch.
 
   Every leaf of the conditions is `[N, ...]`. The same arguments return the same batch, so a
@@ -183,8 +271,7 @@ def batch_of(
     raise ValueError(
         f'batch_size is {batch_size}, but there are only {tokens.shape[0]} sequences; '
         'use a smaller batch_size or more images.')
-  per_epoch = tokens.shape[0] // batch_size
-  epoch, position = divmod(index, per_epoch)
+  epoch, position = divmod(index, tokens.shape[0] // batch_size)
   order = _order(tokens.shape[0], seed, epoch)
   indices = order[position * batch_size:(position + 1) * batch_size]
   return tokens[indices], jax.tree.map(lambda leaf: leaf[indices], conditions)

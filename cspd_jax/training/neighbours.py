@@ -78,10 +78,7 @@ class NeighboursRecipe(samples.Sampled):
       raise ValueError(f'train.optimizer.batch_size is {size}; with {most} images it must be from '
                        f'1 to {most}.')
 
-  @property
-  def kind(self) -> str:
-    """Kind of the checkpoint, and its role in a model."""
-    return 'neighbours'
+  kind = 'neighbours'  # Of the checkpoint, and its role in a model.
 
 
 def sizes(model: Model) -> neighbours.NeighboursConfig:
@@ -92,12 +89,10 @@ def sizes(model: Model) -> neighbours.NeighboursConfig:
 
 def check(recipe: NeighboursRecipe, model: Model) -> None:
   """Raises ValueError unless the network fits the model and the prompts can be read."""
-  needed = sizes(model)
   samples.prompts_of(model, recipe.prompts)
-  for name in ('vocab_size', 'num_tokens', 'row_width'):
-    if (value := getattr(recipe.drafter, name)) != (expected := getattr(needed, name)):
-      raise ValueError(f'drafter.{name} is {value!r}; for the target {model.name!r} it must be '
-                       f'{expected!r}.')
+  needed = sizes(model)
+  samples.check_sizes(recipe.drafter, model, {
+      name: getattr(needed, name) for name in ('vocab_size', 'num_tokens', 'row_width')})
 
 
 def sample(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path) -> np.ndarray:
@@ -105,7 +100,6 @@ def sample(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path) -> np.
 
   The held-out images are the first.
   """
-  workdir.mkdir(parents=True, exist_ok=True)
   folder, record = workdir / 'tokens', workdir / _SAMPLED
   held_out, count = recipe.num_held_out_images, recipe.num_train_images
   if count is None and record.exists():

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -20,33 +20,53 @@ from cspd_jax.generation.request import Request, prepare
 
 # The most images per batch.
 _BATCH = 64
+_WHOLE = (-2**31, 2**31 - 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampled:
-  """The target of a recipe, and the prompts, sampling options and seed of its images.
+class Sampling:
+  """Sampling options.
 
   Attributes:
-    target: the model that the network is trained for: a shipped name or a folder.
-    prompts: file with one prompt per line for the images; None for the target's own prompts.
-    guidance_scale: guidance scale of all images and of the measured distributions; None uses the
-      target's default, also for the other sampling options.
-    temperature: divides the logits.
-    top_k: keeps the k most probable tokens; 0 keeps all.
-    top_p: keeps the most probable tokens up to this mass; 1 keeps all.
-    guidance_interval: tokens after number `guidance_interval + 1` have no guidance; -1 guides all.
-    min_p: keeps the tokens at least this share as probable as the most probable one; 0 keeps all.
-    seed: seed of the images.
+    guidance_scale: of classifier-free guidance, elsewhere `cfg_scale`; 1 turns it off.
+    temperature: divides the logits of discrete tokens, 0 is greedy; multiplies the noise of every
+      denoising kernel of continuous tokens.
+    top_k: keeps the k most probable tokens; 0 keeps all. Discrete tokens only.
+    top_p: keeps the most probable tokens up to this mass; 1 keeps all. Discrete tokens only.
+    guidance_interval: LlamaGen's `cfg_interval`: tokens after number `guidance_interval + 1` are
+      drawn without guidance; -1 guides all. Discrete tokens only.
+    min_p: keeps the tokens that are at least this share as probable as the most probable one; 0
+      keeps all. Discrete tokens only.
   """
 
-  target: str = 'demo'
-  prompts: str | None = None
   guidance_scale: float | None = None
   temperature: float | None = None
   top_k: int | None = None
   top_p: float | None = None
   guidance_interval: int | None = None
   min_p: float | None = None
+
+  def __post_init__(self):
+    # The model checks their ranges.
+    fields.check(self, guidance_scale=fields.FINITE, temperature=fields.FINITE,
+                 top_p=fields.FINITE, min_p=fields.FINITE, top_k=_WHOLE,
+                 guidance_interval=_WHOLE)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampled(Sampling):
+  """The target of a recipe, and the prompts, sampling options and seed of its images.
+
+  The options are also those of the measured distributions; None uses the target's own.
+
+  Attributes:
+    target: the model that the network is trained for: a shipped name or a folder.
+    prompts: file with one prompt per line for the images; None for the target's own prompts.
+    seed: seed of the images.
+  """
+
+  target: str = 'demo'
+  prompts: str | None = None
   seed: int = 0
 
   def __post_init__(self):
@@ -79,6 +99,14 @@ def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:
   if path is not None:
     return prompts_lib.listed(pathlib.Path(path))
   return model.prompts if len(model.prompts) else prompts_lib.general()
+
+
+def check_sizes(drafter: Any, model: Model, sizes: Mapping[str, Any]) -> None:
+  """Raises ValueError unless the configuration of a drafter has the sizes that a model requires."""
+  for name, expected in sizes.items():
+    if (value := getattr(drafter, name)) != expected:
+      raise ValueError(
+          f'drafter.{name} is {value!r}; for the target {model.name!r} it must be {expected!r}.')
 
 
 def _exact_default(model: Model, batch_size: int) -> Spec:

@@ -19,7 +19,7 @@ import pytest
 from cspd_jax import cli
 from cspd_jax.files import atomic, locks, run_folder
 from cspd_jax.files.run_folder import Report
-from cspd_jax.training import steps
+from cspd_jax.training import loop
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import stages
 from tests.reliability import damage, faults
@@ -78,7 +78,7 @@ def content(workdir):
   # Orbax chooses the names of its files.
   names = sorted(path.relative_to(workdir).as_posix() for path in workdir.rglob('*')
                  if path.parent in (workdir, workdir / 'net'))
-  state = steps.restore(workdir / 'net', State(np.int32(0), np.ones(50, np.float32)))
+  state = loop.restore(workdir / 'net', State(np.int32(0), np.ones(50, np.float32)))
   return (names, [(line['step'], line['value']) for line in lines],
           np.asarray(state.value).tolist(),
           json.loads((workdir / 'report.json').read_text())['rows'])
@@ -165,7 +165,7 @@ def test_states_of_something_else_are_refused(tmp_path):
   work(tmp_path / 'run')
   other = State(np.int32(0), np.ones((5, 10), np.float32))
   with pytest.raises(ValueError, match=r"holds float32\[50\] as 'value' instead of float32\[5, 10"):
-    steps.restore(tmp_path / 'run' / 'net', other)
+    loop.restore(tmp_path / 'run' / 'net', other)
   (tmp_path / 'run' / 'net' / '4').mkdir()
   with pytest.raises(ValueError, match='4 is not a step of a training; move it away'):
     work(tmp_path / 'run')
@@ -215,8 +215,8 @@ def test_states_keep_numbers_of_every_kind(tmp_path):
   state = {'step': jnp.int32(3), 'narrow': jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3),
            'half': jnp.float16(0.1), 'flags': jnp.asarray([True, False]), 'none': None,
            'bytes': jnp.arange(4, dtype=jnp.uint8), 'empty': jnp.zeros((0, 2))}
-  steps.save(tmp_path, 3, state)
-  result = steps.restore(tmp_path, jax.tree.map(jnp.zeros_like, state))
+  loop.save(tmp_path, 3, state)
+  result = loop.restore(tmp_path, jax.tree.map(jnp.zeros_like, state))
   assert jax.tree.map(lambda leaf: leaf.dtype, result) == jax.tree.map(
       lambda leaf: leaf.dtype, state)
   jax.tree.map(np.testing.assert_array_equal, result, state)
