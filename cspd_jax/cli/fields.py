@@ -51,8 +51,7 @@ def _is_text(kind: Any) -> bool:
   if typing.get_origin(kind) is typing.Literal:
     return True
   parts = [part for part in typing.get_args(kind) if part is not Ellipsis]
-  return all(map(_is_text, parts)) if parts else kind in (
-      bool, int, float, str, tuple, type(None))
+  return all(map(_is_text, parts)) if parts else kind in (bool, int, float, str, tuple, type(None))
 
 
 def short_name(config: Any, field: Field) -> str:
@@ -112,7 +111,6 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[
 
 
 def _read_all(texts: Sequence[str], kind: Any) -> Any:
-  """The value of a flag that may be repeated."""
   values = [read(text, kind) for text in texts]
   if len(values) == 1 or not _takes_several(kind):
     return values[-1]

@@ -125,7 +125,6 @@ def next_command(program: str, loading: groups.Own, of: cspd_jax.Model,
 
 
 def _prompts(group: groups.Images, of: cspd_jax.Model) -> list[Any]:
-  """The specified prompts, once each."""
   if group.prompts is not None:
     prompts = prompts_lib.listed(pathlib.Path(group.prompts))
   elif group.prompt is not None:

@@ -99,7 +99,6 @@ class Command:
       raise
 
   def _config_path(self, words: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The value of --config, and the other words."""
     if self._config is None and self._defaults is None:
       return None, list(words)
     values = flags.FlagValues()
@@ -111,7 +110,6 @@ class Command:
     return values['config'].value, rest
 
   def _arguments(self, config: Any, words: Sequence[str]) -> list[Any]:
-    """The arguments of `main`."""
     groups = [group for group in (self._flags, config) if group is not None]
     values, fields_by_flag = self._flag_values(groups)
     try:
@@ -174,7 +172,6 @@ class Command:
     return values, fields_by_flag
 
   def _help(self, path: str | None, config: Any) -> str:
-    """The program's docstring and its flags."""
     lines = [(inspect.getdoc(inspect.getmodule(self._main)) or '').strip(), '']
     if self._flags is not None:
       lines += ['Flags:', '', *_listed(self._flags)]
@@ -279,7 +276,6 @@ def _check_places(argument: Any) -> None:
 
 
 def _listed(group: Any) -> list[str]:
-  """The fields of a dataclass as lines of the help text."""
   lines = []
   for field in fields.every(group):
     lines.append(f'--{fields.short_name(group, field)}={fields.show(field.value)}')
@@ -306,7 +302,12 @@ def load(config: str) -> Any:
   get_config = _get_config(path)
   names = () if name is None else (name,)
   try:
-    _check_names(get_config, names, path)
+    inspect.signature(get_config).bind(*names)
+  except TypeError as error:
+    raise ValueError(f'--config={config}: get_config() ' + (
+        f'takes no name; write --config={path}.' if names else
+        f'requires a name; write --config={path}:NAME.')) from error
+  try:
     result = get_config(*names)
   except ValueError as error:
     raise ValueError(f'--config={config}: {str(error).rstrip(".")}.') from error
@@ -337,16 +338,6 @@ def _get_config(path: str) -> Callable:
     raise ValueError(f'--config={path} has no function get_config(), which returns a dataclass; '
                      'add one, or choose another file.')
   return get_config
-
-
-def _check_names(get_config: Callable, names: Sequence[str], path: str) -> None:
-  """Raises ValueError unless a function can be called with a name, or without one."""
-  try:
-    inspect.signature(get_config).bind(*names)
-  except TypeError as error:
-    raise ValueError(
-        f'get_config() takes no name; write --config={path}.' if names else
-        f'get_config() requires a name; write --config={path}:NAME.') from error
 
 
 def _failure(config: str, error: BaseException) -> ValueError:

@@ -40,7 +40,7 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.generation.request import Request, prepare as prepare_request
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.timing import Compared
-from cspd_jax.metrics import paired as paired_lib, passes, scenes
+from cspd_jax.metrics import acceptance, paired as paired_lib, scenes
 from cspd_jax.plots import charts, grid
 
 _PROGRAM = 'cspd-compare'
@@ -121,8 +121,7 @@ class Job(NamedTuple):
   def report(self) -> Report:
     """Opens the report."""
     pictures = [_ACCEPTED] * (self.model.engine.name == 'continuous')
-    return Report(
-        self.folder, [*self.files.values(), _MAPS, *pictures, _SPEED], program=_PROGRAM)
+    return Report(self.folder, [*self.files.values(), _MAPS, *pictures, _SPEED], program=_PROGRAM)
 
 
 def prepare(config: Config) -> Job:
@@ -187,7 +186,6 @@ def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, An
 
 
 def _headline(job: Job) -> str:
-  """Describes the run in one line."""
   model, usual = job.model, type(job.sampling)()._asdict()
   options = ', '.join(
       f'{name.replace("_", " ")} {np.asarray(value).item():g}'
@@ -228,7 +226,7 @@ def _rows(job: Job, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
       row |= dict(
           distribution=program.decoder.distribution, guarantee_in_words=program.decoder.guarantee,
           tested=tested if decoded.tests.tested.any() else None,
-          **passes.details(result.sample, model))
+          **acceptance.details(result.sample, model))
     if result.sample.captions is not None:
       row |= metrics.entries(scenes.of_sample(result.sample, model))
     if job.config.paired and first is not None and result is not first:
@@ -350,8 +348,7 @@ def _draw(report: Report, job: Job, entries: Sequence[Mapping[str, Any]],
     _draw_bars(report, model, entries)
 
 
-def _draw_bars(report: Report, model: cspd_jax.Model,
-               entries: Sequence[Mapping[str, Any]]) -> None:
+def _draw_bars(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> None:
   main = metrics.MAIN[model.engine.name]
   values = lambda key: {row['decoder']: row[key] for row in entries}
   charts.save_bars(

@@ -51,8 +51,6 @@ _LAYOUTS: dict[str, tuple[Callable, Callable | None]] = {
     'adm': (layouts.write_adm, None), 'coco': (layouts.write_coco, None),
     'geneval': (layouts.write_geneval, layouts.geneval_lines),
     'dpg': (layouts.write_dpg, layouts.dpg_lines)}
-# Pixels per side of resized images.
-_MOST_SIDE = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Config:
   output: str | None = None
 
   def __post_init__(self):
-    fields.check(self, resize=(1, _MOST_SIDE))
+    fields.check(self, resize=(1, 4096))
 
 
 def _compared(config: Config) -> tuple[evaluation.Inception | None, dict[str, evaluation.Source]]:
@@ -103,10 +101,9 @@ def _compared(config: Config) -> tuple[evaluation.Inception | None, dict[str, ev
       raise ValueError(f'evaluator is {config.evaluator!r}, and reference is None; give both, or '
                        'leave evaluator out.')
     return None, {}
+  if config.reference is None:
+    raise ValueError('reference is None; it must be a folder of images or an .npz file.')
   places = dict(images=config.images, reference=config.reference)
-  for name, path in places.items():
-    if path is None:
-      raise ValueError(f'{name} is None; it must be a folder of images or an .npz file.')
   network = evaluation.load(config.inception, config.evaluator or 'adm')
   sources = {name: evaluation.opened(name, str(path), network, config.batch_size)
              for name, path in places.items()}
@@ -128,9 +125,7 @@ def _captioned(config: Config) -> tuple[clip_lib.CLIP | None, list[layouts.Gener
     raise ValueError(f'tokenizer is {config.tokenizer!r}, and clip is None; give both or none.')
   if config.clip is None and not config.asked:
     return None, []
-  if config.images is None:
-    raise ValueError('images is None; it must be a folder of images with captions.')
-  images = layouts.captioned(config.images)
+  images = layouts.captioned(str(config.images))
   if config.asked:
     scenes.check([image.prompt for image in images])
   if config.clip is None:
@@ -145,20 +140,16 @@ def _arrange(config: Config) -> None:
     if value := getattr(config, name):
       raise ValueError(f'{name} is {value!r} and layout is {config.layout!r}, which computes no '
                        'scores; leave one of them out.')
-  if config.images is None:
-    raise ValueError('images is None; it must be a folder of cspd-generate.')
   if (config.layout in ('geneval', 'dpg')) != (config.prompts is not None):
     raise ValueError(f'prompts is {config.prompts!r} and layout is {config.layout!r}; ' + (
         'give evaluation_metadata.jsonl of GenEval.' if config.layout == 'geneval' else
         'give the folder dpg_bench/prompts of ELLA.' if config.layout == 'dpg' else
         'leave prompts out.'))
-  images = layouts.generated(config.images)
+  images = layouts.generated(str(config.images))
   folder = paths.folder('output', config.output or f'runs/{config.layout}')
   folders.check(folder, layouts.listed)
   write, lines = _LAYOUTS[str(config.layout)]
   divided: Any = images if lines is None else layouts.groups(images, lines(str(config.prompts)))
-  if config.layout == 'dpg':
-    layouts.check_grids(divided)
   try:
     with folders.replacing(folder, layouts.listed) as new:
       if config.resize is None:
@@ -171,6 +162,9 @@ def _arrange(config: Config) -> None:
 
 @cli.command(Config, kept='finished parts are kept')
 def main(config: Config) -> None:
+  if config.images is None:
+    raise ValueError('images is None; it must be a folder of images, such as one of cspd-generate, '
+                     'or an .npz file of images.')
   if config.layout is not None:
     _arrange(config)
     return
@@ -186,8 +180,7 @@ def _evaluate(config: Config) -> None:
   network, sources = _compared(config)
   networks = dict(network=network and network.digest, evaluator=network and network.evaluator,
                   clip=clip and clip.digest)
-  report = Report(
-      config.output or 'runs/evaluate', [_FEATURES], program=_PROGRAM, run=networks)
+  report = Report(config.output or 'runs/evaluate', [_FEATURES], program=_PROGRAM, run=networks)
   print(f'scores of {config.images} on {jax.devices()[0].device_kind}', flush=True)
   rows: list[dict[str, Any]] = []
   content: dict[str, Any] = dict(settings=dataclasses.asdict(config))
@@ -207,8 +200,7 @@ def _evaluate(config: Config) -> None:
     values: dict[str, metrics.Value] = {}
     if clip is not None:
       with progress.bar('captions') as show:
-        values |= clip_lib.scores(
-            images, clip, config.batch_size, show, report.keep)
+        values |= clip_lib.scores(images, clip, config.batch_size, show, report.keep)
       content |= dict(clip=clip.digest)
     if config.asked:
       with progress.bar('asked') as show:

@@ -33,14 +33,10 @@ from cspd_jax.generation.gallery import Gallery
 from cspd_jax.generation.request import Request, prepare
 from cspd_jax.metrics import evaluation
 
-# Images of the model's own prompts, if nothing else is specified.
-_IMAGES = 8
-# The most prompts with warnings of their own.
-_WARNINGS = 5
-# Letters of the words in a warning.
-_LETTERS = 300
-# Images decoded together, if memory suffices and nothing else is specified.
-_MOST_AT_ONCE = 8
+# Images of the model's own prompts, and those decoded together, if nothing else is specified.
+_IMAGES, _MOST_AT_ONCE = 8, 8
+# The most prompts with warnings of their own, and letters of the words in one.
+_WARNINGS, _LETTERS = 5, 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,8 +135,7 @@ def _next_step(config: Config, model: cspd_jax.Model, prompts: list[Any]) -> str
 
 
 def _unknown_words(request: Request) -> list[str]:
-  unknown = {title: words for title, words in zip(request.titles, request.unknown_words)
-             if words}
+  unknown = {title: words for title, words in zip(request.titles, request.unknown_words) if words}
   shown = lambda words: textwrap.shorten(', '.join(words), _LETTERS, placeholder=' ...')
   lines = [f'warning: prompt {title!r:.80} has words that the model does not read: {shown(words)}'
            for title, words in unknown.items()]

@@ -77,7 +77,7 @@ def main(config: Config) -> int:
   with server.bind(config.host, config.port) as sock:
     model = inputs.model(config.loading, engine='discrete')
     served = wire.serving(model, _decoders(config.decoder, model))
-    slots = _slots(config.slots, model)
+    slots = config.slots or (1 if model.device.platform == 'cpu' else 8)
     engine = server.engine(
         served, slots=slots, queue=config.queue, prompt_length=config.prompt_length)
     host, port = sock.getsockname()[:2]
@@ -86,10 +86,6 @@ def main(config: Config) -> int:
           f'{slots} {"slot" if slots == 1 else "slots"} each.', flush=True)
     return server.run(served, engine, sock, deadline=config.deadline, key=key,
                       allowed_hosts=config.allowed_host)
-
-
-def _slots(slots: int | None, model: Model) -> int:
-  return slots or (1 if model.device.platform == 'cpu' else 8)
 
 
 def _decoders(texts: tuple[str, ...] | None, model: Model) -> list[str]:

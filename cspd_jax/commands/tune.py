@@ -197,8 +197,7 @@ def _settings(config: Config, plan: Plan) -> dict[str, Any]:
       prompts=[str(prompt) for prompt in bench.prompts], device=bench.model.device.device_kind)
 
 
-def tune(plan: Plan, config: Config, report: Report
-         ) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def tune(plan: Plan, config: Config, report: Report) -> tuple[list[dict[str, Any]], dict[str, str]]:
   """Returns a row per candidate and batch size, the fastest first, and why others are left out."""
   bench, sizes = plan.bench, sorted(set(config.batch_size))
   until = time.perf_counter() + 60 * config.minutes * _SEARCH

@@ -143,7 +143,6 @@ def recover_together(folder: pathlib.Path, listed: Listed, file: str) -> None:
 
 
 def _finish(staged: pathlib.Path, file: pathlib.Path, places: Iterable['_Place']) -> None:
-  """Moves the folders, then the file."""
   for place in places:
     place.move()
   staged.replace(file)
@@ -243,9 +242,8 @@ class _Place:
                     if path not in own or path.is_symlink())
     if others:
       more = f' ({len(others)} files were not saved by cspd_jax)' if len(others) > 1 else ''
-      raise ValueError(
-          f'path is {folder}, which holds {others[0]!r} and would be replaced with all its content'
-          f'{more}; move such files away or choose another folder.')
+      raise ValueError(f'path is {folder}, which holds {others[0]!r} and would be replaced with '
+                       f'all its content{more}; move such files away or choose another folder.')
 
   def discard(self) -> None:
     """Removes the workspace after `move`; what cannot be removed is left to the next process."""
@@ -254,7 +252,6 @@ class _Place:
       self._remove()
 
   def _remove(self) -> None:
-    """Removes the empty workspace."""
     (self.workspace / locks.FILE).unlink(missing_ok=True)
     self.workspace.rmdir()
 

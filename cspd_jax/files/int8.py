@@ -64,6 +64,5 @@ def einsum(equation: str, x: jax.Array, kernel: jax.Array | Int8) -> jax.Array:
   """
   if not isinstance(kernel, Int8):
     return jnp.einsum(equation, x, kernel)
-  sums = jnp.einsum(
-      equation, x, kernel.values.astype(x.dtype), preferred_element_type=jnp.float32)
+  sums = jnp.einsum(equation, x, kernel.values.astype(x.dtype), preferred_element_type=jnp.float32)
   return (sums * kernel.scale).astype(x.dtype)

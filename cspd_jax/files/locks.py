@@ -93,8 +93,7 @@ def hold(folder: pathlib.Path) -> Hold:
   return held
 
 
-def share(folder: pathlib.Path, prepare: Callable[[], None], is_ready: Callable[[], bool]
-          ) -> Hold:
+def share(folder: pathlib.Path, prepare: Callable[[], None], is_ready: Callable[[], bool]) -> Hold:
   """Holds a folder, which it creates, with other processes that share it, against all that do not.
 
   Each process, one at a time, calls `prepare` before it shares the folder, which writes what all

@@ -28,15 +28,14 @@ class Header(NamedTuple):
   by_columns: bool
 
 
-def arrays(path: str | os.PathLike, remedy: str, name: str | None = None,
-           needed: tuple[str, ...] = (), only: tuple[str, ...] | None = None
-           ) -> dict[str, np.ndarray]:
+def arrays(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = (),
+           only: tuple[str, ...] | None = None) -> dict[str, np.ndarray]:
   """Reads the arrays of an .npz file as read-only arrays, and verifies their checksums.
 
   As `reading.text`; it also raises ValueError without one of the arrays `needed`, or if the arrays
   are much larger than the file. It reads `only` these arrays, as far as the file has them, or all.
   """
-  with _archive(path, remedy, name) as (archive, size):
+  with _archive(path, remedy) as (archive, size):
     members = _members(archive)
     if missing := [array for array in needed if array not in members]:
       raise ValueError(f'it has no array {missing[0]!r}')
@@ -46,7 +45,7 @@ def arrays(path: str | os.PathLike, remedy: str, name: str | None = None,
 
 
 def headers(path: str | os.PathLike, remedy: str, name: str | None = None) -> dict[str, Header]:
-  """Reads shapes and dtypes of the arrays of an .npz file by name; arguments as for `arrays`."""
+  """Reads shapes and dtypes of the arrays of an .npz file; arguments as for `reading.text`."""
   with _archive(path, remedy, name) as (archive, _):
     result = {}
     for array, member in _members(archive).items():
@@ -60,7 +59,7 @@ def batches(path: str | os.PathLike, remedy: str, array: str, size: int) -> Iter
 
   At most one is in memory. Arguments and errors as for `arrays`.
   """
-  with _archive(path, remedy, None) as (archive, file_size):
+  with _archive(path, remedy) as (archive, file_size):
     member = _members(archive)[array]
     reading.check_total('members', member.file_size, file_size)
     with archive.open(member) as stream:
@@ -79,7 +78,7 @@ def batches(path: str | os.PathLike, remedy: str, array: str, size: int) -> Iter
 
 
 @contextlib.contextmanager
-def _archive(path: str | os.PathLike, remedy: str, name: str | None
+def _archive(path: str | os.PathLike, remedy: str, name: str | None = None
              ) -> Iterator[tuple[zipfile.ZipFile, int]]:
   """Opens an .npz file; yields it with its size in bytes."""
   with reading.opening(path, '.npz', remedy, name) as file, reading.open_zip(file) as archive:

@@ -10,10 +10,8 @@ from typing import Any
 
 from cspd_jax.files import locks
 
-# Bytes below which a disk counts as full.
-_MIN_FREE = 1 << 20
-# Bytes of a file name.
-_MAX_NAME = 255
+# Bytes below which a disk counts as full, and of the longest file name.
+_MIN_FREE, _MAX_NAME = 1 << 20, 255
 
 
 def find(name: str, value: str | os.PathLike) -> pathlib.Path:

@@ -22,10 +22,8 @@ from PIL import ExifTags, Image
 from cspd_jax.core import progress
 from cspd_jax.files import paths
 
-# Bytes of a text or JSON file.
-MOST_TEXT = 1 << 28
-# Pixels of a picture.
-MOST_PIXELS = 1 << 27
+# Bytes of a text or JSON file, and pixels of a picture.
+MOST_TEXT, MOST_PIXELS = 1 << 28, 1 << 27
 # Brackets within brackets of a JSON file: with more, Python cannot print its content.
 _MOST_DEPTH = 64
 # The integers that a JSON file may hold: those of 64 bits, signed or not.
@@ -44,7 +42,6 @@ _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM, 5: Image.Transpose.TRANSPOSE,
     6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90}
-_MOST_16 = 2**16 - 1
 # Formats whose mode of 32-bit integers holds 16 bits.
 _OF_16 = ('PNG', 'PPM')
 # Formats whose further pictures are frames; those of a JPEG file are previews.
@@ -171,7 +168,7 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
     if isinstance(transparent, tuple) and max(transparent) > 255:  # As its colours are stored.
       image.info['transparency'] = tuple(value >> 8 for value in transparent)
     return image
-  values, white = np.asarray(image), float(_MOST_16)
+  values, white = np.asarray(image), 65535.0
   if image.mode == 'F':
     least, most = float(values.min()), float(values.max())
     if not 0 <= least <= most <= 255:  # False for NaN too.

@@ -100,9 +100,8 @@ def _described(folder: pathlib.Path) -> tuple[str, Any, dict[str, Any], dict[str
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise _damaged(folder / FILE, f'{type(error).__name__}: {error}') from error
   if version != _FORMAT:
-    raise CheckpointError(
-        f'{folder} has format {version!r:.80}; this version of cspd_jax reads format {_FORMAT}, so '
-        f'{_REMEDY}.')
+    raise CheckpointError(f'{folder} has format {version!r:.80}; this version of cspd_jax reads '
+                          f'format {_FORMAT}, so {_REMEDY}.')
   sizes = weights.file_sizes(folder)
   wrong = [f'{name} ' + ('is missing' if name not in sizes else reading.placeholder(folder / name)
                          or f'has {sizes[name]} bytes instead of {size}')
@@ -130,9 +129,8 @@ def _listed(folder: pathlib.Path) -> list[str]:
     names = list(content['files'])
     _check_names(folder, names)
   except (ValueError, KeyError, TypeError) as error:
-    raise CheckpointError(
-        f'path is {folder}, which exists and is not a checkpoint; choose another folder or remove '
-        f'it ({type(error).__name__}: {error}).') from error
+    raise CheckpointError(f'path is {folder}, which exists and is not a checkpoint; choose another '
+                          f'folder or remove it ({type(error).__name__}: {error}).') from error
   left = [path.name for path in atomic.leftovers(folder / FILE)]
   return [*names, *left, FILE]
 
@@ -166,9 +164,7 @@ def _refused(where: str = '') -> Iterator[None]:
 
 
 def _damaged(path: pathlib.Path, reason: str) -> CheckpointError:
-  """Returns the error for a file that cannot be read."""
-  return CheckpointError(
-      f'{path} is damaged or incomplete ({reason[:1000]}); {_REMEDY}.')
+  return CheckpointError(f'{path} is damaged or incomplete ({reason[:1000]}); {_REMEDY}.')
 
 
 class Loaded(NamedTuple):
@@ -182,22 +178,16 @@ class Loaded(NamedTuple):
 
 def shipped() -> list[str]:
   """Returns the names of the networks in the package, such as 'demo/target'."""
-  return sorted(file.parent.relative_to(ASSETS).as_posix()
-                for file in ASSETS.glob(f'*/*/{FILE}'))
+  return sorted(file.parent.relative_to(ASSETS).as_posix() for file in ASSETS.glob(f'*/*/{FILE}'))
 
 
 def save(path: str | os.PathLike, kind: str, config: Any, params: Params, *, dtype: Any = None,
          extra: Mapping[str, Any] | None = None, allow_nonfinite: bool = False) -> None:
   """Saves a model, and replaces an older checkpoint in the same folder, completely or not at all.
 
-  Args:
-    path: the folder to write.
-    kind: a key of `KINDS`.
-    config: the model's sizes.
-    params: its parameters.
-    dtype: the stored dtype of floating-point parameters; None preserves theirs.
-    extra: JSON values by name, which `load` returns as metadata.
-    allow_nonfinite: whether parameters may be NaN or infinite.
+  The kind is a key of `KINDS`, and the config has the model's sizes. `dtype` is the stored dtype of
+  floating-point parameters, None preserves theirs; `extra` are JSON values by name, which `load`
+  returns as metadata; `allow_nonfinite` is whether parameters may be NaN or infinite.
 
   Raises:
     CheckpointError: if the parameters do not belong to the config or are not finite, `dtype` is not
@@ -249,8 +239,7 @@ def write(folder: pathlib.Path, kind: str, config: Any, groups: Sequence[weights
 def joining(folder: pathlib.Path, states: Mapping[str, Any], file: str,
             content: Callable[[], Any]) -> Iterator[dict[str, pathlib.Path]]:
   """Yields folders to `write` networks into, as `folders.replacing_together`."""
-  with _refused(), folders.replacing_together(
-      folder, states, _listed, file, content) as new:
+  with _refused(), folders.replacing_together(folder, states, _listed, file, content) as new:
     yield new
 
 
@@ -275,7 +264,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   """Loads a model: a folder written by `save`, or a shipped model by its name.
 
   Args:
-    path_or_name: the folder or the name.
+    path_or_name: either.
     dtype: the dtype of the floating-point parameters; None preserves the stored one.
     quantize: 'int8' turns the matrices of the layers into `int8.Int8`; None leaves them.
     sharding: a device, a `jax.sharding.Sharding`, a tree of those like the parameters, or a mesh of
@@ -322,8 +311,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
     place = placement(leaf.name, leaf, where, KINDS[kind].orders)
     if isinstance(where, jax.sharding.Sharding) and not where.is_fully_replicated:
       # Every process reads the slices of its own devices only.
-      return jax.make_array_from_callback(
-          leaf.shape, place, lambda index: read(leaf, index, dtype))
+      return jax.make_array_from_callback(leaf.shape, place, lambda index: read(leaf, index, dtype))
     return jax.device_put(read(leaf, dtype=dtype), place)
 
   params = jax.tree.unflatten(jax.tree.structure(expected), [put(stored[name]) for name in names])
@@ -361,19 +349,17 @@ def _find(path_or_name: str | os.PathLike, name: str = 'path_or_name', remedy: s
         f'{name} is {paths.shown(path_or_name)}: there is no such folder'
         f'{"" if remedy else ", and no shipped model of that name"}; {names}.')
   if not (folder / FILE).is_file():
-    raise CheckpointError(
-        f'{name} is {paths.shown(path_or_name)}, which is not a checkpoint folder: it has no '
-        'model.json. Published .pt and .safetensors files are converted with '
-        f'`cspd-convert`; {names}.')
+    raise CheckpointError(f'{name} is {paths.shown(path_or_name)}, which is not a checkpoint '
+                          'folder: it has no model.json. Published .pt and .safetensors files are '
+                          f'converted with `cspd-convert`; {names}.')
   return folder
 
 
 def _check_config(kind: str, config: Any) -> None:
   config_class = _kind_of(kind).config
   if not isinstance(config, config_class):
-    raise CheckpointError(
-        f'config is a {type(config).__name__}; a {kind!r} model requires a '
-        f'{config_class.__name__}.')
+    raise CheckpointError(f'config is a {type(config).__name__}; a {kind!r} model requires a '
+                          f'{config_class.__name__}.')
 
 
 @contextlib.contextmanager

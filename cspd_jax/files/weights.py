@@ -201,7 +201,6 @@ def _finish(folder: pathlib.Path, written: Sequence[Sequence[Entry]], start: int
 
 
 def _header(entries: Sequence[Entry], start: int) -> bytes:
-  """Returns the first `start` bytes of a safetensors file."""
   table: dict[str, Any] = {}
   end = 0
   for entry in entries:

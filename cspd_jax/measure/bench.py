@@ -29,16 +29,11 @@ from cspd_jax.metrics.base import Sample
 class Bench:
   """Decodes the same images with any decoder of a model, and caches the results.
 
-  Image `i` depends only on the seed, `i` and its prompt. Nothing is decoded at first.
-
-  Attributes:
-    model: the model.
-    prompts: `[N]`, one per image.
-    seed: one seed for all images, or one for each.
-    batch_size: images decoded together, at most `N`.
-    sampling: the default sampling options; None is those of the model.
-    captions: `[N]` what scenes of emoji are asked for; None if this is not scored.
-    seconds: total compilation time so far.
+  There are `N` prompts, one per image, and one seed for all images, or one for each. Image `i`
+  depends only on the seed, `i` and its prompt. Nothing is decoded at first. At most `batch_size`
+  images are decoded together, with the model's sampling options if `sampling` is None. `captions`
+  are what scenes of emoji are asked for; None if this is not scored. `seconds` is the total
+  compilation time so far.
   """
 
   def __init__(self, model: Model, prompts: Sequence[Any], *, seed: int | Sequence[int] = 0,
@@ -144,10 +139,7 @@ class Bench:
 
   def runs(self, specification: Any, batch_size: int = 1, batches: int = 1,
            sampling: Any = None) -> list[Callable[[], Any]]:
-    """Returns functions to be timed, each of which decodes a batch of the first images.
-
-    Their program is compiled and has run once, because a first run is slower.
-    """
+    """Returns functions to be timed, compiled and run once, that each decode a batch of images."""
     request = self.request(
         specification, sampling, batch_size=batch_size, count=batch_size * batches)
     calls = [request.bound(np.arange(first, first + batch_size))
@@ -191,7 +183,6 @@ class Bench:
     return True
 
   def _members(self, text: str, guided: bool) -> tuple[str, ...]:
-    """Returns the decoders that share a program with this one, including itself."""
     def common(member):
       decoder = self.decoder(member, guided)
       if not isinstance(decoder, Decoder):

@@ -27,10 +27,7 @@ _NUMBER = re.compile(rf'-|[-+]?[\d.,]+{_UNIT}( (\+-|to|x|of) [\d.,]+{_UNIT}){{0,
 
 
 def text(columns: Columns, rows: Iterable[Row], *, left: int = 2) -> str:
-  """Formats a table for a terminal: a heading, a rule, and a line per row.
-
-  The `left` leading columns are left-aligned, the others right-aligned.
-  """
+  """Formats a table for a terminal, whose `left` leading columns are left-aligned."""
   body = [cells(columns, row) for row in rows]
   widths = [max(map(len, column)) for column in zip(columns, *body)]
   names, *lines = ('  '.join(

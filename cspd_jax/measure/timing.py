@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.core.batches import Progress, concatenated
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.tree import Tree
@@ -37,28 +38,23 @@ class Timing(NamedTuple):
 def measure(runs: Mapping[Name, Callable[[], Any]], repeats: int = 5, *, warmup: int = 1,
             enough: float | None = None, budget: float | None = None,
             progress: Progress = lambda done, total: None) -> dict[Name, Timing]:
-  """Times functions, by name, that run in turns.
+  """Times functions without arguments, by name, that run in turns.
 
   In every turn each function runs once, in the order of `runs`, until its result is ready. Compile
   the functions beforehand; otherwise the first run includes the compilation.
 
   Args:
-    runs: functions without arguments, by name.
-    repeats: number of timed turns.
+    runs: the functions.
+    repeats: number of timed turns, at least 1, or ValueError.
     warmup: number of turns before them that are not timed, because a first run may be slower.
     enough: a function whose first timed run takes more seconds than this is timed only once; None
       for no limit.
     budget: limit on the total seconds of all timed runs; None for no limit. A further turn starts
       only if it would end within the budget at the mean time of the previous turns.
     progress: called after each turn with the number of finished turns and of all turns.
-
-  Raises:
-    ValueError: if `repeats` is below 1 or `warmup` below 0.
   """
-  if repeats < 1:
-    raise ValueError(f'repeats is {repeats}; it must be at least 1.')
-  if warmup < 0:
-    raise ValueError(f'warmup is {warmup}; it must be at least 0.')
+  fields.check_whole('repeats', repeats, 'at least 1', 1)
+  fields.check_whole('warmup', warmup, 'at least 0', 0)
   seconds: dict[Name, list[float]] = {name: [] for name in runs}
   for turn in range(warmup + repeats):
     timed = turn - warmup
@@ -124,7 +120,7 @@ def compare(requests: Mapping[str, Request], *, captions: Sequence[str] | None =
 
   Args:
     requests: by name of the decoder, the requests of the same images.
-    captions: what the images were asked for; see `metrics.base.Sample`.
+    captions: those of `metrics.base.Sample`.
     repeats: maximum number of timed runs per image and decoder.
     budget: limit on the seconds of all timed runs; the first run of each always completes.
     show: called with a line about every step.

@@ -119,10 +119,7 @@ def path(rows: Sequence[Measurement]) -> Path:
 
 
 def gap(better: Path, worse: Path) -> Gap | None:
-  """Compares the bounds on total variation of two curves; None if they share no accepted length.
-
-  The standard error is the jackknife's over images.
-  """
+  """Compares two curves, with the jackknife's error over images; None without a common length."""
   count = better.rounds.shape[1]
   everything = np.ones(count, bool)
   reach = [curve.lengths(everything) for curve in (better, worse)]
@@ -136,10 +133,9 @@ def gap(better: Path, worse: Path) -> Gap | None:
              *(float(curve.at(middle, everything)[0]) for curve in (better, worse)))
 
 
-# Standard errors that a significant difference exceeds.
-_CLEAR = 2.0
-# The largest deviation of some dozens of exact decoders exceeds this once in a few hundred runs.
-_BIASED = 4.0
+# Standard errors that a significant difference exceeds, and that the largest deviation of some
+# dozens of exact decoders exceeds once in a few hundred runs.
+_CLEAR, _BIASED = 2.0, 4.0
 
 
 class Conclusion(NamedTuple):

@@ -164,8 +164,7 @@ def search(lines: Sequence[Sequence[str]], further: Callable[[str], Sequence[str
   for text in _promising(lines, predicted):
     for variant in further(text):
       visit(variant)
-  return Searched(predicted,
-                  {text: why for text, why in left_out.items() if text not in predicted})
+  return Searched(predicted, {text: why for text, why in left_out.items() if text not in predicted})
 
 
 def _promising(lines: Sequence[Sequence[str]], predicted: Mapping[str, Mapping[int, float]]
@@ -237,8 +236,7 @@ def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
       decoded.rounds, pace.seconds * float(np.median(seconds)), batch_size)
 
 
-def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int
-           ) -> dict[int, float]:
+def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int) -> dict[int, float]:
   """Measures the time of a bare forward pass over `tokens` per image, by number of images.
 
   It is relative to that with the first number of images, and the median of `repeats` timed runs.

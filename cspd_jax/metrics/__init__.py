@@ -4,15 +4,15 @@ Every metric is a function `metric(sample, model) -> Value(mean, standard_error)
 add one, write a file with a `Metric` and list it in `METRICS` below.
 """
 
-from cspd_jax.metrics import acceptance, image_scores, likelihood, passes
+from cspd_jax.metrics import acceptance, image_scores, likelihood
 from cspd_jax.metrics.base import Metric, Sample, Value, columns, entries, measure
 
 METRICS = (
-    *acceptance.METRICS, *passes.METRICS, likelihood.NLL, likelihood.NLL_DIFFERENCE,
+    *acceptance.DISCRETE, *acceptance.CONTINUOUS, likelihood.NLL, likelihood.NLL_DIFFERENCE,
     likelihood.NLL_EXCESS, likelihood.UNIGRAM_DISTANCE, image_scores.FRECHET)
 
 # The main metric of each engine, which bar charts and curves show.
-MAIN = {'discrete': acceptance.STEP_COMPRESSION, 'continuous': passes.HEAD_CALLS}
+MAIN = {'discrete': acceptance.STEP_COMPRESSION, 'continuous': acceptance.HEAD_CALLS}
 
 
 def select(engine: str, *groups: str) -> tuple[Metric, ...]:

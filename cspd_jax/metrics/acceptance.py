@@ -1,11 +1,12 @@
-"""Metrics read directly from a `Decoded`: rounds, accepted lengths, the bound on total variation.
+"""Metrics read directly from a `Decoded` in NumPy: rounds, accepted lengths, tests, bounds."""
 
-Computed in NumPy.
-"""
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from cspd_jax.decoding.base import Decoded
+from cspd_jax.generation.model import Model
 from cspd_jax.metrics import base
 from cspd_jax.metrics.base import Metric
 
@@ -25,7 +26,7 @@ STEP_COMPRESSION = Metric(
     lambda sample, model: step_compression(sample.decoded),
     meaning='tokens per forward pass of the target, over a whole image', better='higher')
 
-METRICS = (
+DISCRETE = (
     Metric('rounds', 'rounds', '{:.1f}', lambda sample, model: base.mean(sample.decoded.rounds),
            meaning='forward passes of the target per image, including the prefill',
            phrase='{:.1f} forward passes per image'),
@@ -44,3 +45,81 @@ METRICS = (
     Metric('tv_bound_per_token', '/token', '{:.4f}', lambda sample, model: base.mean(
                sample.decoded.tv_bound / sample.tokens.shape[1]),
            group='bound', meaning='the same bound per token'))
+
+
+def _count(name: str, heading: str, counts: Callable[[Any], np.ndarray], meaning: str,
+           **shown: Any) -> Metric:
+  """Builds a metric: the mean over images of a count, summed over rounds if it has them."""
+  def measure(sample: base.Sample, model: Model) -> base.Value:
+    del model
+    values = np.asarray(counts(sample.decoded))
+    return base.mean(values.reshape(len(values), -1).sum(axis=1))
+  return Metric(name, heading, '{:.0f}', measure, ('continuous',), meaning=meaning, **shown)
+
+
+def _per_test(name: str, heading: str, form: str, amounts: Callable[[Any], np.ndarray | None],
+              meaning: str) -> Metric:
+  """Builds a metric: the sum of `amounts` `[N, T]` per tested draft; unknown without tests."""
+  def measure(sample: base.Sample, model: Model) -> base.Value:
+    del model
+    values = amounts(sample.decoded)
+    if values is None:
+      return base.UNKNOWN
+    return base.ratio(values.sum(axis=1), sample.decoded.tests.tested.sum(axis=1))
+  # Decoders test different things, so a column in which they are compared would mislead.
+  return Metric(name, heading, form, measure, ('continuous',), meaning=meaning, tabled=False)
+
+
+HEAD_CALLS = _count(
+    'head_calls', 'head calls', lambda decoded: decoded.costs.head_calls,
+    "sequential calls of the target's diffusion head per image", phrase='{:.0f} head calls',
+    better='lower')
+
+CONTINUOUS = (
+    _count('rounds', 'rounds', lambda decoded: decoded.rounds,
+           'rounds per image; passes within a round run in parallel'),
+    _count('target_passes', 'target passes', lambda decoded: decoded.costs.target_passes,
+           "passes of the target's transformer per image", phrase='{:.0f} passes of the target'),
+    _count('draft_passes', 'draft passes', lambda decoded: decoded.costs.draft_passes,
+           "passes of the draft model's transformer per image"),
+    HEAD_CALLS,
+    _count('head_rows', 'head states', lambda decoded: decoded.costs.head_rows,
+           "states that the target's head evaluates per image"),
+    _count('draft_head_calls', 'draft head calls', lambda decoded: decoded.costs.draft_head_calls,
+           "calls of the draft model's head per image", tabled=False),
+    _per_test('acceptance', 'accepted', '{:.1%}', lambda decoded: decoded.tests.accepted,
+              'acceptance rate of the tests of a decoder; not comparable between decoders, whose '
+              'tests differ'),
+    _count('residual_trials', 'residual trials', lambda decoded: decoded.tests.trials,
+           'proposals tested for residual draws, per image', tabled=False),
+    _count('residual_missed', 'residual missed', lambda decoded: decoded.tests.missed,
+           'residual draws per image that accepted no proposal', tabled=False),
+    _per_test('squared_error', 'squared error', '{:.4f}',
+              lambda decoded: decoded.errors and decoded.errors.squared,
+              'squared distance of a tested token to the one that the target would have emitted'),
+    _per_test('squared_error_bound', 'its bound', '{:.4f}',
+              lambda decoded: decoded.errors and decoded.errors.bound,
+              'bound on the expectation of that distance'))
+
+
+def details(sample: base.Sample, model: Model) -> dict[str, Any]:
+  """Returns acceptance rates as nested lists, None where nothing was tested.
+
+  By position in the grid, by autoregressive step (the index of a token in its generation order),
+  and by level of the denoising kernels if the decoder tests them.
+  """
+  decoded, (rows, columns) = sample.decoded, model.grid
+  tested, accepted = decoded.tests.tested, decoded.tests.accepted
+  in_order = lambda leaf: np.take_along_axis(leaf, decoded.order, axis=1)
+  by_position = _rates(accepted, tested)
+  result: dict[str, Any] = dict(
+      acceptance_by_position=[by_position[i * columns:(i + 1) * columns] for i in range(rows)],
+      acceptance_by_step=_rates(in_order(accepted), in_order(tested)))
+  if decoded.kernels is not None:
+    result['acceptance_by_level'] = _rates(decoded.kernels.accepted, decoded.kernels.tested)
+  return result
+
+
+def _rates(accepted: np.ndarray, tested: np.ndarray) -> list[float | None]:
+  """Returns `[n]` acceptance rates over images from `[N, n]` counts."""
+  return [float(a / t) if t else None for a, t in zip(accepted.sum(axis=0), tested.sum(axis=0))]

@@ -16,8 +16,7 @@ from cspd_jax.generation.model import Model
 
 
 class Value(NamedTuple):
-  """The value of a metric for some images and its standard error over them; NaN is not available.
-  """
+  """A metric's value for some images and its standard error over them; NaN is not available."""
 
   mean: float
   standard_error: float = math.nan
@@ -83,10 +82,7 @@ class Sample:
     return self._cache[name]
 
   def batched(self, function: Callable[[Any, np.ndarray, Any], Any]) -> Any:
-    """Returns `function(condition, tokens, sampling)` of all images, computed batch by batch.
-
-    The last batch is filled up with repeated images, so that a jitted function compiles only once.
-    """
+    """Returns `function(condition, tokens, sampling)` of all images, in batches of one size."""
     images = jax.device_get((self.condition, self.tokens, self.sampling))
     return batches.mapped(
         lambda index: function(*batches.select(images, index)), len(self.tokens),

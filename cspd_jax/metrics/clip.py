@@ -90,8 +90,7 @@ def clip_score(cosines: np.ndarray) -> base.Value:
 
 
 def torchmetrics_score(cosines: np.ndarray) -> base.Value:
-  """Returns the score of torchmetrics from cosines `[N]`; its mean is cut off at 0, not each score.
-  """
+  """Returns torchmetrics' score from cosines `[N]`; its mean is cut off at 0, not each score."""
   value = base.mean(100 * np.asarray(cosines, np.float64))
   return value._replace(mean=max(value.mean, 0.))
 

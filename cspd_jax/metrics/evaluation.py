@@ -29,8 +29,6 @@ _LABELS = ('evaluator', 'network')
 _FEATURES = (*Features._fields, *_LABELS)
 _MOMENTS = {'pool': ('mu', 'sigma'), 'spatial': ('mu_s', 'sigma_s')}
 _STATISTICS = tuple(name for pair in _MOMENTS.values() for name in pair)
-# Letters of a label.
-_MOST_LETTERS = 1000
 # How far a covariance may be from symmetric and positive, as a share of its largest eigenvalue:
 # those of float16 are off by half of it. Larger numbers than the limit overflow in a distance.
 _ROUNDING, _LIMIT = 1e-3, 1e100
@@ -85,10 +83,7 @@ def load(folder: str | None, evaluator: str) -> Inception:
 
 
 def network(kind: str, folder: str, remedy: str) -> tuple[Any, Any, str]:
-  """Loads a converted network of a kind: its parameters, configuration and digest.
-
-  A folder that does not hold one raises ValueError.
-  """
+  """Loads a network of a kind: parameters, config and digest; ValueError without one."""
   stored, config, *_ = store.describe(folder, name=kind, remedy=remedy)
   if stored != kind:
     raise ValueError(f'{kind} is {folder!r}, which holds a {stored!r} network; {remedy}.')
@@ -150,8 +145,7 @@ def opened(argument: str, path: str, of: Inception, batch_size: int) -> Source:
   batches that do not fit in memory raise ValueError.
   """
   arrays = image_sets.stored(argument, path)
-  left_out = lambda names, *read: tuple(
-      name for name in names if name not in (*_STATISTICS, *read))
+  left_out = lambda names, *read: tuple(name for name in names if name not in (*_STATISTICS, *read))
   where, widths = f'{argument} is {path!r}', network_lib.widths(of.config)
   pool, spatial = (_moments(where, path, arrays, pair, getattr(widths, kind))
                    for kind, pair in _MOMENTS.items())
@@ -168,10 +162,9 @@ def opened(argument: str, path: str, of: Inception, batch_size: int) -> Source:
     raise ValueError(f'{where} with 1 image; at least 2 are required.')
   if images.other is not None and inception.EVALUATORS[of.evaluator].one_size:
     name, size = images.other
-    raise ValueError(
-        f'{where}, whose image {name!r} has {size[0]}x{size[1]} pixels and the first one '
-        f'{images.size[0]}x{images.size[1]}; the evaluator {of.evaluator} reads images of one '
-        'size, so resize them, or give --evaluator=pytorch_fid.')
+    raise ValueError(f'{where}, whose image {name!r} has {size[0]}x{size[1]} pixels and the first '
+                     f'one {images.size[0]}x{images.size[1]}; the evaluator {of.evaluator} reads '
+                     'images of one size, so resize them, or give --evaluator=pytorch_fid.')
   height, width = images.size if images.other is None else (SIDE, SIDE)
   each = 3 * _PIXELS * height * width + _LAYERS * of.config.unit * SIDE**2
   memory.check_batch(min(batch_size, images.num_images), each, f' of {height}x{width} pixels')
@@ -211,7 +204,7 @@ def _stored(where: str, path: str, arrays: Mapping[str, npz.Header], of: Incepti
             widths: Features) -> Features:
   """Features of `save`; raises ValueError for those of another network, or inconsistent ones."""
   if wrong := [name for name in _LABELS if arrays[name].shape or arrays[name].dtype.kind != 'U'
-               or arrays[name].dtype.itemsize > 4 * _MOST_LETTERS]:
+               or arrays[name].dtype.itemsize > 4000]:
     raise ValueError(f'{where}, whose {wrong[0]} is not a text; give the images.')
   labels = npz.arrays(path, _REMEDY, only=_LABELS)
   if (evaluator := str(labels['evaluator'])) != of.evaluator:
@@ -347,8 +340,7 @@ def _splits(logits: np.ndarray, split: int | None) -> list[str]:
     ordered, shuffled = (image_scores.inception_score(values, split)
                          for values in (logits, logits[order]))
     if shuffled > _ORDERED * ordered:
-      sentences.append(
-          f'the IS is {ordered:.2f} because splits are {split} images in their order, which is by '
-          f'class or alike; shuffled images have {shuffled:.2f}: give them in random order, or the '
-          'classes in turn')
+      sentences.append(f'the IS is {ordered:.2f} because splits are {split} images in their order, '
+                       f'which is by class or alike; shuffled images have {shuffled:.2f}: give '
+                       'them in random order, or the classes in turn')
   return sentences

@@ -112,10 +112,7 @@ class Gaussian(NamedTuple):
 
 
 def gaussian(points: np.ndarray) -> Gaussian:
-  """Returns the mean and unbiased covariance of `points` `[N, F]`.
-
-  Fewer than 2 points, and numbers that are not finite, raise ValueError.
-  """
+  """Returns mean and unbiased covariance of 2 or more finite `points` `[N, F]`, or ValueError."""
   points = np.asarray(points, np.float64)
   if points.ndim != 2 or len(points) < 2 or not points.size or not np.isfinite(points).all():
     raise ValueError(

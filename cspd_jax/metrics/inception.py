@@ -58,8 +58,7 @@ def prepared(images: jax.Array, evaluator: Evaluator) -> jax.Array:
   """Resizes and scales images `[B, H, W, 3]` uint8 to `[B, 299, 299, 3]` float32."""
   x = images.astype(jnp.float32)
   rows, columns = (_weights(size, evaluator.half_pixel) for size in images.shape[1:3])
-  x = jnp.einsum('rh,bhwk,sw->brsk', rows, x, columns,
-                 precision=jax.lax.Precision.HIGHEST)
+  x = jnp.einsum('rh,bhwk,sw->brsk', rows, x, columns, precision=jax.lax.Precision.HIGHEST)
   return (x - evaluator.center) / evaluator.scale
 
 

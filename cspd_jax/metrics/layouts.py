@@ -32,10 +32,7 @@ class Generated(NamedTuple):
   prompt: str
 
   def pixels(self, size: int | None = None) -> np.ndarray:
-    """Reads the image, `[H, W, 3]` uint8, resized to `size` x `size` unless it is None.
-
-    What cannot be read raises ValueError.
-    """
+    """Reads the image, `[H, W, 3]` uint8, resized to a side of `size`, if any; or ValueError."""
     values = np.asarray(reading.photograph(self.path, _REMEDY))
     return values if size is None else resized(values, size)
 
@@ -49,8 +46,7 @@ class Group(NamedTuple):
 
 
 def generated(folder: str) -> list[Generated]:
-  """Returns the images of a folder of `cspd-generate` by number, or raises ValueError without any.
-  """
+  """Returns the images of a folder of `cspd-generate` by number; ValueError without any."""
   place = paths.find('images', folder)
   report = reading.json(place / 'report.json', 'generate images with cspd-generate first', 'images')
   rows = report.get('rows')
@@ -62,8 +58,7 @@ def generated(folder: str) -> list[Generated]:
 
 
 def captioned(folder: str) -> list[Generated]:
-  """Returns images with captions, of `cspd-generate` or the layout `coco`; else raises ValueError.
-  """
+  """Returns images with captions, of `cspd-generate` or layout `coco`; ValueError for others."""
   place = paths.find('images', folder)
   source = place / 'captions.json'
   if not source.is_file():
@@ -122,13 +117,6 @@ def dpg_lines(path: str) -> list[tuple[str, str, str]]:
   return [(file.stem, '', text(file)) for file in texts]
 
 
-def check_grids(divided: Sequence[Group]) -> None:
-  """Raises ValueError unless every prompt has the four images of a DPG grid."""
-  if (count := len(divided[0].images)) != _GRID:
-    raise ValueError(f'every prompt has {count} images; a grid of DPG-Bench has {_GRID}. Generate '
-                     f'{_GRID * len(divided)}.')
-
-
 def resized(pixels: np.ndarray, size: int) -> np.ndarray:
   """Resizes an image `[H, W, 3]` uint8 as PyTorch's bicubic `interpolate`, without smoothing.
 
@@ -143,10 +131,7 @@ def resized(pixels: np.ndarray, size: int) -> np.ndarray:
 
 
 def _cubic(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-  """Cubic interpolation from `count` pixels: which four make a new one, and their weights.
-
-  Both are `[4, size]`.
-  """
+  """Cubic interpolation from `count` pixels: the four of a new one and weights, `[4, size]`."""
   centers = (np.arange(size) + .5) * count / size - .5
   places = np.floor(centers).astype(int) + np.arange(-1, 3)[:, None]
   x = np.abs(centers - places)
@@ -174,7 +159,10 @@ def write_geneval(folder: pathlib.Path, divided: Sequence[Group], size: int | No
 
 
 def write_dpg(folder: pathlib.Path, divided: Sequence[Group], size: int | None) -> None:
-  """Writes a picture of 2 x 2 images for every prompt."""
+  """Writes a picture of 2 x 2 images for every prompt; ValueError unless each has four."""
+  if (count := len(divided[0].images)) != _GRID:
+    raise ValueError(f'every prompt has {count} images; a grid of DPG-Bench has {_GRID}. Generate '
+                     f'{_GRID * len(divided)}.')
   for group in divided:
     first = group.images[0].pixels(size)
     height, width = first.shape[:2]

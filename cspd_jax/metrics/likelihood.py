@@ -43,21 +43,10 @@ def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Ar
                warp: warp_lib.Warp) -> Likelihood:
   """Computes the likelihood of whole images under the target's warped distribution.
 
-  To be called under `jax.jit`.
-
-  Args:
-    target: the model, with the stream of the null condition if guidance is used.
-    params: its parameters.
-    condition: the conditions of the images, leading axis `B`.
-    tokens: `[B, T]` tokens of complete images.
-    warp: the sampling options.
-
-  Returns:
-    A `Likelihood`; NaN for rows whose options or condition are invalid.
-
-  Raises:
-    ValueError: for an invalid condition or option, if its values are concrete, or tokens of another
-      shape.
+  To be called under `jax.jit`. The target has the stream of the null condition if guidance is used;
+  conditions have leading axis `B`, tokens are `[B, T]`. Rows whose options or condition are invalid
+  are NaN. An invalid condition or option, if its values are concrete, and tokens of another shape
+  raise ValueError.
   """
   probs = distributions(target, params, condition, tokens, warp)
   entropy = jnp.sum(jax.scipy.special.entr(probs), axis=-1)
@@ -70,8 +59,7 @@ def distributions(target: Target, params: Any, condition: Condition, tokens: jax
                   warp: warp_lib.Warp) -> jax.Array:
   """Returns the distribution of every token, `[B, T, V]`; arguments as for `likelihood`."""
   logits, positions = _logits(target, params, condition, tokens, warp)
-  return warp_lib.probabilities(
-      logits, warp, positions, contract.forced_tokens(target, positions))
+  return warp_lib.probabilities(logits, warp, positions, contract.forced_tokens(target, positions))
 
 
 @usual_promotion
@@ -98,8 +86,7 @@ def log_probs(target: Target, params: Any, condition: Condition, tokens: jax.Arr
 
 def _logits(target: Target, params: Any, condition: Condition, tokens: jax.Array,
             warp: warp_lib.Warp) -> tuple[jax.Array, jax.Array]:
-  """The logits `[S, B, T, V]` of whole images, NaN in invalid rows, and their positions `[B, T]`.
-  """
+  """Logits `[S, B, T, V]` of whole images, NaN in invalid rows, and their positions `[B, T]`."""
   num_rows = rows.count(condition)
   if jnp.shape(tokens) != (num_rows, target.num_tokens):
     raise ValueError(f'tokens has shape {jnp.shape(tokens)}; it must be that of whole images, '
@@ -111,8 +98,7 @@ def _logits(target: Target, params: Any, condition: Condition, tokens: jax.Array
   if target.num_tokens > 1:
     # All tokens but the last, as one long chain of drafts.
     start = jnp.zeros(tokens.shape[:1], jnp.int32)
-    rest, _, _ = target.score(
-        params, cache, tokens[:, :-1], start, chain(target.num_tokens - 2))
+    rest, _, _ = target.score(params, cache, tokens[:, :-1], start, chain(target.num_tokens - 2))
     logits = jnp.concatenate([logits, rest], axis=2)
   logits = jnp.where(valid[:, None, None], logits, jnp.nan)
   return logits, jnp.broadcast_to(jnp.arange(target.num_tokens), tokens.shape)

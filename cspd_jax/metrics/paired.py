@@ -20,8 +20,7 @@ _LUMA = np.array([.299, .587, .114])
 
 
 class Statistic(NamedTuple):
-  """A number of every image, `(sample, model) -> [N]`, of some engines, with its title and meaning.
-  """
+  """A number of every image, `(sample, model) -> [N]`, of some engines, with title and meaning."""
 
   title: str
   measure: Callable[[base.Sample, Model], np.ndarray]

@@ -69,8 +69,7 @@ def parse(text: str) -> Request | None:
   """
   first, *second = text.strip().lower().split(' and ', 1)
   forms = [_THING, _THING + _REST] if second else [_THING + _REST]
-  matches = [re.fullmatch(form, part)
-           for form, part in zip(forms, (first, *second), strict=True)]
+  matches = [re.fullmatch(form, part) for form, part in zip(forms, (first, *second), strict=True)]
   parts = [match.groupdict() for match in matches if match]
   if len(parts) < len(matches):
     return None
@@ -98,7 +97,6 @@ def shares(pixels: np.ndarray) -> np.ndarray:
 
 
 def colour(pixels: np.ndarray) -> str | None:
-  """Returns the colour, of `COLOURS`, that most pixels `[N, 3]` have; None for a colourless thing.
-  """
+  """Returns the colour of `COLOURS` that most pixels `[N, 3]` have; None for a colourless thing."""
   values = shares(pixels)
   return COLOURS[int(np.argmax(values))] if values.sum() >= _COLOURED else None

@@ -186,12 +186,8 @@ def nearest(colour: np.ndarray) -> str:
       np.sum((colour - np.array(requests.GROUNDS[name])) ** 2)))
 
 
-def see(scenes: Sequence[np.ndarray], wanted: Sequence[Request], of: Templates
-        ) -> list[list[Seen]]:
-  """Returns the things of scenes `[64, 64, 3]` float32 from 0 to 255, from left to right.
-
-  Requests tell number and size of the things.
-  """
+def see(scenes: Sequence[np.ndarray], wanted: Sequence[Request], of: Templates) -> list[list[Seen]]:
+  """Returns the things of scenes `[64, 64, 3]` float32 from 0 to 255, from left to right."""
   whole = [len(request.items) == 1 and not request.small for request in wanted]
   windows = [_windows(scene, request) for scene, request in zip(scenes, wanted, strict=True)]
   grounds = [float(border(scene) @ _LUMA) for scene in scenes]
@@ -300,10 +296,7 @@ def _marks_of_sample(sample: Sample, model: Model) -> dict[str, np.ndarray]:
 
 def scores(images: Sequence[layouts.Generated], batch_size: int,
            progress: Callable[[int, int], None]) -> dict[str, Value]:
-  """Returns the scores of `asked` by name; images of a caption are samples of a prompt.
-
-  An image that cannot be read, is not square or has another size raises ValueError.
-  """
+  """Returns the scores of `asked` by name; unreadable images and several sizes raise ValueError."""
   parts: list[dict[str, np.ndarray]] = []
   size: np.ndarray | None = None
   for first in range(0, len(images), batch_size):

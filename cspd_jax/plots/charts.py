@@ -32,8 +32,7 @@ class Panel(NamedTuple):
   floor: float | None = None  # Level of noise, drawn as a grey area from 0 up; None for no area.
 
 
-def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, xlabel: str
-                ) -> None:
+def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, xlabel: str) -> None:
   """Writes small multiples with one legend, as PNG or SVG by the ending of the path.
 
   `panels` are rows of one length; the panels of a column share their y axis, all panels the x axis.
@@ -50,8 +49,7 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
   # Names are long: the width of a single panel fits one name per line of the legend.
   columns = min(len(styles), 4) if len(panels[0]) > 1 else 1
   lines = math.ceil(len(styles) / columns)
-  figure = canvas.figure(
-      0.4 + 3.5 * len(panels[0]), 0.9 + 0.2 * max(lines, 2) + 2.7 * len(panels))
+  figure = canvas.figure(0.4 + 3.5 * len(panels[0]), 0.9 + 0.2 * max(lines, 2) + 2.7 * len(panels))
   cells = figure.subplots(len(panels), len(panels[0]), squeeze=False, sharex=True, sharey='col')
   handles: dict[str, Any] = {}
   for row, line in zip(panels, cells):
@@ -74,10 +72,9 @@ def _styles(panels: Sequence[Panel]) -> dict[str, dict]:
       lengths = {len(curve.x), len(curve.y), len(curve.error) or len(curve.x)}
       values = (*curve.x, *curve.y, *curve.error)
       if len(lengths) > 1 or not values or not all(map(math.isfinite, values)):
-        raise ValueError(
-            f'curve {name!r} of panel {panel.title!r} must be finite numbers, as many x as y, and '
-            f'as many errors if there are any; it has x {list(curve.x)}, y {list(curve.y)} and '
-            f'error {list(curve.error)}.')
+        raise ValueError(f'curve {name!r} of panel {panel.title!r} must be finite numbers, as many '
+                         f'x as y, and as many errors if there are any; it has x {list(curve.x)}, '
+                         f'y {list(curve.y)} and error {list(curve.error)}.')
       leader_of.setdefault(name, curve.like)
   if not leader_of:
     raise ValueError('panels has no curves; it must have at least one.')
@@ -137,9 +134,8 @@ def save_bars(
   """
   names = list(panels[0].values) if panels else []
   if not names or any(list(panel.values) != names for panel in panels):
-    raise ValueError(
-        f'panels have the names {[list(panel.values) for panel in panels]}; they must be the '
-        'same for all panels, at least one.')
+    raise ValueError(f'panels have the names {[list(panel.values) for panel in panels]}; they must '
+                     'be the same for all panels, at least one.')
   if invalid := [panel.title for panel in panels
                  if not all(0 <= value < math.inf for value in panel.values.values())]:
     raise ValueError(

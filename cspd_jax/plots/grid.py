@@ -45,10 +45,7 @@ def save_grid(path: str | os.PathLike, images: np.ndarray, *,
 
 
 def to_unit(images: np.ndarray) -> np.ndarray:
-  """Maps images `[N, H, W, 3]` from [-1, 1] to [0, 1] and clips values outside.
-
-  Raises ValueError for another shape, or values that are not finite.
-  """
+  """Maps finite images `[N, H, W, 3]` from [-1, 1] to [0, 1], clipped; ValueError for others."""
   images = np.asarray(images, np.float32)
   if images.ndim != 4 or images.shape[-1] != 3 or not images.size:
     raise ValueError(f'images has shape {images.shape}; it must be [N, H, W, 3], not empty.')
@@ -86,7 +83,8 @@ def acceptance_map(
 
   Every token is a cell of its image's grid, coloured by the round that committed it on a scale that
   all rows share. Lines separate the rows of the grid and, within a row, tokens of different rounds,
-  so that a round is as long as its tokens.
+  so that a round is as long as its tokens. If `rounds` is empty, or the shapes do not fit together,
+  it raises ValueError.
 
   Args:
     rounds: by decoder, `[N, H, W]` the round that committed each token.
@@ -95,9 +93,6 @@ def acceptance_map(
     notes: by decoder, a line below its name, such as its number of rounds: that of the maps would
       leave out the rounds of tokens that are no cells, and images that are not shown.
     title: a line above the figure.
-
-  Raises:
-    ValueError: if `rounds` is empty, or the shapes do not fit together.
   """
   per_image = 2 if images else 1
   figure, cells = _rows(captions, per_image, dict(rounds=rounds) | (
@@ -118,8 +113,7 @@ def acceptance_map(
 
 def _draw(axes, rounds: np.ndarray, last: int):
   """Draws one map `[H, W]` with lines between the rounds; returns the object for the colour bar."""
-  mappable = axes.imshow(
-      rounds, cmap='viridis', vmin=0, vmax=max(last, 1), interpolation='nearest')
+  mappable = axes.imshow(rounds, cmap='viridis', vmin=0, vmax=max(last, 1), interpolation='nearest')
   rows, columns = np.nonzero(rounds[:, 1:] != rounds[:, :-1])
   axes.vlines(columns + 0.5, rows - 0.5, rows + 0.5, color='white', linewidth=0.5)
   axes.hlines(np.arange(rounds.shape[0] - 1) + 0.5, -0.5, rounds.shape[1] - 0.5,
@@ -142,8 +136,7 @@ def save_replaced_map(
     for i, image in enumerate(to_unit(images[name])):
       height, width = tested[name][i].shape
       for axes in row[2 * i:2 * i + 2]:
-        axes.imshow(image, interpolation='bicubic',
-                    extent=(-0.5, width - 0.5, height - 0.5, -0.5))
+        axes.imshow(image, interpolation='bicubic', extent=(-0.5, width - 0.5, height - 0.5, -0.5))
       y, x = np.nonzero(tested[name][i])
       share = accepted[name][i][y, x] / tested[name][i][y, x]
       row[2 * i + 1].scatter(

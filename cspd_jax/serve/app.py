@@ -28,12 +28,9 @@ from cspd_jax.serve.wire import ApiError, Order, Served
 _PAGE = pathlib.Path(__file__).parent / 'page'
 _FILES = {'/': ('index.html', 'text/html'), '/page.css': ('page.css', 'text/css'),
           '/page.js': ('page.js', 'text/javascript'), '/icon.svg': ('icon.svg', 'image/svg+xml')}
-# Seconds after which an event stream without news sends a comment, for proxies that wait.
-_HEARTBEAT = 10
-# Seconds for the last event of a stream that is too late.
-_LAST_EVENT = 5
-# Threads that turn tokens into pictures.
-_DRAWING = 2
+# Seconds after which an event stream without news sends a comment, for proxies that wait, and for
+# the last event of a stream that is too late.
+_HEARTBEAT, _LAST_EVENT = 10, 5
 _COMPILING_RETRY = 5
 
 
@@ -69,7 +66,7 @@ class Service:
     """Serves in `deadline` seconds with the runners of an engine, named as `served.decoders`."""
     self._served, self._engine, self._deadline = served, engine, deadline
     self._preparing = futures.ThreadPoolExecutor(1, 'preparing')
-    self._drawing = futures.ThreadPoolExecutor(_DRAWING, 'drawing')
+    self._drawing = futures.ThreadPoolExecutor(2, 'drawing')
 
   def app(self) -> Starlette:
     """Returns the ASGI application, without a guard."""
@@ -100,7 +97,6 @@ class Service:
     return JSONResponse(self._served.description)
 
   async def _generate(self, request: Request) -> Any:
-    """Answers a request for images."""
     status = 500
     try:
       order = wire.order(await guard.body(request), self._served)
@@ -142,8 +138,7 @@ class Service:
       raise ApiError(429, str(error), 'rate_limit_error', retry_after=str(error.retry_after)
                      ) from error
     except ClosedError as error:
-      raise ApiError(503, str(error), 'server_error', retry_after=str(_COMPILING_RETRY)
-                     ) from error
+      raise ApiError(503, str(error), 'server_error', retry_after=str(_COMPILING_RETRY)) from error
 
   async def _answer(self, order: Order, images: _Images, jobs: Sequence[Job]) -> dict[str, Any]:
     """Returns the answer without a stream, when all images are complete."""
@@ -268,11 +263,9 @@ def _no_such(request: Request, error: Any) -> Response:
 
 
 def _bug(request: Request, error: Exception) -> Response:
-  """Answers an error that nobody handles."""
   return guard.error_response(ApiError(
       500, 'the server has a bug; its log names the error.', 'server_error'))
 
 
 async def _file(data: bytes, kind: str, request: Request) -> Response:
-  """Answers with a file of the page."""
   return Response(data, media_type=kind)

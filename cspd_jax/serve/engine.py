@@ -120,12 +120,10 @@ class _Batch:
 
 
 class Engine:
-  """Decodes images in a thread of its own.
+  """Decodes images in a thread of its own, and counts in `metrics`.
 
-  Attributes:
-    metrics: what it counts.
-    state: 'compiling', 'ready', 'closed' (it accepts no images and completes those that it has) or
-      'failed'.
+  Its `state` is 'compiling', 'ready', 'closed' (it accepts no images and completes those that it
+  has) or 'failed'.
   """
 
   def __init__(self, runners: Mapping[str, Runner], *, queue: int,
@@ -210,7 +208,6 @@ class Engine:
     return sum(max(0, unfinished[name] - batch.size) for name, batch in self._batches.items())
 
   def _run(self, on_end: Callable[[], None]) -> None:
-    """The thread."""
     try:
       # A prefill and a round for each, and the image tokenizer.
       with programs.reported(2 * len(self._warm_up) + 1):
@@ -312,14 +309,12 @@ class Engine:
         self._unfinished[job.decoder] -= 1
       self.metrics.waiting.set(self._without_slot(self._unfinished))
     for job in jobs:
-      self.metrics.images.labels(
-          job.decoder, 'cancelled' if job.cancelled else outcome).inc()
+      self.metrics.images.labels(job.decoder, 'cancelled' if job.cancelled else outcome).inc()
       if not job.cancelled:
         job.listener(result)
 
 
 def _warm_up(runner: Runner, request: Request) -> None:
-  """Compiles all programs of a runner."""
   slot, = runner.join([request])
   runner.step()
   _ = runner.look(slot).images  # Compiles the image tokenizer.

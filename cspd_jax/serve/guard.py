@@ -62,8 +62,7 @@ def error_response(error: ApiError) -> JSONResponse:
 
 
 async def body(request: Request) -> bytes:
-  """Reads the body of a request; raises ApiError if it is no JSON, is too large or does not arrive.
-  """
+  """Reads the body of a request; ApiError if it is no JSON, is too large or does not arrive."""
   kind = request.headers.get('content-type', '').partition(';')[0].strip().lower()
   if kind != 'application/json':  # Other sites may send forms and plain text without asking.
     raise ApiError(415, f"Content-Type is {kind!r:.80}; it must be 'application/json'.")
@@ -114,7 +113,6 @@ class Guard:
       progress.note(f'error: {_place(error)} in an answer.')
 
   def _check(self, request: Request) -> None:
-    """Raises ApiError for a request that is refused."""
     host, origin = request.headers.get('host', ''), request.headers.get('origin')
     if self._names is not None and _name(host) not in self._names:
       raise ApiError(403, f'Host is {host!r:.80}, by which this server is not known; start it with '
@@ -134,8 +132,7 @@ class Guard:
     if scheme not in ('http', 'https') or not place:
       return False
     # A proxy may replace the name of the host, but not that of the origin.
-    return place == host or self._names is not None and _name(place) in (
-        self._names - {*_LOOPBACK})
+    return place == host or self._names is not None and _name(place) in (self._names - {*_LOOPBACK})
 
 
 def _name(place: str) -> str:

@@ -87,10 +87,9 @@ def _check_memory(slots: int, requests: Mapping[str, Request]) -> None:
   needs = [request.estimate() for request in requests.values()]
   free, needed = needs[0].free, sum(estimate.needed(slots) for estimate in needs)
   if free is not None and needed > free:
-    raise ValueError(
-        f'slots is {slots}, but as many images at once with each of {len(needs)} decoders need '
-        f'about {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free; pass fewer '
-        '--slots, or one --decoder.')
+    raise ValueError(f'slots is {slots}, but as many images at once with each of {len(needs)} '
+                     f'decoders need about {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} '
+                     'GB are free; pass fewer --slots, or one --decoder.')
 
 
 def run(served: Served, engine_of_model: Engine, sock: socket.socket, *, deadline: float,

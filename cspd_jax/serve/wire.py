@@ -186,8 +186,7 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
           400, f'{name[:80]!r} is not a field of a request for images, which may have '
           f'{", ".join(supported)}' + naming.suggestion(name[:80], supported), param=name[:80],
           code='unknown_parameter')
-    if name in served.options and (
-        isinstance(value, bool) or not isinstance(value, (int, float))):
+    if name in served.options and (isinstance(value, bool) or not isinstance(value, (int, float))):
       raise ValueError(f'{name} is {value!r:.80}; it must be a number.')
   if values.get('model', served.model.name) != served.model.name:
     raise ApiError(404, f'model is {values["model"]!r:.80}; this server has '
@@ -199,13 +198,11 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
     raise ValueError('prompt is missing; describe the image in words.')
   asked: dict[str, Any] = {'decoder': next(iter(served.decoders))}
   asked |= {name: values[name] for name in _FIELDS if name in values}
-  result = Order(
-      options={name: values[name] for name in served.options if name in values}, **asked)
+  result = Order(options={name: values[name] for name in served.options if name in values}, **asked)
   return dataclasses.replace(result, decoder=served.decoder(result.decoder))
 
 
 def _object(body: bytes) -> dict[str, Any]:
-  """Parses a body of JSON."""
   def pairs(items):
     names = [name for name, _ in items]
     if repeated := [name for name in names if names.count(name) > 1]:
@@ -234,7 +231,6 @@ def usage(condition: Any, num_tokens: int) -> dict[str, Any]:
 
 
 def _file(size: str) -> dict[str, str]:
-  """Returns the fields of all answers that describe files."""
   return dict(size=size, quality='auto', background='opaque', output_format='png')
 
 

@@ -41,7 +41,6 @@ class CorrectorTrainConfig:
   """Configuration of a corrector's training.
 
   Attributes:
-    optimizer: configuration of the optimiser.
     windows_per_image: windows per image and step.
     passes: passes over the new window.
     guidance_scales: guidance scales; each step draws one.

@@ -24,7 +24,6 @@ from cspd_jax.training.optimizer import OptimizerConfig, start
 from cspd_jax.training.windows import Windows
 
 Params = Any
-# The most images per decoded batch.
 _DECODE_BATCH = 64
 
 
@@ -33,7 +32,6 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
   """Configuration of a corrector, its training data and its training.
 
   Attributes:
-    drafter: configuration of the network.
     plain: configuration of the optimiser on whole images; None begins with windows, which suffices
       if the model's EAGLE network is the start.
     train: configuration of the training on windows.

@@ -33,7 +33,6 @@ class DrafterTrainConfig:
   """Configuration of a drafter's training.
 
   Attributes:
-    optimizer: configuration of the optimiser.
     drop_rate: probability that an image's features are those of the null condition.
     distribution_weight: EAGLE: weight of the cross-entropy of the distributions, relative to the
       regression of the features.

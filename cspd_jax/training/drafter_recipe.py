@@ -19,7 +19,6 @@ from cspd_jax.models import eagle, medusa
 from cspd_jax.training import drafter as drafter_lib, loop, samples
 from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 
-# Images per measured batch.
 _MEASURE_BATCH = 16
 
 
@@ -28,8 +27,7 @@ class DrafterRecipe(samples.Sampled, loop.Intervals):
   """Configuration of a drafter, its training data and its training.
 
   Attributes:
-    drafter: configuration of the drafter; its class determines the kind.
-    train: configuration of the training.
+    drafter: its class determines the kind.
     num_train_images: images to train on.
     num_held_out_images: images to measure on.
     num_depths: depths to measure.
@@ -55,10 +53,7 @@ class DrafterRecipe(samples.Sampled, loop.Intervals):
 
 
 def check(recipe: Any, model: Model) -> None:
-  """Raises ValueError unless the drafter of a recipe fits the model and can learn from it.
-
-  The parameters of the model are in float32.
-  """
+  """Raises ValueError unless the drafter fits the model, whose parameters are in float32."""
   eagle_layer, target = teacher(model).eagle_layer, model.target(guided=False)
   condition = model.condition(samples.prompts_of(model, recipe.prompts)[:1])
   _, features, _ = jax.eval_shape(

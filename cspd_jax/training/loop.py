@@ -35,8 +35,6 @@ _SMOKE = dict(
     windows_per_image=2, num_depths=2, num_train_images=16, num_held_out_images=8,
     num_measured_images=2, num_plain_images=16, log_every=2, checkpoint_every=2, evaluate_every=3)
 
-# Number of steps that are retained.
-_RETAINED = 2
 # In the folder of a step: the checkpoint, and the digests of its files.
 _STATE, _DIGESTS = 'state', 'digests.json'
 # Bytes that Orbax writes in addition to the numbers.
@@ -66,16 +64,10 @@ def run(state: Any, step_fn: Callable[[Any, Any], tuple[Any, dict[str, jax.Array
         evaluate: Callable[[Any], dict[str, float]] | None = None) -> Any:
   """Trains until the last step and returns its state.
 
-  Args:
-    state: state before the first step: a pytree with an attribute `step`.
-    step_fn: `(state, batch) -> (state, scalar metrics)`, already jitted.
-    batch_fn: `index -> batch` of a step.
-    optimizer: the number of steps, and of the examples of a batch, for the log.
-    intervals: the steps between log lines, saved states and evaluations.
-    workdir: folder for states `<name>/` and metrics `<name>.jsonl`; those of another training raise
-      ValueError.
-    name: name of this training in these paths and the log.
-    evaluate: `state -> held-out metrics`; None for none.
+  The state before the first step is a pytree with an attribute `step`. The functions are `step_fn`,
+  `(state, batch) -> (state, scalar metrics)`, already jitted, `batch_fn`, `index -> batch`, and
+  `evaluate`, `state -> held-out metrics`. States are stored in `workdir/<name>/` and metrics in
+  `workdir/<name>.jsonl`; those of another training raise ValueError.
   """
   num_steps = optimizer.num_steps
   workdir = paths.find('workdir', workdir)
@@ -199,7 +191,6 @@ def _reserve(path: pathlib.Path, size: int) -> None:
 
 
 def _names(step: pathlib.Path) -> list[str]:
-  """Returns the files of a step's checkpoint, by their paths in the folder of the step."""
   return sorted(path.relative_to(step).as_posix() for path in (step / _STATE).rglob('*')
                 if path.is_file())
 
@@ -222,8 +213,7 @@ def _read(step: pathlib.Path) -> dict[str, np.ndarray]:
 
 
 def _remove_old(saved: dict[int, pathlib.Path]) -> None:
-  """Removes all steps but the last ones."""
-  for number in sorted(saved)[:-_RETAINED]:
+  for number in sorted(saved)[:-2]:
     folders.remove(saved[number], _listed)
 
 
@@ -268,9 +258,8 @@ def batch_of(tokens: np.ndarray, conditions: Conditions, seed: int, index: int, 
   raises ValueError.
   """
   if batch_size > tokens.shape[0]:
-    raise ValueError(
-        f'batch_size is {batch_size}, but there are only {tokens.shape[0]} sequences; '
-        'use a smaller batch_size or more images.')
+    raise ValueError(f'batch_size is {batch_size}, but there are only {tokens.shape[0]} sequences; '
+                     'use a smaller batch_size or more images.')
   epoch, position = divmod(index, tokens.shape[0] // batch_size)
   order = _order(tokens.shape[0], seed, epoch)
   indices = order[position * batch_size:(position + 1) * batch_size]

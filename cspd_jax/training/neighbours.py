@@ -58,8 +58,6 @@ class NeighboursRecipe(samples.Sampled):
   """Configuration of a neighbours corrector, its training data and its training.
 
   Attributes:
-    drafter: configuration of the network.
-    train: configuration of the training.
     num_train_images: images to train on; None for as many as ten minutes allow.
     num_held_out_images: images that decide when the training stops.
     num_measured_images: further images, which decide whether the network is better than others.
@@ -96,10 +94,7 @@ def check(recipe: NeighboursRecipe, model: Model) -> None:
 
 
 def sample(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path) -> np.ndarray:
-  """Samples the images that `workdir` does not hold yet; returns the tokens `[N, T]` of all.
-
-  The held-out images are the first.
-  """
+  """Samples what `workdir` does not hold; returns all tokens `[N, T]`, the held-out ones first."""
   folder, record = workdir / 'tokens', workdir / _SAMPLED
   held_out, count = recipe.num_held_out_images, recipe.num_train_images
   if count is None and record.exists():

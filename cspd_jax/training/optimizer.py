@@ -107,8 +107,7 @@ def muon_axes(params: Params) -> Any:
     if leaf.ndim < 2 or any(part in name for part in _ADAMW):
       return None
     inputs = 1 if leaf.ndim == 3 and leaf.shape[0] >= leaf.shape[2] else leaf.ndim - 1
-    return contrib.MuonDimensionNumbers(
-        tuple(range(inputs)), tuple(range(inputs, leaf.ndim)))
+    return contrib.MuonDimensionNumbers(tuple(range(inputs)), tuple(range(inputs, leaf.ndim)))
 
   return jax.tree_util.tree_map_with_path(axes, params)
 
@@ -131,8 +130,7 @@ def start(params: Params, config: OptimizerConfig, *,
   """Returns the state before the first step; `extra` and `decayed` as for state and `optimizer`."""
   # A step donates the memory of its input, so the average needs memory of its own.
   average = None if config.ema_decay is None else jax.tree.map(jnp.copy, params)
-  return TrainState(
-      jnp.int32(0), params, optimizer(config, decayed).init(params), average, extra)
+  return TrainState(jnp.int32(0), params, optimizer(config, decayed).init(params), average, extra)
 
 
 def step(state: TrainState, loss: Callable[[Params], tuple[jax.Array, dict[str, Any]]],

@@ -47,10 +47,7 @@ class _Recorded(NamedTuple):
 
 
 def recording(decoder: Decoder) -> Decoder:
-  """Returns the decoder with a drafter whose state also holds the last round.
-
-  Raises ValueError if the topology of the drafts differs from round to round.
-  """
+  """Returns the decoder with a state that also holds the last round; it has a static tree."""
   drafter = decoder.drafter
   if not isinstance(drafter.tree, Tree):
     raise ValueError(f'decoder has drafts of {drafter.tree}; use a decoder with a static tree.')
@@ -104,10 +101,7 @@ def recorder(decoder: Decoder) -> Callable[..., Windows]:
 
 
 def concatenate(windows: list[Windows]) -> Windows:
-  """Concatenates recordings of different images, padded to the largest number of rounds.
-
-  The new rounds have -1 accepted drafts, as those of complete images.
-  """
+  """Concatenates recordings, padded by rounds with -1 accepted drafts, as of complete images."""
   most = max(part.first.shape[1] for part in windows)
 
   def padded(name: str, x: np.ndarray) -> np.ndarray:
