@@ -8,8 +8,7 @@ from cspd_jax.files import store
 from cspd_jax.training import samples
 
 Sampling = samples.Sampling  # The options of images are those of training images.
-# Lists of more images need gigabytes before the first one is generated.
-MOST_IMAGES = 10**6
+MOST_IMAGES = 10**6  # Lists of more need gigabytes before the first image is generated.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -112,9 +112,8 @@ def images(group: groups.Images, of: cspd_jax.Model, default: int = 4
   return (prompts * math.ceil(count / len(prompts)))[:count], group.seed
 
 
-def next_command(program: str, loading: groups.Own, of: cspd_jax.Model,
-                 prompts: Sequence[Any], sampling: groups.Sampling = groups.Sampling(),
-                 **flags: Any) -> str:
+def next_command(program: str, loading: groups.Own, of: cspd_jax.Model, prompts: Sequence[Any],
+                 sampling: groups.Sampling = groups.Sampling(), **flags: Any) -> str:
   """Returns the command of another program, which loads a model and samples in the same way.
 
   The first of the prompts becomes a flag if the model has none; flags that are None are left out.

@@ -12,13 +12,8 @@ Every field of the configuration is a flag: `--seed=1` sets the only field of th
 exit code 2, Ctrl-C with 130, and a bug with a traceback.
 
 A configuration file is Python with a function `get_config()` that returns a dataclass; it is run as
-it stands, so users must trust it. A file with several has `get_config(name)`: `--config=FILE:NAME`
-passes the name.
-
-  CONFIGS = {'short': Config(window=4), 'long': Config(window=64)}
-
-  def get_config(name: str = '') -> Config:
-    return cli.named(CONFIGS, name)
+it stands, so users must trust it. A file with several has `get_config(name)`, see `named`:
+`--config=FILE:NAME` passes the name.
 """
 
 import contextlib
@@ -47,7 +42,6 @@ _PREFIX = 'config.'
 # Another command that does what a flag would.
 _ELSEWHERE = {'npz': 'cspd-evaluate --layout=adm writes images as one array',
               'evaluator': 'cspd-evaluate --evaluator computes the features of images'}
-_WIDTH = 96
 _TRUST = 'a Python file, which is run, so use only one that you trust.'
 # A configuration file, and the name of one of its configurations.
 _NAMED = re.compile(r'(.*?)(?::(\w*))?', re.DOTALL)
@@ -280,7 +274,7 @@ def _listed(group: Any) -> list[str]:
   for field in fields.every(group):
     lines.append(f'--{fields.short_name(group, field)}={fields.show(field.value)}')
     lines += textwrap.wrap(
-        f'{field.doc} ({fields.describe(field.kind)})'.strip(), _WIDTH, initial_indent='    ',
+        f'{field.doc} ({fields.describe(field.kind)})'.strip(), 96, initial_indent='    ',
         subsequent_indent='    ')
   return [*lines, '']
 

@@ -1,11 +1,9 @@
 """Generates the same images with several decoders and shows what each of them costs.
 
-  cspd-compare
   cspd-compare --all
   cspd-compare --prompt='a fox on white' --prompt='a castle on yellow' --seed=7
   cspd-compare --decoder='vanilla,mc_sjd(window=16),eagle+cool(delta=1.1)'
-  cspd-compare --model=checkpoints/c2i_b_256 --prompt=207,360 \\
-      --guidance_scale=4 --dtype=bfloat16 --output=runs/llamagen
+  cspd-compare --model=checkpoints/c2i_b_256 --prompt=207,360 --guidance_scale=4 --dtype=bfloat16
   cspd-compare --model=mar_demo
   cspd-compare --paired --num_images=100 --budget=1
 
@@ -35,7 +33,7 @@ from cspd_jax import cli, continuous, metrics
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, programs, progress
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.files import locks
+from cspd_jax.files import atomic, locks
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation.request import Request, prepare as prepare_request
 from cspd_jax.measure import tables, timing
@@ -43,16 +41,11 @@ from cspd_jax.measure.timing import Compared
 from cspd_jax.metrics import acceptance, paired as paired_lib, scenes
 from cspd_jax.plots import charts, grid
 
-_PROGRAM = 'cspd-compare'
 # The pictures: the round in which each token was fixed, next to the images.
 _MAPS, _ACCEPTED, _SPEED = 'acceptance.png', 'accepted.png', 'speed.png'
-# With more images the maps are too wide to read.
-_MAPPED = 4
-# Compared by default if the engine has it, with the baseline and the model's default decoder.
-_FEW = ('seed_exact',)
+_MAPPED = 4  # With more images the maps are too wide to read.
 _FEW_IMAGES, _IMAGES = 2, 4
-# Timed runs per image and decoder, at most.
-_REPEATS = 3
+_REPEATS = 3  # Timed runs per image and decoder, at most.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +64,6 @@ class Config:
     asked: scores whether the images show what was asked for, as `cspd-evaluate --asked` does, for
       models of scenes of emoji; with `paired` the differences too.
     images: which images, the same with every decoder.
-    sampling: sampling options.
     budget: seconds of all timed runs together: each image is timed at least once with every
       decoder, and at most three times; the median counts.
     output: folder of the results; None uses runs/ and the name of the model.
@@ -121,7 +113,8 @@ class Job(NamedTuple):
   def report(self) -> Report:
     """Opens the report."""
     pictures = [_ACCEPTED] * (self.model.engine.name == 'continuous')
-    return Report(self.folder, [*self.files.values(), _MAPS, *pictures, _SPEED], program=_PROGRAM)
+    return Report(self.folder, [*self.files.values(), _MAPS, *pictures, _SPEED],
+                  program='cspd-compare')
 
 
 def prepare(config: Config) -> Job:
@@ -161,7 +154,7 @@ def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, An
   """Complete specifications of the decoders to run, and why others are left out."""
   engine = model.engine
   names = (config.decoder if config.decoder is not None else engine.decoders if config.all else
-           [engine.baseline, *(name for name in _FEW if name in engine.decoders)])
+           [name for name in (engine.baseline, 'seed_exact') if name in engine.decoders])
   reasons = {name: f'it drafts with the {engine.needs(name)!r} part, which model {model.name!r} '
              'does not have' for name in names
              if engine.needs(name) not in (None, *model.drafts)}
@@ -328,12 +321,11 @@ def _draw(report: Report, job: Job, entries: Sequence[Mapping[str, Any]],
   shown = {name: value[:_MAPPED] for name, value in images.items()}
   on_grid = lambda values: model.cells(values)[:_MAPPED]
   rounds, = (metric for metric in work if metric.name == 'rounds')
-  grid.save_acceptance_map(
-      report.path(_MAPS),
+  atomic.write(report.path(_MAPS), grid.acceptance_map(
       {name: on_grid(result.sample.decoded.round_of_token) for name, result in compared.items()},
       images=shown, captions=captions[:_MAPPED],
       notes={row['decoder']: f'{rounds.form.format(row["rounds"])} rounds' for row in entries},
-      title='The round in which each token was fixed')
+      title='The round in which each token was fixed'))
   decoded = {name: result.sample.decoded for name, result in compared.items()}
   tests = {name: result.tests for name, result in decoded.items()
            if hasattr(result, 'tests') and result.tests.tested.any()}

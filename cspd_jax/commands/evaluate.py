@@ -3,21 +3,14 @@
   cspd-evaluate --images=runs/generate --reference=photographs --inception=checkpoints/inception
   cspd-evaluate --images=samples.npz --reference=VIRTUAL_imagenet256_labeled.npz \\
       --inception=checkpoints/inception
-  cspd-evaluate --images=runs/generate --reference=coco --inception=checkpoints/inception \\
-      --evaluator=pytorch_fid
   cspd-evaluate --images=runs/words --clip=checkpoints/clip --tokenizer=tokenizer.json
   cspd-evaluate --images=runs/scenes --asked
-  cspd-evaluate --images=runs/fid --layout=adm --output=runs/adm --resize=256
   cspd-evaluate --images=runs/words --layout=geneval --prompts=evaluation_metadata.jsonl \\
       --output=runs/geneval
-  cspd-evaluate --images=runs/words --layout=dpg --prompts=dpg_bench/prompts --output=runs/dpg
 
 Images are those of a folder, or the array arr_0 of an .npz file; a reference may also be published
-statistics (mu, sigma). Pictures are read as the evaluators read them, without EXIF orientation and
-transparency; those of more than 8 bits or of several frames are refused. With torch_fidelity and
-pytorch_fid they may have several sizes. Published figures are those of 50,000 images, or of 5,000
-for captions; fewer images raise a FID, so compare only figures of equally many images and of the
-same evaluator. Writes to --output the scores (report.json) and the features of the images
+statistics (mu, sigma). Fewer images raise a FID, so compare only figures of equally many images and
+of the same evaluator. Writes to --output the scores (report.json) and the features of the images
 (features.npz), which are accepted in place of the images. A stopped command resumes when it is
 repeated.
 
@@ -25,8 +18,7 @@ CLIP scores and `asked`, the share of scenes of emoji that show what their capti
 captions: --images is a folder of cspd-generate, or one that --layout=coco wrote.
 
 --layout computes no scores: it arranges the images of cspd-generate as published evaluators read
-them, in the new folder --output. That folder appears as a whole; a stopped command leaves nothing
-there, and can be repeated.
+them, in the new folder --output, which appears as a whole. A stopped command leaves nothing there.
 """
 
 import dataclasses
@@ -43,9 +35,7 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.metrics import clip as clip_lib, evaluation, layouts, scenes
 
 _FEATURES = 'features.npz'
-# Names that a note of what is left out lists.
-_SHOWN = 5
-_PROGRAM = 'cspd-evaluate'
+_SHOWN = 5  # Names that a note of what is left out lists.
 # How images are written by layout, and how its prompts are read.
 _LAYOUTS: dict[str, tuple[Callable, Callable | None]] = {
     'adm': (layouts.write_adm, None), 'coco': (layouts.write_coco, None),
@@ -180,7 +170,8 @@ def _evaluate(config: Config) -> None:
   network, sources = _compared(config)
   networks = dict(network=network and network.digest, evaluator=network and network.evaluator,
                   clip=clip and clip.digest)
-  report = Report(config.output or 'runs/evaluate', [_FEATURES], program=_PROGRAM, run=networks)
+  report = Report(
+      config.output or 'runs/evaluate', [_FEATURES], program='cspd-evaluate', run=networks)
   print(f'scores of {config.images} on {jax.devices()[0].device_kind}', flush=True)
   rows: list[dict[str, Any]] = []
   content: dict[str, Any] = dict(settings=dataclasses.asdict(config))

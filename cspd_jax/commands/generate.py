@@ -44,11 +44,8 @@ class Config:
   """The images to generate.
 
   Attributes:
-    loading: the model, and how it is loaded.
     decoder: a specification such as seed_exact(window=16); None uses the model's best for this
       machine and batch size.
-    images: which images.
-    sampling: sampling options.
     prefix: an image file whose first rows are kept, while the rest is generated. It is turned as
       its EXIF orientation says, put on white where it is transparent, and scaled and cropped to its
       middle.

@@ -27,7 +27,6 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
 from cspd_jax.measure import tables
 
-_PROGRAM = 'cspd-inspect'
 # Images that a pass is traced with: the program has an instruction for each.
 _MOST_BATCH = 1024
 _NETWORKS = {'network': '{network}', 'parameters': '{parameters:,}', 'GB': '{gigabytes:.3g}'}
@@ -101,7 +100,7 @@ def main(config: Config) -> None:
   if model.engine.name != 'discrete':
     raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
                      'tokens are discrete.')
-  report = Report(config.output, program=_PROGRAM)
+  report = Report(config.output, program='cspd-inspect')
   describe = families.FAMILIES[model.family].published.condition
   if describe is None:
     raise ValueError(f'model is {config.model!r}, whose family {model.family!r} does not describe '

@@ -50,7 +50,6 @@ _WINDOWS = 'corrected(by={by}, window={window}, passes=2, tree=chain())'
 _DECODERS = dict(neighbours='corrected(by=neighbours)', corrector='corrected', eagle='eagle',
                  medusa='medusa')
 _NEEDED = dict(dtype='float32', quantize=None, cache_dtype=None)
-_MOST_WINDOW = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,7 +168,7 @@ def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pa
 def _measured(loading: groups.Own, model: cspd_jax.Model, output: pathlib.Path,
               recipe: NeighboursRecipe, params: Any) -> dict[str, float]:
   """Tokens per forward pass of windows without a corrector, with those there are, and a new one."""
-  window = f'window={min(_MOST_WINDOW, model.num_tokens)}'
+  window = f'window={min(32, model.num_tokens)}'
   by = lambda name: f'corrected(by={name}, {window}, tree=chain())'
   decoders = {f'mc_sjd({window})': model}
   for name in ('layers', 'neighbours'):

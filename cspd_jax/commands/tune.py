@@ -63,7 +63,6 @@ class Config:
     guarantee: the weakest guarantee that a chosen decoder may have.
     batch_size: images decoded together; a decoder is chosen for each, up to the next one.
     images: the images of the short runs and of the measurements.
-    sampling: sampling options; guidance changes the cost of a round.
     minutes: time of the whole command, about: after half of it no more candidates are tried, and
       the best three so far are measured, for every batch size.
     store: folder of the model that stores the choice; None uses the model's own. If it holds no
@@ -88,7 +87,6 @@ class Config:
     fields.check(self)
 
 
-_PROGRAM = 'cspd-tune'
 _COLUMNS = {
     'decoder': '{decoder}', 'tokens': '{tokens}', 'accepted': '{accepted:.2f}',
     'ms per round': '{ms_per_round:.2f}', 's/image, predicted': '{predicted_seconds:.4f}',
@@ -96,12 +94,8 @@ _COLUMNS = {
     'speed-up': '{speedup:.2f}x', 'chosen': '{chosen}'}
 # Candidates that are measured for a batch size, and timed runs of each, of which the median counts.
 _BEST, _REPEATS = 3, 3
-# The share of the time that candidates are tried in.
-_SEARCH = 0.5
-# Short runs, in the report.
-_RUNS = 'runs'
-# Rows of a table, apart from measured ones.
-_SHOWN = 8
+_RUNS = 'runs'  # Short runs, in the report.
+_SHOWN = 8  # Rows of a table, apart from measured ones.
 
 
 class Plan(NamedTuple):
@@ -200,7 +194,7 @@ def _settings(config: Config, plan: Plan) -> dict[str, Any]:
 def tune(plan: Plan, config: Config, report: Report) -> tuple[list[dict[str, Any]], dict[str, str]]:
   """Returns a row per candidate and batch size, the fastest first, and why others are left out."""
   bench, sizes = plan.bench, sorted(set(config.batch_size))
-  until = time.perf_counter() + 60 * config.minutes * _SEARCH
+  until = time.perf_counter() + 60 * config.minutes / 2  # The rest is for measurements.
   runs: dict[str, tuning.Run] = {}
   pace = tuning.pace(bench, sizes[0])
   # All times are relative to the pace of the first run.
@@ -275,7 +269,7 @@ def _row(bench: Bench, run: tuning.Run, size: int, predicted: tuning.Predicted,
 @cli.command(Config, kept='measured candidates are kept')
 def main(config: Config) -> None:
   plan = prepare(config)
-  report = Report(config.output, ['rows.csv'], program=_PROGRAM, run=_settings(config, plan))
+  report = Report(config.output, ['rows.csv'], program='cspd-tune', run=_settings(config, plan))
   count, model = sum(map(len, plan.lines)), plan.bench.model
   print(f'{count} candidates for {model.name} on {model.where}', flush=True)
   if measured := report.names(_RUNS):

@@ -87,9 +87,8 @@ def remove(folder: pathlib.Path, listed: Listed) -> None:
 
 
 @contextlib.contextmanager
-def replacing_together(
-    folder: pathlib.Path, states: Mapping[str, Any], listed: Listed, file: str,
-    content: Callable[[], Any]) -> Iterator[dict[str, pathlib.Path]]:
+def replacing_together(folder: pathlib.Path, states: Mapping[str, Any], listed: Listed, file: str,
+                       content: Callable[[], Any]) -> Iterator[dict[str, pathlib.Path]]:
   """Yields folders to write, which all replace those in `folder` when the block ends, or none.
 
   If the block raises, `folder`, absolute but perhaps absent, stays unchanged. If the process is

@@ -19,8 +19,7 @@ try:
 except ImportError:  # Windows.
   fcntl = None  # type: ignore[assignment]
 
-# In a folder on NFS; it stays when the lock is released.
-FILE = '.lock'
+FILE = '.lock'  # In a folder on NFS; it stays when the lock is released.
 # How often a process asks for a folder that others share, and the seconds in between.
 _ATTEMPTS, _PAUSE = 50, 0.2
 

@@ -55,10 +55,7 @@ def headers(path: str | os.PathLike, remedy: str, name: str | None = None) -> di
 
 
 def batches(path: str | os.PathLike, remedy: str, array: str, size: int) -> Iterator[np.ndarray]:
-  """Yields the rows of an array `[N, ...]` of an .npz file in batches, the last perhaps smaller.
-
-  At most one is in memory. Arguments and errors as for `arrays`.
-  """
+  """Yields rows of an array `[N, ...]`, `size` at a time in memory; errors as for `arrays`."""
   with _archive(path, remedy) as (archive, file_size):
     member = _members(archive)[array]
     reading.check_total('members', member.file_size, file_size)

@@ -185,8 +185,7 @@ def _of_8_bits(image: Image.Image) -> Image.Image:
 
 
 def photograph(path: str | os.PathLike, remedy: str, name: str | None = None, *,
-               convert: Callable[[Image.Image], Image.Image] = as_evaluated
-               ) -> Image.Image:
+               convert: Callable[[Image.Image], Image.Image] = as_evaluated) -> Image.Image:
   """Reads an image file of a common format as RGB, by `as_shown` or `as_evaluated`.
 
   Arguments and errors as for `text`; more than `MOST_PIXELS` are refused as well.

@@ -43,23 +43,20 @@ Keep = Callable[[Sequence[Any], Callable[[], Arrays]], Arrays]
 
 def nothing(inputs: Sequence[Any], compute: Callable[[], Arrays]) -> Arrays:
   """Keeps nothing."""
-  del inputs
   return compute()
 
 
 class Run:
-  """The folder of a run, held against other processes.
+  """The folder of a run, held against other processes; it is created if it does not exist.
 
-  `with Run(folder, settings): ...` raises ValueError at its end if the folder was removed.
+  The settings are all that determines the results, as JSON; `name` is that of the argument for
+  messages; `alone` is whether a new run requires an empty folder. Raises ValueError if it holds
+  another run or other files, or another process holds it; `with Run(folder, settings): ...` also
+  does at its end if the folder was removed.
   """
 
   def __init__(self, folder: str | os.PathLike, settings: Any, *, name: str = 'folder',
                alone: bool = True):
-    """Opens the folder, or creates it, with the settings: all that determines the results, as JSON.
-
-    `name` is that of the argument for messages; `alone` is whether a new run requires an empty
-    folder. Raises ValueError if it holds another run or other files, or another process holds it.
-    """
     self.folder = paths.folder(name, folder)
     self._hold = locks.hold(self.folder)
     if stored := stored_settings(self.folder):
@@ -119,7 +116,7 @@ class Report:
     """Opens the folder; it is created if necessary.
 
     Args:
-      folder: the folder of the report.
+      folder: of the report.
       names: plain names of the files of the report apart from report.json, as far as the caller can
         list them.
       program: the program that writes the report, which report.json stores.

@@ -30,8 +30,7 @@ _REMEDY = 'copy or convert the model again'
 Params = Any
 
 ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
-# The shipped model that is loaded by default.
-DEFAULT = 'emoji'
+DEFAULT = 'emoji'  # The shipped model that is loaded by default.
 # Platforms where programs read parameters in the order of `Kind.orders`, and the numbers in a row
 # of a tile there: narrower rows are padded to it in any order but XLA's own.
 _PLATFORMS, _LANES = ('tpu',), 128
@@ -250,10 +249,7 @@ def recover(folder: pathlib.Path) -> None:
 
 
 def check_place(path: str | os.PathLike, resumes: bool = False) -> None:
-  """Raises CheckpointError if `save` would refuse to write a network there.
-
-  `resumes` is for callers of `save_groups` with a state.
-  """
+  """Raises CheckpointError if `save`, or `save_groups` with a state if `resumes`, would refuse."""
   with _refused():
     folders.check(paths.folder('path', path).resolve(), _listed, resumes)
 
@@ -264,7 +260,6 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   """Loads a model: a folder written by `save`, or a shipped model by its name.
 
   Args:
-    path_or_name: either.
     dtype: the dtype of the floating-point parameters; None preserves the stored one.
     quantize: 'int8' turns the matrices of the layers into `int8.Int8`; None leaves them.
     sharding: a device, a `jax.sharding.Sharding`, a tree of those like the parameters, or a mesh of

@@ -43,14 +43,10 @@ _SINGLE, _INDEX = 'model.safetensors', 'model.safetensors.index.json'
 NAMES = re.compile(r'model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json')
 # The groups that are written so far, while a network is written.
 _JOURNAL = 'written.json'
-# Bytes of a file at most, unless one group is larger; model hubs use the same limit.
-_LARGEST = 5_000_000_000
-# Minimal bytes of the arrays of a group.
-_GROUP = 64 << 20
-# Numbers that are checked at a time.
-_BLOCK = 1 << 20
-# Problems of a kind that a message names.
-_SHOWN = 10
+# Bytes of a file at most, unless one group is larger, as model hubs have it, and least of a group.
+_LARGEST, _GROUP = 5_000_000_000, 64 << 20
+# Numbers that are checked at a time, and problems of a kind that a message names.
+_BLOCK, _SHOWN = 1 << 20, 10
 # Bytes of index, description and folders in addition to the numbers.
 _MARGIN = 1 << 20
 _REMEDY = 'convert the model again'

@@ -37,8 +37,7 @@ class Bench:
   """
 
   def __init__(self, model: Model, prompts: Sequence[Any], *, seed: int | Sequence[int] = 0,
-               batch_size: int = 16, sampling: Any = None,
-               captions: Sequence[str] | None = None):
+               batch_size: int = 16, sampling: Any = None, captions: Sequence[str] | None = None):
     self.model, self.prompts, self.seed = model, list(prompts), seed
     self.captions = captions
     self.batch_size = min(batch_size, len(self.prompts))

@@ -18,8 +18,7 @@ class Measurement(NamedTuple):
   """The measurements of a decoder."""
 
   decoder: str  # Its specification.
-  # Its measurements as JSON values; `<name>_error` is a standard error over images, and None marks
-  # a missing measurement.
+  # JSON values by name; `<name>_error` is a standard error over images, None was not measured.
   figures: dict[str, Any]
   sample: Sample  # Its images.
 

@@ -101,8 +101,7 @@ class Compared(NamedTuple):
 
   sample: Sample  # The images.
   compile_seconds: float  # Time to trace and compile at batch 1.
-  # `[N]` wall-clock time of each image at batch 1, median of the timed runs; None before the timed
-  # runs.
+  # `[N]` seconds of each image at batch 1, median of the timed runs; None before them.
   seconds: np.ndarray | None = None
   timed_runs: int = 0  # Timed runs of every image.
 

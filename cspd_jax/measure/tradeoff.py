@@ -204,9 +204,7 @@ def of_curves(points: Mapping[str, Sequence[Point]], curves: Sequence[Curve],
               claims: Sequence[Claim]) -> list[Conclusion]:
   """Tests claims about two curves, for every drafter."""
   by_name, result = {curve.name: curve for curve in curves}, []
-  for claim in claims:
-    if claim.metric is not None:
-      continue
+  for claim in [claim for claim in claims if claim.metric is None]:
     for drafter, own_points in points.items():
       text = f'{claim.text}, {drafter}'
       measured = gap(*(path(of_curve(own_points, by_name[name]))

@@ -33,16 +33,13 @@ from cspd_jax.measure import timing
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import acceptance
 
-# Bare passes in a timed run.
-_PASSES = 16
+_PASSES = 16  # Bare passes in a timed run.
 # The speed of the machine is measured with passes over an eighth of an image's tokens.
 _PACE = 8
-# A candidate that is predicted to be slower by this factor than shorter rounds ends its line.
-_MARGIN = 1.1
-# Variants are tried of candidates within this factor of the best one.
-_NEAR = 1.3
-# Number of simulated queues in an expectation.
-_QUEUES = 400
+# A candidate that is predicted to be slower by the first factor than shorter rounds ends its line;
+# variants are tried of candidates within the second one of the best.
+_MARGIN, _NEAR = 1.1, 1.3
+_QUEUES = 400  # Simulated queues in an expectation.
 
 # Why a candidate is not tried, see `search`.
 OUT_OF_TIME = 'the time limit was reached'
@@ -210,10 +207,7 @@ def pace(bench: Bench, batch_size: int) -> Pace:
 
 
 def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
-  """Decodes the images of a bench with a candidate, `batch_size` images together.
-
-  The passes of `pace` alternate with the batches; invalid probabilities raise ValueError.
-  """
+  """Runs a candidate, in turns with passes of `pace`; invalid probabilities raise ValueError."""
   batches = -(-len(bench.prompts) // batch_size)
   calls, results = bench.runs(text, batch_size, batches), {}
 

@@ -51,7 +51,6 @@ def _count(name: str, heading: str, counts: Callable[[Any], np.ndarray], meaning
            **shown: Any) -> Metric:
   """Builds a metric: the mean over images of a count, summed over rounds if it has them."""
   def measure(sample: base.Sample, model: Model) -> base.Value:
-    del model
     values = np.asarray(counts(sample.decoded))
     return base.mean(values.reshape(len(values), -1).sum(axis=1))
   return Metric(name, heading, '{:.0f}', measure, ('continuous',), meaning=meaning, **shown)
@@ -61,7 +60,6 @@ def _per_test(name: str, heading: str, form: str, amounts: Callable[[Any], np.nd
               meaning: str) -> Metric:
   """Builds a metric: the sum of `amounts` `[N, T]` per tested draft; unknown without tests."""
   def measure(sample: base.Sample, model: Model) -> base.Value:
-    del model
     values = amounts(sample.decoded)
     if values is None:
       return base.UNKNOWN

@@ -22,8 +22,7 @@ class Value(NamedTuple):
   standard_error: float = math.nan
 
 
-# The value of a metric that cannot be computed from the sample.
-UNKNOWN = Value(math.nan)
+UNKNOWN = Value(math.nan)  # It cannot be computed from the sample.
 
 
 def mean(values: np.ndarray) -> Value:

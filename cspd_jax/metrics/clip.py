@@ -67,21 +67,12 @@ def tokens(text: bpe.Text, captions: Sequence[str], context: int) -> tuple[np.nd
   return rows, ends
 
 
-@functools.partial(jax.jit, static_argnames='config')
-def image_features(params: Params, config: CLIPConfig, pixels: jax.Array) -> jax.Array:
-  """Returns unit features of images, `[B, F]`."""
-  return _unit(clip.image_features(params, config, pixels))
-
-
-@functools.partial(jax.jit, static_argnames='config')
-def text_features(params: Params, config: CLIPConfig, tokens: jax.Array, ends: jax.Array
-                  ) -> jax.Array:
-  """Returns unit features of texts, `[B, F]`."""
-  return _unit(clip.text_features(params, config, tokens, ends))
-
-
-def _unit(x: jax.Array) -> jax.Array:
-  return x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+@functools.partial(jax.jit, static_argnames=('function', 'config'))
+def features(function: Callable[..., jax.Array], params: Params, config: CLIPConfig,
+             *inputs: jax.Array) -> jax.Array:
+  """Returns unit features `[B, F]`, of `image_features` or `text_features` of `models.clip`."""
+  result = function(params, config, *inputs)
+  return result / jnp.linalg.norm(result, axis=-1, keepdims=True)
 
 
 def clip_score(cosines: np.ndarray) -> base.Value:
@@ -150,8 +141,7 @@ def check_batch(batch_size: int, count: int, of: CLIP) -> None:
 
 
 def scores(images: Sequence[layouts.Generated], of: CLIP, batch_size: int,
-           progress: Callable[[int, int], None], keep: Keep = nothing
-           ) -> dict[str, base.Value]:
+           progress: Callable[[int, int], None], keep: Keep = nothing) -> dict[str, base.Value]:
   """Returns the two CLIP scores by name; arguments and errors as for `evaluation.features`."""
   def cosines(index: np.ndarray) -> Mapping[str, np.ndarray]:
     batch = [images[i] for i in index]
@@ -174,9 +164,9 @@ def scores(images: Sequence[layouts.Generated], of: CLIP, batch_size: int,
 
 def _cosines(of: CLIP, pixels: np.ndarray, prompts: Sequence[str]) -> dict[str, np.ndarray]:
   """Returns the cosines `[B]` of images and their prompts, by the name of a prefix."""
-  features, result = np.asarray(image_features(of.params, of.config, pixels)), {}
+  images, result = np.asarray(features(clip.image_features, of.params, of.config, pixels)), {}
   for name, prefix in _PREFIXES.items():
     prefixed = tokens(of.text, [prefix + prompt for prompt in prompts], of.config.context)
-    texts = np.asarray(text_features(of.params, of.config, *prefixed))
-    result[name] = (features * texts).sum(axis=1)
+    texts = np.asarray(features(clip.text_features, of.params, of.config, *prefixed))
+    result[name] = (images * texts).sum(axis=1)
   return result

@@ -5,7 +5,6 @@ A warning is about a score that misleads, for the number or the order of the ima
 
 import functools
 import hashlib
-import io
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -55,8 +54,7 @@ class Inception(NamedTuple):
 class Source(NamedTuple):
   """A set of images, or what is computed from it; None is not available.
 
-  `pool` and `spatial` are published moments, `left_out` names of files or arrays that are none of
-  these.
+  `pool` and `spatial` are published moments; `left_out` names files or arrays that are neither.
   """
 
   images: image_sets.ImageSet | None
@@ -120,9 +118,8 @@ def features(images: image_sets.ImageSet, of: Inception, batch_size: int,
 
 def save(path: pathlib.Path, values: Features, of: Inception) -> None:
   """Writes features to an .npz file, with the evaluator and the network."""
-  content = io.BytesIO()
-  np.savez(content, **values._asdict(), evaluator=of.evaluator, network=of.digest)
-  atomic.write(path, content.getvalue())
+  atomic.write_arrays(path, {
+      **values._asdict(), 'evaluator': np.array(of.evaluator), 'network': np.array(of.digest)})
 
 
 def extractor(of: Inception) -> Extractor:

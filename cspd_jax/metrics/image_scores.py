@@ -27,7 +27,6 @@ from cspd_jax.metrics import base
 
 _NEIGHBOURS = 3
 _ROWS = 1024
-_SEED = 2020
 # The least images of precision and recall, and splits of the inception score of torch-fidelity.
 LEAST_IMAGES, SPLITS = _NEIGHBOURS + 1, 10
 
@@ -46,7 +45,7 @@ def inception_score(logits: np.ndarray, split: int | None) -> float:
   log_p = logits - logits.max(axis=1, keepdims=True)
   log_p = log_p - np.log(np.exp(log_p).sum(axis=1, keepdims=True))
   if split is None:
-    log_p = log_p[np.random.RandomState(_SEED).permutation(len(log_p))]
+    log_p = log_p[np.random.RandomState(2020).permutation(len(log_p))]
   ends = bounds(len(log_p), split)
   return float(np.mean([_score(log_p[a:b]) for a, b in zip(ends[:-1], ends[1:], strict=True)]))
 

@@ -89,10 +89,7 @@ def _weights(size: int, half_pixel: bool) -> np.ndarray:
 @functools.partial(jax.jit, static_argnames=('config', 'evaluator'))
 def features(params: Params, config: InceptionConfig, images: jax.Array, evaluator: str
              ) -> Features:
-  """Returns the features of images `[B, H, W, 3]` uint8, or those of `resized`.
-
-  Another shape or dtype, and an evaluator that `EVALUATORS` does not have, raise ValueError.
-  """
+  """Returns features of images `[B, H, W, 3]` uint8, or of `resized`; others raise ValueError."""
   if evaluator not in EVALUATORS:
     raise ValueError(f'evaluator is {evaluator!r}; it must be one of: {", ".join(EVALUATORS)}.')
   if images.dtype == jnp.float32 and images.shape[1:] == (inception.SIDE, inception.SIDE, 3):

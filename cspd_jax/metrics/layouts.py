@@ -7,22 +7,19 @@
 """
 
 import collections
-import io
-import json
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from PIL import Image
 
 from cspd_jax.files import atomic, paths, reading
 from cspd_jax.generation import prompts as prompts_lib
+from cspd_jax.generation.results import encoded
 
 _REMEDY = 'replace or remove it'
 _GRID = 4
-# PyTorch's cubic kernel.
-_CUBIC = -0.75
+_CUBIC = -0.75  # PyTorch's cubic kernel.
 
 
 class Generated(NamedTuple):
@@ -48,12 +45,11 @@ class Group(NamedTuple):
 def generated(folder: str) -> list[Generated]:
   """Returns the images of a folder of `cspd-generate` by number; ValueError without any."""
   place = paths.find('images', folder)
-  report = reading.json(place / 'report.json', 'generate images with cspd-generate first', 'images')
-  rows = report.get('rows')
+  source = place / 'report.json'
+  rows = reading.json(source, 'generate images with cspd-generate first', 'images').get('rows')
   if not isinstance(rows, list) or not rows or not all(
       isinstance(row, dict) and {'file', 'prompt', 'number'} <= row.keys() for row in rows):
     raise ValueError(f'images is {folder!r}, whose report.json is not one of cspd-generate.')
-  source = place / 'report.json'
   return [Generated(paths.inside(place, row['file'], source), str(row['prompt'])) for row in rows]
 
 
@@ -155,7 +151,7 @@ def write_geneval(folder: pathlib.Path, divided: Sequence[Group], size: int | No
     samples.mkdir(parents=True)
     (folder / group.name / 'metadata.jsonl').write_text(group.content, encoding='utf-8')
     for number, image in enumerate(group.images):
-      _write_png(samples / f'{number:04}.png', image.pixels(size))
+      atomic.write(samples / f'{number:04}.png', encoded(image.pixels(size)))
 
 
 def write_dpg(folder: pathlib.Path, divided: Sequence[Group], size: int | None) -> None:
@@ -174,7 +170,7 @@ def write_dpg(folder: pathlib.Path, divided: Sequence[Group], size: int | None) 
       row, column = divmod(number, 2)
       grid[row * height:(row + 1) * height, column * width:(column + 1) * width] = same_size(
           image, image.pixels(size), first)
-    _write_png(folder / f'{group.name}.png', grid)
+    atomic.write(folder / f'{group.name}.png', encoded(grid))
 
 
 def same_size(image: Generated, pixels: np.ndarray, first: np.ndarray) -> np.ndarray:
@@ -191,15 +187,9 @@ def write_coco(folder: pathlib.Path, images: Sequence[Generated], size: int | No
   captions: list[Mapping[str, str]] = []
   for number, image in enumerate(images):
     name = f'{number:06}.png'
-    _write_png(folder / 'images' / name, image.pixels(size))
+    atomic.write(folder / 'images' / name, encoded(image.pixels(size)))
     captions.append(dict(file_name=name, caption=image.prompt))
-  (folder / 'captions.json').write_text(json.dumps(captions, indent=1) + '\n', encoding='utf-8')
-
-
-def _write_png(path: pathlib.Path, pixels: np.ndarray) -> None:
-  content = io.BytesIO()
-  Image.fromarray(pixels).save(content, 'png')
-  atomic.write(path, content.getvalue())
+  atomic.write_json(folder / 'captions.json', captions)
 
 
 def listed(folder: pathlib.Path) -> Sequence[str]:

@@ -125,11 +125,6 @@ def of_sample(sample: base.Sample, model: Model) -> Likelihood:
       lambda condition, tokens, sampling: run(model.params, condition, tokens, sampling)))
 
 
-def _excess(sample: base.Sample, model: Model) -> base.Value:
-  result = of_sample(sample, model)
-  return base.mean(result.nll - result.entropy)
-
-
 def _difference(sample: base.Sample, model: Model) -> base.Value:
   if sample.reference is None:
     return base.UNKNOWN
@@ -152,7 +147,8 @@ NLL_DIFFERENCE = Metric(
     'nll_difference', 'NLL - vanilla', '{:+.3f}', _difference, group='fidelity',
     meaning="NLL minus that of the target's own images of the same prompts")
 NLL_EXCESS = Metric(
-    'nll_excess', 'NLL - entropy', '{:+.3f}', _excess, group='fidelity',
+    'nll_excess', 'NLL - entropy', '{:+.3f}',
+    lambda *args: base.mean(of_sample(*args).nll - of_sample(*args).entropy), group='fidelity',
     meaning='NLL minus the entropy of the distributions along the same images; its expectation is '
     '0 for all exact decoders')
 UNIGRAM_DISTANCE = Metric(

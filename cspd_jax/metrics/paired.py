@@ -15,8 +15,7 @@ import numpy as np
 from cspd_jax.generation.model import Model
 from cspd_jax.metrics import base, likelihood, scenes
 
-# Rec. 601 luma of red, green and blue.
-_LUMA = np.array([.299, .587, .114])
+_LUMA = np.array([.299, .587, .114])  # Rec. 601 luma of red, green and blue.
 
 
 class Statistic(NamedTuple):
@@ -30,10 +29,7 @@ class Statistic(NamedTuple):
 
 
 class Difference(NamedTuple):
-  """The mean of a decoder's minus the baseline's, and its standard errors; NaN is not available.
-
-  `unpaired_error` is that if the images were unrelated.
-  """
+  """A mean minus the baseline's, and its errors, for pairs and as if unrelated; NaN if unknown."""
 
   mean: float
   paired_error: float
@@ -41,10 +37,7 @@ class Difference(NamedTuple):
 
 
 def difference(values: np.ndarray, baseline: np.ndarray) -> Difference:
-  """Compares a statistic `[N]` of two decoders' images of the same seeds, in the same order.
-
-  Other shapes, and none at all, raise ValueError.
-  """
+  """Compares numbers `[N]` of two decoders' images of equal seeds; ValueError for other shapes."""
   values, baseline = np.asarray(values, np.float64), np.asarray(baseline, np.float64)
   if values.ndim != 1 or values.shape != baseline.shape or not len(values):
     raise ValueError(f'values have shape {values.shape} and baseline {baseline.shape}; both must '

@@ -310,10 +310,8 @@ def scores(images: Sequence[layouts.Generated], batch_size: int,
   return asked(marks, [image.prompt for image in images])
 
 
-# Windows commit many tokens per pass where an image is plain. A pass that commits `n` tokens counts
-# as `1 / n` pass for each of them, so that the passes of an image are divided among its tokens, and
-# tokens per pass can be stated for any part of it. Tokens of a grammar, such as the ends of rows,
-# belong to neither part.
+# A pass that commits `n` tokens counts as `1 / n` pass for each of them, so tokens per pass can
+# be stated for parts of an image. Tokens of a grammar, such as the ends of rows, are in no part.
 
 
 def is_ground(images: np.ndarray, grid: tuple[int, int]) -> np.ndarray:

@@ -123,9 +123,8 @@ class BarPanel(NamedTuple):
   note: str = ''  # A line under the title, such as which direction is better.
 
 
-def save_bars(
-    path: str | os.PathLike, panels: Sequence[BarPanel], *, baseline: str = 'vanilla',
-    title: str = '') -> None:
+def save_bars(path: str | os.PathLike, panels: Sequence[BarPanel], *, baseline: str = 'vanilla',
+              title: str = '') -> None:
   """Writes panels of horizontal bars side by side as one PNG.
 
   The panels are over the same names, which label the first one. The bar of the baseline is grey and

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from matplotlib import colors
 
-from cspd_jax.files import atomic
 from cspd_jax.plots import canvas
 
 # Colour-blind safe colours.
@@ -16,9 +15,8 @@ _ACCEPTED, _REPLACED = '#56b4e9', '#d55e00'
 _SHARES = colors.LinearSegmentedColormap.from_list('shares', [_REPLACED, _ACCEPTED])
 
 
-def save_grid(path: str | os.PathLike, images: np.ndarray, *,
-              captions: Sequence[str] | None = None, title: str = '', columns: int | None = None
-              ) -> None:
+def save_grid(path: str | os.PathLike, images: np.ndarray, *, captions: Sequence[str] | None = None,
+              title: str = '', columns: int | None = None) -> None:
   """Writes images `[N, H, W, 3]` in [-1, 1] side by side as one PNG; small ones are enlarged.
 
   Captions, of at most three lines, stand under the images, the title above the grid. By default the
@@ -69,12 +67,6 @@ def save_rows(path: str | os.PathLike, images: Mapping[str, np.ndarray], *,
   canvas.save(figure, path)
 
 
-def save_acceptance_map(path: str | os.PathLike, rounds: Mapping[str, np.ndarray],
-                        **options) -> None:
-  """Writes an acceptance map as PNG; for arguments and errors see `acceptance_map`."""
-  atomic.write(path, acceptance_map(rounds, **options))
-
-
 def acceptance_map(
     rounds: Mapping[str, np.ndarray], *, images: Mapping[str, np.ndarray] | None = None,
     captions: Sequence[str] | None = None, notes: Mapping[str, str] | None = None,
@@ -121,10 +113,9 @@ def _draw(axes, rounds: np.ndarray, last: int):
   return mappable
 
 
-def save_replaced_map(
-    path: str | os.PathLike, images: Mapping[str, np.ndarray], tested: Mapping[str, np.ndarray],
-    accepted: Mapping[str, np.ndarray], *, captions: Sequence[str] | None = None,
-    title: str = '') -> None:
+def save_replaced_map(path: str | os.PathLike, images: Mapping[str, np.ndarray],
+                      tested: Mapping[str, np.ndarray], accepted: Mapping[str, np.ndarray], *,
+                      captions: Sequence[str] | None = None, title: str = '') -> None:
   """Writes one row per decoder, with every image next to a copy with marked tokens, as PNG.
 
   The marks are on tokens whose drafts were `tested`, `[N, H, W]` how many by decoder; their colour
@@ -149,9 +140,8 @@ def save_replaced_map(
 
 
 def _rows(captions: Sequence[str] | None, per_image: int,
-          values: Mapping[str, Mapping[str, np.ndarray]], *,
-          notes: Mapping[str, str] | None = None, title: str = '', label: float = 1.5
-          ) -> tuple[Any, np.ndarray]:
+          values: Mapping[str, Mapping[str, np.ndarray]], *, notes: Mapping[str, str] | None = None,
+          title: str = '', label: float = 1.5) -> tuple[Any, np.ndarray]:
   """Returns a figure and its bare axes, a row per decoder with `per_image` of them for an image.
 
   Captions are above the images, names, and notes below them, in `label` inches next to the rows.

@@ -31,7 +31,6 @@ _FILES = {'/': ('index.html', 'text/html'), '/page.css': ('page.css', 'text/css'
 # Seconds after which an event stream without news sends a comment, for proxies that wait, and for
 # the last event of a stream that is too late.
 _HEARTBEAT, _LAST_EVENT = 10, 5
-_COMPILING_RETRY = 5
 
 
 class _GoneError(Exception):
@@ -60,10 +59,9 @@ class _Images:
 
 
 class Service:
-  """Answers requests with the images of an engine."""
+  """Answers in `deadline` seconds with an engine whose runners are named as `served.decoders`."""
 
   def __init__(self, served: Served, engine: Engine, *, deadline: float):
-    """Serves in `deadline` seconds with the runners of an engine, named as `served.decoders`."""
     self._served, self._engine, self._deadline = served, engine, deadline
     self._preparing = futures.ThreadPoolExecutor(1, 'preparing')
     self._drawing = futures.ThreadPoolExecutor(2, 'drawing')
@@ -138,7 +136,7 @@ class Service:
       raise ApiError(429, str(error), 'rate_limit_error', retry_after=str(error.retry_after)
                      ) from error
     except ClosedError as error:
-      raise ApiError(503, str(error), 'server_error', retry_after=str(_COMPILING_RETRY)) from error
+      raise ApiError(503, str(error), 'server_error', retry_after='5') from error
 
   async def _answer(self, order: Order, images: _Images, jobs: Sequence[Job]) -> dict[str, Any]:
     """Returns the answer without a stream, when all images are complete."""

@@ -120,19 +120,15 @@ class _Batch:
 
 
 class Engine:
-  """Decodes images in a thread of its own, and counts in `metrics`.
+  """Decodes images in a thread of its own with runners by name, which only it uses from now on.
 
-  Its `state` is 'compiling', 'ready', 'closed' (it accepts no images and completes those that it
-  has) or 'failed'.
+  At most `queue` images wait for a slot. `metrics` is what it counts, and `state` is 'compiling'
+  the programs of the requests `warm_up`, by the names of their runners; 'ready'; 'closed', when it
+  accepts no images and completes those that it has; or 'failed'.
   """
 
   def __init__(self, runners: Mapping[str, Runner], *, queue: int,
                warm_up: Mapping[str, Request] | None = None):
-    """Initializes the engine with runners by name, which only it uses from now on.
-
-    At most `queue` images wait for a slot. Before it is ready, it compiles the programs of the
-    requests `warm_up`, by the names of their runners.
-    """
     self.metrics, self.state = Metrics(), 'compiling'
     self._batches = {name: _Batch(name, runner, runner.free) for name, runner in runners.items()}
     self._queue, self._warm_up = queue, warm_up or {}

@@ -20,10 +20,8 @@ from cspd_jax.core import progress
 from cspd_jax.serve.wire import MOST_BYTES, ApiError
 
 _LOOPBACK = ('localhost', '127.0.0.1', '::1')
-# Seconds in which the body of a request must arrive.
-_BODY_SECONDS = 15
-# The page loads its own files only and runs nothing that is written into it. Its pictures are data
-# of the answers.
+_BODY_SECONDS = 15  # In which the body of a request must arrive.
+# The page loads its own files only, shows data of answers, and runs nothing written into it.
 _HEADERS = {
     'content-security-policy': (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; "

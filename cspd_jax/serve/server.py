@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import uvicorn
@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cspd_jax.core import progress
 from cspd_jax.files import reading
-from cspd_jax.generation.request import Request, prepare
+from cspd_jax.generation.request import prepare
 from cspd_jax.generation.runner import Runner
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.serve import guard
@@ -26,14 +26,10 @@ from cspd_jax.serve.wire import Served
 _MOST_CONNECTIONS, _MOST_HEAD = 512, 2**15
 # Seconds between two looks at a connection, and those without progress after which it is closed.
 _LOOK, _IDLE = 5.0, 20.0
-# Seconds for the engine's thread to end when it has nothing to do.
-_END = 1.0
 _SHORTEST_KEY = 16
 # The most tokens of a prompt, unless the caller sets it, and how many of an image's tokens there
 # are for one; longer prompts need more memory for every slot.
 _PROMPT, _LONG_PROMPT, _PER_PROMPT = 64, 256, 4
-# The prompt of models without example prompts that programs are compiled with.
-_EXAMPLE = 'a cat'
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -70,10 +66,16 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   ValueError if the slots do not fit in memory, or the model cannot be served.
   """
   model = served.model
-  example = model.prompts[0] if model.prompts else _EXAMPLE
+  example = model.prompts[0] if model.prompts else 'a cat'  # To compile the programs.
   requests = {name: prepare(model, [example], decoder=spec, batch_size=1)
               for name, spec in served.decoders.items()}
-  _check_memory(slots, requests)
+  needs = [request.estimate() for request in requests.values()]
+  free, needed = needs[0].free, sum(estimate.needed(slots) for estimate in needs)
+  if free is not None and needed > free:
+    raise ValueError(
+        f'slots is {slots}, but as many images at once with each of {len(needs)} decoders need '
+        f'about {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free; pass fewer '
+        '--slots, or one --decoder.')
   if not isinstance(next(iter(requests.values())).condition, Prompt):
     prompt_length = None
   elif prompt_length is None:
@@ -81,15 +83,6 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   runners = {name: Runner(model, slots, decoder=spec, prompt_length=prompt_length)
              for name, spec in served.decoders.items()}
   return Engine(runners, queue=queue, warm_up=requests)
-
-
-def _check_memory(slots: int, requests: Mapping[str, Request]) -> None:
-  needs = [request.estimate() for request in requests.values()]
-  free, needed = needs[0].free, sum(estimate.needed(slots) for estimate in needs)
-  if free is not None and needed > free:
-    raise ValueError(f'slots is {slots}, but as many images at once with each of {len(needs)} '
-                     f'decoders need about {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} '
-                     'GB are free; pass fewer --slots, or one --decoder.')
 
 
 def run(served: Served, engine_of_model: Engine, sock: socket.socket, *, deadline: float,
@@ -110,7 +103,7 @@ def run(served: Served, engine_of_model: Engine, sock: socket.socket, *, deadlin
   engine_of_model.start(server.stop)
   server.run(sockets=[sock])
   code = int(engine_of_model.state == 'failed')
-  if not engine_of_model.join(_END):  # It compiles, which cannot be interrupted.
+  if not engine_of_model.join(timeout=1.0):  # It compiles, which cannot be interrupted.
     sys.stderr.flush()
     os._exit(code)
   return code

@@ -25,8 +25,7 @@ from cspd_jax.models.conditions import Prompt
 MOST_BYTES = 2**16
 MOST_LETTERS = 4000
 MOST_IMAGES = 10
-# OpenAI's clients ask for up to 3.
-MOST_PARTIAL_IMAGES = 64
+MOST_PARTIAL_IMAGES = 64  # OpenAI's clients ask for up to 3.
 
 # The fields with values that all models have, and why there are no others.
 _FIXED = {

@@ -1,7 +1,7 @@
 """Training of an EAGLE network for corrected windows, on windows recorded while decoding.
 
-A step reads windows that a corrected decoder scored (`training.windows`): the old main chain with
-the target's stale features, and the image's final tokens as the new context. The network reads the
+A step reads windows that a corrected decoder scored, see `Windows`: the old main chain with the
+target's stale features, and the image's final tokens as the new context. The network reads the
 old window once, and the new window in a few passes, each with the corrected features of the pass
 before, as `drafters.from_network` does. A draft is accepted with probability
 `a = sum_x min(p(x), q(x))` when it is reached, so the mean accepted length of a chain is
@@ -27,7 +27,6 @@ from cspd_jax.models import eagle
 from cspd_jax.training import optimizer as optimizer_lib
 from cspd_jax.training.drafter import target_outputs
 from cspd_jax.training.optimizer import OptimizerConfig, TrainState
-from cspd_jax.training.windows import Windows
 
 Params = Any
 # Depths behind the root whose acceptance rates are reported.
@@ -63,6 +62,24 @@ class CorrectorTrainConfig:
         plain_weight=fields.NOT_NEGATIVE)
     if not self.guidance_scales:
       raise ValueError('guidance_scales is empty; provide at least one guidance scale.')
+
+
+class Windows(NamedTuple):
+  """Recorded rounds of `N` images: `R` rounds per image, `L` drafts in the main chain.
+
+  Attributes:
+    tokens: `[N, T]` tokens of the images.
+    first: `[N, R]` index of the last committed token before a round.
+    accepted: `[N, R]` number of drafts that the round accepted; -1 if the image was complete.
+    nodes: `[N, R, L]` drafts of the main chain, behind that token.
+    features: `[N, R, L + 1, S, F]` features of the target, behind that token and these drafts.
+  """
+
+  tokens: np.ndarray
+  first: np.ndarray
+  accepted: np.ndarray
+  nodes: np.ndarray
+  features: np.ndarray
 
 
 class Batch(NamedTuple):
@@ -237,8 +254,7 @@ def accepted_length(overlap: jax.Array, inside: jax.Array) -> tuple[jax.Array, j
 
 
 def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.EagleConfig,
-         train: CorrectorTrainConfig, teacher: Teacher
-         ) -> tuple[TrainState, dict[str, jax.Array]]:
+         train: CorrectorTrainConfig, teacher: Teacher) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step; jit with the configurations and `teacher` static."""
   return optimizer_lib.step(state, lambda params: loss(
       params, config, train, target_params, teacher, batch), train.optimizer)

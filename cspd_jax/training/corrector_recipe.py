@@ -1,12 +1,16 @@
 """Recipe of a corrector: training on whole images, then on windows.
 
+While images are decoded, every round records its main chain and the target's features along it, the
+windows. The image's final tokens are the context that the next round should have had.
+
 `train` continues the run that its folder holds and does nothing if that run is complete. `model` is
 the target with its tokenizer and drafters.
 """
 
 import dataclasses
 import pathlib
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +18,17 @@ import numpy as np
 from absl import logging
 
 from cspd_jax.core import batches
+from cspd_jax.core.random import row_keys
+from cspd_jax.decoding.base import Outcome
+from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.files import atomic, npz, run_folder
 from cspd_jax.generation import memory, run
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle
-from cspd_jax.training import corrector as corrector_lib, drafter_recipe, loop, samples, windows
+from cspd_jax.training import corrector as corrector_lib, drafter_recipe, loop, samples
+from cspd_jax.training.corrector import Windows
 from cspd_jax.training.optimizer import OptimizerConfig, start
-from cspd_jax.training.windows import Windows
 
 Params = Any
 _DECODE_BATCH = 64
@@ -93,11 +100,11 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   request = samples.request(model, prompts, count, sampling, seed=key, decoder=recipe.decoder,
                             batch_size=1)
   names = (f'windows of {specification}',)
-  needs = dataclasses.replace(request, decoder=windows.recording(decoder), names=names).estimate()
+  needs = dataclasses.replace(request, decoder=recording(decoder), names=names).estimate()
   size = needs.most(min(_DECODE_BATCH, count))
   memory.check(model, recipe.decoder, needs, size)
-  record = windows.recorder(decoder)
-  result = windows.concatenate(list(batches.each(
+  record = recorder(decoder)
+  result = concatenate(list(batches.each(
       lambda index: record(*request.arguments(index)), count, size,
       lambda done, total: logging.info('windows of %s: %d of %d images', split, done, total))))
   atomic.write_arrays(path, result._asdict())
@@ -194,3 +201,77 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
       lambda index: batch_of('train', index), optimizer, recipe, workdir, 'corrector',
       lambda state: evaluate(state.average)).average
   return average, before | evaluate(average)
+
+
+class _Recorded(NamedTuple):
+  """A drafter's state and the last round; the fields are those of `Windows`, per round."""
+
+  inner: Any
+  first: jax.Array
+  accepted: jax.Array
+  nodes: jax.Array
+  features: jax.Array
+
+
+def recording(decoder: Decoder) -> Decoder:
+  """Returns the decoder with a state that also holds the last round; it has a static tree."""
+  drafter = decoder.drafter
+  if not isinstance(drafter.tree, Tree):
+    raise ValueError(f'decoder has drafts of {drafter.tree}; use a decoder with a static tree.')
+  slots = drafter.tree.main_length + 1
+
+  def recorded(inner: Any, outcome: Outcome) -> _Recorded:
+    # The outcome of the prefill has one node.
+    fill = lambda x: jnp.pad(
+        x[:, :slots], ((0, 0), (0, max(slots - x.shape[1], 0))) + ((0, 0),) * (x.ndim - 2))
+    return _Recorded(
+        inner, outcome.root, outcome.accepted, fill(outcome.nodes)[:, 1:],
+        fill(jnp.moveaxis(outcome.features, 0, 2)).astype(jnp.float16))
+
+  def init(env, condition, rng, outcome):
+    if outcome.features is None:
+      raise ValueError('The target returns no features, which a corrector learns from; use a '
+                       'target with features.')
+    rng, inner = drafter.init(env, condition, rng, outcome)
+    return rng, recorded(inner, outcome)
+
+  def propose(env, state, rng, root, start):
+    rng, inner, draft = drafter.propose(env, state.inner, rng, root, start)
+    return rng, state._replace(inner=inner), draft
+
+  def update(env, state, rng, outcome):
+    rng, inner = drafter.update(env, state.inner, rng, outcome)
+    return rng, recorded(inner, outcome)
+
+  return dataclasses.replace(
+      decoder, drafter=drafter._replace(init=init, propose=propose, update=update))
+
+
+def recorder(decoder: Decoder) -> Callable[..., Windows]:
+  """Returns a function of a decoder's arguments that decodes images and records all rounds."""
+  recorded = recording(decoder)
+  start, next_round = jax.jit(recorded.start), jax.jit(recorded.round, donate_argnums=1)
+
+  def record(params, condition, key, warp, draft_params):
+    batch = jax.tree.leaves(condition)[0].shape[0]
+    state, rounds = start(params, condition, row_keys(key, batch), warp, draft_params), []
+    while np.any(np.asarray(state.count) < decoder.target.num_tokens):
+      state = next_round(params, state, warp, draft_params)
+      rounds.append([np.asarray(getattr(state.drafter, name)) for name in Windows._fields[1:]])
+    return Windows(np.asarray(decoder.finish(state).tokens),
+                   *(np.stack(part, axis=1) for part in zip(*rounds)))
+
+  return record
+
+
+def concatenate(windows: list[Windows]) -> Windows:
+  """Concatenates recordings, padded by rounds with -1 accepted drafts, as of complete images."""
+  most = max(part.first.shape[1] for part in windows)
+
+  def padded(name: str, x: np.ndarray) -> np.ndarray:
+    widths = ((0, 0), (0, most - x.shape[1])) + ((0, 0),) * (x.ndim - 2)
+    return x if name == 'tokens' else np.pad(
+        x, widths, constant_values=-1 if name == 'accepted' else 0)
+
+  return Windows(*(np.concatenate([padded(name, getattr(part, name)) for part in windows])
+                   for name in Windows._fields))

@@ -78,12 +78,14 @@ def run(state: Any, step_fn: Callable[[Any, Any], tuple[Any, dict[str, jax.Array
     logging.info('%s: continuing after step %d', name, int(state.step))
   start = int(state.step)
   _drop_later_lines(metrics_path, start)
-  log, began = _Log(name, num_steps, optimizer.batch_size, start), time.time()
+  began = time.time()
+  last = began, start
   for index in range(start, num_steps):
     state, metrics = step_fn(state, batch_fn(index))
     done, record = index + 1, dict[str, float]()
     if _due(done, intervals.log_every, num_steps):
-      record |= log.trained(done, metrics)
+      record |= _trained(name, optimizer, done, metrics, last)
+      last = time.time(), done
     if evaluate and _due(done, intervals.evaluate_every, num_steps):
       record |= (measured := evaluate(state))
       logging.info('%s: step %d held out: %s', name, done, _text(measured))
@@ -103,23 +105,15 @@ def _due(done: int, every: int, num_steps: int) -> bool:
   return done % every == 0 or done == num_steps
 
 
-class _Log:
-  """Writes the log lines of one run, with its speed."""
-
-  def __init__(self, name: str, num_steps: int, batch_size: int, start: int):
-    self.name, self.num_steps, self.batch_size = name, num_steps, batch_size
-    self.last = time.time(), start
-
-  def trained(self, done: int, metrics: dict[str, jax.Array]) -> dict[str, float]:
-    """Logs the training metrics of step `done`; returns them with the examples per second."""
-    record = {key: float(value) for key, value in metrics.items()}
-    now = time.time()
-    rate = (done - self.last[1]) / max(now - self.last[0], 1e-9)
-    self.last = now, done
-    logging.info(
-        '%s: step %d/%d, %s, %.1f ex/s, %.0f s to go', self.name, done, self.num_steps,
-        _text(record), rate * self.batch_size, (self.num_steps - done) / rate)
-    return {**record, 'examples_per_second': rate * self.batch_size}
+def _trained(name: str, optimizer: OptimizerConfig, done: int, metrics: dict[str, jax.Array],
+             last: tuple[float, int]) -> dict[str, float]:
+  """Logs the metrics of step `done`; returns them with the examples per second since the last."""
+  record = {key: float(value) for key, value in metrics.items()}
+  rate = (done - last[1]) / max(time.time() - last[0], 1e-9)
+  logging.info(
+      '%s: step %d/%d, %s, %.1f ex/s, %.0f s to go', name, done, optimizer.num_steps,
+      _text(record), rate * optimizer.batch_size, (optimizer.num_steps - done) / rate)
+  return {**record, 'examples_per_second': rate * optimizer.batch_size}
 
 
 def _text(metrics: dict[str, float]) -> str:

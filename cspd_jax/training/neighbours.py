@@ -25,9 +25,6 @@ from cspd_jax.training.loop import batch_of
 
 Params = Any
 
-# The optimiser that suits the shipped correctors.
-OPTIMIZER = optimizer_lib.OptimizerConfig(
-    num_steps=1500, learning_rate=2e-3, warmup_steps=50, weight_decay=0.05)
 # If no number of images is specified, as many are sampled as this time allows, between two numbers.
 _SECONDS = 600.0
 _FEWEST, _MOST = 64, 3072
@@ -45,7 +42,8 @@ class NeighboursTrainConfig:
     patience: number of these intervals without a better result after which training stops.
   """
 
-  optimizer: optimizer_lib.OptimizerConfig = OPTIMIZER
+  optimizer: optimizer_lib.OptimizerConfig = optimizer_lib.OptimizerConfig(
+      num_steps=1500, learning_rate=2e-3, warmup_steps=50, weight_decay=0.05)
   evaluate_every: int = 50
   patience: int = 4
 

@@ -18,8 +18,7 @@ from cspd_jax.generation import prompts as prompts_lib, run as run_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request, prepare
 
-# The most images per batch.
-_BATCH = 64
+_BATCH = 64  # The most images per batch.
 _WHOLE = (-2**31, 2**31 - 1)
 
 

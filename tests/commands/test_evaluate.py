@@ -333,8 +333,9 @@ def _cosines(place, captions):
   params, text = store.load(place / 'clip').params, bpe.Vocabulary(clip_files.tokenizer_file())
   tokens, ends = clip.tokens(text, captions, CLIP.context)
   pixels = np.stack([clip.prepared(image, CLIP.image_size) for image in _images(11, 11)])
-  return np.sum(np.asarray(clip.image_features(params, CLIP, pixels)) * np.asarray(
-      clip.text_features(params, CLIP, tokens, ends)), axis=1)
+  images = clip.features(clip_network.image_features, params, CLIP, pixels)
+  texts = clip.features(clip_network.text_features, params, CLIP, tokens, ends)
+  return np.sum(np.asarray(images) * np.asarray(texts), axis=1)
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import ConversionError
 from cspd_jax.metrics import clip
+from cspd_jax.models import clip as network
 from cspd_jax.text import bpe
 from tests.metrics import clip_files
 
@@ -81,13 +82,13 @@ def test_features_are_those_of_transformers(activation):
     source = convert.of_tensors('clip', published, contents, metadata=dict)
     config, params = source.network.config, source.params()
     assert config.activation == activation and config.image_heads == config.text_heads == 2
-    image = clip.image_features(params, config, pixels)
-    text = clip.text_features(params, config, ids, ENDS)
+    image = clip.features(network.image_features, params, config, pixels)
+    text = clip.features(network.text_features, params, config, ids, ENDS)
     np.testing.assert_allclose(image, expected.image_embeds, atol=1e-5)
     np.testing.assert_allclose(text, expected.text_embeds, atol=1e-5)
     other = source.network.config.__class__(**{
         **vars(config), 'activation': 'gelu' if activation == 'quick_gelu' else 'quick_gelu'})
-    assert np.abs(clip.image_features(params, other, pixels) - image).max() > 1e-4
+    assert np.abs(clip.features(network.image_features, params, other, pixels) - image).max() > 1e-4
 
 
 def test_both_namings_are_inverted():

@@ -14,6 +14,10 @@ from cspd_jax.plots import canvas, charts, grid
 from tests.marks import representative
 
 
+def _save_map(path, *args, **options):
+  path.write_bytes(grid.acceptance_map(*args, **options))
+
+
 class PlotsTest(parameterized.TestCase):
 
   def setUp(self):
@@ -53,7 +57,7 @@ class PlotsTest(parameterized.TestCase):
         self.assertEqual(words._preprocess_math(words.get_text()), (shown, False), name)
     text = r'$\frac$'  # It would be an error.
     grid.save_grid(self.path, self.images, captions=[text] * 3, title=text)
-    grid.save_acceptance_map(
+    _save_map(
         self.path, {text: self.rounds['sjd']}, images={text: self.images}, captions=[text] * 3,
         title=text)
     charts.save_bars(self.path, [charts.BarPanel('t', {text: 1.0}, '{:.1f}', text)], baseline=text,
@@ -70,7 +74,7 @@ class PlotsTest(parameterized.TestCase):
   @parameterized.parameters(False, True)
   def test_acceptance_map(self, with_images):
     images = dict.fromkeys(self.rounds, self.images) if with_images else None
-    grid.save_acceptance_map(
+    _save_map(
         self.path, self.rounds, images=images, captions=['a', 'b', 'c'], title='t')
     self.assertGreater(self.read().std(), 0.05)
 
@@ -81,7 +85,7 @@ class PlotsTest(parameterized.TestCase):
     self.assertIn('round that committed the token', labels)
 
   def test_acceptance_map_of_one_token(self):
-    grid.save_acceptance_map(self.path, {'vanilla': np.zeros((1, 1, 1), int)})
+    _save_map(self.path, {'vanilla': np.zeros((1, 1, 1), int)})
     self.read()
 
   @parameterized.parameters('vanilla', 'none of them')
@@ -101,11 +105,11 @@ class PlotsTest(parameterized.TestCase):
         ('images', lambda: grid.save_rows(self.path, {})),
         ('images', lambda: grid.save_rows(self.path, {'a': images, 'b': images[:1]})),
         ('captions', lambda: grid.save_rows(self.path, {'a': images}, captions=['a'])),
-        ('rounds', lambda: grid.save_acceptance_map(self.path, {})),
-        ('rounds', lambda: grid.save_acceptance_map(
+        ('rounds', lambda: _save_map(self.path, {})),
+        ('rounds', lambda: _save_map(
             self.path, dict(rounds, sjd=rounds['sjd'][:, :2]))),
-        ('captions', lambda: grid.save_acceptance_map(self.path, rounds, captions=['a'])),
-        ('images', lambda: grid.save_acceptance_map(
+        ('captions', lambda: _save_map(self.path, rounds, captions=['a'])),
+        ('images', lambda: _save_map(
             self.path, rounds, images=dict.fromkeys(rounds, images[:1]))),
         ('panels', lambda: charts.save_bars(self.path, [])),
         ('panels', lambda: charts.save_bars(
@@ -166,7 +170,7 @@ def test_titles_and_names_fit(tmp_path, count):
   rounds = np.arange(16).reshape(1, 4, 4).repeat(count, 0)
   captions, title = ['a caption of some length, as prompts have'] * count, f'{name}: 80 passes'
   grid.save_grid(tmp_path / 'a.png', images, captions=captions, title=title)
-  grid.save_acceptance_map(tmp_path / 'b.png', {name: rounds}, captions=captions, title=title,
+  _save_map(tmp_path / 'b.png', {name: rounds}, captions=captions, title=title,
                            images={name: images})
   grid.save_replaced_map(tmp_path / 'c.png', {name: images}, {name: rounds}, {name: rounds},
                          captions=captions, title=title)

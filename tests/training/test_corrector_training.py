@@ -16,7 +16,7 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import eagle, llamagen
-from cspd_jax.training import corrector, corrector_recipe, drafter, optimizer, windows
+from cspd_jax.training import corrector, corrector_recipe, drafter, optimizer
 from cspd_jax.training.optimizer import OptimizerConfig
 from tests.experiments import models as models_lib
 
@@ -63,7 +63,7 @@ def met(target_params, params):
       corrected(from_network(eagle.network(EAGLE, ENDS)), LENGTH + 1, 2), exact())
   arguments = (target_params, LABELS, jax.random.key(2), Warp(guidance_scale=2.0),
                eagle.attach(target_params, params))
-  return jax.jit(decoder)(*arguments), windows.recorder(decoder)(*arguments)
+  return jax.jit(decoder)(*arguments), corrector_recipe.recorder(decoder)(*arguments)
 
 
 def _batch(result, index=0):
@@ -218,7 +218,8 @@ def test_accepted_length():
 @pytest.mark.slow
 def test_rounds_behind_the_end_are_not_taken(met):
   _, result = met
-  few = windows.concatenate([windows.Windows(*(part[:3] for part in result)), windows.Windows(
+  first = corrector.Windows(*(part[:3] for part in result))
+  few = corrector_recipe.concatenate([first, corrector.Windows(
       *(part[3:] if name == 'tokens' else part[3:, :-1]
         for name, part in zip(result._fields, result)))])
   assert few.first.shape == result.first.shape and few.accepted[3:, -1].max() == -1
