@@ -156,7 +156,7 @@ def test_an_interrupted_call_leaves_nothing(run, place, monkeypatch):
   def fail(*unused, **also_unused):
     raise ValueError('interrupted')
   with monkeypatch.context() as patch:
-    patch.setattr(layouts, '_write_png', fail)
+    patch.setattr(layouts, 'encoded', fail)
     assert run('--layout=coco').code == 2 and not (place / 'out').exists()
   assert run('--layout=coco').code == 0
   assert not (place / '.out.unfinished').exists()

@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import threading
-from unittest import mock
 
 import pytest
 
@@ -61,12 +60,6 @@ def test_default_decoders():
   model = cspd_jax.load('emoji')  # It names its own.
   assert serve._decoders(None, model) == [str(model.specification()), 'vanilla']
   assert serve._decoders(None, tiny.model()) == ['seed_exact', 'vanilla']
-
-
-def test_default_slots():
-  model, gpu = tiny.model(), mock.Mock()
-  gpu.device.platform = 'gpu'
-  assert [serve._slots(None, model), serve._slots(None, gpu), serve._slots(3, gpu)] == [1, 8, 3]
 
 
 def test_signals(monkeypatch, capsys):
