@@ -114,10 +114,7 @@ def images(group: groups.Images, of: cspd_jax.Model, default: int = 4
 
 def next_command(program: str, loading: groups.Own, of: cspd_jax.Model, prompts: Sequence[Any],
                  sampling: groups.Sampling = groups.Sampling(), **flags: Any) -> str:
-  """Returns the command of another program, which loads a model and samples in the same way.
-
-  The first of the prompts becomes a flag if the model has none; flags that are None are left out.
-  """
+  """Returns another program's command with this model and sampling, and a prompt if needed."""
   own = {} if of.prompts else {'prompt': prompts[0]}
   return fields.command_line(
       program, **{**overrides(loading), **own, **overrides(sampling), **flags})

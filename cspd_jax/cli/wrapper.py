@@ -288,10 +288,7 @@ def named(configs: Mapping[str, Value], name: str) -> Value:
 
 
 def load(config: str) -> Any:
-  """Runs a configuration file, or `FILE:NAME`, and returns what `get_config` returns.
-
-  Raises ValueError for a file that is missing, fails, lacks the name, or returns no dataclass.
-  """
+  """Runs a configuration file, or `FILE:NAME`; returns what `get_config` does, or ValueError."""
   path, name = _NAMED.fullmatch(config).groups()  # type: ignore[union-attr]  # Matches all texts.
   get_config = _get_config(path)
   names = () if name is None else (name,)

@@ -218,10 +218,7 @@ _PLACEHOLDERS = {
 
 
 def placeholder(path: pathlib.Path) -> str | None:
-  """Returns what is wrong and the remedy if a file stands for another one that is not there.
-
-  Downloads and version control write such files under the name of the real one.
-  """
+  """Returns what is wrong and the remedy if a file stands for another one that is not there."""
   with path.open('rb') as stream:
     start = stream.read(64).lstrip().lower()
   return next((text for magic, text in _PLACEHOLDERS.items() if start.startswith(magic)), None)

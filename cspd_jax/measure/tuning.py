@@ -231,10 +231,7 @@ def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
 
 
 def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int) -> dict[int, float]:
-  """Measures the time of a bare forward pass over `tokens` per image, by number of images.
-
-  It is relative to that with the first number of images, and the median of `repeats` timed runs.
-  """
+  """Measures bare passes over `tokens` by number of images: median times relative to the first."""
   if len(batch_sizes) == 1:
     return {batch_sizes[0]: 1.0}
   runs: dict[tuple[int, int], Callable[[], object]] = {}
@@ -249,10 +246,7 @@ def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int) 
 
 
 def prefill(bench: Bench, batch_size: int, pace: Pace, repeats: int) -> float:
-  """Measures the seconds of the prefill of a group of a queue, relative to the pace.
-
-  The queue has `batch_size` rows; passes of the pace alternate with the prefill, `repeats` times.
-  """
+  """Measures the prefill of a group, in seconds, for a queue of `batch_size` rows and the pace."""
   images = refill.group(batch_size)
   run = _passes(bench, images, 1, f'the prefill of {images} images')(0)
   times = timing.measure({'pace': pace.run, 'prefill': run}, repeats)

@@ -19,10 +19,7 @@ _LETTER, _LINE = 0.0083, 0.02
 
 
 def figure(width: float, height: float, title: str = '') -> Figure:
-  """Creates a white figure that is not registered with pyplot.
-
-  Its sizes are inches, without the title, which is broken into lines that fit the width.
-  """
+  """Creates a white figure outside of pyplot, in inches, below a title broken to fit the width."""
   title = fit(title, width - 0.1, 10)
   height += _LINE * 10 * (title.count('\n') + 1) if title else 0
   result = Figure(figsize=(width, height), dpi=160, facecolor='white', layout='constrained')

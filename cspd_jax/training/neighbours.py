@@ -122,10 +122,7 @@ def sample(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path) -> np.
 
 def train(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path
           ) -> tuple[Params, dict[str, float]]:
-  """Trains the network on the images in `workdir`, after those that are missing are sampled.
-
-  Returns the parameters, and the nats per token of the held-out images with and without them.
-  """
+  """Trains on the images in `workdir`, sampled if missing; returns parameters and measurements."""
   tokens = sample(recipe, model, workdir)
   held_out, tokens = np.split(tokens, [recipe.num_held_out_images])
   params, losses = fit(recipe.drafter, recipe.train, tokens, held_out)

@@ -91,10 +91,7 @@ def completed(recipe: Recipe, model: Model) -> Recipe:
 
 
 def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:
-  """Returns the prompts of a file with one per line; raises ValueError if it has none.
-
-  None are the model's own prompts, or general ones for a model of words.
-  """
+  """Returns the prompts in a file, by line, or ValueError; for None the model's or general ones."""
   if path is not None:
     return prompts_lib.listed(pathlib.Path(path))
   return model.prompts if len(model.prompts) else prompts_lib.general()
