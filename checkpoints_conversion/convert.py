@@ -61,15 +61,20 @@ def groups(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor], *,
     for rule in part:
       published = {name: np.asarray(tensors[name]) for name in rule.sources}
       if not allow_nonfinite:
-        try:
-          weights.check_finite(published)
-        except ValueError as error:
-          raise ConversionError(f'tensor {error}') from error
+        check_finite('tensor', published)
       leaves = rule.transform.forward(*published.values())
       parameters.update(zip(rule.destinations, leaves, strict=True))
     return traverse_util.unflatten_dict(parameters, sep='/')
 
   return [functools.partial(build, part) for part in parts]
+
+
+def check_finite(kind: str, arrays: Params) -> None:
+  """Raises ConversionError, naming the array and its kind, if a number is not finite."""
+  try:
+    weights.check_finite(arrays)
+  except ValueError as error:
+    raise ConversionError(f'{kind} {error}') from error
 
 
 def _check(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> None:
@@ -137,14 +142,9 @@ class Source(NamedTuple):
 
 
 def open_source(
-    family_name: str,
-    source: str | os.PathLike,
-    *,
-    model: str | None = None,
-    options: Mapping[str, int | None] | None = None,
-    key: str | None = None,
-    allow_nonfinite: bool = False,
-) -> Source:
+    family_name: str, source: str | os.PathLike, *, model: str | None = None,
+    options: Mapping[str, int | None] | None = None, key: str | None = None,
+    allow_nonfinite: bool = False) -> Source:
   """Opens a published file and checks everything except the numbers.
 
   Args:
@@ -168,15 +168,9 @@ def open_source(
 
 
 def of_tensors(
-    family_name: str,
-    tensors: Mapping[str, AnyTensor],
-    contents: Mapping[str, Mapping[str, Any]],
-    *,
-    model: str | None = None,
-    options: Mapping[str, int | None] | None = None,
-    metadata: Callable[[], Mapping[str, Any]],
-    allow_nonfinite: bool = False,
-) -> Source:
+    family_name: str, tensors: Mapping[str, AnyTensor], contents: Mapping[str, Mapping[str, Any]],
+    *, model: str | None = None, options: Mapping[str, int | None] | None = None,
+    metadata: Callable[[], Mapping[str, Any]], allow_nonfinite: bool = False) -> Source:
   """Returns published tensors as a network; arguments and errors of `open_source`, and:
 
   Args:
@@ -210,24 +204,18 @@ def _checked(family_name: str, model: str | None, options: Mapping[str, Any] | N
     raise ConversionError(
         f'model is {model!r}; the published {family_name} models are: '
         f'{", ".join(sorted(family.presets))}. Leave it out to infer the sizes from the file.')
-  overrides = [name for name, value in (options or {}).items() if value is not None]
+  overrides = sorted(name for name, value in (options or {}).items() if value is not None)
   if model is not None and overrides:
     raise ConversionError(
-        f'{", ".join(sorted(overrides))}: only without model, which determines the sizes.')
+        f'{", ".join(overrides)}: only without model, which determines the sizes.')
   return family
 
 
 def convert_file(
-    family_name: str,
-    source: str | os.PathLike,
-    output: str | os.PathLike,
-    *,
-    dtype: Any = None,
+    family_name: str, source: str | os.PathLike, output: str | os.PathLike, *, dtype: Any = None,
     progress: Callable[[int, int], None] | None = None,
-    note: Callable[[str], None] = lambda line: None,
-    allow_nonfinite: bool = False,
-    **arguments: Any,
-) -> Any:
+    note: Callable[[str], None] = lambda line: None, allow_nonfinite: bool = False,
+    **arguments: Any) -> Any:
   """Converts a published file to the folder of a network and returns the config of the network.
 
   If the process is killed, the next one with the same source continues its work. The arguments and

@@ -50,13 +50,10 @@ class Part(NamedTuple):
 
 
 def convert_parts(
-    parts: Sequence[Part],
-    output: str | os.PathLike,
-    *,
+    parts: Sequence[Part], output: str | os.PathLike, *,
     progress: Callable[[str], contextlib.AbstractContextManager[Progress | None]] = (
         lambda name: contextlib.nullcontext()),
-    note: Callable[[str], None] = lambda line: None,
-    allow_nonfinite: bool = False,
+    note: Callable[[str], None] = lambda line: None, allow_nonfinite: bool = False,
 ) -> list[tuple[pathlib.Path, Any]]:
   """Converts published files to networks of a model, all of them or none.
 
@@ -161,8 +158,8 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
                ) -> dict[str, pathlib.Path]:
   """Looks for the networks of a whole model, or for a tokenizer file of words in its folder.
 
-  `source` is a published folder, or an id of the hub. Raises ReadError if it does not exist, or has
-  no target or tokenizer file.
+  `source` is a published folder, or an id of the hub. Raises ValueError if it does not exist, or
+  has no target or tokenizer file.
 
   Returns:
     Files or folders by file family, those that exist, the target last because it takes the longest.
@@ -176,8 +173,8 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
   existing = {name: [file for file in files if (path / file).exists()]
               for name, files in layout.items()}
   if not existing[family_name]:
-    raise read.ReadError(f'source is {source}, a folder without {layout[family_name][0]}; specify '
-                         'the file, or another model.')
+    raise ValueError(f'source is {source}, a folder without {layout[family_name][0]}; specify '
+                     'the file, or another model.')
   sources, target = {}, path / existing[family_name][0]
   for name, candidates in reversed(list(existing.items())):
     if candidates and candidates[0] != '.':
@@ -207,7 +204,6 @@ def missing_parts(output: str | os.PathLike) -> list[tuple[list[str], str | None
 
   Each with the file families that may hold it, and its published file, None without a fixed name.
   """
-  # Relative, it may be the name of a shipped network.
   folder = pathlib.Path(output).expanduser().absolute()
   description = model_file.read(folder)
   model, parts = families.family.get(description['family']), description['parts']
@@ -281,7 +277,7 @@ def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
 
   A source is a path, or an id of the hub: `owner/name`, or `owner/name@revision`; `names` are the
   required paths in the repository. Safetensors files are downloaded as well if '.' is among them or
-  there are no names. Raises ReadError if neither exists, or the download fails.
+  there are no names. Raises ValueError if neither exists, or the download fails.
   """
   path = pathlib.Path(source).expanduser()
   match = re.fullmatch(r'(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?', str(source))
@@ -290,7 +286,7 @@ def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
   try:
     huggingface_hub = packages.load('huggingface_hub')
   except ImportError as error:
-    raise read.ReadError(
+    raise ValueError(
         f'source is {str(source)!r}: there is no such file, and a download from the Hugging Face '
         f"Hub needs huggingface_hub, but {error}; run pip install 'cspd_jax[hub]'."
     ) from error
@@ -309,7 +305,7 @@ def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
         match[1], revision=match[2], allow_patterns=patterns))
   except Exception as error:  # The package, its client and the network raise many classes.
     reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    raise read.ReadError(
+    raise ValueError(
         f'source is {str(source)!r}: there is no such file, and the download from the Hugging Face '
         f'Hub failed ({reason}); check the name, the network and, for models behind a licence, '
         '`hf auth login`, or download it elsewhere and specify the folder.') from error

@@ -153,8 +153,5 @@ def _loaded(opened: convert.Source, dtype: Any, allow_nonfinite: bool) -> store.
   """Builds the parameters of a network on the default device."""
   params = weights.cast(opened.params(), dtype)
   if not allow_nonfinite:
-    try:
-      weights.check_finite(params)
-    except ValueError as error:
-      raise ConversionError(f'parameter {error}') from error
+    convert.check_finite('parameter', params)
   return opened.network._replace(params=jax.tree.map(jnp.asarray, params))

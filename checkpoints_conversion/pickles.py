@@ -22,10 +22,6 @@ _MOST_NAME = 1 << 10
 _MOST_DIGITS = 32
 
 
-class PickleError(ValueError):
-  """A pickle that cannot be read as data."""
-
-
 @dataclasses.dataclass(eq=False, slots=True)
 class Name:
   """A class or function: its module and its name in it, with a dot between."""
@@ -69,7 +65,7 @@ class Reader:
     """Returns the value of the next pickle.
 
     Mappings are dicts, whose keys are strings; each other key is replaced by an `Object`. Raises
-    PickleError for damage, more instructions than the limit, or instructions that no state dict
+    ValueError for damage, more instructions than the limit, or instructions that no state dict
     needs.
     """
     self._stack: list[Any] = []
@@ -79,20 +75,20 @@ class Reader:
     while (code := self._take(1)) != pickle.STOP:
       self._steps -= 1
       if self._steps < 0:
-        raise PickleError(f'its pickle has more than {_MOST_STEPS} instructions')
+        raise ValueError(f'its pickle has more than {_MOST_STEPS} instructions')
       action = _ACTIONS.get(code)
       if action is None:
-        raise PickleError(f'its pickle has the instruction {code!r}, which torch.save does not use')
+        raise ValueError(f'its pickle has the instruction {code!r}, which torch.save does not use')
       action(self)
     return self._pop()
 
   def _take(self, size: int) -> bytes:
     if size > self._left:
-      raise PickleError('its pickle is cut off or too long')
+      raise ValueError('its pickle is cut off or too long')
     self._left -= size
     content = self._stream.read(size)
     if len(content) < size:
-      raise PickleError('its pickle is cut off')
+      raise ValueError('its pickle is cut off')
     return content
 
   def _unsigned(self, size: int) -> int:
@@ -102,7 +98,7 @@ class Reader:
     line = self._stream.readline(min(_MOST_NAME, self._left))
     self._left -= len(line)
     if not line.endswith(b'\n'):
-      raise PickleError('its pickle holds a name that does not end')
+      raise ValueError('its pickle holds a name that does not end')
     return line[:-1].decode('utf-8')
 
   def _push(self, value: Any) -> None:
@@ -110,7 +106,7 @@ class Reader:
 
   def _top(self) -> Any:
     if len(self._stack) <= (self._marks[-1] if self._marks else 0):
-      raise PickleError('its pickle uses a value that is missing')
+      raise ValueError('its pickle uses a value that is missing')
     return self._stack[-1]
 
   def _pop(self) -> Any:
@@ -119,7 +115,7 @@ class Reader:
 
   def _pop_to_mark(self) -> list[Any]:
     if not self._marks:
-      raise PickleError('its pickle uses a mark that is missing')
+      raise ValueError('its pickle uses a mark that is missing')
     start = self._marks.pop()
     values = self._stack[start:]
     del self._stack[start:]
@@ -150,12 +146,12 @@ class Reader:
     if type(target) is list:
       target.extend(values)
     elif type(target) is not Object:
-      raise PickleError('its pickle appends to a value that is no list')
+      raise ValueError('its pickle appends to a value that is no list')
 
   def _set(self, values: list[Any]) -> None:
     target = self._top()
     if len(values) % 2 or type(target) not in (dict, Object):
-      raise PickleError('its pickle sets items of a value that is no mapping')
+      raise ValueError('its pickle sets items of a value that is no mapping')
     if type(target) is dict:
       for key, value in zip(values[::2], values[1::2]):
         # Hashes of other keys may be equal on purpose, or recurse.
@@ -164,7 +160,7 @@ class Reader:
   def _name_of_stack(self) -> None:
     module, name = self._pop_last(2)
     if type(name) is not str or type(module) is not str or len(module) + len(name) > _MOST_NAME:
-      raise PickleError('its pickle holds a name that is no text')
+      raise ValueError('its pickle holds a name that is no text')
     self._push(Name(f'{module}.{name}'))
 
   def _called(self, function: Any, arguments: Any) -> None:
@@ -176,14 +172,14 @@ class Reader:
     if type(target) is Object:
       target.state = state
     elif type(target) is not dict:  # Mappings with attributes are plain ones here.
-      raise PickleError('its pickle sets attributes of a value that has none')
+      raise ValueError('its pickle sets attributes of a value that has none')
 
   def _memoize(self, index: int) -> None:
     self._memo[index] = self._top()
 
   def _recall(self, index: int) -> None:
     if index not in self._memo:
-      raise PickleError('its pickle recalls a value that it has not stored')
+      raise ValueError('its pickle recalls a value that it has not stored')
     self._push(self._memo[index])
 
 

@@ -173,15 +173,15 @@ class _Storages:
       return pid[1]
     if not (type(pid) is tuple and len(pid) in (5, 6) and pid[0] == 'storage' and
             type(pid[1]) is pickles.Name and type(pid[2]) is str and _is_size(pid[4])):
-      raise pickles.PickleError('its pickle refers to something that is no storage')
+      raise ValueError('its pickle refers to something that is no storage')
     if len(pid) == 6 and pid[5] is not None:
-      raise pickles.PickleError('it has views of storages, which only old PyTorch wrote')
+      raise ValueError('it has views of storages, which only old PyTorch wrote')
     dtype, key, count = _dtype_of(pid[1].name), pid[2], pid[4]
     if key not in self.by_key:
       self.by_key[key] = _Storage(dtype, count * _width(dtype))
       self.counts[key] = count
     elif (self.by_key[key].dtype, self.counts[key]) != (dtype, count):
-      raise pickles.PickleError(f'it describes storage {key!r:.80} in two ways')
+      raise ValueError(f'it describes storage {key!r:.80} in two ways')
     return self.by_key[key]
 
 
@@ -195,7 +195,7 @@ def _dtype_of(name: str) -> str | None:
     return None
   match = re.fullmatch(r'torch\.(?:cuda\.)?(\w+)Storage', name)
   if match is None or match[1] not in _STORAGES:
-    raise pickles.PickleError(f'it has a storage of class {name!r:.80}')
+    raise ValueError(f'it has a storage of class {name!r:.80}')
   return _STORAGES[match[1]]
 
 
@@ -237,7 +237,7 @@ def _tensor(places: tuple[int | None, int | None], storage: _Storage, offset: An
   if dtype_at is not None:
     name = values[dtype_at] if len(values) > dtype_at else None
     if type(name) is not pickles.Name:
-      raise pickles.PickleError('it has a tensor without a dtype')
+      raise ValueError('it has a tensor without a dtype')
     dtype = name.name.removeprefix('torch.')[:80]
   flags = values[flags_at] if flags_at is not None and len(values) > flags_at else None
   if not (dtype and _is_size(offset) and
@@ -245,14 +245,14 @@ def _tensor(places: tuple[int | None, int | None], storage: _Storage, offset: An
               for sizes in (shape, strides))
           and len(shape) == len(strides)
           and math.prod(size or 1 for size in shape) <= _MOST_ELEMENTS):
-    raise pickles.PickleError('it has a tensor with impossible sizes')
+    raise ValueError('it has a tensor with impossible sizes')
   # Of other dtypes no number is read.
   is_set = type(flags) is dict and any(value is not False for value in flags.values())
   note = f'{dtype} that is stored negated or conjugated' if is_set else ''
   result = Stored(storage, dtype, offset, shape, strides, note)
   if dtype in _DTYPES and result.span and (
       (offset + result.span) * _width(dtype) > storage.size):
-    raise pickles.PickleError(f'it has a tensor of shape {shape}, which is larger than its storage')
+    raise ValueError(f'it has a tensor of shape {shape}, which is larger than its storage')
   return result
 
 
@@ -261,21 +261,21 @@ def _load_archive(path: pathlib.Path, stream: BinaryIO, size: int) -> Any:
     members = archive.infolist()
   by_name = {member.filename: member for member in members}
   if len(by_name) < len(members):
-    raise pickles.PickleError('its archive has several members of one name')
+    raise ValueError('its archive has several members of one name')
   roots = [match[1] for name in by_name if (match := re.fullmatch(r'([^/]+/)data\.pkl', name))]
   if len(roots) != 1:
-    raise pickles.PickleError(f'its archive has {len(roots)} members data.pkl instead of one')
+    raise ValueError(f'its archive has {len(roots)} members data.pkl instead of one')
   root = roots[0]
   order = by_name.get(f'{root}byteorder')
   if order is not None and _content(stream, order, size, 16) != b'little':
-    raise pickles.PickleError('its numbers are not stored in little-endian order')
+    raise ValueError('its numbers are not stored in little-endian order')
   data = _content(stream, by_name[f'{root}data.pkl'], size, pickles.MOST_BYTES)
   storages = _Storages()
   value = pickles.Reader(io.BytesIO(data), len(data), _call, storages.of).load()
   for key, storage in storages.by_key.items():
     member = by_name.get(f'{root}data/{key}')
     if member is None or member.file_size < storage.size:
-      raise pickles.PickleError(f'it does not hold the {storage.size} bytes of storage {key!r:.80}')
+      raise ValueError(f'it does not hold the {storage.size} bytes of storage {key!r:.80}')
     storage.start = _start(stream, member, size)
     if member.file_size == storage.size:
       storage.crc = member.CRC  # 0 if PyTorch did not compute it.
@@ -285,12 +285,11 @@ def _load_archive(path: pathlib.Path, stream: BinaryIO, size: int) -> Any:
 def _content(stream: BinaryIO, member: zipfile.ZipInfo, size: int, most: int) -> bytes:
   start = _start(stream, member, size)
   if member.file_size > most:
-    raise pickles.PickleError(f'{member.filename!r:.80} has {member.file_size} bytes, more than '
-                              f'{most}')
+    raise ValueError(f'{member.filename!r:.80} has {member.file_size} bytes, more than {most}')
   stream.seek(start)
   content = stream.read(member.file_size)
   if member.CRC and zlib.crc32(content) != member.CRC:
-    raise pickles.PickleError(f'{member.filename!r:.80} does not have its checksum')
+    raise ValueError(f'{member.filename!r:.80} does not have its checksum')
   return content
 
 
@@ -298,7 +297,7 @@ def _start(stream: BinaryIO, member: zipfile.ZipInfo, size: int) -> int:
   """Returns the first byte of a member in a file of `size` bytes, which holds all of it."""
   name = f'{member.filename!r:.80}'
   if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
-    raise pickles.PickleError(f'{name} is compressed or encrypted, which torch.save does not do')
+    raise ValueError(f'{name} is compressed or encrypted, which torch.save does not do')
   if 0 <= member.header_offset <= size - _HEADER.size:
     stream.seek(member.header_offset)
     magic, *_, name_size, extra_size = _HEADER.unpack(stream.read(_HEADER.size))
@@ -306,33 +305,33 @@ def _start(stream: BinaryIO, member: zipfile.ZipInfo, size: int) -> int:
     if magic == b'PK\3\4' and start + member.file_size <= size and (
         member.file_size == member.compress_size):
       return start
-  raise pickles.PickleError(f'{name} is not in the file with the size that its archive has for it')
+  raise ValueError(f'{name} is not in the file with the size that its archive has for it')
 
 
 def _load_series(stream: BinaryIO, size: int) -> Any:
   """Returns the values of a file of PyTorch before 1.6: five pickles, then the storages."""
   stream.seek(0)
   if stream.read(1) != pickle.PROTO:
-    raise pickles.PickleError('it does not begin like one')
+    raise ValueError('it does not begin like one')
   stream.seek(0)
   storages = _Storages()
   reader = pickles.Reader(stream, min(size, pickles.MOST_BYTES), _call, storages.of)
   if reader.load() != _MAGIC or reader.load() != _PROTOCOL:
-    raise pickles.PickleError('it does not begin like one')
+    raise ValueError('it does not begin like one')
   system = reader.load()
   if type(system) is not dict or system.get('little_endian') is not True:
-    raise pickles.PickleError('its numbers are not stored in little-endian order')
+    raise ValueError('its numbers are not stored in little-endian order')
   value, keys = reader.load(), reader.load()
   if type(keys) is not list or not all(type(key) is str for key in keys):
-    raise pickles.PickleError('it has no list of storages')
+    raise ValueError('it has no list of storages')
   if sorted(keys) != sorted(storages.by_key):
-    raise pickles.PickleError('its list of storages is not that of its tensors')
+    raise ValueError('its list of storages is not that of its tensors')
   for key in keys:
     storage = storages.by_key[key]
     count = int.from_bytes(stream.read(8), 'little')
     storage.start = stream.tell()
     if count != storages.counts[key] or storage.start + storage.size > size:
-      raise pickles.PickleError(f'it does not hold the {storage.size} bytes of storage {key!r:.80}')
+      raise ValueError(f'it does not hold the {storage.size} bytes of storage {key!r:.80}')
     stream.seek(storage.size, os.SEEK_CUR)
   return value
 
@@ -350,10 +349,10 @@ def _of_module(root: pickles.Object) -> dict[str, Stored]:
     # A module in many others has many names, and one in itself endlessly many.
     letters += len(prefix) + len(name) + 1
     if letters > _MOST_NAMES:
-      raise pickles.PickleError(f'the names of its tensors have more than {_MOST_NAMES} letters')
+      raise ValueError(f'the names of its tensors have more than {_MOST_NAMES} letters')
     if isinstance(value, Stored):
       if result.setdefault(prefix + name, value) is not value:
-        raise pickles.PickleError(f'it has several tensors {prefix + name!r:.80}')
+        raise ValueError(f'it has several tensors {prefix + name!r:.80}')
     elif isinstance(value, pickles.Object) and value.name.startswith(_SCRIPTED):
       pending.append((f'{prefix}{name}.', _attributes(value)))
   return result

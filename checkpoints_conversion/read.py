@@ -4,7 +4,7 @@ import hashlib
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
@@ -29,10 +29,6 @@ _OUTER_KEYS = ('model', 'module', 'state_dict')
 _REMEDY = 'download it again'
 # Letters of a name, and names, that a message shows.
 _MAX_SHOWN, _MAX_NAMES = 80, 10
-
-
-class ReadError(ValueError):
-  """A weight file that cannot be read."""
 
 
 class Weights(NamedTuple):
@@ -64,26 +60,26 @@ def read(
     shares: what each of several of Meta's files holds.
 
   Raises:
-    ReadError: if the file does not exist or is damaged, or the part holds anything else than
+    ValueError: if the file does not exist or is damaged, or the part holds anything else than
       tensors.
   """
   path = pathlib.Path(path).expanduser()
   sources = files(path)
   if sources[0].suffix in ('.json', '.tiktoken'):
-    return Weights({'file': np.frombuffer(_whole(reading.data, sources[0]), np.uint8)}, None)
+    return Weights({'file': np.frombuffer(reading.data(sources[0], _REMEDY), np.uint8)}, None)
   is_plain = sources[0].suffix == '.safetensors'
   if not is_plain and len(sources) > 1 and sources[0].name.startswith('consolidated'):
     return _read_consolidated(path, sources, key, prefer, shares)
   if key is not None and (is_plain or len(sources) > 1):
     kind = 'safetensors' if is_plain else 'several files'
-    raise ReadError(f'key is {key!r}, but {path} is {kind} and has no parts; leave it out.')
+    raise ValueError(f'key is {key!r}, but {path} is {kind} and has no parts; leave it out.')
   tensors: dict[str, tensors_lib.AnyTensor] = {}
   for file in sources:
     part = Weights(_read_safetensors(file), None) if is_plain else _read_torch(file, key, prefer)
     if repeated := sorted(tensors.keys() & part.tensors.keys()):
-      raise ReadError(f'{file} repeats tensors of another file of the folder, such as '
-                      f'{_named(repeated[0])}, so they are not parts of one model; specify one of '
-                      'them as the source, or move the others away.')
+      raise ValueError(f'{file} repeats tensors of another file of the folder, such as '
+                       f'{_named(repeated[0])}, so they are not parts of one model; specify one of '
+                       'them as the source, or move the others away.')
     tensors.update(part.tensors)
   return Weights(_strip(path, tensors), part.key)
 
@@ -95,29 +91,29 @@ def _read_consolidated(path: pathlib.Path, sources: list[pathlib.Path], key: str
   try:
     return Weights(tensors_lib.join([part.tensors for part in parts], shares), parts[0].key)
   except ValueError as error:
-    raise ReadError(f'source is {path}, whose {len(sources)} files do not belong together: {error}.'
-                    ) from error
+    raise ValueError(f'source is {path}, whose {len(sources)} files do not belong together: '
+                     f'{error}.') from error
 
 
 def files(path: pathlib.Path) -> list[pathlib.Path]:
   """Returns the files of a source: itself, those of a folder, or those that an index lists.
 
   Of a folder they are safetensors files if there are any, else Meta's, then `pytorch_model*.bin`.
-  Raises ReadError if one of them is missing, is another file under this name, or the folder has
+  Raises ValueError if one of them is missing, is another file under this name, or the folder has
   files of several models.
   """
   if not path.exists():
-    raise ReadError(f'source is {path}: there is no such file.')
+    raise ValueError(f'source is {path}: there is no such file.')
   if not path.is_dir():
     if not path.is_file():
-      raise ReadError(f'source is {path}, which is neither a file nor a folder.')
+      raise ValueError(f'source is {path}, which is neither a file nor a folder.')
     return _existing(path, _of_index(path) if _is_index(path) else [path])
   scripts = [path / name for name in _TORCHSCRIPT]
   result = (_of_transformers(path, '*.safetensors') or _consolidated(path)
             or _of_transformers(path, f'{_TRANSFORMERS}*.bin')
             or (scripts if any(file.is_file() for file in scripts) else []))
   if not result:
-    raise ReadError(
+    raise ValueError(
         f'source is {path}, a folder without .safetensors files, consolidated.pth, '
         'pytorch_model.bin or encoder.jit; specify the file itself, or the name of a published '
         'model, whose files are looked up.')
@@ -125,12 +121,12 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _existing(source: pathlib.Path, sources: list[pathlib.Path]) -> list[pathlib.Path]:
-  """Returns the files of a source; raises ReadError if one is missing or another file."""
+  """Returns the files of a source; raises ValueError if one is missing or another file."""
   if missing := [file.name for file in sources if not file.is_file()]:
-    raise ReadError(f'source is {source}, where {_listed(missing)} is missing; download it.')
+    raise ValueError(f'source is {source}, where {_listed(missing)} is missing; download it.')
   for file in sources:
     if other := reading.placeholder(file):
-      raise ReadError(f'{file} {other}.')
+      raise ValueError(f'{file} {other}.')
   return sources
 
 
@@ -165,10 +161,10 @@ def _of_transformers(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
 
 
 def _ask(folder: pathlib.Path, problem: str, choices: Sequence[pathlib.Path]) -> NoReturn:
-  """Raises the ReadError for a folder with the files of several models."""
-  raise ReadError(f'source is {folder}, which {problem}, so it may hold several models; specify '
-                  f'one as the source ({_listed(str(file) for file in choices[:3])}), or move the '
-                  'files of the others away.')
+  """Raises ValueError for a folder with the files of several models."""
+  raise ValueError(f'source is {folder}, which {problem}, so it may hold several models; specify '
+                   f'one as the source ({_listed(str(file) for file in choices[:3])}), or move the '
+                   'files of the others away.')
 
 
 def _is_index(path: pathlib.Path) -> bool:
@@ -177,14 +173,13 @@ def _is_index(path: pathlib.Path) -> bool:
 
 def _of_index(index: pathlib.Path) -> list[pathlib.Path]:
   """Returns the files that an index of transformers lists; they need not exist."""
+  content = reading.json(index, _REMEDY)
   try:
     # Files in the hub's cache are links; they are only read.
     return [paths.inside(index.parent, name, index, links=True)
-            for name in sorted(set(_whole(reading.json, index)['weight_map'].values()))]
-  except ReadError:
-    raise
+            for name in sorted(set(content['weight_map'].values()))]
   except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ReadError(f'{index} is damaged ({type(error).__name__}: {error}); {_REMEDY}.') from error
+    raise ValueError(f'{index} is damaged ({type(error).__name__}: {error}); {_REMEDY}.') from error
 
 
 def _consolidated(folder: pathlib.Path) -> list[pathlib.Path]:
@@ -203,8 +198,8 @@ def _consolidated(folder: pathlib.Path) -> list[pathlib.Path]:
     if size is None:
       continue
     if type(size) is not int or not 1 <= size <= _MAX_PARTS:
-      raise ReadError(f'source is {folder}, whose {name} has model_parallel_size {str(size):.80}; '
-                      f'it must be a whole number from 1 to {_MAX_PARTS}, so {_REMEDY}.')
+      raise ValueError(f'source is {folder}, whose {name} has model_parallel_size {str(size):.80}; '
+                       f'it must be a whole number from 1 to {_MAX_PARTS}, so {_REMEDY}.')
     count = max(count, size)
   return [folder / f'consolidated.{number:02}.pth' for number in range(count)]
 
@@ -212,22 +207,14 @@ def _consolidated(folder: pathlib.Path) -> list[pathlib.Path]:
 def settings(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
   """Reads the settings next to the weights of a source: the content of existing files, by name.
 
-  Raises ReadError if one is damaged.
+  Raises ValueError if one is damaged.
   """
   path = pathlib.Path(path).expanduser()
   folder = path if path.is_dir() else path.parent
-  return {name: _whole(reading.json, folder / name)
+  return {name: reading.json(folder / name, _REMEDY)
           for name in ('config.json', 'params.json', 'consolidate_params.json',
                        'tokenizer_config.json')
           if (folder / name).is_file()}
-
-
-def _whole(read: Callable[[pathlib.Path, str], Any], file: pathlib.Path) -> Any:
-  """Reads a file with a function of `reading`; raises ReadError."""
-  try:
-    return read(file, _REMEDY)
-  except ValueError as error:
-    raise ReadError(str(error)) from error
 
 
 def sha256(path: str | os.PathLike) -> dict[str, str]:
@@ -237,10 +224,14 @@ def sha256(path: str | os.PathLike) -> dict[str, str]:
 
 
 def _read_safetensors(path: pathlib.Path) -> dict[str, tensors_lib.AnyTensor]:
+  """Returns the tensors of a file by name; only its header is read."""
   try:
-    return tensors_lib.of_safetensors(path)
+    leaves = weights.leaves(path)
   except safetensors.SafetensorError as error:
-    raise ReadError(f'{path} is not a complete safetensors file ({error}); {_REMEDY}.') from error
+    raise ValueError(f'{path} is not a complete safetensors file ({error}); {_REMEDY}.') from error
+  return {name: tensors_lib.Unusable(leaf.shape, leaf.dtype) if isinstance(leaf.dtype, str)
+          else tensors_lib.Tensor(leaf.shape, leaf.dtype, leaf.read)
+          for name, leaf in leaves.items()}
 
 
 def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weights:
@@ -248,26 +239,26 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
   try:
     content = pytorch.load(path)
   except ValueError as error:
-    raise ReadError(f'{path}: {error}; {_REMEDY}.') from error
+    raise ValueError(f'{path}: {error}; {_REMEDY}.') from error
   if not isinstance(content, dict):
-    raise ReadError(f'{path} holds a {_kind(content)}, not tensors by name; save its state dict to '
-                    'another file and convert that.')
+    raise ValueError(f'{path} holds a {_kind(content)}, not tensors by name; save its state dict '
+                     'to another file and convert that.')
   parts = [name for name, part in content.items() if isinstance(part, dict)]
   if key is None:
     key = next((name for name in (prefer, *_OUTER_KEYS) if name in parts), None)
   elif key not in parts:
-    raise ReadError(f'key is {key!r}; the parts of {path} are: '
-                    f'{_listed(map(_named, parts)) or "none, so leave it out"}.')
+    raise ValueError(f'key is {key!r}; the parts of {path} are: '
+                     f'{_listed(map(_named, parts)) or "none, so leave it out"}.')
   # Anole's training program stores the names of tensors that it leaves out.
   part = content if key is None else content[key]
   part = {name: value for name, value in part.items() if value is not None}
   if others := [f'{_named(name)} ({_kind(value)})' for name, value in part.items()
                 if not (isinstance(name, str) and isinstance(value, pytorch.Stored))]:
-    raise ReadError(f'{path} holds other values than tensors: {_listed(others)}.')
+    raise ValueError(f'{path} holds other values than tensors: {_listed(others)}.')
   try:
     return Weights(_strip(path, pytorch.arrays(path, part)), key)
   except ValueError as error:
-    raise ReadError(f'{path}: {error}; {_REMEDY}.') from error
+    raise ValueError(f'{path}: {error}; {_REMEDY}.') from error
 
 
 def _named(name: Any) -> str:
@@ -295,6 +286,6 @@ def _strip(path: pathlib.Path, tensors: Mapping[str, tensors_lib.AnyTensor]
   for name, tensor in tensors.items():
     name = _PREFIXES.sub('', name)
     if name in stripped:
-      raise ReadError(f'{path} holds {_named(name)} more than once, with different prefixes.')
+      raise ValueError(f'{path} holds {_named(name)} more than once, with different prefixes.')
     stripped[name] = tensor
   return stripped

@@ -1,14 +1,11 @@
-"""Published tensors that are read when they are used: of safetensors files, or of several files."""
+"""Published tensors that are read when they are used, and those of several files, joined."""
 
 import math
-import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
-from cspd_jax.files import weights
 
 # The axis that is divided over the files.
 _AXES = {'rows': 0, 'columns': 1}
@@ -42,16 +39,6 @@ AnyTensor = np.ndarray | Tensor | Unusable
 # What to do with weights of another dtype than `weights.FLOATING`.
 REMEDY = ('save weights as float16, bfloat16, float32 or float64, multiplied by their scales if '
           'they are quantised')
-
-
-def of_safetensors(path: pathlib.Path) -> dict[str, AnyTensor]:
-  """Returns the tensors of a safetensors file by name; only the header is read.
-
-  Raises SafetensorError if the file is damaged.
-  """
-  return {name: Unusable(leaf.shape, leaf.dtype) if isinstance(leaf.dtype, str)
-          else Tensor(leaf.shape, leaf.dtype, leaf.read)
-          for name, leaf in weights.leaves(path).items()}
 
 
 def join(files: Sequence[Mapping[str, AnyTensor]], shares: Mapping[str, str]

@@ -18,6 +18,7 @@ from cspd_jax.files import int8, store, weights
 from cspd_jax.generation import memory as memory_lib
 from cspd_jax.measure import tables
 from cspd_jax.models import vq
+from docs.passes import PASSES
 
 _sketch = functools.cache(store.sketch)
 # Kinds of image tokenizers of codes, and the rows of codes that are traced.
@@ -75,7 +76,7 @@ def passes(page: str) -> str:
        'stated to be lossless': 'yes' if entry.lossless else '-', 'source': entry.source,
        'tokens per forward pass': f'{entry.ratio:.2f}',
        'passes': f'{entry.passes[0]} of {entry.passes[1]}' if entry.passes else '-'}
-      for entry in rules.FAMILIES[FILES[page][0]].passes
+      for entry in PASSES[FILES[page][0]]
   ) + '\n\n*Here* is the decoder of the same method.'
 
 
@@ -228,4 +229,4 @@ LISTS: dict[str, Callable[[], str]] = {
     f'{kind}_{page}': functools.partial(make, page)
     for page in FILES for kind, make in (('official', official), ('memory', memory))
 } | {f'passes_{page}': functools.partial(passes, page)
-     for page, (target, _) in FILES.items() if rules.FAMILIES[target].passes}
+     for page, (target, _) in FILES.items() if target in PASSES}

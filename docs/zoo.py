@@ -9,6 +9,7 @@ import jax
 from checkpoints_conversion import rules
 from cspd_jax import families
 from docs import sizes, verified
+from docs.passes import PASSES
 
 
 def models() -> str:
@@ -49,8 +50,7 @@ def licence(page: str) -> str:
 
 def fewest(page: str, *, lossless: bool) -> str:
   """Returns the fewest forward passes per image that others published for a page's models."""
-  entries = [entry for entry in rules.FAMILIES[sizes.FILES[page][0]].passes
-             if entry.lossless == lossless]
+  entries = [entry for entry in PASSES.get(sizes.FILES[page][0], ()) if entry.lossless == lossless]
   if not entries:
     return '-'
   best = max(entries, key=lambda entry: entry.ratio)

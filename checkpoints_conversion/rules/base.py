@@ -61,69 +61,45 @@ CONVOLUTION = Transform(lambda x: (x.transpose(2, 3, 1, 0),), lambda x: x.transp
 POINTWISE = Transform(lambda x: (x[:, :, 0, 0].T,), lambda x: x.T[:, :, None, None])
 
 
-def split_heads(num_heads: int, num_kv_heads: int, head_dim: int) -> Transform:
-  """Splits `[(H + 2 K) E, D]`, rows query then key then value, into three `[D, heads, E]`."""
-  counts = (num_heads, num_kv_heads, num_kv_heads)
-  bounds = np.cumsum([count * head_dim for count in counts])[:-1].tolist()
-
-  def forward(fused):
-    return tuple(
-        part.reshape(count, head_dim, -1).transpose(2, 0, 1)
-        for part, count in zip(np.split(fused, bounds), counts, strict=True))
-
-  def inverse(*parts):
-    # `concatenate` of NumPy or JAX: the shapes of big networks are traced with JAX.
-    library = parts[0].__array_namespace__()
-    return library.concatenate(
-        [part.transpose(1, 2, 0).reshape(-1, part.shape[0]) for part in parts])
-
-  return Transform(forward, inverse)
-
-
-def join_heads(num_heads: int, head_dim: int) -> Transform:
-  """Rearranges `[D, H E]` to `[H, E, D]`."""
-  return Transform(lambda x: (x.T.reshape(num_heads, head_dim, -1),),
-                   lambda x: x.reshape(num_heads * head_dim, -1).T)
-
-
-def split_head_biases(num_heads: int) -> Transform:
-  """Splits `[3 H E]`, query then key then value, into three `[H, E]`."""
-
-  def forward(fused):
-    return tuple(fused.reshape(3, num_heads, -1))
-
-  def inverse(*parts):
-    library = parts[0].__array_namespace__()
-    return library.concatenate([part.reshape(-1) for part in parts])
-
-  return Transform(forward, inverse)
-
-
-def separate_heads(num_heads: int, head_dim: int, halves: bool) -> Transform:
-  """Rearranges `[H E, D]` to `[D, H, E]`; with `halves`, from rotated halves to rotated pairs.
+def separate_heads(num_heads: int, halves: bool = False) -> Transform:
+  """Rearranges `[H E, D]` to `[D, H, E]`, and biases `[H E]` to `[H, E]`.
 
   Some published models rotate component `i` of an attention head with `i + E / 2`; the networks
-  here rotate `2 i` with `2 i + 1`. Queries and keys are reordered alike, which preserves their
-  products.
+  here rotate `2 i` with `2 i + 1`. With `halves`, queries and keys are reordered from those to
+  these, alike, which preserves their products.
   """
   def forward(x):
-    x = x.reshape(num_heads, head_dim, -1)
-    return ((_to_pairs(x) if halves else x).transpose(2, 0, 1),)
+    x = x.reshape(num_heads, -1, *x.shape[1:])
+    return ((_to_pairs(x) if halves else x).transpose(*range(2, x.ndim), 0, 1),)
 
   def inverse(x):
-    x = x.transpose(1, 2, 0)
-    return (_to_halves(x) if halves else x).reshape(num_heads * head_dim, -1)
+    x = x.transpose(x.ndim - 2, x.ndim - 1, *range(x.ndim - 2))
+    return (_to_halves(x) if halves else x).reshape(-1, *x.shape[2:])
 
   return Transform(forward, inverse)
 
 
-def separate_head_biases(num_heads: int, halves: bool) -> Transform:
-  """Rearranges `[H E]` to `[H, E]`."""
-  def forward(x):
-    x = x.reshape(num_heads, -1)
-    return (_to_pairs(x) if halves else x,)
+def split_heads(num_heads: int, num_kv_heads: int) -> Transform:
+  """Splits `[(H + 2 K) E, ...]`, query then key then value, and separates the heads of each."""
+  counts = (num_heads, num_kv_heads, num_kv_heads)
+  parts = [separate_heads(count) for count in counts]
 
-  return Transform(forward, lambda x: (_to_halves(x) if halves else x).reshape(-1))
+  def forward(fused):
+    bounds = np.cumsum(counts[:-1]) * (len(fused) // sum(counts))
+    return tuple(part.forward(x)[0] for part, x in zip(parts, np.split(fused, bounds)))
+
+  def inverse(*separate):
+    # `concatenate` of NumPy or JAX: the shapes of big networks are traced with JAX.
+    library = separate[0].__array_namespace__()
+    return library.concatenate([part.inverse(x) for part, x in zip(parts, separate)])
+
+  return Transform(forward, inverse)
+
+
+def join_heads(num_heads: int) -> Transform:
+  """Rearranges `[D, H E]` to `[H, E, D]`."""
+  return Transform(lambda x: (x.T.reshape(num_heads, -1, len(x)),),
+                   lambda x: x.reshape(-1, x.shape[-1]).T)
 
 
 def separate_shared_norm(halves: bool) -> Transform:
@@ -180,10 +156,11 @@ def renamed(rules: Iterable[Rule], name: Callable[[str], str]) -> list[Rule]:
                         else tuple(map(name, rule.source))) for rule in rules]
 
 
-def layer(source: str, destination: str, transform: Transform) -> list[Rule]:
+def layer(source: str, destination: str, transform: Transform, bias: Transform = KEEP
+          ) -> list[Rule]:
   """Returns the rules of a linear or convolutional layer with a bias."""
   return [Rule(f'{source}.weight', (f'{destination}/kernel',), transform),
-          Rule(f'{source}.bias', (f'{destination}/bias',), KEEP)]
+          Rule(f'{source}.bias', (f'{destination}/bias',), bias)]
 
 
 def norm(source: str, destination: str) -> list[Rule]:
@@ -192,7 +169,7 @@ def norm(source: str, destination: str) -> list[Rule]:
           Rule(f'{source}.bias', (f'{destination}/bias',), KEEP)]
 
 
-def llama_layer(source: str, destination: str, num_heads: int, num_kv_heads: int, head_dim: int,
+def llama_layer(source: str, destination: str, num_heads: int, num_kv_heads: int,
                 halves: bool = True) -> list[Rule]:
   """Returns the rules of a layer like Llama's, with or without biases of queries, keys and values.
 
@@ -200,18 +177,15 @@ def llama_layer(source: str, destination: str, num_heads: int, num_kv_heads: int
   of the parameters; `halves` as for `separate_heads`.
   """
   table = [
-      Rule(f'{source}self_attn.o_proj.weight', (f'{destination}out',),
-           join_heads(num_heads, head_dim)),
+      Rule(f'{source}self_attn.o_proj.weight', (f'{destination}out',), join_heads(num_heads)),
       Rule(f'{source}input_layernorm.weight', (f'{destination}attention_norm/scale',), KEEP),
       Rule(f'{source}post_attention_layernorm.weight', (f'{destination}ffn_norm/scale',), KEEP)]
   table += [Rule(f'{source}mlp.{name}_proj.weight', (f'{destination}{name}',), MATRIX)
             for name in ('gate', 'up', 'down')]
   for name, count in (('query', num_heads), ('key', num_kv_heads), ('value', num_kv_heads)):
-    published, rotated = f'{source}self_attn.{name[0]}_proj', halves and name != 'value'
-    table += [Rule(f'{published}.weight', (f'{destination}{name}',),
-                   separate_heads(count, head_dim, rotated)),
-              Rule(f'{published}.bias', (f'{destination}{name}_bias',),
-                   separate_head_biases(count, rotated))]
+    separate = separate_heads(count, halves and name != 'value')
+    table += [Rule(f'{source}self_attn.{name[0]}_proj.{leaf}', (f'{destination}{ours}',), separate)
+              for leaf, ours in (('weight', name), ('bias', f'{name}_bias'))]
   return table
 
 

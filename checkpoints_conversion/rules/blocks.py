@@ -112,16 +112,15 @@ def taming_vq_config(title: str, shapes: family.Shapes, published: VQConfig) -> 
       codebook_size=codebook_size, codebook_dim=codebook_dim, **sizes)
 
 
-def fused(source: str, destination: str, num_heads: int, dim: int) -> list[Rule]:
+def fused(source: str, destination: str, num_heads: int) -> list[Rule]:
   """Returns the rules of queries, keys and values of a `layers.VisionLayer`, published as one."""
-  paths = [f'{destination}/{name}' for name in ('query', 'key', 'value')]
-  return [Rule(f'{source}weight', tuple(f'{path}/kernel' for path in paths),
-               base.split_heads(num_heads, num_heads, dim // num_heads)),
-          Rule(f'{source}bias', tuple(f'{path}/bias' for path in paths),
-               base.split_head_biases(num_heads))]
+  split = base.split_heads(num_heads, num_heads)
+  return [Rule(f'{source}{leaf}',
+               tuple(f'{destination}/{name}/{ours}' for name in ('query', 'key', 'value')), split)
+          for leaf, ours in (('weight', 'kernel'), ('bias', 'bias'))]
 
 
-def vision_layer(source: str, destination: str, num_heads: int, dim: int, names: Sequence[str]
+def vision_layer(source: str, destination: str, num_heads: int, names: Sequence[str]
                  ) -> list[Rule]:
   """Returns the other rules of a `layers.VisionLayer`.
 
@@ -130,7 +129,7 @@ def vision_layer(source: str, destination: str, num_heads: int, dim: int, names:
   """
   norm, out, second_norm, inward, outward = (source + name for name in names)
   return [*base.norm(norm, f'{destination}/attention_norm'),
-          *base.layer(out, f'{destination}/out', base.join_heads(num_heads, dim // num_heads)),
+          *base.layer(out, f'{destination}/out', base.join_heads(num_heads)),
           *base.norm(second_norm, f'{destination}/mlp_norm'),
           *base.layer(inward, f'{destination}/mlp_in', MATRIX),
           *base.layer(outward, f'{destination}/mlp_out', MATRIX)]

@@ -52,7 +52,7 @@ def _rules(config: EagleConfig, form: str, num_norm_shards: int | None = None) -
   target = _target(form, config.vocab_size)
   return [
       *base.layer('fc', 'fc', MATRIX),
-      *base.llama_layer(source, destination, *heads, config.head_dim, is_chameleon),
+      *base.llama_layer(source, destination, *heads, is_chameleon),
       *base.head_norms(source, destination, *heads, num_norm_shards),
       Rule('embed_tokens.weight', ('token_embedding',),
            # To the order of the target's tokens.

@@ -97,7 +97,7 @@ def rules(config: EarlyFusionConfig, file_format: Format) -> list[Rule]:
   table = [
       Rule('model.embed_tokens.weight', ('transformer/token_embedding',),
            base.reorder(early_fusion.order(config))),
-      *base.llama_layer(published, ours, *heads, sizes.head_dim, halves),
+      *base.llama_layer(published, ours, *heads, halves),
       *base.head_norms(published, ours, *heads, file_format.norm_rows, halves),
       *(Rule(f'{published}self_attn.{name[0]}_norm.weight', (f'{ours}{name}_rms/scale',),
              base.separate_shared_norm(halves)) for name in ('query', 'key')),
@@ -205,13 +205,6 @@ def family_of(
       layout=lambda model: {name: ('models/7b', '.'), **others})
 
 
-def _passes(model: str, method: tuple[str, str, str | None], place: str, prompts: str,
-            ratio: float, lossless: bool = True) -> family.Passes:
-  name, source, decoder = method
-  return family.Passes(model, name, f'{source}, {place}', prompts, decoder, tokens_per_pass=ratio,
-                       lossless=lossless)
-
-
 def _image_tokens(preset: str, prefix: str, *, ordered: bool) -> Check:
   """Returns a check that tokens with a prefix have the ids of codes, if `ordered` by name."""
   config = early_fusion.PRESETS[preset]
@@ -299,33 +292,6 @@ NEEDED = {'norm_eps': '"rms_norm_eps": 1e-05', 'rope_base': '"rope_theta": 10000
 NEEDED_EMU3 = {'norm_eps': '"rms_norm_eps": 1e-05', 'rope_base': '"rope_theta": 1000000.0',
                'num_heads': '"num_attention_heads": 32'}
 
-
-# Published methods: name, paper, and the decoder here.
-_SJD = ('SJD', 'arXiv 2410.01699', 'sjd(window=16)')
-_SJD_OF_PAC = ('SJD', 'SJD-PAC, arXiv 2603.18599', 'sjd(window=16)')
-_PAC = ('SJD-PAC', 'arXiv 2603.18599', 'sjd_pac(tree=kary(4, 3), window=64)')
-_EAGLE = ('EAGLE', 'SJD-PAC, arXiv 2603.18599', 'eagle(tree=EAGLE)')
-_LANTERN = ('LANTERN++', 'SJD-PAC, arXiv 2603.18599', 'eagle(tree=EAGLE)+lantern_pp(lam=2, k=10)')
-_LUMINA = 'lumina_mgpt_7b_768'
-_LUMINA_PASSES = (
-    _passes(_LUMINA, _SJD, 'table 1', 'COCO', 2.22),
-    _passes(_LUMINA, _SJD, 'table 2', 'Parti', 2.26),
-    _passes('lumina_mgpt_7b_1024', _SJD, 'figure 7', '', 2.43),
-    _passes(_LUMINA, (*_SJD_OF_PAC[:2], 'sjd(window=32)'), 'table 2', 'COCO', 2.31),
-    _passes(_LUMINA, _EAGLE, 'table 1', 'COCO', 2.94),
-    _passes(_LUMINA, _EAGLE, 'table 1', 'Parti', 2.86),
-    _passes(_LUMINA, _PAC, 'table 1', 'COCO', 4.51),
-    _passes(_LUMINA, _PAC, 'table 1', 'Parti', 4.62),
-    # The numbers of the second version, as digests of the paper print them.
-    family.Passes(_LUMINA, 'SJD', 'SCD, arXiv 2510.24211', 'COCO', 'sjd(window=64)',
-                  passes=(1036, 2390)),
-    family.Passes(_LUMINA, 'SCD', 'arXiv 2510.24211', 'COCO', 'mc_sjd(window=64)',
-                  passes=(568, 2390)),
-    _passes(_LUMINA, _LANTERN, 'table 1', 'COCO', 3.19, lossless=False),
-    _passes(_LUMINA, _LANTERN, 'table 1', 'Parti', 3.02, lossless=False),
-    family.Passes(_LUMINA, 'PJD, 11 rows at once', 'arXiv 2606.05703', 'COCO',
-                  passes=(371, 2357), lossless=False),
-)
 _CHAMELEON_LICENCE = 'Chameleon Research License'
 # With guidance and top-k of the official samplers.
 LUMINA_MGPT = family_of(
@@ -335,8 +301,7 @@ LUMINA_MGPT = family_of(
             'lumina_mgpt_text': _chameleon('text_tokenizer.json')},
     fields=CHAMELEON_SETTINGS,
     # Models for three image sizes have the same shapes.
-    needed={**NEEDED, 'height': '', 'width': ''})._replace(
-        licence=_CHAMELEON_LICENCE, passes=_LUMINA_PASSES)
+    needed={**NEEDED, 'height': '', 'width': ''})._replace(licence=_CHAMELEON_LICENCE)
 LUMINA_MGPT_2 = family_of(
     'lumina_mgpt_2', ('lumina_mgpt_2_7b',), {'guidance_scale': 4.0, 'top_k': 4096}, norm_rows=1,
     others={'movqgan': tuple(f'{folder}movqgan_270M.ckpt' for folder in (
@@ -348,18 +313,9 @@ ANOLE = family_of(
     'anole', ('anole_7b',), {'guidance_scale': 3.0, 'top_k': 2000},
     others={'chameleon_vqgan': (*_chameleon('vqgan.ckpt'), '.'),
             'anole_text': _chameleon('text_tokenizer.json')},
-    fields=CHAMELEON_SETTINGS, needed=NEEDED)._replace(
-        licence=_CHAMELEON_LICENCE,
-        passes=(_passes('anole_7b', _SJD, 'table 4', 'COCO', 1.94),
-                _passes('anole_7b', _SJD, 'table 5', 'Parti', 2.00)))
+    fields=CHAMELEON_SETTINGS, needed=NEEDED)._replace(licence=_CHAMELEON_LICENCE)
 EMU3 = family_of(
     'emu3', ('emu3_gen_8b',), {'guidance_scale': 3.0, 'top_k': 2048},
     others={'emu3_vq': ('Emu3-VisionTokenizer', '../Emu3-VisionTokenizer', '.'),
             'emu3_text': ('emu3.tiktoken',)},
-    fields=EMU3_SETTINGS, needed=NEEDED_EMU3,
-    token_side=8)._replace(
-        licence='Apache-2.0',
-        passes=tuple(
-            _passes('emu3_gen_8b', method, 'table 1', prompts, ratio)
-            for prompts, ratios in (('COCO', (2.32, 4.31)), ('Parti', (2.35, 4.59)))
-            for method, ratio in zip((_SJD_OF_PAC, _PAC), ratios)))
+    fields=EMU3_SETTINGS, needed=NEEDED_EMU3, token_side=8)._replace(licence='Apache-2.0')

@@ -27,12 +27,10 @@ FIELDS: settings.Table = {
 }
 _LOSS = Free('a term of the loss')
 FIELDS_VQ: settings.Table = {
-    **settings.COMMON,
+    **settings.COMMON, **settings.TAMING,
     'model_type': Must(('Emu3p5VisionVQ',)),
     'codebook_size': Size('codebook_size'), 'n_embed': Size('codebook_size'),
-    'embed_dim': Size('codebook_dim'), 'z_channels': Size('z_channels'),
-    'in_channels': Size('in_channels'), 'out_ch': Size('in_channels'), 'ch': Size('ch'),
-    'ch_mult': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
+    'embed_dim': Size('codebook_dim'), 'out_ch': Size('in_channels'),
     'double_z': Must((False,)), 'resamp_with_conv': Must((True,)), 'give_pre_end': Must((False,)),
     'l2_normalize': Must((False,)), 'remap': Must(()),
     # `_vq_settings` combines these two.
@@ -83,7 +81,7 @@ FAMILY = early_fusion.EMU3._replace(
     assumed=functools.partial(early_fusion.assumed, 16),
     sampling=lambda config: {'pictures': {**_OPTIONS, 'guidance_scale': 5.0},  # Emu3.5-Image.
                              'emu3_5': {**_OPTIONS, 'guidance_scale': 2.0}},
-    licence='Apache-2.0 (code)', passes=(),
+    licence='Apache-2.0 (code)',
     layout=lambda name: {
         'emu3_5': ('.',),
         'emu3_5_vq': _near('Emu3.5-VisionTokenizer/model.safetensors',

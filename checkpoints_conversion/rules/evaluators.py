@@ -83,30 +83,26 @@ def _rules(config: CLIPConfig, is_transformers: bool = False) -> list[Rule]:
       Rule('visual.class_embedding', ('image/class_token',), KEEP),
       Rule('visual.positional_embedding', ('image/positions',), KEEP),
       *base.norm('visual.ln_pre', 'image/first_norm'),
-      *_layer('visual.transformer.', 'image/', config.image_heads, config.image_dim,
-              is_transformers),
+      *_layer('visual.transformer.', 'image/', config.image_heads, is_transformers),
       *base.norm('visual.ln_post', 'image/norm'),
       Rule('visual.proj', ('image/projection/kernel',), projection),
       Rule('token_embedding.weight', ('text/tokens',), KEEP),
       Rule('positional_embedding', ('text/positions',), KEEP),
-      *_layer('transformer.', 'text/', config.text_heads, config.text_dim, is_transformers),
+      *_layer('transformer.', 'text/', config.text_heads, is_transformers),
       *base.norm('ln_final', 'text/norm'),
       Rule('text_projection', ('text/projection/kernel',), projection)]
   return base.renamed(table, _of_transformers) if is_transformers else table
 
 
-def _layer(source: str, destination: str, heads: int, dim: int, is_transformers: bool
-           ) -> list[Rule]:
+def _layer(source: str, destination: str, heads: int, is_transformers: bool) -> list[Rule]:
   source, destination = source + 'resblocks.{i}.', destination + 'layers_{i}'
-  projections = blocks.fused(source + 'attn.in_proj_', destination, heads, dim)
+  projections = blocks.fused(source + 'attn.in_proj_', destination, heads)
   if is_transformers:
-    projections = [rule for name in ('query', 'key', 'value') for rule in (
-        Rule(f'{source}attn.{name[0]}_proj.weight', (f'{destination}/{name}/kernel',),
-             base.separate_heads(heads, dim // heads, False)),
-        Rule(f'{source}attn.{name[0]}_proj.bias', (f'{destination}/{name}/bias',),
-             base.separate_head_biases(heads, False)))]
+    separate = base.separate_heads(heads)
+    projections = [rule for name in ('query', 'key', 'value') for rule in base.layer(
+        f'{source}attn.{name[0]}_proj', f'{destination}/{name}', separate, separate)]
   return projections + blocks.vision_layer(
-      source, destination, heads, dim, ('ln_1', 'attn.out_proj', 'ln_2', 'mlp.c_fc', 'mlp.c_proj'))
+      source, destination, heads, ('ln_1', 'attn.out_proj', 'ln_2', 'mlp.c_fc', 'mlp.c_proj'))
 
 
 def _is_of_transformers(shapes: family.Shapes) -> bool:

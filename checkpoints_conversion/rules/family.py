@@ -21,40 +21,6 @@ class ConversionError(exits.ListedError):
   """Weights or options that do not fit; the message lists all problems."""
 
 
-class Passes(NamedTuple):
-  """Forward passes of a model per image, as others published them.
-
-  One of `tokens_per_pass` and `passes` is the printed number.
-
-  Attributes:
-    model: the model, a key of `FileFamily.presets`.
-    method: the published method.
-    source: the paper, and the place of the number in it.
-    prompts: the prompts.
-    decoder: the specification of the same method in this library, or None.
-    tokens_per_pass: tokens per forward pass.
-    passes: forward passes of an image, and those of the same image token by token.
-    lossless: whether its authors state that images keep the model's distribution.
-  """
-
-  model: str
-  method: str
-  source: str
-  prompts: str
-  decoder: str | None = None
-  tokens_per_pass: float | None = None
-  passes: tuple[int, int] | None = None
-  lossless: bool = True
-
-  @property
-  def ratio(self) -> float:
-    """Tokens per forward pass, also of those published as passes."""
-    if self.passes is not None:
-      return self.passes[1] / self.passes[0]
-    assert self.tokens_per_pass is not None
-    return self.tokens_per_pass
-
-
 class FileFamily(NamedTuple):
   """A family of published files, all of which hold the same network in different sizes.
 
@@ -91,7 +57,6 @@ class FileFamily(NamedTuple):
     others: `config ->` file families, besides those in `layout`, without whose networks a target
       cannot turn prompts into images.
     licence: of the weights, as publishers state it; '' where it is the target's, or not stated.
-    passes: forward passes per image that others published.
   """
 
   name: str
@@ -116,7 +81,6 @@ class FileFamily(NamedTuple):
   inside: str = ''
   others: Callable[[Any], Sequence[str]] = lambda config: ()
   licence: str = ''
-  passes: tuple[Passes, ...] = ()
 
 
 def is_inside(family: FileFamily, names: Iterable[str]) -> bool:

@@ -52,7 +52,7 @@ def rules(config: JanusConfig, code_dim: int = _CODE_DIM, is_transformers: bool 
   table = [
       Rule((*_CODES, _EMBEDDING), ('transformer/token_embedding',), _table(config, code_dim)),
       *base.llama_layer('language_model.model.layers.{i}.', 'transformer/layers_{i}/',
-                        config.num_heads, config.num_kv_heads, config.head_dim),
+                        config.num_heads, config.num_kv_heads),
       Rule('language_model.model.norm.weight', ('transformer/norm/scale',), KEEP),
       *base.layer('gen_head.output_mlp_projector', 'head/hidden', MATRIX),
       *base.layer('gen_head.vision_head', 'head', MATRIX)]
@@ -140,8 +140,6 @@ def _params(name: str, fields: settings.Table) -> Part:
                'cls': Must((_PARAMS[name][0],)), 'params': Part(fields)})
 
 
-_OF_THE_VQ = 'embed_dim double_latent latent_channels in_channels base_channels ' \
-             'channel_multiplier num_res_blocks out_channels beta'
 # The grid of an image in transformers, which is that of the published models.
 _GRID: settings.Table = {'image_size': Must((384,)), 'patch_size': Must((16,)),
                          'num_image_tokens': Must((576,)), '*': _UNDERSTANDING}
@@ -152,7 +150,8 @@ FIELDS: settings.Table = {
     **{name: _params(name, fields) for name, (_, fields) in _PARAMS.items()},
     'vision_config': Part(_GRID),
     'vq_config': Part({
-        **settings.COMMON, **dict.fromkeys(_OF_THE_VQ.split(), _CONVERTED_ELSEWHERE),
+        **settings.COMMON, **dict.fromkeys(
+            (*settings.VQGAN, 'embed_dim', 'out_channels', 'beta'), _CONVERTED_ELSEWHERE),
         'model_type': Must(('janus_vqgan',)), 'num_embeddings': Size('num_codes'),
         'num_patches': _NUM_PATCHES, 'projection_dim': Size('dim'),
         'image_token_embed_dim': Size('dim'), 'num_hidden_layers': Must((2,)), 'depth': Must((2,)),
@@ -174,12 +173,7 @@ FAMILY = family.FileFamily(
     layout=lambda model: {
         'janus_pro': ('.', 'pytorch_model*.bin', 'pytorch_model.bin.index.json'),
         'janus_pro_vq': ('.',), 'janus_pro_text': ('tokenizer.json',)},
-    licence='DeepSeek License Agreement 1.0',
-    # The numbers of the second version, as digests of the paper print them.
-    passes=(family.Passes('janus_pro_7b', 'SJD', 'SCD, arXiv 2510.24211', 'COCO', 'sjd(window=32)',
-                          passes=(318, 576)),
-            family.Passes('janus_pro_7b', 'SCD, Gumbel coupling', 'arXiv 2510.24211', 'COCO',
-                          'seed_exact(window=32, tree=chain(31))', passes=(154, 576))))
+    licence='DeepSeek License Agreement 1.0')
 
 
 def _vq_rules(config: VQConfig, is_transformers: bool = False) -> list[Rule]:
@@ -201,12 +195,9 @@ VQ_FIELDS: settings.Table = {
     settings.COMMON['quantization_config'], 'model_type': _BOTH['model_type'],
     'gen_vision_config': _params('gen_vision_config', _CODEBOOK),
     'vq_config': Part({
-        **settings.COMMON, 'model_type': Must(('janus_vqgan',)),
+        **settings.COMMON, **settings.VQGAN, 'model_type': Must(('janus_vqgan',)),
         'embed_dim': Size('codebook_dim'), 'num_embeddings': Size('codebook_size'),
-        'double_latent': Must((False,)), 'latent_channels': Size('z_channels'),
-        'in_channels': Size('in_channels'), 'out_channels': Size('in_channels'),
-        'base_channels': Size('ch'), 'channel_multiplier': Size('ch_mult', tuple),
-        'num_res_blocks': Size('num_res_blocks'), 'num_patches': _NUM_PATCHES,
+        'out_channels': Size('in_channels'), 'num_patches': _NUM_PATCHES,
         'beta': settings.COMMON['initializer_range'],
         **dict.fromkeys(('projection_dim', 'image_token_embed_dim', 'num_hidden_layers', 'depth',
                          'hidden_act'), _OF_THE_HEAD)})}

@@ -139,13 +139,7 @@ SIMPLEAR = _family(
     others={'cosmos_dv': (_COSMOS, f'../{_COSMOS}'), 'simplear_text': ('tokenizer.json',)},
     # The default of the class is another number of heads than those of published models.
     needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 1000000.0',
-            'num_heads': '"num_attention_heads": 14'})._replace(
-        licence='MIT',
-        # The program is its own, and its authors do not state that it keeps the distribution.
-        passes=tuple(
-            family.Passes('simplear_0_5b', f'its own SJD{window}', 'arXiv 2504.11455, table 6',
-                          'DPG-Bench', passes=(count, 4096), lossless=False)
-            for window, count in (('', 2685), (', window 16', 2199), (', window 32', 2034))))
+            'num_heads': '"num_attention_heads": 14'})._replace(licence='MIT')
 LIQUID = _family(
     'liquid', _LIQUID, fields=LIQUID_FIELDS, gemma=True,
     sampling={'guidance_scale': 7.0, 'temperature': 0.99, 'top_k': 4096, 'top_p': 0.96},

@@ -15,16 +15,14 @@ _FID_SCALES = {(768, 12): 2.0, (1024, 24): 2.0, (1280, 36): 1.75, (1536, 48): 1.
 
 
 def _rules(config: LlamaGenConfig) -> list[Rule]:
-  sizes = config.transformer
-  heads = (sizes.num_heads, sizes.num_kv_heads, sizes.head_dim)
+  heads = base.split_heads(config.transformer.num_heads, config.transformer.num_kv_heads)
   ours, published = 'transformer/layers_{i}/', 'layers.{i}.'
   return [
       Rule('tok_embeddings.weight', ('transformer/token_embedding',), KEEP),
       Rule(published + 'attention_norm.weight', (ours + 'attention_norm/scale',), KEEP),
       Rule(published + 'attention.wqkv.weight',
-           (ours + 'query', ours + 'key', ours + 'value'), base.split_heads(*heads)),
-      Rule(published + 'attention.wo.weight', (ours + 'out',),
-           base.join_heads(sizes.num_heads, sizes.head_dim)),
+           (ours + 'query', ours + 'key', ours + 'value'), heads),
+      Rule(published + 'attention.wo.weight', (ours + 'out',), base.join_heads(config.num_heads)),
       Rule(published + 'ffn_norm.weight', (ours + 'ffn_norm/scale',), KEEP),
       Rule(published + 'feed_forward.w1.weight', (ours + 'gate',), MATRIX),
       Rule(published + 'feed_forward.w3.weight', (ours + 'up',), MATRIX),
@@ -93,12 +91,4 @@ FAMILY = family.FileFamily(
         base.metadata(config.num_classes) if config.conditioning == 'class' else {}),
     # The image tokenizer, and what reads captions.
     others=lambda config: (
-        'llamagen_vq', *(('t5', 't5_text') if config.conditioning == 'text' else ())),
-    passes=(
-        *(family.Passes(model, 'SJD', 'arXiv 2410.01699, table 3', prompts, 'sjd(window=16)',
-                        tokens_per_pass=ratio)
-          for model, prompts, ratio in (('t2i_xl_256', 'COCO', 1.63), ('t2i_xl_512', 'COCO', 1.63),
-                                        ('t2i_xl_256', 'Parti', 1.73),
-                                        ('t2i_xl_512', 'Parti', 1.69))),
-        family.Passes('t2i_xl_512', 'PJD, 6 rows at once', 'arXiv 2606.05703', 'COCO',
-                      tokens_per_pass=4.81, lossless=False)))
+        'llamagen_vq', *(('t5', 't5_text') if config.conditioning == 'text' else ())))

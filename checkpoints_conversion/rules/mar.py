@@ -24,9 +24,9 @@ def _rules(config: MARConfig) -> list[Rule]:
   table += base.layer('decoder_embed', 'decoder_in', MATRIX)
   for part in ('encoder', 'decoder'):
     published, ours = f'{part}_blocks.{{i}}.', f'{part}_layers_{{i}}'
-    table += blocks.fused(f'{published}attn.qkv.', ours, config.num_heads, config.dim)
-    table += blocks.vision_layer(published, ours, config.num_heads, config.dim,
-                                 ('norm1', 'attn.proj', 'norm2', 'mlp.fc1', 'mlp.fc2'))
+    table += blocks.fused(f'{published}attn.qkv.', ours, config.num_heads)
+    table += blocks.vision_layer(
+        published, ours, config.num_heads, ('norm1', 'attn.proj', 'norm2', 'mlp.fc1', 'mlp.fc2'))
     table += base.norm(f'{part}_norm', f'{part}_norm')
   return table + blocks.rules('diffloss.net.', config.head_width, config.head_layers)
 

@@ -57,8 +57,8 @@ def _settings(contents: settings.Contents) -> dict[str, Any]:
 def _rules(config: NextStepConfig) -> list[Rule]:
   return [
       Rule('embed_tokens.weight', ('transformer/token_embedding',), KEEP),
-      *base.llama_layer('layers.{i}.', 'transformer/layers_{i}/', config.num_heads,
-                        config.num_kv_heads, config.head_dim),
+      *base.llama_layer(
+          'layers.{i}.', 'transformer/layers_{i}/', config.num_heads, config.num_kv_heads),
       Rule('norm.weight', ('transformer/norm/scale',), KEEP),
       *base.layer('image_in_projector', 'token_in', MATRIX),
       *base.layer('image_out_projector', 'token_out', MATRIX),

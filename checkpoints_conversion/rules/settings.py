@@ -218,6 +218,16 @@ OF_SHAPES = Free('names and shapes of the weights determine it')
 OWN_OUTPUT = Free('the lm_head.weight of a file is the output matrix, as in transformers 5')
 
 
+# The sizes of image tokenizers, by their names in taming-transformers and in transformers.
+TAMING: Table = {
+    'in_channels': Size('in_channels'), 'ch': Size('ch'), 'ch_mult': Size('ch_mult', tuple),
+    'num_res_blocks': Size('num_res_blocks'), 'z_channels': Size('z_channels')}
+VQGAN: Table = {
+    'in_channels': Size('in_channels'), 'base_channels': Size('ch'),
+    'channel_multiplier': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
+    'latent_channels': Size('z_channels'), 'double_latent': Must((False,))}
+
+
 def _all(why: str, names: str) -> Table:
   return dict.fromkeys(names.split(), Free(why))
 

@@ -111,9 +111,8 @@ T5_FIELDS: settings.Table = {
 
 
 def _t5_rules(config: T5Config, tokens: str = _TOKENS) -> list[Rule]:
-  heads, width = config.num_heads, config.head_dim
   ours, published = 'layers_{i}/', 'encoder.block.{i}.layer.'
-  separate = base.separate_heads(heads, width, False)
+  separate = base.separate_heads(config.num_heads)
   inputs = {'wi_0': 'gate', 'wi_1': 'up'} if config.gated else {'wi': 'up'}
   return [
       Rule(tokens, ('token_embedding',), KEEP),
@@ -121,7 +120,8 @@ def _t5_rules(config: T5Config, tokens: str = _TOKENS) -> list[Rule]:
       Rule(published + '0.SelfAttention.q.weight', (ours + 'query',), separate),
       Rule(published + '0.SelfAttention.k.weight', (ours + 'key',), separate),
       Rule(published + '0.SelfAttention.v.weight', (ours + 'value',), separate),
-      Rule(published + '0.SelfAttention.o.weight', (ours + 'out',), base.join_heads(heads, width)),
+      Rule(published + '0.SelfAttention.o.weight', (ours + 'out',),
+           base.join_heads(config.num_heads)),
       Rule(published + '0.layer_norm.weight', (ours + 'attention_norm/scale',), KEEP),
       *(Rule(f'{published}1.DenseReluDense.{name}.weight', (ours + parameter,), MATRIX)
         for name, parameter in inputs.items()),

@@ -60,11 +60,8 @@ _OF_THE_TRANSFORMER = Free('the transformer is another network')
 # Of config.json, next to a file that also holds the transformer.
 CHAMELEON_FIELDS: settings.Table = {
     'vq_config': Part({
-        **settings.COMMON, 'model_type': Must(('chameleon_vqgan', 'chameleon')),
+        **settings.COMMON, **settings.VQGAN, 'model_type': Must(('chameleon_vqgan', 'chameleon')),
         'embed_dim': Size('codebook_dim'), 'num_embeddings': Size('codebook_size'),
-        'latent_channels': Size('z_channels'), 'double_latent': Must((False,)),
-        'in_channels': Size('in_channels'), 'base_channels': Size('ch'),
-        'channel_multiplier': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
         'attn_type': Must(('vanilla',)), 'attn_resolutions': settings.OF_SHAPES,
         'resolution': settings.OF_SHAPES}),
     '*': _OF_THE_TRANSFORMER}
@@ -85,16 +82,13 @@ def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
   prefix = next((match[0] for name in shapes if (match := re.match(_PREFIX, name))), '')
   if not prefix:
     return {}
-  return {'rules': functools.partial(_prefixed, prefix),
+  return {'rules': lambda config: base.renamed(
+              blocks.taming_vq(config), lambda name: prefix + name),
           'infer': lambda shapes, options: _infer_chameleon(
               {name.removeprefix(prefix): shape for name, shape in shapes.items()
                if name.startswith(prefix)}, options),
           'leftovers': rf'(?!{re.escape(prefix)}).*',
           'settings': functools.partial(settings.read, {'config.json': CHAMELEON_FIELDS})}
-
-
-def _prefixed(prefix: str, config: VQConfig) -> list[base.Rule]:
-  return base.renamed(blocks.taming_vq(config), lambda name: prefix + name)
 
 
 CHAMELEON = family.FileFamily(
@@ -131,14 +125,10 @@ _EMU3_NAMES = (
 _EMU3_PREFIX = 'vqmodel.'
 
 _EMU3_FIELDS: settings.Table = {
-    **settings.COMMON,
+    **settings.COMMON, **settings.VQGAN, **settings.TAMING,
     'model_type': Must(('Emu3VisionVQ', 'emu3_vqgan', 'emu3')),
     'codebook_size': Size('codebook_size'), 'embed_dim': Size('z_channels'),
-    'z_channels': Size('z_channels'), 'latent_channels': Size('z_channels'),
-    'double_z': Must((False,)), 'double_latent': Must((False,)),
-    'in_channels': Size('in_channels'), 'out_channels': Size('in_channels'),
-    'ch': Size('ch'), 'base_channels': Size('ch'), 'ch_mult': Size('ch_mult', tuple),
-    'channel_multiplier': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
+    'double_z': Must((False,)), 'out_channels': Size('in_channels'),
     'temporal_downsample_factor': Must((4,)), 'num_attention_heads': Must((1,)),
     'hidden_size': settings.OF_SHAPES,
     'attn_resolutions': Size('attention_levels', tuple, (3,)),
@@ -220,9 +210,8 @@ def _kl_rules(config: KLVAEConfig) -> list[base.Rule]:
 def _infer_kl(shapes: family.Shapes, options: Mapping[str, Any]) -> KLVAEConfig:
   """Infers the sizes of an autoencoder; the scale of its latents is that of KL-16."""
   del options
-  shape = functools.partial(family.shape, _KL_TITLE, shapes)
-  sizes = blocks.taming_sizes(_KL_TITLE, shapes)
-  return KLVAEConfig(z_channels=shape('post_quant_conv.weight', 4)[0], **sizes)
+  z_channels = family.shape(_KL_TITLE, shapes, 'post_quant_conv.weight', 4)[0]
+  return KLVAEConfig(z_channels=z_channels, **blocks.taming_sizes(_KL_TITLE, shapes))
 
 
 LATENT_DIFFUSION = family.FileFamily(
@@ -234,9 +223,7 @@ LATENT_DIFFUSION = family.FileFamily(
 
 _NEXTSTEP_TITLE = 'an image tokenizer of NextStep-1'
 NEXTSTEP_FIELDS: settings.Table = {
-    'in_channels': Size('in_channels'), 'out_ch': Size('in_channels'), 'ch': Size('ch'),
-    'ch_mult': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
-    'z_channels': Size('z_channels'), 'scaling_factor': Size('scale', float),
+    **settings.TAMING, 'out_ch': Size('in_channels'), 'scaling_factor': Size('scale', float),
     'shift_factor': Size('shift', float), 'encoder_norm': Size('normalized', bool),
     # Patches of one latent, whose channels are normalised together.
     'psz': Must((1,)),
@@ -248,9 +235,9 @@ NEXTSTEP_FIELDS: settings.Table = {
 
 def _infer_nextstep(shapes: family.Shapes, options: Mapping[str, Any]) -> KLVAEConfig:
   """Infers the sizes of an autoencoder; config.json specifies scale, shift and normalisation."""
-  shape = functools.partial(family.shape, _NEXTSTEP_TITLE, shapes)
   return KLVAEConfig(
-      z_channels=shape('decoder.conv_in.weight', 4)[1], quant_conv=False, level_attention=False,
+      z_channels=family.shape(_NEXTSTEP_TITLE, shapes, 'decoder.conv_in.weight', 4)[1],
+      quant_conv=False, level_attention=False,
       **{name: options[name] for name in ('scale', 'shift', 'normalized') if name in options},
       **blocks.taming_sizes(_NEXTSTEP_TITLE, shapes))
 

@@ -101,7 +101,7 @@ def test_halves_become_pairs_and_products_stay():
     cos, sin = np.cos(angles[which]), np.sin(angles[which])
     expected.append(np.concatenate(
         [flat[:, 0] * cos - flat[:, 1] * sin, flat[:, 1] * cos + flat[:, 0] * sin], axis=1))
-    (kernel,) = base.separate_heads(heads, width, halves=True).forward(weight)
+    (kernel,) = base.separate_heads(heads, halves=True).forward(weight)
     rope = transformer.Rope(cos[None, None].astype(np.float32), sin[None, None].astype(np.float32))
     turned = transformer.rotate(jax.numpy.einsum('d,dhe->he', x[which], kernel)[None, None], rope)
     products.append(turned[0, 0])

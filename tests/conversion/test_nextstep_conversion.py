@@ -76,8 +76,8 @@ def test_there_and_back_is_exact():
 def test_biases_rotate_with_their_queries():
   rng = np.random.default_rng(0)
   kernel, bias, x = (rng.standard_normal(shape) for shape in ((24, 5), (24,), (5,)))
-  joined, = base.separate_heads(3, 8, True).forward(kernel)
-  moved, = base.separate_head_biases(3, True).forward(bias)
+  joined, = base.separate_heads(3, True).forward(kernel)
+  moved, = base.separate_heads(3, True).forward(bias)
   ours = np.einsum('d,dhe->he', x, joined) + moved
   halves = (kernel @ x + bias).reshape(3, 8)
   angle = rng.uniform(0, 6, 4)

@@ -53,8 +53,8 @@ def test_published_tensors_are_exactly_those_of_the_model(path):
     (base.MATRIX, (3, 4), [(4, 3)]),
     (base.CONVOLUTION, (2, 3, 4, 5), [(4, 5, 3, 2)]),
     (base.POINTWISE, (2, 3, 1, 1), [(3, 2)]),
-    (base.join_heads(2, 3), (8, 6), [(2, 3, 8)]),
-    (base.split_heads(4, 2, 3), (24, 7), [(7, 4, 3), (7, 2, 3), (7, 2, 3)]),
+    (base.join_heads(2), (8, 6), [(2, 3, 8)]),
+    (base.split_heads(4, 2), (24, 7), [(7, 4, 3), (7, 2, 3), (7, 2, 3)]),
 ])
 def test_transforms_rearrange_and_invert_exactly(transform, shape, made):
   array = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
@@ -66,7 +66,7 @@ def test_transforms_rearrange_and_invert_exactly(transform, shape, made):
 
 def test_fused_projections_split_into_query_key_value_by_head():
   fused = np.arange(8 * 1).reshape(8, 1)  # Two query heads, one key/value head of width 2.
-  query, key, value = base.split_heads(2, 1, 2).forward(fused)
+  query, key, value = base.split_heads(2, 1).forward(fused)
   assert query[0].tolist() == [[0, 1], [2, 3]]
   assert key[0].tolist() == [[4, 5]] and value[0].tolist() == [[6, 7]]
 

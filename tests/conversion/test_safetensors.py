@@ -45,7 +45,7 @@ BROKEN = {
 def test_broken_files_are_refused(tmp_path, name):
   path = tmp_path / 'x.safetensors'
   path.write_bytes(BROKEN[name])
-  with pytest.raises(read.ReadError, match='not a complete safetensors file.*; download it again'):
+  with pytest.raises(ValueError, match='not a complete safetensors file.*; download it again'):
     read.read(path)
 
 
@@ -54,7 +54,7 @@ def test_a_header_that_is_too_long_is_not_read(tmp_path):
   with path.open('wb') as file:
     file.write((200_000_000).to_bytes(8, 'little'))
     file.truncate(300_000_000)  # Uses no space on the disk.
-  with pytest.raises(read.ReadError, match='header too large'):
+  with pytest.raises(ValueError, match='header too large'):
     read.read(path)
 
 
@@ -100,7 +100,7 @@ def test_any_change_is_read_or_refused(tmp_path, seed):
     path.write_bytes(_changed(data, header, rng))
     try:
       result = read.read(path).tensors
-    except read.ReadError:
+    except ValueError:
       continue
     num_read += 1
     for tensor in result.values():

@@ -13,10 +13,11 @@ from cspd_jax import families
 from cspd_jax.decoding import specification
 from cspd_jax.files import store
 from cspd_jax.generation import memory
-from docs import family_pages, sizes, supported, tables, verified, zoo
+from docs import family_pages, passes, sizes, supported, tables, verified, zoo
 from experiments.papers import published_rows
 
-PASSES = [(file, entry) for file in rules.FAMILIES.values() for entry in file.passes]
+PASSES = [(rules.FAMILIES[name], entry)
+          for name, entries in passes.PASSES.items() for entry in entries]
 # The rows of papers' tables, by the number of the paper.
 PAPERS = {'2410.01699': 'sjd', '2603.18599': 'sjd_pac'}
 
@@ -155,7 +156,7 @@ def test_published_passes_agree_with_the_rows_of_the_papers(entry):
 
 def test_fewest_passes():
   assert zoo.fewest('lumina_mgpt', lossless=False).startswith('371 of 2357 passes (PJD')
-  best = max(entry.ratio for entry in rules.FAMILIES['emu3'].passes)
+  best = max(entry.ratio for entry in passes.PASSES['emu3'])
   assert zoo.fewest('emu3', lossless=True).startswith(f'{best:.2f} tokens per pass (')
   assert zoo.fewest('emu3', lossless=False) == '-'
 
