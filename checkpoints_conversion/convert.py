@@ -39,7 +39,6 @@ def convert(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -
 
 
 def _joined(parts: Sequence[weights.Group]) -> Params:
-  """Builds all groups and returns their parameters as one tree."""
   return traverse_util.unflatten_dict({
       path: leaf for part in parts for path, leaf in traverse_util.flatten_dict(part()).items()})
 

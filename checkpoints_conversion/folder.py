@@ -224,7 +224,6 @@ def missing_parts(output: str | os.PathLike) -> list[tuple[list[str], str | None
 
 def _convert_alone(family: FileFamily, part: Part, folder: pathlib.Path, progress: Progress | None,
                    note: Callable[[str], None], allow_nonfinite: bool) -> tuple[pathlib.Path, Any]:
-  """Converts a network that belongs to no model family."""
   if part.role or part.sampling:
     raise ConversionError(f'{family.title} does not belong to a model of cspd_jax; leave role and '
                           'sampling out.')
@@ -263,9 +262,8 @@ def _other_networks(folder: pathlib.Path, model: str, roles: Sequence[str]
   description = None if model_file.is_network(folder) else model_file.read(folder)
   if description is None or description['family'] != model or (
       '.' in description['parts'].values()):
-    raise ConversionError(
-        f'output is {folder}, which holds a network of its own or a model of another family; '
-        f'choose another folder for a {model!r} model.')
+    raise ConversionError(f'output is {folder}, which holds a network of its own or a model of '
+                          f'another family; choose another folder for a {model!r} model.')
   others = {name: store.describe(folder / part)
             for name, part in description['parts'].items() if name not in roles}
   return {name: store.load(folder / description['parts'][name]) if network.kind == _WORDS

@@ -150,7 +150,6 @@ def _part(files: FileFamily, models: families.Family, model: str | None, role: s
 
 
 def _loaded(opened: convert.Source, dtype: Any, allow_nonfinite: bool) -> store.Loaded:
-  """Builds the parameters of a network on the default device."""
   params = weights.cast(opened.params(), dtype)
   if not allow_nonfinite:
     convert.check_finite('parameter', params)

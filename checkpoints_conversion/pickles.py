@@ -33,9 +33,7 @@ class Name:
 class Object:
   """Stands for a value of any other type.
 
-  Attributes:
-    name: its class, or the function that returns it.
-    state: its attributes as the file holds them, or None.
+  `name` is its class, or the function that returns it; `state` its attributes in the file, or None.
   """
 
   name: str
@@ -50,13 +48,10 @@ class Reader:
 
   def __init__(self, stream: BinaryIO, size: int, call: Callable[[str, tuple], Any],
                persistent: Callable[[Any], Any]):
-    """Initialises a reader.
+    """Initialises a reader of pickles that may have `size` bytes together.
 
-    Args:
-      stream: the file.
-      size: bytes that the pickles may have together.
-      call: `(name, arguments) ->` the value of a call of a class or function, such as an `Object`.
-      persistent: `id ->` the value that is stored outside of the pickle under this id.
+    `call` is `(name, arguments) ->` the value of a call of a class or function, such as an
+    `Object`; `persistent` is `id ->` the value that is stored outside of the pickle.
     """
     self._stream, self._left, self._steps = stream, size, _MOST_STEPS
     self._call, self._persistent = call, persistent

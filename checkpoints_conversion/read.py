@@ -32,11 +32,9 @@ _MAX_SHOWN, _MAX_NAMES = 80, 10
 
 
 class Weights(NamedTuple):
-  """The content of a weight file.
+  """Tensors by name, without the prefixes of compiled and wrapped modules.
 
-  Attributes:
-    tensors: tensors by name, without the prefixes of compiled and wrapped modules.
-    key: the part of the file that holds them; None if they are the whole file.
+  `key` is the part of the file that holds them; None if they are the whole file.
   """
 
   tensors: Mapping[str, tensors_lib.AnyTensor]
@@ -86,7 +84,6 @@ def read(
 
 def _read_consolidated(path: pathlib.Path, sources: list[pathlib.Path], key: str | None,
                        prefer: str | None, shares: Mapping[str, str]) -> Weights:
-  """Reads the files of a model-parallel checkpoint as one."""
   parts = [_read_torch(file, key, prefer) for file in sources]
   try:
     return Weights(tensors_lib.join([part.tensors for part in parts], shares), parts[0].key)
@@ -113,10 +110,9 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
             or _of_transformers(path, f'{_TRANSFORMERS}*.bin')
             or (scripts if any(file.is_file() for file in scripts) else []))
   if not result:
-    raise ValueError(
-        f'source is {path}, a folder without .safetensors files, consolidated.pth, '
-        'pytorch_model.bin or encoder.jit; specify the file itself, or the name of a published '
-        'model, whose files are looked up.')
+    raise ValueError(f'source is {path}, a folder without .safetensors files, consolidated.pth, '
+                     'pytorch_model.bin or encoder.jit; specify the file itself, or the name of a '
+                     'published model, whose files are looked up.')
   return _existing(path, result)
 
 
@@ -235,7 +231,6 @@ def _read_safetensors(path: pathlib.Path) -> dict[str, tensors_lib.AnyTensor]:
 
 
 def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weights:
-  """Reads the tensors of a PyTorch file, or of one of its parts."""
   try:
     content = pytorch.load(path)
   except ValueError as error:

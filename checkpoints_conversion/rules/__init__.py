@@ -6,7 +6,6 @@ A new family is a module like `llamagen.py` and a line in the list below.
 from checkpoints_conversion.rules import (
   eagle,
   early_fusion,
-  emu3_5,
   evaluators,
   janus,
   language_models,
@@ -43,6 +42,6 @@ for _family in (
     early_fusion.EMU3, vq.CHAMELEON, vq.EMU3, vq.MOVQGAN,
     text.LUMINA_MGPT, text.LUMINA_MGPT_2, text.ANOLE, text.EMU3, text.T5_TEXT, vq.LATENT_DIFFUSION,
     nextstep.FAMILY, vq.NEXTSTEP, text.NEXTSTEP, janus.FAMILY, janus.VQ, text.JANUS_PRO,
-    emu3_5.FAMILY, emu3_5.VQ, text.EMU3_5, language_models.SIMPLEAR, language_models.LIQUID,
+    early_fusion.EMU3_5, vq.EMU3_5, text.EMU3_5, language_models.SIMPLEAR, language_models.LIQUID,
     vq.COSMOS, text.SIMPLEAR, text.LIQUID, evaluators.INCEPTION, evaluators.CLIP):
   register(_family)

@@ -16,11 +16,9 @@ import numpy as np
 
 
 class Transform(NamedTuple):
-  """An exact rearrangement of numbers.
+  """An exact rearrangement of numbers, from published arrays to a tuple of parameters and back.
 
-  Attributes:
-    forward: from a published array, or several, to a tuple of parameters.
-    inverse: from those parameters to the published array, or to a tuple of them.
+  The inverse returns the published array, or a tuple if there are several.
   """
 
   forward: Callable[[Any], tuple[Any, ...]]
@@ -30,10 +28,8 @@ class Transform(NamedTuple):
 class Rule(NamedTuple):
   """One published tensor and the parameters it becomes, or several that become one.
 
-  Attributes:
-    source: published name, or names in the order of the transform.
-    destinations: paths of the parameters, in the order of the transform.
-    transform: the conversion from one to the other.
+  `source` is the published name, or names, and `destinations` are the paths of the parameters, both
+  in the order of the transform.
   """
 
   source: str | tuple[str, ...]

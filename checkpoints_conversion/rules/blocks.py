@@ -138,8 +138,7 @@ def vision_layer(source: str, destination: str, num_heads: int, names: Sequence[
 _LAYERS = {
     'time_embed.mlp.0': 'time_in', 'time_embed.mlp.2': 'time_out', 'cond_embed': 'condition',
     'input_proj': 'state', 'res_blocks.{i}.mlp.0': 'mlp_in_{i}',
-    'res_blocks.{i}.mlp.2': 'mlp_out_{i}', 'final_layer.linear': 'out',
-}
+    'res_blocks.{i}.mlp.2': 'mlp_out_{i}', 'final_layer.linear': 'out'}
 
 
 def rules(prefix: str, width: int, num_blocks: int) -> list[Rule]:

@@ -1,6 +1,6 @@
 """Transformers over one vocabulary of text and images in the formats of transformers and Meta:
-Lumina-mGPT (arXiv 2408.02657) and 2.0 (arXiv 2507.17801), Anole (arXiv 2407.06135) and Emu3 (arXiv
-2409.18869)."""
+Lumina-mGPT (arXiv 2408.02657) and 2.0 (arXiv 2507.17801), Anole (arXiv 2407.06135), Emu3 (arXiv
+2409.18869) and Emu3.5 (arXiv 2510.26583), which has two norms more in every layer."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from checkpoints_conversion.rules import base, family, settings
 from checkpoints_conversion.rules.base import KEEP, Rule, Transform
-from checkpoints_conversion.rules.settings import Check, Free, Must, Part, Size, Sizes, Table
+from checkpoints_conversion.rules.settings import Free, Must, Part, Size, Sizes, Table
 from cspd_jax.core import fields
 from cspd_jax.models import early_fusion
 from cspd_jax.models.early_fusion import EarlyFusionConfig
@@ -205,21 +205,21 @@ def family_of(
       layout=lambda model: {name: ('models/7b', '.'), **others})
 
 
-def _image_tokens(preset: str, prefix: str, *, ordered: bool) -> Check:
+def _image_tokens(preset: str, prefix: str, *, ordered: bool) -> Sizes:
   """Returns a check that tokens with a prefix have the ids of codes, if `ordered` by name."""
   config = early_fusion.PRESETS[preset]
   first, count = config.first_code, config.num_codes
 
-  def problem(value):
+  def checked(value):
     if not isinstance(value, Mapping) or not all(type(id_) is int for id_ in value.values()):
       return f'{value!r:.80}; it must contain ids of tokens by name'
     ids = [id_ for name, id_ in sorted(value.items()) if name.startswith(prefix)]
     if not ids or (ids if ordered else sorted(ids)) == list(range(first, first + count)):
-      return None
+      return {}
     return (f'a vocabulary with {len(ids)} image tokens from {min(ids)} to {max(ids)}; they must '
             f'be {first} to {first + count - 1}' + (' in their order' if ordered else ''))
 
-  return Check(problem)
+  return Sizes(checked)
 
 
 # The fields that both families have, in addition to those of Llama.
@@ -234,8 +234,7 @@ _CHAMELEON: Table = {
     'model_parallel_size': settings.OF_SHAPES,  # Rows of the norms of queries and keys.
     'vocabulary_map': _image_tokens('anole_7b', 'IMGIMG', ordered=False),
     'boi_token_id': Must((8197,)), 'eoi_token_id': Must((8196,)),
-    'mask_image_logits': Free('images are sampled without the mask, as in the official programs'),
-}
+    'mask_image_logits': Free('images are sampled without the mask, as in the official programs')}
 
 _ARGUMENTS: Table = {
     'dim': Size('dim'), 'n_layers': Size('num_layers'), 'n_heads': Size('num_heads'),
@@ -246,15 +245,13 @@ _ARGUMENTS: Table = {
     'use_scaled_rope': Must((False,)), 'multiple_of': settings.OF_SHAPES,
     'ffn_dim_multiplier': settings.OF_SHAPES,
     'model_parallel_size': Free('the files are counted and joined'),
-    '*': Free("Meta's program reads the arguments of its network and ignores all others"),
-}
+    '*': Free("Meta's program reads the arguments of its network and ignores all others")}
 
 CHAMELEON_SETTINGS: Mapping[str, Table] = {
     'config.json': _CHAMELEON,
     'params.json': {**_ARGUMENTS, 'model': Part(_ARGUMENTS)},
     # Its arguments replace some of those in params.json.
-    'consolidate_params.json': {**_ARGUMENTS, 'qk_normalization': Size('qk_norm', bool)},
-}
+    'consolidate_params.json': {**_ARGUMENTS, 'qk_normalization': Size('qk_norm', bool)}}
 
 _FIXED = Free('the official program has fixed ids, and reads those of no file')
 
@@ -281,8 +278,7 @@ _EMU3: Table = {
     'img_token_id': Must((151851,)), 'boi_token_id': Must((151852,)),
     'eoi_token_id': Must((151853,)), 'eol_token_id': Must((151846,)),
     'eof_token_id': Must((151847,)),
-    'image_area': Sizes(_square),
-}
+    'image_area': Sizes(_square)}
 
 EMU3_SETTINGS: Mapping[str, Table] = {'config.json': {**_EMU3, 'text_config': Part(_EMU3)}}
 
@@ -319,3 +315,36 @@ EMU3 = family_of(
     others={'emu3_vq': ('Emu3-VisionTokenizer', '../Emu3-VisionTokenizer', '.'),
             'emu3_text': ('emu3.tiktoken',)},
     fields=EMU3_SETTINGS, needed=NEEDED_EMU3, token_side=8)._replace(licence='Apache-2.0')
+
+_EMU3_5 = 'emu3_5_34b'
+EMU3_5_FIELDS: Table = {
+    **{name: entry for name, entry in _EMU3.items() if name not in ('vocabulary_map', 'vq_config')},
+    'model_type': Must(('Emu3',)),
+    'image_area': Free('the official program has rows and columns in its own configuration'),
+    # The class of the official program for vLLM has these fields too.
+    **settings.WINDOWS}
+# The official text-to-image configuration, for both releases.
+_OPTIONS = {'temperature': 1.0, 'top_p': 1.0, 'top_k': 5120}
+
+
+def _near(*files: str) -> tuple[str, ...]:
+  """Returns the paths of files in the folder of a transformer and in the one above."""
+  return tuple(f'{folder}{file}' for folder in ('', '../') for file in files)
+
+
+EMU3_5 = EMU3._replace(
+    name='emu3_5', title=_title(_EMU3_5), infer=functools.partial(infer, _EMU3_5),
+    presets={_EMU3_5: early_fusion.PRESETS[_EMU3_5]},
+    settings=functools.partial(settings.read, {'config.json': EMU3_5_FIELDS}),
+    # Their published values have not been seen.
+    needed={'norm_eps': '"rms_norm_eps": ...', 'rope_base': '"rope_theta": ...'},
+    variant=functools.partial(variant, _EMU3_5), assumed=functools.partial(assumed, 16),
+    sampling=lambda config: {'pictures': {**_OPTIONS, 'guidance_scale': 5.0},  # Emu3.5-Image.
+                             'emu3_5': {**_OPTIONS, 'guidance_scale': 2.0}},
+    licence='Apache-2.0 (code)', layout=lambda name: {
+        'emu3_5': ('.',),
+        'emu3_5_vq': _near('Emu3.5-VisionTokenizer/model.safetensors',
+                           'Emu3.5-VisionTokenizer/model.ckpt'),
+        'emu3_5_text': (*_near('emu3.tiktoken', 'tokenizer_emu3_ibq/emu3.tiktoken'),
+                        # The official program has its weights in `weights`.
+                        '../../src/tokenizer_emu3_ibq/emu3.tiktoken')})

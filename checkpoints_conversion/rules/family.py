@@ -105,7 +105,6 @@ def infer(family: FileFamily, shapes: Shapes, options: Mapping[str, int],
 
 
 def _needed(family: FileFamily, missing: Mapping[str, str]) -> str:
-  """Returns the message for fields that cannot be inferred and are not specified."""
   options = ', '.join(name for name, text in missing.items() if not text)
   published = ', '.join(text for text in missing.values() if text)
   remedies = [f'Specify {options}.'] if options else []
@@ -177,9 +176,8 @@ def tokens_per_side(options: Mapping[str, int], presets: Sequence[str]) -> int:
   """Returns the rows of tokens of square images of `image_size` pixels, 16 per token."""
   size = options.get('image_size')
   if size is None:
-    raise ConversionError(
-        'image_size cannot be inferred from the weights; specify it in pixels, or model, one of: '
-        f'{", ".join(presets)}.')
+    raise ConversionError('image_size cannot be inferred from the weights; specify it in pixels, '
+                          f'or model, one of: {", ".join(presets)}.')
   if size < 16 or size % 16:
     raise ConversionError(f'image_size is {size}; it must be a positive multiple of 16.')
   return size // 16

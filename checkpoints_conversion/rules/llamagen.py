@@ -33,8 +33,7 @@ def _rules(config: LlamaGenConfig) -> list[Rule]:
       Rule('cls_embedding.embedding_table.weight', ('label_embedding',), KEEP),
       Rule('cls_embedding.uncond_embedding', ('null_caption',), KEEP),
       Rule('cls_embedding.cap_proj.fc1.weight', ('caption_in',), MATRIX),
-      Rule('cls_embedding.cap_proj.fc2.weight', ('caption_out',), MATRIX),
-  ]
+      Rule('cls_embedding.cap_proj.fc2.weight', ('caption_out',), MATRIX)]
 
 
 def _infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:

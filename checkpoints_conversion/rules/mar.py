@@ -14,8 +14,7 @@ _FID_SCALES = {(768, 12): 2.9, (1024, 16): 3.0, (1280, 20): 3.2}
 _EMBEDDINGS = {
     'class_emb.weight': 'class_embedding', 'fake_latent': 'null_embedding',
     'encoder_pos_embed_learned': 'encoder_positions', 'mask_token': 'mask_token',
-    'decoder_pos_embed_learned': 'decoder_positions', 'diffusion_pos_embed_learned': 'z_positions',
-}
+    'decoder_pos_embed_learned': 'decoder_positions', 'diffusion_pos_embed_learned': 'z_positions'}
 
 
 def _rules(config: MARConfig) -> list[Rule]:

@@ -41,8 +41,7 @@ FIELDS: settings.Table = {
     'image_decoder_arch': settings.OF_SHAPES,
     **dict.fromkeys(('lm_loss_weight', 'im_loss_weight', 'image_loss_weight', 'create_kwargs',
                      'fm_head_batch_mul', 'genloss_batch_mul'), _TRAINING),
-    'vae_name_or_path': Free('the image tokenizer is another network'),
-}
+    'vae_name_or_path': Free('the image tokenizer is another network')}
 
 
 def _settings(contents: settings.Contents) -> dict[str, Any]:
@@ -73,9 +72,8 @@ def _infer(shapes: family.Shapes, options: Mapping[str, Any]) -> NextStepConfig:
   patch_size = options.get('patch_size', published.patch_size)
   token_dim = shape('image_in_projector.weight', 2)[1]
   if token_dim % patch_size**2:
-    raise family.ConversionError(
-        f'The model has tokens of {token_dim} numbers; they must be patches of {patch_size} x '
-        f'{patch_size} latents.')
+    raise family.ConversionError(f'The model has tokens of {token_dim} numbers; they must be '
+                                 f'patches of {patch_size} x {patch_size} latents.')
   own = ('height', 'width', 'rope_base', 'norm_eps', *_SAMPLER)
   return NextStepConfig(
       vocab_size=vocab_size, dim=dim, num_heads=num_heads, patch_size=patch_size,

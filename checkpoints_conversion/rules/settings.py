@@ -1,12 +1,12 @@
 """Checks the fields of config.json and params.json against a table for each file family.
 
-A field is a size of the network (`Size`), determines several of them (`Sizes`), must have a certain
-value (`Must`), must pass a check (`Check`), contains fields (`Part`), or does not affect what the
-network computes (`Free`).
-Every other field is refused by name: a setting that a converter ignores leads to wrong images
-without an error. Null, and -1 for a whole number, count as absent, and names that begin with '_'
-belong to the program that wrote the file. An absent field has the default of the published code: it
-is used where shapes do not determine the size, and refused where the weights contradict it.
+A field is a size of the network (`Size`), determines several of them or is checked (`Sizes`), must
+have a certain value (`Must`), contains fields (`Part`), or does not affect what the network
+computes (`Free`). Every other field is refused by name: a setting that a converter ignores leads to
+wrong images without an error. Null, and -1 for a whole number, count as absent, and names that
+begin with '_' belong to the program that wrote the file. An absent field has the default of the
+published code: it is used where shapes do not determine the size, and refused where the weights
+contradict it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +35,7 @@ class Size(NamedTuple):
 
 
 class Sizes(NamedTuple):
-  """A field, `value ->` several of our config by name; or a problem that continues 'FIELD is'."""
+  """A field, `value ->` fields of our config by name; or a problem that continues 'FIELD is'."""
 
   fields: Callable[[Any], Mapping[str, Any] | str]
 
@@ -54,12 +54,6 @@ class Must(NamedTuple):
   default: Any = None
 
 
-class Check(NamedTuple):
-  """A field with a check, `value ->` the problem as a text that continues 'FIELD is', or None."""
-
-  problem: Callable[[Any], str | None]
-
-
 class Free(NamedTuple):
   """A field that does not affect what the network computes, with the reason."""
 
@@ -72,7 +66,7 @@ class Part(NamedTuple):
   fields: 'Table'
 
 
-Entry = Size | Sizes | Must | Check | Free | Part
+Entry = Size | Sizes | Must | Free | Part
 # Fields by name. The entry '*' applies to all others.
 Table = Mapping[str, Entry]
 
@@ -136,8 +130,6 @@ def _problem(entry: Entry | None, value: Any) -> str | None:
   """Returns the problem with a field that is not a size, or None."""
   if isinstance(entry, Must) and value not in entry.values:
     return f'{value!r:.80}; {_remedy(entry)}'
-  if isinstance(entry, Check):
-    return entry.problem(value)
   if isinstance(entry, Part):
     return f'{value!r:.80}; it must be an object with fields'
   return f'{value!r:.80}; no published model has the field' if entry is None else None
@@ -209,8 +201,8 @@ SILU = Must(('silu', 'swish'))
 _OF_WINDOWS = Free('it is for layers with sliding windows, which no published model has')
 WINDOWS: Table = {
     'use_sliding_window': Must((False,)), 'sliding_window': _OF_WINDOWS,
-    'max_window_layers': _OF_WINDOWS, 'layer_types': Check(
-        lambda value: None if isinstance(value, list) and set(map(str, value)) == {'full_attention'}
+    'max_window_layers': _OF_WINDOWS, 'layer_types': Sizes(
+        lambda value: {} if isinstance(value, list) and set(map(str, value)) == {'full_attention'}
         else f'{value!r:.80}; every layer must have full attention')}
 NO_BIAS = Must((False,))
 NO_BIASES: Table = {'attention_bias': NO_BIAS, 'mlp_bias': NO_BIAS}
@@ -262,5 +254,4 @@ COMMON: Table = {
            'cross_attention_hidden_size tie_encoder_decoder'),
     'add_cross_attention': Must((False,)),
     'pruned_heads': Must(({},)),
-    'quantization_config': Must((), ': convert the weights before they were quantized'),
-}
+    'quantization_config': Must((), ': convert the weights before they were quantized')}

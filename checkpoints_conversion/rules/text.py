@@ -86,9 +86,6 @@ _FIRST = 'encoder.block.0.layer.'
 _TOKENS, _OWN_TOKENS = 'shared.weight', 'encoder.embed_tokens.weight'
 # The names of the decoder, which image models do not use.
 _DECODER = r'decoder\..*|lm_head\.weight'
-# Activations that the network here supports, by their names in transformers.
-_ACTIVATIONS = {'gelu_new': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh', 'gelu': 'gelu',
-                'relu': 'relu', 'silu': 'silu', 'swish': 'silu'}
 _OF_THE_DECODER = Free('only the decoder, which image models do not use, depends on it')
 
 T5_FIELDS: settings.Table = {
@@ -101,19 +98,16 @@ T5_FIELDS: settings.Table = {
     'relative_attention_num_buckets': Size('num_distances', int, 32),
     'relative_attention_max_distance': Size('max_distance', int, 128),
     'layer_norm_epsilon': Size('norm_eps', float, 1e-6),
-    # `_read_settings` combines the next two to an activation.
-    'feed_forward_proj': Size('feed_forward_proj', str, 'relu'),
-    'dense_act_fn': Size('dense_act_fn', str), 'is_gated_act': Size('gated', bool),
+    'feed_forward_proj': Must(('gated-gelu',), ', as in Flan-T5', default='relu'),
+    'dense_act_fn': Must(('gelu_new',)), 'is_gated_act': Must((True,)),
     'num_decoder_layers': _OF_THE_DECODER, 'tie_word_embeddings': _OF_THE_DECODER,
     'scale_decoder_outputs': _OF_THE_DECODER, 'output_past': _OF_THE_DECODER,
-    'n_positions': Free('the network depends on distances of positions, which have no bound'),
-}
+    'n_positions': Free('the network depends on distances of positions, which have no bound')}
 
 
 def _t5_rules(config: T5Config, tokens: str = _TOKENS) -> list[Rule]:
   ours, published = 'layers_{i}/', 'encoder.block.{i}.layer.'
   separate = base.separate_heads(config.num_heads)
-  inputs = {'wi_0': 'gate', 'wi_1': 'up'} if config.gated else {'wi': 'up'}
   return [
       Rule(tokens, ('token_embedding',), KEEP),
       Rule(_FIRST + '0.SelfAttention.relative_attention_bias.weight', ('distance_bias',), KEEP),
@@ -124,26 +118,10 @@ def _t5_rules(config: T5Config, tokens: str = _TOKENS) -> list[Rule]:
            base.join_heads(config.num_heads)),
       Rule(published + '0.layer_norm.weight', (ours + 'attention_norm/scale',), KEEP),
       *(Rule(f'{published}1.DenseReluDense.{name}.weight', (ours + parameter,), MATRIX)
-        for name, parameter in inputs.items()),
+        for name, parameter in (('wi_0', 'gate'), ('wi_1', 'up'))),
       Rule(published + '1.DenseReluDense.wo.weight', (ours + 'down',), MATRIX),
       Rule(published + '1.layer_norm.weight', (ours + 'ffn_norm/scale',), KEEP),
-      Rule('encoder.final_layer_norm.weight', ('norm/scale',), KEEP),
-  ]
-
-
-def _read_settings(contents: settings.Contents) -> dict[str, Any]:
-  sizes = settings.read({'config.json': T5_FIELDS}, contents)
-  form, name = sizes.pop('feed_forward_proj', None), sizes.pop('dense_act_fn', None)
-  if form is None:
-    return sizes
-  gate, _, last = form.rpartition('-')
-  # As in transformers.
-  activation = name or ('gelu_new' if form == 'gated-gelu' else last)
-  if gate not in ('', 'gated') or activation not in _ACTIVATIONS:
-    settings.refuse([
-        f'config.json: feed_forward_proj is {form!r} and dense_act_fn is {name!r}; the supported '
-        f'activations are {", ".join(_ACTIVATIONS)}, plain or gated'])
-  return {'gated': gate == 'gated', **sizes, 'activation': _ACTIVATIONS[activation]}
+      Rule('encoder.final_layer_norm.weight', ('norm/scale',), KEEP)]
 
 
 def _t5_variant(shapes: family.Shapes) -> Mapping[str, Any]:
@@ -156,26 +134,22 @@ def _t5_variant(shapes: family.Shapes) -> Mapping[str, Any]:
 
 def _infer_t5(shapes: family.Shapes, options: Mapping[str, Any]) -> T5Config:
   """Infers the sizes of an encoder; what only settings files specify is that of Flan-T5."""
-  overrides = {name: options[name] for name in ('max_distance', 'norm_eps', 'activation')
-               if name in options}
-  gated = _FIRST + '1.DenseReluDense.wi.weight' not in shapes
+  overrides = {name: options[name] for name in ('max_distance', 'norm_eps') if name in options}
   shape = functools.partial(family.shape, _T5_TITLE, shapes)
   vocab_size, dim = shape(_OWN_TOKENS if _OWN_TOKENS in shapes else _TOKENS, 2)
-  num_distances, num_heads = shape(
-      _FIRST + '0.SelfAttention.relative_attention_bias.weight', 2)
+  num_distances, num_heads = shape(_FIRST + '0.SelfAttention.relative_attention_bias.weight', 2)
   return T5Config(
       vocab_size=vocab_size, dim=dim,
       num_layers=family.count(
           shapes, r'encoder\.block\.(\d+)\.layer\.0\.SelfAttention\.q\.weight'),
       num_heads=num_heads, head_dim=shape(_FIRST + '0.SelfAttention.q.weight', 2)[0] // num_heads,
-      ffn_dim=shape(f'{_FIRST}1.DenseReluDense.{"wi_0" if gated else "wi"}.weight', 2)[0],
-      num_distances=num_distances, gated=gated, **overrides)
+      ffn_dim=shape(_FIRST + '1.DenseReluDense.wi_0.weight', 2)[0], num_distances=num_distances,
+      **overrides)
 
 
 T5 = family.FileFamily(
     name='t5', title=_T5_TITLE, kind='t5', rules=_t5_rules, infer=_infer_t5, presets=t5.PRESETS,
-    settings=_read_settings, needed={
+    settings=functools.partial(settings.read, {'config.json': T5_FIELDS}), needed={
         'norm_eps': '"layer_norm_epsilon": 1e-06',
-        'activation': '"feed_forward_proj": "gated-gelu"',
         'max_distance': '"relative_attention_max_distance": 128'},
     variant=_t5_variant, leftovers=_DECODER, model='llamagen')

@@ -1,11 +1,11 @@
-"""Image tokenizers: of LlamaGen, Chameleon, Lumina-mGPT 2.0, Emu3, MAR, NextStep-1 and SimpleAR.
+"""Image tokenizers of all families but Janus-Pro.
 
 LlamaGen: arXiv 2406.06525. Chameleon: arXiv 2405.09818; it may be in one file with the transformer.
 Lumina-mGPT 2.0 has MoVQGAN (arXiv 2209.09002), as ai-forever stores it. Emu3: arXiv 2409.18869, as
-BAAI and transformers store it. MAR's KL-16 is a variational autoencoder of latent diffusion (arXiv
-2112.10752); NextStep-1's (arXiv 2508.10711) is one with names of its own. SimpleAR has NVIDIA's
-Cosmos-Tokenizer DV as two TorchScript files, `encoder.jit` and `decoder.jit`, which name their
-tensors like the module of the whole tokenizer.
+BAAI and transformers store it. Emu3.5 has IBQ (arXiv 2412.02692). MAR's KL-16 is a variational
+autoencoder of latent diffusion (arXiv 2112.10752); NextStep-1's (arXiv 2508.10711) is one with
+names of its own. SimpleAR has NVIDIA's Cosmos-Tokenizer DV as two TorchScript files, `encoder.jit`
+and `decoder.jit`, which name their tensors like the module of the whole tokenizer.
 """
 
 import dataclasses
@@ -131,8 +131,7 @@ _EMU3_FIELDS: settings.Table = {
     'double_z': Must((False,)), 'out_channels': Size('in_channels'),
     'temporal_downsample_factor': Must((4,)), 'num_attention_heads': Must((1,)),
     'hidden_size': settings.OF_SHAPES,
-    'attn_resolutions': Size('attention_levels', tuple, (3,)),
-}
+    'attn_resolutions': Size('attention_levels', tuple, (3,))}
 EMU3_FIELDS: settings.Table = {
     **_EMU3_FIELDS, 'vq_config': Part(_EMU3_FIELDS), 'text_config': _OF_THE_TRANSFORMER,
     'vocabulary_map': _OF_THE_TRANSFORMER, 'tie_word_embeddings': _OF_THE_TRANSFORMER}
@@ -156,8 +155,7 @@ def _time_block(source: str, destination: str) -> list[base.Rule]:
     table += base.norm(published, ours)
     table += [base.Rule(f'{published}.running_{name}', (f'{ours}/{name}',), KEEP)
               for name in ('mean', 'var')]
-    table += base.layer(
-        f'{source}.conv{number}.conv', f'{destination}/conv_{number}', _OVER_TIME)
+    table += base.layer(f'{source}.conv{number}.conv', f'{destination}/conv_{number}', _OVER_TIME)
   return table
 
 
@@ -200,6 +198,48 @@ EMU3 = family.FileFamily(
     settings=functools.partial(settings.read, {'config.json': EMU3_FIELDS}))
 
 
+_IBQ_TITLE = 'the image tokenizer of Emu3.5'
+_LOSS = Free('a term of the loss')
+IBQ_FIELDS: settings.Table = {
+    **settings.COMMON, **settings.TAMING,
+    'model_type': Must(('Emu3p5VisionVQ',)),
+    'codebook_size': Size('codebook_size'), 'n_embed': Size('codebook_size'),
+    'embed_dim': Size('codebook_dim'), 'out_ch': Size('in_channels'),
+    'double_z': Must((False,)), 'resamp_with_conv': Must((True,)), 'give_pre_end': Must((False,)),
+    'l2_normalize': Must((False,)), 'remap': Must(()),
+    # `_ibq_settings` combines these two.
+    'attn_resolutions': Size('attn_resolutions', tuple), 'resolution': Size('resolution'),
+    'beta': _LOSS, 'use_entropy_loss': _LOSS, 'cosine_similarity': _LOSS,
+    'entropy_temperature': _LOSS, 'sample_minimization_weight': _LOSS,
+    'batch_maximization_weight': _LOSS}
+
+
+def _ibq_settings(contents: settings.Contents) -> dict[str, Any]:
+  """Reads config.json, whose pixels of levels with attention and of images tell these levels."""
+  sizes = settings.read({'config.json': IBQ_FIELDS}, contents)
+  side, sides = sizes.pop('resolution', None), sizes.pop('attn_resolutions', None)
+  if side is None or sides is None:
+    return sizes
+  count = len(sizes.get('ch_mult', vq.IBQ.ch_mult))
+  levels = [level for level in range(count) if side // 2**level in sides]
+  if levels not in ([], [count - 1]):
+    settings.refuse([f'config.json: attn_resolutions is {list(sides)}, attention at levels '
+                     f'{levels} of images of {side} pixels; it can be at the last one, '
+                     f'{count - 1}'])
+  return {**sizes, 'level_attention': bool(levels)}
+
+
+def _infer_ibq(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
+  attention = options.get('level_attention', vq.IBQ.level_attention)
+  return blocks.taming_vq_config(
+      _IBQ_TITLE, shapes, dataclasses.replace(vq.IBQ, level_attention=attention))
+
+
+EMU3_5 = family.FileFamily(
+    name='emu3_5_vq', title=_IBQ_TITLE, kind='vq', rules=blocks.taming_vq, infer=_infer_ibq,
+    presets={'ibq_131072': vq.IBQ}, model='early_fusion', settings=_ibq_settings)
+
+
 _KL_TITLE = 'a variational autoencoder'
 
 
@@ -229,8 +269,7 @@ NEXTSTEP_FIELDS: settings.Table = {
     'psz': Must((1,)),
     'resolution': Free('the network is convolutional; only training uses it'),
     'deterministic': Free('images are encoded as means or as samples, as the caller chooses'),
-    '*': Free('the official program reads the arguments of its network and ignores all others'),
-}
+    '*': Free('the official program reads the arguments of its network and ignores all others')}
 
 
 def _infer_nextstep(shapes: family.Shapes, options: Mapping[str, Any]) -> KLVAEConfig:

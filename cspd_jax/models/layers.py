@@ -13,7 +13,7 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     'gelu': functools.partial(jax.nn.gelu, approximate=False),
     'gelu_tanh': functools.partial(jax.nn.gelu, approximate=True),
     'quick_gelu': lambda x: x * jax.nn.sigmoid(1.702 * x),
-    'relu': jax.nn.relu, 'silu': jax.nn.silu}
+    'silu': jax.nn.silu}
 # Added to the variance in the norms of attention heads, in all published models.
 _HEAD_EPS = 1e-5
 

@@ -1,4 +1,4 @@
-"""The encoder of T5 (arXiv 1910.10683), optionally with gated feed-forward layers, as in Flan-T5.
+"""The encoder of T5 (arXiv 1910.10683) with the gated feed-forward layers of Flan-T5.
 
 It encodes prompts for text-conditional image models. Attention logits are not scaled; each has a
 learned bias that depends on the distance of the two tokens and is the same in all layers.
@@ -8,7 +8,7 @@ In the shape descriptions, `B` is the number of texts, `L` of tokens, `D` the wi
 """
 
 import dataclasses
-from typing import Any, Literal
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -36,8 +36,6 @@ class T5Config:
     num_distances: number of distance buckets, half of them for each direction; a multiple of 4.
     max_distance: all distances from this one on share the last bucket.
     norm_eps: added to the mean square in the norms.
-    activation: of the feed-forward layers, see `layers.ACTIVATIONS`.
-    gated: whether the activation multiplies a second product of the input.
   """
 
   vocab_size: int = 32128
@@ -49,8 +47,6 @@ class T5Config:
   num_distances: int = 32
   max_distance: int = 128
   norm_eps: float = 1e-6
-  activation: Literal['gelu_tanh', 'gelu', 'relu', 'silu'] = 'gelu_tanh'
-  gated: bool = True
 
   def __post_init__(self):
     fields.check(self, num_layers=(1, fields.MOST_LAYERS))
@@ -59,7 +55,6 @@ class T5Config:
                        f'{4 * self.max_distance}, which is 4 * max_distance.')
 
 
-# The published encoders.
 PRESETS: dict[str, T5Config] = {'flan_t5_xl': T5Config()}
 
 
@@ -83,10 +78,9 @@ class Block(nn.Module):
     x = x + jnp.einsum('bqhe,hed->bqd', jnp.einsum('bhqk,bkhe->bqhe', weights, value), out)
 
     normed = layers.RMSNorm(config.norm_eps, name='ffn_norm')(x)
-    activate, shape = layers.ACTIVATIONS[config.activation], (config.dim, config.ffn_dim)
-    gate = activate(normed @ self.param('gate', init, shape)) if config.gated else None
-    up = normed @ self.param('up', init, shape)
-    branch = activate(up) if gate is None else gate * up
+    gate, up = (normed @ self.param(name, init, (config.dim, config.ffn_dim))
+                for name in ('gate', 'up'))
+    branch = layers.ACTIVATIONS['gelu_tanh'](gate) * up
     return x + branch @ self.param('down', init, (config.ffn_dim, config.dim))
 
 

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from checkpoints_conversion import convert, rules
-from checkpoints_conversion.rules import emu3_5
+from checkpoints_conversion.rules import early_fusion, vq as vq_rules
 from cspd_jax.models import vq
 from tests.conversion import published_settings as published
 from tests.families import published_files
@@ -46,10 +46,10 @@ def test_settings_are_those_of_the_published_model():
 def test_arguments_of_the_official_classes_are_on_the_lists():
   assert {'pretraining_tp', 'image_area', 'img_token_id', 'boi_token_id', 'eoi_token_id',
           'eol_token_id', 'eof_token_id', 'attention_dropout', 'rope_scaling'} <= (
-              emu3_5.FIELDS.keys())
+              early_fusion.EMU3_5_FIELDS.keys())
   assert {'n_embed', 'beta', 'use_entropy_loss', 'cosine_similarity', 'entropy_temperature',
           'sample_minimization_weight', 'batch_maximization_weight', 'remap', 'l2_normalize',
-          'resolution', 'dropout', 'resamp_with_conv'} <= emu3_5.FIELDS_VQ.keys()
+          'resolution', 'dropout', 'resamp_with_conv'} <= vq_rules.IBQ_FIELDS.keys()
 
 
 @pytest.mark.parametrize('change, message', [

@@ -128,9 +128,9 @@ def test_missing_settings_have_the_defaults_of_the_published_code():
   read = lambda family: rules.get(family).settings({'config.json': {'vocab_size': 9}})
   assert read('anole') == dict(vocab_size=9, rope_base=1e4, norm_eps=1e-5, swin_norm=False)
   assert read('emu3') == dict(vocab_size=9, rope_base=1e6, norm_eps=1e-5)
-  assert read('t5') == dict(vocab_size=9, num_distances=32, max_distance=128, norm_eps=1e-6,
-                            gated=False, activation='relu')
   assert rules.get('anole').settings({}) == {} == rules.get('t5').settings({})
+  with pytest.raises(rules.ConversionError, match="absent, which means 'relu'; it must be 'gated-"):
+    read('t5')
 
 
 @pytest.mark.parametrize('name, change, message', [
@@ -173,11 +173,9 @@ def test_missing_settings_have_the_defaults_of_the_published_code():
     ('emu3 tokenizer', {'ch_mult': [1, 'x']}, 'ch_mult is .* must be a list of whole numbers'),
     ('emu3-hf tokenizer', {'vq_config': {'num_attention_heads': 2}},
      'vq_config.num_attention_heads is 2'),
-    ('t5', {'dense_act_fn': 'tanh'}, "'tanh'; the supported activations are gelu_new"),
-    ('t5', {'dense_act_fn': None, 'feed_forward_proj': 'gated-tanh'}, "proj is 'gated-tanh' and"),
-    ('t5', {'feed_forward_proj': 'twice-relu'}, "feed_forward_proj is 'twice-relu'"),
+    ('t5', {'dense_act_fn': 'tanh'}, "dense_act_fn is 'tanh'; it must be 'gelu_new'"),
+    ('t5', {'feed_forward_proj': 'relu'}, "is 'relu'; it must be 'gated-gelu', as in Flan-T5"),
     ('t5', {'model_type': 'umt5'}, "model_type is 'umt5'; it must be 't5'"),
-    ('t5', {'feed_forward_proj': 3}, 'feed_forward_proj is 3; it must be a string'),
     ('llamagen drafter', {'hidden_act': 'relu'}, "hidden_act is 'relu'"),
     ('llamagen drafter', {'qkv_bias': True}, 'qkv_bias is True'),
     ('llamagen drafter', {'input_type': 't2v'}, "input_type is 't2v'; it must be one of c2i, t2i"),
@@ -242,7 +240,7 @@ def _config(family, source, **options):
                                  num_kv_heads=1, ffn_dim=8), {'num_heads': 2},
      'norm_eps, rope_base cannot be inferred .*"rope_theta": 1000000.0'),
     ('t5', t5_model.T5Config(vocab_size=9, dim=8, num_layers=1, num_heads=2, head_dim=4, ffn_dim=8),
-     {}, 'norm_eps, activation, max_distance cannot be inferred .*"gated-gelu"')])
+     {}, 'norm_eps, max_distance cannot be inferred .*max_distance": 128')])
 def test_sizes_that_cannot_be_inferred_are_required(save, family, config, options, message):
   with pytest.raises(rules.ConversionError, match=message):
     _config(family, save(family, config), **options)
