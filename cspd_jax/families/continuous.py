@@ -15,7 +15,7 @@ def build(parts: Parts, family: Family, module: types.ModuleType, conditions: Co
   """Builds a model of networks that belong together; `module` is the target's."""
   target = parts.loaded['target']
   config = target.config
-  parts.pair('tokenizer', 'z_channels', 'latent_channels')
+  parts.pair('tokenizer', z_channels='latent_channels')
   tokenizer = None
   if (loaded := parts.loaded.get('tokenizer')) is not None:
     tokenizer = Tokenizer(

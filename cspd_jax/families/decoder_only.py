@@ -1,7 +1,7 @@
 """The parts that families of decoder-only models with discrete tokens share, and their drafts."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -9,7 +9,7 @@ import jax
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.decoders import CORRECTORS
-from cspd_jax.decoding.drafters import Network, from_network
+from cspd_jax.decoding.drafters import Network
 from cspd_jax.families.family import Family, Parts, is_described
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation.model import Model
@@ -46,18 +46,22 @@ def pair(parts: Parts, codes: str, draft_sizes: Sequence[str]) -> None:
   `codes` is the field of the target's config with the codes of an image tokenizer, `draft_sizes`
   those that a smaller model must share.
   """
-  parts.pair('tokenizer', 'codebook_size', codes)
+  parts.pair('tokenizer', codebook_size=codes)
   for role in ('eagle', 'corrector'):
-    for size in ('vocab_size', 'num_tokens', 'dim'):
-      parts.pair(role, size)
-    parts.pair(role, 'num_outputs', 'num_image_tokens')
-  parts.pair('medusa', 'dim')
-  for size in ('num_tokens', 'row_width'):
-    parts.pair('neighbours', size)
-  for role in ('medusa', 'neighbours'):
-    parts.pair(role, 'vocab_size', 'num_image_tokens')
-  for size in draft_sizes:
-    parts.pair('draft', size)
+    parts.pair(role, 'vocab_size', 'num_tokens', 'dim', num_outputs='num_image_tokens')
+  parts.pair('medusa', 'dim', vocab_size='num_image_tokens')
+  parts.pair('neighbours', 'num_tokens', 'row_width', vocab_size='num_image_tokens')
+  parts.pair('draft', *draft_sizes)
+
+
+def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loaded]:
+  """Returns the networks for images of another grid of tokens, with the same parameters."""
+  own = dict(zip(('height', 'width'), grid))
+  target = dataclasses.replace(loaded['target'].config, **own)
+  tokens = dict(num_tokens=target.num_tokens, row_width=target.row_width)
+  sizes = {loaded['target'].kind: own, 'eagle': tokens, 'neighbours': tokens}
+  return {role: part._replace(config=dataclasses.replace(part.config, **sizes.get(part.kind, {})))
+          for role, part in loaded.items()}
 
 
 def image_tokenizer(
@@ -99,6 +103,12 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
   """
   loaded, target_params = parts.loaded, parts.loaded['target'].params
   drafts = {}
+
+  def of_eagle(trained: Loaded) -> Drafts:
+    network = eagle.network(trained.config, ends)
+    return Drafts(lambda guided, prefix_length=0: prefix_lib.network(network, prefix_length),
+                  eagle.attach(target_params, trained.params))
+
   if 'draft' in loaded:
     draft = loaded['draft']
     drafts['model'] = Drafts(
@@ -106,10 +116,7 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
             draft_target(draft.config, guided), prefix_length),
         draft.params)
   if 'eagle' in loaded:
-    network = eagle.network(loaded['eagle'].config, ends)
-    drafts['eagle'] = Drafts(
-        lambda guided, prefix_length=0: prefix_lib.network(network, prefix_length),
-        eagle.attach(target_params, loaded['eagle'].params))
+    drafts['eagle'] = of_eagle(loaded['eagle'])
   if 'medusa' in loaded:
     heads = medusa.drafting_heads(loaded['medusa'].config)
     drafts['medusa'] = Drafts(lambda guided, prefix_length=0: heads, loaded['medusa'].params)
@@ -122,7 +129,16 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
   drafts['layers'] = Drafts(
       lambda guided, prefix_length=0: prefix_lib.network(layers[1](guided), prefix_length),
       layers[0])
-  drafts['corrector'] = _corrector(target_params, loaded.get('corrector'), drafts, ends)
+  # The best available corrector: a trained one, or else a drafting network.
+  if 'corrector' in loaded:
+    name, network = 'eagle', of_eagle(loaded['corrector'])
+  else:
+    name, network = next((name, drafts[name]) for name in ('eagle', 'neighbours', 'layers')
+                         if name in drafts)
+  correct = CORRECTORS[name]
+  drafts['corrector'] = Drafts(
+      lambda guided, prefix_length=0: correct(network.build(guided, prefix_length)),
+      network.params)
   return drafts
 
 
@@ -142,17 +158,3 @@ def published(config: Any, eagle_layer: str) -> dict[str, tuple[str, Any]]:
       'eagle': ('eagle', layer), 'corrector': ('eagle', corrector),
       'neighbours': ('neighbours', neighbours.NeighboursConfig(
           config.num_image_tokens, config.num_tokens, config.row_width))}
-
-
-def _corrector(target_params: Params, trained: Loaded | None, drafts: dict[str, Drafts],
-               ends: Ends) -> Drafts:
-  """Returns the best available corrector: a trained one, or else a drafting network."""
-  if trained is not None:
-    network = eagle.network(trained.config, ends)
-    return Drafts(
-        lambda guided, prefix_length=0: from_network(prefix_lib.network(network, prefix_length)),
-        eagle.attach(target_params, trained.params))
-  name = next(name for name in ('eagle', 'neighbours', 'layers') if name in drafts)
-  other, correct = drafts[name], CORRECTORS[name]
-  return Drafts(lambda guided, prefix_length=0: correct(other.build(guided, prefix_length)),
-                other.params)

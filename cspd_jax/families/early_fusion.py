@@ -3,9 +3,7 @@
 These are Lumina-mGPT and its version 2.0, Anole, Emu3, Emu3.5, SimpleAR and Liquid.
 """
 
-import dataclasses
 import functools
-from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -63,16 +61,6 @@ def _text_forms(target: Loaded) -> tuple[str, ...]:
   return (family,) if family in forms else forms
 
 
-def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loaded]:
-  """Returns the networks for images of another grid of codes, with the same parameters."""
-  height, width = grid
-  target = dataclasses.replace(loaded['target'].config, height=height, width=width)
-  tokens = dict(num_tokens=target.num_tokens, row_width=target.row_width)
-  sizes = {'early_fusion': dict(height=height, width=width), 'eagle': tokens, 'neighbours': tokens}
-  return {role: part._replace(config=dataclasses.replace(part.config, **sizes.get(part.kind, {})))
-          for role, part in loaded.items()}
-
-
 def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
   """Returns the image tokenizer; models with `named_codes` need the text, and else ValueError."""
   loaded, config = parts.loaded.get('tokenizer'), parts.loaded['target'].config
@@ -84,10 +72,9 @@ def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
     if text is None:
       forms = [form for form in _text_forms(parts.loaded['target']) if form in _CODE_MAPS]
       options = ' or '.join(f'--family={form}_text' for form in forms or _CODE_MAPS)
-      raise ValueError(
-          f'model {parts.name!r} has an image tokenizer but no text part, whose file maps image '
-          f'tokens to codes; convert it into the same folder with cspd-convert {options}, pass '
-          'text=FOLDER, or load with tokenizer=None.')
+      raise ValueError(f'model {parts.name!r} has an image tokenizer but no text part, whose file '
+                       'maps image tokens to codes; convert it into the same folder with '
+                       f'cspd-convert {options}, pass text=FOLDER, or load with tokenizer=None.')
     code = templates.code_map(text, config.first_code, config.num_codes)
   token = np.argsort(code)
   return decoder_only.image_tokenizer(
@@ -115,16 +102,15 @@ FAMILY = Family(
                          'cosmos': Kind(cosmos.CosmosConfig, vq.init)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _TRANSFORMER,
            'eagle': EAGLE, 'neighbours': NEIGHBOURS, 'corrector': EAGLE},
-    build=build, resize=resize,
+    build=build, resize=decoder_only.resize,
     published=Published(early_fusion.PRESETS,
                         lambda config: decoder_only.published(config, 'chameleon'),
                         lambda config, count: prompt_kinds.described(count)),
     text_forms={'emu3': bpe.Emu3Ranks, 'emu3_5': bpe.Emu3Ranks,
                 **{name: functools.partial(bpe.Vocabulary, control=names)
                    for name, names in _CONTROL.items()}},
-    prompt_writers={
-        **{name: getattr(templates, name) for name in (
-            'lumina_mgpt', 'lumina_mgpt_sjd', 'lumina_mgpt_2', 'anole', 'emu3', 'emu3_5')},
-        'simplear': templates.simplear, 'liquid': templates.liquid},
+    prompt_writers={name: getattr(templates, name) for name in (
+        'lumina_mgpt', 'lumina_mgpt_sjd', 'lumina_mgpt_2', 'anole', 'emu3', 'emu3_5', 'simplear',
+        'liquid')},
     # As LANTERN publishes them for Anole and Lumina-mGPT (arXiv 2410.03355).
     eagle_layers={'chameleon': eagle.Layer(attention_norm=True, qk_norm=True)})

@@ -30,21 +30,21 @@ class Parts(NamedTuple):
   loaded: Mapping[str, Loaded]
   defaults: Mapping[str, Any]
 
-  def pair(self, role: str, size: str, target_size: str | None = None) -> None:
+  def pair(self, role: str, *sizes: str, **others: str) -> None:
     """Checks that a network fits the target, if there is one of this role.
 
-    Raises ValueError unless `size` of its config equals `target_size` of the target's, by default
-    the same field.
+    Raises ValueError unless these sizes of its config equal those of the target's; `others` have
+    other names there.
     """
     if role not in self.loaded:
       return
-    target_size = size if target_size is None else target_size
-    value = getattr(self.loaded[role].config, size)
-    target_value = getattr(self.loaded['target'].config, target_size)
-    if value != target_value:
-      raise ValueError(
-          f'{role} has {size} {value}, but the target of {self.name!r} has {target_size} '
-          f'{target_value}; pass the {role} that belongs to this target.')
+    for size, target_size in (dict(zip(sizes, sizes)) | others).items():
+      value = getattr(self.loaded[role].config, size)
+      target_value = getattr(self.loaded['target'].config, target_size)
+      if value != target_value:
+        raise ValueError(
+            f'{role} has {size} {value}, but the target of {self.name!r} has {target_size} '
+            f'{target_value}; pass the {role} that belongs to this target.')
 
   def text(self, forms: Collection[str], rows: int | None = None, *, codes_follow: bool = False
            ) -> bpe.Text | None:

@@ -95,7 +95,6 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
 
 def _check_target(folder: pathlib.Path, parts: Mapping[str, Any], loaded: Mapping[str, Loaded]
                   ) -> None:
-  """Raises ValueError or CheckpointError unless a model was loaded with a target."""
   if 'target' in parts and 'target' not in loaded:
     raise ValueError(f'target is None, but model {folder.name!r} requires a target; leave the '
                      'argument out or pass a folder.')
@@ -109,9 +108,8 @@ def _network(role: str, part: Any, family: family_lib.Family, **options: Any) ->
   if not isinstance(part, Loaded):
     part = store.load(part, name=role, **options)
   if part.kind not in family.roles.get(role, ()):
-    raise CheckpointError(
-        f'{role} is a {part.kind!r} network; in a {family.name!r} model it must be of kind: '
-        f'{", ".join(family.roles.get(role, ("none",)))}.')
+    raise CheckpointError(f'{role} is a {part.kind!r} network; in a {family.name!r} model it must '
+                          f'be of kind: {", ".join(family.roles.get(role, ("none",)))}.')
   return part
 
 
@@ -157,8 +155,7 @@ def describe(name: str | os.PathLike, *, dtype: Any = 'bfloat16', layers: int | 
   complete = build(loaded['target'])
   if layers is None:
     return complete
-  small = store.sketch(
-      loaded['target'].kind, dataclasses.replace(config, num_layers=layers))
+  small = store.sketch(loaded['target'].kind, dataclasses.replace(config, num_layers=layers))
   return dataclasses.replace(build(small), drafts=complete.drafts)
 
 
@@ -199,8 +196,7 @@ def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
   folder = find(name_or_folder)
   parts = read(folder)['parts']
   if role not in parts:
-    raise CheckpointError(
-        f'{folder} has no part {role!r}; it has: {", ".join(parts) or "none"}.')
+    raise CheckpointError(f'{folder} has no part {role!r}; it has: {", ".join(parts) or "none"}.')
   return (folder / parts[role]).absolute()
 
 
@@ -298,7 +294,6 @@ def _networks(folder: pathlib.Path, description: Mapping[str, Any]) -> dict[str,
 
 
 def _check_writable(folder: pathlib.Path) -> None:
-  """Raises ValueError unless a folder is writable or can be created."""
   existing = next(path for path in (folder, *folder.parents) if path.exists())
   try:
     with tempfile.TemporaryFile(dir=existing):

@@ -30,14 +30,13 @@ def build(parts: Parts) -> Model:
 def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
   """Returns the prompts; raises ValueError if text parts do not belong to the target."""
   if config.conditioning == 'text':
-    parts.pair('t5', 'dim', 'caption_dim')
+    parts.pair('t5', dim='caption_dim')
     text = parts.text(('t5',))
     return prompt_kinds.captions(config.caption_dim, parts.loaded.get('t5'), text)
   if words := [role for role in ('t5', 'text') if role in parts.loaded]:
     raise ValueError(f'model {parts.name!r} has the part {words[0]!r}, but its target is '
                      f'class-conditional and accepts no words; load it with {words[0]}=None.')
-  return prompt_kinds.classes(
-      config.num_classes, parts.loaded['target'].metadata.get('labels', ()))
+  return prompt_kinds.classes(config.num_classes, parts.loaded['target'].metadata.get('labels', ()))
 
 
 def _networks(config: llamagen.LlamaGenConfig) -> dict[str, tuple[str, Any]]:

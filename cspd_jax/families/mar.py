@@ -15,8 +15,7 @@ from cspd_jax.models import kl_vae, mar
 def build(parts: Parts) -> Model:
   """Builds a MAR model of its networks; raises ValueError unless they belong together."""
   config, drafts = parts.loaded['target'].config, {}
-  for size in ('height', 'width', 'token_dim', 'patch_size', 'num_classes'):
-    parts.pair('draft', size)
+  parts.pair('draft', 'height', 'width', 'token_dim', 'patch_size', 'num_classes')
   if (draft := parts.loaded.get('draft')) is not None:
     drafts['model'] = Drafts(lambda guided: mar.target(draft.config, guided=guided), draft.params)
   labels = parts.loaded['target'].metadata.get('labels', ())

@@ -102,14 +102,12 @@ def _joined(folder: pathlib.Path, family: str, parts: Mapping[str, str],
   if (folder / FILE).exists():
     content = _content(folder)
     if 'kind' in content:
-      raise CheckpointError(
-          f'folder is {folder}, which is the folder of a network; use another folder for the '
-          'model and name this one among its parts.')
+      raise CheckpointError(f'folder is {folder}, which is the folder of a network; use another '
+                            'folder for the model and name this one among its parts.')
     description |= read(folder)
     if description['family'] != family:
-      raise CheckpointError(
-          f'{folder} holds a {description["family"]!r} model; use another folder for a '
-          f'{family!r} one.')
+      raise CheckpointError(f'{folder} holds a {description["family"]!r} model; use another folder '
+                            f'for a {family!r} one.')
     # What a user wrote into the file, such as notes.
     others = {name: value for name, value in content.items()
               if name not in ('format', *description)}

@@ -1,14 +1,12 @@
 """NextStep-1 and 1.1: text to images of continuous tokens, causal, with a flow head."""
 
-import dataclasses
 import functools
-from collections.abc import Mapping
 
 import numpy as np
 
-from cspd_jax.families import continuous, prompt_kinds
+from cspd_jax.families import continuous, decoder_only, prompt_kinds
 from cspd_jax.families.family import Family, Parts, Published
-from cspd_jax.files.store import Kind, Loaded
+from cspd_jax.files.store import Kind
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.models import kl_vae, nextstep, transformer
@@ -28,14 +26,6 @@ def build(parts: Parts) -> Model:
   return continuous.build(parts, FAMILY, nextstep, conditions)
 
 
-def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loaded]:
-  """Returns the networks for images of another grid of tokens, with the same parameters."""
-  height, width = grid
-  target = loaded['target']
-  config = dataclasses.replace(target.config, height=height, width=width)
-  return {**loaded, 'target': target._replace(config=config)}
-
-
 FAMILY = Family(
     name='nextstep',
     roles={'target': {'nextstep': Kind(
@@ -43,7 +33,7 @@ FAMILY = Family(
         transformer.ORDERS)},
            'tokenizer': {'kl_vae': Kind(kl_vae.KLVAEConfig, kl_vae.init)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}},
-    build=build, resize=resize, engine=engines.CONTINUOUS,
+    build=build, resize=decoder_only.resize, engine=engines.CONTINUOUS,
     published=Published(nextstep.PRESETS,
                         condition=lambda config, count: prompt_kinds.described(count)),
     # Names of control tokens.

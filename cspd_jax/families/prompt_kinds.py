@@ -80,10 +80,9 @@ def captions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> Con
     if getattr(prompts, 'ndim', None) == 3 or _is_list_of((np.ndarray, jax.Array), prompts):
       return llamagen.left_padded(prompts)
     if reader is None or not _is_list_of(str, prompts):
-      raise ValueError(
-          f'prompts is {str(prompts)[:80]!r}; {_words(encoder, text)}T5 features: an array [B, L, '
-          f'{caption_dim}], a list of arrays [L, {caption_dim}] with L up to '
-          f'{llamagen.CAPTION_LENGTH}, or a llamagen.Caption.')
+      raise ValueError(f'prompts is {str(prompts)[:80]!r}; {_words(encoder, text)}T5 features: an '
+                       f'array [B, L, {caption_dim}], a list of arrays [L, {caption_dim}] with L '
+                       f'up to {llamagen.CAPTION_LENGTH}, or a llamagen.Caption.')
     encoded = {prompt: reader(prompt) for prompt in dict.fromkeys(prompts)}
     return Caption(*map(np.stack, zip(*(encoded[prompt] for prompt in prompts))))
 
@@ -171,10 +170,9 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
   def written(prompts):
     if text is None or write is None or not _is_list_of(str, prompts):
       kinds = 'words, or' if text else 'no words because it has no text part, only'
-      raise ValueError(
-          f'prompts is {str(prompts)[:80]!r}; this model accepts {kinds} a '
-          'models.conditions.Prompt of published token ids: one stream with the prompt and '
-          'one with the null condition.')
+      raise ValueError(f'prompts is {str(prompts)[:80]!r}; this model accepts {kinds} a '
+                       'models.conditions.Prompt of published token ids: one stream with the '
+                       'prompt and one with the null condition.')
     return templates.padded([write(words(), prompt, *grid) for prompt in prompts])
 
   def encode(prompts):

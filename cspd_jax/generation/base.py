@@ -119,9 +119,8 @@ class BaseModel:
     """Number of tokens of a row of an image; raises ValueError for models without prefixes."""
     target = self.target(guided=False)
     if not hasattr(target, 'row_width'):
-      raise ValueError(
-          f'prefix is set, but a {self.family!r} model has continuous tokens, and its decoders '
-          'support no prefix; leave it out.')
+      raise ValueError(f'prefix is set, but a {self.family!r} model has continuous tokens, and its '
+                       'decoders support no prefix; leave it out.')
     return target.row_width
 
   @property
@@ -226,10 +225,9 @@ class BaseModel:
     drafts: dict[str, Any] = {}
     if (required := self.engine.needs(specification)) is not None:
       if required not in self.drafts:
-        raise ValueError(
-            f'decoder is {str(specification)!r}, which drafts with {SOURCES[required]}; model '
-            f'{self.name!r} has none: load it with '
-            f'{"draft" if required == "model" else required}=FOLDER.')
+        raise ValueError(f'decoder is {str(specification)!r}, which drafts with '
+                         f'{SOURCES[required]}; model {self.name!r} has none: load it with '
+                         f'{"draft" if required == "model" else required}=FOLDER.')
       drafts[required] = self.drafts[required].build(guided)
     rho = self.head_drafter and functools.partial(self.head_drafter, guided=guided)
     return self.engine.build(
@@ -293,9 +291,8 @@ class BaseModel:
                 for tree in (self.params, params))
     if jax.tree.structure(params) != jax.tree.structure(self.params) or old != new:
       name = next((name for name in {**old, **new} if old.get(name) != new.get(name)), '')
-      raise ValueError(
-          f'params{name} is {new.get(name)}, and that of model {self.name!r} is {old.get(name)}; '
-          'pass parameters of its structure, shapes and dtypes.')
+      raise ValueError(f'params{name} is {new.get(name)}, and that of model {self.name!r} is '
+                       f'{old.get(name)}; pass parameters of its structure, shapes and dtypes.')
     return self._sharing(params=params)  # What is compiled depends on shapes only.
 
   def with_cache_dtype(self, dtype: str) -> Self:

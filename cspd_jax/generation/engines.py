@@ -8,7 +8,7 @@ import numpy as np
 
 from cspd_jax.continuous import loop as continuous_loop, specification as continuous
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.core import naming, spec as spec_lib
+from cspd_jax.core import fields, naming, spec as spec_lib
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Resources, Spec, parse
 from cspd_jax.decoding import specification as discrete
@@ -75,14 +75,12 @@ class Engine(NamedTuple):
       if text is not None and self.needs(spec := parse(text)) in (None, *drafts):
         return spec
     except ValueError as error:
-      raise ValueError(
-          f'the decoder that model.json names for {device.device_kind!r} and {batch_size} images '
-          f'at once cannot be used: {error} Pass decoder, or choose again with '
-          'cspd-tune.') from error
+      raise ValueError(f'the decoder that model.json names for {device.device_kind!r} and '
+                       f'{batch_size} images at once cannot be used: {error} Pass decoder, or '
+                       'choose again with cspd-tune.') from error
     on_cpu = self.on_cpu if device.platform == 'cpu' else None
     candidates = self.candidates if on_cpu is None else (on_cpu[batch_size > 1],)
-    return next(spec for spec in map(parse, candidates)
-                if self.needs(spec) in (None, *drafts))
+    return next(spec for spec in map(parse, candidates) if self.needs(spec) in (None, *drafts))
 
   def specification(self, specification: str | Spec, parameters: Mapping[str, Any]) -> Spec:
     """Parses a specification and adds the parameters that a caller passes separately, if not None.
@@ -161,12 +159,10 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
     number = np.asarray(value)
   except ValueError:  # Lists of different lengths.
     number = np.asarray('')
-  if number.dtype.kind not in 'iuf':
-    raise ValueError(f'{name} is {value!r:.80}; it must be a number, or one number per image.')
-  if isinstance(like, int) and np.any(number != np.floor(number)):
-    raise ValueError(f'{name} is {value!r:.80}; it must be a whole number.')
-  if isinstance(like, int) and np.any(np.abs(number) >= 2**31):
-    raise ValueError(f'{name} is {value!r:.80}; it must be below {2**31}.')
+  fields.require(number.dtype.kind in 'iuf', name, value, 'a number, or one number per image')
+  if isinstance(like, int):
+    fields.require(bool(np.all(number == np.floor(number))), name, value, 'a whole number')
+    fields.require(bool(np.all(np.abs(number) < 2**31)), name, value, f'below {2**31}')
   with np.errstate(over='ignore'):  # The decoder refuses what becomes infinite.
     return number.astype(np.int32 if isinstance(like, int) else np.float32)
 

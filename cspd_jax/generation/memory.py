@@ -165,11 +165,10 @@ def check(model: BaseModel, specification: str | Spec, needs: Estimate, batch_si
                     f'pass at most {most} prompt{"s"[:most != 1]}')
   if options := _options(model):
     remedies.append(f'load the model with {" or ".join(options)}')
-  raise ValueError(
-      f'{subject}, but decoding {images} at once with {specification} needs at least '
-      f'{_gigabytes(needs.needed(batch_size))} of memory, and {_gigabytes(needs.free)} are free on '
-      f'{model.device.device_kind}; '
-      f'{", or ".join(remedies) or "use a device with more memory"}.')
+  raise ValueError(f'{subject}, but decoding {images} at once with {specification} needs at least '
+                   f'{_gigabytes(needs.needed(batch_size))} of memory, and '
+                   f'{_gigabytes(needs.free)} are free on {model.device.device_kind}; '
+                   f'{", or ".join(remedies) or "use a device with more memory"}.')
 
 
 def check_batch(batch_size: int, per_image: float, which: str = '') -> None:
@@ -188,7 +187,6 @@ def check_batch(batch_size: int, per_image: float, which: str = '') -> None:
 
 
 def _options(model: BaseModel) -> list[str]:
-  """Returns the options of `load` with which a model needs less memory on each device."""
   if model.device.platform == 'cpu':  # Narrow parameters have wider copies there.
     return []
   precision = model.precision

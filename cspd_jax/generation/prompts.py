@@ -55,7 +55,6 @@ def listed(prompts: Any) -> Any:
 
 
 def _is_text(prompt: str) -> bool:
-  """Whether a prompt is free of bytes that the terminal could not decode."""
   try:
     prompt.encode()
     return True
@@ -104,7 +103,6 @@ def json_lines(path: pathlib.Path, remedy: str) -> list[tuple[str, str]]:
 
 
 def _lines(path: pathlib.Path, remedy: str) -> Iterator[str]:
-  """The lines of a file of text."""
   text = reading.text(path, remedy, 'prompts')
   # Editors on Windows begin a file with this mark. `str.splitlines` also splits at characters that
   # a prompt may hold.

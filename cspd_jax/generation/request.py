@@ -135,7 +135,6 @@ class Request:
     return batches.padded(index, -(-len(index) // groups) * groups)
 
   def _compiled(self) -> Callable[..., Any]:
-    """The jitted function, which the model keeps."""
     mesh = self.model.mesh
     more = f' and {len(self.names) - 1} more verifiers' if len(self.names) > 1 else ''
     return programs.kept(self.model, self.program(), lambda: programs.jit(
@@ -282,7 +281,6 @@ def _divided(model: BaseModel, sampling: Any, options: Mapping[str, Any]
 
 
 def _check_shapes(sampling: Options, count: int) -> None:
-  """Raises ValueError unless every option is a number, or one for each of `count` images."""
   for name, value in sampling._asdict().items():
     if np.shape(value) not in ((), (count,)):
       raise ValueError(f'{name} has shape {np.shape(value)}; it must be a number, or one for each '

@@ -124,9 +124,8 @@ class Generated:
     folder = paths.find('folder', folder)
     pictures = [folder / name for name in self.names()]
     if not overwrite and (existing := [path for path in pictures if path.exists()]):
-      raise ValueError(
-          f'folder is {str(folder)!r}, which holds {existing[0].name} already; use another '
-          'folder, or pass overwrite=True.')
+      raise ValueError(f'folder is {str(folder)!r}, which holds {existing[0].name} already; use '
+                       'another folder, or pass overwrite=True.')
     try:
       folder.mkdir(parents=True, exist_ok=True)
       for i, path in enumerate(pictures):
@@ -169,7 +168,6 @@ class Generated:
             f'({self.guarantee}) from {self.model!r}{rounds})')
 
   def _rounds(self) -> str:
-    """The mean number of rounds, with its word."""
     rounds = self.decoded.rounds
     return f'{np.mean(rounds):.{int(len(rounds) > 1)}f} rounds'
 

@@ -114,8 +114,7 @@ def refilled(request: Request) -> Iterator[refill.Finished]:
   jitted = programs.kept(
       model, request.program('slots', size),
       lambda: refill.jitted(decoder, size, str(request.specification)))
-  return refill.run(
-      jitted, model.params, len(request), request.inputs, request.draft_params)
+  return refill.run(jitted, model.params, len(request), request.inputs, request.draft_params)
 
 
 class Partial:

@@ -167,8 +167,7 @@ class Runner:
     self.requests.clear()
 
   def _leave(self, slots: Sequence[int]) -> None:
-    self._change(self._jitted.leave(
-        self._slots, np.isin(np.arange(self._size), slots)))
+    self._change(self._jitted.leave(self._slots, np.isin(np.arange(self._size), slots)))
     for slot in slots:
       del self.requests[slot]
 
@@ -187,10 +186,9 @@ class Runner:
     """Returns condition, key and options of an image, with a leading axis of size 1."""
     own = request.names, request.model.prefix_length, len(request)
     if own != ((str(self.specification),), self.model.prefix_length, 1):
-      raise ValueError(
-          f'a request is of {len(request)} images by {request.specification} with a prefix of '
-          f'{request.model.prefix_length} tokens; it must be of 1 image by {self.specification} '
-          f'with a prefix of {self.model.prefix_length}.')
+      raise ValueError(f'a request is of {len(request)} images by {request.specification} with a '
+                       f'prefix of {request.model.prefix_length} tokens; it must be of 1 image by '
+                       f'{self.specification} with a prefix of {self.model.prefix_length}.')
     condition, key, _ = request.inputs(np.zeros(1, int))
     if self._prompt_length is not None:
       condition = jax.tree.map(

@@ -32,15 +32,12 @@ _LARGEST = 127
 
 
 class Int8Slots(NamedTuple):
-  """Keys or values that are approximately `values * scale`: int8, and a scale per slot and head.
+  """Keys or values that are approximately `values * scale`.
 
-  A target with such a cache is another target: every key and value that a token attends to is
-  rounded first, whichever pass computed it. So the distribution of a token depends on the tokens
-  before it only, and exact decoders are exact with respect to this target.
-
-  Attributes:
-    values: int8 `[R, K, S, E]`.
-    scale: float32 `[R, K, S, 1]`.
+  These are int8 `[R, K, S, E]`, and a float32 scale per slot and head, `[R, K, S, 1]`. A target
+  with such a cache is another target: every key and value that a token attends to is rounded first,
+  whichever pass computed it. So the distribution of a token depends on the tokens before it only,
+  and exact decoders are exact with respect to this target.
   """
 
   values: jax.Array

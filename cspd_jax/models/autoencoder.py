@@ -36,10 +36,9 @@ class Sizes:
     for multiple in self.ch_mult:
       width = self.ch * multiple
       if width % _num_groups(width):
-        raise ValueError(
-            f'ch * ch_mult is {width} channels, which cannot be split into {_num_groups(width)} '
-            'normalisation groups; use a multiple of 32 for 128 channels or more, and a multiple '
-            'of 4 for fewer.')
+        raise ValueError(f'ch * ch_mult is {width} channels, which cannot be split into '
+                         f'{_num_groups(width)} normalisation groups; use a multiple of 32 for 128 '
+                         'channels or more, and a multiple of 4 for fewer.')
 
   @property
   def factor(self) -> int:
@@ -59,46 +58,7 @@ def norm(channels: int, name: str) -> nn.GroupNorm:
 
 def conv(features: int, name: str) -> nn.Conv:
   """Returns the 3x3 convolution that maps `[B, H, W, C]` to `[B, H, W, features]`."""
-  return nn.Conv(features, (3, 3), padding=1, name=name, conv_general_dilated=_same_conv)
-
-
-def _same_conv(x, kernel, *unused_args, **unused_kwargs):
-  """The convolution of `conv`, with the signature that `nn.Conv` calls."""
-  # XLA's kernel gradient is two to four times slower than a matrix product on CPUs, and faster on
-  # accelerators.
-  run = _conv_for_cpu if jax.default_backend() == 'cpu' else _plain_conv
-  return run(x, kernel)
-
-
-def _plain_conv(x, kernel):
-  return jax.lax.conv_general_dilated(
-      x, kernel, (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC'))
-
-
-def _conv_for_cpu_forward(x, kernel):
-  return _plain_conv(x, kernel), (x, kernel)
-
-
-def _conv_for_cpu_backward(residuals, grad):
-  """Gradients of `_plain_conv`; the kernel's is one matrix product per image, to fit CPU caches."""
-  x, kernel = residuals
-  grad_x = _plain_conv(grad, jnp.flip(kernel, (0, 1)).swapaxes(2, 3))
-  height, width = x.shape[1:3]
-  padded = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))
-
-  def add_image(total, image_and_grad):
-    image, image_grad = image_and_grad
-    patches = jnp.concatenate(
-        [image[i:i + height, j:j + width] for i in range(3) for j in range(3)], axis=-1)
-    return total + jnp.einsum('hwp,hwf->pf', patches, image_grad), None
-
-  zeros = jnp.zeros((kernel[..., 0].size, kernel.shape[-1]), kernel.dtype)
-  grad_kernel, _ = jax.lax.scan(add_image, zeros, (padded, grad))
-  return grad_x, grad_kernel.reshape(kernel.shape)
-
-
-_conv_for_cpu = jax.custom_vjp(_plain_conv)
-_conv_for_cpu.defvjp(_conv_for_cpu_forward, _conv_for_cpu_backward)
+  return nn.Conv(features, (3, 3), padding=1, name=name)
 
 
 # Maps channels, of the input or of the result, and a name to a layer on `[B, H, W, C]`.
@@ -184,8 +144,7 @@ class Level(nn.Module):
         x = AttentionBlock(self.norm, name=f'attn_{j}')(x)
     if self.resample == 'down':
       # One zero row at the bottom and one zero column on the right, as published.
-      x = nn.Conv(self.features, (3, 3), strides=2, padding=((0, 1), (0, 1)),
-                  name='downsample')(x)
+      x = nn.Conv(self.features, (3, 3), strides=2, padding=((0, 1), (0, 1)), name='downsample')(x)
     elif self.resample == 'up':
       x = jnp.repeat(jnp.repeat(x, 2, axis=1), 2, axis=2)
       x = conv(self.features, 'upsample')(x)

@@ -36,12 +36,10 @@ _TILED, _TILE = 512, 64
 
 
 class ConditionPositions(NamedTuple):
-  """Positions of a condition's tokens; `positions` and `origin` have the same first axis.
+  """Positions of a condition's tokens, `[R or 1, C]` int.
 
-  Attributes:
-    visible: `[R, C]` bool, False for padding.
-    positions: `[R or 1, C]` int.
-    origin: `[R or 1]` int, the position of image token 0.
+  `visible` `[R, C]` bool is False for padding, `origin` int, of the first axis of `positions`, is
+  the position of image token 0.
   """
 
   visible: jax.Array
@@ -50,12 +48,9 @@ class ConditionPositions(NamedTuple):
 
 
 class EmbeddedCondition(NamedTuple):
-  """A condition as the input of the transformer.
+  """A condition as the input of the transformer: embeddings `[R, C, D]` and their positions.
 
-  Attributes:
-    embeddings: `[R, C, D]`; padding must be finite.
-    positions: their positions; the last token of every row must be visible, because it predicts
-      image token 0.
+  Padding must be finite, and the last token of every row visible: it predicts image token 0.
   """
 
   embeddings: jax.Array
@@ -115,12 +110,9 @@ class Cache(NamedTuple):
 
 
 class Window(NamedTuple):
-  """Positions and attention mask of new tokens on top of a cache.
+  """Positions `[R, L]` int of new tokens on top of a cache, and the slot `[B]` int of the first.
 
-  Attributes:
-    positions: `[R, L]` int.
-    mask: `[R, L, C + num_slots]` bool, the slots that each token attends to.
-    slot: `[B]` int, the slot of the window's first token.
+  `mask` `[R, L, C + num_slots]` bool are the slots that each token attends to.
   """
 
   positions: jax.Array
@@ -176,8 +168,7 @@ def window(cache: Cache, start: jax.Array, depth: jax.Array, seen: jax.Array) ->
   streams = rows // start.shape[0]
   slot, start = count + start, tile(start, streams)
   depth, seen = jnp.asarray(depth), jnp.asarray(seen)
-  positions = (cache.origin + start)[:, None] + (
-      tile(depth, streams) if depth.ndim == 2 else depth)
+  positions = (cache.origin + start)[:, None] + (tile(depth, streams) if depth.ndim == 2 else depth)
   node = jnp.arange(cache.layers[0][0].shape[2] - count) - start[:, None]
   last = seen.shape[-1] - 1
   clipped = jnp.clip(node, 0, last)
@@ -288,20 +279,6 @@ def network(model: Causal, num_streams: int) -> Network:
     return split(model_ends.logits(params, flat), features.shape[0])
 
   return Network(prefill, step, logits, model_ends.vocab_size, model.num_tokens)
-
-
-def first_layers(params: Params, num_layers: int, model: Callable[[int], Causal]
-                 ) -> tuple[Params, Callable[[bool], Network]]:
-  """Builds a drafting network of a model's first layers, its final norm and its output head.
-
-  `model` is `num_streams -> Causal`, the specification of the model with that many layers. Returns
-  the parameters of the network, without a copy, and `guided -> Network`.
-  """
-  def build(guided: bool) -> Network:
-    streams = 2 if guided else 1
-    return network(model(streams), streams)
-
-  return ends_lib.first_layers(params, num_layers), build
 
 
 def prompt_positions(visible: jax.Array) -> ConditionPositions:

@@ -1,10 +1,5 @@
 """CLIP (Radford et al., arXiv:2103.00020) with a vision transformer.
 
-  config = PRESETS['vit_b_32']
-  params = init(config, jax.random.key(0))
-  image = image_features(params, config, pixels)    # pixels [B, 224, 224, 3], see `metrics.clip`
-  text = text_features(params, config, tokens, ends)
-
 In the shape descriptions, `B` is the number of images or texts, `L` of tokens, `D` the width of an
 encoder, `H` the number of its attention heads and `F` the width of the features.
 """
@@ -78,7 +73,6 @@ class CLIPConfig:
                        f'which is {self.patch_size}.')
 
 
-# The published networks.
 PRESETS: dict[str, CLIPConfig] = {
     'vit_b_32': CLIPConfig(),
     'vit_b_16': CLIPConfig(patch_size=16),
@@ -88,8 +82,6 @@ PRESETS: dict[str, CLIPConfig] = {
 
 
 class _Image(nn.Module):
-  """The image encoder."""
-
   config: CLIPConfig
 
   @nn.compact
@@ -109,8 +101,6 @@ class _Image(nn.Module):
 
 
 class _Text(nn.Module):
-  """The text encoder."""
-
   config: CLIPConfig
 
   @nn.compact

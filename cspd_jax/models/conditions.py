@@ -17,23 +17,19 @@ def check_class_labels(condition: Any, num_classes: int) -> Any:
   """
   labels = np.asarray(condition) if is_concrete(condition) else jnp.asarray(condition)
   if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-    raise ValueError(
-        f'condition has shape {labels.shape} and dtype {labels.dtype}; '
-        'this model requires one integer class label per image, shape [B].')
+    raise ValueError(f'condition has shape {labels.shape} and dtype {labels.dtype}; this model '
+                     'requires one integer class label per image, shape [B].')
   valid = (labels >= 0) & (labels < num_classes)
   if is_concrete(labels) and not valid.all():
-    raise ValueError(
-        f'condition holds the class labels {np.unique(labels[~valid]).tolist()}; '
-        f'this model supports 0 to {num_classes - 1}.')
+    raise ValueError(f'condition holds the class labels {np.unique(labels[~valid]).tolist()}; this '
+                     f'model supports 0 to {num_classes - 1}.')
   return valid
 
 
 class Prompt(NamedTuple):
-  """A condition of tokens, of any length in each guidance stream.
+  """A condition of tokens `[B, S, C]` int, of any length in each guidance stream.
 
-  Attributes:
-    tokens: `[B, S, C]` int, padded on the left.
-    visible: `[B, S, C]` bool, False for padding.
+  They are padded on the left; `visible` `[B, S, C]` bool is False for padding.
   """
 
   tokens: jax.Array
@@ -81,23 +77,20 @@ def check_prompt(prompt: Any, num_streams: int, vocab_size: int) -> Any:
   Raises ValueError if it is not such a prompt, or if its values are concrete and a row is invalid.
   """
   if not isinstance(prompt, Prompt):
-    raise ValueError(
-        f'condition is a {type(prompt).__name__}; this model requires a '
-        'models.conditions.Prompt.')
+    raise ValueError(f'condition is a {type(prompt).__name__}; this model requires a '
+                     'models.conditions.Prompt.')
   as_array = np.asarray if is_concrete(prompt) else jnp.asarray
   tokens, visible = as_array(prompt.tokens), as_array(prompt.visible)
   if tokens.ndim != 3 or tokens.shape[1] < num_streams or visible.shape != tokens.shape:
-    raise ValueError(
-        f'condition has tokens {tokens.shape} and visible {visible.shape}; this target requires '
-        f'[B, {num_streams}, C] for both.')
+    raise ValueError(f'condition has tokens {tokens.shape} and visible {visible.shape}; this '
+                     f'target requires [B, {num_streams}, C] for both.')
   tokens, visible = tokens[:, :num_streams], visible[:, :num_streams].astype(bool)
   padded = (visible[..., 1:] | ~visible[..., :-1]).all(axis=(1, 2))
   if tokens.shape[2]:
     padded = padded & visible[..., -1].all(axis=1)
   if not tokens.shape[2] or is_concrete(prompt) and not padded.all():
-    raise ValueError(
-        'condition: visible must be False and then True along the last axis, and True at its end; '
-        'prompts are padded on the left and have at least one token.')
+    raise ValueError('condition: visible must be False and then True along the last axis, and True '
+                     'at its end; prompts are padded on the left and have at least one token.')
   in_range = ((tokens >= 0) & (tokens < vocab_size)).all(axis=(1, 2))
   if is_concrete(prompt) and not in_range.all():
     raise ValueError(f'condition holds tokens from {tokens.min()} to {tokens.max()}; this model '

@@ -114,8 +114,7 @@ class OverTime(nn.Module):
 
   @nn.compact
   def __call__(self, x):
-    kernel = self.param('kernel', nn.initializers.lecun_normal(),
-                        (3, x.shape[-1], self.features))
+    kernel = self.param('kernel', nn.initializers.lecun_normal(), (3, x.shape[-1], self.features))
     bias = self.param('bias', nn.initializers.zeros, (self.features,))
     return x @ jnp.sum(kernel, axis=0) + bias
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from cspd_jax.core import fields
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.feature_network import Network
-from cspd_jax.models import causal, conditions, transformer
+from cspd_jax.models import causal, conditions, ends as ends_lib, transformer
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.ends import Ends
 from cspd_jax.models.transformer import sequence_rope
@@ -97,9 +97,17 @@ def ends(config: Config) -> Ends:
 
 def first_layers(params: Params, config: Config, num_layers: int
                  ) -> tuple[Params, Callable[[bool], Network]]:
-  """Returns the model's first layers as a drafting network."""
+  """Returns a drafting network of the model's first layers, its final norm and its output head.
+
+  These are the parameters of the network, without a copy, and `guided -> Network`.
+  """
   small = dataclasses.replace(config, num_layers=num_layers)
-  return causal.first_layers(params, num_layers, small.causal)
+
+  def build(guided: bool) -> Network:
+    streams = 2 if guided else 1
+    return causal.network(small.causal(streams), streams)
+
+  return ends_lib.first_layers(params, num_layers), build
 
 
 def prompted(config: Config, num_streams: int) -> causal.Causal:

@@ -58,15 +58,13 @@ class Head(nn.Module):
 
   def setup(self):
     width, zeros = self.width, nn.initializers.zeros
-    exact = dict(dtype=jnp.float32, promote_dtype=promote_dtype,
-                 dot_general=dot_general)
+    exact = dict(dtype=jnp.float32, promote_dtype=promote_dtype, dot_general=dot_general)
 
     def dense(features, init=_XAVIER):
       return nn.Dense(features, kernel_init=init, **exact)
 
     def norm(**options):
-      return nn.LayerNorm(
-          epsilon=NORM_EPS, use_fast_variance=False, dtype=jnp.float32, **options)
+      return nn.LayerNorm(epsilon=NORM_EPS, use_fast_variance=False, dtype=jnp.float32, **options)
 
     def layers(build):
       return [build() for _ in range(self.num_layers)]
@@ -87,8 +85,7 @@ class Head(nn.Module):
 
     These are shift, scale and gate of every block, then shift and scale of the output.
     """
-    y = self._times(step) + self.condition(z)[:, None]
-    return self.modulation(jax.nn.silu(y))
+    return self.modulation(jax.nn.silu(self._times(step) + self.condition(z)[:, None]))
 
   def apply_modulated(self, x: jax.Array, modulation: jax.Array, row: jax.Array
                       ) -> tuple[jax.Array, jax.Array]:

@@ -101,16 +101,13 @@ class EagleConfig:
   def __post_init__(self):
     fields.check(self, num_tokens=(1, fields.MOST_SIDE**2), num_layers=(1, fields.MOST_LAYERS),
                  correction_dim=(0, fields.MOST))
-    if self.family not in LAYERS:
-      raise ValueError(f'family is {self.family!r}; it must be one of {", ".join(LAYERS)}.')
+    fields.require(self.family in LAYERS, 'family', self.family, f'one of {", ".join(LAYERS)}')
     if self.num_outputs is None:
       object.__setattr__(self, 'num_outputs', self.vocab_size)
     by_grid = LAYERS[self.family].by_grid
     transformer.complete_heads(self, axes=2 if by_grid else 1)
-    if by_grid and self.num_tokens % self.row_width:
-      raise ValueError(
-          f'num_tokens is {self.num_tokens}; it must be a multiple of row_width '
-          f'({self.row_width}).')
+    fields.require(not by_grid or self.num_tokens % self.row_width == 0, 'num_tokens',
+                   self.num_tokens, f'a multiple of row_width ({self.row_width})')
     _ = self.layer  # Checks the sizes that only the layer uses.
 
   @property
@@ -219,15 +216,13 @@ def attach(target_params: Params, params: Params) -> Params:
   width differs from the drafter's.
   """
   if 'norm' not in target_params.get('transformer', {}):
-    raise ValueError(
-        f'target_params has no transformer/norm (it holds: {", ".join(sorted(target_params))}); '
-        'pass the parameters of the target.')
+    raise ValueError('target_params has no transformer/norm (it holds: '
+                     f'{", ".join(sorted(target_params))}); pass the parameters of the target.')
   width = params['fc']['bias'].shape[0]
   target_width = target_params['transformer']['norm']['scale'].shape[0]
   if width != target_width:
-    raise ValueError(
-        f'params is a drafter for features of width {width}, but those of the target have width '
-        f'{target_width}; pass a drafter that was trained for this target.')
+    raise ValueError(f'params is a drafter for features of width {width}, but those of the target '
+                     f'have width {target_width}; pass a drafter that was trained for this target.')
   return {**params, 'target': ends_lib.first_layers(target_params, 0)}
 
 
@@ -244,19 +239,14 @@ def prompt(config: EagleConfig, condition: Any, drop: jax.Array | None = None) -
   Images where `drop` `[B]` is True use the second stream of the `Prompt` instead of the first; None
   selects both streams of all images, one after the other.
   """
-  if not config.reads_prompt or drop is None:
-    return condition if config.reads_prompt else None
-  return condition.dropped(drop)
+  if not config.reads_prompt:
+    return None
+  return condition if drop is None else condition.dropped(drop)
 
 
 def predict(
-    params: Params,
-    config: EagleConfig,
-    target: Ends,
-    tokens: jax.Array,
-    features: jax.Array,
-    prompt: Prompt | None = None,
-) -> tuple[jax.Array, jax.Array]:
+    params: Params, config: EagleConfig, target: Ends, tokens: jax.Array, features: jax.Array,
+    prompt: Prompt | None = None) -> tuple[jax.Array, jax.Array]:
   """Runs the drafter, of `attach`, on the first image tokens `[R, n]`, for training and evaluation.
 
   Args:

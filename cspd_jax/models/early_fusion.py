@@ -28,7 +28,6 @@ from cspd_jax.models.conditions import Prompt
 Params = Any
 # The functions of every model whose condition is a `Prompt` in this library's tokens.
 target, ends = decoder_only.target, decoder_only.ends
-first_layers = decoder_only.first_layers
 logits_and_features = decoder_only.logits_and_features
 
 
@@ -75,9 +74,8 @@ class EarlyFusionConfig(decoder_only.Sizes):
                first_code=token, row_end=token, image_ends=token)
     last = self.first_code + self.num_codes - 1
     if not 0 <= self.first_code <= last < self.vocab_size:
-      raise ValueError(
-          f'first_code is {self.first_code} with {self.num_codes} codes; they must lie within the '
-          f'{self.vocab_size} tokens of the vocabulary.')
+      raise ValueError(f'first_code is {self.first_code} with {self.num_codes} codes; they must '
+                       f'lie within the {self.vocab_size} tokens of the vocabulary.')
     ends = self.ends
     if len(set(ends)) < len(ends) or any(
         not 0 <= end < self.vocab_size or self.first_code <= end <= last for end in ends):

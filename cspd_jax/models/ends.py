@@ -70,10 +70,9 @@ def make(sizes: TransformerConfig, embed: Embed | None = None, logits: Logits | 
   transformer has an output matrix, or without `num_outputs`.
   """
   if logits is not None and (sizes.num_outputs or not num_outputs):
-    raise ValueError(
-        f'logits was supplied with num_outputs {num_outputs} and an output matrix of '
-        f'{sizes.num_outputs} columns in the transformer; a model with logits requires its '
-        'num_outputs, and num_outputs=0 in its TransformerConfig.')
+    raise ValueError(f'logits was supplied with num_outputs {num_outputs} and an output matrix of '
+                     f'{sizes.num_outputs} columns in the transformer; a model with logits '
+                     'requires its num_outputs, and num_outputs=0 in its TransformerConfig.')
   if logits is None and num_outputs not in (None, sizes.num_outputs):
     raise ValueError(f'num_outputs is {num_outputs}, but the output matrix of the transformer has '
                      f'{sizes.num_outputs} columns; leave it out.')
@@ -90,7 +89,11 @@ def make(sizes: TransformerConfig, embed: Embed | None = None, logits: Logits | 
       raise ValueError(f'logits returned {result.shape} for features {features.shape}; it must '
                        f'return {(*features.shape[:-1], outputs)}, because num_outputs is '
                        f'{outputs}.')
-    return _padded(result, num_forced)
+    if not num_forced:
+      return result
+    # Forced tokens are never drawn; finite, because guidance subtracts the streams.
+    padding = [(0, 0)] * (result.ndim - 1) + [(0, num_forced)]
+    return jnp.pad(result, padding, constant_values=_IMPOSSIBLE)
 
   return Ends(embed or from_transformer('embed'), all_logits, outputs + num_forced,
               None if logits else lambda params: params['transformer']['output'])
@@ -101,15 +104,6 @@ def first_layers(params: Params, num_layers: int) -> Params:
   subset = {name: part for name, part in params['transformer'].items()
             if not name.startswith('layers_') or int(name.removeprefix('layers_')) < num_layers}
   return dict(params, transformer=subset)
-
-
-def _padded(logits: jax.Array, num_forced: int) -> jax.Array:
-  """Appends logits of `num_forced` tokens, so low that these are never drawn."""
-  if not num_forced:
-    return logits
-  # Finite, because guidance subtracts the streams.
-  padding = [(0, 0)] * (logits.ndim - 1) + [(0, num_forced)]
-  return jnp.pad(logits, padding, constant_values=_IMPOSSIBLE)
 
 
 def denoise(head: diffusion_head.Head) -> Callable[..., tuple[jax.Array, jax.Array]]:

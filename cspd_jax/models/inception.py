@@ -4,10 +4,6 @@ It is the network of TensorFlow's `inception-2015-12-05`, which pytorch-fid, tor
 ADM's evaluator share: Inception-v3 (Szegedy et al., arXiv:1512.00567) with average pools that do
 not count padding, a maximum in place of the last of them, and 1008 classes.
 
-  config = InceptionConfig()
-  params = init(config, jax.random.key(0))
-  features = apply(params, config, images)    # images [B, 299, 299, 3], about -1 to 1
-
 Parameter tree: `NAME/{kernel, scale, bias, mean, variance}` for every convolution, and
 `fc/kernel`; names are those of the published tensors in lower case.
 """
@@ -37,12 +33,7 @@ _PRECISION = jax.lax.Precision.HIGHEST
 
 @dataclasses.dataclass(frozen=True)
 class InceptionConfig:
-  """Sizes of the network; the defaults are the published ones.
-
-  Attributes:
-    unit: all widths are multiples of it.
-    num_classes: rows of the last matrix.
-  """
+  """Sizes of the network, whose widths are multiples of `unit`; the defaults are published ones."""
 
   unit: int = 16
   num_classes: int = 1008
@@ -155,8 +146,6 @@ _SPATIAL = 'mixed_6d', 'branch1x1'
 
 
 class _Layer(nn.Module):
-  """A convolution with its normalisation."""
-
   conv: _Conv
   unit: int
 

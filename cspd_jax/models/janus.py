@@ -22,9 +22,7 @@ from cspd_jax.models.ends import HiddenHead
 
 Params = Any
 # The functions of every model whose condition is a `Prompt` in this library's tokens.
-target, ends = decoder_only.target, decoder_only.ends
-first_layers = decoder_only.first_layers
-logits_and_features = decoder_only.logits_and_features
+target, logits_and_features = decoder_only.target, decoder_only.logits_and_features
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,11 +5,6 @@ the default configuration this is the published KL-16 (one latent of 16 channels
 Latents outside of this module are scaled to a variance of about one. Everything is NHWC and a pure
 function of `(params, config)`.
 
-  config = KLVAEConfig()
-  params = init(config, jax.random.key(0))
-  latents = sample(config, encode(params, config, images), key)   # [B, H / 16, W / 16, 16]
-  images = decode(params, config, latents)                        # [B, H, W, 3] in [-1, 1]
-
 Parameter tree: `encoder`, `decoder`, `quant_conv` and `post_quant_conv` as in `vq`, without the
 attention in `decoder/up_0`. NextStep-1's has neither these two matrices nor the attention in
 `encoder/down_3`.
@@ -67,11 +62,9 @@ class KLVAEConfig(autoencoder.Sizes):
 
 
 class Posterior(NamedTuple):
-  """Independent Gaussians over latents, before scaling.
+  """Independent Gaussians over latents, before scaling: both `[B, h, w, z_channels]` float32.
 
-  Attributes:
-    mean: `[B, h, w, z_channels]` float32.
-    log_variance: `[B, h, w, z_channels]` float32, from -30 to 20.
+  Logarithms of variances are from -30 to 20.
   """
 
   mean: jax.Array

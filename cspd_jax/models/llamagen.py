@@ -17,13 +17,13 @@ import numpy as np
 
 from cspd_jax.core.tracing import is_concrete
 from cspd_jax.models import causal, conditions, decoder_only, transformer
-from cspd_jax.models.transformer import RopeFunction, frequencies
+from cspd_jax.models.transformer import RopeFunction, grid_rope
 
 Params = Any
 # Number of rows of the learned null caption, and therefore of every text condition.
 CAPTION_LENGTH = 120
 # The condition is class labels `[B]` int, or a `Caption`; the second stream is the null condition.
-target, ends, first_layers = decoder_only.target, decoder_only.ends, decoder_only.first_layers
+target, ends = decoder_only.target, decoder_only.ends
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,11 +107,9 @@ PRESETS: dict[str, LlamaGenConfig] = _published()
 
 
 class Caption(NamedTuple):
-  """A text condition.
+  """A text condition: the output `[B, 120, caption_dim]` of the text encoder, padded on the left.
 
-  Attributes:
-    embeddings: `[B, 120, caption_dim]` output of the text encoder, padded on the left.
-    mask: `[B, 120]` bool, True for the tokens of the caption.
+  `mask` `[B, 120]` bool is True for the tokens of the caption.
   """
 
   embeddings: jax.Array
@@ -137,24 +135,8 @@ def left_padded(features: Sequence[Any]) -> Caption:
 
 
 def _rope(config: LlamaGenConfig) -> RopeFunction:
-  """Returns a rotation by row and column of a token, half of the pairs each, from a table.
-
-  Condition tokens have position -1, where the table holds zeros: their queries and keys are zero,
-  so attention among and to the condition tokens has logit 0. Tokens past the end use the last cell.
-  """
-  # Computed by NumPy, which reproduces the published values; a device differs in the last bit.
-  turns = frequencies(config.transformer.head_dim // 4, config.rope_base)
-  rows, columns = np.divmod(np.arange(config.num_tokens, dtype=np.float32), config.width)
-  angles = np.concatenate(
-      [np.outer(rows, turns), np.outer(columns, turns)], axis=1, dtype=np.float32)
-  zeros = np.zeros((1, angles.shape[1]), np.float32)
-  table = [np.concatenate([zeros, part]) for part in (np.cos(angles), np.sin(angles))]
-
-  def rope(positions: jax.Array) -> transformer.Rope:
-    row = jnp.clip(positions + 1, 0, config.num_tokens)
-    return transformer.Rope(*(jnp.asarray(part)[row] for part in table))
-
-  return rope
+  """Condition tokens have position -1: attention among and to them has logit 0."""
+  return grid_rope(config.num_tokens, config.width, config.head_dim, config.rope_base)
 
 
 class LlamaGen(nn.Module):
@@ -216,17 +198,14 @@ def init(config: LlamaGenConfig, key: jax.Array) -> Params:
 
 def logits_and_features(
     params: Params, config: LlamaGenConfig, condition: Any, tokens: jax.Array,
-    drop_mask: jax.Array | None = None,
+    drop: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
   """Returns next-token logits and features of whole images, for training and evaluation.
 
-  As `decoder_only.logits_and_features`, with class labels `[B]` or a `Caption` as the condition;
-  `drop_mask` `[B]` bool replaces it by the null condition, as the training for guidance does. None
-  means False for all images.
+  As `decoder_only.logits_and_features`, with class labels `[B]` or a `Caption` as the condition,
+  which is replaced by the null condition where `drop`.
   """
-  if drop_mask is None:
-    drop_mask = jnp.zeros((tokens.shape[0],), bool)
-  embedded = _embedded(params, config, condition, drop_mask)
+  embedded = _embedded(params, config, condition, drop)
   return causal.forward(params, config.causal(1), embedded, tokens[:, :-1])[:2]
 
 
@@ -245,16 +224,14 @@ def _check_condition(config: LlamaGenConfig, condition: Any) -> Any:
   if config.conditioning == 'class':
     return conditions.check_class_labels(condition, config.num_classes)
   if not isinstance(condition, Caption):
-    raise ValueError(
-        f'condition is a {type(condition).__name__}; this model requires a llamagen.Caption of '
-        f'text embeddings and their mask.')
+    raise ValueError(f'condition is a {type(condition).__name__}; this model requires a '
+                     'llamagen.Caption of text embeddings and their mask.')
   as_array = np.asarray if is_concrete(condition) else jnp.asarray
   embeddings, mask = as_array(condition.embeddings), as_array(condition.mask)
   expected = (CAPTION_LENGTH, config.caption_dim)
   if embeddings.shape != mask.shape[:1] + expected or mask.shape[1:] != expected[:1]:
-    raise ValueError(
-        f'condition has embeddings {embeddings.shape} and mask {mask.shape}; this model requires '
-        f'[B, {expected[0]}, {expected[1]}] and [B, {expected[0]}].')
+    raise ValueError(f'condition has embeddings {embeddings.shape} and mask {mask.shape}; this '
+                     f'model requires [B, {expected[0]}, {expected[1]}] and [B, {expected[0]}].')
   mask = mask.astype(bool)
   # The first image token is predicted from the last caption token.
   if is_concrete(condition) and not mask[:, -1].all():

@@ -89,22 +89,16 @@ class MARConfig:
     return diffusion_head.Head(self.head_width, self.head_layers, self.token_dim)
 
 
-# The published models with their diffusion heads.
 PRESETS: dict[str, MARConfig] = {
     'mar_b': MARConfig(),
     'mar_l': MARConfig(dim=1024, num_layers=16, num_heads=16, head_width=1280, head_layers=8),
-    'mar_h': MARConfig(dim=1280, num_layers=20, num_heads=16, head_width=1536, head_layers=12),
-}
+    'mar_h': MARConfig(dim=1280, num_layers=20, num_heads=16, head_width=1536, head_layers=12)}
 
 
 class MAR(nn.Module):
-  """All parameters of a model.
+  """All parameters of a model; `dropout` is the rate in the transformer, for training only.
 
   The transformer computes in their dtype, the diffusion head in float32.
-
-  Attributes:
-    config: the model's sizes.
-    dropout: rate of the transformer's dropout, for training only.
   """
 
   config: MARConfig

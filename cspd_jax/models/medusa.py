@@ -79,12 +79,10 @@ def from_target(target: Ends, target_params: Params, config: MedusaConfig) -> Pa
                      'initialised; train an EAGLE drafter for this target.')
   output = target.matrix(target_params)
   if output.shape != (config.dim, config.vocab_size):
-    raise ValueError(
-        f'dim and vocab_size are {(config.dim, config.vocab_size)}; the output matrix of the '
-        f'target has {output.shape}.')
+    raise ValueError(f'dim and vocab_size are {(config.dim, config.vocab_size)}; the output matrix '
+                     f'of the target has {output.shape}.')
   params = init(config, jax.random.key(0))
-  return {name: {**head, 'output': jnp.array(output, jnp.float32)}
-          for name, head in params.items()}
+  return {name: {**head, 'output': jnp.array(output, jnp.float32)} for name, head in params.items()}
 
 
 def heads(params: Params, features: jax.Array) -> jax.Array:

@@ -59,8 +59,7 @@ class Neighbours(nn.Module):
     x = x.reshape(*x.shape[:-2], -1)
     for i in range(2):
       x = jax.nn.silu(nn.Dense(config.hidden_dim, name=f'hidden_{i}')(x))
-    output = self.param(
-        'output', nn.initializers.zeros, (config.hidden_dim, config.vocab_size))
+    output = self.param('output', nn.initializers.zeros, (config.hidden_dim, config.vocab_size))
     return jnp.matmul(x, output, preferred_element_type=jnp.float32)
 
 
@@ -97,16 +96,14 @@ def corrector(config: NeighboursConfig) -> Corrector:
   def init(env: Env, condition: Any, outcome: Outcome, length: int) -> _State:
     del env, condition
     token = outcome.tokens[:, :1]
-    return _State(outcome.tokens, jnp.repeat(token, length, axis=1),
-                   jnp.zeros_like(token[:, 0]))
+    return _State(outcome.tokens, jnp.repeat(token, length, axis=1), jnp.zeros_like(token[:, 0]))
 
   def predict(env: Env, committed: jax.Array, tokens: jax.Array, first: jax.Array,
               start: jax.Array) -> jax.Array:
     """Predicts the tokens after position `start`; `tokens` are written from `first` on."""
     count = tokens.shape[1]
     image = jnp.pad(committed, ((0, 0), (0, count)))
-    image = jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(
-        image, tokens, first, 0)
+    image = jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(image, tokens, first, 0)
     positions = start[:, None] + 1 + jnp.arange(count)
     return logits(env.params, config, image, positions)[None]
 
@@ -128,8 +125,7 @@ def corrector(config: NeighboursConfig) -> Corrector:
 
   def update(env: Env, state: _State, outcome: Outcome) -> _State:
     del env
-    return _State(outcome.tokens, outcome.nodes[:, 1:state.nodes.shape[1] + 1],
-                   outcome.root)
+    return _State(outcome.tokens, outcome.nodes[:, 1:state.nodes.shape[1] + 1], outcome.root)
 
   return distributions(
       init, begin, score, update,

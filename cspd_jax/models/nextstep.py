@@ -4,10 +4,6 @@ A sequence is a prompt of text tokens followed by the image's tokens in raster o
 patch of latents; it enters the transformer by a projection, and another projection of the
 transformer's output is the condition `z` of the flow head, which samples the next token.
 
-  config = PRESETS['nextstep_1_512']
-  params = init(config, jax.random.key(0))
-  decoder = decoders.mar(target(config, guided=True))
-
 Parameter tree: `transformer` as in `transformer`, without an output matrix; `token_in` and
 `token_out`, each with `kernel` and `bias`; `head` as in `diffusion_head`.
 
@@ -157,7 +153,6 @@ def _causal(config: NextStepConfig, streams: int) -> causal.Causal:
 
 
 def _cached(target: decoding_base.Target) -> base.Cached:
-  """Returns the transformer with its cache."""
   def prefill(params: Params, condition: Prompt, num_slots: int
               ) -> tuple[jax.Array, causal.Cache]:
     z, _, cache = target.prefill(params, condition, num_slots)
@@ -178,8 +173,7 @@ def forward(params: Params, config: NextStepConfig, prompt: Prompt, tokens: jax.
   Prompts have one stream; of the tokens `[B, T, C]` the last one is not read.
   """
   model = _causal(config, 1)
-  return causal.forward(
-      params, model, model.embed_condition(params, prompt, 1), tokens[:, :-1])[0]
+  return causal.forward(params, model, model.embed_condition(params, prompt, 1), tokens[:, :-1])[0]
 
 
 def normalized(config: NextStepConfig, tokens: jax.Array) -> jax.Array:

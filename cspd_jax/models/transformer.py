@@ -134,12 +134,7 @@ def complete_heads(config: Any, name: str = 'dim', axes: int = 1) -> None:
 
 
 class Rope(NamedTuple):
-  """Rotary tables, float32, for each new token; rows of zeros set its queries and keys to zero.
-
-  Attributes:
-    cos: `[R or 1, L, E / 2]`.
-    sin: `[R or 1, L, E / 2]`.
-  """
+  """Rotary tables `[R or 1, L, E / 2]`, float32; rows of zeros set queries and keys to zero."""
 
   cos: jax.Array
   sin: jax.Array
@@ -175,18 +170,20 @@ def sequence_rope(head_dim: int, base: float) -> RopeFunction:
 
 
 def grid_rope(num_tokens: int, row_width: int, head_dim: int, base: float) -> RopeFunction:
-  """Returns a rotation by row and column of an image token, half of the numbers each.
+  """Returns a rotation by row and column of an image token, half of the pairs each, from a table.
 
-  Tables are zero at negative positions, which sets queries and keys to zero; tokens past the end
-  use the last cell.
+  It is zero at negative positions, which sets queries and keys to zero; tokens past the end use the
+  last cell.
   """
+  # Computed by NumPy, which reproduces the published values; a device differs in the last bit.
   turns = frequencies(head_dim // 4, base)
+  cells = np.divmod(np.arange(num_tokens, dtype=np.float32), row_width)
+  angles = np.concatenate([np.outer(cell, turns) for cell in cells], axis=1, dtype=np.float32)
+  table = [np.pad(part, ((1, 0), (0, 0))) for part in (np.cos(angles), np.sin(angles))]
 
   def rope(positions: jax.Array) -> Rope:
-    cell = jnp.divmod(jnp.clip(positions, 0, num_tokens - 1), row_width)
-    angles = jnp.concatenate([part[..., None] * turns for part in cell], axis=-1)
-    image = (positions >= 0)[..., None]
-    return Rope(jnp.where(image, jnp.cos(angles), 0), jnp.where(image, jnp.sin(angles), 0))
+    row = jnp.clip(positions + 1, 0, num_tokens)
+    return Rope(*(jnp.asarray(part)[row] for part in table))
 
   return rope
 
@@ -292,9 +289,8 @@ def _write_together(cache: jax.Array, new: jax.Array, start: jax.Array) -> jax.A
 class Block(nn.Module):
   """One layer: attention and feed-forward, each with a residual connection.
 
-  Attributes:
-    config: the sizes; disabled norms have no parameters.
-    scaled_init: whether kernels start with variance 1 / inputs instead of deviation 0.02.
+  Disabled norms have no parameters. Kernels start with deviation 0.02, or with variance 1 / inputs
+  if `scaled_init`.
   """
 
   config: TransformerConfig

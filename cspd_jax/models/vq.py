@@ -9,11 +9,6 @@ whose tokens have the largest inner product instead of the smallest distance.
 Everything is NHWC and a pure function of `(params, config)`. The functions of this module run the
 networks `config.tokenizer`, those of `cosmos.CosmosConfig` too.
 
-  config = VQConfig()
-  params = init(config, jax.random.key(0))
-  indices = encode(params, config, images)   # [B, H / 16, W / 16] int32
-  images = decode(params, config, indices)   # [B, H, W, 3] in [-1, 1]
-
 Parameter tree, `i` from high to low resolution in the encoder and in execution order (low to high
 resolution) in the decoder; 1x1 convolutions are dense layers with `[in, out]` kernels:
 
@@ -89,8 +84,7 @@ class VQConfig(autoencoder.Sizes):
     return (len(self.ch_mult) - 1,) if self.level_attention else ()
 
 
-CHAMELEON = VQConfig(
-    codebook_size=8192, codebook_dim=256, level_attention=False, normalized=False)
+CHAMELEON = VQConfig(codebook_size=8192, codebook_dim=256, level_attention=False, normalized=False)
 MOVQGAN = VQConfig(
     ch=256, ch_mult=(1, 2, 2, 4), z_channels=4, codebook_dim=4, normalized=False,
     spatial_norm=True)
@@ -183,9 +177,8 @@ def check_images(images: jax.Array, config: Any) -> None:
     raise ValueError(
         f'images must be [batch, height, width, {config.in_channels}], got {images.shape}.')
   if images.shape[1] % config.factor or images.shape[2] % config.factor:
-    raise ValueError(
-        f'Height and width of images must be multiples of {config.factor}, got '
-        f'{images.shape[1]}x{images.shape[2]}; crop or resize them first.')
+    raise ValueError(f'Height and width of images must be multiples of {config.factor}, got '
+                     f'{images.shape[1]}x{images.shape[2]}; crop or resize them first.')
 
 
 def codebook(params: Params, config: Any) -> jax.Array:
@@ -218,22 +211,15 @@ def encode(params: Params, config: Any, images: jax.Array) -> jax.Array:
   return quantize(params, config, latents(params, config, images))
 
 
-def decode_unclipped(params: Params, config: Any, indices: jax.Array) -> jax.Array:
-  """Decodes tokens to images `[B, h * factor, w * factor, C]`, float32, without clipping."""
-  check_indices(indices)
-  return decode_vectors(params, config, codebook(params, config)[indices])
-
-
 def decode(params: Params, config: Any, indices: jax.Array) -> jax.Array:
-  """Decodes tokens `[B, h, w]` to float32 images `[B, h * factor, w * factor, C]` in [-1, 1]."""
-  return jnp.clip(decode_unclipped(params, config, indices), -1.0, 1.0)
+  """Decodes tokens `[B, h, w]` to float32 images `[B, h * factor, w * factor, C]` in [-1, 1].
 
-
-def check_indices(indices: jax.Array) -> None:
-  """Raises ValueError unless `indices` is a batch of grids of integers."""
+  Raises ValueError for numbers that are no integers, or of another shape.
+  """
   if indices.ndim != 3 or not jnp.issubdtype(indices.dtype, jnp.integer):
     raise ValueError('indices must be integers [batch, height, width], got '
                      f'{indices.dtype} {indices.shape}; reshape flat sequences to the grid.')
+  return jnp.clip(decode_vectors(params, config, codebook(params, config)[indices]), -1.0, 1.0)
 
 
 def _scaled(x: jax.Array, config: VQConfig) -> jax.Array:

@@ -50,7 +50,7 @@ class TextConfig:
 
   def __post_init__(self):
     fields.check(self, num_bytes=(1, 2**30))
-    _check_form(self.form)
+    fields.require(self.form in FORMS, 'form', self.form, f'one of {", ".join(FORMS)}')
 
 
 def init(config: TextConfig, key: jax.Array) -> Params:
@@ -59,18 +59,8 @@ def init(config: TextConfig, key: jax.Array) -> Params:
   return {'file': jnp.full((config.num_bytes,), ord(' '), jnp.uint8)}
 
 
-def _check_form(form: str) -> None:
-  """Raises ValueError for a form that is not registered."""
-  if form not in FORMS:
-    raise ValueError(f'form is {form!r}; it must be one of {", ".join(FORMS)}.')
-
-
 class Text(Protocol):
-  """A text tokenizer.
-
-  Attributes:
-    ids: published ids of tokens by name.
-  """
+  """A text tokenizer; `ids` are published ids of tokens by name."""
 
   ids: Mapping[str, int]
 
@@ -85,7 +75,7 @@ def register(form: str, reader: Reader) -> None:
 
 def read(params: Params, form: str) -> Text:
   """Reads the bytes of a tokenizer file of a form of `FORMS`; raises ValueError for others."""
-  _check_form(form)
+  fields.require(form in FORMS, 'form', form, f'one of {", ".join(FORMS)}')
   return FORMS[form](bytes(np.asarray(params['file'], np.uint8)))
 
 

@@ -174,7 +174,6 @@ def code_map(text: Text, first_code: int, num_codes: int) -> np.ndarray:
         and 0 <= index < num_codes):
       codes[index] = int(''.join(str(ord(letter) - ord('A')) for letter in letters))
   if not np.array_equal(np.sort(codes), np.arange(num_codes)):
-    raise ValueError(
-        f'the tokenizer file does not name the {num_codes} image tokens from id {first_code} on; '
-        'supply the text_tokenizer.json that belongs to the model.')
+    raise ValueError(f'the tokenizer file does not name the {num_codes} image tokens from id '
+                     f'{first_code} on; supply the text_tokenizer.json that belongs to the model.')
   return codes

@@ -108,22 +108,20 @@ def test_the_image_tokenizer_of_the_same_folder(tmp_path):
     pixels = theirs.decode(torch.tensor(codes)).numpy().transpose(0, 2, 3, 1)
     tokens = torch.stack(theirs.encode(
         torch.tensor(images.transpose(0, 3, 1, 2)), torch.tensor([[8, 12]] * 2)).image_tokens)
+  vectors = vq.codebook(loaded.params, loaded.config)[codes]
   np.testing.assert_allclose(
-      vq.decode_unclipped(loaded.params, loaded.config, codes), pixels, atol=1e-4)
+      vq.decode_vectors(loaded.params, loaded.config, vectors), pixels, atol=1e-4)
   np.testing.assert_array_equal(vq.encode(loaded.params, loaded.config, images), tokens)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('changes', [
-    dict(layer_norm_epsilon=0.1, feed_forward_proj='gated-gelu'),
-    dict(relative_attention_max_distance=40, feed_forward_proj='gated-silu'),
-    dict(feed_forward_proj='relu'), dict(feed_forward_proj='gated-relu'),
-    dict(feed_forward_proj='gated-gelu', dense_act_fn='gelu'),
-    dict(feed_forward_proj='gelu_new', relative_attention_num_buckets=8)],
-    ids=lambda changes: ' '.join(map(str, changes.values())))
+    dict(layer_norm_epsilon=0.1), dict(relative_attention_max_distance=40),
+    dict(relative_attention_num_buckets=8)], ids=lambda changes: ' '.join(changes))
 def test_text_features_are_those_of_what_transformers_saved(changes, tmp_path):
   network = live_networks.redraw(transformers.T5EncoderModel(transformers.T5Config(
-      vocab_size=96, d_model=40, d_kv=12, d_ff=56, num_layers=2, num_heads=4, **changes)))
+      vocab_size=96, d_model=40, d_kv=12, d_ff=56, num_layers=2, num_heads=4,
+      feed_forward_proj='gated-gelu', **changes)))
   loaded = _converted('t5', network, tmp_path)
   tokens = np.random.default_rng(3).integers(0, 96, (2, 150))
   visible = np.arange(150) < np.array([[150], [91]])

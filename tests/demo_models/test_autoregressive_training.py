@@ -51,7 +51,8 @@ def test_fresh_model_is_uniform():
 def test_nll_is_the_cross_entropy_of_the_logits(trained):
   tokens, labels = _data()
   state, _ = trained
-  logits, _ = llamagen.logits_and_features(state.params, CONFIG, labels, tokens)
+  logits, _ = llamagen.logits_and_features(
+      state.params, CONFIG, labels, tokens, np.zeros(len(tokens), bool))
   logits = np.asarray(logits, np.float64)
   log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
   expected = -np.take_along_axis(log_probs, tokens[..., None], -1)[..., 0]

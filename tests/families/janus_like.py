@@ -26,7 +26,7 @@ from cspd_jax.families import decoder_only, prompt_kinds
 from cspd_jax.families.decoder_only import EAGLE, MEDUSA, NEIGHBOURS
 from cspd_jax.files.store import Kind
 from cspd_jax.generation import engines
-from cspd_jax.models import causal, conditions, eagle, neighbours, transformer, vq
+from cspd_jax.models import causal, conditions, eagle, ends as ends_lib, neighbours, transformer, vq
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import bpe
 
@@ -163,13 +163,13 @@ def eagle_config(config):
 
 def build(parts):
   loaded, config = parts.loaded, parts.loaded['target'].config
-  parts.pair('tokenizer', 'codebook_size', 'num_codes')
+  parts.pair('tokenizer', codebook_size='num_codes')
   for role in ('eagle', 'corrector'):
-    for size in ('vocab_size', 'num_tokens', 'dim'):
-      parts.pair(role, size)
+    parts.pair(role, 'vocab_size', 'num_tokens', 'dim')
   params = loaded['target'].params
-  layers = causal.first_layers(
-      params, 1, lambda streams: model_of(dataclasses.replace(config, num_layers=1), streams))
+  small = dataclasses.replace(config, num_layers=1)
+  network = lambda streams: causal.network(model_of(small, streams), streams)
+  layers = ends_lib.first_layers(params, 1), lambda guided: network(1 + guided)
   ends = causal.ends(model_of(config, 1))
   text = parts.text(FAMILY.prompt_writers)
   tokenizer = None
@@ -214,16 +214,15 @@ FAMILY = families.Family(
 
 def rules(config):
   """The published names, those of Janus-Pro, and the rules for their tensors."""
-  sizes = config.transformer
-  heads, width = sizes.num_heads, sizes.head_dim
+  heads = config.transformer.num_heads
   ours, theirs = 'transformer/layers_{i}/', 'language_model.model.layers.{i}.'
-  halves = lambda turned: base.separate_heads(heads, width, turned)
+  halves = lambda turned: base.separate_heads(heads, turned)
   return [
       Rule('language_model.model.embed_tokens.weight', ('transformer/token_embedding',), KEEP),
       Rule(theirs + 'self_attn.q_proj.weight', (ours + 'query',), halves(True)),
       Rule(theirs + 'self_attn.k_proj.weight', (ours + 'key',), halves(True)),
       Rule(theirs + 'self_attn.v_proj.weight', (ours + 'value',), halves(False)),
-      Rule(theirs + 'self_attn.o_proj.weight', (ours + 'out',), base.join_heads(heads, width)),
+      Rule(theirs + 'self_attn.o_proj.weight', (ours + 'out',), base.join_heads(heads)),
       Rule(theirs + 'input_layernorm.weight', (ours + 'attention_norm/scale',), KEEP),
       Rule(theirs + 'post_attention_layernorm.weight', (ours + 'ffn_norm/scale',), KEEP),
       Rule(theirs + 'mlp.gate_proj.weight', (ours + 'gate',), MATRIX),

@@ -120,7 +120,7 @@ def test_windows_trees_and_commit(model):
   check_target(
       model.target(guided=True), model.params, model.condition(CAPTIONS),
       logits=lambda params, condition, tokens: llamagen.logits_and_features(
-          params, SMALL, condition, tokens)[0])
+          params, SMALL, condition, tokens, np.zeros(len(tokens), bool))[0])
 
 
 def test_a_prompt_does_not_depend_on_others(model):

@@ -19,7 +19,7 @@ import published
 import pytest
 
 from cspd_jax.decoding import tree as tree_lib
-from cspd_jax.models import llamagen
+from cspd_jax.models import decoder_only, llamagen
 
 C2I = llamagen.LlamaGenConfig(
     height=10, width=10, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=192,
@@ -274,7 +274,7 @@ def test_first_layers_as_a_network():
   want = jnp.stack([_logits(params, config, condition, tokens, jnp.full(2, drop))
                     for drop in (False, True)])
   for num_layers in (1, 2):
-    kept, build = llamagen.first_layers(params, config, num_layers)
+    kept, build = decoder_only.first_layers(params, config, num_layers)
     network = build(True)
     assert sum('layers_' in name for name in kept['transformer']) == num_layers
     cache = network.prefill(kept, condition, None, 20)

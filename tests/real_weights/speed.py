@@ -25,7 +25,7 @@ from cspd_jax.decoding.drafters.correctors import from_network
 from cspd_jax.files import store
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables, timing
-from cspd_jax.models import eagle, early_fusion
+from cspd_jax.models import decoder_only, eagle, early_fusion
 from tests.real_weights import fit, smollm2
 
 _PROMPTS = ('The capital of France is the city of', 'Once upon a time', 'To make bread, you need',
@@ -72,7 +72,7 @@ def _decoders(config: Config, params: Any) -> dict[str, tuple[Any, Any]]:
   result = {'vanilla': (cspd_jax.vanilla(target), None)}
   if config.corrector is not None:
     return result | _fitted(config, target, params)
-  first, network = early_fusion.first_layers(params, smollm2.config(config.length), config.layers)
+  first, network = decoder_only.first_layers(params, smollm2.config(config.length), config.layers)
   for window in config.window:
     result |= {
         f'seed_exact(window={window})': (cspd_jax.seed_exact(target, window=window), None),

@@ -16,7 +16,7 @@ from cspd_jax.decoding.drafters.correctors import from_network
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import int8
 from cspd_jax.metrics import likelihood
-from cspd_jax.models import early_fusion, transformer
+from cspd_jax.models import decoder_only, early_fusion, transformer
 
 pytest.importorskip('tokenizers')
 
@@ -158,7 +158,7 @@ def test_windows_write_the_text_of_vanilla(temperature):
 @pytest.mark.slow
 @pytest.mark.parametrize('temperature', [1.0, 0.6])
 def test_windows_corrected_by_its_first_layers_write_the_text_of_vanilla(temperature):
-  params, network = early_fusion.first_layers(smollm2.params(), smollm2.config(_LENGTH), 4)
+  params, network = decoder_only.first_layers(smollm2.params(), smollm2.config(_LENGTH), 4)
   decoder = cspd_jax.corrected_seed_exact(
       _target(_LENGTH), from_network(network(False), decay=0.0), window=8, passes=2)
   decoded = _decode(decoder, temperature, draft_params=params)

@@ -257,7 +257,7 @@ def test_the_shipped_model(guided):
   model = store.load('demo/target', dtype='float32')
   target = llamagen.target(model.config, guided=guided)
   training = lambda params, labels, tokens: llamagen.logits_and_features(
-      params, model.config, labels, tokens)[0]
+      params, model.config, labels, tokens, np.zeros(len(tokens), bool))[0]
   check_target(target, model.params, jnp.asarray([1, 5]), logits=training)
 
 

@@ -204,7 +204,8 @@ def test_measured_heads_are_compared_with_the_probs_they_predict():
   own = medusa.from_target(ENDS, params, DRAFTERS['medusa'])
   result = jax.jit(lambda *args: drafter.measure(*args, DRAFTERS['medusa'], TEACHER, Warp(), 3))(
       own, params, (tokens, labels))
-  probs = jax.nn.softmax(llamagen.logits_and_features(params, TARGET, labels, tokens)[0])
+  probs = jax.nn.softmax(llamagen.logits_and_features(
+      params, TARGET, labels, tokens, jnp.zeros(len(tokens), bool))[0])
   for h in range(3):
     overlap = jnp.minimum(probs[:, :-1 - h], probs[:, 1 + h:]).sum(-1).mean()
     np.testing.assert_allclose(result[f'overlap_{h + 1}'], overlap, atol=1e-5)
