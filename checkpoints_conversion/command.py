@@ -23,9 +23,6 @@ from cspd_jax.core import fields, progress
 from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import paths, store
 
-# An example for models of words.
-_WORDS = 'a lighthouse at dusk'
-
 
 def _models() -> str:
   return ' ' + '; '.join(f'{family.name}: {", ".join(family.presets)}'
@@ -126,7 +123,7 @@ def _next_steps(output: str) -> list[str]:
   path = pathlib.Path(output).expanduser().absolute()
   parts = folder_lib.read(path)['parts']
   labels = store.describe(path / parts['target']).metadata.get('labels') or ['0']
-  prompt = _WORDS if 'text' in parts else labels[0]
+  prompt = 'a lighthouse at dusk' if 'text' in parts else labels[0]
   command = flags.command_line('cspd-generate', model=folder_lib.name_of(output), prompt=prompt)
   return [f'Next: {command}']
 

@@ -24,8 +24,6 @@ Progress = Callable[[int, int], None]
 
 # The kind of tokenizer files of words.
 _WORDS = 'text'
-# The metadata of a network that tell it from others of the same sizes.
-_IDENTITY = ('sha256', 'key')
 
 
 class Part(NamedTuple):
@@ -149,9 +147,8 @@ def _replaces_target(folder: pathlib.Path, opened: Mapping[str, convert.Source])
     old = store.describe(folder / part)
   except store.CheckpointError:  # It was removed or is damaged.
     return True
-  new = opened['target'].network
-  return (old.config, *map(old.metadata.get, _IDENTITY)) != (
-      new.config, *map(new.metadata.get, _IDENTITY))
+  identity = lambda network: (network.config, *map(network.metadata.get, ('sha256', 'key')))
+  return identity(old) != identity(opened['target'].network)
 
 
 def find_model(family_name: str, source: str | os.PathLike, model: str | None = None

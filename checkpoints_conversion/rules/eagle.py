@@ -31,7 +31,6 @@ CHAMELEON_FIELDS: settings.Table = {
     **dict.fromkeys(('swin_norm', 'vq_config', 'vocabulary_map', 'boi_token_id', 'eoi_token_id',
                      'mask_image_logits'), _OF_THE_TARGET)}
 
-
 _LLAMAGEN = EagleConfig(own_embedding=True)
 _ANOLE = EagleConfig(
     family='chameleon', num_tokens=1024, row_width=32, num_outputs=8192, dim=4096, num_heads=32,

@@ -50,7 +50,6 @@ CLIP_FIELDS: settings.Table = {
     'vision_config': settings.Part(_IMAGE_FIELDS),
     'vision_config_dict': settings.Part(_IMAGE_FIELDS)}
 
-
 # Parts of OpenAI's names and what transformers calls them, replaced in this order.
 _NAMES = {
     'visual.conv1.': 'vision_model.embeddings.patch_embedding.',
@@ -152,15 +151,13 @@ _LEAVES = {'kernel': 'conv.weight', 'scale': 'bn.weight', 'bias': 'bn.bias',
 
 def _inception_rules(config: InceptionConfig) -> list[Rule]:
   params = jax.eval_shape(lambda: inception.init(config, jax.random.key(0)))
-  return [_rule(path) for path in traverse_util.flatten_dict(params, sep='/')]
-
-
-def _rule(path: str) -> Rule:
-  if path == 'fc/kernel':
-    return Rule('fc.weight', (path,), base.MATRIX)
-  *names, leaf = path.split('/')
-  source = '.'.join([names[0].capitalize(), *names[1:], _LEAVES[leaf]])
-  return Rule(source, (path,), base.CONVOLUTION if leaf == 'kernel' else base.KEEP)
+  table = [Rule('fc.weight', ('fc/kernel',), MATRIX)]
+  for path in traverse_util.flatten_dict(params, sep='/'):
+    *names, leaf = path.split('/')
+    if names != ['fc']:
+      source = '.'.join([names[0].capitalize(), *names[1:], _LEAVES[leaf]])
+      table.append(Rule(source, (path,), base.CONVOLUTION if leaf == 'kernel' else KEEP))
+  return table
 
 
 def _infer_inception(shapes: family.Shapes, options: Mapping[str, int]) -> InceptionConfig:

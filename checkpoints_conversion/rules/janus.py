@@ -34,7 +34,6 @@ _CODES = ('gen_embed.weight', *(f'gen_aligner.layers.{layer}.{name}' for layer i
 # Numbers of the vector of a code, in both published models.
 _CODE_DIM = 8
 
-
 _of_transformers = functools.partial(base.replaced, parts=_NAMES)
 
 

@@ -19,8 +19,6 @@ from checkpoints_conversion.rules.settings import Free, Must
 from cspd_jax.models.early_fusion import PRESETS, EarlyFusionConfig, order
 
 _EMBEDDING, _OUTPUT = 'model.embed_tokens.weight', 'lm_head.weight'
-_SIMPLEAR = {name: PRESETS[name] for name in ('simplear_1_5b', 'simplear_0_5b')}
-_LIQUID = {'liquid_7b': PRESETS['liquid_7b']}
 
 
 def rules(config: EarlyFusionConfig, *, tied: bool, gemma: bool) -> list[Rule]:
@@ -82,12 +80,13 @@ def _infer(presets: Mapping[str, EarlyFusionConfig], shapes: family.Shapes,
   return early_fusion.infer_like(like, preset, shapes, options)
 
 
-def _family(name: str, presets: Mapping[str, EarlyFusionConfig], *, fields: settings.Table,
-            gemma: bool, **arguments: Any) -> family.FileFamily:
-  like = early_fusion.family_of(name, tuple(presets), fields={'config.json': fields}, **arguments)
+def _family(name: str, presets: tuple[str, ...], *, fields: settings.Table, gemma: bool,
+            **arguments: Any) -> family.FileFamily:
+  like = early_fusion.family_of(name, presets, fields={'config.json': fields}, **arguments)
   return like._replace(
       rules=functools.partial(rules, tied=True, gemma=gemma),
-      infer=functools.partial(_infer, presets), variant=functools.partial(_variant, fields, gemma),
+      infer=functools.partial(_infer, {preset: PRESETS[preset] for preset in presets}),
+      variant=functools.partial(_variant, fields, gemma),
       without_words=functools.partial(_first_code, name), leftovers=r'.*rotary_emb\.inv_freq',
       layout=lambda model: {name: ('.',), **arguments['others']}, shares={},
       sampling=lambda config: {'pictures': dict(arguments['sampling'])})
@@ -130,18 +129,17 @@ LIQUID_FIELDS: settings.Table = {
     'hidden_activation': Must(('gelu_pytorch_tanh',)),
     'use_bidirectional_attention': Must((False,))}
 
-
 _COSMOS = 'Cosmos-1.0-Tokenizer-DV8x16x16'
 # With the options of the official programs. Top-k of all codes changes nothing, so it is left out.
 SIMPLEAR = _family(
-    'simplear', _SIMPLEAR, fields=SIMPLEAR_FIELDS, gemma=False,
+    'simplear', ('simplear_1_5b', 'simplear_0_5b'), fields=SIMPLEAR_FIELDS, gemma=False,
     sampling={'guidance_scale': 6.0, 'temperature': 1.0, 'top_p': 1.0},
     others={'cosmos_dv': (_COSMOS, f'../{_COSMOS}'), 'simplear_text': ('tokenizer.json',)},
     # The default of the class is another number of heads than those of published models.
     needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 1000000.0',
             'num_heads': '"num_attention_heads": 14'})._replace(licence='MIT')
 LIQUID = _family(
-    'liquid', _LIQUID, fields=LIQUID_FIELDS, gemma=True,
+    'liquid', ('liquid_7b',), fields=LIQUID_FIELDS, gemma=True,
     sampling={'guidance_scale': 7.0, 'temperature': 0.99, 'top_k': 4096, 'top_p': 0.96},
     others={'chameleon_vqgan': tuple(f'{folder}vqgan.ckpt' for folder in (
         '', 'chameleon/', '../', '../chameleon/')), 'liquid_text': ('tokenizer.json',)},

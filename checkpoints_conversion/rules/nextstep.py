@@ -18,7 +18,6 @@ _NEEDED = {'num_heads': '"num_attention_heads": 40', 'norm_eps': '"rms_norm_eps"
 _SAMPLER = ('token_norm', 'num_levels', 'last_step')
 _OF_1_1 = 'genloss_'
 
-
 FIELDS: settings.Table = {
     **settings.llama(), **settings.NO_BIASES, **settings.WINDOWS,
     'model_type': Must(('nextstep', 'stepx_llama')),

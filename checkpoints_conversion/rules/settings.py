@@ -209,7 +209,6 @@ NO_BIASES: Table = {'attention_bias': NO_BIAS, 'mlp_bias': NO_BIAS}
 OF_SHAPES = Free('names and shapes of the weights determine it')
 OWN_OUTPUT = Free('the lm_head.weight of a file is the output matrix, as in transformers 5')
 
-
 # The sizes of image tokenizers, by their names in taming-transformers and in transformers.
 TAMING: Table = {
     'in_channels': Size('in_channels'), 'ch': Size('ch'), 'ch_mult': Size('ch_mult', tuple),

@@ -31,7 +31,6 @@ _LLAMAGEN_NAMES = (
     ('.res.', '.block.'), ('.mid.0.', '.mid.block_1.'), ('.mid.1.', '.mid.attn_1.'),
     ('.mid.2.', '.mid.block_2.'))
 
-
 taming_name = functools.partial(base.replaced, parts=_LLAMAGEN_NAMES)
 
 

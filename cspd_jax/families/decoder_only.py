@@ -9,7 +9,7 @@ import jax
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.decoders import CORRECTORS
-from cspd_jax.decoding.drafters import Network
+from cspd_jax.decoding.drafters import Heads, Network
 from cspd_jax.families.family import Family, Parts, is_described
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation.model import Model
@@ -118,7 +118,8 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
   if 'eagle' in loaded:
     drafts['eagle'] = of_eagle(loaded['eagle'])
   if 'medusa' in loaded:
-    heads = medusa.drafting_heads(loaded['medusa'].config)
+    sizes = loaded['medusa'].config
+    heads = Heads(medusa.heads, sizes.num_heads, sizes.vocab_size)
     drafts['medusa'] = Drafts(lambda guided, prefix_length=0: heads, loaded['medusa'].params)
   if 'neighbours' in loaded:
     config = loaded['neighbours'].config

@@ -16,7 +16,6 @@ from cspd_jax.generation.request import Request
 from cspd_jax.generation.results import Generated, file_name
 
 NAME = 'features.npz'
-_PROGRAM = 'cspd-generate'
 # Rounds between two snapshots of unfinished images.
 _ROUNDS = 8
 # Bytes of a PNG file per number of its pixels, at the least: photographs need twice as many.
@@ -78,7 +77,7 @@ class Gallery:
       run['features'] = dict(features.identity)
     self._is_shared, self._features = process_count > 1, features
     self._report = run_folder.Report(
-        folder, [*self.names, *[NAME] * (features is not None)], program=_PROGRAM,
+        folder, [*self.names, *[NAME] * (features is not None)], program='cspd-generate',
         overwrite=overwrite, run=run, shared=self._is_shared)
 
   @property

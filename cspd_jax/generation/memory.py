@@ -266,7 +266,6 @@ def _numbers(path: pathlib.Path) -> dict[str, int]:
 
 
 def _lines(path: pathlib.Path) -> list[str]:
-  """Returns the lines of a file of the system; none if it cannot be read."""
   try:
     return path.read_text(encoding='utf-8', errors='replace').splitlines()
   except OSError:

@@ -77,8 +77,21 @@ class Model(BaseModel):
              raw_log_probs: bool = False, **options: Any) -> Iterator[Partial]:
     """Generates images and yields, after the prefill and every few rounds, what is committed.
 
-    The tokens, arguments and errors are those of `generate`, in one batch; `every` is the number of
-    rounds between two results, of which the last one has the complete images.
+    The tokens and errors are those of `generate`, in one batch.
+
+    Args:
+      prompts: a prompt, a list, or the path of a file with one prompt per line; `model.prompts` if
+        None.
+      seed: an integer, under which the images are numbered, or one integer per image.
+      decoder: a specification; the model's default for the device and the number of images if None.
+      prefix: the first rows of the images, which are then completed; see `generate`.
+      rows: how many rows of tokens of `prefix` are used.
+      every: rounds between two results; the last one always has the complete images.
+      raw_log_probs: whether the result has `Generated.raw_log_probs`; discrete tokens only.
+      **options: sampling options, and parameters that the specification leaves open.
+
+    Yields:
+      The state of all images.
     """
     if not isinstance(every, (int, np.integer)) or every < 1:
       raise ValueError(f'every is {every!r}; it must be a whole number, at least 1.')

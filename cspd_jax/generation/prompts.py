@@ -110,7 +110,6 @@ def _lines(path: pathlib.Path, remedy: str) -> Iterator[str]:
 
 
 def _parsed(text: str) -> Any:
-  """The value of a text of JSON; None if it is none."""
   try:
     return json.loads(text)
   except (ValueError, RecursionError):

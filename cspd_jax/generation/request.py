@@ -22,8 +22,6 @@ from cspd_jax.generation.engines import AnyDecoder, Options, with_raw_log_probs
 from cspd_jax.generation.prefix import tokens as prefix_tokens
 from cspd_jax.generation.results import Generated
 
-_NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
-
 
 class Program(NamedTuple):
   """The name of a compiled program of a model: all that determines it apart from shapes.
@@ -193,13 +191,13 @@ class Request:
     return numbers.tolist() if is_class else None
 
 
-def prepare(model: BaseModel, prompts: Any = None, options: Mapping[str, Any] = _NO_OPTIONS, *,
-            seed: Any = 0, decoder: str | Spec | None = None,
-            default: Callable[[int], Spec] | None = None, batch_size: int | None = None,
-            max_batch_size: int | None = None, all_at_once: bool = False, slots: bool = True,
-            pixels: bool = True, prefix: Any = None, rows: int | None = None,
-            raw_log_probs: bool = False, sampling: Options | None = None, condition: Any = None,
-            reserved: bool = False) -> Request:
+def prepare(model: BaseModel, prompts: Any = None,
+            options: Mapping[str, Any] = MappingProxyType({}), *, seed: Any = 0,
+            decoder: str | Spec | None = None, default: Callable[[int], Spec] | None = None,
+            batch_size: int | None = None, max_batch_size: int | None = None,
+            all_at_once: bool = False, slots: bool = True, pixels: bool = True, prefix: Any = None,
+            rows: int | None = None, raw_log_probs: bool = False, sampling: Options | None = None,
+            condition: Any = None, reserved: bool = False) -> Request:
   """Checks all arguments of a request; nothing is compiled.
 
   Args:

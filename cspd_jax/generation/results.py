@@ -159,7 +159,8 @@ class Generated:
     return dict(
         prompt=self.prompts[index], **label, **prefix, seed=seed, number=number, model=self.model,
         grid=list(self.grid), **self.precision, decoder=self.decoder, guarantee=self.guarantee,
-        sampling=per_image, rounds=int(self.decoded.rounds[index]), software=software())
+        sampling=per_image, rounds=int(self.decoded.rounds[index]),
+        software=f'cspd_jax {__version__}, jax {jax.__version__}')
 
   def __repr__(self) -> str:
     count, (height, width) = len(self), self.images.shape[1:3]
@@ -213,11 +214,6 @@ def file_name(index: int, prompt: str, seed: int) -> str:
 def to_bytes(images: np.ndarray) -> np.ndarray:
   """Converts images in [-1, 1] to uint8 `[B, H, W, 3]`, rounded to the nearest level."""
   return np.clip(np.floor(np.asarray(images, np.float32) * 127.5 + 128), 0, 255).astype(np.uint8)
-
-
-def software() -> str:
-  """Returns names and versions of the software that generated an image."""
-  return f'cspd_jax {__version__}, jax {jax.__version__}'
 
 
 def _inline(png: bytes) -> str:

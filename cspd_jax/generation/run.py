@@ -129,16 +129,10 @@ class Partial:
 
   def __init__(self, request: Request, decoded: Any, count: np.ndarray, complete: bool):
     self._request, self.decoded, self.count, self.complete = request, decoded, count, complete
+    self._num_tokens = request.model.prefix_length + decoded.round_of_token.shape[1]  # Per image.
     order = getattr(decoded, 'order', None)
-    rank = np.arange(self._num_tokens)
-    if order is not None:
-      rank = np.argsort(order, axis=1)
+    rank = np.arange(self._num_tokens) if order is None else np.argsort(order, axis=1)
     self.fixed = request.model.cells(rank < count[:, None])
-
-  @property
-  def _num_tokens(self) -> int:
-    """Number of tokens of an image, including the prefix."""
-    return self._request.model.prefix_length + self.decoded.round_of_token.shape[1]
 
   @property
   def images(self) -> np.ndarray:

@@ -4,7 +4,7 @@
   discrete tokens, `mar` with continuous ones. New decoder-only models are specifications for
   `causal`; `decoder_only` has the functions that they share.
 - Drafters that read a target's features, and share the two `ends` of the target: `eagle.network`
-  and `medusa.drafting_heads`.
+  and `medusa.heads`.
 - The corrector `neighbours`, trained on sampled images.
 - Image tokenizers: `vq`, `cosmos` and `kl_vae`. Text encoder: `t5`.
 """

@@ -77,11 +77,6 @@ class SpatialNorm(nn.Module):
     return norm(width, 'norm')(x) * scale + shift
 
 
-def spatial_norms(vectors: jax.Array) -> Layer:
-  """Returns the norms that depend on the vectors `[B, h, w, Z]` of the tokens."""
-  return lambda channels, name: lambda x: SpatialNorm(name=name)(x, vectors)
-
-
 class ResidualBlock(nn.Module):
   """Two pre-activation convolutions with a skip connection."""
 

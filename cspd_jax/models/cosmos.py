@@ -28,14 +28,11 @@ _FSQ_EPS = 1e-3
 
 
 @dataclasses.dataclass(frozen=True)
-class CosmosConfig:
+class CosmosConfig(autoencoder.Sizes):
   """Sizes of a tokenizer; the defaults are those of Cosmos-1.0-Tokenizer-DV8x16x16.
 
   Attributes:
-    in_channels: image channels.
-    ch: width of the first convolution.
     ch_mult: width of each level as a multiple of `ch`.
-    num_res_blocks: residual blocks per level in the encoder; the decoder has one more.
     patch_size: pixels along each side of a square that the wavelets map to channels, a power of 2.
     factor: pixels per token along each side of the image.
     time_factor: frames per token; it selects the layers over time that are used.
@@ -43,10 +40,7 @@ class CosmosConfig:
     levels: levels of every number of a token's vector.
   """
 
-  in_channels: int = 3
-  ch: int = 128
   ch_mult: tuple[int, ...] = (2, 4, 4)
-  num_res_blocks: int = 2
   patch_size: int = 4
   factor: int = 16
   time_factor: int = 8

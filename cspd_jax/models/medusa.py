@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.core import fields
-from cspd_jax.decoding.drafters.medusa import Heads
 from cspd_jax.models.ends import Ends
 
 Params = Any
@@ -90,8 +89,3 @@ def heads(params: Params, features: jax.Array) -> jax.Array:
   dim, vocab_size = params['head_0']['output'].shape
   config = MedusaConfig(len(params), dim, vocab_size)
   return Medusa(config).apply({'params': params}, features)
-
-
-def drafting_heads(config: MedusaConfig) -> Heads:
-  """Returns the Medusa heads for `decoding.drafters.medusa`."""
-  return Heads(heads, config.num_heads, config.vocab_size)

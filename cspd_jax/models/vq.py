@@ -12,10 +12,8 @@ networks `config.tokenizer`, those of `cosmos.CosmosConfig` too.
 Parameter tree, `i` from high to low resolution in the encoder and in execution order (low to high
 resolution) in the decoder; 1x1 convolutions are dense layers with `[in, out]` kernels:
 
-  encoder / conv_in, down_i / {res_j, attn_j, downsample}, mid / {res_0, attn_0, res_1},
-            norm_out, conv_out
-  decoder / conv_in, mid / {res_0, attn_0, res_1}, up_i / {res_j, attn_j, upsample},
-            norm_out, conv_out
+  encoder, decoder / conv_in, down_i or up_i / {res_j, attn_j, downsample or upsample},
+                     mid / {res_0, attn_0, res_1}, norm_out, conv_out
   quant_conv, post_quant_conv, codebook / embedding `[codebook_size, codebook_dim]`,
   encoder_over_time, decoder_over_time (only with `over_time`)
 
@@ -123,7 +121,9 @@ class Tokenizer(nn.Module):
     c, features = self.config, self.post_quant_conv(vectors)
     if c.over_time:
       features, vectors = self.decoder_over_time(features, vectors)
-    norm = autoencoder.spatial_norms(vectors) if c.spatial_norm else autoencoder.norm
+    norm = autoencoder.norm
+    if c.spatial_norm:
+      norm = lambda channels, name: lambda x: autoencoder.SpatialNorm(name=name)(x, vectors)
     return autoencoder.Decoder(c, c.level_attention, norm, name='decoder')(features)
 
   def vectors(self):

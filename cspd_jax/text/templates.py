@@ -27,7 +27,6 @@ _SIMPLEAR_NEGATIVE = (
     'An image of aerial view, overexposed, low quality, deformation, a poor composition, bad '
     'hands, bad teeth, bad eyes, bad limbs, distortion')
 
-
 # Maps `(text, prompt, height, width)`, with rows and columns of codes, to the ids of both contexts;
 # writers of models that read the first token from a file also accept `first_token`. A tokenizer of
 # another model raises ValueError.
