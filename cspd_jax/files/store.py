@@ -21,7 +21,7 @@ import safetensors
 from jax.experimental.layout import Format, Layout
 
 from cspd_jax import sharding as sharding_lib
-from cspd_jax.core import naming
+from cspd_jax.core import fields, naming
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.files import atomic, folders, int8, paths, reading, weights
 
@@ -34,6 +34,8 @@ DEFAULT = 'emoji'  # The shipped model that is loaded by default.
 # Platforms where programs read parameters in the order of `Kind.orders`, and the numbers in a row
 # of a tile there: narrower rows are padded to it in any order but XLA's own.
 _PLATFORMS, _LANES = ('tpu',), 128
+# What `sharding` consists of.
+_PLACES = jax.sharding.Mesh, jax.sharding.Sharding, jax.Device
 
 
 class Kind(NamedTuple):
@@ -272,13 +274,16 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
     CheckpointError: if it does not exist or is damaged, or its parameters do not belong to its
       config or are not finite.
     ValueError: for parameters that cannot be divided over the mesh or have no int8 matrices,
-      another `dtype`, or without a device.
+      another `dtype` or `sharding`, or without a device.
   """
   weights.checked_dtype(dtype)
   folder = _find(path_or_name, name)
   kind, config, metadata, digests = _described(folder)
   expected = _expected(KINDS[kind], config)
   inputs = int8.check(quantize, kind, KINDS[kind].matrices)
+  for place in jax.tree.leaves(sharding):
+    fields.require(isinstance(place, _PLACES), 'sharding', place,
+                   'a mesh of sharding.make_mesh, a device, a jax.sharding.Sharding or a tree')
   if isinstance(sharding, jax.sharding.Mesh):
     sharding = sharding_lib.split(expected, KINDS[kind].split, sharding)
   actual = weights.digests(folder, digests) if verify else digests

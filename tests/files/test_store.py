@@ -74,6 +74,11 @@ def test_parameters_go_where_the_sharding_says(folder):
   assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(loaded.params))
 
 
+def test_other_shardings_are_refused(folder):
+  with pytest.raises(ValueError, match="^sharding is '1x2'; it must be a mesh of "):
+    store.load(folder, sharding='1x2')
+
+
 def test_saving_again_replaces_a_checkpoint_and_nothing_else(folder, params):
   doubled = jax.tree.map(lambda x: 2 * x, params)
   store.save(folder, 'llamagen', CONFIG, doubled)
