@@ -60,6 +60,7 @@ class VarianceParams(NamedTuple):
 
   mean: jax.Array  # `[]` mean of every token.
   slope: jax.Array  # `[]` of `v`, by the state.
+  offset: jax.Array  # `[]` of `v`; not 0 only for drafts.
 
 
 class LinearParams(NamedTuple):
@@ -202,7 +203,7 @@ def variance_chain(num_tokens: int = 1, num_levels: int = 6, mean: float = 0.0,
   """Independent scalar tokens of a mean from a chain with wide, learned standard deviations.
 
   All kernels, including the last one, have standard deviations from 0.2 to 0.4 that depend on the
-  state through `v = slope tanh(x)`. On this model, treatments of learned variances differ.
+  state through `v = offset + slope tanh(x)`. On this model, treatments of learned variances differ.
   """
   schedule = schedule_lib.make(num_levels)
   schedule = schedule._replace(min_log_variance=np.full(num_levels, 2 * np.log(0.2)),
@@ -211,15 +212,15 @@ def variance_chain(num_tokens: int = 1, num_levels: int = 6, mean: float = 0.0,
 
   def transform(params, condition, tokens, visible):
     z = jnp.stack(params)
-    return jnp.broadcast_to(z, (1, condition.shape[0], tokens.shape[1], 2))
+    return jnp.broadcast_to(z, (1, condition.shape[0], tokens.shape[1], 3))
 
   def denoise(params, x, step, z):
     mixture = Mixture(jnp.zeros_like(z[:, :1]), z[:, :1, None], jnp.full_like(z[:, :1], 0.5))
     eps, _ = exact(params, x, step, pack(mixture))
-    return eps, z[:, 1:] * jnp.tanh(x)
+    return eps, z[:, 2:] + z[:, 1:2] * jnp.tanh(x)
 
   target = Target(transform, denoise, num_tokens, 1, 1, check_classes(1))
-  return Analytic(target, VarianceParams(jnp.float32(mean), jnp.float32(slope)), schedule)
+  return Analytic(target, VarianceParams(*map(jnp.float32, (mean, slope, 0))), schedule)
 
 
 def causal_chain(num_tokens: int = 8, token_dim: int = 2, *, schedule: Schedule | None = None,
