@@ -210,7 +210,8 @@ class Drafter(NamedTuple):
       `env.verifier.sample_draft`, or the drafts in the verifier's `memory`.
     model: the draft model. It has the tokens and the condition of the target. None without one.
     check: `target -> None`; raises ValueError if the drafter does not fit the target.
-    guided_as_verified: whether a draft has the guidance scale of its verification, not of its rank.
+    guided_as_verified: whether a draft has the guidance scale that it is verified with; else that
+      of its own rank.
   """
 
   propose: Callable[[Env, Span, jax.Array, Any], Draft]

@@ -3,8 +3,12 @@
 None of these preserves the target's distribution; `exact_head` and `exact_path` do. All raise
 ValueError for options out of range, and for models that do not fit together.
 
-`cspd_paper` is Algorithm 1 of the paper, whose factor Sigma is right only where both models have
-the same variances, `cspd_released` that of its code: verification in blocks, a test softened by a
+`cspd_paper` is Algorithm 1 of the paper. Its factor Sigma is to correct for densities evaluated at
+two different points, each model's own trajectory; given the shared noise both trajectories are
+constants and the right factor is 1. So with learned variances the distribution is biased; where
+both models have the same variances Sigma is 1 and the decoder is exact.
+
+`cspd_released` is the algorithm of the released code: verification in blocks, a test softened by a
 factor of 42, Sigma inverted, and a token of zeros if 100 proposals fail.
 
 `cspd_relaxed` accepts a draft with probability `exp(-d^2 / (2 kappa^2))`, where `d` is the distance

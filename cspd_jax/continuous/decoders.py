@@ -42,7 +42,7 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
     schedule: the levels of the head, or their number; by default those of the model.
     guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
       NextStep-1; by default that of the model.
-    last_noise: whether the last kernel adds its noise. It does not in MAR, but in `exact_path`.
+    last_noise: whether the last kernel adds its noise, as in `exact_path`; it does not in MAR.
   """
   schedule = target.as_schedule(schedule)
   return _mar_steps(target, num_iter, schedule, ancestral(target, schedule, last_noise), guidance,
@@ -148,7 +148,8 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
     draft_length: `gamma`, drafts per round.
     schedule: the levels of both heads, or their number; by default those of the target.
     split: first kernel of the tested path, a fifth of the way up by default. Above it the noise is
-      shared. The distribution is the same for all values.
+      shared. Low values accept less; high values accept less where the heads disagree at the first
+      kernels, which magnify errors most. The distribution is the same for all values.
     eta: see `coupling`.
     max_trials: the largest number of proposals per residual draw.
     bonus: whether a round with all drafts accepted adds a token of the target. Without it, draft

@@ -47,7 +47,7 @@ class Decoder:
   """A model with one or more stages of rounds: `decoder(params, condition, key)`.
 
   A pure function of arrays, to be jitted whole: `jax.jit(decoder)`. `start`, `round` and `finish`
-  are its pieces, with which callers observe every round.
+  are its pieces, with which callers observe every round: `finish` returns the result so far.
 
   Attributes:
     target: the model whose distribution is sampled.
@@ -85,7 +85,7 @@ class Decoder:
     """Returns which rows `[B]` bool can be decoded with a condition and sampling options.
 
     Call it before compiling: a traced call cannot read values, and marks invalid rows in
-    `Decoded.valid` instead. Raises ValueError for an invalid condition or option with known values.
+    `Decoded.valid` instead. An invalid condition or option whose value is concrete is a ValueError.
     """
     valid = sampling_lib.check(sampling, self.target.num_streams, rows.count(condition))
     draft = None if self.drafter is None else self.drafter.model

@@ -15,7 +15,8 @@ class Costs(NamedTuple):
   Attributes:
     target_passes: `[B]` int32 passes of the target's transformer, those of a round in parallel.
     draft_passes: `[B]` int32 passes of the draft model's transformer, one after the other.
-    head_calls: `[B, R]` int32 calls of the target's head, one after the other, by round, or 0.
+    head_calls: `[B, R]` int32 calls of the target's head in every round, one after the other;
+      0 beyond the last round.
     head_rows: `[B]` int32 states at which the target's head was needed, per stream. Calls have
       static shapes, so a compiled program evaluates the head at more states than that.
     draft_head_calls: `[B]` int32 calls of the draft model's head, one after the other.

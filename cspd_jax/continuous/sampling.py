@@ -12,7 +12,8 @@ from cspd_jax.core import rows
 class Sampling(NamedTuple):
   """How the head's output becomes the distribution that is sampled.
 
-  Every field is a scalar or has one value per row, `[B]`. A change does not compile anew.
+  Every field is a scalar or has one value per row, `[B]`. All are run-time values: a change does
+  not trigger a new compilation.
 
   Attributes:
     guidance_scale: guidance scale at the end of an image ('linear') or throughout ('constant'),

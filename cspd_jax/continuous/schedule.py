@@ -112,10 +112,11 @@ def flow(num_levels: int, *, shift: float = 1.0, last_step: float | None = None,
 
   Args:
     num_levels: 2 to 1000.
-    shift: maps a time `s` to `s / (shift - (shift - 1) s)`; above 1 more levels are near 0, noise.
+    shift: maps a time `s` to `s / (shift - (shift - 1) s)`; above 1 there are more levels near the
+      noise, where `s` is 0.
     last_step: length of the last kernel, from 0 to 1, whose mean is `x + last_step u`, a step of
       the flow itself; the other times divide `1 - last_step` equally before the shift. NextStep-1
-      uses 0.04, NextStep-1.1 None: all times divide 1 equally, the last kernel is like the others.
+      uses 0.04; with None, as in NextStep-1.1, the last kernel is like the others.
     last_deviation: standard deviation of the last kernel's noise, in place of
       `sqrt(2 (1 - t) d)`. Published samplers with a `last_step` add none, as decoders do without
       `last_noise`; 0 makes the last kernel deterministic for all decoders.
@@ -180,7 +181,10 @@ def mean(schedule: Schedule, level: jax.Array, x: jax.Array, x0: jax.Array) -> j
 
 
 def log_variance(schedule: Schedule, level: jax.Array, v: jax.Array) -> jax.Array:
-  """Returns the kernel's log-variance `[..., C]` at `level` `[...]`; `v` -1 to 1, not clipped."""
+  """Returns the kernel's log-variance `[..., C]` at `level` `[...]` for the head's output `v`.
+
+  From -1 to 1, not clipped, `v` locates the log-variance in its range.
+  """
   share = (v + 1) / 2
   return (share * _at(schedule.max_log_variance, level) +
           (1 - share) * _at(schedule.min_log_variance, level))

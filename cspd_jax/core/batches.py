@@ -12,7 +12,8 @@ Progress = Callable[[int, int], None]  # `(done, total) -> None`, called with nu
 def filled(count: int, size: int) -> Iterator[tuple[np.ndarray, int]]:
   """Divides `count` rows into batches of `size`.
 
-  Yields the numbers `[size]` of the rows of a batch, the last row repeated, and how many are new.
+  Yields the numbers `[size]` of the rows of a batch, and how many of them are new: the last batch
+  repeats its last row.
   """
   for first in range(0, count, size):
     yield np.minimum(np.arange(first, first + size), count - 1), min(size, count - first)

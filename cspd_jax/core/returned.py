@@ -24,7 +24,8 @@ def check(function: str, name: str, value: Any, shape: tuple[int | None, ...], a
           kind: Any = jnp.floating) -> None:
   """Raises ContractError unless what `function` returned as `name` has a shape and a kind of dtype.
 
-  None in `shape`, whose axes `axes` describes, allows any size; `kind` is one of `_WORDS`.
+  None in `shape`, whose axes `axes` describes, allows any size; `kind` is a dtype or an abstract
+  one, `jnp.generic` for any.
   """
   actual = getattr(value, 'shape', None)
   fits = actual is not None and len(actual) == len(shape) and all(

@@ -165,7 +165,7 @@ class Env(NamedTuple):
     needs_probs: whether the verifier needs the distributions of the drafts.
     seed_exact: whether drafts should be drawn with the noise of their position.
     rowwise: vectorises a function `(rng, ...) -> result` of one row's random numbers and arguments:
-      returns `(rng_state, ...) -> (rng_state, result)`, of those of all rows.
+      returns `(rng_state, ...) -> (rng_state, result)` for the states and arguments of all rows.
     warp: the sampling options.
     params: the drafter's parameters; None if it has none.
   """

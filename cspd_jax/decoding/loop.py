@@ -85,7 +85,7 @@ class Decoder:
     """Returns which rows `[B]` bool can be decoded with a condition and sampling options.
 
     Call it before compiling: a traced call cannot read values, and marks invalid rows in
-    `Decoded.valid` instead. Raises ValueError for an invalid condition or option with known values.
+    `Decoded.valid` instead. An invalid condition or option whose value is concrete is a ValueError.
     """
     return returned.supported_rows(self.target, condition) & warp_lib.check(
         warp, self.target.num_streams, rows.count(condition), self.verifier.greedy)

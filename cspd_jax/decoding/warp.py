@@ -28,7 +28,8 @@ class Warp(NamedTuple):
       the smallest normal number of float32. It is a row's own, whatever the other rows have.
     top_k: retains the `k` largest logits (and ties with the last of them). 0 and None retain all;
       with None, the temperature must not be 0.
-    top_p: retains the most probable tokens up to and across this mass. 1 and None retain all.
+    top_p: retains the most probable tokens up to this mass, including the one that crosses it. 1
+      and None retain all.
     guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image are
       guided, the others use the conditional logits alone; -1 guides all.
     min_p: retains the tokens that are at least this share as probable as the most probable one

@@ -116,7 +116,7 @@ class Report:
     """Opens the folder; it is created if necessary.
 
     Args:
-      folder: of the report.
+      folder: the folder of the report.
       names: plain names of the files of the report apart from report.json, as far as the caller can
         list them.
       program: the program that writes the report, which report.json stores.

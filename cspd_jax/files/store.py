@@ -283,7 +283,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   inputs = int8.check(quantize, kind, KINDS[kind].matrices)
   for place in jax.tree.leaves(sharding):
     fields.require(isinstance(place, _PLACES), 'sharding', place,
-                   'a mesh of sharding.make_mesh, a device, a jax.sharding.Sharding or a tree')
+                   'a mesh of make_mesh, a device, a jax.sharding.Sharding or a tree of those')
   if isinstance(sharding, jax.sharding.Mesh):
     sharding = sharding_lib.split(expected, KINDS[kind].split, sharding)
   actual = weights.digests(folder, digests) if verify else digests

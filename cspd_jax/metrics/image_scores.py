@@ -68,8 +68,15 @@ def precision_recall(samples: np.ndarray, reference: np.ndarray) -> tuple[float,
 
   That is the share of samples within the manifold of the reference, and that of the reference
   within the manifold of the samples. A manifold is the union of spheres around its points, each up
-  to its third neighbour. Fewer than `LEAST_IMAGES` raise ValueError.
+  to its third neighbour. Fewer than 4 images, or different numbers of features, raise ValueError.
   """
+  for name, points in (('samples', samples), ('reference', reference)):
+    if len(points) < LEAST_IMAGES:
+      raise ValueError(f'{name} has {len(points)} images; precision and recall require at least '
+                       f'{LEAST_IMAGES}.')
+  if samples.shape[1] != reference.shape[1]:
+    raise ValueError(f'samples has {samples.shape[1]} features and reference '
+                     f'{reference.shape[1]}; compute both with the same network.')
   return _within(samples, reference), _within(reference, samples)
 
 
@@ -126,7 +133,11 @@ def distance(a: Gaussian, b: Gaussian) -> float:
 
   `A B` has the eigenvalues of the symmetric `A^(1/2) B A^(1/2)`, and the trace of its square root
   is the sum of their square roots (Dowson and Landau, 1982; Heusel et al., arXiv 1706.08500).
+  Different numbers of features raise ValueError.
   """
+  if a.mean.shape != b.mean.shape:
+    raise ValueError(
+        f'a has {a.mean.size} features and b {b.mean.size}; compute both with the same network.')
   values, vectors = np.linalg.eigh(a.covariance)
   root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T  # Rounding may make them negative.
   common = np.linalg.eigvalsh(root @ b.covariance @ root)
@@ -140,6 +151,8 @@ def are_equal(a: Gaussian, b: Gaussian) -> bool:
 
   Those of different points differ more: the means of `N` by about `std / sqrt(N)`.
   """
+  if a.mean.shape != b.mean.shape:
+    return False
   variance = max(np.diag(a.covariance).max(), np.diag(b.covariance).max())
   return bool(np.abs(a.mean - b.mean).max() <= _ROUNDING * np.sqrt(variance) and
               np.abs(a.covariance - b.covariance).max() <= _ROUNDING * variance)

@@ -45,6 +45,11 @@ class DistanceTest(parameterized.TestCase):
     self.assertAlmostEqual(image_scores.distance(a, b), image_scores.distance(b, a), places=10)
     self.assertAlmostEqual(image_scores.distance(a, a), 0, places=10)
 
+  def test_other_features(self):
+    rng = np.random.default_rng(3)
+    with self.assertRaisesRegex(ValueError, 'a has 3 features and b 4'):
+      image_scores.distance(random_gaussian(rng, 3), random_gaussian(rng, 4))
+
 
 class GaussianTest(parameterized.TestCase):
 

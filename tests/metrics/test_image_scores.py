@@ -41,6 +41,14 @@ def test_precision_and_recall(monkeypatch):
   assert result[0] != result[1] and min(result) > 0 and max(result) < 1
 
 
+@pytest.mark.parametrize('sizes, message', [
+    (((3, 2), (9, 2)), 'samples has 3 images'), (((9, 2), (2, 2)), 'reference has 2 images'),
+    (((9, 2), (9, 3)), 'samples has 2 features and reference 3')])
+def test_bad_input(sizes, message):
+  with pytest.raises(ValueError, match=message):
+    image_scores.precision_recall(*(np.zeros(size, np.float32) for size in sizes))
+
+
 @pytest.mark.slow
 def test_inception_score_with_probabilities_that_underflow():
   logits = np.array([[0., 0., -1e4], [0., 3., -1e4], [5., 0., -1e4]])

@@ -10,7 +10,8 @@ The head is called at all old states at once, which answers all kernels before w
 agree. Where they have parted, the next states are drafts, moved from the old chain to kernels that
 `prediction` predicts. A call of the head at the next `L` drafts of every chain verifies them: a
 draft is moved from the predicted to the true kernel, and the first one that is not kept ends the
-drafts of the call. How far a chain comes in a call depends on the chain alone: else a token would
+drafts of the call. A token without an old chain is drafted from the head's last answer to it, as in
+`speculative_head`. How far a chain comes in a call depends on the chain alone: else a token would
 depend on the later ones, and on the other rows.
 
 In the shape descriptions, `N` is the number of tokens, `K` of kernels and `L` of drafts per call.

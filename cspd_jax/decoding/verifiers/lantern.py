@@ -59,7 +59,8 @@ def lantern(table: np.ndarray, delta: float = 0.1, *, k: int | None = None, metr
       is the most probable one. Siblings are tested in order, so an earlier neighbour is accepted
       before the most probable token itself. The bound on total variation is then the number of
       accepted tokens that are not the most probable one: the target's distribution has a single
-      token, so each adds a total variation of 1. One of `m` equally probable ones adds `1 - 1 / m`.
+      token, so each adds a total variation of 1. Where `m` tokens are equally probable, accepting
+      one of them adds `1 - 1 / m`.
   """
   fields.check_choice('metric', metric, _METRICS)
   distance, largest = _METRICS[metric]

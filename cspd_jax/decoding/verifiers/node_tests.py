@@ -211,7 +211,8 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
   Args:
     epsilon: a token with a larger probability is always accepted; above 0, below 1. The defaults
       are those of Medusa's code.
-    delta: factor of the threshold for flat distributions; above 0, at most 1.
+    delta: factor of the threshold for flat distributions; above 0, at most 1, so that the most
+      probable token is always typical.
   """
   fields.require(0 < epsilon < 1, 'epsilon', epsilon, 'above 0 and below 1')
   fields.require(0 < delta <= 1, 'delta', delta, 'above 0 and at most 1')
