@@ -27,6 +27,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (*sorted(ROOT.glob('*README.md')), *sorted((ROOT / 'docs').rglob('*.md')))
 _REGION = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- /table -->)', re.DOTALL)
 
+
 def _compiled(model: str, measured: str) -> str:
   """Returns the command that predicts rounds of continuous tokens with a shipped model's counts."""
   return (f"python -m experiments.compile_report --model={model} "

@@ -141,7 +141,10 @@ def main(config: Config) -> None:
     vanilla, ideal = vanilla or figures, ideal or figures.weights + live
     rows.append(row(text, figures, ideal, of_report, vanilla))
     show(_COLUMNS, rows[-1])
-  write(report, config, [Table(f'{config.model}, {config.device}', _COLUMNS, rows)],
+  columns = dict(_COLUMNS)
+  if all(row['head_calls'] is None for row in rows):
+    del columns['head calls']
+  write(report, config, [Table(f'{config.model}, {config.device}', columns, rows)],
         compiled_for=config.device, compiled_layers=few.config.num_layers,
         layers=whole.config.num_layers, ideal_mib=ideal / 2**20, live_cache_mib=live / 2**20,
         rates=accelerator._asdict())
