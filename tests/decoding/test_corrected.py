@@ -114,8 +114,9 @@ MISTAKES = {
     'distribution of the pass before': (
         '_redraw', lambda env, rng, tokens, probs, result, positions: rng.draw(probs)),
     'siblings from another distribution': (
-        '_siblings', lambda env, tree, rng, tokens, probs, positions: jacobi.side_tokens(
-            rng, tree, 'maximal', tokens, probs**4, positions, jnp.zeros(tokens.shape, bool))),
+        'jacobi_lib', types.SimpleNamespace(**vars(jacobi) | dict(
+            side_tokens=lambda rng, tree, coupling, tokens, probs, *more: jacobi.side_tokens(
+                rng, tree, coupling, tokens, probs**4, *more)))),
     'a corrector that sees the token it drafts': _sees_the_token_it_drafts,
     'an error from behind the token': _errors_from_behind,
 }
