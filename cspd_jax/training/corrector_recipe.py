@@ -26,9 +26,15 @@ from cspd_jax.files import atomic, npz, run_folder
 from cspd_jax.generation import memory, run
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle
-from cspd_jax.training import corrector as corrector_lib, drafter_recipe, loop, samples
+from cspd_jax.training import (
+  corrector as corrector_lib,
+  drafter_recipe,
+  loop,
+  optimizer as optimizer_lib,
+  samples,
+)
 from cspd_jax.training.corrector import Windows
-from cspd_jax.training.optimizer import OptimizerConfig, start
+from cspd_jax.training.optimizer import OptimizerConfig
 
 Params = Any
 _DECODE_BATCH = 64
@@ -39,6 +45,7 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
   """Configuration of a corrector, its training data and its training.
 
   Attributes:
+    drafter: configuration of the network.
     plain: configuration of the optimiser on whole images; None begins with windows, which suffices
       if the model's EAGLE network is the start.
     train: configuration of the training on windows.
@@ -164,7 +171,7 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
     return images, batches.select(conditions, prompts), guidance_scale
 
   return drafter_recipe.fit(
-      model, start(params, optimizer),
+      model, optimizer_lib.start(params, optimizer),
       lambda state, batch, frozen: corrector_lib.plain_step(
           state, batch, frozen, recipe.drafter, optimizer, teacher),
       batch_of, optimizer, recipe, workdir, 'plain').average
@@ -195,7 +202,7 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   before = {f'before_{name}': value for name, value in evaluate(params).items()}
   params = train_plain(recipe, model, params, workdir)
   average = drafter_recipe.fit(
-      model, start(params, optimizer),
+      model, optimizer_lib.start(params, optimizer),
       lambda state, batch, frozen: corrector_lib.step(
           state, batch, frozen, config, train_config, teacher),
       lambda index: batch_of('train', index), optimizer, recipe, workdir, 'corrector',
