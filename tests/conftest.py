@@ -27,6 +27,8 @@ if importlib.metadata.version('jaxlib').startswith('0.10.'):
 _KEPT = 7 * 24 * 3600
 # Tracing makes objects by the thousands, and few of them are garbage.
 _OBJECTS_PER_COLLECTION = 100_000
+# Linux ends a process with more than 65,530; a compiled program takes hundreds.
+_MOST_MAPS = 30_000
 
 
 def pytest_configure(config):
@@ -63,10 +65,17 @@ def pytest_collection_finish():
 
 
 def pytest_runtest_teardown(item, nextitem):
-  """Forgets the programs of a file after its last test; a worker would hold gigabytes of them."""
-  if nextitem is None or nextitem.path != item.path:
+  """Forgets the programs of a file after its last test, or when a worker holds too many."""
+  if nextitem is None or nextitem.path != item.path or _maps() > _MOST_MAPS:
     jax.clear_caches()
     gc.collect()
+
+
+def _maps():
+  """Returns how many parts the memory of this process has, where the system tells."""
+  with contextlib.suppress(OSError):
+    return pathlib.Path('/proc/self/maps').read_bytes().count(b'\n')
+  return 0
 
 
 def pytest_collection_modifyitems(items):
