@@ -25,22 +25,22 @@ _TITLE = 'a CLIP network with a vision transformer'
 _HEAD = 64
 
 
-def _encoder_fields(name: str, heads: int) -> settings.Table:
+def _encoder_fields(name: str) -> settings.Table:
   return {
       **settings.COMMON,
       'hidden_size': Size(f'{name}_dim'), 'intermediate_size': Size(f'{name}_ffn'),
       'num_hidden_layers': Size(f'{name}_layers'),
-      'num_attention_heads': Size(f'{name}_heads', int, heads),
+      'num_attention_heads': Size(f'{name}_heads'),
       'hidden_act': Size('activation', str, 'quick_gelu'),
       'layer_norm_eps': Size('norm_eps', float, 1e-5),
       'projection_dim': Free('both encoders have the one of the whole network')}
 
 
 _TEXT_FIELDS: settings.Table = {
-    **_encoder_fields('text', 8), 'model_type': Must(('clip_text_model',)),
+    **_encoder_fields('text'), 'model_type': Must(('clip_text_model',)),
     'vocab_size': Size('vocab_size'), 'max_position_embeddings': Size('context')}
 _IMAGE_FIELDS: settings.Table = {
-    **_encoder_fields('image', 12), 'model_type': Must(('clip_vision_model',)),
+    **_encoder_fields('image'), 'model_type': Must(('clip_vision_model',)),
     'image_size': Size('image_size'), 'patch_size': Size('patch_size'),
     'num_channels': Must((3,))}
 CLIP_FIELDS: settings.Table = {
@@ -61,18 +61,14 @@ _NAMES = {
     'positional_embedding': 'text_model.embeddings.position_embedding.weight',
     'ln_final': 'text_model.final_layer_norm', 'text_projection': 'text_projection.weight',
     'transformer.': 'text_model.encoder.'}
-_NAMES_OF_LAYERS = {
-    'resblocks.': 'layers.', '.ln_': '.layer_norm', '.attn.': '.self_attn.', '.c_fc.': '.fc1.',
-    '.c_proj.': '.fc2.'}
+_NAMES_OF_LAYERS = (('resblocks.', 'layers.'), ('.ln_', '.layer_norm'),
+                    ('.attn.', '.self_attn.'), ('.c_fc.', '.fc1.'), ('.c_proj.', '.fc2.'))
 
 
 def _of_transformers(name: str) -> str:
   """Returns the name of a tensor in the format of transformers, from OpenAI's."""
   part = next((part for part in _NAMES if name.startswith(part)), '')
-  name = _NAMES.get(part, '') + name.removeprefix(part)
-  for part, replacement in _NAMES_OF_LAYERS.items():
-    name = name.replace(part, replacement)
-  return name
+  return base.replaced(_NAMES.get(part, '') + name.removeprefix(part), _NAMES_OF_LAYERS)
 
 
 def _rules(config: CLIPConfig, is_transformers: bool = False) -> list[Rule]:
@@ -118,13 +114,16 @@ def _infer(shapes: family.Shapes, options: Mapping[str, Any]) -> CLIPConfig:
   vocab_size, text_dim = shape(named('token_embedding.weight'), 2)
   layers = lambda prefix: family.count(shapes, rf'{re.escape(prefix)}(\d+){re.escape(up)}')
   length = lambda name: shape(named(name), 2)[0]
+  # Without the field, the class of transformers has its default.
+  heads = lambda name, dim, default: options.get(
+      f'{name}_heads', default if is_transformers else max(dim // _HEAD, 1))
   return CLIPConfig(
       image_size=patch_size * math.isqrt(length('visual.positional_embedding') - 1),
       patch_size=patch_size, image_dim=image_dim, image_layers=layers(image),
-      image_heads=options.get('image_heads', max(image_dim // _HEAD, 1)),
+      image_heads=heads('image', image_dim, 12),
       image_ffn=shape(f'{image}0{up}', 2)[0], vocab_size=vocab_size,
       context=length('positional_embedding'), text_dim=text_dim, text_layers=layers(text),
-      text_heads=options.get('text_heads', max(text_dim // _HEAD, 1)),
+      text_heads=heads('text', text_dim, 8),
       text_ffn=shape(f'{text}0{up}', 2)[0],
       feature_dim=shape(named('visual.proj'), 2)[0 if is_transformers else 1],
       activation=options.get('activation', 'quick_gelu'),

@@ -102,6 +102,14 @@ def test_both_namings_are_inverted():
       np.testing.assert_array_equal(tensor, published[name])
 
 
+def test_heads_of_openai_are_64_wide():
+  config = network.CLIPConfig(
+      image_size=8, patch_size=4, image_dim=384, image_layers=1, image_heads=6, image_ffn=8,
+      vocab_size=9, context=5, text_dim=768, text_layers=1, text_heads=12, text_ffn=8)
+  told = FAMILY.settings({'config.json': {'text_config': {'hidden_act': 'quick_gelu'}}})
+  assert FAMILY.infer(convert.published_shapes(FAMILY, config), told) == config
+
+
 def test_other_files_are_refused():
   _, tensors, contents = _network('quick_gelu')
   with pytest.raises(ConversionError, match='activation cannot be inferred'):
