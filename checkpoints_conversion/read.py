@@ -104,7 +104,8 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
   if not path.is_dir():
     if not path.is_file():
       raise ValueError(f'source is {path}, which is neither a file nor a folder.')
-    return _existing(path, _of_index(path) if _is_index(path) else [path])
+    is_index = re.search(r'\.(safetensors|bin)\.index.*\.json$', path.name)
+    return _existing(path, _of_index(path) if is_index else [path])
   scripts = [path / name for name in _TORCHSCRIPT]
   result = (_of_transformers(path, '*.safetensors') or _consolidated(path)
             or _of_transformers(path, f'{_TRANSFORMERS}*.bin')
@@ -163,17 +164,14 @@ def _ask(folder: pathlib.Path, problem: str, choices: Sequence[pathlib.Path]) ->
                    'files of the others away.')
 
 
-def _is_index(path: pathlib.Path) -> bool:
-  return re.search(r'\.(safetensors|bin)\.index.*\.json$', path.name) is not None
-
-
 def _of_index(index: pathlib.Path) -> list[pathlib.Path]:
   """Returns the files that an index of transformers lists; they need not exist."""
   content = reading.json(index, _REMEDY)
   try:
     # Files in the hub's cache are links; they are only read.
-    return [paths.inside(index.parent, name, index, links=True)
-            for name in sorted(set(content['weight_map'].values()))]
+    if not (names := sorted(set(content['weight_map'].values()))):
+      raise ValueError('its weight_map is empty')
+    return [paths.inside(index.parent, name, index, links=True) for name in names]
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f'{index} is damaged ({type(error).__name__}: {error}); {_REMEDY}.') from error
 

@@ -309,6 +309,13 @@ def test_names_in_an_index_lead_nowhere(tmp_path, name):
     read.read(folder)
 
 
+def test_an_index_without_files_is_damaged(tmp_path):
+  index = tmp_path / 'model.safetensors.index.json'
+  index.write_text(json.dumps({'weight_map': {}}))
+  with pytest.raises(ValueError, match='index.json is damaged .*weight_map is empty'):
+    read.read(index)
+
+
 def test_files_of_an_index_may_be_links(tmp_path):
   """So they are in the cache of the hub."""
   safetensors.numpy.save_file({'a': np.ones(2)}, tmp_path / 'blob')
