@@ -27,7 +27,6 @@ from cspd_jax.version import __version__
 Params = Any
 
 _VERSION = 2
-_GRID = ('height', 'width')
 
 
 def convert(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> Params:
@@ -186,7 +185,7 @@ def of_tensors(
             else family_lib.infer(family, shapes, overrides, settings))
   # A user may choose another size of images, on which no weight depends.
   _check_settings(family, config, {name: value for name, value in settings.items()
-                                   if name not in _GRID or name not in overrides})
+                                   if name not in ('height', 'width') or name not in overrides})
   parameters = groups(family, config, tensors, allow_nonfinite=allow_nonfinite)
   extra = {**metadata(), 'family': family.name, 'model': model, 'converter': _VERSION,
            **family.metadata(config)}

@@ -1,14 +1,16 @@
 """Models from PyTorch modules in memory, without files in between."""
 
+import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
+from absl import logging
 
 from checkpoints_conversion import convert, folder, rules, tensors as tensors_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily, is_inside
@@ -38,7 +40,7 @@ def from_torch(
     options: sizes that neither shapes nor settings determine, as for `cspd-convert`; only without
       `model`.
     config: the content of the model's config.json. None uses that of the module if it is one of
-      transformers, and an empty mapping none.
+      transformers or LlamaGen's, and an empty mapping none.
     dtype: floating-point dtype of the parameters; None keeps that of the tensors.
     sampling: name of the official options that become the model's defaults; None selects those for
       pictures.
@@ -60,9 +62,9 @@ def from_torch(
       metadata=lambda: {'source': type(source).__name__})
   opened = of_source(family, model=model, options=options)
   loaded = {'target': _loaded(opened, dtype, allow_nonfinite)}
-  for other in _in_the_same_file(files, model, tensors):
+  for other, paths in files.layout(model).items():
     role = folder.role_of(rules.get(other), models, None)
-    if role not in parts:
+    if role not in ('target', *parts) and '.' in paths and is_inside(rules.get(other), tensors):
       loaded[role] = _loaded(of_source(other), dtype, allow_nonfinite)
   for role, part in parts.items():
     if part is not None:
@@ -86,10 +88,12 @@ def _families(family: str, parts: Collection[str]) -> tuple[FileFamily, families
 
 
 def _settings(source: Any, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
-  """Returns settings by file; without `config`, what transformers would write for a module."""
+  """Returns settings by file; without `config`, what `save_pretrained` would write for a module."""
   own: Any = getattr(source, 'config', None)
   if config is None and hasattr(own, 'to_diff_dict'):
     config = own.to_diff_dict()
+  elif config is None and dataclasses.is_dataclass(own):  # LlamaGen's.
+    config = vars(own)
   return {'config.json': config} if config else {}
 
 
@@ -105,24 +109,19 @@ def _tensors(name: str, source: Any) -> dict[str, tensors_lib.AnyTensor]:
       hasattr(tensor, 'detach') for tensor in state.values()):
     raise ConversionError(f'{name} is a {type(source).__name__}; it must be a torch.nn.Module or a '
                           'mapping from names to torch tensors.')
-  return {str(key): _array(tensor.detach().cpu()) for key, tensor in state.items()}
+  return {str(key): _array(tensor.detach()) for key, tensor in state.items()}
 
 
 def _array(tensor: Any) -> tensors_lib.AnyTensor:
   import torch  # It is installed: the tensor is one of its own.
   try:
+    tensor = tensor.cpu()  # One on the device 'meta' has no numbers.
     if tensor.dtype == torch.bfloat16:  # NumPy has this dtype only from ml_dtypes.
       return tensor.view(torch.int16).numpy().view(ml_dtypes.bfloat16)
     return tensor.numpy()
   except (RuntimeError, TypeError, NotImplementedError):
     return tensors_lib.Unusable(
         tensor.shape, f'{tensor.dtype} of layout {tensor.layout} on {tensor.device.type!r}')
-
-
-def _in_the_same_file(files: FileFamily, model: str | None, names: Iterable[str]) -> list[str]:
-  """Returns the file families of further networks among the tensors of a target, by their names."""
-  return [name for name, paths in files.layout(model).items()
-          if name != files.name and '.' in paths and is_inside(rules.get(name), names)]
 
 
 def _part(files: FileFamily, models: families.Family, model: str | None, role: str, part: Any,
@@ -150,6 +149,8 @@ def _part(files: FileFamily, models: families.Family, model: str | None, role: s
 
 
 def _loaded(opened: convert.Source, dtype: Any, allow_nonfinite: bool) -> store.Loaded:
+  for line in opened.assumptions:
+    logging.warning('%s (in from_torch, flags are options)', line)
   params = weights.cast(opened.params(), dtype)
   if not allow_nonfinite:
     convert.check_finite('parameter', params)

@@ -100,10 +100,8 @@ def join_heads(num_heads: int) -> Transform:
 
 def separate_shared_norm(halves: bool) -> Transform:
   """Reorders the scales `[E]` of a norm that all heads share."""
-  def forward(x):
-    return (_to_pairs(x[None])[0] if halves else x,)
-
-  return Transform(forward, lambda x: _to_halves(x[None])[0] if halves else x)
+  return Transform(lambda x: (_to_pairs(x[None])[0] if halves else x,),
+                   lambda x: _to_halves(x[None])[0] if halves else x)
 
 
 def head_norm(num_heads: int, num_rows: int, halves: bool = True) -> Transform:

@@ -156,19 +156,14 @@ def _modulation(prefix: str, width: int, num_blocks: int) -> list[Rule]:
   bounds = [3 * i for i in range(num_blocks + 1)] + [3 * num_blocks + 2]
   spans = list(zip(bounds, bounds[1:]))
 
-  def kernel(*parts):
-    return (np.concatenate(parts).T.reshape(width, -1, width),)
+  def forward(*parts):
+    whole = np.concatenate(parts).T
+    return (whole.reshape(*whole.shape[:-1], -1, width),)
 
-  def weights(whole):
-    return tuple(whole[:, first:stop].reshape(width, -1).T for first, stop in spans)
+  def inverse(whole):
+    return tuple(whole[..., first:stop, :].reshape(*whole.shape[:-2], -1).T
+                 for first, stop in spans)
 
-  def bias(*parts):
-    return (np.concatenate(parts).reshape(-1, width),)
-
-  def biases(whole):
-    return tuple(whole[first:stop].reshape(-1) for first, stop in spans)
-
-  return [
-      Rule(tuple(f'{name}.{published}' for name in names), (f'head/modulation/{ours}',), transform)
-      for published, ours, transform in (('weight', 'kernel', base.Transform(kernel, weights)),
-                                         ('bias', 'bias', base.Transform(bias, biases)))]
+  return [Rule(tuple(f'{name}.{published}' for name in names), (f'head/modulation/{ours}',),
+               base.Transform(forward, inverse))
+          for published, ours in (('weight', 'kernel'), ('bias', 'bias'))]

@@ -7,7 +7,7 @@ from typing import Any
 
 from checkpoints_conversion.rules import base, family, settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
-from checkpoints_conversion.rules.settings import Free, Must, Size
+from checkpoints_conversion.rules.settings import Free, Must, Sizes
 from cspd_jax.models import early_fusion
 from cspd_jax.models.eagle import EagleConfig
 
@@ -23,7 +23,9 @@ _SHARED: settings.Table = {
     'qkv_bias': settings.NO_BIAS,
     'tie_word_embeddings': Free('a drafter has no output matrix')}
 LLAMAGEN_FIELDS: settings.Table = {
-    **_SHARED, 'model_type': Must(('llama',)), 'input_type': Size('input_type', str),
+    **_SHARED, 'model_type': Must(('llama',)), 'input_type': Sizes(
+        lambda name: {'num_tokens': _NUM_TOKENS[name]} if str(name) in _NUM_TOKENS
+        else f'{name!r:.80}; it must be one of {", ".join(_NUM_TOKENS)}'),
     **dict.fromkeys(('rope_theta', 'rope_scaling', 'rope_parameters', 'rope_base'), _FIXED_ROPE),
     **dict.fromkeys(('caption_dim', 'block_size', 'cls_token_num'), _OF_THE_TARGET)}
 CHAMELEON_FIELDS: settings.Table = {
@@ -62,16 +64,6 @@ def _target(form: str, vocab_size: int) -> early_fusion.EarlyFusionConfig | None
   """Returns the published target of a drafter, if its vocabulary is one of text and images."""
   target = early_fusion.PRESETS.get(_EARLY_FUSION.get(form, ''))
   return target if target is not None and target.vocab_size == vocab_size else None
-
-
-def _read_settings(form: str, contents: settings.Contents) -> dict[str, Any]:
-  fields = LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS
-  sizes = settings.read({'config.json': fields}, contents)
-  name = sizes.pop('input_type', None)
-  if name is not None and name not in _NUM_TOKENS:
-    settings.refuse([f'config.json: input_type is {name!r}; it must be one of '
-                     f'{", ".join(_NUM_TOKENS)}'])
-  return sizes if name is None else {**sizes, 'num_tokens': _NUM_TOKENS[name]}
 
 
 def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> EagleConfig:
@@ -123,7 +115,8 @@ def _family(form: str, options: dict[str, str], num_norm_shards: int | None = No
       name=f'eagle_{form}', title=_title(form), kind='eagle',
       rules=functools.partial(_rules, form=form, num_norm_shards=num_norm_shards),
       infer=functools.partial(infer, form), presets=_presets(form),
-      options=family.IMAGE_SIZE | options, settings=functools.partial(_read_settings, form),
+      options=family.IMAGE_SIZE | options, settings=functools.partial(settings.read, {
+          'config.json': LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS}),
       assumed=functools.partial(_assumed, form), model=model)
 
 

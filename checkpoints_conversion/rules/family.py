@@ -1,5 +1,6 @@
 """Families of published files, and the inference of sizes from shapes."""
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -173,8 +174,9 @@ def assumed_grid(config: Any, specified: Collection[str], token_side: int) -> li
 
 
 def tokens_per_side(options: Mapping[str, int], presets: Sequence[str]) -> int:
-  """Returns the rows of tokens of square images of `image_size` pixels, 16 per token."""
-  size = options.get('image_size')
+  """Returns the rows of tokens of square images of `image_size` pixels, or `num_tokens`."""
+  count = options.get('num_tokens')
+  size = options.get('image_size', None if count is None else 16 * math.isqrt(max(count, 0)))
   if size is None:
     raise ConversionError('image_size cannot be inferred from the weights; specify it in pixels, '
                           f'or model, one of: {", ".join(presets)}.')

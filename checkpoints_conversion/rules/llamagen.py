@@ -4,14 +4,29 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoints_conversion.rules import base, family
+from checkpoints_conversion.rules import base, family, settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
+from checkpoints_conversion.rules.settings import Free, Size
 from cspd_jax.models.llamagen import PRESETS, LlamaGenConfig
 
 _TITLE = 'a LlamaGen transformer'
 # Guidance scales of the official evaluation of class-conditional models, by width and depth.
 _FID_SCALES = {(768, 12): 2.0, (1024, 24): 2.0, (1280, 36): 1.75, (1536, 48): 1.75,
                (3200, 24): 1.65}
+
+
+# The arguments of the official class, which the folders of the hub and modules in memory have.
+FIELDS: settings.Table = {
+    'dim': Size('dim'), 'n_layer': Size('num_layers'), 'n_head': Size('num_heads'),
+    'n_kv_head': Size('num_kv_heads'), 'vocab_size': Size('vocab_size'),
+    'rope_base': Size('rope_base', float), 'norm_eps': Size('norm_eps', float),
+    'num_classes': Size('num_classes'), 'caption_dim': Size('caption_dim'),
+    'cls_token_num': Size('num_condition_tokens'), 'block_size': Size('num_tokens'),
+    **dict.fromkeys(('model_type', 'multiple_of', 'ffn_dim_multiplier'), settings.OF_SHAPES),
+    **dict.fromkeys((
+        'initializer_range', 'token_dropout_p', 'attn_dropout_p', 'resid_dropout_p',
+        'ffn_dropout_p', 'drop_path_rate', 'class_dropout_prob', 'max_batch_size', 'max_seq_len'),
+        Free('only training and the caches of the official program use it'))}
 
 
 def _rules(config: LlamaGenConfig) -> list[Rule]:
@@ -24,9 +39,8 @@ def _rules(config: LlamaGenConfig) -> list[Rule]:
            (ours + 'query', ours + 'key', ours + 'value'), heads),
       Rule(published + 'attention.wo.weight', (ours + 'out',), base.join_heads(config.num_heads)),
       Rule(published + 'ffn_norm.weight', (ours + 'ffn_norm/scale',), KEEP),
-      Rule(published + 'feed_forward.w1.weight', (ours + 'gate',), MATRIX),
-      Rule(published + 'feed_forward.w3.weight', (ours + 'up',), MATRIX),
-      Rule(published + 'feed_forward.w2.weight', (ours + 'down',), MATRIX),
+      *(Rule(f'{published}feed_forward.{name}.weight', (ours + parameter,), MATRIX)
+        for name, parameter in (('w1', 'gate'), ('w3', 'up'), ('w2', 'down'))),
       Rule('norm.weight', ('transformer/norm/scale',), KEEP),
       Rule('output.weight', ('transformer/output',), MATRIX),
       # Of class-conditional models, and of text-conditional ones.
@@ -36,7 +50,7 @@ def _rules(config: LlamaGenConfig) -> list[Rule]:
       Rule('cls_embedding.cap_proj.fc2.weight', ('caption_out',), MATRIX)]
 
 
-def _infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
+def _infer(shapes: family.Shapes, options: Mapping[str, Any]) -> LlamaGenConfig:
   shape = functools.partial(family.shape, _TITLE, shapes)
   vocab_size, dim = shape('tok_embeddings.weight', 2)
   num_layers = family.count(shapes, r'layers\.(\d+)\.attention\.wqkv\.weight')
@@ -44,16 +58,17 @@ def _infer(shapes: family.Shapes, options: Mapping[str, int]) -> LlamaGenConfig:
   ffn_dim = shape('layers.0.feed_forward.w1.weight', 2)[0]
   num_heads = family.num_heads(options, PRESETS.values(), dim, num_layers)
   side = family.tokens_per_side(options, list(PRESETS))
+  others = {name: options[name] for name in ('rope_base', 'norm_eps', 'num_classes', 'caption_dim')
+            if name in options}
   if 'cls_embedding.uncond_embedding' in shapes:
-    condition: dict[str, Any] = {
-        'conditioning': 'text', 'caption_dim': shape('cls_embedding.uncond_embedding', 2)[1]}
+    others |= dict(conditioning='text', caption_dim=shape('cls_embedding.uncond_embedding', 2)[1])
   else:
     table = shape('cls_embedding.embedding_table.weight', 2)
-    condition = {'conditioning': 'class', 'num_classes': table[0] - 1}
+    others |= dict(conditioning='class', num_classes=table[0] - 1)
   return LlamaGenConfig(
       height=side, width=side, dim=dim, num_layers=num_layers, num_heads=num_heads,
       num_kv_heads=(fused - dim) // (2 * (dim // num_heads)), ffn_dim=ffn_dim,
-      vocab_size=vocab_size, **condition)
+      vocab_size=vocab_size, **others)
 
 
 def _sampling(config: LlamaGenConfig) -> Mapping[str, family.Defaults]:
@@ -84,6 +99,7 @@ def _layout(model: str | None) -> Mapping[str, tuple[str, ...]]:
 FAMILY = family.FileFamily(
     name='llamagen', title=_TITLE, kind='llamagen', rules=_rules, infer=_infer, presets=PRESETS,
     options=family.IMAGE_SIZE | family.NUM_HEADS, assumed=family.assumed_heads,
+    settings=functools.partial(settings.read, {'config.json': FIELDS}),
     leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)',
     model='llamagen', sampling=_sampling, layout=_layout, licence='MIT',
     metadata=lambda config: (

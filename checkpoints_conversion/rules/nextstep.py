@@ -11,7 +11,6 @@ from cspd_jax.models.nextstep import PRESETS, NextStepConfig
 
 _TITLE = 'a NextStep-1 model'
 _GRID = Free('rows and columns of an image are options, on which no weight depends')
-_TRAINING = Free('only training uses it')
 _NEEDED = {'num_heads': '"num_attention_heads": 40', 'norm_eps': '"rms_norm_eps": 1e-05',
            'rope_base': '"rope_theta": 1000000.0'}
 # The fields of the sampler, which is not in the files. Their names of sizes tell 1.1 from 1.
@@ -39,7 +38,7 @@ FIELDS: settings.Table = {
     'image_feature_layer': Free('a layer of the image encoder, which there is not'),
     'image_decoder_arch': settings.OF_SHAPES,
     **dict.fromkeys(('lm_loss_weight', 'im_loss_weight', 'image_loss_weight', 'create_kwargs',
-                     'fm_head_batch_mul', 'genloss_batch_mul'), _TRAINING),
+                     'fm_head_batch_mul', 'genloss_batch_mul'), settings.COMMON['dropout']),
     'vae_name_or_path': Free('the image tokenizer is another network')}
 
 

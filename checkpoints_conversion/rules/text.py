@@ -111,9 +111,8 @@ def _t5_rules(config: T5Config, tokens: str = _TOKENS) -> list[Rule]:
   return [
       Rule(tokens, ('token_embedding',), KEEP),
       Rule(_FIRST + '0.SelfAttention.relative_attention_bias.weight', ('distance_bias',), KEEP),
-      Rule(published + '0.SelfAttention.q.weight', (ours + 'query',), separate),
-      Rule(published + '0.SelfAttention.k.weight', (ours + 'key',), separate),
-      Rule(published + '0.SelfAttention.v.weight', (ours + 'value',), separate),
+      *(Rule(f'{published}0.SelfAttention.{name[0]}.weight', (ours + name,), separate)
+        for name in ('query', 'key', 'value')),
       Rule(published + '0.SelfAttention.o.weight', (ours + 'out',),
            base.join_heads(config.num_heads)),
       Rule(published + '0.layer_norm.weight', (ours + 'attention_norm/scale',), KEEP),

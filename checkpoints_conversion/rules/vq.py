@@ -40,17 +40,25 @@ def rules(config: VQConfig) -> list[base.Rule]:
                       functools.partial(taming_name, backwards=True))
 
 
-def infer(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
-  """Infers the sizes of a tokenizer from its shapes alone."""
-  del options
+def infer(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
+  """Infers the sizes of a tokenizer; config.json may say that vectors are not normalised."""
   return blocks.taming_vq_config(
-      _LLAMAGEN_TITLE, {taming_name(name): shape for name, shape in shapes.items()}, VQConfig())
+      _LLAMAGEN_TITLE, {taming_name(name): shape for name, shape in shapes.items()},
+      VQConfig(normalized=options.get('normalized', True)))
 
 
+# The arguments of the official class, as for LlamaGen's transformer.
+LLAMAGEN_FIELDS: settings.Table = {
+    'codebook_size': Size('codebook_size'), 'codebook_embed_dim': Size('codebook_dim'),
+    'codebook_l2_norm': Size('normalized', bool, True), 'z_channels': Size('z_channels'),
+    **dict.fromkeys(('encoder_ch_mult', 'decoder_ch_mult'), Size('ch_mult', tuple)),
+    'codebook_show_usage': settings.OF_SHAPES, **dict.fromkeys(
+        ('commit_loss_beta', 'entropy_loss_ratio', 'dropout_p'), settings.COMMON['dropout'])}
 LLAMAGEN = family.FileFamily(
     name='llamagen_vq', title=_LLAMAGEN_TITLE, kind='vq', rules=rules, infer=infer,
     presets={'vq_16': VQConfig(), 'vq_8': VQConfig(ch_mult=(1, 2, 2, 4))},
-    leftovers=r'quantize\.codebook_used', model='llamagen')
+    leftovers=r'quantize\.codebook_used', model='llamagen',
+    settings=functools.partial(settings.read, {'config.json': LLAMAGEN_FIELDS}))
 
 # Prefix of all names in a file that also holds the transformer.
 _PREFIX = r'(?:model\.)?vqmodel\.'
@@ -198,7 +206,6 @@ EMU3 = family.FileFamily(
 
 
 _IBQ_TITLE = 'the image tokenizer of Emu3.5'
-_LOSS = Free('a term of the loss')
 IBQ_FIELDS: settings.Table = {
     **settings.COMMON, **settings.TAMING,
     'model_type': Must(('Emu3p5VisionVQ',)),
@@ -208,9 +215,9 @@ IBQ_FIELDS: settings.Table = {
     'l2_normalize': Must((False,)), 'remap': Must(()),
     # `_ibq_settings` combines these two.
     'attn_resolutions': Size('attn_resolutions', tuple), 'resolution': Size('resolution'),
-    'beta': _LOSS, 'use_entropy_loss': _LOSS, 'cosine_similarity': _LOSS,
-    'entropy_temperature': _LOSS, 'sample_minimization_weight': _LOSS,
-    'batch_maximization_weight': _LOSS}
+    **dict.fromkeys((
+        'beta', 'use_entropy_loss', 'cosine_similarity', 'entropy_temperature',
+        'sample_minimization_weight', 'batch_maximization_weight'), settings.COMMON['dropout'])}
 
 
 def _ibq_settings(contents: settings.Contents) -> dict[str, Any]:

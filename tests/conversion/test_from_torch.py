@@ -1,5 +1,7 @@
 """Models from modules in memory are those that `cspd-convert` makes of their files."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,7 @@ import pytest
 import cspd_jax
 from checkpoints_conversion import convert, rules
 from cspd_jax.files import store
-from cspd_jax.models import vq
+from cspd_jax.models import llamagen, vq
 
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers', '5')
@@ -54,6 +56,32 @@ def test_settings_of_a_module_are_read():
   network = live_networks.emu3_hf(rope_parameters={
       'rope_type': 'linear', 'rope_theta': 37.0, 'factor': 2.0})
   with pytest.raises(rules.ConversionError, match="rope_parameters.rope_type is 'linear'"):
+    cspd_jax.from_torch(network, 'emu3', options=_SIZES)
+
+
+def test_settings_of_a_module_of_llamagen_are_read():
+  arguments = dataclasses.make_dataclass('ModelArgs', [('n_head', int, 2), ('block_size', int, 4),
+                                                       ('norm_eps', float, 1e-3)])
+  config = llamagen.LlamaGenConfig(
+      height=2, width=2, dim=16, num_layers=1, num_heads=2, ffn_dim=8, vocab_size=9, num_classes=3)
+  shapes = convert.published_shapes(rules.get('llamagen'), config)
+  module = torch.nn.Module()
+  module.state_dict = lambda: {name: torch.ones(shape) for name, shape in shapes.items()}
+  module.config = arguments()
+  made = cspd_jax.from_torch(module, 'llamagen').config
+  assert made == dataclasses.replace(config, norm_eps=1e-3)
+
+
+def test_assumptions_are_logged(caplog):
+  family, make, changes = live_networks.CASES['emu3']
+  cspd_jax.from_torch(make(**changes), family)
+  assert 'assumed images of 90x90 tokens' in caplog.text
+
+
+def test_modules_without_numbers_are_refused():
+  with torch.device('meta'):
+    network = live_networks.CASES['emu3'][1]()
+  with pytest.raises(rules.ConversionError, match="norm.weight is torch.float32 .* on 'meta'"):
     cspd_jax.from_torch(network, 'emu3', options=_SIZES)
 
 

@@ -15,7 +15,13 @@ from checkpoints_conversion.rules import (
   text,
   vq,
 )
-from cspd_jax.models import eagle as eagle_model, early_fusion, t5 as t5_model, vq as vq_model
+from cspd_jax.models import (
+  eagle as eagle_model,
+  early_fusion,
+  llamagen,
+  t5 as t5_model,
+  vq as vq_model,
+)
 from tests.conversion import published_settings as published
 from tests.models import published as weights
 
@@ -308,6 +314,25 @@ def test_settings_of_drafters_are_used(save):
   source = save('eagle_llamagen', config, {'num_attention_heads': 2, 'input_type': 't2i'})
   with pytest.raises(rules.ConversionError, match='num_tokens is 256, the model has 4'):
     _config('eagle_llamagen', source, image_size=32)
+
+
+def test_the_arguments_of_llamagen_are_used(save):
+  config = llamagen.LlamaGenConfig(
+      height=2, width=2, dim=768, num_layers=1, num_heads=24, ffn_dim=8, vocab_size=9,
+      num_classes=4, rope_base=500.0, norm_eps=1e-3)
+  arguments = {'n_head': 24, 'block_size': 4, 'rope_base': 500, 'norm_eps': 1e-3,
+               'model_type': 'c2i', 'cls_token_num': 1, 'class_dropout_prob': 0.1}
+  assert _config('llamagen', save('llamagen', config, arguments)) == config
+  for change, message in (({'num_classes': 5}, 'num_classes is 5, the model has 4'),
+                          ({'block_size': 5}, 'num_tokens is 5, the model has 4'),
+                          ({'qk_norm': True}, 'qk_norm is True; no published model has the field')):
+    with pytest.raises(rules.ConversionError, match=message):
+      _config('llamagen', save('llamagen', config, arguments | change), image_size=32)
+  config = vq_model.VQConfig(
+      ch_mult=(1,), num_res_blocks=1, z_channels=4, codebook_size=9, codebook_dim=2,
+      normalized=False)
+  arguments = {'codebook_l2_norm': False, 'encoder_ch_mult': [1], 'decoder_ch_mult': [1]}
+  assert _config('llamagen_vq', save('llamagen_vq', config, arguments)) == config
 
 
 @pytest.mark.slow
