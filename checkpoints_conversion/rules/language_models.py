@@ -118,7 +118,7 @@ _LLAVA = (
     'mm_projector_lr mm_vision_tower_lr mm_use_im_patch_token')
 SIMPLEAR_FIELDS: settings.Table = {
     **settings.llama(), **settings.WINDOWS, 'model_type': Must(('qwen2',)),
-    'tie_word_embeddings': _TIED._replace(default=False),
+    'use_mrope': Must((False,)), 'tie_word_embeddings': _TIED._replace(default=False),
     # Its training program, derived from LLaVA's, writes these next to the fields of Qwen2.
     **dict.fromkeys(_LLAVA.split(), _OF_READING)}
 LIQUID_FIELDS: settings.Table = {

@@ -194,7 +194,7 @@ SIMPLEAR = {
     'model_type': 'qwen2', 'num_attention_heads': 14, 'num_hidden_layers': 24,
     'num_key_value_heads': 2, 'rms_norm_eps': 1e-06, 'rope_scaling': None, 'rope_theta': 1000000.0,
     'sliding_window': None, 'tie_word_embeddings': True, 'tokenizer_padding_side': 'right',
-    'use_cache': True, 'use_sliding_window': False, 'vocab_size': 215672}
+    'use_cache': True, 'use_mrope': False, 'use_sliding_window': False, 'vocab_size': 215672}
 LIQUID = {
     **_SAVED, 'architectures': ['GemmaForCausalLM'], 'attention_bias': False,
     'attention_dropout': 0.0, 'bos_token_id': 2, 'eos_token_id': 1, 'head_dim': 256,

@@ -187,6 +187,7 @@ def test_missing_settings_have_the_defaults_of_the_published_code():
     ('llamagen drafter', {'input_type': 't2v'}, "input_type is 't2v'; it must be one of c2i, t2i"),
     ('lumina drafter', {'bias': False}, 'bias is False'),
     ('simplear', {'use_sliding_window': True}, 'use_sliding_window is True'),
+    ('simplear', {'use_mrope': True}, 'use_mrope is True; it must be False'),
     ('simplear', {'layer_types': ['full_attention', 'sliding_attention']}, 'layer_types is .*must'),
     ('simplear', {'model_type': 'qwen3'}, "model_type is 'qwen3'; it must be 'qwen2'"),
     ('liquid', {'hidden_act': 'silu'}, "'silu'; it must be 'gelu' or 'gelu_pytorch_tanh'"),
