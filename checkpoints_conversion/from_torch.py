@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_dtypes
 from absl import logging
 
-from checkpoints_conversion import convert, folder, rules, tensors as tensors_lib
+from checkpoints_conversion import convert, folder, read, rules, tensors as tensors_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily, is_inside
 from cspd_jax import families
 from cspd_jax.files import store, weights
@@ -99,17 +99,19 @@ def _settings(source: Any, config: Mapping[str, Any] | None = None) -> dict[str,
 
 def _tensors(name: str, source: Any) -> dict[str, tensors_lib.AnyTensor]:
   """Returns the tensors of a module or of a state dict as views of host arrays."""
+  source = getattr(source, '_orig_mod', source)  # Of torch.compile.
   state = source.state_dict() if hasattr(source, 'state_dict') else source
-  if hasattr(source, 'save_pretrained'):
-    # Modules of transformers 5 have other names in memory than in files.
-    loading = sys.modules.get('transformers.core_model_loading')
-    revert = getattr(loading, 'revert_weight_conversion', lambda module, tensors: tensors)
-    state = revert(source, dict(state))
   if not isinstance(state, Mapping) or not all(
       hasattr(tensor, 'detach') for tensor in state.values()):
     raise ConversionError(f'{name} is a {type(source).__name__}; it must be a torch.nn.Module or a '
                           'mapping from names to torch tensors.')
-  return {str(key): _array(tensor.detach()) for key, tensor in state.items()}
+  state = read.strip(name, {str(key): tensor.detach() for key, tensor in state.items()})
+  if hasattr(source, 'save_pretrained'):
+    # Modules of transformers 5 have other names in memory than in files.
+    loading = sys.modules.get('transformers.core_model_loading')
+    revert = getattr(loading, 'revert_weight_conversion', lambda module, tensors: tensors)
+    state = revert(source, state)
+  return {key: _array(tensor) for key, tensor in state.items()}
 
 
 def _array(tensor: Any) -> tensors_lib.AnyTensor:

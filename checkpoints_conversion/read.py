@@ -79,7 +79,7 @@ def read(
                        f'{_named(repeated[0])}, so they are not parts of one model; specify one of '
                        'them as the source, or move the others away.')
     tensors.update(part.tensors)
-  return Weights(_strip(path, tensors), part.key)
+  return Weights(strip(path, tensors), part.key)
 
 
 def _read_consolidated(path: pathlib.Path, sources: list[pathlib.Path], key: str | None,
@@ -249,7 +249,7 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
                 if not (isinstance(name, str) and isinstance(value, pytorch.Stored))]:
     raise ValueError(f'{path} holds other values than tensors: {_listed(others)}.')
   try:
-    return Weights(_strip(path, pytorch.arrays(path, part)), key)
+    return Weights(strip(path, pytorch.arrays(path, part)), key)
   except ValueError as error:
     raise ValueError(f'{path}: {error}; {_REMEDY}.') from error
 
@@ -272,10 +272,9 @@ def _listed(texts: Iterable[str]) -> str:
   return ', '.join(texts[:_MAX_NAMES]) + (', ...' if len(texts) > _MAX_NAMES else '')
 
 
-def _strip(path: pathlib.Path, tensors: Mapping[str, tensors_lib.AnyTensor]
-           ) -> dict[str, tensors_lib.AnyTensor]:
+def strip(path: pathlib.Path | str, tensors: Mapping[str, Any]) -> dict[str, Any]:
   """Removes the prefixes that wrapping and compiling put before names."""
-  stripped: dict[str, tensors_lib.AnyTensor] = {}
+  stripped: dict[str, Any] = {}
   for name, tensor in tensors.items():
     name = _PREFIXES.sub('', name)
     if name in stripped:

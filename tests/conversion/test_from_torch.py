@@ -44,9 +44,12 @@ def test_a_state_dict_with_its_settings():
   family, make, changes = live_networks.CASES['emu3']
   network = live_networks.redraw(make(**changes))
   model = cspd_jax.from_torch(network, family, options=_SIZES)
-  other = cspd_jax.from_torch(network.state_dict(), family, options=_SIZES, name='mine',
+  wrapped = {f'module.{name}': tensor for name, tensor in network.state_dict().items()}
+  other = cspd_jax.from_torch(wrapped, family, options=_SIZES, name='mine',
                               config=network.config.to_diff_dict())
   _assert_same(model.params, other.params)
+  _assert_same(model.params, cspd_jax.from_torch(
+      torch.compile(network), family, options=_SIZES).params)
   assert other.name == 'mine' and other.config == model.config
   with pytest.raises(rules.ConversionError, match='num_heads cannot be inferred'):
     cspd_jax.from_torch(network.state_dict(), family, options=_SIZES)

@@ -53,7 +53,9 @@ def test_every_field_of_the_installed_version_is_on_the_list(name, table):
   assert {field for field in fields if not field.startswith('_')} <= table.keys()
   for field, entry in table.items():
     default = getattr(kind(), field, None)
-    if isinstance(entry, settings.Must) and default is not None and default not in entry.values:
+    is_derived = field in ('dense_act_fn', 'is_gated_act')  # Of T5, from `feed_forward_proj`.
+    if isinstance(entry, settings.Must) and default is not None and not is_derived and (
+        default not in entry.values):
       assert entry.default == default, field
 
 
