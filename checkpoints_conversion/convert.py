@@ -162,7 +162,7 @@ def open_source(
                         'sha256': read_lib.sha256(source)}, allow_nonfinite=allow_nonfinite)
   others = [f'left out {name}, which is not among the files of this model'
             for name in read_lib.left_out(source)]
-  return opened._replace(assumptions=(*opened.assumptions, *others))
+  return opened._replace(assumptions=(*opened.assumptions, *content.notes, *others))
 
 
 def of_tensors(

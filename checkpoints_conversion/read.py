@@ -34,11 +34,13 @@ _MAX_SHOWN, _MAX_NAMES = 80, 10
 class Weights(NamedTuple):
   """Tensors by name, without the prefixes of compiled and wrapped modules.
 
-  `key` is the part of the file that holds them; None if they are the whole file.
+  `key` is the part of the file that holds them; None if they are the whole file. `notes` are lines
+  on other parts that could have been selected.
   """
 
   tensors: Mapping[str, tensors_lib.AnyTensor]
   key: str | None
+  notes: tuple[str, ...] = ()
 
 
 def read(
@@ -79,7 +81,7 @@ def read(
                        f'{_named(repeated[0])}, so they are not parts of one model; specify one of '
                        'them as the source, or move the others away.')
     tensors.update(part.tensors)
-  return Weights(strip(path, tensors), part.key)
+  return part._replace(tensors=strip(path, tensors))
 
 
 def _read_consolidated(path: pathlib.Path, sources: list[pathlib.Path], key: str | None,
@@ -188,8 +190,7 @@ def _consolidated(folder: pathlib.Path) -> list[pathlib.Path]:
     return []
   count = int(parts[-1].suffixes[0][1:]) + 1
   for name, content in settings(folder).items():
-    size = content.get('model_parallel_size')
-    if size is None:
+    if (size := content.get('model_parallel_size')) is None:
       continue
     if type(size) is not int or not 1 <= size <= _MAX_PARTS:
       raise ValueError(f'source is {folder}, whose {name} has model_parallel_size {str(size):.80}; '
@@ -237,8 +238,12 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
     raise ValueError(f'{path} holds a {_kind(content)}, not tensors by name; save its state dict '
                      'to another file and convert that.')
   parts = [name for name, part in content.items() if isinstance(part, dict)]
+  notes: tuple[str, ...] = ()
   if key is None:
     key = next((name for name in (prefer, *_OUTER_KEYS) if name in parts), None)
+    others = [_named(name) for name in parts if 'ema' in str(name) and content[name]]
+    if key and others and key not in others:
+      notes = f'read {key} of {path.name}, not {_listed(others)}, which --key=NAME selects',
   elif key not in parts:
     raise ValueError(f'key is {key!r}; the parts of {path} are: '
                      f'{_listed(map(_named, parts)) or "none, so leave it out"}.')
@@ -249,7 +254,7 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
                 if not (isinstance(name, str) and isinstance(value, pytorch.Stored))]:
     raise ValueError(f'{path} holds other values than tensors: {_listed(others)}.')
   try:
-    return Weights(strip(path, pytorch.arrays(path, part)), key)
+    return Weights(strip(path, pytorch.arrays(path, part)), key, notes)
   except ValueError as error:
     raise ValueError(f'{path}: {error}; {_REMEDY}.') from error
 

@@ -21,8 +21,6 @@ from cspd_jax.metrics.inception import InceptionConfig
 from cspd_jax.models import clip, inception
 
 _TITLE = 'a CLIP network with a vision transformer'
-# Width of an attention head in all networks of OpenAI.
-_HEAD = 64
 
 
 def _encoder_fields(name: str) -> settings.Table:
@@ -114,9 +112,9 @@ def _infer(shapes: family.Shapes, options: Mapping[str, Any]) -> CLIPConfig:
   vocab_size, text_dim = shape(named('token_embedding.weight'), 2)
   layers = lambda prefix: family.count(shapes, rf'{re.escape(prefix)}(\d+){re.escape(up)}')
   length = lambda name: shape(named(name), 2)[0]
-  # Without the field, the class of transformers has its default.
+  # Without the field, the class of transformers has its default; heads of OpenAI are 64 wide.
   heads = lambda name, dim, default: options.get(
-      f'{name}_heads', default if is_transformers else max(dim // _HEAD, 1))
+      f'{name}_heads', default if is_transformers else max(dim // 64, 1))
   return CLIPConfig(
       image_size=patch_size * math.isqrt(length('visual.positional_embedding') - 1),
       patch_size=patch_size, image_dim=image_dim, image_layers=layers(image),

@@ -15,7 +15,6 @@ _NEEDED = {'num_heads': '"num_attention_heads": 40', 'norm_eps': '"rms_norm_eps"
            'rope_base': '"rope_theta": 1000000.0'}
 # The fields of the sampler, which is not in the files. Their names of sizes tell 1.1 from 1.
 _SAMPLER = ('token_norm', 'num_levels', 'last_step')
-_OF_1_1 = 'genloss_'
 
 FIELDS: settings.Table = {
     **settings.llama(), **settings.NO_BIASES, **settings.WINDOWS,
@@ -45,7 +44,7 @@ FIELDS: settings.Table = {
 def _settings(contents: settings.Contents) -> dict[str, Any]:
   """Reads config.json, whose names of sizes also tell the release."""
   fields = settings.read({'config.json': FIELDS}, contents)
-  if any(name.startswith(_OF_1_1) for name in contents.get('config.json', ())):
+  if any(name.startswith('genloss_') for name in contents.get('config.json', ())):
     release = PRESETS['nextstep_1_1_512']
     fields |= {name: getattr(release, name) for name in _SAMPLER}
   return fields

@@ -203,6 +203,9 @@ class TestPickles:
   def test_another_part_can_be_asked_for(self, torch, tmp_path):
     torch.save({'model': {}, 'ema': self._state(torch)}, tmp_path / 'x.pt')
     _assert_same(read.read(tmp_path / 'x.pt', key='ema').tensors, _tensors())
+    assert read.read(tmp_path / 'x.pt').notes == (
+        'read model of x.pt, not ema, which --key=NAME selects',)
+    assert not read.read(tmp_path / 'x.pt', prefer='ema').notes
     with pytest.raises(ValueError, match='the parts of .* are: model, ema'):
       read.read(tmp_path / 'x.pt', key='eam')
 
