@@ -227,7 +227,7 @@ class Decoder:
       return LogProbs(sampled, None)
     forced = contract.forced_tokens(self.target, positions)
     return LogProbs(sampled, warp_lib.uncut_log_probs(
-        logits, _untempered(warp), positions, forced, path, tokens))
+        logits, warp_lib.untempered(warp), positions, forced, path, tokens))
 
   def _tv_bound(self, verdict, positions, length):
     """`[B]` what this round adds to the bound, without drafts past the last token."""
@@ -238,7 +238,7 @@ class Decoder:
 
   def _verify(self, rng, layout, draft, nodes, logits, probs, positions, warp):
     if self.verifier.greedy:
-      probs = self._probs(logits, positions, _untempered(warp))
+      probs = self._probs(logits, positions, warp_lib.untempered(warp))
 
     def verify(rng, tree, *args):
       # A static tree is not an array, so it is passed in the layout.
@@ -276,11 +276,6 @@ def make_decoder(target: base.Target, drafter: base.Drafter, verifier: base.Veri
         "the verifier needs the distributions of the drafts, but the drafter's draws is 'fixed', "
         'so it records none; use another verifier, such as exact(), or another drafter.')
   return Decoder(target, drafter, verifier)
-
-
-def _untempered(warp: Warp) -> Warp:
-  """The options of a greedy verifier: guidance only."""
-  return Warp(guidance_scale=warp.guidance_scale, guidance_interval=warp.guidance_interval)
 
 
 def _were_distributions(probs: jax.Array, path: jax.Array, length: jax.Array) -> jax.Array:

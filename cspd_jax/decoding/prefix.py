@@ -33,9 +33,7 @@ def target(model: base.Target, prefix_length: int) -> base.Target:
   if not prefix_length:
     return model
   check_length(model, prefix_length)
-
-  def forced(positions):
-    return model.forced(prefix_length + positions)
+  forced = model.forced
 
   def prefill(params, condition, num_slots):
     batch = condition.tokens.shape[0]
@@ -52,7 +50,7 @@ def target(model: base.Target, prefix_length: int) -> base.Target:
           params, cache, tokens, prefix_length + start, tree),
       commit=lambda cache, start, path: model.commit(cache, prefix_length + start, path),
       num_tokens=model.num_tokens - prefix_length,
-      forced=None if model.forced is None else forced,
+      forced=forced and (lambda positions: forced(prefix_length + positions)),
       check_condition=lambda condition: _check(model, prefix_length, condition))
 
 
@@ -83,11 +81,11 @@ def sampling(warp: Warp, prefix_length: int) -> Warp:
   an interval that ends at the first token after the prefix, which cannot be shifted.
   """
   interval = np.asarray(warp.guidance_interval)
-  # Tokens `0 .. last` of the whole image are guided.
-  everywhere, last = interval == -1, interval + 1
+  # Tokens `0 .. interval + 1` of the whole image are guided.
+  everywhere = interval == -1
   if not prefix_length or np.all(everywhere):
     return warp
-  if np.any(~everywhere & (last == prefix_length)):
+  if np.any(~everywhere & (interval == prefix_length - 1)):
     raise ValueError(
         f'guidance_interval is {warp.guidance_interval} with a prefix of {prefix_length} tokens, '
         'so that only the first token after the prefix would be guided, which is not supported; '
@@ -95,7 +93,7 @@ def sampling(warp: Warp, prefix_length: int) -> Warp:
   return warp._replace(
       guidance_interval=np.maximum(interval - prefix_length, -1),
       guidance_scale=np.where(
-          ~everywhere & (last < prefix_length), np.float32(1), warp.guidance_scale))
+          ~everywhere & (interval < prefix_length - 1), np.float32(1), warp.guidance_scale))
 
 
 def check_length(model: base.Target, prefix_length: int) -> None:

@@ -4,6 +4,7 @@ All distributions, those of the target, of the drafters and the recorded ones, a
 `probabilities`, in float32 or better, so that each token is sampled from the recorded distribution.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -101,6 +102,11 @@ def uncut(warp: Warp) -> Warp:
   return sampled(warp)._replace(**dict.fromkeys(_CUTS))
 
 
+def untempered(warp: Warp) -> Warp:
+  """Returns the options without cuts and temperature: guidance alone."""
+  return Warp(guidance_scale=warp.guidance_scale, guidance_interval=warp.guidance_interval)
+
+
 def settled(warp: Warp) -> Warp:
   """Returns concrete options with None for cuts that are off, so that programs omit them."""
   greedy = np.any(is_greedy(np.asarray(warp.temperature)))
@@ -137,17 +143,9 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
   p = jnp.exp(_tempered(x, warp.temperature))
   p /= jnp.sum(p, axis=-1, keepdims=True)
   if warp.top_p is not None:
-    p = jax.lax.cond(
-        jnp.any(warp.top_p < 1),
-        lambda p: _normalise(
-            jnp.where((warp.top_p >= 1) | is_top_p(x, p, warp.top_p), p, 0), warp.top_p < 1),
-        lambda p: p, p)
+    p = _cut(p, warp.top_p < 1, lambda p: is_top_p(x, p, warp.top_p))
   if warp.min_p is not None:
-    p = jax.lax.cond(
-        jnp.any(warp.min_p > 0), lambda p: _normalise(
-            jnp.where((warp.min_p <= 0) | is_min_p(x, warp.temperature, warp.min_p), p, 0),
-            warp.min_p > 0),
-        lambda p: p, p)
+    p = _cut(p, warp.min_p > 0, lambda p: is_min_p(x, warp.temperature, warp.min_p))
   if forced is not None:
     p = jnp.where(forced[..., None] < 0, p, jax.nn.one_hot(forced, p.shape[-1], dtype=p.dtype))
   return p
@@ -194,8 +192,7 @@ def _guided(logits: jax.Array, scale: jax.Array, interval: jax.Array, positions:
   x = logits[0]
   scale = scale.astype(x.dtype)
   if logits.shape[0] == 2:
-    last = interval + 1
-    is_guided = (last == 0) | (positions[..., None] <= last)
+    is_guided = (interval < 0) | (positions[..., None] - 1 <= interval)
     x = jnp.where(is_guided, _combined(x, logits[1], scale), x)
   return x
 
@@ -268,6 +265,10 @@ def _largest_with(holds, order: jax.Array) -> jax.Array:
   return jax.lax.fori_loop(0, bits, set_bit, start)
 
 
-def _normalise(p: jax.Array, cut: jax.Array) -> jax.Array:
-  """Divides by the sum where `cut`; other rows keep their bits."""
-  return p / jnp.where(cut, jnp.sum(p, axis=-1, keepdims=True), 1)
+def _cut(p: jax.Array, where: jax.Array, kept: Callable[[jax.Array], jax.Array]) -> jax.Array:
+  """Normalises the `kept(p)` entries of `p` in the rows `where`; other rows keep their bits."""
+  def normalised(p):
+    p = jnp.where(~where | kept(p), p, 0)
+    return p / jnp.where(where, jnp.sum(p, axis=-1, keepdims=True), 1)
+
+  return jax.lax.cond(jnp.any(where), normalised, lambda p: p, p)

@@ -62,7 +62,7 @@ class WarpTest(chex.TestCase):
       alone = _jitted(logits[:, row:row + 1], warp, _FIRST)
       np.testing.assert_allclose(together[row:row + 1], alone, atol=1e-6)
 
-  @parameterized.parameters(-1, 0, 1, 5)
+  @parameterized.parameters(-1, 0, 1, 5, 2**31 - 1)
   def test_guidance_ends_where_it_does_in_llamagen(self, interval):
     logits = jax.random.normal(jax.random.key(0), (2, 1, 9, 6))
     warp = Warp(guidance_scale=3.0, guidance_interval=interval)

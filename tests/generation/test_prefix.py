@@ -178,10 +178,10 @@ def test_a_network_continues_as_if_it_had_read_the_image_from_its_beginning():
 
 
 def test_guidance_ends_where_it_would_end_in_the_whole_image():
-  guided = lambda warp, positions: (positions <= warp.guidance_interval + 1) | (
+  guided = lambda warp, positions: (positions - 1 <= warp.guidance_interval) | (
       warp.guidance_interval == -1)
   positions = np.arange(12)
-  for interval in (-1, 0, 2, 4, 6, 20):
+  for interval in (-1, 0, 2, 4, 6, 20, np.array([2**31 - 1], np.int32)):
     warp = Warp(guidance_scale=3.0, guidance_interval=interval)
     moved = prefix_lib.sampling(warp, 4)
     want = guided(warp, positions)[4:]
