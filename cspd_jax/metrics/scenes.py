@@ -128,21 +128,17 @@ def asked(marks: dict[str, np.ndarray], captions: Sequence[str]) -> dict[str, ba
   """
   prompts = np.unique(np.asarray(captions), return_inverse=True)[1].reshape(-1)
   count = int(prompts.max(initial=-1)) + 1
-  values = {kind: _share(marks[kind], prompts, count) for kind in (*KINDS, 'all')
-            if np.isfinite(marks[kind]).any()}
+  sums = {kind: [np.bincount(prompts, part, count) for part in (np.nan_to_num(marks[kind]), valid)]
+          for kind in (*KINDS, 'all') if (valid := np.isfinite(marks[kind])).any()}
+  values = {kind: base.ratio(right[of > 0], of[of > 0]) for kind, (right, of) in sums.items()}
   shares = [values[kind] for kind in KINDS if kind in values]
-  error = np.sqrt(sum(value.standard_error ** 2 for value in shares)) / len(shares)
+  # By prompt, because kinds fail together; NaN if an error is, which that of one prompt is.
+  moved = [(right - values[kind].mean * of) / of.mean() + 0 * values[kind].standard_error
+           for kind, (right, of) in sums.items() if kind in KINDS]
+  error = base.mean(np.mean(moved, axis=0)).standard_error
   best = np.array([marks['all'][prompts == prompt].max() for prompt in range(count)])
-  return {**values, 'asked': base.Value(float(np.mean([v.mean for v in shares])), float(error)),
+  return {**values, 'asked': base.Value(float(np.mean([v.mean for v in shares])), error),
           'any': base.mean(best)}
-
-
-def _share(marks: np.ndarray, prompts: np.ndarray, count: int) -> base.Value:
-  """Returns the mean of the marks that are not NaN, with its error over prompts."""
-  valid = np.isfinite(marks)
-  sums = np.bincount(prompts[valid], marks[valid], minlength=count)
-  numbers = np.bincount(prompts[valid], minlength=count)
-  return base.ratio(sums[numbers > 0], numbers[numbers > 0])
 
 
 def scene(image: np.ndarray) -> np.ndarray:

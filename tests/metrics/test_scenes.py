@@ -111,6 +111,10 @@ def test_the_summary_has_the_form_of_geneval():
   assert values['asked'].mean == (5 / 8 + 1 / 4) / 2
   assert values['all'].mean == values['any'].mean == 1 / 2
   assert paired.difference(marks['all'], marks['all']) == (0, 0, pytest.approx(0.267, abs=1e-3))
+  # The error of one prompt is unknown; kinds that are right or wrong together are as one.
+  assert np.isnan(values['asked'].standard_error)
+  values = scenes.asked({**marks, 'ground': marks['thing']}, captions)
+  assert values['asked'] == pytest.approx(values['thing'])
 
 
 def test_captions_are_read_as_they_are_written():
