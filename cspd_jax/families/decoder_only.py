@@ -24,20 +24,19 @@ def build(parts: Parts, family: Family, forward: Callable[..., tuple[jax.Array, 
 
   `forward` is `logits_and_features` of the target's module.
   """
-  target = parts.loaded['target']
-  config = target.config
-  layers = decoder_only.first_layers(target.params, config, max(1, config.num_layers // 8))
+  loaded = parts.loaded['target']
+  config = loaded.config
+  target = lambda config, guided: decoder_only.target(config, guided=guided)
+  layers = decoder_only.first_layers(loaded.params, config, max(1, config.num_layers // 8))
   ends = decoder_only.ends(config)
   return Model(
-      name=parts.name, family=family.name, config=config, params=target.params,
+      name=parts.name, family=family.name, config=config, params=loaded.params,
       grid=(config.height, config.width), engine=family.engine,
-      target=lambda *, guided: decoder_only.target(config, guided=guided),
-      conditions=conditions, tokenizer=tokenizer,
-      drafts=discrete(
-          parts, lambda config, guided: decoder_only.target(config, guided=guided), layers, ends),
+      target=lambda *, guided: target(config, guided),
+      conditions=conditions, tokenizer=tokenizer, drafts=discrete(parts, target, layers, ends),
       teacher=Teacher(lambda params, *args: forward(params, config, *args), ends,
-                      next(iter(family.eagle_layers))), defaults=parts.defaults,
-      metadata=target.metadata)
+                      next(iter(family.eagle_layers)), target(config, False).forced),
+      defaults=parts.defaults, metadata=loaded.metadata)
 
 
 def pair(parts: Parts, codes: str, draft_sizes: Sequence[str]) -> None:

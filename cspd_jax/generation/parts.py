@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models.ends import Ends
 
 Params = Any
@@ -76,8 +77,15 @@ class Teacher(NamedTuple):
       of `C` condition tokens and of all image tokens but the last.
     ends: the target's embedding and head, which drafters share.
     eagle_layer: the form of its EAGLE layers, a key of `models.eagle.LAYERS`, or None.
+    forced: the tokens that its grammar forces, as in `decoding.base.Target`.
   """
 
   forward: Callable[..., tuple[jax.Array, jax.Array]]
   ends: Ends
   eagle_layer: str | None = None
+  forced: Callable[[jax.Array], jax.Array] | None = None
+
+  def probs(self, logits: jax.Array, warp: warp_lib.Warp, positions: jax.Array) -> jax.Array:
+    """Returns the distributions of `warp.probabilities` with the target's grammar."""
+    forced = None if self.forced is None else self.forced(positions)
+    return warp_lib.probabilities(logits, warp, positions, forced)

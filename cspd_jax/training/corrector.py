@@ -141,7 +141,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   images, count = batch.tokens.shape
   length = batch.nodes.shape[2]
   logits, features = target_outputs(target_params, teacher, batch.tokens, batch.condition)
-  probs = warp_lib.probabilities(logits, warp, jnp.arange(count)[None])
+  probs = teacher.probs(logits, warp, jnp.arange(count)[None])
 
   start = batch.first + batch.accepted + 1
   positions = start[..., None] + 1 + jnp.arange(length)
@@ -155,7 +155,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   params, network = eagle.attach(target_params, params), eagle.network(config, teacher.ends)
   outputs, old, read = _reader(network, params, batch, features, window_features)
   plain = kl_divergence(*(
-      warp_lib.probabilities(x, warp_lib.uncut(warp), jnp.arange(1, count)[None])
+      teacher.probs(x, warp_lib.uncut(warp), jnp.arange(1, count)[None])
       for x in (logits[:, :, 1:], network.logits(params, outputs[:, :, :-1]))))
   root = _of_rows(jnp.moveaxis(outputs, 0, 2), jnp.minimum(start, count - 1))
   old = _gather(old, jnp.minimum(entries - 1, length - 1))
@@ -164,7 +164,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
     new = jnp.concatenate([root[:, :, None], read(corrected[:, :, :-1])], axis=2)
     corrected = correctors.correct(network, params, new, old, stale, has_stale)
     flat = corrected.reshape(images, -1, *corrected.shape[3:])
-    draft_probs = warp_lib.probabilities(
+    draft_probs = teacher.probs(
         network.logits(params, jnp.moveaxis(flat, 2, 0)), warp, positions.reshape(images, -1))
     draft_probs = draft_probs.reshape(target_probs.shape)
     overlap.append(jnp.sum(jnp.minimum(draft_probs, target_probs), axis=-1))
@@ -287,14 +287,14 @@ def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params,
   """
   warp = warp_lib.Warp(guidance_scale=guidance_scale)
   target_logits, features = target_outputs(target_params, teacher, tokens, condition)
-  probs = warp_lib.probabilities(target_logits, warp, jnp.arange(tokens.shape[1])[None])
+  probs = teacher.probs(target_logits, warp, jnp.arange(tokens.shape[1])[None])
   streams = features.shape[0]
   logits, _ = eagle.predict(
       eagle.attach(target_params, params), config, teacher.ends,
       jnp.tile(tokens[:, :-1], (streams, 1)),
       features[:, :, :-1].reshape(-1, features.shape[2] - 1, features.shape[3]),
       eagle.prompt(config, condition))
-  draft_probs = warp_lib.probabilities(
+  draft_probs = teacher.probs(
       logits.reshape(streams, -1, *logits.shape[1:]), warp, jnp.arange(1, tokens.shape[1])[None])
   overlap = jnp.sum(jnp.minimum(probs[:, 1:], draft_probs), axis=-1)
   return jnp.mean(kl_divergence(probs[:, 1:], draft_probs)), {'overlap': jnp.mean(overlap)}

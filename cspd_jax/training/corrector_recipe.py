@@ -106,8 +106,8 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   # A recorder carries more from round to round, so the batch size is chosen for it.
   request = samples.request(model, prompts, count, sampling, seed=key, decoder=recipe.decoder,
                             batch_size=1)
-  names = (f'windows of {specification}',)
-  needs = dataclasses.replace(request, decoder=recording(decoder), names=names).estimate()
+  needs = dataclasses.replace(request, decoder=recording(decoder),
+                              names=(f'windows of {specification}',)).estimate()
   size = needs.most(min(_DECODE_BATCH, count))
   memory.check(model, recipe.decoder, needs, size)
   record = recorder(decoder)
@@ -174,7 +174,7 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
       model, optimizer_lib.start(params, optimizer),
       lambda state, batch, frozen: corrector_lib.plain_step(
           state, batch, frozen, recipe.drafter, optimizer, teacher),
-      batch_of, optimizer, recipe, workdir, 'plain').average
+      batch_of, optimizer, recipe, workdir, 'plain').result
 
 
 def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
@@ -206,7 +206,7 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
       lambda state, batch, frozen: corrector_lib.step(
           state, batch, frozen, config, train_config, teacher),
       lambda index: batch_of('train', index), optimizer, recipe, workdir, 'corrector',
-      lambda state: evaluate(state.average)).average
+      lambda state: evaluate(state.result)).result
   return average, before | evaluate(average)
 
 

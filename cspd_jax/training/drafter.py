@@ -151,7 +151,7 @@ def measure(params: Params, target_params: Params, batch: tuple[jax.Array, Any],
   """
   tokens, condition = batch
   logits, features = target_outputs(target_params, teacher, tokens, condition)
-  probs = warp_lib.probabilities(logits, warp, jnp.arange(tokens.shape[1])[None])
+  probs = teacher.probs(logits, warp, jnp.arange(tokens.shape[1])[None])
   if isinstance(config, medusa.MedusaConfig):
     drafts = medusa.heads(params, features[:, :, -tokens.shape[1]:])
     positions = [jnp.arange(tokens.shape[1] - 1 - h) for h in range(num_depths)]
@@ -164,9 +164,11 @@ def measure(params: Params, target_params: Params, batch: tuple[jax.Array, Any],
         num_depths)
   metrics: dict[str, jax.Array] = {}
   for depth, (where, draft_logits) in enumerate(zip(positions, drafts), start=1):
-    distribution = warp_lib.probabilities(draft_logits, warp, (where + depth)[None])
-    rank = jnp.sum(distribution > jnp.take_along_axis(
-        distribution, tokens[:, where + depth, None], axis=-1), axis=-1)
+    distribution, ranked = (  # Tokens that are cut tie.
+        teacher.probs(draft_logits, options, (where + depth)[None])
+        for options in (warp, warp_lib.untempered(warp)))
+    rank = jnp.sum(ranked > jnp.take_along_axis(
+        ranked, tokens[:, where + depth, None], axis=-1), axis=-1)
     metrics |= {
         f'top1_{depth}': jnp.mean(rank < 1), f'top3_{depth}': jnp.mean(rank < 3),
         f'overlap_{depth}': jnp.mean(
@@ -179,8 +181,7 @@ def target_outputs(target_params: Params, teacher: Teacher, tokens: jax.Array, c
   """Returns the target's logits `[S, B, T, V]` and features `[S, B, C + T - 1, F]`."""
   both = [teacher.forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
           for drop in (False, True)]
-  logits, features = (jnp.stack(parts) for parts in zip(*both))
-  return logits, features
+  return jax.tree.map(lambda *parts: jnp.stack(parts), *both)
 
 
 def _eagle_drafts(
@@ -188,11 +189,10 @@ def _eagle_drafts(
     features: jax.Array, starts: jax.Array, num_depths: int) -> list[jax.Array]:
   """Returns the logits `[S, B, len(starts), V]` of every depth, drafting after tokens `starts`."""
   tokens, condition = images
-  network, batch = eagle.network(config, ends), tokens.shape[0]
-  count = features.shape[2] - tokens.shape[1] + 1
-  cache = network.prefill(params, condition, features[:, :, :count], tokens.shape[1] + num_depths)
+  network, (batch, length) = eagle.network(config, ends), tokens.shape
+  count = features.shape[2] - length + 1
+  cache = network.prefill(params, condition, features[:, :, :count], length + num_depths)
   inputs = features[:, :, count - 1:]
-  length = tokens.shape[1]
   _, cache = network.step(params, cache, tokens, inputs, jnp.zeros(batch, jnp.int32),
                           np.arange(length), np.tri(length, dtype=bool))
 

@@ -102,8 +102,8 @@ def evaluation(model: Model, measure: Callable, batches: Callable[[], Iterable[A
                ) -> Callable[[Any], dict[str, float]]:
   """Returns the mean over batches of `measure(params, the target's, batch)`, by params."""
   compiled = jax.jit(measure)
-  return lambda params: loop.mean_metrics([
-      compiled(params, model.params, batch) for batch in batches()])
+  return lambda params: loop.mean_metrics(*zip(*(
+      (compiled(params, model.params, batch), len(batch[0])) for batch in batches())))
 
 
 def train(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path
@@ -127,5 +127,5 @@ def train(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path
           state, batch, frozen, config, train_config, target),
       lambda index: with_conditions(
           loop.batch_of(tokens, labels, optimizer.seed, index, optimizer.batch_size)),
-      optimizer, recipe, workdir, recipe.kind, lambda state: evaluate(state.average)).average
+      optimizer, recipe, workdir, recipe.kind, lambda state: evaluate(state.result)).result
   return average, evaluate(average)

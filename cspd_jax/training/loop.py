@@ -15,7 +15,7 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -238,9 +238,10 @@ def smoke(recipe: Any) -> Any:
   return dataclasses.replace(recipe, **changes)
 
 
-def mean_metrics(metrics: list[dict[str, jax.Array]]) -> dict[str, float]:
-  """Returns the mean of each scalar metric over a list of batches."""
-  return {key: float(np.mean([float(m[key]) for m in metrics])) for key in metrics[0]}
+def mean_metrics(metrics: Sequence[dict[str, Any]], sizes: Any = None) -> dict[str, float]:
+  """Returns the mean of each scalar metric over batches, weighted by their sizes, if any."""
+  return {key: float(np.average([float(m[key]) for m in metrics], weights=sizes))
+          for key in metrics[0]}
 
 
 def batch_of(tokens: np.ndarray, conditions: Conditions, seed: int, index: int, batch_size: int

@@ -86,9 +86,8 @@ def sizes(model: Model) -> neighbours.NeighboursConfig:
 def check(recipe: NeighboursRecipe, model: Model) -> None:
   """Raises ValueError unless the network fits the model and the prompts can be read."""
   samples.prompts_of(model, recipe.prompts)
-  needed = sizes(model)
   samples.check_sizes(recipe.drafter, model, {
-      name: getattr(needed, name) for name in ('vocab_size', 'num_tokens', 'row_width')})
+      name: getattr(sizes(model), name) for name in ('vocab_size', 'num_tokens', 'row_width')})
 
 
 def sample(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path) -> np.ndarray:
@@ -154,20 +153,19 @@ def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, token
                  donate_argnums=0)
   loss = jax.jit(lambda params, batch: nll(params, config, batch))
   best, best_step, losses = state.params, 0, []
-  parts = [held_out[i:i + optimizer.batch_size]
-           for i in range(0, len(held_out), optimizer.batch_size)]
+  size = optimizer.batch_size
+  parts = [held_out[i:i + size] for i in range(0, len(held_out), size)]
   for done in range(1, optimizer.num_steps + 1):
-    batch, _ = batch_of(tokens, tokens, optimizer.seed, done - 1, optimizer.batch_size)
+    batch, _ = batch_of(tokens, tokens, optimizer.seed, done - 1, size)
     state = step(state, batch)
     # With few images the best network is an early one.
     is_early = done < train.evaluate_every and done & (done - 1) == 0
     if done % train.evaluate_every and not is_early and done < optimizer.num_steps:
       continue
-    losses.append(sum(float(loss(state.average, part)) * len(part) for part in parts)
-                  / len(held_out))
+    losses.append(sum(float(loss(state.result, x)) * len(x) for x in parts) / len(held_out))
     logging.info('step %d: %.4f nats per token of the held-out images', done, losses[-1])
     if losses[-1] == min(losses):
-      best, best_step = jax.tree.map(jnp.copy, state.average), done
+      best, best_step = jax.tree.map(jnp.copy, state.result), done
     elif done - best_step >= train.patience * train.evaluate_every:
       break
   return best, losses

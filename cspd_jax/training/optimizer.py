@@ -124,6 +124,11 @@ class TrainState(NamedTuple):
   average: Params | None = None
   extra: Any = None
 
+  @property
+  def result(self) -> Params:
+    """The parameters that a training returns: the average, or without one the last ones."""
+    return self.params if self.average is None else self.average
+
 
 def start(params: Params, config: OptimizerConfig, *,
           decayed: Callable[[Params], Any] = matrices, extra: Any = None) -> TrainState:

@@ -152,7 +152,7 @@ class Stages(loop.Intervals, abc.ABC):
     state, step, batch, measure = self._model_training(role, data)
     return self.train(
         role, state, step, batch, getattr(self, f'{role}_train').optimizer, workdir,
-        lambda state, *arguments: measure(state.average, *arguments)).average
+        lambda state, *arguments: measure(state.result, *arguments)).result
 
   def sized_tokenizer(self, data: Mapping[str, Split]) -> Any:
     """Returns the configuration of the trained tokenizer."""

@@ -24,6 +24,7 @@ import cspd_jax
 from cspd_jax import cli
 from cspd_jax.cli import inputs as inputs_lib
 from cspd_jax.core import fields
+from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import atomic, npz, store
 from cspd_jax.files.run_folder import Report, Run
 from cspd_jax.measure import tables
@@ -175,7 +176,7 @@ def measure(config: Config, data: dict[str, np.ndarray], params: Any) -> dict[st
       lambda params, *batch: early_fusion.logits_and_features(params, sizes, *batch),
       early_fusion.ends(sizes))
   run = jax.jit(lambda params, target, *batch: drafter.measure(
-      params, target, batch, network_config(config.length), teacher, 1.0, _DEPTHS))
+      params, target, batch, network_config(config.length), teacher, Warp(), _DEPTHS))
   numbers = np.arange(config.num_texts, config.num_texts + _TOGETHER)
   result = loop.mean_metrics([
       run(params, smollm2.params(), data['tokens'][part], _prompts(part))

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -202,15 +203,30 @@ def test_measured_heads_are_compared_with_the_probs_they_predict():
   params, (tokens, labels) = _target_params(), _batch()
   # Every head repeats the distribution of the token before.
   own = medusa.from_target(ENDS, params, DRAFTERS['medusa'])
-  result = jax.jit(lambda *args: drafter.measure(*args, DRAFTERS['medusa'], TEACHER, Warp(), 3))(
-      own, params, (tokens, labels))
+  end = lambda positions: jnp.where(positions % 4 == 3, 9, -1)  # Of a row.
+  result, greedy, ended = (
+      jax.jit(lambda *args, teacher=teacher, warp=warp: drafter.measure(
+          *args, DRAFTERS['medusa'], teacher, warp, 3))(own, params, (tokens, labels))
+      for teacher, warp in ((TEACHER, Warp()), (TEACHER, Warp(temperature=0.0)),
+                            (TEACHER._replace(forced=end), Warp())))
   probs = jax.nn.softmax(llamagen.logits_and_features(
       params, TARGET, labels, tokens, jnp.zeros(len(tokens), bool))[0])
   for h in range(3):
-    overlap = jnp.minimum(probs[:, :-1 - h], probs[:, 1 + h:]).sum(-1).mean()
-    np.testing.assert_allclose(result[f'overlap_{h + 1}'], overlap, atol=1e-5)
+    overlap = jnp.minimum(probs[:, :-1 - h], probs[:, 1 + h:]).sum(-1)
+    np.testing.assert_allclose(result[f'overlap_{h + 1}'], overlap.mean(), atol=1e-5)
+    overlap = jnp.where(end(jnp.arange(1 + h, 12)) < 0, overlap, 1)
+    np.testing.assert_allclose(ended[f'overlap_{h + 1}'], overlap.mean(), atol=1e-5)
+    assert greedy[f'top3_{h + 1}'] == result[f'top3_{h + 1}'] < 1
     top1 = (probs[:, :-1 - h].argmax(-1) == tokens[:, 1 + h:]).mean()
     np.testing.assert_allclose(result[f'top1_{h + 1}'], top1, atol=1e-6)
+
+
+def test_a_smaller_last_batch_weighs_less():
+  model = types.SimpleNamespace(params=None)
+  evaluate = drafter_recipe.evaluation(
+      model, lambda params, frozen, batch: {'mean': jnp.mean(batch[0])},
+      lambda: [(np.zeros(3), None), (np.ones(1), None)])
+  assert evaluate(None) == {'mean': 0.25}
 
 
 @pytest.fixture(scope='module')

@@ -63,6 +63,8 @@ def recipe(target):
 def test_a_drafter_is_trained_on_sampled_images_and_drafts(recipe, target, tmp_path):
   model = cspd_jax.load(target)
   drafter_recipe.check(recipe, model)
+  every = jnp.arange(CONFIG.num_tokens)
+  np.testing.assert_array_equal(model.teacher.forced(every), early_fusion.forced(CONFIG, every))
   params, figures = drafter_recipe.train(recipe, model, tmp_path / 'run')
   assert 0 < figures['overlap_1'] <= 1
   store.save(tmp_path / 'eagle', 'eagle', DRAFTER, params)

@@ -62,7 +62,8 @@ def test_the_average_forgets_the_first_parameters(step, share):
 
 
 def test_without_an_average_there_is_none():
-  assert optimizer_lib.update(optimizer_lib.start(PARAMS, CONFIG), PARAMS, CONFIG).average is None
+  state = optimizer_lib.update(optimizer_lib.start(PARAMS, CONFIG), PARAMS, CONFIG)
+  assert state.average is None and state.result is state.params
 
 
 def test_a_cooldown_is_a_part_of_the_steps():
