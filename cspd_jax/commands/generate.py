@@ -91,7 +91,7 @@ def main(config: Config) -> None:
     features = evaluation.extractor(evaluation.load(config.inception, 'adm'))
   request = prepare(
       model, prompts, inputs.overrides(config.sampling), seed=seed, decoder=config.decoder,
-      batch_size=config.batch_size or run_lib.batch_size_of(config.output),
+      batch_size=config.batch_size or run_lib.batch_size_of(config.output, not config.overwrite),
       max_batch_size=_MOST_AT_ONCE, prefix=config.prefix, rows=config.rows)
   gallery = Gallery(request, config.output, features=features, overwrite=config.overwrite,
                     process_index=index, process_count=count)

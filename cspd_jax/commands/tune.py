@@ -8,9 +8,8 @@ A short run of every candidate measures its rounds per image and the cost of a r
 passes measure how that cost grows with the batch size. They predict seconds per image and images
 per hour for every batch size, and the few best candidates are measured. The fastest are stored in
 the model's `model.json` for this kind of device: from then on they are the default decoders of
-`model.generate` and `cspd-generate` there. Only exact decoders
-are chosen, unless `--guarantee` says otherwise. Writes all figures to --output
-(rows.csv, report.json). If it is interrupted, the same command resumes: what is measured is kept.
+`model.generate` and `cspd-generate` there. Only exact decoders are chosen, unless `--guarantee`
+says otherwise. Writes all figures to --output (rows.csv, report.json); if stopped, it resumes.
 """
 
 import dataclasses
@@ -42,7 +41,6 @@ DECODERS = (
 SEED_EXACT = (
     'vanilla', 'corrected_seed_exact', 'seed_exact', 'corrected_seed_exact(by=eagle)',
     'corrected_seed_exact(by=neighbours)', 'corrected_seed_exact(by=layers)', 'eagle2')
-
 
 # Passes of a corrector where a candidate leaves them open: the first are used to find the window,
 # the others are tried at the best window.
@@ -187,7 +185,7 @@ def _settings(config: Config, plan: Plan) -> dict[str, Any]:
   for name in ('minutes', 'store', 'dry_run', 'output'):
     del settings[name]
   return settings | dict(
-      network=run_lib.network_digest(bench.model.config, bench.model.params),
+      config=repr(bench.model.config), weights=run_lib.weights(bench.model),
       prompts=[str(prompt) for prompt in bench.prompts], device=bench.model.device.device_kind)
 
 

@@ -280,13 +280,13 @@ def _machine() -> dict[str, Any]:
           numpy=np.__version__, cspd_jax=__version__))
 
 
-def stored_run(folder: str | os.PathLike) -> dict[str, Any]:
-  """Returns the settings of the run, or of the report, in a folder; empty without one."""
+def stored_run(folder: str | os.PathLike, finished: bool = True) -> dict[str, Any]:
+  """Returns settings of the run, or if `finished` the report, in a folder; empty without one."""
   place = paths.find('folder', folder)
   if settings := stored_settings(place) or stored_settings(place / _UNFINISHED):
     return settings
   path = place / _REPORT
-  return (reading.json(path, _REMEDY).get(_RUN) or {}) if path.exists() else {}
+  return (reading.json(path, _REMEDY).get(_RUN) or {}) if finished and path.exists() else {}
 
 
 def _is_complete(folder: pathlib.Path, names: Sequence[str], program: str | None,

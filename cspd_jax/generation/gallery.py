@@ -71,8 +71,6 @@ class Gallery:
         request.sampling, request.prompts)
     if (tokenizer := request.model.tokenizer) is not None:
       run['tokenizer'] = run_lib.network_digest(tokenizer.config, tokenizer.params)
-    if request.model.prefix_length:
-      run['prefix'] = run_lib.fingerprint(request.condition.tokens, every=True)
     if features is not None:
       run['features'] = dict(features.identity)
     self._is_shared, self._features = process_count > 1, features
@@ -105,9 +103,8 @@ class Gallery:
     seconds = defaults_lib.seconds(
         model.defaults.get('seconds'), model.device.device_kind, request.batch_size,
         str(request.specification))
-    if seconds is None:
-      return line
-    return f'{line}, and about {duration(len(self._own) * seconds)} as cspd-tune measured'
+    return line if seconds is None else (
+        f'{line}, and about {duration(len(self._own) * seconds)} as cspd-tune measured')
 
   @property
   def folder(self) -> str:

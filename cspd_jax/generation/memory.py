@@ -153,7 +153,7 @@ def check(model: BaseModel, specification: str | Spec, needs: Estimate, batch_si
   `argument` is the one that sets their number: 'batch_size' or 'prompts'.
   """
   if argument == 'prompts':
-    needs = needs._replace(queue=0)  # With fewer prompts, no image waits either.
+    needs = needs._replace(queue=0, groups=1)  # No image waits, and every group has all of them.
   if needs.free is None or needs.fits(batch_size):
     return
   images = f'{batch_size} image{"s"[:batch_size != 1]}'

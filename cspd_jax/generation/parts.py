@@ -24,12 +24,14 @@ class Conditions(NamedTuple):
     prompts: example prompts, such as the names of the model's classes.
     unknown_words: `prompt in words -> ` the words in it that do not reach the model, because its
       tokenizer has no tokens for them or its preparation of prompts removes them; by default none.
+    params: those of the network that encodes words; None if nothing does.
   """
 
   encode: Callable[[Any], Any]
   titles: Callable[[Any], list[str]]
   prompts: Sequence[Any]
   unknown_words: Callable[[str], list[str]] = lambda prompt: []
+  params: Params = None
 
 
 class Tokenizer(NamedTuple):

@@ -169,8 +169,7 @@ class Generated:
             f'({self.guarantee}) from {self.model!r}{rounds})')
 
   def _rounds(self) -> str:
-    rounds = self.decoded.rounds
-    return f'{np.mean(rounds):.{int(len(rounds) > 1)}f} rounds'
+    return f'{np.mean(self.decoded.rounds):.{int(len(self) > 1)}f} rounds'
 
   def _repr_html_(self) -> str:
     """Displays the images and the acceptance map in notebooks."""

@@ -213,9 +213,9 @@ def _pieces(request: Request, every: int) -> tuple[Callable, Callable, Callable]
 _SAMPLED = 1024
 
 
-def batch_size_of(folder: str | os.PathLike) -> int | None:
-  """Returns the batch size of the run in a folder; None without a run."""
-  size = run_folder.stored_run(folder).get('batch_size')
+def batch_size_of(folder: str | os.PathLike, finished: bool = True) -> int | None:
+  """Returns the batch size of the run in a folder, also a `finished` one; None without a run."""
+  size = run_folder.stored_run(folder, finished).get('batch_size')
   return size if type(size) is int and size >= 1 else None
 
 
@@ -225,6 +225,7 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
 
   `seed` is one seed, or one per image; `prompts` are None if only the condition is available.
   """
+  is_words = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
   has_floats = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
   return dict(
       model=model.name, cache_dtype=model.cache_dtype, parameters=fingerprint(model.params),
@@ -234,8 +235,9 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
       seed=(fingerprint(jax.random.key_data(seed)) if isinstance(seed, jax.Array) else
             atomic.plain(seed)),
       # Features of words may differ in their last bits when the network is compiled again.
-      prompts=(_digest(json.dumps(prompts)) if has_floats and isinstance(prompts, list) and all(
-          isinstance(prompt, str) for prompt in prompts) else fingerprint(condition, every=True)),
+      prompts=(_digest(json.dumps(prompts) + fingerprint(model.conditions.params))
+               if has_floats and is_words else fingerprint(condition, every=True)),
+      prefix=fingerprint(condition.tokens, every=True) if model.prefix_length else None,
       batch_size=batch_size)
 
 

@@ -87,10 +87,10 @@ class Runner:
     self._events: list[Event] | None = None
     self._decoded: Decoded | None = None
     self._draft_params = model.draft_params(self.specification)
-    name = Program((str(self.specification),), True, model.prefix_length, False,
-                   ('slots', num_slots))
+    self._program = Program((str(self.specification),), True, model.prefix_length, False)
     self._jitted = programs.kept(
-        model, name, lambda: refill.jitted(built, num_slots, str(self.specification)))
+        model, self._program._replace(mode=('slots', num_slots)),
+        lambda: refill.jitted(built, num_slots, str(self.specification)))
 
   @property
   def free(self) -> int:
@@ -104,8 +104,8 @@ class Runner:
   def join(self, requests: Sequence[Request]) -> list[int]:
     """Starts images, each with a prefill of its own: requests rarely come together.
 
-    Requests are of one image each; returns the slot of every image. Requests of another decoder, of
-    longer prompts or prefixes, and more than free slots raise ValueError, and none of them joins.
+    Requests are of one image each; returns their slots. Those of another decoder or model, longer
+    prompts or prefixes, with `raw_log_probs`, or more than free slots raise ValueError: none joins.
     """
     if len(requests) > self.free:
       raise ValueError(f'requests are {len(requests)}, and {self.free} of {self._size} slots are '
@@ -184,11 +184,13 @@ class Runner:
   @usual_promotion
   def _arguments(self, request: Request) -> tuple[Any, jax.Array, Warp]:
     """Returns condition, key and options of an image, with a leading axis of size 1."""
-    own = request.names, request.model.prefix_length, len(request)
-    if own != ((str(self.specification),), self.model.prefix_length, 1):
+    program, own, model = request.program()._replace(guided=True), self._program, request.model
+    ours = model.params is self.model.params and model.programs is self.model.programs
+    if (program, len(request), ours) != (own, 1, True):
       raise ValueError(f'a request is of {len(request)} images by {request.specification} with a '
-                       f'prefix of {request.model.prefix_length} tokens; it must be of 1 image by '
-                       f'{self.specification} with a prefix of {self.model.prefix_length}.')
+                       f'prefix of {program.prefix_length} tokens; it must be of 1 image by '
+                       f'{self.specification} with a prefix of {own.prefix_length}, of the model '
+                       'of the runner, without raw_log_probs.')
     condition, key, _ = request.inputs(np.zeros(1, int))
     if self._prompt_length is not None:
       condition = jax.tree.map(

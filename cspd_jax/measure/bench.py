@@ -96,7 +96,7 @@ class Bench:
     count, total = len(self.prompts) if count is None else count, len(self.prompts)
     seed = self.seed if seed is None else seed
     if np.ndim(seed):
-      seed = [seed[i % total] for i in range(count)]
+      seed = [(seed[i % total], i // total) for i in range(count)]
     request = prepare(
         self.model, [self.prompts[i % total] for i in range(count)], seed=seed, slots=False,
         pixels=False, decoder=self.text(specification), condition=self.condition(count),

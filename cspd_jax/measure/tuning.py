@@ -114,8 +114,8 @@ def predict(run: Run, batch_size: int, growth: float, count: int = 0,
 
 def queue_length(bench: Bench, text: str, batch_size: int) -> int:
   """Returns the number of a bench's images if `generate` decodes them as a queue, otherwise 0."""
-  count = len(bench.prompts)
-  return count if refill.helps(bench.check(text), count, batch_size) else 0
+  count, decoder = len(bench.prompts), bench.check(text)
+  return count if bench.model.mesh is None and refill.helps(decoder, count, batch_size) else 0
 
 
 class Searched(NamedTuple):

@@ -40,6 +40,9 @@ def test_prompts_become_pictures(folder, tmp_path, capsys):
   assert 'holds a report already' in capsys.readouterr().err
   paths[0].write_bytes(before[0])
   assert generate.main(['cspd-generate', *words, '--overwrite']) == 0
+  more = ['--seed=3', '--num_images=4', '--overwrite']  # The number at once is not that of before.
+  assert generate.main(['cspd-generate', *words[:3], *words[4:], *more]) == 0
+  assert '4 images with mc_sjd(window=4); model beach' in capsys.readouterr().out
 
 
 def test_images_are_watched_while_they_come_about(folder, tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """`cspd-tune` on a tiny model: what it measures, stores and refuses."""
 
 import csv
+import dataclasses
 import json
 import re
 import shutil
@@ -12,7 +13,9 @@ import pytest
 import cspd_jax
 from cspd_jax.commands import tune
 from cspd_jax.families import folder as folder_lib
+from cspd_jax.generation.parts import Drafts
 from cspd_jax.measure import tuning
+from cspd_jax.measure.bench import Bench
 from tests.experiments import calls, models
 from tests.families import tiny
 
@@ -219,6 +222,12 @@ def test_an_interrupted_run_resumes(folder, capsys, tmp_path, monkeypatch):
   shutil.copytree(tmp_path / 'out', other)
   result = _call(capsys, other, folder, *words, '--seed=5')
   assert result.code == 0 and asked[:3] == candidates and 'already' not in result.out
+  model = cspd_jax.load(folder)
+  draft = Drafts(None, model.params)
+  first, second = (tune._settings(tune.Config(), tune.Plan(Bench(dataclasses.replace(
+      model, drafts={'eagle': one}), ['sea']), [], {}, {}, {}, None))
+                   for one in (draft, draft._replace(params=model.tokenizer.params)))
+  assert first != second, 'a network that drafts was trained again'
   del asked[:]
   result = _call(capsys, tmp_path / 'out', folder, *words, '--minutes=99')
   assert result.code == 0, result.err

@@ -246,6 +246,13 @@ def test_a_run_is_identified_by_its_words(model):
   words = settings(condition, ['a fox', 'a map'])
   assert words == settings(moved, ['a fox', 'a map']) != settings(condition, ['a fox', 'a cap'])
   assert settings(condition, list(condition.embeddings)) == settings(condition)
+  moved = jax.tree.map(lambda leaf: leaf + 1, model.conditions.params)
+  other = model.conditions._replace(params=moved)
+  for changed, given in ((dataclasses.replace(model, conditions=other), condition),
+                         (model.with_prefix(np.zeros(3, int)), None)):
+    given = changed.condition(['a fox', 'a map']) if given is None else given
+    assert run_lib.settings(changed, 'vanilla', given, 0, 2, model.sampling(), [
+        'a fox', 'a map']) != words
 
 
 def test_a_missing_package_ends_with_a_message(folder, tmp_path, capsys, monkeypatch):

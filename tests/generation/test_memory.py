@@ -280,6 +280,8 @@ def test_memory_is_divided_over_a_mesh():
   assert (whole.most(20), whole.needed(4), whole.fits(10), whole.fits(11)) == (7, 40, True, False)
   assert whole._replace(groups=2).most(20) == 14
   assert whole._replace(fixed=60.0).most(20) == 1
+  with pytest.raises(ValueError, match='prompts has 11 images'):  # Every group has all of a stream.
+    memory.check(cspd_jax.load('demo'), 'vanilla', whole._replace(groups=2), 11, 'prompts')
 
 
 class _Device:

@@ -100,7 +100,10 @@ def test_nan_is_an_error_of_its_image_alone_and_slots_can_be_cleared(model):
 
 def test_requests_of_other_programs_are_refused(model):
   runner = Runner(model, 2, decoder=SJD)
-  for request in (prepare(model, [0], decoder='vanilla'), prepare(model, [0, 1], decoder=SJD)):
+  other = model.with_params(model.params + 1)
+  for request in (prepare(model, [0], decoder='vanilla'), prepare(model, [0, 1], decoder=SJD),
+                  prepare(model, [0], decoder=SJD, raw_log_probs=True),
+                  prepare(other, [0], decoder=SJD)):
     with pytest.raises(ValueError, match='a request is of'):
       runner.check(request)
     with pytest.raises(ValueError, match=r'it must be of 1 image by sjd\(window=3\) with a prefix'):

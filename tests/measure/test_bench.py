@@ -97,6 +97,8 @@ def test_a_run_goes_past_the_prompts(model):
   np.testing.assert_array_equal(one[0].tokens, np.concatenate([part.tokens for part in two]))
   np.testing.assert_array_equal(one[0].tokens[:1], three[0].tokens)
   assert np.any(np.asarray(one[0].tokens[0] != one[0].tokens[2]))
+  own = Bench(model, ['sea', 'sky'], seed=[1, 5]).request('vanilla', count=4)
+  assert own.seeds == [(1, 0), (5, 0), (1, 1), (5, 1)]
 
 
 def test_decoders_that_cannot_run_are_named(model):

@@ -1,9 +1,13 @@
 """Predictions from known costs and counts, the search for candidates, and measurements."""
 
+import dataclasses
+
+import jax
 import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax import sharding
 from cspd_jax.measure import tuning
 from cspd_jax.measure.bench import Bench
 from tests.families import tiny
@@ -104,6 +108,9 @@ def test_measurements_are_of_the_images_of_the_bench(tmp_path):
   lengths = {text: tuning.queue_length(bench, text, 2) for text in (run.decoder, 'vanilla')}
   assert lengths == {run.decoder: 3, 'vanilla': 0}
   assert tuning.queue_length(bench, run.decoder, 3) == 0
+  one = sharding.make_mesh(1, 1, devices=jax.devices()[:1])
+  divided = Bench(dataclasses.replace(model, mesh=one), bench.prompts)
+  assert tuning.queue_length(divided, run.decoder, 2) == 0, 'a mesh decodes batch after batch'
   assert tuning.prefill(bench, 2, pace, 1) > 0
   result = bench.queue(run.decoder, 2)()
   assert sorted(np.concatenate([some.image for some in result])) == [0, 1, 2]
