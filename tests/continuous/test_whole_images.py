@@ -28,7 +28,7 @@ def run(name, seed):
       'noised': lambda: decoders.mar(MODEL.target, schedule=LEVELS, last_noise=True),
       'exact_head': lambda: decoders.exact_head(MODEL.target, 4, None, LEVELS),
       'exact_path': lambda: decoders.exact_path(MODEL.target, MODEL.target, 2, LEVELS),
-      'parallel': lambda: decoders.parallel(MODEL.target, 4, LEVELS)}[name]()
+      'parallel': lambda: decoders.parallel(MODEL.target, 4, LEVELS, prefix_share=None)}[name]()
   draft = MODEL.params._replace(means=MODEL.params.means + 0.05)
   tokens = jax.jit(decoder)(
       MODEL.params, LABELS, jax.random.key(seed), Sampling(1.5),

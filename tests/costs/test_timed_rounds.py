@@ -92,9 +92,7 @@ def test_accepted(tmp_path):
   assert predicted.measured(path, 'mc_sjd( window = 8 )') == (2.5, None)
   assert predicted.measured(path, 'mc_sjd(window=9)') == (None, None)
   assert predicted.measured('nothing', 'vanilla', override=3.0).tokens == 1
-  assert predicted.required_tokens_per_round('nothing', 'mc_sjd', 3.0) == 3
-  with pytest.raises(ValueError, match=r"'mc_sjd\(window=9\)'.* give tokens_per_round"):
-    predicted.required_tokens_per_round(path, 'mc_sjd(window=9)')
+  assert predicted.measured('nothing', 'mc_sjd', override=3.0).tokens == 3
   path.write_text('[]')
   with pytest.raises(ValueError, match='cannot be read as JSON'):
     predicted.measured(path, 'mc_sjd')

@@ -269,4 +269,4 @@ def test_a_full_disk_is_told_of_at_once(tmp_path):
   assert done.returncode == 2 and time.time() - began < 200
   assert done.stderr.splitlines()[-1].startswith('error: File too large')
   assert 'Traceback' not in done.stderr
-  assert not list((tmp_path / 'run' / 'vq').iterdir()), 'nothing half-written is left'
+  assert not list((tmp_path / 'run' / 'tokenizer').iterdir()), 'nothing half-written is left'
