@@ -158,7 +158,6 @@ def _inception_rules(config: InceptionConfig) -> list[Rule]:
 
 
 def _infer_inception(shapes: family.Shapes, options: Mapping[str, int]) -> InceptionConfig:
-  del options
   shape = functools.partial(family.shape, _FID_TITLE, shapes)
   width = shape('Conv2d_1a_3x3.conv.weight', 4)[0]
   if width % 2:

@@ -63,7 +63,6 @@ def _first_token(contents: settings.Contents) -> dict[str, str]:
 
 
 def _assumed(config: bpe.TextConfig, specified: Collection[str]) -> list[str]:
-  del config
   if 'first_token' in specified:
     return []
   return [f"assumed prompts that begin with {_QWEN_END}; the model's {_SETTINGS} next to the "

@@ -75,7 +75,6 @@ CHAMELEON_FIELDS: settings.Table = {
 
 
 def _infer_chameleon(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
-  del options
   config = blocks.taming_vq_config(_CHAMELEON_TITLE, shapes, vq.CHAMELEON)
   if not any(name.startswith('decoder.') for name in shapes):
     raise family.ConversionError(
@@ -107,7 +106,6 @@ CHAMELEON = family.FileFamily(
 
 
 def _infer_movqgan(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
-  del options
   # All other tokenizers with these names have norms without vectors of the tokens.
   family.shape(_MOVQGAN_TITLE, shapes, 'decoder.norm_out.conv_y.weight', 4)
   return blocks.taming_vq_config(_MOVQGAN_TITLE, shapes, vq.MOVQGAN)
@@ -190,7 +188,6 @@ def _emu3_renamed(prefix: str, config: VQConfig) -> list[base.Rule]:
 
 
 def _infer_emu3(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
-  del options
   sizes: dict[str, Any] = blocks.taming_sizes(_EMU3_TITLE, shapes)
   codebook_size, z_channels = family.shape(_EMU3_TITLE, shapes, 'quantize.embedding.weight', 2)
   return dataclasses.replace(vq.EMU3, z_channels=z_channels, codebook_size=codebook_size,
@@ -255,7 +252,6 @@ def _kl_rules(config: KLVAEConfig) -> list[base.Rule]:
 
 def _infer_kl(shapes: family.Shapes, options: Mapping[str, Any]) -> KLVAEConfig:
   """Infers the sizes of an autoencoder; the scale of its latents is that of KL-16."""
-  del options
   z_channels = family.shape(_KL_TITLE, shapes, 'post_quant_conv.weight', 4)[0]
   return KLVAEConfig(z_channels=z_channels, **blocks.taming_sizes(_KL_TITLE, shapes))
 
@@ -364,7 +360,6 @@ def _middle(source: str, destination: str) -> list[base.Rule]:
 
 
 def _infer_cosmos(shapes: family.Shapes, options: Mapping[str, int]) -> CosmosConfig:
-  del options
   published = CosmosConfig()
   shape = lambda name: family.shape(_COSMOS_TITLE, shapes, f'{name}.conv3d.weight', 5)
   ch, inputs = shape('encoder.conv_in.0')[:2]

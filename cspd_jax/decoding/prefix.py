@@ -96,6 +96,11 @@ def sampling(warp: Warp, prefix_length: int) -> Warp:
           ~everywhere & (interval < prefix_length - 1), np.float32(1), warp.guidance_scale))
 
 
+def narrow(tokens: np.ndarray) -> np.ndarray:
+  """Returns whole numbers as int32, with -1, which is no token, for those that it cannot hold."""
+  return np.where(tokens == tokens.astype(np.int32), tokens, -1).astype(np.int32)
+
+
 def check_length(model: base.Target, prefix_length: int) -> None:
   """Raises ValueError unless a prefix of an image can have this number of tokens."""
   width = model.row_width

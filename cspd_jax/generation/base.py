@@ -143,8 +143,8 @@ class BaseModel:
     if self.prefix.ndim == 2 and len(self.prefix) not in (1, count):
       raise ValueError(f'prefix has {len(self.prefix)} images for {count} prompts; pass one for '
                        'all, or one for each.')
-    tokens = np.broadcast_to(self.prefix, (count, self.prefix_length))
-    return prefix_lib.Prefixed(condition, tokens.astype(np.int32))
+    return prefix_lib.Prefixed(
+        condition, np.broadcast_to(self.prefix, (count, self.prefix_length)))
 
   def cells(self, values: np.ndarray) -> np.ndarray:
     """Arranges values of tokens `[B, T]` as `[B, rows, columns]`, without grammar tokens."""
@@ -265,7 +265,7 @@ class BaseModel:
     length = prefix.shape[-1]
     prefix_lib.check_length(self.target(guided=False), length)
     return self._sharing(
-        prefix=prefix, target=lambda *, guided: prefix_lib.target(
+        prefix=prefix_lib.narrow(prefix), target=lambda *, guided: prefix_lib.target(
             self.target(guided=guided), length),
         drafts={name: part._replace(build=functools.partial(part.build, prefix_length=length))
                 for name, part in self.drafts.items()})

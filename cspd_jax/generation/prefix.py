@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from PIL import Image, ImageOps
 
+from cspd_jax.decoding.prefix import narrow
 from cspd_jax.files import reading
 from cspd_jax.generation.base import BaseModel
 
@@ -26,6 +27,9 @@ def tokens(model: BaseModel, prefix: Any, rows: int | None, count: int) -> np.nd
       raise ValueError(f'rows is {rows}, but there is no prefix to take rows from; pass prefix, or '
                        'leave rows out.')
     return None
+  if model.prefix is not None:
+    raise ValueError(f'prefix is set, but model {model.name!r} has one of {model.prefix_length} '
+                     'tokens; pass it to the model without one.')
   width, (num_rows, _) = model.row_width, model.grid
   if rows is not None and (isinstance(rows, bool) or not isinstance(rows, (int, np.integer))
                            or not 1 <= rows < num_rows):
@@ -40,7 +44,7 @@ def tokens(model: BaseModel, prefix: Any, rows: int | None, count: int) -> np.nd
   if len(result) not in (1, count):
     raise ValueError(f'prefix has {len(result)} images for {count} prompts; pass one for all, or '
                      'one for each.')
-  return np.broadcast_to(result, (count, result.shape[1])).astype(np.int32)
+  return np.broadcast_to(result, (count, result.shape[1]))
 
 
 def _tokens(model: BaseModel, prefix: Any, most: int) -> np.ndarray:
@@ -54,7 +58,7 @@ def _tokens(model: BaseModel, prefix: Any, most: int) -> np.ndarray:
     raise ValueError(
         f'prefix is {array.dtype}{list(array.shape)}; it must be tokens, whole numbers [P] or '
         '[B, P], an image or images [B, H, W, 3], or the path of an image.')
-  return np.atleast_2d(array)
+  return narrow(np.atleast_2d(array))
 
 
 def _encoded(model: BaseModel, images: np.ndarray) -> np.ndarray:

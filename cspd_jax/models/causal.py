@@ -261,12 +261,10 @@ def network(model: Causal, num_streams: int) -> Network:
   module, model_ends = transformer.Transformer(model.transformer), ends(model)
 
   def prefill(params: Params, condition: Condition, features: jax.Array, num_slots: int) -> Cache:
-    del features
     return small_target.prefill(params, condition, num_slots)[2]
 
   def step(params: Params, cache: Cache, tokens: jax.Array, features: jax.Array, start: jax.Array,
            depth: jax.Array, visible: jax.Array) -> tuple[jax.Array, Cache]:
-    del features
     at = window(cache, start, depth, visible)
     new_features, layers = module.apply(
         {'params': params['transformer']}, model_ends.embed(params, tile(tokens, num_streams)),

@@ -97,7 +97,6 @@ class CosmosConfig(autoencoder.Sizes):
 
 def _norm(channels: int, name: str) -> nn.GroupNorm:
   """Returns the norm over all positions and channels of an image."""
-  del channels
   return nn.GroupNorm(1, epsilon=1e-6, use_fast_variance=False, name=name)
 
 

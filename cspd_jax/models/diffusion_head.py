@@ -149,7 +149,6 @@ def parts(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 def promote_dtype(x: jax.Array, kernel: jax.Array, bias: jax.Array | None, *, dtype: Any,
                   inexact: bool = True) -> tuple[jax.Array, jax.Array, jax.Array | None]:
   """Promotes the inputs of a layer except for the kernel; for `promote_dtype` of Flax layers."""
-  del inexact
   return x.astype(dtype), kernel, None if bias is None else bias.astype(dtype)
 
 

@@ -74,7 +74,6 @@ class LlamaGenConfig(decoder_only.Sizes):
 
   def causal(self, num_streams: int) -> causal.Causal:
     """The specification of the model, for any number of streams."""
-    del num_streams
 
     def embed_condition(params: Params, condition: Any, count: int) -> causal.EmbeddedCondition:
       drop = jnp.repeat(jnp.arange(count) == 1, jax.tree.leaves(condition)[0].shape[0])

@@ -94,7 +94,6 @@ def corrector(config: NeighboursConfig) -> Corrector:
   """Returns the network as a corrector; its parameters are the `draft_params`."""
 
   def init(env: Env, condition: Any, outcome: Outcome, length: int) -> _State:
-    del env, condition
     token = outcome.tokens[:, :1]
     return _State(outcome.tokens, jnp.repeat(token, length, axis=1), jnp.zeros_like(token[:, 0]))
 
@@ -124,7 +123,6 @@ def corrector(config: NeighboursConfig) -> Corrector:
     return predict(env, state.tokens, tokens, start + 1, start), state
 
   def update(env: Env, state: _State, outcome: Outcome) -> _State:
-    del env
     return _State(outcome.tokens, outcome.nodes[:, 1:state.nodes.shape[1] + 1], outcome.root)
 
   return distributions(

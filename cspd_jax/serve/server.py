@@ -1,6 +1,7 @@
 """Sockets, signals and parts of a server."""
 
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -69,17 +70,25 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   example = model.prompts[0] if model.prompts else 'a cat'  # To compile the programs.
   requests = {name: prepare(model, [example], decoder=spec, batch_size=1)
               for name, spec in served.decoders.items()}
-  needs = [request.estimate() for request in requests.values()]
+  longest = next(iter(requests.values())).condition
+  if isinstance(longest, Prompt):
+    own = longest.tokens.shape[-1]
+    if prompt_length is None:
+      prompt_length = max(own, min(_LONG_PROMPT, max(_PROMPT, model.num_tokens // _PER_PROMPT)))
+    if prompt_length < own:
+      raise ValueError(f'prompt_length is {prompt_length}; {example!r} needs at least {own}.')
+    longest = longest.padded(prompt_length)
+  elif prompt_length is not None:
+    raise ValueError(f'prompt_length is {prompt_length}, but prompts of model {model.name!r} have '
+                     'one length; leave it out.')
+  needs = [dataclasses.replace(request, condition=longest).estimate()
+           for request in requests.values()]
   free, needed = needs[0].free, sum(estimate.needed(slots) for estimate in needs)
   if free is not None and needed > free:
     raise ValueError(
         f'slots is {slots}, but as many images at once with each of {len(needs)} decoders need '
         f'about {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free; pass fewer '
         '--slots, or one --decoder.')
-  if not isinstance(next(iter(requests.values())).condition, Prompt):
-    prompt_length = None
-  elif prompt_length is None:
-    prompt_length = min(_LONG_PROMPT, max(_PROMPT, model.num_tokens // _PER_PROMPT))
   runners = {name: Runner(model, slots, decoder=spec, prompt_length=prompt_length)
              for name, spec in served.decoders.items()}
   return Engine(runners, queue=queue, warm_up=requests)

@@ -55,7 +55,6 @@ class TextConfig:
 
 def init(config: TextConfig, key: jax.Array) -> Params:
   """Returns a file of spaces, which has the right shape."""
-  del key
   return {'file': jnp.full((config.num_bytes,), ord(' '), jnp.uint8)}
 
 

@@ -125,7 +125,6 @@ def _janus(text: Text, words: list[int]) -> tuple[list[int], list[int]]:
 
 def janus_pro(text: Text, prompt: str, height: int, width: int) -> tuple[list[int], list[int]]:
   """Returns the two contexts of a prompt in the official template of Janus-Pro."""
-  del height, width
   turns = [('<|User|>', f': {prompt.strip()}\n\n'), ('<|Assistant|>', ':')]
   ids: list[int] = []
   rest = ''
@@ -141,7 +140,6 @@ def janus_pro(text: Text, prompt: str, height: int, width: int) -> tuple[list[in
 def janus_pro_plain(text: Text, prompt: str, height: int, width: int
                     ) -> tuple[list[int], list[int]]:
   """Returns the two contexts of the bare words, as transformers writes them without a template."""
-  del height, width
   return _janus(text, text.encode(prompt))
 
 

@@ -51,9 +51,22 @@ def test_models_that_cannot_be_served_end_with_a_sentence(capsys, monkeypatch):
   monkeypatch.setattr(serve.inputs, 'model', lambda *arguments, **options: tiny.model())
   assert 'decoder is empty' in _error(capsys, '--port=0', '--decoder=')
   assert 'corect' in _error(capsys, '--port=0', '--decoder=vanilla,corect')
+  error = _error(capsys, '--port=0', '--prompt_length=9', '--decoder=vanilla')
+  assert "prompt_length is 9, but prompts of model 'tiny' have one length; leave it out" in error
   monkeypatch.setattr(memory, 'free', lambda devices: 1e3)
   error = _error(capsys, '--port=0', '--slots=64', '--decoder=vanilla')
   assert 'slots is 64, but as many images at once with each of 1 decoders need about' in error
+
+
+def test_slots_have_room_for_the_longest_prompts(monkeypatch):
+  """Not only for the prompt that the programs are compiled with."""
+  served = wire.serving(cspd_jax.load('emoji'), ('vanilla',))
+  with pytest.raises(ValueError, match="prompt_length is 1; 'a fox on white' needs at least 32"):
+    server.engine(served, slots=1, queue=1, prompt_length=1)
+  monkeypatch.setattr(memory, 'free', lambda devices: 1e9)
+  server.engine(served, slots=8, queue=1)
+  with pytest.raises(ValueError, match='slots is 8, but .* GB are free'):
+    server.engine(served, slots=8, queue=1, prompt_length=2**15)
 
 
 def test_default_decoders():

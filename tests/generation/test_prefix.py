@@ -250,6 +250,7 @@ def test_generate_completes_images():
     (dict(prefix=np.zeros(12, int)), 'prefix has 12 tokens; it must be whole rows'),
     (dict(prefix=np.zeros((3, 6), int)), 'prefix has 3 images for 2 prompts'),
     (dict(prefix=np.full(6, 12)), 'row 0, include one that is not allowed'),
+    (dict(prefix=np.full(6, 2**32)), 'row 0, include one that is not allowed'),
     (dict(prefix=np.zeros(6)), r'prefix is float64\[6\]; it must be tokens'),
     (dict(prefix=np.zeros((9, 6, 3), np.uint8)), 'images of 9x6 pixels; model .* generates 8x6'),
     (dict(prefix=np.full((8, 6, 3), 2.0)), r'not all in \[-1, 1\]'),
@@ -257,6 +258,11 @@ def test_generate_completes_images():
 def test_unsupported_prefixes_are_refused(options, message):
   with pytest.raises(ValueError, match=message):
     _model('llamagen').generate([0, 2], decoder='vanilla', **options)
+  with pytest.raises(ValueError, match='prefix is set, but model .* has one of 6 tokens'):
+    _model('llamagen').with_prefix(np.zeros(6, int)).generate(
+        [0, 2], prefix=np.zeros((8, 6, 3), np.uint8))
+  with pytest.raises(ValueError, match='row 0, include one that is not allowed'):
+    _model('llamagen').with_prefix(np.full(6, 2**32)).generate([0, 2])
 
 
 @functools.cache
