@@ -37,7 +37,7 @@ FIELDS: settings.Table = {
     'image_feature_layer': Free('a layer of the image encoder, which there is not'),
     'image_decoder_arch': settings.OF_SHAPES,
     **dict.fromkeys(('lm_loss_weight', 'im_loss_weight', 'image_loss_weight', 'create_kwargs',
-                     'fm_head_batch_mul', 'genloss_batch_mul'), settings.COMMON['dropout']),
+                     'fm_head_batch_mul', 'genloss_batch_mul'), settings.OF_TRAINING),
     'vae_name_or_path': Free('the image tokenizer is another network')}
 
 

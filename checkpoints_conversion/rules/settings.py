@@ -207,6 +207,7 @@ WINDOWS: Table = {
 NO_BIAS = Must((False,))
 NO_BIASES: Table = {'attention_bias': NO_BIAS, 'mlp_bias': NO_BIAS}
 OF_SHAPES = Free('names and shapes of the weights determine it')
+OF_TRAINING = Free('only training uses it')
 OWN_OUTPUT = Free('the lm_head.weight of a file is the output matrix, as in transformers 5')
 
 # The sizes of image tokenizers, by their names in taming-transformers and in transformers.
@@ -230,7 +231,7 @@ COMMON: Table = {
            'processor_class prefix'),
     **_all('the format of weights in files and in memory; a conversion has an option for the dtype',
            'dtype torch_dtype use_bfloat16 attn_implementation torchscript'),
-    **_all('only training uses it',
+    **_all(OF_TRAINING.why,
            'initializer_range initializer_factor dropout attention_dropout dropout_rate '
            'classifier_dropout gradient_checkpointing z_loss_weight class_dropout_p'),
     **_all('the results of calls, and output heads for other tasks',

@@ -53,7 +53,7 @@ LLAMAGEN_FIELDS: settings.Table = {
     'codebook_l2_norm': Size('normalized', bool, True), 'z_channels': Size('z_channels'),
     **dict.fromkeys(('encoder_ch_mult', 'decoder_ch_mult'), Size('ch_mult', tuple)),
     'codebook_show_usage': settings.OF_SHAPES, **dict.fromkeys(
-        ('commit_loss_beta', 'entropy_loss_ratio', 'dropout_p'), settings.COMMON['dropout'])}
+        ('commit_loss_beta', 'entropy_loss_ratio', 'dropout_p'), settings.OF_TRAINING)}
 LLAMAGEN = family.FileFamily(
     name='llamagen_vq', title=_LLAMAGEN_TITLE, kind='vq', rules=rules, infer=infer,
     presets={'vq_16': VQConfig(), 'vq_8': VQConfig(ch_mult=(1, 2, 2, 4))},
@@ -214,7 +214,7 @@ IBQ_FIELDS: settings.Table = {
     'attn_resolutions': Size('attn_resolutions', tuple), 'resolution': Size('resolution'),
     **dict.fromkeys((
         'beta', 'use_entropy_loss', 'cosine_similarity', 'entropy_temperature',
-        'sample_minimization_weight', 'batch_maximization_weight'), settings.COMMON['dropout'])}
+        'sample_minimization_weight', 'batch_maximization_weight'), settings.OF_TRAINING)}
 
 
 def _ibq_settings(contents: settings.Contents) -> dict[str, Any]:

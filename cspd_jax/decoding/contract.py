@@ -101,8 +101,8 @@ def commit(target: base.Target, cache: base.Cache, start: jax.Array, path: jax.A
   return after
 
 
-def forced_tokens(target: base.Target, positions: jax.Array) -> jax.Array | None:
-  """Returns the tokens that the grammar forces at `positions`, -1 if free; None without grammar."""
+def forced_tokens(target: Any, positions: jax.Array) -> jax.Array | None:
+  """Returns tokens that `target.forced` forces at `positions`, -1 if free; None without grammar."""
   if target.forced is None:
     return None
   tokens = target.forced(positions.astype(jnp.int32))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.models.ends import Ends
 
 Params = Any
@@ -89,5 +89,4 @@ class Teacher(NamedTuple):
 
   def probs(self, logits: jax.Array, warp: warp_lib.Warp, positions: jax.Array) -> jax.Array:
     """Returns the distributions of `warp.probabilities` with the target's grammar."""
-    forced = None if self.forced is None else self.forced(positions)
-    return warp_lib.probabilities(logits, warp, positions, forced)
+    return warp_lib.probabilities(logits, warp, positions, contract.forced_tokens(self, positions))

@@ -81,15 +81,15 @@ class _GroupedTest:
   def mass(self, p: jax.Array, q: jax.Array, token: jax.Array, depth: jax.Array) -> jax.Array:
     cluster, p_token = _window(p, token, self.group), accept.take(p, token)
     members = jnp.maximum(cluster, 0)
-    of_members = lambda x: jnp.take_along_axis(x, members, axis=-1)
-    is_member = (cluster >= 0) & (jnp.abs(of_members(p) - p_token[..., None]) < self.p_threshold)
+    p_members, q_members = (jnp.take_along_axis(x, members, axis=-1) for x in (p, q))
+    is_member = (cluster >= 0) & (jnp.abs(p_members - p_token[..., None]) < self.p_threshold)
     if self.embeddings is not None:
       rows = jnp.asarray(self.embeddings, p.dtype)
       distance = jnp.sum((rows[members] - rows[token][..., None, :])**2, axis=-1)
       is_member &= distance < self.d_threshold
     q_token = accept.take(q, token)
-    p_sum, q_sum = (first + jnp.sum(jnp.where(is_member, of_members(x), 0), axis=-1)
-                    for first, x in ((p_token, p), (q_token, q)))
+    p_sum, q_sum = (own + jnp.sum(jnp.where(is_member, others, 0), axis=-1)
+                    for own, others in ((p_token, p_members), (q_token, q_members)))
     mass = jnp.where(p_token > 0, q_token * p_sum / jnp.where(q_sum > 0, q_sum, 1), 0)
     return jnp.maximum(mass, p_token) if self.clamp else mass
 
