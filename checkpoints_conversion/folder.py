@@ -271,8 +271,8 @@ def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
   """Returns the local folder or file of a source; a repository is downloaded unless it is cached.
 
   A source is a path, or an id of the hub: `owner/name`, or `owner/name@revision`; `names` are the
-  required paths in the repository. Safetensors files are downloaded as well if '.' is among them or
-  there are no names. Raises ValueError if neither exists, or the download fails.
+  required paths in the repository. Safetensors and TorchScript files are downloaded as well if '.'
+  is among them or there are no names. Raises ValueError if neither exists, or the download fails.
   """
   path = pathlib.Path(source).expanduser()
   match = re.fullmatch(r'(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?', str(source))
@@ -287,14 +287,16 @@ def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
     ) from error
   names = list(names) or ['.']
   inside = [name for name in names if name != '.' and not name.startswith('..')]
-  patterns = [name if pathlib.PurePath(name).suffix else f'{name}/*' for name in inside]
+  # A point in a name does not tell a file from a folder.
+  patterns = [pattern for name in inside for pattern in (
+      (name,) if pathlib.PurePath(name).suffix in read.SUFFIXES else (name, f'{name}/*'))]
   # A file in a folder of its own may have settings next to it.
   patterns += [str(path.with_name('config.json')) for path in map(pathlib.PurePosixPath, inside)
-               if path.suffix and len(path.parts) > 1]
+               if path.suffix in read.SUFFIXES and len(path.parts) > 1]
   if 'tokenizer.json' in names:
     patterns.append('tokenizer_config.json')
   if '.' in names:
-    patterns += ['*.safetensors', '*.safetensors.index.json', 'config.json']
+    patterns += ['*.safetensors', '*.safetensors.index.json', '*.jit', 'config.json']
   try:
     return pathlib.Path(huggingface_hub.snapshot_download(
         match[1], revision=match[2], allow_patterns=patterns))

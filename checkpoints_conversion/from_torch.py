@@ -53,7 +53,7 @@ def from_torch(
   Raises:
     ValueError: (or a subclass) for any problem with the input.
   """
-  weights.checked_dtype(dtype)
+  weights.checked_dtype(dtype, in_jax=True)
   files, models = _families(family, parts)
   settings = _settings(source, config)
   tensors = _tensors('source', source)

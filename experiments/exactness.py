@@ -13,10 +13,10 @@ Without --decoder: every named decoder, every drafter with every compatible exac
 relaxed verifiers on a tree and on a Jacobi window.
 
 Prints per decoder: total variation (TV) to the exact distribution, the expected TV of an exact
-sampler with equally many samples, the p-value of a G-test, and a verdict, which fails any correct
-decoder with a probability of at most 1e-6. The tokens of a seed-exact decoder must also equal those
-of `vanilla`. A relaxed decoder is compared with its own bound, the mean of `Decoded.tv_bound`.
-Exits with 1 if a decoder fails.
+sampler with equally many samples, the p-value of a chi-squared test, and a verdict, which fails any
+correct decoder with a probability of at most 1e-6. The tokens of a seed-exact decoder must also
+equal those of `vanilla`. A relaxed decoder is compared with its own bound, the mean of
+`Decoded.tv_bound`. Exits with 1 if a decoder fails.
 """
 
 import dataclasses

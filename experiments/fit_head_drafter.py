@@ -81,8 +81,7 @@ def fit(model: cspd_jax.Model, flags: Flags, guided: bool
         ) -> tuple[Schedule, dict[str, np.ndarray], dict[str, float]]:
   """Returns the levels, coefficients `[levels]` by name of the fit, and head calls per token."""
   plain, speculative = _texts(model, flags)
-  scale = flags.guidance_scale or float(model.sampling().guidance_scale)
-  sampling = model.sampling(guidance_scale=scale if guided else 1.0)
+  sampling = model.sampling(guidance_scale=flags.guidance_scale if guided else 1.0)
   decoder = model.decoder(plain, guided=guided)
   condition = lambda num: model.condition([
       model.prompts[i % len(model.prompts)] for i in range(num)])

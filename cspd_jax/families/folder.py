@@ -76,7 +76,7 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
   resized = _resize(grid, family)
   defaults = dict(description['defaults'])
   stored_dtype = defaults.pop('dtype', None)
-  dtype = weights.checked_dtype(stored_dtype if dtype is None else dtype)
+  dtype = weights.checked_dtype(stored_dtype if dtype is None else dtype, in_jax=True)
   if quantize is not None and isinstance(parts.get('target'), Loaded):
     raise ValueError(f'quantize is {quantize!r}, but target is loaded already; pass its folder.')
   devices = {'target': sharding} | dict.fromkeys(_ALONE)

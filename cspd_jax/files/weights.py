@@ -238,8 +238,8 @@ def named(tree: Params) -> dict[str, Any]:
   return {jax.tree_util.keystr(path, simple=True, separator='/'): leaf for path, leaf in flat}
 
 
-def checked_dtype(dtype: Any) -> Any:
-  """Returns a dtype, or None; raises ValueError unless parameters can have it."""
+def checked_dtype(dtype: Any, *, in_jax: bool = False) -> Any:
+  """Returns a dtype, or None; raises ValueError unless parameters, or JAX's arrays, can have it."""
   if dtype is None:
     return None
   try:
@@ -249,6 +249,9 @@ def checked_dtype(dtype: Any) -> Any:
   if name not in FLOATING:
     raise ValueError(f'dtype is {dtype!r:.80}; it must be a floating-point dtype of at least 16 '
                      f'bits: {", ".join(FLOATING)}.')
+  if in_jax and name == 'float64' and not jax.config.jax_enable_x64:
+    raise ValueError("dtype is 'float64', which JAX's arrays have only after "
+                     "jax.config.update('jax_enable_x64', True); call it first, or use float32.")
   return dtype
 
 

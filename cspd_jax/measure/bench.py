@@ -125,16 +125,19 @@ class Bench:
     Returns all images of the first seed; and those of the second in sets of `N`, each with the
     first as its reference, which measures the effect of noise alone.
     """
-    count, root = len(self.prompts), random_lib.seed_key(np.ravel(self.seed)[0])
-    # These seeds differ from those of all images, whose numbers are much smaller.
-    first, second = (self._decode(self.request(
-        self.baseline, count=sets * count, seed=jax.random.fold_in(root, 2**32 - number)))
-                     for number in (1, 2))
+    count, first, second = len(self.prompts), self.redrawn(sets, 1), self.redrawn(sets, 2)
     part = lambda leaf, i: np.asarray(leaf)[i * count:(i + 1) * count]
     parts = [jax.tree.map(lambda leaf, i=i: part(leaf, i), (second.decoded, second.condition))
              for i in range(sets)]
     return first, [Sample(decoded, condition, self.sampling, first, self.batch_size)
                    for decoded, condition in parts]
+
+  def redrawn(self, sets: int = 1, number: int = 1) -> Sample:
+    """Decodes `sets` times as many images with the baseline and seed 1 or 2 of two others."""
+    # They differ from those of all images, whose numbers are much smaller.
+    seed = jax.random.fold_in(random_lib.seed_key(np.ravel(self.seed)[0]), 2**32 - number)
+    return self._decode(self.request(
+        self.baseline, count=sets * len(self.prompts), seed=seed))
 
   def runs(self, specification: Any, batch_size: int = 1, batches: int = 1,
            sampling: Any = None) -> list[Callable[[], Any]]:

@@ -117,7 +117,7 @@ def _equal(bench: Bench, sample: Sample, window: int) -> dict[str, float]:
 def _times(bench: Bench, text: str, sample: Sample, images: int) -> dict[str, float]:
   times = timing.measure({'baseline': bench.run(bench.baseline, batches=images),
                           'decoder': bench.run(text, batches=images)}, 1, warmup=0)
-  seconds = times['decoder'].median
+  seconds, rounds = times['decoder'].median, sample.decoded.rounds[:images]
   return dict(speedup=times['baseline'].median / seconds,
-              ms_per_round=1e3 * seconds / float(sample.decoded.rounds[:images].sum()),
+              ms_per_round=1e3 * seconds / (images * float(rounds.mean())),
               seconds_per_image=seconds / images)

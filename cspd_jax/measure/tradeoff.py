@@ -160,10 +160,9 @@ class Claim(NamedTuple):
 def of_guarantees(rows: Sequence[Measurement]) -> list[Conclusion]:
   """Tests whether the decoders meet their guarantees; omits guarantees that were not measured."""
   figures, result = [row.figures for row in rows], []
-  deviations = {
-      row['decoder']: abs(row['nll_excess']) / row['nll_excess_error'] for row in figures
-      if row['guarantee'].is_exact and row.get('nll_excess_error')}
-  if deviations:
+  deviations = {row['decoder']: _deviation(row['nll_excess'], row['nll_excess_error'])
+                for row in figures if row['guarantee'].is_exact and 'nll_excess' in row}
+  if deviations := {name: value for name, value in deviations.items() if value is not None}:
     worst = max(deviations, key=lambda name: deviations[name])
     result.append(Conclusion(
         'exact decoders are exact', 'yes' if deviations[worst] < _BIASED else 'no',
@@ -180,6 +179,16 @@ def of_guarantees(rows: Sequence[Measurement]) -> list[Conclusion]:
         'yes' if min(equal) == 1 else 'no',
         f'{np.mean(equal):.0%} of the images are equal, with {len(equal)} decoders'))
   return result
+
+
+def _deviation(excess: float | None, error: float | None) -> float | None:
+  """Returns an excess in standard errors; None without an error, as of one image or certain ones.
+
+  It is None in reports if it is infinite: an image has a token that the target excludes.
+  """
+  if excess is None:
+    return math.inf
+  return abs(excess) / error if error else math.inf if excess and error == 0 else None
 
 
 def of_rows(rows: Sequence[Measurement], claims: Sequence[Claim]) -> list[Conclusion]:
@@ -221,4 +230,4 @@ def of_curves(points: Mapping[str, Sequence[Point]], curves: Sequence[Curve],
 
 
 def _answer(gap: float, error: float) -> str:
-  return 'unclear' if abs(gap) <= _CLEAR * error else 'yes' if gap > 0 else 'no'
+  return 'unclear' if not abs(gap) > _CLEAR * error else 'yes' if gap > 0 else 'no'

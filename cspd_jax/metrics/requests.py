@@ -62,7 +62,7 @@ def caption(request: Request) -> str:
 
 
 def parse(text: str) -> Request | None:
-  """Reads a caption; None if it has another form.
+  """Reads a caption; None if it has another form. One thing alone may be small.
 
   >>> parse('a small red fox on white')
   Request(items=(Thing(name='fox', colour='red'),), small=True, style=None, ground='white')
@@ -71,7 +71,7 @@ def parse(text: str) -> Request | None:
   forms = [_THING, _THING + _REST] if second else [_THING + _REST]
   matches = [re.fullmatch(form, part) for form, part in zip(forms, (first, *second), strict=True)]
   parts = [match.groupdict() for match in matches if match]
-  if len(parts) < len(matches):
+  if len(parts) < len(matches) or second and any(part['small'] for part in parts):
     return None
   return Request(tuple(Thing(part['name'], part['colour']) for part in parts),
                  any(part['small'] for part in parts), parts[-1]['style'], parts[-1]['ground'])

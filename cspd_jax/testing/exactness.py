@@ -20,8 +20,8 @@ class Report(NamedTuple):
   Attributes:
     tv: total variation between the empirical and the expected distribution.
     tv_expected: its mean for an exact sampler and the same number of samples.
-    p_value: probability that an exact sampler fits no better, by a G-test; if there are several
-      tests, the smallest one, corrected for their number.
+    p_value: probability that an exact sampler fits no better, by a chi-squared test; if there are
+      several tests, the smallest one, corrected for their number.
     samples: number of samples.
     passed: whether `p_value` is at least the allowed false-alarm rate.
   """
@@ -48,6 +48,8 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np
     samples: number of sequences, rounded up to whole batches of `batch_size`, which is even.
     seed: seed of the keys.
     false_alarm: accepted probability that a correct sampler fails.
+
+  Raises ValueError for tokens outside the vocabulary, and as `fit`.
   """
   probs = np.asarray(probs, np.float64)
   num_classes, cells = probs.shape
@@ -59,6 +61,9 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np
   batches = -(-samples // batch_size)
   for key in jax.random.split(jax.random.key(seed), batches):
     tokens = np.asarray(sample(key, jnp.asarray(labels)))
+    if tokens.min() < 0 or tokens.max() >= vocab_size:
+      raise ValueError(f'sample returned tokens from {tokens.min()} to {tokens.max()}; they must '
+                       f'be from 0 to {vocab_size - 1}.')
     np.add.at(counts, (labels, tokens @ radix_powers), 1)
     # Rows 2i and 2i + 1 of classes 0 and 1 (or 0 and 0): their last tokens.
     first = labels[::2] == 0
@@ -91,10 +96,11 @@ def class_probs(tabular: Tabular, warp: Warp = Warp()) -> np.ndarray:
 
 
 def fit(counts: np.ndarray, distribution: np.ndarray, min_expected: float = 5.0) -> Report:
-  """G-test (log-likelihood ratio) of `counts` `[cells]` against `distribution` `[cells]`.
+  """Pearson's chi-squared test of `counts` `[cells]` against `distribution` `[cells]`.
 
   Cells with fewer than `min_expected` expected samples are pooled. A single sample in a cell of
-  probability zero refutes the distribution. Raises ValueError for other shapes or sums.
+  probability zero refutes the distribution. Raises ValueError for other shapes or sums, and for so
+  few samples that most of them are pooled.
   """
   counts, distribution = np.asarray(counts, np.float64), np.asarray(distribution, np.float64)
   if counts.shape != distribution.shape or counts.ndim != 1:
@@ -113,13 +119,17 @@ def fit(counts: np.ndarray, distribution: np.ndarray, min_expected: float = 5.0)
     return Report(float(tv), float(tv_expected), 0.0, int(samples), False)
   expected = distribution * samples
   large = expected >= min_expected
+  if expected[large].sum() < samples / 2 and len(expected) > 1:
+    raise ValueError(f'counts sum to {samples:.0f}, of which less than half are expected in cells '
+                     f'of at least {min_expected:g}; draw more samples.')
   observed = np.append(counts[large], counts[~large].sum())
   expected = np.append(expected[large], expected[~large].sum())
   if expected[-1] < min_expected and len(expected) > 1:  # Too small even when pooled.
     observed = np.append(observed[:-2], observed[-2:].sum())
     expected = np.append(expected[:-2], expected[-2:].sum())
-  ratio = np.log(observed / expected, out=np.zeros_like(observed), where=observed > 0)
-  statistic, degrees, p_value = max(2 * np.sum(observed * ratio), 0), len(observed) - 1, 1.0
+  # Unlike the likelihood ratio, its mean is the degrees of freedom also if few are expected.
+  statistic, degrees = np.sum((observed - expected)**2 / expected), len(observed) - 1
+  p_value = 1.0
   if degrees:
     with jax.enable_x64(True):
       p_value = float(jax.scipy.stats.chi2.sf(statistic, degrees))
@@ -149,7 +159,8 @@ def compare(first: np.ndarray, second: np.ndarray, *, projections: int = 24,
   Projections, each scaled by the coordinates' spread, detect dependence between coordinates. The
   limit holds for all tests together (Bonferroni): for 30 tests at `1e-3` it is 1.2 times the 99.9 %
   value of a single test. The samples `[n, ...]` and `[m, ...]` are flattened to vectors; samples of
-  the same distribution fail with probability `false_alarm`. Raises ValueError if the shapes differ.
+  the same distribution fail with probability `false_alarm`. Raises ValueError if the shapes differ,
+  for values that are not finite, and for so few samples that none can fail.
   """
   first, second = _vectors(first, second)
   size = first.shape[1]
@@ -161,14 +172,19 @@ def compare(first: np.ndarray, second: np.ndarray, *, projections: int = 24,
   n, m = len(first), len(second)
   limit = np.sqrt(-0.5 * np.log(false_alarm / len(distances) / 2) * (1 / n + 1 / m))
   worst = distances.max()
+  if limit >= 1:
+    raise ValueError(f'{n} and {m} samples are too few: the limit of the statistic is {limit:.2f}, '
+                     'which none exceeds; draw more samples.')
   return Distance(float(worst), float(limit), float(distances.mean()), bool(worst < limit))
 
 
 def _vectors(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Flattens two samples to vectors; raises ValueError if their shapes differ."""
+  """Flattens two finite samples of the same shape to vectors; others raise ValueError."""
   if first.shape[1:] != second.shape[1:]:
     raise ValueError(f'samples have shapes {first.shape} and {second.shape}; '
                      'all but the first axis must agree.')
+  if not (np.isfinite(first).all() and np.isfinite(second).all()):
+    raise ValueError('samples have values that are NaN or infinite.')
   return (np.asarray(first, np.float64).reshape(len(first), -1),
           np.asarray(second, np.float64).reshape(len(second), -1))
 

@@ -100,7 +100,9 @@ def make(target: Target, params: Params, condition: Condition, key: jax.Array) -
   batch = jax.tree.leaves(condition)[0].shape[0]
   rows = np.arange(ROWS) % batch
   condition = jax.tree.map(lambda x: jnp.asarray(x)[rows], condition)
-  length = min(target.num_tokens, 8)
+  # Windows and trees cross the end of the first row, where positions and grammars change.
+  start = max(0, min(max(2, target.row_width - 2), target.num_tokens - 6))
+  length = min(target.num_tokens, start + 6)
   tokens = jax.random.randint(key, (ROWS, length), 0, target.vocab_size)
   if target.forced is not None:
     forced = target.forced(jnp.broadcast_to(jnp.arange(length), tokens.shape))
@@ -108,8 +110,7 @@ def make(target: Target, params: Params, condition: Condition, key: jax.Array) -
   logits = jax.eval_shape(lambda: target.prefill(params, condition, 1))[0]
   dtypes = [jnp.result_type(leaf) for leaf in (*jax.tree.leaves(params), logits)]
   bits = [max(16, jnp.finfo(dtype).bits) for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
-  return Probe(target, params, condition, np.asarray(tokens), _TOLERANCE[min(bits)],
-               start=max(0, min(2, target.num_tokens - 6)))
+  return Probe(target, params, condition, np.asarray(tokens), _TOLERANCE[min(bits)], start)
 
 
 def distance(first: np.ndarray, second: np.ndarray) -> np.ndarray:

@@ -27,8 +27,9 @@ def check_target(target: Target, params: Params, condition: Condition, *,
   Shapes, dtypes and streams; determinism; windows against one-by-one scoring, with rows at
   different starts; trees, static and run-time, node by node, and `commit`, unless `supports_trees`
   is False; leftovers of rejected drafts; the end of the image; independence of the rows and order
-  of the cache's rows; features. Distributions are compared by their total variation. Use float32
-  parameters: in bfloat16 rounding hides small mistakes. Raises ProblemsError, a sentence per check.
+  of the cache's rows; features. Distributions are compared by their total variation, over the first
+  row of an image, the beginning of the second and the last tokens. Use float32 parameters: in
+  bfloat16 rounding hides small mistakes. Raises ProblemsError, a sentence per check.
 
   Args:
     target: the target.

@@ -183,7 +183,7 @@ class Lab:
     bench, name = self.bench(row, count), (row.temperature, row.top_k)
     points = lambda sample: image_scores.of_sample(sample, self.model)
     if name not in self._references:
-      self._references[name] = points(bench.reference(1)[0])
+      self._references[name] = points(bench.redrawn())
     values, reference = points(bench.sample(row.decoder)), self._references[name]
     if values is None or reference is None:
       return {}

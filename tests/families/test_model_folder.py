@@ -164,6 +164,8 @@ def test_a_target_elsewhere_brings_its_own_defaults(folder, tmp_path):
 
 
 def test_dtype_and_shipped_defaults():
+  with pytest.raises(ValueError, match='float64.*jax_enable_x64.*or use float32'):
+    cspd_jax.load('demo', dtype='float64')
   model = cspd_jax.load('demo')
   assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(model.params))
   small = cspd_jax.load(

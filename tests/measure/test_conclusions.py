@@ -81,6 +81,9 @@ def test_conclusions_of_rows(dynamic, answer):
   rows.append(row('model+exact', 'exact', 2.0, excess=-0.05))
   biased = tradeoff.of_guarantees(rows)[0]
   assert biased.answer == 'no' and 'model+exact' in biased.numbers
+  excluded = row('model+exact', 'exact', 2.0)  # Infinite, so that reports have None.
+  excluded.figures.update(nll_excess=None, nll_excess_error=None)
+  assert tradeoff.of_guarantees([*rows[:2], excluded])[0].answer == 'no'
   assert not tradeoff.of_rows(rows[:2], CLAIMS)
 
 

@@ -122,7 +122,8 @@ def test_captions_are_read_as_they_are_written():
   for request in (*SHOWN, free, free._replace(small=True), free._replace(ground='red')):
     assert requests.parse(requests.caption(request)) == request
   assert requests.caption(free) == 'an owl'
-  for text in ('', 'owl', 'a', 'a red', 'a fox on mauve', 'a fox and', 'a fox and a bee and a cow'):
+  for text in ('', 'owl', 'a', 'a red', 'a fox on mauve', 'a fox and', 'a fox and a bee and a cow',
+               'a small fox and a bee'):
     parsed = requests.parse(text)
     assert parsed is None or parsed == Request((Thing('red'),)), text
 

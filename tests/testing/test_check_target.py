@@ -358,6 +358,10 @@ def test_the_training_pass():
   late = lambda params, labels, tokens: training(params, labels, tokens[:, ::-1])
   report = report_of(check_target, T, MODEL.params, LABELS, logits=late)
   assert 'score: the distribution of token 1 is' in report.problems['training pass']
+  second_row = lambda *args: training(*args).at[:, T.row_width + 1:].set(0)
+  report = report_of(check_target, T, MODEL.params, LABELS, logits=second_row)
+  assert f'score: the distribution of token {T.row_width + 1} is' in (
+      report.problems['training pass'])
   wrong = lambda *args: training(*args)[None]
   report = report_of(check_target, T, MODEL.params, LABELS, logits=wrong)
   assert 'logits: they have shape (1, 4, 8, 4)' in report.problems['training pass']
