@@ -93,10 +93,14 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[
       new[name] = _replace(old, f'{prefix}{name}.', inner, flag_of)
       continue
     kind = kinds[name]
-    if len(inner[()]) > 1 and _takes_several(kind) and type(None) in typing.get_args(kind) and any(
+    if _takes_several(kind) and type(None) in typing.get_args(kind) and any(
         map(_is_none, inner[()])):
-      raise ValueError(f'{flag_of(prefix + name)} is none and {len(inner[()]) - 1} more; give none '
-                       'alone, or leave it out.')
+      if len(inner[()]) > 1:
+        raise ValueError(f'{flag_of(prefix + name)} is none and {len(inner[()]) - 1} more; give '
+                         'none alone, or leave it out.')
+      if str in typing.get_args(kind) and old is None:  # It may be any text, such as this word.
+        raise ValueError(f'{flag_of(prefix + name)} is none already; leave it out, or give the '
+                         'word in a file.')
     try:
       new[name] = _read_all(inner[()], kind)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # Deep brackets.

@@ -147,7 +147,7 @@ def _candidates(config: Config, bench: Bench) -> Plan:
       lines[-1].append(first)
       further[first] = [other for other in dict.fromkeys(others) if other != first]
   standing, left_out = _standing(model, config.batch_size)
-  lines += [[text] for text in standing.values()]
+  lines += [[text] for text in (*standing.values(), bench.baseline)]
   kept: dict[str, None] = {}
   for number, line in enumerate(lines):
     able, refused = measurements.able(bench, line)
@@ -158,7 +158,7 @@ def _candidates(config: Config, bench: Bench) -> Plan:
     left_out |= refused | weak
     lines[number] = [text for text in able if text not in weak and text not in kept]
     kept |= dict.fromkeys(lines[number])
-  if not any(lines[:len(names)]):  # The current default alone is no choice.
+  if not any(lines[:len(names)]):  # The current default and the baseline alone are no choice.
     raise ValueError('nothing can run; ' + '; '.join(f'{k}: {v}' for k, v in left_out.items()))
   return Plan(bench, [line for line in lines if line], further,
               {size: text for size, text in standing.items() if text in kept}, left_out, None)

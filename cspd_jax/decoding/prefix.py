@@ -80,7 +80,7 @@ def sampling(warp: Warp, prefix_length: int) -> Warp:
   Only `guidance_interval` refers to positions in the image. For host values. Raises ValueError for
   an interval that ends at the first token after the prefix, which cannot be shifted.
   """
-  interval = np.asarray(warp.guidance_interval)
+  interval = np.asarray(warp.guidance_interval).astype(np.int64)  # Unsigned ones would wrap.
   # Tokens `0 .. interval + 1` of the whole image are guided.
   everywhere = interval == -1
   if not prefix_length or np.all(everywhere):

@@ -107,9 +107,7 @@ class Refill:
   @usual_promotion
   def idle(self, params: Params, queue: Queue, draft_params: Params = None) -> Slots:
     """Returns free slots for images like those of a queue."""
-    wider = lambda leaf: jax.ShapeDtypeStruct((self.num_slots, *leaf.shape[1:]), leaf.dtype)
-    like = jax.tree.map(wider, queue._replace(count=queue.image, is_last=queue.image))
-    state, warp = jax.eval_shape(self._start, params, like, draft_params)
+    state, warp = self._shapes(params, queue, draft_params, self.num_slots)
     state, warp = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (state, warp))
     # Rounds do not change complete rows.
     state = state._replace(count=jnp.full_like(state.count, self.decoder.target.num_tokens))
@@ -118,9 +116,8 @@ class Refill:
   @usual_promotion
   def join(self, params: Params, slots: Slots, queue: Queue, draft_params: Params = None) -> Slots:
     """Assigns any number of images to as many free slots; arguments and errors as for `advance`."""
-    fresh = self._start(params, queue, draft_params)
-    return jax.lax.fori_loop(
-        0, queue.count, lambda row, slots: self._place(slots, queue, fresh, row), slots)
+    place = self._placing(params, slots, queue, draft_params)
+    return jax.lax.fori_loop(0, queue.count, lambda row, slots: place(slots, row), slots)
 
   @usual_promotion
   def step(self, params: Params, slots: Slots, most: jax.Array, draft_params: Params = None
@@ -146,11 +143,10 @@ class Refill:
     of the previous call. Returns the slots, and the images that became complete. Raises
     ContractError if a leaf of the decoder's state has no axis of images.
     """
-    fresh = self._start(params, queue, draft_params)
+    placed = self._placing(params, slots, queue, draft_params)
 
     def place(carry):
-      return carry._replace(slots=self._place(carry.slots, queue, fresh, carry.placed),
-                            placed=carry.placed + 1)
+      return carry._replace(slots=placed(carry.slots, carry.placed), placed=carry.placed + 1)
 
     def step(carry):
       slots = self._round(params, carry.slots, draft_params)
@@ -170,7 +166,7 @@ class Refill:
           lambda carry: can_run(carry) & ~jnp.any(self._complete(carry.slots)), step, carry)
       return self._collect(carry)
 
-    carry = _Carry(slots, self._empty(slots.state), jnp.int32(0))
+    carry = _Carry(slots, self._empty(slots.state, len(queue.image)), jnp.int32(0))
     carry = jax.lax.while_loop(lambda carry: is_waiting(carry) | can_run(carry), body, carry)
     return carry.slots, carry.finished
 
@@ -179,13 +175,33 @@ class Refill:
     rng = row_keys(queue.key, queue.image.shape[0])
     return self.decoder.start(params, queue.condition, rng, queue.warp, draft_params), queue.warp
 
-  def _place(self, slots: Slots, queue: Queue, fresh: tuple[State, Warp], row: jax.Array) -> Slots:
-    """Assigns image `row` of a group, whose prefill is `fresh`, to the first free slot."""
-    slot = jnp.argmax(slots.image < 0)
-    state, warp = _replace_slot(
-        (slots.state, slots.warp), fresh, slot, row, self.decoder.target.num_streams,
-        self.num_slots, queue.image.shape[0])
-    return Slots(state, warp, slots.image.at[slot].set(queue.image[row]))
+  def _shapes(self, params, queue: Queue, draft_params, rows: int) -> tuple[State, Warp]:
+    """Returns the shapes of `_start` for a group of `rows` images."""
+    wider = lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype)
+    like = jax.tree.map(wider, queue._replace(count=queue.image, is_last=queue.image))
+    return jax.eval_shape(self._start, params, like, draft_params)
+
+  def _placing(self, params, slots: Slots, queue: Queue, draft_params
+               ) -> Callable[[Slots, jax.Array], Slots]:
+    """Runs the prefill of a group; returns `(slots, row) -> slots`, which assigns image `row`.
+
+    It starts in the first free slot.
+    """
+    fresh, size = self._start(params, queue, draft_params), len(queue.image)
+    # Shapes of as many rows as slots do not show which axis is that of the rows.
+    few = size if size != self.num_slots else size + 1
+    axes = None if self.num_slots == size == 1 else row_axes(
+        (slots.state, slots.warp),
+        fresh if few == size else self._shapes(params, queue, draft_params, few),
+        self.decoder.target.num_streams, self.num_slots, few)
+
+    def place(slots: Slots, row: jax.Array) -> Slots:
+      slot = jnp.argmax(slots.image < 0)
+      state, warp = _replace_slot(
+          (slots.state, slots.warp), fresh, slot, row, axes, self.num_slots, size)
+      return Slots(state, warp, slots.image.at[slot].set(queue.image[row]))
+
+    return place
 
   def _round(self, params, slots: Slots, draft_params) -> Slots:
     return slots._replace(state=self.decoder.round(params, slots.state, slots.warp, draft_params))
@@ -194,8 +210,8 @@ class Refill:
     """`[B]` bool, whether the image of a slot is complete."""
     return (slots.image >= 0) & (slots.state.count >= self.decoder.target.num_tokens)
 
-  def _empty(self, state: State) -> Finished:
-    size = self.num_slots + group(self.num_slots)
+  def _empty(self, state: State, waiting: int) -> Finished:
+    size = self.num_slots + waiting
     empty = lambda leaf: jnp.zeros((size, *leaf.shape[1:]), leaf.dtype)
     return Finished(
         jax.tree.map(empty, jax.eval_shape(self.decoder.finish, state)),
@@ -217,10 +233,13 @@ class Refill:
             count=finished.count + jnp.sum(complete, dtype=jnp.int32)))
 
 
-def _replace_slot(old: Any, new: Any, slot: jax.Array, row: jax.Array, streams: int,
-                  num_slots: int, size: int) -> Any:
-  """Replaces slot `slot` of `old`, of `num_slots` slots, by row `row` of `new`, of `size` rows."""
-  if num_slots == size:  # There is one slot, so all of it is replaced.
+def _replace_slot(old: Any, new: Any, slot: jax.Array, row: jax.Array, axes: Any, num_slots: int,
+                  size: int) -> Any:
+  """Replaces slot `slot` of `old`, of `num_slots` slots, by row `row` of `new`, of `size` rows.
+
+  `axes` are those of `row_axes`; None for one slot and one row, of which all is replaced.
+  """
+  if axes is None:
     return new
 
   def place(axis, old, new):
@@ -229,7 +248,7 @@ def _replace_slot(old: Any, new: Any, slot: jax.Array, row: jax.Array, streams: 
       old = jax.lax.dynamic_update_slice_in_dim(old, image, block * num_slots + slot, axis)
     return old
 
-  return jax.tree.map(place, row_axes(old, new, streams, num_slots, size), old, new)
+  return jax.tree.map(place, axes, old, new)
 
 
 def row_axes(many: Any, few: Any, streams: int, num_many: int, num_few: int) -> Any:

@@ -62,7 +62,8 @@ def find(choice: Any, device: Any, batch_size: int) -> str | None:
 def joined(choice: Any, kind: str, decoders: Mapping[int, str]) -> dict[str, Any]:
   """Returns default decoders with those of one kind of device added, by number of images."""
   by_device = dict.fromkeys(PLATFORMS, choice) if isinstance(choice, str) else dict(choice or {})
-  sizes = different(_sizes(by_device.get(kind, {})) | dict(decoders))
+  # Every measured size stays, so that another measurement changes only its own.
+  sizes = dict(sorted((_sizes(by_device.get(kind, {})) | dict(decoders)).items()))
   by_device[kind] = sizes[1] if list(sizes) == [1] else {str(size): sizes[size] for size in sizes}
   return by_device
 

@@ -209,8 +209,8 @@ def _pieces(request: Request, every: int) -> tuple[Callable, Callable, Callable]
                programs.jit(advance, label=text), programs.jit(decoder.finish)))
 
 
-# How many numbers of an array are compared to detect other parameters.
-_SAMPLED = 1024
+# The most numbers of an array that are fetched from a device to be compared.
+_FETCHED = 1 << 20
 
 
 def batch_size_of(folder: str | os.PathLike, finished: bool = True) -> int | None:
@@ -236,8 +236,8 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
             atomic.plain(seed)),
       # Features of words may differ in their last bits when the network is compiled again.
       prompts=(_digest(json.dumps(prompts) + fingerprint(model.conditions.params))
-               if has_floats and is_words else fingerprint(condition, every=True)),
-      prefix=fingerprint(condition.tokens, every=True) if model.prefix_length else None,
+               if has_floats and is_words else fingerprint(condition)),
+      prefix=fingerprint(condition.tokens) if model.prefix_length else None,
       batch_size=batch_size)
 
 
@@ -254,17 +254,28 @@ def weights(model: BaseModel) -> dict[str, str]:
   return {name: fingerprint(parts[name]) for name in sorted(parts)}
 
 
-def fingerprint(arrays: Any, every: bool = False) -> str:
-  """Returns a short digest of shapes, dtypes and numbers of a tree of arrays.
-
-  It covers `every` number, or a sample of each array, which is enough for parameters.
-  """
+def fingerprint(arrays: Any) -> str:
+  """Returns a short digest of shapes, dtypes and every number of a tree of arrays."""
   digest = hashlib.sha256()
   for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
-    step = 1 if every else max(1, leaf.size // _SAMPLED)
     digest.update(f'{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}'.encode())
-    digest.update(np.asarray(leaf.reshape(-1)[::step]).tobytes())
+    digest.update(np.asarray(leaf if leaf.size <= _FETCHED else _checksum(leaf)).tobytes())
   return digest.hexdigest()[:16]
+
+
+@jax.jit
+def _checksum(numbers: jax.Array) -> jax.Array:
+  """Returns a sum of the bits modulo 2**32, in which each number has an odd weight of its own.
+
+  So it changes with any one number. It is computed where the array is.
+  """
+  wide = jnp.dtype(numbers.dtype).itemsize > 4
+  unsigned = jnp.uint32 if wide else f'uint{8 * jnp.dtype(numbers.dtype).itemsize}'
+  bits = jax.lax.bitcast_convert_type(numbers, unsigned).astype(jnp.uint32)
+  strides = np.cumprod((1, *bits.shape[:0:-1]))[::-1].astype(np.uint64) % 2**32
+  weights = sum(jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis) * np.uint32(stride)
+                for axis, stride in enumerate(strides))
+  return jnp.sum(bits * (2 * weights + 1), dtype=jnp.uint32)
 
 
 def _digest(text: str) -> str:

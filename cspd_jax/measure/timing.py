@@ -136,7 +136,7 @@ def compare(requests: Mapping[str, Request], *, captions: Sequence[str] | None =
     runs |= {(i, name): request.bound(np.array([i])) for i in images}
     results = []
     for i in images:
-      results.append(jax.device_get(runs[i, name]()))
+      results.append(request.pick([i]).check_result(jax.device_get(runs[i, name]())))
       report(len(compared) * len(images) + i + 1)
     decoded = concatenated(results)
     show(f'{name}: {", ".join(map(str, decoded.rounds))} rounds')

@@ -43,13 +43,19 @@ class Prompt(NamedTuple):
     """Selects the second stream of the images where `drop` `[B]` is True, else the first one."""
     return Prompt(*(jnp.where(drop[:, None], part[:, 1], part[:, 0])[:, None] for part in self))
 
+  @property
+  def longest(self) -> int:
+    """The number of tokens of the longest prompt, without padding; for host or device arrays."""
+    return int(np.asarray(self.visible).any(axis=(0, 1))[::-1].nonzero()[0].max(initial=-1)) + 1
+
   def padded(self, length: int) -> 'Prompt':
-    """Returns the prompts padded to `length` tokens; raises ValueError if they have more."""
-    missing = length - self.tokens.shape[-1]
-    if missing < 0:
-      raise ValueError(f'prompt has {self.tokens.shape[-1]} tokens, but there is room for '
-                       f'{length}; use a shorter one.')
-    return Prompt(*(np.pad(np.asarray(part), ((0, 0), (0, 0), (missing, 0))) for part in self))
+    """Returns the prompts padded or cut to `length` tokens; ValueError if they have more."""
+    if (longest := self.longest) > length:
+      raise ValueError(f'prompt has {longest} tokens, but there is room for {length}; use a '
+                       'shorter one.')
+    missing = max(0, length - self.tokens.shape[-1])
+    return Prompt(*(np.pad(np.asarray(part), ((0, 0), (0, 0), (missing, 0)))[..., -length:]
+                    for part in self))
 
   def rows(self) -> tuple[jax.Array, jax.Array]:
     """Returns tokens and visibility as `[R, C]`."""

@@ -37,7 +37,7 @@ def fit(text: str, inches: float, size: float, most: int = 8) -> str:
   of the font in points.
   """
   letters, lines = max(8, int(inches / (_LETTER * size))), ['']
-  for word in re.findall(r'[^\s+(,=]+[+(,=]*\s*|[+(,=]+\s*', text):
+  for word in re.findall(r'[^\s+(,=]+[+(,=]*\s*|[+(,=]+\s*', ' '.join(text.split())):
     if len(lines[-1] + word.rstrip()) > letters and lines[-1]:
       lines.append('')
     lines[-1] += word

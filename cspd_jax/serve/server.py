@@ -72,7 +72,7 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
               for name, spec in served.decoders.items()}
   longest = next(iter(requests.values())).condition
   if isinstance(longest, Prompt):
-    own = longest.tokens.shape[-1]
+    own = longest.longest
     if prompt_length is None:
       prompt_length = max(own, min(_LONG_PROMPT, max(_PROMPT, model.num_tokens // _PER_PROMPT)))
     if prompt_length < own:

@@ -203,10 +203,12 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
 
 def _object(body: bytes) -> dict[str, Any]:
   def pairs(items):
-    names = [name for name, _ in items]
-    if repeated := [name for name in names if names.count(name) > 1]:
-      raise ValueError(f'{repeated[0]!r:.80} is there twice')
-    return dict(items)
+    result: dict[str, Any] = {}
+    for name, value in items:
+      if name in result:
+        raise ValueError(f'{name!r:.80} is there twice')
+      result[name] = value
+    return result
 
   def constant(name):
     raise ValueError(f'{name} is not a number of JSON')

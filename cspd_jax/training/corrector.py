@@ -98,10 +98,15 @@ class Batch(NamedTuple):
   guidance_scale: jax.Array
 
 
-def batch_of(windows: Windows, conditions: Any, train: CorrectorTrainConfig, index: int) -> Batch:
-  """Returns the batch of step `index`; `conditions` has one row per image."""
-  rng = np.random.default_rng((train.optimizer.seed, index))
-  images = rng.choice(len(windows.tokens), train.optimizer.batch_size, replace=False)
+def batch_of(windows: Windows, conditions: Any, train: CorrectorTrainConfig, index: int,
+             in_order: bool = False) -> Batch:
+  """Returns the batch of step `index`, of images drawn at random or `in_order`.
+
+  `conditions` has one row per image.
+  """
+  rng, size = np.random.default_rng((train.optimizer.seed, index)), train.optimizer.batch_size
+  images = (np.arange(index * size, (index + 1) * size) if in_order else
+            rng.choice(len(windows.tokens), size, replace=False))
   incomplete = windows.accepted[images] >= 0
   rounds = np.stack([
       rng.choice(np.flatnonzero(row), train.windows_per_image,

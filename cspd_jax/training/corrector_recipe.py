@@ -52,7 +52,7 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
     decoder: decoder that records the windows: a corrected decoder whose drafts are a chain.
     num_plain_images: whole images to train on.
     num_train_images: images whose windows to train on.
-    num_held_out_images: images whose windows to measure on.
+    num_held_out_images: images whose windows to measure on, as far as they fill whole batches.
   """
 
   drafter: eagle.EagleConfig
@@ -191,13 +191,13 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   config, train_config, teacher = recipe.drafter, recipe.train, drafter_recipe.teacher(model)
   optimizer = train_config.optimizer
   warp = model.engine.settled(samples.sampling(recipe, model))
-  batch_of = lambda split, index: corrector_lib.batch_of(
-      splits[split][0], conditions[split], train_config, index)
+  batch_of = lambda split, index, **order: corrector_lib.batch_of(
+      splits[split][0], conditions[split], train_config, index, **order)
   evaluate = drafter_recipe.evaluation(
       model, lambda params, frozen, batch: corrector_lib.measure(
           params, frozen, batch, config, train_config, teacher, warp),
-      lambda: (batch_of('held_out', index)
-               for index in range(max(1, recipe.num_held_out_images // optimizer.batch_size))))
+      lambda: (batch_of('held_out', index, in_order=True)
+               for index in range(recipe.num_held_out_images // optimizer.batch_size)))
   params = init(recipe, model)
   before = {f'before_{name}': value for name, value in evaluate(params).items()}
   params = train_plain(recipe, model, params, workdir)

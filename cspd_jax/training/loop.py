@@ -67,7 +67,8 @@ def run(state: Any, step_fn: Callable[[Any, Any], tuple[Any, dict[str, jax.Array
   The state before the first step is a pytree with an attribute `step`. The functions are `step_fn`,
   `(state, batch) -> (state, scalar metrics)`, already jitted, `batch_fn`, `index -> batch`, and
   `evaluate`, `state -> held-out metrics`. States are stored in `workdir/<name>/` and metrics in
-  `workdir/<name>.jsonl`; those of another training raise ValueError.
+  `workdir/<name>.jsonl`; states of other shapes or of more steps raise ValueError. A caller whose
+  other options may change holds `workdir` by a `run_folder.Run`.
   """
   num_steps = optimizer.num_steps
   workdir = paths.find('workdir', workdir)
@@ -76,7 +77,9 @@ def run(state: Any, step_fn: Callable[[Any, Any], tuple[Any, dict[str, jax.Array
   if (restored := restore(folder, state)) is not None:
     state = restored
     logging.info('%s: continuing after step %d', name, int(state.step))
-  start = int(state.step)
+  if (start := int(state.step)) > num_steps:
+    raise ValueError(f'workdir is {str(workdir)!r}, where {name} has done {start} steps; num_steps '
+                     f'is {num_steps}, so use another folder.')
   _drop_later_lines(metrics_path, start)
   began = time.time()
   last = began, start

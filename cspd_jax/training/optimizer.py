@@ -57,9 +57,10 @@ class OptimizerConfig:
         self, warmup_steps=(0, fields.MOST), cooldown_steps=(0, fields.MOST),
         weight_decay=fields.NOT_NEGATIVE, b2=fields.BELOW_1, ema_decay=fields.SHARES,
         seed=fields.SEEDS)
-    if self.cooldown_steps is not None and self.cooldown_steps > self.num_steps:
-      raise ValueError(f'cooldown_steps is {self.cooldown_steps}; it must be from 0 to num_steps, '
-                       f'{self.num_steps}.')
+    if self.cooldown_steps is not None and self.warmup_steps + self.cooldown_steps > self.num_steps:
+      raise ValueError(f'cooldown_steps is {self.cooldown_steps}; after {self.warmup_steps} steps '
+                       f'of warm-up, of {self.num_steps} steps in all, it must be at most '
+                       f'{max(0, self.num_steps - self.warmup_steps)}.')
 
 
 def matrices(params: Params) -> Any:
@@ -90,7 +91,8 @@ def schedule(config: OptimizerConfig, learning_rate: float) -> optax.Schedule:
         0.0, learning_rate, config.warmup_steps,
         max(config.num_steps, config.warmup_steps + 1))
   return optax.join_schedules(
-      [optax.linear_schedule(0.0, learning_rate, max(config.warmup_steps, 1)),
+      [optax.linear_schedule(0.0, learning_rate, config.warmup_steps) if config.warmup_steps
+       else optax.constant_schedule(learning_rate),
        optax.linear_schedule(learning_rate, 0.0, max(config.cooldown_steps, 1))],
       [config.num_steps - config.cooldown_steps])
 

@@ -143,6 +143,7 @@ def test_flags_beside_the_configuration(path):
     (['--nmae=1'], '--nmae is not a flag; did you mean --name?'),
     (['--qqqqqq=1'], 'flags are: name, fast, limit, names, pair, prompt, seed, rate, inner.steps'),
     (['--config.nmae=1'], 'did you mean --name?'), (['--name.x=1'], '--name.x is not a flag'),
+    (['--prompt=None'], '--prompt is none already; leave it out'),
     (['--seed=1', '--seed=none'], '--seed is none and 1 more; give none alone, or leave it out'),
     (['--steps=1'], '--steps may be any of --inner.steps, --other.steps; say which'),
     (['--inner=1'], '--inner is a group of fields; set one of: --rate, --inner.steps'),

@@ -61,7 +61,7 @@ def test_models_that_cannot_be_served_end_with_a_sentence(capsys, monkeypatch):
 def test_slots_have_room_for_the_longest_prompts(monkeypatch):
   """Not only for the prompt that the programs are compiled with."""
   served = wire.serving(cspd_jax.load('emoji'), ('vanilla',))
-  with pytest.raises(ValueError, match="prompt_length is 1; 'a fox on white' needs at least 32"):
+  with pytest.raises(ValueError, match="prompt_length is 1; 'a fox on white' needs at least 11"):
     server.engine(served, slots=1, queue=1, prompt_length=1)
   monkeypatch.setattr(memory, 'free', lambda devices: 1e9)
   server.engine(served, slots=8, queue=1)

@@ -128,6 +128,13 @@ def test_any_number_of_images_in_any_number_of_slots(count, slots):
   assert _differences(decoded, want) == [] and rounds == _scheduled(want.rounds, slots)
 
 
+def test_groups_of_as_many_images_as_slots(monkeypatch):
+  monkeypatch.setattr(refill, 'group', lambda num_slots: num_slots)
+  decoded, _ = _refilled(_program('mc_sjd', 3), warp=SAMPLED)
+  want, _ = _batches(_build('mc_sjd'), 3, warp=SAMPLED)
+  assert _differences(decoded, want) == []
+
+
 def test_one_program_serves_queues_of_any_length():
   program = refill.jitted(decoders.vanilla(MODEL.target), SLOTS)
   long, rounds = _refilled(program)

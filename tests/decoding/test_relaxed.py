@@ -259,6 +259,8 @@ class OptionsTest(parameterized.TestCase):
       ('table_type', lambda: lantern(TABLE * 1.0, 0.1), 'type float64; it must be integers'),
       ('table_range', lambda: lantern(TABLE + 1, 0.1), 'must be tokens, 0 to 3'),
       ('table_self', lambda: lantern(np.array([[1], [1]]), 0.1), 'row 1 contains 1 itself'),
+      ('table_twice', lambda: lantern(np.array([[1, 2], [2, 2], [0, 1]]), 0.1),
+       'row 1 lists a neighbour twice'),
       ('group', lambda: grouped(0), 'group is 0; it must be at least 1'),
       ('p_threshold', lambda: grouped(3, 0.0), 'p_threshold is 0.0; it must be above 0'),
       ('d_threshold', lambda: grouped(3, d_threshold=1.0), 'embeddings are missing'),
@@ -271,6 +273,7 @@ class OptionsTest(parameterized.TestCase):
       ('cool_delta', lambda: cool(0.0), 'delta is 0.0'),
       ('nu', lambda: cool(1.1, -0.1), 'nu is -0.1; .* a rate of at least 0'),
       ('length', lambda: cool(1.1, length=0), 'length is 0'),
+      ('l_whole', lambda: cool_linear(1.1, np.inf), 'l is inf; it must be a whole number'),
       ('l', lambda: cool_linear(1.1, 5, length=5), 'l is 5, .*depths 1 to 5: l must be larger'),
   )
   def test_refused(self, build, words):

@@ -58,8 +58,8 @@ def test_the_kind_comes_before_the_platform_and_a_size_holds_up_to_the_next(
     ('s', {1: 'a'}, {'cpu': 'a', 'gpu': 's', 'tpu': 's'}),
     ({'gpu': 's'}, {1: 'a', 8: 'b'}, {'gpu': 's', 'cpu': {'1': 'a', '8': 'b'}}),
     ({'cpu': 's'}, {8: 'b'}, {'cpu': {'1': 's', '8': 'b'}}),
-    ({'cpu': {'1': 'a', '16': 'b'}}, {1: 'c', 4: 'b'}, {'cpu': {'1': 'c', '4': 'b'}}),
-    ({'cpu': {'1': 'a', '8': 'b'}}, {1: 'b', 8: 'b'}, {'cpu': 'b'}),
+    ({'cpu': {'1': 'a', '16': 'b'}}, {1: 'c', 4: 'b'}, {'cpu': {'1': 'c', '4': 'b', '16': 'b'}}),
+    ({'cpu': {'1': 'a', '8': 'b'}}, {1: 'b', 8: 'b'}, {'cpu': {'1': 'b', '8': 'b'}}),
 ])
 def test_a_choice_joins_what_was_there(chosen, decoders, result):
   joined = defaults_lib.joined(chosen, 'cpu', decoders)

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from cspd_jax.core import batches
 from cspd_jax.decoding import decoders
 from cspd_jax.generation import memory
 from cspd_jax.generation.request import Request, prepare
-from cspd_jax.generation.run import decode, run
+from cspd_jax.generation.run import decode, fingerprint, run
 from tests.measure import tiny
 
 PROMPTS = [0, 2, 1, 1, 0]
@@ -133,6 +134,18 @@ def test_a_folder_belongs_to_one_run(model, tmp_path, change, words):
   first({})
   with pytest.raises(ValueError, match=words):
     first(change)
+
+
+@pytest.mark.parametrize('size', [1 << 10, 1 << 11])  # Of the smaller one, every number is fetched.
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16, np.int8])
+def test_a_fingerprint_has_every_number(size, dtype):
+  numbers = jnp.ones((size, 1 << 10), dtype)
+  whole = fingerprint({'output': numbers})
+  assert whole == fingerprint({'output': jnp.ones_like(numbers)})
+  for place in ((0, 0), (0, 1), (size - 1, 3)):
+    assert whole != fingerprint({'output': numbers.at[place].set(2)})
+  one, other = (fingerprint({'output': numbers.at[place].set(2)}) for place in ((0, 0), (0, 1)))
+  assert one != other
 
 
 def test_damaged_and_foreign_files(model, tmp_path):

@@ -160,6 +160,7 @@ def test_texts_are_broken_where_they_are_too_wide(text, lines):
 
 def test_texts_have_an_end():
   assert canvas.fit('one two three four five six', 0.5, 10, most=2) == 'one two\nthree ...'
+  assert canvas.fit('a\nb\n\n\nc', 2.0, 8) == 'a b c'
 
 
 @pytest.mark.parametrize('count', representative([1, 4], 4))

@@ -163,7 +163,7 @@ BROKEN = {
     'NaN past the end': (
         scoring(past_the_end), 'end of the image', 'logits contain NaN or .inf where'),
     'no room past the end': (
-        T._replace(prefill=lambda params, condition, num_slots: T.prefill(params, condition, 9)),
+        T._replace(prefill=lambda params, condition, num_slots: T.prefill(params, condition, 10)),
         'end of the image', 'must allocate num_slots'),
     'infinite logits': (
         scoring(lambda logits, *_: jnp.where(jnp.arange(4) == 2, jnp.inf, logits)),
@@ -349,22 +349,23 @@ def test_the_error_lists_what_is_wrong():
 
 @pytest.mark.slow
 def test_the_training_pass():
-  def training(params, labels, tokens):
+  def training(params, labels, tokens, vocab_size=4):
     """From prefixes, as the table has them."""
-    numbers = jnp.stack([prefix_number(tokens[:, :k], 4) for k in range(tokens.shape[1])], axis=1)
+    numbers = jnp.stack([
+        prefix_number(tokens[:, :k], vocab_size) for k in range(tokens.shape[1])], axis=1)
     return params[labels[:, None], 0, numbers]
 
   check_target(T, MODEL.params, LABELS, logits=training)
   late = lambda params, labels, tokens: training(params, labels, tokens[:, ::-1])
   report = report_of(check_target, T, MODEL.params, LABELS, logits=late)
   assert 'score: the distribution of token 1 is' in report.problems['training pass']
-  second_row = lambda *args: training(*args).at[:, T.row_width + 1:].set(0)
-  report = report_of(check_target, T, MODEL.params, LABELS, logits=second_row)
-  assert f'score: the distribution of token {T.row_width + 1} is' in (
-      report.problems['training pass'])
+  rows = tabular(jax.random.key(1), 2, 14, row_width=10)
+  second_row = lambda *args: training(*args, vocab_size=2).at[:, 11:].set(0)
+  report = report_of(check_target, rows.target, rows.params, LABELS[:1], logits=second_row)
+  assert 'score: the distribution of token 11 is' in report.problems['training pass']
   wrong = lambda *args: training(*args)[None]
   report = report_of(check_target, T, MODEL.params, LABELS, logits=wrong)
-  assert 'logits: they have shape (1, 4, 8, 4)' in report.problems['training pass']
+  assert 'logits: they have shape (1, 4, 9, 4)' in report.problems['training pass']
 
 
 @pytest.mark.parametrize('condition,message', [

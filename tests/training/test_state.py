@@ -67,8 +67,13 @@ def test_without_an_average_there_is_none():
 
 
 def test_a_cooldown_is_a_part_of_the_steps():
-  with pytest.raises(ValueError, match='cooldown_steps is 21; it must be from 0 to num_steps, 20'):
-    dataclasses.replace(CONFIG, cooldown_steps=21)
+  most = 20 - CONFIG.warmup_steps
+  with pytest.raises(ValueError, match=f'of 20 steps in all, it must be at most {most}'):
+    dataclasses.replace(CONFIG, cooldown_steps=most + 1)
+
+
+def test_the_first_step_learns_without_a_warmup():
+  assert _rates(warmup_steps=0, cooldown_steps=5)[:2] == pytest.approx([CONFIG.learning_rate] * 2)
 
 
 @pytest.mark.slow

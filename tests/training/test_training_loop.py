@@ -48,6 +48,8 @@ def test_finished_run_does_nothing(tmp_path):
   again = _run(tmp_path, 5)
   np.testing.assert_array_equal(first.value, again.value)
   assert _lines(tmp_path) == lines
+  with pytest.raises(ValueError, match='has done 5 steps; num_steps is 4, so use another folder'):
+    _run(tmp_path, 4)
 
 
 def test_metrics_hold_every_step_once_after_a_crash(tmp_path):

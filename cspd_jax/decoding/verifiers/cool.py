@@ -58,6 +58,7 @@ def cool_linear(delta: float = 1.1, l: int = 8, *, clamp: bool = True,
   without `length` the latter is detected when the decoder is built.
   """
   _check(delta, length)
+  fields.check_whole('l', l)
 
   def schedule(depths: int) -> np.ndarray:
     if l <= depths:
@@ -74,7 +75,8 @@ def cool_linear(delta: float = 1.1, l: int = 8, *, clamp: bool = True,
 
 def _check(delta: float, length: int | None) -> None:
   fields.require(0 < delta < np.inf, 'delta', delta, 'a mean factor above 0 (1 or more relaxes)')
-  fields.require(length is None or length >= 1, 'length', length, 'at least 1 depth')
+  if length is not None:
+    fields.check_whole('length', length, 'a whole number of at least 1 depth', 1)
 
 
 def _relaxed(schedule: Callable[[int], np.ndarray], clamp: bool, length: int | None) -> Verifier:
