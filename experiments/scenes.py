@@ -4,7 +4,8 @@
 
 Writes train.png and held_out.png, the files of cspd_jax/assets/scenes, templates.npz and
 held_out.txt (prompts that ask for every part of a held-out scene), and train.txt (captions of
-training scenes, to sample images for drafters). configs/held_out.txt asks for the first 64 of the
+training scenes, to sample images for drafters). --num_tokenised=57600 adds as many further training
+scenes as tokens of `emoji`, tokens.npz and tokens.txt, on which drafters can be trained. configs/held_out.txt asks for the first 64 of the
 held-out scenes, and leaves out random parts as captions for training do. Scores as many scenes of
 both splits against their complete captions: the largest value that the score can have
 (report.json). docs/embedded.md has the commands that fetch the sources.
@@ -15,6 +16,7 @@ import sys
 
 import numpy as np
 
+import cspd_jax
 from cspd_jax import cli, metrics
 from cspd_jax.core import fields
 from cspd_jax.files import atomic
@@ -24,7 +26,7 @@ from cspd_jax.plots import grid
 from experiments.demo_models import emoji
 
 PROMPTS = 'cspd_jax/assets/scenes/held_out.txt'  # The prompts of measurements, in a clone.
-_SHEET = 60
+_SHEET, _BATCH = 60, 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,23 +35,25 @@ class Config(emoji.Sources):
 
   Attributes:
     num_scenes: scored scenes per split.
+    num_tokenised: training scenes to tokenise.
     seed: seed of the scenes.
     workdir: folder of the results.
   """
 
   num_scenes: int = 1000
+  num_tokenised: int = 0
   seed: int = 0
   workdir: str = 'runs/scenes'
 
   def __post_init__(self):
-    fields.check(self, num_scenes=(1, fields.MOST), seed=fields.SEEDS)
+    fields.check(self, num_scenes=(1, fields.MOST), num_tokenised=(0, fields.MOST), seed=fields.SEEDS)
 
 
 @cli.command(Config)
 def main(config: Config) -> None:
   sprites = config.sprites()
   report = Report(config.workdir, [
-      'templates.npz', *(f'{split}.{kind}' for split in emoji.SPLITS for kind in ('png', 'txt'))])
+      'templates.npz', 'tokens.npz', 'tokens.txt', *(f'{split}.{kind}' for split in emoji.SPLITS for kind in ('png', 'txt'))])
   templates = emoji.templates(sprites)
   atomic.write_arrays(report.path('templates.npz'), {
       'names': np.array(templates.names), 'pixels': templates.pixels})
@@ -65,7 +69,22 @@ def main(config: Config) -> None:
     values = score.asked(score.score(pixels, captions, templates), captions)
     rows.append(dict(split=split, **metrics.entries(values)))
     print(f'{split}: ' + ', '.join(f'{name} {value.mean:.3f}' for name, value in values.items()))
+  if config.num_tokenised:
+    _tokenise(config, sprites, report)
   report.write(settings=dataclasses.asdict(config), rows=rows)
+
+
+def _tokenise(config: Config, sprites: emoji.Sprites, report: Report) -> None:
+  """Writes the tokens of training scenes and their captions."""
+  model = cspd_jax.load('emoji')
+  batches = (emoji.scenes(sprites, config.seed + 1, index, 'train', _BATCH)
+             for index in range(-(-config.num_tokenised // _BATCH)))
+  tokens, captions = zip(*(
+      (np.asarray(model.tokens(scenes.images), np.int16), scenes.captions) for scenes in batches))
+  count = config.num_tokenised
+  atomic.write_arrays(report.path('tokens.npz'), {'tokens': np.concatenate(tokens)[:count]})
+  atomic.write(report.path('tokens.txt'),
+               '\n'.join([*np.concatenate(captions)[:count], '']).encode())
 
 
 if __name__ == '__main__':

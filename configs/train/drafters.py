@@ -61,6 +61,12 @@ CONFIGS: dict[str, DrafterRecipe | CorrectorRecipe] = dict(
         train=DrafterTrainConfig(OptimizerConfig(
             num_steps=600, batch_size=8, learning_rate=2e-3, warmup_steps=50)),
         num_train_images=2048),
+    emoji_medusa=DrafterRecipe(
+        drafter=MedusaConfig(num_heads=4, dim=256, vocab_size=1026),
+        train=DrafterTrainConfig(OptimizerConfig(
+            num_steps=1200, batch_size=16, learning_rate=3e-3, warmup_steps=50)),
+        target='emoji', prompts='runs/scenes/tokens.txt', images='runs/scenes/tokens.npz',
+        num_train_images=19200, evaluate_every=600, log_every=100),
     emoji_eagle=DrafterRecipe(
         drafter=_EMOJI_EAGLE,
         train=DrafterTrainConfig(

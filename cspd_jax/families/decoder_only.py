@@ -158,3 +158,9 @@ def published(config: Any, eagle_layer: str) -> dict[str, tuple[str, Any]]:
       'eagle': ('eagle', layer), 'corrector': ('eagle', corrector),
       'neighbours': ('neighbours', neighbours.NeighboursConfig(
           config.num_image_tokens, config.num_tokens, config.row_width))}
+
+
+def with_medusa(config: Any, eagle_layer: str) -> dict[str, tuple[str, Any]]:
+  """Returns `published` and Medusa heads, for targets whose head is one matrix."""
+  sizes = medusa.MedusaConfig(dim=config.dim, vocab_size=config.num_image_tokens)
+  return published(config, eagle_layer) | {'medusa': ('medusa', sizes)}

@@ -13,7 +13,7 @@ from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.files.store import Kind
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions
-from cspd_jax.models import eagle, llamagen, medusa, t5, transformer, vq
+from cspd_jax.models import eagle, llamagen, t5, transformer, vq
 from cspd_jax.text import bpe
 
 
@@ -45,9 +45,7 @@ def _networks(config: llamagen.LlamaGenConfig) -> dict[str, tuple[str, Any]]:
   draft = dataclasses.replace(
       config, dim=small.dim, num_layers=small.num_layers, num_heads=small.num_heads,
       num_kv_heads=small.num_kv_heads, ffn_dim=small.ffn_dim)
-  return decoder_only.published(config, 'llamagen') | {
-      'medusa': ('medusa', medusa.MedusaConfig(dim=config.dim, vocab_size=config.vocab_size)),
-      'draft': ('llamagen', draft)}
+  return decoder_only.with_medusa(config, 'llamagen') | {'draft': ('llamagen', draft)}
 
 
 def _condition(config: llamagen.LlamaGenConfig, count: int) -> Any:

@@ -70,16 +70,18 @@ def init(config: MedusaConfig, key: jax.Array) -> Params:
 def from_target(target: Ends, target_params: Params, config: MedusaConfig) -> Params:
   """Initialises float32 parameters with which every Medusa head repeats the target's distribution.
 
-  The output matrix is copied; a head of the target that is no matrix of these sizes raises
-  ValueError.
+  The output matrix is copied, and 0 for tokens that only the target's grammar sets; a head of the
+  target that is no matrix of these sizes raises ValueError.
   """
   if target.matrix is None:
     raise ValueError('the head of the target is not one matrix, from which Medusa heads are '
                      'initialised; train an EAGLE drafter for this target.')
   output = target.matrix(target_params)
-  if output.shape != (config.dim, config.vocab_size):
-    raise ValueError(f'dim and vocab_size are {(config.dim, config.vocab_size)}; the output matrix '
-                     f'of the target has {output.shape}.')
+  sizes = output.shape[0], target.vocab_size
+  if sizes != (config.dim, config.vocab_size):
+    raise ValueError(f'dim and vocab_size are {(config.dim, config.vocab_size)}; those of the '
+                     f'target are {sizes}.')
+  output = jnp.pad(output, ((0, 0), (0, target.vocab_size - output.shape[1])))
   params = init(config, jax.random.key(0))
   return {name: {**head, 'output': jnp.array(output, jnp.float32)} for name, head in params.items()}
 

@@ -5,6 +5,7 @@ Every function with a folder continues the work that it holds and does nothing i
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -28,13 +29,15 @@ class DrafterRecipe(samples.Sampled, loop.Intervals):
 
   Attributes:
     drafter: its class determines the kind.
-    num_train_images: images to train on.
+    images: file of images to train on, see `samples.stored`; None samples them from the target.
+    num_train_images: images to train on, the first ones of the file.
     num_held_out_images: images to measure on.
     num_depths: depths to measure.
   """
 
   drafter: eagle.EagleConfig | medusa.MedusaConfig
   train: drafter_lib.DrafterTrainConfig
+  images: str | None = None
   num_train_images: int = 4096
   num_held_out_images: int = 64
   num_depths: int = 4
@@ -58,18 +61,24 @@ def check(recipe: Any, model: Model) -> None:
   condition = model.condition(samples.prompts_of(model, recipe.prompts)[:1])
   _, features, _ = jax.eval_shape(
       lambda *args: target.prefill(*args, target.num_tokens), model.params, condition)
-  sizes = dict(dim=features.shape[-1],
-               vocab_size=getattr(model.config, 'vocab_size', target.vocab_size))
+  sizes = dict(dim=features.shape[-1], vocab_size=target.vocab_size)
   if isinstance(recipe.drafter, eagle.EagleConfig):
-    sizes |= dict(family=eagle_layer, num_tokens=target.num_tokens, row_width=target.row_width,
+    sizes |= dict(vocab_size=getattr(model.config, 'vocab_size', target.vocab_size),
+                  family=eagle_layer, num_tokens=target.num_tokens, row_width=target.row_width,
                   num_outputs=target.vocab_size)
   samples.check_sizes(recipe.drafter, model, sizes)
+  if isinstance(recipe.drafter, medusa.MedusaConfig):
+    jax.eval_shape(functools.partial(
+        medusa.from_target, teacher(model).ends, config=recipe.drafter), model.params)
 
 
 def images(recipe: DrafterRecipe, model: Model, split: str, workdir: pathlib.Path
            ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the images of a split, 'train' or 'held_out', as `samples.sampled` does."""
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
+  if split == 'train' and recipe.images is not None:
+    tokens = samples.stored(recipe.images, model, count)
+    return tokens, np.arange(count) % len(samples.prompts_of(model, recipe.prompts))
   key = jax.random.fold_in(jax.random.key(recipe.seed), int(split != 'train'))
   return samples.sampled(model, recipe.prompts, count, key, samples.sampling(recipe, model),
                          workdir / f'tokens_{split}')

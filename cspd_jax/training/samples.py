@@ -13,7 +13,7 @@ import numpy as np
 from cspd_jax.core import batches, fields, progress
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.files import atomic, run_folder
+from cspd_jax.files import atomic, npz, run_folder
 from cspd_jax.generation import prompts as prompts_lib, run as run_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request, prepare
@@ -103,6 +103,23 @@ def check_sizes(drafter: Any, model: Model, sizes: Mapping[str, Any]) -> None:
     if (value := getattr(drafter, name)) != expected:
       raise ValueError(
           f'drafter.{name} is {value!r}; for the target {model.name!r} it must be {expected!r}.')
+
+
+def stored(path: str, model: Model, count: int) -> np.ndarray:
+  """Reads images of a file, an .npz with `tokens` `[N, T]` as `Model.tokens` returns them.
+
+  Returns the first `count`, int32; image `i` has prompt `i`, the prompts in turn. Another shape,
+  fewer images, and tokens that the model does not have raise ValueError.
+  """
+  tokens = npz.arrays(path, 'write it again', needed=('tokens',), only=('tokens',))['tokens']
+  length, most = model.num_tokens, model.target(guided=False).vocab_size
+  if tokens.ndim != 2 or tokens.shape[1] != length or len(tokens) < count:
+    raise ValueError(f'images is {path!r}, with tokens of shape {tokens.shape}; it must have at '
+                     f'least {count} images of {length} tokens.')
+  if tokens.dtype.kind not in 'iu' or tokens.min() < 0 or tokens.max() >= most:
+    raise ValueError(f'images is {path!r}, with {tokens.dtype} tokens from {tokens.min()} to '
+                     f'{tokens.max()}; they must be integers from 0 to {most - 1}.')
+  return tokens[:count].astype(np.int32)
 
 
 def _exact_default(model: Model, batch_size: int) -> Spec:
