@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 
 _TOKENS = 'tokens per forward pass'
 _SCENES = {
-    f'{_TOKENS} of `emoji`': '{step_compression:.2f}',
+    f'{_TOKENS} of `emoji`': '{tokens_per_pass:.2f}',
     'inside things': '{tokens_per_pass_inside:.2f}',
     'on plain ground': '{tokens_per_pass_ground:.2f}', f'{_TOKENS} of `demo`': '{photographs:.2f}'}
 _OTHERS = {'predicted speed-up on an H200': '{predicted:.2f}x', 'guarantee': '{guarantee}',
@@ -28,7 +28,7 @@ def markdown(scenes: Sequence[Row], photographs: Sequence[Row], compiled: Sequen
     compiled: compiled rounds of a large model. A speed-up is predicted where they have the decoder:
       tokens per pass of photographs over the time of its round, in rounds of the baseline.
   """
-  of_photographs = {row['decoder']: row['step_compression'] for row in photographs}
+  of_photographs = {row['decoder']: row['tokens_per_pass'] for row in photographs}
   ms = {row['decoder']: row['ms'] for row in compiled}
   rows = []
   for row in {row['decoder']: row for row in (*photographs, *scenes)}.values():

@@ -297,7 +297,7 @@ TABLES: dict[str, Table] = {
         "images equal to vanilla's": '{equal_to_baseline:.2%}',
         **_measured('nll_excess', errors=True)})),
     'corrected_proof_emoji': Table('corrected_proof_emoji', _of({
-        'decoder': '`{decoder}`', 'tokens per forward pass': '{step_compression:.2f}',
+        'decoder': '`{decoder}`', 'step compr.': '{step_compression:.2f}x',
         "images equal to vanilla's": '{equal_to_baseline:.2%}'})),
     'compiled_7b': Table('compiled_7b', _own),
     'compiled_mar': Table('compiled_mar', _own),

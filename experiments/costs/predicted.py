@@ -152,9 +152,10 @@ def measured(path: str | os.PathLike, text: str, model: str | None = None,
              override: float | None = None) -> Measured:
   """Returns what a report has on a round of a decoder; empty if it does not contain the decoder.
 
-  The rows of the report, of `model` if it has several, have 'decoder', 'step_compression' and maybe
-  'calls_per_round'; another file raises ValueError. It is not read for `vanilla` and `mar`, which
-  commit one token, nor with an `override`, the number of tokens of all decoders.
+  The rows of the report, of `model` if it has several, have 'decoder', maybe 'calls_per_round', and
+  'tokens_per_pass' or else 'step_compression', which is larger; another file raises ValueError. It
+  is not read for `vanilla` and `mar`, which commit one token, nor with an `override`, the number of
+  tokens of all decoders.
   """
   spec = spec_lib.parse(text)
   if spec in map(spec_lib.parse, _TOKEN_BY_TOKEN):
@@ -163,7 +164,8 @@ def measured(path: str | os.PathLike, text: str, model: str | None = None,
     return Measured(override)
   report = reading.json(path, 'give another report, or tokens_per_round', 'accepted')
   try:
-    rows = [(row['decoder'], Measured(float(row['step_compression']), row.get('calls_per_round')))
+    rows = [(row['decoder'], Measured(
+        float(row.get('tokens_per_pass') or row['step_compression']), row.get('calls_per_round')))
             for row in report['rows'] if model is None or row['model'] == model]
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f'accepted is {str(path)!r}, which is not a report with step_compression '

@@ -12,9 +12,9 @@ from docs import lists, tables
 
 REPORT = dict(
     num_images=4, device='cpu', versions=dict(jax='0.0'), rows=[
-        dict(decoder='eagle+lantern', guarantee='bounded', step_compression=1.99),
-        dict(decoder='vanilla', guarantee='seed-exact', step_compression=1.0),
-        dict(decoder='mc_sjd(window=4)', guarantee='exact', step_compression=1.5)])
+        dict(decoder='eagle+lantern', guarantee='bounded', tokens_per_pass=1.99),
+        dict(decoder='vanilla', guarantee='seed-exact', tokens_per_pass=1.0),
+        dict(decoder='mc_sjd(window=4)', guarantee='exact', tokens_per_pass=1.5)])
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_tables_come_from_reports(tmp_path, monkeypatch):
   assert '| `vanilla` | 1.00 | 1.00x |' in predicted and relaxed in predicted
   (folder / 'kinds.json').write_text(json.dumps(dict(
       REPORT, weights=dict(target='0123456789'), rows=[
-          dict(decoder='mc_sjd(window=4)', guarantee='exact', step_compression=1.25,
+          dict(decoder='mc_sjd(window=4)', guarantee='exact', tokens_per_pass=1.25,
                tokens_per_pass_inside=1.125, tokens_per_pass_ground=2.5)])))
   both = tables.rewritten(full)
   assert '| tokens per forward pass of `emoji` | inside things | on plain ground |' in both
