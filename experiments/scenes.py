@@ -4,11 +4,11 @@
 
 Writes train.png and held_out.png, the files of cspd_jax/assets/scenes, templates.npz and
 held_out.txt (prompts that ask for every part of a held-out scene), and train.txt (captions of
-training scenes, to sample images for drafters). --num_tokenised=57600 adds as many further training
-scenes as tokens of `emoji`, tokens.npz and tokens.txt, on which drafters can be trained. configs/held_out.txt asks for the first 64 of the
-held-out scenes, and leaves out random parts as captions for training do. Scores as many scenes of
-both splits against their complete captions: the largest value that the score can have
-(report.json). docs/embedded.md has the commands that fetch the sources.
+training scenes, to sample images for drafters). With --num_tokenised=19200, tokens.npz and
+tokens.txt are the tokens of `emoji` and the captions of further training scenes, which drafters can
+learn from. configs/held_out.txt asks for the first 64 of the held-out scenes, and leaves out random
+parts as captions for training do. Scores as many scenes of both splits against their complete
+captions: the largest value that the score can have (report.json). docs/embedded.md has the commands that fetch the sources.
 """
 
 import dataclasses
@@ -46,14 +46,16 @@ class Config(emoji.Sources):
   workdir: str = 'runs/scenes'
 
   def __post_init__(self):
-    fields.check(self, num_scenes=(1, fields.MOST), num_tokenised=(0, fields.MOST), seed=fields.SEEDS)
+    fields.check(self, num_scenes=(1, fields.MOST), num_tokenised=(0, fields.MOST),
+                 seed=fields.SEEDS)
 
 
 @cli.command(Config)
 def main(config: Config) -> None:
   sprites = config.sprites()
   report = Report(config.workdir, [
-      'templates.npz', 'tokens.npz', 'tokens.txt', *(f'{split}.{kind}' for split in emoji.SPLITS for kind in ('png', 'txt'))])
+      'templates.npz', 'tokens.npz', 'tokens.txt',
+      *(f'{split}.{kind}' for split in emoji.SPLITS for kind in ('png', 'txt'))])
   templates = emoji.templates(sprites)
   atomic.write_arrays(report.path('templates.npz'), {
       'names': np.array(templates.names), 'pixels': templates.pixels})

@@ -2,6 +2,7 @@
 
   cspd-train --config=configs/train/drafters.py:eagle --workdir=runs/eagle_demo
   cspd-train --config=configs/train/drafters.py:emoji_eagle --workdir=runs/eagle_emoji
+  cspd-train --config=configs/train/drafters.py:emoji_medusa --workdir=runs/medusa_emoji
   cspd-train --config=configs/train/drafters.py:medusa --workdir=runs/medusa_demo
   cspd-train --config=configs/train/drafters.py:corrector --workdir=runs/corrector
   cspd-train --config=configs/train/drafters.py:emoji_corrector --workdir=runs/corrector_emoji

@@ -51,7 +51,7 @@ def _is_text(kind: Any) -> bool:
   if typing.get_origin(kind) is typing.Literal:
     return True
   parts = [part for part in typing.get_args(kind) if part is not Ellipsis]
-  return all(map(_is_text, parts)) if parts else kind in (bool, int, float, str, tuple, type(None))
+  return all(map(_is_text, parts)) if parts else kind in (bool, int, float, str, type(None))
 
 
 def short_name(config: Any, field: Field) -> str:
@@ -145,7 +145,7 @@ def read(text: str, kind: Any) -> Any:
     return fields_lib.int64(text)
   if kind in (float, str):
     return kind(text)
-  if kind is tuple or origin is tuple:
+  if origin is tuple:
     return _read_tuple(text, options)
   raise ValueError(text)
 
@@ -170,13 +170,11 @@ def _read_one_of(text: str, kinds: Sequence[Any]) -> Any:
 
 
 def _read_tuple(text: str, kinds: Sequence[Any]) -> tuple:
-  if kinds and kinds[0] is str:
+  if kinds[0] is str:
     parts: Sequence[Any] = split(text)
   else:
     value = ast.literal_eval(text)
     parts = value if isinstance(value, (tuple, list)) else (value,)
-  if not kinds:
-    return tuple(parts)
   each = [kinds[0]] * len(parts) if len(kinds) == 2 and kinds[1] is Ellipsis else kinds
   if len(each) != len(parts):
     raise ValueError(text)
@@ -204,7 +202,7 @@ def describe(kind: Any) -> str:
     return ' or '.join(map(describe, options))
   if origin is typing.Literal:
     return f'one of {", ".join(map(str, options))}'
-  if kind is tuple or origin is tuple:
+  if origin is tuple:
     return 'values separated by commas'
   return words.get(kind, f'a {kind}')
 

@@ -273,8 +273,7 @@ def network(model: Causal, num_streams: int) -> Network:
     return split(new_features, num_streams), cache._replace(layers=layers)
 
   def logits(params: Params, features: jax.Array) -> jax.Array:
-    flat = features.reshape(-1, *features.shape[2:])
-    return split(model_ends.logits(params, flat), features.shape[0])
+    return model_ends.logits(params, features)
 
   return Network(prefill, step, logits, model_ends.vocab_size, model.num_tokens)
 

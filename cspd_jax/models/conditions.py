@@ -46,7 +46,8 @@ class Prompt(NamedTuple):
   @property
   def longest(self) -> int:
     """The number of tokens of the longest prompt, without padding; for host or device arrays."""
-    return int(np.asarray(self.visible).any(axis=(0, 1))[::-1].nonzero()[0].max(initial=-1)) + 1
+    seen = np.asarray(self.visible).reshape(-1, self.visible.shape[-1]).any(axis=0)
+    return len(np.trim_zeros(seen, 'f'))
 
   def padded(self, length: int) -> 'Prompt':
     """Returns the prompts padded or cut to `length` tokens; ValueError if they have more."""

@@ -270,7 +270,8 @@ def _cspd() -> tuple[Row, ...]:
 
 def _this_project() -> tuple[Row, ...]:
   windows = (16, 32, 64)
-  corrected = (('by neighbours, fitted in minutes', 'corrected(by=neighbours, passes=3, window={})'),
+  corrected = (('by neighbours, fitted in minutes',
+                'corrected(by=neighbours, passes=3, window={})'),
                ('by a network', 'corrected(passes=4, window={})'))
   coupled = {16: ('this library', 'maximal coupling, window 16', '-'),
              32: ('SCD, arXiv 2510.24211', 'Janus-Pro-7B, COCO: maximal coupling, window 32',

@@ -163,10 +163,7 @@ def _shift(env: Env, length: int, rng: Rng, state: CorrectedState, outcome: Outc
     return state
   probs = outcome.probs[:length + 1]
   first = outcome.root + 1  # The position after the old root.
-  if env.seed_exact:
-    tokens = rng.draw_at(first + jnp.arange(length + 1), probs)
-  else:
-    tokens = jacobi_lib.coupled(rng, state.tokens, state.probs, probs)
+  tokens = _redraw(env, rng, state.tokens, state.probs, probs, first + jnp.arange(length + 1))
   at = outcome.accepted + 1 + jnp.arange(length)
   has_stale = at <= length
   shifted = lambda x: x[jnp.minimum(at, length)]

@@ -203,8 +203,8 @@ def _check(table: np.ndarray, k: int | None, residual: str, greedy: bool) -> tup
   ordered = np.sort(table, axis=1)
   repeated = np.flatnonzero(np.any(ordered[:, 1:] == ordered[:, :-1], axis=1))
   if repeated.size:
-    raise ValueError(f'table row {repeated[0]} lists a neighbour twice; its mass would count twice. '
-                     'List every neighbour once.')
+    raise ValueError(f'table row {repeated[0]} lists a neighbour twice, which would count its '
+                     'mass twice; list every neighbour once.')
   fields.check_choice('residual', residual, RESIDUALS)
   if greedy and residual != 'gstar':
     raise ValueError(
