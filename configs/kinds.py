@@ -18,12 +18,15 @@ DECODERS = (
     'corrected(by=neighbours, passes=3)', 'corrected_seed_exact(passes=4)', 'corrected(passes=4)',
     'eagle(tree=LANTERN)+lantern_pp(lam=2)')
 
+_METRICS = 'step_compression', 'tokens_per_pass', 'one_token_rounds'
+
 CONFIGS = dict(
     emoji=Config(
-        loading=groups.Loading('emoji'), decoder=DECODERS, window=(64,), ground=True,
+        loading=groups.Loading('emoji'), decoder=DECODERS, window=(64,), metrics=_METRICS,
+        ground=True,
         images=groups.Images(prompts='configs/held_out.txt', num_images=64), workdir='runs/kinds'),
     demo=Config(
-        loading=groups.Loading('demo'), decoder=DECODERS, window=(64,),
+        loading=groups.Loading('demo'), decoder=DECODERS, window=(64,), metrics=_METRICS,
         images=groups.Images(num_images=64, seed=12), workdir='runs/kinds_demo'))
 
 

@@ -8,7 +8,8 @@ training scenes, to sample images for drafters). With --num_tokenised=19200, tok
 tokens.txt are the tokens of `emoji` and the captions of further training scenes, which drafters can
 learn from. configs/held_out.txt asks for the first 64 of the held-out scenes, and leaves out random
 parts as captions for training do. Scores as many scenes of both splits against their complete
-captions: the largest value that the score can have (report.json). docs/embedded.md has the commands that fetch the sources.
+captions: the largest value that the score can have (report.json). docs/embedded.md has the commands
+that fetch the sources.
 """
 
 import dataclasses

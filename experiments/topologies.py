@@ -68,7 +68,7 @@ class Config(SampledImages):
   window: tuple[int, ...] = (16, 64)
   temperatures: tuple[float, ...] = ()
   scales: tuple[float, ...] = ()
-  metrics: tuple[str, ...] = ('step_compression', 'tokens_per_pass', 'one_token_rounds')
+  metrics: tuple[str, ...] = ('step_compression', 'one_token_rounds')
   ground: bool = False
   entropy: bool = False
   workdir: str = 'runs/topologies'

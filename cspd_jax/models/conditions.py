@@ -46,8 +46,8 @@ class Prompt(NamedTuple):
   @property
   def longest(self) -> int:
     """The number of tokens of the longest prompt, without padding; for host or device arrays."""
-    seen = np.asarray(self.visible).reshape(-1, self.visible.shape[-1]).any(axis=0)
-    return len(np.trim_zeros(seen, 'f'))
+    rows = np.asarray(self.visible).reshape(-1, self.visible.shape[-1])
+    return int((rows.shape[1] - rows.argmax(axis=1))[rows.any(axis=1)].max(initial=0))
 
   def padded(self, length: int) -> 'Prompt':
     """Returns the prompts padded or cut to `length` tokens; ValueError if they have more."""

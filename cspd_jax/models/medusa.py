@@ -77,11 +77,11 @@ def from_target(target: Ends, target_params: Params, config: MedusaConfig) -> Pa
     raise ValueError('the head of the target is not one matrix, from which Medusa heads are '
                      'initialised; train an EAGLE drafter for this target.')
   output = target.matrix(target_params)
-  sizes = output.shape[0], target.vocab_size
+  sizes = output.shape[0], max(output.shape[1], target.vocab_size)
   if sizes != (config.dim, config.vocab_size):
     raise ValueError(f'dim and vocab_size are {(config.dim, config.vocab_size)}; those of the '
                      f'target are {sizes}.')
-  output = jnp.pad(output, ((0, 0), (0, target.vocab_size - output.shape[1])))
+  output = jnp.pad(output, ((0, 0), (0, config.vocab_size - output.shape[1])))
   params = init(config, jax.random.key(0))
   return {name: {**head, 'output': jnp.array(output, jnp.float32)} for name, head in params.items()}
 

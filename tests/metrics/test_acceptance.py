@@ -29,13 +29,14 @@ def values(sizes_per_image):
 def test_counts():
   # 8 tokens: the prefill's, then 3 rounds and 5 rounds.
   assert values([[4, 2, 1], [1, 1, 1, 1, 3]]) == pytest.approx(dict(
-      rounds=5.0, step_compression=(8 / 4 + 8 / 6) / 2, accepted_length=14 / 8,
-      one_token_rounds=5 / 8))
+      rounds=5.0, step_compression=(8 / 4 + 8 / 6) / 2, tokens_per_pass=16 / 10,
+      accepted_length=14 / 8, one_token_rounds=5 / 8))
   assert values([[1] * 6]) == dict(
-      rounds=7.0, step_compression=1.0, accepted_length=1.0, one_token_rounds=1.0)
+      rounds=7.0, step_compression=1.0, tokens_per_pass=1.0, accepted_length=1.0,
+      one_token_rounds=1.0)
 
 
 def test_one_token_image_has_no_rounds_to_average():
   assert values([[]]) == pytest.approx(dict(
-      rounds=1.0, step_compression=1.0, accepted_length=np.nan, one_token_rounds=np.nan),
-      nan_ok=True)
+      rounds=1.0, step_compression=1.0, tokens_per_pass=1.0, accepted_length=np.nan,
+      one_token_rounds=np.nan), nan_ok=True)

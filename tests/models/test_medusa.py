@@ -43,7 +43,11 @@ def test_heads_begin_as_the_targets_own_distribution():
     logits, own = medusa.heads(params, features), features @ output.astype(jnp.float32)
   for h in range(3):
     np.testing.assert_allclose(logits[:, h], own, atol=1e-5)
-  with pytest.raises(ValueError, match=r'\(8, 12\); the output matrix of the target has \(8, 13\)'):
+  with_grammar = medusa.from_target(
+      ends.make(SIZES, num_forced=2), {'transformer': {'output': output}},
+      dataclasses.replace(CONFIG, vocab_size=14))
+  assert not with_grammar['head_0']['output'][:, 12:].any()
+  with pytest.raises(ValueError, match=r'\(8, 12\); those of the target are \(8, 13\)'):
     medusa.from_target(ends.make(SIZES), {'transformer': {'output': jnp.zeros((8, 13))}}, CONFIG)
 
 
