@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import cspd_jax
 from cspd_jax import cli, families
 from cspd_jax.core import fields
-from cspd_jax.decoding.tree import chain
+from cspd_jax.decoding.tree import MAX_NODES, chain
 from cspd_jax.files import store
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
@@ -54,6 +54,9 @@ class Config:
 
   def __post_init__(self):
     fields.check(self, batch=(1, _MOST_BATCH))
+    for window in self.window:
+      fields.check_whole('window', window, f'whole numbers from 1 to {MAX_NODES + 1}', 1,
+                         MAX_NODES + 1)
 
 
 def networks(model: cspd_jax.Model, roles: Collection[str] | None) -> list[dict[str, Any]]:

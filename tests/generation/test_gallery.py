@@ -158,3 +158,14 @@ def test_the_metadata_generate_an_image_again(tmp_path, options):
 def test_int8_matrices_are_in_the_metadata():
   model = cspd_jax.load('demo', dtype='float32', quantize='int8')
   assert model.precision == dict(dtype='float32', quantize='int8')
+
+
+@pytest.mark.slow
+def test_other_words_of_the_same_tokens_are_another_run(tmp_path):
+  """Files are named after them."""
+  model = cspd_jax.load('emoji')
+  options = dict(seed=4, decoder='vanilla')
+  opened(model, ['a zzz fox'], tmp_path, **options).generate({})
+  with pytest.raises(ValueError, match='holds a report already'):
+    opened(model, ['a qqq fox'], tmp_path, **options)
+  assert opened(model, ['a zzz fox'], tmp_path, **options).is_complete
