@@ -24,10 +24,10 @@ from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.metrics import requests, scenes as score
 from cspd_jax.plots import grid
-from experiments.demo_models import emoji
+from experiments.demo_models import emoji, stages
 
 PROMPTS = 'cspd_jax/assets/scenes/held_out.txt'  # The prompts of measurements, in a clone.
-_SHEET, _BATCH = 60, 32
+_SHEET = 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,14 +80,11 @@ def main(config: Config) -> None:
 def _tokenise(config: Config, sprites: emoji.Sprites, report: Report) -> None:
   """Writes the tokens of training scenes and their captions."""
   model = cspd_jax.load('emoji')
-  batches = (emoji.scenes(sprites, config.seed + 1, index, 'train', _BATCH)
-             for index in range(-(-config.num_tokenised // _BATCH)))
-  tokens, captions = zip(*(
-      (np.asarray(model.tokens(scenes.images), np.int16), scenes.captions) for scenes in batches))
-  count = config.num_tokenised
-  atomic.write_arrays(report.path('tokens.npz'), {'tokens': np.concatenate(tokens)[:count]})
-  atomic.write(report.path('tokens.txt'),
-               '\n'.join([*np.concatenate(captions)[:count], '']).encode())
+  tokens, captions = stages.encoded(
+      lambda *batch: emoji.scenes(sprites, config.seed + 1, *batch)[:2], 'train',
+      config.num_tokenised, lambda images: np.asarray(model.tokens(images), np.int16))
+  atomic.write_arrays(report.path('tokens.npz'), {'tokens': tokens})
+  atomic.write(report.path('tokens.txt'), '\n'.join([*captions, '']).encode())
 
 
 if __name__ == '__main__':

@@ -68,7 +68,7 @@ class Gallery:
     self._own = range(process_index, len(self.names), process_count)
     run = run_lib.settings(
         request.model, request.specification, request.condition, request.seeds, request.batch_size,
-        request.sampling, request.prompts) | dict(names=self.names)
+        request.sampling, request.prompts) | dict(names=run_lib.digest_of(repr(self.names)))
     if (tokenizer := request.model.tokenizer) is not None:
       run['tokenizer'] = run_lib.network_digest(tokenizer.config, tokenizer.params)
     if features is not None:

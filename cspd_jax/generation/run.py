@@ -229,13 +229,13 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
   has_floats = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
   return dict(
       model=model.name, cache_dtype=model.cache_dtype, parameters=fingerprint(model.params),
-      grid=list(model.grid), config=_digest(repr(model.config)), decoder=str(specification),
+      grid=list(model.grid), config=digest_of(repr(model.config)), decoder=str(specification),
       draft_parameters=fingerprint(model.draft_params(specification)),
       sampling=atomic.plain(sampling._asdict()),
       seed=(fingerprint(jax.random.key_data(seed)) if isinstance(seed, jax.Array) else
             atomic.plain(seed)),
       # Features of words may differ in their last bits when the network is compiled again.
-      prompts=(_digest(json.dumps(prompts) + fingerprint(model.conditions.params))
+      prompts=(digest_of(json.dumps(prompts) + fingerprint(model.conditions.params))
                if has_floats and is_words else fingerprint(condition)),
       prefix=fingerprint(condition.tokens) if model.prefix_length else None,
       batch_size=batch_size)
@@ -243,7 +243,7 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
 
 def network_digest(config: Any, params: Any) -> str:
   """Returns a short digest of a network: its config and its parameters."""
-  return _digest(repr(config) + fingerprint(params))
+  return digest_of(repr(config) + fingerprint(params))
 
 
 def weights(model: BaseModel) -> dict[str, str]:
@@ -278,5 +278,6 @@ def _checksum(numbers: jax.Array) -> jax.Array:
   return jnp.sum(bits * (2 * weights + 1), dtype=jnp.uint32)
 
 
-def _digest(text: str) -> str:
+def digest_of(text: str) -> str:
+  """Returns a short digest of a text."""
   return hashlib.sha256(text.encode()).hexdigest()[:16]

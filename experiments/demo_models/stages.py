@@ -239,16 +239,25 @@ class Stages(loop.Intervals, abc.ABC):
       arrays = npz.arrays(path, atomic.REMAKE, needed=(name, 'labels'))
       if len(arrays[name]) == count and arrays['labels'].shape == (count,):
         return arrays[name], arrays['labels']
-    parts = []
-    for index in range(-(-count // _ENCODE_BATCH)):
-      # Not the tokenizer's seed, so that the training crops differ.
-      images, labels = self.crops(self.seed + 1, index, split, _ENCODE_BATCH)
-      parts.append((encode(images), labels))
-      if index % 50 == 0:
-        logging.info('%s of %s: %d of %d crops', name, split, index * _ENCODE_BATCH, count)
-    codes, labels = (np.concatenate(leaves)[:count] for leaves in zip(*parts))
+    # Not the tokenizer's seed, so that the training crops differ.
+    codes, labels = encoded(
+        lambda *batch: self.crops(self.seed + 1, *batch), split, count, encode)
     atomic.write_arrays(path, {name: codes, 'labels': labels})
     return codes, labels
+
+
+def encoded(crops: Callable[[int, str, int], tuple[np.ndarray, np.ndarray]], split: str,
+            count: int, encode: Callable[[np.ndarray], np.ndarray]
+            ) -> tuple[np.ndarray, np.ndarray]:
+  """Encodes `count` crops of `crops(index, split, size)`; also returns their labels."""
+  parts = []
+  for index in range(-(-count // _ENCODE_BATCH)):
+    images, labels = crops(index, split, _ENCODE_BATCH)
+    parts.append((encode(images), labels))
+    if index % 50 == 0:
+      logging.info('encoded %d of %d crops of %s', index * _ENCODE_BATCH, count, split)
+  codes, labels = (np.concatenate(leaves)[:count] for leaves in zip(*parts))
+  return codes, labels
 
 
 def jit_step(loss: Callable, config: Any, train: Any,
