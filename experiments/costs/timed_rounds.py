@@ -7,6 +7,7 @@ so that bytes and products are reported along with the times.
 """
 
 import dataclasses
+import fractions
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from cspd_jax.measure import timing
 from experiments.costs import devices, hlo, predicted, rounds
 
 _DEVIATION = 0.02  # Standard deviation of random weights.
-_GOLDEN = 0.6180339887  # The fractional parts of its multiples are evenly distributed.
+_DENOMINATOR = 1000  # Largest one of tokens per round, whose multiples are counted in integers.
 # Iterations of a timed run of copies or products, so that the time to launch it is negligible.
 _ITERATIONS = 16
 # Sizes double until a run takes this many seconds; the largest arrays exceed all caches.
@@ -67,11 +68,23 @@ def _rate(run: Callable[[jax.Array], jax.Array], array: Callable[[int], jax.Arra
     size *= 2
 
 
+def accepted_drafts(count: Any, tokens_per_round: float) -> Any:
+  """Returns how many drafts a round accepts that starts with `count` tokens, by `with_acceptance`.
+
+  Round k after the prefill ends with 1 + floor(k `tokens_per_round`) tokens.
+  """
+  tokens, rounds = fractions.Fraction(tokens_per_round).limit_denominator(
+      _DENOMINATOR).as_integer_ratio()
+  ends = -(-count * rounds // tokens)  # The first round that ends with more tokens.
+  return ends * tokens // rounds - count
+
+
 def with_acceptance(decoder: Decoder, tokens_per_round: float) -> Decoder:
   """Returns the decoder with rounds that commit `tokens_per_round` tokens on average.
 
   Everything is computed as before, including the verdict, but the accepted path always follows the
-  main chain. It raises ValueError if that is shorter, or the tree is built at run time.
+  main chain. The prefill is not one of the rounds. It raises ValueError if that chain is shorter,
+  or the tree is built at run time.
   """
   tree = decoder.drafter.tree
   if not isinstance(tree, Tree):
@@ -84,8 +97,8 @@ def with_acceptance(decoder: Decoder, tokens_per_round: float) -> Decoder:
 
   def verify_and_override(rng, layout, tokens, probs, target_probs, positions):
     verdict = verify(rng, layout, tokens, probs, target_probs, positions)
-    fraction = (positions[0].astype(jnp.float32) * _GOLDEN) % 1
-    node = jnp.floor(tokens_per_round - 1 + fraction).astype(verdict.node.dtype)
+    # The position after the root is the number of committed tokens.
+    node = accepted_drafts(positions[0], tokens_per_round).astype(verdict.node.dtype)
     node = jnp.minimum(node, layout.tree.main_length)
     # No node is negative, but the compiler cannot infer that and computes the verdict.
     return verdict._replace(node=jnp.where(verdict.node < 0, verdict.node, node))
@@ -98,7 +111,9 @@ def committed(model: Model, decoders: Sequence[str], config: predicted.Accepted,
               ) -> dict[str, float]:
   """Returns the tokens per round of `vanilla` and of decoders of a model.
 
-  It raises ValueError for a decoder that `accepted` does not have, or that cannot commit them.
+  Those of a report are its step compression, which counts the prefill as a round of one token; the
+  rounds after it commit a little more. It raises ValueError for a decoder that `accepted` does not
+  have, or that cannot commit them.
   """
   tokens: dict[str, float] = {}
   for text in map(str, map(model.specification, ('vanilla', *decoders))):

@@ -24,15 +24,30 @@ def _condition(model, count):
       families.FAMILIES[model.family].published.condition(model.config, count))
 
 
+@pytest.mark.parametrize('tokens', [1, 1.01, 1.5, 2.5, 2.74, 4.5, 7.4, 10.4])
+def test_accepted_drafts_have_the_given_mean(tokens):
+  lengths, count = [], 1
+  while count < 20000:
+    lengths.append(1 + timed_rounds.accepted_drafts(count, tokens))
+    assert int(timed_rounds.accepted_drafts(jnp.int32(count), tokens)) == lengths[-1] - 1
+    count += lengths[-1]
+  np.testing.assert_array_equal(
+      np.cumsum(lengths), np.floor(np.arange(1, len(lengths) + 1) * tokens + 1e-6))
+  # A decode may be timed from any number of tokens, which need not be where a round ends.
+  others = {1 + timed_rounds.accepted_drafts(count, tokens) for count in range(1, 2000)}
+  assert min(others) >= 1 and max(others) == max(lengths) == math.ceil(tokens)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('text, tokens', [
-    ('mc_sjd(window=8)', 2.6), ('seed_exact(window=6)', 6), ('sjd_pac(window=12)', 1)])
+    ('mc_sjd(window=8)', 1.5), ('mc_sjd(window=8)', 2.6), ('mc_sjd(window=8)', 4.5),
+    ('seed_exact(window=6)', 6), ('sjd_pac(window=12)', 1)])
 def test_rounds_commit_the_given_number_of_tokens(model, text, tokens):
   decoder = timed_rounds.with_acceptance(model.decoder(text, guided=False), tokens)
   decoded = jax.jit(decoder)(model.params, _condition(model, 2), jax.random.key(1))
   lengths = np.arange(decoded.accepted.shape[1])
   counts = np.asarray(decoded.accepted)
-  assert np.abs((counts * lengths).sum(1) / counts.sum(1) - tokens).max() < 0.1
+  assert counts.sum(1).tolist() == [math.ceil(255 / tokens)] * 2  # The prefill has the first token.
   # The end of the image cuts the last round short.
   others = lengths[(counts > 0).any(0)][1:] if tokens > 1 else lengths[(counts > 0).any(0)]
   assert set(others) <= {math.floor(tokens), math.ceil(tokens)}
@@ -69,7 +84,8 @@ def test_rounds_are_counted_and_timed(model):
       decoder, model.params, _condition(model, 2), model.engine.settled(model.sampling()),
       None, device)
   for count in (0, 5):
-    assert program.run(count)[0].tolist() == [128 + 2 * count] * 2
+    # Rounds of two tokens end at odd numbers of tokens, the first one as well.
+    assert program.run(count)[0].tolist() == [128 + max(0, 2 * count - 1)] * 2
   assert program.figures.weights > 0 and program.figures.flops > 0
   result = timed_rounds.measure({'mc_sjd': program}, count=32, repeats=3)['mc_sjd']
   assert len(result.seconds) == 3 and result.median > 0
