@@ -23,18 +23,22 @@
   published_demo  the rows of LlamaGen in the papers' tables, and ours next to them, with `demo`
   published_cspd  the rows of the CSpD paper's tables, and ours next to them, with `mar_demo`
 
+  python -m experiments.papers.fidelity --config=configs/papers.py:fidelity_demo
+
+  fidelity_demo   the Frechet distance of the rows of `demo`; without --config, of those of `emoji`
+
 Results: in runs/papers/NAME, the files of the program. More images are flags: --num_images=128.
 """
 
 from cspd_jax import cli
 from cspd_jax.cli import groups
 from experiments import benchmark, topologies
-from experiments.papers import published
+from experiments.papers import fidelity, published
 
 _COOL_SD = ('uniform', 'Cool-SD', 'Cool-SD, printed', 'Cool-SD linear', 'Cool-SD linear, printed')
 _LANTERN = ('LANTERN++, G*', 'LANTERN++, released', 'GSD')
 
-Config = topologies.Config | benchmark.Config | published.Config
+Config = topologies.Config | benchmark.Config | published.Config | fidelity.Config
 
 CONFIGS: dict[str, Config] = dict(
     sjd=topologies.Config(
@@ -65,7 +69,10 @@ CONFIGS: dict[str, Config] = dict(
         workdir='runs/papers/published_demo'),
     published_cspd=published.Config(
         rows='mar_demo', loading=groups.Loading('mar_demo'), images=groups.Images(num_images=64),
-        asked=False, paper=('cspd',), batch_size=64, workdir='runs/papers/published_cspd'))
+        asked=False, paper=('cspd',), batch_size=64, workdir='runs/papers/published_cspd'),
+    fidelity_demo=fidelity.Config(
+        rows='demo', loading=groups.Loading('demo'), images=groups.Images(num_images=2048),
+        workdir='runs/papers/fidelity_demo'))
 
 
 def get_config(name: str = '') -> Config:

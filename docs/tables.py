@@ -21,7 +21,7 @@ from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.files import atomic
 from cspd_jax.measure import tables
 from docs import kinds, lists
-from experiments.papers import published, published_rows
+from experiments.papers import fidelity, published, published_rows
 
 ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (*sorted(ROOT.glob('*README.md')), *sorted((ROOT / 'docs').rglob('*.md')))
@@ -89,6 +89,9 @@ REPORTS = {
         'python -m experiments.papers.published --config=configs/papers.py:published_demo',
     'published_cspd':
         'python -m experiments.papers.published --config=configs/papers.py:published_cspd',
+    'fidelity': 'python -m experiments.papers.fidelity',
+    'fidelity_demo':
+        'python -m experiments.papers.fidelity --config=configs/papers.py:fidelity_demo',
     'sjd': 'python -m experiments.topologies --config=configs/papers.py:sjd',
     'sjd_pac': 'python -m experiments.topologies --config=configs/papers.py:sjd_pac',
     'cool_sd': 'python -m experiments.benchmark --config=configs/papers.py:cool_sd',
@@ -170,6 +173,10 @@ def _published(paper: str) -> Table:
   names = ('published_cspd',) if paper == 'cspd' else ('published', 'published_demo')
 
   def text(_: pathlib.Path) -> str:
+    compared = {
+        (row['decoder'], row['temperature'], row['top_k'], model): dict(frechet=row['frechet'])
+        for model, name in (('emoji', 'fidelity'), ('demo', 'fidelity_demo'))
+        for row in _rows(name)}
     parts = []
     for path in filter(pathlib.Path.exists, map(_path, names)):
       report, picture = _content(path), published.picture(paper)
@@ -177,12 +184,21 @@ def _published(paper: str) -> Table:
         if table.title == paper:
           if model := report['settings'].get('rows'):
             parts.append(f'**Measured with `{model}`**')
-          parts.append(_as_code(table))
+          parts.append(_as_code(_with_distances(table, compared)))
       if picture in report['files']:
         parts.append(f'![The same prompts and seeds by decoder](../pictures/{picture})')
     return '\n\n'.join(parts)
 
   return Table(names[0], text, *names[1:])
+
+
+def _with_distances(table: tables.Table, compared: Mapping[tuple, Row]) -> tables.Table:
+  """Returns a table whose rows also have the distances of many images, if any has."""
+  setting = lambda row: tuple(map(row.get, ('decoder', 'temperature', 'top_k', 'model')))
+  rows = [dict(row, **compared.get(setting(row), {})) for row in table.rows]
+  columns = fidelity.COLUMNS if any('frechet' in row for row in rows) else {}
+  return table._replace(rows=rows, columns={
+      **table.columns, **{name: columns[name] for name in columns if name == 'Frechet'}})
 
 
 def _figures(report: Report) -> list[Row]:
@@ -312,6 +328,8 @@ TABLES: dict[str, Table] = {
     **{name: Table(name, _own) for name in ('smollm2', 'smollm2_bfloat16', 'smollm2_fit',
                                             'smollm2_fitted')},
     **{f'published_{paper}': _published(paper) for paper in published_rows.ROWS},
+    'fidelity': Table('fidelity', _own),
+    'fidelity_demo': Table('fidelity_demo', _own),
     'sjd': Table('sjd', _own),
     'sjd_pac': Table('sjd_pac', _own),
     'cool_sd': Table('cool_sd', _CONCLUSIONS),

@@ -269,6 +269,8 @@ def _checksum(numbers: jax.Array) -> jax.Array:
 
   So it changes with any one number. It is computed where the array is.
   """
+  if numbers.dtype == bool:  # The mask of many prompts.
+    numbers = numbers.astype(jnp.uint8)
   wide = jnp.dtype(numbers.dtype).itemsize > 4
   unsigned = jnp.uint32 if wide else f'uint{8 * jnp.dtype(numbers.dtype).itemsize}'
   bits = jax.lax.bitcast_convert_type(numbers, unsigned).astype(jnp.uint32)

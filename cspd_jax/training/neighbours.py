@@ -135,7 +135,7 @@ def tokens_per_pass(recipe: NeighboursRecipe, model: Model, decoder: str) -> flo
       model, samples.prompts_of(model, recipe.prompts), recipe.num_measured_images,
       samples.sampling(recipe, model), seed=recipe.seed + 1, decoder=decoder,
       max_batch_size=recipe.num_measured_images))
-  return acceptance.step_compression(decoded).mean
+  return acceptance.tokens_per_pass(decoded).mean
 
 
 def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, tokens: np.ndarray,

@@ -15,8 +15,6 @@ measured with `--model`; or the reason why nothing is measured. What the decoder
   asked            the share of what the captions ask for that the images show, for scenes of emoji;
                    and its difference to the images of one token at a time, of the same prompts and
                    seeds, with its standard error
-  Frechet          with --num_fid_images, of the rows for which the paper has a FID: the distance to
-                   images of one token at a time with another seed, on the features of the tokenizer
 
 Rows with the same decoder and sampling options are decoded once. Writes a table per paper and a
 picture of some of its decoders to --workdir (rows.csv, report.json, strip_*.png). A stopped command
@@ -29,8 +27,6 @@ import sys
 import time
 from typing import Any
 
-import numpy as np
-
 from cspd_jax import cli, metrics as metrics_lib
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
@@ -40,7 +36,7 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import run as run_lib
 from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
-from cspd_jax.metrics import image_scores, paired, scenes
+from cspd_jax.metrics import paired, scenes
 from cspd_jax.plots import grid
 from experiments.measured import SampledImages
 from experiments.papers.published_rows import ROWS, Model, Row
@@ -55,8 +51,6 @@ class Config(SampledImages):
     paper: the papers.
     sampling: sampling options; a row overrides temperature and top_k.
     asked: whether to score what the images show of their captions, for models of scenes of emoji.
-    num_fid_images: images per decoder for the Frechet distance, precision and recall; None measures
-      none. Thousands are needed.
   """
 
   rows: Model = 'emoji'
@@ -64,14 +58,10 @@ class Config(SampledImages):
   paper: tuple[str, ...] = ('this_project', 'sjd', 'sjd_pac', 'lantern', 'cool_sd')
   images: groups.Images = groups.Images(prompts='configs/held_out.txt', num_images=64)
   asked: bool = True
-  num_fid_images: int | None = None
   workdir: str = 'runs/papers/published'
 
   def __post_init__(self):
-    fields.check(self, num_fid_images=(image_scores.LEAST_IMAGES, groups.MOST_IMAGES))
-    if self.num_fid_images is not None and isinstance(self.images.seed, tuple):
-      raise ValueError(f'seed has {len(self.images.seed)} numbers, and num_fid_images is '
-                       f'{self.num_fid_images}; give one seed.')
+    fields.check(self)
     if unknown := [name for name in self.paper if name not in ROWS]:
       raise ValueError(f'paper holds {unknown[0]!r}; every name must be one of: '
                        f'{", ".join(ROWS)}.')
@@ -89,11 +79,9 @@ class Config(SampledImages):
 COLUMNS = {'in the paper': '{place}', 'setting': '{setting}', 'published': '{published}',
            'here': '{here}', 'decoder here': '{decoder}', 'NLL - entropy': '{price}',
            'asked': '{asked:.2f}',
-           'minus one token at a time': '{asked_change:+.3f} +- {asked_change_error:.3f}',
-           'Frechet': '{frechet:.5f}', 'precision': '{precision:.2f}', 'recall': '{recall:.2f}'}
+           'minus one token at a time': '{asked_change:+.3f} +- {asked_change_error:.3f}'}
 # Columns of a table only if one of its rows has this entry.
-_OPTIONAL = {'NLL - entropy': 'price', 'asked': 'asked', 'minus one token at a time': 'asked',
-             'Frechet': 'frechet', 'precision': 'frechet', 'recall': 'frechet'}
+_OPTIONAL = {'NLL - entropy': 'price', 'asked': 'asked', 'minus one token at a time': 'asked'}
 _SHOWN = 6  # Images of a decoder in a picture.
 
 
@@ -106,27 +94,19 @@ class Lab:
     self.prompts, _ = inputs.images(config.images, self.model)
     if len(self.prompts) < 2:
       raise ValueError('num_images is 1; it must be at least 2, for a standard error.')
-    if (count := config.num_fid_images) is not None and count < len(self.prompts):
-      raise ValueError(f'num_fid_images is {count}; it must be at least num_images, '
-                       f'{len(self.prompts)}.')
     self.titles = list(self.model.conditions.titles(self.prompts))
     self._captions = scenes.captions(self.model, self.prompts) if config.asked else None
     self._discrete = self.model.engine.name != 'continuous'
     self.weights = run_lib.weights(self.model)
     self._benches: dict[tuple, Bench] = {}
-    self._references: dict[tuple, np.ndarray | None] = {}
 
-  def bench(self, row: Row, count: int | None = None) -> Bench:
-    """Returns the images with the sampling options of a row; `count` of them, or all prompts."""
-    name = row.temperature, row.top_k, count
+  def bench(self, row: Row) -> Bench:
+    """Returns the images with the sampling options of a row."""
+    name = row.temperature, row.top_k
     if name not in self._benches:
-      config, captions = self._config, self._captions
-      if count is not None:
-        images = dataclasses.replace(config.images, num_images=count)
-        config, captions = dataclasses.replace(config, images=images), None
       top_k = dict(top_k=row.top_k) if self._discrete and row.top_k is not None else {}
-      self._benches[name] = config.bench(
-          self.model, captions=captions, temperature=row.temperature, **top_k)
+      self._benches[name] = self._config.bench(
+          self.model, captions=self._captions, temperature=row.temperature, **top_k)
     return self._benches[name]
 
   def lacks(self, row: Row) -> str | None:
@@ -151,7 +131,7 @@ class Lab:
     """Identifies the measurement of a row among those with the same settings."""
     draft = self.model.engine.needs(row.decoder)
     return repr((self.bench(row).text(row.decoder), row.temperature, row.top_k, row.metrics,
-                 row.has_fid, draft and self.weights[draft]))
+                 draft and self.weights[draft]))
 
   def measure(self, row: Row) -> dict[str, Any]:
     """Measures a row."""
@@ -170,26 +150,11 @@ class Lab:
     if sample.captions is not None:
       figures |= metrics_lib.entries(scenes.of_sample(sample, self.model))
       figures |= paired.entries(paired.differences(sample, baseline, self.model, ('asked',)))
-    if row.has_fid and self._config.num_fid_images is not None:
-      figures |= self._fidelity(row, self._config.num_fid_images)
     cells = lambda metrics: tables.cells(metrics_lib.columns(metrics, errors=True), figures)
     return figures | dict(
         here=', '.join(f'{metric.heading} {cell}' for metric, cell in zip(stated, cells(stated))),
         # It has none if a relaxed decoder draws tokens that the sampling options exclude.
         price=next(iter(cells(price)), None))
-
-  def _fidelity(self, row: Row, count: int) -> dict[str, float | None]:
-    """Compares many images of a row's decoder with as many of the baseline with another seed."""
-    bench, name = self.bench(row, count), (row.temperature, row.top_k)
-    points = lambda sample: image_scores.of_sample(sample, self.model)
-    if name not in self._references:
-      self._references[name] = points(bench.redrawn())
-    values, reference = points(bench.sample(row.decoder)), self._references[name]
-    if values is None or reference is None:
-      return {}
-    precision, recall = image_scores.precision_recall(values, reference)
-    distance = image_scores.distance(*map(image_scores.gaussian, (values, reference)))
-    return dict(frechet=distance, precision=precision, recall=recall)
 
   def draw(self, path: Any, entries: list[dict[str, Any]], rows: list[Row]) -> None:
     """Writes images of the decoders of rows, the same prompts and seeds in every column."""

@@ -48,9 +48,13 @@ class Row:
       raise ValueError(f'{self.place}, {self.setting}: one of decoder and missing is required.')
 
   @property
-  def has_fid(self) -> bool:
-    """Whether the paper has a FID for it."""
-    return 'FID' in self.published
+  def has_fidelity(self) -> bool:
+    """Whether many images of it are compared with those of one token at a time.
+
+    Rows for which the paper has a FID, and those of this library that show what relaxing costs.
+    """
+    return self.decoder is not None and self.temperature > 0 and self.model != 'mar_demo' and (
+        'FID' in self.published or self.place == _HERE)
 
 
 def _sjd() -> tuple[Row, ...]:

@@ -103,6 +103,23 @@ def test_rows_of_papers_are_those_of_both_models(tmp_path, monkeypatch):
   assert 'papers.py:published_demo`: 4 images, cpu, jax 0.0, weights demo0123.*' in text
 
 
+def test_rows_of_papers_have_the_distances_of_their_setting(tmp_path, monkeypatch):
+  monkeypatch.setattr(tables, 'ROOT', tmp_path)
+  folder = tmp_path / 'docs' / 'reports'
+  folder.mkdir(parents=True)
+  rows = [dict(decoder='vanilla', temperature=1.0, top_k=top_k, model='demo')
+          for top_k in (None, 2)]
+  (folder / 'published_demo.json').write_text(json.dumps(dict(
+      REPORT, rows=rows, settings=dict(rows='demo'), files={},
+      tables=[dict(title='sjd', columns={'decoder': '{decoder}'}, rows=[0, 1])])))
+  assert 'Frechet' not in tables.generated('published_sjd')
+  for name, distance in (('fidelity', 0.5), ('fidelity_demo', 0.25)):  # The first is of `emoji`.
+    (folder / f'{name}.json').write_text(json.dumps(dict(
+        REPORT, rows=[dict(rows[0], frechet=distance)])))
+  text = tables.generated('published_sjd')
+  assert '| `vanilla` | 0.25000 |' in text and '| `vanilla` | - |' in text and '0.5' not in text
+
+
 def test_pictures_are_those_of_the_reports():
   seen = set()
   for picture, (name, file) in tables.PICTURES.items():

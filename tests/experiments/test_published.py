@@ -46,8 +46,6 @@ def _call(folder, capsys, out, *words):
     (['--paper=cspd'], ["paper holds 'cspd'", 'no rows of emoji']),
     (['--paper=cspd', '--rows=mar_demo', '--asked=false'],
      ['one token at a time: mar', 'not registered']),
-    (['--num_fid_images=8', '--seed=1,2', '--num_images=2'], ['seed has 2 numbers', 'one seed']),
-    (['--num_fid_images=8', '--num_images=9'], ['num_fid_images is 8', 'at least num_images, 9']),
     (['--num_images=1'], ['num_images is 1', 'at least 2']),
     ([], ["caption is 'sand'", 'like "a blue owl'])])
 def test_bad_input(folder, capsys, tmp_path, words, result):
@@ -81,8 +79,7 @@ def test_rows_are_measured_with_their_own_options_and_scored(capsys, tmp_path, m
   monkeypatch.setitem(ROWS, 'sjd', _ROWS)
   monkeypatch.setattr(models, 'NAMES', ['a cat on white', 'a dog', 'an owl flat'])
   models.llamagens(tmp_path)
-  result = _call(tmp_path / 'model', capsys, tmp_path / 'out', '--paper=sjd', '--num_images=4',
-                 '--num_fid_images=6')
+  result = _call(tmp_path / 'model', capsys, tmp_path / 'out', '--paper=sjd', '--num_images=4')
   assert result.code == 0, result.err
   report = json.loads((result.folder / 'report.json').read_text())
   vanilla, same, relaxed, greedy, both, trained, missing = report['rows']
@@ -96,8 +93,7 @@ def test_rows_are_measured_with_their_own_options_and_scored(capsys, tmp_path, m
   for row in (vanilla, same):
     assert row['asked'] == vanilla['asked']
     assert row['asked_change'] == row['asked_change_error'] == 0
-    assert row['frechet'] == pytest.approx(vanilla['frechet']) and 0 <= row['recall'] <= 1
-  assert relaxed['asked_change'] is not None and 'frechet' not in relaxed
+  assert relaxed['asked_change'] is not None
   assert relaxed['price'] == '-' and relaxed['nll_excess'] is None, 'it draws excluded tokens'
   [table] = report['tables']
   assert table['title'] == 'sjd' and table['rows'] == list(range(7))

@@ -1,0 +1,133 @@
+"""Whether the decoders of the papers' tables draw the images that one token at a time draws.
+
+  python -m experiments.papers.fidelity
+  python -m experiments.papers.fidelity --config=configs/papers.py:fidelity_demo
+
+A run measures the rows of one of the embedded models of discrete tokens for which the paper has a
+FID, and those of this library. At temperature 0 the images of a prompt are equal, so those rows are
+left out. Every decoder's images are compared with as many of one token at a time with another seed,
+on the features of the tokenizer's encoder, which tell whether two decoders draw from the same
+distribution:
+
+  Frechet            the distance; for an exact decoder that of two random sets of images
+  precision, recall  the share of either set within the manifold of the other
+
+Writes --workdir/rows.csv and report.json. A stopped command resumes when it is repeated.
+"""
+
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from cspd_jax import cli
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import fields
+from cspd_jax.files import atomic
+from cspd_jax.files.run_folder import Report
+from cspd_jax.generation import run as run_lib
+from cspd_jax.measure import tables
+from cspd_jax.measure.bench import Bench
+from cspd_jax.metrics import Sample, image_scores
+from experiments import measured
+from experiments.papers.published_rows import ROWS, Model, Row
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(measured.SampledImages):
+  """The measurements.
+
+  Attributes:
+    rows: which rows: those of papers' models with the layout of this embedded model.
+    decoder: decoders of the rows to measure; empty for all.
+    sampling: sampling options; a row overrides temperature and top_k.
+  """
+
+  rows: Model = 'emoji'
+  decoder: tuple[str, ...] = ()
+  loading: groups.Loading = groups.Loading('emoji')
+  images: groups.Images = groups.Images(prompts='configs/held_out.txt', num_images=2048)
+  batch_size: int | None = 512
+  workdir: str = 'runs/papers/fidelity'
+
+  def __post_init__(self):
+    fields.check(self)
+    if (count := self.images.num_images) is not None and count < image_scores.LEAST_IMAGES:
+      raise ValueError(f'num_images is {count}; it must be at least {image_scores.LEAST_IMAGES}, '
+                       'and thousands for a distance that means something.')
+    measurable = [row.decoder for row in distinct(self.rows)]
+    if not measurable:
+      raise ValueError(f'rows is {self.rows!r}, whose papers have no FID that can be compared; '
+                       "it must be 'emoji' or 'demo'.")
+    if unknown := [text for text in self.decoder if text not in measurable]:
+      raise ValueError(f'decoder holds {unknown[0]!r}; every decoder must be one of: '
+                       f'{", ".join(map(str, measurable))}.')
+
+
+COLUMNS = {'decoder': '{decoder}', 'Frechet': '{frechet:.5f}', 'precision': '{precision:.3f}',
+           'recall': '{recall:.3f}', 'on': '{device}'}
+
+
+def setting(row: Row) -> tuple[str | None, float, int | None]:
+  """Returns the decoder and the sampling options of a row, which determine what is measured."""
+  return row.decoder, row.temperature, row.top_k
+
+
+def distinct(rows: Model) -> list[Row]:
+  """Returns the rows that are measured with a model, the first one of each setting."""
+  rows_of: dict[tuple, Row] = {}
+  for row in (row for several in ROWS.values() for row in several if row.model == rows):
+    if row.has_fidelity:
+      rows_of.setdefault(setting(row), row)
+  return list(rows_of.values())
+
+
+def score(bench: Bench, reference: Callable[[], Sample], decoder: str) -> dict[str, Any]:
+  """Compares the images of a decoder with those that `reference` returns."""
+  values, expected = (image_scores.of_sample(sample, bench.model)
+                      for sample in (bench.sample(decoder), reference()))
+  precision, recall = image_scores.precision_recall(values, expected)
+  return dict(frechet=image_scores.distance(*map(image_scores.gaussian, (values, expected))),
+              precision=precision, recall=recall, device=bench.model.device.platform)
+
+
+@cli.command(Config, kept='measured rows are kept')
+def main(config: Config) -> None:
+  rows = [row for row in distinct(config.rows)
+          if not config.decoder or row.decoder in config.decoder]
+  model = config.model('discrete')
+  if model.tokenizer is None or model.tokenizer.features is None:
+    raise ValueError(f'model is {model.name!r}, whose tokenizer has no features to compare; use '
+                     'one with a VQ tokenizer.')
+  prompts, _ = inputs.images(config.images, model)
+  benches: dict[tuple, Bench] = {}
+  for row in rows:
+    top_k = {} if row.top_k is None else dict(top_k=row.top_k)
+    benches.setdefault((row.temperature, row.top_k), config.bench(
+        model, temperature=row.temperature, **top_k)).check(row.decoder)
+  for options, bench in benches.items():
+    bench.share([row.decoder for row in rows if setting(row)[1:] == options])
+  references = {options: functools.cache(bench.redrawn) for options, bench in benches.items()}
+  weights, start = run_lib.weights(model), time.perf_counter()
+  # Rows that are measured stay measured if decoders or other networks are added.
+  report = Report(config.workdir, ['rows.csv'], run=dict(
+      dataclasses.asdict(config), decoder=None, workdir=None, prompts=prompts,
+      weights={name: weights[name] for name in ('target', 'tokenizer')}))
+  resumes, entries = bool(report.names('row')), list[dict[str, Any]]()
+  for row in rows:
+    decoder, *options = name = setting(row)
+    draft = model.engine.needs(decoder)
+    entries.append(dict(zip(('decoder', 'temperature', 'top_k'), name)) | report.measured(
+        'row', repr((*name, draft and weights[draft])), functools.partial(
+            score, benches[*options], references[*options], decoder)))
+    measured.show(COLUMNS, entries[-1])
+    atomic.write(report.path('rows.csv'), tables.csv(entries).encode())
+  measured.write(report, config, [tables.Table(config.rows, COLUMNS, entries)],
+                 num_images=len(prompts), weights=weights,
+                 minutes=None if resumes else (time.perf_counter() - start) / 60)
+
+
+if __name__ == '__main__':
+  sys.exit(main())

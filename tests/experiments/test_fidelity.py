@@ -1,0 +1,95 @@
+"""`experiments.papers.fidelity`: many images of decoders compared with those of the baseline."""
+
+import json
+
+import pytest
+
+from experiments.papers import fidelity
+from experiments.papers.published_rows import ROWS, Row
+from tests.experiments import calls, models
+from tests.families import tiny
+
+_ROWS = (
+    Row('Table 1', 'one token at a time', 'FID 10', 'vanilla'),
+    Row('Table 1', 'seed-exact', '2.00x, FID 10', 'seed_exact(window=4)'),
+    Row('Table 2', 'the same', 'FID 10', 'seed_exact(window=4)'),
+    Row('Table 1', 'relaxed', '3.00x, FID 12', 'model(length=2)+lantern(delta=0.9, k=8)'),
+    Row('Table 1', 'cut', 'FID 9', 'vanilla', top_k=2),
+    Row('Table 1', 'no FID', '3.00x', 'mc_sjd(window=4)'),
+    Row('Table 1', 'greedy', 'FID 10', 'vanilla', temperature=0.0),
+    Row('Table 1', 'other model', 'FID 10', 'sjd(window=4)', 'demo'),
+    Row('Table 1', 'pictures', 'FID 10', missing='there are none'))
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch):
+  for paper in ROWS:
+    monkeypatch.setitem(ROWS, paper, _ROWS if paper == 'sjd' else ())
+
+
+def _call(folder, capsys, out, *words):
+  return calls.call(fidelity.main, capsys, out, f'--model={folder}', '--guidance_scale=1',
+                    '--prompts=none', *words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('words, result', [
+    (['--num_images=3'], ['num_images is 3', 'at least 4']),
+    (['--decoder=sjd'], ["decoder holds 'sjd'", 'one of: vanilla, seed_exact(window=4)']),
+    (['--rows=mar_demo'], ["rows is 'mar_demo'", "'emoji' or 'demo'"]),
+    (['--decoder=vanilla'], ['has no features'])])
+def test_bad_input(capsys, tmp_path, words, result):
+  folder = tiny.saved(tmp_path / 'beach')
+  index = json.loads((folder / 'model.json').read_text())
+  del index['parts']['tokenizer']
+  (folder / 'model.json').write_text(json.dumps(index))
+  calls.check_refused(_call(folder, capsys, tmp_path / 'out', *words), result)
+
+
+@pytest.mark.slow
+def test_decoders_are_compared_with_other_images_of_one_token_at_a_time(
+    capsys, tmp_path, monkeypatch):
+  models.llamagens(tmp_path)
+  measured = []
+  score = fidelity.score
+  monkeypatch.setattr(fidelity, 'score', lambda bench, reference, decoder: (
+      measured.append(decoder), score(bench, reference, decoder))[1])
+  call = lambda *words: _call(
+      tmp_path / 'model', capsys, tmp_path / 'out', '--num_images=40', *words)
+  two = call("--decoder=vanilla,seed_exact(window=4)")
+  assert two.code == 0, two.err
+  vanilla, cut, exact = sorted(
+      json.loads((two.folder / 'report.json').read_text())['rows'],
+      key=lambda row: (row['decoder'] != 'vanilla', row['top_k'] or 0))
+  assert measured == ['vanilla', 'seed_exact(window=4)', 'vanilla']
+  assert exact['frechet'] == pytest.approx(vanilla['frechet'], rel=1e-4), 'the same images'
+  assert vanilla['frechet'] > 0 and vanilla['frechet'] != cut['frechet']
+  assert vanilla['device'] == 'cpu'
+  every = call()
+  assert every.code == 0, every.err
+  report = json.loads((every.folder / 'report.json').read_text())
+  assert [(row['decoder'], row['top_k']) for row in report['rows']] == [
+      (row.decoder, row.top_k) for row in (*_ROWS[:2], *_ROWS[3:5])]
+  relaxed = report['rows'][2]
+  assert relaxed['frechet'] not in (vanilla['frechet'], cut['frechet'])
+  assert all(0 <= row[name] <= 1 for row in report['rows'] for name in ('precision', 'recall'))
+
+
+@pytest.mark.slow
+def test_measured_decoders_stay_measured(capsys, tmp_path, monkeypatch):
+  models.llamagens(tmp_path)
+  measured, stop = [], ['model(length=2)+lantern(delta=0.9, k=8)']
+
+  def score(bench, reference, decoder):
+    measured.append(decoder)
+    if decoder in stop:
+      raise KeyboardInterrupt
+    return dict(frechet=1.0, precision=1.0, recall=1.0, device='cpu')
+
+  monkeypatch.setattr(fidelity, 'score', score)
+  call = lambda *words: _call(
+      tmp_path / 'model', capsys, tmp_path / 'out', '--num_images=4', *words)
+  first = call()
+  assert first.code == 130 and 'measured rows are kept' in first.err and len(measured) == 3
+  second = call('--decoder=vanilla')
+  assert second.code == 0 and measured[3:] == ['vanilla'], 'the one with other options'
