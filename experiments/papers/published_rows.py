@@ -279,7 +279,7 @@ def _this_project() -> tuple[Row, ...]:
                ('by a network', 'corrected(passes=4, window={})'))
   coupled = {16: ('this library', 'maximal coupling, window 16', '-'),
              32: ('SCD, arXiv 2510.24211', 'Janus-Pro-7B, COCO: maximal coupling, window 32',
-                  '576 to 154 passes, 2.45x in time'),
+                  'Gumbel coupling: 576 to 154 passes, 2.45x in time'),
              64: ('SCD, arXiv 2510.24211', 'Lumina-mGPT, COCO: maximal coupling, window 64',
                   '2390 to 568 passes, 4.21x; FID 30.79, 30.83')}
   return (
