@@ -94,10 +94,10 @@ def test_refused_settings(models, tmp_path, capsys, words, message):
 
 @pytest.mark.slow
 def test_medusa_heads_are_for_families_that_have_them():
-  described = families.describe('anole_7b')
-  with pytest.raises(ValueError, match="kind is 'medusa'; for model 'anole_7b' it must be one of "
-                                       'neighbours, eagle, corrector'):
-    train.recipe_for(described, 'anole_7b', 'medusa')
+  described = families.describe('janus_pro_7b')
+  with pytest.raises(ValueError, match="kind is 'medusa'; for model 'janus_pro_7b' it must be one "
+                                       'of neighbours, eagle, corrector'):
+    train.recipe_for(described, 'janus_pro_7b', 'medusa')
 
 
 @pytest.fixture

@@ -181,11 +181,11 @@ def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
 def test_a_default_that_nobody_knows_is_replaced(folder, capsys, tmp_path, monkeypatch):
   own = tmp_path / 'own'
   folder_lib.place(folder, own).store(jax.devices()[0].device_kind, {1: 'faster'})
-  asked = _without_work(monkeypatch, len)
+  asked = _without_work(monkeypatch, lambda text: 1 if 'window=3' in text else 2)
   result = _call(capsys, tmp_path / 'out', own, '--batch_size=1', '--window=3,5',
                 '--decoder=mc_sjd,jacobi(window=3)')
   assert result.code == 0, result.err
-  assert asked == ['mc_sjd(window=3)', 'mc_sjd(window=5)', 'jacobi(window=3)']
+  assert asked == ['mc_sjd(window=3)', 'mc_sjd(window=5)', 'jacobi(window=3)', 'vanilla']
   report = json.loads((result.folder / 'report.json').read_text())
   assert "'faster' is not registered" in report['left_out']['the stored decoder']
   assert str(cspd_jax.load(own).specification()) == 'mc_sjd(window=3)'
