@@ -114,23 +114,27 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
   rows = row_keys(key, num_rows)
   rank = jax.vmap(lambda words: jax.random.randint(as_key(words, 0, 1), (1,), 0, size))(rows.stream)
   positions = jnp.take_along_axis(decoded.order, rank, axis=1)
+  # The ranks at which the autoregressive step of the token begins and ends.
+  stops = jnp.array([stop for stage in decoder.stages for stop in stage.stops])
+  step = jnp.sum(rank >= stops, axis=1, keepdims=True)
+  begin, end = jnp.insert(stops, 0, 0)[step], stops[step]
   if target.cached is None:
-    visible = jnp.argsort(decoded.order, axis=1) < rank
+    visible = jnp.argsort(decoded.order, axis=1) < begin
     z = contract.transform(target, params, condition, decoded.tokens, visible)
   else:
     z = causal_contexts(target, params, condition, decoded.tokens)
-  scale = sampling_lib.scale(sampling, decoder.guidance, size, size - 1 - rank)
+  scale = sampling_lib.scale(sampling, decoder.guidance, size, size - end)
   batch = token_batch(rows, pick(z, positions), positions, scale,
                       sampling.temperature, jnp.ones(positions.shape, bool))
   noise = chain_normal(batch.keys, STEP, schedule.num_levels, target.token_dim)
   head = Head(target, schedule, params)
 
-  def step(x, level):
+  def denoise(x, level):
     k = head.kernel(batch, x, level)
     return k.mean + k.std * noise[:, level], Trajectories(x, k.eps)
 
   levels = jnp.arange(schedule.num_levels - 1, -1, -1)
-  trajectories = jax.lax.scan(step, head.start(batch), levels)[1]
+  trajectories = jax.lax.scan(denoise, head.start(batch), levels)[1]
   return jax.tree.map(lambda leaf: leaf[::-1], trajectories)
 
 

@@ -45,15 +45,20 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np
     sample: `(key, labels [B]) -> tokens [B, T]`; jit it yourself.
     probs: `[C, V**T]` distribution of a sequence for every class, in lexicographic order.
     vocab_size: `V`.
-    samples: number of sequences, rounded up to whole batches of `batch_size`, which is even.
+    samples: number of sequences, rounded up to whole batches of `batch_size`, which must be even.
     seed: seed of the keys.
     false_alarm: accepted probability that a correct sampler fails.
 
-  Raises ValueError for tokens outside the vocabulary, and as `fit`.
+  Raises ValueError for sizes that do not fit, tokens outside the vocabulary, and as `fit`.
   """
   probs = np.asarray(probs, np.float64)
   num_classes, cells = probs.shape
-  length = int(round(np.log(cells) / np.log(vocab_size)))
+  if batch_size < 2 or batch_size % 2:
+    raise ValueError(f'batch_size is {batch_size}; it must be an even number.')
+  length = int(round(np.log(cells) / np.log(vocab_size))) if vocab_size > 1 else 0
+  if vocab_size**length != cells or not length:
+    raise ValueError(f'probs has {cells} sequences; with vocab_size {vocab_size} it must have a '
+                     'power of it, which is at least 2.')
   radix_powers = vocab_size ** np.arange(length - 1, -1, -1)
   labels = np.arange(batch_size) % num_classes
   counts = np.zeros((num_classes, cells))

@@ -83,7 +83,8 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
   an unconditional stream; each of `num_classes` has a table; image rows have `row_width` tokens, by
   default all. The logits have the standard deviation `spread`; if `tied`, they are whole numbers,
   so that several tokens are often equally probable. `forced` are tokens by position, as by a
-  grammar. Raises ValueError for other sizes, or a table of more than 10 million prefixes.
+  grammar. Raises ValueError for other sizes, tokens and positions, or a table of more than 10
+  million prefixes.
   """
   if vocab_size < 2 or length < 1:
     raise ValueError(
@@ -98,6 +99,9 @@ def tabular(key: jax.Array, vocab_size: int = 3, length: int = 5, *, guided: boo
   params = jnp.asarray(np.round(params) if tied else params)
   table = np.full(length, -1, np.int32)
   for position, token in (forced or {}).items():
+    if not (0 <= position < length and 0 <= token < vocab_size):
+      raise ValueError(f'forced has token {token} at position {position}; tokens must be from 0 to '
+                       f'{vocab_size - 1} and positions from 0 to {length - 1}.')
     table[position] = token
 
   def lookup(params: jax.Array, label: jax.Array, position: jax.Array, index: jax.Array

@@ -183,6 +183,25 @@ class SpeedTest(chex.TestCase):
     np.testing.assert_allclose(default[[2, 10, 90]], [0.08, 0.52, 1.0], atol=0.03)
 
 
+class RecordTest(chex.TestCase):
+
+  @parameterized.parameters(8, 3, 1)
+  def test_chains_end_in_tokens_of_the_decoder(self, num_iter):
+    """Several tokens per step do not see each other, and share the step's guidance scale."""
+    schedule = schedule_lib.make(4)
+    model = analytic.mixtures(
+        jax.random.key(0), 8, 3, schedule=schedule, guided=True, components=1)
+    decoder = decoders.mar(model.target, num_iter, schedule)
+    arguments = (model.params, jnp.arange(32) % 3, jax.random.key(1), Sampling(guidance_scale=3.0))
+    chains, decoded = jax.jit(
+        lambda *args: (head_drafter.record(decoder, *args), decoder(*args)))(*arguments)
+    level = jnp.zeros(32, jnp.int32)
+    last = schedule_lib.mean(schedule, level, chains.x[0], schedule_lib.predict_x0(
+        schedule, level, chains.x[0], chains.eps[0]))
+    distance = np.abs(np.asarray(last)[:, None] - np.asarray(decoded.tokens)).max(axis=-1)
+    np.testing.assert_array_less(distance.min(axis=1), 2e-3)
+
+
 class ContractsTest(chex.TestCase):
 
   @pytest.mark.slow

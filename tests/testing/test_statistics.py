@@ -69,6 +69,15 @@ def test_errors(counts, distribution, message):
     exactness.fit(np.array(counts), np.array(distribution))
 
 
+@pytest.mark.parametrize('cells, vocab_size, batch_size, message', [
+    (9, 3, 65, 'batch_size is 65; it must be an even number'),
+    (8, 3, 64, 'probs has 8 sequences; with vocab_size 3'), (1, 1, 64, 'with vocab_size 1')])
+def test_sizes_that_do_not_fit_are_refused(cells, vocab_size, batch_size, message):
+  with pytest.raises(ValueError, match=message):
+    exactness.check_sampler(
+        None, np.full((1, cells), 1 / cells), vocab_size, batch_size=batch_size)
+
+
 def test_tokens_outside_the_vocabulary_are_refused():
   with pytest.raises(ValueError, match='tokens from 0 to 3; they must be from 0 to 2'):
     exactness.check_sampler(

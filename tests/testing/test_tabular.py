@@ -68,3 +68,10 @@ def test_score_and_commit_read_the_right_prefix(tree):
 def test_errors(sizes, message):
   with pytest.raises(ValueError, match=message):
     tabular(jax.random.key(0), *sizes)
+
+
+@pytest.mark.parametrize('position, token', [(-1, 0), (3, 0), (0, -1), (0, 2)])
+def test_forced_tokens_that_do_not_exist_are_refused(position, token):
+  with pytest.raises(ValueError, match=f'forced has token {token} at position {position}; tokens '
+                                       'must be from 0 to 1 and positions from 0 to 2'):
+    tabular(jax.random.key(0), 2, 3, forced={position: token})

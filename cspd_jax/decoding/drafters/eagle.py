@@ -22,8 +22,8 @@ def eagle(network: Network, tree: Tree = EAGLE, draws: str = 'distinct') -> Draf
     network: a network trained for the target; its parameters are the decoder's `draft_params`.
     tree: topology of the drafts; that of EAGLE-1 by default.
     draws: how siblings are selected, one of `base.DRAWS`: 'distinct' draws them without
-      replacement, as EAGLE-1; 'iid' draws them independently; 'fixed' takes the most probable.
-      Others raise ValueError.
+      replacement, as EAGLE-1; 'iid' draws them independently, with a seed-exact verifier without
+      replacement too; 'fixed' takes the most probable. Others raise ValueError.
   """
   fields.check_choice('draws', draws, DRAWS)
   if not tree.num_nodes:

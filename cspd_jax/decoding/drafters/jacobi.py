@@ -46,7 +46,9 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
       from the new distribution (SJD). 'maximal' retains the token with probability `min(1, p / q)`
       and draws from the residual distribution otherwise, so it changes as rarely as the two
       distributions allow (MC-SJD, arXiv 2510.24211; SJD-PAC's adaptive continuation, arXiv
-      2603.18599, is the same). 'noise' draws with the noise of the position (Gumbel coupling).
+      2603.18599, is the same). 'noise' draws with the noise of the position (Gumbel coupling). With
+      a verifier that draws the target's tokens (`match`), these are the drafts of the main chain,
+      whatever `coupling` is.
     fresh: distribution of the tokens that enter the window, one of `KINDS`.
     tree: topology of the `W - 1` drafts; side nodes hold further candidates drawn without
       replacement from the same distributions (SJD-PAC's proactive drafting). With 'noise' they are

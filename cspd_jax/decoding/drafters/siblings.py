@@ -23,9 +23,9 @@ def choose(env: Env, rng: RngState, probs: jax.Array, positions: jax.Array, coun
 
   At temperature 0 they are the most probable tokens of `probs` `[B, n, V]`, whatever `draws` is,
   one of `base.DRAWS`. The recorded distribution is then one-hot at the first; the others have
-  probability 0 in it, which marks them as not drawn (`base.Draft`). Returns the random numbers;
-  tokens `[B, n, count]`, -1 where too few have positive probability; and the distributions
-  `[B, n, V]` to record, None for 'fixed' draws.
+  probability 0 in it, which marks them as not drawn (`base.Draft`). With a seed-exact verifier
+  'iid' is 'distinct'. Returns the random numbers; tokens `[B, n, count]`, -1 where too few have
+  positive probability; and the distributions `[B, n, V]` to record, None for 'fixed' draws.
   """
   if draws == 'fixed':
     return rng, row_random.winners(probs, count), None
