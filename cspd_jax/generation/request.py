@@ -49,7 +49,8 @@ class Request:
     draft_params: its drafter's parameters; None if it has none.
     guided: whether images are generated with guidance.
     prompts: the caller's prompts.
-    condition: leading axis `B`; a `decoding.prefix.Prefixed` if there is a prefix.
+    condition: NumPy arrays with a leading axis `B`; a `decoding.prefix.Prefixed` if there is a
+      prefix.
     titles: `[B]` the prompts in words.
     unknown_words: `[B]` words of the prompts that do not reach the model.
     seeds: `[B]` seed and number of every image; or one random key per image.
@@ -171,9 +172,10 @@ class Request:
     if length:
       tokens = np.concatenate([self.condition.tokens, tokens], axis=1)
       fixed = np.pad(fixed, ((0, 0), (length, 0)))
-    pixels = [np.asarray(model.pixels(tokens[i:i + 1])) for i in range(len(self))]
+    # Converted one by one: floating-point pixels of all images need many times the memory.
+    images = [results.to_bytes(model.pixels(tokens[i:i + 1])) for i in range(len(self))]
     return Generated(
-        images=results.to_bytes(np.concatenate(pixels)), decoded=decoded, tokens=tokens,
+        images=np.concatenate(images), decoded=decoded, tokens=tokens,
         round_of_cell=model.cells(fixed), prefix_length=length, prompts=self.titles,
         seeds=self.seeds, decoder=str(self.specification),
         guarantee=model.engine.guarantee(self.decoder),
@@ -222,6 +224,8 @@ def prepare(model: BaseModel, prompts: Any = None,
   sampling, parameters = _divided(model, sampling, options)
   prompts = prompts_lib.listed(model.prompts if prompts is None else prompts)
   condition = model.condition(prompts) if condition is None else condition
+  # On the host: on the device, every number of images that is picked would compile programs.
+  condition = jax.tree.map(np.asarray, condition)
   titles = model.conditions.titles(prompts)
   seeds = _seeds(seed, len(titles), pixels)
   _check_shapes(sampling, len(titles))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from cspd_jax.decoding import decoders
 from cspd_jax.generation import memory
 from cspd_jax.generation.request import Request, prepare
 from cspd_jax.generation.run import decode, fingerprint, run
+from tests.generation.test_rollouts import counted
 from tests.measure import tiny
 
 PROMPTS = [0, 2, 1, 1, 0]
@@ -66,6 +68,32 @@ def test_one_decoder_has_one_program(model):
   cspd_jax.Model.generate(model, PROMPTS[:2], decoder=SJD)
   (name, program), = model.programs.items()
   assert name == prepare(model, PROMPTS, decoder=SJD).program() and program._cache_size() == 1
+
+
+def test_picking_images_compiles_nothing(model):
+  request = prepare(model, PROMPTS, dict(temperature=np.arange(1.0, 6.0)), decoder=SJD)
+  model.programs.clear()
+  jax.clear_caches()
+  with counted() as compiled:
+    parts = [request.pick(range(size)) for size in range(1, 6)]
+  assert not compiled and [part.condition.tolist() for part in parts] == [
+      PROMPTS[:size] for size in range(1, 6)]
+
+
+def test_pixels_of_images_become_bytes_one_by_one(model):
+  """The host never holds floating-point pixels of all images."""
+  pixels = np.ones((1, 64, 64, 3), np.float32)
+  tokenizer = tiny.TOKENIZER._replace(
+      decode=lambda params, tokens: pixels * tokens[:, :1, None, None] / 4)
+  many = tiny.model(tokenizer=tokenizer)
+  request = prepare(many, PROMPTS * 8, decoder='vanilla')
+  decoded = decode(request)
+  request.result(decoded)  # Compiles.
+  tracemalloc.start()
+  images = request.result(decoded).images
+  most = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert images.shape == (40, 64, 64, 3) and images.nbytes < most < 3 * images.nbytes
 
 
 def test_options_and_another_function_of_every_image(model):
