@@ -20,41 +20,58 @@ from cspd_jax.files import locks
 
 # The remedy in messages about a damaged file that a run can create again.
 REMAKE = 'remove it, and the run creates it again'
+# What the name of a temporary file holds unless such a file is being written.
+_FIRST = '000000'
 
 
 @contextlib.contextmanager
 def writing(path: str | os.PathLike) -> Iterator[BinaryIO]:
   """Yields a stream to a temporary file, which is renamed to `path` when the block ends.
 
-  It replaces an older file; if the block raises, that one stays. Temporary files that killed
-  processes left are removed.
+  It replaces an older file; if the block raises, that one stays. A temporary file that a killed
+  process left is removed.
   """
   locks.check_system()
   path = pathlib.Path(path)
-  for left in leftovers(path):
-    locks.remove_unlocked(left)
   with naming(path):
     temporary, handle = _created(path)
     try:
       with os.fdopen(os.dup(handle), 'wb') as stream:
         yield stream
       temporary.replace(path)
-    finally:
+    except BaseException:  # Otherwise its name may be that of another process by now.
       temporary.unlink(missing_ok=True)
+      raise
+    finally:
       os.close(handle)  # And so its lock.
 
 
 def _created(path: pathlib.Path) -> tuple[pathlib.Path, int]:
-  """Creates a temporary file for another one; returns its path and a handle that holds it."""
-  while True:
-    temporary = path.with_name(f'.{path.name}.{secrets.token_hex(3)}.part')
-    try:
-      handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-    except FileExistsError:  # Perhaps a link, which is not followed.
-      continue
-    if locks.lock_file(handle, temporary):
-      return temporary, handle
-    os.close(handle)  # Another process took it for one that is left.
+  """Creates a temporary file for another one; returns its path and a handle that holds it.
+
+  The first name is the same for all, so that what a killed process left is found without a list of
+  the folder, which may have very many files.
+  """
+  if (created := _create(path, _FIRST)) is None:
+    for left in leftovers(path):
+      locks.remove_unlocked(left)
+    created = _create(path, _FIRST)
+  while created is None:  # Another process writes the file, or it is a link, which is not followed.
+    created = _create(path, secrets.token_hex(3))
+  return created
+
+
+def _create(path: pathlib.Path, token: str) -> tuple[pathlib.Path, int] | None:
+  """Creates the temporary file with this token, as `_created`; None if there is one."""
+  temporary = path.with_name(f'.{path.name}.{token}.part')
+  try:
+    handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+  except FileExistsError:
+    return None
+  if locks.lock_file(handle, temporary):
+    return temporary, handle
+  os.close(handle)  # Another process took it for one that is left.
+  return None
 
 
 @contextlib.contextmanager

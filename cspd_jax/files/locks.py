@@ -48,7 +48,8 @@ def remove_unlocked(path: pathlib.Path) -> None:
     handle = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
       _lock(handle)
-      path.unlink()  # Before the lock is released: its next holder finds that it has no name.
+      if _is_at(os.fstat(handle), path):  # Its last holder may have renamed it meanwhile.
+        path.unlink()  # Before the lock is released: its next holder finds that it has no name.
     finally:
       os.close(handle)
 

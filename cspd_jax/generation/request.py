@@ -223,9 +223,7 @@ def prepare(model: BaseModel, prompts: Any = None,
   _check_concrete(options, seed, sampling)
   sampling, parameters = _divided(model, sampling, options)
   prompts = prompts_lib.listed(model.prompts if prompts is None else prompts)
-  condition = model.condition(prompts) if condition is None else condition
-  # On the host: on the device, every number of images that is picked would compile programs.
-  condition = jax.tree.map(np.asarray, condition)
+  condition = _on_host(model.condition(prompts) if condition is None else condition)
   titles = model.conditions.titles(prompts)
   seeds = _seeds(seed, len(titles), pixels)
   _check_shapes(sampling, len(titles))
@@ -255,6 +253,11 @@ def prepare(model: BaseModel, prompts: Any = None,
     memory.check(model, request.specification, request.estimate(), request.batch_size,
                  'prompts' if all_at_once else 'batch_size')
   return request
+
+
+def _on_host(condition: Any) -> Any:
+  """Returns NumPy arrays: those of a device compile programs for every number of picked images."""
+  return jax.tree.map(np.asarray, condition)
 
 
 def _check_concrete(*values: Any) -> None:

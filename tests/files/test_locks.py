@@ -66,6 +66,45 @@ def test_a_kill_releases_the_folder_and_the_files_in_it(tmp_path, writer):
   assert sorted(os.listdir(tmp_path)) == ['.a.json.20240101', '.a.json.backup', 'a.json']
 
 
+def test_a_write_does_not_list_its_folder(tmp_path):
+  """Folders of images have very many files."""
+  (tmp_path / '.b.json.000000.part').write_text('of a process that was killed')
+  (tmp_path / '.b.json.0123ab.part').write_text('of another one')
+  listed, is_open = [], True
+  sys.addaudithook(lambda event, arguments: listed.append(event) if is_open and event in (
+      'os.listdir', 'os.scandir') else None)
+  atomic.write_json(tmp_path / 'a.json', 1)
+  atomic.write_json(tmp_path / 'a.json', 2)
+  assert not listed
+  atomic.write_json(tmp_path / 'b.json', 1)
+  assert listed
+  is_open = False
+  assert sorted(os.listdir(tmp_path)) == ['a.json', 'b.json']
+
+
+def test_a_temporary_file_of_the_next_writer_is_not_removed(tmp_path, monkeypatch):
+  """All writers of a file first try the same name, which is free as soon as one is done."""
+  temporary, lock, replace = tmp_path / '.a.json.000000.part', locks._lock, pathlib.Path.replace
+
+  def done_meanwhile(handle, **options):
+    replace(temporary, tmp_path / 'a.json')
+    temporary.write_text('of the next writer')
+    lock(handle, **options)
+
+  temporary.write_text('of the first one')
+  monkeypatch.setattr(locks, '_lock', done_meanwhile)
+  locks.remove_unlocked(temporary)
+  assert temporary.read_text() == 'of the next writer'
+  monkeypatch.undo()
+
+  temporary.unlink()
+  monkeypatch.setattr(pathlib.Path, 'replace', lambda path, target: (
+      replace(path, target), path.write_text('of the next writer')))
+  atomic.write_json(tmp_path / 'a.json', 1)
+  assert temporary.read_text() == 'of the next writer'
+  assert (tmp_path / 'a.json').read_text() == '1\n'
+
+
 def test_folders_on_disks_of_every_kind(tmp_path, disk):
   with folders.replacing(tmp_path / 'y', lambda folder: ()) as new:
     (new / 'a').write_text('x')

@@ -25,7 +25,7 @@ from tests.families import tiny
 PROMPTS = ['sea', 'sky', 'sand', 'sea', 'sky'] * 4
 _WRITES = ('open', 'os.mkdir', 'os.remove', 'os.rename', 'os.rmdir')
 # File operations of a process per image, about.
-_PER_IMAGE = 3
+_PER_IMAGE = 2
 
 
 def opened(model, prompts, folder, *, batch_size=None, **options):
