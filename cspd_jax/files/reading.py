@@ -87,20 +87,18 @@ def entry(content: Mapping[str, Any], name: str, kind: type) -> Any:
   return value
 
 
-def picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
-            ) -> tuple[np.ndarray, dict[str, Any]]:
-  """Reads a PNG file and verifies its checksums; arguments and errors as for `text`.
+def texts_of_picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
+                     ) -> dict[str, Any]:
+  """Reads the texts of a PNG file by name, with those of `needed`, and decodes no pixels.
 
-  Returns its pixels, uint8 `[H, W, 3]`, and its texts by name, with those of `needed`.
+  All checksums of the file are verified; arguments and errors as for `text`.
   """
-  with opening(path, 'PNG', remedy) as file:
-    with _opened(file, ('PNG',)) as image:
-      image.verify()  # All checksums; the file has to be opened again after it.
-    with _opened(file, ('PNG',)) as image:
-      texts = {str(key): value for key, value in image.info.items()}
-      if missing := [key for key in needed if key not in texts]:
-        raise ValueError(f'it has no text {missing[0]!r}')
-      return np.asarray(image.convert('RGB')), texts
+  with opening(path, 'PNG', remedy) as file, _opened(file, ('PNG',)) as image:
+    texts = {str(key): value for key, value in image.info.items()}
+    image.verify()
+    if missing := [key for key in needed if key not in texts]:
+      raise ValueError(f'it has no text {missing[0]!r}')
+    return texts
 
 
 def as_shown(image: Image.Image) -> Image.Image:

@@ -175,7 +175,8 @@ class Gallery:
     """One row per image. Rounds are read from the files, which an earlier run may have written."""
     rows = []
     for name, title, (seed, number) in zip(self.names, self.request.titles, self.request.seeds):
-      _, texts = reading.picture(self._report.path(name), atomic.REMAKE, needed=('rounds',))
+      texts = reading.texts_of_picture(
+          self._report.path(name), atomic.REMAKE, needed=('rounds',))
       rows.append(dict(file=name, prompt=title, seed=seed, number=number,
                        rounds=int(texts['rounds'])))
     return rows

@@ -5,9 +5,10 @@ import pathlib
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import cspd_jax
-from cspd_jax.files import atomic, reading
+from cspd_jax.files import atomic
 from cspd_jax.generation.gallery import Extractor, Gallery
 from cspd_jax.generation.request import prepare
 from tests.families import tiny
@@ -22,7 +23,7 @@ def _features(images):
 
 
 def _compute(paths, keep, features=_features):
-  images = np.stack([reading.picture(path, '')[0] for path in paths])
+  images = np.stack([np.asarray(Image.open(path)) for path in paths])
   parts = [keep((batch,), lambda batch=batch: features(batch))
            for batch in (images[:3], images[3:])]
   return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -58,7 +59,7 @@ def test_every_number_has_the_features_of_its_image(model, whole):
   assert set(_contents(whole)) == {*names, 'features.npz'}
   stored = np.load(whole / 'features.npz')
   assert str(stored['network']) == 'means'
-  images = np.stack([reading.picture(whole / name, '')[0] for name in names])
+  images = np.stack([np.asarray(Image.open(whole / name)) for name in names])
   assert len(np.unique(stored['pool'], axis=0)) == len(PROMPTS)
   np.testing.assert_array_equal(stored['pool'], images.astype(np.float32).mean(axis=(1, 2)))
   np.testing.assert_array_equal(stored['rows'], images[..., 0].astype(np.float32).sum(axis=2))

@@ -56,8 +56,9 @@ def make_picture(path):
 
 
 def read_picture(path):
-  pixels, texts = reading.picture(path, REMEDY, needed=('rounds',))
-  return {'pixels': pixels, 'rounds': texts['rounds']}
+  texts = reading.texts_of_picture(path, REMEDY, needed=('rounds',))
+  with Image.open(path) as image:  # What has been verified can be decoded.
+    return {'pixels': np.asarray(image), 'rounds': texts['rounds']}
 
 
 def make_tokenizer(path):
@@ -190,7 +191,7 @@ def test_descriptions_with_values_of_another_type(tmp_path, change):
 
 @pytest.mark.parametrize('read', [
     lambda path: reading.text(path, REMEDY), lambda path: reading.json(path, REMEDY),
-    lambda path: npz.arrays(path, REMEDY), lambda path: reading.picture(path, REMEDY),
+    lambda path: npz.arrays(path, REMEDY), lambda path: reading.texts_of_picture(path, REMEDY),
     lambda path: tables.of_report(path), lambda path: prompts.listed(path),
     lambda path: wrapper.load(str(path)), store.load, folder_lib.load,
     lambda path: prefix._read(path, (8, 8)), lambda path: reading.data(path, REMEDY),
@@ -214,7 +215,8 @@ def test_paths_that_are_no_files_are_refused_at_once(tmp_path, read, kind):
 
 
 @pytest.mark.parametrize('read', [
-    reading.text, reading.json, npz.arrays, reading.picture, reading.photograph, reading.data])
+    reading.text, reading.json, npz.arrays, reading.texts_of_picture, reading.photograph,
+    reading.data])
 def test_files_that_stand_for_others(tmp_path, read):
   for content, message in ((b'version https://git-lfs.github.com/spec/v1\n', 'pointer of Git LFS'),
                            (b'\0\5\x16\7\0\2', r'macOS notes about another file')):
@@ -370,7 +372,7 @@ def _png(width, height):
 
 @pytest.mark.parametrize('size', [(12000, 12000), (60000, 60000), (2**31 - 1, 2**31 - 1)])
 @pytest.mark.parametrize('read', [
-    lambda path: prefix._read(path, (8, 8)), lambda path: reading.picture(path, REMEDY)])
+    lambda path: prefix._read(path, (8, 8)), lambda path: reading.texts_of_picture(path, REMEDY)])
 @pytest.mark.filterwarnings('error')
 def test_pictures_that_claim_too_many_pixels(tmp_path, size, read):
   (tmp_path / 'x.png').write_bytes(_png(*size))
