@@ -122,8 +122,9 @@ def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
   The seed is an integer, under which the images are numbered, or one per image, or a pair of a seed
   and a number per image, which reproduces any image of a larger set; else ValueError.
   """
-  if isinstance(seed, jax.Array) and seed.dtype == np.uint32 and seed.shape[-1:] == (2,):
-    # It would read as seeds of two images, or as pairs.
+  if isinstance(seed, jax.Array) and seed.dtype == np.uint32 and seed.shape[-1:] in (
+      (2,), jax.random.key_data(jax.random.key(0)).shape):
+    # It would read as seeds of as many images, or as pairs.
     raise ValueError(f'seed is an array of type uint32 and shape {seed.shape}, as random keys of '
                      'jax.random.PRNGKey; pass whole numbers.')
   try:

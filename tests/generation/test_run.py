@@ -126,6 +126,13 @@ def test_a_key_takes_the_place_of_a_seed(model):
     keys(jax.random.split(jax.random.key(5)))
 
 
+def test_raw_keys_of_another_implementation_are_no_seeds(model):
+  with jax.default_prng_impl('rbg'):
+    for key in (jax.random.PRNGKey(3), jax.random.split(jax.random.PRNGKey(3), 4)):
+      with pytest.raises(ValueError, match='as random keys of jax.random.PRNGKey'):
+        prepare(model, [0, 1, 2, 0], seed=key, decoder='vanilla')
+
+
 def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
   def stop_after_two(done, total):
     if done == 4:
