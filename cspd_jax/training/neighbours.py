@@ -133,7 +133,7 @@ def tokens_per_pass(recipe: NeighboursRecipe, model: Model, decoder: str) -> flo
   """Returns the tokens per forward pass of a decoder on images of other seeds."""
   decoded = run_lib.decode(samples.request(
       model, samples.prompts_of(model, recipe.prompts), recipe.num_measured_images,
-      samples.sampling(recipe, model), seed=recipe.seed + 1, decoder=decoder,
+      samples.sampling(recipe, model), seed=(recipe.seed + 1) % 2**32, decoder=decoder,
       max_batch_size=recipe.num_measured_images))
   return acceptance.tokens_per_pass(decoded).mean
 

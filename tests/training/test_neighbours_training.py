@@ -8,6 +8,7 @@ import pytest
 from cspd_jax.models.neighbours import NeighboursConfig
 from cspd_jax.training import neighbours
 from cspd_jax.training.optimizer import OptimizerConfig
+from tests.measure import tiny
 
 CONFIG = NeighboursConfig(vocab_size=6, num_tokens=16, row_width=4, dim=8, hidden_dim=16)
 OPTIMIZER = OptimizerConfig(
@@ -37,3 +38,10 @@ def test_it_stops_early():
       TRAIN, optimizer=dataclasses.replace(OPTIMIZER, num_steps=2000), patience=2)
   _, losses = neighbours.fit(CONFIG, train, _images(16, 0), _images(32, 1))
   assert len(losses) < 100 and int(np.argmin(losses)) == len(losses) - 3
+
+
+def test_images_of_another_seed_have_one_behind_the_last():
+  model = tiny.model()
+  recipe = neighbours.NeighboursRecipe(
+      neighbours.sizes(model), TRAIN, seed=2**32 - 1, num_measured_images=2)
+  assert neighbours.tokens_per_pass(recipe, model, 'vanilla') == 1
