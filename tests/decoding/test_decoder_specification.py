@@ -311,6 +311,15 @@ def test_number_of_neighbours():
   assert specification.VERIFIERS['lantern_pp'].codebook_arguments(codebook, {})['k'] == 10
 
 
+def test_a_codebook_of_another_dtype_has_the_same_neighbours():
+  arguments = specification.VERIFIERS['lantern'].codebook_arguments
+  codebook = jax.random.normal(jax.random.key(0), (64, 4), jnp.bfloat16)
+  tables = [arguments(np.asarray(codebook, dtype), {'k': 7})['table']
+            for dtype in (jnp.bfloat16, np.float32, np.float64)]
+  for table in tables[1:]:
+    np.testing.assert_array_equal(table, tables[0])
+
+
 def test_usage():
   assert specification.usage('mc_sjd') == 'mc_sjd(window=16, fresh=uniform, tree=None)'
   assert specification.usage('sjd_pac') == 'sjd_pac(window=16, fresh=uniform, tree=auto)'

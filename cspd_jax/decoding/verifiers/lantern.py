@@ -267,13 +267,13 @@ def from_codebook(default: Callable[[int], int]) -> Callable[..., dict[str, Any]
     k = arguments.get('k')
     k = max(1, min(default(len(codebook)), most - spare)) if k is None else k
     width = min(k + spare, max(k, most))
-    return {'table': _table(codebook.tobytes(), codebook.shape, codebook.dtype.str, width), 'k': k}
+    return {'table': _table(codebook.tobytes(), codebook.shape, codebook.dtype, width), 'k': k}
 
   return compute
 
 
 @functools.lru_cache(maxsize=8)
-def _table(codebook: bytes, shape: tuple[int, ...], dtype: str, k: int) -> np.ndarray:
+def _table(codebook: bytes, shape: tuple[int, ...], dtype: np.dtype, k: int) -> np.ndarray:
   return neighbour_table(np.frombuffer(codebook, dtype).reshape(shape), k)
 
 
