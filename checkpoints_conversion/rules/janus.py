@@ -150,7 +150,7 @@ FIELDS: settings.Table = {
     'vision_config': Part(_GRID),
     'vq_config': Part({
         **settings.COMMON, **dict.fromkeys(
-            (*settings.VQGAN, 'embed_dim', 'out_channels', 'beta'), _CONVERTED_ELSEWHERE),
+            (*settings.VQGAN, 'embed_dim', 'beta'), _CONVERTED_ELSEWHERE),
         'model_type': Must(('janus_vqgan',)), 'num_embeddings': Size('num_codes'),
         'num_patches': _NUM_PATCHES, 'projection_dim': Size('dim'),
         'image_token_embed_dim': Size('dim'), 'num_hidden_layers': Must((2,)), 'depth': Must((2,)),
@@ -196,7 +196,7 @@ VQ_FIELDS: settings.Table = {
     'vq_config': Part({
         **settings.COMMON, **settings.VQGAN, 'model_type': Must(('janus_vqgan',)),
         'embed_dim': Size('codebook_dim'), 'num_embeddings': Size('codebook_size'),
-        'out_channels': Size('in_channels'), 'num_patches': _NUM_PATCHES,
+        'num_patches': _NUM_PATCHES,
         'beta': settings.COMMON['initializer_range'],
         **dict.fromkeys(('projection_dim', 'image_token_embed_dim', 'num_hidden_layers', 'depth',
                          'hidden_act'), _OF_THE_HEAD)})}

@@ -210,14 +210,16 @@ OF_SHAPES = Free('names and shapes of the weights determine it')
 OF_TRAINING = Free('only training uses it')
 OWN_OUTPUT = Free('the lm_head.weight of a file is the output matrix, as in transformers 5')
 
-# The sizes of image tokenizers, by their names in taming-transformers and in transformers.
+# The sizes of image tokenizers, by their names in taming-transformers, and in transformers too:
+# files that its programs converted may have both.
 TAMING: Table = {
-    'in_channels': Size('in_channels'), 'ch': Size('ch'), 'ch_mult': Size('ch_mult', tuple),
-    'num_res_blocks': Size('num_res_blocks'), 'z_channels': Size('z_channels')}
+    **dict.fromkeys(('in_channels', 'out_ch'), Size('in_channels')), 'ch': Size('ch'),
+    'ch_mult': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
+    'z_channels': Size('z_channels')}
 VQGAN: Table = {
-    'in_channels': Size('in_channels'), 'base_channels': Size('ch'),
-    'channel_multiplier': Size('ch_mult', tuple), 'num_res_blocks': Size('num_res_blocks'),
-    'latent_channels': Size('z_channels'), 'double_latent': Must((False,))}
+    **TAMING, 'out_channels': Size('in_channels'), 'base_channels': Size('ch'),
+    'channel_multiplier': Size('ch_mult', tuple), 'latent_channels': Size('z_channels'),
+    **dict.fromkeys(('double_z', 'double_latent'), Must((False,)))}
 
 
 def _all(why: str, names: str) -> Table:

@@ -68,7 +68,8 @@ _OF_THE_TRANSFORMER = Free('the transformer is another network')
 CHAMELEON_FIELDS: settings.Table = {
     'vq_config': Part({
         **settings.COMMON, **settings.VQGAN, 'model_type': Must(('chameleon_vqgan', 'chameleon')),
-        'embed_dim': Size('codebook_dim'), 'num_embeddings': Size('codebook_size'),
+        'embed_dim': Size('codebook_dim'),
+        **dict.fromkeys(('num_embeddings', 'n_embed'), Size('codebook_size')),
         'attn_type': Must(('vanilla',)), 'attn_resolutions': settings.OF_SHAPES,
         'resolution': settings.OF_SHAPES}),
     '*': _OF_THE_TRANSFORMER}
@@ -130,10 +131,9 @@ _EMU3_NAMES = (
 _EMU3_PREFIX = 'vqmodel.'
 
 _EMU3_FIELDS: settings.Table = {
-    **settings.COMMON, **settings.VQGAN, **settings.TAMING,
+    **settings.COMMON, **settings.VQGAN,
     'model_type': Must(('Emu3VisionVQ', 'emu3_vqgan', 'emu3')),
     'codebook_size': Size('codebook_size'), 'embed_dim': Size('z_channels'),
-    'double_z': Must((False,)), 'out_channels': Size('in_channels'),
     'temporal_downsample_factor': Must((4,)), 'num_attention_heads': Must((1,)),
     'hidden_size': settings.OF_SHAPES,
     'attn_resolutions': Size('attention_levels', tuple, (3,))}
@@ -204,11 +204,11 @@ EMU3 = family.FileFamily(
 
 _IBQ_TITLE = 'the image tokenizer of Emu3.5'
 IBQ_FIELDS: settings.Table = {
-    **settings.COMMON, **settings.TAMING,
+    **settings.COMMON, **settings.VQGAN,
     'model_type': Must(('Emu3p5VisionVQ',)),
     'codebook_size': Size('codebook_size'), 'n_embed': Size('codebook_size'),
-    'embed_dim': Size('codebook_dim'), 'out_ch': Size('in_channels'),
-    'double_z': Must((False,)), 'resamp_with_conv': Must((True,)), 'give_pre_end': Must((False,)),
+    'embed_dim': Size('codebook_dim'),
+    'resamp_with_conv': Must((True,)), 'give_pre_end': Must((False,)),
     'l2_normalize': Must((False,)), 'remap': Must(()),
     # `_ibq_settings` combines these two.
     'attn_resolutions': Size('attn_resolutions', tuple), 'resolution': Size('resolution'),
@@ -265,7 +265,7 @@ LATENT_DIFFUSION = family.FileFamily(
 
 _NEXTSTEP_TITLE = 'an image tokenizer of NextStep-1'
 NEXTSTEP_FIELDS: settings.Table = {
-    **settings.TAMING, 'out_ch': Size('in_channels'), 'scaling_factor': Size('scale', float),
+    **settings.TAMING, 'scaling_factor': Size('scale', float),
     'shift_factor': Size('shift', float), 'encoder_norm': Size('normalized', bool),
     # Patches of one latent, whose channels are normalised together.
     'psz': Must((1,)),

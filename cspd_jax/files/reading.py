@@ -26,7 +26,7 @@ from cspd_jax.files import paths
 MOST_TEXT, MOST_PIXELS = 1 << 28, 1 << 27
 # Brackets within brackets of a JSON file: with more, Python cannot print its content.
 _MOST_DEPTH = 64
-# The integers that a JSON file may hold: those of 64 bits, signed or not.
+# The integers of a JSON file that stay integers: those of 64 bits, signed or not.
 _INTEGERS = -2**63, 2**64 - 1
 # Limits of the arrays of a compressed file: bytes, or a multiple of the bytes of the file.
 _MAX_UNPACKED, _MAX_RATIO = 1 << 28, 64
@@ -67,7 +67,7 @@ def data(path: str | os.PathLike, remedy: str, name: str | None = None) -> bytes
 
 
 def json(path: str | os.PathLike, remedy: str, name: str | None = None, kind: type = dict) -> Any:
-  """Reads a JSON file whose numbers are finite, and whose integers have at most 64 bits.
+  """Reads a JSON file whose numbers are finite; integers of more than 64 bits become floats.
 
   As `text`, and raises ValueError too if its content is not of the type `kind`.
   """
@@ -270,11 +270,10 @@ def _check_depth(content: Any) -> None:
     raise ValueError(f'it has more than {_MOST_DEPTH} brackets within each other')
 
 
-def _integer(number: str) -> int:
+def _integer(number: str) -> int | float:
   value = int(number)
-  if not _INTEGERS[0] <= value <= _INTEGERS[1]:
-    raise ValueError(f'it holds {number:.20}..., which needs more than 64 bits')
-  return value
+  # Tokenizers without a longest text have a length of about 1e30.
+  return value if _INTEGERS[0] <= value <= _INTEGERS[1] else _finite(number)
 
 
 def _finite(number: str) -> float:

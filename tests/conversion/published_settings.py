@@ -6,6 +6,9 @@ _VQ = {'attn_resolutions': [], 'ch': 128, 'ch_mult': [1, 1, 2, 2, 4], 'double_z'
        'model_type': 'chameleon_vqgan', 'n_embed': 8192, 'out_ch': 3, 'z_channels': 256}
 _VOCABULARY = {'<s>': 0, '<image>': 8711, **{f'IMGIMG{code:05}Z': 4 + code for code in range(8192)}}
 
+# Of any tokenizer_config.json of transformers, for texts of any length.
+TOKENIZER = {'model_max_length': 1000000000000000019884624838656,
+             'tokenizer_class': 'Qwen2Tokenizer'}
 # As transformers stores Chameleon, and Alpha-VLLM Lumina-mGPT.
 CHAMELEON = {
     **_SAVED, 'attention_bias': False, 'attention_dropout': 0.0, 'boi_token_id': 8197,

@@ -12,6 +12,7 @@ from checkpoints_conversion.rules import (
   eagle,
   early_fusion as fusion_rules,
   family as family_lib,
+  settings as settings_lib,
   text,
   vq,
 )
@@ -128,6 +129,24 @@ def _read(name, change):
     {'rope_theta': 5e5, 'rope_parameters': {'rope_type': 'default', 'rope_theta': 5e5}}])
 def test_every_spelling_of_the_rotation_is_read(name, change):
   assert _read(name, change)['rope_base'] == 5e5
+
+
+def test_an_image_tokenizer_may_have_both_spellings_if_they_agree():
+  """The program that converts Anole for transformers keeps the names of the original."""
+  def read(**change):
+    both = published.CHAMELEON['vq_config'] | published.CHAMELEON_5['vq_config'] | change
+    return settings_lib.read({'config.json': vq.CHAMELEON_FIELDS}, {
+        'config.json': {**published.CHAMELEON_5, 'vq_config': both}})
+
+  assert read() == {name: getattr(vq_model.CHAMELEON, name) for name in (
+      'ch', 'ch_mult', 'in_channels', 'z_channels', 'codebook_size', 'codebook_dim',
+      'num_res_blocks')}
+  for change, message in ({'ch': 64}, r'ch is 64|channels is 128, but another'), (
+      {'n_embed': 4096}, 'n_embed is 4096|embeddings is 8192, but another'), (
+      {'out_ch': 1}, 'out_ch is 1|channels is 3, but another'), (
+      {'double_z': True}, 'vq_config.double_z is True; it must be False'):
+    with pytest.raises(rules.ConversionError, match=message):
+      read(**change)
 
 
 def test_missing_settings_have_the_defaults_of_the_published_code():

@@ -175,7 +175,7 @@ def lumina_mgpt_2(root):
       published_settings.LUMINA_MGPT_2, LUMINA_MGPT_2))
   (folder / 'tokenizer.json').write_bytes(lumina_mgpt_2_text())
   (folder / 'tokenizer_config.json').write_text(json.dumps(
-      {'tokenizer_class': 'Qwen2Tokenizer', 'bos_token': None,
+      {**published_settings.TOKENIZER, 'bos_token': None,
        'eos_token': {'content': '<|im_end|>'}}))
   (root / 'lumina_mgpt' / 'movqgan' / '270M').mkdir(parents=True)
   # The published file is a bare state dict, with the averages of the training.

@@ -239,7 +239,7 @@ def _opened(folder, settings=None):
     ({'bos_token': '<|im_start|>', 'eos_token': '<|im_end|>'}, '<|im_start|>'),
     ({'bos_token': {'content': '<|im_start|>'}}, '<|im_start|>'),
     ({'bos_token': None, 'eos_token': '<|im_end|>'}, '<|im_end|>'),
-    ({'tokenizer_class': 'Qwen2Tokenizer'}, '<|endoftext|>')])
+    (published_settings.TOKENIZER, '<|endoftext|>')])
 def test_the_first_token_is_that_of_the_settings(tmp_path, settings, name):
   opened = _opened(tmp_path / 'files', settings)
   assert opened.network.config.first_token == name and not opened.assumptions
