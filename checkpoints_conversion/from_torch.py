@@ -89,7 +89,7 @@ def _families(family: str, parts: Collection[str]) -> tuple[FileFamily, families
 
 def _settings(source: Any, config: Mapping[str, Any] | None = None) -> dict[str, Any]:
   """Returns settings by file; without `config`, what `save_pretrained` would write for a module."""
-  own: Any = getattr(source, 'config', None)
+  own: Any = getattr(_unwrapped(source), 'config', None)
   if config is None and hasattr(own, 'to_diff_dict'):
     config = own.to_diff_dict()
   elif config is None and dataclasses.is_dataclass(own):  # LlamaGen's.
@@ -97,20 +97,28 @@ def _settings(source: Any, config: Mapping[str, Any] | None = None) -> dict[str,
   return {'config.json': config} if config else {}
 
 
+def _unwrapped(source: Any) -> Any:
+  """Returns the module in wrappers of torch.compile, DistributedDataParallel and DataParallel."""
+  inner = getattr(source, '_orig_mod', None)
+  if inner is None and not hasattr(source, 'config'):
+    inner = getattr(source, 'module', None)
+  return source if inner is None else _unwrapped(inner)
+
+
 def _tensors(name: str, source: Any) -> dict[str, tensors_lib.AnyTensor]:
   """Returns the tensors of a module or of a state dict as views of host arrays."""
-  source = getattr(source, '_orig_mod', source)  # Of torch.compile.
+  inner = _unwrapped(source)
   state = source.state_dict() if hasattr(source, 'state_dict') else source
   if not isinstance(state, Mapping) or not all(
       hasattr(tensor, 'detach') for tensor in state.values()):
     raise ConversionError(f'{name} is a {type(source).__name__}; it must be a torch.nn.Module or a '
                           'mapping from names to torch tensors.')
   state = read.strip(name, {str(key): tensor.detach() for key, tensor in state.items()})
-  if hasattr(source, 'save_pretrained'):
+  if hasattr(inner, 'save_pretrained'):
     # Modules of transformers 5 have other names in memory than in files.
     loading = sys.modules.get('transformers.core_model_loading')
     revert = getattr(loading, 'revert_weight_conversion', lambda module, tensors: tensors)
-    state = revert(source, state)
+    state = revert(inner, state)
   return {key: _array(tensor) for key, tensor in state.items()}
 
 

@@ -6,7 +6,7 @@ computes (`Free`). Every other field is refused by name: a setting that a conver
 wrong images without an error. Null, and -1 for a whole number, count as absent, and names that
 begin with '_' belong to the program that wrote the file. An absent field has the default of the
 published code: it is used where shapes do not determine the size, and refused where the weights
-contradict it.
+contradict it, or another part of the file.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -98,7 +98,12 @@ def read(tables: Mapping[str, Table], contents: Contents) -> dict[str, Any]:
           sizes |= determined
       elif problem := _problem(entry, value):
         problems.append(f'{field} is {problem}')
-    problems += _absent(tables[file], contents[file], f'{file}: ')
+    for field, entry in _absent(tables[file], contents[file], f'{file}: '):
+      absent = f'{field} is absent, which means {entry.default!r}'
+      if isinstance(entry, Must):
+        problems.append(f'{absent}; {_remedy(entry)}')
+      elif sizes.setdefault(entry.name, entry.default) != entry.default:
+        problems.append(f'{absent}, but another field is {sizes[entry.name]!r}')
   if problems:
     refuse(problems)
   return sizes | {name: size for name, size in defaults.items() if name not in sizes}
@@ -140,16 +145,21 @@ def _remedy(entry: Must) -> str:
   return f'it must be {values}{entry.why}' if values else f'it must be left out{entry.why}'
 
 
-def _absent(table: Table, content: Mapping[str, Any], prefix: str) -> list[str]:
-  """Returns the problems with the defaults of absent fields, including those of parts."""
-  problems = []
+def _absent(table: Table, content: Mapping[str, Any], prefix: str, is_part: bool = False
+            ) -> Iterator[tuple[str, Must | Size]]:
+  """Yields name and entry of absent fields with a default, including those of parts.
+
+  Sizes only of parts in which no field specifies them: those of the whole file may be the names of
+  another format.
+  """
+  specified = {entry.name for _, _, entry in _fields(table, content, '') if isinstance(entry, Size)}
   for name, entry in table.items():
     value = content.get(name)
     if isinstance(entry, Part) and isinstance(value, Mapping):
-      problems += _absent(entry.fields, value, f'{prefix}{name}.')
-    elif isinstance(entry, Must) and entry.default is not None and value is None:
-      problems.append(f'{prefix}{name} is absent, which means {entry.default!r}; {_remedy(entry)}')
-  return problems
+      yield from _absent(entry.fields, value, f'{prefix}{name}.', True)
+    elif isinstance(entry, Must | Size) and entry.default is not None and (
+        value is None if isinstance(entry, Must) else is_part and entry.name not in specified):
+      yield prefix + name, entry
 
 
 def _defaults(table: Table) -> dict[str, Any]:

@@ -48,8 +48,8 @@ def test_a_state_dict_with_its_settings():
   other = cspd_jax.from_torch(wrapped, family, options=_SIZES, name='mine',
                               config=network.config.to_diff_dict())
   _assert_same(model.params, other.params)
-  _assert_same(model.params, cspd_jax.from_torch(
-      torch.compile(network), family, options=_SIZES).params)
+  for wrap in (torch.compile, torch.nn.DataParallel):
+    _assert_same(model.params, cspd_jax.from_torch(wrap(network), family, options=_SIZES).params)
   assert other.name == 'mine' and other.config == model.config
   with pytest.raises(rules.ConversionError, match='num_heads cannot be inferred'):
     cspd_jax.from_torch(network.state_dict(), family, options=_SIZES)

@@ -1,12 +1,15 @@
 """Settings files: every field is used, must have a value or does not matter; others are refused."""
 
 import dataclasses
+import functools
 import json
+import types
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
+import cspd_jax
 from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import (
   eagle,
@@ -156,6 +159,29 @@ def test_missing_settings_have_the_defaults_of_the_published_code():
   assert rules.get('anole').settings({}) == {} == rules.get('t5').settings({})
   with pytest.raises(rules.ConversionError, match="absent, which means 'relu'; it must be 'gated-"):
     read('t5')
+
+
+@pytest.mark.parametrize('activations, message', [
+    ((None, None), None), (('quick_gelu', None), None), (('gelu', 'gelu'), None),
+    (('gelu', None), "vision_config.hidden_act is absent, which means 'quick_gelu', but .*'gelu'"),
+    ((None, 'gelu'), "text_config.hidden_act is absent, which means 'quick_gelu', but .* 'gelu'")])
+def test_defaults_of_one_part_are_not_values_of_another(activations, message):
+  parts = {f'{part}_config': {'hidden_size': 16, 'hidden_act': activation}
+           for part, activation in zip(('text', 'vision'), activations)}
+  read = functools.partial(rules.get('clip').settings, {'config.json': parts})
+  if message is None:
+    assert read()['activation'] == (activations[0] or 'quick_gelu')
+  else:
+    with pytest.raises(rules.ConversionError, match=message):
+      read()
+
+
+def test_names_of_one_format_have_no_defaults_in_another():
+  content = {**published.EMU3_HF, 'text_config': {
+      **published.EMU3_HF['text_config'], 'rms_norm_eps': 1e-3,
+      'rope_parameters': {'rope_theta': 5e5, 'rope_type': 'default'}}}
+  told = rules.get('emu3').settings({'config.json': content})
+  assert (told['norm_eps'], told['rope_base']) == (1e-3, 5e5)
 
 
 @pytest.mark.parametrize('name, change, message', [
@@ -397,3 +423,15 @@ def test_the_tokenizer_file_of_transformers_is_refused_for_emu3(tmp_path):
   (tmp_path / 'tokenizer.json').write_text('{"model": {}}')
   with pytest.raises(ValueError, match='read from emu3.tiktoken, which BAAI/Emu3-Gen'):
     convert.convert_file('emu3_text', tmp_path / 'tokenizer.json', tmp_path / 'out')
+
+
+@pytest.mark.parametrize('wrappers', [
+    ('module',), ('_orig_mod', 'module'), ('module', '_orig_mod')])
+def test_settings_of_wrapped_modules_are_read(wrappers):
+  """DistributedDataParallel and DataParallel do not pass on attributes of the module."""
+  arguments = dataclasses.make_dataclass('ModelArgs', [('qk_norm', bool, True)])
+  module = types.SimpleNamespace(config=arguments(), state_dict=dict)
+  for name in wrappers:
+    module = types.SimpleNamespace(**{name: module}, state_dict=dict)
+  with pytest.raises(rules.ConversionError, match='qk_norm is True; no published model has the fi'):
+    cspd_jax.from_torch(module, 'llamagen')
