@@ -157,7 +157,10 @@ def _modulation(prefix: str, width: int, num_blocks: int) -> list[Rule]:
   spans = list(zip(bounds, bounds[1:]))
 
   def forward(*parts):
-    whole = np.concatenate(parts).T
+    # NumPy has no common dtype of float16 and bfloat16.
+    dtypes = sorted({part.dtype for part in parts}, key=lambda dtype: dtype.itemsize)
+    dtype = dtypes[0] if len(dtypes) == 1 else np.promote_types(np.float32, dtypes[-1])
+    whole = np.concatenate([part.astype(dtype, copy=False) for part in parts]).T
     return (whole.reshape(*whole.shape[:-1], -1, width),)
 
   def inverse(whole):

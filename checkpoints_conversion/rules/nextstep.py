@@ -68,9 +68,10 @@ def _infer(shapes: family.Shapes, options: Mapping[str, Any]) -> NextStepConfig:
   num_heads = family.num_heads(options, PRESETS.values(), dim)
   patch_size = options.get('patch_size', published.patch_size)
   token_dim = shape('image_in_projector.weight', 2)[1]
-  if token_dim % patch_size**2:
-    raise family.ConversionError(f'The model has tokens of {token_dim} numbers; they must be '
-                                 f'patches of {patch_size} x {patch_size} latents.')
+  if patch_size < 1 or token_dim % patch_size**2:
+    raise family.ConversionError(
+        f'patch_size is {patch_size}, and tokens have {token_dim} numbers; they must be patches of '
+        'patch_size x patch_size latents, so give the patch_size of the model.')
   own = ('height', 'width', 'rope_base', 'norm_eps', *_SAMPLER)
   return NextStepConfig(
       vocab_size=vocab_size, dim=dim, num_heads=num_heads, patch_size=patch_size,

@@ -15,6 +15,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -178,8 +179,22 @@ def test_sizes_that_cannot_be_inferred_are_explained():
     infer({}, {'num_heads': 4})
   with pytest.raises(rules.ConversionError, match='image_size: not an option'):
     infer({'image_size': 512})
-  with pytest.raises(rules.ConversionError, match='tokens of 8 numbers; they must be patches of 3'):
-    infer({}, {'num_heads': 4, 'patch_size': 3})
+  for size in (3, 0, -2):
+    with pytest.raises(rules.ConversionError, match=f'patch_size is {size}, and tokens have 8 num'):
+      infer({}, {'num_heads': 4, 'patch_size': size})
+
+
+def test_modulations_of_several_dtypes_become_one_matrix():
+  """NumPy joins no float16 and bfloat16."""
+  shapes = convert.published_shapes(TARGET, SMALL)
+  dtype = lambda name: (np.float32 if 'modulation' not in name else
+                        ml_dtypes.bfloat16 if 'final_layer' in name else np.float16)
+  tensors = {name: tensor.astype(dtype(name))
+             for name, tensor in weights.weights(shapes, 3).items()}
+  back = convert.publish(TARGET, SMALL, convert.convert(TARGET, SMALL, tensors))
+  for name, tensor in tensors.items():
+    assert back[name].dtype == np.float32
+    np.testing.assert_array_equal(back[name], tensor.astype(np.float32), err_msg=name)
 
 
 def test_settings_of_the_image_tokenizer():
