@@ -60,7 +60,7 @@ class Config:
     role: role of the network in the model, such as draft. None is the first role of its kind:
       target, tokenizer, eagle.
     sampling: official sampling options to store as the model's defaults: pictures, or fid where
-      they were published. None is pictures.
+      they were published. None is pictures, or keeps the defaults of a model with the same target.
     sizes: options of the families.
     key: part of a .pt file that holds the weights, such as ema. None is
     dtype: dtype to store; of a published folder, for the target alone. None stores the published
@@ -92,7 +92,8 @@ def main(config: Config) -> None:
   source, output = str(config.source), str(config.output)
   paths.find('source', source)
   family = rules.get(str(config.family))
-  sources = folder.find_model(family.name, source, config.model) if config.role is None else {}
+  is_whole = config.role in (None, 'target')
+  sources = folder.find_model(family.name, source, config.model) if is_whole else {}
   requested = folder.Part(
       family.name, source, config.role, config.sampling, config.dtype,
       dict(model=config.model, key=config.key, options=inputs.overrides(config.sizes)))
@@ -106,10 +107,10 @@ def main(config: Config) -> None:
   for path, sizes in converted:
     print(f'{path}: {sizes}')
   if family.model is not None:
-    print('\n'.join(_next_steps(output)))
+    print('\n'.join(_next_steps(output, config.allow_nonfinite)))
 
 
-def _next_steps(output: str) -> list[str]:
+def _next_steps(output: str, allow_nonfinite: bool) -> list[str]:
   """Returns the command for every network that a model lacks, or the one that generates images."""
   lines = []
   for (family, *others), file in folder.missing_parts(output):
@@ -124,7 +125,8 @@ def _next_steps(output: str) -> list[str]:
   parts = folder_lib.read(path)['parts']
   labels = store.describe(path / parts['target']).metadata.get('labels') or ['0']
   prompt = 'a lighthouse at dusk' if 'text' in parts else labels[0]
-  command = flags.command_line('cspd-generate', model=folder_lib.name_of(output), prompt=prompt)
+  command = flags.command_line('cspd-generate', model=folder_lib.name_of(output), prompt=prompt,
+                               allow_nonfinite=allow_nonfinite)
   return [f'Next: {command}']
 
 

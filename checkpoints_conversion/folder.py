@@ -34,7 +34,7 @@ class Part(NamedTuple):
     source: a file or a folder, or an id of the hub.
     role: the network's role in the model, such as 'draft'; None selects the first role of its kind.
     sampling: name of the official options that become the model's defaults; None selects those for
-      pictures. Targets only.
+      pictures, or keeps the defaults of a model with the same target. Targets only.
     dtype: the dtype to store; None preserves the published one.
     arguments: other arguments of `convert.open_source`.
   """
@@ -87,13 +87,15 @@ def convert_parts(
   opened = {role: convert.open_source(part.family, local(part.source),
                                       allow_nonfinite=allow_nonfinite, **part.arguments)
             for role, part in zip(roles, parts)}
+  is_same = _is_same_target(folder, opened)
   defaults: dict[str, Any] = {}
   for family, role, part in zip(file_families, roles, parts):
-    defaults |= defaults_of(family, opened[role].network.config, role, part.sampling)
+    if part.sampling is not None or not is_same:  # Else the user may have changed them.
+      defaults |= defaults_of(family, opened[role].network.config, role, part.sampling)
   networks = others | {role: source.network for role, source in opened.items()}
   if 'target' in networks:  # Raises an error for networks that do not belong together.
     model.build(families.Parts(folder.name, networks | _words(opened), {}))
-  new_target = _replaces_target(folder, opened)
+  new_target = is_same is False
   dropped = model_file.of_old_target(folder, defaults) if new_target else {}
   for line in _notes(parts, [opened[role] for role in roles], networks, dropped):
     note(line)
@@ -137,18 +139,18 @@ def _notes(parts: Sequence[Part], opened: Sequence[convert.Source],
   return lines + ([f'dropped defaults of the target that is replaced: {old}'] if old else [])
 
 
-def _replaces_target(folder: pathlib.Path, opened: Mapping[str, convert.Source]) -> bool:
-  """Whether a folder has a target, and the opened one is another network."""
+def _is_same_target(folder: pathlib.Path, opened: Mapping[str, convert.Source]) -> bool | None:
+  """Whether the target in a folder is the opened one; None unless there are both."""
   if 'target' not in opened or not (folder / model_file.FILE).exists():
-    return False
+    return None
   if (part := model_file.read(folder)['parts'].get('target')) is None:
-    return False
+    return None
   try:
     old = store.describe(folder / part)
   except store.CheckpointError:  # It was removed or is damaged.
-    return True
+    return False
   identity = lambda network: (network.config, *map(network.metadata.get, ('sha256', 'key')))
-  return identity(old) != identity(opened['target'].network)
+  return identity(old) == identity(opened['target'].network)
 
 
 def find_model(family_name: str, source: str | os.PathLike, model: str | None = None

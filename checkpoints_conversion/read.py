@@ -16,12 +16,16 @@ from cspd_jax.files import paths, reading, weights
 
 # Endings of single files.
 SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.jit', '.json', '.tiktoken')
+# Endings of files of weights.
+_OF_WEIGHTS = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin')
 # Files of one model-parallel checkpoint, whose names have two digits.
 _MAX_PARTS = 100
 # TorchScript files of one image tokenizer.
 _TORCHSCRIPT = ('encoder.jit', 'decoder.jit')
 # PyTorch files of transformers, one or several with an index.
 _TRANSFORMERS = 'pytorch_model'
+# The settings of an adapter, as peft writes them.
+_ADAPTER = 'adapter_config.json'
 # What compiling and wrapping a module puts before the names of its tensors.
 _PREFIXES = re.compile(r'\A(?:_orig_mod\.|module\.)+')
 # Parts of published and training files that hold the weights; a file without any is the weights.
@@ -99,7 +103,7 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
 
   Of a folder they are safetensors files if there are any, else Meta's, then `pytorch_model*.bin`.
   Raises ValueError if one of them is missing, is another file under this name, or the folder has
-  files of several models.
+  files of several models or an adapter.
   """
   if not path.exists():
     raise ValueError(f'source is {path}: there is no such file.')
@@ -108,6 +112,10 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
       raise ValueError(f'source is {path}, which is neither a file nor a folder.')
     is_index = re.search(r'\.(safetensors|bin)\.index.*\.json$', path.name)
     return _existing(path, _of_index(path) if is_index else [path])
+  if (path / _ADAPTER).exists():
+    raise ValueError(f'source is {path}, a folder with {_ADAPTER}, so an adapter changes the '
+                     'weights; merge the adapter into the weights first, or specify their file to '
+                     'convert them without it.')
   scripts = [path / name for name in _TORCHSCRIPT]
   result = (_of_transformers(path, '*.safetensors') or _consolidated(path)
             or _of_transformers(path, f'{_TRANSFORMERS}*.bin')
@@ -135,9 +143,7 @@ def left_out(path: str | os.PathLike) -> list[str]:
   if not path.is_dir():
     return []
   used = {file.name for file in files(path)}
-  return sorted({file.name for pattern in ('*.safetensors', 'consolidated*.pth',
-                                           f'{_TRANSFORMERS}*.bin')
-                 for file in path.glob(pattern)} - used)
+  return sorted({file.name for file in path.iterdir() if file.suffix in _OF_WEIGHTS} - used)
 
 
 def _of_transformers(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:

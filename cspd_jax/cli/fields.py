@@ -215,9 +215,9 @@ def show(value: Any) -> str:
 
 
 def command_line(program: str, **flags: Any) -> str:
-  """Returns a command as it is typed in a shell; flags that are None are left out."""
+  """Returns a command as it is typed in a shell; flags that are None or False are left out."""
   words = [f'--{name}={shlex.quote(show(value))}' for name, value in flags.items()
-           if value is not None]
+           if value is not None and value is not False]
   return ' '.join([program, *words])
 
 

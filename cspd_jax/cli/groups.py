@@ -23,6 +23,7 @@ class Own:
     cache_dtype: int8 stores the target's keys and values as int8.
     mesh: several devices, such as 2x4: two groups, each of which decodes images of its own with
       four devices that the model is sharded over. None uses one device.
+    allow_nonfinite: loads parameters that are NaN or infinite, too.
   """
 
   model: str = store.DEFAULT
@@ -30,6 +31,7 @@ class Own:
   quantize: Literal['int8'] | None = None
   cache_dtype: Literal['int8'] | None = None
   mesh: str | None = None
+  allow_nonfinite: bool = False
 
   def __post_init__(self):
     fields.check(self)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import pathlib
 import re
 from collections.abc import Sequence
@@ -52,11 +53,17 @@ def model(loading: groups.Own, *, engine: str | None = None, one_group: str | No
     options |= dict(parts(loading.parts), grid=pair('grid', loading.grid))
   result = cspd_jax.load(
       loading.model, dtype=loading.dtype, quantize=loading.quantize,
-      cache_dtype=loading.cache_dtype, sharding=mesh(loading.mesh, one_group), **options)
+      cache_dtype=loading.cache_dtype, sharding=mesh(loading.mesh, one_group),
+      allow_nonfinite=loading.allow_nonfinite, **options)
   if engine not in (None, result.engine.name):
     raise ValueError(f'model is {loading.model!r}, which has {result.engine.name} tokens; give one '
                      f'whose tokens are {engine}.')
   return result
+
+
+def run_name(model: str) -> str:
+  """Returns the name of a model's folder, for the default folders of runs."""
+  return os.path.basename(os.path.abspath(os.path.expanduser(model))) or 'model'
 
 
 def pair(name: str, text: str | None, between: str = 'x') -> tuple[int, int] | None:

@@ -308,7 +308,7 @@ def check_finite(arrays: Params) -> None:
         wrong = block[~np.isfinite(block)].reshape(-1)
         raise ValueError(
             f'{name} of shape {leaf.shape} holds numbers that are not finite, such as {wrong[0]}; '
-            'use another file, or set allow_nonfinite if they are intended.')
+            'use another file, or if they are intended, pass allow_nonfinite.')
 
 
 def file_sizes(folder: pathlib.Path) -> dict[str, int]:

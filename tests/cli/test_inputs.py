@@ -145,3 +145,11 @@ def test_a_mesh_takes_the_first_devices(monkeypatch):
   assert inputs.mesh('1x2') == ((1, 2), ['a', 'b'])
   with pytest.raises(ValueError, match="mesh is '2x4', which requires 8 devices, but there are 4"):
     inputs.mesh('2x4')
+
+
+def test_runs_have_the_names_of_folders(tmp_path, monkeypatch):
+  (tmp_path / 'models' / 'mine').mkdir(parents=True)
+  monkeypatch.chdir(tmp_path / 'models' / 'mine')
+  names = {'demo': 'demo', '.': 'mine', '..': 'models', '../': 'models', '/': 'model',
+           'checkpoints/c2i_xl_384/': 'c2i_xl_384'}
+  assert {model: inputs.run_name(model) for model in names} == names

@@ -5,6 +5,7 @@ import json
 import shlex
 import sys
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -165,6 +166,37 @@ def test_the_end_names_what_is_missing_and_then_what_is_next(source, run, tmp_pa
   assert 'Missing: a LlamaGen image tokenizer; next: ' in out
   assert _commands(out) == [
       ['cspd-convert', '--family=llamagen_vq', '--source=FILE', f'--output={tmp_path}/my model']]
+
+
+def test_the_model_of_weights_that_are_not_finite_is_loaded_by_the_next_command(
+    source, run, tmp_path, capsys):
+  run('llamagen_vq', source('llamagen_vq', VQ))
+  file = source('llamagen', LLAMAGEN)
+  tensors = safetensors.numpy.load_file(file)
+  tensors['cls_embedding.embedding_table.weight'][2] = np.inf  # A class that is not asked for.
+  safetensors.numpy.save_file(tensors, file)
+  options = ('--image_size=32', '--num_heads=2')
+  code, _, err = run('llamagen', file, *options)
+  assert code == 2 and 'if they are intended, pass --allow_nonfinite.' in err
+  _, out, _ = run('llamagen', file, *options, '--allow_nonfinite')
+  words, = _commands(out)
+  assert words[-1] == '--allow_nonfinite=true'
+  words += ['--decoder=vanilla', f'--output={tmp_path}/out', '--num_images=1']
+  words.remove('--allow_nonfinite=true')
+  assert generate.main(words) == 2
+  assert 'if they are intended, pass --allow_nonfinite.' in capsys.readouterr().err
+  assert generate.main([*words, '--allow_nonfinite']) == 0
+  assert 'Next: cspd-tune' in (out := capsys.readouterr().out) and '--allow_nonfinite=true' in out
+
+
+@pytest.mark.parametrize('role', ['target', 'draft'])
+def test_a_target_is_looked_up_with_its_networks(monkeypatch, run, source, role):
+  file, others = source('llamagen', LLAMAGEN), source('llamagen_vq', VQ)
+  monkeypatch.setattr(command.folder, 'find_model', lambda *_: {
+      'llamagen_vq': others, 'llamagen': file})
+  code, out, err = run('llamagen', file, '--image_size=32', '--num_heads=2', f'--role={role}')
+  assert code == 0, err
+  assert ('model/tokenizer: ' in out) == (role == 'target') and f'model/{role}: ' in out
 
 
 def test_missing_parts_of_a_model_of_words(source, run):

@@ -280,6 +280,19 @@ def test_other_official_options_can_be_chosen(tmp_path):
   _convert(tmp_path, 'llamagen', sampling='pictures')
 
 
+def test_a_repeated_conversion_keeps_what_a_user_changed(tmp_path):
+  _convert(tmp_path, 'llamagen')
+  file = tmp_path / 'model' / 'model.json'
+  content = json.loads(file.read_text())
+  content['defaults'] |= {'guidance_scale': 1.5, 'decoder': 'vanilla'}
+  file.write_text(json.dumps(content))
+  _convert(tmp_path, 'llamagen')
+  assert json.loads(file.read_text()) == content
+  _convert(tmp_path, 'llamagen', sampling='pictures')
+  defaults = json.loads(file.read_text())['defaults']
+  assert (defaults['guidance_scale'], defaults['decoder']) == (4.0, 'vanilla')
+
+
 @pytest.mark.slow
 def test_classes_of_imagenet_have_names(tmp_path):
   names = base.names()

@@ -101,6 +101,17 @@ def test_files_of_several_models_are_not_chosen_from(tmp_path, suffix):
     read.read(tmp_path)
 
 
+def test_adapters_are_not_ignored(tmp_path):
+  tensors = {'a': np.ones(2, np.float32)}
+  torch_files.save(tmp_path / 'pytorch_model.bin', tensors)
+  torch_files.save(tmp_path / 'adapter_model.bin', tensors)
+  assert read.left_out(tmp_path) == ['adapter_model.bin']
+  (tmp_path / 'adapter_config.json').write_text('{}')
+  with pytest.raises(ValueError, match='with adapter_config.json, .* merge the adapter into'):
+    read.read(tmp_path)
+  _assert_same(read.read(tmp_path / 'pytorch_model.bin').tensors, tensors)
+
+
 def test_both_forms_of_consolidated_files(tmp_path):
   for name in ('consolidated.pth', 'consolidated.00.pth'):
     torch_files.save(tmp_path / name, {'a': np.ones(2, np.float32)})
@@ -117,8 +128,9 @@ def test_files_of_other_formats_in_a_folder_are_named(tmp_path):
   assert [file.name for file in read.files(tmp_path)] == ['consolidated.00.pth']
   safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')
   assert [file.name for file in read.files(tmp_path)] == ['model.safetensors']
+  (tmp_path / 'vqgan.ckpt').touch()
   assert read.left_out(tmp_path) == [
-      '._model.safetensors', 'consolidated.00.pth', 'pytorch_model.bin']
+      '._model.safetensors', 'consolidated.00.pth', 'pytorch_model.bin', 'vqgan.ckpt']
   assert not read.left_out(tmp_path / 'model.safetensors')
 
 
