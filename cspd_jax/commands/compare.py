@@ -107,8 +107,7 @@ class Job(NamedTuple):
   @property
   def folder(self) -> pathlib.Path:
     """The folder of the results."""
-    name = pathlib.Path(self.config.loading.model).name
-    return pathlib.Path(self.config.output or f'runs/{name or "compare"}')
+    return pathlib.Path(self.config.output or f'runs/{inputs.run_name(self.config.loading.model)}')
 
   def report(self) -> Report:
     """Opens the report."""

@@ -126,8 +126,8 @@ def _captioned(config: Config) -> tuple[clip_lib.CLIP | None, list[layouts.Gener
 
 
 def _arrange(config: Config) -> None:
-  for name in ('reference', 'inception', 'evaluator', 'clip', 'tokenizer', 'asked'):
-    if value := getattr(config, name):
+  for name in ('reference', 'inception', 'evaluator', 'clip', 'tokenizer', 'asked', 'batch_size'):
+    if (value := getattr(config, name)) != getattr(Config, name):
       raise ValueError(f'{name} is {value!r} and layout is {config.layout!r}, which computes no '
                        'scores; leave one of them out.')
   if (config.layout in ('geneval', 'dpg')) != (config.prompts is not None):

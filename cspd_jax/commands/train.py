@@ -25,7 +25,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 import cspd_jax
 from cspd_jax import cli, families
@@ -53,6 +55,18 @@ _NEEDED = dict(dtype='float32', quantize=None, cache_dtype=None)
 
 
 @dataclasses.dataclass(frozen=True)
+class Own(groups.Own):
+  """A model, which a recipe names too.
+
+  Attributes:
+    model: a shipped model, or a folder that cspd-convert wrote. None is that of the recipe, or else
+      emoji.
+  """
+
+  model: str | None = None  # type: ignore[assignment]
+
+
+@dataclasses.dataclass(frozen=True)
 class Flags:
   """The network to train, and its folders.
 
@@ -73,7 +87,7 @@ class Flags:
       the work folder.
   """
 
-  loading: groups.Own = groups.Own()
+  loading: Own = Own()
   kind: Literal['neighbours', 'corrector', 'eagle', 'medusa'] | None = None
   prompts: str | None = None
   num_images: int | None = None
@@ -170,28 +184,36 @@ def _measured(loading: groups.Own, model: cspd_jax.Model, output: pathlib.Path,
   """Tokens per forward pass of windows without a corrector, with those there are, and a new one."""
   window = f'window={min(32, model.num_tokens)}'
   by = lambda name: f'corrected(by={name}, {window}, tree=chain())'
-  decoders = {f'mc_sjd({window})': model}
-  for name in ('layers', 'neighbours'):
-    if name in model.drafts:
-      decoders[by(name)] = model
-  load = lambda network: inputs.model(loading, neighbours=network)
-  if 'neighbours' not in model.drafts and (output / 'model.json').exists():
-    decoders[by('neighbours')] = load(output)
+  decoders, load = {f'mc_sjd({window})': model}, lambda network: inputs.model(
+      loading, neighbours=network)
+  if 'layers' in model.drafts:
+    decoders[by('layers')] = model
+  earlier = model if 'neighbours' in model.drafts else (
+      load(output) if (output / 'model.json').exists() else None)
+  # This run, if it was stopped or is repeated, may have stored the network already.
+  if earlier is not None and not _is_stored_as(earlier.drafts['neighbours'].params, params):
+    decoders[by('neighbours')] = earlier
   passes = {f'{text} before' if 'neighbours' in text else text:
            neighbours.tokens_per_pass(recipe, of, text) for text, of in decoders.items()}
   fitted = load(store.Loaded('neighbours', recipe.drafter, params, {}))
   return passes | {by('neighbours'): neighbours.tokens_per_pass(recipe, fitted, by('neighbours'))}
 
 
+def _is_stored_as(stored: Any, params: Any) -> bool:
+  """Whether a network has the parameters `params`, in the dtype that `run` stores."""
+  pairs = zip(jax.tree.leaves(stored), jax.tree.leaves(params), strict=True)
+  return all(np.array_equal(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)) for x, y in pairs)
+
+
 @cli.command(lambda: None, flags=Flags(), kept='sampled images and saved steps are kept')
 def main(recipe: Any, flags: Flags) -> None:
   if recipe is not None:
     _check_recipe(recipe, flags)
-  name = flags.loading.model if recipe is None else recipe.target
+  name = recipe.target if recipe is not None else flags.loading.model or store.DEFAULT
   role = flags.kind or 'neighbours' if recipe is None else _role(recipe)
   asked = dataclasses.replace(flags.loading, model=name)
   loading = _loading(asked, role)
-  run_name = f'{pathlib.Path(name).name or "model"}_{role}'
+  run_name = f'{inputs.run_name(name)}_{role}'
   workdir = paths.folder('workdir', flags.workdir or pathlib.Path('runs', 'train', run_name))
   # Whether the network becomes part of the model: a folder that networks can be added to.
   own = (flags.output is None and role == 'neighbours' and not flags.smoke
@@ -231,7 +253,7 @@ def _check_recipe(recipe: Any, flags: Flags) -> None:
   if flags.kind is not None:
     raise ValueError(f'kind is {flags.kind!r}, but --config is a recipe, which determines what '
                      'is trained; leave one of them out.')
-  if flags.loading.model not in (groups.Own().model, recipe.target):
+  if flags.loading.model not in (None, recipe.target):
     raise ValueError(f'model is {flags.loading.model!r}, but --config is a recipe for '
                      f'{recipe.target!r}; give --target={flags.loading.model} in its place.')
 

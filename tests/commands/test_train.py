@@ -81,6 +81,7 @@ def test_sizes_fit_every_published_model(model):
     (['--kind=eagle', '--dtype=bfloat16'], "kind is 'eagle', which learns from the model in float"),
     (['--model=demo', '--config=configs/train/drafters.py:medusa', '--target={tmp}/no'], 'no'),
     (['--model={tmp}/x', '--config=configs/train/drafters.py:eagle'], 'give --target='),
+    (['--model=emoji', '--config=configs/train/drafters.py:eagle'], 'give --target=emoji in its'),
     (['--batch_size=0'], 'batch_size is 0'), (['--num_images=0'], 'num_images is 0'),
     (['--prompts={tmp}/none'], 'cannot be read'), (['--export=x'], 'did you mean --output?'),
     (['--config=configs/train/drafters.py:eagle', '--kind=medusa'],
@@ -128,6 +129,16 @@ def test_only_a_better_corrector_is_stored(fit):
   assert 'neighbours' not in cspd_jax.load(folder).drafts
   _, _, _, out, _ = fit(passes=(3.28, 2.9, 3.3))
   assert f'Stored in {folder}/neighbours. Next: cspd-tune --model={folder}' in out
+  # A kill before the network became a part, and a repeated command: it is not compared with itself.
+  description = json.loads((folder / 'model.json').read_text())
+  for parts in ({'target', 'tokenizer', 'text'}, description['parts'].keys()):
+    (folder / 'model.json').write_text(json.dumps(description | dict(parts={
+        role: place for role, place in description['parts'].items() if role in parts})))
+    _, asked, _, out, _ = fit(passes=(3.28, 2.9, 3.3))
+    assert len(asked) == 3 and f'Stored in {folder}/neighbours.' in out
+    assert 'neighbours' in cspd_jax.load(folder).drafts
+  report = json.loads((folder.parent.parent / 'work' / 'report.json').read_text())
+  assert report['stored'] is True
   stored = (folder / 'neighbours' / 'model.json').read_bytes()
   # What the model has is one of those to beat.
   _, asked, _, out, _ = fit('--num_steps=5', passes=(3.28, 2.9, 3.4, 3.3), work='other')
