@@ -84,6 +84,8 @@ class Request:
   def pick(self, index: Sequence[int] | np.ndarray) -> 'Request':
     """Returns the request of the images with these numbers."""
     index = np.asarray(index, int)
+    if np.array_equal(index, np.arange(len(self))):
+      return self  # Without a copy of the features of many prompts.
     of = lambda values: [values[i] for i in index]
     return dataclasses.replace(
         self, condition=batches.select(self.condition, index), titles=of(self.titles),

@@ -70,6 +70,12 @@ def test_one_decoder_has_one_program(model):
   assert name == prepare(model, PROMPTS, decoder=SJD).program() and program._cache_size() == 1
 
 
+def test_picking_all_images_copies_nothing(model):
+  request = prepare(model, PROMPTS, decoder=SJD, seed=7)
+  assert request.pick(range(len(PROMPTS))) is request
+  assert request.pick(range(len(PROMPTS))[::-1]).titles == request.titles[::-1]
+
+
 def test_picking_images_compiles_nothing(model):
   request = prepare(model, PROMPTS, dict(temperature=np.arange(1.0, 6.0)), decoder=SJD)
   model.programs.clear()
