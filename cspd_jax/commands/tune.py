@@ -281,6 +281,14 @@ def main(config: Config) -> None:
     print(f'\n{_images(size)} at once\n{table}')
   decoders = {row['batch_size']: row['decoder'] for row in rows if row['chosen']}
   kind = plan.bench.model.device.device_kind
+  out_of_time = tuning.OUT_OF_TIME in left_out.values()
+  if out_of_time:
+    print(f'\nNot all candidates were tried: the time limit of {config.minutes:g} minutes was '
+          'reached; give more --minutes.')
+  seconds = {row['batch_size']: row['measured_seconds'] for row in rows
+             if row['chosen'] and row['measured_seconds']}
+  # First, because what was measured is forgotten once the report is complete.
+  is_stored = _store(plan, kind, decoders, seconds, out_of_time)
   atomic.write(report.path('rows.csv'), tables.csv(rows).encode())
   report.write(
       settings=dataclasses.asdict(config), rows=rows, left_out=left_out, chosen=decoders,
@@ -288,13 +296,6 @@ def main(config: Config) -> None:
       minutes=(time.perf_counter() - start) / 60, tables=[
           dict(title=f'{_images(size)} at once', columns=_COLUMNS, rows=numbers)
           for size, numbers in shown.items()])
-  out_of_time = tuning.OUT_OF_TIME in left_out.values()
-  if out_of_time:
-    print(f'\nNot all candidates were tried: the time limit of {config.minutes:g} minutes was '
-          'reached; give more --minutes.')
-  seconds = {row['batch_size']: row['measured_seconds'] for row in rows
-             if row['chosen'] and row['measured_seconds']}
-  is_stored = _store(plan, kind, decoders, seconds, out_of_time)
   print(_next_step(config, plan, decoders, is_stored))
 
 

@@ -191,6 +191,18 @@ def test_a_default_that_nobody_knows_is_replaced(folder, capsys, tmp_path, monke
   assert str(cspd_jax.load(own).specification()) == 'mc_sjd(window=3)'
 
 
+def test_a_kill_after_the_measurements_loses_no_choice(folder, capsys, tmp_path, monkeypatch):
+  """The report is the last to be written: what was measured is there until the choice is stored."""
+  words = (f'--store={tmp_path}/own', '--batch_size=1', '--window=3', '--decoder=mc_sjd')
+  asked = _without_work(monkeypatch, lambda text: 1 if 'window=3' in text else 2)
+  with monkeypatch.context() as patch:
+    patch.setattr(tune.Report, 'write', lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    assert _call(capsys, tmp_path / 'out', folder, *words).code == 130
+  assert str(cspd_jax.load(tmp_path / 'own').specification()) == 'mc_sjd(window=3)'
+  del asked[:]
+  assert _call(capsys, tmp_path / 'out', folder, *words).code == 0 and not asked
+
+
 def test_half_of_the_minutes_are_for_the_search(folder, capsys, tmp_path, monkeypatch):
   """`--minutes=1` took two: the search used all of it, and the measurements came on top."""
   asked = _without_work(monkeypatch, len)
