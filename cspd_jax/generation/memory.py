@@ -186,6 +186,20 @@ def check_batch(batch_size: int, per_image: float, which: str = '') -> None:
         + (f'pass batch_size={most} or less.' if most else 'use smaller images.'))
 
 
+def check_host(name: str, count: int, per_image: float, part: str) -> None:
+  """Raises ValueError if what the host keeps of `count` images clearly does not fit in its memory.
+
+  That is `part`, of at least `per_image` bytes each; `name` is the argument that sets their number.
+  """
+  available = _available()
+  if available is not None and count * per_image > available:
+    most, needed = int(_SHARE * available / per_image), _gigabytes(count * per_image)
+    raise ValueError(
+        f'{name} is {count}, but {part} of as many images need at least {needed} of memory on the '
+        f'host, and {_gigabytes(available)} are free; '
+        + (f'pass at most {most}.' if most else 'use a machine with more memory.'))
+
+
 def _options(model: BaseModel) -> list[str]:
   if model.device.platform == 'cpu':  # Narrow parameters have wider copies there.
     return []

@@ -25,6 +25,7 @@ from cspd_jax.decoding.tree import Tree
 from cspd_jax.files import atomic, npz, run_folder
 from cspd_jax.generation import memory, run
 from cspd_jax.generation.model import Model
+from cspd_jax.generation.request import Request
 from cspd_jax.models import eagle
 from cspd_jax.training import (
   corrector as corrector_lib,
@@ -87,10 +88,11 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
              ) -> tuple[Windows, np.ndarray]:
   """Returns the windows of a split and the index `[N]` of every image's prompt.
 
-  They are recorded in `workdir` if they are absent; a file of another target or run raises
-  ValueError.
+  They are recorded in `workdir` if they are absent; a file of another target or run, and more
+  windows than the memory holds, raise ValueError.
   """
-  count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
+  name = f'num_{split}_images'
+  count = getattr(recipe, name)
   prompts = samples.prompts_of(model, recipe.prompts)
   indices = np.arange(count) % len(prompts)
   key, sampling = jax.random.key(recipe.seed + (split != 'train')), samples.sampling(recipe, model)
@@ -106,6 +108,7 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   # A recorder carries more from round to round, so the batch size is chosen for it.
   request = samples.request(model, prompts, count, sampling, seed=key, decoder=recipe.decoder,
                             batch_size=1)
+  memory.check_host(name, count, _least_bytes(decoder, request), 'windows')
   needs = dataclasses.replace(request, decoder=recording(decoder),
                               names=(f'windows of {specification}',)).estimate()
   size = needs.most(min(_DECODE_BATCH, count))
@@ -116,6 +119,22 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
       lambda done, total: logging.info('windows of %s: %d of %d images', split, done, total))))
   atomic.write_arrays(path, result._asdict())
   return result, indices
+
+
+def _least_bytes(decoder: Decoder, request: Request) -> float:
+  """Returns the bytes of host memory that the windows of an image need at the least.
+
+  That is if every round accepts all drafts. They are held twice while those of all images are
+  joined.
+  """
+  watched = recording(decoder)
+  state = jax.eval_shape(
+      lambda params, condition, key, *rest: watched.start(
+          params, condition, row_keys(key, 1), *rest),
+      *request.arguments(np.zeros(1, int)))
+  windows = [getattr(state.drafter, name) for name in Windows._fields[1:]]
+  rounds = -(-(decoder.target.num_tokens - 1) // state.drafter.features.shape[1])
+  return 2 * rounds * memory.size(windows)
 
 
 def sample(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> None:

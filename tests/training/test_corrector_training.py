@@ -15,6 +15,7 @@ from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.generation import memory
 from cspd_jax.models import eagle, llamagen
 from cspd_jax.training import corrector, corrector_recipe, drafter, optimizer
 from cspd_jax.training.optimizer import OptimizerConfig
@@ -230,17 +231,21 @@ def test_rounds_behind_the_end_are_not_taken(met):
     np.testing.assert_array_equal(batch.first, again.first)
 
 
-@pytest.mark.slow
-def test_a_recipe_from_images_to_a_model(tmp_path):
-  models_lib.llamagens(tmp_path)
+def _recipe(folder):
   few = dataclasses.replace(OPTIMIZER, num_steps=3)
-  recipe = corrector_recipe.CorrectorRecipe(
+  return corrector_recipe.CorrectorRecipe(
       drafter=eagle.EagleConfig(num_tokens=16, row_width=4, dim=16, num_heads=2, ffn_dim=16,
                                 vocab_size=16, correction_dim=4),
       plain=few, train=dataclasses.replace(TRAIN, optimizer=few),
-      target=str(tmp_path / 'alone'),
+      target=str(folder / 'alone'),
       decoder='corrected(by=layers, window=5, passes=1, tree=chain())',
       num_plain_images=8, num_train_images=6, num_held_out_images=4)
+
+
+@pytest.mark.slow
+def test_a_recipe_from_images_to_a_model(tmp_path):
+  models_lib.llamagens(tmp_path)
+  recipe = _recipe(tmp_path)
   target = cspd_jax.load(recipe.target, dtype='float32')
   train.run(recipe, target, tmp_path / 'run', tmp_path / 'corrector')
   # Nothing is left to do, and the result is the same.
@@ -264,6 +269,24 @@ def test_a_recipe_from_images_to_a_model(tmp_path):
             tmp_path / 'by_windows')
   assert cspd_jax.load(recipe.target, corrector=tmp_path / 'by_windows').drafts['corrector']
   assert not (tmp_path / 'windows' / 'tokens').exists()
+
+
+def test_more_windows_than_the_memory_holds_are_refused_before_sampling(tmp_path, monkeypatch):
+  models_lib.llamagens(tmp_path)
+  recipe = _recipe(tmp_path)
+  target = cspd_jax.load(recipe.target, dtype='float32')
+  # 15 tokens behind the first in 3 rounds of 5 tokens, whose features are [2, 16] in 16 bits.
+  least = 2 * 3 * (5 * 2 * 16 * 2 + 4 * 4 + 2 * 4)
+  monkeypatch.setattr(memory, 'free', lambda devices: 1e9)
+  monkeypatch.setattr(memory, '_available', lambda: 4 * least)
+  monkeypatch.setattr(corrector_recipe, 'recorder', None)
+  for split, count, most in (('train', 6, 3), ('held_out', 5, 3)):
+    with pytest.raises(ValueError, match=rf'num_{split}_images is {count}, but windows of .*; pass '
+                       f'at most {most}'):
+      corrector_recipe.recorded(
+          dataclasses.replace(recipe, num_held_out_images=5), target, split, tmp_path / 'run')
+  with pytest.raises(TypeError, match='not callable'):  # Those fit, so that they are recorded.
+    corrector_recipe.recorded(recipe, target, 'held_out', tmp_path / 'other')
 
 
 @pytest.mark.slow
