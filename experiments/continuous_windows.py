@@ -22,6 +22,7 @@ from cspd_jax.generation import run as run_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request, prepare as prepare_request
 from cspd_jax.measure.tables import Table
+from cspd_jax.metrics import acceptance, base
 from experiments.measured import check_lists, listed, write
 
 
@@ -57,8 +58,8 @@ class Config:
 _TEMPERATURE, _SCHEDULES, _STEPS = 0.9, (25, 50, 100), 16
 _DECODERS = ('exact_head', 'exact_head(kernels_per_call=32)')
 _COLUMNS = {
-    'setting': '{setting}', 'tokens per round': '{step_compression:.2f}',
-    '+-': '{error:.2f}', 'passes per token': '{passes_per_token:.2f}',
+    'setting': '{setting}', 'tokens per round': '{tokens_per_pass:.2f}',
+    '+-': '{tokens_per_pass_error:.2f}', 'passes per token': '{passes_per_token:.2f}',
     'tokens kept': '{tokens_kept:.0%}', 'kernels kept': '{kernels_kept:.0%}',
     'head calls per round': '{calls_per_round:.1f}',
     'per token': '{calls_per_token:.1f}', 'head states per token': '{states_per_token:.0f}'}
@@ -79,19 +80,19 @@ def settings(config: Config, model: Model) -> Iterator[Setting]:
   scale, *scales = config.guidance_scale
   target = model.target(guided=True)
   options, causal = dict(guidance_scale=scale), target.cached is not None
-  base = f'windows(window={window})'
-  yield Setting(f'window {window}, guidance {scale:g}', base, options)
+  first = f'windows(window={window})'
+  yield Setting(f'window {window}, guidance {scale:g}', first, options)
   for other in windows:
     yield Setting(f'window {other}', f'windows(window={other})', options)
   for other in scales:
-    yield Setting(f'guidance {other:g}', base, dict(guidance_scale=other))
-  yield Setting(f'temperature {_TEMPERATURE:g}', base, options | dict(temperature=_TEMPERATURE))
+    yield Setting(f'guidance {other:g}', first, dict(guidance_scale=other))
+  yield Setting(f'temperature {_TEMPERATURE:g}', first, options | dict(temperature=_TEMPERATURE))
   for levels in _SCHEDULES:
     if levels != target.num_levels:
       yield Setting(f'{levels} kernels', f'windows(window={window}, schedule={levels})', options)
   if not causal:
     yield Setting(f'{_STEPS} steps', f'windows(window={window}, num_iter={_STEPS})', options)
-    yield Setting('raster order', base, options, raster=True)
+    yield Setting('raster order', first, options, raster=True)
   for decoder in _DECODERS:
     yield Setting(f'`{decoder}`', decoder, options)
 
@@ -119,15 +120,13 @@ def measured(setting: Setting, request: Request) -> dict[str, Any]:
   """Returns the row of a setting."""
   decoded, count = run_lib.decode(request), len(request)
   size = decoded.tokens.shape[1]
-  per_image = size / decoded.rounds
   calls, rounds = decoded.costs.head_calls.sum(), decoded.rounds.sum()
   share = lambda tests: float(tests.accepted.sum() / tests.tested.sum()) if (
       tests.tested.any()) else None
   return dict(
       model=request.model.name, setting=setting.words, decoder=setting.decoder,
       options=setting.options,
-      step_compression=float(size * count / rounds),
-      error=float(per_image.std(ddof=1) / count**0.5),
+      **base.entries(dict(tokens_per_pass=acceptance.tokens_per_pass(decoded))),
       passes_per_token=float(decoded.costs.target_passes.sum() / (count * size)),
       tokens_kept=share(decoded.tests), kernels_kept=share(decoded.kernels),
       calls_per_round=float(calls / rounds), calls_per_token=float(calls / count / size),
