@@ -7,7 +7,7 @@ differently have only the prompt in common, which still reduces the variation be
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -36,17 +36,24 @@ class Difference(NamedTuple):
   unpaired_error: float
 
 
-def difference(values: np.ndarray, baseline: np.ndarray) -> Difference:
-  """Compares numbers `[N]` of two decoders' images of equal seeds; ValueError for other shapes."""
+def difference(values: np.ndarray, baseline: np.ndarray, captions: Sequence[str] | None = None
+               ) -> Difference:
+  """Compares numbers `[N]` of two decoders' images of equal seeds; ValueError for other shapes.
+
+  With `captions`, `N` texts, images of one caption are related, and the errors are over captions.
+  """
   values, baseline = np.asarray(values, np.float64), np.asarray(baseline, np.float64)
   if values.ndim != 1 or values.shape != baseline.shape or not len(values):
     raise ValueError(f'values have shape {values.shape} and baseline {baseline.shape}; both must '
                      'be [N], with at least one image.')
   if not (np.isfinite(values).all() and np.isfinite(baseline).all()):
     return Difference(math.nan, math.nan, math.nan)
-  paired = base.mean(values - baseline)
-  errors = [base.mean(part).standard_error for part in (values, baseline)]
-  return Difference(paired.mean, paired.standard_error, math.hypot(*errors))
+  of = np.unique(np.arange(len(values)) if captions is None else np.asarray(captions),
+                 return_inverse=True)[1].reshape(-1)
+  paired, *alone = (base.ratio(np.bincount(of, part), np.bincount(of))
+                    for part in (values - baseline, values, baseline))
+  return Difference(paired.mean, paired.standard_error,
+                    math.hypot(*(part.standard_error for part in alone)))
 
 
 def differences(sample: base.Sample, baseline: base.Sample, model: Model,
@@ -55,7 +62,8 @@ def differences(sample: base.Sample, baseline: base.Sample, model: Model,
 
   Both have the same conditions and seeds; `names` are those of `STATISTICS`, None for all.
   """
-  return {name: difference(statistic.measure(sample, model), statistic.measure(baseline, model))
+  return {name: difference(statistic.measure(sample, model), statistic.measure(baseline, model),
+                           sample.captions if statistic.of_captions else None)
           for name, statistic in STATISTICS.items() if model.engine.name in statistic.engines
           and (names is None or name in names)
           and (sample.captions is not None or not statistic.of_captions)}

@@ -21,6 +21,23 @@ def test_standard_errors_are_those_of_numpy():
   assert measured.paired_error < measured.unpaired_error / 5
 
 
+def test_images_of_a_caption_are_not_independent():
+  rng = np.random.default_rng(2)
+  values, baseline = rng.normal(size=(2, 12))
+  captions = [f'a {i}' for i in range(12)]
+  assert paired.difference(values, baseline, captions[::-1]) == pytest.approx(
+      paired.difference(values, baseline))
+  # Copies of every image add nothing.
+  three = lambda array: np.tile(array, 3)
+  copied = paired.difference(three(values), three(baseline), 3 * captions)
+  assert copied == pytest.approx(paired.difference(values, baseline))
+  assert paired.difference(three(values), three(baseline)).paired_error < .7 * copied.paired_error
+  # Captions may have different numbers of images, which all count the same.
+  uneven = paired.difference(np.array([1., 3, 8]), np.zeros(3), ['a', 'a', 'b'])
+  assert uneven.mean == 4 and uneven.paired_error == pytest.approx(
+      np.std([4 - 8, 8 - 4], ddof=1) / (1.5 * 2**.5))
+
+
 def test_equal_values_have_no_difference():
   values = np.random.default_rng(1).normal(size=7)
   measured = paired.difference(values, values)
