@@ -98,7 +98,7 @@ def each(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
     if figures['guarantee'] is Guarantee.SEED_EXACT:
       figures |= _equal(bench, sample, decoder.drafter.tree.num_nodes + 1)
     if timed_images is not None:
-      figures |= _times(bench, text, sample, timed_images)
+      figures |= _times(bench, text, timed_images)
     yield Measurement(text, figures, compared)
 
 
@@ -114,10 +114,11 @@ def _equal(bench: Bench, sample: Sample, window: int) -> dict[str, float]:
   return equal
 
 
-def _times(bench: Bench, text: str, sample: Sample, images: int) -> dict[str, float]:
+def _times(bench: Bench, text: str, images: int) -> dict[str, float]:
+  run, decoded = bench.run(text, batches=images), []
   times = timing.measure({'baseline': bench.run(bench.baseline, batches=images),
-                          'decoder': bench.run(text, batches=images)}, 1, warmup=0)
-  seconds, rounds = times['decoder'].median, sample.decoded.rounds[:images]
-  return dict(speedup=times['baseline'].median / seconds,
-              ms_per_round=1e3 * seconds / (images * float(rounds.mean())),
+                          'decoder': lambda: decoded.extend(run())}, 1, warmup=0)
+  # There may be more images than in a sample, so these are the rounds of the timed ones.
+  seconds, rounds = times['decoder'].median, sum(float(each.rounds.sum()) for each in decoded)
+  return dict(speedup=times['baseline'].median / seconds, ms_per_round=1e3 * seconds / rounds,
               seconds_per_image=seconds / images)

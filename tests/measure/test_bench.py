@@ -14,7 +14,7 @@ from cspd_jax.decoding.verifiers.cool import uniform
 from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
-from cspd_jax.measure import bench, measurements
+from cspd_jax.measure import bench, measurements, timing
 from cspd_jax.measure.bench import Bench
 from cspd_jax.testing import tabular
 from tests.families import tiny
@@ -99,6 +99,23 @@ def test_a_run_goes_past_the_prompts(model):
   assert np.any(np.asarray(one[0].tokens[0] != one[0].tokens[2]))
   own = Bench(model, ['sea', 'sky'], seed=[1, 5]).request('vanilla', count=4)
   assert own.seeds == [(1, 0), (5, 0), (1, 1), (5, 1)]
+
+
+def test_a_round_of_more_images_than_prompts(model, monkeypatch):
+  bench = Bench(model, ['sea', 'sky'], seed=1)
+  sample = bench.sample('seed_exact(window=4)')
+  rounds = sum(int(part.rounds[0]) for part in bench.run('seed_exact(window=4)', batches=5)())
+  assert rounds / 5 != sample.decoded.rounds.mean()
+
+  def measure(runs, *args, **options):
+    for run in runs.values():
+      run()
+    return dict.fromkeys(runs, timing.Timing(np.array([7.0])))
+
+  monkeypatch.setattr(measurements.timing, 'measure', measure)
+  row, = measurements.each(bench, ['seed_exact(window=4)'], (), timed_images=5)
+  assert row.figures['ms_per_round'] == pytest.approx(7000 / rounds)
+  assert row.figures['seconds_per_image'] == pytest.approx(7 / 5)
 
 
 def test_decoders_that_cannot_run_are_named(model):
