@@ -121,16 +121,14 @@ def row(text: str, figures: predicted.Figures, ideal: float, measured: predicted
 def main(config: Config) -> None:
   measured = functools.partial(predicted.measured, config.accepted, model=config.accepted_model,
                                override=config.tokens_per_round)
-  for text in config.decoder:
-    measured(text)  # Raises an error for an invalid report.
   accelerator = devices.check(config.device)
   texts, (few, more, whole) = prepare(config, accelerator)
+  of_reports = {text: measured(text) for text in texts}
   report, device = Report(config.workdir), devices.describe(config.device)
   condition = families.FAMILIES[whole.family].published.condition(whole.config, config.batch)
   steps = whole.config.num_layers - few.config.num_layers
   live, rows, vanilla, ideal = memory.live_cache(whole, config.guided, condition), [], None, 0.0
-  for text in texts:
-    of_report = measured(text)
+  for text, of_report in of_reports.items():
     # How often the loop over calls of a diffusion head runs, 1 if not measured.
     iterations = 1.0 if of_report.head_calls is None else predicted.iterations(
         whole.decoder(text, guided=True), of_report.head_calls)

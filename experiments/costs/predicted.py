@@ -24,6 +24,8 @@ from cspd_jax.generation.model import Model
 from experiments.costs import devices, hlo, rounds
 
 _TOKEN_BY_TOKEN = ('vanilla', 'mar')  # Decoders that commit one token per round.
+# What rows of one decoder in a report may differ in.
+_SETTINGS = ('model', 'setting', 'temperature', 'guidance_scale', 'top_k', 'window', 'curve')
 LARGE = 1 << 20  # Smallest written size of a copy that is listed, bytes.
 
 
@@ -153,9 +155,10 @@ def measured(path: str | os.PathLike, text: str, model: str | None = None,
   """Returns what a report has on a round of a decoder; empty if it does not contain the decoder.
 
   The rows of the report, of `model` if it has several, have 'decoder', maybe 'calls_per_round', and
-  'tokens_per_pass' or else 'step_compression', which is larger; another file raises ValueError. It
-  is not read for `vanilla` and `mar`, which commit one token, nor with an `override`, the number of
-  tokens of all decoders.
+  'tokens_per_pass' or else 'step_compression', which is larger; another file raises ValueError, and
+  so do rows of the decoder that disagree. Of rows with 'options' only the first counts: the others
+  vary it (`experiments.continuous_windows`). The report is not read for `vanilla` and `mar`, which
+  commit one token, nor with an `override`, the number of tokens of all decoders.
   """
   spec = spec_lib.parse(text)
   if spec in map(spec_lib.parse, _TOKEN_BY_TOKEN):
@@ -164,14 +167,31 @@ def measured(path: str | os.PathLike, text: str, model: str | None = None,
     return Measured(override)
   report = reading.json(path, 'give another report, or tokens_per_round', 'accepted')
   try:
-    rows = [(row['decoder'], Measured(
+    models = list(dict.fromkeys(str(row['model']) for row in report['rows'] if 'model' in row))
+    rows = [row for row in report['rows'] if model is None or row.get('model') == model]
+    matching = [(row, Measured(
         float(row.get('tokens_per_pass') or row['step_compression']), row.get('calls_per_round')))
-            for row in report['rows'] if model is None or row['model'] == model]
+             for row in rows if spec_lib.parse(row['decoder']) == spec]
+    firsts = {row.get('model'): row for row, _ in reversed(matching)}
+    matching = [each for each in matching
+             if 'options' not in each[0] or each[0] is firsts[each[0].get('model')]]
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise ValueError(f'accepted is {str(path)!r}, which is not a report with step_compression '
                      f'({type(error).__name__}: {error}); give another, or '
                      'tokens_per_round.') from error
-  return next((row for name, row in rows if spec_lib.parse(name) == spec), Measured())
+  if model is not None and not rows:
+    raise ValueError(
+        f'accepted_model is {model!r}, but the models of accepted ({str(path)!r}) are: '
+        f'{", ".join(models) or "none"}; give one of these, or another report.')
+  if len({measured for _, measured in matching}) > 1:
+    values = {name: list(dict.fromkeys(str(row.get(name)) for row, _ in matching))
+              for name in _SETTINGS}
+    several = '; '.join(f'{name}: {", ".join(each)}' for name, each in values.items()
+                        if len(each) > 1)
+    remedy = 'accepted_model' if len(values['model']) > 1 else 'a report with one of them'
+    raise ValueError(f'accepted is {str(path)!r}, whose rows of {text!r} disagree ({several}); '
+                     f'give {remedy}, or tokens_per_round.')
+  return matching[0][1] if matching else Measured()
 
 
 def iterations(decoder: Any, head_calls: float) -> float:

@@ -1,6 +1,7 @@
 """Timed rounds: set acceptance, random weights, measured rates, accepted tokens of reports."""
 
 import dataclasses
+import json
 import math
 import time
 
@@ -112,3 +113,32 @@ def test_accepted(tmp_path):
   path.write_text('[]')
   with pytest.raises(ValueError, match='cannot be read as JSON'):
     predicted.measured(path, 'mc_sjd')
+
+
+def _report(path, *rows):
+  path.write_text(json.dumps(dict(rows=[dict(decoder='mc_sjd', **row) for row in rows])))
+  return path
+
+
+@pytest.mark.parametrize('rows, model, message', [
+    ([dict(model='a', step_compression=2), dict(model='b', step_compression=3)], None,
+     'disagree .model: a, b.; give accepted_model'),
+    ([dict(temperature=t, guidance_scale=3, step_compression=t) for t in (1, 2)], None,
+     "rows of 'mc_sjd' disagree .temperature: 1, 2.; give a report with one"),
+    ([dict(model='a', step_compression=2)], 'c', "accepted_model is 'c', but .* are: a; give"),
+    ([dict(step_compression=2)], 'c', "accepted_model is 'c', but .* are: none; give")])
+def test_rows_that_disagree(tmp_path, rows, model, message):
+  with pytest.raises(ValueError, match=message):
+    predicted.measured(_report(tmp_path / 'report.json', *rows), 'mc_sjd', model)
+
+
+def test_rows_that_do_not_disagree(tmp_path):
+  twice = _report(tmp_path / 'twice.json', *[dict(step_compression=2, curve=c) for c in 'ab'])
+  assert predicted.measured(twice, 'mc_sjd').tokens == 2
+  rows = [dict(model=model, options=dict(guidance_scale=scale), tokens_per_pass=tokens)
+          for model, scale, tokens in (('a', 3, 2), ('a', 1, 4), ('b', 3, 5), ('b', 6, 7))]
+  several = _report(tmp_path / 'several.json', *rows)
+  assert predicted.measured(several, 'mc_sjd', 'a').tokens == 2
+  assert predicted.measured(several, 'mc_sjd', 'b').tokens == 5
+  with pytest.raises(ValueError, match='model: a, b'):
+    predicted.measured(several, 'mc_sjd')
