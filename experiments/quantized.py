@@ -4,8 +4,8 @@
   python -m experiments.quantized --model=checkpoints/lumina --dtype=bfloat16 --guidance_scale=4
 
 The original target generates images. Along them, the distributions of every token under both
-targets are compared: their negative log-likelihoods (NLL in nats per token; the mean difference is
-the relative entropy), and their total variation, which bounds the probability that the two draw
+targets are compared: their negative log-likelihoods (NLL in nats per token), their relative entropy
+(in nats per token), and their total variation, which bounds the probability that the two draw
 different tokens. Writes report.json to --workdir.
 """
 
@@ -47,7 +47,7 @@ class Config(ModelImages):
 _COLUMNS = {
     'int8': '{int8}', 'guidance': '{guidance_scale}', 'NLL': '{nll:.4f}',
     'NLL of int8': '{other_nll:.4f}',
-    'difference': '{difference:.4f}', '+-': '{difference_error:.4f}',
+    'relative entropy': '{relative_entropy:.6f}', '+-': '{relative_entropy_error:.6f}',
     'total variation': '{total_variation:.4f}', 'largest': '{largest:.3f}',
     'MiB': '{mib:.1f}', 'MiB of int8': '{other_mib:.1f}',
     'cache MiB': '{cache_mib:.1f}', 'of int8': '{other_cache_mib:.1f}'}
@@ -87,7 +87,7 @@ def _cache(model: cspd_jax.Model, bench: Bench) -> float:
   return memory.cache_size(target, model.params, condition, target.num_tokens) / 2**20
 
 
-def measured(bench: Bench, other: cspd_jax.Model) -> dict[str, float]:
+def measured(bench: Bench, other: cspd_jax.Model) -> dict[str, float | None]:
   """Measures the distance of another target from a bench's, along the images of the latter."""
   model, sample = bench.model, bench.sample(bench.baseline)
   target, other_target = (part.target(guided=programs.is_guided(bench.sampling))
@@ -96,12 +96,10 @@ def measured(bench: Bench, other: cspd_jax.Model) -> dict[str, float]:
                      static_argnums=0)
   result = sample.batched(lambda condition, tokens, sampling: distance(
       target, model.params, other.params, condition, tokens, sampling))
-  difference = base.mean(result.other_nll - result.nll)
-  return dict(
-      nll=float(np.mean(result.nll)), other_nll=float(np.mean(result.other_nll)),
-      difference=difference.mean, difference_error=difference.standard_error,
-      total_variation=float(np.mean(result.total_variation)),
-      largest=float(np.max(result.largest)))
+  return base.finite(dict(
+      nll=np.mean(result.nll), other_nll=np.mean(result.other_nll),
+      total_variation=np.mean(result.total_variation), largest=np.max(result.largest))
+  ) | base.entries(dict(relative_entropy=base.mean(result.relative_entropy)))
 
 
 if __name__ == '__main__':

@@ -159,11 +159,14 @@ UNIGRAM_DISTANCE = Metric(
 class Distance(NamedTuple):
   """Distances `[B]` of images, over their tokens.
 
-  Along the target's own images, the mean of `other_nll - nll` is the relative entropy per token.
+  Along the target's own images, the mean of `relative_entropy` is that of whole images per token;
+  that of `other_nll - nll` is the same, but varies more.
   """
 
   nll: jax.Array  # Mean negative log-likelihood under the target, in nats.
   other_nll: jax.Array  # The same under the other target.
+  # Mean relative entropy of the other distribution of a token from the target's, in nats.
+  relative_entropy: jax.Array
   total_variation: jax.Array  # Mean total variation between the two distributions of a token.
   largest: jax.Array  # The largest total variation.
 
@@ -181,4 +184,7 @@ def distance(target: Target, params: Any, other_params: Any, condition: Conditio
   variation = 0.5 * jnp.sum(jnp.abs(probs - other_probs), axis=-1)
   nll, other_nll = (jnp.mean(-jnp.log(accept.take(part, tokens)), axis=1)
                     for part in (probs, other_probs))
-  return Distance(nll, other_nll, jnp.mean(variation, axis=1), jnp.max(variation, axis=1))
+  # With the difference of the sums, which is 0 up to rounding, no entry is negative.
+  entropy = jnp.sum(jax.scipy.special.kl_div(probs, other_probs), axis=-1)
+  return Distance(nll, other_nll, jnp.mean(entropy, axis=1), jnp.mean(variation, axis=1),
+                  jnp.max(variation, axis=1))
