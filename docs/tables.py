@@ -323,7 +323,7 @@ TABLES: dict[str, Table] = {
     'compiled_7b_batch': Table('compiled_7b_batch', _own),
     'compiled_xl_v5e': Table('compiled_xl_v5e', _own),
     'uncertainty': Table('uncertainty', lambda path: (
-        '![Tokens per forward pass against entropy](pictures/uncertainty.png)')),
+        '![Step compression against entropy](pictures/uncertainty.png)')),
     'quantized': Table('quantized', _own),
     **{name: Table(name, _own) for name in ('smollm2', 'smollm2_bfloat16', 'smollm2_fit',
                                             'smollm2_fitted')},

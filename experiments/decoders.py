@@ -8,8 +8,9 @@ overhead  the milliseconds per round of the whole jitted loop at batch 1, those 
           forward passes, and the share of the rest (drafting, verifying, committing; with a draft
           model its passes too)
 queue     the rounds and times of images in rows that start the next image when one is complete, and
-          in batches, each of which runs until its slowest row is complete; the images must be
-          equal, rounds are forward passes over all rows without prefills
+          in batches, each of which runs until its slowest row is complete, and the share of equal
+          images; the rounds of an image include its prefill, those of batches and of the queue are
+          forward passes over all rows without prefills
 rounding  how often images of seed-exact decoders differ from those of `vanilla`, and of
           `vanilla(window=N)` with as many tokens per forward pass, which rounds alike. A different
           token changes the context of all later tokens, so more differ than rounding affects

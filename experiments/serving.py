@@ -8,8 +8,9 @@ each of them `Model.generate` decodes these images while the server is idle, in 
 have decoded images before. Seconds are also those of the machine's other load; the time that the
 processors worked, and the passes over all slots, are the server's own.
 
-Then clients send wrong requests, leave while their images are decoded, and read slowly: every
-request must have its answer, every image must be accounted for, and the memory must not grow.
+Then clients send wrong requests, leave while their images are decoded, and read slowly. A request
+with another answer than its kind must have ends the program with an error. Reported are the numbers
+of answers by kind and of images, and the memory at the end relative to that of a server in use.
 """
 
 import contextlib

@@ -149,7 +149,7 @@ def _draw(path: pathlib.Path, rows: list[dict[str, Any]], name: str) -> None:
       key=lambda row: row['entropy'])
   axes = 'entropy', 'step_compression', 'step_compression_error'
   charts.save_curves(path, [[charts.Panel(
-      f'{name}, guidance scale {scale:g}', 'tokens per forward pass',
+      f'{name}, guidance scale {scale:g}', 'step compression',
       {text: charts.Curve(*([row[axis] for row in line(text, scale)] for axis in axes))
        for text in values('decoder')})] for scale in values('guidance_scale')],
                      xlabel='entropy of the target, nats per token')

@@ -5,9 +5,10 @@
 
 A thing is the template with the largest correlation of luminance with the scene, over both styles,
 mirrored or not, three sizes and nine shifts; two things are searched in the two halves, a small one
-in nine places. Its style is the template's, its colour the most frequent one of its pixels, and the
-ground is the colour of the border. No network is involved. As in GenEval (arXiv:2310.11513), every
-kind of request has a share of images that fulfil it, and `asked` is the mean of these shares.
+in nine places. Its style is the template's, its colour any that covers at least three quarters as
+many of its pixels as the most frequent one, and the ground is the colour of the border. No network
+is involved. As in GenEval (arXiv:2310.11513), every kind of request has a share of images that
+fulfil it, and `asked` is the mean of these shares.
 """
 
 import dataclasses
