@@ -57,8 +57,9 @@ class Config:
     source: the file: .safetensors (or a folder of them), .pt, .pth, .ckpt or .bin. Or a published
       folder, or an id of the Hugging Face Hub such as BAAI/Emu3-Gen.
     output: folder of the model: a new one, or one to add to.
-    role: role of the network in the model, such as draft. None is the first role of its kind:
-      target, tokenizer, eagle.
+    role: role of the network in the model, such as draft; of a published folder, only this network
+      is converted. None is the first role of its kind (target, tokenizer, eagle), and converts all
+      networks of a folder.
     sampling: official sampling options to store as the model's defaults: pictures, or fid where
       they were published. None is pictures, or keeps the defaults of a model with the same target.
     sizes: options of the families.
@@ -92,8 +93,8 @@ def main(config: Config) -> None:
   source, output = str(config.source), str(config.output)
   paths.find('source', source)
   family = rules.get(str(config.family))
-  is_whole = config.role in (None, 'target')
-  sources = folder.find_model(family.name, source, config.model) if is_whole else {}
+  sources = folder.find_model(
+      family.name, source, config.model, alone=config.role is not None)
   requested = folder.Part(
       family.name, source, config.role, config.sampling, config.dtype,
       dict(model=config.model, key=config.key, options=inputs.overrides(config.sizes)))

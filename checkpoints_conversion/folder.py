@@ -153,12 +153,12 @@ def _is_same_target(folder: pathlib.Path, opened: Mapping[str, convert.Source]) 
   return identity(old) == identity(opened['target'].network)
 
 
-def find_model(family_name: str, source: str | os.PathLike, model: str | None = None
-               ) -> dict[str, pathlib.Path]:
+def find_model(family_name: str, source: str | os.PathLike, model: str | None = None,
+               alone: bool = False) -> dict[str, pathlib.Path]:
   """Looks for the networks of a whole model, or for a tokenizer file of words in its folder.
 
-  `source` is a published folder, or an id of the hub. Raises ValueError if it does not exist, or
-  has no target or tokenizer file.
+  `source` is a published folder, or an id of the hub. With `alone`, only the network of the family
+  is looked for. Raises ValueError if the source does not exist, or has no target or tokenizer file.
 
   Returns:
     Files or folders by file family, those that exist, the target last because it takes the longest.
@@ -166,6 +166,8 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
   """
   family = rules.get(family_name)
   layout = family.layout(model) or _text_layout(family)
+  if alone:
+    layout = {name: files for name, files in layout.items() if name == family_name}
   path = local(source, [name for names in layout.values() for name in names])
   if not path.is_dir() or not layout:
     return {}

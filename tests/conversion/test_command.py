@@ -190,13 +190,17 @@ def test_the_model_of_weights_that_are_not_finite_is_loaded_by_the_next_command(
 
 
 @pytest.mark.parametrize('role', ['target', 'draft'])
-def test_a_target_is_looked_up_with_its_networks(monkeypatch, run, source, role):
-  file, others = source('llamagen', LLAMAGEN), source('llamagen_vq', VQ)
-  monkeypatch.setattr(command.folder, 'find_model', lambda *_: {
-      'llamagen_vq': others, 'llamagen': file})
-  code, out, err = run('llamagen', file, '--image_size=32', '--num_heads=2', f'--role={role}')
-  assert code == 0, err
-  assert ('model/tokenizer: ' in out) == (role == 'target') and f'model/{role}: ' in out
+def test_a_role_is_that_of_the_only_network_of_a_folder(source, run, monkeypatch, role):
+  folder = source('llamagen', LLAMAGEN).parent
+  source('llamagen_vq', VQ).rename(folder / 'vq.safetensors')
+  family = rules.get('llamagen')._replace(layout=lambda model: {
+      'llamagen': ('x.safetensors',), 'llamagen_vq': ('vq.safetensors',)})
+  monkeypatch.setitem(rules.FAMILIES, 'llamagen', family)
+  options = ('--image_size=32', '--num_heads=2')
+  code, out, err = run('llamagen', folder, *options, f'--role={role}')
+  assert code == 0 and f'model/{role}: ' in out and 'model/tokenizer: ' not in out, err
+  code, out, err = run('llamagen', folder, *options)
+  assert code == 0 and 'model/target: ' in out and 'model/tokenizer: ' in out, err
 
 
 def test_missing_parts_of_a_model_of_words(source, run):
