@@ -30,6 +30,13 @@ def call(main: Callable, capsys, folder: pathlib.Path, *words: str) -> Call:
   return Call(code, captured.out, captured.err, folder)
 
 
+def call_with_classes(main: Callable, model: pathlib.Path, capsys, folder: pathlib.Path, *words: str
+                      ) -> Call:
+  """Calls a program of scenes with a model of classes, which has no prompts file or guidance."""
+  return call(main, capsys, folder, f'--model={model}', '--guidance_scale=1', '--prompts=none',
+              *words)
+
+
 def check_refused(result: Call, words: list[str]) -> None:
   """Checks that wrong input ended in one message with `words` before anything was done."""
   assert result.code == 2

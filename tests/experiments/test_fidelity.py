@@ -1,5 +1,6 @@
 """`experiments.papers.fidelity`: many images of decoders compared with those of the baseline."""
 
+import functools
 import json
 
 import pytest
@@ -27,9 +28,7 @@ def rows(monkeypatch):
     monkeypatch.setitem(ROWS, paper, _ROWS if paper == 'sjd' else ())
 
 
-def _call(folder, capsys, out, *words):
-  return calls.call(fidelity.main, capsys, out, f'--model={folder}', '--guidance_scale=1',
-                    '--prompts=none', *words)
+_call = functools.partial(calls.call_with_classes, fidelity.main)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -34,9 +35,7 @@ def folder(tmp_path_factory):
   return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
 
 
-def _call(folder, capsys, out, *words):
-  return calls.call(published.main, capsys, out, f'--model={folder}', '--guidance_scale=1',
-                    '--prompts=none', *words)
+_call = functools.partial(calls.call_with_classes, published.main)
 
 
 @pytest.mark.slow
