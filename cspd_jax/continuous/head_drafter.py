@@ -25,7 +25,7 @@ from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.noise import STEP, chain_normal
 from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.continuous.span import token_batch
+from cspd_jax.continuous.span import step_of, token_batch
 from cspd_jax.core.random import as_key, row_keys
 
 # Least-squares fit on heads trained on mixtures of Gaussians in 16 dimensions: step, rho.
@@ -114,10 +114,8 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
   rows = row_keys(key, num_rows)
   rank = jax.vmap(lambda words: jax.random.randint(as_key(words, 0, 1), (1,), 0, size))(rows.stream)
   positions = jnp.take_along_axis(decoded.order, rank, axis=1)
-  # The ranks at which the autoregressive step of the token begins and ends.
-  stops = jnp.array([stop for stage in decoder.stages for stop in stage.stops])
-  step = jnp.sum(rank >= stops, axis=1, keepdims=True)
-  begin, end = jnp.insert(stops, 0, 0)[step], stops[step]
+  begin, end = step_of(
+      rank, jnp.array([stop for stage in decoder.stages for stop in stage.stops]), size)
   if target.cached is None:
     visible = jnp.argsort(decoded.order, axis=1) < begin
     z = contract.transform(target, params, condition, decoded.tokens, visible)

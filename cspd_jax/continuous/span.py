@@ -84,6 +84,15 @@ class Span(NamedTuple):
         'ranks', 'begin', 'end', 'positions', 'scale', 'draft_scale')})
 
 
+def step_of(ranks: jax.Array, steps: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+  """Returns the ranks at which the autoregressive steps of `ranks` begin and end, in its shape.
+
+  `steps` are the ranks at which steps end, ascending; that of the last, `size`, may be missing.
+  """
+  step = jnp.sum(ranks[..., None] >= steps, axis=-1)
+  return jnp.insert(steps, 0, 0)[step], jnp.append(steps, size)[step]
+
+
 def open_span(rng: RowKeys, order: jax.Array, rank_of_position: jax.Array, count: jax.Array,
               stops: jax.Array, width: int, sampling: Sampling, guidance: str,
               guidance_of_last: bool, guided_as_verified: bool,
@@ -100,8 +109,7 @@ def open_span(rng: RowKeys, order: jax.Array, rank_of_position: jax.Array, count
   scale = lambda masked: sampling_lib.scale(sampling, guidance, size, masked)
   begin, end = ranks, ranks + 1
   if steps is not None:
-    step = jnp.sum(ranks[..., None] >= steps, axis=-1)
-    begin, end = jnp.insert(steps, 0, 0)[step], jnp.append(steps, size)[step]
+    begin, end = step_of(ranks, steps, size)
   scale_of_rank = scale(size - end)
   verified = scale_of_rank
   if guidance_of_last:
