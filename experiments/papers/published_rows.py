@@ -125,7 +125,7 @@ def _sjd_pac() -> tuple[Row, ...]:
           shown=True),
       Row('Table 1', 'GSD, G=50', 'Lumina-mGPT: 3.76x on Parti', grouped.format(50), shown=True),
       Row('Table 1', 'SJD2 on all four', '4.02x, 3.82x, 5.62x, 4.72x',
-          missing='the target is trained anew for it, so it is another model'),
+          missing='requires a retrained target, which is another model'),
       Row('Table 2', 'SJD, window 32', '2.31x', 'sjd(window=32)'),
       Row('Table 2', 'with the tree', '2.71x',
           'jacobi(coupling=redraw, tree=kary(4, 3), window=32)+exact'),
