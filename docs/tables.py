@@ -196,9 +196,10 @@ def _with_distances(table: tables.Table, compared: Mapping[tuple, Row]) -> table
   """Returns a table whose rows also have the distances of many images, if any has."""
   setting = lambda row: tuple(map(row.get, ('decoder', 'temperature', 'top_k', 'model')))
   rows = [dict(row, **compared.get(setting(row), {})) for row in table.rows]
-  columns = fidelity.COLUMNS if any('frechet' in row for row in rows) else {}
-  return table._replace(rows=rows, columns={
-      **table.columns, **{name: columns[name] for name in columns if name == 'Frechet'}})
+  columns = dict(table.columns)
+  if any('frechet' in row for row in rows):
+    columns['Frechet'] = fidelity.COLUMNS['Frechet']
+  return table._replace(rows=rows, columns=columns)
 
 
 def _figures(report: Report) -> list[Row]:
