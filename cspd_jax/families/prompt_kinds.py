@@ -20,7 +20,7 @@ from cspd_jax.text.bpe import Text
 def classes(num_classes: int, names: Sequence[str] = ()) -> Conditions:
   """Returns the prompts of a class-conditional model: numbers, and names if there are some.
 
-  Raises ValueError unless there are `num_classes` names or none.
+  Raises ValueError unless there are `num_classes` different names or none.
   """
   names = names or ()
   if names and (not isinstance(names, list | tuple) or len(names) != num_classes
@@ -29,7 +29,9 @@ def classes(num_classes: int, names: Sequence[str] = ()) -> Conditions:
                      'names, or empty.')
   number: dict[str, int] = {}
   for label, name in enumerate(names):
-    number.setdefault(name.lower(), label)
+    if (first := number.setdefault(name.lower(), label)) != label:
+      raise ValueError(f'labels of the target holds {names[first]!r} and {name!r}, for the classes '
+                       f'{first} and {label}; names must differ by more than capital letters.')
 
   def label_of(prompt):
     if isinstance(prompt, (float, np.floating)):

@@ -276,7 +276,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
     ValueError: for parameters that cannot be divided over the mesh or have no int8 matrices,
       another `dtype` or `sharding`, or without a device.
   """
-  weights.checked_dtype(dtype)
+  weights.checked_dtype(dtype, in_jax=True)
   folder = _find(path_or_name, name)
   kind, config, metadata, digests = _described(folder)
   expected = _expected(KINDS[kind], config)

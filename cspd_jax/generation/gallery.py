@@ -104,12 +104,17 @@ class Gallery:
         model.defaults.get('seconds'), model.device.device_kind, request.batch_size,
         str(request.specification))
     return line if seconds is None else (
-        f'{line}, and about {duration(len(self._own) * seconds)} as cspd-tune measured')
+        f'{line}, and about {duration(len(self._missing) * seconds)} as cspd-tune measured')
 
   @property
   def folder(self) -> str:
     """The folder of the images."""
     return str(self._report.folder)
+
+  @property
+  def _missing(self) -> list[int]:
+    """The numbers of the images that this process has yet to generate."""
+    return [i for i in self._own if not self._report.has(self.names[i])]
 
   def generate(self, settings: Mapping[str, Any],
                progress: Callable[[int, int], None] = lambda done, total: None,
@@ -123,7 +128,7 @@ class Gallery:
     """
     if self.is_complete:
       return True
-    missing = [i for i in self._own if not self._report.has(self.names[i])]
+    missing = self._missing
     self._check_space()
     done = len(self._own) - len(missing)
     progress(done, len(self._own))

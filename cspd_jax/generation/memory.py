@@ -112,9 +112,6 @@ def estimate(model: BaseModel, name: Hashable, decoder: AnyDecoder, condition: A
   complete start the next image; otherwise 0.
   """
   devices = model.devices
-  available = free(devices)
-  if available is None:
-    return Estimate(0.0, 0.0, None)
   groups = 1 if model.mesh is None else model.mesh.shape[sharding.DATA]
   row = tuple(jax.tree.map(lambda leaf: leaf[:1] if np.ndim(leaf) else leaf, tree)
               for tree in (condition, sampling))
@@ -132,7 +129,7 @@ def estimate(model: BaseModel, name: Hashable, decoder: AnyDecoder, condition: A
   placements = (getattr(leaf, 'sharding', None) for leaf in jax.tree.leaves(model.params))
   is_divided = any(place is not None and not place.is_fully_replicated for place in placements)
   parts = len(devices) // groups if is_divided else 1
-  return Estimate(cache / parts + rest, fixed, available, groups, queue, decoder.intermediate)
+  return Estimate(cache / parts + rest, fixed, free(devices), groups, queue, decoder.intermediate)
 
 
 def _fixed(params: Any, platform: str) -> float:

@@ -159,15 +159,26 @@ class Request:
 
   def check_result(self, decoded: Any) -> Any:
     """Returns the decoder's result; raises ValueError, by title and seed, for invalid images."""
+    self.model.engine.check_result(decoded, self._names)
+    return decoded
+
+  @property
+  def _names(self) -> list[str]:
+    """The titles and seeds of the images, for messages."""
     numbered = [f'number {number}' for number in range(len(self))] if isinstance(
         self.seeds, jax.Array) else [f'with seed {seed}, number {number}'
                                      for seed, number in self.seeds]
-    self.model.engine.check_result(
-        decoded, [f'{title!r} {number}' for title, number in zip(self.titles, numbered)])
-    return decoded
+    return [f'{title!r} {number}' for title, number in zip(self.titles, numbered)]
+
+  def _bytes(self, index: int, pixels: np.ndarray) -> np.ndarray:
+    """Returns the pixels `[1, H, W, 3]` of an image as uint8."""
+    if not np.isfinite(pixels).all():
+      raise ValueError(f'The image tokenizer returned NaN or infinity for {self._names[index]}; load '
+                       "the model with another dtype, such as dtype='float32'.")
+    return results.to_bytes(pixels)
 
   def result(self, decoded: Any) -> Generated:
-    """Returns the images of the decoder's result."""
+    """Returns the images of the decoder's result; raises ValueError for pixels not finite."""
     assert not isinstance(self.seeds, jax.Array)
     model, length = self.model, self.model.prefix_length
     tokens, fixed = np.asarray(decoded.tokens), np.asarray(decoded.round_of_token)
@@ -175,7 +186,7 @@ class Request:
       tokens = np.concatenate([self.condition.tokens, tokens], axis=1)
       fixed = np.pad(fixed, ((0, 0), (length, 0)))
     # Converted one by one: floating-point pixels of all images need many times the memory.
-    images = [results.to_bytes(model.pixels(tokens[i:i + 1])) for i in range(len(self))]
+    images = [self._bytes(i, model.pixels(tokens[i:i + 1])) for i in range(len(self))]
     return Generated(
         images=np.concatenate(images), decoded=decoded, tokens=tokens,
         round_of_cell=model.cells(fixed), prefix_length=length, prompts=self.titles,

@@ -67,6 +67,11 @@ def test_parameters_are_stored_and_loaded_in_the_dtype_asked_for(tmp_path, param
   _assert_same(wide, jax.tree.map(lambda x: x.astype(jnp.float32), half))
 
 
+def test_a_dtype_that_arrays_do_not_have_is_refused(folder):
+  with pytest.raises(ValueError, match="dtype is 'float64', which JAX's arrays have only after"):
+    store.load(folder, dtype='float64')
+
+
 def test_parameters_go_where_the_sharding_says(folder):
   mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ('model',))
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import re
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from PIL import Image, ImageFile
@@ -48,9 +50,24 @@ def test_memory_and_time_before_the_start(tmp_path, monkeypatch):
   assert line(tuned).endswith(', and about 4 minutes as cspd-tune measured')
   assert line(tuned, process_index=1, process_count=4).endswith('and about 62 seconds as cspd-tune '
                                                                 'measured')
+  some = opened(tuned, ['sea'] * 20, tmp_path / 'out', **options)
+  for name in some.names[:16]:  # Of a run that was stopped.
+    some._report.path(name).touch()
+  assert some.estimate.endswith('and about 50 seconds as cspd-tune measured')
+  monkeypatch.setattr(memory, 'free', lambda devices: None)
+  assert re.match(r'needs about [1-9]\S+ GB of memory for caches', line(model))
   # Another decoder or batch size was not measured.
   assert line(tuned, decoder='vanilla') == line(model, decoder='vanilla')
   assert line(tuned, batch_size=3) == line(model, batch_size=3)
+
+
+def test_pixels_that_are_not_finite_are_an_error(tmp_path):
+  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
+  tokenizer = model.tokenizer._replace(
+      params=jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), model.tokenizer.params))
+  broken = dataclasses.replace(model, tokenizer=tokenizer)
+  with pytest.raises(ValueError, match="returned NaN or infinity for 'sea' with seed 3, number 0;"):
+    broken.generate(['sea'], seed=3, decoder='vanilla')
 
 
 def test_an_interrupted_run_keeps_its_batch_size(tmp_path, monkeypatch):

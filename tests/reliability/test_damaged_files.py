@@ -178,7 +178,7 @@ def test_json_of_another_type(tmp_path, content):
     dict(files=3), dict(files={'x': []}), dict(files={'model.safetensors': 1e30}), dict(metadata=3),
     dict(files={}), dict(blake2b=[3]), dict(blake2b={'x': 'y'}), dict(format='1'),
     dict(metadata={'labels': 3}), dict(metadata={'labels': ['cat']}),
-    dict(metadata={'labels': [1] * 8})])
+    dict(metadata={'labels': [1] * 8}), dict(metadata={'labels': [*'abcdefgA']})])
 def test_descriptions_with_values_of_another_type(tmp_path, change):
   shutil.copytree(store.ASSETS / 'demo', tmp_path / 'demo')
   path = tmp_path / 'demo' / 'target' / 'model.json'
