@@ -173,8 +173,8 @@ class Request:
   def _bytes(self, index: int, pixels: np.ndarray) -> np.ndarray:
     """Returns the pixels `[1, H, W, 3]` of an image as uint8."""
     if not np.isfinite(pixels).all():
-      raise ValueError(f'The image tokenizer returned NaN or infinity for {self._names[index]}; load '
-                       "the model with another dtype, such as dtype='float32'.")
+      raise ValueError(f'The image tokenizer returned NaN or infinity for {self._names[index]}; '
+                       "load the model with another dtype, such as dtype='float32'.")
     return results.to_bytes(pixels)
 
   def result(self, decoded: Any) -> Generated:
