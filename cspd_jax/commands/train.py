@@ -256,6 +256,9 @@ def _check_recipe(recipe: Any, flags: Flags) -> None:
   if flags.loading.model not in (None, recipe.target):
     raise ValueError(f'model is {flags.loading.model!r}, but --config is a recipe for '
                      f'{recipe.target!r}; give --target={flags.loading.model} in its place.')
+  if flags.prompts is not None and getattr(recipe, 'images', None) is not None:
+    raise ValueError(f'prompts is {flags.prompts!r}, but the images of --config, '
+                     f'{recipe.images!r}, have prompts of their own; leave --prompts out.')
 
 
 def _loading(loading: groups.Own, role: str) -> groups.Own:

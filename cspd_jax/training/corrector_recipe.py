@@ -51,7 +51,9 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
       if the model's EAGLE network is the start.
     train: configuration of the training on windows.
     decoder: decoder that records the windows: a corrected decoder whose drafts are a chain.
-    num_plain_images: whole images to train on.
+    images: file of whole images to train on, see `samples.stored`; None samples them from the
+      target.
+    num_plain_images: whole images to train on, the first ones of the file.
     num_train_images: images whose windows to train on.
     num_held_out_images: images whose windows to measure on, as far as they fill whole batches.
   """
@@ -60,6 +62,7 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
   plain: OptimizerConfig | None
   train: corrector_lib.CorrectorTrainConfig
   decoder: str = 'corrected(by=eagle, window=32, passes=2, tree=chain())'
+  images: str | None = None
   num_plain_images: int = 4096
   num_train_images: int = 1152
   num_held_out_images: int = 128
@@ -71,6 +74,8 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
 def check(recipe: CorrectorRecipe, model: Model) -> None:
   """Raises ValueError unless the corrector fits the model, whose parameters are in float32."""
   drafter_recipe.check(recipe, model)
+  if recipe.images is not None:  # Before anything is sampled.
+    samples.stored(recipe.images, model, recipe.prompts, recipe.num_plain_images)
   decoder: Any = model.decoder(recipe.decoder)  # Of discrete tokens.
   tree = decoder.drafter.layout.tree
   if not (isinstance(tree, Tree) and tree.is_chain):
@@ -148,6 +153,8 @@ def sample(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> None
 def _plain_images(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
                   ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the tokens `[N, T]` of whole images and the index `[N]` of every image's prompt."""
+  if recipe.images is not None:
+    return samples.stored(recipe.images, model, recipe.prompts, recipe.num_plain_images)
   return samples.sampled(
       model, recipe.prompts, recipe.num_plain_images, jax.random.key(recipe.seed + 2),
       samples.sampling(recipe, model), workdir / 'tokens')

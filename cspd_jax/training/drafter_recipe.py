@@ -77,8 +77,7 @@ def images(recipe: DrafterRecipe, model: Model, split: str, workdir: pathlib.Pat
   """Returns the images of a split, 'train' or 'held_out', as `samples.sampled` does."""
   count = recipe.num_train_images if split == 'train' else recipe.num_held_out_images
   if split == 'train' and recipe.images is not None:
-    tokens = samples.stored(recipe.images, model, count)
-    return tokens, np.arange(count) % len(samples.prompts_of(model, recipe.prompts))
+    return samples.stored(recipe.images, model, recipe.prompts, count)
   key = jax.random.fold_in(jax.random.key(recipe.seed), int(split != 'train'))
   return samples.sampled(model, recipe.prompts, count, key, samples.sampling(recipe, model),
                          workdir / f'tokens_{split}')

@@ -105,11 +105,12 @@ def check_sizes(drafter: Any, model: Model, sizes: Mapping[str, Any]) -> None:
           f'drafter.{name} is {value!r}; for the target {model.name!r} it must be {expected!r}.')
 
 
-def stored(path: str, model: Model, count: int) -> np.ndarray:
-  """Reads images of a file, an .npz with `tokens` `[N, T]` as `Model.tokens` returns them.
+def stored(path: str, model: Model, prompts: str | None, count: int
+           ) -> tuple[np.ndarray, np.ndarray]:
+  """Reads the first `count` images of a file, an .npz with `tokens` `[N, T]` of `Model.tokens`.
 
-  Returns the first `count`, int32; image `i` has prompt `i`, the prompts in turn. Another shape,
-  fewer images, and tokens that the model does not have raise ValueError.
+  Returns them as `sampled` does: image `i` has prompt `i`, the prompts in turn. Another shape, fewer
+  images, and tokens that the model does not have raise ValueError.
   """
   tokens = npz.arrays(path, 'write it again', needed=('tokens',), only=('tokens',))['tokens']
   length, most = model.num_tokens, model.target(guided=False).vocab_size
@@ -119,7 +120,8 @@ def stored(path: str, model: Model, count: int) -> np.ndarray:
   if tokens.dtype.kind not in 'iu' or tokens.min() < 0 or tokens.max() >= most:
     raise ValueError(f'images is {path!r}, with {tokens.dtype} tokens from {tokens.min()} to '
                      f'{tokens.max()}; they must be integers from 0 to {most - 1}.')
-  return tokens[:count].astype(np.int32)
+  return (tokens[:count].astype(np.int32),
+          np.arange(count, dtype=np.int32) % len(prompts_of(model, prompts)))
 
 
 def _exact_default(model: Model, batch_size: int) -> Spec:

@@ -85,7 +85,9 @@ def test_sizes_fit_every_published_model(model):
     (['--batch_size=0'], 'batch_size is 0'), (['--num_images=0'], 'num_images is 0'),
     (['--prompts={tmp}/none'], 'cannot be read'), (['--export=x'], 'did you mean --output?'),
     (['--config=configs/train/drafters.py:eagle', '--kind=medusa'],
-     "kind is 'medusa', but --config")])
+     "kind is 'medusa', but --config"),
+    (['--model=emoji', '--config=configs/train/drafters.py:emoji_medusa', '--prompts=x'],
+     "'runs/scenes/tokens.npz', have prompts of their own")])
 def test_refused_settings(models, tmp_path, capsys, words, message):
   words = [word.format(tmp=tmp_path) for word in words]
   words += [f'--model={models}/model'] if not words[0].startswith('--model') else []

@@ -271,6 +271,23 @@ def test_a_recipe_from_images_to_a_model(tmp_path):
   assert not (tmp_path / 'windows' / 'tokens').exists()
 
 
+@pytest.mark.slow
+def test_whole_images_of_a_file(tmp_path):
+  models_lib.llamagens(tmp_path)
+  recipe = dataclasses.replace(_recipe(tmp_path), images=str(tmp_path / 'tokens.npz'))
+  target = cspd_jax.load(recipe.target, dtype='float32')
+  train_on = lambda tokens, name: np.savez(recipe.images, tokens=tokens) or jax.tree.leaves(
+      corrector_recipe.train_plain(
+          recipe, target, corrector_recipe.init(recipe, target), tmp_path / name))
+  tokens = np.arange(8 * 16).reshape(8, 16) % 16
+  first, other = train_on(tokens, 'first'), train_on(tokens[:, ::-1], 'other')
+  assert not all(map(np.array_equal, first, other))
+  assert not (tmp_path / 'first' / 'tokens').exists()  # Nothing was sampled.
+  np.savez(recipe.images, tokens=tokens[:7])
+  with pytest.raises(ValueError, match='at least 8 images of 16 tokens'):
+    corrector_recipe.check(recipe, target)
+
+
 def test_more_windows_than_the_memory_holds_are_refused_before_sampling(tmp_path, monkeypatch):
   models_lib.llamagens(tmp_path)
   recipe = _recipe(tmp_path)

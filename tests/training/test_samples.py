@@ -128,4 +128,14 @@ def test_stored_images_that_do_not_fit_are_refused(model, tokens, message, tmp_p
   path = str(tmp_path / 'tokens.npz')
   np.savez(path, tokens=tokens)
   with pytest.raises(ValueError, match=message):
-    samples.stored(path, model, 3)
+    samples.stored(path, model, None, 3)
+
+
+def test_stored_images_have_the_prompts_in_turn(model, tmp_path):
+  tokens = np.arange(48).reshape(3, 16) % 16
+  np.savez(tmp_path / 'tokens.npz', tokens=tokens.astype(np.int16))
+  (tmp_path / 'prompts.txt').write_text('cat\ndog\n')
+  images, indices = samples.stored(
+      str(tmp_path / 'tokens.npz'), model, str(tmp_path / 'prompts.txt'), 3)
+  np.testing.assert_array_equal(images, tokens)
+  assert images.dtype == np.int32 and indices.tolist() == [0, 1, 0]
