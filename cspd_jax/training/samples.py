@@ -109,8 +109,8 @@ def stored(path: str, model: Model, prompts: str | None, count: int
            ) -> tuple[np.ndarray, np.ndarray]:
   """Reads the first `count` images of a file, an .npz with `tokens` `[N, T]` of `Model.tokens`.
 
-  Returns them as `sampled` does: image `i` has prompt `i`, the prompts in turn. Another shape, fewer
-  images, and tokens that the model does not have raise ValueError.
+  Returns them as `sampled` does: image `i` has prompt `i`, the prompts in turn. Another shape,
+  fewer images, and tokens that the model does not have raise ValueError.
   """
   tokens = npz.arrays(path, 'write it again', needed=('tokens',), only=('tokens',))['tokens']
   length, most = model.num_tokens, model.target(guided=False).vocab_size
