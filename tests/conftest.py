@@ -37,8 +37,12 @@ def pytest_configure(config):
   # Python reads it at its start. Programs that tests start would print warnings of other packages.
   os.environ.pop('PYTHONWARNDEFAULTENCODING', None)
   left_out = re.compile('not (slow|compiled)')
-  if not re.search('slow|compiled', left_out.sub('', config.option.markexpr or '')):
+  chosen = left_out.sub('', config.option.markexpr or '')
+  if not re.search('slow|compiled', chosen):
     os.environ.setdefault('XLA_FLAGS', _QUICK)
+  if 'compiled' in chosen and jax.config.jax_platforms is None:
+    # Files that are imported before the first test would make the wheels look for their devices.
+    jax.config.update('jax_platforms', 'cpu')
   # XLA's threads would each keep a part of the memory that they once used.
   os.environ.setdefault('MALLOC_ARENA_MAX', '2')
   if 'JAX_COMPILATION_CACHE_DIR' in os.environ:  # The caller's, or that of the first process.
