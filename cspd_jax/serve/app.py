@@ -256,7 +256,7 @@ async def _gone(receive: Receive) -> None:
 def _no_such(request: Request, error: Any) -> Response:
   """Answers a request for another path, or by another method than the path has."""
   return guard.error_response(ApiError(
-      error.status_code, f'{request.method:.20} {request.url.path:.80} is not served here.',
+      error.status_code, f'{request.method:.20} {request.scope["path"]:.80} is not served here.',
       **{name.lower(): value for name, value in (error.headers or {}).items()}))
 
 

@@ -8,12 +8,13 @@ their `Origin`, the others by their `Host`.
 import asyncio
 import hmac
 import ipaddress
+import json
 import traceback
 import urllib.parse
 from collections.abc import Collection
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cspd_jax.core import progress
@@ -33,6 +34,7 @@ _HEADERS = {
     'cache-control': 'no-store',
 }
 _PRIVATE = ('/v1/', '/metrics')
+_NOT_IN_HOSTS = frozenset('/?#@')
 
 
 def is_loopback(host: str) -> bool:
@@ -54,9 +56,10 @@ def hosts(host: str, allowed: Collection[str], has_key: bool) -> frozenset[str] 
   return frozenset(name.lower() for name in (*_LOOPBACK, host, *allowed))
 
 
-def error_response(error: ApiError) -> JSONResponse:
+def error_response(error: ApiError) -> Response:
   """Returns the answer of an error."""
-  return JSONResponse(error.body, error.status, error.headers)
+  # In ASCII: the name of a field that it repeats may be no Unicode text.
+  return Response(json.dumps(error.body), error.status, error.headers, 'application/json')
 
 
 async def body(request: Request) -> bytes:
@@ -112,12 +115,15 @@ class Guard:
 
   def _check(self, request: Request) -> None:
     host, origin = request.headers.get('host', ''), request.headers.get('origin')
+    if not _NOT_IN_HOSTS.isdisjoint(host):
+      raise ApiError(400, f'Host is {host!r:.80}; it must be the name of a host, and its port.')
     if self._names is not None and _name(host) not in self._names:
       raise ApiError(403, f'Host is {host!r:.80}, by which this server is not known; start it with '
                      '--allowed_host if it should be.')
     if origin is not None and not self._is_own(origin.lower(), host.lower()):
       raise ApiError(403, f'Origin is {origin!r:.80}; pages of other sites cannot use this server.')
-    if self._key is not None and request.url.path.startswith(_PRIVATE):
+    # Not `request.url`, which is made from the client's Host.
+    if self._key is not None and request.scope['path'].startswith(_PRIVATE):
       kind, _, given_key = request.headers.get('authorization', '').partition(' ')
       if kind.lower() != 'bearer' or not hmac.compare_digest(
           given_key.strip().encode(), self._key.encode()):

@@ -1,5 +1,6 @@
 """The HTTP service, as OpenAI's client, flaky clients and attackers use it."""
 
+import asyncio
 import base64
 import contextlib
 import io
@@ -7,6 +8,7 @@ import json
 import sys
 import threading
 import time
+import types
 
 import numpy as np
 import pytest
@@ -155,6 +157,7 @@ WRONG = [
     (CAT | dict(top_k=1.5), 'top_k is 1.5'), (CAT | dict(top_k=10**300), 'top_k is 1000'),
     (CAT | dict(top_p=0), 'top_p is 0'), (CAT | dict(cfg_scale=2), 'did you mean guidance_scale?'),
     (CAT | {'x' * 500: 1}, "is not a field of a request for images"),
+    (b'{"prompt": "cat", "\\ud800": 1}', "'\\ud800' is not a field"),
 ]
 
 
@@ -179,6 +182,8 @@ def test_other_requests_are_refused(running_server):
   assert call('POST', images, b'x' * (wire.MOST_BYTES + 1))[0] == 413
   for host in ('evil.example', 'localhost.evil.example', '127.0.0.1.evil.example', '[', ''):
     assert call('GET', '/v1/models', Host=host)[0] == 403, host
+  for host in ('localhost/?', 'localhost?', 'localhost#', 'localhost/v1', 'user@localhost'):
+    assert call('GET', '/health', Host=host)[0] == 400, host
   for origin in ('http://evil.example', 'null', 'http://localhost:1', 'file://localhost'):
     answer = call('POST', images, CAT, Origin=origin)
     assert answer[0] == 403 and 'pages of other sites' in answer[2]['error']['message'], origin
@@ -343,6 +348,22 @@ def test_keys(model):
     assert instance.end() == 0
   assert guard.hosts('0.0.0.0', (), True) is None
   assert 'x.org' in guard.hosts('0.0.0.0', ('X.org',), True)
+
+
+def test_which_paths_need_the_key_does_not_depend_on_the_host(monkeypatch):
+  """Of which Starlette makes the URL: old versions had the path `/` for `Host: localhost/?`."""
+  sent = []
+
+  async def answer(scope, receive, send):
+    await send(dict(type='http.response.start', status=200, headers=[]))
+
+  async def send(message):
+    sent.append(message)
+
+  monkeypatch.setattr(guard.Request, 'url', types.SimpleNamespace(path='/'))
+  scope = dict(type='http', method='GET', path='/v1/models', headers=[(b'host', b'localhost')])
+  asyncio.run(guard.Guard(answer, None, 'k' * 16)(scope, None, send))
+  assert sent[0]['status'] == 401
 
 
 def test_what_is_logged(model, capfd, monkeypatch):
