@@ -14,6 +14,7 @@ import sys
 from cspd_jax import Model, cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, packages
+from cspd_jax.generation import defaults
 
 # The decoders of models that do not name their own, the best first, and what they are compared
 # with. The seed determines the image, the same one for all of these.
@@ -28,8 +29,8 @@ class Config:
   Attributes:
     loading: the model, of discrete tokens, and how it is loaded; on one device.
     decoder: specifications separated by commas, such as seed_exact(window=16),vanilla. Requests
-      choose among them, and the first is the default. None serves the one that cspd-tune stored or
-      else the best seed-exact one, and vanilla for comparison.
+      choose among them, and the first is the default. None serves the one that cspd-tune stored for
+      as many images as slots, or else the best seed-exact one, and vanilla for comparison.
     slots: images that are decoded at once, by each decoder. None is 8, but 1 on a CPU, where a pass
       takes longer with every slot, busy or not.
     queue: images that wait for a slot, at most; requests for more are refused.
@@ -76,8 +77,8 @@ def main(config: Config) -> int:
                      'None; pass a file with a key, or --host=127.0.0.1.')
   with server.bind(config.host, config.port) as sock:
     model = inputs.model(config.loading, engine='discrete')
-    served = wire.serving(model, _decoders(config.decoder, model))
     slots = config.slots or (1 if model.device.platform == 'cpu' else 8)
+    served = wire.serving(model, _decoders(config.decoder, model, slots))
     engine = server.engine(
         served, slots=slots, queue=config.queue, prompt_length=config.prompt_length)
     host, port = sock.getsockname()[:2]
@@ -88,14 +89,14 @@ def main(config: Config) -> int:
                       allowed_hosts=config.allowed_host)
 
 
-def _decoders(texts: tuple[str, ...] | None, model: Model) -> list[str]:
-  """Returns the decoders to serve, without repetitions."""
+def _decoders(texts: tuple[str, ...] | None, model: Model, slots: int) -> list[str]:
+  """Returns the decoders to serve in as many slots, without repetitions."""
   if texts is None:
-    engine = model.engine
-    best = next((name for name in _DECODERS if name in engine.table and engine.needs(name) in (
-        None, *model.drafts)), None)
-    if model.defaults.get('decoder') is not None or best is None:
-      best = str(model.specification())
+    engine, best = model.engine, str(model.specification(batch_size=slots))
+    can_draft = lambda name: engine.needs(name) in (None, *model.drafts)
+    stored = defaults.find(model.defaults.get('decoder'), model.device, slots)
+    if stored is None or not can_draft(stored):
+      best = next((name for name in _DECODERS if name in engine.table and can_draft(name)), best)
     texts = (best, _BASELINE) if _BASELINE in engine.table else (best,)
   if not texts:
     raise ValueError('decoder is empty; name at least one.')

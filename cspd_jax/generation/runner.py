@@ -24,6 +24,7 @@ from cspd_jax.decoding import prefix as prefix_lib, refill
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp
+from cspd_jax.generation import memory
 from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.request import Program, Request
 from cspd_jax.generation.results import Generated
@@ -100,6 +101,15 @@ class Runner:
   def check(self, request: Request) -> None:
     """Raises ValueError for a request that cannot join."""
     self._arguments(request)
+
+  def estimate(self, request: Request) -> memory.Estimate:
+    """Estimates the memory of slots for images like that of a request, which must be able to join.
+
+    They are those of a guided image with a prompt of `prompt_length`, whatever the request's.
+    """
+    condition, _, warp = self._arguments(request)
+    return memory.estimate(self.model, self._program, self._jitted.refill.decoder, condition, warp,
+                           self._draft_params)
 
   def join(self, requests: Sequence[Request]) -> list[int]:
     """Starts images, each with a prefill of its own: requests rarely come together.
@@ -192,10 +202,16 @@ class Runner:
                        f'{self.specification} with a prefix of {own.prefix_length}, of the model '
                        'of the runner, without raw_log_probs.')
     condition, key, _ = request.inputs(np.zeros(1, int))
-    if self._prompt_length is not None:
-      condition = jax.tree.map(
-          lambda leaf: leaf.padded(self._prompt_length) if isinstance(leaf, Prompt) else leaf,
-          condition, is_leaf=lambda leaf: isinstance(leaf, Prompt))
+    condition = jax.tree.map(self._padded, condition, is_leaf=lambda leaf: isinstance(leaf, Prompt))
     # All options, because those that are off here may be on in another image of the program.
     warp = prefix_lib.sampling(Warp(*request.sampling), self.model.prefix_length)
     return condition, key, Warp(*(np.broadcast_to(np.asarray(leaf), (1,)) for leaf in warp))
+
+  def _padded(self, leaf: Any) -> Any:
+    """Pads a part of a condition that is a prompt: the slots have one shape."""
+    if not isinstance(leaf, Prompt):
+      return leaf
+    if self._prompt_length is None:
+      raise ValueError(f'prompt_length is None, but a prompt has {leaf.longest} tokens, and others '
+                       'may have another number; pass the most tokens of a prompt to Runner.')
+    return leaf.padded(self._prompt_length)

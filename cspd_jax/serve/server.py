@@ -1,7 +1,6 @@
 """Sockets, signals and parts of a server."""
 
 import contextlib
-import dataclasses
 import logging
 import os
 import signal
@@ -34,7 +33,10 @@ _PROMPT, _LONG_PROMPT, _PER_PROMPT = 64, 256, 4
 
 
 def bind(host: str, port: int) -> socket.socket:
-  """Returns a socket with an address, not listening yet; raises ValueError if it is taken."""
+  """Returns a socket that listens at an address; raises ValueError if it is taken.
+
+  Connections wait until a server accepts them.
+  """
   sock = None
   try:
     family, kind, protocol, _, address = socket.getaddrinfo(
@@ -42,6 +44,7 @@ def bind(host: str, port: int) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(address)
+    sock.listen()  # With SO_REUSEADDR, others may have the address too until one listens.
     return sock
   except OSError as error:
     if sock is not None:
@@ -77,20 +80,21 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
       prompt_length = max(own, min(_LONG_PROMPT, max(_PROMPT, model.num_tokens // _PER_PROMPT)))
     if prompt_length < own:
       raise ValueError(f'prompt_length is {prompt_length}; {example!r} needs at least {own}.')
-    longest = longest.padded(prompt_length)
   elif prompt_length is not None:
     raise ValueError(f'prompt_length is {prompt_length}, but prompts of model {model.name!r} have '
                      'one length; leave it out.')
-  needs = [dataclasses.replace(request, condition=longest).estimate()
-           for request in requests.values()]
-  free, needed = needs[0].free, sum(estimate.needed(slots) for estimate in needs)
+  runners = {name: Runner(model, slots, decoder=spec, prompt_length=prompt_length)
+             for name, spec in served.decoders.items()}
+  needs = [runner.estimate(requests[name]) for name, runner in runners.items()]
+  # All have their slots, and they take turns to decode.
+  needed = slots * sum(part.per_image for part in needs) + max(
+      part.fixed + part.intermediate(slots) for part in needs)
+  free = needs[0].free
   if free is not None and needed > free:
     raise ValueError(
         f'slots is {slots}, but as many images at once with each of {len(needs)} decoders need '
         f'about {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free; pass fewer '
         '--slots, or one --decoder.')
-  runners = {name: Runner(model, slots, decoder=spec, prompt_length=prompt_length)
-             for name, spec in served.decoders.items()}
   return Engine(runners, queue=queue, warm_up=requests)
 
 

@@ -1,5 +1,6 @@
 """The command of the server: what it refuses, and how signals end it."""
 
+import dataclasses
 import os
 import signal
 import socket
@@ -15,6 +16,7 @@ import cspd_jax
 from cspd_jax.commands import serve
 from cspd_jax.core import packages
 from cspd_jax.generation import memory
+from cspd_jax.generation.request import prepare
 from cspd_jax.serve import server, wire
 from tests.serve import running, tiny
 
@@ -32,6 +34,9 @@ def test_wrong_flags_end_with_a_sentence(capsys, tmp_path, monkeypatch):
   with socket.create_server(('127.0.0.1', 0)) as taken:
     port = f'--port={taken.getsockname()[1]}'
     assert 'where the server cannot listen (Address already in use)' in _error(capsys, port)
+  with (server.bind('127.0.0.1', 0) as taken,  # By a server whose model is still being loaded.
+        pytest.raises(ValueError, match='where the server cannot listen .Address already in use')):
+    server.bind('127.0.0.1', taken.getsockname()[1])
   assert 'pass a file with a key' in _error(capsys, '--host=0.0.0.0')
   assert "host is '203.0.113.9'" in _error(capsys, '--host=203.0.113.9')
   assert 'api_key_file' in _error(capsys, f'--api_key_file={key}')
@@ -69,10 +74,35 @@ def test_slots_have_room_for_the_longest_prompts(monkeypatch):
     server.engine(served, slots=8, queue=1, prompt_length=2**15)
 
 
+def test_memory_is_that_of_guided_images_and_of_one_decoder_at_a_time(monkeypatch):
+  """Whatever the model's own guidance; the copies of narrow parameters are not there twice."""
+  model = cspd_jax.load('emoji', dtype='bfloat16')
+  served = wire.serving(dataclasses.replace(model, defaults={'guidance_scale': 1.0}),
+                        ('vanilla', 'mc_sjd(window=8)'))
+  monkeypatch.setattr(memory, 'free', lambda devices: 1e12)
+  needs = [prepare(model, ['a fox on white'], dict(guidance_scale=2.0), decoder=decoder,
+                   condition=model.condition(['a fox on white']).padded(64)).estimate()
+           for decoder in served.decoders]
+  slots = 8 * sum(part.per_image for part in needs)
+  assert needs[0].fixed > slots / 8
+  least = slots + max(part.needed(8) - 8 * part.per_image for part in needs)
+  monkeypatch.setattr(memory, 'free', lambda devices: 1.01 * least)
+  server.engine(served, slots=8, queue=1, prompt_length=64)
+  monkeypatch.setattr(memory, 'free', lambda devices: 0.99 * least)
+  with pytest.raises(ValueError, match='slots is 8, but .* with each of 2 decoders need'):
+    server.engine(served, slots=8, queue=1, prompt_length=64)
+
+
 def test_default_decoders():
-  model = cspd_jax.load('emoji')  # It names its own.
-  assert serve._decoders(None, model) == [str(model.specification()), 'vanilla']
-  assert serve._decoders(None, tiny.model()) == ['seed_exact', 'vanilla']
+  model = tiny.model()
+  tuned = lambda decoder: dataclasses.replace(model, defaults=dict(decoder=decoder))
+  assert serve._decoders(None, model, 1) == ['seed_exact', 'vanilla']
+  sizes = tuned({'cpu': {'4': 'mc_sjd(window=2)', '8': 'mc_sjd(window=4)'}, 'other': 'mc_sjd'})
+  assert serve._decoders(None, sizes, 1) == ['seed_exact', 'vanilla']
+  assert serve._decoders(None, sizes, 4) == ['mc_sjd(window=2)', 'vanilla']
+  assert serve._decoders(None, sizes, 16) == ['mc_sjd(window=4)', 'vanilla']
+  for unusable in ({'other': 'mc_sjd'}, 'eagle'):
+    assert serve._decoders(None, tuned(unusable), 8) == ['seed_exact', 'vanilla']
 
 
 def test_signals(monkeypatch, capsys):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax.generation import memory
 from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
 from cspd_jax.generation.runner import Runner
@@ -112,6 +113,25 @@ def test_requests_of_other_programs_are_refused(model):
     Runner(model, 0)
   with pytest.raises(ValueError, match='continuous tokens, whose images cannot join'):
     Runner(cspd_jax.load('mar_demo'), 2)
+
+
+def test_an_estimate_is_that_of_the_slots(model):
+  request, runner = prepare(model, [0], decoder=SJD), Runner(model, 4, decoder=SJD)
+  estimate = runner.estimate(request)
+  runner.join([request])
+  assert 4 * estimate.per_image == memory.size(runner._slots.state)
+
+
+def test_prompts_of_any_length_need_a_prompt_length():
+  model = cspd_jax.load('emoji')
+  runner = Runner(model, 2, decoder='vanilla')
+  requests = [prepare(model, [prompt], decoder='vanilla') for prompt in (
+      'a fox on white', 'a strawberry flat on yellow with a castle and a fox on white')]
+  with pytest.raises(ValueError, match='prompt_length is None, but a prompt has 20 tokens'):
+    runner.check(requests[1])
+  with pytest.raises(ValueError, match='prompt_length is None'):
+    runner.join(requests)
+  assert not runner.requests
 
 
 @pytest.mark.slow
