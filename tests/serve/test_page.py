@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+import urllib.parse
 
 import pytest
 
@@ -95,8 +96,9 @@ def test_two_decoders_yield_one_picture_that_is_watched(page, address):
   page.locator('#colours').uncheck()
   assert page.locator('#sides canvas:visible').count() == 0
   # The link fills the form in, and starts nothing.
-  link = page.locator('.repeat').first.get_attribute('href')
-  assert 'prompt=dog' in link and 'seed=5' in link
+  links = [link.get_attribute('href') for link in page.locator('.repeat').all()]
+  assert links == 2 * ['?' + urllib.parse.urlencode(dict(
+      prompt='dog', seed=5, decoder=tiny.SEED_EXACT, compare='vanilla'))]
   assert [error for error in page.errors if '401' not in error] == []
 
 

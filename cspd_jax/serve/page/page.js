@@ -58,8 +58,8 @@ async function* events(answer) {
 
 // A figure with an image, its passes and its time.
 class Side {
-  constructor(order) {
-    this.order = order;
+  constructor(order, link) {
+    [this.order, this.link] = [order, link];
     this.node = $('side').content.cloneNode(true).firstElementChild;
     this.image = this.node.querySelector('img');
     this.canvas = this.node.querySelector('canvas');
@@ -138,7 +138,7 @@ class Side {
     download.href = this.image.src;
     const words = this.order.prompt.replace(/[^\p{L}\p{N}]+/gu, '_').slice(0, 60);
     download.download = `${words}_seed${event.seed}.png`;
-    this.node.querySelector('.repeat').href = link(this.order);
+    this.node.querySelector('.repeat').href = this.link;
     this.node.querySelector('.links').hidden = false;
   }
 
@@ -155,10 +155,6 @@ class Side {
     await this.image.decode();
     keep(this);
   }
-}
-
-function link(order) {
-  return `?${new URLSearchParams({...order, compare: field('compare')})}`;
 }
 
 // Adds an image to those of the visit; its button fills in the form again.
@@ -200,8 +196,10 @@ async function generate() {
   running?.abort();
   const controller = running = new AbortController();
   const order = {prompt: field('prompt'), seed: Number(field('seed'))};
-  const decoders = [field('decoder'), field('compare')].filter(Boolean);
-  const sides = decoders.map((decoder) => new Side({...order, decoder}));
+  const decoders = {decoder: field('decoder'), compare: field('compare')};
+  const link = `?${new URLSearchParams({...order, ...decoders})}`;
+  const sides = Object.values(decoders).filter(Boolean).map(
+      (decoder) => new Side({...order, decoder}, link));
   $('sides').replaceChildren(...sides.map((side) => side.node));
   $('sides').classList.toggle('two', sides.length > 1);
   say('Decoding …');
