@@ -115,6 +115,13 @@ class BaseModel:
     return self.conditions.prompts
 
   @property
+  def image_size(self) -> tuple[int, int]:
+    """Height and width of an image of discrete tokens in pixels; ValueError without a tokenizer."""
+    tokens = jax.ShapeDtypeStruct((1, self.prefix_length + self.num_tokens), np.int32)
+    _, height, width, _ = jax.eval_shape(self.pixels, tokens).shape
+    return height, width
+
+  @property
   def row_width(self) -> int:
     """Number of tokens of a row of an image; raises ValueError for models without prefixes."""
     target = self.target(guided=False)

@@ -1,11 +1,11 @@
 """Generated images as a folder of files; an interrupted run can be resumed."""
 
+import math
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from cspd_jax.core import batches
@@ -154,12 +154,10 @@ class Gallery:
   def _check_space(self) -> None:
     """Raises ValueError if the disk clearly cannot hold the images that all processes lack."""
     model = self.request.model
-    tokens = jax.ShapeDtypeStruct((1, model.prefix_length + model.num_tokens), np.int32)
     if model.engine.name != 'discrete' or model.tokenizer is None:
       return
-    pixels = jax.eval_shape(model.tokenizer.decode, model.tokenizer.params, tokens)
     missing = sum(not self._report.has(name) for name in self.names)
-    paths.check_space(self._report.folder, int(pixels.size * missing * _PNG))
+    paths.check_space(self._report.folder, int(3 * math.prod(model.image_size) * missing * _PNG))
 
   def _generated(self, missing: list[int], watch: Callable[[np.ndarray], None] | None
                  ) -> Iterator[tuple[list[int], Generated]]:

@@ -4,7 +4,6 @@ import os
 import pathlib
 from typing import Any
 
-import jax
 import numpy as np
 from PIL import Image, ImageOps
 
@@ -50,7 +49,7 @@ def tokens(model: BaseModel, prefix: Any, rows: int | None, count: int) -> np.nd
 def _tokens(model: BaseModel, prefix: Any, most: int) -> np.ndarray:
   """Returns tokens `[1 or B, P]`, at most `most` of those of images."""
   if isinstance(prefix, (str, os.PathLike)):
-    return _encoded(model, _read(pathlib.Path(prefix), _size(model)))[:, :most]
+    return _encoded(model, _read(pathlib.Path(prefix), model.image_size))[:, :most]
   array = np.asarray(prefix)
   if array.ndim in (3, 4) and array.shape[-1] == 3:
     return _encoded(model, array.reshape(-1, *array.shape[-3:]))[:, :most]
@@ -63,9 +62,9 @@ def _tokens(model: BaseModel, prefix: Any, most: int) -> np.ndarray:
 
 def _encoded(model: BaseModel, images: np.ndarray) -> np.ndarray:
   """Encodes images `[B, H, W, 3]`, uint8 or in [-1, 1], to tokens `[B, T]`."""
-  if images.shape[1:3] != _size(model):
+  if images.shape[1:3] != model.image_size:
     raise ValueError(f'prefix has images of {images.shape[1]}x{images.shape[2]} pixels; model '
-                     f'{model.name!r} generates {"x".join(map(str, _size(model)))}, so resize '
+                     f'{model.name!r} generates {"x".join(map(str, model.image_size))}, so resize '
                      'them, or pass the path of a file.')
   if images.dtype == np.uint8:
     images = images / np.float32(127.5) - 1
@@ -73,13 +72,6 @@ def _encoded(model: BaseModel, images: np.ndarray) -> np.ndarray:
     raise ValueError(f'prefix has images of {images.dtype} numbers that are not all in [-1, 1]; '
                      'pass uint8, or scale them.')
   return np.asarray(model.tokens(images.astype(np.float32)))
-
-
-def _size(model: BaseModel) -> tuple[int, int]:
-  """Height and width of the model's images in pixels."""
-  tokens_of_one = jax.ShapeDtypeStruct((1, model.num_tokens), np.int32)
-  shape = jax.eval_shape(model.pixels, tokens_of_one).shape
-  return shape[1], shape[2]
 
 
 def _read(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:

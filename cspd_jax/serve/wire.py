@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from cspd_jax.core import fields, naming
@@ -150,8 +149,7 @@ def serving(model: BaseModel, decoders: Sequence[str]) -> Served:
   specs = {text: model.specification(text) for text in decoders}
   guarantees = {text: str(model.engine.guarantee(model.decoder(spec)))
                 for text, spec in specs.items()}
-  tokens = jax.ShapeDtypeStruct((1, model.num_tokens), np.int32)
-  _, height, width, _ = jax.eval_shape(model.pixels, tokens).shape
+  height, width = model.image_size
   return Served(model, specs, guarantees, f'{width}x{height}', int(time.time()))
 
 
