@@ -229,7 +229,12 @@ class BaseModel:
       ValueError: for a specification that is not supported, with the reason.
     """
     specification = self.specification(specification, batch_size=batch_size, **parameters)
-    drafts: dict[str, Any] = {}
+    target, drafts = self.target(guided=guided), dict[str, Any]()
+    if reason := self.engine.unsupported(specification, target):
+      others = [name for name in self.engine.decoders
+                if self.engine.unsupported(name, target) is None]
+      raise ValueError(f'decoder is {str(specification)!r}, which cannot decode model '
+                       f'{self.name!r}: {reason}; use one of: {", ".join(others)}.')
     if (required := self.engine.needs(specification)) is not None:
       if required not in self.drafts:
         raise ValueError(f'decoder is {str(specification)!r}, which drafts with '
@@ -238,7 +243,7 @@ class BaseModel:
       drafts[required] = self.drafts[required].build(guided)
     rho = self.head_drafter and functools.partial(self.head_drafter, guided=guided)
     return self.engine.build(
-        specification, self.target(guided=guided), Resources(drafts, self.codebook, rho))
+        specification, target, Resources(drafts, self.codebook, rho))
 
   def specification(self, specification: str | Spec | None = None, *, batch_size: int = 1,
                     **parameters) -> Spec:

@@ -28,6 +28,12 @@ def baseline(model):
   return model.generate(PROMPTS, seed=SEEDS, decoder='mar')
 
 
+@pytest.mark.parametrize('decoder', ['exact_path', 'cspd_relaxed(block_length=4)', 'parallel'])
+def test_decoders_of_masked_models_are_refused(model, decoder):
+  with pytest.raises(ValueError, match='masked models only, and this one is causal; use one of: '):
+    model.generate(PROMPTS[:1], decoder=decoder)
+
+
 @pytest.mark.slow
 def test_it_is_small_and_has_a_tokenizer_like_that_of_mar_demo(model):
   folder = store.ASSETS / 'emoji_continuous'
