@@ -29,7 +29,11 @@ ALIASES = {
 
 
 def nearest(name: str, supported: Collection[str]) -> str | None:
-  """Returns the supported name that an unsupported one may mean, or None."""
+  """Returns the supported name that an unsupported one may mean, or None.
+
+  `name` itself may be among those that are supported elsewhere; it is never returned.
+  """
+  supported = [other for other in supported if other != name]
   for alias in ALIASES.get(name, ()):
     if alias in supported:
       return alias

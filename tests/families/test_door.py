@@ -148,6 +148,7 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
     (dict(prompts='sea', decoder='mc_sjd(windw=3)'), 'windw'),
     (dict(prompts='sea', decoder='mc_sjd', window=0), 'window'),
     (dict(prompts='sea', decoder='mc_sjd', widow=4), 'widow is neither .* did you mean window?'),
+    (dict(prompts='sea', decoder='vanilla', length=4), r'length is neither .*\)\.$'),
     (dict(prompts='sea', cfg_scale=3), 'cfg_scale is neither .* did you mean guidance_scale?'),
     (dict(prompts='sea', seeds=3), 'seeds is neither .* did you mean seed?'),
     (dict(prompts='sea', raw_logprob=True), 'raw_logprob is .* did you mean raw_log_probs?'),
