@@ -77,6 +77,9 @@ def precision_recall(samples: np.ndarray, reference: np.ndarray) -> tuple[float,
   if samples.shape[1] != reference.shape[1]:
     raise ValueError(f'samples has {samples.shape[1]} features and reference '
                      f'{reference.shape[1]}; compute both with the same network.')
+  # Around the origin, squared distances lose no digits to large norms.
+  center = reference.mean(axis=0)
+  samples, reference = samples - center, reference - center
   return _within(samples, reference), _within(reference, samples)
 
 

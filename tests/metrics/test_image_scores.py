@@ -31,11 +31,13 @@ def _plain_share(points, manifold):
   return np.mean([(np.linalg.norm(manifold - point, axis=-1) <= radii).any() for point in points])
 
 
-def test_precision_and_recall(monkeypatch):
+@pytest.mark.parametrize('origin', [0, 10000])
+def test_precision_and_recall(monkeypatch, origin):
   monkeypatch.setattr(image_scores, '_ROWS', 8)  # Several blocks, the last one smaller.
   rng = np.random.default_rng(0)
   samples = rng.normal(0, 1, (21, 3)).astype(np.float32)
   reference = rng.normal(.8, 1, (30, 3)).astype(np.float32)
+  samples, reference = samples + np.float32(origin), reference + np.float32(origin)
   result = image_scores.precision_recall(samples, reference)
   assert result == (_plain_share(samples, reference), _plain_share(reference, samples))
   assert result[0] != result[1] and min(result) > 0 and max(result) < 1
