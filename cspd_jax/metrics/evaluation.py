@@ -204,7 +204,8 @@ def _stored(where: str, path: str, arrays: Mapping[str, npz.Header], of: Incepti
                or arrays[name].dtype.itemsize > 4000]:  # A thousand letters.
     raise ValueError(f'{where}, whose {wrong[0]} is not a text; give the images.')
   labels = npz.arrays(path, _REMEDY, only=_LABELS)
-  if (evaluator := str(labels['evaluator'])) != of.evaluator:
+  stored = inception.EVALUATORS.get(evaluator := str(labels['evaluator']))
+  if stored is None or not inception.EVALUATORS[of.evaluator].has_features_of(stored):
     raise ValueError(f'{where} with features for the evaluator {evaluator!r}, and evaluator is '
                      f'{of.evaluator}; give the images.')
   if str(labels['network']) != of.digest:

@@ -44,6 +44,11 @@ class Evaluator(NamedTuple):
   scores: tuple[str, ...] = ('FID',)
   one_size: bool = False
 
+  def has_features_of(self, other: 'Evaluator') -> bool:
+    """Whether all images that `other` reads have the same features for this evaluator."""
+    preparation = lambda kind: (kind.half_pixel, kind.center, kind.scale)
+    return preparation(self) == preparation(other) and self.one_size <= other.one_size
+
 
 EVALUATORS = {
     'adm': Evaluator('ADM', half_pixel=False, center=128.0, scale=128.0, split=5000,

@@ -222,6 +222,21 @@ def test_features_that_contradict_each_other(network, tmp_path, change, message)
     evaluation.opened('images', str(path), network, 4)
 
 
+@pytest.mark.parametrize('stored, of, is_read', [
+    ('adm', 'torch_fidelity', True), ('adm', 'pytorch_fid', False), ('other', 'adm', False),
+    # Its images may have several sizes, which ADM's evaluator does not read.
+    ('torch_fidelity', 'adm', False)])
+def test_features_of_another_evaluator(network, tmp_path, stored, of, is_read):
+  path = tmp_path / 'features.npz'
+  np.savez(path, **_features(network) | dict(evaluator=np.asarray(stored)))
+  opened = lambda: evaluation.opened('images', str(path), network._replace(evaluator=of), 4)
+  if is_read:
+    assert opened().num_images == 5
+  else:
+    with pytest.raises(ValueError, match=f'features for the evaluator {stored!r}.* is {of}; give'):
+      opened()
+
+
 @pytest.mark.parametrize('arrays, message', [
     (_covariance(_entry(3, 5, 9.)), 'covariance; those are symmetric'),
     (_covariance(_entry(3, 3, -9.)), 'covariance; those are without negative eigenvalues'),
