@@ -28,7 +28,9 @@ _HUES = ((16, 'red'), (36, 'orange'), (68, 'yellow'), (172, 'green'), (255, 'blu
 # Below this chroma a pixel, and below this share of coloured pixels a thing, has no colour.
 _CHROMA, _COLOURED = 0.2, 0.4
 
-_THING = rf'an? (?P<small>small )?(?:(?P<colour>{"|".join(COLOURS)}) )?(?P<name>\w+)'
+# Of a thing: not the words around names, so that 'an orange flat' is an orange.
+_NAME = rf'(?!(?:{"|".join(("small", "and", "on", *STYLES))})\b)\w+'
+_THING = rf'an? (?P<small>small )?(?:(?P<colour>{"|".join(COLOURS)}) )?(?P<name>{_NAME})'
 _REST = rf'(?: (?P<style>{"|".join(STYLES)}))?(?: on (?P<ground>{"|".join(GROUNDS)}))?'
 
 

@@ -122,6 +122,8 @@ def test_captions_are_read_as_they_are_written():
   for request in (*SHOWN, free, free._replace(small=True), free._replace(ground='red')):
     assert requests.parse(requests.caption(request)) == request
   assert requests.caption(free) == 'an owl'
+  orange = Request((Thing('orange'),), style='flat', ground='white')
+  assert requests.parse('an orange flat on white') == orange
   for text in ('', 'owl', 'a', 'a red', 'a fox on mauve', 'a fox and', 'a fox and a bee and a cow',
                'a small fox and a bee'):
     parsed = requests.parse(text)
