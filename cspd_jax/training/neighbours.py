@@ -125,7 +125,7 @@ def train(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path
   tokens = sample(recipe, model, workdir)
   held_out, tokens = np.split(tokens, [recipe.num_held_out_images])
   params, losses = fit(recipe.drafter, recipe.train, tokens, held_out)
-  return params, dict(nats_per_token=min(losses), num_train_images=len(tokens),
+  return params, dict(nats_per_token=float(np.nanmin(losses)), num_train_images=len(tokens),
                       nats_per_token_without=float(np.log(recipe.drafter.vocab_size)))
 
 
@@ -143,7 +143,7 @@ def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, token
   """Trains the network with early stopping on images of the target, `[N, T]` and held out `[M, T]`.
 
   Returns the parameters with the lowest loss on the held-out images, and that loss in nats per
-  token at every evaluation.
+  token at every evaluation. A loss that is never finite raises ValueError.
   """
   optimizer = train.optimizer
   state = optimizer_lib.start(neighbours.init(config, jax.random.key(optimizer.seed)), optimizer)
@@ -152,7 +152,7 @@ def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, token
           state, lambda params: (nll(params, config, batch), {}), optimizer)[0]),
                  donate_argnums=0)
   loss = jax.jit(lambda params, batch: nll(params, config, batch))
-  best, best_step, losses = state.params, 0, []
+  best, best_step, lowest, losses = None, 0, np.inf, list[float]()
   size = optimizer.batch_size
   parts = [held_out[i:i + size] for i in range(0, len(held_out), size)]
   for done in range(1, optimizer.num_steps + 1):
@@ -164,10 +164,14 @@ def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, token
       continue
     losses.append(sum(float(loss(state.result, x)) * len(x) for x in parts) / len(held_out))
     logging.info('step %d: %.4f nats per token of the held-out images', done, losses[-1])
-    if losses[-1] == min(losses):
-      best, best_step = jax.tree.map(jnp.copy, state.result), done
+    if np.isfinite(losses[-1]) and losses[-1] <= lowest:
+      best, best_step, lowest = jax.tree.map(jnp.copy, state.result), done, losses[-1]
     elif done - best_step >= train.patience * train.evaluate_every:
       break
+  if best is None:
+    raise ValueError(f'train.optimizer.learning_rate is {optimizer.learning_rate}, with which the '
+                     f'loss on the held-out images was never finite in {done} steps; use a lower '
+                     'one.')
   return best, losses
 
 

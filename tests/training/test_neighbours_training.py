@@ -2,9 +2,12 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.models import neighbours as network
 from cspd_jax.models.neighbours import NeighboursConfig
 from cspd_jax.training import neighbours
 from cspd_jax.training.optimizer import OptimizerConfig
@@ -38,6 +41,25 @@ def test_it_stops_early():
       TRAIN, optimizer=dataclasses.replace(OPTIMIZER, num_steps=2000), patience=2)
   _, losses = neighbours.fit(CONFIG, train, _images(16, 0), _images(32, 1))
   assert len(losses) < 100 and int(np.argmin(losses)) == len(losses) - 3
+
+
+def test_losses_that_are_not_finite(monkeypatch):
+  first = network.init(CONFIG, jax.random.key(OPTIMIZER.seed))
+  nll, train = neighbours.nll, dataclasses.replace(TRAIN, optimizer=dataclasses.replace(
+      OPTIMIZER, num_steps=4, warmup_steps=1, ema_decay=None))
+
+  def at_first(params, config, tokens):  # The first step of the warm-up moves nothing.
+    is_first = jnp.all(jnp.array(jax.tree.leaves(jax.tree.map(
+        lambda x, y: jnp.all(x == y), params, first))))
+    return nll(params, config, tokens) + jnp.where(is_first, jnp.nan, 0)
+
+  monkeypatch.setattr(neighbours, 'nll', at_first)
+  params, losses = neighbours.fit(CONFIG, train, _images(16, 0), _images(8, 1))
+  assert np.isnan(losses[0]) and np.isfinite(losses[1:]).all() and len(losses) == 3
+  assert nll(params, CONFIG, _images(8, 1)) == pytest.approx(min(losses[1:]), rel=1e-5)
+  monkeypatch.setattr(neighbours, 'nll', lambda *args: jnp.nan * nll(*args))
+  with pytest.raises(ValueError, match='learning_rate is 0.01, with which .* never finite in 4 st'):
+    neighbours.fit(CONFIG, train, _images(16, 0), _images(8, 1))
 
 
 def test_images_of_another_seed_have_one_behind_the_last():
