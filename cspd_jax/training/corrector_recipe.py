@@ -68,6 +68,13 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
   num_held_out_images: int = 128
   seed: int = dataclasses.field(default=500, kw_only=True)
 
+  def __post_init__(self):
+    super().__post_init__()
+    samples.check_batch_size('train.optimizer', self.train.optimizer,
+                             min(self.num_train_images, self.num_held_out_images))
+    if self.plain is not None:
+      samples.check_batch_size('plain', self.plain, self.num_plain_images)
+
   kind = 'eagle'  # Of the checkpoint.
 
 
@@ -81,12 +88,6 @@ def check(recipe: CorrectorRecipe, model: Model) -> None:
   if not (isinstance(tree, Tree) and tree.is_chain):
     raise ValueError(f'decoder is {recipe.decoder!r}; its drafts must be a chain; add '
                      'tree=chain().')
-  fewest = min(recipe.num_train_images, recipe.num_held_out_images)
-  for name, optimizer, most in (('train.optimizer', recipe.train.optimizer, fewest),
-                                ('plain', recipe.plain, recipe.num_plain_images)):
-    if optimizer and optimizer.batch_size > most:
-      raise ValueError(f'{name}.batch_size is {optimizer.batch_size}; with these numbers of images '
-                       f'it must be from 1 to {most}.')
 
 
 def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib.Path

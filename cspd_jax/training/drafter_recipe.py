@@ -48,6 +48,7 @@ class DrafterRecipe(samples.Sampled, loop.Intervals):
     if not 1 <= self.num_depths < limit:
       raise ValueError(
           f'num_depths is {self.num_depths}; with this drafter it must be 1 to {limit - 1}.')
+    samples.check_batch_size('train.optimizer', self.train.optimizer, self.num_train_images)
 
   @property
   def kind(self) -> str:

@@ -69,10 +69,8 @@ class NeighboursRecipe(samples.Sampled):
 
   def __post_init__(self):
     super().__post_init__()
-    size, most = self.train.optimizer.batch_size, self.num_train_images or _FEWEST
-    if size > most:
-      raise ValueError(f'train.optimizer.batch_size is {size}; with {most} images it must be from '
-                       f'1 to {most}.')
+    samples.check_batch_size(
+        'train.optimizer', self.train.optimizer, self.num_train_images or _FEWEST)
 
   kind = 'neighbours'  # Of the checkpoint, and its role in a model.
 

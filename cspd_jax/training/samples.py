@@ -17,6 +17,7 @@ from cspd_jax.files import atomic, npz, run_folder
 from cspd_jax.generation import prompts as prompts_lib, run as run_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request, prepare
+from cspd_jax.training.optimizer import OptimizerConfig
 
 _BATCH = 64  # The most images per batch.
 _WHOLE = (-2**31, 2**31 - 1)
@@ -103,6 +104,13 @@ def check_sizes(drafter: Any, model: Model, sizes: Mapping[str, Any]) -> None:
     if (value := getattr(drafter, name)) != expected:
       raise ValueError(
           f'drafter.{name} is {value!r}; for the target {model.name!r} it must be {expected!r}.')
+
+
+def check_batch_size(name: str, optimizer: OptimizerConfig, num_images: int) -> None:
+  """Raises ValueError if there are fewer images than the batches of optimiser `name` hold."""
+  if optimizer.batch_size > num_images:
+    raise ValueError(f'{name}.batch_size is {optimizer.batch_size}; with {num_images} images it '
+                     f'must be from 1 to {num_images}.')
 
 
 def stored(path: str, model: Model, prompts: str | None, count: int
