@@ -57,10 +57,24 @@ class OptimizerConfig:
         self, warmup_steps=(0, fields.MOST), cooldown_steps=(0, fields.MOST),
         weight_decay=fields.NOT_NEGATIVE, b2=fields.BELOW_1, ema_decay=fields.SHARES,
         seed=fields.SEEDS)
+    if self.warmup_steps > self.num_steps:
+      raise ValueError(f'warmup_steps is {self.warmup_steps}; of {self.num_steps} steps in all, it '
+                       f'must be at most {self.num_steps}.')
     if self.cooldown_steps is not None and self.warmup_steps + self.cooldown_steps > self.num_steps:
       raise ValueError(f'cooldown_steps is {self.cooldown_steps}; after {self.warmup_steps} steps '
                        f'of warm-up, of {self.num_steps} steps in all, it must be at most '
-                       f'{max(0, self.num_steps - self.warmup_steps)}.')
+                       f'{self.num_steps - self.warmup_steps}.')
+
+
+def of_steps(config: OptimizerConfig, num_steps: int) -> OptimizerConfig:
+  """Returns the configuration with another number of steps.
+
+  The warm-up takes at most half of them, and the cooldown at most the others.
+  """
+  warmup = min(config.warmup_steps, num_steps // 2)
+  cooldown = config.cooldown_steps and min(config.cooldown_steps, num_steps - warmup)
+  return dataclasses.replace(
+      config, num_steps=num_steps, warmup_steps=warmup, cooldown_steps=cooldown)
 
 
 def matrices(params: Params) -> Any:

@@ -271,7 +271,7 @@ FLAGS = {
         (f'--target_train.optimizer.seed={HUGE}', 'a whole number'),
         ('--target_train.optimizer.seed=-1', 'seed is -1'),
         ('--draft_train.optimizer.b2=1', 'b2 is 1.0; it must be a number from 0 to below 1'),
-        ('--target_train.optimizer.cooldown_steps=9999', 'it must be from 0 to num_steps, 2400'),
+        ('--target_train.optimizer.cooldown_steps=9999', 'it must be at most 2300'),
         ('--commitment_weight=-1', 'commitment_weight is -1'),
         ('--quantize_from=-1', 'quantize_from'), ('--restart_every=0', 'restart_every is 0'),
         ('--codebook_size=0', 'codebook_size'),

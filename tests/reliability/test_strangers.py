@@ -102,7 +102,8 @@ def _train(workdir):
   return loop.run(
       State(np.int32(0), np.ones(3, np.float32)),
       lambda state, batch: (State(state.step + np.int32(1), state.value), {'value': batch}),
-      float, OptimizerConfig(num_steps=2, batch_size=1), loop.Intervals(), workdir, 'net')
+      float, OptimizerConfig(num_steps=2, batch_size=1, warmup_steps=0), loop.Intervals(), workdir,
+      'net')
 
 
 @pytest.mark.parametrize('target', ['there', 'nothing'])

@@ -25,7 +25,7 @@ from experiments.demo_models import stages
 from tests.reliability import damage, faults
 
 STEPS = 6
-OPTIMIZER = OptimizerConfig(num_steps=STEPS, batch_size=1)
+OPTIMIZER = OptimizerConfig(num_steps=STEPS, batch_size=1, warmup_steps=0)
 
 
 class State(NamedTuple):

@@ -25,7 +25,7 @@ def _step(state, batch):
 def _run(workdir, num_steps, **kwargs):
   return loop.run(
       _State(jnp.int32(0), jnp.float32(1)), jax.jit(_step), lambda index: jnp.float32(index),
-      OptimizerConfig(num_steps=num_steps, batch_size=1),
+      OptimizerConfig(num_steps=num_steps, batch_size=1, warmup_steps=0),
       loop.Intervals(checkpoint_every=3, log_every=2, evaluate_every=3), workdir, 'toy', **kwargs)
 
 
