@@ -34,7 +34,14 @@ from cspd_jax import cli, families
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, programs
 from cspd_jax.files import atomic, paths, run_folder, store
-from cspd_jax.training import corrector_recipe, drafter_recipe, loop, neighbours, samples
+from cspd_jax.training import (
+  corrector_recipe,
+  drafter_recipe,
+  loop,
+  neighbours,
+  optimizer as optimizer_lib,
+  samples,
+)
 from cspd_jax.training.corrector import CorrectorTrainConfig
 from cspd_jax.training.corrector_recipe import CorrectorRecipe
 from cspd_jax.training.drafter import DrafterTrainConfig
@@ -77,7 +84,8 @@ class Flags:
       prompts, or a built-in list for models of words.
     num_images: images to train on. None uses the recipe's number; for neighbours, as many as ten
       minutes allow.
-    num_steps: optimiser steps; None uses the recipe's number.
+    num_steps: optimiser steps, of which the warm-up takes at most half; None uses the recipe's
+      number.
     batch_size: images per step; None uses the recipe's number.
     sampling: sampling options of the images; None uses those of the recipe or the model.
     smoke: trains for a few steps on a few images, to try the command.
@@ -124,20 +132,28 @@ def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
 
 def override(recipe: Recipe, flags: Flags) -> Recipe:
   """Returns a recipe with the values of flags that are specified."""
-  optimizer = {name: value for name, value in (
-      ('num_steps', flags.num_steps), ('batch_size', flags.batch_size)) if value is not None}
+  optimizer = functools.partial(_optimizer, flags=flags)
   changes: dict[str, Any] = {'train': dataclasses.replace(
-      recipe.train, optimizer=dataclasses.replace(recipe.train.optimizer, **optimizer))}
+      recipe.train, optimizer=optimizer(recipe.train.optimizer))}
   changes |= inputs.overrides(flags.sampling)
   if flags.prompts is not None:
     changes['prompts'] = flags.prompts
   if flags.num_images is not None:
     changes['num_train_images'] = flags.num_images
   if isinstance(recipe, CorrectorRecipe) and recipe.plain:
-    changes['plain'] = dataclasses.replace(recipe.plain, **optimizer)
+    changes['plain'] = optimizer(recipe.plain)
     changes['num_plain_images'] = flags.num_images or recipe.num_plain_images
+  if isinstance(recipe, CorrectorRecipe) and flags.sampling.guidance_scale is not None:
+    changes['train'] = dataclasses.replace(
+        changes['train'], guidance_scales=(flags.sampling.guidance_scale,))
   recipe = dataclasses.replace(recipe, **changes)
   return loop.smoke(recipe) if flags.smoke else recipe
+
+
+def _optimizer(config: OptimizerConfig, flags: Flags) -> OptimizerConfig:
+  if flags.batch_size is not None:
+    config = dataclasses.replace(config, batch_size=flags.batch_size)
+  return config if flags.num_steps is None else optimizer_lib.of_steps(config, flags.num_steps)
 
 
 def _role(recipe: Recipe) -> str:

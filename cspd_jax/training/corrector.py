@@ -225,15 +225,17 @@ def _reader(network: correctors.Network, params: Params, batch: Batch, features:
 
 
 def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
-         target_params: Params, teacher: Teacher, batch: Batch
+         target_params: Params, teacher: Teacher, batch: Batch, warp: warp_lib.Warp
          ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the loss: minus the mean accepted length plus the weighted divergences.
 
   The accepted length and the divergence of the windows are averages over the passes. The
-  distributions are without cuts, which have no gradients. Arguments as for `agreement`. Returns the
-  loss, and the metrics 'length' and 'divergence' of the last pass and 'plain'.
+  distributions have the batch's guidance scale and the other options of `warp`, but no cuts, which
+  have no gradients, and temperature 1 in place of 0. Arguments as for `agreement`.
+
+  Returns the loss, and the metrics 'length' and 'divergence' of the last pass and 'plain'.
   """
-  warp = warp_lib.uncut(warp_lib.Warp(guidance_scale=batch.guidance_scale))
+  warp = warp_lib.uncut(warp._replace(guidance_scale=batch.guidance_scale))
   result = agreement(params, config, train, target_params, teacher, batch, warp)
   total, plain = jnp.float32(0), jnp.mean(result.plain)
   for overlap, divergence in zip(result.overlap, result.divergence):
@@ -259,10 +261,11 @@ def accepted_length(overlap: jax.Array, inside: jax.Array) -> tuple[jax.Array, j
 
 
 def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.EagleConfig,
-         train: CorrectorTrainConfig, teacher: Teacher) -> tuple[TrainState, dict[str, jax.Array]]:
+         train: CorrectorTrainConfig, teacher: Teacher, warp: warp_lib.Warp
+         ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step; jit with the configurations and `teacher` static."""
   return optimizer_lib.step(state, lambda params: loss(
-      params, config, train, target_params, teacher, batch), train.optimizer)
+      params, config, train, target_params, teacher, batch, warp), train.optimizer)
 
 
 def measure(params: Params, target_params: Params, batch: Batch, config: eagle.EagleConfig,
@@ -282,15 +285,15 @@ def measure(params: Params, target_params: Params, batch: Batch, config: eagle.E
 
 
 def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params, teacher: Teacher,
-               tokens: jax.Array, condition: Any, guidance_scale: jax.Array,
+               tokens: jax.Array, condition: Any, guidance_scale: jax.Array, warp: warp_lib.Warp
                ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the KL divergence between the target's and the network's distributions.
 
-  Images `[B, T]` and their condition are whole; both distributions have `guidance_scale` `[]`.
-  Returns the mean divergence in nats per token, and the metric 'overlap', the mean of
-  `sum min(p, q)`.
+  Images `[B, T]` and their condition are whole; both distributions have `guidance_scale` `[]` and
+  the other options of `warp`, as for `loss`. Returns the mean divergence in nats per token, and the
+  metric 'overlap', the mean of `sum min(p, q)`.
   """
-  warp = warp_lib.Warp(guidance_scale=guidance_scale)
+  warp = warp_lib.uncut(warp._replace(guidance_scale=guidance_scale))
   target_logits, features = target_outputs(target_params, teacher, tokens, condition)
   probs = teacher.probs(target_logits, warp, jnp.arange(tokens.shape[1])[None])
   streams = features.shape[0]
@@ -306,11 +309,11 @@ def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params,
 
 
 def plain_step(state: TrainState, batch: tuple[jax.Array, Any, jax.Array], target_params: Params,
-               config: eagle.EagleConfig, optimizer: OptimizerConfig, teacher: Teacher
-               ) -> tuple[TrainState, dict[str, jax.Array]]:
+               config: eagle.EagleConfig, optimizer: OptimizerConfig, teacher: Teacher,
+               warp: warp_lib.Warp) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step on whole images, `batch` of `plain_loss`; jit as `step`."""
   return optimizer_lib.step(state, lambda params: plain_loss(
-      params, config, target_params, teacher, *batch), optimizer)
+      params, config, target_params, teacher, *batch, warp), optimizer)
 
 
 def kl_divergence(p: jax.Array, q: jax.Array) -> jax.Array:

@@ -191,7 +191,8 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
     return params
   tokens, indices = _plain_images(recipe, model, workdir)
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
-  guidance_scale = np.float32(samples.sampling(recipe, model).guidance_scale)
+  warp = model.engine.settled(samples.sampling(recipe, model))
+  guidance_scale = np.float32(warp.guidance_scale)
 
   def batch_of(index):
     images, prompts = loop.batch_of(tokens, indices, optimizer.seed, index, optimizer.batch_size)
@@ -200,7 +201,7 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
   return drafter_recipe.fit(
       model, optimizer_lib.start(params, optimizer),
       lambda state, batch, frozen: corrector_lib.plain_step(
-          state, batch, frozen, recipe.drafter, optimizer, teacher),
+          state, batch, frozen, recipe.drafter, optimizer, teacher, warp),
       batch_of, optimizer, recipe, workdir, 'plain').result
 
 
@@ -231,7 +232,7 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   average = drafter_recipe.fit(
       model, optimizer_lib.start(params, optimizer),
       lambda state, batch, frozen: corrector_lib.step(
-          state, batch, frozen, config, train_config, teacher),
+          state, batch, frozen, config, train_config, teacher, warp),
       lambda index: batch_of('train', index), optimizer, recipe, workdir, 'corrector',
       lambda state: evaluate(state.result)).result
   return average, before | evaluate(average)

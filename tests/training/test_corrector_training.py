@@ -9,6 +9,7 @@ import pytest
 
 import cspd_jax
 from configs.train import drafters
+from cspd_jax.cli import groups
 from cspd_jax.commands import train
 from cspd_jax.decoding.drafters import from_network
 from cspd_jax.decoding.drafters.corrected import corrected
@@ -144,7 +145,7 @@ def test_whole_images_are_read_alike(met, target_params, params):
   batch = _batch(met[1])
   result, parts = corrector.plain_loss(
       params, EAGLE, target_params, TEACHER, batch.tokens, batch.condition,
-      batch.guidance_scale)
+      batch.guidance_scale, Warp())
   want = corrector.agreement(params, EAGLE, TRAIN, target_params, TEACHER, batch,
                              Warp(guidance_scale=batch.guidance_scale)).plain
   np.testing.assert_allclose(result, want.mean(), rtol=1e-4)
@@ -156,7 +157,7 @@ def test_it_learns_from_whole_images(met, target_params, params):
   batch = _batch(met[1])
   images = batch.tokens, batch.condition, batch.guidance_scale
   step = jax.jit(lambda state: corrector.plain_step(
-      state, images, target_params, EAGLE, OPTIMIZER, TEACHER))
+      state, images, target_params, EAGLE, OPTIMIZER, TEACHER, Warp()))
   state = optimizer.start(params, OPTIMIZER)
   state, first = step(state)
   for _ in range(OPTIMIZER.num_steps - 1):
@@ -169,7 +170,7 @@ def test_it_learns(met, target_params, params):
   _, result = met
   batch = _batch(result)
   step = jax.jit(lambda state: corrector.step(
-      state, batch, target_params, EAGLE, TRAIN, TEACHER))
+      state, batch, target_params, EAGLE, TRAIN, TEACHER, Warp()))
   measure = jax.jit(lambda params: corrector.measure(
       params, target_params, batch, EAGLE, TRAIN, TEACHER, Warp(guidance_scale=2.0)))
   before = measure(params)
@@ -208,6 +209,38 @@ def test_lengths_are_measured_with_the_options_of_the_recipe(met, target_params,
   np.testing.assert_allclose(greedy['plain'], whole['plain'], rtol=1e-5)
 
 
+def test_the_temperature_of_the_images_is_trained(target_params, params):
+  rng = np.random.default_rng(4)
+  batch = corrector.Batch(
+      rng.integers(0, 10, (2, 20)), LABELS[:2], np.full((2, 1), 3), np.full((2, 1), 2),
+      rng.integers(0, 10, (2, 1, LENGTH)), rng.standard_normal((2, 1, LENGTH + 1, 2, 16)),
+      np.float32(2))
+
+  once = dataclasses.replace(TRAIN, passes=1)
+
+  @jax.jit
+  def losses(temperature):
+    warp = Warp(temperature=temperature)
+    return (corrector.plain_loss(params, EAGLE, target_params, TEACHER, batch.tokens,
+                                 batch.condition, batch.guidance_scale, warp),
+            corrector.loss(params, EAGLE, once, target_params, TEACHER, batch, warp))
+
+  (plain, _), (_, parts) = losses(1e4)  # All tokens are as probable as others.
+  np.testing.assert_allclose([plain, parts['plain'], parts['length']], [0, 0, LENGTH], atol=0.1)
+  (plain, _), (_, parts) = losses(1.0)
+  assert min(plain, parts['plain']) > 0.3 and parts['length'] < LENGTH - 1
+  # A greedy decoder's drafts are trained at temperature 1.
+  jax.tree.map(np.testing.assert_array_equal, losses(0.0), losses(1.0))
+
+
+def test_flags_of_the_sampling_are_those_of_the_training():
+  flags = train.Flags(sampling=groups.Sampling(guidance_scale=6.0), num_steps=20)
+  recipe = train.override(drafters.get_config('emoji_corrector'), flags)
+  assert recipe.train.guidance_scales == (6.0,) and recipe.guidance_scale == 6
+  optimizer = recipe.train.optimizer  # 50 steps of warm-up and 400 of cooldown do not fit.
+  assert (optimizer.num_steps, optimizer.warmup_steps, optimizer.cooldown_steps) == (20, 10, 10)
+
+
 def test_accepted_length():
   overlap = jnp.array([[[0.5, 0.5, 0.5], [1.0, 0.2, 0.9]]])
   inside = jnp.array([[[True, True, True], [True, False, False]]])
@@ -232,7 +265,7 @@ def test_rounds_behind_the_end_are_not_taken(met):
 
 
 def _recipe(folder):
-  few = dataclasses.replace(OPTIMIZER, num_steps=3)
+  few = dataclasses.replace(OPTIMIZER, num_steps=3, warmup_steps=1)
   return corrector_recipe.CorrectorRecipe(
       drafter=eagle.EagleConfig(num_tokens=16, row_width=4, dim=16, num_heads=2, ffn_dim=16,
                                 vocab_size=16, correction_dim=4),
@@ -310,14 +343,21 @@ def test_more_windows_than_the_memory_holds_are_refused_before_sampling(tmp_path
 @pytest.mark.parametrize('changes, message', [
     (dict(drafter=dataclasses.replace(EAGLE, num_tokens=256, row_width=16, vocab_size=1024)),
      'drafter.dim is 16'),
-    (dict(num_held_out_images=4), 'train.optimizer.batch_size is 8; .* 1 to 4'),
-    (dict(num_plain_images=8), 'plain.batch_size is 16; .* 1 to 8'),
     (dict(decoder='corrected(by=eagle, window=64)'), 'must be a chain'),
     (dict(target='mar_demo'), "target is 'mar_demo', a 'mar' model")])
 def test_recipes_that_cannot_be(changes, message):
   recipe = dataclasses.replace(drafters.get_config('corrector'), **changes)
   with pytest.raises(ValueError, match=message):
     corrector_recipe.check(recipe, cspd_jax.load(recipe.target, dtype='float32'))
+
+
+@pytest.mark.parametrize('name, changes, message', [
+    ('corrector', dict(num_held_out_images=4), 'train.optimizer.batch_size is 8; with 4 images it'),
+    ('corrector', dict(num_plain_images=8), 'plain.batch_size is 16; with 8 images it must be fro'),
+    ('eagle', dict(num_train_images=4), 'train.optimizer.batch_size is 8; with 4 images it must')])
+def test_batches_of_more_images_than_there_are_are_refused(name, changes, message):
+  with pytest.raises(ValueError, match=message):
+    dataclasses.replace(drafters.get_config(name), **changes)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
+from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import store
 from cspd_jax.models import eagle, early_fusion, medusa
 from cspd_jax.models.conditions import Prompt
@@ -99,9 +100,8 @@ def test_a_drafter_learns_from_stored_images(drafter_config, recipe, target, tmp
 def test_a_corrector_is_trained(target, tmp_path):
   recipe = CorrectorRecipe(
       drafter=dataclasses.replace(DRAFTER, correction_dim=4),
-      plain=OptimizerConfig(num_steps=2, batch_size=2),
-      train=CorrectorTrainConfig(
-          OptimizerConfig(num_steps=2, batch_size=2), passes=1, windows_per_image=2),
+      plain=TRAIN.optimizer,
+      train=CorrectorTrainConfig(TRAIN.optimizer, passes=1, windows_per_image=2),
       target=str(target), prompts=str(target / 'prompts.txt'),
       decoder='corrected(by=layers, window=4, passes=1, tree=chain())',
       num_plain_images=4, num_train_images=2, num_held_out_images=2)
@@ -131,7 +131,7 @@ def _losses(*cases):
         own, DRAFTER, TRAIN, ends, params, tokens, features, probs, jax.random.key(5),
         eagle.prompt(DRAFTER, condition, drop))
     both, _ = corrector.plain_loss(
-        own, DRAFTER, params, teacher, tokens, condition, jnp.float32(2.0))
+        own, DRAFTER, params, teacher, tokens, condition, jnp.float32(2.0), Warp())
     return result, both
 
   return [np.asarray(losses(*case)) for case in cases]
