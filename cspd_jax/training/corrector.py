@@ -285,15 +285,15 @@ def measure(params: Params, target_params: Params, batch: Batch, config: eagle.E
 
 
 def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params, teacher: Teacher,
-               tokens: jax.Array, condition: Any, guidance_scale: jax.Array, warp: warp_lib.Warp
+               tokens: jax.Array, condition: Any, warp: warp_lib.Warp
                ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the KL divergence between the target's and the network's distributions.
 
-  Images `[B, T]` and their condition are whole; both distributions have `guidance_scale` `[]` and
-  the other options of `warp`, as for `loss`. Returns the mean divergence in nats per token, and the
-  metric 'overlap', the mean of `sum min(p, q)`.
+  Images `[B, T]` and their condition are whole; both distributions have the options of `warp`, as
+  for `loss`. Returns the mean divergence in nats per token, and the metric 'overlap', the mean of
+  `sum min(p, q)`.
   """
-  warp = warp_lib.uncut(warp._replace(guidance_scale=guidance_scale))
+  warp = warp_lib.uncut(warp)
   target_logits, features = target_outputs(target_params, teacher, tokens, condition)
   probs = teacher.probs(target_logits, warp, jnp.arange(tokens.shape[1])[None])
   streams = features.shape[0]
@@ -308,10 +308,10 @@ def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params,
   return jnp.mean(kl_divergence(probs[:, 1:], draft_probs)), {'overlap': jnp.mean(overlap)}
 
 
-def plain_step(state: TrainState, batch: tuple[jax.Array, Any, jax.Array], target_params: Params,
+def plain_step(state: TrainState, batch: tuple[jax.Array, Any], target_params: Params,
                config: eagle.EagleConfig, optimizer: OptimizerConfig, teacher: Teacher,
                warp: warp_lib.Warp) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Does one optimiser step on whole images, `batch` of `plain_loss`; jit as `step`."""
+  """Does one optimiser step on whole images, tokens and condition; jit as `step`."""
   return optimizer_lib.step(state, lambda params: plain_loss(
       params, config, target_params, teacher, *batch, warp), optimizer)
 

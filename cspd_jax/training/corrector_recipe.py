@@ -192,11 +192,10 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
   tokens, indices = _plain_images(recipe, model, workdir)
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
   warp = model.engine.settled(samples.sampling(recipe, model))
-  guidance_scale = np.float32(warp.guidance_scale)
 
   def batch_of(index):
     images, prompts = loop.batch_of(tokens, indices, optimizer.seed, index, optimizer.batch_size)
-    return images, batches.select(conditions, prompts), guidance_scale
+    return images, batches.select(conditions, prompts)
 
   return drafter_recipe.fit(
       model, optimizer_lib.start(params, optimizer),

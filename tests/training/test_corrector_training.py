@@ -145,7 +145,7 @@ def test_whole_images_are_read_alike(met, target_params, params):
   batch = _batch(met[1])
   result, parts = corrector.plain_loss(
       params, EAGLE, target_params, TEACHER, batch.tokens, batch.condition,
-      batch.guidance_scale, Warp())
+      Warp(guidance_scale=batch.guidance_scale))
   want = corrector.agreement(params, EAGLE, TRAIN, target_params, TEACHER, batch,
                              Warp(guidance_scale=batch.guidance_scale)).plain
   np.testing.assert_allclose(result, want.mean(), rtol=1e-4)
@@ -155,9 +155,9 @@ def test_whole_images_are_read_alike(met, target_params, params):
 @pytest.mark.slow
 def test_it_learns_from_whole_images(met, target_params, params):
   batch = _batch(met[1])
-  images = batch.tokens, batch.condition, batch.guidance_scale
+  images, warp = (batch.tokens, batch.condition), Warp(guidance_scale=batch.guidance_scale)
   step = jax.jit(lambda state: corrector.plain_step(
-      state, images, target_params, EAGLE, OPTIMIZER, TEACHER, Warp()))
+      state, images, target_params, EAGLE, OPTIMIZER, TEACHER, warp))
   state = optimizer.start(params, OPTIMIZER)
   state, first = step(state)
   for _ in range(OPTIMIZER.num_steps - 1):
@@ -220,9 +220,9 @@ def test_the_temperature_of_the_images_is_trained(target_params, params):
 
   @jax.jit
   def losses(temperature):
-    warp = Warp(temperature=temperature)
+    warp = Warp(guidance_scale=batch.guidance_scale, temperature=temperature)
     return (corrector.plain_loss(params, EAGLE, target_params, TEACHER, batch.tokens,
-                                 batch.condition, batch.guidance_scale, warp),
+                                 batch.condition, warp),
             corrector.loss(params, EAGLE, once, target_params, TEACHER, batch, warp))
 
   (plain, _), (_, parts) = losses(1e4)  # All tokens are as probable as others.

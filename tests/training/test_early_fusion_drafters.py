@@ -131,7 +131,7 @@ def _losses(*cases):
         own, DRAFTER, TRAIN, ends, params, tokens, features, probs, jax.random.key(5),
         eagle.prompt(DRAFTER, condition, drop))
     both, _ = corrector.plain_loss(
-        own, DRAFTER, params, teacher, tokens, condition, jnp.float32(2.0), Warp())
+        own, DRAFTER, params, teacher, tokens, condition, Warp(guidance_scale=2.0))
     return result, both
 
   return [np.asarray(losses(*case)) for case in cases]
