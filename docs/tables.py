@@ -105,6 +105,8 @@ REPORTS = {
     'continuous_windows': 'python -m experiments.continuous_windows',
     'train_corrector':
         'cspd-train --config=configs/train/drafters.py:corrector',
+    'train_corrector_emoji':
+        'cspd-train --config=configs/train/drafters.py:emoji_corrector',
     'quality': 'python -m experiments.quality',
     'quality_scales': 'python -m experiments.quality --scale=2',
     'train_emoji': 'python -m experiments.train --config=configs/train/emoji.py',
@@ -345,9 +347,9 @@ TABLES: dict[str, Table] = {
     'against_llamagen': Table('against_llamagen', _own),
     'against_llamagen_xl': Table('against_llamagen_xl', _own),
     'continuous_windows': Table('continuous_windows', _own),
-    'train_corrector': Table('train_corrector', _of({
+    **{name: Table(name, _of({
         'on held-out images': '{figure}', 'before': '{before:.3f}', 'after': '{after:.3f}'},
-        _trained)),
+        _trained)) for name in ('train_corrector', 'train_corrector_emoji')},
     'train_emoji': Table('train_emoji', _of(_TRAINED, _figures)),
     'quality': Table('quality', _own),
     'quality_scales': Table('quality_scales', _own),

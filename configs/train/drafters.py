@@ -35,8 +35,9 @@ less than two hours on two CPU cores, shared with other work. Result of heads 1 
 the target at guidance scale 1.5: overlap of the distributions 0.30, 0.23, 0.19, 0.16; token among
 the first three 0.50, 0.41, 0.35, 0.31 (the first: 0.35, 0.29, 0.24, 0.21).
 
-emoji_corrector, the same with the layers of emoji_eagle, by Muon and without training on whole
-images: some minutes on one GPU. It learns 1024 images by heart: give it more.
+emoji_corrector, the same with the layers of emoji_eagle, by Muon, on the scenes of emoji_medusa and
+on the windows of 640 images: less than two hours on two CPU cores, shared with other work. It is no
+better than emoji_eagle, see docs/corrected_windows.md.
 """
 
 import dataclasses
@@ -90,13 +91,17 @@ CONFIGS: dict[str, DrafterRecipe | CorrectorRecipe] = dict(
         train=CorrectorTrainConfig(OptimizerConfig(
             num_steps=1400, batch_size=8, learning_rate=5e-4, warmup_steps=50))),
     emoji_corrector=CorrectorRecipe(
-        drafter=dataclasses.replace(_EMOJI_EAGLE, num_layers=2, correction_dim=256), plain=None,
+        drafter=dataclasses.replace(_EMOJI_EAGLE, num_layers=2, correction_dim=256),
+        plain=OptimizerConfig(
+            num_steps=700, muon_learning_rate=0.01, warmup_steps=50, cooldown_steps=200),
         train=CorrectorTrainConfig(
-            OptimizerConfig(num_steps=1600, muon_learning_rate=0.01, warmup_steps=50,
-                            cooldown_steps=400),
-            guidance_scales=(1.5,)),
-        target='emoji', prompts='runs/scenes/train.txt', num_train_images=1024,
-        evaluate_every=1000, checkpoint_every=1000, log_every=100))
+            OptimizerConfig(num_steps=500, batch_size=8, learning_rate=5e-4,
+                            muon_learning_rate=0.005, warmup_steps=50, cooldown_steps=200),
+            windows_per_image=8, guidance_scales=(1.5,)),
+        target='emoji', prompts='runs/scenes/tokens.txt', images='runs/scenes/tokens.npz',
+        decoder='corrected(by=eagle, window=16, passes=2, tree=chain())',
+        num_plain_images=19200, num_train_images=640, num_held_out_images=64,
+        evaluate_every=150, checkpoint_every=100, log_every=20))
 
 
 def get_config(name: str = '') -> DrafterRecipe | CorrectorRecipe:
