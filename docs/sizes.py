@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from checkpoints_conversion import rules
 from cspd_jax import families
-from cspd_jax.files import int8, store, weights
+from cspd_jax.files import matrices, store, weights
 from cspd_jax.generation import memory as memory_lib
 from cspd_jax.measure import tables
 from cspd_jax.models import vq
@@ -187,7 +187,7 @@ def quantized_bytes(kind: str, params: Any) -> int:
     kind: the kind of the network.
     params: arrays, or their shapes.
   """
-  inputs = int8.check('int8', kind, store.KINDS[kind].matrices)
+  inputs = matrices.check('int8', kind, store.KINDS[kind].matrices)
   total = 0
   for name, leaf in weights.named(params).items():
     num_inputs = inputs(name)

@@ -24,6 +24,7 @@ import numpy as np
 
 from cspd_jax import cli, families
 from cspd_jax.core import fields, programs
+from cspd_jax.files import store
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import timing
 from cspd_jax.measure.tables import Table
@@ -106,12 +107,12 @@ def decoder_runs(model: families.Model, committed: dict[str, float]
     decoder = model.decoder(text, guided=True)
     decoder = decoder if text == 'vanilla' else timed_rounds.with_acceptance(decoder, tokens)
     arguments = (model.params, condition, key, sampling,
-                 timed_rounds.random_like(model.draft_params(text)))
+                 store.for_decoding('eagle', timed_rounds.random_like(model.draft_params(text))))
     run = programs.compiled(decoder, *arguments).run
     runs[text] = lambda run=run, arguments=arguments: run(*arguments)
     print(f'{text} is compiled', file=sys.stderr, flush=True)
   target = model.target(guided=True)
-  logits, *_ = jax.jit(lambda params: target.prefill(params, condition, target.num_tokens))(
+  logits, *_ = programs.jit(lambda params: target.prefill(params, condition, target.num_tokens))(
       model.params)
   return runs, np.asarray(logits[:, 0])
 
@@ -122,8 +123,8 @@ def main(flags: Flags) -> None:
   model, committed = check(flags)
   official_model, image, expected, torch = official_runs(flags, model.config)
   report = Report(flags.workdir)
-  model = dataclasses.replace(model, params=against.converted(
-      'llamagen', model.config, official_model, ('kv_cache', 'freqs_cis', 'causal_mask')))
+  model = dataclasses.replace(model, params=store.for_decoding('llamagen', against.converted(
+      'llamagen', model.config, official_model, ('kv_cache', 'freqs_cis', 'causal_mask'))))
   runs, logits = decoder_runs(model, committed)
   difference = float(np.abs(logits - expected).max())
   print(f'the first logits differ by {difference:.1e} at most', flush=True)

@@ -116,13 +116,13 @@ def steps(model: Any, torch: Any, config: mar.MARConfig, params: Any, guided: bo
   positions = np.flatnonzero(~visible[0])[None, :num]
   labels = jnp.zeros((1,), jnp.int32)
 
-  transform = jax.jit(lambda params: target.transform(params, labels, tokens, visible))
+  transform = programs.jit(lambda params: target.transform(params, labels, tokens, visible))
   z = head_lib.pick(transform(params), positions)
   batch = token_batch(row_keys(jax.random.key(0), 1), z, positions, jnp.full((1, num), _SCALE), 1.0,
                       jnp.ones((1, num), bool))
   heads = {'mar': head_lib.ancestral(target, schedule),
            'exact_head': speculative(target, schedule, _KERNELS)}
-  compiled = {name: jax.jit(head.sample) for name, head in heads.items()}
+  compiled = {name: programs.jit(head.sample) for name, head in heads.items()}
 
   streams = target.num_streams
   with torch.no_grad():

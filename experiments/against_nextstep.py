@@ -30,7 +30,7 @@ import numpy as np
 
 from cspd_jax import cli
 from cspd_jax.continuous.sampling import Sampling
-from cspd_jax.core import fields
+from cspd_jax.core import fields, programs
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure.tables import Table
 from cspd_jax.models import nextstep
@@ -162,7 +162,7 @@ def first_difference(official: Official, params: Any, prompt: Prompt, tokens: np
   # Every stream as a prompt of its own; the last token of `forward` is not read.
   streams = Prompt(*(np.swapaxes(part, 0, 1) for part in prompt))
   padded = np.pad(np.repeat(tokens, 2, axis=0), ((0, 0), (0, 1), (0, 0)))
-  z = jax.jit(lambda params: nextstep.forward(params, CONFIG, streams, padded))(params)
+  z = programs.jit(lambda params: nextstep.forward(params, CONFIG, streams, padded))(params)
   return float(np.abs(np.asarray(z)[:, -1] - official.z()).max())
 
 

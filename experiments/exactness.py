@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import cli
-from cspd_jax.core import fields
+from cspd_jax.core import fields, programs
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Spec, parse
 from cspd_jax.decoding import specification
@@ -206,7 +206,7 @@ def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: 
 
 
 def _decode(bench: Bench, decoder: Decoder, needs: str | None) -> Decoded:
-  return jax.device_get(jax.jit(decoder)(
+  return jax.device_get(programs.jit(decoder)(
       bench.model.params, jnp.arange(_ROWS) % 2, jax.random.key(bench.flags.seed), bench.warp,
       bench.draft_params[needs]))
 

@@ -21,7 +21,7 @@ from cspd_jax import cli, families
 from cspd_jax.cli import groups, inputs
 from cspd_jax.continuous import head_drafter, specification
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.core import fields
+from cspd_jax.core import fields, programs
 from cspd_jax.files import paths, store
 
 # Images per recorded batch, and number of images for counting head calls.
@@ -85,7 +85,7 @@ def fit(model: cspd_jax.Model, flags: Flags, guided: bool
   decoder = model.decoder(plain, guided=guided)
   condition = lambda num: model.condition([
       model.prompts[i % len(model.prompts)] for i in range(num)])
-  record = jax.jit(lambda params, condition, key: head_drafter.record(
+  record = programs.jit(lambda params, condition, key: head_drafter.record(
       decoder, params, condition, key, sampling))
   num = min(flags.num_chains, _RECORD_BATCH)
   parts = [record(model.params, condition(num), jax.random.key(flags.seed + i))
@@ -98,7 +98,7 @@ def fit(model: cspd_jax.Model, flags: Flags, guided: bool
   # Other images than those of the fit, and head calls per row, as at batch size 1.
   calls = {}
   for name, rho in blends.items():
-    run = jax.jit(specification.build(
+    run = programs.jit(specification.build(
         speculative, model.target(guided=guided),
         specification.Resources(rho=lambda _, rho=rho: rho)))
     decoded = run(model.params, condition(_NUM_COUNTED), jax.random.key(flags.seed + 2**20),

@@ -20,7 +20,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.core import fields
+from cspd_jax.core import fields, programs
 from cspd_jax.files import store
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import tables
@@ -106,7 +106,7 @@ def compared(config: Config, model: cspd_jax.Model, prompt: Any) -> list[dict[st
   assert model.teacher is not None  # See `prepare`.
   both = jax.tree.map(lambda x: jnp.concatenate([x, x]), prompt)
   tokens = jnp.tile(jnp.asarray(config.tokens, jnp.int32), (2, 1))
-  logits = np.asarray(jax.jit(model.teacher.forward)(
+  logits = np.asarray(programs.jit(model.teacher.forward)(
       model.params, both, tokens, jnp.array([False, True]))[0], np.float32)
   scale = config.guidance_scale
   guided = logits[1] + scale * (logits[0] - logits[1])

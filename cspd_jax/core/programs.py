@@ -1,4 +1,10 @@
-"""Compiles decoders, caches the compiled programs of a model, and checks kernels for NVIDIA GPUs.
+"""Compiles programs, caches those of a model, and checks kernels for NVIDIA GPUs.
+
+Everything that multiplies matrices is compiled by `jit`, because XLA's own choice for a CPU is
+neither the fastest nor, in every version, right: it lets a library (YNNPACK) compute products
+together with the reductions after them, and in jaxlib 0.10 the sum over the leading axis of such a
+fusion is wrong for many rows (issue 39103 of jax-ml/jax). `jit` leaves single products to that
+library, which is fastest for a `files.matrices.OutputMajor`, and everything else to XLA.
 
 XLA records the kernels of a round as a CUDA graph, which the host launches once per round. With the
 environment variable CSPD_JAX_GRAPHS=loop it records the whole decoding loop, so that the host
@@ -21,19 +27,26 @@ import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import fields, progress
+from cspd_jax.core import fields, progress, tracing
 
 Program = TypeVar('Program')
 
 # The most programs that a model caches. On a CPU each uses up to 2000 of 65530 memory maps.
 MOST = 16
+
+# What a CPU's compiler gives to YNNPACK, and the kind of fusion that is one product.
+_FUSIONS, _PRODUCTS = 'xla_cpu_experimental_ynn_fusion_type', 'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'
+# For programs that run only a few times: compiling them takes longest.
+UNOPTIMISED = {'xla_backend_optimization_level': 0}
 
 # The parts of a program that can become one CUDA graph; the first is the default of XLA.
 GRAPHS = ('round', 'loop')
@@ -43,18 +56,31 @@ _RECORDED = 'FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE
 
 
 def jit(function: Callable[..., Any], graphs: str | None = None, *, label: str | None = None,
-        **options: Any) -> Any:
-  """Compiles a function that decodes, as `jax.jit` does.
+        options: Mapping[str, Any] = MappingProxyType({}), **static: Any) -> Any:
+  """Compiles a function as `jax.jit` does, with the compiler's options for the default device.
 
   Args:
     function: the function. Do not call the result while another function is traced.
     graphs: one of `GRAPHS`, else ValueError; by default the environment variable CSPD_JAX_GRAPHS.
     label: the name under which its compilations are reported; None does not report them.
-    **options: other options of `jax.jit`.
+    options: further options of the compiler, such as `UNOPTIMISED`.
+    **static: other arguments of `jax.jit`.
   """
   if label is not None:
     function = labelled(label, function)
-  return jax.jit(function, compiler_options=compiler_options(graphs), **options)
+  chosen = {**(compiler_options(graphs) or {}), **options}
+  return jax.jit(function, compiler_options=chosen or None, **static)
+
+
+def jit_unless_traced(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+  """Returns a function that is compiled by `jit`, but part of a program while that is traced."""
+  jitted = jit(function, **options)
+
+  def call(*args: Any) -> Any:
+    # JAX refuses options of the compiler for a part of a program.
+    return (jitted if tracing.is_concrete(jnp.zeros(()), *args) else function)(*args)
+
+  return call
 
 
 class Compiled(NamedTuple):
@@ -81,9 +107,39 @@ def compiler_options(graphs: str | None = None) -> dict[str, str] | None:
   """Returns the compiler options of `jit` for the default device; None without any."""
   graphs = os.environ.get(_VARIABLE, GRAPHS[0]) if graphs is None else graphs
   fields.check_choice(f'the environment variable {_VARIABLE}', graphs, GRAPHS)
-  if graphs == 'round' or not on_cuda():
+  if on_cuda():
+    return {'xla_gpu_enable_command_buffer': _RECORDED} if graphs == 'loop' else None
+  return _options_of_cpus() if jax.devices()[0].platform == 'cpu' else None
+
+
+@functools.cache  # Once per process.
+def _options_of_cpus() -> dict[str, str] | None:
+  """Returns the options for CPUs, None if this jaxlib does not have them or XLA_FLAGS sets them."""
+  if _FUSIONS in os.environ.get('XLA_FLAGS', ''):
     return None
-  return {'xla_gpu_enable_command_buffer': _RECORDED}
+  options = {_FUSIONS: _PRODUCTS}
+  try:
+    # In a thread, because JAX's tracing state is local to it, and a function may be traced now.
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+      pool.submit(lambda: jax.jit(lambda x: x, compiler_options=options).lower(
+          np.float32(0)).compile()).result()
+  except Exception as error:  # Of XLA, which has more than one.
+    if 'No such compile option' not in str(error):
+      logging.warning('XLA does not accept %s=%s (%s); compiling with its own choice, which may be '
+                      'slower.', _FUSIONS, _PRODUCTS, error)
+    return None
+  return options
+
+
+def wrong_rows(jit: Callable[..., Any]) -> int:
+  """Counts the rows that an example of a product and a sum compiled by `jit` computes wrongly.
+
+  `jit` is `jax.jit` or the one here. On a CPU `jax.jit` of jaxlib 0.10 gets thousands of the 40,001
+  rows wrong: see docs/reliability.md.
+  """
+  rows = np.random.default_rng(0).standard_normal((40_001, 3)).astype(np.float32)
+  sums = jit(jax.vmap(lambda row: jnp.sum((jnp.eye(3) @ row) ** 2)))(rows)
+  return int(np.sum(~np.isclose(sums, (rows.astype(np.float64) ** 2).sum(axis=1), rtol=1e-3)))
 
 
 def check_devices() -> None:

@@ -308,10 +308,10 @@ def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> Jitted
   refill = Refill(decoder, num_slots)
   jit = functools.partial(programs.jit, donate_argnums=1)
   return JittedRefill(
-      refill, jax.jit(refill.idle), jit(refill.advance, label=label),
+      refill, programs.jit(refill.idle), jit(refill.advance, label=label),
       jit(refill.join, label=label and f'the prefill of {label}'), jit(refill.step, label=label),
-      jax.jit(refill.leave, donate_argnums=0),
-      jax.jit(lambda slots: decoder.finish(slots.state)))
+      programs.jit(refill.leave, donate_argnums=0),
+      programs.jit(lambda slots: decoder.finish(slots.state)))
 
 
 def run(jitted_refill: JittedRefill, params: Params, count: int,

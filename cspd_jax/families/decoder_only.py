@@ -88,9 +88,11 @@ def image_tokenizer(
 
 Params = Any
 # Kinds of the networks, by role, that `discrete` builds drafts from.
-EAGLE = {'eagle': Kind(eagle.EagleConfig, eagle.init, transformer.SPLIT, orders=transformer.ORDERS)}
-MEDUSA = {'medusa': Kind(medusa.MedusaConfig, medusa.init)}
-NEIGHBOURS = {'neighbours': Kind(neighbours.NeighboursConfig, neighbours.init)}
+EAGLE = {'eagle': Kind(eagle.EagleConfig, eagle.init, transformer.SPLIT, orders=transformer.ORDERS,
+                       products=transformer.PRODUCTS)}
+MEDUSA = {'medusa': Kind(medusa.MedusaConfig, medusa.init, products=transformer.PRODUCTS)}
+NEIGHBOURS = {'neighbours': Kind(
+    neighbours.NeighboursConfig, neighbours.init, products=transformer.PRODUCTS)}
 
 
 def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],

@@ -94,7 +94,7 @@ _CONTROL = {'lumina_mgpt': _CHAMELEON, 'lumina_mgpt_2': _CHAMELEON, 'anole': _CH
             'liquid': r'<(pad|eos|bos|unk|mask|boi|eoi|unconditional|unused\d+|\w+_of_turn)>'}
 _TRANSFORMER = {'early_fusion': Kind(
     early_fusion.EarlyFusionConfig, early_fusion.init, transformer.SPLIT, transformer.MATRICES,
-    transformer.ORDERS)}
+    transformer.ORDERS, transformer.PRODUCTS)}
 FAMILY = Family(
     name='early_fusion',
     roles={'target': _TRANSFORMER,

@@ -105,8 +105,10 @@ def _check_target(folder: pathlib.Path, parts: Mapping[str, Any], loaded: Mappin
 
 def _network(role: str, part: Any, family: family_lib.Family, **options: Any) -> Loaded:
   """Loads a network unless it is loaded; raises CheckpointError if its kind does not fit `role`."""
-  if not isinstance(part, Loaded):
-    part = store.load(part, name=role, **options)
+  if isinstance(part, Loaded):
+    part = part._replace(params=store.for_decoding(part.kind, part.params))
+  else:
+    part = store.load(part, name=role, for_decoding=True, **options)
   if part.kind not in family.roles.get(role, ()):
     raise CheckpointError(f'{role} is a {part.kind!r} network; in a {family.name!r} model it must '
                           f'be of kind: {", ".join(family.roles.get(role, ("none",)))}.')

@@ -29,7 +29,8 @@ def build(parts: Parts) -> Model:
 
 
 _TRANSFORMER = {'janus': Kind(
-    janus.JanusConfig, janus.init, transformer.SPLIT, transformer.MATRICES, transformer.ORDERS)}
+    janus.JanusConfig, janus.init, transformer.SPLIT, transformer.MATRICES, transformer.ORDERS,
+    transformer.PRODUCTS)}
 FAMILY = Family(
     name='janus_pro',
     roles={'target': _TRANSFORMER, 'tokenizer': {'vq': Kind(vq.VQConfig, vq.init)},

@@ -57,7 +57,8 @@ def _condition(config: llamagen.LlamaGenConfig, count: int) -> Any:
 
 
 _LLAMAGEN = {'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init, transformer.SPLIT,
-                              transformer.MATRICES, transformer.ORDERS)}
+                              transformer.MATRICES, transformer.ORDERS,
+                              transformer.PRODUCTS)}
 FAMILY = Family(
     name='llamagen',
     roles={'target': _LLAMAGEN, 'tokenizer': {'vq': Kind(vq.VQConfig, vq.init)},

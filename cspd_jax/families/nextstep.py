@@ -30,7 +30,7 @@ FAMILY = Family(
     name='nextstep',
     roles={'target': {'nextstep': Kind(
         nextstep.NextStepConfig, nextstep.init, transformer.SPLIT, transformer.MATRICES,
-        transformer.ORDERS)},
+        transformer.ORDERS, transformer.PRODUCTS)},
            'tokenizer': {'kl_vae': Kind(kl_vae.KLVAEConfig, kl_vae.init)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}},
     build=build, resize=decoder_only.resize, engine=engines.CONTINUOUS,

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import programs
 from cspd_jax.files.store import Loaded
 from cspd_jax.generation.parts import Conditions
 from cspd_jax.models import llamagen, t5
@@ -110,7 +111,7 @@ def _reader(encoder: Loaded, text: Text) -> Callable[[str], tuple[np.ndarray, np
   """
   length, sizes = llamagen.CAPTION_LENGTH, encoder.config
 
-  @jax.jit
+  @programs.jit
   def read(params, ids, count):
     visible = jnp.arange(length) < count
     features = t5.encode(params, sizes, ids[None], visible[None])[0]

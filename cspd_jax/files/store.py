@@ -23,7 +23,7 @@ from jax.experimental.layout import Format, Layout
 from cspd_jax import sharding as sharding_lib
 from cspd_jax.core import fields, naming
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.files import atomic, folders, int8, paths, reading, weights
+from cspd_jax.files import atomic, folders, matrices, paths, reading, weights
 
 FILE, _FORMAT = 'model.json', 1
 _REMEDY = 'copy or convert the model again'
@@ -46,6 +46,8 @@ class Kind(NamedTuple):
   split: Mapping[str, int] = MappingProxyType({})  # Which can be divided over devices.
   matrices: Mapping[str, int] = MappingProxyType({})  # Which can be int8: number of input axes.
   orders: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # For TPUs; see `placement`.
+  # Which a decoder multiplies by few rows: number of input axes; see `for_decoding`.
+  products: Mapping[str, int] = MappingProxyType({})
 
 
 # Kinds by name; families add theirs with `register`.
@@ -78,6 +80,40 @@ def placement(name: str, leaf: Any, where: Any, orders: Mapping[str, tuple[int, 
     where = jax.sharding.SingleDeviceSharding(where or jax.device_put(np.zeros(())).device)
   applies = all(device.platform in _PLATFORMS for device in where.device_set)
   return Format(Layout(order), where) if applies else where
+
+
+def _places(sharding: Any, expected: Params, axes: Mapping[str, int]) -> dict[str, Any]:
+  """Returns device or sharding of parameters by name; ValueError for a wrong or uneven `sharding`.
+  """
+  for place in jax.tree.leaves(sharding):
+    fields.require(isinstance(place, _PLACES), 'sharding', place,
+                   'a mesh of make_mesh, a device, a jax.sharding.Sharding or a tree of those')
+  if isinstance(sharding, jax.sharding.Mesh):
+    sharding = sharding_lib.split(expected, axes, sharding)
+  return {} if sharding is None else weights.named(jax.tree.broadcast(sharding, expected))
+
+
+def _is_one_cpu(where: Any) -> bool:
+  """Whether a device, a sharding, or with None the default device, is one CPU."""
+  where = where or jax.device_put(np.zeros(())).device
+  devices = getattr(where, 'device_set', {where})
+  return len(devices) == 1 and next(iter(devices)).platform == 'cpu'
+
+
+def for_decoding(kind: str, params: Params) -> Params:
+  """Returns parameters of a network as decoders read them fastest on the device that holds them.
+
+  On one CPU, the matrices of `Kind.products` become `matrices.OutputMajor`; all else is unchanged.
+  """
+  products = matrices.inputs(KINDS[kind].products)
+
+  def placed(path, leaf):
+    count = products(jax.tree_util.keystr(path, simple=True, separator='/'))
+    if count and isinstance(leaf, jax.Array) and _is_one_cpu(leaf.sharding):
+      return jax.device_put(matrices.output_major(np.asarray(leaf), count), leaf.sharding)
+    return leaf
+
+  return jax.tree_util.tree_map_with_path(placed, params, is_leaf=matrices.is_output_major)
 
 
 class CheckpointError(ValueError):
@@ -196,6 +232,7 @@ def save(path: str | os.PathLike, kind: str, config: Any, params: Params, *, dty
       files that `save` did not write, or another process is writing it.
   """
   _check_config(kind, config)
+  params = matrices.plain(params)
   _check_shapes(f'params for a {kind!r} model', _expected(KINDS[kind], config), params)
   save_groups(path, kind, config, weights.divided(params), dtype=dtype, extra=extra,
               allow_nonfinite=allow_nonfinite)
@@ -258,16 +295,17 @@ def check_place(path: str | os.PathLike, resumes: bool = False) -> None:
 
 def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
          sharding: Any = None, verify: bool = True, allow_nonfinite: bool = False,
-         name: str = 'path_or_name') -> Loaded:
+         for_decoding: bool = False, name: str = 'path_or_name') -> Loaded:
   """Loads a model: a folder written by `save`, or a shipped model by its name.
 
   Args:
     dtype: the dtype of the floating-point parameters; None preserves the stored one.
-    quantize: 'int8' turns the matrices of the layers into `int8.Int8`; None leaves them.
+    quantize: 'int8' turns the matrices of the layers into `matrices.Int8`; None leaves them.
     sharding: a device, a `jax.sharding.Sharding`, a tree of those like the parameters, or a mesh of
       `sharding.make_mesh`, divided as their kind specifies. None means the default device.
     verify: whether to read every file twice and compare its digest with the stored one.
     allow_nonfinite: whether parameters may be NaN or infinite.
+    for_decoding: whether the parameters are those of the function `for_decoding`.
     name: name of the argument that specifies the network, for messages.
 
   Raises:
@@ -280,12 +318,9 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   folder = _find(path_or_name, name)
   kind, config, metadata, digests = _described(folder)
   expected = _expected(KINDS[kind], config)
-  inputs = int8.check(quantize, kind, KINDS[kind].matrices)
-  for place in jax.tree.leaves(sharding):
-    fields.require(isinstance(place, _PLACES), 'sharding', place,
-                   'a mesh of make_mesh, a device, a jax.sharding.Sharding or a tree of those')
-  if isinstance(sharding, jax.sharding.Mesh):
-    sharding = sharding_lib.split(expected, KINDS[kind].split, sharding)
+  inputs = matrices.check(quantize, kind, KINDS[kind].matrices)
+  products = matrices.inputs(KINDS[kind].products if for_decoding else {})
+  devices = _places(sharding, expected, KINDS[kind].split)
   actual = weights.digests(folder, digests) if verify else digests
   if wrong := [name for name in digests if actual[name] != digests[name]]:
     raise _damaged(folder, f'{", ".join(wrong)}: other bytes than were saved')
@@ -293,7 +328,6 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
     stored = weights.opened(folder, digests)
   _check_shapes(f'{folder}, a {kind!r} model', expected, stored)
   names = weights.named(expected)
-  devices = {} if sharding is None else weights.named(jax.tree.broadcast(sharding, expected))
 
   def read(leaf, index=None, dtype=None):
     with _readable(folder):
@@ -305,9 +339,11 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
     return array
 
   def put(leaf):
-    num_inputs, where = inputs(leaf.name), devices.get(leaf.name)
-    if num_inputs:
-      return int8.put(int8.quantized(read(leaf), num_inputs), num_inputs, where)
+    where = devices.get(leaf.name)
+    if num_inputs := inputs(leaf.name):
+      return matrices.put(matrices.quantized(read(leaf), num_inputs), num_inputs, where)
+    if (num_inputs := products(leaf.name)) and _is_one_cpu(where):
+      return jax.device_put(matrices.output_major(read(leaf, dtype=dtype), num_inputs), where)
     place = placement(leaf.name, leaf, where, KINDS[kind].orders)
     if isinstance(where, jax.sharding.Sharding) and not where.is_fully_replicated:
       # Every process reads the slices of its own devices only.

@@ -18,7 +18,8 @@ from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.specification import SOURCES
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.files.int8 import Int8
+from cspd_jax.files import matrices
+from cspd_jax.files.matrices import Int8
 from cspd_jax.generation import prompts as prompts_lib
 from cspd_jax.generation.engines import AnyDecoder, Engine, Options
 from cspd_jax.generation.parts import Conditions, Drafts, Params, Teacher, Tokenizer
@@ -179,7 +180,8 @@ class BaseModel:
     if self.tokenizer is None or self.tokenizer.encode is None:
       raise ValueError(f'model {self.name!r} has no image tokenizer with an encoder; pass tokens '
                        'instead of images.')
-    return functools.partial(jax.jit(self.tokenizer.encode), self.tokenizer.params)
+    encode = programs_lib.jit_unless_traced(self.tokenizer.encode)
+    return functools.partial(encode, self.tokenizer.params)
 
   @functools.cached_property
   def _decode(self) -> Callable[[jax.Array], jax.Array]:
@@ -187,7 +189,7 @@ class BaseModel:
     if self.tokenizer is None:
       raise ValueError(
           f'model {self.name!r} has no image tokenizer; load it with tokenizer=FOLDER.')
-    decode = jax.jit(programs_lib.labelled('the image tokenizer', self.tokenizer.decode))
+    decode = programs_lib.jit_unless_traced(self.tokenizer.decode, label='the image tokenizer')
     return functools.partial(decode, self.tokenizer.params)
 
   @functools.cached_property
@@ -296,8 +298,10 @@ class BaseModel:
 
     For training: sample from the parameters of every step. The drafts stay as they are; exact
     decoders sample the new parameters' distribution all the same, in more rounds the further the
-    drafts are from it. Another structure, shape or dtype than in `Model.params` raises ValueError.
+    drafts are from it. Another structure, shape or dtype than in `Model.params` raises ValueError,
+    but for arrays in place of a CPU's `OutputMajor` matrices, which are copied into that form.
     """
+    params = matrices.like(params, self.params)
     old, new = ({jax.tree_util.keystr(path): (np.shape(leaf), str(jax.dtypes.result_type(leaf)))
                  for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
                 for tree in (self.params, params))

@@ -19,7 +19,7 @@ from cspd_jax.core import batches, programs, random as random_lib
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import refill
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.files import atomic, run_folder
+from cspd_jax.files import atomic, matrices, run_folder
 from cspd_jax.generation import results
 from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.engines import Options
@@ -257,7 +257,8 @@ def weights(model: BaseModel) -> dict[str, str]:
 def fingerprint(arrays: Any) -> str:
   """Returns a short digest of shapes, dtypes and every number of a tree of arrays."""
   digest = hashlib.sha256()
-  for path, leaf in jax.tree_util.tree_leaves_with_path(arrays):
+  for path, leaf in jax.tree_util.tree_leaves_with_path(arrays, is_leaf=matrices.is_output_major):
+    leaf = matrices.plain(leaf)
     digest.update(f'{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}'.encode())
     digest.update(np.asarray(leaf if leaf.size <= _FETCHED else _checksum(leaf)).tobytes())
   return digest.hexdigest()[:16]

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from PIL import Image
 
-from cspd_jax.core import batches
+from cspd_jax.core import batches, programs
 from cspd_jax.files import reading, store
 from cspd_jax.files.run_folder import Keep, nothing
 from cspd_jax.generation import memory
@@ -69,12 +69,20 @@ def tokens(text: bpe.Text, captions: Sequence[str], context: int) -> tuple[np.nd
   return rows, ends
 
 
-@functools.partial(jax.jit, static_argnames=('function', 'config'))
 def features(function: Callable[..., jax.Array], params: Params, config: CLIPConfig,
              *inputs: jax.Array) -> jax.Array:
   """Returns unit features `[B, F]`, of `image_features` or `text_features` of `models.clip`."""
-  result = function(params, config, *inputs)
-  return result / jnp.linalg.norm(result, axis=-1, keepdims=True)
+  return _unit_features(function, config)(params, *inputs)
+
+
+@functools.cache
+def _unit_features(function: Callable[..., jax.Array], config: CLIPConfig) -> Callable[..., Any]:
+  @programs.jit_unless_traced
+  def run(params, *inputs):
+    result = function(params, config, *inputs)
+    return result / jnp.linalg.norm(result, axis=-1, keepdims=True)
+
+  return run
 
 
 def clip_score(cosines: np.ndarray) -> base.Value:

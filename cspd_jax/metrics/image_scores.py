@@ -84,21 +84,20 @@ def precision_recall(samples: np.ndarray, reference: np.ndarray) -> tuple[float,
 
 
 def _within(points: np.ndarray, manifold: np.ndarray) -> float:
-  radii = _by_rows(lambda rows: _radii(rows, manifold), manifold)
-  return float(np.mean(_by_rows(lambda rows: _is_within(rows, manifold, radii), points)))
+  distances, within = programs.jit(_radii), programs.jit(_is_within)
+  radii = _by_rows(lambda rows: distances(rows, manifold), manifold)
+  return float(np.mean(_by_rows(lambda rows: within(rows, manifold, radii), points)))
 
 
 def _by_rows(function, points: np.ndarray) -> np.ndarray:
   return np.concatenate([function(points[i:i + _ROWS]) for i in range(0, len(points), _ROWS)])
 
 
-@jax.jit
 def _radii(rows: jax.Array, manifold: jax.Array) -> jax.Array:
   """Squared distances to the third neighbours; the nearest point is the row itself."""
   return -jax.lax.top_k(-_squared_distances(rows, manifold), _NEIGHBOURS + 1)[0][:, -1]
 
 
-@jax.jit
 def _is_within(rows: jax.Array, manifold: jax.Array, radii: jax.Array) -> jax.Array:
   return jnp.any(_squared_distances(rows, manifold) <= radii, axis=1)
 
@@ -167,7 +166,7 @@ def of_sample(sample: base.Sample, model: Model) -> np.ndarray | None:
   if tokenizer is None or tokenizer.features is None:
     return None
   decode, encode = tokenizer.decode, tokenizer.features
-  run = programs.kept(model, 'features', lambda: jax.jit(
+  run = programs.kept(model, 'features', lambda: programs.jit(
       lambda params, tokens: encode(params, decode(params, tokens))))
   return sample.once('features', lambda: sample.batched(
       lambda condition, tokens, sampling: run(tokenizer.params, tokens)))

@@ -6,12 +6,14 @@ features are the same, or pytorch-fid.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import programs
 from cspd_jax.files import store
 from cspd_jax.models import inception
 from cspd_jax.models.inception import Features, InceptionConfig
@@ -91,15 +93,24 @@ def _weights(size: int, half_pixel: bool) -> np.ndarray:
   return weights.astype(np.float32)
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'evaluator'))
 def features(params: Params, config: InceptionConfig, images: jax.Array, evaluator: str
              ) -> Features:
   """Returns features of images `[B, H, W, 3]` uint8, or of `resized`; others raise ValueError."""
   if evaluator not in EVALUATORS:
     raise ValueError(f'evaluator is {evaluator!r}; it must be one of: {", ".join(EVALUATORS)}.')
   if images.dtype == jnp.float32 and images.shape[1:] == (inception.SIDE, inception.SIDE, 3):
-    return inception.apply(params, config, images)
+    return _program(config, None)(params, images)
   if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != jnp.uint8:
     raise ValueError(f'images are {images.dtype}{list(images.shape)}; they must be uint8 '
                      '[B, H, W, 3].')
-  return inception.apply(params, config, prepared(images, EVALUATORS[evaluator]))
+  return _program(config, EVALUATORS[evaluator])(params, images)
+
+
+@functools.cache
+def _program(config: InceptionConfig, evaluator: Evaluator | None
+             ) -> Callable[[Params, jax.Array], Features]:
+  """Returns the jitted network for images as they are, or as an evaluator prepares them."""
+  ready = (lambda images: images) if evaluator is None else functools.partial(
+      prepared, evaluator=evaluator)
+  return programs.jit_unless_traced(
+      lambda params, images: inception.apply(params, config, ready(images)))

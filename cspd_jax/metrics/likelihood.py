@@ -119,8 +119,8 @@ def of_sample(sample: base.Sample, model: Model) -> Likelihood:
   """Returns the likelihood of a sample's images, `[N]` NumPy arrays, cached by the sample."""
   guided = programs.is_guided(sample.sampling)
   target = model.target(guided=guided)
-  run = programs.kept(model, ('likelihood', guided), lambda: jax.jit(
-      programs.labelled('the likelihood', lambda *arguments: likelihood(target, *arguments))))
+  run = programs.kept(model, ('likelihood', guided), lambda: programs.jit(
+      lambda *arguments: likelihood(target, *arguments), label='the likelihood'))
   return sample.once('likelihood', lambda: sample.batched(
       lambda condition, tokens, sampling: run(model.params, condition, tokens, sampling)))
 

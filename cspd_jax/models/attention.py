@@ -2,7 +2,7 @@
 
 NVIDIA GPUs use cuDNN's fused attention for bfloat16 and float16: no score leaves the chip, and
 slots after the last one that a row attends to are not read. Elsewhere, and for float32, XLA
-compiles the two products and the softmax between them.
+compiles the two products and the softmax between them; on CPUs in the order of `keys_first`.
 
 In the shape descriptions, `R` is the number of rows, `L` the number of new tokens, `S` the number
 of cache slots, `H` and `K` the numbers of query heads and of key/value heads and `E` the width of
@@ -86,8 +86,36 @@ def attend(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array | In
   if narrow and width % _WIDTH_MULTIPLE == 0 and width <= _MAX_WIDTH and is_available():
     return jax.lax.platform_dependent(
         query, keys, values, mask, live, cuda=fused,
+        cpu=lambda query, keys, values, mask, live: keys_first(query, keys, values, mask),
         default=lambda query, keys, values, mask, live: plain(query, keys, values, mask))
-  return plain(query, keys, values, mask)
+  return jax.lax.platform_dependent(query, keys, values, mask, cpu=keys_first, default=plain)
+
+
+def keys_first(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array | Int8Slots,
+               mask: jax.Array) -> jax.Array:
+  """Like `plain`, for CPUs, where the first factor of a product is read fastest, the keys here.
+
+  Scores and weights have the slots before the queries; see `files.matrices`.
+  """
+  rows, length, heads, width = query.shape
+  kv_heads, slots, dtype = keys.shape[1], keys.shape[2], query.dtype
+  keys, key_scale = split(keys, dtype)
+  values, value_scale = split(values, dtype)
+  query = query.reshape(rows, length, kv_heads, -1, width).transpose(0, 2, 3, 1, 4)
+  query = query.reshape(rows, kv_heads, -1, width)
+  # XLA exchanges the factors of a product that is transposed, but for the barrier.
+  scores = jax.lax.optimization_barrier(jnp.einsum(
+      'rkse,rkqe->rksq', keys, query, preferred_element_type=jnp.float32))
+  if key_scale is not None:
+    scores = scores * key_scale
+  scores = scores.reshape(rows, kv_heads, slots, -1, length) * width**-0.5
+  scores = jnp.where(mask.swapaxes(1, 2)[:, None, :, None], scores, _MASKED)
+  weights = jax.nn.softmax(scores, axis=2).reshape(rows, kv_heads, slots, -1)
+  if value_scale is not None:
+    weights = weights * value_scale
+  out = jnp.einsum('rksq,rkse->rkqe', weights.astype(values.dtype), values)
+  out = out.reshape(rows, kv_heads, -1, length, width).transpose(0, 3, 1, 2, 4)
+  return out.reshape(rows, length, heads, width)
 
 
 def plain(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array | Int8Slots,

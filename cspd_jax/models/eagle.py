@@ -29,6 +29,7 @@ from cspd_jax.models import causal, ends as ends_lib, transformer
 from cspd_jax.models.causal import Cache, ConditionPositions
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.ends import Ends
+from cspd_jax.models.layers import Linear
 from cspd_jax.models.transformer import RopeFunction, grid_rope, sequence_rope
 
 Params = Any
@@ -152,7 +153,7 @@ class Eagle(nn.Module):
     in `transformer.Transformer.features`. Returns the features, and keys and values.
     """
     config = self.config
-    x = nn.Dense(config.dim, name='fc')(jnp.concatenate([embeddings, features], axis=-1))
+    x = Linear(config.dim, name='fc')(jnp.concatenate([embeddings, features], axis=-1))
     layers = []
     for index in range(config.num_layers):
       block = transformer.Block(

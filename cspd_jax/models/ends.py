@@ -15,7 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous import base
+from cspd_jax.files import matrices
 from cspd_jax.models import diffusion_head, fused_head
+from cspd_jax.models.layers import Linear
 from cspd_jax.models.transformer import Transformer, TransformerConfig
 
 Params = Any
@@ -55,11 +57,12 @@ class HiddenHead(nn.Module):
   @nn.compact
   def __call__(self, features: jax.Array) -> jax.Array:
     """Returns float32 logits `[..., num_outputs]` of features `[..., D]`."""
-    hidden = jax.nn.gelu(nn.Dense(self.dim, name='hidden')(features), approximate=False)
-    kernel = self.param('kernel', nn.initializers.zeros, (self.dim, self.num_outputs))
+    hidden = jax.nn.gelu(Linear(self.dim, name='hidden')(features), approximate=False)
+    kernel = matrices.parameter(
+        self, 'kernel', nn.initializers.zeros, (self.dim, self.num_outputs))
     bias = self.param('bias', nn.initializers.zeros, (self.num_outputs,))
-    return jnp.einsum('...d,dv->...v', hidden, kernel,
-                      preferred_element_type=jnp.float32) + bias.astype(jnp.float32)
+    logits = matrices.einsum('...d,dv->...v', hidden, kernel, preferred_element_type=jnp.float32)
+    return logits + bias.astype(jnp.float32)
 
 
 def make(sizes: TransformerConfig, embed: Embed | None = None, logits: Logits | None = None,

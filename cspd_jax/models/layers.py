@@ -7,6 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.files import matrices
+
 XAVIER = nn.initializers.xavier_uniform()
 # By the names in configs; 'gelu_tanh' approximates 'gelu' by tanh.
 ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
@@ -16,6 +18,19 @@ ACTIVATIONS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
     'silu': jax.nn.silu}
 # Added to the variance in the norms of attention heads, in all published models.
 _HEAD_EPS = 1e-5
+
+
+class Linear(nn.Module):
+  """Applies a matrix, which may be a `matrices.OutputMajor`, and a bias, as `flax.linen.Dense`."""
+
+  dim: int
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    kernel = matrices.parameter(
+        self, 'kernel', nn.initializers.lecun_normal(), (x.shape[-1], self.dim))
+    bias = self.param('bias', nn.initializers.zeros, (self.dim,))
+    return matrices.einsum('...d,de->...e', x, kernel) + bias
 
 
 class RMSNorm(nn.Module):

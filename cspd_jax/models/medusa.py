@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.core import fields
+from cspd_jax.files import matrices
 from cspd_jax.models.ends import Ends
 
 Params = Any
@@ -45,9 +46,10 @@ class Head(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     residual = nn.Dense(self.config.dim, kernel_init=nn.initializers.zeros, name='residual')
-    output = self.param(
-        'output', nn.initializers.normal(0.02), (self.config.dim, self.config.vocab_size))
-    return jnp.matmul(x + jax.nn.silu(residual(x)), output, preferred_element_type=jnp.float32)
+    output = matrices.parameter(
+        self, 'output', nn.initializers.normal(0.02), (self.config.dim, self.config.vocab_size))
+    return matrices.einsum('...d,dv->...v', x + jax.nn.silu(residual(x)), output,
+                           preferred_element_type=jnp.float32)
 
 
 class Medusa(nn.Module):
@@ -81,7 +83,7 @@ def from_target(target: Ends, target_params: Params, config: MedusaConfig) -> Pa
   if sizes != (config.dim, config.vocab_size):
     raise ValueError(f'dim and vocab_size are {(config.dim, config.vocab_size)}; those of the '
                      f'target are {sizes}.')
-  output = jnp.pad(output, ((0, 0), (0, config.vocab_size - output.shape[1])))
+  output = jnp.pad(jnp.asarray(output), ((0, 0), (0, config.vocab_size - output.shape[1])))
   params = init(config, jax.random.key(0))
   return {name: {**head, 'output': jnp.array(output, jnp.float32)} for name, head in params.items()}
 

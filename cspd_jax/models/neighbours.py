@@ -19,6 +19,7 @@ from cspd_jax.core import fields
 from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Env, Outcome
 from cspd_jax.decoding.drafters.correctors import Corrector, distributions
+from cspd_jax.files import matrices
 
 Params = Any
 # Nearby tokens, the nearest first: rows above and columns to the right of the predicted token.
@@ -59,8 +60,9 @@ class Neighbours(nn.Module):
     x = x.reshape(*x.shape[:-2], -1)
     for i in range(2):
       x = jax.nn.silu(nn.Dense(config.hidden_dim, name=f'hidden_{i}')(x))
-    output = self.param('output', nn.initializers.zeros, (config.hidden_dim, config.vocab_size))
-    return jnp.matmul(x, output, preferred_element_type=jnp.float32)
+    output = matrices.parameter(
+        self, 'output', nn.initializers.zeros, (config.hidden_dim, config.vocab_size))
+    return matrices.einsum('...d,dv->...v', x, output, preferred_element_type=jnp.float32)
 
 
 def init(config: NeighboursConfig, key: jax.Array) -> Params:

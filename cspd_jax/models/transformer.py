@@ -25,7 +25,7 @@ import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from cspd_jax.core import fields
-from cspd_jax.files import int8
+from cspd_jax.files import matrices
 from cspd_jax.models import attention
 from cspd_jax.models.layers import ACTIVATIONS, HeadNorm, RMSNorm
 
@@ -54,8 +54,14 @@ ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
 # way: the cost is low, and the last bits of their sums do not change.
 _LARGE_MATRIX = 2**18
 
-# The matrices of the layers and their numbers of input axes; see `files.int8`.
+# The matrices of the layers and their numbers of input axes; see `files.matrices`.
 MATRICES = {r'.*/layers_\d+/(query|key|value|gate|up|down)': 1, r'.*/layers_\d+/out': 2}
+
+# The matrices of a transformer, of the layers of a drafter and of output heads that every round
+# multiplies, and their numbers of input axes; see `files.matrices.OutputMajor`.
+PRODUCTS = {r'(.*/)?layers?(_\d+)?/(query|key|value|gate|up|down)': 1,
+            r'(.*/)?layers?(_\d+)?/out': 2, r'(.*/)?output': 1, r'(.*/)?(fc|hidden)/kernel': 1,
+            'head/kernel': 1}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -311,19 +317,19 @@ class Block(nn.Module):
     return RMSNorm(self.config.norm_eps, name=name)(x)
 
   def _kernel(self, name, inputs, outputs):
-    """Returns a parameter `[*inputs, *outputs]`, which may be an `int8.Int8`."""
+    """Returns a parameter `[*inputs, *outputs]`, which may have a form of `files.matrices`."""
     axes = range(len(inputs) + len(outputs))
     init = nn.initializers.normal(0.02)
     if self.scaled_init:
       init = nn.initializers.lecun_normal(tuple(axes[:len(inputs)]), tuple(axes[len(inputs):]))
-    return self.param(name, init, (*inputs, *outputs))
+    return matrices.parameter(self, name, init, (*inputs, *outputs))
 
   def _attention(self, x, rope, mask, cache, start):
     config = self.config
     heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.head_dim
     # Separate query, key and value kernels: a fused one cannot be split over devices by head.
     query, key, value = (
-        int8.einsum('rld,dhe->rlhe', x, self._kernel(name, (config.dim,), (count, width)))
+        matrices.einsum('rld,dhe->rlhe', x, self._kernel(name, (config.dim,), (count, width)))
         for name, count in (('query', heads), ('key', kv_heads), ('value', kv_heads)))
     if config.qkv_bias:
       query, key, value = (
@@ -344,14 +350,15 @@ class Block(nn.Module):
     attended = attention.attend(rotate(query, rope), *cache, mask, live)
     out = self._kernel('out', (heads, width), (config.dim,))
     is_large = heads * width * config.dim >= _LARGE_MATRIX
-    return int8.einsum('rlhw,hwd->rld' if is_large else 'rlhe,hed->rld', attended, out), cache
+    return matrices.einsum('rlhw,hwd->rld' if is_large else 'rlhe,hed->rld', attended, out), cache
 
   def _feed_forward(self, x):
     config = self.config
-    gate, up = (int8.einsum('rld,df->rlf', x, self._kernel(name, (config.dim,), (config.ffn_dim,)))
-                for name in ('gate', 'up'))
+    gate, up = (
+        matrices.einsum('rld,df->rlf', x, self._kernel(name, (config.dim,), (config.ffn_dim,)))
+        for name in ('gate', 'up'))
     down = self._kernel('down', (config.ffn_dim,), (config.dim,))
-    return int8.einsum('rlf,fd->rld', ACTIVATIONS[config.activation](gate) * up, down)
+    return matrices.einsum('rlf,fd->rld', ACTIVATIONS[config.activation](gate) * up, down)
 
 
 class Transformer(nn.Module):
@@ -371,7 +378,8 @@ class Transformer(nn.Module):
     self.layers = [Block(config) for _ in range(config.num_layers)]
     self.norm = RMSNorm(config.norm_eps)
     if config.num_outputs:
-      self.output = self.param('output', nn.initializers.zeros, (config.dim, config.num_outputs))
+      self.output = matrices.parameter(
+          self, 'output', nn.initializers.zeros, (config.dim, config.num_outputs))
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     """Returns embeddings `[..., D]` of tokens `[...]`."""
@@ -398,6 +406,9 @@ class Transformer(nn.Module):
       Features `[R, L, D]`, and the updated cache, or the new tokens' keys and values without one.
     """
     x, new_cache = embeddings, []
+    # XLA's CPU compiler would compute the sines of every position once per head and layer.
+    rope = jax.lax.platform_dependent(
+        rope, cpu=jax.lax.optimization_barrier, default=lambda rope: rope)
     for index, layer in enumerate(self.layers):
       x, entry = layer(x, rope, mask, None if cache is None else cache[index], start)
       new_cache.append(entry)
@@ -408,7 +419,8 @@ class Transformer(nn.Module):
     if not self.config.num_outputs:
       raise ValueError('the transformer has no output matrix (num_outputs is 0); pass logits to '
                        'causal.Causal.')
-    return jnp.einsum('...d,dv->...v', features, self.output, preferred_element_type=jnp.float32)
+    return matrices.einsum(
+        '...d,dv->...v', features, self.output, preferred_element_type=jnp.float32)
 
   def __call__(self, *args: Any) -> tuple[jax.Array | None, jax.Array, KeyValues]:
     """Returns logits `[R, L, V]`, None without an output matrix, and the results of `features`."""

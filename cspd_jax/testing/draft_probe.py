@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import programs
 from cspd_jax.core.random import RowKeys, row_keys
 from cspd_jax.decoding.base import Draft, Drafter, Params, Verifier
 from cspd_jax.decoding.loop import Decoder, State, make_decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.testing.enumerate import UNOPTIMISED
 from cspd_jax.testing.tabular import Tabular
 
 # Sampling options of rows that take turns: guidance scale, temperature, top-p.
@@ -122,8 +122,8 @@ class DraftProbe:
 
   @functools.cached_property
   def _jitted(self) -> tuple[Any, Any]:
-    return (jax.jit(self._start, compiler_options=UNOPTIMISED),
-            jax.jit(self._step, compiler_options=UNOPTIMISED))
+    return (programs.jit(self._start, options=programs.UNOPTIMISED),
+            programs.jit(self._step, options=programs.UNOPTIMISED))
 
   def shapes(self) -> tuple[Any, Any]:
     """Traces a round: the shapes of the drafter's state before and after it."""

@@ -14,13 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import programs
 from cspd_jax.decoding import row_random
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.tabular import Tabular, first_prefix, prefix_number
-
-# For programs that run once: optimising them would cost more time than running them.
-UNOPTIMISED = {'xla_backend_optimization_level': 0}
 
 
 class _Answers(NamedTuple):
@@ -147,8 +145,8 @@ def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *,
     raise ValueError(
         f'There are {total} outcomes, more than max_outcomes = {max_outcomes}; use a smaller '
         'vocabulary, window or number of rounds.')
-  options = UNOPTIMISED if total <= chunk else None
-  run = jax.jit(run, compiler_options=options)
+  options = programs.UNOPTIMISED if total <= chunk else {}
+  run = programs.jit(run, options=options)
   return _accumulate(run, total, min(chunk, total), tabular, warp)
 
 

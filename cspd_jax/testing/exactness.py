@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import programs
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.tabular import Tabular
@@ -90,7 +91,7 @@ def check_decoder(decoder: Decoder, tabular: Tabular, probs: np.ndarray, warp: W
   `probs` `[C, V**T]` are the expected distributions, `class_probs(tabular, warp)`; `draft_params`
   those of the drafter, if any. Other arguments are those of `check_sampler`.
   """
-  decode = jax.jit(decoder)
+  decode = programs.jit(decoder)
   sample = lambda key, labels: decode(tabular.params, labels, key, warp, draft_params).tokens
   return check_sampler(sample, probs, tabular.vocab_size, **kwargs)
 

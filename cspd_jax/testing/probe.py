@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import programs
 from cspd_jax.decoding.base import Cache, Condition, Features, Params, Target, TreeLike
 from cspd_jax.decoding.tree import RuntimeTree, chain
 
@@ -33,19 +34,19 @@ class Probe:
   def prefill(self) -> Callable[[Params, Condition], tuple[jax.Array, Features, Cache]]:
     """The prefill, `(params, condition) -> (logits, features, cache)`, jitted anew per probe."""
     slots = self.target.num_tokens + SPARE
-    return jax.jit(lambda params, condition: self.target.prefill(params, condition, slots))
+    return programs.jit(lambda params, condition: self.target.prefill(params, condition, slots))
 
   @functools.cached_property
   def _scores(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The target's score with the tree first, jitted for static trees and for run-time ones."""
     score = lambda tree, params, cache, tokens, start: self.target.score(
         params, cache, tokens, start, tree)
-    return jax.jit(score, static_argnums=0), jax.jit(score)
+    return programs.jit(score, static_argnums=0), programs.jit(score)
 
   @functools.cached_property
   def commit(self) -> Callable[[Cache, jax.Array, jax.Array], Cache]:
     """The target's commit, jitted."""
-    return jax.jit(lambda *args: self.target.commit(*args))
+    return programs.jit(lambda *args: self.target.commit(*args))
 
   def new_cache(self) -> Cache:
     """The cache after a prefill."""

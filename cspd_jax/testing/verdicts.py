@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import programs
 from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Drafter, Layout, Verdict, Verifier
 from cspd_jax.decoding.tree import Budget, Tree, runtime_tree
-from cspd_jax.testing.enumerate import UNOPTIMISED, outcome
+from cspd_jax.testing.enumerate import outcome
 from cspd_jax.testing.tabular import first_prefix, prefix_number
 
 _START = 4  # Token number of the root.
@@ -199,7 +200,7 @@ def verify(verifier: Verifier, arrangement: Arrangement, made: Drafts) -> Verdic
     return None
   outcomes = jax.vmap(run, (0, None, None, None))
   every = jax.vmap(jax.vmap(outcomes, (None, 0, 0, 0)), (None, None, 0, 0))
-  weight, verdict = jax.jit(every, compiler_options=UNOPTIMISED)(jnp.arange(total), *arguments)
+  weight, verdict = programs.jit(every, options=programs.UNOPTIMISED)(jnp.arange(total), *arguments)
   bound = None if verdict.tv_bound is None else verdict.tv_bound.sum(axis=-1)
   return Verdicts(*jax.tree.map(
       np.asarray, (weight, verdict.node, verdict.token, verdict.samples, bound)))

@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields
+from cspd_jax.core import fields, programs
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.decoders import vanilla
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import verdicts
-from cspd_jax.testing.enumerate import UNOPTIMISED
 from cspd_jax.testing.report import Check, Report, collect, complaint, required
 from cspd_jax.testing.tabular import first_prefix, prefix_number, tabular, tabular_drafter
 from cspd_jax.testing.verdicts import ARRANGEMENTS, ONE, TWO, Arrangement, Drafts, Verdicts
@@ -328,7 +327,7 @@ def _seed_exact(probe: _Probe) -> Iterator[str]:
   with jax.enable_x64(False):
     model, other = (tabular(jax.random.key(number), probe.vocab_size, _LENGTH) for number in (0, 1))
     drafter = tabular_drafter(other, arrangement.tree, arrangement.draws)
-    decode = lambda decoder, *args: np.asarray(jax.jit(decoder, compiler_options=UNOPTIMISED)(
+    decode = lambda decoder, *args: np.asarray(programs.jit(decoder, options=programs.UNOPTIMISED)(
         model.params, jnp.zeros(_IMAGES, jnp.int32), jax.random.key(0), Warp(), *args).tokens)
     got = decode(make_decoder(model.target, drafter, probe.verifier), other.params)
     want = decode(vanilla(model.target))

@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import batches
+from cspd_jax.core import batches, programs
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding.base import Outcome
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
-from cspd_jax.files import atomic, npz, run_folder
+from cspd_jax.files import atomic, matrices, npz, run_folder
 from cspd_jax.generation import memory, run
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request
@@ -169,7 +169,7 @@ def init(recipe: CorrectorRecipe, model: Model) -> Params:
   params = eagle.init(recipe.drafter, jax.random.key(recipe.seed))
   if 'eagle' not in model.drafts:
     return params
-  pretrained = model.drafts['eagle'].params
+  pretrained = matrices.plain(model.drafts['eagle'].params)
   if recipe.drafter.own_embedding:  # The network's own table starts as the target's embedding.
     pretrained = {'token_embedding': drafter_recipe.teacher(model).ends.embed(
         model.params, jnp.arange(recipe.drafter.vocab_size)), **pretrained}
@@ -284,7 +284,7 @@ def recording(decoder: Decoder) -> Decoder:
 def recorder(decoder: Decoder) -> Callable[..., Windows]:
   """Returns a function of a decoder's arguments that decodes images and records all rounds."""
   recorded = recording(decoder)
-  start, next_round = jax.jit(recorded.start), jax.jit(recorded.round, donate_argnums=1)
+  start, next_round = programs.jit(recorded.start), programs.jit(recorded.round, donate_argnums=1)
 
   def record(params, condition, key, warp, draft_params):
     batch = jax.tree.leaves(condition)[0].shape[0]

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cspd_jax.core import batches
+from cspd_jax.core import batches, programs
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle, medusa
@@ -102,7 +102,7 @@ def fit(model: Model, state: TrainState, step: Callable, batch_of: Callable[[int
         optimizer: OptimizerConfig, *arguments: Any) -> TrainState:
   """Runs `loop.run` with a `step` of the state, the batch and the target's parameters."""
   # The target is an argument: as a constant it would be compiled into the program.
-  compiled = jax.jit(step, donate_argnums=0)
+  compiled = programs.jit(step, donate_argnums=0)
   return loop.run(state, lambda state, batch: compiled(state, batch, model.params), batch_of,
                   optimizer, *arguments)
 
@@ -110,7 +110,7 @@ def fit(model: Model, state: TrainState, step: Callable, batch_of: Callable[[int
 def evaluation(model: Model, measure: Callable, batches: Callable[[], Iterable[Any]]
                ) -> Callable[[Any], dict[str, float]]:
   """Returns the mean over batches of `measure(params, the target's, batch)`, by params."""
-  compiled = jax.jit(measure)
+  compiled = programs.jit(measure)
   return lambda params: loop.mean_metrics(*zip(*(
       (compiled(params, model.params, batch), len(batch[0])) for batch in batches())))
 

@@ -145,11 +145,11 @@ def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, token
   """
   optimizer = train.optimizer
   state = optimizer_lib.start(neighbours.init(config, jax.random.key(optimizer.seed)), optimizer)
-  step = jax.jit(programs.labelled(
-      'a training step', lambda state, batch: optimizer_lib.step(
-          state, lambda params: (nll(params, config, batch), {}), optimizer)[0]),
-                 donate_argnums=0)
-  loss = jax.jit(lambda params, batch: nll(params, config, batch))
+  step = programs.jit(
+      lambda state, batch: optimizer_lib.step(
+          state, lambda params: (nll(params, config, batch), {}), optimizer)[0],
+      label='a training step', donate_argnums=0)
+  loss = programs.jit(lambda params, batch: nll(params, config, batch))
   best, best_step, lowest, losses = None, 0, np.inf, list[float]()
   size = optimizer.batch_size
   parts = [held_out[i:i + size] for i in range(0, len(held_out), size)]

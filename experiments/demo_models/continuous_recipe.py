@@ -16,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core import fields
+from cspd_jax.core import fields, programs
 from cspd_jax.files import store
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
@@ -135,7 +135,7 @@ class ContinuousRecipe(Scenes, stages.Latents):
   def _measured(self, config: nextstep.NextStepConfig) -> Any:
     """Returns the compiled loss with the prompts, `(params, tokens, prompt, key) -> []`."""
     train = dataclasses.replace(self.target_train, drop_rate=0.0)
-    return jax.jit(lambda params, tokens, prompt, key: loss(
+    return programs.jit(lambda params, tokens, prompt, key: loss(
         params, config, tokens, prompt, draw(key, tokens.shape, train)))
 
   def _prompts(self, captions: list[str]) -> Prompt:

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.core import fields
+from cspd_jax.core import fields, programs
 from cspd_jax.models import mar
 from cspd_jax.training import loop, optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig, TrainState
@@ -232,7 +232,7 @@ class MARRecipe(stages.Latents):
     optimizer, scale = train.optimizer, self.sized_tokenizer(data).scale
     batch = lambda split, index: stages.batch_of(
         config, *data[split], scale, optimizer.seed, index, optimizer.batch_size)
-    measure = jax.jit(lambda params, batch, key: loss(
+    measure = programs.jit(lambda params, batch, key: loss(
         params, config, *batch, draw(key, batch[0].shape, train))[1])
     return (start(config, train), stages.jit_step(batch_loss, config, train, decayed), batch,
             measure)
@@ -241,7 +241,7 @@ class MARRecipe(stages.Latents):
                     ) -> dict[str, Any]:
     config, train = getattr(self, role), getattr(self, f'{role}_train')
     scale = self.sized_tokenizer(data).scale
-    compiled = jax.jit(lambda params, *arguments: loss(params, config, *arguments)[1])
+    compiled = programs.jit(lambda params, *arguments: loss(params, config, *arguments)[1])
 
     def terms(index):
       tokens, labels = stages.batch_of(config, *data['held_out'], scale, 0, index, _BATCH)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from cspd_jax.core import fields
+from cspd_jax.core import fields, programs
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models import early_fusion, llamagen, vq
 from cspd_jax.training import loop, optimizer as optimizer_lib
@@ -116,18 +116,18 @@ class TokenRecipe(stages.Stages):
   def _tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
     config, train = self.tokenizer, self.tokenizer_train
 
-    @jax.jit
+    @programs.jit
     def measure(params, images, key):
       _, parts = tokenizers.vq_loss(params, config, train, images)
       return {name: parts[name] for name in ('l1', 'psnr')}
 
     return (tokenizers.vq_start(config, train, params),
-            jax.jit(lambda state, images: tokenizers.vq_step(state, images, config, train),
+            programs.jit(lambda state, images: tokenizers.vq_step(state, images, config, train),
                     donate_argnums=0), measure)
 
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> stages.Split:
     """Returns tokens `[N, T]` and labels `[N]`, int32."""
-    encode = jax.jit(lambda images: vq.encode(tokenizer, self.tokenizer, images))
+    encode = programs.jit(lambda images: vq.encode(tokenizer, self.tokenizer, images))
     return self.encode_crops(workdir / f'tokens_{split}.npz', 'tokens', split,
                         lambda images: np.asarray(encode(images)).reshape(len(images), -1))
 
@@ -136,7 +136,7 @@ class TokenRecipe(stages.Stages):
     config, train = getattr(self, role), getattr(self, f'{role}_train')
     sequences = {split: self.sequences(arrays) for split, arrays in data.items()}
     seed, size = train.optimizer.seed, train.optimizer.batch_size
-    compiled_nll = jax.jit(lambda params, tokens, condition: nll(
+    compiled_nll = programs.jit(lambda params, tokens, condition: nll(
         params, config, tokens, condition).mean())
     batch = lambda split, index: (
         loop.batch_of(*sequences[split], seed, index, size) if split == 'train'
@@ -159,7 +159,7 @@ class TokenRecipe(stages.Stages):
   def reconstruct(self, tokenizer: Any, data: Mapping[str, stages.Split],
                   images: np.ndarray) -> np.ndarray:
     """Encodes and decodes images `[N, H, W, 3]` in [-1, 1]."""
-    run = jax.jit(lambda batch: vq.decode(
+    run = programs.jit(lambda batch: vq.decode(
         tokenizer, self.tokenizer, vq.encode(tokenizer, self.tokenizer, batch)))
     return stages.batched(run, images)
 
@@ -210,7 +210,7 @@ def distributions(params: Any, config: Config, tokens: np.ndarray, conditions: A
     entropy = {name: jnp.sum(jax.scipy.special.entr(p), -1) / _LN2 for name, p in probs.items()}
     return -log_probs[..., 0] / _LN2, entropy
 
-  compiled = jax.jit(measure)
+  compiled = programs.jit(measure)
   parts = [jax.device_get(compiled(*part((tokens, conditions), index, _BATCH)))
            for index in range(0, len(tokens), _BATCH)]
   bits, bits_no_label = np.concatenate([nll for nll, _ in parts], axis=1).mean(axis=(1, 2))

@@ -16,7 +16,7 @@ import numpy as np
 from absl import logging
 
 import cspd_jax
-from cspd_jax.core import fields
+from cspd_jax.core import fields, programs
 from cspd_jax.files import atomic, npz, store
 from cspd_jax.models import kl_vae, mar
 from cspd_jax.training import loop, optimizer as optimizer_lib
@@ -267,7 +267,7 @@ def jit_step(loss: Callable, config: Any, train: Any,
   `loss` is `(params, batch, key, config, train) -> (loss, scalar metrics)`, `decayed` that of
   `optimizer.update`. The new state reuses the memory of the old one.
   """
-  @functools.partial(jax.jit, donate_argnums=0)
+  @functools.partial(programs.jit, donate_argnums=0)
   def step(state, batch):
     key = jax.random.fold_in(jax.random.key(train.optimizer.seed + 1), state.step)
     return optimizer_lib.step(state, lambda params: loss(params, batch, key, config, train),
@@ -314,13 +314,13 @@ class Latents(Stages):
     config, train = self.tokenizer, self.tokenizer_train
     if params is None:
       params = kl_vae.init(config, jax.random.key(train.optimizer.seed))
-    measure = jax.jit(lambda *arguments: tokenizers.kl_loss(*arguments, config, train)[1])
+    measure = programs.jit(lambda *arguments: tokenizers.kl_loss(*arguments, config, train)[1])
     return (optimizer_lib.start(params, train.optimizer),
             jit_step(tokenizers.kl_loss, config, train), measure)
 
   def tokenize(self, tokenizer: Any, split: str, workdir: pathlib.Path) -> Split:
     """Returns labels, and `[N, 2, h, w, z_channels]` means and log-variances before scaling."""
-    encode = jax.jit(lambda images: kl_vae.encode(tokenizer, self.tokenizer, images))
+    encode = programs.jit(lambda images: kl_vae.encode(tokenizer, self.tokenizer, images))
     return self.encode_crops(
         workdir / f'latents_{split}.npz', 'moments', split,
         lambda images: np.stack(jax.device_get(encode(images)), axis=1))
@@ -329,7 +329,7 @@ class Latents(Stages):
                   images: np.ndarray) -> np.ndarray:
     """Encodes and decodes images `[N, H, W, 3]` in [-1, 1]."""
     config = self.sized_tokenizer(data)
-    run = jax.jit(lambda batch, key: kl_vae.decode(tokenizer, config, kl_vae.sample(
+    run = programs.jit(lambda batch, key: kl_vae.decode(tokenizer, config, kl_vae.sample(
         config, kl_vae.encode(tokenizer, config, batch), key)))
     numbers = iter(range(len(images)))
     return batched(lambda batch: run(batch, jax.random.key(next(numbers))), images)

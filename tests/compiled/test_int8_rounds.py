@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
-from cspd_jax.files import int8, weights
+from cspd_jax.files import matrices, weights
 from cspd_jax.files.store import KINDS
 from experiments.costs import predicted
 from tests.compiled import compilers
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.compiled
 
 def _rounded(model):
   """The described model with described matrices of 8 bits."""
-  inputs = int8.check('int8', model.family, KINDS[model.family].matrices)
+  inputs = matrices.check('int8', model.family, KINDS[model.family].matrices)
   names = iter(weights.named(model.params))
 
   def described(leaf):
     if not (count := inputs(next(names))):
       return leaf
-    return int8.Int8(jax.ShapeDtypeStruct(leaf.shape, np.int8),
+    return matrices.Int8(jax.ShapeDtypeStruct(leaf.shape, np.int8),
                      jax.ShapeDtypeStruct(leaf.shape[count:], np.float32))
 
   return dataclasses.replace(model, params=jax.tree.map(described, model.params))

@@ -195,7 +195,8 @@ def build(parts):
 
 
 KIND = {'janus_like': Kind(
-    JanusConfig, init, transformer.SPLIT, transformer.MATRICES, transformer.ORDERS)}
+    JanusConfig, init, transformer.SPLIT, transformer.MATRICES, transformer.ORDERS,
+    transformer.PRODUCTS)}
 FAMILY = families.Family(
     name='janus_like',
     roles={'target': KIND, 'tokenizer': {'vq': Kind(vq.VQConfig, vq.init)},

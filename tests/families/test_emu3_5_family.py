@@ -25,7 +25,7 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.commands import generate as generate_command
 from cspd_jax.decoding import warp
-from cspd_jax.files import int8, store
+from cspd_jax.files import matrices, store
 from cspd_jax.models import eagle, early_fusion, transformer
 from cspd_jax.text import bpe, templates
 from tests.families import published_files
@@ -153,7 +153,7 @@ def test_both_releases_have_their_guidance(words, scale, tmp_path):
 def test_the_published_size_is_described():
   """Numbers of parameters of the 34B model, and those that int8 stores in a byte."""
   config = early_fusion.PRESETS['emu3_5_34b']
-  is_matrix = int8.check('int8', 'early_fusion', transformer.MATRICES)
+  is_matrix = matrices.check('int8', 'early_fusion', transformer.MATRICES)
 
   def counts(num_layers):
     params = store.sketch('early_fusion', dataclasses.replace(config, num_layers=num_layers)).params
@@ -162,8 +162,8 @@ def test_the_published_size_is_described():
                      for whole in (False, True)])
 
   one, two = counts(1), counts(2)
-  numbers, matrices = two - one
+  numbers, in_matrices = two - one
   assert 64 * numbers == pytest.approx(31.2e9, rel=1e-3)  # As the paper counts the transformer.
-  assert numbers - matrices == 2 * config.dim + 2 * config.head_dim  # The norms.
+  assert numbers - in_matrices == 2 * config.dim + 2 * config.head_dim  # The norms.
   ends = config.vocab_size + config.num_codes + 1
-  assert one[0] - numbers == ends * config.dim and one[1] == matrices
+  assert one[0] - numbers == ends * config.dim and one[1] == in_matrices

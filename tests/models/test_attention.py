@@ -71,7 +71,7 @@ def _traced(dtype, width=8):
 def test_fused_attention_is_chosen_by_platform(monkeypatch):
   monkeypatch.setattr(attention, 'is_available', lambda: True)
   monkeypatch.setattr(attention, 'fused', _fused)
-  chosen = 'platform_index'
+  chosen = "'cuda'"
   assert chosen in _traced(jnp.bfloat16) and chosen in _traced(jnp.float16)
   assert chosen not in _traced(jnp.float32)
   assert chosen not in _traced(jnp.bfloat16, width=12)

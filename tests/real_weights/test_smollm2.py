@@ -14,7 +14,7 @@ import pytest
 import cspd_jax
 from cspd_jax.decoding.drafters.correctors import from_network
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.files import int8
+from cspd_jax.files import matrices
 from cspd_jax.metrics import likelihood
 from cspd_jax.models import decoder_only, early_fusion, transformer
 
@@ -191,7 +191,7 @@ def test_int8():
     name = '/' + '/'.join(str(key.key) for key in path)
     inputs = next((count for pattern, count in transformer.MATRICES.items()
                    if re.fullmatch(pattern, name)), None)
-    return leaf if inputs is None else jax.tree.map(jnp.asarray, int8.quantized(leaf, inputs))
+    return leaf if inputs is None else jax.tree.map(jnp.asarray, matrices.quantized(leaf, inputs))
 
   params = jax.tree_util.tree_map_with_path(rounded, smollm2.params())
   target = _target(_text().shape[1])

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import cspd_jax
 from cspd_jax import sharding
-from cspd_jax.files import int8, store
+from cspd_jax.files import matrices, store
 from cspd_jax.models import llamagen
 from tests.marks import representative
 from tests.models import published
@@ -31,7 +31,7 @@ def test_numbers_are_rounded_by_output(shape, num_inputs):
   kernel = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
   kernel[..., 0] *= 100
   kernel[..., 1] = 0
-  result = int8.quantized(kernel, num_inputs)
+  result = matrices.quantized(kernel, num_inputs)
   assert result.values.dtype == np.int8 and result.scale.shape == shape[num_inputs:]
   assert np.all(np.abs(result.values * result.scale - kernel) <= result.scale / 2 * 1.0001)
   largest = np.abs(result.values).max(axis=tuple(range(num_inputs)))
@@ -45,8 +45,8 @@ def test_products_are_those_of_the_rounded_matrix(equation, shapes, dtype):
   rng = np.random.default_rng(1)
   x, kernel = (rng.standard_normal(shape).astype(np.float32) for shape in shapes)
   x = jnp.asarray(x, dtype)
-  result = int8.quantized(kernel, 2 if 'h' in equation.split('-')[0][:4] else 1)
-  products = int8.einsum(equation, x, int8.put(result, 1, None))
+  result = matrices.quantized(kernel, 2 if 'h' in equation.split('-')[0][:4] else 1)
+  products = matrices.einsum(equation, x, matrices.put(result, 1, None))
   assert products.dtype == x.dtype
   want = np.einsum(equation, np.asarray(x, np.float32), result.values * result.scale)
   np.testing.assert_allclose(
@@ -57,15 +57,15 @@ def test_a_target_of_8_bits_is_smaller_and_near(folder):
   whole, small = cspd_jax.load(folder), cspd_jax.load(folder, quantize='int8', dtype='bfloat16')
   transformer = small.params['transformer']
   for layer in ('layers_0', 'layers_1'):
-    assert {name for name, leaf in transformer[layer].items() if isinstance(leaf, int8.Int8)} == {
-        *MATRICES}
+    stored = {name for name, leaf in transformer[layer].items() if isinstance(leaf, matrices.Int8)}
+    assert stored == {*MATRICES}
   assert {str(transformer[name].dtype) for name in ('token_embedding', 'output')} == {'bfloat16'}
-  matrices = [whole.params['transformer']['layers_0'][name] for name in MATRICES]
+  kept = [whole.params['transformer']['layers_0'][name] for name in MATRICES]
   stored = [transformer['layers_0'][name].values for name in MATRICES]
-  assert sum(x.nbytes for x in matrices) == 4 * sum(x.nbytes for x in stored)
+  assert sum(x.nbytes for x in kept) == 4 * sum(x.nbytes for x in stored)
   # Numbers are rounded from those that are stored, not from those in `dtype`.
   jax.tree.map(np.testing.assert_array_equal, transformer['layers_0']['down'],
-               int8.quantized(whole.params['transformer']['layers_0']['down'], 1))
+               matrices.quantized(whole.params['transformer']['layers_0']['down'], 1))
 
 
 @pytest.mark.parametrize('decoder', representative(
@@ -85,10 +85,10 @@ def test_exact_decoders_are_exact_to_it(folder, decoder):
 def test_scales_are_where_their_outputs_are():
   mesh = sharding.make_mesh(1, 1)
   place = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
-  kernel = int8.quantized(np.ones((4, 2, 3), np.float32), 1)
-  assert int8.put(kernel, 1, place(None, 'model')).scale.sharding.spec == PartitionSpec('model')
-  assert int8.put(kernel, 1, place('model')).scale.sharding.spec == PartitionSpec()
-  assert int8.put(kernel, 1, jax.devices()[0]).scale.devices() == {jax.devices()[0]}
+  kernel = matrices.quantized(np.ones((4, 2, 3), np.float32), 1)
+  assert matrices.put(kernel, 1, place(None, 'model')).scale.sharding.spec == PartitionSpec('model')
+  assert matrices.put(kernel, 1, place('model')).scale.sharding.spec == PartitionSpec()
+  assert matrices.put(kernel, 1, jax.devices()[0]).scale.devices() == {jax.devices()[0]}
 
 
 def test_a_mesh_divides_it(folder):
