@@ -45,6 +45,7 @@ from cspd_jax.plots import charts, grid
 _MAPS, _ACCEPTED, _SPEED = 'acceptance.png', 'accepted.png', 'speed.png'
 _MAPPED = 4  # With more images the maps are too wide to read.
 _FEW_IMAGES, _IMAGES = 2, 4
+_TIMES = ('ms_per_round', 'seconds_per_image', 'speedup', 'speedup_error')  # Of a row.
 _REPEATS = 3  # Timed runs per image and decoder, at most.
 
 
@@ -230,13 +231,16 @@ def _rows(job: Job, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
 def _times(result: Compared, baseline: Compared | None) -> dict[str, Any]:
   seconds = result.seconds
   if seconds is None:
-    return dict(ms_per_round=None, seconds_per_image=None, speedup=None, timed_runs=0)
-  speedup = None
+    return dict.fromkeys(_TIMES) | dict(timed_runs=0)
+  speedup = error = None
   if baseline is not None and baseline.seconds is not None:
     speedup = float(baseline.seconds.mean() / seconds.mean())
-  return dict(
-      ms_per_round=1e3 * float(seconds.sum() / result.sample.decoded.rounds.sum()),
-      seconds_per_image=float(seconds.mean()), speedup=speedup, timed_runs=result.timed_runs)
+    if len(seconds) > 1 and baseline is not result:  # The standard error over the same images.
+      deviations = (baseline.seconds - speedup * seconds) / seconds.mean()
+      error = float(deviations.std(ddof=1) / np.sqrt(len(seconds)))
+  ms_per_round = 1e3 * float(seconds.sum() / result.sample.decoded.rounds.sum())
+  return dict(zip(_TIMES, (ms_per_round, float(seconds.mean()), speedup, error)),
+              timed_runs=result.timed_runs)
 
 
 def _table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
@@ -348,18 +352,16 @@ def _draw_bars(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[
                        f'{main.meaning}; {main.better} is better'),
        charts.BarPanel('Seconds per image', values('seconds_per_image'), '{:.3f} s',
                        'wall-clock at batch 1 without compilation; lower is better')],
-      baseline=model.engine.baseline,
-      title=f'{model.name} on {jax.devices()[0].device_kind}')
+      baseline=model.engine.baseline, title=f'{model.name} on {jax.devices()[0].device_kind}')
 
 
 def _write(job: Job, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
-  report, rows = job.report(), _rows(job, compared)
-  captions = job.model.conditions.titles(job.prompts)
+  report, rows, model = job.report(), _rows(job, compared), job.model
+  captions = model.conditions.titles(job.prompts)
   _draw(report, job, rows, compared, captions)
-  report.write(
-      settings=dataclasses.asdict(job.config), rows=rows, model=job.model.name,
-      engine=job.model.engine.name, num_images=len(captions), captions=captions,
-      tokens_per_image=job.model.num_tokens, left_out=job.left_out)
+  report.write(settings=dataclasses.asdict(job.config), rows=rows, model=model.name,
+               engine=model.engine.name, num_images=len(captions), captions=captions,
+               tokens_per_image=model.num_tokens, left_out=job.left_out)
   return rows
 
 
@@ -402,13 +404,35 @@ def _next_step(job: Job, rows: Sequence[Mapping[str, Any]]) -> str:
   if not exact:
     return (f'None of these decoders is exact; {job.model.engine.baseline} is, and --all finds the '
             'fastest one.')
-  fastest = min(exact, key=lambda row: row['seconds_per_image'])['specification']
+  row, baseline = min(exact, key=lambda row: row['seconds_per_image']), job.model.engine.baseline
+  fastest = row['specification']
   command = lambda program, **flags: inputs.next_command(
       program, config.loading, job.model, job.prompts, config.sampling, **flags)
-  if fastest.partition('(')[0] != job.model.engine.baseline:
-    return f'{_default(job.model, fastest)}Next: {command("cspd-generate", decoder=fastest)}'
-  line = f'No exact decoder of these is faster than {job.model.engine.baseline} on this machine.'
-  return line if config.all else f'{line} Next: {command("cspd-compare", all=True)}'
+  if fastest.partition('(')[0] != baseline:
+    return (f'{_gain(row, rows, baseline)}{_default(job.model, fastest)}'
+            f'Next: {command("cspd-generate", decoder=fastest)}')
+  others = [other for other in exact if other is not row]
+  near = next((other['specification'] for other in others if _is_near(other)), None)
+  line = f'{near} is about as fast as' if near else 'No exact decoder of these is faster than'
+  line = f'{line} {baseline} on this machine. ' if others else ''
+  return line if config.all else f'{line}Next: {command("cspd-compare", all=True)}'
+
+
+def _is_near(row: Mapping[str, Any]) -> bool:
+  """Whether a decoder's speed-up differs from 1 by no more than two of its standard errors."""
+  return abs(row['speedup'] - 1) <= 2 * (row['speedup_error'] or 0)
+
+
+def _gain(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], baseline: str) -> str:
+  """Says what a decoder gains over the baseline, in forward passes and in time."""
+  passes = next((row.get('rounds') for row in rows if row['specification'] == baseline), None)
+  if passes is None:
+    return ''
+  error = '' if row['speedup_error'] is None else f' +- {row["speedup_error"]:.2f}'
+  speed = 'about as fast' if _is_near(row) else f'{row["speedup"]:.2f}{error} times as fast'
+  same = 'the same images' if row['tokens_equal_baseline'] else 'images of the same distribution'
+  return (f'{row["specification"]}: {same} in {row["rounds"]:.0f} forward passes instead of '
+          f'{passes:.0f}, {speed} as {baseline} on this machine.\n')
 
 
 def _default(model: cspd_jax.Model, fastest: str) -> str:

@@ -87,12 +87,14 @@ def image_tokenizer(
 
 
 Params = Any
+# Matrices of drafters: those of a target, and of every other linear layer.
+_PRODUCTS = transformer.PRODUCTS | {r'(.*/)?(fc|in|out|residual|hidden_\d+)/kernel': 1}
 # Kinds of the networks, by role, that `discrete` builds drafts from.
 EAGLE = {'eagle': Kind(eagle.EagleConfig, eagle.init, transformer.SPLIT, orders=transformer.ORDERS,
-                       products=transformer.PRODUCTS)}
-MEDUSA = {'medusa': Kind(medusa.MedusaConfig, medusa.init, products=transformer.PRODUCTS)}
+                       products=_PRODUCTS)}
+MEDUSA = {'medusa': Kind(medusa.MedusaConfig, medusa.init, products=_PRODUCTS)}
 NEIGHBOURS = {'neighbours': Kind(
-    neighbours.NeighboursConfig, neighbours.init, products=transformer.PRODUCTS)}
+    neighbours.NeighboursConfig, neighbours.init, products=_PRODUCTS)}
 
 
 def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],

@@ -179,9 +179,9 @@ class Correction(nn.Module):
     error, change = stale - old, new - old
     log_decay = self.param(
         'log_decay', lambda key: jnp.full((), np.log(correctors.DECAY), jnp.float32))
-    hidden = nn.silu(nn.Dense(self.config.correction_dim, name='in')(
+    hidden = nn.silu(Linear(self.config.correction_dim, name='in')(
         jnp.concatenate([new, error, change], axis=-1)))
-    gain, shift = jnp.split(nn.Dense(
+    gain, shift = jnp.split(Linear(
         2 * self.config.dim, use_bias=False, kernel_init=nn.initializers.zeros, name='out')(hidden),
         2, axis=-1)
     corrected = correctors.corrected_features(new, old, stale, jnp.exp(log_decay))

@@ -24,13 +24,16 @@ class Linear(nn.Module):
   """Applies a matrix, which may be a `matrices.OutputMajor`, and a bias, as `flax.linen.Dense`."""
 
   dim: int
+  use_bias: bool = True
+  kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    kernel = matrices.parameter(
-        self, 'kernel', nn.initializers.lecun_normal(), (x.shape[-1], self.dim))
-    bias = self.param('bias', nn.initializers.zeros, (self.dim,))
-    return matrices.einsum('...d,de->...e', x, kernel) + bias
+    kernel = matrices.parameter(self, 'kernel', self.kernel_init, (x.shape[-1], self.dim))
+    result = matrices.einsum('...d,de->...e', x, kernel)
+    if self.use_bias:
+      result = result + self.param('bias', nn.initializers.zeros, (self.dim,))
+    return result
 
 
 class RMSNorm(nn.Module):

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from cspd_jax.core import fields
 from cspd_jax.files import matrices
 from cspd_jax.models.ends import Ends
+from cspd_jax.models.layers import Linear
 
 Params = Any
 
@@ -45,7 +46,7 @@ class Head(nn.Module):
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
-    residual = nn.Dense(self.config.dim, kernel_init=nn.initializers.zeros, name='residual')
+    residual = Linear(self.config.dim, kernel_init=nn.initializers.zeros, name='residual')
     output = matrices.parameter(
         self, 'output', nn.initializers.normal(0.02), (self.config.dim, self.config.vocab_size))
     return matrices.einsum('...d,dv->...v', x + jax.nn.silu(residual(x)), output,

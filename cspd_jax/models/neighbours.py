@@ -20,6 +20,7 @@ from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import Env, Outcome
 from cspd_jax.decoding.drafters.correctors import Corrector, distributions
 from cspd_jax.files import matrices
+from cspd_jax.models.layers import Linear
 
 Params = Any
 # Nearby tokens, the nearest first: rows above and columns to the right of the predicted token.
@@ -59,7 +60,7 @@ class Neighbours(nn.Module):
     x = nn.Embed(config.vocab_size + 1, config.dim, name='embedding')(tokens)
     x = x.reshape(*x.shape[:-2], -1)
     for i in range(2):
-      x = jax.nn.silu(nn.Dense(config.hidden_dim, name=f'hidden_{i}')(x))
+      x = jax.nn.silu(Linear(config.hidden_dim, name=f'hidden_{i}')(x))
     output = matrices.parameter(
         self, 'output', nn.initializers.zeros, (config.hidden_dim, config.vocab_size))
     return matrices.einsum('...d,dv->...v', x, output, preferred_element_type=jnp.float32)

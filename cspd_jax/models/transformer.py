@@ -57,11 +57,10 @@ _LARGE_MATRIX = 2**18
 # The matrices of the layers and their numbers of input axes; see `files.matrices`.
 MATRICES = {r'.*/layers_\d+/(query|key|value|gate|up|down)': 1, r'.*/layers_\d+/out': 2}
 
-# The matrices of a transformer, of the layers of a drafter and of output heads that every round
-# multiplies, and their numbers of input axes; see `files.matrices.OutputMajor`.
+# The matrices of the layers and of output heads that every round multiplies, and their numbers of
+# input axes; see `files.matrices.OutputMajor`.
 PRODUCTS = {r'(.*/)?layers?(_\d+)?/(query|key|value|gate|up|down)': 1,
-            r'(.*/)?layers?(_\d+)?/out': 2, r'(.*/)?output': 1, r'(.*/)?(fc|hidden)/kernel': 1,
-            'head/kernel': 1}
+            r'(.*/)?layers?(_\d+)?/out': 2, r'(.*/)?output': 1, 'head/(hidden/)?kernel': 1}
 
 
 @dataclasses.dataclass(frozen=True)

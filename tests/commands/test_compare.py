@@ -332,13 +332,37 @@ def test_only_exact_decoders_are_recommended(rows, decoder):
     assert f'The default of demo on cpu is {default}, which model.json names' in line
 
 
-def test_the_baseline_is_not_recommended():
+def _row(decoder, speedup, error, **more):
+  return dict(guarantee=Guarantee.SEED_EXACT, specification=decoder, seconds_per_image=1 / speedup,
+              speedup=speedup, speedup_error=error, **more)
+
+
+@pytest.mark.parametrize('others, words', [
+    ([], None), ([(0.8, 0.05)], 'No exact decoder of these is faster than vanilla on this machine'),
+    ([(0.7, 0.1), (0.95, 0.04)], 'b is about as fast as vanilla on this machine'),
+    ([(0.95, None)], 'No exact decoder of these is faster')])
+def test_the_baseline_is_not_recommended(others, words):
+  """What is said of the others has the spread of their measurement in it; alone it says nothing."""
   config = compare.Config(groups.Loading('demo'))
   job = compare.Job(config, cspd_jax.load('demo'), {}, {}, [0], None)
-  row = dict(guarantee=Guarantee.SEED_EXACT, specification='vanilla', seconds_per_image=1)
-  line = compare._next_step(job, [row])  # pylint: disable=protected-access
-  assert 'No exact decoder of these is faster than vanilla' in line
+  rows = [_row('vanilla', 1, None), *(_row('ab'[i], *pair) for i, pair in enumerate(others))]
+  line = compare._next_step(job, rows)  # pylint: disable=protected-access
   assert line.endswith('Next: cspd-compare --model=demo --all=true')
+  assert line.startswith('Next') if words is None else words in line
+
+
+@pytest.mark.parametrize('equal, speedup, error, words', [
+    (True, 1.4, 0.1, 'sjd: the same images in 100 forward passes instead of 256, '
+     '1.40 +- 0.10 times as fast as vanilla on this machine.'),
+    (False, 1.1, 0.1, 'sjd: images of the same distribution in 100 forward passes instead of 256, '
+     'about as fast as vanilla on this machine.'),
+    (False, 2, None, '2.00 times as fast as vanilla')])
+def test_what_is_gained_is_said(equal, speedup, error, words):
+  job = compare.Job(compare.Config(), cspd_jax.load('demo'), {}, {}, [0], None)
+  line = compare._next_step(job, [  # pylint: disable=protected-access
+      _row('vanilla', 1, None, rounds=256, tokens_equal_baseline=True),
+      _row('sjd', speedup, error, rounds=100, tokens_equal_baseline=equal)])
+  assert words in line
 
 
 def test_the_next_command_has_what_was_measured():

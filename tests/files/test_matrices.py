@@ -1,4 +1,6 @@
-"""Matrices of 8 bits: what is stored, what is multiplied, what they are a target of."""
+"""Forms of matrices: what is stored, what is multiplied, what models with them are targets of."""
+
+import re
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import cspd_jax
 from cspd_jax import sharding
+from cspd_jax.core import programs
 from cspd_jax.files import matrices, store
+from cspd_jax.generation import run
 from cspd_jax.models import llamagen
 from tests.marks import representative
 from tests.models import published
@@ -111,3 +115,101 @@ def test_refused_options(folder, options, message):
 def test_networks_without_matrices_are_refused():
   with pytest.raises(ValueError, match="a 'mar' network has no int8 matrices"):
     cspd_jax.load('mar_demo', quantize='int8')
+
+
+def _output_majors(params):
+  return [leaf for leaf in jax.tree.leaves(params, is_leaf=matrices.is_output_major)
+          if matrices.is_output_major(leaf)]
+
+
+@pytest.mark.parametrize('rows', [(), (1,), (2, 3), (64,), (2, 65)])
+@pytest.mark.parametrize('equation, num_inputs, shape', [
+    ('...d,dhe->...he', 1, (8, 2, 5)), ('...hw,hwd->...d', 2, (2, 4, 6)),
+    ('...d,dv->...v', 1, (8, 7))])
+def test_products_by_outputs_are_those_of_the_matrix(equation, num_inputs, shape, rows):
+  """With few rows and many, in every dtype, and in what JAX makes of a product."""
+  rng = np.random.default_rng(2)
+  x = rng.standard_normal((*rows, *shape[:num_inputs])).astype(np.float32)
+  kernel = rng.standard_normal(shape).astype(np.float32)
+  stored = jax.tree.map(jnp.asarray, matrices.output_major(kernel, num_inputs))
+  want = np.einsum(equation, x.astype(np.float64), kernel)
+  product = jax.jit(lambda x, kernel: matrices.einsum(equation, x, kernel))
+  np.testing.assert_allclose(product(x, stored), want, rtol=1e-5, atol=1e-5)
+  for dtype in ('bfloat16', 'float16'):
+    got = product(jnp.asarray(x, dtype), jax.tree.map(lambda leaf: leaf.astype(dtype), stored))
+    assert got.dtype == dtype
+    np.testing.assert_allclose(
+        np.float64(got), want, rtol=0.05, atol=20 * float(jnp.finfo(dtype).eps))
+  wide = matrices.einsum(equation, jnp.asarray(x, jnp.bfloat16), stored,
+                         preferred_element_type=jnp.float32)
+  assert wide.dtype == jnp.float32
+  gradient = jax.grad(lambda x, kernel: jnp.sum(jnp.sin(matrices.einsum(equation, x, kernel))))
+  plain = gradient(x, jnp.asarray(kernel))
+  np.testing.assert_allclose(gradient(x, stored), plain, rtol=1e-4, atol=1e-5)
+  both = jax.vmap(product, (0, None))(np.stack([x, 2 * x]), stored)
+  np.testing.assert_allclose(both[1], 2 * want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_matrix_by_outputs_is_taken_for_the_matrix():
+  kernel = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+  stored = matrices.output_major(kernel, 2)
+  assert (stored.shape, stored.ndim, stored.size, stored.nbytes, stored.dtype) == (
+      kernel.shape, 3, 24, 96, np.float32) and stored.values.shape == (4, 2, 3)
+  np.testing.assert_array_equal(stored, kernel)
+  np.testing.assert_array_equal(jnp.pad(jax.tree.map(jnp.asarray, stored).__jax_array__(), 1),
+                                np.pad(kernel, 1))
+  assert np.asarray(stored, np.float64).dtype == np.float64
+  (leaf,) = jax.tree.leaves(stored)
+  assert leaf is stored.values and jax.eval_shape(lambda form: form, stored).shape == kernel.shape
+
+
+def test_models_on_a_cpu_hold_their_matrices_by_outputs(folder, tmp_path):
+  """The same target: its logits up to rounding, its digest, and its files, byte for byte."""
+  model, plain = cspd_jax.load(folder), store.load(folder)
+  stored = model.params['transformer']
+  assert not _output_majors(plain.params) and len(_output_majors(model.params)) == 2 * 7 + 1
+  assert not matrices.is_output_major(stored['token_embedding'])
+  jax.tree.map(np.testing.assert_array_equal, matrices.plain(model.params), plain.params)
+  assert run.fingerprint(model.params) == run.fingerprint(plain.params)
+  assert model.precision == {'dtype': 'float32'}
+
+  logits = lambda params: model.target(guided=False).prefill(params, jnp.array([1]), 4)[0]
+  np.testing.assert_allclose(logits(model.params), logits(plain.params), rtol=1e-4, atol=1e-5)
+  store.save(tmp_path / 'again', plain.kind, plain.config, model.params)
+  for path in folder.glob('*.safetensors'):
+    assert path.read_bytes() == (tmp_path / 'again' / path.name).read_bytes()
+  for other in (plain, store.load(folder, for_decoding=True)):
+    assert len(_output_majors(cspd_jax.load(folder, target=other).params)) == 2 * 7 + 1
+
+
+def test_trained_parameters_replace_those_by_outputs(folder):
+  model = cspd_jax.load(folder)
+  trained = jax.tree.map(lambda leaf: leaf * 2, matrices.plain(model.params))
+  params = model.with_params(trained).params
+  assert jax.tree.structure(params) == jax.tree.structure(model.params)
+  jax.tree.map(np.testing.assert_array_equal, matrices.plain(params), trained)
+  with pytest.raises(ValueError, match='pass parameters of its structure'):
+    model.with_params(trained | {'more': jnp.zeros(3)})
+  wrong = dict(trained['transformer'], output=jnp.zeros((3, 3)))
+  with pytest.raises(ValueError, match="output.*is .*and that of model"):
+    model.with_params(trained | {'transformer': wrong})
+
+
+def test_a_mesh_and_int8_keep_their_own_forms(folder):
+  small = cspd_jax.load(folder, quantize='int8')
+  assert [form.shape for form in _output_majors(small.params)] == [(16, 12)]  # The output matrix.
+  mesh = sharding.make_mesh(1, 1)
+  assert len(_output_majors(cspd_jax.load(folder, sharding=mesh).params)) in (0, 15)
+
+
+def test_a_round_copies_no_matrix(folder):
+  """The compiled loop reads the matrices in the order that they are stored in."""
+  model = cspd_jax.load(folder)
+  decode = lambda params, condition, key: model.decoder('seed_exact(window=5)')(
+      params, condition, key)
+  text = programs.jit(decode).lower(
+      model.params, jnp.array([1]), jax.random.key(0)).compile().as_text()
+  for form in _output_majors(model.params):
+    sides = [int(np.prod(form.shape[:form.num_inputs])), int(np.prod(form.shape[form.num_inputs:]))]
+    for shape in (sides, sides[::-1]):
+      assert not re.search(rf'= f32\[{shape[0]},{shape[1]}\]\S* (copy|transpose)\(', text), shape

@@ -1,0 +1,124 @@
+"""Compiler options for CPUs: what is computed with them, and where they are not available."""
+
+import concurrent.futures
+import logging
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.core import programs
+from cspd_jax.metrics import image_scores
+
+YNN = 'xla_cpu_experimental_ynn_fusion_type'
+
+
+@pytest.fixture
+def options(monkeypatch):
+  """The options of a new process."""
+  def of(flags=''):
+    monkeypatch.setenv('XLA_FLAGS', flags)
+    programs._options_of_cpus.cache_clear()
+    return programs._options_of_cpus()
+
+  yield of
+  programs._options_of_cpus.cache_clear()
+
+
+def test_products_followed_by_sums_are_right():
+  """Fails if a jaxlib computes the example of jax-ml/jax issue 39103 wrongly through `jit`."""
+  assert programs.wrong_rows(programs.jit) == 0
+
+
+def test_no_reduction_is_part_of_a_product():
+  """That fusion is what jaxlib 0.10 computes wrongly, wherever a program has it."""
+  def run(x, w):
+    y = x @ w
+    return jnp.sum(y * y, axis=0), jnp.max(x @ w @ w.T, axis=0)
+
+  x, w = jnp.ones((4001, 7)), jnp.ones((7, 5))
+  text = programs.jit(run).lower(x, w).compile().as_text()
+  fused = re.findall(r'fusion\(.*?calls=%(\S+?)[,\s].*?ynn_fusion', text)
+  assert fused or 'ynn' not in text  # Platforms without the library have none.
+  for name in fused:
+    body = text[text.index(f'%{name} ('):]
+    assert ' reduce(' not in body[:body.index('\n}')], name
+
+
+def test_a_decoder_has_no_such_fusion():
+  model = cspd_jax.load('demo')
+  request = cspd_jax.generation.request.prepare(
+      model, ['cat'], seed=0, decoder='corrected(passes=1, window=4)', pixels=False)
+  text = request._compiled().lower(*request.arguments(np.array([0]))).compile().as_text()
+  for body in re.split(r'\n\n', text):
+    assert not ('ynn' in body and ' dot(' in body and ' reduce(' in body and 'ENTRY' not in body
+                and 'while' not in body), body[:300]
+
+
+def test_distances_of_evaluators_are_those_of_float64():
+  """Precision and recall at the sizes of FID-50k's features, where a wrong row would count."""
+  rng = np.random.default_rng(0)
+  manifold = rng.standard_normal((40_001, 8)).astype(np.float32)
+  rows = manifold[:64]
+  distances = programs.jit(image_scores._squared_distances)(rows, manifold)
+  want = ((rows[:, None].astype(np.float64) - manifold[None]) ** 2).sum(axis=-1)
+  np.testing.assert_allclose(distances, want, rtol=1e-4, atol=1e-4)
+
+
+def test_the_user_of_xla_flags_decides(options):
+  assert options(f'--{YNN}=') is None
+  assert options('--xla_cpu_multi_thread_eigen=true') == {YNN: 'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
+
+
+@pytest.mark.parametrize('error, is_said', [
+    ("INVALID_ARGUMENT: No such compile option: 'xla_cpu_experimental'", False),
+    ('INTERNAL: it is Friday', True)])
+def test_versions_without_the_option(options, monkeypatch, caplog, error, is_said):
+  """An unknown option is left out in silence, another error is one warning; programs compile."""
+  real = jax.jit
+
+  def without(function, compiler_options=None, **more):
+    if YNN in (compiler_options or {}):
+      raise jax.errors.JaxRuntimeError(error)
+    return real(function, compiler_options=compiler_options, **more)
+
+  monkeypatch.setattr(jax, 'jit', without)
+  monkeypatch.setattr(programs, 'wrong_rows', lambda jit: 0 * jit(lambda x: x)(1))
+  with caplog.at_level(logging.WARNING):
+    assert options() is None and programs.jit(lambda x: x + 1)(1) == 2
+    programs.jit(lambda x: x + 2)(1)
+  assert len(caplog.records) == is_said
+  assert not is_said or 'it is Friday' in caplog.text
+
+
+def test_wrong_numbers_are_said_once(options, monkeypatch, caplog):
+  """What the library compiles with is checked: here with a compiler that errs in a row."""
+  real = jax.jit
+  monkeypatch.setattr(jax, 'jit', lambda function, **more: real(
+      lambda rows: function(rows).at[7].add(1), **more))
+  with caplog.at_level(logging.WARNING):
+    assert options('--xla_cpu_multi_thread_eigen=true')
+    programs._options_of_cpus()
+  assert len(caplog.records) == 1
+  assert '(1 of 40001 rows' in caplog.text and 'docs/reliability.md' in caplog.text
+
+
+def test_options_are_found_while_a_function_is_traced(options):
+  @jax.jit
+  def outer(x):
+    assert options() is not None
+    return x
+
+  assert outer(3) == 3
+
+
+def test_a_program_in_a_program():
+  call = programs.jit_unless_traced(lambda x: 2 * x)
+  assert call(3) == 6 and jax.jit(lambda x: call(x) + 1)(3) == 7
+  assert jax.jit(lambda x: call(np.float32(3)) + x)(1) == 7
+  assert jax.eval_shape(call, 3.0).shape == ()
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    assert list(pool.map(call, range(4))) == [0, 2, 4, 6]
