@@ -102,7 +102,9 @@ REPORTS = {
     'against_nextstep': 'python -m experiments.against_nextstep --repo=NextStep-1',
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
     'against_llamagen_xl':
-        'python -m experiments.against_llamagen --repo=LlamaGen --size=c2i_xl_256 --repeats=1',
+        'python -m experiments.against_llamagen --repo=LlamaGen --size=c2i_xl_256 --repeats=1 '
+        "--decoder='mc_sjd(window=4)' --decoder='corrected(by=neighbours, passes=2, window=8)' "
+        "--decoder='corrected(passes=2, window=8)'",
     'continuous_windows': 'python -m experiments.continuous_windows',
     'train_corrector':
         'cspd-train --config=configs/train/drafters.py:corrector',

@@ -178,6 +178,22 @@ def test_folders_are_removed_and_renamed_in_one_place():
                 for line, call in _moves(_tree(path))])
 
 
+def test_programs_are_compiled_in_one_place():
+  """What multiplies matrices is compiled by `core.programs`; see there.
+
+  Others compile random numbers, checksums, initial parameters, trials of GPU kernels, and what is
+  compared with it.
+  """
+  free = (
+      'cspd_jax.core', 'cspd_jax.models', 'cspd_jax.generation.run', 'cspd_jax.commands.inspect',
+      'cspd_jax.continuous.chains.draft_loop', 'checkpoints_conversion.rules.janus',
+      'experiments.products', 'experiments.costs')
+  _expect_none([f'{_label(path, node.lineno)}: use programs.jit' for path in MODULES
+                if not f'{_name(path)}.'.startswith(tuple(f'{name}.' for name in free))
+                for node in ast.walk(_tree(path))
+                if isinstance(node, ast.Attribute) and ast.unparse(node) == 'jax.jit'])
+
+
 def test_files_are_short():
   """About 400 lines are enough for one idea; a part of it in a file of its own is no better."""
   lengths = {path: len(path.read_text().splitlines()) for path in FILES}

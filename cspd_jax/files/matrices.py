@@ -33,7 +33,7 @@ class Int8(NamedTuple):
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class OutputMajor:
   """A matrix `[*inputs, *outputs]` that stores the numbers of every output contiguously.
 

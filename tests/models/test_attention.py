@@ -27,6 +27,29 @@ def test_attention_is_softmax_over_what_is_visible():
     np.testing.assert_allclose(out[row, token, head], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize('stored', ['arrays', 'int8'])
+@pytest.mark.parametrize('shared', [False, True], ids=['mask per row', 'one mask'])
+def test_keys_first_is_the_same_attention(shared, stored):
+  """On a CPU `attend` computes `keys_first`, elsewhere `plain`."""
+  query, keys, values = _normal(0, 2, 3, 4, 8), _normal(1, 2, 2, 9, 8), _normal(2, 2, 2, 9, 8)
+  mask = np.random.default_rng(3).random((1 if shared else 2, 3, 9)) < 0.5
+  mask[..., 1] = True
+  if stored == 'int8':
+    keys, values = attention.quantized(keys), attention.quantized(values)
+  for dtype, tolerance in ((jnp.float32, 1e-5), (jnp.bfloat16, 0.05)):
+    arguments = query.astype(dtype), *jax.tree.map(
+        lambda leaf: leaf.astype(dtype) if stored == 'arrays' else leaf, (keys, values))
+    with jax.default_matmul_precision('highest'):
+      want = attention.plain(*arguments, jnp.asarray(mask))
+      for got in (attention.keys_first(*arguments, jnp.asarray(mask)),
+                  attention.attend(*arguments, jnp.asarray(mask))):
+        assert got.dtype == want.dtype == dtype
+        np.testing.assert_allclose(np.float32(got), np.float32(want), atol=tolerance)
+  text = lambda platform: jax.jit(attention.attend).trace(query, keys, values, mask).lower(
+      lowering_platforms=(platform,)).as_text()
+  assert 'optimization_barrier' in text('cpu') and 'optimization_barrier' not in text('cuda')
+
+
 # What the fused path asks for is checked with the implementation of the same call that runs here.
 _fused = functools.partial(attention.fused, implementation='xla')
 
