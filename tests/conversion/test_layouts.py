@@ -18,6 +18,7 @@ import safetensors.numpy
 import cspd_jax
 from checkpoints_conversion import command, convert, rules, tensors as tensors_lib
 from checkpoints_conversion.rules import early_fusion as early_fusion_rules
+from cspd_jax.files import matrices
 from cspd_jax.models import early_fusion
 from tests.models import published
 
@@ -103,7 +104,7 @@ LAYOUTS = {
 
 
 def _check_equal(params, others):
-  jax.tree.map(np.testing.assert_array_equal, params, others)
+  jax.tree.map(np.testing.assert_array_equal, matrices.plain(params), others)
 
 
 def _read(tensors, config=CONFIG):
