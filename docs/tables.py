@@ -242,7 +242,7 @@ def _gains(report: Report) -> list[Row]:
 
 
 def _gain(path: pathlib.Path) -> str:
-  """What the fastest decoder of a report against PyTorch gains."""
+  """Returns a sentence with the speed-ups of the fastest decoder of a report against PyTorch."""
   report = _content(path)
   row = max(report['rows'], key=lambda row: row['speedup'])
   return (f'On two cores of a CPU, `{row["decoder"]}` generates an image of LlamaGen-XL '

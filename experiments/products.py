@@ -6,16 +6,17 @@
 A decoder multiplies every matrix by a few rows in each round: tokens of the window, times guidance
 streams, times images. Each column is one way to compile `x @ w`, in GFLOP/s:
 
-XLA's choice   `w` is `[inputs, outputs]`, as `jax.jit` compiles it
-without YNNPACK  the same, computed by Eigen
-by outputs     `w` is a `matrices.OutputMajor`, compiled by `programs.jit`: what models use here
-by outputs, Eigen  the same without YNNPACK
+XLA's choice       `w` is `[inputs, outputs]`, as `jax.jit` compiles it
+without YNNPACK    the same, computed by Eigen
+by outputs         `w` is a `matrices.OutputMajor`, compiled by `programs.jit`, as in models
+by outputs, Eigen  the same, computed by Eigen
 
 As many matrices as a processor's cache does not hold are read in turn. Times are medians of
 alternating runs. Writes report.json to --workdir.
 """
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -33,16 +34,16 @@ from cspd_jax.measure.tables import Table
 from experiments.measured import check_lists, listed, write
 
 _BYTES = 100e6  # Of the matrices that are read in turn.
-_EIGEN = {'xla_cpu_experimental_ynn_fusion_type': ''}
-# By heading: whether the matrices are stored by outputs, and how to compile.
+_eigen = functools.partial(
+    programs.jit, options={'xla_cpu_experimental_ynn_fusion_type': ''})
+# Whether the matrices are stored by outputs, and how to compile, by the names in rows.
 _WAYS: dict[str, tuple[bool, Callable[..., Any]]] = {
-    "XLA's choice": (False, jax.jit),
-    'without YNNPACK': (False, lambda run: programs.jit(run, options=_EIGEN)),
-    'by outputs': (True, programs.jit),
-    'by outputs, Eigen': (True, lambda run: programs.jit(run, options=_EIGEN))}
-_COLUMNS = {'inputs x outputs': '{size}', 'rows': '{rows}',
-            **{way: '{' + way.replace("'", '').replace(' ', '_').replace(',', '') + ':.0f}'
-               for way in _WAYS}}
+    'XLAs_choice': (False, jax.jit), 'without_YNNPACK': (False, _eigen),
+    'by_outputs': (True, programs.jit), 'by_outputs_Eigen': (True, _eigen)}
+_COLUMNS = {
+    'inputs x outputs': '{size}', 'rows': '{rows}', "XLA's choice": '{XLAs_choice:.0f}',
+    'without YNNPACK': '{without_YNNPACK:.0f}', 'by outputs': '{by_outputs:.0f}',
+    'by outputs, Eigen': '{by_outputs_Eigen:.0f}'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +81,8 @@ def measured(size: str, flags: Flags) -> list[dict[str, Any]]:
       run = programs.compiled_for(compile_way(products), x, stored[by_outputs]).run
       runs[rows, way] = lambda run=run, x=x, kernels=stored[by_outputs]: run(x, kernels)
   times = timing.measure(runs, flags.repeats)
-  names = {way: column[1:].partition(':')[0] for way, column in _COLUMNS.items() if way in _WAYS}
   gigaflops = lambda rows, way: 2e-9 * rows * inputs * outputs * count / times[rows, way].median
-  return [dict(size=size, rows=rows, **{names[way]: gigaflops(rows, way) for way in _WAYS})
+  return [dict(size=size, rows=rows, **{way: gigaflops(rows, way) for way in _WAYS})
           for rows in flags.rows]
 
 

@@ -91,8 +91,8 @@ def measured(bench: Bench, other: cspd_jax.Model) -> dict[str, float | None]:
   model, sample = bench.model, bench.sample(bench.baseline)
   target, other_target = (part.target(guided=programs.is_guided(bench.sampling))
                           for part in (model, other))
-  distance = programs.jit(lambda *arguments: likelihood.distance(*arguments, other=other_target),
-                     static_argnums=0)
+  distance = programs.jit(
+      lambda *arguments: likelihood.distance(*arguments, other=other_target), static_argnums=0)
   result = sample.batched(lambda condition, tokens, sampling: distance(
       target, model.params, other.params, condition, tokens, sampling))
   return base.finite(dict(

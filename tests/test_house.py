@@ -179,7 +179,7 @@ def test_folders_are_removed_and_renamed_in_one_place():
 
 
 def test_programs_are_compiled_in_one_place():
-  """What multiplies matrices is compiled by `core.programs`; see there.
+  """Programs with matrix products are compiled by `programs.jit`, which sets compiler options.
 
   Others compile random numbers, checksums, initial parameters, trials of GPU kernels, and what is
   compared with it.

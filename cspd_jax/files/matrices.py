@@ -86,9 +86,9 @@ class OutputMajor:
 
 
 def output_major(kernel: Any, num_inputs: int) -> OutputMajor:
-  """Stores a host array whose first `num_inputs` axes are inputs by its outputs."""
+  """Transposes an array of the host or of JAX, whose first `num_inputs` axes are inputs."""
   axes = (*range(num_inputs, kernel.ndim), *range(num_inputs))
-  return OutputMajor(np.ascontiguousarray(np.transpose(kernel, axes)), num_inputs)
+  return OutputMajor(kernel.transpose(axes), num_inputs)
 
 
 def is_output_major(leaf: Any) -> bool:
@@ -114,10 +114,8 @@ def like(params: Any, others: Any) -> Any:
     return params
 
   def converted(leaf, other):
-    if not is_output_major(other) or is_output_major(leaf):
-      return leaf
-    count = other.num_inputs
-    return OutputMajor(jnp.transpose(leaf, (*range(count, np.ndim(leaf)), *range(count))), count)
+    is_array = is_output_major(other) and not is_output_major(leaf)
+    return output_major(jnp.asarray(leaf), other.num_inputs) if is_array else leaf
 
   return jax.tree.unflatten(structure, map(converted, leaves, forms))
 

@@ -94,7 +94,9 @@ def _places(sharding: Any, expected: Params, axes: Mapping[str, int]) -> dict[st
 
 
 def _is_one_cpu(where: Any) -> bool:
-  """Whether a device, a sharding, or with None the default device, is one CPU."""
+  """Whether a device, a sharding without a mesh, or with None the default device, is one CPU."""
+  if isinstance(where, jax.sharding.NamedSharding):  # It divides the axes of the array as stored.
+    return False
   where = where or jax.device_put(np.zeros(())).device
   devices = getattr(where, 'device_set', {where})
   return len(devices) == 1 and next(iter(devices)).platform == 'cpu'

@@ -19,7 +19,6 @@ from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.specification import SOURCES
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import matrices
-from cspd_jax.files.matrices import Int8
 from cspd_jax.generation import prompts as prompts_lib
 from cspd_jax.generation.engines import AnyDecoder, Engine, Options
 from cspd_jax.generation.parts import Conditions, Drafts, Params, Teacher, Tokenizer
@@ -103,8 +102,8 @@ class BaseModel:
   @property
   def precision(self) -> dict[str, str]:
     """The options of `load` that round numbers, if set: dtype (of most), quantize, cache_dtype."""
-    leaves = jax.tree.leaves(self.params, is_leaf=lambda leaf: isinstance(leaf, Int8))
-    whole = [leaf for leaf in leaves if not isinstance(leaf, Int8)]
+    leaves = jax.tree.leaves(self.params, is_leaf=lambda leaf: isinstance(leaf, matrices.Int8))
+    whole = [leaf for leaf in leaves if not isinstance(leaf, matrices.Int8)]
     options = {} if not whole else dict(dtype=str(max(whole, key=lambda leaf: leaf.size).dtype))
     if len(whole) < len(leaves):
       options['quantize'] = 'int8'

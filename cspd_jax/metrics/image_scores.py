@@ -15,6 +15,7 @@ is biased upwards; compare it with that of equally many images of the same decod
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -84,13 +85,18 @@ def precision_recall(samples: np.ndarray, reference: np.ndarray) -> tuple[float,
 
 
 def _within(points: np.ndarray, manifold: np.ndarray) -> float:
-  distances, within = programs.jit(_radii), programs.jit(_is_within)
-  radii = _by_rows(lambda rows: distances(rows, manifold), manifold)
-  return float(np.mean(_by_rows(lambda rows: within(rows, manifold, radii), points)))
+  radii_of, is_within = _compiled()
+  radii = _by_rows(lambda rows: radii_of(rows, manifold), manifold)
+  return float(np.mean(_by_rows(lambda rows: is_within(rows, manifold, radii), points)))
 
 
 def _by_rows(function, points: np.ndarray) -> np.ndarray:
   return np.concatenate([function(points[i:i + _ROWS]) for i in range(0, len(points), _ROWS)])
+
+
+@functools.cache  # Not where the module is imported: the options depend on the device.
+def _compiled() -> tuple[Callable[..., jax.Array], Callable[..., jax.Array]]:
+  return programs.jit(_radii), programs.jit(_is_within)
 
 
 def _radii(rows: jax.Array, manifold: jax.Array) -> jax.Array:

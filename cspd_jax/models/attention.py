@@ -97,15 +97,13 @@ def keys_first(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array 
 
   Scores and weights have the slots before the queries; see `files.matrices`.
   """
-  rows, length, heads, width = query.shape
+  rows, length, _, width = query.shape
   kv_heads, slots, dtype = keys.shape[1], keys.shape[2], query.dtype
   keys, key_scale = split(keys, dtype)
   values, value_scale = split(values, dtype)
-  query = query.reshape(rows, length, kv_heads, -1, width).transpose(0, 2, 3, 1, 4)
-  query = query.reshape(rows, kv_heads, -1, width)
   # XLA exchanges the factors of a product that is transposed, but for the barrier.
   scores = jax.lax.optimization_barrier(jnp.einsum(
-      'rkse,rkqe->rksq', keys, query, preferred_element_type=jnp.float32))
+      'rkse,rkqe->rksq', keys, _by_head(query, kv_heads), preferred_element_type=jnp.float32))
   if key_scale is not None:
     scores = scores * key_scale
   scores = scores.reshape(rows, kv_heads, slots, -1, length) * width**-0.5
@@ -114,22 +112,34 @@ def keys_first(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array 
   if value_scale is not None:
     weights = weights * value_scale
   out = jnp.einsum('rksq,rkse->rkqe', weights.astype(values.dtype), values)
+  return _by_token(out, length)
+
+
+def _by_head(query: jax.Array, kv_heads: int) -> jax.Array:
+  """Arranges queries `[R, L, H, E]` as `[R, K, H / K * L, E]`, the queries of every key."""
+  rows, length, _, width = query.shape
+  query = query.reshape(rows, length, kv_heads, -1, width).transpose(0, 2, 3, 1, 4)
+  return query.reshape(rows, kv_heads, -1, width)
+
+
+def _by_token(out: jax.Array, length: int) -> jax.Array:
+  """Arranges `[R, K, H / K * L, E]` as `[R, L, H, E]`."""
+  rows, kv_heads, _, width = out.shape
   out = out.reshape(rows, kv_heads, -1, length, width).transpose(0, 3, 1, 2, 4)
-  return out.reshape(rows, length, heads, width)
+  return out.reshape(rows, length, -1, width)
 
 
 def plain(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array | Int8Slots,
           mask: jax.Array) -> jax.Array:
   """Attention as two products and a softmax; arguments and result as for `attend`."""
-  rows, length, heads, width = query.shape
+  rows, length, _, width = query.shape
   kv_heads, dtype = keys.shape[1], query.dtype
   # The scales of keys multiply scores, those of values weights: arrays without the axis `E`.
   keys, key_scale = split(keys, dtype)
   values, value_scale = split(values, dtype)
   # Heads before tokens, so that neither product needs a transposition.
-  query = query.reshape(rows, length, kv_heads, -1, width).transpose(0, 2, 3, 1, 4)
-  query = query.reshape(rows, kv_heads, -1, width)
-  scores = jnp.einsum('rkqe,rkse->rkqs', query, keys, preferred_element_type=jnp.float32)
+  scores = jnp.einsum('rkqe,rkse->rkqs', _by_head(query, kv_heads), keys,
+                      preferred_element_type=jnp.float32)
   if key_scale is not None:
     scores = scores * key_scale.swapaxes(2, 3)
   scores = scores.reshape(rows, kv_heads, -1, length, keys.shape[2]) * width**-0.5
@@ -138,9 +148,7 @@ def plain(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array | Int
   if value_scale is not None:
     weights = weights * value_scale.swapaxes(2, 3)
   weights = weights.astype(values.dtype)
-  out = jnp.einsum('rkqs,rkse->rkqe', weights, values)
-  out = out.reshape(rows, kv_heads, -1, length, width).transpose(0, 3, 1, 2, 4)
-  return out.reshape(rows, length, heads, width)
+  return _by_token(jnp.einsum('rkqs,rkse->rkqe', weights, values), length)
 
 
 def fused(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array,

@@ -342,7 +342,7 @@ def _row(decoder, speedup, error, **more):
     ([(0.7, 0.1), (0.95, 0.04)], 'b is about as fast as vanilla on this machine'),
     ([(0.95, None)], 'No exact decoder of these is faster')])
 def test_the_baseline_is_not_recommended(others, words):
-  """What is said of the others has the spread of their measurement in it; alone it says nothing."""
+  """A decoder within its measurement error is about as fast; vanilla alone is not compared."""
   config = compare.Config(groups.Loading('demo'))
   job = compare.Job(config, cspd_jax.load('demo'), {}, {}, [0], None)
   rows = [_row('vanilla', 1, None), *(_row('ab'[i], *pair) for i, pair in enumerate(others))]

@@ -27,7 +27,7 @@ def _rounded(model):
     if not (count := inputs(next(names))):
       return leaf
     return matrices.Int8(jax.ShapeDtypeStruct(leaf.shape, np.int8),
-                     jax.ShapeDtypeStruct(leaf.shape[count:], np.float32))
+                         jax.ShapeDtypeStruct(leaf.shape[count:], np.float32))
 
   return dataclasses.replace(model, params=jax.tree.map(described, model.params))
 

@@ -199,7 +199,7 @@ def test_a_mesh_and_int8_keep_their_own_forms(folder):
   small = cspd_jax.load(folder, quantize='int8')
   assert [form.shape for form in _output_majors(small.params)] == [(16, 12)]  # The output matrix.
   mesh = sharding.make_mesh(1, 1)
-  assert len(_output_majors(cspd_jax.load(folder, sharding=mesh).params)) in (0, 15)
+  assert len(_output_majors(cspd_jax.load(folder, sharding=mesh).params)) == 0
 
 
 def test_a_round_copies_no_matrix(folder):
