@@ -15,21 +15,22 @@ _SCENES = {
     f'{_TOKENS} of `emoji`': '{tokens_per_pass:.2f}',
     'inside things': '{tokens_per_pass_inside:.2f}',
     'on plain ground': '{tokens_per_pass_ground:.2f}', f'{_TOKENS} of `demo`': '{photographs:.2f}'}
-_OTHERS = {'predicted speed-up on an H200': '{predicted:.2f}x', 'guarantee': '{guarantee}',
+_OTHERS = {'speed-up on an H100': '{gain:.2f}x', 'guarantee': '{guarantee}',
            'needs': '{needs}', 'how': '{how}'}
 
 
-def markdown(scenes: Sequence[Row], photographs: Sequence[Row], compiled: Sequence[Row]) -> str:
+def markdown(scenes: Sequence[Row], photographs: Sequence[Row], timed: Sequence[Row]) -> str:
   """Formats the table, with the decoders by their tokens per forward pass of photographs.
 
   Args:
     scenes: the decoders with scenes of emoji; without them the table has fewer columns.
     photographs: the decoders with photographs.
-    compiled: compiled rounds of a large model. A speed-up is predicted where they have the decoder:
-      tokens per pass of photographs over the time of its round, in rounds of the baseline.
+    timed: rounds of a large model that were timed in turns with those of the baseline. Where they
+      have the decoder, its speed-up is the tokens per pass of photographs over the time of its
+      round, in rounds of the baseline.
   """
   of_photographs = {row['decoder']: row['tokens_per_pass'] for row in photographs}
-  ms = {row['decoder']: row['ms'] for row in compiled}
+  costs = {row['decoder']: row['ms'] / row['vanilla_ms'] for row in timed if 'vanilla_ms' in row}
   rows = []
   for row in {row['decoder']: row for row in (*photographs, *scenes)}.values():
     decoder, tokens = row['decoder'], of_photographs.get(row['decoder'])
@@ -38,7 +39,7 @@ def markdown(scenes: Sequence[Row], photographs: Sequence[Row], compiled: Sequen
     rows.append(dict(
         {} if row in photographs else row, decoder=decoder, guarantee=row['guarantee'],
         photographs=tokens,
-        predicted=tokens * ms['vanilla'] / ms[decoder] if tokens and decoder in ms else None,
+        gain=tokens / costs[decoder] if tokens and decoder in costs else None,
         needs=specification.SOURCES[needed] if needed else '-',
         how=specification.VERIFIERS[verifier[0].name].summary if verifier else
         specification.DECODERS[part.name].summary))

@@ -65,6 +65,10 @@ REPORTS = {
         'python -m experiments.topologies --config=configs/corrected.py:ablations',
     'corrected_short': 'python -m experiments.topologies --config=configs/corrected.py:short',
     'corrected_top_k': 'python -m experiments.topologies --config=configs/corrected.py:top_k',
+    **{f'accelerator_{stage}': f'python -m experiments.accelerator --stages={stage}' for stage in (
+        'xl', 'large', 'images', 'exact')},
+    'accelerator_official':
+        'python -m experiments.accelerator --stages=official --repo=LlamaGen',
     'compiled_7b': 'python -m experiments.compile_report',
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
     'compiled_7b_batch':
@@ -133,12 +137,12 @@ class Table(NamedTuple):
   Attributes:
     report: name of the report.
     text: path of the report to Markdown.
-    other: name of a report that the table reads too, or in place of the first.
+    others: names of reports that the table reads too, or in place of the first.
   """
 
   report: str
   text: Callable[[pathlib.Path], str]
-  other: str | None = None
+  others: tuple[str, ...] = ()
 
 
 def _measured(*names: str, errors: bool = False) -> dict[str, str]:
@@ -194,7 +198,7 @@ def _published(paper: str) -> Table:
         parts.append(f'![The same prompts and seeds by decoder](../pictures/{picture})')
     return '\n\n'.join(parts)
 
-  return Table(names[0], text, *names[1:])
+  return Table(names[0], text, names[1:])
 
 
 def _with_distances(table: tables.Table, compared: Mapping[tuple, Row]) -> tables.Table:
@@ -239,6 +243,25 @@ def _gains(report: Report) -> list[Row]:
   """Decoders that are faster than the baseline, the fastest first."""
   return sorted((row for row in report['rows'] if row['speedup'] > 1),
                 key=lambda row: -row['speedup'])
+
+
+def _titled(start: str, columns: Mapping[str, str] | None = None
+            ) -> Callable[[pathlib.Path], str]:
+  """The tables of a report whose titles begin so, with columns of their own or these."""
+  return lambda path: '\n\n'.join(
+      f'**{table.title}**\n\n{_as_code(table._replace(columns=columns or table.columns))}'
+      for table in tables.of_report(path) if table.title.startswith(start))
+
+
+def _image_of_xl(path: pathlib.Path) -> str:
+  """Returns a sentence with the seconds of an image of LlamaGen-XL on a GPU."""
+  report = _content(path)
+  rows = {row['name']: row for row in report['rows']}
+  best = min(rows.values(), key=lambda row: row['seconds'])
+  slow, vanilla = rows['PyTorch'], rows['vanilla']
+  return (f'On an NVIDIA H100, an image of LlamaGen-XL takes {best["seconds"]:.2f} s with\n'
+          f'`{best["name"]}`, {vanilla["seconds"]:.2f} s with `vanilla`, and '
+          f'{slow["seconds"]:.1f} s with the official PyTorch code.')
 
 
 def _gain(path: pathlib.Path) -> str:
@@ -288,9 +311,23 @@ _CONCLUSIONS = _of({'claim': '{claim}', 'holds here': '{answer}', 'numbers': '{n
 
 _TRAINED = {'network': '{network}', 'on the held-out parts': '{figure}', 'value': '{value:.4g}'}
 
+# Of rounds on an accelerator.
+_ROUNDS = {
+    'decoder': '{decoder}', 'tokens': '{tokens:.2f}', 'ms per pass': '{ms:.2f}',
+    'predicted': '{predicted_ms:.2f}', 'of it': '{of_prediction:.2f}x',
+    'kernels': '{kernels:.0f}', 'of the copied GB/s': '{of_copy:.0%}',
+    's/image': '{seconds_per_image:.2f}', 'speed-up': '{speedup:.2f}x'}
+
 TABLES: dict[str, Table] = {
     'summary': Table('kinds', lambda path: kinds.markdown(
-        _rows('kinds'), _rows('kinds_demo'), _rows('compiled_7b')), 'kinds_demo'),
+        _rows('kinds'), _rows('kinds_demo'), _rows('accelerator_xl')),
+                     ('kinds_demo', 'accelerator_xl')),
+    'gpu_gain': Table('accelerator_official', _image_of_xl),
+    'accelerator_xl': Table('accelerator_xl', _titled('c2i', _ROUNDS)),
+    'accelerator_large': Table('accelerator_large', _titled('lumina', _ROUNDS)),
+    'accelerator_images': Table('accelerator_images', _own),
+    'accelerator_official': Table('accelerator_official', _own),
+    'accelerator_exact': Table('accelerator_exact', _titled('emoji')),
     'cpu_gain': Table('against_llamagen_xl', _gain),
     'cpu': Table('against_llamagen', _of({
         'LlamaGen-B on a CPU': '`{decoder}`', 'tokens per forward pass': '{tokens:.2f}',
@@ -310,7 +347,7 @@ TABLES: dict[str, Table] = {
     'products': Table('products', _own),
     'tune': Table('tune', _own),
     'refill': Table('refill', _own),
-    'serving': Table('serving', _soaked, 'serving_soak'),
+    'serving': Table('serving', _soaked, ('serving_soak',)),
     'rounding': Table('rounding', _own),
     'rounding_bfloat16': Table('rounding_bfloat16', _own),
     'rounding_share': Table('rounding', _share),
@@ -386,8 +423,7 @@ def _content(path: pathlib.Path) -> Report:
 
 def _numbers(table: Table) -> str:
   """A table of numbers with its sources, or nothing."""
-  names = [name for name in (table.report, table.other)
-           if name is not None and _path(name).exists()]
+  names = [name for name in (table.report, *table.others) if _path(name).exists()]
   if not names:
     return ''
   sources = '\n'.join(map(_source, names))

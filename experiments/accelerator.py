@@ -1,225 +1,210 @@
-"""Measures the cost of decoders on the accelerator of this machine.
+"""Measures decoders on the accelerator of this machine, in the minutes that there are.
 
-  python -m experiments.accelerator
-  python -m experiments.accelerator --minutes=20 --batch=1,8,32
+  python -m experiments.accelerator --plan
+  python -m experiments.accelerator --minutes=9 --repo=LlamaGen
+  python -m experiments.accelerator --stages=images,xl --workdir=runs/h100
+  python -m experiments.accelerator --rehearse
 
-Needs no network. Measures until the time limit the bandwidth of the memory and the peak rate of
-matrix products; then rounds of published model sizes with random weights, in the middle of an
-image. Decoders commit as many tokens as measured with a trained model (`--accepted`), and the times
-are shown next to those predicted from bytes and FLOPs of the compiled round at the measured rates.
-Failures are noted, and the remaining measurements continue. Writes report.json to --workdir.
+Needs no network; --repo is a clone of https://github.com/FoundationVision/LlamaGen, for the stage
+that compares with it, which also needs PyTorch and transformers. The stages run in the order of
+their worth, each in a process of its own, which ends at the stage's limit at the latest. A report
+in --workdir is written after every row; the same command continues, and measures only what is
+missing. Failures are noted, and the remaining measurements continue.
 
-Then, on NVIDIA GPUs, compares times and tokens of rounds that are one CUDA graph each with those of
-rounds as a single graph (see `core.programs`). Writes graphs/report.json, in case this crashes.
+Published sizes have random weights: their decoders commit as many tokens as measured with a trained
+model, and everything else is computed. The embedded models generate real images.
 """
 
 import dataclasses
-import functools
+import multiprocessing
+import os
 import pathlib
+import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-import jax
-import numpy as np
+from cspd_jax import cli
+from cspd_jax.core import fields
+from cspd_jax.files import paths, reading
+from cspd_jax.measure import tables
+from experiments import against, against_llamagen, measured
+from experiments.stages import checks, continuous, images, official, rounds, served
+from experiments.stages.piece import Piece
 
-import cspd_jax
-from cspd_jax import cli, families
-from cspd_jax.core import programs
-from cspd_jax.files import run_folder
-from cspd_jax.measure.tables import Table
-from experiments import measured
-from experiments.costs import devices, predicted, timed_rounds
+_LEAST = 15.0  # Seconds without which no stage starts.
+_LLAMAGEN = 'c2i_xl_256'
+_GRACE = 15.0  # Seconds that a stage may take longer, for what cannot be interrupted.
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(predicted.Accepted):
-  """The measurements, in this order until the time limit.
+class Config:
+  """The measurements.
 
   Attributes:
-    minutes: time limit, after which no measurement starts.
-    shapes: published sizes of models of discrete tokens, with random weights. On NVIDIA GPUs,
-      rounds of the first are then timed as one CUDA graph, for up to a quarter of `minutes` more.
-    decoder: their decoders in addition to `vanilla`, which commit the tokens of `accepted`.
-    batch: numbers of images decoded together.
-    guided: whether the null condition runs as well.
-    dtype: of the parameters of `shapes`.
-    repeats: timed runs of each measurement, whose median is reported.
-    rounds: rounds of a timed run.
+    stages: names of stages, of those that --plan lists; all by default.
+    minutes: time limit of all stages together.
+    repo: folder of the official code of LlamaGen; without it nothing is compared with that.
+    plan: whether to list the stages and their time limits, and to end.
+    rehearse: whether to measure a little of every stage, with small models.
     workdir: folder of the results.
   """
 
-  minutes: float = 8.0
-  shapes: tuple[str, ...] = ('c2i_xl_256', 'lumina_mgpt_7b_768')
-  decoder: tuple[str, ...] = (
-      'corrected(passes=4, window=64)', 'mc_sjd(window=64)', 'mc_sjd(window=16)')
-  batch: tuple[int, ...] = (1, 8)
-  guided: bool = True
-  dtype: Literal['float32', 'bfloat16'] = 'bfloat16'
-  repeats: int = 5
-  rounds: int = 16
+  stages: tuple[str, ...] | None = None
+  minutes: float = 15.0
+  repo: str | None = None
+  plan: bool = False
+  rehearse: bool = False
   workdir: str = 'runs/accelerator'
 
-
-_GPU_LAUNCH = 1.5e-6  # Seconds, as in `devices.ACCELERATORS`.
-_ROUNDS = {
-    'model': '{model}', 'batch': '{batch}', 'decoder': '{decoder}', 'tokens': '{tokens:.2f}',
-    'ms/round': '{ms:.2f}', 'predicted': '{predicted_ms:.2f}', 'GB/s': '{gigabytes:.0f}',
-    's/image': '{seconds_per_image:.2f}', 'speed-up': '{speedup:.2f}x'}
-_COMPARED = {
-    'model': '{model}', 'batch': '{batch}', 'decoder': '{decoder}', 'a graph per round': '{ms:.2f}',
-    'one graph': '{one_graph_ms:.2f}', 'other tokens': '{other_tokens}'}
+  def __post_init__(self):
+    fields.check(self)
+    if self.stages is not None:
+      measured.check_lists(self, 'stages')
+    for name in self.stages or ():
+      fields.check_choice('stages', name, STAGES)
 
 
-class Session:
-  """The results so far: rows, and notes with the name and the error of what failed."""
+class Stage(NamedTuple):
+  """A stage."""
 
-  def __init__(self, minutes: float):
-    self._end = time.monotonic() + 60 * minutes
-    self.rows: list[dict[str, Any]] = []
-    self.notes: list[dict[str, str]] = []
-
-  def attempt(self, name: str, function: Callable[[], Any]) -> Any:
-    """Returns `function()`; None, with a note, if the time limit is reached or the call fails."""
-    try:
-      if time.monotonic() > self._end:
-        raise TimeoutError('the time limit was reached')
-      print(f'... {name}', file=sys.stderr, flush=True)
-      return function()
-    except Exception as error:  # An untested device may raise anything.
-      words = ' '.join(str(error).split())[:500]
-      self.notes.append(dict(what=name, error=f'{type(error).__name__}: {words}'))
-      print(f'{name}: {self.notes[-1]["error"]}', file=sys.stderr, flush=True)
-      return None
-
-  def each(self, where: str, functions: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
-    """Returns what functions return, by decoder, without those that fail."""
-    results = {text: self.attempt(f'{where}: {text}', function)
-               for text, function in functions.items()}
-    return {text: result for text, result in results.items() if result is not None}
-
-  def add(self, columns: Mapping[str, str], row: dict[str, Any]) -> None:
-    """Appends a row and prints it."""
-    self.rows.append(row)
-    measured.show(columns, row)
-
-  def write(self, report: run_folder.Report, config: Config, columns: Mapping[str, str],
-            **more: Any) -> None:
-    """Writes the rows with their columns, and prints what failed."""
-    tables = [Table(self.rows[0]['kind'], columns, self.rows)] if self.rows else []
-    measured.write(report, config, tables, notes=self.notes, **more)
-    for note in self.notes:
-      print(f'not measured: {note["what"]} ({note["error"]})')
+  run: Callable[[Config, Piece], None]  # Measures, and adds rows to a piece.
+  seconds: float  # Its time limit.
+  summary: str  # What it measures.
 
 
-def device_rates(session: Session) -> devices.Accelerator:
-  """Returns the current device with its measured rates; 1 for a rate whose measurement failed."""
-  bandwidth = session.attempt('bandwidth of the memory', timed_rounds.copy_bandwidth)
-  flops = session.attempt('rate of matrix products', timed_rounds.matrix_rate)
-  on_gpu = jax.default_backend() == 'gpu'
-  # Of products in other arithmetic, relative to the measured rate.
-  rates = devices.ACCELERATORS['h200'].rates if on_gpu else {}
-  accelerator = devices.Accelerator(
-      bandwidth or 1.0, flops or 1.0, _GPU_LAUNCH if on_gpu else 0.0, 0, 0, jax.default_backend(),
-      '', (), rates)
-  print(f'{jax.devices()[0].device_kind}: {1e-9 * accelerator.bandwidth:.0f} GB/s copied, '
-        f'{1e-12 * accelerator.flops:.1f} TFLOP/s', flush=True)
-  return accelerator
+def _size(config: Config, name: str) -> str:
+  return 'demo' if config.rehearse else name
 
 
-def _described(config: Config, name: str) -> tuple[cspd_jax.Model, dict[str, float]]:
-  """Returns a published size with shapes for weights, and the tokens that its decoders commit."""
-  model = families.describe(name, dtype=config.dtype)
-  if model.engine.name != 'discrete':
-    raise ValueError(f'shapes holds {name!r}, whose tokens are continuous; give sizes of models of '
-                     'discrete tokens.')
-  return model, timed_rounds.committed(model, config.decoder, config, config.guided)
+def _decoders(config: Config, count: int) -> tuple[str, ...]:
+  """Returns the first decoders of which rounds are timed; one short window in a rehearsal."""
+  return ('mc_sjd(window=16)',) if config.rehearse else rounds.DECODERS[:count]
 
 
-def _with_random_weights(session: Session, config: Config, name: str
-                         ) -> tuple[cspd_jax.Model, dict[str, float]]:
-  """As `_described`, with weights; without decoders if they do not fit in memory."""
-  model, committed = _described(config, name)
-  params = session.attempt(f'weights of {name}', lambda: jax.block_until_ready(
-      timed_rounds.random_like(model.params)))
-  return dataclasses.replace(model, params=params), {} if params is None else committed
+def _xl(config: Config, piece: Piece) -> None:
+  texts = _decoders(config, len(rounds.DECODERS))
+  rounds.measure(piece, _size(config, _LLAMAGEN), texts, traced=('vanilla', texts[0]))
 
 
-def _program(config: Config, model: cspd_jax.Model, text: str, tokens: float, batch: int,
-             accelerator: devices.Accelerator, graphs: str | None = None
-             ) -> timed_rounds.TimedRound:
-  """Compiles rounds of a decoder that commit `tokens` tokens on average."""
-  decoder = timed_rounds.with_acceptance(model.decoder(text, guided=config.guided), tokens)
-  condition = families.FAMILIES[model.family].published.condition(model.config, batch)
-  return timed_rounds.program(
-      decoder, model.params, timed_rounds.random_like(condition),
-      model.engine.settled(model.sampling()), timed_rounds.random_like(model.draft_params(text)),
-      accelerator, graphs)
+def _images(config: Config, piece: Piece) -> None:
+  for name in ('demo',) if config.rehearse else images.DECODERS:
+    images.speed(piece, name, 2 if config.rehearse else 8)
 
 
-def rounds(session: Session, config: Config, name: str, accelerator: devices.Accelerator) -> None:
-  """Times rounds of a published size."""
-  model, committed = _with_random_weights(session, config, name)
-  for batch in config.batch:
-    where = f'{name}, {batch} at once'
-    compiled = session.each(where, {
-        text: functools.partial(_program, config, model, text, tokens, batch, accelerator)
-        for text, tokens in committed.items()})
-    timed = session.attempt(f'{where}: rounds', functools.partial(
-        timed_rounds.measure, compiled, config.rounds, config.repeats)) if compiled else None
-    vanilla = (timed or {}).get('vanilla')
-    for text, times in (timed or {}).items():
-      figures, tokens = compiled[text].figures, committed[text]
-      session.add(_ROUNDS, dict(
-          kind='rounds', model=name, batch=batch, decoder=text, tokens=tokens,
-          ms=1e3 * times.median, quartiles=[1e3 * quartile for quartile in times.quartiles],
-          predicted_ms=1e3 * figures.total_seconds, bytes=figures.total_bytes,
-          flops=figures.flops, kernels=figures.total_kernels, conditionals=figures.conditionals,
-          gigabytes=1e-9 * figures.total_bytes / times.median,
-          compile_seconds=compiled[text].seconds,
-          seconds_per_image=times.median * model.num_tokens / tokens / batch,
-          speedup=None if vanilla is None else vanilla.median * tokens / times.median))
+def _official(config: Config, piece: Piece) -> None:
+  official.transformers(piece, 16 if config.rehearse else 64)
+  if config.repo is not None:
+    official.llamagen(piece, _LLAMAGEN, config.repo)
 
 
-def graphs(session: Session, config: Config, name: str, accelerator: devices.Accelerator) -> None:
-  """Compares times and tokens of rounds that are a CUDA graph each with rounds as one graph."""
-  model, committed = _with_random_weights(session, config, name)
+def _exact(config: Config, piece: Piece) -> None:
+  checks.kernels(piece)
+  for name in ('demo',) if config.rehearse else ('emoji', 'demo'):
+    images.seeds(piece, name, 2 if config.rehearse else 256)
+  checks.exact(piece)
 
-  def compare(text: str) -> dict[str, Any]:
-    compiled = {kind: _program(config, model, text, committed[text], config.batch[0], accelerator,
-                               kind) for kind in programs.GRAPHS}
-    times = timed_rounds.measure(compiled, config.rounds, config.repeats)
-    tokens, other_tokens = (
-        np.asarray(compiled[kind].run(config.rounds)[1]) for kind in programs.GRAPHS)
-    return dict(
-        kind='graphs', model=name, batch=config.batch[0], decoder=text,
-        other_tokens=int((tokens != other_tokens).sum()),
-        **{key: 1e3 * times[kind].median
-           for key, kind in zip(('ms', 'one_graph_ms'), programs.GRAPHS)})
 
-  for row in session.each(f'{name} as one graph', {
-      text: functools.partial(compare, text) for text in committed}).values():
-    session.add(_COMPARED, row)
+def _large(config: Config, piece: Piece) -> None:
+  name = _size(config, 'lumina_mgpt_7b_768')
+  texts = _decoders(config, 2)
+  rounds.measure(piece, name, texts, traced=texts[:1])
+  rounds.measure(piece, name, texts[:1], quantize=True, traced=('vanilla',))
+
+
+def _batches(config: Config, piece: Piece) -> None:
+  name = _size(config, _LLAMAGEN)
+  rounds.graphs(piece, name, ('vanilla', *_decoders(config, 1)))
+  for batch in (2,) if config.rehearse else (4, 16):
+    rounds.measure(piece, name, _decoders(config, 2), batch)
+
+
+def _continuous(config: Config, piece: Piece) -> None:
+  if config.rehearse:
+    continuous.measure(piece, 'emoji_continuous', 'emoji_continuous')
+  else:
+    continuous.measure(piece, 'mar_b', 'mar_demo')
+    continuous.measure(piece, 'nextstep_1_512', 'emoji_continuous')
+
+
+def _served(config: Config, piece: Piece) -> None:
+  served.measure(piece, 'demo', *((4, 2, '1,2') if config.rehearse else (64, 16, '1,16,64')))
+
+
+STAGES = {
+    'xl': Stage(_xl, 130, 'rounds of LlamaGen-XL, against their predictions'),
+    'images': Stage(_images, 150, 'whole images of the embedded models'),
+    'exact': Stage(_exact, 150, 'seed-exact images, distributions, kernels'),
+    'official': Stage(_official, 240, 'the official PyTorch code, and generate() of transformers'),
+    'large': Stage(_large, 200, 'rounds of Lumina-mGPT 7B, also with int8 matrices'),
+    'batches': Stage(_batches, 150, 'the loop as one CUDA graph; batches'),
+    'continuous': Stage(_continuous, 120, 'rounds of MAR-B and NextStep-1'),
+    'served': Stage(_served, 90, 'cspd-serve with 1, 16 and 64 clients'),
+}
+_STAGES = {'stage': '{stage}', 'limit, s': '{limit:.0f}', 's': '{seconds:.0f}', 'rows': '{rows}',
+           'not measured': '{failures}', 'ended': '{ended}'}
+
+
+def _process(config: Config, name: str, folder: pathlib.Path, seconds: float) -> None:
+  """Runs a stage, in a process that it and its children have for themselves."""
+  os.setpgrp()  # A server that a stage starts ends with it.
+  from cspd_jax.cli import compiled
+  compiled.enable()
+  STAGES[name].run(config, Piece(folder, seconds, config.rehearse))
+
+
+def _run(config: Config, name: str, folder: pathlib.Path, seconds: float) -> dict[str, Any]:
+  """Runs a stage within its limit; returns its row."""
+  start = time.monotonic()
+  process = multiprocessing.get_context('spawn').Process(
+      target=_process, args=(config, name, folder, seconds))
+  process.start()
+  try:
+    process.join(seconds + _GRACE)
+    ended = {0: 'itself', None: 'at its limit'}.get(
+        process.exitcode, f'with exit code {process.exitcode}')
+  finally:
+    if process.is_alive():
+      os.killpg(process.pid, signal.SIGKILL)
+    process.join()
+  stored = _stored(folder)
+  return dict(stage=name, limit=seconds, seconds=time.monotonic() - start, ended=ended,
+              rows=len(stored.get('rows', ())), failures=len(stored.get('notes', ())))
+
+
+def _stored(folder: pathlib.Path) -> dict[str, Any]:
+  path = folder / 'report.json'
+  return reading.json(path, 'use another workdir') if path.exists() else {}
 
 
 @cli.command(Config)
-def main(config: Config) -> None:
-  measured.check_lists(config, 'batch')
-  for name in config.shapes:
-    _described(config, name)  # Raises its errors before anything runs.
-  folder = pathlib.Path(config.workdir) / 'graphs'
-  run_folder.check(folder)
-  report, session = run_folder.Report(config.workdir), Session(config.minutes)
-  accelerator = device_rates(session)
-  for name in config.shapes:
-    session.attempt(name, lambda name=name: rounds(session, config, name, accelerator))
-  session.write(report, config, _ROUNDS,
-                rates=dict(bandwidth=accelerator.bandwidth, flops=accelerator.flops))
-  if config.shapes and programs.on_cuda():
-    report, session = run_folder.Report(folder), Session(config.minutes / 4)
-    graphs(session, config, config.shapes[0], accelerator)
-    session.write(report, config, _COMPARED)
+def main(config: Config) -> int | None:
+  names = list(STAGES) if config.stages is None else list(config.stages)
+  if config.plan:
+    print(tables.text({'stage': '{name}', 'limit, s': '{seconds:.0f}', 'what': '{summary}'}, [
+        dict(name=name, **STAGES[name]._asdict()) for name in names]))
+    return None
+  if config.repo is not None:
+    against.clone(config.repo, against_llamagen.URL, against_llamagen.GPT)
+  workdir = paths.folder('workdir', config.workdir)
+  # Several processes share the device, one of them PyTorch's.
+  os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
+  end, done = time.monotonic() + 60 * config.minutes, []
+  for name in names:
+    left = end - time.monotonic()
+    if left < _LEAST:
+      print(f'not started: {name}, since the time is over')
+      continue
+    print(f'\n== {name}: {STAGES[name].summary}', flush=True)
+    done.append(_run(config, name, workdir / name, min(STAGES[name].seconds, left)))
+    for table in tables.of_report(workdir / name) if _stored(workdir / name) else ():
+      print(f'\n{table.title}\n\n{tables.text(table.columns, table.rows, left=1)}', flush=True)
+  print(f'\n{tables.text(_STAGES, done)}')
+  for row in done:
+    for note in _stored(workdir / row['stage']).get('notes', ()):
+      print(f'not measured: {note["what"]} ({note["error"]})')
+  return None
 
 
 if __name__ == '__main__':

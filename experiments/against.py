@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import os
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -47,11 +48,7 @@ def official(flags: Flags, url: str, file: str, needs: str) -> tuple[Any, Any]:
   """
   if flags.repo is None:
     raise ValueError(f'repo is none; give the folder of a clone of {url}.')
-  folder = paths.find('repo', flags.repo)
-  if not (folder / file).exists():
-    raise ValueError(f'repo is {flags.repo!r}, which does not contain {file}; give a clone of '
-                     f'{url}.')
-  sys.path.insert(0, str(folder))
+  sys.path.insert(0, str(clone(flags.repo, url, file)))
   try:
     name = file.removesuffix('.py').replace('/', '.')
     torch, module = importlib.import_module('torch'), importlib.import_module(name)
@@ -60,6 +57,14 @@ def official(flags: Flags, url: str, file: str, needs: str) -> tuple[Any, Any]:
                      ) from error
   torch.set_num_threads(os.cpu_count())
   return torch, module
+
+
+def clone(repo: str, url: str, file: str) -> pathlib.Path:
+  """Returns the folder of a clone of `url`; raises ValueError if it does not contain `file`."""
+  folder = paths.find('repo', repo).absolute()
+  if not (folder / file).exists():
+    raise ValueError(f'repo is {repo!r}, which does not contain {file}; give a clone of {url}.')
+  return folder
 
 
 def perturb(torch: Any, model: Any) -> None:
@@ -73,7 +78,7 @@ def converted(family: str, config: Any, model: Any, left_out: Sequence[str] = ()
   """Returns the parameters of an official model, without tensors whose names hold `left_out`."""
   return jax.tree.map(jnp.asarray, convert.convert(
       rules.get(family), config,
-      {name: tensor.numpy() for name, tensor in model.state_dict().items()
+      {name: tensor.float().cpu().numpy() for name, tensor in model.state_dict().items()
        if not any(part in name for part in left_out)}))
 
 

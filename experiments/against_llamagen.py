@@ -32,11 +32,13 @@ from experiments import against
 from experiments.costs import predicted, timed_rounds
 from experiments.measured import check_lists
 
-_URL = 'https://github.com/FoundationVision/LlamaGen'
+URL = 'https://github.com/FoundationVision/LlamaGen'
+GPT = 'autoregressive/models/gpt.py'
 _SCALE = 2.0
 _LABEL = 207
-# The names of the official constructors.
-_OFFICIAL = {'c2i_b_256': 'GPT-B', 'c2i_l_256': 'GPT-L', 'c2i_xl_256': 'GPT-XL'}
+# Buffers of the official model that are no parameters.
+LEFT_OUT = ('kv_cache', 'freqs_cis', 'causal_mask')
+_SIZES = ('c2i_b_256', 'c2i_l_256', 'c2i_xl_256')
 _COLUMNS = {
     '': '{decoder}', 'tokens': '{tokens:.2f}', 'rounds': '{rounds}', 'ms/round': '{ms:.1f}',
     'of one token': '{ratio:.2f}x', 's/image': '{seconds_per_image:.2f}',
@@ -65,56 +67,61 @@ class Flags(against.Flags, predicted.Accepted):
 def check(flags: Flags) -> tuple[families.Model, dict[str, float]]:
   """Returns the model with shapes for parameters, and the tokens per round of every decoder."""
   check_lists(flags, 'decoder')
-  fields.check_choice('size', flags.size, _OFFICIAL)
+  fields.check_choice('size', flags.size, _SIZES)
   model = families.describe(flags.size, dtype='float32')
   return model, timed_rounds.committed(model, flags.decoder, flags)
 
 
-def official_runs(flags: Flags, config: Any) -> tuple[Any, Callable[[], Any], np.ndarray, Any]:
+def official_runs(flags: Flags, config: Any, device: str = 'cpu', dtype: str = 'float32'
+                  ) -> tuple[Any, Callable[..., Any], np.ndarray, Any]:
   """Prepares the official code of a model of sizes `config`, with random weights.
 
-  Returns the model; a function that generates an image; the logits `[2, V]` of the first token,
-  with and without its class; PyTorch.
+  Returns the model; `model -> ` an image by it, or by what `torch.compile` makes of it; the logits
+  `[2, V]` of the first token, with and without its class; PyTorch.
   """
-  gpt, generate = 'autoregressive/models/gpt.py', 'autoregressive/models/generate.py'
-  torch, module = against.official(flags, _URL, gpt, 'torch')
-  _, sampling = against.official(flags, _URL, generate, 'torch')
+  generate = 'autoregressive/models/generate.py'
+  torch, module = against.official(flags, URL, GPT, 'torch')
+  _, sampling = against.official(flags, URL, generate, 'torch')
   torch.manual_seed(0)
   length = config.num_tokens
-  model = module.GPT_models[_OFFICIAL[flags.size]](
-      vocab_size=config.vocab_size, block_size=length, num_classes=config.num_classes,
-      cls_token_num=1, model_type='c2i').eval()
-  against.perturb(torch, model)
+  with torch.device(device):
+    model = module.Transformer(module.ModelArgs(
+        n_layer=config.num_layers, n_head=config.num_heads, dim=config.dim,
+        vocab_size=config.vocab_size, block_size=length, num_classes=config.num_classes,
+        cls_token_num=1, model_type='c2i')).to(getattr(torch, dtype)).eval()
+    against.perturb(torch, model)
 
-  def image():
-    return sampling.generate(
-        model, torch.tensor([_LABEL]), length, cfg_scale=_SCALE, cfg_interval=-1, temperature=1.0,
-        top_k=0, top_p=1.0, sample_logits=True)
+  def image(model=model):
+    tokens = sampling.generate(
+        model, torch.tensor([_LABEL], device=device), length, cfg_scale=_SCALE, cfg_interval=-1,
+        temperature=1.0, top_k=0, top_p=1.0, sample_logits=True)
+    return tokens.cpu()  # Waits for a GPU.
 
-  with torch.no_grad():
-    model.setup_caches(max_batch_size=2, max_seq_length=length + 1, dtype=torch.float32)
+  with torch.no_grad(), torch.device(device):
+    model.setup_caches(max_batch_size=2, max_seq_length=length + 1, dtype=getattr(torch, dtype))
     both = torch.tensor([_LABEL, config.num_classes])
-    logits = model(None, both, torch.arange(1))[0][:, 0].numpy()
+    logits = model(None, both, torch.arange(1))[0][:, 0].float().cpu().numpy()
   return model, image, logits, torch
 
 
-def decoder_runs(model: families.Model, committed: dict[str, float]
-                 ) -> tuple[dict[str, Callable[[], Any]], np.ndarray]:
-  """Returns functions that generate an image, by decoder; and the logits of `official_runs`."""
-  condition, key = jnp.array([_LABEL]), jax.random.split(jax.random.key(0), 1)
-  sampling, runs = model.engine.settled(model.sampling(guidance_scale=_SCALE)), {}
-  for text, tokens in committed.items():
-    decoder = model.decoder(text, guided=True)
-    decoder = decoder if text == 'vanilla' else timed_rounds.with_acceptance(decoder, tokens)
-    arguments = (model.params, condition, key, sampling,
-                 store.for_decoding('eagle', timed_rounds.random_like(model.draft_params(text))))
-    run = programs.compiled(decoder, *arguments).run
-    runs[text] = lambda run=run, arguments=arguments: run(*arguments)
-    print(f'{text} is compiled', file=sys.stderr, flush=True)
+def decoder_run(model: families.Model, text: str, tokens: float) -> Callable[[], Any]:
+  """Compiles a decoder that commits `tokens` tokens per round; returns what generates an image."""
+  decoder = model.decoder(text, guided=True)
+  decoder = decoder if text == 'vanilla' else timed_rounds.with_acceptance(decoder, tokens)
+  arguments = (model.params, jnp.array([_LABEL]), jax.random.split(jax.random.key(0), 1),
+               model.engine.settled(model.sampling(guidance_scale=_SCALE)),
+               store.for_decoding('eagle', timed_rounds.random_like(model.draft_params(text))))
+  run = programs.compiled(decoder, *arguments).run
+  print(f'{text} is compiled', file=sys.stderr, flush=True)
+  return lambda: run(*arguments)
+
+
+def first_logits(model: families.Model) -> np.ndarray:
+  """Returns the logits of `official_runs`."""
   target = model.target(guided=True)
-  logits, *_ = programs.jit(lambda params: target.prefill(params, condition, target.num_tokens))(
-      model.params)
-  return runs, np.asarray(logits[:, 0])
+  logits, *_ = programs.jit(lambda params: target.prefill(
+      params, jnp.array([_LABEL]), target.num_tokens))(model.params)
+  return np.asarray(logits[:, 0], np.float32)
 
 
 @cli.command(flags=Flags())
@@ -124,9 +131,9 @@ def main(flags: Flags) -> None:
   official_model, image, expected, torch = official_runs(flags, model.config)
   report = Report(flags.workdir)
   model = dataclasses.replace(model, params=store.for_decoding('llamagen', against.converted(
-      'llamagen', model.config, official_model, ('kv_cache', 'freqs_cis', 'causal_mask'))))
-  runs, logits = decoder_runs(model, committed)
-  difference = float(np.abs(logits - expected).max())
+      'llamagen', model.config, official_model, LEFT_OUT)))
+  runs = {text: decoder_run(model, text, tokens) for text, tokens in committed.items()}
+  difference = float(np.abs(first_logits(model) - expected).max())
   print(f'the first logits differ by {difference:.1e} at most', flush=True)
   timed = timing.measure({'PyTorch': image} | runs, flags.repeats)
   rows, first = [], timed['vanilla'].median

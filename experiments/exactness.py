@@ -43,7 +43,7 @@ from experiments.measured import listed
 CUT = Warp(guidance_scale=1.3, temperature=0.9, top_p=0.95)
 # Integer logits stay tied under a guidance scale of 2.
 GREEDY = Warp(guidance_scale=2.0, temperature=0.0)
-_COLUMNS = {
+COLUMNS = {
     'decoder': '{decoder}', 'guarantee': '{guarantee}', 'TV': '{tv:.5f}',
     'expected': '{tv_expected:.5f}', 'bound': '{bound:.5f}', 'p-value': '{p_value:.2g}',
     'passed': '{pass}'}
@@ -178,15 +178,15 @@ def run(benches: Sequence[Bench], texts: Sequence[str]) -> list[dict]:
       print(f'temperature {bench.warp.temperature}: {bench.model.vocab_size}^{bench.model.length} '
             f'sequences, {int((bench.probs > 0).sum())} possible in 2 classes; '
             f'{bench.flags.samples} samples per decoder')
-      vanilla = _decode(bench, build(parse('vanilla'), bench), None)
+      vanilla = decode(bench, build(parse('vanilla'), bench), None)
       for text, spec in specs.items():
-        yield _row(bench, text, build(spec, bench), specification.needs(spec), vanilla,
+        yield row(bench, text, build(spec, bench), specification.needs(spec), vanilla,
                    len(specs) * len(benches))
 
-  return listed(_COLUMNS, rows())
+  return listed(COLUMNS, rows())
 
 
-def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: Decoded,
+def row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: Decoded,
          count: int) -> dict[str, Any]:
   """Tests one of `count` decoders; `vanilla` is the result of `vanilla`."""
   report = exactness.check_decoder(
@@ -194,10 +194,10 @@ def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: 
       samples=bench.flags.samples, seed=bench.flags.seed, false_alarm=exactness.FALSE_ALARM / count)
   guarantee, passed, bound = specification.guarantee(decoder), report.passed, 0.0
   if guarantee is Guarantee.SEED_EXACT:
-    passed = passed and np.array_equal(_decode(bench, decoder, needs).tokens, vanilla.tokens)
+    passed = passed and np.array_equal(decode(bench, decoder, needs).tokens, vanilla.tokens)
   if guarantee is Guarantee.BOUNDED:
     # The margin of 0.01 is well above the noise of both numbers.
-    bound = float(_decode(bench, decoder, needs).tv_bound.mean())
+    bound = float(decode(bench, decoder, needs).tv_bound.mean())
     passed = report.tv - report.tv_expected <= bound + 0.01
   return {
       'decoder': text, 'temperature': bench.warp.temperature, 'guarantee': guarantee,
@@ -205,7 +205,8 @@ def _row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: 
       'bound': bound, 'p_value': report.p_value, 'samples': report.samples, 'pass': bool(passed)}
 
 
-def _decode(bench: Bench, decoder: Decoder, needs: str | None) -> Decoded:
+def decode(bench: Bench, decoder: Decoder, needs: str | None) -> Decoded:
+  """Returns a batch of sequences; `needs` is the key of the drafter's parameters."""
   return jax.device_get(programs.jit(decoder)(
       bench.model.params, jnp.arange(_ROWS) % 2, jax.random.key(bench.flags.seed), bench.warp,
       bench.draft_params[needs]))

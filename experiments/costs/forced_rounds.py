@@ -149,18 +149,21 @@ def measure(prepared: Mapping[str, Rounds], official: Mapping[str, Callable[[], 
   parts = {(name, part): run for name, each in prepared.items() for part, run in each.runs.items()}
   runs: dict[Any, Callable[[], Any]] = {}
   for program, own in (('official', official), ('rounds', parts)):
-    runs |= {(program, 'wakes'): list(own.values())[-1], **own}
+    if own:
+      runs |= {(program, 'wakes'): list(own.values())[-1], **own}
   return timing.measure(runs, repeats)
 
 
 def rows(prepared: Mapping[str, Rounds], timed: Mapping[Any, timing.Timing],
-         official: Mapping[str, float]) -> list[dict[str, Any]]:
-  """Returns the rows of a table, those of PyTorch first.
+         official: Mapping[str, float] | None = None) -> list[dict[str, Any]]:
+  """Returns the rows of a table, that of an official program in PyTorch first.
 
   Times are by name of the decoder, `BASELINE` among them, and part. Of the official program,
-  'round_ms' and 'head_calls' for a token are known, and maybe 'transformer_ms' and 'head_ms'.
+  'round_ms' and 'head_calls' for a token are known, and maybe 'transformer_ms' and 'head_ms'; None
+  without one.
   """
-  result = [dict(name='PyTorch', tokens=1.0, transformer_ms=None, head_ms=None) | dict(official)]
+  result: list[dict[str, Any]] = [] if official is None else [
+      dict(name='PyTorch', tokens=1.0, transformer_ms=None, head_ms=None) | dict(official)]
   for name, each in prepared.items():
     whole, idle, transformer = (1e3 * timed[name, part].median for part in _PARTS)
     calls, call_ms = each.calls, None
@@ -177,5 +180,6 @@ def rows(prepared: Mapping[str, Rounds], timed: Mapping[Any, timing.Timing],
   baseline = next(row for row in result if row['name'] == BASELINE)['round_ms']
   return [dict(
       row, ratio=row['round_ms'] / baseline, token_ms=per_token[row['name']],
-      speedup_over_pytorch=per_token['PyTorch'] / per_token[row['name']],
+      speedup_over_pytorch=None if official is None else (
+          per_token['PyTorch'] / per_token[row['name']]),
       speedup_over_mar=per_token[BASELINE] / per_token[row['name']]) for row in result]

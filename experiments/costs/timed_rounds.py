@@ -37,9 +37,10 @@ class TimedRound(NamedTuple):
 
   # `count -> ` runs the prefill and `count` rounds; waits for the result.
   run: Callable[[int], Any]
-  # Figures of a round; its times follow from the rates passed to `program`.
-  figures: predicted.Figures
+  # `accelerator -> ` figures of a round, whose times follow from the rates of this device.
+  figures: Callable[[devices.Accelerator], predicted.Figures]
   seconds: float  # Compilation time.
+  text: Callable[[], str]  # The compiled program.
 
 
 def copy_bandwidth(repeats: int = 5) -> float:
@@ -146,11 +147,11 @@ def random_like(shapes: Any, seed: int = 0) -> Any:
 
 
 def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_params: Any,
-            accelerator: devices.Accelerator, graphs: str | None = None) -> TimedRound:
+            graphs: str | None = None) -> TimedRound:
   """Compiles rounds that start when half of the image is complete.
 
-  The sampling options are those of `Engine.settled`. `accelerator` has the rates of the device, for
-  the figures; `graphs` is the unit that becomes one CUDA graph.
+  The sampling options are those of `Engine.settled`. `graphs` is the unit that becomes one CUDA
+  graph.
   """
   batch = jax.tree.leaves(condition)[0].shape[0]
 
@@ -166,11 +167,14 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
   keys = random.row_keys(jax.random.key(0), batch)
   arguments = (params, condition, keys, sampling, draft_params)
   compiled = programs.compiled(run, *arguments, np.int32(1), graphs=graphs)
-  state = jax.eval_shape(decoder.start, *arguments)
-  caches = {leaf.shape for leaf in jax.tree.leaves(state.cache) if leaf.ndim > 2}
-  round_ = rounds.read(hlo.parse(compiled.run.as_text()), caches)
-  return TimedRound(lambda count: compiled.run(*arguments, np.int32(count)),
-                 predicted.figures(round_, accelerator), compiled.seconds)
+
+  def figures(accelerator: devices.Accelerator) -> predicted.Figures:
+    state = jax.eval_shape(decoder.start, *arguments)
+    caches = {leaf.shape for leaf in jax.tree.leaves(state.cache) if leaf.ndim > 2}
+    return predicted.figures(rounds.read(hlo.parse(compiled.run.as_text()), caches), accelerator)
+
+  return TimedRound(lambda count: compiled.run(*arguments, np.int32(count)), figures,
+                    compiled.seconds, compiled.run.as_text)
 
 
 def measure(programs: Mapping[str, TimedRound], count: int, repeats: int

@@ -38,11 +38,12 @@ def test_tables_come_from_reports(tmp_path, monkeypatch):
   assert row in full and relaxed in full
   assert full.index('`vanilla`') < full.index(row) < full.index(relaxed)
   assert 'kinds.py:demo`: 4 images, cpu, jax 0.0.*' in full
-  (folder / 'compiled_7b.json').write_text(json.dumps(dict(REPORT, rows=[
-      dict(decoder='vanilla', ms=4.0), dict(decoder='mc_sjd(window=4)', ms=5.0)])))
-  predicted = tables.rewritten(full)
-  assert row.replace('1.50 | -', '1.50 | 1.20x') in predicted
-  assert '| `vanilla` | 1.00 | 1.00x |' in predicted and relaxed in predicted
+  (folder / 'accelerator_xl.json').write_text(json.dumps(dict(REPORT, rows=[
+      dict(decoder='vanilla', ms=4.0, vanilla_ms=4.0), dict(decoder='a kernel'),
+      dict(decoder='mc_sjd(window=4)', ms=5.5, vanilla_ms=4.4)])))
+  timed = tables.rewritten(full)
+  assert row.replace('1.50 | -', '1.50 | 1.20x') in timed
+  assert '| `vanilla` | 1.00 | 1.00x |' in timed and relaxed in timed
   (folder / 'kinds.json').write_text(json.dumps(dict(
       REPORT, weights=dict(target='0123456789'), rows=[
           dict(decoder='mc_sjd(window=4)', guarantee='exact', tokens_per_pass=1.25,
@@ -52,7 +53,7 @@ def test_tables_come_from_reports(tmp_path, monkeypatch):
   assert '| `mc_sjd(window=4)` | 1.25 | 1.12 | 2.50 | 1.50 | 1.20x | exact |' in both
   assert '| `vanilla` | - | - | - | 1.00 | 1.00x |' in both
   assert 'kinds.py`: 4 images, cpu, jax 0.0, weights 01234567.*' in both and 'kinds.py:demo' in both
-  for name in ('kinds', 'kinds_demo'):
+  for name in ('kinds', 'kinds_demo', 'accelerator_xl'):
     (folder / f'{name}.json').unlink()
   assert tables.rewritten(full) == empty
 

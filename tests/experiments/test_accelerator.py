@@ -1,69 +1,128 @@
 """`experiments.accelerator`, with this machine's CPU in the place of an accelerator."""
 
 import json
+import sys
+import time
 
+import jax
 import pytest
 
-from cspd_jax.core import programs
 from experiments import accelerator
+from experiments.stages import piece as piece_lib, rounds
 from tests.experiments import calls
 
-_QUICK = ('--shapes=demo', '--batch=2', '--repeats=3', '--rounds=24')
+_COLUMNS = {'decoder': '{decoder}', 'ms': '{ms:.1f}'}
 
 
-def _run(capsys, out, *words):
-  return calls.call(accelerator.main, capsys, out, *_QUICK, *words)
+def _stored(folder):
+  return json.loads((folder / 'report.json').read_text())
 
 
-@pytest.fixture(autouse=True)
-def _small(monkeypatch):
-  monkeypatch.setattr(accelerator.timed_rounds, '_ENOUGH', 0.0)
+def test_every_row_is_on_disk_and_none_is_measured_again(tmp_path):
+  piece, calls_ = piece_lib.Piece(tmp_path, 60), []
+
+  def measured():
+    calls_.append(len(_stored(tmp_path)['begun']))  # A killed process leaves what it was doing.
+    return dict(ms=1.5)
+
+  for text in ('a', 'b'):
+    piece.measure('rounds', _COLUMNS, dict(decoder=text), measured)
+    assert _stored(tmp_path)['rows'][-1] == dict(decoder=text, ms=1.5)
+  assert piece.fact('rates', lambda: 3) == 3 and calls_ == [1, 1]
+  again = piece_lib.Piece(tmp_path, 60)
+  again.measure('rounds', _COLUMNS, dict(decoder='a'), measured)
+  again.measure('others', _COLUMNS, dict(decoder='a'), measured)
+  assert again.fact('rates', lambda: 4) == 3 and len(calls_) == 3
+  report = _stored(tmp_path)
+  assert [table['title'] for table in report['tables']] == ['rounds', 'others']
+  assert [table['rows'] for table in report['tables']] == [[0, 1], [2]]
+  assert not report['begun'] and not report['notes']
 
 
-@pytest.mark.slow
-def test_rounds_of_a_size(capsys, tmp_path):
-  code, shown, *_ = _run(capsys, tmp_path, '--decoder=mc_sjd(window=4)', '--tokens_per_round=2.5')
-  assert code == 0 and 'mc_sjd(window=4)' in shown
-  report = json.loads((tmp_path / 'report.json').read_text())
-  vanilla, other = report['rows']
-  assert vanilla['decoder'] == 'vanilla' and vanilla['speedup'] == 1 and not report['notes']
-  assert other['tokens'] == 2.5 and other['ms'] > 0 and other['batch'] == 2
-  assert other['speedup'] == pytest.approx(2.5 * vanilla['ms'] / other['ms'])
-  assert other['seconds_per_image'] == pytest.approx(1e-3 * other['ms'] * 256 / 2.5 / 2)
-  assert report['rates']['bandwidth'] > 1e6
+def test_failures_and_the_time_limit_are_noted(capsys, tmp_path):
+  piece = piece_lib.Piece(tmp_path, 60)
+
+  def fail():
+    raise RuntimeError('no  matrix\nunit')
+
+  found = piece.all('compiled', dict(first=lambda: 1, second=fail, third=lambda: 3), threads=2)
+  assert found == dict(first=1, third=3)
+  assert _stored(tmp_path)['notes'] == [
+      dict(what='compiled: second', error='RuntimeError: no matrix unit')]
+  late = piece_lib.Piece(tmp_path, -1)
+  assert late.is_over and late.attempt('rounds', lambda: 1) is None
+  shown = capsys.readouterr().out
+  assert 'not measured: rounds (TimeoutError: the time limit was reached)' in shown
 
 
-@pytest.mark.slow
-def test_rounds_as_one_graph_are_compared(capsys, monkeypatch, tmp_path):
-  monkeypatch.setattr(programs, 'on_cuda', lambda: True)
-  code, shown, *_ = _run(capsys, tmp_path, '--decoder=')
-  report = json.loads((tmp_path / 'graphs' / 'report.json').read_text())
-  (row,) = report['rows']
-  assert code == 0 and row['decoder'] == 'vanilla' and 'other tokens 0' in shown
-  assert row['other_tokens'] == 0 and row['ms'] > 0 and row['one_graph_ms'] > 0
-  assert json.loads((tmp_path / 'report.json').read_text())['rows'][0]['kind'] == 'rounds'
+def test_programs_of_a_group_compile_together_and_none_while_one_is_timed(tmp_path):
+  piece, running = piece_lib.Piece(tmp_path, 60), []
+
+  def compiled(name):
+    running.append(name)
+    time.sleep(0.05)
+    running.remove(name)
+    return name
+
+  functions, groups = {name: lambda name=name: compiled(name) for name in 'abcde'}, []
+  for group in piece.in_groups('x', functions, 2):
+    assert not running
+    groups.append(list(group))
+  assert groups == [['a', 'b'], ['c', 'd'], ['e']]
 
 
-@pytest.mark.slow
-def test_failures_are_noted_and_other_measurements_continue(capsys, monkeypatch, tmp_path):
-  def fail(repeats=5):
-    raise RuntimeError('no matrix unit')
-  monkeypatch.setattr(accelerator.timed_rounds, 'matrix_rate', fail)
-  code, shown, *_ = _run(capsys, tmp_path, '--decoder=', '--minutes=0.0001')
-  report = json.loads((tmp_path / 'report.json').read_text())
-  assert code == 0 and not report['rows']
-  assert 'RuntimeError: no matrix unit' in report['notes'][0]['error'] or (
-      'time limit was reached' in report['notes'][0]['error'])
-  assert 'time limit was reached' in report['notes'][-1]['error'] and 'not measured: demo' in shown
+def test_rows_of_a_rehearsal_are_not_continued(tmp_path):
+  piece_lib.Piece(tmp_path, 60, rehearses=True).add('rounds', _COLUMNS, dict(decoder='a', ms=1.0))
+  with pytest.raises(ValueError, match='workdir holds rows of'):
+    piece_lib.Piece(tmp_path, 60)
 
 
-@pytest.mark.slow
+def test_weights_of_8_bits_are_random(tmp_path):
+  piece = piece_lib.Piece(tmp_path, 60, rehearses=True)
+  model = rounds.described(piece, 'demo', quantize=True)
+  values = [leaf for leaf in jax.tree.leaves(model.params) if leaf.dtype == 'int8']
+  assert values and all(70 < float(leaf.astype(float).std()) < 78 for leaf in values)
+
+
+def test_the_plan(capsys, tmp_path):
+  code, shown, _, folder = calls.call(accelerator.main, capsys, tmp_path / 'out', '--plan')
+  assert code == 0 and all(name in shown for name in accelerator.STAGES) and not folder.exists()
+
+
 @pytest.mark.parametrize('words, message', [
-    (('--decoder=mc_sjd(window=5)',), 'does not contain; give --tokens_per_round'),
-    (('--decoder=mc_sjd(window=4)', '--tokens_per_round=9'), 'it must be 1 to 4'),
-    (('--minutes=0',), 'minutes is 0'), (('--batch=0',), 'batch is'),
-    (('--shapes=nothing',), 'nothing'), (('--shapes=mar_b',), 'tokens are continuous'),
-    (('--rounds=0',), 'rounds is 0')])
+    (('--stages=xl,nothing',), "stages is 'nothing'; it must be one of xl, images"),
+    (('--minutes=0',), 'minutes is 0'), (('--repo={tmp}/nothing',), 'repo is'),
+    (('--repo={tmp}',), 'does not contain autoregressive/models/gpt.py'),
+    (('--stages=',), 'stages is empty')])
 def test_refused_before_anything_runs(capsys, tmp_path, words, message):
-  code, _, error, _ = _run(capsys, tmp_path, *words)
-  assert code == 2 and message in error
+  result = calls.call(accelerator.main, capsys, tmp_path / 'out', *(
+      word.format(tmp=tmp_path) for word in words))
+  calls.check_refused(result, [message])
+
+
+@pytest.mark.slow
+def test_a_stage_that_is_stopped_is_continued(capsys, tmp_path):
+  words = ('--rehearse', '--stages=large')
+  stopped = calls.call(accelerator.main, capsys, tmp_path, *words, '--minutes=0.2501')
+  assert stopped.code == 0 and 'at its limit' in stopped.out or 'itself' in stopped.out
+  done = calls.call(accelerator.main, capsys, tmp_path, *words)
+  assert done.code == 0, done.err
+  report = _stored(tmp_path / 'large')
+  assert [row['decoder'] for row in report['rows']] == ['vanilla', 'mc_sjd(window=16)'] * 2
+  for row in report['rows']:
+    assert row['ms'] > 0 and row['predicted_ms'] > 0 and row['kernels'] > 10
+    assert row['speedup'] == pytest.approx(row['tokens'] * row['vanilla_ms'] / row['ms'])
+  again = calls.call(accelerator.main, capsys, tmp_path, *words)
+  assert _stored(tmp_path / 'large')['rows'] == report['rows'] and again.code == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == 'darwin', reason='needs the packages of the server')
+def test_the_rehearsal(capsys, tmp_path):
+  result = calls.call(accelerator.main, capsys, tmp_path, '--rehearse', '--minutes=30')
+  assert result.code == 0, result.err
+  for name in accelerator.STAGES:
+    report = _stored(tmp_path / name)
+    left_out = [note for note in report['notes'] if note['what'].split(':')[0] not in (
+        'kernels and plain operations', 'tokens by generate() of transformers')]
+    assert report['rows'] and not left_out, (name, left_out)

@@ -1,0 +1,1 @@
+"""The stages of `experiments.accelerator`: one function each, whose rows are written one by one."""

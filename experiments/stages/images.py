@@ -1,0 +1,99 @@
+"""Whole images of the embedded models: their time, and whether seed-exact ones are the same."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import cspd_jax
+from cspd_jax.core import spec
+from cspd_jax.generation.request import Request, prepare
+from cspd_jax.measure import timing
+from experiments.stages.piece import Piece
+
+_WINDOWS = ('corrected_seed_exact(passes=4, window=64)', 'corrected(passes=4, window=64)',
+            'seed_exact(window=64)', 'mc_sjd(window=64)')
+_CHAINS = ('exact_head', 'windows(window=8)')
+DECODERS: Mapping[str, Sequence[str]] = {
+    'demo': (*_WINDOWS, 'corrected(by=neighbours, passes=3, window=64)'), 'emoji': _WINDOWS,
+    'emoji_continuous': _CHAINS, 'mar_demo': _CHAINS}
+_SEED_EXACT, _SHAPES = ('seed_exact', 'corrected_seed_exact'), 'vanilla'
+_WINDOW = 16
+_TIMED = {
+    'decoder': '{decoder}', 'forward passes': '{passes}', 'of the baseline': '{baseline_passes}',
+    'ms/pass': '{ms:.3f}', 's/image': '{seconds:.4f}', 'speed-up': '{speedup:.2f}x +- {error:.2f}'}
+_SAME = {'decoder': '{decoder}', 'dtype': '{dtype}', 'images': '{images}',
+         'as vanilla(window=N)': '{in_window:.2%}', 'as vanilla': '{plain:.2%}'}
+_REPEATS, _THREADS = 3, 3
+
+
+def speed(piece: Piece, name: str, count: int) -> None:
+  """Times `count` whole images of a model, one at a time, in turns with the baseline."""
+  title = f'{name}, {count} images, one at a time'
+  texts = [str(spec.parse(text)) for text in DECODERS[name]][:1 if piece.rehearses else None]
+  missing = [text for text in texts if not piece.has(title, decoder=text)]
+  if not missing:
+    return
+  model = cspd_jax.load(name, dtype='bfloat16')
+  baseline, first = model.engine.baseline, None
+
+  def prepared(text: str) -> Request:
+    request = prepare(model, _prompts(model, count), {}, seed=0, decoder=text, batch_size=1)
+    request.compile(1)
+    return request
+
+  for group in piece.in_groups(title, {text: functools.partial(prepared, text)
+                                       for text in (baseline, *missing)}, _THREADS):
+    first = group.pop(baseline, first)
+    for text, request in group.items() if first else ():
+      piece.measure(title, _TIMED, dict(decoder=text), functools.partial(
+          _compared, first, request, piece.repeats(_REPEATS)))
+
+
+def _prompts(model: cspd_jax.Model, count: int) -> list[Any]:
+  return [model.prompts[i % len(model.prompts)] for i in range(count)]
+
+
+def _compared(first: Request, request: Request, repeats: int) -> dict[str, Any]:
+  """Times images of a decoder in turns with those of the baseline."""
+  numbers, both = range(len(request)), (first, request)
+  runs = {(i, k): each.bound(np.array([i])) for i in numbers for k, each in enumerate(both)}
+  timed = timing.measure(runs, repeats)
+  before, after = (sum(int(runs[i, k]().rounds.sum()) for i in numbers) for k in range(2))
+  slow, fast = (np.array([timed[i, k].median for i in numbers]) for k in range(2))
+  ratios = slow / fast
+  return dict(
+      images=len(numbers), passes=after, baseline_passes=before, seconds=float(fast.mean()),
+      baseline_seconds=float(slow.mean()), ms=1e3 * float(fast.sum()) / after,
+      speedup=float(slow.sum() / fast.sum()),
+      error=float(ratios.std(ddof=1) / np.sqrt(len(numbers))))
+
+
+def seeds(piece: Piece, name: str, count: int) -> None:
+  """Compares the tokens of seed-exact decoders with those of `vanilla(window=N)`.
+
+  The programs are not compiled in parallel: a GPU's compiler times several kernels for a product
+  and takes the fastest, and two programs that it times together may get different ones.
+  """
+  title, same_shapes = f'{name}, images of the same seeds', f'{_SHAPES}(window={_WINDOW})'
+  for dtype in ('float32',) if piece.rehearses else ('bfloat16', 'float32'):
+    missing = [text for text in (f'{name}(window={_WINDOW})' for name in _SEED_EXACT)
+               if not piece.has(title, decoder=text, dtype=dtype)]
+    if not missing or piece.is_over:
+      continue
+    model = cspd_jax.load(name, dtype=dtype)
+
+    def tokens(text: str, model=model) -> np.ndarray:
+      return np.asarray(jax.device_get(model.generate(
+          _prompts(model, count), seed=1, decoder=text, batch_size=count).decoded.tokens))
+
+    made = piece.all(f'{title}, {dtype}', {text: functools.partial(tokens, text)
+                                           for text in (same_shapes, _SHAPES, *missing)})
+    for text in missing:
+      if {text, _SHAPES, same_shapes} <= made.keys():
+        in_window, plain = (float((made[text] == made[other]).all(axis=1).mean())
+                            for other in (same_shapes, _SHAPES))
+        piece.add(title, _SAME, dict(decoder=text, dtype=dtype, images=count, in_window=in_window,
+                                     plain=plain))
