@@ -197,6 +197,6 @@ LISTS: dict[str, Callable[[], str]] = {
     'continuous_functions': continuous_functions, 'drafters': drafters, 'verifiers': verifiers,
     'trees': trees, 'continuous': continuous, 'metrics': measures, 'published': published,
     'shipped': shipped, 'photographs': photographs, 'commands': commands, 'programs': programs,
-    'layout': layout, 'mutants': broken, 'models': zoo.models, 'front': zoo.front,
+    'layout': layout, 'mutants': broken, 'models': zoo.models,
     'costs': zoo.costs, 'levels': verified.levels, 'supported': supported.supported,
 } | sizes.LISTS | family_pages.LISTS

@@ -20,14 +20,6 @@ def models() -> str:
       **numbers(page)} for page in sizes.FILES)
 
 
-def front() -> str:
-  """Returns the table of the front page."""
-  return sizes.markdown({
-      'family': _link(page, 'docs/families/'), 'verified by': _levels(page),
-      'licence of the weights': licence(page), **numbers(page), **_bytes(page)}
-                        for page in sizes.FILES)
-
-
 def costs() -> str:
   """Returns what the published models cost: memory, and forward passes that others published."""
   return sizes.markdown({

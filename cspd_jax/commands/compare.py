@@ -7,11 +7,11 @@
   cspd-compare --model=mar_demo
   cspd-compare --paired --num_images=100 --budget=1
 
-Compares ordinary sampling, seed_exact and the model's default decoder; --decoder names others, and
---all compares every decoder that the model can run.
+Compares ordinary sampling, windows with and without the same images, and the model's default
+decoder; --decoder names others, and --all compares every decoder that the model can run.
 
-Writes to --output a grid of images per decoder (images_*.png), the round in which each token was
-fixed (acceptance.png), for continuous tokens what was accepted (accepted.png), bars of the work and
+Writes to --output a grid of images per decoder (images_*.png), the forward pass that committed each
+token (acceptance.png), for continuous tokens what was accepted (accepted.png), bars of the work and
 the wall-clock time (speed.png), and all figures (report.json). The first images are written as soon
 as the first decoder has run, the bars at the end. Times are for one image at a time, without
 compilation.
@@ -22,6 +22,7 @@ import functools
 import pathlib
 import re
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -41,12 +42,15 @@ from cspd_jax.measure.timing import Compared
 from cspd_jax.metrics import acceptance, paired as paired_lib, scenes
 from cspd_jax.plots import charts, grid
 
-# The pictures: the round in which each token was fixed, next to the images.
+# The pictures: the forward pass that committed each token, next to the images.
 _MAPS, _ACCEPTED, _SPEED = 'acceptance.png', 'accepted.png', 'speed.png'
 _MAPPED = 4  # With more images the maps are too wide to read.
 _FEW_IMAGES, _IMAGES = 2, 4
 _TIMES = ('ms_per_round', 'seconds_per_image', 'speedup', 'speedup_error')  # Of a row.
 _REPEATS = 3  # Timed runs per image and decoder, at most.
+_SHOWN = ('rounds', 'tokens_per_pass')  # Columns of discrete tokens.
+# Windows that need the fewest passes, with a corrector and without one.
+_WINDOWS = ('corrected_seed_exact', 'corrected'), ('seed_exact',)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +61,8 @@ class Config:
     loading: the model, and how it is loaded. The first number of a mesh is 1, because images are
       decoded one at a time.
     decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32). None
-      compares ordinary sampling, seed_exact and the model's default decoder.
+      compares ordinary sampling, corrected windows (without a corrector, seed_exact) and the
+      model's default decoder.
     all: compares every named decoder that the model can run, and its default one.
     paired: also shows the differences between a decoder's images and the baseline's of the same
       seeds, in likelihood, brightness, contrast and detail, with their standard errors. The
@@ -75,7 +80,7 @@ class Config:
   all: bool = False
   paired: bool = False
   asked: bool = False
-  images: groups.Images = groups.Images()
+  images: groups.Images = groups.Images(seed=4)
   sampling: groups.Sampling = groups.Sampling()
   budget: float = 60.0
   output: str | None = None
@@ -121,8 +126,8 @@ def prepare(config: Config) -> Job:
   """Loads the model and checks all options; raises ValueError for the first that cannot work."""
   _check_choice(config)
   model = inputs.model(config.loading, one_group='images are decoded one at a time')
-  few = config.decoder is None and not config.all
-  prompts, seed = inputs.images(config.images, model, _FEW_IMAGES if few else _IMAGES)
+  few = _FEW_IMAGES if config.decoder is None and not config.all else _IMAGES
+  prompts, seed = inputs.images(config.images, model, few)
   sampling = model.sampling(**inputs.overrides(config.sampling))
   specifications, left_out = _specifications(config, model)
   if config.paired and _baseline(model.engine, specifications) is None:
@@ -143,8 +148,7 @@ def _check_choice(config: Config) -> None:
     raise ValueError(f'decoder is {",".join(config.decoder)!r} and all is True; give only one of '
                      'them.')
   if not config.decoder:
-    raise ValueError('decoder is empty; name decoders, such as vanilla,seed_exact, or leave it '
-                     'out.')
+    raise ValueError('decoder is empty; name some, such as vanilla,seed_exact, or leave it out.')
   if 'all' in config.decoder:
     raise ValueError(f'decoder is {",".join(config.decoder)!r}, and no decoder is called all; '
                      'give --all in its place to compare every decoder.')
@@ -153,8 +157,10 @@ def _check_choice(config: Config) -> None:
 def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, Any], dict[str, str]]:
   """Complete specifications of the decoders to run, and why others are left out."""
   engine = model.engine
-  names = (config.decoder if config.decoder is not None else engine.decoders if config.all else
-           [name for name in (engine.baseline, 'seed_exact') if name in engine.decoders])
+  names = config.decoder if config.decoder is not None else engine.decoders
+  if config.decoder is None and not config.all:
+    runs = lambda name: name in engine.decoders and engine.needs(name) in (None, *model.drafts)
+    names = engine.baseline, *next((names for names in _WINDOWS if all(map(runs, names))), ())
   reasons = {name: f'it drafts with the {engine.needs(name)!r} part, which model {model.name!r} '
              'does not have' for name in names
              if engine.needs(name) not in (None, *model.drafts)}
@@ -164,10 +170,13 @@ def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, An
     name, reason = next(iter(reasons.items()))
     raise ValueError(f'decoder {name} cannot run: {reason}.')
   # A CPU pays for every token of a window. Other sizes are those of the engine.
+  window = 64 if jax.default_backend() != 'cpu' else 8 if config.decoder or config.all else 32
   sizes = {} if engine.name == 'continuous' else dict(
-      window=8 if jax.default_backend() == 'cpu' else 64, length=4)
+      window=min(window, model.num_tokens // 2), length=4)
   complete = lambda name: engine.complete(name, **sizes)
-  specifications = {name: complete(name) for name in names if name not in reasons}
+  specifications = {
+      name if config.decoder is not None else str(complete(name)): complete(name)
+      for name in names if name not in reasons}
   if config.decoder is None:
     try:
       default = complete(model.specification())
@@ -246,12 +255,14 @@ def _times(result: Compared, baseline: Compared | None) -> dict[str, Any]:
 def _table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
   """Formats rows as text; for continuous tokens with each decoder's distribution and acceptance."""
   columns = {'decoder': '{specification}', 'guarantee': '{guarantee}',
-             **metrics.columns(metrics.select(model.engine.name, 'work'))}
+             **metrics.columns([
+                 metric for metric in metrics.select(model.engine.name, 'work')
+                 if model.engine.name != 'discrete' or metric.name in _SHOWN])}
   if any(row['guarantee'] is Guarantee.BOUNDED for row in entries):
     columns |= metrics.columns(metrics.select(model.engine.name, 'bound'))
   if 'asked' in entries[0]:
     columns |= {'asked': '{asked:.3f}', 'error': '{asked_error:.3f}'}
-  columns |= {'ms/round': '{ms_per_round:.2f}', 's/image': '{seconds_per_image:.3f}',
+  columns |= {'ms/pass': '{ms_per_round:.2f}', 's/image': '{seconds_per_image:.3f}',
               'speed-up': '{speedup:.2f}x'}
   if model.engine.name == 'discrete':
     columns[f'= {model.engine.baseline}'] = '{equal}'
@@ -259,9 +270,8 @@ def _table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
   equal = {True: 'yes', False: 'no', None: None}
   text = tables.text(columns, [
       dict(row, equal=equal[row['tokens_equal_baseline']]) for row in entries])
-  sentences = [_sentence(row) for row in entries if 'distribution' in row]
-  parts = [text, *_paired_tables(model, entries)]
-  return '\n'.join([*parts, '', *sentences] if sentences else parts)
+  sentences = [acceptance.sentence(row) for row in entries if 'distribution' in row]
+  return '\n'.join([text, *_paired_tables(model, entries), *[''][:len(sentences)], *sentences])
 
 
 def _same(compared: Mapping[str, Compared]) -> list[str]:
@@ -275,8 +285,8 @@ def _same(compared: Mapping[str, Compared]) -> list[str]:
     if other is None:
       different[name] = result
     else:
-      lines.append(f'{name} fixed the same tokens in the same rounds as {other}: with these sizes '
-                   'they are one decoder.')
+      lines.append(f'{name} committed the same tokens in the same passes as {other}: with these '
+                   'sizes they are one decoder.')
   return lines
 
 
@@ -293,19 +303,6 @@ def _paired_tables(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) 
       'decoder': '{decoder}', 'statistic': '{statistic}', 'difference': '{change:+.4f}',
       'paired error': '{change_error:.4f}', 'unpaired error': '{change_error_unpaired:.4f}'},
       shown)]
-
-
-def _sentence(row: Mapping[str, Any]) -> str:
-  """A decoder's distribution and acceptance, whose rates have different meanings."""
-  text = f'{row["decoder"]}: {row["distribution"]}; {row["guarantee_in_words"]}'
-  if row['acceptance'] is not None:
-    text += f'; accepts {row["acceptance"]:.1%} of its {row["tested"]}'
-  if row['squared_error_bound'] is not None:
-    text += (f'; squared distance {row["squared_error"]:.4f}, bound '
-             f'{row["squared_error_bound"]:.4f}')
-  if row['residual_missed']:
-    text += f'; {row["residual_missed"]:.2f} residual draws per image failed'
-  return text
 
 
 def _draw(report: Report, job: Job, entries: Sequence[Mapping[str, Any]],
@@ -327,12 +324,11 @@ def _draw(report: Report, job: Job, entries: Sequence[Mapping[str, Any]],
   atomic.write(report.path(_MAPS), grid.acceptance_map(
       {name: on_grid(result.sample.decoded.round_of_token) for name, result in compared.items()},
       images=shown, captions=captions[:_MAPPED],
-      notes={row['decoder']: f'{rounds.form.format(row["rounds"])} rounds' for row in entries},
-      title='The round in which each token was fixed'))
+      notes={row['decoder']: f'{rounds.form.format(row["rounds"])} passes' for row in entries},
+      title='The forward pass that committed each token'))
   decoded = {name: result.sample.decoded for name, result in compared.items()}
-  tests = {name: result.tests for name, result in decoded.items()
-           if hasattr(result, 'tests') and result.tests.tested.any()}
-  if tests:
+  if tests := {name: result.tests for name, result in decoded.items()
+               if hasattr(result, 'tests') and result.tests.tested.any()}:
     grid.save_replaced_map(
         report.path(_ACCEPTED), {name: shown[name] for name in tests},
         {name: on_grid(test.tested) for name, test in tests.items()},
@@ -344,8 +340,8 @@ def _draw(report: Report, job: Job, entries: Sequence[Mapping[str, Any]],
 
 
 def _draw_bars(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> None:
-  main = metrics.MAIN[model.engine.name]
-  values = lambda key: {row['decoder']: row[key] for row in entries}
+  main, values = metrics.MAIN[model.engine.name], lambda key: {
+      row['decoder']: row[key] for row in entries}
   charts.save_bars(
       report.path(_SPEED),
       [charts.BarPanel(main.name.replace('_', ' ').capitalize(), values(main.name), main.form,
@@ -365,9 +361,12 @@ def _write(job: Job, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
   return rows
 
 
-def _look(job: Job, compared: Mapping[str, Compared]) -> None:
+def _look(job: Job, start: float, compared: Mapping[str, Compared]) -> None:
   """Writes the report before times are measured, and prints where the pictures are."""
   rows = _write(job, compared)
+  if job.config.all and len(rows) == 1:
+    seconds = (time.monotonic() - start) * len(job.requests) + job.config.budget
+    progress.say(f'{len(job.requests)} decoders take about {seconds / 60:.0f} minutes at this pace')
   name = _MAPS if len(rows) == len(job.requests) else rows[0]['images']
   progress.say(f'look at {job.folder}/{name}')
 
@@ -382,14 +381,12 @@ def main(config: Config) -> None:
     for name, reason in job.left_out.items():
       print(f'{name} is left out: {reason}', flush=True)
     # The decoders, the image tokenizer for the pictures, and the likelihood of discrete tokens.
-    others = 1 + (config.paired and job.model.engine.name == 'discrete')
-    count = len(job.prompts)
-    counted = (f'{count} image{"s"[:count != 1]} x {len(job.requests)} decoders x '
-               f'{1 + _REPEATS} runs')
-    with programs.reported(len(job.requests) + others), progress.bar(counted) as show:
+    others, count = 1 + (config.paired and job.model.engine.name == 'discrete'), len(job.prompts)
+    counted = f'image{"s"[:count != 1]} x {len(job.requests)} decoders x {1 + _REPEATS} runs'
+    with programs.reported(len(job.requests) + others), progress.bar(f'{count} {counted}') as show:
       compared = timing.compare(
           job.requests, captions=job.captions, repeats=_REPEATS, budget=config.budget,
-          show=progress.say, progress=show, look=functools.partial(_look, job))
+          show=progress.say, progress=show, look=functools.partial(_look, job, time.monotonic()))
     rows = _write(job, compared)
   print('\n' + '\n'.join([_table(job.model, rows), *_same(compared)])
         + f'\n\nPictures and report.json are in {folder}.')
@@ -399,40 +396,43 @@ def main(config: Config) -> None:
 
 
 def _next_step(job: Job, rows: Sequence[Mapping[str, Any]]) -> str:
-  """The command that generates images with the fastest exact decoder."""
+  """Says what was gained, and the command that generates images with the fastest exact decoder."""
   config, exact = job.config, [row for row in rows if row['guarantee'].is_exact]
   if not exact:
     return (f'None of these decoders is exact; {job.model.engine.baseline} is, and --all finds the '
             'fastest one.')
-  row, baseline = min(exact, key=lambda row: row['seconds_per_image']), job.model.engine.baseline
-  fastest = row['specification']
   command = lambda program, **flags: inputs.next_command(
       program, config.loading, job.model, job.prompts, config.sampling, **flags)
+  row, baseline = min(exact, key=lambda row: row['seconds_per_image']), job.model.engine.baseline
+  fastest = row['specification']
+  gained = _gained(exact, row, baseline)
   if fastest.partition('(')[0] != baseline:
-    return (f'{_gain(row, rows, baseline)}{_default(job.model, fastest)}'
+    return (f'{gained}{_default(job.model, fastest)}'
             f'Next: {command("cspd-generate", decoder=fastest)}')
-  others = [other for other in exact if other is not row]
-  near = next((other['specification'] for other in others if _is_near(other)), None)
-  line = f'{near} is about as fast as' if near else 'No exact decoder of these is faster than'
-  line = f'{line} {baseline} on this machine. ' if others else ''
-  return line if config.all else f'{line}Next: {command("cspd-compare", all=True)}'
+  return gained.rstrip() if config.all else f'{gained}Next: {command("cspd-compare", all=True)}'
 
 
-def _is_near(row: Mapping[str, Any]) -> bool:
-  """Whether a decoder's speed-up differs from 1 by no more than two of its standard errors."""
-  return abs(row['speedup'] - 1) <= 2 * (row['speedup_error'] or 0)
-
-
-def _gain(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], baseline: str) -> str:
-  """Says what a decoder gains over the baseline, in forward passes and in time."""
-  passes = next((row.get('rounds') for row in rows if row['specification'] == baseline), None)
-  if passes is None:
+def _gained(exact: Sequence[Mapping[str, Any]], fastest: Mapping[str, Any], baseline: str) -> str:
+  """Says what exact decoders gain over the baseline in passes and in time, empty without others."""
+  first = next((row for row in exact if row['specification'] == baseline), None)
+  others = [row for row in exact if row['specification'].partition('(')[0] != baseline]
+  if first is None or not others:
     return ''
-  error = '' if row['speedup_error'] is None else f' +- {row["speedup_error"]:.2f}'
-  speed = 'about as fast' if _is_near(row) else f'{row["speedup"]:.2f}{error} times as fast'
-  same = 'the same images' if row['tokens_equal_baseline'] else 'images of the same distribution'
-  return (f'{row["specification"]}: {same} in {row["rounds"]:.0f} forward passes instead of '
-          f'{passes:.0f}, {speed} as {baseline} on this machine.\n')
+  few, text = min(others, key=lambda row: row['rounds']), ''
+  if fewer := few['rounds'] < first['rounds']:
+    same = 'the same images' if few['tokens_equal_baseline'] else 'images of the same distribution'
+    text = (f'{few["specification"]}: {same} in {few["rounds"]:.0f} forward passes instead of '
+            f'{first["rounds"]:.0f} ({first["rounds"] / few["rounds"]:.1f} times fewer).\n')
+  best = fastest if fastest in others else max(others, key=lambda row: row['speedup'])
+  error, on_cpu = best['speedup_error'] or 0, jax.default_backend() == 'cpu'
+  speed = 'about' if abs(best['speedup'] - 1) <= 2 * error else (
+      f'{best["speedup"]:.2f}{f" +- {error:.2f}" if error else ""} times')
+  text += (f'On this {"CPU" if on_cpu else jax.devices()[0].device_kind}, {best["specification"]} '
+           f'is {speed} as fast as {baseline}')
+  if on_cpu and fewer and few is not best:
+    text += (f', and {few["specification"]} {few["speedup"]:.2f} times: a CPU computes every token '
+             'of a window, where an accelerator mostly reads the weights once per pass')
+  return f'{text}.\n'
 
 
 def _default(model: cspd_jax.Model, fastest: str) -> str:

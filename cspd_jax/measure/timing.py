@@ -139,7 +139,7 @@ def compare(requests: Mapping[str, Request], *, captions: Sequence[str] | None =
       results.append(request.pick([i]).check_result(jax.device_get(runs[i, name]())))
       report(len(compared) * len(images) + i + 1)
     decoded = concatenated(results)
-    show(f'{name}: {", ".join(map(str, decoded.rounds))} rounds')
+    show(f'{name}: {", ".join(map(str, decoded.rounds))} forward passes')
     compared[name] = Compared(
         Sample(decoded, jax.device_get(request.condition), request.sampling, batch_size=1,
                captions=captions),

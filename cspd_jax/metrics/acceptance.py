@@ -1,6 +1,6 @@
 """Metrics read directly from a `Decoded` in NumPy: rounds, accepted lengths, tests, bounds."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,8 @@ STEP_COMPRESSION = Metric(
     meaning='mean over images of the tokens per forward pass of the target', better='higher')
 
 DISCRETE = (
-    Metric('rounds', 'rounds', '{:.1f}', lambda sample, model: base.mean(sample.decoded.rounds),
+    Metric('rounds', 'forward passes', '{:.1f}',
+           lambda sample, model: base.mean(sample.decoded.rounds),
            meaning='forward passes of the target per image, including the prefill',
            phrase='{:.1f} forward passes per image'),
     STEP_COMPRESSION,
@@ -133,3 +134,20 @@ def details(sample: base.Sample, model: Model) -> dict[str, Any]:
 def _rates(accepted: np.ndarray, tested: np.ndarray) -> list[float | None]:
   """Returns `[n]` acceptance rates over images from `[N, n]` counts."""
   return [float(a / t) if t else None for a, t in zip(accepted.sum(axis=0), tested.sum(axis=0))]
+
+
+def sentence(row: Mapping[str, Any]) -> str:
+  """Returns the distribution and the acceptance of a continuous decoder in words.
+
+  The rates of decoders differ in meaning. `row` has the metrics, and the distribution, guarantee
+  and what is tested in words.
+  """
+  text = f'{row["decoder"]}: {row["distribution"]}; {row["guarantee_in_words"]}'
+  if row['acceptance'] is not None:
+    text += f'; accepts {row["acceptance"]:.1%} of its {row["tested"]}'
+  if row['squared_error_bound'] is not None:
+    text += (f'; squared distance {row["squared_error"]:.4f}, bound '
+             f'{row["squared_error_bound"]:.4f}')
+  if row['residual_missed']:
+    text += f'; {row["residual_missed"]:.2f} residual draws per image failed'
+  return text

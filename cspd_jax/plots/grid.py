@@ -73,17 +73,17 @@ def acceptance_map(
     title: str = '') -> bytes:
   """Draws one row of maps per decoder, as PNG.
 
-  Every token is a cell of its image's grid, coloured by the round that committed it on a scale that
-  all rows share. Lines separate the rows of the grid and, within a row, tokens of different rounds,
-  so that a round is as long as its tokens. If `rounds` is empty, or the shapes do not fit together,
-  it raises ValueError.
+  Every token is a cell of its image's grid, coloured by the forward pass that committed it, on a
+  scale that all rows share. Lines separate the rows of the grid and, within a row, tokens of
+  different passes, so that a pass is as long as its tokens. If `rounds` is empty, or the shapes do
+  not fit together, it raises ValueError.
 
   Args:
-    rounds: by decoder, `[N, H, W]` the round that committed each token.
+    rounds: by decoder, `[N, H, W]` the number of the pass that committed each token.
     images: by decoder, `[N, height, width, 3]` in [-1, 1]; drawn next to the maps.
     captions: one line above every image.
-    notes: by decoder, a line below its name, such as its number of rounds: that of the maps would
-      leave out the rounds of tokens that are no cells, and images that are not shown.
+    notes: by decoder, a line below its name, such as its number of passes: that of the maps would
+      leave out the passes of tokens that are no cells, and images that are not shown.
     title: a line above the figure.
   """
   per_image = 2 if images else 1
@@ -97,7 +97,7 @@ def acceptance_map(
     for axes, values in zip(row[per_image - 1::per_image], np.asarray(maps)):
       mappable = _draw(axes, values, last)
   bar = figure.colorbar(mappable, ax=cells, location='bottom', shrink=0.35, aspect=40, pad=0.01)
-  bar.set_label('round that committed the token', fontsize=8, color=canvas.INK)
+  bar.set_label('forward pass that committed the token', fontsize=8, color=canvas.INK)
   bar.ax.tick_params(labelsize=7, colors=canvas.FAINT)
   bar.outline.set_visible(False)
   return canvas.png(figure)

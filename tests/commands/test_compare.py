@@ -124,7 +124,7 @@ def test_writes_report_and_pictures(run, monkeypatch):
       notes.update(options['notes']), draw(*args, **options))[1])
   result = run('--decoder=vanilla,seed_exact', '--prompt=owl', '--guidance_scale=1.5', '--seed=5')
   report, rows = _report(result)
-  assert notes == {name: f'{row["rounds"]:.1f} rounds' for name, row in rows.items()}
+  assert notes == {name: f'{row["rounds"]:.1f} passes' for name, row in rows.items()}
   names = ['vanilla', 'seed_exact']
   files = {f'images_{name}.png' for name in names} | {'acceptance.png', 'speed.png', 'report.json'}
   assert {file.name for file in result.folder.iterdir()} == files
@@ -220,7 +220,8 @@ def _job(model, **more):
 
 def test_a_few_decoders_by_default(models):
   job = _job(models / 'model')
-  assert list(job.requests) == ['vanilla', 'seed_exact', 'mc_sjd(window=4)']
+  assert list(job.requests) == [
+      'vanilla', 'corrected_seed_exact(window=8)', 'corrected(window=8)', 'mc_sjd(window=4)']
   assert len(job.prompts) == 2 and not job.left_out
   images = groups.Images(prompt='owl,cat,dog')
   assert len(_job(models / 'model', images=images).prompts) == 3
@@ -230,12 +231,13 @@ def test_a_few_decoders_by_default(models):
 @pytest.mark.parametrize('own', ['vanilla', 'seed_exact(window=8)'])
 def test_the_models_own_decoder_is_compared_once(models, tmp_path, own):
   folder_lib.place(models / 'alone', tmp_path / 'own').store(jax.devices()[0].device_kind, {1: own})
-  assert list(_job(tmp_path / 'own').requests) == ['vanilla', 'seed_exact']
+  assert own in _job(tmp_path / 'own').requests
+  assert len(_job(tmp_path / 'own').requests) == (3 if own == 'vanilla' else 4)
 
 
 def test_left_out_decoders_are_named(models):
   job = _job(models / 'alone', all=True)
-  assert 'speculative' not in job.requests and 'sjd_pac' in job.requests
+  assert 'speculative(length=4)' not in job.requests and 'sjd_pac(window=8)' in job.requests
   assert "'model' part" in job.left_out['speculative']
   assert 'medusa' in job.left_out['medusa'] and len(job.prompts) == 4
 
@@ -246,8 +248,7 @@ def test_what_the_model_takes_is_among_all(models, tmp_path, window, own):
   kind = jax.devices()[0].device_kind
   folder_lib.place(models / 'alone', tmp_path / 'own').store(kind, {1: f'mc_sjd(window={window})'})
   job = _job(tmp_path / 'own', all=True)
-  assert [name for name in job.requests if '(' in name] == own
-  assert 'mc_sjd' in job.requests
+  assert [name for name in job.requests if name.startswith('mc_sjd(')] == ['mc_sjd(window=8)', *own]
 
 
 @pytest.mark.slow
@@ -338,25 +339,27 @@ def _row(decoder, speedup, error, **more):
 
 
 @pytest.mark.parametrize('others, words', [
-    ([], None), ([(0.8, 0.05)], 'No exact decoder of these is faster than vanilla on this machine'),
-    ([(0.7, 0.1), (0.95, 0.04)], 'b is about as fast as vanilla on this machine'),
-    ([(0.95, None)], 'No exact decoder of these is faster')])
+    ([], None), ([(0.8, 0.05)], 'On this CPU, a is 0.80 +- 0.05 times as fast as vanilla.'),
+    ([(0.7, 0.1), (0.95, 0.04)], 'On this CPU, b is about as fast as vanilla, and a 0.70 times: '),
+    ([(0.95, None)], 'a is 0.95 times as fast as vanilla.')])
 def test_the_baseline_is_not_recommended(others, words):
   """A decoder within its measurement error is about as fast; vanilla alone is not compared."""
   config = compare.Config(groups.Loading('demo'))
   job = compare.Job(config, cspd_jax.load('demo'), {}, {}, [0], None)
-  rows = [_row('vanilla', 1, None), *(_row('ab'[i], *pair) for i, pair in enumerate(others))]
+  rows = [_row('vanilla', 1, None, rounds=256), *(
+      _row('ab'[i], *pair, rounds=50 + i, tokens_equal_baseline=False)
+      for i, pair in enumerate(others))]
   line = compare._next_step(job, rows)  # pylint: disable=protected-access
   assert line.endswith('Next: cspd-compare --model=demo --all=true')
   assert line.startswith('Next') if words is None else words in line
 
 
 @pytest.mark.parametrize('equal, speedup, error, words', [
-    (True, 1.4, 0.1, 'sjd: the same images in 100 forward passes instead of 256, '
-     '1.40 +- 0.10 times as fast as vanilla on this machine.'),
-    (False, 1.1, 0.1, 'sjd: images of the same distribution in 100 forward passes instead of 256, '
-     'about as fast as vanilla on this machine.'),
-    (False, 2, None, '2.00 times as fast as vanilla')])
+    (True, 1.4, 0.1, 'sjd: the same images in 100 forward passes instead of 256 (2.6 times '
+     'fewer).\nOn this CPU, sjd is 1.40 +- 0.10 times as fast as vanilla.\n'),
+    (False, 1.1, 0.1, 'sjd: images of the same distribution in 100 forward passes instead of 256 '
+     '(2.6 times fewer).\nOn this CPU, sjd is about as fast as vanilla.\n'),
+    (False, 2, None, 'sjd is 2.00 times as fast as vanilla')])
 def test_what_is_gained_is_said(equal, speedup, error, words):
   job = compare.Job(compare.Config(), cspd_jax.load('demo'), {}, {}, [0], None)
   line = compare._next_step(job, [  # pylint: disable=protected-access
@@ -387,8 +390,8 @@ def test_decoders_that_are_one_are_named():
   compared = dict(vanilla=result([1, 2], [0, 1]), mc_sjd=result([3, 4], [0, 0]),
                   seed_exact=result([1, 2], [0, 0]), sjd_pac=result([3, 4], [0, 0]))
   assert compare._same(compared) == [
-      'sjd_pac fixed the same tokens in the same rounds as mc_sjd: with these sizes they are one '
-      'decoder.']
+      'sjd_pac committed the same tokens in the same passes as mc_sjd: with these sizes they are '
+      'one decoder.']
 
 
 def test_files_of_decoders_with_similar_names():

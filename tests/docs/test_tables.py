@@ -26,9 +26,9 @@ def test_pages_are_up_to_date(page):
 
 def test_tables_come_from_reports(tmp_path, monkeypatch):
   monkeypatch.setattr(tables, 'ROOT', tmp_path)
-  page = 'Before.\n\n<!-- table: summary -->\nold\n<!-- /table -->\n'
+  page = 'Before.\n\n<!-- table: kinds -->\nold\n<!-- /table -->\n'
   empty = tables.rewritten(page)
-  assert empty == 'Before.\n\n<!-- table: summary -->\n<!-- /table -->\n'
+  assert empty == 'Before.\n\n<!-- table: kinds -->\n<!-- /table -->\n'
   folder = tmp_path / 'docs' / 'reports'
   folder.mkdir(parents=True)
   (folder / 'kinds_demo.json').write_text(json.dumps(REPORT))
@@ -52,6 +52,8 @@ def test_tables_come_from_reports(tmp_path, monkeypatch):
   assert '| tokens per forward pass of `emoji` | inside things | on plain ground |' in both
   assert '| `mc_sjd(window=4)` | 1.25 | 1.12 | 2.50 | 1.50 | 1.20x | exact |' in both
   assert '| `vanilla` | - | - | - | 1.00 | 1.00x |' in both
+  short = tables.rewritten(page.replace('kinds', 'summary'))
+  assert '| `mc_sjd(window=4)` | 1.25 | 1.50 | 1.20x | exact |\n' in short
   assert 'kinds.py`: 4 images, cpu, jax 0.0, weights 01234567.*' in both and 'kinds.py:demo' in both
   for name in ('kinds', 'kinds_demo', 'accelerator_xl'):
     (folder / f'{name}.json').unlink()

@@ -82,7 +82,7 @@ class PlotsTest(parameterized.TestCase):
     with mock.patch.object(canvas, 'png') as png:
       grid.acceptance_map(self.rounds)
     labels = [axes.get_xlabel() for axes in png.call_args.args[0].axes]
-    self.assertIn('round that committed the token', labels)
+    self.assertIn('forward pass that committed the token', labels)
 
   def test_acceptance_map_of_one_token(self):
     _save_map(self.path, {'vanilla': np.zeros((1, 1, 1), int)})
