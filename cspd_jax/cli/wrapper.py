@@ -226,6 +226,14 @@ def command(defaults: Callable[[], Any] | None = None, *, config: str | None = N
   return lambda main: Command(main, defaults, config, flags, kept, resumes)
 
 
+def _parameters() -> set[str]:
+  """The names of parameters that specifications of decoders can have."""
+  from cspd_jax.continuous import specification as continuous
+  from cspd_jax.decoding import specification as discrete
+  tables = (discrete.DECODERS, discrete.DRAFTERS, discrete.VERIFIERS, continuous.DECODERS)
+  return {name for table in tables for entry in table.values() for name in entry.parameters}
+
+
 def _unknown(name: str, groups: Sequence[Any]) -> str:
   """Says that a flag does not exist, and which may be meant."""
   last = name.removeprefix(_PREFIX)
@@ -237,6 +245,8 @@ def _unknown(name: str, groups: Sequence[Any]) -> str:
                  if entry[1].name.startswith(f'{last}.')]:
     return f'--{last} is a group of fields; set one of: {", ".join(members)}.'
   supported = list(dict.fromkeys(fields.short_name(*entry) for entry in every))
+  if 'decoder' in supported and last in _parameters():
+    return f"--{name} is a parameter of decoders; write --decoder='NAME({last}=VALUE)'."
   near = naming.nearest(last, supported)
   return f'--{name} is not a flag; ' + (
       f'{_ELSEWHERE[last]}.' if last in _ELSEWHERE else f'did you mean --{near}?' if near else

@@ -283,8 +283,8 @@ def main(config: Config) -> None:
   kind = plan.bench.model.device.device_kind
   out_of_time = tuning.OUT_OF_TIME in left_out.values()
   if out_of_time:
-    print(f'\nNot all candidates were tried: the time limit of {config.minutes:g} minutes was '
-          'reached; give more --minutes.')
+    print(f'\nNot all candidates were tried: the time limit of {config.minutes:g} minute'
+          f'{"s"[:config.minutes != 1]} was reached; give more --minutes.')
   seconds = {row['batch_size']: row['measured_seconds'] for row in rows
              if row['chosen'] and row['measured_seconds']}
   # First, because what was measured is forgotten once the report is complete.

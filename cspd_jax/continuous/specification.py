@@ -127,8 +127,8 @@ def _part(spec: str | Spec) -> Part:
   """Returns the only part of a specification after a check of its name and parameters."""
   first, *rest = parse(spec).parts
   if first.name not in DECODERS:
-    raise ValueError(f'decoder is {first.name!r}; it must be one of: {", ".join(DECODERS)}'
-                     + naming.suggestion(first.name, DECODERS))
+    raise ValueError(f'decoder is {first.name!r}; ' + naming.question(
+        first.name, DECODERS, f'it must be one of: {", ".join(DECODERS)}.'))
   if rest:
     raise ValueError(f'decoder is {str(spec)!r}; decoders of continuous tokens have one part.')
   spec_lib.check_names(first, DECODERS[first.name].parameters)

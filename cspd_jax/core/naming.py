@@ -40,6 +40,12 @@ def nearest(name: str, supported: Collection[str]) -> str | None:
   return next(iter(difflib.get_close_matches(name, supported, n=1)), None)
 
 
+def question(name: str, supported: Collection[str], otherwise: str) -> str:
+  """Returns a question about the supported name that may be meant, then `otherwise`, the names."""
+  near = nearest(name, supported)
+  return otherwise if near is None else f'did you mean {near}? Otherwise {otherwise}'
+
+
 def suggestion(name: str, supported: Collection[str]) -> str:
   """Returns a question to append to an error message, or '.' if no supported name is near."""
   near = nearest(name, supported)

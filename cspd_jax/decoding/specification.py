@@ -240,10 +240,10 @@ def _entry(spec: Spec) -> DrafterEntry | DecoderEntry:
     if name in table:
       return table[name]
   raise ValueError(
-      f'decoder is {str(spec)!r}, but {name!r} is not registered; it must be one of '
-      f'{", ".join(DECODERS)}, or a drafter, one of {", ".join(DRAFTERS)}, with a verifier, one '
-      f'of {", ".join(VERIFIERS)}, such as jacobi(window=16)+exact'
-      + naming.suggestion(name, [*DECODERS, *DRAFTERS, *VERIFIERS]))
+      f'decoder is {str(spec)!r}, but {name!r} is not registered; '
+      + naming.question(name, [*DECODERS, *DRAFTERS, *VERIFIERS], (
+          f'it must be one of {", ".join(DECODERS)}, or a drafter, one of {", ".join(DRAFTERS)}, '
+          f'with a verifier, one of {", ".join(VERIFIERS)}, such as jacobi(window=16)+exact.')))
 
 
 def _network(drafter: Part) -> str | None:

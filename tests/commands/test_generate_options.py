@@ -73,6 +73,7 @@ def test_images_are_watched_while_they_come_about(folder, tmp_path, monkeypatch)
     (['--seed=x'], 'error: --seed=x: it must be a whole number'),
     (['--seed=-1'], 'seed is -1'),
     (['--temprature=1'], 'did you mean --temperature'),
+    (['--window=16'], "--window is a parameter of decoders; write --decoder='NAME(window=VALUE)'"),
     (['--batch_size=0'], 'batch_size is 0'),
 ])
 def test_mistakes_end_with_one_line_and_code_2(folder, tmp_path, capsys, words, message):

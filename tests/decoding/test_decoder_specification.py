@@ -329,6 +329,7 @@ def test_usage():
 
 @pytest.mark.parametrize('spec,message', [
     ('falcon', "'falcon' is not registered; it must be one of vanilla, .*, or a drafter, one of"),
+    ('vanila', "'vanila' is not registered; did you mean vanilla\\? Otherwise it must be one of"),
     ('exact', "'exact' is not registered"),
     ('exact+exact', "'exact' is not registered"),
     ('jacobi+falcon', "no verifier is called 'falcon'; it must be one of exact, match"),
