@@ -261,8 +261,8 @@ def _image_of_xl(path: pathlib.Path) -> str:
   slow, vanilla = rows['PyTorch'], rows['vanilla']
   return (f'On an NVIDIA H100, an image of LlamaGen-XL takes {best["seconds"]:.2f} s with\n'
           f'`{best["name"]}`, {vanilla["seconds"]:.2f} s with `vanilla` and '
-          f'{slow["seconds"]:.1f} s with the\nofficial PyTorch code, if a pass commits as many tokens '
-          'as with `demo`.')
+          f'{slow["seconds"]:.1f} s with the\nofficial PyTorch code, if a pass commits as many '
+          'tokens as with `demo`.')
 
 
 def _gain(path: pathlib.Path) -> str:
