@@ -115,7 +115,7 @@ class _Server:
   def cost(self) -> _Cost:
     """The cost of all so far; the processors' time is NaN where the system does not say it."""
     return _Cost(time.perf_counter(), self.value('process_cpu_seconds_total') or float('nan'),
-                 self.value('cspd_rounds_total'))
+                 self.value('cspd_passes_total'))
 
 
 @contextlib.contextmanager

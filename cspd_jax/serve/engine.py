@@ -55,7 +55,8 @@ class DeviceError(Exception):
 class Metrics:
   """The counters of a server for Prometheus, with those of its process, changed by any thread.
 
-  Seconds are those from the request of an image. `tokens` / `passes` are the tokens per pass.
+  Seconds are those from the request of an image. `passes` are what the device does, `image_passes`
+  what images need: a pass over eight busy slots is one of `passes`, and one for each of the eight.
   """
 
   def __init__(self) -> None:
@@ -73,9 +74,14 @@ class Metrics:
     self.waiting = gauge('images_waiting', 'Images without a slot.')
     self.busy = gauge('slots_busy', 'Slots in use.', 'decoder')
     self.slots = gauge('slots', 'All slots.', 'decoder')
-    self.rounds = counter('rounds', 'Forward passes over all slots.', 'decoder')
+    self.passes = counter(
+        'passes', 'Forward passes of the target, each over all slots of a decoder, busy or not; '
+        'prefills, one for each image, are not counted.', 'decoder')
     self.tokens = counter('tokens', 'Tokens of completed images.', 'decoder')
-    self.passes = counter('passes', 'Rounds of completed images.', 'decoder')
+    self.image_passes = counter(
+        'image_passes', 'Forward passes of the target that completed images needed, prefills '
+        'included, summed over the images; tokens per pass are cspd_tokens_total divided by it.',
+        'decoder')
     self.queue_seconds = histogram('queue_seconds', 'Time to a slot.')
     self.image_seconds = histogram('image_seconds', 'Time to a complete image.', 'decoder')
 
@@ -279,7 +285,7 @@ class Engine:
       job = batch.jobs[event.slot]
       if job.watched and not event.complete and not job.cancelled:
         job.listener(runner.look(event.slot))
-    self.metrics.rounds.labels(batch.name).inc(count)
+    self.metrics.passes.labels(batch.name).inc(count)
     for done in runner.finished():
       self._complete(batch, batch.jobs.pop(done.slot), done)
     seconds = time.monotonic() - start
@@ -295,7 +301,7 @@ class Engine:
     if is_valid:
       metrics.image_seconds.labels(batch.name).observe(now - job.created)
       metrics.tokens.labels(batch.name).inc(done.decoded.tokens.shape[1])
-      metrics.passes.labels(batch.name).inc(int(done.decoded.rounds[0]))
+      metrics.image_passes.labels(batch.name).inc(int(done.decoded.rounds[0]))
     self._end([job], 'completed' if is_valid else 'failed', done)
 
   def _end(self, jobs: Sequence[Job], outcome: str, result: Any = None) -> None:

@@ -207,11 +207,13 @@ def test_pages_and_headers(running_server):
 def test_metrics(running_server):
   before = {name: running_server.value(name) for name in (
       'cspd_images_total{decoder="vanilla",outcome="completed"}', 'cspd_requests_total',
-      'cspd_tokens_total{decoder="vanilla"}', 'cspd_rounds_total', 'cspd_image_seconds_count')}
+      'cspd_tokens_total{decoder="vanilla"}', 'cspd_passes_total', 'cspd_image_seconds_count',
+      'cspd_image_passes_total{decoder="vanilla"}')}
   assert running_server.generate(prompt='cat', n=2, decoder='vanilla')[0] == 200
   after = {name: running_server.value(name) for name in before}
   changes = [after[name] - value for name, value in before.items()]
   assert changes[:3] == [2, 1, 18] and changes[3] >= 8 and changes[4] == 2
+  assert changes[5] == 18  # Of two images: eight passes each, and a prefill.
   assert running_server.value('cspd_slots{') == 4
   if sys.platform == 'linux':
     assert running_server.value('process_resident_memory_bytes') > 1e6
