@@ -33,14 +33,16 @@ def every(config: Any, prefix: str = '') -> Iterator[Field]:
   """Yields the fields of a dataclass and of the dataclasses in it, in order.
 
   Fields that cannot be written as text, such as tuples of dataclasses, are set in configuration
-  files only. The function `more` in the metadata of a field returns the part of its description
-  that is known only when the program runs.
+  files only. In the metadata of a field the function `more` returns the part of its description
+  that is known only when the program runs, and `without` are the fields of a dataclass that the
+  command line does not have.
   """
   kinds, docs = typing.get_type_hints(type(config)), _docs(type(config))
   for field in dataclasses.fields(config):
     name, value = prefix + field.name, getattr(config, field.name)
     if dataclasses.is_dataclass(value):
-      yield from every(value, f'{name}.')
+      left_out = {f'{name}.{part}' for part in field.metadata.get('without', ())}
+      yield from (part for part in every(value, f'{name}.') if part.name not in left_out)
     elif _is_text(kinds[field.name]):
       doc = docs.get(field.name, '') + field.metadata.get('more', str)()
       yield Field(name, kinds[field.name], value, doc)

@@ -43,7 +43,8 @@ class Config:
     allowed_host: names under which a proxy makes the server known, separated by commas.
   """
 
-  loading: groups.Loading = groups.Loading()
+  loading: groups.Loading = dataclasses.field(
+      default=groups.Loading(), metadata=dict(without=('mesh',)))
   decoder: tuple[str, ...] | None = None
   slots: int | None = None
   queue: int = 64
@@ -69,6 +70,7 @@ def main(config: Config) -> int:
   from cspd_jax.serve import guard, server, wire  # Only this command needs these packages.
 
   if config.loading.mesh is not None:
+    # Of a configuration file; there is no such flag.
     raise ValueError(f'mesh is {config.loading.mesh!r}, and a server decodes on one device; leave '
                      'it out, or use cspd-generate.')
   key = None if config.api_key_file is None else server.read_key(config.api_key_file)

@@ -9,6 +9,7 @@ Images join and leave between two steps of a few rounds. Those of several decode
 by step. An image does not depend on the others, whichever come, leave or fail.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import prometheus_client
 
 from cspd_jax.core import programs, progress
@@ -29,18 +31,22 @@ _STEP = 0.05
 _MOST_ROUNDS = 64
 # Failed steps after which the engine gives up, if no image has been completed in between.
 _MOST_FAILURES = 3
-# Weight of the last image in the average that predicts when the queue has room.
-_WEIGHT = 0.1
+# The last images of a decoder, whose seconds predict those of the images in the queue.
+_RECENT = 32
+# OpenAI's clients follow a Retry-After of up to a minute, and choose a shorter time themselves if
+# it is longer.
 _LONGEST_RETRY = 60
 # Limits of the histograms of seconds.
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
 
 class FullError(Exception):
-  """The queue has no room for the images, but has in about `retry_after` seconds."""
+  """The queue has no room for the images; the `ahead` in it need about `retry_after` seconds."""
 
-  def __init__(self, retry_after: int):
-    super().__init__(f'too many images are waiting; try again in {retry_after} seconds.')
+  def __init__(self, ahead: int, retry_after: int):
+    are, s = ('is', '') if ahead == 1 else ('are', 's')
+    super().__init__(f'{ahead} image{s} {are} ahead, and the queue has no room for more; try again '
+                     f'in {retry_after} second{"" if retry_after == 1 else "s"}.')
     self.retry_after = retry_after
 
 
@@ -115,7 +121,12 @@ class Job:
 
 @dataclasses.dataclass
 class _Batch:
-  """A runner and the images in its slots, for the engine's thread; `per_step`: rounds at most."""
+  """A runner and the images in its slots, for the engine's thread.
+
+  `per_step` are the rounds of a step at most. `recent` are the seconds of the last images, from
+  slot to completion, which other threads read with the engine's lock; before one is complete,
+  `first` are those that the first will have needed, by the tokens that it has.
+  """
 
   name: str
   runner: Runner
@@ -123,6 +134,9 @@ class _Batch:
   jobs: dict[int, Job] = dataclasses.field(default_factory=dict)
   rounds: dict[int, int] = dataclasses.field(default_factory=dict)
   per_step: int = 1
+  recent: collections.deque[float] = dataclasses.field(
+      default_factory=lambda: collections.deque(maxlen=_RECENT))
+  first: float = 0.0
 
 
 class Engine:
@@ -142,7 +156,7 @@ class Engine:
     self._changed = threading.Condition()
     self._waiting: list[Job] = []
     self._unfinished = dict.fromkeys(runners, 0)
-    self._seconds_per_image, self._failures = 1.0, 0
+    self._failures = 0
     self._thread: threading.Thread | None = None
     for name, batch in self._batches.items():
       self.metrics.slots.labels(name).set(batch.size)
@@ -181,10 +195,20 @@ class Engine:
     if self.state != 'ready':
       raise ClosedError(f'the server is {self.state}.')
     unfinished = self._unfinished | {decoder: self._unfinished[decoder] + count}
-    excess = self._without_slot(unfinished) - self._queue
-    if excess > 0:
-      raise FullError(min(_LONGEST_RETRY, math.ceil(excess * self._seconds_per_image)))
+    if self._without_slot(unfinished) > self._queue:
+      raise FullError(sum(self._unfinished.values()), self._retry_after())
     return unfinished
+
+  def _retry_after(self) -> int:
+    """The seconds after which the images of now are complete, at least one.
+
+    Decoders take turns, so that the time of an image, from its slot on, holds the turns of others.
+    """
+    each = {name: float(np.mean(batch.recent)) if batch.recent else batch.first
+            for name, batch in self._batches.items()}
+    seconds = max(self._unfinished[name] * each[name] / batch.size
+                  for name, batch in self._batches.items())
+    return min(_LONGEST_RETRY, max(1, math.ceil(seconds)))
 
   def cancel(self, jobs: Sequence[Job]) -> None:
     """Removes images; those that have a slot leave it before the next step."""
@@ -283,6 +307,10 @@ class Engine:
       count = max(count, event.rounds - batch.rounds[event.slot])
       batch.rounds[event.slot] = event.rounds
       job = batch.jobs[event.slot]
+      if not batch.recent and event.num_tokens:
+        assert job.started is not None
+        batch.first = ((time.monotonic() - job.started) * runner.model.num_tokens
+                       / event.num_tokens)
       if job.watched and not event.complete and not job.cancelled:
         job.listener(runner.look(event.slot))
     self.metrics.passes.labels(batch.name).inc(count)
@@ -296,8 +324,8 @@ class Engine:
     now, metrics = time.monotonic(), self.metrics
     is_valid = bool(done.decoded.valid[0])
     self._failures = 0
-    self._seconds_per_image += _WEIGHT * (
-        (now - job.started) / batch.size - self._seconds_per_image)
+    with self._changed:
+      batch.recent.append(now - job.started)
     if is_valid:
       metrics.image_seconds.labels(batch.name).observe(now - job.created)
       metrics.tokens.labels(batch.name).inc(done.decoded.tokens.shape[1])

@@ -128,6 +128,8 @@ class Order:
     for name in ('partial_images', 'progress'):
       if getattr(self, name) and not self.stream:
         raise ValueError(f'{name} is {getattr(self, name)}, which needs stream=true.')
+    if not self.prompt.strip():
+      raise ValueError(f'prompt is {self.prompt!r:.80}; describe the image in words.')
     if len(self.prompt) > MOST_LETTERS:
       raise ValueError(f'prompt has {len(self.prompt)} letters; it may have {MOST_LETTERS}.')
     if control := _CONTROLS.search(self.prompt):
@@ -183,8 +185,12 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
           400, f'{name[:80]!r} is not a field of a request for images, which may have '
           f'{", ".join(supported)}' + naming.suggestion(name[:80], supported), param=name[:80],
           code='unknown_parameter')
-    if name in served.options and (isinstance(value, bool) or not isinstance(value, (int, float))):
-      raise ValueError(f'{name} is {value!r:.80}; it must be a number.')
+    if name in served.options:
+      # A whole number that is written as another one, such as 1e9, is rather a mistake.
+      is_whole = isinstance(served.model.engine.options._field_defaults[name], int)
+      if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
+        words = 'a whole number, without a point or an exponent' if is_whole else 'a number'
+        raise ValueError(f'{name} is {value!r:.80}; it must be {words}.')
   if values.get('model', served.model.name) != served.model.name:
     raise ApiError(404, f'model is {values["model"]!r:.80}; this server has '
                    f'{served.model.name!r}.', param='model', code='model_not_found')

@@ -43,7 +43,12 @@ def test_wrong_flags_end_with_a_sentence(capsys, tmp_path, monkeypatch):
   for text in ('short', 'k' * 15 + ' ' + 'k' * 9, ''):
     key.write_text(text)
     assert 'which holds no key' in _error(capsys, f'--api_key_file={key}')
-  assert "mesh is '1x1', and a server decodes on one device" in _error(capsys, '--mesh=1x1')
+  assert '--mesh is not a flag' in _error(capsys, '--mesh=1x1')
+  (tmp_path / 'mesh.py').write_text(
+      'from cspd_jax.cli import groups\nfrom cspd_jax.commands import serve\n'
+      "get_config = lambda: serve.Config(groups.Loading(mesh='1x1'))\n")
+  assert "mesh is '1x1', and a server decodes on one device" in _error(
+      capsys, f'--config={tmp_path / "mesh.py"}')
   assert 'slots is 0' in _error(capsys, '--slots=0')
   monkeypatch.setattr(packages, 'load', lambda name: (_ for _ in ()).throw(
       ImportError(f'{name} is not installed')))

@@ -148,9 +148,18 @@ def test_a_full_queue_refuses_and_a_closed_engine_completes_what_it_has(model, s
     engine.submit([Job(tiny.request(model, decoder='vanilla'), SPECS[0], results.put)])
   engine.submit(jobs(4))
   engine.submit(jobs(1))
-  with pytest.raises(FullError, match='try again in 1 seconds') as caught:
+  full = '5 images are ahead, and the queue has no room for more; try again in'
+  with pytest.raises(FullError, match=f'{full} 1 second[.]'):  # No step has been measured.
     engine.submit(jobs(1))
-  assert caught.value.retry_after == 1
+  batch = engine._batches[SPECS[0]]
+  for seconds, expected in ((4.4, 11), (2.4, 6), (0.01, 1), (1e3, 60)):  # Five images, two slots.
+    if expected == 11:  # By the tokens of the first image.
+      batch.first = seconds
+    else:
+      batch.recent.extend([seconds] * 32)
+    with pytest.raises(FullError, match=f'{full} {expected} second') as caught:
+      engine.submit(jobs(1))
+    assert caught.value.retry_after == expected
   engine.submit(jobs(2, 'vanilla'))  # Its slots are free.
   engine.close()
   with pytest.raises(ClosedError, match='is closed'):
@@ -194,3 +203,24 @@ def test_a_failing_round_answers_its_images_and_the_engine_continues_until_it_fa
   errors = capsys.readouterr().err
   assert 'failed, and with it 3 images (RuntimeError: RESOURCE_EXHAUSTED: Out of memory)' in errors
   assert 'the server stops' in errors and 'dump' not in errors and 'dog' not in errors
+
+
+def test_the_seconds_of_the_first_image_are_predicted_by_its_tokens(model, started):
+  engine = started(num_slots=1, queue=0)
+  batch, done, steps = engine._batches[SPECS[1]], queue.Queue(), []
+  step, go = batch.runner.step, threading.Event()
+
+  def slow(rounds=1):
+    steps.append(len(steps))
+    go.wait(WAIT if len(steps) == 4 else 0.25)
+    return step(1)
+
+  batch.runner.step = slow
+  job = lambda: Job(tiny.request(model, decoder=SPECS[1]), SPECS[1], done.put)
+  engine.submit([job()])
+  _until(lambda: len(steps) == 4)  # The first token is there at once, the others of nine slowly.
+  with pytest.raises(FullError) as caught:
+    engine.submit([job()])
+  assert 2 <= caught.value.retry_after <= 20
+  go.set()
+  assert isinstance(done.get(timeout=WAIT), Finished)
