@@ -3,6 +3,7 @@
   cspd-serve
   cspd-serve --model=checkpoints/emu3 --decoder='mc_sjd(window=32),vanilla' --dtype=bfloat16
   cspd-serve --host=0.0.0.0 --api_key_file=key.txt
+  cspd-serve --served_model_name=gpt-image-1,dall-e-3 --lenient
 
 Images of all requests are decoded together: they join when a slot is free and leave when they are
 complete. An image depends only on the model, its prompt, seed, options and decoder.
@@ -31,6 +32,11 @@ class Config:
     decoder: specifications separated by commas, such as seed_exact(window=16),vanilla. Requests
       choose among them, and the first is the default. None serves the one that cspd-tune stored for
       as many images as slots, or else the best seed-exact one, and vanilla for comparison.
+    served_model_name: names by which requests call the model, separated by commas, in place of its
+      own.
+    lenient: answers requests of clients that were written for other models: images are resampled
+      to the `size` of a request, `quality`, `style`, `moderation` and `background` are ignored, and
+      `response_format` may be url, which is a data URL. The answer says so.
     slots: images that are decoded at once, by each decoder. None is 8, but 1 on a CPU, where a pass
       takes longer with every slot, busy or not.
     queue: images that wait for a slot, at most; requests for more are refused.
@@ -46,6 +52,8 @@ class Config:
   loading: groups.Loading = dataclasses.field(
       default=groups.Loading(), metadata=dict(without=('mesh',)))
   decoder: tuple[str, ...] | None = None
+  served_model_name: tuple[str, ...] | None = None
+  lenient: bool = False
   slots: int | None = None
   queue: int = 64
   prompt_length: int | None = None
@@ -80,7 +88,8 @@ def main(config: Config) -> int:
   with server.bind(config.host, config.port) as sock:
     model = inputs.model(config.loading, engine='discrete')
     slots = config.slots or (1 if model.device.platform == 'cpu' else 8)
-    served = wire.serving(model, _decoders(config.decoder, model, slots))
+    served = wire.serving(model, _decoders(config.decoder, model, slots), config.served_model_name,
+                          config.lenient)
     engine = server.engine(
         served, slots=slots, queue=config.queue, prompt_length=config.prompt_length)
     host, port = sock.getsockname()[:2]

@@ -72,7 +72,7 @@ class Service:
              for path, (name, kind) in _FILES.items()]
     return Starlette(routes=[
         Route('/v1/images/generations', self._generate, methods=['POST']),
-        Route('/v1/models', self._models), Route('/v1/models/{name}', self._model),
+        Route('/v1/models', self._models), Route('/v1/models/{name:path}', self._model),
         Route('/health', self._health), Route('/metrics', self._metrics), *files],
         exception_handlers={ApiError: lambda request, error: guard.error_response(error),
                             HTTPException: _no_such, Exception: _bug})
@@ -86,13 +86,13 @@ class Service:
     return Response(text, headers={'content-type': kind})
 
   async def _models(self, request: Request) -> Response:
-    return JSONResponse(dict(object='list', data=[self._served.description]))
+    return JSONResponse(dict(object='list', data=[
+        self._served.description(name) for name in self._served.names]))
 
   async def _model(self, request: Request) -> Response:
-    if request.path_params['name'] != self._served.model.name:
-      raise ApiError(404, f'this server has the model {self._served.model.name!r} only.',
-                     param='model', code='model_not_found')
-    return JSONResponse(self._served.description)
+    name = request.path_params['name']
+    wire.check_name(name, self._served)
+    return JSONResponse(self._served.description(name))
 
   async def _generate(self, request: Request) -> Any:
     status = 500
@@ -146,9 +146,10 @@ class Service:
       images.changed.clear()
       for index, result in enumerate(images.results):
         if result is not None and index not in done:
-          done[index] = await self._in(self._drawing, lambda r=result: wire.image(_generated(r)))
-    return wire.answer([done[i] for i in range(order.n)], self._served, int(time.time()),
-                       self._usage(jobs, order.n))
+          done[index] = await self._in(
+              self._drawing, lambda r=result: wire.image(_generated(r), order.form))
+    return wire.answer([done[i] for i in range(order.n)], self._served, order.form,
+                       int(time.time()), self._usage(jobs, order.n))
 
   def _usage(self, jobs: Sequence[Job], count: int) -> dict[str, Any]:
     return wire.usage(jobs[0].request.condition, count * self._served.model.num_tokens)
@@ -196,7 +197,8 @@ class Service:
         if images.results[index] is not None:
           pending.remove(index)
           await put(await self._in(self._drawing, lambda i=index: wire.event(wire.completed_event(
-              i, _generated(images.results[i]), self._served, created, self._usage(jobs, 1)))))
+              i, _generated(images.results[i]), self._served, order.form, created,
+              self._usage(jobs, 1)))))
           continue
         look = images.looks[index]
         if look is None or look is shown[index]:
@@ -209,7 +211,7 @@ class Service:
         if share > reached[index]:
           reached[index] = share
           await put(await self._in(self._drawing, lambda i=index, look=look: wire.event(
-              wire.partial_event(i, pictures[i], look, self._served, created))))
+              wire.partial_event(i, pictures[i], look, self._served, order.form, created))))
           pictures[index] += 1
 
   async def _until_gone(self, work: Coroutine[Any, Any, Any], receive: Receive) -> Any:

@@ -1,6 +1,7 @@
 """The format of requests and answers: that of OpenAI's images endpoint, with options of our own.
 
-A field that is accepted is honoured; every other one is refused by its name.
+A field that is accepted is honoured; every other one is refused by its name. A lenient server also
+answers the defaults of clients that were written for other models, and its answer says how.
 """
 
 import base64
@@ -13,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from cspd_jax.core import fields, naming
 from cspd_jax.core.spec import Spec
@@ -25,6 +27,7 @@ MOST_BYTES = 2**16
 MOST_LETTERS = 4000
 MOST_IMAGES = 10
 MOST_PARTIAL_IMAGES = 64  # OpenAI's clients ask for up to 3.
+MOST_PIXELS = 2048  # Of a side of an image that is resampled; more would be slow to encode.
 
 # The fields with values that all models have, and why there are no others.
 _FIXED = {
@@ -38,8 +41,11 @@ _REFUSED = {
     'moderation': 'this server does not filter prompts or images',
     'output_compression': 'images are PNG, which has no such level',
     'style': 'the model has no styles',
-    'user': 'this server keeps no records of users',
 }
+# Those of the fields above that a lenient server accepts whatever their value: they ask for another
+# taste, not for another image.
+_IGNORED = ('quality', 'style', 'moderation', 'background')
+_LENIENT = ', or start the server with --lenient'
 _CONTROLS = re.compile('[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]')
 
 
@@ -65,26 +71,28 @@ class ApiError(Exception):
 class Served:
   """A model as a server offers it since `created`, in seconds since 1970.
 
-  Decoders are specifications by name, of which the first one is the default, with the guarantee of
-  each; the size is width and height of an image in pixels, such as 64x32.
+  Requests may name it by any of its `names`. Decoders are specifications by name, of which the
+  first one is the default, with the guarantee of each; the size is width and height of an image in
+  pixels, such as 64x32. A `lenient` server may change the form of an answer, see `Form`.
   """
 
   model: BaseModel
+  names: tuple[str, ...]
   decoders: Mapping[str, Spec]
   guarantees: Mapping[str, str]
   size: str
   created: int
+  lenient: bool
 
   @property
   def options(self) -> tuple[str, ...]:
     """The names of the sampling options."""
     return self.model.engine.options._fields
 
-  @property
-  def description(self) -> dict[str, Any]:
-    """The model in the list of models."""
+  def description(self, name: str) -> dict[str, Any]:
+    """Returns the model in the list of models, by one of its names; `root` is its own."""
     return dict(
-        id=self.model.name, object='model', created=self.created, owned_by='cspd_jax',
+        id=name, root=self.model.name, object='model', created=self.created, owned_by='cspd_jax',
         size=self.size, grid=list(self.model.grid), prompts=list(map(str, self.model.prompts)),
         decoders=[dict(id=name, specification=str(spec), guarantee=self.guarantees[name])
                   for name, spec in self.decoders.items()],
@@ -106,6 +114,35 @@ class Served:
 
 
 @dataclasses.dataclass(frozen=True)
+class Form:
+  """The form of an answer, which only a lenient server changes.
+
+  Images are resampled to `size`, width and height in pixels, unless it is None, and they are data
+  URLs if `as_url`. `ignored` are the fields of the request that have no effect.
+  """
+
+  size: tuple[int, int] | None = None
+  as_url: bool = False
+  ignored: tuple[str, ...] = ()
+
+  def resampled(self, image: np.ndarray) -> np.ndarray:
+    """Returns an image `[H, W, 3]` uint8 in the size of the answer."""
+    if self.size is None:
+      return image
+    return np.asarray(Image.fromarray(image).resize(self.size, Image.Resampling.LANCZOS))
+
+  def described(self, served: Served) -> dict[str, Any]:
+    """Returns the fields of an answer that say how its images are stored."""
+    result: dict[str, Any] = dict(
+        size=served.size, quality='auto', background='opaque', output_format='png')
+    if self.size is not None:
+      result |= dict(size='{}x{}'.format(*self.size), native_size=served.size)
+    if self.ignored:
+      result['ignored'] = list(self.ignored)
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
 class Order:
   """A checked request for images.
 
@@ -121,6 +158,7 @@ class Order:
   stream: bool = False
   partial_images: int = 0
   progress: bool = False
+  form: Form = Form()
 
   def __post_init__(self):
     fields.check(self, n=(1, MOST_IMAGES), seed=fields.SEEDS,
@@ -136,15 +174,21 @@ class Order:
       raise ValueError(f'prompt holds the control character {control[0]!r}; leave it out.')
 
 
-_FIELDS = [field.name for field in dataclasses.fields(Order) if field.name != 'options']
-_OWN = ('model', 'size', *_FIELDS)
+_FIELDS = [field.name for field in dataclasses.fields(Order)
+           if field.name not in ('options', 'form')]
+_OWN = ('model', 'size', 'user', *_FIELDS)
 
 
-def serving(model: BaseModel, decoders: Sequence[str]) -> Served:
+def serving(model: BaseModel, decoders: Sequence[str], names: Sequence[str] | None = None,
+            lenient: bool = False) -> Served:
   """Returns what a server offers: the model with these decoders, of which the first is the default.
 
-  Raises ValueError for decoders that it does not support, continuous tokens, and no tokenizer.
+  `names` replace the model's own. Raises ValueError for decoders that it does not support,
+  continuous tokens, no tokenizer, and no name.
   """
+  names = (model.name,) if names is None else tuple(dict.fromkeys(names))
+  if not names:
+    raise ValueError('served_model_name is empty; name at least one, or leave it out.')
   if model.engine.name != 'discrete':
     raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
                      'others that are being decoded; serve a model of discrete tokens.')
@@ -152,7 +196,7 @@ def serving(model: BaseModel, decoders: Sequence[str]) -> Served:
   guarantees = {text: str(model.engine.guarantee(model.decoder(spec)))
                 for text, spec in specs.items()}
   height, width = model.image_size
-  return Served(model, specs, guarantees, f'{width}x{height}', int(time.time()))
+  return Served(model, names, specs, guarantees, f'{width}x{height}', int(time.time()), lenient)
 
 
 def order(body: bytes, served: Served) -> Order:
@@ -172,14 +216,18 @@ def invalid(error: ValueError, served: Served) -> ApiError:
 
 
 def _order(values: Mapping[str, Any], served: Served) -> Order:
+  form = Form()
+  if served.lenient:
+    form, values = _form(values, served)
   supported = [*_OWN, *_FIXED, *served.options]
   for name, value in values.items():
+    more = _LENIENT if name in (*_IGNORED, 'response_format') and not served.lenient else ''
     if name in _REFUSED:
-      raise ValueError(f'{name} is {value!r:.80}, but {_REFUSED[name]}; leave it out.')
+      raise ValueError(f'{name} is {value!r:.80}, but {_REFUSED[name]}; leave it out{more}.')
     if name in _FIXED and value not in _FIXED[name][0]:
       allowed, reason = _FIXED[name]
       raise ValueError(f'{name} is {value!r:.80}; it must be {" or ".join(map(repr, allowed))}, '
-                       f'because {reason}.')
+                       f'because {reason}; leave it out{more}.')
     if name not in supported:
       raise ApiError(
           400, f'{name[:80]!r} is not a field of a request for images, which may have '
@@ -191,18 +239,54 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
       if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
         words = 'a whole number, without a point or an exponent' if is_whole else 'a number'
         raise ValueError(f'{name} is {value!r:.80}; it must be {words}.')
-  if values.get('model', served.model.name) != served.model.name:
-    raise ApiError(404, f'model is {values["model"]!r:.80}; this server has '
-                   f'{served.model.name!r}.', param='model', code='model_not_found')
+  check_name(values.get('model', served.names[0]), served)
   if values.get('size', 'auto') not in ('auto', served.size):
     raise ValueError(f'size is {values["size"]!r:.80}; it must be {served.size!r} or \'auto\', '
-                     'because the model has one size.')
+                     f'because the model has one size; leave it out{_LENIENT}.')
+  if not isinstance(values.get('user', ''), str):
+    raise ValueError(f'user is {values["user"]!r:.80}; it must be a string.')
   if 'prompt' not in values:
     raise ValueError('prompt is missing; describe the image in words.')
   asked: dict[str, Any] = {'decoder': next(iter(served.decoders))}
   asked |= {name: values[name] for name in _FIELDS if name in values}
-  result = Order(options={name: values[name] for name in served.options if name in values}, **asked)
+  result = Order(options={name: values[name] for name in served.options if name in values},
+                 form=form, **asked)
   return dataclasses.replace(result, decoder=served.decoder(result.decoder))
+
+
+def check_name(name: Any, served: Served) -> None:
+  """Raises ApiError unless a model of this name is served."""
+  if name not in served.names:
+    raise ApiError(404, f'model is {name!r:.80}; this server has '
+                   f'{", ".join(map(repr, served.names))}; leave it out, or start the server with '
+                   '--served_model_name.', param='model', code='model_not_found')
+
+
+def _form(values: Mapping[str, Any], served: Served) -> tuple[Form, dict[str, Any]]:
+  """Returns the form of a lenient answer, and the fields that it honours as a strict one does."""
+  rest, url, size = dict(values), False, None
+  ignored = [name for name in _IGNORED
+             if name in rest and rest[name] not in _FIXED.get(name, ((), ''))[0]]
+  if rest.get('response_format') == 'url':
+    url = rest.get('stream') is not True  # An event has no field for it.
+    ignored += [] if url else ['response_format']
+    del rest['response_format']
+  if rest.get('size', 'auto') not in ('auto', served.size):
+    size = _fitting(rest.pop('size'), served)
+  return Form(size, url, tuple(ignored)), {
+      name: value for name, value in rest.items() if name not in ignored}
+
+
+def _fitting(text: Any, served: Served) -> tuple[int, int]:
+  """Returns the largest size that fits into another one, with the proportions of the model's."""
+  match = re.fullmatch(r'(\d{1,4})x(\d{1,4})', text) if isinstance(text, str) else None
+  width, height = map(int, match.groups()) if match else (0, 0)
+  if not 1 <= min(width, height) <= max(width, height) <= MOST_PIXELS:
+    raise ValueError(f'size is {text!r:.80}; it must be \'auto\', or width and height of 1 to '
+                     f'{MOST_PIXELS} pixels, such as {served.size!r}.')
+  own = [int(part) for part in served.size.split('x')]
+  scale = min(width / own[0], height / own[1])
+  return max(1, round(own[0] * scale)), max(1, round(own[1] * scale))
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -235,24 +319,23 @@ def usage(condition: Any, num_tokens: int) -> dict[str, Any]:
               output_tokens=num_tokens, total_tokens=words + num_tokens)
 
 
-def _file(size: str) -> dict[str, str]:
-  return dict(size=size, quality='auto', background='opaque', output_format='png')
-
-
-def image(generated: Generated) -> dict[str, Any]:
+def image(generated: Generated, form: Form) -> dict[str, Any]:
   """Returns an image of an answer: the file, and its origin."""
   (seed, number), rounds = generated.seeds[0], int(generated.decoded.rounds[0])
+  data = _base64(dataclasses.replace(
+      generated, images=form.resampled(generated.images[0])[None]).png(0))
+  file = dict(url=f'data:image/png;base64,{data}') if form.as_url else dict(b64_json=data)
   return dict(
-      b64_json=_base64(generated.png(0)), seed=seed, number=number, decoder=generated.decoder,
+      **file, seed=seed, number=number, decoder=generated.decoder,
       guarantee=generated.guarantee, rounds=rounds,
       tokens_per_pass=round(generated.tokens.shape[1] / rounds, 2),
       unknown_words=list(generated.unknown_words[0]))
 
 
-def answer(images: Sequence[dict[str, Any]], served: Served, created: int,
+def answer(images: Sequence[dict[str, Any]], served: Served, form: Form, created: int,
            usage_of_all: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the answer to a request without a stream."""
-  return dict(created=created, data=list(images), usage=usage_of_all, **_file(served.size))
+  return dict(created=created, data=list(images), usage=usage_of_all, **form.described(served))
 
 
 def progress_event(index: int, look: Partial | None, num_tokens: int) -> dict[str, Any]:
@@ -265,20 +348,22 @@ def progress_event(index: int, look: Partial | None, num_tokens: int) -> dict[st
                       round_of_cell=look.round_of_cell[0].tolist())
 
 
-def partial_event(index: int, number: int, look: Partial, served: Served, created: int
+def partial_event(index: int, number: int, look: Partial, served: Served, form: Form, created: int
                   ) -> dict[str, Any]:
   """Returns the event of a picture of an image that is being decoded."""
-  return dict(type='image_generation.partial_image', b64_json=_base64(encoded(look.images[0])),
+  return dict(type='image_generation.partial_image',
+              b64_json=_base64(encoded(form.resampled(look.images[0]))),
               partial_image_index=number, image_index=index, created_at=created,
-              tokens=int(look.count[0]), rounds=int(look.decoded.rounds[0]), **_file(served.size))
+              tokens=int(look.count[0]), rounds=int(look.decoded.rounds[0]),
+              **form.described(served))
 
 
-def completed_event(index: int, generated: Generated, served: Served, created: int,
+def completed_event(index: int, generated: Generated, served: Served, form: Form, created: int,
                     used: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the event of a complete image."""
   return dict(type='image_generation.completed', image_index=index, created_at=created, usage=used,
-              round_of_cell=generated.round_of_cell[0].tolist(), **image(generated),
-              **_file(served.size))
+              round_of_cell=generated.round_of_cell[0].tolist(), **image(generated, form),
+              **form.described(served))
 
 
 def event(values: Mapping[str, Any]) -> bytes:

@@ -23,8 +23,9 @@ class Running:
     codes: its exit code, when it has ended.
   """
 
-  def __init__(self, of, *, slots=2, queue=4, deadline=WAIT, ready=True, engine=None, **options):
-    self.served = wire.serving(of, (tiny.SEED_EXACT, 'vanilla'))
+  def __init__(self, of, *, slots=2, queue=4, deadline=WAIT, ready=True, engine=None, names=None,
+               lenient=False, **options):
+    self.served = wire.serving(of, (tiny.SEED_EXACT, 'vanilla'), names, lenient)
     self.engine = engine or server.engine(self.served, slots=slots, queue=queue)
     self.codes, sock = [], server.bind('127.0.0.1', 0)
     self.port = sock.getsockname()[1]

@@ -70,6 +70,7 @@ def test_the_published_client_gets_the_files_of_generate(model, client):
   assert answer.data[0].rounds == expected.decoded.rounds[0] and answer.data[0].seed == 7
   described, = client.models.list().data
   assert described == client.models.retrieve('tiny') and described.prompts == ['cat', 'dog']
+  assert described.root == 'tiny'
   assert [one['guarantee'] for one in described.decoders] == ['seed-exact'] * 2
   assert client.images.generate(prompt='dog').data[0].seed != (
       client.images.generate(prompt='dog').data[0].seed)
@@ -143,7 +144,8 @@ WRONG = [
     (CAT | dict(output_format='webp'), "output_format is 'webp'"),
     (CAT | dict(background='transparent'), "background is 'transparent'"),
     (CAT | dict(style='vivid'), "style is 'vivid', but the model has no styles"),
-    (CAT | dict(user='me'), 'user is'), (CAT | dict(moderation='low'), 'moderation is'),
+    (CAT | dict(user=3), 'user is 3; it must be a string'),
+    (CAT | dict(moderation='low'), 'moderation is'),
     (CAT | dict(negative_prompt='dog'), 'negative_prompt is'),
     (CAT | dict(output_compression=3), 'output_compression is 3'),
     (CAT | dict(stream='yes'), "stream is 'yes'"),
@@ -373,7 +375,7 @@ def test_which_paths_need_the_key_does_not_depend_on_the_host(monkeypatch):
 def test_what_is_logged(model, capfd, monkeypatch):
   """No text of a request, whatever happens."""
   instance = Running(model)
-  monkeypatch.setattr(wire, 'image', lambda generated: 1 / 0)
+  monkeypatch.setattr(wire, 'image', lambda generated, form: 1 / 0)
   status, _, answer = instance.generate(prompt='cat')
   assert status == 500 and answer['error']['message'].startswith('the server has a bug')
   assert instance.generate(prompt='nan')[0] == 500

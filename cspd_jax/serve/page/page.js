@@ -242,7 +242,7 @@ async function start() {
     return false;
   }
   const names = model.decoders.map((decoder) => decoder.id);
-  $('about').textContent = `${model.id}: images of ${model.grid.join(' by ')} tokens`;
+  $('about').textContent = `${model.root}: images of ${model.grid.join(' by ')} tokens`;
   fill($('decoder'), names.map((name) => [name, name]));
   fill($('compare'), [['', 'nothing'], ...names.map((name) => [name, name])]);
   $('compare').value = names[1] ?? '';
