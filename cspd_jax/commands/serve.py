@@ -43,6 +43,8 @@ class Config:
     prompt_length: the most tokens of a prompt, for models whose prompts have any number of them.
       None is 256, or less for small images.
     deadline: seconds in which a request must be answered.
+    grace: seconds in which the server completes what it has accepted when SIGTERM or Ctrl-C ends
+      it; after these, the other requests are answered with 503. None completes all.
     host: the address to listen on. Others than this machine's own need a key.
     port: the port.
     api_key_file: a file with the key that clients must send.
@@ -58,6 +60,7 @@ class Config:
   queue: int = 64
   prompt_length: int | None = None
   deadline: float = 600.0
+  grace: float | None = None
   host: str = '127.0.0.1'
   port: int = 8000
   api_key_file: str | None = None
@@ -65,7 +68,7 @@ class Config:
 
   def __post_init__(self):
     fields.check(self, slots=(1, 1024), queue=(0, 10**5), port=(0, 2**16 - 1),
-                 prompt_length=(1, 2**16), deadline=(1, 10**6))
+                 prompt_length=(1, 2**16), deadline=(1, 10**6), grace=(0, 10**6))
 
 
 @cli.command(Config)
@@ -86,18 +89,19 @@ def main(config: Config) -> int:
     raise ValueError(f'host is {config.host!r}, which other machines reach, and api_key_file is '
                      'None; pass a file with a key, or --host=127.0.0.1.')
   with server.bind(config.host, config.port) as sock:
-    model = inputs.model(config.loading, engine='discrete')
-    slots = config.slots or (1 if model.device.platform == 'cpu' else 8)
-    served = wire.serving(model, _decoders(config.decoder, model, slots), config.served_model_name,
-                          config.lenient)
-    engine = server.engine(
-        served, slots=slots, queue=config.queue, prompt_length=config.prompt_length)
+    with server.loading(sock, key=key, allowed_hosts=config.allowed_host):
+      model = inputs.model(config.loading, engine='discrete')
+      slots = config.slots or (1 if model.device.platform == 'cpu' else 8)
+      served = wire.serving(model, _decoders(config.decoder, model, slots),
+                            config.served_model_name, config.lenient)
+      engine = server.engine(
+          served, slots=slots, queue=config.queue, prompt_length=config.prompt_length)
     host, port = sock.getsockname()[:2]
     place = f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
     print(f'Serving {model.name!r} on http://{place} with {", ".join(served.decoders)}, '
           f'{slots} {"slot" if slots == 1 else "slots"} each.', flush=True)
     return server.run(served, engine, sock, deadline=config.deadline, key=key,
-                      allowed_hosts=config.allowed_host)
+                      allowed_hosts=config.allowed_host, grace=config.grace)
 
 
 def _decoders(texts: tuple[str, ...] | None, model: Model, slots: int) -> list[str]:

@@ -236,10 +236,21 @@ class Service:
     return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
 
 
-def _generated(result: Finished | DeviceError) -> Any:
+async def loading(scope: Scope, receive: Receive, send: Send) -> None:
+  """Answers that there is no model yet: the ASGI application while it is loaded."""
+  later = dict(connection='close')  # The next request is answered by another application.
+  if scope['path'] == '/health':
+    await JSONResponse(dict(status='loading'), 503, later)(scope, receive, send)
+    return
+  raise ApiError(503, 'the server is loading its model.', 'server_error', retry_after='5', **later)
+
+
+def _generated(result: Finished | DeviceError | ClosedError) -> Any:
   """Returns a complete image; raises ApiError if it could not be decoded."""
   if isinstance(result, DeviceError):
     raise ApiError(500, f'{result}; try again, with fewer images at once.', 'server_error')
+  if isinstance(result, ClosedError):
+    raise ApiError(503, f'{result}; try again later.', 'server_error', retry_after='5')
   try:
     return result.result()
   except ValueError as error:  # NaN, which the same request yields again.

@@ -104,8 +104,9 @@ class Job:
     request: of one image.
     decoder: the name of its runner.
     listener: called in the engine's thread, which it must not block: with a `run.Partial` after
-      every step, if the image is watched, and once at the end, with a `runner.Finished` or a
-      `DeviceError`. After `Engine.cancel` it is not called.
+      every step, if the image is watched, and once at the end, with a `runner.Finished`, a
+      `DeviceError`, or a `ClosedError` after `Engine.abandon`. After `Engine.cancel` it is not
+      called.
     watched: whether the listener is called after every step, which is one round then.
     created: the time of its creation, of `time.monotonic`, and `started` that of its slot.
   """
@@ -156,7 +157,7 @@ class Engine:
     self._changed = threading.Condition()
     self._waiting: list[Job] = []
     self._unfinished = dict.fromkeys(runners, 0)
-    self._failures = 0
+    self._failures, self._abandoned = 0, False
     self._thread: threading.Thread | None = None
     for name, batch in self._batches.items():
       self.metrics.slots.labels(name).set(batch.size)
@@ -224,6 +225,19 @@ class Engine:
         self.state = 'closed'
       self._changed.notify()
 
+  def abandon(self) -> None:
+    """Ends the images that are not complete after the step that runs, besides what `close` does."""
+    self.close()
+    with self._changed:
+      self._abandoned = True
+      self._changed.notify()
+
+  @property
+  def left(self) -> int:
+    """Number of images that are accepted and not complete."""
+    with self._changed:
+      return sum(self._unfinished.values())
+
   def join(self, timeout: float | None = None) -> bool:
     """Waits for the thread to end; returns whether it has."""
     if self._thread is not None:
@@ -246,22 +260,30 @@ class Engine:
       while self._wait():
         for batch in self._batches.values():
           self._turn(batch)
+      self._end(self._unfinished_jobs(), 'cancelled', ClosedError(
+          'the server ends before the image is complete'))
     except Exception as error:
       progress.note(f'error: the server stops, because decoding fails ({_reason(error)}).')
       with self._changed:
         self.state = 'failed'
-        jobs, self._waiting = self._waiting, []
-      for batch in self._batches.values():
-        jobs += batch.jobs.values()
-      self._end(jobs, 'failed', DeviceError('decoding fails'))
+      self._end(self._unfinished_jobs(), 'failed', DeviceError('decoding fails'))
     finally:
       on_end()
 
+  def _unfinished_jobs(self) -> list[Job]:
+    """Removes the images that wait or have a slot, and returns them."""
+    with self._changed:
+      jobs, self._waiting = self._waiting, []
+    for batch in self._batches.values():
+      jobs += batch.jobs.values()
+      batch.jobs.clear()
+    return jobs
+
   def _wait(self) -> bool:
-    """Waits until there are images; returns False if there will be none."""
+    """Waits until there are images; returns False if none is to be decoded any more."""
     with self._changed:
       self._changed.wait_for(lambda: any(self._unfinished.values()) or self.state == 'closed')
-      return any(self._unfinished.values())
+      return any(self._unfinished.values()) and not self._abandoned
 
   def _turn(self, batch: _Batch) -> None:
     """Runs a step of one runner, with the images that join and without those that leave."""

@@ -1,15 +1,20 @@
 """Sockets, signals and parts of a server."""
 
+import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cspd_jax.core import progress
@@ -17,8 +22,7 @@ from cspd_jax.files import reading
 from cspd_jax.generation.request import prepare
 from cspd_jax.generation.runner import Runner
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.serve import guard
-from cspd_jax.serve.app import Service
+from cspd_jax.serve import app, guard
 from cspd_jax.serve.engine import Engine
 from cspd_jax.serve.wire import Served
 
@@ -26,6 +30,9 @@ from cspd_jax.serve.wire import Served
 _MOST_CONNECTIONS, _MOST_HEAD = 512, 2**15
 # Seconds between two looks at a connection, and those without progress after which it is closed.
 _LOOK, _IDLE = 5.0, 20.0
+# Seconds between two lines about the images that are left when the server ends, and those after the
+# grace in which their requests are answered.
+_REPORT, _ANSWERED = 5.0, 5
 _SHORTEST_KEY = 16
 # The most tokens of a prompt, unless the caller sets it, and how many of an image's tokens there
 # are for one; longer prompts need more memory for every slot.
@@ -98,21 +105,39 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   return Engine(runners, queue=queue, warm_up=requests)
 
 
+@contextlib.contextmanager
+def loading(sock: socket.socket, *, key: str | None = None, allowed_hosts: Collection[str] = ()
+            ) -> Iterator[None]:
+  """Answers 503 to what arrives while the model is loaded in this block, `/health` included.
+
+  A thread does it; `run` accepts connections at the same socket afterwards.
+  """
+  server = uvicorn.Server(_config(app.loading, sock, key, allowed_hosts))
+  # uvicorn closes its socket at the end.
+  thread = threading.Thread(
+      target=server.run, kwargs=dict(sockets=[sock.dup()]), name='loading', daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    server.should_exit = server.force_exit = True  # Without waiting for slow clients.
+    thread.join()
+
+
 def run(served: Served, engine_of_model: Engine, sock: socket.socket, *, deadline: float,
-        key: str | None = None, allowed_hosts: Collection[str] = ()) -> int:
+        key: str | None = None, allowed_hosts: Collection[str] = (), grace: float | None = None
+        ) -> int:
   """Serves until a signal ends the process; returns its exit code.
 
-  The first SIGTERM or SIGINT refuses what is new and completes what has been accepted; a second one
-  ends the process at once. Clients must know the key, unless it is None.
+  The first SIGTERM or SIGINT refuses what is new and completes what has been accepted, in `grace`
+  seconds at most, after which the other requests end with 503; a second one ends the process at
+  once. Clients must know the key, unless it is None.
   """
-  host = sock.getsockname()[0]
-  app = guard.Guard(Service(served, engine_of_model, deadline=deadline).app(),
-                    guard.hosts(host, allowed_hosts, key is not None), key)
-  logging.getLogger('uvicorn.error').setLevel(logging.ERROR)  # Clients can cause the warnings.
-  server = _Server(uvicorn.Config(
-      app, loop='asyncio', http=_Connection, ws='none', lifespan='off', log_config=None,
-      access_log=False, server_header=False, limit_concurrency=_MOST_CONNECTIONS,
-      h11_max_incomplete_event_size=_MOST_HEAD), engine_of_model)
+  service = app.Service(served, engine_of_model, deadline=deadline)
+  config = _config(service.app(), sock, key, allowed_hosts)
+  if grace is not None:  # Also for steps that take longer, and clients that read slowly.
+    config.timeout_graceful_shutdown = math.ceil(grace) + _ANSWERED
+  server = _Server(config, engine_of_model, grace)
   engine_of_model.start(server.stop)
   server.run(sockets=[sock])
   code = int(engine_of_model.state == 'failed')
@@ -122,12 +147,26 @@ def run(served: Served, engine_of_model: Engine, sock: socket.socket, *, deadlin
   return code
 
 
-class _Server(uvicorn.Server):
-  """A server whose engine completes what it has accepted when a signal ends it."""
+def _config(application: ASGIApp, sock: socket.socket, key: str | None,
+            allowed_hosts: Collection[str]) -> uvicorn.Config:
+  """Returns how uvicorn serves an application, with its guard."""
+  logging.getLogger('uvicorn.error').setLevel(logging.ERROR)  # Clients can cause the warnings.
+  names = guard.hosts(sock.getsockname()[0], allowed_hosts, key is not None)
+  return uvicorn.Config(
+      guard.Guard(application, names, key), loop='asyncio', http=_Connection, ws='none',
+      lifespan='off', log_config=None, access_log=False, server_header=False,
+      limit_concurrency=_MOST_CONNECTIONS, h11_max_incomplete_event_size=_MOST_HEAD)
 
-  def __init__(self, config: uvicorn.Config, engine_of_model: Engine):
+
+class _Server(uvicorn.Server):
+  """A server whose engine completes what it has accepted when a signal ends it.
+
+  In `grace` seconds at most, unless it is None.
+  """
+
+  def __init__(self, config: uvicorn.Config, engine_of_model: Engine, grace: float | None):
     super().__init__(config)
-    self._engine = engine_of_model
+    self._engine, self._grace = engine_of_model, grace
 
   def stop(self) -> None:
     """Refuses new connections, and lets `run` return when the others are closed."""
@@ -151,10 +190,29 @@ class _Server(uvicorn.Server):
 
   async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
     """See `stop`."""
-    if self._engine.state != 'failed':
-      progress.note('The server completes what it has accepted; a second signal ends it at once.')
     self._engine.close()
+    completing = asyncio.create_task(self._complete())
     await super().shutdown(sockets)
+    completing.cancel()
+
+  async def _complete(self) -> None:
+    """Logs how many images are left, until all are complete or the grace is over."""
+    end = math.inf if self._grace is None else time.monotonic() + self._grace
+    if self._engine.state != 'failed':
+      limit = '' if self._grace is None else f' in at most {self._grace:g} seconds'
+      progress.note(f'The server ends. It completes what it has accepted{limit}; a second signal '
+                    'ends it at once.')
+    while left := self._engine.left:
+      if (rest := end - time.monotonic()) <= 0:
+        progress.note(f'The server gives up {_images(left)}, and answers with 503.')
+        self._engine.abandon()
+        return
+      progress.note(f'{_images(left)} left.')
+      await asyncio.sleep(min(_REPORT, rest))
+
+
+def _images(count: int) -> str:
+  return f'{count} image{"" if count == 1 else "s"}'
 
 
 class _Connection(H11Protocol):

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import threading
+import time
 
 import pytest
 
@@ -50,6 +51,7 @@ def test_wrong_flags_end_with_a_sentence(capsys, tmp_path, monkeypatch):
   assert "mesh is '1x1', and a server decodes on one device" in _error(
       capsys, f'--config={tmp_path / "mesh.py"}')
   assert 'slots is 0' in _error(capsys, '--slots=0')
+  assert 'grace is -1.0' in _error(capsys, '--grace=-1')
   monkeypatch.setattr(packages, 'load', lambda name: (_ for _ in ()).throw(
       ImportError(f'{name} is not installed')))
   assert _error(capsys) == ('error: starlette is not installed, which the server needs: pip '
@@ -66,6 +68,36 @@ def test_models_that_cannot_be_served_end_with_a_sentence(capsys, monkeypatch):
   monkeypatch.setattr(memory, 'free', lambda devices: 1e3)
   error = _error(capsys, '--port=0', '--slots=64', '--decoder=vanilla')
   assert 'slots is 64, but as many images at once with each of 1 decoders need about' in error
+
+
+def test_a_server_answers_while_its_model_is_loaded(capsys, monkeypatch):
+  client, seen = running.Running.__new__(running.Running), []
+  with socket.create_server(('127.0.0.1', 0)) as free:
+    client.port = free.getsockname()[1]
+
+  def load(*arguments, **options):
+    seen.extend([client.call('GET', '/health'), client.generate(prompt='cat'),
+                 client.call('GET', '/health', Host='evil.example')])
+    raise ValueError('model is broken.')
+
+  monkeypatch.setattr(serve.inputs, 'model', load)
+  assert _error(capsys, f'--port={client.port}') == 'error: model is broken.'
+  assert [status for status, _, _ in seen] == [503, 503, 403]
+  assert seen[0][2] == {'status': 'loading'} and seen[1][1]['retry-after'] == '5'
+  assert seen[1][2]['error']['message'] == 'the server is loading its model.'
+  assert client.health() is None
+
+
+def test_the_socket_stays_open_after_loading():
+  with server.bind('127.0.0.1', 0) as sock:
+    client = running.Running.__new__(running.Running)
+    client.port = sock.getsockname()[1]
+    with server.loading(sock), socket.create_connection(sock.getsockname()) as slow:
+      slow.sendall(b'POST /v1/im')  # It need not wait for this client.
+      running.until(lambda: client.health() == 503)
+    with socket.create_connection(sock.getsockname()):
+      sock.setblocking(True)
+      sock.accept()[0].close()
 
 
 def test_slots_have_room_for_the_longest_prompts(monkeypatch):
@@ -139,4 +171,49 @@ def test_signals(monkeypatch, capsys):
   using.join(running.WAIT)
   (status, _, answer), = answers
   assert status == 200 and len(answer['data']) == 2 and codes == [143]
-  assert 'a second signal ends it at once' in capsys.readouterr().err
+  errors = capsys.readouterr().err
+  assert 'a second signal ends it at once' in errors and '2 images left.' in errors
+
+
+def test_images_that_are_not_complete_after_the_grace_are_refused(capsys):
+  served = wire.serving(tiny.model(), ('vanilla',))
+  engine = server.engine(served, slots=1, queue=4)
+  runner, go, answers = engine._batches['vanilla'].runner, threading.Event(), {}
+  step, sock = runner.step, server.bind('127.0.0.1', 0)
+  client = running.Running.__new__(running.Running)
+  client.port = sock.getsockname()[1]
+
+  def slow(rounds=1):
+    assert go.wait(running.WAIT)
+    if engine.left < 5:  # The first image is complete in time, and no other one.
+      time.sleep(0.5)
+    return step(1)
+
+  def ask(number, values):
+    answers[number] = client.generate(prompt='cat', **values)
+
+  def use():
+    running.until(lambda: client.health() == 200)
+    runner.step, asking = slow, []
+    for number, values in enumerate((dict(), dict(n=2), dict(n=2, stream=True))):
+      asking.append(threading.Thread(target=ask, args=(number, values)))
+      asking[-1].start()
+      running.until(lambda: engine.left == (1, 3, 5)[number])
+    os.kill(os.getpid(), signal.SIGTERM)
+    running.until(lambda: client.health() is None)
+    go.set()
+    for thread in asking:
+      thread.join(running.WAIT)
+
+  using = threading.Thread(target=use)
+  using.start()
+  assert server.run(served, engine, sock, deadline=running.WAIT, grace=2) == 0
+  using.join(running.WAIT)
+  (first, _, _), (second, headers, refused), (third, _, events) = map(answers.get, range(3))
+  assert (first, second, third) == (200, 503, 200) and headers['retry-after'] == '5'
+  assert refused['error']['message'] == (
+      'the server ends before the image is complete; try again later.')
+  assert b'data: {"error":{"message":"the server ends before' in events
+  errors = capsys.readouterr().err
+  assert 'in at most 2 seconds' in errors and '5 images left.' in errors
+  assert 'The server gives up 4 images, and answers with 503.' in errors
