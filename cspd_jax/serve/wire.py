@@ -258,8 +258,8 @@ def check_name(name: Any, served: Served) -> None:
   """Raises ApiError unless a model of this name is served."""
   if name not in served.names:
     raise ApiError(404, f'model is {name!r:.80}; this server has '
-                   f'{", ".join(map(repr, served.names))}; leave it out, or start the server with '
-                   '--served_model_name.', param='model', code='model_not_found')
+                   f'{", ".join(map(repr, served.names))}, and those of --served_model_name if it '
+                   'is started with it.', param='model', code='model_not_found')
 
 
 def _form(values: Mapping[str, Any], served: Served) -> tuple[Form, dict[str, Any]]:
@@ -277,8 +277,11 @@ def _form(values: Mapping[str, Any], served: Served) -> tuple[Form, dict[str, An
       name: value for name, value in rest.items() if name not in ignored}
 
 
-def _fitting(text: Any, served: Served) -> tuple[int, int]:
-  """Returns the largest size that fits into another one, with the proportions of the model's."""
+def _fitting(text: Any, served: Served) -> tuple[int, int] | None:
+  """Returns the largest size that fits into another one, with the proportions of the model's.
+
+  None if it is the model's.
+  """
   match = re.fullmatch(r'(\d{1,4})x(\d{1,4})', text) if isinstance(text, str) else None
   width, height = map(int, match.groups()) if match else (0, 0)
   if not 1 <= min(width, height) <= max(width, height) <= MOST_PIXELS:
@@ -286,7 +289,8 @@ def _fitting(text: Any, served: Served) -> tuple[int, int]:
                      f'{MOST_PIXELS} pixels, such as {served.size!r}.')
   own = [int(part) for part in served.size.split('x')]
   scale = min(width / own[0], height / own[1])
-  return max(1, round(own[0] * scale)), max(1, round(own[1] * scale))
+  size = max(1, round(own[0] * scale)), max(1, round(own[1] * scale))
+  return None if size == tuple(own) else size
 
 
 def _object(body: bytes) -> dict[str, Any]:
