@@ -11,7 +11,7 @@ from cspd_jax.core import returned
 from cspd_jax.decoding import contract, refill
 from cspd_jax.decoding.base import Condition, Params, Target
 from cspd_jax.decoding.tree import chain
-from cspd_jax.testing import probe as probe_lib, tree_checks
+from cspd_jax.testing import probe as probe_lib, stream_checks, tree_checks
 from cspd_jax.testing.probe import SPARE, Probe, distance
 from cspd_jax.testing.report import Check, Report, collect, required
 
@@ -24,17 +24,18 @@ def check_target(target: Target, params: Params, condition: Condition, *,
                  key: jax.Array | None = None, logits: Logits | None = None) -> Report:
   """Checks that a target satisfies the contract of `base.Target`, on random tokens.
 
-  Shapes, dtypes and streams; determinism; windows against one-by-one scoring, with rows at
-  different starts; trees, static and run-time, node by node, and `commit`, unless `supports_trees`
-  is False; leftovers of rejected drafts; the end of the image; independence of the rows and order
-  of the cache's rows; features. Distributions are compared by their total variation, over the first
-  row of an image, the beginning of the second and the last tokens. Use float32 parameters: in
-  bfloat16 rounding hides small mistakes. Raises ProblemsError, a sentence per check.
+  Shapes and dtypes; determinism; the order of the guidance streams in `prefill` and `score`, with a
+  prefix and after `commit`; windows against one-by-one scoring, with rows at different starts;
+  trees, static and run-time, node by node, and `commit`, unless `supports_trees` is False;
+  leftovers of rejected drafts; the end of the image; independence of the rows and order of the
+  cache's rows; features. Distributions are compared by their total variation, over the first row of
+  an image, the beginning of the second and the last tokens. Use float32 parameters: in bfloat16
+  rounding hides small mistakes. Raises ProblemsError, a sentence per check.
 
   Args:
     target: the target.
     params: its parameters; trained ones, or random ones large enough that tokens matter.
-    condition: for any number of rows; different rows reveal more.
+    condition: for any number of rows; different rows reveal more, and the order of the streams.
     key: draws the tokens.
     logits: the forward pass that the model was trained with, if available:
       `(params, condition, tokens [B, n]) -> [B, n, V]`, where entry `i` predicts token `i`
@@ -50,6 +51,8 @@ def check_target(target: Target, params: Params, condition: Condition, *,
   with jax.default_matmul_precision('highest'):
     probe = probe_lib.make(target, params, condition, jax.random.key(0) if key is None else key)
     report = collect(checks, probe)
+    if logits is None:
+      notes += tuple(stream_checks.unchecked(probe))
   return required('target', report._replace(passed=['shapes', *report.passed], notes=notes))
 
 
@@ -103,12 +106,16 @@ def _training_pass(probe: Probe, logits: Logits) -> Iterator[str]:
   if want.shape != (*tokens.shape, probe.target.vocab_size):
     yield (f'logits: they have shape {want.shape}; it must be '
            f'{(*tokens.shape, probe.target.vocab_size)}: rows, tokens, vocab_size.')
-  first = np.asarray(probe.prefill(probe.params, probe.condition)[0])[:1, :, None]
-  got = np.concatenate([first, probe.singly[0][:1, :, :-1]], axis=2)
-  apart = distance(got, want[None]).max(axis=0)
+  first = np.asarray(probe.prefill(probe.params, probe.condition)[0])[:, :, None]
+  got = np.concatenate([first, probe.singly[0][:, :, :-1]], axis=2)
+  apart, *other = (distance(stream[None], want[None]).max(axis=0) for stream in got)
   if apart.max() > probe.tolerance:
     number = int(np.argmax(apart > probe.tolerance))
     where = 'prefill' if number == 0 else 'score'
+    if other and other[0][number] <= probe.tolerance:
+      yield (f'{where}: the guidance streams are swapped: the second stream has the distribution '
+             f'of the training pass for token {number}, and the first is {apart[number]:.2g} apart '
+             'in total variation; the conditional stream comes first.')
     yield (f'{where}: the distribution of token {number} is {apart[number]:.2g} apart in total '
            'variation from that of the training pass; check the token numbers (is one off by one?) '
            'and what the first token sees.')
@@ -152,16 +159,6 @@ def _power(probe: Probe) -> Iterator[str]:
     yield (f'score: other tokens change the distributions by {effect:.2g} in total variation, '
            'which is too little to distinguish mistakes from rounding; use trained parameters, or '
            'larger random ones, in float32.')
-
-
-def _streams(probe: Probe) -> Iterator[str]:
-  """The stream that depends on the condition comes first."""
-  logits = np.asarray(probe.prefill(probe.params, probe.condition)[0], np.float64)
-  if logits.shape[0] == 2:
-    first, second = (distance(stream[None, :1], stream[None]).max() for stream in logits)
-    if first <= probe.tolerance < second:
-      yield ('prefill: the second stream depends on the condition and the first does not; the '
-             'conditional stream comes first, the null condition second.')
 
 
 def _prefill_rows(probe: Probe) -> Iterator[str]:
@@ -340,7 +337,7 @@ CHECKS = (
     Check('determinism', _determinism),
     Check('finite logits', _finite),
     Check('tokens matter', _power, ('finite logits',)),
-    Check('streams', _streams),
+    Check('streams', stream_checks.streams),
     Check('rows of prefill', _prefill_rows),
     Check('rows of score', _rows),
     Check('rows of the cache', _cache_rows, ('rows of score',)),

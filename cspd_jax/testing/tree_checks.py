@@ -10,6 +10,7 @@ import numpy as np
 from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import TreeLike
 from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree, runtime_tree
+from cspd_jax.testing import stream_checks
 from cspd_jax.testing.probe import ROWS, Probe, distance
 from cspd_jax.testing.report import complaint
 
@@ -52,6 +53,9 @@ def commit(probe: Probe) -> Iterator[str]:
     apart = distance(got, want).max()
     if apart <= probe.tolerance or not probe.is_inside(probe.start + depth + 2):
       continue
+    if stream_checks.are_swapped(probe, got, want):
+      yield ('commit: the guidance streams are swapped: after it, the next score returns in each '
+             'stream the distributions of the other; the cache of a stream must stay its own.')
     is_side = node > TREE.main_length
     if is_side and jax.tree.all(jax.tree.map(np.array_equal, cache, after)):
       yield ('commit: it returns the cache unchanged; it must move the entry of node '
@@ -117,7 +121,11 @@ def _problems(probe: Probe, tree: TreeLike, kind: str) -> Iterator[str]:
     other[:, node] = probe.different(other[:, node])
     changed.append(np.where(valid, distance(score(other), got), 0))
   seen = np.stack(changed, axis=-1)  # [R, i, j]: the effect of node j on node i.
-  apart = np.where(valid, distance(got, _expected(probe, nodes, depth, paths)), 0)
+  want = _expected(probe, nodes, depth, paths)
+  apart = np.where(valid, distance(got, want), 0)
+  if apart.max() > probe.tolerance and stream_checks.are_swapped(probe, got, want, valid):
+    yield (f'score: the guidance streams are swapped: with {kind} each stream has the '
+           'distributions that the other has one by one; the conditional stream comes first.')
 
   rows, readers, read = np.nonzero((seen > probe.tolerance) & ~ancestors)
   if rows.size:

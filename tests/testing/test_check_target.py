@@ -18,7 +18,14 @@ from cspd_jax.testing.target_checks import CHECKS, check_target
 from tests.marks import representative
 from tests.testing.problems import report_of
 
-MODEL = tabular(jax.random.key(0), 4, 9, guided=True, num_classes=3)
+
+def guided(**options):
+  """A model whose second stream, that of the null condition, is the same for all classes."""
+  model = tabular(jax.random.key(0), 4, 9, guided=True, num_classes=3, **options)
+  return model._replace(params=model.params.at[:, 1].set(model.params[0, 1]))
+
+
+MODEL = guided()
 T, LABELS = MODEL.target, jnp.arange(3)
 
 
@@ -214,10 +221,6 @@ BROKEN = {
         T._replace(score=lambda *args: (
             T.score(*args)[0], jnp.roll(T.score(*args)[1], 1, axis=2), T.score(*args)[2])),
         'features', 'score: features of 5 tokens in one pass differ'),
-    'streams swapped': (
-        prefilling(lambda logits, features, cache: (
-            jnp.stack([logits[1] * 0, logits[0]]), features, cache)), 'streams',
-        'the conditional stream comes first'),
     'tokens that do not matter': (
         scoring(lambda logits, *_: logits * 1e-5), 'tokens matter', 'use trained parameters'),
     'forced tokens out of range': (
@@ -363,6 +366,10 @@ def test_the_training_pass():
   second_row = lambda *args: training(*args, vocab_size=2).at[:, 11:].set(0)
   report = report_of(check_target, rows.target, rows.params, LABELS[:1], logits=second_row)
   assert 'score: the distribution of token 11 is' in report.problems['training pass']
+  target = scoring(lambda logits, *_: logits[::-1])
+  report = report_of(check_target, target, MODEL.params, LABELS, logits=training)
+  assert report.problems['training pass'].startswith(
+      'score: the guidance streams are swapped: the second stream has the distribution')
   wrong = lambda *args: training(*args)[None]
   report = report_of(check_target, T, MODEL.params, LABELS, logits=wrong)
   assert 'logits: they have shape (1, 4, 9, 4)' in report.problems['training pass']
