@@ -58,6 +58,7 @@ class Config:
       all scores are computed.
     tokenizer: tokenizer.json of the CLIP network.
     asked: whether to score what scenes of emoji show; this needs neither networks nor a reference.
+      Images of other models are refused.
     batch_size: the most images per pass of a network.
     layout: arranges the images for another evaluator: adm for one array, geneval, dpg, or coco for
       a folder with captions.
@@ -115,9 +116,7 @@ def _captioned(config: Config) -> tuple[clip_lib.CLIP | None, list[layouts.Gener
     raise ValueError(f'tokenizer is {config.tokenizer!r}, and clip is None; give both or none.')
   if config.clip is None and not config.asked:
     return None, []
-  images = layouts.captioned(str(config.images))
-  if config.asked:
-    scenes.check([image.prompt for image in images])
+  images = (scenes.opened if config.asked else layouts.captioned)(str(config.images))
   if config.clip is None:
     return None, images
   network = clip_lib.load(config.clip, config.tokenizer)
@@ -201,9 +200,11 @@ def _evaluate(config: Config) -> None:
       rows.append(dict(score=name, value=numbers['value'], error=numbers['value_error']))
     content |= dict(num_images=len(images))
   report.write(rows=rows, **content)
+  meanings = scenes.MEANINGS if config.asked else {}
   for row in rows:
     error = '' if row.get('error') is None else f' +- {row["error"]:.4f}'
-    print(f'{row["score"]}: {row["value"]:.4f}{error}')
+    meaning = f'  ({meanings[row["score"]]})' if row['score'] in meanings else ''
+    print(f'{row["score"]}: {row["value"]:.4f}{error}{meaning}')
   for warning in content.get('warnings', ()):
     progress.note(f'warning: {warning}.')
   names = f'report.json and {_FEATURES} are' if network is not None else 'report.json is'

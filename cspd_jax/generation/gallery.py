@@ -16,6 +16,8 @@ from cspd_jax.generation.request import Request
 from cspd_jax.generation.results import Generated, file_name
 
 NAME = 'features.npz'
+# The most prompts of the model in a report: they show which images it was trained on.
+_EXAMPLES = 12
 # Rounds between two snapshots of unfinished images.
 _ROUNDS = 8
 # Bytes of a PNG file per number of its pixels, at the least: photographs need twice as many.
@@ -146,7 +148,9 @@ class Gallery:
       atomic.write_arrays(self._report.path(NAME), {**arrays, **{
           name: np.asarray(text) for name, text in self._features.identity.items()}})
     self._report.write(
-        settings=settings, model=request.model.name, decoder=str(request.specification),
+        settings=settings, model=request.model.name,
+        examples=[str(prompt) for prompt in request.model.prompts[:_EXAMPLES]],
+        decoder=str(request.specification),
         guarantee=request.model.engine.guarantee(request.decoder),
         sampling=request.sampling._asdict(), rows=rows)
     return True

@@ -68,6 +68,17 @@ def captioned(folder: str) -> list[Generated]:
           for row in rows]
 
 
+def painter(folder: str) -> tuple[str, list[str]] | None:
+  """Returns the model of a folder of `cspd-generate` and its example prompts; None for others."""
+  place = paths.find('images', folder)
+  if (place / 'captions.json').is_file():
+    return None
+  report = reading.json(place / 'report.json', 'generate images with cspd-generate first', 'images')
+  if 'model' not in report or not isinstance(report.get('examples'), list):
+    return None
+  return str(report['model']), list(map(str, report['examples']))
+
+
 def groups(images: Sequence[Generated], lines: Sequence[tuple[str, str, str]]) -> list[Group]:
   """Divides images among the prompts of an evaluator, lines of name, content and text.
 

@@ -29,6 +29,16 @@ from cspd_jax.metrics.base import Metric, Sample, Value
 from cspd_jax.metrics.requests import Request
 
 KINDS = ('thing', 'two', 'style', 'ground', 'colour')
+# What the scores of `asked` are, by name, for output.
+MEANINGS = {
+    'thing': 'of the images of one thing, the share that show it',
+    'two': 'of the images of two things, the share that show both in their order',
+    'style': 'of the images whose caption has a style, the share in this style',
+    'ground': 'of the images whose caption has a ground, the share with this ground',
+    'colour': 'of the images with coloured things, the share in which all have their colour',
+    'all': 'the share of images that show all that their caption asks for',
+    'asked': 'the mean of the shares before `all`',
+    'any': 'the share of captions with at least one image that shows all'}
 # The file of the templates; its licences are in its folder.
 _TEMPLATES = pathlib.Path(__file__).parents[1] / 'assets' / 'scenes' / 'templates.npz'
 
@@ -263,6 +273,32 @@ def check(captions: Sequence[str]) -> None:
   """Raises ValueError unless all captions are in the grammar of scenes."""
   for caption in captions:
     request_of(caption, templates())
+
+
+def opened(folder: str) -> list[layouts.Generated]:
+  """Returns the images of a folder with captions, as `layouts.captioned`.
+
+  Raises ValueError if a caption is not in the grammar of scenes, or if the report of the folder
+  names a model whose own prompts are not: it does not draw scenes, whatever its captions are.
+  """
+  painter = layouts.painter(folder)
+  if painter is not None and not (painter[1] and all(map(_is_caption, painter[1]))):
+    raise ValueError(
+        f'images is {folder!r}, whose report names the model {painter[0]!r}, and asked is True; '
+        'asked scores scenes of emoji alone: give images of emoji or emoji_continuous, or leave '
+        'asked out.')
+  images = layouts.captioned(folder)
+  try:
+    check([image.prompt for image in images])
+  except ValueError as error:
+    raise ValueError(f'images is {folder!r}, and asked is True, which scores scenes of emoji '
+                     f'alone; give images of emoji, or leave asked out: {error}') from error
+  return images
+
+
+def _is_caption(text: str) -> bool:
+  request = requests.parse(text)
+  return request is not None and all(thing.name in templates().names for thing in request.items)
 
 
 def captions(model: Model, prompts: Sequence[Any]) -> list[str]:

@@ -421,6 +421,24 @@ def test_scenes_are_scored_by_what_their_captions_ask_for(capsys, tmp_path):
   assert _scores(called) == {'thing': 3 / 4, 'style': 1, 'ground': 2 / 3, 'all': 1 / 2,
                              'asked': pytest.approx((3 / 4 + 1 + 2 / 3) / 3), 'any': 1 / 3}
   assert 'ground: 0.6667 +- ' in called.out
+  for line in called.out.splitlines():
+    name = line.split(':')[0]
+    assert (name in scenes.MEANINGS) == line.endswith(f'  ({scenes.MEANINGS.get(name)})'), line
+  assert 'any: 0.3333 +- ' in called.out and '(the share of captions with at least' in called.out
   refused = calls.call(evaluate.main, capsys, tmp_path / 'no', _scenes(
       tmp_path / 'other', ['a cat and a zebra']), '--asked')
   calls.check_refused(refused, ["'a cat and a zebra'", "'zebra'", 'the things are: dog'])
+
+
+@pytest.mark.parametrize('prompt, examples, message', [
+    # The grammar reads this caption, but the model does not draw scenes.
+    ('a fox on white', ['a cat on a mat'], ["names the model 'janus'", 'leave asked out']),
+    ('a fox on white', [], ["names the model 'janus'", 'give images of emoji or']),
+    ('astronaut', ['a fox'], ["caption is 'astronaut'", 'asked is True', 'leave asked out'])])
+def test_images_of_models_without_scenes_are_not_scored(
+    prompt, examples, message, capsys, tmp_path):
+  _write(tmp_path / 'in', _images(1, 0))
+  report = dict(model='janus', rows=[dict(file='0000.png', prompt=prompt, number=0)])
+  (tmp_path / 'in' / 'report.json').write_text(json.dumps(report | dict(examples=examples)))
+  words = f'--images={tmp_path}/in', '--asked'
+  calls.check_refused(calls.call(evaluate.main, capsys, tmp_path / 'out', *words), message)

@@ -85,6 +85,7 @@ def test_images_of_a_file_of_prompts(run, folder):
   assert [row['file'] for row in report['rows']] == names
   assert [row['rounds'] for row in report['rows']] == out.decoded.rounds.tolist()
   assert report['guarantee'] == 'exact' and report['versions']['jax']
+  assert report['model'] == 'beach' and report['examples'] == list(model.prompts)
 
 
 @pytest.mark.parametrize('words, programs', [
