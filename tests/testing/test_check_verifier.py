@@ -81,6 +81,18 @@ def double(p, q, token, depth):
   return 2 * accept.take(p, token)
 
 
+def kept(p, q):
+  """`q f` of a verifier that counts drafts as more probable."""
+  return jnp.minimum(q, p + 0.02)
+
+
+def relaxed(mass=lambda p, q, token, depth: accept.take(p, token) + 0.02,
+            residual=lambda p, q, token, depth: accept.residual(p, kept(p, q)),
+            gap=lambda p, q, token, depth: jnp.sum(jnp.maximum(kept(p, q) - p, 0), axis=-1)):
+  """That verifier, of one mistake at most."""
+  return by_test(mass, residual, gap=gap, exact=False, bounded=True)
+
+
 # name: the verifier, the check that finds it, and what the sentence says.
 BROKEN = {
     'the ratio inverted': (
@@ -103,8 +115,37 @@ BROKEN = {
         r'has \S+; the bonus token follows target_probs of the accepted node'),
     'a residual that is not normalised': (
         by_test(residual=lambda p, q, token, depth: jnp.maximum(p - q, 0)), 'results',
-        r'with two siblings drawn without replacement, .* it returns token -1; .* not all 0: it '
+        r'with two siblings drawn without replacement, .*: the residual is not normalised, it '
         r'accepts the second with probability \S+, where the normalised residual gives \S+; divid'),
+    'a relaxed residual that is not normalised': (
+        relaxed(residual=lambda p, q, token, depth: jnp.maximum(p - kept(p, q), 0)), 'results',
+        'with two siblings .*: the residual is not normalised, so that nothing is left of it after '
+        'several rejections; divide'),
+    'a residual without its positive part': (
+        by_test(residual=lambda p, q, token, depth: p - q), 'results',
+        r'with one draft: the weights of the additional token sum to 0; .* not from p - q f'),
+    'a mass that is too small': (
+        by_test(lambda p, q, token, depth: 0.5 * accept.take(p, token)), 'one draft',
+        r'with probability \S+, where its residual, .* probability \S+: its mass is wrong; accept'),
+    'an inverted residual': (
+        by_test(residual=lambda p, q, token, depth: accept.residual(q, p)), 'one draft',
+        r'where exactness needs \S+: its residual is inverted, \[q f - p\]\+; draw'),
+    'the draft distribution in place of the residual': (
+        by_test(residual=lambda p, q, token, depth: q), 'one draft',
+        r'where exactness needs \S+: it draws from the draft distribution q; draw'),
+    'a relaxed ratio that is inverted': (
+        relaxed(lambda p, q, token, depth: accept.take(q, token)**2 / accept.take(p, token)),
+        'bound', r'tv_bound is \S+: it accepts a draft .* the ratio is inverted; accept'),
+    'a relaxed mass that is too large': (
+        relaxed(lambda p, q, token, depth: accept.take(p, token) + 0.2), 'bound',
+        r'tv_bound is \S+: its mass is wrong for its gap, which is \S+ on average, where '
+        r'acceptance adds \S+; the mass'),
+    'a relaxed residual that is inverted': (
+        relaxed(residual=lambda p, q, token, depth: accept.residual(kept(p, q), p)), 'bound',
+        r'tv_bound is \S+: after a rejection .* its residual is inverted, .* by offset'),
+    'a gap of 0': (
+        relaxed(gap=lambda p, q, token, depth: 0 * p[..., 0]), 'bound',
+        'tv_bound is 0: its gap is missing, tv_bound is 0 after an accepted draft; add'),
     'NaN': (
         single(lambda rng, p, q: rng.accept(p / q - p / q + p, q)), 'results',
         'with one draft it tests or draws with weights that are NaN'),
@@ -128,13 +169,14 @@ BROKEN = {
         'check: it refuses every layout'),
     'a bound that is too small': (
         by_test(double, gap=doubled_gap(0.5), exact=False, bounded=True, check=of_one), 'bound',
-        r'with one draft the tokens are \S+ in total variation .* mean of tv_bound is \S+; every'),
+        r'with one draft the tokens are \S+ in total variation .* mean of tv_bound is \S+: its '
+        r'mass is wrong for its gap'),
     'a bound that is not declared': (
         by_test(double, gap=doubled_gap(1), exact=False, check=of_one), 'guarantee',
         'bounded is False, but verdicts have a tv_bound; set bounded=True'),
     'a bound that is missing': (
         by_test(double, exact=False, bounded=True, check=of_one), 'guarantee',
-        'bounded is True, but verdicts have no tv_bound'),
+        'bounded is True, but verdicts have no tv_bound: the gap is missing; return'),
     'seed-exact, not exact': (
         by_test(double, exact=False, seed_exact=True, check=of_one), 'guarantee',
         'seed_exact is True and exact is False'),
@@ -149,7 +191,8 @@ BROKEN = {
 
 @pytest.mark.parametrize('name', representative(
     BROKEN, 'the ratio inverted', 'the target in place of the residual', 'NaN',
-    'a node without a candidate', 'refused altogether',
+    'a node without a candidate', 'refused altogether', 'an inverted residual',
+    'a relaxed mass that is too large', 'a gap of 0',
     'distributions that it does not ask for', 'a bound that is too small',
     'a bound that is not declared', 'seed-exact with new noise'))
 def test_broken_verifiers(name):
