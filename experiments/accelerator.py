@@ -26,7 +26,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cspd_jax import cli
-from cspd_jax.core import fields
+from cspd_jax.cli import compiled
+from cspd_jax.core import exits, fields
 from cspd_jax.files import paths, reading
 from cspd_jax.measure import tables
 from experiments import against, against_llamagen, measured
@@ -149,9 +150,9 @@ _STAGES = {'stage': '{stage}', 'limit, s': '{limit:.0f}', 's': '{seconds:.0f}', 
 def _process(config: Config, name: str, folder: pathlib.Path, seconds: float) -> None:
   """Runs a stage, in a process that it and its children have for themselves."""
   os.setpgrp()  # A server that a stage starts ends with it.
-  from cspd_jax.cli import compiled
   compiled.enable()
-  STAGES[name].run(config, Piece(folder, seconds, config.rehearse))
+  sys.exit(exits.code_of(
+      lambda: STAGES[name].run(config, Piece(folder, seconds, config.rehearse)), False))
 
 
 def _run(config: Config, name: str, folder: pathlib.Path, seconds: float) -> dict[str, Any]:
@@ -162,14 +163,15 @@ def _run(config: Config, name: str, folder: pathlib.Path, seconds: float) -> dic
   process.start()
   try:
     process.join(seconds + _GRACE)
-    ended = {0: 'itself', None: 'at its limit'}.get(
-        process.exitcode, f'with exit code {process.exitcode}')
+    code = process.exitcode
+    ended = {0: 'itself', None: 'at its limit'}.get(code, f'with exit code {code}')
   finally:
     if process.is_alive():
       os.killpg(process.pid, signal.SIGKILL)
     process.join()
   stored = _stored(folder)
   return dict(stage=name, limit=seconds, seconds=time.monotonic() - start, ended=ended,
+              failed=bool(code),
               rows=len(stored.get('rows', ())), failures=len(stored.get('notes', ())))
 
 
@@ -204,7 +206,7 @@ def main(config: Config) -> int | None:
   for row in done:
     for note in _stored(workdir / row['stage']).get('notes', ()):
       print(f'not measured: {note["what"]} ({note["error"]})')
-  return None
+  return int(any(row['failed'] for row in done))
 
 
 if __name__ == '__main__':

@@ -1,7 +1,7 @@
 """The rows of a stage of `experiments.accelerator`, written one by one.
 
-An accelerator may be lent for minutes and taken back at any second, so what is measured is on disk
-at once, and a later piece of time continues: rows that are there are not measured again.
+A rented accelerator may be gone at any second, so what is measured is on disk at once, and a later
+piece of time continues: rows that are there are not measured again.
 """
 
 import concurrent.futures

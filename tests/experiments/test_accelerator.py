@@ -100,6 +100,16 @@ def test_refused_before_anything_runs(capsys, tmp_path, words, message):
   calls.check_refused(result, [message])
 
 
+def test_a_stage_whose_rows_are_of_another_machine_fails(capfd, tmp_path):
+  (tmp_path / 'served').mkdir()
+  (tmp_path / 'served' / 'report.json').write_text(json.dumps(
+      dict(settings=dict(rehearse=True), device='another', rows=[], tables=[])))
+  code = accelerator.main(['', '--rehearse', '--stages=served', f'--workdir={tmp_path}'])
+  captured = capfd.readouterr()
+  assert code == 1 and 'with exit code 2' in captured.out
+  assert 'error: workdir holds rows of' in captured.err and 'Traceback' not in captured.err
+
+
 @pytest.mark.slow
 def test_a_stage_that_is_stopped_is_continued(capsys, tmp_path):
   words = ('--rehearse', '--stages=large')
