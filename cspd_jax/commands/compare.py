@@ -82,7 +82,7 @@ class Config:
   asked: bool = False
   images: groups.Images = groups.Images(seed=4)
   sampling: groups.Sampling = groups.Sampling()
-  budget: float = 60.0
+  budget: float = 20.0
   output: str | None = None
 
   def __post_init__(self):

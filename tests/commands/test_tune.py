@@ -210,7 +210,7 @@ def test_half_of_the_minutes_are_for_the_search(folder, capsys, tmp_path, monkey
   result = _call(capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=1', '--minutes=1',
                 '--window=3,4,5,6', '--decoder=mc_sjd')
   assert result.code == 0, result.err
-  assert len(asked) == 2 and 'the time limit of 1 minutes was reached' in result.out
+  assert len(asked) == 2 and 'the time limit of 1 minute was reached' in result.out
 
 
 def test_an_interrupted_run_resumes(folder, capsys, tmp_path, monkeypatch):
