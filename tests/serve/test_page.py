@@ -70,6 +70,7 @@ def page(chromium, address):
 def _open(page, address):
   """Opens an address, and passes the key that the page asks for."""
   page.goto(address)
+  page.locator('#status:has-text("Enter the key of this server.")').wait_for()
   page.locator('#key').fill('k' * 16)
 
 
@@ -116,4 +117,5 @@ def test_errors_are_readable_and_texts_are_no_html(page, address):
   page.keyboard.press('Enter')
   page.locator('#stop').wait_for()
   page.keyboard.press('Escape')
-  message.filter(has_text='Stopped.').wait_for()
+  page.locator('.message').filter(has_text='Stopped.').wait_for()
+  assert page.locator('.message.error').count() == 0

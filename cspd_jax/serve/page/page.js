@@ -4,11 +4,14 @@
 const PICTURES = 24;  // Partial pictures of an image, at most.
 const LARGEST_SEED = 2 ** 32;
 const [CELL, EDGE] = [16, 1];  // Pixels of a token on the canvas of colours, and of its outline.
+const ENTER_KEY = 'Enter the key of this server.';
+const EXACT = ['seed-exact', 'exact'];
 const $ = (id) => document.getElementById(id);
 const field = (id) => $(id).value;
 
 const asked = new URLSearchParams(location.search);
 let model = null;
+let starting = null;  // The promise of the lists that are being loaded.
 let running = null;  // The AbortController of what is being decoded.
 
 function say(text, isError = false) {
@@ -31,7 +34,10 @@ async function request(path, options = {}) {
   const headers = {...options.headers};
   if (field('key')) headers['Authorization'] = `Bearer ${field('key')}`;
   const answer = await fetch(path, {...options, headers});
-  if (answer.status === 401) $('key_label').hidden = false;
+  if (answer.status === 401) {
+    $('key_label').hidden = false;
+    throw new Error(field('key') ? 'this is not the key of this server' : ENTER_KEY);
+  }
   if (!answer.ok) {
     let message = `the server answered ${answer.status}`;
     try {
@@ -188,7 +194,9 @@ function compare([first, second]) {
   const [one, other] = [pixels(first.image), pixels(second.image)];
   const isSame = one.length === other.length && one.every((value, i) => value === other[i]);
   const [fewer, more] = [first, second].map((side) => side.result.rounds).sort((a, b) => a - b);
-  say((isSame ? 'The same picture, pixel for pixel' : 'Different pictures') +
+  const isExact = [first, second].every((side) => EXACT.includes(side.result.guarantee));
+  say((isSame ? 'The same picture, pixel for pixel'
+       : isExact ? 'Two draws from the same distribution' : 'Pictures of different distributions') +
       `: ${fewer} passes instead of ${more}, ${(more / fewer).toFixed(1)} times fewer.`);
 }
 
@@ -208,7 +216,8 @@ async function generate() {
     try {
       await side.run(controller.signal);
     } catch (error) {
-      side.message(controller.signal.aborted ? 'Stopped.' : `Error: ${error.message}`, true);
+      const isStopped = controller.signal.aborted;
+      side.message(isStopped ? 'Stopped.' : `Error: ${error.message}`, !isStopped);
       throw error;
     }
   }));
@@ -234,11 +243,20 @@ async function ready() {
   }
 }
 
-async function start() {
+// Loads the lists of the model, once if several ask at the same time.
+function start() {
+  starting ??= load().finally(() => {
+    starting = null;
+  });
+  return starting;
+}
+
+async function load() {
   try {
     model = (await (await request('v1/models')).json()).data[0];
   } catch (error) {
-    say(`Error: ${error.message}`, true);
+    if (error.message === ENTER_KEY) say(ENTER_KEY);
+    else say(`Error: ${error.message}`, true);
     return false;
   }
   const names = model.decoders.map((decoder) => decoder.id);
@@ -281,6 +299,10 @@ async function open() {
 $('form').addEventListener('submit', async (event) => {
   event.preventDefault();
   if (model || await start()) await generate();
+});
+// The lists of decoders and of examples need the key.
+$('key').addEventListener('change', async () => {
+  if (!model && await start()) await ready();
 });
 $('random').addEventListener('click', newSeed);
 $('stop').addEventListener('click', () => running?.abort());
