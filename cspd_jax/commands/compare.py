@@ -174,9 +174,9 @@ def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, An
   sizes = {} if engine.name == 'continuous' else dict(
       window=min(window, model.num_tokens // 2), length=4)
   complete = lambda name: engine.complete(name, **sizes)
-  specifications = {
-      name if config.decoder is not None else str(complete(name)): complete(name)
-      for name in names if name not in reasons}
+  completed = {name: complete(name) for name in names if name not in reasons}
+  specifications = completed if config.decoder is not None else {
+      str(specification): specification for specification in completed.values()}
   if config.decoder is None:
     try:
       default = complete(model.specification())

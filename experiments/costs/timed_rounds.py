@@ -19,11 +19,14 @@ import numpy as np
 from cspd_jax.core import programs, random
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
+from cspd_jax.files import matrices, weights
+from cspd_jax.files.store import KINDS
 from cspd_jax.generation.model import Model
 from cspd_jax.measure import timing
 from experiments.costs import devices, hlo, predicted, rounds
 
 _DEVIATION = 0.02  # Standard deviation of random weights.
+_INT8_DEVIATION = 74  # That of random numbers of eight bits.
 _DENOMINATOR = 1000  # Largest one of tokens per round, whose multiples are counted in integers.
 # Iterations of a timed run of copies or products, so that the time to launch it is negligible.
 _ITERATIONS = 16
@@ -40,7 +43,6 @@ class TimedRound(NamedTuple):
   # `accelerator -> ` figures of a round, whose times follow from the rates of this device.
   figures: Callable[[devices.Accelerator], predicted.Figures]
   seconds: float  # Compilation time.
-  text: Callable[[], str]  # The compiled program.
 
 
 def copy_bandwidth(repeats: int = 5) -> float:
@@ -130,9 +132,14 @@ def committed(model: Model, decoders: Sequence[str], config: predicted.Accepted,
 def random_like(shapes: Any, seed: int = 0) -> Any:
   """Creates arrays for a tree of `jax.ShapeDtypeStruct`s, on the device.
 
-  Matrices are normal with standard deviation 0.02, norms and masks are ones, integers are zeros.
+  Matrices are normal with standard deviation 0.02, int8 matrices uniform with the same one; norms
+  and masks are ones, other integers zeros.
   """
   def array(key, leaf):
+    if isinstance(leaf, matrices.Int8):  # Zeros could be read or multiplied faster.
+      bits = jax.random.bits(key, leaf.values.shape, np.uint8)
+      return matrices.Int8(bits.astype(np.int8), jnp.full(
+          leaf.scale.shape, _DEVIATION / _INT8_DEVIATION, leaf.scale.dtype))
     if jnp.issubdtype(leaf.dtype, jnp.integer):
       return jnp.zeros(leaf.shape, leaf.dtype)
     if leaf.dtype == bool or leaf.ndim < 2:
@@ -140,10 +147,27 @@ def random_like(shapes: Any, seed: int = 0) -> Any:
     return _DEVIATION * jax.random.normal(key, leaf.shape, leaf.dtype)
 
   create = jax.jit(array, static_argnums=1)
-  leaves, structure = jax.tree.flatten(shapes)
+  is_int8 = lambda leaf: isinstance(leaf, matrices.Int8)
+  leaves, structure = jax.tree.flatten(shapes, is_leaf=is_int8)
   keys = jax.random.split(jax.random.key(seed), max(1, len(leaves)))
   shape = lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype)
-  return structure.unflatten([create(key, shape(leaf)) for key, leaf in zip(keys, leaves)])
+  return structure.unflatten([
+      create(key, matrices.Int8(*map(shape, leaf)) if is_int8(leaf) else shape(leaf))
+      for key, leaf in zip(keys, leaves)])
+
+
+def with_int8_matrices(model: Model) -> Model:
+  """Returns a described model with described int8 matrices."""
+  inputs = matrices.check('int8', model.family, KINDS[model.family].matrices)
+  names = iter(weights.named(model.params))
+
+  def described(leaf: Any) -> Any:
+    if not (count := inputs(next(names))):
+      return leaf
+    return matrices.Int8(jax.ShapeDtypeStruct(leaf.shape, np.int8),
+                         jax.ShapeDtypeStruct(leaf.shape[count:], np.float32))
+
+  return dataclasses.replace(model, params=jax.tree.map(described, model.params))
 
 
 def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_params: Any,
@@ -174,7 +198,7 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
     return predicted.figures(rounds.read(hlo.parse(compiled.run.as_text()), caches), accelerator)
 
   return TimedRound(lambda count: compiled.run(*arguments, np.int32(count)), figures,
-                    compiled.seconds, compiled.run.as_text)
+                    compiled.seconds)
 
 
 def measure(programs: Mapping[str, TimedRound], count: int, repeats: int

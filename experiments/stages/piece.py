@@ -24,7 +24,8 @@ from experiments.measured import show
 
 Value = TypeVar('Value')
 
-_GPU_LAUNCH = 1.5e-6  # Seconds, as in `devices.ACCELERATORS`.
+# What is not measured of a GPU: the launch of a kernel, and products in other arithmetic.
+_GPU = devices.ACCELERATORS['h200']
 _WORDS = 500  # Characters of an error that are kept.
 
 
@@ -140,12 +141,9 @@ class Piece:
     rates = self.fact('rates', lambda: dict(
         bandwidth=timed_rounds.copy_bandwidth(), flops=timed_rounds.matrix_rate()))
     rates = rates or dict(bandwidth=1.0, flops=1.0)  # The predictions then show that it failed.
-    on_gpu = programs.on_cuda()
-    # Of products in other arithmetic, relative to the measured rate.
-    relative = devices.ACCELERATORS['h200'].rates if on_gpu else {}
+    launch, relative = (_GPU.kernel_seconds, _GPU.rates) if programs.on_cuda() else (0.0, {})
     return devices.Accelerator(
-        rates['bandwidth'], rates['flops'], _GPU_LAUNCH if on_gpu else 0.0, 0, 0,
-        jax.default_backend(), '', (), relative)
+        rates['bandwidth'], rates['flops'], launch, 0, 0, jax.default_backend(), '', (), relative)
 
   def _write(self) -> None:
     with self._written:  # Several threads compile, and may fail.

@@ -15,8 +15,6 @@ import numpy as np
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.core import programs, spec
-from cspd_jax.files import matrices, weights
-from cspd_jax.files.store import KINDS
 from experiments.costs import devices, predicted, timed_rounds
 from experiments.stages.piece import Piece
 
@@ -35,7 +33,6 @@ _KERNELS = {'decoder': '{decoder}', 'us/round': '{us:.1f}', 'share': '{share:.0%
 _REPEATS, _ROUNDS = 5, 32
 _THREADS = 3  # Programs that compile together.
 _TRACED, _SHOWN = 8, 16  # Rounds of a trace, and the kernels of it that are kept.
-_SCALE = 0.02 / 74  # Of random int8 numbers, whose standard deviation is 74.
 _NAME = 90  # Characters of a kernel's name.
 _BASELINE = 'vanilla'
 
@@ -46,28 +43,9 @@ def described(piece: Piece, name: str, quantize: bool = False) -> cspd_jax.Model
   A rehearsal keeps one layer.
   """
   model = families.describe(name, dtype='bfloat16', layers=1 if piece.rehearses else None)
-  shapes = model.params
   if quantize:
-    inputs = matrices.check('int8', model.family, KINDS[model.family].matrices)
-    names = iter(weights.named(shapes))
-
-    def rounded(leaf: Any) -> Any:
-      count = inputs(next(names))
-      return matrices.Int8(
-          jax.ShapeDtypeStruct(leaf.shape, np.int8),
-          jax.ShapeDtypeStruct(leaf.shape[count:], np.float32)) if count else leaf
-
-    shapes = jax.tree.map(rounded, shapes)
-  params = timed_rounds.random_like(shapes)
-  if quantize:
-    # Zeros could be read or multiplied faster.
-    keys = iter(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params))))
-    bits = programs.jit(
-        lambda key, like: jax.random.bits(key, like.shape, np.uint8).astype(np.int8))
-    is_rounded = lambda leaf: isinstance(leaf, matrices.Int8)
-    params = jax.tree.map(
-        lambda leaf: matrices.Int8(bits(next(keys), leaf.values), _SCALE * leaf.scale)
-        if is_rounded(leaf) else leaf, params, is_leaf=is_rounded)
+    model = timed_rounds.with_int8_matrices(model)
+  params = timed_rounds.random_like(model.params)
   return dataclasses.replace(model, params=jax.block_until_ready(params))
 
 

@@ -1,4 +1,4 @@
-"""What must hold on the accelerator of this machine; `pytest -m device -n 0`."""
+"""Checks on the accelerator of this machine; `pytest -m device -n 0`."""
 
 import jax
 import pytest

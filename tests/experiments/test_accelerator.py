@@ -1,7 +1,6 @@
 """`experiments.accelerator`, with this machine's CPU in the place of an accelerator."""
 
 import json
-import sys
 import time
 
 import jax
@@ -45,8 +44,8 @@ def test_failures_and_the_time_limit_are_noted(capsys, tmp_path):
   def fail():
     raise RuntimeError('no  matrix\nunit')
 
-  found = piece.all('compiled', dict(first=lambda: 1, second=fail, third=lambda: 3), threads=2)
-  assert found == dict(first=1, third=3)
+  functions = dict(first=lambda: 1, second=fail, third=lambda: 3)
+  assert piece.all('compiled', functions, threads=2) == dict(first=1, third=3)
   assert _stored(tmp_path)['notes'] == [
       dict(what='compiled: second', error='RuntimeError: no matrix unit')]
   late = piece_lib.Piece(tmp_path, -1)
@@ -127,8 +126,9 @@ def test_a_stage_that_is_stopped_is_continued(capsys, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform == 'darwin', reason='needs the packages of the server')
 def test_the_rehearsal(capsys, tmp_path):
+  for name in ('prometheus_client', 'starlette', 'uvicorn'):
+    pytest.importorskip(name, reason="a stage starts the server: pip install 'cspd_jax[serve]'")
   result = calls.call(accelerator.main, capsys, tmp_path, '--rehearse', '--minutes=30')
   assert result.code == 0, result.err
   for name in accelerator.STAGES:

@@ -1,16 +1,36 @@
 """A server of the tiny model that runs in a thread, and a client of plain sockets."""
 
+import base64
 import contextlib
 import http.client
+import io
 import json
 import socket
 import threading
 import time
 
+import numpy as np
+import pytest
+from PIL import Image
+
 from cspd_jax.serve import server, wire
 from tests.serve import tiny
 
 WAIT = 120.0
+
+
+@contextlib.contextmanager
+def without_signals():
+  """Lets servers run in threads, which cannot handle signals."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(server._Server, 'capture_signals', lambda self: contextlib.nullcontext())
+    yield
+
+
+def pixels(data):
+  """The image of a file in base64, and the texts in the file."""
+  with Image.open(io.BytesIO(base64.b64decode(data))) as image:
+    return np.asarray(image), image.info
 
 
 class Running:

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import io
 import json
 import sys
 import threading
@@ -12,7 +11,6 @@ import types
 
 import numpy as np
 import pytest
-from PIL import Image
 
 pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[serve]'")
 pytest.importorskip('uvicorn', reason="the server needs pip install 'cspd_jax[serve]'")
@@ -26,10 +24,8 @@ from tests.serve.running import Running, head, until
 
 
 @pytest.fixture(scope='module', autouse=True)
-def without_signals():
-  """Lets servers run in threads, which cannot handle signals."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(server._Server, 'capture_signals', lambda self: contextlib.nullcontext())
+def signals_left_alone():
+  with running.without_signals():
     yield
 
 
@@ -53,11 +49,6 @@ def client(running_server):
                        max_retries=0)
 
 
-def _pixels(data):
-  with Image.open(io.BytesIO(base64.b64decode(data))) as image:
-    return np.asarray(image), image.info
-
-
 def test_the_published_client_gets_the_files_of_generate(model, client):
   expected = model.generate(['dog'] * 2, seed=7, decoder=tiny.SEED_EXACT, top_k=2, batch_size=1)
   answer = client.images.generate(
@@ -65,7 +56,7 @@ def test_the_published_client_gets_the_files_of_generate(model, client):
       extra_body=dict(seed=7, top_k=2))
   assert [base64.b64decode(image.b64_json) for image in answer.data] == [
       expected.png(i) for i in range(2)]
-  assert _pixels(answer.data[1].b64_json)[1]['number'] == '1'
+  assert running.pixels(answer.data[1].b64_json)[1]['number'] == '1'
   assert answer.size == '6x6' and answer.usage.output_tokens == 18 and answer.output_format == 'png'
   assert answer.data[0].rounds == expected.decoded.rounds[0] and answer.data[0].seed == 7
   described, = client.models.list().data
@@ -90,17 +81,17 @@ def test_streams_of_several_images(model, running_server, client, decoder, monke
     by_type = {kind: [event for event in own if event.type == f'image_generation.{kind}']
                for kind in ('progress', 'partial_image', 'completed')}
     assert own[0].stage == 'waiting' and own[-1].type == 'image_generation.completed'
-    assert _pixels(own[-1].b64_json)[1]['seed'] == '3'
-    np.testing.assert_array_equal(_pixels(own[-1].b64_json)[0], expected.images[index])
+    assert running.pixels(own[-1].b64_json)[1]['seed'] == '3'
+    np.testing.assert_array_equal(running.pixels(own[-1].b64_json)[0], expected.images[index])
     np.testing.assert_array_equal(own[-1].round_of_cell, expected.round_of_cell[index])
     assert own[-1].usage.output_tokens == 9
     partial = by_type['partial_image']
     assert 1 <= len(partial) <= 3
     assert [event.partial_image_index for event in partial] == list(range(len(partial)))
     # Pixels of tokens that are committed are those of the image; the others are grey.
-    final = _pixels(own[-1].b64_json)[0]
+    final = running.pixels(own[-1].b64_json)[0]
     for event in partial:
-      picture = _pixels(event.b64_json)[0]
+      picture = running.pixels(event.b64_json)[0]
       assert np.all((picture == final) | (picture == 128)) and np.any(picture == 128)
     for event in by_type['progress'][1:]:
       rounds = np.asarray(event.round_of_cell)

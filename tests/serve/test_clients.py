@@ -4,9 +4,7 @@ The bodies are those that the clients' own code builds, with a prompt that the t
 """
 
 import base64
-import contextlib
 import dataclasses
-import io
 import json
 
 import numpy as np
@@ -17,8 +15,8 @@ pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[
 pytest.importorskip('uvicorn', reason="the server needs pip install 'cspd_jax[serve]'")
 pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
 
-from cspd_jax.serve import server, wire
-from tests.serve import tiny
+from cspd_jax.serve import wire
+from tests.serve import running, tiny
 from tests.serve.running import Running
 
 NAMES = ('tiny', 'gpt-image-1', 'gpt-image-1-mini', 'dall-e-2', 'dall-e-3', 'openai/tiny')
@@ -43,10 +41,8 @@ BODIES = {
 
 
 @pytest.fixture(scope='module', autouse=True)
-def without_signals():
-  """Lets servers run in threads, which cannot handle signals."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(server._Server, 'capture_signals', lambda self: contextlib.nullcontext())
+def signals_left_alone():
+  with running.without_signals():
     yield
 
 
@@ -67,11 +63,6 @@ def strict(model):
   return wire.serving(model, ('vanilla',), NAMES)
 
 
-def _pixels(data):
-  with Image.open(io.BytesIO(base64.b64decode(data))) as image:
-    return np.asarray(image), image.info
-
-
 @pytest.mark.parametrize('client', BODIES)
 def test_clients_get_images(lenient, strict, client):
   body, works_strictly, size = BODIES[client]
@@ -86,7 +77,7 @@ def test_clients_get_images(lenient, strict, client):
     data = image['url'].removeprefix('data:image/png;base64,')
   else:
     data = image['b64_json']
-  picture, info = _pixels(data)
+  picture, info = running.pixels(data)
   assert f'{picture.shape[1]}x{picture.shape[0]}' == size and info['prompt'] == 'cat'
   if works_strictly:
     assert wire.order(json.dumps(body).encode(), strict).form == wire.Form()
@@ -105,7 +96,8 @@ def test_lenient_answers_say_what_they_are(model, lenient):
   assert 'native_size' not in answer
   _, _, answer = lenient.generate(**body, size='12x18')
   larger = Image.fromarray(expected.images[0]).resize((12, 12), Image.Resampling.LANCZOS)
-  np.testing.assert_array_equal(_pixels(answer['data'][0]['b64_json'])[0], np.asarray(larger))
+  picture, _ = running.pixels(answer['data'][0]['b64_json'])
+  np.testing.assert_array_equal(picture, np.asarray(larger))
   assert (answer['size'], answer['native_size']) == ('12x12', '6x6')
   for field, value, message in (
       ('size', '4096x4096', "it must be 'auto', or width and height of 1 to 2048 pixels"),
@@ -124,7 +116,7 @@ def test_lenient_streams_have_one_size(lenient):
   assert events[-1]['type'] == 'image_generation.completed'
   for event in events:
     assert event['size'] == '24x24' and event['ignored'] == ['quality', 'response_format']
-    assert _pixels(event['b64_json'])[0].shape == (24, 24, 3)
+    assert running.pixels(event['b64_json'])[0].shape == (24, 24, 3)
 
 
 def test_sizes_keep_the_proportions_of_the_model(strict):

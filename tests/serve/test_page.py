@@ -1,6 +1,5 @@
 """The page of the server in a headless Chromium."""
 
-import contextlib
 import time
 import urllib.parse
 
@@ -10,10 +9,9 @@ pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[
 pytest.importorskip('uvicorn', reason="the server needs pip install 'cspd_jax[serve]'")
 pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
 
-from cspd_jax.serve import server
 from tests.serve import tiny
 from tests.serve.browsing import browser
-from tests.serve.running import Running
+from tests.serve.running import Running, without_signals
 
 pytestmark = pytest.mark.browser
 # Counts the pictures that each side has shown.
@@ -40,8 +38,7 @@ _PIXELS = '''() => [...document.querySelectorAll('#sides img')].map((image) => {
 @pytest.fixture(scope='module')
 def address():
   """The address of a server whose steps take a while."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(server._Server, 'capture_signals', lambda self: contextlib.nullcontext())
+  with without_signals():
     instance = Running(tiny.model(), key='k' * 16)
     for batch in instance.engine._batches.values():
       step = batch.runner.step
