@@ -28,11 +28,11 @@ from typing import Any, NamedTuple
 from cspd_jax import cli
 from cspd_jax.cli import compiled
 from cspd_jax.core import exits, fields
-from cspd_jax.files import paths, reading
+from cspd_jax.files import paths
 from cspd_jax.measure import tables
 from experiments import against, against_llamagen, measured
 from experiments.stages import checks, continuous, images, official, rounds, served
-from experiments.stages.piece import Piece
+from experiments.stages.piece import Piece, stored
 
 _LEAST = 15.0  # Seconds without which no stage starts.
 _LLAMAGEN = 'c2i_xl_256'
@@ -169,15 +169,10 @@ def _run(config: Config, name: str, folder: pathlib.Path, seconds: float) -> dic
     if process.is_alive():
       os.killpg(process.pid, signal.SIGKILL)
     process.join()
-  stored = _stored(folder)
+  report = stored(folder)
   return dict(stage=name, limit=seconds, seconds=time.monotonic() - start, ended=ended,
               failed=bool(code),
-              rows=len(stored.get('rows', ())), failures=len(stored.get('notes', ())))
-
-
-def _stored(folder: pathlib.Path) -> dict[str, Any]:
-  path = folder / 'report.json'
-  return reading.json(path, 'use another workdir') if path.exists() else {}
+              rows=len(report.get('rows', ())), failures=len(report.get('notes', ())))
 
 
 @cli.command(Config)
@@ -200,11 +195,11 @@ def main(config: Config) -> int | None:
       continue
     print(f'\n== {name}: {STAGES[name].summary}', flush=True)
     done.append(_run(config, name, workdir / name, min(STAGES[name].seconds, left)))
-    for table in tables.of_report(workdir / name) if _stored(workdir / name) else ():
+    for table in tables.of_report(workdir / name) if stored(workdir / name) else ():
       print(f'\n{table.title}\n\n{tables.text(table.columns, table.rows, left=1)}', flush=True)
   print(f'\n{tables.text(_STAGES, done)}')
   for row in done:
-    for note in _stored(workdir / row['stage']).get('notes', ()):
+    for note in stored(workdir / row['stage']).get('notes', ()):
       print(f'not measured: {note["what"]} ({note["error"]})')
   return int(any(row['failed'] for row in done))
 

@@ -29,6 +29,12 @@ _GPU = devices.ACCELERATORS['h200']
 _WORDS = 500  # Characters of an error that are kept.
 
 
+def stored(folder: pathlib.Path) -> dict[str, Any]:
+  """Returns the report of a stage in a folder; empty without one."""
+  path = folder / 'report.json'
+  return reading.json(path, 'use another workdir') if path.exists() else {}
+
+
 class Piece:
   """The rows of a stage so far, and notes with the name and the error of what failed."""
 
@@ -40,20 +46,19 @@ class Piece:
     """
     self.folder, self.rehearses, self._settings = folder, rehearses, dict(rehearse=rehearses)
     self._start, self._limit = time.monotonic(), seconds
-    path = folder / 'report.json'
-    stored = reading.json(path, 'use another workdir') if path.exists() else {}
+    before = stored(folder)
     now = dict(settings=self._settings, device=jax.devices()[0].device_kind)
-    before = {name: stored.get(name) for name in now}
-    if stored and before != now:
-      raise ValueError(f'workdir holds rows of {before}, which cannot be continued with {now}; use '
+    then = {name: before.get(name) for name in now}
+    if before and then != now:
+      raise ValueError(f'workdir holds rows of {then}, which cannot be continued with {now}; use '
                        'another workdir.')
-    self.facts: dict[str, Any] = stored.get('facts', {})
+    self.facts: dict[str, Any] = before.get('facts', {})
     self._tables = {table['title']: Table(table['title'], table['columns'],
-                                          [stored['rows'][number] for number in table['rows']])
-                    for table in stored.get('tables', ())}
+                                          [before['rows'][number] for number in table['rows']])
+                    for table in before.get('tables', ())}
     self._notes: list[dict[str, str]] = []
     self._begun: list[str] = []
-    self._spent = stored.get('seconds', 0.0)
+    self._spent = before.get('seconds', 0.0)
     self._written = threading.Lock()
 
   def repeats(self, count: int) -> int:
