@@ -24,9 +24,12 @@ from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import paths, store
 
 
-def _models() -> str:
-  return ' ' + '; '.join(f'{family.name}: {", ".join(family.presets)}'
-                   for family in rules.FAMILIES.values() if family.presets) + '.'
+def _families() -> str:
+  """A line for each family of files: its name, what it holds, and its published models."""
+  width = max(map(len, rules.FAMILIES))
+  return ''.join(f'\n{family.name:{width}}  {family.title}' + (
+      f': {", ".join(family.presets)}' if family.presets else '')
+      for family in rules.FAMILIES.values())
 
 
 def _parts() -> str:
@@ -52,8 +55,8 @@ class Config:
   """The file to convert.
 
   Attributes:
-    family: family of the file
-    model: published model; None infers the sizes from the file.
+    family: family of the file. They are, with their published models:
+    model: published model of the family; None infers the sizes from the file.
     source: the file: .safetensors (or a folder of them), .pt, .pth, .ckpt or .bin. Or a published
       folder, or an id of the Hugging Face Hub such as BAAI/Emu3-Gen.
     output: folder of the model: a new one, or one to add to.
@@ -69,9 +72,8 @@ class Config:
     allow_nonfinite: converts weights that are NaN or infinite, too.
   """
 
-  family: str | None = dataclasses.field(default=None, metadata={
-      'more': lambda: f': {", ".join(rules.FAMILIES)}.'})
-  model: str | None = dataclasses.field(default=None, metadata={'more': _models})
+  family: str | None = dataclasses.field(default=None, metadata={'more': _families})
+  model: str | None = None
   source: str | None = None
   output: str | None = None
   role: str | None = None

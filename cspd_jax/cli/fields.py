@@ -34,8 +34,8 @@ def every(config: Any, prefix: str = '') -> Iterator[Field]:
 
   Fields that cannot be written as text, such as tuples of dataclasses, are set in configuration
   files only. In the metadata of a field the function `more` returns the part of its description
-  that is known only when the program runs, and `without` are the fields of a dataclass that the
-  command line does not have.
+  that is known only when the program runs, after a newline each line of a list, and `without` are
+  the fields of a dataclass that the command line does not have.
   """
   kinds, docs = typing.get_type_hints(type(config)), _docs(type(config))
   for field in dataclasses.fields(config):

@@ -279,13 +279,21 @@ def _check_places(argument: Any) -> None:
         check(name, place)
 
 
+def _is_last(field: fields.Field) -> bool:
+  """Whether help lists a field after those of the work itself: how a model is loaded."""
+  return field.name.startswith('loading.') and field.name != 'loading.model'
+
+
 def _listed(group: Any) -> list[str]:
   lines = []
-  for field in fields.every(group):
+  for field in sorted(fields.every(group), key=_is_last):
     lines.append(f'--{fields.short_name(group, field)}={fields.show(field.value)}')
-    lines += textwrap.wrap(
-        f'{field.doc} ({fields.describe(field.kind)})'.strip(), 96, initial_indent='    ',
-        subsequent_indent='    ')
+    text, *listed = field.doc.split('\n')
+    wrapped = lambda line, indent: textwrap.wrap(
+        line, 96, initial_indent=' ' * 4, subsequent_indent=' ' * indent)
+    lines += wrapped(f'{text} ({fields.describe(field.kind)})'.strip(), 4)
+    for line in listed:
+      lines += wrapped(f'  {line}', 8)
   return [*lines, '']
 
 

@@ -62,8 +62,8 @@ class Config:
   """
 
   loading: groups.Loading = groups.Loading()
-  decoder: str | None = None
   images: groups.Images = groups.Images()
+  decoder: str | None = None
   sampling: groups.Sampling = groups.Sampling()
   prefix: str | None = None
   rows: int | None = None
@@ -83,7 +83,7 @@ def main(config: Config) -> None:
   if config.stream is not None and config.loading.mesh is not None:
     raise ValueError(f'stream is {config.stream!r} and mesh is {config.loading.mesh!r}; images of '
                      'several devices cannot be streamed, so leave one of them out.')
-  index, count = inputs.pair('process', config.process, '/') or (0, 1)
+  process = inputs.pair('process', config.process, '/') or (0, 1)
   model = inputs.model(config.loading)
   prompts, seed = inputs.images(config.images, model, _IMAGES)
   features = None
@@ -94,7 +94,7 @@ def main(config: Config) -> None:
       batch_size=config.batch_size or run_lib.batch_size_of(config.output, not config.overwrite),
       max_batch_size=_MOST_AT_ONCE, prefix=config.prefix, rows=config.rows)
   gallery = Gallery(request, config.output, features=features, overwrite=config.overwrite,
-                    process_index=index, process_count=count)
+                    process=process)
   if gallery.is_complete:
     print(f'The images in {gallery.folder} are complete; pass --overwrite to generate them again.')
     return
@@ -111,7 +111,7 @@ def main(config: Config) -> None:
   with programs.reported(2 if watch is None else 3), progress.bar('generating') as show:
     is_complete = gallery.generate(dataclasses.asdict(config), show, watch)
   if not is_complete:
-    print(f'The images of process {index} are complete; the last process to end '
+    print(f'The images of process {process[0]} are complete; the last process to end '
           'writes report.json.')
     return
   print(f'Images and report.json are in {gallery.folder}.\n{_next_step(config, model, prompts)}')

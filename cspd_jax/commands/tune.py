@@ -319,9 +319,15 @@ def _next_step(config: Config, plan: Plan, decoders: Mapping[int, str], is_store
   model, prompts = plan.bench.model, plan.bench.prompts
   if plan.place is not None and is_stored:
     own: dict[str, Any] = {'model': str(plan.place.folder)}
-  else:
-    size, decoder = next(iter(decoders.items()))
+  elif faster := {size: decoder for size, decoder in decoders.items()
+                  if decoder != plan.bench.baseline}:
+    size, decoder = next(iter(faster.items()))
     own = {'decoder': decoder, 'batch_size': size}
+  else:
+    return 'Next: ' + inputs.next_command(
+        'cspd-compare', config.loading, model, prompts, config.sampling) + (
+            f' shows the forward passes that other decoders save, although {plan.bench.baseline} '
+            'is the fastest here.')
   command = inputs.next_command(
       'cspd-generate', config.loading, model, prompts, config.sampling, **own)
   return f'Next: {command}'

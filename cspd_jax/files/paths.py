@@ -107,8 +107,9 @@ def _check_writable(name: str, value: str | os.PathLike, path: pathlib.Path,
   if not os.access(existing, os.W_OK | os.X_OK):
     raise ValueError(f'{name} is {shown(value)}, {_which(existing, path)} not writable for you; '
                      'choose another path.')
-  if _free(existing) < _MIN_FREE:
-    raise ValueError(f'{name} is {shown(value)}, {_which(existing, path)} on a full disk; '
+  if (free := _free(existing)) < _MIN_FREE:
+    raise ValueError(f'{name} is {shown(value)}, {_which(existing, path)} on a disk with '
+                     f'{free / 1e6:.1f} MB left, and at least {_MIN_FREE / 1e6:.1f} MB are needed; '
                      'free some space, or choose another path.')
 
 

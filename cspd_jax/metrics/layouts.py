@@ -42,9 +42,16 @@ class Group(NamedTuple):
   images: list[Generated]
 
 
+def _place(folder: str) -> pathlib.Path:
+  place = paths.find('images', folder)
+  if not place.is_dir():
+    raise ValueError(f'images is {folder!r}, which is not a folder; give one of cspd-generate.')
+  return place
+
+
 def generated(folder: str) -> list[Generated]:
   """Returns the images of a folder of `cspd-generate` by number; ValueError without any."""
-  place = paths.find('images', folder)
+  place = _place(folder)
   source = place / 'report.json'
   rows = reading.json(source, 'generate images with cspd-generate first', 'images').get('rows')
   if not isinstance(rows, list) or not rows or not all(
@@ -55,7 +62,7 @@ def generated(folder: str) -> list[Generated]:
 
 def captioned(folder: str) -> list[Generated]:
   """Returns images with captions, of `cspd-generate` or layout `coco`; ValueError for others."""
-  place = paths.find('images', folder)
+  place = _place(folder)
   source = place / 'captions.json'
   if not source.is_file():
     return generated(folder)
@@ -70,7 +77,7 @@ def captioned(folder: str) -> list[Generated]:
 
 def painter(folder: str) -> tuple[str, list[str]] | None:
   """Returns the model of a folder of `cspd-generate` and its example prompts; None for others."""
-  place = paths.find('images', folder)
+  place = _place(folder)
   if (place / 'captions.json').is_file():
     return None
   report = reading.json(place / 'report.json', 'generate images with cspd-generate first', 'images')

@@ -12,7 +12,8 @@ from typing import Literal
 import pytest
 
 from cspd_jax import cli
-from cspd_jax.cli import fields, inputs, wrapper
+from cspd_jax.cli import fields, groups, inputs, wrapper
+from cspd_jax.commands import generate
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -252,6 +253,14 @@ def test_help_lists_the_fields(path, capsys):
   assert '--rate=0.5\n    how fast it goes, in a sentence that is longer than a line.' in out
   assert '--inner.steps=1\n    of the inner loop.' in out and '--limit=7' in out
   assert f'with the values of {path}' in out
+
+
+def test_help_begins_with_the_work_and_ends_with_how_a_model_is_loaded(capsys):
+  assert generate.main(['prog', '--help']) == 0
+  names = re.findall(r'^--(\w+)=', capsys.readouterr().out, re.MULTILINE)
+  assert names[:3] == ['config', 'model', 'prompt']
+  loading = [field.name for field in dataclasses.fields(groups.Loading) if field.name != 'model']
+  assert names[-len(loading):] == loading
 
 
 @pytest.mark.parametrize('text, message', [

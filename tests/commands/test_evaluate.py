@@ -393,7 +393,8 @@ def test_one_image_has_no_error(place, capsys, tmp_path):
      ["holds a 'inception' network", 'cspd-convert --family=clip']),
     (['--clip={place}/clip', '--tokenizer={place}/gray.npz'], ['tokenizer']),
     (['--clip={place}/clip', '--tokenizer={place}/tokenizer.json', '--images={place}/reference'],
-     ['images', 'report.json'])])
+     ['images', 'report.json']),
+    (['--asked', '--images=nothere'], ["images is 'nothere', which is not a folder"])])
 @pytest.mark.usefixtures('captions')
 def test_bad_clip_input(run, words, message):
   calls.check_refused(run(*words), message)

@@ -31,7 +31,7 @@ _PER_IMAGE = 2
 def opened(model, prompts, folder, *, batch_size=None, **options):
   """A gallery of images, with the batch size of the run in the folder if it is None."""
   named, own = ({name: options.pop(name) for name in names if name in options} for names in (
-      ('seed', 'decoder', 'max_batch_size'), ('overwrite', 'process_index', 'process_count')))
+      ('seed', 'decoder', 'max_batch_size'), ('overwrite', 'process')))
   size = batch_size or run.batch_size_of(folder)
   return Gallery(prepare(model, prompts, options, batch_size=size, **named), folder, **own)
 
@@ -43,7 +43,7 @@ def gallery(model, folder, index=0, count=1, images=len(PROMPTS), **options):
   if model.family != tiny.FAMILY.name:
     prompts = [model.prompts[number % len(model.prompts)] for number in range(images)]
     options |= dict(decoder='mc_sjd(window=8)', batch_size=16)
-  return opened(model, prompts, folder, process_index=index, process_count=count, **options)
+  return opened(model, prompts, folder, process=(index, count), **options)
 
 
 def contents(folder):

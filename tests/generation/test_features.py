@@ -126,7 +126,7 @@ def test_each_image_is_computed_once(model, tmp_path):
 
 def test_processes_join_their_features(model, whole, tmp_path):
   share = lambda index: _gallery(
-      model, tmp_path / 'out', process_index=index, process_count=2).generate({})
+      model, tmp_path / 'out', process=(index, 2)).generate({})
   assert not share(0) and share(1)
   assert _contents(tmp_path / 'out') == _contents(whole)
 

@@ -48,8 +48,7 @@ def test_memory_and_time_before_the_start(tmp_path, monkeypatch):
   assert re.fullmatch(r'needs about \S+ GB of 3 GB of free memory for caches and rounds, '
                       r'apart from the weights \(\S+ GB\) and the program', line(model))
   assert line(tuned).endswith(', and about 4 minutes as cspd-tune measured')
-  assert line(tuned, process_index=1, process_count=4).endswith('and about 62 seconds as cspd-tune '
-                                                                'measured')
+  assert line(tuned, process=(1, 4)).endswith('and about 62 seconds as cspd-tune measured')
   some = opened(tuned, ['sea'] * 20, tmp_path / 'stopped', **options)
   for name in some.names[:16]:  # Of a run that was stopped.
     some._report.path(name).touch()

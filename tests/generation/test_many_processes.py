@@ -54,9 +54,9 @@ def test_another_number_of_processes_resumes(model, alone, tmp_path):
 
 
 def test_refused(model, tmp_path):
-  with pytest.raises(ValueError, match='process_index is 2 and process_count is 2'):
+  with pytest.raises(ValueError, match='process is 2/2; the first number must be less'):
     gallery(model, tmp_path, 2, 2)
-  with pytest.raises(ValueError, match='overwrite is True and process_count is 2'):
+  with pytest.raises(ValueError, match='overwrite is True and process is 0/2'):
     gallery(model, tmp_path, 0, 2, overwrite=True)
   first = gallery(model, tmp_path, 0, 2)
   with pytest.raises(ValueError, match='other processes write another run'):
