@@ -96,7 +96,8 @@ def main(config: Config) -> None:
   paths.find('source', source)
   family = rules.get(str(config.family))
   sources = folder.find_model(
-      family.name, source, config.model, alone=config.role is not None)
+      family.name, source, config.model, alone=config.role is not None,
+      note=lambda line: print(line, flush=True))
   requested = folder.Part(
       family.name, source, config.role, config.sampling, config.dtype,
       dict(model=config.model, key=config.key, options=inputs.overrides(config.sizes)))

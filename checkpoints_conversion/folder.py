@@ -7,15 +7,13 @@ import contextlib
 import json
 import os
 import pathlib
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from checkpoints_conversion import convert, read, rules
+from checkpoints_conversion import convert, hub, read, rules
 from checkpoints_conversion.rules.family import ConversionError, FileFamily, is_inside
 from cspd_jax import families
-from cspd_jax.core import packages
 from cspd_jax.families import model_file
 from cspd_jax.files import store, weights
 
@@ -84,7 +82,7 @@ def convert_parts(
     raise ConversionError(f'parts have the roles {", ".join(roles)}; each must have its own.')
   others = _other_networks(folder, model.name, roles)
   families.check_place(folder, model.name, {role: role for role in roles}, resumes=True)
-  opened = {role: convert.open_source(part.family, local(part.source),
+  opened = {role: convert.open_source(part.family, hub.local(part.source),
                                       allow_nonfinite=allow_nonfinite, **part.arguments)
             for role, part in zip(roles, parts)}
   is_same = _is_same_target(folder, opened)
@@ -154,11 +152,13 @@ def _is_same_target(folder: pathlib.Path, opened: Mapping[str, convert.Source]) 
 
 
 def find_model(family_name: str, source: str | os.PathLike, model: str | None = None,
-               alone: bool = False) -> dict[str, pathlib.Path]:
+               alone: bool = False, note: Callable[[str], None] = lambda line: None
+               ) -> dict[str, pathlib.Path]:
   """Looks for the networks of a whole model, or for a tokenizer file of words in its folder.
 
   `source` is a published folder, or an id of the hub. With `alone`, only the network of the family
-  is looked for. Raises ValueError if the source does not exist, or has no target or tokenizer file.
+  is looked for. `note` is called before files are downloaded. Raises ValueError if the source does
+  not exist, has no target or tokenizer file, or holds several models and `model` is None.
 
   Returns:
     Files or folders by file family, those that exist, the target last because it takes the longest.
@@ -168,7 +168,11 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
   layout = family.layout(model) or _text_layout(family)
   if alone:
     layout = {name: files for name, files in layout.items() if name == family_name}
-  path = local(source, [name for names in layout.values() for name in names])
+  if not layout and model is None and hub.parse(source) is not None and any(
+      family.layout(preset) for preset in family.presets):
+    raise ValueError(f'model is None, and repositories of {family.name} hold several; give one of: '
+                     f'{", ".join(family.presets)}.')
+  path = hub.local(source, [name for names in layout.values() for name in names], note)
   if not path.is_dir() or not layout:
     return {}
   existing = {name: [file for file in files if (path / file).exists()]
@@ -229,7 +233,7 @@ def _convert_alone(family: FileFamily, part: Part, folder: pathlib.Path, progres
     raise ConversionError(f'{family.title} does not belong to a model of cspd_jax; leave role and '
                           'sampling out.')
   return folder, convert.convert_file(
-      part.family, local(part.source), folder, dtype=part.dtype, progress=progress,
+      part.family, hub.local(part.source), folder, dtype=part.dtype, progress=progress,
       note=note, allow_nonfinite=allow_nonfinite, **part.arguments)
 
 
@@ -269,44 +273,3 @@ def _other_networks(folder: pathlib.Path, model: str, roles: Sequence[str]
             for name, part in description['parts'].items() if name not in roles}
   return {name: store.load(folder / description['parts'][name]) if network.kind == _WORDS
           else network for name, network in others.items()}
-
-
-def local(source: str | os.PathLike, names: Iterable[str] = ()) -> pathlib.Path:
-  """Returns the local folder or file of a source; a repository is downloaded unless it is cached.
-
-  A source is a path, or an id of the hub: `owner/name`, or `owner/name@revision`; `names` are the
-  required paths in the repository. Safetensors and TorchScript files are downloaded as well if '.'
-  is among them or there are no names. Raises ValueError if neither exists, or the download fails.
-  """
-  path = pathlib.Path(source).expanduser()
-  match = re.fullmatch(r'(\w[\w.-]*/[\w.-]+)(?:@([\w./-]+))?', str(source))
-  if path.exists() or not match or path.suffix in read.SUFFIXES:
-    return path
-  try:
-    huggingface_hub = packages.load('huggingface_hub')
-  except ImportError as error:
-    raise ValueError(
-        f'source is {str(source)!r}: there is no such file, and a download from the Hugging Face '
-        f"Hub needs huggingface_hub, but {error}; run pip install 'cspd_jax[hub]'."
-    ) from error
-  names = list(names) or ['.']
-  inside = [name for name in names if name != '.' and not name.startswith('..')]
-  # A point in a name does not tell a file from a folder.
-  patterns = [pattern for name in inside for pattern in (
-      (name,) if pathlib.PurePath(name).suffix in read.SUFFIXES else (name, f'{name}/*'))]
-  # A file in a folder of its own may have settings next to it.
-  patterns += [str(path.with_name('config.json')) for path in map(pathlib.PurePosixPath, inside)
-               if path.suffix in read.SUFFIXES and len(path.parts) > 1]
-  if 'tokenizer.json' in names:
-    patterns.append('tokenizer_config.json')
-  if '.' in names:
-    patterns += ['*.safetensors', '*.safetensors.index.json', '*.jit', 'config.json']
-  try:
-    return pathlib.Path(huggingface_hub.snapshot_download(
-        match[1], revision=match[2], allow_patterns=patterns))
-  except Exception as error:  # The package, its client and the network raise many classes.
-    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-    raise ValueError(
-        f'source is {str(source)!r}: there is no such file, and the download from the Hugging Face '
-        f'Hub failed ({reason}); check the name, the network and, for models behind a licence, '
-        '`hf auth login`, or download it elsewhere and specify the folder.') from error

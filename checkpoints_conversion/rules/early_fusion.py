@@ -297,24 +297,30 @@ LUMINA_MGPT = family_of(
             'lumina_mgpt_text': _chameleon('text_tokenizer.json')},
     fields=CHAMELEON_SETTINGS,
     # Models for three image sizes have the same shapes.
-    needed={**NEEDED, 'height': '', 'width': ''})._replace(licence=_CHAMELEON_LICENCE)
+    needed={**NEEDED, 'height': '', 'width': ''})._replace(
+        licence=_CHAMELEON_LICENCE, hub={
+            f'lumina_mgpt_7b_{size}': f'Alpha-VLLM/Lumina-mGPT-7B-{size}'
+            for size in (768, 512, 1024)})
 LUMINA_MGPT_2 = family_of(
     'lumina_mgpt_2', ('lumina_mgpt_2_7b',), {'guidance_scale': 4.0, 'top_k': 4096}, norm_rows=1,
     others={'movqgan': tuple(f'{folder}movqgan_270M.ckpt' for folder in (
                 '', 'movqgan/270M/', '../movqgan/270M/', '../')),
             'lumina_mgpt_2_text': ('tokenizer.json',)},
     fields=LUMINA_MGPT_2_SETTINGS, needed=NEEDED,
-    token_side=8, any_vocabulary=True)._replace(licence='Apache-2.0')
+    token_side=8, any_vocabulary=True)._replace(
+        licence='Apache-2.0', hub={'lumina_mgpt_2_7b': 'Alpha-VLLM/Lumina-mGPT-2.0'})
 ANOLE = family_of(
     'anole', ('anole_7b',), {'guidance_scale': 3.0, 'top_k': 2000},
     others={'chameleon_vqgan': (*_chameleon('vqgan.ckpt'), '.'),
             'anole_text': _chameleon('text_tokenizer.json')},
-    fields=CHAMELEON_SETTINGS, needed=NEEDED)._replace(licence=_CHAMELEON_LICENCE)
+    fields=CHAMELEON_SETTINGS, needed=NEEDED)._replace(
+        licence=_CHAMELEON_LICENCE, hub={'anole_7b': 'leloy/Anole-7b-v0.1-hf'})
 EMU3 = family_of(
     'emu3', ('emu3_gen_8b',), {'guidance_scale': 3.0, 'top_k': 2048},
     others={'emu3_vq': ('Emu3-VisionTokenizer', '../Emu3-VisionTokenizer', '.'),
             'emu3_text': ('emu3.tiktoken',)},
-    fields=EMU3_SETTINGS, needed=NEEDED_EMU3, token_side=8)._replace(licence='Apache-2.0')
+    fields=EMU3_SETTINGS, needed=NEEDED_EMU3, token_side=8)._replace(
+        licence='Apache-2.0', hub={'emu3_gen_8b': 'BAAI/Emu3-Gen'})
 
 _EMU3_5 = 'emu3_5_34b'
 EMU3_5_FIELDS: Table = {
@@ -341,7 +347,7 @@ EMU3_5 = EMU3._replace(
     variant=functools.partial(variant, _EMU3_5), assumed=functools.partial(assumed, 16),
     sampling=lambda config: {'pictures': {**_OPTIONS, 'guidance_scale': 5.0},  # Emu3.5-Image.
                              'emu3_5': {**_OPTIONS, 'guidance_scale': 2.0}},
-    licence='Apache-2.0 (code)', layout=lambda name: {
+    licence='Apache-2.0 (code)', hub={_EMU3_5: 'BAAI/Emu3.5-Image'}, layout=lambda name: {
         'emu3_5': ('.',),
         'emu3_5_vq': _near('Emu3.5-VisionTokenizer/model.safetensors',
                            'Emu3.5-VisionTokenizer/model.ckpt'),

@@ -130,6 +130,8 @@ def _infer(shapes: family.Shapes, options: Mapping[str, Any]) -> CLIPConfig:
 
 CLIP = family.FileFamily(
     name='clip', title=_TITLE, kind='clip', rules=_rules, infer=_infer, presets=clip.PRESETS,
+    hub={'vit_b_32': 'openai/clip-vit-base-patch32', 'vit_b_16': 'openai/clip-vit-base-patch16',
+         'vit_l_14': 'openai/clip-vit-large-patch14'},
     variant=lambda shapes: {'rules': functools.partial(
         _rules, is_transformers=_is_of_transformers(shapes))},
     settings=lambda contents: settings.read({'config.json': CLIP_FIELDS}, contents),

@@ -58,6 +58,7 @@ class FileFamily(NamedTuple):
     others: `config ->` file families, besides those in `layout`, without whose networks a target
       cannot turn prompts into images.
     licence: of the weights, as publishers state it; '' where it is the target's, or not stated.
+    hub: ids of the Hugging Face Hub with the files of `layout`, or this network, by model name.
   """
 
   name: str
@@ -82,6 +83,7 @@ class FileFamily(NamedTuple):
   inside: str = ''
   others: Callable[[Any], Sequence[str]] = lambda config: ()
   licence: str = ''
+  hub: Mapping[str, str] = {}
 
 
 def is_inside(family: FileFamily, names: Iterable[str]) -> bool:

@@ -172,7 +172,8 @@ FAMILY = family.FileFamily(
     layout=lambda model: {
         'janus_pro': ('.', 'pytorch_model*.bin', 'pytorch_model.bin.index.json'),
         'janus_pro_vq': ('.',), 'janus_pro_text': ('tokenizer.json',)},
-    licence='DeepSeek License Agreement 1.0')
+    licence='DeepSeek License Agreement 1.0',
+    hub={f'janus_pro_{size}b': f'deepseek-community/Janus-Pro-{size}B' for size in (1, 7)})
 
 
 def _vq_rules(config: VQConfig, is_transformers: bool = False) -> list[Rule]:

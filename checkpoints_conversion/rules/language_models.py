@@ -137,11 +137,13 @@ SIMPLEAR = _family(
     others={'cosmos_dv': (_COSMOS, f'../{_COSMOS}'), 'simplear_text': ('tokenizer.json',)},
     # The default of the class is another number of heads than those of published models.
     needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 1000000.0',
-            'num_heads': '"num_attention_heads": 14'})._replace(licence='MIT')
+            'num_heads': '"num_attention_heads": 14'})._replace(licence='MIT', hub={
+                f'simplear_{size.replace(".", "_").lower()}': f'Daniel0724/SimpleAR-{size}-RL'
+                for size in ('1.5B', '0.5B')})
 LIQUID = _family(
     'liquid', ('liquid_7b',), fields=LIQUID_FIELDS, gemma=True,
     sampling={'guidance_scale': 7.0, 'temperature': 0.99, 'top_k': 4096, 'top_p': 0.96},
     others={'chameleon_vqgan': tuple(f'{folder}vqgan.ckpt' for folder in (
         '', 'chameleon/', '../', '../chameleon/')), 'liquid_text': ('tokenizer.json',)},
     needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 10000.0'})._replace(
-        licence="MIT and Gemma's terms of use")
+        licence="MIT and Gemma's terms of use", hub={'liquid_7b': 'Junfeng5/Liquid_V1_7B'})

@@ -102,6 +102,8 @@ FAMILY = family.FileFamily(
     settings=functools.partial(settings.read, {'config.json': FIELDS}),
     leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)',
     model='llamagen', sampling=_sampling, layout=_layout, licence='MIT',
+    hub={name: 'FoundationVision/LlamaGen' if name.startswith('c2i') else 'peizesun/llamagen_t2i'
+         for name in PRESETS},
     metadata=lambda config: (
         base.metadata(config.num_classes) if config.conditioning == 'class' else {}),
     # The image tokenizer, and what reads captions.

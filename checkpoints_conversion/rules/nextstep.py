@@ -106,6 +106,8 @@ FAMILY = family.FileFamily(
     # The output matrix of text, and tables that are computed.
     leftovers=r'lm_head\.weight|gen_pos_embed|rotary_emb\.inv_freq', model='nextstep',
     sampling=_sampling, licence='Apache-2.0',
+    hub={'nextstep_1_512': 'stepfun-ai/NextStep-1-Large',
+         'nextstep_1_1_512': 'stepfun-ai/NextStep-1.1'},
     layout=lambda model: {
         'nextstep': ('.',), 'nextstep_text': ('tokenizer.json',),
         'nextstep_vae': ('vae/checkpoint.pt', '../NextStep-1-f8ch16-Tokenizer/checkpoint.pt')})

@@ -150,4 +150,5 @@ T5 = family.FileFamily(
     settings=functools.partial(settings.read, {'config.json': T5_FIELDS}), needed={
         'norm_eps': '"layer_norm_epsilon": 1e-06',
         'max_distance': '"relative_attention_max_distance": 128'},
-    variant=_t5_variant, leftovers=_DECODER, model='llamagen')
+    variant=_t5_variant, leftovers=_DECODER, model='llamagen',
+    hub={'flan_t5_xl': 'google/flan-t5-xl'})

@@ -103,7 +103,8 @@ CHAMELEON = family.FileFamily(
     infer=_infer_chameleon, presets={'vqgan': vq.CHAMELEON}, leftovers=r'loss\..*',
     variant=_variant, model='early_fusion',
     # Releases of transformers store the encoder alone.
-    inside=rf'{_PREFIX}decoder\.conv_out\.weight', licence='Chameleon Research License')
+    inside=rf'{_PREFIX}decoder\.conv_out\.weight', licence='Chameleon Research License',
+    hub={'vqgan': 'Junfeng5/Liquid_demo:chameleon/vqgan.ckpt'})
 
 
 def _infer_movqgan(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
@@ -115,7 +116,8 @@ def _infer_movqgan(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfi
 MOVQGAN = family.FileFamily(
     name='movqgan', title=_MOVQGAN_TITLE, kind='vq', infer=_infer_movqgan,
     rules=functools.partial(blocks.taming_vq, norm=blocks.spatial_norm),
-    presets={'movqgan_270m': vq.MOVQGAN}, leftovers=r'loss\..*|ema_\w+\..*', model='early_fusion')
+    presets={'movqgan_270m': vq.MOVQGAN}, leftovers=r'loss\..*|ema_\w+\..*', model='early_fusion',
+    hub={'movqgan_270m': 'ai-forever/MoVQGAN:movqgan_270M.ckpt'})
 
 _EMU3_TITLE = "Emu3's image tokenizer"
 # [out, in, time, height, width] to [time, height, width, in, out].
@@ -197,6 +199,7 @@ def _infer_emu3(shapes: family.Shapes, options: Mapping[str, int]) -> VQConfig:
 EMU3 = family.FileFamily(
     name='emu3_vq', title=_EMU3_TITLE, kind='vq', rules=_emu3_rules, infer=_infer_emu3,
     presets={'vision_tokenizer': vq.EMU3}, model='early_fusion',
+    hub={'vision_tokenizer': 'BAAI/Emu3-VisionTokenizer'},
     leftovers=r'.*\.num_batches_tracked|text_model\..*', variant=_emu3_variant,
     inside=rf'{re.escape(_EMU3_PREFIX)}decoder\.conv_out\.weight',
     settings=functools.partial(settings.read, {'config.json': EMU3_FIELDS}))
@@ -240,7 +243,8 @@ def _infer_ibq(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
 
 EMU3_5 = family.FileFamily(
     name='emu3_5_vq', title=_IBQ_TITLE, kind='vq', rules=blocks.taming_vq, infer=_infer_ibq,
-    presets={'ibq_131072': vq.IBQ}, model='early_fusion', settings=_ibq_settings)
+    presets={'ibq_131072': vq.IBQ}, model='early_fusion', settings=_ibq_settings,
+    hub={'ibq_131072': 'BAAI/Emu3.5-VisionTokenizer'})
 
 
 _KL_TITLE = 'a variational autoencoder'
@@ -382,7 +386,9 @@ def _infer_cosmos(shapes: family.Shapes, options: Mapping[str, int]) -> CosmosCo
 
 COSMOS = family.FileFamily(
     name='cosmos_dv', title=_COSMOS_TITLE, kind='cosmos', rules=_cosmos_rules, infer=_infer_cosmos,
-    presets={'dv8x16x16': CosmosConfig()}, leftovers=_COSMOS_LEFTOVERS, model='early_fusion',
+    presets={'dv8x16x16': CosmosConfig()},
+    hub={'dv8x16x16': 'nvidia/Cosmos-1.0-Tokenizer-DV8x16x16'}, leftovers=_COSMOS_LEFTOVERS,
+    model='early_fusion',
     licence='NVIDIA Open Model License', assumed=lambda config, specified: [
         f'assumed {config.factor}x{config.factor} pixels and {config.time_factor} frames per token '
         f'and {", ".join(map(str, config.levels))} levels, as in Cosmos-1.0-Tokenizer-DV8x16x16, '

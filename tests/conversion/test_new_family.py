@@ -1,7 +1,6 @@
 """A family of files that is not in the package: everything that its rule module has to say."""
 
 import re
-import sys
 
 import jax
 import numpy as np
@@ -93,58 +92,3 @@ def test_a_published_folder_is_a_whole_model(sources, capsys):
   (sources / 'table.safetensors').unlink()
   assert command.main(arguments) == 2
   assert 'a folder without table.safetensors' in capsys.readouterr().err
-
-
-class TestHub:
-  """Ids of the hub, of which a folder stands for all."""
-
-  @pytest.fixture
-  def downloads(self, sources, monkeypatch):
-    hub = pytest.importorskip('huggingface_hub')
-    asked = []
-
-    def download(name, *, revision, allow_patterns):
-      asked.append((name, revision, allow_patterns))
-      if name != 'owner/beach':
-        raise ConnectionError('no route to host\nmore')
-      return str(sources)
-
-    monkeypatch.setattr(hub, 'snapshot_download', download)
-    return asked
-
-  def test_an_id_is_converted(self, sources, downloads):
-    assert not command.main(['convert', '--family=tiny', '--source=owner/beach@v1', '--rows=2',
-                             f'--output={sources}/beach'])
-    assert downloads == [('owner/beach', 'v1', [
-        'table.safetensors', 'tokenizer/x.safetensors', 'palette.safetensors',
-        'tokenizer/config.json'])]
-    assert cspd_jax.load(sources / 'beach').tokenizer is not None
-
-  def test_files_of_words_need_no_weights(self, sources, downloads, capsys):
-    (sources / 'emu3.tiktoken').write_bytes(b'YQ== 0\n')
-    arguments = ['convert', '--family=emu3_text', '--source=owner/beach',
-                 f'--output={sources}/words']
-    command.main(arguments)
-    assert downloads == [('owner/beach', None, ['emu3.tiktoken'])]
-    (sources / 'emu3.tiktoken').unlink()
-    assert command.main(arguments) == 2
-    assert 'owner/beach, a folder without emu3.tiktoken' in capsys.readouterr().err
-
-  def test_failed_downloads_end_with_one_line(self, sources, downloads, capsys, monkeypatch):
-    arguments = ['convert', '--family=tiny', '--source=owner/sea', '--rows=2',
-                 f'--output={sources}/sea']
-    assert command.main(arguments) == 2
-    message = capsys.readouterr().err
-    assert 'failed (no route to host); check the name' in message
-    assert message.count('\n') == 1
-    monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
-    assert command.main(arguments) == 2
-    assert "pip install 'cspd_jax[hub]'" in capsys.readouterr().err
-    assert not (sources / 'sea').exists()
-
-  def test_paths_are_not_asked_for(self, sources, downloads, capsys):
-    for source in (f'{sources}/no', 'models/x.safetensors', '../no', 'no'):
-      assert command.main(['convert', '--family=tiny', f'--source={source}', '--rows=2',
-                           f'--output={sources}/sea']) == 2
-      assert 'there is no such file' in capsys.readouterr().err
-    assert not downloads

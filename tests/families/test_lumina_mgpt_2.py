@@ -27,7 +27,7 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from checkpoints_conversion import convert as convert_lib, folder, rules
+from checkpoints_conversion import convert as convert_lib, rules
 from cspd_jax.decoding import warp
 from cspd_jax.files import store
 from cspd_jax.models import causal, early_fusion, vq
@@ -280,14 +280,3 @@ def test_fields_that_the_official_program_does_not_read():
   for change in ({'attention_bias': True}, {'sliding_window': 3}, {'rope_scaling': {'type': 'x'}}):
     with pytest.raises(rules.ConversionError, match=next(iter(change))):
       read(**change)
-
-
-def test_the_hub_is_asked_for_the_settings_of_the_tokenizer(tmp_path, monkeypatch):
-  library = pytest.importorskip('huggingface_hub')
-  asked = []
-  monkeypatch.setattr(library, 'snapshot_download', lambda name, *, revision, allow_patterns: (
-      asked.extend(allow_patterns) or str(tmp_path)))
-  names = rules.get('lumina_mgpt_2').layout(None).values()
-  folder.local('owner/lumina', [name for group in names for name in group])
-  assert {'tokenizer.json', 'tokenizer_config.json', 'config.json', '*.safetensors',
-          'movqgan_270M.ckpt'} <= set(asked)
