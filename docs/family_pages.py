@@ -6,8 +6,11 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+
 from checkpoints_conversion import rules
 from cspd_jax import families
+from cspd_jax.generation import engines
 from docs import sizes, supported, verified, zoo
 
 _PROMPT = 'a lighthouse at dusk'
@@ -32,6 +35,45 @@ def facts(page: str) -> str:
       '[What works](../models.md#what-works)':
           ', '.join(supports) + (f'; not {", ".join(lacks)}' if lacks else ''),
       '[Verified](../models.md#what-is-verified)': _verified(page)}.items())
+
+
+def hub(page: str) -> str:
+  """Returns the commands from ids of the Hugging Face Hub to a picture, and the disk space."""
+  name, _ = sizes.FILES[page]
+  file = rules.FAMILIES[name]
+  family = families.family.of_target(file.kind)
+  preset, source = next(iter(file.hub.items()))
+  others = [rules.FAMILIES[other] for other in file.layout(preset) if other != name]
+  networks = [(name, preset, source)] + [
+      (other.name, *next(iter(other.hub.items()))) for other in others if other.hub]
+  # A class is one number.
+  of_words = not isinstance(
+      family.published.condition(file.presets[preset], 1), jax.ShapeDtypeStruct)
+  decoder = ["--decoder='mc_sjd(window=32)'"] * (family.engine is engines.DISCRETE)
+  commands = [f"pip install 'cspd_jax[hub{',text' * of_words}]'"] + [
+      _command(f'cspd-convert --family={network} --model={model}', f'--source={place}',
+               f'--output=checkpoints/{page}') for network, model, place in networks] + [_command(
+          f'cspd-generate --model=checkpoints/{page}',
+          f"--prompt='{_PROMPT if of_words else 'golden retriever'}'", '--dtype=bfloat16',
+          *decoder, f'--output=runs/{page}')]
+  count = sizes.of_targets(page)[preset].parameters + sum(
+      sizes.parameters(other.name) for other in others if other.kind != 'text')
+  return '\n'.join(['```sh', *commands, '```', '', _filled(
+      f"""The networks of `{preset}` are {sizes.gigabytes(2 * count)} in bfloat16, twice as much in
+      float32. The disk holds them twice: as the Hub has them, some with networks that are left out,
+      and in the model folder. `cspd-convert` says how much it fetches before it does, and at the
+      end which networks are missing.""")])
+
+
+def _command(*words: str) -> str:
+  """Returns a command in lines of at most 100 letters."""
+  lines = [words[0]]
+  for word in words[1:]:
+    if len(f'{lines[-1]} {word}') > 98:
+      lines.append(f'    {word}')
+    else:
+      lines[-1] += f' {word}'
+  return ' \\\n'.join(lines)
 
 
 def _verified(page: str) -> str:
@@ -97,5 +139,7 @@ def _filled(text: str, indent: str = '') -> str:
 
 LISTS: dict[str, Callable[[], str]] = {
     f'facts_{page}': functools.partial(facts, page) for page in sizes.FILES
+} | {f'hub_{page}': functools.partial(hub, page)
+     for page, (name, _) in sizes.FILES.items() if rules.FAMILIES[name].hub
 } | {f'drafters_{page}': functools.partial(drafters, page)
      for page in sizes.FILES if 'eagle' in _networks(page)}

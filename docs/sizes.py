@@ -214,6 +214,12 @@ def _cache(kind: str, dtype: str | None, config: Any) -> int:
   return int(memory_lib.cache_size(target, model.params, condition, target.num_tokens))
 
 
+def parameters(name: str) -> int:
+  """Returns the number of parameters of the first published network of a family of files."""
+  file = rules.FAMILIES[name]
+  return _count(file.kind, _config(file))
+
+
 def _count(kind: str, config: Any) -> int:
   """Returns the number of parameters of a network."""
   return sum(leaf.size for leaf in jax.tree.leaves(_sketch(kind, config).params))

@@ -271,4 +271,6 @@ def test_pages_of_families_open_with_a_problem_and_the_command_that_solves_it(pa
   assert title.startswith('# ') and not opening.startswith('```')
   assert re.search(r'arXiv|issues? |README', ' '.join(opening.split())), 'name a source'
   assert re.search(r'\d.*(tokens|codes|seconds|calls|issue)', ' '.join(opening.split()))
-  assert commands.startswith('```sh\n') and '\ncspd-generate --model=checkpoints/' in commands
+  # From the Hub where the weights are there.
+  assert commands.startswith(('```sh\n', f'<!-- table: hub_{page.stem} -->\n\n```sh\n'))
+  assert '\ncspd-generate --model=checkpoints/' in commands
