@@ -100,7 +100,7 @@ class Gallery:
     gigabytes = lambda count: f'{count / 1e9:.3g} GB'
     whole = 'memory' if needs.free is None else f'{gigabytes(needs.free)} of free memory'
     line = (f'needs about {gigabytes(needs.needed(request.batch_size))} of {whole} for caches and '
-            f'rounds, apart from the weights ({gigabytes(memory.size(model.params))}) and the '
+            f'passes, apart from the weights ({gigabytes(memory.size(model.params))}) and the '
             'program')
     seconds = defaults_lib.seconds(
         model.defaults.get('seconds'), model.device.device_kind, request.batch_size,
@@ -179,11 +179,11 @@ class Gallery:
       yield numbers[:num_new], partial.result()
 
   def _rows(self) -> list[dict[str, Any]]:
-    """One row per image. Rounds are read from the files, which an earlier run may have written."""
+    """One row per image. Passes are read from the files, which an earlier run may have written."""
     rows = []
     for name, title, (seed, number) in zip(self.names, self.request.titles, self.request.seeds):
       texts = reading.texts_of_picture(
-          self._report.path(name), atomic.REMAKE, needed=('rounds',))
+          self._report.path(name), atomic.REMAKE, needed=('passes',))
       rows.append(dict(file=name, prompt=title, seed=seed, number=number,
-                       rounds=int(texts['rounds'])))
+                       passes=int(texts['passes'])))
     return rows

@@ -159,17 +159,17 @@ class Generated:
     return dict(
         prompt=self.prompts[index], **label, **prefix, seed=seed, number=number, model=self.model,
         grid=list(self.grid), **self.precision, decoder=self.decoder, guarantee=self.guarantee,
-        sampling=per_image, rounds=int(self.decoded.rounds[index]),
+        sampling=per_image, passes=int(self.decoded.rounds[index]),
         software=f'cspd_jax {__version__}, jax {jax.__version__}')
 
   def __repr__(self) -> str:
     count, (height, width) = len(self), self.images.shape[1:3]
-    rounds = f', {self._rounds()}{" on average" if count > 1 else ""}' if count else ''
+    passes = f', {self._passes()}{" on average" if count > 1 else ""}' if count else ''
     return (f'Generated({count} image{"s"[:count != 1]} of {height}x{width} by {self.decoder} '
-            f'({self.guarantee}) from {self.model!r}{rounds})')
+            f'({self.guarantee}) from {self.model!r}{passes})')
 
-  def _rounds(self) -> str:
-    return f'{np.mean(self.decoded.rounds):.{int(len(self) > 1)}f} rounds'
+  def _passes(self) -> str:
+    return f'{np.mean(self.decoded.rounds):.{int(len(self) > 1)}f} forward passes'
 
   def _repr_html_(self) -> str:
     """Displays the images and the acceptance map in notebooks."""
@@ -180,7 +180,7 @@ class Generated:
     from cspd_jax.plots import grid as grid_lib  # Importing Matplotlib takes a second.
     maps = grid_lib.acceptance_map(
         {self.decoder: self.round_of_cell[:4]}, captions=self.prompts[:4],
-        notes={self.decoder: self._rounds()})
+        notes={self.decoder: self._passes()})
     more = f'<p>and {len(self) - shown} more</p>' if len(self) > shown else ''
     return f'{cells}{more}<br><img src="{_inline(maps)}">'
 

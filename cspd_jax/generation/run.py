@@ -161,7 +161,7 @@ class Partial:
     # The grid does not contain the grammar's tokens.
     total = len(self.count) * self._num_tokens
     return (f'Partial({int(self.count.sum())} of {total} tokens of {len(self.count)} images, '
-            f'round {int(np.max(self.decoded.rounds))})')
+            f'forward pass {int(np.max(self.decoded.rounds))})')
 
   def _repr_html_(self) -> str:
     """Displays the images so far in notebooks."""

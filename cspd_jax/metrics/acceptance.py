@@ -87,10 +87,11 @@ HEAD_CALLS = _count(
     better='lower')
 
 CONTINUOUS = (
-    _count('rounds', 'rounds', lambda decoded: decoded.rounds,
-           'rounds per image; passes within a round run in parallel'),
-    _count('target_passes', 'target passes', lambda decoded: decoded.costs.target_passes,
-           "passes of the target's transformer per image", phrase='{:.0f} passes of the target'),
+    _count('rounds', 'forward passes', lambda decoded: decoded.rounds,
+           'forward passes of the target per image, one after the other'),
+    _count('target_passes', 'all passes', lambda decoded: decoded.costs.target_passes,
+           'forward passes of the target per image, with those that run in parallel',
+           phrase='{:.0f} forward passes'),
     _count('draft_passes', 'draft passes', lambda decoded: decoded.costs.draft_passes,
            "passes of the draft model's transformer per image"),
     HEAD_CALLS,

@@ -100,7 +100,7 @@ class Metric(NamedTuple):
     group: 'work' for the cost of a decode; 'bound' for a bound on the change of the distribution;
       'fidelity' for a measured change, which requires networks or reference images.
     meaning: a definition in one line.
-    phrase: format of the value in the titles of images, such as '{:.0f} rounds'; '' leaves it out.
+    phrase: format of the value in the titles of images, such as '{:.0f} passes'; '' leaves it out.
     better: 'higher' or 'lower' for the direction of better values, '' for neither.
     tabled: whether it has a column in tables; reports contain it in any case.
   """

@@ -83,7 +83,7 @@ def test_images_of_a_file_of_prompts(run, folder):
   np.testing.assert_array_equal(images, out.images)
   report = json.loads((result.folder / 'report.json').read_text())
   assert [row['file'] for row in report['rows']] == names
-  assert [row['rounds'] for row in report['rows']] == out.decoded.rounds.tolist()
+  assert [row['passes'] for row in report['rows']] == out.decoded.rounds.tolist()
   assert report['guarantee'] == 'exact' and report['versions']['jax']
   assert report['model'] == 'beach' and report['examples'] == list(model.prompts)
 

@@ -45,7 +45,7 @@ def test_memory_and_time_before_the_start(tmp_path, monkeypatch):
   line = lambda model, **changes: opened(
       model, ['sea'] * 20, tmp_path / 'out', **(options | changes)).estimate
   monkeypatch.setattr(memory, 'free', lambda devices: 3e9)
-  assert re.fullmatch(r'needs about \S+ GB of 3 GB of free memory for caches and rounds, '
+  assert re.fullmatch(r'needs about \S+ GB of 3 GB of free memory for caches and passes, '
                       r'apart from the weights \(\S+ GB\) and the program', line(model))
   assert line(tuned).endswith(', and about 4 minutes as cspd-tune measured')
   assert line(tuned, process=(1, 4)).endswith('and about 62 seconds as cspd-tune measured')

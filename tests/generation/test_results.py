@@ -57,9 +57,9 @@ def test_other_indices_are_refused(out):
 
 def test_the_summary_is_in_words(out):
   options = "of 16x16 by seed_exact(window=4) (seed-exact) from 'beach'"
-  assert repr(out[0]) == f'Generated(1 image {options}, {out.decoded.rounds[0]} rounds)'
+  assert repr(out[0]) == f'Generated(1 image {options}, {out.decoded.rounds[0]} forward passes)'
   assert repr(out[1:]).startswith(f'Generated(2 images {options}, ')
-  assert repr(out[1:]).endswith(' rounds on average)')
+  assert repr(out[1:]).endswith(' forward passes on average)')
   assert repr(out[:0]) == f'Generated(0 images {options})'
 
 
@@ -71,7 +71,7 @@ def test_the_picture_has_the_rounds_of_the_summary(out, monkeypatch):
   for images in (out, out[:1]):
     images._repr_html_()
     (note,) = drawn.values()
-    assert f', {note}' in repr(images) and note.endswith(' rounds')
+    assert f', {note}' in repr(images) and note.endswith(' forward passes')
 
 
 def test_progress_is_shown_on_request(model, out, capsys):
