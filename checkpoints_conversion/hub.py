@@ -101,7 +101,8 @@ def _patterns(names: list[str]) -> list[str]:
   if 'tokenizer.json' in names:
     patterns.append('tokenizer_config.json')
   if '.' in names:
-    patterns += ['*.safetensors', '*.safetensors.index.json', '*.jit', 'config.json']
+    patterns += ['*.safetensors', '*.safetensors.index.json', '*.jit', 'config.json',
+                 'preprocessor_config.json']
   return patterns
 
 

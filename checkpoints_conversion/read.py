@@ -214,7 +214,7 @@ def settings(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
   folder = path if path.is_dir() else path.parent
   return {name: reading.json(folder / name, _REMEDY)
           for name in ('config.json', 'params.json', 'consolidate_params.json',
-                       'tokenizer_config.json')
+                       'tokenizer_config.json', 'preprocessor_config.json')
           if (folder / name).is_file()}
 
 

@@ -16,6 +16,7 @@ from flax import traverse_util
 from checkpoints_conversion.rules import base, blocks, family, settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from checkpoints_conversion.rules.settings import Free, Must, Size
+from cspd_jax.metrics import clip as clip_metrics
 from cspd_jax.metrics.clip import CLIPConfig
 from cspd_jax.metrics.inception import InceptionConfig
 from cspd_jax.models import clip, inception
@@ -47,6 +48,26 @@ CLIP_FIELDS: settings.Table = {
     'text_config': settings.Part(_TEXT_FIELDS), 'text_config_dict': settings.Part(_TEXT_FIELDS),
     'vision_config': settings.Part(_IMAGE_FIELDS),
     'vision_config_dict': settings.Part(_IMAGE_FIELDS)}
+
+
+def _side(value: Any) -> Mapping[str, int] | str:
+  """Reads the side of square images: a number, or an object with one or two equal ones."""
+  sides = list(value.values()) if isinstance(value, Mapping) else [value]
+  if not sides or any(type(side) is not int or side != sides[0] for side in sides):
+    return f'{value!r:.80}; it must be the side of square images in pixels'
+  return {'image_size': sides[0]}
+
+
+# Images are prepared as OpenAI published it, see `metrics.clip.prepared`.
+PREPROCESSOR_FIELDS: settings.Table = {
+    'size': settings.Sizes(_side), 'crop_size': settings.Sizes(_side),
+    'image_mean': Must((clip_metrics.MEAN.tolist(),)),
+    'image_std': Must((clip_metrics.DEVIATION.tolist(),)),
+    'resample': Must((3,), ', the bicubic filter of Pillow'), 'rescale_factor': Must((1 / 255,)),
+    **dict.fromkeys(('do_resize', 'do_center_crop', 'do_rescale', 'do_normalize',
+                     'do_convert_rgb'), Must((True,))),
+    **dict.fromkeys(('feature_extractor_type', 'image_processor_type', 'processor_class'),
+                    Free('names of classes'))}
 
 # Parts of OpenAI's names and what transformers calls them, replaced in this order.
 _NAMES = {
@@ -134,7 +155,8 @@ CLIP = family.FileFamily(
          'vit_l_14': 'openai/clip-vit-large-patch14'},
     variant=lambda shapes: {'rules': functools.partial(
         _rules, is_transformers=_is_of_transformers(shapes))},
-    settings=lambda contents: settings.read({'config.json': CLIP_FIELDS}, contents),
+    settings=functools.partial(settings.read, {
+        'config.json': CLIP_FIELDS, 'preprocessor_config.json': PREPROCESSOR_FIELDS}),
     # OpenCLIP's networks of the same shapes have another activation.
     needed={'activation': '"text_config": {"hidden_act": "quick_gelu"}'},
     # Buffers, and the scale of logits: scores are cosines.

@@ -1,4 +1,4 @@
-"""Checks the fields of config.json and params.json against a table for each file family.
+"""Checks the fields of config.json and other settings files against a table for each file family.
 
 A field is a size of the network (`Size`), determines several of them or is checked (`Sizes`), must
 have a certain value (`Must`), contains fields (`Part`), or does not affect what the network
@@ -94,6 +94,9 @@ def read(tables: Mapping[str, Table], contents: Contents) -> dict[str, Any]:
         determined = entry.fields(value)
         if isinstance(determined, str):
           problems.append(f'{field} is {determined}')
+        elif other := {name: sizes[name] for name in determined
+                       if sizes.get(name, determined[name]) != determined[name]}:
+          problems.append(f'{field} is {value!r:.80}, but another field means {other}')
         else:
           sizes |= determined
       elif problem := _problem(entry, value):

@@ -16,6 +16,7 @@ cspd-evaluate measures the images, or arranges them for other tools.
 """
 
 import dataclasses
+import functools
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -28,7 +29,7 @@ from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, programs, progress
 from cspd_jax.files import atomic, paths
-from cspd_jax.generation import results, run as run_lib
+from cspd_jax.generation import gallery as gallery_lib, results, run as run_lib
 from cspd_jax.generation.gallery import Gallery
 from cspd_jax.generation.request import Request, prepare
 from cspd_jax.metrics import evaluation
@@ -89,10 +90,14 @@ def main(config: Config) -> None:
   features = None
   if config.inception is not None:
     features = evaluation.extractor(evaluation.load(config.inception, 'adm'))
-  request = prepare(
-      model, prompts, inputs.overrides(config.sampling), seed=seed, decoder=config.decoder,
-      batch_size=config.batch_size or run_lib.batch_size_of(config.output, not config.overwrite),
-      max_batch_size=_MOST_AT_ONCE, prefix=config.prefix, rows=config.rows)
+  prepared = functools.partial(
+      prepare, model, prompts, inputs.overrides(config.sampling), seed=seed,
+      decoder=config.decoder, max_batch_size=_MOST_AT_ONCE, prefix=config.prefix, rows=config.rows)
+  stored = run_lib.batch_size_of(config.output, not config.overwrite)
+  request = prepared(batch_size=config.batch_size or stored)
+  if config.overwrite and config.batch_size is None and stored is not None and (
+      not gallery_lib.resumes(request, config.output, features)):
+    request = prepared(batch_size=None)  # The run that was stopped is another one.
   gallery = Gallery(request, config.output, features=features, overwrite=config.overwrite,
                     process=process)
   if gallery.is_complete:

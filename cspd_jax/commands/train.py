@@ -166,7 +166,7 @@ def _opened(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> Ite
   module = _RECIPES[type(recipe)]
   module.check(recipe, model)
   recipe = samples.completed(recipe, model)
-  with run_folder.Run(workdir, dataclasses.asdict(recipe), name='workdir', alone=False):
+  with run_folder.Run(workdir, samples.identity(recipe, model), name='workdir', alone=False):
     print(f'{_role(recipe)} for {model.name} on {model.where}', flush=True)
     yield module, recipe
 

@@ -159,6 +159,12 @@ def build(spec: str | Spec, target: Target, resources: Resources = Resources()) 
       **arguments | entry.codebook_arguments(resources.codebook, arguments)))
 
 
+def reads_codebook(spec: str | Spec) -> bool:
+  """Returns whether the verifier of a specification reads the vectors of the image tokenizer."""
+  entry = VERIFIERS[expand(spec)[1].name]
+  return entry.codebook_arguments is not VerifierEntry._field_defaults['codebook_arguments']
+
+
 def expand(spec: str | Spec) -> tuple[Part, Part]:
   """Returns drafter and verifier of a specification; raises ValueError for unknown ones."""
   spec = parse(spec)

@@ -100,7 +100,7 @@ def captions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> Con
       return []
     return captions_lib.unknown_words(text, prompt, llamagen.CAPTION_LENGTH)
 
-  return Conditions(encode, titles, (), unknown_words, encoder and encoder.params)
+  return Conditions(encode, titles, (), unknown_words)
 
 
 def _reader(encoder: Loaded, text: Text) -> Callable[[str], tuple[np.ndarray, np.ndarray]]:

@@ -36,6 +36,31 @@ class Extractor(NamedTuple):
   identity: Mapping[str, str]
 
 
+def resumes(request: Request, folder: str | os.PathLike, features: Extractor | None = None) -> bool:
+  """Returns whether a folder holds an unfinished run of this request, which `Gallery` resumes."""
+  stored = run_folder.stored_run(folder, finished=False)
+  return bool(stored) and stored == atomic.plain(
+      _settings(request, _names(request), features), 'run')
+
+
+def _names(request: Request) -> list[str]:
+  return [file_name(i, title, seed)
+          for i, (title, (seed, _)) in enumerate(zip(request.titles, request.seeds))]
+
+
+def _settings(request: Request, names: Sequence[str], features: Extractor | None
+              ) -> dict[str, Any]:
+  """Returns what determines the files of a gallery."""
+  run = run_lib.settings(
+      request.model, request.specification, request.condition, request.seeds, request.batch_size,
+      request.sampling, request.prompts) | dict(names=run_lib.digest_of(repr(names)))
+  if (tokenizer := request.model.tokenizer) is not None:
+    run['tokenizer'] = run_lib.network_digest(tokenizer.config, tokenizer.params)
+  if features is not None:
+    run['features'] = dict(features.identity)
+  return run
+
+
 class Gallery:
   """Images to be generated into a folder: one PNG each, and report.json.
 
@@ -65,16 +90,9 @@ class Gallery:
       raise ValueError(f'overwrite is True and process is {index}/{count}; several processes '
                        'cannot replace images, so remove the folder or use another.')
     self.request = request
-    self.names = [file_name(i, title, seed)
-                  for i, (title, (seed, _)) in enumerate(zip(request.titles, request.seeds))]
+    self.names = _names(request)
     self._own = range(index, len(self.names), count)
-    run = run_lib.settings(
-        request.model, request.specification, request.condition, request.seeds, request.batch_size,
-        request.sampling, request.prompts) | dict(names=run_lib.digest_of(repr(self.names)))
-    if (tokenizer := request.model.tokenizer) is not None:
-      run['tokenizer'] = run_lib.network_digest(tokenizer.config, tokenizer.params)
-    if features is not None:
-      run['features'] = dict(features.identity)
+    run = _settings(request, self.names, features)
     self._is_shared, self._features = count > 1, features
     self._report = run_folder.Report(
         folder, [*self.names, *[NAME] * (features is not None)], program='cspd-generate',

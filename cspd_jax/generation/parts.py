@@ -24,7 +24,7 @@ class Conditions(NamedTuple):
     prompts: example prompts, such as the names of the model's classes.
     unknown_words: `prompt in words -> ` the words in it that do not reach the model, because its
       tokenizer has no tokens for them or its preparation of prompts removes them; by default none.
-    params: those of the network that encodes words; None if nothing does.
+    params: those of the networks and files that turn words into features; None if nothing does.
   """
 
   encode: Callable[[Any], Any]

@@ -17,7 +17,7 @@ import numpy as np
 
 from cspd_jax.core import batches, programs, random as random_lib
 from cspd_jax.core.spec import Spec
-from cspd_jax.decoding import refill
+from cspd_jax.decoding import refill, specification as specification_lib
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.files import atomic, matrices, run_folder
 from cspd_jax.generation import results
@@ -226,11 +226,14 @@ def settings(model: BaseModel, specification: Spec, condition: Any, seed: Any, b
   `seed` is one seed, or one per image; `prompts` are None if only the condition is available.
   """
   is_words = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
+  # Only discrete tokens have a codebook, and only some of their decoders read it.
+  reads_codebook = model.codebook is not None and specification_lib.reads_codebook(specification)
   has_floats = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
   return dict(
       model=model.name, cache_dtype=model.cache_dtype, parameters=fingerprint(model.params),
       grid=list(model.grid), config=digest_of(repr(model.config)), decoder=str(specification),
       draft_parameters=fingerprint(model.draft_params(specification)),
+      codebook=fingerprint(model.codebook) if reads_codebook else None,
       sampling=atomic.plain(sampling._asdict()),
       seed=(fingerprint(jax.random.key_data(seed)) if isinstance(seed, jax.Array) else
             atomic.plain(seed)),

@@ -34,8 +34,9 @@ store.register('clip', store.Kind(CLIPConfig, clip.init))
 PREFIX = 'A photo depicts '
 
 _START, _END = '<|startoftext|>', '<|endoftext|>'
-_MEAN = np.array([.48145466, .4578275, .40821073], np.float32)
-_DEVIATION = np.array([.26862954, .26130258, .27577711], np.float32)
+# Of the channels of images, after scaling to [0, 1].
+MEAN = np.array([.48145466, .4578275, .40821073])
+DEVIATION = np.array([.26862954, .26130258, .27577711])
 
 
 def prepared(image: np.ndarray, size: int) -> np.ndarray:
@@ -50,7 +51,7 @@ def prepared(image: np.ndarray, size: int) -> np.ndarray:
   resized = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
   top, left = (height - size) // 2, (width - size) // 2
   pixels = np.asarray(resized, np.float32)[top:top + size, left:left + size]
-  return (pixels / 255 - _MEAN) / _DEVIATION
+  return (pixels / 255 - MEAN.astype(np.float32)) / DEVIATION.astype(np.float32)
 
 
 def tokens(text: bpe.Text, captions: Sequence[str], context: int) -> tuple[np.ndarray, np.ndarray]:

@@ -9,12 +9,11 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import batches, progress as progress_lib
-from cspd_jax.files import atomic, npz, reading, store
+from cspd_jax.files import atomic, npz, reading, store, weights
 from cspd_jax.files.run_folder import Keep, nothing
 from cspd_jax.generation import memory
 from cspd_jax.generation.gallery import Extractor
@@ -85,9 +84,14 @@ def network(kind: str, folder: str, remedy: str) -> tuple[Any, Any, str]:
   stored, config, *_ = store.describe(folder, name=kind, remedy=remedy)
   if stored != kind:
     raise ValueError(f'{kind} is {folder!r}, which holds a {stored!r} network; {remedy}.')
-  params, digest = store.load(folder, dtype=jnp.float32).params, hashlib.sha256()
-  for leaf in jax.tree.leaves(params):
-    digest.update(np.asarray(leaf).tobytes())
+  params = store.load(folder, dtype=jnp.float32, allow_nonfinite=True).params
+  digest = hashlib.sha256()
+  for name, leaf in weights.named(params).items():
+    array = np.asarray(leaf)
+    if not np.isfinite(array).all():
+      raise ValueError(f'{kind} is {folder!r}, whose {name} holds numbers that are not finite, so '
+                       f'that no score would be a number; {remedy}.')
+    digest.update(array.tobytes())
   return params, config, digest.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ import numpy as np
 from cspd_jax.core import batches, fields, progress
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.files import atomic, npz, run_folder
+from cspd_jax.files import atomic, npz, reading, run_folder
 from cspd_jax.generation import prompts as prompts_lib, run as run_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.request import Request, prepare
@@ -96,6 +97,20 @@ def prompts_of(model: Model, path: str | None = None) -> Sequence[Any]:
   if path is not None:
     return prompts_lib.listed(pathlib.Path(path))
   return model.prompts if len(model.prompts) else prompts_lib.general()
+
+
+def identity(recipe: Sampled, model: Model) -> dict[str, Any]:
+  """Returns what determines a training: fields of the recipe, of files and the model the contents.
+
+  So a file that was changed is another training, and one that was moved is the same.
+  """
+  contents: dict[str, Any] = dict(
+      target=run_lib.fingerprint(model.params),
+      prompts=run_lib.digest_of(repr(list(prompts_of(model, recipe.prompts)))))
+  if (images := getattr(recipe, 'images', None)) is not None:
+    data = reading.data(images, 'write it again', 'images')
+    contents['images'] = hashlib.sha256(data).hexdigest()
+  return dataclasses.asdict(recipe) | contents
 
 
 def check_sizes(drafter: Any, model: Model, sizes: Mapping[str, Any]) -> None:

@@ -171,6 +171,22 @@ def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
         np.asarray(Image.open(f'{alone.folder}_whole/{file.name}')))
 
 
+def test_overwriting_takes_the_batch_size_of_the_same_run_alone(run, monkeypatch):
+  whole, sizes = run_lib.run, []
+
+  def stopped(task):
+    sizes.append(task.batch_size)
+    yield next(whole(task))
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(run_lib, 'run', stopped)
+  words = ['--decoder=vanilla', '--num_images=5', '--overwrite']
+  assert run(*words, '--prompt=sand', '--batch_size=2').code == 130
+  assert run(*words, '--prompt=sand').code == 130  # Goes on.
+  assert run(*words, '--prompt=sea').code == 130  # Replaces it.
+  assert sizes == [2, 2, 5]
+
+
 def test_one_seed_per_image(run):
   result = run('--decoder=sjd(window=4)', '--prompt=sea', '--seed=4,9', '--batch_size=2')
   assert _names(result)[:2] == ['00000_sea_seed4.png', '00001_sea_seed9.png']

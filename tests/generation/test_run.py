@@ -177,6 +177,24 @@ def test_a_folder_belongs_to_one_run(model, tmp_path, change, words):
     first(change)
 
 
+@pytest.mark.parametrize('decoder, is_another', [
+    (SJD, False), ('sjd(window=3)+lantern(k=1,delta=0.5)', True)])
+def test_a_run_of_neighbours_in_a_codebook_belongs_to_it(model, tmp_path, decoder, is_another):
+  """LANTERN reads it, and other decoders draw the same tokens with any."""
+  def first(seed):
+    vectors = np.random.default_rng(seed).standard_normal((4, 2))
+    tokenizer = tiny.TOKENIZER._replace(codebook=lambda params: vectors)
+    used = dataclasses.replace(model, tokenizer=tokenizer)
+    return next(run(prepare(used, PROMPTS, decoder=decoder, batch_size=2), folder=tmp_path / 'run'))
+
+  first(0)
+  if not is_another:
+    first(1)
+  else:
+    with pytest.raises(ValueError, match='codebook was'):
+      first(1)
+
+
 @pytest.mark.parametrize('size', [1 << 10, 1 << 11])  # Of the smaller one, every number is fetched.
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16, np.int8, bool])
 def test_a_fingerprint_has_every_number(size, dtype):

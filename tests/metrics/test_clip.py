@@ -1,5 +1,6 @@
 """CLIP against transformers, with both published namings, at small sizes and random weights."""
 
+import functools
 import json
 
 import numpy as np
@@ -170,3 +171,31 @@ def test_scores():
   assert score.standard_error == pytest.approx(clipped.std(ddof=1) / 2)
   assert clip.torchmetrics_score(cosines).mean == pytest.approx(16.25)
   assert clip.torchmetrics_score(-cosines).mean == 0
+
+
+# As openai/clip-vit-base-patch32 has it, in the form of two versions of transformers.
+_PREPROCESSOR = dict(
+    crop_size=224, do_center_crop=True, do_normalize=True, do_resize=True,
+    feature_extractor_type='CLIPFeatureExtractor', image_mean=[0.48145466, 0.4578275, 0.40821073],
+    image_std=[0.26862954, 0.26130258, 0.27577711], resample=3, size=224)
+_NEWER = _PREPROCESSOR | dict(
+    crop_size=dict(height=224, width=224), size=dict(shortest_edge=224), do_rescale=True,
+    rescale_factor=0.00392156862745098, do_convert_rgb=True,
+    image_processor_type='CLIPImageProcessor')
+
+
+@pytest.mark.parametrize('content, message', [
+    (_PREPROCESSOR, None), (_NEWER, None),
+    (_NEWER | dict(image_mean=[.5, .5, .5]), r'image_mean is \[0.5, 0.5, 0.5\]; it must be'),
+    (_NEWER | dict(resample=2), 'resample is 2; it must be 3, the bicubic filter'),
+    (_NEWER | dict(do_center_crop=False), 'do_center_crop is False'),
+    (_NEWER | dict(size=256), "size is 256, but another field means {'image_size': 224}"),
+    (_NEWER | dict(crop_size=dict(height=224, width=336)), 'it must be the side of square images'),
+    (_NEWER | dict(pad_size=3), 'pad_size is 3; no published model has the field')])
+def test_images_are_prepared_as_published(content, message):
+  read = functools.partial(FAMILY.settings, {'preprocessor_config.json': content})
+  if message is None:
+    assert read()['image_size'] == 224
+  else:
+    with pytest.raises(ConversionError, match=message):
+      read()

@@ -40,6 +40,28 @@ def _request(model, **options):
   return samples.request(model, [0, 1, 2], 120, SAMPLING, seed=KEY, **options)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe(samples.Sampled):
+  images: str | None = None
+
+
+def test_a_training_is_identified_by_contents(model, tmp_path):
+  def identity(name, lines='cat', tokens=b'1', used=model):
+    (tmp_path / f'{name}.txt').write_text(lines)
+    (tmp_path / f'{name}.npz').write_bytes(tokens)
+    recipe = Recipe(prompts=f'{tmp_path}/{name}.txt', images=f'{tmp_path}/{name}.npz')
+    return samples.identity(recipe, used)
+
+  first = identity('a')
+  assert identity('b') == first  # Files that were moved.
+  halved = model.with_params(jax.tree.map(lambda leaf: leaf / 2, model.params))
+  for change in (dict(lines='dog'), dict(tokens=b'2'), dict(used=halved)):
+    assert identity('a', **change) != first
+  assert samples.identity(Recipe(), model)['prompts'] != first['prompts']
+  with pytest.raises(ValueError, match='images is .*no.npz'):
+    samples.identity(Recipe(images=f'{tmp_path}/no.npz'), model)
+
+
 @pytest.mark.slow
 def test_images_are_those_of_the_exact_default_decoder(model, tokens):
   request = _request(model)
