@@ -32,8 +32,8 @@ def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
   if config.conditioning == 'text':
     parts.pair('t5', dim='caption_dim')
     text = parts.text(('t5',))
-    words = prompt_kinds.captions(config.caption_dim, parts.loaded.get('t5'), text)
-    return words._replace(params={
+    captions = prompt_kinds.captions(config.caption_dim, parts.loaded.get('t5'), text)
+    return captions._replace(params={
         role: parts.loaded[role].params for role in ('t5', 'text') if role in parts.loaded})
   if words := [role for role in ('t5', 'text') if role in parts.loaded]:
     raise ValueError(f'model {parts.name!r} has the part {words[0]!r}, but its target is '
