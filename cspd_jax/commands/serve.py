@@ -31,7 +31,8 @@ class Config:
     loading: the model, of discrete tokens, and how it is loaded; on one device.
     decoder: specifications separated by commas, such as seed_exact(window=16),vanilla. Requests
       choose among them, and the first is the default. None serves the one that cspd-tune stored for
-      as many images as slots, or else the best seed-exact one, and vanilla for comparison.
+      as many images as slots, or else the one that the model names for servers or the best
+      seed-exact one, and vanilla for comparison.
     served_model_name: names by which requests call the model, separated by commas, in place of its
       own.
     lenient: answers requests of clients that were written for other models: images are resampled
@@ -92,7 +93,7 @@ def main(config: Config) -> int:
     with server.loading(sock, key=key, allowed_hosts=config.allowed_host):
       model = inputs.model(config.loading, engine='discrete')
       slots = config.slots or (1 if model.device.platform == 'cpu' else 8)
-      served = wire.serving(model, _decoders(config.decoder, model, slots),
+      served = wire.serving(model, decoders(config.decoder, model, slots),
                             config.served_model_name, config.lenient)
       engine = server.engine(
           served, slots=slots, queue=config.queue, prompt_length=config.prompt_length)
@@ -104,14 +105,16 @@ def main(config: Config) -> int:
                       allowed_hosts=config.allowed_host, grace=config.grace)
 
 
-def _decoders(texts: tuple[str, ...] | None, model: Model, slots: int) -> list[str]:
+def decoders(texts: tuple[str, ...] | None, model: Model, slots: int) -> list[str]:
   """Returns the decoders to serve in as many slots, without repetitions."""
   if texts is None:
-    engine, best = model.engine, str(model.specification(batch_size=slots))
-    can_draft = lambda name: engine.needs(name) in (None, *model.drafts)
-    stored = defaults.find(model.defaults.get('decoder'), model.device, slots)
-    if stored is None or not can_draft(stored):
-      best = next((name for name in _DECODERS if name in engine.table and can_draft(name)), best)
+    engine, fallback = model.engine, str(model.specification(batch_size=slots))
+    # What was measured on such a device counts more than what the folder names for all devices.
+    is_tuned = model.device.device_kind in (model.defaults.get('seconds') or {})
+    stored = (defaults.find(model.defaults.get(name), model.device, slots)
+              for name in (('decoder', 'serve') if is_tuned else ('serve', 'decoder')))
+    choices = [*filter(None, stored), *(name for name in _DECODERS if name in engine.table)]
+    best = next((text for text in choices if engine.needs(text) in (None, *model.drafts)), fallback)
     texts = (best, _BASELINE) if _BASELINE in engine.table else (best,)
   if not texts:
     raise ValueError('decoder is empty; name at least one.')

@@ -9,6 +9,9 @@
 A device is named by its kind, as JAX reports it, or by its platform ('cpu', 'gpu', 'tpu'); the kind
 takes precedence. A number of images applies from itself up to the next number.
 
+`defaults.serve` has the same forms: the decoder that a server shows first, for what it saves. It
+serves the fastest one, `defaults.decoder`, if cspd-tune has measured that on its kind of device.
+
 `defaults.seconds` holds what `cspd-tune` measured with these decoders, seconds per image by kind of
 device and number of images: `{'NVIDIA H200': {'8': ['mc_sjd(window=32)', 1.25]}}`.
 """
@@ -19,11 +22,14 @@ from typing import Any
 PLATFORMS = ('cpu', 'gpu', 'tpu')
 
 
-def check(choice: Any) -> None:
-  """Raises ValueError unless default decoders have a form above, with whatever specifications."""
+def check(choice: Any, name: str = 'decoder') -> None:
+  """Raises ValueError unless default decoders have a form above, with whatever specifications.
+
+  `name` is 'decoder' or 'serve'.
+  """
   by_device = choice if isinstance(choice, Mapping) else {'': choice}
   for device, entry in by_device.items():
-    where = f'decoder for {device!r}' if device else 'decoder'
+    where = f'{name} for {device!r}' if device else name
     if isinstance(entry, Mapping) and device:
       if wrong := [size for size in entry if not _is_size(size)]:
         raise ValueError(f'{where} is set for {wrong[0]!r} images; it must be a whole number, at '

@@ -24,7 +24,7 @@ AnyDecoder = Decoder | continuous_loop.Decoder
 # Sizes of a round that set parameters of other names; see `decoding.specification.complete`.
 _SIZES = ('window', 'length')
 # The defaults in `model.json` that are not sampling options; see `generation.defaults`.
-_DEFAULTS = ('dtype', 'decoder', 'seconds')
+_DEFAULTS = ('dtype', 'decoder', 'serve', 'seconds')
 # The named arguments of `generate`, for suggestions.
 _ARGUMENTS = ('seed', 'decoder', 'batch_size', 'prefix', 'rows', 'progress', 'raw_log_probs')
 
@@ -122,7 +122,8 @@ class Engine(NamedTuple):
       if np.ndim(value):
         raise ValueError(f'{name} is {defaults[name]!r:.80} among the defaults; it must be one '
                          'number.')
-    defaults_lib.check(defaults.get('decoder'))
+    for name in ('decoder', 'serve'):
+      defaults_lib.check(defaults.get(name), name)
     defaults_lib.check_seconds(defaults.get('seconds'))
 
   def sampling(self, defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> Options:

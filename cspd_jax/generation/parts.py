@@ -25,6 +25,8 @@ class Conditions(NamedTuple):
     unknown_words: `prompt in words -> ` the words in it that do not reach the model, because its
       tokenizer has no tokens for them or its preparation of prompts removes them; by default none.
     params: those of the networks and files that turn words into features; None if nothing does.
+    words: the words that reach the model, if only some do, such as those of a small vocabulary;
+      None if it reads any.
   """
 
   encode: Callable[[Any], Any]
@@ -32,6 +34,7 @@ class Conditions(NamedTuple):
   prompts: Sequence[Any]
   unknown_words: Callable[[str], list[str]] = lambda prompt: []
   params: Params = None
+  words: Sequence[str] | None = None
 
 
 class Tokenizer(NamedTuple):

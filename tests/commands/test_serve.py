@@ -133,13 +133,26 @@ def test_memory_is_that_of_guided_images_and_of_one_decoder_at_a_time(monkeypatc
 def test_default_decoders():
   model = tiny.model()
   tuned = lambda decoder: dataclasses.replace(model, defaults=dict(decoder=decoder))
-  assert serve._decoders(None, model, 1) == ['seed_exact', 'vanilla']
+  assert serve.decoders(None, model, 1) == ['seed_exact', 'vanilla']
   sizes = tuned({'cpu': {'4': 'mc_sjd(window=2)', '8': 'mc_sjd(window=4)'}, 'other': 'mc_sjd'})
-  assert serve._decoders(None, sizes, 1) == ['seed_exact', 'vanilla']
-  assert serve._decoders(None, sizes, 4) == ['mc_sjd(window=2)', 'vanilla']
-  assert serve._decoders(None, sizes, 16) == ['mc_sjd(window=4)', 'vanilla']
+  assert serve.decoders(None, sizes, 1) == ['seed_exact', 'vanilla']
+  assert serve.decoders(None, sizes, 4) == ['mc_sjd(window=2)', 'vanilla']
+  assert serve.decoders(None, sizes, 16) == ['mc_sjd(window=4)', 'vanilla']
   for unusable in ({'other': 'mc_sjd'}, 'eagle'):
-    assert serve._decoders(None, tuned(unusable), 8) == ['seed_exact', 'vanilla']
+    assert serve.decoders(None, tuned(unusable), 8) == ['seed_exact', 'vanilla']
+
+
+def test_a_model_names_the_decoder_that_a_server_shows_first():
+  model, shown = tiny.model(), 'seed_exact(window=5)'
+  named = lambda **more: serve.decoders(None, dataclasses.replace(model, defaults=dict(
+      decoder='mc_sjd(window=2)', serve=dict(cpu=shown), **more)), 1)[0]
+  assert named() == named(seconds={'NVIDIA H200': {}}) == shown
+  assert named(seconds={model.device.device_kind: {'1': ['mc_sjd(window=2)', 1.0]}}) == (
+      'mc_sjd(window=2)')
+  emoji = cspd_jax.load('emoji')
+  assert serve.decoders(None, emoji, 1) == ['corrected_seed_exact(passes=4, window=16)', 'vanilla']
+  with pytest.raises(ValueError, match="serve for 'cpu' is 3; it must be a text"):
+    model.engine.check_defaults(dict(serve=dict(cpu=3)))
 
 
 def test_signals(monkeypatch, capsys):
