@@ -190,7 +190,8 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
   def unknown_words(prompt):
     return [] if text is None else bpe.unknown_words(words(), prompt)
 
-  return Conditions(encode, titles, () if text is None else tuple(examples), unknown_words)
+  return Conditions(encode, titles, () if text is None else tuple(examples), unknown_words,
+                    words=bpe.known_words(text) and bpe.known_words(words()))
 
 
 def described(count: int) -> Any:

@@ -27,10 +27,11 @@ from cspd_jax.serve.wire import ApiError, Order, Served
 
 _PAGE = pathlib.Path(__file__).parent / 'page'
 _FILES = {'/': ('index.html', 'text/html'), '/page.css': ('page.css', 'text/css'),
-          '/page.js': ('page.js', 'text/javascript'), '/icon.svg': ('icon.svg', 'image/svg+xml')}
-# Seconds after which an event stream without news sends a comment, for proxies that wait, and for
-# the last event of a stream that is too late.
-_HEARTBEAT, _LAST_EVENT = 10, 5
+          '/page.js': ('page.js', 'text/javascript'), '/icon.svg': ('icon.svg', 'image/svg+xml'),
+         '/example.json': ('example.json', 'application/json')}
+# Seconds after which an event stream without news sends a comment, so that proxies wait and pages
+# know that the server is there, and for the last event of a stream that is too late.
+_HEARTBEAT, _LAST_EVENT = 5, 5
 
 
 class _GoneError(Exception):
@@ -161,8 +162,10 @@ class Service:
       await send({'type': 'http.response.body', 'body': data, 'more_body': more})
 
     try:
+      # Chromium reports an error for each stream with `no-store`, complete ones included.
       await send({'type': 'http.response.start', 'status': 200, 'headers': [
-          (b'content-type', b'text/event-stream'), (b'x-accel-buffering', b'no')]})
+          (b'content-type', b'text/event-stream'), (b'cache-control', b'no-cache'),
+          (b'x-accel-buffering', b'no')]})
       try:
         await self._until_gone(self._events(order, images, jobs, put), receive)
         await put(b'', more=False)
@@ -184,7 +187,7 @@ class Service:
     reached, pictures = [0] * order.n, [0] * order.n
     if order.progress:
       for index in range(order.n):
-        await put(wire.event(wire.progress_event(index, None, total)))
+        await put(wire.event(wire.progress_event(index, None, None, total)))
     while pending:
       try:
         async with asyncio.timeout(_HEARTBEAT):
@@ -203,9 +206,9 @@ class Service:
         look = images.looks[index]
         if look is None or look is shown[index]:
           continue
-        shown[index] = look
         if order.progress:
-          await put(wire.event(wire.progress_event(index, look, total)))
+          await put(wire.event(wire.progress_event(index, look, shown[index], total)))
+        shown[index] = look
         parts = order.partial_images + 1
         share = min(order.partial_images, int(look.count[0]) * parts // total)
         if share > reached[index]:

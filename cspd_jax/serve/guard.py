@@ -101,8 +101,10 @@ class Guard:
 
     async def guarded(message: Message) -> None:
       if message['type'] == 'http.response.start':
+        names = {name for name, _ in message['headers']}
         message['headers'] = [*message['headers'], *(
-            (name.encode(), value.encode()) for name, value in _HEADERS.items())]
+            (name.encode(), value.encode()) for name, value in _HEADERS.items()
+            if name.encode() not in names)]
       await send(message)
 
     try:

@@ -94,6 +94,7 @@ class Served:
     return dict(
         id=name, root=self.model.name, object='model', created=self.created, owned_by='cspd_jax',
         size=self.size, grid=list(self.model.grid), prompts=list(map(str, self.model.prompts)),
+        words=None if (words := self.model.conditions.words) is None else list(words),
         decoders=[dict(id=name, specification=str(spec), guarantee=self.guarantees[name])
                   for name, spec in self.decoders.items()],
         options={name: round(np.asarray(value).item(), 6)
@@ -342,14 +343,21 @@ def answer(images: Sequence[dict[str, Any]], served: Served, form: Form, created
   return dict(created=created, data=list(images), usage=usage_of_all, **form.described(served))
 
 
-def progress_event(index: int, look: Partial | None, num_tokens: int) -> dict[str, Any]:
-  """Returns an event of ours: how far an image is; `look` is None while it waits for a slot."""
+def progress_event(index: int, look: Partial | None, before: Partial | None, num_tokens: int
+                   ) -> dict[str, Any]:
+  """Returns an event of ours: how far an image is; `look` is None while it waits for a slot.
+
+  It has the tokens of the grid that are committed, without those of the event `before`.
+  """
   start = dict(type='image_generation.progress', image_index=index, total=num_tokens)
   if look is None:
     return start | dict(stage='waiting', tokens=0, rounds=0)
+  rounds = look.round_of_cell[0]
+  is_new = rounds >= 0 if before is None else rounds != before.round_of_cell[0]
   return start | dict(stage='decoding', tokens=int(look.count[0]),
                       rounds=int(look.decoded.rounds[0]),
-                      round_of_cell=look.round_of_cell[0].tolist())
+                      new_cells=[[*map(int, cell), int(rounds[*cell])]
+                                 for cell in np.argwhere(is_new)])
 
 
 def partial_event(index: int, number: int, look: Partial, served: Served, form: Form, created: int

@@ -110,6 +110,11 @@ def unknown_words(text: Text, prompt: str) -> list[str]:
   return list(dict.fromkeys(find(prompt)))
 
 
+def known_words(text: Text | None) -> list[str] | None:
+  """Returns the words that a tokenizer of whole words knows; None if it represents any."""
+  return getattr(text, 'known_words', None)
+
+
 def with_control(text: Text, names: Collection[str]) -> Text:
   """Returns a tokenizer to which these names of tokens are plain text."""
   # A tokenizer without this method never encodes a text as a token for control.
@@ -170,6 +175,7 @@ class Vocabulary:
                  if token.get('special')}
     self.ids: Mapping[str, int] = vocabulary | added
     self._control = frozenset(special).union(names, filter(re.compile(control).fullmatch, self.ids))
+    self._has_words = content['model'].get('type') == 'WordLevel'
 
   def with_control(self, names: Collection[str]) -> 'Vocabulary':
     """Returns the tokenizer with more control tokens."""
@@ -190,6 +196,12 @@ class Vocabulary:
     missing = unknown | (set(range(len(text))) - covered)
     return [text[word[0]:word[-1] + 1] for word in _words(text)
             if any(i in missing and _kind(text[i]) != 'M' for i in word)]
+
+  @property
+  def known_words(self) -> list[str] | None:
+    """The words that have tokens, if all tokens are whole words; otherwise None."""
+    names = sorted(self.ids.keys() - self._control)
+    return [name for name in names if re.fullmatch(r'\w+', name)] if self._has_words else None
 
   @functools.cached_property
   def _tokenizer(self):

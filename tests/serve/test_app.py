@@ -61,7 +61,7 @@ def test_the_published_client_gets_the_files_of_generate(model, client):
   assert answer.data[0].rounds == expected.decoded.rounds[0] and answer.data[0].seed == 7
   described, = client.models.list().data
   assert described == client.models.retrieve('tiny') and described.prompts == ['cat', 'dog']
-  assert described.root == 'tiny'
+  assert described.root == 'tiny' and described.words == list(tiny.NAMES)
   assert [one['guarantee'] for one in described.decoders] == ['seed-exact'] * 2
   assert client.images.generate(prompt='dog').data[0].seed != (
       client.images.generate(prompt='dog').data[0].seed)
@@ -93,10 +93,13 @@ def test_streams_of_several_images(model, running_server, client, decoder, monke
     for event in partial:
       picture = running.pixels(event.b64_json)[0]
       assert np.all((picture == final) | (picture == 128)) and np.any(picture == 128)
+    cells = np.full((3, 3), -1)
     for event in by_type['progress'][1:]:
-      rounds = np.asarray(event.round_of_cell)
-      assert np.sum(rounds >= 0) == event.tokens and event.total == 9
-      assert np.all((rounds == -1) | (rounds == expected.round_of_cell[index]))
+      for row, column, number in event.new_cells:
+        assert cells[row, column] == -1  # Each token is in one event, its first.
+        cells[row, column] = number
+      assert np.sum(cells >= 0) == event.tokens and event.total == 9
+    assert np.all((cells == -1) | (cells == expected.round_of_cell[index]))
 
 
 def test_errors_are_those_that_the_client_knows(client):
@@ -189,9 +192,10 @@ def test_other_requests_are_refused(running_server):
 
 def test_pages_and_headers(running_server):
   for path, kind in (('/', 'text/html'), ('/page.js', 'text/javascript'),
-                     ('/page.css', 'text/css'), ('/icon.svg', 'image/svg+xml')):
+                     ('/page.css', 'text/css'), ('/icon.svg', 'image/svg+xml'),
+                     ('/example.json', 'application/json')):
     status, headers, data = running_server.call('GET', path)
-    assert status == 200 and headers.get_content_type() == kind and data
+    assert status == 200 and headers.get_content_type() == kind and len(data)
     assert headers['content-security-policy'].startswith("default-src 'none'; script-src 'self';")
     assert headers['x-content-type-options'] == 'nosniff' and 'server' not in headers
     assert 'access-control-allow-origin' not in headers

@@ -55,20 +55,23 @@ def chromium():
 
 @pytest.fixture
 def page(chromium, address):
-  """The page, which must not log errors."""
+  """The page, which must not log errors, nor end requests that are answered."""
   page, errors = chromium.new_page(viewport=dict(width=400, height=800)), []
   page.on('console', lambda message: message.type == 'error' and errors.append(message.text))
   page.on('pageerror', lambda error: errors.append(str(error)))
+  page.on('requestfailed', lambda request: errors.append(f'{request.url}: {request.failure}'))
   page.errors = errors
   yield page
   page.close()
 
 
 def _open(page, address):
-  """Opens an address, and passes the key that the page asks for."""
+  """Opens an address, passes the key that the page asks for, and waits for the model's lists."""
   page.goto(address)
   page.locator('#status:has-text("Enter the key of this server.")').wait_for()
   page.locator('#key').fill('k' * 16)
+  page.locator('#key').blur()
+  page.locator('#words').wait_for()
 
 
 def test_two_decoders_yield_one_picture_that_is_watched(page, address):
@@ -100,10 +103,54 @@ def test_two_decoders_yield_one_picture_that_is_watched(page, address):
   assert [error for error in page.errors if '401' not in error] == []
 
 
+def test_the_first_visit_shows_a_stored_example(page, address):
+  """Before the key is there; no words are required until the model's are."""
+  page.goto(address)
+  page.locator('#stored', has_text='A stored example, “a fox on white” by the model emoji. '
+               'The same picture, pixel for pixel: ').wait_for()
+  assert page.locator('#sides img:visible').count() == 2 == page.locator('#sides canvas').count()
+  assert page.locator('.time:visible').count() == 0  # Two at once share the processor.
+  assert page.locator('#seed').input_value() == '4'
+  assert page.locator('#prompt').get_attribute('required') is None
+  page.locator('#key').fill('k' * 16)
+  page.keyboard.press('Enter')
+  page.locator('#status:has-text("The same picture, pixel for pixel")').wait_for()
+  assert page.locator('#stored:visible').count() == 0
+  page.locator('#words:has-text("The 3 words that this model knows")').wait_for()
+  assert page.locator('#words p').text_content() == 'cat, dog, nan'
+  assert page.locator('#prompt').get_attribute('required') == ''
+
+
+def test_words_that_the_model_does_not_know_are_a_warning(page, address):
+  _open(page, f'{address}?prompt=cat&seed=3&compare=')
+  page.locator('#generate').click()
+  page.locator('#status:has-text("Complete.")').wait_for()
+  assert float(page.locator('.seconds').text_content()) > 0  # One decoder alone.
+  assert page.locator('#unknown:visible').count() == 0 == page.locator('#stored:visible').count()
+  page.locator('#prompt').fill('a Dog, a bird')
+  page.locator('#seed').focus()
+  page.locator('#unknown:has-text("This model does not know: a, bird.")').wait_for()
+  page.locator('#gallery button').click()
+  page.locator('#unknown').wait_for(state='hidden')
+  texts = page.locator('#gallery span')
+  assert all(node.evaluate('node => node.scrollWidth <= node.clientWidth') for node in texts.all())
+  assert page.errors == [] or all('401' in error for error in page.errors)
+
+
+def test_a_connection_that_is_lost_is_an_error(page, address):
+  page.clock.install()
+  _open(page, f'{address}?prompt=cat&seed=3&compare=')
+  page.locator('#generate').click()
+  page.locator('#stop').wait_for()
+  page.clock.fast_forward(30_000)
+  page.locator('.message.error:has-text("connection lost")').wait_for()
+  assert page.locator('#stop:visible').count() == 0
+
+
 def test_errors_are_readable_and_texts_are_no_html(page, address):
   _open(page, f'{address}?prompt=%3Cimg+src%3Dx+onerror%3Dalert(1)%3E&seed=3&compare=')
   assert page.locator('#seed').input_value() == '3'
-  page.keyboard.press('Enter')  # In the field of the key.
+  page.locator('#key').press('Enter')
   message = page.locator('.message.error').first
   message.filter(has_text="prompts holds '<img src=x onerror=alert(1)>'").wait_for()
   assert message.get_attribute('role') == 'alert' and page.locator('#sides img[src=x]').count() == 0

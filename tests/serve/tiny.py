@@ -30,7 +30,8 @@ def model() -> Model:
     return jnp.asarray([NAMES.index(prompt) for prompt in prompts], jnp.int32)
 
   return Model('tiny', 'tiny', None, table.params.at[2].set(np.nan), (3, 3), engines.DISCRETE,
-               lambda *, guided: table.target, Conditions(encode, list, NAMES[:2]), TOKENIZER)
+               lambda *, guided: table.target, Conditions(encode, list, NAMES[:2], words=NAMES),
+               TOKENIZER)
 
 
 def request(of: Model, prompt: str = 'cat', seed: int = 0, number: int = 0,

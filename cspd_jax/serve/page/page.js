@@ -1,7 +1,9 @@
 // Requests images and shows them while they are decoded. All texts are set as text, never as HTML.
 'use strict';
 
-const PICTURES = 24;  // Partial pictures of an image, at most.
+const PICTURES = 12;  // Partial pictures of an image, at most.
+const SILENCE = 20_000;  // Milliseconds: a server that decodes sends something every five seconds.
+const LOST = 'connection lost; try again when the server can be reached';
 const LARGEST_SEED = 2 ** 32;
 const [CELL, EDGE] = [16, 1];  // Pixels of a token on the canvas of colours, and of its outline.
 const ENTER_KEY = 'Enter the key of this server.';
@@ -26,14 +28,32 @@ function element(name, text = '', attributes = {}) {
   return result;
 }
 
+// A decoder whose lines may also end after an underscore or a bracket.
+const breakable = (decoder) => decoder.replace(/[_(]/g, '$&\u200b');
+
 function newSeed() {
   $('seed').value = crypto.getRandomValues(new Uint32Array(1))[0];
+}
+
+// Waits for something from the network, but not for ever.
+async function received(promise) {
+  let timer;
+  const silence = new Promise((_, reject) => {
+    timer = setTimeout(reject, SILENCE, new TypeError('silence'));
+  });
+  try {
+    return await Promise.race([promise, silence]);
+  } catch (error) {  // A TypeError is also what `fetch` has for errors of the network.
+    throw error instanceof TypeError ? new Error(LOST) : error;
+  } finally {
+    clearTimeout(timer);
+  }
 }
 
 async function request(path, options = {}) {
   const headers = {...options.headers};
   if (field('key')) headers['Authorization'] = `Bearer ${field('key')}`;
-  const answer = await fetch(path, {...options, headers});
+  const answer = await received(fetch(path, {...options, headers}));
   if (answer.status === 401) {
     $('key_label').hidden = false;
     throw new Error(field('key') ? 'this is not the key of this server' : ENTER_KEY);
@@ -52,54 +72,58 @@ async function request(path, options = {}) {
 async function* events(answer) {
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let text = '';
-  for (;;) {
-    const {done, value} = await reader.read();
-    if (done) return;
-    text += value;
-    const lines = text.split('\n');
-    text = lines.pop();
-    for (const line of lines) if (line.startsWith('data: ')) yield JSON.parse(line.slice(6));
+  try {
+    for (;;) {
+      const {done, value} = await received(reader.read());
+      if (done) return;
+      text += value;
+      const lines = text.split('\n');
+      text = lines.pop();
+      for (const line of lines) if (line.startsWith('data: ')) yield JSON.parse(line.slice(6));
+    }
+  } finally {
+    reader.cancel().catch(() => {});  // Of a stream that has not ended: the server stops as well.
   }
 }
 
-// A figure with an image, its passes and its time.
+// A figure with an image, its passes and its time; the size of the image is such as 64x64.
 class Side {
-  constructor(order, link) {
+  constructor(order, link, guarantee, size) {
     [this.order, this.link] = [order, link];
     this.node = $('side').content.cloneNode(true).firstElementChild;
     this.image = this.node.querySelector('img');
     this.canvas = this.node.querySelector('canvas');
     this.canvas.hidden = !$('colours').checked;
-    const [width, height] = model.size.split('x').map(Number);
+    const [width, height] = size.split('x').map(Number);
     this.node.querySelector('.picture').style.aspectRatio = `${width} / ${height}`;
     this.image.classList.toggle('small', width < 256);
     this.image.hidden = true;  // Until there is a picture.
     this.image.alt = `${order.prompt}, being decoded by ${order.decoder}`;
     const title = this.node.querySelector('h3');
-    const served = model.decoders.find((decoder) => decoder.id === order.decoder);
-    title.append(order.decoder.replaceAll('_', '_\u200b'), ' ', element('small', served.guarantee));
-    this.start = performance.now();
+    title.append(breakable(order.decoder), ' ', element('small', guarantee));
+    this.start = null;  // When the image has a slot.
+    this.cells = null;  // The pass of every token; -1 if none has committed it yet.
   }
 
   put(name, text) {
     this.node.querySelector(`.${name}`).textContent = text;
   }
 
-  message(text, isError = false) {
+  message(text, kind = '') {
     this.put('message', text);
-    this.node.querySelector('.message').classList.toggle('error', isError);
-    this.node.querySelector('.message').setAttribute('role', isError ? 'alert' : 'none');
+    this.node.querySelector('.message').className = `message ${kind}`;
+    this.node.querySelector('.message').setAttribute('role', kind ? 'alert' : 'none');
   }
 
   numbers(tokens, rounds) {
     this.put('passes', rounds);
     this.put('rate', rounds ? (tokens / rounds).toFixed(2) : '–');
-    this.put('seconds', ((performance.now() - this.start) / 1000).toFixed(1));
+    if (this.start) this.put('seconds', ((performance.now() - this.start) / 1000).toFixed(1));
   }
 
   // Outlines the tokens that one pass committed together in its colour, with some of it on them.
-  colour(cells, tint) {
-    const {canvas} = this;
+  colour(tint) {
+    const {canvas, cells} = this;
     [canvas.height, canvas.width] = [cells.length * CELL, cells[0].length * CELL];
     const context = canvas.getContext('2d');
     cells.forEach((row, y) => row.forEach((round, x) => {
@@ -122,9 +146,13 @@ class Side {
     if (kind === 'progress') {
       this.message(event.stage === 'waiting' ? 'Waiting for a slot.' : '');
       if (event.stage === 'waiting') return;
+      this.start ??= performance.now();
       this.numbers(event.tokens, event.rounds);
       this.node.querySelector('progress').value = event.tokens / event.total;
-      this.colour(event.round_of_cell, 0.25);
+      const [rows, columns] = model.grid;
+      this.cells ??= Array.from({length: rows}, () => Array(columns).fill(-1));
+      for (const [row, column, round] of event.new_cells) this.cells[row][column] = round;
+      this.colour(0.25);
     } else {
       this.image.src = `data:image/png;base64,${event.b64_json}`;
       this.image.hidden = false;
@@ -136,10 +164,12 @@ class Side {
     this.result = event;
     this.numbers(event.usage.output_tokens, event.rounds);
     this.node.querySelector('progress').value = 1;
-    this.colour(event.round_of_cell, 0.06);
+    this.cells = event.round_of_cell;
+    this.colour(0.06);
     this.image.alt = `${this.order.prompt}, decoded by ${this.order.decoder}, seed ${event.seed}`;
-    this.message(event.unknown_words.length
-        ? `The model does not read: ${event.unknown_words.join(', ')}.` : '');
+    if (event.unknown_words.length && !model?.words) {  // Without a list, the image says it.
+      this.message(`The model does not read: ${event.unknown_words.join(', ')}.`, 'warning');
+    }
     const download = this.node.querySelector('.download');
     download.href = this.image.src;
     const words = this.order.prompt.replace(/[^\p{L}\p{N}]+/gu, '_').slice(0, 60);
@@ -169,11 +199,12 @@ function keep(side) {
   const {order} = side;
   button.append(
       element('img', '', {src: side.image.src, alt: side.image.alt}), element('span', order.prompt),
-      element('span', `${side.result.rounds} passes, ${order.decoder}`));
+      element('span', `${side.result.rounds} passes, ${breakable(order.decoder)}`));
   button.querySelector('img').className = side.image.className;
   button.addEventListener('click', () => {
     [$('prompt').value, $('seed').value, $('decoder').value] =
         [order.prompt, order.seed, order.decoder];
+    warn();
     $('prompt').focus();
   });
   const item = element('li');
@@ -190,26 +221,45 @@ function pixels(image) {
   return context.getImageData(0, 0, canvas.width, canvas.height).data;
 }
 
-function compare([first, second]) {
+// Says in words what two complete images have in common, and their passes.
+function difference([first, second]) {
   const [one, other] = [pixels(first.image), pixels(second.image)];
   const isSame = one.length === other.length && one.every((value, i) => value === other[i]);
   const [fewer, more] = [first, second].map((side) => side.result.rounds).sort((a, b) => a - b);
   const isExact = [first, second].every((side) => EXACT.includes(side.result.guarantee));
-  say((isSame ? 'The same picture, pixel for pixel'
-       : isExact ? 'Two draws from the same distribution' : 'Pictures of different distributions') +
-      `: ${fewer} passes instead of ${more}, ${(more / fewer).toFixed(1)} times fewer.`);
+  return (isSame ? 'The same picture, pixel for pixel'
+      : isExact ? 'Two draws from the same distribution' : 'Pictures of different distributions') +
+      `: ${fewer} passes instead of ${more}, ${(more / fewer).toFixed(1)} times fewer.`;
 }
+
+function place(sides) {
+  $('stored').hidden = true;
+  $('sides').replaceChildren(...sides.map((side) => side.node));
+  $('sides').classList.toggle('two', sides.length > 1);
+}
+
+// Warns of words that the model does not know, if it has a list of those that it does.
+function warn() {
+  const words = new Set(field('prompt').toLowerCase().match(/[\p{L}\p{M}\p{N}_]+/gu));
+  const unknown = [...words].filter((word) => model?.words && !model.words.includes(word));
+  $('unknown').hidden = !unknown.length;
+  $('unknown').textContent = `This model does not know: ${unknown.join(', ')}. ` +
+      'The words that it knows are listed below.';
+}
+
+const linked = (values) => `?${new URLSearchParams(values)}`;
 
 async function generate() {
   running?.abort();
   const controller = running = new AbortController();
   const order = {prompt: field('prompt'), seed: Number(field('seed'))};
   const decoders = {decoder: field('decoder'), compare: field('compare')};
-  const link = `?${new URLSearchParams({...order, ...decoders})}`;
+  const guarantees = Object.fromEntries(model.decoders.map((one) => [one.id, one.guarantee]));
+  const link = linked({...order, ...decoders});
   const sides = Object.values(decoders).filter(Boolean).map(
-      (decoder) => new Side({...order, decoder}, link));
-  $('sides').replaceChildren(...sides.map((side) => side.node));
-  $('sides').classList.toggle('two', sides.length > 1);
+      (decoder) => new Side({...order, decoder}, link, guarantees[decoder], model.size));
+  place(sides);
+  warn();
   say('Decoding …');
   $('stop').hidden = false;
   const outcomes = await Promise.allSettled(sides.map(async (side) => {
@@ -217,7 +267,7 @@ async function generate() {
       await side.run(controller.signal);
     } catch (error) {
       const isStopped = controller.signal.aborted;
-      side.message(isStopped ? 'Stopped.' : `Error: ${error.message}`, !isStopped);
+      side.message(isStopped ? 'Stopped.' : `Error: ${error.message}`, isStopped ? '' : 'error');
       throw error;
     }
   }));
@@ -225,8 +275,25 @@ async function generate() {
   running = null;
   $('stop').hidden = true;
   const isDone = outcomes.every((outcome) => outcome.status === 'fulfilled');
-  say(isDone ? 'Complete.' : '');
-  if (isDone && sides.length > 1) compare(sides);
+  say(!isDone ? '' : sides.length > 1 ? difference(sides) : 'Complete.');
+}
+
+// Shows the images that are stored with the page, as a server sent them, and sets their seed.
+async function example() {
+  const stored = await (await received(fetch('example.json'))).json();
+  if (running) return;
+  const {prompt, seed} = stored;
+  const [decoder, compare] = stored.images.map((image) => image.decoder);
+  const sides = stored.images.map((image) => new Side(
+      {prompt, seed, decoder: image.decoder}, linked({prompt, seed, decoder, compare}),
+      image.guarantee, image.size));
+  $('seed').value = seed;
+  place(sides);
+  sides.forEach((side, i) => side.show(stored.images[i]));
+  await Promise.all(sides.map((side) => side.image.decode()));
+  $('stored').textContent =
+      `A stored example, “${prompt}” by the model ${stored.model}. ${difference(sides)}`;
+  $('stored').hidden = Boolean(running);
 }
 
 function fill(select, values) {
@@ -236,10 +303,14 @@ function fill(select, values) {
 // Says that the server is not ready yet, as long as it is not.
 async function ready() {
   const before = $('status').textContent;
-  while (!running && (await (await fetch('health')).json()).status === 'compiling') {
-    say('The server is compiling its decoders …');
-    await new Promise((resolve) => setTimeout(resolve, 1000));
-    if (!running) say(before);
+  try {
+    while (!running && (await (await received(fetch('health'))).json()).status === 'compiling') {
+      say('The server is compiling its decoders …');
+      await new Promise((resolve) => setTimeout(resolve, 1000));
+      if (!running) say(before);
+    }
+  } catch (error) {
+    say(`Error: ${error.message}`, true);
   }
 }
 
@@ -277,7 +348,13 @@ async function load() {
     const value = asked.get(name);
     if (names.includes(value) || value === '' && name === 'compare') $(name).value = value;
   }
+  $('prompt').required = true;
   $('prompt').value ||= model.prompts[0] ?? '';
+  $('words').hidden = !model.words;
+  $('words').querySelector('summary').textContent =
+      `The ${model.words?.length} words that this model knows`;
+  $('words').querySelector('p').textContent = model.words?.join(', ');
+  warn();
   return true;
 }
 
@@ -288,6 +365,7 @@ async function open() {
   const seed = Number(asked.get('seed') ?? NaN);
   if (Number.isInteger(seed) && seed >= 0 && seed < LARGEST_SEED) $('seed').value = seed;
   else newSeed();
+  if (!asked.has('prompt')) await example();
   if (!await start()) return;
   if (asked.has('prompt')) {
     say('Press Generate to repeat the image of the link.');
@@ -304,6 +382,7 @@ $('form').addEventListener('submit', async (event) => {
 $('key').addEventListener('change', async () => {
   if (!model && await start()) await ready();
 });
+$('prompt').addEventListener('change', warn);
 $('random').addEventListener('click', newSeed);
 $('stop').addEventListener('click', () => running?.abort());
 $('colours').addEventListener('change', () => {
@@ -314,4 +393,4 @@ $('colours').addEventListener('change', () => {
 document.addEventListener('keydown', (event) => {
   if (event.key === 'Escape') running?.abort();
 });
-open();
+open().catch((error) => say(`Error: ${error.message}`, true));
