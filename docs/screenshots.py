@@ -18,7 +18,7 @@ from playwright import sync_api
 
 _PICTURES = pathlib.Path(__file__).parent / 'pictures'
 # Name, size of the window and colours of a picture.
-_KINDS = (('serve', 1300, 1060, 'light'), ('serve_phone', 400, 980, 'dark'))
+_KINDS = (('serve', 1300, 1110, 'light'), ('serve_phone', 400, 980, 'dark'))
 _SECONDS = 600
 _QUERY = '?prompt=a+fox+on+white&seed=4'
 

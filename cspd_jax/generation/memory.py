@@ -99,6 +99,16 @@ class Estimate(NamedTuple):
     return next((size for size in sizes if self.fits(size, _SHARE)), 1)
 
 
+def needed_of_slots(needs: Sequence[Estimate], num_slots: int) -> float:
+  """Returns the bytes that `num_slots` slots of each of several decoders need, about.
+
+  All keep their state, and one decoder runs at a time: rounds, or a prefill, whose image has a
+  state of its own until that is in its slot.
+  """
+  return num_slots * sum(part.per_image for part in needs) + max(
+      part.fixed + max(part.intermediate(num_slots), part.per_image) for part in needs)
+
+
 def estimate(model: BaseModel, name: Hashable, decoder: AnyDecoder, condition: Any, sampling: Any,
              draft_params: Any = None, *, queue: int = 0) -> Estimate:
   """Estimates the memory of a decode; compiled programs need 0.7 to 1.25 times as much.

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from concurrent import futures
 from typing import Any
 
@@ -39,9 +39,11 @@ class _GoneError(Exception):
 
 
 class _Images:
-  """The images of a request, as the event loop sees them."""
+  """The images of a request, as the event loop sees them; `jobs` when they are checked."""
 
   def __init__(self, count: int):
+    self.jobs: list[Job] = []
+    self.given_up = False  # Whether nobody waits for them any more.
     self.looks: list[Partial | None] = [None] * count  # After the last step; None if one waits.
     self.results: list[Any] = [None] * count  # What `Job.listener` received at the end.
     self.changed = asyncio.Event()
@@ -96,18 +98,21 @@ class Service:
     return JSONResponse(self._served.description(name))
 
   async def _generate(self, request: Request) -> Any:
-    status = 500
+    status, end = 500, asyncio.get_running_loop().time() + self._deadline
     try:
       order = wire.order(await guard.body(request), self._served)
-      images = _Images(order.n)
-      jobs = await self._in(self._preparing, self._submit, order, images)
-      if order.stream:
-        status = 200
-        return functools.partial(self._stream, order, images, jobs)
+      images, is_stream = _Images(order.n), False
       try:
-        answer = await self._until_gone(self._answer(order, images, jobs), request.receive)
+        await self._until_gone(
+            self._in(self._preparing, self._submit, order, images), request.receive, end)
+        is_stream = order.stream  # From here on, the stream gives its images up itself.
+        if is_stream:
+          status = 200
+          return functools.partial(self._stream, order, images, end)
+        answer = await self._until_gone(self._answer(order, images), request.receive, end)
       finally:
-        self._engine.cancel(jobs)
+        if not is_stream:
+          self._give_up(images)
       status = 200
       return JSONResponse(answer)
     except ApiError as error:
@@ -119,18 +124,25 @@ class Service:
     finally:
       self._engine.metrics.requests.labels(str(status)).inc()
 
-  def _submit(self, order: Order, images: _Images) -> list[Job]:
+  def _give_up(self, images: _Images) -> None:
+    """Removes the images of a request from the engine, those that are still checked as well."""
+    images.given_up = True
+    self._engine.cancel(images.jobs)
+
+  def _submit(self, order: Order, images: _Images) -> None:
     """Checks the images of a request and passes them to the engine."""
     served = self._served
     try:
       self._engine.check_room(order.decoder, order.n)
+      # With a large encoder of prompts it takes seconds.
       first = prepare(served.model, [order.prompt], order.options, seed=order.seed,
                       decoder=served.decoders[order.decoder], batch_size=1, reserved=True)
-      jobs = [Job(dataclasses.replace(first, seeds=[(order.seed, i)]), order.decoder,
-                  images.listener(i), watched=order.progress or order.partial_images > 0)
-              for i in range(order.n)]
-      self._engine.submit(jobs)
-      return jobs
+      images.jobs = [
+          Job(dataclasses.replace(first, seeds=[(order.seed, i)]), order.decoder,
+              images.listener(i), watched=order.progress or order.partial_images > 0)
+          for i in range(order.n)]
+      if not images.given_up:  # If it is from here on, the jobs are cancelled.
+        self._engine.submit(images.jobs)
     except ValueError as error:
       raise wire.invalid(error, served) from error
     except FullError as error:
@@ -139,7 +151,7 @@ class Service:
     except ClosedError as error:
       raise ApiError(503, str(error), 'server_error', retry_after='5') from error
 
-  async def _answer(self, order: Order, images: _Images, jobs: Sequence[Job]) -> dict[str, Any]:
+  async def _answer(self, order: Order, images: _Images) -> dict[str, Any]:
     """Returns the answer without a stream, when all images are complete."""
     done: dict[int, Any] = {}
     while len(done) < order.n:
@@ -150,12 +162,12 @@ class Service:
           done[index] = await self._in(
               self._drawing, lambda r=result: wire.image(_generated(r), order.form))
     return wire.answer([done[i] for i in range(order.n)], self._served, order.form,
-                       int(time.time()), self._usage(jobs, order.n))
+                       int(time.time()), self._usage(images, order.n))
 
-  def _usage(self, jobs: Sequence[Job], count: int) -> dict[str, Any]:
-    return wire.usage(jobs[0].request.condition, count * self._served.model.num_tokens)
+  def _usage(self, images: _Images, count: int) -> dict[str, Any]:
+    return wire.usage(images.jobs[0].request.condition, count * self._served.model.num_tokens)
 
-  async def _stream(self, order: Order, images: _Images, jobs: Sequence[Job], scope: Scope,
+  async def _stream(self, order: Order, images: _Images, end: float, scope: Scope,
                     receive: Receive, send: Send) -> None:
     """Sends the events of a request: the ASGI application of its answer."""
     async def put(data: bytes, more: bool = True) -> None:
@@ -167,7 +179,7 @@ class Service:
           (b'content-type', b'text/event-stream'), (b'cache-control', b'no-cache'),
           (b'x-accel-buffering', b'no')]})
       try:
-        await self._until_gone(self._events(order, images, jobs, put), receive)
+        await self._until_gone(self._events(order, images, put), receive, end)
         await put(b'', more=False)
       except ApiError as error:
         async with asyncio.timeout(_LAST_EVENT):
@@ -176,9 +188,9 @@ class Service:
     except (_GoneError, TimeoutError):
       pass
     finally:
-      self._engine.cancel(jobs)
+      self._give_up(images)
 
-  async def _events(self, order: Order, images: _Images, jobs: Sequence[Job],
+  async def _events(self, order: Order, images: _Images,
                     put: Callable[[bytes], Coroutine[Any, Any, None]]) -> None:
     """Puts the events of all images, the newest state of each, as fast as the client reads them."""
     total, created = self._served.model.num_tokens, int(time.time())
@@ -201,7 +213,7 @@ class Service:
           pending.remove(index)
           await put(await self._in(self._drawing, lambda i=index: wire.event(wire.completed_event(
               i, _generated(images.results[i]), self._served, order.form, created,
-              self._usage(jobs, 1)))))
+              self._usage(images, 1)))))
           continue
         look = images.looks[index]
         if look is None or look is shown[index]:
@@ -217,12 +229,17 @@ class Service:
               wire.partial_event(i, pictures[i], look, self._served, order.form, created))))
           pictures[index] += 1
 
-  async def _until_gone(self, work: Coroutine[Any, Any, Any], receive: Receive) -> Any:
-    """Runs `work` until it ends; raises if the client closes the connection or it is too late."""
+  async def _until_gone(self, work: Coroutine[Any, Any, Any], receive: Receive, end: float) -> Any:
+    """Runs `work` until it is done.
+
+    Raises _GoneError if the client closes the connection, and ApiError at the time `end` of the
+    event loop.
+    """
     tasks = asyncio.create_task(work), asyncio.create_task(_gone(receive))
     try:
       done, _ = await asyncio.wait(
-          tasks, timeout=self._deadline, return_when=asyncio.FIRST_COMPLETED)
+          tasks, timeout=end - asyncio.get_running_loop().time(),
+          return_when=asyncio.FIRST_COMPLETED)
     finally:
       for task in tasks:
         task.cancel()

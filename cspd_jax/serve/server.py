@@ -19,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cspd_jax.core import progress
 from cspd_jax.files import reading
+from cspd_jax.generation import memory
 from cspd_jax.generation.request import prepare
 from cspd_jax.generation.runner import Runner
 from cspd_jax.models.conditions import Prompt
@@ -93,10 +94,7 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   runners = {name: Runner(model, slots, decoder=spec, prompt_length=prompt_length)
              for name, spec in served.decoders.items()}
   needs = [runner.estimate(requests[name]) for name, runner in runners.items()]
-  # All have their slots, and they take turns to decode.
-  needed = slots * sum(part.per_image for part in needs) + max(
-      part.fixed + part.intermediate(slots) for part in needs)
-  free = needs[0].free
+  needed, free = memory.needed_of_slots(needs, slots), needs[0].free
   if free is not None and needed > free:
     raise ValueError(
         f'slots is {slots}, but as many images at once with each of {len(needs)} decoders need '

@@ -1,9 +1,12 @@
 """Images that join at any round and leave: the images of one after the other."""
 
+import jax
 import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax import families
+from cspd_jax.decoding import refill
 from cspd_jax.generation import memory
 from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
@@ -149,3 +152,21 @@ def test_prompts_of_any_length_and_prefixes():
     np.testing.assert_array_equal(images[seed].decoded.tokens, decode(request).tokens)
   with pytest.raises(ValueError, match='prompt has 6 tokens, but there is room for 2'):
     Runner(model.with_prefix(first[0, :width]), 2, decoder=spec, prompt_length=2).join(requests[:1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('decoder', ['vanilla', 'mc_sjd(window=16)'])
+def test_slots_need_what_their_compiled_prefill_does(decoder):
+  """Which has the state of an image besides those in the slots."""
+  model = families.describe('c2i_b_256', dtype='float32', layers=2)
+  runner = Runner(model, 4, decoder=decoder)
+  request = prepare(model, [3], dict(guidance_scale=2.0), decoder=decoder, batch_size=1,
+                    pixels=False)
+  image = refill.Queue(*runner._arguments(request), np.zeros(1, np.int32), np.int32(1),
+                       np.bool_(True))
+  slots = jax.eval_shape(runner._jitted.refill.idle, model.params, image, None)
+  analysis = runner._jitted.join.lower(model.params, slots, image, None).compile().memory_analysis()
+  needs = runner.estimate(request)
+  prefill = memory.needed_of_slots([needs._replace(intermediate=lambda rows: 0.0)], 4)
+  assert prefill == 5 * needs.per_image
+  assert 0.8 < prefill / (analysis.temp_size_in_bytes + analysis.output_size_in_bytes) < 1.25
