@@ -172,7 +172,8 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
       family.layout(preset) for preset in family.presets):
     raise ValueError(f'model is None, and repositories of {family.name} hold several; give one of: '
                      f'{", ".join(family.presets)}.')
-  path = hub.local(source, [name for names in layout.values() for name in names], note)
+  path = hub.local(source, [name for names in layout.values() for name in names],
+                   family.elsewhere, note)
   if not path.is_dir() or not layout:
     return {}
   existing = {name: [file for file in files if (path / file).exists()]

@@ -3,7 +3,7 @@
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import tqdm
@@ -37,7 +37,7 @@ def parse(source: str | os.PathLike) -> Repository | None:
   return Repository(*match.groups())
 
 
-def local(source: str | os.PathLike, names: Iterable[str] = (),
+def local(source: str | os.PathLike, names: Iterable[str] = (), elsewhere: Sequence[str] = (),
           note: Callable[[str], None] = lambda line: None) -> pathlib.Path:
   """Returns the local folder or file of a source; a repository is downloaded unless it is cached.
 
@@ -46,6 +46,7 @@ def local(source: str | os.PathLike, names: Iterable[str] = (),
       file of the repository.
     names: the required paths in the repository. Safetensors and TorchScript files are downloaded
       as well if '.' is among them or there are no names.
+    elsewhere: patterns of files that are not downloaded in any case.
     note: called with the number and the size of the files before they are downloaded.
 
   Raises:
@@ -68,7 +69,8 @@ def local(source: str | os.PathLike, names: Iterable[str] = (),
   def download(**options: Any) -> Any:
     try:
       return library.snapshot_download(
-          repository.name, revision=repository.revision, allow_patterns=patterns, **options)
+          repository.name, revision=repository.revision, allow_patterns=patterns,
+          ignore_patterns=list(elsewhere) or None, **options)
     except errors.DryRunError:  # Without a network the files may be cached.
       return None
     except Exception as error:  # The package, its client and the network raise many classes.
@@ -98,8 +100,8 @@ def _patterns(names: list[str]) -> list[str]:
   # A file in a folder of its own may have settings next to it.
   patterns += [str(path.with_name('config.json')) for path in map(pathlib.PurePosixPath, inside)
                if path.suffix in read.SUFFIXES and len(path.parts) > 1]
-  if 'tokenizer.json' in names:
-    patterns.append('tokenizer_config.json')
+  patterns += [str(path.with_name('tokenizer_config.json'))
+               for path in map(pathlib.PurePosixPath, inside) if path.name == 'tokenizer.json']
   if '.' in names:
     patterns += ['*.safetensors', '*.safetensors.index.json', '*.jit', 'config.json',
                  'preprocessor_config.json']

@@ -57,20 +57,26 @@ CONVOLUTION = Transform(lambda x: (x.transpose(2, 3, 1, 0),), lambda x: x.transp
 POINTWISE = Transform(lambda x: (x[:, :, 0, 0].T,), lambda x: x.T[:, :, None, None])
 
 
-def separate_heads(num_heads: int, halves: bool = False) -> Transform:
+def separate_heads(num_heads: int, halves: bool = False, rotary: int | None = None) -> Transform:
   """Rearranges `[H E, D]` to `[D, H, E]`, and biases `[H E]` to `[H, E]`.
 
   Some published models rotate component `i` of an attention head with `i + E / 2`; the networks
   here rotate `2 i` with `2 i + 1`. With `halves`, queries and keys are reordered from those to
-  these, alike, which preserves their products.
+  these, alike, which preserves their products. If only the first `rotary` components rotate, these
+  are reordered among themselves.
   """
+  def reordered(x, order):
+    if not halves or rotary is None:
+      return order(x) if halves else x
+    return x.__array_namespace__().concatenate([order(x[:, :rotary]), x[:, rotary:]], axis=1)
+
   def forward(x):
     x = x.reshape(num_heads, -1, *x.shape[1:])
-    return ((_to_pairs(x) if halves else x).transpose(*range(2, x.ndim), 0, 1),)
+    return (reordered(x, _to_pairs).transpose(*range(2, x.ndim), 0, 1),)
 
   def inverse(x):
     x = x.transpose(x.ndim - 2, x.ndim - 1, *range(x.ndim - 2))
-    return (_to_halves(x) if halves else x).reshape(-1, *x.shape[2:])
+    return reordered(x, _to_halves).reshape(-1, *x.shape[2:])
 
   return Transform(forward, inverse)
 
@@ -164,11 +170,11 @@ def norm(source: str, destination: str) -> list[Rule]:
 
 
 def llama_layer(source: str, destination: str, num_heads: int, num_kv_heads: int,
-                halves: bool = True) -> list[Rule]:
+                halves: bool = True, rotary: int | None = None) -> list[Rule]:
   """Returns the rules of a layer like Llama's, with or without biases of queries, keys and values.
 
   `source` is the prefix of the published names, which are those of transformers, `destination` that
-  of the parameters; `halves` as for `separate_heads`.
+  of the parameters; `halves` and `rotary` as for `separate_heads`.
   """
   table = [
       Rule(f'{source}self_attn.o_proj.weight', (f'{destination}out',), join_heads(num_heads)),
@@ -177,7 +183,7 @@ def llama_layer(source: str, destination: str, num_heads: int, num_kv_heads: int
   table += [Rule(f'{source}mlp.{name}_proj.weight', (f'{destination}{name}',), MATRIX)
             for name in ('gate', 'up', 'down')]
   for name, count in (('query', num_heads), ('key', num_kv_heads), ('value', num_kv_heads)):
-    separate = separate_heads(count, halves and name != 'value')
+    separate = separate_heads(count, halves and name != 'value', rotary)
     table += [Rule(f'{source}self_attn.{name[0]}_proj.{leaf}', (f'{destination}{ours}',), separate)
               for leaf, ours in (('weight', name), ('bias', f'{name}_bias'))]
   return table

@@ -57,6 +57,8 @@ class FileFamily(NamedTuple):
       network is among them; '' for networks that always are, or never.
     others: `config ->` file families, besides those in `layout`, without whose networks a target
       cannot turn prompts into images.
+    elsewhere: patterns of the files of a repository with weights of networks that the model does
+      not have, which are not downloaded.
     licence: of the weights, as publishers state it; '' where it is the target's, or not stated.
     hub: ids of the Hugging Face Hub with the files of `layout`, or this network, by model name.
   """
@@ -82,6 +84,7 @@ class FileFamily(NamedTuple):
   layout: Callable[[str | None], Mapping[str, tuple[str, ...]]] = lambda model: {}
   inside: str = ''
   others: Callable[[Any], Sequence[str]] = lambda config: ()
+  elsewhere: Sequence[str] = ()
   licence: str = ''
   hub: Mapping[str, str] = {}
 

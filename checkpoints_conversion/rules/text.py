@@ -14,7 +14,7 @@ from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from checkpoints_conversion.rules.settings import Free, Must, Size
 from cspd_jax.models import t5
 from cspd_jax.models.t5 import T5Config
-from cspd_jax.text import bpe
+from cspd_jax.text import bpe, templates
 
 # Where the tokenizer file for `tiktoken` is published, by the form.
 _RANKS = {'emu3': 'BAAI/Emu3-Gen', 'emu3_5': 'src/tokenizer_emu3_ibq of the official program'}
@@ -69,12 +69,30 @@ def _assumed(config: bpe.TextConfig, specified: Collection[str]) -> list[str]:
           'tokenizer.json specifies another token']
 
 
+def _grid_tokens(contents: settings.Contents) -> dict[str, str]:
+  """Checks the tokens that the processor of GLM-Image writes around its grids; returns no field."""
+  content = contents.get(_SETTINGS, {})
+  more = content.get('extra_special_tokens')
+  named = {**(more if isinstance(more, Mapping) else {}), **content}
+  problems = []
+  for field, want in zip(('grid_bos_token', 'grid_eos_token', 'bos_token'), templates.GLM_TOKENS):
+    value: Any = named.get(field)
+    value = value.get('content') if isinstance(value, Mapping) else value
+    if value not in (None, want):
+      problems.append(f'{_SETTINGS}: {field} is {value!r:.80}; it must be {want!r}, as in the '
+                      'prompts here')
+  if problems:
+    settings.refuse(problems)
+  return {}
+
+
 LUMINA_MGPT, ANOLE, EMU3, EMU3_5, SIMPLEAR, LIQUID = (
     of_form(form, 'early_fusion') for form in (
         'lumina_mgpt', 'anole', 'emu3', 'emu3_5', 'simplear', 'liquid'))
 LUMINA_MGPT_2 = of_form('lumina_mgpt_2', 'early_fusion')._replace(
     settings=_first_token, assumed=_assumed)
 T5_TEXT = of_form('t5', 'llamagen')
+GLM_IMAGE = of_form('glm_image', 'glm_image')._replace(settings=_grid_tokens)
 NEXTSTEP = of_form('nextstep', 'nextstep')
 JANUS_PRO = of_form('janus_pro', 'janus_pro')
 

@@ -40,8 +40,8 @@ class Prompt(NamedTuple):
     return Prompt(self.tokens[:, :num_streams], self.visible[:, :num_streams])
 
   def dropped(self, drop: jax.Array) -> 'Prompt':
-    """Selects the second stream of the images where `drop` `[B]` is True, else the first one."""
-    return Prompt(*(jnp.where(drop[:, None], part[:, 1], part[:, 0])[:, None] for part in self))
+    """Selects the last stream of the images where `drop` `[B]` is True, else the first one."""
+    return Prompt(*(jnp.where(drop[:, None], part[:, -1], part[:, 0])[:, None] for part in self))
 
   @property
   def longest(self) -> int:

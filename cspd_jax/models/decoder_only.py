@@ -7,7 +7,7 @@ here are `Sizes`.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,10 @@ class Sizes:
     num_kv_heads: key/value heads; None means `num_heads`.
     rope_base: base of the rotary frequencies.
     norm_eps: added to the mean square in the norms.
+    has_null: whether there is a null condition, so that images can be guided.
   """
+
+  has_null: ClassVar[bool] = True
 
   height: int
   width: int
@@ -84,10 +87,15 @@ def target(config: Config, *, guided: bool) -> base.Target:
   """Returns the model as a decoding target.
 
   If `guided`, the second stream is run as well: the null condition or, in a `Prompt`, the context
-  that guidance leads away from, which is ignored without guidance.
+  that guidance leads away from, which is ignored without guidance. Models without one have one
+  stream in any case, and decoders refuse to guide them.
   """
-  streams = 2 if guided else 1
+  streams = _streams(config, guided)
   return causal.target(config.causal(streams), streams)
+
+
+def _streams(config: Config, guided: bool) -> int:
+  return 2 if guided and config.has_null else 1
 
 
 def ends(config: Config) -> Ends:
@@ -104,7 +112,7 @@ def first_layers(params: Params, config: Config, num_layers: int
   small = dataclasses.replace(config, num_layers=num_layers)
 
   def build(guided: bool) -> Network:
-    streams = 2 if guided else 1
+    streams = _streams(config, guided)
     return causal.network(small.causal(streams), streams)
 
   return ends_lib.first_layers(params, num_layers), build
@@ -139,7 +147,7 @@ def logits_and_features(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns next-token logits and features of whole images, for training and evaluation.
 
-  Tokens are `[B, T]` (or the first few of them); `drop` `[B]` bool selects the second stream of an
+  Tokens are `[B, T]` (or the first few of them); `drop` `[B]` bool selects the last stream of an
   image instead of the first. Returns logits `[B, T, V]` float32, and features after the final norm
   `[B, C + T - 1, D]` of the condition's tokens and of all image tokens but the last; feature
   `C - 1 + i` yields the logits of token `i`.

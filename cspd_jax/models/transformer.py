@@ -86,6 +86,7 @@ class TransformerConfig:
     qk_rms_norm: the same by an RMSNorm whose scales all heads share.
     swin_norm: whether the norms are applied to the outputs of attention and feed-forward (Swin v2,
       arXiv 2111.09883, as in Chameleon 30B) instead of their inputs.
+    post_norm: whether the outputs have norms of their own, besides those of the inputs (GLM-4).
     qkv_bias: whether queries, keys and values have biases.
     activation: of the gate in the feed-forward layers; 'gelu_tanh' is GELU's approximation by tanh.
   """
@@ -103,6 +104,7 @@ class TransformerConfig:
   qk_norm: bool = False
   qk_rms_norm: bool = False
   swin_norm: bool = False
+  post_norm: bool = False
   qkv_bias: bool = False
   activation: Activation = 'silu'
 
@@ -119,6 +121,9 @@ class TransformerConfig:
           f'num_kv_heads is {self.num_kv_heads}; it must divide num_heads ({self.num_heads}).')
     if self.head_dim % 2:
       raise ValueError(f'head_dim is {self.head_dim}; rotary embeddings require an even number.')
+    if self.swin_norm and self.post_norm:
+      raise ValueError('swin_norm and post_norm are True; the output of a layer has one norm at '
+                       'most.')
     if self.qk_norm and self.qk_rms_norm:
       raise ValueError('qk_norm and qk_rms_norm are True; queries and keys have one norm at most.')
 
@@ -307,10 +312,12 @@ class Block(nn.Module):
     config, swin = self.config, self.config.swin_norm
     branch = self._norm('attention_norm', x) if config.attention_norm and not swin else x
     branch, cache = self._attention(branch, rope, mask, cache, start)
-    x = x + (self._norm('attention_norm', branch) if config.attention_norm and swin else branch)
+    branch = self._norm('attention_norm', branch) if config.attention_norm and swin else branch
+    x = x + (self._norm('attention_post_norm', branch) if config.post_norm else branch)
 
     branch = self._feed_forward(x if swin else self._norm('ffn_norm', x))
-    return x + (self._norm('ffn_norm', branch) if swin else branch), cache
+    branch = self._norm('ffn_norm', branch) if swin else branch
+    return x + (self._norm('ffn_post_norm', branch) if config.post_norm else branch), cache
 
   def _norm(self, name, x):
     return RMSNorm(self.config.norm_eps, name=name)(x)

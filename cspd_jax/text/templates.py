@@ -27,10 +27,14 @@ _SIMPLEAR_NEGATIVE = (
     'An image of aerial view, overexposed, low quality, deformation, a poor composition, bad '
     'hands, bad teeth, bad eyes, bad limbs, distortion')
 
-# Maps `(text, prompt, height, width)`, with rows and columns of codes, to the ids of both contexts;
-# writers of models that read the first token from a file also accept `first_token`. A tokenizer of
-# another model raises ValueError.
-Writer = Callable[..., tuple[list[int], list[int]]]
+# The tokens around the grids that GLM-Image's prompts state, and the one that announces an image.
+GLM_TOKENS = '<sop>', '<eop>', '<|dit_token_16384|>'
+_GLM_SOURCE = '<|image|>'
+
+# Maps `(text, prompt, height, width)`, with rows and columns of codes, to the ids of both contexts,
+# or of one for models without a null condition; writers of models that read the first token from a
+# file also accept `first_token`. A tokenizer of another model raises ValueError.
+Writer = Callable[..., tuple[list[int], ...]]
 
 
 def _template(*contexts: Sequence[str | list[str]]) -> Writer:
@@ -141,6 +145,27 @@ def janus_pro_plain(text: Text, prompt: str, height: int, width: int
                     ) -> tuple[list[int], list[int]]:
   """Returns the two contexts of the bare words, as transformers writes them without a template."""
   return _janus(text, text.encode(prompt))
+
+
+def glm_image(text: Text, prompt: str, height: int, width: int, *, small: tuple[int, int]
+              ) -> tuple[list[int]]:
+  """Returns the context of GLM-Image, whose template adds nothing to the words of one message.
+
+  It ends with the large grid, the `small` one and the start, as its processor writes them. Raises
+  ValueError for prompts that state a grid themselves, or refer to an image.
+  """
+  if names := [name for name in GLM_TOKENS[:2] if name in prompt]:
+    raise ValueError(f'prompts holds {names[0]!r} in {prompt!r:.80}; both grids are written behind '
+                     'the words, so leave it out and choose the size with grid=(rows, columns).')
+  if _GLM_SOURCE in prompt:
+    raise ValueError(
+        f'prompts holds {_GLM_SOURCE!r} in {prompt!r:.80}, which stands for an image to edit; '
+        'images are not read here, because that takes two more networks, so use words alone.')
+  first, last, start = (id_of(text, name) for name in GLM_TOKENS)
+  ids = text.encode(prompt)
+  for rows, columns in ((height, width), small):
+    ids = [*ids, first, *text.encode(f'{rows} {columns}'), last]
+  return [*ids, start],
 
 
 def padded(contexts: Sequence[Sequence[Sequence[int]]]) -> Prompt:

@@ -206,3 +206,26 @@ LIQUID = {
     'model_type': 'gemma', 'num_attention_heads': 16, 'num_hidden_layers': 28,
     'num_key_value_heads': 16, 'pad_token_id': 0, 'rms_norm_eps': 1e-06, 'rope_scaling': None,
     'rope_theta': 10000.0, 'use_cache': True, 'vocab_size': 264192}
+# As transformers writes the defaults of GLM-Image's classes, and the rotation that its class needs;
+# the published file has not been seen.
+GLM_IMAGE = {
+    'architectures': ['GlmImageForConditionalGeneration'], 'dtype': 'bfloat16',
+    'image_end_token_id': 16385, 'image_start_token_id': 16384, 'image_token_id': 167855,
+    'model_type': 'glm_image', 'tie_word_embeddings': False, 'transformers_version': '5.24.0',
+    'text_config': {
+        'attention_bias': True, 'attention_dropout': 0.0, 'eos_token_id': 16385,
+        'hidden_act': 'silu', 'hidden_size': 4096, 'initializer_range': 0.02,
+        'intermediate_size': 13696, 'max_position_embeddings': 131072,
+        'model_type': 'glm_image_text', 'num_attention_heads': 32, 'num_hidden_layers': 40,
+        'num_key_value_heads': 2, 'pad_token_id': 167841, 'rms_norm_eps': 1e-05,
+        'rope_parameters': {'mrope_section': [8, 12, 12], 'partial_rotary_factor': 0.5,
+                            'rope_theta': 10000.0, 'rope_type': 'default'},
+        'use_cache': True, 'vision_vocab_size': 16512, 'vocab_size': 168064},
+    'vision_config': {
+        'attention_bias': True, 'attention_dropout': 0.0, 'depth': 40, 'hidden_act': 'gelu',
+        'hidden_size': 1536, 'image_size': 2048, 'in_channels': 3, 'initializer_range': 0.02,
+        'intermediate_size': 6144, 'layer_norm_eps': 1e-06, 'model_type': 'glm_image_vision',
+        'num_heads': 16, 'patch_size': 16, 'spatial_merge_size': 1},
+    'vq_config': {
+        'embed_dim': 2048, 'in_channels': 3, 'initializer_range': 0.02, 'latent_channels': 1536,
+        'model_type': 'glm_image_vqmodel', 'num_embeddings': 16384}}

@@ -1,0 +1,51 @@
+"""GLM-Image: words to the tokens of a small and a large grid, from which diffusers draws pixels."""
+
+import functools
+
+from cspd_jax.families import decoder_only, prompt_kinds
+from cspd_jax.families.decoder_only import EAGLE, MEDUSA, NEIGHBOURS
+from cspd_jax.families.family import Family, Parts, Published
+from cspd_jax.files.store import Kind
+from cspd_jax.generation.model import Model
+from cspd_jax.models import eagle, glm_image, transformer
+from cspd_jax.text import bpe, templates
+
+# Names of control tokens.
+_CONTROL = r'<\|.*\|>|<[se]op>|\[[gs]?MASK\]'
+
+
+def build(parts: Parts) -> Model:
+  """Builds a model of its networks; raises ValueError unless they belong together."""
+  target = parts.loaded['target']
+  config = target.config
+  decoder_only.pair(parts, 'num_codes', (
+      'height', 'width', 'small_side', 'num_codes', 'image_end', 'vocab_size'))
+  text = parts.text(FAMILY.text_forms, config.vocab_size)
+  write = parts.writer(FAMILY.prompt_writers)
+  if text is not None and (start := bpe.id_of(text, templates.GLM_TOKENS[-1])) != config.num_codes:
+    raise ValueError(f'text has {templates.GLM_TOKENS[-1]} as token {start}, but the target of '
+                     f'{parts.name!r} has {config.num_codes} codes before it; use the tokenizer '
+                     'file that belongs to it.')
+  conditions = prompt_kinds.tokens(
+      (config.height, config.width), text,
+      write and functools.partial(write, small=config.small),
+      functools.partial(glm_image.renumbered, config), target.metadata.get('prompts', ()),
+      range(config.num_codes))
+  return decoder_only.build(parts, FAMILY, glm_image.logits_and_features, conditions, None)
+
+
+_TRANSFORMER = {'glm_image': Kind(
+    glm_image.GlmImageConfig, glm_image.init, transformer.SPLIT, transformer.MATRICES,
+    transformer.ORDERS, transformer.PRODUCTS)}
+FAMILY = Family(
+    name='glm_image',
+    roles={'target': _TRANSFORMER, 'text': {'text': Kind(bpe.TextConfig, bpe.init)},
+           'draft': _TRANSFORMER, 'eagle': EAGLE, 'medusa': MEDUSA, 'neighbours': NEIGHBOURS,
+           'corrector': EAGLE},
+    build=build, resize=decoder_only.resize,
+    published=Published(glm_image.PRESETS,
+                        lambda config: decoder_only.with_medusa(config, 'glm_image'),
+                        lambda config, count: prompt_kinds.described(count)),
+    text_forms={'glm_image': functools.partial(bpe.Vocabulary, control=_CONTROL)},
+    prompt_writers={'glm_image': templates.glm_image},
+    eagle_layers={'glm_image': eagle.Layer()})
