@@ -102,9 +102,9 @@ class Job(NamedTuple):
 
   @property
   def files(self) -> dict[str, str]:
-    """The names of the grids of images by decoder."""
+    """The names of the grids of images by decoder; empty if another program draws the pixels."""
     names: dict[str, str] = {}
-    for decoder in self.requests:
+    for decoder in self.requests if self.model.handover is None else ():
       word = re.sub(r'\W+', '_', decoder).strip('_')
       same = sum(name.startswith(f'images_{word}.') for name in names.values())
       names[decoder] = f'images_{word}.{same + 1}.png' if same else f'images_{word}.png'
@@ -117,9 +117,8 @@ class Job(NamedTuple):
 
   def report(self) -> Report:
     """Opens the report."""
-    pictures = [_ACCEPTED] * (self.model.engine.name == 'continuous')
-    return Report(self.folder, [*self.files.values(), _MAPS, *pictures, _SPEED],
-                  program='cspd-compare')
+    more = [_ACCEPTED] * (self.model.engine.name == 'continuous')
+    return Report(self.folder, [*self.files.values(), _MAPS, *more, _SPEED], program='cspd-compare')
 
 
 def prepare(config: Config) -> Job:
@@ -133,6 +132,8 @@ def prepare(config: Config) -> Job:
   if config.paired and _baseline(model.engine, specifications) is None:
     raise ValueError(f'paired is True, and decoder is {",".join(specifications)!r}; add '
                      f'{model.engine.baseline}, which the others are compared with.')
+  if config.paired and model.handover is not None:
+    raise ValueError('paired is True, but another program draws the pixels; leave it out.')
   captions = scenes.captions(model, prompts) if config.asked else None
   condition = model.condition(prompts)
   requests = {name: prepare_request(
@@ -222,7 +223,7 @@ def _rows(job: Job, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
         **_times(result, first),
         tokens_equal_baseline=first and bool(
             np.array_equal(decoded.tokens, first.sample.decoded.tokens)),
-        compile_seconds=result.compile_seconds, images=images[name])
+        compile_seconds=result.compile_seconds, images=images.get(name))
     if isinstance(program.decoder, continuous.Decoder):
       tested = 'drafts' if decoded.kernels is None else 'denoising kernels'
       row |= dict(
@@ -309,15 +310,15 @@ def _draw(report: Report, job: Job, entries: Sequence[Mapping[str, Any]],
           compared: Mapping[str, Compared], captions: Sequence[str]) -> None:
   """Writes the pictures; the bars once times are measured."""
   model = job.model
-  images = {name: result.sample.images(model) for name, result in compared.items()}
+  images = {name: result.sample.images(model) for name, result in compared.items() if job.files}
   work = metrics.select(model.engine.name, 'work')
-  phrased = [metric for metric in work if metric.phrase]
   for row in entries:
-    phrases = [metric.phrase.format(row[metric.name]) for metric in phrased]
+    phrases = [metric.phrase.format(row[metric.name]) for metric in work if metric.phrase]
     if row['seconds_per_image'] is not None:
       phrases.append(f'{row["seconds_per_image"]:.2f} s')
-    grid.save_grid(report.path(row['images']), images[row['decoder']], captions=captions,
-                   title=f'{row["decoder"]}: {", ".join(phrases)}')
+    if (name := row['decoder']) in images:
+      grid.save_grid(report.path(row['images']), images[name], captions=captions,
+                     title=f'{name}: {", ".join(phrases)}')
   shown = {name: value[:_MAPPED] for name, value in images.items()}
   on_grid = lambda values: model.cells(values)[:_MAPPED]
   rounds, = (metric for metric in work if metric.name == 'rounds')
@@ -367,7 +368,7 @@ def _look(job: Job, start: float, compared: Mapping[str, Compared]) -> None:
   if job.config.all and len(rows) == 1:
     seconds = (time.monotonic() - start) * len(job.requests) + job.config.budget
     progress.say(f'{len(job.requests)} decoders take about {seconds / 60:.0f} minutes at this pace')
-  name = _MAPS if len(rows) == len(job.requests) else rows[0]['images']
+  name = _MAPS if len(rows) == len(job.requests) or not job.files else rows[0]['images']
   progress.say(f'look at {job.folder}/{name}')
 
 
@@ -404,8 +405,7 @@ def _next_step(job: Job, rows: Sequence[Mapping[str, Any]]) -> str:
   command = lambda program, **flags: inputs.next_command(
       program, config.loading, job.model, job.prompts, config.sampling, **flags)
   row, baseline = min(exact, key=lambda row: row['seconds_per_image']), job.model.engine.baseline
-  fastest = row['specification']
-  gained = _gained(exact, row, baseline)
+  fastest, gained = row['specification'], _gained(exact, row, baseline)
   if fastest.partition('(')[0] != baseline:
     return (f'{gained}{_default(job.model, fastest)}'
             f'Next: {command("cspd-generate", decoder=fastest)}')

@@ -8,11 +8,12 @@
   cspd-generate --config=mine.py
 
 Writes one PNG per image to --output, with its prompt, seed, decoder, sampling options and versions
-inside, and report.json. A stopped command resumes when it is repeated. Several processes, on one
-machine or on several that share a disk, divide the images by their numbers, and the last one to end
-completes the folder. Any of them may be killed and started again, also as another number of
-processes. Invalid input ends with one message and exit code 2, before anything compiles.
-cspd-evaluate measures the images, or arranges them for other tools.
+inside, and report.json; of models whose pixels another program draws, a file of tokens for it. A
+stopped command resumes when it is repeated. Several processes, on one machine or on several that
+share a disk, divide the images by their numbers, and the last one to end completes the folder. Any
+of them may be killed and started again, also as another number of processes. Invalid input ends
+with one message and exit code 2, before anything compiles. cspd-evaluate measures the images, or
+arranges them for other tools.
 """
 
 import dataclasses
@@ -87,6 +88,11 @@ def main(config: Config) -> None:
   process = inputs.pair('process', config.process, '/') or (0, 1)
   model = inputs.model(config.loading)
   prompts, seed = inputs.images(config.images, model, _IMAGES)
+  if model.handover is not None:
+    for name in ('inception', 'stream'):
+      if (value := getattr(config, name)) is not None:
+        raise ValueError(f'{name} is {value!r}, but another program draws the pixels of model '
+                         f'{model.name!r}; leave it out.')
   features = None
   if config.inception is not None:
     features = evaluation.extractor(evaluation.load(config.inception, 'adm'))
@@ -119,7 +125,11 @@ def main(config: Config) -> None:
     print(f'The images of process {process[0]} are complete; the last process to end '
           'writes report.json.')
     return
-  print(f'Images and report.json are in {gallery.folder}.\n{_next_step(config, model, prompts)}')
+  files = 'Images' if model.handover is None else 'Tokens'
+  print(f'{files} and report.json are in {gallery.folder}.')
+  if model.handover is not None:
+    print(f'Pixels: {model.handover.advice}.')
+  print(_next_step(config, model, prompts))
 
 
 def _next_step(config: Config, model: cspd_jax.Model, prompts: list[Any]) -> str:

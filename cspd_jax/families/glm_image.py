@@ -1,15 +1,21 @@
 """GLM-Image: words to the tokens of a small and a large grid, from which diffusers draws pixels."""
 
+import dataclasses
 import functools
+
+import numpy as np
 
 from cspd_jax.families import decoder_only, prompt_kinds
 from cspd_jax.families.decoder_only import EAGLE, MEDUSA, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.files.store import Kind
 from cspd_jax.generation.model import Model
+from cspd_jax.generation.parts import Handover
 from cspd_jax.models import eagle, glm_image, transformer
 from cspd_jax.text import bpe, templates
 
+_ADVICE = ('python docs/decode_with_diffusers.py FILE.safetensors draws them with diffusers, where '
+           'that and torch are installed')
 # Names of control tokens.
 _CONTROL = r'<\|.*\|>|<[se]op>|\[[gs]?MASK\]'
 
@@ -31,7 +37,22 @@ def build(parts: Parts) -> Model:
       write and functools.partial(write, small=config.small),
       functools.partial(glm_image.renumbered, config), target.metadata.get('prompts', ()),
       range(config.num_codes))
-  return decoder_only.build(parts, FAMILY, glm_image.logits_and_features, conditions, None)
+  model = decoder_only.build(parts, FAMILY, glm_image.logits_and_features, conditions, None)
+  return dataclasses.replace(
+      model, first_cell=config.num_small, handover=Handover(
+          functools.partial(_arrays, config), glm_image.CODE_PIXELS, _ADVICE))
+
+
+def _arrays(config: glm_image.GlmImageConfig, tokens: np.ndarray) -> dict[str, np.ndarray]:
+  """Returns the tokens of images `[B, T]` by the names and shapes of diffusers' pipeline.
+
+  `prior_token_ids` `[B, 4 H W]` are its argument, the large grid with every code in a square of two
+  by two; both grids are there as they were drawn.
+  """
+  small, large = glm_image.grids(config, tokens.astype(np.int64))
+  prior = large.repeat(2, axis=1).repeat(2, axis=2)
+  return {'prior_token_ids': prior.reshape(len(tokens), -1), 'large_tokens': large,
+          'small_tokens': small}
 
 
 _TRANSFORMER = {'glm_image': Kind(

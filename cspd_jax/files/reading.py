@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import safetensors
 from PIL import ExifTags, Image
 
 from cspd_jax.core import progress
@@ -96,6 +97,17 @@ def texts_of_picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ..
   with opening(path, 'PNG', remedy) as file, _opened(file, ('PNG',)) as image:
     texts = {str(key): value for key, value in image.info.items()}
     image.verify()
+    if missing := [key for key in needed if key not in texts]:
+      raise ValueError(f'it has no text {missing[0]!r}')
+    return texts
+
+
+def texts_of_arrays(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
+                    ) -> dict[str, Any]:
+  """Reads the texts of a safetensors file by name, as `texts_of_picture` does, but no array."""
+  with (opening(path, 'safetensors', remedy) as file,
+        safetensors.safe_open(file, 'numpy') as content):
+    texts = dict(content.metadata() or {})
     if missing := [key for key in needed if key not in texts]:
       raise ValueError(f'it has no text {missing[0]!r}')
     return texts

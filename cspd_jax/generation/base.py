@@ -21,7 +21,7 @@ from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import matrices
 from cspd_jax.generation import prompts as prompts_lib
 from cspd_jax.generation.engines import AnyDecoder, Engine, Options
-from cspd_jax.generation.parts import Conditions, Drafts, Params, Teacher, Tokenizer
+from cspd_jax.generation.parts import Conditions, Drafts, Handover, Params, Teacher, Tokenizer
 from cspd_jax.models import causal
 
 
@@ -49,6 +49,8 @@ class BaseModel:
     cache_dtype: dtype of the target's keys and values, 'int8', or None for that of the parameters.
     mesh: the devices that it is divided over; None for one device.
     prefix: `[P]` or `[B, P]` the first tokens of its images; None without. See `with_prefix`.
+    handover: how another program draws the pixels of its tokens; None if an image tokenizer does.
+    first_cell: number of tokens before those of the grid.
   """
 
   name: str
@@ -68,6 +70,8 @@ class BaseModel:
   cache_dtype: str | None = None
   mesh: jax.sharding.Mesh | None = None
   prefix: np.ndarray | None = None
+  handover: Handover | None = None
+  first_cell: int = 0
   # Compiled programs, the newest last; see `core.programs.kept`.
   programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
   # Bytes of an image's cache and of the rest, by decoder; see `generation.memory.estimate`.
@@ -156,6 +160,7 @@ class BaseModel:
   def cells(self, values: np.ndarray) -> np.ndarray:
     """Arranges values of tokens `[B, T]` as `[B, rows, columns]`, without grammar tokens."""
     rows, columns = self.grid
+    values = values[:, self.first_cell:]
     if values.shape[1] != rows * columns:
       values = values[:, :rows * self.row_width].reshape(-1, rows, self.row_width)[:, :, :columns]
     return values.reshape(-1, rows, columns)
@@ -173,6 +178,17 @@ class BaseModel:
     """Decodes tokens `[B, T, ...]` to images `[B, H, W, 3]` in [-1, 1], if it has a tokenizer."""
     return self._decode(tokens)
 
+  def image_tokens(self, tokens: Any) -> dict[str, np.ndarray]:
+    """Returns the tokens of images `[B, T]` as the program takes them that draws their pixels.
+
+    These are arrays by name with a leading axis `B`; see `parts.Handover`. Raises ValueError for
+    models with an image tokenizer, whose `pixels` decodes them.
+    """
+    if self.handover is None:
+      raise ValueError(f'model {self.name!r} is a {self.family!r} model, whose tokens no other '
+                       'program draws; decode them with pixels.')
+    return self.handover.arrays(np.asarray(tokens))
+
   @functools.cached_property
   def _encode(self) -> Callable[[jax.Array], jax.Array]:
     """The tokenizer's compiled encoder with its parameters; raises ValueError without one."""
@@ -186,8 +202,9 @@ class BaseModel:
   def _decode(self) -> Callable[[jax.Array], jax.Array]:
     """The tokenizer's compiled decoder with its parameters; raises ValueError without one."""
     if self.tokenizer is None:
-      raise ValueError(
-          f'model {self.name!r} has no image tokenizer; load it with tokenizer=FOLDER.')
+      remedy = ('load it with tokenizer=FOLDER' if self.handover is None else
+                f'another program draws the pixels of its tokens: {self.handover.advice}')
+      raise ValueError(f'model {self.name!r} has no image tokenizer; {remedy}.')
     decode = programs_lib.jit_unless_traced(self.tokenizer.decode, label='the image tokenizer')
     return functools.partial(decode, self.tokenizer.params)
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from cspd_jax.core import batches
 from cspd_jax.core.progress import duration
-from cspd_jax.files import atomic, paths, reading, run_folder
+from cspd_jax.files import atomic, paths, run_folder
 from cspd_jax.generation import defaults as defaults_lib, memory, run as run_lib
 from cspd_jax.generation.request import Request
-from cspd_jax.generation.results import Generated, file_name
+from cspd_jax.generation.results import Generated, file_name, texts_of_file
 
 NAME = 'features.npz'
 # The most prompts of the model in a report: they show which images it was trained on.
@@ -44,7 +44,7 @@ def resumes(request: Request, folder: str | os.PathLike, features: Extractor | N
 
 
 def _names(request: Request) -> list[str]:
-  return [file_name(i, title, seed)
+  return [file_name(i, title, seed, tokens=request.model.handover is not None)
           for i, (title, (seed, _)) in enumerate(zip(request.titles, request.seeds))]
 
 
@@ -62,7 +62,7 @@ def _settings(request: Request, names: Sequence[str], features: Extractor | None
 
 
 class Gallery:
-  """Images to be generated into a folder: one PNG each, and report.json.
+  """Images to be generated into a folder: one PNG or file of tokens each, and report.json.
 
   An interrupted run is resumed by the same request, and a finished one is complete at once.
   """
@@ -154,7 +154,7 @@ class Gallery:
     progress(done, len(self._own))
     for numbers, images in self._generated(missing, watch):
       for row, i in enumerate(numbers):
-        atomic.write(self._report.path(self.names[i]), images.png(row))
+        atomic.write(self._report.path(self.names[i]), images.file(row))
       done += len(numbers)
       progress(done, len(self._own))
     if self._is_shared and not self._report.is_last(self.names):
@@ -200,8 +200,7 @@ class Gallery:
     """One row per image. Passes are read from the files, which an earlier run may have written."""
     rows = []
     for name, title, (seed, number) in zip(self.names, self.request.titles, self.request.seeds):
-      texts = reading.texts_of_picture(
-          self._report.path(name), atomic.REMAKE, needed=('passes',))
+      texts = texts_of_file(self._report.path(name))
       rows.append(dict(file=name, prompt=title, seed=seed, number=number,
                        passes=int(texts['passes'])))
     return rows

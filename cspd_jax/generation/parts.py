@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.models.ends import Ends
@@ -57,6 +58,21 @@ class Tokenizer(NamedTuple):
   encode: Callable[[Params, jax.Array], jax.Array] | None = None
   codebook: Callable[[Params], jax.Array] | None = None
   features: Callable[[Params, jax.Array], jax.Array] | None = None
+
+
+class Handover(NamedTuple):
+  """How the tokens of images are handed to another program, which draws their pixels.
+
+  Attributes:
+    arrays: `tokens [B, T] -> ` NumPy arrays by name with a leading axis `B`, as that program takes
+      them.
+    token_side: pixels of a cell of the grid along each side.
+    advice: how pixels are drawn from a saved file, in one line.
+  """
+
+  arrays: Callable[[np.ndarray], dict[str, np.ndarray]]
+  token_side: int
+  advice: str
 
 
 class Drafts(NamedTuple):

@@ -178,17 +178,25 @@ class Request:
     return results.to_bytes(pixels)
 
   def result(self, decoded: Any) -> Generated:
-    """Returns the images of the decoder's result; raises ValueError for pixels not finite."""
+    """Returns the images of the decoder's result; raises ValueError for pixels not finite.
+
+    They have no pixels if another program draws these.
+    """
     assert not isinstance(self.seeds, jax.Array)
     model, length = self.model, self.model.prefix_length
     tokens, fixed = np.asarray(decoded.tokens), np.asarray(decoded.round_of_token)
     if length:
       tokens = np.concatenate([self.condition.tokens, tokens], axis=1)
       fixed = np.pad(fixed, ((0, 0), (length, 0)))
-    # Converted one by one: floating-point pixels of all images need many times the memory.
-    images = [self._bytes(i, model.pixels(tokens[i:i + 1])) for i in range(len(self))]
+    if model.handover is None:
+      # Converted one by one: floating-point pixels of all images need many times the memory.
+      images = np.concatenate(
+          [self._bytes(i, model.pixels(tokens[i:i + 1])) for i in range(len(self))])
+      handed = None
+    else:
+      images, handed = np.zeros((len(self), 0, 0, 3), np.uint8), model.image_tokens(tokens)
     return Generated(
-        images=np.concatenate(images), decoded=decoded, tokens=tokens,
+        images=images, handed=handed, decoded=decoded, tokens=tokens,
         round_of_cell=model.cells(fixed), prefix_length=length, prompts=self.titles,
         seeds=self.seeds, decoder=str(self.specification),
         guarantee=model.engine.guarantee(self.decoder),
@@ -225,7 +233,7 @@ def prepare(model: BaseModel, prompts: Any = None,
       `max_batch_size`.
     all_at_once: whether all images are decoded together, in place of `batch_size`.
     slots: whether a row whose image is complete may start the next one.
-    pixels: whether the tokens become images, for which the model needs an image tokenizer.
+    pixels: whether tokens become images, by the model's image tokenizer or another program.
     sampling: of `model.sampling(...)`, in place of sampling options among `options`.
     condition: of the prompts, if the caller has encoded them; None encodes them here.
     reserved: whether their memory is allocated already, as that of slots; needs a `batch_size`.
@@ -260,7 +268,7 @@ def prepare(model: BaseModel, prompts: Any = None,
   request = request_of(size)
   while batch_size is None and not all_at_once and (most := request.estimate().most(size)) < size:
     size, request = most, request_of(most)  # The default decoder may depend on it.
-  if pixels and model.tokenizer is None:
+  if pixels and model.tokenizer is None and model.handover is None:
     model.pixels(None)  # Raises the error that names the missing tokenizer.
   if not reserved:
     memory.check(model, request.specification, request.estimate(), request.batch_size,

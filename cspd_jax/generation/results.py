@@ -14,9 +14,10 @@ from typing import Any
 
 import jax
 import numpy as np
+import safetensors.numpy
 from PIL import Image, PngImagePlugin
 
-from cspd_jax.files import atomic, paths
+from cspd_jax.files import atomic, paths, reading
 from cspd_jax.version import __version__
 
 # More images would make a notebook page too long.
@@ -28,7 +29,7 @@ class Generated:
   """Images and how they were generated; `out[0]` and `out[1:3]` are some of them.
 
   Attributes:
-    images: `[B, H, W, 3]` uint8.
+    images: `[B, H, W, 3]` uint8; `[B, 0, 0, 3]` if another program draws their pixels.
     decoded: the decoder's result, NumPy arrays with a leading axis `B`; without the prefix.
     tokens: `[B, T, ...]` the images' tokens, including the prefix.
     round_of_cell: `[B, rows, columns]` the round that fixed a token of the grid; 0 for the prefill
@@ -47,6 +48,8 @@ class Generated:
     prefix_length: number of tokens of the prefix.
     precision: the options of `cspd_jax.load` that round the model's numbers, by name: `dtype`,
       `quantize` and `cache_dtype`.
+    handed: arrays `[B, ...]` by name for the program that draws the pixels; None if they are drawn
+      here. See `Model.image_tokens`.
   """
 
   images: np.ndarray
@@ -65,6 +68,7 @@ class Generated:
   labels: Sequence[int] | None = None
   prefix_length: int = 0
   precision: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  handed: Mapping[str, np.ndarray] | None = None
 
   @property
   def log_probs(self) -> np.ndarray | None:
@@ -108,18 +112,20 @@ class Generated:
         seeds=pick(self.seeds), labels=None if self.labels is None else pick(self.labels),
         sampling={name: pick(value) if isinstance(value, list) else value
                   for name, value in self.sampling.items()},
-        unknown_words=pick(self.unknown_words), numbers=pick(self.numbers))
+        unknown_words=pick(self.unknown_words), numbers=pick(self.numbers),
+        handed=self.handed and {name: value[rows] for name, value in self.handed.items()})
 
   def names(self) -> list[str]:
     """Returns a file name per image `[B]`, from its number, prompt and seed."""
-    return [file_name(number, prompt, seed)
+    return [file_name(number, prompt, seed, tokens=self.handed is not None)
             for number, prompt, (seed, _) in zip(self.numbers, self.prompts, self.seeds)]
 
   def save(self, folder: str | os.PathLike, *, overwrite: bool = False) -> list[pathlib.Path]:
-    """Writes one PNG per image, with its prompt, seed, decoder and versions in the metadata.
+    """Writes one file per image, with its prompt, seed, decoder and versions in the metadata.
 
-    The folder is created if necessary; returns the paths of the files `[B]`. Raises ValueError if
-    one exists and is not to be replaced by `overwrite`, or the folder is not writable.
+    They are PNG or, if another program draws the pixels, safetensors with its tokens. The folder is
+    created if necessary; returns the paths of the files `[B]`. Raises ValueError if one exists and
+    is not to be replaced by `overwrite`, or the folder is not writable.
     """
     folder = paths.find('folder', folder)
     pictures = [folder / name for name in self.names()]
@@ -129,14 +135,27 @@ class Generated:
     try:
       folder.mkdir(parents=True, exist_ok=True)
       for i, path in enumerate(pictures):
-        atomic.write(path, self.png(i))
+        atomic.write(path, self.file(i))
     except OSError as error:
       raise ValueError(f'folder is {str(folder)!r}, where files cannot be written '
                        f'({error.strerror}); use another folder.') from error
     return pictures
 
+  def file(self, index: int) -> bytes:
+    """Encodes one image as PNG, or its tokens for another program as safetensors; see `save`."""
+    if self.handed is None:
+      return self.png(index)
+    texts = {name: value if isinstance(value, str) else json.dumps(value)
+             for name, value in self.metadata(index).items()}
+    return safetensors.numpy.save(
+        {name: np.ascontiguousarray(value[index:index + 1])
+         for name, value in self.handed.items()}, metadata=texts)
+
   def png(self, index: int) -> bytes:
-    """Encodes one image as PNG, with `metadata` as its text."""
+    """Encodes one image as PNG, with `metadata` as its text; ValueError without pixels."""
+    if self.handed is not None:
+      raise ValueError(f'model is {self.model!r}, whose pixels another program draws; pass the '
+                       'tokens of save, or of handed, to it.')
     info = PngImagePlugin.PngInfo()
     for name, value in self.metadata(index).items():
       info.add_itxt(name, value if isinstance(value, str) else json.dumps(value))
@@ -164,8 +183,9 @@ class Generated:
 
   def __repr__(self) -> str:
     count, (height, width) = len(self), self.images.shape[1:3]
+    size = f'{height}x{width}' if self.handed is None else '{}x{} tokens'.format(*self.grid)
     passes = f', {self._passes()}{" on average" if count > 1 else ""}' if count else ''
-    return (f'Generated({count} image{"s"[:count != 1]} of {height}x{width} by {self.decoder} '
+    return (f'Generated({count} image{"s"[:count != 1]} of {size} by {self.decoder} '
             f'({self.guarantee}) from {self.model!r}{passes})')
 
   def _passes(self) -> str:
@@ -176,7 +196,8 @@ class Generated:
     if not len(self):
       return f'<p>{html.escape(repr(self))}</p>'
     shown = min(len(self), MOST_SHOWN)
-    cells = figures(repr(self), [self.png(i) for i in range(shown)], self.prompts)
+    pngs = [self.png(i) for i in range(shown)] if self.handed is None else []
+    cells = figures(repr(self), pngs, self.prompts)
     from cspd_jax.plots import grid as grid_lib  # Importing Matplotlib takes a second.
     maps = grid_lib.acceptance_map(
         {self.decoder: self.round_of_cell[:4]}, captions=self.prompts[:4],
@@ -201,13 +222,20 @@ def figures(text: str, pngs: Sequence[bytes], captions: Sequence[str]) -> str:
       for png, caption in zip(pngs, captions))
 
 
-def file_name(index: int, prompt: str, seed: int) -> str:
-  """Returns the file name of an image."""
+def file_name(index: int, prompt: str, seed: int, *, tokens: bool = False) -> str:
+  """Returns the file name of an image, or of its tokens for another program."""
   encoding = sys.getfilesystemencoding()
   words = re.sub(r'\W+', '_', prompt.lower()).strip('_')[:60]
   # A name has 255 bytes at most, and only characters that the system can encode.
   words = words.encode(encoding, 'ignore')[:180].decode(encoding, 'ignore') or 'image'
-  return f'{index:05d}_{words}_seed{seed}.png'
+  return f'{index:05d}_{words}_seed{seed}.{"safetensors" if tokens else "png"}'
+
+
+def texts_of_file(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the metadata of a file of `Generated.save`; a damaged one raises ValueError."""
+  if path.suffix == '.png':
+    return reading.texts_of_picture(path, atomic.REMAKE, needed=('passes',))
+  return reading.texts_of_arrays(path, atomic.REMAKE, needed=('passes',))
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:

@@ -165,7 +165,8 @@ class Partial:
 
   def _repr_html_(self) -> str:
     """Displays the images so far in notebooks."""
-    shown = [results.encoded(image) for image in self.images[:results.MOST_SHOWN]]
+    images = () if self._request.model.handover is not None else self.images[:results.MOST_SHOWN]
+    shown = [results.encoded(image) for image in images]
     return results.figures(repr(self), shown, self._request.titles)
 
 

@@ -396,7 +396,7 @@ def test_decoders_that_are_one_are_named():
 
 def test_files_of_decoders_with_similar_names():
   requests = dict.fromkeys(['a(b)', 'a+b', 'a_b'])
-  job = compare.Job(compare.Config(), None, requests, {}, [], None)
+  job = compare.Job(compare.Config(), cspd_jax.load('demo'), requests, {}, [], None)
   assert len(set(job.files.values())) == 3
 
 

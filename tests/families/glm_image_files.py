@@ -38,7 +38,7 @@ def tokenizer_file():
       pre_tokenizer=level, post_processor=None, decoder=level, model=dict(
           type='BPE', dropout=None, unk_token=None, continuing_subword_prefix='',
           end_of_word_suffix='', fuse_unk=False, byte_fallback=False, ignore_merges=False,
-          vocab=ids, merges=[('c', 'a')]))).encode()
+          vocab=ids | SPECIAL, merges=[('c', 'a')]))).encode()
 
 
 def settings(config=CONFIG):

@@ -1,0 +1,354 @@
+"""GLM-Image: from a folder in the published format, at a tiny size, to tokens that diffusers draws.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+from PIL import Image
+
+import cspd_jax
+from cspd_jax import families
+from cspd_jax.commands import compare, generate as generate_command, train
+from cspd_jax.files import store
+from cspd_jax.models import eagle, glm_image
+from cspd_jax.models.conditions import Prompt
+from cspd_jax.testing import exactness
+from cspd_jax.text import bpe, templates
+from tests.families import glm_image_files
+from tests.marks import representative
+
+pytest.importorskip('tokenizers')
+
+CONFIG = glm_image_files.CONFIG
+PROMPTS = ['a cat', 'a dog, 中文']
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A converted model, with an EAGLE network that was not trained."""
+  root = tmp_path_factory.mktemp('glm_image')
+  assert not glm_image_files.converted(glm_image_files.folder(root), root / 'model')
+  config = families.FAMILIES['glm_image'].published.networks(CONFIG)['eagle'][1]
+  store.save(root / 'model' / 'eagle', 'eagle', config, eagle.init(config, jax.random.key(3)))
+  families.save(root / 'model', 'glm_image', {'eagle': 'eagle'})
+  return root / 'model'
+
+
+@pytest.fixture(scope='module')
+def model(folder):
+  return cspd_jax.load(folder)
+
+
+@pytest.fixture(scope='module')
+def text():
+  return bpe.read({'file': np.frombuffer(glm_image_files.tokenizer_file(), np.uint8)}, 'glm_image')
+
+
+def test_a_folder_becomes_tokens_by_two_commands(tmp_path, capsys):
+  source = glm_image_files.folder(tmp_path)
+  assert not glm_image_files.converted(source, tmp_path / 'model')
+  printed = capsys.readouterr().out
+  assert f"Next: cspd-generate --model={tmp_path}/model --prompt='a light" in printed
+  arguments = ['cspd-generate', f'--model={tmp_path}/model', '--decoder=seed_exact(window=4)',
+               *(f'--prompt={words}' for words in PROMPTS), f'--output={tmp_path}/out', '--seed=3']
+  assert not generate_command.main(arguments)
+  printed = capsys.readouterr().out
+  assert f'Tokens and report.json are in {tmp_path}/out.' in printed
+  assert 'Pixels: python docs/decode_with_diffusers.py FILE.safetensors draws them' in printed
+  files = sorted((tmp_path / 'out').glob('*.safetensors'))
+  assert [file.name for file in files] == [
+      '00000_a_cat_seed3.safetensors', '00001_a_dog_中文_seed3.safetensors']
+  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
+  assert report['sampling'] == {**report['sampling'], 'temperature': 0.9, 'top_p': 0.75,
+                                'guidance_scale': 1.0}
+  assert [row['file'] for row in report['rows']] == [file.name for file in files]
+  assert all(row['rounds'] > 3 for row in report['rows'])
+  # The same again, which finds that everything is there.
+  assert not generate_command.main(arguments)
+  assert 'are complete' in capsys.readouterr().out
+  for name in ('stream', 'inception'):
+    assert generate_command.main([*arguments, f'--{name}=x.png']) == 2
+    assert f"{name} is 'x.png', but another program draws" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.verifies('folder to pictures', 'glm_image')
+def test_tokens_become_pictures_by_diffusers(model, tmp_path):
+  """The program on a page, with a tiny pipeline of diffusers on a CPU."""
+  pytest.importorskip('torch')
+  pytest.importorskip('diffusers.pipelines.glm_image')
+  from tests.families import glm_image_pipeline  # It requires both.
+  glm_image_pipeline.save(tmp_path / 'pipeline', CONFIG.num_codes)
+  paths = model.generate(PROMPTS, seed=3, decoder='seed_exact(window=4)').save(tmp_path / 'out')
+  made = subprocess.run(
+      [sys.executable, 'docs/decode_with_diffusers.py', *map(str, paths), '--device=cpu',
+       '--steps=2', f'--model={tmp_path}/pipeline'], cwd=ROOT, check=False, text=True,
+      capture_output=True, env=os.environ | {'HF_HUB_OFFLINE': '1'})
+  assert made.returncode == 0, made.stderr
+  pictures = sorted((tmp_path / 'out').glob('*.png'))
+  assert [picture.with_suffix('.safetensors') for picture in pictures] == sorted(paths)
+  first, second = (np.asarray(Image.open(picture), int) for picture in pictures)
+  assert first.shape == (96, 128, 3) and first.std() > 5
+  # The same noise, so that the tokens alone make the difference.
+  assert np.abs(first - second).mean() > 1
+
+
+def test_saved_files_hold_both_grids_and_what_made_them(model, tmp_path):
+  out = model.generate(PROMPTS, seed=7, decoder='seed_exact(window=4)')
+  assert repr(out).startswith('Generated(2 images of 3x4 tokens by seed_exact(window=4')
+  assert out.images.shape == (2, 0, 0, 3) and out.round_of_cell.shape == (2, 3, 4)
+  first, second = out.save(tmp_path)
+  assert second.name == '00001_a_dog_中文_seed7.safetensors'
+  saved = safetensors.numpy.load_file(second)
+  with safetensors.safe_open(second, 'numpy') as file:
+    texts = file.metadata()
+  assert texts['prompt'] == PROMPTS[1] and texts['seed'] == '7' and texts['number'] == '1'
+  assert texts['decoder'].startswith('seed_exact(window=4') and texts['guarantee'] == 'seed-exact'
+  assert texts['grid'] == '[3, 4]' and 'cspd_jax' in texts['software']
+  assert json.loads(texts['sampling'])['top_p'] == pytest.approx(0.75)
+  small, large = out.tokens[1, :2].reshape(1, 1, 2), out.tokens[1, 2:-1].reshape(1, 3, 4)
+  np.testing.assert_array_equal(saved['small_tokens'], small)
+  np.testing.assert_array_equal(saved['large_tokens'], large)
+  # As the pipeline enlarges its tokens: each is a square of two by two.
+  wide = saved['prior_token_ids'].reshape(6, 8)
+  assert wide.dtype == np.int64 and saved['prior_token_ids'].shape == (1, 48)
+  np.testing.assert_array_equal(wide[1::2, ::2], large[0])
+  np.testing.assert_array_equal(wide[::2, 1::2], large[0])
+  np.testing.assert_array_equal(out.tokens[:, -1], CONFIG.num_codes)
+  part = out[1]
+  np.testing.assert_array_equal(part.handed['large_tokens'], large)
+  again = safetensors.numpy.load(part.file(0))
+  assert again.keys() == saved.keys() and all(
+      np.array_equal(again[name], saved[name]) for name in saved)
+  np.testing.assert_array_equal(model.image_tokens(out.tokens)['large_tokens'][1:], large)
+  html = out._repr_html_()
+  assert 'Generated(2 images' in html
+  with pytest.raises(ValueError, match='exists already|holds 00000_a_cat'):
+    out.save(tmp_path)
+  first.write_bytes(first.read_bytes()[:40])
+  from cspd_jax.generation import results
+  with pytest.raises(ValueError, match='cannot be read as safetensors'):
+    results.texts_of_file(first)
+
+
+def test_what_needs_pixels_is_refused(model, folder, tmp_path, capsys):
+  with pytest.raises(ValueError, match='has no image tokenizer; another program draws the pixels'):
+    model.pixels(np.zeros((1, CONFIG.num_tokens), np.int32))
+  with pytest.raises(ValueError, match='whose pixels another program draws; pass the tokens of'):
+    model.generate(PROMPTS, decoder='seed_exact(window=4)').png(0)
+  with pytest.raises(ValueError, match='whose tokens no other program draws; decode them with pix'):
+    cspd_jax.load('demo').image_tokens(np.zeros((1, 4)))
+  assert compare.main(['cspd-compare', f'--model={folder}', '--prompt=a cat', '--paired',
+                       f'--output={tmp_path}']) == 2
+  assert 'paired is True, but another program draws the pixels' in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_decoders_are_compared_without_pictures(folder, tmp_path, capsys):
+  assert not compare.main([
+      'cspd-compare', f'--model={folder}', '--prompt=a cat', '--num_images=1', '--budget=1',
+      '--decoder=vanilla,seed_exact(window=4)', f'--output={tmp_path}/out'])
+  assert f'Pictures and report.json are in {tmp_path}/out.' in capsys.readouterr().out
+  assert {file.name for file in (tmp_path / 'out').iterdir()} >= {
+      'acceptance.png', 'speed.png', 'report.json'}
+  assert not list((tmp_path / 'out').glob('images_*'))
+
+
+@pytest.mark.slow
+def test_unfinished_images_are_shown_as_rounds(model):
+  states = list(model.stream(PROMPTS[:1], seed=7, decoder='seed_exact(window=4)'))
+  assert states[0].images.shape == (1, 0, 0, 3) and 'Partial(' in states[0]._repr_html_()
+  assert not states[0].fixed.any() and states[-1].fixed.all() and len(states) > 3
+  middle = next(state for state in states if 3 <= state.count[0] < 14)
+  np.testing.assert_array_equal(middle.fixed[0].ravel(), np.arange(12) < middle.count[0] - 2)
+
+
+def test_prompts_end_with_both_grids(text):
+  ids, = templates.glm_image(text, ' a cat ', 32, 24, small=(18, 13))
+  sop, eop, start = (text.ids[name] for name in templates.GLM_TOKENS)
+  assert ids == [*text.encode(' a cat '), sop, *text.encode('32 24'), eop, sop,
+                 *text.encode('18 13'), eop, start]
+  # Names of other tokens in the words of a user are words.
+  ids, = templates.glm_image(text, 'a <|dit_token_16384|> cat', 32, 24, small=(18, 13))
+  assert ids.count(start) == 1 and ids[-1] == start
+
+
+@pytest.mark.slow
+def test_prompts_are_those_of_its_processor(model, tmp_path):
+  """With the chat template of one message, and every rounding of sizes that its program has."""
+  glm = pytest.importorskip('transformers.models.glm_image')
+  transformers = pytest.importorskip('transformers')
+  source = glm_image_files.folder(tmp_path) / 'processor'
+  tokenizer = transformers.PreTrainedTokenizerFast(
+      tokenizer_file=str(source / 'tokenizer.json'), bos_token=templates.GLM_TOKENS[-1],
+      pad_token='<|endoftext|>', extra_special_tokens={
+          name: token for name, token in glm_image_files.NAMES.items()
+          if name not in ('bos_token', 'pad_token')}, padding_side='left')
+  processor = glm.GlmImageProcessor(
+      glm.GlmImageImageProcessorPil(), tokenizer, chat_template=glm_image_files.TEMPLATE)
+  text = bpe.read({'file': np.frombuffer(glm_image_files.tokenizer_file(), np.uint8)}, 'glm_image')
+  for height, width in ((1024, 1024), (1152, 768), (1056, 1030), (512, 2048)):
+    given = processor.apply_chat_template(
+        [[{'role': 'user', 'content': [{'type': 'text', 'text': words}]}] for words in PROMPTS],
+        tokenize=True, padding=True, return_dict=True, return_tensors='np',
+        processor_kwargs=dict(target_h=height, target_w=width))
+    config = glm_image.GlmImageConfig(height=height // 32, width=width // 32)
+    assert given['image_grid_thw'].tolist() == [
+        [1, config.height, config.width], [1, *config.small]] * 2
+    for row, words in enumerate(PROMPTS):
+      ids = given['input_ids'][row][np.asarray(given['attention_mask'][row]) == 1]
+      assert ids.tolist() == templates.glm_image(
+          text, words, config.height, config.width, small=config.small)[0]
+
+
+@pytest.mark.parametrize('prompt, message', [
+    ('a cat<sop>36 24<eop>', "prompts holds '<sop>' in .*leave it out and choose the size with"),
+    ('a cat<eop>', "prompts holds '<eop>'"),
+    ('<|image|> on the moon', "stands for an image to edit; images are not read here, because")])
+def test_prompts_that_are_refused(prompt, message, model):
+  with pytest.raises(ValueError, match=message):
+    model.generate(prompt)
+
+
+@pytest.mark.parametrize('options, message', [
+    (dict(guidance_scale=2.0), 'guidance_scale is 2.0; it must be 1'),
+    (dict(prefix=np.zeros(3, int)), 'whole rows of 4 tokens'),
+    (dict(prefix=np.full(4, 40)), "with the grammar's tokens at the positions that it forces")])
+def test_options_that_are_refused(options, message, model):
+  with pytest.raises(ValueError, match=message):
+    model.generate(PROMPTS[0], decoder='vanilla', **options)
+
+
+@pytest.mark.parametrize('grid, message', [
+    ((3, 0), 'grid'), ((1.5, 3), r'grid is \(1.5, 3\); it must be rows and columns of tokens'),
+    ((1, 9), 'the small grid of an image this narrow has 0x6 tokens')])
+def test_grids_that_are_not_whole_or_too_narrow_are_refused(grid, message, folder):
+  with pytest.raises(ValueError, match=message):
+    cspd_jax.load(folder, grid=grid)
+
+
+def test_a_tokenizer_of_another_model_is_refused(folder):
+  content = json.loads(glm_image_files.tokenizer_file())
+  start, end, *_ = glm_image_files.SPECIAL
+  for token in content['added_tokens']:
+    token['id'] = {start: 41, end: 40}.get(token['content'], token['id'])
+  file = np.frombuffer(json.dumps(content).encode(), np.uint8)
+  other = store.Loaded('text', bpe.TextConfig('glm_image', len(file)), {'file': file}, {})
+  with pytest.raises(ValueError, match='as token 41, but the target of .* has 40 codes before it'):
+    cspd_jax.load(folder, text=other)
+
+
+@pytest.mark.slow
+def test_other_grids_and_int8(folder, tmp_path):
+  assert not generate_command.main(
+      ['cspd-generate', f'--model={folder}', '--grid=4x3', '--quantize=int8', '--cache_dtype=int8',
+       '--prompt=a cat', '--decoder=seed_exact(window=4)', f'--output={tmp_path}'])
+  file, = tmp_path.glob('*.safetensors')
+  saved = safetensors.numpy.load_file(file)
+  assert saved['large_tokens'].shape == (1, 4, 3) and saved['small_tokens'].shape == (1, 2, 1)
+
+
+@pytest.fixture(scope='module')
+def vanilla(model):
+  return model.generate(PROMPTS, seed=5, decoder='vanilla')
+
+
+@pytest.mark.parametrize('decoder', representative(
+    ('seed_exact(window=4)', 'eagle(tree=chain(3))+match',
+     'corrected_seed_exact(by=eagle, window=4)', 'corrected_seed_exact(by=layers, window=4)'),
+    'seed_exact(window=4)'))
+def test_seed_exact_decoders_write_the_tokens_of_vanilla(model, vanilla, decoder):
+  """Windows that lie in both grids at once, whose positions jump between them."""
+  made = model.generate(PROMPTS, seed=5, decoder=decoder)
+  np.testing.assert_array_equal(made.tokens, vanilla.tokens)
+  assert len(np.unique(made.tokens)) > 8 and made.tokens.shape == (2, 15)
+
+
+@pytest.mark.slow
+def test_tokens_are_those_of_vanilla_in_windows_bit_for_bit(folder):
+  """In bfloat16, with an int8 cache, where sums of another shape would round otherwise."""
+  model = cspd_jax.load(folder, dtype='bfloat16', cache_dtype='int8')
+  one, other = (model.generate(PROMPTS * 4, seed=5, decoder=decoder)
+                for decoder in ('vanilla(window=6)', 'seed_exact(window=6)'))
+  np.testing.assert_array_equal(one.tokens, other.tokens)
+  np.testing.assert_array_equal(one.log_probs, other.log_probs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('decoder', representative(
+    ['mc_sjd(window=3)', 'sjd_pac(window=4)', 'eagle(tree=chain(2))+exact',
+     'corrected(by=layers, window=3)'], 'mc_sjd(window=3)'))
+def test_decoders_draw_from_the_model(decoder):
+  """Whole images of 1 + 2 free tokens and the end, against their enumerated distribution."""
+  config = dataclasses.replace(
+      CONFIG, height=1, width=2, small_side=2, num_codes=4, image_end=5, output_size=6,
+      vocab_size=12)
+  assert config.small == (1, 2) and config.num_tokens == 5
+  model, params = _tiny(config)
+  ids = np.array([[[7, 9, 10, 4]], [[8, 11, 9, 4]]])
+  prompts = model.condition(Prompt(ids, np.ones(ids.shape, bool)))
+  probs = _enumerated(config, params, prompts)
+  decode, draft_params = jax.jit(model.decoder(decoder)), model.draft_params(decoder)
+  report = exactness.check_sampler(
+      lambda key, labels: decode(
+          params, jax.tree.map(lambda x: x[labels], prompts), key, model.sampling(),
+          draft_params).tokens[:, :4],
+      probs, 4, samples=2**13, batch_size=2**10)
+  assert report.passed and report.tv < 3 * report.tv_expected, report
+
+
+def _tiny(config):
+  """A model with numbers far from its initialisation, and an EAGLE network that is not trained."""
+  params = glm_image.init(config, jax.random.key(0))
+  leaves, structure = jax.tree.flatten(params)
+  keys = jax.random.split(jax.random.key(1), len(leaves))
+  params = jax.tree.unflatten(structure, [
+      leaf + 0.4 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys)])
+  networks = families.FAMILIES['glm_image'].published.networks(config)
+  drafter = eagle.init(networks['eagle'][1], jax.random.key(4))
+  parts = {'target': store.Loaded('glm_image', config, params, {}),
+           'eagle': store.Loaded('eagle', networks['eagle'][1], drafter, {})}
+  return families.FAMILIES['glm_image'].build(families.Parts('tiny', parts, {})), params
+
+
+def _enumerated(config, params, prompts):
+  """The probabilities `[2, 4**4]` of the free tokens of an image after both prompts."""
+  images = np.stack(np.meshgrid(*[np.arange(4)] * 4, indexing='ij'), axis=-1).reshape(-1, 4)
+  whole = np.pad(images, ((0, 0), (0, 1)), constant_values=4)
+  probs = []
+  for row in range(2):
+    condition = jax.tree.map(lambda x, row=row: jnp.repeat(x[row:row + 1], 256, axis=0), prompts)
+    logits, _ = glm_image.logits_and_features(
+        params, config, condition, whole, jnp.zeros(256, bool))
+    steps = jax.nn.softmax(logits[:, :4], axis=-1)
+    probs.append(jnp.prod(jnp.take_along_axis(steps, images[..., None], axis=2)[..., 0], axis=1))
+  return np.stack(probs)
+
+
+@pytest.mark.slow
+def test_a_corrector_is_fitted_for_it(folder, tmp_path):
+  assert not train.main(['cspd-train', f'--model={folder}', '--smoke',
+                         f'--workdir={tmp_path}/work', f'--output={tmp_path}/fitted'])
+  model = cspd_jax.load(folder, neighbours=tmp_path / 'fitted')
+  tokens = model.generate(PROMPTS, seed=1, decoder='corrected(by=neighbours, window=4)').tokens
+  assert tokens.shape == (2, 15)
+
+
+def test_its_size_is_described():
+  whole = families.describe('glm_image_9b')
+  assert set(whole.drafts) == {'eagle', 'corrector', 'neighbours', 'medusa', 'layers'}
+  assert whole.num_tokens == 256 + 1024 + 1 and whole.target(guided=True).num_streams == 1
+  layer = whole.params['transformer']['layers_39']
+  assert layer['key'].shape == (4096, 2, 128) and layer['down'].shape == (13696, 4096)
+  assert whole.params['transformer']['output'].shape == (4096, 16384)
