@@ -73,7 +73,7 @@ def test_a_folder_becomes_tokens_by_two_commands(tmp_path, capsys):
   assert report['sampling'] == {**report['sampling'], 'temperature': 0.9, 'top_p': 0.75,
                                 'guidance_scale': 1.0}
   assert [row['file'] for row in report['rows']] == [file.name for file in files]
-  assert all(row['rounds'] > 3 for row in report['rows'])
+  assert all(row['passes'] > 3 for row in report['rows'])
   # The same again, which finds that everything is there.
   assert not generate_command.main(arguments)
   assert 'are complete' in capsys.readouterr().out
