@@ -18,11 +18,11 @@ import optax
 
 from cspd_jax.core import fields, programs
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.models import early_fusion, llamagen, vq
+from cspd_jax.models import early_fusion, glm_image, llamagen, vq
 from cspd_jax.training import loop, optimizer as optimizer_lib
 from experiments.demo_models import photos as photos_lib, stages, tokenizers
 
-Config = llamagen.LlamaGenConfig | early_fusion.EarlyFusionConfig
+Config = llamagen.LlamaGenConfig | early_fusion.EarlyFusionConfig | glm_image.GlmImageConfig
 
 _BATCH = 16
 _LN2 = float(np.log(2))
@@ -45,6 +45,8 @@ class ARTrainConfig:
 
 
 def _module(config: Config) -> Any:
+  if isinstance(config, glm_image.GlmImageConfig):
+    return glm_image
   return early_fusion if isinstance(config, early_fusion.EarlyFusionConfig) else llamagen
 
 
@@ -57,10 +59,10 @@ def start(config: Config, train: ARTrainConfig) -> optimizer_lib.TrainState:
 def _free(config: Config) -> np.ndarray:
   """Returns the positions of tokens that the grammar does not force."""
   positions = np.arange(config.num_tokens)
-  if not isinstance(config, early_fusion.EarlyFusionConfig):
+  if (forced := getattr(_module(config), 'forced', None)) is None:
     return positions
   with jax.ensure_compile_time_eval():
-    return np.flatnonzero(np.asarray(early_fusion.forced(config, jnp.asarray(positions))) < 0)
+    return np.flatnonzero(np.asarray(forced(config, jnp.asarray(positions))) < 0)
 
 
 def nll(params: Any, config: Config, tokens: jax.Array, condition: Any,

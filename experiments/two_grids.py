@@ -1,0 +1,157 @@
+"""Trains a small model with the layout of GLM-Image, and measures drafts from its small grid.
+
+  python -m experiments.two_grids --workdir=runs/two_grids
+  python -m experiments.two_grids --num_steps=8000 --batch_size=32 --workdir=runs/longer
+
+The model draws scenes of emoji: 8 x 8 tokens of the scene at half its size, then 16 x 16 of the
+whole one, both by the image tokenizer of `emoji`. The training continues when the command is
+repeated, and `model` in the folder is one that `cspd_jax.load` reads. Then every decoder generates
+the same images, and report.json has the tokens per forward pass of both grids. docs/embedded.md has
+the commands that fetch the sources.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+
+import cspd_jax
+from cspd_jax import cli, families
+from cspd_jax.cli import inputs
+from cspd_jax.core import fields, programs
+from cspd_jax.files import atomic, npz, paths, run_folder, store
+from cspd_jax.measure import tables
+from cspd_jax.models import glm_image, vq
+from cspd_jax.models.conditions import Prompt
+from cspd_jax.text import templates
+from cspd_jax.training import loop, optimizer as optimizer_lib
+from experiments.demo_models import emoji, emoji_recipe, recipe as recipe_lib, stages
+
+_TOKENIZER = 'emoji'
+_SMALL, _LARGE = 8, 16  # Rows and columns of the grids.
+_BEGIN = '<|dit_token_16385|>'
+
+
+def names(num_codes: int) -> list[str]:
+  """Returns the tokens in the order of their ids: codes, both ends of images, control, words."""
+  return [*(f'<|code_{code}|>' for code in range(num_codes)), templates.GLM_TOKENS[-1], _BEGIN,
+          *templates.GLM_TOKENS[:2], emoji_recipe.UNKNOWN, str(_SMALL), str(_LARGE), *emoji.WORDS]
+
+
+def target(num_codes: int) -> glm_image.GlmImageConfig:
+  """Returns the sizes of the model."""
+  return glm_image.GlmImageConfig(
+      height=_LARGE, width=_LARGE, small_side=_SMALL, dim=128, num_layers=6, num_heads=2,
+      num_kv_heads=1, ffn_dim=352, sections=(4, 6, 6), num_codes=num_codes,
+      image_end=num_codes + 1, output_size=num_codes + 2, vocab_size=len(names(num_codes)))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(emoji.Sources, loop.Intervals):
+  """The training and the measurement.
+
+  Attributes:
+    num_steps: steps of the training.
+    batch_size: images of a step.
+    num_train_images: different images that it draws from.
+    num_held_out_images: images whose likelihood is measured.
+    workdir: folder of the training and of the report.
+  """
+
+  num_steps: int = 2000
+  batch_size: int = 16
+  num_train_images: int = 16384
+  num_held_out_images: int = 256
+  workdir: str = 'runs/two_grids'
+
+  def __post_init__(self):
+    fields.check(self, num_steps=(1, fields.MOST), batch_size=(1, fields.MOST),
+                 num_train_images=(1, fields.MOST), num_held_out_images=(1, fields.MOST))
+
+  @property
+  def training(self) -> recipe_lib.ARTrainConfig:
+    """The training of the model, which has no null condition."""
+    return recipe_lib.ARTrainConfig(optimizer_lib.OptimizerConfig(
+        num_steps=self.num_steps, batch_size=self.batch_size, learning_rate=2e-3,
+        muon_learning_rate=0.02, warmup_steps=min(50, self.num_steps // 2),
+        cooldown_steps=self.num_steps // 2, weight_decay=0.02, ema_decay=0.99), drop_rate=0.0)
+
+
+def _halved(images: np.ndarray) -> np.ndarray:
+  """Returns images `[N, H, W, 3]` of half the height and width, means of two by two pixels."""
+  count, height, width, channels = images.shape
+  return images.reshape(count, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
+
+
+def tokenised(config: Config, split: str, workdir: pathlib.Path) -> stages.Split:
+  """Returns tokens `[N, T]` of both grids and the captions `[N]` of a split, kept in `workdir`."""
+  path = workdir / f'tokens_{split}.npz'
+  if path.exists():
+    arrays = npz.arrays(path, atomic.REMAKE, needed=('tokens', 'captions'))
+    return arrays['tokens'], arrays['captions']
+  part, sprites = cspd_jax.load(_TOKENIZER).tokenizer, config.sprites()
+  assert part is not None
+  encode = programs.jit(lambda images: vq.encode(part.params, part.config, images))
+  rows = lambda images: np.asarray(encode(images)).reshape(len(images), -1)
+  count = config.num_train_images if split == 'train' else config.num_held_out_images
+  tokens, captions = stages.encoded(
+      lambda *batch: emoji.scenes(sprites, 1, *batch)[:2], split, count,
+      lambda images: np.concatenate([rows(_halved(images)), rows(images)], axis=1))
+  end = np.full((count, 1), part.config.codebook_size)
+  tokens = np.concatenate([tokens, end], axis=1).astype(np.int32)
+  atomic.write_arrays(path, dict(tokens=tokens, captions=captions))
+  return tokens, captions
+
+
+def _text(num_codes: int) -> store.Loaded:
+  return emoji_recipe.network('glm_image', emoji_recipe.tokenizer(names(num_codes)))
+
+
+def _prompts(config: glm_image.GlmImageConfig, captions: np.ndarray) -> Prompt:
+  write = functools.partial(templates.glm_image, small=config.small)
+  return glm_image.renumbered(config, emoji_recipe.prompts(
+      _text(config.num_codes), write, captions.tolist(), (config.height, config.width)))
+
+
+def trained(config: Config, workdir: pathlib.Path) -> cspd_jax.Model:
+  """Trains the model in `workdir`, or continues, and returns it."""
+  part = cspd_jax.load(_TOKENIZER).tokenizer
+  assert part is not None
+  sizes, train = target(part.config.codebook_size), config.training
+  data = {split: (tokens, _prompts(sizes, captions)) for split, (tokens, captions) in (
+      (split, tokenised(config, split, workdir)) for split in emoji.SPLITS)}
+  nll = programs.jit(lambda params, tokens, prompt: recipe_lib.nll(
+      params, sizes, tokens, prompt).mean())
+
+  def evaluate(state: Any) -> dict[str, float]:
+    parts = [recipe_lib.part(data['held_out'], start, config.batch_size)
+             for start in range(0, config.num_held_out_images, config.batch_size)]
+    return loop.mean_metrics([{'held_out_nll': nll(state.result, *part)} for part in parts])
+
+  state = loop.run(
+      recipe_lib.start(sizes, train), stages.jit_step(recipe_lib.loss, sizes, train),
+      lambda index: loop.batch_of(*data['train'], train.optimizer.seed, index, config.batch_size),
+      train.optimizer, config, workdir, 'target', evaluate)
+  networks = {'target': store.Loaded('glm_image', sizes, state.result, {
+      'prompts': list(emoji.EXAMPLES)}), 'text': _text(sizes.num_codes)}
+  folder = workdir / 'model'
+  for role, network in networks.items():
+    store.save(folder / role, *network[:3], extra=network.metadata)
+  families.save(folder, 'glm_image', {role: role for role in networks}, {'dtype': 'float32'})
+  return cspd_jax.load(folder)
+
+
+@cli.command(Config, kept='saved steps are kept')
+def main(config: Config) -> None:
+  workdir = paths.folder('workdir', config.workdir)
+  with run_folder.Run(workdir, dataclasses.asdict(config), name='workdir', alone=False):
+    inputs.log_progress()
+    model = trained(config, workdir)
+  print(model, tables)
+
+
+if __name__ == '__main__':
+  sys.exit(main())
