@@ -37,6 +37,7 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     'janus': ('janus_pro', ('janus_pro_vq',)),
     'simplear': ('simplear', ('cosmos_dv',)),
     'liquid': ('liquid', ('chameleon_vqgan',)),
+    'glm_image': ('glm_image', ()),
     'mar': ('mar', ('kl_vae',)),
     'nextstep': ('nextstep', ('nextstep_vae',)),
 }
@@ -142,15 +143,17 @@ def of_targets(page: str) -> dict[str, Size]:
 
 
 def _pixels_of_a_token(page: str) -> int:
-  """Returns the pixels of a token along each side, from the image tokenizer of a page's models."""
+  """Returns the pixels of a token along each side, from what draws those of a page's models."""
   target, others = FILES[page]
   file = rules.FAMILIES[target]
+  small = dataclasses.replace(next(iter(file.presets.values())), num_layers=1)
+  if (handover := described(file.kind, small).handover) is not None:
+    return handover.token_side
   supported = families.family.of_target(file.kind).roles['tokenizer']
   tokenizer = next(other for other in (rules.FAMILIES[name] for name in others)
                    if other.kind in supported)
   sketch = _sketch(tokenizer.kind, _config(tokenizer))
-  config = dataclasses.replace(next(iter(file.presets.values())), height=_SIDE, width=_SIDE,
-                               num_layers=1)
+  config = dataclasses.replace(small, height=_SIDE, width=_SIDE)
   if tokenizer.kind in _CODES:
     decode = lambda params, codes: vq.decode(params, sketch.config, codes)
     tokens = jax.ShapeDtypeStruct((1, _SIDE, _SIDE), jnp.int32)

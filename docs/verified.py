@@ -23,7 +23,7 @@ LEVELS: dict[str, str] = {
               'modules',
     'parity': 'at random weights in float32, logits or tokens are those of the official modules',
     'folder to pictures': 'a folder in the published format, with tiny networks, becomes pictures '
-                          'by two commands',
+                          'by two commands, and by diffusers where that draws the pixels',
     'real weights': 'probabilities of the published weights are those of another program',
     'golden tokens': 'the published weights write the tokens that another program printed',
     'pictures': 'somebody looked at pictures of the published weights',

@@ -109,6 +109,8 @@ def _check(words):
     assert (pages.ROOT / pathlib.Path(*words[2].split('.'))).with_suffix('.py').exists(), words[2]
     if words[2].startswith('experiments'):
       _check_flags(words[2], words[3:])
+  elif words[0] == 'python' and words[1].endswith('.py'):
+    assert (pages.ROOT / words[1]).exists(), words[1]
   elif words[0] in SCRIPTS:
     for word in words:
       if word.startswith('--config='):
