@@ -26,8 +26,8 @@ def example() -> dict[str, Any]:
   prompt = model.prompts[0]
   usage = wire.usage(prepare(model, [prompt]).condition, model.num_tokens)
   images = [wire.completed_event(
-      0, model.generate(prompt, seed=_SEED, decoder=spec, batch_size=1), served, wire.Form(),
-      created=0, used=usage) for spec in served.decoders.values()]
+      0, model.generate(prompt, seed=_SEED, decoder=spec, batch_size=1), slots=1, served=served,
+      form=wire.Form(), created=0, used=usage) for spec in served.decoders.values()]
   return dict(model=model.name, prompt=prompt, seed=_SEED, images=images)
 
 

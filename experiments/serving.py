@@ -4,9 +4,10 @@
   python -m experiments.serving --model=demo --num_images=16 --clients=1,4 --soak=200
 
 Starts cspd-serve and requests the same images with several numbers of clients. Before and after
-each of them `Model.generate` decodes these images while the server is idle, in as many slots; both
-have decoded images before. Seconds are also those of the machine's other load; the time that the
-processors worked, and the passes over all slots, are the server's own.
+each of them `Model.generate` decodes these images while the server is idle, as many at once as
+there are clients, at most `slots`. Both have compiled their programs before. Seconds are also those
+of the machine's other load; the time that the processors worked, and the passes over all slots of a
+program, are the server's own.
 
 Then clients send wrong requests, leave while their images are decoded, and read slowly. A request
 with another answer than its kind must have ends the program with an error. Reported are the numbers
@@ -15,6 +16,7 @@ of answers by kind and of images, and the memory at the end relative to that of 
 
 import contextlib
 import dataclasses
+import functools
 import http.client
 import json
 import random
@@ -36,7 +38,7 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation.request import Request, prepare
-from cspd_jax.generation.run import refilled
+from cspd_jax.generation.run import decode, refilled
 from cspd_jax.measure.tables import Table
 from cspd_jax.models.conditions import Prompt
 from experiments import measured
@@ -58,7 +60,7 @@ class Config:
   Attributes:
     loading: the model, and how it is loaded.
     decoder: specification of the decoder.
-    slots: images that are decoded at once, by the server and offline.
+    slots: images that are decoded at once, by the server and offline, at most.
     clients: numbers of clients that request images at the same time.
     num_images: images that are requested with each number of clients.
     soak: requests of the soak.
@@ -170,25 +172,44 @@ def _served(server: _Server, prompts: list[str], clients: int) -> tuple[_Cost, l
   return _Cost(*(after - before for before, after in zip(start, server.cost))), latencies
 
 
+def _passes(request: Request) -> float:
+  """Returns the passes of the images, each over `batch_size` slots; compiles them as well."""
+  if request.batch_size == 1:
+    return float(np.sum(decode(request).rounds))
+  return float(sum(part.rounds for part in refilled(request)))
+
+
+def _compile(server: _Server, prompts: list[str]) -> None:
+  """Requests images together until the server has the programs for as many."""
+  while True:
+    _served(server, prompts, len(prompts))
+    if not server.value('cspd_compiling'):
+      return
+    while server.value('cspd_compiling'):
+      time.sleep(0.5)
+
+
 def _rows(config: Config, model: cspd_jax.Model, request: Request, server: _Server
           ) -> Iterator[dict[str, Any]]:
   """Yields a row of the table for each number of clients."""
-  prompts = request.prompts
-  passes = float(sum(part.rounds for part in refilled(request)))  # Compiles as well.
-  _served(server, prompts[:config.slots], config.slots)
-  before, first = _offline(model, request, passes), None
+  prompts, first, size, after = request.prompts, None, None, None
   for clients in config.clients:
+    before = after if size == min(clients, config.slots) else None
+    size = min(clients, config.slots)
+    request = dataclasses.replace(request, batch_size=size)
+    offline = functools.partial(_offline, model, request, _passes(request))
+    _compile(server, prompts[:clients])
+    before = before or offline()
     served, latencies = _served(server, prompts, clients)
-    after = _offline(model, request, passes)
-    offline = _Cost(*(sum(pair) / 2 for pair in zip(before, after)))
-    p50, p95 = np.quantile(latencies, (0.5, 0.95)) / (offline.seconds / len(prompts))
+    after = offline()
+    alone = _Cost(*(sum(pair) / 2 for pair in zip(before, after)))
+    p50, p95 = np.quantile(latencies, (0.5, 0.95)) / (alone.seconds / len(prompts))
     first = first or served.seconds
     yield dict(
-        clients=clients, of_offline=offline.seconds / served.seconds,
-        processor=served.processor / offline.processor, passes=served.passes / passes,
+        clients=clients, of_offline=alone.seconds / served.seconds,
+        processor=served.processor / alone.processor, passes=served.passes / alone.passes,
         of_one=first / served.seconds, p50=float(p50), p95=float(p95), served=served._asdict(),
-        offline=offline._asdict())
-    before = after
+        offline=alone._asdict())
 
 
 def _first_picture(server: _Server, prompt: str) -> float:

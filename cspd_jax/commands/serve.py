@@ -39,7 +39,10 @@ class Config:
       to the `size` of a request, `quality`, `style`, `moderation` and `background` are ignored, and
       `response_format` may be url, which is a data URL. The answer says so.
     slots: images that are decoded at once, by each decoder. None is 8, but 1 on a CPU, where a pass
-      takes longer with every slot, busy or not.
+      takes longer with every slot.
+    fixed_slots: decodes every image in a program of all slots, however few are busy, so that its
+      bytes do not depend on how many images there are. Otherwise few images are decoded in fewer
+      slots, which takes less time.
     queue: images that wait for a slot, at most; requests for more are refused.
     prompt_length: the most tokens of a prompt, for models whose prompts have any number of them.
       None is 256, or less for small images.
@@ -58,6 +61,7 @@ class Config:
   served_model_name: tuple[str, ...] | None = None
   lenient: bool = False
   slots: int | None = None
+  fixed_slots: bool = False
   queue: int = 64
   prompt_length: int | None = None
   deadline: float = 600.0
@@ -96,7 +100,8 @@ def main(config: Config) -> int:
       served = wire.serving(model, decoders(config.decoder, model, slots),
                             config.served_model_name, config.lenient)
       engine = server.engine(
-          served, slots=slots, queue=config.queue, prompt_length=config.prompt_length)
+          served, slots=slots, queue=config.queue, prompt_length=config.prompt_length,
+          fixed_slots=config.fixed_slots)
     host, port = sock.getsockname()[:2]
     place = f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
     print(f'Serving {model.name!r} on http://{place} with {", ".join(served.decoders)}, '

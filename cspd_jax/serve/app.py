@@ -159,8 +159,8 @@ class Service:
       images.changed.clear()
       for index, result in enumerate(images.results):
         if result is not None and index not in done:
-          done[index] = await self._in(
-              self._drawing, lambda r=result: wire.image(_generated(r), order.form))
+          done[index] = await self._in(self._drawing, lambda r=result, i=index: wire.image(
+              _generated(r), images.jobs[i].slots, order.form))
     return wire.answer([done[i] for i in range(order.n)], self._served, order.form,
                        int(time.time()), self._usage(images, order.n))
 
@@ -212,8 +212,8 @@ class Service:
         if images.results[index] is not None:
           pending.remove(index)
           await put(await self._in(self._drawing, lambda i=index: wire.event(wire.completed_event(
-              i, _generated(images.results[i]), self._served, order.form, created,
-              self._usage(images, 1)))))
+              i, _generated(images.results[i]), images.jobs[i].slots, self._served, order.form,
+              created, self._usage(images, 1)))))
           continue
         look = images.looks[index]
         if look is None or look is shown[index]:

@@ -1,29 +1,30 @@
 """The thread that owns the device: a bounded queue of images, and slots that they join and leave.
 
-  engine = Engine({'vanilla': Runner(model, 8, decoder='vanilla')}, queue=64)
+  engine = Engine({'vanilla': [Runner(model, 8, decoder='vanilla')]}, queue=64)
   engine.start()
   engine.submit([Job(request, 'vanilla', print)])
   engine.close()
 
 Images join and leave between two steps of a few rounds. Those of several decoders take turns, step
-by step. An image does not depend on the others, whichever come, leave or fail.
+by step. An image does not depend on the others, whichever come, leave or fail, but for the number
+of slots of the program that it joins; see `batches`.
 """
 
-import collections
-import dataclasses
-import functools
 import math
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import prometheus_client
 
 from cspd_jax.core import programs, progress
 from cspd_jax.generation.request import Request
 from cspd_jax.generation.runner import Finished, Runner
+from cspd_jax.serve.batches import Batch, Decoder, Job
+from cspd_jax.serve.metrics import Metrics
 
 # Seconds of a step: long enough for the host to cost little, short enough for an image to join, to
 # leave or to be watched without delay.
@@ -31,13 +32,11 @@ _STEP = 0.05
 _MOST_ROUNDS = 64
 # Failed steps after which the engine gives up, if no image has been completed in between.
 _MOST_FAILURES = 3
-# The last images of a decoder, whose seconds predict those of the images in the queue.
-_RECENT = 32
+# The priority of a thread that compiles while images are decoded, the lowest of Linux.
+_LOWEST = 19
 # OpenAI's clients follow a Retry-After of up to a minute, and choose a shorter time themselves if
 # it is longer.
 _LONGEST_RETRY = 60
-# Limits of the histograms of seconds.
-_SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
 
 class FullError(Exception):
@@ -58,100 +57,20 @@ class DeviceError(Exception):
   """A step failed, for example because the device is out of memory."""
 
 
-class Metrics:
-  """The counters of a server for Prometheus, with those of its process, changed by any thread.
-
-  Seconds are those from the request of an image. `passes` are what the device does, `image_passes`
-  what images need: a pass over eight busy slots is one of `passes`, and one for each of the eight.
-  """
-
-  def __init__(self) -> None:
-    self._registry = registry = prometheus_client.CollectorRegistry()
-    prometheus_client.ProcessCollector(registry=registry)
-
-    def metric(kind: Any, name: str, text: str, *labels: str, **more: Any) -> Any:
-      return kind(f'cspd_{name}', text, labels, registry=registry, **more)
-
-    counter = functools.partial(metric, prometheus_client.Counter)
-    gauge = functools.partial(metric, prometheus_client.Gauge)
-    histogram = functools.partial(metric, prometheus_client.Histogram, buckets=_SECONDS)
-    self.requests = counter('requests', 'Answered requests for images.', 'status')
-    self.images = counter('images', 'Images that left.', 'decoder', 'outcome')
-    self.waiting = gauge('images_waiting', 'Images without a slot.')
-    self.busy = gauge('slots_busy', 'Slots in use.', 'decoder')
-    self.slots = gauge('slots', 'All slots.', 'decoder')
-    self.passes = counter(
-        'passes', 'Forward passes of the target, each over all slots of a decoder, busy or not; '
-        'prefills, one for each image, are not counted.', 'decoder')
-    self.tokens = counter('tokens', 'Tokens of completed images.', 'decoder')
-    self.image_passes = counter(
-        'image_passes', 'Forward passes of the target that completed images needed, prefills '
-        'included, summed over the images; tokens per pass are cspd_tokens_total divided by it.',
-        'decoder')
-    self.queue_seconds = histogram('queue_seconds', 'Time to a slot.')
-    self.image_seconds = histogram('image_seconds', 'Time to a complete image.', 'decoder')
-
-  def text(self) -> tuple[bytes, str]:
-    """Returns all values in Prometheus' text format, and its content type."""
-    return prometheus_client.generate_latest(self._registry), prometheus_client.CONTENT_TYPE_LATEST
-
-
-@dataclasses.dataclass(eq=False)
-class Job:
-  """An image that is to be decoded.
-
-  Attributes:
-    request: of one image.
-    decoder: the name of its runner.
-    listener: called in the engine's thread, which it must not block: with a `run.Partial` after
-      every step, if the image is watched, and once at the end, with a `runner.Finished`, a
-      `DeviceError`, or a `ClosedError` after `Engine.abandon`. After `Engine.cancel` it is not
-      called.
-    watched: whether the listener is called after every step, which is one round then.
-    created: the time of its creation, of `time.monotonic`, and `started` that of its slot.
-  """
-
-  request: Request
-  decoder: str
-  listener: Callable[[Any], None]
-  watched: bool = False
-  created: float = dataclasses.field(default_factory=time.monotonic)
-  started: float | None = None
-  cancelled: bool = False
-
-
-@dataclasses.dataclass
-class _Batch:
-  """A runner and the images in its slots, for the engine's thread.
-
-  `per_step` are the rounds of a step at most. `recent` are the seconds of the last images, from
-  slot to completion, which other threads read with the engine's lock; before one is complete,
-  `first` are those that the first will have needed, by the tokens that it has.
-  """
-
-  name: str
-  runner: Runner
-  size: int
-  jobs: dict[int, Job] = dataclasses.field(default_factory=dict)
-  rounds: dict[int, int] = dataclasses.field(default_factory=dict)
-  per_step: int = 1
-  recent: collections.deque[float] = dataclasses.field(
-      default_factory=lambda: collections.deque(maxlen=_RECENT))
-  first: float = 0.0
-
-
 class Engine:
   """Decodes images in a thread of its own with runners by name, which only it uses from now on.
 
-  At most `queue` images wait for a slot. `metrics` is what it counts, and `state` is 'compiling'
-  the programs of the requests `warm_up`, by the names of their runners; 'ready'; 'closed', when it
-  accepts no images and completes those that it has; or 'failed'.
+  Those of a name have one decoder, and free slots of several numbers. At most the largest number of
+  images have slots, and at most `queue` images wait for one. `metrics` is what it counts, and
+  `state` is 'compiling' the largest programs of the requests `warm_up`, by name; 'ready'; 'closed',
+  when it accepts no images and completes those that it has; or 'failed'. The other programs are
+  compiled in the background when one of them is the smallest that suffices.
   """
 
-  def __init__(self, runners: Mapping[str, Runner], *, queue: int,
+  def __init__(self, runners: Mapping[str, Sequence[Runner]], *, queue: int,
                warm_up: Mapping[str, Request] | None = None):
     self.metrics, self.state = Metrics(), 'compiling'
-    self._batches = {name: _Batch(name, runner, runner.free) for name, runner in runners.items()}
+    self._decoders = {name: Decoder(name, several) for name, several in runners.items()}
     self._queue, self._warm_up = queue, warm_up or {}
     # Guards the state, and the fields below.
     self._changed = threading.Condition()
@@ -159,8 +78,10 @@ class Engine:
     self._unfinished = dict.fromkeys(runners, 0)
     self._failures, self._abandoned = 0, False
     self._thread: threading.Thread | None = None
-    for name, batch in self._batches.items():
-      self.metrics.slots.labels(name).set(batch.size)
+    self._compiling: threading.Thread | None = None  # That of the last program in the background.
+    self.metrics.compiling.set_function(lambda: self._is_compiling)
+    for name, decoder in self._decoders.items():
+      self.metrics.slots.labels(name).set(decoder.size)
       self.metrics.busy.labels(name).set(0)
 
   def start(self, on_end: Callable[[], None] = lambda: None) -> None:
@@ -174,11 +95,11 @@ class Engine:
     Raises FullError if too many images wait, ClosedError if the engine accepts none, and ValueError
     for requests that the runner refuses, or too many for an empty queue.
     """
-    batch = self._batches[jobs[0].decoder]
+    decoder = self._decoders[jobs[0].decoder]
     for job in jobs:
-      batch.runner.check(job.request)
+      decoder.batches[-1].runner.check(job.request)
     with self._changed:
-      self._unfinished = self._with(batch.name, len(jobs))
+      self._unfinished = self._with(decoder.name, len(jobs))
       self._waiting += jobs
       self.metrics.waiting.set(self._without_slot(self._unfinished))
       self._changed.notify()
@@ -190,7 +111,7 @@ class Engine:
 
   def _with(self, decoder: str, count: int) -> dict[str, int]:
     """The numbers of unfinished images with some more of a decoder; raises if it is too many."""
-    most = self._queue + self._batches[decoder].size
+    most = self._queue + self._decoders[decoder].size
     if count > most:
       raise ValueError(f'n is {count}; this server accepts at most {most} images at once.')
     if self.state != 'ready':
@@ -205,10 +126,10 @@ class Engine:
 
     Decoders take turns, so that the time of an image, from its slot on, holds the turns of others.
     """
-    each = {name: float(np.mean(batch.recent)) if batch.recent else batch.first
-            for name, batch in self._batches.items()}
-    seconds = max(self._unfinished[name] * each[name] / batch.size
-                  for name, batch in self._batches.items())
+    each = {name: float(np.mean(decoder.recent)) if decoder.recent else decoder.first
+            for name, decoder in self._decoders.items()}
+    seconds = max(self._unfinished[name] * each[name] / decoder.size
+                  for name, decoder in self._decoders.items())
     return min(_LONGEST_RETRY, max(1, math.ceil(seconds)))
 
   def cancel(self, jobs: Sequence[Job]) -> None:
@@ -239,27 +160,29 @@ class Engine:
       return sum(self._unfinished.values())
 
   def join(self, timeout: float | None = None) -> bool:
-    """Waits for the thread to end; returns whether it has."""
-    if self._thread is not None:
-      self._thread.join(timeout)
-    return self._thread is None or not self._thread.is_alive()
+    """Waits for the threads to end, at most `timeout` seconds each; returns whether they have."""
+    threads = [thread for thread in (self._thread, self._compiling) if thread is not None]
+    for thread in threads:
+      thread.join(timeout)
+    return not any(thread.is_alive() for thread in threads)
 
   def _without_slot(self, unfinished: Mapping[str, int]) -> int:
-    return sum(max(0, unfinished[name] - batch.size) for name, batch in self._batches.items())
+    return sum(max(0, unfinished[name] - decoder.size)
+               for name, decoder in self._decoders.items())
 
   def _run(self, on_end: Callable[[], None]) -> None:
     try:
       # A prefill and a round for each, and the image tokenizer.
       with programs.reported(2 * len(self._warm_up) + 1):
         for name, request in self._warm_up.items():
-          _warm_up(self._batches[name].runner, request)
+          _warm_up(self._decoders[name].batches[-1].runner, request)
       with self._changed:
         if self.state == 'compiling':
           self.state = 'ready'
           progress.note('The server is ready.')
       while self._wait():
-        for batch in self._batches.values():
-          self._turn(batch)
+        for decoder in self._decoders.values():
+          self._turn(decoder)
       self._end(self._unfinished_jobs(), 'cancelled', ClosedError(
           'the server ends before the image is complete'))
     except Exception as error:
@@ -274,9 +197,10 @@ class Engine:
     """Removes the images that wait or have a slot, and returns them."""
     with self._changed:
       jobs, self._waiting = self._waiting, []
-    for batch in self._batches.values():
-      jobs += batch.jobs.values()
-      batch.jobs.clear()
+    for decoder in self._decoders.values():
+      jobs += decoder.jobs
+      for batch in decoder.batches:
+        batch.jobs.clear()
     return jobs
 
   def _wait(self) -> bool:
@@ -285,25 +209,53 @@ class Engine:
       self._changed.wait_for(lambda: any(self._unfinished.values()) or self.state == 'closed')
       return any(self._unfinished.values()) and not self._abandoned
 
-  def _turn(self, batch: _Batch) -> None:
-    """Runs a step of one runner, with the images that join and without those that leave."""
+  def _turn(self, decoder: Decoder) -> None:
+    """Runs a step of each of a decoder's batches, the images that wait joining one of them."""
     with self._changed:
-      free = batch.size - len(batch.jobs) + sum(job.cancelled for job in batch.jobs.values())
+      running = sum(not job.cancelled for job in decoder.jobs)
       left = [job for job in self._waiting if job.cancelled]
       joining = [job for job in self._waiting
-                 if not job.cancelled and job.decoder == batch.name][:free]
+                 if not job.cancelled and job.decoder == decoder.name][:decoder.size - running]
       removed = {*left, *joining}
       self._waiting = [job for job in self._waiting if job not in removed]
     self._end(left, 'cancelled')
+    count = running + len(joining)
+    chosen = self._chosen(decoder, decoder.expected(count)) if joining else None
+    if chosen is not None:  # The first one: an error of another may end all that have a slot.
+      self._advance(decoder, chosen, joining)
+    for batch in decoder.batches:
+      if batch.jobs and batch is not chosen:
+        self._advance(decoder, batch, [])
+    decoder.expected(count)  # Those that are complete now may be followed by as many.
+    self.metrics.busy.labels(decoder.name).set(len(decoder.jobs))
+
+  @property
+  def _is_compiling(self) -> bool:
+    """Whether a program is compiled in the background."""
+    return self._compiling is not None and self._compiling.is_alive()
+
+  def _chosen(self, decoder: Decoder, count: int) -> Batch:
+    """Returns the smallest batch for `count` images that is compiled, and lets a better one be."""
+    fitting = decoder.fitting(count)
+    request = self._warm_up.get(decoder.name) if self.state == 'ready' else None
+    if fitting[0].state == 'new' and request is not None and not self._is_compiling:
+      fitting[0].state = 'compiling'
+      self._compiling = threading.Thread(
+          target=_compile, args=(decoder.name, fitting[0], request), daemon=True)
+      self._compiling.start()
+    return next(batch for batch in fitting if batch.state == 'ready')
+
+  def _advance(self, decoder: Decoder, batch: Batch, joining: Sequence[Job]) -> None:
+    """Runs a step of one batch, with the images that join and without those that leave."""
     try:
       for slot in [slot for slot, job in batch.jobs.items() if job.cancelled]:
         batch.runner.leave(slot)
         self._end([batch.jobs.pop(slot)], 'cancelled')
       if joining:
-        self._join(batch, joining)
+        self._join(decoder, batch, joining)
         joining = []
       if batch.jobs:
-        self._step(batch)
+        self._step(decoder, batch)
     except Exception as error:
       failed = [*joining, *batch.jobs.values()]
       batch.jobs.clear()
@@ -312,46 +264,48 @@ class Engine:
       self._failures += 1
       if self._failures >= _MOST_FAILURES:
         raise
-      progress.note(f'error: a step of {batch.name} failed, and with it {len(failed)} images '
+      progress.note(f'error: a step of {decoder.name} failed, and with it {len(failed)} images '
                     f'({_reason(error)}).')
-    self.metrics.busy.labels(batch.name).set(len(batch.jobs))
 
-  def _join(self, batch: _Batch, jobs: Sequence[Job]) -> None:
+  def _join(self, decoder: Decoder, batch: Batch, jobs: Sequence[Job]) -> None:
     for slot, job in zip(batch.runner.join([job.request for job in jobs]), jobs):
-      batch.jobs[slot], batch.rounds[slot], job.started = job, 1, time.monotonic()
+      batch.jobs[slot], batch.rounds[slot] = job, 1
+      job.started, job.slots = time.monotonic(), batch.size
       self.metrics.queue_seconds.observe(job.started - job.created)
-    self.metrics.busy.labels(batch.name).set(len(batch.jobs))
+    self.metrics.busy.labels(decoder.name).set(len(decoder.jobs))
 
-  def _step(self, batch: _Batch) -> None:
+  def _step(self, decoder: Decoder, batch: Batch) -> None:
     start, runner, count = time.monotonic(), batch.runner, 0
     is_watched = any(job.watched for job in batch.jobs.values())
     for event in runner.step(1 if is_watched else batch.per_step):
       count = max(count, event.rounds - batch.rounds[event.slot])
       batch.rounds[event.slot] = event.rounds
       job = batch.jobs[event.slot]
-      if not batch.recent and event.num_tokens:
+      if not decoder.recent and event.num_tokens:
         assert job.started is not None
-        batch.first = ((time.monotonic() - job.started) * runner.model.num_tokens
+        decoder.first = ((time.monotonic() - job.started) * runner.model.num_tokens
                        / event.num_tokens)
       if job.watched and not event.complete and not job.cancelled:
         job.listener(runner.look(event.slot))
-    self.metrics.passes.labels(batch.name).inc(count)
+    self.metrics.passes.labels(decoder.name).inc(count)
     for done in runner.finished():
-      self._complete(batch, batch.jobs.pop(done.slot), done)
+      self._complete(decoder, batch.jobs.pop(done.slot), done)
     seconds = time.monotonic() - start
+    if count:
+      batch.pace = min(batch.pace, seconds / count)
     batch.per_step = max(1, min(_MOST_ROUNDS, int(_STEP * max(count, 1) / max(seconds, 1e-6))))
 
-  def _complete(self, batch: _Batch, job: Job, done: Finished) -> None:
+  def _complete(self, decoder: Decoder, job: Job, done: Finished) -> None:
     assert job.started is not None
     now, metrics = time.monotonic(), self.metrics
     is_valid = bool(done.decoded.valid[0])
     self._failures = 0
     with self._changed:
-      batch.recent.append(now - job.started)
+      decoder.recent.append(now - job.started)
     if is_valid:
-      metrics.image_seconds.labels(batch.name).observe(now - job.created)
-      metrics.tokens.labels(batch.name).inc(done.decoded.tokens.shape[1])
-      metrics.image_passes.labels(batch.name).inc(int(done.decoded.rounds[0]))
+      metrics.image_seconds.labels(decoder.name).observe(now - job.created)
+      metrics.tokens.labels(decoder.name).inc(done.decoded.tokens.shape[1])
+      metrics.image_passes.labels(decoder.name).inc(int(done.decoded.rounds[0]))
     self._end([job], 'completed' if is_valid else 'failed', done)
 
   def _end(self, jobs: Sequence[Job], outcome: str, result: Any = None) -> None:
@@ -371,6 +325,24 @@ def _warm_up(runner: Runner, request: Request) -> None:
   runner.step()
   _ = runner.look(slot).images  # Compiles the image tokenizer.
   runner.leave(slot)
+
+
+def _compile(name: str, batch: Batch, request: Request) -> None:
+  """Compiles a batch's programs in a thread of its own, which alone uses it until it is ready."""
+  if sys.platform == 'linux':  # Elsewhere, the priority is that of the whole process.
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
+  slots = f'{batch.size} slot{"" if batch.size == 1 else "s"}'
+  start = time.monotonic()
+  progress.note(f'compiling {name} for {slots} in the background...')
+  try:
+    _warm_up(batch.runner, request)
+    batch.state = 'ready'
+    progress.note(f'compiled {name} for {slots} in {time.monotonic() - start:.1f} s')
+  except Exception as error:
+    batch.runner.clear()
+    batch.state = 'failed'
+    progress.note(f'error: {name} for {slots} cannot be compiled, and more slots are used '
+                  f'({_reason(error)}).')
 
 
 def _reason(error: Exception) -> str:

@@ -71,10 +71,12 @@ def read_key(path: str) -> str:
   return key
 
 
-def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None = None) -> Engine:
+def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None = None,
+           fixed_slots: bool = False) -> Engine:
   """Returns the engine of a server, not started, with as many slots for each decoder.
 
-  A prompt of tokens has at most `prompt_length`, by default 256, or 64 for small images. Raises
+  Fewer images are decoded in 1, 2, 4, ... slots as far as memory allows, unless `fixed_slots`. A
+  prompt of tokens has at most `prompt_length`, by default 256, or 64 for small images. Raises
   ValueError if the slots do not fit in memory, or the model cannot be served.
   """
   model = served.model
@@ -91,15 +93,21 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   elif prompt_length is not None:
     raise ValueError(f'prompt_length is {prompt_length}, but prompts of model {model.name!r} have '
                      'one length; leave it out.')
-  runners = {name: Runner(model, slots, decoder=spec, prompt_length=prompt_length)
+  runners = {name: [Runner(model, slots, decoder=spec, prompt_length=prompt_length)]
              for name, spec in served.decoders.items()}
-  needs = [runner.estimate(requests[name]) for name, runner in runners.items()]
+  needs = [runner.estimate(requests[name]) for name, (runner,) in runners.items()]
   needed, free = memory.needed_of_slots(needs, slots), needs[0].free
   if free is not None and needed > free:
     raise ValueError(
         f'slots is {slots}, but as many images at once with each of {len(needs)} decoders need '
         f'about {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free; pass fewer '
         '--slots, or one --decoder.')
+  more = [] if fixed_slots else [2**i for i in range(slots.bit_length()) if 2**i < slots]
+  while more and free is not None and memory.needed_of_slots(needs, slots + sum(more)) > free:
+    more.pop()
+  for name, several in runners.items():
+    several += [Runner(model, count, decoder=served.decoders[name], prompt_length=prompt_length)
+                for count in more]
   return Engine(runners, queue=queue, warm_up=requests)
 
 

@@ -324,15 +324,15 @@ def usage(condition: Any, num_tokens: int) -> dict[str, Any]:
               output_tokens=num_tokens, total_tokens=words + num_tokens)
 
 
-def image(generated: Generated, form: Form) -> dict[str, Any]:
-  """Returns an image of an answer: the file, and its origin."""
+def image(generated: Generated, slots: int, form: Form) -> dict[str, Any]:
+  """Returns an image of an answer: the file, and its origin, a program of as many slots."""
   (seed, number), rounds = generated.seeds[0], int(generated.decoded.rounds[0])
   data = _base64(dataclasses.replace(
       generated, images=form.resampled(generated.images[0])[None]).png(0))
   file = dict(url=f'data:image/png;base64,{data}') if form.as_url else dict(b64_json=data)
   return dict(
       **file, seed=seed, number=number, decoder=generated.decoder,
-      guarantee=generated.guarantee, rounds=rounds,
+      guarantee=generated.guarantee, slots=slots, rounds=rounds,
       tokens_per_pass=round(generated.tokens.shape[1] / rounds, 2),
       unknown_words=list(generated.unknown_words[0]))
 
@@ -370,11 +370,11 @@ def partial_event(index: int, number: int, look: Partial, served: Served, form: 
               **form.described(served))
 
 
-def completed_event(index: int, generated: Generated, served: Served, form: Form, created: int,
-                    used: Mapping[str, Any]) -> dict[str, Any]:
+def completed_event(index: int, generated: Generated, slots: int, served: Served, form: Form,
+                    created: int, used: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the event of a complete image."""
   return dict(type='image_generation.completed', image_index=index, created_at=created, usage=used,
-              round_of_cell=generated.round_of_cell[0].tolist(), **image(generated, form),
+              round_of_cell=generated.round_of_cell[0].tolist(), **image(generated, slots, form),
               **form.described(served))
 
 

@@ -161,7 +161,7 @@ def test_signals(monkeypatch, capsys):
   """The first one completes what is running and exits with 0, and the second ends at once."""
   served = wire.serving(tiny.model(), ('vanilla',))
   engine = server.engine(served, slots=1, queue=1)
-  runner, go, answers, codes = engine._batches['vanilla'].runner, threading.Event(), [], []
+  runner, go, answers, codes = tiny.batch(engine, 'vanilla').runner, threading.Event(), [], []
   step, sock = runner.step, server.bind('127.0.0.1', 0)
   client = running.Running.__new__(running.Running)
   client.port = sock.getsockname()[1]
@@ -193,7 +193,7 @@ def test_signals(monkeypatch, capsys):
 def test_images_that_are_not_complete_after_the_grace_are_refused(capsys):
   served = wire.serving(tiny.model(), ('vanilla',))
   engine = server.engine(served, slots=1, queue=4)
-  runner, go, answers = engine._batches['vanilla'].runner, threading.Event(), {}
+  runner, go, answers = tiny.batch(engine, 'vanilla').runner, threading.Event(), {}
   step, sock = runner.step, server.bind('127.0.0.1', 0)
   client = running.Running.__new__(running.Running)
   client.port = sock.getsockname()[1]

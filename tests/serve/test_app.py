@@ -59,6 +59,7 @@ def test_the_published_client_gets_the_files_of_generate(model, client):
   assert running.pixels(answer.data[1].b64_json)[1]['number'] == '1'
   assert answer.size == '6x6' and answer.usage.output_tokens == 18 and answer.output_format == 'png'
   assert answer.data[0].rounds == expected.decoded.rounds[0] and answer.data[0].seed == 7
+  assert answer.data[0].slots == 2  # Of its program.
   described, = client.models.list().data
   assert described == client.models.retrieve('tiny') and described.prompts == ['cat', 'dog']
   assert described.root == 'tiny' and described.words == list(tiny.NAMES)
@@ -69,7 +70,8 @@ def test_the_published_client_gets_the_files_of_generate(model, client):
 
 @pytest.mark.parametrize('decoder', [tiny.SEED_EXACT, 'vanilla()'])
 def test_streams_of_several_images(model, running_server, client, decoder, monkeypatch):
-  for batch in running_server.engine._batches.values():  # Long enough for the client to look.
+  for name in running_server.served.decoders:  # Long enough for the client to look.
+    batch = tiny.batch(running_server.engine, name)
     monkeypatch.setattr(batch.runner, 'step', lambda rounds=1, step=batch.runner.step: (
         time.sleep(0.1), step(rounds))[1])
   events = list(client.images.generate(
@@ -235,7 +237,7 @@ def test_a_server_that_is_ready_compiles_nothing():
 @pytest.fixture
 def held(running_server, monkeypatch):
   """Makes all steps wait for an event, when the default decoder has images."""
-  go, runner = threading.Event(), running_server.engine._batches[tiny.SEED_EXACT].runner
+  go, runner = threading.Event(), tiny.batch(running_server.engine).runner
   step = runner.step
   monkeypatch.setattr(runner, 'step', lambda rounds=1: go.wait(running.WAIT) and step(1))
   yield go
@@ -250,7 +252,7 @@ def test_clients_that_leave_free_their_slots(running_server, held, stream):
   with running_server.connect() as gone:
     gone.sendall(head(body))
     until(lambda: running_server.value('cspd_slots_busy') == 2)
-  jobs = running_server.engine._batches[tiny.SEED_EXACT].jobs
+  jobs = tiny.batch(running_server.engine).jobs
   until(lambda: all(job.cancelled for job in jobs.values()))
   held.set()
   until(lambda: running_server.value(left) == before + 3)
@@ -301,7 +303,7 @@ def test_deadlines_and_readers_that_stop(model, monkeypatch):
   monkeypatch.setattr(server._Connection, 'connection_lost', lambda self, error: (
       lost.append(self.flow.write_paused), connection_lost(self, error)))
   instance = Running(model, deadline=0.5)
-  go, runner = threading.Event(), instance.engine._batches[tiny.SEED_EXACT].runner
+  go, runner = threading.Event(), tiny.batch(instance.engine).runner
   step = runner.step
   runner.step = lambda rounds=1: go.wait(running.WAIT) and step(1)
   try:
@@ -383,7 +385,7 @@ def test_which_paths_need_the_key_does_not_depend_on_the_host(monkeypatch):
 def test_what_is_logged(model, capfd, monkeypatch):
   """No text of a request, whatever happens."""
   instance = Running(model)
-  monkeypatch.setattr(wire, 'image', lambda generated, form: 1 / 0)
+  monkeypatch.setattr(wire, 'image', lambda generated, slots, form: 1 / 0)
   status, _, answer = instance.generate(prompt='cat')
   assert status == 500 and answer['error']['message'].startswith('the server has a bug')
   assert instance.generate(prompt='nan')[0] == 500
@@ -398,7 +400,7 @@ def test_what_is_logged(model, capfd, monkeypatch):
 def test_not_ready_and_failed(model):
   """A server answers while it compiles, and ends with an error when decoding fails."""
   engine = server.engine(wire.serving(model, (tiny.SEED_EXACT, 'vanilla')), slots=1, queue=1)
-  go, join = threading.Event(), engine._batches['vanilla'].runner.join
+  go, join = threading.Event(), tiny.batch(engine, 'vanilla').runner.join
 
   def failing(requests):
     raise RuntimeError('no memory')
@@ -407,7 +409,7 @@ def test_not_ready_and_failed(model):
     assert go.wait(running.WAIT)
     return join(requests)
 
-  engine._batches['vanilla'].runner.join = compiling
+  tiny.batch(engine, 'vanilla').runner.join = compiling
   instance = Running(model, engine=engine, ready=False)
   until(lambda: instance.health() == 503)
   status, headers, answer = instance.generate(prompt='cat')
@@ -415,7 +417,7 @@ def test_not_ready_and_failed(model):
   assert answer['error']['message'] == 'the server is compiling.'
   go.set()
   until(lambda: instance.health() == 200)
-  engine._batches['vanilla'].runner.join = failing
+  tiny.batch(engine, 'vanilla').runner.join = failing
   for _ in range(3):
     status, _, answer = instance.generate(prompt='cat', decoder='vanilla')
     assert status == 500 and 'decoding failed' in answer['error']['message']

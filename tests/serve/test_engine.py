@@ -29,11 +29,12 @@ def started(model):
   """Returns a function that starts an engine, and ends those that it started."""
   engines = []
 
-  def start(num_slots=3, queue=4, ready=True, specs=SPECS):
-    runners = {spec: Runner(model, num_slots, decoder=spec) for spec in specs}
+  def start(num_slots=3, queue=4, ready=True, specs=SPECS, fewer=()):
+    runners = {spec: [Runner(model, count, decoder=spec) for count in (*fewer, num_slots)]
+               for spec in specs}
     engine = Engine(runners, queue=queue, warm_up={
         spec: tiny.request(model, decoder=spec) for spec in specs})
-    engine.runners = runners
+    engine.runners = {spec: several[-1] for spec, several in runners.items()}
     engines.append(engine)
     if ready:
       engine.start()
@@ -72,8 +73,11 @@ def _value(engine, name, *labels):
 
 
 def test_images_are_those_of_generate_whatever_else_is_decoded(model, started):
-  """Also while others leave, fail, and are decoded by another decoder with other options."""
-  engine, random_numbers = started(queue=100), random.Random(0)
+  """Also while others leave, fail, and are decoded by another decoder with other options.
+
+  And while programs of fewer slots are compiled, and used.
+  """
+  engine, random_numbers = started(queue=100, fewer=(1, 2)), random.Random(0)
   results, jobs = queue.Queue(), []
   options = [{}, dict(top_k=2), dict(top_p=0.6, temperature=1.5)]
   for number in range(COUNT):
@@ -151,12 +155,12 @@ def test_a_full_queue_refuses_and_a_closed_engine_completes_what_it_has(model, s
   full = '5 images are ahead, and the queue has no room for more; try again in'
   with pytest.raises(FullError, match=f'{full} 1 second[.]'):  # No step has been measured.
     engine.submit(jobs(1))
-  batch = engine._batches[SPECS[0]]
+  decoder = engine._decoders[SPECS[0]]
   for seconds, expected in ((4.4, 11), (2.4, 6), (0.01, 1), (1e3, 60)):  # Five images, two slots.
     if expected == 11:  # By the tokens of the first image.
-      batch.first = seconds
+      decoder.first = seconds
     else:
-      batch.recent.extend([seconds] * 32)
+      decoder.recent.extend([seconds] * 32)
     with pytest.raises(FullError, match=f'{full} {expected} second') as caught:
       engine.submit(jobs(1))
     assert caught.value.retry_after == expected
@@ -207,7 +211,7 @@ def test_a_failing_round_answers_its_images_and_the_engine_continues_until_it_fa
 
 def test_the_seconds_of_the_first_image_are_predicted_by_its_tokens(model, started):
   engine = started(num_slots=1, queue=0)
-  batch, done, steps = engine._batches[SPECS[1]], queue.Queue(), []
+  batch, done, steps = tiny.batch(engine, SPECS[1]), queue.Queue(), []
   step, go = batch.runner.step, threading.Event()
 
   def slow(rounds=1):

@@ -40,7 +40,8 @@ def address():
   """The address of a server whose steps take a while."""
   with without_signals():
     instance = Running(tiny.model(), key='k' * 16)
-    for batch in instance.engine._batches.values():
+    for name in instance.served.decoders:
+      batch = tiny.batch(instance.engine, name)
       step = batch.runner.step
       batch.runner.step = lambda rounds=1, step=step: (time.sleep(0.1), step(rounds))[1]
     yield f'http://localhost:{instance.port}/'

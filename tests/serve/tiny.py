@@ -34,6 +34,11 @@ def model() -> Model:
                TOKENIZER)
 
 
+def batch(engine, decoder: str = SEED_EXACT):
+  """Returns the batch of all slots of an engine's decoder."""
+  return engine._decoders[decoder].batches[-1]
+
+
 def request(of: Model, prompt: str = 'cat', seed: int = 0, number: int = 0,
             decoder: str = SEED_EXACT, **options):
   """Returns the request of one image."""

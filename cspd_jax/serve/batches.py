@@ -1,0 +1,110 @@
+"""The images of a decoder in programs of several numbers of slots.
+
+A program computes all of its slots, busy or not, so that one image in eight slots can take as long
+as eight. An image therefore joins the smallest program for as many as are expected, and stays there
+until it is complete: with another number of rows, a matrix product may round otherwise.
+"""
+
+import collections
+import dataclasses
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cspd_jax.generation.request import Request
+from cspd_jax.generation.runner import Runner
+
+# The last images of a decoder, whose seconds predict those of the images in the queue.
+_RECENT = 32
+# Seconds for which as many images are expected as there were: whoever has received one may request
+# the next one.
+_MEMORY = 1.0
+# A program is used if a pass takes at most this part of the time of one over more slots. Images in
+# several programs take turns, so that one that is hardly faster than a larger one costs time.
+_WORTH = 0.9
+
+
+@dataclasses.dataclass(eq=False)
+class Job:
+  """An image that is to be decoded.
+
+  Attributes:
+    request: of one image.
+    decoder: the name of its runner.
+    listener: called in the engine's thread, which it must not block: with a `run.Partial` after
+      every step, if the image is watched, and once at the end, with a `runner.Finished`, a
+      `DeviceError`, or a `ClosedError` after `Engine.abandon`. After `Engine.cancel` it is not
+      called.
+    watched: whether the listener is called after every step, which is one round then.
+    created: the time of its creation, of `time.monotonic`, and `started` that of its slot.
+    slots: the number of slots of the program that decodes it, once it has one.
+  """
+
+  request: Request
+  decoder: str
+  listener: Callable[[Any], None]
+  watched: bool = False
+  created: float = dataclasses.field(default_factory=time.monotonic)
+  started: float | None = None
+  slots: int = 0
+  cancelled: bool = False
+
+
+@dataclasses.dataclass(eq=False)
+class Batch:
+  """A runner and the images in its slots.
+
+  Its `state` is 'new', 'compiling', 'ready' or 'failed', that is, it cannot be compiled. `rounds`
+  are those of its images, `per_step` those of a step at most, and `pace` the fewest seconds that a
+  pass has taken, infinity before the first one.
+  """
+
+  runner: Runner
+  size: int
+  state: str = 'new'
+  jobs: dict[int, Job] = dataclasses.field(default_factory=dict)
+  rounds: dict[int, int] = dataclasses.field(default_factory=dict)
+  per_step: int = 1
+  pace: float = math.inf
+
+
+class Decoder:
+  """A decoder's batches, by number of slots; the last, of `size` slots, is compiled first.
+
+  `recent` are the seconds of the last images, from slot to completion, which other threads read
+  with the engine's lock; before one is complete, `first` are those that the first will have needed,
+  by the tokens that it has.
+  """
+
+  def __init__(self, name: str, runners: Sequence[Runner]):
+    self.name = name
+    self.batches = [Batch(runner, runner.free)
+                    for runner in sorted(runners, key=lambda runner: runner.free)]
+    self.batches[-1].state = 'ready'  # Before any image comes.
+    self.size = self.batches[-1].size
+    self.recent: collections.deque[float] = collections.deque(maxlen=_RECENT)
+    self.first = 0.0
+    self._most, self._until = 0, 0.0
+
+  @property
+  def jobs(self) -> list[Job]:
+    """All images that have a slot."""
+    return [job for batch in self.batches for job in batch.jobs.values()]
+
+  def expected(self, count: int) -> int:
+    """Returns the images that are expected at once when there are `count`: as many as lately."""
+    now = time.monotonic()
+    if count >= self._most or now > self._until:
+      self._most, self._until = count, now + _MEMORY
+    return self._most
+
+  def fitting(self, count: int) -> list[Batch]:
+    """Returns the batches for `count` images together that are worth it, the smallest first."""
+    pace, worth = math.inf, list[Batch]()
+    for batch in reversed(self.batches):
+      is_worth = batch.pace == math.inf or batch.pace <= _WORTH * pace
+      if is_worth and batch.state != 'failed':
+        worth.insert(0, batch)
+        pace = min(pace, batch.pace)
+    return [batch for batch in worth if batch.size >= count]
