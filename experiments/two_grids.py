@@ -26,18 +26,29 @@ from cspd_jax.files import atomic, npz, paths, run_folder, store
 from cspd_jax.measure import tables
 from cspd_jax.models import glm_image, vq
 from cspd_jax.models.conditions import Prompt
+from cspd_jax.plots import grid
 from cspd_jax.text import templates
 from cspd_jax.training import loop, optimizer as optimizer_lib
+from experiments import measured
 from experiments.demo_models import emoji, emoji_recipe, recipe as recipe_lib, stages
 
 _TOKENIZER = 'emoji'
 _SMALL, _LARGE = 8, 16  # Rows and columns of the grids.
-_BEGIN = '<|dit_token_16385|>'
+_SEED, _BATCH, _SHOWN = 4, 8, 12
+_END = '<|dit_token_16385|>'
+_DECODERS = tuple(f'{name}(window={window}{fresh})' for window in (16, 64) for name, fresh in (
+    *(('mc_sjd', f', fresh={kind}') for kind in (
+        'uniform', 'repeat-left', 'repeat-above', 'repeat-small', 'resample-small')),
+    ('seed_exact', ''), ('seed_exact', ', fresh=repeat-small')))
+_COLUMNS = {
+    'decoder': '{decoder}', 'forward passes': '{passes:.1f}',
+    'tokens/pass': '{tokens_per_pass:.2f}',
+    'of the small grid': '{of_small:.2f}', 'of the large grid': '{of_large:.2f}'}
 
 
 def names(num_codes: int) -> list[str]:
   """Returns the tokens in the order of their ids: codes, both ends of images, control, words."""
-  return [*(f'<|code_{code}|>' for code in range(num_codes)), templates.GLM_TOKENS[-1], _BEGIN,
+  return [*(f'<|code_{code}|>' for code in range(num_codes)), templates.GLM_TOKENS[-1], _END,
           *templates.GLM_TOKENS[:2], emoji_recipe.UNKNOWN, str(_SMALL), str(_LARGE), *emoji.WORDS]
 
 
@@ -58,6 +69,8 @@ class Config(emoji.Sources, loop.Intervals):
     batch_size: images of a step.
     num_train_images: different images that it draws from.
     num_held_out_images: images whose likelihood is measured.
+    num_measured_images: images of every decoder, of held-out captions.
+    decoder: specifications of the decoders.
     workdir: folder of the training and of the report.
   """
 
@@ -65,11 +78,14 @@ class Config(emoji.Sources, loop.Intervals):
   batch_size: int = 16
   num_train_images: int = 16384
   num_held_out_images: int = 256
+  num_measured_images: int = 64
+  decoder: tuple[str, ...] = _DECODERS
   workdir: str = 'runs/two_grids'
 
   def __post_init__(self):
     fields.check(self, num_steps=(1, fields.MOST), batch_size=(1, fields.MOST),
-                 num_train_images=(1, fields.MOST), num_held_out_images=(1, fields.MOST))
+                 num_train_images=(1, fields.MOST), num_held_out_images=(1, fields.MOST),
+                 num_measured_images=(1, fields.MOST))
 
   @property
   def training(self) -> recipe_lib.ARTrainConfig:
@@ -144,13 +160,45 @@ def trained(config: Config, workdir: pathlib.Path) -> cspd_jax.Model:
   return cspd_jax.load(folder)
 
 
+def measure(model: cspd_jax.Model, decoder: str, captions: list[str]) -> dict[str, Any]:
+  """Returns the tokens per forward pass of a decoder, in both grids together and in each."""
+  out = model.generate(captions, seed=_SEED, decoder=decoder, batch_size=_BATCH)
+  rounds, first = np.asarray(out.decoded.round_of_token), model.config.num_small
+  # A pass that commits tokens of both grids counts in each.
+  per_pass = lambda part: part.size / sum(len(np.unique(row)) for row in part)
+  passes = np.asarray(out.decoded.rounds)
+  return dict(
+      decoder=decoder, num_images=len(captions), passes=float(passes.mean()),
+      tokens_per_pass=rounds.size / int(passes.sum()), of_small=per_pass(rounds[:, :first]),
+      of_large=per_pass(rounds[:, first:-1]))
+
+
+def pictures(model: cspd_jax.Model, captions: list[str]) -> np.ndarray:
+  """Returns the small grids of images, then the large ones, `[2 N, H, W, 3]` in [-1, 1]."""
+  part = cspd_jax.load(_TOKENIZER).tokenizer
+  assert part is not None
+  out = model.generate(captions, seed=_SEED, decoder=model.engine.baseline, batch_size=_BATCH)
+  grids = glm_image.grids(model.config, np.asarray(out.tokens))
+  small, large = (np.asarray(vq.decode(part.params, part.config, tokens)) for tokens in grids)
+  return np.concatenate([small.repeat(2, axis=1).repeat(2, axis=2), large])
+
+
 @cli.command(Config, kept='saved steps are kept')
 def main(config: Config) -> None:
   workdir = paths.folder('workdir', config.workdir)
   with run_folder.Run(workdir, dataclasses.asdict(config), name='workdir', alone=False):
     inputs.log_progress()
     model = trained(config, workdir)
-  print(model, tables)
+    captions = tokenised(config, 'held_out', workdir)[1].tolist()
+    report = run_folder.Report(workdir, ['grids.png'])
+    shown = captions[:_SHOWN]
+    grid.save_grid(report.path('grids.png'), pictures(model, shown), captions=[*shown, *shown],
+                   columns=len(shown))
+    rows = measured.listed(_COLUMNS, (
+        measure(model, text, captions[:config.num_measured_images])
+        for text in (model.engine.baseline, *config.decoder)))
+    title = f'{len(rows)} decoders'
+    measured.write(report, config, [tables.Table(title, _COLUMNS, rows)])
 
 
 if __name__ == '__main__':

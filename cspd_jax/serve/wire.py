@@ -326,14 +326,14 @@ def usage(condition: Any, num_tokens: int) -> dict[str, Any]:
 
 def image(generated: Generated, slots: int, form: Form) -> dict[str, Any]:
   """Returns an image of an answer: the file, and its origin, a program of as many slots."""
-  (seed, number), rounds = generated.seeds[0], int(generated.decoded.rounds[0])
+  (seed, number), passes = generated.seeds[0], int(generated.decoded.rounds[0])
   data = _base64(dataclasses.replace(
       generated, images=form.resampled(generated.images[0])[None]).png(0))
   file = dict(url=f'data:image/png;base64,{data}') if form.as_url else dict(b64_json=data)
   return dict(
       **file, seed=seed, number=number, decoder=generated.decoder,
-      guarantee=generated.guarantee, slots=slots, rounds=rounds,
-      tokens_per_pass=round(generated.tokens.shape[1] / rounds, 2),
+      guarantee=generated.guarantee, slots=slots, passes=passes,
+      tokens_per_pass=round(generated.tokens.shape[1] / passes, 2),
       unknown_words=list(generated.unknown_words[0]))
 
 
@@ -351,11 +351,11 @@ def progress_event(index: int, look: Partial | None, before: Partial | None, num
   """
   start = dict(type='image_generation.progress', image_index=index, total=num_tokens)
   if look is None:
-    return start | dict(stage='waiting', tokens=0, rounds=0)
+    return start | dict(stage='waiting', tokens=0, passes=0)
   rounds = look.round_of_cell[0]
   is_new = rounds >= 0 if before is None else rounds != before.round_of_cell[0]
   return start | dict(stage='decoding', tokens=int(look.count[0]),
-                      rounds=int(look.decoded.rounds[0]),
+                      passes=int(look.decoded.rounds[0]),
                       new_cells=[[*map(int, cell), int(rounds[*cell])]
                                  for cell in np.argwhere(is_new)])
 
@@ -366,7 +366,7 @@ def partial_event(index: int, number: int, look: Partial, served: Served, form: 
   return dict(type='image_generation.partial_image',
               b64_json=_base64(encoded(form.resampled(look.images[0]))),
               partial_image_index=number, image_index=index, created_at=created,
-              tokens=int(look.count[0]), rounds=int(look.decoded.rounds[0]),
+              tokens=int(look.count[0]), passes=int(look.decoded.rounds[0]),
               **form.described(served))
 
 

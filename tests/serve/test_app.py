@@ -58,7 +58,7 @@ def test_the_published_client_gets_the_files_of_generate(model, client):
       expected.png(i) for i in range(2)]
   assert running.pixels(answer.data[1].b64_json)[1]['number'] == '1'
   assert answer.size == '6x6' and answer.usage.output_tokens == 18 and answer.output_format == 'png'
-  assert answer.data[0].rounds == expected.decoded.rounds[0] and answer.data[0].seed == 7
+  assert answer.data[0].passes == expected.decoded.rounds[0] and answer.data[0].seed == 7
   assert answer.data[0].slots == 2  # Of its program.
   described, = client.models.list().data
   assert described == client.models.retrieve('tiny') and described.prompts == ['cat', 'dog']

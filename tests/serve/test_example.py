@@ -34,7 +34,7 @@ def test_the_example_is_one_picture_in_the_form_of_an_event(stored):
   np.testing.assert_array_equal(*pictures)
   first, second = stored['images']
   assert first['guarantee'] == 'seed-exact' and second['decoder'] == 'vanilla'
-  assert 4 * first['rounds'] < second['rounds']
+  assert 4 * first['passes'] < second['passes']
 
 
 @pytest.mark.slow

@@ -115,9 +115,9 @@ class Side {
     this.node.querySelector('.message').setAttribute('role', kind ? 'alert' : 'none');
   }
 
-  numbers(tokens, rounds) {
-    this.put('passes', rounds);
-    this.put('rate', rounds ? (tokens / rounds).toFixed(2) : '–');
+  numbers(tokens, passes) {
+    this.put('passes', passes);
+    this.put('rate', passes ? (tokens / passes).toFixed(2) : '–');
     if (this.start) this.put('seconds', ((performance.now() - this.start) / 1000).toFixed(1));
   }
 
@@ -147,7 +147,7 @@ class Side {
       this.message(event.stage === 'waiting' ? 'Waiting for a slot.' : '');
       if (event.stage === 'waiting') return;
       this.start ??= performance.now();
-      this.numbers(event.tokens, event.rounds);
+      this.numbers(event.tokens, event.passes);
       this.node.querySelector('progress').value = event.tokens / event.total;
       const [rows, columns] = model.grid;
       this.cells ??= Array.from({length: rows}, () => Array(columns).fill(-1));
@@ -162,7 +162,7 @@ class Side {
 
   complete(event) {
     this.result = event;
-    this.numbers(event.usage.output_tokens, event.rounds);
+    this.numbers(event.usage.output_tokens, event.passes);
     this.node.querySelector('progress').value = 1;
     this.cells = event.round_of_cell;
     this.colour(0.06);
@@ -199,7 +199,7 @@ function keep(side) {
   const {order} = side;
   button.append(
       element('img', '', {src: side.image.src, alt: side.image.alt}), element('span', order.prompt),
-      element('span', `${side.result.rounds} passes, ${breakable(order.decoder)}`));
+      element('span', `${side.result.passes} passes, ${breakable(order.decoder)}`));
   button.querySelector('img').className = side.image.className;
   button.addEventListener('click', () => {
     [$('prompt').value, $('seed').value, $('decoder').value] =
@@ -225,7 +225,7 @@ function pixels(image) {
 function difference([first, second]) {
   const [one, other] = [pixels(first.image), pixels(second.image)];
   const isSame = one.length === other.length && one.every((value, i) => value === other[i]);
-  const [fewer, more] = [first, second].map((side) => side.result.rounds).sort((a, b) => a - b);
+  const [fewer, more] = [first, second].map((side) => side.result.passes).sort((a, b) => a - b);
   const isExact = [first, second].every((side) => EXACT.includes(side.result.guarantee));
   return (isSame ? 'The same picture, pixel for pixel'
       : isExact ? 'Two draws from the same distribution' : 'Pictures of different distributions') +
