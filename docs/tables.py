@@ -71,6 +71,9 @@ REPORTS = {
         'python -m experiments.accelerator --stages=official --repo=LlamaGen',
     'compiled_7b': 'python -m experiments.compile_report',
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
+    'compiled_glm_image':
+        'python -m experiments.compile_report --model=glm_image_9b --guided=false '
+        "--decoder='corrected(passes=4),mc_sjd,mc_sjd(window=16)'",
     'compiled_7b_batch':
         "python -m experiments.compile_report --batch=8 --decoder='mc_sjd,mc_sjd(window=16)'",
     'compiled_xl_v5e':
@@ -371,6 +374,7 @@ TABLES: dict[str, Table] = {
         'decoder': '`{decoder}`', 'step compr.': '{step_compression:.2f}x',
         "images equal to vanilla's": '{equal_to_baseline:.2%}'})),
     'compiled_7b': Table('compiled_7b', _own),
+    'compiled_glm_image': Table('compiled_glm_image', _own),
     'compiled_mar': Table('compiled_mar', _own),
     'compiled_mar_l': Table('compiled_mar_l', _own),
     'compiled_nextstep': Table('compiled_nextstep', _own),
