@@ -7,6 +7,9 @@
            target's draws, and of every method to fill the free positions of a window
   sjd_pac  SJD-PAC (arXiv 2603.18599): step compression and one-token rounds of trees of candidates
            in a Jacobi window and of MC-SJD's chain, at equal numbers of tokens per round
+  variants, variants_emoji
+           SJD++ (arXiv 2512.07503), the two paths of PathSpec (2606.10492) and the other Jacobi
+           windows at equal numbers of tokens per round, with `demo` and with `emoji`
 
   python -m experiments.benchmark --config=configs/papers.py:NAME
 
@@ -37,6 +40,9 @@ from experiments.papers import fidelity, published
 
 _COOL_SD = ('uniform', 'Cool-SD', 'Cool-SD, printed', 'Cool-SD linear', 'Cool-SD linear, printed')
 _LANTERN = ('LANTERN++, G*', 'LANTERN++, released', 'GSD')
+# Two paths that share the window, as in PathSpec.
+_VARIANTS = ('sjd', 'sjd_pp', 'sjd(tree=paths(2, 7))', 'mc_sjd(tree=paths(2, 7))', 'mc_sjd',
+             'sjd_pac', 'corrected(by=neighbours)')
 
 Config = topologies.Config | benchmark.Config | published.Config | fidelity.Config
 
@@ -47,6 +53,13 @@ CONFIGS: dict[str, Config] = dict(
     sjd_pac=topologies.Config(
         loading=groups.Loading('demo'), decoder=('mc_sjd', *topologies.TREES),
         workdir='runs/papers/sjd_pac'),
+    variants=topologies.Config(
+        loading=groups.Loading('demo'), decoder=_VARIANTS, window=(16,),
+        images=groups.Images(num_images=32), workdir='runs/papers/variants'),
+    variants_emoji=topologies.Config(
+        loading=groups.Loading('emoji'), decoder=_VARIANTS, window=(16,),
+        images=groups.Images(prompts='configs/held_out.txt', num_images=32),
+        workdir='runs/papers/variants_emoji'),
     cool_sd=benchmark.Config(
         loading=groups.Loading('demo'), drafter=(), verifier=(),
         curves=tuple(curve for curve in benchmark.CURVES if curve.name in _COOL_SD),

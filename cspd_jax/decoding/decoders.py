@@ -15,7 +15,7 @@ from cspd_jax.decoding.drafters import Corrector, Heads, Network, from_model, fr
 from cspd_jax.decoding.drafters.corrected import corrected as draft_corrected
 from cspd_jax.decoding.drafters.draft_model import model as draft_model
 from cspd_jax.decoding.drafters.eagle import eagle as draft_eagle, eagle2 as draft_eagle2
-from cspd_jax.decoding.drafters.jacobi import ancestral, jacobi as draft_jacobi
+from cspd_jax.decoding.drafters.jacobi import ancestral, jacobi as draft_jacobi, reuse
 from cspd_jax.decoding.drafters.medusa import medusa as draft_medusa
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.specification import DRAFTERS, VERIFIERS, DrafterEntry, VerifierEntry, named
@@ -93,6 +93,9 @@ DRAFTERS.update({
     'jacobi': DrafterEntry(
         draft_jacobi, "a window of the target's draws of the last round",
         auto_tree=default_tree, default_sizes=_window_size),
+    'reuse': DrafterEntry(
+        reuse, 'the same, each retained while it is probable enough', auto_tree=default_tree,
+        default_sizes=_window_size),
     'eagle': DrafterEntry(
         draft_eagle, "a layer that extrapolates the target's features", _EAGLE,
         default_sizes=_eagle_tree),
@@ -170,6 +173,16 @@ def mc_sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
   """SJD whose drafts are maximally coupled from round to round (arXiv 2510.24211).
 
   Arguments as for `jacobi`.
+  """
+
+
+@named('reuse+exact', 'SJD that reuses drafts while they are probable')
+def sjd_pp(target: Target, window: int = 16, threshold: float = 0.5, tree: Tree | None = None, *,
+           fresh: str = 'uniform') -> Decoder:
+  """SJD whose drafts are reused after a rejection while they are probable (arXiv 2512.07503).
+
+  SJD++, with the distributions recorded that its drafts have, so that it is exact. Arguments as for
+  `drafters.reuse`.
   """
 
 

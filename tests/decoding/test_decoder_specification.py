@@ -17,7 +17,7 @@ from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.correctors import from_model, from_network
 from cspd_jax.decoding.drafters.draft_model import model
 from cspd_jax.decoding.drafters.eagle import eagle, eagle2
-from cspd_jax.decoding.drafters.jacobi import ancestral, jacobi
+from cspd_jax.decoding.drafters.jacobi import ancestral, jacobi, reuse
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.verifiers.block import block
@@ -55,6 +55,9 @@ BUILT = {
     'jacobi(window=4)': lambda: make_decoder(
         T, jacobi(4), match(seed_exact=False)),
     'sjd(window=4)': lambda: make_decoder(T, jacobi(4), exact()),
+    'sjd_pp(window=4)': lambda: make_decoder(T, reuse(4), exact()),
+    'sjd_pp(window=6, threshold=0.2, tree=paths(2, 2))': lambda: make_decoder(
+        T, reuse(6, 0.2, tree=trees.paths(2, 2, 5)), exact()),
     'mc_sjd(window=4)': lambda: make_decoder(T, MAXIMAL(4), exact()),
     'sjd_pac(window=4)': lambda: make_decoder(T, MAXIMAL(4), exact()),
     'sjd_pac(window=6, tree=caterpillar(2, 2))': lambda: make_decoder(
@@ -237,6 +240,8 @@ def test_every_verifier_goes_with_a_drafter(name):
 @pytest.mark.parametrize('spec,expanded', [
     ('jacobi(window=3)', 'jacobi(coupling=redraw, window=3)+match(seed_exact=False)'),
     ('jacobi(window=3)+exact', 'jacobi(window=3)+exact'),
+    ('sjd_pp', 'reuse+exact'),
+    ('sjd_pp(threshold=0.2)+cool', 'reuse(threshold=0.2)+cool'),
     ('mc_sjd', 'jacobi(coupling=maximal)+exact'),
     ('mc_sjd(window=3)+grouped', 'jacobi(coupling=maximal, window=3)+grouped'),
     ('sjd_pac', 'jacobi(coupling=maximal, tree=auto)+exact'),
@@ -260,6 +265,7 @@ def test_expansion(spec, expanded):
     ('speculative', 16, 'speculative(length=4)'),
     ('speculative(length=2)', 16, 'speculative(length=2)'),
     ('mc_sjd', 16, 'mc_sjd(window=16)'),
+    ('sjd_pp', 16, 'sjd_pp(window=16)'),
     ('mc_sjd(window=8)', 16, 'mc_sjd(window=8)'),
     ('sjd_pac', 64, 'sjd_pac(window=64)'),
     ('corrected', 64, 'corrected(window=64)'),
@@ -351,6 +357,12 @@ def test_usage():
     ('sjd(window=7)', 'window is 7'),
     ('sjd(window=9999999999)', 'window is 9999999999; it must be a whole number'),
     ('sjd(window=4, fresh=zero)', "fresh is 'zero'"),
+    ('sjd_pp(window=4, threshold=0)', 'threshold is 0.0; it must be above 0 and at most 1'),
+    ('sjd_pp(window=4, threshold=1.5)', 'threshold is 1.5; it must be above 0 and at most 1'),
+    ('sjd_pp(window=4, threshold=high)', "threshold is 'high'"),
+    ('sjd_pp(window=4, coupling=redraw)', "sjd_pp has no parameter 'coupling'"),
+    ('mc_sjd(window=4, threshold=0.5)', "mc_sjd has no parameter 'threshold'"),
+    ('sjd_pp(window=4)+block', 'block verification cannot follow'),
     ('sjd(window=4, tree=EAGEL)', "tree is 'EAGEL'; it must be a tree by name .EAGLE, LANTERN"),
     ('sjd(window=4, tree="12")', "tree is '12'; it must be a tree"),
     ('sjd(window=4, tree=2)', 'tree is 2; it must be a tree'),

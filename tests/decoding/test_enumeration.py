@@ -7,7 +7,7 @@ import pytest
 
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.drafters.draft_model import model
-from cspd_jax.decoding.drafters.jacobi import KINDS, ancestral, jacobi
+from cspd_jax.decoding.drafters.jacobi import KINDS, ancestral, jacobi, reuse
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact
@@ -18,6 +18,7 @@ from cspd_jax.testing.tabular import tabular
 from tests.marks import representative
 
 JACOBI = lambda *args, **kwargs: lambda target: (jacobi(*args, **kwargs), exact())
+REUSE = lambda *args: lambda target: (reuse(*args), exact())
 
 # name: vocabulary, rounds, parts. Two rounds also check the distributions that are recorded.
 CASES = {
@@ -31,6 +32,9 @@ CASES = {
     'sjd, long window': (3, 1, JACOBI(4, 'redraw')),
     'maximal': (2, 2, JACOBI(3, 'maximal')),
     'maximal, three words': (3, 2, JACOBI(2, 'maximal')),
+    'reuse': (2, 2, REUSE(3)),
+    'reuse, three words': (3, 2, REUSE(2, 0.8)),
+    'reuse at 1': (2, 2, REUSE(3, 1.0)),
     'caterpillar': (3, 2, JACOBI(3, 'maximal', tree=trees.caterpillar(2, 1, 2))),
     'three candidates': (3, 1, JACOBI(7, 'maximal', tree=trees.caterpillar(3, 2, 6))),
     'paths': (3, 1, JACOBI(7, 'redraw', tree=trees.paths(3, 2, 6))),
@@ -62,7 +66,7 @@ def total_variation(parts, vocab_size, rounds, warp, forced=None):
 
 @pytest.mark.parametrize('name', representative(
     CASES, 'ancestral in a window', 'draft model, two rounds', 'deterministic jacobi', 'sjd',
-    'caterpillar', 'fresh repeat-above'))
+    'reuse', 'caterpillar', 'fresh repeat-above'))
 def test_rounds_are_exact(name):
   vocab_size, rounds, parts = CASES[name]
   assert total_variation(parts, vocab_size, rounds, PLAIN) < 1e-12
@@ -96,6 +100,7 @@ def test_guidance_that_ends_within_the_window(name):
 @pytest.mark.parametrize('name,vocab_size,rounds', representative([
     ('residual replaced by the target distribution', 2, 1),
     ('stored distribution not updated after a kept token', 2, 2),
+    ('token reused by its probability, recorded as drawn again', 2, 2),
     ('plain draft distribution for the second candidate', 3, 1),
     ('temperature applied twice', 3, 1),
     ('longest of several accepted paths', 3, 1),
@@ -104,6 +109,7 @@ def test_mutants_are_seen(name, vocab_size, rounds):
   parts = {
       'plain draft distribution for the second candidate': CASES['kary'][2],
       'longest of several accepted paths': CASES['kary'][2],
+      'token reused by its probability, recorded as drawn again': CASES['reuse'][2],
   }.get(name, JACOBI(3, 'maximal'))
   with mutants.MUTANTS[name].patch():
     assert total_variation(parts, vocab_size, rounds, PLAIN) > 1e-6

@@ -9,7 +9,7 @@ import pytest
 from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.drafters.draft_model import model
 from cspd_jax.decoding.drafters.eagle import eagle, eagle2
-from cspd_jax.decoding.drafters.jacobi import KINDS, ancestral, jacobi
+from cspd_jax.decoding.drafters.jacobi import KINDS, ancestral, jacobi, reuse
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact
@@ -36,6 +36,8 @@ PAIRS = {
     'draft model, match': lambda: (model(DRAFT.target, 3), match()),
     'redraw, exact': lambda: (jacobi(4, 'redraw'), exact()),
     'redraw, match': lambda: (jacobi(4, 'redraw'), match(seed_exact=False)),
+    'reuse, exact': lambda: (reuse(4), exact()),
+    'reuse, tree': lambda: (reuse(7, 0.2, tree=trees.caterpillar(3, 2, 6)), exact()),
     'noise, exact': lambda: (jacobi(4, 'noise'), exact()),
     'maximal, exact, whole image': lambda: (jacobi(5, 'maximal'), exact()),
     'noise, match, tree': lambda: (jacobi(7, 'noise', tree=trees.kary(2, 3, 6)), match()),

@@ -23,6 +23,7 @@ from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, Outcome, Rng, Ta
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
 COUPLINGS = ('redraw', 'maximal', 'noise')
+Coupling = str | float  # One of `COUPLINGS`, or the threshold of `reuse`.
 KINDS = ('uniform', 'repeat-left', 'repeat-above', 'resample-left', 'resample-above')
 
 
@@ -54,9 +55,29 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
       replacement from the same distributions (SJD-PAC's proactive drafting). With 'noise' they are
       the runners-up under the position's noise. A chain by default.
   """
+  fields.check_choice('coupling', coupling, COUPLINGS)
+  return _window(window, coupling, fresh, tree)
+
+
+def reuse(window: int = 16, threshold: float = 0.5, fresh: str = 'uniform',
+          tree: Tree | None = None) -> Drafter:
+  """Drafts from the previous forward pass, reused while they are probable (SJD++).
+
+  The draft at a position is retained if its probability is at least `threshold` times that with
+  which it was drawn (arXiv 2512.07503, as in its reimplementation), and drawn again otherwise. That
+  makes its distribution a mixture, which is recorded, so that the window is exact: see `reused`.
+  With a verifier that draws the target's tokens (`match`), these are the drafts instead, as for
+  `jacobi`, which has the other arguments. Raises ValueError unless `threshold` is above 0 and at
+  most 1, and as `jacobi`.
+  """
+  fields.require(0 < threshold <= 1, 'threshold', threshold, 'above 0 and at most 1')
+  return _window(window, threshold, fresh, tree)
+
+
+def _window(window: int, coupling: Coupling, fresh: str, tree: Tree | None) -> Drafter:
+  """A drafter whose drafts depend on those of the round before as `coupling` says."""
   check_size('window', window, 1)
   tree = chain(window - 1) if tree is None else tree
-  fields.check_choice('coupling', coupling, COUPLINGS)
   fields.check_choice('fresh', fresh, KINDS)
   check_tree(window, tree)
 
@@ -143,8 +164,8 @@ def layout(tree: Tree) -> Layout:
       tuple(int(node) for node in leaf_candidate))
 
 
-def _update_row(rng: Rng, state: JacobiState, outcome: Outcome, env: Env, tree: Tree, coupling: str,
-                fresh: str) -> JacobiState:
+def _update_row(rng: Rng, state: JacobiState, outcome: Outcome, env: Env, tree: Tree,
+                coupling: Coupling, fresh: str) -> JacobiState:
   """The drafts of one row for the next round."""
   first = outcome.root + 1  # The position after the root.
   tokens, probs = _couple(rng, state, outcome, first, tree.main_length, coupling)
@@ -157,8 +178,11 @@ def _update_row(rng: Rng, state: JacobiState, outcome: Outcome, env: Env, tree: 
 
 
 def _couple(rng: Rng, state: JacobiState, outcome: Outcome, first: jax.Array, length: int,
-            coupling: str) -> tuple[jax.Array, jax.Array]:
-  """Tokens `[L + 1]` for the positions after the root; their distributions are the target's now."""
+            coupling: Coupling) -> tuple[jax.Array, jax.Array]:
+  """Tokens `[L + 1]` for the positions after the root, and what each was drawn from `[L + 1, V]`.
+
+  These are the target's distributions of this round, or with a threshold mixtures with the old.
+  """
   probs = outcome.probs[:length + 1]
   if outcome.verdict.samples is not None:  # The verifier has drawn them already.
     return outcome.verdict.samples[:length + 1], probs
@@ -167,10 +191,13 @@ def _couple(rng: Rng, state: JacobiState, outcome: Outcome, first: jax.Array, le
   if coupling == 'noise':
     return rng.draw_at(first + jnp.arange(length + 1), probs), probs
   if state.probs is None:
+    name = coupling if isinstance(coupling, str) else 'reuse'
     raise ValueError(
-        f'coupling is {coupling!r}, which needs the distributions of the drafts or samples of the '
+        f'coupling is {name!r}, which needs the distributions of the drafts or samples of the '
         'target, but the verifier has needs_probs=False and returns no samples; set needs_probs, '
         "or use coupling 'redraw'.")
+  if not isinstance(coupling, str):
+    return reused(rng, state.tokens, state.probs, probs, coupling)
   return coupled(rng, state.tokens, state.probs, probs), probs
 
 
@@ -188,7 +215,27 @@ def coupled(rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array)
   return jnp.concatenate([jnp.where(retained, tokens, redrawn[:length]), redrawn[length:]])
 
 
-def _fill(rng: Rng, env: Env, tree: Tree, coupling: str, fresh: str,
+def reused(rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array, threshold: float
+           ) -> tuple[jax.Array, jax.Array]:
+  """Retains tokens of which `p / q` is at least `threshold`, and draws the others again.
+
+  Whether a token is retained depends on the token, so its distribution is no longer `p`. With `r`
+  for `q` on the tokens that would be retained, and the others drawn from `[p - r]+` normalised, it
+  is `r` plus the remaining mass times that: `p` if `threshold` is 1, and closer to `q` the lower it
+  is. Arguments as for `coupled`; returns the tokens `[L + n]` and their distributions.
+  """
+  length = tokens.shape[0]
+  overlapping = new_probs[:length]
+  kept = jnp.where(overlapping >= threshold * probs, probs, 0)
+  rest = accept.residual(overlapping, kept)
+  recorded = kept + jnp.maximum(1 - jnp.sum(kept, axis=-1, keepdims=True), 0) * rest
+  redrawn = rng.draw(jnp.concatenate([rest, new_probs[length:]]))
+  retained = accept.take(kept, tokens) > 0
+  return (redrawn.at[:length].set(jnp.where(retained, tokens, redrawn[:length])),
+          jnp.concatenate([recorded, new_probs[length:]]))
+
+
+def _fill(rng: Rng, env: Env, tree: Tree, coupling: Coupling, fresh: str,
           drawn: tuple[jax.Array, jax.Array], shift: Any, last_probs: jax.Array, image: jax.Array,
           count: jax.Array, history: jax.Array | None) -> JacobiState:
   """Shifts drawn tokens past the committed ones and fills the window of a row with fresh ones.
@@ -224,7 +271,7 @@ def _fill(rng: Rng, env: Env, tree: Tree, coupling: str, fresh: str,
   return JacobiState(tokens, probs if env.needs_probs else None, side, history)
 
 
-def side_tokens(rng: Rng, tree: Tree, coupling: str, tokens: jax.Array, probs: jax.Array,
+def side_tokens(rng: Rng, tree: Tree, coupling: Coupling, tokens: jax.Array, probs: jax.Array,
                 positions: jax.Array, is_fresh: jax.Array) -> jax.Array:
   """Draws `[N - L]` further candidates for the side nodes.
 

@@ -69,6 +69,13 @@ def _stale_probs(rng, state, outcome, first, length, coupling):
   return tokens, jnp.concatenate([jnp.where(retained, state.probs, probs[:-1]), probs[-1:]])
 
 
+def _reused_as_drawn(rng, tokens, probs, new_probs, threshold):
+  """Tokens are retained by their probability, but recorded as if they had been drawn again."""
+  length, drawn = len(tokens), rng.draw(new_probs)
+  retained = accept.take(new_probs[:length], tokens) >= threshold * accept.take(probs, tokens)
+  return drawn.at[:length].set(jnp.where(retained, tokens, drawn[:length])), new_probs
+
+
 def _accepted_keep_their_probs(rng, state, outcome, first, length, coupling):
   """Tokens that were accepted but not committed are verified again with the same distribution."""
   tokens, probs = _original_couple(rng, state, outcome, first, length, coupling)
@@ -141,6 +148,9 @@ MUTANTS = {
         _jacobi('maximal', tree.caterpillar(2, 2, 5))),
     'stored distribution not updated after a kept token': Mutant(
         _patch(jacobi_lib, '_couple', _stale_probs), _jacobi('maximal')),
+    'token reused by its probability, recorded as drawn again': Mutant(
+        _patch(jacobi_lib, 'reused', _reused_as_drawn),
+        lambda target: make_decoder(target, jacobi_lib.reuse(4), exact())),
     'batch cut to its minimum': Mutant(_cut_to_minimum, _jacobi('redraw')),
     'one uniform used twice': Mutant(
         _patch(row_random.RowRandom, 'accept', _same_uniforms), _jacobi('maximal')),
