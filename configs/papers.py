@@ -58,8 +58,7 @@ CONFIGS: dict[str, Config] = dict(
         images=groups.Images(num_images=32), workdir='runs/papers/variants'),
     variants_emoji=topologies.Config(
         loading=groups.Loading('emoji'), decoder=_VARIANTS, window=(16,),
-        images=groups.Images(prompts='configs/held_out.txt', num_images=32),
-        workdir='runs/papers/variants_emoji'),
+        images=groups.Images(num_images=32), workdir='runs/papers/variants_emoji'),
     cool_sd=benchmark.Config(
         loading=groups.Loading('demo'), drafter=(), verifier=(),
         curves=tuple(curve for curve in benchmark.CURVES if curve.name in _COOL_SD),

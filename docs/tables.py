@@ -102,6 +102,8 @@ REPORTS = {
         'python -m experiments.papers.fidelity --config=configs/papers.py:fidelity_demo',
     'sjd': 'python -m experiments.topologies --config=configs/papers.py:sjd',
     'sjd_pac': 'python -m experiments.topologies --config=configs/papers.py:sjd_pac',
+    **{name: f'python -m experiments.topologies --config=configs/papers.py:{name}'
+       for name in ('variants', 'variants_emoji')},
     'cool_sd': 'python -m experiments.benchmark --config=configs/papers.py:cool_sd',
     'lantern': 'python -m experiments.benchmark --config=configs/papers.py:lantern',
     'cspd': 'python -m experiments.papers.cspd',
@@ -391,6 +393,8 @@ TABLES: dict[str, Table] = {
     'fidelity_demo': Table('fidelity_demo', _own),
     'sjd': Table('sjd', _own),
     'sjd_pac': Table('sjd_pac', _own),
+    'variants': Table('variants', _own),
+    'variants_emoji': Table('variants_emoji', _own),
     'cool_sd': Table('cool_sd', _CONCLUSIONS),
     'lantern': Table('lantern', _CONCLUSIONS),
     'cspd': Table('cspd', _own),

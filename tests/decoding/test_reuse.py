@@ -35,7 +35,8 @@ def outcomes(p, q, threshold):
     for index in range(VOCAB * VOCAB):
       rng = enumerate_lib.outcome([], jnp.asarray(index), jnp.float64)
       tokens, recorded = jacobi.reused(
-          rng, jnp.array([old], jnp.int32), jnp.asarray(q)[None], jnp.stack([jnp.asarray(p)] * 2), threshold)
+          rng, jnp.array([old], jnp.int32), jnp.asarray(q)[None],
+          jnp.stack([jnp.asarray(p)] * 2), threshold)
       # Two draws: at the position of the old token, and at one that has no token yet.
       table[old, int(tokens[0])] += float(rng.state.weight)
       records.append(np.asarray(recorded))

@@ -87,7 +87,8 @@ def test_scenes_have_tokens_per_pass_inside_things_and_on_ground(capsys, tmp_pat
 
 
 @pytest.mark.parametrize('paper,decoder', [
-    ('sjd', 'jacobi(coupling=noise, window=3)+exact'), ('sjd_pac', 'mc_sjd(window=3)')])
+    ('sjd', 'jacobi(coupling=noise, window=3)+exact'), ('sjd_pac', 'mc_sjd(window=3)'),
+    ('variants', 'sjd_pp(window=3)'), ('variants_emoji', 'sjd_pp(window=3)')])
 def test_papers_have_their_own_decoders(folder, capsys, tmp_path, monkeypatch, paper, decoder):
   monkeypatch.setattr(topologies.measurements, 'each', lambda *_: [])
   result = _call(topologies.main, folder, capsys, tmp_path / 'out',

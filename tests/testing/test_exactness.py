@@ -41,6 +41,7 @@ PAIRS = {
     'noise, exact': lambda: (jacobi(4, 'noise'), exact()),
     'maximal, exact, whole image': lambda: (jacobi(5, 'maximal'), exact()),
     'noise, match, tree': lambda: (jacobi(7, 'noise', tree=trees.kary(2, 3, 6)), match()),
+    'two paths': lambda: (jacobi(7, 'redraw', tree=trees.paths(2, 3, 6)), exact()),
     'paths': lambda: (jacobi(7, 'maximal', tree=trees.paths(3, 2, 6)), exact()),
     'caterpillar': lambda: (jacobi(7, 'maximal', tree=trees.caterpillar(3, 2, 6)), exact()),
     'kary': lambda: (jacobi(9, 'redraw', tree=trees.kary(2, 3, 8)), exact()),

@@ -120,6 +120,24 @@ def _longest(accepted, topology):
   return jnp.argmax(jnp.where(reached, np.asarray(topology.depth), -1)).astype(jnp.int32)
 
 
+def _only_the_first(test, node, layout, tokens, probs, target_probs):
+  """The last token follows what the first child leaves, whatever was rejected after it."""
+  if not layout.tree.num_nodes:
+    return target_probs[node]
+  child = jnp.asarray(layout.tree.children)[node, 0]
+  rejected = accept.residual(target_probs[node], probs[jnp.asarray(layout.probs_rows)[child]])
+  return jnp.where(child > 0, rejected, target_probs[node])
+
+
+@contextlib.contextmanager
+def _paths_apart():
+  """Every path is tested as if it were the only one, and the longest accepted one is committed."""
+  with (mock.patch.object(accept, 'deepest', _longest),
+        mock.patch.object(node_tests, '_reject', lambda test, layout, p, q, token, depth: (p, q)),
+        mock.patch.object(node_tests, '_stop_distribution', _only_the_first)):
+    yield
+
+
 def _most_probable(env, rng, probs, positions, count, draws):
   return rng, row_random.winners(probs, count), probs
 
@@ -162,6 +180,8 @@ MUTANTS = {
         _patch(node_tests, '_stop_distribution', _late_bonus), _jacobi('redraw')),
     'longest of several accepted paths': Mutant(
         _patch(accept, 'deepest', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
+    'every path tested as if it were the only one': Mutant(
+        _paths_apart, _jacobi('redraw', tree.paths(2, 3, 6))),
     'corrected token kept without a test': Mutant(
         _patch(corrected, '_redraw', lambda env, rng, tokens, *args: tokens), _corrected),
     'corrected token with the distribution of the pass before': Mutant(
