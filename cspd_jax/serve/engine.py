@@ -28,7 +28,7 @@ from cspd_jax.serve.metrics import Metrics
 
 # Seconds of a step: long enough for the host to cost little, short enough for an image to join, to
 # leave or to be watched without delay.
-_STEP = 0.05
+_STEP = 0.1
 _MOST_ROUNDS = 64
 # Failed steps after which the engine gives up, if no image has been completed in between.
 _MOST_FAILURES = 3

@@ -85,7 +85,7 @@ def test_images_join_the_smallest_program_and_stay_there(model, engine, monkeypa
   small, large = engine._decoders[SPEC].batches
   (first,), _ = _decoded(engine, model, 1)
   assert first.slots == 4 and small.state != 'new'  # While the program for one is compiled.
-  until(lambda: small.state == 'ready')
+  until(lambda: small.state == 'ready' and b'cspd_compiling 0.0' in engine.metrics.text()[0])
   (second,), (alone,) = _decoded(engine, model, 1)
   assert second.slots == 1
   expected = model.generate('cat', seed=1, decoder=SPEC, batch_size=1)
