@@ -48,8 +48,8 @@ REPORTS = {
     'tune': 'cspd-tune --model=demo --dry_run',
     'refill': 'python -m experiments.decoders --measure=queue',
     'serving':
-        "python -m experiments.serving --decoder='corrected_seed_exact(by=neighbours, passes=1, "
-        "window=8)' --num_images=64 --soak=0",
+        "python -m experiments.serving --decoder='seed_exact(window=8)' --num_images=16 "
+        '--clients=1,4,16 --soak=0',
     'serving_soak':
         "python -m experiments.serving --model=runs/smoke/export --decoder='seed_exact(window=4)' "
         '--clients=16 --num_images=64 --workdir=runs/serving_soak',
