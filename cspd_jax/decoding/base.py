@@ -56,6 +56,9 @@ class Target(NamedTuple):
     check_condition: `condition -> [B]` bool: which rows the model supports; None for all of them.
       Raises ValueError for an unsupported form, and for unsupported rows if their values are
       concrete (`core.tracing.is_concrete`); under `jit` they are traced.
+    small: None, or `positions -> positions` (both int32 of one shape) for images that are drawn
+      twice: the earlier token that shows the place of a token in a smaller image, or -1 if none
+      does.
     supports_trees: whether `score` accepts trees that are not chains. `make_decoder` refuses their
       drafters for a target without trees, such as a recurrent model.
   """
@@ -70,6 +73,7 @@ class Target(NamedTuple):
   num_streams: int = 1
   forced: Callable[[jax.Array], jax.Array] | None = None
   check_condition: Callable[[Condition], Any] = lambda condition: None
+  small: Callable[[jax.Array], jax.Array] | None = None
   supports_trees: bool = True
 
 

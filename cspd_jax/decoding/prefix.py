@@ -33,7 +33,7 @@ def target(model: base.Target, prefix_length: int) -> base.Target:
   if not prefix_length:
     return model
   check_length(model, prefix_length)
-  forced = model.forced
+  forced, small = model.forced, model.small
 
   def prefill(params, condition, num_slots):
     batch = condition.tokens.shape[0]
@@ -51,6 +51,8 @@ def target(model: base.Target, prefix_length: int) -> base.Target:
       commit=lambda cache, start, path: model.commit(cache, prefix_length + start, path),
       num_tokens=model.num_tokens - prefix_length,
       forced=forced and (lambda positions: forced(prefix_length + positions)),
+      small=small and (lambda positions: jnp.maximum(
+          small(prefix_length + positions) - prefix_length, -1)),
       check_condition=lambda condition: _check(model, prefix_length, condition))
 
 

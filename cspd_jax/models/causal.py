@@ -82,6 +82,7 @@ class Causal(NamedTuple):
       so that there is no unused matrix. `embed` and `logits` may read all parameters except the
       layers of the transformer.
     num_outputs: image tokens that `logits` predicts; None means the transformer's.
+    small: see `decoding.base.Target`.
   """
 
   transformer: TransformerConfig
@@ -95,6 +96,7 @@ class Causal(NamedTuple):
   embed: Embed | None = None
   logits: Logits | None = None
   num_outputs: int | None = None
+  small: Callable[[jax.Array], jax.Array] | None = None
 
 
 class Cache(NamedTuple):
@@ -248,7 +250,7 @@ def target(model: Causal, num_streams: int) -> base.Target:
   return base.Target(
       prefill=prefill, score=score, commit=commit, vocab_size=model_ends.vocab_size,
       num_tokens=model.num_tokens, row_width=model.row_width, num_streams=num_streams,
-      forced=model.forced, check_condition=model.check_condition)
+      forced=model.forced, check_condition=model.check_condition, small=model.small)
 
 
 def network(model: Causal, num_streams: int) -> Network:

@@ -133,7 +133,8 @@ class GlmImageConfig(decoder_only.Sizes):
     return decoder_only.prompted(self, num_streams)._replace(
         embed_condition=lambda params, prompt, count: _embed_prompt(
             params, self.transformer, prompt.first(count)),
-        rope=rope(self), num_forced=1, forced=lambda numbers: forced(self, numbers))
+        rope=rope(self), num_forced=1, forced=lambda numbers: forced(self, numbers),
+        small=lambda numbers: small_cells(self, numbers))
 
 
 # The published model, at its authors' default size.
@@ -155,6 +156,18 @@ def renumbered(config: GlmImageConfig, prompt: Prompt) -> Prompt:
 def forced(config: GlmImageConfig, numbers: jax.Array) -> jax.Array:
   """Returns the end of the image behind both grids, and -1 within; see `decoding.base.Target`."""
   return jnp.where(numbers < config.num_tokens - 1, -1, config.num_codes)
+
+
+def small_cells(config: GlmImageConfig, numbers: jax.Array) -> jax.Array:
+  """Returns the numbers of the tokens that show the cells of the large grid in the small one.
+
+  These are -1 for tokens of the small grid and the end; see `decoding.base.Target`.
+  """
+  rows, columns = config.small
+  row, column = np.indices((config.height, config.width))
+  cells = (row * rows // config.height) * columns + column * columns // config.width
+  table = np.concatenate([np.full(config.num_small, -1), cells.ravel(), [-1]]).astype(np.int32)
+  return jnp.asarray(table)[jnp.clip(numbers, 0, config.num_tokens - 1)]
 
 
 def grids(config: GlmImageConfig, tokens: Any) -> tuple[Any, Any]:

@@ -7,7 +7,7 @@ import pytest
 
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.drafters.draft_model import model
-from cspd_jax.decoding.drafters.jacobi import KINDS, ancestral, jacobi, reuse
+from cspd_jax.decoding.drafters.jacobi import KINDS, SMALL_KINDS, ancestral, jacobi, reuse
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact
@@ -40,7 +40,8 @@ CASES = {
     'paths': (3, 1, JACOBI(7, 'redraw', tree=trees.paths(3, 2, 6))),
     'kary': (3, 1, JACOBI(7, 'maximal', tree=trees.kary(2, 3, 6))),
     'kary, three candidates': (3, 1, JACOBI(5, 'maximal', tree=trees.kary(3, 2, 4))),
-    **{f'fresh {kind}': (2, 2, JACOBI(3, 'maximal', fresh=kind)) for kind in KINDS},
+    **{f'fresh {kind}': (2, 2, JACOBI(3, 'maximal', fresh=kind)) for kind in KINDS + SMALL_KINDS},
+    'small tokens of three words': (3, 2, JACOBI(2, 'maximal', fresh='repeat-small')),
 }
 PLAIN = Warp(guidance_scale=1.5, temperature=0.9)
 HALF_GUIDED = Warp(guidance_scale=1.5, guidance_interval=0)
@@ -56,7 +57,10 @@ def _float64():
 def total_variation(parts, vocab_size, rounds, warp, forced=None):
   built = tabular(jax.random.key(0), vocab_size, 4, guided=True, row_width=2, forced=forced,
                   dtype=jnp.float64)
-  decoder = make_decoder(built.target, *parts(built.target))
+  # Tokens 2 and 3 are a large image of the small one before them.
+  small = jnp.array([-1, -1, 0, 1])
+  target = built.target._replace(small=lambda positions: small[jnp.clip(positions, 0, 3)])
+  decoder = make_decoder(target, *parts(target))
   other = jax.random.normal(jax.random.key(1), built.params.shape)
   distribution = enumerate_rounds(
       decoder, built, warp, rounds=rounds, draft_params=other).distribution
@@ -66,7 +70,7 @@ def total_variation(parts, vocab_size, rounds, warp, forced=None):
 
 @pytest.mark.parametrize('name', representative(
     CASES, 'ancestral in a window', 'draft model, two rounds', 'deterministic jacobi', 'sjd',
-    'reuse', 'caterpillar', 'fresh repeat-above'))
+    'reuse', 'caterpillar', 'fresh repeat-above', 'fresh repeat-small'))
 def test_rounds_are_exact(name):
   vocab_size, rounds, parts = CASES[name]
   assert total_variation(parts, vocab_size, rounds, PLAIN) < 1e-12
@@ -104,15 +108,26 @@ def test_guidance_that_ends_within_the_window(name):
     ('plain draft distribution for the second candidate', 3, 1),
     ('temperature applied twice', 3, 1),
     ('longest of several accepted paths', 3, 1),
-], ('stored distribution not updated after a kept token', 2, 2)))
+    ('token of the small image recorded as uniform', 2, 2),
+], ('stored distribution not updated after a kept token', 2, 2),
+    ('token of the small image recorded as uniform', 2, 2)))
 def test_mutants_are_seen(name, vocab_size, rounds):
   parts = {
       'plain draft distribution for the second candidate': CASES['kary'][2],
       'longest of several accepted paths': CASES['kary'][2],
       'token reused by its probability, recorded as drawn again': CASES['reuse'][2],
+      'token of the small image recorded as uniform': CASES['fresh repeat-small'][2],
   }.get(name, JACOBI(3, 'maximal'))
   with mutants.MUTANTS[name].patch():
     assert total_variation(parts, vocab_size, rounds, PLAIN) > 1e-6
+
+
+def test_targets_without_a_small_image_have_no_tokens_of_one():
+  built = tabular(jax.random.key(0), 3, 4)
+  with pytest.raises(ValueError, match="fresh is 'repeat-small', but the target draws no small im"):
+    make_decoder(built.target, jacobi(3, fresh='repeat-small'), exact())
+  with pytest.raises(ValueError, match='fresh'):
+    jacobi(3, fresh='repeat-below')
 
 
 def test_too_many_outcomes():

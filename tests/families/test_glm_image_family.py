@@ -265,8 +265,9 @@ def vanilla(model):
 
 
 @pytest.mark.parametrize('decoder', representative(
-    ('seed_exact(window=4)', 'eagle(tree=chain(3))+match',
-     'corrected_seed_exact(by=eagle, window=4)', 'corrected_seed_exact(by=layers, window=4)'),
+    ('seed_exact(window=4)', 'seed_exact(window=4, fresh=repeat-small)',
+     'eagle(tree=chain(3))+match', 'corrected_seed_exact(by=eagle, window=4)',
+     'corrected_seed_exact(by=layers, window=4)'),
     'seed_exact(window=4)'))
 def test_seed_exact_decoders_write_the_tokens_of_vanilla(model, vanilla, decoder):
   """Windows that lie in both grids at once, whose positions jump between them."""
@@ -287,10 +288,11 @@ def test_tokens_are_those_of_vanilla_in_windows_bit_for_bit(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('decoder', representative(
-    ['mc_sjd(window=3)', 'sjd_pac(window=4)', 'eagle(tree=chain(2))+exact',
+    ['mc_sjd(window=3)', 'sjd_pac(window=4)', 'mc_sjd(window=3, fresh=repeat-small)',
+     'mc_sjd(window=3, fresh=resample-small)', 'eagle(tree=chain(2))+exact',
      'corrected(by=layers, window=3)'], 'mc_sjd(window=3)'))
 def test_decoders_draw_from_the_model(decoder):
-  """Whole images of 1 + 2 free tokens and the end, against their enumerated distribution."""
+  """Whole images of 2 + 2 free tokens and the end, against their enumerated distribution."""
   config = dataclasses.replace(
       CONFIG, height=1, width=2, small_side=2, num_codes=4, image_end=5, output_size=6,
       vocab_size=12)

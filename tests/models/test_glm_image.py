@@ -174,6 +174,18 @@ def test_the_end_is_forced_and_nothing_else():
   assert glm_image.order(config)[39:44].tolist() == [39, 41, 40, 42, 43]
 
 
+def test_cells_of_the_large_grid_have_a_token_of_the_small_one():
+  config = dataclasses.replace(CONFIG, height=3, width=4, small_side=2)
+  cells = glm_image.small_cells(config, jnp.arange(config.num_tokens + 1))
+  assert config.small == (1, 2)
+  assert cells.tolist() == [-1, -1, *[0, 0, 1, 1] * 3, -1, -1]
+  whole = glm_image.PRESETS['glm_image_9b']
+  _, large = glm_image.grids(whole, np.asarray(
+      glm_image.small_cells(whole, jnp.arange(whole.num_tokens)))[None])
+  assert large[0, 31, 31] == 255 and large[0, 6, 9] == 3 * 16 + 4
+  assert sorted(np.unique(large, return_counts=True)[1]) == [4] * 256
+
+
 @pytest.mark.parametrize('changes, message', [
     (dict(height=1, width=17, small_side=4), 'small grid of an image this narrow has 0x16 tokens'),
     (dict(image_end=30), 'num_codes is 40, image_end 30, output_size 48 and vocab_size 96; the'),

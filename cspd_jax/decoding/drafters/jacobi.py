@@ -7,7 +7,8 @@ Two invariants make every variant exact: the record of a draft is its true distr
 that is attached to earlier positions, and nothing at a position influences an earlier one.
 
 Positions that enter the window have fresh tokens. Any choice is exact as long as its true
-distribution is recorded. Their names are those of SJD, section 3.3; left and above in the image.
+distribution is recorded. Their names are those of SJD, section 3.3; left and above in the image, or
+at the same place of a small image before it.
 """
 
 import functools
@@ -25,6 +26,8 @@ from cspd_jax.decoding.tree import Tree, chain, check_size
 COUPLINGS = ('redraw', 'maximal', 'noise')
 Coupling = str | float  # One of `COUPLINGS`, or the threshold of `reuse`.
 KINDS = ('uniform', 'repeat-left', 'repeat-above', 'resample-left', 'resample-above')
+# Kinds for images that are drawn twice, see `Target.small`.
+SMALL_KINDS = ('repeat-small', 'resample-small')
 
 
 class JacobiState(NamedTuple):
@@ -34,7 +37,7 @@ class JacobiState(NamedTuple):
   # `[B, L, V]` the distribution each was drawn from; None if the verifier needs none.
   probs: jax.Array | None
   side: jax.Array  # `[B, N - L]` tokens of the side nodes, -1 for a node without a candidate.
-  history: jax.Array | None  # `[B, R, V]` the last distributions, for 'resample-above'; else None.
+  history: jax.Array | None  # `[B, R, V]` the last distributions; see `_stores_history`.
 
 
 def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
@@ -50,7 +53,8 @@ def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
       2603.18599, is the same). 'noise' draws with the noise of the position (Gumbel coupling). With
       a verifier that draws the target's tokens (`match`), these are the drafts of the main chain,
       whatever `coupling` is.
-    fresh: distribution of the tokens that enter the window, one of `KINDS`.
+    fresh: distribution of the tokens that enter the window, one of `KINDS`, or of `SMALL_KINDS` for
+      targets that draw a small image first.
     tree: topology of the `W - 1` drafts; side nodes hold further candidates drawn without
       replacement from the same distributions (SJD-PAC's proactive drafting). With 'noise' they are
       the runners-up under the position's noise. A chain by default.
@@ -78,7 +82,7 @@ def _window(window: int, coupling: Coupling, fresh: str, tree: Tree | None) -> D
   """A drafter whose drafts depend on those of the round before as `coupling` says."""
   check_size('window', window, 1)
   tree = chain(window - 1) if tree is None else tree
-  fields.check_choice('fresh', fresh, KINDS)
+  fields.check_choice('fresh', fresh, KINDS + SMALL_KINDS)
   check_tree(window, tree)
 
   def init(env, condition, rng, outcome):
@@ -86,7 +90,7 @@ def _window(window: int, coupling: Coupling, fresh: str, tree: Tree | None) -> D
     dtype, vocab = outcome.probs.dtype, env.target.vocab_size
     length = tree.main_length
     history = None
-    if fresh == 'resample-above':
+    if _stores_history(fresh):
       history = jnp.zeros((batch, extent + length, vocab), dtype).at[:, 0].set(outcome.probs[:, 0])
 
     def row(rng, *args):
@@ -103,8 +107,18 @@ def _window(window: int, coupling: Coupling, fresh: str, tree: Tree | None) -> D
     row = functools.partial(_update_row, env=env, tree=tree, coupling=coupling, fresh=fresh)
     return env.rowwise(row)(rng, state, outcome._replace(features=None))
 
-  return Drafter(
-      layout(tree), init, propose, update, check=functools.partial(check_length, window, tree))
+  def check(target):
+    check_length(window, tree, target)
+    if fresh in SMALL_KINDS and target.small is None:
+      raise ValueError(f'fresh is {fresh!r}, but the target draws no small image first; use one of '
+                       f'{", ".join(KINDS)}.')
+
+  return Drafter(layout(tree), init, propose, update, check=check)
+
+
+def _stores_history(fresh: str) -> bool:
+  """Whether the last distribution of every position is stored, to draw from it again."""
+  return fresh in ('resample-above', 'resample-small')
 
 
 def ancestral(window: int = 1) -> Drafter:
@@ -258,7 +272,7 @@ def _fill(rng: Rng, env: Env, tree: Tree, coupling: Coupling, fresh: str,
     at = jnp.clip(left - 1, 0, length - 1)
     fresh_tokens, fresh_probs = _fresh(
         rng, fresh, positions, count + left - 1, jnp.where(left > 0, probs[at], last_probs), image,
-        history, env.target.row_width)
+        history, env.target)
     forced = contract.forced_tokens(env.target, positions)
     if forced is not None:
       fresh_tokens = jnp.where(forced < 0, fresh_tokens, forced)
@@ -294,7 +308,7 @@ def side_tokens(rng: Rng, tree: Tree, coupling: Coupling, tokens: jax.Array, pro
 
 
 def _fresh(rng: Rng, kind: str, positions: jax.Array, last: jax.Array, last_probs: jax.Array,
-           image: jax.Array, history: jax.Array | None, row_width: int
+           image: jax.Array, history: jax.Array | None, target: Target
            ) -> tuple[jax.Array, jax.Array]:
   """Fresh tokens for `positions` `[L]` of one row, and their true distributions `[L, V]`.
 
@@ -308,11 +322,12 @@ def _fresh(rng: Rng, kind: str, positions: jax.Array, last: jax.Array, last_prob
     return tokens, probs
 
   if kind.endswith('left'):
-    has_neighbour = positions // row_width == last // row_width
+    has_neighbour = positions // target.row_width == last // target.row_width
     near_tokens = jnp.broadcast_to(image[last], (length,))
     near_probs = jnp.broadcast_to(last_probs, probs.shape)
   else:
-    source = positions - row_width
+    above = lambda positions: positions - target.row_width
+    source = (target.small if kind in SMALL_KINDS and target.small else above)(positions)
     has_neighbour = (source >= 0) & (source <= last)
     source = jnp.clip(source, 0, image.shape[0] - 1)
     near_tokens = image[source]

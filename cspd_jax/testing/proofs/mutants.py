@@ -84,6 +84,19 @@ def _accepted_keep_their_probs(rng, state, outcome, first, length, coupling):
           jnp.concatenate([jnp.where(accepted[:, None], state.probs, probs[:-1]), probs[-1:]]))
 
 
+def _fresh_as_uniform(*args):
+  """Fresh tokens that repeat the small image, recorded as if they had been drawn by chance."""
+  tokens, probs = _original_fresh(*args)
+  return tokens, jnp.full_like(probs, 1 / probs.shape[-1])
+
+
+def _drawn_twice(target: Target) -> Decoder:
+  small = jnp.array([-1, -1, 0, 1, 1])
+  return make_decoder(
+      target._replace(small=lambda positions: small[jnp.clip(positions, 0, 4)]),
+      jacobi(4, 'maximal', fresh='repeat-small'), exact())
+
+
 def _shortest_of_pairs(self, count, accepted):
   """Every two rows advance by the smaller of their accepted lengths."""
   length = jnp.minimum(accepted + 1, self.target.num_tokens - count)
@@ -153,6 +166,7 @@ def _softmax_recorded(env, rng, probs, positions, count, draws):
 
 
 _original_choose = siblings.choose
+_original_fresh = jacobi_lib._fresh
 _original_residual = accept.residual
 _original_couple = jacobi_lib._couple  # pylint: disable=protected-access
 _original_noise = row_random.RowRandom._position_noise  # pylint: disable=protected-access
@@ -169,6 +183,8 @@ MUTANTS = {
     'token reused by its probability, recorded as drawn again': Mutant(
         _patch(jacobi_lib, 'reused', _reused_as_drawn),
         lambda target: make_decoder(target, jacobi_lib.reuse(4), exact())),
+    'token of the small image recorded as uniform': Mutant(
+        _patch(jacobi_lib, '_fresh', _fresh_as_uniform), _drawn_twice),
     'batch cut to its minimum': Mutant(_cut_to_minimum, _jacobi('redraw')),
     'one uniform used twice': Mutant(
         _patch(row_random.RowRandom, 'accept', _same_uniforms), _jacobi('maximal')),
