@@ -186,7 +186,10 @@ def pictures(model: cspd_jax.Model, captions: list[str]) -> np.ndarray:
 @cli.command(Config, kept='saved steps are kept')
 def main(config: Config) -> None:
   workdir = paths.folder('workdir', config.workdir)
-  with run_folder.Run(workdir, dataclasses.asdict(config), name='workdir', alone=False):
+  # Other decoders are measured on the same model.
+  training = {name: value for name, value in dataclasses.asdict(config).items()
+              if name not in ('decoder', 'num_measured_images')}
+  with run_folder.Run(workdir, training, name='workdir', alone=False):
     inputs.log_progress()
     model = trained(config, workdir)
     captions = tokenised(config, 'held_out', workdir)[1].tolist()
