@@ -25,7 +25,8 @@ OPTIONS = [  # Guidance scale, top-k, top-p, min-p.
     (2.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (2**20, 0, 1.0, 0.0), (3.0, 2, 1.0, 0.0),
     (2.0, 0, 0.55, 0.0), (2.0, 4, 0.55, 0.3), (1.0, 0, 1.0, 1.0)]
 EXACT = (
-    'vanilla', 'vanilla(window=3)', 'jacobi(window=3)', 'sjd(window=3)', 'mc_sjd(window=3)',
+    'vanilla', 'vanilla(window=3)', 'jacobi(window=3)', 'sjd(window=3)', 'sjd_pp(window=3)',
+    'mc_sjd(window=3)',
     'sjd_pac(window=5, tree=caterpillar(2, 2))', 'seed_exact(window=5, tree=caterpillar(2, 2))',
     'speculative(length=2)', 'speculative(length=2)+block', 'eagle(tree=kary(2, 3))',
     'eagle(tree=kary(2, 3), draws=iid)+kseq', 'eagle(tree=kary(2, 3), draws=fixed)',

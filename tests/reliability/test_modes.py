@@ -25,7 +25,7 @@ MODES = {
     'all': lambda: _all(),
 }
 DECODERS = (
-    'vanilla', 'vanilla(window=4)', 'jacobi(window=4)', 'sjd(window=4)',
+    'vanilla', 'vanilla(window=4)', 'jacobi(window=4)', 'sjd(window=4)', 'sjd_pp(window=4)',
     'sjd_pac(window=7, tree=caterpillar(2, 2))',
     'seed_exact(window=7, tree=caterpillar(2, 2))', 'jacobi(window=4, fresh=resample-above)',
     'speculative(length=2)', 'eagle(tree=kary(2, 3))', 'eagle(tree=kary(2, 3), draws=iid)+kseq',

@@ -13,7 +13,7 @@ from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.correctors import from_model, from_network
 from cspd_jax.decoding.drafters.draft_model import model
 from cspd_jax.decoding.drafters.eagle import eagle, eagle2
-from cspd_jax.decoding.drafters.jacobi import ancestral, jacobi
+from cspd_jax.decoding.drafters.jacobi import ancestral, jacobi, reuse
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.tree import Budget, Tree, chain, runtime_tree
 from cspd_jax.testing import check_drafter, recorded_checks
@@ -30,6 +30,7 @@ SMALL = trees.branching('2 0:1')
 OWN = {
     'window': lambda: jacobi(4),
     'window with a tree': lambda: jacobi(7, 'maximal', tree=trees.kary(2, 3, 6)),
+    'reused window': lambda: reuse(4),
     'window of noise': lambda: jacobi(4, 'noise', 'resample-above'),
     'corrected window': lambda: corrected(
         from_model(OTHER.target), 5, 2, trees.caterpillar(2, 2, 4)),

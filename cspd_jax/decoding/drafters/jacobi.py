@@ -75,7 +75,7 @@ def reuse(window: int = 16, threshold: float = 0.5, fresh: str = 'uniform',
   most 1, and as `jacobi`.
   """
   fields.require(0 < threshold <= 1, 'threshold', threshold, 'above 0 and at most 1')
-  return _window(window, threshold, fresh, tree)
+  return _window(window, float(threshold), fresh, tree)
 
 
 def _window(window: int, coupling: Coupling, fresh: str, tree: Tree | None) -> Drafter:
