@@ -161,7 +161,8 @@ def published(config: Any, eagle_layer: str) -> dict[str, tuple[str, Any]]:
   return {
       'eagle': ('eagle', layer), 'corrector': ('eagle', corrector),
       'neighbours': ('neighbours', neighbours.NeighboursConfig(
-          config.num_image_tokens, config.num_tokens, config.row_width))}
+          config.num_image_tokens, config.num_tokens, config.row_width,
+          getattr(config, 'small', (0, 0))))}
 
 
 def with_medusa(config: Any, eagle_layer: str) -> dict[str, tuple[str, Any]]:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields
-from cspd_jax.models import causal, conditions, decoder_only, transformer
+from cspd_jax.models import causal, conditions, decoder_only, neighbours, transformer
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.transformer import Rope, RopeFunction
 
@@ -163,10 +163,8 @@ def small_cells(config: GlmImageConfig, numbers: jax.Array) -> jax.Array:
 
   These are -1 for tokens of the small grid and the end; see `decoding.base.Target`.
   """
-  rows, columns = config.small
-  row, column = np.indices((config.height, config.width))
-  cells = (row * rows // config.height) * columns + column * columns // config.width
-  table = np.concatenate([np.full(config.num_small, -1), cells.ravel(), [-1]]).astype(np.int32)
+  cells = neighbours.small_cells(config.small, config.height, config.width)
+  table = np.concatenate([np.full(config.num_small, -1), cells, [-1]]).astype(np.int32)
   return jnp.asarray(table)[jnp.clip(numbers, 0, config.num_tokens - 1)]
 
 

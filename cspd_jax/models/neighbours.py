@@ -1,13 +1,15 @@
 """The neighbours network: predicts a token from nearby tokens, without attention or a cache.
 
-Its inputs are the nearest tokens to the left and above in the image. Its own samples would only
-repeat local texture; as the corrector of a target's stale distributions (`drafters.corrected`) it
-predicts how they change when a nearby token changes. It is trained on images that the target has
-sampled and needs nothing else, so it is available for every checkpoint.
+Its inputs are the nearest tokens to the left and above in the image, and where a small image comes
+first, its token at the same place. Its own samples would only repeat local texture; as the
+corrector of a target's stale distributions (`drafters.corrected`) it predicts how they change when
+a nearby token changes. It is trained on images that the target has sampled and needs nothing else,
+so it is available for every checkpoint.
 """
 
 import dataclasses
 import functools
+import math
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -35,6 +37,8 @@ class NeighboursConfig:
     vocab_size: `V`.
     num_tokens: `T`, tokens of an image.
     row_width: tokens of an image row.
+    small: rows and columns of a small image before that image, for targets that draw both; its
+      token at the place of the predicted one is an input too. (0, 0) without one.
     dim: width of a token's embedding.
     hidden_dim: width of the two hidden layers.
   """
@@ -42,15 +46,24 @@ class NeighboursConfig:
   vocab_size: int = 16384
   num_tokens: int = 256
   row_width: int = 16
+  small: tuple[int, ...] = (0, 0)
   dim: int = 64
   hidden_dim: int = 384
 
   def __post_init__(self):
-    fields.check(self, num_tokens=(1, fields.MOST_SIDE**2))
+    fields.check(self, num_tokens=(1, fields.MOST_SIDE**2), small=(0, fields.MOST_SIDE))
+    fields.require(len(self.small) == 2 and math.prod(self.small) + self.row_width <=
+                   self.num_tokens, 'small', self.small,
+                   'two numbers, rows and columns of fewer tokens than num_tokens')
+
+  @property
+  def num_inputs(self) -> int:
+    """The number of tokens that the network reads."""
+    return len(OFFSETS) + (self.small != (0, 0))
 
 
 class Neighbours(nn.Module):
-  """Maps nearby tokens `[..., 7]`, `V` for those outside the image, to logits `[..., V]`."""
+  """Maps nearby tokens `[..., n]`, `V` for those outside the image, to logits `[..., V]`."""
 
   config: NeighboursConfig
 
@@ -68,21 +81,54 @@ class Neighbours(nn.Module):
 
 def init(config: NeighboursConfig, key: jax.Array) -> Params:
   """Initialises float32 parameters that predict the uniform distribution."""
-  return jax.jit(Neighbours(config).init)(key, jnp.zeros((1, len(OFFSETS)), jnp.int32))['params']
+  inputs = jnp.zeros((1, config.num_inputs), jnp.int32)
+  return jax.jit(Neighbours(config).init)(key, inputs)['params']
 
 
 def logits(params: Params, config: NeighboursConfig, image: jax.Array,
            positions: jax.Array) -> jax.Array:
   """Predicts tokens at `positions` `[B, n]` of images `[B, R]`, `[B, n, V]` float32."""
-  up, right = np.array(OFFSETS).T
-  width = config.row_width
-  column = positions[..., None] % width + right
-  source = positions[..., None] - up * width + right
-  in_image = (source >= 0) & (column >= 0) & (column < width)
+  if config.small == (0, 0):
+    source, in_image = _near(positions, config.row_width, jnp)
+  else:
+    source = jnp.asarray(_near_in_two(config))[jnp.clip(positions, 0, config.num_tokens - 1)]
+    in_image = source >= 0
   source = jnp.clip(source, 0, image.shape[1] - 1)
   nearby = jax.vmap(lambda row, index: row[index])(image, source)
   return Neighbours(config).apply(
       {'params': params}, jnp.where(in_image, nearby, config.vocab_size))
+
+
+def _near(positions: Any, width: int, library: Any) -> tuple[Any, Any]:
+  """Returns the places `[..., 7]` of nearby tokens, and which of them are in the image."""
+  up, right = np.array(OFFSETS).T
+  column = positions[..., None] % width + right
+  source = positions[..., None] - up * width + right
+  return source, (source >= 0) & (column >= 0) & (column < width)
+
+
+def _near_in_two(config: NeighboursConfig) -> np.ndarray:
+  """Returns the places `[T, 8]` of nearby tokens in the own image and of the small one, or -1.
+
+  A token of the small image, and one behind the last whole row, has none of the last kind.
+  """
+  rows, columns = config.small
+  first, width = rows * columns, config.row_width
+  height = (config.num_tokens - first) // width
+  parts = []
+  for start, size, row_width in ((0, first, columns), (first, config.num_tokens - first, width)):
+    source, in_image = _near(np.arange(size), row_width, np)
+    parts.append(np.where(in_image, start + source, -1))
+  below = np.full(config.num_tokens, -1)
+  below[first:first + height * width] = small_cells(config.small, height, width)
+  return np.concatenate([np.concatenate(parts), below[:, None]], axis=1).astype(np.int32)
+
+
+def small_cells(small: tuple[int, ...], height: int, width: int) -> np.ndarray:
+  """Returns the tokens `[height width]` of a small image at the places of those of a larger one."""
+  rows, columns = small
+  row, column = np.indices((height, width)).reshape(2, -1)
+  return (row * rows // height) * columns + column * columns // width
 
 
 class _State(NamedTuple):

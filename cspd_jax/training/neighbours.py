@@ -78,14 +78,17 @@ class NeighboursRecipe(samples.Sampled):
 def sizes(model: Model) -> neighbours.NeighboursConfig:
   """Returns the configuration of the network for a model of discrete tokens."""
   target = model.target(guided=False)
-  return neighbours.NeighboursConfig(target.vocab_size, target.num_tokens, target.row_width)
+  small = getattr(model.config, 'small', (0, 0))
+  return neighbours.NeighboursConfig(
+      target.vocab_size, target.num_tokens, target.row_width, small)
 
 
 def check(recipe: NeighboursRecipe, model: Model) -> None:
   """Raises ValueError unless the network fits the model and the prompts can be read."""
   samples.prompts_of(model, recipe.prompts)
   samples.check_sizes(recipe.drafter, model, {
-      name: getattr(sizes(model), name) for name in ('vocab_size', 'num_tokens', 'row_width')})
+      name: getattr(sizes(model), name)
+      for name in ('vocab_size', 'num_tokens', 'row_width', 'small')})
 
 
 def sample(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path) -> np.ndarray:

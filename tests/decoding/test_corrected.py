@@ -262,6 +262,32 @@ def test_neighbours_read_what_is_before_them_only():
     assert all(place > at for place in seen)
 
 
+def test_neighbours_read_the_place_in_a_small_image():
+  """A small image of 1 x 2 tokens, one of 3 x 4, and a token that ends both."""
+  config = neighbours.NeighboursConfig(
+      vocab_size=5, num_tokens=15, row_width=4, small=(1, 2), dim=4, hidden_dim=6)
+  rng = np.random.default_rng(1)
+  params = jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 1, leaf.shape), jnp.float32),
+                        neighbours.init(config, jax.random.key(0)))
+  image = rng.integers(0, 5, (1, 15))
+  logits = lambda image: np.asarray(
+      neighbours.logits(params, config, jnp.asarray(image), jnp.arange(15)[None]))[0]
+  before, large = logits(image), {2 + 4 * row + column: (row, column)
+                                  for row in range(3) for column in range(4)}
+  for at in range(14):
+    changed = image.copy()
+    changed[0, at] = (image[0, at] + 1) % 5
+    seen = set(np.flatnonzero(np.abs(logits(changed) - before).max(-1) > 1e-6))
+    if at < 2:  # Its place in the large image, and the token behind it in the small one.
+      expected = {place for place, (_, column) in large.items() if column // 2 == at} | {1} - {at}
+    else:
+      row, column = large[at]
+      near = {(row + up, column - right) for up, right in neighbours.OFFSETS}
+      # The last token counts as the first of a row of its own.
+      expected = {place for place, cell in [*large.items(), (14, (3, 0))] if cell in near}
+    assert seen == expected
+
+
 @pytest.mark.slow
 def test_windows_of_neighbours_are_those_of_the_whole_image():
   config, params, rng = _neighbours()
