@@ -259,6 +259,32 @@ def test_other_grids_and_int8(folder, tmp_path):
   assert saved['large_tokens'].shape == (1, 4, 3) and saved['small_tokens'].shape == (1, 2, 1)
 
 
+@pytest.mark.slow
+def test_the_large_grid_is_drawn_again_for_a_small_one(model):
+  """A prefix of the small grid and a part of the large one; drafts see what is left of it."""
+  first = model.generate(PROMPTS, seed=3, decoder='vanilla')
+  kept = first.tokens[:, :4]
+  one, other = (model.generate(PROMPTS, seed=8, decoder=decoder, prefix=kept) for decoder in (
+      'vanilla', 'seed_exact(window=4, fresh=repeat-small)'))
+  np.testing.assert_array_equal(one.tokens, other.tokens)
+  np.testing.assert_array_equal(one.tokens[:, :4], kept)
+  assert (one.tokens[:, 4:] != first.tokens[:, 4:]).any()
+  np.testing.assert_array_equal(one.round_of_cell[:, 0, :2], 0)
+  np.testing.assert_array_equal(one.handed['small_tokens'][:, 0], kept[:, :2])
+
+
+@pytest.mark.slow
+def test_a_network_of_transformers_becomes_a_model():
+  pytest.importorskip('torch')
+  pytest.importorskip('transformers.models.glm_image')
+  from tests.models import glm_image_reference as reference  # It requires both.
+  made = cspd_jax.from_torch(reference.network(), 'glm_image',
+                             options={'num_heads': 4, 'height': 8, 'width': 6})
+  # The side of the small grid is the published one.
+  assert made.config == dataclasses.replace(reference.CONFIG, small_side=16)
+  assert made.defaults == {'temperature': 0.9, 'top_p': 0.75}
+
+
 @pytest.fixture(scope='module')
 def vanilla(model):
   return model.generate(PROMPTS, seed=5, decoder='vanilla')
