@@ -2,8 +2,9 @@
 
   python docs/decode_with_diffusers.py runs/glm_image/*.safetensors --device=cuda
 
-Needs torch and diffusers 0.37 or later, and nothing of this library. The pipeline is loaded without
-its autoregressive part, whose tokens the files hold. Every picture is written next to its file.
+Needs torch and a diffusers that has GlmImagePipeline, and nothing of this library. The pipeline is
+loaded without its autoregressive part, whose tokens the files hold. Every picture is written beside
+its file.
 """
 
 import argparse
