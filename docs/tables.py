@@ -82,6 +82,7 @@ REPORTS = {
     'compiled_mar': _compiled('mar_b', 'mar_demo'),
     'compiled_mar_l': _compiled('mar_l', 'mar_demo'),
     'compiled_nextstep': _compiled('nextstep_1_512', 'emoji_continuous'),
+    'two_grids': 'python -m experiments.two_grids --num_steps=500 --num_measured_images=32',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected.py:proof',
     'corrected_proof_emoji':
         'python -m experiments.topologies --config=configs/corrected.py:proof_emoji',
@@ -381,6 +382,7 @@ TABLES: dict[str, Table] = {
     'compiled_mar_l': Table('compiled_mar_l', _own),
     'compiled_nextstep': Table('compiled_nextstep', _own),
     'compiled_xl': Table('compiled_xl', _own),
+    'two_grids': Table('two_grids', _own),
     'compiled_7b_batch': Table('compiled_7b_batch', _own),
     'compiled_xl_v5e': Table('compiled_xl_v5e', _own),
     'uncertainty': Table('uncertainty', lambda path: (

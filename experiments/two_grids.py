@@ -28,7 +28,7 @@ from cspd_jax.models import glm_image, vq
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.plots import grid
 from cspd_jax.text import templates
-from cspd_jax.training import loop, optimizer as optimizer_lib
+from cspd_jax.training import loop, neighbours, optimizer as optimizer_lib
 from experiments import measured
 from experiments.demo_models import emoji, emoji_recipe, recipe as recipe_lib, stages
 
@@ -36,13 +36,13 @@ _TOKENIZER = 'emoji'
 _SMALL, _LARGE = 8, 16  # Rows and columns of the grids.
 _SEED, _BATCH, _SHOWN = 4, 8, 12
 _END = '<|dit_token_16385|>'
-_DECODERS = tuple(f'{name}(window={window}{fresh})' for window in (16, 64) for name, fresh in (
+_DECODERS = tuple(f'{name}(window={window}{options})' for window in (16, 64) for name, options in (
     *(('mc_sjd', f', fresh={kind}') for kind in (
         'uniform', 'repeat-left', 'repeat-above', 'repeat-small', 'resample-small')),
-    ('seed_exact', ''), ('seed_exact', ', fresh=repeat-small')))
+    ('corrected', ', by=neighbours, passes=3')))
 _COLUMNS = {
-    'decoder': '{decoder}', 'forward passes': '{passes:.1f}',
-    'tokens/pass': '{tokens_per_pass:.2f}',
+    'decoder': '{decoder}', 'corrector reads the small grid': '{reads_small}',
+    'forward passes': '{passes:.1f}', 'tokens/pass': '{tokens_per_pass:.2f}',
     'of the small grid': '{of_small:.2f}', 'of the large grid': '{of_large:.2f}'}
 
 
@@ -69,6 +69,7 @@ class Config(emoji.Sources, loop.Intervals):
     batch_size: images of a step.
     num_train_images: different images that it draws from.
     num_held_out_images: images whose likelihood is measured.
+    num_corrector_steps: steps of the training of a neighbours corrector, at most.
     num_measured_images: images of every decoder, of held-out captions.
     decoder: specifications of the decoders.
     workdir: folder of the training and of the report.
@@ -78,6 +79,7 @@ class Config(emoji.Sources, loop.Intervals):
   batch_size: int = 16
   num_train_images: int = 16384
   num_held_out_images: int = 256
+  num_corrector_steps: int = 400
   num_measured_images: int = 64
   decoder: tuple[str, ...] = _DECODERS
   workdir: str = 'runs/two_grids'
@@ -85,7 +87,7 @@ class Config(emoji.Sources, loop.Intervals):
   def __post_init__(self):
     fields.check(self, num_steps=(1, fields.MOST), batch_size=(1, fields.MOST),
                  num_train_images=(1, fields.MOST), num_held_out_images=(1, fields.MOST),
-                 num_measured_images=(1, fields.MOST))
+                 num_corrector_steps=(1, fields.MOST), num_measured_images=(1, fields.MOST))
 
   @property
   def training(self) -> recipe_lib.ARTrainConfig:
@@ -96,7 +98,7 @@ class Config(emoji.Sources, loop.Intervals):
         cooldown_steps=self.num_steps // 2, weight_decay=0.02, ema_decay=0.99), drop_rate=0.0)
 
 
-def _halved(images: np.ndarray) -> np.ndarray:
+def halved(images: np.ndarray) -> np.ndarray:
   """Returns images `[N, H, W, 3]` of half the height and width, means of two by two pixels."""
   count, height, width, channels = images.shape
   return images.reshape(count, height // 2, 2, width // 2, 2, channels).mean(axis=(2, 4))
@@ -115,7 +117,7 @@ def tokenised(config: Config, split: str, workdir: pathlib.Path) -> stages.Split
   count = config.num_train_images if split == 'train' else config.num_held_out_images
   tokens, captions = stages.encoded(
       lambda *batch: emoji.scenes(sprites, 1, *batch)[:2], split, count,
-      lambda images: np.concatenate([rows(_halved(images)), rows(images)], axis=1))
+      lambda images: np.concatenate([rows(halved(images)), rows(images)], axis=1))
   end = np.full((count, 1), part.config.codebook_size)
   tokens = np.concatenate([tokens, end], axis=1).astype(np.int32)
   atomic.write_arrays(path, dict(tokens=tokens, captions=captions))
@@ -160,7 +162,28 @@ def trained(config: Config, workdir: pathlib.Path) -> cspd_jax.Model:
   return cspd_jax.load(folder)
 
 
-def measure(model: cspd_jax.Model, decoder: str, captions: list[str]) -> dict[str, Any]:
+def corrected(config: Config, model: cspd_jax.Model, workdir: pathlib.Path
+              ) -> dict[str, cspd_jax.Model]:
+  """Returns the model with a neighbours corrector that reads the small grid, and one that does not.
+
+  Both are fitted to the images of the training, unless they are in `workdir`.
+  """
+  tokens, held_out = (tokenised(config, split, workdir)[0] for split in emoji.SPLITS)
+  train = neighbours.NeighboursTrainConfig()
+  train = dataclasses.replace(
+      train, optimizer=optimizer_lib.of_steps(train.optimizer, config.num_corrector_steps))
+  models = {}
+  for name, small in (('yes', model.config.small), ('no', (0, 0))):
+    folder = workdir / f'neighbours_{name}'
+    if not folder.exists():
+      sizes = dataclasses.replace(neighbours.sizes(model), small=small)
+      store.save(folder, 'neighbours', sizes, neighbours.fit(sizes, train, tokens, held_out)[0])
+    models[name] = cspd_jax.load(workdir / 'model', neighbours=folder)
+  return models
+
+
+def measure(model: cspd_jax.Model, decoder: str, captions: list[str], reads_small: str
+            ) -> dict[str, Any]:
   """Returns the tokens per forward pass of a decoder, in both grids together and in each."""
   out = model.generate(captions, seed=_SEED, decoder=decoder, batch_size=_BATCH)
   rounds, first = np.asarray(out.decoded.round_of_token), model.config.num_small
@@ -168,9 +191,9 @@ def measure(model: cspd_jax.Model, decoder: str, captions: list[str]) -> dict[st
   per_pass = lambda part: part.size / sum(len(np.unique(row)) for row in part)
   passes = np.asarray(out.decoded.rounds)
   return dict(
-      decoder=decoder, num_images=len(captions), passes=float(passes.mean()),
-      tokens_per_pass=rounds.size / int(passes.sum()), of_small=per_pass(rounds[:, :first]),
-      of_large=per_pass(rounds[:, first:-1]))
+      decoder=decoder, reads_small=reads_small, num_images=len(captions),
+      passes=float(passes.mean()), tokens_per_pass=rounds.size / int(passes.sum()),
+      of_small=per_pass(rounds[:, :first]), of_large=per_pass(rounds[:, first:-1]))
 
 
 def pictures(model: cspd_jax.Model, captions: list[str]) -> np.ndarray:
@@ -188,7 +211,7 @@ def main(config: Config) -> None:
   workdir = paths.folder('workdir', config.workdir)
   # Other decoders are measured on the same model.
   training = {name: value for name, value in dataclasses.asdict(config).items()
-              if name not in ('decoder', 'num_measured_images')}
+              if name not in ('decoder', 'num_measured_images', 'num_corrector_steps')}
   with run_folder.Run(workdir, training, name='workdir', alone=False):
     inputs.log_progress()
     model = trained(config, workdir)
@@ -197,9 +220,13 @@ def main(config: Config) -> None:
     shown = captions[:_SHOWN]
     grid.save_grid(report.path('grids.png'), pictures(model, shown), captions=[*shown, *shown],
                    columns=len(shown))
+    models = corrected(config, model, workdir)
+    # Only decoders with the corrector differ between the two.
+    of = lambda text: models if 'neighbours' in text else {'-': model}
     rows = measured.listed(_COLUMNS, (
-        measure(model, text, captions[:config.num_measured_images])
-        for text in (model.engine.baseline, *config.decoder)))
+        measure(one, text, captions[:config.num_measured_images], reads_small)
+        for text in (model.engine.baseline, *config.decoder)
+        for reads_small, one in of(text).items()))
     title = f'{len(rows)} decoders'
     measured.write(report, config, [tables.Table(title, _COLUMNS, rows)])
 
