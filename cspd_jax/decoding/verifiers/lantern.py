@@ -60,7 +60,8 @@ def lantern(table: np.ndarray, delta: float = 0.1, *, k: int | None = None, metr
       before the most probable token itself. The bound on total variation is then the number of
       accepted tokens that are not the most probable one: the target's distribution has a single
       token, so each adds a total variation of 1. Where `m` tokens are equally probable, accepting
-      one of them adds `1 - 1 / m`.
+      one of them adds `1 - 1 / m`. Tokens count as equally probable if their probabilities are
+      equal in the dtype of the probabilities, although their logits may differ in the last bit.
   """
   fields.check_choice('metric', metric, _METRICS)
   distance, largest = _METRICS[metric]
