@@ -12,7 +12,7 @@ import cspd_jax
 from checkpoints_conversion import command, hub as hub_lib, rules
 from cspd_jax.files import paths
 from cspd_jax.models import llamagen
-from tests.conversion import hub_server, torch_files
+from tests.conversion import torch_files
 from tests.families import published_files
 
 pytest.importorskip('huggingface_hub')
@@ -23,18 +23,6 @@ CLASSES = dataclasses.replace(
     num_kv_heads=2, ffn_dim=24, vocab_size=64)
 CODES = dataclasses.replace(published_files.T2I_VQ, codebook_size=64)
 LLAMAGEN = 'FoundationVision/LlamaGen'
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-  """The stand-in, and a cache of its own."""
-  with hub_server.running({}) as server:
-    for name, value in dict(
-        ENDPOINT=server.url, HF_HUB_CACHE=str(tmp_path / 'cache'), HF_HUB_DISABLE_XET=True,
-        HUGGINGFACE_CO_URL_TEMPLATE=f'{server.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}',
-        HF_HUB_OFFLINE=False).items():
-      monkeypatch.setattr(constants, name, value)
-    yield server
 
 
 def _llamagen(folder):

@@ -119,7 +119,7 @@ def test_files_that_are_no_models_are_named(tmp_path):
 
 @pytest.mark.parametrize('model, name, message', [
     ('demo', 'temprature', r"'temprature' is among the defaults, which may be: guidance_scale, "
-     'temperature, .*dtype, decoder, seconds; correct or remove it; did you mean temperature'),
+     'temperature, .*dtype, decoder, serve, seconds; correct or remove it; did you mean temp'),
     ('demo', 'contexts', "'contexts' is among the defaults, which may be"),
     ('mar_demo', 'top_k', "'top_k' is among the defaults, which may be: guidance_scale, temper"),
     ('emoji_continuous', 'context',
