@@ -3,8 +3,8 @@
   python docs/decode_with_diffusers.py runs/glm_image/*.safetensors --device=cuda
 
 Needs torch and a diffusers that has GlmImagePipeline, and nothing of this library. The pipeline is
-loaded without its autoregressive part, whose tokens the files hold. Every picture is written beside
-its file.
+loaded without its autoregressive part, because the files contain the tokens. Each picture is saved
+next to its file.
 """
 
 import argparse

@@ -46,6 +46,12 @@ _COLUMNS = {
     'of the small grid': '{of_small:.2f}', 'of the large grid': '{of_large:.2f}'}
 
 
+@functools.cache
+def _tokenizer() -> Any:
+  """Returns the image tokenizer of both grids."""
+  return cspd_jax.load(_TOKENIZER).tokenizer
+
+
 def names(num_codes: int) -> list[str]:
   """Returns the tokens in the order of their ids: codes, both ends of images, control, words."""
   return [*(f'<|code_{code}|>' for code in range(num_codes)), templates.GLM_TOKENS[-1], _END,
@@ -110,8 +116,7 @@ def tokenised(config: Config, split: str, workdir: pathlib.Path) -> stages.Split
   if path.exists():
     arrays = npz.arrays(path, atomic.REMAKE, needed=('tokens', 'captions'))
     return arrays['tokens'], arrays['captions']
-  part, sprites = cspd_jax.load(_TOKENIZER).tokenizer, config.sprites()
-  assert part is not None
+  part, sprites = _tokenizer(), config.sprites()
   encode = programs.jit(lambda images: vq.encode(part.params, part.config, images))
   rows = lambda images: np.asarray(encode(images)).reshape(len(images), -1)
   count = config.num_train_images if split == 'train' else config.num_held_out_images
@@ -136,9 +141,7 @@ def _prompts(config: glm_image.GlmImageConfig, captions: np.ndarray) -> Prompt:
 
 def trained(config: Config, workdir: pathlib.Path) -> cspd_jax.Model:
   """Trains the model in `workdir`, or continues, and returns it."""
-  part = cspd_jax.load(_TOKENIZER).tokenizer
-  assert part is not None
-  sizes, train = target(part.config.codebook_size), config.training
+  sizes, train = target(_tokenizer().config.codebook_size), config.training
   data = {split: (tokens, _prompts(sizes, captions)) for split, (tokens, captions) in (
       (split, tokenised(config, split, workdir)) for split in emoji.SPLITS)}
   nll = programs.jit(lambda params, tokens, prompt: recipe_lib.nll(
@@ -198,8 +201,7 @@ def measure(model: cspd_jax.Model, decoder: str, captions: list[str], reads_smal
 
 def pictures(model: cspd_jax.Model, captions: list[str]) -> np.ndarray:
   """Returns the small grids of images, then the large ones, `[2 N, H, W, 3]` in [-1, 1]."""
-  part = cspd_jax.load(_TOKENIZER).tokenizer
-  assert part is not None
+  part = _tokenizer()
   out = model.generate(captions, seed=_SEED, decoder=model.engine.baseline, batch_size=_BATCH)
   grids = glm_image.grids(model.config, np.asarray(out.tokens))
   small, large = (np.asarray(vq.decode(part.params, part.config, tokens)) for tokens in grids)

@@ -1,4 +1,4 @@
-"""What tests of conversions share."""
+"""Fixtures of the tests of conversion."""
 
 import importlib
 
