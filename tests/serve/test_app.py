@@ -22,16 +22,7 @@ from tests.generation.test_rollouts import counted
 from tests.serve import running, tiny
 from tests.serve.running import Running, head, until
 
-
-@pytest.fixture(scope='module', autouse=True)
-def signals_left_alone():
-  with running.without_signals():
-    yield
-
-
-@pytest.fixture(scope='module')
-def model():
-  return tiny.model()
+pytestmark = pytest.mark.usefixtures('signals_left_alone')
 
 
 @pytest.fixture(scope='module')

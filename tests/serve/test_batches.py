@@ -53,11 +53,6 @@ def test_as_many_images_are_expected_as_a_moment_ago(monkeypatch):
     assert decoder.expected(count) == expected, now
 
 
-@pytest.fixture(scope='module')
-def model():
-  return tiny.model()
-
-
 @pytest.fixture
 def engine(model):
   runners = [Runner(model, size, decoder=SPEC) for size in (1, 4)]

@@ -40,15 +40,7 @@ BODIES = {
 }
 
 
-@pytest.fixture(scope='module', autouse=True)
-def signals_left_alone():
-  with running.without_signals():
-    yield
-
-
-@pytest.fixture(scope='module')
-def model():
-  return tiny.model()
+pytestmark = pytest.mark.usefixtures('signals_left_alone')
 
 
 @pytest.fixture(scope='module')

@@ -19,11 +19,6 @@ WAIT = 300.0
 COUNT = 15
 
 
-@pytest.fixture(scope='module')
-def model():
-  return tiny.model()
-
-
 @pytest.fixture
 def started(model):
   """Returns a function that starts an engine, and ends those that it started."""
