@@ -66,10 +66,12 @@ class _Enumerated:
       mass = weights.sum(axis=-1)
       chosen = jnp.arange(weights.shape[1]) == token[:, None]
       # Where no mass remains, the only answer is -1.
-      probability = jnp.where(
-          mass > 0, jnp.sum(jnp.where(chosen, weights, 0), axis=-1) / jnp.where(mass > 0, mass, 1),
-          token == 0)
-      self._weigh(probability)
+      share = jnp.where(mass[:, None] > 0, weights / jnp.where(mass > 0, mass, 1)[:, None],
+                        jnp.arange(weights.shape[1]) == 0)
+      # The last token has what the others leave. XLA may round a residual that is zero but for
+      # rounding, whose draw is not used, once for each use; its shares then do not sum to 1.
+      share = share.at[:, -1].set(1 - jnp.sum(share[:, :-1], axis=-1))
+      self._weigh(jnp.sum(jnp.where(chosen, share, 0), axis=-1))
       tokens.append(jnp.where(mass > 0, token, -1))
       weights = jnp.where(chosen, 0, weights)
     return jnp.where(greedy, best, jnp.stack(tokens, axis=1))
