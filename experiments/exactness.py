@@ -207,7 +207,7 @@ def row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: D
 
 def decode(bench: Bench, decoder: Decoder, needs: str | None) -> Decoded:
   """Returns a batch of sequences; `needs` is the key of the drafter's parameters."""
-  return jax.device_get(programs.jit(decoder)(
+  return jax.device_get(programs.jit(decoder, short_sums=True)(
       bench.model.params, jnp.arange(_ROWS) % 2, jax.random.key(bench.flags.seed), bench.warp,
       bench.draft_params[needs]))
 

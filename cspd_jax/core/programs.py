@@ -4,7 +4,9 @@ Everything that multiplies matrices is compiled by `jit`, because XLA's own choi
 neither the fastest nor, in every version, right: it lets a library (YNNPACK) compute products
 together with the reductions after them, and in jaxlib 0.10 the sum over the leading axis of such a
 fusion is wrong for many rows (issue 39103 of jax-ml/jax). `jit` leaves single products to that
-library, which is fastest for a `files.matrices.OutputMajor`, and everything else to XLA.
+library, which is fastest for a `files.matrices.OutputMajor`, and everything else to XLA. Programs
+that decode compute sums in one go (`short_sums`): XLA's way, a tree of partial sums, is the more
+accurate one for millions of terms only.
 
 XLA records the kernels of a round as a CUDA graph, which the host launches once per round. With the
 environment variable CSPD_JAX_GRAPHS=loop it records the whole decoding loop, so that the host
@@ -45,6 +47,8 @@ MOST = 16
 
 # What a CPU's compiler gives to YNNPACK, and the kind of fusion that is one product.
 _FUSIONS, _PRODUCTS = 'xla_cpu_experimental_ynn_fusion_type', 'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'
+# The pass of XLA by which a CPU computes sums and maxima as trees, in up to four times the time.
+_PASSES, _TREES = 'xla_disable_hlo_passes', 'tree_reduction_rewriter'
 # For programs that run only a few times: compiling them takes longest.
 UNOPTIMISED = {'xla_backend_optimization_level': 0}
 
@@ -56,19 +60,21 @@ _RECORDED = 'FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE
 
 
 def jit(function: Callable[..., Any], graphs: str | None = None, *, label: str | None = None,
-        options: Mapping[str, Any] = MappingProxyType({}), **static: Any) -> Any:
+        short_sums: bool = False, options: Mapping[str, Any] = MappingProxyType({}),
+        **static: Any) -> Any:
   """Compiles a function as `jax.jit` does, with the compiler's options for the default device.
 
   Args:
     function: the function. Do not call the result while another function is traced.
     graphs: one of `GRAPHS`, else ValueError; by default the environment variable CSPD_JAX_GRAPHS.
     label: the name under which its compilations are reported; None does not report them.
+    short_sums: whether no sum has more than about 2^18 terms, as in all programs that decode.
     options: further options of the compiler, such as `UNOPTIMISED`.
     **static: other arguments of `jax.jit`.
   """
   if label is not None:
     function = labelled(label, function)
-  chosen = {**(compiler_options(graphs) or {}), **options}
+  chosen = {**(compiler_options(graphs, short_sums) or {}), **options}
   return jax.jit(function, compiler_options=chosen or None, **static)
 
 
@@ -92,8 +98,8 @@ class Compiled(NamedTuple):
 
 def compiled(function: Callable, *args: Any, graphs: str | None = None,
              label: str | None = None) -> Compiled:
-  """Compiles `function(*args)`, of arrays or `jax.ShapeDtypeStruct`s, ahead of time; see `jit`."""
-  return compiled_for(jit(function, graphs, label=label), *args)
+  """Compiles a decoder's `function(*args)`, of arrays or their shapes, ahead of time; see `jit`."""
+  return compiled_for(jit(function, graphs, label=label, short_sums=True), *args)
 
 
 def compiled_for(jitted: Any, *args: Any) -> Compiled:
@@ -103,28 +109,35 @@ def compiled_for(jitted: Any, *args: Any) -> Compiled:
   return Compiled(run, time.perf_counter() - start)
 
 
-def compiler_options(graphs: str | None = None) -> dict[str, str] | None:
+def compiler_options(graphs: str | None = None, short_sums: bool = False) -> dict[str, str] | None:
   """Returns the compiler options of `jit` for the default device; None without any."""
   graphs = os.environ.get(_VARIABLE, GRAPHS[0]) if graphs is None else graphs
   fields.check_choice(f'the environment variable {_VARIABLE}', graphs, GRAPHS)
   if on_cuda():
     return {'xla_gpu_enable_command_buffer': _RECORDED} if graphs == 'loop' else None
-  return _options_of_cpus() if jax.devices()[0].platform == 'cpu' else None
+  options = _options_of_cpus() if jax.devices()[0].platform == 'cpu' else None
+  if options is None or short_sums:
+    return options
+  return {name: value for name, value in options.items() if name != _PASSES} or None
 
 
 @functools.cache  # Once per process.
 def _options_of_cpus() -> dict[str, str] | None:
-  """Returns the options for CPUs, None if this jaxlib does not have them or XLA_FLAGS sets them.
+  """Returns the options of short sums on CPUs, but for those that XLA_FLAGS sets.
+
+  None if all are set there, or this jaxlib does not have them.
 
   Warns if an example is computed wrongly with the options, or without them.
   """
-  options = None if _FUSIONS in os.environ.get('XLA_FLAGS', '') else {_FUSIONS: _PRODUCTS}
+  flags = os.environ.get('XLA_FLAGS', '')
+  options = {name: value for name, value in ((_FUSIONS, _PRODUCTS), (_PASSES, _TREES))
+             if name not in flags} or None
   try:
     wrong = _in_thread(wrong_rows, functools.partial(jax.jit, compiler_options=options))
   except Exception as error:  # Of XLA, which has more than one.
     if 'No such compile option' not in str(error):
-      logging.warning('XLA does not accept %s=%s (%s); compiling with its own choice, which may be '
-                      'slower.', _FUSIONS, _PRODUCTS, error)
+      logging.warning('XLA does not accept %s (%s); compiling with its own choice, which may be '
+                      'slower.', options, error)
     options, wrong = None, _in_thread(wrong_rows, jax.jit)
   if wrong:
     logging.warning('jax %s computes sums of products wrongly on this CPU (%d of 40001 rows of an '

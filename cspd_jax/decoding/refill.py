@@ -306,7 +306,7 @@ class JittedRefill(NamedTuple):
 def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> JittedRefill:
   """Returns the jitted refill of a decoder; its compilations are reported under a `label`."""
   refill = Refill(decoder, num_slots)
-  jit = functools.partial(programs.jit, donate_argnums=1)
+  jit = functools.partial(programs.jit, donate_argnums=1, short_sums=True)
   return JittedRefill(
       refill, programs.jit(refill.idle), jit(refill.advance, label=label),
       jit(refill.join, label=label and f'the prefill of {label}'), jit(refill.step, label=label),

@@ -140,7 +140,7 @@ class Request:
     more = f' and {len(self.names) - 1} more verifiers' if len(self.names) > 1 else ''
     return programs.kept(self.model, self.program(), lambda: programs.jit(
         self.function if mesh is None else sharding.over_images(self.function, mesh),
-        label=f'{self.names[0]}{more}'))
+        label=f'{self.names[0]}{more}', short_sums=True))
 
   @property
   def refills(self) -> bool:

@@ -5,6 +5,7 @@ batch size; log-probabilities and `Decoded.tv_bound` may differ in their last bi
 determine the results of a run; `stream` shows images while they are decoded.
 """
 
+import functools
 import hashlib
 import json
 import os
@@ -203,11 +204,11 @@ def _pieces(request: Request, every: int) -> tuple[Callable, Callable, Callable]
 
     return jax.lax.while_loop(more, step, (jnp.int32(0), state))[1]
 
-  text = str(request.specification)
+  text, jit = str(request.specification), functools.partial(programs.jit, short_sums=True)
   return programs.kept(
       request.model, request.program('stream', every),
-      lambda: (programs.jit(decoder.start, label=f'the prefill of {text}'),
-               programs.jit(advance, label=text), programs.jit(decoder.finish)))
+      lambda: (jit(decoder.start, label=f'the prefill of {text}'), jit(advance, label=text),
+               jit(decoder.finish)))
 
 
 # The most numbers of an array that are fetched from a device to be compared.

@@ -148,7 +148,7 @@ def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *,
         f'There are {total} outcomes, more than max_outcomes = {max_outcomes}; use a smaller '
         'vocabulary, window or number of rounds.')
   options = programs.UNOPTIMISED if total <= chunk else {}
-  run = programs.jit(run, options=options)
+  run = programs.jit(run, options=options, short_sums=True)
   return _accumulate(run, total, min(chunk, total), tabular, warp)
 
 

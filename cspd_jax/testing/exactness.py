@@ -91,7 +91,7 @@ def check_decoder(decoder: Decoder, tabular: Tabular, probs: np.ndarray, warp: W
   `probs` `[C, V**T]` are the expected distributions, `class_probs(tabular, warp)`; `draft_params`
   those of the drafter, if any. Other arguments are those of `check_sampler`.
   """
-  decode = programs.jit(decoder)
+  decode = programs.jit(decoder, short_sums=True)
   sample = lambda key, labels: decode(tabular.params, labels, key, warp, draft_params).tokens
   return check_sampler(sample, probs, tabular.vocab_size, **kwargs)
 

@@ -8,6 +8,7 @@ the target with its tokenizer and drafters.
 """
 
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -284,7 +285,8 @@ def recording(decoder: Decoder) -> Decoder:
 def recorder(decoder: Decoder) -> Callable[..., Windows]:
   """Returns a function of a decoder's arguments that decodes images and records all rounds."""
   recorded = recording(decoder)
-  start, next_round = programs.jit(recorded.start), programs.jit(recorded.round, donate_argnums=1)
+  jit = functools.partial(programs.jit, short_sums=True)
+  start, next_round = jit(recorded.start), jit(recorded.round, donate_argnums=1)
 
   def record(params, condition, key, warp, draft_params):
     batch = jax.tree.leaves(condition)[0].shape[0]

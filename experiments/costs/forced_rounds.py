@@ -80,7 +80,7 @@ def prepare(decoder: Decoder, measured: predicted.Measured, params: Any, conditi
   state = state._replace(count=jnp.full_like(state.count, count),
                          decoded=state.decoded._replace(tokens=tokens))
   # The first round has no chains of an earlier one.
-  state = programs.jit(decoder.round)(params, state, sampling)
+  state = programs.jit(decoder.round, short_sums=True)(params, state, sampling)
   part = lambda verify: _program(decoder, verify, params, state, sampling)
   runs = dict(zip(_PARTS, map(part, (lambda verify: verify, _without_calls, _nothing))))
   before, after = (float(each.costs.head_calls.sum()) for each in (state.decoded, runs['round']()))
@@ -102,7 +102,8 @@ def _program(decoder: Decoder, change: Callable[[Callable], Callable], params: A
     return after.decoded, after.memory, after.cache
 
   cache, state = jax.tree.map(jnp.copy, state.cache), state._replace(cache=())
-  compiled = programs.jit(run, donate_argnums=1).lower(params, cache, state, sampling).compile()
+  jitted = programs.jit(run, donate_argnums=1, short_sums=True)
+  compiled = jitted.lower(params, cache, state, sampling).compile()
 
   def once():
     nonlocal cache

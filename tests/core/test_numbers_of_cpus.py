@@ -13,7 +13,7 @@ import cspd_jax
 from cspd_jax.core import programs
 from cspd_jax.metrics import image_scores
 
-YNN = 'xla_cpu_experimental_ynn_fusion_type'
+YNN, PASSES = 'xla_cpu_experimental_ynn_fusion_type', 'xla_disable_hlo_passes'
 
 
 @pytest.fixture
@@ -54,11 +54,24 @@ def test_no_reduction_is_part_of_a_product():
   assert 'ynn_fusion' not in text or _reductions(jax.jit, run, x, w)
 
 
-def test_a_decoder_has_no_such_fusion():
+def test_a_decoder_has_no_such_fusion_and_no_trees():
   model = cspd_jax.load('demo')
   request = cspd_jax.generation.request.prepare(
       model, ['cat'], seed=0, decoder='corrected(passes=1, window=4)', pixels=False)
-  assert _reductions(lambda run: run, request._compiled(), *request.arguments(np.array([0]))) == []
+  arguments = request.arguments(np.array([0]))
+  assert _reductions(lambda run: run, request._compiled(), *arguments) == []
+  trees = lambda jitted, *args: jitted.lower(*args).compile().as_text().count(' reduce-window(')
+  assert not trees(request._compiled(), *arguments)
+  assert trees(programs.jit(jax.nn.softmax), jnp.ones((2, 1000)))
+
+
+@pytest.mark.parametrize('terms', [768, 16_384, 262_144])
+def test_short_sums_are_as_accurate(terms):
+  x = jax.random.uniform(jax.random.key(0), (8, terms))
+  # As programs are compiled outside of tests: several partial sums are added at once.
+  options = {'xla_backend_optimization_level': 2, 'xla_llvm_disable_expensive_passes': False}
+  sums = programs.jit(lambda x: jnp.sum(x, axis=-1), short_sums=True, options=options)(x)
+  np.testing.assert_allclose(sums, np.asarray(x, np.float64).sum(axis=-1), rtol=1e-6)
 
 
 def test_distances_of_evaluators_are_those_of_float64():
@@ -72,8 +85,14 @@ def test_distances_of_evaluators_are_those_of_float64():
 
 
 def test_the_user_of_xla_flags_decides(options):
-  assert options(f'--{YNN}=') is None
-  assert options('--xla_cpu_multi_thread_eigen=true') == {YNN: 'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
+  products = {YNN: 'LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT'}
+  trees = {PASSES: 'tree_reduction_rewriter'}
+  assert options('--xla_cpu_multi_thread_eigen=true') == products | trees
+  assert programs.compiler_options(short_sums=True) == products | trees
+  assert programs.compiler_options() == products
+  assert options(f'--{PASSES}=algsimp') == products == programs.compiler_options(short_sums=True)
+  assert options(f'--{YNN}=') == trees and programs.compiler_options() is None
+  assert options(f'--{YNN}= --{PASSES}=algsimp') is None
 
 
 @pytest.mark.parametrize('error, is_said', [

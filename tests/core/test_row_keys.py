@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core import random
 from cspd_jax.core.random import exponential, image_keys, row_keys, seed_key
 
 
@@ -73,3 +74,13 @@ def test_race_has_no_ties_in_a_large_vocabulary():
   fastest = np.sort(times, axis=1)[:, :3]
   assert (np.diff(fastest, axis=1) > 0).all()
   np.testing.assert_allclose(times.mean(), 1, atol=3e-3)
+
+
+@pytest.mark.parametrize('is_partitionable', [True, False])
+@pytest.mark.parametrize('shape', [(), (1,), (5,), (3, 7, 11)])
+def test_words_are_those_of_jax(shape, is_partitionable):
+  keys = jax.random.split(jax.random.key(5), 4)
+  with jax.threefry_partitionable(is_partitionable):
+    words = jax.vmap(lambda key: jax.random.bits(key, shape))(keys)
+    np.testing.assert_array_equal(jax.vmap(lambda key: random._bits(key, shape))(keys), words)
+    np.testing.assert_array_equal(jax.jit(lambda: random._bits(keys[1], shape))(), words[1])
