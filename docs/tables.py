@@ -45,6 +45,7 @@ REPORTS = {
     'kinds_demo': 'python -m experiments.topologies --config=configs/kinds.py:demo',
     'overhead': 'python -m experiments.decoders --measure=overhead',
     'products': 'python -m experiments.products',
+    'products_avx512': 'python -m experiments.products --sizes=256x704,1280x3456',
     'tune': 'cspd-tune --model=demo --dry_run',
     'refill': 'python -m experiments.decoders --measure=queue',
     'serving':
@@ -351,6 +352,8 @@ TABLES: dict[str, Table] = {
         **_measured('rounds', 'head_calls', 'head_rows'), 'speed-up': '{speedup:.2f}x'})),
     'overhead': Table('overhead', _own),
     'products': Table('products', _own),
+    'products_avx512': Table('products_avx512', _titled('GFLOP')),
+    'programs': Table('products_avx512', _titled('milliseconds')),
     'tune': Table('tune', _own),
     'refill': Table('refill', _own),
     'serving': Table('serving', _soaked, ('serving_soak',)),

@@ -11,7 +11,7 @@ from tests.experiments import calls
 @pytest.mark.slow
 def test_every_way_is_timed(capsys, tmp_path):
   result = calls.call(products.main, capsys, tmp_path / 'out', '--sizes=64x96,96x64', '--rows=2,80',
-                      '--repeats=1')
+                      '--repeats=1', '--programs=')
   assert result.code == 0, result.err
   report = json.loads((result.folder / 'report.json').read_text())
   assert [(row['size'], row['rows']) for row in report['rows']] == [
@@ -22,9 +22,20 @@ def test_every_way_is_timed(capsys, tmp_path):
 
 
 @pytest.mark.slow
+def test_whole_programs_are_timed(capsys, tmp_path):
+  result = calls.call(products.main, capsys, tmp_path / 'out', '--sizes=64x96', '--rows=2',
+                      '--repeats=1', '--programs=pixels to tokens,tokens to pixels')
+  report = json.loads((result.folder / 'report.json').read_text())
+  assert [row.get('program') for row in report['rows']] == [
+      None, 'pixels to tokens', 'tokens to pixels']
+  assert all(report['rows'][1][way] > 0 for way in ('XLAs_choice', 'as_here', 'short_sums'))
+
+
+@pytest.mark.slow
 def test_models_are_stored_the_fastest_way(capsys, tmp_path):
   """The rule of `files.matrices`: with the rows of a window, twice what XLA chooses, or nearly."""
-  result = calls.call(products.main, capsys, tmp_path / 'out', '--sizes=1280x3456', '--rows=8,16')
+  result = calls.call(products.main, capsys, tmp_path / 'out', '--sizes=1280x3456', '--rows=8,16',
+                      '--programs=')
   report = json.loads((result.folder / 'report.json').read_text())
   for row in report['rows']:
     assert row['by_outputs'] > 1.3 * row['XLAs_choice'], row
@@ -34,6 +45,6 @@ def test_models_are_stored_the_fastest_way(capsys, tmp_path):
 @pytest.mark.parametrize('word, message', [
     ('--sizes=', 'sizes is empty'), ('--sizes=3', "sizes is '3'; it must be inputs x outputs"),
     ('--sizes=0x4', 'inputs x outputs'), ('--sizes=axb', 'inputs x outputs'),
-    ('--rows=0', 'rows is 0'), ('--rows=', 'rows')])
+    ('--rows=0', 'rows is 0'), ('--rows=', 'rows'), ('--programs=T6', "it must be one of")])
 def test_refused_flags(capsys, tmp_path, word, message):
   calls.check_refused(calls.call(products.main, capsys, tmp_path / 'out', word), [message])
