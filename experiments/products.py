@@ -1,4 +1,4 @@
-"""Times the products of a feed-forward layer on a CPU, and whole programs, by how XLA compiles them.
+"""Times products of a feed-forward layer on a CPU, and whole programs, by how XLA compiles them.
 
   python -m experiments.products
   python -m experiments.products --sizes=768x2048,1280x3456 --rows=1,2,4,8
@@ -13,9 +13,9 @@ by outputs         `w` is a `matrices.OutputMajor`, compiled by `programs.jit`, 
 by outputs, Eigen  the same, computed by Eigen
 
 As many matrices as a processor's cache does not hold are read in turn. The second table has the
-milliseconds of whole programs, as `jax.jit` compiles them, without YNNPACK, by `programs.jit`, and by
-it with `short_sums`, which only programs that decode use. Networks that are not shipped have random
-parameters, of fewer layers than published. Times are medians of alternating runs. Writes
+milliseconds of whole programs, as `jax.jit` compiles them, without YNNPACK, by `programs.jit`, and
+by it with `short_sums`, which only programs that decode use. Networks that are not shipped have
+random parameters, of fewer layers than published. Times are medians of alternating runs. Writes
 report.json to --workdir.
 """
 

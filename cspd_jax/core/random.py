@@ -115,8 +115,8 @@ def exponential(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 def _bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Returns `jax.random.bits(key, shape)`: Threefry-2x32 (Salmon et al., 2011) of all entries.
 
-  JAX computes them on a CPU in a loop over the rounds, whose steps read and write every word; without
-  the loop, as on accelerators, they take a fifth of the time.
+  JAX computes them on a CPU in a loop over the rounds, whose steps read and write every word.
+  Without the loop, as on accelerators, they take a fifth of the time.
   """
   if not jax.config.jax_threefry_partitionable:  # Then the words hash other numbers.
     return jax.random.bits(key, shape, jnp.uint32)
