@@ -45,7 +45,7 @@ REPORTS = {
     'kinds_demo': 'python -m experiments.topologies --config=configs/kinds.py:demo',
     'overhead': 'python -m experiments.decoders --measure=overhead',
     'products': 'python -m experiments.products',
-    'products_avx512': 'python -m experiments.products --sizes=256x704,1280x3456',
+    'products_avx512': 'python -m experiments.products --sizes=256x704,1280x3456 --repeats=5',
     'tune': 'cspd-tune --model=demo --dry_run',
     'refill': 'python -m experiments.decoders --measure=queue',
     'serving':
@@ -83,7 +83,9 @@ REPORTS = {
     'compiled_mar': _compiled('mar_b', 'mar_demo'),
     'compiled_mar_l': _compiled('mar_l', 'mar_demo'),
     'compiled_nextstep': _compiled('nextstep_1_512', 'emoji_continuous'),
-    'two_grids': 'python -m experiments.two_grids --num_steps=500 --num_measured_images=32',
+    'two_grids':
+        'python -m experiments.two_grids --num_steps=3000 --batch_size=8 --evaluate_every=500 '
+        '--num_measured_images=32',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected.py:proof',
     'corrected_proof_emoji':
         'python -m experiments.topologies --config=configs/corrected.py:proof_emoji',
