@@ -355,7 +355,7 @@ TABLES: dict[str, Table] = {
     'overhead': Table('overhead', _own),
     'products': Table('products', _own),
     'products_avx512': Table('products_avx512', _titled('GFLOP')),
-    'programs': Table('products_avx512', _titled('milliseconds')),
+    'whole_programs': Table('products_avx512', _titled('milliseconds')),
     'tune': Table('tune', _own),
     'refill': Table('refill', _own),
     'serving': Table('serving', _soaked, ('serving_soak',)),
