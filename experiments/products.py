@@ -64,6 +64,53 @@ _PROGRAM_COLUMNS = {
 _IMAGES = 8
 
 
+def _image_of_demo() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+  made = request.prepare(cspd_jax.load('demo'), ['cat'], seed=0, pixels=False)
+  return made.function, made.arguments(np.array([0]))
+
+
+def _tokenizer(function: Callable[..., Any], inputs: Any
+               ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+  part = cspd_jax.load('emoji').tokenizer
+  return _network(part.params, part.config, function, inputs)
+
+
+def _training_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+  config, train = cspd_jax.load('demo').config, recipe.ARTrainConfig()
+  batch = jnp.zeros((_IMAGES, config.num_tokens), jnp.int32), jnp.zeros(_IMAGES, jnp.int32)
+
+  def step(state, batch):
+    loss = lambda params: recipe.loss(params, batch, jax.random.key(0), config, train)
+    return optimizer.step(state, loss, train.optimizer)
+
+  return step, (recipe.start(config, train), batch)
+
+
+def _random(module: Any, config: Any, function: Callable[..., Any], *inputs: Any
+            ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+  return _network(module.init(config, jax.random.key(0)), config, function, *inputs)
+
+
+def _network(params: Any, config: Any, function: Callable[..., Any], *inputs: Any
+             ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+  return lambda params, *inputs: function(params, config, *inputs), (params, *inputs)
+
+
+_images = lambda side: jnp.zeros((_IMAGES, side, side, 3))
+# Every program, and arguments of it.
+PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
+    'image of demo': _image_of_demo,
+    'pixels to tokens': lambda: _tokenizer(vq.encode, _images(128)),
+    'tokens to pixels': lambda: _tokenizer(vq.decode, jnp.zeros((_IMAGES, 16, 16), jnp.int32)),
+    'training step': _training_step,
+    'T5': lambda: _random(t5, t5.T5Config(num_layers=2), t5.encode,
+                          jnp.zeros((1, 120), jnp.int32), jnp.ones((1, 120), bool)),
+    'CLIP': lambda: _random(clip, clip.CLIPConfig(image_layers=4, text_layers=1),
+                            clip.image_features, _images(224)),
+    'Inception': lambda: _random(
+        inception, inception.InceptionConfig(), inception.apply, _images(inception.SIDE))}
+
+
 @dataclasses.dataclass(frozen=True)
 class Flags:
   """Command-line flags.
@@ -78,9 +125,7 @@ class Flags:
 
   sizes: tuple[str, ...] = ('256x704', '768x2048', '1280x3456', '3456x1280')
   rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 128)
-  programs: tuple[str, ...] = (
-      'image of demo', 'pixels to tokens', 'tokens to pixels', 'training step', 'T5', 'CLIP',
-      'Inception')
+  programs: tuple[str, ...] = tuple(PROGRAMS)
   repeats: int = 7
   workdir: str = 'runs/products'
 
@@ -106,48 +151,6 @@ def measured(size: str, flags: Flags) -> list[dict[str, Any]]:
   gigaflops = lambda rows, way: 2e-9 * rows * inputs * outputs * count / times[rows, way].median
   return [dict(size=size, rows=rows, **{way: gigaflops(rows, way) for way in _WAYS})
           for rows in flags.rows]
-
-
-def _image_of_demo() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-  made = request.prepare(cspd_jax.load('demo'), ['cat'], seed=0, pixels=False)
-  return made.function, made.arguments(np.array([0]))
-
-
-def _tokenizer(function: Callable[..., Any], *inputs: Any) -> tuple[Callable[..., Any], Any]:
-  part = cspd_jax.load('emoji').tokenizer
-  return lambda params, inputs: function(params, part.config, inputs), (part.params, *inputs)
-
-
-def _training_step() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-  config, train = cspd_jax.load('demo').config, recipe.ARTrainConfig()
-  batch = jnp.zeros((_IMAGES, config.num_tokens), jnp.int32), jnp.zeros(_IMAGES, jnp.int32)
-
-  def step(state, batch):
-    loss = lambda params: recipe.loss(params, batch, jax.random.key(0), config, train)
-    return optimizer.step(state, loss, train.optimizer)
-
-  return step, (recipe.start(config, train), batch)
-
-
-def _random(module: Any, config: Any, function: Callable[..., Any], *inputs: Any
-            ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-  params = module.init(config, jax.random.key(0))
-  return lambda params, *inputs: function(params, config, *inputs), (params, *inputs)
-
-
-_images = lambda side: jnp.zeros((_IMAGES, side, side, 3))
-# Every program, and arguments of it.
-PROGRAMS: dict[str, Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]] = {
-    'image of demo': _image_of_demo,
-    'pixels to tokens': lambda: _tokenizer(vq.encode, _images(128)),
-    'tokens to pixels': lambda: _tokenizer(vq.decode, jnp.zeros((_IMAGES, 16, 16), jnp.int32)),
-    'training step': _training_step,
-    'T5': lambda: _random(t5, t5.T5Config(num_layers=2), t5.encode,
-                          jnp.zeros((1, 120), jnp.int32), jnp.ones((1, 120), bool)),
-    'CLIP': lambda: _random(clip, clip.CLIPConfig(image_layers=4, text_layers=1),
-                            clip.image_features, _images(224)),
-    'Inception': lambda: _random(
-        inception, inception.InceptionConfig(), inception.apply, _images(inception.SIDE))}
 
 
 def timed_program(name: str, flags: Flags) -> dict[str, Any]:

@@ -125,9 +125,8 @@ def compiler_options(graphs: str | None = None, short_sums: bool = False) -> dic
 def _options_of_cpus() -> dict[str, str] | None:
   """Returns the options of short sums on CPUs, but for those that XLA_FLAGS sets.
 
-  None if all are set there, or this jaxlib does not have them.
-
-  Warns if an example is computed wrongly with the options, or without them.
+  None if all are set there, or this jaxlib does not have them. Warns if an example is
+  computed wrongly with the options, or without them.
   """
   flags = os.environ.get('XLA_FLAGS', '')
   options = {name: value for name, value in ((_FUSIONS, _PRODUCTS), (_PASSES, _TREES))
