@@ -6,13 +6,16 @@
 reading the matrices, and XLA's products of 2 to 64 rows read `[inputs, outputs]` at a third to two
 thirds of the memory's rate. If instead the matrix is the first factor, `w.T @ x.T`, they read the
 numbers of every output contiguously, at close to that rate. So models that are loaded onto a CPU
-hold the matrices of their decoders this way.
+hold the matrices of their decoders this way, and `Joined` holds those that multiply the same
+numbers, for one product. XLA joins products itself on GPUs.
 """
 
 import dataclasses
+import functools
+import itertools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +24,8 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 _LARGEST = 127
+# The matrices of a layer that multiply the same numbers.
+_GROUPS = ('query', 'key', 'value'), ('gate', 'up')
 # The most rows of a product whose first factor is the matrix; longer ones read `x` first.
 _FEW_ROWS = 64
 
@@ -91,33 +96,137 @@ def output_major(kernel: Any, num_inputs: int) -> OutputMajor:
   return OutputMajor(kernel.transpose(axes), num_inputs)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class Joined:
+  """Matrices `[inputs, *outputs]` of a layer, one below the other; an entry in place of theirs.
+
+  Attributes:
+    matrix: `[inputs, outputs of all]`.
+    outputs: the names of the matrices and their output axes.
+  """
+
+  matrix: OutputMajor
+  outputs: tuple[tuple[str, tuple[int, ...]], ...] = dataclasses.field(metadata=dict(static=True))
+
+  @property
+  def names(self) -> list[str]:
+    """The names of the matrices."""
+    return [name for name, _ in self.outputs]
+
+  def divided(self, numbers: jax.Array) -> dict[str, jax.Array]:
+    """Divides the last axis of an array, the outputs of all matrices, by name."""
+    ends = itertools.accumulate(math.prod(axes) for _, axes in self.outputs)
+    return {name: numbers[..., end - math.prod(axes):end].reshape(*numbers.shape[:-1], *axes)
+            for (name, axes), end in zip(self.outputs, ends)}
+
+  def __getitem__(self, name: str) -> jax.Array:
+    """Returns one of the matrices as an array."""
+    return self.divided(jnp.asarray(self.matrix))[name]
+
+
+def joined(kernels: Mapping[str, Any]) -> Joined:
+  """Joins arrays `[inputs, *outputs]`, all of the host or all of JAX, by name."""
+  numpy = np if all(isinstance(kernel, np.ndarray) for kernel in kernels.values()) else jnp
+  flat = [kernel.reshape(len(kernel), -1).T for kernel in kernels.values()]
+  return Joined(OutputMajor(numpy.concatenate(flat), 1), tuple(
+      (name, kernel.shape[1:]) for name, kernel in kernels.items()))
+
+
+def joined_name(names: Iterable[str]) -> str:
+  """Returns the name of the entry that joins matrices of these names."""
+  return '_'.join(names)
+
+
+def by_outputs(params: Any, num_inputs: Callable[[str], int | None]) -> Any:
+  """Returns arrays in the forms of a CPU: those by whose path `num_inputs` returns a number.
+
+  They become `Joined` where a dict has all matrices of a group, and `OutputMajor` elsewhere.
+  """
+  def placed(path, leaf):
+    is_array = isinstance(leaf, jax.Array | np.ndarray)
+    count = num_inputs(jax.tree_util.keystr(path, simple=True, separator='/')) if is_array else None
+    return output_major(leaf, count) if count else leaf
+
+  return jax.tree_util.tree_map_with_path(
+      placed, _join('', params, num_inputs), is_leaf=is_form)
+
+
+def _join(layer: str, node: Any, num_inputs: Callable[[str], int | None]) -> Any:
+  if not isinstance(node, Mapping):
+    return node
+  entries = {name: _join(f'{layer}{name}/', entry, num_inputs) for name, entry in node.items()}
+  for group in _GROUPS:
+    if all(num_inputs(layer + name) == 1 and isinstance(node.get(name), jax.Array | np.ndarray)
+           for name in group):
+      entries[joined_name(group)] = joined({name: entries.pop(name) for name in group})
+  return entries
+
+
 def is_output_major(leaf: Any) -> bool:
   """Whether a node of a tree of parameters is an `OutputMajor`."""
   return isinstance(leaf, OutputMajor)
 
 
+def is_form(leaf: Any) -> bool:
+  """Whether a node of a tree of parameters is an `OutputMajor` or a `Joined`."""
+  return isinstance(leaf, OutputMajor | Joined)
+
+
+def arrays(params: Any) -> Iterator[tuple[str, jax.Array]]:
+  """Yields paths and arrays of what `plain` returns, and copies one matrix at a time."""
+  for path, leaf in jax.tree_util.tree_leaves_with_path(_opened(params), is_leaf=is_output_major):
+    yield jax.tree_util.keystr(path), _array(leaf)
+
+
 def plain(params: Any) -> Any:
-  """Returns parameters, for training and for files, with arrays in place of `OutputMajor`s."""
+  """Returns parameters, for training and for files, with arrays in place of a CPU's forms."""
+  return jax.tree.map(_array, _opened(params), is_leaf=is_output_major)
+
+
+def _array(leaf: Any) -> Any:
+  if isinstance(leaf, functools.partial):  # Of `_opened`.
+    return leaf()
+  return leaf.__jax_array__() if is_output_major(leaf) else leaf
+
+
+def _opened(params: Any) -> Any:
+  """Returns parameters with functions that return an array each, in place of a `Joined`."""
+  def is_layer(node):
+    return isinstance(node, Mapping) and any(isinstance(part, Joined) for part in node.values())
+
+  def opened(node):
+    if not is_layer(node):
+      return node
+    entries = {}
+    for name, entry in node.items():
+      entries |= ({each: functools.partial(entry.__getitem__, each) for each in entry.names}
+                  if isinstance(entry, Joined) else {name: entry})
+    return _opened(entries)
+
   return jax.tree.map(
-      lambda leaf: leaf.__jax_array__() if is_output_major(leaf) else leaf,
-      params, is_leaf=is_output_major)
+      opened, params, is_leaf=lambda node: is_layer(node) or is_output_major(node))
 
 
 def like(params: Any, others: Any) -> Any:
-  """Returns parameters whose arrays become `OutputMajor` where other parameters are.
+  """Returns parameters in the forms of others, which have the same shapes if both are `plain`."""
+  same = jax.tree.structure(params) == jax.tree.structure(others)
+  return params if same else _like(plain(params), others)
 
-  Trees of other structures are returned as they are.
-  """
-  leaves, structure = jax.tree.flatten(params, is_leaf=is_output_major)
-  forms, other_structure = jax.tree.flatten(others, is_leaf=is_output_major)
-  if structure != other_structure:
-    return params
 
-  def converted(leaf, other):
-    is_array = is_output_major(other) and not is_output_major(leaf)
-    return output_major(jnp.asarray(leaf), other.num_inputs) if is_array else leaf
-
-  return jax.tree.unflatten(structure, map(converted, leaves, forms))
+def _like(node: Any, other: Any) -> Any:
+  if isinstance(other, Joined):
+    return joined(node)
+  if is_output_major(other):
+    return output_major(jnp.asarray(node), other.num_inputs)
+  if isinstance(other, Mapping):
+    return {name: _like({each: node[each] for each in entry.names}
+                        if isinstance(entry, Joined) else node[name], entry)
+            for name, entry in other.items()}
+  if jax.tree_util.all_leaves([other]):
+    return node
+  return jax.tree.map(lambda entry, part: _like(part, entry), other, node,
+                      is_leaf=lambda entry: entry is not other)
 
 
 def check(quantize: str | None, kind: str, matrices: Mapping[str, int],
@@ -186,6 +295,11 @@ def einsum(equation: str, x: jax.Array, kernel: Any, **options: Any) -> jax.Arra
     return jnp.einsum(equation, x, kernel, **options)
   sums = jnp.einsum(equation, x, kernel.values.astype(x.dtype), preferred_element_type=jnp.float32)
   return (sums * kernel.scale).astype(x.dtype)
+
+
+def products(x: jax.Array, kernels: Joined) -> list[jax.Array]:
+  """Multiplies the last axis of `x` with each of several matrices, in one product."""
+  return list(kernels.divided(einsum('...d,df->...f', x, kernels.matrix)).values())
 
 
 def _product(x: jax.Array, kernel: OutputMajor, preferred_element_type: Any = None) -> jax.Array:

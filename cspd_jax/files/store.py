@@ -105,17 +105,12 @@ def _is_one_cpu(where: Any) -> bool:
 def for_decoding(kind: str, params: Params) -> Params:
   """Returns parameters of a network as decoders read them fastest on the device that holds them.
 
-  On one CPU, the matrices of `Kind.products` become `matrices.OutputMajor`; all else is unchanged.
+  On one CPU, the matrices of `Kind.products` are in the forms of `matrices.by_outputs`.
   """
+  is_on_cpu = all(isinstance(leaf, jax.Array) and _is_one_cpu(leaf.sharding)
+                  for leaf in jax.tree.leaves(params))
   products = matrices.inputs(KINDS[kind].products)
-
-  def placed(path, leaf):
-    count = products(jax.tree_util.keystr(path, simple=True, separator='/'))
-    if count and isinstance(leaf, jax.Array) and _is_one_cpu(leaf.sharding):
-      return jax.device_put(matrices.output_major(np.asarray(leaf), count), leaf.sharding)
-    return leaf
-
-  return jax.tree_util.tree_map_with_path(placed, params, is_leaf=matrices.is_output_major)
+  return matrices.by_outputs(params, products) if is_on_cpu else params
 
 
 class CheckpointError(ValueError):
@@ -321,15 +316,18 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   kind, config, metadata, digests = _described(folder)
   expected = _expected(KINDS[kind], config)
   inputs = matrices.check(quantize, kind, KINDS[kind].matrices)
-  products = matrices.inputs(KINDS[kind].products if for_decoding else {})
   devices = _places(sharding, expected, KINDS[kind].split)
+  form = expected
+  if for_decoding and all(map(_is_one_cpu, {*devices.values()} or {None})):
+    products = matrices.inputs(KINDS[kind].products)
+    form = jax.eval_shape(lambda params: matrices.by_outputs(
+        params, lambda name: None if inputs(name) else products(name)), expected)
   actual = weights.digests(folder, digests) if verify else digests
   if wrong := [name for name in digests if actual[name] != digests[name]]:
     raise _damaged(folder, f'{", ".join(wrong)}: other bytes than were saved')
   with _readable(folder):
     stored = weights.opened(folder, digests)
   _check_shapes(f'{folder}, a {kind!r} model', expected, stored)
-  names = weights.named(expected)
 
   def read(leaf, index=None, dtype=None):
     with _readable(folder):
@@ -340,19 +338,26 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
         weights.check_finite({leaf.name: array})
     return array
 
-  def put(leaf):
-    where = devices.get(leaf.name)
-    if num_inputs := inputs(leaf.name):
+  def put(path, node):
+    name = jax.tree_util.keystr(path, simple=True, separator='/')
+    if isinstance(node, matrices.Joined):
+      layer = name.removesuffix(matrices.joined_name(node.names))
+      return jax.device_put(
+          matrices.joined({each: read(stored[layer + each], dtype=dtype) for each in node.names}),
+          devices.get(layer + node.names[0]))
+    leaf, where = stored[name], devices.get(name)
+    if isinstance(node, matrices.OutputMajor):
+      return jax.device_put(
+          matrices.output_major(read(leaf, dtype=dtype), node.num_inputs), where)
+    if num_inputs := inputs(name):
       return matrices.put(matrices.quantized(read(leaf), num_inputs), num_inputs, where)
-    if (num_inputs := products(leaf.name)) and _is_one_cpu(where):
-      return jax.device_put(matrices.output_major(read(leaf, dtype=dtype), num_inputs), where)
     place = placement(leaf.name, leaf, where, KINDS[kind].orders)
     if isinstance(where, jax.sharding.Sharding) and not where.is_fully_replicated:
       # Every process reads the slices of its own devices only.
       return jax.make_array_from_callback(leaf.shape, place, lambda index: read(leaf, index, dtype))
     return jax.device_put(read(leaf, dtype=dtype), place)
 
-  params = jax.tree.unflatten(jax.tree.structure(expected), [put(stored[name]) for name in names])
+  params = jax.tree_util.tree_map_with_path(put, form, is_leaf=matrices.is_form)
   return Loaded(kind, config, params, metadata)
 
 

@@ -315,17 +315,17 @@ class BaseModel:
     For training: sample from the parameters of every step. The drafts stay as they are; exact
     decoders sample the new parameters' distribution all the same, in more rounds the further the
     drafts are from it. Another structure, shape or dtype than in `Model.params` raises ValueError,
-    but for arrays in place of a CPU's `OutputMajor` matrices, which are copied into that form.
+    but for arrays in place of matrices in a form of `files.matrices`, which are copied into it.
     """
-    params = matrices.like(params, self.params)
-    old, new = ({jax.tree_util.keystr(path): (np.shape(leaf), str(jax.dtypes.result_type(leaf)))
-                 for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-                for tree in (self.params, params))
-    if jax.tree.structure(params) != jax.tree.structure(self.params) or old != new:
+    trees = [jax.eval_shape(matrices.plain, tree) for tree in (self.params, params)]
+    old, new = ({jax.tree_util.keystr(path): (leaf.shape, str(leaf.dtype))
+                 for path, leaf in jax.tree_util.tree_leaves_with_path(tree)} for tree in trees)
+    if jax.tree.structure(trees[0]) != jax.tree.structure(trees[1]) or old != new:
       name = next((name for name in {**old, **new} if old.get(name) != new.get(name)), '')
       raise ValueError(f'params{name} is {new.get(name)}, and that of model {self.name!r} is '
                        f'{old.get(name)}; pass parameters of its structure, shapes and dtypes.')
-    return self._sharing(params=params)  # What is compiled depends on shapes only.
+    # What is compiled depends on shapes only.
+    return self._sharing(params=matrices.like(params, self.params))
 
   def with_cache_dtype(self, dtype: str) -> Self:
     """Returns the model with keys and values in 'int8': another target; ValueError without them."""

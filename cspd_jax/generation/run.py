@@ -262,9 +262,8 @@ def weights(model: BaseModel) -> dict[str, str]:
 def fingerprint(arrays: Any) -> str:
   """Returns a short digest of shapes, dtypes and every number of a tree of arrays."""
   digest = hashlib.sha256()
-  for path, leaf in jax.tree_util.tree_leaves_with_path(arrays, is_leaf=matrices.is_output_major):
-    leaf = matrices.plain(leaf)
-    digest.update(f'{jax.tree_util.keystr(path)} {leaf.shape} {leaf.dtype}'.encode())
+  for path, leaf in matrices.arrays(arrays):
+    digest.update(f'{path} {leaf.shape} {leaf.dtype}'.encode())
     digest.update(np.asarray(leaf if leaf.size <= _FETCHED else _checksum(leaf)).tobytes())
   return digest.hexdigest()[:16]
 

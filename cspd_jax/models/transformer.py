@@ -330,13 +330,23 @@ class Block(nn.Module):
       init = nn.initializers.lecun_normal(tuple(axes[:len(inputs)]), tuple(axes[len(inputs):]))
     return matrices.parameter(self, name, init, (*inputs, *outputs))
 
+  def _products(self, x, **outputs):
+    """Returns the products of `x` `[R, L, D]` with matrices by name, which may be joined.
+
+    They are separate where devices divide them: joined ones cannot be divided by head.
+    """
+    joined = self.get_variable('params', matrices.joined_name(outputs))
+    if joined is not None:
+      return matrices.products(x, joined)
+    equations = {1: 'rld,df->rlf', 2: 'rld,dhe->rlhe'}
+    return [matrices.einsum(equations[len(axes)], x, self._kernel(name, x.shape[-1:], axes))
+            for name, axes in outputs.items()]
+
   def _attention(self, x, rope, mask, cache, start):
     config = self.config
     heads, kv_heads, width = config.num_heads, config.num_kv_heads, config.head_dim
-    # Separate query, key and value kernels: a fused one cannot be split over devices by head.
-    query, key, value = (
-        matrices.einsum('rld,dhe->rlhe', x, self._kernel(name, (config.dim,), (count, width)))
-        for name, count in (('query', heads), ('key', kv_heads), ('value', kv_heads)))
+    query, key, value = self._products(
+        x, query=(heads, width), key=(kv_heads, width), value=(kv_heads, width))
     if config.qkv_bias:
       query, key, value = (
           x + self.param(f'{name}_bias', nn.initializers.zeros, x.shape[-2:])
@@ -360,9 +370,7 @@ class Block(nn.Module):
 
   def _feed_forward(self, x):
     config = self.config
-    gate, up = (
-        matrices.einsum('rld,df->rlf', x, self._kernel(name, (config.dim,), (config.ffn_dim,)))
-        for name in ('gate', 'up'))
+    gate, up = self._products(x, gate=(config.ffn_dim,), up=(config.ffn_dim,))
     down = self._kernel('down', (config.ffn_dim,), (config.dim,))
     return matrices.einsum('rlf,fd->rld', ACTIVATIONS[config.activation](gate) * up, down)
 

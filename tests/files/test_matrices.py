@@ -64,12 +64,13 @@ def test_a_target_of_8_bits_is_smaller_and_near(folder):
     stored = {name for name, leaf in transformer[layer].items() if isinstance(leaf, matrices.Int8)}
     assert stored == {*MATRICES}
   assert {str(transformer[name].dtype) for name in ('token_embedding', 'output')} == {'bfloat16'}
-  kept = [whole.params['transformer']['layers_0'][name] for name in MATRICES]
+  plain = matrices.plain(whole.params)['transformer']['layers_0']
+  kept = [plain[name] for name in MATRICES]
   stored = [transformer['layers_0'][name].values for name in MATRICES]
   assert sum(x.nbytes for x in kept) == 4 * sum(x.nbytes for x in stored)
   # Numbers are rounded from those that are stored, not from those in `dtype`.
   jax.tree.map(np.testing.assert_array_equal, transformer['layers_0']['down'],
-               matrices.quantized(whole.params['transformer']['layers_0']['down'], 1))
+               matrices.quantized(np.asarray(plain['down']), 1))
 
 
 @pytest.mark.parametrize('decoder', representative(
@@ -115,6 +116,18 @@ def test_refused_options(folder, options, message):
 def test_networks_without_matrices_are_refused():
   with pytest.raises(ValueError, match="a 'mar' network has no int8 matrices"):
     cspd_jax.load('mar_demo', quantize='int8')
+
+
+# The matrices of a layer of `CONFIG` on a CPU, and the output matrix.
+FORMS = {*(f'layers_{i}/{name}' for i in range(2) for name in (
+    'query_key_value', 'out', 'gate_up', 'down')), 'output'}
+
+
+def _forms(params):
+  """Returns the names of the matrices in the forms of a CPU."""
+  leaves = jax.tree_util.tree_leaves_with_path(params['transformer'], is_leaf=matrices.is_form)
+  return {jax.tree_util.keystr(path, simple=True, separator='/') for path, leaf in leaves
+          if matrices.is_form(leaf)}
 
 
 def _output_majors(params):
@@ -167,8 +180,9 @@ def test_models_on_a_cpu_hold_their_matrices_by_outputs(folder, tmp_path):
   """The same target: its logits up to rounding, its digest, and its files, byte for byte."""
   model, plain = cspd_jax.load(folder), store.load(folder)
   stored = model.params['transformer']
-  assert not _output_majors(plain.params) and len(_output_majors(model.params)) == 2 * 7 + 1
-  assert not matrices.is_output_major(stored['token_embedding'])
+  assert not _forms(plain.params) and _forms(model.params) == FORMS
+  assert stored['layers_0'].keys() == {
+      'attention_norm', 'ffn_norm', 'query_key_value', 'out', 'gate_up', 'down'}
   jax.tree.map(np.testing.assert_array_equal, matrices.plain(model.params), plain.params)
   assert run.fingerprint(model.params) == run.fingerprint(plain.params)
   assert model.precision == {'dtype': 'float32'}
@@ -179,7 +193,38 @@ def test_models_on_a_cpu_hold_their_matrices_by_outputs(folder, tmp_path):
   for path in folder.glob('*.safetensors'):
     assert path.read_bytes() == (tmp_path / 'again' / path.name).read_bytes()
   for other in (plain, store.load(folder, for_decoding=True)):
-    assert len(_output_majors(cspd_jax.load(folder, target=other).params)) == 2 * 7 + 1
+    assert _forms(cspd_jax.load(folder, target=other).params) == FORMS
+
+
+@pytest.mark.parametrize('rows', [(1,), (2, 3), (2, 65)])
+def test_joined_matrices_are_those_that_were_joined(rows):
+  rng = np.random.default_rng(3)
+  kernels = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in (
+      ('query', (8, 4, 6)), ('key', (8, 2, 6)), ('value', (8, 2, 6)))}
+  x = rng.standard_normal((*rows, 8)).astype(np.float32)
+  for side in (kernels, {name: jnp.asarray(kernel) for name, kernel in kernels.items()}):
+    stored = matrices.joined(side)
+    assert stored.matrix.shape == (8, 48) and stored.names == list(kernels)
+    for (name, kernel), got in zip(kernels.items(), matrices.products(x, stored), strict=True):
+      np.testing.assert_array_equal(stored[name], kernel)
+      np.testing.assert_allclose(got, np.einsum('...d,dhe->...he', x, kernel), rtol=1e-5, atol=1e-5)
+
+
+def test_only_complete_groups_of_arrays_are_joined():
+  count = {'a/gate': 1, 'a/up': 1, 'b/gate': 1, 'c/gate': 1, 'd/gate': 1, 'd/up': 2}.get
+  kernel = jnp.ones((3, 2))
+  tree = dict(
+      a=dict(gate=kernel, up=kernel), b=dict(gate=kernel), c=dict(gate=kernel, up=kernel),
+      d=dict(gate=kernel, up=kernel), e=[dict(gate=kernel, up=kernel)])
+  formed = matrices.by_outputs(tree, count)
+  assert isinstance(formed['a'].pop('gate_up'), matrices.Joined) and not formed['a']
+  is_form = [matrices.is_form(each) for each in (
+      formed['b']['gate'], formed['c']['gate'], formed['c']['up'], formed['d']['up'])]
+  assert is_form == [True, True, False, True] and formed['e'] == tree['e']
+  again = matrices.by_outputs(matrices.by_outputs(tree, count), count)
+  jax.tree.map(np.testing.assert_array_equal, matrices.plain(again), tree)
+  jax.tree.map(np.testing.assert_array_equal, matrices.plain(matrices.like(tree, again)), tree)
+  assert jax.tree.structure(matrices.like(tree, again)) == jax.tree.structure(again)
 
 
 def test_trained_parameters_replace_those_by_outputs(folder):
