@@ -130,7 +130,11 @@ def _continuous(config: Config, piece: Piece) -> None:
 
 
 def _served(config: Config, piece: Piece) -> None:
-  served.measure(piece, 'demo', *((4, 2, '1,2') if config.rehearse else (64, 16, '1,16,64')))
+  sizes = (4, 2, '1,2') if config.rehearse else (64, 16, '1,16,64')
+  served.measure(piece, 'demo', 'corrected_seed_exact', *sizes)
+  name = _size(config, _LLAMAGEN)
+  if folder := served.with_random_weights(piece, name):
+    served.measure(piece, f'{name} with random weights', 'seed_exact(window=16)', *sizes, folder)
 
 
 STAGES = {
@@ -141,7 +145,7 @@ STAGES = {
     'large': Stage(_large, 200, 'rounds of Lumina-mGPT 7B, also with int8 matrices'),
     'batches': Stage(_batches, 150, 'the loop as one CUDA graph; batches'),
     'continuous': Stage(_continuous, 120, 'rounds of MAR-B and NextStep-1'),
-    'served': Stage(_served, 90, 'cspd-serve with 1, 16 and 64 clients'),
+    'served': Stage(_served, 150, 'cspd-serve with 1, 16 and 64 clients, also of LlamaGen-XL'),
 }
 _STAGES = {'stage': '{stage}', 'limit, s': '{limit:.0f}', 's': '{seconds:.0f}', 'rows': '{rows}',
            'not measured': '{failures}', 'ended': '{ended}'}

@@ -1,5 +1,6 @@
 """Forms of matrices: what is stored, what is multiplied, what models with them are targets of."""
 
+import dataclasses
 import re
 
 import jax
@@ -10,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import cspd_jax
 from cspd_jax import sharding
-from cspd_jax.core import programs
+from cspd_jax.core import programs, random
 from cspd_jax.files import matrices, store
 from cspd_jax.generation import run
 from cspd_jax.models import llamagen
@@ -247,6 +248,18 @@ def test_a_mesh_and_int8_keep_their_own_forms(folder):
   assert len(_output_majors(cspd_jax.load(folder, sharding=mesh).params)) == 0
 
 
+def _compiled(model, text, batch):
+  """Compiles a decoder; returns the program's text, and the shapes of the caches in it."""
+  decoder, condition = model.decoder(text), jnp.zeros(batch, int)
+  arguments = model.params, condition, random.row_keys(jax.random.key(0), batch)
+  options = model.engine.settled(model.sampling()), model.draft_params(text)
+  cache = jax.eval_shape(lambda *args: decoder.start(*args, *options).cache, *arguments)
+  keys = jax.random.split(jax.random.key(0), batch)
+  program = programs.compiled(
+      lambda *args: decoder(*args, *options), *arguments[:2], keys).run.as_text()
+  return program, {leaf.shape for leaf in jax.tree.leaves(cache) if leaf.ndim == 4}
+
+
 def test_a_round_copies_no_matrix(folder):
   """The compiled loop reads the matrices in the order that they are stored in."""
   model = cspd_jax.load(folder)
@@ -258,3 +271,20 @@ def test_a_round_copies_no_matrix(folder):
     sides = [int(np.prod(form.shape[:form.num_inputs])), int(np.prod(form.shape[form.num_inputs:]))]
     for shape in (sides, sides[::-1]):
       assert not re.search(rf'= f32\[{shape[0]},{shape[1]}\]\S* (copy|transpose)\(', text), shape
+
+
+@pytest.mark.parametrize('batch', [1, 2])
+@pytest.mark.parametrize('decoder, is_chain', [
+    ('mc_sjd(window=5)', True), ('seed_exact(window=16)', False),
+    ('corrected(by=layers, window=16)', True)])
+def test_a_round_copies_no_keys_or_values(tmp_path, decoder, is_chain, batch):
+  """Neither where they are written nor where those of an accepted path are moved."""
+  config = dataclasses.replace(CONFIG, height=6, width=6)
+  store.save(tmp_path / 'target', 'llamagen', config, published.params('llamagen', config, 3))
+  model = cspd_jax.load(tmp_path / 'target')
+  assert model.decoder(decoder).drafter.tree.is_chain == is_chain
+  text, caches = _compiled(model, decoder, batch)
+  assert caches
+  for rows, *rest in caches:
+    for shape in ((rows, *rest), (rows // batch, batch, *rest)):
+      assert not re.search(rf'= f32\[{",".join(map(str, shape))}\]\S* copy\(', text), shape
