@@ -113,6 +113,16 @@ def for_decoding(kind: str, params: Params) -> Params:
   return matrices.by_outputs(params, products) if is_on_cpu else params
 
 
+def _put_form(name: str, form: Any, read: Callable[[str], np.ndarray],
+              devices: Mapping[str, Any]) -> Any:
+  """Moves the matrix or the joined matrices of a parameter to a CPU, in a form of such shapes."""
+  if isinstance(form, matrices.Joined):
+    layer = name.removesuffix(matrices.joined_name(form.names))
+    return jax.device_put(matrices.joined({each: read(layer + each) for each in form.names}),
+                          devices.get(layer + form.names[0]))
+  return jax.device_put(matrices.output_major(read(name), form.num_inputs), devices.get(name))
+
+
 class CheckpointError(ValueError):
   """A checkpoint that cannot be saved or loaded; the message lists all problems."""
 
@@ -340,15 +350,9 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
 
   def put(path, node):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
-    if isinstance(node, matrices.Joined):
-      layer = name.removesuffix(matrices.joined_name(node.names))
-      return jax.device_put(
-          matrices.joined({each: read(stored[layer + each], dtype=dtype) for each in node.names}),
-          devices.get(layer + node.names[0]))
+    if matrices.is_form(node):
+      return _put_form(name, node, lambda name: read(stored[name], dtype=dtype), devices)
     leaf, where = stored[name], devices.get(name)
-    if isinstance(node, matrices.OutputMajor):
-      return jax.device_put(
-          matrices.output_major(read(leaf, dtype=dtype), node.num_inputs), where)
     if num_inputs := inputs(name):
       return matrices.put(matrices.quantized(read(leaf), num_inputs), num_inputs, where)
     place = placement(leaf.name, leaf, where, KINDS[kind].orders)
