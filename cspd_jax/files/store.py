@@ -113,6 +113,13 @@ def for_decoding(kind: str, params: Params) -> Params:
   return matrices.by_outputs(params, products) if is_on_cpu else params
 
 
+def _forms(kind: str, expected: Params, is_int8: Callable[[str], int | None]) -> Params:
+  """Returns the shapes of a network's parameters in the forms of a CPU, but of int8 matrices."""
+  products = matrices.inputs(KINDS[kind].products)
+  return jax.eval_shape(lambda params: matrices.by_outputs(
+      params, lambda name: None if is_int8(name) else products(name)), expected)
+
+
 def _put_form(name: str, form: Any, read: Callable[[str], np.ndarray],
               devices: Mapping[str, Any]) -> Any:
   """Moves the matrix or the joined matrices of a parameter to a CPU, in a form of such shapes."""
@@ -327,11 +334,8 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   expected = _expected(KINDS[kind], config)
   inputs = matrices.check(quantize, kind, KINDS[kind].matrices)
   devices = _places(sharding, expected, KINDS[kind].split)
-  form = expected
-  if for_decoding and all(map(_is_one_cpu, {*devices.values()} or {None})):
-    products = matrices.inputs(KINDS[kind].products)
-    form = jax.eval_shape(lambda params: matrices.by_outputs(
-        params, lambda name: None if inputs(name) else products(name)), expected)
+  is_for_cpu = for_decoding and all(map(_is_one_cpu, {*devices.values()} or {None}))
+  forms = _forms(kind, expected, inputs) if is_for_cpu else expected
   actual = weights.digests(folder, digests) if verify else digests
   if wrong := [name for name in digests if actual[name] != digests[name]]:
     raise _damaged(folder, f'{", ".join(wrong)}: other bytes than were saved')
@@ -361,7 +365,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
       return jax.make_array_from_callback(leaf.shape, place, lambda index: read(leaf, index, dtype))
     return jax.device_put(read(leaf, dtype=dtype), place)
 
-  params = jax.tree_util.tree_map_with_path(put, form, is_leaf=matrices.is_form)
+  params = jax.tree_util.tree_map_with_path(put, forms, is_leaf=matrices.is_form)
   return Loaded(kind, config, params, metadata)
 
 
