@@ -6,8 +6,8 @@
 reading the matrices, and XLA's products of 2 to 64 rows read `[inputs, outputs]` at a third to two
 thirds of the memory's rate. If instead the matrix is the first factor, `w.T @ x.T`, they read the
 numbers of every output contiguously, at close to that rate. So models that are loaded onto a CPU
-hold the matrices of their decoders this way, and `Joined` holds those that multiply the same
-numbers, for one product. XLA joins products itself on GPUs.
+hold the matrices of their decoders this way. `Joined` stacks those that multiply the same input, so
+that one product replaces several; on GPUs, XLA merges these products itself.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 _LARGEST = 127
-# The matrices of a layer that multiply the same numbers.
+# The matrices of a layer that multiply the same input.
 _GROUPS = ('query', 'key', 'value'), ('gate', 'up')
 # The most rows of a product whose first factor is the matrix; longer ones read `x` first.
 _FEW_ROWS = 64
@@ -99,7 +99,7 @@ def output_major(kernel: Any, num_inputs: int) -> OutputMajor:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
 class Joined:
-  """Matrices `[inputs, *outputs]` of a layer, one below the other; an entry in place of theirs.
+  """Matrices `[inputs, *outputs]` of a layer, stacked: one entry in place of theirs.
 
   Attributes:
     matrix: `[inputs, outputs of all]`.
@@ -145,7 +145,7 @@ def by_outputs(params: Any, num_inputs: Callable[[str], int | None]) -> Any:
   """
   def placed(path, leaf):
     is_array = isinstance(leaf, jax.Array | np.ndarray)
-    count = num_inputs(jax.tree_util.keystr(path, simple=True, separator='/')) if is_array else None
+    count = num_inputs(_name(path)) if is_array else None
     return output_major(leaf, count) if count else leaf
 
   return jax.tree_util.tree_map_with_path(
@@ -175,27 +175,27 @@ def is_form(leaf: Any) -> bool:
 
 def arrays(params: Any) -> Iterator[tuple[str, jax.Array]]:
   """Yields paths and arrays of what `plain` returns, and copies one matrix at a time."""
-  for path, leaf in jax.tree_util.tree_leaves_with_path(_opened(params), is_leaf=is_output_major):
+  for path, leaf in jax.tree_util.tree_leaves_with_path(_opened(params)):
     yield jax.tree_util.keystr(path), _array(leaf)
 
 
 def plain(params: Any) -> Any:
   """Returns parameters, for training and for files, with arrays in place of a CPU's forms."""
-  return jax.tree.map(_array, _opened(params), is_leaf=is_output_major)
+  return jax.tree.map(_array, _opened(params))
 
 
 def _array(leaf: Any) -> Any:
-  if isinstance(leaf, functools.partial):  # Of `_opened`.
-    return leaf()
-  return leaf.__jax_array__() if is_output_major(leaf) else leaf
+  return leaf() if callable(leaf) else leaf
 
 
 def _opened(params: Any) -> Any:
-  """Returns parameters with functions that return an array each, in place of a `Joined`."""
+  """Returns parameters with functions that return an array each, in place of a CPU's forms."""
   def is_layer(node):
     return isinstance(node, Mapping) and any(isinstance(part, Joined) for part in node.values())
 
   def opened(node):
+    if is_output_major(node):
+      return node.__jax_array__
     if not is_layer(node):
       return node
     entries = {}
@@ -210,23 +210,21 @@ def _opened(params: Any) -> Any:
 
 def like(params: Any, others: Any) -> Any:
   """Returns parameters in the forms of others, which have the same shapes if both are `plain`."""
-  same = jax.tree.structure(params) == jax.tree.structure(others)
-  return params if same else _like(plain(params), others)
+  if jax.tree.structure(params) == jax.tree.structure(others):
+    return params
+  counts: dict[str, int] = {}
+  for path, form in jax.tree_util.tree_leaves_with_path(others, is_leaf=is_form):
+    name = _name(path)
+    if isinstance(form, Joined):
+      layer = name.removesuffix(joined_name(form.names))
+      counts |= {layer + each: 1 for each in form.names}
+    elif is_output_major(form):
+      counts[name] = form.num_inputs
+  return by_outputs(jax.tree.map(jnp.asarray, plain(params)), counts.get)
 
 
-def _like(node: Any, other: Any) -> Any:
-  if isinstance(other, Joined):
-    return joined(node)
-  if is_output_major(other):
-    return output_major(jnp.asarray(node), other.num_inputs)
-  if isinstance(other, Mapping):
-    return {name: _like({each: node[each] for each in entry.names}
-                        if isinstance(entry, Joined) else node[name], entry)
-            for name, entry in other.items()}
-  if jax.tree_util.all_leaves([other]):
-    return node
-  return jax.tree.map(lambda entry, part: _like(part, entry), other, node,
-                      is_leaf=lambda entry: entry is not other)
+def _name(path: Any) -> str:
+  return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 def check(quantize: str | None, kind: str, matrices: Mapping[str, int],
