@@ -228,7 +228,7 @@ def _read_safetensors(path: pathlib.Path) -> dict[str, tensors_lib.AnyTensor]:
   """Returns the tensors of a file by name; only its header is read."""
   try:
     leaves = weights.leaves(path)
-  except safetensors.SafetensorError as error:
+  except (safetensors.SafetensorError, ValueError) as error:
     raise ValueError(f'{path} is not a complete safetensors file ({error}); {_REMEDY}.') from error
   return {name: tensors_lib.Unusable(leaf.shape, leaf.dtype) if isinstance(leaf.dtype, str)
           else tensors_lib.Tensor(leaf.shape, leaf.dtype, leaf.read)

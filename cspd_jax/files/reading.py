@@ -68,17 +68,49 @@ def data(path: str | os.PathLike, remedy: str, name: str | None = None) -> bytes
 
 
 def json(path: str | os.PathLike, remedy: str, name: str | None = None, kind: type = dict) -> Any:
-  """Reads a JSON file whose numbers are finite; integers of more than 64 bits become floats.
+  """Reads a JSON file by the rules of `parsed`.
 
   As `text`, and raises ValueError too if its content is not of the type `kind`.
   """
   with opening(path, 'JSON', remedy, name) as file:
-    content = json_lib.loads(_bytes(file).decode('utf-8'), parse_constant=_finite,
-                             parse_float=_finite, parse_int=_integer)
-    _check_depth(content)
+    content = parsed(_bytes(file).decode('utf-8'))
     if not isinstance(content, kind):
       raise ValueError(f'it holds a {type(content).__name__}, not a {kind.__name__}')
     return content
+
+
+def parsed(text: str | bytes) -> Any:
+  """Parses JSON from outside; integers of more than 64 bits become floats.
+
+  Raises ValueError for other text, a key that is there twice, numbers that are not finite, and very
+  many brackets within brackets.
+  """
+  try:
+    content = json_lib.loads(text, object_pairs_hook=unique, parse_constant=_finite,
+                             parse_float=_finite, parse_int=_integer)
+  except RecursionError as error:
+    raise ValueError('it has too many brackets within each other') from error
+  _check_depth(content)
+  return content
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  """Returns the entries of a JSON object; raises ValueError if a key is there twice.
+
+  Of such keys one reader uses the first and another the last. For `json.loads` as its hook.
+  """
+  result: dict[str, Any] = {}
+  for name, value in pairs:
+    if name in result:
+      raise ValueError(f'{name!r:.80} is there twice')
+    result[name] = value
+  return result
+
+
+def check_header(path: pathlib.Path) -> None:
+  """Raises ValueError if a key is there twice in the header of a safetensors file, an intact one."""
+  with path.open('rb') as stream:
+    parsed(stream.read(int.from_bytes(stream.read(8), 'little')))
 
 
 def entry(content: Mapping[str, Any], name: str, kind: type) -> Any:
@@ -107,6 +139,7 @@ def texts_of_arrays(path: str | os.PathLike, remedy: str, needed: tuple[str, ...
   """Reads the texts of a safetensors file by name, as `texts_of_picture` does, but no array."""
   with (opening(path, 'safetensors', remedy) as file,
         safetensors.safe_open(file, 'numpy') as content):
+    check_header(file)
     texts = dict(content.metadata() or {})
     if missing := [key for key in needed if key not in texts]:
       raise ValueError(f'it has no text {missing[0]!r}')
@@ -291,7 +324,7 @@ def _integer(number: str) -> int | float:
 def _finite(number: str) -> float:
   value = float(number)
   if not math.isfinite(value):
-    raise ValueError(f'it holds {number}, which is not finite')
+    raise ValueError(f'it holds {number:.40}, which is not finite')
   return value
 
 

@@ -223,8 +223,12 @@ def opened(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Leaf]:
 
 
 def leaves(path: pathlib.Path) -> dict[str, Leaf]:
-  """Returns the arrays of a safetensors file by name; only the header, if intact, is read."""
+  """Returns the arrays of a safetensors file by name; only the header is read.
+
+  Raises SafetensorError unless it is intact, and ValueError if a name is there twice.
+  """
   with safetensors.safe_open(path, 'numpy') as file:
+    reading.check_header(path)
     names = list(file.keys())  # A file cannot be iterated over in all versions.
     headers = {name: file.get_slice(name) for name in names}
     return {name: Leaf(path, name, tuple(header.get_shape()),

@@ -76,7 +76,7 @@ def of_file(path: str | os.PathLike) -> list[str]:
   lines = [line for line in map(str.strip, _lines(path, _FILE)) if line]
   if not lines:
     raise ValueError(f'prompts is {str(path)!r}, a file without prompts; write one per line.')
-  if isinstance(_parsed('\n'.join(lines)), (dict, list)) or isinstance(_parsed(lines[0]), dict):
+  if isinstance(_data('\n'.join(lines)), (dict, list)) or isinstance(_data(lines[0]), dict):
     raise ValueError(f'prompts is {str(path)!r}, which holds JSON; {_FILE}.')
   return lines
 
@@ -90,7 +90,13 @@ def json_lines(path: pathlib.Path, remedy: str) -> list[tuple[str, str]]:
   for number, line in enumerate(_lines(path, remedy), 1):
     if not line.strip():
       continue
-    value = _parsed(line)
+    try:
+      value = reading.parsed(line)
+    except json.JSONDecodeError:
+      value = None
+    except ValueError as error:
+      raise ValueError(f'prompts is {str(path)!r}, whose line {number} is no JSON object that can '
+                       f'be read ({error}); {remedy}.') from error
     prompt = value.get('prompt') if isinstance(value, dict) else None
     if not isinstance(prompt, str):
       keys = f', but has {", ".join(map(repr, value))}' if isinstance(value, dict) else ''
@@ -109,7 +115,7 @@ def _lines(path: pathlib.Path, remedy: str) -> Iterator[str]:
   return io.StringIO(text.removeprefix('\ufeff'), newline=None)
 
 
-def _parsed(text: str) -> Any:
+def _data(text: str) -> Any:
   try:
     return json.loads(text)
   except (ValueError, RecursionError):

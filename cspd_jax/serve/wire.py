@@ -18,6 +18,7 @@ from PIL import Image
 
 from cspd_jax.core import fields, naming
 from cspd_jax.core.spec import Spec
+from cspd_jax.files import reading
 from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.results import Generated, encoded
 from cspd_jax.generation.run import Partial
@@ -295,19 +296,11 @@ def _fitting(text: Any, served: Served) -> tuple[int, int] | None:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-  def pairs(items):
-    result: dict[str, Any] = {}
-    for name, value in items:
-      if name in result:
-        raise ValueError(f'{name!r:.80} is there twice')
-      result[name] = value
-    return result
-
   def constant(name):
     raise ValueError(f'{name} is not a number of JSON')
 
   try:
-    value = json.loads(body.decode(), object_pairs_hook=pairs, parse_constant=constant)
+    value = json.loads(body.decode(), object_pairs_hook=reading.unique, parse_constant=constant)
   except (ValueError, RecursionError) as error:
     raise ApiError(400, f'the body is no JSON ({str(error):.200}).') from error
   if not isinstance(value, dict):

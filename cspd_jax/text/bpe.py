@@ -22,11 +22,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields, naming, packages
+from cspd_jax.files import reading
 
 Params = Any
 _FIRST_SPECIAL = 151643
 # Names of the files, for error messages.
 _JSON_FILE, _RANKS_FILE = 'text_tokenizer.json or tokenizer.json', 'emu3.tiktoken'
+# With these entries of a file, BPE and Unigram models draw the ids of a text anew in every call, for
+# training: without them the same words are the same ids.
+_SAMPLING = ('dropout', 'alpha', 'nbest_size')
 # Reads the bytes of a file; raises ValueError for a file of another format.
 Reader = Callable[[bytes], 'Text']
 # Readers by `TextConfig.form`; families add theirs with `register`.
@@ -161,7 +165,7 @@ class Vocabulary:
   def __init__(self, file: bytes, control: str = r'(?!)', names: Collection[str] = ()):
     self._file, self._pattern = file, control
     with _read_errors(_JSON_FILE):
-      content = json.loads(self._file)
+      content = reading.parsed(self._file)
       ids = content['model']['vocab']
       if content['model'].get('type') == 'Unigram':  # Pieces and their scores, in order of ids.
         ids = {piece: index for index, (piece, _) in enumerate(ids)}
@@ -207,21 +211,22 @@ class Vocabulary:
   def _tokenizer(self):
     from_buffer = import_package('tokenizers').Tokenizer.from_buffer
     with _read_errors(_JSON_FILE):
-      tokenizer = from_buffer(_without_names(self._file, self._control))
+      tokenizer = from_buffer(_for_prompts(self._file, self._control))
     # Some files enable truncation and padding.
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
 
 
-def _without_names(file: bytes, names: Set[str]) -> bytes:
-  """Returns a tokenizer file in which some tokens keep their ids and have names of no text.
+def _for_prompts(file: bytes, names: Set[str]) -> bytes:
+  """Returns a tokenizer file that draws no ids, and in which some tokens have names of no text.
 
-  Flags of the file do not suffice: models such as T5's find the names of such tokens in a text by
-  themselves.
+  These keep their ids. Flags of the file do not suffice: models such as T5's find their names in a
+  text by themselves.
   """
-  content = json.loads(file)
-  model = content['model']
+  content = reading.parsed(file)
+  model = {name: value for name, value in content['model'].items() if name not in _SAMPLING}
+  content['model'] = model
   secret = secrets.token_hex(16)  # No prompt can contain it.
   new = lambda name: f'{secret} {name}' if name in names else name
   if isinstance(model['vocab'], list):

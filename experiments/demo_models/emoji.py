@@ -11,7 +11,6 @@ occurs in every held-out scene, so that composition can be measured.
 
 import dataclasses
 import functools
-import json
 import pathlib
 from typing import NamedTuple
 
@@ -110,8 +109,8 @@ class Scenes(NamedTuple):
 @functools.cache
 def load(fluent: str, noto: str, names: str) -> Sprites:
   """Reads the things; see `Sources`."""
-  codes = {entry['label']: entry['hexcode'] for entry in json.loads(
-      pathlib.Path(names).read_text(encoding='utf-8'))}
+  codes = {entry['label']: entry['hexcode'] for entry in reading.json(
+      names, 'use en/data.json of emojibase-data', 'names', list)}
   if missing := [word for word in NAMES if THINGS[word] not in codes]:
     raise ValueError(f'names is {names!r}, which has no entry {THINGS[missing[0]]!r}; use '
                      'en/data.json of emojibase-data.')

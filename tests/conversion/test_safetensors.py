@@ -37,6 +37,8 @@ BROKEN = {
     'overlap': _file({'a': _tensor(), 'b': _tensor(4, 12)}, b'\0' * 12),
     'hole': _file({'a': _tensor(), 'b': _tensor(12, 20)}, b'\0' * 20),
     'bytes at the end': _file({'a': _tensor()}, b'\0' * 9),
+    'a name twice': _file(b'{"a": %s, "a": %s}' % ((json.dumps(_tensor()).encode(),) * 2),
+                          b'\0' * 8),
     'missing bytes': _file({'a': _tensor()}, b'\0' * 7),
 }
 

@@ -155,6 +155,7 @@ def test_descriptions_of_models_and_networks(tmp_path, count):
 @pytest.mark.parametrize('content', [
     '5', '[]', 'null', '"text"', '{"rows": 3}', '{"rows": [1]}', '{"rows": {"a": 1}}', '{"rows": []'
     ', "tables": [{}]}', '{"rows": [], "tables": 3}', '{"rows": [{}], "tables": [[]]}', '[' * 10**5,
+    '{"rows": [], "rows": []}',
     '{"rows": [NaN]}', '{"rows": [1e999]}', '{"rows": [-Infinity]}', '9' * 5000, '\ufeff{}', '',
     '{"rows": [{"a": 1}], "tables": [{"title": "x", "columns": [], "rows": [9]}]}',
     *(json.dumps(dict(rows=[{'a': 1}], tables=[dict(title='x', columns={'b': form}, rows=[0])]))
@@ -171,6 +172,22 @@ def test_json_of_another_type(tmp_path, content):
   with pytest.raises(
       ValueError, match='report is .*report.json.* (cannot be read|is not a valid report)'):
     tables.of_report(tmp_path / 'report.json')
+
+
+def test_keys_that_are_there_twice_are_named(tmp_path):
+  """The last one counted, of model.json and the others."""
+  shutil.copytree(store.ASSETS / 'demo', tmp_path / 'demo')
+  for path, key in ((tmp_path / 'demo' / 'target' / 'model.json', 'kind'),
+                    (tmp_path / 'demo' / 'model.json', 'family')):
+    text = path.read_text()
+    path.write_text(text.replace(f'"{key}"', f'"{key}": "llamagen", "{key}"', 1))
+    with pytest.raises(ValueError, match=f"{path} cannot be read as JSON .'{key}' is there twice"):
+      folder_lib.load(tmp_path / 'demo')
+  path = tmp_path / 'a.safetensors'
+  header = b'{"__metadata__": {"seed": "1", "seed": "2"}}'
+  path.write_bytes(len(header).to_bytes(8, 'little') + header)
+  with pytest.raises(ValueError, match="a.safetensors cannot be read .*'seed' is there twice"):
+    reading.texts_of_arrays(path, REMEDY)
 
 
 @pytest.mark.parametrize('change', [

@@ -11,6 +11,7 @@ from cspd_jax.metrics import clip
 from cspd_jax.models.conditions import renumbered
 from cspd_jax.text import bpe, captions
 from tests.families import (
+  glm_image_files,
   janus_files,
   janus_like,
   language_model_files,
@@ -72,6 +73,28 @@ def test_names_of_control_tokens_are_plain_text(form):
   file = _unflagged(make(), [*others, '<sks>'])
   words = bpe.read({'file': np.frombuffer(file, np.uint8)}, form)
   assert len(words.encode('<sks>')) == 1 < len(words.encode(others[0]))
+
+
+@pytest.mark.parametrize('form', [*FILES, 't5', 'glm_image', 'clip'])
+def test_the_same_words_are_the_same_ids(form):
+  """BPE with dropout, and Unigram models that sample, draw ids for training."""
+  file = {'t5': published_files.t5_text, 'glm_image': glm_image_files.tokenizer_file,
+          'clip': clip_files.tokenizer_file, **{name: make for name, (make, _) in FILES.items()}
+          }[form]()
+  content = json.loads(file)
+  if content['model']['type'] == 'BPE':  # Files of tests have few merges.
+    content['model'] |= dict(merges=[['a', 't']], vocab=content['model']['vocab'] | {'at': 60000})
+  ids = bpe.Vocabulary(json.dumps(content).encode()).encode('a cat that attacks')
+  content['model'] |= dict(dropout=0.5, alpha=0.1, nbest_size=9)
+  text = bpe.Vocabulary(json.dumps(content).encode())
+  assert ids and [text.encode('a cat that attacks') for _ in range(4)] == [ids] * 4
+  assert text.with_control(['cat']).encode('attat') == text.encode('attat')
+
+
+def test_a_key_that_is_there_twice_is_named():
+  file = published_files.chameleon_text().replace(b'"model":', b'"model": {}, "model":', 1)
+  with pytest.raises(ValueError, match="tokenizer file cannot be read.*'model' is there twice"):
+    bpe.Vocabulary(file)
 
 
 def test_tokens_of_images_are_plain_text_whatever_their_names():
