@@ -27,6 +27,8 @@ from cspd_jax.version import __version__
 Params = Any
 
 _VERSION = 2
+# Of quantised weights; bitsandbytes, AWQ, GPTQ and MLX store several of their numbers in one.
+_PACKED = ('uint8', 'int8', 'uint32', 'int32')
 
 
 def convert(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> Params:
@@ -73,6 +75,18 @@ def check_finite(kind: str, arrays: Params) -> None:
     weights.check_finite(arrays)
   except ValueError as error:
     raise ConversionError(f'{kind} {error}') from error
+
+
+def _check_packed(family: FileFamily, tensors: Mapping[str, AnyTensor]) -> None:
+  """Raises ConversionError for quantised weights, whose shapes are not those of the network."""
+  packed = [f'{name} is {tensor.dtype} of shape {tuple(tensor.shape)}'
+            for name, tensor in tensors.items()
+            if str(tensor.dtype) in _PACKED and not re.fullmatch(family.leftovers, name)]
+  if packed and family.kind != 'text':
+    raise ConversionError(
+        'The weights are quantised, and several of their numbers may be packed into one:\n  ' +
+        '\n  '.join(weights.listed({'quantised': packed})) +
+        f'\nInstead, {REMEDY}.')
 
 
 def _check(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> None:
@@ -156,10 +170,15 @@ def open_source(
   """
   family = _checked(family_name, model, options)
   content = read_lib.read(source, key=key, prefer=family.prefer, shares=family.shares)
-  opened = of_tensors(
-      family_name, content.tensors, read_lib.settings(source), model=model, options=options,
-      metadata=lambda: {'source': os.path.basename(os.path.abspath(source)), 'key': content.key,
-                        'sha256': read_lib.sha256(source)}, allow_nonfinite=allow_nonfinite)
+  try:
+    opened = of_tensors(
+        family_name, content.tensors, read_lib.settings(source), model=model, options=options,
+        metadata=lambda: {'source': os.path.basename(os.path.abspath(source)), 'key': content.key,
+                          'sha256': read_lib.sha256(source)}, allow_nonfinite=allow_nonfinite)
+  except ConversionError as error:
+    if reason := read_lib.incomplete(source):
+      raise ConversionError(f'{reason}.\n{error}') from error
+    raise
   others = [f'left out {name}, which is not among the files of this model'
             for name in read_lib.left_out(source)]
   return opened._replace(assumptions=(*opened.assumptions, *content.notes, *others))
@@ -181,6 +200,7 @@ def of_tensors(
   shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
   family = family._replace(**family.variant(shapes))
   settings = family.settings(contents)
+  _check_packed(family, tensors)
   config = (family.presets[model] if model
             else family_lib.infer(family, shapes, overrides, settings))
   # A user may choose another size of images, on which no weight depends.

@@ -161,7 +161,5 @@ def _part(files: FileFamily, models: families.Family, model: str | None, role: s
 def _loaded(opened: convert.Source, dtype: Any, allow_nonfinite: bool) -> store.Loaded:
   for line in opened.assumptions:
     logging.warning('%s (in from_torch, flags are options)', line)
-  params = weights.cast(opened.params(), dtype)
-  if not allow_nonfinite:
-    convert.check_finite('parameter', params)
+  params = weights.cast(opened.params(), dtype, allow_nonfinite=allow_nonfinite)
   return opened.network._replace(params=jax.tree.map(jnp.asarray, params))

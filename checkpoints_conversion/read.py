@@ -20,12 +20,16 @@ SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.jit', '.json', '.t
 _OF_WEIGHTS = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin')
 # Files of one model-parallel checkpoint, whose names have two digits.
 _MAX_PARTS = 100
+# Files of one model that names of transformers count.
+_MAX_SHARDS = 1000
 # TorchScript files of one image tokenizer.
 _TORCHSCRIPT = ('encoder.jit', 'decoder.jit')
 # PyTorch files of transformers, one or several with an index.
 _TRANSFORMERS = 'pytorch_model'
 # The settings of an adapter, as peft writes them.
 _ADAPTER = 'adapter_config.json'
+# One of several files of a model, by the names that transformers gives them.
+_SHARD = re.compile(r'(.*-)(\d{5})-of-(\d{5})(\.(?:safetensors|bin))')
 # What compiling and wrapping a module puts before the names of its tensors.
 _PREFIXES = re.compile(r'\A(?:_orig_mod\.|module\.)+')
 # Parts of published and training files that hold the weights; a file without any is the weights.
@@ -59,7 +63,8 @@ def read(
       `pytorch_model*.bin`, or `encoder.jit` and `decoder.jit`. Also a `.json` or `.tiktoken` file,
       whose bytes become one tensor named 'file'.
     key: the part of a PyTorch file that holds the weights, for instance 'ema'. None selects
-      `prefer`, else the first of 'model', 'module' and 'state_dict', else the whole file.
+      `prefer`, else the first of 'model', 'module' and 'state_dict', else the whole file; empty
+      parts count as absent.
     prefer: the part to select if it exists and `key` is None.
     shares: what each of several of Meta's files holds.
 
@@ -144,6 +149,27 @@ def left_out(path: str | os.PathLike) -> list[str]:
     return []
   used = {file.name for file in files(path)}
   return sorted({file.name for file in path.iterdir() if file.suffix in _OF_WEIGHTS} - used)
+
+
+def incomplete(path: str | os.PathLike) -> str | None:
+  """Returns, in words, that a source is without some of the files that its names count, or None.
+
+  A network may be complete in one of several files, so that this is the reason of other problems,
+  and no problem itself.
+  """
+  path = pathlib.Path(path).expanduser()
+  sources = {file.name for file in files(path)}
+  for name in sorted(sources):
+    if match := _SHARD.fullmatch(name):
+      stem, _, count, suffix = match.groups()
+      names = [f'{stem}{number:05}-of-{count}{suffix}'
+               for number in range(1, min(int(count), _MAX_SHARDS) + 1)]
+      if missing := [other for other in names if other not in sources]:
+        folder = path if path.is_dir() else path.parent
+        absent = [other for other in missing if not (folder / other).is_file()]
+        return (f'source is {path}, where {_listed(absent)} is missing; download it' if absent else
+                f'source is {path}, one of {int(count)} files of a model; specify their folder')
+  return None
 
 
 def _of_transformers(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
@@ -243,26 +269,44 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
   if not isinstance(content, dict):
     raise ValueError(f'{path} holds a {_kind(content)}, not tensors by name; save its state dict '
                      'to another file and convert that.')
-  parts = [name for name, part in content.items() if isinstance(part, dict)]
+  # Anole's training program stores the names of tensors that it leaves out.
+  parts = {name: part for name, value in content.items() if isinstance(value, dict) and (
+      part := {inner: tensor for inner, tensor in value.items() if tensor is not None})}
+  of_tensors = {name: part for name, part in parts.items()
+                if isinstance(name, str) and not _others(part)}
   notes: tuple[str, ...] = ()
   if key is None:
     key = next((name for name in (prefer, *_OUTER_KEYS) if name in parts), None)
-    others = [_named(name) for name in parts if 'ema' in str(name) and content[name]]
-    if key and others and key not in others:
-      notes = f'read {key} of {path.name}, not {_listed(others)}, which --key=NAME selects',
+    same = [_named(name) for name, part in of_tensors.items()
+            if key in of_tensors and name != key and _fit(part, of_tensors[key])]
+    if same:
+      notes = f'read {key} of {path.name}, not {_listed(same)}, which --key=NAME selects',
   elif key not in parts:
     raise ValueError(f'key is {key!r}; the parts of {path} are: '
-                     f'{_listed(map(_named, parts)) or "none, so leave it out"}.')
-  # Anole's training program stores the names of tensors that it leaves out.
-  part = content if key is None else content[key]
-  part = {name: value for name, value in part.items() if value is not None}
-  if others := [f'{_named(name)} ({_kind(value)})' for name, value in part.items()
-                if not (isinstance(name, str) and isinstance(value, pytorch.Stored))]:
-    raise ValueError(f'{path} holds other values than tensors: {_listed(others)}.')
+                     f'{_listed(map(_named, of_tensors or parts)) or "none, so leave it out"}.')
+  part = parts[key] if key is not None else {
+      name: value for name, value in content.items() if value is not None}
+  if others := _others(part):
+    remedy = (f'specify the part with the weights by --key=NAME: {_listed(of_tensors)}'
+              if of_tensors else 'save the state dict alone to another file and convert that')
+    raise ValueError(f'{path} holds other values than tensors: {_listed(others)}; {remedy}.')
   try:
     return Weights(strip(path, pytorch.arrays(path, part)), key, notes)
   except ValueError as error:
     raise ValueError(f'{path}: {error}; {_REMEDY}.') from error
+
+
+def _others(part: Mapping[Any, Any]) -> list[str]:
+  """Returns the names and kinds of what is no tensor of a name."""
+  return [f'{_named(name)} ({_kind(value)})' for name, value in part.items()
+          if not (isinstance(name, str) and isinstance(value, pytorch.Stored))]
+
+
+def _fit(part: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+  """Whether one part has all names and shapes of the other: averages may be without buffers."""
+  one, two = ({(_PREFIXES.sub('', name), stored.shape) for name, stored in each.items()}
+              for each in (part, other))
+  return one <= two or two <= one
 
 
 def _named(name: Any) -> str:

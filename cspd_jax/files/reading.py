@@ -108,7 +108,7 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_header(path: pathlib.Path) -> None:
-  """Raises ValueError if a key is there twice in the header of a safetensors file, an intact one."""
+  """Raises ValueError if a key is there twice in the header of an intact safetensors file."""
   with path.open('rb') as stream:
     parsed(stream.read(int.from_bytes(stream.read(8), 'little')))
 

@@ -346,11 +346,8 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   def read(leaf, index=None, dtype=None):
     with _readable(folder):
       array = leaf.read(index)
-    array = weights.cast(array, dtype)
-    if not allow_nonfinite:
-      with _refused(f'{folder}: '):
-        weights.check_finite({leaf.name: array})
-    return array
+    with _refused(f'{folder}: '):
+      return weights.cast({leaf.name: array}, dtype, allow_nonfinite=allow_nonfinite)[leaf.name]
 
   def put(path, node):
     name = jax.tree_util.keystr(path, simple=True, separator='/')

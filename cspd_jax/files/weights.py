@@ -12,7 +12,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -116,9 +116,7 @@ def write(folder: pathlib.Path, expected: Params, groups: Sequence[Group], *, dt
   written = [[Entry(*entry) for entry in file] for file in stored]
   for number, group in enumerate(groups):
     if number >= done:
-      params = cast(group(), dtype)
-      if not allow_nonfinite:
-        check_finite(params)
+      params = cast(group(), dtype, allow_nonfinite=allow_nonfinite)
       paths.check_space(folder, _MARGIN + sum(leaf.nbytes for leaf in jax.tree.leaves(params)))
       _append(folder, written, start, named(params))
       atomic.write_json(journal, [written, number + 1])
@@ -259,15 +257,41 @@ def checked_dtype(dtype: Any, *, in_jax: bool = False) -> Any:
   return dtype
 
 
-def cast(params: Params, dtype: Any) -> Params:
-  """Returns host arrays, the floating-point ones in `dtype` unless it is None."""
+def cast(params: Params, dtype: Any, *, allow_nonfinite: bool) -> Params:
+  """Returns host arrays, the floating-point ones in `dtype` unless it is None.
+
+  Unless `allow_nonfinite`, raises ValueError, naming the array, for numbers that are not finite, or
+  that are too large for `dtype`.
+  """
   def convert(leaf):
-    leaf = np.asarray(leaf)
     if dtype is None or not jnp.issubdtype(leaf.dtype, jnp.floating):
       return leaf
-    with np.errstate(over='ignore'):  # `check_finite` reports it with the name.
+    with np.errstate(over='ignore'):  # Reported below with the name.
       return leaf.astype(jnp.dtype(dtype), copy=False)
-  return jax.tree.map(convert, params)
+
+  params = jax.tree.map(np.asarray, params)
+  result = jax.tree.map(convert, params)
+  if not allow_nonfinite:
+    try:
+      check_finite(result)
+    except ValueError:
+      check_finite(params)
+      _refuse_large(named(params), named(result), dtype)
+  return result
+
+
+def _refuse_large(params: Mapping[str, np.ndarray], result: Mapping[str, np.ndarray], dtype: Any
+                  ) -> NoReturn:
+  """Raises ValueError for the first of finite arrays that is not finite in another dtype."""
+  name, too_large = next(
+      (name, mask) for name, leaf in result.items()
+      if jnp.issubdtype(leaf.dtype, jnp.inexact) and (mask := ~np.isfinite(leaf)).any())
+  number = float(params[name][too_large][0])
+  others = [other for other in FLOATING if float(jnp.finfo(other).max) >= abs(number)]
+  raise ValueError(
+      f'dtype is {str(jnp.dtype(dtype))!r}, whose largest number is '
+      f'{float(jnp.finfo(dtype).max):.6g}, and {name} of shape {params[name].shape} holds '
+      f'{number:.6g}; it must be one of: {", ".join(others)}.')
 
 
 def differences(expected: Params, params: Params) -> list[str]:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from cspd_jax.files import reading
 from cspd_jax.metrics import requests, scenes as score
 from cspd_jax.metrics.requests import Request, Thing
 

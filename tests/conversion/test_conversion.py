@@ -55,6 +55,35 @@ def test_there_and_back_is_exact(name):
     np.testing.assert_array_equal(back[key], tensor)
 
 
+@pytest.mark.parametrize('dtype', [np.uint8, np.int8, np.uint32, np.int32])
+def test_packed_weights_are_recognised_before_their_sizes(dtype):
+  """Of bitsandbytes, AWQ, GPTQ and MLX, in a folder whose config does not mention them."""
+  tensors = _published('class')
+  name = 'layers.0.attention.wqkv.weight'
+  tensors[name] = np.zeros((tensors[name].size // 2, 1), dtype)
+  with pytest.raises(convert.ConversionError, match=(
+      rf'quantised: {name} is {np.dtype(dtype)} of shape .*\nInstead, save weights as float16')):
+    convert.of_tensors('llamagen', tensors, {}, metadata=dict, options=OPTIONS['class'])
+
+
+def test_one_of_several_files_is_recognised(tmp_path):
+  tensors, names = _published('vq'), [f'model-0000{i}-of-00002.safetensors' for i in (1, 2)]
+  some = dict(list(tensors.items())[:9])
+  safetensors.numpy.save_file(some, tmp_path / names[0])
+  for source in (tmp_path, tmp_path / names[0]):
+    with pytest.raises(ValueError, match=f'where {names[1]} is missing; download it[.]'):
+      convert.open_source('llamagen_vq', source)
+  rest = {name: tensor for name, tensor in tensors.items() if name not in some}
+  safetensors.numpy.save_file(rest, tmp_path / names[1])
+  with pytest.raises(ValueError, match=f'{names[0]}, one of 2 files of a model; specify the'):
+    convert.open_source('llamagen_vq', tmp_path / names[0])
+  convert.open_source('llamagen_vq', tmp_path)
+  # A network that is complete in one of them is converted.
+  (tmp_path / names[1]).unlink()
+  safetensors.numpy.save_file(tensors, tmp_path / names[0])
+  convert.open_source('llamagen_vq', tmp_path / names[0])
+
+
 def test_everything_wrong_is_listed_at_once():
   family, config = rules.FAMILIES['llamagen'], MODELS['class'][1]
   tensors = _published('class')

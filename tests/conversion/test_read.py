@@ -192,6 +192,35 @@ def test_sha256_is_that_of_the_file(tmp_path):
   assert read.sha256(tmp_path) == {'x.safetensors': expected, 'y.safetensors': expected}
 
 
+def test_other_parts_with_the_same_names_are_noted(tmp_path):
+  path, ones, two = tmp_path / 'x.pt', np.ones(3, np.float32), np.ones(2, np.float32)
+  torch_files.save_parts(path, {
+      'model': {'a': ones, 'buffer': two}, 'shadow': {'a': ones, 'buffer': two},
+      'ema': {'module.a': ones}, 'empty_ema': {}, 'scales': {'a': two},
+      'ema_of_others': {'b': two}})
+  part = read.read(path)
+  assert part.tensors.keys() == {'a', 'buffer'} and part.notes == (
+      'read model of x.pt, not shadow, ema, which --key=NAME selects',)
+  part = read.read(path, prefer='ema')
+  assert part.tensors.keys() == {'a'} and part.notes == (
+      'read ema of x.pt, not model, shadow, which --key=NAME selects',)
+  assert read.read(path, key='shadow').notes == ()
+  for key in ('eam', 'empty_ema'):
+    with pytest.raises(ValueError, match='parts of .* are: model, shadow, ema, scales, ema_of_oth'):
+      read.read(path, key=key)
+
+
+@pytest.mark.parametrize('names', [['ema'], ['params_ema', 'params'], ['model_state_dict']])
+def test_the_flag_of_other_parts_is_named(tmp_path, names):
+  tensors = {'a': np.ones(3, np.float32)}
+  torch_files.save_parts(tmp_path / 'x.pt', {'model': {}, **dict.fromkeys(names, tensors)})
+  with pytest.raises(ValueError, match=(
+      'holds other values than tensors: model .* the part with the weights by --key=NAME: '
+      f'{", ".join(names)}[.]')):
+    read.read(tmp_path / 'x.pt')
+  _assert_same(read.read(tmp_path / 'x.pt', key=names[0]).tensors, tensors)
+
+
 class TestPickles:
   """Needs torch, which only reading pickles does."""
 
@@ -215,11 +244,9 @@ class TestPickles:
   def test_another_part_can_be_asked_for(self, torch, tmp_path):
     torch.save({'model': {}, 'ema': self._state(torch)}, tmp_path / 'x.pt')
     _assert_same(read.read(tmp_path / 'x.pt', key='ema').tensors, _tensors())
-    assert read.read(tmp_path / 'x.pt').notes == (
-        'read model of x.pt, not ema, which --key=NAME selects',)
-    assert not read.read(tmp_path / 'x.pt', prefer='ema').notes
-    with pytest.raises(ValueError, match='the parts of .* are: model, ema'):
-      read.read(tmp_path / 'x.pt', key='eam')
+    _assert_same(read.read(tmp_path / 'x.pt', prefer='ema').tensors, _tensors())
+    with pytest.raises(ValueError, match='the parts of .* are: ema[.]'):
+      read.read(tmp_path / 'x.pt', key='model')
 
   def test_bfloat16_keeps_its_dtype(self, torch, tmp_path):
     torch.save({'w': torch.tensor([1.5, -2.0], dtype=torch.bfloat16)}, tmp_path / 'x.pt')

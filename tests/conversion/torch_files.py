@@ -82,8 +82,23 @@ def series(path, value: bytes, keys: tuple[str, ...] = ('0',), count: int = 4,
 
 def save(path, arrays: dict[str, np.ndarray], key: str | None = None) -> None:
   """Writes arrays of float32 and float8 as `torch.save` does, as a part of the file with a key."""
+  tensors, members = _stored(arrays)
+  archive(path, mapping(tensors if key is None else {key: mapping(tensors)}), members)
+
+
+def save_parts(path, parts: dict[str, dict[str, np.ndarray]]) -> None:
+  """Writes several state dicts, as training programs do."""
+  values, members = {}, {}
+  for part, arrays in parts.items():
+    tensors, more = _stored(arrays, len(members))
+    values[part], members = mapping(tensors), members | more
+  archive(path, mapping(values), members)
+
+
+def _stored(arrays: dict[str, np.ndarray], first: int = 0
+            ) -> tuple[dict[str, bytes], dict[str, bytes]]:
   tensors, members = {}, {}
-  for place, (label, array) in enumerate(arrays.items()):
+  for place, (label, array) in enumerate(arrays.items(), first):
     array = np.asarray(array, order='C')
     strides = tuple(stride // array.itemsize for stride in array.strides)
     if array.dtype == np.float32:
@@ -93,4 +108,4 @@ def save(path, arrays: dict[str, np.ndarray], key: str | None = None) -> None:
       tensors[label] = tensor(untyped, 0, array.shape, strides, name('torch', array.dtype.name),
                               version=3)
     members[f'm/data/{place}'] = array.tobytes()
-  archive(path, mapping(tensors if key is None else {key: mapping(tensors)}), members)
+  return tensors, members

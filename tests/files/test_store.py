@@ -255,9 +255,19 @@ def test_numbers_that_are_not_finite_are_refused_with_their_place(tmp_path, para
 
 def test_numbers_that_overflow_in_the_dtype_asked_for_are_refused(folder, params):
   large = jax.tree.map(lambda x: np.full(x.shape, 1e5, x.dtype), params)
-  with pytest.raises(store.CheckpointError, match='such as inf'):
+  message = ("dtype is 'float16', whose largest number is 65504, and .* holds 100000; it must be "
+             'one of: float64, float32, bfloat16')
+  with pytest.raises(store.CheckpointError, match=message):
     store.save(folder, 'llamagen', CONFIG, large, dtype='float16')
   _assert_same(store.load(folder).params, params)
+  store.save(folder, 'llamagen', CONFIG, large)
+  for for_decoding in (False, True):
+    with pytest.raises(store.CheckpointError, match=f'{folder}: {message}'):
+      store.load(folder, dtype='float16', for_decoding=for_decoding)
+  # The largest numbers of float32 are rounded to infinity.
+  largest = jax.tree.map(lambda x: np.full(x.shape, 3.4e38, x.dtype), params)
+  with pytest.raises(store.CheckpointError, match="'bfloat16', .* holds 3.4e.38; .* float32[.]"):
+    store.save(folder, 'llamagen', CONFIG, largest, dtype='bfloat16')
 
 
 @pytest.mark.slow
