@@ -36,7 +36,7 @@ def build(parts: Parts) -> Model:
   conditions = prompt_kinds.tokens(
       (config.height, config.width), text, write,
       functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ()),
-      set(early_fusion.order(config)[:config.num_image_tokens].tolist()))
+      set(early_fusion.order(config)[:config.num_image_tokens].tolist()), _text_forms(target))
   return decoder_only.build(
       parts, FAMILY, early_fusion.logits_and_features, conditions, _tokenizer(parts, text))
 

@@ -36,7 +36,7 @@ def build(parts: Parts) -> Model:
       (config.height, config.width), text,
       write and functools.partial(write, small=config.small),
       functools.partial(glm_image.renumbered, config), target.metadata.get('prompts', ()),
-      range(config.num_codes))
+      range(config.num_codes), FAMILY.text_forms, num_streams=1)
   model = decoder_only.build(parts, FAMILY, glm_image.logits_and_features, conditions, None)
   return dataclasses.replace(
       model, first_cell=config.num_small, handover=Handover(

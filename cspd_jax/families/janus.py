@@ -22,7 +22,7 @@ def build(parts: Parts) -> Model:
   conditions = prompt_kinds.tokens(
       (config.height, config.width), parts.text(FAMILY.text_forms, config.text_size),
       parts.writer(FAMILY.prompt_writers), functools.partial(janus.renumbered, config),
-      target.metadata.get('prompts', ()))
+      target.metadata.get('prompts', ()), forms=FAMILY.text_forms)
   return decoder_only.build(
       parts, FAMILY, janus.logits_and_features, conditions,
       decoder_only.image_tokenizer(parts.loaded.get('tokenizer'), config))

@@ -22,7 +22,7 @@ def build(parts: Parts) -> Model:
       (config.height, config.width), parts.text(FAMILY.text_forms, config.vocab_size),
       parts.writer(FAMILY.prompt_writers),
       functools.partial(renumbered, token_of_id=np.arange(config.vocab_size)),
-      target.metadata.get('prompts', ()))
+      target.metadata.get('prompts', ()), forms=FAMILY.text_forms)
   return continuous.build(parts, FAMILY, nextstep, conditions)
 
 

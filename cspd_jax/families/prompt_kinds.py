@@ -147,7 +147,8 @@ def _words(encoder: Loaded | None, text: Text | None) -> str:
 
 def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | None,
            renumbered: Callable[[Prompt], Prompt], examples: Sequence[str] = (),
-           image_ids: Collection[int] = ()) -> Conditions:
+           image_ids: Collection[int] = (), forms: Collection[str] = (), num_streams: int = 2
+           ) -> Conditions:
   """Returns the prompts that a model supports: words, if it has a text part, or a `Prompt`.
 
   In words the names of the template's own tokens and of image tokens are plain text.
@@ -159,6 +160,8 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
     renumbered: converts published token ids to the model's; raises ValueError for other ids.
     examples: prompts in words, which a file holds; ValueError if they are no list of texts.
     image_ids: published ids of the tokens of images.
+    forms: the forms of tokenizer files that the model may have, for messages.
+    num_streams: guidance streams of a prompt: with 2, the second one is the null condition.
   """
   if not _is_list_of(str, examples):
     raise ValueError(f'prompts of the target is {examples!r:.80}; it must be a list of texts.')
@@ -172,10 +175,11 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
 
   def written(prompts):
     if text is None or write is None or not _is_list_of(str, prompts):
-      kinds = 'words, or' if text else 'no words because it has no text part, only'
-      raise ValueError(f'prompts is {str(prompts)[:80]!r}; this model accepts {kinds} a '
-                       'models.conditions.Prompt of published token ids: one stream with the '
-                       'prompt and one with the null condition.')
+      streams = '(ids,)' if num_streams == 1 else '(ids, null_ids)'
+      kinds = 'words, or ' if text else _no_words(forms)
+      raise ValueError(f'prompts is {str(prompts)[:80]!r}; this model accepts {kinds}a '
+                       'models.conditions.Prompt of published token ids, as '
+                       f'text.templates.padded([{streams}, ...]) makes it of lists.')
     return templates.padded([write(words(), prompt, *grid) for prompt in prompts])
 
   def encode(prompts):
@@ -192,6 +196,17 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
 
   return Conditions(encode, titles, () if text is None else tuple(examples), unknown_words,
                     words=bpe.known_words(text) and bpe.known_words(words()))
+
+
+def _no_words(forms: Collection[str]) -> str:
+  """Says why a model without a text part accepts no words, and how it gets the part."""
+  if not forms:
+    return 'no words because it has no text part, only '
+  files = ' or '.join(dict.fromkeys(map(bpe.file_name, forms)))
+  families = ' or '.join(f'--family={form}_text' for form in forms)
+  return (f'no words because it lacks the part text, a tokenizer file ({files}): add it with '
+          f'cspd-convert {families} --source=FILE --output=FOLDER, where FOLDER is the model, or '
+          'load it with text=FOLDER of such a part; without it, the model accepts only ')
 
 
 def described(count: int) -> Any:

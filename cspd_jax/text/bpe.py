@@ -82,6 +82,11 @@ def read(params: Params, form: str) -> Text:
   return FORMS[form](bytes(np.asarray(params['file'], np.uint8)))
 
 
+def file_name(form: str) -> str:
+  """Returns the usual name of tokenizer files of a form."""
+  return _RANKS_FILE if FORMS[form] is Emu3Ranks else _JSON_FILE
+
+
 def id_of(text: Text, name: str) -> int:
   """Returns the id of a token; raises ValueError if no token has this name."""
   if name not in text.ids:

@@ -82,6 +82,17 @@ def test_a_folder_becomes_tokens_by_two_commands(tmp_path, capsys):
     assert f"{name} is 'x.png', but another program draws" in capsys.readouterr().err
 
 
+def test_a_model_without_its_tokenizer_file(folder, model, text):
+  alone = cspd_jax.load(folder, text=None)
+  with pytest.raises(ValueError, match=(
+      r"prompts is .*lacks the part text, .*tokenizer.json.: add it with cspd-convert "
+      r'--family=glm_image_text --source=FILE --output=FOLDER.*padded.\[.ids,., ...\]')):
+    alone.condition(PROMPTS)
+  contexts = [templates.glm_image(text, prompt, 3, 4, small=CONFIG.small) for prompt in PROMPTS]
+  for part, expected in zip(alone.condition(templates.padded(contexts)), model.condition(PROMPTS)):
+    np.testing.assert_array_equal(part, expected)
+
+
 @pytest.mark.slow
 @pytest.mark.verifies('folder to pictures', 'glm_image')
 def test_tokens_become_pictures_by_diffusers(model, tmp_path):

@@ -197,7 +197,7 @@ def test_the_contexts_of_a_release(tmp_path):
 @pytest.mark.slow
 def test_prompts_of_published_ids(folder):
   model = cspd_jax.load(folder, text=None)
-  with pytest.raises(ValueError, match='no words because it has no text part'):
+  with pytest.raises(ValueError, match='no words because it lacks the part text'):
     model.condition(['a cat'])
   prompt = nextstep.Prompt(np.full((1, 2, 3), 7), np.ones((1, 2, 3), bool))
   assert model.generate(prompt, seed=0).decoded.tokens.shape == (1, 12, 16)

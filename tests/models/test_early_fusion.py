@@ -169,7 +169,7 @@ def test_decoders_keep_the_grammar_and_the_images(model, decoder):
 
 
 @pytest.mark.parametrize('prompts, message', [
-    ([3], r"prompts is '\[3\]'; this model accepts no words because it has no text part"),
+    ([3], r"prompts is '\[3\]'; this model accepts no words because it lacks the part text"),
     (causal.Prompt(np.full((1, 2, 3), 96), np.ones((1, 2, 3), bool)), 'tokens from 96 to 96'),
     (causal.Prompt(np.ones((1, 1, 3), int), np.ones((1, 1, 3), bool)), 'this target requires'),
     (causal.Prompt(np.ones((1, 2, 3), int), np.zeros((1, 2, 3), bool)), 'visible must be')])
