@@ -1,6 +1,6 @@
 """Inception features of sets of images, kept in files, the scores of two sets, and warnings.
 
-A warning is about a score that misleads, for the number or the order of the images.
+A warning is about a score that misleads, for the number, the order or the range of the images.
 """
 
 import functools
@@ -290,13 +290,15 @@ def short(count: int | None) -> str:
   return f'{count // 1000}k' if count and count % 1000 == 0 else str(count)
 
 
+# Images that are looked at for the range of a set's numbers.
+_FIRST = 8
 # A split of shuffled images hardly ever scores this much more than one of the same images in order.
 _ORDERED = 1.1
 
 
 def warnings(samples: Source, reference: Source, evaluator: str) -> list[str]:
   """Returns sentences about the scores of `evaluation.scores`, with the remedy; often none."""
-  kind, sentences = inception.EVALUATORS[evaluator], []
+  kind, sentences = inception.EVALUATORS[evaluator], _black(samples, reference)
   assert samples.pool is not None and reference.pool is not None  # See `scored`.
   if image_scores.are_equal(samples.pool, reference.pool):
     sentences.append('images and reference are the same images up to rounding, so scores that '
@@ -306,6 +308,14 @@ def warnings(samples: Source, reference: Source, evaluator: str) -> list[str]:
   if samples.features is not None and 'IS' in kind.scores:
     sentences += _splits(samples.features.logits, kind.split)
   return sentences
+
+
+def _black(samples: Source, reference: Source) -> list[str]:
+  """Sets whose first images have no number above 1, as numbers in [0, 1] that were made whole."""
+  return [f'{name} is {str(source.images.path)!r}, whose first images have no number above 1 and so '
+          'are black, as when numbers from 0 to 1 are stored as uint8; multiply them by 255 before'
+          for name, source in (('images', samples), ('reference', reference))
+          if source.images is not None and source.images.largest(_FIRST) <= 1]
 
 
 def _few(samples: Source, reference: Source, spatial: bool) -> list[str]:

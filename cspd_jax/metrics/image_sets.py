@@ -1,5 +1,6 @@
 """Sets of images on disk: folders, and arrays as ADM's evaluator reads them."""
 
+import itertools
 import math
 import os
 import pathlib
@@ -47,6 +48,11 @@ class ImageSet(NamedTuple):
     for i in range(0, len(self.names), size):
       yield np.stack([prepare(np.asarray(reading.photograph(self.path / name, _REMEDY)))
                       for name in self.names[i:i + size]])
+
+
+  def largest(self, count: int) -> int:
+    """Returns the largest number of the first `count` images; errors as for `batches`."""
+    return max(int(image.max()) for image in itertools.islice(self.batches(1), count))
 
 
 def opened(argument: str, path: str) -> ImageSet:

@@ -4,8 +4,9 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
-from cspd_jax.metrics import evaluation, image_scores, inception
+from cspd_jax.metrics import evaluation, image_scores, image_sets, inception
 from cspd_jax.models.inception import Features
 
 CLASSES, WIDTH = 20, 6
@@ -53,6 +54,24 @@ def test_images_by_class():
 def test_splits(count, evaluator, message):
   (warning,) = warnings(scored(count), evaluator=evaluator)
   assert re.search(message, warning), warning
+
+
+@pytest.mark.parametrize('form', ['array', 'folder'])
+def test_numbers_from_0_to_1_as_uint8(tmp_path, form):
+  pixels = np.random.default_rng(0).integers(0, 2, (9, 6, 5, 3), np.uint8)
+
+  def source(pixels):
+    np.savez(tmp_path / 'images.npz', pixels)
+    for number, image in enumerate(pixels):
+      Image.fromarray(image).save(tmp_path / f'{number}.png')
+    place = tmp_path / 'images.npz' if form == 'array' else tmp_path
+    return scored(400)._replace(images=image_sets.opened('images', str(place)))
+
+  (warning,) = warnings(source(pixels))
+  assert re.match(f"images is '{tmp_path}.*no number above 1 .* multiply them by 255", warning)
+  (warning,) = warnings(scored(400), source(pixels)._replace(pool=scored(400, 1).pool))
+  assert warning.startswith('reference is')
+  assert not warnings(source(pixels * 2))
 
 
 def test_fewer_images_than_features():
