@@ -79,14 +79,13 @@ def check_finite(kind: str, arrays: Params) -> None:
 
 def _check_packed(family: FileFamily, tensors: Mapping[str, AnyTensor]) -> None:
   """Raises ConversionError for quantised weights, whose shapes are not those of the network."""
-  packed = [f'{name} is {tensor.dtype} of shape {tuple(tensor.shape)}'
+  packed = [f'{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; {REMEDY}'
             for name, tensor in tensors.items()
             if str(tensor.dtype) in _PACKED and not re.fullmatch(family.leftovers, name)]
   if packed and family.kind != 'text':
     raise ConversionError(
         'The weights are quantised, and several of their numbers may be packed into one:\n  ' +
-        '\n  '.join(weights.listed({'quantised': packed})) +
-        f'\nInstead, {REMEDY}.')
+        '\n  '.join(weights.listed({'quantised': packed})))
 
 
 def _check(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> None:

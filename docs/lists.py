@@ -124,7 +124,8 @@ def published() -> str:
   """The published files that can be converted."""
   return sizes.markdown(
       {'`--family`': f'`{name}`', 'holds': family.title,
-       '`--model`': ', '.join(f'`{preset}`' for preset in family.presets) or '-'}
+       '`--model`': ', '.join(f'`{preset}`' for preset in family.presets) or '-',
+       'or options': ', '.join(f'`--{option}`' for option in family.options) or '-'}
       for name, family in rules.FAMILIES.items())
 
 

@@ -72,15 +72,14 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Eagle
   vocab_size, dim = shape('embed_tokens.weight', 2)
   projections = {name: shape(f'layers.0.self_attn.{name}_proj.weight', 2)[0] for name in ('q', 'k')}
   ffn_dim = shape('layers.0.mlp.gate_proj.weight', 2)[0]
-  presets = _presets(form)
   if form == 'llamagen':
     architecture, norm_eps = 'llamagen', 1e-6
-    head_dim = dim // family.num_heads(options, presets.values(), dim)
+    find_head_dim = lambda: dim // family.num_heads(options, _presets(form).values(), dim)
   else:
     architecture, norm_eps = 'chameleon', 1e-5
-    head_dim = shape('layers.0.self_attn.q_norm.weight', 2)[1]
+    find_head_dim = lambda: shape('layers.0.self_attn.q_norm.weight', 2)[1]
   target = _target(form, vocab_size)
-  side = family.tokens_per_side(options, list(presets))
+  head_dim, side = family.determined(find_head_dim, lambda: family.tokens_per_side(options))
   # Lumina-mGPT ends rows and the image with tokens of their own.
   width, ends = (side + 1, 1) if form == 'lumina_mgpt' else (side, 0)
   return EagleConfig(

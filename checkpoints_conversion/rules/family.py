@@ -16,10 +16,30 @@ Defaults = Mapping[str, Any]
 # Options of several families.
 IMAGE_SIZE = {'image_size': 'Side of the images in pixels.'}
 NUM_HEADS = {'num_heads': 'Attention heads, for sizes that were not published.'}
+# What flags of options have as their value; 'N' for others.
+_VALUES = {'image_size': 'PIXELS', 'height': 'ROWS', 'width': 'COLUMNS'}
 
 
 class ConversionError(exits.ListedError):
   """Weights or options that do not fit; the message lists all problems."""
+
+
+class Undetermined(ConversionError):
+  """Options that must be specified: `names`, and in words why, `reasons` by name."""
+
+  def __init__(self, reasons: Mapping[str, str]):
+    super().__init__(f'{", ".join(reasons)} cannot be inferred from the weights'
+                     f'{_because(reasons.values())}; specify {_flags(reasons)}.')
+    self.reasons = dict(reasons)
+
+
+def _because(reasons: Iterable[str]) -> str:
+  text = ', '.join(filter(None, reasons))
+  return f' ({text})' if text else ''
+
+
+def _flags(names: Iterable[str]) -> str:
+  return ' '.join(f'--{name}={_VALUES.get(name, "N")}' for name in names)
 
 
 class FileFamily(NamedTuple):
@@ -101,27 +121,47 @@ def infer(family: FileFamily, shapes: Shapes, options: Mapping[str, int],
   Raises ConversionError if the family does not have an option, or they do not determine all sizes.
   """
   if unknown := sorted(options.keys() - family.options.keys()):
-    raise ConversionError(f'{", ".join(unknown)}: not an option for {family.title}, whose sizes '
-                          'follow from its shapes; leave it out.')
-  config = family.infer(shapes, {**settings, **options})
-  if missing := {name: text for name, text in family.needed.items()
-                 if name not in settings and name not in options}:
+    known = (f'its options are {_flags(family.options)}' if family.options
+             else 'its sizes follow from its shapes, so leave it out')
+    raise ConversionError(f'{", ".join(unknown)}: not an option for {family.title}; {known}.')
+  missing = {name: text for name, text in family.needed.items()
+             if name not in settings and name not in options}
+  try:
+    config = family.infer(shapes, {**settings, **options})
+  except Undetermined as error:
+    names = dict.fromkeys(error.reasons, '') | missing
+    raise ConversionError(_needed(family, names, error.reasons.values())) from error
+  if missing:
     raise ConversionError(_needed(family, missing))
   return config
 
 
-def _needed(family: FileFamily, missing: Mapping[str, str]) -> str:
-  options = ', '.join(name for name, text in missing.items() if not text)
+def _needed(family: FileFamily, missing: Mapping[str, str], reasons: Iterable[str] = ()) -> str:
+  options = [name for name, text in missing.items() if not text]
   published = ', '.join(text for text in missing.values() if text)
-  remedies = [f'Specify {options}.'] if options else []
+  remedies = [f'Specify {_flags(options)}.'] if options else []
   if published:
     remedies.append('Put the config.json or params.json of the weights next to them, or write one: '
                     f'config.json of the published models contains {{{published}}}.')
   if family.presets:
     remedies.append(f'Or specify model, if it is one of: {", ".join(family.presets)}.')
   return (
-      f'{", ".join(missing)} cannot be inferred from the weights of {family.title}, and a wrong '
-      f'value leads to wrong images. {" ".join(remedies)}')
+      f'{", ".join(missing)} cannot be inferred from the weights of {family.title}'
+      f'{_because(reasons)}, and a wrong value leads to wrong images. {" ".join(remedies)}')
+
+
+def determined(*functions: Callable[[], int]) -> list[int]:
+  """Returns the results of functions; raises one `Undetermined` for all that raise it."""
+  results: list[int] = []
+  reasons: dict[str, str] = {}
+  for function in functions:
+    try:
+      results.append(function())
+    except Undetermined as error:
+      reasons |= error.reasons
+  if reasons:
+    raise Undetermined(reasons)
+  return results
 
 
 def shape(title: str, shapes: Shapes, name: str, rank: int) -> tuple[int, ...]:
@@ -154,8 +194,7 @@ def num_heads(options: Mapping[str, int], presets: Iterable[Any], dim: int,
   number, width = options.get('num_heads', next(iter(published), None)), width or dim
   if number is None:
     layers = '' if num_layers is None else f' with {num_layers} layers'
-    raise ConversionError(f'num_heads cannot be inferred from the weights, and width {dim}{layers} '
-                          'is not a published size; specify it.')
+    raise Undetermined({'num_heads': f'width {dim}{layers} is not a published size'})
   if number < 1 or width % number:
     raise ConversionError(f'num_heads is {number}; it must divide the width, {width}.')
   return number
@@ -178,13 +217,12 @@ def assumed_grid(config: Any, specified: Collection[str], token_side: int) -> li
           'cspd-generate --grid=ROWSxCOLUMNS, specify others']
 
 
-def tokens_per_side(options: Mapping[str, int], presets: Sequence[str]) -> int:
+def tokens_per_side(options: Mapping[str, int]) -> int:
   """Returns the rows of tokens of square images of `image_size` pixels, or `num_tokens`."""
   count = options.get('num_tokens')
   size = options.get('image_size', None if count is None else 16 * math.isqrt(max(count, 0)))
   if size is None:
-    raise ConversionError('image_size cannot be inferred from the weights; specify it in pixels, '
-                          f'or model, one of: {", ".join(presets)}.')
+    raise Undetermined({'image_size': ''})
   if size < 16 or size % 16:
     raise ConversionError(f'image_size is {size}; it must be a positive multiple of 16.')
   return size // 16

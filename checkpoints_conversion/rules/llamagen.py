@@ -56,8 +56,9 @@ def _infer(shapes: family.Shapes, options: Mapping[str, Any]) -> LlamaGenConfig:
   num_layers = family.count(shapes, r'layers\.(\d+)\.attention\.wqkv\.weight')
   fused = shape('layers.0.attention.wqkv.weight', 2)[0]
   ffn_dim = shape('layers.0.feed_forward.w1.weight', 2)[0]
-  num_heads = family.num_heads(options, PRESETS.values(), dim, num_layers)
-  side = family.tokens_per_side(options, list(PRESETS))
+  num_heads, side = family.determined(
+      lambda: family.num_heads(options, PRESETS.values(), dim, num_layers),
+      lambda: family.tokens_per_side(options))
   others = {name: options[name] for name in ('rope_base', 'norm_eps', 'num_classes', 'caption_dim')
             if name in options}
   if 'cls_embedding.uncond_embedding' in shapes:

@@ -62,7 +62,7 @@ def test_packed_weights_are_recognised_before_their_sizes(dtype):
   name = 'layers.0.attention.wqkv.weight'
   tensors[name] = np.zeros((tensors[name].size // 2, 1), dtype)
   with pytest.raises(convert.ConversionError, match=(
-      rf'quantised: {name} is {np.dtype(dtype)} of shape .*\nInstead, save weights as float16')):
+      rf'quantised: {name} is {np.dtype(dtype)} of shape .*; save weights as float16')):
     convert.of_tensors('llamagen', tensors, {}, metadata=dict, options=OPTIONS['class'])
 
 
@@ -165,8 +165,12 @@ def test_files_become_checkpoints_of_inferred_sizes(name, tmp_path):
     (dict(model='c2i_z'), "model is 'c2i_z'.*c2i_b_256"),
     (dict(model='c2i_b_256'), 'unexpected|mis-shaped'),
     (dict(model='c2i_b_256', options={'num_heads': 2}), 'num_heads: only without model'),
-    (dict(options={'image_size': 32}), 'num_heads cannot be inferred'),
-    (dict(options={'num_heads': 2}), 'image_size cannot be inferred'),
+    ({}, 'num_heads, image_size cannot be inferred .*width 16 with 2 layers is not a published .*'
+     'Specify --num_heads=N --image_size=PIXELS. Or specify model'),
+    (dict(options={'image_size': 32}), 'num_heads cannot be inferred.*Specify --num_heads=N[.]'),
+    (dict(options={'num_heads': 2}), 'image_size cannot be inferred.*Specify --image_size=PIXELS'),
+    (dict(options={'height': 2, 'width': 2}),
+     'height, width: not an option for .* its options are --image_size=PIXELS --num_heads=N[.]'),
     (dict(options={'num_heads': 3, 'image_size': 32}), 'num_heads is 3'),
     (dict(options={'num_heads': 2, 'image_size': 30}), 'image_size is 30'),
     (dict(family_name='llamagen_vq'), 'not a LlamaGen image tokenizer'),

@@ -172,7 +172,8 @@ def test_another_release_than_the_settings_is_refused(tmp_path):
 def test_sizes_that_cannot_be_inferred_are_explained():
   shapes = convert.published_shapes(TARGET, SMALL)
   infer = functools.partial(family_lib.infer, TARGET, shapes)
-  with pytest.raises(rules.ConversionError, match='num_heads cannot be inferred'):
+  with pytest.raises(rules.ConversionError, match=(
+      'num_heads, norm_eps, rope_base cannot be inferred .*"rms_norm_eps": 1e-05')):
     infer({})
   with pytest.raises(rules.ConversionError, match='norm_eps, rope_base cannot be inferred .*'
                                                   '"rms_norm_eps": 1e-05'):

@@ -286,7 +286,7 @@ def _config(family, source, **options):
      r'like anole_7b, .* config.json of the published models contains \{"rms_norm_eps": 1e-05, '
      r'"rope_theta": 10000.0, "swin_norm": false\}. Or specify model, if it is one of: anole_7b'),
     ('lumina_mgpt', dataclasses.replace(CONFIG, row_end=8803, image_ends=(8196,)), {'width': 3},
-     'swin_norm, height cannot be inferred .* Specify height'),
+     'swin_norm, height cannot be inferred .* Specify --height=ROWS'),
     ('emu3', dataclasses.replace(early_fusion.PRESETS['emu3_gen_8b'], dim=16, num_layers=1,
                                  num_heads=2,
                                  num_kv_heads=1, ffn_dim=8), {'num_heads': 2},
