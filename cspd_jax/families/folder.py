@@ -42,7 +42,7 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
 
   Args:
     name_or_folder: the name of a shipped model, by default the text-to-image model 'emoji', a
-      folder that `save` or `cspd-convert` wrote, or the folder of a target alone.
+      folder that `cspd-convert` or `families.save` wrote, or the folder of a target alone.
     dtype: dtype of the floating-point parameters. None uses the dtype of the model's defaults, or
       else the stored one.
     quantize: 'int8' quantizes the matrices of the target's layers; embeddings, norms and the output

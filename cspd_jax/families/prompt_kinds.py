@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import programs
+from cspd_jax.core import naming, programs
 from cspd_jax.files.store import Loaded
 from cspd_jax.generation.parts import Conditions
 from cspd_jax.models import llamagen, t5
@@ -45,7 +45,8 @@ def classes(num_classes: int, names: Sequence[str] = ()) -> Conditions:
     if isinstance(label, bool) or not isinstance(label, (int, np.integer)) or not (
         0 <= label < num_classes):
       shown = prompt if isinstance(prompt, np.integer) else repr(prompt)
-      raise ValueError(f'prompts holds {shown}; it must be {_allowed(num_classes, names)}.')
+      near = naming.suggestion(str(prompt).lower(), number) if isinstance(prompt, str) else '.'
+      raise ValueError(f'prompts holds {shown}; it must be {_allowed(num_classes, names)}{near}')
     return int(label)
 
   def encode(prompts):

@@ -174,7 +174,7 @@ def _described(folder: pathlib.Path) -> tuple[str, Any, dict[str, Any], dict[str
 def _listed(folder: pathlib.Path) -> list[str]:
   """Lists the files that `save` wrote into a folder; raises CheckpointError for other folders."""
   try:
-    content = reading.json(folder / FILE, 'save did not write it')
+    content = reading.json(folder / FILE, 'no network was saved there')
     if not isinstance(content['kind'], str):
       raise ValueError('its kind is not a string')
     names = list(content['files'])

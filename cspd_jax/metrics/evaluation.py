@@ -312,7 +312,7 @@ def warnings(samples: Source, reference: Source, evaluator: str) -> list[str]:
 
 def _black(samples: Source, reference: Source) -> list[str]:
   """Sets whose first images have no number above 1, as numbers in [0, 1] that were made whole."""
-  return [f'{name} is {str(source.images.path)!r}, whose first images have no number above 1 and so '
+  return [f'{name} is {str(source.images.path)!r}, whose first images have no number above 1 and '
           'are black, as when numbers from 0 to 1 are stored as uint8; multiply them by 255 before'
           for name, source in (('images', samples), ('reference', reference))
           if source.images is not None and source.images.largest(_FIRST) <= 1]

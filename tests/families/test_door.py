@@ -130,7 +130,8 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
 @pytest.mark.parametrize('arguments, message', [
     (dict(prompts=['sea', 3]), 'prompts mixes names and numbers'),
     (dict(prompts=[]), 'prompts is empty'),
-    (dict(prompts=['dog']), "prompts holds 'dog'"),
+    (dict(prompts=['dog']), "prompts holds 'dog'; .*[^?]$"),
+    (dict(prompts=['Seaa']), "prompts holds 'Seaa'; it must be a class .*; did you mean sea[?]"),
     (dict(prompts=[3]), 'prompts holds 3; it must be a class from 0 to 2'),
     (dict(prompts=[-1]), 'prompts holds -1'),
     (dict(prompts=[1.5]), 'prompts holds 1.5'),

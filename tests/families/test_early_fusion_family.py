@@ -62,7 +62,8 @@ def test_a_model_is_converted_part_by_part(folder):
   with pytest.raises(ValueError, match='no text part, whose file maps image tokens'):
     cspd_jax.load(folder, text=None)
   alone = cspd_jax.load(folder, text=None, tokenizer=None)
-  with pytest.raises(ValueError, match='no words because it lacks the part text, a .* --family=lumina_mgpt_text --source'):
+  with pytest.raises(ValueError, match=(
+      'no words because it lacks the part text, a .* --family=lumina_mgpt_text --source')):
     alone.condition(['a cat'])
   with pytest.raises(ValueError, match='has no image tokenizer'):
     alone.generate(model.condition(['a cat']))
