@@ -121,9 +121,9 @@ def infer(family: FileFamily, shapes: Shapes, options: Mapping[str, int],
   Raises ConversionError if the family does not have an option, or they do not determine all sizes.
   """
   if unknown := sorted(options.keys() - family.options.keys()):
-    known = (f'its options are {_flags(family.options)}' if family.options
+    remedy = (f'its options are {_flags(family.options)}' if family.options
              else 'its sizes follow from its shapes, so leave it out')
-    raise ConversionError(f'{", ".join(unknown)}: not an option for {family.title}; {known}.')
+    raise ConversionError(f'{", ".join(unknown)}: not an option for {family.title}; {remedy}.')
   missing = {name: text for name, text in family.needed.items()
              if name not in settings and name not in options}
   try:
