@@ -162,9 +162,7 @@ def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, An
   if config.decoder is None and not config.all:
     runs = lambda name: name in engine.decoders and engine.needs(name) in (None, *model.drafts)
     names = engine.baseline, *next((names for names in _WINDOWS if all(map(runs, names))), ())
-  reasons = {name: f'it drafts with the {engine.needs(name)!r} part, which model {model.name!r} '
-             'does not have' for name in names
-             if engine.needs(name) not in (None, *model.drafts)}
+  reasons = {name: f'it {reason}' for name in names if (reason := model.lacks(name))}
   target = model.target(guided=False)
   reasons |= {name: reason for name in names if (reason := engine.unsupported(name, target))}
   if reasons and config.decoder is not None:
