@@ -22,5 +22,5 @@ def load(name: str) -> Any:
 
 
 def install(extra: str) -> str:
-  """Returns, for messages, the command that installs an extra of `setup.cfg`, and where it works."""
+  """Returns the command that installs an extra of `setup.cfg`, and where it works."""
   return f"pip install -e '.[{extra}]' in a clone of cspd_jax"

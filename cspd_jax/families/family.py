@@ -12,6 +12,7 @@ from cspd_jax.core import naming
 from cspd_jax.files import store
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation import engines
+from cspd_jax.generation.base import role_of
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle
 from cspd_jax.text import bpe
@@ -166,7 +167,7 @@ class Family(NamedTuple):
 
     `network` is a key of `decoding.specification.SOURCES`.
     """
-    role = 'draft' if network == 'model' else network
+    role = role_of(network)
     if role not in self.roles:
       return f'{self.name!r} models support none; use a decoder without it'
     train = (f'train one with cspd-train --model={shlex.quote(name)} --kind={role}, or '

@@ -25,6 +25,11 @@ from cspd_jax.generation.parts import Conditions, Drafts, Handover, Params, Teac
 from cspd_jax.models import causal
 
 
+def role_of(network: str) -> str:
+  """Returns the role, in a model folder, of a network of `decoding.specification.SOURCES`."""
+  return 'draft' if network == 'model' else network
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BaseModel:
   """The base of `Model`, which is its only subclass: what requests are made of and run with.
@@ -74,7 +79,7 @@ class BaseModel:
   prefix: np.ndarray | None = None
   handover: Handover | None = None
   first_cell: int = 0
-  remedy: Callable[[str], str] = lambda network: 'use a decoder without it'
+  remedy: Callable[[str], str] = lambda network: f'load it with {role_of(network)}=FOLDER'
   # Compiled programs, the newest last; see `core.programs.kept`.
   programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
   # Bytes of an image's cache and of the rest, by decoder; see `generation.memory.estimate`.
@@ -267,7 +272,7 @@ class BaseModel:
   def lacks(self, specification: str | Spec) -> str | None:
     """Returns which network of a decoder the model lacks and what to do; None if it lacks none."""
     required = self.engine.needs(specification)
-    if required in (None, *self.drafts):
+    if required is None or required in self.drafts:
       return None
     return (f'drafts with {SOURCES[required]}; model {self.name!r} has none: '
             f'{self.remedy(required)}')

@@ -19,9 +19,9 @@ SIZES = (2, 5)  # Numbers of tokens of the windows that are checked.
 # `(params, condition, tokens [B, n]) -> [B, n, V]`: logits of token `i` from the tokens before it.
 Logits = Callable[[Params, Condition, jax.Array], jax.Array]
 _NOT_COMPARED = (
-    'the forward pass of the training was not compared: the checks compare prefill, score and commit '
-    'with each other, and one that is wrong in all of them, such as a position that is off by one '
-    "everywhere, passes; pass logits, the trained model's forward pass over a whole image.")
+    'the forward pass of the training was not compared: a mistake that prefill, score and commit '
+    'share, such as positions that are off by one, passes all checks; pass logits, the forward '
+    'pass of the trained model over a whole image.')
 
 
 def check_target(target: Target, params: Params, condition: Condition, *,

@@ -70,9 +70,10 @@ def _settings(**values):
 
 def test_text_to_image_offers_every_family_that_draws_images():
   offered = json.loads(re.search(r'^FAMILY = .*@param (\[.*?\])', _settings(), re.MULTILINE)[1])
-  draws = lambda file: file.model and file.kind in families.FAMILIES[file.model].roles['target'] and (
-      'tokenizer' in families.FAMILIES[file.model].roles)
-  assert offered == ['', *(name for name, file in rules.FAMILIES.items() if draws(file))]
+  roles = lambda file: families.FAMILIES[file.model].roles if file.model else {}
+  draws = lambda roles, kind: 'tokenizer' in roles and kind in roles['target']
+  assert offered == ['', *(name for name, file in rules.FAMILIES.items()
+                           if draws(roles(file), file.kind))]
 
 
 @pytest.mark.parametrize('values,message', [
@@ -81,7 +82,7 @@ def test_text_to_image_offers_every_family_that_draws_images():
     (dict(FAMILY='anole', SOURCE='weights.pt'), "MODEL is 'emoji', a model in the package; set it"),
     (dict(MODEL='mine', FAMILY='anole', SOURCE='weights.pt'), "'weights.pt' was not converted"),
 ])
-def test_text_to_image_converts_only_into_a_folder_of_its_own(tmp_path, monkeypatch, values, message):
+def test_text_to_image_converts_into_a_folder_of_its_own(tmp_path, monkeypatch, values, message):
   monkeypatch.chdir(tmp_path)
   with pytest.raises((ValueError, RuntimeError), match=message):
     exec(_settings(**values), {})  # pylint: disable=exec-used
