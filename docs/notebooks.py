@@ -102,7 +102,9 @@ def aged(stored: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
       same = _words(before, _DECIMAL) == _words(after, _DECIMAL) and all(
           math.isclose(*pair, rel_tol=1e-2, abs_tol=1e-6) for pair in pairs)
     if not same:
-      yield f'cell {number} prints {after.strip()!r}, but its stored output is {before.strip()!r}.'
+      begin = max(len(os.path.commonprefix([before, after])) - 30, 0)
+      shown = lambda text, begin=begin: repr(text[begin:begin + 100])
+      yield f'cell {number} prints {shown(after)}, but its stored output has {shown(before)}.'
 
 
 def _printed(cell: Mapping[str, Any]) -> str:
