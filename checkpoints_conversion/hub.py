@@ -62,8 +62,7 @@ def local(source: str | os.PathLike, names: Iterable[str] = (), elsewhere: Seque
   except ImportError as error:
     raise ValueError(
         f'source is {str(source)!r}: there is no such file, and a download from the Hugging Face '
-        f"Hub needs huggingface_hub, but {error}; run pip install 'cspd_jax[hub]'."
-    ) from error
+        f'Hub needs huggingface_hub, but {error}; run {packages.install("hub")}.') from error
   patterns = [repository.file] if repository.file else _patterns(list(names) or ['.'])
 
   def download(**options: Any) -> Any:

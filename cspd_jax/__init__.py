@@ -1,6 +1,7 @@
 """Fast autoregressive image generation in JAX that preserves the model's distribution."""
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from cspd_jax.decoding import DECODERS as _DECODERS
@@ -37,3 +38,9 @@ def __getattr__(name: str) -> Any:
   if name == 'from_torch':
     return importlib.import_module('checkpoints_conversion.from_torch').from_torch
   raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+
+
+def __dir__() -> list[str]:
+  """The public names, also those not imported yet, and the packages and modules inside."""
+  inside = (name for name in globals() if f'{__name__}.{name}' in sys.modules)
+  return sorted({*__all__, *inside})

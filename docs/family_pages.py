@@ -50,7 +50,7 @@ def hub(page: str) -> str:
   of_words = not isinstance(
       family.published.condition(file.presets[preset], 1), jax.ShapeDtypeStruct)
   decoder = ["--decoder='mc_sjd(window=32)'"] * (family.engine is engines.DISCRETE)
-  commands = [f"pip install 'cspd_jax[hub{',text' * of_words}]'"] + [
+  commands = [f"pip install -e '.[hub{',text' * of_words}]'"] + [
       _command(f'cspd-convert --family={network} --model={model}', f'--source={place}',
                f'--output=checkpoints/{page}') for network, model, place in networks] + [_command(
           f'cspd-generate --model=checkpoints/{page}',

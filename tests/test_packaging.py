@@ -112,3 +112,22 @@ def test_the_workflow_tries_every_python_and_the_newest_jax():
   oldest = next(line for line in _lines('options', 'install_requires') if line.startswith('jax>'))
   assert {jax for _, jax in runs} == {f"{oldest.replace('>=', '==')}.*", ''}
   assert 'run: bash .ci/run' in text and 'PIP_CONSTRAINT' in text
+
+
+def test_extras_are_installed_from_a_clone():
+  """No registry has the package, and every extra that a message names is one of it."""
+  named = set()
+  for folder in (*PACKAGES, 'experiments', 'docs', 'notebooks', 'tests'):
+    for path in (ROOT / folder).rglob('*'):
+      if path.suffix in ('.py', '.md', '.ipynb'):
+        text = path.read_text()
+        assert not re.search(r'pip install [^`\n]*cspd[_-]jax\\?\[', text), path
+        named |= set(re.findall(r'packages\.install\(.(\w+).\)', text))
+  assert {'hub', 'serve', 'text', 'train'} <= named <= PROJECT['options.extras_require'].keys()
+
+
+def test_the_names_of_the_package_are_listed():
+  listed = dir(cspd_jax)
+  assert {*cspd_jax.__all__, 'families'} <= {*listed}
+  assert not {'Any', 'TYPE_CHECKING', 'importlib', 'sys'} & {*listed}
+  assert all(hasattr(cspd_jax, name) for name in listed)

@@ -163,13 +163,13 @@ def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, An
     runs = lambda name: name in engine.decoders and engine.needs(name) in (None, *model.drafts)
     names = engine.baseline, *next((names for names in _WINDOWS if all(map(runs, names))), ())
   reasons = {name: f'it drafts with the {engine.needs(name)!r} part, which model {model.name!r} '
-             'does not have' for name in names
-             if engine.needs(name) not in (None, *model.drafts)}
+             'does not have' for name in names if model.lacks(name)}
   target = model.target(guided=False)
   reasons |= {name: reason for name in names if (reason := engine.unsupported(name, target))}
   if reasons and config.decoder is not None:
     name, reason = next(iter(reasons.items()))
-    raise ValueError(f'decoder {name} cannot run: {reason}.')
+    advice = model.lacks(name)  # With the model's folder, which no report holds.
+    raise ValueError(f'decoder {name} cannot run: {f"it {advice}" if advice else reason}.')
   # A CPU pays for every token of a window. Other sizes are those of the engine.
   window = 64 if jax.default_backend() != 'cpu' else 8 if config.decoder or config.all else 32
   sizes = {} if engine.name == 'continuous' else dict(

@@ -82,7 +82,8 @@ def main(config: Config) -> int:
     for name in _PACKAGES:
       packages.load(name)
   except ImportError as error:
-    raise ImportError(f"{error}, which the server needs: pip install 'cspd_jax[serve]'.") from error
+    raise ImportError(
+        f'{error}, which the server needs; run {packages.install("serve")}.') from error
   from cspd_jax.serve import guard, server, wire  # Only this command needs these packages.
 
   if config.loading.mesh is not None:

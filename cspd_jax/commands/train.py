@@ -117,11 +117,11 @@ def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
                      'give a model of discrete tokens.')
   if kind == 'neighbours':
     return NeighboursRecipe(neighbours.sizes(model), target=name)
-  sizes = families.FAMILIES[model.family].published.networks(model.config)
-  if kind not in sizes:
-    trained = [kind for kind in ('eagle', 'medusa', 'corrector') if kind in sizes]
+  family = families.FAMILIES[model.family]
+  if kind not in (trained := family.trained(model.config)):
     raise ValueError(f'kind is {kind!r}; for model {name!r} it must be one of '
-                     f'{", ".join(["neighbours", *trained])}.')
+                     f'{", ".join(trained)}.')
+  sizes = family.published.networks(model.config)
   if kind != 'corrector':
     return DrafterRecipe(drafter=sizes[kind][1], train=DrafterTrainConfig(), target=name)
   by = next(by for by in ('eagle', 'neighbours', 'layers') if by in model.drafts)

@@ -1,4 +1,4 @@
-"""Imports of optional packages."""
+"""Imports of optional packages, and how to install them."""
 
 import importlib
 from typing import Any
@@ -19,3 +19,8 @@ def load(name: str) -> Any:
       raise ImportError(f'{name} is not installed') from error
     reason = ' '.join(f'{type(error).__name__}: {error}'.split())
     raise ImportError(f'{name} cannot be imported ({reason:.300})') from error
+
+
+def install(extra: str) -> str:
+  """Returns the command that installs an extra of `setup.cfg`, and where it works."""
+  return f"pip install -e '.[{extra}]' in a clone of cspd_jax"

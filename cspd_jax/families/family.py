@@ -1,6 +1,7 @@
 """The description of a model family, and the registry of families."""
 
 import functools
+import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from cspd_jax.core import naming
 from cspd_jax.files import store
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation import engines
+from cspd_jax.generation.base import role_of
 from cspd_jax.generation.model import Model
 from cspd_jax.models import eagle
 from cspd_jax.text import bpe
@@ -92,6 +94,13 @@ def is_described(loaded: Loaded) -> bool:
   return isinstance(jax.tree.leaves(loaded.params)[0], jax.ShapeDtypeStruct)
 
 
+# What is trained for models of a family: the first for all of discrete tokens, the others if the
+# family has sizes of them.
+_TRAINED = ('neighbours', 'eagle', 'medusa', 'corrector')
+# Roles whose networks have been published for some models, with what they are.
+_CONVERTED = {'draft': 'the target of a smaller model', 'eagle': 'a published EAGLE network'}
+
+
 class Published(NamedTuple):
   """The published sizes of a family, from which models are described without parameters.
 
@@ -145,6 +154,26 @@ class Family(NamedTuple):
       raise ValueError(f'{unknown[0]} is not a part of a {self.name!r} model; parts are: '
                        f'{", ".join(self.roles)}'
                        + naming.suggestion(unknown[0], [*self.roles, *options]))
+
+  def trained(self, config: Any) -> list[str]:
+    """Returns the networks that cspd-train trains for models whose targets have a config."""
+    if self.engine is not engines.DISCRETE:
+      return []
+    sizes = self.published.networks(config)
+    return [role for role in _TRAINED if role in (_TRAINED[0], *sizes)]
+
+  def remedy(self, name: str, config: Any, network: str) -> str:
+    """Returns what gives a model, by its name or folder, a network that it lacks, as advice.
+
+    `network` is a key of `decoding.specification.SOURCES`.
+    """
+    role = role_of(network)
+    if role not in self.roles:
+      return f'{self.name!r} models support none; use a decoder without it'
+    train = (f'train one with cspd-train --model={shlex.quote(name)} --kind={role}, or '
+             if role in self.trained(config) else '')
+    source = f', {_CONVERTED[role]} that cspd-convert wrote' if role in _CONVERTED else ''
+    return f'{train}load it with {role}=FOLDER{source}'
 
   def check_defaults(self, defaults: Mapping[str, Any]) -> None:
     """Raises ValueError for a default that its models do not use, or of another form."""

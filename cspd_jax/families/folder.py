@@ -5,6 +5,7 @@ model's folder or elsewhere.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 import tempfile
@@ -88,6 +89,8 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
       for role, part in (description['parts'] | parts).items() if part is not None}
   _check_target(folder, parts, loaded)
   model = family.build(family_lib.Parts(folder.name, resized(loaded), defaults))
+  model = dataclasses.replace(model, remedy=functools.partial(
+      family.remedy, str(name_or_folder), model.config))
   if cache_dtype is not None:
     model = model.with_cache_dtype(cache_dtype)
   return model if mesh is None else dataclasses.replace(model, mesh=mesh)

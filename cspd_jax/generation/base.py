@@ -25,6 +25,11 @@ from cspd_jax.generation.parts import Conditions, Drafts, Handover, Params, Teac
 from cspd_jax.models import causal
 
 
+def role_of(network: str) -> str:
+  """Returns the role, in a model folder, of a network of `decoding.specification.SOURCES`."""
+  return 'draft' if network == 'model' else network
+
+
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class BaseModel:
   """The base of `Model`, which is its only subclass: what requests are made of and run with.
@@ -51,6 +56,8 @@ class BaseModel:
     prefix: `[P]` or `[B, P]` the first tokens of its images; None without. See `with_prefix`.
     handover: how another program draws the pixels of its tokens; None if an image tokenizer does.
     first_cell: number of tokens before those of the grid.
+    remedy: `key of drafts -> ` what gives the model this network if it has none, as the end of a
+      sentence.
   """
 
   name: str
@@ -72,6 +79,7 @@ class BaseModel:
   prefix: np.ndarray | None = None
   handover: Handover | None = None
   first_cell: int = 0
+  remedy: Callable[[str], str] = lambda network: f'load it with {role_of(network)}=FOLDER'
   # Compiled programs, the newest last; see `core.programs.kept`.
   programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
   # Bytes of an image's cache and of the rest, by decoder; see `generation.memory.estimate`.
@@ -253,15 +261,21 @@ class BaseModel:
                 if self.engine.unsupported(name, target) is None]
       raise ValueError(f'decoder is {str(specification)!r}, which cannot decode model '
                        f'{self.name!r}: {reason}; use one of: {", ".join(others)}.')
+    if reason := self.lacks(specification):
+      raise ValueError(f'decoder is {str(specification)!r}, which {reason}.')
     if (required := self.engine.needs(specification)) is not None:
-      if required not in self.drafts:
-        raise ValueError(f'decoder is {str(specification)!r}, which drafts with '
-                         f'{SOURCES[required]}; model {self.name!r} has none: load it with '
-                         f'{"draft" if required == "model" else required}=FOLDER.')
       drafts[required] = self.drafts[required].build(guided)
     rho = self.head_drafter and functools.partial(self.head_drafter, guided=guided)
     return self.engine.build(
         specification, target, Resources(drafts, self.codebook, rho))
+
+  def lacks(self, specification: str | Spec) -> str | None:
+    """Returns which network of a decoder the model lacks and what to do; None if it lacks none."""
+    required = self.engine.needs(specification)
+    if required is None or required in self.drafts:
+      return None
+    return (f'drafts with {SOURCES[required]}; model {self.name!r} has none: '
+            f'{self.remedy(required)}')
 
   def specification(self, specification: str | Spec | None = None, *, batch_size: int = 1,
                     **parameters) -> Spec:

@@ -18,6 +18,10 @@ from cspd_jax.testing.report import Check, Report, collect, required
 SIZES = (2, 5)  # Numbers of tokens of the windows that are checked.
 # `(params, condition, tokens [B, n]) -> [B, n, V]`: logits of token `i` from the tokens before it.
 Logits = Callable[[Params, Condition, jax.Array], jax.Array]
+_NOT_COMPARED = (
+    'the forward pass of the training was not compared: a mistake that prefill, score and commit '
+    'share, such as positions that are off by one, passes all checks; pass logits, the forward '
+    'pass of the trained model over a whole image.')
 
 
 def check_target(target: Target, params: Params, condition: Condition, *,
@@ -30,30 +34,33 @@ def check_target(target: Target, params: Params, condition: Condition, *,
   leftovers of rejected drafts; the end of the image; independence of the rows and order of the
   cache's rows; features. Distributions are compared by their total variation, over the first row of
   an image, the beginning of the second and the last tokens. Use float32 parameters: in bfloat16
-  rounding hides small mistakes. Raises ProblemsError, a sentence per check.
+  rounding hides small mistakes. All of this compares the target with itself; that it is the model
+  that was trained only `logits` shows. Raises ProblemsError, a sentence per check.
 
   Args:
     target: the target.
     params: its parameters; trained ones, or random ones large enough that tokens matter.
     condition: for any number of rows; different rows reveal more, and the order of the streams.
     key: draws the tokens.
-    logits: the forward pass that the model was trained with, if available:
+    logits: the forward pass that the model was trained with:
       `(params, condition, tokens [B, n]) -> [B, n, V]`, where entry `i` predicts token `i`
-      from the condition and the tokens before it. Scoring must agree with it.
+      from the condition and the tokens before it. Scoring must agree with it. Without it a note
+      says that it was not compared.
   """
   checks = [check for check in CHECKS if target.supports_trees or not check.of_trees]
   if logits is not None:
     checks.append(Check('training pass', lambda probe: _training_pass(probe, logits)))
-  notes = tuple(_notes(target))
+  notes, last = tuple(_notes(target)), () if logits is not None else (_NOT_COMPARED,)
   if shapes := next(_shapes(target, params, condition), None):
     return required('target', Report(
-        {'shapes': shapes}, [], [check.name for check in checks], notes))
+        {'shapes': shapes}, [], [check.name for check in checks], notes + last))
   with jax.default_matmul_precision('highest'):
     probe = probe_lib.make(target, params, condition, jax.random.key(0) if key is None else key)
     report = collect(checks, probe)
     if logits is None:
       notes += tuple(stream_checks.unchecked(probe))
-  return required('target', report._replace(passed=['shapes', *report.passed], notes=notes))
+  return required(
+      'target', report._replace(passed=['shapes', *report.passed], notes=notes + last))
 
 
 def _notes(target: Target) -> Iterator[str]:

@@ -150,8 +150,8 @@ def import_package(name: str) -> Any:
     return packages.load(name)
   except ImportError as error:
     raise ImportError(
-        f"Text prompts need the package {name}, but {error}; run pip install 'cspd_jax[text]', or"
-        ' pass prompts as token ids, as docs/load.md shows.') from error
+        f"Text prompts need the package {name}, but {error}; run {packages.install('text')}, or "
+        'pass prompts as token ids, as docs/load.md shows.') from error
 
 
 class Vocabulary:

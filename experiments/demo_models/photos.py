@@ -1,6 +1,6 @@
 """Random crops of freely licensed photographs in the scikit-image and scikit-learn wheels.
 
-Nothing is downloaded: `pip install 'cspd_jax[train]'` installs the two packages, and with them
+Nothing is downloaded: `pip install -e '.[train]'` installs the two packages, and with them
 eight colour photographs, one per class. A crop is a square of random position and size, mirrored
 with probability 1/2, and resized to a fixed side. The left three quarters of every photograph are
 for training and the rest is held out, so that no held-out pixel is used for training.
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image
 
-from cspd_jax.core import fields
+from cspd_jax.core import fields, packages
 
 SPLITS = ('train', 'held_out')
 # Fraction of the width of every photograph, from the left, that belongs to the training split.
@@ -75,7 +75,7 @@ def _open(source: Source) -> Any:
   if package is None:
     raise ImportError(
         f"The photograph '{source.name}' needs the package {source.package}, which is not "
-        "installed; run pip install 'cspd_jax[train]'.")
+        f"installed; run {packages.install('train')}.")
   path = pathlib.Path(str(package.origin)).parent / source.file
   if not path.is_file():
     raise FileNotFoundError(

@@ -240,6 +240,9 @@ def test_left_out_decoders_are_named(models):
   assert 'speculative(length=4)' not in job.requests and 'sjd_pac(window=8)' in job.requests
   assert "'model' part" in job.left_out['speculative']
   assert 'medusa' in job.left_out['medusa'] and len(job.prompts) == 4
+  with pytest.raises(ValueError, match='decoder eagle cannot run: it drafts with .* has none: '
+                                       'train one with cspd-train --model=.* --kind=eagle'):
+    _job(models / 'alone', decoder=('eagle',))
 
 
 @pytest.mark.slow

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[serve]'")
-pytest.importorskip('uvicorn', reason="the server needs pip install 'cspd_jax[serve]'")
-pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
+pytest.importorskip('starlette', reason="the server needs pip install -e '.[serve]'")
+pytest.importorskip('uvicorn', reason="the server needs pip install -e '.[serve]'")
+pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
 import cspd_jax
 from cspd_jax.commands import serve
@@ -54,8 +54,8 @@ def test_wrong_flags_end_with_a_sentence(capsys, tmp_path, monkeypatch):
   assert 'grace is -1.0' in _error(capsys, '--grace=-1')
   monkeypatch.setattr(packages, 'load', lambda name: (_ for _ in ()).throw(
       ImportError(f'{name} is not installed')))
-  assert _error(capsys) == ('error: starlette is not installed, which the server needs: pip '
-                            "install 'cspd_jax[serve]'.")
+  assert _error(capsys) == ('error: starlette is not installed, which the server needs; run pip '
+                            "install -e '.[serve]' in a clone of cspd_jax.")
 
 
 def test_models_that_cannot_be_served_end_with_a_sentence(capsys, monkeypatch):

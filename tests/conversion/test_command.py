@@ -261,4 +261,4 @@ def test_a_broken_package_names_its_extra(run, tmp_path, monkeypatch):
       monkeypatch.delitem(sys.modules, module)
   code, _, err = run('mar', 'owner/name')
   assert code == 2 and 'huggingface_hub cannot be imported (OSError: wrong ELF class)' in err
-  assert "'cspd_jax[hub]'" in err and err.count('\n') == 1
+  assert "'.[hub]'" in err and err.count('\n') == 1

@@ -112,7 +112,7 @@ def test_without_a_network_or_the_package(hub, tmp_path, capsys, monkeypatch):
   assert message.count('\n') == 1
   monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
   assert _convert(tmp_path / 'model', *words) == 2
-  assert "pip install 'cspd_jax[hub]'" in capsys.readouterr().err
+  assert "pip install -e '.[hub]' in a clone" in capsys.readouterr().err
   assert not (tmp_path / 'model').exists()
 
 

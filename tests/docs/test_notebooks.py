@@ -10,6 +10,8 @@ from unittest import mock
 
 import pytest
 
+from checkpoints_conversion import rules
+from cspd_jax import families
 from docs import notebooks
 from tests.docs import pages
 
@@ -22,7 +24,7 @@ def test_outputs_are_those_of_one_run(notebook):
   code = [cell for cell in json.loads(notebook.read_text())['cells'] if cell['cell_type'] == 'code']
   assert [cell['execution_count'] for cell in code] == list(range(1, len(code) + 1))
   outputs = pages.outputs(notebook)
-  assert len(outputs) >= 4
+  assert len(outputs) >= 3  # What a cell prints is one.
   assert {output['output_type'] for output in outputs} <= {
       'stream', 'display_data', 'execute_result'}
   assert all(output.get('name') != 'stderr' for output in outputs)
@@ -55,6 +57,36 @@ def test_text_to_image_runs_with_any_model_and_shows_how_images_grow():
   assert streams and all(
       any('image/png' in output.get('data', {}) for output in cells[number]['outputs'])
       for number in streams)
+
+
+def _settings(**values):
+  """The cell of text_to_image that has its settings, with other values."""
+  notebook = next(path for path in pages.NOTEBOOKS if path.stem == 'text_to_image')
+  code = next(text for _, text in pages.cells(notebook) if 'FAMILY = ' in text)
+  for name, value in values.items():
+    code = re.sub(f"^{name} = '[^']*'", f'{name} = {value!r}', code, flags=re.MULTILINE)
+  return code
+
+
+def test_text_to_image_offers_every_family_that_draws_images():
+  offered = json.loads(re.search(r'^FAMILY = .*@param (\[.*?\])', _settings(), re.MULTILINE)[1])
+  roles = lambda file: families.FAMILIES[file.model].roles if file.model else {}
+  draws = lambda roles, kind: 'tokenizer' in roles and kind in roles['target']
+  assert offered == ['', *(name for name, file in rules.FAMILIES.items()
+                           if draws(roles(file), file.kind))]
+
+
+@pytest.mark.parametrize('values,message', [
+    (dict(FAMILY='anole'), "FAMILY is 'anole' and SOURCE is ''; set both"),
+    (dict(SOURCE='weights.pt'), "FAMILY is '' and SOURCE is 'weights.pt'; set both"),
+    (dict(FAMILY='anole', SOURCE='weights.pt'), "MODEL is 'emoji', a model in the package; set it"),
+    (dict(MODEL='mine', FAMILY='anole', SOURCE='weights.pt'), "'weights.pt' was not converted"),
+])
+def test_text_to_image_converts_into_a_folder_of_its_own(tmp_path, monkeypatch, values, message):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises((ValueError, RuntimeError), match=message):
+    exec(_settings(**values), {})  # pylint: disable=exec-used
+  assert not any(tmp_path.iterdir())
 
 
 @each
@@ -101,3 +133,32 @@ def test_links_to_notebooks_and_to_the_readme_lead_to_their_pages():
     for link in ('../notebooks/mar.ipynb', 'mar.ipynb'):
       assert notebooks.on_page_markdown(f'[a]({link})', page) == f'[a]({prefix}tasks/mar.md)'
     assert notebooks.on_page_markdown('[a](../README.md#use)', page) == f'[a]({prefix}index.md#use)'
+
+
+def _cell(text, html='', tags=()):
+  data = {'text/plain': [text], 'text/html': [f'<p title="{len(html)}">{html}</p>']}
+  return {'cell_type': 'code', 'metadata': {'tags': [*tags]}, 'outputs': [
+      {'output_type': 'execute_result', 'data': data} if html else
+      {'output_type': 'stream', 'name': 'stdout', 'text': [text]}]}
+
+
+@pytest.mark.parametrize('stored,new,is_aged', [
+    (_cell('3 images, 49.2 rounds on average'), _cell('3 images, 49.2 forward passes'), True),
+    (_cell('x', 'rounds on average'), _cell('x', 'passes on average'), True),
+    (_cell('x', 'passes'), _cell('x', 'passes', tags=('rounding',)), False),
+    (_cell('[53 44] passes'), _cell('[53 45] passes'), True),
+    (_cell('[53 44] passes'), _cell('[53 45] passes', tags=('rounding',)), False),
+    (_cell('[-567.5288 1.e-16]'), _cell('[-567.53\n  1.3e-16]'), False),
+    (_cell('a reward of 106.4'), _cell('a reward of 124.1'), True),
+    (_cell('a reward of 106.4'), _cell('a prize of 106.4', tags=('rounding',)), True),
+    (_cell('seed_exact(window=8)'), _cell('seed_exact(window=16)'), True),
+    (_cell('jax 0.10.2'), _cell('jax 0.11.0'), False),
+    (_cell('x'), _cell('x', 'x'), True),
+])
+def test_aged_outputs_are_detected(stored, new, is_aged):
+  sentences = [*notebooks.aged({'cells': [stored]}, {'cells': [new]})]
+  assert bool(sentences) == is_aged and all('cell 1 prints' in text for text in sentences)
+
+
+def test_every_night_compares_the_outputs():
+  assert 'python -m docs.notebooks --check' in (pages.ROOT / '.ci' / 'nightly').read_text()

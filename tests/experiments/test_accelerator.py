@@ -128,7 +128,7 @@ def test_a_stage_that_is_stopped_is_continued(capsys, tmp_path):
 @pytest.mark.slow
 def test_the_rehearsal(capsys, tmp_path):
   for name in ('prometheus_client', 'starlette', 'uvicorn'):
-    pytest.importorskip(name, reason="a stage starts the server: pip install 'cspd_jax[serve]'")
+    pytest.importorskip(name, reason="a stage starts the server: pip install -e '.[serve]'")
   result = calls.call(accelerator.main, capsys, tmp_path, '--rehearse', '--minutes=30')
   assert result.code == 0, result.err
   for name in accelerator.STAGES:

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[serve]'")
-pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
+pytest.importorskip('starlette', reason="the server needs pip install -e '.[serve]'")
+pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
 from experiments import serving
 

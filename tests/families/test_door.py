@@ -159,7 +159,7 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
     (dict(prompts='sea', warp={'top_k': 3}), "warp is {'top_k': 3}; pass sampling options as arg"),
     (dict(prompts='sea', sampling=cspd_jax.Warp()), 'sampling is Warp.* arguments of their own'),
     (dict(prompts='sea', decoder='speculative'),
-     "'speculative', which drafts with a draft model; model 'beach' has none: load it with draft="),
+     "'speculative', which drafts with a draft model; model 'beach' has none: 'tiny' models"),
     (dict(prompts='sea', temperature=-1), 'temperature is -1'),
     (dict(prompts='sea', temperature='hot'), "temperature is 'hot'"),
     (dict(prompts='sea', top_k=2.5), 'top_k is 2.5; it must be a whole number'),

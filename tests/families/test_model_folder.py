@@ -32,7 +32,7 @@ def test_a_new_family_has_every_decoder_that_needs_no_drafts(folder):
 
 
 def test_missing_drafts_are_named(folder):
-  with pytest.raises(ValueError, match='load it with eagle=FOLDER'):
+  with pytest.raises(ValueError, match="'tiny' models support none; use a decoder"):
     cspd_jax.load(folder).generate('sea', decoder='eagle')
 
 

@@ -35,5 +35,11 @@ def test_a_model_without_networks_corrects_by_its_first_layers():
   model = cspd_jax.load(
       'demo', draft=None, eagle=None, medusa=None, neighbours=None, corrector=None)
   assert set(model.drafts) == {'layers', 'corrector'}
-  with pytest.raises(ValueError, match="load it with neighbours=FOLDER"):
-    model.generate(['cat'], decoder='corrected(by=neighbours)')
+  train = 'train one with cspd-train --model=demo --kind={0}, or load it with {0}=FOLDER'.format
+  for decoder, advice in (('corrected(by=neighbours)', train('neighbours') + '.'),
+                          ('eagle', train('eagle') + ', .* that cspd-convert wrote.'),
+                          ('corrected(by=eagle)', train('eagle')),
+                          ('medusa', train('medusa') + '.'),
+                          ('speculative', 'load it with draft=FOLDER, .* that cspd-convert wrote')):
+    with pytest.raises(ValueError, match=f"model 'demo' has none: {advice}"):
+      model.generate(['cat'], decoder=decoder)

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[serve]'")
-pytest.importorskip('uvicorn', reason="the server needs pip install 'cspd_jax[serve]'")
-pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
+pytest.importorskip('starlette', reason="the server needs pip install -e '.[serve]'")
+pytest.importorskip('uvicorn', reason="the server needs pip install -e '.[serve]'")
+pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
 from cspd_jax.serve import wire
 from tests.serve import running, tiny

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
+pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
 from cspd_jax.generation.run import Partial
 from cspd_jax.generation.runner import Finished, Runner

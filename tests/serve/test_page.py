@@ -5,9 +5,9 @@ import urllib.parse
 
 import pytest
 
-pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[serve]'")
-pytest.importorskip('uvicorn', reason="the server needs pip install 'cspd_jax[serve]'")
-pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
+pytest.importorskip('starlette', reason="the server needs pip install -e '.[serve]'")
+pytest.importorskip('uvicorn', reason="the server needs pip install -e '.[serve]'")
+pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
 from tests.serve import tiny
 from tests.serve.browsing import browser

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[serve]'")
-pytest.importorskip('ray', reason="replicas need pip install 'cspd_jax[ray]'")
+pytest.importorskip('starlette', reason="the server needs pip install -e '.[serve]'")
+pytest.importorskip('ray', reason="replicas need pip install -e '.[ray]'")
 
 from tests.docs import pages
 

@@ -315,10 +315,10 @@ def test_a_recurrent_target():
   report = check_target(target, params, LABELS)
   assert not {'tree', 'run-time tree', 'commit', 'commit of rows'} & {*report.passed}
   assert 'leftovers' in report.passed and not report.left_out
-  assert report.notes == (
+  assert report.notes[0] == (
       'trees and commit are unchecked: supports_trees is False, so make_decoder refuses drafters '
-      'of trees.',)
-  assert str(report).endswith(f'\nNote: {report.notes[0]}')
+      'of trees.')
+  assert f'\nNote: {report.notes[0]}\nNote: ' in str(report)
 
 
 def test_a_recurrent_target_with_one_state():
@@ -340,7 +340,61 @@ def test_unchecked_conditions():
   unchecked = T._replace(check_condition=Target._field_defaults['check_condition'])
   report = check_target(unchecked, MODEL.params, LABELS)
   assert not report.problems and 'has no check_condition' in report.notes[0]
-  assert not check_target(T, MODEL.params, LABELS).notes
+  assert len(check_target(T, MODEL.params, LABELS).notes) == 1
+
+
+def attentive(shift=0, sees_itself=True):
+  """A target that sums what it has cached, wrong in the same way in all of its functions."""
+  keys = jax.random.split(jax.random.key(0), 4)
+  params = [jax.random.normal(key, shape) for key, shape in zip(
+      keys, ((3, 8), (4, 8), (10, 8), (8, 4)))]
+
+  def prefill(params, labels, num_slots):
+    state = params[0][labels]
+    return (jnp.tanh(2 * state) @ params[3])[None], None, jnp.pad(
+        state[:, None], ((0, 0), (0, num_slots + 1), (0, 0)))
+
+  def score(params, cache, tokens, start, tree):
+    start, rows = start + shift, jnp.arange(len(start))[:, None]
+    x = params[1][tokens] * params[2][jnp.minimum(start[:, None] + tree.depth, 9)]
+    slot = 1 + start[:, None] + jnp.arange(tokens.shape[1])
+    node = jnp.arange(cache.shape[1]) - slot[:, :1]
+    ancestors = jnp.broadcast_to(tree.ancestors, (len(start), *tree.ancestors.shape[-2:]))
+    if not sees_itself:
+      ancestors = ancestors & ~jnp.eye(tree.num_nodes + 1, dtype=bool)
+    seen = jnp.take_along_axis(ancestors, jnp.clip(node, 0, tree.num_nodes)[:, None], axis=2)
+    visible = (node < 0)[:, None] | seen & (node <= tree.num_nodes)[:, None]
+    cache = cache.at[rows, slot].set(x)
+    state = x + jnp.einsum('bns,bsd->bnd', visible.astype(x.dtype), cache)
+    return (jnp.tanh(state) @ params[3])[None], None, cache
+
+  def commit(cache, start, path):
+    start, rows = start[:, None] + shift, jnp.arange(len(start))[:, None]
+    depth = 1 + jnp.arange(path.shape[1])
+    return cache.at[rows, 1 + start + depth].set(cache[rows, 1 + start + path])
+
+  return T._replace(prefill=prefill, score=score, commit=commit, num_streams=1), params
+
+
+def attentive_pass(params, labels, tokens):
+  """The forward pass of `attentive`, over a whole image at once."""
+  x = jnp.concatenate([params[0][labels][:, None],
+                       (params[1][tokens] * params[2][:tokens.shape[1]])[:, :-1]], axis=1)
+  return jnp.tanh(x + jnp.cumsum(x, axis=1)) @ params[3]
+
+
+def test_the_training_pass_finds_what_is_consistent():
+  """A target that is wrong in the same way everywhere agrees with itself."""
+  target, params = attentive()
+  report = check_target(target, params, LABELS, logits=attentive_pass)
+  assert report.passed[-1] == 'training pass' and not report.notes
+  for wrong in (attentive(shift=1), attentive(sees_itself=False)):
+    report = report_of(check_target, *wrong, LABELS, logits=attentive_pass)
+    assert list(report.problems) == ['training pass'], str(report)
+    assert 'score: the distribution of token 1 is' in report.problems['training pass']
+  report = check_target(*attentive(shift=1), LABELS)
+  assert 'training was not compared' in report.notes[-1] and 'pass logits' in report.notes[-1]
+  assert str(report).endswith(f'\nNote: {report.notes[-1]}')
 
 
 def test_the_error_lists_what_is_wrong():

@@ -157,5 +157,5 @@ def test_a_file_without_an_end_is_refused():
 
 def test_missing_packages_are_named(monkeypatch):
   monkeypatch.setitem(sys.modules, 'ftfy', None)
-  with pytest.raises(ImportError, match=r"need the package ftfy.*pip install 'cspd_jax\[text\]'"):
+  with pytest.raises(ImportError, match=r"need the package ftfy.*pip install -e '\.\[text\]'"):
     captions.clean('a fox')
