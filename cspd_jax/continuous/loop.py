@@ -87,11 +87,21 @@ class Decoder:
     Call it before compiling: a traced call cannot read values, and marks invalid rows in
     `Decoded.valid` instead. An invalid condition or option whose value is concrete is a ValueError.
     """
-    valid = sampling_lib.check(sampling, self.target.num_streams, rows.count(condition))
-    draft = None if self.drafter is None else self.drafter.model
-    for model in filter(None, (self.target, draft)):
-      valid &= returned.supported_rows(model, condition, 'model')
+    return self.check_condition(condition) & self.check_sampling(sampling, rows.count(condition))
+
+  def check_condition(self, condition: base.Condition) -> jax.Array:
+    """Returns which rows `[B]` bool of a condition can be decoded; errors are those of `check`."""
+    valid = returned.supported_rows(self.target, condition, 'model')
+    if self.drafter is not None and self.drafter.model is not None:
+      valid &= returned.supported_rows(self.drafter.model, condition, 'model')
     return valid
+
+  def check_sampling(self, sampling: Sampling, num_rows: int | None = None) -> jax.Array:
+    """Returns which rows `[B]` bool of the options can be decoded; errors are those of `check`.
+
+    There are `num_rows`, by default as many as an option has values.
+    """
+    return sampling_lib.check(sampling, self.target.num_streams, num_rows)
 
   @usual_promotion
   def __call__(self, params: base.Params, condition: base.Condition, key: jax.Array,

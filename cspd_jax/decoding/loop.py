@@ -87,8 +87,18 @@ class Decoder:
     Call it before compiling: a traced call cannot read values, and marks invalid rows in
     `Decoded.valid` instead. An invalid condition or option whose value is concrete is a ValueError.
     """
-    return returned.supported_rows(self.target, condition) & warp_lib.check(
-        warp, self.target.num_streams, rows.count(condition), self.verifier.greedy)
+    return self.check_condition(condition) & self.check_sampling(warp, rows.count(condition))
+
+  def check_condition(self, condition: base.Condition) -> jax.Array:
+    """Returns which rows `[B]` bool of a condition can be decoded; errors are those of `check`."""
+    return returned.supported_rows(self.target, condition)
+
+  def check_sampling(self, warp: Warp, num_rows: int | None = None) -> jax.Array:
+    """Returns which rows `[B]` bool of the options can be decoded; errors are those of `check`.
+
+    There are `num_rows`, by default as many as an option has values.
+    """
+    return warp_lib.check(warp, self.target.num_streams, num_rows, self.verifier.greedy)
 
   @usual_promotion
   def __call__(self, params: base.Params, condition: base.Condition, key: jax.Array,

@@ -1,6 +1,7 @@
 """The parts that families of decoder-only models with discrete tokens share, and their drafts."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ def build(parts: Parts, family: Family, forward: Callable[..., tuple[jax.Array, 
   return Model(
       name=parts.name, family=family.name, config=config, params=loaded.params,
       grid=(config.height, config.width), engine=family.engine,
-      target=lambda *, guided: target(config, guided),
+      build_target=functools.partial(target, config),
       conditions=conditions, tokenizer=tokenizer, drafts=discrete(parts, target, layers, ends),
       teacher=Teacher(lambda params, *args: forward(params, config, *args), ends,
                       next(iter(family.eagle_layers)), target(config, False).forced),
