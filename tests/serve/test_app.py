@@ -18,7 +18,7 @@ pytest.importorskip('prometheus_client', reason="the server needs pip install 'c
 
 from cspd_jax.generation import memory
 from cspd_jax.generation.model import Sampler
-from cspd_jax.serve import app, guard, server, wire
+from cspd_jax.serve import guard, server, wire
 from tests.generation.test_rollouts import counted
 from tests.serve import running, tiny
 from tests.serve.running import Running, head, until
