@@ -38,7 +38,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import coupling, decoders, noise as noise_lib, path
+from cspd_jax.continuous import contract, coupling, decoders, noise as noise_lib, path
 from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Target, Verdict, Verifier
 from cspd_jax.continuous.context import BLOCK
 from cspd_jax.continuous.head import Head
@@ -62,7 +62,7 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = decoders.DEFAU
   The residual loop, unbounded in the paper, ends after `max_trials`. Arguments as for `exact_path`.
   """
   verifier = path.path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
-  return decoders.path_decoder(target, draft, draft_length, target.as_schedule(schedule),
+  return decoders.path_decoder(target, draft, draft_length, contract.as_schedule(target, schedule),
                                verifier, prefix_share, aligned, guidance)
 
 
@@ -104,7 +104,7 @@ def block_decoder(target: Target, drafter: Drafter, verifier: Verifier, block_le
                   schedule: Schedule | int | None, prefix_share: float, guidance: str | None
                   ) -> Decoder:
   """Returns a decoder that verifies whole blocks and approximates `parallel`."""
-  schedule = target.as_schedule(schedule)
+  schedule = contract.as_schedule(target, schedule)
   decoders.check_noise(schedule)
   (_, prefix), *verified = blocks(target.num_tokens, block_length, prefix_share)
   return make_decoder(

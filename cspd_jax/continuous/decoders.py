@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from cspd_jax.continuous import coupling, path, schedule as schedule_lib, speculative_head
+from cspd_jax.continuous import contract, coupling, path, schedule as schedule_lib, speculative_head
 from cspd_jax.continuous.base import Target, Verifier
 from cspd_jax.continuous.chains.chain_walk import coupled_chains, old_chains
 from cspd_jax.continuous.context import CACHED, TRUE, true_window
@@ -44,7 +44,7 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
       NextStep-1; by default that of the model.
     last_noise: whether the last kernel adds its noise, as in `exact_path`; it does not in MAR.
   """
-  schedule = target.as_schedule(schedule)
+  schedule = contract.as_schedule(target, schedule)
   return _mar_steps(target, num_iter, schedule, ancestral(target, schedule, last_noise), guidance,
                     last_noise)
 
@@ -61,7 +61,7 @@ def exact_head(target: Target, kernels_per_call: int | None = None,
       there are fewer. More if the time of a call is its latency, less if it is arithmetic.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
   """
-  schedule = target.as_schedule(schedule)
+  schedule = contract.as_schedule(target, schedule)
   sampler = speculative_head.speculative(target, schedule, kernels_per_call, rho)
   return _mar_steps(target, num_iter, schedule, sampler, guidance, last_noise=False)
 
@@ -80,7 +80,7 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
     prefix_share: for the target passes of `cspd.cspd_released` with the same length and share: one
       token per step first, then its blocks. None for equal steps.
   """
-  size, schedule = target.num_tokens, target.as_schedule(schedule)
+  schedule, size = contract.as_schedule(target, schedule), target.num_tokens
   schedule_lib.check_length('block_length', block_length, size)
   if prefix_share is None:
     first, stops = 0, (*range(block_length, size, block_length), size)
@@ -109,7 +109,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
       have left those of the last round; more than all levels count as all. By default a twelfth of
       the levels: 8 of 100, 4 of 50.
   """
-  size, schedule = target.num_tokens, target.as_schedule(schedule)
+  schedule, size = contract.as_schedule(target, schedule), target.num_tokens
   if size > MAX_TRIALS:
     raise ValueError(f'the image has {size} tokens; windows support {MAX_TRIALS}, '
                      'because there is noise for as many rounds.')
@@ -158,7 +158,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
     aligned: whether the draft model uses the target's noise above `split`.
     guidance: as for `mar`.
   """
-  schedule = target.as_schedule(schedule)
+  schedule = contract.as_schedule(target, schedule)
   split, last = schedule.num_levels // 5 if split is None else split, schedule.num_levels - 1
   fields.check_whole('split', split, f'a whole number from 0 to the last level, {last}', 0, last)
   verifier = path.path_test(split, eta, max_trials, bonus)

@@ -8,8 +8,8 @@ import jax
 
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.base import Target
-from cspd_jax.decoding.decoders import CORRECTORS
 from cspd_jax.decoding.drafters import Heads, Network
+from cspd_jax.decoding.tables import CORRECTORS
 from cspd_jax.families.family import Family, Parts, is_described
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation.model import Model
