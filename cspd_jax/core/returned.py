@@ -32,7 +32,7 @@ def check_part(name: str, value: Any, kind: type) -> None:
   elif hasattr(value, 'build') and hasattr(value, 'params'):
     remedy = 'pass what it builds for the target, as in model.drafts["eagle"].build(guided=True)'
   elif callable(value):
-    remedy = f'call it, as in {getattr(value, "__name__", "target")}(guided=True)'
+    remedy = 'call it, as in model.target(guided=True)'
   elif type(value).__name__ == kind.__name__:  # Of the other engine.
     words = f'a {type(value).__module__}.{kind.__name__}'
   raise ValueError(f'{name} is {words}; {remedy}.')

