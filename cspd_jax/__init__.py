@@ -4,32 +4,55 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
-from cspd_jax.decoding import DECODERS as _DECODERS
 from cspd_jax.decoding.base import Decoded, Target
+from cspd_jax.decoding.decoders import (
+    corrected,
+    corrected_seed_exact,
+    eagle,
+    eagle2,
+    jacobi,
+    mc_sjd,
+    medusa,
+    seed_exact,
+    sjd,
+    sjd_pac,
+    sjd_pp,
+    speculative,
+    vanilla,
+)
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.families import Model, decoder, load, shipped
 from cspd_jax.version import __version__
 
-if TYPE_CHECKING:  # Type checkers do not see the functions that the table adds below.
+if TYPE_CHECKING:  # Imported when a caller asks for it, because it imports this package.
   from checkpoints_conversion.from_torch import from_torch
-  from cspd_jax.decoding.decoders import *  # noqa: F403
 
-globals().update({name: entry.build for name, entry in _DECODERS.items()})
-
-__all__ = (  # noqa: PLE0604
+__all__ = (
     'Decoded',
     'Decoder',
     'Model',
     'Target',
     'Warp',
     '__version__',
+    'corrected',
+    'corrected_seed_exact',
     'decoder',
+    'eagle',
+    'eagle2',
     'from_torch',
+    'jacobi',
     'load',
     'make_decoder',
+    'mc_sjd',
+    'medusa',
+    'seed_exact',
     'shipped',
-    *_DECODERS,
+    'sjd',
+    'sjd_pac',
+    'sjd_pp',
+    'speculative',
+    'vanilla',
 )
 
 

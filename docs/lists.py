@@ -44,7 +44,7 @@ def _needs(key: str | None) -> str:
 def decoders() -> str:
   """The named decoders of discrete tokens."""
   return sizes.markdown(
-      {'decoder': f'`{specification.usage(name)}`', 'stands for': f'`{entry.spec}`',
+      {'decoder': f'`{specification.usage(name)}`', 'stands for': f'`{entry.parts}`',
        'guarantee': specification.guarantee(_toy(name)), 'needs': _needs(specification.needs(name)),
        'in words': entry.summary}
       for name, entry in specification.DECODERS.items())

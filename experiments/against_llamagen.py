@@ -109,7 +109,7 @@ def decoder_run(model: families.Model, text: str, tokens: float) -> Callable[[],
   decoder = model.decoder(text, guided=True)
   decoder = decoder if text == 'vanilla' else timed_rounds.with_acceptance(decoder, tokens)
   arguments = (model.params, jnp.array([_LABEL]), jax.random.split(jax.random.key(0), 1),
-               model.engine.settled(model.sampling(guidance_scale=_SCALE)),
+               model.engine.drop_inactive(model.sampling(guidance_scale=_SCALE)),
                store.for_decoding('eagle', timed_rounds.random_like(model.draft_params(text))))
   run = programs.compiled(decoder, *arguments).run
   print(f'{text} is compiled', file=sys.stderr, flush=True)

@@ -127,7 +127,8 @@ def main(config: Config) -> None:
   report, device = Report(config.workdir), devices.describe(config.device)
   condition = families.FAMILIES[whole.family].published.condition(whole.config, config.batch)
   steps = whole.config.num_layers - few.config.num_layers
-  live, rows, vanilla, ideal = memory.live_cache(whole, config.guided, condition), [], None, 0.0
+  live, rows, vanilla, ideal = memory.live_cache(
+      whole.target(config.guided), whole.params, condition), [], None, 0.0
   for text, of_report in of_reports.items():
     # How often the loop over calls of a diffusion head runs, 1 if not measured.
     iterations = 1.0 if of_report.head_calls is None else predicted.iterations(

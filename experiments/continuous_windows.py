@@ -18,9 +18,7 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.continuous import noise
 from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation import run as run_lib
-from cspd_jax.generation.model import Model
-from cspd_jax.generation.request import Request, prepare as prepare_request
+from cspd_jax.generation.model import Model, Request
 from cspd_jax.measure.tables import Table
 from cspd_jax.metrics import acceptance, base
 from experiments.measured import check_lists, listed, write
@@ -105,26 +103,27 @@ def prepare(config: Config) -> list[tuple[Setting, Request]]:
     model = inputs.model(groups.Loading(name), engine='continuous')
     for setting in settings(config, model):
       prompts = [model.prompts[i % len(model.prompts)] for i in range(config.num_images)]
-      request = prepare_request(
-          model, prompts, setting.options, seed=config.seed, decoder=setting.decoder,
+      request = model.request(
+          prompts, setting.options, seed=config.seed, decoder=setting.decoder,
           batch_size=config.batch_size, pixels=False)
       if setting.raster:
-        decoder: Any = dataclasses.replace(request.decoder, orders=noise.raster_orders)
-        request = dataclasses.replace(
-            request, decoder=decoder, function=decoder, names=(f'{setting.decoder}, raster',))
+        decoder: Any = dataclasses.replace(request.sampler.decoder, orders=noise.raster_orders)
+        request = dataclasses.replace(request, sampler=dataclasses.replace(
+            request.sampler, decoder=decoder, function=decoder,
+            names=(f'{setting.decoder}, raster',)))
       prepared.append((setting, request))
   return prepared
 
 
 def measured(setting: Setting, request: Request) -> dict[str, Any]:
   """Returns the row of a setting."""
-  decoded, count = run_lib.decode(request), len(request)
+  decoded, count = request.decode(), len(request)
   size = decoded.tokens.shape[1]
   calls, rounds = decoded.costs.head_calls.sum(), decoded.rounds.sum()
   share = lambda tests: float(tests.accepted.sum() / tests.tested.sum()) if (
       tests.tested.any()) else None
   return dict(
-      model=request.model.name, setting=setting.words, decoder=setting.decoder,
+      model=request.sampler.model.name, setting=setting.words, decoder=setting.decoder,
       options=setting.options,
       **base.entries(dict(tokens_per_pass=acceptance.tokens_per_pass(decoded))),
       passes_per_token=float(decoded.costs.target_passes.sum() / (count * size)),

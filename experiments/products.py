@@ -34,7 +34,6 @@ from cspd_jax import cli
 from cspd_jax.core import fields, programs
 from cspd_jax.files import matrices
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation import request
 from cspd_jax.measure import timing
 from cspd_jax.measure.tables import Table
 from cspd_jax.models import clip, inception, t5, vq
@@ -65,8 +64,8 @@ _IMAGES = 8
 
 
 def _image_of_demo() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-  made = request.prepare(cspd_jax.load('demo'), ['cat'], seed=0, pixels=False)
-  return made.function, made.arguments(np.array([0]))
+  made = cspd_jax.load('demo').request(['cat'], seed=0, pixels=False)
+  return made.sampler.function, made.arguments(np.array([0]))
 
 
 def _tokenizer(function: Callable[..., Any], inputs: Any

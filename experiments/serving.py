@@ -37,8 +37,7 @@ from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation.request import Request, prepare
-from cspd_jax.generation.run import decode, refilled
+from cspd_jax.generation.model import Request
 from cspd_jax.measure.tables import Table
 from cspd_jax.models.conditions import Prompt
 from experiments import measured
@@ -152,7 +151,7 @@ def _serving(config: Config, request: Request) -> Iterator[_Server]:
 def _offline(model: cspd_jax.Model, request: Request, passes: float) -> _Cost:
   """Returns the cost of the images without a server; their passes are known."""
   start, processor = time.perf_counter(), time.process_time()
-  model.generate(request.prompts, seed=request.seeds, decoder=request.specification,
+  model.generate(request.prompts, seed=request.seeds, decoder=request.sampler.specification,
                  batch_size=request.batch_size)
   return _Cost(time.perf_counter() - start, time.process_time() - processor, passes)
 
@@ -175,8 +174,8 @@ def _served(server: _Server, prompts: list[str], clients: int) -> tuple[_Cost, l
 def _passes(request: Request) -> float:
   """Returns the passes of the images, each over `batch_size` slots; compiles them as well."""
   if request.batch_size == 1:
-    return float(np.sum(decode(request).rounds))
-  return float(sum(part.rounds for part in refilled(request)))
+    return float(np.sum(request.decode().rounds))
+  return float(sum(part.rounds for part in request.refilled()))
 
 
 def _compile(server: _Server, prompts: list[str]) -> None:
@@ -280,8 +279,8 @@ def main(config: Config) -> None:
   report = Report(config.workdir)
   model = inputs.model(config.loading, engine='discrete', one_group=inputs.MEASURED)
   prompts = [str(model.prompts[i % len(model.prompts)]) for i in range(config.num_images)]
-  request = prepare(model, prompts, seed=list(range(config.num_images)), decoder=config.decoder,
-                    batch_size=config.slots)
+  request = model.request(prompts, seed=list(range(config.num_images)), decoder=config.decoder,
+                          batch_size=config.slots)
   with _serving(config, request) as server:
     rows = measured.listed(_COLUMNS, _rows(config, model, request, server))
     first = float(np.median([_first_picture(server, prompt) for prompt in prompts[:8]]))

@@ -36,7 +36,7 @@ from cspd_jax.core import fields, programs, progress
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.files import atomic, locks
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation.request import Request, prepare as prepare_request
+from cspd_jax.generation.model import Request
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.timing import Compared
 from cspd_jax.metrics import acceptance, paired as paired_lib, scenes
@@ -136,8 +136,8 @@ def prepare(config: Config) -> Job:
     raise ValueError('paired is True, but another program draws the pixels; leave it out.')
   captions = scenes.captions(model, prompts) if config.asked else None
   condition = model.condition(prompts)
-  requests = {name: prepare_request(
-      model, prompts, seed=seed, decoder=specification, batch_size=1, pixels=False,
+  requests = {name: model.request(
+      prompts, seed=seed, decoder=specification, batch_size=1, pixels=False,
       sampling=sampling, condition=condition) for name, specification in specifications.items()}
   return Job(config, model, requests, left_out, prompts, sampling, captions)
 
@@ -211,23 +211,23 @@ def _rows(job: Job, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
   """Returns a row per decoder; times are None before they are measured."""
   model, images, entries = job.model, job.files, []
   name = _baseline(model.engine, {
-      name: program.specification for name, program in job.requests.items()})
+      name: program.sampler.specification for name, program in job.requests.items()})
   first = None if name is None else compared.get(name)
   for name, result in compared.items():
-    program, decoded = job.requests[name], result.sample.decoded
+    sampler, decoded = job.requests[name].sampler, result.sample.decoded
     row = dict(
-        decoder=name, specification=str(program.specification),
-        guarantee=model.engine.guarantee(program.decoder),
+        decoder=name, specification=str(sampler.specification),
+        guarantee=model.engine.guarantee(sampler.decoder),
         **metrics.entries(metrics.measure(
             metrics.select(model.engine.name, 'work', 'bound'), result.sample, model)),
         **_times(result, first),
         tokens_equal_baseline=first and bool(
             np.array_equal(decoded.tokens, first.sample.decoded.tokens)),
         compile_seconds=result.compile_seconds, images=images.get(name))
-    if isinstance(program.decoder, continuous.Decoder):
+    if isinstance(sampler.decoder, continuous.Decoder):
       tested = 'drafts' if decoded.kernels is None else 'denoising kernels'
       row |= dict(
-          distribution=program.decoder.distribution, guarantee_in_words=program.decoder.guarantee,
+          distribution=sampler.decoder.distribution, guarantee_in_words=sampler.decoder.guarantee,
           tested=tested if decoded.tests.tested.any() else None,
           **acceptance.details(result.sample, model))
     if result.sample.captions is not None:

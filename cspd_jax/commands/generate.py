@@ -32,7 +32,7 @@ from cspd_jax.core import fields, programs, progress
 from cspd_jax.files import atomic, paths
 from cspd_jax.generation import gallery as gallery_lib, results, run as run_lib
 from cspd_jax.generation.gallery import Gallery
-from cspd_jax.generation.request import Request, prepare
+from cspd_jax.generation.model import Request
 from cspd_jax.metrics import evaluation
 
 # Images of the model's own prompts, and those decoded together, if nothing else is specified.
@@ -97,8 +97,8 @@ def main(config: Config) -> None:
   if config.inception is not None:
     features = evaluation.extractor(evaluation.load(config.inception, 'adm'))
   prepared = functools.partial(
-      prepare, model, prompts, inputs.overrides(config.sampling), seed=seed,
-      decoder=config.decoder, max_batch_size=_MOST_AT_ONCE, prefix=config.prefix, rows=config.rows)
+      model.request, prompts, inputs.overrides(config.sampling), seed=seed, decoder=config.decoder,
+      max_batch_size=_MOST_AT_ONCE, prefix=config.prefix, rows=config.rows)
   stored = run_lib.batch_size_of(config.output, not config.overwrite)
   request = prepared(batch_size=config.batch_size or stored)
   if config.overwrite and config.batch_size is None and stored is not None and (

@@ -86,7 +86,8 @@ def flops(model: cspd_jax.Model, condition: Any, window: int) -> float:
 
 def rounds(model: cspd_jax.Model, config: Config, condition: Any) -> list[dict[str, Any]]:
   """Returns the bytes and FLOPs of forward passes, a row per window."""
-  read = memory.size(model.params) + memory.live_cache(model, True, condition)
+  read = memory.size(model.params) + memory.live_cache(
+      model.target(), model.params, condition)
   rows = []
   for window in config.window:
     count = flops(model, condition, window)

@@ -117,6 +117,11 @@ class Target(NamedTuple):
   guidance: str = 'linear'
   sizes: Sizes = Sizes()
 
+  def __repr__(self) -> str:
+    kind = 'masked' if self.cached is None else 'causal'
+    return (f'Target({kind}, num_tokens={self.num_tokens}, token_dim={self.token_dim}, '
+            f'num_streams={self.num_streams})')
+
   def as_schedule(self, schedule: Schedule | int | None) -> Schedule:
     """Returns a schedule, or one of a number of levels, by default the model's."""
     if isinstance(schedule, Schedule):

@@ -6,8 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous.base import Condition, Params, Target, Verdict
+from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core import rows
-from cspd_jax.core.returned import check, check_same
+from cspd_jax.core.returned import check, check_part, check_same
+
+
+def as_schedule(target: Target, schedule: Schedule | int | None) -> Schedule:
+  """Returns `target.as_schedule(schedule)`; raises ValueError for what is no target, too."""
+  check_part('target', target, Target)
+  return target.as_schedule(schedule)
 
 
 def transform(target: Target, params: Params, condition: Condition, tokens: jax.Array,

@@ -38,7 +38,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import coupling, decoders, noise as noise_lib, path
+from cspd_jax.continuous import contract, coupling, decoders, noise as noise_lib, path
 from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Target, Verdict, Verifier
 from cspd_jax.continuous.context import BLOCK
 from cspd_jax.continuous.head import Head
@@ -57,12 +57,29 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = decoders.DEFAU
                max_trials: int = coupling.DEFAULT_TRIALS,
                prefix_share: float = decoders.DEFAULT_PREFIX_SHARE, aligned: bool = True,
                guidance: str | None = None) -> Decoder:
-  """Algorithm 1: true contexts, an end at the first rejection, Sigma (equation 4).
+  """Algorithm 1 of CSpD (arXiv 2411.11925) as printed.
 
-  The residual loop, unbounded in the paper, ends after `max_trials`. Arguments as for `exact_path`.
+  True contexts, an end at the first rejection, Sigma (equation 4). Biased, unless both models have
+  the same variances. For masked models only.
+
+  Args:
+    target: the model whose distribution is sampled, `cspd_jax.continuous.Target`.
+    draft: the draft model; it has the same tokens and reads the same condition. Its parameters are
+      the decoder's `draft_params`.
+    draft_length: `gamma`, drafts per round.
+    schedule: the levels of both heads, or their number; by default those of the target.
+    max_trials: proposals per residual draw, after which the loop ends; the paper has no end.
+    prefix_share: share of the tokens that the target decodes alone first, one by one.
+    aligned: whether the draft model uses the target's noise.
+    guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
+      NextStep-1; by default that of the model.
+
+  Example:
+    decode = jax.jit(cspd_jax.continuous.cspd_paper(target, draft, draft_length=2))
+    decoded = decode(params, condition, jax.random.key(0), Sampling(), draft_params)
   """
   verifier = path.path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
-  return decoders.path_decoder(target, draft, draft_length, target.as_schedule(schedule),
+  return decoders.path_decoder(target, draft, draft_length, contract.as_schedule(target, schedule),
                                verifier, prefix_share, aligned, guidance)
 
 
@@ -71,16 +88,28 @@ def cspd_released(
     schedule: Schedule | int | None = None, *, prefix_share: float = decoders.DEFAULT_PREFIX_SHARE,
     kappa: float = DEFAULT_KAPPA, sigma: str = 'inverted', aligned: bool = True,
     guidance: str | None = None) -> Decoder:
-  """The released code.
+  """The control flow of CSpD's released code (arXiv 2411.11925).
 
   Verification does not see the drafts of the block, whose tokens all have the guidance scale of the
   last one. Drafts after a replaced one may be accepted. A token becomes zero if 100 proposals fail.
-  The arguments of `decoders.exact_path`, and:
+  Biased. For masked models only.
 
   Args:
+    target: the model whose distribution is sampled, `cspd_jax.continuous.Target`.
+    draft: the draft model; it has the same tokens and reads the same condition. Its parameters are
+      the decoder's `draft_params`.
     block_length: `gamma`, drafts per block.
+    schedule: the levels of both heads, or their number; by default those of the target.
+    prefix_share: share of the tokens that the target decodes alone first, one by one.
     kappa: multiplies both models' standard deviations in the test, but not in the residual.
     sigma: 'inverted' as released, 'paper', or 'off'.
+    aligned: whether the draft model uses the target's noise.
+    guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
+      NextStep-1; by default that of the model.
+
+  Example:
+    decode = jax.jit(cspd_jax.continuous.cspd_released(target, draft, block_length=4))
+    decoded = decode(params, condition, jax.random.key(0), Sampling(), draft_params)
   """
   return block_decoder(target, path.model(draft, aligned), released(kappa, sigma),
                        block_length, schedule, prefix_share, guidance)
@@ -90,11 +119,27 @@ def cspd_relaxed(
     target: Target, draft: Target, block_length: int = decoders.DEFAULT_BLOCK_LENGTH,
     schedule: Schedule | int | None = None, *, prefix_share: float = decoders.DEFAULT_PREFIX_SHARE,
     kappa: float = DEFAULT_KAPPA, aligned: bool = True, guidance: str | None = None) -> Decoder:
-  """A simple test that bounds the error, in blocks as in the released code.
+  """A simple test that bounds the error, in blocks as in the released code of CSpD.
 
-  The bound is to the distribution of `parallel`, so drafts, too, have the guidance scale of the
-  last token of their block. Arguments as for `cspd_released`, but `kappa` is a tolerance in units
-  of the last kernel's standard deviation, 0.0064.
+  Bounded: `Decoded.errors` bounds the squared distance of every token to the target's own under the
+  distribution of `parallel`, so drafts, too, have the guidance scale of the last token of their
+  block. For masked models only.
+
+  Args:
+    target: the model whose distribution is sampled, `cspd_jax.continuous.Target`.
+    draft: the draft model; it has the same tokens and reads the same condition. Its parameters are
+      the decoder's `draft_params`.
+    block_length: `gamma`, drafts per block.
+    schedule: the levels of both heads, or their number; by default those of the target.
+    prefix_share: share of the tokens that the target decodes alone first, one by one.
+    kappa: the tolerance, in units of the last kernel's standard deviation, 0.0064.
+    aligned: whether the draft model uses the target's noise.
+    guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
+      NextStep-1; by default that of the model.
+
+  Example:
+    decode = jax.jit(cspd_jax.continuous.cspd_relaxed(target, draft, block_length=4))
+    decoded = decode(params, condition, jax.random.key(0), Sampling(), draft_params)
   """
   return block_decoder(target, path.model(draft, aligned, guided_as_verified=True),
                        relaxed(kappa), block_length, schedule, prefix_share, guidance)
@@ -104,7 +149,7 @@ def block_decoder(target: Target, drafter: Drafter, verifier: Verifier, block_le
                   schedule: Schedule | int | None, prefix_share: float, guidance: str | None
                   ) -> Decoder:
   """Returns a decoder that verifies whole blocks and approximates `parallel`."""
-  schedule = target.as_schedule(schedule)
+  schedule = contract.as_schedule(target, schedule)
   decoders.check_noise(schedule)
   (_, prefix), *verified = blocks(target.num_tokens, block_length, prefix_share)
   return make_decoder(

@@ -13,7 +13,7 @@ import math
 
 import numpy as np
 
-from cspd_jax.continuous import coupling, path, schedule as schedule_lib, speculative_head
+from cspd_jax.continuous import contract, coupling, path, schedule as schedule_lib, speculative_head
 from cspd_jax.continuous.base import Target, Verifier
 from cspd_jax.continuous.chains.chain_walk import coupled_chains, old_chains
 from cspd_jax.continuous.context import CACHED, TRUE, true_window
@@ -34,17 +34,24 @@ DEFAULT_PREFIX_SHARE = 0.15
 
 def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | None = None, *,
         guidance: str | None = None, last_noise: bool = False) -> Decoder:
-  """Decodes as MAR does: in random order, few tokens per step at first and many at the end.
+  """Decodes as MAR does (arXiv 2406.11838): the published sampler, and the baseline.
+
+  In random order, few tokens per step at first and many at the end; a causal model one by one.
+  Exact: this distribution is what other decoders refer to.
 
   Args:
-    target: the model.
+    target: the model whose distribution is sampled, `cspd_jax.continuous.Target`.
     num_iter: autoregressive steps; one token per step by default.
     schedule: the levels of the head, or their number; by default those of the model.
     guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
       NextStep-1; by default that of the model.
     last_noise: whether the last kernel adds its noise, as in `exact_path`; it does not in MAR.
+
+  Example:
+    decode = jax.jit(cspd_jax.continuous.mar(target))
+    decoded = decode(params, condition, jax.random.key(0), Sampling(guidance_scale=1.5))
   """
-  schedule = target.as_schedule(schedule)
+  schedule = contract.as_schedule(target, schedule)
   return _mar_steps(target, num_iter, schedule, ancestral(target, schedule, last_noise), guidance,
                     last_noise)
 
@@ -52,16 +59,26 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
 def exact_head(target: Target, kernels_per_call: int | None = None,
                num_iter: int | None = None, schedule: Schedule | int | None = None, *,
                rho: np.ndarray | None = None, guidance: str | None = None) -> Decoder:
-  """Decodes as `mar` does, with a speculative head.
+  """Decodes as `mar` does, with speculation inside the diffusion head.
 
-  The arguments of `mar`, and:
+  A cheap predictor drafts states of a token's denoising chain, and one call of the head verifies
+  several of them. Exact: the distribution is that of `mar`. Nothing is trained.
 
   Args:
+    target: the model whose distribution is sampled, `cspd_jax.continuous.Target`.
     kernels_per_call: states that the head is evaluated at together; by default 16, or all levels if
       there are fewer. More if the time of a call is its latency, less if it is arithmetic.
+    num_iter: autoregressive steps; one token per step by default.
+    schedule: the levels of the head, or their number; by default those of the model.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
+    guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
+      NextStep-1; by default that of the model.
+
+  Example:
+    decode = jax.jit(cspd_jax.continuous.exact_head(target))
+    decoded = decode(params, condition, jax.random.key(0), Sampling(guidance_scale=1.5))
   """
-  schedule = target.as_schedule(schedule)
+  schedule = contract.as_schedule(target, schedule)
   sampler = speculative_head.speculative(target, schedule, kernels_per_call, rho)
   return _mar_steps(target, num_iter, schedule, sampler, guidance, last_noise=False)
 
@@ -73,14 +90,24 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
   """Decodes by the target alone, with the same number of tokens in every step.
 
   A valid verification of whole blocks samples from this distribution, whatever the draft model: so
-  this decoder, at the same number of target passes, is its baseline. The arguments of `mar`, and:
+  this decoder, at the same number of target passes, is its baseline. Exact by definition; masked
+  models only.
 
   Args:
+    target: the model whose distribution is sampled, `cspd_jax.continuous.Target`.
     block_length: tokens per step.
+    schedule: the levels of the head, or their number; by default those of the model.
     prefix_share: for the target passes of `cspd.cspd_released` with the same length and share: one
       token per step first, then its blocks. None for equal steps.
+    guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
+      NextStep-1; by default that of the model.
+    last_noise: whether the last kernel adds its noise; it does not in MAR.
+
+  Example:
+    decode = jax.jit(cspd_jax.continuous.parallel(target, block_length=4))
+    decoded = decode(params, condition, jax.random.key(0), Sampling(guidance_scale=1.5))
   """
-  size, schedule = target.num_tokens, target.as_schedule(schedule)
+  schedule, size = contract.as_schedule(target, schedule), target.num_tokens
   schedule_lib.check_length('block_length', block_length, size)
   if prefix_share is None:
     first, stops = 0, (*range(block_length, size, block_length), size)
@@ -98,18 +125,28 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
             guidance: str | None = None) -> Decoder:
   """Decodes windows of tokens in parallel until they do not change; see `coupled_chains`.
 
-  The distribution is that of `mar` with `last_noise`. Nothing is trained, and there is no draft
-  model. The arguments of `exact_head`, and:
+  The denoising chains of a window's tokens are drafts, kept from round to round. Exact: the
+  distribution is that of `mar` with `last_noise`. Nothing is trained, and there is no draft model.
 
   Args:
+    target: the model whose distribution is sampled, `cspd_jax.continuous.Target`.
     window: tokens of a round. A causal model runs them in one pass, a masked one in a pass each.
-    num_iter: as for `mar`, for masked models. Rounds divide a step with more tokens than `window`.
-    schedule: as for `mar`; its last kernel must have noise.
+    num_iter: autoregressive steps, for masked models; one token per step by default. Rounds divide
+      a step with more tokens than `window`.
+    schedule: the levels of the head, or their number; by default those of the model. Its last
+      kernel must have noise.
     kernels_per_call: drafts of every chain that the head is evaluated at together, where chains
       have left those of the last round; more than all levels count as all. By default a twelfth of
       the levels: 8 of 100, 4 of 50.
+    rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
+    guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
+      NextStep-1; by default that of the model.
+
+  Example:
+    decode = jax.jit(cspd_jax.continuous.windows(target, window=4))
+    decoded = decode(params, condition, jax.random.key(0), Sampling(guidance_scale=1.5))
   """
-  size, schedule = target.num_tokens, target.as_schedule(schedule)
+  schedule, size = contract.as_schedule(target, schedule), target.num_tokens
   if size > MAX_TRIALS:
     raise ValueError(f'the image has {size} tokens; windows support {MAX_TRIALS}, '
                      'because there is noise for as many rounds.')
@@ -142,9 +179,13 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
                aligned: bool = True, guidance: str | None = None) -> Decoder:
   """Speculative sampling with a draft model, one token per autoregressive step.
 
+  Drafts are accepted by a test of their denoising paths. Exact: the distribution is that of `mar`
+  with `last_noise`, for masked models only.
+
   Args:
-    target: the model whose distribution is sampled: that of `mar` with `last_noise`.
-    draft: the draft model; it has the same tokens and reads the same condition.
+    target: the model whose distribution is sampled, `cspd_jax.continuous.Target`.
+    draft: the draft model; it has the same tokens and reads the same condition. Its parameters are
+      the decoder's `draft_params`.
     draft_length: `gamma`, drafts per round.
     schedule: the levels of both heads, or their number; by default those of the target.
     split: first kernel of the tested path, a fifth of the way up by default. Above it the noise is
@@ -154,11 +195,16 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
     max_trials: the largest number of proposals per residual draw.
     bonus: whether a round with all drafts accepted adds a token of the target. Without it, draft
       and test of a token are the same whatever `draft_length` is, and so are images.
-    prefix_share: share of the tokens that the target decodes alone.
+    prefix_share: share of the tokens that the target decodes alone first, one by one.
     aligned: whether the draft model uses the target's noise above `split`.
-    guidance: as for `mar`.
+    guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
+      NextStep-1; by default that of the model.
+
+  Example:
+    decode = jax.jit(cspd_jax.continuous.exact_path(target, draft, draft_length=2))
+    decoded = decode(params, condition, jax.random.key(0), Sampling(), draft_params)
   """
-  schedule = target.as_schedule(schedule)
+  schedule = contract.as_schedule(target, schedule)
   split, last = schedule.num_levels // 5 if split is None else split, schedule.num_levels - 1
   fields.check_whole('split', split, f'a whole number from 0 to the last level, {last}', 0, last)
   verifier = path.path_test(split, eta, max_trials, bonus)

@@ -16,7 +16,8 @@ from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import GUIDANCE_SCHEDULES, Schedule
 from cspd_jax.continuous.span import Span, open_span
 from cspd_jax.core import fields, returned, rows
-from cspd_jax.core.random import RowKeys, row_keys
+from cspd_jax.core.guarantees import weakest
+from cspd_jax.core.random import RowKeys, as_row_keys
 from cspd_jax.core.tracing import usual_promotion
 
 
@@ -42,7 +43,7 @@ class State(NamedTuple):
   memory: Any = ()
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Decoder:
   """A model with one or more stages of rounds: `decoder(params, condition, key)`.
 
@@ -64,6 +65,10 @@ class Decoder:
   guidance: str
   distribution: str
   orders: Callable[[RowKeys, int], jax.Array] = random_orders
+
+  def __repr__(self) -> str:
+    guarantee = weakest([stage.verifier for stage in self.stages])
+    return f'Decoder({self.target}, {self.distribution}, {guarantee})'
 
   @property
   def verifier(self) -> base.Verifier:
@@ -87,11 +92,21 @@ class Decoder:
     Call it before compiling: a traced call cannot read values, and marks invalid rows in
     `Decoded.valid` instead. An invalid condition or option whose value is concrete is a ValueError.
     """
-    valid = sampling_lib.check(sampling, self.target.num_streams, rows.count(condition))
-    draft = None if self.drafter is None else self.drafter.model
-    for model in filter(None, (self.target, draft)):
-      valid &= returned.supported_rows(model, condition, 'model')
+    return self.check_condition(condition) & self.check_sampling(sampling, rows.count(condition))
+
+  def check_condition(self, condition: base.Condition) -> jax.Array:
+    """Returns which rows `[B]` bool of a condition can be decoded; errors are those of `check`."""
+    valid = returned.supported_rows(self.target, condition, 'model')
+    if self.drafter is not None and self.drafter.model is not None:
+      valid &= returned.supported_rows(self.drafter.model, condition, 'model')
     return valid
+
+  def check_sampling(self, sampling: Sampling, num_rows: int | None = None) -> jax.Array:
+    """Returns which rows `[B]` bool of the options can be decoded; errors are those of `check`.
+
+    There are `num_rows`, by default as many as an option has values.
+    """
+    return sampling_lib.check(sampling, self.target.num_streams, num_rows)
 
   @usual_promotion
   def __call__(self, params: base.Params, condition: base.Condition, key: jax.Array,
@@ -106,8 +121,7 @@ class Decoder:
       sampling: guidance and temperature, of all models; run-time values.
       draft_params: the draft model's parameters; missing ones raise ValueError, as does `check`.
     """
-    rng = row_keys(key, rows.count(condition))
-    state = self.start(params, condition, rng, sampling, draft_params)
+    state = self.start(params, condition, key, sampling, draft_params)
     for stage in self.stages:
       state = jax.lax.while_loop(
           lambda state, end=stage.stops[-1]: jnp.any(state.count < end),
@@ -116,8 +130,13 @@ class Decoder:
     return self.finish(state)
 
   @usual_promotion
-  def start(self, params, condition, rng, sampling=Sampling(), draft_params=None) -> State:
-    """Returns the state before the first round; `rng` is that of `core.random.row_keys`."""
+  def start(self, params: base.Params, condition: base.Condition, key: Any,
+            sampling: Sampling = Sampling(), draft_params: base.Params = None) -> State:
+    """Returns the state before the first round.
+
+    Arguments and errors are those of a call. `key` may be the `core.random.row_keys` of a key, too.
+    """
+    rng = as_row_keys(key, rows.count(condition))
     valid = self.check(condition, sampling)
     if self.drafter is not None and self.drafter.model is not None and draft_params is None:
       raise ValueError("draft_params is None; it must be the draft model's parameters.")
@@ -252,6 +271,7 @@ def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifie
     guidance: one of `schedule.GUIDANCE_SCHEDULES`; None for that of the target.
     distribution: the distribution that is sampled, in words.
   """
+  returned.check_part('target', target, base.Target)
   guidance = target.guidance if guidance is None else guidance
   fields.check_choice('guidance', guidance, GUIDANCE_SCHEDULES)
   first_context = BLOCK if target.cached is None else CACHED

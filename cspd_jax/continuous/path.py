@@ -31,6 +31,7 @@ from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Target, Verdict,
 from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.span import Span, TokenBatch
 from cspd_jax.core import rows
+from cspd_jax.core.returned import check_part
 
 DEFAULT_ETA = 0.95
 _NEGLIGIBLE = 1e-6  # Probability below which failing residual draws are not mentioned.
@@ -42,6 +43,7 @@ def model(draft: Target, aligned: bool = True, guided_as_verified: bool = False)
   `draft` has the same tokens as the target and reads the same condition. If `aligned`, its head
   uses the noise of the positions, as the target's does. `guided_as_verified` is that of `Drafter`.
   """
+  check_part('draft', draft, Target)
   return Drafter(functools.partial(_propose, draft, aligned), draft,
                  functools.partial(_check_pair, draft), guided_as_verified)
 

@@ -35,7 +35,7 @@ _LIMITS: dict[str, rows.Limit] = dict(
 SMALLEST = 2.0**-90
 
 
-def check(sampling: Sampling, num_streams: int, num_rows: int) -> jax.Array:
+def check(sampling: Sampling, num_streams: int, num_rows: int | None = None) -> jax.Array:
   """Returns whether all values of a row `[B]` are in range, as `rows.check_options` does."""
   if not isinstance(sampling, Sampling):
     raise ValueError(f'sampling is {sampling!r:.80}; it must be a cspd_jax.continuous.Sampling, '

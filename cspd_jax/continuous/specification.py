@@ -5,10 +5,10 @@ or `cspd_released(block_length=8, kappa=42.0)`. The parameters, their defaults a
 those of the function of that name.
 """
 
+import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from cspd_jax.continuous.base import Target
 from cspd_jax.continuous.cspd import cspd_paper, cspd_relaxed, cspd_released
@@ -16,45 +16,38 @@ from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel, 
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core import fields, naming, spec as spec_lib
-from cspd_jax.core.guarantees import Guarantee
+from cspd_jax.core.entries import Entry
+from cspd_jax.core.guarantees import Guarantee, weakest
 from cspd_jax.core.spec import Part, Resources, Spec, parse
 
 
-class DecoderEntry(NamedTuple):
-  """A named decoder.
+@dataclasses.dataclass(frozen=True)
+class ContinuousEntry(Entry):
+  """A decoder of continuous tokens; `build` is `(target, ...) -> Decoder`.
 
   Attributes:
-    build: `(target, ...) -> Decoder`.
-    summary: one line for tables.
     causal: whether it decodes causal models too. A decoder with a draft model or with steps of
       several tokens decodes masked ones only.
   """
 
-  build: Callable[..., Decoder]
-  summary: str
+  converted = (Schedule,)
+  networks_of = {Target: {'model': lambda draft: draft}}
+
   causal: bool = False
 
-  @property
-  def parameters(self) -> dict[str, inspect.Parameter]:
-    """The parameters that a specification may set."""
-    return spec_lib.parameters(self.build, {Schedule})
 
-  def accepts(self, name: str) -> bool:
-    """Whether `build` has a parameter `name`, in specifications or not."""
-    return name in inspect.signature(self.build).parameters
-
-
-DECODERS: dict[str, DecoderEntry] = {entry.build.__name__: entry for entry in (
-    DecoderEntry(mar, "MAR's own sampler, the baseline", causal=True),
-    DecoderEntry(parallel, 'the target alone with the passes of cspd_released'),
-    DecoderEntry(exact_head, 'mar with speculation inside the diffusion head', causal=True),
-    DecoderEntry(windows, 'windows of tokens whose denoising chains are kept between rounds',
-                 causal=True),
-    DecoderEntry(exact_path, 'drafts by a smaller model and the path test'),
-    DecoderEntry(cspd_paper, 'Algorithm 1 of CSpD as printed'),
-    DecoderEntry(cspd_released, "the control flow of CSpD's published code"),
-    DecoderEntry(cspd_relaxed, 'the same blocks with a plain test'),
-)}
+DECODERS: dict[str, ContinuousEntry] = {
+    'mar': ContinuousEntry(mar, "MAR's own sampler, the baseline", causal=True),
+    'parallel': ContinuousEntry(parallel, 'the target alone with the passes of cspd_released'),
+    'exact_head': ContinuousEntry(
+        exact_head, 'mar with speculation inside the diffusion head', causal=True),
+    'windows': ContinuousEntry(
+        windows, 'windows of tokens whose denoising chains are kept between rounds', causal=True),
+    'exact_path': ContinuousEntry(exact_path, 'drafts by a smaller model and the path test'),
+    'cspd_paper': ContinuousEntry(cspd_paper, 'Algorithm 1 of CSpD as printed'),
+    'cspd_released': ContinuousEntry(cspd_released, "the control flow of CSpD's published code"),
+    'cspd_relaxed': ContinuousEntry(cspd_relaxed, 'the same blocks with a plain test'),
+}
 
 
 def build(spec: str | Spec, target: Target, resources: Resources = Resources()) -> Decoder:
@@ -64,15 +57,9 @@ def build(spec: str | Spec, target: Target, resources: Resources = Resources()) 
   """
   part = _part(spec)
   entry = DECODERS[part.name]
-  allowed = entry.parameters
-  arguments = spec_lib.bind(part, allowed, {
-      Schedule: spec_lib.Converter('the number of levels', functools.partial(_schedule, target))})
-  if entry.accepts('draft'):
-    if 'model' not in resources.drafts:
-      raise ValueError(
-          f"{part.name} drafts with a draft model, which is missing; pass drafts['model'].")
-    arguments['draft'] = resources.drafts['model']
-  if resources.rho is not None and entry.accepts('rho'):
+  arguments = entry.arguments(part, {Schedule: spec_lib.Converter(
+      'the number of levels', functools.partial(_schedule, target))}, resources)
+  if resources.rho is not None and 'rho' in inspect.signature(entry.build).parameters:
     arguments['rho'] = resources.rho(target.as_schedule(arguments.get('schedule')))
   return entry.build(target, **arguments)
 
@@ -95,7 +82,8 @@ def parameters(spec: str | Spec) -> dict[str, inspect.Parameter]:
 
 def needs(spec: str | Spec) -> str | None:
   """Returns 'model' if the decoder of a specification has a draft model, else None."""
-  return 'model' if DECODERS[_part(spec).name].accepts('draft') else None
+  part = _part(spec)
+  return DECODERS[part.name].needs(part)
 
 
 def unsupported(spec: str | Spec, target: Target) -> str | None:
@@ -111,11 +99,7 @@ def guarantee(decoder: Decoder) -> Guarantee:
   'exact'; 'bounded', if `Decoded.errors` bounds the squared distance of every token to the target's
   own; 'biased' otherwise, or if exact for some models only. `Decoder.guarantee` has the details.
   """
-  verifiers = [stage.verifier for stage in decoder.stages]
-  if all(verifier.exact for verifier in verifiers):
-    return Guarantee.EXACT
-  bounded = all(verifier.exact or verifier.bounded for verifier in verifiers)
-  return Guarantee.BOUNDED if bounded else Guarantee.BIASED
+  return weakest([stage.verifier for stage in decoder.stages])
 
 
 def _schedule(target: Target, name: str, value: Any) -> Schedule:

@@ -1,6 +1,8 @@
 """The guarantees of decoders, the same in both engines."""
 
 import enum
+from collections.abc import Collection
+from typing import Any
 
 
 class Guarantee(enum.StrEnum):
@@ -30,3 +32,17 @@ class Guarantee(enum.StrEnum):
   def is_exact(self) -> bool:
     """Whether the images follow the distribution."""
     return self.satisfies(Guarantee.EXACT)
+
+
+def weakest(verifiers: Collection[Any]) -> Guarantee:
+  """Returns the guarantee of a decoder, of either engine, that uses all of these verifiers."""
+  order = list(Guarantee)
+  return max(map(_guarantee, verifiers), key=order.index)
+
+
+def _guarantee(verifier: Any) -> Guarantee:
+  if getattr(verifier, 'seed_exact', False):  # Continuous tokens have no such verifiers.
+    return Guarantee.SEED_EXACT
+  if verifier.exact:
+    return Guarantee.EXACT
+  return Guarantee.BOUNDED if verifier.bounded else Guarantee.BIASED

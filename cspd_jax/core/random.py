@@ -70,6 +70,12 @@ def row_keys(key: Any, batch_size: int) -> RowKeys:
   return RowKeys(words[:, 0], words[:, 1])
 
 
+def as_row_keys(key: Any, batch_size: int) -> Any:
+  """Returns the `row_keys` of a key, or the random state of rows unchanged."""
+  is_state = isinstance(key, tuple)  # `RowKeys`, or the state of what a test draws from.
+  return key if is_state else row_keys(key, batch_size)
+
+
 def _as_keys(key: Any) -> jax.Array:
   """Converts typed or raw keys to typed keys; refuses numbers, which lose high bits if traced."""
   dtype, shape = getattr(key, 'dtype', None), getattr(key, 'shape', ())

@@ -20,6 +20,24 @@ class ContractError(ValueError):
   """A function of a model, a drafter or a verifier returned a wrong result."""
 
 
+def check_part(name: str, value: Any, kind: type) -> None:
+  """Raises ValueError, saying what to pass, unless the argument `name` is a part of this kind."""
+  if isinstance(value, kind):
+    return
+  words, remedy = f'a {type(value).__name__}', f'it must be a {kind.__module__}.{kind.__name__}'
+  if value is None or isinstance(value, str | int | float):
+    words = f'{value!r:.60}'
+  elif hasattr(value, 'target') and hasattr(value, 'params'):
+    words, remedy = f'{value!r:.60}, a loaded model', 'pass model.target(guided=True)'
+  elif hasattr(value, 'build') and hasattr(value, 'params'):
+    remedy = 'pass what it builds for the target, as in model.drafts["eagle"].build(guided=True)'
+  elif callable(value):
+    remedy = 'call it, as in model.target(guided=True)'
+  elif type(value).__name__ == kind.__name__:  # Of the other engine.
+    words = f'a {type(value).__module__}.{kind.__name__}'
+  raise ValueError(f'{name} is {words}; {remedy}.')
+
+
 def check(function: str, name: str, value: Any, shape: tuple[int | None, ...], axes: str,
           kind: Any = jnp.floating) -> None:
   """Raises ContractError unless what `function` returned as `name` has a shape and a kind of dtype.

@@ -31,12 +31,15 @@ def count(condition: Any) -> int:
   return sizes.pop()[0]
 
 
-def check_options(options: Mapping[str, Any], limits: Mapping[str, Sequence[Limit]], num_rows: int
-                  ) -> jax.Array:
+def check_options(options: Mapping[str, Any], limits: Mapping[str, Sequence[Limit]],
+                  num_rows: int | None = None) -> jax.Array:
   """Checks the options of `limits`; returns `[B]` bool, whether all values of a row are valid.
 
+  There are `num_rows`, by default as many as an option has values.
   A concrete value that is not a number or one number per row, or is not valid, raises ValueError.
   """
+  if num_rows is None:
+    num_rows = max((np.size(value) for value in options.values() if np.ndim(value) == 1), default=1)
   valid = np.ones(num_rows, bool)
   for name, limits_of_option in limits.items():
     value = _numbers(name, options[name], num_rows)

@@ -211,7 +211,7 @@ class Resources(NamedTuple):
   """The parts of a decoder that text cannot represent.
 
   Attributes:
-    drafts: what drafts or corrects, by the keys of `decoding.specification.SOURCES`: a `Target`, a
+    drafts: what drafts or corrects, by the keys of `core.entries.SOURCES`: a `Target`, a
       `Network`, `Heads` or a `Corrector`; the target's first 'layers' are a `Network`. A draft
       model of continuous tokens has the key 'model'.
     codebook: `[V, D]` of the target's image tokenizer, for verifiers with latent neighbours.

@@ -12,9 +12,9 @@ from cspd_jax.decoding.base import (
     Verdict,
     Verifier,
 )
-from cspd_jax.decoding.decoders import DRAFTERS, VERIFIERS
 from cspd_jax.decoding.loop import Decoder, State, make_decoder
-from cspd_jax.decoding.specification import DECODERS, build, complete, guarantee, named, needs
+from cspd_jax.decoding.specification import build, complete, guarantee, needs
+from cspd_jax.decoding.tables import DECODERS, DRAFTERS, VERIFIERS
 from cspd_jax.decoding.tree import (
     Budget,
     RuntimeTree,
@@ -33,4 +33,4 @@ __all__ = [
     'Budget', 'DECODERS', 'DRAFTERS', 'Decoded', 'Decoder', 'Draft', 'Drafter', 'Env', 'Layout',
     'Outcome', 'Resources', 'RuntimeTree', 'State', 'Target', 'Tree', 'VERIFIERS', 'Verdict',
     'Verifier', 'Warp', 'branching', 'build', 'caterpillar', 'chain', 'complete', 'cut',
-    'guarantee', 'kary', 'make_decoder', 'named', 'needs', 'paths', 'runtime_tree']
+    'guarantee', 'kary', 'make_decoder', 'needs', 'paths', 'runtime_tree']

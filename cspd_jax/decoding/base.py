@@ -76,6 +76,10 @@ class Target(NamedTuple):
   small: Callable[[jax.Array], jax.Array] | None = None
   supports_trees: bool = True
 
+  def __repr__(self) -> str:
+    return (f'Target(vocab_size={self.vocab_size}, num_tokens={self.num_tokens}, '
+            f'row_width={self.row_width}, num_streams={self.num_streams})')
+
 
 # How siblings are generated: drawn without replacement, independently, or selected.
 DRAWS = ('distinct', 'iid', 'fixed')

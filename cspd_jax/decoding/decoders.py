@@ -1,26 +1,27 @@
-# mypy: disable-error-code="empty-body"
-"""The tables of drafters and verifiers, and the named decoders as functions of a target.
+"""The named decoders of discrete tokens: a drafter and a verifier for a target.
 
-A new decoder is an entry here. Its text, such as `mc_sjd(window=32)`, and its function build the
-same decoder; `cspd_jax`, the programs, the documentation and the tests read these tables.
+Each function returns a `Decoder`, itself a function of arrays that is jitted as a whole:
+`(params, condition, key, warp, draft_params) -> Decoded`, with tokens `[B, T]`. `tables` lists them
+for text, such as `mc_sjd(window=32)`. All raise ValueError for an option out of its range, and for
+a network, a tree or a window that does not fit the target.
+
+For a model of `cspd_jax.load`, `target` is `model.target(guided=True)`, `params` are
+`model.params`, `condition` is `model.condition(prompts)`, and a network and its `draft_params` are
+`model.drafts['eagle'].build(True)` and `model.drafts['eagle'].params`.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
-from cspd_jax.core.spec import Call, Value
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.base import Target
-from cspd_jax.decoding.drafters import Corrector, Heads, Network, from_model, from_network
+from cspd_jax.decoding.drafters import Corrector, Heads, Network
 from cspd_jax.decoding.drafters.corrected import corrected as draft_corrected
 from cspd_jax.decoding.drafters.draft_model import model as draft_model
 from cspd_jax.decoding.drafters.eagle import eagle as draft_eagle, eagle2 as draft_eagle2
 from cspd_jax.decoding.drafters.jacobi import ancestral, jacobi as draft_jacobi, reuse
 from cspd_jax.decoding.drafters.medusa import medusa as draft_medusa
-from cspd_jax.decoding.loop import Decoder
-from cspd_jax.decoding.specification import DRAFTERS, VERIFIERS, DrafterEntry, VerifierEntry, named
+from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.tree import Tree
-from cspd_jax.decoding.verifiers import block, cool, grouped, kseq, lantern, match, node_tests
+from cspd_jax.decoding.verifiers.match import match
+from cspd_jax.decoding.verifiers.node_tests import exact
 
 
 def default_tree(window: int) -> Tree:
@@ -30,6 +31,7 @@ def default_tree(window: int) -> Tree:
   full ternary tree with three levels of SJD-PAC's released code, for a medium one three candidates
   for the first token, and for a short one a chain, which needs all the tokens there.
   """
+  trees.check_size('window', window, 1)
   if window >= 48:
     return trees.kary(3, 3, window - 1)
   if window >= 16:
@@ -43,6 +45,7 @@ def corrected_tree(window: int) -> Tree:
   Selected as that of `default_tree`: the longer the window, the more candidates for the first
   tokens, whose rejection shortens a round most.
   """
+  trees.check_size('window', window, 1)
   if window >= 48:
     return trees.caterpillar(4, 6, window - 1)
   if window >= 24:
@@ -50,206 +53,341 @@ def corrected_tree(window: int) -> Tree:
   return trees.chain(window - 1)
 
 
-_window_size = lambda arguments, window, length: {'window': window}
-_chain_length = lambda arguments, window, length: {} if 'tree' in arguments else {'length': length}
-
-
-def _eagle_tree(
-    arguments: Mapping[str, Value], window: int | None, length: int | None) -> dict[str, Value]:
-  """EAGLE's published tree if it fits in a forward pass of `window` tokens, else a chain."""
-  if window is None:
-    return {}
-  chain = Call('chain', (max(window - 1, 1) if length is None else length,), {})
-  return {'tree': 'EAGLE' if window > trees.EAGLE.num_nodes else chain}
-
-
-def _eagle2_sizes(
-    arguments: Mapping[str, Value], window: int | None, length: int | None) -> dict[str, Value]:
-  if window is None or arguments.keys() & {'num_nodes', 'width', 'depth'}:
-    return {}
-  if window > trees.EAGLE.num_nodes:
-    return {'num_nodes': window - 1, 'width': 10, 'depth': 5}
-  return {'num_nodes': max(window - 1, 1), 'width': max(window // 2, 1), 'depth': 3}
-
-
-_as_is = lambda network: network
-_EAGLE = {'eagle': _as_is}
-# Turn each network that can correct windows into a `Corrector`, by the keys of
-# `specification.SOURCES`. The error of the target's first layers is the same in both contexts up to
-# what changed, so that all of it carries over (decay 0).
-CORRECTORS: dict[str, Callable[[Any], Corrector]] = {
-    'corrector': _as_is,
-    'neighbours': _as_is,
-    'eagle': from_network,
-    'model': from_model,
-    'layers': lambda network: from_network(network, decay=0.0),
-}
-
-DRAFTERS.update({
-    'ancestral': DrafterEntry(ancestral, 'no drafts'),
-    'model': DrafterEntry(
-        draft_model, 'a chain drawn by a smaller model', {'model': _as_is},
-        default_sizes=_chain_length),
-    'jacobi': DrafterEntry(
-        draft_jacobi, "a window of the target's draws of the last round",
-        auto_tree=default_tree, default_sizes=_window_size),
-    'reuse': DrafterEntry(
-        reuse, 'the same, each retained while it is probable enough', auto_tree=default_tree,
-        default_sizes=_window_size),
-    'eagle': DrafterEntry(
-        draft_eagle, "a layer that extrapolates the target's features", _EAGLE,
-        default_sizes=_eagle_tree),
-    'eagle2': DrafterEntry(
-        draft_eagle2, 'the same along its most probable paths', _EAGLE,
-        default_sizes=_eagle2_sizes),
-    'medusa': DrafterEntry(
-        draft_medusa, "heads on the target's last feature", {'medusa': _as_is},
-        default_sizes=_chain_length),
-    'corrected': DrafterEntry(
-        draft_corrected, "the target's last predictions, corrected by a cheap model",
-        CORRECTORS, corrected_tree, _window_size),
-})
-
-VERIFIERS.update({
-    'exact': VerifierEntry(node_tests.exact, 'min(1, p / q), then the residual distribution'),
-    'match': VerifierEntry(match.match, "a draft is accepted if the target's draw equals it"),
-    'block': VerifierEntry(block.block, 'the drafts of a chain are accepted together'),
-    'kseq': VerifierEntry(
-        kseq.kseq, 'the first of several independent candidates that passes',
-        drafter_defaults={'draws': 'iid'}),
-    'uniform': VerifierEntry(cool.uniform, 'one factor on the acceptance at every depth'),
-    'cool': VerifierEntry(cool.cool, 'factors that fall exponentially with depth'),
-    'cool_linear': VerifierEntry(
-        cool.cool_linear, 'factors that fall linearly with depth'),
-    'lantern': VerifierEntry(
-        lantern.lantern, "latent neighbours add to a draft's probability, up to a distance",
-        lantern.from_codebook(lambda vocab_size: min(1000, vocab_size // 16))),
-    'lantern_pp': VerifierEntry(
-        lantern.lantern_pp, "latent neighbours add to a draft's probability, up to a factor",
-        lantern.from_codebook(lambda vocab_size: 10)),
-    'grouped': VerifierEntry(
-        grouped.grouped, 'tokens of similar probability are accepted as a group',
-        lantern.embeddings),
-    'typical': VerifierEntry(node_tests.typical, 'drafts that are probable enough are accepted'),
-})
-
-
-@named('ancestral+match', 'one token per forward pass')
 def vanilla(target: Target, window: int = 1) -> Decoder:
-  """One token per forward pass, drawn with the noise of its position.
+  """Decodes one token per forward pass: the baseline.
 
-  With a `window`, all its tokens but the first are padding, with which the pass has the shapes of a
-  window decoder, and seed-exact ones yield the same tokens bit for bit.
+  Seed-exact: each token is drawn from the target's distribution with the noise of its position, and
+  these are the tokens that seed-exact decoders repeat.
+
+  Args:
+    target: the model whose distribution is sampled.
+    window: `W`, tokens per forward pass, of which all but the first are padding. It changes how
+      sums are rounded: with the `W` of a seed-exact decoder the tokens are the same bit for bit.
+
+  Example:
+    decode = jax.jit(cspd_jax.vanilla(target))
+    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
   """
+  return make_decoder(target, ancestral(window), match())
 
 
-@named('model+exact', 'a smaller model drafts')
 def speculative(target: Target, draft_target: Target, length: int = 4) -> Decoder:
   """Speculative sampling with a draft model (Leviathan et al., arXiv 2211.17192).
 
-  Call the decoder with `draft_params`. Arguments as for `drafters.model`.
+  Exact: the tokens follow the target's distribution, whatever the draft model is.
+
+  Args:
+    target: the model whose distribution is sampled.
+    draft_target: the draft model, with the vocabulary and the grid of the target. It reads the same
+      condition; its parameters are the decoder's `draft_params`.
+    length: tokens that it drafts per round, at least 1, in a forward pass each.
+
+  Example:
+    decode = jax.jit(cspd_jax.speculative(target, draft_target, length=4))
+    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9), draft_params)
   """
+  return make_decoder(target, draft_model(draft_target, length), exact())
 
 
-@named('jacobi(coupling=redraw)+match(seed_exact=False)',
-       'a draft is accepted if a fresh draw equals it')
 def jacobi(target: Target, window: int = 16, tree: Tree | None = None, *,
            fresh: str = 'uniform') -> Decoder:
-  """Jacobi decoding with sampling: a draft is accepted if a fresh draw equals it.
+  """Jacobi decoding with sampling (Song et al., arXiv 2002.03629).
 
-  Arguments as for `drafters.jacobi`.
+  In every round the target's draws of the last forward pass are the drafts. One is accepted if a
+  new draw equals it. Exact: every committed token is a draw from the target's distribution.
+
+  Args:
+    target: the model whose distribution is sampled.
+    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
+      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
+      tokens takes hardly longer, and 4 on a CPU, which computes each of them.
+    tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
+      side nodes hold further candidates, drawn without replacement from the same distributions. A
+      chain by default.
+    fresh: which tokens fill the end of the window, where there are no drafts yet: 'uniform' ones,
+      or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn again from its
+      distribution ('resample-left', 'resample-above'); for targets that draw a small image first
+      also 'repeat-small' and 'resample-small'. All are exact; in short windows, those above commit
+      more tokens.
+
+  Example:
+    decode = jax.jit(cspd_jax.jacobi(target, window=16))
+    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
   """
+  return make_decoder(target, draft_jacobi(window, 'redraw', fresh, tree), match(seed_exact=False))
 
 
-@named('jacobi(coupling=redraw)+exact', 'Jacobi window, probabilistic acceptance')
 def sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
         fresh: str = 'uniform') -> Decoder:
-  """Speculative Jacobi decoding (arXiv 2410.01699). Arguments as for `jacobi`."""
+  """Speculative Jacobi decoding (SJD, arXiv 2410.01699).
+
+  The drafts are the target's draws of the last forward pass, with the distributions `q` that they
+  were drawn from. One is accepted with probability `min(1, p / q)`. Exact.
+
+  Args:
+    target: the model whose distribution is sampled.
+    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
+      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
+      tokens takes hardly longer, and 4 on a CPU, which computes each of them.
+    tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
+      side nodes hold further candidates, drawn without replacement from the same distributions. A
+      chain by default.
+    fresh: which tokens fill the end of the window, where there are no drafts yet: 'uniform' ones,
+      or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn again from its
+      distribution ('resample-left', 'resample-above'); for targets that draw a small image first
+      also 'repeat-small' and 'resample-small'. All are exact; in short windows, those above commit
+      more tokens.
+
+  Example:
+    decode = jax.jit(cspd_jax.sjd(target, window=16))
+    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
+  """
+  return make_decoder(target, draft_jacobi(window, 'redraw', fresh, tree), exact())
 
 
-@named('jacobi(coupling=maximal)+exact', 'SJD with maximally coupled drafts')
 def mc_sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
            fresh: str = 'uniform') -> Decoder:
-  """SJD whose drafts are maximally coupled from round to round (arXiv 2510.24211).
+  """SJD whose drafts change as rarely as possible (MC-SJD, arXiv 2510.24211).
 
-  Arguments as for `jacobi`.
+  The draft of a position is maximally coupled with that of the round before: it is retained with
+  probability `min(1, p / q)`, else drawn from the residual. Exact, and nothing is trained.
+
+  Args:
+    target: the model whose distribution is sampled.
+    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
+      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
+      tokens takes hardly longer, and 4 on a CPU, which computes each of them.
+    tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
+      side nodes hold further candidates, drawn without replacement from the same distributions. A
+      chain by default.
+    fresh: which tokens fill the end of the window, where there are no drafts yet: 'uniform' ones,
+      or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn again from its
+      distribution ('resample-left', 'resample-above'); for targets that draw a small image first
+      also 'repeat-small' and 'resample-small'. All are exact; in short windows, those above commit
+      more tokens.
+
+  Example:
+    decode = jax.jit(cspd_jax.mc_sjd(target, window=32))
+    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
   """
+  return make_decoder(target, draft_jacobi(window, 'maximal', fresh, tree), exact())
 
 
-@named('reuse+exact', 'SJD that reuses drafts while they are probable')
 def sjd_pp(target: Target, window: int = 16, threshold: float = 0.5, tree: Tree | None = None, *,
            fresh: str = 'uniform') -> Decoder:
-  """SJD whose drafts are reused after a rejection while they are probable (arXiv 2512.07503).
+  """SJD that reuses drafts after a rejection while they are probable (SJD++, arXiv 2512.07503).
 
-  SJD++, with the distributions recorded that its drafts have, so that it is exact. Arguments as for
-  `drafters.reuse`.
+  A reused draft follows a mixture of the old and the new distribution, which is recorded, so that
+  the decoder is exact.
+
+  Args:
+    target: the model whose distribution is sampled.
+    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
+      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
+      tokens takes hardly longer, and 4 on a CPU, which computes each of them.
+    threshold: a draft is retained if its probability is at least this share of the one with which
+      it was drawn, above 0 and at most 1.
+    tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
+      side nodes hold further candidates, drawn without replacement from the same distributions. A
+      chain by default.
+    fresh: which tokens fill the end of the window, where there are no drafts yet: 'uniform' ones,
+      or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn again from its
+      distribution ('resample-left', 'resample-above'); for targets that draw a small image first
+      also 'repeat-small' and 'resample-small'. All are exact; in short windows, those above commit
+      more tokens.
+
+  Example:
+    decode = jax.jit(cspd_jax.sjd_pp(target, window=16, threshold=0.5))
+    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
   """
+  return make_decoder(target, reuse(window, threshold, fresh, tree), exact())
 
 
-@named('jacobi(coupling=maximal, tree=auto)+exact', 'coupled drafts and a candidate tree')
 def sjd_pac(target: Target, window: int = 16, tree: Tree | None = None, *,
             fresh: str = 'uniform') -> Decoder:
-  """Adaptive continuation and proactive drafting (SJD-PAC, arXiv 2603.18599).
+  """SJD with coupled drafts and a tree of candidates (SJD-PAC, arXiv 2603.18599).
 
-  Arguments as for `jacobi`, but `tree` is `default_tree(window)` by default.
+  Adaptive continuation, which is the coupling of `mc_sjd`, and proactive drafting: several
+  candidates for the first tokens of the window. Exact.
+
+  Args:
+    target: the model whose distribution is sampled.
+    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
+      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
+      tokens takes hardly longer, and 4 on a CPU, which computes each of them.
+    tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
+      side nodes hold further candidates, drawn without replacement from the same distributions.
+      `default_tree(window)` by default, a chain below 16 tokens; the target must score trees unless
+      it is a chain.
+    fresh: which tokens fill the end of the window, where there are no drafts yet: 'uniform' ones,
+      or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn again from its
+      distribution ('resample-left', 'resample-above'); for targets that draw a small image first
+      also 'repeat-small' and 'resample-small'. All are exact; in short windows, those above commit
+      more tokens.
+
+  Example:
+    decode = jax.jit(cspd_jax.sjd_pac(target, window=32))
+    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
   """
+  tree = default_tree(window) if tree is None else tree
+  return make_decoder(target, draft_jacobi(window, 'maximal', fresh, tree), exact())
 
 
-@named('jacobi(coupling=noise, tree=auto)+match', 'the same image as vanilla')
 def seed_exact(target: Target, window: int = 16, tree: Tree | None = None, *,
                fresh: str = 'uniform') -> Decoder:
   """Jacobi windows under the noise of each position: the tokens of `vanilla(window=window)`.
 
-  Predictive sampling (arXiv 2002.09928) with a window, and a tree whose side nodes hold the
-  runners-up under the same noise. With the same batch size a chain yields these tokens bit for bit
-  in any dtype, a tree with side nodes up to rounding. Arguments as for `sjd_pac`.
+  Predictive sampling (Wiggers and Hoogeboom, arXiv 2002.09928) with a window. Seed-exact: with the
+  same key and batch size, the tokens are equal bit for bit in any dtype if `tree` is a chain, and
+  up to rounding otherwise.
+
+  Args:
+    target: the model whose distribution is sampled.
+    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
+      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
+      tokens takes hardly longer, and 4 on a CPU, which computes each of them.
+    tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
+      side nodes hold further candidates, the runners-up under the noise of the position.
+      `default_tree(window)` by default, a chain below 16 tokens; the target must score trees unless
+      it is a chain.
+    fresh: which tokens fill the end of the window, where there are no drafts yet: 'uniform' ones,
+      or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn again from its
+      distribution ('resample-left', 'resample-above'); for targets that draw a small image first
+      also 'repeat-small' and 'resample-small'. All are exact; in short windows, those above commit
+      more tokens.
+
+  Example:
+    decode = jax.jit(cspd_jax.seed_exact(target, window=16))
+    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
   """
+  tree = default_tree(window) if tree is None else tree
+  return make_decoder(target, draft_jacobi(window, 'noise', fresh, tree), match())
 
 
-@named('corrected(tree=auto)+exact', "the target's last predictions, corrected by a cheap model")
 def corrected(target: Target, corrector: Corrector, window: int = 16, passes: int | None = None,
               tree: Tree | None = None, *, reads: int | None = None) -> Decoder:
   """Windows of the target's last predictions, corrected by a cheap model.
 
-  Call the decoder with the cheap model's parameters as `draft_params`. Arguments as for
-  `drafters.corrected`, but `tree` is `corrected_tree(window)` by default.
+  After a rejection these predictions are stale: the corrector scores the old and the new context
+  and adds the difference (`docs/corrected_windows.md`). Exact, whatever the corrector is.
+
+  Args:
+    target: the model whose distribution is sampled.
+    corrector: the cheap model, such as `drafters.from_network(network)`; its parameters are the
+      decoder's `draft_params`.
+    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
+      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
+      tokens takes hardly longer, and 8 on a CPU, which computes each of them.
+    passes: how often the corrector scores the window in a round, at least 1. By default 4 for
+      windows of 32 or more and 2 for smaller ones.
+    tree: topology of the `W - 1` drafts; side nodes are leaves next to the main chain and hold
+      further candidates from the same distributions. `corrected_tree(window)` by default, a chain
+      below 24 tokens; the target must score trees unless it is a chain.
+    reads: number of positions that the corrector scores, by default the whole main chain. The
+      positions after them keep the target's last predictions.
+
+  Example:
+    decode = jax.jit(cspd_jax.corrected(target, corrector, window=64, passes=4))
+    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9), draft_params)
   """
+  tree = corrected_tree(window) if tree is None else tree
+  return make_decoder(target, draft_corrected(corrector, window, passes, tree, reads), exact())
 
 
-@named('corrected(tree=auto)+match', 'the same image as vanilla, by corrected predictions')
 def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
                          passes: int | None = None, tree: Tree | None = None, *,
                          reads: int | None = None) -> Decoder:
   """Corrected windows under the noise of each position: the tokens of `vanilla(window=window)`.
 
-  Bit for bit or up to rounding, as for `seed_exact`. Arguments as for `corrected`.
+  The drafts are those of `corrected`, verified by equality. Seed-exact: with the same key and batch
+  size, the tokens are equal bit for bit in any dtype if `tree` is a chain, and up to rounding
+  otherwise.
+
+  Args:
+    target: the model whose distribution is sampled.
+    corrector: the cheap model, such as `drafters.from_network(network)`; its parameters are the
+      decoder's `draft_params`.
+    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
+      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
+      tokens takes hardly longer, and 8 on a CPU, which computes each of them.
+    passes: how often the corrector scores the window in a round, at least 1. By default 4 for
+      windows of 32 or more and 2 for smaller ones.
+    tree: topology of the `W - 1` drafts; side nodes are leaves next to the main chain and hold
+      further candidates, the runners-up. `corrected_tree(window)` by default, a chain below 24
+      tokens; the target must score trees unless it is a chain.
+    reads: number of positions that the corrector scores, by default the whole main chain. The
+      positions after them keep the target's last predictions.
+
+  Example:
+    decode = jax.jit(cspd_jax.corrected_seed_exact(target, corrector, window=64, passes=4))
+    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9), draft_params)
   """
+  tree = corrected_tree(window) if tree is None else tree
+  return make_decoder(target, draft_corrected(corrector, window, passes, tree, reads), match())
 
 
-@named('eagle+exact', "a layer on the target's features drafts")
 def eagle(target: Target, network: Network, tree: Tree = trees.EAGLE, *,
           draws: str = 'distinct') -> Decoder:
   """Drafts of a network that extrapolates the target's features (EAGLE, arXiv 2401.15077).
 
-  Call the decoder with its parameters as `draft_params`. Arguments as for `drafters.eagle`.
+  Exact, whatever the network is.
+
+  Args:
+    target: the model whose distribution is sampled.
+    network: a network trained for the target, which must return features; its parameters are the
+      decoder's `draft_params`.
+    tree: topology of the drafts, at least one; that of EAGLE-1, with 25, by default. Pass
+      `decoding.tree.LANTERN`, with 57, for more tokens per pass, or on a CPU `chain(4)`.
+    draws: how siblings are selected: 'distinct' draws them without replacement, 'iid'
+      independently, 'fixed' takes the most probable ones.
+
+  Example:
+    decode = jax.jit(cspd_jax.eagle(target, network, chain(4)))
+    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9), draft_params)
   """
+  return make_decoder(target, draft_eagle(network, tree, draws), exact())
 
 
-@named('eagle2+match', 'EAGLE along its most probable paths')
 def eagle2(target: Target, network: Network, num_nodes: int = 58, width: int = 10,
            depth: int = 5) -> Decoder:
-  """EAGLE with a new tree in every round (EAGLE-2, arXiv 2406.16858).
+  """EAGLE with a new tree in every round, of the most probable paths (EAGLE-2, arXiv 2406.16858).
 
-  The drafts are the most probable tokens instead of draws. `match` verifies them by drawing the
-  target's token and looking for it among them, which yields the tokens of `vanilla` up to rounding.
-  Arguments as for `drafters.eagle2`.
+  The drafts are chosen, not drawn. They are verified by drawing the target's token and looking for
+  it among them. Seed-exact: the tokens are those of `vanilla`, up to rounding.
+
+  Args:
+    target: the model whose distribution is sampled.
+    network: a network trained for the target, which must return features and score trees; its
+      parameters are the decoder's `draft_params`.
+    num_nodes: drafts per round, at most as many as tokens in the beam.
+    width: size of the beam of paths, and the most children that a node may have.
+    depth: depth of the tree.
+
+  Example:
+    decode = jax.jit(cspd_jax.eagle2(target, network, num_nodes=5, width=2, depth=3))
+    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9), draft_params)
   """
+  return make_decoder(target, draft_eagle2(network, num_nodes, width, depth), match())
 
 
-@named('medusa+exact', "heads on the target's last feature draft")
 def medusa(target: Target, heads: Heads, tree: Tree | None = None, *, draws: str = 'distinct',
            length: int | None = None) -> Decoder:
   """Drafts of heads on the target's last feature (Medusa, arXiv 2401.10774).
 
-  Call the decoder with their parameters as `draft_params`. Arguments as for `drafters.medusa`.
+  Exact, whatever the heads are.
+
+  Args:
+    target: the model whose distribution is sampled.
+    heads: `H` heads, trained for the target, which must return features; their parameters are the
+      decoder's `draft_params`.
+    tree: topology of the drafts, at most `H` deep, such as `decoding.tree.MEDUSA`. A chain by
+      default.
+    draws: how siblings are selected: 'distinct' draws them without replacement, 'iid'
+      independently, 'fixed' takes the most probable ones, as the paper does.
+    length: length of the chain, if `tree` is None; at most `H`, which is the default.
+
+  Example:
+    decode = jax.jit(cspd_jax.medusa(target, heads))
+    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9), draft_params)
   """
+  return make_decoder(target, draft_medusa(heads, tree, draws, length), exact())

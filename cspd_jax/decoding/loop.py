@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import returned, rows
-from cspd_jax.core.random import row_keys
+from cspd_jax.core.guarantees import weakest
+from cspd_jax.core.random import as_row_keys
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import base, contract, warp as warp_lib
 from cspd_jax.decoding.row_random import RowRandom
-from cspd_jax.decoding.tree import chain
+from cspd_jax.decoding.tree import Tree, chain
 from cspd_jax.decoding.warp import Warp
 
 # Arrays of probabilities of all nodes that a compiled round holds at once: the logits of the
@@ -58,7 +59,7 @@ class State(NamedTuple):
   rng: Any
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Decoder:
   """A target with a drafter and a verifier: `decoder(params, condition, key)`.
 
@@ -80,6 +81,12 @@ class Decoder:
   open_rng: Callable = RowRandom
   raw_log_probs: bool = False
 
+  def __repr__(self) -> str:
+    tree = self.drafter.tree
+    kind = 'chain' if isinstance(tree, Tree) and tree.is_chain else 'tree'
+    return (f'Decoder({self.target}, a {kind} of {tree.num_nodes} drafts per round, '
+            f'{weakest([self.verifier])})')
+
   @usual_promotion
   def check(self, condition: base.Condition, warp: Warp = Warp()) -> jax.Array:
     """Returns which rows `[B]` bool can be decoded with a condition and sampling options.
@@ -87,8 +94,18 @@ class Decoder:
     Call it before compiling: a traced call cannot read values, and marks invalid rows in
     `Decoded.valid` instead. An invalid condition or option whose value is concrete is a ValueError.
     """
-    return returned.supported_rows(self.target, condition) & warp_lib.check(
-        warp, self.target.num_streams, rows.count(condition), self.verifier.greedy)
+    return self.check_condition(condition) & self.check_sampling(warp, rows.count(condition))
+
+  def check_condition(self, condition: base.Condition) -> jax.Array:
+    """Returns which rows `[B]` bool of a condition can be decoded; errors are those of `check`."""
+    return returned.supported_rows(self.target, condition)
+
+  def check_sampling(self, warp: Warp, num_rows: int | None = None) -> jax.Array:
+    """Returns which rows `[B]` bool of the options can be decoded; errors are those of `check`.
+
+    There are `num_rows`, by default as many as an option has values.
+    """
+    return warp_lib.check(warp, self.target.num_streams, num_rows, self.verifier.greedy)
 
   @usual_promotion
   def __call__(self, params: base.Params, condition: base.Condition, key: jax.Array,
@@ -102,8 +119,7 @@ class Decoder:
       warp: guidance, temperature and cuts; run-time values.
       draft_params: the drafter's parameters; None if it has none.
     """
-    rng = row_keys(key, rows.count(condition))
-    state = self.start(params, condition, rng, warp, draft_params)
+    state = self.start(params, condition, key, warp, draft_params)
     state = jax.lax.while_loop(
         lambda state: jnp.any(state.count < self.target.num_tokens),
         lambda state: self.round(params, state, warp, draft_params), state)
@@ -116,8 +132,14 @@ class Decoder:
     return float(num_rows * num_arrays * probabilities * np.dtype(np.float32).itemsize)
 
   @usual_promotion
-  def start(self, params, condition, rng, warp=Warp(), draft_params=None) -> State:
-    """Runs the prefill, which commits token 0 of every row; `rng` is of `core.random.row_keys`."""
+  def start(self, params: base.Params, condition: base.Condition, key: Any, warp: Warp = Warp(),
+            draft_params: base.Params = None) -> State:
+    """Returns the state after the prefill, which commits token 0 of every row.
+
+    Arguments and errors are those of a call. `key` may be the `core.random.row_keys` of a key, too,
+    for rows that go on from their own random state.
+    """
+    rng = as_row_keys(key, rows.count(condition))
     valid = self.check(condition, warp)
     target, tree = self.target, self.drafter.tree
     env = self._env(warp, draft_params)
@@ -263,6 +285,7 @@ class Decoder:
 
 def make_decoder(target: base.Target, drafter: base.Drafter, verifier: base.Verifier) -> Decoder:
   """Builds a decoder from its parts; raises ValueError if they do not fit each other."""
+  returned.check_part('target', target, base.Target)
   contract.check_tree(target, drafter.tree)
   drafter.check(target)
   verifier.check(drafter, target.vocab_size)

@@ -32,7 +32,7 @@ def target(model: base.Target, prefix_length: int) -> base.Target:
   """
   if not prefix_length:
     return model
-  check_length(model, prefix_length)
+  check_length(prefix_length, model.num_tokens, model.row_width)
   forced, small = model.forced, model.small
 
   def prefill(params, condition, num_slots):
@@ -103,13 +103,12 @@ def narrow(tokens: np.ndarray) -> np.ndarray:
   return np.where(tokens == tokens.astype(np.int32), tokens, -1).astype(np.int32)
 
 
-def check_length(model: base.Target, prefix_length: int) -> None:
+def check_length(prefix_length: int, num_tokens: int, row_width: int) -> None:
   """Raises ValueError unless a prefix of an image can have this number of tokens."""
-  width = model.row_width
-  if not 0 < prefix_length < model.num_tokens or prefix_length % width:
+  if not 0 < prefix_length < num_tokens or prefix_length % row_width:
     raise ValueError(
-        f'the prefix has {prefix_length} tokens; it must be whole rows of {width} tokens, 1 to '
-        f'{(model.num_tokens - 1) // width} of them, so that tokens are left to generate.')
+        f'the prefix has {prefix_length} tokens; it must be whole rows of {row_width} tokens, 1 to '
+        f'{(num_tokens - 1) // row_width} of them, so that tokens are left to generate.')
 
 
 def _check(model: base.Target, prefix_length: int, condition: Any) -> Any:

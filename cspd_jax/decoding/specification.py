@@ -2,148 +2,36 @@
 
 A specification (`core.spec`) is a drafter with a verifier, such as
 `eagle(tree=LANTERN)+lantern_pp(lam=2)`, or a named decoder, such as `mc_sjd(window=32)`. A drafter
-alone is verified by `exact`; before a `+`, the name of a decoder denotes its drafter. `decoders`
-fills the tables; parameters, their defaults and their types are those of the signatures.
+alone is verified by `exact`; before a `+`, the name of a decoder denotes its drafter. `tables` has
+the names; parameters, their defaults and their types are those of the signatures.
 """
 
-import functools
 import inspect
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from cspd_jax.core import fields, naming, spec as spec_lib
-from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.core.spec import Call, Part, Resources, Spec, Value, parse
+from cspd_jax.core import naming, spec as spec_lib
+from cspd_jax.core.entries import SOURCES
+from cspd_jax.core.guarantees import Guarantee, weakest
+from cspd_jax.core.spec import Call, Part, Resources, Spec, parse
 from cspd_jax.decoding import tree as trees
-from cspd_jax.decoding.base import Drafter, Target, Verifier
+from cspd_jax.decoding.base import Target, Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
+from cspd_jax.decoding.tables import (
+    DECODERS,
+    DRAFTERS,
+    VERIFIERS,
+    DecoderEntry,
+    DrafterEntry,
+    VerifierEntry,
+)
 from cspd_jax.decoding.tree import Tree
 
-# What drafts or corrects, in words.
-SOURCES = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads',
-           'neighbours': 'a network on neighbouring tokens', 'corrector': 'a corrector',
-           'layers': "the target's first layers"}
-
-_EMPTY: Mapping[str, Any] = MappingProxyType({})
-_F = TypeVar('_F', bound=Callable[..., Decoder])
-
-
-class DrafterEntry(NamedTuple):
-  """A registered drafter.
-
-  Attributes:
-    build: `(...) -> Drafter`.
-    summary: one line for tables.
-    networks: the networks that it can draft with, by the keys of `SOURCES`, each with the function
-      that turns it into the first argument of `build`. The first is the default; if there are
-      several, the parameter `by` selects one. Empty if the target drafts for itself.
-    auto_tree: `window -> Tree`, the tree that `tree=auto` selects; None if `auto` is not supported.
-    default_sizes: `(arguments, window, length) -> sizes`: values for parameters that `arguments`
-      does not set, by the desired `window` and `length`. None leaves a parameter open.
-  """
-
-  build: Callable[..., Drafter]
-  summary: str
-  networks: Mapping[str, Callable[[Any], Any]] = _EMPTY
-  auto_tree: Callable[[int], Tree] | None = None
-  default_sizes: Callable[[Mapping[str, Value], int | None, int | None], dict[str, Value]] = (
-      lambda arguments, window, length: {})
-
-  @property
-  def parameters(self) -> dict[str, inspect.Parameter]:
-    """The parameters that text can set."""
-    parameters = spec_lib.parameters(self.build, {Tree})
-    if len(self.networks) < 2:
-      return parameters
-    return {'by': inspect.Parameter('by', inspect.Parameter.KEYWORD_ONLY, annotation=str,
-                                    default=next(iter(self.networks)))} | parameters
-
-
-class VerifierEntry(NamedTuple):
-  """A registered verifier.
-
-  Attributes:
-    build: `(...) -> Verifier`.
-    summary: one line for tables.
-    codebook_arguments: `(codebook, arguments) -> arguments`: those of `build` that it determines.
-    drafter_defaults: with this verifier, defaults of the drafter's parameters.
-  """
-
-  build: Callable[..., Verifier]
-  summary: str
-  codebook_arguments: Callable[[np.ndarray | None, Mapping[str, Any]], dict[str, Any]] = (
-      lambda codebook, arguments: {})
-  drafter_defaults: Mapping[str, Value] = _EMPTY
-
-  @property
-  def parameters(self) -> dict[str, inspect.Parameter]:
-    """The parameters that text can set."""
-    return spec_lib.parameters(self.build)
-
-
-class DecoderEntry(NamedTuple):
-  """A named decoder.
-
-  Attributes:
-    build: `(target, ...) -> Decoder`.
-    summary: one line for tables.
-    spec: its drafter and verifier. Arguments in it are fixed, unless `build` has them too.
-  """
-
-  build: Callable[..., Decoder]
-  summary: str
-  spec: Spec
-
-  @property
-  def parameters(self) -> dict[str, inspect.Parameter]:
-    """The parameters that text can set."""
-    drafter, options = self.spec.parts[0], inspect.signature(self.build).parameters
-    return {name: parameter.replace(default=drafter.arguments.get(name, parameter.default))
-            for name, parameter in DRAFTERS[drafter.name].parameters.items()
-            if name not in drafter.arguments or name in options}
-
-
-# Filled by `decoders`.
-DRAFTERS: dict[str, DrafterEntry] = {}
-VERIFIERS: dict[str, VerifierEntry] = {}
-DECODERS: dict[str, DecoderEntry] = {}
-
-
-def named(text: str, summary: str) -> Callable[[_F], _F]:
-  """Registers the decoder that a specification describes: a decorator.
-
-  The decorated function has no body. Its name becomes the name of the decoder, and its signature
-  lists what callers may pass: `target`, the network if the drafter needs one, and parameters of the
-  drafter. A default that is not None replaces the drafter's. `summary` is one line for tables.
-  Raises ValueError if `expand` rejects the text, or the drafter lacks one of the parameters.
-  """
-  drafter, verifier = expand(text)
-  allowed, network = DRAFTERS[drafter.name].parameters, _network(drafter)
-
-  def register(function: _F) -> _F:
-    name, signature = function.__name__, inspect.signature(function)
-    target_name, *options = signature.parameters
-    network_name = options.pop(0) if network else ''
-    spec_lib.check_names(Part(name, dict.fromkeys(options)), allowed)
-    defaults = {option: signature.parameters[option].default for option in options}
-    replaced = {option: default for option, default in defaults.items()
-                if default not in (None, inspect.Parameter.empty, allowed[option].default)}
-
-    @functools.wraps(function)
-    def decoder(*args, **kwargs) -> Decoder:
-      arguments = signature.bind(*args, **kwargs).arguments
-      target = arguments.pop(target_name)
-      drafts = {network: arguments.pop(network_name)} if network else {}
-      return build(Spec((Part(name, arguments),)), target, Resources(drafts))
-
-    DECODERS[name] = DecoderEntry(decoder, summary, Spec((
-        Part(drafter.name, {**drafter.arguments, **replaced}), verifier)))
-    return decoder  # type: ignore[return-value]
-
-  return register
+__all__ = ['DECODERS', 'DRAFTERS', 'SOURCES', 'VERIFIERS', 'DecoderEntry', 'DrafterEntry',
+           'Resources', 'VerifierEntry', 'build', 'complete', 'expand', 'guarantee', 'needs',
+           'parameters', 'reads_codebook', 'usage']
 
 
 def build(spec: str | Spec, target: Target, resources: Resources = Resources()) -> Decoder:
@@ -152,17 +40,22 @@ def build(spec: str | Spec, target: Target, resources: Resources = Resources()) 
   Raises ValueError if a name is not registered, a parameter is unknown or out of range, a network
   or the codebook is missing, or the parts do not fit each other or the target.
   """
+  spec = parse(spec)
   drafter, verifier = expand(spec)
-  entry = VERIFIERS[verifier.name]
-  arguments = spec_lib.bind(verifier, entry.parameters)
-  return make_decoder(target, _drafter(drafter, resources), entry.build(
-      **arguments | entry.codebook_arguments(resources.codebook, arguments)))
+  entry = _entry(spec)
+  if isinstance(entry, DecoderEntry) and len(spec.parts) == 1:
+    return entry.build(target, **_arguments(entry, spec.parts[0], resources))
+  accepts = _verifier(verifier, resources)
+  if isinstance(entry, DrafterEntry):
+    proposes = entry.build(**_arguments(entry, drafter, resources))
+  else:
+    proposes = entry.build(target, **_arguments(entry, spec.parts[0], resources)).drafter
+  return make_decoder(target, proposes, accepts)
 
 
 def reads_codebook(spec: str | Spec) -> bool:
   """Returns whether the verifier of a specification reads the vectors of the image tokenizer."""
-  entry = VERIFIERS[expand(spec)[1].name]
-  return entry.codebook_arguments is not VerifierEntry._field_defaults['codebook_arguments']
+  return VERIFIERS[expand(spec)[1].name].codebook_arguments is not None
 
 
 def expand(spec: str | Spec) -> tuple[Part, Part]:
@@ -178,7 +71,7 @@ def expand(spec: str | Spec) -> tuple[Part, Part]:
   if isinstance(entry, DrafterEntry):
     drafter, verifier = first, Part('exact')
   else:
-    drafter, verifier = entry.spec.parts
+    drafter, verifier = parse(entry.parts).parts
     overrides = {name: value for name, value in first.arguments.items()
                  if value is not None or name not in drafter.arguments}
     drafter = Part(drafter.name, {**drafter.arguments, **overrides})
@@ -211,7 +104,8 @@ def parameters(spec: str | Spec) -> dict[str, inspect.Parameter]:
 
 def needs(spec: str | Spec) -> str | None:
   """Returns the key of `SOURCES` that a specification needs in `Resources.drafts`, or None."""
-  return _network(expand(spec)[0])
+  drafter, _ = expand(spec)
+  return DRAFTERS[drafter.name].needs(drafter)
 
 
 def guarantee(decoder: Decoder) -> Guarantee:
@@ -222,12 +116,7 @@ def guarantee(decoder: Decoder) -> Guarantee:
   and those of `vanilla` up to rounding. 'exact': the target's distribution. 'bounded': neither; the
   mean of `Decoded.tv_bound` bounds the total variation. 'biased': that is NaN.
   """
-  verifier = decoder.verifier
-  if verifier.seed_exact:
-    return Guarantee.SEED_EXACT
-  if verifier.exact:
-    return Guarantee.EXACT
-  return Guarantee.BOUNDED if verifier.bounded else Guarantee.BIASED
+  return weakest([decoder.verifier])
 
 
 def usage(name: str) -> str:
@@ -252,31 +141,25 @@ def _entry(spec: Spec) -> DrafterEntry | DecoderEntry:
           f'with a verifier, one of {", ".join(VERIFIERS)}, such as jacobi(window=16)+exact.')))
 
 
-def _network(drafter: Part) -> str | None:
-  """The key of `SOURCES` that a drafter needs; None if the target drafts for itself."""
-  networks = DRAFTERS[drafter.name].networks
-  if not networks:
-    return None
-  name = drafter.arguments.get('by', next(iter(networks)))
-  fields.check_choice('by', name, networks)
-  return str(name)
-
-
-def _drafter(part: Part, resources: Resources) -> Drafter:
-  entry, allowed = DRAFTERS[part.name], DRAFTERS[part.name].parameters
-  window = part.arguments.get('window', allowed['window'].default) if 'window' in allowed else None
+def _arguments(entry: DrafterEntry | DecoderEntry, part: Part, resources: Resources
+               ) -> dict[str, Any]:
+  """The arguments of an entry's function; trees are those of its window."""
+  drafter = entry if isinstance(entry, DrafterEntry) else DRAFTERS[parse(entry.parts).parts[0].name]
+  allowed, window = entry.parameters, None
+  if 'window' in allowed:
+    window = part.arguments.get('window', allowed['window'].default)
   # An invalid window is left to `bind`, whose error names it.
   window = int(window) if isinstance(window, int | np.integer) and window >= 1 else None
-  tree = lambda name, value: _tree(name, value, window, entry.auto_tree)
-  arguments = spec_lib.bind(part, allowed, {Tree: spec_lib.Converter(_TREE_WORDS, tree)})
-  network = _network(part)
-  if network is None:
-    return entry.build(**arguments)
-  arguments.pop('by', None)
-  if network not in resources.drafts:
-    raise ValueError(
-        f'{part.name} drafts with {SOURCES[network]}, which is missing; pass drafts[{network!r}].')
-  return entry.build(entry.networks[network](resources.drafts[network]), **arguments)
+  tree = lambda name, value: _tree(name, value, window, drafter.auto_tree)
+  return entry.arguments(part, {Tree: spec_lib.Converter(_TREE_WORDS, tree)}, resources)
+
+
+def _verifier(part: Part, resources: Resources) -> Verifier:
+  entry = VERIFIERS[part.name]
+  arguments = entry.arguments(part)
+  if entry.codebook_arguments is not None:
+    arguments |= entry.codebook_arguments(resources.codebook, arguments)
+  return entry.build(**arguments)
 
 
 TREES: dict[str, Tree] = {

@@ -63,7 +63,8 @@ _LIMITS: dict[str, rows.Limit] = dict(
 _CUTS = ('top_k', 'top_p', 'min_p')  # The options that may be None.
 
 
-def check(warp: Warp, num_streams: int, num_rows: int, greedy: bool = False) -> jax.Array:
+def check(warp: Warp, num_streams: int, num_rows: int | None = None, greedy: bool = False
+          ) -> jax.Array:
   """Returns whether all values of a row `[B]` are in range, as `rows.check_options` does.
 
   A `greedy` decoder requires temperature 0.
@@ -107,7 +108,7 @@ def untempered(warp: Warp) -> Warp:
   return Warp(guidance_scale=warp.guidance_scale, guidance_interval=warp.guidance_interval)
 
 
-def settled(warp: Warp) -> Warp:
+def drop_inactive(warp: Warp) -> Warp:
   """Returns concrete options with None for cuts that are off, so that programs omit them."""
   greedy = np.any(is_greedy(np.asarray(warp.temperature)))
   return warp._replace(

@@ -24,7 +24,7 @@ def build(parts: Parts, family: Family, module: types.ModuleType, conditions: Co
   return Model(
       name=parts.name, family=family.name, config=config, params=target.params,
       grid=(config.height, config.width), engine=family.engine,
-      target=lambda *, guided: module.target(config, guided=guided), conditions=conditions,
+      build_target=lambda guided: module.target(config, guided=guided), conditions=conditions,
       tokenizer=tokenizer, drafts=drafts, defaults=parts.defaults,
       head_drafter=lambda schedule, guided: stored_rho(schedule, target.metadata, guided),
       metadata=target.metadata)

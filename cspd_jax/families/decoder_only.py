@@ -1,6 +1,7 @@
 """The parts that families of decoder-only models with discrete tokens share, and their drafts."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,8 +9,8 @@ import jax
 
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.base import Target
-from cspd_jax.decoding.decoders import CORRECTORS
 from cspd_jax.decoding.drafters import Heads, Network
+from cspd_jax.decoding.tables import CORRECTORS
 from cspd_jax.families.family import Family, Parts, is_described
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation.model import Model
@@ -32,7 +33,7 @@ def build(parts: Parts, family: Family, forward: Callable[..., tuple[jax.Array, 
   return Model(
       name=parts.name, family=family.name, config=config, params=loaded.params,
       grid=(config.height, config.width), engine=family.engine,
-      target=lambda *, guided: target(config, guided),
+      build_target=functools.partial(target, config),
       conditions=conditions, tokenizer=tokenizer, drafts=discrete(parts, target, layers, ends),
       teacher=Teacher(lambda params, *args: forward(params, config, *args), ends,
                       next(iter(family.eagle_layers)), target(config, False).forced),
@@ -99,7 +100,7 @@ NEIGHBOURS = {'neighbours': Kind(
 
 def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
              layers: tuple[Params, Callable[[bool], Network]], ends: Ends) -> dict[str, Drafts]:
-  """Returns drafts, of networks that belong together, by the keys of `specification.SOURCES`.
+  """Returns drafts, of networks that belong together, by the keys of `core.entries.SOURCES`.
 
   `draft_target` is `(config, guided) -> Target` of a smaller model; `layers` has the parameters of
   the target's first layers, and `guided -> ` the network that uses them.

@@ -12,8 +12,7 @@ from cspd_jax.core import naming
 from cspd_jax.files import store
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation import engines
-from cspd_jax.generation.base import role_of
-from cspd_jax.generation.model import Model
+from cspd_jax.generation.model import Model, role_of
 from cspd_jax.models import eagle
 from cspd_jax.text import bpe
 from cspd_jax.text.templates import Writer

@@ -230,7 +230,17 @@ def decoder(specification: str | Spec, model: Model, *, guided: bool = True) -> 
   Example:
     decode = jax.jit(cspd_jax.decoder('jacobi(window=16, coupling=maximal)+exact', model))
     out = decode(model.params, model.condition(['cat']), jax.random.key(0), model.sampling())
+
+  For a target of your own, `cspd_jax.decoding.build` has the same text. Raises ValueError for a
+  specification that the model does not support, and for arguments of other types.
   """
+  if not isinstance(model, Model):
+    remedy = ('pass the text first, then the model: cspd_jax.decoder(text, model)'
+              if isinstance(model, str | Spec) else
+              'pass the model of cspd_jax.load; for a target of your own, call '
+              'cspd_jax.decoding.build(text, target), or the function of the decoder, such as '
+              'cspd_jax.mc_sjd(target, window=32)')
+    raise ValueError(f'model is {model!r:.80}; {remedy}.')
   return model.decoder(specification, guided=guided)
 
 

@@ -13,7 +13,7 @@ from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.spec import Resources, Spec, parse
 from cspd_jax.decoding import specification as discrete
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.decoding.warp import Warp, settled
+from cspd_jax.decoding.warp import Warp, drop_inactive
 from cspd_jax.generation import defaults as defaults_lib
 from cspd_jax.generation.parts import Drafts
 
@@ -46,7 +46,7 @@ class Engine(NamedTuple):
   guarantee: Callable[[Any], Guarantee]  # How a decoder's images relate to the distribution.
   failure: str  # In words, what the model returned for images whose `Decoded.valid` is False.
   # Removes sampling options that are off, so that a program omits their work.
-  settled: Callable[[Any], Any] = lambda sampling: sampling
+  drop_inactive: Callable[[Any], Any] = lambda sampling: sampling
   # `(specification, target) -> reason` why the decoder cannot decode the model, or None.
   unsupported: Callable[[str | Spec, Any], str | None] = lambda specification, target: None
 
@@ -174,7 +174,7 @@ DISCRETE = Engine(
     Warp, discrete.complete, discrete.parameters, discrete.needs, discrete.build,
     discrete.guarantee,
     'no valid probabilities (its logits, or the guided ones, contain NaN or infinity, or exclude '
-    'every token)', settled)
+    'every token)', drop_inactive)
 
 CONTINUOUS = Engine(
     'continuous', continuous.DECODERS, 'mar', ('exact_head',), None, Sampling, continuous.complete,

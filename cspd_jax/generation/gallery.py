@@ -12,7 +12,7 @@ from cspd_jax.core import batches
 from cspd_jax.core.progress import duration
 from cspd_jax.files import atomic, paths, run_folder
 from cspd_jax.generation import defaults as defaults_lib, memory, run as run_lib
-from cspd_jax.generation.request import Request
+from cspd_jax.generation.model import Request
 from cspd_jax.generation.results import Generated, file_name, texts_of_file
 
 NAME = 'features.npz'
@@ -44,17 +44,15 @@ def resumes(request: Request, folder: str | os.PathLike, features: Extractor | N
 
 
 def _names(request: Request) -> list[str]:
-  return [file_name(i, title, seed, tokens=request.model.handover is not None)
+  return [file_name(i, title, seed, tokens=request.sampler.model.handover is not None)
           for i, (title, (seed, _)) in enumerate(zip(request.titles, request.seeds))]
 
 
 def _settings(request: Request, names: Sequence[str], features: Extractor | None
               ) -> dict[str, Any]:
   """Returns what determines the files of a gallery."""
-  run = run_lib.settings(
-      request.model, request.specification, request.condition, request.seeds, request.batch_size,
-      request.sampling, request.prompts) | dict(names=run_lib.digest_of(repr(names)))
-  if (tokenizer := request.model.tokenizer) is not None:
+  run = run_lib.settings(request) | dict(names=run_lib.digest_of(repr(names)))
+  if (tokenizer := request.sampler.model.tokenizer) is not None:
     run['tokenizer'] = run_lib.network_digest(tokenizer.config, tokenizer.params)
   if features is not None:
     run['features'] = dict(features.identity)
@@ -106,15 +104,15 @@ class Gallery:
   @property
   def headline(self) -> str:
     """One line that describes the request."""
-    request, count = self.request, len(self.names)
+    request, model, count = self.request, self.request.sampler.model, len(self.names)
     at_once = f', {request.batch_size} at once' if request.batch_size < count else ''
-    return (f'{count} image{"s"[:count != 1]} with {request.specification}{at_once}; model '
-            f'{request.model.name} on {request.model.where}')
+    return (f'{count} image{"s"[:count != 1]} with {request.sampler.specification}{at_once}; model '
+            f'{model.name} on {model.where}')
 
   @property
   def estimate(self) -> str:
     """One line with the memory and, if it was measured by cspd-tune, the time that it needs."""
-    request, model, needs = self.request, self.request.model, self.request.estimate()
+    request, model, needs = self.request, self.request.sampler.model, self.request.estimate()
     gigabytes = lambda count: f'{count / 1e9:.3g} GB'
     whole = 'memory' if needs.free is None else f'{gigabytes(needs.free)} of free memory'
     line = (f'needs about {gigabytes(needs.needed(request.batch_size))} of {whole} for caches and '
@@ -122,7 +120,7 @@ class Gallery:
             'program')
     seconds = defaults_lib.seconds(
         model.defaults.get('seconds'), model.device.device_kind, request.batch_size,
-        str(request.specification))
+        request.sampler.text)
     return line if seconds is None else (
         f'{line}, and about {duration(len(self._missing) * seconds)} as cspd-tune measured')
 
@@ -159,23 +157,23 @@ class Gallery:
       progress(done, len(self._own))
     if self._is_shared and not self._report.is_last(self.names):
       return False
-    rows, request = self._rows(), self.request
+    rows, request, sampler = self._rows(), self.request, self.request.sampler
     if self._features is not None and not self._report.has(NAME):
       arrays = self._features.compute(
           [self._report.path(name) for name in self.names], self._report.keep)
       atomic.write_arrays(self._report.path(NAME), {**arrays, **{
           name: np.asarray(text) for name, text in self._features.identity.items()}})
     self._report.write(
-        settings=settings, model=request.model.name,
-        examples=[str(prompt) for prompt in request.model.prompts[:_EXAMPLES]],
-        decoder=str(request.specification),
-        guarantee=request.model.engine.guarantee(request.decoder),
+        settings=settings, model=sampler.model.name,
+        examples=[str(prompt) for prompt in sampler.model.prompts[:_EXAMPLES]],
+        decoder=sampler.text,
+        guarantee=sampler.guarantee,
         sampling=request.sampling._asdict(), rows=rows)
     return True
 
   def _check_space(self) -> None:
     """Raises ValueError if the disk clearly cannot hold the images that all processes lack."""
-    model = self.request.model
+    model = self.request.sampler.model
     if model.engine.name != 'discrete' or model.tokenizer is None:
       return
     missing = sum(not self._report.has(name) for name in self.names)
@@ -186,13 +184,13 @@ class Gallery:
     """Generates the images of these numbers; yields numbers and images as images complete."""
     if watch is None:
       request = self.request.pick(missing)
-      for index, decoded in run_lib.run(request):
+      for index, decoded in request.run():
         if len(index):
           yield [missing[i] for i in index], request.pick(index).result(decoded)
       return
     for index, num_new in batches.filled(len(missing), self.request.batch_size):
       numbers = [missing[i] for i in index]
-      for partial in run_lib.stream(self.request.pick(numbers), _ROUNDS):
+      for partial in self.request.pick(numbers).stream(_ROUNDS):
         watch(partial.images[:num_new])
       yield numbers[:num_new], partial.result()
 

@@ -6,7 +6,7 @@ An `Estimate` compares what a decode needs with what is free on the device, befo
 
 import math
 import pathlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,10 +16,8 @@ import numpy as np
 from cspd_jax import sharding
 from cspd_jax.continuous import base as continuous
 from cspd_jax.core import random as random_lib
-from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import refill
 from cspd_jax.decoding.base import Condition, Params, Target
-from cspd_jax.generation.base import BaseModel
 from cspd_jax.generation.engines import AnyDecoder
 
 # The part of the free memory that a batch size is chosen for. Compiled programs need up to a
@@ -56,13 +54,12 @@ def cache_size(target: Target | continuous.Target, params: Params, condition: Co
   return size(jax.eval_shape(cache, params, condition))
 
 
-def live_cache(model: BaseModel, guided: bool, condition: Condition) -> float:
+def live_cache(target: Target | continuous.Target, params: Params, condition: Condition) -> float:
   """Returns the bytes of the cache that a round reads on average over an image.
 
   That is the part for the condition, arrays or shapes, and half of the image's tokens.
   """
-  target = model.target(guided=guided)
-  return cache_size(target, model.params, condition, target.num_tokens // 2)
+  return cache_size(target, params, condition, target.num_tokens // 2)
 
 
 class Estimate(NamedTuple):
@@ -109,37 +106,43 @@ def needed_of_slots(needs: Sequence[Estimate], num_slots: int) -> float:
       part.fixed + max(part.intermediate(num_slots), part.per_image) for part in needs)
 
 
-def estimate(model: BaseModel, name: Hashable, decoder: AnyDecoder, condition: Any, sampling: Any,
-             draft_params: Any = None, *, queue: int = 0) -> Estimate:
+def per_image(decoder: AnyDecoder, params: Params, condition: Condition, sampling: Any,
+              draft_params: Params = None) -> tuple[float, float]:
+  """Returns the bytes of what a round carries to the next one: of the cache, and of the rest.
+
+  Condition and options are arrays, or shapes, of one image.
+  """
+  state = jax.eval_shape(
+      lambda params, condition, sampling, draft_params: decoder.start(
+          params, condition, random_lib.row_keys(jax.random.key(0), 1), sampling, draft_params),
+      params, condition, sampling, draft_params)
+  cache = size(state.cache)
+  return cache, size(state) - cache
+
+
+def estimate(carried: tuple[float, float], params: Any, devices: Sequence[Any],
+             intermediate: Callable[[int], float], *, groups: int = 1, queue: int = 0) -> Estimate:
   """Estimates the memory of a decode; compiled programs need 0.7 to 1.25 times as much.
 
-  Counts what a round carries to the next one (caches, recorded probabilities, random state), and
-  the intermediate results of a round. On CPUs, where XLA computes in float32, parameters in 16 bits
-  have a copy in float32, and int8 matrices one in the dtype of the others.
+  Counts what a round carries to the next one, `per_image`, and the intermediate results of a round.
+  On CPUs, where XLA computes in float32, parameters in 16 bits have a copy in float32, and int8
+  matrices one in the dtype of the others.
 
-  The model caches the bytes per image under the name of the decoder's program; condition and
-  options are arrays of at least one image. `queue` is the number of images, if rows that are
-  complete start the next image; otherwise 0.
+  Args:
+    carried: of `per_image`.
+    params: the parameters of the target and of the drafter.
+    devices: the devices that they are on, or divided over.
+    intermediate: of the decoder.
+    groups: of devices, over which images are divided.
+    queue: the number of images, if rows that are complete start the next image; otherwise 0.
   """
-  devices = model.devices
-  groups = 1 if model.mesh is None else model.mesh.shape[sharding.DATA]
-  row = tuple(jax.tree.map(lambda leaf: leaf[:1] if np.ndim(leaf) else leaf, tree)
-              for tree in (condition, sampling))
-  structure = jax.tree.structure(row), *((np.shape(leaf), jnp.result_type(leaf))
-                                         for leaf in jax.tree.leaves(row))
-  if (name, structure) not in model.estimates:
-    state = jax.eval_shape(
-        lambda params, condition, sampling, draft_params: decoder.start(
-            params, condition, random_lib.row_keys(jax.random.key(0), 1), sampling, draft_params),
-        model.params, *row, draft_params)
-    model.estimates[name, structure] = size(state.cache), size(state) - size(state.cache)
-  fixed = _fixed((model.params, draft_params), devices[0].platform)
   # Within a group, the cache is divided as the parameters are, and everything else is not.
-  cache, rest = model.estimates[name, structure]
-  placements = (getattr(leaf, 'sharding', None) for leaf in jax.tree.leaves(model.params))
+  cache, rest = carried
+  placements = (getattr(leaf, 'sharding', None) for leaf in jax.tree.leaves(params))
   is_divided = any(place is not None and not place.is_fully_replicated for place in placements)
   parts = len(devices) // groups if is_divided else 1
-  return Estimate(cache / parts + rest, fixed, free(devices), groups, queue, decoder.intermediate)
+  return Estimate(cache / parts + rest, _fixed(params, devices[0].platform), free(devices), groups,
+                  queue, intermediate)
 
 
 def _fixed(params: Any, platform: str) -> float:
@@ -153,11 +156,12 @@ def _fixed(params: Any, platform: str) -> float:
   return 2 * size(narrow) + rounded * (2 if narrow else 4)
 
 
-def check(model: BaseModel, specification: str | Spec, needs: Estimate, batch_size: int,
-          argument: str = 'batch_size') -> None:
+def check(specification: str, needs: Estimate, batch_size: int, argument: str, device_kind: str,
+          options: Sequence[str] = ()) -> None:
   """Raises ValueError if decoding `batch_size` images at once clearly does not fit in memory.
 
-  `argument` is the one that sets their number: 'batch_size' or 'prompts'.
+  `argument` is the one that sets their number: 'batch_size' or 'prompts'. `options` are those of
+  `load` with which the model would need less.
   """
   if argument == 'prompts':
     needs = needs._replace(queue=0, groups=1)  # No image waits, and every group has all of them.
@@ -170,11 +174,11 @@ def check(model: BaseModel, specification: str | Spec, needs: Estimate, batch_si
     most = needs.most(batch_size)
     remedies.append(f'pass batch_size={most} or less' if argument == 'batch_size' else
                     f'pass at most {most} prompt{"s"[:most != 1]}')
-  if options := _options(model):
+  if options:
     remedies.append(f'load the model with {" or ".join(options)}')
   raise ValueError(f'{subject}, but decoding {images} at once with {specification} needs at least '
                    f'{_gigabytes(needs.needed(batch_size))} of memory, and '
-                   f'{_gigabytes(needs.free)} are free on {model.device.device_kind}; '
+                   f'{_gigabytes(needs.free)} are free on {device_kind}; '
                    f'{", or ".join(remedies) or "use a device with more memory"}.')
 
 
@@ -205,18 +209,6 @@ def check_host(name: str, count: int, per_image: float, part: str) -> None:
         f'{name} is {count}, but {part} of as many images need at least {needed} of memory on the '
         f'host, and {_gigabytes(available)} are free; '
         + (f'pass at most {most}.' if most else 'use a machine with more memory.'))
-
-
-def _options(model: BaseModel) -> list[str]:
-  if model.device.platform == 'cpu':  # Narrow parameters have wider copies there.
-    return []
-  precision = model.precision
-  options = {
-      "dtype='bfloat16'": precision.get('dtype') == 'float32' and 'quantize' not in precision,
-      "quantize='int8'": model.has_cache and 'quantize' not in precision,
-      "cache_dtype='int8'": model.has_cache and 'cache_dtype' not in precision,
-      'sharding, a mesh of several devices': len(jax.devices()) > len(model.devices)}
-  return [option for option, helps in options.items() if helps]
 
 
 def _gigabytes(count: float) -> str:

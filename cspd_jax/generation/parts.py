@@ -88,6 +88,10 @@ class Drafts(NamedTuple):
   build: Callable[..., Any]
   params: Params
 
+  def __repr__(self) -> str:
+    sizes = [np.size(leaf) for leaf in jax.tree.leaves(self.params)]
+    return f'Drafts({len(sizes)} arrays, {sum(sizes):,} parameters)'
+
 
 class Teacher(NamedTuple):
   """The functions of a target that drafters and correctors are trained with.

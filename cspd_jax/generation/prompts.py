@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.files import reading, store
@@ -151,6 +152,16 @@ def seeds(seed: Any, count: int) -> list[tuple[int, int]]:
     raise ValueError(f'seed has {len(values)} numbers for {count} images; pass one per image, or a '
                      'single one.')
   return list(zip(values[::2], values[1::2])) if pairs else [(value, 0) for value in values]
+
+
+def seeds_or_keys(seed: Any, count: int) -> list[tuple[int, int]] | jax.Array:
+  """Returns as `seeds`; for one random key, the keys `[count]` that the images fold from it."""
+  if not isinstance(seed, jax.Array) or not jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+    return seeds(seed, count)
+  if seed.ndim:
+    raise ValueError(f'seed holds {seed.size} random keys; it must be one, which every image '
+                     'folds its number into.')
+  return jax.vmap(lambda number: jax.random.fold_in(seed, number))(np.arange(count))
 
 
 def general() -> list[str]:

@@ -1,7 +1,7 @@
 """Requests that come and go: images join at the end of any round, and leave when they are complete.
 
   runner = Runner(model, 8, decoder='mc_sjd(window=32)')
-  slot, = runner.join([prepare(model, 'cat', seed=7, decoder='mc_sjd(window=32)')])
+  slot, = runner.join([model.request('cat', seed=7, decoder='mc_sjd(window=32)')])
   while slot in runner.requests:
     events = runner.step()
     for finished in runner.finished():
@@ -25,10 +25,8 @@ from cspd_jax.decoding.base import Decoded
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import memory
-from cspd_jax.generation.base import BaseModel
-from cspd_jax.generation.request import Program, Request
+from cspd_jax.generation.model import Model, Partial, Program, Request
 from cspd_jax.generation.results import Generated
-from cspd_jax.generation.run import Partial
 from cspd_jax.models.conditions import Prompt
 
 
@@ -63,7 +61,7 @@ class Runner:
   decoder, and the length of a prefix, are those of the compiled program. `requests` are by slot.
   """
 
-  def __init__(self, model: BaseModel, num_slots: int, *, decoder: str | Spec | None = None,
+  def __init__(self, model: Model, num_slots: int, *, decoder: str | Spec | None = None,
                prompt_length: int | None = None):
     """Builds the decoder, by default the model's for `num_slots` images at once.
 
@@ -108,8 +106,8 @@ class Runner:
     They are those of a guided image with a prompt of `prompt_length`, whatever the request's.
     """
     condition, _, warp = self._arguments(request)
-    return memory.estimate(self.model, self._program, self._jitted.refill.decoder, condition, warp,
-                           self._draft_params)
+    return self.model.estimate(
+        self._program, self._jitted.refill.decoder, condition, warp, self._draft_params)
 
   def join(self, requests: Sequence[Request]) -> list[int]:
     """Starts images, each with a prefill of its own: requests rarely come together.
@@ -194,10 +192,11 @@ class Runner:
   @usual_promotion
   def _arguments(self, request: Request) -> tuple[Any, jax.Array, Warp]:
     """Returns condition, key and options of an image, with a leading axis of size 1."""
-    program, own, model = request.program()._replace(guided=True), self._program, request.model
+    sampler, own = request.sampler, self._program
+    program, model = sampler.program()._replace(guided=True), sampler.model
     ours = model.params is self.model.params and model.programs is self.model.programs
     if (program, len(request), ours) != (own, 1, True):
-      raise ValueError(f'a request is of {len(request)} images by {request.specification} with a '
+      raise ValueError(f'a request is of {len(request)} images by {sampler.specification} with a '
                        f'prefix of {program.prefix_length} tokens; it must be of 1 image by '
                        f'{self.specification} with a prefix of {own.prefix_length}, of the model '
                        'of the runner, without raw_log_probs.')

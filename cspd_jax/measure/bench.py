@@ -20,9 +20,7 @@ from cspd_jax.core import batches as batches_lib, programs, random as random_lib
 from cspd_jax.decoding import refill, specification as discrete
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
-from cspd_jax.generation import run as run_lib
-from cspd_jax.generation.model import Model
-from cspd_jax.generation.request import Request, prepare
+from cspd_jax.generation.model import Model, Request
 from cspd_jax.metrics.base import Sample
 
 
@@ -97,18 +95,20 @@ class Bench:
     seed = self.seed if seed is None else seed
     if np.ndim(seed):
       seed = [(seed[i % total], i // total) for i in range(count)]
-    request = prepare(
-        self.model, [self.prompts[i % total] for i in range(count)], seed=seed, slots=False,
-        pixels=False, decoder=self.text(specification), condition=self.condition(count),
+    request = self.model.request(
+        [self.prompts[i % total] for i in range(count)], seed=seed, slots=False, pixels=False,
+        decoder=self.text(specification), condition=self.condition(count),
         batch_size=self.batch_size if batch_size is None else batch_size,
         sampling=self.sampling if sampling is None else sampling)
-    members = self._members(request.names[0], request.guided)
+    sampler = request.sampler
+    name, guided = sampler.names[0], sampler.guided
+    members = self._members(name, guided)
     if len(members) == 1:
       return request
-    return dataclasses.replace(
-        request, names=members,
-        function=one_of([self.decoder(member, request.guided) for member in members]),
-        draft_params=(np.int32(members.index(request.names[0])), request.draft_params))
+    return dataclasses.replace(request, sampler=dataclasses.replace(
+        sampler, names=members,
+        function=one_of([self.decoder(member, guided) for member in members]),
+        draft_params=(np.int32(members.index(name)), sampler.draft_params)))
 
   def sample(self, specification: Any, sampling: Any = None) -> Sample:
     """Returns the images of a decoder, decoded on the first call."""
@@ -166,19 +166,19 @@ class Bench:
     # A few images may need fewer slots than all of them.
     few = dataclasses.replace(
         request.pick(range(min(len(request), batch_size))), batch_size=request.batch_size)
-    list(run_lib.refilled(few))
-    return lambda: list(run_lib.refilled(request))
+    list(few.refilled())
+    return lambda: list(request.refilled())
 
   def _decode(self, request: Request) -> Sample:
     self._compile(request)
-    decoded = run_lib.decode(request)
+    decoded = request.decode()
     return Sample(decoded, request.condition, request.sampling, None, self.batch_size)
 
   def _compile(self, request: Request) -> bool:
     """Compiles the program of a request unless this bench has; returns whether it did."""
-    name = request.program(), request.batch_size, jax.tree.structure(
-        self.model.settled(request.sampling))
-    if name in self._compiled and request.program() in self.model.programs:
+    program = request.sampler.program()
+    name = program, request.batch_size, jax.tree.structure(request.active)
+    if name in self._compiled and program in self.model.programs:
       return False
     self.seconds += request.compile(request.batch_size)
     self._compiled.add(name)

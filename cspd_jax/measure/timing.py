@@ -12,7 +12,7 @@ from cspd_jax.core import fields
 from cspd_jax.core.batches import Progress, concatenated
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.tree import Tree
-from cspd_jax.generation.request import Request
+from cspd_jax.generation.model import Request
 from cspd_jax.metrics.base import Sample
 
 Name = TypeVar('Name', bound=Hashable)

@@ -18,8 +18,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from cspd_jax.core import progress
-from cspd_jax.generation.request import prepare
-from cspd_jax.generation.run import Partial
+from cspd_jax.generation.model import Partial
 from cspd_jax.generation.runner import Finished
 from cspd_jax.serve import guard, wire
 from cspd_jax.serve.engine import ClosedError, DeviceError, Engine, FullError, Job
@@ -135,8 +134,10 @@ class Service:
     try:
       self._engine.check_room(order.decoder, order.n)
       # With a large encoder of prompts it takes seconds.
-      first = prepare(served.model, [order.prompt], order.options, seed=order.seed,
-                      decoder=served.decoders[order.decoder], batch_size=1, reserved=True)
+      # The memory of the slots is allocated already.
+      sampler = served.model.sampler(
+          served.decoders[order.decoder], batch_size=1, **order.options)
+      first = sampler.request([order.prompt], seed=order.seed)
       images.jobs = [
           Job(dataclasses.replace(first, seeds=[(order.seed, i)]), order.decoder,
               images.listener(i), watched=order.progress or order.partial_images > 0)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cspd_jax.generation.request import Request
+from cspd_jax.generation.model import Request
 from cspd_jax.generation.runner import Runner
 
 # The last images of a decoder, whose seconds predict those of the images in the queue.

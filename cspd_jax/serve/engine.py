@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cspd_jax.core import programs, progress
-from cspd_jax.generation.request import Request
+from cspd_jax.generation.model import Request
 from cspd_jax.generation.runner import Finished, Runner
 from cspd_jax.serve.batches import Batch, Decoder, Job
 from cspd_jax.serve.metrics import Metrics

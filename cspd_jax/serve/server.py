@@ -20,7 +20,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cspd_jax.core import progress
 from cspd_jax.files import reading
 from cspd_jax.generation import memory
-from cspd_jax.generation.request import prepare
 from cspd_jax.generation.runner import Runner
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.serve import app, guard
@@ -81,7 +80,7 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   """
   model = served.model
   example = model.prompts[0] if model.prompts else 'a cat'  # To compile the programs.
-  requests = {name: prepare(model, [example], decoder=spec, batch_size=1)
+  requests = {name: model.request([example], decoder=spec, batch_size=1)
               for name, spec in served.decoders.items()}
   longest = next(iter(requests.values())).condition
   if isinstance(longest, Prompt):

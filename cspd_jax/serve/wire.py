@@ -19,9 +19,8 @@ from PIL import Image
 from cspd_jax.core import fields, naming
 from cspd_jax.core.spec import Spec
 from cspd_jax.files import reading
-from cspd_jax.generation.base import BaseModel
+from cspd_jax.generation.model import Model, Partial
 from cspd_jax.generation.results import Generated, encoded
-from cspd_jax.generation.run import Partial
 from cspd_jax.models.conditions import Prompt
 
 MOST_BYTES = 2**16
@@ -77,7 +76,7 @@ class Served:
   pixels, such as 64x32. A `lenient` server may change the form of an answer, see `Form`.
   """
 
-  model: BaseModel
+  model: Model
   names: tuple[str, ...]
   decoders: Mapping[str, Spec]
   guarantees: Mapping[str, str]
@@ -181,7 +180,7 @@ _FIELDS = [field.name for field in dataclasses.fields(Order)
 _OWN = ('model', 'size', 'user', *_FIELDS)
 
 
-def serving(model: BaseModel, decoders: Sequence[str], names: Sequence[str] | None = None,
+def serving(model: Model, decoders: Sequence[str], names: Sequence[str] | None = None,
             lenient: bool = False) -> Served:
   """Returns what a server offers: the model with these decoders, of which the first is the default.
 

@@ -25,8 +25,7 @@ from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.files import atomic, matrices, npz, run_folder
 from cspd_jax.generation import memory, run
-from cspd_jax.generation.model import Model
-from cspd_jax.generation.request import Request
+from cspd_jax.generation.model import Model, Request
 from cspd_jax.models import eagle
 from cspd_jax.training import (
   corrector as corrector_lib,
@@ -104,22 +103,20 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   indices = np.arange(count) % len(prompts)
   key, sampling = jax.random.key(recipe.seed + (split != 'train')), samples.sampling(recipe, model)
   decoder: Any = model.decoder(recipe.decoder)
-  specification = model.specification(recipe.decoder)
-  settings = run.settings(
-      model, specification, model.condition(prompts), key, _DECODE_BATCH, sampling, prompts
-  ) | dict(images=count)
+  # A recorder carries more from round to round, so the batch size is chosen for it.
+  request = samples.request(model, prompts, count, sampling, seed=key, decoder=recipe.decoder,
+                            batch_size=1)
+  settings = run.settings(request)
   path = run_folder.Run(workdir / f'windows_{split}', settings).folder / 'windows.npz'
   if path.exists():
     arrays = npz.arrays(path, atomic.REMAKE, needed=Windows._fields)
     return Windows(*(arrays[name] for name in Windows._fields)), indices
-  # A recorder carries more from round to round, so the batch size is chosen for it.
-  request = samples.request(model, prompts, count, sampling, seed=key, decoder=recipe.decoder,
-                            batch_size=1)
   memory.check_host(name, count, _least_bytes(decoder, request), 'windows')
-  needs = dataclasses.replace(request, decoder=recording(decoder),
-                              names=(f'windows of {specification}',)).estimate()
+  needs = dataclasses.replace(request, sampler=dataclasses.replace(
+      request.sampler, decoder=recording(decoder),
+      names=(f'windows of {request.sampler.specification}',))).estimate()
   size = needs.most(min(_DECODE_BATCH, count))
-  memory.check(model, recipe.decoder, needs, size)
+  model.check_memory(recipe.decoder, needs, size)
   record = recorder(decoder)
   result = concatenate(list(batches.each(
       lambda index: record(*request.arguments(index)), count, size,
@@ -192,7 +189,7 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
     return params
   tokens, indices = _plain_images(recipe, model, workdir)
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
-  warp = model.engine.settled(samples.sampling(recipe, model))
+  warp = model.engine.drop_inactive(samples.sampling(recipe, model))
 
   def batch_of(index):
     images, prompts = loop.batch_of(tokens, indices, optimizer.seed, index, optimizer.batch_size)
@@ -218,7 +215,7 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
                 for split, (_, indices) in splits.items()}
   config, train_config, teacher = recipe.drafter, recipe.train, drafter_recipe.teacher(model)
   optimizer = train_config.optimizer
-  warp = model.engine.settled(samples.sampling(recipe, model))
+  warp = model.engine.drop_inactive(samples.sampling(recipe, model))
   batch_of = lambda split, index, **order: corrector_lib.batch_of(
       splits[split][0], conditions[split], train_config, index, **order)
   evaluate = drafter_recipe.evaluation(

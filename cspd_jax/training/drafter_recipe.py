@@ -124,7 +124,7 @@ def train(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path
   with_conditions = lambda batch: (batch[0], batches.select(conditions, batch[1]))
   config, train_config, target = recipe.drafter, recipe.train, teacher(model)
   optimizer = train_config.optimizer
-  warp = model.engine.settled(samples.sampling(recipe, model))
+  warp = model.engine.drop_inactive(samples.sampling(recipe, model))
   evaluate = evaluation(
       model, lambda params, frozen, batch: drafter_lib.measure(
           params, frozen, batch, config, target, warp, recipe.num_depths),

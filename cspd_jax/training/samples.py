@@ -1,7 +1,6 @@
 """Images sampled from a target, the training data of its drafters and correctors."""
 
 import dataclasses
-import functools
 import hashlib
 import os
 import pathlib
@@ -16,8 +15,7 @@ from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import atomic, npz, reading, run_folder
 from cspd_jax.generation import prompts as prompts_lib, run as run_lib
-from cspd_jax.generation.model import Model
-from cspd_jax.generation.request import Request, prepare
+from cspd_jax.generation.model import Model, Request
 from cspd_jax.training.optimizer import OptimizerConfig
 
 _BATCH = 64  # The most images per batch.
@@ -174,10 +172,11 @@ def request(model: Model, prompts: Sequence[Any], count: int, sampling: Any, *, 
   if decoder is None and folder is not None:
     decoder = run_folder.stored_settings(folder).get('decoder')
   prompts, turns = prompts[:count], np.arange(count) % len(prompts)
-  return prepare(
-      model, [prompts[int(i)] for i in turns], seed=seed, slots=False, pixels=False,
-      sampling=sampling, decoder=decoder, default=functools.partial(_exact_default, model),
-      batch_size=batch_size, max_batch_size=max_batch_size,
+  if decoder is None:
+    decoder = _exact_default(model, min(count, batch_size or max_batch_size))
+  return model.request(
+      [prompts[int(i)] for i in turns], seed=seed, slots=False, pixels=False, sampling=sampling,
+      decoder=decoder, batch_size=batch_size, max_batch_size=max_batch_size,
       condition=batches.select(model.condition(prompts), turns))
 
 

@@ -139,7 +139,7 @@ def decode(model: Model, specification: Any, batch: int, guided: bool, condition
   """
   decoder = model.decoder(specification, guided=guided)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), batch),
-               model.engine.settled(model.sampling()), model.draft_params(specification)]
+               model.engine.drop_inactive(model.sampling()), model.draft_params(specification)]
   program = devices.compiled(decoder, arguments, device, KINDS[model.family].orders)
   arguments[2] = random.row_keys(arguments[2], batch)
   caches = set()

@@ -133,7 +133,7 @@ class Lab:
       raise ValueError(f'model is {config.loading.model!r}; give one with a draft model.')
     self.config, self.bench, draft = config, config.bench(model), model.drafts['model']
     self._draft = config.bench(dataclasses.replace(  # The draft model alone.
-        model, target=lambda *, guided: draft.build(guided), params=draft.params, drafts={},
+        model, build_target=draft.build, params=draft.params, drafts={},
         programs={}))
     self.model, self.mar = model, f'mar(guidance={config.guidance})'
     self._speeds: dict[tuple, float] = {}

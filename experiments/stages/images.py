@@ -9,7 +9,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax.core import spec
-from cspd_jax.generation.request import Request, prepare
+from cspd_jax.generation.model import Request
 from cspd_jax.measure import timing
 from experiments.stages.piece import Piece
 
@@ -40,7 +40,7 @@ def speed(piece: Piece, name: str, count: int) -> None:
   baseline, first = model.engine.baseline, None
 
   def prepared(text: str) -> Request:
-    request = prepare(model, _prompts(model, count), {}, seed=0, decoder=text, batch_size=1)
+    request = model.request(_prompts(model, count), seed=0, decoder=text, batch_size=1)
     request.compile(1)
     return request
 

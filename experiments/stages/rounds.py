@@ -108,8 +108,8 @@ def program(model: cspd_jax.Model, text: str, tokens: float, batch: int,
   condition = families.FAMILIES[model.family].published.condition(model.config, batch)
   return timed_rounds.program(
       decoder, model.params, timed_rounds.random_like(condition),
-      model.engine.settled(model.sampling()), timed_rounds.random_like(model.draft_params(text)),
-      graphs)
+      model.engine.drop_inactive(model.sampling()),
+      timed_rounds.random_like(model.draft_params(text)), graphs)
 
 
 def _times(piece: Piece, model: cspd_jax.Model, text: str, tokens: float, batch: int,

@@ -25,7 +25,8 @@ def _figures(model, decoder):
   one, other = (predicted.decode(part, decoder, 1, True, condition, accelerator, device)
                 for part in (few, more))
   layers = families.describe(model).config.num_layers
-  return predicted.extrapolated(one, other, layers - 2), memory.live_cache(few, True, condition)
+  return predicted.extrapolated(one, other, layers - 2), memory.live_cache(
+      few.target(), few.params, condition)
 
 
 @functools.cache

@@ -20,7 +20,7 @@ def _figures(decoder, name='mar_b'):
   model = families.describe(name, layers=1)
   condition = families.FAMILIES[model.family].published.condition(model.config, 1)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), 1),
-               model.engine.settled(model.sampling()), None]
+               model.engine.drop_inactive(model.sampling()), None]
   program = devices.compiled(model.decoder(decoder, guided=True), arguments, device)
   return rounds.read(hlo.parse(program.as_text()), ())
 

@@ -26,7 +26,7 @@ def _products(decoder, batch=4):
   text = devices.compiled(
       model.decoder(decoder, guided=True),
       [model.params, condition, jax.random.split(jax.random.key(0), batch),
-       model.engine.settled(model.sampling()), model.draft_params(decoder)], device).as_text()
+       model.engine.drop_inactive(model.sampling()), model.draft_params(decoder)], device).as_text()
   found, computation = set(), re.compile(
       r'^(?:ENTRY )?%[\w.\-]+ \(.*?\{\n(.*?)^\}', re.DOTALL | re.MULTILINE)
   for body in computation.findall(text):

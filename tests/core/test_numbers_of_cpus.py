@@ -56,12 +56,12 @@ def test_no_reduction_is_part_of_a_product():
 
 def test_a_decoder_has_no_such_fusion_and_no_trees():
   model = cspd_jax.load('demo')
-  request = cspd_jax.generation.request.prepare(
-      model, ['cat'], seed=0, decoder='corrected(passes=1, window=4)', pixels=False)
+  request = model.request(
+      ['cat'], seed=0, decoder='corrected(passes=1, window=4)', pixels=False)
   arguments = request.arguments(np.array([0]))
-  assert _reductions(lambda run: run, request._compiled(), *arguments) == []
+  assert _reductions(lambda run: run, request.sampler.compiled(), *arguments) == []
   trees = lambda jitted, *args: jitted.lower(*args).compile().as_text().count(' reduce-window(')
-  assert not trees(request._compiled(), *arguments)
+  assert not trees(request.sampler.compiled(), *arguments)
   assert trees(programs.jit(jax.nn.softmax), jnp.ones((2, 1000)))
 
 

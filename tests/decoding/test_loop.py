@@ -32,7 +32,7 @@ OTHERS = tuple(name for name in DECODERS if name not in FIRST)
 
 def build(name, target=MODEL.target, window=5):
   # The default trees of so short a window are chains.
-  if name in DECODERS and DECODERS[name].spec.parts[0].arguments.get('tree') == 'auto':
+  if name in DECODERS and 'tree=auto' in DECODERS[name].parts:
     name, window = f'{name}(tree=caterpillar(2, 2))', window + 2
   spec = specification.complete(name, window=window, length=3)
   return specification.build(spec, target, RESOURCES)

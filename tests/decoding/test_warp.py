@@ -140,7 +140,7 @@ class SettledTest(parameterized.TestCase):
       (Warp(min_p=np.array([0.0, 0.1])), (None, None, [0.0, 0.1])),
       (Warp(top_k=None, top_p=None, min_p=None), (None, None, None)))
   def test_cuts_that_are_off_leave_the_program(self, warp, expected):
-    result = warp_lib.settled(warp)
+    result = warp_lib.drop_inactive(warp)
     for value, wanted in zip((result.top_k, result.top_p, result.min_p), expected):
       np.testing.assert_array_equal(value, wanted)
     # As a user's program does: the values come at run time, and None before.

@@ -182,7 +182,7 @@ def build(parts):
   return families.Model(
       name=parts.name, family='janus_like', config=config, params=params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
-      target=lambda *, guided: target(config, guided=guided),
+      build_target=lambda guided: target(config, guided=guided),
       conditions=prompt_kinds.tokens(
           (config.height, config.width), text, parts.writer(FAMILY.prompt_writers),
           functools.partial(renumbered, config), ('a cat', 'a dog')),

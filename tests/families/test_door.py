@@ -12,7 +12,6 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.files import store
 from cspd_jax.generation import results
-from cspd_jax.generation.request import prepare
 from tests.families import tiny
 
 
@@ -62,7 +61,7 @@ def test_refilled_rows_use_the_options_of_their_image(model):
       np.testing.assert_array_equal(one, other, err_msg=name)
   np.testing.assert_array_equal(refilled.images, whole.images)
   # Rows of a decoder without drafts are complete together.
-  assert not prepare(model, prompts, batch_size=2, decoder='vanilla').refills
+  assert not model.request(prompts, batch_size=2, decoder='vanilla').refills
 
 
 @pytest.mark.slow
@@ -124,7 +123,7 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
   other = model.generate(['sea', 'sky'], seed=[9, 0], decoder='mc_sjd', window=4)
   np.testing.assert_array_equal(one.decoded.tokens[1], other.decoded.tokens[0])
   for scalar in (np.array(3), jnp.asarray(3), np.int64(3)):
-    assert prepare(model, 'sea', seed=scalar).seeds == [(3, 0)]
+    assert model.request('sea', seed=scalar).seeds == [(3, 0)]
 
 
 @pytest.mark.parametrize('arguments, message', [
@@ -199,7 +198,7 @@ def test_sampling_options_of_other_types(model, sampling):
   with pytest.raises(ValueError, match='must be a cspd_jax.Warp, such as Warp'):
     jax.eval_shape(decoder, model.params, condition, jax.random.key(0), sampling, None)
   with pytest.raises(ValueError, match='pass model.sampling'):
-    prepare(model, ['sea'], decoder='vanilla', sampling=sampling)
+    model.request(['sea'], decoder='vanilla', sampling=sampling)
 
 
 def test_bytes_are_rounded_to_the_nearest_level():

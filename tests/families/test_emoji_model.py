@@ -11,8 +11,8 @@ import cspd_jax
 from cspd_jax.commands import generate as command
 from cspd_jax.decoding.warp import Warp, probabilities
 from cspd_jax.files import store
-from cspd_jax.generation import gallery, run
-from cspd_jax.generation.request import prepare
+from cspd_jax.generation import gallery
+from cspd_jax.generation.model import Partial
 from cspd_jax.metrics import scenes
 from cspd_jax.models import early_fusion
 from tests.marks import representative
@@ -54,8 +54,8 @@ def test_images_have_the_grammar(model, vanilla):
 
 @pytest.mark.slow
 def test_what_is_streamed_counts_the_grammars_tokens(model, vanilla):
-  request = types.SimpleNamespace(model=model)
-  look = run.Partial(request, vanilla.decoded, np.full(4, vanilla.tokens.shape[1]), True)
+  request = types.SimpleNamespace(sampler=types.SimpleNamespace(model=model))
+  look = Partial(request, vanilla.decoded, np.full(4, vanilla.tokens.shape[1]), True)
   assert repr(look).startswith('Partial(1092 of 1092 tokens of 4 images, round ')
 
 
@@ -109,11 +109,11 @@ def test_a_given_beginning_is_completed(model, vanilla):
 
 def test_unknown_words_are_reported(model, vanilla, capsys, tmp_path):
   assert vanilla.unknown_words == [[]] * 4
-  task = prepare(model, ['a Zebra on blue', 'a blue cat', 'été-cat on été'])
+  task = model.request(['a Zebra on blue', 'a blue cat', 'été-cat on été'])
   assert task.unknown_words == [['Zebra'], [], ['été']]
   assert task.pick([2, 2]).unknown_words == [['été']] * 2
   # Conditions that are not words have none.
-  assert prepare(model, model.condition('a zebra')).unknown_words == [[]]
+  assert model.request(model.condition('a zebra')).unknown_words == [[]]
   with mock.patch.object(gallery.Gallery, 'generate'):
     assert command.main(['generate', '--prompt=a blue zebra',
                          '--prompt=a blue cat', f'--output={tmp_path}']) == 0

@@ -25,7 +25,6 @@ from cspd_jax.commands import generate as generate_command
 from cspd_jax.decoding import tree
 from cspd_jax.files import store
 from cspd_jax.generation import run as run_lib
-from cspd_jax.generation.request import prepare as prepare_request
 from cspd_jax.models import eagle, llamagen, medusa, neighbours
 from cspd_jax.testing import check_target
 from cspd_jax.text import bpe
@@ -138,7 +137,7 @@ def test_unknown_words_are_those_of_the_prompt_and_of_the_cleaned_caption(model)
       '日本', 'http://a.com', 'жук', 'été', '🦄']
   with pytest.raises(ValueError, match="prompts holds '日本', of which nothing is left"):
     model.generate(['a red fox', '日本'], decoder='vanilla')
-  prepare = functools.partial(prepare_request, model, decoder='vanilla')
+  prepare = functools.partial(model.request, decoder='vanilla')
   task = prepare(['a red fox', 'жук'])
   assert task.unknown_words == [[], ['жук']]
   assert prepare(task.condition).unknown_words == [[], []]
@@ -240,8 +239,10 @@ def test_pictures_of_words(folder, tmp_path, decoder):
 def test_a_run_is_identified_by_its_words(model):
   condition = model.condition(['a fox', 'a map'])
   moved = condition._replace(embeddings=condition.embeddings * (1 + 1e-7))
-  settings = lambda condition, *prompts: run_lib.settings(
-      model, 'vanilla', condition, 0, 2, model.sampling(), *prompts)
+  def settings(condition, prompts=None, of=model):
+    return run_lib.settings(of.request(
+        condition if prompts is None else prompts, condition=condition, decoder='vanilla'))
+
   assert settings(condition) != settings(moved)
   words = settings(condition, ['a fox', 'a map'])
   assert words == settings(moved, ['a fox', 'a map']) != settings(condition, ['a fox', 'a cap'])
@@ -251,8 +252,7 @@ def test_a_run_is_identified_by_its_words(model):
   for changed, given in ((dataclasses.replace(model, conditions=other), condition),
                          (model.with_prefix(np.zeros(3, int)), None)):
     given = changed.condition(['a fox', 'a map']) if given is None else given
-    assert run_lib.settings(changed, 'vanilla', given, 0, 2, model.sampling(), [
-        'a fox', 'a map']) != words
+    assert settings(given, ['a fox', 'a map'], changed) != words
 
 
 def test_a_missing_package_ends_with_a_message(folder, tmp_path, capsys, monkeypatch):

@@ -95,7 +95,7 @@ def build(parts):
   return families.Model(
       name=parts.name, family='tiny', config=config, params=loaded['target'].params,
       grid=(config.height, config.width), engine=engines.DISCRETE,
-      target=lambda *, guided: target(config, guided=guided),
+      build_target=lambda guided: target(config, guided=guided),
       conditions=prompt_kinds.classes(config.num_classes, ('sand', 'sea', 'sky')),
       tokenizer=tokenizer, defaults=parts.defaults, metadata=loaded['target'].metadata)
 

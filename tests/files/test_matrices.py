@@ -252,7 +252,7 @@ def _compiled(model, text, batch):
   """Compiles a decoder; returns the program's text, and the shapes of the caches in it."""
   decoder, condition = model.decoder(text), jnp.zeros(batch, int)
   arguments = model.params, condition, random.row_keys(jax.random.key(0), batch)
-  options = model.engine.settled(model.sampling()), model.draft_params(text)
+  options = model.engine.drop_inactive(model.sampling()), model.draft_params(text)
   cache = jax.eval_shape(lambda *args: decoder.start(*args, *options).cache, *arguments)
   keys = jax.random.split(jax.random.key(0), batch)
   program = programs.compiled(

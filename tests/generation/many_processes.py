@@ -19,7 +19,6 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.generation import run
 from cspd_jax.generation.gallery import Gallery
-from cspd_jax.generation.request import prepare
 from tests.families import tiny
 
 PROMPTS = ['sea', 'sky', 'sand', 'sea', 'sky'] * 4
@@ -33,7 +32,7 @@ def opened(model, prompts, folder, *, batch_size=None, **options):
   named, own = ({name: options.pop(name) for name in names if name in options} for names in (
       ('seed', 'decoder', 'max_batch_size'), ('overwrite', 'process')))
   size = batch_size or run.batch_size_of(folder)
-  return Gallery(prepare(model, prompts, options, batch_size=size, **named), folder, **own)
+  return Gallery(model.request(prompts, options, batch_size=size, **named), folder, **own)
 
 
 def gallery(model, folder, index=0, count=1, images=len(PROMPTS), **options):

@@ -16,7 +16,6 @@ from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import store
 from cspd_jax.generation import defaults as defaults_lib
 from cspd_jax.generation.gallery import Gallery
-from cspd_jax.generation.request import prepare
 from tests.families import tiny
 
 H200 = types.SimpleNamespace(device_kind='NVIDIA H200', platform='gpu')
@@ -101,8 +100,8 @@ def test_a_specification_is_parsed_once(folder, tmp_path, options, count):
       jax.devices()[0].device_kind, {1: 'mc_sjd(window=4)'})
   model = cspd_jax.load(tmp_path / 'own')
   with mock.patch('ast.parse', wraps=ast.parse) as parser:
-    task = prepare(model, 'sea', **options)
-  assert str(task.specification) == 'mc_sjd(window=4)' and parser.call_count == count
+    task = model.request('sea', **options)
+  assert str(task.sampler.specification) == 'mc_sjd(window=4)' and parser.call_count == count
 
 
 def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path):
@@ -117,8 +116,8 @@ def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path)
   assert model.generate(['sea', 'sky'], decoder='sjd(window=2)').decoder == 'sjd(window=2)'
   for size, text in ((1, 'mc_sjd(window=4)'), (8, 'vanilla')):  # The default of `cspd-generate`.
     gallery = Gallery(
-        prepare(model, ['sea', 'sky'], batch_size=size), tmp_path / f'by_{size}')
-    assert str(gallery.request.specification) == text
+        model.request(['sea', 'sky'], batch_size=size), tmp_path / f'by_{size}')
+    assert str(gallery.request.sampler.specification) == text
   assert next(model.stream(['sea', 'sky'])).images.shape[0] == 2
   with pytest.raises(ValueError, match='batch_size is 1, but all images of a stream'):
     model.stream(['sea'], batch_size=1)

@@ -10,7 +10,6 @@ from PIL import Image
 import cspd_jax
 from cspd_jax.files import atomic
 from cspd_jax.generation.gallery import Extractor, Gallery
-from cspd_jax.generation.request import prepare
 from tests.families import tiny
 
 PROMPTS = ['sea', 'sky', 'sea', 'sand', 'sky']
@@ -38,7 +37,7 @@ def _model(tmp_path_factory):
 
 
 def _gallery(model, folder, extractor=EXTRACTOR, **options):
-  request = prepare(model, PROMPTS, seed=4, decoder='vanilla', batch_size=2)
+  request = model.request(PROMPTS, seed=4, decoder='vanilla', batch_size=2)
   return Gallery(request, folder, features=extractor, **options)
 
 

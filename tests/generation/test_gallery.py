@@ -12,7 +12,6 @@ from PIL import Image, ImageFile
 
 import cspd_jax
 from cspd_jax.generation import memory
-from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
 from tests.experiments import models as models_lib
 from tests.families import tiny
@@ -73,7 +72,7 @@ def test_an_interrupted_run_keeps_its_batch_size(tmp_path, monkeypatch):
   model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
   options = dict(seed=4, decoder='vanilla')
   prompts = ['sea', 'sky', 'sea', 'sand', 'sky']
-  per_image = prepare(model, prompts, **options).estimate().needed(1)
+  per_image = model.request(prompts, **options).estimate().needed(1)
   free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
   free(3)
   first = opened(model, prompts, tmp_path / 'out', max_batch_size=4, **options)
@@ -132,7 +131,7 @@ def test_a_run_has_pictures_of_one_kind(tmp_path, part):
 def test_batches_of_another_grid_are_not_mixed(tmp_path, part):
   model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
   run = lambda model: decode(
-      prepare(model, ['sea', 'sky'], decoder='vanilla', batch_size=1), folder=tmp_path / 'out')
+      model.request(['sea', 'sky'], decoder='vanilla', batch_size=1), folder=tmp_path / 'out')
   run(model)
   with pytest.raises(ValueError, match=rf'which holds another run \({part} was'):
     run(_changed(model, part))

@@ -14,9 +14,8 @@ from cspd_jax import families
 from cspd_jax.continuous import head
 from cspd_jax.core import programs, random as random_lib
 from cspd_jax.generation import memory
-from cspd_jax.generation.base import BaseModel
+from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Drafts
-from cspd_jax.generation.request import prepare
 from cspd_jax.models import mar
 from tests.marks import representative
 
@@ -54,24 +53,27 @@ def test_cache_size_is_that_of_a_real_cache(model, guided):
 
 def test_live_cache_grows_with_streams_and_images(model):
   one, two = (model.condition(model.prompts[:count]) for count in (1, 2))
-  size = memory.live_cache(model, False, one)
+  size = memory.live_cache(model.target(False), model.params, one)
   # One slot per head for the class, and half of the image's tokens; keys and values.
   config, slots = model.config.transformer, 1 + model.num_tokens // 2
   assert size == pytest.approx(
       2 * 4 * config.num_layers * config.num_kv_heads * config.head_dim * slots, rel=0.02)
-  assert memory.live_cache(model, True, one) == pytest.approx(2 * size, rel=0.01)
-  assert memory.live_cache(model, False, two) == pytest.approx(2 * size, rel=0.01)
+  assert memory.live_cache(
+      model.target(), model.params, one) == pytest.approx(2 * size, rel=0.01)
+  assert memory.live_cache(
+      model.target(False), model.params, two) == pytest.approx(2 * size, rel=0.01)
 
 
 def test_continuous_tokens_need_no_cache():
-  assert memory.live_cache(cspd_jax.load('mar_demo'), True, np.zeros(1, np.int32)) == 0
+  model = cspd_jax.load('mar_demo')
+  assert memory.live_cache(model.target(), model.params, np.zeros(1, np.int32)) == 0
 
 
 # Estimates, and the batch sizes that they allow.
 
 
 def _task(model, count=3, **options):
-  return prepare(model, _prompts(model, count), **options)
+  return model.request(_prompts(model, count), **options)
 
 
 def _prompts(model, count):
@@ -79,9 +81,12 @@ def _prompts(model, count):
 
 
 @pytest.fixture
-def device(monkeypatch):
-  """Sets the free memory of the device in bytes."""
-  return lambda number: monkeypatch.setattr(memory, 'free', lambda devices: number)
+def device(model, monkeypatch):
+  """Sets the free memory of the device in bytes; what fits in it is looked at once."""
+  def set_free(number):
+    monkeypatch.setattr(memory, 'free', lambda devices: number)
+    model._samplers.clear()
+  return set_free
 
 
 @pytest.mark.parametrize('decoder', representative(
@@ -90,13 +95,13 @@ def device(monkeypatch):
 def test_an_estimate_is_what_a_round_carries(model, decoder):
   task = _task(model, decoder=decoder, batch_size=3)
   state = jax.eval_shape(
-      lambda params, condition, keys, *args: task.decoder.start(
+      lambda params, condition, keys, *args: task.sampler.decoder.start(
           params, condition, random_lib.row_keys(keys, 3), *args), *task.arguments(np.arange(3)))
   estimate = task.estimate()
   assert 3 * estimate.per_image == memory.size(state)
-  assert estimate.needed(3) == memory.size(state) + task.decoder.intermediate(3)
+  assert estimate.needed(3) == memory.size(state) + task.sampler.decoder.intermediate(3)
   # Both streams have a slot for the class, every token and every draft.
-  target, tree = task.decoder.target, task.decoder.drafter.tree
+  target, tree = task.sampler.decoder.target, task.sampler.decoder.drafter.tree
   assert memory.size(state.cache) == memory.cache_size(
       target, model.params, task.condition, target.num_tokens + tree.num_nodes)
 
@@ -104,14 +109,14 @@ def test_an_estimate_is_what_a_round_carries(model, decoder):
 def _compared(model, decoder, num_rows):
   """Estimated bytes of a decode, as a multiple of what the compiled program needs."""
   specification, shapes = model.specification(decoder), lambda tree: jax.eval_shape(lambda: tree)
-  built, sampling = model.decoder(specification, guided=True), model.engine.settled(
+  built, sampling = model.decoder(specification, guided=True), model.engine.drop_inactive(
       model.sampling(guidance_scale=2.0))
   condition, draft_params = np.arange(num_rows), model.draft_params(specification)
   key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_rows))
   program = jax.jit(built).lower(
       model.params, shapes(jnp.asarray(condition)), key, shapes(sampling), draft_params)
   analysis = program.compile(_FLAGS).memory_analysis()
-  needs = memory.estimate(model, specification, built, condition, sampling, draft_params)
+  needs = model.estimate(specification, built, condition, sampling, draft_params)
   return needs.needed(num_rows) / (analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
 
 
@@ -156,8 +161,8 @@ def test_modulations_that_are_not_stored_need_no_memory(decoder, monkeypatch):
 @pytest.mark.slow
 def test_parameters_in_sixteen_bits_have_a_copy_on_cpus():
   model = families.describe('c2i_b_256', layers=1)
-  task = lambda model: memory.estimate(
-      model, 'vanilla', model.decoder('vanilla'), np.arange(2), model.sampling())
+  task = lambda model: model.estimate(
+      'vanilla', model.decoder('vanilla'), np.arange(2), model.sampling())
   assert task(model).fixed == 2 * memory.size(model.params)
   assert task(families.describe('c2i_b_256', dtype='float32', layers=1)).fixed == 0
   for dtype, size in (('float32', 4), ('bfloat16', 2)):
@@ -178,8 +183,8 @@ def test_an_estimate_of_narrow_parameters_is_about_what_a_compiled_decoder_needs
 def test_an_estimate_is_made_once_for_all_batch_sizes_and_prompts(model, monkeypatch):
   task = _task(model, decoder='mc_sjd(window=6)')
   monkeypatch.setattr(memory, 'random_lib', None)
-  other = prepare(model, _prompts(model, 7)[2:], dict(guidance_scale=3.0),
-                  decoder='mc_sjd(window=6)', seed=5, batch_size=2)
+  other = model.request(_prompts(model, 7)[2:], dict(guidance_scale=3.0),
+                        decoder='mc_sjd(window=6)', seed=5, batch_size=2)
   assert other.estimate().per_image == task.estimate().per_image
   with pytest.raises(AttributeError):
     _task(model, decoder='mc_sjd(window=7)')
@@ -213,7 +218,7 @@ def test_images_that_do_not_fit_are_refused_before_anything_compiles(model, devi
 def test_options_that_do_not_apply_are_not_named(device, monkeypatch):
   model = cspd_jax.load('demo', dtype='bfloat16', quantize='int8', cache_dtype='int8')
   device(1.0)
-  monkeypatch.setattr(BaseModel, 'devices', [
+  monkeypatch.setattr(Model, 'devices', [
       types.SimpleNamespace(platform='gpu', device_kind='Fast')])
   with pytest.raises(ValueError, match='are free on Fast; use a device with more memory'):
     model.generate(decoder='vanilla', batch_size=1)
@@ -241,10 +246,11 @@ def test_the_default_decoder_is_that_of_the_chosen_batch_size(model, device):
   model = dataclasses.replace(model, defaults=dict(model.defaults) | {
       'decoder': {'cpu': {'1': 'mc_sjd(window=4)', '4': 'vanilla'}}})
   per_image = _task(model, 1).estimate().needed(1)
-  assert str(_task(model, 8).specification) == 'vanilla'
+  assert _task(model, 8).sampler.text == 'vanilla'
   device(3 * per_image)
+  model._samplers.clear()
   task = _task(model, 8)
-  assert (task.batch_size, str(task.specification)) == (1, 'mc_sjd(window=4)')
+  assert (task.batch_size, task.sampler.text) == (1, 'mc_sjd(window=4)')
 
 
 @pytest.mark.slow
@@ -281,7 +287,7 @@ def test_memory_is_divided_over_a_mesh():
   assert whole._replace(groups=2).most(20) == 14
   assert whole._replace(fixed=60.0).most(20) == 1
   with pytest.raises(ValueError, match='prompts has 11 images'):  # Every group has all of a stream.
-    memory.check(cspd_jax.load('demo'), 'vanilla', whole._replace(groups=2), 11, 'prompts')
+    memory.check('vanilla', whole._replace(groups=2), 11, 'prompts', 'cpu')
 
 
 class _Device:
@@ -310,7 +316,7 @@ def test_statistics_of_an_accelerator_limit_a_batch(model, monkeypatch):
   stats = dict(num_allocs=9, bytes_in_use=int(7 * per_image), peak_bytes_in_use=int(12 * per_image),
                largest_alloc_size=1, bytes_limit=int(12 * per_image), bytes_reserved=0,
                peak_bytes_reserved=0, largest_free_block_bytes=0)
-  monkeypatch.setattr(BaseModel, 'devices', [_Device(stats)])
+  monkeypatch.setattr(Model, 'devices', [_Device(stats)])
   with pytest.raises(ValueError) as error:
     _task(model, 6, decoder='mc_sjd(window=8)', batch_size=6)
   assert str(error.value) == (

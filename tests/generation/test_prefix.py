@@ -16,7 +16,6 @@ from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.tree import chain
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.files.store import Loaded
-from cspd_jax.generation import prefix as generation_prefix
 from cspd_jax.models import eagle, early_fusion, janus, llamagen, neighbours, vq
 from cspd_jax.models.conditions import Prompt
 from tests.marks import representative
@@ -347,10 +346,10 @@ def test_the_command_completes_a_picture(tmp_path, capsys):
       (64, 64), Image.Resampling.LANCZOS, box=(32, 0, 128, 96))
   tokens = model.tokens(np.asarray(middle)[None] / np.float32(127.5) - 1)
   np.testing.assert_array_equal(
-      generation_prefix.tokens(model, tmp_path / 'picture.png', 15, 1), tokens[:, :15 * 16])
+      model.prefix_tokens(tmp_path / 'picture.png', 15, 1), tokens[:, :15 * 16])
   # As a camera stores it that was turned.
   exif = Image.Exif()
   exif[0x0112] = 8
   Image.fromarray(np.rot90(picture, -1)).save(tmp_path / 'turned.png', exif=exif)
   np.testing.assert_array_equal(
-      generation_prefix.tokens(model, tmp_path / 'turned.png', 15, 1), tokens[:, :15 * 16])
+      model.prefix_tokens(tmp_path / 'turned.png', 15, 1), tokens[:, :15 * 16])

@@ -13,7 +13,7 @@ import cspd_jax
 from cspd_jax.core import batches
 from cspd_jax.decoding import decoders
 from cspd_jax.generation import memory
-from cspd_jax.generation.request import Request, prepare
+from cspd_jax.generation.model import Request
 from cspd_jax.generation.run import decode, fingerprint, run
 from tests.generation.test_rollouts import counted
 from tests.measure import tiny
@@ -24,7 +24,7 @@ SJD = 'sjd(window=3)'
 
 def _decoded(model, decoder=SJD, prompts=PROMPTS, *, seed=7, batch_size=2, **options):
   modes = {name: options.pop(name) for name in ('folder', 'progress') if name in options}
-  request = prepare(model, prompts, decoder=decoder, seed=seed, batch_size=batch_size, **options)
+  request = model.request(prompts, decoder=decoder, seed=seed, batch_size=batch_size, **options)
   return decode(request, **modes)
 
 
@@ -67,17 +67,17 @@ def test_one_decoder_has_one_program(model):
              sampling=model.sampling(temperature=temperature))
   cspd_jax.Model.generate(model, PROMPTS[:2], decoder=SJD)
   (name, program), = model.programs.items()
-  assert name == prepare(model, PROMPTS, decoder=SJD).program() and program._cache_size() == 1
+  assert name == model.sampler(SJD).program() and program._cache_size() == 1
 
 
 def test_picking_all_images_copies_nothing(model):
-  request = prepare(model, PROMPTS, decoder=SJD, seed=7)
+  request = model.request(PROMPTS, decoder=SJD, seed=7)
   assert request.pick(range(len(PROMPTS))) is request
   assert request.pick(range(len(PROMPTS))[::-1]).titles == request.titles[::-1]
 
 
 def test_picking_images_compiles_nothing(model):
-  request = prepare(model, PROMPTS, dict(temperature=np.arange(1.0, 6.0)), decoder=SJD)
+  request = model.request(PROMPTS, dict(temperature=np.arange(1.0, 6.0)), decoder=SJD)
   model.programs.clear()
   jax.clear_caches()
   with counted() as compiled:
@@ -92,7 +92,7 @@ def test_pixels_of_images_become_bytes_one_by_one(model):
   tokenizer = tiny.TOKENIZER._replace(
       decode=lambda params, tokens: pixels * tokens[:, :1, None, None] / 4)
   many = tiny.model(tokenizer=tokenizer)
-  request = prepare(many, PROMPTS * 8, decoder='vanilla')
+  request = many.request(PROMPTS * 8, decoder='vanilla')
   decoded = decode(request)
   request.result(decoded)  # Compiles.
   tracemalloc.start()
@@ -103,12 +103,14 @@ def test_pixels_of_images_become_bytes_one_by_one(model):
 
 
 def test_options_and_another_function_of_every_image(model):
-  request = prepare(
-      model, PROMPTS, dict(temperature=np.arange(1.0, 6.0)), decoder=SJD, batch_size=2, slots=False)
+  request = model.request(
+      PROMPTS, dict(temperature=np.arange(1.0, 6.0)), decoder=SJD, batch_size=2, slots=False)
   request = dataclasses.replace(
-      request, function=lambda params, condition, keys, sampling, draft_params:
-      request.decoder(params, condition, keys, sampling, draft_params)._replace(
-          tv_bound=sampling.temperature), names=('temperatures',))
+      request, sampler=dataclasses.replace(
+          request.sampler, names=('temperatures',),
+          function=lambda params, condition, keys, sampling, draft_params:
+          request.sampler.decoder(params, condition, keys, sampling, draft_params)._replace(
+              tv_bound=sampling.temperature)))
   assert decode(request).tv_bound.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
@@ -123,7 +125,7 @@ def test_seeds_of_every_image(model):
 
 
 def test_a_key_takes_the_place_of_a_seed(model):
-  request = lambda seed: prepare(model, PROMPTS, decoder='vanilla', seed=seed, pixels=False)
+  request = lambda seed: model.request(PROMPTS, decoder='vanilla', seed=seed, pixels=False)
   keys = lambda seed: jax.random.key_data(request(seed).inputs(np.array([0, 3]))[1])
   np.testing.assert_array_equal(keys(jax.random.key(5)), keys(5))
   np.testing.assert_array_equal(
@@ -136,7 +138,7 @@ def test_raw_keys_of_another_implementation_are_no_seeds(model):
   with jax.default_prng_impl('rbg'):
     for key in (jax.random.PRNGKey(3), jax.random.split(jax.random.PRNGKey(3), 4)):
       with pytest.raises(ValueError, match='as random keys of jax.random.PRNGKey'):
-        prepare(model, [0, 1, 2, 0], seed=key, decoder='vanilla')
+        model.request([0, 1, 2, 0], seed=key, decoder='vanilla')
 
 
 def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
@@ -170,7 +172,7 @@ def test_a_folder_belongs_to_one_run(model, tmp_path, change, words):
   def first(change):
     options = dict(decoder=SJD, seed=7, batch_size=2, prompts=PROMPTS) | change
     used = tiny.model(options.pop('model')) if 'model' in options else model
-    return next(run(prepare(used, options.pop('prompts'), **options), folder=tmp_path / 'run'))
+    return next(run(used.request(options.pop('prompts'), **options), folder=tmp_path / 'run'))
 
   first({})
   with pytest.raises(ValueError, match=words):
@@ -185,7 +187,7 @@ def test_a_run_of_neighbours_in_a_codebook_belongs_to_it(model, tmp_path, decode
     vectors = np.random.default_rng(seed).standard_normal((4, 2))
     tokenizer = tiny.TOKENIZER._replace(codebook=lambda params: vectors)
     used = dataclasses.replace(model, tokenizer=tokenizer)
-    return next(run(prepare(used, PROMPTS, decoder=decoder, batch_size=2), folder=tmp_path / 'run'))
+    return next(run(used.request(PROMPTS, decoder=decoder, batch_size=2), folder=tmp_path / 'run'))
 
   first(0)
   if not is_another:
@@ -233,11 +235,11 @@ def test_damaged_and_foreign_files(model, tmp_path):
 ])
 def test_wrong_input(model, options, words):
   with pytest.raises(ValueError, match=words):
-    prepare(model, **dict(decoder=SJD, prompts=PROMPTS) | options)
+    model.request(**dict(decoder=SJD, prompts=PROMPTS) | options)
 
 
 def test_no_batch_size_means_as_many_as_fit(model, one_by_one, tmp_path, monkeypatch):
-  per_image = prepare(model, PROMPTS, decoder=SJD, batch_size=1).estimate().needed(1)
+  per_image = model.request(PROMPTS, decoder=SJD, batch_size=1).estimate().needed(1)
   free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
   free(3)
   progress = []

@@ -8,7 +8,6 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.decoding import refill
 from cspd_jax.generation import memory
-from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
 from cspd_jax.generation.runner import Runner
 from tests.generation import test_prefix
@@ -25,7 +24,7 @@ def model():
 def _requests(model):
   """Five images that differ in prompt, seed and options."""
   options = [{}, dict(temperature=0.0), dict(top_k=2), dict(top_p=0.6, temperature=1.5), {}]
-  return [prepare(model, [number % 3], own, seed=20 + number, decoder=SJD)
+  return [model.request([number % 3], own, seed=20 + number, decoder=SJD)
           for number, own in enumerate(options)]
 
 
@@ -82,12 +81,12 @@ def test_events_looks_and_images_that_leave(model):
 def test_nan_is_an_error_of_its_image_alone_and_slots_can_be_cleared(model):
   broken = model.with_params(model.params.at[1].set(np.nan))
   runner = Runner(broken, 2, decoder=SJD)
-  runner.join([prepare(broken, [label], dict(temperature=0.0), seed=7, decoder=SJD)
+  runner.join([broken.request([label], dict(temperature=0.0), seed=7, decoder=SJD)
                for label in (0, 1)])
   runner.step()
   runner.clear()
   assert runner.free == 2 and runner.events() == [] and runner.finished() == []
-  first, second = requests = [prepare(broken, [label], seed=7, decoder=SJD) for label in (0, 1)]
+  first, second = requests = [broken.request([label], seed=7, decoder=SJD) for label in (0, 1)]
   images = []
   runner.join(requests)
   while runner.requests:
@@ -105,9 +104,9 @@ def test_nan_is_an_error_of_its_image_alone_and_slots_can_be_cleared(model):
 def test_requests_of_other_programs_are_refused(model):
   runner = Runner(model, 2, decoder=SJD)
   other = model.with_params(model.params + 1)
-  for request in (prepare(model, [0], decoder='vanilla'), prepare(model, [0, 1], decoder=SJD),
-                  prepare(model, [0], decoder=SJD, raw_log_probs=True),
-                  prepare(other, [0], decoder=SJD)):
+  for request in (model.request([0], decoder='vanilla'), model.request([0, 1], decoder=SJD),
+                  model.request([0], decoder=SJD, raw_log_probs=True),
+                  other.request([0], decoder=SJD)):
     with pytest.raises(ValueError, match='a request is of'):
       runner.check(request)
     with pytest.raises(ValueError, match=r'it must be of 1 image by sjd\(window=3\) with a prefix'):
@@ -119,7 +118,7 @@ def test_requests_of_other_programs_are_refused(model):
 
 
 def test_an_estimate_is_that_of_the_slots(model):
-  request, runner = prepare(model, [0], decoder=SJD), Runner(model, 4, decoder=SJD)
+  request, runner = model.request([0], decoder=SJD), Runner(model, 4, decoder=SJD)
   estimate = runner.estimate(request)
   runner.join([request])
   assert 4 * estimate.per_image == memory.size(runner._slots.state)
@@ -128,7 +127,7 @@ def test_an_estimate_is_that_of_the_slots(model):
 def test_prompts_of_any_length_need_a_prompt_length():
   model = cspd_jax.load('emoji')
   runner = Runner(model, 2, decoder='vanilla')
-  requests = [prepare(model, [prompt], decoder='vanilla') for prompt in (
+  requests = [model.request([prompt], decoder='vanilla') for prompt in (
       'a fox on white', 'a strawberry flat on yellow with a castle and a fox on white')]
   with pytest.raises(ValueError, match='prompt_length is None, but a prompt has 20 tokens'):
     runner.check(requests[1])
@@ -143,7 +142,7 @@ def test_prompts_of_any_length_and_prefixes():
   model, prompts = test_prefix._mixed('early_fusion')
   spec, width = 'mc_sjd(window=3)', model.target(guided=True).row_width
   first = model.generate(test_prefix._joined('early_fusion', prompts[:1]), decoder='vanilla').tokens
-  requests = [prepare(model, test_prefix._joined('early_fusion', [prompt]),
+  requests = [model.request(test_prefix._joined('early_fusion', [prompt]),
                       dict(guidance_scale=scale), seed=seed, decoder=spec, prefix=first, rows=1)
               for seed, (prompt, scale) in enumerate(zip(prompts[:3], (2.0, 1.0, 1.5)))]
   runner = Runner(model.with_prefix(first[0, :width]), 2, decoder=spec, prompt_length=8)
@@ -160,7 +159,7 @@ def test_slots_need_what_their_compiled_prefill_does(decoder):
   """Which has the state of an image besides those in the slots."""
   model = families.describe('c2i_b_256', dtype='float32', layers=2)
   runner = Runner(model, 4, decoder=decoder)
-  request = prepare(model, [3], dict(guidance_scale=2.0), decoder=decoder, batch_size=1,
+  request = model.request([3], dict(guidance_scale=2.0), decoder=decoder, batch_size=1,
                     pixels=False)
   image = refill.Queue(*runner._arguments(request), np.zeros(1, np.int32), np.int32(1),
                        np.bool_(True))

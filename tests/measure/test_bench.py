@@ -12,7 +12,6 @@ from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import uniform
 from cspd_jax.decoding.verifiers.node_tests import exact
-from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
 from cspd_jax.measure import bench, measurements, timing
 from cspd_jax.measure.bench import Bench
@@ -53,7 +52,7 @@ def test_decoders_of_one_drafter_share_a_program(model):
   # One for the first two, which return no draws, and three that others cannot share.
   assert len(model.programs) == 4
   for text, tokens in zip(DECODERS, result):
-    alone = decode(prepare(model, bench.prompts, decoder=text, batch_size=2, slots=False))
+    alone = decode(model.request(bench.prompts, decoder=text, batch_size=2, slots=False))
     np.testing.assert_array_equal(tokens, alone.tokens)
   np.testing.assert_array_equal(result[2], result[3])
   seconds = bench.seconds

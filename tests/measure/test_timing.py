@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from cspd_jax.core import programs
-from cspd_jax.generation.request import prepare
 from cspd_jax.measure import timing
 from tests.measure import tiny
 
@@ -86,7 +85,7 @@ def test_wrong_input(options, words):
 def test_images_without_valid_probabilities_are_not_compared():
   model = tiny.model()
   broken = model.with_params(model.params.at[1].set(np.nan))
-  requests = {name: prepare(broken, [0, 1], seed=7, decoder=name, batch_size=1)
+  requests = {name: broken.request([0, 1], seed=7, decoder=name, batch_size=1)
               for name in ('vanilla', 'mc_sjd(window=3)')}
   with pytest.raises(ValueError, match="for 1 of 1 images .'1' with seed 7"):
     timing.compare(requests)

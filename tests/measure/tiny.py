@@ -24,7 +24,7 @@ def model(seed: int = 0, length: int = 4, tokenizer: Tokenizer | None = TOKENIZE
   table = tabular.tabular(jax.random.key(seed), vocab_size=4, length=length, num_classes=3)
   return Model(
       'tiny', 'tiny', None, table.params, (1, length), engines.DISCRETE,
-      lambda *, guided: table.target, Conditions(
+      lambda guided: table.target, Conditions(
           lambda prompts: jnp.asarray(prompts, jnp.int32), lambda prompts: list(map(str, prompts)),
           [0, 1, 2]), tokenizer)
 

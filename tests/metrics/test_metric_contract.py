@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from cspd_jax import metrics
-from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
 from cspd_jax.measure import tables
 from cspd_jax.metrics import base, image_scores, likelihood
@@ -26,9 +25,9 @@ def sample(model):
   prompts = [0, 1, 2, 0, 1]
   condition, warp = model.condition(prompts), model.sampling()
   reference = base.Sample(
-      decode(prepare(model, prompts * 2, decoder='sjd(window=3)', seed=1)),
+      decode(model.request(prompts * 2, decoder='sjd(window=3)', seed=1)),
       jnp.tile(condition, 2), warp)
-  return base.Sample(decode(prepare(model, prompts, decoder='sjd(window=3)')), condition, warp,
+  return base.Sample(decode(model.request(prompts, decoder='sjd(window=3)')), condition, warp,
                      reference, batch_size=2)
 
 

@@ -14,7 +14,6 @@ from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.lantern import lantern_pp
 from cspd_jax.decoding.warp import Warp
-from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
 from cspd_jax.models import causal, conditions, llamagen
 from cspd_jax.testing.tabular import tabular
@@ -176,7 +175,7 @@ def test_stream_and_runs_too(broken):
   with pytest.raises(ValueError, match="for 1 of 1 images .'sea'"):
     list(broken.stream(['sea'], decoder='vanilla'))
   with pytest.raises(ValueError, match="for 1 of 2 images .'sea' number 1."):
-    decode(prepare(broken, ['sand', 'sea'], decoder='vanilla', seed=jax.random.key(0),
+    decode(broken.request(['sand', 'sea'], decoder='vanilla', seed=jax.random.key(0),
                    pixels=False))
 
 

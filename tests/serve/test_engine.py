@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
-from cspd_jax.generation.run import Partial
+from cspd_jax.generation.model import Partial
 from cspd_jax.generation.runner import Finished, Runner
 from cspd_jax.serve.engine import ClosedError, DeviceError, Engine, FullError, Job
 from tests.serve import tiny

@@ -7,7 +7,6 @@ import numpy as np
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions, Tokenizer
-from cspd_jax.generation.request import prepare
 from cspd_jax.testing import tabular
 
 NAMES = ('cat', 'dog', 'nan')
@@ -30,7 +29,7 @@ def model() -> Model:
     return jnp.asarray([NAMES.index(prompt) for prompt in prompts], jnp.int32)
 
   return Model('tiny', 'tiny', None, table.params.at[2].set(np.nan), (3, 3), engines.DISCRETE,
-               lambda *, guided: table.target, Conditions(encode, list, NAMES[:2], words=NAMES),
+               lambda guided: table.target, Conditions(encode, list, NAMES[:2], words=NAMES),
                TOKENIZER)
 
 
@@ -42,4 +41,4 @@ def batch(engine, decoder: str = SEED_EXACT):
 def request(of: Model, prompt: str = 'cat', seed: int = 0, number: int = 0,
             decoder: str = SEED_EXACT, **options):
   """Returns the request of one image."""
-  return prepare(of, [prompt], options, seed=[(seed, number)], decoder=decoder, batch_size=1)
+  return of.request([prompt], options, seed=[(seed, number)], decoder=decoder, batch_size=1)

@@ -17,8 +17,6 @@ import cspd_jax
 from cspd_jax import families, sharding
 from cspd_jax.core import random
 from cspd_jax.files import store, weights
-from cspd_jax.generation import memory
-from cspd_jax.generation.request import prepare
 from cspd_jax.generation.run import decode
 from cspd_jax.models import eagle, llamagen
 
@@ -49,8 +47,8 @@ def save(folder):
 
 def decoded(model, decoder):
   """What three images are decoded to; the model has no pixels."""
-  request = prepare(
-      model, [0, 1, 2], dict(guidance_scale=2.0), decoder=decoder, pixels=False, batch_size=3)
+  request = model.request(
+      [0, 1, 2], dict(guidance_scale=2.0), decoder=decoder, pixels=False, batch_size=3)
   result = decode(request)
   return request, dict(tokens=result.tokens.tolist(), rounds=result.rounds.tolist(),
                     log_probs=result.log_probs.ravel().tolist())
@@ -58,8 +56,8 @@ def decoded(model, decoder):
 
 def collectives(request):
   """How often each kind of exchange between devices stands in the compiled decoder."""
-  mesh = request.model.mesh
-  program = jax.jit(sharding.over_images(request.decoder, mesh))
+  mesh = request.sampler.model.mesh
+  program = jax.jit(sharding.over_images(request.sampler.decoder, mesh))
   whole = request.arguments(np.resize(np.arange(3), mesh.shape[sharding.DATA]))
   text = program.lower(*whole).compile().as_text()
   names = _COLLECTIVE.findall(text)
@@ -75,13 +73,13 @@ def memory_share(mesh):
       model.params, sharding.split(model.params, kind.split, mesh))
   model = dataclasses.replace(model, params=params, mesh=mesh)
   text = 'mc_sjd(window=16)'
-  decoder, sampling = model.decoder(text, guided=True), model.engine.settled(
+  decoder, sampling = model.decoder(text, guided=True), model.engine.drop_inactive(
       model.sampling(guidance_scale=2.0))
   condition = np.zeros(num_rows, np.int32)
   program = jax.jit(sharding.over_images(decoder, mesh)).lower(
       params, condition, random.image_keys([(0, i) for i in range(num_rows)]), sampling, None)
   compiled = program.compile().memory_analysis()
-  estimate = memory.estimate(model, text, decoder, condition, sampling)
+  estimate = model.estimate(text, decoder, condition, sampling)
   return estimate.needed(num_rows) / (compiled.temp_size_in_bytes + compiled.output_size_in_bytes)
 
 
@@ -117,7 +115,7 @@ def main(count, shapes):
       # Batches of two: the last image fills a batch alone.
       if count > 1 and name in (None, (2, 2)):
         for key, size in (('batches', 2), ('one', 1)):
-          request = prepare(model, [0, 1, 2], decoder=DECODERS[0], seed=5, batch_size=size,
+          request = model.request([0, 1, 2], decoder=DECODERS[0], seed=5, batch_size=size,
                             slots=False, pixels=False)
           runs[key] = decode(request).tokens.tolist()
       if mesh is not None:

@@ -10,7 +10,7 @@ import cspd_jax
 from cspd_jax import sharding
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import memory
-from cspd_jax.generation.request import Request
+from cspd_jax.generation.model import Request
 from cspd_jax.training import samples
 from tests.experiments import models as models_lib
 
@@ -66,7 +66,7 @@ def test_a_training_is_identified_by_contents(model, tmp_path):
 def test_images_are_those_of_the_exact_default_decoder(model, tokens):
   request = _request(model)
   assert request.batch_size == 64
-  assert request.specification == model.specification(batch_size=64)
+  assert request.sampler.specification == model.specification(batch_size=64)
   alone = request.bound(np.array([4]))()
   np.testing.assert_array_equal(alone.tokens[0], tokens[4])
   relaxed = cspd_jax.load('demo')

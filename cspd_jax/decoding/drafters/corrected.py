@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields
+from cspd_jax.core.returned import check_part
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import Draft, Drafter, Env, Outcome, Rng, RngState
 from cspd_jax.decoding.drafters import jacobi as jacobi_lib
@@ -56,6 +57,7 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
     reads: number of positions that the corrector scores, by default the whole main chain. The
       positions after them keep the stale distributions.
   """
+  check_part('corrector', corrector, Corrector)
   check_size('window', window, 1)
   passes = (4 if window >= 32 else 2) if passes is None else passes
   check_size('passes', passes, 1)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields
+from cspd_jax.core.returned import check_part
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import Cache, Condition, Env, Outcome, Params, Target
 from cspd_jax.decoding.drafters import feature_network
@@ -139,6 +140,7 @@ def from_model(small: Target) -> Corrector:
   The model's parameters are the decoder's `draft_params`. The old and the new window are scored one
   after the other, because most of the committed tokens are among the old ones.
   """
+  check_part('small', small, Target)
 
   def init(env, condition, outcome, length):
     _, _, cache = contract.prefill(
@@ -194,6 +196,7 @@ def from_network(network: Network, decay: float | None = None) -> Corrector:
   With a `decay`, finite and at least 0 (else ValueError), or for a network without a learned
   correction, that is `corrected_features`, whose decay is then 2 by default.
   """
+  check_part('network', network, Network)
   fields.require(decay is None or 0 <= decay < np.inf, 'decay', decay, 'finite and at least 0')
   corrector = _NetworkCorrector(network, decay)
   return Corrector(

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core.returned import check_part
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import Cache, Draft, Drafter, Env, Layout, Target
 from cspd_jax.decoding.tree import chain, check_size
@@ -29,6 +30,7 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
   For a seed-exact verifier, drafts are drawn with the noise of their position, so most of them
   equal the target's tokens. Raises ValueError if `length` is out of range.
   """
+  check_part('draft_target', draft_target, Target)
   check_size('length', length, 1)
 
   def init(env, condition, rng, outcome):

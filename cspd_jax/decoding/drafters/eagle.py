@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields, rows
+from cspd_jax.core.returned import check_part
 from cspd_jax.decoding import contract, row_random
 from cspd_jax.decoding.base import DRAWS, Draft, Drafter, Env, Layout
 from cspd_jax.decoding.drafters import feature_network, siblings
@@ -25,6 +26,8 @@ def eagle(network: Network, tree: Tree = EAGLE, draws: str = 'distinct') -> Draf
       replacement, as EAGLE-1; 'iid' draws them independently, with a seed-exact verifier without
       replacement too; 'fixed' takes the most probable. Others raise ValueError.
   """
+  check_part('network', network, Network)
+  check_part('tree', tree, Tree)
   fields.check_choice('draws', draws, DRAWS)
   if not tree.num_nodes:
     raise ValueError('tree has no draft nodes; the network must draft at least 1 token.')
@@ -85,6 +88,7 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10, depth: int = 
     width: size of the beam, and the most children that a node may have.
     depth: depth of the tree.
   """
+  check_part('network', network, Network)
   _check_sizes(num_nodes, width, depth)
   budget = Budget(num_nodes, depth, width)
 

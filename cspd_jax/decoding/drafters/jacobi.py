@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields
+from cspd_jax.core.returned import check_part
 from cspd_jax.decoding import accept, contract
 from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, Outcome, Rng, Target
 from cspd_jax.decoding.tree import Tree, chain, check_size
@@ -147,6 +148,7 @@ def ancestral(window: int = 1) -> Drafter:
 
 def check_tree(window: int, tree: Tree) -> None:
   """Raises ValueError for a tree that does not fill the window."""
+  check_part('tree', tree, Tree)
   if tree.num_nodes != window - 1:
     raise ValueError(
         f'tree has {tree.num_nodes} draft nodes, but window is {window}: with the last '

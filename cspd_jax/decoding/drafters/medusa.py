@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.core import fields
+from cspd_jax.core.returned import check_part
 from cspd_jax.decoding import contract
 from cspd_jax.decoding.base import DRAWS, Draft, Drafter, Layout, Params
 from cspd_jax.decoding.drafters import siblings
@@ -42,12 +43,14 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
     draws: how siblings are selected, one of `base.DRAWS`; the paper uses 'fixed'.
     length: length of the chain, if `tree` is None; cut to `H`, which is the default.
   """
+  check_part('heads', heads, Heads)
   fields.check_choice('draws', draws, DRAWS)
   if tree is not None and length is not None:
     raise ValueError(
         f'length is {length}, the length of a chain, but a tree is given; pass only one of them.')
   if tree is None:
     tree = chain(heads.num_heads if length is None else min(length, heads.num_heads))
+  check_part('tree', tree, Tree)
   if not 1 <= tree.max_depth <= heads.num_heads:
     raise ValueError(
         f'tree is {tree.max_depth} deep; with {heads.num_heads} heads the depth must be 1 to '

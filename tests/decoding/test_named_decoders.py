@@ -1,0 +1,124 @@
+"""The named decoders of both engines as functions: their help, and what one types first."""
+
+import functools
+import inspect
+import re
+import textwrap
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax import Warp, continuous, decoding
+from cspd_jax.continuous import Sampling, schedule as schedule_lib
+from cspd_jax.core.random import row_keys
+from cspd_jax.decoding.drafters import from_model
+from cspd_jax.decoding.tree import chain
+from cspd_jax.generation import engines
+from cspd_jax.testing.proofs import analytic
+from cspd_jax.testing.tabular import heads, network, tabular
+
+MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
+T, LABELS = MODEL.target, jnp.arange(2)
+BIG = T._replace(num_tokens=80)  # For the windows of the examples, whose shapes are traced.
+CHAIN = analytic.gaussian_chain(8, 0.9, schedule=schedule_lib.make(6))
+ENGINES = {'discrete': engines.DISCRETE, 'continuous': engines.CONTINUOUS}
+DISCRETE, CONTINUOUS = (f'cspd_jax.{engine}.base.Target' for engine in ('decoding', 'continuous'))
+NAMES = [(engine, name) for engine in ENGINES for name in ENGINES[engine].table]
+
+
+def _names(engine, name):
+  """What the example of a decoder may use; nothing is compiled."""
+  jit = lambda function: functools.partial(jax.eval_shape, function)
+  common = dict(jax=types.SimpleNamespace(jit=jit, random=jax.random), cspd_jax=cspd_jax)
+  if engine == 'continuous':
+    return common | dict(target=CHAIN.target, draft=CHAIN.target, params=CHAIN.params,
+                         draft_params=CHAIN.params, condition=np.zeros(2, int), Sampling=Sampling)
+  return common | dict(
+      target=BIG, draft_target=BIG, network=network(BIG), heads=heads(BIG, 3),
+      corrector=from_model(BIG),
+      params=MODEL.params, condition=LABELS, Warp=Warp, chain=chain,
+      draft_params=jnp.stack([MODEL.params] * 3) if name == 'medusa' else MODEL.params)
+
+
+@pytest.mark.parametrize('engine,name', NAMES)
+def test_help_is_whole(engine, name):
+  """It explains every argument, states the guarantee, refers to no other help; the example runs."""
+  function = ENGINES[engine].table[name].build
+  text = inspect.getdoc(function)
+  about, _, rest = text.partition('\nArgs:\n')
+  arguments, _, example = rest.partition('\nExample:\n')
+  explained = re.findall(r'^  (\w+): ', arguments, re.MULTILINE)
+  assert list(inspect.signature(function).parameters) == explained
+  assert not re.search(r'\bas for\b|arguments of', text, re.IGNORECASE)
+  result = _names(engine, name)
+  exec(textwrap.dedent(example), result)  # pylint: disable=exec-used
+  guarantee = ENGINES[engine].guarantee(result['decode'].args[0])
+  assert re.search(rf'(?<!seed-)\b{guarantee}\b', about, re.IGNORECASE)
+  assert result['decoded'].tokens.shape[:2] == (2, result['target'].num_tokens)
+
+
+@pytest.fixture(scope='module')
+def loaded():
+  return cspd_jax.load('demo')
+
+
+@pytest.mark.parametrize('make,message', [
+    (lambda model: cspd_jax.mc_sjd(model), "target is Model.'demo'.*pass model.target.guided=True"),
+    (lambda model: cspd_jax.seed_exact(model.target), 'target is .*; call it, as in .*guided=True'),
+    (lambda model: cspd_jax.vanilla(None), 'target is None; it must be a .*decoding.base.Target'),
+    (lambda model: cspd_jax.vanilla(CHAIN.target), f'{CONTINUOUS}; it must be a {DISCRETE}'),
+    (lambda model: decoding.build('mc_sjd', model), 'target is Model.*pass model.target'),
+    (lambda model: continuous.mar(T), f'{DISCRETE}; it must be a {CONTINUOUS}'),
+    (lambda model: continuous.mar(model), 'target is Model.*; pass model.target.guided=True'),
+    (lambda model: continuous.parallel(model.target), 'target is .*; call it'),
+    (lambda model: continuous.exact_path(CHAIN.target, T), f'draft is a {DISCRETE}; it must be'),
+    (lambda model: cspd_jax.speculative(T, model), 'draft_target is Model.*; pass model.target'),
+    (lambda model: cspd_jax.eagle(T, model.drafts['eagle']), 'network is a Drafts; pass what it'),
+    (lambda model: cspd_jax.eagle(T, network(T), 'EAGLE'), "tree is 'EAGLE'; it must be a .*Tree"),
+    (lambda model: cspd_jax.medusa(T, network(T)), 'heads is a Network; it must be a .*Heads'),
+    (lambda model: cspd_jax.corrected(T, network(T)), 'corrector is a Network; it must be a '),
+    (lambda model: from_model(network(T)), 'small is a Network; it must be a .*Target'),
+    (lambda model: cspd_jax.sjd(T, tree='chain'), "tree is 'chain'; it must be a .*Tree"),
+    (lambda model: cspd_jax.sjd_pac(T, 2.5), 'window is 2.5; it must be a whole number'),
+    (lambda model: cspd_jax.decoder(model, 'mc_sjd'), 'pass the text first, then the model: cspd'),
+    (lambda model: cspd_jax.decoder('mc_sjd', T), 'model is Target.*decoding.build.text, target'),
+])
+def test_first_mistakes_say_what_to_type(loaded, make, message):
+  with pytest.raises(ValueError, match=message):
+    make(loaded)
+
+
+@pytest.mark.parametrize('decoder,params,condition', [
+    (cspd_jax.mc_sjd(T, 4), MODEL.params, LABELS),
+    (continuous.mar(CHAIN.target), CHAIN.params, np.zeros(2, int))], ids=ENGINES)
+def test_a_decode_starts_from_a_key(decoder, params, condition):
+  """One key, a key per row, or the rows' random state: the same rounds."""
+  key = jax.random.key(3)
+  start = jax.jit(lambda key: decoder.start(params, condition, key))
+  keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(2))
+  states = [start(each) for each in (key, keys, row_keys(key, 2), jax.random.key_data(key))]
+  for state in states[1:]:
+    jax.tree.map(np.testing.assert_array_equal, state, states[0])
+  for wrong in (3, None, keys[:1], [key, key]):
+    with pytest.raises(ValueError, match='^key (is|has shape)'):
+      decoder.start(params, condition, wrong)
+
+
+def test_parts_are_printed_by_their_sizes(loaded):
+  assert repr(T) == 'Target(vocab_size=4, num_tokens=6, row_width=3, num_streams=2)'
+  assert repr(cspd_jax.mc_sjd(T, 4)) == f'Decoder({T}, a chain of 3 drafts per round, exact)'
+  assert repr(continuous.mar(CHAIN.target)) == (
+      f'Decoder({CHAIN.target}, masked generation in 8 steps, last kernel without noise, exact)')
+  assert re.match(r'Target\(masked, num_tokens=8, token_dim=\d+, num_streams=', repr(CHAIN.target))
+  assert re.fullmatch(r'Drafts\(\d+ arrays, [\d,]+ parameters\)', repr(loaded.drafts['eagle']))
+  assert len(str(loaded.drafts)) < 500
+
+
+@pytest.mark.parametrize('engine,name', NAMES)
+def test_a_decoder_is_a_name_of_its_package(engine, name):
+  package = cspd_jax if engine == 'discrete' else continuous
+  assert getattr(package, name) is ENGINES[engine].table[name].build and name in package.__all__
