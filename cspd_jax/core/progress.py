@@ -82,13 +82,20 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-# Control characters, which may move the cursor or hide text, and those that reorder it.
-_CONTROLS = re.compile('[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]')
+# Control characters, which may move the cursor or hide text, those that reorder it, and surrogates,
+# by which Python represents bytes that are no UTF-8.
+_CONTROLS = re.compile(
+    '[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]')
 
 
 def visible(text: str) -> str:
   """Returns a text of one line in which control characters are replaced by their escapes."""
   return _CONTROLS.sub(lambda match: match[0].encode('unicode_escape').decode(), text)
+
+
+def unicode(text: str) -> str:
+  """Returns a text, such as the name of a file, in which bytes that are no UTF-8 are escaped."""
+  return text.encode(errors='backslashreplace').decode()
 
 
 def lines(text: str) -> str:

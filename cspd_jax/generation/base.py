@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from cspd_jax import sharding
-from cspd_jax.core import programs as programs_lib
+from cspd_jax.core import programs as programs_lib, progress
 from cspd_jax.core.spec import Resources, Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib
@@ -77,6 +77,10 @@ class BaseModel:
   # Bytes of an image's cache and of the rest, by decoder; see `generation.memory.estimate`.
   estimates: dict[Hashable, tuple[float, float]] = dataclasses.field(
       default_factory=dict, init=False)
+
+  def __post_init__(self):
+    # Pictures, answers and figures have it, and it may be the name of a folder.
+    object.__setattr__(self, 'name', progress.unicode(self.name))
 
   @property
   def num_tokens(self) -> int:

@@ -32,7 +32,7 @@ def tokens(model: BaseModel, prefix: Any, rows: int | None, count: int) -> np.nd
   width, (num_rows, _) = model.row_width, model.grid
   if rows is not None and (isinstance(rows, bool) or not isinstance(rows, (int, np.integer))
                            or not 1 <= rows < num_rows):
-    raise ValueError(f'rows is {rows!r}; it must be a whole number from 1 to {num_rows - 1}, '
+    raise ValueError(f'rows is {rows!r:.80}; it must be a whole number from 1 to {num_rows - 1}, '
                      f'because an image has {num_rows} rows of tokens.')
   result = _tokens(model, prefix, width * (num_rows // 2 if rows is None else rows))
   if rows is not None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import sharding
-from cspd_jax.core import batches, programs, random as random_lib, tracing
+from cspd_jax.core import batches, fields, programs, random as random_lib, tracing
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib, refill
@@ -327,6 +327,5 @@ def _batch_size(batch_size: Any, max_batch_size: int | None, count: int) -> int:
   """Returns the most of `count` images to decode at once; raises ValueError for another type."""
   if batch_size is None:
     return count if max_batch_size is None else min(max_batch_size, count)
-  if not isinstance(batch_size, (int, np.integer)) or batch_size < 1:
-    raise ValueError(f'batch_size is {batch_size!r}; it must be a whole number, at least 1.')
+  fields.check_whole('batch_size', batch_size, 'a whole number, at least 1', least=1)
   return min(int(batch_size), count)

@@ -24,6 +24,7 @@ from cspd_jax.generation.run import Partial
 from cspd_jax.models.conditions import Prompt
 
 MOST_BYTES = 2**16
+_MOST_DIGITS = 1000  # Of an integer. Python parses few more, and no field accepts as many.
 MOST_LETTERS = 4000
 MOST_IMAGES = 10
 MOST_PARTIAL_IMAGES = 64  # OpenAI's clients ask for up to 3.
@@ -303,11 +304,15 @@ def _object(body: bytes) -> dict[str, Any]:
       result[name] = value
     return result
 
+  def whole(text):
+    return int(text) if len(text) < _MOST_DIGITS else float(text)
+
   def constant(name):
     raise ValueError(f'{name} is not a number of JSON')
 
   try:
-    value = json.loads(body.decode(), object_pairs_hook=pairs, parse_constant=constant)
+    value = json.loads(body.decode(), object_pairs_hook=pairs, parse_int=whole,
+                       parse_constant=constant)
   except (ValueError, RecursionError) as error:
     raise ApiError(400, f'the body is no JSON ({str(error):.200}).') from error
   if not isinstance(value, dict):
