@@ -19,7 +19,11 @@ def bar(label: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]
   Yields `(done, total) -> None`, to be called after each step.
   """
   if not sys.stderr.isatty():
-    yield _Lines(label, unit)
+    line = _Lines(label, unit)
+    try:
+      yield line
+    finally:
+      line.end()
     return
   with contextlib.ExitStack() as stack:
     lines: list[tqdm.tqdm] = []
@@ -37,22 +41,29 @@ def bar(label: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]
 
 
 class _Lines:
-  """A bar in a log file: now and then a line, without carriage returns."""
+  """A bar in a log file: now and then a line, without carriage returns, and one at the end."""
 
   def __init__(self, label: str, unit: str):
     self._label, self._unit = label, unit
     self._initial, self._start, self._last = 0, 0.0, -float('inf')
+    self._unseen: str | None = None  # The newest line, unless it was printed.
 
   def __call__(self, done: int, total: int) -> None:
     now = time.perf_counter()
     if self._last < 0:  # The clock starts with the first step.
       self._initial, self._start = done, now
+    self._unseen = tqdm.tqdm.format_meter(
+        done, total, now - self._start, prefix=self._label, unit=self._unit, initial=self._initial,
+        postfix=_per_hour(done - self._initial, now - self._start, self._unit))
     if now - self._last >= _SECONDS_OF_LINES:
       self._last = now
-      print(tqdm.tqdm.format_meter(
-          done, total, now - self._start, prefix=self._label, unit=self._unit,
-          initial=self._initial, postfix=_per_hour(
-              done - self._initial, now - self._start, self._unit)), file=sys.stderr, flush=True)
+      self.end()
+
+  def end(self) -> None:
+    """Prints how far the job is, unless the last line says that."""
+    if self._unseen is not None:
+      print(self._unseen, file=sys.stderr, flush=True)
+    self._unseen = None
 
 
 def _per_hour(steps: int, seconds: float, unit: str) -> str:

@@ -83,7 +83,7 @@ def _stored(request: Request, folder: str | os.PathLike) -> Iterator[tuple[np.nd
   """Yields batches, from their files in `folder` if there are some."""
   size, first_batch = request.batch_size, np.zeros(request.batch_size, int)
   stored = run_folder.Run(folder, settings(
-      request.model, request.specification, request.condition, _recorded(request.seeds), size,
+      request.model, request.specification, request.condition, recorded(request.seeds), size,
       request.sampling, request.prompts))
   structure = jax.eval_shape(request.function, *request.arguments(first_batch))
   for index, num_new in batches.filled(len(request), size):
@@ -97,7 +97,7 @@ def _stored(request: Request, folder: str | os.PathLike) -> Iterator[tuple[np.nd
     yield index[:num_new], decoded
 
 
-def _recorded(seeds: Any) -> Any:
+def recorded(seeds: Any) -> Any:
   """Returns the seeds of a request, or the one under which all images are numbered."""
   if isinstance(seeds, jax.Array) or len({seed for seed, _ in seeds}) > 1 or (
       [number for _, number in seeds] != list(range(len(seeds)))):
