@@ -93,6 +93,7 @@ def test_an_interrupted_run_keeps_its_batch_size(tmp_path, monkeypatch):
   monkeypatch.setattr(ImageFile.ImageFile, 'load', None)  # No pixels are decoded for the report.
   again.generate({}, lambda *step: steps.append(step))
   assert again.request.batch_size == 2 and steps == [(2, 5), (4, 5), (5, 5)]
+  assert '\n3 images in ' in again.gained(0.0), 'those of this run'
 
 
 def _stopped(model, folder):

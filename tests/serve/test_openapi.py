@@ -1,5 +1,6 @@
 """The description of the service: what it allows is what the server accepts."""
 
+import dataclasses
 import json
 
 import pytest
@@ -59,3 +60,11 @@ def test_the_description_refers_to_what_it_holds():
     assert f'#/components/schemas/{name}' in text and name in described['components']['schemas']
   page = openapi.page(described)
   assert '<td>POST /v1/images/generations</td>' in page and 'A &lt;model&gt;.' in page
+
+
+def test_names_of_models_are_text():
+  with pytest.raises(ValueError, match='served_model_name holds .*, which is not Unicode text'):
+    wire.serving(tiny.model(), ('vanilla',), ['caf\udce9'])
+  odd = dataclasses.replace(tiny.model(), name='caf\udce9')
+  described = wire.serving(odd, ('vanilla',)).description(odd.name)
+  assert described['root'] == described['id'] == 'caf\\udce9'
