@@ -24,7 +24,7 @@ NEUTRAL = '#b8c1cc'
 _LETTER, _LINE = 0.0083, 0.02
 # The font of all texts, which Matplotlib contains, and fonts whose letters are blanks or boxes.
 _FONT, _NO_FONTS = 'DejaVu Sans', ('Last Resort', 'Adobe Blank')
-# What a line may be broken after: a wide letter, as of Chinese, a word, and parts of specifications.
+# What a line may be broken after: a wide letter, as of Chinese, a word, parts of specifications.
 _WIDE = '\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe6f\uff00-\uff60'
 _PIECES = re.compile(rf'[{_WIDE}]\s*|[^\s+(,={_WIDE}]+[+(,=]*\s*|[+(,=]+\s*')
 

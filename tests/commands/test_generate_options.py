@@ -23,8 +23,8 @@ def test_prompts_become_pictures(folder, tmp_path, capsys):
   out = capsys.readouterr().out
   assert '2 images with mc_sjd(window=4); model beach' in out
   assert re.search(
-      r"report.json are in .*\nmc_sjd\(window=4\): images of the model's distribution \(exact\), in "
-      r'\d+ forward passes instead of 16 \(\d\.\d times fewer\)\.\n'
+      r"report.json are in .*\nmc_sjd\(window=4\): images of the model's distribution \(exact\), "
+      r'in \d+ forward passes instead of 16 \(\d\.\d times fewer\)\.\n'
       r'2 images in \d+\.\d s \(\d\.\d\d s each\), and \d+\.\d s to compile\.\nNext: ', out)
   assert out.endswith(f'Next: cspd-tune --model={folder} --temperature=0.9 stores the fastest '
                       'decoder for this machine.\n')

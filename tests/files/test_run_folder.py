@@ -108,8 +108,9 @@ def test_a_finished_run_says_what_differs(tmp_path):
   report = Report(tmp_path, run=run)
   report.path('a.png').write_text('a')
   report.write(settings={}, rows=[])
-  for changes, words in ((dict(seed=2), 'seed was 1, now 2'), (dict(prompts='1' * 16), 'other prom'),
-                         (dict(sampling=dict(top_k=3)), 'sampling.top_k was 0, now 3')):
+  for changes, words in (
+      (dict(seed=2), 'seed was 1, now 2'), (dict(prompts='1' * 16), 'other prompts'),
+      (dict(sampling=dict(top_k=3)), 'sampling.top_k was 0, now 3')):
     with pytest.raises(ValueError, match=rf'a report already \({words}.*\); use .*--output'):
       Report(tmp_path, run=run | changes, overwrite=False)
   assert Report(tmp_path, run=run, overwrite=False).is_complete

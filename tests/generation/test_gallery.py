@@ -127,7 +127,8 @@ def test_a_run_has_pictures_of_one_kind(tmp_path, part):
   assert again(model)._report.has('00000_sea_seed0.png')
   both = ['sea', 'sky']
   for prompts, change, words in (
-      (both, dict(seed=1), 'seed was 0, now 1'), (both, dict(top_k=2), 'sampling.top_k was 0, now 2'),
+      (both, dict(seed=1), 'seed was 0, now 1'),
+      (both, dict(top_k=2), 'sampling.top_k was 0, now 2'),
       (both, dict(seed=[1, 2]), r'seed was 0, now \[\[1, 0\], \[2, 0\]\]'),
       (['sea', 'sand'], {}, 'other prompts'),
       (['sea'], {}, 'other prompts; num_images was 2, now 1')):
