@@ -5,8 +5,11 @@ import json
 
 import pytest
 
+pytest.importorskip('jsonschema', reason='jsonschema is not installed')
 pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[serve]'")
 pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
+
+import jsonschema
 
 from cspd_jax.serve import openapi, wire
 from tests.serve import tiny
@@ -18,7 +21,6 @@ _UNSAID = ("prompt is ' ", 'prompt holds the control', 'which needs stream=true'
 
 
 def _request(**options):
-  jsonschema = pytest.importorskip('jsonschema', reason='jsonschema is not installed')
   served = wire.serving(tiny.model(), (tiny.SEED_EXACT, 'vanilla'), **options)
   checker = jsonschema.Draft202012Validator
   schema = openapi.request(served)
