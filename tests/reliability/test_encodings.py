@@ -12,7 +12,7 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax.commands import generate, train
-from cspd_jax.families import prompt_kinds
+from cspd_jax.families import folder as folder_lib, prompt_kinds
 from tests.experiments import models
 from tests.families import tiny
 
@@ -84,6 +84,14 @@ def test_a_model_and_an_output_whose_names_are_no_utf_8(odd, capsys):
   assert report['settings']['loading']['model'].endswith('caf\\udce9/model\\udcfe')
   assert generate.main(words) == 0 and 'are complete' in capsys.readouterr().out
   assert cspd_jax.load(model).generate(['sea'], decoder='vanilla')._repr_html_().encode()
+
+
+def test_a_model_that_refers_to_networks_whose_names_are_no_utf_8(odd):
+  """As cspd-tune --store writes one; it could not be loaded."""
+  source = tiny.saved(odd / 'model')
+  place = folder_lib.place(source, odd / 'tuned')
+  place.store('cpu', {1: 'vanilla'})
+  assert str(cspd_jax.load(odd / 'tuned').specification()) == 'vanilla'
 
 
 def test_labels_that_are_no_text():
