@@ -21,7 +21,7 @@ from checkpoints_conversion import read as read_lib, rules as rules_lib
 from checkpoints_conversion.rules import base, family as family_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from checkpoints_conversion.tensors import REMEDY, AnyTensor
-from cspd_jax.files import store, weights
+from cspd_jax.files import atomic, store, weights
 from cspd_jax.version import __version__
 
 Params = Any
@@ -172,8 +172,9 @@ def open_source(
   try:
     opened = of_tensors(
         family_name, content.tensors, read_lib.settings(source), model=model, options=options,
-        metadata=lambda: {'source': os.path.basename(os.path.abspath(source)), 'key': content.key,
-                          'sha256': read_lib.sha256(source)}, allow_nonfinite=allow_nonfinite)
+        metadata=lambda: atomic.plain({
+            'source': os.path.basename(os.path.abspath(source)), 'key': content.key,
+            'sha256': read_lib.sha256(source)}), allow_nonfinite=allow_nonfinite)
   except ConversionError as error:
     if reason := read_lib.incomplete(source):
       raise ConversionError(f'{reason}.\n{error}') from error

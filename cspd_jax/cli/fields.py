@@ -106,7 +106,9 @@ def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[
     try:
       new[name] = _read_all(inner[()], kind)
     except (ValueError, SyntaxError, RecursionError, MemoryError) as error:  # Deep brackets.
-      raise ValueError(f'{flag_of(prefix + name)}={inner[()][-1]:.80}: it must be {describe(kind)}'
+      bits = ', of at most 64 bits' if re.fullmatch(r'[+-]?\d{19,}', inner[()][-1]) else ''
+      raise ValueError(f'{flag_of(prefix + name)}={inner[()][-1]:.80}: it must be '
+                       f'{describe(kind)}{bits}'
                        f'{"" if old is None else f", such as {show(old)}"}.') from error
   try:
     return dataclasses.replace(config, **new)

@@ -119,14 +119,16 @@ def main(config: Config) -> None:
   for line in _unknown_words(request):
     progress.note(line)
   # A decoder and the image tokenizer; streamed images have a program for the prefill as well.
-  with programs.reported(2 if watch is None else 3), progress.bar('generating') as show:
+  with (programs.reported(2 if watch is None else 3) as compiled,
+        progress.bar('generating') as show):
     is_complete = gallery.generate(dataclasses.asdict(config), show, watch)
+  gained = gallery.gained(compiled.seconds)
   if not is_complete:
     print(f'The images of process {process[0]} are complete; the last process to end '
-          'writes report.json.')
+          f'writes report.json.\n{gained}'.rstrip())
     return
   files = 'Images' if model.handover is None else 'Tokens'
-  print(f'{files} and report.json are in {gallery.folder}.')
+  print(f'{files} and report.json are in {gallery.folder}.\n{gained}'.rstrip())
   if model.handover is not None:
     print(f'Pixels: {model.handover.advice}.')
   print(_next_step(config, model, prompts))

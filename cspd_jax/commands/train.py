@@ -230,7 +230,8 @@ def main(recipe: Any, flags: Flags) -> None:
   asked = dataclasses.replace(flags.loading, model=name)
   loading = _loading(asked, role)
   run_name = f'{inputs.run_name(name)}_{role}'
-  workdir = paths.folder('workdir', flags.workdir or pathlib.Path('runs', 'train', run_name))
+  workdir = loop.check_folder(
+      'workdir', flags.workdir or pathlib.Path('runs', 'train', run_name))
   # Whether the network becomes part of the model: a folder that networks can be added to.
   own = (flags.output is None and role == 'neighbours' and not flags.smoke
          and name not in cspd_jax.shipped()

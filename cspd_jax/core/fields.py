@@ -67,6 +67,24 @@ def require(holds: bool, name: str, value: Any, words: str) -> None:
     raise ValueError(f'{name} is {text:.80}; it must be {words}.')
 
 
+def array(value: Any) -> np.ndarray:
+  """Returns `np.asarray(value)`, with floats for whole numbers of more than 64 bits.
+
+  NumPy would return objects. Those that no float can represent become infinite.
+  """
+  result = np.asarray(value)
+  if result.dtype != object or not all(type(item) is int for item in result.flat):
+    return result
+  return np.asarray([_float(item) for item in result.flat]).reshape(result.shape)
+
+
+def _float(number: int) -> float:
+  try:
+    return float(number)
+  except OverflowError:
+    return math.inf if number > 0 else -math.inf
+
+
 def int64(text: str) -> int:
   """Parses a signed 64-bit integer; raises ValueError for any other text."""
   number = int(text)

@@ -18,7 +18,8 @@ def add(registry: dict[str, Value], kind: str, name: str, value: Value) -> None:
 ALIASES = {
     'cfg': ('guidance_scale',), 'cfg_scale': ('guidance_scale',),
     'guidance': ('guidance_scale',), 'cfg_interval': ('guidance_interval',),
-    'seeds': ('seed',), 'workdir': ('output',), 'out': ('output',), 'export': ('output',),
+    **dict.fromkeys(('seeds', 'key', 'rng'), ('seed',)),
+    'workdir': ('output',), 'out': ('output',), 'export': ('output',),
     'output': ('workdir',), 'input': ('source', 'images'), 'checkpoint': ('source', 'model'),
     'ckpt': ('source', 'model'), 'target': ('model',), 'batch': ('batch_size',),
     'n': ('num_images',), 'num_samples': ('num_images',), 'precision': ('dtype',),

@@ -16,7 +16,7 @@ A line on stderr reports each program that JAX compiles, since some take minutes
 
   with programs.reported(total=2):
     run = jax.jit(programs.labelled('mc_sjd(window=32)', decoder))
-    run(*arguments)  # Prints 'compiling mc_sjd(window=32) (1 of 2)...'.
+    run(*arguments)  # Prints 'compiling mc_sjd(window=32) (1 of 2)...', and how long it took.
 
 JAX traces a function exactly when no compiled program fits its arguments, so a labelled function
 reports itself while it is traced, and the event of XLA's compiler that follows ends the report.
@@ -229,7 +229,6 @@ def is_guided(sampling: Any) -> bool:
 
 # The event of JAX after XLA has compiled a program, or loaded it from the cache on disk.
 _COMPILED = '/jax/core/compile/backend_compile_duration'
-_LONG = 2.0  # Seconds from which the duration is reported as well.
 
 
 @dataclasses.dataclass
@@ -242,6 +241,7 @@ class _Report:
   label: str | None = None  # Of the program that is compiled now.
   start: float = 0.0
   is_traced: bool = False  # Whether only XLA's part of its compilation remains.
+  seconds: float = 0.0  # That the programs so far have taken.
 
   def begin(self, label: str) -> None:
     """Reports that a program is compiled from now on."""
@@ -253,10 +253,10 @@ class _Report:
     progress.note(f'compiling {label}{number}...')
 
   def end(self) -> None:
-    """Reports the duration if it was long."""
+    """Reports the duration: otherwise a reader waits for the compiler while images are decoded."""
     seconds = time.perf_counter() - self.start
-    if seconds > _LONG:
-      progress.note(f'compiled {self.label} in {seconds:.1f} s')
+    progress.note(f'compiled {self.label} in {seconds:.1f} s')
+    self.seconds += seconds
     self.label = None
 
 
@@ -264,12 +264,16 @@ _REPORT: contextvars.ContextVar[_Report | None] = contextvars.ContextVar('report
 
 
 @contextlib.contextmanager
-def reported(total: int | None = None, at_most: bool = False) -> Iterator[None]:
-  """Reports the labelled programs of a block: `total`, None if unknown, or fewer if `at_most`."""
+def reported(total: int | None = None, at_most: bool = False) -> Iterator[_Report]:
+  """Reports the labelled programs of a block: `total`, None if unknown, or fewer if `at_most`.
+
+  Yields what has been compiled; its `seconds` are the time that this took.
+  """
   _listen()
-  token = _REPORT.set(_Report(total, at_most))
+  report = _Report(total, at_most)
+  token = _REPORT.set(report)
   try:
-    yield
+    yield report
   finally:
     _REPORT.reset(token)
 

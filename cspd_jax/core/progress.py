@@ -19,7 +19,11 @@ def bar(label: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]
   Yields `(done, total) -> None`, to be called after each step.
   """
   if not sys.stderr.isatty():
-    yield _Lines(label, unit)
+    line = _Lines(label, unit)
+    try:
+      yield line
+    finally:
+      line.end()
     return
   with contextlib.ExitStack() as stack:
     lines: list[tqdm.tqdm] = []
@@ -37,22 +41,29 @@ def bar(label: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]
 
 
 class _Lines:
-  """A bar in a log file: now and then a line, without carriage returns."""
+  """A bar in a log file: now and then a line, without carriage returns, and one at the end."""
 
   def __init__(self, label: str, unit: str):
     self._label, self._unit = label, unit
     self._initial, self._start, self._last = 0, 0.0, -float('inf')
+    self._unseen: str | None = None  # The newest line, unless it was printed.
 
   def __call__(self, done: int, total: int) -> None:
     now = time.perf_counter()
     if self._last < 0:  # The clock starts with the first step.
       self._initial, self._start = done, now
+    self._unseen = tqdm.tqdm.format_meter(
+        done, total, now - self._start, prefix=self._label, unit=self._unit, initial=self._initial,
+        postfix=_per_hour(done - self._initial, now - self._start, self._unit))
     if now - self._last >= _SECONDS_OF_LINES:
       self._last = now
-      print(tqdm.tqdm.format_meter(
-          done, total, now - self._start, prefix=self._label, unit=self._unit,
-          initial=self._initial, postfix=_per_hour(
-              done - self._initial, now - self._start, self._unit)), file=sys.stderr, flush=True)
+      self.end()
+
+  def end(self) -> None:
+    """Prints how far the job is, unless the last line says that."""
+    if self._unseen is not None:
+      print(self._unseen, file=sys.stderr, flush=True)
+    self._unseen = None
 
 
 def _per_hour(steps: int, seconds: float, unit: str) -> str:
@@ -82,13 +93,20 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-# Control characters, which may move the cursor or hide text, and those that reorder it.
-_CONTROLS = re.compile('[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]')
+# Control characters, which may move the cursor or hide text, those that reorder it, and surrogates,
+# by which Python represents bytes that are no UTF-8.
+_CONTROLS = re.compile(
+    '[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]')
 
 
 def visible(text: str) -> str:
   """Returns a text of one line in which control characters are replaced by their escapes."""
   return _CONTROLS.sub(lambda match: match[0].encode('unicode_escape').decode(), text)
+
+
+def unicode(text: str) -> str:
+  """Returns a text, such as the name of a file, in which bytes that are no UTF-8 are escaped."""
+  return text.encode(errors='backslashreplace').decode()
 
 
 def lines(text: str) -> str:

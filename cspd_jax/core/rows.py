@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.core.tracing import is_concrete
 
 # Which values of an option are valid: a function, which may trace, and a description.
@@ -54,7 +55,7 @@ def check_options(options: Mapping[str, Any], limits: Mapping[str, Sequence[Limi
 def _numbers(name: str, value: Any, num_rows: int) -> Any:
   """Converts an option to an array, a scalar or `[num_rows]`; to NumPy if it is concrete."""
   try:
-    array = np.asarray(value) if is_concrete(value) else jnp.asarray(value)
+    array = fields.array(value) if is_concrete(value) else jnp.asarray(value)
   except (TypeError, ValueError):  # Lists of different lengths, objects.
     array = np.asarray('')
   is_real = jnp.issubdtype(array.dtype, jnp.floating)

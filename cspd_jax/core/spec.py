@@ -89,6 +89,11 @@ def parse(text: str | Spec) -> Spec:
   """Parses a specification, or returns a `Spec` unchanged; raises ValueError with what is wrong."""
   if isinstance(text, Spec):
     return text
+  if callable(text):
+    raise ValueError(
+        f'decoder is {text!r:.80}; it must be a string such as mc_sjd(window=32): pass the name of '
+        'a decoder that has one, and call one that you have built, decoder(model.params, '
+        'model.condition(prompts), jax.random.key(0), model.sampling()).')
   if not isinstance(text, str) or len(text) > _MAX_LENGTH:
     raise ValueError(
         f'decoder is {text!r:.80}; it must be a string of at most {_MAX_LENGTH} characters, such '

@@ -51,7 +51,7 @@ _SMALLEST, _LARGEST = 2.0**-126, 2.0**126
 
 _is_whole = lambda x, least: (x >= least) & (x == x // 1)
 # The valid values of every field.
-_LIMITS: dict[str, rows.Limit] = dict(
+LIMITS: dict[str, rows.Limit] = dict(
     guidance_scale=rows.IS_SCALE,
     temperature=(lambda x: (x >= 0) & (x <= _LARGEST),
                  f'from 0 (greedy) to {_LARGEST:.2g}, which float32 can still divide by'),
@@ -72,7 +72,7 @@ def check(warp: Warp, num_streams: int, num_rows: int | None = None, greedy: boo
   if not isinstance(warp, Warp):
     raise ValueError(f'warp is {warp!r:.80}; it must be a cspd_jax.Warp, such as '
                      'Warp(temperature=0.9).')
-  limits = {name: [_LIMITS[name]] for name, value in warp._asdict().items()
+  limits = {name: [LIMITS[name]] for name, value in warp._asdict().items()
             if value is not None or name not in _CUTS}
   if num_streams == 1:
     limits['guidance_scale'].append(rows.IS_UNGUIDED)

@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from cspd_jax.core import progress
 from cspd_jax.families import family as family_lib
 from cspd_jax.files import atomic, paths, reading, store, weights
 from cspd_jax.files.store import CheckpointError
@@ -135,7 +136,8 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
     result: dict[str, Any] = {
         name: reading.entry(description, name, kind) for name, kind in _ENTRIES.items()}
     wrong = [role for role, part in result['parts'].items()
-             if not isinstance(part, str) or not part or not part.isprintable()]
+             if not isinstance(part, str) or not part
+             or not progress.unicode(part).isprintable()]  # It may have bytes that are no UTF-8.
   except (KeyError, TypeError, ValueError) as error:
     raise CheckpointError(f'{folder / FILE} cannot be read ({type(error).__name__}: {error}); copy '
                           'or convert the model again.') from error

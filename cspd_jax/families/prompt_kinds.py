@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import naming, programs
+from cspd_jax.core import naming, programs, progress
 from cspd_jax.files.store import Loaded
 from cspd_jax.generation.parts import Conditions
 from cspd_jax.models import llamagen, t5
@@ -28,6 +28,7 @@ def classes(num_classes: int, names: Sequence[str] = ()) -> Conditions:
                 or not all(isinstance(name, str) for name in names)):
     raise ValueError(f'labels of the target is {names!r:.80}; it must be a list of {num_classes} '
                      'names, or empty.')
+  names = [progress.unicode(name) for name in names]  # Files, pictures and answers hold them.
   number: dict[str, int] = {}
   for label, name in enumerate(names):
     if (first := number.setdefault(name.lower(), label)) != label:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
+from cspd_jax.core import progress
 from cspd_jax.files import locks
 
 # The remedy in messages about a damaged file that a run can create again.
@@ -157,6 +158,8 @@ def write_json(path: str | os.PathLike, content: Any) -> None:
 def plain(content: Any, name: str = 'value') -> Any:
   """Converts NumPy's numbers and arrays in `content` to plain ones for JSON, float32 0.9 to 0.9.
 
+  Bytes that are no UTF-8, in names of files, are escaped: other programs refuse JSON with them.
+
   Raises ValueError if a number is not finite or a value is not JSON-serialisable, by its name.
   """
   if hasattr(content, 'dtype'):
@@ -164,11 +167,14 @@ def plain(content: Any, name: str = 'value') -> Any:
     is_narrow = content.dtype in (np.float16, np.float32)
     content = (content.astype(str).astype(float) if is_narrow else content).tolist()
   if isinstance(content, Mapping):
-    return {str(key): plain(value, f'{name}.{key}') for key, value in content.items()}
+    return {progress.unicode(str(key)): plain(value, f'{name}.{key}')
+            for key, value in content.items()}
   if isinstance(content, (list, tuple)):
     return [plain(value, f'{name}[{i}]') for i, value in enumerate(content)]
   if isinstance(content, float) and not math.isfinite(content):
     raise ValueError(f'{name} is {content}; it must be finite, or None if it is unknown.')
-  if content is None or isinstance(content, (bool, int, float, str)):
+  if isinstance(content, str):
+    return progress.unicode(content)
+  if content is None or isinstance(content, (bool, int, float)):
     return content
   raise ValueError(f'{name} is a {type(content).__name__}; it must be JSON-serialisable.')

@@ -316,15 +316,16 @@ def _check_depth(content: Any) -> None:
 
 
 def _integer(number: str) -> int | float:
-  value = int(number)
   # Tokenizers without a longest text have a length of about 1e30.
-  return value if _INTEGERS[0] <= value <= _INTEGERS[1] else _finite(number)
+  is_short = len(number) <= len(str(_INTEGERS[1]))  # Python refuses to parse very long ones.
+  return value if is_short and _INTEGERS[0] <= (value := int(number)) <= _INTEGERS[1] else (
+      _finite(number))
 
 
 def _finite(number: str) -> float:
   value = float(number)
   if not math.isfinite(value):
-    raise ValueError(f'it holds {number:.40}, which is not finite')
+    raise ValueError(f'it holds {number:.80}, which is not finite')
   return value
 
 

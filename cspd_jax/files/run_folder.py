@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,7 @@ _RESERVED = (_REPORT, _UNFINISHED, _SETTINGS)
 _NUMBERS, _ARRAYS = 'kept.json', 'kept_{}.npz'
 _MOST_DIFFERENCES = 6  # That a message lists.
 _REMEDY = 'move it away or use another folder'
+_ELSEWHERE = 'use another folder, with --output or --workdir'
 
 Arrays = Mapping[str, np.ndarray]
 # `(inputs, compute) -> arrays`, as `Report.keep`.
@@ -96,10 +98,18 @@ def _differences(stored: Mapping[str, Any], settings: Any) -> str:
   """Lists the first settings that two runs do not share, empty if they are the same."""
   old, new = (traverse_util.flatten_dict(tree, sep='.')
               for tree in (stored, json.loads(json.dumps(settings))))
-  lines = [f'{name} was {old.get(name)!r}, now {new.get(name)!r}'
-           for name in {**old, **new} if old.get(name) != new.get(name)]
+  changes = [(name, old.get(name), new.get(name)) for name in {**old, **new}
+             if old.get(name) != new.get(name)]
+  lines = [f'other {name.replace("_", " ")}' if any(map(_is_digest, values)) else
+           '{} was {:.80}, now {:.80}'.format(name, *map(repr, values))
+           for name, *values in changes]
   more = len(lines) - _MOST_DIFFERENCES
   return '; '.join(lines[:_MOST_DIFFERENCES]) + (f'; {more} more' if more > 0 else '')
+
+
+def _is_digest(value: Any) -> bool:
+  """Whether a setting stands for contents, such as parameters, and tells a reader nothing."""
+  return isinstance(value, str) and re.fullmatch('[0-9a-f]{16,}', value) is not None
 
 
 class Report:
@@ -154,8 +164,9 @@ class Report:
     content = _checked(*self._asked)
     self._earlier = content.earlier
     if self.has(_SETTINGS) and not content.is_same:
-      raise ValueError(f'folder is {str(self.folder)!r}, where other processes write another run; '
-                       'use another folder, or the options of that run.')
+      differences = _differences(stored_settings(self._new), self._run)
+      raise ValueError(f'folder is {str(self.folder)!r}, where other processes write another run '
+                       f'({differences}); {_ELSEWHERE}, or the options of that run.')
     return content.is_same and not content.moving
 
   def _begin(self) -> None:
@@ -285,8 +296,14 @@ def stored_run(folder: str | os.PathLike, finished: bool = True) -> dict[str, An
   place = paths.find('folder', folder)
   if settings := stored_settings(place) or stored_settings(place / _UNFINISHED):
     return settings
-  path = place / _REPORT
-  return (reading.json(path, _REMEDY).get(_RUN) or {}) if finished and path.exists() else {}
+  return _finished_run(place) if finished else {}
+
+
+def _finished_run(folder: pathlib.Path) -> dict[str, Any]:
+  """Returns settings of the finished report in a folder; empty without one."""
+  path = folder / _REPORT
+  run = reading.json(path, _REMEDY).get(_RUN) if path.exists() else None
+  return run if isinstance(run, dict) else {}
 
 
 def _is_complete(folder: pathlib.Path, names: Sequence[str], program: str | None,
@@ -323,13 +340,16 @@ def _checked(folder: pathlib.Path, names: Sequence[str], program: str | None,
                        f'that can be resumed; {_REMEDY}.')
   is_same = bool(run) and stored == run
   if not overwrite and (earlier or moving and not is_same):
-    raise ValueError(f'folder is {str(folder)!r}, which holds a report already; use another '
-                     'folder, or pass overwrite.')
+    finished = _finished_run(folder)
+    reason = _differences(finished, run) or 'files of it have changed since'
+    raise ValueError(f'folder is {str(folder)!r}, which holds a report already'
+                     f'{f" ({reason})" if finished and run else ""}; {_ELSEWHERE}, or pass '
+                     'overwrite.')
   if stored and pieces != {_SETTINGS} and not moving and not is_same and not (overwrite and run):
     raise ValueError(
         f'folder is {str(folder)!r}, where another run was stopped'
-        f'{f" ({_differences(stored, run)})" if run else ""}; resume that one, use another folder, '
-        f'or {"pass overwrite" if run else f"remove {_UNFINISHED} in it"}.')
+        f'{f" ({_differences(stored, run)})" if run else ""}; resume that one, {_ELSEWHERE}, or '
+        f'{"pass overwrite" if run else f"remove {_UNFINISHED} in it"}.')
   for name in [*names, *(pieces & moving.keys() - {_REPORT})]:
     _check_name(folder, name, earlier.get(name), moving.get(name))
   return _Content(earlier, moving, is_same)
@@ -391,7 +411,7 @@ def _listed(folder: pathlib.Path, program: str | None) -> dict[str, str]:
   if (name := report.get('program')) != program:
     whose = 'another program' if name is None else f'{name!r:.80}'
     raise ValueError(f'folder is {str(folder)!r}, which holds a report of {whose}; it is not '
-                     'replaced: use another folder, with --output or --workdir.')
+                     f'replaced: {_ELSEWHERE}.')
   return {_REPORT: '', **{name: str(digest) for name, digest in report['files'].items()}}
 
 

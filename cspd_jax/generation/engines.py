@@ -157,7 +157,7 @@ def with_raw_log_probs(decoder: AnyDecoder, value: Any) -> AnyDecoder:
 def _number(name: str, value: Any, like: Any) -> np.ndarray:
   """Converts `value` to the type of the option's default: a scalar or one number per image."""
   try:
-    number = np.asarray(value)
+    number = fields.array(value)
   except ValueError:  # Lists of different lengths.
     number = np.asarray('')
   fields.require(number.dtype.kind in 'iuf', name, value, 'a number, or one number per image')

@@ -3,12 +3,14 @@
 import math
 import os
 import pathlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cspd_jax.core import batches
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.progress import duration
 from cspd_jax.files import atomic, paths, run_folder
 from cspd_jax.generation import defaults as defaults_lib, memory, run as run_lib
@@ -20,6 +22,12 @@ NAME = 'features.npz'
 _EXAMPLES = 12
 # Rounds between two snapshots of unfinished images.
 _ROUNDS = 8
+# What the images of a decoder are, by its guarantee; the baseline decodes one token at a time.
+_IMAGES = {
+    Guarantee.SEED_EXACT: 'the images that {} draws from these seeds, up to rounding',
+    Guarantee.EXACT: "images of the model's distribution",
+    Guarantee.BOUNDED: 'images of another distribution, whose distance is bounded',
+    Guarantee.BIASED: 'images of another distribution, whose distance nothing bounds'}
 # Bytes of a PNG file per number of its pixels, at the least: photographs need twice as many.
 _PNG = 0.25
 
@@ -39,19 +47,15 @@ class Extractor(NamedTuple):
 def resumes(request: Request, folder: str | os.PathLike, features: Extractor | None = None) -> bool:
   """Returns whether a folder holds an unfinished run of this request, which `Gallery` resumes."""
   stored = run_folder.stored_run(folder, finished=False)
-  return bool(stored) and stored == atomic.plain(
-      _settings(request, _names(request), features), 'run')
+  return bool(stored) and stored == atomic.plain(_settings(request, features), 'run')
 
 
-def _names(request: Request) -> list[str]:
-  return [file_name(i, title, seed, tokens=request.sampler.model.handover is not None)
-          for i, (title, (seed, _)) in enumerate(zip(request.titles, request.seeds))]
-
-
-def _settings(request: Request, names: Sequence[str], features: Extractor | None
-              ) -> dict[str, Any]:
+def _settings(request: Request, features: Extractor | None) -> dict[str, Any]:
   """Returns what determines the files of a gallery."""
-  run = run_lib.settings(request) | dict(names=run_lib.digest_of(repr(names)))
+  run = run_lib.settings(request)
+  # The names of files have the words of prompts, also those that the model does not read.
+  run |= dict(num_images=len(request),
+              prompts=run_lib.digest_of(run['prompts'] + repr(list(request.titles))))
   if (tokenizer := request.sampler.model.tokenizer) is not None:
     run['tokenizer'] = run_lib.network_digest(tokenizer.config, tokenizer.params)
   if features is not None:
@@ -88,10 +92,13 @@ class Gallery:
       raise ValueError(f'overwrite is True and process is {index}/{count}; several processes '
                        'cannot replace images, so remove the folder or use another.')
     self.request = request
-    self.names = _names(request)
+    self.names = [file_name(i, title, seed, tokens=request.sampler.model.handover is not None)
+                  for i, (title, (seed, _)) in enumerate(zip(request.titles, request.seeds))]
     self._own = range(index, len(self.names), count)
-    run = _settings(request, self.names, features)
+    run = _settings(request, features)
     self._is_shared, self._features = count > 1, features
+    self._passes: list[int] = []  # Of every image that `generate` has generated.
+    self._seconds = 0.0  # That they took.
     self._report = run_folder.Report(
         folder, [*self.names, *[NAME] * (features is not None)], program='cspd-generate',
         overwrite=overwrite, run=run, shared=self._is_shared)
@@ -124,6 +131,27 @@ class Gallery:
     return line if seconds is None else (
         f'{line}, and about {duration(len(self._missing) * seconds)} as cspd-tune measured')
 
+  def gained(self, compile_seconds: float) -> str:
+    """Lines with the forward passes, guarantee and time of the images that were generated.
+
+    The time is without the `compile_seconds`; images that an earlier run has left do not count.
+    """
+    request, count = self.request, len(self._passes)
+    if not count:
+      return ''
+    sampler, model, guarantee = request.sampler, request.sampler.model, request.sampler.guarantee
+    baseline, passes = model.engine.baseline, np.mean(self._passes)
+    images = _IMAGES[guarantee].format(baseline)
+    line = f'{sampler.text}: {images} ({guarantee}), in {passes:.0f} forward passes'
+    if sampler.specification.parts[0].name == baseline:
+      line = f'{sampler.text} ({guarantee}): {passes:.0f} forward passes'
+    if model.engine.name == 'discrete':
+      line += (f' instead of {model.num_tokens} ({model.num_tokens / passes:.1f} times fewer)'
+               if passes < model.num_tokens else ', one token at a time')
+    seconds = max(self._seconds - compile_seconds, 0.0)
+    return (f'{line}.\n{count} image{"s"[:count != 1]} in {seconds:.1f} s '
+            f'({seconds / count:.2f} s each), and {compile_seconds:.1f} s to compile.')
+
   @property
   def folder(self) -> str:
     """The folder of the images."""
@@ -148,12 +176,14 @@ class Gallery:
       return True
     missing = self._missing
     self._check_space()
-    done = len(self._own) - len(missing)
+    done, start = len(self._own) - len(missing), time.perf_counter()
     progress(done, len(self._own))
     for numbers, images in self._generated(missing, watch):
       for row, i in enumerate(numbers):
         atomic.write(self._report.path(self.names[i]), images.file(row))
       done += len(numbers)
+      self._passes += images.decoded.rounds.tolist()
+      self._seconds = time.perf_counter() - start
       progress(done, len(self._own))
     if self._is_shared and not self._report.is_last(self.names):
       return False

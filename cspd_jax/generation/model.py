@@ -25,6 +25,7 @@ from PIL import Image, ImageOps
 from cspd_jax import sharding
 from cspd_jax.core import (
   batches,
+  fields,
   programs as programs_lib,
   progress as progress_lib,
   random as random_lib,
@@ -117,6 +118,10 @@ class Model:
   # What is built once: targets by `guided`, and the last samplers by their arguments.
   _targets: dict[bool, Any] = dataclasses.field(default_factory=dict, init=False)
   _samplers: dict[Hashable, 'Sampler'] = dataclasses.field(default_factory=dict, init=False)
+
+  def __post_init__(self):
+    # Pictures, answers and figures have it, and it may be the name of a folder.
+    object.__setattr__(self, 'name', progress_lib.unicode(self.name))
 
   def generate(self, prompts: Any = None, *, seed: Any = 0, decoder: str | Spec | None = None,
                prefix: Any = None, rows: int | None = None, batch_size: int | None = None,
@@ -231,8 +236,8 @@ class Model:
                      sampling: Options | None, raw_log_probs: bool, options: Mapping[str, Any]
                      ) -> 'Sampler':
     _check_concrete(options, sampling)
-    if batch_size is not None and (not isinstance(batch_size, (int, np.integer)) or batch_size < 1):
-      raise ValueError(f'batch_size is {batch_size!r}; it must be a whole number, at least 1.')
+    if batch_size is not None:
+      fields.check_whole('batch_size', batch_size, 'a whole number, at least 1', least=1)
     overrides = {name: value for name, value in options.items()
                  if name in self.engine.options._fields}
     parameters = {name: value for name, value in options.items() if name not in overrides}
@@ -287,7 +292,7 @@ class Model:
     size, argument = batch_size, 'prompts' if all_at_once else 'batch_size'
     if batch_size is None:
       size = count if max_batch_size is None else min(count, max_batch_size)
-    elif isinstance(batch_size, (int, np.integer)):
+    elif isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool):
       size = min(count, int(batch_size))
     while True:
       sampler = model._sampler(decoder, size, sampling, raw_log_probs, options)
@@ -570,7 +575,7 @@ class Model:
     width, (num_rows, _) = self.row_width, self.grid
     if rows is not None and (isinstance(rows, bool) or not isinstance(rows, (int, np.integer))
                              or not 1 <= rows < num_rows):
-      raise ValueError(f'rows is {rows!r}; it must be a whole number from 1 to {num_rows - 1}, '
+      raise ValueError(f'rows is {rows!r:.80}; it must be a whole number from 1 to {num_rows - 1}, '
                        f'because an image has {num_rows} rows of tokens.')
     most = width * (num_rows // 2 if rows is None else rows)
     if isinstance(prefix, (str, os.PathLike)):

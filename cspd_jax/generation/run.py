@@ -27,7 +27,7 @@ def run(request: Request, folder: str | os.PathLike) -> Iterator[tuple[np.ndarra
   infinity of the model, raise ValueError.
   """
   size, first_batch = request.batch_size, np.zeros(request.batch_size, int)
-  stored = run_folder.Run(folder, settings(request, _recorded(request.seeds)))
+  stored = run_folder.Run(folder, settings(request))
   structure = jax.eval_shape(request.sampler.function, *request.arguments(first_batch))
   for index, num_new in batches.filled(len(request), size):
     name = f'batch_{index[0]:07d}.npz'
@@ -66,13 +66,10 @@ def batch_size_of(folder: str | os.PathLike, finished: bool = True) -> int | Non
   return size if type(size) is int and size >= 1 else None
 
 
-def settings(request: Request, seed: Any = None) -> dict[str, Any]:
-  """Returns the settings that determine the results of a run.
-
-  `seed` is one seed for all images, or one per image; the request's if None.
-  """
+def settings(request: Request) -> dict[str, Any]:
+  """Returns the settings that determine the results of a run."""
   sampler, prompts, condition = request.sampler, request.prompts, request.condition
-  model, seed = sampler.model, request.seeds if seed is None else seed
+  model, seed = sampler.model, _recorded(request.seeds)
   is_words = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
   # Only discrete tokens have a codebook, and only some of their decoders read it.
   reads_codebook = model.codebook is not None and specification_lib.reads_codebook(

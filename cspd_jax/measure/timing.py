@@ -149,6 +149,7 @@ def compare(requests: Mapping[str, Request], *, captions: Sequence[str] | None =
   timings = measure(
       {(i, name): runs[i, name] for i in images for name in requests}, repeats, warmup=0,
       budget=budget, progress=lambda turn, _: report((turn + 1) * count))
+  report(count * (repeats + 1))  # The budget may allow fewer runs.
   return {name: untimed._replace(
       seconds=np.array([timings[i, name].median for i in images]),
       timed_runs=len(timings[0, name].seconds)) for name, untimed in compared.items()}

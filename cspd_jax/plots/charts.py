@@ -56,7 +56,7 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
     for panel, axes in zip(row, line):
       handles |= _draw(axes, panel, styles)
   for axes in cells[-1]:
-    axes.set_xlabel(xlabel, fontsize=8, color=canvas.INK)
+    axes.set_xlabel(canvas.plain(xlabel), fontsize=8, color=canvas.INK)
   figure.legend(
       [handles[name] for name in styles], [canvas.plain(name) for name in styles],
       loc='outside lower center', fontsize=8, ncols=columns, frameon=False, labelcolor=canvas.INK,
@@ -165,7 +165,7 @@ def _draw_bars(axes, panel: BarPanel, names: Sequence[str], baseline: str) -> No
   axes.tick_params(length=0)
   axes.spines[:].set_visible(False)
   note = canvas.fit(panel.note, 3.2, 7.5)
-  axes.set_title(panel.title, fontsize=9, color=canvas.INK, loc='left',
+  axes.set_title(canvas.plain(panel.title), fontsize=9, color=canvas.INK, loc='left',
                  pad=6 + 10 * (note.count('\n') + 1) if note else 6)
   if note:
     axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=7.5, color=canvas.FAINT)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
+import json
 import pathlib
 import time
 from collections.abc import Callable, Coroutine
@@ -12,15 +13,16 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cspd_jax.core import progress
 from cspd_jax.generation.model import Partial
 from cspd_jax.generation.runner import Finished
-from cspd_jax.serve import guard, wire
+from cspd_jax.serve import guard, openapi, wire
 from cspd_jax.serve.engine import ClosedError, DeviceError, Engine, FullError, Job
 from cspd_jax.serve.wire import ApiError, Order, Served
 
@@ -72,31 +74,46 @@ class Service:
     """Returns the ASGI application, without a guard."""
     files = [Route(path, functools.partial(_file, (_PAGE / name).read_bytes(), kind))
              for path, (name, kind) in _FILES.items()]
-    return Starlette(routes=[
+    routes = [
         Route('/v1/images/generations', self._generate, methods=['POST']),
         Route('/v1/models', self._models), Route('/v1/models/{name:path}', self._model),
-        Route('/health', self._health), Route('/metrics', self._metrics), *files],
+        Route('/health', self._health), Route('/metrics', self._metrics)]
+    described = openapi.document(self._served, [
+        openapi.Path(route.path, 'post' if route.methods == {'POST'} else 'get',
+                     str(route.endpoint.__doc__)) for route in routes])
+    files += [Route(path, functools.partial(_file, text.encode(), kind)) for path, text, kind in (
+        ('/openapi.json', json.dumps(described), 'application/json'),
+        ('/docs', openapi.page(described), 'text/html'))]
+    result = Starlette(
+        routes=[*routes, *files], middleware=[Middleware(_WithoutSlash)],
         exception_handlers={ApiError: lambda request, error: guard.error_response(error),
                             HTTPException: _no_such, Exception: _bug})
+    result.router.redirect_slashes = False
+    return result
 
   async def _health(self, request: Request) -> Response:
+    """Returns the state of the server: 200 if it is ready."""
     state = self._engine.state
     return JSONResponse(dict(status=state), 200 if state == 'ready' else 503)
 
   async def _metrics(self, request: Request) -> Response:
+    """Returns counters for Prometheus."""
     text, kind = self._engine.metrics.text()
     return Response(text, headers={'content-type': kind})
 
   async def _models(self, request: Request) -> Response:
+    """Returns the model, its decoders and its options, once for each of its names."""
     return JSONResponse(dict(object='list', data=[
         self._served.description(name) for name in self._served.names]))
 
   async def _model(self, request: Request) -> Response:
+    """Returns the model of a name."""
     name = request.path_params['name']
     wire.check_name(name, self._served)
     return JSONResponse(self._served.description(name))
 
   async def _generate(self, request: Request) -> Any:
+    """Generates images of a prompt."""
     status, end = 500, asyncio.get_running_loop().time() + self._deadline
     try:
       order = wire.order(await guard.body(request), self._served)
@@ -255,6 +272,21 @@ class Service:
 
   async def _in(self, executor: futures.Executor, function: Callable, *arguments: Any) -> Any:
     return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
+
+
+class _WithoutSlash:
+  """An ASGI application around another, to which a slash at the end of a path makes no difference.
+
+  A redirection, as of Starlette, is no answer to clients that follow none with a body.
+  """
+
+  def __init__(self, app: ASGIApp):
+    self._app = app
+
+  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    if scope['type'] == 'http':
+      scope = {**scope, 'path': scope['path'].rstrip('/') or '/'}
+    await self._app(scope, receive, send)
 
 
 async def loading(scope: Scope, receive: Receive, send: Send) -> None:

@@ -33,7 +33,7 @@ _HEADERS = {
     'cross-origin-resource-policy': 'same-origin',
     'cache-control': 'no-store',
 }
-_PRIVATE = ('/v1/', '/metrics')
+_PRIVATE = ('/v1/', '/metrics', '/docs', '/openapi.json')  # The last two name the model.
 _NOT_IN_HOSTS = frozenset('/?#@')
 
 

@@ -155,7 +155,8 @@ def run(served: Served, engine_of_model: Engine, sock: socket.socket, *, deadlin
 def _config(application: ASGIApp, sock: socket.socket, key: str | None,
             allowed_hosts: Collection[str]) -> uvicorn.Config:
   """Returns how uvicorn serves an application, with its guard."""
-  logging.getLogger('uvicorn.error').setLevel(logging.ERROR)  # Clients can cause the warnings.
+  for name in ('uvicorn.error', 'asyncio'):
+    logging.getLogger(name).setLevel(logging.ERROR)  # Clients can cause the warnings.
   names = guard.hosts(sock.getsockname()[0], allowed_hosts, key is not None)
   return uvicorn.Config(
       guard.Guard(application, names, key), loop='asyncio', http=_Connection, ws='none',

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cspd_jax.core import fields, naming
+from cspd_jax.core import fields, naming, progress
 from cspd_jax.core.spec import Spec
 from cspd_jax.files import reading
 from cspd_jax.generation.model import Model, Partial
@@ -24,13 +24,16 @@ from cspd_jax.generation.results import Generated, encoded
 from cspd_jax.models.conditions import Prompt
 
 MOST_BYTES = 2**16
+_MOST_DIGITS = 1000  # Of an integer. Python parses few more, and no field accepts as many.
 MOST_LETTERS = 4000
 MOST_IMAGES = 10
 MOST_PARTIAL_IMAGES = 64  # OpenAI's clients ask for up to 3.
 MOST_PIXELS = 2048  # Of a side of an image that is resampled; more would be slow to encode.
 
+# The smallest and largest numbers of fields.
+RANGES = dict(n=(1, MOST_IMAGES), seed=fields.SEEDS, partial_images=(0, MOST_PARTIAL_IMAGES))
 # The fields with values that all models have, and why there are no others.
-_FIXED = {
+FIXED = {
     'response_format': (('b64_json',), 'images are in the answer, and no file is stored'),
     'output_format': (('png',), 'images are the bytes that cspd-generate writes'),
     'quality': (('auto',), 'the model has one quality'),
@@ -44,7 +47,7 @@ _REFUSED = {
 }
 # Those of the fields above that a lenient server accepts whatever their value: they ask for another
 # taste, not for another image.
-_IGNORED = ('quality', 'style', 'moderation', 'background')
+IGNORED = ('quality', 'style', 'moderation', 'background')
 _LENIENT = ', or start the server with --lenient'
 _CONTROLS = re.compile('[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]')
 
@@ -162,8 +165,7 @@ class Order:
   form: Form = Form()
 
   def __post_init__(self):
-    fields.check(self, n=(1, MOST_IMAGES), seed=fields.SEEDS,
-                 partial_images=(0, MOST_PARTIAL_IMAGES))
+    fields.check(self, **RANGES)
     for name in ('partial_images', 'progress'):
       if getattr(self, name) and not self.stream:
         raise ValueError(f'{name} is {getattr(self, name)}, which needs stream=true.')
@@ -175,9 +177,9 @@ class Order:
       raise ValueError(f'prompt holds the control character {control[0]!r}; leave it out.')
 
 
-_FIELDS = [field.name for field in dataclasses.fields(Order)
+FIELDS = [field.name for field in dataclasses.fields(Order)
            if field.name not in ('options', 'form')]
-_OWN = ('model', 'size', 'user', *_FIELDS)
+_OWN = ('model', 'size', 'user', *FIELDS)
 
 
 def serving(model: Model, decoders: Sequence[str], names: Sequence[str] | None = None,
@@ -190,6 +192,9 @@ def serving(model: Model, decoders: Sequence[str], names: Sequence[str] | None =
   names = (model.name,) if names is None else tuple(dict.fromkeys(names))
   if not names:
     raise ValueError('served_model_name is empty; name at least one, or leave it out.')
+  if wrong := [name for name in names if name != progress.unicode(name)]:
+    raise ValueError(f'served_model_name holds {wrong[0]!r:.80}, which is not Unicode text; no '
+                     'request can name it, so leave it out.')
   if model.engine.name != 'discrete':
     raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
                      'others that are being decoded; serve a model of discrete tokens.')
@@ -212,7 +217,7 @@ def order(body: bytes, served: Served) -> Order:
 def invalid(error: ValueError, served: Served) -> ApiError:
   """Returns the answer to a request that the library refuses with an error."""
   name = str(error).partition(' ')[0].replace('prompts', 'prompt')
-  known_fields = {*_OWN, *_FIXED, *_REFUSED, *served.options}
+  known_fields = {*_OWN, *FIXED, *_REFUSED, *served.options}
   return ApiError(400, str(error), param=name if name in known_fields else None)
 
 
@@ -220,13 +225,13 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
   form = Form()
   if served.lenient:
     form, values = _form(values, served)
-  supported = [*_OWN, *_FIXED, *served.options]
+  supported = [*_OWN, *FIXED, *served.options]
   for name, value in values.items():
-    more = _LENIENT if name in (*_IGNORED, 'response_format') and not served.lenient else ''
+    more = _LENIENT if name in (*IGNORED, 'response_format') and not served.lenient else ''
     if name in _REFUSED:
       raise ValueError(f'{name} is {value!r:.80}, but {_REFUSED[name]}; leave it out{more}.')
-    if name in _FIXED and value not in _FIXED[name][0]:
-      allowed, reason = _FIXED[name]
+    if name in FIXED and value not in FIXED[name][0]:
+      allowed, reason = FIXED[name]
       raise ValueError(f'{name} is {value!r:.80}; it must be {" or ".join(map(repr, allowed))}, '
                        f'because {reason}; leave it out{more}.')
     if name not in supported:
@@ -249,7 +254,7 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
   if 'prompt' not in values:
     raise ValueError('prompt is missing; describe the image in words.')
   asked: dict[str, Any] = {'decoder': next(iter(served.decoders))}
-  asked |= {name: values[name] for name in _FIELDS if name in values}
+  asked |= {name: values[name] for name in FIELDS if name in values}
   result = Order(options={name: values[name] for name in served.options if name in values},
                  form=form, **asked)
   return dataclasses.replace(result, decoder=served.decoder(result.decoder))
@@ -266,8 +271,8 @@ def check_name(name: Any, served: Served) -> None:
 def _form(values: Mapping[str, Any], served: Served) -> tuple[Form, dict[str, Any]]:
   """Returns the form of a lenient answer, and the fields that it honours as a strict one does."""
   rest, url, size = dict(values), False, None
-  ignored = [name for name in _IGNORED
-             if name in rest and rest[name] not in _FIXED.get(name, ((), ''))[0]]
+  ignored = [name for name in IGNORED
+             if name in rest and rest[name] not in FIXED.get(name, ((), ''))[0]]
   if rest.get('response_format') == 'url':
     url = rest.get('stream') is not True  # An event has no field for it.
     ignored += [] if url else ['response_format']
@@ -295,11 +300,15 @@ def _fitting(text: Any, served: Served) -> tuple[int, int] | None:
 
 
 def _object(body: bytes) -> dict[str, Any]:
+  def whole(text):
+    return int(text) if len(text) < _MOST_DIGITS else float(text)
+
   def constant(name):
     raise ValueError(f'{name} is not a number of JSON')
 
   try:
-    value = json.loads(body.decode(), object_pairs_hook=reading.unique, parse_constant=constant)
+    value = json.loads(body.decode(), object_pairs_hook=reading.unique, parse_int=whole,
+                       parse_constant=constant)
   except (ValueError, RecursionError) as error:
     raise ApiError(400, f'the body is no JSON ({str(error):.200}).') from error
   if not isinstance(value, dict):

@@ -24,6 +24,7 @@ import numpy as np
 from absl import logging
 from orbax.checkpoint import v1 as ocp
 
+from cspd_jax.core import progress
 from cspd_jax.files import atomic, folders, paths, reading, weights
 from cspd_jax.training.optimizer import OptimizerConfig
 
@@ -58,6 +59,18 @@ class Intervals:
   evaluate_every: int = 250
 
 
+def check_folder(name: str, folder: str | os.PathLike) -> pathlib.Path:
+  """Returns the path of a folder that can hold a training; otherwise raises ValueError, by `name`.
+
+  Besides the errors of `paths.folder`, Orbax cannot write into a folder whose path is no UTF-8.
+  """
+  path = paths.folder(name, folder)
+  if (text := str(path.resolve())) != progress.unicode(text):
+    raise ValueError(f'{name} is {paths.shown(folder)}, whose path {text!r} has bytes that are no '
+                     'UTF-8, which the files of a training cannot have; choose another folder.')
+  return path
+
+
 def run(state: Any, step_fn: Callable[[Any, Any], tuple[Any, dict[str, jax.Array]]],
         batch_fn: Callable[[int], Any], optimizer: OptimizerConfig, intervals: Intervals,
         workdir: str | pathlib.Path, name: str,
@@ -71,7 +84,7 @@ def run(state: Any, step_fn: Callable[[Any, Any], tuple[Any, dict[str, jax.Array
   other options may change holds `workdir` by a `run_folder.Run`.
   """
   num_steps = optimizer.num_steps
-  workdir = paths.find('workdir', workdir)
+  workdir = check_folder('workdir', workdir)
   folder, metrics_path = workdir / name, paths.inside(workdir, f'{name}.jsonl', workdir)
   folder.mkdir(parents=True, exist_ok=True)
   if (restored := restore(folder, state)) is not None:

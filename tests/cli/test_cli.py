@@ -149,6 +149,7 @@ def test_flags_beside_the_configuration(path):
     (['--steps=1'], '--steps may be any of --inner.steps, --other.steps; say which'),
     (['--inner=1'], '--inner is a group of fields; set one of: --rate, --inner.steps'),
     (['--limit=1.5'], '--limit=1.5: it must be a whole number or none, such as 7'),
+    (['--limit=' + '9' * 400], '9: it must be a whole number or none, of at most 64 bits, such as'),
     (['--fast=yes'], '--fast=yes'), (['--pair=(1,)'], 'values separated by commas'),
     (['--pair=(1'], 'values separated by commas'),
     (['--rate=-1'], 'error: --rate=-1: '), (['--rate=-1'], 'must not be negative'),

@@ -1,6 +1,7 @@
 """`cspd-generate`: prompts in, pictures out."""
 
 import io
+import re
 
 import numpy as np
 import pytest
@@ -21,6 +22,10 @@ def test_prompts_become_pictures(folder, tmp_path, capsys):
   assert generate.main(['cspd-generate', *words]) == 0
   out = capsys.readouterr().out
   assert '2 images with mc_sjd(window=4); model beach' in out
+  assert re.search(
+      r"report.json are in .*\nmc_sjd\(window=4\): images of the model's distribution \(exact\), "
+      r'in \d+ forward passes instead of 16 \(\d\.\d times fewer\)\.\n'
+      r'2 images in \d+\.\d s \(\d\.\d\d s each\), and \d+\.\d s to compile\.\nNext: ', out)
   assert out.endswith(f'Next: cspd-tune --model={folder} --temperature=0.9 stores the fastest '
                       'decoder for this machine.\n')
   paths = sorted((tmp_path / 'out').iterdir())
@@ -32,9 +37,14 @@ def test_prompts_become_pictures(folder, tmp_path, capsys):
   assert generate.main(['cspd-generate', *words]) == 0
   assert f'images in {tmp_path / "out"} are complete' in capsys.readouterr().out
   assert [path.read_bytes() for path in sorted((tmp_path / 'out').iterdir())] == before
-  for others in (['--temperature=0.8'], ['--seed=4,5'], ['--batch_size=1']):
-    assert generate.main(['cspd-generate', *words, *others]) == 2, others
-    assert 'holds a report already' in capsys.readouterr().err
+  for others, changed in (
+      ('--temperature=0.8', 'sampling.temperature was 0.9, now 0.8'),
+      ('--seed=4,5', 'seed was [[3, 0], [5, 0]], now [[3, 0], [5, 0], [4, 0], [5, 0]]; other '
+       'prompts; num_images was 2, now 4'),
+      ('--batch_size=1', 'batch_size was 2, now 1')):
+    assert generate.main(['cspd-generate', *words, others]) == 2, others
+    assert f'holds a report already ({changed}); use another folder, with --output' in (
+        capsys.readouterr().err)
   paths[0].write_bytes(before[0][:-1])  # Not what the report lists.
   assert generate.main(['cspd-generate', *words]) == 2
   assert 'holds a report already' in capsys.readouterr().err
@@ -45,13 +55,15 @@ def test_prompts_become_pictures(folder, tmp_path, capsys):
   assert '4 images with mc_sjd(window=4); model beach' in capsys.readouterr().out
 
 
-def test_images_are_watched_while_they_come_about(folder, tmp_path, monkeypatch):
+def test_images_are_watched_while_they_come_about(folder, tmp_path, monkeypatch, capsys):
   seen, write = [], generate.atomic.write
   monkeypatch.setattr(generate.atomic, 'write', lambda path, data: (
       write(path, data), seen.append(data) if path.name == 'now.png' else None))
   words = [f'--model={folder}', '--prompt=sea', '--prompt=sky', '--decoder=vanilla']
   assert generate.main(['cspd-generate', *words, f'--output={tmp_path / "out"}',
                        f'--stream={tmp_path / "now.png"}']) == 0
+  assert '\nvanilla (seed-exact): 16 forward passes, one token at a time.\n' in (
+      capsys.readouterr().out)
   first, *_, last = (np.asarray(Image.open(io.BytesIO(data))) for data in seen)
   assert len(seen) > 2 and first.shape == last.shape == (16, 32, 3)
   assert (first[-1] == 128).all(), 'grey where nothing is committed yet'

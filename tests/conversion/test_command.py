@@ -262,3 +262,17 @@ def test_a_broken_package_names_its_extra(run, tmp_path, monkeypatch):
   code, _, err = run('mar', 'owner/name')
   assert code == 2 and 'huggingface_hub cannot be imported (OSError: wrong ELF class)' in err
   assert "'.[hub]'" in err and err.count('\n') == 1
+
+
+def test_a_source_whose_name_is_no_utf_8(source, run, tmp_path):
+  """Other programs than Python refuse JSON with such a name."""
+  file = source('llamagen', LLAMAGEN)
+  try:
+    file = file.rename(file.with_name('x\udce9.safetensors'))
+  except OSError:
+    pytest.skip('the file system has UTF-8 names only')
+  assert run('llamagen', file, '--image_size=32', '--num_heads=2')[0] == 0
+  content = json.loads((tmp_path / 'model' / 'target' / 'model.json').read_text())
+  assert content['metadata']['source'] == 'x\\udce9.safetensors'
+  assert [*content['metadata']['sha256']] == ['x\\udce9.safetensors']
+  assert run('llamagen', file, '--image_size=32', '--num_heads=2')[0] == 0

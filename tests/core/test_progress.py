@@ -30,6 +30,25 @@ def test_a_log_file_has_a_line_now_and_then(capsys, monkeypatch):
       'decoding:   0%', 'a line', 'decoding: 100%']
 
 
+def test_a_log_file_has_a_line_at_the_end(capsys):
+  """It stayed at 0% if the job took less than the time between two lines."""
+  with progress.bar('decoding') as show:
+    for done in range(5):
+      show(done, 4)
+  with pytest.raises(KeyboardInterrupt), progress.bar('again') as show:
+    show(0, 4)
+    show(3, 4)
+    raise KeyboardInterrupt
+  assert [line.split('|')[0] for line in capsys.readouterr().err.splitlines()] == [
+      'decoding:   0%', 'decoding: 100%', 'again:   0%', 'again:  75%']
+
+
+def test_bytes_that_are_no_utf_8_are_escaped():
+  name = b'caf\xe9'.decode(errors='surrogateescape')
+  assert progress.unicode(f'{name}\n\u65e5') == 'caf\\udce9\n\u65e5'
+  assert progress.lines(f'{name}\n') == 'caf\\udce9\n'
+
+
 @pytest.mark.parametrize('is_terminal', [False, True])
 def test_pace_per_hour(capsys, monkeypatch, is_terminal):
   """Steps that an earlier run has finished do not count."""

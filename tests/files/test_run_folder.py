@@ -98,9 +98,25 @@ def test_until_it_is_finished_the_earlier_report_stays(tmp_path):
 
 def test_a_report_that_is_there_may_be_kept(tmp_path):
   _write(tmp_path, ['a.png'])
-  with pytest.raises(ValueError, match='holds a report already'):
+  with pytest.raises(ValueError, match='holds a report already; use another folder, with --outp'):
     Report(tmp_path, ['b.png'], overwrite=False)
   Report(tmp_path / 'new', ['b.png'], overwrite=False)
+
+
+def test_a_finished_run_says_what_differs(tmp_path):
+  run = dict(seed=1, prompts='0' * 16, sampling=dict(top_k=0))
+  report = Report(tmp_path, run=run)
+  report.path('a.png').write_text('a')
+  report.write(settings={}, rows=[])
+  for changes, words in (
+      (dict(seed=2), 'seed was 1, now 2'), (dict(prompts='1' * 16), 'other prompts'),
+      (dict(sampling=dict(top_k=3)), 'sampling.top_k was 0, now 3')):
+    with pytest.raises(ValueError, match=rf'a report already \({words}.*\); use .*--output'):
+      Report(tmp_path, run=run | changes, overwrite=False)
+  assert Report(tmp_path, run=run, overwrite=False).is_complete
+  (tmp_path / 'a.png').write_text('b')
+  with pytest.raises(ValueError, match='already .files of it have changed since.; use another'):
+    Report(tmp_path, run=run, overwrite=False)
 
 
 def test_a_stopped_run_goes_on_if_it_is_the_same(tmp_path):

@@ -92,6 +92,7 @@ def test_an_interrupted_run_keeps_its_batch_size(tmp_path, monkeypatch):
   monkeypatch.setattr(ImageFile.ImageFile, 'load', None)  # No pixels are decoded for the report.
   again.generate({}, lambda *step: steps.append(step))
   assert again.request.batch_size == 2 and steps == [(2, 5), (4, 5), (5, 5)]
+  assert '\n3 images in ' in again.gained(0.0), 'those of this run'
 
 
 def _stopped(model, folder):
@@ -123,8 +124,15 @@ def test_a_run_has_pictures_of_one_kind(tmp_path, part):
   with pytest.raises(ValueError, match='where another run was stopped'):
     again(_changed(model, part))
   assert again(model)._report.has('00000_sea_seed0.png')
-  with pytest.raises(ValueError, match='where another run was stopped'):
-    opened(model, ['sea', 'sky'], tmp_path / 'out', decoder='vanilla', seed=1)
+  both = ['sea', 'sky']
+  for prompts, change, words in (
+      (both, dict(seed=1), 'seed was 0, now 1'),
+      (both, dict(top_k=2), 'sampling.top_k was 0, now 2'),
+      (both, dict(seed=[1, 2]), r'seed was 0, now \[\[1, 0\], \[2, 0\]\]'),
+      (['sea', 'sand'], {}, 'other prompts'),
+      (['sea'], {}, 'other prompts; num_images was 2, now 1')):
+    with pytest.raises(ValueError, match=rf'another run was stopped \({words}\); .* --output'):
+      opened(model, prompts, tmp_path / 'out', decoder='vanilla', **change)
 
 
 @pytest.mark.parametrize('part', ['grid', 'config'])
@@ -133,7 +141,7 @@ def test_batches_of_another_grid_are_not_mixed(tmp_path, part):
   run = lambda model: decode(
       model.request(['sea', 'sky'], decoder='vanilla', batch_size=1), folder=tmp_path / 'out')
   run(model)
-  with pytest.raises(ValueError, match=rf'which holds another run \({part} was'):
+  with pytest.raises(ValueError, match=rf'which holds another run \((other )?{part}'):
     run(_changed(model, part))
 
 

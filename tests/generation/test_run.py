@@ -163,10 +163,10 @@ def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
 @pytest.mark.parametrize('change, words', [
     (dict(seed=8), 'seed was 7, now 8'),
     (dict(batch_size=1), 'batch_size was 2, now 1'),
-    (dict(prompts=[0, 2, 1, 1, 1]), 'prompts was'),
+    (dict(prompts=[0, 2, 1, 1, 1]), 'other prompts'),
     (dict(decoder='vanilla'), r"decoder was 'sjd\(window=3\)', now 'vanilla'"),
     (dict(options=dict(temperature=0.5)), 'sampling.temperature was 1.0, now 0.5'),
-    (dict(model=1), 'parameters was'),
+    (dict(model=1), 'other parameters'),
 ])
 def test_a_folder_belongs_to_one_run(model, tmp_path, change, words):
   def first(change):
@@ -193,7 +193,7 @@ def test_a_run_of_neighbours_in_a_codebook_belongs_to_it(model, tmp_path, decode
   if not is_another:
     first(1)
   else:
-    with pytest.raises(ValueError, match='codebook was'):
+    with pytest.raises(ValueError, match='other codebook'):
       first(1)
 
 

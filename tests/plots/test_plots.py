@@ -158,6 +158,30 @@ def test_texts_are_broken_where_they_are_too_wide(text, lines):
   assert canvas.fit(text, 1.0, 10).split('\n') == lines
 
 
+@pytest.mark.filterwarnings('error')
+def test_letters_are_drawn_by_a_font_that_has_them(tmp_path, monkeypatch, caplog):
+  """They were boxes, with a warning for each; words that no font has are left out."""
+  monkeypatch.setattr(canvas, '_fonts', lambda: ['DejaVu Sans', 'DejaVu Sans Mono', 'no such font'])
+  canvas._font.cache_clear()
+  other, missing = '\u2312', '\u65e5\u672c'  # In the second font alone, and in neither.
+  assert canvas.fit(f'a {missing} cat {other} caf\udce9', 3, 8) == f'a cat {other} caf\\udce9'
+  assert canvas.plain(f'{missing} $') == r'\$' and canvas.fit(missing, 3, 8) == ''
+  images, name = np.zeros((2, 8, 8, 3)), f'{other}{missing} vanilla'
+  captions, rounds = [missing, f'{other} {missing}'], {name: np.zeros((2, 4, 4), int)}
+  grid.save_grid(tmp_path / 'a.png', images, captions=captions, title=name)
+  _save_map(tmp_path / 'b.png', rounds, captions=captions, title=missing, notes={name: missing})
+  charts.save_bars(tmp_path / 'c.png', [charts.BarPanel(missing, {name: 1.0}, note=missing)])
+  charts.save_curves(tmp_path / 'd.svg', [[charts.Panel(missing, missing, {
+      name: charts.Curve([1], [2])})]], xlabel=missing)
+  assert not caplog.records
+  canvas._font.cache_clear()
+
+
+def test_wide_letters_are_as_wide_as_two():
+  assert canvas._width('a\u65e5') == 3
+  assert canvas._PIECES.findall('\u65e5\u672c a(b=2)') == ['\u65e5', '\u672c ', 'a(', 'b=', '2)']
+
+
 def test_texts_have_an_end():
   assert canvas.fit('one two three four five six', 0.5, 10, most=2) == 'one two\nthree ...'
   assert canvas.fit('a\nb\n\n\nc', 2.0, 8) == 'a b c'

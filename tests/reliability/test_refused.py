@@ -15,6 +15,7 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.node_tests import exact
 from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.tabular import heads, network, tabular
+from tests.serve import tiny
 
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3)
 KEY = jax.random.key(0)
@@ -94,6 +95,10 @@ def _careless(target):
       target, jacobi(3, 'maximal'), Verifier(verify, exact=True, needs_probs=False))
 
 
+def _generated(**options):
+  return tiny.model().generate(['cat'], **{'decoder': 'mc_sjd(window=2)', **options})
+
+
 @pytest.mark.parametrize('build,message', [
     (lambda: decoders.speculative(MODEL.target, MODEL.target, 999),
      'tree of drafts has depth 999, but an image has 6 tokens; .* of depth at most 5'),
@@ -104,6 +109,16 @@ def _careless(target):
      "draws is 'fixed', so it records none"),
     (lambda: _needy(medusa(heads(MODEL.target, 2), trees.chain(2), 'fixed')), 'records none'),
     (traced(make=_careless), "coupling is 'maximal'.*set needs_probs"),
+    (lambda: _generated(guidance_scale=10**400), 'guidance_scale is inf; it must be finite'),
+    (lambda: _generated(temperature=[-10**400]), 'temperature is .*inf.*; it must be from 0'),
+    (lambda: _generated(top_k=10**400), 'top_k is 1000.*; it must be below 2147483648'),
+    (lambda: _generated(top_p=2**64), 'top_p is .*; it must be above 0 and at most 1'),
+    (lambda: _generated(batch_size=True), 'batch_size is True; it must be a whole number'),
+    (lambda: _generated(decoder=cspd_jax.mc_sjd(MODEL.target, 4)),
+     r'decoder is Decoder\(.*; it must be a string .*decoder\(model.params, model.condition'),
+    (lambda: _generated(decoder=cspd_jax.Decoder), 'decoder is <class .* call one that you have'),
+    (lambda: _generated(decoder=cspd_jax.mc_sjd), 'decoder is <function .*: pass the name of a'),
+    (lambda: _generated(key=3), 'key is neither .*; did you mean seed?'),
     (lambda: cspd_jax.load('demo', dtype='int8'), "dtype is 'int8'; it must be a floating"),
     (lambda: cspd_jax.load('demo', dtype='float17'), "dtype is 'float17'"),
 ])

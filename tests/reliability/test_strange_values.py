@@ -122,3 +122,15 @@ def test_statistics(tmp_path, count):
       assert str(path) in str(error) and str(error).isprintable() and len(str(error)) < 1000
       refused += 1
   assert count / 2 < refused < count
+
+
+@pytest.mark.parametrize('digits, message', [(400, 'not finite'), (5000, 'not finite'), (25, None)])
+def test_long_integers_are_numbers(tmp_path, digits, message):
+  """Python does not parse those of more than 4300 digits, and its error says how to let it."""
+  (tmp_path / 'a.json').write_text(f'{{"a": -{"9" * digits}}}')
+  if message is None:
+    assert reading.json(tmp_path / 'a.json', 'remove it') == {'a': -1e25}
+  else:
+    with pytest.raises(ValueError, match=message) as caught:
+      reading.json(tmp_path / 'a.json', 'remove it')
+    assert len(str(caught.value)) < 400 + len(str(tmp_path))

@@ -115,7 +115,7 @@ CAT = dict(prompt='cat')
 WRONG = [
     (b'{', 'the body is no JSON'), (b'[]', 'it must be a JSON object'), (b'\xff', 'no JSON'),
     (b'[' * 60000, 'the body is no JSON'), (b'{"prompt": NaN}', 'NaN is not a number'),
-    (b'{"n": ' + b'9' * 5000 + b'}', 'the body is no JSON'),
+    (b'{"prompt": "cat", "n": ' + b'9' * 5000 + b'}', 'n is inf; it must be a whole number'),
     (b'{"prompt": "cat", "prompt": "dog"}', "'prompt' is there twice"), ({}, 'prompt is missing'),
     (dict(prompt=3), 'prompt is 3; it must be a string'),
     (dict(prompt=''), "prompt is ''; describe the image"), (dict(prompt=' \n '), "prompt is ' "),
@@ -143,6 +143,7 @@ WRONG = [
     (CAT | dict(decoder='mc_sjd'), "decoder is 'mc_sjd'; this server has seed_exact"),
     (CAT | dict(decoder='(' * 9), 'decoder is'), (CAT | dict(decoder=1), 'decoder is 1'),
     (CAT | dict(guidance_scale=2), 'guidance_scale is 2.0; it must be 1'),
+    (CAT | dict(guidance_scale=10**400), 'guidance_scale is inf; it must be finite'),
     (CAT | dict(temperature='hot'), "temperature is 'hot'"), (CAT | dict(temperature=-1), 'temper'),
     (b'{"prompt": "cat", "temperature": 1e999}', 'temperature is inf'),
     (CAT | dict(top_k=1e9), 'top_k is 1000000000.0; it must be a whole number, without a point'),
@@ -184,10 +185,33 @@ def test_other_requests_are_refused(running_server):
     assert call('POST', images, CAT, Host=place, Origin=f'http://{place}')[0] == 200
 
 
+def test_a_slash_at_the_end_of_a_path_makes_no_difference(running_server):
+  """It was redirected, which clients do not follow with a body, or read as the name of a model."""
+  call = running_server.call
+  assert call('POST', '/v1/images/generations/', CAT)[0] == 200
+  for path in ('/v1/models', '/v1/models/tiny', '/health', '/openapi.json', '/page.css', '/'):
+    assert call('GET', path + '/')[::2] == call('GET', path)[::2] and call('GET', path)[0] == 200
+  for method, path, status in (('GET', '/v1/images/generations/', 405), ('POST', '/v1/', 404)):
+    answer = call(method, path)
+    assert answer[0] == status and answer[2]['error']['message'], path
+
+
+def test_the_description_has_the_fields_of_answers(running_server):
+  described = running_server.call('GET', '/openapi.json')[2]
+  image = described['components']['schemas']['Images']['properties']['data']['items']['properties']
+  answer, = running_server.generate(prompt='cat')[2]['data']
+  assert answer.keys() == image.keys() - {'url'}
+  for path, operations in described['paths'].items():
+    for method in operations:
+      status = running_server.call(method.upper(), path.replace('{name}', 'tiny'), CAT)[0]
+      assert status == 200, path
+
+
 def test_pages_and_headers(running_server):
   for path, kind in (('/', 'text/html'), ('/page.js', 'text/javascript'),
                      ('/page.css', 'text/css'), ('/icon.svg', 'image/svg+xml'),
-                     ('/example.json', 'application/json')):
+                     ('/example.json', 'application/json'), ('/docs', 'text/html'),
+                     ('/openapi.json', 'application/json')):
     status, headers, data = running_server.call('GET', path)
     assert status == 200 and headers.get_content_type() == kind and len(data)
     assert headers['content-security-policy'].startswith("default-src 'none'; script-src 'self';")
@@ -341,7 +365,7 @@ def test_keys(model):
     for headers, status in (
         ({}, 401), (dict(Authorization='Bearer wrong'), 401), (dict(Authorization='k' * 16), 401),
         (dict(Authorization='Bearer \xe9'), 401), (dict(Authorization='Bearer ' + 'k' * 16), 200)):
-      for path in ('/v1/models', '/metrics'):
+      for path in ('/v1/models', '/metrics', '/openapi.json', '/docs/'):
         answer = instance.call('GET', path, **own, **headers)
         assert answer[0] == status, (path, headers)
         assert status == 200 or answer[1]['www-authenticate'] == 'Bearer'

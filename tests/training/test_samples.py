@@ -119,7 +119,7 @@ def test_images_of_another_target_or_run_are_refused(folder, model, tokens, tmp_
       ((model, str(tmp_path / 'prompts.txt'), 5, KEY, SAMPLING), 'prompts'),
       ((model, None, 5, jax.random.key(4), SAMPLING), 'seed'),
       ((model, None, 5, KEY, SAMPLING._replace(top_k=3)), 'sampling')):
-    with pytest.raises(ValueError, match=rf'another run \(.*{name}.* was .*, now .*\); use'):
+    with pytest.raises(ValueError, match=rf'another run \(.*{name}.*\); use'):
       sampled(*arguments)
 
 
