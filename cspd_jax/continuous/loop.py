@@ -120,6 +120,9 @@ class Decoder:
         condition only, up to rounding: a model may choose the shape of a pass by all rows.
       sampling: guidance and temperature, of all models; run-time values.
       draft_params: the draft model's parameters; missing ones raise ValueError, as does `check`.
+
+    Returns:
+      The tokens `[B, T, C]`, passes, costs and more of every row.
     """
     state = self.start(params, condition, key, sampling, draft_params)
     for stage in self.stages:

@@ -118,6 +118,9 @@ class Decoder:
       key: one random key, or one per row `[B]`. A row depends on its key and condition only.
       warp: guidance, temperature and cuts; run-time values.
       draft_params: the drafter's parameters; None if it has none.
+
+    Returns:
+      The tokens `[B, T]`, forward passes, log-probabilities and more of every row.
     """
     state = self.start(params, condition, key, warp, draft_params)
     state = jax.lax.while_loop(
@@ -284,7 +287,17 @@ class Decoder:
 
 
 def make_decoder(target: base.Target, drafter: base.Drafter, verifier: base.Verifier) -> Decoder:
-  """Builds a decoder from its parts; raises ValueError if they do not fit each other."""
+  """Builds a decoder from its parts; raises ValueError if they do not fit each other.
+
+  Args:
+    target: the model whose distribution is sampled.
+    drafter: proposes tokens, one of `decoding.drafters` or your own.
+    verifier: accepts or rejects them, one of `decoding.verifiers` or your own.
+
+  Example:
+    decode = jax.jit(make_decoder(target, jacobi(window=16, coupling='maximal'), exact()))
+    decoded = decode(params, condition, jax.random.key(0))
+  """
   returned.check_part('target', target, base.Target)
   contract.check_tree(target, drafter.tree)
   drafter.check(target)

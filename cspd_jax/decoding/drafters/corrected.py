@@ -57,7 +57,6 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
     reads: number of positions that the corrector scores, by default the whole main chain. The
       positions after them keep the stale distributions.
   """
-  check_part('corrector', corrector, Corrector)
   check_size('window', window, 1)
   passes = (4 if window >= 32 else 2) if passes is None else passes
   check_size('passes', passes, 1)
@@ -65,6 +64,7 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
   jacobi_lib.check_tree(window, tree)
   length = tree.main_length
   reads = _checked_reads(tree, reads)
+  check_part('corrector', corrector, Corrector)
 
   def init(env, condition, rng, outcome):
     # First, because it refuses a target without features.

@@ -196,8 +196,8 @@ def from_network(network: Network, decay: float | None = None) -> Corrector:
   With a `decay`, finite and at least 0 (else ValueError), or for a network without a learned
   correction, that is `corrected_features`, whose decay is then 2 by default.
   """
-  check_part('network', network, Network)
   fields.require(decay is None or 0 <= decay < np.inf, 'decay', decay, 'finite and at least 0')
+  check_part('network', network, Network)
   corrector = _NetworkCorrector(network, decay)
   return Corrector(
       corrector.init, corrector.begin, corrector.score, _update_network,
