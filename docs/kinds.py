@@ -13,8 +13,6 @@ Row = Mapping[str, Any]
 _TOKENS = 'tokens per forward pass'
 _OF_SCENES, _OF_PHOTOGRAPHS = {f'{_TOKENS} of `emoji`': '{tokens_per_pass:.2f}'}, {
     f'{_TOKENS} of `demo`': '{photographs:.2f}'}
-_PLACES = {'inside things': '{tokens_per_pass_inside:.2f}',
-           'on plain ground': '{tokens_per_pass_ground:.2f}'}
 _GAIN = {'speed-up on an H100': '{gain:.2f}x', 'guarantee': '{guarantee}'}
 _DETAILS = {'needs': '{needs}', 'how': '{how}'}
 
@@ -29,7 +27,7 @@ def markdown(scenes: Sequence[Row], photographs: Sequence[Row], timed: Sequence[
     timed: rounds of a large model that were timed in turns with those of the baseline. Where they
       have the decoder, its speed-up is the tokens per pass of photographs over the time of its
       round, in rounds of the baseline.
-    short: whether to leave out the parts of scenes, and how decoders work.
+    short: whether to leave out what decoders need, and how they work.
   """
   of_photographs = {row['decoder']: row['tokens_per_pass'] for row in photographs}
   costs = {row['decoder']: row['ms'] / row['vanilla_ms'] for row in timed if 'vanilla_ms' in row}
@@ -45,7 +43,7 @@ def markdown(scenes: Sequence[Row], photographs: Sequence[Row], timed: Sequence[
         needs=specification.SOURCES[needed] if needed else '-',
         how=specification.VERIFIERS[verifier[0].name].summary if verifier else
         specification.DECODERS[part.name].summary))
-  columns = {**_OF_SCENES, **({} if short else _PLACES), **_OF_PHOTOGRAPHS} if scenes else {
+  columns = {**_OF_SCENES, **_OF_PHOTOGRAPHS} if scenes else {
       _TOKENS: '{photographs:.2f}'}
   return tables.markdown({'decoder': '`{decoder}`', **columns, **_GAIN,
                           **({} if short else _DETAILS)},

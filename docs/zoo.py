@@ -8,14 +8,14 @@ import jax
 
 from checkpoints_conversion import rules
 from cspd_jax import families
-from docs import sizes, verified
+from docs import sizes
 from docs.passes import PASSES
 
 
 def models() -> str:
-  """Returns what the published models are, and how they are verified."""
+  """Returns what the published models are."""
   return sizes.markdown({
-      'family': _link(page, 'families/'), 'prompts': prompts(page), 'verified by': _levels(page),
+      'family': _link(page, 'families/'), 'prompts': prompts(page),
       'licence of the weights': licence(page), 'models': str(len(sizes.of_targets(page))),
       **numbers(page)} for page in sizes.FILES)
 
@@ -24,11 +24,10 @@ def costs() -> str:
   """Returns what the published models cost: memory, and forward passes that others published."""
   return sizes.markdown({
       'family': _link(page, 'families/'),
-      'fewest passes, lossless by the paper': fewest(page, lossless=True),
-      'fewest passes, not lossless': fewest(page, lossless=False), **_bytes(page),
+      'parameters in bfloat16': _range(page, lambda size: size.bytes[0], sizes.gigabytes),
       'cache of a guided image': _range(page, lambda size: size.cache and size.cache[0],
                                         sizes.gigabytes),
-      'int8 cache': _range(page, lambda size: size.cache and size.cache[1], sizes.gigabytes),
+      'fewest published passes, stated to be lossless': fewest(page, lossless=True),
   } for page in sizes.FILES)
 
 
@@ -52,21 +51,12 @@ def fewest(page: str, *, lossless: bool) -> str:
   return f'{number} ({best.method}, {paper[0] if paper else best.source})'
 
 
-def _levels(page: str) -> str:
-  return ', '.join(verified.of(sizes.FILES[page][0]))
-
-
 def numbers(page: str) -> dict[str, str]:
   """Returns the sizes of the images and of the networks of a page's models."""
   square = lambda pixels: ' x '.join(map(str, pixels))
   return {'pixels': _range(page, lambda size: size.pixels, square),
           'parameters': _range(page, lambda size: size.parameters, sizes.billions),
           'tokens of an image': _range(page, lambda size: size.tokens, str)}
-
-
-def _bytes(page: str) -> dict[str, str]:
-  return {'in bfloat16': _range(page, lambda size: size.bytes[0], sizes.gigabytes),
-          'int8 matrices': _range(page, lambda size: size.bytes[1], sizes.gigabytes)}
 
 
 def _link(page: str, folder: str) -> str:
