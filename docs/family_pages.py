@@ -14,7 +14,7 @@ from cspd_jax.generation import engines
 from docs import sizes, supported, verified, zoo
 
 _PROMPT = 'a lighthouse at dusk'
-# Tokens that drafters of the commands learn from, about.
+# About as many tokens as a drafter needs to learn from.
 _TOKENS = 1e6
 # The published size that the commands of a page are for, unless it is the first.
 _SHOWN = {'llamagen': 't2i_xl_256'}
@@ -28,7 +28,7 @@ def facts(page: str) -> str:
   return '\n'.join(_filled(f'- **{name}**: {value}.', '  ') for name, value in {
       'Images': f'{numbers["pixels"]} pixels, {numbers["tokens of an image"]} tokens, from '
                 f'{zoo.prompts(page)}',
-      'Parameters': numbers['parameters'],
+      'Parameters': f'{numbers["parameters"]}, {zoo.memory(page)}',
       'Licence of the weights': zoo.licence(page),
       'Decoders': works['decoders'],
       '[Not supported](../models.md#what-works)': ', '.join(lacks),
@@ -79,17 +79,18 @@ def _verified(page: str) -> str:
   return ', '.join(dict.fromkeys(files))
 
 
-def drafters(page: str) -> str:
-  """Returns what training drafters of a model takes."""
+def training() -> str:
+  """Returns what training an EAGLE network takes, by family."""
+  return sizes.markdown(_training(page) for page in sizes.FILES if 'eagle' in _networks(page))
+
+
+def _training(page: str) -> dict[str, str]:
   preset = _SHOWN.get(page) or next(iter(sizes.of_targets(page)))
   size = sizes.of_targets(page)[preset]
-  count = 2**round(math.log2(_TOKENS / size.tokens))
-  heads = '' if 'medusa' in _networks(page) else ' Medusa heads are not supported.'
   assert size.cache is not None
-  return _filled(f"""[Train a drafter](../models.md#train-a-drafter) has the commands. For
-      `{preset}`, an EAGLE network needs about {count} sampled images (a million tokens). Training
-      it takes {sizes.gigabytes(4 * size.parameters)} in float32 and
-      {sizes.gigabytes(2 * size.cache[0])} per image sampled at once.{heads}""")
+  return {'model': f'`{preset}`', 'images': str(2**round(math.log2(_TOKENS / size.tokens))),
+          'memory in float32': sizes.gigabytes(4 * size.parameters),
+          'and per image at once': sizes.gigabytes(2 * size.cache[0])}
 
 
 def _networks(page: str) -> Mapping[str, Any]:
@@ -108,5 +109,4 @@ LISTS: dict[str, Callable[[], str]] = {
     f'facts_{page}': functools.partial(facts, page) for page in sizes.FILES
 } | {f'hub_{page}': functools.partial(hub, page)
      for page, (name, _) in sizes.FILES.items() if rules.FAMILIES[name].hub
-} | {f'drafters_{page}': functools.partial(drafters, page)
-     for page in sizes.FILES if 'eagle' in _networks(page)}
+} | {'training': training}

@@ -114,7 +114,7 @@ def continuous() -> str:
 def measures() -> str:
   """The metrics."""
   return sizes.markdown(
-      {'metric': f'`{one.name}`', 'tokens': ' and '.join(one.engines), 'meaning': one.meaning}
+      {'metric': f'`{one.name}`', 'meaning': one.meaning}
       for one in metrics.METRICS)
 
 
@@ -157,15 +157,6 @@ def commands() -> str:
       for name, module in (re.split(' = |:', line)[:2] for line in scripts if line))
 
 
-def programs() -> str:
-  """The programs of a clone, with the first sentence of each."""
-  return sizes.markdown(
-      {'program': f'`{".".join(path.relative_to(ROOT).with_suffix("").parts)}`',
-       'does': _sentence(path)}
-      for path in sorted((ROOT / 'experiments').rglob('*.py'))
-      if re.search('^if __name__', path.read_text(encoding='utf-8'), re.MULTILINE))
-
-
 def _sentence(path: pathlib.Path) -> str:
   """The first paragraph of a module's docstring."""
   docstring = ast.get_docstring(ast.parse(path.read_text(encoding='utf-8'))) or ''
@@ -190,7 +181,7 @@ LISTS: dict[str, Callable[[], str]] = {
     'decoders': decoders, 'functions': functions,
     'continuous_functions': continuous_functions, 'drafters': drafters, 'verifiers': verifiers,
     'trees': trees, 'continuous': continuous, 'metrics': measures, 'published': published,
-    'shipped': shipped, 'photographs': photographs, 'commands': commands, 'programs': programs,
+    'shipped': shipped, 'photographs': photographs, 'commands': commands,
     'layout': layout, 'models': zoo.models,
     'costs': zoo.costs, 'levels': verified.levels, 'supported': supported.supported,
 } | sizes.LISTS | family_pages.LISTS

@@ -44,7 +44,6 @@ REPORTS = {
     'kinds_demo': 'python -m experiments.topologies --config=configs/kinds.py:demo',
     'products': 'python -m experiments.products',
     'products_avx512': 'python -m experiments.products --sizes=256x704,1280x3456 --repeats=5',
-    'tune': 'cspd-tune --model=demo --dry_run',
     'refill': 'python -m experiments.decoders --measure=queue',
     'serving':
         "python -m experiments.serving --decoder='seed_exact(window=8)' --num_images=16 "
@@ -64,14 +63,11 @@ REPORTS = {
         'python -m experiments.topologies --config=configs/corrected.py:ablations',
     'corrected_short': 'python -m experiments.topologies --config=configs/corrected.py:short',
     **{f'accelerator_{stage}': f'python -m experiments.accelerator --stages={stage}' for stage in (
-        'xl', 'large', 'images', 'exact')},
+        'xl', 'large', 'exact')},
     'accelerator_official':
         'python -m experiments.accelerator --stages=official --repo=LlamaGen',
     'compiled_7b': 'python -m experiments.compile_report',
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
-    'compiled_glm_image':
-        'python -m experiments.compile_report --model=glm_image_9b --guided=false '
-        "--decoder='corrected(passes=4),mc_sjd,mc_sjd(window=16)'",
     'compiled_7b_batch':
         "python -m experiments.compile_report --batch=8 --decoder='mc_sjd,mc_sjd(window=16)'",
     'compiled_xl_v5e':
@@ -79,17 +75,11 @@ REPORTS = {
         "--decoder='mc_sjd(window=16)'",
     'compiled_mar': _compiled('mar_b', 'mar_demo'),
     'compiled_nextstep': _compiled('nextstep_1_512', 'emoji_continuous'),
-    'two_grids':
-        'python -m experiments.two_grids --num_steps=3000 --batch_size=8 --evaluate_every=500 '
-        '--num_measured_images=32',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected.py:proof',
     'corrected_proof_emoji':
         'python -m experiments.topologies --config=configs/corrected.py:proof_emoji',
     'uncertainty': 'python -m experiments.topologies --config=configs/corrected.py:entropy',
     'quantized': 'python -m experiments.quantized',
-    'smollm2': 'python -m tests.real_weights.speed --dtype=float32',
-    'smollm2_fitted': 'python -m tests.real_weights.speed --dtype=float32 '
-                      '--corrector=runs/smollm2_fit/eagle',
     'published': 'python -m experiments.papers.published',
     'published_demo':
         'python -m experiments.papers.published --config=configs/papers.py:published_demo',
@@ -172,7 +162,7 @@ def _some(columns: Mapping[str, str] | None = None, title: str = '',
       if table.title.startswith(title):
         forms = table.columns if columns is None else {
             name: table.columns.get(form, form) for name, form in columns.items()}
-        parts.append(f'**{table.title}**\n\n' + _as_code(table._replace(
+        parts.append(f'**{table.title.replace("rounds", "passes")}**\n\n' + _as_code(table._replace(
             columns=forms, rows=list(filter(rows, table.rows)))))
     return '\n\n'.join(parts)
 
@@ -203,11 +193,12 @@ def _pivot(rows: Iterable[Row], index: Mapping[str, str], heading: Callable[[Row
 _COMPRESSION = '{step_compression:.2f} +- {step_compression_error:.2f}'
 
 
-def _by_window(cell: str = _COMPRESSION) -> Callable[[pathlib.Path], str]:
-  """Step compression by decoder and window; `N` is the window."""
+def _by_window(cell: str = _COMPRESSION, without: str = '?') -> Callable[[pathlib.Path], str]:
+  """Step compression by decoder and window; `N` is the window. Some decoders may be left out."""
   def text(path: pathlib.Path) -> str:
     rows = [dict(row, decoder=_without(row['decoder'], table.title.removeprefix('window ')),
-                 window=table.title) for table in tables.of_report(path) for row in table.rows]
+                 window=table.title) for table in tables.of_report(path) for row in table.rows
+            if without not in row['decoder']]
     return _pivot(rows, {'decoder': '`{decoder}`'}, lambda row: row['window'], cell)
 
   return text
@@ -228,7 +219,7 @@ def _by_model(*names: str) -> Callable[[pathlib.Path], str]:
 
 
 def _cspd(path: pathlib.Path) -> str:
-  """Tables 1, 3 and 4 of CSpD and the head's calls, each decoder in rows of its own."""
+  """Tables 1 and 4 of CSpD, each decoder in rows of its own."""
   rows = [dict(row, accepted=row[f'acceptance_{row["mode"]}']) for row in _content(path)['rows']]
   suite = lambda name: [row for row in rows if row['suite'] == name]
   index = {'decoder': '`{mode}`', 'gamma': '{length}'}
@@ -239,20 +230,12 @@ def _cspd(path: pathlib.Path) -> str:
       [row for row in suite('table1') if row['mode'] == 'cspd_released'], {'gamma': '{length}'},
       lambda row: f'batch {row["batch"]}',
       '{expected_speed:.2f}, {paper_identity_speed:.2f}, {parallel_speed:.2f}')
-  third = tables.markdown(
-      {**index, 'unaligned': '{unaligned:.3f}', 'aligned': '{accepted:.3f}'},
-      [row for row in suite('table3') if row['aligned']])
   fourth = _pivot(suite('table4'), index, lambda row: f'prefix {row["prefix_share"]:.0%}',
-                  '{accepted:.3f}, {speed:.2f}')
-  head = tables.markdown(
-      {'kernels per call': '{length}', 'guidance': '{guidance_scale:g}',
-       'calls per token': '{calls_per_token:.1f}', 'states per token': '{rows_per_token:.0f}',
-       'kernels accepted': '{accepted:.3f}', 'speed': '{speed:.2f}'}, suite('head'))
+                  '{accepted:.3f}')
   return '\n\n'.join(f'**{title}**\n\n{text}' for title, text in {
       'Table 1, prefix share 5 %': first,
       'Table 1: speed by passes alone, by 1 / (c + 1 / gamma), and of `parallel`': parallel,
-      'Table 3: accepted': third, 'Table 4, batch 8: accepted, speed': fourth,
-      '`exact_head`; `mar` makes 100 calls per token': head}.items())
+      'Table 4: accepted': fourth}.items())
 
 
 def _cspd_figures(path: pathlib.Path) -> str:
@@ -314,12 +297,14 @@ def _is_compared(row: Row) -> bool:
 
 
 def _with_distances(table: tables.Table, compared: Mapping[tuple, Row]) -> tables.Table:
-  """Returns a table whose rows also have the distances of many images, if any has."""
+  """Returns a table without standard errors, with the distances of many images if any has some."""
   setting = lambda row: tuple(map(row.get, ('decoder', 'temperature', 'top_k', 'model')))
   rows = [dict(row, **compared.get(setting(row), {})) for row in table.rows]
   renamed = {'minus one token at a time': 'asked, change'}
-  columns = {renamed.get(name, name): form for name, form in table.columns.items()
-             if name != 'asked'}
+  columns = {renamed.get(name, name): form.partition(' +- ')[0]
+             for name, form in table.columns.items() if name != 'asked'}
+  plain = lambda value: re.sub(r' \+- [\d.]+[x%]?', '', value) if isinstance(value, str) else value
+  rows = [{name: plain(value) for name, value in row.items()} for row in rows]
   if any('frechet' in row for row in rows):
     columns['Frechet'] = fidelity.COLUMNS['Frechet']
   return table._replace(rows=rows, columns=columns)
@@ -351,16 +336,6 @@ def _products(_: pathlib.Path) -> str:
           if row.get('size') == '1280x3456']
   return _pivot(rows, {'rows': '{rows}'}, lambda row: f"{row['kind']}: XLA's choice, by outputs",
                 '{XLAs_choice:.0f}, {by_outputs:.0f}')
-
-
-def _smollm2(_: pathlib.Path) -> str:
-  """Decoders of a language model at temperature 1, without and with a fitted network."""
-  rows = {row['decoder']: row for name in ('smollm2_fitted', 'smollm2') for row in _rows(name)
-          if row['temperature'] == 1}
-  return tables.markdown(
-      {'decoder': '`{decoder}`', 'speed-up': '{speedup:.2f}x',
-       'tokens per pass': '{tokens_per_pass:.2f} +- {tokens_per_pass_error:.2f}'},
-      sorted(rows.values(), key=lambda row: row['tokens_per_pass']))
 
 
 def _rounding(_: pathlib.Path) -> str:
@@ -429,8 +404,8 @@ _PASSES = {
     'predicted': '{predicted_ms:.2f}', 'kernels': '{kernels:.0f}', 's/image': 's/image',
     'speed-up': 'speed-up'}
 # Of compiled passes.
-_COMPILED = {name: name for name in ('decoder', 'MiB', 'over ideal', 'kernels', 'launches')} | {
-    'ms': 'ms', 'tokens per pass': 'tokens', 'speed-up': 'speed-up'}
+_COMPILED = {name: name for name in ('decoder', 'MiB', 'over ideal', 'kernels', 'ms')} | {
+    'tokens per pass': 'tokens', 'speed-up': 'speed-up'}
 # Against programs in PyTorch.
 _AGAINST = {'decoder': '', 'tokens per pass': 'tokens', 'ms per pass': 'ms/round',
             's/image': 's/image', 'over vanilla': 'over vanilla', 'over PyTorch': 'over PyTorch'}
@@ -443,35 +418,26 @@ _SCORES = {'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
            **_measured('nll_excess', errors=True)}
 
 TABLES: dict[str, Table] = {
-    **{name: Table('kinds', lambda path, short=short: kinds.markdown(
-        _rows('kinds'), _rows('kinds_demo'), _rows('accelerator_xl'), short),
-                   ('kinds_demo', 'accelerator_xl')) for name, short in (
-                       ('summary', True), ('kinds', False))},
+    'summary': Table('kinds', lambda path: kinds.markdown(
+        _rows('kinds'), _rows('kinds_demo'), _rows('accelerator_xl')),
+                     ('kinds_demo', 'accelerator_xl')),
     'gpu_gain': Table('accelerator_official', _image_of_xl),
     'accelerator_xl': Table('accelerator_xl', _some(_PASSES, 'c2i')),
     'accelerator_large': Table('accelerator_large', _some(_PASSES, 'lumina')),
-    'accelerator_images': Table('accelerator_images', _some({
-        'decoder': 'decoder', 'passes': 'forward passes', 'ms per pass': 'ms/pass',
-        's/image': 's/image', 'speed-up': 'speed-up'})),
     'accelerator_official': Table('accelerator_official', _own),
     'accelerator_exact': Table('accelerator_exact', _some(title='emoji')),
     'cpu_gain': Table('against_llamagen_xl', _gain),
     'cpu': Table('against_llamagen', _cpu, ('against_llamagen_xl',)),
     'compare': Table('compare_cpu', _of({
-        'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
-        **_measured('rounds', 'step_compression'),
+        'decoder': '`{decoder}`', **_measured('step_compression'),
         'ms per pass': '{ms_per_round:.2f}', 'speed-up': '{speedup:.2f}x'})),
     'compare_mar': Table('compare_mar', _of({
         'decoder': '`{decoder}`', **_measured('target_passes', 'head_calls', 'head_rows'),
-        'speed-up': '{speedup:.2f}x', 'draws from': '{distribution}'})),
+        'speed-up': '{speedup:.2f}x'})),
     'compare_continuous': Table('compare_continuous', _of({
         'decoder': '`{specification}`',
         **_measured('rounds', 'head_calls', 'head_rows'), 'speed-up': '{speedup:.2f}x'})),
     'products': Table('products', _products, ('products_avx512',)),
-    'tune': Table('tune', _some({
-        'decoder': 'decoder', 'window': 'tokens', 'tokens per pass': 'accepted',
-        'ms per pass': 'ms per round', 's/image, predicted': 's/image, predicted',
-        'measured': 'measured', 'speed-up': 'speed-up'}, '1 image')),
     'refill': Table('refill', _some({
         'decoder': 'decoder', 'passes in batches': 'batches: rounds',
         'in a queue': 'queue: rounds', 'speed-up': 'speed-up', 'same images': 'same images'})),
@@ -492,15 +458,9 @@ TABLES: dict[str, Table] = {
         'decoder': '`{decoder}`', 'step compr.': '{step_compression:.2f}x',
         "images equal to vanilla's": '{equal_to_baseline:.2%}'})),
     **{name: Table(name, _some(_COMPILED)) for name in (
-        'compiled_7b', 'compiled_xl', 'compiled_glm_image', 'compiled_7b_batch',
-        'compiled_xl_v5e')},
+        'compiled_7b', 'compiled_xl', 'compiled_7b_batch', 'compiled_xl_v5e')},
     **{name: Table(name, _some({**_COMPILED, 'head calls': 'head calls'})) for name in (
         'compiled_mar', 'compiled_nextstep')},
-    'two_grids': Table('two_grids', _of({
-        'decoder': '`{decoder}`', 'corrector reads the small grid': '{reads_small}',
-        'tokens per pass': '{tokens_per_pass:.2f}', 'in the large grid': '{of_large:.2f}'},
-        lambda report: [row for row in report['rows'] if not re.search(
-            'left|above', row['decoder'])])),
     'uncertainty': Table('uncertainty', lambda path: (
         '![Step compression against entropy](../pictures/uncertainty.png)')),
     'quantized': Table('quantized', _of({
@@ -509,10 +469,9 @@ TABLES: dict[str, Table] = {
         'MiB': '{mib:.1f}', 'in int8': '{other_mib:.1f}', 'cache MiB': '{cache_mib:.1f}',
         'cache in int8': '{other_cache_mib:.1f}'},
         lambda report: [row for row in report['rows'] if row['guidance_scale'] > 1])),
-    'smollm2': Table('smollm2', _smollm2, ('smollm2_fitted',)),
     **{f'published_{paper}': _published(paper) for paper in published_rows.ROWS},
-    'sjd': Table('sjd', _by_window()),
-    'sjd_pac': Table('sjd_pac', _by_window()),
+    'sjd': Table('sjd', _by_window(without='noise')),
+    'sjd_pac': Table('sjd_pac', _by_window(without='seed_exact')),
     'variants': Table('variants', _by_model('variants', 'variants_emoji'), ('variants_emoji',)),
     'cool_sd': Table('cool_sd', _CONCLUSIONS),
     'lantern': Table('lantern', _CONCLUSIONS),
@@ -521,15 +480,12 @@ TABLES: dict[str, Table] = {
     'against_mar': Table('against_mar', _some(_AGAINST_MAR, 'mar_b, rounds')),
     'against_nextstep': Table('against_nextstep', _some(_AGAINST_MAR)),
     'against_llamagen': Table('against_llamagen', _some(_AGAINST)),
-    'against_llamagen_xl': Table('against_llamagen_xl', _some(_AGAINST)),
     'continuous_windows': Table('continuous_windows', _some({
         'setting': 'setting', 'tokens per pass': 'tokens per round', 'tokens kept': 'tokens kept',
         'kernels kept': 'kernels kept', 'head calls per token': 'per token',
-        'head states per token': 'head states per token'})),
+        'head states per token': 'head states per token'}, rows=lambda row: re.match(
+            'window|raster|`', row['setting']) is not None)),
     'quality': Table('quality', _quality, ('quality_scales',)),
-    'confused': Table('quality', _of(
-        {'asked for': '{requested}', 'shown': '{shown}', 'images': '{images}'},
-        lambda report: report['confused'][:6])),
 }
 
 

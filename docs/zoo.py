@@ -59,6 +59,17 @@ def numbers(page: str) -> dict[str, str]:
           'tokens of an image': _range(page, lambda size: size.tokens, str)}
 
 
+def memory(page: str) -> str:
+  """Returns what the parameters and the cache of a page's models take, in words."""
+  cells = [_range(page, of, sizes.gigabytes) for of in (
+      lambda size: size.bytes[0], lambda size: size.bytes[1],
+      lambda size: size.cache and size.cache[0], lambda size: size.cache and size.cache[1])]
+  wide, narrow, cache, small = cells
+  int8 = lambda text: f' (int8: {text})' if text != '-' else ''
+  return f'{wide}{int8(narrow)} in bfloat16' + (
+      f'; cache of a guided image {cache}{int8(small)}' if cache != '-' else '')
+
+
 def _link(page: str, folder: str) -> str:
   return f'[{sizes.name(page)}]({folder}{page}.md)'
 
