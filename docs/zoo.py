@@ -27,7 +27,7 @@ def costs() -> str:
       'parameters in bfloat16': _range(page, lambda size: size.bytes[0], sizes.gigabytes),
       'cache of a guided image': _range(page, lambda size: size.cache and size.cache[0],
                                         sizes.gigabytes),
-      'fewest published passes, stated to be lossless': fewest(page, lossless=True),
+      'fewest published passes, stated to be lossless': fewest(page),
   } for page in sizes.FILES)
 
 
@@ -39,9 +39,9 @@ def licence(page: str) -> str:
   return '; '.join([own, *(f'image tokenizer: {other}' for other in sorted(additional))])
 
 
-def fewest(page: str, *, lossless: bool) -> str:
-  """Returns the fewest forward passes per image that others published for a page's models."""
-  entries = [entry for entry in PASSES.get(sizes.FILES[page][0], ()) if entry.lossless == lossless]
+def fewest(page: str) -> str:
+  """Returns the fewest passes per image that others published of lossless decoders."""
+  entries = [entry for entry in PASSES.get(sizes.FILES[page][0], ()) if entry.lossless]
   if not entries:
     return '-'
   best = max(entries, key=lambda entry: entry.ratio)
