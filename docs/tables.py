@@ -219,7 +219,7 @@ def _by_model(*names: str) -> Callable[[pathlib.Path], str]:
 
 
 def _cspd(path: pathlib.Path) -> str:
-  """Tables 1 and 4 of CSpD, each decoder in rows of its own."""
+  """Table 1 of CSpD with speeds."""
   rows = [dict(row, accepted=row[f'acceptance_{row["mode"]}']) for row in _content(path)['rows']]
   suite = lambda name: [row for row in rows if row['suite'] == name]
   index = {'decoder': '`{mode}`', 'gamma': '{length}'}
@@ -230,12 +230,10 @@ def _cspd(path: pathlib.Path) -> str:
       [row for row in suite('table1') if row['mode'] == 'cspd_released'], {'gamma': '{length}'},
       lambda row: f'batch {row["batch"]}',
       '{expected_speed:.2f}, {paper_identity_speed:.2f}, {parallel_speed:.2f}')
-  fourth = _pivot(suite('table4'), index, lambda row: f'prefix {row["prefix_share"]:.0%}',
-                  '{accepted:.3f}')
   return '\n\n'.join(f'**{title}**\n\n{text}' for title, text in {
       'Table 1, prefix share 5 %': first,
-      'Table 1: speed by passes alone, by 1 / (c + 1 / gamma), and of `parallel`': parallel,
-      'Table 4: accepted': fourth}.items())
+      'Table 1: speed by passes alone, by 1 / (c + 1 / gamma), and of `parallel`': parallel
+  }.items())
 
 
 def _cspd_figures(path: pathlib.Path) -> str:
@@ -282,12 +280,38 @@ def _published(paper: str) -> Table:
             parts.append(f'**Measured with `{model}`**')
           if paper == 'this_project':
             table = table._replace(rows=list(filter(_is_compared, table.rows)))
-          parts.append(_as_code(_with_distances(table, compared)))
+          in_grid = [_grid_cell(paper, row) for row in table.rows]
+          parts.append(_as_code(_with_distances(table._replace(rows=[
+              row for row, cell in zip(table.rows, in_grid) if not cell]), compared)))
+          if any(in_grid):
+            parts.append(_grid([cell for cell in in_grid if cell]))
       if picture in report['files']:
         parts.append(f'![The same prompts and seeds by decoder](../pictures/{picture})')
     return '\n\n'.join(parts)
 
   return Table(names[0], text, names[1:])
+
+
+# Rows of a paper's table over two settings: paper, place, and how a setting names line and column.
+_GRIDS = {('sjd', 'Figure 6, Table 6'): r'(?P<column>top-\d+): (?P<line>.*)',
+          ('lantern', 'Table 2'): r'first draft accepted: (?P<line>k=\d+), (?P<column>delta=.*)',
+          ('cspd', 'Table 4'): r'(?P<line>MAR-H by MAR-B, prefix \d+%), (?P<column>gamma=\d+)'}
+
+
+def _grid_cell(paper: str, row: Row) -> Row | None:
+  """A row with its line and its column in a table over two settings; None for other rows."""
+  match = re.fullmatch(_GRIDS.get((paper, row['place']), '(?!)'), row['setting'])
+  metric, _, value = row['here'].split(' +- ')[0].rpartition(' ')
+  cell = [row['published'].split()[-1], value, *(row.get('price') or '').split()[:1]]
+  return match and dict(row, **match.groupdict(), metric=metric, cell='; '.join(cell))
+
+
+def _grid(rows: Sequence[Row]) -> str:
+  """Rows over two settings: what is published, and what was measured here."""
+  title = f'{rows[0]["place"]}: published; {rows[0]["metric"]} here'
+  title += '; NLL - entropy' if rows[0].get('price') else ''
+  return f'**{title}**\n\n' + _pivot(
+      rows, {'setting': '{line}'}, lambda row: row['column'], '{cell}')
 
 
 def _is_compared(row: Row) -> bool:
@@ -303,7 +327,9 @@ def _with_distances(table: tables.Table, compared: Mapping[tuple, Row]) -> table
   renamed = {'minus one token at a time': 'asked, change'}
   columns = {renamed.get(name, name): form.partition(' +- ')[0]
              for name, form in table.columns.items() if name != 'asked'}
-  plain = lambda value: re.sub(r' \+- [\d.]+[x%]?', '', value) if isinstance(value, str) else value
+  # Without errors, and without the head's calls of decoders that make 100 in each pass.
+  plain = lambda value: re.sub(r' \+- [\d.]+[x%]?|, head calls \d+00 .*', '', value) if isinstance(
+      value, str) else value
   rows = [{name: plain(value) for name, value in row.items()} for row in rows]
   if any('frechet' in row for row in rows):
     columns['Frechet'] = fidelity.COLUMNS['Frechet']

@@ -13,22 +13,14 @@ from docs.passes import PASSES
 
 
 def models() -> str:
-  """Returns what the published models are."""
+  """Returns what the published models are, and what they cost."""
   return sizes.markdown({
       'family': _link(page, 'families/'), 'prompts': prompts(page),
       'licence of the weights': licence(page), 'models': str(len(sizes.of_targets(page))),
-      **numbers(page)} for page in sizes.FILES)
-
-
-def costs() -> str:
-  """Returns what the published models cost: memory, and forward passes that others published."""
-  return sizes.markdown({
-      'family': _link(page, 'families/'),
-      'parameters in bfloat16': _range(page, lambda size: size.bytes[0], sizes.gigabytes),
+      **numbers(page),
       'cache of a guided image': _range(page, lambda size: size.cache and size.cache[0],
                                         sizes.gigabytes),
-      'fewest published passes, stated to be lossless': fewest(page),
-  } for page in sizes.FILES)
+      'fewest published passes': fewest(page)} for page in sizes.FILES)
 
 
 def licence(page: str) -> str:
