@@ -449,7 +449,7 @@ TABLES: dict[str, Table] = {
                      ('kinds_demo', 'accelerator_xl')),
     'gpu_gain': Table('accelerator_official', _image_of_xl),
     'accelerator_xl': Table('accelerator_xl', _some(_PASSES, 'c2i')),
-    'accelerator_large': Table('accelerator_large', _some(_PASSES, 'lumina')),
+    'accelerator_large': Table('accelerator_large', _some(_PASSES, 'lumina_mgpt_7b_768, 1')),
     'accelerator_official': Table('accelerator_official', _own),
     'accelerator_exact': Table('accelerator_exact', _some(title='emoji')),
     'cpu_gain': Table('against_llamagen_xl', _gain),
