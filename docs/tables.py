@@ -300,10 +300,12 @@ _GRIDS = {('sjd', 'Figure 6, Table 6'): r'(?P<column>top-\d+): (?P<line>.*)',
 
 def _grid_cell(paper: str, row: Row) -> Row | None:
   """A row with its line and its column in a table over two settings; None for other rows."""
-  match = re.fullmatch(_GRIDS.get((paper, row['place']), '(?!)'), row['setting'])
+  pattern = _GRIDS.get((paper, row.get('place', '')), '(?!)')
+  if (match := re.fullmatch(pattern, row.get('setting', ''))) is None:
+    return None
   metric, _, value = row['here'].split(' +- ')[0].rpartition(' ')
   cell = [row['published'].split()[-1], value, *(row.get('price') or '').split()[:1]]
-  return match and dict(row, **match.groupdict(), metric=metric, cell='; '.join(cell))
+  return dict(row, **match.groupdict(), metric=metric, cell='; '.join(cell))
 
 
 def _grid(rows: Sequence[Row]) -> str:
