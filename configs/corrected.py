@@ -1,4 +1,4 @@
-"""Corrected windows: the tables of docs/corrected_windows.md.
+"""Corrected windows: the tables of docs/lab/corrected_windows.md and of the page before it.
 
   python -m experiments.topologies --config=configs/corrected.py:NAME
 

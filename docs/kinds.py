@@ -4,8 +4,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cspd_jax.core import spec as spec_lib
-from cspd_jax.decoding import specification
 from cspd_jax.measure import tables
 
 Row = Mapping[str, Any]
@@ -13,14 +11,10 @@ Row = Mapping[str, Any]
 _TOKENS = 'tokens per forward pass'
 _OF_SCENES, _OF_PHOTOGRAPHS = {f'{_TOKENS} of `emoji`': '{tokens_per_pass:.2f}'}, {
     f'{_TOKENS} of `demo`': '{photographs:.2f}'}
-_PLACES = {'inside things': '{tokens_per_pass_inside:.2f}',
-           'on plain ground': '{tokens_per_pass_ground:.2f}'}
 _GAIN = {'speed-up on an H100': '{gain:.2f}x', 'guarantee': '{guarantee}'}
-_DETAILS = {'needs': '{needs}', 'how': '{how}'}
 
 
-def markdown(scenes: Sequence[Row], photographs: Sequence[Row], timed: Sequence[Row],
-             short: bool = False) -> str:
+def markdown(scenes: Sequence[Row], photographs: Sequence[Row], timed: Sequence[Row]) -> str:
   """Formats the table, with the decoders by their tokens per forward pass of photographs.
 
   Args:
@@ -29,24 +23,17 @@ def markdown(scenes: Sequence[Row], photographs: Sequence[Row], timed: Sequence[
     timed: rounds of a large model that were timed in turns with those of the baseline. Where they
       have the decoder, its speed-up is the tokens per pass of photographs over the time of its
       round, in rounds of the baseline.
-    short: whether to leave out the parts of scenes, and how decoders work.
   """
   of_photographs = {row['decoder']: row['tokens_per_pass'] for row in photographs}
   costs = {row['decoder']: row['ms'] / row['vanilla_ms'] for row in timed if 'vanilla_ms' in row}
   rows = []
   for row in {row['decoder']: row for row in (*photographs, *scenes)}.values():
     decoder, tokens = row['decoder'], of_photographs.get(row['decoder'])
-    part, *verifier = spec_lib.parse(decoder).parts
-    needed = specification.needs(decoder)
     rows.append(dict(
         {} if row in photographs else row, decoder=decoder, guarantee=row['guarantee'],
         photographs=tokens,
-        gain=tokens / costs[decoder] if tokens and decoder in costs else None,
-        needs=specification.SOURCES[needed] if needed else '-',
-        how=specification.VERIFIERS[verifier[0].name].summary if verifier else
-        specification.DECODERS[part.name].summary))
-  columns = {**_OF_SCENES, **({} if short else _PLACES), **_OF_PHOTOGRAPHS} if scenes else {
+        gain=tokens / costs[decoder] if tokens and decoder in costs else None))
+  columns = {**_OF_SCENES, **_OF_PHOTOGRAPHS} if scenes else {
       _TOKENS: '{photographs:.2f}'}
-  return tables.markdown({'decoder': '`{decoder}`', **columns, **_GAIN,
-                          **({} if short else _DETAILS)},
+  return tables.markdown({'decoder': '`{decoder}`', **columns, **_GAIN},
                          sorted(rows, key=lambda row: row['photographs'] or math.inf))

@@ -18,7 +18,6 @@ from cspd_jax.decoding.loop import Decoder
 from cspd_jax.files import store
 from cspd_jax.generation import engines
 from cspd_jax.testing import tabular
-from cspd_jax.testing.proofs import mutants
 from docs import family_pages, sizes, supported, verified, zoo
 from experiments.demo_models import photos
 
@@ -115,8 +114,7 @@ def continuous() -> str:
 def measures() -> str:
   """The metrics."""
   return sizes.markdown(
-      {'metric': f'`{one.name}`', 'of': ' and '.join(one.engines), 'group': one.group,
-       'says': one.meaning}
+      {'metric': f'`{one.name}`', 'meaning': one.meaning}
       for one in metrics.METRICS)
 
 
@@ -131,14 +129,15 @@ def published() -> str:
 
 def shipped() -> str:
   """The networks that come with the package."""
-  found = []
+  rows = []
   for name in families.shipped():
+    counts = {}
     for role in families.folder.read(store.ASSETS / name)['parts']:
-      loaded = store.load(families.part_folder(name, role))
-      size = sum(leaf.size for leaf in jax.tree.leaves(loaded.params))
-      found.append({'model': f'`{name}`', 'role': role, 'network': f'`{loaded.kind}`',
-                    'parameters': f'{size / 1e6:.2f} M'})
-  return sizes.markdown(found)
+      params = store.load(families.part_folder(name, role)).params
+      counts[role] = sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6
+    rows.append({'model': f'`{name}`', 'networks, millions of parameters': ', '.join(
+        f'{role} {count:.2f}' for role, count in counts.items())})
+  return sizes.markdown(rows)
 
 
 def photographs() -> str:
@@ -157,15 +156,6 @@ def commands() -> str:
   return sizes.markdown(
       {'command': f'`{name}`', 'does': _sentence(ROOT / f'{module.replace(".", "/")}.py')}
       for name, module in (re.split(' = |:', line)[:2] for line in scripts if line))
-
-
-def programs() -> str:
-  """The programs of a clone, with the first sentence of each."""
-  return sizes.markdown(
-      {'command': f'`python -m {".".join(path.relative_to(ROOT).with_suffix("").parts)}`',
-       'does': _sentence(path)}
-      for path in sorted((ROOT / 'experiments').rglob('*.py'))
-      if re.search('^if __name__', path.read_text(encoding='utf-8'), re.MULTILINE))
 
 
 def _sentence(path: pathlib.Path) -> str:
@@ -188,16 +178,11 @@ def layout() -> str:
   return '\n'.join(['```text', f'0{chain}', f'  \\- {side}', '', *numbers, '```'])
 
 
-def broken() -> str:
-  """The mutants."""
-  return '\n'.join(f'- {name}' for name in mutants.MUTANTS)
-
-
 LISTS: dict[str, Callable[[], str]] = {
     'decoders': decoders, 'functions': functions,
     'continuous_functions': continuous_functions, 'drafters': drafters, 'verifiers': verifiers,
     'trees': trees, 'continuous': continuous, 'metrics': measures, 'published': published,
-    'shipped': shipped, 'photographs': photographs, 'commands': commands, 'programs': programs,
-    'layout': layout, 'mutants': broken, 'models': zoo.models,
-    'costs': zoo.costs, 'levels': verified.levels, 'supported': supported.supported,
+    'shipped': shipped, 'photographs': photographs, 'commands': commands,
+    'layout': layout, 'models': zoo.models, 'levels': verified.levels,
+    'supported': supported.supported,
 } | sizes.LISTS | family_pages.LISTS

@@ -72,13 +72,11 @@ def official(page: str) -> str:
 def passes(page: str) -> str:
   """Forward passes per image that others published."""
   return markdown(
-      {'method': entry.method, 'here': f'`{entry.decoder}`' if entry.decoder else '-',
+      {'method': entry.method + (', not lossless' * (not entry.lossless)),
+       'decoder here': f'`{entry.decoder}`' if entry.decoder else '-',
        'images': ', '.join(filter(None, (f'`{entry.model}`', entry.prompts))),
-       'stated to be lossless': 'yes' if entry.lossless else '-', 'source': entry.source,
-       'tokens per forward pass': f'{entry.ratio:.2f}',
-       'passes': f'{entry.passes[0]} of {entry.passes[1]}' if entry.passes else '-'}
-      for entry in PASSES[FILES[page][0]]
-  ) + '\n\n*Here* is the decoder of the same method.'
+       'source': entry.source, 'tokens per pass': f'{entry.ratio:.2f}'}
+      for entry in PASSES[FILES[page][0]])
 
 
 class Size(NamedTuple):
@@ -98,30 +96,6 @@ class Size(NamedTuple):
   parameters: int
   bytes: tuple[int, int | None]
   cache: tuple[int, int] | None
-
-
-def memory(page: str) -> str:
-  """Numbers of parameters, and gigabytes in bfloat16 and in int8."""
-  target, others = FILES[page]
-  rows = [_cells(f'`{preset}`', size) for preset, size in of_targets(page).items()]
-  rows = [{name: row[name] for name in row if any(other[name] != '-' for other in rows)}
-          for row in rows]
-  for name in others:
-    file = rules.FAMILIES[name]
-    rows += [dict.fromkeys(rows[0]) | {
-        'network': f'`{name}`: `{preset}`', 'parameters': billions(count),
-        'in bfloat16': gigabytes(2 * count)} for preset, count in (
-            (preset, _count(file.kind, config)) for preset, config in file.presets.items())]
-  return markdown(rows)
-
-
-def _cells(network: str, size: Size) -> dict[str, str]:
-  """Returns the row of a target."""
-  wide, narrow = size.cache or (None, None)
-  return {'network': network, 'tokens of an image': str(size.tokens),
-          'parameters': billions(size.parameters), 'in bfloat16': gigabytes(size.bytes[0]),
-          'int8 matrices': gigabytes(size.bytes[1]), 'cache of a guided image': gigabytes(wide),
-          'int8 cache': gigabytes(narrow)}
 
 
 def billions(count: float) -> str:
@@ -235,7 +209,6 @@ def _layers(config: Any, of: Callable[[Any], int]) -> int:
 
 
 LISTS: dict[str, Callable[[], str]] = {
-    f'{kind}_{page}': functools.partial(make, page)
-    for page in FILES for kind, make in (('official', official), ('memory', memory))
+    f'official_{page}': functools.partial(official, page) for page in FILES
 } | {f'passes_{page}': functools.partial(passes, page)
      for page, (target, _) in FILES.items() if target in PASSES}

@@ -103,5 +103,13 @@ def rows(pages: Iterable[str]) -> list[dict[str, str]]:
 
 
 def supported() -> str:
-  """Returns the table of what works on the published models."""
-  return sizes.markdown(rows(sizes.FILES))
+  """Returns a list of the features, with the families that lack each."""
+  every = rows(sizes.FILES)
+  without = {name: [row['family'] for row in every if row[name] != 'yes'] for name in FEATURES}
+  return '\n'.join(f'- *{name}*: {_except(lacking, len(every))}'
+                   for name, lacking in without.items())
+
+
+def _except(lacking: list[str], count: int) -> str:
+  return ('all families.' if not lacking else f'all but {", ".join(lacking)}.'
+          if len(lacking) < count / 2 else f'not {", ".join(lacking)}.')

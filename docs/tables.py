@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cspd_jax import metrics
-from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.files import atomic
 from cspd_jax.measure import tables
 from docs import kinds, lists
@@ -43,10 +42,8 @@ REPORTS = {
                           "windows(window=2),windows(window=4),windows(window=8)'",
     'kinds': 'python -m experiments.topologies --config=configs/kinds.py',
     'kinds_demo': 'python -m experiments.topologies --config=configs/kinds.py:demo',
-    'overhead': 'python -m experiments.decoders --measure=overhead',
     'products': 'python -m experiments.products',
     'products_avx512': 'python -m experiments.products --sizes=256x704,1280x3456 --repeats=5',
-    'tune': 'cspd-tune --model=demo --dry_run',
     'refill': 'python -m experiments.decoders --measure=queue',
     'serving':
         "python -m experiments.serving --decoder='seed_exact(window=8)' --num_images=16 "
@@ -65,37 +62,24 @@ REPORTS = {
     'corrected_ablations':
         'python -m experiments.topologies --config=configs/corrected.py:ablations',
     'corrected_short': 'python -m experiments.topologies --config=configs/corrected.py:short',
-    'corrected_top_k': 'python -m experiments.topologies --config=configs/corrected.py:top_k',
     **{f'accelerator_{stage}': f'python -m experiments.accelerator --stages={stage}' for stage in (
-        'xl', 'large', 'images', 'exact')},
+        'xl', 'large', 'exact')},
     'accelerator_official':
         'python -m experiments.accelerator --stages=official --repo=LlamaGen',
     'compiled_7b': 'python -m experiments.compile_report',
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
-    'compiled_glm_image':
-        'python -m experiments.compile_report --model=glm_image_9b --guided=false '
-        "--decoder='corrected(passes=4),mc_sjd,mc_sjd(window=16)'",
     'compiled_7b_batch':
         "python -m experiments.compile_report --batch=8 --decoder='mc_sjd,mc_sjd(window=16)'",
     'compiled_xl_v5e':
         "python -m experiments.compile_report --device=v5e --model=c2i_xl_256 "
         "--decoder='mc_sjd(window=16)'",
     'compiled_mar': _compiled('mar_b', 'mar_demo'),
-    'compiled_mar_l': _compiled('mar_l', 'mar_demo'),
     'compiled_nextstep': _compiled('nextstep_1_512', 'emoji_continuous'),
-    'two_grids':
-        'python -m experiments.two_grids --num_steps=3000 --batch_size=8 --evaluate_every=500 '
-        '--num_measured_images=32',
     'corrected_proof': 'python -m experiments.topologies --config=configs/corrected.py:proof',
     'corrected_proof_emoji':
         'python -m experiments.topologies --config=configs/corrected.py:proof_emoji',
     'uncertainty': 'python -m experiments.topologies --config=configs/corrected.py:entropy',
     'quantized': 'python -m experiments.quantized',
-    'smollm2': 'python -m tests.real_weights.speed --dtype=float32',
-    'smollm2_bfloat16': 'python -m tests.real_weights.speed --dtype=bfloat16',
-    'smollm2_fit': 'python -m tests.real_weights.fit',
-    'smollm2_fitted': 'python -m tests.real_weights.speed --dtype=float32 '
-                      '--corrector=runs/smollm2_fit/eagle',
     'published': 'python -m experiments.papers.published',
     'published_demo':
         'python -m experiments.papers.published --config=configs/papers.py:published_demo',
@@ -119,13 +103,8 @@ REPORTS = {
         "--decoder='mc_sjd(window=4)' --decoder='corrected(by=neighbours, passes=2, window=8)' "
         "--decoder='corrected(passes=2, window=8)' --decoder='eagle(tree=chain(7))+block'",
     'continuous_windows': 'python -m experiments.continuous_windows',
-    'train_corrector':
-        'cspd-train --config=configs/train/drafters.py:corrector',
-    'train_corrector_emoji':
-        'cspd-train --config=configs/train/drafters.py:emoji_corrector',
     'quality': 'python -m experiments.quality',
     'quality_scales': 'python -m experiments.quality --scale=2',
-    'train_emoji': 'python -m experiments.train --config=configs/train/emoji.py',
 }
 
 # The pictures that programs drew for pages: a kept report and its file, by name in docs/pictures.
@@ -168,7 +147,26 @@ def _of(columns: Mapping[str, str], rows: Callable[[Report], Iterable[Row]] = (
 
 def _own(path: pathlib.Path) -> str:
   """The tables that a report has itself."""
-  return '\n\n'.join(f'**{table.title}**\n\n{_as_code(table)}' for table in tables.of_report(path))
+  return _some()(path)
+
+
+def _some(columns: Mapping[str, str] | None = None, title: str = '',
+          rows: Callable[[Row], bool] = lambda row: True) -> Callable[[pathlib.Path], str]:
+  """The tables of a report whose titles begin so, with some of their rows and columns.
+
+  `columns` are the headings on the page, with the heading in the report or a format for each.
+  """
+  def text(path: pathlib.Path) -> str:
+    parts = []
+    for table in tables.of_report(path):
+      if table.title.startswith(title):
+        forms = table.columns if columns is None else {
+            name: table.columns.get(form, form) for name, form in columns.items()}
+        parts.append(f'**{table.title.replace("rounds", "passes")}**\n\n' + _as_code(table._replace(
+            columns=forms, rows=list(filter(rows, table.rows)))))
+    return '\n\n'.join(parts)
+
+  return text
 
 
 def _as_code(table: tables.Table) -> str:
@@ -176,6 +174,84 @@ def _as_code(table: tables.Table) -> str:
   columns = {name: f'`{form}`' if form in ('{decoder}', '{same_shapes}') else form
              for name, form in table.columns.items()}
   return tables.markdown(columns, table.rows).replace('| `-` |', '| - |')
+
+
+def _pivot(rows: Iterable[Row], index: Mapping[str, str], heading: Callable[[Row], str],
+           cell: str) -> str:
+  """A table whose rows that agree in the `index` columns are one, with a cell per heading."""
+  lines: dict[tuple[str, ...], dict[str, str]] = {}
+  headings: dict[str, str] = {}
+  for row in rows:
+    line = lines.setdefault(tuple(tables.cells(index, row)), {})
+    line.setdefault(headings.setdefault(heading(row), f'column{len(headings)}'),
+                    tables.cells({'': cell}, row)[0])
+  names = [f'index{number}' for number in range(len(index))]
+  columns = dict(zip([*index, *headings], [f'{{{name}}}' for name in (*names, *headings.values())]))
+  return tables.markdown(columns, [dict(zip(names, key)) | line for key, line in lines.items()])
+
+
+_COMPRESSION = '{step_compression:.2f} +- {step_compression_error:.2f}'
+
+
+def _by_window(cell: str = _COMPRESSION, without: str = '?') -> Callable[[pathlib.Path], str]:
+  """Step compression by decoder and window; `N` is the window. Some decoders may be left out."""
+  def text(path: pathlib.Path) -> str:
+    rows = [dict(row, decoder=_without(row['decoder'], table.title.removeprefix('window ')),
+                 window=table.title) for table in tables.of_report(path) for row in table.rows
+            if without not in row['decoder']]
+    return _pivot(rows, {'decoder': '`{decoder}`'}, lambda row: row['window'], cell)
+
+  return text
+
+
+def _without(decoder: str, window: str) -> str:
+  """A specification without the number of tokens in its window."""
+  decoder = decoder.replace(f'window={window}', 'window=N')
+  return decoder.replace(f'chain({int(window) - 1})', 'chain(N - 1)')
+
+
+def _by_model(*names: str) -> Callable[[pathlib.Path], str]:
+  """Step compression by decoder and model, of reports with a window in common."""
+  return lambda path: _pivot(
+      [dict(row, model=model) for name, model in zip(names, ('demo', 'emoji'))
+       for row in _rows(name)],
+      {'decoder': '`{decoder}`'}, lambda row: f'`{row["model"]}`', _COMPRESSION)
+
+
+def _cspd(path: pathlib.Path) -> str:
+  """Table 1 of CSpD with speeds."""
+  rows = [dict(row, accepted=row[f'acceptance_{row["mode"]}']) for row in _content(path)['rows']]
+  suite = lambda name: [row for row in rows if row['suite'] == name]
+  index = {'decoder': '`{mode}`', 'gamma': '{length}'}
+  first = _pivot(
+      suite('table1'), index | {'accepted': '{accepted:.3f}'},
+      lambda row: f'speed, batch {row["batch"]}', '{speed:.2f}')
+  parallel = _pivot(
+      [row for row in suite('table1') if row['mode'] == 'cspd_released'], {'gamma': '{length}'},
+      lambda row: f'batch {row["batch"]}',
+      '{expected_speed:.2f}, {paper_identity_speed:.2f}, {parallel_speed:.2f}')
+  return '\n\n'.join(f'**{title}**\n\n{text}' for title, text in {
+      'Table 1, prefix share 5 %': first,
+      'Table 1: speed by passes alone, by 1 / (c + 1 / gamma), and of `parallel`': parallel
+  }.items())
+
+
+def _cspd_figures(path: pathlib.Path) -> str:
+  """The points of the figures of CSpD."""
+  points = _points(_content(path))
+  index = {'decoder': '`{mode}`', 'gamma': '{length}'}
+  by_scale = [row for row in points if row['temperature'] == 1]
+  setting = lambda row: (row['mode'], row['length'], row['guidance_scale'])
+  several = {setting(row) for row in points if row['temperature'] != 1}
+  by_temperature = [row for row in points if setting(row) in several]
+  ordered = lambda rows, name: sorted(rows, key=lambda row: row[name])
+  return '\n\n'.join((
+      '**Figures 8 and 13: accepted**',
+      _pivot(ordered(by_scale, 'guidance_scale'), index,
+             lambda row: f'guidance {row["guidance_scale"]:g}', '{accepted:.3f}'),
+      '**Figure 14: accepted**',
+      _pivot(ordered(by_temperature, 'temperature'), index | {'guidance': '{guidance_scale:g}'},
+             lambda row: f'temperature {row["temperature"]:g}', '{accepted:.3f}')))
 
 
 def _points(report: Report) -> list[Row]:
@@ -202,7 +278,13 @@ def _published(paper: str) -> Table:
         if table.title == paper:
           if model := report['settings'].get('rows'):
             parts.append(f'**Measured with `{model}`**')
-          parts.append(_as_code(_with_distances(table, compared)))
+          if paper == 'this_project':
+            table = table._replace(rows=list(filter(_is_compared, table.rows)))
+          in_grid = [_grid_cell(paper, row) for row in table.rows]
+          parts.append(_as_code(_with_distances(table._replace(rows=[
+              row for row, cell in zip(table.rows, in_grid) if not cell]), compared)))
+          if any(in_grid):
+            parts.append(_grid([cell for cell in in_grid if cell]))
       if picture in report['files']:
         parts.append(f'![The same prompts and seeds by decoder](../pictures/{picture})')
     return '\n\n'.join(parts)
@@ -210,36 +292,50 @@ def _published(paper: str) -> Table:
   return Table(names[0], text, names[1:])
 
 
+# Rows of a paper's table over two settings: paper, place, and how a setting names line and column.
+_GRIDS = {('sjd', 'Figure 6, Table 6'): r'(?P<column>top-\d+): (?P<line>.*)',
+          ('lantern', 'Table 2'): r'first draft accepted: (?P<line>k=\d+), (?P<column>delta=.*)',
+          ('cspd', 'Table 4'): r'(?P<line>MAR-H by MAR-B, prefix \d+%), (?P<column>gamma=\d+)'}
+
+
+def _grid_cell(paper: str, row: Row) -> Row | None:
+  """A row with its line and its column in a table over two settings; None for other rows."""
+  pattern = _GRIDS.get((paper, row.get('place', '')), '(?!)')
+  if (match := re.fullmatch(pattern, row.get('setting', ''))) is None:
+    return None
+  metric, _, value = row['here'].split(' +- ')[0].rpartition(' ')
+  cell = [row['published'].split()[-1], value, *(row.get('price') or '').split()[:1]]
+  return dict(row, **match.groupdict(), metric=metric, cell='; '.join(cell))
+
+
+def _grid(rows: Sequence[Row]) -> str:
+  """Rows over two settings: what is published, and what was measured here."""
+  title = f'{rows[0]["place"]}: published; {rows[0]["metric"]} here'
+  title += '; NLL - entropy' if rows[0].get('price') else ''
+  return f'**{title}**\n\n' + _pivot(
+      rows, {'setting': '{line}'}, lambda row: row['column'], '{cell}')
+
+
+def _is_compared(row: Row) -> bool:
+  """Whether a row of this library is next to a published one, or the longest corrected window."""
+  return row['published'] != '-' or 'top-' not in row['setting'] and re.search(
+      'corrected.*window=64', row['decoder'] or '') is not None
+
+
 def _with_distances(table: tables.Table, compared: Mapping[tuple, Row]) -> tables.Table:
-  """Returns a table whose rows also have the distances of many images, if any has."""
+  """Returns a table without standard errors, with the distances of many images if any has some."""
   setting = lambda row: tuple(map(row.get, ('decoder', 'temperature', 'top_k', 'model')))
   rows = [dict(row, **compared.get(setting(row), {})) for row in table.rows]
-  columns = dict(table.columns)
+  renamed = {'minus one token at a time': 'asked, change'}
+  columns = {renamed.get(name, name): form.partition(' +- ')[0]
+             for name, form in table.columns.items() if name != 'asked'}
+  # Without errors, and without the head's calls of decoders that make 100 in each pass.
+  plain = lambda value: re.sub(r' \+- [\d.]+[x%]?|, head calls \d+00 .*', '', value) if isinstance(
+      value, str) else value
+  rows = [{name: plain(value) for name, value in row.items()} for row in rows]
   if any('frechet' in row for row in rows):
     columns['Frechet'] = fidelity.COLUMNS['Frechet']
   return table._replace(rows=rows, columns=columns)
-
-
-def _figures(report: Report) -> list[Row]:
-  """A row for every number that a report says of a network without guidance."""
-  def numbers(entries):
-    for name, value in entries.items():
-      if name == 'plain':
-        yield from numbers(value)
-      elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield name.replace('_', ' '), value
-  return [dict(network=row['network'], figure=words, value=value)
-          for row in report['rows'] for words, value in numbers(row)]
-
-
-def _trained(report: Report) -> list[Row]:
-  """Figures of a network before and after its training."""
-  row, mark = report['rows'][0], 'before_'
-  number = lambda name: int(re.sub(r'\D', '', name) or 0)
-  return [dict(figure=name.removeprefix(mark).replace('_', ' '), before=value,
-               after=row[name.removeprefix(mark)])
-          for name, value in sorted(row.items(), key=lambda item: number(item[0]))
-          if name.startswith(mark)]
 
 
 def _rows(name: str) -> list[Row]:
@@ -248,18 +344,43 @@ def _rows(name: str) -> list[Row]:
   return _content(path)['rows'] if path.exists() else []
 
 
-def _gains(report: Report) -> list[Row]:
-  """Decoders that are faster than the baseline, the fastest first."""
-  return sorted((row for row in report['rows'] if row['speedup'] > 1),
-                key=lambda row: -row['speedup'])
+def _cpu(_: pathlib.Path) -> str:
+  """Decoders that are faster than the baseline on a CPU, the fastest first."""
+  small, large = ({row['decoder']: row for row in _rows(name) if row.get('speedup', 0) > 1}
+                  for name in ('against_llamagen', 'against_llamagen_xl'))
+  rows = [dict(row, small=small.get(decoder, {}).get('speedup'),
+               large=large.get(decoder, {}).get('speedup'))
+          for decoder, row in (large | small).items()]
+  return tables.markdown(
+      {'decoder': '`{decoder}`', 'tokens per pass': '{tokens:.2f}', 'LlamaGen-B': '{small:.2f}x',
+       'LlamaGen-XL': '{large:.2f}x'},
+      sorted(rows, key=lambda row: -max(row['small'] or 0, row['large'] or 0)))
 
 
-def _titled(start: str, columns: Mapping[str, str] | None = None
-            ) -> Callable[[pathlib.Path], str]:
-  """The tables of a report whose titles begin so, with columns of their own or these."""
-  return lambda path: '\n\n'.join(
-      f'**{table.title}**\n\n{_as_code(table._replace(columns=columns or table.columns))}'
-      for table in tables.of_report(path) if table.title.startswith(start))
+def _products(_: pathlib.Path) -> str:
+  """Products of a feed-forward layer's matrix on two kinds of CPU."""
+  rows = [dict(row, kind=kind) for name, kind in (
+      ('products', 'AVX2'), ('products_avx512', 'AVX-512')) for row in _rows(name)
+          if row.get('size') == '1280x3456']
+  return _pivot(rows, {'rows': '{rows}'}, lambda row: f"{row['kind']}: XLA's choice, by outputs",
+                '{XLAs_choice:.0f}, {by_outputs:.0f}')
+
+
+def _rounding(_: pathlib.Path) -> str:
+  """How many images of decoders differ from those of vanilla."""
+  rows = [dict(row, count=_content(_path(name))['num_images'])
+          for name in ('rounding', 'rounding_bfloat16') for row in _rows(name)]
+  return tables.markdown(
+      {'dtype': '{dtype}', 'images': '{count}', 'decoder': '`{decoder}`',
+       'differ from `vanilla`': '{images:.2%}',
+       'from `vanilla(window=N)`': '{images_in_window:.2%}'}, rows)
+
+
+def _quality(_: pathlib.Path) -> str:
+  """What images of scenes show, a row per guidance scale."""
+  shown = [table for name in ('quality', 'quality_scales')
+           for table in tables.of_report(_path(name))]
+  return tables.markdown(shown[0].columns, [row for table in shown for row in table.rows])
 
 
 def _image_of_xl(path: pathlib.Path) -> str:
@@ -282,17 +403,6 @@ def _gain(path: pathlib.Path) -> str:
           f'fast as `vanilla`, and {row["speedup_over_pytorch"]:.0f} times as fast as that code.')
 
 
-def _share(path: pathlib.Path) -> str:
-  """How many images of the first decoder of the reports on rounding are those of vanilla."""
-  found = []
-  for report in map(_content, filter(pathlib.Path.exists, (path, _path('rounding_bfloat16')))):
-    row = report['rows'][0]
-    found.append(f'Of {len(report["prompts"])} images of `{row["decoder"]}` in {row["dtype"]}, '
-                 f'{1 - row["images"]:.2%} are those of `vanilla` and '
-                 f'{1 - row["images_in_window"]:.2%} those of `{row["same_shapes"]}`.')
-  return '\n'.join(found)
-
-
 def _soaked(path: pathlib.Path) -> str:
   """The table of a server, and what became of another one under requests of all kinds."""
   report, soak = _content(path), _content(_path('serving_soak'))['soak']
@@ -304,125 +414,106 @@ def _soaked(path: pathlib.Path) -> str:
       f'server used {soak["memory"]:.1%} of the memory that it used after the first 500.')
 
 
-def _pairs(report: Report) -> list[Row]:
-  """Every exact pair of a drafter and a verifier, and the relaxed ones on a chain of EAGLE."""
+def _relaxed(report: Report) -> list[Row]:
+  """The relaxed verifiers on a chain of EAGLE, and the exact one."""
   # The exact ends of the curves are there a second time, without a time.
-  pairs = list({row['decoder']: row for row in reversed(report['rows'])
-                if row['verifier'] and row.get('curve') is None}.values())[::-1]
-  is_exact = lambda row: Guarantee(row['guarantee']).is_exact
-  return [row for row in pairs if is_exact(row)] + [
-      row for row in pairs if not is_exact(row) and row['drafter'].startswith('eagle(tree=chain')]
+  rows = {row['decoder']: row for row in reversed(report['rows'])
+          if row['verifier'] and row.get('curve') is None}
+  return [row for row in reversed(rows.values()) if row['drafter'] == 'eagle(tree=chain(5))'
+          and row['verifier'] not in ('match', 'block', 'kseq')]
 
 
 _CONCLUSIONS = _of({'claim': '{claim}', 'holds here': '{answer}', 'numbers': '{numbers}'},
                    lambda report: report['conclusions'])
 
-_TRAINED = {'network': '{network}', 'on the held-out parts': '{figure}', 'value': '{value:.4g}'}
-
-# Of rounds on an accelerator.
-_ROUNDS = {
-    'decoder': '{decoder}', 'tokens': '{tokens:.2f}', 'ms per pass': '{ms:.2f}',
-    'predicted': '{predicted_ms:.2f}', 'of it': '{of_prediction:.2f}x',
-    'kernels': '{kernels:.0f}', 'of the copied GB/s': '{of_copy:.0%}',
-    's/image': '{seconds_per_image:.2f}', 'speed-up': '{speedup:.2f}x'}
+# Of passes on an accelerator.
+_PASSES = {
+    'decoder': '{decoder}', 'tokens per pass': '{tokens:.2f}', 'ms per pass': '{ms:.2f}',
+    'predicted': '{predicted_ms:.2f}', 'kernels': '{kernels:.0f}', 's/image': 's/image',
+    'speed-up': 'speed-up'}
+# Of compiled passes.
+_COMPILED = {name: name for name in ('decoder', 'MiB', 'over ideal', 'kernels', 'ms')} | {
+    'tokens per pass': 'tokens', 'speed-up': 'speed-up'}
+# Against programs in PyTorch.
+_AGAINST = {'decoder': '', 'tokens per pass': 'tokens', 'ms per pass': 'ms/round',
+            's/image': 's/image', 'over vanilla': 'over vanilla', 'over PyTorch': 'over PyTorch'}
+_AGAINST_MAR = {'decoder': '', 'tokens per pass': 'tokens', 'head calls': 'head calls',
+                'ms per pass': 'round ms', 'ms per token': 'ms/token',
+                'over PyTorch': 'over PyTorch', 'over `mar`': 'over mar'}
+_SCORES = {'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
+           **_measured('accepted_length', errors=True),
+           'bound per token': '{tv_bound_per_token:.4f}',
+           **_measured('nll_excess', errors=True)}
 
 TABLES: dict[str, Table] = {
-    **{name: Table('kinds', lambda path, short=short: kinds.markdown(
-        _rows('kinds'), _rows('kinds_demo'), _rows('accelerator_xl'), short),
-                   ('kinds_demo', 'accelerator_xl')) for name, short in (
-                       ('summary', True), ('kinds', False))},
+    'summary': Table('kinds', lambda path: kinds.markdown(
+        _rows('kinds'), _rows('kinds_demo'), _rows('accelerator_xl')),
+                     ('kinds_demo', 'accelerator_xl')),
     'gpu_gain': Table('accelerator_official', _image_of_xl),
-    'accelerator_xl': Table('accelerator_xl', _titled('c2i', _ROUNDS)),
-    'accelerator_large': Table('accelerator_large', _titled('lumina', _ROUNDS)),
-    'accelerator_images': Table('accelerator_images', _own),
+    'accelerator_xl': Table('accelerator_xl', _some(_PASSES, 'c2i')),
+    'accelerator_large': Table('accelerator_large', _some(_PASSES, 'lumina_mgpt_7b_768, 1')),
     'accelerator_official': Table('accelerator_official', _own),
-    'accelerator_exact': Table('accelerator_exact', _titled('emoji')),
+    'accelerator_exact': Table('accelerator_exact', _some(title='emoji')),
     'cpu_gain': Table('against_llamagen_xl', _gain),
-    'cpu': Table('against_llamagen', _of({
-        'LlamaGen-B on a CPU': '`{decoder}`', 'tokens per forward pass': '{tokens:.2f}',
-        'speed-up over `vanilla`': '{speedup:.2f}x'}, _gains)),
+    'cpu': Table('against_llamagen', _cpu, ('against_llamagen_xl',)),
     'compare': Table('compare_cpu', _of({
-        'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
-        **_measured('rounds', 'step_compression', 'accepted_length', 'one_token_rounds'),
-        'ms per round': '{ms_per_round:.2f}', 'speed-up': '{speedup:.2f}x'})),
+        'decoder': '`{decoder}`', **_measured('step_compression'),
+        'ms per pass': '{ms_per_round:.2f}', 'speed-up': '{speedup:.2f}x'})),
     'compare_mar': Table('compare_mar', _of({
-        'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
-        **_measured('target_passes', 'draft_passes', 'head_calls', 'head_rows'),
-        'speed-up': '{speedup:.2f}x', 'draws from': '{distribution}'})),
+        'decoder': '`{decoder}`', **_measured('target_passes', 'head_calls', 'head_rows'),
+        'speed-up': '{speedup:.2f}x'})),
     'compare_continuous': Table('compare_continuous', _of({
         'decoder': '`{specification}`',
         **_measured('rounds', 'head_calls', 'head_rows'), 'speed-up': '{speedup:.2f}x'})),
-    'overhead': Table('overhead', _own),
-    'products': Table('products', _own),
-    'products_avx512': Table('products_avx512', _titled('GFLOP')),
-    'whole_programs': Table('products_avx512', _titled('milliseconds')),
-    'tune': Table('tune', _own),
-    'refill': Table('refill', _own),
+    'products': Table('products', _products, ('products_avx512',)),
+    'refill': Table('refill', _some({
+        'decoder': 'decoder', 'passes in batches': 'batches: rounds',
+        'in a queue': 'queue: rounds', 'speed-up': 'speed-up', 'same images': 'same images'})),
     'serving': Table('serving', _soaked, ('serving_soak',)),
-    'rounding': Table('rounding', _own),
-    'rounding_bfloat16': Table('rounding_bfloat16', _own),
-    'rounding_share': Table('rounding', _share),
-    'pairs': Table('benchmark', _of({
-        'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
-        **_measured('accepted_length', errors=True), 'speed-up': '{speedup:.2f}x',
-        'bound per token': '{tv_bound_per_token:.4f}',
-        **_measured('nll_excess', errors=True)}, _pairs)),
+    'rounding': Table('rounding', _rounding, ('rounding_bfloat16',)),
+    'pairs': Table('benchmark', _of(_SCORES, _relaxed)),
     'curves': Table('benchmark', lambda path: '![Trade-off curves](pictures/curves.png)'),
-    'conclusions': Table('benchmark', _CONCLUSIONS),
-    'corrected': Table('corrected', _own),
-    'corrected_wide': Table('corrected_wide', _own),
-    'corrected_ablations': Table('corrected_ablations', _own),
-    'corrected_short': Table('corrected_short', _own),
-    'corrected_top_k': Table('corrected_top_k', _own),
+    'corrected': Table('corrected', _by_window('{step_compression:.2f}')),
+    'corrected_wide': Table('corrected_wide', _by_window('{step_compression:.2f}')),
+    'corrected_ablations': Table('corrected_ablations', _of({
+        'decoder': '`{decoder}`', 'tokens per pass': _COMPRESSION,
+        **_measured('one_token_rounds')})),
+    'corrected_short': Table('corrected_short', _by_window('{step_compression:.2f}')),
     'corrected_proof': Table('corrected_proof', _of({
-        'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
-        "images equal to vanilla's": '{equal_to_baseline:.2%}',
+        'decoder': '`{decoder}`', "images equal to vanilla's": '{equal_to_baseline:.2%}',
         **_measured('nll_excess', errors=True)})),
     'corrected_proof_emoji': Table('corrected_proof_emoji', _of({
         'decoder': '`{decoder}`', 'step compr.': '{step_compression:.2f}x',
         "images equal to vanilla's": '{equal_to_baseline:.2%}'})),
-    'compiled_7b': Table('compiled_7b', _own),
-    'compiled_glm_image': Table('compiled_glm_image', _own),
-    'compiled_mar': Table('compiled_mar', _own),
-    'compiled_mar_l': Table('compiled_mar_l', _own),
-    'compiled_nextstep': Table('compiled_nextstep', _own),
-    'compiled_xl': Table('compiled_xl', _own),
-    'two_grids': Table('two_grids', _own),
-    'compiled_7b_batch': Table('compiled_7b_batch', _own),
-    'compiled_xl_v5e': Table('compiled_xl_v5e', _own),
+    **{name: Table(name, _some(_COMPILED)) for name in (
+        'compiled_7b', 'compiled_xl', 'compiled_7b_batch', 'compiled_xl_v5e')},
+    **{name: Table(name, _some({**_COMPILED, 'head calls': 'head calls'})) for name in (
+        'compiled_mar', 'compiled_nextstep')},
     'uncertainty': Table('uncertainty', lambda path: (
-        '![Step compression against entropy](pictures/uncertainty.png)')),
-    'quantized': Table('quantized', _own),
-    **{name: Table(name, _own) for name in ('smollm2', 'smollm2_bfloat16', 'smollm2_fit',
-                                            'smollm2_fitted')},
+        '![Step compression against entropy](../pictures/uncertainty.png)')),
+    'quantized': Table('quantized', _of({
+        'int8': '{int8}', 'relative entropy': '{relative_entropy:.6f}',
+        'total variation': '{total_variation:.4f}', 'largest': '{largest:.3f}',
+        'MiB': '{mib:.1f}', 'in int8': '{other_mib:.1f}', 'cache MiB': '{cache_mib:.1f}',
+        'cache in int8': '{other_cache_mib:.1f}'},
+        lambda report: [row for row in report['rows'] if row['guidance_scale'] > 1])),
     **{f'published_{paper}': _published(paper) for paper in published_rows.ROWS},
-    'fidelity': Table('fidelity', _own),
-    'fidelity_demo': Table('fidelity_demo', _own),
-    'sjd': Table('sjd', _own),
-    'sjd_pac': Table('sjd_pac', _own),
-    'variants': Table('variants', _own),
-    'variants_emoji': Table('variants_emoji', _own),
+    'sjd': Table('sjd', _by_window(without='noise')),
+    'sjd_pac': Table('sjd_pac', _by_window(without='seed_exact')),
+    'variants': Table('variants', _by_model('variants', 'variants_emoji'), ('variants_emoji',)),
     'cool_sd': Table('cool_sd', _CONCLUSIONS),
     'lantern': Table('lantern', _CONCLUSIONS),
-    'cspd': Table('cspd', _own),
-    'cspd_figures': Table('cspd', _of({
-        'decoder': '`{mode}`', 'draft length': '{length}', 'guidance': '{guidance_scale}',
-        'temperature': '{temperature}', 'accepted': '{accepted:.3f}',
-        'draws per replaced draft': '{draws_per_replaced_token:.2f}'}, _points)),
-    'against_mar': Table('against_mar', _own),
-    'against_nextstep': Table('against_nextstep', _own),
-    'against_llamagen': Table('against_llamagen', _own),
-    'against_llamagen_xl': Table('against_llamagen_xl', _own),
-    'continuous_windows': Table('continuous_windows', _own),
-    **{name: Table(name, _of({
-        'on held-out images': '{figure}', 'before': '{before:.3f}', 'after': '{after:.3f}'},
-        _trained)) for name in ('train_corrector', 'train_corrector_emoji')},
-    'train_emoji': Table('train_emoji', _of(_TRAINED, _figures)),
-    'quality': Table('quality', _own),
-    'quality_scales': Table('quality_scales', _own),
-    'confused': Table('quality', _of(
-        {'asked for': '{requested}', 'shown': '{shown}', 'images': '{images}'},
-        lambda report: report['confused'])),
+    'cspd': Table('cspd', _cspd),
+    'cspd_figures': Table('cspd', _cspd_figures),
+    'against_mar': Table('against_mar', _some(_AGAINST_MAR, 'mar_b, rounds')),
+    'against_nextstep': Table('against_nextstep', _some(_AGAINST_MAR)),
+    'against_llamagen': Table('against_llamagen', _some(_AGAINST)),
+    'continuous_windows': Table('continuous_windows', _some({
+        'setting': 'setting', 'tokens per pass': 'tokens per round', 'tokens kept': 'tokens kept',
+        'kernels kept': 'kernels kept', 'head calls per token': 'per token',
+        'head states per token': 'head states per token'}, rows=lambda row: re.match(
+            'window|raster|`', row['setting']) is not None)),
+    'quality': Table('quality', _quality, ('quality_scales',)),
 }
 
 

@@ -19,13 +19,11 @@ TESTS = pathlib.Path(__file__).parents[1] / 'tests'
 
 # Levels, each stronger than the one before it.
 LEVELS: dict[str, str] = {
-    'shapes': 'names and shapes of all tensors, at the published sizes, are those of the official '
-              'modules',
-    'parity': 'at random weights in float32, logits or tokens are those of the official modules',
-    'folder to pictures': 'a folder in the published format, with tiny networks, becomes pictures '
-                          'by two commands, and by diffusers where that draws the pixels',
-    'real weights': 'probabilities of the published weights are those of another program',
-    'golden tokens': 'the published weights write the tokens that another program printed',
+    'shapes': 'names and shapes of all tensors at published sizes agree with the official modules',
+    'parity': 'logits or tokens at random weights agree with the official modules',
+    'folder to pictures': 'a folder in the published format, with tiny networks, becomes pictures',
+    'real weights': 'probabilities of the published weights agree with another program',
+    'golden tokens': 'the published weights generate the tokens that another program printed',
     'pictures': 'somebody looked at pictures of the published weights',
 }
 

@@ -8,28 +8,19 @@ import jax
 
 from checkpoints_conversion import rules
 from cspd_jax import families
-from docs import sizes, verified
+from docs import sizes
 from docs.passes import PASSES
 
 
 def models() -> str:
-  """Returns what the published models are, and how they are verified."""
+  """Returns what the published models are, and what they cost."""
   return sizes.markdown({
-      'family': _link(page, 'families/'), 'prompts': prompts(page), 'verified by': _levels(page),
+      'family': _link(page, 'families/'), 'prompts': prompts(page),
       'licence of the weights': licence(page), 'models': str(len(sizes.of_targets(page))),
-      **numbers(page)} for page in sizes.FILES)
-
-
-def costs() -> str:
-  """Returns what the published models cost: memory, and forward passes that others published."""
-  return sizes.markdown({
-      'family': _link(page, 'families/'),
-      'fewest passes, lossless by the paper': fewest(page, lossless=True),
-      'fewest passes, not lossless': fewest(page, lossless=False), **_bytes(page),
+      **numbers(page),
       'cache of a guided image': _range(page, lambda size: size.cache and size.cache[0],
                                         sizes.gigabytes),
-      'int8 cache': _range(page, lambda size: size.cache and size.cache[1], sizes.gigabytes),
-  } for page in sizes.FILES)
+      'fewest published passes': fewest(page)} for page in sizes.FILES)
 
 
 def licence(page: str) -> str:
@@ -40,9 +31,9 @@ def licence(page: str) -> str:
   return '; '.join([own, *(f'image tokenizer: {other}' for other in sorted(additional))])
 
 
-def fewest(page: str, *, lossless: bool) -> str:
-  """Returns the fewest forward passes per image that others published for a page's models."""
-  entries = [entry for entry in PASSES.get(sizes.FILES[page][0], ()) if entry.lossless == lossless]
+def fewest(page: str) -> str:
+  """Returns the fewest passes per image that others published of lossless decoders."""
+  entries = [entry for entry in PASSES.get(sizes.FILES[page][0], ()) if entry.lossless]
   if not entries:
     return '-'
   best = max(entries, key=lambda entry: entry.ratio)
@@ -50,10 +41,6 @@ def fewest(page: str, *, lossless: bool) -> str:
             f'{best.passes[0]} of {best.passes[1]} passes')
   paper = re.search(r'arXiv [\d.]+', best.source)
   return f'{number} ({best.method}, {paper[0] if paper else best.source})'
-
-
-def _levels(page: str) -> str:
-  return ', '.join(verified.of(sizes.FILES[page][0]))
 
 
 def numbers(page: str) -> dict[str, str]:
@@ -64,9 +51,15 @@ def numbers(page: str) -> dict[str, str]:
           'tokens of an image': _range(page, lambda size: size.tokens, str)}
 
 
-def _bytes(page: str) -> dict[str, str]:
-  return {'in bfloat16': _range(page, lambda size: size.bytes[0], sizes.gigabytes),
-          'int8 matrices': _range(page, lambda size: size.bytes[1], sizes.gigabytes)}
+def memory(page: str) -> str:
+  """Returns what the parameters and the cache of a page's models take, in words."""
+  cells = [_range(page, of, sizes.gigabytes) for of in (
+      lambda size: size.bytes[0], lambda size: size.bytes[1],
+      lambda size: size.cache and size.cache[0], lambda size: size.cache and size.cache[1])]
+  wide, narrow, cache, small = cells
+  int8 = lambda text: f' (int8: {text})' if text != '-' else ''
+  return f'{wide}{int8(narrow)} in bfloat16' + (
+      f'; cache of a guided image {cache}{int8(small)}' if cache != '-' else '')
 
 
 def _link(page: str, folder: str) -> str:

@@ -27,7 +27,7 @@ heads 1 to 4: overlap of the distributions 0.56, 0.44, 0.37, 0.34; token among t
 corrector, an EAGLE network of two layers, trained for corrected windows: the images took 7 minutes,
 training on them 20, the windows 10 (and 2 GB of disk) and training on them 47. Result on windows: a
 mean of 9.76 accepted drafts in a chain of 31, compared with 7.57 before the training (the EAGLE
-network above). docs/corrected_windows.md has the acceptance rates by depth.
+network above). docs/lab/corrected_windows.md has what it learned.
 
 emoji_medusa, on scenes of the training split in place of sampled images, which
 `python -m experiments.scenes --num_tokenised=19200 --workdir=runs/scenes` tokenises: training took
@@ -37,7 +37,7 @@ the first three 0.50, 0.41, 0.35, 0.31 (the first: 0.35, 0.29, 0.24, 0.21).
 
 emoji_corrector, the same with the layers of emoji_eagle, by Muon, on the scenes of emoji_medusa and
 on the windows of 640 images: less than two hours on two CPU cores, shared with other work. It is no
-better than emoji_eagle, see docs/corrected_windows.md.
+better than emoji_eagle, see docs/lab/corrected_windows.md.
 """
 
 import dataclasses

@@ -184,19 +184,19 @@ def test_every_page_is_in_the_menu():
 
 @pytest.mark.slow
 def test_chosen_decoders_exist():
-  """Every decoder that the table of choices names can be built."""
+  """Every decoder that the table of choices names can be built, and all are exact but one."""
   section = (pages.ROOT / 'docs' / 'decoders.md').read_text().split('\n## ')[1]
   assert section.startswith('Which decoder\n')
   rows = [line.split('|') for line in section.splitlines() if line.startswith('| ')][2:]
-  assert len(rows) == 11
-  for _, case, chosen, _ in rows:
-    model = cspd_jax.load('mar_demo' if 'MAR' in case else
-                          'emoji_continuous' if 'causal' in case else 'demo')
-    decoders = [word for word in re.findall('`([^`]+)`', chosen) if not word.startswith('cspd-')]
-    assert decoders, case
+  assert len(rows) >= 9
+  for _, question, chosen, _, _ in rows:
+    model = cspd_jax.load('mar_demo' if 'MAR' in question else
+                          'emoji_continuous' if 'NextStep' in question else 'demo')
+    decoders = re.findall('`([^`]+)`', chosen)
+    assert decoders, question
     for text in decoders:
       is_exact = model.engine.guarantee(model.decoder(text)).is_exact
-      assert is_exact != ('other images' in case), text
+      assert is_exact != ('May the distribution change' in question), text
 
 
 def test_both_copies_of_the_readme_are_equal():
@@ -252,27 +252,3 @@ def test_tables_are_whole(page):
 @pytest.mark.parametrize('page', pages.PAGES, ids=pages.name)
 def test_no_table_of_numbers_is_empty(page):
   assert not re.findall(r'<!-- table: (\w+) -->\n<!-- /table -->', page.read_text())
-
-
-@pytest.mark.parametrize('page', sorted((pages.ROOT / 'docs' / 'families').glob('*.md')),
-                         ids=lambda page: page.stem)
-def test_pages_of_families_lead_from_a_checkpoint_to_a_comparison(page):
-  """With the commands in this order; models of continuous tokens have no drafter to train."""
-  text = ''.join(block.text for block in pages.blocks(page) if block.language == 'sh')
-  wanted = ['convert', 'train', 'train', 'generate', 'compare', 'tune']
-  if page.stem in ('mar', 'nextstep'):
-    wanted = ['convert', 'generate', 'compare']
-  commands = iter(re.findall(r'^cspd-([a-z-]+)', text, re.MULTILINE))
-  assert all(name in commands for name in wanted), wanted
-
-
-@pytest.mark.parametrize('page', sorted((pages.ROOT / 'docs' / 'families').glob('*.md')),
-                         ids=lambda page: page.stem)
-def test_pages_of_families_open_with_a_problem_and_the_command_that_solves_it(page):
-  title, opening, commands = page.read_text().partition('\n## ')[0].split('\n\n', 2)
-  assert title.startswith('# ') and not opening.startswith('```')
-  assert re.search(r'arXiv|issues? |README', ' '.join(opening.split())), 'name a source'
-  assert re.search(r'\d.*(tokens|codes|seconds|calls|issue)', ' '.join(opening.split()))
-  # From the Hub where the weights are there.
-  assert commands.startswith(('```sh\n', f'<!-- table: hub_{page.stem} -->\n\n```sh\n'))
-  assert '\ncspd-generate --model=checkpoints/' in commands
