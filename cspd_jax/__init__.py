@@ -4,24 +4,24 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.base import Decoded, Target
 from cspd_jax.decoding.decoders import (
-    corrected,
-    corrected_seed_exact,
-    eagle,
-    eagle2,
-    jacobi,
-    mc_sjd,
-    medusa,
-    seed_exact,
-    sjd,
-    sjd_pac,
-    sjd_pp,
-    speculative,
-    vanilla,
+  corrected,
+  corrected_seed_exact,
+  eagle,
+  eagle2,
+  jacobi,
+  mc_sjd,
+  medusa,
+  seed_exact,
+  sjd,
+  sjd_pac,
+  sjd_pp,
+  speculative,
+  vanilla,
 )
 from cspd_jax.decoding.loop import Decoder, make_decoder
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.families import Model, decoder, load, shipped
 from cspd_jax.version import __version__
 
@@ -33,7 +33,7 @@ __all__ = (
     'Decoder',
     'Model',
     'Target',
-    'Warp',
+    'SamplingParams',
     '__version__',
     'corrected',
     'corrected_seed_exact',

@@ -82,7 +82,7 @@ FEATURES: dict[str, Callable[[Model], bool]] = {
     'int8 matrices': lambda model: bool(
         store.KINDS[next(iter(families.FAMILIES[model.family].roles['target']))].matrices),
     'int8 cache': lambda model: _works(lambda: model.with_cache_dtype('int8')),
-    'guidance interval': lambda model: 'guidance_interval' in model.engine.options._fields
+    'guidance interval': lambda model: 'guidance_interval' in model.engine.options
                                        and model.target(guided=True).num_streams > 1,
     'log-probabilities': lambda model: _works(lambda: engines.with_raw_log_probs(
         model.decoder(model.engine.baseline), True)),

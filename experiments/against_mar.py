@@ -33,11 +33,11 @@ import numpy as np
 
 from cspd_jax import cli
 from cspd_jax.continuous import decoders, head as head_lib, schedule as schedule_lib
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.continuous.speculative_head import speculative
 from cspd_jax.core import fields, programs
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import timing
 from cspd_jax.measure.tables import Table
@@ -175,7 +175,7 @@ def rounds(model: Any, torch: Any, config: mar.MARConfig, params: Any, decoders:
   """Times rounds with guidance and measured acceptance; returns their rows."""
   parts, *_ = steps(model, torch, config, params, True, 1)
   official = {name: parts[name] for name in ('PyTorch transformer', 'PyTorch head')}
-  sampling = Sampling(guidance_scale=np.float32(_SCALE))
+  sampling = SamplingParams(guidance_scale=np.float32(_SCALE))
   prepared = {name: forced_rounds.prepare(
       *each, params, jnp.array([_LABEL]), sampling, num_visible(config))
               for name, each in decoders.items()}
@@ -189,7 +189,7 @@ def whole_images(model: Any, torch: Any, config: mar.MARConfig, params: Any, fla
                  ) -> list[dict[str, Any]]:
   """Times whole images with guidance; returns their rows."""
   target, keys = mar.target(config, guided=True), jax.random.split(jax.random.key(0), 1)
-  options, labels = Sampling(guidance_scale=np.float32(_SCALE)), jnp.array([_LABEL])
+  options, labels = SamplingParams(guidance_scale=np.float32(_SCALE)), jnp.array([_LABEL])
   by_name = {'mar': decoders.mar(target, num_iter=flags.steps),
              'exact_head': decoders.exact_head(
                  target, num_iter=flags.steps, kernels_per_call=_KERNELS)}

@@ -29,8 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import cli
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import fields, programs
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure.tables import Table
 from cspd_jax.models import nextstep
@@ -123,7 +123,7 @@ class Official:
 def compare(official: Official, decoders: dict[str, Any], params: Any, prompt: Prompt,
             repeats: int) -> list[dict[str, Any]]:
   """Times the official loop and rounds of decoders; returns the rows of the table."""
-  sampling = Sampling(guidance_scale=np.float32(_SCALE))
+  sampling = SamplingParams(guidance_scale=np.float32(_SCALE))
   prepared = {name: forced_rounds.prepare(*each, params, prompt, sampling, _MIDDLE)
               for name, each in decoders.items()}
   timed = forced_rounds.measure(prepared, {'PyTorch': official.token}, repeats)

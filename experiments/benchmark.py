@@ -188,9 +188,10 @@ def columns_of(metrics: Sequence[metrics_lib.Metric], row: measurements.Measurem
 def main(config: Config) -> None:
   plan = prepare(config)
   report, bench, start = Report(config.workdir, _NAMES), plan.bench, time.perf_counter()
+  options = bench.model.engine.named(bench.sampling)
   print(f'{len(bench.prompts)} images of {bench.model.num_tokens} tokens per decoder; model '
-        f'{bench.model.name}, ' + ', '.join(f'{name.replace("_", " ")} {value:g}' for name, value in
-                                            bench.sampling._asdict().items()), flush=True)
+        f'{bench.model.name}, ' + ', '.join(
+            f'{name.replace("_", " ")} {value:g}' for name, value in options.items()), flush=True)
   reference = measurements.reference(bench, plan.metrics, config.reference_sets)
   for name, (mean, deviation) in reference.noise.items():
     print(f'noise of {name}: {mean:.4f} +- {deviation:.4f} (standard deviation)')

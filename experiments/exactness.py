@@ -31,18 +31,18 @@ import numpy as np
 from cspd_jax import cli
 from cspd_jax.core import fields, programs
 from cspd_jax.core.guarantees import Guarantee
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Spec, parse
 from cspd_jax.decoding import specification
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import atomic, paths
 from cspd_jax.testing import exactness, tabular as tabular_lib
 from experiments.measured import listed
 
-CUT = Warp(guidance_scale=1.3, temperature=0.9, top_p=0.95)
+CUT = SamplingParams(guidance_scale=1.3, temperature=0.9, top_p=0.95)
 # Integer logits stay tied under a guidance scale of 2.
-GREEDY = Warp(guidance_scale=2.0, temperature=0.0)
+GREEDY = SamplingParams(guidance_scale=2.0, temperature=0.0)
 COLUMNS = {
     'decoder': '{decoder}', 'guarantee': '{guarantee}', 'TV': '{tv:.5f}',
     'expected': '{tv_expected:.5f}', 'bound': '{bound:.5f}', 'p-value': '{p_value:.2g}',
@@ -82,7 +82,7 @@ class Bench(NamedTuple):
 
   flags: Flags  # Command-line flags.
   model: tabular_lib.Tabular  # The tabular model.
-  warp: Warp  # Sampling options.
+  sampling: SamplingParams  # Sampling options.
   probs: np.ndarray  # `[C, V**T]` exact distributions of its sequences.
   resources: specification.Resources  # Networks for drafters, and a codebook.
   # Parameters of these networks, by the keys of `specification.SOURCES`.
@@ -105,13 +105,13 @@ def prepare(flags: Flags, greedy: bool = False) -> Bench:
   create = lambda key: tabular_lib.tabular(
       key, flags.vocab, flags.length, guided=True, num_classes=2, spread=0.5 if greedy else 1.0,
       tied=greedy)
-  model, draft, warp = create(key), create(draft_key), GREEDY if greedy else CUT
+  model, draft, sampling = create(key), create(draft_key), GREEDY if greedy else CUT
   codebook = np.random.default_rng(flags.seed).standard_normal((flags.vocab, 4))
   drafts = tabular_lib.drafts(model.target, draft.target)
   params = {None: None, **dict.fromkeys(drafts, draft.params),
             'medusa': jnp.stack([draft.params] * 2)}
   return Bench(
-      flags, model, warp, exactness.class_probs(model, warp),
+      flags, model, sampling, exactness.class_probs(model, sampling),
       specification.Resources(drafts, codebook), params)
 
 
@@ -175,8 +175,8 @@ def run(benches: Sequence[Bench], texts: Sequence[str]) -> list[dict]:
 
   def rows() -> Iterator[dict[str, Any]]:
     for bench in benches:
-      print(f'temperature {bench.warp.temperature}: {bench.model.vocab_size}^{bench.model.length} '
-            f'sequences, {int((bench.probs > 0).sum())} possible in 2 classes; '
+      print(f'temperature {bench.sampling.temperature}: '
+            f'{bench.model.vocab_size}^{bench.model.length} sequences, {int((bench.probs > 0).sum())} possible in 2 classes; '
             f'{bench.flags.samples} samples per decoder')
       vanilla = decode(bench, build(parse('vanilla'), bench), None)
       for text, spec in specs.items():
@@ -190,7 +190,7 @@ def row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: D
          count: int) -> dict[str, Any]:
   """Tests one of `count` decoders; `vanilla` is the result of `vanilla`."""
   report = exactness.check_decoder(
-      decoder, bench.model, bench.probs, bench.warp, draft_params=bench.draft_params[needs],
+      decoder, bench.model, bench.probs, bench.sampling, draft_params=bench.draft_params[needs],
       samples=bench.flags.samples, seed=bench.flags.seed, false_alarm=exactness.FALSE_ALARM / count)
   guarantee, passed, bound = specification.guarantee(decoder), report.passed, 0.0
   if guarantee is Guarantee.SEED_EXACT:
@@ -200,7 +200,7 @@ def row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: D
     bound = float(decode(bench, decoder, needs).tv_bound.mean())
     passed = report.tv - report.tv_expected <= bound + 0.01
   return {
-      'decoder': text, 'temperature': bench.warp.temperature, 'guarantee': guarantee,
+      'decoder': text, 'temperature': bench.sampling.temperature, 'guarantee': guarantee,
       'tv': report.tv, 'tv_expected': report.tv_expected,
       'bound': bound, 'p_value': report.p_value, 'samples': report.samples, 'pass': bool(passed)}
 
@@ -208,7 +208,7 @@ def row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: D
 def decode(bench: Bench, decoder: Decoder, needs: str | None) -> Decoded:
   """Returns a batch of sequences; `needs` is the key of the drafter's parameters."""
   return jax.device_get(programs.jit(decoder, short_sums=True)(
-      bench.model.params, jnp.arange(_ROWS) % 2, jax.random.key(bench.flags.seed), bench.warp,
+      bench.model.params, jnp.arange(_ROWS) % 2, jax.random.key(bench.flags.seed), bench.sampling,
       bench.draft_params[needs]))
 
 

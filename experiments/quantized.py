@@ -18,6 +18,7 @@ import cspd_jax
 from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, programs
+from cspd_jax.core.sampling import is_guided
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
 from cspd_jax.measure.bench import Bench
@@ -81,7 +82,7 @@ def main(config: Config) -> None:
 
 
 def _cache(model: cspd_jax.Model, bench: Bench) -> float:
-  target = model.target(guided=programs.is_guided(bench.sampling))
+  target = model.target(guided=is_guided(bench.sampling))
   condition = model.condition([bench.prompts[0]])
   return memory.cache_size(target, model.params, condition, target.num_tokens) / 2**20
 
@@ -89,7 +90,7 @@ def _cache(model: cspd_jax.Model, bench: Bench) -> float:
 def measured(bench: Bench, other: cspd_jax.Model) -> dict[str, float | None]:
   """Measures the distance of another target from a bench's, along the images of the latter."""
   model, sample = bench.model, bench.sample(bench.baseline)
-  target, other_target = (part.target(guided=programs.is_guided(bench.sampling))
+  target, other_target = (part.target(guided=is_guided(bench.sampling))
                           for part in (model, other))
   distance = programs.jit(
       lambda *arguments: likelihood.distance(*arguments, other=other_target), static_argnums=0)

@@ -34,6 +34,7 @@ from cspd_jax import cli, continuous, metrics
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, programs, progress
 from cspd_jax.core.guarantees import Guarantee
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import atomic, locks
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation.model import Request
@@ -189,10 +190,10 @@ def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, An
 
 
 def _headline(job: Job) -> str:
-  model, usual = job.model, type(job.sampling)()._asdict()
+  model, usual = job.model, SamplingParams._field_defaults
   options = ', '.join(
       f'{name.replace("_", " ")} {np.asarray(value).item():g}'
-      for name, value in job.sampling._asdict().items()
+      for name, value in model.engine.named(job.sampling).items()
       if value != usual[name] or name in ('guidance_scale', 'temperature'))
   count = len(job.prompts)
   return (f'{count} image{"s"[:count != 1]} of {model.num_tokens} {model.engine.name} tokens with '

@@ -17,13 +17,12 @@ from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel, 
 from cspd_jax.continuous.head import HeadSampler, ancestral
 from cspd_jax.continuous.loop import Decoder, State, make_decoder
 from cspd_jax.continuous.result import Decoded
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.specification import DECODERS
 from cspd_jax.continuous.speculative_head import speculative
 
 __all__ = [
     'BLOCK', 'CACHED', 'DECODERS', 'TRUE', 'Cached', 'Context', 'Decoded', 'Decoder', 'Draft',
-    'Drafter', 'Env', 'HeadSampler', 'Modulation', 'Sampling', 'Schedule', 'State', 'Target',
+    'Drafter', 'Env', 'HeadSampler', 'Modulation', 'Schedule', 'State', 'Target',
     'Verdict', 'Verifier', 'ancestral', 'cspd_paper', 'cspd_relaxed', 'cspd_released', 'exact_head',
     'exact_path', 'make_decoder', 'mar', 'parallel', 'speculative', 'windows']

@@ -76,7 +76,7 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = decoders.DEFAU
 
   Example:
     decode = jax.jit(cspd_jax.continuous.cspd_paper(target, draft, draft_length=2))
-    decoded = decode(params, condition, jax.random.key(0), Sampling(), draft_params)
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(), draft_params)
   """
   verifier = path.path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
   return decoders.path_decoder(target, draft, draft_length, contract.as_schedule(target, schedule),
@@ -109,7 +109,7 @@ def cspd_released(
 
   Example:
     decode = jax.jit(cspd_jax.continuous.cspd_released(target, draft, block_length=4))
-    decoded = decode(params, condition, jax.random.key(0), Sampling(), draft_params)
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(), draft_params)
   """
   return block_decoder(target, path.model(draft, aligned), released(kappa, sigma),
                        block_length, schedule, prefix_share, guidance)
@@ -139,7 +139,7 @@ def cspd_relaxed(
 
   Example:
     decode = jax.jit(cspd_jax.continuous.cspd_relaxed(target, draft, block_length=4))
-    decoded = decode(params, condition, jax.random.key(0), Sampling(), draft_params)
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(), draft_params)
   """
   return block_decoder(target, path.model(draft, aligned, guided_as_verified=True),
                        relaxed(kappa), block_length, schedule, prefix_share, guidance)

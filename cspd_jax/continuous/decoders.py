@@ -49,7 +49,7 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
 
   Example:
     decode = jax.jit(cspd_jax.continuous.mar(target))
-    decoded = decode(params, condition, jax.random.key(0), Sampling(guidance_scale=1.5))
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
   schedule = contract.as_schedule(target, schedule)
   return _mar_steps(target, num_iter, schedule, ancestral(target, schedule, last_noise), guidance,
@@ -76,7 +76,7 @@ def exact_head(target: Target, kernels_per_call: int | None = None,
 
   Example:
     decode = jax.jit(cspd_jax.continuous.exact_head(target))
-    decoded = decode(params, condition, jax.random.key(0), Sampling(guidance_scale=1.5))
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
   schedule = contract.as_schedule(target, schedule)
   sampler = speculative_head.speculative(target, schedule, kernels_per_call, rho)
@@ -105,7 +105,7 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
 
   Example:
     decode = jax.jit(cspd_jax.continuous.parallel(target, block_length=4))
-    decoded = decode(params, condition, jax.random.key(0), Sampling(guidance_scale=1.5))
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
   schedule, size = contract.as_schedule(target, schedule), target.num_tokens
   schedule_lib.check_length('block_length', block_length, size)
@@ -144,7 +144,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
 
   Example:
     decode = jax.jit(cspd_jax.continuous.windows(target, window=4))
-    decoded = decode(params, condition, jax.random.key(0), Sampling(guidance_scale=1.5))
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
   schedule, size = contract.as_schedule(target, schedule), target.num_tokens
   if size > MAX_TRIALS:
@@ -202,7 +202,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
 
   Example:
     decode = jax.jit(cspd_jax.continuous.exact_path(target, draft, draft_length=2))
-    decoded = decode(params, condition, jax.random.key(0), Sampling(), draft_params)
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(), draft_params)
   """
   schedule = contract.as_schedule(target, schedule)
   split, last = schedule.num_levels // 5 if split is None else split, schedule.num_levels - 1

@@ -23,10 +23,10 @@ from cspd_jax.continuous.context import causal_contexts
 from cspd_jax.continuous.head import Head, pick
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.noise import STEP, chain_normal
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import step_of, token_batch
 from cspd_jax.core.random import as_key, row_keys
+from cspd_jax.core.sampling import SamplingParams
 
 # Least-squares fit on heads trained on mixtures of Gaussians in 16 dimensions: step, rho.
 _DEFAULT = np.array([(0, 0), (20, .08), (50, .25), (101, .52), (202, .80), (303, .90),
@@ -102,7 +102,7 @@ class Trajectories(NamedTuple):
 
 
 def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Array,
-           sampling: Sampling = Sampling()) -> Trajectories:
+           sampling: SamplingParams = SamplingParams()) -> Trajectories:
   """Records ancestral chains of a model: one token per row, of a random rank in its own image.
 
   The decoder is `decoders.mar` for the model, with the number of steps that will be used, and so

@@ -12,12 +12,12 @@ from cspd_jax.continuous.context import BLOCK, CACHED, TRUE
 from cspd_jax.continuous.head import MODULATION_BYTES, HeadSampler, ancestral, no_drafts
 from cspd_jax.continuous.noise import random_orders, raster_orders
 from cspd_jax.continuous.result import Costs, Decoded, Tests, empty
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.schedule import GUIDANCE_SCHEDULES, Schedule
 from cspd_jax.continuous.span import Span, open_span
 from cspd_jax.core import fields, returned, rows
 from cspd_jax.core.guarantees import weakest
 from cspd_jax.core.random import RowKeys, as_row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.tracing import usual_promotion
 
 
@@ -86,7 +86,8 @@ class Decoder:
     return self.verifier.guarantee
 
   @usual_promotion
-  def check(self, condition: base.Condition, sampling: Sampling = Sampling()) -> jax.Array:
+  def check(self, condition: base.Condition,
+            sampling: SamplingParams = SamplingParams()) -> jax.Array:
     """Returns which rows `[B]` bool can be decoded with a condition and sampling options.
 
     Call it before compiling: a traced call cannot read values, and marks invalid rows in
@@ -101,7 +102,7 @@ class Decoder:
       valid &= returned.supported_rows(self.drafter.model, condition, 'model')
     return valid
 
-  def check_sampling(self, sampling: Sampling, num_rows: int | None = None) -> jax.Array:
+  def check_sampling(self, sampling: SamplingParams, num_rows: int | None = None) -> jax.Array:
     """Returns which rows `[B]` bool of the options can be decoded; errors are those of `check`.
 
     There are `num_rows`, by default as many as an option has values.
@@ -110,7 +111,8 @@ class Decoder:
 
   @usual_promotion
   def __call__(self, params: base.Params, condition: base.Condition, key: jax.Array,
-               sampling: Sampling = Sampling(), draft_params: base.Params = None) -> Decoded:
+               sampling: SamplingParams = SamplingParams(),
+               draft_params: base.Params = None) -> Decoded:
     """Generates one image's tokens per row of `condition`.
 
     Args:
@@ -134,7 +136,7 @@ class Decoder:
 
   @usual_promotion
   def start(self, params: base.Params, condition: base.Condition, key: Any,
-            sampling: Sampling = Sampling(), draft_params: base.Params = None) -> State:
+            sampling: SamplingParams = SamplingParams(), draft_params: base.Params = None) -> State:
     """Returns the state before the first round.
 
     Arguments and errors are those of a call. `key` may be the `core.random.row_keys` of a key, too.
@@ -163,7 +165,7 @@ class Decoder:
         condition=condition, rng=rng, decoded=decoded, cache=cache, memory=memory)
 
   @usual_promotion
-  def round(self, params, state: State, sampling=Sampling(), draft_params=None) -> State:
+  def round(self, params, state: State, sampling=SamplingParams(), draft_params=None) -> State:
     """Runs one draft-score-verify-commit round; complete rows do not change.
 
     `sampling` must be that of the rounds before: a verifier may keep what it drew with it.

@@ -1,30 +1,14 @@
-"""Run-time options of a decoder of continuous tokens."""
+"""The sampling options that continuous tokens have."""
 
-from typing import NamedTuple
+import functools
+import operator
 
 import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.core import rows
-
-
-class Sampling(NamedTuple):
-  """How the head's output becomes the distribution that is sampled.
-
-  Every field is a scalar or has one value per row, `[B]`. All are run-time values: a change does
-  not trigger a new compilation.
-
-  Attributes:
-    guidance_scale: guidance scale at the end of an image ('linear') or throughout ('constant'),
-      see `schedule.guidance_scale`; 1 is no guidance.
-    temperature: multiplies the standard deviation of every kernel; 0 makes the kernels
-      deterministic. The first state of the chain is not scaled.
-  """
-
-  guidance_scale: jax.typing.ArrayLike = 1.0
-  temperature: jax.typing.ArrayLike = 1.0
-
+from cspd_jax.core.sampling import SamplingParams
 
 # The valid values of every field.
 _LIMITS: dict[str, rows.Limit] = dict(
@@ -35,18 +19,22 @@ _LIMITS: dict[str, rows.Limit] = dict(
 SMALLEST = 2.0**-90
 
 
-def check(sampling: Sampling, num_streams: int, num_rows: int | None = None) -> jax.Array:
+def check(sampling: SamplingParams, num_streams: int, num_rows: int | None = None) -> jax.Array:
   """Returns whether all values of a row `[B]` are in range, as `rows.check_options` does."""
-  if not isinstance(sampling, Sampling):
-    raise ValueError(f'sampling is {sampling!r:.80}; it must be a cspd_jax.continuous.Sampling, '
-                     'such as Sampling(temperature=0.9).')
+  if not isinstance(sampling, SamplingParams):
+    raise ValueError(f'sampling is {sampling!r:.80}; it must be a cspd_jax.SamplingParams, such as '
+                     'SamplingParams(temperature=0.9).')
   limits = {name: [limit] for name, limit in _LIMITS.items()}
+  for name, default in SamplingParams._field_defaults.items():
+    if name not in _LIMITS and getattr(sampling, name) is not None:
+      limits[name] = [(functools.partial(operator.eq, default), f'{default}, because continuous '
+                       'tokens have no such option; leave it out')]
   if num_streams == 1:
     limits['guidance_scale'].append(rows.IS_UNGUIDED)
   return rows.check_options(sampling._asdict(), limits, num_rows)
 
 
-def scale(sampling: Sampling, guidance: str, num_tokens: int, masked: jax.Array) -> jax.Array:
+def scale(sampling: SamplingParams, guidance: str, num_tokens: int, masked: jax.Array) -> jax.Array:
   """Returns the guidance scale `[B, n]` of tokens after whose step `masked` `[B, n]` are masked."""
   last = jnp.broadcast_to(per_row(sampling.guidance_scale, masked.shape[0]), masked.shape)
   return schedule_lib.guidance_scale(last, guidance, num_tokens, masked)

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 
 from cspd_jax.continuous import noise as noise_lib, sampling as sampling_lib
 from cspd_jax.continuous.noise import TokenKeys
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import RowKeys
+from cspd_jax.core.sampling import SamplingParams
 
 
 class TokenBatch(NamedTuple):
@@ -94,7 +94,7 @@ def step_of(ranks: jax.Array, steps: jax.Array, size: int) -> tuple[jax.Array, j
 
 
 def open_span(rng: RowKeys, order: jax.Array, rank_of_position: jax.Array, count: jax.Array,
-              stops: jax.Array, width: int, sampling: Sampling, guidance: str,
+              stops: jax.Array, width: int, sampling: SamplingParams, guidance: str,
               guidance_of_last: bool, guided_as_verified: bool,
               steps: jax.Array | None = None) -> Span:
   """Returns the next tokens of every row: `width` of them, or fewer up to the next stop.

@@ -222,11 +222,6 @@ def kept(model: Any, name: Hashable, build: Callable[[], Program]) -> Program:
   return programs[name]
 
 
-def is_guided(sampling: Any) -> bool:
-  """Returns whether any image is guided, so that the program needs the null condition."""
-  return bool(np.any(np.asarray(sampling.guidance_scale) != 1))
-
-
 # The event of JAX after XLA has compiled a program, or loaded it from the cache on disk.
 _COMPILED = '/jax/core/compile/backend_compile_duration'
 

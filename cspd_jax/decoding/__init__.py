@@ -1,5 +1,6 @@
 """The discrete engine: the decoding loop, its drafters and verifiers, and their types."""
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Resources
 from cspd_jax.decoding.base import (
     Decoded,
@@ -27,10 +28,9 @@ from cspd_jax.decoding.tree import (
     paths,
     runtime_tree,
 )
-from cspd_jax.decoding.warp import Warp
 
 __all__ = [
     'Budget', 'DECODERS', 'DRAFTERS', 'Decoded', 'Decoder', 'Draft', 'Drafter', 'Env', 'Layout',
     'Outcome', 'Resources', 'RuntimeTree', 'State', 'Target', 'Tree', 'VERIFIERS', 'Verdict',
-    'Verifier', 'Warp', 'branching', 'build', 'caterpillar', 'chain', 'complete', 'cut',
+    'Verifier', 'SamplingParams', 'branching', 'build', 'caterpillar', 'chain', 'complete', 'cut',
     'guarantee', 'kary', 'make_decoder', 'needs', 'paths', 'runtime_tree']

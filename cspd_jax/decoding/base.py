@@ -174,7 +174,7 @@ class Env(NamedTuple):
     seed_exact: whether drafts should be drawn with the noise of their position.
     rowwise: vectorises a function `(rng, ...) -> result` of one row's random numbers and arguments:
       returns `(rng_state, ...) -> (rng_state, result)` for the states and arguments of all rows.
-    warp: the sampling options.
+    sampling: the sampling options.
     params: the drafter's parameters; None if it has none.
   """
 
@@ -182,7 +182,7 @@ class Env(NamedTuple):
   needs_probs: bool
   seed_exact: bool
   rowwise: Callable[[Callable[..., Any]], Callable[..., tuple[RngState, Any]]]
-  warp: Any
+  sampling: Any
   params: Params
 
 

@@ -1,9 +1,9 @@
 """The named decoders of discrete tokens: a drafter and a verifier for a target.
 
 Each function returns a `Decoder`, itself a function of arrays that is jitted as a whole:
-`(params, condition, key, warp, draft_params) -> Decoded`, with tokens `[B, T]`. `tables` lists them
-for text, such as `mc_sjd(window=32)`. All raise ValueError for an option out of its range, and for
-a network, a tree or a window that does not fit the target.
+`(params, condition, key, sampling, draft_params) -> Decoded`, with tokens `[B, T]`. `tables` lists
+them for text, such as `mc_sjd(window=32)`. All raise ValueError for an option out of its range, and
+for a network, a tree or a window that does not fit the target.
 
 For a model of `cspd_jax.load`, `target` is `model.target(guided=True)`, `params` are
 `model.params`, `condition` is `model.condition(prompts)`, and a network and its `draft_params` are
@@ -66,7 +66,7 @@ def vanilla(target: Target, window: int = 1) -> Decoder:
 
   Example:
     decode = jax.jit(cspd_jax.vanilla(target))
-    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   return make_decoder(target, ancestral(window), match())
 
@@ -84,7 +84,8 @@ def speculative(target: Target, draft_target: Target, length: int = 4) -> Decode
 
   Example:
     decode = jax.jit(cspd_jax.speculative(target, draft_target, length=4))
-    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9), draft_params)
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
+    draft_params)
   """
   return make_decoder(target, draft_model(draft_target, length), exact())
 
@@ -112,7 +113,7 @@ def jacobi(target: Target, window: int = 16, tree: Tree | None = None, *,
 
   Example:
     decode = jax.jit(cspd_jax.jacobi(target, window=16))
-    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   return make_decoder(target, draft_jacobi(window, 'redraw', fresh, tree), match(seed_exact=False))
 
@@ -140,7 +141,7 @@ def sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
 
   Example:
     decode = jax.jit(cspd_jax.sjd(target, window=16))
-    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   return make_decoder(target, draft_jacobi(window, 'redraw', fresh, tree), exact())
 
@@ -168,7 +169,7 @@ def mc_sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
 
   Example:
     decode = jax.jit(cspd_jax.mc_sjd(target, window=32))
-    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   return make_decoder(target, draft_jacobi(window, 'maximal', fresh, tree), exact())
 
@@ -198,7 +199,7 @@ def sjd_pp(target: Target, window: int = 16, threshold: float = 0.5, tree: Tree 
 
   Example:
     decode = jax.jit(cspd_jax.sjd_pp(target, window=16, threshold=0.5))
-    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   return make_decoder(target, reuse(window, threshold, fresh, tree), exact())
 
@@ -227,7 +228,7 @@ def sjd_pac(target: Target, window: int = 16, tree: Tree | None = None, *,
 
   Example:
     decode = jax.jit(cspd_jax.sjd_pac(target, window=32))
-    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   tree = default_tree(window) if tree is None else tree
   return make_decoder(target, draft_jacobi(window, 'maximal', fresh, tree), exact())
@@ -258,7 +259,7 @@ def seed_exact(target: Target, window: int = 16, tree: Tree | None = None, *,
 
   Example:
     decode = jax.jit(cspd_jax.seed_exact(target, window=16))
-    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9))
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   tree = default_tree(window) if tree is None else tree
   return make_decoder(target, draft_jacobi(window, 'noise', fresh, tree), match())
@@ -288,7 +289,8 @@ def corrected(target: Target, corrector: Corrector, window: int = 16, passes: in
 
   Example:
     decode = jax.jit(cspd_jax.corrected(target, corrector, window=64, passes=4))
-    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9), draft_params)
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
+    draft_params)
   """
   tree = corrected_tree(window) if tree is None else tree
   return make_decoder(target, draft_corrected(corrector, window, passes, tree, reads), exact())
@@ -320,7 +322,8 @@ def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
 
   Example:
     decode = jax.jit(cspd_jax.corrected_seed_exact(target, corrector, window=64, passes=4))
-    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9), draft_params)
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
+    draft_params)
   """
   tree = corrected_tree(window) if tree is None else tree
   return make_decoder(target, draft_corrected(corrector, window, passes, tree, reads), match())
@@ -343,7 +346,8 @@ def eagle(target: Target, network: Network, tree: Tree = trees.EAGLE, *,
 
   Example:
     decode = jax.jit(cspd_jax.eagle(target, network, chain(4)))
-    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9), draft_params)
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
+    draft_params)
   """
   return make_decoder(target, draft_eagle(network, tree, draws), exact())
 
@@ -365,7 +369,8 @@ def eagle2(target: Target, network: Network, num_nodes: int = 58, width: int = 1
 
   Example:
     decode = jax.jit(cspd_jax.eagle2(target, network, num_nodes=5, width=2, depth=3))
-    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9), draft_params)
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
+    draft_params)
   """
   return make_decoder(target, draft_eagle2(network, num_nodes, width, depth), match())
 
@@ -388,6 +393,7 @@ def medusa(target: Target, heads: Heads, tree: Tree | None = None, *, draws: str
 
   Example:
     decode = jax.jit(cspd_jax.medusa(target, heads))
-    decoded = decode(params, condition, jax.random.key(0), Warp(temperature=0.9), draft_params)
+    decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
+    draft_params)
   """
   return make_decoder(target, draft_medusa(heads, tree, draws, length), exact())

@@ -11,11 +11,11 @@ import numpy as np
 from cspd_jax.core import returned, rows
 from cspd_jax.core.guarantees import weakest
 from cspd_jax.core.random import as_row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import base, contract, warp as warp_lib
 from cspd_jax.decoding.row_random import RowRandom
 from cspd_jax.decoding.tree import Tree, chain
-from cspd_jax.decoding.warp import Warp
 
 # Arrays of probabilities of all nodes that a compiled round holds at once: the logits of the
 # streams, those after guidance, and what the cuts, the verifier and the next drafts make of them.
@@ -88,44 +88,46 @@ class Decoder:
             f'{weakest([self.verifier])})')
 
   @usual_promotion
-  def check(self, condition: base.Condition, warp: Warp = Warp()) -> jax.Array:
+  def check(self, condition: base.Condition,
+            sampling: SamplingParams = SamplingParams()) -> jax.Array:
     """Returns which rows `[B]` bool can be decoded with a condition and sampling options.
 
     Call it before compiling: a traced call cannot read values, and marks invalid rows in
     `Decoded.valid` instead. An invalid condition or option whose value is concrete is a ValueError.
     """
-    return self.check_condition(condition) & self.check_sampling(warp, rows.count(condition))
+    return self.check_condition(condition) & self.check_sampling(sampling, rows.count(condition))
 
   def check_condition(self, condition: base.Condition) -> jax.Array:
     """Returns which rows `[B]` bool of a condition can be decoded; errors are those of `check`."""
     return returned.supported_rows(self.target, condition)
 
-  def check_sampling(self, warp: Warp, num_rows: int | None = None) -> jax.Array:
+  def check_sampling(self, sampling: SamplingParams, num_rows: int | None = None) -> jax.Array:
     """Returns which rows `[B]` bool of the options can be decoded; errors are those of `check`.
 
     There are `num_rows`, by default as many as an option has values.
     """
-    return warp_lib.check(warp, self.target.num_streams, num_rows, self.verifier.greedy)
+    return warp_lib.check(sampling, self.target.num_streams, num_rows, self.verifier.greedy)
 
   @usual_promotion
   def __call__(self, params: base.Params, condition: base.Condition, key: jax.Array,
-               warp: Warp = Warp(), draft_params: base.Params = None) -> base.Decoded:
+               sampling: SamplingParams = SamplingParams(),
+               draft_params: base.Params = None) -> base.Decoded:
     """Generates one image's tokens per row of `condition`; errors are those of `check`.
 
     Args:
       params: the target's parameters.
       condition: the condition of the target's `prefill`, with leading axis `B`.
       key: one random key, or one per row `[B]`. A row depends on its key and condition only.
-      warp: guidance, temperature and cuts; run-time values.
+      sampling: guidance, temperature and cuts; run-time values.
       draft_params: the drafter's parameters; None if it has none.
 
     Returns:
       The tokens `[B, T]`, forward passes, log-probabilities and more of every row.
     """
-    state = self.start(params, condition, key, warp, draft_params)
+    state = self.start(params, condition, key, sampling, draft_params)
     state = jax.lax.while_loop(
         lambda state: jnp.any(state.count < self.target.num_tokens),
-        lambda state: self.round(params, state, warp, draft_params), state)
+        lambda state: self.round(params, state, sampling, draft_params), state)
     return self.finish(state)
 
   def intermediate(self, num_rows: int) -> float:
@@ -135,7 +137,8 @@ class Decoder:
     return float(num_rows * num_arrays * probabilities * np.dtype(np.float32).itemsize)
 
   @usual_promotion
-  def start(self, params: base.Params, condition: base.Condition, key: Any, warp: Warp = Warp(),
+  def start(self, params: base.Params, condition: base.Condition, key: Any,
+            sampling: SamplingParams = SamplingParams(),
             draft_params: base.Params = None) -> State:
     """Returns the state after the prefill, which commits token 0 of every row.
 
@@ -143,28 +146,28 @@ class Decoder:
     for rows that go on from their own random state.
     """
     rng = as_row_keys(key, rows.count(condition))
-    valid = self.check(condition, warp)
+    valid = self.check(condition, sampling)
     target, tree = self.target, self.drafter.tree
-    env = self._env(warp, draft_params)
+    env = self._env(sampling, draft_params)
     logits, features, cache = contract.prefill(
         target, params, condition, target.num_tokens + tree.num_nodes)
     batch = logits.shape[1]
     positions = jnp.zeros((batch, 1), jnp.int32)
     logits = logits[:, :, None]
-    probs = self._probs(logits, positions, warp)
+    probs = self._probs(logits, positions, sampling)
     no_drafts = base.Draft(positions[:, :0], probs[:, :0] if self.verifier.needs_probs else None)
     rng, verdict = self._verify(rng, base.Layout(chain(0), (0,), (-1,)), no_drafts, positions,
-                                logits, probs, positions, warp)
+                                logits, probs, positions, sampling)
 
     extent = target.num_tokens + tree.max_depth + 1
     tokens = jnp.zeros((batch, extent), jnp.int32).at[:, 0].set(verdict.token)
     count = jnp.ones((batch,), jnp.int32)
     outcome = base.Outcome(
         tokens=tokens, count=count, accepted=jnp.zeros_like(count), nodes=positions,
-        probs=probs, uncut=warp_lib.probabilities(logits, warp_lib.uncut(warp), positions),
+        probs=probs, uncut=warp_lib.probabilities(logits, warp_lib.uncut(sampling), positions),
         features=features, path=positions, verdict=verdict)
     rng, drafter_state = self.drafter.init(env, condition, rng, outcome)
-    first = self._log_probs(logits, probs, positions, warp, positions, verdict.token[:, None])
+    first = self._log_probs(logits, probs, positions, sampling, positions, verdict.token[:, None])
     return State(
         count=count, tokens=tokens, round_of_token=jnp.zeros_like(tokens), rounds=count,
         accepted=jnp.zeros((batch, tree.max_depth + 2), jnp.int32),
@@ -175,10 +178,10 @@ class Decoder:
         cache=cache, drafter=drafter_state, rng=rng)
 
   @usual_promotion
-  def round(self, params, state: State, warp=Warp(), draft_params=None) -> State:
+  def round(self, params, state: State, sampling=SamplingParams(), draft_params=None) -> State:
     """Runs one draft-score-verify-commit round; complete rows do not change."""
     target, drafter = self.target, self.drafter
-    env = self._env(warp, draft_params)
+    env = self._env(sampling, draft_params)
     batch = state.count.shape[0]
     start = state.count - 1
     root = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
@@ -191,10 +194,11 @@ class Decoder:
     logits, features, cache = contract.score(
         target, params, state.cache, jnp.maximum(nodes, 0), start, tree)
     positions = start[:, None] + 1 + tree.depth
-    probs = self._probs(logits, positions, warp)
+    probs = self._probs(logits, positions, sampling)
 
     # Verify, and commit the accepted path and one more token.
-    rng, verdict = self._verify(rng, drafter.layout, draft, nodes, logits, probs, positions, warp)
+    rng, verdict = self._verify(rng, drafter.layout, draft, nodes, logits, probs, positions,
+                                sampling)
     accepted, path = tree.reach(verdict.node)
     new = jnp.take_along_axis(nodes, path[:, 1:], axis=1)
     new = jnp.concatenate([new, verdict.token[:, None]], axis=1)
@@ -213,7 +217,8 @@ class Decoder:
 
     outcome = base.Outcome(
         tokens=tokens, count=count, accepted=length - 1, nodes=nodes, probs=probs,
-        uncut=warp_lib.probabilities(logits, warp_lib.uncut(warp), positions), features=features,
+        uncut=warp_lib.probabilities(logits, warp_lib.uncut(sampling), positions),
+        features=features,
         path=path, verdict=verdict)
     rng, drafter_state = drafter.update(env, drafter_state, rng, outcome)
     bins = jnp.arange(state.accepted.shape[1])
@@ -225,7 +230,7 @@ class Decoder:
         tv_bound=state.tv_bound + self._tv_bound(verdict, positions, length),
         valid=state.valid & _were_distributions(probs, path, length),
         log_probs=jax.tree.map(write, state.log_probs, self._log_probs(
-            logits, probs, positions, warp, path, new)),
+            logits, probs, positions, sampling, path, new)),
         cache=cache, drafter=drafter_state, rng=rng)
 
   def finish(self, state: State) -> base.Decoded:
@@ -241,18 +246,18 @@ class Decoder:
     """`[B]` number of tokens to commit: the accepted ones plus one; 0 for a complete row."""
     return jnp.minimum(accepted + 1, self.target.num_tokens - count)
 
-  def _probs(self, logits, positions, warp):
+  def _probs(self, logits, positions, sampling):
     forced = contract.forced_tokens(self.target, positions)
-    return warp_lib.probabilities(logits, warp, positions, forced)
+    return warp_lib.probabilities(logits, sampling, positions, forced)
 
-  def _log_probs(self, logits, probs, positions, warp, path, tokens):
+  def _log_probs(self, logits, probs, positions, sampling, path, tokens):
     """The `LogProbs` of tokens `[B, n]`, each after a node of `path` `[B, n]`."""
     sampled = warp_lib.log_probs(probs, path, tokens)
     if not self.raw_log_probs:
       return LogProbs(sampled, None)
     forced = contract.forced_tokens(self.target, positions)
     return LogProbs(sampled, warp_lib.uncut_log_probs(
-        logits, warp_lib.untempered(warp), positions, forced, path, tokens))
+        logits, warp_lib.untempered(sampling), positions, forced, path, tokens))
 
   def _tv_bound(self, verdict, positions, length):
     """`[B]` what this round adds to the bound, without drafts past the last token."""
@@ -261,9 +266,9 @@ class Decoder:
     counts = (positions <= self.target.num_tokens) & (length > 0)[:, None]
     return jnp.sum(jnp.where(counts, verdict.tv_bound, 0), axis=1)
 
-  def _verify(self, rng, layout, draft, nodes, logits, probs, positions, warp):
+  def _verify(self, rng, layout, draft, nodes, logits, probs, positions, sampling):
     if self.verifier.greedy:
-      probs = self._probs(logits, positions, warp_lib.untempered(warp))
+      probs = self._probs(logits, positions, warp_lib.untempered(sampling))
 
     def verify(rng, tree, *args):
       # A static tree is not an array, so it is passed in the layout.
@@ -281,9 +286,9 @@ class Decoder:
       return rng.state, result
     return jax.vmap(row)
 
-  def _env(self, warp, draft_params):
+  def _env(self, sampling, draft_params):
     return base.Env(self.target, self.verifier.needs_probs, self.verifier.seed_exact, self._rowwise,
-               warp, draft_params)
+               sampling, draft_params)
 
 
 def make_decoder(target: base.Target, drafter: base.Drafter, verifier: base.Verifier) -> Decoder:

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.tracing import is_concrete
 from cspd_jax.decoding import base
 from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.decoding.tree import chain
-from cspd_jax.decoding.warp import Warp
 
 
 class Prefixed(NamedTuple):
@@ -76,26 +76,27 @@ def network(whole: Network, prefix_length: int) -> Network:
       num_tokens=whole.num_tokens - prefix_length)
 
 
-def sampling(warp: Warp, prefix_length: int) -> Warp:
+def sampling(sampling: SamplingParams, prefix_length: int) -> SamplingParams:
   """Converts options for whole images to options for `target(model, prefix_length)`.
 
   Only `guidance_interval` refers to positions in the image. For host values. Raises ValueError for
   an interval that ends at the first token after the prefix, which cannot be shifted.
   """
-  interval = np.asarray(warp.guidance_interval).astype(np.int64)  # Unsigned ones would wrap.
+  interval = np.asarray(sampling.guidance_interval).astype(np.int64)  # Unsigned ones would wrap.
   # Tokens `0 .. interval + 1` of the whole image are guided.
   everywhere = interval == -1
   if not prefix_length or np.all(everywhere):
-    return warp
+    return sampling
   if np.any(~everywhere & (interval == prefix_length - 1)):
     raise ValueError(
-        f'guidance_interval is {warp.guidance_interval} with a prefix of {prefix_length} tokens, '
-        'so that only the first token after the prefix would be guided, which is not supported; '
+        f'guidance_interval is {sampling.guidance_interval} with a prefix of {prefix_length} '
+        'tokens, so that only the first token after the prefix would be guided, which is not '
+        'supported; '
         f'set it to {prefix_length - 2} or {prefix_length}, or change the number of rows.')
-  return warp._replace(
+  return sampling._replace(
       guidance_interval=np.maximum(interval - prefix_length, -1),
       guidance_scale=np.where(
-          ~everywhere & (interval < prefix_length - 1), np.float32(1), warp.guidance_scale))
+          ~everywhere & (interval < prefix_length - 1), np.float32(1), sampling.guidance_scale))
 
 
 def narrow(tokens: np.ndarray) -> np.ndarray:

@@ -21,11 +21,11 @@ import numpy as np
 
 from cspd_jax.core import batches, programs
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding.base import Condition, Decoded, Params
 from cspd_jax.decoding.contract import ContractError
 from cspd_jax.decoding.loop import Decoder, State
-from cspd_jax.decoding.warp import Warp
 
 # Slots per image of a group: large groups need more memory, small ones more prefills.
 _SLOTS_PER_IMAGE = 4
@@ -42,7 +42,7 @@ class Queue(NamedTuple):
   Attributes:
     condition: leading axis `G`.
     key: `[G]` random keys.
-    warp: the sampling options, all `[G]` or None.
+    sampling: the sampling options, all `[G]` or None.
     image: `[G]` int32; the numbers of the images.
     count: `[]` int32; the number of images in the group; the other rows are padding.
     is_last: `[]` bool; whether this is the last group.
@@ -50,7 +50,7 @@ class Queue(NamedTuple):
 
   condition: Condition
   key: jax.Array
-  warp: Warp
+  sampling: SamplingParams
   image: jax.Array
   count: jax.Array
   is_last: jax.Array
@@ -61,12 +61,12 @@ class Slots(NamedTuple):
 
   Attributes:
     state: the state of the decode, with `B` rows.
-    warp: the sampling options of their images, all `[B]` or None.
+    sampling: the sampling options of their images, all `[B]` or None.
     image: `[B]` int32; the number of the image in each slot; -1 for a free slot.
   """
 
   state: State
-  warp: Warp
+  sampling: SamplingParams
   image: jax.Array
 
 
@@ -107,11 +107,12 @@ class Refill:
   @usual_promotion
   def idle(self, params: Params, queue: Queue, draft_params: Params = None) -> Slots:
     """Returns free slots for images like those of a queue."""
-    state, warp = self._shapes(params, queue, draft_params, self.num_slots)
-    state, warp = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (state, warp))
+    state, sampling = self._shapes(params, queue, draft_params, self.num_slots)
+    state, sampling = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (state,
+                                                                                    sampling))
     # Rounds do not change complete rows.
     state = state._replace(count=jnp.full_like(state.count, self.decoder.target.num_tokens))
-    return Slots(state, warp, jnp.full((self.num_slots,), -1, jnp.int32))
+    return Slots(state, sampling, jnp.full((self.num_slots,), -1, jnp.int32))
 
   @usual_promotion
   def join(self, params: Params, slots: Slots, queue: Queue, draft_params: Params = None) -> Slots:
@@ -170,12 +171,13 @@ class Refill:
     carry = jax.lax.while_loop(lambda carry: is_waiting(carry) | can_run(carry), body, carry)
     return carry.slots, carry.finished
 
-  def _start(self, params, queue, draft_params) -> tuple[State, Warp]:
+  def _start(self, params, queue, draft_params) -> tuple[State, SamplingParams]:
     """Runs the prefill of a group; returns the state and the options of its rows."""
     rng = row_keys(queue.key, queue.image.shape[0])
-    return self.decoder.start(params, queue.condition, rng, queue.warp, draft_params), queue.warp
+    state = self.decoder.start(params, queue.condition, rng, queue.sampling, draft_params)
+    return state, queue.sampling
 
-  def _shapes(self, params, queue: Queue, draft_params, rows: int) -> tuple[State, Warp]:
+  def _shapes(self, params, queue: Queue, draft_params, rows: int) -> tuple[State, SamplingParams]:
     """Returns the shapes of `_start` for a group of `rows` images."""
     wider = lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype)
     like = jax.tree.map(wider, queue._replace(count=queue.image, is_last=queue.image))
@@ -191,20 +193,21 @@ class Refill:
     # Shapes of as many rows as slots do not show which axis is that of the rows.
     few = size if size != self.num_slots else size + 1
     axes = None if self.num_slots == size == 1 else row_axes(
-        (slots.state, slots.warp),
+        (slots.state, slots.sampling),
         fresh if few == size else self._shapes(params, queue, draft_params, few),
         self.decoder.target.num_streams, self.num_slots, few)
 
     def place(slots: Slots, row: jax.Array) -> Slots:
       slot = jnp.argmax(slots.image < 0)
-      state, warp = _replace_slot(
-          (slots.state, slots.warp), fresh, slot, row, axes, self.num_slots, size)
-      return Slots(state, warp, slots.image.at[slot].set(queue.image[row]))
+      state, sampling = _replace_slot(
+          (slots.state, slots.sampling), fresh, slot, row, axes, self.num_slots, size)
+      return Slots(state, sampling, slots.image.at[slot].set(queue.image[row]))
 
     return place
 
   def _round(self, params, slots: Slots, draft_params) -> Slots:
-    return slots._replace(state=self.decoder.round(params, slots.state, slots.warp, draft_params))
+    return slots._replace(state=self.decoder.round(params, slots.state, slots.sampling,
+                                                   draft_params))
 
   def _complete(self, slots: Slots) -> jax.Array:
     """`[B]` bool, whether the image of a slot is complete."""
@@ -315,19 +318,19 @@ def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> Jitted
 
 
 def run(jitted_refill: JittedRefill, params: Params, count: int,
-        images: Callable[[np.ndarray], tuple[Condition, jax.Array, Warp]],
+        images: Callable[[np.ndarray], tuple[Condition, jax.Array, SamplingParams]],
         draft_params: Params = None) -> Iterator[Finished]:
   """Decodes `count` images, at least 1, in slots.
 
-  `images` maps numbers `[G]` to `(condition, keys [G], warp)` of these images. An option is a
+  `images` maps numbers `[G]` to `(condition, keys [G], sampling)` of these images. An option is a
   scalar, has one value per image, or is None; in all calls alike. Yields the images that became
   complete, as NumPy arrays without the rows beyond `count`.
   """
   size, slots, last = group(jitted_refill.refill.num_slots), None, None
   for numbers, num_new in batches.filled(count, size):
-    condition, key, warp = images(numbers)
+    condition, key, sampling = images(numbers)
     queue = Queue(
-        condition, key, jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size,)), warp),
+        condition, key, jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size,)), sampling),
         jnp.asarray(numbers, jnp.int32), jnp.int32(num_new), jnp.asarray(numbers[-1] == count - 1))
     if slots is None:
       slots = jitted_refill.idle(params, queue, draft_params)

@@ -5,45 +5,14 @@ All distributions, those of the target, of the drafters and the recorded ones, a
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import rows
-
-
-class Warp(NamedTuple):
-  """Sampling options, which turn logits into the distribution that is sampled.
-
-  Every field is a scalar or has one value per row, `[B]`; all are run-time values: a new value does
-  not require a new compilation. A cut that is not None costs a branch at run time, for which a GPU
-  synchronises with its host; one that is None costs nothing.
-
-  Attributes:
-    guidance_scale: `g` in `u + g (c - u)` with conditional and unconditional logits `c` and `u`; 1
-      is no guidance. Where `c` or `u` is -inf the logit is `c`: a token that is impossible under
-      the condition remains impossible, whatever its unconditional logit.
-    temperature: divides the guided logits; 0 is greedy decoding, and so is everything below 2^-126,
-      the smallest normal number of float32. It is a row's own, whatever the other rows have.
-    top_k: retains the `k` largest logits (and ties with the last of them). 0 and None retain all;
-      with None, the temperature must not be 0.
-    top_p: retains the most probable tokens up to this mass, including the one that crosses it. 1
-      and None retain all.
-    guidance_interval: LlamaGen's `cfg_interval` `i`: the first `i + 2` tokens of an image are
-      guided, the others use the conditional logits alone; -1 guides all.
-    min_p: retains the tokens that are at least this share as probable as the most probable one
-      (arXiv:2407.01082). 0 and None retain all.
-  """
-
-  guidance_scale: jax.typing.ArrayLike = 1.0
-  temperature: jax.typing.ArrayLike = 1.0
-  top_k: jax.typing.ArrayLike | None = 0
-  top_p: jax.typing.ArrayLike | None = 1.0
-  guidance_interval: jax.typing.ArrayLike = -1
-  min_p: jax.typing.ArrayLike | None = 0.0
-
+from cspd_jax.core.sampling import SamplingParams
 
 # float32 has the reciprocals of the numbers between these two. Rounded to zero or infinity, as
 # accelerators do with reciprocals beyond, a temperature would let all tokens tie.
@@ -60,31 +29,32 @@ LIMITS: dict[str, rows.Limit] = dict(
     guidance_interval=(lambda x: _is_whole(x, -1),
                        'a whole number, at least -1 (-1 guides all tokens)'),
     min_p=(lambda x: (x >= 0) & (x <= 1), 'from 0 to 1 (0 retains all)'))
-_CUTS = ('top_k', 'top_p', 'min_p')  # The options that may be None.
+CUTS = ('top_k', 'top_p', 'min_p')  # The options that may be None.
 
 
-def check(warp: Warp, num_streams: int, num_rows: int | None = None, greedy: bool = False
+def check(sampling: SamplingParams, num_streams: int, num_rows: int | None = None,
+          greedy: bool = False
           ) -> jax.Array:
   """Returns whether all values of a row `[B]` are in range, as `rows.check_options` does.
 
   A `greedy` decoder requires temperature 0.
   """
-  if not isinstance(warp, Warp):
-    raise ValueError(f'warp is {warp!r:.80}; it must be a cspd_jax.Warp, such as '
-                     'Warp(temperature=0.9).')
-  limits = {name: [LIMITS[name]] for name, value in warp._asdict().items()
-            if value is not None or name not in _CUTS}
+  if not isinstance(sampling, SamplingParams):
+    raise ValueError(f'sampling is {sampling!r:.80}; it must be a cspd_jax.SamplingParams, such as '
+                     'SamplingParams(temperature=0.9).')
+  limits = {name: [LIMITS[name]] for name, value in sampling._asdict().items()
+            if value is not None or name not in CUTS}
   if num_streams == 1:
     limits['guidance_scale'].append(rows.IS_UNGUIDED)
   if greedy:
     limits['temperature'].append((
         is_greedy, '0, because the verifier is greedy; use the variant with greedy=False to '
         'sample'))
-  if warp.top_k is None:
+  if sampling.top_k is None:
     limits['temperature'].append((
         lambda x: ~is_greedy(x), 'above 0, because greedy decoding needs top_k and it is None; set '
         'top_k to 0 to decode greedily'))
-  return rows.check_options(warp._asdict(), limits, num_rows)
+  return rows.check_options(sampling._asdict(), limits, num_rows)
 
 
 def is_greedy(temperature: Any) -> Any:
@@ -92,38 +62,40 @@ def is_greedy(temperature: Any) -> Any:
   return (temperature == 0) | (temperature < _SMALLEST)  # float16 rounds the constant to 0.
 
 
-def sampled(warp: Warp) -> Warp:
+def sampled(sampling: SamplingParams) -> SamplingParams:
   """Returns the options at temperature 1 in place of 0, for drafters."""
-  temperature = jnp.asarray(warp.temperature)
-  return warp._replace(temperature=jnp.where(is_greedy(temperature), 1, temperature))
+  temperature = jnp.asarray(sampling.temperature)
+  return sampling._replace(temperature=jnp.where(is_greedy(temperature), 1, temperature))
 
 
-def uncut(warp: Warp) -> Warp:
+def uncut(sampling: SamplingParams) -> SamplingParams:
   """Returns the options without cuts, and at temperature 1 in place of 0, for drafters."""
-  return sampled(warp)._replace(**dict.fromkeys(_CUTS))
+  return sampled(sampling)._replace(**dict.fromkeys(CUTS))
 
 
-def untempered(warp: Warp) -> Warp:
+def untempered(sampling: SamplingParams) -> SamplingParams:
   """Returns the options without cuts and temperature: guidance alone."""
-  return Warp(guidance_scale=warp.guidance_scale, guidance_interval=warp.guidance_interval)
+  return SamplingParams(guidance_scale=sampling.guidance_scale,
+                        guidance_interval=sampling.guidance_interval)
 
 
-def drop_inactive(warp: Warp) -> Warp:
+def drop_inactive(sampling: SamplingParams) -> SamplingParams:
   """Returns concrete options with None for cuts that are off, so that programs omit them."""
-  greedy = np.any(is_greedy(np.asarray(warp.temperature)))
-  return warp._replace(
-      top_k=warp.top_k if greedy or np.any(warp.top_k) else None,
-      top_p=None if warp.top_p is None or np.all(np.asarray(warp.top_p) >= 1) else warp.top_p,
-      min_p=warp.min_p if np.any(warp.min_p) else None)
+  greedy = np.any(is_greedy(np.asarray(sampling.temperature)))
+  is_cut = sampling.top_p is not None and np.any(np.asarray(sampling.top_p) < 1)
+  return sampling._replace(
+      top_k=sampling.top_k if greedy or np.any(sampling.top_k) else None,
+      top_p=sampling.top_p if is_cut else None,
+      min_p=sampling.min_p if np.any(sampling.min_p) else None)
 
 
-def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
+def probabilities(logits: jax.Array, sampling: SamplingParams, positions: jax.Array,
                   forced: jax.Array | None = None) -> jax.Array:
   """Returns the distribution that is sampled at every node.
 
   Args:
     logits: `[S, B, N, V]`; with two streams the conditional one comes first.
-    warp: guidance, temperature and cuts.
+    sampling: guidance, temperature and cuts.
     positions: `[B, N]`, or an array that broadcasts to it: the number of the predicted token.
     forced: `[B, N]` the token that the grammar forces, or -1; None without a grammar.
 
@@ -131,22 +103,22 @@ def probabilities(logits: jax.Array, warp: Warp, positions: jax.Array,
     `[B, N, V]` probabilities, float32 (float64 for float64 logits). All probabilities of a node are
     NaN if one of its logits is NaN or +inf, or all are -inf.
   """
-  warp = Warp(*(None if value is None else jnp.reshape(jnp.asarray(value), (-1, 1, 1))
-                for value in warp))
+  sampling = SamplingParams(*(None if value is None else jnp.reshape(jnp.asarray(value), (-1, 1, 1))
+                for value in sampling))
   # Cuts compare logits, whose order and distances no temperature rounds away.
-  x = _guided(logits, warp.guidance_scale, warp.guidance_interval, positions)
-  if warp.top_k is not None:
-    top_k = jnp.where(is_greedy(warp.temperature), 1, warp.top_k)
+  x = _guided(logits, sampling.guidance_scale, sampling.guidance_interval, positions)
+  if sampling.top_k is not None:
+    top_k = jnp.where(is_greedy(sampling.temperature), 1, sampling.top_k)
     x = jax.lax.cond(
         jnp.any(top_k > 0),
         lambda x: jnp.where((top_k == 0) | is_top_k(x, top_k), x, -jnp.inf),
         lambda x: x, x)
-  p = jnp.exp(_tempered(x, warp.temperature))
+  p = jnp.exp(_tempered(x, sampling.temperature))
   p /= jnp.sum(p, axis=-1, keepdims=True)
-  if warp.top_p is not None:
-    p = _cut(p, warp.top_p < 1, lambda p: is_top_p(x, p, warp.top_p))
-  if warp.min_p is not None:
-    p = _cut(p, warp.min_p > 0, lambda p: is_min_p(x, warp.temperature, warp.min_p))
+  if sampling.top_p is not None:
+    p = _cut(p, sampling.top_p < 1, lambda p: is_top_p(x, p, sampling.top_p))
+  if sampling.min_p is not None:
+    p = _cut(p, sampling.min_p > 0, lambda p: is_min_p(x, sampling.temperature, sampling.min_p))
   if forced is not None:
     p = jnp.where(forced[..., None] < 0, p, jax.nn.one_hot(forced, p.shape[-1], dtype=p.dtype))
   return p
@@ -157,14 +129,14 @@ def log_probs(probs: jax.Array, nodes: jax.Array, tokens: jax.Array) -> jax.Arra
   return jnp.log(_take(probs, nodes, tokens))
 
 
-def uncut_log_probs(logits: jax.Array, warp: Warp, positions: jax.Array,
+def uncut_log_probs(logits: jax.Array, sampling: SamplingParams, positions: jax.Array,
                     forced: jax.Array | None, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
   """Returns as `log_probs` for the distributions of `probabilities` without cuts.
 
   They are computed from logits, so that tokens of any probability have finite values and gradients.
   """
   scale, temperature, interval = (jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in (
-      warp.guidance_scale, warp.temperature, warp.guidance_interval))
+      sampling.guidance_scale, sampling.temperature, sampling.guidance_interval))
   x = _tempered(_guided(logits, scale, interval, positions), temperature)
   log_probs = _take(x, nodes, tokens) - jnp.take_along_axis(
       jnp.log(jnp.sum(jnp.exp(x), axis=-1)), nodes, axis=1)

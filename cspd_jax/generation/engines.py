@@ -7,17 +7,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cspd_jax.continuous import loop as continuous_loop, specification as continuous
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core import fields, naming, spec as spec_lib
 from cspd_jax.core.guarantees import Guarantee
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Resources, Spec, parse
 from cspd_jax.decoding import specification as discrete
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.decoding.warp import Warp, drop_inactive
+from cspd_jax.decoding.warp import CUTS, drop_inactive
 from cspd_jax.generation import defaults as defaults_lib
 from cspd_jax.generation.parts import Drafts
 
-Options = Warp | Sampling
 # The decoders of both engines: functions of arrays, to be jitted.
 AnyDecoder = Decoder | continuous_loop.Decoder
 
@@ -38,7 +37,7 @@ class Engine(NamedTuple):
   candidates: tuple[str, ...]  # Named decoders that may be a model's default, the best first.
   # In their place on a CPU, for one image at a time and for several; None for the same.
   on_cpu: tuple[str, str] | None
-  options: type[Warp] | type[Sampling]  # The class of the sampling options.
+  options: tuple[str, ...]  # The fields of `SamplingParams` that its models have.
   complete: Callable[..., Spec]  # `(specification, **sizes)`: fills in sizes that it leaves open.
   parameters: Callable[[str | Spec], Collection[str]]  # All that a specification may set.
   needs: Callable[[str | Spec], str | None]  # The key of the drafts that it requires, or None.
@@ -46,7 +45,7 @@ class Engine(NamedTuple):
   guarantee: Callable[[Any], Guarantee]  # How a decoder's images relate to the distribution.
   failure: str  # In words, what the model returned for images whose `Decoded.valid` is False.
   # Removes sampling options that are off, so that a program omits their work.
-  drop_inactive: Callable[[Any], Any] = lambda sampling: sampling
+  drop_inactive: Callable[[SamplingParams], SamplingParams]
   # `(specification, target) -> reason` why the decoder cannot decode the model, or None.
   unsupported: Callable[[str | Spec, Any], str | None] = lambda specification, target: None
 
@@ -95,7 +94,7 @@ class Engine(NamedTuple):
 
   def _add(self, spec: Spec, name: str, value: Any) -> Spec:
     first, allowed = spec.parts[0], self.parameters(spec)
-    if isinstance(value, Mapping | Warp | Sampling):
+    if isinstance(value, Mapping | SamplingParams):
       raise ValueError(f'{name} is {value!r:.80}; pass sampling options as arguments of their own, '
                        'such as temperature=0.9.')
     if name in first.arguments:
@@ -106,19 +105,19 @@ class Engine(NamedTuple):
     completed = self.complete(spec, **{name: value}) if name in _SIZES else spec
     if completed == spec:
       raise ValueError(
-          f'{name} is neither a sampling option ({", ".join(self.options._fields)}) nor a '
+          f'{name} is neither a sampling option ({", ".join(self.options)}) nor a '
           f'parameter of {first.name} ({", ".join(allowed) or "it has none"})'
-          + naming.suggestion(name, [*self.options._fields, *allowed, *_SIZES, *_ARGUMENTS]))
+          + naming.suggestion(name, [*self.options, *allowed, *_SIZES, *_ARGUMENTS]))
     return completed
 
   def check_defaults(self, defaults: Mapping[str, Any], others: Collection[str] = ()) -> None:
     """Raises ValueError for a default of another form or name, `others` of the family included."""
-    supported = [*self.options._fields, *_DEFAULTS, *others]
+    supported = [*self.options, *_DEFAULTS, *others]
     if unknown := [str(name) for name in defaults if name not in supported]:
       raise ValueError(
           f'{unknown[0]!r:.80} is among the defaults, which may be: {", ".join(supported)}; '
           'correct or remove it' + naming.suggestion(unknown[0], supported))
-    for name, value in self.sampling(defaults, {})._asdict().items():
+    for name, value in self.named(self.sampling(defaults, {})).items():
       if np.ndim(value):
         raise ValueError(f'{name} is {defaults[name]!r:.80} among the defaults; it must be one '
                          'number.')
@@ -126,22 +125,26 @@ class Engine(NamedTuple):
       defaults_lib.check(defaults.get(name), name)
     defaults_lib.check_seconds(defaults.get('seconds'))
 
-  def sampling(self, defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> Options:
+  def sampling(self, defaults: Mapping[str, Any], overrides: Mapping[str, Any]) -> SamplingParams:
     """Returns sampling options as NumPy values, so that new values do not compile again.
 
     They are the overrides that are not None, else those among the model's defaults, else the
     engine's. Raises ValueError for an unknown option, or a value that is not a number.
     """
-    supported = self.options._fields
+    supported = self.options
     if unknown := [name for name in overrides if name not in supported]:
       raise ValueError(
           f'{unknown[0]} is not a sampling option; options are: {", ".join(supported)}'
           + naming.suggestion(unknown[0], supported))
-    values = {name: value for name, value in defaults.items() if name in supported}
+    usual = SamplingParams._field_defaults
+    values = {name: defaults.get(name, usual[name]) for name in supported}
     values |= {name: value for name, value in overrides.items() if value is not None}
-    return self.options(**{
-        name: _number(name, value, getattr(self.options(), name)) for name, value in
-        (self.options()._asdict() | values).items()})
+    return SamplingParams(**dict.fromkeys(CUTS) | {
+        name: _number(name, value, usual[name]) for name, value in values.items()})
+
+  def named(self, sampling: SamplingParams) -> dict[str, Any]:
+    """Returns the sampling options that models of this engine have, by name."""
+    return {name: getattr(sampling, name) for name in self.options}
 
 
 def with_raw_log_probs(decoder: AnyDecoder, value: Any) -> AnyDecoder:
@@ -171,12 +174,13 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
 DISCRETE = Engine(
     # A CPU computes every token of a round, so few of them are worth their cost.
     'discrete', discrete.DECODERS, 'vanilla', ('eagle', 'mc_sjd'), ('mc_sjd(window=4)', 'vanilla'),
-    Warp, discrete.complete, discrete.parameters, discrete.needs, discrete.build,
+    SamplingParams._fields, discrete.complete, discrete.parameters, discrete.needs, discrete.build,
     discrete.guarantee,
     'no valid probabilities (its logits, or the guided ones, contain NaN or infinity, or exclude '
     'every token)', drop_inactive)
 
 CONTINUOUS = Engine(
-    'continuous', continuous.DECODERS, 'mar', ('exact_head',), None, Sampling, continuous.complete,
-    continuous.parameters, continuous.needs, continuous.build, continuous.guarantee,
-    'tokens with NaN or infinity', unsupported=continuous.unsupported)
+    'continuous', continuous.DECODERS, 'mar', ('exact_head',), None,
+    ('guidance_scale', 'temperature'), continuous.complete, continuous.parameters, continuous.needs,
+    continuous.build, continuous.guarantee, 'tokens with NaN or infinity',
+    lambda sampling: sampling._replace(**dict.fromkeys(CUTS)), continuous.unsupported)

@@ -198,7 +198,7 @@ class Gallery:
         examples=[str(prompt) for prompt in sampler.model.prompts[:_EXAMPLES]],
         decoder=sampler.text,
         guarantee=sampler.guarantee,
-        sampling=request.sampling._asdict(), rows=rows)
+        sampling=sampler.model.engine.named(request.sampling), rows=rows)
     return True
 
   def _check_space(self) -> None:

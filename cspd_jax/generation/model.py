@@ -33,15 +33,15 @@ from cspd_jax.core import (
 )
 from cspd_jax.core.batches import Progress
 from cspd_jax.core.guarantees import Guarantee
+from cspd_jax.core.sampling import SamplingParams, is_guided
 from cspd_jax.core.spec import Resources, Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib, refill
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.specification import SOURCES
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import atomic, matrices, reading
 from cspd_jax.generation import memory, prompts as prompts_lib, results
-from cspd_jax.generation.engines import AnyDecoder, Engine, Options, with_raw_log_probs
+from cspd_jax.generation.engines import AnyDecoder, Engine, with_raw_log_probs
 from cspd_jax.generation.parts import Conditions, Drafts, Handover, Params, Teacher, Tokenizer
 from cspd_jax.generation.results import Generated
 from cspd_jax.models import causal
@@ -193,7 +193,7 @@ class Model:
         raw_log_probs=raw_log_probs).stream(int(every))
 
   def sampler(self, decoder: str | Spec | None = None, *, batch_size: int | None = None,
-              sampling: Options | None = None, raw_log_probs: bool = False, **options: Any
+              sampling: SamplingParams | None = None, raw_log_probs: bool = False, **options: Any
               ) -> 'Sampler':
     """Returns a decoder of this model with sampling options, to be called with prompts.
 
@@ -215,7 +215,8 @@ class Model:
     """
     return self._sampler(decoder, batch_size, sampling, raw_log_probs, options)
 
-  def _sampler(self, decoder: str | Spec | None, batch_size: int | None, sampling: Options | None,
+  def _sampler(self, decoder: str | Spec | None, batch_size: int | None,
+               sampling: SamplingParams | None,
                raw_log_probs: bool, options: Mapping[str, Any]) -> 'Sampler':
     """Returns `sampler`, which may be kept."""
     key = (decoder, batch_size, sampling, type(raw_log_probs), raw_log_probs,
@@ -233,23 +234,24 @@ class Model:
     return sampler
 
   def _built_sampler(self, decoder: str | Spec | None, batch_size: int | None,
-                     sampling: Options | None, raw_log_probs: bool, options: Mapping[str, Any]
+                     sampling: SamplingParams | None, raw_log_probs: bool, options: Mapping[str,
+                                                                                            Any]
                      ) -> 'Sampler':
     _check_concrete(options, sampling)
     if batch_size is not None:
       fields.check_whole('batch_size', batch_size, 'a whole number, at least 1', least=1)
     overrides = {name: value for name, value in options.items()
-                 if name in self.engine.options._fields}
+                 if name in self.engine.options}
     parameters = {name: value for name, value in options.items() if name not in overrides}
     if sampling is None:
       sampling = self.sampling(**overrides)
-    elif not isinstance(sampling, self.engine.options):
+    elif not isinstance(sampling, SamplingParams):
       raise ValueError(f'sampling is {sampling!r:.80}; pass model.sampling(...), such as '
                        'model.sampling(temperature=0.9).')
     elif overrides:
       raise ValueError(f'{next(iter(overrides))} and sampling are both passed; pass only one of '
                        'them.')
-    guided = programs_lib.is_guided(sampling)
+    guided = is_guided(sampling)
     specification = self.specification(decoder, batch_size=batch_size or 1, **parameters)
     built = with_raw_log_probs(self.decoder(specification, guided=guided), raw_log_probs)
     built.check_sampling(sampling)  # type: ignore[arg-type]  # Both are of one engine.
@@ -261,7 +263,7 @@ class Model:
               seed: Any = 0, decoder: str | Spec | None = None, prefix: Any = None,
               rows: int | None = None, batch_size: int | None = None,
               max_batch_size: int | None = None, all_at_once: bool = False, slots: bool = True,
-              pixels: bool = True, condition: Any = None, sampling: Options | None = None,
+              pixels: bool = True, condition: Any = None, sampling: SamplingParams | None = None,
               raw_log_probs: bool = False) -> 'Request':
     """Checks the arguments of `generate` and the memory that they need; compiles nothing.
 
@@ -457,21 +459,22 @@ class Model:
       return None
     return np.asarray(self.tokenizer.codebook(self.tokenizer.params))
 
-  def sampling(self, **options) -> Options:
+  def sampling(self, **options) -> SamplingParams:
     """Returns sampling options: the arguments, else the model's defaults, else the engine's.
 
-    They are a `decoding.warp.Warp` or a `continuous.sampling.Sampling`; see `Engine.sampling`.
+    They are a `decoding.warp.SamplingParams` or a `continuous.sampling.Sampling`; see
+    `Engine.sampling`.
     """
     return self.engine.sampling(self.defaults, options)
 
   @usual_promotion
-  def drop_inactive(self, sampling: Options) -> Options:
+  def drop_inactive(self, sampling: SamplingParams) -> SamplingParams:
     """Returns sampling options, or rows of them, in the form that the decoders require.
 
     Options that are off become None, so that the compiled program omits them, and positions count
     from the end of the prefix, which excludes some: they raise ValueError.
     """
-    if isinstance(sampling, Warp):
+    if isinstance(sampling, SamplingParams):
       sampling = prefix_lib.sampling(sampling, self.prefix_length)
     return self.engine.drop_inactive(sampling)
 
@@ -663,7 +666,7 @@ class Model:
     required = self.engine.needs(specification)
     return None if required is None else self.drafts[required].params
 
-  def estimate(self, name: Hashable, decoder: AnyDecoder, condition: Any, sampling: Options,
+  def estimate(self, name: Hashable, decoder: AnyDecoder, condition: Any, sampling: SamplingParams,
                draft_params: Any = None, *, queue: int = 0) -> memory.Estimate:
     """Estimates the memory of a decode; see `memory.estimate`.
 
@@ -757,8 +760,8 @@ class Sampler:
   decoder: AnyDecoder
   draft_params: Any
   guided: bool
-  sampling: Options
-  active: Options
+  sampling: SamplingParams
+  active: SamplingParams
   batch_size: int | None
   names: tuple[str, ...]
   function: Callable[..., Any]
@@ -811,7 +814,7 @@ class Sampler:
   @functools.cached_property
   def recorded(self) -> dict[str, Any]:
     """The sampling options by name as plain numbers and lists, as images record them."""
-    return atomic.plain(self.sampling._asdict())
+    return atomic.plain(self.model.engine.named(self.sampling))
 
   @functools.cached_property
   def guarantee(self) -> Guarantee:
@@ -868,8 +871,8 @@ class Request:
   titles: Sequence[str]
   unknown_words: Sequence[Sequence[str]]
   seeds: Sequence[tuple[int, int]] | jax.Array
-  sampling: Options
-  active: Options
+  sampling: SamplingParams
+  active: SamplingParams
   batch_size: int
   slots: bool
 
@@ -1091,7 +1094,7 @@ class Request:
         round_of_cell=model.cells(fixed), prefix_length=length, prompts=self.titles,
         seeds=self.seeds, decoder=self.sampler.text, guarantee=self.sampler.guarantee,
         sampling=self.sampler.recorded if self.sampling is self.sampler.sampling else (
-            atomic.plain(self.sampling._asdict())),
+            atomic.plain(model.engine.named(self.sampling))),
         model=model.name, grid=model.grid, precision=model.precision,
         labels=condition.tolist() if is_class else None, numbers=range(len(tokens)),
         unknown_words=self.unknown_words)

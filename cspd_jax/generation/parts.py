@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.models.ends import Ends
 
@@ -110,6 +111,7 @@ class Teacher(NamedTuple):
   eagle_layer: str | None = None
   forced: Callable[[jax.Array], jax.Array] | None = None
 
-  def probs(self, logits: jax.Array, warp: warp_lib.Warp, positions: jax.Array) -> jax.Array:
-    """Returns the distributions of `warp.probabilities` with the target's grammar."""
-    return warp_lib.probabilities(logits, warp, positions, contract.forced_tokens(self, positions))
+  def probs(self, logits: jax.Array, sampling: SamplingParams, positions: jax.Array) -> jax.Array:
+    """Returns the distributions of `sampling.probabilities` with the target's grammar."""
+    return warp_lib.probabilities(logits, sampling, positions, contract.forced_tokens(self,
+                                                                                      positions))

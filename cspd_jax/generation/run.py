@@ -80,7 +80,7 @@ def settings(request: Request) -> dict[str, Any]:
       grid=list(model.grid), config=digest_of(repr(model.config)),
       decoder=str(sampler.specification), draft_parameters=fingerprint(sampler.draft_params),
       codebook=fingerprint(model.codebook) if reads_codebook else None,
-      sampling=atomic.plain(request.sampling._asdict()),
+      sampling=atomic.plain(model.engine.named(request.sampling)),
       seed=(fingerprint(jax.random.key_data(seed)) if isinstance(seed, jax.Array) else
             atomic.plain(seed)),
       # Features of words may differ in their last bits when the network is compiled again.

@@ -18,12 +18,12 @@ import jax
 import numpy as np
 
 from cspd_jax.core import batches, programs
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib, refill
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import memory
 from cspd_jax.generation.model import Model, Partial, Program, Request
 from cspd_jax.generation.results import Generated
@@ -105,9 +105,9 @@ class Runner:
 
     They are those of a guided image with a prompt of `prompt_length`, whatever the request's.
     """
-    condition, _, warp = self._arguments(request)
+    condition, _, sampling = self._arguments(request)
     return self.model.estimate(
-        self._program, self._jitted.refill.decoder, condition, warp, self._draft_params)
+        self._program, self._jitted.refill.decoder, condition, sampling, self._draft_params)
 
   def join(self, requests: Sequence[Request]) -> list[int]:
     """Starts images, each with a prefill of its own: requests rarely come together.
@@ -190,7 +190,7 @@ class Runner:
     return batches.select(self._decoded, np.array([slot]))
 
   @usual_promotion
-  def _arguments(self, request: Request) -> tuple[Any, jax.Array, Warp]:
+  def _arguments(self, request: Request) -> tuple[Any, jax.Array, SamplingParams]:
     """Returns condition, key and options of an image, with a leading axis of size 1."""
     sampler, own = request.sampler, self._program
     program, model = sampler.program()._replace(guided=True), sampler.model
@@ -203,8 +203,9 @@ class Runner:
     condition, key, _ = request.inputs(np.zeros(1, int))
     condition = jax.tree.map(self._padded, condition, is_leaf=lambda leaf: isinstance(leaf, Prompt))
     # All options, because those that are off here may be on in another image of the program.
-    warp = prefix_lib.sampling(Warp(*request.sampling), self.model.prefix_length)
-    return condition, key, Warp(*(np.broadcast_to(np.asarray(leaf), (1,)) for leaf in warp))
+    sampling = prefix_lib.sampling(SamplingParams(*request.sampling), self.model.prefix_length)
+    return condition, key, SamplingParams(*(np.broadcast_to(np.asarray(leaf),
+                                                            (1,)) for leaf in sampling))
 
   def _padded(self, leaf: Any) -> Any:
     """Pads a part of a condition that is a prompt: the slots have one shape."""

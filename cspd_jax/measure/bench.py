@@ -16,7 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import batches as batches_lib, programs, random as random_lib
+from cspd_jax.core import batches as batches_lib, random as random_lib
+from cspd_jax.core.sampling import is_guided
 from cspd_jax.decoding import refill, specification as discrete
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
@@ -71,7 +72,7 @@ class Bench:
     sampling options.
     """
     sampling = self.sampling if sampling is None else sampling
-    decoder = self.decoder(specification, programs.is_guided(sampling))
+    decoder = self.decoder(specification, is_guided(sampling))
     decoder.check(self.condition(len(self.prompts)), sampling)
     return decoder
 
@@ -205,11 +206,11 @@ def one_of(decoders: Sequence[Decoder]) -> Callable[..., Any]:
   """
   first = decoders[0]
 
-  def decode(params, condition, key, warp, selected):
+  def decode(params, condition, key, sampling, selected):
     index, draft_params = selected
     verifier = switch([decoder.verifier for decoder in decoders], index)
     return make_decoder(first.target, first.drafter, verifier)(
-        params, condition, key, warp, draft_params)
+        params, condition, key, sampling, draft_params)
 
   return decode
 

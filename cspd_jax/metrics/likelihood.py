@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import programs, returned, rows
+from cspd_jax.core.sampling import SamplingParams, is_guided
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import accept, contract, warp as warp_lib
 from cspd_jax.decoding.base import Condition, Target
@@ -27,7 +28,7 @@ class Likelihood(NamedTuple):
   """Means over the tokens of each image, in nats.
 
   Attributes:
-    nll: `[B]` negative log-likelihood under the warped distribution; inf if the warp excludes a
+    nll: `[B]` negative log-likelihood under the warped distribution; inf if the sampling excludes a
       token, for example by top-k. Its mean over vanilla's images is the entropy rate of the model.
     entropy: `[B]` entropy of the same distributions. Along the images of an exact decoder
       `nll - entropy` has mean 0 for any condition, and much less variance than `nll`, most of whose
@@ -40,7 +41,7 @@ class Likelihood(NamedTuple):
 
 @usual_promotion
 def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Array,
-               warp: warp_lib.Warp) -> Likelihood:
+               sampling: SamplingParams) -> Likelihood:
   """Computes the likelihood of whole images under the target's warped distribution.
 
   To be called under `jax.jit`. The target has the stream of the null condition if guidance is used;
@@ -48,7 +49,7 @@ def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Ar
   are NaN. An invalid condition or option, if its values are concrete, and tokens of another shape
   raise ValueError.
   """
-  probs = distributions(target, params, condition, tokens, warp)
+  probs = distributions(target, params, condition, tokens, sampling)
   entropy = jnp.sum(jax.scipy.special.entr(probs), axis=-1)
   nll = -jnp.log(accept.take(probs, tokens))
   return Likelihood(nll=jnp.mean(nll, axis=1), entropy=jnp.mean(entropy, axis=1))
@@ -56,43 +57,44 @@ def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Ar
 
 @usual_promotion
 def distributions(target: Target, params: Any, condition: Condition, tokens: jax.Array,
-                  warp: warp_lib.Warp) -> jax.Array:
+                  sampling: SamplingParams) -> jax.Array:
   """Returns the distribution of every token, `[B, T, V]`; arguments as for `likelihood`."""
-  logits, positions = _logits(target, params, condition, tokens, warp)
-  return warp_lib.probabilities(logits, warp, positions, contract.forced_tokens(target, positions))
+  logits, positions = _logits(target, params, condition, tokens, sampling)
+  return warp_lib.probabilities(logits, sampling, positions, contract.forced_tokens(target,
+                                                                                    positions))
 
 
 @usual_promotion
 def log_probs(target: Target, params: Any, condition: Condition, tokens: jax.Array,
-              warp: warp_lib.Warp) -> jax.Array:
+              sampling: SamplingParams) -> jax.Array:
   """Returns the log-probability of every token of whole images, `[B, T]`.
 
   Arguments as for `likelihood`. Differentiable in the parameters, for training on sampled images:
   with the parameters that sampled them it equals `Decoded.log_probs` up to rounding. Other
   parameters may cut a token that was sampled, whose value is then -inf, without a gradient. So
-  sample without cuts and pass a `Warp` whose `top_k`, `top_p` and `min_p` are None; or compare with
-  `Decoded.raw_log_probs`, for such a `Warp` of temperature 1.
+  sample without cuts and pass a `SamplingParams` whose `top_k`, `top_p` and `min_p` are None; or
+  compare with `Decoded.raw_log_probs`, for such a `SamplingParams` of temperature 1.
 
   Tokens of a given prefix count as generated ones; for the others alone, pass the target of
   `decoding.prefix.target` with its condition and the tokens behind the prefix.
   """
-  logits, positions = _logits(target, params, condition, tokens, warp)
+  logits, positions = _logits(target, params, condition, tokens, sampling)
   forced = contract.forced_tokens(target, positions)
-  if warp.top_k is None and warp.top_p is None and warp.min_p is None:
-    return warp_lib.uncut_log_probs(logits, warp, positions, forced, positions, tokens)
-  probs = warp_lib.probabilities(logits, warp, positions, forced)
+  if sampling.top_k is None and sampling.top_p is None and sampling.min_p is None:
+    return warp_lib.uncut_log_probs(logits, sampling, positions, forced, positions, tokens)
+  probs = warp_lib.probabilities(logits, sampling, positions, forced)
   return warp_lib.log_probs(probs, positions, tokens)
 
 
 def _logits(target: Target, params: Any, condition: Condition, tokens: jax.Array,
-            warp: warp_lib.Warp) -> tuple[jax.Array, jax.Array]:
+            sampling: SamplingParams) -> tuple[jax.Array, jax.Array]:
   """Logits `[S, B, T, V]` of whole images, NaN in invalid rows, and their positions `[B, T]`."""
   num_rows = rows.count(condition)
   if jnp.shape(tokens) != (num_rows, target.num_tokens):
     raise ValueError(f'tokens has shape {jnp.shape(tokens)}; it must be that of whole images, '
                      f'({num_rows}, {target.num_tokens}).')
   valid = returned.supported_rows(target, condition) & warp_lib.check(
-      warp, target.num_streams, num_rows)
+      sampling, target.num_streams, num_rows)
   first, _, cache = target.prefill(params, condition, target.num_tokens)
   logits = first[:, :, None]
   if target.num_tokens > 1:
@@ -117,7 +119,7 @@ def unigram_distance(tokens: np.ndarray, others: np.ndarray, vocab_size: int) ->
 
 def of_sample(sample: base.Sample, model: Model) -> Likelihood:
   """Returns the likelihood of a sample's images, `[N]` NumPy arrays, cached by the sample."""
-  guided = programs.is_guided(sample.sampling)
+  guided = is_guided(sample.sampling)
   target = model.target(guided=guided)
   run = programs.kept(model, ('likelihood', guided), lambda: programs.jit(
       lambda *arguments: likelihood(target, *arguments), label='the likelihood'))
@@ -172,14 +174,14 @@ class Distance(NamedTuple):
 
 
 def distance(target: Target, params: Any, other_params: Any, condition: Condition,
-             tokens: jax.Array, warp: warp_lib.Warp, other: Target | None = None) -> Distance:
+             tokens: jax.Array, sampling: SamplingParams, other: Target | None = None) -> Distance:
   """Compares the distributions of two targets along whole images; call it under `jax.jit`.
 
   The arguments of `likelihood`, the parameters of the other target, and that target, None if it
   differs in its parameters only.
   """
   probs, other_probs = (
-      distributions(model, parameters, condition, tokens, warp)
+      distributions(model, parameters, condition, tokens, sampling)
       for model, parameters in ((target, params), (other or target, other_params)))
   variation = 0.5 * jnp.sum(jnp.abs(probs - other_probs), axis=-1)
   nll, other_nll = (jnp.mean(-jnp.log(accept.take(part, tokens)), axis=1)

@@ -11,7 +11,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cspd_jax.decoding import warp
+from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.serve import wire
 from cspd_jax.serve.wire import ApiError, Order, Served
 from cspd_jax.version import __version__
@@ -95,11 +96,11 @@ def request(served: Served) -> dict[str, Any]:
     properties['size'] = dict(type='string', default='auto', description='Others are resampled.')
     properties['response_format'] = _choice(['b64_json', 'url'])
     properties |= dict.fromkeys(wire.IGNORED, dict(description='Any value; it is ignored.'))
-  usual, kinds = served.description(served.names[0])['options'], served.model.engine.options()
+  usual = served.description(served.names[0])['options']
   for name in served.options:
     properties[name] = dict(
-        type=_TYPES[type(getattr(kinds, name))], default=usual[name],
-        description=f'A sampling option, {warp.LIMITS[name][1]}.')
+        type=_TYPES[type(SamplingParams._field_defaults[name])], default=usual[name],
+        description=f'A sampling option, {warp_lib.LIMITS[name][1]}.')
   for name, meaning in _MEANINGS.items():
     properties[name].setdefault('description', meaning)
   return dict(type='object', required=['prompt'], properties=properties,

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from cspd_jax.core import fields, naming, progress
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Spec
 from cspd_jax.files import reading
 from cspd_jax.generation.model import Model, Partial
@@ -90,7 +91,7 @@ class Served:
   @property
   def options(self) -> tuple[str, ...]:
     """The names of the sampling options."""
-    return self.model.engine.options._fields
+    return self.model.engine.options
 
   def description(self, name: str) -> dict[str, Any]:
     """Returns the model in the list of models, by one of its names; `root` is its own."""
@@ -241,7 +242,7 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
           code='unknown_parameter')
     if name in served.options:
       # A whole number that is written as another one, such as 1e9, is rather a mistake.
-      is_whole = isinstance(served.model.engine.options._field_defaults[name], int)
+      is_whole = isinstance(SamplingParams._field_defaults[name], int)
       if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
         words = 'a whole number, without a point or an exponent' if is_whole else 'a number'
         raise ValueError(f'{name} is {value!r:.80}; it must be {words}.')

@@ -11,11 +11,11 @@ import numpy as np
 
 from cspd_jax.core import programs
 from cspd_jax.core.random import RowKeys, row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.base import Draft, Drafter, Params, Verifier
 from cspd_jax.decoding.loop import Decoder, State, make_decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.verifiers.node_tests import exact
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.tabular import Tabular
 
 # Sampling options of rows that take turns: guidance scale, temperature, top-p.
@@ -68,15 +68,15 @@ class DraftProbe:
     return np.arange(self.samples) % len(OPTIONS)
 
   @functools.cached_property
-  def warp(self) -> Warp:
+  def sampling(self) -> SamplingParams:
     """The sampling options of the rows."""
     return self._warp(self.option)
 
-  def _warp(self, option: Any) -> Warp:
+  def _warp(self, option: Any) -> SamplingParams:
     scale, temperature, top_p = np.asarray(OPTIONS, np.float32)[option].T
     if self.model.target.num_streams == 1:
       scale = np.ones_like(scale)
-    return Warp(scale, temperature, np.zeros(np.shape(option), np.int32), top_p, -1, None)
+    return SamplingParams(scale, temperature, np.zeros(np.shape(option), np.int32), top_p, -1, None)
 
   @functools.cached_property
   def target_probs(self) -> np.ndarray:
@@ -113,10 +113,11 @@ class DraftProbe:
 
   def _start(self, keys: RowKeys) -> State:
     condition = jnp.zeros(self.samples, jnp.int32)
-    return self._recorded.start(self.model.params, condition, keys, self.warp, self.draft_params)
+    return self._recorded.start(self.model.params, condition, keys, self.sampling,
+                                self.draft_params)
 
   def _step(self, state: State) -> tuple[State, Draft, dict[str, Uses]]:
-    state = self._recorded.round(self.model.params, state, self.warp, self.draft_params)
+    state = self._recorded.round(self.model.params, state, self.sampling, self.draft_params)
     inner, draft, uses = state.drafter
     return state._replace(drafter=inner), draft, uses
 

@@ -116,7 +116,7 @@ def _shapes(probe: DraftProbe) -> Iterator[str]:
       else:
         jax.eval_shape(probe.decoder(verifier).round, probe.model.params, jax.eval_shape(
             probe.decoder(verifier).start, probe.model.params, np.zeros(probe.samples, np.int32),
-            probe.keys, probe.warp, probe.draft_params), probe.warp, probe.draft_params)
+            probe.keys, probe.sampling, probe.draft_params), probe.sampling, probe.draft_params)
     except Exception as error:  # Any, of the user's code.
       kind = 'an exact verifier' if verifier is None else (
           'match, a verifier with needs_probs=False, so that env.needs_probs is False')

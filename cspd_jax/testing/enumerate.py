@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import programs
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import row_random
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.tabular import Tabular, first_prefix, prefix_number
 
 
@@ -109,17 +109,18 @@ class Rounds(NamedTuple):
   length: float
 
 
-def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *, rounds: int = 1,
+def enumerate_rounds(decoder: Decoder, tabular: Tabular,
+                     sampling: SamplingParams = SamplingParams(), *, rounds: int = 1,
                      draft_params=None, max_outcomes: int = 2**24, chunk: int = 2**16) -> Rounds:
   """Enumerates all outcomes of a prefill and `rounds` rounds of a decoder.
 
   Tokens not committed by then are completed with the target's own distributions, so the
-  distribution equals `tabular.distribution(warp)` if and only if the rounds are exact. Two rounds
-  also prove that the drafter records the true distributions of its drafts. Noise of positions is
-  treated as new in every use, so this does not prove anything about a verifier or drafter that uses
-  the noise of a position twice in these rounds. Randomness inside a `lax` loop that runs more than
-  once is used once, while tracing, so the sum would not be 1: draft at most two tokens with a draft
-  model. Raises ValueError if there are more than `max_outcomes` outcomes.
+  distribution equals `tabular.distribution(sampling)` if and only if the rounds are exact. Two
+  rounds also prove that the drafter records the true distributions of its drafts. Noise of
+  positions is treated as new in every use, so this does not prove anything about a verifier or
+  drafter that uses the noise of a position twice in these rounds. Randomness inside a `lax` loop
+  that runs more than once is used once, while tracing, so the sum would not be 1: draft at most two
+  tokens with a draft model. Raises ValueError if there are more than `max_outcomes` outcomes.
 
   The decoder is built on `tabular.target`, and its random numbers are replaced; use float64 logits
   for an accurate comparison. There is at least 1 round; `draft_params` are those of the drafter, if
@@ -135,10 +136,10 @@ def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *,
     first, final = (dataclasses.replace(d, open_rng=open_rng) for d in (decoder, last))
     condition = jnp.zeros(index.shape, jnp.int32)
     rng = _Answers(index, jnp.ones(index.shape, tabular.params.dtype))
-    state = first.start(tabular.params, condition, rng, warp, draft_params)
+    state = first.start(tabular.params, condition, rng, sampling, draft_params)
     for number in range(rounds):
       step = (final if number == rounds - 1 else first).round
-      state = step(tabular.params, state, warp, draft_params)
+      state = step(tabular.params, state, sampling, draft_params)
     return state.tokens, state.count, state.rng.weight, state.tv_bound
 
   jax.eval_shape(run, jax.ShapeDtypeStruct((1,), jnp.arange(1).dtype))  # Fills `radices`.
@@ -149,13 +150,14 @@ def enumerate_rounds(decoder: Decoder, tabular: Tabular, warp: Warp = Warp(), *,
         'vocabulary, window or number of rounds.')
   options = programs.UNOPTIMISED if total <= chunk else {}
   run = programs.jit(run, options=options, short_sums=True)
-  return _accumulate(run, total, min(chunk, total), tabular, warp)
+  return _accumulate(run, total, min(chunk, total), tabular, sampling)
 
 
-def _accumulate(run: Callable, total: int, chunk: int, tabular: Tabular, warp: Warp) -> Rounds:
+def _accumulate(run: Callable, total: int, chunk: int, tabular: Tabular,
+                sampling: SamplingParams) -> Rounds:
   """Sums the outcomes by their committed tokens, then completes the sequences."""
   vocab, length, sequences = tabular.vocab_size, tabular.length, tabular.sequences()
-  target = tabular.distribution(warp)
+  target = tabular.distribution(sampling)
   committed = [np.zeros(vocab**k) for k in range(length + 1)]
   mean_tv_bound = 0.0
   for begin in range(0, total, chunk):

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import programs
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.tabular import Tabular
 
 FALSE_ALARM = 1e-6  # Probability that a correct sampler fails, over all tests of a check together.
@@ -84,21 +84,23 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np
   return whole._replace(p_value=p_value, passed=p_value >= false_alarm)
 
 
-def check_decoder(decoder: Decoder, tabular: Tabular, probs: np.ndarray, warp: Warp = Warp(), *,
+def check_decoder(decoder: Decoder, tabular: Tabular, probs: np.ndarray,
+                  sampling: SamplingParams = SamplingParams(), *,
                   draft_params=None, **kwargs) -> Report:
   """Tests a decoder, built on `tabular.target`, through its jitted path.
 
-  `probs` `[C, V**T]` are the expected distributions, `class_probs(tabular, warp)`; `draft_params`
-  those of the drafter, if any. Other arguments are those of `check_sampler`.
+  `probs` `[C, V**T]` are the expected distributions, `class_probs(tabular, sampling)`;
+  `draft_params` those of the drafter, if any. Other arguments are those of `check_sampler`.
   """
   decode = programs.jit(decoder, short_sums=True)
-  sample = lambda key, labels: decode(tabular.params, labels, key, warp, draft_params).tokens
+  sample = lambda key, labels: decode(tabular.params, labels, key, sampling, draft_params).tokens
   return check_sampler(sample, probs, tabular.vocab_size, **kwargs)
 
 
-def class_probs(tabular: Tabular, warp: Warp = Warp()) -> np.ndarray:
+def class_probs(tabular: Tabular, sampling: SamplingParams = SamplingParams()) -> np.ndarray:
   """Returns the distribution of whole sequences for every class of a tabular model, `[C, V**T]`."""
-  return np.stack([tabular.distribution(warp, label) for label in range(tabular.params.shape[0])])
+  return np.stack([tabular.distribution(sampling,
+                                        label) for label in range(tabular.params.shape[0])])
 
 
 def fit(counts: np.ndarray, distribution: np.ndarray, min_expected: float = 5.0) -> Report:

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Cache, Condition, Drafter, Features, Params, Target, TreeLike
 from cspd_jax.decoding.drafters import Heads, Network, from_model, from_network
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.tree import Tree
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import conditions
 
 
@@ -39,16 +39,16 @@ class Tabular(NamedTuple):
     grid = np.indices((self.vocab_size,) * self.length)
     return grid.reshape(self.length, -1).T
 
-  def probs(self, warp: Warp, label: int = 0) -> np.ndarray:
+  def probs(self, sampling: SamplingParams, label: int = 0) -> np.ndarray:
     """Returns the distribution `[P, V]` after every prefix, float64 if the parameters are."""
     logits = self.params[label][:, None]
     positions = jnp.asarray(prefix_lengths(self.vocab_size, self.length))[None]
     forced = None if self.target.forced is None else self.target.forced(positions)
-    return np.asarray(warp_lib.probabilities(logits, warp, positions, forced)[0])
+    return np.asarray(warp_lib.probabilities(logits, sampling, positions, forced)[0])
 
-  def distribution(self, warp: Warp, label: int = 0) -> np.ndarray:
+  def distribution(self, sampling: SamplingParams, label: int = 0) -> np.ndarray:
     """Returns the distribution `[V**T]` of whole sequences, in the order of `sequences`."""
-    probs, sequences = self.probs(warp, label).astype(np.float64), self.sequences()
+    probs, sequences = self.probs(sampling, label).astype(np.float64), self.sequences()
     probs /= probs.sum(axis=-1, keepdims=True)
     probability = np.ones(len(sequences))
     for k in range(self.length):

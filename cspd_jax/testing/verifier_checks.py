@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields, programs
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.decoders import vanilla
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import verdicts
 from cspd_jax.testing.report import Check, Report, collect, complaint, required
 from cspd_jax.testing.tabular import first_prefix, prefix_number, tabular, tabular_drafter
@@ -415,7 +415,8 @@ def _seed_exact(probe: _Probe) -> Iterator[str]:
     model, other = (tabular(jax.random.key(number), probe.vocab_size, _LENGTH) for number in (0, 1))
     drafter = tabular_drafter(other, arrangement.tree, arrangement.draws)
     decode = lambda decoder, *args: np.asarray(programs.jit(decoder, options=programs.UNOPTIMISED)(
-        model.params, jnp.zeros(_IMAGES, jnp.int32), jax.random.key(0), Warp(), *args).tokens)
+        model.params, jnp.zeros(_IMAGES, jnp.int32), jax.random.key(0), SamplingParams(),
+        *args).tokens)
     got = decode(make_decoder(model.target, drafter, probe.verifier), other.params)
     want = decode(vanilla(model.target))
   if (got != want).any():

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import fields
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.drafters import correctors
 from cspd_jax.generation.parts import Teacher
@@ -137,7 +138,7 @@ class Agreement(NamedTuple):
 
 
 def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
-              target_params: Params, teacher: Teacher, batch: Batch, warp: warp_lib.Warp
+              target_params: Params, teacher: Teacher, batch: Batch, sampling: SamplingParams
               ) -> Agreement:
   """Compares the corrected distributions of every pass with the target's, with the same options.
 
@@ -146,7 +147,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   images, count = batch.tokens.shape
   length = batch.nodes.shape[2]
   logits, features = target_outputs(target_params, teacher, batch.tokens, batch.condition)
-  probs = teacher.probs(logits, warp, jnp.arange(count)[None])
+  probs = teacher.probs(logits, sampling, jnp.arange(count)[None])
 
   start = batch.first + batch.accepted + 1
   positions = start[..., None] + 1 + jnp.arange(length)
@@ -160,7 +161,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   params, network = eagle.attach(target_params, params), eagle.network(config, teacher.ends)
   outputs, old, read = _reader(network, params, batch, features, window_features)
   plain = kl_divergence(*(
-      teacher.probs(x, warp_lib.uncut(warp), jnp.arange(1, count)[None])
+      teacher.probs(x, warp_lib.uncut(sampling), jnp.arange(1, count)[None])
       for x in (logits[:, :, 1:], network.logits(params, outputs[:, :, :-1]))))
   root = _of_rows(jnp.moveaxis(outputs, 0, 2), jnp.minimum(start, count - 1))
   old = _gather(old, jnp.minimum(entries - 1, length - 1))
@@ -170,7 +171,7 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
     corrected = correctors.correct(network, params, new, old, stale, has_stale)
     flat = corrected.reshape(images, -1, *corrected.shape[3:])
     draft_probs = teacher.probs(
-        network.logits(params, jnp.moveaxis(flat, 2, 0)), warp, positions.reshape(images, -1))
+        network.logits(params, jnp.moveaxis(flat, 2, 0)), sampling, positions.reshape(images, -1))
     draft_probs = draft_probs.reshape(target_probs.shape)
     overlap.append(jnp.sum(jnp.minimum(draft_probs, target_probs), axis=-1))
     divergence.append(kl_divergence(target_probs, draft_probs))
@@ -225,18 +226,18 @@ def _reader(network: correctors.Network, params: Params, batch: Batch, features:
 
 
 def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
-         target_params: Params, teacher: Teacher, batch: Batch, warp: warp_lib.Warp
+         target_params: Params, teacher: Teacher, batch: Batch, sampling: SamplingParams
          ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the loss: minus the mean accepted length plus the weighted divergences.
 
   The accepted length and the divergence of the windows are averages over the passes. The
-  distributions have the batch's guidance scale and the other options of `warp`, but no cuts, which
-  have no gradients, and temperature 1 in place of 0. Arguments as for `agreement`.
+  distributions have the batch's guidance scale and the other options of `sampling`, but no cuts,
+  which have no gradients, and temperature 1 in place of 0. Arguments as for `agreement`.
 
   Returns the loss, and the metrics 'length' and 'divergence' of the last pass and 'plain'.
   """
-  warp = warp_lib.uncut(warp._replace(guidance_scale=batch.guidance_scale))
-  result = agreement(params, config, train, target_params, teacher, batch, warp)
+  sampling = warp_lib.uncut(sampling._replace(guidance_scale=batch.guidance_scale))
+  result = agreement(params, config, train, target_params, teacher, batch, sampling)
   total, plain = jnp.float32(0), jnp.mean(result.plain)
   for overlap, divergence in zip(result.overlap, result.divergence):
     lengths, reached = accepted_length(overlap, result.inside)
@@ -261,22 +262,22 @@ def accepted_length(overlap: jax.Array, inside: jax.Array) -> tuple[jax.Array, j
 
 
 def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.EagleConfig,
-         train: CorrectorTrainConfig, teacher: Teacher, warp: warp_lib.Warp
+         train: CorrectorTrainConfig, teacher: Teacher, sampling: SamplingParams
          ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step; jit with the configurations and `teacher` static."""
   return optimizer_lib.step(state, lambda params: loss(
-      params, config, train, target_params, teacher, batch, warp), train.optimizer)
+      params, config, train, target_params, teacher, batch, sampling), train.optimizer)
 
 
 def measure(params: Params, target_params: Params, batch: Batch, config: eagle.EagleConfig,
-            train: CorrectorTrainConfig, teacher: Teacher, warp: warp_lib.Warp
+            train: CorrectorTrainConfig, teacher: Teacher, sampling: SamplingParams
             ) -> dict[str, jax.Array]:
-  """Measures the last pass with the sampling options `warp`; arguments as for `agreement`.
+  """Measures the last pass with the sampling options `sampling`; arguments as for `agreement`.
 
   Returns 'length', the mean accepted length of a chain; 'plain', see `Agreement`; 'overlap_1' and
   so on, the acceptance rate at a depth behind the root when it is reached.
   """
-  result = agreement(params, config, train, target_params, teacher, batch, warp)
+  result = agreement(params, config, train, target_params, teacher, batch, sampling)
   lengths, reached = accepted_length(result.overlap[-1], result.inside)
   rates = jnp.sum(result.overlap[-1] * reached, axis=(0, 1)) / jnp.maximum(
       jnp.sum(reached, axis=(0, 1)), _TINY)
@@ -285,17 +286,17 @@ def measure(params: Params, target_params: Params, batch: Batch, config: eagle.E
 
 
 def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params, teacher: Teacher,
-               tokens: jax.Array, condition: Any, warp: warp_lib.Warp
+               tokens: jax.Array, condition: Any, sampling: SamplingParams
                ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the KL divergence between the target's and the network's distributions.
 
-  Images `[B, T]` and their condition are whole; both distributions have the options of `warp`, as
-  for `loss`. Returns the mean divergence in nats per token, and the metric 'overlap', the mean of
-  `sum min(p, q)`.
+  Images `[B, T]` and their condition are whole; both distributions have the options of `sampling`,
+  as for `loss`. Returns the mean divergence in nats per token, and the metric 'overlap', the mean
+  of `sum min(p, q)`.
   """
-  warp = warp_lib.uncut(warp)
+  sampling = warp_lib.uncut(sampling)
   target_logits, features = target_outputs(target_params, teacher, tokens, condition)
-  probs = teacher.probs(target_logits, warp, jnp.arange(tokens.shape[1])[None])
+  probs = teacher.probs(target_logits, sampling, jnp.arange(tokens.shape[1])[None])
   streams = features.shape[0]
   logits, _ = eagle.predict(
       eagle.attach(target_params, params), config, teacher.ends,
@@ -303,17 +304,18 @@ def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params,
       features[:, :, :-1].reshape(-1, features.shape[2] - 1, features.shape[3]),
       eagle.prompt(config, condition))
   draft_probs = teacher.probs(
-      logits.reshape(streams, -1, *logits.shape[1:]), warp, jnp.arange(1, tokens.shape[1])[None])
+      logits.reshape(streams, -1, *logits.shape[1:]), sampling, jnp.arange(1,
+                                                                           tokens.shape[1])[None])
   overlap = jnp.sum(jnp.minimum(probs[:, 1:], draft_probs), axis=-1)
   return jnp.mean(kl_divergence(probs[:, 1:], draft_probs)), {'overlap': jnp.mean(overlap)}
 
 
 def plain_step(state: TrainState, batch: tuple[jax.Array, Any], target_params: Params,
                config: eagle.EagleConfig, optimizer: OptimizerConfig, teacher: Teacher,
-               warp: warp_lib.Warp) -> tuple[TrainState, dict[str, jax.Array]]:
+               sampling: SamplingParams) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step on whole images, tokens and condition; jit as `step`."""
   return optimizer_lib.step(state, lambda params: plain_loss(
-      params, config, target_params, teacher, *batch, warp), optimizer)
+      params, config, target_params, teacher, *batch, sampling), optimizer)
 
 
 def kl_divergence(p: jax.Array, q: jax.Array) -> jax.Array:

@@ -189,7 +189,7 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
     return params
   tokens, indices = _plain_images(recipe, model, workdir)
   conditions = model.condition(samples.prompts_of(model, recipe.prompts))
-  warp = model.engine.drop_inactive(samples.sampling(recipe, model))
+  sampling = model.engine.drop_inactive(samples.sampling(recipe, model))
 
   def batch_of(index):
     images, prompts = loop.batch_of(tokens, indices, optimizer.seed, index, optimizer.batch_size)
@@ -198,7 +198,7 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
   return drafter_recipe.fit(
       model, optimizer_lib.start(params, optimizer),
       lambda state, batch, frozen: corrector_lib.plain_step(
-          state, batch, frozen, recipe.drafter, optimizer, teacher, warp),
+          state, batch, frozen, recipe.drafter, optimizer, teacher, sampling),
       batch_of, optimizer, recipe, workdir, 'plain').result
 
 
@@ -215,12 +215,12 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
                 for split, (_, indices) in splits.items()}
   config, train_config, teacher = recipe.drafter, recipe.train, drafter_recipe.teacher(model)
   optimizer = train_config.optimizer
-  warp = model.engine.drop_inactive(samples.sampling(recipe, model))
+  sampling = model.engine.drop_inactive(samples.sampling(recipe, model))
   batch_of = lambda split, index, **order: corrector_lib.batch_of(
       splits[split][0], conditions[split], train_config, index, **order)
   evaluate = drafter_recipe.evaluation(
       model, lambda params, frozen, batch: corrector_lib.measure(
-          params, frozen, batch, config, train_config, teacher, warp),
+          params, frozen, batch, config, train_config, teacher, sampling),
       lambda: (batch_of('held_out', index, in_order=True)
                for index in range(recipe.num_held_out_images // optimizer.batch_size)))
   params = init(recipe, model)
@@ -229,7 +229,7 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   average = drafter_recipe.fit(
       model, optimizer_lib.start(params, optimizer),
       lambda state, batch, frozen: corrector_lib.step(
-          state, batch, frozen, config, train_config, teacher, warp),
+          state, batch, frozen, config, train_config, teacher, sampling),
       lambda index: batch_of('train', index), optimizer, recipe, workdir, 'corrector',
       lambda state: evaluate(state.result)).result
   return average, before | evaluate(average)
@@ -285,11 +285,11 @@ def recorder(decoder: Decoder) -> Callable[..., Windows]:
   jit = functools.partial(programs.jit, short_sums=True)
   start, next_round = jit(recorded.start), jit(recorded.round, donate_argnums=1)
 
-  def record(params, condition, key, warp, draft_params):
+  def record(params, condition, key, sampling, draft_params):
     batch = jax.tree.leaves(condition)[0].shape[0]
-    state, rounds = start(params, condition, row_keys(key, batch), warp, draft_params), []
+    state, rounds = start(params, condition, row_keys(key, batch), sampling, draft_params), []
     while np.any(np.asarray(state.count) < decoder.target.num_tokens):
-      state = next_round(params, state, warp, draft_params)
+      state = next_round(params, state, sampling, draft_params)
       rounds.append([np.asarray(getattr(state.drafter, name)) for name in Windows._fields[1:]])
     return Windows(np.asarray(decoder.finish(state).tokens),
                    *(np.stack(part, axis=1) for part in zip(*rounds)))

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 
 from cspd_jax.core import fields
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle, medusa
@@ -135,7 +136,7 @@ def step(state: TrainState, batch: tuple[jax.Array, Any], target_params: Params,
 
 
 def measure(params: Params, target_params: Params, batch: tuple[jax.Array, Any],
-            config: DrafterConfig, teacher: Teacher, warp: warp_lib.Warp, num_depths: int,
+            config: DrafterConfig, teacher: Teacher, sampling: SamplingParams, num_depths: int,
             stride: int = 7) -> dict[str, jax.Array]:
   """Measures by depth how well a drafter's distributions agree with the target's along images.
 
@@ -151,7 +152,7 @@ def measure(params: Params, target_params: Params, batch: tuple[jax.Array, Any],
   """
   tokens, condition = batch
   logits, features = target_outputs(target_params, teacher, tokens, condition)
-  probs = teacher.probs(logits, warp, jnp.arange(tokens.shape[1])[None])
+  probs = teacher.probs(logits, sampling, jnp.arange(tokens.shape[1])[None])
   if isinstance(config, medusa.MedusaConfig):
     drafts = medusa.heads(params, features[:, :, -tokens.shape[1]:])
     positions = [jnp.arange(tokens.shape[1] - 1 - h) for h in range(num_depths)]
@@ -166,7 +167,7 @@ def measure(params: Params, target_params: Params, batch: tuple[jax.Array, Any],
   for depth, (where, draft_logits) in enumerate(zip(positions, drafts), start=1):
     distribution, ranked = (  # Tokens that are cut tie.
         teacher.probs(draft_logits, options, (where + depth)[None])
-        for options in (warp, warp_lib.untempered(warp)))
+        for options in (sampling, warp_lib.untempered(sampling)))
     rank = jnp.sum(ranked > jnp.take_along_axis(
         ranked, tokens[:, where + depth, None], axis=-1), axis=-1)
     metrics |= {

@@ -124,10 +124,10 @@ def train(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path
   with_conditions = lambda batch: (batch[0], batches.select(conditions, batch[1]))
   config, train_config, target = recipe.drafter, recipe.train, teacher(model)
   optimizer = train_config.optimizer
-  warp = model.engine.drop_inactive(samples.sampling(recipe, model))
+  sampling = model.engine.drop_inactive(samples.sampling(recipe, model))
   evaluate = evaluation(
       model, lambda params, frozen, batch: drafter_lib.measure(
-          params, frozen, batch, config, target, warp, recipe.num_depths),
+          params, frozen, batch, config, target, sampling, recipe.num_depths),
       lambda: (with_conditions([part[i:i + _MEASURE_BATCH] for part in held_out])
                for i in range(0, len(held_out[0]), _MEASURE_BATCH)))
   average = fit(

@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from cspd_jax.core import batches, fields, progress
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Spec
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import atomic, npz, reading, run_folder
 from cspd_jax.generation import prompts as prompts_lib, run as run_lib
 from cspd_jax.generation.model import Model, Request
@@ -77,10 +77,10 @@ class Sampled(Sampling):
 Recipe = TypeVar('Recipe', bound=Sampled)
 
 
-def sampling(recipe: Sampled, model: Model) -> Warp:
+def sampling(recipe: Sampled, model: Model) -> SamplingParams:
   """Returns the sampling options of a recipe; raises ValueError for models of continuous tokens."""
-  options = model.sampling(**{name: getattr(recipe, name) for name in Warp._fields})
-  assert isinstance(options, Warp)  # Continuous tokens have fewer options.
+  options = model.sampling(**{name: getattr(recipe, name) for name in SamplingParams._fields})
+  assert isinstance(options, SamplingParams)  # Continuous tokens have fewer options.
   return options
 
 

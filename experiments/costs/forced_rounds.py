@@ -25,9 +25,9 @@ import jax.numpy as jnp
 from cspd_jax.continuous import specification
 from cspd_jax.continuous.base import Cost, Draft, Env, Target, Verdict
 from cspd_jax.continuous.loop import Decoder
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import Span
 from cspd_jax.core import programs, random
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.measure import timing
 from experiments.costs import predicted
 
@@ -69,7 +69,7 @@ def check(target: Target, texts: Sequence[str], accepted: str, model: str
 
 
 def prepare(decoder: Decoder, measured: predicted.Measured, params: Any, condition: Any,
-            sampling: Sampling, count: int) -> Rounds:
+            sampling: SamplingParams, count: int) -> Rounds:
   """Compiles a round of one image that begins after `count` random tokens and another round.
 
   A round without calls in its loop, which cannot be timed, raises ValueError.
@@ -91,7 +91,7 @@ def prepare(decoder: Decoder, measured: predicted.Measured, params: Any, conditi
 
 
 def _program(decoder: Decoder, change: Callable[[Callable], Callable], params: Any, state: Any,
-             sampling: Sampling) -> Callable[[], Any]:
+             sampling: SamplingParams) -> Callable[[], Any]:
   """Compiles one round with another `verify`; the cache is updated in place, as in a decode."""
   stage, = decoder.stages
   verifier = stage.verifier._replace(verify=change(stage.verifier.verify))

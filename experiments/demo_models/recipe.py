@@ -17,6 +17,7 @@ import numpy as np
 import optax
 
 from cspd_jax.core import fields, programs
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models import early_fusion, glm_image, llamagen, vq
 from cspd_jax.training import loop, optimizer as optimizer_lib
@@ -206,9 +207,9 @@ def distributions(params: Any, config: Config, tokens: np.ndarray, conditions: A
         for dropped in (False, True)])
     logits, tokens = logits[:, :, free], tokens[:, free]
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[None, ..., None], axis=-1)
-    warp, positions = warp_lib.Warp(guidance_scale=guidance_scale), jnp.asarray(free)[None]
-    probs = {'plain': warp_lib.probabilities(logits[:1], warp_lib.Warp(), positions),
-             'guided': warp_lib.probabilities(logits, warp, positions)}
+    sampling, positions = SamplingParams(guidance_scale=guidance_scale), jnp.asarray(free)[None]
+    probs = {'plain': warp_lib.probabilities(logits[:1], SamplingParams(), positions),
+             'guided': warp_lib.probabilities(logits, sampling, positions)}
     entropy = {name: jnp.sum(jax.scipy.special.entr(p), -1) / _LN2 for name, p in probs.items()}
     return -log_probs[..., 0] / _LN2, entropy
 

@@ -45,7 +45,8 @@ import numpy as np
 
 from cspd_jax import cli
 from cspd_jax.cli import groups
-from cspd_jax.core import fields, programs
+from cspd_jax.core import fields
+from cspd_jax.core.sampling import is_guided
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import measurements, tables, timing
@@ -198,7 +199,7 @@ class Lab:
     The text 'draft' is the draft model alone; None are the sampling options of the configuration.
     """
     sampling = self.bench.sampling if sampling is None else sampling
-    name = lambda text: (text, batch_size, programs.is_guided(sampling))
+    name = lambda text: (text, batch_size, is_guided(sampling))
     new = [text for text in dict.fromkeys(texts) if name(text) not in self._speeds]
     if new:
       runs = {text: (self._draft.run(self.mar, batch_size, sampling=sampling) if text == 'draft'
@@ -216,7 +217,7 @@ class Lab:
   def statement(self, mode: str, text: str, sample: Sample,
                 batch_size: int | None = None) -> dict[str, Any]:
     """Returns the settings, guarantees and costs of a row; `batch_size` is that of timed runs."""
-    guided = programs.is_guided(sample.sampling)
+    guided = is_guided(sample.sampling)
     decoder, tests = self.bench.decoder(text, guided), sample.decoded.tests
     replaced = int(tests.tested.sum() - tests.accepted.sum())
     means = {metric.name: metric(sample, self.model).mean

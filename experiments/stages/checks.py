@@ -49,7 +49,7 @@ def exact(piece: Piece) -> None:
   names = list(specification.DECODERS)[:2 if piece.rehearses else None]
   for greedy in (False,) if piece.rehearses else (False, True):
     bench = exactness.prepare(flags, greedy)
-    title = f'sequences against their distribution, temperature {bench.warp.temperature}'
+    title = f'sequences against their distribution, temperature {bench.sampling.temperature}'
     built = {text: exactness.build(exactness.sized(text, bench), bench) for text in names
              if not piece.has(title, decoder=text)}
     texts = [text for text in built if specification.guarantee(built[text]).is_exact]

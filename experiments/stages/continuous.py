@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from cspd_jax import families
-from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.core.sampling import SamplingParams
 from experiments.costs import forced_rounds, timed_rounds
 from experiments.stages.piece import Piece
 
@@ -36,7 +36,7 @@ def measure(piece: Piece, name: str, accepted: str, texts: Sequence[str] = DECOD
     return
   condition = timed_rounds.random_like(
       families.FAMILIES[model.family].published.condition(model.config, 1))
-  sampling = Sampling(guidance_scale=np.float32(_SCALE))
+  sampling = SamplingParams(guidance_scale=np.float32(_SCALE))
   first = None
   for group in piece.in_groups(title, {text: functools.partial(
       forced_rounds.prepare, *each, params, condition, sampling, 3 * model.num_tokens // 8)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.continuous import context, decoders, head_drafter
-from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
 
@@ -47,7 +47,7 @@ def test_contexts_of_whole_images_are_those_of_one_pass(params):
 @pytest.mark.slow
 def test_recorded_chains_belong_to_tokens_of_their_images(params):
   target, prompts, key = nextstep.target(CONFIG, guided=True), _prompts(16), jax.random.key(3)
-  decoder, sampling = decoders.mar(target), Sampling(SCALE)
+  decoder, sampling = decoders.mar(target), SamplingParams(SCALE)
   x, eps = jax.jit(lambda: head_drafter.record(decoder, params, prompts, key, sampling))()
   tokens = jax.jit(lambda: decoder(params, prompts, key, sampling))().tokens
   assert x.shape == eps.shape == (6, 16, 4)
@@ -74,7 +74,7 @@ def test_fits_are_stored_by_their_times(params):
   target, prompts = nextstep.target(CONFIG, guided=False), _prompts(32)
   decoder = decoders.mar(target)
   chains = jax.jit(lambda: head_drafter.record(
-      decoder, params, prompts, jax.random.key(4), Sampling()))()
+      decoder, params, prompts, jax.random.key(4), SamplingParams()))()
   rho = head_drafter.fit_rho(decoder.schedule, chains)
   assert rho.shape == (6,) and np.all(np.isfinite(rho)) and rho[-1] == 1
   metadata = head_drafter.describe_rho(decoder.schedule, rho, np.ones(6))

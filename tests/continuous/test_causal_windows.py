@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.continuous import decoders, schedule as schedule_lib
-from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.testing.proofs import analytic
 from tests.continuous import window_mutants
 from tests.marks import representative
@@ -36,7 +36,7 @@ def chain(schedule='flow', **options):
 
 def sample(build, model, seed=1, scale=1.0, labels=LABELS):
   decoder = build(model)
-  return jax.jit(decoder)(model.params, labels, jax.random.key(seed), Sampling(scale))
+  return jax.jit(decoder)(model.params, labels, jax.random.key(seed), SamplingParams(scale))
 
 
 def windows(window, kernels_per_call=2):

@@ -105,7 +105,7 @@ def test_errors_name_the_parameter(spec, message):
 @pytest.mark.parametrize('sampling', [{'temperature': 1.0}, 1.0, (1.0, 1.0)])
 def test_sampling_options_of_other_types(sampling):
   decoder, labels = specification.build('mar', CHAIN.target, RESOURCES), np.zeros(2, int)
-  with pytest.raises(ValueError, match='must be a cspd_jax.continuous.Sampling, such as Sampling'):
+  with pytest.raises(ValueError, match='must be a cspd_jax.SamplingParams, such as SamplingParams'):
     decoder.check(labels, sampling)
-  with pytest.raises(ValueError, match='must be a cspd_jax.continuous.Sampling, such as Sampling'):
+  with pytest.raises(ValueError, match='must be a cspd_jax.SamplingParams, such as SamplingParams'):
     jax.eval_shape(decoder, None, labels, jax.random.key(0), sampling)

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from cspd_jax.continuous import decoders, schedule as schedule_lib
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.testing.exactness import energy_test
 from cspd_jax.testing.proofs import analytic
 from tests.continuous import window_mutants
@@ -33,7 +33,7 @@ def chain(levels):
 
 
 def sample(decoder, params, seed=1, labels=LABELS, **options):
-  return jax.jit(decoder)(params, labels, jax.random.key(seed), Sampling(**options))
+  return jax.jit(decoder)(params, labels, jax.random.key(seed), SamplingParams(**options))
 
 
 def deviation(tokens):

@@ -21,9 +21,9 @@ from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.cspd import LastKernel, released, released_test
 from cspd_jax.continuous.loop import make_decoder
 from cspd_jax.continuous.path import path_test
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import TokenBatch
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.testing.exactness import compare
 from cspd_jax.testing.proofs import analytic
 
@@ -46,7 +46,7 @@ GUIDED = analytic.mixtures(
 
 def generate_guided(decoder, draft=GUIDED.params):
   return jax.tree.map(np.asarray, quick(decoder)(
-      GUIDED.params, jnp.arange(50) % 3, jax.random.key(1), Sampling(4.0), draft))
+      GUIDED.params, jnp.arange(50) % 3, jax.random.key(1), SamplingParams(4.0), draft))
 
 
 def quick(function):
@@ -251,7 +251,7 @@ class BlockTest(chex.TestCase):
     keys, labels = jax.random.split(jax.random.key(1), 6), jnp.arange(6) % 2
     temperature = jnp.linspace(0.7, 1.2, 6)
     decode = lambda rows: decoder(
-        CHAIN.params, labels[rows], keys[rows], Sampling(1.0, temperature[rows]), DRAFT)
+        CHAIN.params, labels[rows], keys[rows], SamplingParams(1.0, temperature[rows]), DRAFT)
     whole = decode(np.arange(6))
     for row in (0, 5):
       pick = lambda result, index: jax.tree.map(lambda leaf: leaf[index], result)

@@ -18,9 +18,9 @@ from cspd_jax.continuous import (
   schedule as schedule_lib,
   speculative_head,
 )
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.testing.exactness import compare
 from cspd_jax.testing.proofs import analytic
 
@@ -149,7 +149,7 @@ class DistributionTest(chex.TestCase):
   @pytest.mark.slow
   def test_whole_images(self):
     """Several tokens per step, guidance, temperature: joint distribution of all tokens."""
-    labels, sampling = jnp.zeros(NUM, jnp.int32), Sampling(2.0, 0.9)
+    labels, sampling = jnp.zeros(NUM, jnp.int32), SamplingParams(2.0, 0.9)
     both = (decoders.mar(MODEL.target, 2, LEVELS),
             decoders.exact_head(MODEL.target, 4, 2, LEVELS))
     images = [
@@ -192,7 +192,8 @@ class RecordTest(chex.TestCase):
     model = analytic.mixtures(
         jax.random.key(0), 8, 3, schedule=schedule, guided=True, components=1)
     decoder = decoders.mar(model.target, num_iter, schedule)
-    arguments = (model.params, jnp.arange(32) % 3, jax.random.key(1), Sampling(guidance_scale=3.0))
+    arguments = (model.params, jnp.arange(32) % 3, jax.random.key(1),
+                 SamplingParams(guidance_scale=3.0))
     chains, decoded = jax.jit(
         lambda *args: (head_drafter.record(decoder, *args), decoder(*args)))(*arguments)
     level = jnp.zeros(32, jnp.int32)

@@ -20,9 +20,9 @@ from cspd_jax.continuous import (
   path as path_lib,
   schedule as schedule_lib,
 )
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.testing.exactness import compare
 from cspd_jax.testing.proofs import analytic
 
@@ -50,7 +50,7 @@ def jitted(coarse=False, orders=noise_lib.random_orders, **options):
 
 def run(decoder, draft=DRAFT, labels=LABELS, key=jax.random.key(1)):
   return jax.tree.map(
-      np.asarray, decoder(CHAIN.params, labels, key, Sampling(), draft))
+      np.asarray, decoder(CHAIN.params, labels, key, SamplingParams(), draft))
 
 
 def few():
@@ -160,7 +160,7 @@ class DistributionTest(chex.TestCase):
     model = analytic.mixtures(
         jax.random.key(1), 2, 2, schedule=LEVELS, guided=True, components=2)
     draft = model.params._replace(means=model.params.means + 0.05)
-    sampling = Sampling(1.8, 0.9)
+    sampling = SamplingParams(1.8, 0.9)
     decoder = jax.jit(decoders.exact_path(
         model.target, model.target, 1, LEVELS, split=4, eta=0.8))
     tokens = decoder(model.params, LABELS, jax.random.key(1), sampling, draft).tokens
@@ -255,7 +255,7 @@ class ContractsTest(chex.TestCase):
   def test_sampling_of_other_rows(self, option):
     with self.assertRaisesRegex(ValueError, option + r' has shape \(2,\); .* these 3 rows'):
       jitted(draft_length=1).__wrapped__.check(
-          LABELS[:3], Sampling(**{option: np.ones(2, np.float32)}))
+          LABELS[:3], SamplingParams(**{option: np.ones(2, np.float32)}))
 
   def test_condition(self):
     with self.assertRaisesRegex(ValueError, r'class labels \[2\]; this model supports 0 to 1'):

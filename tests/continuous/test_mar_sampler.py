@@ -10,8 +10,8 @@ import pytest
 from absl.testing import parameterized
 
 from cspd_jax.continuous import decoders, noise as noise_lib, schedule as schedule_lib
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.testing.exactness import compare
 from cspd_jax.testing.proofs import analytic
 
@@ -64,7 +64,7 @@ class MarTest(chex.TestCase):
     num_iter = 3
     decoder = jax.jit(decoders.mar(MODEL.target, num_iter, LEVELS))
     key = jax.random.key(5)
-    generated = decoder(MODEL.params, LABELS, key, Sampling(2.5, 0.9))
+    generated = decoder(MODEL.params, LABELS, key, SamplingParams(2.5, 0.9))
     np.testing.assert_allclose(
         generated.tokens, doubled_batch(MODEL, LABELS, key, num_iter, 2.5, 0.9), atol=TOLERANCE)
 
@@ -74,7 +74,7 @@ class MarTest(chex.TestCase):
     linear, constant = (
         jax.jit(decoders.mar(MODEL.target, 1, LEVELS, guidance=guidance))
         for guidance in ('linear', 'constant'))
-    tokens = [decoder(MODEL.params, LABELS, jax.random.key(5), Sampling(scale)).tokens
+    tokens = [decoder(MODEL.params, LABELS, jax.random.key(5), SamplingParams(scale)).tokens
               for decoder, scale in ((linear, 2.75), (constant, 2.5), (constant, 2.75))]
     np.testing.assert_allclose(tokens[0], tokens[1], atol=TOLERANCE)
     self.assertGreater(np.abs(tokens[1] - tokens[2]).max(), 20 * TOLERANCE)
@@ -133,9 +133,9 @@ class MarTest(chex.TestCase):
     decoder = jax.jit(decoders.mar(MODEL.target, 3, LEVELS))
     keys = jax.random.split(jax.random.key(0), 3)
     scale = jnp.array([1.0, 2.0, 3.0])
-    whole = decoder(MODEL.params, LABELS, keys, Sampling(scale))
-    chex.assert_trees_all_equal(whole, decoder(MODEL.params, LABELS, keys, Sampling(scale)))
-    alone = decoder(MODEL.params, LABELS[1:2], keys[1:2], Sampling(scale[1:2]))
+    whole = decoder(MODEL.params, LABELS, keys, SamplingParams(scale))
+    chex.assert_trees_all_equal(whole, decoder(MODEL.params, LABELS, keys, SamplingParams(scale)))
+    alone = decoder(MODEL.params, LABELS[1:2], keys[1:2], SamplingParams(scale[1:2]))
     chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[1:2], whole), alone, atol=TOLERANCE)
 
 
@@ -154,12 +154,13 @@ class OptionsTest(chex.TestCase):
       decoders.parallel(MODEL.target, tokens_per_step)
 
   @parameterized.parameters(
-      (CHAIN, Sampling(2.0), 'guidance_scale is 2.0; it must be 1, because .* no null condition'),
-      (MODEL, Sampling(np.inf), 'guidance_scale is inf; it must be finite'),
-      (MODEL, Sampling(1.0, 1e39), 'temperature is 1e.39; it must be from 0 to'),
-      (MODEL, Sampling(1.0, -1.0), 'temperature is -1.0'),
-      (MODEL, Sampling('high'), "guidance_scale is 'high'; it must be a number"),
-      (MODEL, Sampling(1.0, True), 'temperature is True; it must be a number'))
+      (CHAIN, SamplingParams(2.0),
+       'guidance_scale is 2.0; it must be 1, because .* no null condition'),
+      (MODEL, SamplingParams(np.inf), 'guidance_scale is inf; it must be finite'),
+      (MODEL, SamplingParams(1.0, 1e39), 'temperature is 1e.39; it must be from 0 to'),
+      (MODEL, SamplingParams(1.0, -1.0), 'temperature is -1.0'),
+      (MODEL, SamplingParams('high'), "guidance_scale is 'high'; it must be a number"),
+      (MODEL, SamplingParams(1.0, True), 'temperature is True; it must be a number'))
   def test_sampling(self, model, sampling, message):
     decoder = decoders.mar(model.target, schedule=LEVELS)
     with self.assertRaisesRegex(ValueError, message):

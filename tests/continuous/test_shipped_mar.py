@@ -9,7 +9,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.continuous import decoders, head_drafter, schedule as schedule_lib, speculative_head
-from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import store
 from cspd_jax.models import kl_vae, mar
 
@@ -61,7 +61,7 @@ def test_tokens_and_pictures_have_a_sensible_scale(models):
 
   @jax.jit
   def generate(params, tokenizer_params, key):
-    tokens = decoder(params, labels, key, Sampling(2.0)).tokens
+    tokens = decoder(params, labels, key, SamplingParams(2.0)).tokens
     latents = mar.unpatchify(model.config, tokens)
     return tokens, kl_vae.decode(tokenizer_params, tokenizer.config, latents)
 

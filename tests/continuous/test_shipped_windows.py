@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.testing.exactness import compare, energy_test
 from tests.continuous import window_mutants
 
@@ -33,7 +33,7 @@ def draw(name, decoder, seed):
   condition = model.condition([model.prompts[i % len(model.prompts)] for i in range(BATCH)])
   decode = jax.jit(model.decoder(DECODERS[decoder], guided=False))
   return np.concatenate([
-      np.asarray(decode(model.params, condition, key, Sampling()).tokens)
+      np.asarray(decode(model.params, condition, key, SamplingParams()).tokens)
       for key in jax.random.split(jax.random.key(seed), ROWS // BATCH)])
 
 

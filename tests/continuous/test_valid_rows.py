@@ -9,8 +9,8 @@ import pytest
 
 import cspd_jax
 from cspd_jax.continuous import decoders, schedule as schedule_lib
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.testing.proofs import analytic
 from tests.marks import representative
 
@@ -33,7 +33,7 @@ def decoded(name, labels=LABELS, scale=1.0, temperature=1.0, params=None):
   model = MASKED if name == 'masked' else CAUSAL
   return jax.device_get(program(name)(
       model.params if params is None else params, jnp.asarray(labels), jax.random.key(0),
-      Sampling(rows(scale), rows(temperature))))
+      SamplingParams(rows(scale), rows(temperature))))
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def at_all_decades(name, decoder=None, alone=False):
   def decoded(temperature):
     count = len(temperature)
     keys = jnp.repeat(jax.random.key(5)[None], count)
-    return jax.device_get(run(model.params, np.ones(count, np.int32), keys, Sampling(
+    return jax.device_get(run(model.params, np.ones(count, np.int32), keys, SamplingParams(
         np.full(count, scale, np.float32), temperature), draft))
 
   parts = [decoded(rows) for rows in (DECADES[:, None] if alone else [DECADES])]
@@ -123,7 +123,7 @@ def test_tokens_of_damaged_parameters():
 def test_the_pieces_check_too():
   decoder = decoders.mar(MASKED.target, None, LEVELS)
   state = jax.jit(decoder.start)(
-      MASKED.params, jnp.array([0, 7]), row_keys(jax.random.key(0), 2), Sampling())
+      MASKED.params, jnp.array([0, 7]), row_keys(jax.random.key(0), 2), SamplingParams())
   assert decoder.finish(state).valid.tolist() == [True, False]
 
 
@@ -164,7 +164,7 @@ class TestParts:
   @pytest.mark.slow
   def test_steps_of_one_token_of_a_causal_model(self):
     steps = decoders.windows(CAUSAL.target, 2, 4, FLOW, kernels_per_call=2)
-    result = jax.jit(steps)(CAUSAL.params, LABELS, jax.random.key(0), Sampling(np.ones(4)))
+    result = jax.jit(steps)(CAUSAL.params, LABELS, jax.random.key(0), SamplingParams(np.ones(4)))
     np.testing.assert_allclose(result.tokens, decoded('causal').tokens, atol=1e-4)
 
   @pytest.mark.parametrize('build', [

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.continuous import decoders, schedule as schedule_lib
-from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.testing.exactness import energy_test
 from cspd_jax.testing.proofs import analytic
 from tests.marks import representative
@@ -31,7 +31,7 @@ def run(name, seed):
       'parallel': lambda: decoders.parallel(MODEL.target, 4, LEVELS, prefix_share=None)}[name]()
   draft = MODEL.params._replace(means=MODEL.params.means + 0.05)
   tokens = jax.jit(decoder)(
-      MODEL.params, LABELS, jax.random.key(seed), Sampling(1.5),
+      MODEL.params, LABELS, jax.random.key(seed), SamplingParams(1.5),
       draft if name == 'exact_path' else None).tokens
   # The class belongs to what is compared: it is part of the joint distribution.
   return np.concatenate([np.asarray(tokens).reshape(NUM, -1), LABELS[:, None]], axis=1)

@@ -15,8 +15,8 @@ import pytest
 
 import cspd_jax
 from cspd_jax.continuous import contract, cspd, decoders, schedule as schedule_lib
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.models import mar, nextstep
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.testing.proofs import analytic
@@ -28,7 +28,7 @@ MODELS = {
     'causal': analytic.causal_chain(SIZE, 2, schedule=schedule_lib.flow(5), means=(0.0, 1.0),
                                     null=0.5)}
 LABELS = np.arange(ROWS, dtype=np.int32) % 2
-SAMPLING = Sampling(np.float32(1.0), np.float32(0.9))
+SAMPLING = SamplingParams(np.float32(1.0), np.float32(0.9))
 MODES = {
     'x64': lambda: jax.enable_x64(True), 'nans': lambda: jax.debug_nans(True),
     'strict': lambda: jax.numpy_dtype_promotion('strict'),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.continuous import specification
-from cspd_jax.continuous.sampling import Sampling
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.measure.timing import Timing
 from cspd_jax.models import mar, nextstep
 from cspd_jax.models.conditions import Prompt
@@ -51,7 +51,7 @@ def test_parts_of_a_round(text):
   for target, params, condition in _models():
     decoder = specification.build(text, target)
     prepared = forced_rounds.prepare(
-        decoder, measured, params, condition, Sampling(guidance_scale=np.float32(2)), 5)
+        decoder, measured, params, condition, SamplingParams(guidance_scale=np.float32(2)), 5)
     whole, idle, transformer = (run() for run in prepared.runs.values())
     again = prepared.runs['round']()
     np.testing.assert_array_equal(again.tokens, whole.tokens)

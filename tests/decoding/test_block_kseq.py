@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import accept, tree as trees
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.verifiers.block import block
 from cspd_jax.decoding.verifiers.kseq import _factor, kseq
 from cspd_jax.decoding.verifiers.node_tests import exact
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
@@ -32,16 +32,16 @@ def _float64():
     yield
 
 
-def run(build, vocab_size=3, rounds=1, warp=Warp(), forced=None):
+def run(build, vocab_size=3, rounds=1, sampling=SamplingParams(), forced=None):
   """Total variation after some rounds, and the mean number of tokens; `build(other)`."""
   model, other = (tabular(jax.random.key(seed), vocab_size, 4, forced=forced, dtype=jnp.float64)
                   for seed in (0, 1))
   drafter, verifier = build(other)
   # Put together by hand, so that combinations that are refused can be tried too.
   decoder = Decoder(model.target, drafter, verifier)
-  result = enumerate_rounds(decoder, model, warp, rounds=rounds, draft_params=other.params)
+  result = enumerate_rounds(decoder, model, sampling, rounds=rounds, draft_params=other.params)
   np.testing.assert_allclose(result.distribution.sum(), 1, atol=1e-12)
-  return 0.5 * np.abs(result.distribution - model.distribution(warp)).sum(), result.length
+  return 0.5 * np.abs(result.distribution - model.distribution(sampling)).sum(), result.length
 
 
 def parts(tree, draws, verifier):
@@ -51,9 +51,11 @@ def parts(tree, draws, verifier):
 CASES = {
     'block': (parts(trees.chain(3), 'distinct', block), {}),
     'block, rounds': (parts(CHAIN, 'iid', block), {'vocab_size': 2, 'rounds': 2}),
-    'block, cut': (parts(CHAIN, 'iid', block), {'warp': Warp(top_p=0.7), 'forced': {2: 1}}),
+    'block, cut': (parts(CHAIN, 'iid', block), {'sampling': SamplingParams(top_p=0.7),
+                                                'forced': {2: 1}}),
     'kseq, rounds': (parts(PAIR, 'iid', kseq), {'vocab_size': 2, 'rounds': 2}),
-    'kseq, cut': (parts(TREE, 'iid', kseq), {'warp': Warp(top_p=0.7), 'forced': {2: 1}}),
+    'kseq, cut': (parts(TREE, 'iid', kseq), {'sampling': SamplingParams(top_p=0.7),
+                                             'forced': {2: 1}}),
     'exact, iid': (parts(TREE, 'iid', exact), {}),
     'exact, fixed': (parts(TREE, 'fixed', exact), {})}
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.tree import EAGLE, chain
 from cspd_jax.decoding.verifiers.node_tests import exact
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import store
 from cspd_jax.models import eagle as eagle_models, llamagen
 from tests.marks import representative
 
-WARP = Warp(guidance_scale=2.0)
+WARP = SamplingParams(guidance_scale=2.0)
 LABELS = jnp.asarray([1, 5])
 
 

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import accept, tree as trees
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
@@ -84,7 +84,7 @@ def one_round(length, schedule):
   decoder = make_decoder(model.target, tabular_drafter(other, trees.chain(length)), verifier)
   result = enumerate_rounds(decoder, model, draft_params=other.params)
   np.testing.assert_allclose(result.distribution.sum(), 1, atol=1e-12)
-  return result, 0.5 * np.abs(result.distribution - model.distribution(Warp())).sum()
+  return result, 0.5 * np.abs(result.distribution - model.distribution(SamplingParams())).sum()
 
 
 def conditionals(length):
@@ -97,10 +97,10 @@ def conditionals(length):
   for depth in range(1, length + 1):
     count = VOCAB**depth
     rows = slice(first, first + count)
-    result.append(tuple(table.probs(Warp())[rows].reshape((VOCAB,) * (depth + 1))
+    result.append(tuple(table.probs(SamplingParams())[rows].reshape((VOCAB,) * (depth + 1))
                         for table in (model, other)))
     first += count
-  return result, model.probs(Warp())[0]
+  return result, model.probs(SamplingParams())[0]
 
 
 def theorem_two(length, omega):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.drafters import Network, from_model, from_network, jacobi
 from cspd_jax.decoding.drafters.corrected import corrected
@@ -16,14 +17,13 @@ from cspd_jax.decoding.drafters.correctors import correct, corrected_features, c
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import neighbours
 from cspd_jax.testing import exactness
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import network, tabular
 from tests.marks import representative
 
-WARP = Warp(guidance_scale=1.5, temperature=0.9, top_p=0.9)
+WARP = SamplingParams(guidance_scale=1.5, temperature=0.9, top_p=0.9)
 
 
 def _learned(target):
@@ -53,7 +53,7 @@ CASES = {
 }
 
 
-def _total_variation(name, warp=WARP, forced=None):
+def _total_variation(name, sampling=WARP, forced=None):
   kind, vocab, length, rounds, size, passes, tree = CASES[name]
   with jax.enable_x64(True):
     built = tabular(
@@ -61,10 +61,10 @@ def _total_variation(name, warp=WARP, forced=None):
     other = built.params + 0.7 * jax.random.normal(jax.random.key(1), built.params.shape)
     parts = _parts(built.target, size, passes, tree, kind=kind)
     result = enumerate_rounds(
-        make_decoder(built.target, *parts), built, warp, rounds=rounds,
+        make_decoder(built.target, *parts), built, sampling, rounds=rounds,
         draft_params=other).distribution
     np.testing.assert_allclose(result.sum(), 1, atol=1e-12)
-    return 0.5 * np.abs(result - built.distribution(warp)).sum()
+    return 0.5 * np.abs(result - built.distribution(sampling)).sum()
 
 
 @pytest.mark.parametrize('name', representative(CASES, 'one place, two passes'))
@@ -74,7 +74,8 @@ def test_rounds_are_exact(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('options', [
-    dict(warp=Warp(guidance_scale=1.5)), dict(warp=Warp(temperature=0.0)),
+    dict(sampling=SamplingParams(guidance_scale=1.5)),
+    dict(sampling=SamplingParams(temperature=0.0)),
     dict(forced={1: 1, 2: 0})])
 def test_other_options_are_exact(options):
   assert _total_variation('one place, two passes', **options) < 1e-12
@@ -85,13 +86,15 @@ def test_other_options_are_exact(options):
 def test_rows_have_options_of_their_own(model, kind):
   # Tied logits, which cuts keep or drop together.
   built, other = model[0]._replace(params=jnp.round(model[0].params)), jnp.round(model[1])
-  options = Warp(*map(np.asarray, (
+  options = SamplingParams(*map(np.asarray, (
       [1.5, 1.0], [0.9, 0.6], [0, 2], [0.9, 1.0], [-1, 2], [0.0, 0.1])))
   probs = np.stack([
-      built.distribution(Warp(*(value[label] for value in options)), label) for label in range(2)])
+      built.distribution(SamplingParams(*(value[label] for value in options)),
+                         label) for label in range(2)])
   decode = jax.jit(make_decoder(built.target, *_parts(built.target, 7, 2, SIDES, kind=kind)))
   sample = lambda key, labels: decode(
-      built.params, labels, key, Warp(*(value[labels] for value in options)), other).tokens
+      built.params, labels, key, SamplingParams(*(value[labels] for value in options)),
+      other).tokens
   report = exactness.check_sampler(sample, probs, built.vocab_size, samples=2**16)
   assert report.passed, report
 
@@ -174,9 +177,9 @@ def test_mistakes_are_seen(name, monkeypatch):
     (SIDES, 0.9, 'network'), (None, 0.0, 'model')))
 def test_seed_exact_equals_vanilla(model, tree, temperature, kind):
   built, other = model
-  warp, labels = WARP._replace(temperature=temperature), jnp.arange(64) % 2
+  sampling, labels = WARP._replace(temperature=temperature), jnp.arange(64) % 2
   decode = lambda decoder, *args: jax.jit(decoder)(
-      built.params, labels, jax.random.key(3), warp, *args)
+      built.params, labels, jax.random.key(3), sampling, *args)
   decoder = make_decoder(built.target, *_parts(built.target, 7, 2, tree, match, kind=kind))
   result, vanilla = decode(decoder, other), decode(decoders.vanilla(built.target))
   np.testing.assert_array_equal(result.tokens, vanilla.tokens)
@@ -293,7 +296,7 @@ def test_windows_of_neighbours_are_those_of_the_whole_image():
   config, params, rng = _neighbours()
   image = jnp.asarray(rng.integers(0, 5, (2, 12)))
   nodes = jnp.asarray(rng.integers(0, 5, (2, 4)))
-  env = types.SimpleNamespace(params=params, warp=Warp())
+  env = types.SimpleNamespace(params=params, sampling=SamplingParams())
   first, start = jnp.array([1, 2]), jnp.array([2, 5])
   take = lambda x, at, count: jnp.stack([row[i:i + count] for row, i in zip(x, at)])
   put = lambda x, at, part: jnp.stack([row.at[i:i + part.shape[1]].set(new)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import parse
 from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.decoding.base import Drafter, Target
@@ -28,7 +29,6 @@ from cspd_jax.decoding.verifiers.kseq import kseq
 from cspd_jax.decoding.verifiers.lantern import lantern, lantern_pp, neighbour_table
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact, typical
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import engines
 from cspd_jax.testing.tabular import drafts, heads, network, tabular
 from docs import lists
@@ -43,7 +43,7 @@ DRAFTS = drafts(MODEL.target, DRAFT.target, 3)
 RESOURCES = specification.Resources(DRAFTS, CODEBOOK)
 PARAMS = {None: None, **dict.fromkeys(DRAFTS, DRAFT.params),
           'medusa': jnp.stack([DRAFT.params] * 3)}
-WARP = Warp(guidance_scale=1.5, temperature=0.9, top_k=3)
+WARP = SamplingParams(guidance_scale=1.5, temperature=0.9, top_k=3)
 
 T = MODEL.target
 TABLE = neighbour_table(CODEBOOK, 3)

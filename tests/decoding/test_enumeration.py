@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.drafters.draft_model import model
 from cspd_jax.decoding.drafters.jacobi import KINDS, SMALL_KINDS, ancestral, jacobi, reuse
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.proofs import mutants
 from cspd_jax.testing.tabular import tabular
@@ -43,8 +43,8 @@ CASES = {
     **{f'fresh {kind}': (2, 2, JACOBI(3, 'maximal', fresh=kind)) for kind in KINDS + SMALL_KINDS},
     'small tokens of three words': (3, 2, JACOBI(2, 'maximal', fresh='repeat-small')),
 }
-PLAIN = Warp(guidance_scale=1.5, temperature=0.9)
-HALF_GUIDED = Warp(guidance_scale=1.5, guidance_interval=0)
+PLAIN = SamplingParams(guidance_scale=1.5, temperature=0.9)
+HALF_GUIDED = SamplingParams(guidance_scale=1.5, guidance_interval=0)
 CUTS = {'top_p': PLAIN._replace(top_p=0.7), 'min_p': PLAIN._replace(min_p=0.6)}
 
 
@@ -54,7 +54,7 @@ def _float64():
     yield
 
 
-def total_variation(parts, vocab_size, rounds, warp, forced=None):
+def total_variation(parts, vocab_size, rounds, sampling, forced=None):
   built = tabular(jax.random.key(0), vocab_size, 4, guided=True, row_width=2, forced=forced,
                   dtype=jnp.float64)
   # Tokens 2 and 3 are a large image of the small one before them.
@@ -63,9 +63,9 @@ def total_variation(parts, vocab_size, rounds, warp, forced=None):
   decoder = make_decoder(target, *parts(target))
   other = jax.random.normal(jax.random.key(1), built.params.shape)
   distribution = enumerate_rounds(
-      decoder, built, warp, rounds=rounds, draft_params=other).distribution
+      decoder, built, sampling, rounds=rounds, draft_params=other).distribution
   np.testing.assert_allclose(distribution.sum(), 1, atol=1e-12)
-  return 0.5 * np.abs(distribution - built.distribution(warp)).sum()
+  return 0.5 * np.abs(distribution - built.distribution(sampling)).sum()
 
 
 @pytest.mark.parametrize('name', representative(

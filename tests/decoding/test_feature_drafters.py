@@ -6,19 +6,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import tabular as tables
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.exactness import check_decoder, class_probs
 from tests.marks import representative
 
-WARP = Warp(guidance_scale=1.5, temperature=0.9)
+WARP = SamplingParams(guidance_scale=1.5, temperature=0.9)
 CUT = WARP._replace(top_p=0.7, min_p=0.3)
 BUSHY = trees.branching('2 0:2 1:1 00:2')
 SMALL = trees.branching('2 0:1')
@@ -51,15 +51,15 @@ def parts(name, model):
   }[name]()
 
 
-def total_variation(name, warp, rounds, vocab_size=3, forced=None):
+def total_variation(name, sampling, rounds, vocab_size=3, forced=None):
   with jax.enable_x64(True):
     model = build(vocab_size, forced=forced)
     drafter, verifier, params = parts(name, model)
     decoder = make_decoder(model.target, drafter, verifier)
     distribution = enumerate_rounds(
-        decoder, model, warp, rounds=rounds, draft_params=params).distribution
+        decoder, model, sampling, rounds=rounds, draft_params=params).distribution
     np.testing.assert_allclose(distribution.sum(), 1, atol=1e-12)
-    return 0.5 * np.abs(distribution - model.distribution(warp)).sum()
+    return 0.5 * np.abs(distribution - model.distribution(sampling)).sum()
 
 
 @pytest.mark.parametrize('name,rounds,vocab_size', representative([

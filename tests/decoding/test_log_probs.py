@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import accept, refill, specification, tree as trees, warp as warp_lib
 from cspd_jax.decoding.drafters.draft_model import model as draft_model
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.specification import DECODERS
 from cspd_jax.decoding.verifiers.kseq import kseq
 from cspd_jax.decoding.verifiers.node_tests import exact
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.metrics import likelihood
 from cspd_jax.metrics.likelihood import distributions
 from cspd_jax.testing.tabular import drafts, tabular, tabular_drafter
@@ -25,7 +25,7 @@ MODEL, DRAFT = (tabular(jax.random.key(seed), 4, 6, guided=True, num_classes=3, 
 CODEBOOK = np.random.default_rng(0).normal(size=(4, 2))
 RESOURCES = specification.Resources(drafts(MODEL.target, DRAFT.target), CODEBOOK)
 LABELS = jnp.arange(64) % 3
-WARP = Warp(guidance_scale=1.5, temperature=0.8, top_k=3, top_p=0.9, guidance_interval=2)
+WARP = SamplingParams(guidance_scale=1.5, temperature=0.8, top_k=3, top_p=0.9, guidance_interval=2)
 RELAXED = ('model+uniform(delta=1.5)', 'model+cool', 'jacobi(window=4)+cool_linear',
            'eagle+lantern(delta=0.3, k=2)', 'jacobi(window=4)+lantern_pp(lam=2, k=2)',
            'jacobi(window=4)+grouped(group=3)', 'medusa+typical')
@@ -54,8 +54,8 @@ def program(name):
   return jax.jit(dataclasses.replace(build(name), raw_log_probs=True))
 
 
-def decode(name, warp=WARP, params=MODEL.params):
-  return program(name)(params, LABELS, jax.random.key(5), warp, draft_params(name))
+def decode(name, sampling=WARP, params=MODEL.params):
+  return program(name)(params, LABELS, jax.random.key(5), sampling, draft_params(name))
 
 
 @functools.cache
@@ -63,21 +63,21 @@ def _forward():
   return jax.jit(functools.partial(distributions, MODEL.target))
 
 
-def taught(tokens, warp, params=MODEL.params):
+def taught(tokens, sampling, params=MODEL.params):
   """Log-probabilities `[B, T]` by one forward pass over the complete images."""
-  probs = _forward()(params, LABELS, tokens, warp)
+  probs = _forward()(params, LABELS, tokens, sampling)
   with np.errstate(divide='ignore'):  # Tokens that the cuts exclude.
     return np.log(np.take_along_axis(np.asarray(probs), np.asarray(tokens)[..., None], -1)[..., 0])
 
 
-def raw(warp):
-  return Warp(warp.guidance_scale, guidance_interval=warp.guidance_interval)
+def raw(sampling):
+  return SamplingParams(sampling.guidance_scale, guidance_interval=sampling.guidance_interval)
 
 
-def check(decoded, warp=WARP, params=MODEL.params):
-  np.testing.assert_allclose(decoded.log_probs, taught(decoded.tokens, warp, params), atol=1e-5)
+def check(decoded, sampling=WARP, params=MODEL.params):
+  np.testing.assert_allclose(decoded.log_probs, taught(decoded.tokens, sampling, params), atol=1e-5)
   np.testing.assert_allclose(
-      decoded.raw_log_probs, taught(decoded.tokens, raw(warp), params), atol=1e-5)
+      decoded.raw_log_probs, taught(decoded.tokens, raw(sampling), params), atol=1e-5)
   np.testing.assert_array_equal(decoded.log_probs[:, 2], 0)  # The grammar forces this token.
   assert decoded.log_probs.dtype == decoded.raw_log_probs.dtype == np.float32
 
@@ -93,9 +93,9 @@ def test_equal_a_forward_pass(name):
 
 @pytest.mark.parametrize('temperature', [0.0, 3.0])
 def test_temperatures(temperature):
-  warp = WARP._replace(temperature=temperature)
-  decoded = decode('sjd', warp)
-  check(decoded, warp)
+  sampling = WARP._replace(temperature=temperature)
+  decoded = decode('sjd', sampling)
+  check(decoded, sampling)
   if not temperature:
     np.testing.assert_array_equal(decoded.log_probs, 0)
     assert decoded.raw_log_probs.min() < -0.5
@@ -103,10 +103,10 @@ def test_temperatures(temperature):
 
 def test_tokens_that_only_the_temperature_makes_possible_have_finite_raw_values():
   params = 100 * MODEL.params
-  warp = Warp(temperature=200.0)
-  decoded = decode('sjd', warp, params)
+  sampling = SamplingParams(temperature=200.0)
+  decoded = decode('sjd', sampling, params)
   assert np.isfinite(decoded.raw_log_probs).all() and decoded.raw_log_probs.min() < -110
-  np.testing.assert_allclose(decoded.log_probs, taught(decoded.tokens, warp, params), atol=1e-4)
+  np.testing.assert_allclose(decoded.log_probs, taught(decoded.tokens, sampling, params), atol=1e-4)
 
 
 @pytest.mark.slow
@@ -121,10 +121,10 @@ def test_tokens_that_cuts_exclude():
 @pytest.mark.slow
 def test_greedy_verifier():
   """It decides by distributions at temperature 1; these values are still those of temperature 0."""
-  warp = Warp(guidance_scale=1.5, temperature=0.0)
-  decoded = decode('jacobi(window=4)+lantern(delta=0.9, k=3, greedy=True)', warp)
+  sampling = SamplingParams(guidance_scale=1.5, temperature=0.0)
+  decoded = decode('jacobi(window=4)+lantern(delta=0.9, k=3, greedy=True)', sampling)
   assert set(np.unique(decoded.log_probs)) == {-np.inf, 0}
-  check(decoded, warp)
+  check(decoded, sampling)
 
 
 @pytest.mark.slow
@@ -154,8 +154,9 @@ def test_float64():
     built = tabular(jax.random.key(0), 3, 4, dtype=jnp.float64)
     decoder = make_decoder(built.target, draft_model(built.target, 2), exact())
     labels = jnp.zeros(8, jnp.int32)
-    decoded = jax.jit(decoder)(built.params, labels, jax.random.key(1), Warp(), built.params)
-    probs = distributions(built.target, built.params, labels, decoded.tokens, Warp())
+    decoded = jax.jit(decoder)(built.params, labels, jax.random.key(1), SamplingParams(),
+                               built.params)
+    probs = distributions(built.target, built.params, labels, decoded.tokens, SamplingParams())
     want = np.log(np.take_along_axis(np.asarray(probs), np.asarray(decoded.tokens)[..., None], -1))
     np.testing.assert_allclose(decoded.log_probs, want[..., 0], atol=1e-12)
 
@@ -187,9 +188,10 @@ def test_refilled_rows(name):
 @pytest.mark.slow
 def test_differentiable_pass_over_images():
   """Equals the decoder's values; its gradient is that of `distributions`."""
-  decoded = decode('sjd', Warp(1.5, 0.8))
+  decoded = decode('sjd', SamplingParams(1.5, 0.8))
   total = lambda function: jax.jit(jax.value_and_grad(lambda params: jnp.sum(function(
-      MODEL.target, params, LABELS, decoded.tokens, Warp(1.5, 0.8, top_k=None, top_p=None)))))
+      MODEL.target, params, LABELS, decoded.tokens, SamplingParams(1.5, 0.8, top_k=None,
+                                                                   top_p=None)))))
   value, gradient = total(likelihood.log_probs)(MODEL.params)
   np.testing.assert_allclose(value, decoded.log_probs.sum(), rtol=1e-5)
   pick = lambda *arguments: jnp.log(accept.take(distributions(*arguments), decoded.tokens))

@@ -10,6 +10,7 @@ import pytest
 from absl.testing import parameterized
 
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.decoding.drafters.draft_model import model
 from cspd_jax.decoding.drafters.jacobi import KINDS, jacobi
@@ -17,10 +18,9 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.specification import DECODERS
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.tabular import drafts, tabular
 
-WARP = Warp(guidance_scale=1.5, temperature=0.9, top_k=3)
+WARP = SamplingParams(guidance_scale=1.5, temperature=0.9, top_k=3)
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
 DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3)
 RESOURCES = specification.Resources(drafts(MODEL.target, DRAFT.target))
@@ -49,11 +49,11 @@ def jitted(name):
   return jax.jit(build(name))
 
 
-def decode(decoder, labels=LABELS, key=jax.random.key(7), warp=WARP):
+def decode(decoder, labels=LABELS, key=jax.random.key(7), sampling=WARP):
   """Decodes with a decoder, or with a named one."""
   if isinstance(decoder, str):
-    return jitted(decoder)(MODEL.params, labels, key, warp, draft_params(decoder))
-  return jax.jit(decoder)(MODEL.params, labels, key, warp, DRAFT.params)
+    return jitted(decoder)(MODEL.params, labels, key, sampling, draft_params(decoder))
+  return jax.jit(decoder)(MODEL.params, labels, key, sampling, DRAFT.params)
 
 
 def assert_same(decoded, expected):
@@ -120,10 +120,11 @@ class LoopTest(chex.TestCase):
     chex.clear_trace_counter()
     decoder = build(name, MODEL.target._replace(score=counted))
     run = jax.jit(chex.assert_max_traces(decoder.__call__, n=1))
-    for seed, warp in enumerate([WARP, Warp(2.0, 0.0, 0, 1.0), Warp(1.0, 1.3, 2, 0.5)]):
+    for seed, sampling in enumerate([WARP, SamplingParams(2.0, 0.0, 0, 1.0), SamplingParams(1.0,
+        1.3, 2, 0.5)]):
       calls.clear()
       decoded = run(MODEL.params, LABELS[seed:seed + 1], jax.random.key(seed),
-                    jax.tree.map(jnp.float32, warp), draft_params(name))
+                    jax.tree.map(jnp.float32, sampling), draft_params(name))
       jax.effects_barrier()
       self.assertEqual(len(calls) + 1, int(decoded.rounds[0]))  # The prefill is the other one.
 
@@ -178,10 +179,10 @@ class LoopTest(chex.TestCase):
   @pytest.mark.slow
   def test_greedy_is_the_same_for_every_window(self, fresh):
     # At temperature 0 all distributions are one-hot: every decoder gives the most probable path.
-    greedy = Warp(guidance_scale=1.5, temperature=0.0)
-    vanilla = decode('vanilla', warp=greedy)
+    greedy = SamplingParams(guidance_scale=1.5, temperature=0.0)
+    vanilla = decode('vanilla', sampling=greedy)
     decoder = make_decoder(MODEL.target, jacobi(4, 'maximal', fresh=fresh), exact())
-    np.testing.assert_array_equal(decode(decoder, warp=greedy).tokens, vanilla.tokens)
+    np.testing.assert_array_equal(decode(decoder, sampling=greedy).tokens, vanilla.tokens)
 
   def test_forced_tokens(self):
     self._check_forced('sjd_pac')
@@ -251,15 +252,15 @@ class ErrorsTest(parameterized.TestCase):
       (lambda: decoders.speculative(MODEL.target, tabular(jax.random.key(0), 4, 5).target),
        'num_tokens of the draft model is 5'),
       (lambda: decode_eagerly(labels=jnp.asarray([0, 5])), 'supports 0 to 2'),
-      (lambda: decode_eagerly(warp=Warp(top_p=0.0)), 'top_p is 0'),
+      (lambda: decode_eagerly(sampling=SamplingParams(top_p=0.0)), 'top_p is 0'),
       (lambda: decode_eagerly(key=jax.random.split(jax.random.key(0), 3)), r'key has shape \(3,\)'),
       (lambda: decoders.vanilla(tabular(jax.random.key(0), 4, 6).target).check(
-          jnp.zeros(1, int), Warp(guidance_scale=3.0)), 'no null condition'),
+          jnp.zeros(1, int), SamplingParams(guidance_scale=3.0)), 'no null condition'),
   )
   def test_message(self, run, message):
     with self.assertRaisesRegex(ValueError, message):
       run()
 
 
-def decode_eagerly(labels=jnp.asarray([0, 1]), key=jax.random.key(0), warp=WARP):
-  return decoders.sjd(MODEL.target, 2)(MODEL.params, labels, key, warp)
+def decode_eagerly(labels=jnp.asarray([0, 1]), key=jax.random.key(0), sampling=WARP):
+  return decoders.sjd(MODEL.target, 2)(MODEL.params, labels, key, sampling)

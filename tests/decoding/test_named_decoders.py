@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax import Warp, continuous, decoding
-from cspd_jax.continuous import Sampling, schedule as schedule_lib
+from cspd_jax import SamplingParams, continuous, decoding
+from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding.drafters import from_model
 from cspd_jax.decoding.tree import chain
@@ -36,11 +36,11 @@ def _names(engine, name):
   common = dict(jax=types.SimpleNamespace(jit=jit, random=jax.random), cspd_jax=cspd_jax)
   if engine == 'continuous':
     return common | dict(target=CHAIN.target, draft=CHAIN.target, params=CHAIN.params,
-                         draft_params=CHAIN.params, condition=np.zeros(2, int), Sampling=Sampling)
+                         draft_params=CHAIN.params, condition=np.zeros(2, int))
   return common | dict(
       target=BIG, draft_target=BIG, network=network(BIG), heads=heads(BIG, 3),
       corrector=from_model(BIG),
-      params=MODEL.params, condition=LABELS, Warp=Warp, chain=chain,
+      params=MODEL.params, condition=LABELS, SamplingParams=SamplingParams, chain=chain,
       draft_params=jnp.stack([MODEL.params] * 3) if name == 'medusa' else MODEL.params)
 
 

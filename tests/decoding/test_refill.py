@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import contract, decoders, prefix, refill, specification
 from cspd_jax.decoding.base import Decoded
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import llamagen
 from cspd_jax.testing.tabular import drafts, tabular
 from tests.marks import representative
@@ -22,10 +22,10 @@ NUMBERS = np.arange(COUNT)
 # All that an image depends on differs from image to image, and one is drawn greedily.
 LABELS = NUMBERS * 2 % 3
 KEYS = jax.random.split(jax.random.key(5), COUNT)
-WARP = Warp(guidance_scale=np.linspace(1, 2, COUNT, dtype=np.float32),
+WARP = SamplingParams(guidance_scale=np.linspace(1, 2, COUNT, dtype=np.float32),
             temperature=np.where(NUMBERS == 6, 0, 1).astype(np.float32), top_k=np.int32(0),
             top_p=None)
-SAMPLED = Warp(np.float32(1.5), np.float32(0.9), None, None, min_p=None)
+SAMPLED = SamplingParams(np.float32(1.5), np.float32(0.9), None, None, min_p=None)
 TREE = 'tree=caterpillar(2, 2)'
 NAMES = {
     'vanilla': {}, 'vanilla(window=3)': {}, 'seed_exact': {}, 'mc_sjd': {}, 'corrected': {},
@@ -43,17 +43,17 @@ def _draft_params(name):
   return jnp.stack([DRAFT.params] * 2) if specification.needs(name) == 'medusa' else DRAFT.params
 
 
-def _picked(warp, numbers):
-  return Warp(*(leaf[numbers] if np.ndim(leaf) else leaf for leaf in warp))
+def _picked(sampling, numbers):
+  return SamplingParams(*(leaf[numbers] if np.ndim(leaf) else leaf for leaf in sampling))
 
 
-def _refilled(program, count=COUNT, warp=WARP, params=MODEL.params, draft_params=DRAFT.params,
+def _refilled(program, count=COUNT, sampling=WARP, params=MODEL.params, draft_params=DRAFT.params,
               conditions=LABELS):
   """All images in order; and the rounds of the loop."""
   groups = list(refill.run(
       program, params, count,
       lambda numbers: (jax.tree.map(lambda leaf: leaf[numbers], conditions), KEYS[numbers],
-                       _picked(warp, numbers)), draft_params))
+                       _picked(sampling, numbers)), draft_params))
   numbers = np.concatenate([group.image for group in groups])
   assert sorted(numbers) == list(range(count))
   decoded = jax.tree.map(lambda *parts: np.concatenate(parts)[np.argsort(numbers)],
@@ -61,14 +61,14 @@ def _refilled(program, count=COUNT, warp=WARP, params=MODEL.params, draft_params
   return decoded, sum(int(group.rounds) for group in groups)
 
 
-def _batches(decoder, size, count=COUNT, warp=WARP, params=MODEL.params,
+def _batches(decoder, size, count=COUNT, sampling=WARP, params=MODEL.params,
              draft_params=DRAFT.params, conditions=LABELS):
   """All images in order; and the rounds of all batches, prefills apart."""
   run, parts, rounds = jax.jit(decoder), [], 0
   for first in range(0, count, size):
     numbers = np.minimum(np.arange(first, first + size), count - 1)
     part = run(params, jax.tree.map(lambda leaf: leaf[numbers], conditions), KEYS[numbers],
-               _picked(warp, numbers), draft_params)
+               _picked(sampling, numbers), draft_params)
     rounds += int(part.rounds.max()) - 1
     parts.append(jax.device_get(part))
   return jax.tree.map(lambda *some: np.concatenate(some)[:count], *parts), rounds
@@ -130,8 +130,8 @@ def test_any_number_of_images_in_any_number_of_slots(count, slots):
 
 def test_groups_of_as_many_images_as_slots(monkeypatch):
   monkeypatch.setattr(refill, 'group', lambda num_slots: num_slots)
-  decoded, _ = _refilled(_program('mc_sjd', 3), warp=SAMPLED)
-  want, _ = _batches(_build('mc_sjd'), 3, warp=SAMPLED)
+  decoded, _ = _refilled(_program('mc_sjd', 3), sampling=SAMPLED)
+  want, _ = _batches(_build('mc_sjd'), 3, sampling=SAMPLED)
   assert _differences(decoded, want) == []
 
 
@@ -154,18 +154,18 @@ def _primitives(jaxpr):
         yield from _primitives(getattr(part, 'jaxpr', part))
 
 
-def _queue(warp):
+def _queue(sampling):
   """A group of one image."""
   return refill.Queue(
-      LABELS[:1], KEYS[:1], jax.tree.map(lambda leaf: jnp.full(1, leaf), warp),
+      LABELS[:1], KEYS[:1], jax.tree.map(lambda leaf: jnp.full(1, leaf), sampling),
       jnp.zeros(1, jnp.int32), jnp.int32(1), jnp.asarray(True))
 
 
 def test_the_loop_has_no_conditionals():
   one = refill.Refill(_build('mc_sjd'), SLOTS)
 
-  def program(warp):
-    queue = _queue(warp)
+  def program(sampling):
+    queue = _queue(sampling)
     slots = jax.eval_shape(one.idle, MODEL.params, queue)
     return list(_primitives(jax.make_jaxpr(one.advance)(MODEL.params, slots, queue).jaxpr))
 
@@ -195,10 +195,10 @@ MUTANTS = {
 @pytest.mark.parametrize('mutant', representative(MUTANTS, 'cache'))
 def test_state_left_by_the_last_image_of_a_slot_is_detected(mutant, monkeypatch):
   def replaced(old, new, *args):
-    state, warp = STATE(old, new, *args)
+    state, sampling = STATE(old, new, *args)
     if mutant == 'options':
       return state, old[1]
-    return MUTANTS[mutant](old[0], state), warp
+    return MUTANTS[mutant](old[0], state), sampling
 
   want, _ = _batches(decoders.vanilla(MODEL.target), SLOTS)
   monkeypatch.setattr(refill, '_replace_slot', replaced)
@@ -226,7 +226,7 @@ def test_a_state_that_does_not_tell_its_rows_apart(leaf, message):
   decoder = decoders.vanilla(MODEL.target._replace(prefill=changed, score=score))
   assert jax.jit(decoder)(MODEL.params, LABELS[:2], KEYS[:2], SAMPLED).valid.all()
   with pytest.raises(contract.ContractError, match=message):
-    _refilled(refill.jitted(decoder, SLOTS), warp=SAMPLED)
+    _refilled(refill.jitted(decoder, SLOTS), sampling=SAMPLED)
 
 
 CONFIG = llamagen.LlamaGenConfig(
@@ -251,7 +251,7 @@ def test_a_transformer(prefix_length):
   if prefix_length:
     first = np.random.default_rng(1).integers(0, 8, (COUNT, prefix_length), np.int32)
     conditions = prefix.Prefixed(LABELS, first)
-  arguments = dict(warp=WARP._replace(top_k=np.int32(4)), params=params, draft_params=None,
+  arguments = dict(sampling=WARP._replace(top_k=np.int32(4)), params=params, draft_params=None,
                    conditions=conditions)
   decoded, rounds = _refilled(refill.jitted(decoder, SLOTS), **arguments)
   want, of_batches = _batches(decoder, SLOTS, **arguments)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from absl.testing import parameterized
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import accept, tree as trees
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.correctors import from_model
@@ -20,7 +21,6 @@ from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
 from cspd_jax.decoding.verifiers.grouped import grouped
 from cspd_jax.decoding.verifiers.lantern import RESIDUALS, lantern, lantern_pp, neighbour_table
 from cspd_jax.decoding.verifiers.node_tests import NodeTest, exact, rejection, typical
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import prefix_number, tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
@@ -179,7 +179,7 @@ def test_tv_bound_holds_for_rounds(name):
                     for seed in (0, 1))
     decoder = make_decoder(model.target, drafter(), verifier())
     result = enumerate_rounds(decoder, model, rounds=rounds, draft_params=other.params)
-    distance = total_variation(result.distribution, model.distribution(Warp()))
+    distance = total_variation(result.distribution, model.distribution(SamplingParams()))
   np.testing.assert_allclose(result.distribution.sum(), 1, atol=1e-12)
   assert 0.3 * result.tv_bound < distance <= result.tv_bound + 1e-12
   assert distance > 1e-3
@@ -232,9 +232,9 @@ class LanternTest(chex.TestCase):
     drafter = tabular_drafter(DRAFT, trees.kary(2, 3, 6), 'fixed') if lam > 1 else jacobi(4)
     decoder = make_decoder(MODEL.target, drafter, lantern_pp(TABLE, lam, greedy=True))
     decoded = jax.jit(decoder)(
-        MODEL.params, LABELS, jax.random.key(0), Warp(temperature=0.0), DRAFT.params)
+        MODEL.params, LABELS, jax.random.key(0), SamplingParams(temperature=0.0), DRAFT.params)
     # The bound counts the tokens that are not the most probable after their prefix.
-    best = MODEL.probs(Warp()).argmax(axis=-1)
+    best = MODEL.probs(SamplingParams()).argmax(axis=-1)
     tokens = np.asarray(decoded.tokens)
     others = sum(tokens[:, k] != best[prefix_number(tokens[:, :k], 4)] for k in range(6))
     np.testing.assert_array_equal(decoded.tv_bound, others)

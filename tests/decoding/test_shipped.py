@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import specification
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import store
 from cspd_jax.models import llamagen
 from tests.marks import representative
 
 LABELS = jnp.asarray([1, 5, 3])
 KEYS = jax.random.split(jax.random.key(11), 3)
-WARP = Warp(guidance_scale=2.0)
+WARP = SamplingParams(guidance_scale=2.0)
 
 
 @functools.cache

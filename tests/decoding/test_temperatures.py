@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import specification, warp as warp_lib
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import tabular as tables
 from tests.marks import representative
 
@@ -59,36 +59,36 @@ def rows():
   temperature, option = (part.ravel() for part in np.meshgrid(
       DECADES, np.arange(len(OPTIONS)), indexing='ij'))
   scale, top_k, top_p, min_p = np.asarray(OPTIONS)[option].T
-  return Warp(scale.astype(np.float32), temperature, top_k.astype(np.int32),
+  return SamplingParams(scale.astype(np.float32), temperature, top_k.astype(np.int32),
               top_p.astype(np.float32), min_p=min_p.astype(np.float32)), np.arange(
                   len(temperature), dtype=np.int32) % 2
 
 
-def pick(warp, index):
-  return Warp(*(value[index] if np.ndim(value) else value for value in warp))
+def pick(sampling, index):
+  return SamplingParams(*(value[index] if np.ndim(value) else value for value in sampling))
 
 
-def options_of(warp, row):
+def options_of(sampling, row):
   return [np.asarray(value).item() for value in (
-      pick(warp, row)[i] for i in (0, 1, 2, 3, 5))]
+      pick(sampling, row)[i] for i in (0, 1, 2, 3, 5))]
 
 
 def test_distributions():
   """Also of rows beside others, at temperatures where float32 rounds quotients most."""
-  warp, labels = rows()
+  sampling, labels = rows()
   node = np.arange(3)
   logits = np.moveaxis(LOGITS[labels][:, :, node], 1, 0)
-  actual = jax.jit(warp_lib.probabilities)(jnp.asarray(logits, jnp.float32), warp, node[None])
+  actual = jax.jit(warp_lib.probabilities)(jnp.asarray(logits, jnp.float32), sampling, node[None])
   assert jax.jit(warp_lib.is_distribution)(actual).all()
   uncut = np.asarray(jax.jit(warp_lib.uncut_log_probs)(
-      jnp.asarray(logits, jnp.float32), warp, node[None], None,
+      jnp.asarray(logits, jnp.float32), sampling, node[None], None,
       np.broadcast_to(node, (len(labels), 3)), np.ones((len(labels), 3), np.int32)))
   for row, label in enumerate(labels):
     for number in node:
-      want = exact(LOGITS[label, :, number], *options_of(warp, row))
+      want = exact(LOGITS[label, :, number], *options_of(sampling, row))
       np.testing.assert_allclose(actual[row, number], want, atol=1e-5)
-      assert not np.any((actual[row, number] > 0) & (want == 0)), options_of(warp, row)
-      scale, temperature = options_of(warp, row)[:2]
+      assert not np.any((actual[row, number] > 0) & (want == 0)), options_of(sampling, row)
+      scale, temperature = options_of(sampling, row)[:2]
       want = exact(LOGITS[label, :, number], scale, temperature, 0, 1, 0)[1]
       np.testing.assert_allclose(np.exp(uncut[row, number]), want, atol=1e-5)
 
@@ -104,23 +104,23 @@ def program(spec, x64):
   return jax.jit(decoder(spec))
 
 
-def decoded(spec, dtype, warp, labels):
+def decoded(spec, dtype, sampling, labels):
   draft_params = np.stack([DRAFT.params] * 2) if specification.needs(spec) == 'medusa' else (
       np.asarray(DRAFT.params))
   return jax.device_get(program(spec, dtype == 'float64')(
-      jnp.asarray(LOGITS, dtype), labels, jax.random.key(3), warp,
+      jnp.asarray(LOGITS, dtype), labels, jax.random.key(3), sampling,
       jnp.asarray(draft_params, dtype)))
 
 
-def impossible(result, warp, labels):
+def impossible(result, sampling, labels):
   """The options of valid rows that hold a token of probability 0."""
   actual = []
   for row, tokens in enumerate(result.tokens):
     for count in range(LENGTH):
       prefix = tables.prefix_number(tokens[None, :count], VOCAB)[0]
-      p = exact(LOGITS[labels[row], :, prefix], *options_of(warp, row))
+      p = exact(LOGITS[labels[row], :, prefix], *options_of(sampling, row))
       if result.valid[row] and p[tokens[count]] == 0:
-        actual.append((options_of(warp, row), count))
+        actual.append((options_of(sampling, row), count))
   return actual
 
 
@@ -131,15 +131,15 @@ CASES = [(spec, dtype) for spec in EXACT + RELAXED for dtype in ('float32', 'bfl
     CASES, ('mc_sjd(window=3)', 'float32')))
 def test_decoders(spec, dtype):
   """In a batch of all options, and one by one."""
-  warp, labels = rows()
+  sampling, labels = rows()
   with jax.enable_x64(dtype == 'float64'):
-    together = decoded(spec, dtype, warp, labels)
-    singles = [decoded(spec, dtype, pick(warp, slice(row, row + 1)), labels[row:row + 1])
+    together = decoded(spec, dtype, sampling, labels)
+    singles = [decoded(spec, dtype, pick(sampling, slice(row, row + 1)), labels[row:row + 1])
                for row in range(0, len(labels), len(OPTIONS) + 1)]
   alone = jax.tree.map(lambda *leaves: np.concatenate(leaves), *singles)
   every = slice(None, None, len(OPTIONS) + 1)
   for result, options, classes in (
-      (together, warp, labels), (alone, pick(warp, every), labels[every])):
+      (together, sampling, labels), (alone, pick(sampling, every), labels[every])):
     assert result.valid.all()
     if spec in EXACT:
       assert not impossible(result, options, classes)
@@ -148,23 +148,23 @@ def test_decoders(spec, dtype):
 
 @pytest.mark.parametrize('value', [2.0**127, 1e38, 3e38, np.inf, -1.0])
 def test_temperatures_without_a_reciprocal_are_invalid(value):
-  warp, labels = rows()
+  sampling, labels = rows()
   run = decoder('vanilla')
   with pytest.raises(ValueError, match=r'temperature is .*; it must be from 0 \(greedy\) to 8.5e'):
-    run.check(labels, Warp(temperature=value))
-  temperature = warp.temperature.copy()
+    run.check(labels, SamplingParams(temperature=value))
+  temperature = sampling.temperature.copy()
   temperature[5] = value
-  result = decoded('vanilla', 'float32', warp._replace(temperature=temperature), labels)
+  result = decoded('vanilla', 'float32', sampling._replace(temperature=temperature), labels)
   np.testing.assert_array_equal(result.valid, np.arange(len(labels)) != 5)
 
 
 @pytest.mark.parametrize('dtype', ['float16', 'bfloat16', 'int32'])
 def test_dtypes_of_options(dtype):
-  warp = Warp(2.0, np.asarray([0, 1, 2], jnp.dtype(dtype)))
+  sampling = SamplingParams(2.0, np.asarray([0, 1, 2], jnp.dtype(dtype)))
   labels = np.zeros(3, np.int32)
-  assert decoder('vanilla').check(labels, warp).all()
+  assert decoder('vanilla').check(labels, sampling).all()
   logits = jnp.asarray(np.moveaxis(LOGITS[labels][:, :, :1], 1, 0), jnp.float32)
-  p = warp_lib.probabilities(logits, warp, np.zeros((3, 1), int))
+  p = warp_lib.probabilities(logits, sampling, np.zeros((3, 1), int))
   for row, temperature in enumerate((0, 1, 2)):
     np.testing.assert_allclose(p[row, 0], exact(LOGITS[0, :, 0], 2.0, temperature, 0, 1, 0),
                                atol=1e-6)

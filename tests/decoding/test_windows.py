@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.random import exponential, row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import accept, specification
 from cspd_jax.decoding.row_random import RowRandom
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import llamagen
 from cspd_jax.testing.tabular import drafts
 from tests.marks import representative
@@ -20,8 +20,8 @@ from tests.marks import representative
 CONFIG = llamagen.LlamaGenConfig(
     height=4, width=5, vocab_size=64, num_classes=3, dim=64, num_layers=2, num_heads=4, ffn_dim=96)
 TARGET = llamagen.target(CONFIG, guided=True)
-SAMPLED = Warp(np.float32(1.5), np.float32(0.9), None, None)
-CUT = Warp(np.float32(1.5), np.float32(0.9), np.int32(20), np.float32(0.9))
+SAMPLED = SamplingParams(np.float32(1.5), np.float32(0.9), None, None)
+CUT = SamplingParams(np.float32(1.5), np.float32(0.9), np.int32(20), np.float32(0.9))
 # Decoders, with the tokens of their forward passes.
 CHAINS = {
     'seed_exact(window=4)': 4, 'jacobi(window=7)+match': 7, 'seed_exact(window=20)': 20,
@@ -67,11 +67,11 @@ def decoded(spec, dtype, batch=3, cut=False):
   resources = specification.Resources(drafts(TARGET, TARGET) if specification.needs(spec) else {})
   decoder = specification.build(spec, TARGET, resources)
   decoder = dataclasses.replace(decoder, drafter=recorded(decoder.drafter))
-  warp = CUT if cut else SAMPLED
+  sampling = CUT if cut else SAMPLED
 
   @jax.jit
   def run(params, labels):
-    arguments = warp, params
+    arguments = sampling, params
     state = decoder.start(params, labels, row_keys(jax.random.key(1), batch), *arguments)
     state = jax.lax.while_loop(
         lambda state: jnp.any(state.count < TARGET.num_tokens),

@@ -14,6 +14,7 @@ from cspd_jax.cli import wrapper
 from cspd_jax.continuous import head as head_lib, sampling as sampling_lib
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import store
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
@@ -178,7 +179,7 @@ def test_vanilla_is_a_loop_of_whole_passes(model):
   key, captions, scale = jax.random.key(8), ['a cat', 'a rocket on blue'], 3.0
   decoder, config = model.decoder('mar', guided=True), model.config
   params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model.params)
-  condition, sampling = model.condition(captions), sampling_lib.Sampling(scale)
+  condition, sampling = model.condition(captions), SamplingParams(scale)
   decoded = jax.jit(decoder)(params, condition, key, sampling)
   sampler = head_lib.ancestral(decoder.target, decoder.schedule)
   forward = jax.jit(nextstep.forward, static_argnums=1)

@@ -23,10 +23,10 @@ def folder(tmp_path_factory):
 def test_numbers_are_those_of_the_distributions(folder):
   whole = cspd_jax.load(folder / 'alone', dtype='float32')
   small = cspd_jax.load(folder / 'alone', dtype='float32', quantize='int8')
-  target, warp = whole.target(guided=True), whole.sampling(guidance_scale=2.0, top_k=5)
+  target, sampling = whole.target(guided=True), whole.sampling(guidance_scale=2.0, top_k=5)
   condition, tokens = whole.condition([0, 1]), jnp.tile(jnp.arange(16), (2, 1)) % 4
-  result = likelihood.distance(target, whole.params, small.params, condition, tokens, warp)
-  own, other = (np.asarray(likelihood.distributions(target, params, condition, tokens, warp))
+  result = likelihood.distance(target, whole.params, small.params, condition, tokens, sampling)
+  own, other = (np.asarray(likelihood.distributions(target, params, condition, tokens, sampling))
                 for params in (whole.params, small.params))
   apart = 0.5 * np.abs(own - other).sum(axis=-1)
   np.testing.assert_allclose(result.total_variation, apart.mean(axis=1), rtol=1e-5)
@@ -40,7 +40,7 @@ def test_numbers_are_those_of_the_distributions(folder):
   np.testing.assert_allclose(
       result.relative_entropy, (own * np.log(own / other)).sum(axis=-1).mean(axis=1), atol=1e-6)
   assert result.relative_entropy.min() > 1e-5
-  same = likelihood.distance(target, whole.params, whole.params, condition, tokens, warp)
+  same = likelihood.distance(target, whole.params, whole.params, condition, tokens, sampling)
   np.testing.assert_array_equal(same.nll, same.other_nll)
   assert not np.any(same.largest) and not np.any(same.relative_entropy)
 

@@ -155,8 +155,10 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
     (dict(prompts='sea', raw_logprobs=True), 'raw_logprobs is .* did you mean raw_log_probs?'),
     (dict(prompts='sea', decoder='seedexact'), "'seedexact' is not reg.* did you mean seed_exact?"),
     (dict(prompts='sea', qqqqqq=3), r'qqqqqq is neither .*\)\.$'),
-    (dict(prompts='sea', warp={'top_k': 3}), "warp is {'top_k': 3}; pass sampling options as arg"),
-    (dict(prompts='sea', sampling=cspd_jax.Warp()), 'sampling is Warp.* arguments of their own'),
+    (dict(prompts='sea', sampling={'top_k': 3}),
+     "sampling is {'top_k': 3}; pass sampling options as arg"),
+    (dict(prompts='sea', sampling=cspd_jax.SamplingParams()),
+     'sampling is SamplingParams.* arguments of their own'),
     (dict(prompts='sea', decoder='speculative'),
      "'speculative', which drafts with a draft model; model 'beach' has none: 'tiny' models"),
     (dict(prompts='sea', temperature=-1), 'temperature is -1'),
@@ -193,9 +195,9 @@ def test_near_names_of_other_functions(model):
 @pytest.mark.parametrize('sampling', [{'temperature': 1.0}, 1.0, (1.0,)])
 def test_sampling_options_of_other_types(model, sampling):
   decoder, condition = model.decoder('vanilla'), model.condition(['sea'])
-  with pytest.raises(ValueError, match='must be a cspd_jax.Warp, such as Warp'):
+  with pytest.raises(ValueError, match='must be a cspd_jax.SamplingParams, such as SamplingParams'):
     decoder.check(condition, sampling)
-  with pytest.raises(ValueError, match='must be a cspd_jax.Warp, such as Warp'):
+  with pytest.raises(ValueError, match='must be a cspd_jax.SamplingParams, such as SamplingParams'):
     jax.eval_shape(decoder, model.params, condition, jax.random.key(0), sampling, None)
   with pytest.raises(ValueError, match='pass model.sampling'):
     model.request(['sea'], decoder='vanilla', sampling=sampling)

@@ -9,7 +9,8 @@ import pytest
 
 import cspd_jax
 from cspd_jax.commands import generate as command
-from cspd_jax.decoding.warp import Warp, probabilities
+from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.decoding.warp import probabilities
 from cspd_jax.files import store
 from cspd_jax.generation import gallery
 from cspd_jax.generation.model import Partial
@@ -80,7 +81,7 @@ def test_another_prompt_has_another_distribution(model):
   logits = jax.jit(lambda params, condition: target.prefill(params, condition, 1)[0])(
       model.params, model.condition([*PROMPTS[:2], 'a zebra on white', 'a giraffe on white']))
   probs = np.asarray(probabilities(
-      logits[:, :, None], Warp(guidance_scale=2.0), np.zeros((4, 1), int)))[:, 0]
+      logits[:, :, None], SamplingParams(guidance_scale=2.0), np.zeros((4, 1), int)))[:, 0]
   assert 0.5 * np.abs(probs[0] - probs[1]).sum() > 0.5
   np.testing.assert_allclose(probs[2], probs[3], atol=1e-6)  # Unknown words.
   np.testing.assert_allclose(logits[1, 0], logits[1, 1], atol=1e-4)  # An image without a prompt.

@@ -24,7 +24,8 @@ from flax import traverse_util
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.commands import generate as generate_command
-from cspd_jax.decoding import warp
+from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.files import matrices, store
 from cspd_jax.models import eagle, early_fusion, transformer
 from cspd_jax.text import bpe, templates
@@ -83,8 +84,8 @@ def test_probabilities_are_those_of_the_official_sampler(text):
   def probabilities(params):
     streams = [early_fusion.logits_and_features(
         params, CONFIG, condition, tokens, jnp.array([drop]))[0] for drop in (False, True)]
-    return warp.probabilities(
-        jnp.stack(streams), warp.Warp(guidance_scale=5.0, top_k=40), positions,
+    return warp_lib.probabilities(
+        jnp.stack(streams), SamplingParams(guidance_scale=5.0, top_k=40), positions,
         early_fusion.forced(CONFIG, positions))[0]
 
   with jax.default_matmul_precision('highest'):

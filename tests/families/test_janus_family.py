@@ -152,7 +152,7 @@ def test_decoders_draw_from_the_model(decoder):
   model = families.FAMILIES['janus_pro'].build(families.Parts('tiny', parts, {}))
   ids = np.array([[[1, 5, 6, 3], [1, 2, 2, 3]], [[1, 8, 4, 3], [1, 2, 2, 3]]])
   prompts = model.condition(Prompt(ids, np.ones(ids.shape, bool)))
-  warp = model.sampling(guidance_scale=2.0)
+  sampling = model.sampling(guidance_scale=2.0)
   images = np.stack(np.meshgrid(*[np.arange(4)] * 3, indexing='ij'), axis=-1).reshape(-1, 3)
   probs = []
   for row in range(2):
@@ -164,7 +164,7 @@ def test_decoders_draw_from_the_model(decoder):
   decode, draft_params = jax.jit(model.decoder(decoder, guided=True)), model.draft_params(decoder)
   report = exactness.check_sampler(
       lambda key, labels: decode(
-          params, jax.tree.map(lambda x: x[labels], prompts), key, warp, draft_params).tokens,
+          params, jax.tree.map(lambda x: x[labels], prompts), key, sampling, draft_params).tokens,
       np.stack(probs), 4, samples=2**13, batch_size=2**10)
   assert report.passed and report.tv < 3 * report.tv_expected, report
 

@@ -23,7 +23,8 @@ import pytest
 import cspd_jax
 from checkpoints_conversion import convert as convert_lib, rules
 from cspd_jax.commands import generate as generate_command
-from cspd_jax.decoding import warp
+from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.families import early_fusion as early_fusion_family
 from cspd_jax.models import early_fusion, vq
 from cspd_jax.text import bpe, templates
@@ -204,7 +205,7 @@ def _probabilities(name):
       _text(name), 'a cat', config.height, config.width)])
   condition = early_fusion.renumbered(config, prompt)
   tokens = jnp.asarray(files.codes(name)[None])
-  options = warp.Warp(**rules.get(name).sampling(config)['pictures'])
+  options = SamplingParams(**rules.get(name).sampling(config)['pictures'])
   params = convert_lib.convert(rules.get(name), config, files.target(name))
 
   @jax.jit
@@ -212,7 +213,7 @@ def _probabilities(name):
     streams = [early_fusion.logits_and_features(
         params, config, condition, tokens, jnp.array([drop]))[0] for drop in (False, True)]
     positions = jnp.arange(config.num_tokens)[None]
-    return warp.probabilities(
+    return warp_lib.probabilities(
         jnp.stack(streams), options, positions, jnp.full_like(positions, -1))[0]
 
   with jax.default_matmul_precision('highest'):

@@ -25,7 +25,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.decoding import warp
+from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.families import early_fusion as early_fusion_family
 from cspd_jax.models import early_fusion
 from cspd_jax.text import bpe, templates
@@ -38,11 +39,11 @@ for _package in ('tiktoken', 'tokenizers'):  # They read the files of words.
 
 # Config, tokenizer file, seed, options.
 CASES = {
-    'lumina_mgpt': (published_files.LUMINA_MGPT, published_files.chameleon_text, 61, warp.Warp(
+    'lumina_mgpt': (published_files.LUMINA_MGPT, published_files.chameleon_text, 61, SamplingParams(
         guidance_scale=4.0, top_k=40)),
-    'anole': (published_files.ANOLE, published_files.chameleon_text, 63, warp.Warp(
+    'anole': (published_files.ANOLE, published_files.chameleon_text, 63, SamplingParams(
         guidance_scale=3.0, temperature=0.7, top_p=0.9)),
-    'emu3': (published_files.EMU3, published_files.emu3_text, 65, warp.Warp(
+    'emu3': (published_files.EMU3, published_files.emu3_text, 65, SamplingParams(
         guidance_scale=3.0, top_k=40)),
 }
 
@@ -71,7 +72,7 @@ def test_probabilities_are_those_of_the_official_sampler(name):
   def probabilities(params):
     streams = [early_fusion.logits_and_features(
         params, config, condition, tokens, jnp.array([drop]))[0] for drop in (False, True)]
-    return warp.probabilities(jnp.stack(streams), options, positions, forced)[0]
+    return warp_lib.probabilities(jnp.stack(streams), options, positions, forced)[0]
 
   with jax.default_matmul_precision('highest'):
     result = np.asarray(probabilities(published.params(name, config, seed)))

@@ -28,7 +28,8 @@ import safetensors.numpy
 
 import cspd_jax
 from checkpoints_conversion import convert as convert_lib, rules
-from cspd_jax.decoding import warp
+from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.files import store
 from cspd_jax.models import causal, early_fusion, vq
 from cspd_jax.testing import check_target
@@ -132,8 +133,8 @@ def test_probabilities_are_those_of_the_official_sampler(recorded, name, scale):
   def probabilities(params):
     streams = [early_fusion.logits_and_features(
         params, CONFIG, condition, tokens, jnp.array([drop]))[0] for drop in (False, True)]
-    return warp.probabilities(
-        jnp.stack(streams), warp.Warp(guidance_scale=scale, top_k=40), positions,
+    return warp_lib.probabilities(
+        jnp.stack(streams), SamplingParams(guidance_scale=scale, top_k=40), positions,
         early_fusion.forced(CONFIG, positions))[0]
 
   got = np.asarray(probabilities(published.params('lumina_mgpt_2', CONFIG, 83)))

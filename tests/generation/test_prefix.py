@@ -12,9 +12,9 @@ from PIL import Image
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.commands import generate as command
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.tree import chain
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.files.store import Loaded
 from cspd_jax.models import eagle, early_fusion, janus, llamagen, neighbours, vq
 from cspd_jax.models.conditions import Prompt
@@ -92,7 +92,7 @@ def _whole(name):
   model = _model(name)
   decode = jax.jit(model.decoder('vanilla'))
   return np.asarray(decode(model.params, _condition(name), jax.random.key(1),
-                           Warp(guidance_scale=2.0)).tokens)
+                           SamplingParams(guidance_scale=2.0)).tokens)
 
 
 def _with_prefix(name, spec, rows=2, seed=7):
@@ -100,7 +100,7 @@ def _with_prefix(name, spec, rows=2, seed=7):
   model = _model(name).with_prefix(_whole(name)[:, :length])
   condition = prefix_lib.Prefixed(_condition(name), jnp.asarray(model.prefix))
   return jax.jit(model.decoder(spec))(
-      model.params, condition, jax.random.key(seed), Warp(guidance_scale=2.0),
+      model.params, condition, jax.random.key(seed), SamplingParams(guidance_scale=2.0),
       model.draft_params(model.specification(spec)))
 
 
@@ -177,17 +177,17 @@ def test_a_network_continues_as_if_it_had_read_the_image_from_its_beginning():
 
 
 def test_guidance_ends_where_it_would_end_in_the_whole_image():
-  guided = lambda warp, positions: (positions - 1 <= warp.guidance_interval) | (
-      warp.guidance_interval == -1)
+  guided = lambda sampling, positions: (positions - 1 <= sampling.guidance_interval) | (
+      sampling.guidance_interval == -1)
   positions = np.arange(12)
   for interval in (-1, 0, 2, 4, 6, 20, np.array([2**31 - 1], np.int32)):
-    warp = Warp(guidance_scale=3.0, guidance_interval=interval)
-    moved = prefix_lib.sampling(warp, 4)
-    want = guided(warp, positions)[4:]
+    sampling = SamplingParams(guidance_scale=3.0, guidance_interval=interval)
+    moved = prefix_lib.sampling(sampling, 4)
+    want = guided(sampling, positions)[4:]
     scale = np.where(guided(moved, positions[:8]), moved.guidance_scale, 1)
     np.testing.assert_array_equal(scale, np.where(want, 3, 1), str(interval))
   with pytest.raises(ValueError, match='guidance_interval is 3 with a prefix of 4 tokens'):
-    prefix_lib.sampling(Warp(guidance_scale=3.0, guidance_interval=3), 4)
+    prefix_lib.sampling(SamplingParams(guidance_scale=3.0, guidance_interval=3), 4)
 
 
 def _wrong(column, value):

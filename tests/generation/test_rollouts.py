@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.decoding.warp import Warp
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.metrics.likelihood import distributions
 from tests.families import tiny
 from tests.marks import representative
@@ -38,7 +38,8 @@ def taught(model, generated, **sampling):
   """Log-probabilities `[B, T]` of the images by one forward pass over their tokens."""
   tokens = jnp.asarray(generated.tokens)
   probs = jax.jit(lambda params: distributions(
-      model.target(guided=True), params, model.condition(PROMPTS), tokens, Warp(**sampling)))(
+      model.target(guided=True), params, model.condition(PROMPTS), tokens,
+      SamplingParams(**sampling)))(
           model.params)
   return np.log(np.take_along_axis(np.asarray(probs), generated.tokens[..., None], -1)[..., 0])
 

@@ -231,7 +231,8 @@ def test_damaged_and_foreign_files(model, tmp_path):
     (dict(decoder='fast'), "decoder is 'fast'"),
     (dict(prompts=[3]), 'condition'),
     (dict(sampling=1.0), r'sampling is 1.0; pass model.sampling\(...\)'),
-    (dict(sampling=cspd_jax.Warp(), options=dict(top_k=3)), 'top_k and sampling are both passed'),
+    (dict(sampling=cspd_jax.SamplingParams(), options=dict(top_k=3)),
+     'top_k and sampling are both passed'),
 ])
 def test_wrong_input(model, options, words):
   with pytest.raises(ValueError, match=words):

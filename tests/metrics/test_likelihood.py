@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.metrics import likelihood
 from cspd_jax.models import llamagen
 from cspd_jax.testing import tabular
@@ -15,13 +15,13 @@ from cspd_jax.testing import tabular
 
 class LikelihoodTest(parameterized.TestCase):
 
-  def measure(self, model, warp, label=0):
+  def measure(self, model, sampling, label=0):
     """Returns `(sequences, distribution, Likelihood)` for all sequences of a tabular model."""
     sequences = model.sequences()
     labels = jnp.full((len(sequences),), label, jnp.int32)
     got = jax.jit(lambda tokens: likelihood.likelihood(
-        model.target, model.params, labels, tokens, warp))(jnp.asarray(sequences, jnp.int32))
-    return sequences, model.distribution(warp, label), jax.tree.map(np.asarray, got)
+        model.target, model.params, labels, tokens, sampling))(jnp.asarray(sequences, jnp.int32))
+    return sequences, model.distribution(sampling, label), jax.tree.map(np.asarray, got)
 
   @parameterized.parameters(1, 4)
   @pytest.mark.slow
@@ -33,12 +33,13 @@ class LikelihoodTest(parameterized.TestCase):
 
   def _check_distribution(self, length):
     model = tabular.tabular(jax.random.key(0), length=length, guided=True, num_classes=2)
-    _, distribution, got = self.measure(model, Warp(guidance_scale=2.0, temperature=0.8), label=1)
+    _, distribution, got = self.measure(model, SamplingParams(guidance_scale=2.0, temperature=0.8),
+                                        label=1)
     np.testing.assert_allclose(got.nll, -np.log(distribution) / length, rtol=1e-4)
 
   def test_mean_is_the_entropy_rate(self):
     model = tabular.tabular(jax.random.key(1), length=4)
-    _, distribution, got = self.measure(model, Warp())
+    _, distribution, got = self.measure(model, SamplingParams())
     rate = -np.sum(distribution * np.log(distribution)) / 4
     self.assertAlmostEqual(distribution @ got.nll, rate, places=5)
     self.assertAlmostEqual(distribution @ got.entropy, rate, places=5)
@@ -49,31 +50,31 @@ class LikelihoodTest(parameterized.TestCase):
   @parameterized.parameters(0.5, 2.0)
   def test_shows_a_bias(self, temperature):
     model = tabular.tabular(jax.random.key(2), length=4)
-    _, _, got = self.measure(model, Warp())
-    biased = model.distribution(Warp(temperature=temperature))
+    _, _, got = self.measure(model, SamplingParams())
+    biased = model.distribution(SamplingParams(temperature=temperature))
     excess = biased @ (got.nll - got.entropy)
     self.assertGreater(excess * (1 if temperature > 1 else -1), 0.1)
 
   def test_forced_tokens_cost_nothing(self):
     model = tabular.tabular(jax.random.key(3), length=3, forced={1: 2})
-    sequences, distribution, got = self.measure(model, Warp())
+    sequences, distribution, got = self.measure(model, SamplingParams())
     allowed = sequences[:, 1] == 2
     np.testing.assert_allclose(got.nll[allowed], -np.log(distribution[allowed]) / 3, rtol=1e-4)
     self.assertTrue(np.all(np.isinf(got.nll[~allowed])))
 
   @parameterized.parameters(
-      (Warp(guidance_scale=3.0), 'guidance_scale is 3.0; it must be 1'),
-      (Warp(temperature=0.0, top_k=None), 'temperature is 0.0; it must be above 0'))
-  def test_options_without_effect(self, warp, message):
+      (SamplingParams(guidance_scale=3.0), 'guidance_scale is 3.0; it must be 1'),
+      (SamplingParams(temperature=0.0, top_k=None), 'temperature is 0.0; it must be above 0'))
+  def test_options_without_effect(self, sampling, message):
     """An error, or NaN in the rows whose traced options are invalid."""
     model = tabular.tabular(jax.random.key(3), length=3)
     tokens, labels = jnp.zeros((2, 3), jnp.int32), jnp.zeros(2, jnp.int32)
     for function in (likelihood.log_probs, likelihood.distributions):
-      run = lambda warp, function=function: function(
-          model.target, model.params, labels, tokens, warp)
+      run = lambda sampling, function=function: function(
+          model.target, model.params, labels, tokens, sampling)
       with self.assertRaisesRegex(ValueError, message):
-        run(warp)
-      mixed = jax.tree.map(lambda bad, good: jnp.stack([bad, good]), warp, warp._replace(
+        run(sampling)
+      mixed = jax.tree.map(lambda bad, good: jnp.stack([bad, good]), sampling, sampling._replace(
           guidance_scale=1.0, temperature=1.0))
       got = np.asarray(jax.jit(run)(mixed)).reshape(2, -1)
       self.assertTrue(np.isnan(got[0]).all() and np.isfinite(got[1]).all())
@@ -82,14 +83,14 @@ class LikelihoodTest(parameterized.TestCase):
     model = tabular.tabular(jax.random.key(3), length=3)
     with self.assertRaisesRegex(ValueError, r'tokens has shape \(2, 2\); .* \(2, 3\)'):
       likelihood.log_probs(model.target, model.params, jnp.zeros(2, jnp.int32),
-                           jnp.zeros((2, 2), jnp.int32), Warp())
+                           jnp.zeros((2, 2), jnp.int32), SamplingParams())
 
   @pytest.mark.slow
   def test_strict_modes(self):
     model = tabular.tabular(jax.random.key(3), length=3)
     run = lambda: likelihood.log_probs(
         model.target, model.params, jnp.zeros(2, jnp.int32), jnp.zeros((2, 3), jnp.int32),
-        Warp(top_k=2))
+        SamplingParams(top_k=2))
     expected = run()
     with jax.numpy_rank_promotion('raise'), jax.numpy_dtype_promotion('strict'):
       np.testing.assert_array_equal(run(), expected)
@@ -103,17 +104,17 @@ class LikelihoodTest(parameterized.TestCase):
         lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32),
         jax.eval_shape(lambda: llamagen.init(config, jax.random.key(0))))
     tokens, labels = jnp.asarray(rng.integers(0, 12, (2, 9)), jnp.int32), jnp.array([0, 2])
-    warp = Warp(guidance_scale=1.7)
+    sampling = SamplingParams(guidance_scale=1.7)
 
     def run(tokens):
       return likelihood.likelihood(
-          llamagen.target(config, guided=True), params, labels, tokens, warp), jnp.stack([
+          llamagen.target(config, guided=True), params, labels, tokens, sampling), jnp.stack([
               llamagen.logits_and_features(
                   params, config, labels, tokens, jnp.full((2,), dropped))[0]
               for dropped in (False, True)])
 
     got, both = jax.jit(run)(tokens)
-    distribution = np.asarray(warp_lib.probabilities(both, warp, jnp.arange(9)[None]))
+    distribution = np.asarray(warp_lib.probabilities(both, sampling, jnp.arange(9)[None]))
     taken = np.take_along_axis(distribution, np.asarray(tokens)[..., None], axis=-1)[..., 0]
     np.testing.assert_allclose(got.nll, -np.log(taken).mean(1), rtol=1e-4)
     entropy = -(distribution * np.log(distribution)).sum(-1).mean(1)

@@ -23,11 +23,11 @@ def model():
 @pytest.fixture(scope='module')
 def sample(model):
   prompts = [0, 1, 2, 0, 1]
-  condition, warp = model.condition(prompts), model.sampling()
+  condition, sampling = model.condition(prompts), model.sampling()
   reference = base.Sample(
       decode(model.request(prompts * 2, decoder='sjd(window=3)', seed=1)),
-      jnp.tile(condition, 2), warp)
-  return base.Sample(decode(model.request(prompts, decoder='sjd(window=3)')), condition, warp,
+      jnp.tile(condition, 2), sampling)
+  return base.Sample(decode(model.request(prompts, decoder='sjd(window=3)')), condition, sampling,
                      reference, batch_size=2)
 
 

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import specification, tree as tree_lib
 from cspd_jax.decoding.drafters.eagle import eagle as eagle_drafter
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import causal, conditions, eagle, transformer
 
 # 19 codes and a token that ends a row, then text; rows of 4 codes, 5 rows.
@@ -301,7 +301,7 @@ def _decoded(decoder):
   else:
     built = specification.build(specification.complete(decoder, window=6), target)
   decoded = jax.jit(built)(
-      params, _prompt(), jax.random.key(0), Warp(guidance_scale=2.0), draft_params)
+      params, _prompt(), jax.random.key(0), SamplingParams(guidance_scale=2.0), draft_params)
   return np.asarray(decoded.tokens), np.asarray(decoded.rounds)
 
 

@@ -153,12 +153,12 @@ def test_decoders_keep_the_grammar_and_the_images(model, decoder):
       [[[0], [6]], [[3], [5]], [[6], [2]]]))
 
   def tokens(decoder, scale=3.0):
-    decode, warp = model.decoder(decoder, guided=scale != 1), model.sampling(
+    decode, sampling = model.decoder(decoder, guided=scale != 1), model.sampling(
         guidance_scale=scale, top_k=20)
     condition = model.condition(prompts)
-    decode.check(condition, warp)
+    decode.check(condition, sampling)
     return np.asarray(jax.jit(decode)(
-        model.params, condition, jax.random.key(4), warp, model.draft_params(decoder)).tokens)
+        model.params, condition, jax.random.key(4), sampling, model.draft_params(decoder)).tokens)
 
   vanilla = tokens('vanilla')
   np.testing.assert_array_equal(tokens(decoder), vanilla)

@@ -47,9 +47,9 @@ from cspd_jax.continuous import (
   noise as noise_lib,
   schedule as schedule_lib,
 )
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import TokenBatch
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.models import mar
 from experiments.demo_models import mar as training
 from tests.marks import representative
@@ -148,7 +148,7 @@ def test_whole_guided_images_agree_with_the_official_sampler(params, expected, m
       decoders.mar(_TARGETS[True], 4, LEVELS),
       orders=lambda rows, size: jnp.asarray(hidden_first[:, ::-1]))
   generated = jax.jit(decoder)(
-      params, jnp.array([4, 9]), jax.random.key(0), Sampling(3.0, 1000.0))
+      params, jnp.array([4, 9]), jax.random.key(0), SamplingParams(3.0, 1000.0))
   latents = mar.unpatchify(CONFIG, generated.tokens).transpose(0, 3, 1, 2)
   largest = np.abs(expected['sampled']).max()
   np.testing.assert_allclose(latents / largest, expected['sampled'] / largest, atol=1e-5, rtol=0)

@@ -42,8 +42,8 @@ from cspd_jax.continuous import (
   noise as noise_lib,
   schedule as schedule_lib,
 )
-from cspd_jax.continuous.sampling import Sampling
 from cspd_jax.continuous.span import TokenBatch
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
 from tests.marks import representative
@@ -243,7 +243,7 @@ def test_whole_images_agree_with_the_official_pipeline(params, expected, monkeyp
   decoder = decoders.mar(nextstep.target(config, guided=True), schedule=6)
   with jax.default_matmul_precision('highest'):
     decoded = jax.jit(decoder)(
-        params, Prompt(streams(ids), streams(VISIBLE)), jax.random.key(0), Sampling(3.0, 1.0))
+        params, Prompt(streams(ids), streams(VISIBLE)), jax.random.key(0), SamplingParams(3.0, 1.0))
   assert decoded.order.tolist() == [list(range(9))] * 2
   tokens = nextstep.normalized(config, decoded.tokens)
   # Every token magnifies the rounding of those before it.

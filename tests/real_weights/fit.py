@@ -24,7 +24,7 @@ import cspd_jax
 from cspd_jax import cli
 from cspd_jax.cli import inputs as inputs_lib
 from cspd_jax.core import fields
-from cspd_jax.decoding.warp import Warp
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import atomic, npz, store
 from cspd_jax.files.run_folder import Report, Run
 from cspd_jax.measure import tables
@@ -98,11 +98,12 @@ def texts(config: Config) -> dict[str, np.ndarray]:
   decode = jax.jit(cspd_jax.vanilla(early_fusion.target(sizes, guided=False)))
   read = jax.jit(lambda *arguments: early_fusion.logits_and_features(*arguments)[1],
                  static_argnums=1)
-  warp, params = cspd_jax.Warp(), smollm2.params()
+  sampling, params = cspd_jax.SamplingParams(), smollm2.params()
   parts = []
   for start in range(0, config.num_texts + _TOGETHER, _TOGETHER):
     prompts = _prompts(start + np.arange(_TOGETHER))
-    tokens = decode(params, prompts.first(1), jax.random.key(start), warp, draft_params=None).tokens
+    tokens = decode(params, prompts.first(1), jax.random.key(start), sampling,
+                    draft_params=None).tokens
     features = read(params, sizes, prompts, tokens, jnp.zeros(_TOGETHER, bool))
     parts.append((np.asarray(tokens), np.asarray(features, np.float16)))
     logging.info('%d of %d texts', start + _TOGETHER, config.num_texts + _TOGETHER)
@@ -176,7 +177,7 @@ def measure(config: Config, data: dict[str, np.ndarray], params: Any) -> dict[st
       lambda params, *batch: early_fusion.logits_and_features(params, sizes, *batch),
       early_fusion.ends(sizes))
   run = jax.jit(lambda params, target, *batch: drafter.measure(
-      params, target, batch, network_config(config.length), teacher, Warp(), _DEPTHS))
+      params, target, batch, network_config(config.length), teacher, SamplingParams(), _DEPTHS))
   numbers = np.arange(config.num_texts, config.num_texts + _TOGETHER)
   result = loop.mean_metrics([
       run(params, smollm2.params(), data['tokens'][part], _prompts(part))

@@ -106,9 +106,10 @@ def _runs(config: Config, params: Any) -> dict[str, Any]:
     program = jax.jit(decoder)
 
     def texts(temperature):
-      warp = cspd_jax.Warp(temperature=temperature, top_k=None, top_p=None, min_p=None)
+      sampling = cspd_jax.SamplingParams(temperature=temperature, top_k=None, top_p=None,
+                                         min_p=None)
       return jax.block_until_ready([
-          program(params, prompt, jax.random.key(number), warp, draft_params=draft_params)
+          program(params, prompt, jax.random.key(number), sampling, draft_params=draft_params)
           for number, prompt in enumerate(prompts)])
 
     return texts

@@ -36,7 +36,7 @@ def test_it_learns_and_writes_the_text_of_vanilla(tmp_path):
   target, ends = early_fusion.target(sizes, guided=False), early_fusion.ends(sizes)
   decode = lambda decoder, draft_params: jax.jit(decoder)(
       smollm2.params(), smollm2.prompts(('Once upon a time',) * 2).first(1), jax.random.key(5),
-      cspd_jax.Warp(), draft_params=draft_params)
+      cspd_jax.SamplingParams(), draft_params=draft_params)
   corrected = decode(
       cspd_jax.corrected_seed_exact(
           target, from_network(eagle.network(loaded.config, ends)), window=4, passes=2),

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.drafters.correctors import from_network
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import matrices
 from cspd_jax.metrics import likelihood
 from cspd_jax.models import decoder_only, early_fusion, transformer
@@ -52,7 +52,8 @@ def _prompt(text):
 def _probabilities(params, prompt, tokens):
   """The distribution of every token, `[B, T, V]`."""
   target = _target(tokens.shape[1])
-  return jax.jit(lambda params: likelihood.distributions(target, params, prompt, tokens, Warp()))(
+  return jax.jit(lambda params: likelihood.distributions(target, params, prompt, tokens,
+                                                         SamplingParams()))(
       params)
 
 
@@ -142,9 +143,9 @@ def _decode(decoder, temperature, guided=False, draft_params=None):
   prompts = smollm2.prompts((_FRANCE, 'A text without facts:'), ('Once upon a time', '\n'))
   if not guided:
     prompts = prompts.first(1)
-  warp = Warp(guidance_scale=1.5 if guided else 1.0, temperature=temperature)
+  sampling = SamplingParams(guidance_scale=1.5 if guided else 1.0, temperature=temperature)
   return jax.jit(decoder)(
-      smollm2.params(), prompts, jax.random.key(5), warp, draft_params=draft_params)
+      smollm2.params(), prompts, jax.random.key(5), sampling, draft_params=draft_params)
 
 
 @pytest.mark.slow
@@ -196,6 +197,6 @@ def test_int8():
   params = jax.tree_util.tree_map_with_path(rounded, smollm2.params())
   target = _target(_text().shape[1])
   result = jax.jit(lambda params: likelihood.distance(
-      target, smollm2.params(), params, _prompt('\n'), _text(), Warp()))(params)
+      target, smollm2.params(), params, _prompt('\n'), _text(), SamplingParams()))(params)
   assert 0 < result.total_variation[0] < 0.05
   np.testing.assert_allclose(result.nll, result.other_nll, atol=0.05)

@@ -10,8 +10,8 @@ import pytest
 import cspd_jax
 from cspd_jax import cli, families
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import specification
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.models import conditions, early_fusion
 from cspd_jax.testing import tabular as tables
 from tests.experiments import models
@@ -34,7 +34,7 @@ DECODERS = (
     'mc_sjd(window=4)+cool', 'mc_sjd(window=4)+typical', 'mc_sjd(window=4)+lantern(k=1)',
     'mc_sjd(window=4)+grouped(group=2, d_threshold=1.0)')
 QUICK = 'sjd(window=4)'
-WARP = Warp(*map(np.asarray, (np.float32(1.5), np.float32([0.9, 0.7, 0.0]), np.int32(3),
+WARP = SamplingParams(*map(np.asarray, (np.float32(1.5), np.float32([0.9, 0.7, 0.0]), np.int32(3),
                               np.float32(0.9), np.int32(2))))
 MODEL = tables.tabular(
     jax.random.key(0), 4, 6, guided=True, num_classes=2, row_width=3, forced={2: 1})

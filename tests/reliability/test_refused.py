@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.base import Verdict, Verifier
 from cspd_jax.decoding.drafters.eagle import eagle
@@ -13,7 +14,6 @@ from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.node_tests import exact
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.tabular import heads, network, tabular
 from tests.serve import tiny
 
@@ -22,19 +22,23 @@ KEY = jax.random.key(0)
 LABELS = np.asarray([0, 1])
 
 
-def traced(labels=LABELS, key=KEY, warp=Warp(), make=decoders.vanilla, params=MODEL.params):
+def traced(labels=LABELS, key=KEY, sampling=SamplingParams(), make=decoders.vanilla,
+           params=MODEL.params):
   """Everything but Python numbers is traced; nothing is compiled."""
   decoder = make(MODEL.target)
-  return lambda: jax.eval_shape(decoder, params, labels, key, warp)
+  return lambda: jax.eval_shape(decoder, params, labels, key, sampling)
 
 
 DECODES = [
     # Options.
-    (dict(warp=Warp(temperature=np.ones(3))), r'temperature has shape \(3,\).* shape \(2,\)'),
-    (dict(warp=Warp(top_k=np.ones((2, 1), int))), r'top_k has shape \(2, 1\)'),
-    (dict(warp=Warp(top_p=np.asarray([True, False]))), 'top_p is .* must be a number'),
-    (dict(warp=Warp(guidance_scale=np.ones(2, complex))), 'guidance_scale is .* must be a number'),
-    (dict(warp={'temperature': 1.0}), 'warp is .* it must be a cspd_jax.Warp'),
+    (dict(sampling=SamplingParams(temperature=np.ones(3))),
+     r'temperature has shape \(3,\).* shape \(2,\)'),
+    (dict(sampling=SamplingParams(top_k=np.ones((2, 1), int))), r'top_k has shape \(2, 1\)'),
+    (dict(sampling=SamplingParams(top_p=np.asarray([True, False]))),
+     'top_p is .* must be a number'),
+    (dict(sampling=SamplingParams(guidance_scale=np.ones(2, complex))),
+     'guidance_scale is .* must be a number'),
+    (dict(sampling={'temperature': 1.0}), 'sampling is .* it must be a cspd_jax.SamplingParams'),
     # Keys.
     (dict(key=np.zeros(2, np.float32)), r'key is float32\[2\]; it must be a random key'),
     (dict(key=np.zeros((2, 3), np.uint32)), r'key is uint32\[2, 3\]'),
@@ -70,12 +74,14 @@ def test_keys_that_cannot_be_traced(key):
     decoders.vanilla(MODEL.target)(MODEL.params, LABELS, key)
 
 
-@pytest.mark.parametrize('warp,message', [
-    (Warp(temperature='1'), "temperature is '1'"), (Warp(temperature=None), 'temperature is None'),
-    (Warp(top_k=True), 'top_k is True'), (Warp(guidance_scale=[[1.0], 2.0]), 'guidance_scale is')])
-def test_options_that_cannot_be_traced(warp, message):
+@pytest.mark.parametrize('sampling,message', [
+    (SamplingParams(temperature='1'), "temperature is '1'"), (SamplingParams(temperature=None),
+                                                              'temperature is None'),
+    (SamplingParams(top_k=True), 'top_k is True'), (SamplingParams(guidance_scale=[[1.0], 2.0]),
+                                                    'guidance_scale is')])
+def test_options_that_cannot_be_traced(sampling, message):
   with pytest.raises(ValueError, match=message):
-    decoders.vanilla(MODEL.target).check(LABELS, warp)
+    decoders.vanilla(MODEL.target).check(LABELS, sampling)
 
 
 def _needy(drafter):

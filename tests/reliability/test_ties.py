@@ -5,17 +5,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import specification, tree as trees
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.lantern import lantern_pp
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import tabular as tables
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.proofs.mutants import MUTANTS
 from tests.marks import representative
 
-GREEDY = Warp(guidance_scale=2.0, temperature=0.0)
+GREEDY = SamplingParams(guidance_scale=2.0, temperature=0.0)
 TREE = 'tree=branching("2 0:1")'
 CODEBOOK = np.array([[0.0], [1.0], [1.5]])
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import decoders, specification, warp as warp_lib
 from cspd_jax.decoding.base import Verdict, Verifier
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.lantern import lantern_pp
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation.run import decode
 from cspd_jax.models import causal, conditions, llamagen
 from cspd_jax.testing.tabular import tabular
@@ -32,10 +32,11 @@ def decoder(model=MODEL):
 RUN, RUN_ALONE = decoder(), decoder(ALONE)
 
 
-def decoded(labels=LABELS, warp=Warp(guidance_scale=2.0), params=MODEL.params, run=RUN):
+def decoded(labels=LABELS, sampling=SamplingParams(guidance_scale=2.0), params=MODEL.params,
+            run=RUN):
   # Options of one type, and traced, so that all cases share a program.
-  warp = Warp(*(jnp.broadcast_to(jnp.float32(value), (4,)) for value in warp))
-  return jax.device_get(run(params, labels, jax.random.key(0), warp))
+  sampling = SamplingParams(*(jnp.broadcast_to(jnp.float32(value), (4,)) for value in sampling))
+  return jax.device_get(run(params, labels, jax.random.key(0), sampling))
 
 
 class TestGuidance:
@@ -46,21 +47,24 @@ class TestGuidance:
     conditional = jnp.asarray([0.0, 1.0, -INF, -INF, 0.5])
     null = jnp.asarray([0.5, -INF, 0.3, -INF, 0.1])
     logits = jnp.stack([conditional, null])[:, None, None]
-    p = warp_lib.probabilities(logits, Warp(guidance_scale=scale), jnp.zeros((1, 1), int))[0, 0]
+    p = warp_lib.probabilities(logits, SamplingParams(guidance_scale=scale), jnp.zeros((1, 1),
+                                                                                       int))[0, 0]
     guided = [0.5 + scale * (0.0 - 0.5), 1.0, -INF, -INF, 0.1 + scale * (0.5 - 0.1)]
     np.testing.assert_allclose(p, jax.nn.softmax(jnp.asarray(guided)), atol=1e-6)
     assert p[2] == p[3] == 0
 
   @pytest.mark.parametrize('value', [NAN, -NAN, INF])
-  @pytest.mark.parametrize('warp', [
-      Warp(), Warp(temperature=0.0), Warp(top_k=2), Warp(top_p=0.5), Warp(guidance_scale=3.0)])
-  def test_no_cut_hides_what_is_no_number(self, value, warp):
+  @pytest.mark.parametrize('sampling', [
+      SamplingParams(), SamplingParams(temperature=0.0), SamplingParams(top_k=2),
+      SamplingParams(top_p=0.5), SamplingParams(guidance_scale=3.0)])
+  def test_no_cut_hides_what_is_no_number(self, value, sampling):
     logits = jnp.asarray([0.1, value, 0.3, 2.0]) * jnp.ones((2, 1, 1, 1))
-    p = warp_lib.probabilities(logits, warp, jnp.zeros((1, 1), int))
+    p = warp_lib.probabilities(logits, sampling, jnp.zeros((1, 1), int))
     assert not warp_lib.is_distribution(p)
 
   def test_no_mass(self):
-    p = warp_lib.probabilities(jnp.full((1, 1, 1, 4), -INF), Warp(), jnp.zeros((1, 1), int))
+    p = warp_lib.probabilities(jnp.full((1, 1, 1, 4), -INF), SamplingParams(), jnp.zeros((1, 1),
+                                                                                         int))
     assert not warp_lib.is_distribution(p)
 
 
@@ -104,19 +108,19 @@ class TestFlag:
       ('top_k', 1.5), ('top_p', 0.0), ('top_p', 1.5), ('guidance_scale', NAN),
       ('guidance_scale', INF), ('guidance_interval', -2), ('guidance_interval', 0.5)])
   def test_options(self, name, value):
-    one = jnp.full(4, jnp.float32(getattr(Warp(), name))).at[1].set(value)
+    one = jnp.full(4, jnp.float32(getattr(SamplingParams(), name))).at[1].set(value)
     np.testing.assert_array_equal(
-        decoded(warp=Warp()._replace(**{name: one})).valid, [True, False, True, True])
+        decoded(sampling=SamplingParams()._replace(**{name: one})).valid, [True, False, True, True])
 
   def test_guidance_without_a_null_condition(self):
     run = lambda scale: decoded(
-        warp=Warp(guidance_scale=scale), params=ALONE.params, run=RUN_ALONE).valid
+        sampling=SamplingParams(guidance_scale=scale), params=ALONE.params, run=RUN_ALONE).valid
     assert run(1.0).all() and not run(2.0).any()
 
   def test_greedy_variants(self):
     table = np.asarray([[1], [2], [3], [0]])
     run = jax.jit(make_decoder(MODEL.target, jacobi(3), lantern_pp(table, 2.0, greedy=True)))
-    assert decoded(warp=Warp(temperature=0.0), run=run).valid.all()
+    assert decoded(sampling=SamplingParams(temperature=0.0), run=run).valid.all()
     assert not decoded(run=run).valid.any()
 
   def test_captions(self):

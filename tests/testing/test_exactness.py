@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.drafters.draft_model import model
 from cspd_jax.decoding.drafters.eagle import eagle, eagle2
@@ -13,17 +14,16 @@ from cspd_jax.decoding.drafters.jacobi import KINDS, ancestral, jacobi, reuse
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.node_tests import exact
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing import exactness
 from cspd_jax.testing.proofs.mutants import MUTANTS
 from cspd_jax.testing.tabular import network, tabular
 from tests.marks import representative
 
-WARP = Warp(guidance_scale=1.3, temperature=0.7, top_p=0.95)
+WARP = SamplingParams(guidance_scale=1.3, temperature=0.7, top_p=0.95)
 make = functools.partial(
     tabular, vocab_size=3, length=5, guided=True, num_classes=2, row_width=3, spread=1.0)
 MODEL, DRAFT = make(jax.random.key(0)), make(jax.random.key(1))
-GREEDY = Warp(guidance_scale=2.0, temperature=0.0)
+GREEDY = SamplingParams(guidance_scale=2.0, temperature=0.0)
 TIED = make(jax.random.key(2), spread=0.5, tied=True)
 
 PAIRS = {

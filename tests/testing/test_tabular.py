@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import tree as trees
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.testing.tabular import prefix_lengths, prefix_number, tabular
 
 
@@ -22,8 +22,8 @@ def test_prefixes_are_numbered_shortest_first():
 
 def test_distribution_is_the_product_of_conditionals():
   model = tabular(jax.random.key(0), 3, 3, guided=True, num_classes=2, forced={1: 2})
-  warp = Warp(guidance_scale=1.4, temperature=0.8)
-  distribution = model.distribution(warp, label=1)
+  sampling = SamplingParams(guidance_scale=1.4, temperature=0.8)
+  distribution = model.distribution(sampling, label=1)
   np.testing.assert_allclose(distribution.sum(), 1)
   logits = np.asarray(model.params[1], np.float64)
   for sequence, probability in zip(model.sequences(), distribution):

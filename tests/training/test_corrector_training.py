@@ -11,11 +11,11 @@ import cspd_jax
 from configs.train import drafters
 from cspd_jax.cli import groups
 from cspd_jax.commands import train
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.drafters import from_network
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.node_tests import exact
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.generation import memory
 from cspd_jax.models import eagle, llamagen
 from cspd_jax.training import corrector, corrector_recipe, drafter, optimizer
@@ -63,7 +63,7 @@ def met(target_params, params):
   decoder = make_decoder(
       llamagen.target(TARGET, guided=True),
       corrected(from_network(eagle.network(EAGLE, ENDS)), LENGTH + 1, 2), exact())
-  arguments = (target_params, LABELS, jax.random.key(2), Warp(guidance_scale=2.0),
+  arguments = (target_params, LABELS, jax.random.key(2), SamplingParams(guidance_scale=2.0),
                eagle.attach(target_params, params))
   return jax.jit(decoder)(*arguments), corrector_recipe.recorder(decoder)(*arguments)
 
@@ -145,9 +145,9 @@ def test_whole_images_are_read_alike(met, target_params, params):
   batch = _batch(met[1])
   result, parts = corrector.plain_loss(
       params, EAGLE, target_params, TEACHER, batch.tokens, batch.condition,
-      Warp(guidance_scale=batch.guidance_scale))
+      SamplingParams(guidance_scale=batch.guidance_scale))
   want = corrector.agreement(params, EAGLE, TRAIN, target_params, TEACHER, batch,
-                             Warp(guidance_scale=batch.guidance_scale)).plain
+                             SamplingParams(guidance_scale=batch.guidance_scale)).plain
   np.testing.assert_allclose(result, want.mean(), rtol=1e-4)
   assert 0 < parts['overlap'] < 1 and result > 0
 
@@ -155,9 +155,10 @@ def test_whole_images_are_read_alike(met, target_params, params):
 @pytest.mark.slow
 def test_it_learns_from_whole_images(met, target_params, params):
   batch = _batch(met[1])
-  images, warp = (batch.tokens, batch.condition), Warp(guidance_scale=batch.guidance_scale)
+  images, sampling = (batch.tokens, batch.condition),
+  SamplingParams(guidance_scale=batch.guidance_scale)
   step = jax.jit(lambda state: corrector.plain_step(
-      state, images, target_params, EAGLE, OPTIMIZER, TEACHER, warp))
+      state, images, target_params, EAGLE, OPTIMIZER, TEACHER, sampling))
   state = optimizer.start(params, OPTIMIZER)
   state, first = step(state)
   for _ in range(OPTIMIZER.num_steps - 1):
@@ -170,9 +171,9 @@ def test_it_learns(met, target_params, params):
   _, result = met
   batch = _batch(result)
   step = jax.jit(lambda state: corrector.step(
-      state, batch, target_params, EAGLE, TRAIN, TEACHER, Warp()))
+      state, batch, target_params, EAGLE, TRAIN, TEACHER, SamplingParams()))
   measure = jax.jit(lambda params: corrector.measure(
-      params, target_params, batch, EAGLE, TRAIN, TEACHER, Warp(guidance_scale=2.0)))
+      params, target_params, batch, EAGLE, TRAIN, TEACHER, SamplingParams(guidance_scale=2.0)))
   before = measure(params)
   state = optimizer.start(params, OPTIMIZER)
   for _ in range(OPTIMIZER.num_steps):
@@ -193,7 +194,7 @@ def test_target_and_corrector_may_have_other_dtypes(target_params, params, halve
       llamagen.target(TARGET, guided=True),
       corrected(from_network(eagle.network(EAGLE, ENDS)), LENGTH + 1, 2), exact())
   result = jax.eval_shape(
-      decoder, target, LABELS, jax.random.key(2), Warp(guidance_scale=2.0),
+      decoder, target, LABELS, jax.random.key(2), SamplingParams(guidance_scale=2.0),
       eagle.attach(target, network))
   assert result.tokens.shape == (6, 20)
 
@@ -202,9 +203,10 @@ def test_target_and_corrector_may_have_other_dtypes(target_params, params, halve
 def test_lengths_are_measured_with_the_options_of_the_recipe(met, target_params, params):
   """The divergence that is trained is without cuts."""
   batch = _batch(met[1])
-  measure = lambda warp: corrector.measure(
-      params, target_params, batch, EAGLE, TRAIN, TEACHER, warp)
-  whole, greedy = measure(Warp(guidance_scale=2.0)), measure(Warp(guidance_scale=2.0, top_k=1))
+  measure = lambda sampling: corrector.measure(
+      params, target_params, batch, EAGLE, TRAIN, TEACHER, sampling)
+  whole, greedy = measure(SamplingParams(guidance_scale=2.0)),
+  measure(SamplingParams(guidance_scale=2.0, top_k=1))
   assert abs(greedy['overlap_1'] - whole['overlap_1']) > 1e-3
   np.testing.assert_allclose(greedy['plain'], whole['plain'], rtol=1e-5)
 
@@ -220,10 +222,10 @@ def test_the_temperature_of_the_images_is_trained(target_params, params):
 
   @jax.jit
   def losses(temperature):
-    warp = Warp(guidance_scale=batch.guidance_scale, temperature=temperature)
+    sampling = SamplingParams(guidance_scale=batch.guidance_scale, temperature=temperature)
     return (corrector.plain_loss(params, EAGLE, target_params, TEACHER, batch.tokens,
-                                 batch.condition, warp),
-            corrector.loss(params, EAGLE, once, target_params, TEACHER, batch, warp))
+                                 batch.condition, sampling),
+            corrector.loss(params, EAGLE, once, target_params, TEACHER, batch, sampling))
 
   (plain, _), (_, parts) = losses(1e4)  # All tokens are as probable as others.
   np.testing.assert_allclose([plain, parts['plain'], parts['length']], [0, 0, LENGTH], atol=0.1)

@@ -14,8 +14,8 @@ import cspd_jax
 from configs.train import drafters
 from cspd_jax import families
 from cspd_jax.commands import train
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import tree as tree_lib
-from cspd_jax.decoding.warp import Warp
 from cspd_jax.files import store
 from cspd_jax.models import eagle, llamagen, medusa
 from cspd_jax.training import drafter, drafter_recipe, loop, samples
@@ -176,7 +176,8 @@ def test_measured_probs_chain_predicted_features():
   params, (tokens, labels) = _target_params(), _batch()
   own = drafter.init(EAGLE, TRAIN, ENDS, params).params
   attached = eagle.attach(params, own)
-  result = jax.jit(lambda *args: drafter.measure(*args, EAGLE, TEACHER, Warp(2.0), 3, stride=4))(
+  result = jax.jit(lambda *args: drafter.measure(*args, EAGLE, TEACHER, SamplingParams(2.0), 3,
+                                                 stride=4))(
       own, params, (tokens, labels))
   streams = [_of_target(params, TARGET, labels, tokens, jnp.full(4, drop))
              for drop in (False, True)]
@@ -205,10 +206,11 @@ def test_measured_heads_are_compared_with_the_probs_they_predict():
   own = medusa.from_target(ENDS, params, DRAFTERS['medusa'])
   end = lambda positions: jnp.where(positions % 4 == 3, 9, -1)  # Of a row.
   result, greedy, ended = (
-      jax.jit(lambda *args, teacher=teacher, warp=warp: drafter.measure(
-          *args, DRAFTERS['medusa'], teacher, warp, 3))(own, params, (tokens, labels))
-      for teacher, warp in ((TEACHER, Warp()), (TEACHER, Warp(temperature=0.0)),
-                            (TEACHER._replace(forced=end), Warp())))
+      jax.jit(lambda *args, teacher=teacher, sampling=sampling: drafter.measure(
+          *args, DRAFTERS['medusa'], teacher, sampling, 3))(own, params, (tokens, labels))
+      for teacher, sampling in ((TEACHER, SamplingParams()), (TEACHER,
+                                                              SamplingParams(temperature=0.0)),
+                            (TEACHER._replace(forced=end), SamplingParams())))
   probs = jax.nn.softmax(llamagen.logits_and_features(
       params, TARGET, labels, tokens, jnp.zeros(len(tokens), bool))[0])
   for h in range(3):
@@ -295,9 +297,10 @@ def test_the_sampling_options_are_those_of_the_target(target_folder, tmp_path, m
   monkeypatch.setattr(samples, 'sampled', lambda *args: used.append(args[4]) or sampled(*args))
   train.run(recipe, model, tmp_path / 'run', tmp_path / 'medusa')
   assert len(used) > 2
-  for warp in used:
-    assert [warp.guidance_scale, warp.top_k] == [1.5, 3] and warp.temperature == np.float32(0.8)
-    assert warp.top_p in (1, None)
+  for sampling in used:
+    assert [sampling.guidance_scale, sampling.top_k] == [1.5,
+        3] and sampling.temperature == np.float32(0.8)
+    assert sampling.top_p in (1, None)
   tokens, labels = drafter_recipe.images(recipe, model, 'train', tmp_path / 'run')
   logits = np.stack([_of_target(model.params, TARGET, labels, tokens, jnp.full(12, drop))[0]
                      for drop in (False, True)])
@@ -305,7 +308,7 @@ def test_the_sampling_options_are_those_of_the_target(target_folder, tmp_path, m
   chosen = np.take_along_axis(guided, tokens[..., None], axis=-1)
   assert ((guided > chosen + 1e-4).sum(-1) < 3).all()
   settings = json.loads((tmp_path / 'run' / 'report.json').read_text())['settings']
-  assert {name: settings[name] for name in Warp._fields} == {
+  assert {name: settings[name] for name in SamplingParams._fields} == {
       **defaults, 'top_p': 1.0, 'guidance_interval': -1, 'min_p': 0.0}
 
 
@@ -318,7 +321,7 @@ def test_a_recipe_of_a_shipped_model_has_its_options():
   assert recipe.train.guidance_scales == (1.5,)
   scales = dict(demo=2.0, emoji=1.5)
   for recipe in drafters.CONFIGS.values():
-    assert samples.sampling(recipe, cspd_jax.load(recipe.target)) == Warp(
+    assert samples.sampling(recipe, cspd_jax.load(recipe.target)) == SamplingParams(
         guidance_scale=scales[recipe.target])
   with pytest.raises(ValueError, match='top_k is -1; it must be a whole number from 0'):
     dataclasses.replace(recipe, top_k=-1)

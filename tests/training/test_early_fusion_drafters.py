@@ -9,7 +9,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.decoding.warp import Warp
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import store
 from cspd_jax.models import eagle, early_fusion, medusa
 from cspd_jax.models.conditions import Prompt
@@ -131,7 +131,7 @@ def _losses(*cases):
         own, DRAFTER, TRAIN, ends, params, tokens, features, probs, jax.random.key(5),
         eagle.prompt(DRAFTER, condition, drop))
     both, _ = corrector.plain_loss(
-        own, DRAFTER, params, teacher, tokens, condition, Warp(guidance_scale=2.0))
+        own, DRAFTER, params, teacher, tokens, condition, SamplingParams(guidance_scale=2.0))
     return result, both
 
   return [np.asarray(losses(*case)) for case in cases]

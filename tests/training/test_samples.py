@@ -8,13 +8,13 @@ import pytest
 
 import cspd_jax
 from cspd_jax import sharding
-from cspd_jax.decoding.warp import Warp
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.generation import memory
 from cspd_jax.generation.model import Request
 from cspd_jax.training import samples
 from tests.experiments import models as models_lib
 
-SAMPLING, KEY = Warp(guidance_scale=2.0), jax.random.key(3)
+SAMPLING, KEY = SamplingParams(guidance_scale=2.0), jax.random.key(3)
 
 
 @pytest.fixture(scope='module')

@@ -20,6 +20,7 @@ import numpy as np
 
 from cspd_jax.core import fields
 from cspd_jax.core.returned import check_part
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import Draft, Drafter, Env, Outcome, Rng, RngState
 from cspd_jax.decoding.drafters import jacobi as jacobi_lib
@@ -142,10 +143,11 @@ def _checked_reads(tree: Tree, reads: int | None) -> int:
 
 def _cut(env: Env, probs: jax.Array, positions: jax.Array) -> jax.Array:
   """Applies the target's cuts and grammar to draft distributions."""
-  warp = env.warp
-  greedy = warp_lib.is_greedy(jnp.asarray(warp.temperature))
-  cuts = warp_lib.Warp(
-      temperature=jnp.where(greedy, 0.0, 1.0), top_k=warp.top_k, top_p=warp.top_p, min_p=warp.min_p)
+  sampling = env.sampling
+  greedy = warp_lib.is_greedy(jnp.asarray(sampling.temperature))
+  cuts = SamplingParams(
+      temperature=jnp.where(greedy, 0.0, 1.0), top_k=sampling.top_k, top_p=sampling.top_p,
+      min_p=sampling.min_p)
   forced = contract.forced_tokens(env.target, positions)
   return warp_lib.probabilities(jnp.log(probs)[None], cuts, positions, forced)
 

@@ -117,7 +117,7 @@ def corrected_probs(new: jax.Array, old: jax.Array, stale: jax.Array,
 
 def uncut(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
   """Guided distributions `[B, n, V]` before cuts, at temperature 1 if the decode is greedy."""
-  return warp_lib.probabilities(logits, warp_lib.uncut(env.warp), positions)
+  return warp_lib.probabilities(logits, warp_lib.uncut(env.sampling), positions)
 
 
 def _positions(start: jax.Array, logits: jax.Array) -> jax.Array:

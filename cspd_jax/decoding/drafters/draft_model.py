@@ -22,7 +22,7 @@ class ModelState(NamedTuple):
 def model(draft_target: Target, length: int = 4) -> Drafter:
   """Drafts a chain of `length` tokens, at least 1, sampled one by one from `draft_target`.
 
-  The draft model is over the target's vocabulary and grid, and the same warp is applied to its
+  The draft model is over the target's vocabulary and grid, and the same sampling is applied to its
   distributions. After a rejected draft its cache needs no repair, because slots are overwritten. If
   all drafts were accepted, the last of them is not in the cache yet, so a round begins by reading
   the last two committed tokens.
@@ -42,13 +42,13 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
     draw_rows = env.rowwise(lambda rng, position, probs: (
         rng.draw_at(position[None], probs) if env.seed_exact else rng.draw(probs))[0])
 
-    warp = env.warp
+    sampling = env.sampling
     if draft_target.num_streams == 1:  # Without a null condition there is no guidance.
-      warp = warp._replace(guidance_scale=1.0)
+      sampling = sampling._replace(guidance_scale=1.0)
 
     def draw(rng, logits, at):
       forced = contract.forced_tokens(env.target, at[:, None])
-      probs = warp_lib.probabilities(logits[:, :, None], warp, at[:, None], forced)
+      probs = warp_lib.probabilities(logits[:, :, None], sampling, at[:, None], forced)
       rng, token = draw_rows(rng, at, probs)
       return rng, (token, probs[:, 0])
 

@@ -14,7 +14,7 @@ def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Arra
   then selects its most probable tokens, and the one-hot distribution would contain only the first.
   """
   forced = contract.forced_tokens(env.target, positions)
-  return warp_lib.probabilities(logits, warp_lib.sampled(env.warp), positions, forced)
+  return warp_lib.probabilities(logits, warp_lib.sampled(env.sampling), positions, forced)
 
 
 def choose(env: Env, rng: RngState, probs: jax.Array, positions: jax.Array, count: int, draws: str
@@ -38,9 +38,10 @@ def choose(env: Env, rng: RngState, probs: jax.Array, positions: jax.Array, coun
       return jnp.where(greedy, row_random.winners(probs, count), drawn)
     return rng.draw_distinct(probs, count, greedy)
 
-  greedy = jnp.broadcast_to(warp_lib.is_greedy(jnp.asarray(env.warp.temperature)), probs.shape[:1])
+  greedy = jnp.broadcast_to(warp_lib.is_greedy(jnp.asarray(env.sampling.temperature)),
+                            probs.shape[:1])
   rng, chosen = env.rowwise(row)(rng, probs, positions, greedy)
-  if env.warp.top_k is None:  # The temperature is then never 0.
+  if env.sampling.top_k is None:  # The temperature is then never 0.
     return rng, chosen, probs
   recorded = jnp.where(
       greedy[:, None, None],
