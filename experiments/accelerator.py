@@ -1,4 +1,4 @@
-"""Measures decoders on the accelerator of this machine, in the minutes that there are.
+"""Measures decoders on the accelerator of this machine within a time budget.
 
   python -m experiments.accelerator --plan
   python -m experiments.accelerator --minutes=9 --repo=LlamaGen
