@@ -176,7 +176,8 @@ def run(benches: Sequence[Bench], texts: Sequence[str]) -> list[dict]:
   def rows() -> Iterator[dict[str, Any]]:
     for bench in benches:
       print(f'temperature {bench.sampling.temperature}: '
-            f'{bench.model.vocab_size}^{bench.model.length} sequences, {int((bench.probs > 0).sum())} possible in 2 classes; '
+            f'{bench.model.vocab_size}^{bench.model.length} sequences, '
+            f'{int((bench.probs > 0).sum())} possible in 2 classes; '
             f'{bench.flags.samples} samples per decoder')
       vanilla = decode(bench, build(parse('vanilla'), bench), None)
       for text, spec in specs.items():

@@ -71,7 +71,7 @@ def expand(spec: str | Spec) -> tuple[Part, Part]:
   if isinstance(entry, DrafterEntry):
     drafter, verifier = first, Part('exact')
   else:
-    drafter, verifier = parse(entry.parts).parts
+    drafter, verifier = entry.spec.parts
     overrides = {name: value for name, value in first.arguments.items()
                  if value is not None or name not in drafter.arguments}
     drafter = Part(drafter.name, {**drafter.arguments, **overrides})
@@ -144,7 +144,7 @@ def _entry(spec: Spec) -> DrafterEntry | DecoderEntry:
 def _arguments(entry: DrafterEntry | DecoderEntry, part: Part, resources: Resources
                ) -> dict[str, Any]:
   """The arguments of an entry's function; trees are those of its window."""
-  drafter = entry if isinstance(entry, DrafterEntry) else DRAFTERS[parse(entry.parts).parts[0].name]
+  drafter = entry if isinstance(entry, DrafterEntry) else DRAFTERS[entry.spec.parts[0].name]
   allowed, window = entry.parameters, None
   if 'window' in allowed:
     window = part.arguments.get('window', allowed['window'].default)

@@ -5,6 +5,7 @@ function defines the parameters that text can set; parameters that are networks 
 """
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cspd_jax.core.entries import Entry
-from cspd_jax.core.spec import Call, Value, parse
+from cspd_jax.core.spec import Call, Spec, Value, parse
 from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.drafters import Corrector, Heads, Network, from_model, from_network
@@ -84,13 +85,21 @@ class DecoderEntry(_Entry):
 
   parts: str
 
+  def __post_init__(self):
+    _ = self.spec  # A mistake in the text is an error where the entry is written.
+
+  @functools.cached_property
+  def spec(self) -> Spec:
+    """The specification that `parts` is."""
+    return parse(self.parts)
+
   @property
   def parameters(self) -> dict[str, inspect.Parameter]:
     """The parameters that text can set; `parts` has what None stands for."""
-    fixed = parse(self.parts).parts[0].arguments
-    return {name: parameter.replace(default=fixed[name]) if
-            parameter.default is None and name in fixed else parameter
-            for name, parameter in super().parameters.items()}
+    fixed, parameters = self.spec.parts[0].arguments, super().parameters
+    return parameters | {
+        name: parameter.replace(default=fixed[name]) for name, parameter in parameters.items()
+        if parameter.default is None and name in fixed}
 
 
 _window_size = lambda arguments, window, length: {'window': window}

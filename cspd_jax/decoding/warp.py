@@ -82,7 +82,7 @@ def untempered(sampling: SamplingParams) -> SamplingParams:
 def drop_inactive(sampling: SamplingParams) -> SamplingParams:
   """Returns concrete options with None for cuts that are off, so that programs omit them."""
   greedy = np.any(is_greedy(np.asarray(sampling.temperature)))
-  is_cut = sampling.top_p is not None and np.any(np.asarray(sampling.top_p) < 1)
+  is_cut = sampling.top_p is not None and not np.all(np.asarray(sampling.top_p) >= 1)
   return sampling._replace(
       top_k=sampling.top_k if greedy or np.any(sampling.top_k) else None,
       top_p=sampling.top_p if is_cut else None,

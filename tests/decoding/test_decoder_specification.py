@@ -12,7 +12,6 @@ import pytest
 
 import cspd_jax
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.core.spec import parse
 from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.decoding.base import Drafter, Target
 from cspd_jax.decoding.drafters.corrected import corrected
@@ -168,7 +167,7 @@ def test_signatures(name):
     assert own.pop(0).default is inspect.Parameter.empty
   assert {parameter.name for parameter in own} == text.keys() - {'by'}
   for parameter in own:
-    fixed = parse(entry.parts).parts[0].arguments.get(parameter.name)
+    fixed = entry.spec.parts[0].arguments.get(parameter.name)
     default = text[parameter.name].default
     assert parameter.default == default or (parameter.default is None and fixed == default)
   assert getattr(cspd_jax, name) is entry.build and name in cspd_jax.__all__
