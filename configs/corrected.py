@@ -31,16 +31,17 @@ from cspd_jax.cli import groups
 from experiments.topologies import Config
 
 DECODERS = (
-    'mc_sjd', 'eagle+block', 'corrected(by=neighbours, passes=3)', 'corrected(passes=4)',
-    'corrected_seed_exact(passes=4)')
+    'mc_sjd', 'eagle+block', 'corrected(corrector=neighbours, iterations=3)',
+    'corrected(iterations=4)',
+    'corrected_seed_exact(iterations=4)')
 
 # What `ablations` varies.
-BY = tuple(f'corrected(by={name}, passes=4)'
+BY = tuple(f'corrected(corrector={name}, iterations=4)'
            for name in ('layers', 'model', 'neighbours', 'eagle', 'corrector'))
-PASSES = tuple(f'corrected(passes={passes})' for passes in (1, 2, 3, 6, 8))
-TREES = tuple(f'corrected(passes=4, tree={tree})' for tree in (
+PASSES = tuple(f'corrected(iterations={passes})' for passes in (1, 2, 3, 6, 8))
+TREES = tuple(f'corrected(iterations=4, tree={tree})' for tree in (
     'chain()', 'caterpillar(2, 4)', 'caterpillar(3, 3)', 'caterpillar(8, 3)', 'caterpillar(6, 6)'))
-READS = tuple(f'corrected(passes=4, reads={reads})' for reads in (8, 16, 24))
+READS = tuple(f'corrected(iterations=4, num_corrected={reads})' for reads in (8, 16, 24))
 
 CONFIGS = dict(
     numbers=Config(
@@ -51,8 +52,9 @@ CONFIGS = dict(
         images=groups.Images(num_images=32, seed=13), workdir='runs/corrected_ablations'),
     short=Config(
         decoder=(
-            'mc_sjd', 'eagle+block', 'corrected(by=neighbours, passes=1)',
-            'corrected(by=neighbours, passes=2)', 'corrected(passes=1)', 'corrected(passes=2)'),
+            'mc_sjd', 'eagle+block', 'corrected(corrector=neighbours, iterations=1)',
+            'corrected(corrector=neighbours, iterations=2)', 'corrected(iterations=1)',
+            'corrected(iterations=2)'),
         window=(4, 6, 8, 12, 16), images=groups.Images(num_images=64, seed=12),
         workdir='runs/corrected_short'),
     top_k=Config(
@@ -62,8 +64,9 @@ CONFIGS = dict(
         loading=groups.Loading(
             'runs/wide/export', parts=('corrector=runs/corrector_wide/export',)),
         decoder=(
-            'mc_sjd', 'corrected(by=layers, passes=4)', 'corrected(by=neighbours, passes=3)',
-            'corrected(passes=4)', 'corrected_seed_exact(passes=4)'),
+            'mc_sjd', 'corrected(corrector=layers, iterations=4)',
+            'corrected(corrector=neighbours, iterations=3)',
+            'corrected(iterations=4)', 'corrected_seed_exact(iterations=4)'),
         window=(16, 64), images=groups.Images(num_images=32, seed=12),
         workdir='runs/corrected_wide'),
     entropy=Config(
@@ -73,11 +76,12 @@ CONFIGS = dict(
         window=(32,), temperatures=(0.7, 1.0, 1.3), scales=(1.0, 3.0, 6.0), entropy=True,
         images=groups.Images(num_images=16, seed=12), workdir='runs/uncertainty'),
     proof=Config(
-        decoder=('corrected_seed_exact(passes=4)', 'corrected(passes=4)'),
+        decoder=('corrected_seed_exact(iterations=4)', 'corrected(iterations=4)'),
         window=(16,), metrics=('step_compression', 'nll_excess'), batch_size=50,
         images=groups.Images(num_images=2000, seed=14), workdir='runs/corrected_proof'),
     proof_emoji=Config(
-        loading=groups.Loading('emoji'), decoder=('corrected_seed_exact(passes=4)', 'seed_exact'),
+        loading=groups.Loading('emoji'), decoder=('corrected_seed_exact(iterations=4)',
+                                                  'seed_exact'),
         window=(64,), metrics=('step_compression',), batch_size=50,
         images=groups.Images(prompts='configs/held_out.txt', num_images=500, seed=14),
         workdir='runs/corrected_proof_emoji'))

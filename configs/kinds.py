@@ -15,7 +15,8 @@ from experiments.topologies import Config
 
 DECODERS = (
     'vanilla', 'speculative(length=4)', 'eagle(tree=LANTERN)', 'mc_sjd', 'seed_exact',
-    'corrected(by=neighbours, passes=3)', 'corrected_seed_exact(passes=4)', 'corrected(passes=4)',
+    'corrected(corrector=neighbours, iterations=3)', 'corrected_seed_exact(iterations=4)',
+    'corrected(iterations=4)',
     'eagle(tree=LANTERN)+lantern_pp(lam=2)')
 
 _METRICS = 'step_compression', 'tokens_per_pass', 'one_token_rounds'

@@ -42,7 +42,7 @@ _COOL_SD = ('uniform', 'Cool-SD', 'Cool-SD, printed', 'Cool-SD linear', 'Cool-SD
 _LANTERN = ('LANTERN++, G*', 'LANTERN++, released', 'GSD')
 # Two paths that share the window, as in PathSpec.
 _VARIANTS = ('sjd', 'sjd_pp', 'sjd(tree=paths(2, 7))', 'mc_sjd(tree=paths(2, 7))', 'mc_sjd',
-             'sjd_pac', 'corrected(by=neighbours)')
+             'sjd_pac', 'corrected(corrector=neighbours)')
 
 Config = topologies.Config | benchmark.Config | published.Config | fidelity.Config
 

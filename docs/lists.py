@@ -79,7 +79,7 @@ def drafters() -> str:
 
 def _as_drafter(name: str) -> str:
   """The usage of a drafter that shares its name with a decoder."""
-  known = specification.parameters(f'{name}+exact')
+  known = specification.parameters(f'{name}+rejection')
   return f'{name}({", ".join(known)})'
 
 

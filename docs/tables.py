@@ -100,8 +100,9 @@ REPORTS = {
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
     'against_llamagen_xl':
         'python -m experiments.against_llamagen --repo=LlamaGen --size=c2i_xl_256 --repeats=1 '
-        "--decoder='mc_sjd(window=4)' --decoder='corrected(by=neighbours, passes=2, window=8)' "
-        "--decoder='corrected(passes=2, window=8)' --decoder='eagle(tree=chain(7))+block'",
+        "--decoder='mc_sjd(window=4)' "
+        "--decoder='corrected(corrector=neighbours, iterations=2, window=8)' "
+        "--decoder='corrected(iterations=2, window=8)' --decoder='eagle(tree=chain(7))+block'",
     'continuous_windows': 'python -m experiments.continuous_windows',
     'quality': 'python -m experiments.quality',
     'quality_scales': 'python -m experiments.quality --scale=2',

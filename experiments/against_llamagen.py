@@ -57,9 +57,10 @@ class Flags(against.Flags, predicted.Accepted):
   size: str = 'c2i_b_256'
   decoder: tuple[str, ...] = (
       'mc_sjd(window=4)', 'mc_sjd(window=8)', 'mc_sjd(window=16)',
-      'corrected(by=neighbours, passes=2, window=4)',
-      'corrected(by=neighbours, passes=2, window=8)', 'corrected(passes=1, window=4)',
-      'corrected(passes=2, window=8)', 'corrected(passes=2, window=16)')
+      'corrected(corrector=neighbours, iterations=2, window=4)',
+      'corrected(corrector=neighbours, iterations=2, window=8)',
+      'corrected(iterations=1, window=4)',
+      'corrected(iterations=2, window=8)', 'corrected(iterations=2, window=16)')
   accepted: str = 'docs/reports/corrected_short.json'
   workdir: str = 'runs/against_llamagen'
 

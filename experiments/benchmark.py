@@ -45,7 +45,7 @@ from experiments.measured import SampledImages, show, write
 
 # EAGLE-2 has the number of drafts and the depth of EAGLE-1's tree, to compare the two.
 DRAFTERS = (
-    'model', 'jacobi(coupling=redraw)', 'jacobi(coupling=maximal)', 'eagle(tree=chain(5))',
+    'model', 'jacobi(coupling=independent)', 'jacobi(coupling=maximal)', 'eagle(tree=chain(5))',
     'eagle(tree=EAGLE)', 'eagle2(num_nodes=25, width=10, depth=5)', 'medusa',
     'medusa(tree=cut(EAGLE, 4))')
 
@@ -79,7 +79,7 @@ CLAIMS = (
     Claim('LANTERN++ is closer to the target with G* than with the released residual',
           'LANTERN++, G*', 'LANTERN++, released'),
     Claim("EAGLE-1's tree accepts more than one of EAGLE-2 with as many drafts",
-          'eagle(tree=EAGLE)+exact', 'eagle2(num_nodes=25, width=10, depth=5)+exact',
+          'eagle(tree=EAGLE)+rejection', 'eagle2(num_nodes=25, width=10, depth=5)+rejection',
           'accepted_length'))
 
 

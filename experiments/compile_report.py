@@ -53,7 +53,7 @@ class Config(predicted.Accepted):
   device: str = 'h200'
   model: str = 'lumina_mgpt_7b_768'
   decoder: tuple[str, ...] = (
-      'corrected(passes=4)', 'mc_sjd', 'mc_sjd(window=16)', 'eagle(tree=EAGLE)',
+      'corrected(iterations=4)', 'mc_sjd', 'mc_sjd(window=16)', 'eagle(tree=EAGLE)',
       'eagle(tree=LANTERN)')
   window: int = 64
   batch: int = 1

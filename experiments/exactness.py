@@ -133,7 +133,8 @@ def pairs(bench: Bench) -> list[str]:
   drafters += [f'{name}(draws={draws})' for name in ('eagle', 'medusa') for draws in (
       'iid', 'fixed')]
   drafters += [f'vanilla(window={bench.flags.window})', 'eagle(tree=chain(2))', 'medusa(length=2)',
-               'mc_sjd', 'sjd_pac', 'seed_exact', 'corrected(passes=1)', 'corrected(by=neighbours)']
+               'mc_sjd', 'sjd_pac', 'seed_exact', 'corrected(iterations=1)',
+               'corrected(corrector=neighbours)']
   seen = [specification.expand(sized(name, bench)) for name in specification.DECODERS]
   result = []
   for drafter in drafters:

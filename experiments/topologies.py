@@ -34,10 +34,10 @@ from experiments.measured import SampledImages, check_lists, show, write
 _PICTURE, _MOST_LINES = 'uncertainty.png', 7
 _SETTING = 'temperature', 'guidance_scale'
 COUPLINGS = (
-    'jacobi(coupling=redraw)+exact', 'jacobi(coupling=maximal)+exact',
-    'jacobi(coupling=noise)+exact', 'jacobi(coupling=noise)+match')
+    'jacobi(coupling=independent)+rejection', 'jacobi(coupling=maximal)+rejection',
+    'jacobi(coupling=gumbel)+rejection', 'jacobi(coupling=gumbel)+match')
 FRESH = tuple(
-    f'jacobi(coupling={coupling}, fresh={fresh})+{verifier}'
+    f'jacobi(coupling={coupling}, initialization={fresh})+{verifier}'
     for fresh in ('repeat-left', 'repeat-above', 'resample-left', 'resample-above')
     for coupling, verifier in (('maximal', 'exact'), ('noise', 'match')))
 # Trees larger than a window are left out.

@@ -37,9 +37,9 @@ _SMALL, _LARGE = 8, 16  # Rows and columns of the grids.
 _SEED, _BATCH, _SHOWN = 4, 8, 12
 _END = '<|dit_token_16385|>'
 _DECODERS = tuple(f'{name}(window={window}{options})' for window in (16, 64) for name, options in (
-    *(('mc_sjd', f', fresh={kind}') for kind in (
+    *(('mc_sjd', f', initialization={kind}') for kind in (
         'uniform', 'repeat-left', 'repeat-above', 'repeat-small', 'resample-small')),
-    ('corrected', ', by=neighbours, passes=3')))
+    ('corrected', ', corrector=neighbours, iterations=3')))
 _COLUMNS = {
     'decoder': '{decoder}', 'corrector reads the small grid': '{reads_small}',
     'forward passes': '{passes:.1f}', 'tokens/pass': '{tokens_per_pass:.2f}',

@@ -99,7 +99,7 @@ CONFIGS: dict[str, DrafterRecipe | CorrectorRecipe] = dict(
                             muon_learning_rate=0.005, warmup_steps=50, cooldown_steps=200),
             windows_per_image=8, guidance_scales=(1.5,)),
         target='emoji', prompts='runs/scenes/tokens.txt', images='runs/scenes/tokens.npz',
-        decoder='corrected(by=eagle, window=16, passes=2, tree=chain())',
+        decoder='corrected(corrector=eagle, window=16, iterations=2, tree=chain())',
         num_plain_images=19200, num_train_images=640, num_held_out_images=64,
         evaluate_every=150, checkpoint_every=100, log_every=20))
 

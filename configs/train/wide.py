@@ -39,7 +39,7 @@ CONFIGS: dict[str, Recipe | CorrectorRecipe] = dict(
         train=CorrectorTrainConfig(OptimizerConfig(
             num_steps=200, batch_size=4, learning_rate=5e-4, warmup_steps=50)),
         target='runs/wide/export',
-        decoder='corrected(by=layers, window=32, passes=2, tree=chain())',
+        decoder='corrected(corrector=layers, window=32, iterations=2, tree=chain())',
         num_plain_images=1024, num_train_images=192, num_held_out_images=32))
 
 

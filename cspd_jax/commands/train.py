@@ -54,9 +54,9 @@ _PROGRAM = 'cspd-train'
 _RECIPES: dict[type, Any] = {DrafterRecipe: drafter_recipe, CorrectorRecipe: corrector_recipe,
                              NeighboursRecipe: neighbours}
 # Records the windows that a corrector learns from, by what the model has to draft with.
-_WINDOWS = 'corrected(by={by}, window={window}, passes=2, tree=chain())'
+_WINDOWS = 'corrected(corrector={by}, window={window}, iterations=2, tree=chain())'
 # A decoder with each network, and those that a neighbours corrector must be better than.
-_DECODERS = dict(neighbours='corrected(by=neighbours)', corrector='corrected', eagle='eagle',
+_DECODERS = dict(neighbours='corrected(corrector=neighbours)', corrector='corrected', eagle='eagle',
                  medusa='medusa')
 _NEEDED = dict(dtype='float32', quantize=None, cache_dtype=None)
 
@@ -199,7 +199,7 @@ def _measured(loading: groups.Own, model: cspd_jax.Model, output: pathlib.Path,
               recipe: NeighboursRecipe, params: Any) -> dict[str, float]:
   """Tokens per forward pass of windows without a corrector, with those there are, and a new one."""
   window = f'window={min(32, model.num_tokens)}'
-  by = lambda name: f'corrected(by={name}, {window}, tree=chain())'
+  by = lambda name: f'corrected(corrector={name}, {window}, tree=chain())'
   decoders, load = {f'mc_sjd({window})': model}, lambda network: inputs.model(
       loading, neighbours=network)
   if 'layers' in model.drafts:

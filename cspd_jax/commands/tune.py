@@ -36,11 +36,12 @@ from cspd_jax.measure.bench import Bench
 
 # The most promising first, in case the time runs out.
 DECODERS = (
-    'vanilla', 'eagle', 'eagle(tree=chain(4))', 'corrected', 'mc_sjd', 'corrected(by=eagle)',
-    'corrected(by=neighbours)', 'corrected(by=layers)', 'speculative', 'medusa')
+    'vanilla', 'eagle', 'eagle(tree=chain(4))', 'corrected', 'mc_sjd', 'corrected(corrector=eagle)',
+    'corrected(corrector=neighbours)', 'corrected(corrector=layers)', 'speculative', 'medusa')
 SEED_EXACT = (
-    'vanilla', 'corrected_seed_exact', 'seed_exact', 'corrected_seed_exact(by=eagle)',
-    'corrected_seed_exact(by=neighbours)', 'corrected_seed_exact(by=layers)', 'eagle2')
+    'vanilla', 'corrected_seed_exact', 'seed_exact', 'corrected_seed_exact(corrector=eagle)',
+    'corrected_seed_exact(corrector=neighbours)', 'corrected_seed_exact(corrector=layers)',
+    'eagle2')
 
 # Passes of a corrector where a candidate leaves them open: the first are used to find the window,
 # the others are tried at the best window.
@@ -164,10 +165,10 @@ def _candidates(config: Config, bench: Bench) -> Plan:
               {size: text for size, text in standing.items() if text in kept}, left_out, None)
 
 
-def _sized(model: cspd_jax.Model, name: str, window: int, passes: int) -> str:
+def _sized(model: cspd_jax.Model, name: str, window: int, iterations: int) -> str:
   spec = model.specification(name)
-  if 'passes' in model.engine.parameters(spec) and 'passes' not in spec.parts[0].arguments:
-    spec = model.specification(spec, passes=passes)
+  if 'iterations' in model.engine.parameters(spec) and 'iterations' not in spec.parts[0].arguments:
+    spec = model.specification(spec, iterations=iterations)
   return str(model.engine.complete(spec, window=window, length=max(window - 1, 1)))
 
 

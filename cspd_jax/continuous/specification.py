@@ -16,9 +16,9 @@ from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel, 
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.core import fields, naming, spec as spec_lib
-from cspd_jax.core.entries import Entry
+from cspd_jax.core.entries import Entry, Resources
 from cspd_jax.core.guarantees import Guarantee, weakest
-from cspd_jax.core.spec import Part, Resources, Spec, parse
+from cspd_jax.core.spec import Part, Spec, parse
 
 
 @dataclasses.dataclass(frozen=True)

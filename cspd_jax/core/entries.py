@@ -8,15 +8,34 @@ import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from cspd_jax.core import fields, spec as spec_lib
-from cspd_jax.core.spec import Converter, Part, Resources
+from cspd_jax.core.spec import Converter, Part
 
 # What drafts or corrects, in words, by the keys of `Resources.drafts`.
 SOURCES = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads',
            'neighbours': 'a network on neighbouring tokens', 'corrector': 'a corrector',
            'layers': "the target's first layers"}
+
+class Resources(NamedTuple):
+  """The parts of a decoder that text cannot represent.
+
+  Attributes:
+    drafts: what drafts or corrects, by the keys of `core.entries.SOURCES`: a `Target`, a
+      `Network`, `Heads` or a `Corrector`; the target's first 'layers' are a `Network`. A draft
+      model of continuous tokens has the key 'model'.
+    codebook: `[V, D]` of the target's image tokenizer, for verifiers with latent neighbours.
+    rho: `schedule -> [levels]` or None: the blend of a diffusion head's drafter that was fitted to
+      the target; by default `head_drafter.default_rho`.
+  """
+
+  drafts: Mapping[str, Any] = MappingProxyType({})
+  codebook: np.ndarray | None = None
+  rho: Callable[[Any], np.ndarray | None] | None = None
+
 
 # The networks that can fill a parameter, by keys of `SOURCES`, the default first: each with the
 # function that turns it into an argument.
@@ -42,12 +61,13 @@ class Entry:
 
   @property
   def parameters(self) -> dict[str, inspect.Parameter]:
-    """The parameters that text can set; `by` selects one of several networks."""
+    """The parameters that text can set; one of several networks is selected by its name."""
     parameters = spec_lib.parameters(self.build, self.converted)
-    if len(self.networks) < 2:
+    name, networks = self._network
+    if len(networks) < 2:
       return parameters
-    return {'by': inspect.Parameter('by', inspect.Parameter.KEYWORD_ONLY, annotation=str,
-                                    default=next(iter(self.networks)))} | parameters
+    return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=str,
+                                    default=next(iter(networks)))} | parameters
 
   @property
   def networks(self) -> Networks:
@@ -64,11 +84,11 @@ class Entry:
 
   def needs(self, part: Part) -> str | None:
     """Returns the key of `SOURCES` that `part`, a call of this entry, needs; None for none."""
-    networks = self.networks
+    name, networks = self._network
     if not networks:
       return None
-    key = part.arguments.get('by', next(iter(networks)))
-    fields.check_choice('by', key, networks)
+    key = part.arguments.get(name, next(iter(networks)))
+    fields.check_choice(name, key, networks)
     return str(key)
 
   def arguments(self, part: Part, converters: Mapping[type, Converter] = MappingProxyType({}),
@@ -83,6 +103,5 @@ class Entry:
     if key not in resources.drafts:
       raise ValueError(
           f'{part.name} drafts with {SOURCES[key]}, which is missing; pass drafts[{key!r}].')
-    arguments.pop('by', None)
     name, networks = self._network
-    return {name: networks[key](resources.drafts[key]), **arguments}
+    return arguments | {name: networks[key](resources.drafts[key])}

@@ -5,7 +5,7 @@ parentheses, in the syntax of Python:
 
   mc_sjd(window=32)
   eagle(tree=LANTERN)+lantern_pp(lam=2)
-  jacobi(window=16, coupling=maximal, tree=kary(3, 3))+exact
+  jacobi(window=16, coupling=maximal, tree=kary(3, 3))+rejection
 
 Text is parsed once, into a frozen value, and never evaluated. The module `specification` of each
 engine defines the names, and binds the parameters to the signatures of the functions of its parts.
@@ -22,8 +22,6 @@ import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from cspd_jax.core import naming
 
@@ -99,7 +97,7 @@ def parse(text: str | Spec) -> Spec:
         f'decoder is {text!r:.80}; it must be a string of at most {_MAX_LENGTH} characters, such '
         'as mc_sjd(window=32).')
   node = _expression(text, f'decoder is {text!r}, which is not of a form like mc_sjd(window=32) or '
-                     'eagle(tree=LANTERN)+exact.')
+                     'eagle(tree=LANTERN)+rejection.')
   return _Reader(text.strip()).spec(node)
 
 
@@ -210,23 +208,6 @@ def _text(value: Value) -> str:
 _TEXT_TYPES = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a string',
                tuple: 'numbers in parentheses', type(None): 'None'}
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
-
-
-class Resources(NamedTuple):
-  """The parts of a decoder that text cannot represent.
-
-  Attributes:
-    drafts: what drafts or corrects, by the keys of `core.entries.SOURCES`: a `Target`, a
-      `Network`, `Heads` or a `Corrector`; the target's first 'layers' are a `Network`. A draft
-      model of continuous tokens has the key 'model'.
-    codebook: `[V, D]` of the target's image tokenizer, for verifiers with latent neighbours.
-    rho: `schedule -> [levels]` or None: the blend of a diffusion head's drafter that was fitted to
-      the target; by default `head_drafter.default_rho`.
-  """
-
-  drafts: Mapping[str, Any] = types.MappingProxyType({})
-  codebook: np.ndarray | None = None
-  rho: Callable[[Any], np.ndarray | None] | None = None
 
 
 class Converter(NamedTuple):

@@ -1,7 +1,7 @@
 """The discrete engine: the decoding loop, its drafters and verifiers, and their types."""
 
+from cspd_jax.core.entries import Resources
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.core.spec import Resources
 from cspd_jax.decoding.base import (
     Decoded,
     Draft,

@@ -21,7 +21,7 @@ from cspd_jax.decoding.drafters.medusa import medusa as draft_medusa
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 
 
 def default_tree(window: int) -> Tree:
@@ -87,11 +87,11 @@ def speculative(target: Target, draft_target: Target, length: int = 4) -> Decode
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
     draft_params)
   """
-  return make_decoder(target, draft_model(draft_target, length), exact())
+  return make_decoder(target, draft_model(draft_target, length), rejection())
 
 
 def jacobi(target: Target, window: int = 16, tree: Tree | None = None, *,
-           fresh: str = 'uniform') -> Decoder:
+           initialization: str = 'uniform') -> Decoder:
   """Jacobi decoding with sampling (Song et al., arXiv 2002.03629).
 
   In every round the target's draws of the last forward pass are the drafts. One is accepted if a
@@ -105,21 +105,22 @@ def jacobi(target: Target, window: int = 16, tree: Tree | None = None, *,
     tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
       side nodes hold further candidates, drawn without replacement from the same distributions. A
       chain by default.
-    fresh: which tokens fill the end of the window, where there are no drafts yet: 'uniform' ones,
-      or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn again from its
-      distribution ('resample-left', 'resample-above'); for targets that draw a small image first
-      also 'repeat-small' and 'resample-small'. All are exact; in short windows, those above commit
-      more tokens.
+    initialization: which tokens fill the end of the window, where there are no drafts yet:
+      'uniform' ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn
+      again from its distribution ('resample-left', 'resample-above'); for targets that draw a small
+      image first also 'repeat-small' and 'resample-small'. All are exact; in short windows, those
+      above commit more tokens.
 
   Example:
     decode = jax.jit(cspd_jax.jacobi(target, window=16))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
-  return make_decoder(target, draft_jacobi(window, 'redraw', fresh, tree), match(seed_exact=False))
+  return make_decoder(target, draft_jacobi(window, 'independent', initialization, tree),
+                      match(seed_exact=False))
 
 
 def sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
-        fresh: str = 'uniform') -> Decoder:
+        initialization: str = 'uniform') -> Decoder:
   """Speculative Jacobi decoding (SJD, arXiv 2410.01699).
 
   The drafts are the target's draws of the last forward pass, with the distributions `q` that they
@@ -133,21 +134,22 @@ def sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
     tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
       side nodes hold further candidates, drawn without replacement from the same distributions. A
       chain by default.
-    fresh: which tokens fill the end of the window, where there are no drafts yet: 'uniform' ones,
-      or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn again from its
-      distribution ('resample-left', 'resample-above'); for targets that draw a small image first
-      also 'repeat-small' and 'resample-small'. All are exact; in short windows, those above commit
-      more tokens.
+    initialization: which tokens fill the end of the window, where there are no drafts yet:
+      'uniform' ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn
+      again from its distribution ('resample-left', 'resample-above'); for targets that draw a small
+      image first also 'repeat-small' and 'resample-small'. All are exact; in short windows, those
+      above commit more tokens.
 
   Example:
     decode = jax.jit(cspd_jax.sjd(target, window=16))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
-  return make_decoder(target, draft_jacobi(window, 'redraw', fresh, tree), exact())
+  return make_decoder(target, draft_jacobi(window, 'independent', initialization, tree),
+                      rejection())
 
 
 def mc_sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
-           fresh: str = 'uniform') -> Decoder:
+           initialization: str = 'uniform') -> Decoder:
   """SJD whose drafts change as rarely as possible (MC-SJD, arXiv 2510.24211).
 
   The draft of a position is maximally coupled with that of the round before: it is retained with
@@ -161,21 +163,21 @@ def mc_sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
     tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
       side nodes hold further candidates, drawn without replacement from the same distributions. A
       chain by default.
-    fresh: which tokens fill the end of the window, where there are no drafts yet: 'uniform' ones,
-      or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn again from its
-      distribution ('resample-left', 'resample-above'); for targets that draw a small image first
-      also 'repeat-small' and 'resample-small'. All are exact; in short windows, those above commit
-      more tokens.
+    initialization: which tokens fill the end of the window, where there are no drafts yet:
+      'uniform' ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn
+      again from its distribution ('resample-left', 'resample-above'); for targets that draw a small
+      image first also 'repeat-small' and 'resample-small'. All are exact; in short windows, those
+      above commit more tokens.
 
   Example:
     decode = jax.jit(cspd_jax.mc_sjd(target, window=32))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
-  return make_decoder(target, draft_jacobi(window, 'maximal', fresh, tree), exact())
+  return make_decoder(target, draft_jacobi(window, 'maximal', initialization, tree), rejection())
 
 
 def sjd_pp(target: Target, window: int = 16, threshold: float = 0.5, tree: Tree | None = None, *,
-           fresh: str = 'uniform') -> Decoder:
+           initialization: str = 'uniform') -> Decoder:
   """SJD that reuses drafts after a rejection while they are probable (SJD++, arXiv 2512.07503).
 
   A reused draft follows a mixture of the old and the new distribution, which is recorded, so that
@@ -191,21 +193,21 @@ def sjd_pp(target: Target, window: int = 16, threshold: float = 0.5, tree: Tree 
     tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
       side nodes hold further candidates, drawn without replacement from the same distributions. A
       chain by default.
-    fresh: which tokens fill the end of the window, where there are no drafts yet: 'uniform' ones,
-      or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn again from its
-      distribution ('resample-left', 'resample-above'); for targets that draw a small image first
-      also 'repeat-small' and 'resample-small'. All are exact; in short windows, those above commit
-      more tokens.
+    initialization: which tokens fill the end of the window, where there are no drafts yet:
+      'uniform' ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn
+      again from its distribution ('resample-left', 'resample-above'); for targets that draw a small
+      image first also 'repeat-small' and 'resample-small'. All are exact; in short windows, those
+      above commit more tokens.
 
   Example:
     decode = jax.jit(cspd_jax.sjd_pp(target, window=16, threshold=0.5))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
-  return make_decoder(target, reuse(window, threshold, fresh, tree), exact())
+  return make_decoder(target, reuse(window, threshold, initialization, tree), rejection())
 
 
 def sjd_pac(target: Target, window: int = 16, tree: Tree | None = None, *,
-            fresh: str = 'uniform') -> Decoder:
+            initialization: str = 'uniform') -> Decoder:
   """SJD with coupled drafts and a tree of candidates (SJD-PAC, arXiv 2603.18599).
 
   Adaptive continuation, which is the coupling of `mc_sjd`, and proactive drafting: several
@@ -220,22 +222,22 @@ def sjd_pac(target: Target, window: int = 16, tree: Tree | None = None, *,
       side nodes hold further candidates, drawn without replacement from the same distributions.
       `default_tree(window)` by default, a chain below 16 tokens; the target must score trees unless
       it is a chain.
-    fresh: which tokens fill the end of the window, where there are no drafts yet: 'uniform' ones,
-      or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn again from its
-      distribution ('resample-left', 'resample-above'); for targets that draw a small image first
-      also 'repeat-small' and 'resample-small'. All are exact; in short windows, those above commit
-      more tokens.
+    initialization: which tokens fill the end of the window, where there are no drafts yet:
+      'uniform' ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn
+      again from its distribution ('resample-left', 'resample-above'); for targets that draw a small
+      image first also 'repeat-small' and 'resample-small'. All are exact; in short windows, those
+      above commit more tokens.
 
   Example:
     decode = jax.jit(cspd_jax.sjd_pac(target, window=32))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   tree = default_tree(window) if tree is None else tree
-  return make_decoder(target, draft_jacobi(window, 'maximal', fresh, tree), exact())
+  return make_decoder(target, draft_jacobi(window, 'maximal', initialization, tree), rejection())
 
 
 def seed_exact(target: Target, window: int = 16, tree: Tree | None = None, *,
-               fresh: str = 'uniform') -> Decoder:
+               initialization: str = 'uniform') -> Decoder:
   """Jacobi windows under the noise of each position: the tokens of `vanilla(window=window)`.
 
   Predictive sampling (Wiggers and Hoogeboom, arXiv 2002.09928) with a window. Seed-exact: with the
@@ -251,22 +253,22 @@ def seed_exact(target: Target, window: int = 16, tree: Tree | None = None, *,
       side nodes hold further candidates, the runners-up under the noise of the position.
       `default_tree(window)` by default, a chain below 16 tokens; the target must score trees unless
       it is a chain.
-    fresh: which tokens fill the end of the window, where there are no drafts yet: 'uniform' ones,
-      or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn again from its
-      distribution ('resample-left', 'resample-above'); for targets that draw a small image first
-      also 'repeat-small' and 'resample-small'. All are exact; in short windows, those above commit
-      more tokens.
+    initialization: which tokens fill the end of the window, where there are no drafts yet:
+      'uniform' ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn
+      again from its distribution ('resample-left', 'resample-above'); for targets that draw a small
+      image first also 'repeat-small' and 'resample-small'. All are exact; in short windows, those
+      above commit more tokens.
 
   Example:
     decode = jax.jit(cspd_jax.seed_exact(target, window=16))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   tree = default_tree(window) if tree is None else tree
-  return make_decoder(target, draft_jacobi(window, 'noise', fresh, tree), match())
+  return make_decoder(target, draft_jacobi(window, 'gumbel', initialization, tree), match())
 
 
-def corrected(target: Target, corrector: Corrector, window: int = 16, passes: int | None = None,
-              tree: Tree | None = None, *, reads: int | None = None) -> Decoder:
+def corrected(target: Target, corrector: Corrector, window: int = 16, iterations: int | None = None,
+              tree: Tree | None = None, *, num_corrected: int | None = None) -> Decoder:
   """Windows of the target's last predictions, corrected by a cheap model.
 
   After a rejection these predictions are stale: the corrector scores the old and the new context
@@ -279,26 +281,27 @@ def corrected(target: Target, corrector: Corrector, window: int = 16, passes: in
     window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
       several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
       tokens takes hardly longer, and 8 on a CPU, which computes each of them.
-    passes: how often the corrector scores the window in a round, at least 1. By default 4 for
+    iterations: how often the corrector scores the window in a round, at least 1. By default 4 for
       windows of 32 or more and 2 for smaller ones.
     tree: topology of the `W - 1` drafts; side nodes are leaves next to the main chain and hold
       further candidates from the same distributions. `corrected_tree(window)` by default, a chain
       below 24 tokens; the target must score trees unless it is a chain.
-    reads: number of positions that the corrector scores, by default the whole main chain. The
-      positions after them keep the target's last predictions.
+    num_corrected: number of positions that the corrector scores, by default the whole main chain.
+      The positions after them keep the target's last predictions.
 
   Example:
-    decode = jax.jit(cspd_jax.corrected(target, corrector, window=64, passes=4))
+    decode = jax.jit(cspd_jax.corrected(target, corrector, window=64, iterations=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
     draft_params)
   """
   tree = corrected_tree(window) if tree is None else tree
-  return make_decoder(target, draft_corrected(corrector, window, passes, tree, reads), exact())
+  return make_decoder(target, draft_corrected(corrector, window, iterations, tree, num_corrected),
+                      rejection())
 
 
 def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
-                         passes: int | None = None, tree: Tree | None = None, *,
-                         reads: int | None = None) -> Decoder:
+                         iterations: int | None = None, tree: Tree | None = None, *,
+                         num_corrected: int | None = None) -> Decoder:
   """Corrected windows under the noise of each position: the tokens of `vanilla(window=window)`.
 
   The drafts are those of `corrected`, verified by equality. Seed-exact: with the same key and batch
@@ -312,21 +315,22 @@ def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
     window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
       several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
       tokens takes hardly longer, and 8 on a CPU, which computes each of them.
-    passes: how often the corrector scores the window in a round, at least 1. By default 4 for
+    iterations: how often the corrector scores the window in a round, at least 1. By default 4 for
       windows of 32 or more and 2 for smaller ones.
     tree: topology of the `W - 1` drafts; side nodes are leaves next to the main chain and hold
       further candidates, the runners-up. `corrected_tree(window)` by default, a chain below 24
       tokens; the target must score trees unless it is a chain.
-    reads: number of positions that the corrector scores, by default the whole main chain. The
-      positions after them keep the target's last predictions.
+    num_corrected: number of positions that the corrector scores, by default the whole main chain.
+      The positions after them keep the target's last predictions.
 
   Example:
-    decode = jax.jit(cspd_jax.corrected_seed_exact(target, corrector, window=64, passes=4))
+    decode = jax.jit(cspd_jax.corrected_seed_exact(target, corrector, window=64, iterations=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
     draft_params)
   """
   tree = corrected_tree(window) if tree is None else tree
-  return make_decoder(target, draft_corrected(corrector, window, passes, tree, reads), match())
+  return make_decoder(target, draft_corrected(corrector, window, iterations, tree, num_corrected),
+                      match())
 
 
 def eagle(target: Target, network: Network, tree: Tree = trees.EAGLE, *,
@@ -349,7 +353,7 @@ def eagle(target: Target, network: Network, tree: Tree = trees.EAGLE, *,
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
     draft_params)
   """
-  return make_decoder(target, draft_eagle(network, tree, draws), exact())
+  return make_decoder(target, draft_eagle(network, tree, draws), rejection())
 
 
 def eagle2(target: Target, network: Network, num_nodes: int = 58, width: int = 10,
@@ -396,4 +400,4 @@ def medusa(target: Target, heads: Heads, tree: Tree | None = None, *, draws: str
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
     draft_params)
   """
-  return make_decoder(target, draft_medusa(heads, tree, draws, length), exact())
+  return make_decoder(target, draft_medusa(heads, tree, draws, length), rejection())

@@ -300,7 +300,7 @@ def make_decoder(target: base.Target, drafter: base.Drafter, verifier: base.Veri
     verifier: accepts or rejects them, one of `decoding.verifiers` or your own.
 
   Example:
-    decode = jax.jit(make_decoder(target, jacobi(window=16, coupling='maximal'), exact()))
+    decode = jax.jit(make_decoder(target, jacobi(window=16, coupling='maximal'), rejection()))
     decoded = decode(params, condition, jax.random.key(0))
   """
   returned.check_part('target', target, base.Target)
@@ -315,7 +315,7 @@ def make_decoder(target: base.Target, drafter: base.Drafter, verifier: base.Veri
   if verifier.needs_probs and drafter.layout.draws == 'fixed' and not verifier.verifies_fixed:
     raise ValueError(
         "the verifier needs the distributions of the drafts, but the drafter's draws is 'fixed', "
-        'so it records none; use another verifier, such as exact(), or another drafter.')
+        'so it records none; use another verifier, such as rejection(), or another drafter.')
   return Decoder(target, drafter, verifier)
 
 

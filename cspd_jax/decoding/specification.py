@@ -2,8 +2,8 @@
 
 A specification (`core.spec`) is a drafter with a verifier, such as
 `eagle(tree=LANTERN)+lantern_pp(lam=2)`, or a named decoder, such as `mc_sjd(window=32)`. A drafter
-alone is verified by `exact`; before a `+`, the name of a decoder denotes its drafter. `tables` has
-the names; parameters, their defaults and their types are those of the signatures.
+alone is verified by `rejection`; before a `+`, the name of a decoder denotes its drafter. `tables`
+has the names; parameters, their defaults and their types are those of the signatures.
 """
 
 import inspect
@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from cspd_jax.core import naming, spec as spec_lib
-from cspd_jax.core.entries import SOURCES
+from cspd_jax.core.entries import SOURCES, Resources
 from cspd_jax.core.guarantees import Guarantee, weakest
-from cspd_jax.core.spec import Call, Part, Resources, Spec, parse
+from cspd_jax.core.spec import Call, Part, Spec, parse
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.base import Target, Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.tables import (
-    DECODERS,
-    DRAFTERS,
-    VERIFIERS,
-    DecoderEntry,
-    DrafterEntry,
-    VerifierEntry,
+  DECODERS,
+  DRAFTERS,
+  VERIFIERS,
+  DecoderEntry,
+  DrafterEntry,
+  VerifierEntry,
 )
 from cspd_jax.decoding.tree import Tree
 
@@ -69,7 +69,7 @@ def expand(spec: str | Spec) -> tuple[Part, Part]:
         f'decoder is {str(spec)!r}, but no verifier is called {rest[0].name!r}; it must be '
         f'one of {", ".join(VERIFIERS)}.')
   if isinstance(entry, DrafterEntry):
-    drafter, verifier = first, Part('exact')
+    drafter, verifier = first, Part('rejection')
   else:
     drafter, verifier = entry.spec.parts
     overrides = {name: value for name, value in first.arguments.items()
@@ -138,7 +138,7 @@ def _entry(spec: Spec) -> DrafterEntry | DecoderEntry:
       f'decoder is {str(spec)!r}, but {name!r} is not registered; '
       + naming.question(name, [*DECODERS, *DRAFTERS, *VERIFIERS], (
           f'it must be one of {", ".join(DECODERS)}, or a drafter, one of {", ".join(DRAFTERS)}, '
-          f'with a verifier, one of {", ".join(VERIFIERS)}, such as jacobi(window=16)+exact.')))
+          f'with a verifier, one of {", ".join(VERIFIERS)}, such as jacobi(window=16)+rejection.')))
 
 
 def _arguments(entry: DrafterEntry | DecoderEntry, part: Part, resources: Resources

@@ -23,7 +23,7 @@ from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.drafters.jacobi import ancestral, jacobi, reuse
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.tree import Tree
-from cspd_jax.decoding.verifiers import block, cool, grouped, kseq, lantern, match, node_tests
+from cspd_jax.decoding.verifiers import block, cool, grouped, kseq, lantern, match, rejection
 
 _as_is = lambda network: network
 # Turn each network that can correct windows into a `Corrector`. The error of the target's first
@@ -146,7 +146,8 @@ DRAFTERS: dict[str, DrafterEntry] = {
 }
 
 VERIFIERS: dict[str, VerifierEntry] = {
-    'exact': VerifierEntry(node_tests.exact, 'min(1, p / q), then the residual distribution'),
+    'rejection': VerifierEntry(
+        rejection.rejection, 'min(1, p / q), then the residual distribution'),
     'match': VerifierEntry(match.match, "a draft is accepted if the target's draw equals it"),
     'block': VerifierEntry(block.block, 'the drafts of a chain are accepted together'),
     'kseq': VerifierEntry(
@@ -165,36 +166,37 @@ VERIFIERS: dict[str, VerifierEntry] = {
     'grouped': VerifierEntry(
         grouped.grouped, 'tokens of similar probability are accepted as a group',
         lantern.embeddings),
-    'typical': VerifierEntry(node_tests.typical, 'drafts that are probable enough are accepted'),
+    'typical': VerifierEntry(rejection.typical, 'drafts that are probable enough are accepted'),
 }
 
 DECODERS: dict[str, DecoderEntry] = {
     'vanilla': DecoderEntry(decoders.vanilla, 'one token per forward pass', 'ancestral+match'),
-    'speculative': DecoderEntry(decoders.speculative, 'a smaller model drafts', 'model+exact'),
+    'speculative': DecoderEntry(decoders.speculative, 'a smaller model drafts', 'model+rejection'),
     'jacobi': DecoderEntry(
         decoders.jacobi, 'a draft is accepted if a fresh draw equals it',
-        'jacobi(coupling=redraw)+match(seed_exact=False)'),
+        'jacobi(coupling=independent)+match(seed_exact=False)'),
     'sjd': DecoderEntry(
-        decoders.sjd, 'Jacobi window, probabilistic acceptance', 'jacobi(coupling=redraw)+exact'),
+        decoders.sjd, 'Jacobi window, probabilistic acceptance',
+        'jacobi(coupling=independent)+rejection'),
     'mc_sjd': DecoderEntry(
-        decoders.mc_sjd, 'SJD with maximally coupled drafts', 'jacobi(coupling=maximal)+exact'),
+        decoders.mc_sjd, 'SJD with maximally coupled drafts', 'jacobi(coupling=maximal)+rejection'),
     'sjd_pp': DecoderEntry(
-        decoders.sjd_pp, 'SJD that reuses drafts while they are probable', 'reuse+exact'),
+        decoders.sjd_pp, 'SJD that reuses drafts while they are probable', 'reuse+rejection'),
     'sjd_pac': DecoderEntry(
         decoders.sjd_pac, 'coupled drafts and a candidate tree',
-        'jacobi(coupling=maximal, tree=auto)+exact'),
+        'jacobi(coupling=maximal, tree=auto)+rejection'),
     'seed_exact': DecoderEntry(
         decoders.seed_exact, 'the same image as vanilla',
-        'jacobi(coupling=noise, tree=auto)+match'),
+        'jacobi(coupling=gumbel, tree=auto)+match'),
     'corrected': DecoderEntry(
         decoders.corrected, "the target's last predictions, corrected by a cheap model",
-        'corrected(tree=auto)+exact'),
+        'corrected(tree=auto)+rejection'),
     'corrected_seed_exact': DecoderEntry(
         decoders.corrected_seed_exact, 'the same image as vanilla, by corrected predictions',
         'corrected(tree=auto)+match'),
     'eagle': DecoderEntry(
-        decoders.eagle, "a layer on the target's features drafts", 'eagle+exact'),
+        decoders.eagle, "a layer on the target's features drafts", 'eagle+rejection'),
     'eagle2': DecoderEntry(decoders.eagle2, 'EAGLE along its most probable paths', 'eagle2+match'),
     'medusa': DecoderEntry(
-        decoders.medusa, "heads on the target's last feature draft", 'medusa+exact'),
+        decoders.medusa, "heads on the target's last feature draft", 'medusa+rejection'),
 }

@@ -32,9 +32,10 @@ from cspd_jax.core import (
   tracing,
 )
 from cspd_jax.core.batches import Progress
+from cspd_jax.core.entries import Resources
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.sampling import SamplingParams, is_guided
-from cspd_jax.core.spec import Resources, Spec
+from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib, refill
 from cspd_jax.decoding.loop import Decoder

@@ -40,7 +40,7 @@ class Point(NamedTuple):
 
 def specifications(drafter: str, curves: Sequence[Curve]) -> dict[tuple, str]:
   """Returns specifications by `(curve, value)`; `(None, None)` is the exact decoder."""
-  return {(None, None): f'{drafter}+exact'} | {
+  return {(None, None): f'{drafter}+rejection'} | {
       (curve.name, value): f'{drafter}+{curve.verifier.format(format(value, "g"))}'
       for curve in curves for value in curve.values}
 

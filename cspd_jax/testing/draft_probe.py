@@ -15,7 +15,7 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.base import Draft, Drafter, Params, Verifier
 from cspd_jax.decoding.loop import Decoder, State, make_decoder
 from cspd_jax.decoding.tree import Tree
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing.tabular import Tabular
 
 # Sampling options of rows that take turns: guidance scale, temperature, top-p.
@@ -109,7 +109,7 @@ class DraftProbe:
 
   @functools.cached_property
   def _recorded(self) -> Decoder:
-    return make_decoder(self.model.target, _recording(self.drafter), exact())
+    return make_decoder(self.model.target, _recording(self.drafter), rejection())
 
   def _start(self, keys: RowKeys) -> State:
     condition = jnp.zeros(self.samples, jnp.int32)

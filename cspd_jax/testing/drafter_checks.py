@@ -10,7 +10,7 @@ from cspd_jax.core import fields
 from cspd_jax.decoding.base import DRAWS, Drafter, Layout, Params
 from cspd_jax.decoding.tree import Budget, Tree, runtime_tree
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing import recorded_checks
 from cspd_jax.testing.draft_probe import FALSE_ALARM, OPTIONS, DraftProbe
 from cspd_jax.testing.recorded_checks import digest, misfit
@@ -108,7 +108,7 @@ def _nodes(layout: Layout, tree: Tree) -> Iterator[str]:
 
 def _shapes(probe: DraftProbe) -> Iterator[str]:
   """Results have their shapes and dtypes, and the state has the same in every round."""
-  probe.decoder(exact())  # Raises the error of a drafter that refuses the model.
+  probe.decoder(rejection())  # Raises the error of a drafter that refuses the model.
   for verifier in (None, match()):  # The first is `exact`, which needs distributions.
     try:
       if verifier is None:

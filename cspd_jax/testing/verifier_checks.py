@@ -186,7 +186,7 @@ def _flags(probe: _Probe) -> Iterator[str]:
     return
   if verifier.bounded and any(bound is None for bound in bounds):
     yield ('bounded is True, but verdicts have no tv_bound: the gap is missing; return the bound '
-           'of every node, of a NodeTest by gap, or set bounded=False.')
+           'of every node, of a AcceptanceRule by gap, or set bounded=False.')
   elif not verifier.bounded and all(bound is not None for bound in bounds):
     yield ('bounded is False, but verdicts have a tv_bound; set bounded=True, or its decoders are '
            'called biased, without a bound.')
@@ -322,7 +322,7 @@ def _wrong_bound(one: _OneDraft) -> str | None:
     return residual and f'{residual[:-1]}, or add the difference by offset.'
   if np.abs(one.gap).max() <= _TOLERANCE:
     return ('its gap is missing, tv_bound is 0 after an accepted draft; add sum_x [q f - p]+, of a '
-            'NodeTest by gap.')
+            'AcceptanceRule by gap.')
   if residual is not None and 'inverted' in residual:
     return residual
   return (f'its mass is wrong for its gap, which is {one.gap[case]:.3g} on average, where '

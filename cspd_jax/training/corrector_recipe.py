@@ -61,7 +61,7 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
   drafter: eagle.EagleConfig
   plain: OptimizerConfig | None
   train: corrector_lib.CorrectorTrainConfig
-  decoder: str = 'corrected(by=eagle, window=32, passes=2, tree=chain())'
+  decoder: str = 'corrected(corrector=eagle, window=32, iterations=2, tree=chain())'
   images: str | None = None
   num_plain_images: int = 4096
   num_train_images: int = 1152

@@ -60,7 +60,7 @@ class Row:
 def _sjd() -> tuple[Row, ...]:
   jacobi, sjd, spatial = (
       'jacobi(window=16)', 'sjd(window=16)',
-      'jacobi(coupling=redraw, fresh=repeat-left, window=16)+exact')
+      'jacobi(coupling=independent, initialization=repeat-left, window=16)+rejection')
   every = 'Tables 1, 2, 4, 5'
   top_k = [Row('Figure 6, Table 6', f'top-{published}: {name}', figure, decoder, top_k=here)
            for published, here, figures in (
@@ -86,7 +86,7 @@ def _sjd() -> tuple[Row, ...]:
       *(Row('Figure 8, Table 9', f'window {window}: SJD', f'CLIP {clip}', f'sjd(window={window})')
         for window, clip in ((1, '32.00'), (4, '31.91'), (32, '31.55'))),
       *(Row('Figure 9, Table 10', f'simple patterns, {name}', f'CLIP {clip}',
-            f'jacobi(coupling=redraw, fresh={fresh}, window=16)+exact')
+            f'jacobi(coupling=independent, initialization={fresh}, window=16)+rejection')
         for name, clip, fresh in (
             ('horizontal sample', 31.52, 'resample-left'),
             ('vertical sample', 30.91, 'resample-above'),
@@ -101,7 +101,7 @@ def _sjd() -> tuple[Row, ...]:
 
 def _sjd_pac() -> tuple[Row, ...]:
   pac = 'sjd_pac(tree=kary(4, 3), window=64)'
-  grouped = 'jacobi(coupling=redraw, window=16)+grouped(group={})'
+  grouped = 'jacobi(coupling=independent, window=16)+grouped(group={})'
   both = ('step_compression', 'one_token_rounds')
   kary = [Row('Table 3', f'K={k}, D={depth}, window 64', figure,
               f'sjd_pac(tree=kary({k}, {depth}), window=64)')
@@ -111,7 +111,7 @@ def _sjd_pac() -> tuple[Row, ...]:
       Row('Table 1', 'one token at a time', 'FID 30.79 with Lumina-mGPT, 31.12 with Emu3',
           'vanilla', shown=True),
       Row('Table 1', 'Lumina-mGPT: EAGLE', '2.94x, FID 30.68 on COCO, 2.86x on Parti',
-          'eagle(tree=EAGLE)+exact'),
+          'eagle(tree=EAGLE)+rejection'),
       Row('Table 1, Figure 1', 'SJD', 'Lumina-mGPT: 2.22x, FID 31.13 on COCO, 2.28x on Parti; '
           'Emu3: 2.32x, FID 30.74, 2.35x; about half of the rounds with one token',
           'sjd(window=16)', metrics=both),
@@ -128,7 +128,7 @@ def _sjd_pac() -> tuple[Row, ...]:
           missing='requires a retrained target, which is another model'),
       Row('Table 2', 'SJD, window 32', '2.31x', 'sjd(window=32)'),
       Row('Table 2', 'with the tree', '2.71x',
-          'jacobi(coupling=redraw, tree=kary(4, 3), window=32)+exact'),
+          'jacobi(coupling=independent, tree=kary(4, 3), window=32)+rejection'),
       Row('Table 2', 'with tree and continuation', '3.52x', 'sjd_pac(tree=kary(4, 3), window=32)'),
       Row('Table 2', 'continuation alone, window 64', 'not printed', 'mc_sjd(window=64)'),
       *kary,
@@ -143,7 +143,7 @@ def _sjd_pac() -> tuple[Row, ...]:
 _EAGLE2 = 'eagle2(num_nodes=25, width=10, depth=5)'
 # Scenes of emoji show what relaxing costs. Windows of SJD draft, for which nothing is trained;
 # fresh tokens repeat the left one, because LANTERN accepts most of the random ones.
-_WINDOW = 'jacobi(coupling=redraw, fresh=repeat-left, window=16)'
+_WINDOW = 'jacobi(coupling=independent, initialization=repeat-left, window=16)'
 _HERE = 'this library, `emoji`'
 _LENGTH = ('accepted_length',)
 
@@ -175,9 +175,9 @@ def _lantern() -> tuple[Row, ...]:
         for k in (100, 300)),
       *(_here(f'LANTERN++, k=10, lambda={lam}', f'lantern_pp(lam={lam}, k=10)', lam == 5)
         for lam in (2, 5)),
-      row('Table 1', 'greedy: a smaller model drafts', '1.40', 'model(length=5)+exact',
+      row('Table 1', 'greedy: a smaller model drafts', '1.40', 'model(length=5)+rejection',
           temperature=0.0),
-      row('Table 1', 'greedy: Medusa', '1.38', 'medusa+exact', temperature=0.0),
+      row('Table 1', 'greedy: Medusa', '1.38', 'medusa+rejection', temperature=0.0),
       row('Table 2', 'first draft accepted: EAGLE-2', '.0402', one + 'match'),
       *(row('Table 2', f'first draft accepted: k={k}, delta={delta}', f'{figure:.4f}',
             one + f'lantern(delta={delta}, k={neighbours[k]})')
@@ -226,9 +226,9 @@ def _cool_sd() -> tuple[Row, ...]:
       Row('Table 2', 'Lumina-mGPT: SJD', '2.06x in time, FID 31.81', 'sjd(window=16)'),
       Row('Table 2', 'LlamaGen-XL: SJD', '1.84x in time, FID 21.01', 'sjd(window=16)', 'demo'),
       Row('Table 3', 'LlamaGen-XL: accepted length of one draft, 2 - TV', '1.62 (TV .38)',
-          'eagle(tree=chain(1))+exact', 'demo', _LENGTH),
+          'eagle(tree=chain(1))+rejection', 'demo', _LENGTH),
       Row('Table 3', 'Lumina-mGPT: accepted length of one draft, 2 - TV', '1.68 (TV .32)',
-          'eagle(tree=chain(1))+exact', metrics=_LENGTH))
+          'eagle(tree=chain(1))+rejection', metrics=_LENGTH))
 
 
 def _cspd() -> tuple[Row, ...]:
@@ -275,8 +275,8 @@ def _cspd() -> tuple[Row, ...]:
 def _this_project() -> tuple[Row, ...]:
   windows = (16, 32, 64)
   corrected = (('by neighbours, fitted in minutes',
-                'corrected(by=neighbours, passes=3, window={})'),
-               ('by a network', 'corrected(passes=4, window={})'))
+                'corrected(corrector=neighbours, iterations=3, window={})'),
+               ('by a network', 'corrected(iterations=4, window={})'))
   coupled = {16: ('this library', 'maximal coupling, window 16', '-'),
              32: ('SCD, arXiv 2510.24211', 'Janus-Pro-7B, COCO: maximal coupling, window 32',
                   'Gumbel coupling: 576 to 154 passes, 2.45x in time'),
@@ -295,7 +295,7 @@ def _this_project() -> tuple[Row, ...]:
       *(Row('this library', f'corrected {name}, window {window}', '-', decoder.format(window))
         for window in windows for name, decoder in corrected),
       Row('this library', 'the same with the noise of one token at a time, window 64', '-',
-          'corrected_seed_exact(passes=4, window=64)'),
+          'corrected_seed_exact(iterations=4, window=64)'),
       *(Row('this library', f'{name}, window 64, top-2000 of 8192', '-', decoder.format(64),
             top_k=250) for name, decoder in (
                 ('maximal coupling', 'mc_sjd(window={})'),

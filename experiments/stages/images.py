@@ -13,11 +13,12 @@ from cspd_jax.generation.model import Request
 from cspd_jax.measure import timing
 from experiments.stages.piece import Piece
 
-_WINDOWS = ('corrected_seed_exact(passes=4, window=64)', 'corrected(passes=4, window=64)',
+_WINDOWS = ('corrected_seed_exact(iterations=4, window=64)', 'corrected(iterations=4, window=64)',
             'seed_exact(window=64)', 'mc_sjd(window=64)')
 _CHAINS = ('exact_head', 'windows(window=8)')
 DECODERS: Mapping[str, Sequence[str]] = {
-    'demo': (*_WINDOWS, 'corrected(by=neighbours, passes=3, window=64)'), 'emoji': _WINDOWS,
+    'demo': (*_WINDOWS, 'corrected(corrector=neighbours, iterations=3, window=64)'),
+    'emoji': _WINDOWS,
     'emoji_continuous': _CHAINS, 'mar_demo': _CHAINS}
 _SEED_EXACT, _SHAPES = ('seed_exact', 'corrected_seed_exact'), 'vanilla'
 _WINDOW = 16

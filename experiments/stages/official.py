@@ -17,7 +17,7 @@ from experiments import against, against_llamagen
 from experiments.costs import predicted, timed_rounds
 from experiments.stages.piece import Piece
 
-DECODERS = ('mc_sjd(window=16)', 'corrected(passes=4, window=64)')
+DECODERS = ('mc_sjd(window=16)', 'corrected(iterations=4, window=64)')
 _COLUMNS = {'': '{name}', 's/image': '{seconds:.3f}', 'ms/token': '{ms:.2f}',
             'over PyTorch': '{over_pytorch:.1f}x', 'over vanilla': '{over_vanilla:.2f}x'}
 _TOKENS = {'model': '{model}', 'ms/token': '{ms:.2f}', 'streams': '{streams}'}

@@ -18,8 +18,8 @@ from cspd_jax.core import programs, spec
 from experiments.costs import devices, predicted, timed_rounds
 from experiments.stages.piece import Piece
 
-DECODERS = ('corrected(passes=4, window=64)', 'mc_sjd(window=16)', 'mc_sjd(window=64)',
-            'corrected(by=neighbours, passes=3, window=64)')
+DECODERS = ('corrected(iterations=4, window=64)', 'mc_sjd(window=16)', 'mc_sjd(window=64)',
+            'corrected(corrector=neighbours, iterations=3, window=64)')
 _COLUMNS = {
     'decoder': '{decoder}', 'tokens': '{tokens:.2f}', 'ms/round': '{ms:.3f}',
     'predicted': '{predicted_ms:.3f}', 'of prediction': '{of_prediction:.2f}x',

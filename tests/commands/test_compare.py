@@ -325,7 +325,7 @@ def test_a_family_of_the_tests(capsys, tmp_path):
     ((('exact', 2), ('biased', 1)), 'exact'), ((('biased', 2), ('bounded', 1)), None)])
 def test_only_exact_decoders_are_recommended(rows, decoder):
   job = compare.Job(compare.Config(), cspd_jax.load('demo'), {}, {}, [0], None)
-  default = 'corrected(by=neighbours, passes=2, window=8)'
+  default = 'corrected(corrector=neighbours, iterations=2, window=8)'
   line = compare._next_step(job, [  # pylint: disable=protected-access
       dict(guarantee=Guarantee(word), specification=word, seconds_per_image=seconds)
       for word, seconds in rows])

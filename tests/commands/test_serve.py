@@ -151,7 +151,8 @@ def test_a_model_names_the_decoder_that_a_server_shows_first():
   assert named(seconds={model.device.device_kind: {'1': ['mc_sjd(window=2)', 1.0]}}) == (
       'mc_sjd(window=2)')
   emoji = cspd_jax.load('emoji')
-  assert serve.decoders(None, emoji, 1) == ['corrected_seed_exact(passes=4, window=16)', 'vanilla']
+  assert serve.decoders(None, emoji, 1) == ['corrected_seed_exact(iterations=4, window=16)',
+                                            'vanilla']
   with pytest.raises(ValueError, match="serve for 'cpu' is 3; it must be a text"):
     model.engine.check_defaults(dict(serve=dict(cpu=3)))
 

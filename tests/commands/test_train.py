@@ -30,7 +30,7 @@ def _train(capsys, *words):
 @pytest.mark.parametrize('kind, decoder', [
     pytest.param('eagle', 'eagle(tree=chain(2))+match', marks=pytest.mark.slow),
     pytest.param('medusa', 'medusa(length=2)+match', marks=pytest.mark.slow),
-    ('neighbours', 'corrected_seed_exact(by=neighbours, window=5, passes=2)')])
+    ('neighbours', 'corrected_seed_exact(corrector=neighbours, window=5, iterations=2)')])
 def test_a_trained_drafter_drafts(models, tmp_path, capsys, kind, decoder):
   words = [f'--model={models}/model', f'--kind={kind}', f'--workdir={tmp_path}/work',
            f'--output={tmp_path}/{kind}']
@@ -124,8 +124,8 @@ def test_only_a_better_corrector_is_stored(fit):
   """One that had learned 64 images by heart was stored, and recommended."""
   folder, asked, code, out, err = fit(passes=(3.28, 2.9, 2.88))
   assert code == 0, err
-  assert asked == ['mc_sjd(window=16)', 'corrected(by=layers, window=16, tree=chain())',
-                   'corrected(by=neighbours, window=16, tree=chain())']
+  assert asked == ['mc_sjd(window=16)', 'corrected(corrector=layers, window=16, tree=chain())',
+                   'corrected(corrector=neighbours, window=16, tree=chain())']
   assert 'Nothing is stored: others gain as many tokens' in out and 'Next:' not in out
   assert 'mc_sjd(window=16): 3.28 tokens per forward pass' in out
   assert 'neighbours' not in cspd_jax.load(folder).drafts
@@ -144,7 +144,7 @@ def test_only_a_better_corrector_is_stored(fit):
   stored = (folder / 'neighbours' / 'model.json').read_bytes()
   # What the model has is one of those to beat.
   _, asked, _, out, _ = fit('--num_steps=5', passes=(3.28, 2.9, 3.4, 3.3), work='other')
-  assert 'by=neighbours, window=16, tree=chain()) before: 3.40 tokens' in out
+  assert 'corrector=neighbours, window=16, tree=chain()) before: 3.40 tokens' in out
   assert (folder / 'neighbours' / 'model.json').read_bytes() == stored and len(asked) == 4
 
 

@@ -159,17 +159,17 @@ def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
   monkeypatch.setattr(tune, '_PASSES', (2, 1, 3))
   monkeypatch.setattr(tune, '_BEST', 1)
   models.llamagens(tmp_path)
-  best = 'corrected(by=layers, passes=3, window=5)'
+  best = 'corrected(corrector=layers, iterations=3, window=5)'
   asked = _without_work(
       monkeypatch, lambda text: 1.0 if text == best else 1.1 if 'window=5' in text else 2.0)
   result = _call(
       capsys, tmp_path / 'out', tmp_path / 'model', f'--store={tmp_path / "own"}', '--window=3,5',
-      '--decoder=vanilla,corrected(by=layers),corrected(by=layers,passes=1)',
+      '--decoder=vanilla,corrected(corrector=layers),corrected(corrector=layers,iterations=1)',
       '--batch_size=1')
   assert result.code == 0, result.err
   default = str(cspd_jax.load(tmp_path / 'model').specification())
   assert asked == ['vanilla', *(
-      f'corrected(by=layers, passes={passes}, window={window})'
+      f'corrected(corrector=layers, iterations={passes}, window={window})'
       for passes in (2, 1) for window in (3, 5)), default, best]
   rows = json.loads((result.folder / 'report.json').read_text())['rows']
   assert {row['decoder'] for row in rows if row['measured_seconds']} == {

@@ -45,7 +45,7 @@ _CEILINGS = {
     (_7B, 'vanilla'): (1.01, 1.01, 538, 0),
     (_7B, 'mc_sjd(window=64)'): (1.31, 1.08, 554, 0),
     (_7B, 'eagle(tree=EAGLE)'): (1.44, 1.25, 770, 0),
-    (_7B, 'corrected(by=eagle, passes=4, window=64)'): (1.55, 1.44, 790, 0),
+    (_7B, 'corrected(corrector=eagle, iterations=4, window=64)'): (1.55, 1.44, 790, 0),
 }
 
 

@@ -57,7 +57,7 @@ def test_no_reduction_is_part_of_a_product():
 def test_a_decoder_has_no_such_fusion_and_no_trees():
   model = cspd_jax.load('demo')
   request = model.request(
-      ['cat'], seed=0, decoder='corrected(passes=1, window=4)', pixels=False)
+      ['cat'], seed=0, decoder='corrected(iterations=1, window=4)', pixels=False)
   arguments = request.arguments(np.array([0]))
   assert _reductions(lambda run: run, request.sampler.compiled(), *arguments) == []
   trees = lambda jitted, *args: jitted.lower(*args).compile().as_text().count(' reduce-window(')

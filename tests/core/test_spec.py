@@ -27,7 +27,7 @@ READ = {
 
 WRITTEN = {
     'vanilla()': 'vanilla',
-    'b(z=1,a=2.0)+exact()': 'b(a=2.0, z=1)+exact',
+    'b(z=1,a=2.0)+rejection()': 'b(a=2.0, z=1)+rejection',
     'a(b=(1,2), c="x y", d="name")': "a(b=[1, 2], c='x y', d=name)",
     'a(b="None", c="for", d="1", e=None)': "a(b='None', c='for', d='1', e=None)",
     'a(b=f(3,z=1,y=x-y))': 'a(b=f(3, y=x-y, z=1))',
@@ -95,10 +95,10 @@ def test_values_that_are_no_specification():
 
 def test_values_are_frozen():
   """Equal specifications have equal hashes; neither they nor their parameters change."""
-  spec = parse('eagle(tree=kary(3, 3), draws=iid)+exact')
+  spec = parse('eagle(tree=kary(3, 3), draws=iid)+rejection')
   assert len({spec, parse(str(spec)), parse('a(b=1)'), parse('a(b=1.0)')}) == 2
   with pytest.raises(TypeError):
     spec.parts[0].arguments['draws'] = 'fixed'
   assert pickle.loads(pickle.dumps(spec)) == copy.deepcopy(spec) == spec
-  assert str(spec.add({'draws': 'fixed'})) == 'eagle(draws=fixed, tree=kary(3, 3))+exact'
+  assert str(spec.add({'draws': 'fixed'})) == 'eagle(draws=fixed, tree=kary(3, 3))+rejection'
   assert parse('eagle').add({'draws': 'iid'}) == parse('eagle(draws=iid)')

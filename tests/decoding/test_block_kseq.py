@@ -1,4 +1,4 @@
-"""Block verification and K-SEQ are exact, and so is `exact` however siblings are drawn."""
+"""Block verification and K-SEQ are rejection, and so is `exact` however siblings are drawn."""
 
 import sys
 from unittest import mock
@@ -15,7 +15,7 @@ from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.verifiers.block import block
 from cspd_jax.decoding.verifiers.kseq import _factor, kseq
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
@@ -56,8 +56,8 @@ CASES = {
     'kseq, rounds': (parts(PAIR, 'iid', kseq), {'vocab_size': 2, 'rounds': 2}),
     'kseq, cut': (parts(TREE, 'iid', kseq), {'sampling': SamplingParams(top_p=0.7),
                                              'forced': {2: 1}}),
-    'exact, iid': (parts(TREE, 'iid', exact), {}),
-    'exact, fixed': (parts(TREE, 'fixed', exact), {})}
+    'exact, iid': (parts(TREE, 'iid', rejection), {}),
+    'exact, fixed': (parts(TREE, 'fixed', rejection), {})}
 
 
 @pytest.mark.parametrize('name', representative(CASES, 'block, rounds', 'kseq, cut'))
@@ -66,7 +66,8 @@ def test_rounds_are_exact(name):
   distance, length = run(build, **options)
   assert distance < 1e-12
   if name == 'block':
-    assert length > run(parts(trees.chain(3), 'distinct', exact))[1] + 1e-3  # More than one by one.
+    assert length > run(parts(trees.chain(3), 'distinct',
+                              rejection))[1] + 1e-3  # More than one by one.
 
 
 def unnormalised(q, token):
@@ -81,13 +82,13 @@ def mistaken_draws(draws, said):
   """A drafter that draws siblings one way and says another."""
   def build(other):
     drafter = tabular_drafter(other, TREE, draws)
-    return drafter._replace(layout=drafter.layout._replace(draws=said)), exact()
+    return drafter._replace(layout=drafter.layout._replace(draws=said)), rejection()
   return build
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('patch,build,options', [
-    pytest.param((accept, 'without', unnormalised), parts(TREE, 'distinct', exact), {},
+    pytest.param((accept, 'without', unnormalised), parts(TREE, 'distinct', rejection), {},
                  id='draft distribution not renormalised for the second sibling'),
     pytest.param(None, mistaken_draws('distinct', 'iid'), {},
                  id='distinct siblings verified as independent ones'),
@@ -144,7 +145,7 @@ def test_kseq_factor():
 class RefusedTest(parameterized.TestCase):
 
   @parameterized.named_parameters(
-      ('block_tree', block, TREE, 'distinct', 'block verification is for chains.*exact'),
+      ('block_tree', block, TREE, 'distinct', 'block verification is for chains.*rejection'),
       ('block_fixed', block, CHAIN, 'fixed', "draws is 'fixed'.*records none"),
       ('kseq_distinct', kseq, TREE, 'distinct', "draws of the drafter is 'distinct'.*'iid'"),
       ('kseq_fixed', kseq, TREE, 'fixed', "'fixed'; kseq needs"),
@@ -174,4 +175,5 @@ class RefusedTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, "draws is 'all'"):
       tabular_drafter(model, CHAIN, 'all')
     with self.assertRaisesRegex(ValueError, 'other has 2 tokens and length 4, the target 3'):
-      make_decoder(model.target, tabular_drafter(tabular(jax.random.key(0), 2, 4), CHAIN), exact())
+      make_decoder(model.target, tabular_drafter(tabular(jax.random.key(0), 2, 4), CHAIN),
+                   rejection())

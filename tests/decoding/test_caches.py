@@ -12,7 +12,7 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.tree import EAGLE, chain
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.files import store
 from cspd_jax.models import eagle as eagle_models, llamagen
 from tests.marks import representative
@@ -35,7 +35,7 @@ def test_caches_hold_the_accepted_sequence(name):
   params = eagle_models.attach(model.params, load('demo/eagle').params)
   drafter = (eagle(network, EAGLE) if name == 'eagle'
              else eagle2(network, 30, 6, 4))
-  decoder = make_decoder(target, drafter, exact())
+  decoder = make_decoder(target, drafter, rejection())
   state = jax.jit(lambda: decoder.start(
       model.params, LABELS, row_keys(jax.random.key(0), 2), WARP, params))()
   step = jax.jit(lambda state: decoder.round(model.params, state, WARP, params))

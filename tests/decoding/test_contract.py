@@ -12,7 +12,7 @@ from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing.tabular import drafts, heads, network, tabular
 
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True)
@@ -72,9 +72,9 @@ def target(**changes):
     (T._replace(forced=lambda positions: positions[0]), 'forced of the target returned tokens int'),
 ])
 def test_targets(broken, message):
-  trace(make_decoder(T, jacobi(4, tree=TREE), exact()))
+  trace(make_decoder(T, jacobi(4, tree=TREE), rejection()))
   with pytest.raises(ValueError, match=message):
-    trace(make_decoder(broken, jacobi(4, tree=TREE), exact()))
+    trace(make_decoder(broken, jacobi(4, tree=TREE), rejection()))
 
 
 def stepping(target, state=lambda x: x, logits=lambda x: x, after=lambda states: states):
@@ -109,13 +109,13 @@ RIGHT = dict(logits=lambda x: x.swapaxes(1, 2))  # The scan returns the tokens b
      r'chain of 3 drafts; it must return \(logits \[1, 2, 4, 4\], features or None, cache\)'),
 ])
 def test_recurrent_targets(changes, message):
-  trace(make_decoder(stepping(T, **RIGHT), jacobi(4), exact()))
+  trace(make_decoder(stepping(T, **RIGHT), jacobi(4), rejection()))
   with pytest.raises((TypeError, ValueError), match=message):
-    trace(make_decoder(stepping(T, **changes), jacobi(4), exact()))
+    trace(make_decoder(stepping(T, **changes), jacobi(4), rejection()))
 
 
 @pytest.mark.parametrize('build,message', [
-    (lambda target: make_decoder(target, jacobi(4, tree=TREE), exact()),
+    (lambda target: make_decoder(target, jacobi(4, tree=TREE), rejection()),
      r'the drafter proposes the tree \(-1, 0, 1, .*\), but the target has supports_trees=False'),
     (lambda target: make_decoder(target, eagle2(NETWORK, num_nodes=3, width=2, depth=2), match()),
      'proposes trees of 3 nodes whose topology depends on the drafts'),
@@ -136,9 +136,9 @@ def test_a_function_that_fails_is_named():
                         ('score', 'score of the target was called with .* a Tree of 3 drafts'),
                         ('commit', r'commit of the target .* path int32\[2, 1\]')):
     with pytest.raises(RuntimeError, match=f'(?s)failed.*{message}'):
-      trace(make_decoder(T._replace(**{name: fail}), jacobi(4, tree=TREE), exact()))
+      trace(make_decoder(T._replace(**{name: fail}), jacobi(4, tree=TREE), rejection()))
   with pytest.raises(ValueError, match='check_condition of the target returned supported rows int'):
-    trace(make_decoder(T._replace(check_condition=lambda labels: labels), jacobi(4), exact()))
+    trace(make_decoder(T._replace(check_condition=lambda labels: labels), jacobi(4), rejection()))
 
 
 @pytest.mark.parametrize('drafter,message', [
@@ -159,7 +159,7 @@ def test_a_function_that_fails_is_named():
 def test_drafting_models(drafter, message):
   params = jnp.stack([MODEL.params] * 2) if 'heads' in message else MODEL.params
   with pytest.raises(ValueError, match=message):
-    trace(make_decoder(T, drafter, exact()), params)
+    trace(make_decoder(T, drafter, rejection()), params)
 
 
 def proposing(**changes) -> Drafter:
@@ -181,7 +181,7 @@ def proposing(**changes) -> Drafter:
 ])
 def test_drafters(drafter, message):
   with pytest.raises(ValueError, match=message):
-    trace(make_decoder(T, drafter, exact()))
+    trace(make_decoder(T, drafter, rejection()))
 
 
 def deciding(**changes) -> Verifier:

@@ -13,7 +13,7 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import accept, tree as trees
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
-from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
+from cspd_jax.decoding.verifiers.rejection import AcceptanceRule, tree_rejection
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
@@ -28,9 +28,10 @@ def _float64():
 
 
 def rule_of(build, max_depth):
-  """The `NodeTest` behind a verifier."""
+  """The `AcceptanceRule` behind a verifier."""
   with mock.patch.object(
-      sys.modules[cool.__module__], 'rejection', lambda test_for, **kwargs: test_for(max_depth)):
+      sys.modules[cool.__module__], 'tree_rejection', lambda test_for,
+      **kwargs: test_for(max_depth)):
     return build()
 
 
@@ -156,7 +157,7 @@ def test_small_factors_are_lossless_only_with_the_best_residual():
   np.testing.assert_allclose(stage.distribution, p, atol=1e-12)
   np.testing.assert_allclose(stage.tv_bound, 0, atol=1e-12)
   # Equation 11 in place of Equation 10, as Algorithm 1 may be read.
-  vanilla = rejection(lambda max_depth: NodeTest(
+  vanilla = tree_rejection(lambda max_depth: AcceptanceRule(
       mass=lambda p, q, token, depth: 0.6 * accept.take(p, token),
       residual=lambda p, q, token, depth: accept.residual(p, q)), exact=False)
   stage = enumerate_stage(vanilla, p, q)

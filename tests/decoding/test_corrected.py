@@ -16,7 +16,7 @@ from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.correctors import correct, corrected_features, corrected_probs
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.models import neighbours
 from cspd_jax.testing import exactness
 from cspd_jax.testing.enumerate import enumerate_rounds
@@ -36,7 +36,7 @@ CORRECTORS = {'model': from_model, 'network': lambda target: from_network(networ
               'learned': _learned}
 
 
-def _parts(target, window, passes, tree=None, verifier=exact, reads=None, kind='model'):
+def _parts(target, window, passes, tree=None, verifier=rejection, reads=None, kind='model'):
   return corrected(CORRECTORS[kind](target), window, passes, tree, reads), verifier()
 
 
@@ -165,7 +165,7 @@ def test_mistakes_are_seen(name, monkeypatch):
   elif mistake is not None:
     monkeypatch.setattr(sys.modules[corrected.__module__], *mistake)
   decoder = make_decoder(
-      built.target, corrected(parts, 5, 1, trees.caterpillar(2, 1, 4)), exact())
+      built.target, corrected(parts, 5, 1, trees.caterpillar(2, 1, 4)), rejection())
   report = exactness.check_decoder(
       decoder, built, exactness.class_probs(built), draft_params=other, samples=2**17)
   assert report.passed == (name is None), report
@@ -231,8 +231,9 @@ def test_the_rule_of_features():
 
 
 @pytest.mark.parametrize('arguments, message', [
-    (dict(window=0), 'window is 0'), (dict(passes=0), 'passes is 0'), (dict(reads=0), 'reads is 0'),
-    (dict(window=8, reads=9), 'reads is 9; .* from 1 to 7'),
+    (dict(window=0), 'window is 0'), (dict(iterations=0), 'iterations is 0'),
+    (dict(num_corrected=0), 'num_corrected is 0'),
+    (dict(window=8, num_corrected=9), 'num_corrected is 9; .* from 1 to 7'),
     (dict(window=8, tree=trees.paths(2, 3, 7)), 'side nodes with children'),
     (dict(window=8, tree=trees.chain(3)), 'tree has 3 draft nodes, but window is 8')])
 def test_refused_options(arguments, message):
@@ -317,6 +318,6 @@ def test_a_target_without_features_is_refused(model):
   built, other = model
   target = built.target._replace(prefill=lambda *args: (lambda logits, features, cache: (
       logits, None, cache))(*built.target.prefill(*args)))
-  decoder = make_decoder(target, corrected(from_network(network(target)), 4), exact())
+  decoder = make_decoder(target, corrected(from_network(network(target)), 4), rejection())
   with pytest.raises(ValueError, match='The target returns no features'):
     jax.eval_shape(decoder, built.params, jnp.zeros(2, int), jax.random.key(0), WARP, other)

@@ -27,7 +27,7 @@ from cspd_jax.decoding.verifiers.grouped import grouped
 from cspd_jax.decoding.verifiers.kseq import kseq
 from cspd_jax.decoding.verifiers.lantern import lantern, lantern_pp, neighbour_table
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.decoding.verifiers.node_tests import exact, typical
+from cspd_jax.decoding.verifiers.rejection import rejection, typical
 from cspd_jax.generation import engines
 from cspd_jax.testing.tabular import drafts, heads, network, tabular
 from docs import lists
@@ -51,41 +51,41 @@ MAXIMAL = functools.partial(jacobi, coupling='maximal')
 BUILT = {
     'vanilla': lambda: make_decoder(T, ancestral(), match()),
     'vanilla(window=4)': lambda: make_decoder(T, ancestral(4), match()),
-    'speculative(length=3)': lambda: make_decoder(T, model(DRAFT.target, 3), exact()),
+    'speculative(length=3)': lambda: make_decoder(T, model(DRAFT.target, 3), rejection()),
     'jacobi(window=4)': lambda: make_decoder(
         T, jacobi(4), match(seed_exact=False)),
-    'sjd(window=4)': lambda: make_decoder(T, jacobi(4), exact()),
-    'sjd_pp(window=4)': lambda: make_decoder(T, reuse(4), exact()),
+    'sjd(window=4)': lambda: make_decoder(T, jacobi(4), rejection()),
+    'sjd_pp(window=4)': lambda: make_decoder(T, reuse(4), rejection()),
     'sjd_pp(window=6, threshold=0.2, tree=paths(2, 2))': lambda: make_decoder(
-        T, reuse(6, 0.2, tree=trees.paths(2, 2, 5)), exact()),
-    'mc_sjd(window=4)': lambda: make_decoder(T, MAXIMAL(4), exact()),
-    'sjd_pac(window=4)': lambda: make_decoder(T, MAXIMAL(4), exact()),
+        T, reuse(6, 0.2, tree=trees.paths(2, 2, 5)), rejection()),
+    'mc_sjd(window=4)': lambda: make_decoder(T, MAXIMAL(4), rejection()),
+    'sjd_pac(window=4)': lambda: make_decoder(T, MAXIMAL(4), rejection()),
     'sjd_pac(window=6, tree=caterpillar(2, 2))': lambda: make_decoder(
-        T, MAXIMAL(6, tree=trees.caterpillar(2, 2, 5)), exact()),
-    'seed_exact(window=4)': lambda: make_decoder(T, jacobi(4, 'noise'), match()),
+        T, MAXIMAL(6, tree=trees.caterpillar(2, 2, 5)), rejection()),
+    'seed_exact(window=4)': lambda: make_decoder(T, jacobi(4, 'gumbel'), match()),
     'seed_exact(window=7, tree=kary(2, 3))': lambda: make_decoder(
-        T, jacobi(7, 'noise', tree=trees.kary(2, 3, 6)), match()),
+        T, jacobi(7, 'gumbel', tree=trees.kary(2, 3, 6)), match()),
     'corrected(window=4)': lambda: make_decoder(
-        T, corrected(DRAFTS['corrector'], 4), exact()),
-    'corrected(by=eagle, window=4, passes=2)': lambda: make_decoder(
-        T, corrected(from_network(NETWORK), 4, 2), exact()),
-    'corrected(by=model, tree=caterpillar(2, 2), window=6)': lambda: make_decoder(
-        T, corrected(from_model(DRAFT.target), 6, tree=trees.caterpillar(2, 2, 5)), exact()),
+        T, corrected(DRAFTS['corrector'], 4), rejection()),
+    'corrected(corrector=eagle, window=4, iterations=2)': lambda: make_decoder(
+        T, corrected(from_network(NETWORK), 4, 2), rejection()),
+    'corrected(corrector=model, tree=caterpillar(2, 2), window=6)': lambda: make_decoder(
+        T, corrected(from_model(DRAFT.target), 6, tree=trees.caterpillar(2, 2, 5)), rejection()),
     'corrected_seed_exact(window=4)': lambda: make_decoder(
         T, corrected(DRAFTS['corrector'], 4), match()),
-    'eagle': lambda: make_decoder(T, eagle(NETWORK), exact()),
+    'eagle': lambda: make_decoder(T, eagle(NETWORK), rejection()),
     'eagle(tree=chain(3))': lambda: make_decoder(
-        T, eagle(NETWORK, trees.chain(3)), exact()),
+        T, eagle(NETWORK, trees.chain(3)), rejection()),
     'eagle2(num_nodes=5, width=2, depth=3)': lambda: make_decoder(
         T, eagle2(NETWORK, 5, 2, 3), match()),
-    'medusa': lambda: make_decoder(T, medusa(HEADS), exact()),
-    'medusa(length=2)': lambda: make_decoder(T, medusa(HEADS, trees.chain(2)), exact()),
-    'ancestral': lambda: make_decoder(T, ancestral(), exact()),
+    'medusa': lambda: make_decoder(T, medusa(HEADS), rejection()),
+    'medusa(length=2)': lambda: make_decoder(T, medusa(HEADS, trees.chain(2)), rejection()),
+    'ancestral': lambda: make_decoder(T, ancestral(), rejection()),
     'ancestral(window=3)+block': lambda: make_decoder(T, ancestral(3), block()),
     'model(length=2)+block': lambda: make_decoder(T, model(DRAFT.target, 2), block()),
     'jacobi(window=4)+match': lambda: make_decoder(T, jacobi(4), match()),
-    'jacobi(window=4, fresh=resample-above)+exact': lambda: make_decoder(
-        T, jacobi(4, fresh='resample-above'), exact()),
+    'jacobi(window=4, initialization=resample-above)+rejection': lambda: make_decoder(
+        T, jacobi(4, initialization='resample-above'), rejection()),
     'mc_sjd(window=4)+grouped(group=3)': lambda: make_decoder(T, MAXIMAL(4), grouped(3)),
     'mc_sjd(window=4)+grouped(group=3, d_threshold=1)': lambda: make_decoder(
         T, MAXIMAL(4), grouped(3, embeddings=CODEBOOK, d_threshold=1.0)),
@@ -93,8 +93,8 @@ BUILT = {
         T, eagle(NETWORK, trees.kary(2, 3, 6), 'iid'), kseq()),
     'eagle(tree=kary(3, 2), draws=fixed)+typical(epsilon=0.1)': lambda: make_decoder(
         T, eagle(NETWORK, trees.kary(3, 2, 3), 'fixed'), typical(0.1)),
-    'eagle2(num_nodes=5, width=2, depth=3)+exact': lambda: make_decoder(
-        T, eagle2(NETWORK, 5, 2, 3), exact()),
+    'eagle2(num_nodes=5, width=2, depth=3)+rejection': lambda: make_decoder(
+        T, eagle2(NETWORK, 5, 2, 3), rejection()),
     'medusa(tree=cut(EAGLE, 1))+uniform(delta=2)': lambda: make_decoder(
         T, medusa(HEADS, trees.Tree((-1, 0, 0, 0, 0))), uniform(2.0)),
     'medusa(tree=(-1, 0, 0))+cool(length=1)': lambda: make_decoder(
@@ -108,7 +108,7 @@ BUILT = {
     'model+lantern_pp(residual=released_llamagen)': lambda: make_decoder(
         T, model(DRAFT.target, 4), lantern_pp(TABLE, 2.0, k=2, residual='released_llamagen')),
 }
-GUARANTEES = {'match(seed_exact=False)': 'exact', 'match': 'seed-exact', 'exact': 'exact',
+GUARANTEES = {'match(seed_exact=False)': 'exact', 'match': 'seed-exact', 'rejection': 'exact',
               'block': 'exact', 'kseq': 'exact'}
 
 
@@ -165,7 +165,7 @@ def test_signatures(name):
   assert target.name == 'target' and inspect.getdoc(entry.build)
   if specification.needs(name):
     assert own.pop(0).default is inspect.Parameter.empty
-  assert {parameter.name for parameter in own} == text.keys() - {'by'}
+  assert {parameter.name for parameter in own} == text.keys() - {'corrector'}
   for parameter in own:
     fixed = entry.spec.parts[0].arguments.get(parameter.name)
     default = text[parameter.name].default
@@ -193,7 +193,7 @@ def test_a_drafter_and_a_decoder_are_an_entry_each():
     want = make_decoder(T, jacobi(4), match())
     for decoder in (brief(T), build('brief'), brief(T, 3), build('brief(length=3)')):
       assert program(decoder, None) == program(want, None)
-    assert build('brief(length=2)+exact').drafter.tree == trees.chain(2)
+    assert build('brief(length=2)+rejection').drafter.tree == trees.chain(2)
     assert '| `brief(length=3)` | `short(length=3)+match` | seed-exact | - |' in lists.decoders()
     assert 'brief' in lists.functions()
     with pytest.raises(ValueError, match="brief has no parameter 'window'; it has length"):
@@ -232,20 +232,20 @@ def test_every_verifier_goes_with_a_drafter(name):
 
 
 @pytest.mark.parametrize('spec,expanded', [
-    ('jacobi(window=3)', 'jacobi(coupling=redraw, window=3)+match(seed_exact=False)'),
-    ('jacobi(window=3)+exact', 'jacobi(window=3)+exact'),
-    ('sjd_pp', 'reuse+exact'),
+    ('jacobi(window=3)', 'jacobi(coupling=independent, window=3)+match(seed_exact=False)'),
+    ('jacobi(window=3)+rejection', 'jacobi(window=3)+rejection'),
+    ('sjd_pp', 'reuse+rejection'),
     ('sjd_pp(threshold=0.2)+cool', 'reuse(threshold=0.2)+cool'),
-    ('mc_sjd', 'jacobi(coupling=maximal)+exact'),
+    ('mc_sjd', 'jacobi(coupling=maximal)+rejection'),
     ('mc_sjd(window=3)+grouped', 'jacobi(coupling=maximal, window=3)+grouped'),
-    ('sjd_pac', 'jacobi(coupling=maximal, tree=auto)+exact'),
-    ('seed_exact(tree=chain())', 'jacobi(coupling=noise, tree=chain())+match'),
-    ('ancestral', 'ancestral+exact'),
+    ('sjd_pac', 'jacobi(coupling=maximal, tree=auto)+rejection'),
+    ('seed_exact(tree=chain())', 'jacobi(coupling=gumbel, tree=chain())+match'),
+    ('ancestral', 'ancestral+rejection'),
     ('vanilla(window=3)', 'ancestral(window=3)+match'),
-    ('corrected(by=eagle)', 'corrected(by=eagle, tree=auto)+exact'),
-    ('corrected(passes=1)+exact', 'corrected(passes=1)+exact'),
+    ('corrected(corrector=eagle)', 'corrected(corrector=eagle, tree=auto)+rejection'),
+    ('corrected(iterations=1)+rejection', 'corrected(iterations=1)+rejection'),
     ('corrected_seed_exact', 'corrected(tree=auto)+match'),
-    ('eagle', 'eagle+exact'),
+    ('eagle', 'eagle+rejection'),
     ('eagle2', 'eagle2+match'),
     ('speculative+match', 'model+match'),
 ])
@@ -265,7 +265,7 @@ def test_expansion(spec, expanded):
     ('corrected', 64, 'corrected(window=64)'),
     ('eagle', 25, 'eagle(tree=chain(4))'),
     ('eagle', 26, 'eagle(tree=EAGLE)'),
-    ('eagle(tree=LANTERN)+exact', 16, 'eagle(tree=LANTERN)+exact'),
+    ('eagle(tree=LANTERN)+rejection', 16, 'eagle(tree=LANTERN)+rejection'),
     ('eagle+kseq', 26, 'eagle(tree=EAGLE)+kseq'),
     ('eagle(draws=distinct)+kseq', 26, 'eagle(draws=distinct, tree=EAGLE)+kseq'),
     ('jacobi+kseq', 16, 'jacobi(window=16)+kseq'),
@@ -321,21 +321,21 @@ def test_a_codebook_of_another_dtype_has_the_same_neighbours():
 
 
 def test_usage():
-  assert specification.usage('mc_sjd') == 'mc_sjd(window=16, tree=None, fresh=uniform)'
-  assert specification.usage('sjd_pac') == 'sjd_pac(window=16, tree=auto, fresh=uniform)'
+  assert specification.usage('mc_sjd') == 'mc_sjd(window=16, tree=None, initialization=uniform)'
+  assert specification.usage('sjd_pac') == 'sjd_pac(window=16, tree=auto, initialization=uniform)'
   assert specification.usage('eagle') == 'eagle(tree=EAGLE, draws=distinct)'
-  assert specification.usage('exact') == 'exact()'
+  assert specification.usage('rejection') == 'rejection()'
 
 
 @pytest.mark.parametrize('spec,message', [
     ('falcon', "'falcon' is not registered; it must be one of vanilla, .*, or a drafter, one of"),
     ('vanila', "'vanila' is not registered; did you mean vanilla\\? Otherwise it must be one of"),
-    ('exact', "'exact' is not registered"),
-    ('exact+exact', "'exact' is not registered"),
-    ('jacobi+falcon', "no verifier is called 'falcon'; it must be one of exact, match"),
+    ('rejection', "'rejection' is not registered"),
+    ('rejection+match', "'rejection' is not registered"),
+    ('jacobi+falcon', "no verifier is called 'falcon'; it must be one of rejection, match"),
     ('jacobi+sjd', "no verifier is called 'sjd'"),
-    ('mc_sjd(windows=3)', "mc_sjd has no parameter 'windows'; it has window, tree, fresh"),
-    ('mc_sjd(coupling=redraw)', "mc_sjd has no parameter 'coupling'"),
+    ('mc_sjd(windows=3)', "mc_sjd has no parameter 'windows'; it has window, tree, initialization"),
+    ('mc_sjd(coupling=independent)', "mc_sjd has no parameter 'coupling'"),
     ('vanilla(length=3)', "vanilla has no parameter 'length'; it has window"),
     ('jacobi+match(windw=3)', "match has no parameter 'windw'"),
     ('jacobi+block(window=3)', "block has no parameter 'window'; it has none"),
@@ -343,18 +343,18 @@ def test_usage():
     ('vanilla(window=-2)', 'window is -2; it must be a whole number from 1'),
     ('vanilla(window=True)', 'window is True; it must be a whole number'),
     ('vanilla(window=7)', 'window is 7 with a main chain of 6 drafts, but an image has 6 tokens'),
-    ('jacobi(window=3)+exact(delta=1)', "exact has no parameter 'delta'"),
+    ('jacobi(window=3)+rejection(delta=1)', "rejection has no parameter 'delta'"),
     ('eagle(network=x)', "eagle has no parameter 'network'; it has tree, draws"),
     ('eagle+lantern(table=x)', "lantern has no parameter 'table'"),
     ('sjd(window=2.5)', 'window is 2.5; it must be a whole number'),
     ('sjd(window=0)', 'window is 0; it must be a whole number from 1'),
     ('sjd(window=7)', 'window is 7'),
     ('sjd(window=9999999999)', 'window is 9999999999; it must be a whole number'),
-    ('sjd(window=4, fresh=zero)', "fresh is 'zero'"),
+    ('sjd(window=4, initialization=zero)', "initialization is 'zero'"),
     ('sjd_pp(window=4, threshold=0)', 'threshold is 0.0; it must be above 0 and at most 1'),
     ('sjd_pp(window=4, threshold=1.5)', 'threshold is 1.5; it must be above 0 and at most 1'),
     ('sjd_pp(window=4, threshold=high)', "threshold is 'high'"),
-    ('sjd_pp(window=4, coupling=redraw)', "sjd_pp has no parameter 'coupling'"),
+    ('sjd_pp(window=4, coupling=independent)', "sjd_pp has no parameter 'coupling'"),
     ('mc_sjd(window=4, threshold=0.5)', "mc_sjd has no parameter 'threshold'"),
     ('sjd_pp(window=4)+block', 'block verification cannot follow'),
     ('sjd(window=4, tree=EAGEL)', "tree is 'EAGEL'; it must be a tree by name .EAGLE, LANTERN"),
@@ -389,15 +389,16 @@ def test_mistakes(spec, message):
 
 
 def test_a_network_that_is_a_call():
-  with pytest.raises(ValueError, match=r'by is kary\(3, 3\); it must be one of corrector'):
-    specification.needs('corrected(by=kary(3, 3))')
+  with pytest.raises(ValueError, match=r'corrector is kary\(3, 3\); it must be one of corrector'):
+    specification.needs('corrected(corrector=kary(3, 3))')
 
 
 @pytest.mark.parametrize('spec,message', [
     ('speculative', r"speculative drafts with a draft model, which is missing; pass drafts\['mod"),
     ('eagle', r"drafts with an EAGLE network, which is missing; pass drafts\['eagle'\]"),
     ('corrected', r"drafts with a corrector, which is missing; pass drafts\['corrector'\]"),
-    ('corrected(by=medusa)', "by is 'medusa'; it must be one of corrector, neighbours, eagle, "),
+    ('corrected(corrector=medusa)',
+     "corrector is 'medusa'; it must be one of corrector, neighbours, eagle, "),
     ('medusa', r"drafts with Medusa heads, which is missing; pass drafts\['medusa'\]"),
     ('sjd(window=4)+lantern', 'codebook is None, but the verifier accepts neighbours'),
     ('sjd(window=4)+grouped(group=2, d_threshold=1)', 'codebook is None, but d_threshold'),

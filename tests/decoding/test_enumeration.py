@@ -11,25 +11,25 @@ from cspd_jax.decoding.drafters.draft_model import model
 from cspd_jax.decoding.drafters.jacobi import KINDS, SMALL_KINDS, ancestral, jacobi, reuse
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.proofs import mutants
 from cspd_jax.testing.tabular import tabular
 from tests.marks import representative
 
-JACOBI = lambda *args, **kwargs: lambda target: (jacobi(*args, **kwargs), exact())
-REUSE = lambda *args: lambda target: (reuse(*args), exact())
+JACOBI = lambda *args, **kwargs: lambda target: (jacobi(*args, **kwargs), rejection())
+REUSE = lambda *args: lambda target: (reuse(*args), rejection())
 
 # name: vocabulary, rounds, parts. Two rounds also check the distributions that are recorded.
 CASES = {
-    'ancestral': (3, 3, lambda target: (ancestral(), exact())),
-    'ancestral in a window': (3, 2, lambda target: (ancestral(3), exact())),
-    'draft model': (3, 1, lambda target: (model(target, 2), exact())),
-    'draft model, two rounds': (2, 2, lambda target: (model(target, 2), exact())),
+    'ancestral': (3, 3, lambda target: (ancestral(), rejection())),
+    'ancestral in a window': (3, 2, lambda target: (ancestral(3), rejection())),
+    'draft model': (3, 1, lambda target: (model(target, 2), rejection())),
+    'draft model, two rounds': (2, 2, lambda target: (model(target, 2), rejection())),
     'deterministic jacobi': (2, 2, lambda target: (jacobi(3), match(seed_exact=False))),
-    'sjd': (2, 2, JACOBI(3, 'redraw')),
-    'sjd, three words': (3, 2, JACOBI(2, 'redraw')),
-    'sjd, long window': (3, 1, JACOBI(4, 'redraw')),
+    'sjd': (2, 2, JACOBI(3, 'independent')),
+    'sjd, three words': (3, 2, JACOBI(2, 'independent')),
+    'sjd, long window': (3, 1, JACOBI(4, 'independent')),
     'maximal': (2, 2, JACOBI(3, 'maximal')),
     'maximal, three words': (3, 2, JACOBI(2, 'maximal')),
     'reuse': (2, 2, REUSE(3)),
@@ -37,11 +37,12 @@ CASES = {
     'reuse at 1': (2, 2, REUSE(3, 1.0)),
     'caterpillar': (3, 2, JACOBI(3, 'maximal', tree=trees.caterpillar(2, 1, 2))),
     'three candidates': (3, 1, JACOBI(7, 'maximal', tree=trees.caterpillar(3, 2, 6))),
-    'paths': (3, 1, JACOBI(7, 'redraw', tree=trees.paths(3, 2, 6))),
+    'paths': (3, 1, JACOBI(7, 'independent', tree=trees.paths(3, 2, 6))),
     'kary': (3, 1, JACOBI(7, 'maximal', tree=trees.kary(2, 3, 6))),
     'kary, three candidates': (3, 1, JACOBI(5, 'maximal', tree=trees.kary(3, 2, 4))),
-    **{f'fresh {kind}': (2, 2, JACOBI(3, 'maximal', fresh=kind)) for kind in KINDS + SMALL_KINDS},
-    'small tokens of three words': (3, 2, JACOBI(2, 'maximal', fresh='repeat-small')),
+    **{f'initialization {kind}': (2, 2, JACOBI(3, 'maximal',
+        initialization=kind)) for kind in KINDS + SMALL_KINDS},
+    'small tokens of three words': (3, 2, JACOBI(2, 'maximal', initialization='repeat-small')),
 }
 PLAIN = SamplingParams(guidance_scale=1.5, temperature=0.9)
 HALF_GUIDED = SamplingParams(guidance_scale=1.5, guidance_interval=0)
@@ -70,7 +71,7 @@ def total_variation(parts, vocab_size, rounds, sampling, forced=None):
 
 @pytest.mark.parametrize('name', representative(
     CASES, 'ancestral in a window', 'draft model, two rounds', 'deterministic jacobi', 'sjd',
-    'reuse', 'caterpillar', 'fresh repeat-above', 'fresh repeat-small'))
+    'reuse', 'caterpillar', 'initialization repeat-above', 'initialization repeat-small'))
 def test_rounds_are_exact(name):
   vocab_size, rounds, parts = CASES[name]
   assert total_variation(parts, vocab_size, rounds, PLAIN) < 1e-12
@@ -116,7 +117,7 @@ def test_mutants_are_seen(name, vocab_size, rounds):
       'plain draft distribution for the second candidate': CASES['kary'][2],
       'longest of several accepted paths': CASES['kary'][2],
       'token reused by its probability, recorded as drawn again': CASES['reuse'][2],
-      'token of the small image recorded as uniform': CASES['fresh repeat-small'][2],
+      'token of the small image recorded as uniform': CASES['initialization repeat-small'][2],
   }.get(name, JACOBI(3, 'maximal'))
   with mutants.MUTANTS[name].patch():
     assert total_variation(parts, vocab_size, rounds, PLAIN) > 1e-6
@@ -124,22 +125,23 @@ def test_mutants_are_seen(name, vocab_size, rounds):
 
 def test_targets_without_a_small_image_have_no_tokens_of_one():
   built = tabular(jax.random.key(0), 3, 4)
-  with pytest.raises(ValueError, match="fresh is 'repeat-small', but the target draws no small im"):
-    make_decoder(built.target, jacobi(3, fresh='repeat-small'), exact())
-  with pytest.raises(ValueError, match='fresh'):
-    jacobi(3, fresh='repeat-below')
+  with pytest.raises(ValueError,
+                     match="initialization is 'repeat-small', but the target draws no small im"):
+    make_decoder(built.target, jacobi(3, initialization='repeat-small'), rejection())
+  with pytest.raises(ValueError, match='initialization'):
+    jacobi(3, initialization='repeat-below')
 
 
 def test_too_many_outcomes():
   built = tabular(jax.random.key(0), 3, 4)
   with pytest.raises(ValueError, match='more than max_outcomes = 1000'):
     enumerate_rounds(
-        make_decoder(built.target, jacobi(4), exact()), built, rounds=2, max_outcomes=1000)
+        make_decoder(built.target, jacobi(4), rejection()), built, rounds=2, max_outcomes=1000)
 
 
 @pytest.mark.slow
 def test_noise_of_positions_is_refused():
   built = tabular(jax.random.key(0), 3, 4)
-  drafter = jacobi(3, 'noise', tree=trees.caterpillar(2, 1, 2))
+  drafter = jacobi(3, 'gumbel', tree=trees.caterpillar(2, 1, 2))
   with pytest.raises(ValueError, match='compare a seed-exact decoder with vanilla'):
     enumerate_rounds(make_decoder(built.target, drafter, match()), built)

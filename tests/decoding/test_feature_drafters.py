@@ -12,7 +12,7 @@ from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing import tabular as tables
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.exactness import check_decoder, class_probs
@@ -38,16 +38,16 @@ def other(model, num_heads=None):
 def parts(name, model):
   network, heads = tables.network(model.target), tables.heads(model.target, 2)
   return {
-      'eagle': lambda: (eagle(network, BUSHY), exact(), other(model)),
-      'eagle small': lambda: (eagle(network, SMALL), exact(), other(model)),
-      'eagle iid': lambda: (eagle(network, SMALL, 'iid'), exact(), other(model)),
-      'eagle fixed': lambda: (eagle(network, BUSHY, 'fixed'), exact(), other(model)),
-      'eagle2': lambda: (eagle2(network, 5, 2, 3), exact(), other(model)),
+      'eagle': lambda: (eagle(network, BUSHY), rejection(), other(model)),
+      'eagle small': lambda: (eagle(network, SMALL), rejection(), other(model)),
+      'eagle iid': lambda: (eagle(network, SMALL, 'iid'), rejection(), other(model)),
+      'eagle fixed': lambda: (eagle(network, BUSHY, 'fixed'), rejection(), other(model)),
+      'eagle2': lambda: (eagle2(network, 5, 2, 3), rejection(), other(model)),
       'eagle2 match': lambda: (eagle2(network, 5, 2, 3), match(False), other(model)),
-      'medusa': lambda: (medusa(heads, SMALL), exact(), other(model, 2)),
-      'medusa product': lambda: (medusa(heads, trees.branching('2 0:2 1:2')), exact(),
+      'medusa': lambda: (medusa(heads, SMALL), rejection(), other(model, 2)),
+      'medusa product': lambda: (medusa(heads, trees.branching('2 0:2 1:2')), rejection(),
                                  other(model, 2)),
-      'medusa fixed': lambda: (medusa(heads, SMALL, 'fixed'), exact(), other(model, 2)),
+      'medusa fixed': lambda: (medusa(heads, SMALL, 'fixed'), rejection(), other(model, 2)),
   }[name]()
 
 
@@ -118,7 +118,7 @@ class AlignmentTest(chex.TestCase):
   def test_perfect_network_is_always_accepted(self):
     model = build(4, 7, dtype=jnp.float32)
     drafter = eagle(tables.network(model.target), trees.branching('2 0:1 00:2'))
-    decoder = make_decoder(model.target, drafter, exact())
+    decoder = make_decoder(model.target, drafter, rejection())
     decoded = self.variant(decoder)(
         model.params, jnp.zeros(9, int), jax.random.key(0), WARP, model.params)
     # 7 tokens: the prefill's, then 4 and 2.
@@ -128,7 +128,7 @@ class AlignmentTest(chex.TestCase):
   def test_perfect_beam_holds_the_greedy_path(self):
     model = build(4, 7, dtype=jnp.float32)
     drafter = eagle2(tables.network(model.target), 6, 2, 3)
-    decoded = jax.jit(make_decoder(model.target, drafter, exact()))(
+    decoded = jax.jit(make_decoder(model.target, drafter, rejection()))(
         model.params, jnp.zeros(3, int), jax.random.key(0), WARP._replace(temperature=0.0),
         model.params)
     vanilla = jax.jit(decoders.vanilla(model.target))(
@@ -141,7 +141,7 @@ class AlignmentTest(chex.TestCase):
     model = build(3, 5, dtype=jnp.float32)
     params = jnp.broadcast_to(model.params[:, :, :1], model.params.shape)
     drafter = medusa(tables.heads(model.target, 2), trees.chain(2))
-    decoder = make_decoder(model.target, drafter, exact())
+    decoder = make_decoder(model.target, drafter, rejection())
     decoded = jax.jit(decoder)(
         params, jnp.zeros(9, int), jax.random.key(0), WARP, jnp.stack([params] * 2))
     np.testing.assert_array_equal(decoded.rounds, 3)
@@ -152,7 +152,8 @@ class AlignmentTest(chex.TestCase):
 def test_greedy(draws):
   model = build(5, 6, dtype=jnp.float32)
   greedy = WARP._replace(temperature=0.0)
-  decoder = make_decoder(model.target, eagle(tables.network(model.target), BUSHY, draws), exact())
+  decoder = make_decoder(model.target, eagle(tables.network(model.target), BUSHY, draws),
+                         rejection())
   decoded = jax.jit(decoder)(model.params, jnp.zeros(4, int), jax.random.key(0), greedy,
                              model.params)
   vanilla = jax.jit(decoders.vanilla(model.target))(
@@ -168,9 +169,9 @@ def test_greedy(draws):
     (lambda m: eagle2(tables.network(m.target), 0), 'num_nodes is 0; .* from 1 to'),
     (lambda m: eagle2(tables.network(m.target), 9, 2, 2), 'num_nodes is 9, but a beam .* has 6'),
     (lambda m: medusa(tables.heads(m.target, 2), trees.chain(3)), 'tree is 3 deep; with 2 heads'),
-    (lambda m: make_decoder(m.target, eagle(tables.network(build(5).target), BUSHY), exact()),
+    (lambda m: make_decoder(m.target, eagle(tables.network(build(5).target), BUSHY), rejection()),
      'vocab_size of the drafting network is 5, of the target 3'),
-    (lambda m: make_decoder(m.target, medusa(tables.heads(build(5).target, 2), SMALL), exact()),
+    (lambda m: make_decoder(m.target, medusa(tables.heads(build(5).target, 2), SMALL), rejection()),
      'vocab_size of the heads is 5'),
 ])
 def test_bad_options(make, message):

@@ -14,7 +14,7 @@ from cspd_jax.decoding.drafters.draft_model import model as draft_model
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.specification import DECODERS
 from cspd_jax.decoding.verifiers.kseq import kseq
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.metrics import likelihood
 from cspd_jax.metrics.likelihood import distributions
 from cspd_jax.testing.tabular import drafts, tabular, tabular_drafter
@@ -33,7 +33,7 @@ TREE = 'caterpillar(2, 2, 5)'
 SPECIFICATIONS = (*DECODERS, f'sjd_pac(window=6, tree={TREE})',
                   f'seed_exact(window=6, tree={TREE})',
                   f'corrected(window=6, tree={TREE})', 'model+block', 'eagle+match',
-                  'eagle(draws=fixed)+exact', *RELAXED)
+                  'eagle(draws=fixed)+rejection', *RELAXED)
 
 
 def build(name):
@@ -152,7 +152,7 @@ def test_raw_values_are_off_by_default():
 def test_float64():
   with jax.enable_x64(True):
     built = tabular(jax.random.key(0), 3, 4, dtype=jnp.float64)
-    decoder = make_decoder(built.target, draft_model(built.target, 2), exact())
+    decoder = make_decoder(built.target, draft_model(built.target, 2), rejection())
     labels = jnp.zeros(8, jnp.int32)
     decoded = jax.jit(decoder)(built.params, labels, jax.random.key(1), SamplingParams(),
                                built.params)

@@ -17,7 +17,7 @@ from cspd_jax.decoding.drafters.jacobi import KINDS, jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.specification import DECODERS
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing.tabular import drafts, tabular
 
 WARP = SamplingParams(guidance_scale=1.5, temperature=0.9, top_k=3)
@@ -153,16 +153,16 @@ class LoopTest(chex.TestCase):
     assert_same(few, jax.tree.map(lambda x: x[:1], many))
 
   @parameterized.named_parameters(
-      ('tree', jacobi(13, 'noise', tree=trees.kary(3, 3, 12))),
+      ('tree', jacobi(13, 'gumbel', tree=trees.kary(3, 3, 12))),
       ('draft_model', model(DRAFT.target, 3)),
   )
   def test_any_drafter_gives_the_tokens_of_vanilla(self, drafter):
     self._check_tokens_of_vanilla(drafter)
 
   @parameterized.named_parameters(
-      ('window_of_one', jacobi(1, 'noise')),
-      ('chain', jacobi(4, 'noise')),
-      ('whole_image', jacobi(6, 'noise')),
+      ('window_of_one', jacobi(1, 'gumbel')),
+      ('chain', jacobi(4, 'gumbel')),
+      ('whole_image', jacobi(6, 'gumbel')),
       ('maximal_coupling', jacobi(4, 'maximal')),
   )
   @pytest.mark.slow
@@ -181,7 +181,7 @@ class LoopTest(chex.TestCase):
     # At temperature 0 all distributions are one-hot: every decoder gives the most probable path.
     greedy = SamplingParams(guidance_scale=1.5, temperature=0.0)
     vanilla = decode('vanilla', sampling=greedy)
-    decoder = make_decoder(MODEL.target, jacobi(4, 'maximal', fresh=fresh), exact())
+    decoder = make_decoder(MODEL.target, jacobi(4, 'maximal', initialization=fresh), rejection())
     np.testing.assert_array_equal(decode(decoder, sampling=greedy).tokens, vanilla.tokens)
 
   def test_forced_tokens(self):
@@ -211,7 +211,7 @@ class LoopTest(chex.TestCase):
   def test_window_over_the_end(self):
     # A draft equal to the target is always accepted, far past the last token.
     parts = model(MODEL.target, 5)
-    decoder = make_decoder(MODEL.target, parts, exact())
+    decoder = make_decoder(MODEL.target, parts, rejection())
     decoded = jax.jit(decoder)(MODEL.params, LABELS, jax.random.key(0), WARP, MODEL.params)
     np.testing.assert_array_equal(decoded.rounds, 2)
     np.testing.assert_array_equal(decoded.accepted[:, 5], 1)
@@ -243,7 +243,7 @@ class ErrorsTest(parameterized.TestCase):
       (lambda: build('sjd', window=0), 'window is 0'),
       (lambda: build('sjd', window=7), 'at most 5'),
       (lambda: jacobi(4, 'minimal'), "coupling is 'minimal'"),
-      (lambda: jacobi(4, fresh='zero'), "fresh is 'zero'"),
+      (lambda: jacobi(4, initialization='zero'), "initialization is 'zero'"),
       (lambda: jacobi(4, tree=trees.chain(2)), 'it must have 3 nodes'),
       (lambda: jacobi(4, tree=trees.Tree((-1, 0, 0, 2))), 'beyond the main chain'),
       (lambda: model(DRAFT.target, 0), 'length is 0'),

@@ -20,7 +20,7 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
 from cspd_jax.decoding.verifiers.grouped import grouped
 from cspd_jax.decoding.verifiers.lantern import RESIDUALS, lantern, lantern_pp, neighbour_table
-from cspd_jax.decoding.verifiers.node_tests import NodeTest, exact, rejection, typical
+from cspd_jax.decoding.verifiers.rejection import AcceptanceRule, rejection, tree_rejection, typical
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import prefix_number, tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
@@ -62,17 +62,17 @@ def test_bounds_of_other_tests():
   p, q = random_probs()
   distance = lambda stage: 0.5 * np.abs(stage.distribution - p).sum(axis=1)
   # Exact acceptance, and the target's distribution in place of the residual.
-  worse = NodeTest(
+  worse = AcceptanceRule(
       mass=lambda p, q, token, depth: accept.take(p, token), residual=lambda p, q, *_: p,
       offset=lambda p, q, *_: 0.5 * jnp.sum(jnp.abs(p - accept.residual(p, q)), axis=-1))
   for test, bounded in ((worse, True), (worse._replace(offset=None), False)):
-    stage = enumerate_stage(rejection(lambda depth, test=test: test, exact=False), p, q)
+    stage = enumerate_stage(tree_rejection(lambda depth, test=test: test, exact=False), p, q)
     assert distance(stage).max() > 0.05
     if bounded:
       assert np.all(distance(stage) <= stage.tv_bound + 1e-6)
     else:
       assert np.isnan(stage.tv_bound).all()
-  assert not enumerate_stage(exact(), p, q).tv_bound.any()
+  assert not enumerate_stage(rejection(), p, q).tv_bound.any()
 
 
 def total_variation(distribution, other):
@@ -160,7 +160,7 @@ ROUNDS = {
     'tree, lantern': (3, 1, OTHER(3, TREE), lambda: lantern(
         neighbour_table(CODEBOOK[:3], 2), 0.4, residual='paper')),
     'tree, grouped': (3, 1, OTHER(3, TREE, 'fixed'), lambda: grouped(3, 0.5, clamp=False)),
-    'jacobi, typical': (2, 2, lambda: jacobi(3, 'redraw'), lambda: typical(0.2, 0.7)),
+    'jacobi, typical': (2, 2, lambda: jacobi(3, 'independent'), lambda: typical(0.2, 0.7)),
     'jacobi, lantern_pp': (2, 2, lambda: jacobi(3, 'maximal'), lambda: lantern_pp(SWAP, 4)),
     'corrected, cool': (2, 2, _corrected, lambda: cool(1.5)),
     'corrected, lantern_pp': (2, 2, _corrected, lambda: lantern_pp(SWAP, 4)),
@@ -216,7 +216,7 @@ class LanternTest(chex.TestCase):
     """Compares the mass that speaks for `token`."""
     p = jnp.array([0.3, 0.5, 0.1, 0.1])
     with mock.patch.object(
-        sys.modules[lantern.__module__], 'rejection', lambda test_for, **kwargs: test_for(1)):
+        sys.modules[lantern.__module__], 'tree_rejection', lambda test_for, **kwargs: test_for(1)):
       rule = build()
     mass = self.variant(rule.mass)(p, p, jnp.int32(token), jnp.int32(1))
     np.testing.assert_allclose(mass, expected, rtol=1e-6)
@@ -297,7 +297,7 @@ class OptionsTest(parameterized.TestCase):
       decoder.check(LABELS)
 
   def test_only_exact_verifiers_say_so(self):
-    self.assertTrue(exact().exact)
+    self.assertTrue(rejection().exact)
     for verifier, _ in VERIFIERS.values():
       self.assertFalse(verifier.exact)
       self.assertTrue(verifier.bounded)

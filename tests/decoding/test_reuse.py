@@ -8,7 +8,7 @@ import pytest
 from cspd_jax.decoding import specification
 from cspd_jax.decoding.drafters import jacobi
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing import enumerate as enumerate_lib
 from cspd_jax.testing.tabular import tabular
 
@@ -83,10 +83,10 @@ def test_equal_distributions_retain_every_token():
 
 def test_a_verifier_without_distributions_is_refused():
   model = tabular(jax.random.key(0), 3, 5)
-  verifier = exact()._replace(needs_probs=False)
+  verifier = rejection()._replace(needs_probs=False)
   with pytest.raises(ValueError, match="coupling is 'reuse', which needs the distributions"):
     decoder = make_decoder(model.target, jacobi.reuse(3), verifier._replace(
-        verify=lambda rng, layout, tokens, probs, target_probs, positions: exact().verify(
+        verify=lambda rng, layout, tokens, probs, target_probs, positions: rejection().verify(
             rng, layout, tokens, target_probs[:-1], target_probs, positions)))
     jax.eval_shape(decoder, model.params, jnp.zeros(2, jnp.int32), jax.random.key(0))
 

@@ -31,7 +31,7 @@ EXACT = (
     'speculative(length=2)', 'speculative(length=2)+block', 'eagle(tree=kary(2, 3))',
     'eagle(tree=kary(2, 3), draws=iid)+kseq', 'eagle(tree=kary(2, 3), draws=fixed)',
     'eagle2(num_nodes=5, width=2, depth=3)', 'medusa(length=2)',
-    'corrected(window=5, tree=caterpillar(2, 2))', 'corrected(window=3, by=neighbours)',
+    'corrected(window=5, tree=caterpillar(2, 2))', 'corrected(window=3, corrector=neighbours)',
     'corrected_seed_exact(window=3)')
 # Their tokens may be impossible under the target's distribution; their rows are valid.
 RELAXED = (

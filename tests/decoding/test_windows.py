@@ -25,7 +25,7 @@ CUT = SamplingParams(np.float32(1.5), np.float32(0.9), np.int32(20), np.float32(
 # Decoders, with the tokens of their forward passes.
 CHAINS = {
     'seed_exact(window=4)': 4, 'jacobi(window=7)+match': 7, 'seed_exact(window=20)': 20,
-    'corrected_seed_exact(window=5, by=model)': 5, 'speculative(length=3)+match': 4}
+    'corrected_seed_exact(window=5, corrector=model)': 5, 'speculative(length=3)+match': 4}
 TREES = {
     'seed_exact(window=7, tree=caterpillar(3, 1))': 7, 'seed_exact(window=9, tree=kary(2, 3))': 9}
 

@@ -53,15 +53,15 @@ def test_missing_wheels(monkeypatch, capsys, tmp_path):
 def test_a_report(here, capsys, tmp_path):
   accepted = tmp_path / 'accepted.json'
   accepted.write_text(json.dumps(dict(rows=[
-      dict(decoder='corrected(by=neighbours, window=4)', step_compression=2.5)])))
+      dict(decoder='corrected(corrector=neighbours, window=4)', step_compression=2.5)])))
   result = _call(
       capsys, tmp_path / 'out', '--layers=1', '--window=4', '--dtype=float32', '--guided=false',
-      '--decoder=corrected(by=neighbours)', f'--accepted={accepted}')
+      '--decoder=corrected(corrector=neighbours)', f'--accepted={accepted}')
   assert result.code == 0, result.err
   report = json.loads((result.folder / 'report.json').read_text())
   vanilla, corrected = report['rows']
   assert (vanilla['decoder'], corrected['decoder']) == (
-      'vanilla', 'corrected(by=neighbours, window=4)')
+      'vanilla', 'corrected(corrector=neighbours, window=4)')
   assert vanilla['speedup'] == vanilla['tokens_per_round'] == 1
   assert corrected['speedup'] == pytest.approx(2.5 * vanilla['ms'] / corrected['ms'])
   assert 1 < vanilla['over_ideal'] < 100 and 1 < corrected['over_ideal'] < 100

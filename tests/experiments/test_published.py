@@ -26,7 +26,7 @@ _ROWS = (
     Row('Table 2', 'two metrics', '4.00x', 'sjd(window=4)', top_k=3,
         metrics=('accepted_length', 'one_token_rounds')),
     Row('Table 2', 'other model', '4.00x', 'sjd(window=4)', 'demo'),
-    Row('Table 2', 'trained', '5.00x', 'eagle(tree=EAGLE)+exact', shown=True),
+    Row('Table 2', 'trained', '5.00x', 'eagle(tree=EAGLE)+rejection', shown=True),
     Row('Figure 1', 'pictures', 'curve', missing='there is none'))
 
 

@@ -55,12 +55,13 @@ def test_bad_input(folder, capsys, tmp_path, name):
 def test_rows_of_every_window(folder, capsys, tmp_path):
   result = _call(
       topologies.main, folder, capsys, tmp_path / 'out', '--window=3,5', '--num_images=4',
-      '--decoder=jacobi(coupling=maximal)+exact,sjd_pac(tree=paths(2, 2))', '--guidance_scale=1')
+      '--decoder=jacobi(coupling=maximal)+rejection,sjd_pac(tree=paths(2, 2))',
+      '--guidance_scale=1')
   assert result.code == 0, result.err
   rows = list(csv.DictReader((result.folder / 'rows.csv').open()))
   assert [(row['window'], row['decoder']) for row in rows] == [
-      ('3', 'jacobi(coupling=maximal, window=3)+exact'),
-      ('5', 'jacobi(coupling=maximal, window=5)+exact'),
+      ('3', 'jacobi(coupling=maximal, window=3)+rejection'),
+      ('5', 'jacobi(coupling=maximal, window=5)+rejection'),
       ('5', 'sjd_pac(tree=paths(2, 2), window=5)')]
   for row in rows:
     assert 1 <= float(row['step_compression']) <= int(row['window'])
@@ -87,7 +88,7 @@ def test_scenes_have_tokens_per_pass_inside_things_and_on_ground(capsys, tmp_pat
 
 
 @pytest.mark.parametrize('paper,decoder', [
-    ('sjd', 'jacobi(coupling=noise, window=3)+exact'), ('sjd_pac', 'mc_sjd(window=3)'),
+    ('sjd', 'jacobi(coupling=gumbel, window=3)+rejection'), ('sjd_pac', 'mc_sjd(window=3)'),
     ('variants', 'sjd_pp(window=3)'), ('variants_emoji', 'sjd_pp(window=3)')])
 def test_papers_have_their_own_decoders(folder, capsys, tmp_path, monkeypatch, paper, decoder):
   monkeypatch.setattr(topologies.measurements, 'each', lambda *_: [])

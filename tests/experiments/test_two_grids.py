@@ -40,9 +40,9 @@ def test_a_model_is_trained_and_measured(capsys, tmp_path):
       '--num_steps=4', '--batch_size=4', '--num_train_images=32', '--num_held_out_images=32',
       '--num_corrector_steps=2', '--num_measured_images=2']
   first = calls.call(two_grids.main, capsys, tmp_path / 'out', *words,
-                     '--decoder=mc_sjd(window=16, fresh=repeat-small)')
+                     '--decoder=mc_sjd(window=16, initialization=repeat-small)')
   assert first.code == 0, first.err
-  decoders = 'corrected(window=16, by=neighbours, passes=2)'
+  decoders = 'corrected(window=16, corrector=neighbours, iterations=2)'
   result = calls.call(two_grids.main, capsys, tmp_path / 'out', *words, f'--decoder={decoders}')
   assert result.code == 0 and 'step 4/4' not in result.err, result.err
   rows = json.loads((result.folder / 'report.json').read_text())['rows']

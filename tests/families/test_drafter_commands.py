@@ -40,12 +40,12 @@ def test_drafters_of_a_converted_folder(family, tmp_path, capsys):
   assert {'neighbours', 'eagle'} <= loaded.drafts.keys()
   decode = lambda decoder: loaded.generate(['a cat'], seed=1, decoder=decoder).decoded.tokens
   for decoder in ('eagle(tree=chain(2))+match',
-                  'corrected_seed_exact(by=neighbours, window=4, passes=2)'):
+                  'corrected_seed_exact(corrector=neighbours, window=4, iterations=2)'):
     np.testing.assert_array_equal(decode(decoder), decode('vanilla'))
 
   families.save(folder, loaded.family, {'eagle': 'eagle', 'neighbours': 'neighbours'})
   before = (folder / 'model.json').read_bytes()
-  decoders = ('vanilla', 'mc_sjd', 'eagle(tree=chain(2))', 'corrected(by=neighbours)')
+  decoders = ('vanilla', 'mc_sjd', 'eagle(tree=chain(2))', 'corrected(corrector=neighbours)')
   _run(tune, capsys, model, '--dry_run',
        f'--decoder={",".join(decoders)}', '--window=4',
        '--batch_size=1', '--num_images=2', '--prompt=a cat',
@@ -56,6 +56,6 @@ def test_drafters_of_a_converted_folder(family, tmp_path, capsys):
 
   _run(compare, capsys, model, '--prompt=a cat',
        '--num_images=1', '--budget=1',
-       '--decoder=vanilla,mc_sjd,eagle(tree=chain(2)),corrected(by=neighbours)',
+       '--decoder=vanilla,mc_sjd,eagle(tree=chain(2)),corrected(corrector=neighbours)',
        f'--output={tmp_path}/compare')
   assert len(list((tmp_path / 'compare').glob('images_*.png'))) == 4

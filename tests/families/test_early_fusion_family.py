@@ -215,7 +215,7 @@ def test_published_drafters_know_the_tokens(folder, tmp_path):
   model = cspd_jax.load(folder, eagle=tmp_path / 'eagle')
   tokens = lambda decoder: model.generate(['a cat'], seed=2, decoder=decoder).decoded.tokens
   np.testing.assert_array_equal(
-      tokens('corrected_seed_exact(by=eagle, window=5)'), tokens('vanilla'))
+      tokens('corrected_seed_exact(corrector=eagle, window=5)'), tokens('vanilla'))
   drafted = np.asarray(tokens('eagle(tree=chain(3))'))
   forced = np.asarray(early_fusion.forced(CONFIG, np.arange(29)))
   np.testing.assert_array_equal(drafted[0, forced >= 0], forced[forced >= 0])

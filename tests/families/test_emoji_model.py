@@ -88,8 +88,8 @@ def test_another_prompt_has_another_distribution(model):
 
 
 _DECODERS = ('seed_exact(window=32)', 'model(length=4)+match',
-             'corrected_seed_exact(by=layers, window=16)',
-             'corrected_seed_exact(by=neighbours, window=32)')
+             'corrected_seed_exact(corrector=layers, window=16)',
+             'corrected_seed_exact(corrector=neighbours, window=32)')
 
 
 @pytest.mark.slow

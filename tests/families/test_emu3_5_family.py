@@ -109,7 +109,8 @@ def vanilla(model):
 @pytest.mark.slow
 @pytest.mark.parametrize('decoder', representative(
     ('seed_exact(window=4)', 'eagle(tree=chain(3))+match',
-     'corrected_seed_exact(by=eagle, window=4)', 'corrected_seed_exact(by=layers, window=4)'),
+     'corrected_seed_exact(corrector=eagle, window=4)',
+     'corrected_seed_exact(corrector=layers, window=4)'),
     'seed_exact(window=4)'))
 def test_seed_exact_decoders_write_the_tokens_of_vanilla(model, vanilla, decoder):
   made = model.generate(PROMPTS[:3], seed=5, decoder=decoder)

@@ -276,7 +276,7 @@ def test_the_large_grid_is_drawn_again_for_a_small_one(model):
   first = model.generate(PROMPTS, seed=3, decoder='vanilla')
   kept = first.tokens[:, :4]
   one, other = (model.generate(PROMPTS, seed=8, decoder=decoder, prefix=kept) for decoder in (
-      'vanilla', 'seed_exact(window=4, fresh=repeat-small)'))
+      'vanilla', 'seed_exact(window=4, initialization=repeat-small)'))
   np.testing.assert_array_equal(one.tokens, other.tokens)
   np.testing.assert_array_equal(one.tokens[:, :4], kept)
   assert (one.tokens[:, 4:] != first.tokens[:, 4:]).any()
@@ -302,9 +302,9 @@ def vanilla(model):
 
 
 @pytest.mark.parametrize('decoder', representative(
-    ('seed_exact(window=4)', 'seed_exact(window=4, fresh=repeat-small)',
-     'eagle(tree=chain(3))+match', 'corrected_seed_exact(by=eagle, window=4)',
-     'corrected_seed_exact(by=layers, window=4)'),
+    ('seed_exact(window=4)', 'seed_exact(window=4, initialization=repeat-small)',
+     'eagle(tree=chain(3))+match', 'corrected_seed_exact(corrector=eagle, window=4)',
+     'corrected_seed_exact(corrector=layers, window=4)'),
     'seed_exact(window=4)'))
 def test_seed_exact_decoders_write_the_tokens_of_vanilla(model, vanilla, decoder):
   """Windows that lie in both grids at once, whose positions jump between them."""
@@ -325,9 +325,9 @@ def test_tokens_are_those_of_vanilla_in_windows_bit_for_bit(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('decoder', representative(
-    ['mc_sjd(window=3)', 'sjd_pac(window=4)', 'mc_sjd(window=3, fresh=repeat-small)',
-     'mc_sjd(window=3, fresh=resample-small)', 'eagle(tree=chain(2))+exact',
-     'corrected(by=layers, window=3)'], 'mc_sjd(window=3)'))
+    ['mc_sjd(window=3)', 'sjd_pac(window=4)', 'mc_sjd(window=3, initialization=repeat-small)',
+     'mc_sjd(window=3, initialization=resample-small)', 'eagle(tree=chain(2))+rejection',
+     'corrected(corrector=layers, window=3)'], 'mc_sjd(window=3)'))
 def test_decoders_draw_from_the_model(decoder):
   """Whole images of 2 + 2 free tokens and the end, against their enumerated distribution."""
   config = dataclasses.replace(
@@ -380,7 +380,8 @@ def test_a_corrector_is_fitted_for_it(folder, tmp_path):
   assert not train.main(['cspd-train', f'--model={folder}', '--smoke',
                          f'--workdir={tmp_path}/work', f'--output={tmp_path}/fitted'])
   model = cspd_jax.load(folder, neighbours=tmp_path / 'fitted')
-  tokens = model.generate(PROMPTS, seed=1, decoder='corrected(by=neighbours, window=4)').tokens
+  tokens = model.generate(PROMPTS, seed=1,
+                          decoder='corrected(corrector=neighbours, window=4)').tokens
   assert tokens.shape == (2, 15)
 
 

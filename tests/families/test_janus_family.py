@@ -128,7 +128,8 @@ def vanilla(model):
 @pytest.mark.slow
 @pytest.mark.parametrize('decoder', [
     'seed_exact(window=4)', 'eagle(tree=chain(3))+match',
-    'corrected_seed_exact(by=eagle, window=4)', 'corrected_seed_exact(by=layers, window=4)'])
+    'corrected_seed_exact(corrector=eagle, window=4)',
+    'corrected_seed_exact(corrector=layers, window=4)'])
 def test_seed_exact_decoders_repeat_vanilla(model, vanilla, decoder):
   tokens = model.generate(PROMPTS, seed=5, decoder=decoder).decoded.tokens
   np.testing.assert_array_equal(tokens, vanilla.decoded.tokens)
@@ -137,7 +138,7 @@ def test_seed_exact_decoders_repeat_vanilla(model, vanilla, decoder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('decoder', representative(
-    ['mc_sjd(window=2)', 'eagle(tree=chain(2))+exact'], 'mc_sjd(window=2)'))
+    ['mc_sjd(window=2)', 'eagle(tree=chain(2))+rejection'], 'mc_sjd(window=2)'))
 def test_decoders_draw_from_the_model(decoder):
   """Whole images of 3 codes out of 4, with guidance, against their enumerated distribution."""
   config = dataclasses.replace(CONFIG, height=1, width=3, num_codes=4, text_size=9)
@@ -179,7 +180,8 @@ def test_a_corrector_is_fitted_for_it(folder, tmp_path):
   assert not train.main(['cspd-train', f'--model={folder}', '--smoke', f'--workdir={tmp_path}/work',
                          f'--output={tmp_path}/fitted'])
   model = cspd_jax.load(folder, neighbours=tmp_path / 'fitted')
-  tokens = model.generate(PROMPTS, seed=1, decoder='corrected(by=neighbours, window=4)').tokens
+  tokens = model.generate(PROMPTS, seed=1,
+                          decoder='corrected(corrector=neighbours, window=4)').tokens
   assert tokens.shape == (2, 12)
 
 

@@ -122,7 +122,8 @@ def vanilla(model):
 @pytest.mark.slow
 @pytest.mark.parametrize('decoder', [
     'seed_exact(window=4)', 'eagle(tree=chain(3))+match',
-    'corrected_seed_exact(by=eagle, window=4)', 'corrected_seed_exact(by=layers, window=4)'])
+    'corrected_seed_exact(corrector=eagle, window=4)',
+    'corrected_seed_exact(corrector=layers, window=4)'])
 def test_seed_exact_decoders_repeat_vanilla(model, vanilla, decoder):
   tokens = model.generate(PROMPTS, seed=5, decoder=decoder).decoded.tokens
   np.testing.assert_array_equal(tokens, vanilla.decoded.tokens)

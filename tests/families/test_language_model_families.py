@@ -74,7 +74,7 @@ def test_a_folder_becomes_pictures_by_two_commands(folder, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('decoder', [
-    'seed_exact(window=4)', 'corrected_seed_exact(by=layers, window=4)'])
+    'seed_exact(window=4)', 'corrected_seed_exact(corrector=layers, window=4)'])
 def test_seed_exact_decoders_write_the_tokens_of_vanilla(folder, decoder):
   model = cspd_jax.load(folder[1])
   tokens = lambda decoder: np.asarray(

@@ -184,7 +184,7 @@ def test_words_of_a_model_begin_with_the_token_of_its_settings(model, recorded):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('decoder', ['seed_exact(window=6)',
-                                     'corrected_seed_exact(by=layers, window=6)'])
+                                     'corrected_seed_exact(corrector=layers, window=6)'])
 def test_decoders_write_the_images_of_vanilla(model, decoder):
   made = model.generate(['a cat', 'a dog, 中文'], seed=1, decoder=decoder)
   want = model.generate(['a cat', 'a dog, 中文'], seed=1, decoder='vanilla')

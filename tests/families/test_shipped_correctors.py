@@ -26,7 +26,8 @@ def test_all_are_tried():
 def test_images_are_vanillas(vanilla, by):
   model, tokens = vanilla
   result = model.generate(
-      ['cat', 'rocket'], seed=3, decoder=f'corrected_seed_exact(by={by}, window=32, passes=3)')
+      ['cat', 'rocket'], seed=3,
+      decoder=f'corrected_seed_exact(corrector={by}, window=32, iterations=3)')
   np.testing.assert_array_equal(result.decoded.tokens, tokens)
   assert np.mean(256 / np.asarray(result.decoded.rounds)) > LEAST[by]
 
@@ -36,9 +37,9 @@ def test_a_model_without_networks_corrects_by_its_first_layers():
       'demo', draft=None, eagle=None, medusa=None, neighbours=None, corrector=None)
   assert set(model.drafts) == {'layers', 'corrector'}
   train = 'train one with cspd-train --model=demo --kind={0}, or load it with {0}=FOLDER'.format
-  for decoder, advice in (('corrected(by=neighbours)', train('neighbours') + '.'),
+  for decoder, advice in (('corrected(corrector=neighbours)', train('neighbours') + '.'),
                           ('eagle', train('eagle') + ', .* that cspd-convert wrote.'),
-                          ('corrected(by=eagle)', train('eagle')),
+                          ('corrected(corrector=eagle)', train('eagle')),
                           ('medusa', train('medusa') + '.'),
                           ('speculative', 'load it with draft=FOLDER, .* that cspd-convert wrote')):
     with pytest.raises(ValueError, match=f"model 'demo' has none: {advice}"):

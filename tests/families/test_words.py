@@ -214,7 +214,7 @@ def test_every_decoder_takes_words(folder):
       ['a red fox', 'a map'], decoder=model.engine.complete(decoder, window=4, length=3),
       **options).decoded.tokens)
   plain = make('vanilla')
-  others = ['corrected_seed_exact(by=layers)', 'corrected_seed_exact(by=neighbours)',
+  others = ['corrected_seed_exact(corrector=layers)', 'corrected_seed_exact(corrector=neighbours)',
             'mc_sjd+lantern(k=4)', *model.engine.decoders]
   for decoder in others:
     tokens = make(decoder)
@@ -225,7 +225,8 @@ def test_every_decoder_takes_words(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('decoder', representative(
-    ('seed_exact(window=4)', 'corrected_seed_exact(by=layers, window=4)'), 'seed_exact(window=4)'))
+    ('seed_exact(window=4)', 'corrected_seed_exact(corrector=layers, window=4)'),
+    'seed_exact(window=4)'))
 def test_pictures_of_words(folder, tmp_path, decoder):
   assert generate_command.main(
       ['cspd-generate', f'--model={folder}', '--prompt=A red fox, 中文',

@@ -75,7 +75,7 @@ def test_a_target_of_8_bits_is_smaller_and_near(folder):
 
 
 @pytest.mark.parametrize('decoder', representative(
-    ('seed_exact', 'corrected_seed_exact(by=layers)'), 'seed_exact'))
+    ('seed_exact', 'corrected_seed_exact(corrector=layers)'), 'seed_exact'))
 def test_exact_decoders_are_exact_to_it(folder, decoder):
   model = cspd_jax.load(folder, quantize='int8')
 
@@ -276,7 +276,7 @@ def test_a_round_copies_no_matrix(folder):
 @pytest.mark.parametrize('batch', [1, 2])
 @pytest.mark.parametrize('decoder, is_chain', [
     ('mc_sjd(window=5)', True), ('seed_exact(window=16)', False),
-    ('corrected(by=layers, window=16)', True)])
+    ('corrected(corrector=layers, window=16)', True)])
 def test_a_round_copies_no_keys_or_values(tmp_path, decoder, is_chain, batch):
   """Neither where they are written nor where those of an accepted path are moved."""
   config = dataclasses.replace(CONFIG, height=6, width=6)

@@ -123,7 +123,7 @@ def _compared(model, decoder, num_rows):
 @pytest.mark.slow
 @pytest.mark.parametrize('decoder, num_rows', representative([
     ('vanilla', 4), ('mc_sjd(window=16)', 8), ('seed_exact(window=16)', 4),
-    ('eagle(tree=chain(8))', 4), ('corrected(by=neighbours, window=16)', 4)],
+    ('eagle(tree=chain(8))', 4), ('corrected(corrector=neighbours, window=16)', 4)],
     ('mc_sjd(window=16)', 8)))
 def test_an_estimate_is_about_what_a_compiled_decoder_needs(decoder, num_rows):
   model = families.describe('c2i_b_256', dtype='float32', layers=2)

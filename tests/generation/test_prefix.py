@@ -132,9 +132,9 @@ _SPECS = (
     ('early_fusion', 'seed_exact(window=4)'), ('early_fusion', 'model(length=3)+match'),
     ('early_fusion', 'eagle(tree=chain(3))+match'),
     ('early_fusion', 'eagle(tree=kary(2, 2))+match'),
-    ('early_fusion', 'corrected_seed_exact(by=neighbours, window=4)'),
-    ('early_fusion', 'corrected_seed_exact(by=layers, window=4)'),
-    ('llamagen', 'corrected_seed_exact(by=eagle, window=4)'),
+    ('early_fusion', 'corrected_seed_exact(corrector=neighbours, window=4)'),
+    ('early_fusion', 'corrected_seed_exact(corrector=layers, window=4)'),
+    ('llamagen', 'corrected_seed_exact(corrector=eagle, window=4)'),
     ('llamagen', 'model(length=3)+match'))
 
 
@@ -291,8 +291,8 @@ def _joined(name, prompts):
 
 
 _QUEUES = (*((name, 'mc_sjd(window=4)') for name in MIXED),
-           ('open_last_row', 'corrected_seed_exact(by=layers, window=4)'),
-           ('janus', 'model(length=2)+exact'))
+           ('open_last_row', 'corrected_seed_exact(corrector=layers, window=4)'),
+           ('janus', 'model(length=2)+rejection'))
 
 
 @pytest.mark.slow

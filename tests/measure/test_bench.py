@@ -11,14 +11,14 @@ import cspd_jax
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import uniform
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.generation.run import decode
 from cspd_jax.measure import bench, measurements, timing
 from cspd_jax.measure.bench import Bench
 from cspd_jax.testing import tabular
 from tests.families import tiny
 
-DECODERS = ['jacobi(window=3)+exact', 'jacobi(window=3)+uniform(delta=2.0)',
+DECODERS = ['jacobi(window=3)+rejection', 'jacobi(window=3)+uniform(delta=2.0)',
             'jacobi(window=3)+match', 'vanilla', 'jacobi(window=3)+match(seed_exact=False)']
 
 
@@ -30,7 +30,8 @@ def model(tmp_path_factory):
 @pytest.mark.slow
 def test_the_switch_makes_no_difference():
   model = tabular.tabular(jax.random.key(0), vocab_size=4, length=6)
-  verifiers, labels, key = [exact(), uniform(2.0)], jnp.zeros((16,), jnp.int32), jax.random.key(2)
+  verifiers, labels, key = [rejection(), uniform(2.0)], jnp.zeros((16,), jnp.int32),
+  jax.random.key(2)
 
   def decode(verifier):
     return make_decoder(model.target, jacobi(3), verifier)(model.params, labels, key)

@@ -15,7 +15,7 @@ CURVES = [Curve('uniform', 'uniform(delta={})', ()), Curve('Cool-SD', 'cool(delt
           Curve('best', 'lantern_pp(lam={})', ()), Curve('released', 'lantern_pp(lam={})', ())]
 CLAIMS = [Claim('one', 'Cool-SD', 'uniform'), Claim('two', 'Cool-SD', 'printed'),
           Claim('three', 'best', 'released'),
-          Claim('four', 'eagle(tree=EAGLE)+exact', 'eagle2(num_nodes=25, depth=5)+exact',
+          Claim('four', 'eagle(tree=EAGLE)+rejection', 'eagle2(num_nodes=25, depth=5)+rejection',
                 'accepted_length')]
 
 
@@ -72,16 +72,16 @@ def row(decoder, guarantee, length, excess=0.01, in_window=None):
 @pytest.mark.parametrize('dynamic,answer', [(2.0, 'yes'), (3.5, 'no'), (3.05, 'unclear')])
 def test_conclusions_of_rows(dynamic, answer):
   rows = [row('vanilla', 'seed-exact', 1.0), row('eagle2+match', 'seed-exact', dynamic),
-          row('eagle(tree=EAGLE)+exact', 'exact', 3.0),
-          row('eagle2(depth=5, num_nodes=25)+exact', 'exact', dynamic),
+          row('eagle(tree=EAGLE)+rejection', 'exact', 3.0),
+          row('eagle2(depth=5, num_nodes=25)+rejection', 'exact', dynamic),
           row('eagle2+cool', 'bounded', 4.0, excess=1.0)]
   result = tradeoff.of_guarantees(rows) + tradeoff.of_rows(rows, CLAIMS)
   assert [one.answer for one in result] == ['yes', 'yes', answer]
   assert '1.0 standard errors for all 4' in result[0].numbers
-  rows.append(row('model+exact', 'exact', 2.0, excess=-0.05))
+  rows.append(row('model+rejection', 'exact', 2.0, excess=-0.05))
   biased = tradeoff.of_guarantees(rows)[0]
-  assert biased.answer == 'no' and 'model+exact' in biased.numbers
-  excluded = row('model+exact', 'exact', 2.0)  # Infinite, so that reports have None.
+  assert biased.answer == 'no' and 'model+rejection' in biased.numbers
+  excluded = row('model+rejection', 'exact', 2.0)  # Infinite, so that reports have None.
   excluded.figures.update(nll_excess=None, nll_excess_error=None)
   assert tradeoff.of_guarantees([*rows[:2], excluded])[0].answer == 'no'
   assert not tradeoff.of_rows(rows[:2], CLAIMS)
@@ -110,5 +110,5 @@ def test_panels():
 
 def test_specifications_of_a_curve():
   result = tradeoff.specifications('eagle', [Curve('a', 'uniform(delta={})', (1.5, 2.0))])
-  assert result == {(None, None): 'eagle+exact', ('a', 1.5): 'eagle+uniform(delta=1.5)',
+  assert result == {(None, None): 'eagle+rejection', ('a', 1.5): 'eagle+uniform(delta=1.5)',
                    ('a', 2.0): 'eagle+uniform(delta=2)'}

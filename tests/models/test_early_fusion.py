@@ -144,8 +144,8 @@ def model(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('decoder', representative(
-    ('seed_exact(window=6)', 'corrected_seed_exact(by=layers, window=6, passes=2)',
-     'corrected_seed_exact(by=layers, window=8, tree=caterpillar(2, 2))'),
+    ('seed_exact(window=6)', 'corrected_seed_exact(corrector=layers, window=6, iterations=2)',
+     'corrected_seed_exact(corrector=layers, window=8, tree=caterpillar(2, 2))'),
     'seed_exact(window=6)'))
 def test_decoders_keep_the_grammar_and_the_images(model, decoder):
   rng = np.random.default_rng(0)

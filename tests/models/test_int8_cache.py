@@ -62,8 +62,8 @@ def test_windows_trees_and_commit_agree(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('decoder', [
-    'seed_exact', 'corrected_seed_exact(by=layers)',
-    'jacobi(coupling=noise, tree=kary(2, 2))+match'])
+    'seed_exact', 'corrected_seed_exact(corrector=layers)',
+    'jacobi(coupling=gumbel, tree=kary(2, 2))+match'])
 def test_exact_decoders_are_exact_to_it(folder, decoder):
   model = cspd_jax.load(folder, cache_dtype='int8', quantize='int8')
 

@@ -43,9 +43,9 @@ class Config:
   Attributes:
     length: tokens of a text.
     window: windows of the Jacobi decoders.
-    layers: the model's first layers, which are the corrector of `corrected(by=layers)`.
+    layers: the model's first layers, which are the corrector of `corrected(corrector=layers)`.
     corrector: folder of a network that `tests.real_weights.fit` wrote, whose decoders are measured
-      instead, `corrected(by=eagle)` and `eagle`.
+      instead, `corrected(corrector=eagle)` and `eagle`.
     temperature: temperatures.
     dtype: of the parameters.
     repeats: timed runs, whose median is reported.
@@ -77,8 +77,8 @@ def _decoders(config: Config, params: Any) -> dict[str, tuple[Any, Any]]:
     result |= {
         f'seed_exact(window={window})': (cspd_jax.seed_exact(target, window=window), None),
         f'mc_sjd(window={window})': (cspd_jax.mc_sjd(target, window=window), None),
-        f'corrected(by=layers, passes=2, window={window})': (cspd_jax.corrected(
-            target, from_network(network(False), decay=0.0), window=window, passes=2), first)}
+        f'corrected(corrector=layers, iterations=2, window={window})': (cspd_jax.corrected(
+            target, from_network(network(False), decay=0.0), window=window, iterations=2), first)}
   return result
 
 
@@ -91,8 +91,8 @@ def _fitted(config: Config, target: Any, params: Any) -> dict[str, tuple[Any, An
   result = {}
   for window in config.window:
     result |= {
-        f'corrected(by=eagle, passes=2, window={window})': (cspd_jax.corrected(
-            target, from_network(network), window=window, passes=2), fitted),
+        f'corrected(corrector=eagle, iterations=2, window={window})': (cspd_jax.corrected(
+            target, from_network(network), window=window, iterations=2), fitted),
         f'eagle(tree=chain({window - 1}))': (
             cspd_jax.eagle(target, network, tree.chain(window - 1)), fitted)}
   return result

@@ -39,7 +39,7 @@ def test_it_learns_and_writes_the_text_of_vanilla(tmp_path):
       cspd_jax.SamplingParams(), draft_params=draft_params)
   corrected = decode(
       cspd_jax.corrected_seed_exact(
-          target, from_network(eagle.network(loaded.config, ends)), window=4, passes=2),
+          target, from_network(eagle.network(loaded.config, ends)), window=4, iterations=2),
       eagle.attach(smollm2.params(), loaded.params))
   np.testing.assert_array_equal(
       corrected.tokens, decode(cspd_jax.vanilla(target, window=4), None).tokens)

@@ -161,7 +161,7 @@ def test_windows_write_the_text_of_vanilla(temperature):
 def test_windows_corrected_by_its_first_layers_write_the_text_of_vanilla(temperature):
   params, network = decoder_only.first_layers(smollm2.params(), smollm2.config(_LENGTH), 4)
   decoder = cspd_jax.corrected_seed_exact(
-      _target(_LENGTH), from_network(network(False), decay=0.0), window=8, passes=2)
+      _target(_LENGTH), from_network(network(False), decay=0.0), window=8, iterations=2)
   decoded = _decode(decoder, temperature, draft_params=params)
   np.testing.assert_array_equal(decoded.tokens, _drawn(temperature))
 

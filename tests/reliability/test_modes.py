@@ -27,10 +27,11 @@ MODES = {
 DECODERS = (
     'vanilla', 'vanilla(window=4)', 'jacobi(window=4)', 'sjd(window=4)', 'sjd_pp(window=4)',
     'sjd_pac(window=7, tree=caterpillar(2, 2))',
-    'seed_exact(window=7, tree=caterpillar(2, 2))', 'jacobi(window=4, fresh=resample-above)',
+    'seed_exact(window=7, tree=caterpillar(2, 2))',
+    'jacobi(window=4, initialization=resample-above)',
     'speculative(length=2)', 'eagle(tree=kary(2, 3))', 'eagle(tree=kary(2, 3), draws=iid)+kseq',
     'eagle(tree=chain(2))+block', 'eagle2(num_nodes=5, width=2, depth=3)', 'medusa(length=2)',
-    'corrected(window=7, tree=caterpillar(2, 2))', 'corrected(window=4, by=neighbours)',
+    'corrected(window=7, tree=caterpillar(2, 2))', 'corrected(window=4, corrector=neighbours)',
     'mc_sjd(window=4)+cool', 'mc_sjd(window=4)+typical', 'mc_sjd(window=4)+lantern(k=1)',
     'mc_sjd(window=4)+grouped(group=2, d_threshold=1.0)')
 QUICK = 'sjd(window=4)'

@@ -13,7 +13,7 @@ from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing.tabular import heads, network, tabular
 from tests.serve import tiny
 
@@ -134,4 +134,4 @@ def test_parts_that_do_not_fit(build, message):
 
 
 def test_fixed_drafts_of_rules():
-  make_decoder(MODEL.target, eagle(network(MODEL.target), trees.chain(2), 'fixed'), exact())
+  make_decoder(MODEL.target, eagle(network(MODEL.target), trees.chain(2), 'fixed'), rejection())

@@ -29,15 +29,15 @@ EXACT = {
     'eagle(tree=chain(2))': (2, 2),
     'eagle(tree=chain(2))+block': (3, 1),
     f'eagle({TREE}, draws=fixed)': (3, 1),
-    'eagle2(num_nodes=5, width=2, depth=3)+exact': (3, 1),
+    'eagle2(num_nodes=5, width=2, depth=3)+rejection': (3, 1),
     f'medusa({TREE})': (3, 1),
     f'medusa({TREE}, draws=iid)+kseq': (3, 1),
     'speculative(length=2)': (3, 1),
     'sjd(window=3)': (2, 2),
     'mc_sjd(window=2)': (3, 2),
     'sjd_pac(window=3, tree=caterpillar(2, 1))': (3, 2),
-    'corrected(window=3, passes=1)': (2, 2),
-    'corrected(window=3, passes=2, by=neighbours)': (2, 1),
+    'corrected(window=3, iterations=1)': (2, 2),
+    'corrected(window=3, iterations=2, corrector=neighbours)': (2, 1),
 }
 RELAXED = {
     f'eagle({TREE})+uniform(delta=2.0)': (3, 1),

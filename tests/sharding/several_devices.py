@@ -22,7 +22,8 @@ from cspd_jax.models import eagle, llamagen
 
 _COLLECTIVE = re.compile(
     r' (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(')
-DECODERS = ('mc_sjd(window=8)', 'eagle(tree=chain(3))', 'corrected(by=layers, window=6, passes=2)')
+DECODERS = ('mc_sjd(window=8)', 'eagle(tree=chain(3))',
+            'corrected(corrector=layers, window=6, iterations=2)')
 
 
 def _random(params):

@@ -31,7 +31,7 @@ OWN = {
     'window': lambda: jacobi(4),
     'window with a tree': lambda: jacobi(7, 'maximal', tree=trees.kary(2, 3, 6)),
     'reused window': lambda: reuse(4),
-    'window of noise': lambda: jacobi(4, 'noise', 'resample-above'),
+    'window of noise': lambda: jacobi(4, 'gumbel', 'resample-above'),
     'corrected window': lambda: corrected(
         from_model(OTHER.target), 5, 2, trees.caterpillar(2, 2, 4)),
     'window corrected by a network': lambda: corrected(from_network(NETWORK), 4, 2),

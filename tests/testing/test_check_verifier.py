@@ -14,7 +14,7 @@ from cspd_jax.decoding.verifiers.grouped import grouped
 from cspd_jax.decoding.verifiers.kseq import kseq
 from cspd_jax.decoding.verifiers.lantern import RESIDUALS, lantern, lantern_pp, neighbour_table
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.decoding.verifiers.node_tests import NodeTest, exact, rejection, typical
+from cspd_jax.decoding.verifiers.rejection import AcceptanceRule, rejection, tree_rejection, typical
 from cspd_jax.testing import check_verifier
 from cspd_jax.testing.proofs.mutants import MUTANTS
 from cspd_jax.testing.verifier_checks import CHECKS
@@ -23,7 +23,7 @@ from tests.testing.problems import report_of
 
 TABLE = neighbour_table(np.random.default_rng(0).normal(size=(3, 2)), 2)
 OWN = {
-    'exact': exact, 'block': block, 'kseq': kseq, 'match': match,
+    'rejection': rejection, 'block': block, 'kseq': kseq, 'match': match,
     'match with new noise': lambda: match(seed_exact=False), 'uniform': lambda: uniform(1.5),
     'cool': lambda: cool(1.4), 'cool, printed': lambda: cool(1.4, clamp=False),
     'cool_linear': lambda: cool_linear(1.4, 3), 'typical': lambda: typical(0.3, 0.5),
@@ -68,7 +68,8 @@ def by_test(mass=lambda p, q, token, depth: accept.take(p, token),
            residual=lambda p, q, token, depth: accept.residual(p, q), **fields):
   """A verifier of trees with a test of its own."""
   gap = fields.pop('gap', None)
-  return rejection(lambda depth: NodeTest(mass, residual, gap), exact=True)._replace(**fields)
+  return tree_rejection(lambda depth: AcceptanceRule(mass, residual, gap),
+                        exact=True)._replace(**fields)
 
 
 def doubled_gap(share):
@@ -165,7 +166,7 @@ BROKEN = {
         single(needs_probs=False), 'results',
         r'the verifier raises TypeError at test_check_verifier.py:\d+: .* needs_probs is False'),
     'refused altogether': (
-        exact()._replace(check=of_none), 'results',
+        rejection()._replace(check=of_none), 'results',
         'check: it refuses every layout'),
     'a bound that is too small': (
         by_test(double, gap=doubled_gap(0.5), exact=False, bounded=True, check=of_one), 'bound',
@@ -213,7 +214,7 @@ def test_broken_verifiers(name):
 ])
 def test_mutants_of_verifiers(name, message):
   with MUTANTS[name].patch(), pytest.raises(AssertionError, match=message):
-    check_verifier(exact())
+    check_verifier(rejection())
 
 
 def test_the_error_lists_what_is_wrong():
@@ -221,4 +222,4 @@ def test_the_error_lists_what_is_wrong():
                                            'returned node .*\nPassed: nothing.\nNot checked bec'):
     check_verifier(BROKEN['a node with an axis'][0])
   with pytest.raises(ValueError, match='vocab_size is 16384; it must be 2 to 4'):
-    check_verifier(exact(), vocab_size=16384)
+    check_verifier(rejection(), vocab_size=16384)

@@ -13,7 +13,7 @@ from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.drafters.jacobi import KINDS, ancestral, jacobi, reuse
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing import exactness
 from cspd_jax.testing.proofs.mutants import MUTANTS
 from cspd_jax.testing.tabular import network, tabular
@@ -27,25 +27,27 @@ GREEDY = SamplingParams(guidance_scale=2.0, temperature=0.0)
 TIED = make(jax.random.key(2), spread=0.5, tied=True)
 
 PAIRS = {
-    'ancestral, exact': lambda: (ancestral(), exact()),
-    'draft model, exact': lambda: (model(DRAFT.target, 3), exact()),
-    'eagle, tree': lambda: (eagle(network(MODEL.target), trees.kary(2, 3, 6)), exact()),
-    'eagle, iid': lambda: (eagle(network(MODEL.target), trees.kary(2, 3, 6), 'iid'), exact()),
-    'eagle, fixed': lambda: (eagle(network(MODEL.target), trees.kary(2, 3, 6), 'fixed'), exact()),
-    'eagle2': lambda: (eagle2(network(MODEL.target), 5, 2, 3), exact()),
+    'ancestral, exact': lambda: (ancestral(), rejection()),
+    'draft model, exact': lambda: (model(DRAFT.target, 3), rejection()),
+    'eagle, tree': lambda: (eagle(network(MODEL.target), trees.kary(2, 3, 6)), rejection()),
+    'eagle, iid': lambda: (eagle(network(MODEL.target), trees.kary(2, 3, 6), 'iid'), rejection()),
+    'eagle, fixed': lambda: (eagle(network(MODEL.target), trees.kary(2, 3, 6), 'fixed'),
+                             rejection()),
+    'eagle2': lambda: (eagle2(network(MODEL.target), 5, 2, 3), rejection()),
     'draft model, match': lambda: (model(DRAFT.target, 3), match()),
-    'redraw, exact': lambda: (jacobi(4, 'redraw'), exact()),
-    'redraw, match': lambda: (jacobi(4, 'redraw'), match(seed_exact=False)),
-    'reuse, exact': lambda: (reuse(4), exact()),
-    'reuse, tree': lambda: (reuse(7, 0.2, tree=trees.caterpillar(3, 2, 6)), exact()),
-    'noise, exact': lambda: (jacobi(4, 'noise'), exact()),
-    'maximal, exact, whole image': lambda: (jacobi(5, 'maximal'), exact()),
-    'noise, match, tree': lambda: (jacobi(7, 'noise', tree=trees.kary(2, 3, 6)), match()),
-    'two paths': lambda: (jacobi(7, 'redraw', tree=trees.paths(2, 3, 6)), exact()),
-    'paths': lambda: (jacobi(7, 'maximal', tree=trees.paths(3, 2, 6)), exact()),
-    'caterpillar': lambda: (jacobi(7, 'maximal', tree=trees.caterpillar(3, 2, 6)), exact()),
-    'kary': lambda: (jacobi(9, 'redraw', tree=trees.kary(2, 3, 8)), exact()),
-    **{f'fresh {kind}': lambda kind=kind: (jacobi(4, 'maximal', fresh=kind), exact())
+    'redraw, exact': lambda: (jacobi(4, 'independent'), rejection()),
+    'redraw, match': lambda: (jacobi(4, 'independent'), match(seed_exact=False)),
+    'reuse, exact': lambda: (reuse(4), rejection()),
+    'reuse, tree': lambda: (reuse(7, 0.2, tree=trees.caterpillar(3, 2, 6)), rejection()),
+    'noise, exact': lambda: (jacobi(4, 'gumbel'), rejection()),
+    'maximal, exact, whole image': lambda: (jacobi(5, 'maximal'), rejection()),
+    'noise, match, tree': lambda: (jacobi(7, 'gumbel', tree=trees.kary(2, 3, 6)), match()),
+    'two paths': lambda: (jacobi(7, 'independent', tree=trees.paths(2, 3, 6)), rejection()),
+    'paths': lambda: (jacobi(7, 'maximal', tree=trees.paths(3, 2, 6)), rejection()),
+    'caterpillar': lambda: (jacobi(7, 'maximal', tree=trees.caterpillar(3, 2, 6)), rejection()),
+    'kary': lambda: (jacobi(9, 'independent', tree=trees.kary(2, 3, 8)), rejection()),
+    **{f'initialization {kind}': lambda kind=kind: (jacobi(4, 'maximal', initialization=kind),
+                                                    rejection())
        for kind in KINDS if kind != 'uniform'},
 }
 

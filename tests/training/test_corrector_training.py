@@ -15,7 +15,7 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.drafters import from_network
 from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.generation import memory
 from cspd_jax.models import eagle, llamagen
 from cspd_jax.training import corrector, corrector_recipe, drafter, optimizer
@@ -62,7 +62,7 @@ def met(target_params, params):
   """The decoder, and what was recorded of it."""
   decoder = make_decoder(
       llamagen.target(TARGET, guided=True),
-      corrected(from_network(eagle.network(EAGLE, ENDS)), LENGTH + 1, 2), exact())
+      corrected(from_network(eagle.network(EAGLE, ENDS)), LENGTH + 1, 2), rejection())
   arguments = (target_params, LABELS, jax.random.key(2), SamplingParams(guidance_scale=2.0),
                eagle.attach(target_params, params))
   return jax.jit(decoder)(*arguments), corrector_recipe.recorder(decoder)(*arguments)
@@ -192,7 +192,7 @@ def test_target_and_corrector_may_have_other_dtypes(target_params, params, halve
   target, network = half(target_params, halves[0]), half(params, halves[1])
   decoder = make_decoder(
       llamagen.target(TARGET, guided=True),
-      corrected(from_network(eagle.network(EAGLE, ENDS)), LENGTH + 1, 2), exact())
+      corrected(from_network(eagle.network(EAGLE, ENDS)), LENGTH + 1, 2), rejection())
   result = jax.eval_shape(
       decoder, target, LABELS, jax.random.key(2), SamplingParams(guidance_scale=2.0),
       eagle.attach(target, network))
@@ -273,7 +273,7 @@ def _recipe(folder):
                                 vocab_size=16, correction_dim=4),
       plain=few, train=dataclasses.replace(TRAIN, optimizer=few),
       target=str(folder / 'alone'),
-      decoder='corrected(by=layers, window=5, passes=1, tree=chain())',
+      decoder='corrected(corrector=layers, window=5, iterations=1, tree=chain())',
       num_plain_images=8, num_train_images=6, num_held_out_images=4)
 
 
@@ -299,7 +299,7 @@ def test_a_recipe_from_images_to_a_model(tmp_path):
   assert 'correction' in first.drafts['corrector'].params
   decode = lambda decoder: first.generate(['cat'] * 3, seed=1, decoder=decoder).decoded.tokens
   np.testing.assert_array_equal(
-      decode('corrected_seed_exact(window=5, passes=2)'), decode('vanilla'))
+      decode('corrected_seed_exact(window=5, iterations=2)'), decode('vanilla'))
   train.run(dataclasses.replace(recipe, plain=None), target, tmp_path / 'windows',
             tmp_path / 'by_windows')
   assert cspd_jax.load(recipe.target, corrector=tmp_path / 'by_windows').drafts['corrector']
@@ -345,7 +345,7 @@ def test_more_windows_than_the_memory_holds_are_refused_before_sampling(tmp_path
 @pytest.mark.parametrize('changes, message', [
     (dict(drafter=dataclasses.replace(EAGLE, num_tokens=256, row_width=16, vocab_size=1024)),
      'drafter.dim is 16'),
-    (dict(decoder='corrected(by=eagle, window=64)'), 'must be a chain'),
+    (dict(decoder='corrected(corrector=eagle, window=64)'), 'must be a chain'),
     (dict(target='mar_demo'), "target is 'mar_demo', a 'mar' model")])
 def test_recipes_that_cannot_be(changes, message):
   recipe = dataclasses.replace(drafters.get_config('corrector'), **changes)

@@ -103,7 +103,7 @@ def test_a_corrector_is_trained(target, tmp_path):
       plain=TRAIN.optimizer,
       train=CorrectorTrainConfig(TRAIN.optimizer, passes=1, windows_per_image=2),
       target=str(target), prompts=str(target / 'prompts.txt'),
-      decoder='corrected(by=layers, window=4, passes=1, tree=chain())',
+      decoder='corrected(corrector=layers, window=4, iterations=1, tree=chain())',
       num_plain_images=4, num_train_images=2, num_held_out_images=2)
   model = cspd_jax.load(target)
   corrector_recipe.check(recipe, model)

@@ -42,8 +42,8 @@ class CorrectedState(NamedTuple):
   corrector: Any  # The corrector's own state.
 
 
-def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
-              tree: Tree | None = None, reads: int | None = None) -> Drafter:
+def corrected(corrector: Corrector, window: int = 16, iterations: int | None = None,
+              tree: Tree | None = None, num_corrected: int | None = None) -> Drafter:
   """Drafts from the target's last forward pass, corrected by a cheap model.
 
   Raises ValueError for sizes below 1, or a tree that does not fit.
@@ -51,20 +51,20 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
   Args:
     corrector: the cheap model; its parameters are the decoder's `draft_params`.
     window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts.
-    passes: how often the corrector scores the window, at least 1. By default 4 for windows of 32
-      or more and 2 for smaller ones: the more positions there are, the more passes pay off.
+    iterations: how often the corrector scores the window, at least 1. By default 4 for windows of
+      32 or more and 2 for smaller ones: the more positions there are, the more iterations pay off.
     tree: topology of the `W - 1` drafts; side nodes are leaves next to the main chain and hold
       further candidates from the same distributions. A chain by default.
-    reads: number of positions that the corrector scores, by default the whole main chain. The
-      positions after them keep the stale distributions.
+    num_corrected: number of positions that the corrector scores, by default the whole main chain.
+      The positions after them keep the stale distributions.
   """
   check_size('window', window, 1)
-  passes = (4 if window >= 32 else 2) if passes is None else passes
-  check_size('passes', passes, 1)
+  iterations = (4 if window >= 32 else 2) if iterations is None else iterations
+  check_size('iterations', iterations, 1)
   tree = chain(window - 1) if tree is None else tree
   jacobi_lib.check_tree(window, tree)
   length = tree.main_length
-  reads = _checked_reads(tree, reads)
+  num_corrected = _checked_count(tree, num_corrected)
   check_part('corrector', corrector, Corrector)
 
   def init(env, condition, rng, outcome):
@@ -80,10 +80,10 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
 
   def propose(env, state, rng, root, start):
     if length:
-      rng, state = _correct_window(corrector, passes, reads, env, state, rng, start)
+      rng, state = _correct_window(corrector, iterations, num_corrected, env, state, rng, start)
     positions = start[:, None] + 1 + jnp.arange(length)
     draw = lambda rng, *args: jacobi_lib.side_tokens(
-        rng, tree, 'noise' if env.seed_exact else 'maximal', *args, np.zeros(length, bool))
+        rng, tree, 'gumbel' if env.seed_exact else 'maximal', *args, np.zeros(length, bool))
     rng, side = env.rowwise(draw)(rng, state.tokens, state.probs, positions)
     return rng, state, Draft(
         jnp.concatenate([state.tokens, side], axis=1), state.probs if env.needs_probs else None)
@@ -102,19 +102,20 @@ def corrected(corrector: Corrector, window: int = 16, passes: int | None = None,
   return Drafter(jacobi_lib.layout(tree), init, propose, update, check, num_arrays=_ARRAYS)
 
 
-def _correct_window(corrector: Corrector, passes: int, reads: int, env: Env, state: CorrectedState,
+def _correct_window(corrector: Corrector, iterations: int, num_corrected: int, env: Env,
+                    state: CorrectedState,
                     rng: RngState, start: jax.Array) -> tuple[RngState, CorrectedState]:
-  """Corrects the first `reads` positions in a few passes and draws their tokens again."""
-  positions = start[:, None] + 1 + jnp.arange(reads)
+  """Corrects the first `num_corrected` positions in a few passes and draws their tokens again."""
+  positions = start[:, None] + 1 + jnp.arange(num_corrected)
   tokens, probs, stale, has_stale = jax.tree.map(
-      lambda x: x[:, :reads], (state.tokens, state.probs, state.stale, state.has_stale))
+      lambda x: x[:, :num_corrected], (state.tokens, state.probs, state.stale, state.has_stale))
   prediction, old, corrector_state = corrector.begin(env, state.corrector, tokens, stale, start)
   # Of the positions after the old main nodes, those of the new window.
   last = state.tokens.shape[1] - 1
-  index = jnp.minimum(state.accepted[:, None] + jnp.arange(reads), last)
+  index = jnp.minimum(state.accepted[:, None] + jnp.arange(num_corrected), last)
   old = jax.tree.map(lambda x: jax.vmap(lambda row, at: row[at])(x, index), old)
   estimate = stale
-  for number in range(passes):
+  for number in range(iterations):
     if number:
       prediction, corrector_state = corrector.score(env, corrector_state, tokens, estimate, start)
     new_probs, estimate = corrector.correct(env, prediction, old, stale, has_stale, positions)
@@ -123,22 +124,24 @@ def _correct_window(corrector: Corrector, passes: int, reads: int, env: Env, sta
         rng, tokens, probs, new_probs, positions)
     probs = new_probs
   return rng, state._replace(
-      tokens=jnp.concatenate([tokens, state.tokens[:, reads:]], axis=1),
-      probs=jnp.concatenate([probs, state.probs[:, reads:]], axis=1), corrector=corrector_state)
+      tokens=jnp.concatenate([tokens, state.tokens[:, num_corrected:]], axis=1),
+      probs=jnp.concatenate([probs, state.probs[:, num_corrected:]], axis=1),
+      corrector=corrector_state)
 
 
-def _checked_reads(tree: Tree, reads: int | None) -> int:
+def _checked_count(tree: Tree, num_corrected: int | None) -> int:
   """Returns the positions to be scored; raises ValueError if they or the side nodes do not fit."""
   length = tree.main_length
   if np.any(np.asarray(tree.parents) > length):
     raise ValueError(
         'tree has side nodes with children; in a corrected window they must be leaves next to the '
         'main chain, as in caterpillar(4, 6).')
-  if reads is None:
+  if num_corrected is None:
     return length
-  fields.check_whole('reads', reads, f'a whole number from 1 to {length}, the drafts of the main '
+  fields.check_whole('num_corrected', num_corrected,
+                     f'a whole number from 1 to {length}, the drafts of the main '
                      'chain, or None for all of them', 1, length)
-  return reads
+  return num_corrected
 
 
 def _cut(env: Env, probs: jax.Array, positions: jax.Array) -> jax.Array:

@@ -24,7 +24,7 @@ from cspd_jax.decoding import accept, contract
 from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, Outcome, Rng, Target
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
-COUPLINGS = ('redraw', 'maximal', 'noise')
+COUPLINGS = ('independent', 'maximal', 'gumbel')
 Coupling = str | float  # One of `COUPLINGS`, or the threshold of `reuse`.
 KINDS = ('uniform', 'repeat-left', 'repeat-above', 'resample-left', 'resample-above')
 # Kinds for images that are drawn twice, see `Target.small`.
@@ -41,30 +41,30 @@ class JacobiState(NamedTuple):
   history: jax.Array | None  # `[B, R, V]` the last distributions; see `_stores_history`.
 
 
-def jacobi(window: int = 16, coupling: str = 'redraw', fresh: str = 'uniform',
+def jacobi(window: int = 16, coupling: str = 'independent', initialization: str = 'uniform',
            tree: Tree | None = None) -> Drafter:
   """Drafts from the previous forward pass; raises ValueError for options that do not exist or fit.
 
   Args:
     window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts, maybe none.
-    coupling: how the draft at a position depends on the one of the round before. 'redraw' draws
-      from the new distribution (SJD). 'maximal' retains the token with probability `min(1, p / q)`
-      and draws from the residual distribution otherwise, so it changes as rarely as the two
+    coupling: how the draft at a position depends on the one of the round before. 'independent'
+      draws from the new distribution (SJD). 'maximal' retains the token with probability `min(1, p
+      / q)` and draws from the residual distribution otherwise, so it changes as rarely as the two
       distributions allow (MC-SJD, arXiv 2510.24211; SJD-PAC's adaptive continuation, arXiv
-      2603.18599, is the same). 'noise' draws with the noise of the position (Gumbel coupling). With
-      a verifier that draws the target's tokens (`match`), these are the drafts of the main chain,
-      whatever `coupling` is.
-    fresh: distribution of the tokens that enter the window, one of `KINDS`, or of `SMALL_KINDS` for
-      targets that draw a small image first.
+      2603.18599, is the same). 'gumbel' draws with the noise of the position (Gumbel coupling).
+      With a verifier that draws the target's tokens (`match`), these are the drafts of the main
+      chain, whatever `coupling` is.
+    initialization: distribution of the tokens that enter the window, one of `KINDS`, or of
+      `SMALL_KINDS` for targets that draw a small image first.
     tree: topology of the `W - 1` drafts; side nodes hold further candidates drawn without
-      replacement from the same distributions (SJD-PAC's proactive drafting). With 'noise' they are
+      replacement from the same distributions (SJD-PAC's proactive drafting). With 'gumbel' they are
       the runners-up under the position's noise. A chain by default.
   """
   fields.check_choice('coupling', coupling, COUPLINGS)
-  return _window(window, coupling, fresh, tree)
+  return _window(window, coupling, initialization, tree)
 
 
-def reuse(window: int = 16, threshold: float = 0.5, fresh: str = 'uniform',
+def reuse(window: int = 16, threshold: float = 0.5, initialization: str = 'uniform',
           tree: Tree | None = None) -> Drafter:
   """Drafts from the previous forward pass, reused while they are probable (SJD++).
 
@@ -76,14 +76,14 @@ def reuse(window: int = 16, threshold: float = 0.5, fresh: str = 'uniform',
   most 1, and as `jacobi`.
   """
   fields.require(0 < threshold <= 1, 'threshold', threshold, 'above 0 and at most 1')
-  return _window(window, float(threshold), fresh, tree)
+  return _window(window, float(threshold), initialization, tree)
 
 
-def _window(window: int, coupling: Coupling, fresh: str, tree: Tree | None) -> Drafter:
+def _window(window: int, coupling: Coupling, kind: str, tree: Tree | None) -> Drafter:
   """A drafter whose drafts depend on those of the round before as `coupling` says."""
   check_size('window', window, 1)
   tree = chain(window - 1) if tree is None else tree
-  fields.check_choice('fresh', fresh, KINDS + SMALL_KINDS)
+  fields.check_choice('initialization', kind, KINDS + SMALL_KINDS)
   check_tree(window, tree)
 
   def init(env, condition, rng, outcome):
@@ -91,13 +91,13 @@ def _window(window: int, coupling: Coupling, fresh: str, tree: Tree | None) -> D
     dtype, vocab = outcome.probs.dtype, env.target.vocab_size
     length = tree.main_length
     history = None
-    if _stores_history(fresh):
+    if _stores_history(kind):
       history = jnp.zeros((batch, extent + length, vocab), dtype).at[:, 0].set(outcome.probs[:, 0])
 
     def row(rng, *args):
       # No draft is carried over: every position after token 0 is fresh.
       none = jnp.zeros((length + 1,), jnp.int32), jnp.zeros((length + 1, vocab), dtype)
-      return _fill(rng, env, tree, coupling, fresh, none, length + 1, *args)
+      return _fill(rng, env, tree, coupling, kind, none, length + 1, *args)
 
     return env.rowwise(row)(rng, outcome.probs[:, 0], outcome.tokens, outcome.count, history)
 
@@ -105,21 +105,21 @@ def _window(window: int, coupling: Coupling, fresh: str, tree: Tree | None) -> D
     return rng, state, Draft(jnp.concatenate([state.tokens, state.side], axis=1), state.probs)
 
   def update(env, state, rng, outcome):
-    row = functools.partial(_update_row, env=env, tree=tree, coupling=coupling, fresh=fresh)
+    row = functools.partial(_update_row, env=env, tree=tree, coupling=coupling, kind=kind)
     return env.rowwise(row)(rng, state, outcome._replace(features=None))
 
   def check(target):
     check_length(window, tree, target)
-    if fresh in SMALL_KINDS and target.small is None:
-      raise ValueError(f'fresh is {fresh!r}, but the target draws no small image first; use one of '
-                       f'{", ".join(KINDS)}.')
+    if kind in SMALL_KINDS and target.small is None:
+      raise ValueError(f'initialization is {kind!r}, but the target draws no small image first; '
+                       f'use one of {", ".join(KINDS)}.')
 
   return Drafter(layout(tree), init, propose, update, check=check)
 
 
-def _stores_history(fresh: str) -> bool:
+def _stores_history(kind: str) -> bool:
   """Whether the last distribution of every position is stored, to draw from it again."""
-  return fresh in ('resample-above', 'resample-small')
+  return kind in ('resample-above', 'resample-small')
 
 
 def ancestral(window: int = 1) -> Drafter:
@@ -181,7 +181,7 @@ def layout(tree: Tree) -> Layout:
 
 
 def _update_row(rng: Rng, state: JacobiState, outcome: Outcome, env: Env, tree: Tree,
-                coupling: Coupling, fresh: str) -> JacobiState:
+                coupling: Coupling, kind: str) -> JacobiState:
   """The drafts of one row for the next round."""
   first = outcome.root + 1  # The position after the root.
   tokens, probs = _couple(rng, state, outcome, first, tree.main_length, coupling)
@@ -189,7 +189,7 @@ def _update_row(rng: Rng, state: JacobiState, outcome: Outcome, env: Env, tree: 
   if history is not None:
     history = jax.lax.dynamic_update_slice_in_dim(history, probs, first, 0)
   return _fill(
-      rng, env, tree, coupling, fresh, (tokens, probs), outcome.accepted + 1,
+      rng, env, tree, coupling, kind, (tokens, probs), outcome.accepted + 1,
       outcome.probs[outcome.verdict.node], outcome.tokens, outcome.count, history)
 
 
@@ -202,16 +202,16 @@ def _couple(rng: Rng, state: JacobiState, outcome: Outcome, first: jax.Array, le
   probs = outcome.probs[:length + 1]
   if outcome.verdict.samples is not None:  # The verifier has drawn them already.
     return outcome.verdict.samples[:length + 1], probs
-  if coupling == 'redraw':
+  if coupling == 'independent':
     return rng.draw(probs), probs
-  if coupling == 'noise':
+  if coupling == 'gumbel':
     return rng.draw_at(first + jnp.arange(length + 1), probs), probs
   if state.probs is None:
     name = coupling if isinstance(coupling, str) else 'reuse'
     raise ValueError(
         f'coupling is {name!r}, which needs the distributions of the drafts or samples of the '
         'target, but the verifier has needs_probs=False and returns no samples; set needs_probs, '
-        "or use coupling 'redraw'.")
+        "or use coupling 'independent'.")
   if not isinstance(coupling, str):
     return reused(rng, state.tokens, state.probs, probs, coupling)
   return coupled(rng, state.tokens, state.probs, probs), probs
@@ -251,7 +251,7 @@ def reused(rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array, 
           jnp.concatenate([recorded, new_probs[length:]]))
 
 
-def _fill(rng: Rng, env: Env, tree: Tree, coupling: Coupling, fresh: str,
+def _fill(rng: Rng, env: Env, tree: Tree, coupling: Coupling, kind: str,
           drawn: tuple[jax.Array, jax.Array], shift: Any, last_probs: jax.Array, image: jax.Array,
           count: jax.Array, history: jax.Array | None) -> JacobiState:
   """Shifts drawn tokens past the committed ones and fills the window of a row with fresh ones.
@@ -273,7 +273,7 @@ def _fill(rng: Rng, env: Env, tree: Tree, coupling: Coupling, fresh: str,
     image = jax.lax.dynamic_update_slice(jnp.pad(image, (0, length)), tokens, (count,))
     at = jnp.clip(left - 1, 0, length - 1)
     fresh_tokens, fresh_probs = _fresh(
-        rng, fresh, positions, count + left - 1, jnp.where(left > 0, probs[at], last_probs), image,
+        rng, kind, positions, count + left - 1, jnp.where(left > 0, probs[at], last_probs), image,
         history, env.target)
     forced = contract.forced_tokens(env.target, positions)
     if forced is not None:
@@ -298,7 +298,7 @@ def side_tokens(rng: Rng, tree: Tree, coupling: Coupling, tokens: jax.Array, pro
     return jnp.zeros((0,), jnp.int32)
   deep, count = tree.side_depth, int(ranks.max())
   tokens, probs = tokens[:deep], probs[:deep]
-  if coupling == 'noise':
+  if coupling == 'gumbel':
     # A draft is itself the best token under its noise; a fresh token may not be.
     others = rng.best_at(positions[:deep], probs, count + 1)[:, 1:]
     others = jnp.where(is_fresh[:deep, None], -1, others)

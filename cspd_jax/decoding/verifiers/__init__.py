@@ -1,8 +1,8 @@
 """Verifiers decide which drafts are accepted and draw the token after the last of them.
 
-Each verifier is in the module of its name; `NodeTest` and `rejection` build others.
+Each verifier is in the module of its name; `AcceptanceRule` and `tree_rejection` build others.
 """
 
-from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
+from cspd_jax.decoding.verifiers.rejection import AcceptanceRule, tree_rejection
 
-__all__ = ['NodeTest', 'rejection']
+__all__ = ['AcceptanceRule', 'tree_rejection']

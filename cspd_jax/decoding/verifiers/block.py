@@ -46,14 +46,14 @@ def _check(drafter: Drafter, vocab_size: int) -> None:
   if not (isinstance(drafter.tree, Tree) and drafter.tree.is_chain):
     raise ValueError(
         f'block verification is for chains, but the drafter has the tree {drafter.tree}; use '
-        'exact() for trees.')
+        'rejection() for trees.')
   if drafter.layout.draws == 'fixed':
     raise ValueError(
         "block verification needs the distributions the drafts were drawn from, but draws is "
-        "'fixed': the drafter records none; use exact().")
+        "'fixed': the drafter records none; use rejection().")
   if drafter.reuses_drafts:
     raise ValueError(
         'block verification cannot follow a drafter that keeps drafts from round to round: whether '
         'an early draft is accepted depends on later ones, so the drafts that remain no longer '
-        'follow their recorded distributions; use exact(), or set reuses_drafts=False of a drafter '
-        'whose drafts are new in every round.')
+        'follow their recorded distributions; use rejection(), or set reuses_drafts=False of a '
+        'drafter whose drafts are new in every round.')

@@ -16,7 +16,7 @@ import numpy as np
 from cspd_jax.core import fields
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Drafter, Verifier
-from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
+from cspd_jax.decoding.verifiers.rejection import AcceptanceRule, tree_rejection
 
 
 def uniform(delta: float = 1.1) -> Verifier:
@@ -93,15 +93,15 @@ def _relaxed(schedule: Callable[[int], np.ndarray], clamp: bool, length: int | N
   def check(drafter: Drafter, vocab_size: int) -> None:
     factors(drafter.tree.max_depth)
 
-  return rejection(lambda max_depth: _node_test(factors(max_depth)), exact=False, bounded=True,
+  return tree_rejection(lambda max_depth: _node_test(factors(max_depth)), exact=False, bounded=True,
                    check=check)
 
 
-def _node_test(factors: np.ndarray) -> NodeTest:
+def _node_test(factors: np.ndarray) -> AcceptanceRule:
   """The test with the factor `factors[d]` at depth `d`."""
   factor = lambda p, depth: jnp.asarray(factors, p.dtype)[depth]
   scaled = lambda p, depth: factor(p, depth)[..., None] * p
-  return NodeTest(
+  return AcceptanceRule(
       mass=lambda p, q, token, depth: factor(p, depth) * accept.take(p, token),
       residual=lambda p, q, token, depth: accept.residual(p, jnp.minimum(q, scaled(p, depth))),
       gap=lambda p, q, token, depth: jnp.sum(

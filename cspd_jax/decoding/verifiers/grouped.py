@@ -14,7 +14,7 @@ import numpy as np
 from cspd_jax.core import fields
 from cspd_jax.decoding import accept, row_random
 from cspd_jax.decoding.base import Drafter, Verifier
-from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
+from cspd_jax.decoding.verifiers.rejection import AcceptanceRule, tree_rejection
 
 
 def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarray | None = None,
@@ -43,14 +43,14 @@ def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarra
   """
   embeddings = None if embeddings is None else np.asarray(embeddings)
   test = _GroupedTest(group, p_threshold, embeddings, d_threshold, clamp)
-  node_test = NodeTest(
+  node_test = AcceptanceRule(
       mass=test.mass, residual=lambda p, q, token, depth: accept.residual(p, q), gap=test.gap)
-  return rejection(lambda max_depth: node_test, exact=False, bounded=True, check=test.check)
+  return tree_rejection(lambda max_depth: node_test, exact=False, bounded=True, check=test.check)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _GroupedTest:
-  """The functions of a `NodeTest`; for the fields see `grouped`."""
+  """The functions of a `AcceptanceRule`; for the fields see `grouped`."""
 
   group: int
   p_threshold: float

@@ -78,8 +78,8 @@ def _check(drafter: Drafter, vocab_size: int) -> None:
   if drafter.layout.draws != 'iid':
     raise ValueError(
         f"draws of the drafter is {drafter.layout.draws!r}; kseq needs siblings drawn "
-        "independently of each other, 'iid'. Use exact().")
+        "independently of each other, 'iid'. Use rejection().")
   if not isinstance(drafter.tree, Tree):
     raise ValueError(
         f'the drafter has {drafter.tree}, a topology known at run time only; kseq is for static '
-        'trees. Use exact().')
+        'trees. Use rejection().')

@@ -32,7 +32,7 @@ import numpy as np
 from cspd_jax.core import fields
 from cspd_jax.decoding import accept, row_random
 from cspd_jax.decoding.base import Drafter, Layout, Rng, Verdict, Verifier
-from cspd_jax.decoding.verifiers.node_tests import NodeTest, rejection
+from cspd_jax.decoding.verifiers.rejection import AcceptanceRule, tree_rejection
 
 RESIDUALS = ('gstar', 'paper', 'released_llamagen', 'released_lumina', 'released_dynamic')
 # Whether neighbours are in `A`: `(p_token [..., 1], moved [..., k]) -> bool [..., k]`, where
@@ -102,14 +102,14 @@ def _neighbour_verifier(table: np.ndarray, k: int | None, within: Within, residu
   if greedy:
     return Verifier(test.verify_greedily, exact=False, needs_probs=False, greedy=True, bounded=True,
                     check=test.check)
-  node_test = NodeTest(mass=test.mass, residual=test.residual_distribution, gap=test.gap,
+  node_test = AcceptanceRule(mass=test.mass, residual=test.residual_distribution, gap=test.gap,
                        offset=None if residual == 'gstar' else test.offset)
-  return rejection(lambda max_depth: node_test, exact=False, bounded=True, check=test.check)
+  return tree_rejection(lambda max_depth: node_test, exact=False, bounded=True, check=test.check)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _NeighbourTest:
-  """The functions of a `NodeTest`."""
+  """The functions of a `AcceptanceRule`."""
 
   table: np.ndarray  # `[V, K]` int32 neighbours.
   k: int  # Number of neighbours in use.

@@ -21,8 +21,8 @@ from cspd_jax.decoding.drafters import corrected, from_model, jacobi as jacobi_l
 from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import Decoder, make_decoder
-from cspd_jax.decoding.verifiers import node_tests
-from cspd_jax.decoding.verifiers.node_tests import exact
+from cspd_jax.decoding.verifiers import rejection as rejection_lib
+from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing import tabular
 
 
@@ -39,17 +39,17 @@ class Mutant(NamedTuple):
 
 def _jacobi(coupling: str, topology: tree.Tree | None = None) -> Callable[[Target], Decoder]:
   size = 4 if topology is None else topology.num_nodes + 1
-  return lambda target: make_decoder(target, jacobi(size, coupling, tree=topology), exact())
+  return lambda target: make_decoder(target, jacobi(size, coupling, tree=topology), rejection())
 
 
 def _eagle(draws: str) -> Callable[[Target], Decoder]:
   return lambda target: make_decoder(
-      target, eagle(tabular.network(target), tree.kary(2, 3, 6), draws), exact())
+      target, eagle(tabular.network(target), tree.kary(2, 3, 6), draws), rejection())
 
 
 def _corrected(target: Target) -> Decoder:
   return make_decoder(
-      target, corrected.corrected(from_model(target), 6, 2, tree.caterpillar(2, 2, 5)), exact())
+      target, corrected.corrected(from_model(target), 6, 2, tree.caterpillar(2, 2, 5)), rejection())
 
 
 def _patch(owner: Any, name: str, replacement: Callable
@@ -94,7 +94,7 @@ def _drawn_twice(target: Target) -> Decoder:
   small = jnp.array([-1, -1, 0, 1, 1])
   return make_decoder(
       target._replace(small=lambda positions: small[jnp.clip(positions, 0, 4)]),
-      jacobi(4, 'maximal', fresh='repeat-small'), exact())
+      jacobi(4, 'maximal', initialization='repeat-small'), rejection())
 
 
 def _shortest_of_pairs(self, count, accepted):
@@ -146,8 +146,9 @@ def _only_the_first(test, node, layout, tokens, probs, target_probs):
 def _paths_apart():
   """Every path is tested as if it were the only one, and the longest accepted one is committed."""
   with (mock.patch.object(accept, 'deepest', _longest),
-        mock.patch.object(node_tests, '_reject', lambda test, layout, p, q, token, depth: (p, q)),
-        mock.patch.object(node_tests, '_stop_distribution', _only_the_first)):
+        mock.patch.object(rejection_lib, '_reject', lambda test, layout, p, q, token, depth: (p,
+                                                                                              q)),
+        mock.patch.object(rejection_lib, '_stop_distribution', _only_the_first)):
     yield
 
 
@@ -170,11 +171,11 @@ _original_fresh = jacobi_lib._fresh
 _original_residual = accept.residual
 _original_couple = jacobi_lib._couple  # pylint: disable=protected-access
 _original_noise = row_random.RowRandom._position_noise  # pylint: disable=protected-access
-_original_stop_distribution = node_tests._stop_distribution  # pylint: disable=protected-access
+_original_stop_distribution = rejection_lib._stop_distribution  # pylint: disable=protected-access
 
 MUTANTS = {
     'residual replaced by the target distribution': Mutant(
-        _patch(accept, 'residual', lambda p, q: p), _jacobi('redraw')),
+        _patch(accept, 'residual', lambda p, q: p), _jacobi('independent')),
     'plain draft distribution for the second candidate': Mutant(
         _patch(accept, 'without', lambda q, token: q),
         _jacobi('maximal', tree.caterpillar(2, 2, 5))),
@@ -182,22 +183,22 @@ MUTANTS = {
         _patch(jacobi_lib, '_couple', _stale_probs), _jacobi('maximal')),
     'token reused by its probability, recorded as drawn again': Mutant(
         _patch(jacobi_lib, 'reused', _reused_as_drawn),
-        lambda target: make_decoder(target, jacobi_lib.reuse(4), exact())),
+        lambda target: make_decoder(target, jacobi_lib.reuse(4), rejection())),
     'token of the small image recorded as uniform': Mutant(
         _patch(jacobi_lib, '_fresh', _fresh_as_uniform), _drawn_twice),
-    'batch cut to its minimum': Mutant(_cut_to_minimum, _jacobi('redraw')),
+    'batch cut to its minimum': Mutant(_cut_to_minimum, _jacobi('independent')),
     'one uniform used twice': Mutant(
         _patch(row_random.RowRandom, 'accept', _same_uniforms), _jacobi('maximal')),
     'noise shared by two positions': Mutant(
         _patch(row_random.RowRandom, '_position_noise', _noise_of_pairs), vanilla),
     'temperature applied twice': Mutant(
-        _patch(accept, 'residual', _residual_twice_warped), _jacobi('redraw')),
+        _patch(accept, 'residual', _residual_twice_warped), _jacobi('independent')),
     'bonus token one position early': Mutant(
-        _patch(node_tests, '_stop_distribution', _late_bonus), _jacobi('redraw')),
+        _patch(rejection_lib, '_stop_distribution', _late_bonus), _jacobi('independent')),
     'longest of several accepted paths': Mutant(
         _patch(accept, 'deepest', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
     'every path tested as if it were the only one': Mutant(
-        _paths_apart, _jacobi('redraw', tree.paths(2, 3, 6))),
+        _paths_apart, _jacobi('independent', tree.paths(2, 3, 6))),
     'corrected token kept without a test': Mutant(
         _patch(corrected, '_redraw', lambda env, rng, tokens, *args: tokens), _corrected),
     'corrected token with the distribution of the pass before': Mutant(
@@ -210,6 +211,6 @@ MUTANTS = {
     'softmax recorded for tokens taken without chance': Mutant(
         _patch(siblings, 'choose', _softmax_recorded), _eagle('distinct'), greedy=True),
     'chosen token not removed from the distribution': Mutant(
-        _patch(node_tests, '_reject', lambda test, layout, p, q, token, depth: (p, q)),
+        _patch(rejection_lib, '_reject', lambda test, layout, p, q, token, depth: (p, q)),
         _eagle('fixed')),
 }

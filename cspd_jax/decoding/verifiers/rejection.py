@@ -1,4 +1,4 @@
-"""Multi-candidate rejection tests along a tree, with any `NodeTest`.
+"""Multi-candidate rejection tests along a tree, with any `AcceptanceRule`.
 
 Every group of siblings is tested in order, each with what the rejections before it have left of the
 target's distribution. At the node where the walk stops one more token is drawn: from what is left
@@ -19,11 +19,11 @@ from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Layout, Rng, Verdict, Verifier
 from cspd_jax.decoding.tree import RuntimeTree
 
-# `(p [..., V], q [..., V], token [...], depth [...]) -> ` numbers; see `NodeTest`.
+# `(p [..., V], q [..., V], token [...], depth [...]) -> ` numbers; see `AcceptanceRule`.
 NodeFunction = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-class NodeTest(NamedTuple):
+class AcceptanceRule(NamedTuple):
   """When a candidate is accepted, and the distribution that remains if it is rejected.
 
   All functions have the arguments `(p [..., V], q [..., V], token [...], depth [...])`: the
@@ -52,7 +52,8 @@ class NodeTest(NamedTuple):
     return self.gap is not None or self.offset is not None
 
 
-def rejection(test_for: Callable[[int], NodeTest], exact: bool, **kwargs: Any) -> Verifier:
+def tree_rejection(test_for: Callable[[int], AcceptanceRule], exact: bool,
+                   **kwargs: Any) -> Verifier:
   """Builds a verifier from a test, `test_for(max_depth)`, for drafts of a depth.
 
   The verdict's `tv_bound` is the certificate of Theorem 2 of Cool-SD (arXiv 2601.09212) as a
@@ -87,7 +88,8 @@ def rejection(test_for: Callable[[int], NodeTest], exact: bool, **kwargs: Any) -
   return Verifier(verify, exact=exact, needs_probs=True, verifies_fixed=True, **kwargs)
 
 
-def _accept(rng: Rng, test: NodeTest, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
+def _accept(rng: Rng, test: AcceptanceRule, layout: Layout, tokens: jax.Array,
+            probs: jax.Array | None,
             target_probs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
   """Whether every node is accepted in its turn, and its share of `tv_bound` or None, `[N + 1]`."""
   tree, size = accept.topology(layout), tokens.shape[0]
@@ -143,7 +145,7 @@ def _by_node(size: int, nodes: list[Any], parts: list[jax.Array]) -> jax.Array:
   return merged
 
 
-def _stop_distribution(test: NodeTest, node: jax.Array, layout: Layout, tokens: jax.Array,
+def _stop_distribution(test: AcceptanceRule, node: jax.Array, layout: Layout, tokens: jax.Array,
                        probs: jax.Array | None, target_probs: jax.Array) -> jax.Array:
   """`[V]`: the distribution of the last token after the rejection of all children of `node`."""
   p, tree = target_probs[node], accept.topology(layout)
@@ -159,7 +161,8 @@ def _stop_distribution(test: NodeTest, node: jax.Array, layout: Layout, tokens: 
   return p
 
 
-def _reject(test: NodeTest, layout: Layout, p: jax.Array, q: jax.Array | None, token: jax.Array,
+def _reject(test: AcceptanceRule, layout: Layout, p: jax.Array, q: jax.Array | None,
+            token: jax.Array,
             depth: jax.Array) -> tuple[jax.Array, jax.Array | None]:
   """The running distributions after the rejection of `token` `[...]`, -1 for no candidate."""
   is_candidate, candidate = (token >= 0)[..., None], jnp.maximum(token, 0)
@@ -185,7 +188,7 @@ def _rows(probs: jax.Array, index: np.ndarray) -> jax.Array:
   return probs[index]
 
 
-def exact() -> Verifier:
+def rejection() -> Verifier:
   """Multi-candidate speculative verification along a tree.
 
   Candidate `k` of a group of siblings is accepted with probability `min(1, p / q)`, where `p` is
@@ -193,9 +196,9 @@ def exact() -> Verifier:
   without the earlier candidates (unchanged if candidates are drawn independently). Lossless:
   Leviathan et al., arXiv 2211.17192, and for trees SJD-PAC, arXiv 2603.18599, Theorem 2.
   """
-  test = NodeTest(mass=lambda p, q, token, depth: accept.take(p, token),
+  test = AcceptanceRule(mass=lambda p, q, token, depth: accept.take(p, token),
                   residual=lambda p, q, token, depth: accept.residual(p, q))
-  return rejection(lambda max_depth: test, exact=True)
+  return tree_rejection(lambda max_depth: test, exact=True)
 
 
 def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
@@ -222,8 +225,8 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
     entropy = jnp.sum(jax.scipy.special.entr(p), axis=-1, keepdims=True)
     return jnp.where(p > jnp.minimum(epsilon, delta * jnp.exp(-entropy)), q, 0)
 
-  test = NodeTest(
+  test = AcceptanceRule(
       mass=lambda p, q, token, depth: accept.take(accepted(p, q), token),
       residual=lambda p, q, token, depth: accept.residual(p, accepted(p, q)),
       gap=lambda p, q, token, depth: jnp.sum(jnp.maximum(accepted(p, q) - p, 0), axis=-1))
-  return rejection(lambda max_depth: test, exact=False, bounded=True)
+  return tree_rejection(lambda max_depth: test, exact=False, bounded=True)
