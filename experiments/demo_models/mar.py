@@ -50,7 +50,7 @@ class MARTrainConfig:
       first kernel multiplies an error of the noise by 316, so the head must predict very precisely
       that the state is all noise, which a short training with equal weights does not learn.
     sine_positions: whether the position tables are initialised with sines and cosines of row and
-      column. From the published initialisation, almost zero, a short training learns the colours of
+      column. From the published initialization, almost zero, a short training learns the colours of
       an image but not which tokens are adjacent.
   """
 

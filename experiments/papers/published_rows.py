@@ -68,7 +68,7 @@ def _sjd() -> tuple[Row, ...]:
                (100, 100, ('43.37', '43.85', '43.87', '44.03')),
                (2000, 250, ('204.06', '197.64', '217.96', '199.70')))
            for name, decoder, figure in zip(
-               ('one token at a time', 'JD', 'SJD', 'SJD, spatial initialisation'),
+               ('one token at a time', 'JD', 'SJD', 'SJD, spatial initialization'),
                ('vanilla', jacobi, sjd, spatial), map('perplexity {}'.format, figures))]
   return (
       Row(every, 'one token at a time', 'FID 30.76 with Lumina-mGPT, 28.87 with Anole', 'vanilla',
@@ -78,7 +78,7 @@ def _sjd() -> tuple[Row, ...]:
       Row(f'{every}, 9, 11', 'SJD', 'Lumina-mGPT: 2.22x, FID 30.85 on COCO, 2.26x on Parti; '
           'Anole: 1.94x, FID 29.04, 2.00x; CLIP 31.83; log-probability -4.9007 (vanilla -4.8950)',
           sjd, metrics=('step_compression', 'nll_difference'), shown=True),
-      Row(f'{every}, 10', 'SJD, spatial initialisation (horizontal repeat)',
+      Row(f'{every}, 10', 'SJD, spatial initialization (horizontal repeat)',
           'Lumina-mGPT: 2.23x on COCO, 2.28x on Parti; Anole: 1.97x, FID 29.14, 2.11x; CLIP 31.17',
           spatial),
       *top_k,

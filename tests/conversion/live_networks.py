@@ -16,7 +16,7 @@ def config_class(name):
 
 
 def redraw(network):
-  """Random numbers for everything, so that nothing has the value of its initialisation."""
+  """Random numbers for everything, so that nothing has the value of its initialization."""
   generator = torch.Generator().manual_seed(0)
   normal = lambda x: torch.randn(x.shape, generator=generator)
   with torch.no_grad():

@@ -348,7 +348,7 @@ def test_decoders_draw_from_the_model(decoder):
 
 
 def _tiny(config):
-  """A model with numbers far from its initialisation, and an EAGLE network that is not trained."""
+  """A model with numbers far from its initialization, and an EAGLE network that is not trained."""
   params = glm_image.init(config, jax.random.key(0))
   leaves, structure = jax.tree.flatten(params)
   keys = jax.random.split(jax.random.key(1), len(leaves))

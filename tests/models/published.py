@@ -5,7 +5,7 @@ every weight redrawn like this: one `numpy.random.default_rng(seed)`; in sorted
 order of the published names, standard normal numbers of the tensor's shape,
 cast to float32; vectors named `*weight` (norm scales) become `1 + 0.2 n`, other
 vectors (biases) `0.1 n`, and everything else `n / sqrt(product of all axes but
-the first)`. Nothing keeps its value from initialisation.
+the first)`. Nothing keeps its value from initialization.
 """
 
 import pathlib
