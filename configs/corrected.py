@@ -58,10 +58,10 @@ CONFIGS = dict(
         window=(4, 6, 8, 12, 16), images=groups.Images(num_images=64, seed=12),
         workdir='runs/corrected_short'),
     top_k=Config(
-        decoder=DECODERS, window=(32,), sampling=groups.Sampling(top_k=100),
+        decoder=DECODERS, window=(32,), sampling=groups.SamplingFlags(top_k=100),
         images=groups.Images(num_images=32, seed=12), workdir='runs/corrected_top_k'),
     wide=Config(
-        loading=groups.Loading(
+        loading=groups.LoadFlags(
             'runs/wide/export', parts=('corrector=runs/corrector_wide/export',)),
         decoder=(
             'mc_sjd', 'corrected(corrector=layers, iterations=4)',
@@ -80,7 +80,7 @@ CONFIGS = dict(
         window=(16,), metrics=('step_compression', 'nll_excess'), batch_size=50,
         images=groups.Images(num_images=2000, seed=14), workdir='runs/corrected_proof'),
     proof_emoji=Config(
-        loading=groups.Loading('emoji'), decoder=('corrected_seed_exact(iterations=4)',
+        loading=groups.LoadFlags('emoji'), decoder=('corrected_seed_exact(iterations=4)',
                                                   'seed_exact'),
         window=(64,), metrics=('step_compression',), batch_size=50,
         images=groups.Images(prompts='configs/held_out.txt', num_images=500, seed=14),

@@ -23,11 +23,11 @@ _METRICS = 'step_compression', 'tokens_per_pass', 'one_token_rounds'
 
 CONFIGS = dict(
     emoji=Config(
-        loading=groups.Loading('emoji'), decoder=DECODERS, window=(64,), metrics=_METRICS,
+        loading=groups.LoadFlags('emoji'), decoder=DECODERS, window=(64,), metrics=_METRICS,
         ground=True,
         images=groups.Images(prompts='configs/held_out.txt', num_images=64), workdir='runs/kinds'),
     demo=Config(
-        loading=groups.Loading('demo'), decoder=DECODERS, window=(64,), metrics=_METRICS,
+        loading=groups.LoadFlags('demo'), decoder=DECODERS, window=(64,), metrics=_METRICS,
         images=groups.Images(num_images=64, seed=12), workdir='runs/kinds_demo'))
 
 

@@ -48,24 +48,24 @@ Config = topologies.Config | benchmark.Config | published.Config | fidelity.Conf
 
 CONFIGS: dict[str, Config] = dict(
     sjd=topologies.Config(
-        loading=groups.Loading('demo'), decoder=topologies.COUPLINGS + topologies.FRESH,
+        loading=groups.LoadFlags('demo'), decoder=topologies.COUPLINGS + topologies.FRESH,
         workdir='runs/papers/sjd'),
     sjd_pac=topologies.Config(
-        loading=groups.Loading('demo'), decoder=('mc_sjd', *topologies.TREES),
+        loading=groups.LoadFlags('demo'), decoder=('mc_sjd', *topologies.TREES),
         workdir='runs/papers/sjd_pac'),
     variants=topologies.Config(
-        loading=groups.Loading('demo'), decoder=_VARIANTS, window=(16,),
+        loading=groups.LoadFlags('demo'), decoder=_VARIANTS, window=(16,),
         images=groups.Images(num_images=32), workdir='runs/papers/variants'),
     variants_emoji=topologies.Config(
-        loading=groups.Loading('emoji'), decoder=_VARIANTS, window=(16,),
+        loading=groups.LoadFlags('emoji'), decoder=_VARIANTS, window=(16,),
         images=groups.Images(num_images=32), workdir='runs/papers/variants_emoji'),
     cool_sd=benchmark.Config(
-        loading=groups.Loading('demo'), drafter=(), verifier=(),
+        loading=groups.LoadFlags('demo'), drafter=(), verifier=(),
         curves=tuple(curve for curve in benchmark.CURVES if curve.name in _COOL_SD),
         claims=tuple(claim for claim in benchmark.CLAIMS if claim.better in _COOL_SD),
         timed_images=None, workdir='runs/papers/cool_sd'),
     lantern=benchmark.Config(
-        loading=groups.Loading('demo'),
+        loading=groups.LoadFlags('demo'),
         drafter=('eagle(tree=EAGLE)', 'eagle2(num_nodes=25, width=10, depth=5)'),
         verifier=(
             'exact', 'lantern(delta=0.1)', 'lantern_pp(lam=2)',
@@ -76,14 +76,14 @@ CONFIGS: dict[str, Config] = dict(
                      if claim.better in _LANTERN or claim.metric is not None),
         workdir='runs/papers/lantern'),
     published_demo=published.Config(
-        rows='demo', loading=groups.Loading('demo'), images=groups.Images(num_images=64),
+        rows='demo', loading=groups.LoadFlags('demo'), images=groups.Images(num_images=64),
         asked=False, paper=('this_project', 'sjd', 'lantern', 'cool_sd'),
         workdir='runs/papers/published_demo'),
     published_cspd=published.Config(
-        rows='mar_demo', loading=groups.Loading('mar_demo'), images=groups.Images(num_images=64),
+        rows='mar_demo', loading=groups.LoadFlags('mar_demo'), images=groups.Images(num_images=64),
         asked=False, paper=('cspd',), batch_size=64, workdir='runs/papers/published_cspd'),
     fidelity_demo=fidelity.Config(
-        rows='demo', loading=groups.Loading('demo'), images=groups.Images(num_images=2048),
+        rows='demo', loading=groups.LoadFlags('demo'), images=groups.Images(num_images=2048),
         workdir='runs/papers/fidelity_demo'))
 
 

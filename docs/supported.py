@@ -7,7 +7,7 @@ from typing import Any
 
 from checkpoints_conversion import rules
 from cspd_jax import families
-from cspd_jax.decoding import refill, specification
+from cspd_jax.decoding import continuous_batching, specification
 from cspd_jax.files import store
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
@@ -62,7 +62,7 @@ def _prefix(model: Model) -> bool:
 
 def _refills(model: Model) -> bool:
   decoders = (model.decoder(name) for name in _named(model))
-  return any(refill.supports(decoder) for decoder in decoders)
+  return any(continuous_batching.supports(decoder) for decoder in decoders)
 
 
 def _relaxed(model: Model) -> bool:

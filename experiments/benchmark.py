@@ -38,7 +38,7 @@ from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import measurements, tables, tradeoff
 from cspd_jax.measure.bench import Bench
-from cspd_jax.measure.tradeoff import Claim, Curve
+from cspd_jax.measure.tradeoff import Claim, TradeoffCurve
 from cspd_jax.metrics import base as metrics_lib
 from cspd_jax.plots import charts as curves_plot
 from experiments.measured import SampledImages, show, write
@@ -59,17 +59,17 @@ VERIFIERS = (
 
 # For static trees and chains. With a linear schedule from 5 / 3 on no factor is below 1.
 CURVES = (
-    Curve('uniform', 'uniform(delta={})', (1.3, 1.8, 3.0)),
-    Curve('Cool-SD', 'cool(delta={}, length=5)', (0.7, 1.1, 1.8, 3.0)),
-    Curve('Cool-SD, printed', 'cool(delta={}, length=5, clamp=False)', (0.9, 1.3, 2.0, 3.0),
+    TradeoffCurve('uniform', 'uniform(delta={})', (1.3, 1.8, 3.0)),
+    TradeoffCurve('Cool-SD', 'cool(delta={}, length=5)', (0.7, 1.1, 1.8, 3.0)),
+    TradeoffCurve('Cool-SD, printed', 'cool(delta={}, length=5, clamp=False)', (0.9, 1.3, 2.0, 3.0),
           from_exact=False, like='Cool-SD'),
-    Curve('Cool-SD linear', 'cool_linear(delta={}, length=5)', (1.3, 1.8, 3.0)),
-    Curve('Cool-SD linear, printed', 'cool_linear(delta={}, length=5, clamp=False)',
+    TradeoffCurve('Cool-SD linear', 'cool_linear(delta={}, length=5)', (1.3, 1.8, 3.0)),
+    TradeoffCurve('Cool-SD linear, printed', 'cool_linear(delta={}, length=5, clamp=False)',
           (0.9, 1.1, 1.3), from_exact=False, like='Cool-SD linear'),
-    Curve('LANTERN++, G*', 'lantern_pp(lam={})', (1.5, 2.0, 3.0, 5.0)),
-    Curve('LANTERN++, released', 'lantern_pp(lam={}, residual=released_llamagen)',
+    TradeoffCurve('LANTERN++, G*', 'lantern_pp(lam={})', (1.5, 2.0, 3.0, 5.0)),
+    TradeoffCurve('LANTERN++, released', 'lantern_pp(lam={}, residual=released_llamagen)',
           (1.5, 2.0, 3.0, 5.0), like='LANTERN++, G*'),
-    Curve('GSD', 'grouped(group={})', (3, 8, 24)))
+    TradeoffCurve('GSD', 'grouped(group={})', (3, 8, 24)))
 CURVE_DRAFTERS = ('eagle(tree=chain(5))', 'eagle(tree=EAGLE)')
 
 CLAIMS = (
@@ -107,7 +107,7 @@ class Config(SampledImages):
   verifier: tuple[str, ...] = VERIFIERS
   decoder: tuple[str, ...] = ()
   curve_drafter: tuple[str, ...] = CURVE_DRAFTERS
-  curves: tuple[Curve, ...] = CURVES
+  curves: tuple[TradeoffCurve, ...] = CURVES
   claims: tuple[Claim, ...] = CLAIMS
   metrics: tuple[str, ...] | None = None
   columns: tuple[str, ...] = (

@@ -58,7 +58,7 @@ class Flags:
 
 def check(flags: Flags) -> cspd_jax.Model:
   """Checks all flags; returns the model in float32."""
-  model = inputs.model(groups.Loading(flags.model, dtype='float32'), engine='continuous')
+  model = inputs.model(groups.LoadFlags(flags.model, dtype='float32'), engine='continuous')
   for text in _texts(model, flags):
     model.decoder(text, guided=False)
   if flags.guidance_scale == 1:

@@ -23,7 +23,7 @@ class ModelImages:
     workdir: folder of the results.
   """
 
-  loading: groups.Loading = groups.Loading(model='demo')
+  loading: groups.LoadFlags = groups.LoadFlags(model='demo')
   images: groups.Images = groups.Images(num_images=16)
   batch_size: int | None = 16
   workdir: str | None = None
@@ -51,7 +51,7 @@ class SampledImages(ModelImages):
     sampling: sampling options.
   """
 
-  sampling: groups.Sampling = groups.Sampling()
+  sampling: groups.SamplingFlags = groups.SamplingFlags()
 
   def bench(self, model: cspd_jax.Model, **options: Any) -> Bench:
     """As that of `ModelImages`, with these sampling options unless `options` has others."""

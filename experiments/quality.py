@@ -44,7 +44,7 @@ class Config(measured.ModelImages):
     scale: guidance scales, separated by commas; none uses that of the model.
   """
 
-  loading: groups.Loading = groups.Loading()
+  loading: groups.LoadFlags = groups.LoadFlags()
   decoder: str = 'vanilla'
   images: groups.Images = groups.Images(prompts=PROMPTS, num_images=1000)
   batch_size: int = 50

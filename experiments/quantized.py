@@ -35,7 +35,7 @@ class Config(ModelImages):
     guidance_scale: guidance scales.
   """
 
-  loading: groups.Loading = groups.Loading('demo', dtype='float32')
+  loading: groups.LoadFlags = groups.LoadFlags('demo', dtype='float32')
   guidance_scale: tuple[float, ...] = (1.0, 3.0)
   images: groups.Images = groups.Images(num_images=32, seed=12)
   workdir: str = 'runs/quantized'

@@ -66,7 +66,7 @@ class Config:
     workdir: folder of the results.
   """
 
-  loading: groups.Own = groups.Own()
+  loading: groups.ModelFlags = groups.ModelFlags()
   decoder: str = 'corrected_seed_exact'
   slots: int = 8
   clients: tuple[int, ...] = (1, 4, 16, 64)

@@ -7,12 +7,12 @@ from cspd_jax.core import fields
 from cspd_jax.files import store
 from cspd_jax.training import samples
 
-Sampling = samples.Sampling  # The options of images are those of training images.
+SamplingFlags = samples.SamplingFlags  # The options of images are those of training images.
 MOST_IMAGES = 10**6  # Lists of more need gigabytes before the first image is generated.
 
 
 @dataclasses.dataclass(frozen=True)
-class Own:
+class ModelFlags:
   """A model with its own networks, and how it is loaded.
 
   Attributes:
@@ -38,7 +38,7 @@ class Own:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loading(Own):
+class LoadFlags(ModelFlags):
   """The model, and how it is loaded.
 
   Attributes:

@@ -41,7 +41,7 @@ def parts(texts: Sequence[str] | None) -> dict[str, Any]:
   return folders
 
 
-def model(loading: groups.Own, *, engine: str | None = None, one_group: str | None = None,
+def model(loading: groups.ModelFlags, *, engine: str | None = None, one_group: str | None = None,
           **options: Any) -> cspd_jax.Model:
   """Loads a model, with further options of `cspd_jax.load`.
 
@@ -49,7 +49,7 @@ def model(loading: groups.Own, *, engine: str | None = None, one_group: str | No
   `one_group` is why the mesh must have one group of devices; None if it may have several. What does
   not exist, does not belong together or is not available raises ValueError.
   """
-  if isinstance(loading, groups.Loading):
+  if isinstance(loading, groups.LoadFlags):
     options |= dict(parts(loading.parts), grid=pair('grid', loading.grid))
   result = cspd_jax.load(
       loading.model, dtype=loading.dtype, quantize=loading.quantize,
@@ -119,8 +119,9 @@ def images(group: groups.Images, of: cspd_jax.Model, default: int = 4
   return (prompts * math.ceil(count / len(prompts)))[:count], group.seed
 
 
-def next_command(program: str, loading: groups.Own, of: cspd_jax.Model, prompts: Sequence[Any],
-                 sampling: groups.Sampling = groups.Sampling(), **flags: Any) -> str:
+def next_command(program: str, loading: groups.ModelFlags, of: cspd_jax.Model,
+                 prompts: Sequence[Any],
+                 sampling: groups.SamplingFlags = groups.SamplingFlags(), **flags: Any) -> str:
   """Returns another program's command with this model and sampling, and a prompt if needed."""
   own = {} if of.prompts else {'prompt': prompts[0]}
   return fields.command_line(

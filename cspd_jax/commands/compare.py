@@ -76,13 +76,13 @@ class Config:
     output: folder of the results; None uses runs/ and the name of the model.
   """
 
-  loading: groups.Loading = groups.Loading()
+  loading: groups.LoadFlags = groups.LoadFlags()
   decoder: tuple[str, ...] | None = None
   all: bool = False
   paired: bool = False
   asked: bool = False
   images: groups.Images = groups.Images(seed=4)
-  sampling: groups.Sampling = groups.Sampling()
+  sampling: groups.SamplingFlags = groups.SamplingFlags()
   budget: float = 20.0
   output: str | None = None
 
@@ -90,7 +90,7 @@ class Config:
     fields.check(self)
 
 
-class Job(NamedTuple):
+class CompareJob(NamedTuple):
   """A checked comparison."""
 
   config: Config
@@ -122,7 +122,7 @@ class Job(NamedTuple):
     return Report(self.folder, [*self.files.values(), _MAPS, *more, _SPEED], program='cspd-compare')
 
 
-def prepare(config: Config) -> Job:
+def prepare(config: Config) -> CompareJob:
   """Loads the model and checks all options; raises ValueError for the first that cannot work."""
   _check_choice(config)
   model = inputs.model(config.loading, one_group='images are decoded one at a time')
@@ -140,7 +140,7 @@ def prepare(config: Config) -> Job:
   requests = {name: model.request(
       prompts, seed=seed, decoder=specification, batch_size=1, pixels=False,
       sampling=sampling, condition=condition) for name, specification in specifications.items()}
-  return Job(config, model, requests, left_out, prompts, sampling, captions)
+  return CompareJob(config, model, requests, left_out, prompts, sampling, captions)
 
 
 def _check_choice(config: Config) -> None:
@@ -189,7 +189,7 @@ def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, An
   return specifications, reasons
 
 
-def _headline(job: Job) -> str:
+def _headline(job: CompareJob) -> str:
   model, usual = job.model, SamplingParams._field_defaults
   options = ', '.join(
       f'{name.replace("_", " ")} {np.asarray(value).item():g}'
@@ -208,7 +208,7 @@ def _baseline(engine: Any, specifications: Mapping[str, Any]) -> str | None:
                and 'window' not in specification.parts[0].arguments), None)
 
 
-def _rows(job: Job, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
+def _rows(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
   """Returns a row per decoder; times are None before they are measured."""
   model, images, entries = job.model, job.files, []
   name = _baseline(model.engine, {
@@ -307,7 +307,7 @@ def _paired_tables(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) 
       shown)]
 
 
-def _draw(report: Report, job: Job, entries: Sequence[Mapping[str, Any]],
+def _draw(report: Report, job: CompareJob, entries: Sequence[Mapping[str, Any]],
           compared: Mapping[str, Compared], captions: Sequence[str]) -> None:
   """Writes the pictures; the bars once times are measured."""
   model = job.model
@@ -353,7 +353,7 @@ def _draw_bars(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[
       baseline=model.engine.baseline, title=f'{model.name} on {jax.devices()[0].device_kind}')
 
 
-def _write(job: Job, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
+def _write(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
   report, rows, model = job.report(), _rows(job, compared), job.model
   captions = model.conditions.titles(job.prompts)
   _draw(report, job, rows, compared, captions)
@@ -363,7 +363,7 @@ def _write(job: Job, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
   return rows
 
 
-def _look(job: Job, start: float, compared: Mapping[str, Compared]) -> None:
+def _look(job: CompareJob, start: float, compared: Mapping[str, Compared]) -> None:
   """Writes the report before times are measured, and prints where the pictures are."""
   rows = _write(job, compared)
   if job.config.all and len(rows) == 1:
@@ -397,7 +397,7 @@ def main(config: Config) -> None:
   print(_next_step(job, rows))
 
 
-def _next_step(job: Job, rows: Sequence[Mapping[str, Any]]) -> str:
+def _next_step(job: CompareJob, rows: Sequence[Mapping[str, Any]]) -> str:
   """Says what was gained, and the command that generates images with the fastest exact decoder."""
   config, exact = job.config, [row for row in rows if row['guarantee'].is_exact]
   if not exact:

@@ -84,7 +84,8 @@ class Config:
     fields.check(self, resize=(1, 4096))
 
 
-def _compared(config: Config) -> tuple[evaluation.Inception | None, dict[str, evaluation.Source]]:
+def _compared(config: Config) -> tuple[evaluation.InceptionEvaluator | None, dict[str,
+    evaluation.Source]]:
   """Opens the network and both sets of images by argument; none if their captions suffice."""
   if ((config.clip is not None or config.asked) and config.reference is None
       and config.inception is None):
@@ -110,7 +111,7 @@ def _compared(config: Config) -> tuple[evaluation.Inception | None, dict[str, ev
   return network, sources
 
 
-def _captioned(config: Config) -> tuple[clip_lib.CLIP | None, list[layouts.Generated]]:
+def _captioned(config: Config) -> tuple[clip_lib.CLIP | None, list[layouts.StoredImages]]:
   """Opens the CLIP network and the images with captions, as far as a score needs them."""
   if config.clip is None and config.tokenizer is not None:
     raise ValueError(f'tokenizer is {config.tokenizer!r}, and clip is None; give both or none.')

@@ -63,10 +63,10 @@ class Config:
     output: folder of the results.
   """
 
-  loading: groups.Loading = groups.Loading()
+  loading: groups.LoadFlags = groups.LoadFlags()
   images: groups.Images = groups.Images()
   decoder: str | None = None
-  sampling: groups.Sampling = groups.Sampling()
+  sampling: groups.SamplingFlags = groups.SamplingFlags()
   prefix: str | None = None
   rows: int | None = None
   batch_size: int | None = None

@@ -55,8 +55,8 @@ class Config:
     allowed_host: names under which a proxy makes the server known, separated by commas.
   """
 
-  loading: groups.Loading = dataclasses.field(
-      default=groups.Loading(), metadata=dict(without=('mesh',)))
+  loading: groups.LoadFlags = dataclasses.field(
+      default=groups.LoadFlags(), metadata=dict(without=('mesh',)))
   decoder: tuple[str, ...] | None = None
   served_model_name: tuple[str, ...] | None = None
   lenient: bool = False

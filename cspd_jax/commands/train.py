@@ -62,7 +62,7 @@ _NEEDED = dict(dtype='float32', quantize=None, cache_dtype=None)
 
 
 @dataclasses.dataclass(frozen=True)
-class Own(groups.Own):
+class Own(groups.ModelFlags):
   """A model, which a recipe names too.
 
   Attributes:
@@ -101,7 +101,7 @@ class Flags:
   num_images: int | None = None
   num_steps: int | None = None
   batch_size: int | None = None
-  sampling: groups.Sampling = groups.Sampling()
+  sampling: groups.SamplingFlags = groups.SamplingFlags()
   smoke: bool = False
   workdir: str | None = None
   output: str | None = None
@@ -195,7 +195,7 @@ def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pa
     return stored
 
 
-def _measured(loading: groups.Own, model: cspd_jax.Model, output: pathlib.Path,
+def _measured(loading: groups.ModelFlags, model: cspd_jax.Model, output: pathlib.Path,
               recipe: NeighboursRecipe, params: Any) -> dict[str, float]:
   """Tokens per forward pass of windows without a corrector, with those there are, and a new one."""
   window = f'window={min(32, model.num_tokens)}'
@@ -278,7 +278,7 @@ def _check_recipe(recipe: Any, flags: Flags) -> None:
                      f'{recipe.images!r}, have prompts of their own; leave --prompts out.')
 
 
-def _loading(loading: groups.Own, role: str) -> groups.Own:
+def _loading(loading: groups.ModelFlags, role: str) -> groups.ModelFlags:
   """How the model is loaded; raises ValueError for what the training does not support."""
   if role == 'neighbours':
     return loading
@@ -289,7 +289,7 @@ def _loading(loading: groups.Own, role: str) -> groups.Own:
   return dataclasses.replace(loading, dtype='float32')
 
 
-def _next_step(loading: groups.Own, model: cspd_jax.Model, recipe: Recipe, role: str,
+def _next_step(loading: groups.ModelFlags, model: cspd_jax.Model, recipe: Recipe, role: str,
                output: pathlib.Path, own: bool) -> str:
   """The command that measures what the network gains."""
   prompts = samples.prompts_of(model, recipe.prompts)

@@ -70,13 +70,13 @@ class Config:
     output: folder of the results.
   """
 
-  loading: groups.Own = groups.Own()
+  loading: groups.ModelFlags = groups.ModelFlags()
   decoder: tuple[str, ...] | None = None
   window: tuple[int, ...] = (4, 8, 16, 32, 64)
   guarantee: Literal['seed-exact', 'exact', 'bounded', 'biased'] = 'exact'
   batch_size: tuple[int, ...] = (1, 8)
   images: groups.Images = groups.Images(num_images=8)
-  sampling: groups.Sampling = groups.Sampling()
+  sampling: groups.SamplingFlags = groups.SamplingFlags()
   minutes: float = 15.0
   store: str | None = None
   dry_run: bool = False
@@ -194,7 +194,7 @@ def tune(plan: Plan, config: Config, report: Report) -> tuple[list[dict[str, Any
   """Returns a row per candidate and batch size, the fastest first, and why others are left out."""
   bench, sizes = plan.bench, sorted(set(config.batch_size))
   until = time.perf_counter() + 60 * config.minutes / 2  # The rest is for measurements.
-  runs: dict[str, tuning.Run] = {}
+  runs: dict[str, tuning.TimedRun] = {}
   pace = tuning.pace(bench, sizes[0])
   # All times are relative to the pace of the first run.
   pace = pace._replace(seconds=report.measured('pace', 'seconds', lambda: pace.seconds))
@@ -203,7 +203,7 @@ def tune(plan: Plan, config: Config, report: Report) -> tuple[list[dict[str, Any
   prefill = lambda size: report.measured('prefill', str(size), lambda: tuning.prefill(
       bench, size, pace, _REPEATS))
 
-  def predict(text: str, size: int) -> tuning.Predicted:
+  def predict(text: str, size: int) -> tuning.PredictedSpeed:
     count = tuning.queue_length(bench, text, size)
     return tuning.predict(runs[text], size, growth(runs[text].tokens)[str(size)], count,
                           prefill(size) if count else 0.0)
@@ -213,7 +213,7 @@ def tune(plan: Plan, config: Config, report: Report) -> tuple[list[dict[str, Any
       return None
     measured = report.measured(_RUNS, text, lambda: tuning.short_run(
         bench, text, sizes[0], pace)._asdict())
-    run = runs[text] = tuning.Run(**measured)._replace(rounds=np.asarray(measured['rounds']))
+    run = runs[text] = tuning.TimedRun(**measured)._replace(rounds=np.asarray(measured['rounds']))
     predicted = {size: predict(text, size).seconds for size in sizes}
     print(f'{text}: {run.accepted:.2f} tokens per round; seconds per image '
           + ', '.join(f'{value:.4f} ({size} at once)' for size, value in predicted.items()),
@@ -252,7 +252,7 @@ def _num_programs(plan: Plan, config: Config) -> int:
   return 1 + len(candidates) + variants + passes + prefills + measured
 
 
-def _row(bench: Bench, run: tuning.Run, size: int, predicted: tuning.Predicted,
+def _row(bench: Bench, run: tuning.TimedRun, size: int, predicted: tuning.PredictedSpeed,
          measured: Mapping[str, float], chosen: bool) -> dict[str, Any]:
   seconds, baseline = measured.get(run.decoder), measured.get(bench.baseline)
   return dict(

@@ -3,9 +3,9 @@
 from cspd_jax.continuous.base import (
   Cached,
   Context,
+  DecodeContext,
   Draft,
   Drafter,
-  Env,
   Modulation,
   Target,
   Verdict,
@@ -23,6 +23,6 @@ from cspd_jax.continuous.speculative_head import speculative
 
 __all__ = [
     'BLOCK', 'CACHED', 'DECODERS', 'TRUE', 'Cached', 'Context', 'Decoded', 'Decoder', 'Draft',
-    'Drafter', 'Env', 'HeadSampler', 'Modulation', 'Schedule', 'State', 'Target',
+    'Drafter', 'DecodeContext', 'HeadSampler', 'Modulation', 'Schedule', 'State', 'Target',
     'Verdict', 'Verifier', 'ancestral', 'cspd_paper', 'cspd_relaxed', 'cspd_released', 'exact_head',
     'exact_path', 'make_decoder', 'mar', 'parallel', 'speculative', 'windows']

@@ -184,7 +184,7 @@ class Verdict(NamedTuple):
   memory: Any = ()
 
 
-class Env(NamedTuple):
+class DecodeContext(NamedTuple):
   """The environment of a drafter, a context and a verifier during one decode.
 
   Attributes:
@@ -219,7 +219,7 @@ class Drafter(NamedTuple):
       of its own rank.
   """
 
-  propose: Callable[[Env, Span, jax.Array, Any], Draft]
+  propose: Callable[[DecodeContext, Span, jax.Array, Any], Draft]
   model: Target | None
   check: Callable[[Target], None] = lambda target: None
   guided_as_verified: bool = False
@@ -237,7 +237,8 @@ class Context(NamedTuple):
   """
 
   name: str
-  transform: Callable[[Env, Span, jax.Array, jax.Array | None, Any], tuple[jax.Array, Any]]
+  transform: Callable[[DecodeContext, Span, jax.Array, jax.Array | None, Any],
+                      tuple[jax.Array, Any]]
   passes: Callable[[Span], jax.Array]
   sizes: Callable[[int], int] = lambda width: 1
 
@@ -264,7 +265,7 @@ class Verifier(NamedTuple):
     head_states: `W -> ` the most states per image in one call of a head; by default one per token.
   """
 
-  verify: Callable[[Env, Span, Draft | None, jax.Array], Verdict]
+  verify: Callable[[DecodeContext, Span, Draft | None, jax.Array], Verdict]
   sample_draft: Callable[[Any, TokenBatch, bool], tuple[jax.Array, Any]] | None
   guarantee: str
   bonus: int = 0

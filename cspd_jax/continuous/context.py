@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous import contract, head as head_lib
-from cspd_jax.continuous.base import Condition, Context, Env, Params, Target
+from cspd_jax.continuous.base import Condition, Context, DecodeContext, Params, Target
 from cspd_jax.continuous.span import Span
 
 
@@ -50,7 +50,8 @@ def true_window(window: int | None = None) -> Context:
   One pass of the target per token. Tokens of a round behind the first `window` are drawn ahead:
   they see what the last of these sees, so that they need no pass of their own, and cannot be final.
   """
-  def transform(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
+  def transform(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None,
+                cache: Any
                 ) -> tuple[jax.Array, Any]:
     z = true_contexts(env.target, env.params, env.condition, tokens, span.rank_of_position,
                       span.begin[:, :window], span.positions, missing)
@@ -60,7 +61,7 @@ def true_window(window: int | None = None) -> Context:
   return Context('true', transform, passes, lambda width: min(width, window or width))
 
 
-def _block(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
+def _block(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
            ) -> tuple[jax.Array, Any]:
   del missing  # The drafts of the round are not visible.
   z = contract.transform(env.target, env.params, env.condition, tokens,
@@ -68,7 +69,7 @@ def _block(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, c
   return head_lib.pick(z, span.positions), cache
 
 
-def _cached(env: Env, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
+def _cached(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
             ) -> tuple[jax.Array, Any]:
   del missing  # A causal model reads whatever is there.
   first, layers = cache

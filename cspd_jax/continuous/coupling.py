@@ -79,7 +79,7 @@ def accept_proposal(log_ratio: jax.Array, log_uniform: jax.Array, eta: float) ->
   return jnp.exp(log_uniform) < jnp.maximum(np.float32(1 - eta), -jnp.expm1(-log_ratio))
 
 
-class Compared(NamedTuple):
+class Comparison(NamedTuple):
   """Draws from Gaussians, as draws from two Gaussians of one deviation."""
 
   mean: jax.Array  # `[..., C]` mean of the new Gaussian.
@@ -95,7 +95,7 @@ class Moved(NamedTuple):
   kept: jax.Array  # `[...]` whether the state is the old one, bit for bit.
 
 
-def compare(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array | None) -> Compared:
+def compare(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array | None) -> Comparison:
   """Splits the noise of a draw and of two Gaussians such that both have one deviation.
 
   With unequal deviations, the noise of either Gaussian is the sum of a part of a common deviation
@@ -107,7 +107,7 @@ def compare(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array | None)
   """
   unit = _bounded((x - old.mean) / old.std, _NOISE)
   if noise is None:
-    return Compared(new.mean, new.std, unit, _bounded((old.mean - new.mean) / old.std, _FAR))
+    return Comparison(new.mean, new.std, unit, _bounded((old.mean - new.mean) / old.std, _FAR))
   base = jnp.minimum(old.std, new.std)
   gap = jnp.sum(jnp.square(_bounded((old.mean - new.mean) / base, _FAR)), axis=-1, keepdims=True)
   spread = jnp.sum(jnp.square((old.std - new.std) / base), axis=-1, keepdims=True)
@@ -124,10 +124,10 @@ def compare(x: jax.Array, old: Gaussian, new: Gaussian, noise: jax.Array | None)
   coupled, shared = share * unit + rest * noise, rest * unit - share * noise
   old_rest, new_rest = old.std * rest, new.std * rest_of(new.std)
   shift = _bounded((old.mean - new.mean + (old_rest - new_rest) * shared) / base, _FAR)
-  return Compared(new.mean + new_rest * shared, base, coupled, shift)
+  return Comparison(new.mean + new_rest * shared, base, coupled, shift)
 
 
-def move(x: jax.Array, compared: Compared, log_uniform: jax.Array) -> Moved:
+def move(x: jax.Array, compared: Comparison, log_uniform: jax.Array) -> Moved:
   """Turns a draw `x` `[..., C]` from a diagonal Gaussian into one from another, equal if possible.
 
   If `x` follows the old Gaussian given everything that the new one depends on, the result follows

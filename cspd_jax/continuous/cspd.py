@@ -39,7 +39,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous import contract, coupling, decoders, noise as noise_lib, path
-from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Target, Verdict, Verifier
+from cspd_jax.continuous.base import Cost, DecodeContext, Draft, Drafter, Target, Verdict, Verifier
 from cspd_jax.continuous.context import BLOCK
 from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.loop import Decoder, make_decoder
@@ -199,7 +199,7 @@ def token_test(test: TokenTest, guarantee: str, bounded: bool = False) -> Verifi
     kernel = last_kernel(head, batch, aligned)
     return kernel.mean, kernel
 
-  def verify(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+  def verify(env: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     assert draft is not None, 'make_decoder requires a drafter'
     batch = span.batch(z)
     of_draft = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draft.record)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous import contract, noise as noise_lib, schedule as schedule_lib
-from cspd_jax.continuous.base import Cost, Draft, Env, Params, Target, Verdict, Verifier
+from cspd_jax.continuous.base import Cost, DecodeContext, Draft, Params, Target, Verdict, Verifier
 from cspd_jax.continuous.result import Kernels
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, TokenBatch
@@ -163,7 +163,7 @@ def _steps(schedule: Schedule) -> jax.Array:
 
 def no_drafts(sampler: HeadSampler) -> Verifier:
   """Commits tokens that a sampler of the target draws, conditioned on those committed before."""
-  def verify(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+  def verify(env: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     in_round = span.in_round
     sampled = sampler.sample(env.params, span.batch(z))
     sampled = jax.tree.map(lambda leaf: leaf.reshape(*in_round.shape, *leaf.shape[1:]), sampled)

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous import contract, coupling, head as head_lib, noise as noise_lib
-from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Target, Verdict, Verifier
+from cspd_jax.continuous.base import Cost, DecodeContext, Draft, Drafter, Target, Verdict, Verifier
 from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.span import Span, TokenBatch
 from cspd_jax.core import rows
@@ -59,7 +59,8 @@ def _check_pair(draft: Target, target: Target) -> None:
       raise ValueError(f'draft has {of_draft} {words}, the target {of_target}; they must be equal.')
 
 
-def _propose(model: Target, aligned: bool, env: Env, span: Span, tokens: jax.Array, memory: Any
+def _propose(model: Target, aligned: bool, env: DecodeContext, span: Span, tokens: jax.Array,
+             memory: Any
              ) -> Draft:
   """Continues the image with the draft model, each draft conditioned on those before it."""
   verifier = env.verifier
@@ -204,7 +205,7 @@ class _PathTest:
     """The states of the paths of the drafts, or of proposals for a residual draw."""
     return (self.split + 1) * max(width - self.bonus, coupling.TRIALS_PER_PASS)
 
-  def verify(self, env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+  def verify(self, env: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     assert draft is not None, 'make_decoder requires a drafter'
     drafted: Drafted = draft.record
     num_drafts = span.num_drafts(self.bonus)
@@ -240,7 +241,8 @@ class _PathTest:
         trials=jnp.where(failed, trials, 0), missed=(failed & missed).astype(jnp.int32),
         cost=self._cost(env, span, num_drafts, failed, trials))
 
-  def _next_token(self, env: Env, span: Span, drafted: Drafted, z: jax.Array, x: jax.Array,
+  def _next_token(self, env: DecodeContext, span: Span, drafted: Drafted, z: jax.Array,
+                  x: jax.Array,
                   log_sigma: jax.Array, accepted: jax.Array, failed: jax.Array,
                   has_next: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Draws, by `coupling.residual`, the token after the accepted drafts of rows that have one."""
@@ -270,7 +272,7 @@ class _PathTest:
 
     return coupling.residual(propose, has_next, self.eta, self.max_trials)
 
-  def _cost(self, env: Env, span: Span, num_drafts: jax.Array, failed: jax.Array,
+  def _cost(self, env: DecodeContext, span: Span, num_drafts: jax.Array, failed: jax.Array,
             trials: jax.Array) -> Cost:
     """Counts head calls: shared kernels, one to score, the path's kernels in every pass."""
     above, path_length = env.schedule.num_levels - 1 - self.split, self.split + 1

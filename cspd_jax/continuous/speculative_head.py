@@ -43,7 +43,7 @@ from cspd_jax.core import fields, rows
 DEFAULT_KERNELS = 16  # Default number of states per head call, or all levels if there are fewer.
 
 
-class State(NamedTuple):
+class HeadState(NamedTuple):
   """The state of the loop over rounds, for `N` tokens."""
 
   x: jax.Array  # `[N, C]` the state.
@@ -53,20 +53,20 @@ class State(NamedTuple):
   sampled: Sampled  # Tokens and counts so far.
 
 
-class Noise(NamedTuple):
+class HeadNoise(NamedTuple):
   """The noise of drafts and tests, drawn before the first round."""
 
   draft: jax.Array  # `[N, levels, C]` noise of the drafter's kernels.
   split: jax.Array | None  # `[N, levels, C]`, None if no deviations are learned, and
   log_uniform: jax.Array  # `[N, levels]` of the moves to the true kernels.
 
-  def at(self, level: jax.Array) -> 'Noise':
+  def at(self, level: jax.Array) -> 'HeadNoise':
     """Returns the noise of the kernels at `level` `[N, L]`, leaves `[N, L, ...]`."""
     level = jnp.maximum(level, 0)
     return jax.tree.map(lambda leaf: rows.take(leaf, level), self)
 
 
-class Drafts(NamedTuple):
+class HeadDrafts(NamedTuple):
   """Drafted transitions, from state `x` at `level` to state `next`."""
 
   x: jax.Array  # `[N, L, C]`; the first is the token's true state.
@@ -95,7 +95,7 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int | None
     head = Head(target, schedule, params)
     batch = head.modulated(batch)
     normal = lambda purpose: noise_lib.chain_normal(batch.keys, purpose, levels, target.token_dim)
-    noise = Noise(
+    noise = HeadNoise(
         normal(noise_lib.DRAFT),
         # Equal deviations have no noise to split.
         normal(noise_lib.PROPOSE) if schedule_lib.learned(schedule) else None,
@@ -106,7 +106,7 @@ def speculative(target: Target, schedule: Schedule, kernels_per_call: int | None
     answers = jax.tree.map(lambda leaf: jnp.repeat(leaf[:, None], length, axis=1),
                            head_drafter.frozen_start(x))
     level = jnp.where(batch.active, levels - 1, -1)
-    state = State(x, level, answers, level, Sampled(
+    state = HeadState(x, level, answers, level, Sampled(
         jnp.zeros_like(x), count, count, per_level, per_level, count, count))
     state = jax.lax.while_loop(lambda state: jnp.any(state.level >= 0),
                                lambda state: one_round(head, batch, noise, state), state)
@@ -130,8 +130,8 @@ def check(schedule: Schedule, kernels_per_call: int, rho: np.ndarray | None) -> 
   return rho
 
 
-def propose(schedule: Schedule, rho: np.ndarray, batch: TokenBatch, noise: Noise,
-            state: State) -> Drafts:
+def propose(schedule: Schedule, rho: np.ndarray, batch: TokenBatch, noise: HeadNoise,
+            state: HeadState) -> HeadDrafts:
   """Drafts as many transitions as there are answers, without a call of a network."""
   length = state.answers.eps.shape[1]
   level = state.level[:, None] - jnp.arange(length)
@@ -143,7 +143,7 @@ def propose(schedule: Schedule, rho: np.ndarray, batch: TokenBatch, noise: Noise
   std = batch.temperature[:, None, None] * std
   next_x = _affine_chain(slope, offset + std * noise.draft, state.x)
   x = jnp.concatenate([state.x[:, None], next_x[:, :-1]], axis=1)
-  return Drafts(x, next_x, level, Gaussian(slope * x + offset, std))
+  return HeadDrafts(x, next_x, level, Gaussian(slope * x + offset, std))
 
 
 def _affine_chain(slope: jax.Array, offset: jax.Array, x: jax.Array) -> jax.Array:
@@ -157,8 +157,9 @@ def _affine_chain(slope: jax.Array, offset: jax.Array, x: jax.Array) -> jax.Arra
   return slope * x[:, None] + offset
 
 
-def verify(schedule: Schedule, target: Target, noise: Noise, state: State, drafts: Drafts,
-           kernel: Kernel) -> State:
+def verify(schedule: Schedule, target: Target, noise: HeadNoise, state: HeadState,
+           drafts: HeadDrafts,
+           kernel: Kernel) -> HeadState:
   """Moves transitions to the true kernels, up to the first that is not kept."""
   length = drafts.level.shape[1]
   true = Gaussian(kernel.mean, kernel.std)
@@ -180,7 +181,7 @@ def verify(schedule: Schedule, target: Target, noise: Noise, state: State, draft
   tested = (jnp.arange(schedule.num_levels) > 0) & active[:, None] & (index >= 0) & (
       index <= last[:, None])
   states = target.num_streams * jnp.minimum(length, state.level + 1)
-  return State(
+  return HeadState(
       x=x, level=jnp.where(active, level - 1, -1), answers=Frozen(kernel.eps, x0, kernel.v),
       first=state.level, sampled=sampled._replace(
           tokens=jnp.where(complete[:, None], mean, sampled.tokens),

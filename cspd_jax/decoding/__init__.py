@@ -3,12 +3,12 @@
 from cspd_jax.core.entries import Resources
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.base import (
+    DecodeContext,
     Decoded,
     Draft,
     Drafter,
-    Env,
     Layout,
-    Outcome,
+    RoundResult,
     Target,
     Verdict,
     Verifier,
@@ -30,7 +30,8 @@ from cspd_jax.decoding.tree import (
 )
 
 __all__ = [
-    'Budget', 'DECODERS', 'DRAFTERS', 'Decoded', 'Decoder', 'Draft', 'Drafter', 'Env', 'Layout',
-    'Outcome', 'Resources', 'RuntimeTree', 'State', 'Target', 'Tree', 'VERIFIERS', 'Verdict',
+    'Budget', 'DECODERS', 'DRAFTERS', 'Decoded', 'Decoder', 'Draft', 'Drafter', 'DecodeContext',
+    'Layout',
+    'RoundResult', 'Resources', 'RuntimeTree', 'State', 'Target', 'Tree', 'VERIFIERS', 'Verdict',
     'Verifier', 'SamplingParams', 'branching', 'build', 'caterpillar', 'chain', 'complete', 'cut',
     'guarantee', 'kary', 'make_decoder', 'needs', 'paths', 'runtime_tree']

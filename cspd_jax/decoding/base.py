@@ -28,8 +28,8 @@ class Target(NamedTuple):
   The cache is any pytree with one slot per token (for a transformer, its keys and values). A
   prefill fills no slot; token `k` of the image belongs in slot `k`. Slots at or after the first
   token that is not committed hold leftovers of rejected drafts and must be ignored. For continuous
-  batching (`decoding.refill`) every leaf has one axis of rows, of size `B`, or `S B` with row `b`
-  of stream `s` at `s B + b`, and so do the leaves of a drafter's state.
+  batching (`decoding.continuous_batching`) every leaf has one axis of rows, of size `B`, or `S B`
+  with row `b` of stream `s` at `s B + b`, and so do the leaves of a drafter's state.
 
   Attributes:
     prefill: `(params, condition, num_slots) -> (logits [S, B, V], features, cache)`: reads the
@@ -165,7 +165,7 @@ class Verifier(NamedTuple):
   check: Callable[['Drafter', int], None] = lambda drafter, vocab_size: None
 
 
-class Env(NamedTuple):
+class DecodeContext(NamedTuple):
   """The environment of a drafter during one decode.
 
   Attributes:
@@ -186,7 +186,7 @@ class Env(NamedTuple):
   params: Params
 
 
-class Outcome(NamedTuple):
+class RoundResult(NamedTuple):
   """The outcome of a round, for the drafter.
 
   Attributes:
@@ -235,9 +235,10 @@ class Drafter(NamedTuple):
   """
 
   layout: Layout
-  init: Callable[[Env, Condition, RngState, Outcome], tuple[RngState, Any]]
-  propose: Callable[[Env, Any, RngState, jax.Array, jax.Array], tuple[RngState, Any, Draft]]
-  update: Callable[[Env, Any, RngState, Outcome], tuple[RngState, Any]]
+  init: Callable[[DecodeContext, Condition, RngState, RoundResult], tuple[RngState, Any]]
+  propose: Callable[[DecodeContext, Any, RngState, jax.Array, jax.Array],
+                    tuple[RngState, Any, Draft]]
+  update: Callable[[DecodeContext, Any, RngState, RoundResult], tuple[RngState, Any]]
   check: Callable[[Target], None] = lambda target: None
   reuses_drafts: bool = True
   num_arrays: int = 0

@@ -162,7 +162,7 @@ class Decoder:
     extent = target.num_tokens + tree.max_depth + 1
     tokens = jnp.zeros((batch, extent), jnp.int32).at[:, 0].set(verdict.token)
     count = jnp.ones((batch,), jnp.int32)
-    outcome = base.Outcome(
+    outcome = base.RoundResult(
         tokens=tokens, count=count, accepted=jnp.zeros_like(count), nodes=positions,
         probs=probs, uncut=warp_lib.probabilities(logits, warp_lib.uncut(sampling), positions),
         features=features, path=positions, verdict=verdict)
@@ -215,7 +215,7 @@ class Decoder:
     if not tree.is_chain:
       cache = contract.commit(target, cache, start, path[:, 1:tree.side_depth + 1])
 
-    outcome = base.Outcome(
+    outcome = base.RoundResult(
         tokens=tokens, count=count, accepted=length - 1, nodes=nodes, probs=probs,
         uncut=warp_lib.probabilities(logits, warp_lib.uncut(sampling), positions),
         features=features,
@@ -287,7 +287,8 @@ class Decoder:
     return jax.vmap(row)
 
   def _env(self, sampling, draft_params):
-    return base.Env(self.target, self.verifier.needs_probs, self.verifier.seed_exact, self._rowwise,
+    return base.DecodeContext(self.target, self.verifier.needs_probs, self.verifier.seed_exact,
+                              self._rowwise,
                sampling, draft_params)
 
 

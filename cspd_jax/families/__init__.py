@@ -10,11 +10,11 @@ from cspd_jax.families.family import FAMILIES, Family, Parts, Published, registe
 from cspd_jax.families.folder import decoder, describe, load, part_folder, roles, shipped
 from cspd_jax.families.model_file import check_place, joining, save
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions, Drafts, Teacher, Tokenizer
+from cspd_jax.generation.parts import Conditions, DraftNetwork, Teacher, Tokenizer
 from cspd_jax.generation.results import Generated
 
 __all__ = (
-    'Conditions', 'Drafts', 'FAMILIES', 'Family', 'Generated', 'Model', 'Parts', 'Published',
+    'Conditions', 'DraftNetwork', 'FAMILIES', 'Family', 'Generated', 'Model', 'Parts', 'Published',
     'Teacher', 'Tokenizer', 'check_place', 'decoder', 'describe', 'joining', 'load', 'part_folder',
     'register', 'roles', 'save', 'shipped')
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from cspd_jax.continuous.head_drafter import stored_rho
 from cspd_jax.families.family import Family, Parts
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions, Drafts, Tokenizer
+from cspd_jax.generation.parts import Conditions, DraftNetwork, Tokenizer
 from cspd_jax.models import kl_vae
 
 
 def build(parts: Parts, family: Family, module: types.ModuleType, conditions: Conditions,
-          drafts: Mapping[str, Drafts] = types.MappingProxyType({})) -> Model:
+          drafts: Mapping[str, DraftNetwork] = types.MappingProxyType({})) -> Model:
   """Builds a model of networks that belong together; `module` is the target's."""
   target = parts.loaded['target']
   config = target.config

@@ -14,7 +14,7 @@ from cspd_jax.decoding.tables import CORRECTORS
 from cspd_jax.families.family import Family, Parts, is_described
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions, Drafts, Teacher, Tokenizer
+from cspd_jax.generation.parts import Conditions, DraftNetwork, Teacher, Tokenizer
 from cspd_jax.models import decoder_only, eagle, medusa, neighbours, transformer, vq
 from cspd_jax.models.ends import Ends
 
@@ -99,7 +99,8 @@ NEIGHBOURS = {'neighbours': Kind(
 
 
 def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
-             layers: tuple[Params, Callable[[bool], Network]], ends: Ends) -> dict[str, Drafts]:
+             layers: tuple[Params, Callable[[bool], Network]], ends: Ends) -> dict[str,
+             DraftNetwork]:
   """Returns drafts, of networks that belong together, by the keys of `core.entries.SOURCES`.
 
   `draft_target` is `(config, guided) -> Target` of a smaller model; `layers` has the parameters of
@@ -108,14 +109,14 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
   loaded, target_params = parts.loaded, parts.loaded['target'].params
   drafts = {}
 
-  def of_eagle(trained: Loaded) -> Drafts:
+  def of_eagle(trained: Loaded) -> DraftNetwork:
     network = eagle.network(trained.config, ends)
-    return Drafts(lambda guided, prefix_length=0: prefix_lib.network(network, prefix_length),
+    return DraftNetwork(lambda guided, prefix_length=0: prefix_lib.network(network, prefix_length),
                   eagle.attach(target_params, trained.params))
 
   if 'draft' in loaded:
     draft = loaded['draft']
-    drafts['model'] = Drafts(
+    drafts['model'] = DraftNetwork(
         lambda guided, prefix_length=0: prefix_lib.target(
             draft_target(draft.config, guided), prefix_length),
         draft.params)
@@ -124,14 +125,14 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
   if 'medusa' in loaded:
     sizes = loaded['medusa'].config
     heads = Heads(medusa.heads, sizes.num_heads, sizes.vocab_size)
-    drafts['medusa'] = Drafts(lambda guided, prefix_length=0: heads, loaded['medusa'].params)
+    drafts['medusa'] = DraftNetwork(lambda guided, prefix_length=0: heads, loaded['medusa'].params)
   if 'neighbours' in loaded:
     config = loaded['neighbours'].config
-    drafts['neighbours'] = Drafts(
+    drafts['neighbours'] = DraftNetwork(
         lambda guided, prefix_length=0: neighbours.corrector(
             dataclasses.replace(config, num_tokens=config.num_tokens - prefix_length)),
         loaded['neighbours'].params)
-  drafts['layers'] = Drafts(
+  drafts['layers'] = DraftNetwork(
       lambda guided, prefix_length=0: prefix_lib.network(layers[1](guided), prefix_length),
       layers[0])
   # The best available corrector: a trained one, or else a drafting network.
@@ -141,7 +142,7 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
     name, network = next((name, drafts[name]) for name in ('eagle', 'neighbours', 'layers')
                          if name in drafts)
   correct = CORRECTORS[name]
-  drafts['corrector'] = Drafts(
+  drafts['corrector'] = DraftNetwork(
       lambda guided, prefix_length=0: correct(network.build(guided, prefix_length)),
       network.params)
   return drafts

@@ -8,7 +8,7 @@ from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.files.store import Kind
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Drafts
+from cspd_jax.generation.parts import DraftNetwork
 from cspd_jax.models import kl_vae, mar
 
 
@@ -17,7 +17,8 @@ def build(parts: Parts) -> Model:
   config, drafts = parts.loaded['target'].config, {}
   parts.pair('draft', 'height', 'width', 'token_dim', 'patch_size', 'num_classes')
   if (draft := parts.loaded.get('draft')) is not None:
-    drafts['model'] = Drafts(lambda guided: mar.target(draft.config, guided=guided), draft.params)
+    drafts['model'] = DraftNetwork(lambda guided: mar.target(draft.config, guided=guided),
+                                   draft.params)
   labels = parts.loaded['target'].metadata.get('labels', ())
   return continuous.build(
       parts, FAMILY, mar, prompt_kinds.classes(config.num_classes, labels), drafts)

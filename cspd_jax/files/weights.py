@@ -52,7 +52,7 @@ _MARGIN = 1 << 20
 _REMEDY = 'convert the model again'
 
 
-class Entry(NamedTuple):
+class StoredArray(NamedTuple):
   """A parameter in a file that is being written: name, dtype there, shape, and bytes."""
 
   name: str
@@ -113,7 +113,7 @@ def write(folder: pathlib.Path, expected: Params, groups: Sequence[Group], *, dt
   start = _reserved(expected)
   journal = folder / _JOURNAL
   stored, done = reading.json(journal, _REMEDY, kind=list) if journal.exists() else ([], 0)
-  written = [[Entry(*entry) for entry in file] for file in stored]
+  written = [[StoredArray(*entry) for entry in file] for file in stored]
   for number, group in enumerate(groups):
     if number >= done:
       params = cast(group(), dtype, allow_nonfinite=allow_nonfinite)
@@ -139,7 +139,7 @@ def _reserved(expected: Params) -> int:
   return -(-len(json.dumps(most)) // 8) * 8 + 8
 
 
-def _append(folder: pathlib.Path, written: list[list[Entry]], start: int,
+def _append(folder: pathlib.Path, written: list[list[StoredArray]], start: int,
             leaves: Mapping[str, np.ndarray]) -> None:
   """Writes arrays behind those of the last file, or into the next one, and adds their entries."""
   size = sum(leaf.nbytes for leaf in leaves.values())
@@ -154,7 +154,7 @@ def _append(folder: pathlib.Path, written: list[list[Entry]], start: int,
       if (dtype := _NAMES.get(leaf.dtype)) is None:
         raise ValueError(f'{name} is {leaf.dtype}; parameters are stored in one of: '
                          f'{", ".join(map(str, _NAMES))}.')
-      written[-1].append(Entry(name, dtype, list(leaf.shape), leaf.nbytes))
+      written[-1].append(StoredArray(name, dtype, list(leaf.shape), leaf.nbytes))
       stream.write(np.ascontiguousarray(leaf).reshape(-1).view(np.uint8).data)
     stream.truncate()  # A killed process may have written more.
     stream.flush()
@@ -165,7 +165,7 @@ def _part(folder: pathlib.Path, number: int) -> pathlib.Path:
   return folder / f'{number:05d}.part'
 
 
-def _check_complete(expected: Params, written: Sequence[Sequence[Entry]]) -> None:
+def _check_complete(expected: Params, written: Sequence[Sequence[StoredArray]]) -> None:
   """Raises ValueError unless every parameter was written once, in its shape."""
   entries = collections.Counter((entry.name, tuple(entry.shape))
                                 for file in written for entry in file)
@@ -175,7 +175,7 @@ def _check_complete(expected: Params, written: Sequence[Sequence[Entry]]) -> Non
                      'parameter of the config must be in one group.')
 
 
-def _finish(folder: pathlib.Path, written: Sequence[Sequence[Entry]], start: int) -> None:
+def _finish(folder: pathlib.Path, written: Sequence[Sequence[StoredArray]], start: int) -> None:
   """Writes the headers, names the files, and writes the index if there are several."""
   names = [_SINGLE] if len(written) == 1 else [
       f'model-{number + 1:05d}-of-{len(written):05d}.safetensors' for number in range(len(written))]
@@ -194,7 +194,7 @@ def _finish(folder: pathlib.Path, written: Sequence[Sequence[Entry]], start: int
                        for entry in file}})
 
 
-def _header(entries: Sequence[Entry], start: int) -> bytes:
+def _header(entries: Sequence[StoredArray], start: int) -> bytes:
   table: dict[str, Any] = {}
   end = 0
   for entry in entries:

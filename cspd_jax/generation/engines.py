@@ -16,7 +16,7 @@ from cspd_jax.decoding import specification as discrete
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import CUTS, drop_inactive
 from cspd_jax.generation import defaults as defaults_lib
-from cspd_jax.generation.parts import Drafts
+from cspd_jax.generation.parts import DraftNetwork
 
 # The decoders of both engines: functions of arrays, to be jitted.
 AnyDecoder = Decoder | continuous_loop.Decoder
@@ -64,7 +64,7 @@ class Engine(NamedTuple):
           f'the model returned {self.failure} for {len(invalid)} of {len(names)} images ({shown}). '
           'Look for NaN and infinity in its parameters, or load it with a wider dtype.')
 
-  def default(self, choice: Any, drafts: Mapping[str, Drafts], device: Any, batch_size: int
+  def default(self, choice: Any, drafts: Mapping[str, DraftNetwork], device: Any, batch_size: int
               ) -> Spec:
     """Returns the specification among the model's default decoders, `choice`, or else the engine's.
 

@@ -16,7 +16,7 @@ import numpy as np
 from cspd_jax import sharding
 from cspd_jax.continuous import base as continuous
 from cspd_jax.core import random as random_lib
-from cspd_jax.decoding import refill
+from cspd_jax.decoding import continuous_batching
 from cspd_jax.decoding.base import Condition, Params, Target
 from cspd_jax.generation.engines import AnyDecoder
 
@@ -82,7 +82,7 @@ class Estimate(NamedTuple):
   def needed(self, batch_size: int) -> float:
     """Returns the bytes that decoding `batch_size` images at once needs on each device."""
     rows = -(-batch_size // self.groups)
-    waiting = refill.group(batch_size) if 1 < batch_size < self.queue else 0
+    waiting = continuous_batching.group(batch_size) if 1 < batch_size < self.queue else 0
     return self.fixed + (rows + waiting) * self.per_image + self.intermediate(rows)
 
   def fits(self, batch_size: int, share: float = 1.0) -> bool:

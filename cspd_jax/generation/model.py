@@ -37,13 +37,13 @@ from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.sampling import SamplingParams, is_guided
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.decoding import prefix as prefix_lib, refill
+from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.specification import SOURCES
 from cspd_jax.files import atomic, matrices, reading
 from cspd_jax.generation import memory, prompts as prompts_lib, results
 from cspd_jax.generation.engines import AnyDecoder, Engine, with_raw_log_probs
-from cspd_jax.generation.parts import Conditions, Drafts, Handover, Params, Teacher, Tokenizer
+from cspd_jax.generation.parts import Conditions, DraftNetwork, Handover, Params, Teacher, Tokenizer
 from cspd_jax.generation.results import Generated
 from cspd_jax.models import causal
 
@@ -100,7 +100,7 @@ class Model:
   build_target: Callable[[bool], Any]
   conditions: Conditions
   tokenizer: Tokenizer | None = None
-  drafts: Mapping[str, Drafts] = dataclasses.field(default_factory=dict)
+  drafts: Mapping[str, DraftNetwork] = dataclasses.field(default_factory=dict)
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   teacher: Teacher | None = None
   head_drafter: Callable[..., np.ndarray | None] | None = None
@@ -111,7 +111,7 @@ class Model:
   handover: Handover | None = None
   first_cell: int = 0
   remedy: Callable[[str], str] = lambda network: f'load it with {role_of(network)}=FOLDER'
-  # Compiled programs, the newest last; see `core.programs.kept`.
+  # Compiled programs, the newest last; see `core.programs.get_or_compile`.
   programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
   # Bytes of an image's cache and of the rest, by decoder; see `estimate`.
   estimates: dict[Hashable, tuple[float, float]] = dataclasses.field(
@@ -825,7 +825,7 @@ class Sampler:
   @functools.cached_property
   def can_refill(self) -> bool:
     """Whether a row whose image is complete can start the next one."""
-    return self.model.mesh is None and refill.supports(self.decoder)
+    return self.model.mesh is None and continuous_batching.supports(self.decoder)
 
   def program(self, *mode: Any) -> Program:
     """Returns the name of a program of the decoder."""
@@ -836,7 +836,7 @@ class Sampler:
     """Returns the jitted `function`, which the model keeps."""
     mesh = self.model.mesh
     more = f' and {len(self.names) - 1} more verifiers' if len(self.names) > 1 else ''
-    return programs_lib.kept(self.model, self.program(), lambda: programs_lib.jit(
+    return programs_lib.get_or_compile(self.model, self.program(), lambda: programs_lib.jit(
         self.function if mesh is None else sharding.over_images(self.function, mesh),
         label=f'{self.names[0]}{more}', short_sums=True))
 
@@ -945,10 +945,10 @@ class Request:
     """Decodes the images, `batch_size` at once.
 
     If there are more images than that, a row whose image is complete starts the next image
-    (`decoding.refill`) where that saves rounds. A decoder without drafts requires the same number
-    of rounds for every image, and continuous tokens and several devices do not support refill;
-    these decode batch after batch, with the last batch filled up, and with a mesh divide every
-    batch over its groups of devices.
+    (`decoding.continuous_batching`) where that saves rounds. A decoder without drafts requires the
+    same number of rounds for every image, and continuous tokens and several devices do not support
+    refill; these decode batch after batch, with the last batch filled up, and with a mesh divide
+    every batch over its groups of devices.
 
     Yields:
       Numbers of images, and the decoder's result for these, NumPy arrays; in total, all images.
@@ -965,7 +965,7 @@ class Request:
     decoded = batches.leading(jax.device_get(self.bound(index)()), num_new)
     return self.pick(index[:num_new]).check_result(decoded)
 
-  def refilled(self) -> Iterator[refill.Finished]:
+  def refilled(self) -> Iterator[continuous_batching.Finished]:
     """Decodes images of discrete tokens in `batch_size` slots; a free one starts the next image.
 
     Yields the images that became complete, which are not checked, as NumPy arrays.
@@ -973,10 +973,10 @@ class Request:
     sampler, size = self.sampler, self.batch_size
     decoder = sampler.decoder
     assert isinstance(decoder, Decoder)
-    jitted = programs_lib.kept(
+    jitted = programs_lib.get_or_compile(
         sampler.model, sampler.program('slots', size),
-        lambda: refill.jitted(decoder, size, sampler.text))
-    return refill.run(
+        lambda: continuous_batching.jitted(decoder, size, sampler.text))
+    return continuous_batching.run(
         jitted, sampler.model.params, len(self), self.inputs, sampler.draft_params)
 
   @usual_promotion
@@ -1033,7 +1033,7 @@ class Request:
       return jax.lax.while_loop(more, step, (jnp.int32(0), state))[1]
 
     text, jit = sampler.text, functools.partial(programs_lib.jit, short_sums=True)
-    start, go_on, finish = programs_lib.kept(
+    start, go_on, finish = programs_lib.get_or_compile(
         model, sampler.program('stream', every),
         lambda: (jit(decoder.start, label=f'the prefill of {text}'), jit(advance, label=text),
                  jit(decoder.finish)))

@@ -76,7 +76,7 @@ class Handover(NamedTuple):
   advice: str
 
 
-class Drafts(NamedTuple):
+class DraftNetwork(NamedTuple):
   """A network that a drafter of the target uses.
 
   Attributes:
@@ -91,7 +91,7 @@ class Drafts(NamedTuple):
 
   def __repr__(self) -> str:
     sizes = [np.size(leaf) for leaf in jax.tree.leaves(self.params)]
-    return f'Drafts({len(sizes)} arrays, {sum(sizes):,} parameters)'
+    return f'DraftNetwork({len(sizes)} arrays, {sum(sizes):,} parameters)'
 
 
 class Teacher(NamedTuple):

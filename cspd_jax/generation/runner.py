@@ -21,7 +21,7 @@ from cspd_jax.core import batches, programs
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.decoding import prefix as prefix_lib, refill
+from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.generation import memory
@@ -39,7 +39,7 @@ class Event(NamedTuple):
   complete: bool
 
 
-class Finished(NamedTuple):
+class FinishedImage(NamedTuple):
   """A complete image: the slot that it had, its request, and the decoder's result.
 
   That is not checked, NumPy arrays with a leading axis of size 1.
@@ -87,9 +87,9 @@ class Runner:
     self._decoded: Decoded | None = None
     self._draft_params = model.draft_params(self.specification)
     self._program = Program((str(self.specification),), True, model.prefix_length, False)
-    self._jitted = programs.kept(
+    self._jitted = programs.get_or_compile(
         model, self._program._replace(mode=('slots', num_slots)),
-        lambda: refill.jitted(built, num_slots, str(self.specification)))
+        lambda: continuous_batching.jitted(built, num_slots, str(self.specification)))
 
   @property
   def free(self) -> int:
@@ -107,7 +107,7 @@ class Runner:
     """
     condition, _, sampling = self._arguments(request)
     return self.model.estimate(
-        self._program, self._jitted.refill.decoder, condition, sampling, self._draft_params)
+        self._program, self._jitted.batcher.decoder, condition, sampling, self._draft_params)
 
   def join(self, requests: Sequence[Request]) -> list[int]:
     """Starts images, each with a prefill of its own: requests rarely come together.
@@ -121,7 +121,8 @@ class Runner:
     images = [self._arguments(request) for request in requests]
     joined = [slot for slot in range(self._size) if slot not in self.requests][:len(requests)]
     for slot, request, arguments in zip(joined, requests, images):
-      queue = refill.Queue(*arguments, np.full(1, slot, np.int32), np.int32(1), np.bool_(True))
+      queue = continuous_batching.Queue(*arguments, np.full(1, slot, np.int32), np.int32(1),
+                                        np.bool_(True))
       params = self.model.params
       if self._slots is None:
         self._slots = self._jitted.idle(params, queue, self._draft_params)
@@ -142,16 +143,16 @@ class Runner:
     if self._events is None:
       count, rounds = ([], []) if self._slots is None else jax.device_get(
           (self._slots.state.count, self._slots.state.rounds))
-      size, prefix = self._jitted.refill.decoder.target.num_tokens, self.model.prefix_length
+      size, prefix = self._jitted.batcher.decoder.target.num_tokens, self.model.prefix_length
       self._events = [
           Event(slot, int(count[slot]) + prefix, int(rounds[slot]), bool(count[slot] >= size))
           for slot in sorted(self.requests)]
     return self._events
 
-  def finished(self) -> list[Finished]:
+  def finished(self) -> list[FinishedImage]:
     """Removes the images that are complete from their slots and returns them, not checked."""
     done = [event.slot for event in self.events() if event.complete]
-    images = [Finished(slot, self.requests[slot], self._rows(slot)) for slot in done]
+    images = [FinishedImage(slot, self.requests[slot], self._rows(slot)) for slot in done]
     if done:
       self._leave(done)
     return images

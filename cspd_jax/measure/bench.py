@@ -18,7 +18,7 @@ import numpy as np
 
 from cspd_jax.core import batches as batches_lib, random as random_lib
 from cspd_jax.core.sampling import is_guided
-from cspd_jax.decoding import refill, specification as discrete
+from cspd_jax.decoding import continuous_batching, specification as discrete
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.generation.model import Model, Request
@@ -157,7 +157,8 @@ class Bench:
     calls = self.runs(specification, batch_size, batches, sampling)
     return lambda: [jax.block_until_ready(call()) for call in calls]
 
-  def queue(self, specification: Any, batch_size: int) -> Callable[[], list[refill.Finished]]:
+  def queue(self, specification: Any, batch_size: int) -> Callable[[],
+      list[continuous_batching.Finished]]:
     """Returns a function to be timed that decodes a queue of images, one per prompt.
 
     It is compiled and has run once. Images and prompts are those of `run`; the row of a complete

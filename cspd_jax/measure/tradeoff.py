@@ -20,7 +20,7 @@ _MEASURES = {
     'frechet': 'Frechet distance to {baseline}'}
 
 
-class Curve(NamedTuple):
+class TradeoffCurve(NamedTuple):
   """A verifier with a parameter that varies along a curve."""
 
   name: str  # Name of the curve.
@@ -38,20 +38,20 @@ class Point(NamedTuple):
   row: Measurement  # The decoder's measurements.
 
 
-def specifications(drafter: str, curves: Sequence[Curve]) -> dict[tuple, str]:
+def specifications(drafter: str, curves: Sequence[TradeoffCurve]) -> dict[tuple, str]:
   """Returns specifications by `(curve, value)`; `(None, None)` is the exact decoder."""
   return {(None, None): f'{drafter}+rejection'} | {
       (curve.name, value): f'{drafter}+{curve.verifier.format(format(value, "g"))}'
       for curve in curves for value in curve.values}
 
 
-def of_curve(points: Sequence[Point], curve: Curve) -> list[Measurement]:
+def of_curve(points: Sequence[Point], curve: TradeoffCurve) -> list[Measurement]:
   """Returns the rows on a curve, from the points of one drafter."""
   return [point.row for point in points
           if point.curve == curve.name or (point.curve is None and curve.from_exact)]
 
 
-def panels(points: Mapping[str, Sequence[Point]], curves: Sequence[Curve], baseline: str,
+def panels(points: Mapping[str, Sequence[Point]], curves: Sequence[TradeoffCurve], baseline: str,
            noise: Mapping[str, tuple[float, float]]) -> list[list[plot.Panel]]:
   """Builds panels over the accepted length: a row per drafter, a column per metric.
 
@@ -81,7 +81,7 @@ def _line(rows: Sequence[Measurement], measure: str, like: str) -> plot.Curve | 
   return plot.Curve(x, y, () if None in error else error, like=like)
 
 
-class Path(NamedTuple):
+class TradeoffPath(NamedTuple):
   """A curve with the results of every image."""
 
   rounds: np.ndarray  # `[points, N]` rounds after the prefill.
@@ -110,15 +110,15 @@ class Gap(NamedTuple):
   worse: float  # Bound per token of the upper curve at the middle length.
 
 
-def path(rows: Sequence[Measurement]) -> Path:
+def path(rows: Sequence[Measurement]) -> TradeoffPath:
   """Collects the results of every image from the rows of a curve."""
   decoded = [row.sample.decoded for row in rows]
-  return Path(np.array([point.rounds - 1 for point in decoded], np.float64),
+  return TradeoffPath(np.array([point.rounds - 1 for point in decoded], np.float64),
               np.array([point.tv_bound for point in decoded], np.float64),
               decoded[0].tokens.shape[1])
 
 
-def gap(better: Path, worse: Path) -> Gap | None:
+def gap(better: TradeoffPath, worse: TradeoffPath) -> Gap | None:
   """Compares two curves, with the jackknife's error over images; None without a common length."""
   count = better.rounds.shape[1]
   everything = np.ones(count, bool)
@@ -209,7 +209,7 @@ def of_rows(rows: Sequence[Measurement], claims: Sequence[Claim]) -> list[Conclu
   return result
 
 
-def of_curves(points: Mapping[str, Sequence[Point]], curves: Sequence[Curve],
+def of_curves(points: Mapping[str, Sequence[Point]], curves: Sequence[TradeoffCurve],
               claims: Sequence[Claim]) -> list[Conclusion]:
   """Tests claims about two curves, for every drafter."""
   by_name, result = {curve.name: curve for curve in curves}, []

@@ -6,10 +6,10 @@ The number of rounds depends on the model and the decoder, the cost of a round o
 
 A short run of every candidate measures its rounds. A batch runs until its slowest row is complete,
 so its rounds are the expected maximum over its images. If a row whose image is complete starts the
-next one (`decoding.refill`), the total is the rounds of all images divided by the rows, plus the
-tail in which the last images finish alone, plus one prefill per group of images. The short run also
-times a round at one number of images (`base`). At another number `b`, the time scales like that of
-a bare forward pass of the target over equally many tokens:
+next one (`decoding.continuous_batching`), the total is the rounds of all images divided by the
+rows, plus the tail in which the last images finish alone, plus one prefill per group of images. The
+short run also times a round at one number of images (`base`). At another number `b`, the time
+scales like that of a bare forward pass of the target over equally many tokens:
 
   seconds of a round(b) = seconds of a round(base) x pass(b, tokens) / pass(base, tokens)
 
@@ -27,7 +27,7 @@ import numpy as np
 
 from cspd_jax.core import programs
 from cspd_jax.core.batches import concatenated
-from cspd_jax.decoding import refill
+from cspd_jax.decoding import continuous_batching
 from cspd_jax.decoding.tree import chain
 from cspd_jax.measure import timing
 from cspd_jax.measure.bench import Bench
@@ -45,7 +45,7 @@ _QUEUES = 400  # Simulated queues in an expectation.
 OUT_OF_TIME = 'the time limit was reached'
 
 
-class Run(NamedTuple):
+class TimedRun(NamedTuple):
   """The short run of a candidate."""
 
   decoder: str  # Its specification.
@@ -64,7 +64,7 @@ class Pace(NamedTuple):
   seconds: float  # Their median time at the start.
 
 
-class Predicted(NamedTuple):
+class PredictedSpeed(NamedTuple):
   """The predicted cost of a candidate."""
 
   # Rounds per `batch_size` images: until the last row of a batch is complete; or the mean over
@@ -95,8 +95,8 @@ def queue_rounds(rounds: np.ndarray, batch_size: int, count: int) -> float:
   return float(np.mean(totals))
 
 
-def predict(run: Run, batch_size: int, growth: float, count: int = 0,
-            prefill: float = 0.0) -> Predicted:
+def predict(run: TimedRun, batch_size: int, growth: float, count: int = 0,
+            prefill: float = 0.0) -> PredictedSpeed:
   """Predicts the cost of a candidate with `batch_size` images decoded together.
 
   `growth` is the time of a round relative to that in the short run. For a queue, `count` is its
@@ -104,18 +104,19 @@ def predict(run: Run, batch_size: int, growth: float, count: int = 0,
   """
   seconds = run.seconds * growth
   if count:
-    groups = -(-count // refill.group(batch_size))
+    groups = -(-count // continuous_batching.group(batch_size))
     rounds = queue_rounds(run.rounds, batch_size, count) + groups * prefill / seconds
     rounds *= batch_size / count
   else:
     rounds = last_row(run.rounds, batch_size)
-  return Predicted(rounds, seconds, rounds * seconds / batch_size)
+  return PredictedSpeed(rounds, seconds, rounds * seconds / batch_size)
 
 
 def queue_length(bench: Bench, text: str, batch_size: int) -> int:
   """Returns the number of a bench's images if `generate` decodes them as a queue, otherwise 0."""
   count, decoder = len(bench.prompts), bench.check(text)
-  return count if bench.model.mesh is None and refill.helps(decoder, count, batch_size) else 0
+  return count if bench.model.mesh is None and continuous_batching.helps(decoder, count,
+                                                                         batch_size) else 0
 
 
 class Searched(NamedTuple):
@@ -206,7 +207,7 @@ def pace(bench: Bench, batch_size: int) -> Pace:
   return Pace(passes, timing.measure({'passes': passes})['passes'].median)
 
 
-def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
+def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> TimedRun:
   """Runs a candidate, in turns with passes of `pace`; invalid probabilities raise ValueError."""
   batches = -(-len(bench.prompts) // batch_size)
   calls, results = bench.runs(text, batch_size, batches), {}
@@ -225,7 +226,7 @@ def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> Run:
   rounds = decoded.rounds.reshape(batches, batch_size).max(axis=1)
   seconds = [timed['decoder', number] / timed['pace', number] / rounds[number]
              for number in range(batches)]
-  return Run(
+  return TimedRun(
       text, tokens(bench, text), acceptance.accepted_length(decoded).mean,
       decoded.rounds, pace.seconds * float(np.median(seconds)), batch_size)
 
@@ -247,7 +248,7 @@ def growth(bench: Bench, tokens: int, batch_sizes: Sequence[int], repeats: int) 
 
 def prefill(bench: Bench, batch_size: int, pace: Pace, repeats: int) -> float:
   """Measures the prefill of a group, in seconds, for a queue of `batch_size` rows and the pace."""
-  images = refill.group(batch_size)
+  images = continuous_batching.group(batch_size)
   run = _passes(bench, images, 1, f'the prefill of {images} images')(0)
   times = timing.measure({'pace': pace.run, 'prefill': run}, repeats)
   return pace.seconds * times['prefill'].median / times['pace'].median

@@ -151,7 +151,7 @@ def check_batch(batch_size: int, count: int, of: CLIP) -> None:
   memory.check_batch(min(batch_size, count), 4 * (3 * sizes.image_size**2 + layer))
 
 
-def scores(images: Sequence[layouts.Generated], of: CLIP, batch_size: int,
+def scores(images: Sequence[layouts.StoredImages], of: CLIP, batch_size: int,
            progress: Callable[[int, int], None], keep: Keep = nothing) -> dict[str, base.Value]:
   """Returns the two CLIP scores by name; arguments and errors as for `evaluation.features`."""
   def cosines(index: np.ndarray) -> Mapping[str, np.ndarray]:

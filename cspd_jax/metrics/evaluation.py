@@ -18,7 +18,7 @@ from cspd_jax.files.run_folder import Keep, nothing
 from cspd_jax.generation import memory
 from cspd_jax.generation.gallery import Extractor
 from cspd_jax.metrics import image_scores, image_sets, inception
-from cspd_jax.metrics.image_scores import Gaussian
+from cspd_jax.metrics.image_scores import FeatureMoments
 from cspd_jax.models import inception as network_lib
 from cspd_jax.models.inception import SIDE, Features
 
@@ -41,7 +41,7 @@ _WHERE = (
     'with cspd-convert --family=inception --source=FILE --output=FOLDER')
 
 
-class Inception(NamedTuple):
+class InceptionEvaluator(NamedTuple):
   """A converted Inception network, an evaluator of `inception.EVALUATORS`, and the digest of it."""
 
   params: Any
@@ -58,8 +58,8 @@ class Source(NamedTuple):
 
   images: image_sets.ImageSet | None
   features: Features | None
-  pool: Gaussian | None
-  spatial: Gaussian | None
+  pool: FeatureMoments | None
+  spatial: FeatureMoments | None
   left_out: tuple[str, ...] = ()
 
   @property
@@ -70,13 +70,13 @@ class Source(NamedTuple):
     return None if self.images is None else self.images.num_images
 
 
-def load(folder: str | None, evaluator: str) -> Inception:
+def load(folder: str | None, evaluator: str) -> InceptionEvaluator:
   """Loads a converted network; raises ValueError if the folder does not hold one."""
   if folder is None:
     raise ValueError('inception is None; it must be the folder of the converted network: '
                      f'{_WHERE}.')
   params, config, digest = network('inception', folder, _WHERE)
-  return Inception(params, config, evaluator, digest)
+  return InceptionEvaluator(params, config, evaluator, digest)
 
 
 def network(kind: str, folder: str, remedy: str) -> tuple[Any, Any, str]:
@@ -95,7 +95,7 @@ def network(kind: str, folder: str, remedy: str) -> tuple[Any, Any, str]:
   return params, config, digest.hexdigest()
 
 
-def features(images: image_sets.ImageSet, of: Inception, batch_size: int,
+def features(images: image_sets.ImageSet, of: InceptionEvaluator, batch_size: int,
              progress: Callable[[int, int], None], keep: Keep = nothing) -> Features:
   """Returns the features of a set of images, in host memory.
 
@@ -120,13 +120,13 @@ def features(images: image_sets.ImageSet, of: Inception, batch_size: int,
   return Features(*(values[name] for name in Features._fields))
 
 
-def save(path: pathlib.Path, values: Features, of: Inception) -> None:
+def save(path: pathlib.Path, values: Features, of: InceptionEvaluator) -> None:
   """Writes features to an .npz file, with the evaluator and the network."""
   atomic.write_arrays(path, {
       **values._asdict(), 'evaluator': np.array(of.evaluator), 'network': np.array(of.digest)})
 
 
-def extractor(of: Inception) -> Extractor:
+def extractor(of: InceptionEvaluator) -> Extractor:
   """Returns an extractor of features for a `Gallery`, which writes them in the format of `save`."""
   def compute(images: Sequence[pathlib.Path], keep: Keep) -> dict[str, np.ndarray]:
     of_images = image_sets.ImageSet(
@@ -138,7 +138,7 @@ def extractor(of: Inception) -> Extractor:
   return Extractor(compute, dict(evaluator=of.evaluator, network=of.digest))
 
 
-def opened(argument: str, path: str, of: Inception, batch_size: int) -> Source:
+def opened(argument: str, path: str, of: InceptionEvaluator, batch_size: int) -> Source:
   """Opens a set of images, their features or published statistics; nothing is computed.
 
   The path is that of a folder of images, or an .npz file of images, statistics (`mu`, `sigma`), or
@@ -172,7 +172,7 @@ def opened(argument: str, path: str, of: Inception, batch_size: int) -> Source:
   return Source(images, None, pool, spatial, left_out(images.left_out))
 
 
-def check_counts(samples: Source, reference: Source, of: Inception) -> None:
+def check_counts(samples: Source, reference: Source, of: InceptionEvaluator) -> None:
   """Raises ValueError if there are too few images for the scores of an evaluator."""
   kind = inception.EVALUATORS[of.evaluator]
   counts = dict(images=samples.num_images, reference=reference.num_images)
@@ -187,7 +187,7 @@ def check_counts(samples: Source, reference: Source, of: Inception) -> None:
                        f'{least[name]}.')
 
 
-def scored(source: Source, of: Inception, batch_size: int,
+def scored(source: Source, of: InceptionEvaluator, batch_size: int,
            progress: Callable[[int, int], None], keep: Keep = nothing) -> Source:
   """Returns what `opened` returned with the features of its images and their moments."""
   values = source.features
@@ -201,7 +201,7 @@ def scored(source: Source, of: Inception, batch_size: int,
       spatial=source.spatial or image_scores.gaussian(values.spatial))
 
 
-def _stored(where: str, path: str, arrays: Mapping[str, npz.Header], of: Inception,
+def _stored(where: str, path: str, arrays: Mapping[str, npz.Header], of: InceptionEvaluator,
             widths: Features) -> Features:
   """Features of `save`; raises ValueError for those of another network, or inconsistent ones."""
   if wrong := [name for name in _LABELS if arrays[name].shape or arrays[name].dtype.kind != 'U'
@@ -229,7 +229,7 @@ def _stored(where: str, path: str, arrays: Mapping[str, npz.Header], of: Incepti
 
 
 def _moments(where: str, path: str, arrays: Mapping[str, npz.Header], pair: tuple[str, str],
-             width: int) -> Gaussian | None:
+             width: int) -> FeatureMoments | None:
   """Published statistics of `width` features; None if the file does not hold them."""
   if not set(pair) & set(arrays):
     return None
@@ -247,7 +247,7 @@ def _moments(where: str, path: str, arrays: Mapping[str, npz.Header], pair: tupl
   if problem := _problem(mean, covariance):
     raise ValueError(f'{where}, whose {pair[0]} and {pair[1]} are no mean and covariance; those '
                      f'are {problem}, so compute them again.')
-  return Gaussian(mean, covariance)
+  return FeatureMoments(mean, covariance)
 
 
 def _problem(mean: np.ndarray, covariance: np.ndarray) -> str | None:

@@ -118,14 +118,14 @@ def _squared_distances(a: jax.Array, b: jax.Array) -> jax.Array:
 _ROUNDING = 1e-4
 
 
-class Gaussian(NamedTuple):
+class FeatureMoments(NamedTuple):
   """Mean `[F]` and covariance `[F, F]` of features, float64."""
 
   mean: np.ndarray
   covariance: np.ndarray
 
 
-def gaussian(points: np.ndarray) -> Gaussian:
+def gaussian(points: np.ndarray) -> FeatureMoments:
   """Returns mean and unbiased covariance of 2 or more finite `points` `[N, F]`, or ValueError."""
   points = np.asarray(points, np.float64)
   if points.ndim != 2 or len(points) < 2 or not points.size or not np.isfinite(points).all():
@@ -133,10 +133,10 @@ def gaussian(points: np.ndarray) -> Gaussian:
         f'points have shape {points.shape}; they must be finite, [N, F], with N of at least 2.')
   mean = points.mean(axis=0)
   centered = points - mean
-  return Gaussian(mean, centered.T @ centered / (len(points) - 1))
+  return FeatureMoments(mean, centered.T @ centered / (len(points) - 1))
 
 
-def distance(a: Gaussian, b: Gaussian) -> float:
+def distance(a: FeatureMoments, b: FeatureMoments) -> float:
   """Returns the squared Wasserstein-2 distance, `|m_a - m_b|^2 + tr(A + B - 2 (A B)^(1/2))`.
 
   `A B` has the eigenvalues of the symmetric `A^(1/2) B A^(1/2)`, and the trace of its square root
@@ -154,7 +154,7 @@ def distance(a: Gaussian, b: Gaussian) -> float:
   return float(np.sum((a.mean - b.mean)**2) + max(spread, 0))
 
 
-def are_equal(a: Gaussian, b: Gaussian) -> bool:
+def are_equal(a: FeatureMoments, b: FeatureMoments) -> bool:
   """Whether the moments are those of the same points, up to rounding.
 
   Those of different points differ more: the means of `N` by about `std / sqrt(N)`.
@@ -172,7 +172,7 @@ def of_sample(sample: base.Sample, model: Model) -> np.ndarray | None:
   if tokenizer is None or tokenizer.features is None:
     return None
   decode, encode = tokenizer.decode, tokenizer.features
-  run = programs.kept(model, 'features', lambda: programs.jit(
+  run = programs.get_or_compile(model, 'features', lambda: programs.jit(
       lambda params, tokens: encode(params, decode(params, tokens))))
   return sample.once('features', lambda: sample.batched(
       lambda condition, tokens, sampling: run(tokenizer.params, tokens)))

@@ -22,7 +22,7 @@ _GRID = 4
 _CUBIC = -0.75  # PyTorch's cubic kernel.
 
 
-class Generated(NamedTuple):
+class StoredImages(NamedTuple):
   """An image file of `cspd-generate`, and its prompt."""
 
   path: pathlib.Path
@@ -39,7 +39,7 @@ class Group(NamedTuple):
 
   name: str
   content: str
-  images: list[Generated]
+  images: list[StoredImages]
 
 
 def _place(folder: str) -> pathlib.Path:
@@ -49,7 +49,7 @@ def _place(folder: str) -> pathlib.Path:
   return place
 
 
-def generated(folder: str) -> list[Generated]:
+def generated(folder: str) -> list[StoredImages]:
   """Returns the images of a folder of `cspd-generate` by number; ValueError without any."""
   place = _place(folder)
   source = place / 'report.json'
@@ -57,10 +57,11 @@ def generated(folder: str) -> list[Generated]:
   if not isinstance(rows, list) or not rows or not all(
       isinstance(row, dict) and {'file', 'prompt', 'number'} <= row.keys() for row in rows):
     raise ValueError(f'images is {folder!r}, whose report.json is not one of cspd-generate.')
-  return [Generated(paths.inside(place, row['file'], source), str(row['prompt'])) for row in rows]
+  return [StoredImages(paths.inside(place, row['file'], source),
+                       str(row['prompt'])) for row in rows]
 
 
-def captioned(folder: str) -> list[Generated]:
+def captioned(folder: str) -> list[StoredImages]:
   """Returns images with captions, of `cspd-generate` or layout `coco`; ValueError for others."""
   place = _place(folder)
   source = place / 'captions.json'
@@ -71,7 +72,8 @@ def captioned(folder: str) -> list[Generated]:
                          for row in rows):
     raise ValueError(f'images is {folder!r}, whose captions.json is no list of objects with '
                      'file_name and caption.')
-  return [Generated(paths.inside(place / 'images', row['file_name'], source), str(row['caption']))
+  return [StoredImages(paths.inside(place / 'images', row['file_name'], source),
+                       str(row['caption']))
           for row in rows]
 
 
@@ -86,13 +88,13 @@ def painter(folder: str) -> tuple[str, list[str]] | None:
   return str(report['model']), list(map(str, report['examples']))
 
 
-def groups(images: Sequence[Generated], lines: Sequence[tuple[str, str, str]]) -> list[Group]:
+def groups(images: Sequence[StoredImages], lines: Sequence[tuple[str, str, str]]) -> list[Group]:
   """Divides images among the prompts of an evaluator, lines of name, content and text.
 
   Images of a text that several have are divided in order. It raises ValueError unless every prompt
   has as many images as the others, and every image a prompt.
   """
-  by_text: dict[str, list[Generated]] = collections.defaultdict(list)
+  by_text: dict[str, list[StoredImages]] = collections.defaultdict(list)
   for image in images:
     by_text[image.prompt].append(image)
   counts = collections.Counter(text for *_, text in lines)
@@ -154,7 +156,7 @@ def _cubic(count: int, size: int) -> tuple[np.ndarray, np.ndarray]:
   return np.clip(places, 0, count - 1), np.where(x <= 1, near, far)
 
 
-def write_adm(folder: pathlib.Path, images: Sequence[Generated], size: int | None) -> None:
+def write_adm(folder: pathlib.Path, images: Sequence[StoredImages], size: int | None) -> None:
   """Writes samples.npz; images are resized to `size`, here and below, unless it is None."""
   first = images[0].pixels(size)
   paths.check_space(folder, len(images) * first.size)
@@ -191,7 +193,7 @@ def write_dpg(folder: pathlib.Path, divided: Sequence[Group], size: int | None) 
     atomic.write(folder / f'{group.name}.png', encoded(grid))
 
 
-def same_size(image: Generated, pixels: np.ndarray, first: np.ndarray) -> np.ndarray:
+def same_size(image: StoredImages, pixels: np.ndarray, first: np.ndarray) -> np.ndarray:
   """Returns the pixels of an image; raises ValueError unless they have the shape of the first."""
   if pixels.shape != first.shape:
     raise ValueError(f'{image.path} has {pixels.shape[0]}x{pixels.shape[1]} pixels, the first '
@@ -199,7 +201,7 @@ def same_size(image: Generated, pixels: np.ndarray, first: np.ndarray) -> np.nda
   return pixels
 
 
-def write_coco(folder: pathlib.Path, images: Sequence[Generated], size: int | None) -> None:
+def write_coco(folder: pathlib.Path, images: Sequence[StoredImages], size: int | None) -> None:
   """Writes the images and captions.json, a list of file names and captions."""
   (folder / 'images').mkdir()
   captions: list[Mapping[str, str]] = []

@@ -41,7 +41,7 @@ class Thing(NamedTuple):
   colour: str | None = None
 
 
-class Request(NamedTuple):
+class SceneRequest(NamedTuple):
   """The request of a caption."""
 
   items: tuple[Thing, ...]  # One thing, or two from left to right.
@@ -50,10 +50,10 @@ class Request(NamedTuple):
   ground: str | None = None  # One of `GROUNDS`, or None where it is free.
 
 
-def caption(request: Request) -> str:
+def caption(request: SceneRequest) -> str:
   """Writes the caption of a request.
 
-  >>> caption(Request((Thing('octopus', 'blue'), Thing('owl')), style='flat', ground='yellow'))
+  >>> caption(SceneRequest((Thing('octopus', 'blue'), Thing('owl')), style='flat', ground='yellow'))
   'a blue octopus and an owl flat on yellow'
   """
   items = [' '.join(filter(None, ('small' * request.small, thing.colour, thing.name)))
@@ -63,11 +63,11 @@ def caption(request: Request) -> str:
       f' on {request.ground}' * bool(request.ground))
 
 
-def parse(text: str) -> Request | None:
+def parse(text: str) -> SceneRequest | None:
   """Reads a caption; None if it has another form. One thing alone may be small.
 
   >>> parse('a small red fox on white')
-  Request(items=(Thing(name='fox', colour='red'),), small=True, style=None, ground='white')
+  SceneRequest(items=(Thing(name='fox', colour='red'),), small=True, style=None, ground='white')
   """
   first, *second = text.strip().lower().split(' and ', 1)
   forms = [_THING, _THING + _REST] if second else [_THING + _REST]
@@ -75,7 +75,7 @@ def parse(text: str) -> Request | None:
   parts = [match.groupdict() for match in matches if match]
   if len(parts) < len(matches) or second and any(part['small'] for part in parts):
     return None
-  return Request(tuple(Thing(part['name'], part['colour']) for part in parts),
+  return SceneRequest(tuple(Thing(part['name'], part['colour']) for part in parts),
                  any(part['small'] for part in parts), parts[-1]['style'], parts[-1]['ground'])
 
 

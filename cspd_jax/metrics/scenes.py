@@ -26,7 +26,7 @@ from cspd_jax.generation.model import Model
 from cspd_jax.generation.results import to_bytes
 from cspd_jax.metrics import base, layouts, requests
 from cspd_jax.metrics.base import Metric, Sample, Value
-from cspd_jax.metrics.requests import Request
+from cspd_jax.metrics.requests import SceneRequest
 
 KINDS = ('thing', 'two', 'style', 'ground', 'colour')
 # What the scores of `asked` are, by name, for output.
@@ -118,7 +118,7 @@ def score(images: np.ndarray, captions: Sequence[str], of: Templates | None = No
   return {kind: np.array([row.get(kind, np.nan) for row in rows]) for kind in (*KINDS, 'all')}
 
 
-def request_of(caption: str, of: Templates) -> Request:
+def request_of(caption: str, of: Templates) -> SceneRequest:
   """Reads a caption; raises ValueError unless all its things have templates."""
   request = requests.parse(caption)
   if request is None:
@@ -160,7 +160,7 @@ def scene(image: np.ndarray) -> np.ndarray:
                     np.float32)
 
 
-def _marks(scene: np.ndarray, request: Request, seen: list[Seen]) -> dict[str, float]:
+def _marks(scene: np.ndarray, request: SceneRequest, seen: list[Seen]) -> dict[str, float]:
   """Returns the marks of a scene by kind, and 'all'."""
   right = [one.name == thing.name for one, thing in zip(seen, request.items, strict=True)]
   marks = {'two' if len(right) == 2 else 'thing': all(right)}
@@ -193,7 +193,8 @@ def nearest(colour: np.ndarray) -> str:
       np.sum((colour - np.array(requests.GROUNDS[name])) ** 2)))
 
 
-def see(scenes: Sequence[np.ndarray], wanted: Sequence[Request], of: Templates) -> list[list[Seen]]:
+def see(scenes: Sequence[np.ndarray], wanted: Sequence[SceneRequest],
+        of: Templates) -> list[list[Seen]]:
   """Returns the things of scenes `[64, 64, 3]` float32 from 0 to 255, from left to right."""
   whole = [len(request.items) == 1 and not request.small for request in wanted]
   windows = [_windows(scene, request) for scene, request in zip(scenes, wanted, strict=True)]
@@ -213,7 +214,7 @@ def see(scenes: Sequence[np.ndarray], wanted: Sequence[Request], of: Templates) 
           for row, request in enumerate(wanted)]
 
 
-def _windows(scene: np.ndarray, request: Request) -> list[np.ndarray]:
+def _windows(scene: np.ndarray, request: SceneRequest) -> list[np.ndarray]:
   if len(request.items) == 1 and not request.small:
     return [scene.reshape(_WINDOW, 2, _WINDOW, 2, 3).mean(axis=(1, 3)).reshape(-1, 3)]
   places = ([(16, 32), (48, 32)] if len(request.items) == 2 else
@@ -275,7 +276,7 @@ def check(captions: Sequence[str]) -> None:
     request_of(caption, templates())
 
 
-def opened(folder: str) -> list[layouts.Generated]:
+def opened(folder: str) -> list[layouts.StoredImages]:
   """Returns the images of a folder with captions, as `layouts.captioned`.
 
   Raises ValueError if a caption is not in the grammar of scenes, or if the report of the folder
@@ -327,7 +328,7 @@ def _marks_of_sample(sample: Sample, model: Model) -> dict[str, np.ndarray]:
   return sample.once('asked', lambda: score(to_bytes(sample.images(model)), captions))
 
 
-def scores(images: Sequence[layouts.Generated], batch_size: int,
+def scores(images: Sequence[layouts.StoredImages], batch_size: int,
            progress: Callable[[int, int], None]) -> dict[str, Value]:
   """Returns the scores of `asked` by name; unreadable images and several sizes raise ValueError."""
   parts: list[dict[str, np.ndarray]] = []

@@ -11,7 +11,7 @@ from cspd_jax.core import fields
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class AutoencoderSizes:
   """The sizes of the networks, which the configs of tokenizers add to.
 
   Attributes:
@@ -152,7 +152,7 @@ class Encoder(nn.Module):
   If `attention`, the level of the lowest resolution has attention, besides the middle.
   """
 
-  config: Sizes
+  config: AutoencoderSizes
   features: int
   attention: bool
 
@@ -171,7 +171,7 @@ class Encoder(nn.Module):
 class Decoder(nn.Module):
   """Maps features `[B, h, w, Z]` to images `[B, h * f, w * f, C]`, not clipped."""
 
-  config: Sizes
+  config: AutoencoderSizes
   attention: bool
   norm: Layer = norm
 

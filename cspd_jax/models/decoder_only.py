@@ -2,7 +2,7 @@
 
 A config is a frozen dataclass with `num_layers` and the method `causal(num_streams)`, which returns
 the model's specification. If the condition is a `Prompt`, `prompted` builds most of it. Configs
-here are `Sizes`.
+here are `DecoderOnlySizes`.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ Config = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class Sizes:
+class DecoderOnlySizes:
   """The sizes of every model here, whose configs add defaults and what is particular to them.
 
   Attributes:

@@ -32,7 +32,7 @@ logits_and_features = decoder_only.logits_and_features
 
 
 @dataclasses.dataclass(frozen=True)
-class EarlyFusionConfig(decoder_only.Sizes):
+class EarlyFusionConfig(decoder_only.DecoderOnlySizes):
   """Sizes of a model, and the grammar of its images.
 
   Attributes:

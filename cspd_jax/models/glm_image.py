@@ -38,7 +38,7 @@ CODE_PIXELS = 32
 
 
 @dataclasses.dataclass(frozen=True)
-class GlmImageConfig(decoder_only.Sizes):
+class GlmImageConfig(decoder_only.DecoderOnlySizes):
   """Sizes of a model; the defaults are the published ones.
 
   Attributes:

@@ -32,7 +32,7 @@ _NORM_EPS = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
-class KLVAEConfig(autoencoder.Sizes):
+class KLVAEConfig(autoencoder.AutoencoderSizes):
   """Sizes of a tokenizer; the defaults are KL-16.
 
   Attributes:

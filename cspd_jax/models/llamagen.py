@@ -27,7 +27,7 @@ target, ends = decoder_only.target, decoder_only.ends
 
 
 @dataclasses.dataclass(frozen=True)
-class LlamaGenConfig(decoder_only.Sizes):
+class LlamaGenConfig(decoder_only.DecoderOnlySizes):
   """Sizes of a LlamaGen model.
 
   Attributes:

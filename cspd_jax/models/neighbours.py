@@ -19,7 +19,7 @@ import numpy as np
 
 from cspd_jax.core import fields
 from cspd_jax.decoding import contract
-from cspd_jax.decoding.base import Env, Outcome
+from cspd_jax.decoding.base import DecodeContext, RoundResult
 from cspd_jax.decoding.drafters.correctors import Corrector, distributions
 from cspd_jax.files import matrices
 from cspd_jax.models.layers import Linear
@@ -142,11 +142,11 @@ class _State(NamedTuple):
 def corrector(config: NeighboursConfig) -> Corrector:
   """Returns the network as a corrector; its parameters are the `draft_params`."""
 
-  def init(env: Env, condition: Any, outcome: Outcome, length: int) -> _State:
+  def init(env: DecodeContext, condition: Any, outcome: RoundResult, length: int) -> _State:
     token = outcome.tokens[:, :1]
     return _State(outcome.tokens, jnp.repeat(token, length, axis=1), jnp.zeros_like(token[:, 0]))
 
-  def predict(env: Env, committed: jax.Array, tokens: jax.Array, first: jax.Array,
+  def predict(env: DecodeContext, committed: jax.Array, tokens: jax.Array, first: jax.Array,
               start: jax.Array) -> jax.Array:
     """Predicts the tokens after position `start`; `tokens` are written from `first` on."""
     count = tokens.shape[1]
@@ -155,7 +155,7 @@ def corrector(config: NeighboursConfig) -> Corrector:
     positions = start[:, None] + 1 + jnp.arange(count)
     return logits(env.params, config, image, positions)[None]
 
-  def begin(env: Env, state: _State, tokens: jax.Array, start: jax.Array
+  def begin(env: DecodeContext, state: _State, tokens: jax.Array, start: jax.Array
             ) -> tuple[jax.Array, jax.Array, jax.Array, _State]:
     # One call: the images before and after the last round are concatenated along the batch.
     both = lambda old, new: jnp.concatenate([old, new])
@@ -167,11 +167,11 @@ def corrector(config: NeighboursConfig) -> Corrector:
     old, new = jnp.split(predicted, 2, axis=1)
     return new[:, :, :count], old, state.first, state
 
-  def score(env: Env, state: _State, tokens: jax.Array, start: jax.Array
+  def score(env: DecodeContext, state: _State, tokens: jax.Array, start: jax.Array
            ) -> tuple[jax.Array, _State]:
     return predict(env, state.tokens, tokens, start + 1, start), state
 
-  def update(env: Env, state: _State, outcome: Outcome) -> _State:
+  def update(env: DecodeContext, state: _State, outcome: RoundResult) -> _State:
     return _State(outcome.tokens, outcome.nodes[:, 1:state.nodes.shape[1] + 1], outcome.root)
 
   return distributions(

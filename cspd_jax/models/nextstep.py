@@ -27,7 +27,7 @@ Params = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class NextStepConfig(decoder_only.Sizes):
+class NextStepConfig(decoder_only.DecoderOnlySizes):
   """Sizes of a model and the options of its published sampler; the defaults are NextStep-1's.
 
   Attributes:

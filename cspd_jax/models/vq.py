@@ -40,7 +40,7 @@ Params = Any
 
 
 @dataclasses.dataclass(frozen=True)
-class VQConfig(autoencoder.Sizes):
+class VQConfig(autoencoder.AutoencoderSizes):
   """Sizes of a tokenizer; the defaults are LlamaGen's VQ-16.
 
   Attributes:

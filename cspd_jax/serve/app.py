@@ -21,9 +21,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cspd_jax.core import progress
 from cspd_jax.generation.model import Partial
-from cspd_jax.generation.runner import Finished
+from cspd_jax.generation.runner import FinishedImage
 from cspd_jax.serve import guard, openapi, wire
-from cspd_jax.serve.engine import ClosedError, DeviceError, Engine, FullError, Job
+from cspd_jax.serve.scheduler import ClosedError, DeviceError, FullError, ImageJob, Scheduler
 from cspd_jax.serve.wire import ApiError, Order, Served
 
 _PAGE = pathlib.Path(__file__).parent / 'page'
@@ -43,10 +43,10 @@ class _Images:
   """The images of a request, as the event loop sees them; `jobs` when they are checked."""
 
   def __init__(self, count: int):
-    self.jobs: list[Job] = []
+    self.jobs: list[ImageJob] = []
     self.given_up = False  # Whether nobody waits for them any more.
     self.looks: list[Partial | None] = [None] * count  # After the last step; None if one waits.
-    self.results: list[Any] = [None] * count  # What `Job.listener` received at the end.
+    self.results: list[Any] = [None] * count  # What `ImageJob.listener` received at the end.
     self.changed = asyncio.Event()
     self._loop = asyncio.get_running_loop()
 
@@ -65,7 +65,7 @@ class _Images:
 class Service:
   """Answers in `deadline` seconds with an engine whose runners are named as `served.decoders`."""
 
-  def __init__(self, served: Served, engine: Engine, *, deadline: float):
+  def __init__(self, served: Served, engine: Scheduler, *, deadline: float):
     self._served, self._engine, self._deadline = served, engine, deadline
     self._preparing = futures.ThreadPoolExecutor(1, 'preparing')
     self._drawing = futures.ThreadPoolExecutor(2, 'drawing')
@@ -156,7 +156,7 @@ class Service:
           served.decoders[order.decoder], batch_size=1, **order.options)
       first = sampler.request([order.prompt], seed=order.seed)
       images.jobs = [
-          Job(dataclasses.replace(first, seeds=[(order.seed, i)]), order.decoder,
+          ImageJob(dataclasses.replace(first, seeds=[(order.seed, i)]), order.decoder,
               images.listener(i), watched=order.progress or order.partial_images > 0)
           for i in range(order.n)]
       if not images.given_up:  # If it is from here on, the jobs are cancelled.
@@ -298,7 +298,7 @@ async def loading(scope: Scope, receive: Receive, send: Send) -> None:
   raise ApiError(503, 'the server is loading its model.', 'server_error', retry_after='5', **later)
 
 
-def _generated(result: Finished | DeviceError | ClosedError) -> Any:
+def _generated(result: FinishedImage | DeviceError | ClosedError) -> Any:
   """Returns a complete image; raises ApiError if it could not be decoded."""
   if isinstance(result, DeviceError):
     raise ApiError(500, f'{result}; try again, with fewer images at once.', 'server_error')

@@ -26,14 +26,14 @@ _WORTH = 0.9
 
 
 @dataclasses.dataclass(eq=False)
-class Job:
+class ImageJob:
   """An image that is to be decoded.
 
   Attributes:
     request: of one image.
     decoder: the name of its runner.
     listener: called in the engine's thread, which it must not block: with a `run.Partial` after
-      every step, if the image is watched, and once at the end, with a `runner.Finished`, a
+      every step, if the image is watched, and once at the end, with a `runner.FinishedImage`, a
       `DeviceError`, or a `ClosedError` after `Engine.abandon`. After `Engine.cancel` it is not
       called.
     watched: whether the listener is called after every step, which is one round then.
@@ -52,7 +52,7 @@ class Job:
 
 
 @dataclasses.dataclass(eq=False)
-class Batch:
+class SlotBatch:
   """A runner and the images in its slots.
 
   Its `state` is 'new', 'compiling', 'ready' or 'failed', that is, it cannot be compiled. `rounds`
@@ -63,13 +63,13 @@ class Batch:
   runner: Runner
   size: int
   state: str = 'new'
-  jobs: dict[int, Job] = dataclasses.field(default_factory=dict)
+  jobs: dict[int, ImageJob] = dataclasses.field(default_factory=dict)
   rounds: dict[int, int] = dataclasses.field(default_factory=dict)
   per_step: int = 1
   pace: float = math.inf
 
 
-class Decoder:
+class DecoderBatches:
   """A decoder's batches, by number of slots; the last, of `size` slots, is compiled first.
 
   `recent` are the seconds of the last images, from slot to completion, which other threads read
@@ -79,7 +79,7 @@ class Decoder:
 
   def __init__(self, name: str, runners: Sequence[Runner]):
     self.name = name
-    self.batches = [Batch(runner, runner.free)
+    self.batches = [SlotBatch(runner, runner.free)
                     for runner in sorted(runners, key=lambda runner: runner.free)]
     self.batches[-1].state = 'ready'  # Before any image comes.
     self.size = self.batches[-1].size
@@ -88,7 +88,7 @@ class Decoder:
     self._most, self._until = 0, 0.0
 
   @property
-  def jobs(self) -> list[Job]:
+  def jobs(self) -> list[ImageJob]:
     """All images that have a slot."""
     return [job for batch in self.batches for job in batch.jobs.values()]
 
@@ -99,9 +99,9 @@ class Decoder:
       self._most, self._until = count, now + _MEMORY
     return self._most
 
-  def fitting(self, count: int) -> list[Batch]:
+  def fitting(self, count: int) -> list[SlotBatch]:
     """Returns the batches for `count` images together that are worth it, the smallest first."""
-    pace, worth = math.inf, list[Batch]()
+    pace, worth = math.inf, list[SlotBatch]()
     for batch in reversed(self.batches):
       is_worth = batch.pace == math.inf or batch.pace <= _WORTH * pace
       if is_worth and batch.state != 'failed':

@@ -23,7 +23,7 @@ from cspd_jax.generation import memory
 from cspd_jax.generation.runner import Runner
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.serve import app, guard
-from cspd_jax.serve.engine import Engine
+from cspd_jax.serve.scheduler import Scheduler
 from cspd_jax.serve.wire import Served
 
 # Connections at once, and bytes of a request's head.
@@ -71,7 +71,7 @@ def read_key(path: str) -> str:
 
 
 def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None = None,
-           fixed_slots: bool = False) -> Engine:
+           fixed_slots: bool = False) -> Scheduler:
   """Returns the engine of a server, not started, with as many slots for each decoder.
 
   Fewer images are decoded in 1, 2, 4, ... slots as far as memory allows, unless `fixed_slots`. A
@@ -107,7 +107,7 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   for name, several in runners.items():
     several += [Runner(model, count, decoder=served.decoders[name], prompt_length=prompt_length)
                 for count in more]
-  return Engine(runners, queue=queue, warm_up=requests)
+  return Scheduler(runners, queue=queue, warm_up=requests)
 
 
 @contextlib.contextmanager
@@ -129,7 +129,7 @@ def loading(sock: socket.socket, *, key: str | None = None, allowed_hosts: Colle
     thread.join()
 
 
-def run(served: Served, engine_of_model: Engine, sock: socket.socket, *, deadline: float,
+def run(served: Served, engine_of_model: Scheduler, sock: socket.socket, *, deadline: float,
         key: str | None = None, allowed_hosts: Collection[str] = (), grace: float | None = None
         ) -> int:
   """Serves until a signal ends the process; returns its exit code.
@@ -170,7 +170,7 @@ class _Server(uvicorn.Server):
   In `grace` seconds at most, unless it is None.
   """
 
-  def __init__(self, config: uvicorn.Config, engine_of_model: Engine, grace: float | None):
+  def __init__(self, config: uvicorn.Config, engine_of_model: Scheduler, grace: float | None):
     super().__init__(config)
     self._engine, self._grace = engine_of_model, grace
 

@@ -14,14 +14,14 @@ from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing import recorded_checks
 from cspd_jax.testing.draft_probe import FALSE_ALARM, OPTIONS, DraftProbe
 from cspd_jax.testing.recorded_checks import digest, misfit
-from cspd_jax.testing.report import Check, Report, collect, complaint, required
+from cspd_jax.testing.report import Check, CheckReport, collect, complaint, required
 from cspd_jax.testing.tabular import Tabular, first_prefix, prefix_number, tabular
 
 _MOST_PREFIXES = 2**19  # The most prefixes of the model that is made if none is passed.
 
 
 def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabular | None = None,
-                  samples: int = 2**14) -> Report:
+                  samples: int = 2**14) -> CheckReport:
   """Checks that a drafter satisfies the contract of `base.Drafter`, in rounds of the library.
 
   Exact verification is exact only if the recorded distributions are those that the drafts were

@@ -15,7 +15,7 @@ from cspd_jax.testing.tabular import Tabular
 FALSE_ALARM = 1e-6  # Probability that a correct sampler fails, over all tests of a check together.
 
 
-class Report(NamedTuple):
+class ExactnessReport(NamedTuple):
   """How well samples fit a distribution.
 
   Attributes:
@@ -36,7 +36,7 @@ class Report(NamedTuple):
 
 def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np.ndarray,
                   vocab_size: int, *, samples: int = 2**19, batch_size: int = 2**14,
-                  seed: int = 0, false_alarm: float = FALSE_ALARM) -> Report:
+                  seed: int = 0, false_alarm: float = FALSE_ALARM) -> ExactnessReport:
   """Tests any sampler of sequences against their enumerated distributions.
 
   Rows of a batch have different classes, so that they advance at different speeds. Tests the joint
@@ -86,7 +86,7 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np
 
 def check_decoder(decoder: Decoder, tabular: Tabular, probs: np.ndarray,
                   sampling: SamplingParams = SamplingParams(), *,
-                  draft_params=None, **kwargs) -> Report:
+                  draft_params=None, **kwargs) -> ExactnessReport:
   """Tests a decoder, built on `tabular.target`, through its jitted path.
 
   `probs` `[C, V**T]` are the expected distributions, `class_probs(tabular, sampling)`;
@@ -103,7 +103,7 @@ def class_probs(tabular: Tabular, sampling: SamplingParams = SamplingParams()) -
                                         label) for label in range(tabular.params.shape[0])])
 
 
-def fit(counts: np.ndarray, distribution: np.ndarray, min_expected: float = 5.0) -> Report:
+def fit(counts: np.ndarray, distribution: np.ndarray, min_expected: float = 5.0) -> ExactnessReport:
   """Pearson's chi-squared test of `counts` `[cells]` against `distribution` `[cells]`.
 
   Cells with fewer than `min_expected` expected samples are pooled. A single sample in a cell of
@@ -124,7 +124,7 @@ def fit(counts: np.ndarray, distribution: np.ndarray, min_expected: float = 5.0)
   # E|X - np| of a binomial, in its normal approximation.
   tv_expected = 0.5 * np.sqrt(2 / np.pi * distribution * (1 - distribution) / samples).sum()
   if np.any(counts[distribution == 0] > 0):
-    return Report(float(tv), float(tv_expected), 0.0, int(samples), False)
+    return ExactnessReport(float(tv), float(tv_expected), 0.0, int(samples), False)
   expected = distribution * samples
   large = expected >= min_expected
   if expected[large].sum() < samples / 2 and len(expected) > 1:
@@ -141,10 +141,11 @@ def fit(counts: np.ndarray, distribution: np.ndarray, min_expected: float = 5.0)
   if degrees:
     with jax.enable_x64(True):
       p_value = float(jax.scipy.stats.chi2.sf(statistic, degrees))
-  return Report(float(tv), float(tv_expected), p_value, int(samples), p_value >= FALSE_ALARM)
+  return ExactnessReport(float(tv), float(tv_expected), p_value, int(samples),
+                         p_value >= FALSE_ALARM)
 
 
-class Distance(NamedTuple):
+class SampleDistance(NamedTuple):
   """How far apart two samples are, in Kolmogorov-Smirnov (KS) statistics.
 
   Attributes:
@@ -161,7 +162,7 @@ class Distance(NamedTuple):
 
 
 def compare(first: np.ndarray, second: np.ndarray, *, projections: int = 24,
-            false_alarm: float = 1e-3, seed: int = 0) -> Distance:
+            false_alarm: float = 1e-3, seed: int = 0) -> SampleDistance:
   """Two-sample KS tests of all coordinates and of random projections.
 
   Projections, each scaled by the coordinates' spread, detect dependence between coordinates. The
@@ -183,7 +184,7 @@ def compare(first: np.ndarray, second: np.ndarray, *, projections: int = 24,
   if limit >= 1:
     raise ValueError(f'{n} and {m} samples are too few: the limit of the statistic is {limit:.2f}, '
                      'which none exceeds; draw more samples.')
-  return Distance(float(worst), float(limit), float(distances.mean()), bool(worst < limit))
+  return SampleDistance(float(worst), float(limit), float(distances.mean()), bool(worst < limit))
 
 
 def _vectors(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

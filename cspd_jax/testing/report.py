@@ -20,7 +20,7 @@ class Check(NamedTuple):
   of_trees: bool = False  # Whether it is left out for a target that scores chains only.
 
 
-class Report(NamedTuple):
+class CheckReport(NamedTuple):
   """The result of all checks.
 
   Attributes:
@@ -47,21 +47,21 @@ class Report(NamedTuple):
 class ProblemsError(AssertionError):
   """A part is not what decoders need; `report` has its problems by check."""
 
-  def __init__(self, part: str, report: Report):
+  def __init__(self, part: str, report: CheckReport):
     super().__init__(f'the {part} is not what decoders need:\n{report}')
     self.report = report
 
 
-def required(part: str, report: Report) -> Report:
+def required(part: str, report: CheckReport) -> CheckReport:
   """Returns the report on a part; raises `ProblemsError` if it has problems."""
   if report.problems:
     raise ProblemsError(part, report)
   return report
 
 
-def collect(checks: Iterable[Check], probe: Any) -> Report:
+def collect(checks: Iterable[Check], probe: Any) -> CheckReport:
   """Runs checks in their order, without those that need one that failed."""
-  report = Report({}, [], [])
+  report = CheckReport({}, [], [])
   for check in checks:
     if any(name in report.problems or name in report.left_out for name in check.after):
       report.left_out.append(check.name)

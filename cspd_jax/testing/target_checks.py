@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import returned
-from cspd_jax.decoding import contract, refill
+from cspd_jax.decoding import continuous_batching, contract
 from cspd_jax.decoding.base import Condition, Params, Target
 from cspd_jax.decoding.tree import chain
 from cspd_jax.testing import probe as probe_lib, stream_checks, tree_checks
 from cspd_jax.testing.probe import SPARE, Probe, distance
-from cspd_jax.testing.report import Check, Report, collect, required
+from cspd_jax.testing.report import Check, CheckReport, collect, required
 
 SIZES = (2, 5)  # Numbers of tokens of the windows that are checked.
 # `(params, condition, tokens [B, n]) -> [B, n, V]`: logits of token `i` from the tokens before it.
@@ -25,7 +25,7 @@ _NOT_COMPARED = (
 
 
 def check_target(target: Target, params: Params, condition: Condition, *,
-                 key: jax.Array | None = None, logits: Logits | None = None) -> Report:
+                 key: jax.Array | None = None, logits: Logits | None = None) -> CheckReport:
   """Checks that a target satisfies the contract of `base.Target`, on random tokens.
 
   Shapes and dtypes; determinism; the order of the guidance streams in `prefill` and `score`, with a
@@ -52,7 +52,7 @@ def check_target(target: Target, params: Params, condition: Condition, *,
     checks.append(Check('training pass', lambda probe: _training_pass(probe, logits)))
   notes, last = tuple(_notes(target)), () if logits is not None else (_NOT_COMPARED,)
   if shapes := next(_shapes(target, params, condition), None):
-    return required('target', Report(
+    return required('target', CheckReport(
         {'shapes': shapes}, [], [check.name for check in checks], notes + last))
   with jax.default_matmul_precision('highest'):
     probe = probe_lib.make(target, params, condition, jax.random.key(0) if key is None else key)
@@ -272,7 +272,8 @@ def _cache_rows(probe: Probe) -> Iterator[str]:
   cache, count, streams = probe.cache_at_start, len(probe.tokens), probe.target.num_streams
   few = jax.tree.map(lambda x: x[:2], probe.condition)
   try:
-    axes = refill.row_axes(cache, jax.eval_shape(probe.prefill, probe.params, few)[2], streams,
+    axes = continuous_batching.row_axes(cache, jax.eval_shape(probe.prefill, probe.params, few)[2],
+                                        streams,
                            count, 2)
   except contract.ContractError as error:
     yield str(error)

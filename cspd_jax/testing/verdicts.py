@@ -21,7 +21,7 @@ _START = 4  # Token number of the root.
 _MOST, _MOST_IN_ALL = 2**12, 2**24
 
 
-class Drafts(NamedTuple):
+class StageDrafts(NamedTuple):
   """All drafts that a layout can have, for several pairs of models; `n` of them per pair."""
 
   tokens: np.ndarray  # `[n, N]`, -1 for no candidate.
@@ -31,7 +31,7 @@ class Drafts(NamedTuple):
 
 
 class Verdicts(NamedTuple):
-  """The verdicts on `Drafts`, for all `O` outcomes of the verifier's randomness."""
+  """The verdicts on `StageDrafts`, for all `O` outcomes of the verifier's randomness."""
 
   weight: np.ndarray  # `[C, n, O]` the probability of the outcome, given the drafts.
   node: np.ndarray  # `[C, n, O]`.
@@ -131,7 +131,7 @@ def models(vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
   return p, q
 
 
-def drafts(arrangement: Arrangement, p: np.ndarray, q: np.ndarray) -> Drafts:
+def drafts(arrangement: Arrangement, p: np.ndarray, q: np.ndarray) -> StageDrafts:
   """All drafts of an arrangement with their probabilities, under `models`."""
   vocab_size, parents = p.shape[-1], arrangement.parents
   tokens = np.array(list(itertools.product(range(-1, vocab_size), repeat=len(parents) - 1)))
@@ -151,7 +151,7 @@ def drafts(arrangement: Arrangement, p: np.ndarray, q: np.ndarray) -> Drafts:
   rows = [next(parents[node] for node in range(1, len(parents))
                if arrangement.probs_rows[node] == row)
           for row in range(max(arrangement.probs_rows) + 1)]
-  return Drafts(tokens, weight, np.stack([of_parent[node] for node in rows], axis=2),
+  return StageDrafts(tokens, weight, np.stack([of_parent[node] for node in rows], axis=2),
                 np.stack([p[:, index] for index in numbers], axis=2))
 
 
@@ -172,7 +172,7 @@ def _probability(arrangement: Arrangement, q: np.ndarray, token: np.ndarray, tok
   return probability
 
 
-def verify(verifier: Verifier, arrangement: Arrangement, made: Drafts) -> Verdicts | None:
+def verify(verifier: Verifier, arrangement: Arrangement, made: StageDrafts) -> Verdicts | None:
   """All verdicts on the drafts; None if they have too many outcomes to enumerate."""
   radices: list[int] = []
   tree = None
@@ -206,7 +206,7 @@ def verify(verifier: Verifier, arrangement: Arrangement, made: Drafts) -> Verdic
       np.asarray, (weight, verdict.node, verdict.token, verdict.samples, bound)))
 
 
-class Stage(NamedTuple):
+class EnumeratedStage(NamedTuple):
   """The exact result of verifying one group of siblings, for `n` pairs of distributions.
 
   Attributes:
@@ -222,7 +222,7 @@ class Stage(NamedTuple):
 
 
 def enumerate_stage(verifier: Verifier, p: np.ndarray, q: np.ndarray, count: int = 1,
-                    draws: str = 'distinct') -> Stage:
+                    draws: str = 'distinct') -> EnumeratedStage:
   """Enumerates all outcomes of a verifier on one group of `count` siblings.
 
   A quick check of an accept test for many distributions at once; `enumerate_rounds` checks whole
@@ -244,4 +244,5 @@ def enumerate_stage(verifier: Verifier, p: np.ndarray, q: np.ndarray, count: int
   unknown = 0.0 if verifier.exact else np.nan
   tv_bound = np.full(weight.shape, unknown) if result.tv_bound is None else result.tv_bound
   mean = lambda values: np.einsum('cno,cno->c', weight, values)
-  return Stage(np.einsum('cno,cnov->cv', weight, is_token), mean(tv_bound), mean(accepted))
+  return EnumeratedStage(np.einsum('cno,cnov->cv', weight, is_token), mean(tv_bound),
+                         mean(accepted))

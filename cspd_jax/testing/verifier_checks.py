@@ -15,9 +15,9 @@ from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.decoders import vanilla
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.testing import verdicts
-from cspd_jax.testing.report import Check, Report, collect, complaint, required
+from cspd_jax.testing.report import Check, CheckReport, collect, complaint, required
 from cspd_jax.testing.tabular import first_prefix, prefix_number, tabular, tabular_drafter
-from cspd_jax.testing.verdicts import ARRANGEMENTS, ONE, TWO, Arrangement, Drafts, Verdicts
+from cspd_jax.testing.verdicts import ARRANGEMENTS, ONE, TWO, Arrangement, StageDrafts, Verdicts
 
 # Probabilities that differ by less are equal: of float64, with constants of float32.
 _TOLERANCE = 1e-6
@@ -25,7 +25,7 @@ _TOLERANCE = 1e-6
 _IMAGES, _LENGTH = 256, 5
 
 
-def check_verifier(verifier: Verifier, *, vocab_size: int = 3) -> Report:
+def check_verifier(verifier: Verifier, *, vocab_size: int = 3) -> CheckReport:
   """Checks that a verifier satisfies the contract of `base.Verifier`, by enumeration.
 
   All drafts of small layouts (a chain, siblings drawn in every way, side branches) and all outcomes
@@ -65,7 +65,7 @@ class _Probe:
     return verdicts.models(self.vocab_size)
 
   @functools.cached_property
-  def results(self) -> dict[Arrangement, tuple[Drafts, Verdicts]]:
+  def results(self) -> dict[Arrangement, tuple[StageDrafts, Verdicts]]:
     """The verdicts on all arrangements that the verifier accepts."""
     results, refused = {}, []
     for arrangement in ARRANGEMENTS:
@@ -100,7 +100,8 @@ class _Probe:
             for arrangement, result in self.results.items()}
 
 
-def _total_variation(arrangement: Arrangement, target: np.ndarray, made: Drafts, result: Verdicts
+def _total_variation(arrangement: Arrangement, target: np.ndarray, made: StageDrafts,
+                     result: Verdicts
                      ) -> np.ndarray:
   """`[C]`: of the tokens of a round, completed with the target's, to the target's tokens."""
   vocab_size, depth = target.shape[-1], arrangement.tree.max_depth + 1
@@ -141,7 +142,7 @@ def _results(probe: _Probe) -> Iterator[str]:
     yield from _invalid(arrangement, made, result, probe.vocab_size)
 
 
-def _invalid(arrangement: Arrangement, made: Drafts, result: Verdicts, vocab_size: int
+def _invalid(arrangement: Arrangement, made: StageDrafts, result: Verdicts, vocab_size: int
              ) -> Iterator[str]:
   """A node or a token that a verdict must not have."""
   possible = (made.weight[..., None] * result.weight) > _TOLERANCE
@@ -165,7 +166,7 @@ def _invalid(arrangement: Arrangement, made: Drafts, result: Verdicts, vocab_siz
            'above it is -1, no candidate; such nodes must be refused.')
 
 
-def _no_weight(arrangement: Arrangement, made: Drafts, result: Verdicts) -> str:
+def _no_weight(arrangement: Arrangement, made: StageDrafts, result: Verdicts) -> str:
   """Describes why the weights of the additional token sum to 0."""
   if arrangement is TWO and (hint := _unnormalised(made, result)):
     return hint
@@ -204,7 +205,7 @@ class _OneDraft(NamedTuple):
   gap: np.ndarray  # `[C]` the mean of the part of `tv_bound` that acceptance adds, too; or NaN.
 
 
-def _of_one_draft(made: Drafts, result: Verdicts) -> _OneDraft:
+def _of_one_draft(made: StageDrafts, result: Verdicts) -> _OneDraft:
   """Collects the results of `ONE`."""
   pairs, drafts = made.probs[:, 0, 0].sum(axis=-1) > 0, made.tokens[:, 0] >= 0
   of_drafts = lambda x: x[pairs][:, drafts]
@@ -345,7 +346,7 @@ def _exact(probe: _Probe) -> Iterator[str]:
                         'accepted child, whatever its continuation is.'))
 
 
-def _unnormalised(made: Drafts, result: Verdicts) -> str | None:
+def _unnormalised(made: StageDrafts, result: Verdicts) -> str | None:
   """Describes that the second sibling of `TWO` is tested with a residual that is not normalised."""
   tokens = made.tokens
   both = (tokens[:, :2] >= 0).all(axis=1) & (tokens[:, 0] != tokens[:, 1])

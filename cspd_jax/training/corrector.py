@@ -83,7 +83,7 @@ class Windows(NamedTuple):
   features: np.ndarray
 
 
-class Batch(NamedTuple):
+class CorrectorBatch(NamedTuple):
   """A batch of images with `W` windows each: tokens `[B, T]`, condition and guidance scale `[]`.
 
   The others are `first` `[B, W]`, `accepted` `[B, W]`, `nodes` `[B, W, L]` and `features`
@@ -100,7 +100,7 @@ class Batch(NamedTuple):
 
 
 def batch_of(windows: Windows, conditions: Any, train: CorrectorTrainConfig, index: int,
-             in_order: bool = False) -> Batch:
+             in_order: bool = False) -> CorrectorBatch:
   """Returns the batch of step `index`, of images drawn at random or `in_order`.
 
   `conditions` has one row per image.
@@ -113,7 +113,7 @@ def batch_of(windows: Windows, conditions: Any, train: CorrectorTrainConfig, ind
       rng.choice(np.flatnonzero(row), train.windows_per_image,
                  replace=row.sum() < train.windows_per_image) for row in incomplete])
   at = images[:, None], rounds
-  return Batch(
+  return CorrectorBatch(
       windows.tokens[images], jax.tree.map(lambda leaf: leaf[images], conditions),
       windows.first[at], windows.accepted[at], windows.nodes[at], windows.features[at],
       np.float32(rng.choice(train.guidance_scales)))
@@ -138,7 +138,8 @@ class Agreement(NamedTuple):
 
 
 def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
-              target_params: Params, teacher: Teacher, batch: Batch, sampling: SamplingParams
+              target_params: Params, teacher: Teacher, batch: CorrectorBatch,
+              sampling: SamplingParams
               ) -> Agreement:
   """Compares the corrected distributions of every pass with the target's, with the same options.
 
@@ -183,7 +184,7 @@ _of_rows = jax.vmap(lambda row, index: row[index])
 _gather = jax.vmap(_of_rows)
 
 
-def _reader(network: correctors.Network, params: Params, batch: Batch, features: jax.Array,
+def _reader(network: correctors.Network, params: Params, batch: CorrectorBatch, features: jax.Array,
             window_features: jax.Array,
             ) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]:
   """Applies the network to the images and the old windows, and prepares it for the new windows.
@@ -226,7 +227,7 @@ def _reader(network: correctors.Network, params: Params, batch: Batch, features:
 
 
 def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
-         target_params: Params, teacher: Teacher, batch: Batch, sampling: SamplingParams
+         target_params: Params, teacher: Teacher, batch: CorrectorBatch, sampling: SamplingParams
          ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the loss: minus the mean accepted length plus the weighted divergences.
 
@@ -261,7 +262,7 @@ def accepted_length(overlap: jax.Array, inside: jax.Array) -> tuple[jax.Array, j
   return jnp.sum(accepted, axis=-1), reached
 
 
-def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.EagleConfig,
+def step(state: TrainState, batch: CorrectorBatch, target_params: Params, config: eagle.EagleConfig,
          train: CorrectorTrainConfig, teacher: Teacher, sampling: SamplingParams
          ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step; jit with the configurations and `teacher` static."""
@@ -269,7 +270,7 @@ def step(state: TrainState, batch: Batch, target_params: Params, config: eagle.E
       params, config, train, target_params, teacher, batch, sampling), train.optimizer)
 
 
-def measure(params: Params, target_params: Params, batch: Batch, config: eagle.EagleConfig,
+def measure(params: Params, target_params: Params, batch: CorrectorBatch, config: eagle.EagleConfig,
             train: CorrectorTrainConfig, teacher: Teacher, sampling: SamplingParams
             ) -> dict[str, jax.Array]:
   """Measures the last pass with the sampling options `sampling`; arguments as for `agreement`.

@@ -20,7 +20,7 @@ from absl import logging
 
 from cspd_jax.core import batches, programs
 from cspd_jax.core.random import row_keys
-from cspd_jax.decoding.base import Outcome
+from cspd_jax.decoding.base import RoundResult
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.files import atomic, matrices, npz, run_folder
@@ -252,7 +252,7 @@ def recording(decoder: Decoder) -> Decoder:
     raise ValueError(f'decoder has drafts of {drafter.tree}; use a decoder with a static tree.')
   slots = drafter.tree.main_length + 1
 
-  def recorded(inner: Any, outcome: Outcome) -> _Recorded:
+  def recorded(inner: Any, outcome: RoundResult) -> _Recorded:
     # The outcome of the prefill has one node.
     fill = lambda x: jnp.pad(
         x[:, :slots], ((0, 0), (0, max(slots - x.shape[1], 0))) + ((0, 0),) * (x.ndim - 2))

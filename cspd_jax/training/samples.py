@@ -23,7 +23,7 @@ _WHOLE = (-2**31, 2**31 - 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampling:
+class SamplingFlags:
   """Sampling options.
 
   Attributes:
@@ -53,7 +53,7 @@ class Sampling:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampled(Sampling):
+class Sampled(SamplingFlags):
   """The target of a recipe, and the prompts, sampling options and seed of its images.
 
   The options are also those of the measured distributions; None uses the target's own.

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous import specification
-from cspd_jax.continuous.base import Cost, Draft, Env, Target, Verdict
+from cspd_jax.continuous.base import Cost, DecodeContext, Draft, Target, Verdict
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.span import Span
 from cspd_jax.core import programs, random
@@ -117,7 +117,7 @@ def _program(decoder: Decoder, change: Callable[[Callable], Callable], params: A
 
 def _without_calls(verify: Callable) -> Callable:
   """Returns a `verify` for rounds without a token to be drawn, so that its loop has no calls."""
-  def idle(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+  def idle(env: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     # No count is negative, but the compiler cannot infer that and computes everything else.
     stop = jnp.where(span.count < 0, span.stop, span.count)
     return verify(env, span._replace(stop=stop), draft, z)
@@ -128,7 +128,7 @@ def _without_calls(verify: Callable) -> Callable:
 def _nothing(verify: Callable) -> Callable:
   """Returns a `verify` that only waits for the transformer."""
 
-  def read(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+  def read(env: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     rows, width = span.ranks.shape
     none, zero = jnp.zeros((rows, width), jnp.int32), jnp.zeros(rows, jnp.int32)
     tokens = jnp.broadcast_to(jnp.sum(z, axis=(0, 3))[..., None],

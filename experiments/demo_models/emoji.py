@@ -19,7 +19,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from cspd_jax.files import reading
 from cspd_jax.metrics import requests, scenes as score
-from cspd_jax.metrics.requests import Request, Thing
+from cspd_jax.metrics.requests import SceneRequest, Thing
 
 SPLITS = ('train', 'held_out')
 # The words for things, with their CLDR short names.
@@ -104,7 +104,7 @@ class Scenes(NamedTuple):
 
   images: np.ndarray
   captions: np.ndarray
-  complete: list[Request]
+  complete: list[SceneRequest]
 
 
 @functools.cache
@@ -165,7 +165,7 @@ def turn(picture: np.ndarray, degrees: float) -> np.ndarray:
   return picture.copy() if degrees == 0 else np.concatenate([colours, picture[..., 3:]], axis=-1)
 
 
-def is_held_out(sprites: Sprites, request: Request) -> bool:
+def is_held_out(sprites: Sprites, request: SceneRequest) -> bool:
   """Returns whether a complete request has a pair that never occurs in the training split."""
   numbers = [NAMES.index(thing.name) for thing in request.items]
   if len(numbers) == 2 and sum(numbers) % 10 == 3:
@@ -195,7 +195,7 @@ class _Part(NamedTuple):
   centre: tuple[int, int]
 
 
-def _plan(rng: np.random.Generator, sprites: Sprites) -> tuple[list[_Part], int, Request]:
+def _plan(rng: np.random.Generator, sprites: Sprites) -> tuple[list[_Part], int, SceneRequest]:
   """Draws the parts and the style of a scene, and its complete request."""
   style = int(rng.integers(2))
   count, small = (2, False) if rng.random() < _PAIRS else (1, bool(rng.random() < _SMALL))
@@ -211,10 +211,10 @@ def _plan(rng: np.random.Generator, sprites: Sprites) -> tuple[list[_Part], int,
     number = sprites.colours[thing, style, angle]
     items.append(Thing(NAMES[thing], None if number < 0 else requests.COLOURS[number]))
   ground = 'white' if rng.random() < _WHITE else _GROUNDS[rng.integers(1, len(_GROUNDS))]
-  return parts, style, Request(tuple(items), small, requests.STYLES[style], ground)
+  return parts, style, SceneRequest(tuple(items), small, requests.STYLES[style], ground)
 
 
-def _partly(rng: np.random.Generator, request: Request, parts: list[_Part]) -> Request:
+def _partly(rng: np.random.Generator, request: SceneRequest, parts: list[_Part]) -> SceneRequest:
   """Leaves a random part of a complete request unsaid; a rotated hue is always said."""
   styled, grounded = rng.random(2) < (_STYLED, _GROUNDED)
   coloured = rng.random(len(parts)) < _COLOURED

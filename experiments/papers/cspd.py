@@ -75,7 +75,7 @@ class Config(SampledImages):
     repeats: timed runs, whose median is reported; only one if a run takes more than ten seconds.
   """
 
-  loading: groups.Loading = groups.Loading('mar_demo')
+  loading: groups.LoadFlags = groups.LoadFlags('mar_demo')
   suite: tuple[str, ...] = ('table1', 'table3', 'table4', 'figures', 'head')
   decoder: tuple[str, ...] = ('cspd_released', 'cspd_relaxed', 'cspd_paper', 'exact_path')
   images: groups.Images = groups.Images(num_images=8)

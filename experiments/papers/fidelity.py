@@ -47,7 +47,7 @@ class Config(measured.SampledImages):
 
   rows: Model = 'emoji'
   decoder: tuple[str, ...] = ()
-  loading: groups.Loading = groups.Loading('emoji')
+  loading: groups.LoadFlags = groups.LoadFlags('emoji')
   images: groups.Images = groups.Images(prompts='configs/held_out.txt', num_images=2048)
   batch_size: int | None = 512
   workdir: str = 'runs/papers/fidelity'

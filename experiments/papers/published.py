@@ -54,7 +54,7 @@ class Config(SampledImages):
   """
 
   rows: Model = 'emoji'
-  loading: groups.Loading = groups.Loading('emoji')
+  loading: groups.LoadFlags = groups.LoadFlags('emoji')
   paper: tuple[str, ...] = ('this_project', 'sjd', 'sjd_pac', 'lantern', 'cool_sd')
   images: groups.Images = groups.Images(prompts='configs/held_out.txt', num_images=64)
   asked: bool = True

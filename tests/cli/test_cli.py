@@ -260,7 +260,7 @@ def test_help_begins_with_the_work_and_ends_with_how_a_model_is_loaded(capsys):
   assert generate.main(['prog', '--help']) == 0
   names = re.findall(r'^--(\w+)=', capsys.readouterr().out, re.MULTILINE)
   assert names[:3] == ['config', 'model', 'prompt']
-  loading = [field.name for field in dataclasses.fields(groups.Loading) if field.name != 'model']
+  loading = [field.name for field in dataclasses.fields(groups.LoadFlags) if field.name != 'model']
   assert names[-len(loading):] == loading
 
 

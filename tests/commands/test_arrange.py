@@ -213,7 +213,7 @@ def test_a_full_disk_is_one_error(run, disk, monkeypatch, words, is_known):
 def test_the_array_of_all_images_is_not_in_memory(tmp_path):
   image, count = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8), 3000
   Image.fromarray(image).save(tmp_path / 'image.png')
-  images = [layouts.Generated(tmp_path / 'image.png', 'a cat')] * count
+  images = [layouts.StoredImages(tmp_path / 'image.png', 'a cat')] * count
   tracemalloc.start()
   layouts.write_adm(tmp_path, images, None)
   _, peak = tracemalloc.get_traced_memory()

@@ -215,7 +215,7 @@ def test_paired_differences(run):
 
 
 def _job(model, **more):
-  return compare.prepare(compare.Config(groups.Loading(str(model)), **more))
+  return compare.prepare(compare.Config(groups.LoadFlags(str(model)), **more))
 
 
 def test_a_few_decoders_by_default(models):
@@ -324,7 +324,7 @@ def test_a_family_of_the_tests(capsys, tmp_path):
     ((('biased', 1), ('bounded', 2), ('exact', 4), ('seed-exact', 3)), 'seed-exact'),
     ((('exact', 2), ('biased', 1)), 'exact'), ((('biased', 2), ('bounded', 1)), None)])
 def test_only_exact_decoders_are_recommended(rows, decoder):
-  job = compare.Job(compare.Config(), cspd_jax.load('demo'), {}, {}, [0], None)
+  job = compare.CompareJob(compare.Config(), cspd_jax.load('demo'), {}, {}, [0], None)
   default = 'corrected(corrector=neighbours, iterations=2, window=8)'
   line = compare._next_step(job, [  # pylint: disable=protected-access
       dict(guarantee=Guarantee(word), specification=word, seconds_per_image=seconds)
@@ -347,8 +347,8 @@ def _row(decoder, speedup, error, **more):
     ([(0.95, None)], 'a is 0.95 times as fast as vanilla.')])
 def test_the_baseline_is_not_recommended(others, words):
   """A decoder within its measurement error is about as fast; vanilla alone is not compared."""
-  config = compare.Config(groups.Loading('demo'))
-  job = compare.Job(config, cspd_jax.load('demo'), {}, {}, [0], None)
+  config = compare.Config(groups.LoadFlags('demo'))
+  job = compare.CompareJob(config, cspd_jax.load('demo'), {}, {}, [0], None)
   rows = [_row('vanilla', 1, None, rounds=256), *(
       _row('ab'[i], *pair, rounds=50 + i, tokens_equal_baseline=False)
       for i, pair in enumerate(others))]
@@ -364,7 +364,7 @@ def test_the_baseline_is_not_recommended(others, words):
      '(2.6 times fewer).\nOn this CPU, sjd is about as fast as vanilla.\n'),
     (False, 2, None, 'sjd is 2.00 times as fast as vanilla')])
 def test_what_is_gained_is_said(equal, speedup, error, words):
-  job = compare.Job(compare.Config(), cspd_jax.load('demo'), {}, {}, [0], None)
+  job = compare.CompareJob(compare.Config(), cspd_jax.load('demo'), {}, {}, [0], None)
   line = compare._next_step(job, [  # pylint: disable=protected-access
       _row('vanilla', 1, None, rounds=256, tokens_equal_baseline=True),
       _row('sjd', speedup, error, rounds=100, tokens_equal_baseline=equal)])
@@ -373,9 +373,9 @@ def test_what_is_gained_is_said(equal, speedup, error, words):
 
 def test_the_next_command_has_what_was_measured():
   config = compare.Config(
-      groups.Loading('demo', 'bfloat16', 'int8', parts=('neighbours=other',)),
-      sampling=groups.Sampling(guidance_scale=1.5, temperature=0.7, top_k=9, top_p=0.9))
-  job = compare.Job(config, cspd_jax.load('demo'), {}, {}, [0], None)
+      groups.LoadFlags('demo', 'bfloat16', 'int8', parts=('neighbours=other',)),
+      sampling=groups.SamplingFlags(guidance_scale=1.5, temperature=0.7, top_k=9, top_p=0.9))
+  job = compare.CompareJob(config, cspd_jax.load('demo'), {}, {}, [0], None)
   for decoder, program in (('mc_sjd(window=4)', 'cspd-generate'), ('vanilla', 'cspd-compare')):
     line = compare._next_step(job, [  # pylint: disable=protected-access
         dict(guarantee=Guarantee.EXACT, specification=decoder, seconds_per_image=1)])
@@ -399,7 +399,7 @@ def test_decoders_that_are_one_are_named():
 
 def test_files_of_decoders_with_similar_names():
   requests = dict.fromkeys(['a(b)', 'a+b', 'a_b'])
-  job = compare.Job(compare.Config(), cspd_jax.load('demo'), requests, {}, [], None)
+  job = compare.CompareJob(compare.Config(), cspd_jax.load('demo'), requests, {}, [], None)
   assert len(set(job.files.values())) == 3
 
 

@@ -78,7 +78,7 @@ def test_bad_input(run, name):
 
 @pytest.mark.slow
 def test_a_few_decoders_by_default(models):
-  job = compare.prepare(compare.Config(groups.Loading(str(models / 'model'))))
+  job = compare.prepare(compare.Config(groups.LoadFlags(str(models / 'model'))))
   assert list(job.requests) == ['mar', 'exact_head'] and len(job.prompts) == 2
 
 

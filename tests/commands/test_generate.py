@@ -30,7 +30,7 @@ _BAD = {
     'option of other tokens': (['--decoder=vanilla', '--temperature=-1'], ['temperature is -1']),
     'no model': (['--model={tmp}/nothing'], ['nothing', 'is not a folder']),
     'no inception': (['--inception={tmp}/nothing'], ['nothing', 'no such folder']),
-    'no drafts': (['--decoder=eagle'], ['none', '--parts=eagle=FOLDER']),
+    'no drafts': (['--decoder=eagle'], ['none', 'use a decoder without it']),
     'another evaluator': (['--evaluator=adm'], ['cspd-evaluate --evaluator']),
 }
 

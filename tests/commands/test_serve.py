@@ -46,7 +46,7 @@ def test_wrong_flags_end_with_a_sentence(capsys, tmp_path, monkeypatch):
   assert '--mesh is not a flag' in _error(capsys, '--mesh=1x1')
   (tmp_path / 'mesh.py').write_text(
       'from cspd_jax.cli import groups\nfrom cspd_jax.commands import serve\n'
-      "get_config = lambda: serve.Config(groups.Loading(mesh='1x1'))\n")
+      "get_config = lambda: serve.Config(groups.LoadFlags(mesh='1x1'))\n")
   assert "mesh is '1x1', and a server decodes on one device" in _error(
       capsys, f'--config={tmp_path / "mesh.py"}')
   assert 'slots is 0' in _error(capsys, '--slots=0')

@@ -13,7 +13,7 @@ import pytest
 import cspd_jax
 from cspd_jax.commands import tune
 from cspd_jax.families import folder as folder_lib
-from cspd_jax.generation.parts import Drafts
+from cspd_jax.generation.parts import DraftNetwork
 from cspd_jax.measure import tuning
 from cspd_jax.measure.bench import Bench
 from tests.experiments import calls, models
@@ -145,7 +145,8 @@ def _without_work(monkeypatch, seconds):
 
   def short_run(bench, text, size, pace):
     asked.append(text)
-    return tuning.Run(text, tuning.tokens(bench, text), 2.0, np.array([5]), seconds(text), size)
+    return tuning.TimedRun(text, tuning.tokens(bench, text), 2.0, np.array([5]), seconds(text),
+                           size)
 
   monkeypatch.setattr(tuning, 'short_run', short_run)
   monkeypatch.setattr(tuning, 'pace', lambda bench, size: tuning.Pace(lambda: None, 1.0))
@@ -235,7 +236,7 @@ def test_an_interrupted_run_resumes(folder, capsys, tmp_path, monkeypatch):
   result = _call(capsys, other, folder, *words, '--seed=5')
   assert result.code == 0 and asked[:3] == candidates and 'already' not in result.out
   model = cspd_jax.load(folder)
-  draft = Drafts(None, model.params)
+  draft = DraftNetwork(None, model.params)
   first, second = (tune._settings(tune.Config(), tune.Plan(Bench(dataclasses.replace(
       model, drafts={'eagle': one}), ['sea']), [], {}, {}, {}, None))
                    for one in (draft, draft._replace(params=model.tokenizer.params)))

@@ -90,7 +90,7 @@ def test_every_decoder_of_causal_models_runs(model, baseline):
 @pytest.mark.slow
 def test_all_decoders_of_causal_models_are_compared():
   job = compare_command.prepare(
-      compare_command.Config(groups.Loading('emoji_continuous'), all=True))
+      compare_command.Config(groups.LoadFlags('emoji_continuous'), all=True))
   assert list(job.requests) == ['mar', 'exact_head', 'windows']
   assert job.left_out['parallel'] == 'it decodes masked models only, and this one is causal'
   assert {'exact_path', 'cspd_released'} <= set(job.left_out)

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import accept, refill, specification, tree as trees, warp as warp_lib
+from cspd_jax.decoding import (
+  accept,
+  continuous_batching,
+  specification,
+  tree as trees,
+  warp as warp_lib,
+)
 from cspd_jax.decoding.drafters.draft_model import model as draft_model
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.specification import DECODERS
@@ -178,7 +184,8 @@ def test_refilled_rows(name):
   decoder = dataclasses.replace(build(name), raw_log_probs=True)
   keys = jax.random.split(jax.random.key(5), len(LABELS))
   images = lambda numbers: (LABELS[numbers], keys[numbers], jax.tree.map(jnp.float32, WARP))
-  groups = list(refill.run(refill.jitted(decoder, 8), MODEL.params, len(LABELS), images,
+  groups = list(continuous_batching.run(continuous_batching.jitted(decoder, 8), MODEL.params,
+                                        len(LABELS), images,
                            draft_params(name)))
   order = np.argsort(np.concatenate([group.image for group in groups]))
   check(jax.tree.map(lambda *parts: np.concatenate(parts)[order],

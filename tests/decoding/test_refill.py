@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import contract, decoders, prefix, refill, specification
+from cspd_jax.decoding import continuous_batching, contract, decoders, prefix, specification
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.models import llamagen
 from cspd_jax.testing.tabular import drafts, tabular
@@ -50,7 +50,7 @@ def _picked(sampling, numbers):
 def _refilled(program, count=COUNT, sampling=WARP, params=MODEL.params, draft_params=DRAFT.params,
               conditions=LABELS):
   """All images in order; and the rounds of the loop."""
-  groups = list(refill.run(
+  groups = list(continuous_batching.run(
       program, params, count,
       lambda numbers: (jax.tree.map(lambda leaf: leaf[numbers], conditions), KEYS[numbers],
                        _picked(sampling, numbers)), draft_params))
@@ -102,7 +102,7 @@ def test_bounds_and_logarithms_may_differ_in_their_last_bits():
 
 @functools.cache
 def _program(name, slots=SLOTS):
-  return refill.jitted(_build(name), slots)
+  return continuous_batching.jitted(_build(name), slots)
 
 
 @pytest.mark.parametrize('name', representative(NAMES, f'seed_exact({TREE})'))
@@ -122,21 +122,21 @@ def test_images_of_batches(name):
 @pytest.mark.parametrize('count, slots', [(2, 1), (3, 2), (3, 5), (5, 4), (9, 8)])
 def test_any_number_of_images_in_any_number_of_slots(count, slots):
   program = _program('mc_sjd', slots)
-  assert refill.group(slots) == max(1, slots // 4)
+  assert continuous_batching.group(slots) == max(1, slots // 4)
   decoded, rounds = _refilled(program, count, SAMPLED)
   want, _ = _batches(_build('mc_sjd'), slots, count, SAMPLED)
   assert _differences(decoded, want) == [] and rounds == _scheduled(want.rounds, slots)
 
 
 def test_groups_of_as_many_images_as_slots(monkeypatch):
-  monkeypatch.setattr(refill, 'group', lambda num_slots: num_slots)
+  monkeypatch.setattr(continuous_batching, 'group', lambda num_slots: num_slots)
   decoded, _ = _refilled(_program('mc_sjd', 3), sampling=SAMPLED)
   want, _ = _batches(_build('mc_sjd'), 3, sampling=SAMPLED)
   assert _differences(decoded, want) == []
 
 
 def test_one_program_serves_queues_of_any_length():
-  program = refill.jitted(decoders.vanilla(MODEL.target), SLOTS)
+  program = continuous_batching.jitted(decoders.vanilla(MODEL.target), SLOTS)
   long, rounds = _refilled(program)
   short, fewer = _refilled(program, 5)
   assert fewer == 2 * 6 < rounds == 3 * 6
@@ -156,13 +156,13 @@ def _primitives(jaxpr):
 
 def _queue(sampling):
   """A group of one image."""
-  return refill.Queue(
+  return continuous_batching.Queue(
       LABELS[:1], KEYS[:1], jax.tree.map(lambda leaf: jnp.full(1, leaf), sampling),
       jnp.zeros(1, jnp.int32), jnp.int32(1), jnp.asarray(True))
 
 
 def test_the_loop_has_no_conditionals():
-  one = refill.Refill(_build('mc_sjd'), SLOTS)
+  one = continuous_batching.ContinuousBatcher(_build('mc_sjd'), SLOTS)
 
   def program(sampling):
     queue = _queue(sampling)
@@ -182,7 +182,7 @@ def test_an_invalid_image_spoils_no_other_one():
   np.testing.assert_array_equal(decoded.tokens[decoded.valid], whole.tokens[decoded.valid])
 
 
-STATE = refill._replace_slot
+STATE = continuous_batching._replace_slot
 MUTANTS = {
     'cache': lambda old, new: new._replace(cache=old.cache),
     'rng': lambda old, new: new._replace(rng=old.rng),
@@ -201,8 +201,8 @@ def test_state_left_by_the_last_image_of_a_slot_is_detected(mutant, monkeypatch)
     return MUTANTS[mutant](old[0], state), sampling
 
   want, _ = _batches(decoders.vanilla(MODEL.target), SLOTS)
-  monkeypatch.setattr(refill, '_replace_slot', replaced)
-  decoded, _ = _refilled(refill.jitted(decoders.vanilla(MODEL.target), SLOTS))
+  monkeypatch.setattr(continuous_batching, '_replace_slot', replaced)
+  decoded, _ = _refilled(continuous_batching.jitted(decoders.vanilla(MODEL.target), SLOTS))
   assert _differences(decoded, want)
 
 
@@ -226,7 +226,7 @@ def test_a_state_that_does_not_tell_its_rows_apart(leaf, message):
   decoder = decoders.vanilla(MODEL.target._replace(prefill=changed, score=score))
   assert jax.jit(decoder)(MODEL.params, LABELS[:2], KEYS[:2], SAMPLED).valid.all()
   with pytest.raises(contract.ContractError, match=message):
-    _refilled(refill.jitted(decoder, SLOTS), sampling=SAMPLED)
+    _refilled(continuous_batching.jitted(decoder, SLOTS), sampling=SAMPLED)
 
 
 CONFIG = llamagen.LlamaGenConfig(
@@ -253,7 +253,7 @@ def test_a_transformer(prefix_length):
     conditions = prefix.Prefixed(LABELS, first)
   arguments = dict(sampling=WARP._replace(top_k=np.int32(4)), params=params, draft_params=None,
                    conditions=conditions)
-  decoded, rounds = _refilled(refill.jitted(decoder, SLOTS), **arguments)
+  decoded, rounds = _refilled(continuous_batching.jitted(decoder, SLOTS), **arguments)
   want, of_batches = _batches(decoder, SLOTS, **arguments)
   assert _differences(decoded, want) == [] and rounds == _scheduled(want.rounds, SLOTS) < of_batches
 
@@ -263,7 +263,8 @@ def test_seed_exact_images_of_a_queue_in_bfloat16():
   """Those of `vanilla(window=N)`, which waits in the same way."""
   target, params = _transformer()
   params = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
-  one, other = (_refilled(refill.jitted(specification.build(spec, target), SLOTS), params=params,
+  one, other = (_refilled(continuous_batching.jitted(specification.build(spec, target), SLOTS),
+                          params=params,
                           draft_params=None)[0] for spec in ('vanilla(window=3)',
                                                              'seed_exact(window=3)'))
   np.testing.assert_array_equal(one.tokens, other.tokens)
@@ -273,7 +274,7 @@ def test_seed_exact_images_of_a_queue_in_bfloat16():
 @pytest.mark.slow
 def test_no_more_copies_of_the_cache_than_in_a_batch():
   target, params = _transformer()
-  one = refill.Refill(decoders.mc_sjd(target, 3), SLOTS)
+  one = continuous_batching.ContinuousBatcher(decoders.mc_sjd(target, 3), SLOTS)
   queue = _queue(SAMPLED)
   slots = jax.eval_shape(one.idle, params, queue)
   size = slots.state.cache.layers[0][0].size

@@ -64,7 +64,8 @@ def test_a_part_of_the_pairs_is_held_out(sprites):
     return grounds, colours
 
   held = {(name, ground) for name in emoji.NAMES for ground in requests.GROUNDS
-          if emoji.is_held_out(sprites, requests.Request((requests.Thing(name),), ground=ground))}
+          if emoji.is_held_out(sprites, requests.SceneRequest((requests.Thing(name),),
+                                                              ground=ground))}
   assert len(held) == len(emoji.NAMES) * len(requests.GROUNDS) // 10
   assert not any(ground == 'white' for _, ground in held)
   assert not held & pairs(shown['train'])[0] and held & pairs(shown['held_out'])[0]

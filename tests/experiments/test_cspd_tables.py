@@ -107,7 +107,7 @@ def _check_rows(rows):
 def test_programs_are_kept_while_they_are_timed(models, monkeypatch):
   """Memory maps of all programs are more than a process gets, so models keep few."""
   config = dataclasses.replace(
-      cspd.Config(), loading=groups.Loading(str(models / 'model')), repeats=1, lengths=(2,),
+      cspd.Config(), loading=groups.LoadFlags(str(models / 'model')), repeats=1, lengths=(2,),
       images=groups.Images(num_images=1), kernels_per_call=(2,))
   lab = cspd.Lab(config)
   monkeypatch.setattr(programs, 'MOST', 2)
@@ -123,7 +123,7 @@ def test_decoders_with_a_pass_per_draft_have_short_lengths(models):
   lengths = {}
   for most in (1, 2, 4):
     config = dataclasses.replace(
-        cspd.Config(), loading=groups.Loading(str(models / 'model')), lengths=(2, 3, 4),
+        cspd.Config(), loading=groups.LoadFlags(str(models / 'model')), lengths=(2, 3, 4),
         most_contexts=most, images=groups.Images(num_images=1))
     lab = cspd.Lab(config)
     assert lab.lengths('cspd_released') == (2, 3, 4)

@@ -15,7 +15,7 @@ from cspd_jax.continuous import head
 from cspd_jax.core import programs, random as random_lib
 from cspd_jax.generation import memory
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Drafts
+from cspd_jax.generation.parts import DraftNetwork
 from cspd_jax.models import mar
 from tests.marks import representative
 
@@ -133,7 +133,7 @@ def test_an_estimate_is_about_what_a_compiled_decoder_needs(decoder, num_rows):
 def _described_mar(name):
   """A described MAR model with two layers and a draft model of the same sizes."""
   model = families.describe(name, dtype='float32', layers=2)
-  return dataclasses.replace(model, drafts={'model': Drafts(
+  return dataclasses.replace(model, drafts={'model': DraftNetwork(
       lambda guided: mar.target(model.config, guided=guided), model.params)})
 
 

@@ -6,7 +6,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.decoding import refill
+from cspd_jax.decoding import continuous_batching
 from cspd_jax.generation import memory
 from cspd_jax.generation.run import decode
 from cspd_jax.generation.runner import Runner
@@ -161,9 +161,9 @@ def test_slots_need_what_their_compiled_prefill_does(decoder):
   runner = Runner(model, 4, decoder=decoder)
   request = model.request([3], dict(guidance_scale=2.0), decoder=decoder, batch_size=1,
                     pixels=False)
-  image = refill.Queue(*runner._arguments(request), np.zeros(1, np.int32), np.int32(1),
+  image = continuous_batching.Queue(*runner._arguments(request), np.zeros(1, np.int32), np.int32(1),
                        np.bool_(True))
-  slots = jax.eval_shape(runner._jitted.refill.idle, model.params, image, None)
+  slots = jax.eval_shape(runner._jitted.batcher.idle, model.params, image, None)
   analysis = runner._jitted.join.lower(model.params, slots, image, None).compile().memory_analysis()
   needs = runner.estimate(request)
   prefill = memory.needed_of_slots([needs._replace(intermediate=lambda rows: 0.0)], 4)

@@ -7,12 +7,15 @@ from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.measure import tradeoff
 from cspd_jax.measure.measurements import Measurement
-from cspd_jax.measure.tradeoff import Claim, Curve, Point
+from cspd_jax.measure.tradeoff import Claim, Point, TradeoffCurve
 from cspd_jax.metrics.base import Sample
 
-CURVES = [Curve('uniform', 'uniform(delta={})', ()), Curve('Cool-SD', 'cool(delta={})', ()),
-          Curve('printed', 'cool(delta={}, clamp=False)', (), from_exact=False, like='Cool-SD'),
-          Curve('best', 'lantern_pp(lam={})', ()), Curve('released', 'lantern_pp(lam={})', ())]
+CURVES = [TradeoffCurve('uniform', 'uniform(delta={})', ()), TradeoffCurve('Cool-SD',
+                                                                           'cool(delta={})', ()),
+          TradeoffCurve('printed', 'cool(delta={}, clamp=False)', (), from_exact=False,
+                        like='Cool-SD'),
+          TradeoffCurve('best', 'lantern_pp(lam={})', ()), TradeoffCurve('released',
+                                                                         'lantern_pp(lam={})', ())]
 CLAIMS = [Claim('one', 'Cool-SD', 'uniform'), Claim('two', 'Cool-SD', 'printed'),
           Claim('three', 'best', 'released'),
           Claim('four', 'eagle(tree=EAGLE)+rejection', 'eagle2(num_nodes=25, depth=5)+rejection',
@@ -109,6 +112,6 @@ def test_panels():
 
 
 def test_specifications_of_a_curve():
-  result = tradeoff.specifications('eagle', [Curve('a', 'uniform(delta={})', (1.5, 2.0))])
+  result = tradeoff.specifications('eagle', [TradeoffCurve('a', 'uniform(delta={})', (1.5, 2.0))])
   assert result == {(None, None): 'eagle+rejection', ('a', 1.5): 'eagle+uniform(delta=1.5)',
                    ('a', 2.0): 'eagle+uniform(delta=2)'}

@@ -14,7 +14,7 @@ from tests.families import tiny
 
 
 def _run(tokens, rounds, seconds):
-  return tuning.Run('one', tokens, 1.0, np.asarray(rounds), seconds, 1)
+  return tuning.TimedRun('one', tokens, 1.0, np.asarray(rounds), seconds, 1)
 
 
 def test_a_batch_ends_with_its_last_row():

@@ -12,23 +12,23 @@ from cspd_jax.models import vq
 
 def random_gaussian(rng, size, rank=None):
   factor = rng.normal(size=(size, rank or size))
-  return image_scores.Gaussian(rng.normal(size=size), factor @ factor.T)
+  return image_scores.FeatureMoments(rng.normal(size=size), factor @ factor.T)
 
 
 class DistanceTest(parameterized.TestCase):
 
   def test_one_feature(self):
     # (m_a - m_b)^2 + (s_a - s_b)^2.
-    a = image_scores.Gaussian(np.array([1.0]), np.array([[4.0]]))
-    b = image_scores.Gaussian(np.array([-2.0]), np.array([[0.25]]))
+    a = image_scores.FeatureMoments(np.array([1.0]), np.array([[4.0]]))
+    b = image_scores.FeatureMoments(np.array([-2.0]), np.array([[0.25]]))
     self.assertAlmostEqual(image_scores.distance(a, b), 9 + 1.5**2, places=12)
 
   def test_covariances_with_common_axes(self):
     rng = np.random.default_rng(0)
     axes = np.linalg.qr(rng.normal(size=(5, 5)))[0]
     s, t = rng.uniform(0.1, 2, (2, 5))
-    a = image_scores.Gaussian(np.zeros(5), (axes * s**2) @ axes.T)
-    b = image_scores.Gaussian(np.ones(5), (axes * t**2) @ axes.T)
+    a = image_scores.FeatureMoments(np.zeros(5), (axes * s**2) @ axes.T)
+    b = image_scores.FeatureMoments(np.ones(5), (axes * t**2) @ axes.T)
     self.assertAlmostEqual(image_scores.distance(a, b), 5 + np.sum((s - t)**2), places=10)
 
   @parameterized.parameters(None, 3)

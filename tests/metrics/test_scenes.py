@@ -6,7 +6,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from cspd_jax.metrics import layouts, paired, requests, scenes
-from cspd_jax.metrics.requests import Request, Thing
+from cspd_jax.metrics.requests import SceneRequest, Thing
 
 NAMES = ('box', 'cross', 'moon', 'arrow')
 
@@ -57,11 +57,11 @@ def _scene(request, side=56, size=64):
   return np.asarray(scene.resize((size, size), Image.Resampling.NEAREST))
 
 
-SHOWN = [Request((Thing(name, colour),), small, style, ground)
+SHOWN = [SceneRequest((Thing(name, colour),), small, style, ground)
          for name, colour, small, style, ground in (
              ('box', 'red', False, '3d', 'white'), ('cross', 'blue', False, 'flat', 'yellow'),
              ('moon', 'green', True, '3d', 'pink'), ('arrow', 'red', False, 'flat', 'black'))]
-SHOWN.append(Request((Thing('cross', 'red'), Thing('moon', 'blue')), False, 'flat', 'grey'))
+SHOWN.append(SceneRequest((Thing('cross', 'red'), Thing('moon', 'blue')), False, 'flat', 'grey'))
 
 
 def _marks(shown, asked, templates, **options):
@@ -92,7 +92,7 @@ def test_both_of_two_things_must_be_right_and_free_parts_have_no_marks(templates
   swapped = SHOWN[4]._replace(items=SHOWN[4].items[::-1])
   marks = _marks(SHOWN[4:], [swapped], templates)
   assert marks['two'] == marks['colour'] == marks['all'] == 0 and marks['style'] == 1
-  free = _marks(SHOWN[:1], [Request((Thing('box'),))], templates)
+  free = _marks(SHOWN[:1], [SceneRequest((Thing('box'),))], templates)
   assert free['thing'] == free['all'] == 1
   assert all(np.isnan(free[kind]).all() for kind in ('two', 'style', 'ground', 'colour'))
 
@@ -118,16 +118,16 @@ def test_the_summary_has_the_form_of_geneval():
 
 
 def test_captions_are_read_as_they_are_written():
-  free = Request((Thing('owl'),))
+  free = SceneRequest((Thing('owl'),))
   for request in (*SHOWN, free, free._replace(small=True), free._replace(ground='red')):
     assert requests.parse(requests.caption(request)) == request
   assert requests.caption(free) == 'an owl'
-  orange = Request((Thing('orange'),), style='flat', ground='white')
+  orange = SceneRequest((Thing('orange'),), style='flat', ground='white')
   assert requests.parse('an orange flat on white') == orange
   for text in ('', 'owl', 'a', 'a red', 'a fox on mauve', 'a fox and', 'a fox and a bee and a cow',
                'a small fox and a bee'):
     parsed = requests.parse(text)
-    assert parsed is None or parsed == Request((Thing('red'),)), text
+    assert parsed is None or parsed == SceneRequest((Thing('red'),)), text
 
 
 @pytest.mark.parametrize('caption, message', [
@@ -172,6 +172,6 @@ def test_images_of_two_sizes_are_refused_whatever_the_batch(tmp_path, batch_size
   images = []
   for side in (64, 32):
     Image.new('RGB', (side, side)).save(tmp_path / f'{side}.png')
-    images.append(layouts.Generated(tmp_path / f'{side}.png', 'a cat'))
+    images.append(layouts.StoredImages(tmp_path / f'{side}.png', 'a cat'))
   with pytest.raises(ValueError, match='32.png has 32x32 pixels, the first image 64x64'):
     scenes.scores(images, batch_size, lambda done, total: None)

@@ -113,7 +113,7 @@ def _statistics(rng, width):
 def test_statistics(tmp_path, count):
   config = inception.InceptionConfig(unit=1, num_classes=6)
   width, path, refused = inception_network.widths(config).pool, tmp_path / 'a.npz', 0
-  network = evaluation.Inception(None, config, 'adm', '')
+  network = evaluation.InceptionEvaluator(None, config, 'adm', '')
   for seed in range(count):
     np.savez(path, **_statistics(np.random.default_rng(seed), width))
     try:

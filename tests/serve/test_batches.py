@@ -12,7 +12,7 @@ pytest.importorskip('prometheus_client', reason="the server needs pip install -e
 from cspd_jax.generation import memory
 from cspd_jax.generation.runner import Runner
 from cspd_jax.serve import batches, server, wire
-from cspd_jax.serve.engine import Engine, Job
+from cspd_jax.serve.scheduler import ImageJob, Scheduler
 from tests.serve import tiny
 from tests.serve.running import WAIT, until
 
@@ -20,7 +20,7 @@ SPEC = tiny.SEED_EXACT
 
 
 def _decoder(*sizes):
-  return batches.Decoder(SPEC, [types.SimpleNamespace(free=size) for size in sizes])
+  return batches.DecoderBatches(SPEC, [types.SimpleNamespace(free=size) for size in sizes])
 
 
 def _sizes(decoder, count):
@@ -56,7 +56,7 @@ def test_as_many_images_are_expected_as_a_moment_ago(monkeypatch):
 @pytest.fixture
 def engine(model):
   runners = [Runner(model, size, decoder=SPEC) for size in (1, 4)]
-  engine = Engine({SPEC: runners}, queue=4, warm_up={SPEC: tiny.request(model)})
+  engine = Scheduler({SPEC: runners}, queue=4, warm_up={SPEC: tiny.request(model)})
   yield engine
   engine.close()
   assert engine.join(WAIT)
@@ -65,7 +65,7 @@ def engine(model):
 def _decoded(engine, model, *seeds):
   """Submits images together; returns their jobs and the results, when all are there."""
   results = queue.Queue()
-  jobs = [Job(tiny.request(model, seed=seed), SPEC,
+  jobs = [ImageJob(tiny.request(model, seed=seed), SPEC,
               lambda result, seed=seed: results.put((seed, result))) for seed in seeds]
   engine.submit(jobs)
   done = dict(results.get(timeout=WAIT) for _ in seeds)
@@ -87,8 +87,8 @@ def test_images_join_the_smallest_program_and_stay_there(model, engine, monkeypa
   assert alone.result().png(0) == expected.png(0)
   # Others come while it is decoded: it keeps its program, and they join another one.
   results, steps, step = queue.Queue(), [], small.runner.step
-  job = Job(tiny.request(model, seed=1), SPEC, results.put)
-  others = [Job(tiny.request(model, seed=seed), SPEC, results.put) for seed in (2, 3)]
+  job = ImageJob(tiny.request(model, seed=1), SPEC, results.put)
+  others = [ImageJob(tiny.request(model, seed=seed), SPEC, results.put) for seed in (2, 3)]
 
   def stepping(rounds=1):
     if not steps:

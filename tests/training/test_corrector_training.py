@@ -213,7 +213,7 @@ def test_lengths_are_measured_with_the_options_of_the_recipe(met, target_params,
 
 def test_the_temperature_of_the_images_is_trained(target_params, params):
   rng = np.random.default_rng(4)
-  batch = corrector.Batch(
+  batch = corrector.CorrectorBatch(
       rng.integers(0, 10, (2, 20)), LABELS[:2], np.full((2, 1), 3), np.full((2, 1), 2),
       rng.integers(0, 10, (2, 1, LENGTH)), rng.standard_normal((2, 1, LENGTH + 1, 2, 16)),
       np.float32(2))
@@ -236,7 +236,7 @@ def test_the_temperature_of_the_images_is_trained(target_params, params):
 
 
 def test_flags_of_the_sampling_are_those_of_the_training():
-  flags = train.Flags(sampling=groups.Sampling(guidance_scale=6.0), num_steps=20)
+  flags = train.Flags(sampling=groups.SamplingFlags(guidance_scale=6.0), num_steps=20)
   recipe = train.override(drafters.get_config('emoji_corrector'), flags)
   assert recipe.train.guidance_scales == (6.0,) and recipe.guidance_scale == 6
   optimizer = recipe.train.optimizer  # 50 steps of warm-up and 400 of cooldown do not fit.

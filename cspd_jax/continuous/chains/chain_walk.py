@@ -35,7 +35,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous import coupling, noise as noise_lib, schedule as schedule_lib
-from cspd_jax.continuous.base import Cost, Draft, Drafter, Env, Target, Verdict, Verifier
+from cspd_jax.continuous.base import Cost, DecodeContext, Draft, Drafter, Target, Verdict, Verifier
 from cspd_jax.continuous.chains import draft_loop, prediction
 from cspd_jax.continuous.chains.prediction import Predicted
 from cspd_jax.continuous.coupling import Gaussian, Moved
@@ -88,7 +88,7 @@ class Walked(NamedTuple):
   rows: jax.Array  # `[N]` states that the head was evaluated at.
 
 
-class Noise(NamedTuple):
+class ChainNoise(NamedTuple):
   """The random numbers of new chains, by kernel."""
 
   fresh: jax.Array  # `[N, K, C]` of states that are not moved from an old chain.
@@ -99,7 +99,7 @@ class Noise(NamedTuple):
   draft_log_uniform: jax.Array  # `[N, K]` of the moves from predicted kernels.
 
 
-class Drafts(NamedTuple):
+class ChainDrafts(NamedTuple):
   """Chains that go on as drafts where they have parted from the old ones."""
 
   chains: Chains  # `[N]` the chains: final states, old states moved to true kernels, and drafts.
@@ -107,7 +107,7 @@ class Drafts(NamedTuple):
   parted: jax.Array  # `[N, K]` whether it is a draft.
 
 
-class State(NamedTuple):
+class ChainState(NamedTuple):
   """The state of the loop over head calls."""
 
   index: jax.Array  # `[N]` the first kernel that is not final; `K` for complete chains.
@@ -115,14 +115,15 @@ class State(NamedTuple):
   walked: Walked  # The new chains, final before `index`.
 
 
-def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int, trial: jax.Array) -> Noise:
+def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int,
+               trial: jax.Array) -> ChainNoise:
   """Draws the random numbers of a round; `trial` `[N]` differs between the rounds of a row."""
   levels = schedule.num_levels
   normal = lambda purpose: noise_lib.chain_normal(batch.keys, purpose, levels, token_dim, trial)
   uniform = lambda purpose: noise_lib.chain_log_uniform(batch.keys, purpose, levels, trial)
   # Where all deviations are those of the schedule, old and new ones are equal.
   split = lambda purpose: normal(purpose) if schedule_lib.learned(schedule) else None
-  return Noise(normal(noise_lib.STEP), split(noise_lib.DRAFT), uniform(noise_lib.ACCEPT),
+  return ChainNoise(normal(noise_lib.STEP), split(noise_lib.DRAFT), uniform(noise_lib.ACCEPT),
                split(noise_lib.PROPOSE), uniform(noise_lib.RESIDUAL))
 
 
@@ -168,7 +169,7 @@ def _before(first: jax.Array, chains: Chains) -> jax.Array:
 
 
 def _follow(head: Head, rho: np.ndarray, batch: TokenBatch, first: jax.Array, old: Chains,
-            noise: Noise) -> State:
+            noise: ChainNoise) -> ChainState:
   """Calls the head at all old states, and moves them to the true kernels."""
   levels, before = head.schedule.num_levels, _before(first, old)
   answer = head.kernel(batch, before, levels - 1 - jnp.arange(levels))
@@ -183,10 +184,11 @@ def _follow(head: Head, rho: np.ndarray, batch: TokenBatch, first: jax.Array, ol
                   called * head.target.num_streams * levels)
   predicted = prediction.start(
       head.schedule, rho, batch.temperature, first, before, kernels, old.exist)
-  return State(jnp.where(complete, levels, 0), predicted, walked)
+  return ChainState(jnp.where(complete, levels, 0), predicted, walked)
 
 
-def _draft(first: jax.Array, old: Chains, noise: Noise, follow: Walked, state: State) -> Drafts:
+def _draft(first: jax.Array, old: Chains, noise: ChainNoise, follow: Walked,
+           state: ChainState) -> ChainDrafts:
   """Continues all chains to their ends, as old ones moved to true kernels, or as drafts."""
   shape = old.states.shape
   final = jnp.arange(shape[1]) < state.index[:, None]
@@ -200,11 +202,12 @@ def _draft(first: jax.Array, old: Chains, noise: Noise, follow: Walked, state: S
   predicted = prediction.kernel(state.predicted, _before(first, chains))
   kernels = choose(state.walked.chains.kernels,
                    rows.where(followed.parted, predicted, follow.chains.kernels))
-  return Drafts(chains._replace(kernels=kernels), followed.kept, followed.parted)
+  return ChainDrafts(chains._replace(kernels=kernels), followed.kept, followed.parted)
 
 
-def _verify(target: Target, noise: Noise, state: State, drafts: Drafts, called: jax.Array,
-            true: Gaussian) -> State:
+def _verify(target: Target, noise: ChainNoise, state: ChainState, drafts: ChainDrafts,
+            called: jax.Array,
+            true: Gaussian) -> ChainState:
   """Moves the drafts `called` `[N, K]` to their true kernels, up to the first that is not kept."""
   levels, chains = called.shape[1], drafts.chains
   first = lambda mask: jnp.min(jnp.where(mask, jnp.arange(levels), levels), axis=1)
@@ -215,7 +218,7 @@ def _verify(target: Target, noise: Noise, state: State, drafts: Drafts, called: 
   # Beyond `index` nothing is final, and the next drafts replace it.
   chains = chains._replace(states=rows.where(called, moved.x, chains.states),
                            kernels=rows.where(called, true, chains.kernels))
-  return State(index, state.predicted, Walked(
+  return ChainState(index, state.predicted, Walked(
       chains, drafts.kept & (moved.kept | ~called),
       state.walked.calls + jnp.any(called, axis=1),
       state.walked.rows + target.num_streams * jnp.sum(called, axis=1, dtype=jnp.int32)))
@@ -228,7 +231,7 @@ def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.
     return Memory(empty(num_levels, target.token_dim, num_rows, width),
                   jnp.zeros(num_rows, jnp.int32))
 
-  def verify(env: Env, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+  def verify(env: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     assert draft is not None, 'make_decoder refuses this verifier without a drafter'
     rows, width = span.ranks.shape
     flat = lambda leaf: leaf.reshape(rows * width, *leaf.shape[2:])
@@ -265,7 +268,7 @@ def old_chains() -> Drafter:
 
   Tokens of the window without a draft are missing; a causal model reads the last draft instead.
   """
-  def propose(env: Env, span: Span, tokens: jax.Array, memory: Memory) -> Draft:
+  def propose(env: DecodeContext, span: Span, tokens: jax.Array, memory: Memory) -> Draft:
     _check_memory(env, span, memory)
     old = memory.left()
     row, size = jnp.arange(tokens.shape[0])[:, None], tokens.shape[1]
@@ -280,7 +283,7 @@ def old_chains() -> Drafter:
   return Drafter(propose, None)
 
 
-def _check_memory(env: Env, span: Span, memory: Any) -> None:
+def _check_memory(env: DecodeContext, span: Span, memory: Any) -> None:
   expected = span.ranks.shape[1], env.schedule.num_levels
   actual = memory.chains.states.shape[1:3] if isinstance(memory, Memory) else None
   if actual != expected:

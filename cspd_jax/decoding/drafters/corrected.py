@@ -22,7 +22,7 @@ from cspd_jax.core import fields
 from cspd_jax.core.returned import check_part
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import contract, warp as warp_lib
-from cspd_jax.decoding.base import Draft, Drafter, Env, Outcome, Rng, RngState
+from cspd_jax.decoding.base import DecodeContext, Draft, Drafter, Rng, RngState, RoundResult
 from cspd_jax.decoding.drafters import jacobi as jacobi_lib
 from cspd_jax.decoding.drafters.correctors import Corrector, Prediction
 from cspd_jax.decoding.tree import Tree, chain, check_size
@@ -102,7 +102,7 @@ def corrected(corrector: Corrector, window: int = 16, iterations: int | None = N
   return Drafter(jacobi_lib.layout(tree), init, propose, update, check, num_arrays=_ARRAYS)
 
 
-def _correct_window(corrector: Corrector, iterations: int, num_corrected: int, env: Env,
+def _correct_window(corrector: Corrector, iterations: int, num_corrected: int, env: DecodeContext,
                     state: CorrectedState,
                     rng: RngState, start: jax.Array) -> tuple[RngState, CorrectedState]:
   """Corrects the first `num_corrected` positions in a few passes and draws their tokens again."""
@@ -144,7 +144,7 @@ def _checked_count(tree: Tree, num_corrected: int | None) -> int:
   return num_corrected
 
 
-def _cut(env: Env, probs: jax.Array, positions: jax.Array) -> jax.Array:
+def _cut(env: DecodeContext, probs: jax.Array, positions: jax.Array) -> jax.Array:
   """Applies the target's cuts and grammar to draft distributions."""
   sampling = env.sampling
   greedy = warp_lib.is_greedy(jnp.asarray(sampling.temperature))
@@ -155,7 +155,7 @@ def _cut(env: Env, probs: jax.Array, positions: jax.Array) -> jax.Array:
   return warp_lib.probabilities(jnp.log(probs)[None], cuts, positions, forced)
 
 
-def _redraw(env: Env, rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array,
+def _redraw(env: DecodeContext, rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array,
             positions: jax.Array) -> jax.Array:
   """Draws `[L]` tokens from `new_probs`; they differ from `tokens` as rarely as possible."""
   if env.seed_exact:
@@ -163,7 +163,7 @@ def _redraw(env: Env, rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: 
   return jacobi_lib.coupled(rng, tokens, probs, new_probs)
 
 
-def _shift(env: Env, length: int, rng: Rng, state: CorrectedState, outcome: Outcome,
+def _shift(env: DecodeContext, length: int, rng: Rng, state: CorrectedState, outcome: RoundResult,
            prediction: Prediction) -> CorrectedState:
   """One row's state after its new root: the target's predictions and tokens drawn from them."""
   if not length:

@@ -19,7 +19,7 @@ import numpy as np
 from cspd_jax.core import fields
 from cspd_jax.core.returned import check_part
 from cspd_jax.decoding import contract, warp as warp_lib
-from cspd_jax.decoding.base import Cache, Condition, Env, Outcome, Params, Target
+from cspd_jax.decoding.base import Cache, Condition, DecodeContext, Params, RoundResult, Target
 from cspd_jax.decoding.drafters import feature_network
 from cspd_jax.decoding.drafters.draft_model import score_with_previous
 from cspd_jax.decoding.drafters.feature_network import Network, NetworkState
@@ -60,23 +60,24 @@ class Corrector(NamedTuple):
     check: `target -> None`; raises ValueError if the corrector does not fit this target.
   """
 
-  init: Callable[[Env, Condition, Outcome, int], State]
-  begin: Callable[[Env, State, jax.Array, Prediction, jax.Array],
+  init: Callable[[DecodeContext, Condition, RoundResult, int], State]
+  begin: Callable[[DecodeContext, State, jax.Array, Prediction, jax.Array],
                   tuple[Prediction, Prediction, State]]
-  score: Callable[[Env, State, jax.Array, Prediction, jax.Array], tuple[Prediction, State]]
-  update: Callable[[Env, State, Outcome], State]
-  target_prediction: Callable[[Outcome], Prediction]
-  correct: Callable[[Env, Prediction, Prediction, Prediction, jax.Array, jax.Array],
+  score: Callable[[DecodeContext, State, jax.Array, Prediction, jax.Array],
+                  tuple[Prediction, State]]
+  update: Callable[[DecodeContext, State, RoundResult], State]
+  target_prediction: Callable[[RoundResult], Prediction]
+  correct: Callable[[DecodeContext, Prediction, Prediction, Prediction, jax.Array, jax.Array],
                     tuple[jax.Array, Prediction]]
   check: Callable[[Target], None] = lambda target: None
 
 
 def distributions(
-    init: Callable[[Env, Condition, Outcome, int], State],
-    begin: Callable[[Env, State, jax.Array, jax.Array],
+    init: Callable[[DecodeContext, Condition, RoundResult, int], State],
+    begin: Callable[[DecodeContext, State, jax.Array, jax.Array],
                     tuple[jax.Array, jax.Array, jax.Array, State]],
-    score: Callable[[Env, State, jax.Array, jax.Array], tuple[jax.Array, State]],
-    update: Callable[[Env, State, Outcome], State],
+    score: Callable[[DecodeContext, State, jax.Array, jax.Array], tuple[jax.Array, State]],
+    update: Callable[[DecodeContext, State, RoundResult], State],
     check: Callable[[Target], None]) -> Corrector:
   """Builds a corrector that corrects distributions and does not read estimates.
 
@@ -115,7 +116,7 @@ def corrected_probs(new: jax.Array, old: jax.Array, stale: jax.Array,
   return jnp.where(has_stale[..., None], corrected, new)
 
 
-def uncut(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
+def uncut(env: DecodeContext, logits: jax.Array, positions: jax.Array) -> jax.Array:
   """Guided distributions `[B, n, V]` before cuts, at temperature 1 if the decode is greedy."""
   return warp_lib.probabilities(logits, warp_lib.uncut(env.sampling), positions)
 
@@ -167,7 +168,7 @@ def from_model(small: Target) -> Corrector:
       functools.partial(contract.check_sizes, small, 'corrector', contract.GRID))
 
 
-def _update_model(env: Env, state: _ModelState, outcome: Outcome) -> _ModelState:
+def _update_model(env: DecodeContext, state: _ModelState, outcome: RoundResult) -> _ModelState:
   length = state.nodes.shape[1] - 1
   before = jnp.maximum(outcome.count - 2, 0)[:, None] + jnp.arange(2)
   return state._replace(
@@ -212,13 +213,14 @@ class _NetworkCorrector:
   network: Network
   decay: float | None
 
-  def init(self, env: Env, condition: Condition, outcome: Outcome, length: int) -> _NetworkState:
+  def init(self, env: DecodeContext, condition: Condition, outcome: RoundResult,
+           length: int) -> _NetworkState:
     _, fresh = feature_network.init(self.network, length, 3 * length, env, condition, None, outcome)
     last = _rows_first(outcome.features)[:, -1:]
     return _NetworkState(fresh, jnp.repeat(outcome.tokens[:, :1], length, axis=1),
                          jnp.repeat(last, length, axis=1), last)
 
-  def begin(self, env: Env, state: _NetworkState, tokens: jax.Array, estimate: jax.Array,
+  def begin(self, env: DecodeContext, state: _NetworkState, tokens: jax.Array, estimate: jax.Array,
             start: jax.Array) -> tuple[jax.Array, jax.Array, _NetworkState]:
     fresh, length = state.fresh, state.tokens.shape[1]
     count = fresh.fresh[:, None]
@@ -243,7 +245,7 @@ class _NetworkCorrector:
     old = features[:, length + 1:2 * length + 1]
     return prediction, old, state._replace(fresh=fresh._replace(cache=cache), root=root)
 
-  def score(self, env: Env, state: _NetworkState, tokens: jax.Array, estimate: jax.Array,
+  def score(self, env: DecodeContext, state: _NetworkState, tokens: jax.Array, estimate: jax.Array,
             start: jax.Array) -> tuple[jax.Array, _NetworkState]:
     if (length := tokens.shape[1] - 1) == 0:
       return state.root, state
@@ -253,7 +255,7 @@ class _NetworkCorrector:
     prediction = jnp.concatenate([state.root, _rows_first(features)], axis=1)
     return prediction, state._replace(fresh=state.fresh._replace(cache=cache))
 
-  def correct(self, env: Env, prediction: jax.Array, old: jax.Array, stale: jax.Array,
+  def correct(self, env: DecodeContext, prediction: jax.Array, old: jax.Array, stale: jax.Array,
               has_stale: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     features = correct(
         self.network, env.params, prediction, old, stale, has_stale[..., None, None], self.decay)
@@ -261,7 +263,8 @@ class _NetworkCorrector:
     return uncut(env, logits, positions), features
 
 
-def _update_network(env: Env, state: _NetworkState, outcome: Outcome) -> _NetworkState:
+def _update_network(env: DecodeContext, state: _NetworkState,
+                    outcome: RoundResult) -> _NetworkState:
   length = state.tokens.shape[1]
   _, fresh = feature_network.update(env, state.fresh, None, outcome)
   return state._replace(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from cspd_jax.core.returned import check_part
 from cspd_jax.decoding import contract, warp as warp_lib
-from cspd_jax.decoding.base import Cache, Draft, Drafter, Env, Layout, Target
+from cspd_jax.decoding.base import Cache, DecodeContext, Draft, Drafter, Layout, Target
 from cspd_jax.decoding.tree import chain, check_size
 
 
@@ -75,7 +75,7 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
       reuses_drafts=False)
 
 
-def score_with_previous(small: Target, env: Env, cache: Cache, previous: jax.Array,
+def score_with_previous(small: Target, env: DecodeContext, cache: Cache, previous: jax.Array,
                         nodes: jax.Array, start: jax.Array, owner: str) -> tuple[jax.Array, Cache]:
   """Scores a chain `[B, n]`, the root first, and the committed token `previous` `[B]` before it.
 

@@ -10,7 +10,7 @@ import numpy as np
 from cspd_jax.core import fields, rows
 from cspd_jax.core.returned import check_part
 from cspd_jax.decoding import contract, row_random
-from cspd_jax.decoding.base import DRAWS, Draft, Drafter, Env, Layout
+from cspd_jax.decoding.base import DRAWS, DecodeContext, Draft, Drafter, Layout
 from cspd_jax.decoding.drafters import feature_network, siblings
 from cspd_jax.decoding.drafters.feature_network import Network
 from cspd_jax.decoding.tree import EAGLE, Budget, Tree, check_size, runtime_tree
@@ -141,7 +141,7 @@ def _check_sizes(num_nodes: int, width: int, depth: int) -> None:
         'tokens; use fewer nodes or a larger beam.')
 
 
-def _children(env: Env, logits: jax.Array, score: jax.Array, start: jax.Array, level: int,
+def _children(env: DecodeContext, logits: jax.Array, score: jax.Array, start: jax.Array, level: int,
               width: int) -> tuple[jax.Array, jax.Array]:
   """Tokens and scores `[B, n, width]` of the best children of nodes with `score` `[B, n]`."""
   positions = jnp.broadcast_to(start[:, None] + 1 + level, score.shape)

@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.decoding import contract
-from cspd_jax.decoding.base import Cache, Condition, Env, Outcome, Params, RngState, Target
+from cspd_jax.decoding.base import (
+  Cache,
+  Condition,
+  DecodeContext,
+  Params,
+  RngState,
+  RoundResult,
+  Target,
+)
 
 
 class Network(NamedTuple):
@@ -63,8 +71,9 @@ def check(network: Network) -> Callable[[Target], None]:
       contract.check_sizes, network, 'drafting network', ('vocab_size', 'num_tokens'))
 
 
-def init(network: Network, max_depth: int, tree_slots: int, env: Env, condition: Condition,
-         rng: RngState, outcome: Outcome) -> tuple[RngState, NetworkState]:
+def init(network: Network, max_depth: int, tree_slots: int, env: DecodeContext,
+         condition: Condition,
+         rng: RngState, outcome: RoundResult) -> tuple[RngState, NetworkState]:
   """The state after the prefill, with `tree_slots` slots for the nodes of a tree."""
   features = contract.check_features(outcome.features, env.params)
   slots = env.target.num_tokens + max(max_depth, tree_slots) + 1
@@ -76,7 +85,7 @@ def init(network: Network, max_depth: int, tree_slots: int, env: Env, condition:
       fresh=jnp.ones_like(outcome.count))
 
 
-def catch_up(env: Env, network: Network, state: NetworkState,
+def catch_up(env: DecodeContext, network: Network, state: NetworkState,
              start: jax.Array) -> tuple[jax.Array, Cache]:
   """Reads the tokens that the last round committed; `start` `[B]` is the root's position.
 
@@ -90,8 +99,8 @@ def catch_up(env: Env, network: Network, state: NetworkState,
   return jnp.take_along_axis(features, last, axis=2), cache
 
 
-def update(env: Env, state: NetworkState, rng: RngState,
-           outcome: Outcome) -> tuple[RngState, NetworkState]:
+def update(env: DecodeContext, state: NetworkState, rng: RngState,
+           outcome: RoundResult) -> tuple[RngState, NetworkState]:
   """Stores the target's features along the accepted path."""
   first = outcome.root + 1
   numbers = first[:, None] + jnp.arange(state.tokens.shape[1])

@@ -21,7 +21,7 @@ import numpy as np
 from cspd_jax.core import fields
 from cspd_jax.core.returned import check_part
 from cspd_jax.decoding import accept, contract
-from cspd_jax.decoding.base import Draft, Drafter, Env, Layout, Outcome, Rng, Target
+from cspd_jax.decoding.base import DecodeContext, Draft, Drafter, Layout, Rng, RoundResult, Target
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
 COUPLINGS = ('independent', 'maximal', 'gumbel')
@@ -180,7 +180,7 @@ def layout(tree: Tree) -> Layout:
       tuple(int(node) for node in leaf_candidate))
 
 
-def _update_row(rng: Rng, state: JacobiState, outcome: Outcome, env: Env, tree: Tree,
+def _update_row(rng: Rng, state: JacobiState, outcome: RoundResult, env: DecodeContext, tree: Tree,
                 coupling: Coupling, kind: str) -> JacobiState:
   """The drafts of one row for the next round."""
   first = outcome.root + 1  # The position after the root.
@@ -193,7 +193,7 @@ def _update_row(rng: Rng, state: JacobiState, outcome: Outcome, env: Env, tree: 
       outcome.probs[outcome.verdict.node], outcome.tokens, outcome.count, history)
 
 
-def _couple(rng: Rng, state: JacobiState, outcome: Outcome, first: jax.Array, length: int,
+def _couple(rng: Rng, state: JacobiState, outcome: RoundResult, first: jax.Array, length: int,
             coupling: Coupling) -> tuple[jax.Array, jax.Array]:
   """Tokens `[L + 1]` for the positions after the root, and what each was drawn from `[L + 1, V]`.
 
@@ -251,7 +251,7 @@ def reused(rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array, 
           jnp.concatenate([recorded, new_probs[length:]]))
 
 
-def _fill(rng: Rng, env: Env, tree: Tree, coupling: Coupling, kind: str,
+def _fill(rng: Rng, env: DecodeContext, tree: Tree, coupling: Coupling, kind: str,
           drawn: tuple[jax.Array, jax.Array], shift: Any, last_probs: jax.Array, image: jax.Array,
           count: jax.Array, history: jax.Array | None) -> JacobiState:
   """Shifts drawn tokens past the committed ones and fills the window of a row with fresh ones.

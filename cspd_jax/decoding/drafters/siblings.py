@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.decoding import contract, row_random, warp as warp_lib
-from cspd_jax.decoding.base import Env, Rng, RngState
+from cspd_jax.decoding.base import DecodeContext, Rng, RngState
 
 
-def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Array:
+def probabilities(env: DecodeContext, logits: jax.Array, positions: jax.Array) -> jax.Array:
   """Returns the draft distributions `[B, n, V]` of the tokens at `positions` `[B, n]`.
 
   `logits` are `[S, B, n, V]`. At temperature 0 this is the distribution at temperature 1: `choose`
@@ -17,7 +17,8 @@ def probabilities(env: Env, logits: jax.Array, positions: jax.Array) -> jax.Arra
   return warp_lib.probabilities(logits, warp_lib.sampled(env.sampling), positions, forced)
 
 
-def choose(env: Env, rng: RngState, probs: jax.Array, positions: jax.Array, count: int, draws: str
+def choose(env: DecodeContext, rng: RngState, probs: jax.Array, positions: jax.Array, count: int,
+           draws: str
            ) -> tuple[RngState, jax.Array, jax.Array | None]:
   """Selects `count` candidates for every position, in the order in which they are to be tested.
 

@@ -4,10 +4,10 @@ A batch ends with its slowest row. Here a decode has slots instead of rows, and 
 is complete starts the next image of a queue while the other slots continue. An image depends on its
 key, condition and options only, so it equals the image of a batch up to rounding.
 
-Images come in groups of a quarter of the slots. A call of `Refill.advance` reads the conditions of
-one group in one prefill, assigns its images one by one as slots become free, and ends when all of
-them have a slot and another slot is free for the next group. Its arguments are available before the
-call before it ends, so that the device never waits for the host.
+Images come in groups of a quarter of the slots. A call of `ContinuousBatcher.advance` reads the
+conditions of one group in one prefill, assigns its images one by one as slots become free, and ends
+when all of them have a slot and another slot is free for the next group. Its arguments are
+available before the call before it ends, so that the device never waits for the host.
 """
 
 import dataclasses
@@ -95,7 +95,7 @@ class _Carry(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Refill:
+class ContinuousBatcher:
   """A decoder whose rows, `B = num_slots`, start the next image when one is complete.
 
   Its functions are pure functions of arrays, to be jitted.
@@ -290,14 +290,14 @@ def helps(decoder: Any, count: int, num_slots: int) -> bool:
   return count > num_slots > 1 and supports(decoder)
 
 
-class JittedRefill(NamedTuple):
-  """The jitted functions of a `refill`; all but `idle` and `finish` donate their slots.
+class JittedBatcher(NamedTuple):
+  """The jitted functions of a `ContinuousBatcher`; all but `idle` and `finish` donate their slots.
 
   `advance` decodes a queue, without communication with the host; `join`, `step` and `leave` images
   that come and go at any round. `finish` is `slots -> Decoded`, the images in all slots so far.
   """
 
-  refill: Refill
+  batcher: ContinuousBatcher
   idle: Callable[..., Slots]
   advance: Callable[..., tuple[Slots, Finished]]
   join: Callable[..., Slots]
@@ -306,18 +306,18 @@ class JittedRefill(NamedTuple):
   finish: Callable[..., Decoded]
 
 
-def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> JittedRefill:
-  """Returns the jitted refill of a decoder; its compilations are reported under a `label`."""
-  refill = Refill(decoder, num_slots)
+def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> JittedBatcher:
+  """Returns the jitted batcher of a decoder; its compilations are reported under a `label`."""
+  batcher = ContinuousBatcher(decoder, num_slots)
   jit = functools.partial(programs.jit, donate_argnums=1, short_sums=True)
-  return JittedRefill(
-      refill, programs.jit(refill.idle), jit(refill.advance, label=label),
-      jit(refill.join, label=label and f'the prefill of {label}'), jit(refill.step, label=label),
-      programs.jit(refill.leave, donate_argnums=0),
+  return JittedBatcher(
+      batcher, programs.jit(batcher.idle), jit(batcher.advance, label=label),
+      jit(batcher.join, label=label and f'the prefill of {label}'), jit(batcher.step, label=label),
+      programs.jit(batcher.leave, donate_argnums=0),
       programs.jit(lambda slots: decoder.finish(slots.state)))
 
 
-def run(jitted_refill: JittedRefill, params: Params, count: int,
+def run(jitted_batcher: JittedBatcher, params: Params, count: int,
         images: Callable[[np.ndarray], tuple[Condition, jax.Array, SamplingParams]],
         draft_params: Params = None) -> Iterator[Finished]:
   """Decodes `count` images, at least 1, in slots.
@@ -326,15 +326,15 @@ def run(jitted_refill: JittedRefill, params: Params, count: int,
   scalar, has one value per image, or is None; in all calls alike. Yields the images that became
   complete, as NumPy arrays without the rows beyond `count`.
   """
-  size, slots, last = group(jitted_refill.refill.num_slots), None, None
+  size, slots, last = group(jitted_batcher.batcher.num_slots), None, None
   for numbers, num_new in batches.filled(count, size):
     condition, key, sampling = images(numbers)
     queue = Queue(
         condition, key, jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (size,)), sampling),
         jnp.asarray(numbers, jnp.int32), jnp.int32(num_new), jnp.asarray(numbers[-1] == count - 1))
     if slots is None:
-      slots = jitted_refill.idle(params, queue, draft_params)
-    slots, finished = jitted_refill.advance(params, slots, queue, draft_params)
+      slots = jitted_batcher.idle(params, queue, draft_params)
+    slots, finished = jitted_batcher.advance(params, slots, queue, draft_params)
     if last is not None:  # That of the call before, so that the device has work meanwhile.
       yield _fetch(last)
     last = finished

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
 from cspd_jax.generation.model import Partial
-from cspd_jax.generation.runner import Finished, Runner
-from cspd_jax.serve.engine import ClosedError, DeviceError, Engine, FullError, Job
+from cspd_jax.generation.runner import FinishedImage, Runner
+from cspd_jax.serve.scheduler import ClosedError, DeviceError, FullError, ImageJob, Scheduler
 from tests.serve import tiny
 
 SPECS = (tiny.SEED_EXACT, 'vanilla')
@@ -27,7 +27,7 @@ def started(model):
   def start(num_slots=3, queue=4, ready=True, specs=SPECS, fewer=()):
     runners = {spec: [Runner(model, count, decoder=spec) for count in (*fewer, num_slots)]
                for spec in specs}
-    engine = Engine(runners, queue=queue, warm_up={
+    engine = Scheduler(runners, queue=queue, warm_up={
         spec: tiny.request(model, decoder=spec) for spec in specs})
     engine.runners = {spec: several[-1] for spec, several in runners.items()}
     engines.append(engine)
@@ -79,7 +79,7 @@ def test_images_are_those_of_generate_whatever_else_is_decoded(model, started):
     prompt = ('cat', 'dog', 'cat', 'dog', 'nan')[number % 5]
     decoder = SPECS[number % 4 == 0]
     request = tiny.request(model, prompt, 7, number, decoder, **options[number % 3])
-    job = Job(request, decoder, lambda result, number=number: results.put((number, result)))
+    job = ImageJob(request, decoder, lambda result, number=number: results.put((number, result)))
     jobs.append(job)
     engine.submit([job])
     if random_numbers.random() < 0.2:
@@ -110,7 +110,7 @@ def test_watched_images_and_images_that_are_cancelled(model, started):
   engine = started(num_slots=1)
   go, results = _held(engine.runners[SPECS[0]]), queue.Queue()
   first, second, third = (
-      Job(tiny.request(model, seed=seed), SPECS[0],
+      ImageJob(tiny.request(model, seed=seed), SPECS[0],
           lambda result, seed=seed: results.put((seed, result)), watched=seed == 2)
       for seed in range(3))
   engine.submit([first])
@@ -119,7 +119,7 @@ def test_watched_images_and_images_that_are_cancelled(model, started):
   engine.cancel([first, second])  # One is in a slot, the other one waits.
   go.set()
   seen = []
-  while not seen or not isinstance(seen[-1], Finished):
+  while not seen or not isinstance(seen[-1], FinishedImage):
     seed, result = results.get(timeout=WAIT)
     assert seed == 2
     seen.append(result)
@@ -133,7 +133,7 @@ def test_a_full_queue_refuses_and_a_closed_engine_completes_what_it_has(model, s
   engine = started(num_slots=2, queue=3, ready=False)
   results = queue.Queue()
   jobs = lambda count, decoder=SPECS[0]: [
-      Job(tiny.request(model, seed=seed, decoder=decoder), decoder, results.put)
+      ImageJob(tiny.request(model, seed=seed, decoder=decoder), decoder, results.put)
       for seed in range(count)]
   with pytest.raises(ClosedError, match='is compiling'):
     engine.submit(jobs(1))
@@ -144,7 +144,7 @@ def test_a_full_queue_refuses_and_a_closed_engine_completes_what_it_has(model, s
   with pytest.raises(ValueError, match='n is 6; this server accepts at most 5 images at once'):
     engine.submit(jobs(6))
   with pytest.raises(ValueError, match='it must be of 1 image by'):
-    engine.submit([Job(tiny.request(model, decoder='vanilla'), SPECS[0], results.put)])
+    engine.submit([ImageJob(tiny.request(model, decoder='vanilla'), SPECS[0], results.put)])
   engine.submit(jobs(4))
   engine.submit(jobs(1))
   full = '5 images are ahead, and the queue has no room for more; try again in'
@@ -172,7 +172,7 @@ def test_a_failing_round_answers_its_images_and_the_engine_continues_until_it_fa
     model, started, capsys):
   engine, results = started(), queue.Queue()
   runner, submit = engine.runners[SPECS[0]], lambda count: engine.submit(
-      [Job(tiny.request(model, 'dog', seed), SPECS[0], results.put) for seed in range(count)])
+      [ImageJob(tiny.request(model, 'dog', seed), SPECS[0], results.put) for seed in range(count)])
   step, join, failing = runner.step, runner.join, ['step']
   expected = model.generate('dog', decoder=SPECS[0], batch_size=1).tokens
 
@@ -215,11 +215,11 @@ def test_the_seconds_of_the_first_image_are_predicted_by_its_tokens(model, start
     return step(1)
 
   batch.runner.step = slow
-  job = lambda: Job(tiny.request(model, decoder=SPECS[1]), SPECS[1], done.put)
+  job = lambda: ImageJob(tiny.request(model, decoder=SPECS[1]), SPECS[1], done.put)
   engine.submit([job()])
   _until(lambda: len(steps) == 4)  # The first token is there at once, the others of nine slowly.
   with pytest.raises(FullError) as caught:
     engine.submit([job()])
   assert 2 <= caught.value.retry_after <= 20
   go.set()
-  assert isinstance(done.get(timeout=WAIT), Finished)
+  assert isinstance(done.get(timeout=WAIT), FinishedImage)

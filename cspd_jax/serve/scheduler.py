@@ -1,8 +1,8 @@
 """The thread that owns the device: a bounded queue of images, and slots that they join and leave.
 
-  engine = Engine({'vanilla': [Runner(model, 8, decoder='vanilla')]}, queue=64)
+  engine = Scheduler({'vanilla': [Runner(model, 8, decoder='vanilla')]}, queue=64)
   engine.start()
-  engine.submit([Job(request, 'vanilla', print)])
+  engine.submit([ImageJob(request, 'vanilla', print)])
   engine.close()
 
 Images join and leave between two steps of a few rounds. Those of several decoders take turns, step
@@ -22,8 +22,8 @@ import numpy as np
 
 from cspd_jax.core import programs, progress
 from cspd_jax.generation.model import Request
-from cspd_jax.generation.runner import Finished, Runner
-from cspd_jax.serve.batches import Batch, Decoder, Job
+from cspd_jax.generation.runner import FinishedImage, Runner
+from cspd_jax.serve.batches import DecoderBatches, ImageJob, SlotBatch
 from cspd_jax.serve.metrics import Metrics
 
 # Seconds of a step: long enough for the host to cost little, short enough for an image to join, to
@@ -57,7 +57,7 @@ class DeviceError(Exception):
   """A step failed, for example because the device is out of memory."""
 
 
-class Engine:
+class Scheduler:
   """Decodes images in a thread of its own with runners by name, which only it uses from now on.
 
   Those of a name have one decoder, and free slots of several numbers. At most the largest number of
@@ -70,11 +70,11 @@ class Engine:
   def __init__(self, runners: Mapping[str, Sequence[Runner]], *, queue: int,
                warm_up: Mapping[str, Request] | None = None):
     self.metrics, self.state = Metrics(), 'compiling'
-    self._decoders = {name: Decoder(name, several) for name, several in runners.items()}
+    self._decoders = {name: DecoderBatches(name, several) for name, several in runners.items()}
     self._queue, self._warm_up = queue, warm_up or {}
     # Guards the state, and the fields below.
     self._changed = threading.Condition()
-    self._waiting: list[Job] = []
+    self._waiting: list[ImageJob] = []
     self._unfinished = dict.fromkeys(runners, 0)
     self._failures, self._abandoned = 0, False
     self._thread: threading.Thread | None = None
@@ -89,7 +89,7 @@ class Engine:
     self._thread = threading.Thread(target=self._run, args=(on_end,), daemon=True)
     self._thread.start()
 
-  def submit(self, jobs: Sequence[Job]) -> None:
+  def submit(self, jobs: Sequence[ImageJob]) -> None:
     """Accepts all of the images, of one decoder, or none.
 
     Raises FullError if too many images wait, ClosedError if the engine accepts none, and ValueError
@@ -132,7 +132,7 @@ class Engine:
                   for name, decoder in self._decoders.items())
     return min(_LONGEST_RETRY, max(1, math.ceil(seconds)))
 
-  def cancel(self, jobs: Sequence[Job]) -> None:
+  def cancel(self, jobs: Sequence[ImageJob]) -> None:
     """Removes images; those that have a slot leave it before the next step."""
     with self._changed:
       for job in jobs:
@@ -193,7 +193,7 @@ class Engine:
     finally:
       on_end()
 
-  def _unfinished_jobs(self) -> list[Job]:
+  def _unfinished_jobs(self) -> list[ImageJob]:
     """Removes the images that wait or have a slot, and returns them."""
     with self._changed:
       jobs, self._waiting = self._waiting, []
@@ -209,7 +209,7 @@ class Engine:
       self._changed.wait_for(lambda: any(self._unfinished.values()) or self.state == 'closed')
       return any(self._unfinished.values()) and not self._abandoned
 
-  def _turn(self, decoder: Decoder) -> None:
+  def _turn(self, decoder: DecoderBatches) -> None:
     """Runs a step of each of a decoder's batches, the images that wait joining one of them."""
     with self._changed:
       running = sum(not job.cancelled for job in decoder.jobs)
@@ -234,7 +234,7 @@ class Engine:
     """Whether a program is compiled in the background."""
     return self._compiling is not None and self._compiling.is_alive()
 
-  def _chosen(self, decoder: Decoder, count: int) -> Batch:
+  def _chosen(self, decoder: DecoderBatches, count: int) -> SlotBatch:
     """Returns the smallest batch for `count` images that is compiled, and lets a better one be."""
     fitting = decoder.fitting(count)
     request = self._warm_up.get(decoder.name) if self.state == 'ready' else None
@@ -245,7 +245,8 @@ class Engine:
       self._compiling.start()
     return next(batch for batch in fitting if batch.state == 'ready')
 
-  def _advance(self, decoder: Decoder, batch: Batch, joining: Sequence[Job]) -> None:
+  def _advance(self, decoder: DecoderBatches, batch: SlotBatch,
+               joining: Sequence[ImageJob]) -> None:
     """Runs a step of one batch, with the images that join and without those that leave."""
     try:
       for slot in [slot for slot, job in batch.jobs.items() if job.cancelled]:
@@ -267,14 +268,14 @@ class Engine:
       progress.note(f'error: a step of {decoder.name} failed, and with it {len(failed)} images '
                     f'({_reason(error)}).')
 
-  def _join(self, decoder: Decoder, batch: Batch, jobs: Sequence[Job]) -> None:
+  def _join(self, decoder: DecoderBatches, batch: SlotBatch, jobs: Sequence[ImageJob]) -> None:
     for slot, job in zip(batch.runner.join([job.request for job in jobs]), jobs):
       batch.jobs[slot], batch.rounds[slot] = job, 1
       job.started, job.slots = time.monotonic(), batch.size
       self.metrics.queue_seconds.observe(job.started - job.created)
     self.metrics.busy.labels(decoder.name).set(len(decoder.jobs))
 
-  def _step(self, decoder: Decoder, batch: Batch) -> None:
+  def _step(self, decoder: DecoderBatches, batch: SlotBatch) -> None:
     start, runner, count = time.monotonic(), batch.runner, 0
     is_watched = any(job.watched for job in batch.jobs.values())
     for event in runner.step(1 if is_watched else batch.per_step):
@@ -295,7 +296,7 @@ class Engine:
       batch.pace = min(batch.pace, seconds / count)
     batch.per_step = max(1, min(_MOST_ROUNDS, int(_STEP * max(count, 1) / max(seconds, 1e-6))))
 
-  def _complete(self, decoder: Decoder, job: Job, done: Finished) -> None:
+  def _complete(self, decoder: DecoderBatches, job: ImageJob, done: FinishedImage) -> None:
     assert job.started is not None
     now, metrics = time.monotonic(), self.metrics
     is_valid = bool(done.decoded.valid[0])
@@ -308,7 +309,7 @@ class Engine:
       metrics.image_passes.labels(decoder.name).inc(int(done.decoded.rounds[0]))
     self._end([job], 'completed' if is_valid else 'failed', done)
 
-  def _end(self, jobs: Sequence[Job], outcome: str, result: Any = None) -> None:
+  def _end(self, jobs: Sequence[ImageJob], outcome: str, result: Any = None) -> None:
     """Forgets images that have left, and passes the result to those that were not cancelled."""
     with self._changed:
       for job in jobs:
@@ -327,7 +328,7 @@ def _warm_up(runner: Runner, request: Request) -> None:
   runner.leave(slot)
 
 
-def _compile(name: str, batch: Batch, request: Request) -> None:
+def _compile(name: str, batch: SlotBatch, request: Request) -> None:
   """Compiles a batch's programs in a thread of its own, which alone uses it until it is ready."""
   if sys.platform == 'linux':  # Elsewhere, the priority is that of the whole process.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
