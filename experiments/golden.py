@@ -90,7 +90,7 @@ def prepare(config: Config) -> tuple[cspd_jax.Model, Any]:
   if config.preset and (published := families.describe(config.preset).config) != model.config:
     raise ValueError(f'model is {config.model}, whose sizes are not those of {config.preset}: '
                      f'{model.config} instead of {published}; convert the published weights.')
-  if model.teacher is None or model.engine.name != 'discrete':
+  if model.teacher is None:
     raise ValueError(f'model is {config.model!r}, which does not compute the logits of whole '
                      'images; give one of discrete tokens.')
   if not 1 <= len(config.tokens) <= model.num_tokens:

@@ -55,10 +55,16 @@ def model(loading: groups.ModelFlags, *, engine: str | None = None, one_group: s
       loading.model, dtype=loading.dtype, quantize=loading.quantize,
       cache_dtype=loading.cache_dtype, sharding=mesh(loading.mesh, one_group),
       allow_nonfinite=loading.allow_nonfinite, **options)
-  if engine not in (None, result.engine.name):
-    raise ValueError(f'model is {loading.model!r}, which has {result.engine.name} tokens; give one '
-                     f'whose tokens are {engine}.')
+  if engine is not None:
+    check_tokens(loading.model, result, engine)
   return result
+
+
+def check_tokens(name: str, model: cspd_jax.Model, kind: str) -> None:
+  """Raises ValueError for a model, by its name, with tokens of another kind, such as discrete."""
+  if model.engine.name != kind:
+    raise ValueError(f'model is {name!r}, which has {model.engine.name} tokens; give one whose '
+                     f'tokens are {kind}.')
 
 
 def run_name(model: str) -> str:

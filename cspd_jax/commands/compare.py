@@ -30,7 +30,7 @@ import jax
 import numpy as np
 
 import cspd_jax
-from cspd_jax import cli, continuous, metrics
+from cspd_jax import cli, metrics
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, programs, progress
 from cspd_jax.core.guarantees import Guarantee
@@ -49,7 +49,7 @@ _MAPPED = 4  # With more images the maps are too wide to read.
 _FEW_IMAGES, _IMAGES = 2, 4
 _TIMES = ('ms_per_round', 'seconds_per_image', 'speedup', 'speedup_error')  # Of a row.
 _REPEATS = 3  # Timed runs per image and decoder, at most.
-_SHOWN = ('rounds', 'tokens_per_pass')  # Columns of discrete tokens.
+_HIDDEN = ('accepted_length', 'one_token_rounds', 'step_compression')  # Numbers without columns.
 # Windows that need the fewest passes, with a corrector and without one.
 _WINDOWS = ('corrected_seed_exact', 'corrected'), ('seed_exact',)
 
@@ -118,7 +118,7 @@ class CompareJob(NamedTuple):
 
   def report(self) -> Report:
     """Opens the report."""
-    more = [_ACCEPTED] * (self.model.engine.name == 'continuous')
+    more = [] if self.model.engine.seed_exact else [_ACCEPTED]
     return Report(self.folder, [*self.files.values(), _MAPS, *more, _SPEED], program='cspd-compare')
 
 
@@ -173,8 +173,7 @@ def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, An
     raise ValueError(f'decoder {name} cannot run: {f"it {advice}" if advice else reason}.')
   # A CPU pays for every token of a window. Other sizes are those of the engine.
   window = 64 if jax.default_backend() != 'cpu' else 8 if config.decoder or config.all else 32
-  sizes = {} if engine.name == 'continuous' else dict(
-      window=min(window, model.num_tokens // 2), length=4)
+  sizes = dict(window=min(window, model.num_tokens // 2), length=4) if engine.windows else {}
   complete = lambda name: engine.complete(name, **sizes)
   completed = {name: complete(name) for name in names if name not in reasons}
   specifications = completed if config.decoder is not None else {
@@ -225,10 +224,11 @@ def _rows(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, A
         tokens_equal_baseline=first and bool(
             np.array_equal(decoded.tokens, first.sample.decoded.tokens)),
         compile_seconds=result.compile_seconds, images=images.get(name))
-    if isinstance(sampler.decoder, continuous.Decoder):
+    if hasattr(decoded, 'tests'):  # Of continuous tokens.
       tested = 'drafts' if decoded.kernels is None else 'denoising kernels'
+      decoder: Any = sampler.decoder
       row |= dict(
-          distribution=sampler.decoder.distribution, guarantee_in_words=sampler.decoder.guarantee,
+          distribution=decoder.distribution, guarantee_in_words=decoder.guarantee,
           tested=tested if decoded.tests.tested.any() else None,
           **acceptance.details(result.sample, model))
     if result.sample.captions is not None:
@@ -259,14 +259,14 @@ def _table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
   columns = {'decoder': '{specification}', 'guarantee': '{guarantee}',
              **metrics.columns([
                  metric for metric in metrics.select(model.engine.name, 'work')
-                 if model.engine.name != 'discrete' or metric.name in _SHOWN])}
+                 if metric.name not in _HIDDEN])}
   if any(row['guarantee'] is Guarantee.BOUNDED for row in entries):
     columns |= metrics.columns(metrics.select(model.engine.name, 'bound'))
   if 'asked' in entries[0]:
     columns |= {'asked': '{asked:.3f}', 'error': '{asked_error:.3f}'}
   columns |= {'ms/pass': '{ms_per_round:.2f}', 's/image': '{seconds_per_image:.3f}',
               'speed-up': '{speedup:.2f}x'}
-  if model.engine.name == 'discrete':
+  if model.engine.seed_exact:
     columns[f'= {model.engine.baseline}'] = '{equal}'
   columns['compile s'] = '{compile_seconds:.1f}'
   equal = {True: 'yes', False: 'no', None: None}
@@ -383,7 +383,7 @@ def main(config: Config) -> None:
     for name, reason in job.left_out.items():
       print(f'{name} is left out: {reason}', flush=True)
     # The decoders, the image tokenizer for the pictures, and the likelihood of discrete tokens.
-    others, count = 1 + (config.paired and job.model.engine.name == 'discrete'), len(job.prompts)
+    others, count = 1 + (config.paired and job.model.engine.seed_exact), len(job.prompts)
     counted = f'image{"s"[:count != 1]} x {len(job.requests)} decoders x {1 + _REPEATS} runs'
     with programs.reported(len(job.requests) + others), progress.bar(f'{count} {counted}') as show:
       compared = timing.compare(

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 import cspd_jax
 from cspd_jax import cli, families
+from cspd_jax.cli import inputs
 from cspd_jax.core import fields
 from cspd_jax.decoding.tree import MAX_NODES, chain
 from cspd_jax.files import store
@@ -101,9 +102,7 @@ def main(config: Config) -> None:
   if not config.window:
     raise ValueError('window is empty; give at least one.')
   model = families.describe(config.model, dtype=config.dtype)
-  if model.engine.name != 'discrete':
-    raise ValueError(f'model is {config.model!r}, which has continuous tokens; give one whose '
-                     'tokens are discrete.')
+  inputs.check_tokens(config.model, model, 'discrete')
   report = Report(config.output, program='cspd-inspect')
   describe = families.FAMILIES[model.family].published.condition
   if describe is None:

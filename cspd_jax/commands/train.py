@@ -112,7 +112,7 @@ class Flags:
 
 def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
   """Returns a recipe with a model's sizes; ValueError if its family trains none of this kind."""
-  if model.engine.name != 'discrete':
+  if model.teacher is None:
     raise ValueError(f'model is {name!r}, a {model.family!r} model, for which nothing is trained; '
                      'give a model of discrete tokens.')
   if kind == 'neighbours':

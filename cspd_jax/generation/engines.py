@@ -44,6 +44,9 @@ class Engine(NamedTuple):
   needs: Callable[[str | Spec], str | None]  # The key of the drafts that it requires, or None.
   build: Callable[[str | Spec, Any, Resources], AnyDecoder]  # Of a specification and a target.
   guarantee: Callable[[Any], Guarantee]  # How a decoder's images relate to the distribution.
+  windows: bool  # Whether its windows have sizes that suit a device, which cspd-tune chooses.
+  seed_exact: bool  # Whether decoders can repeat the tokens of the baseline, one per pass.
+  joins: bool  # Whether images can join others that are being decoded.
   failure: str  # In words, what the model returned for images whose `Decoded.valid` is False.
   # Removes sampling options that are off, so that a program omits their work.
   drop_inactive: Callable[[SamplingParams], SamplingParams]
@@ -176,12 +179,12 @@ DISCRETE = Engine(
     # A CPU computes every token of a round, so few of them are worth their cost.
     'discrete', discrete.DECODERS, 'vanilla', ('eagle', 'mc_sjd'), ('mc_sjd(window=4)', 'vanilla'),
     SamplingParams._fields, discrete.complete, discrete.parameters, discrete.needs, discrete.build,
-    discrete.guarantee,
+    discrete.guarantee, True, True, True,
     'no valid probabilities (its logits, or the guided ones, contain NaN or infinity, or exclude '
     'every token)', drop_inactive)
 
 CONTINUOUS = Engine(
     'continuous', continuous.DECODERS, 'mar', ('exact_head',), None,
     ('guidance_scale', 'temperature'), continuous.complete, continuous.parameters, continuous.needs,
-    continuous.build, continuous.guarantee, 'tokens with NaN or infinity',
+    continuous.build, continuous.guarantee, False, False, False, 'tokens with NaN or infinity',
     lambda sampling: sampling._replace(**dict.fromkeys(CUTS)), continuous.unsupported)

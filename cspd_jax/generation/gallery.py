@@ -145,7 +145,7 @@ class Gallery:
     line = f'{sampler.text}: {images} ({guarantee}), in {passes:.0f} forward passes'
     if sampler.specification.parts[0].name == baseline:
       line = f'{sampler.text} ({guarantee}): {passes:.0f} forward passes'
-    if model.engine.name == 'discrete':
+    if model.engine.seed_exact:
       line += (f' instead of {model.num_tokens} ({model.num_tokens / passes:.1f} times fewer)'
                if passes < model.num_tokens else ', one token at a time')
     seconds = max(self._seconds - compile_seconds, 0.0)
@@ -204,7 +204,7 @@ class Gallery:
   def _check_space(self) -> None:
     """Raises ValueError if the disk clearly cannot hold the images that all processes lack."""
     model = self.request.sampler.model
-    if model.engine.name != 'discrete' or model.tokenizer is None:
+    if model.tokenizer is None or model.tokenizer.codebook is None:  # Of continuous tokens.
       return
     missing = sum(not self._report.has(name) for name in self.names)
     paths.check_space(self._report.folder, int(3 * math.prod(model.image_size) * missing * _PNG))

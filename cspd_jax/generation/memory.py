@@ -46,10 +46,8 @@ def cache_size(target: Target | continuous.Target, params: Params, condition: Co
   for. With guidance, it holds both streams.
   """
   def cache(params, condition):
-    if isinstance(target, continuous.Target):
-      cached = target.cached
-      return () if cached is None else cached.prefill(params, condition, num_slots)[1]
-    return target.prefill(params, condition, num_slots)[2]
+    cached = getattr(target, 'cached', target)  # A part of a target of continuous tokens.
+    return () if cached is None else cached.prefill(params, condition, num_slots)[-1]
 
   return size(jax.eval_shape(cache, params, condition))
 

@@ -38,7 +38,6 @@ from cspd_jax.core.sampling import SamplingParams, is_guided
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
-from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.specification import SOURCES
 from cspd_jax.files import atomic, matrices, reading
 from cspd_jax.generation import memory, prompts as prompts_lib, results
@@ -971,8 +970,7 @@ class Request:
     Yields the images that became complete, which are not checked, as NumPy arrays.
     """
     sampler, size = self.sampler, self.batch_size
-    decoder = sampler.decoder
-    assert isinstance(decoder, Decoder)
+    decoder: Any = sampler.decoder
     jitted = programs_lib.get_or_compile(
         sampler.model, sampler.program('slots', size),
         lambda: continuous_batching.jitted(decoder, size, sampler.text))

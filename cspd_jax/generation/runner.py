@@ -23,7 +23,6 @@ from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
 from cspd_jax.decoding.base import Decoded
-from cspd_jax.decoding.loop import Decoder
 from cspd_jax.generation import memory
 from cspd_jax.generation.model import Model, Partial, Program, Request
 from cspd_jax.generation.results import Generated
@@ -76,8 +75,8 @@ class Runner:
       raise ValueError(f'model {model.name!r} is divided over a mesh; load it on one device.')
     self.model, self.requests = model, dict[int, Request]()
     self.specification = model.specification(decoder, batch_size=num_slots)
-    built = model.decoder(self.specification)
-    if not isinstance(built, Decoder):
+    built: Any = model.decoder(self.specification)
+    if not model.engine.joins:
       raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
                        'others; use Model.generate.')
     self._size, self._prompt_length = num_slots, prompt_length

@@ -189,7 +189,7 @@ class Bench:
   def _members(self, text: str, guided: bool) -> tuple[str, ...]:
     def common(member):
       decoder = self.decoder(member, guided)
-      if not isinstance(decoder, Decoder):
+      if not hasattr(decoder, 'verifier'):  # Of continuous tokens.
         return member
       drafter, verifier = discrete.expand(member)
       # Only `match` returns `Verdict.samples`, from which a window continues.

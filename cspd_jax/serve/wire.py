@@ -196,7 +196,7 @@ def serving(model: Model, decoders: Sequence[str], names: Sequence[str] | None =
   if wrong := [name for name in names if name != progress.unicode(name)]:
     raise ValueError(f'served_model_name holds {wrong[0]!r:.80}, which is not Unicode text; no '
                      'request can name it, so leave it out.')
-  if model.engine.name != 'discrete':
+  if not model.engine.joins:
     raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
                      'others that are being decoded; serve a model of discrete tokens.')
   specs = {text: model.specification(text) for text in decoders}

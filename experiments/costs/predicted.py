@@ -142,10 +142,8 @@ def decode(model: Model, specification: Any, batch: int, guided: bool, condition
                model.engine.drop_inactive(model.sampling()), model.draft_params(specification)]
   program = devices.compiled(decoder, arguments, device, KINDS[model.family].orders)
   arguments[2] = random.row_keys(arguments[2], batch)
-  caches = set()
-  if model.engine.name == 'discrete':  # Masked models have no cache.
-    start = jax.eval_shape(decoder.start, *arguments)
-    caches = {leaf.shape for leaf in jax.tree.leaves(start.cache) if leaf.ndim > 2}
+  start = jax.eval_shape(decoder.start, *arguments)
+  caches = {leaf.shape for leaf in jax.tree.leaves(start.cache) if leaf.ndim > 2}
   round_ = rounds.read(hlo.parse(program.as_text()), caches, iterations)
   return figures(round_, accelerator, program.memory_analysis().temp_size_in_bytes)
 

@@ -96,7 +96,6 @@ class Lab:
       raise ValueError('num_images is 1; it must be at least 2, for a standard error.')
     self.titles = list(self.model.conditions.titles(self.prompts))
     self._captions = scenes.captions(self.model, self.prompts) if config.asked else None
-    self._discrete = self.model.engine.name != 'continuous'
     self.weights = run_lib.weights(self.model)
     self._benches: dict[tuple, Bench] = {}
 
@@ -104,7 +103,8 @@ class Lab:
     """Returns the images with the sampling options of a row."""
     name = row.temperature, row.top_k
     if name not in self._benches:
-      top_k = dict(top_k=row.top_k) if self._discrete and row.top_k is not None else {}
+      has_top_k = 'top_k' in self.model.engine.options and row.top_k is not None
+      top_k = dict(top_k=row.top_k) if has_top_k else {}
       self._benches[name] = self._config.bench(
           self.model, captions=self._captions, temperature=row.temperature, **top_k)
     return self._benches[name]
@@ -136,8 +136,8 @@ class Lab:
   def measure(self, row: Row) -> dict[str, Any]:
     """Measures a row."""
     # Without chance there is no entropy to compare with, and continuous tokens have densities.
-    priced = self._discrete and row.temperature > 0
     engine = self.model.engine.name
+    priced = self.model.engine.seed_exact and row.temperature > 0
     # A row states its own metrics, those included that tables of several decoders omit.
     stated = [metric._replace(tabled=True) for metric in measurements.choose(engine, row.metrics)]
     price = measurements.choose(engine, ['nll_excess'] * priced)

@@ -33,14 +33,15 @@ NAMES = [(engine, name) for engine in ENGINES for name in ENGINES[engine].table]
 def _names(engine, name):
   """What the example of a decoder may use; nothing is compiled."""
   jit = lambda function: functools.partial(jax.eval_shape, function)
-  common = dict(jax=types.SimpleNamespace(jit=jit, random=jax.random), cspd_jax=cspd_jax)
+  common = dict(jax=types.SimpleNamespace(jit=jit, random=jax.random), cspd_jax=cspd_jax,
+                SamplingParams=SamplingParams)
   if engine == 'continuous':
     return common | dict(target=CHAIN.target, draft=CHAIN.target, params=CHAIN.params,
                          draft_params=CHAIN.params, condition=np.zeros(2, int))
   return common | dict(
       target=BIG, draft_target=BIG, network=network(BIG), heads=heads(BIG, 3),
       corrector=from_model(BIG),
-      params=MODEL.params, condition=LABELS, SamplingParams=SamplingParams, chain=chain,
+      params=MODEL.params, condition=LABELS, chain=chain,
       draft_params=jnp.stack([MODEL.params] * 3) if name == 'medusa' else MODEL.params)
 
 
