@@ -37,7 +37,7 @@ def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabul
   declared, and the remedy; ValueError if the drafter refuses the model.
 
   Args:
-    drafter: the drafter. Its randomness must be that of `Env.rowwise`.
+    drafter: the drafter. Its randomness must be that of `DecodeContext.rowwise`.
     draft_params: its parameters, if any.
     model: the model to draft for; by default `tabular(jax.random.key(0), 3, 6, guided=True,
       row_width=3)`, longer and with fewer tokens if the drafts are deeper. Pass one if the drafter
