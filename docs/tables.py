@@ -499,7 +499,7 @@ TABLES: dict[str, Table] = {
         'cache in int8': '{other_cache_mib:.1f}'},
         lambda report: [row for row in report['rows'] if row['guidance_scale'] > 1])),
     **{f'published_{paper}': _published(paper) for paper in published_rows.ROWS},
-    'sjd': Table('sjd', _by_window(without='noise')),
+    'sjd': Table('sjd', _by_window(without='gumbel')),
     'sjd_pac': Table('sjd_pac', _by_window(without='seed_exact')),
     'variants': Table('variants', _by_model('variants', 'variants_emoji'), ('variants_emoji',)),
     'cool_sd': Table('cool_sd', _CONCLUSIONS),

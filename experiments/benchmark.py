@@ -1,7 +1,7 @@
 """Measures the speed of decoders, and the fidelity of relaxed ones.
 
   python -m experiments.benchmark
-  python -m experiments.benchmark --drafter='eagle(tree=EAGLE)' --verifier='exact,lantern_pp(lam=3)'
+  python -m experiments.benchmark --drafter='eagle(tree=EAGLE)' --verifier='rejection,lantern_pp(lam=3)'
   python -m experiments.benchmark --config=configs/papers.py:cool_sd --num_images=128
   python -m experiments.benchmark --model=checkpoints/c2i_b_256 --prompt=207,360 \\
       --dtype=bfloat16 --workdir=runs/llamagen_benchmark
@@ -52,7 +52,7 @@ DRAFTERS = (
 # The settings are those of the papers' tables. Cool-SD distributes its relaxation over the depths
 # of EAGLE's tree, also in Jacobi windows, which are longer than their accepted lengths.
 VERIFIERS = (
-    'exact', 'match', 'block', 'kseq', 'uniform(delta=1.1)', 'cool(delta=1.1, length=5)',
+    'rejection', 'match', 'block', 'kseq', 'uniform(delta=1.1)', 'cool(delta=1.1, length=5)',
     'cool(delta=1.1, length=5, clamp=False)', 'cool_linear(delta=1.1, length=5)',
     'lantern(delta=0.1)', 'lantern_pp(lam=2)', 'lantern_pp(lam=2, residual=released_llamagen)',
     'lantern_pp(lam=2, residual=released_dynamic)', 'grouped(group=10)', 'typical')

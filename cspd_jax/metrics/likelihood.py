@@ -28,7 +28,7 @@ class Likelihood(NamedTuple):
   """Means over the tokens of each image, in nats.
 
   Attributes:
-    nll: `[B]` negative log-likelihood under the warped distribution; inf if the sampling excludes a
+    nll: `[B]` negative log-likelihood under the sampled distribution; inf if the sampling excludes a
       token, for example by top-k. Its mean over vanilla's images is the entropy rate of the model.
     entropy: `[B]` entropy of the same distributions. Along the images of an exact decoder
       `nll - entropy` has mean 0 for any condition, and much less variance than `nll`, most of whose
@@ -42,7 +42,7 @@ class Likelihood(NamedTuple):
 @usual_promotion
 def likelihood(target: Target, params: Any, condition: Condition, tokens: jax.Array,
                sampling: SamplingParams) -> Likelihood:
-  """Computes the likelihood of whole images under the target's warped distribution.
+  """Computes the likelihood of whole images under the target's sampled distribution.
 
   To be called under `jax.jit`. The target has the stream of the null condition if guidance is used;
   conditions have leading axis `B`, tokens are `[B, T]`. Rows whose options or condition are invalid

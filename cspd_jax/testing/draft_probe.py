@@ -49,7 +49,7 @@ class Results(NamedTuple):
   """The drafts of all rounds of whole images."""
 
   rounds: list[Round]
-  images: np.ndarray  # `[B, T]` the images that `exact` makes of them.
+  images: np.ndarray  # `[B, T]` the images that `rejection` makes of them.
   uses: list[dict[str, Uses]]  # How `init`, `propose` and `update` used random numbers.
 
 

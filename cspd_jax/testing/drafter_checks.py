@@ -109,7 +109,7 @@ def _nodes(layout: Layout, tree: Tree) -> Iterator[str]:
 def _shapes(probe: DraftProbe) -> Iterator[str]:
   """Results have their shapes and dtypes, and the state has the same in every round."""
   probe.decoder(rejection())  # Raises the error of a drafter that refuses the model.
-  for verifier in (None, match()):  # The first is `exact`, which needs distributions.
+  for verifier in (None, match()):  # The first is `rejection`, which needs distributions.
     try:
       if verifier is None:
         before, after = probe.shapes()

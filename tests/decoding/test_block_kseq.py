@@ -1,4 +1,4 @@
-"""Block verification and K-SEQ are rejection, and so is `exact` however siblings are drawn."""
+"""Block verification and K-SEQ are exact, and so is `rejection` however siblings are drawn."""
 
 import sys
 from unittest import mock

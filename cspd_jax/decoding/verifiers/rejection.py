@@ -4,7 +4,7 @@ Every group of siblings is tested in order, each with what the rejections before
 target's distribution. At the node where the walk stops one more token is drawn: from what is left
 of the distribution, or, if the node has no children, from the target's own (the bonus token).
 
-`exact` and `typical` are verifiers of this kind; the others have modules of their own.
+`rejection` and `typical` are verifiers of this kind; the others have modules of their own.
 """
 
 from collections.abc import Callable
