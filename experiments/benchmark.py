@@ -1,7 +1,8 @@
 """Measures the speed of decoders, and the fidelity of relaxed ones.
 
   python -m experiments.benchmark
-  python -m experiments.benchmark --drafter='eagle(tree=EAGLE)' --verifier='rejection,lantern_pp(lam=3)'
+  python -m experiments.benchmark --drafter='eagle(tree=EAGLE)' \\
+      --verifier='rejection,lantern_pp(lam=3)'
   python -m experiments.benchmark --config=configs/papers.py:cool_sd --num_images=128
   python -m experiments.benchmark --model=checkpoints/c2i_b_256 --prompt=207,360 \\
       --dtype=bfloat16 --workdir=runs/llamagen_benchmark

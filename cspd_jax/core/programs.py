@@ -209,7 +209,7 @@ def kernels_work(name: str, variable: str, difference: Callable[[jax.Device], fl
   return error <= tolerance
 
 
-def get_or_compile(model: Any, name: Hashable, build: Callable[[], Program]) -> Program:
+def get_or_build(model: Any, name: Hashable, build: Callable[[], Program]) -> Program:
   """Returns the program that a model caches under a name, and builds it if it is missing.
 
   The name is everything that determines the program, and the model has a dictionary `programs`,

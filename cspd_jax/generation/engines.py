@@ -176,15 +176,19 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
 
 
 DISCRETE = Engine(
+    name='discrete', table=discrete.DECODERS, baseline='vanilla', candidates=('eagle', 'mc_sjd'),
     # A CPU computes every token of a round, so few of them are worth their cost.
-    'discrete', discrete.DECODERS, 'vanilla', ('eagle', 'mc_sjd'), ('mc_sjd(window=4)', 'vanilla'),
-    SamplingParams._fields, discrete.complete, discrete.parameters, discrete.needs, discrete.build,
-    discrete.guarantee, True, True, True,
-    'no valid probabilities (its logits, or the guided ones, contain NaN or infinity, or exclude '
-    'every token)', drop_inactive)
+    on_cpu=('mc_sjd(window=4)', 'vanilla'), options=SamplingParams._fields,
+    complete=discrete.complete, parameters=discrete.parameters, needs=discrete.needs,
+    build=discrete.build, guarantee=discrete.guarantee, windows=True, seed_exact=True, joins=True,
+    failure='no valid probabilities (its logits, or the guided ones, contain NaN or infinity, or '
+    'exclude every token)', drop_inactive=drop_inactive)
 
 CONTINUOUS = Engine(
-    'continuous', continuous.DECODERS, 'mar', ('exact_head',), None,
-    ('guidance_scale', 'temperature'), continuous.complete, continuous.parameters, continuous.needs,
-    continuous.build, continuous.guarantee, False, False, False, 'tokens with NaN or infinity',
-    lambda sampling: sampling._replace(**dict.fromkeys(CUTS)), continuous.unsupported)
+    name='continuous', table=continuous.DECODERS, baseline='mar', candidates=('exact_head',),
+    on_cpu=None, options=('guidance_scale', 'temperature'), complete=continuous.complete,
+    parameters=continuous.parameters, needs=continuous.needs, build=continuous.build,
+    guarantee=continuous.guarantee, windows=False, seed_exact=False, joins=False,
+    failure='tokens with NaN or infinity',
+    drop_inactive=lambda sampling: sampling._replace(**dict.fromkeys(CUTS)),
+    unsupported=continuous.unsupported)

@@ -1,10 +1,15 @@
 """A model, and the way from prompts to images.
 
-  model.generate(prompts)        finds the sampler of these options, or builds one
-    Sampler(prompts)             a decoder with sampling options, checked and built once
-      Sampler.request(prompts)   encodes the prompts and numbers the images
-      Request.decode()           runs the compiled decoder on one batch after the other
-      Request.result(decoded)    converts tokens to pixels
+  model.generate(prompts, ...)   calls the two methods below
+    Model.request                encodes the prompts, and finds or builds the sampler of the options
+      Model.sampler              a decoder with sampling options, checked and built once
+      Sampler.request            numbers the images and checks the condition
+      Request.fitting            how many of them fit in memory at once
+    Request.generate
+      Request.decode             runs the compiled decoder on one batch after the other
+      Request.result             converts tokens to pixels
+
+`model.sampler(...)(prompts)` skips the search for the sampler.
 
 In the shape descriptions, `B` is the number of images.
 """
@@ -110,7 +115,7 @@ class Model:
   handover: Handover | None = None
   first_cell: int = 0
   remedy: Callable[[str], str] = lambda network: f'load it with {role_of(network)}=FOLDER'
-  # Compiled programs, the newest last; see `core.programs.get_or_compile`.
+  # Compiled programs, the newest last; see `core.programs.get_or_build`.
   programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
   # Bytes of an image's cache and of the rest, by decoder; see `estimate`.
   estimates: dict[Hashable, tuple[float, float]] = dataclasses.field(
@@ -133,8 +138,8 @@ class Model:
     cached by the model; other prompts, seeds and values of sampling options do not compile again.
 
     Args:
-      prompts: a prompt, a list, or the path of a file with one prompt per line; `model.prompts` if
-        None.
+      prompts: a prompt, a list, or the `pathlib.Path` of a file with one prompt per line;
+        `model.prompts` if None.
       seed: an integer, under which the images are numbered, or one integer per image. With the same
         decoder an image depends, up to rounding, only on its own seed, number and prompt.
       decoder: a specification, such as `'seed_exact(window=16)'`; if None, the model's default for
@@ -170,8 +175,8 @@ class Model:
     The tokens and errors are those of `generate`, in one batch.
 
     Args:
-      prompts: a prompt, a list, or the path of a file with one prompt per line; `model.prompts` if
-        None.
+      prompts: a prompt, a list, or the `pathlib.Path` of a file with one prompt per line;
+        `model.prompts` if None.
       seed: an integer, under which the images are numbered, or one integer per image.
       decoder: a specification; the model's default for the device and the number of images if None.
       prefix: the first rows of the images, which are then completed; see `generate`.
@@ -234,9 +239,8 @@ class Model:
     return sampler
 
   def _built_sampler(self, decoder: str | Spec | None, batch_size: int | None,
-                     sampling: SamplingParams | None, raw_log_probs: bool, options: Mapping[str,
-                                                                                            Any]
-                     ) -> 'Sampler':
+                     sampling: SamplingParams | None, raw_log_probs: bool,
+                     options: Mapping[str, Any]) -> 'Sampler':
     _check_concrete(options, sampling)
     if batch_size is not None:
       fields.check_whole('batch_size', batch_size, 'a whole number, at least 1', least=1)
@@ -256,8 +260,12 @@ class Model:
     built = with_raw_log_probs(self.decoder(specification, guided=guided), raw_log_probs)
     built.check_sampling(sampling)  # type: ignore[arg-type]  # Both are of one engine.
     return Sampler(
-        self._sharing(), specification, built, self.draft_params(specification), guided, sampling,
-        self.drop_inactive(sampling), batch_size, (str(specification),), built)
+        # A copy without samplers: one that held the model that keeps it would be a cycle, whose
+        # parameters fill the device until Python collects it.
+        model=self._sharing(), specification=specification, decoder=built,
+        draft_params=self.draft_params(specification), guided=guided, sampling=sampling,
+        active=self.drop_inactive(sampling), batch_size=batch_size, names=(str(specification),),
+        function=built)
 
   def request(self, prompts: Any = None, options: Mapping[str, Any] = MappingProxyType({}), *,
               seed: Any = 0, decoder: str | Spec | None = None, prefix: Any = None,
@@ -462,8 +470,7 @@ class Model:
   def sampling(self, **options) -> SamplingParams:
     """Returns sampling options: the arguments, else the model's defaults, else the engine's.
 
-    They are a `decoding.warp.SamplingParams` or a `continuous.sampling.Sampling`; see
-    `Engine.sampling`.
+    Values are NumPy's, so that new ones do not compile again; see `Engine.sampling`.
     """
     return self.engine.sampling(self.defaults, options)
 
@@ -750,7 +757,8 @@ class Sampler:
     sampling: the sampling options.
     active: the sampling options as the program takes them; see `Model.drop_inactive`.
     batch_size: images decoded at once; None for as many as fit in memory.
-    names: specifications of the decoders that `function` contains.
+    names: specifications of the decoders that `function` contains: more than this one only in
+      `measure.bench`, where decoders share a program.
     function: what is compiled: `(params, condition, keys [B], sampling, draft_params) -> result`,
       the decoder or one that contains it.
   """
@@ -831,11 +839,11 @@ class Sampler:
     return Program(self.names, self.guided, self.model.prefix_length,
                    getattr(self.decoder, 'raw_log_probs', False), mode)
 
-  def compiled(self) -> Callable[..., Any]:
+  def jitted(self) -> Callable[..., Any]:
     """Returns the jitted `function`, which the model keeps."""
     mesh = self.model.mesh
     more = f' and {len(self.names) - 1} more verifiers' if len(self.names) > 1 else ''
-    return programs_lib.get_or_compile(self.model, self.program(), lambda: programs_lib.jit(
+    return programs_lib.get_or_build(self.model, self.program(), lambda: programs_lib.jit(
         self.function if mesh is None else sharding.over_images(self.function, mesh),
         label=f'{self.names[0]}{more}', short_sums=True))
 
@@ -971,7 +979,7 @@ class Request:
     """
     sampler, size = self.sampler, self.batch_size
     decoder: Any = sampler.decoder
-    jitted = programs_lib.get_or_compile(
+    jitted = programs_lib.get_or_build(
         sampler.model, sampler.program('slots', size),
         lambda: continuous_batching.jitted(decoder, size, sampler.text))
     return continuous_batching.run(
@@ -994,7 +1002,7 @@ class Request:
 
     The result is not checked; it is arrays of the device, or NumPy arrays if there is a mesh.
     """
-    run = self.sampler.compiled()
+    run = self.sampler.jitted()
     if self.sampler.model.mesh is None:
       return functools.partial(run, *self.arguments(index))
     arguments = self.arguments(self._divisible(index))
@@ -1003,7 +1011,7 @@ class Request:
   def compile(self, batch_size: int) -> float:
     """Compiles `bound` for a number of images; returns the seconds that it took."""
     index = self._divisible(np.zeros(batch_size, int))
-    return programs_lib.compiled_for(self.sampler.compiled(), *self.arguments(index)).seconds
+    return programs_lib.compiled_for(self.sampler.jitted(), *self.arguments(index)).seconds
 
   def _divisible(self, index: np.ndarray) -> np.ndarray:
     """Returns numbers of images, filled up so that all groups of a mesh decode as many."""
@@ -1031,7 +1039,7 @@ class Request:
       return jax.lax.while_loop(more, step, (jnp.int32(0), state))[1]
 
     text, jit = sampler.text, functools.partial(programs_lib.jit, short_sums=True)
-    start, go_on, finish = programs_lib.get_or_compile(
+    start, go_on, finish = programs_lib.get_or_build(
         model, sampler.program('stream', every),
         lambda: (jit(decoder.start, label=f'the prefill of {text}'), jit(advance, label=text),
                  jit(decoder.finish)))
@@ -1072,7 +1080,8 @@ class Request:
 
     They have no pixels if another program draws these.
     """
-    assert not isinstance(self.seeds, jax.Array)
+    if isinstance(self.seeds, jax.Array):
+      raise ValueError('seed is a random key, for tokens alone; request images with whole numbers.')
     model, length = self.sampler.model, self.sampler.model.prefix_length
     tokens, fixed = np.asarray(decoded.tokens), np.asarray(decoded.round_of_token)
     condition = self.condition

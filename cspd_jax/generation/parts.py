@@ -112,6 +112,6 @@ class Teacher(NamedTuple):
   forced: Callable[[jax.Array], jax.Array] | None = None
 
   def probs(self, logits: jax.Array, sampling: SamplingParams, positions: jax.Array) -> jax.Array:
-    """Returns the distributions of `sampling.probabilities` with the target's grammar."""
-    return warp_lib.probabilities(logits, sampling, positions, contract.forced_tokens(self,
-                                                                                      positions))
+    """Returns the distributions of `warp.probabilities` with the target's grammar."""
+    forced = contract.forced_tokens(self, positions)
+    return warp_lib.probabilities(logits, sampling, positions, forced)

@@ -86,7 +86,7 @@ class Runner:
     self._decoded: Decoded | None = None
     self._draft_params = model.draft_params(self.specification)
     self._program = Program((str(self.specification),), True, model.prefix_length, False)
-    self._jitted = programs.get_or_compile(
+    self._jitted = programs.get_or_build(
         model, self._program._replace(mode=('slots', num_slots)),
         lambda: continuous_batching.jitted(built, num_slots, str(self.specification)))
 

@@ -28,7 +28,7 @@ class Likelihood(NamedTuple):
   """Means over the tokens of each image, in nats.
 
   Attributes:
-    nll: `[B]` negative log-likelihood under the sampled distribution; inf if the sampling excludes a
+    nll: `[B]` negative log-likelihood under the sampled distribution; inf if that excludes a
       token, for example by top-k. Its mean over vanilla's images is the entropy rate of the model.
     entropy: `[B]` entropy of the same distributions. Along the images of an exact decoder
       `nll - entropy` has mean 0 for any condition, and much less variance than `nll`, most of whose
@@ -121,7 +121,7 @@ def of_sample(sample: base.Sample, model: Model) -> Likelihood:
   """Returns the likelihood of a sample's images, `[N]` NumPy arrays, cached by the sample."""
   guided = is_guided(sample.sampling)
   target = model.target(guided=guided)
-  run = programs.get_or_compile(model, ('likelihood', guided), lambda: programs.jit(
+  run = programs.get_or_build(model, ('likelihood', guided), lambda: programs.jit(
       lambda *arguments: likelihood(target, *arguments), label='the likelihood'))
   return sample.once('likelihood', lambda: sample.batched(
       lambda condition, tokens, sampling: run(model.params, condition, tokens, sampling)))

@@ -59,9 +59,9 @@ def test_a_decoder_has_no_such_fusion_and_no_trees():
   request = model.request(
       ['cat'], seed=0, decoder='corrected(iterations=1, window=4)', pixels=False)
   arguments = request.arguments(np.array([0]))
-  assert _reductions(lambda run: run, request.sampler.compiled(), *arguments) == []
+  assert _reductions(lambda run: run, request.sampler.jitted(), *arguments) == []
   trees = lambda jitted, *args: jitted.lower(*args).compile().as_text().count(' reduce-window(')
-  assert not trees(request.sampler.compiled(), *arguments)
+  assert not trees(request.sampler.jitted(), *arguments)
   assert trees(programs.jit(jax.nn.softmax), jnp.ones((2, 1000)))
 
 

@@ -91,8 +91,8 @@ def test_pairs(good):
   drafter = 'jacobi(coupling=maximal, window=4)'
   rows = _rows(folder, curves=False)[:4]
   assert {(row['drafter'], row['verifier']): row['guarantee'] for row in rows} == {
-      ('vanilla', ''): 'seed-exact', (drafter, 'rejection'): 'exact', (drafter, 'match'): 'seed-exact',
-      (drafter, 'cool(clamp=False, length=3)'): 'bounded'}
+      ('vanilla', ''): 'seed-exact', (drafter, 'rejection'): 'exact',
+      (drafter, 'match'): 'seed-exact', (drafter, 'cool(clamp=False, length=3)'): 'bounded'}
   for row in rows:
     assert float(row['step_compression']) >= 1 and float(row['accepted_length']) <= 4
     assert (float(row['tv_bound']) > 0) == (row['guarantee'] == 'bounded')
