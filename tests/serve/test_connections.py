@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-pytest.importorskip('uvicorn', reason="the server needs pip install 'cspd_jax[serve]'")
-pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
+pytest.importorskip('uvicorn', reason="the server needs pip install -e '.[serve]'")
+pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
 from cspd_jax.serve import app, server
 from tests.serve import running

@@ -6,8 +6,8 @@ import json
 import pytest
 
 pytest.importorskip('jsonschema', reason='jsonschema is not installed')
-pytest.importorskip('starlette', reason="the server needs pip install 'cspd_jax[serve]'")
-pytest.importorskip('prometheus_client', reason="the server needs pip install 'cspd_jax[serve]'")
+pytest.importorskip('starlette', reason="the server needs pip install -e '.[serve]'")
+pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
 import jsonschema
 
