@@ -31,14 +31,27 @@ from typing import Any, TypeVar
 
 from absl import flags, logging
 
-from cspd_jax.cli import compiled, fields
-from cspd_jax.core import exits, naming
+from cspd_jax.cli import compiled, exits, fields
+from cspd_jax.continuous import specification as continuous
+from cspd_jax.core import naming
 from cspd_jax.core.tracing import usual_promotion
+from cspd_jax.decoding import specification as discrete
 from cspd_jax.files import paths
+from cspd_jax.generation import engines
 
 Value = TypeVar('Value')
 
 _PREFIX = 'config.'
+# What other programs and packages call flags.
+_ALIASES = {
+    **engines.ALIASES,
+    **dict.fromkeys(('workdir', 'out', 'export'), ('output',)), 'output': ('workdir',),
+    'input': ('source', 'images'), **dict.fromkeys(('checkpoint', 'ckpt'), ('source', 'model')),
+    'target': ('model',), **dict.fromkeys(('n', 'num_samples'), ('num_images',)),
+    'repeats': ('budget', 'minutes'), 'best': ('minutes',),
+    **dict.fromkeys(('process_index', 'process_count'), ('process',)),
+    **dict.fromkeys(('tokenizer', 'draft', 'eagle', 'medusa', 'neighbours', 'corrector', 'text',
+                     't5'), ('parts',))}
 # Another command that does what a flag would.
 _ELSEWHERE = {'npz': 'cspd-evaluate --layout=adm writes images as one array',
               'evaluator': 'cspd-evaluate --evaluator computes the features of images'}
@@ -228,8 +241,6 @@ def command(defaults: Callable[[], Any] | None = None, *, config: str | None = N
 
 def _parameters() -> set[str]:
   """The names of parameters that specifications of decoders can have."""
-  from cspd_jax.continuous import specification as continuous
-  from cspd_jax.decoding import specification as discrete
   tables = (discrete.DECODERS, discrete.DRAFTERS, discrete.VERIFIERS, continuous.DECODERS)
   return {name for table in tables for entry in table.values() for name in entry.parameters}
 
@@ -247,7 +258,7 @@ def _unknown(name: str, groups: Sequence[Any]) -> str:
   supported = list(dict.fromkeys(fields.short_name(*entry) for entry in every))
   if 'decoder' in supported and last in _parameters():
     return f"--{name} is a parameter of decoders; write --decoder='NAME({last}=VALUE)'."
-  near = naming.nearest(last, supported)
+  near = naming.nearest(last, supported, _ALIASES)
   return f'--{name} is not a flag; ' + (
       f'{_ELSEWHERE[last]}.' if last in _ELSEWHERE else f'did you mean --{near}?' if near else
       f'flags are: {", ".join(supported)}.')
