@@ -1,7 +1,6 @@
 """One runner for all modes: any batch size, stopped and continued, wrong input refused."""
 
 import dataclasses
-import inspect
 import tracemalloc
 
 import jax
@@ -70,14 +69,10 @@ def test_one_decoder_has_one_program(model):
   assert name == model.sampler(SJD).program() and program._cache_size() == 1
 
 
-def test_picking_all_images_copies_nothing(model):
-  request = model.request(PROMPTS, decoder=SJD, seed=7)
-  assert request.pick(range(len(PROMPTS))) is request
-  assert request.pick(range(len(PROMPTS))[::-1]).titles == request.titles[::-1]
-
-
 def test_picking_images_compiles_nothing(model):
   request = model.request(PROMPTS, dict(temperature=np.arange(1.0, 6.0)), decoder=SJD)
+  assert request.pick(range(len(PROMPTS))) is request
+  assert request.pick(range(len(PROMPTS))[::-1]).titles == request.titles[::-1]
   model.programs.clear()
   jax.clear_caches()
   with counted() as compiled:
@@ -259,13 +254,3 @@ def test_rows_in_batches_of_one_size():
   assert squares.tolist() == [0, 1, 4, 9, 16] and other['same'].shape == (5, 3)
   assert steps == [(2, 5), (4, 5), (5, 5)]
   assert batches.padded(np.array([3, 4]), 4).tolist() == [3, 4, 4, 4]
-
-
-def test_the_door_names_every_argument():
-  """An editor shows the signatures and the docstrings of `generate` and `stream`."""
-  for door, own in ((cspd_jax.Model.generate, {'batch_size', 'progress'}),
-                    (cspd_jax.Model.stream, {'every'})):
-    names = set(inspect.signature(door).parameters) - {'self', 'options'}
-    assert names == {'prompts', 'seed', 'decoder', 'prefix', 'rows', 'raw_log_probs'} | own
-    described = inspect.getdoc(door)
-    assert all(f'\n  {name}: ' in described for name in names), described

@@ -168,19 +168,13 @@ def test_generate_says_which_images(broken):
   assert len(broken.generate(['sand', 'sky'], decoder='vanilla')) == 2
   with pytest.raises(ValueError, match=r"for 1 of 2 images \('sea' with seed 3, number 1\)"):
     broken.generate(['sand', 'sea'], seed=3, decoder='vanilla')
-
-
-def test_generate_says_which_images_of_a_queue(broken):
   with pytest.raises(ValueError, match=r"images \('sea' with seed 3, number 1\)"):
     broken.generate(['sand', 'sea', 'sky'], seed=3, decoder='vanilla', batch_size=2)
-
-
-def test_stream_and_runs_too(broken):
   with pytest.raises(ValueError, match="for 1 of 1 images .'sea'"):
     list(broken.stream(['sea'], decoder='vanilla'))
   with pytest.raises(ValueError, match="for 1 of 2 images .'sea' number 1."):
     decode(broken.request(['sand', 'sea'], decoder='vanilla', seed=jax.random.key(0),
-                   pixels=False))
+                          pixels=False))
 
 
 @pytest.mark.parametrize('options,message', [
