@@ -151,15 +151,13 @@ def test_flags_beside_the_configuration(path):
     (['--limit=' + '9' * 400], '9: it must be a whole number or none, of at most 64 bits, such as'),
     (['--fast=yes'], '--fast=yes'), (['--pair=(1,)'], 'values separated by commas'),
     (['--pair=(1'], 'values separated by commas'),
-    (['--rate=-1'], 'error: --rate=-1: '), (['--rate=-1'], 'must not be negative'),
+    (['--rate=-1'], 'error: --rate=-1: rate is -1.0; it must not be negative'),
     (['--rate=x', '--inner.steps=2'], 'error: --rate=x: it must be a number'),
     (['--inner.steps=x'], 'error: --inner.steps=x: it must be'),
     (['--nofast=1'], '--nofast=1 does not take an argument'),
-    (['--noname'], '--noname is not a flag'),
     (['--name'], 'Missing value for flag --name'), (['cat'], "'cat' is not a flag"),
-    (['-n=1'], '--n is not a flag'), (['--config=/nowhere/x.py'], 'no such file'),
+    (['--config=/nowhere/x.py'], 'no such file'),
     (['--config'], 'Missing value for flag --config'),
-    (['--seeds=1'], 'did you mean --seed?'),
 ])
 def test_mistakes_say_what_is_allowed(path, capsys, words, message):
   code, seen = _run(path, *words)

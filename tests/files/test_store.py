@@ -62,13 +62,6 @@ def test_a_dtype_that_arrays_do_not_have_is_refused(folder):
     store.load(folder, dtype='float64')
 
 
-def test_parameters_go_where_the_sharding_says(folder):
-  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ('model',))
-  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  loaded = store.load(folder, sharding=sharding)
-  assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(loaded.params))
-
-
 def test_other_shardings_are_refused(folder):
   with pytest.raises(ValueError, match="^sharding is '1x2'; it must be a mesh of "):
     store.load(folder, sharding='1x2')
@@ -116,10 +109,8 @@ def test_a_config_that_does_not_fit_the_stored_parameters_is_refused(folder):
 
 @pytest.mark.parametrize('change, message', [
     ({'kind': 'mar2'}, "kind is 'mar2'; it must be one of: .*llamagen"),
-    ({'format': 99}, 'has format 99'),
     ({'config': {'dims': 3, 'depth': 4}}, 'fields that LlamaGenConfig does not have: depth, dims'),
     ({'config': {'dim': 3}}, 'its config is not valid: dim is 3'),
-    ({'files': None}, 'damaged'),
 ])
 def test_wrong_descriptions_are_explained(folder, change, message):
   description = json.loads((folder / 'model.json').read_text())

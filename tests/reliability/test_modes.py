@@ -78,6 +78,7 @@ def test_tokens_are_those_without(mode, spec):
   assert result.tv_bound.dtype == np.float32
 
 
+@pytest.mark.slow
 def test_a_model_with_a_cache_and_a_grammar(tmp_path):
   config = early_fusion.EarlyFusionConfig(
       height=2, width=3, vocab_size=13, num_codes=8, row_end=12, dim=8, num_layers=1, num_heads=2,
