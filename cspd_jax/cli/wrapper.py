@@ -239,12 +239,6 @@ def command(defaults: Callable[[], Any] | None = None, *, config: str | None = N
   return lambda main: Command(main, defaults, config, flags, kept, resumes)
 
 
-def _parameters() -> set[str]:
-  """The names of parameters that specifications of decoders can have."""
-  tables = (discrete.DECODERS, discrete.DRAFTERS, discrete.VERIFIERS, continuous.DECODERS)
-  return {name for table in tables for entry in table.values() for name in entry.parameters}
-
-
 def _unknown(name: str, groups: Sequence[Any]) -> str:
   """Says that a flag does not exist, and which may be meant."""
   last = name.removeprefix(_PREFIX)
@@ -256,7 +250,9 @@ def _unknown(name: str, groups: Sequence[Any]) -> str:
                  if entry[1].name.startswith(f'{last}.')]:
     return f'--{last} is a group of fields; set one of: {", ".join(members)}.'
   supported = list(dict.fromkeys(fields.short_name(*entry) for entry in every))
-  if 'decoder' in supported and last in _parameters():
+  tables = discrete.DECODERS, discrete.DRAFTERS, discrete.VERIFIERS, continuous.DECODERS
+  if 'decoder' in supported and any(
+      last in entry.parameters for table in tables for entry in table.values()):
     return f"--{name} is a parameter of decoders; write --decoder='NAME({last}=VALUE)'."
   near = naming.nearest(last, supported, _ALIASES)
   return f'--{name} is not a flag; ' + (
@@ -290,14 +286,11 @@ def _check_places(argument: Any) -> None:
         check(name, place)
 
 
-def _is_last(field: fields.Field) -> bool:
-  """Whether help lists a field after those of the work itself: how a model is loaded."""
-  return field.name.startswith('loading.') and field.name != 'loading.model'
-
-
 def _listed(group: Any) -> list[str]:
   lines = []
-  for field in sorted(fields.every(group), key=_is_last):
+  # How a model is loaded stands after the fields of the work itself.
+  is_last = lambda field: field.name.startswith('loading.') and field.name != 'loading.model'
+  for field in sorted(fields.every(group), key=is_last):
     lines.append(f'--{fields.short_name(group, field)}={fields.show(field.value)}')
     text, *listed = field.doc.split('\n')
     wrapped = lambda line, indent: textwrap.wrap(

@@ -28,9 +28,12 @@ def options(monkeypatch):
   programs._options_of_cpus.cache_clear()
 
 
-def _reductions(jit, run, *arguments):
+def _compiled(jitted, *arguments):
+  return jitted.lower(*arguments).compile().as_text()
+
+
+def _reductions(text):
   """The computations of a program that the library computes and that hold a reduction."""
-  text = jit(run).lower(*arguments).compile().as_text()
   fused = re.findall(r'fusion\([^\n]*calls=%([\w.-]+)[^\n]*ynn_fusion', text)
   body = lambda name: re.search(rf'^%{re.escape(name)} \(.*?^}}', text, re.M | re.S)[0]
   return [name for name in fused if ' reduce(' in body(name)]
@@ -48,21 +51,20 @@ def test_no_reduction_is_part_of_a_product():
     return jnp.sum(y * y, axis=0), jnp.max(x @ w @ w.T, axis=0)
 
   x, w = jnp.ones((4001, 7)), jnp.ones((7, 5))
-  assert _reductions(programs.jit, run, x, w) == []
-  text = jax.jit(run).lower(x, w).compile().as_text()
+  assert _reductions(_compiled(programs.jit(run), x, w)) == []
+  text = _compiled(jax.jit(run), x, w)
   # Elsewhere the library may be missing. Where it is used, the search finds its reductions.
-  assert 'ynn_fusion' not in text or _reductions(jax.jit, run, x, w)
+  assert 'ynn_fusion' not in text or _reductions(text)
 
 
 def test_a_decoder_has_no_such_fusion_and_no_trees():
   model = cspd_jax.load('demo')
   request = model.request(
       ['cat'], seed=0, decoder='corrected(iterations=1, window=4)', pixels=False)
-  arguments = request.arguments(np.array([0]))
-  assert _reductions(lambda run: run, request.sampler.compiled(), *arguments) == []
-  trees = lambda jitted, *args: jitted.lower(*args).compile().as_text().count(' reduce-window(')
-  assert not trees(request.sampler.compiled(), *arguments)
-  assert trees(programs.jit(jax.nn.softmax), jnp.ones((2, 1000)))
+  text = _compiled(request.sampler.compiled(), *request.arguments(np.array([0])))
+  tree = ' reduce-window('
+  assert _reductions(text) == [] and tree not in text
+  assert tree in _compiled(programs.jit(jax.nn.softmax), jnp.ones((2, 1000)))
 
 
 @pytest.mark.parametrize('terms', [768, 16_384, 262_144])

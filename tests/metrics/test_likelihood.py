@@ -117,7 +117,3 @@ class UnigramTest(absltest.TestCase):
     a, b = np.array([[0, 0, 1, 2]]), np.array([[0, 1], [1, 1]])
     self.assertAlmostEqual(likelihood.unigram_distance(a, b, 5), 0.5)
     self.assertEqual(likelihood.unigram_distance(a, a, 5), 0)
-
-
-if __name__ == '__main__':
-  absltest.main()
