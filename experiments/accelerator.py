@@ -26,8 +26,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cspd_jax import cli
-from cspd_jax.cli import compiled
-from cspd_jax.core import exits, fields
+from cspd_jax.cli import compiled, exits
+from cspd_jax.core import fields
 from cspd_jax.files import paths
 from cspd_jax.measure import tables
 from experiments import against, against_llamagen, measured

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from checkpoints_conversion.rules.base import Rule
-from cspd_jax.core import exits
+from cspd_jax.core import fields
 
 Shapes = Mapping[str, tuple[int, ...]]
 # Sampling options and the decoder, as `cspd_jax.Model.defaults` has them.
@@ -20,7 +20,7 @@ NUM_HEADS = {'num_heads': 'Attention heads, for sizes that were not published.'}
 _VALUES = {'image_size': 'PIXELS', 'height': 'ROWS', 'width': 'COLUMNS'}
 
 
-class ConversionError(exits.ListedError):
+class ConversionError(fields.ListedError):
   """Weights or options that do not fit; the message lists all problems."""
 
 

@@ -5,6 +5,7 @@ part suffices where it names one field only.
 """
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 import re
@@ -140,49 +141,31 @@ def read(text: str, kind: Any) -> Any:
   """Parses a text as a value of the annotated type; raises ValueError or SyntaxError."""
   origin, options = typing.get_origin(kind), typing.get_args(kind)
   if origin in _UNIONS:
-    return _read_one_of(text, options)
-  if origin is typing.Literal:
-    return _choose(text, {str(option): option for option in options})
-  if kind is bool:
-    return _choose(text.lower(), {'true': True, '1': True, 'false': False, '0': False})
+    if type(None) in options and _is_none(text):
+      return None
+    # Any text is a str, and one or more of them.
+    order = lambda kind: 2 if typing.get_args(kind)[:1] == (str,) else int(kind is str)
+    for option in sorted((option for option in options if option is not type(None)), key=order):
+      with contextlib.suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+        return read(text, option)
+  if origin is typing.Literal and text in map(str, options):
+    return next(option for option in options if str(option) == text)
+  if kind is bool and text.lower() in ('true', '1', 'false', '0'):
+    return text.lower() in ('true', '1')
   if kind is int:
     return fields_lib.int64(text)
   if kind in (float, str):
     return kind(text)
   if origin is tuple:
-    return _read_tuple(text, options)
+    if options[0] is str:
+      parts: Sequence[Any] = split(text)
+    else:
+      value = ast.literal_eval(text)
+      parts = value if isinstance(value, (tuple, list)) else (value,)
+    each = [options[0]] * len(parts) if options[1:] == (Ellipsis,) else options
+    if len(each) == len(parts):
+      return tuple(read(str(part), kind) for part, kind in zip(parts, each))
   raise ValueError(text)
-
-
-def _choose(text: str, options: Mapping[str, Any]) -> Any:
-  if text not in options:
-    raise ValueError(text)
-  return options[text]
-
-
-def _read_one_of(text: str, kinds: Sequence[Any]) -> Any:
-  if type(None) in kinds and _is_none(text):
-    return None
-  # Any text is a str, and one or more of them.
-  order = lambda kind: 2 if typing.get_args(kind)[:1] == (str,) else int(kind is str)
-  for kind in sorted((kind for kind in kinds if kind is not type(None)), key=order):
-    try:
-      return read(text, kind)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-      continue
-  raise ValueError(text)
-
-
-def _read_tuple(text: str, kinds: Sequence[Any]) -> tuple:
-  if kinds[0] is str:
-    parts: Sequence[Any] = split(text)
-  else:
-    value = ast.literal_eval(text)
-    parts = value if isinstance(value, (tuple, list)) else (value,)
-  each = [kinds[0]] * len(parts) if len(kinds) == 2 and kinds[1] is Ellipsis else kinds
-  if len(each) != len(parts):
-    raise ValueError(text)
-  return tuple(read(str(part), kind) for part, kind in zip(parts, each))
 
 
 def split(text: str) -> list[str]:

@@ -31,14 +31,27 @@ from typing import Any, TypeVar
 
 from absl import flags, logging
 
-from cspd_jax.cli import compiled, fields
-from cspd_jax.core import exits, naming
+from cspd_jax.cli import compiled, exits, fields
+from cspd_jax.continuous import specification as continuous
+from cspd_jax.core import naming
 from cspd_jax.core.tracing import usual_promotion
+from cspd_jax.decoding import specification as discrete
 from cspd_jax.files import paths
+from cspd_jax.generation import engines
 
 Value = TypeVar('Value')
 
 _PREFIX = 'config.'
+# What other programs and packages call flags.
+_ALIASES = {
+    **engines.ALIASES,
+    **dict.fromkeys(('workdir', 'out', 'export'), ('output',)), 'output': ('workdir',),
+    'input': ('source', 'images'), **dict.fromkeys(('checkpoint', 'ckpt'), ('source', 'model')),
+    'target': ('model',), **dict.fromkeys(('n', 'num_samples'), ('num_images',)),
+    'repeats': ('budget', 'minutes'), 'best': ('minutes',),
+    **dict.fromkeys(('process_index', 'process_count'), ('process',)),
+    **dict.fromkeys(('tokenizer', 'draft', 'eagle', 'medusa', 'neighbours', 'corrector', 'text',
+                     't5'), ('parts',))}
 # Another command that does what a flag would.
 _ELSEWHERE = {'npz': 'cspd-evaluate --layout=adm writes images as one array',
               'evaluator': 'cspd-evaluate --evaluator computes the features of images'}
@@ -226,14 +239,6 @@ def command(defaults: Callable[[], Any] | None = None, *, config: str | None = N
   return lambda main: Command(main, defaults, config, flags, kept, resumes)
 
 
-def _parameters() -> set[str]:
-  """The names of parameters that specifications of decoders can have."""
-  from cspd_jax.continuous import specification as continuous
-  from cspd_jax.decoding import specification as discrete
-  tables = (discrete.DECODERS, discrete.DRAFTERS, discrete.VERIFIERS, continuous.DECODERS)
-  return {name for table in tables for entry in table.values() for name in entry.parameters}
-
-
 def _unknown(name: str, groups: Sequence[Any]) -> str:
   """Says that a flag does not exist, and which may be meant."""
   last = name.removeprefix(_PREFIX)
@@ -245,9 +250,11 @@ def _unknown(name: str, groups: Sequence[Any]) -> str:
                  if entry[1].name.startswith(f'{last}.')]:
     return f'--{last} is a group of fields; set one of: {", ".join(members)}.'
   supported = list(dict.fromkeys(fields.short_name(*entry) for entry in every))
-  if 'decoder' in supported and last in _parameters():
+  tables = discrete.DECODERS, discrete.DRAFTERS, discrete.VERIFIERS, continuous.DECODERS
+  if 'decoder' in supported and any(
+      last in entry.parameters for table in tables for entry in table.values()):
     return f"--{name} is a parameter of decoders; write --decoder='NAME({last}=VALUE)'."
-  near = naming.nearest(last, supported)
+  near = naming.nearest(last, supported, _ALIASES)
   return f'--{name} is not a flag; ' + (
       f'{_ELSEWHERE[last]}.' if last in _ELSEWHERE else f'did you mean --{near}?' if near else
       f'flags are: {", ".join(supported)}.')
@@ -279,14 +286,11 @@ def _check_places(argument: Any) -> None:
         check(name, place)
 
 
-def _is_last(field: fields.Field) -> bool:
-  """Whether help lists a field after those of the work itself: how a model is loaded."""
-  return field.name.startswith('loading.') and field.name != 'loading.model'
-
-
 def _listed(group: Any) -> list[str]:
   lines = []
-  for field in sorted(fields.every(group), key=_is_last):
+  # How a model is loaded stands after the fields of the work itself.
+  is_last = lambda field: field.name.startswith('loading.') and field.name != 'loading.model'
+  for field in sorted(fields.every(group), key=is_last):
     lines.append(f'--{fields.short_name(group, field)}={fields.show(field.value)}')
     text, *listed = field.doc.split('\n')
     wrapped = lambda line, indent: textwrap.wrap(

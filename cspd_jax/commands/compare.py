@@ -32,7 +32,7 @@ import numpy as np
 import cspd_jax
 from cspd_jax import cli, metrics
 from cspd_jax.cli import groups, inputs
-from cspd_jax.core import fields, programs, progress
+from cspd_jax.core import compilations, fields, progress
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import atomic, locks
@@ -385,7 +385,8 @@ def main(config: Config) -> None:
     # The decoders, the image tokenizer for the pictures, and the likelihood of discrete tokens.
     others, count = 1 + (config.paired and job.model.engine.seed_exact), len(job.prompts)
     counted = f'image{"s"[:count != 1]} x {len(job.requests)} decoders x {1 + _REPEATS} runs'
-    with programs.reported(len(job.requests) + others), progress.bar(f'{count} {counted}') as show:
+    with (compilations.reported(len(job.requests) + others),
+          progress.bar(f'{count} {counted}') as show):
       compared = timing.compare(
           job.requests, captions=job.captions, repeats=_REPEATS, budget=config.budget,
           show=progress.say, progress=show, look=functools.partial(_look, job, time.monotonic()))

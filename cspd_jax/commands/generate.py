@@ -28,7 +28,7 @@ import numpy as np
 import cspd_jax
 from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
-from cspd_jax.core import fields, programs, progress
+from cspd_jax.core import compilations, fields, progress
 from cspd_jax.files import atomic, paths
 from cspd_jax.generation import gallery as gallery_lib, results, run as run_lib
 from cspd_jax.generation.gallery import Gallery
@@ -119,7 +119,7 @@ def main(config: Config) -> None:
   for line in _unknown_words(request):
     progress.note(line)
   # A decoder and the image tokenizer; streamed images have a program for the prefill as well.
-  with (programs.reported(2 if watch is None else 3) as compiled,
+  with (compilations.reported(2 if watch is None else 3) as compiled,
         progress.bar('generating') as show):
     is_complete = gallery.generate(dataclasses.asdict(config), show, watch)
   gained = gallery.gained(compiled.seconds)

@@ -32,7 +32,7 @@ import numpy as np
 import cspd_jax
 from cspd_jax import cli, families
 from cspd_jax.cli import groups, inputs
-from cspd_jax.core import fields, programs
+from cspd_jax.core import compilations, fields
 from cspd_jax.files import atomic, paths, run_folder, store
 from cspd_jax.training import (
   corrector_recipe,
@@ -252,7 +252,7 @@ def main(recipe: Any, flags: Flags) -> None:
       module.sample(completed, model, workdir)
     del model  # Its parameters leave the devices before those for the training are loaded.
     model = inputs.model(dataclasses.replace(loading, mesh=None))
-  with programs.reported(6, at_most=True) if measures else contextlib.nullcontext():
+  with compilations.reported(6, at_most=True) if measures else contextlib.nullcontext():
     stored = run(recipe, model, workdir, output, measured=functools.partial(
         _measured, loading, model, output) if measures else None)
   if not stored:

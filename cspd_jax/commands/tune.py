@@ -24,7 +24,7 @@ import numpy as np
 import cspd_jax
 from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
-from cspd_jax.core import fields, programs
+from cspd_jax.core import compilations, fields
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import atomic
@@ -274,7 +274,7 @@ def main(config: Config) -> None:
   if measured := report.names(_RUNS):
     print(f'{len(measured)} candidates are measured already, in {report.folder}', flush=True)
   start = time.perf_counter()
-  with programs.reported(_num_programs(plan, config), at_most=True):
+  with compilations.reported(_num_programs(plan, config), at_most=True):
     rows, left_out = tune(plan, config, report)
   shown = {size: _shown(rows, size) for size in dict.fromkeys(row['batch_size'] for row in rows)}
   for size, numbers in shown.items():

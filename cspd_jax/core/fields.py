@@ -1,4 +1,4 @@
-"""Checks the types and ranges of the fields of config dataclasses."""
+"""Checks the types and ranges of the fields of config dataclasses, and of arguments."""
 
 import dataclasses
 import functools
@@ -23,6 +23,11 @@ SHARES = (0, 1)
 BELOW_1 = (0, math.nextafter(1, 0))
 NOT_NEGATIVE = (0, math.inf)
 FINITE = (-math.inf, math.inf)
+
+
+class ListedError(ValueError):
+  """Invalid input whose message has several lines, such as one per problem."""
+
 
 Range = tuple[float, float]  # The smallest and the largest value of a number, both included.
 

@@ -1,10 +1,13 @@
 """Names: registries, to which families add values, and suggestions for names that do not exist."""
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeVar
 
 Value = TypeVar('Value')
+# Names of other programs and packages, and the names here, of which the first supported one counts.
+Aliases = Mapping[str, Sequence[str]]
 
 
 def add(registry: dict[str, Value], kind: str, name: str, value: Value) -> None:
@@ -14,28 +17,14 @@ def add(registry: dict[str, Value], kind: str, name: str, value: Value) -> None:
                      'choose another name.')
 
 
-# Names of other programs and packages, and the names here, of which the first supported one counts.
-ALIASES = {
-    'cfg': ('guidance_scale',), 'cfg_scale': ('guidance_scale',),
-    'guidance': ('guidance_scale',), 'cfg_interval': ('guidance_interval',),
-    **dict.fromkeys(('seeds', 'key', 'rng'), ('seed',)),
-    'workdir': ('output',), 'out': ('output',), 'export': ('output',),
-    'output': ('workdir',), 'input': ('source', 'images'), 'checkpoint': ('source', 'model'),
-    'ckpt': ('source', 'model'), 'target': ('model',), 'batch': ('batch_size',),
-    'n': ('num_images',), 'num_samples': ('num_images',), 'precision': ('dtype',),
-    'repeats': ('budget', 'minutes'), 'best': ('minutes',), 'process_index': ('process',),
-    'process_count': ('process',),
-    **dict.fromkeys(('tokenizer', 'draft', 'eagle', 'medusa', 'neighbours', 'corrector', 'text',
-                     't5'), ('parts',))}
-
-
-def nearest(name: str, supported: Collection[str]) -> str | None:
+def nearest(name: str, supported: Collection[str], aliases: Aliases = MappingProxyType({})
+            ) -> str | None:
   """Returns the supported name that an unsupported one may mean, or None.
 
   `name` itself may be among those that are supported elsewhere; it is never returned.
   """
   supported = [other for other in supported if other != name]
-  for alias in ALIASES.get(name, ()):
+  for alias in aliases.get(name, ()):
     if alias in supported:
       return alias
   return next(iter(difflib.get_close_matches(name, supported, n=1)), None)
@@ -47,7 +36,8 @@ def question(name: str, supported: Collection[str], otherwise: str) -> str:
   return otherwise if near is None else f'did you mean {near}? Otherwise {otherwise}'
 
 
-def suggestion(name: str, supported: Collection[str]) -> str:
+def suggestion(name: str, supported: Collection[str], aliases: Aliases = MappingProxyType({})
+               ) -> str:
   """Returns a question to append to an error message, or '.' if no supported name is near."""
-  near = nearest(name, supported)
+  near = nearest(name, supported, aliases)
   return '.' if near is None else f'; did you mean {near}?'

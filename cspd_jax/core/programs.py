@@ -1,4 +1,4 @@
-"""Compiles programs, caches those of a model, and checks kernels for NVIDIA GPUs.
+"""Compiles programs, with options for the device, and caches those of a model.
 
 Everything that multiplies matrices is compiled by `jit`, because XLA's own choice for a CPU is
 neither the fastest nor, in every version, right: it lets a library (YNNPACK) compute products
@@ -11,25 +11,12 @@ accurate one for millions of terms only.
 XLA records the kernels of a round as a CUDA graph, which the host launches once per round. With the
 environment variable CSPD_JAX_GRAPHS=loop it records the whole decoding loop, so that the host
 synchronises once per image. The variable has no effect on devices other than NVIDIA GPUs.
-
-A line on stderr reports each program that JAX compiles, since some take minutes:
-
-  with programs.reported(total=2):
-    run = jax.jit(programs.labelled('mc_sjd(window=32)', decoder))
-    run(*arguments)  # Prints 'compiling mc_sjd(window=32) (1 of 2)...', and how long it took.
-
-JAX traces a function exactly when no compiled program fits its arguments, so a labelled function
-reports itself while it is traced, and the event of XLA's compiler that follows ends the report.
 """
 
-import concurrent.futures
-import contextlib
-import contextvars
-import dataclasses
 import functools
 import os
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -38,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import fields, progress, tracing
+from cspd_jax.core import compilations, fields, tracing
 
 Program = TypeVar('Program')
 
@@ -73,7 +60,7 @@ def jit(function: Callable[..., Any], graphs: str | None = None, *, label: str |
     **static: other arguments of `jax.jit`.
   """
   if label is not None:
-    function = labelled(label, function)
+    function = compilations.labelled(label, function)
   chosen = {**(compiler_options(graphs, short_sums) or {}), **options}
   return jax.jit(function, compiler_options=chosen or None, **static)
 
@@ -132,12 +119,12 @@ def _options_of_cpus() -> dict[str, str] | None:
   options = {name: value for name, value in ((_FUSIONS, _PRODUCTS), (_PASSES, _TREES))
              if name not in flags} or None
   try:
-    wrong = _in_thread(wrong_rows, functools.partial(jax.jit, compiler_options=options))
+    wrong = tracing.untraced(wrong_rows, functools.partial(jax.jit, compiler_options=options))
   except Exception as error:  # Of XLA, which has more than one.
     if 'No such compile option' not in str(error):
       logging.warning('XLA does not accept %s (%s); compiling with its own choice, which may be '
                       'slower.', options, error)
-    options, wrong = None, _in_thread(wrong_rows, jax.jit)
+    options, wrong = None, tracing.untraced(wrong_rows, jax.jit)
   if wrong:
     logging.warning('jax %s computes sums of products wrongly on this CPU (%d of 40001 rows of an '
                     'example), so images and metrics may be wrong; unset %s in XLA_FLAGS, or '
@@ -157,56 +144,12 @@ def wrong_rows(jit: Callable[..., Any]) -> int:
   return int(np.sum(~np.isclose(jax.device_get(sums), want, rtol=1e-3)))
 
 
-def _in_thread(function: Callable[..., Any], *args: Any) -> Any:
-  """Calls a function outside of any trace: JAX's tracing state is local to a thread."""
-  with concurrent.futures.ThreadPoolExecutor(1) as pool:
-    return pool.submit(function, *args).result()
-
-
-def check_devices() -> None:
-  """Raises ValueError if JAX cannot start on the configured devices, whose errors mislead."""
-  try:
-    jax.devices()
-  except (RuntimeError, AssertionError) as error:  # The latter if the GPU package is missing.
-    platforms = jax.config.jax_platforms
-    reason = f' ({str(error).rstrip(".")})' if str(error) else ''
-    raise ValueError(f'JAX_PLATFORMS is {platforms or "not set"}, and JAX cannot start on such a '
-                     f'device{reason}; install JAX for it, or set JAX_PLATFORMS=cpu.') from error
-
-
 def on_cuda() -> bool:
   """Returns whether the default device is an NVIDIA GPU."""
   try:
     return jax.devices()[0] in jax.devices('cuda')
   except RuntimeError:  # JAX has no CUDA backend.
     return False
-
-
-def kernels_work(name: str, variable: str, difference: Callable[[jax.Device], float],
-                 tolerance: float) -> bool:
-  """Whether this process has a GPU on which kernels return the same as plain operations.
-
-  If they fail, a warning with their name is logged. The value 'plain' of the environment variable
-  disables them; others than 'auto' raise ValueError. `difference` is `device -> float`, the largest
-  error of a small example, of which `tolerance` is accepted.
-  """
-  setting = os.environ.get(variable, 'auto')
-  fields.check_choice(f'the environment variable {variable}', setting, ('auto', 'plain'))
-  if setting == 'plain':
-    return False
-  try:
-    device = jax.local_devices(backend='cuda')[0]
-  except RuntimeError:
-    return False
-  try:
-    error = _in_thread(difference, device)
-  except Exception as exception:  # cuDNN, Triton, XLA and JAX all have their own.
-    logging.warning('%s does not run on %s (%s: %s); using plain operations.',
-                    name, device, type(exception).__name__, exception)
-    return False
-  if not error <= tolerance:
-    logging.warning('%s on %s is off by %.3g; using plain operations.', name, device, error)
-  return error <= tolerance
 
 
 def get_or_build(model: Any, name: Hashable, build: Callable[[], Program]) -> Program:
@@ -220,81 +163,3 @@ def get_or_build(model: Any, name: Hashable, build: Callable[[], Program]) -> Pr
   while len(programs) > MOST:
     del programs[next(iter(programs))]
   return programs[name]
-
-
-# The event of JAX after XLA has compiled a program, or loaded it from the cache on disk.
-_COMPILED = '/jax/core/compile/backend_compile_duration'
-
-
-@dataclasses.dataclass
-class _Report:
-  """The programs of one job, as for `reported`."""
-
-  total: int | None
-  at_most: bool
-  count: int = 0
-  label: str | None = None  # Of the program that is compiled now.
-  start: float = 0.0
-  is_traced: bool = False  # Whether only XLA's part of its compilation remains.
-  seconds: float = 0.0  # That the programs so far have taken.
-
-  def begin(self, label: str) -> None:
-    """Reports that a program is compiled from now on."""
-    self.count += 1
-    self.label, self.start, self.is_traced = label, time.perf_counter(), False
-    number = ''
-    if self.total is not None and self.count <= self.total:
-      number = f' ({self.count} of {"at most " * self.at_most}{self.total})'
-    progress.note(f'compiling {label}{number}...')
-
-  def end(self) -> None:
-    """Reports the duration: otherwise a reader waits for the compiler while images are decoded."""
-    seconds = time.perf_counter() - self.start
-    progress.note(f'compiled {self.label} in {seconds:.1f} s')
-    self.seconds += seconds
-    self.label = None
-
-
-_REPORT: contextvars.ContextVar[_Report | None] = contextvars.ContextVar('report', default=None)
-
-
-@contextlib.contextmanager
-def reported(total: int | None = None, at_most: bool = False) -> Iterator[_Report]:
-  """Reports the labelled programs of a block: `total`, None if unknown, or fewer if `at_most`.
-
-  Yields what has been compiled; its `seconds` are the time that this took.
-  """
-  _listen()
-  report = _Report(total, at_most)
-  token = _REPORT.set(report)
-  try:
-    yield report
-  finally:
-    _REPORT.reset(token)
-
-
-def labelled(label: str, function: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns a function to be jitted whose compilations are reported under a label."""
-
-  def traced(*args: Any, **kwargs: Any) -> Any:
-    report = _REPORT.get()
-    if report is None:
-      return function(*args, **kwargs)
-    report.begin(label)
-    result = function(*args, **kwargs)
-    report.is_traced = True
-    return result
-
-  # JAX names programs after their functions; this is its name for a function without one.
-  traced.__name__ = getattr(function, '__name__', '<unnamed function>')
-  return traced
-
-
-@functools.cache  # Once per process.
-def _listen() -> None:
-  def on_event(event: str, _: float, **_details: Any) -> None:
-    report = _REPORT.get()
-    if event == _COMPILED and report is not None and report.label is not None and report.is_traced:
-      report.end()
-
-  jax.monitoring.register_event_duration_secs_listener(on_event)

@@ -152,7 +152,7 @@ class Family(NamedTuple):
     if unknown := sorted(set(parts) - set(self.roles)):
       raise ValueError(f'{unknown[0]} is not a part of a {self.name!r} model; parts are: '
                        f'{", ".join(self.roles)}'
-                       + naming.suggestion(unknown[0], [*self.roles, *options]))
+                       + naming.suggestion(unknown[0], [*self.roles, *options], engines.ALIASES))
 
   def trained(self, config: Any) -> list[str]:
     """Returns the networks that cspd-train trains for models whose targets have a config."""

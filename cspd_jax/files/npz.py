@@ -41,7 +41,13 @@ def arrays(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = (),
       raise ValueError(f'it has no array {missing[0]!r}')
     chosen = {array: member for array, member in members.items() if only is None or array in only}
     reading.check_total('members', sum(member.file_size for member in chosen.values()), size)
-    return {array: _array(archive, member) for array, member in chosen.items()}
+    result = {}
+    for array, member in chosen.items():
+      with archive.open(member) as stream:
+        (shape, dtype, by_columns), start = _header(stream, member)
+      flat = np.frombuffer(archive.read(member), dtype, offset=start)
+      result[array] = flat.reshape(shape, order='F' if by_columns else 'C')
+    return result
 
 
 def headers(path: str | os.PathLike, remedy: str, name: str | None = None) -> dict[str, Header]:
@@ -113,11 +119,3 @@ def _header(stream: IO[bytes], member: zipfile.ZipInfo) -> tuple[Header, int]:
   if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != size:
     raise ValueError(f'it has {size} bytes for {dtype} of shape {shape}')
   return Header(shape, dtype, by_columns), start.tell()
-
-
-def _array(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-  """Unpacks an .npy file of an archive, if its header fits its size."""
-  with archive.open(member) as stream:
-    (shape, dtype, by_columns), start = _header(stream, member)
-  flat = np.frombuffer(archive.read(member), dtype, offset=start)
-  return flat.reshape(shape, order='F' if by_columns else 'C')

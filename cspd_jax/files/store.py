@@ -113,23 +113,6 @@ def for_decoding(kind: str, params: Params) -> Params:
   return matrices.by_outputs(params, products) if is_on_cpu else params
 
 
-def _forms(kind: str, expected: Params, is_int8: Callable[[str], int | None]) -> Params:
-  """Returns the shapes of a network's parameters in the forms of a CPU, but of int8 matrices."""
-  products = matrices.inputs(KINDS[kind].products)
-  return jax.eval_shape(lambda params: matrices.by_outputs(
-      params, lambda name: None if is_int8(name) else products(name)), expected)
-
-
-def _put_form(name: str, form: Any, read: Callable[[str], np.ndarray],
-              devices: Mapping[str, Any]) -> Any:
-  """Moves the matrix or the joined matrices of a parameter to a CPU, in a form of such shapes."""
-  if isinstance(form, matrices.Joined):
-    layer = name.removesuffix(matrices.joined_name(form.names))
-    return jax.device_put(matrices.joined({each: read(layer + each) for each in form.names}),
-                          devices.get(layer + form.names[0]))
-  return jax.device_put(matrices.output_major(read(name), form.num_inputs), devices.get(name))
-
-
 class CheckpointError(ValueError):
   """A checkpoint that cannot be saved or loaded; the message lists all problems."""
 
@@ -335,7 +318,11 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   inputs = matrices.check(quantize, kind, KINDS[kind].matrices)
   devices = _places(sharding, expected, KINDS[kind].split)
   is_for_cpu = for_decoding and all(map(_is_one_cpu, {*devices.values()} or {None}))
-  forms = _forms(kind, expected, inputs) if is_for_cpu else expected
+  forms = expected
+  if is_for_cpu:  # Shapes in the forms of a CPU, but of int8 matrices.
+    products = matrices.inputs(KINDS[kind].products)
+    forms = jax.eval_shape(lambda params: matrices.by_outputs(
+        params, lambda name: None if inputs(name) else products(name)), expected)
   actual = weights.digests(folder, digests) if verify else digests
   if wrong := [name for name in digests if actual[name] != digests[name]]:
     raise _damaged(folder, f'{", ".join(wrong)}: other bytes than were saved')
@@ -351,8 +338,14 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
 
   def put(path, node):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
+    if isinstance(node, matrices.Joined):
+      layer = name.removesuffix(matrices.joined_name(node.names))
+      return jax.device_put(matrices.joined({
+          each: read(stored[layer + each], dtype=dtype) for each in node.names}),
+                            devices.get(layer + node.names[0]))
     if matrices.is_form(node):
-      return _put_form(name, node, lambda name: read(stored[name], dtype=dtype), devices)
+      return jax.device_put(matrices.output_major(
+          read(stored[name], dtype=dtype), node.num_inputs), devices.get(name))
     leaf, where = stored[name], devices.get(name)
     if num_inputs := inputs(name):
       return matrices.put(matrices.quantized(read(leaf), num_inputs), num_inputs, where)

@@ -110,7 +110,11 @@ def write(folder: pathlib.Path, expected: Params, groups: Sequence[Group], *, dt
   the folder exists. Raises ValueError, naming a parameter, if the groups are not the expected ones,
   numbers are not finite or of a dtype that files cannot hold, and if the disk is full.
   """
-  start = _reserved(expected)
+  # Before the numbers of a file there is room for a header of all parameters. It is written last,
+  # because dtypes, and so sizes, are known when the last group is there.
+  most = {name: {'dtype': 'BF16', 'shape': list(leaf.shape), 'data_offsets': [10**14] * 2}
+          for name, leaf in named(expected).items()}
+  start = -(-len(json.dumps(most)) // 8) * 8 + 8
   journal = folder / _JOURNAL
   stored, done = reading.json(journal, _REMEDY, kind=list) if journal.exists() else ([], 0)
   written = [[StoredArray(*entry) for entry in file] for file in stored]
@@ -122,21 +126,16 @@ def write(folder: pathlib.Path, expected: Params, groups: Sequence[Group], *, dt
       atomic.write_json(journal, [written, number + 1])
     if progress:
       progress(number + 1, len(groups))
-  _check_complete(expected, written)
+  entries = collections.Counter((entry.name, tuple(entry.shape))
+                                for file in written for entry in file)
+  wanted = collections.Counter((name, tuple(leaf.shape)) for name, leaf in named(expected).items())
+  if wrong := [*(entries - wanted), *(wanted - entries)]:
+    raise ValueError(f'groups and config differ in {wrong[0][0]} of shape {wrong[0][1]}; each '
+                     'parameter of the config must be in one group.')
   _finish(folder, written, start)
   result = digests(folder, file_sizes(folder))
   journal.unlink(missing_ok=True)
   return result
-
-
-def _reserved(expected: Params) -> int:
-  """Returns the bytes before the numbers of a file: room for a header of all parameters.
-
-  Dtypes, and so sizes, are known when the last group is there; the header is written then.
-  """
-  most = {name: {'dtype': 'BF16', 'shape': list(leaf.shape), 'data_offsets': [10**14] * 2}
-          for name, leaf in named(expected).items()}
-  return -(-len(json.dumps(most)) // 8) * 8 + 8
 
 
 def _append(folder: pathlib.Path, written: list[list[StoredArray]], start: int,
@@ -165,16 +164,6 @@ def _part(folder: pathlib.Path, number: int) -> pathlib.Path:
   return folder / f'{number:05d}.part'
 
 
-def _check_complete(expected: Params, written: Sequence[Sequence[StoredArray]]) -> None:
-  """Raises ValueError unless every parameter was written once, in its shape."""
-  entries = collections.Counter((entry.name, tuple(entry.shape))
-                                for file in written for entry in file)
-  wanted = collections.Counter((name, tuple(leaf.shape)) for name, leaf in named(expected).items())
-  if wrong := [*(entries - wanted), *(wanted - entries)]:
-    raise ValueError(f'groups and config differ in {wrong[0][0]} of shape {wrong[0][1]}; each '
-                     'parameter of the config must be in one group.')
-
-
 def _finish(folder: pathlib.Path, written: Sequence[Sequence[StoredArray]], start: int) -> None:
   """Writes the headers, names the files, and writes the index if there are several."""
   names = [_SINGLE] if len(written) == 1 else [
@@ -182,8 +171,14 @@ def _finish(folder: pathlib.Path, written: Sequence[Sequence[StoredArray]], star
   for number, (entries, name) in enumerate(zip(written, names, strict=True)):
     path = _part(folder, number)
     if path.exists():  # Otherwise a killed process has named it.
+      table: dict[str, Any] = {}
+      end = 0
+      for entry in entries:
+        table[entry.name] = {'dtype': entry.dtype, 'shape': entry.shape,
+                             'data_offsets': [end, end := end + entry.size]}
       with path.open('r+b') as stream:
-        stream.write(_header(entries, start))
+        stream.write((start - 8).to_bytes(8, 'little')
+                     + json.dumps(table).encode().ljust(start - 8))
         stream.flush()
         os.fsync(stream.fileno())
       path.rename(folder / name)
@@ -192,16 +187,6 @@ def _finish(folder: pathlib.Path, written: Sequence[Sequence[StoredArray]], star
         'metadata': {'total_size': sum(entry.size for file in written for entry in file)},
         'weight_map': {entry.name: name for file, name in zip(written, names, strict=True)
                        for entry in file}})
-
-
-def _header(entries: Sequence[StoredArray], start: int) -> bytes:
-  table: dict[str, Any] = {}
-  end = 0
-  for entry in entries:
-    table[entry.name] = {'dtype': entry.dtype, 'shape': entry.shape,
-                         'data_offsets': [end, end + entry.size]}
-    end += entry.size
-  return (start - 8).to_bytes(8, 'little') + json.dumps(table).encode().ljust(start - 8)
 
 
 def opened(folder: pathlib.Path, names: Iterable[str]) -> dict[str, Leaf]:

@@ -27,6 +27,11 @@ _SIZES = ('window', 'length')
 _DEFAULTS = ('dtype', 'decoder', 'serve', 'seconds')
 # The named arguments of `generate`, for suggestions.
 _ARGUMENTS = ('seed', 'decoder', 'batch_size', 'prefix', 'rows', 'progress', 'raw_log_probs')
+# What other programs and packages call arguments of `generate` and `load`.
+ALIASES: naming.Aliases = {
+    **dict.fromkeys(('cfg', 'cfg_scale', 'guidance'), ('guidance_scale',)),
+    'cfg_interval': ('guidance_interval',), **dict.fromkeys(('seeds', 'key', 'rng'), ('seed',)),
+    'batch': ('batch_size',), 'precision': ('dtype',)}
 
 
 class Engine(NamedTuple):
@@ -111,7 +116,7 @@ class Engine(NamedTuple):
       raise ValueError(
           f'{name} is neither a sampling option ({", ".join(self.options)}) nor a '
           f'parameter of {first.name} ({", ".join(allowed) or "it has none"})'
-          + naming.suggestion(name, [*self.options, *allowed, *_SIZES, *_ARGUMENTS]))
+          + naming.suggestion(name, [*self.options, *allowed, *_SIZES, *_ARGUMENTS], ALIASES))
     return completed
 
   def check_defaults(self, defaults: Mapping[str, Any], others: Collection[str] = ()) -> None:
@@ -120,7 +125,7 @@ class Engine(NamedTuple):
     if unknown := [str(name) for name in defaults if name not in supported]:
       raise ValueError(
           f'{unknown[0]!r:.80} is among the defaults, which may be: {", ".join(supported)}; '
-          'correct or remove it' + naming.suggestion(unknown[0], supported))
+          'correct or remove it' + naming.suggestion(unknown[0], supported, ALIASES))
     for name, value in self.named(self.sampling(defaults, {})).items():
       if np.ndim(value):
         raise ValueError(f'{name} is {defaults[name]!r:.80} among the defaults; it must be one '
@@ -139,7 +144,7 @@ class Engine(NamedTuple):
     if unknown := [name for name in overrides if name not in supported]:
       raise ValueError(
           f'{unknown[0]} is not a sampling option; options are: {", ".join(supported)}'
-          + naming.suggestion(unknown[0], supported))
+          + naming.suggestion(unknown[0], supported, ALIASES))
     usual = SamplingParams._field_defaults
     values = {name: defaults.get(name, usual[name]) for name in supported}
     values |= {name: value for name, value in overrides.items() if value is not None}

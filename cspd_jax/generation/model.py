@@ -30,6 +30,7 @@ from PIL import Image, ImageOps
 from cspd_jax import sharding
 from cspd_jax.core import (
   batches,
+  compilations,
   fields,
   programs as programs_lib,
   progress as progress_lib,
@@ -936,7 +937,7 @@ class Request:
                        'function of the numbers of finished images and of all images.')
     if progress is not True:
       return self.result(self.decode(progress or None))
-    with programs_lib.reported(), progress_lib.bar('generating') as show:
+    with compilations.reported(), progress_lib.bar('generating') as show:
       show(0, len(self))
       return self.result(self.decode(show))
 

@@ -168,16 +168,12 @@ def _marks(scene: np.ndarray, request: SceneRequest, seen: list[Seen]) -> dict[s
     marks['style'] = all(one.style == request.style for one in seen)
   if request.ground is not None:
     marks['ground'] = nearest(border(scene)) == request.ground
-  coloured = [_has(one.shares, thing.colour)
+  coloured = [(one.shares, one.shares[requests.COLOURS.index(thing.colour)])
               for one, thing in zip(seen, request.items, strict=True) if thing.colour]
   if coloured:
-    marks['colour'] = all(coloured)
+    marks['colour'] = all(share > 0 and share >= _NEARLY * shares.max()
+                          for shares, share in coloured)
   return {**{kind: float(mark) for kind, mark in marks.items()}, 'all': float(all(marks.values()))}
-
-
-def _has(shares: np.ndarray, colour: str) -> bool:
-  share = shares[requests.COLOURS.index(colour)]
-  return bool(share > 0 and share >= _NEARLY * shares.max())
 
 
 def border(scene: np.ndarray) -> np.ndarray:
@@ -283,7 +279,10 @@ def opened(folder: str) -> list[layouts.StoredImages]:
   names a model whose own prompts are not: it does not draw scenes, whatever its captions are.
   """
   painter = layouts.painter(folder)
-  if painter is not None and not (painter[1] and all(map(_is_caption, painter[1]))):
+  drawn = [requests.parse(text) for text in painter[1]] if painter else []
+  if painter and not (drawn and all(
+      request is not None and all(thing.name in templates().names for thing in request.items)
+      for request in drawn)):
     raise ValueError(
         f'images is {folder!r}, whose report names the model {painter[0]!r}, and asked is True; '
         'asked scores scenes of emoji alone: give images of emoji or emoji_continuous, or leave '
@@ -295,11 +294,6 @@ def opened(folder: str) -> list[layouts.StoredImages]:
     raise ValueError(f'images is {folder!r}, and asked is True, which scores scenes of emoji '
                      f'alone; give images of emoji, or leave asked out: {error}') from error
   return images
-
-
-def _is_caption(text: str) -> bool:
-  request = requests.parse(text)
-  return request is not None and all(thing.name in templates().names for thing in request.items)
 
 
 def captions(model: Model, prompts: Sequence[Any]) -> list[str]:

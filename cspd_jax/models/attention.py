@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import programs
+from cspd_jax.core import kernels
 
 # The value 'plain' disables fused attention. Read once, because compiled programs do not change.
 _VARIABLE = 'CSPD_JAX_ATTENTION'
@@ -170,7 +170,7 @@ def is_available() -> bool:
 
   If not, a warning is logged. CSPD_JAX_ATTENTION other than 'auto' and 'plain' raises ValueError.
   """
-  return programs.kernels_work(
+  return kernels.work(
       'Fused attention', _VARIABLE, lambda device: difference(device), _TOLERANCE)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
-from cspd_jax.core import programs
+from cspd_jax.core import kernels
 from cspd_jax.models import diffusion_head
 
 Params = Any
@@ -148,7 +148,7 @@ def is_available() -> bool:
 
   If not, a warning is logged. CSPD_JAX_HEAD other than 'auto' and 'plain' raises ValueError.
   """
-  return programs.kernels_work('The fused head', _VARIABLE, difference, _TOLERANCE)
+  return kernels.work('The fused head', _VARIABLE, difference, _TOLERANCE)
 
 
 def difference(device: jax.Device, interpret: bool = False) -> float:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax.core import programs, progress
+from cspd_jax.core import compilations, progress
 from cspd_jax.generation.model import Request
 from cspd_jax.generation.runner import FinishedImage, Runner
 from cspd_jax.serve.batches import DecoderBatches, ImageJob, SlotBatch
@@ -173,7 +173,7 @@ class Scheduler:
   def _run(self, on_end: Callable[[], None]) -> None:
     try:
       # A prefill and a round for each, and the image tokenizer.
-      with programs.reported(2 * len(self._warm_up) + 1):
+      with compilations.reported(2 * len(self._warm_up) + 1):
         for name, request in self._warm_up.items():
           _warm_up(self._decoders[name].batches[-1].runner, request)
       with self._changed:

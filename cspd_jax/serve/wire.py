@@ -20,6 +20,7 @@ from cspd_jax.core import fields, naming, progress
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Spec
 from cspd_jax.files import reading
+from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model, Partial
 from cspd_jax.generation.results import Generated, encoded
 from cspd_jax.models.conditions import Prompt
@@ -238,8 +239,8 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
     if name not in supported:
       raise ApiError(
           400, f'{name[:80]!r} is not a field of a request for images, which may have '
-          f'{", ".join(supported)}' + naming.suggestion(name[:80], supported), param=name[:80],
-          code='unknown_parameter')
+          f'{", ".join(supported)}' + naming.suggestion(name[:80], supported, engines.ALIASES),
+          param=name[:80], code='unknown_parameter')
     if name in served.options:
       # A whole number that is written as another one, such as 1e9, is rather a mistake.
       is_whole = isinstance(SamplingParams._field_defaults[name], int)

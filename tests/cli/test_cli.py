@@ -11,7 +11,6 @@ from typing import Literal
 
 import pytest
 
-from cspd_jax import cli
 from cspd_jax.cli import fields, groups, inputs, wrapper
 from cspd_jax.commands import generate
 
@@ -152,15 +151,13 @@ def test_flags_beside_the_configuration(path):
     (['--limit=' + '9' * 400], '9: it must be a whole number or none, of at most 64 bits, such as'),
     (['--fast=yes'], '--fast=yes'), (['--pair=(1,)'], 'values separated by commas'),
     (['--pair=(1'], 'values separated by commas'),
-    (['--rate=-1'], 'error: --rate=-1: '), (['--rate=-1'], 'must not be negative'),
+    (['--rate=-1'], 'error: --rate=-1: rate is -1.0; it must not be negative'),
     (['--rate=x', '--inner.steps=2'], 'error: --rate=x: it must be a number'),
     (['--inner.steps=x'], 'error: --inner.steps=x: it must be'),
     (['--nofast=1'], '--nofast=1 does not take an argument'),
-    (['--noname'], '--noname is not a flag'),
     (['--name'], 'Missing value for flag --name'), (['cat'], "'cat' is not a flag"),
-    (['-n=1'], '--n is not a flag'), (['--config=/nowhere/x.py'], 'no such file'),
+    (['--config=/nowhere/x.py'], 'no such file'),
     (['--config'], 'Missing value for flag --config'),
-    (['--seeds=1'], 'did you mean --seed?'),
 ])
 def test_mistakes_say_what_is_allowed(path, capsys, words, message):
   code, seen = _run(path, *words)
@@ -186,20 +183,21 @@ def test_a_configuration_of_another_program(path, capsys):
   assert 'a Config without window; this command requires the fields of' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('error, code, err', [
-    (KeyboardInterrupt(), 130, 'interrupted\n'),
-    (KeyboardInterrupt('all is kept'), 130, 'interrupted: all is kept\n'),
-    (ValueError('x is 1.'), 2, 'error: x is 1.\n'),
-    (ImportError('no torch'), 2, 'error: no torch\n')])
-def test_exit_codes(path, capsys, error, code, err):
+def test_errors_of_the_input_have_a_traceback_on_request(path, capsys):
   def main(config):
-    raise error
+    raise ImportError('no torch')
 
-  assert wrapper.command(config=path)(main)(['prog']) == code
-  assert capsys.readouterr() == ('', err)
-  if code == 2:
-    with pytest.raises(type(error)):
-      wrapper.command(config=path)(main)(['prog', '--debug'])
+  assert wrapper.command(config=path)(main)(['prog']) == 2
+  assert capsys.readouterr() == ('', 'error: no torch\n')
+  with pytest.raises(ImportError):
+    wrapper.command(config=path)(main)(['prog', '--debug'])
+
+
+def test_an_error_of_a_configuration_is_one_sentence(tmp_path):
+  path = tmp_path / 'config.py'
+  path.write_text('def get_config(): raise ValueError("x is 1; it must be 2.")')
+  with pytest.raises(ValueError, match='config.py: x is 1; [^.]*2.$'):
+    wrapper.load(str(path))
 
 
 def test_ctrl_c_says_what_is_kept(path, capsys):
@@ -238,14 +236,6 @@ def test_log_lines_of_other_packages(path, capsys, monkeypatch):
   assert other == 'of orbax, 30' and own.startswith('wrote ') and own.endswith(' MB')
 
 
-def test_a_mistake_of_the_program_has_a_traceback(path):
-  def main(config):
-    return 1 + None
-
-  with pytest.raises(TypeError):
-    wrapper.command(config=path)(main)(['prog'])
-
-
 def test_help_lists_the_fields(path, capsys):
   assert _run(path, '--help', flags=Flags())[0] == 0
   out = capsys.readouterr().out
@@ -262,21 +252,6 @@ def test_help_begins_with_the_work_and_ends_with_how_a_model_is_loaded(capsys):
   assert names[:3] == ['config', 'model', 'prompt']
   loading = [field.name for field in dataclasses.fields(groups.LoadFlags) if field.name != 'model']
   assert names[-len(loading):] == loading
-
-
-@pytest.mark.parametrize('text, message', [
-    (None, 'no such file'), ('x = 1', 'no function get_config'), ('1 / 0', 'ZeroDivisionError'),
-    ('def get_config(): return 3', 'returned a int'),
-    ('def get_config(): return {}[0]', 'KeyError'),
-    ('def get_config(): raise ValueError("x is 1; it must be 2.")', 'config.py: x is 1; [^.]*2.$'),
-])
-def test_unusable_files_are_explained(tmp_path, text, message):
-  path = tmp_path / 'config.py'
-  (tmp_path / 'other.py').write_text('')
-  if text:
-    path.write_text(text)
-  with pytest.raises(ValueError, match=message):
-    wrapper.load(str(path))
 
 
 def test_a_name_chooses_one_of_several_configurations(path, tmp_path):
@@ -335,8 +310,3 @@ def test_as_a_process(path, tmp_path):
       env=dict(os.environ, PYTHONPATH=str(ROOT)), capture_output=True, check=False)
   bad = run('--nam=z')
   assert bad.returncode == 2 and bad.stderr.count('\n') == 1 and not bad.stdout
-
-
-@pytest.mark.slow
-def test_names_of_the_package():
-  assert cli.command is wrapper.command

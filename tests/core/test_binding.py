@@ -26,10 +26,6 @@ def bind(text):
   return spec_lib.bind(parse(text).parts[0], ALLOWED, CONVERTERS)
 
 
-def test_parameters():
-  assert list(ALLOWED) == ['count', 'share', 'name', 'flag', 'sizes', 'box']
-
-
 def test_values():
   assert bind('a(count=3)') == {'count': 3}
   arguments = bind('a(count=-1, share=2, name=y, flag=True, sizes=(1, 2.5), box=4)')

@@ -4,7 +4,8 @@ import sys
 
 import pytest
 
-from cspd_jax.core import exits, packages
+from cspd_jax.cli import exits
+from cspd_jax.core import packages
 from cspd_jax.text import bpe
 
 BROKEN = {

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import PartitionSpec
 
 import cspd_jax
 from cspd_jax import sharding
@@ -60,6 +60,7 @@ def test_products_are_those_of_the_rounded_matrix(equation, shapes, dtype):
 
 def test_a_target_of_8_bits_is_smaller_and_near(folder):
   whole, small = cspd_jax.load(folder), cspd_jax.load(folder, quantize='int8', dtype='bfloat16')
+  assert small.precision == dict(dtype='bfloat16', quantize='int8')
   transformer = small.params['transformer']
   for layer in ('layers_0', 'layers_1'):
     stored = {name for name, leaf in transformer[layer].items() if isinstance(leaf, matrices.Int8)}
@@ -86,15 +87,6 @@ def test_exact_decoders_are_exact_to_it(folder, decoder):
         model.sampling(guidance_scale=2.0), model.draft_params(specification)).tokens)
 
   np.testing.assert_array_equal(tokens(decoder), tokens('vanilla'))
-
-
-def test_scales_are_where_their_outputs_are():
-  mesh = sharding.make_mesh(1, 1)
-  place = lambda *axes: NamedSharding(mesh, PartitionSpec(*axes))
-  kernel = matrices.quantized(np.ones((4, 2, 3), np.float32), 1)
-  assert matrices.put(kernel, 1, place(None, 'model')).scale.sharding.spec == PartitionSpec('model')
-  assert matrices.put(kernel, 1, place('model')).scale.sharding.spec == PartitionSpec()
-  assert matrices.put(kernel, 1, jax.devices()[0]).scale.devices() == {jax.devices()[0]}
 
 
 def test_a_mesh_divides_it(folder):

@@ -13,7 +13,7 @@ from flax import traverse_util
 from safetensors.numpy import load_file
 
 from cspd_jax.files import store, weights
-from cspd_jax.models import llamagen, vq
+from cspd_jax.models import llamagen
 
 CONFIG = llamagen.LlamaGenConfig(
     height=2, width=2, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=12, num_classes=3)
@@ -48,16 +48,6 @@ def test_saved_networks_load_unchanged(folder, params):
   assert [path.name for path in folder.parent.iterdir()] == ['model']
 
 
-def test_tokenizers_come_back(tmp_path):
-  config = vq.VQConfig(ch=8, ch_mult=(1, 2), num_res_blocks=1, z_channels=4, codebook_size=8,
-                       codebook_dim=2)
-  params = _random(vq.init, config)
-  store.save(tmp_path / 'new' / 'vq', 'vq', config, params)
-  loaded = store.load(str(tmp_path / 'new' / 'vq'))
-  assert loaded.config == config
-  _assert_same(loaded.params, params)
-
-
 def test_parameters_are_stored_and_loaded_in_the_dtype_asked_for(tmp_path, params):
   half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
   store.save(tmp_path / 'm', 'llamagen', CONFIG, params, dtype='bfloat16')
@@ -70,13 +60,6 @@ def test_parameters_are_stored_and_loaded_in_the_dtype_asked_for(tmp_path, param
 def test_a_dtype_that_arrays_do_not_have_is_refused(folder):
   with pytest.raises(ValueError, match="dtype is 'float64', which JAX's arrays have only after"):
     store.load(folder, dtype='float64')
-
-
-def test_parameters_go_where_the_sharding_says(folder):
-  mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ('model',))
-  sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-  loaded = store.load(folder, sharding=sharding)
-  assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(loaded.params))
 
 
 def test_other_shardings_are_refused(folder):
@@ -95,16 +78,6 @@ def test_saving_again_replaces_a_checkpoint_and_nothing_else(folder, params):
   with pytest.raises(store.CheckpointError, match='not a checkpoint; choose another folder'):
     store.save(other, 'llamagen', CONFIG, params)
   assert (other / 'photo').read_text() == 'mine'
-
-
-def test_a_save_that_fails_leaves_the_old_checkpoint(folder, params, monkeypatch):
-  def fail(*args):
-    raise OSError('disk full')
-  monkeypatch.setattr(weights, '_append', fail)
-  with pytest.raises(OSError, match='disk full'):
-    store.save(folder, 'llamagen', CONFIG, jax.tree.map(jnp.zeros_like, params))
-  _assert_same(store.load(folder).params, params)
-  assert [path.name for path in folder.parent.iterdir()] == ['model']
 
 
 def test_a_checkpoint_does_not_remember_where_it_was_made(folder):
@@ -136,10 +109,8 @@ def test_a_config_that_does_not_fit_the_stored_parameters_is_refused(folder):
 
 @pytest.mark.parametrize('change, message', [
     ({'kind': 'mar2'}, "kind is 'mar2'; it must be one of: .*llamagen"),
-    ({'format': 99}, 'has format 99'),
     ({'config': {'dims': 3, 'depth': 4}}, 'fields that LlamaGenConfig does not have: depth, dims'),
     ({'config': {'dim': 3}}, 'its config is not valid: dim is 3'),
-    ({'files': None}, 'damaged'),
 ])
 def test_wrong_descriptions_are_explained(folder, change, message):
   description = json.loads((folder / 'model.json').read_text())

@@ -1,11 +1,7 @@
 """Processes that write images into one folder, each killed at one of its file operations.
 
-  PYTHONPATH=. python tests/generation/many_processes.py FOLDER KILLS
-  PYTHONPATH=. python tests/generation/many_processes.py FOLDER KILLS demo 2000
-
-starts as many processes as it takes until KILLS of them were killed, at random operations and in
-random numbers at a time, and compares the images with those of one process that was not disturbed:
-by default 20 images of a tiny model, else images of a shipped one.
+`disturbed` starts as many processes as it takes until a number of them were killed, at random
+operations and in random numbers at a time; each runs this file as a program.
 """
 
 import os
@@ -35,14 +31,10 @@ def opened(model, prompts, folder, *, batch_size=None, **options):
   return Gallery(model.request(prompts, options, batch_size=size, **named), folder, **own)
 
 
-def gallery(model, folder, index=0, count=1, images=len(PROMPTS), **options):
-  """The images of one of `count` processes, those of `PROMPTS` for the tiny model."""
+def gallery(model, folder, index=0, count=1, **options):
+  """The images of one of `count` processes."""
   options = dict(seed=4, decoder='mc_sjd(window=4)', batch_size=2) | options
-  prompts = PROMPTS
-  if model.family != tiny.FAMILY.name:
-    prompts = [model.prompts[number % len(model.prompts)] for number in range(images)]
-    options |= dict(decoder='mc_sjd(window=8)', batch_size=16)
-  return opened(model, prompts, folder, process=(index, count), **options)
+  return opened(model, PROMPTS, folder, process=(index, count), **options)
 
 
 def contents(folder):
@@ -68,20 +60,20 @@ def kill_at(folder, operation):
   sys.addaudithook(hook)
 
 
-def disturbed(model, folder, kills, seed=0, images=len(PROMPTS)):
+def disturbed(model, folder, kills, seed=0):
   """Writes images with processes that are killed; returns how many were."""
   rng, killed = random.Random(seed), 0
   # Most processes are killed before the images are complete, the others while the folder is
   # completed.
-  latest = max(8, 3 * _PER_IMAGE * images // (kills + 1))
+  latest = max(8, 3 * _PER_IMAGE * len(PROMPTS) // (kills + 1))
   while not pathlib.Path(folder, 'report.json').exists():
     count = rng.choice([2, 3])
     processes = []
     for index in range(count):
       operation = rng.randint(1, latest) if killed < kills else 0
-      arguments = map(str, (model, folder, index, count, operation, images))
+      arguments = map(str, (model, folder, index, count, operation))
       processes.append(subprocess.Popen(
-          [sys.executable, __file__, 'one', *arguments], stderr=subprocess.PIPE, text=True,
+          [sys.executable, __file__, *arguments], stderr=subprocess.PIPE, text=True,
           env=os.environ | {'PYTHONPATH': str(pathlib.Path(__file__).parents[2])}))
     for process in processes:
       problems = process.communicate()[1]
@@ -90,24 +82,13 @@ def disturbed(model, folder, kills, seed=0, images=len(PROMPTS)):
   return killed
 
 
-def _one(model, folder, index, count, operation, images):
+def _main(model, folder, index, count, operation):
   """One process; it is killed at an operation unless that is 0."""
   families.register(tiny.FAMILY)
   loaded = cspd_jax.load(model)
   kill_at(folder, int(operation))
-  gallery(loaded, folder, int(index), int(count), int(images)).generate({})
-
-
-def _main(folder, kills, model=None, images=len(PROMPTS)):
-  images = int(images)
-  model = tiny.saved(pathlib.Path(folder, 'model')) if model is None else model
-  killed = disturbed(model, pathlib.Path(folder, 'shared'), int(kills), images=images)
-  gallery(cspd_jax.load(str(model)), pathlib.Path(folder, 'alone'), images=images).generate({})
-  shared, alone = (contents(pathlib.Path(folder, name)) for name in ('shared', 'alone'))
-  print(f'{killed} processes were killed; the {len(alone)} files are '
-        f'{"equal" if shared == alone else "different"}.')
-  return shared != alone
+  gallery(loaded, folder, int(index), int(count)).generate({})
 
 
 if __name__ == '__main__':
-  sys.exit(_one(*sys.argv[2:]) if sys.argv[1] == 'one' else _main(*sys.argv[1:]))
+  _main(*sys.argv[1:])

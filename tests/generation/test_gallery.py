@@ -18,9 +18,13 @@ from tests.families import tiny
 from tests.generation.many_processes import opened
 
 
+@pytest.fixture(name='model', scope='module')
+def _model(tmp_path_factory):
+  return cspd_jax.load(str(tiny.saved(tmp_path_factory.mktemp('models') / 'beach')))
+
+
 @pytest.mark.slow
-def test_options_per_image(tmp_path):
-  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
+def test_options_per_image(model, tmp_path):
   options = dict(seed=4, decoder='sjd(window=4)', guidance_scale=[1.0, 2.0, 3.0],
                  temperature=[1.0, 0.5, 0.0])
   gallery = opened(model, ['sea', 'sky', 'sea'], tmp_path / 'out', batch_size=2, **options)
@@ -36,8 +40,7 @@ def test_options_per_image(tmp_path):
       result, model.generate(['sea', 'sky', 'sea'], batch_size=2, **options).images)
 
 
-def test_memory_and_time_before_the_start(tmp_path, monkeypatch):
-  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
+def test_memory_and_time_before_the_start(model, tmp_path, monkeypatch):
   options = dict(decoder='sjd(window=4)', batch_size=2)
   measured = {model.device.device_kind: {'2': ['sjd(window=4)', 12.5]}}
   tuned = dataclasses.replace(model, defaults={**model.defaults, 'seconds': measured})
@@ -59,8 +62,7 @@ def test_memory_and_time_before_the_start(tmp_path, monkeypatch):
   assert line(tuned, batch_size=3) == line(model, batch_size=3)
 
 
-def test_pixels_that_are_not_finite_are_an_error(tmp_path):
-  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
+def test_pixels_that_are_not_finite_are_an_error(model):
   tokenizer = model.tokenizer._replace(
       params=jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), model.tokenizer.params))
   broken = dataclasses.replace(model, tokenizer=tokenizer)
@@ -68,8 +70,7 @@ def test_pixels_that_are_not_finite_are_an_error(tmp_path):
     broken.generate(['sea'], seed=3, decoder='vanilla')
 
 
-def test_an_interrupted_run_keeps_its_batch_size(tmp_path, monkeypatch):
-  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
+def test_an_interrupted_run_keeps_its_batch_size(model, tmp_path, monkeypatch):
   options = dict(seed=4, decoder='vanilla')
   prompts = ['sea', 'sky', 'sea', 'sand', 'sky']
   per_image = model.request(prompts, **options).estimate().needed(1)
@@ -116,9 +117,8 @@ def _changed(model, part):
 
 
 @pytest.mark.parametrize('part', ['grid', 'config', 'tokenizer', 'tokenizer config'])
-def test_a_run_has_pictures_of_one_kind(tmp_path, part):
+def test_a_run_has_pictures_of_one_kind(model, tmp_path, part):
   """A folder could hold images of several grids and image tokenizers."""
-  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
   _stopped(model, tmp_path / 'out')
   again = lambda model: opened(model, ['sea', 'sky'], tmp_path / 'out', decoder='vanilla')
   with pytest.raises(ValueError, match='where another run was stopped'):
@@ -136,8 +136,7 @@ def test_a_run_has_pictures_of_one_kind(tmp_path, part):
 
 
 @pytest.mark.parametrize('part', ['grid', 'config'])
-def test_batches_of_another_grid_are_not_mixed(tmp_path, part):
-  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
+def test_batches_of_another_grid_are_not_mixed(model, tmp_path, part):
   run = lambda model: decode(
       model.request(['sea', 'sky'], decoder='vanilla', batch_size=1), folder=tmp_path / 'out')
   run(model)
@@ -145,17 +144,16 @@ def test_batches_of_another_grid_are_not_mixed(tmp_path, part):
     run(_changed(model, part))
 
 
-def test_the_batch_size_of_a_run_in_the_home_folder(tmp_path, monkeypatch):
+def test_the_batch_size_of_a_run_in_the_home_folder(model, tmp_path, monkeypatch):
   """It was looked for in a folder called ~."""
   monkeypatch.setenv('HOME', str(tmp_path))
-  model = cspd_jax.load(str(tiny.saved(tmp_path / 'beach')))
   _stopped(model, tmp_path / 'out')
   again = opened(model, ['sea', 'sky'], '~/out', decoder='vanilla')
   assert again.request.batch_size == 1 and again.folder == str(tmp_path / 'out')
 
 
-@pytest.mark.parametrize('options', [
-    pytest.param({}, marks=pytest.mark.slow), {'dtype': 'bfloat16', 'cache_dtype': 'int8'}])
+@pytest.mark.slow
+@pytest.mark.parametrize('options', [{}, {'dtype': 'bfloat16', 'cache_dtype': 'int8'}])
 def test_the_metadata_generate_an_image_again(tmp_path, options):
   """They lacked the grid, the precision and the prefix."""
   models_lib.llamagens(tmp_path)
@@ -176,12 +174,6 @@ def test_the_metadata_generate_an_image_again(tmp_path, options):
     np.testing.assert_array_equal(again.generate(
         [text['prompt']], seed=[(read('seed'), read('number'))], decoder=text['decoder'],
         prefix=np.array([read('prefix')]), **read('sampling')).images[0], pixels)
-
-
-@pytest.mark.slow
-def test_int8_matrices_are_in_the_metadata():
-  model = cspd_jax.load('demo', dtype='float32', quantize='int8')
-  assert model.precision == dict(dtype='float32', quantize='int8')
 
 
 @pytest.mark.slow

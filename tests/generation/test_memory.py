@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import types
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +33,6 @@ def test_size_counts_arrays_and_shapes():
           'c': jax.ShapeDtypeStruct((4,), jnp.float32)}
   assert memory.size(tree) == 2 * 2 * 3 + 5 + 4 * 4
   assert memory.size({}) == 0
-
-
-def test_size_of_parameters_is_what_they_occupy(model):
-  assert memory.size(model.params) == sum(leaf.nbytes for leaf in jax.tree.leaves(model.params))
 
 
 @pytest.mark.slow
@@ -195,12 +190,8 @@ def test_images_that_do_not_fit_are_refused_before_anything_compiles(model, devi
   per_image = estimate.needed(1)
   device(5 * per_image)
   monkeypatch.setattr(programs, 'jit', None)
-  with pytest.raises(ValueError) as error:
+  with pytest.raises(ValueError, match='are free on cpu; pass batch_size=2 or less[.]$'):
     model.generate(_prompts(model, 6), decoder='mc_sjd(window=8)', batch_size=6)
-  assert str(error.value) == (
-      'batch_size is 6, but decoding 6 images at once with mc_sjd(window=8) needs at least '
-      f'{6e-9 * per_image:.3g} GB of memory, and {5e-9 * per_image:.3g} GB are free on cpu; pass '
-      'batch_size=2 or less.')
   with pytest.raises(ValueError, match='prompts has 6 images, but .*; pass at most 3 prompts'):
     model.stream(_prompts(model, 6), decoder='mc_sjd(window=8)')
   with pytest.raises(ValueError, match='batch_size is 5, but'):
@@ -213,15 +204,6 @@ def test_images_that_do_not_fit_are_refused_before_anything_compiles(model, devi
     _task(model, decoder='mc_sjd(window=8)')
   device(None)
   _task(model, 50, decoder='mc_sjd(window=8)', batch_size=50)
-
-
-def test_options_that_do_not_apply_are_not_named(device, monkeypatch):
-  model = cspd_jax.load('demo', dtype='bfloat16', quantize='int8', cache_dtype='int8')
-  device(1.0)
-  monkeypatch.setattr(Model, 'devices', [
-      types.SimpleNamespace(platform='gpu', device_kind='Fast')])
-  with pytest.raises(ValueError, match='are free on Fast; use a device with more memory'):
-    model.generate(decoder='vanilla', batch_size=1)
 
 
 def test_no_batch_size_means_as_many_as_fit(model, device):
@@ -251,17 +233,6 @@ def test_the_default_decoder_is_that_of_the_chosen_batch_size(model, device):
   model._samplers.clear()
   task = _task(model, 8)
   assert (task.batch_size, task.sampler.text) == (1, 'mc_sjd(window=4)')
-
-
-@pytest.mark.slow
-def test_images_do_not_depend_on_the_memory(model, device):
-  prompts, options = _prompts(model, 5), dict(seed=3, decoder='mc_sjd(window=8)')
-  whole = model.generate(prompts, **options)
-  per_image = _task(model, decoder='mc_sjd(window=8)').estimate().needed(1)
-  for number in (1.5, 4.5):
-    device(number * per_image)
-    few = model.generate(prompts, **options)
-    np.testing.assert_array_equal(few.tokens, whole.tokens)
 
 
 @pytest.mark.slow
@@ -326,6 +297,11 @@ def test_statistics_of_an_accelerator_limit_a_batch(model, monkeypatch):
       "cache_dtype='int8'.")
   assert _task(model, 3, decoder='mc_sjd(window=8)').batch_size == 3
   assert _task(model, 30, decoder='mc_sjd(window=8)').batch_size < 5
+  # Options that do not apply are not named.
+  monkeypatch.setattr(Model, 'devices', [_Device(dict(bytes_limit=1, bytes_in_use=0))])
+  with pytest.raises(ValueError, match='are free on Fast; use a device with more memory'):
+    cspd_jax.load('demo', dtype='bfloat16', quantize='int8', cache_dtype='int8').generate(
+        decoder='vanilla', batch_size=1)
 
 
 def test_free_memory_of_a_machine_and_its_control_groups(tmp_path, monkeypatch):

@@ -105,7 +105,6 @@ def test_requests_of_other_programs_are_refused(model):
   runner = Runner(model, 2, decoder=SJD)
   other = model.with_params(model.params + 1)
   for request in (model.request([0], decoder='vanilla'), model.request([0, 1], decoder=SJD),
-                  model.request([0], decoder=SJD, raw_log_probs=True),
                   other.request([0], decoder=SJD)):
     with pytest.raises(ValueError, match='a request is of'):
       runner.check(request)

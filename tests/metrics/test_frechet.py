@@ -82,7 +82,3 @@ class FeaturesTest(absltest.TestCase):
     latents = np.asarray(latents).reshape(2, 16, 3)
     np.testing.assert_allclose(
         got, np.concatenate([latents.mean(1), latents.std(1)], axis=1), atol=1e-6)
-
-
-if __name__ == '__main__':
-  absltest.main()

@@ -4,7 +4,7 @@ import pathlib
 import tempfile
 from xml.etree import ElementTree
 
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from matplotlib import image as mpl_image
 
 from cspd_jax.plots import charts
@@ -60,7 +60,3 @@ class CurvesTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, words):
       charts.save_curves(self.folder / name, wrong, xlabel='x')
     self.assertEmpty(list(self.folder.iterdir()))
-
-
-if __name__ == '__main__':
-  absltest.main()

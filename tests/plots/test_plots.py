@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from absl.testing import absltest, parameterized
+from absl.testing import parameterized
 from matplotlib import image as mpl_image, pyplot
 
 from cspd_jax.files import atomic
@@ -133,10 +133,6 @@ class PlotsTest(parameterized.TestCase):
     before = pyplot.get_fignums(), pyplot.get_backend()
     grid.save_grid(self.path, self.images)
     self.assertEqual((pyplot.get_fignums(), pyplot.get_backend()), before)
-
-
-if __name__ == '__main__':
-  absltest.main()
 
 
 def test_replaced_map(tmp_path):

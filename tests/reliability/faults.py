@@ -18,7 +18,7 @@ import errno, importlib, json, os, pathlib, signal, sys
 root, cases = sys.argv[2], json.loads(sys.argv[3])
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
 module = importlib.import_module(pathlib.Path(sys.argv[1]).stem)
-from cspd_jax.core import exits
+from cspd_jax.cli import exits
 step = stop = 0
 
 def hook(event, arguments):

@@ -24,7 +24,7 @@ warnings.filterwarnings(
     'error', category=EncodingWarning, module='(cspd_jax|checkpoints_conversion)')
 from cspd_jax.cli import compiled
 from cspd_jax.commands import evaluate
-from cspd_jax.core import exits
+from cspd_jax.cli import exits
 from cspd_jax.generation import memory, prompts, results
 compiled.processor(), memory._lines(__import__('pathlib').Path('/proc/meminfo'))
 listed = prompts.of_file('lines.jsonl')

@@ -9,7 +9,6 @@ import pytest
 
 import cspd_jax
 from cspd_jax import cli, families
-from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import specification
 from cspd_jax.models import conditions, early_fusion
@@ -79,6 +78,7 @@ def test_tokens_are_those_without(mode, spec):
   assert result.tv_bound.dtype == np.float32
 
 
+@pytest.mark.slow
 def test_a_model_with_a_cache_and_a_grammar(tmp_path):
   config = early_fusion.EarlyFusionConfig(
       height=2, width=3, vocab_size=13, num_codes=8, row_end=12, dim=8, num_layers=1, num_heads=2,
@@ -114,13 +114,6 @@ def test_float16(spec):
   result, expected = (decoded(spec, *(params.astype(kind) for params in half))
                      for kind in (np.float16, np.float32))
   np.testing.assert_array_equal(result.tokens, expected.tokens)
-
-
-@pytest.mark.parametrize('key', [
-    jax.random.PRNGKey(3), np.asarray(jax.random.PRNGKey(3))], ids=['words', 'words of numpy'])
-def test_keys_of_other_kinds(key):
-  for result, expected in zip(row_keys(key, 3), row_keys(jax.random.key(3), 3)):
-    np.testing.assert_array_equal(result, expected)
 
 
 @pytest.mark.slow

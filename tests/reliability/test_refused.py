@@ -41,22 +41,15 @@ DECODES = [
     (dict(sampling={'temperature': 1.0}), 'sampling is .* it must be a cspd_jax.SamplingParams'),
     # Keys.
     (dict(key=np.zeros(2, np.float32)), r'key is float32\[2\]; it must be a random key'),
-    (dict(key=np.zeros((2, 3), np.uint32)), r'key is uint32\[2, 3\]'),
     (dict(key=jax.random.split(KEY, 3)), r'key has shape \(3,\)'),
-    (dict(key=jax.random.split(KEY, (2, 1))), r'key has shape \(2, 1\)'),
-    (dict(key=np.zeros((5, 2), np.uint32)), r'key has shape \(5,\)'),
-    (dict(key=np.asarray([1, 2])), r'key is int\d+\[2\]'),
     # Conditions.
     (dict(labels=[0, 1]), r'condition has leaves .* convert lists to arrays'),
-    (dict(labels=np.int32(1)), 'condition has leaves'),
     (dict(labels=np.zeros(0, int)), 'at least 1 row'),
     (dict(labels=np.zeros((2, 1), int)), r'shape \(2, 1\).* one integer class label per image'),
     (dict(labels=np.zeros(2, np.float32)), 'dtype float32; this model requires one i'),
-    (dict(labels={}), 'condition has leaves'),
     (dict(labels=(np.zeros(2, int), np.zeros(3, int))), 'one leading axis'),
     # What drafts has no parameters.
     (dict(make=lambda t: decoders.speculative(t, t, 2)), 'draft_params is None'),
-    (dict(make=lambda t: decoders.eagle(t, network(t), trees.chain(2))), 'draft_params is None'),
     (dict(make=lambda t: decoders.eagle2(t, network(t), 2, 2, 2)), 'draft_params is None'),
     (dict(make=lambda t: decoders.medusa(t, heads(t, 2))), 'draft_params is None'),
 ]
@@ -66,12 +59,6 @@ DECODES = [
 def test_decodes(arguments, message):
   with pytest.raises(ValueError, match=message):
     traced(**arguments)()
-
-
-@pytest.mark.parametrize('key', [None, 'seed', 1.5, True, [1, 2]])
-def test_keys_that_cannot_be_traced(key):
-  with pytest.raises(ValueError, match='key is '):
-    decoders.vanilla(MODEL.target)(MODEL.params, LABELS, key)
 
 
 @pytest.mark.parametrize('sampling,message', [

@@ -122,13 +122,6 @@ def test_metrics_are_not_read_from_a_pipe(tmp_path):
     _train(tmp_path)
 
 
-def test_lines_of_metrics_that_are_none_of_ours_are_left_out(tmp_path):
-  (tmp_path / 'net.jsonl').write_bytes(b'[' * 10**6 + b'\n' + b'x' * (3 << 20) + b'\n')
-  _train(tmp_path)
-  lines = (tmp_path / 'net.jsonl').read_bytes().splitlines()
-  assert [json.loads(line)['step'] for line in lines] == [2]
-
-
 def test_states_behind_a_link_are_not_removed(tmp_path):
   _train(tmp_path / 'mine')
   before = sorted((tmp_path / 'mine' / 'net').iterdir())

@@ -148,7 +148,8 @@ def test_a_damaged_state_is_told_of_and_left_behind(tmp_path, whole, caplog, how
 def test_lines_of_metrics_that_are_none_are_left_out(tmp_path, whole):
   work(tmp_path / 'run')
   with (tmp_path / 'run' / 'net.jsonl').open('ab') as file:
-    file.write(b'5\n[]\n{}\n\xff\xfe\n{"step": null}\n{"step": 7, "va')
+    file.write(b'5\n[]\n{}\n\xff\xfe\n{"step": null}\n' + b'[' * 10**6 + b'\n' + b'x' * (3 << 20)
+               + b'\n{"step": 7, "va')
   work(tmp_path / 'run')
   assert content(tmp_path / 'run') == whole
 
@@ -190,16 +191,6 @@ def test_a_second_process_is_refused_until_the_first_has_died(tmp_path, capsys, 
     first.kill()
     first.wait()
   assert program(['program']) == 0 and content(tmp_path / 'run') == whole
-
-
-def test_reports_of_two_processes_do_not_meet(tmp_path):
-  with subprocess.Popen([sys.executable, '-c', _HOLDER, str(tmp_path)],
-                        stdout=subprocess.PIPE) as first:
-    first.stdout.readline()
-    with pytest.raises(ValueError, match='being written by another process'):
-      Report(tmp_path)
-    first.kill()
-  Report(tmp_path).write(settings={}, rows=[])
 
 
 @pytest.mark.parametrize('again', [False, True])

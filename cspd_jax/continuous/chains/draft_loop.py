@@ -21,7 +21,7 @@ from cspd_jax.continuous import coupling
 from cspd_jax.continuous.chains import prediction
 from cspd_jax.continuous.chains.prediction import Predicted
 from cspd_jax.continuous.coupling import Gaussian, Moved
-from cspd_jax.core import programs
+from cspd_jax.core import kernels
 
 # The value 'plain' disables the GPU kernel. Read once, because compiled programs do not change.
 _VARIABLE = 'CSPD_JAX_HEAD'
@@ -123,7 +123,7 @@ def is_available() -> bool:
   A small example is run once; if it fails, a warning is logged and plain operations are used.
   Raises ValueError if the environment variable CSPD_JAX_HEAD is neither 'auto' nor 'plain'.
   """
-  return programs.kernels_work('The fused loop of drafts', _VARIABLE, difference, _TOLERANCE)
+  return kernels.work('The fused loop of drafts', _VARIABLE, difference, _TOLERANCE)
 
 
 def difference(device: jax.Device, interpret: bool = False) -> float:

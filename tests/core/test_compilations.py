@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from cspd_jax.core import programs
+from cspd_jax.core import compilations, programs
 
 
 def _double(x):
@@ -15,7 +15,7 @@ def _double(x):
 
 def test_a_line_per_program(capsys):
   run = programs.jit(_double, label='twice')
-  with programs.reported(total=2):
+  with compilations.reported(total=2):
     for size in (2, 2, 3, 4):
       run(jnp.ones(size))
     programs.jit(_double)(jnp.ones(2))
@@ -28,7 +28,7 @@ def test_a_line_per_program(capsys):
 
 
 def test_the_duration_of_compilations(capsys):
-  with programs.reported(total=3, at_most=True) as compiled:
+  with compilations.reported(total=3, at_most=True) as compiled:
     programs.compiled(_double, jnp.ones(6), label='ahead')
     programs.jit(_double, label='on call')(jnp.ones(6))
   first, done, second, done_too = capsys.readouterr().err.splitlines()
@@ -42,7 +42,7 @@ def test_a_function_that_fails_ends_no_line_of_another(capsys):
   def fail(x):
     raise ValueError(x.shape)
 
-  with programs.reported():
+  with compilations.reported():
     with pytest.raises(ValueError):
       programs.jit(fail, label='fails')(jnp.ones(7))
     programs.jit(_double)(jnp.ones(7))
@@ -52,4 +52,4 @@ def test_a_function_that_fails_ends_no_line_of_another(capsys):
 def test_labels_leave_programs_unchanged():
   text = lambda label: programs.jit(_double, label=label).lower(jnp.ones(2)).as_text()
   assert text(None) == text('twice')
-  assert jax.jit(programs.labelled('twice', _double)).__name__ == '_double'
+  assert jax.jit(compilations.labelled('twice', _double)).__name__ == '_double'

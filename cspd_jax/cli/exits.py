@@ -9,14 +9,10 @@ from typing import Any
 
 import jax
 
-from cspd_jax.core import programs, progress
+from cspd_jax.core import fields, progress
 
 # Characters of a message that fit on a terminal, and of a list of problems.
 _MAX_LENGTH, _MAX_LIST = 1500, 8000
-
-
-class ListedError(ValueError):
-  """Invalid input whose message has several lines, such as one per problem."""
 
 
 def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
@@ -91,20 +87,34 @@ def _code_of(main: Callable[[], int | None], debug: bool) -> int:
     print(f'error: {text}', file=sys.stderr)
     return 2
   except (RuntimeError, AssertionError):
-    try:
-      programs.check_devices()
-    except ValueError as error:
-      if not debug:
-        print(f'error: {_message(error)}', file=sys.stderr)
-        return 2
-    raise
+    text = _problem_of_devices()
+    if debug or text is None:
+      raise
+    print(f'error: {text}', file=sys.stderr)
+    return 2
+
+
+def _problem_of_devices() -> str | None:
+  """Says that JAX cannot start on the configured devices, whose errors mislead, or returns None."""
+  try:
+    jax.devices()
+  except (RuntimeError, AssertionError) as error:  # The latter if the GPU package is missing.
+    platforms, reason = jax.config.jax_platforms, _one_line(error).rstrip('.')
+    return (f'JAX_PLATFORMS is {platforms or "not set"}, and JAX cannot start on such a device'
+            + (f' ({reason})' if reason else '')
+            + '; install JAX for it, or set JAX_PLATFORMS=cpu.')
+  return None
+
+
+def _one_line(error: Exception) -> str:
+  return ' '.join(filter(None, map(str.strip, str(error).splitlines())))
 
 
 def _message(error: Exception) -> str | None:
   """The message of an error of the input, one line but for a `ListedError`; else None."""
-  if isinstance(error, ListedError):
+  if isinstance(error, fields.ListedError):
     return _shortened('\n'.join(filter(None, map(str.rstrip, str(error).splitlines()))), _MAX_LIST)
-  text = ' '.join(filter(None, map(str.strip, str(error).splitlines())))
+  text = _one_line(error)
   if isinstance(error, jax.errors.JaxRuntimeError) and not text.startswith('RESOURCE_EXHAUSTED'):
     return None
   if isinstance(error, MemoryError | jax.errors.JaxRuntimeError):

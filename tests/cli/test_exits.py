@@ -11,7 +11,8 @@ import jax
 import numpy as np
 import pytest
 
-from cspd_jax.core import exits, progress
+from cspd_jax.cli import exits
+from cspd_jax.core import fields, progress
 from cspd_jax.files import paths
 from tests.marks import representative
 
@@ -86,16 +87,16 @@ def test_long_messages_are_cut(capsys):
 
 
 def test_lists_of_problems_keep_their_lines(capsys):
-  code, err = ended(capsys, exits.ListedError('2 problems:\n  x is 1\n\n  y is 2  \n'))
+  code, err = ended(capsys, fields.ListedError('2 problems:\n  x is 1\n\n  y is 2  \n'))
   assert (code, err) == (2, 'error: 2 problems:\n  x is 1\n  y is 2\n')
-  _, err = ended(capsys, exits.ListedError('\n'.join(['x' * 80] * 1000)))
+  _, err = ended(capsys, fields.ListedError('\n'.join(['x' * 80] * 1000)))
   assert len(err) < 9000 and err.endswith(' ...\n')
 
 
 @pytest.mark.parametrize('both', representative([False, True], False))
 def test_a_pipe_that_nobody_reads(tmp_path, both):
   """It ended with 141 at the next line that was printed, and what came after that was lost."""
-  program = ('import pathlib, sys; from cspd_jax.core import exits\n'
+  program = ('import pathlib, sys; from cspd_jax.cli import exits\n'
              'def main():\n'
              '  for _ in range(10000):\n'
              '    print("x" * 100)\n'
@@ -143,7 +144,7 @@ def test_a_device_that_there_is_not():
   """Neither is the model damaged, nor is it a mistake of the program."""
   has_gpu = importlib.util.find_spec('jax_cuda12_plugin') is not None
   device = 'abacus' if has_gpu else 'cuda'
-  program = ('import sys; from cspd_jax.files import store; from cspd_jax.core import exits; '
+  program = ('import sys; from cspd_jax.files import store; from cspd_jax.cli import exits; '
              'import jax; code = exits.code_of(lambda: store.load("demo/target")); '
              'sys.exit(exits.code_of(lambda: jax.numpy.zeros(3)) + code)')
   done = subprocess.run([sys.executable, '-c', program], capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""Compiler options for CPUs: what is computed with them, and where they are not available."""
+"""Compiler options: on CPUs what is computed with them, and CUDA graphs, where there are any."""
 
 import concurrent.futures
 import logging
@@ -28,9 +28,12 @@ def options(monkeypatch):
   programs._options_of_cpus.cache_clear()
 
 
-def _reductions(jit, run, *arguments):
+def _compiled(jitted, *arguments):
+  return jitted.lower(*arguments).compile().as_text()
+
+
+def _reductions(text):
   """The computations of a program that the library computes and that hold a reduction."""
-  text = jit(run).lower(*arguments).compile().as_text()
   fused = re.findall(r'fusion\([^\n]*calls=%([\w.-]+)[^\n]*ynn_fusion', text)
   body = lambda name: re.search(rf'^%{re.escape(name)} \(.*?^}}', text, re.M | re.S)[0]
   return [name for name in fused if ' reduce(' in body(name)]
@@ -48,21 +51,20 @@ def test_no_reduction_is_part_of_a_product():
     return jnp.sum(y * y, axis=0), jnp.max(x @ w @ w.T, axis=0)
 
   x, w = jnp.ones((4001, 7)), jnp.ones((7, 5))
-  assert _reductions(programs.jit, run, x, w) == []
-  text = jax.jit(run).lower(x, w).compile().as_text()
+  assert _reductions(_compiled(programs.jit(run), x, w)) == []
+  text = _compiled(jax.jit(run), x, w)
   # Elsewhere the library may be missing. Where it is used, the search finds its reductions.
-  assert 'ynn_fusion' not in text or _reductions(jax.jit, run, x, w)
+  assert 'ynn_fusion' not in text or _reductions(text)
 
 
 def test_a_decoder_has_no_such_fusion_and_no_trees():
   model = cspd_jax.load('demo')
   request = model.request(
       ['cat'], seed=0, decoder='corrected(iterations=1, window=4)', pixels=False)
-  arguments = request.arguments(np.array([0]))
-  assert _reductions(lambda run: run, request.sampler.jitted(), *arguments) == []
-  trees = lambda jitted, *args: jitted.lower(*args).compile().as_text().count(' reduce-window(')
-  assert not trees(request.sampler.jitted(), *arguments)
-  assert trees(programs.jit(jax.nn.softmax), jnp.ones((2, 1000)))
+  text = _compiled(request.sampler.jitted(), *request.arguments(np.array([0])))
+  tree = ' reduce-window('
+  assert _reductions(text) == [] and tree not in text
+  assert tree in _compiled(programs.jit(jax.nn.softmax), jnp.ones((2, 1000)))
 
 
 @pytest.mark.parametrize('terms', [768, 16_384, 262_144])
@@ -144,3 +146,30 @@ def test_a_program_in_a_program():
   assert jax.eval_shape(call, 3.0).shape == ()
   with concurrent.futures.ThreadPoolExecutor(2) as pool:
     assert list(pool.map(call, range(4))) == [0, 2, 4, 6]
+
+
+def test_no_graphs_are_asked_for_elsewhere(monkeypatch):
+  assert not programs.on_cuda()
+  for graphs in programs.GRAPHS:
+    monkeypatch.setenv('CSPD_JAX_GRAPHS', graphs)
+    assert not [name for name in programs.compiler_options() or () if 'gpu' in name]
+    assert programs.jit(lambda x: x + 1)(1) == 2
+
+
+def test_loops_are_recorded_if_asked_for(monkeypatch):
+  monkeypatch.setattr(programs, 'on_cuda', lambda: True)
+  monkeypatch.delenv('CSPD_JAX_GRAPHS', raising=False)
+  assert programs.compiler_options() is None
+  monkeypatch.setenv('CSPD_JAX_GRAPHS', 'loop')
+  assert programs.compiler_options('round') is None
+  (recorded,) = programs.compiler_options().values()
+  assert {'WHILE', 'CONDITIONAL', 'CUDNN'} <= set(recorded.split(','))
+  # XLA knows the option whatever it compiles for.
+  count = programs.jit(lambda x: jax.lax.while_loop(lambda x: x < 9, lambda x: 2 * x, x))
+  assert count(jnp.int32(3)) == 12
+
+
+def test_other_words_for_graphs(monkeypatch):
+  monkeypatch.setenv('CSPD_JAX_GRAPHS', 'all')
+  with pytest.raises(ValueError, match="CSPD_JAX_GRAPHS is 'all'; it must be one of round, loop"):
+    programs.jit(lambda x: x)
