@@ -25,7 +25,6 @@ from cspd_jax.core import fields
 from cspd_jax.models import causal, conditions, decoder_only, transformer
 from cspd_jax.models.conditions import Prompt
 
-Params = Any
 # The functions of every model whose condition is a `Prompt` in this library's tokens.
 target, ends, init = decoder_only.target, decoder_only.ends, decoder_only.init
 logits_and_features = decoder_only.logits_and_features

@@ -25,11 +25,7 @@ CONFIG = early_fusion.EarlyFusionConfig(
 LENGTH = CONFIG.num_tokens
 # The prompts of two images in two streams, of any length each.
 PROMPTS = [[[20, 25, 31, 22, 30, 21, 27], [21]], [[28, 21], [23, 20, 32]]]
-
-
-@functools.cache
-def _target(num_streams=2):
-  return early_fusion.target(CONFIG, guided=num_streams == 2)
+_TARGET = early_fusion.target(CONFIG, guided=True)
 
 
 def _prompt():
@@ -51,10 +47,10 @@ def _decoded(decoder):
         num_outputs=CONFIG.num_image_tokens)
     draft_params = eagle.attach(params, eagle.init(config, jax.random.key(1)))
     built = make_decoder(
-        _target(), eagle_drafter(eagle.network(config, early_fusion.ends(CONFIG)),
+        _TARGET, eagle_drafter(eagle.network(config, early_fusion.ends(CONFIG)),
                                  tree_lib.kary(3, 3, 12)), match())
   else:
-    built = specification.build(specification.complete(decoder, window=6), _target())
+    built = specification.build(specification.complete(decoder, window=6), _TARGET)
   decoded = jax.jit(built)(
       params, _prompt(), jax.random.key(0), SamplingParams(guidance_scale=2.0), draft_params)
   return np.asarray(decoded.tokens), np.asarray(decoded.rounds)
@@ -89,19 +85,22 @@ def test_large_caches_are_made_of_tiles(room, slots):
 ])
 def test_unusable_prompts_are_refused(tokens, visible, message):
   with pytest.raises(ValueError, match=message):
-    _target().check_condition(causal.Prompt(tokens, visible))
+    _TARGET.check_condition(causal.Prompt(tokens, visible))
 
 
 def test_prompts_of_the_right_kind_are_accepted():
-  target = _target()
+  target = _TARGET
   target.check_condition(_prompt())
   with pytest.raises(ValueError, match='condition is a list; this model requires a models.con'):
     target.check_condition(PROMPTS)
 
 
 def test_a_condition_of_the_wrong_number_of_streams_is_refused_while_tracing():
+  target = causal.target(CONFIG.causal(1)._replace(
+      embed_condition=lambda params, prompt, count: causal.embed_prompt(
+          params, CONFIG.transformer, prompt)), 1)
   with pytest.raises(ValueError, match='4 rows for 2 images; this target has 1 guidance streams'):
-    jax.eval_shape(lambda: _target(1).prefill(published.params('anole', CONFIG, 3), _prompt(), 4))
+    jax.eval_shape(lambda: target.prefill(published.params('anole', CONFIG, 3), _prompt(), 4))
 
 
 @pytest.mark.parametrize('ids, message', [

@@ -145,15 +145,6 @@ def test_a_new_model_predicts_the_uniform_distribution():
     assert not params['transformer']['output'].any()
 
 
-def test_bfloat16_parameters_give_bfloat16_caches_and_float32_logits(case):
-  config, params, condition, tokens = case
-  half = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), params)
-  first, _, cache = _PREFILL[config, True](half, condition, config.num_tokens)
-  assert first.dtype == jnp.float32
-  assert all(part.dtype == jnp.bfloat16 for part in jax.tree.leaves(cache.layers))
-  np.testing.assert_allclose(first, _full(case)[:, :, 0], atol=0.2)
-
-
 @pytest.mark.parametrize('condition, message', [
     (np.array([0, 10, -1]), r'class labels \[-1, 10\].*0 to 9'),
     (np.array([0.5]), 'dtype float64'),
