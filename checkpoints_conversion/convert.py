@@ -77,17 +77,6 @@ def check_finite(kind: str, arrays: Params) -> None:
     raise ConversionError(f'{kind} {error}') from error
 
 
-def _check_packed(family: FileFamily, tensors: Mapping[str, AnyTensor]) -> None:
-  """Raises ConversionError for quantised weights, whose shapes are not those of the network."""
-  packed = [f'{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; {REMEDY}'
-            for name, tensor in tensors.items()
-            if str(tensor.dtype) in _PACKED and not re.fullmatch(family.leftovers, name)]
-  if packed and family.kind != 'text':
-    raise ConversionError(
-        'The weights are quantised, and several of their numbers may be packed into one:\n  ' +
-        '\n  '.join(weights.listed({'quantised': packed})))
-
-
 def _check(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> None:
   """Raises ConversionError with the wrong names, shapes and dtypes of the tensors."""
   expected = published_shapes(family, config)
@@ -200,12 +189,24 @@ def of_tensors(
   shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
   family = family._replace(**family.variant(shapes))
   settings = family.settings(contents)
-  _check_packed(family, tensors)
+  packed = [f'{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; {REMEDY}'
+            for name, tensor in tensors.items()
+            if str(tensor.dtype) in _PACKED and not re.fullmatch(family.leftovers, name)]
+  if packed and family.kind != 'text':  # Their shapes are not those of the network.
+    raise ConversionError(
+        'The weights are quantised, and several of their numbers may be packed into one:\n  ' +
+        '\n  '.join(weights.listed({'quantised': packed})))
   config = (family.presets[model] if model
             else family_lib.infer(family, shapes, overrides, settings))
   # A user may choose another size of images, on which no weight depends.
-  _check_settings(family, config, {name: value for name, value in settings.items()
-                                   if name not in ('height', 'width') or name not in overrides})
+  chosen = {'height', 'width'} & overrides.keys()
+  if problems := [f'{name} is {value!r}, the model has {getattr(config, name)!r}'
+                  for name, value in settings.items()
+                  if name not in chosen and getattr(config, name) != value]:
+    raise ConversionError(
+        f'The settings next to the weights (config.json or params.json) are not those of this '
+        f'{family.kind} model:\n  ' + '\n  '.join(problems) +
+        '\nSpecify another model, or download files that belong together.')
   parameters = groups(family, config, tensors, allow_nonfinite=allow_nonfinite)
   extra = {**metadata(), 'family': family.name, 'model': model, 'converter': _VERSION,
            **family.metadata(config)}
@@ -248,17 +249,6 @@ def convert_file(
   store.save_groups(output, kind, config, opened.groups, state=opened.state_of(dtype), dtype=dtype,
                     extra=metadata, progress=progress, allow_nonfinite=allow_nonfinite)
   return config
-
-
-def _check_settings(family: FileFamily, config: Any, settings: Mapping[str, Any]) -> None:
-  """Raises ConversionError where the settings next to the weights contradict the config."""
-  problems = [f'{name} is {value!r}, the model has {getattr(config, name)!r}'
-              for name, value in settings.items() if getattr(config, name) != value]
-  if problems:
-    raise ConversionError(
-        f'The settings next to the weights (config.json or params.json) are not those of this '
-        f'{family.kind} model:\n  ' + '\n  '.join(problems) +
-        '\nSpecify another model, or download files that belong together.')
 
 
 @functools.lru_cache(maxsize=8)  # Tracing a big network takes seconds.

@@ -72,10 +72,22 @@ def convert_parts(
     ValueError: for networks that do not fit, or other wrong input; `output` is unchanged then.
   """
   folder = pathlib.Path(output).expanduser().absolute()
-  file_families, name = _families(parts)
-  if name is None:
-    with progress(parts[0].family) as report:
-      return [_convert_alone(file_families[0], parts[0], folder, report, note, allow_nonfinite)]
+  for part in parts:
+    weights.checked_dtype(part.dtype)
+  file_families = [rules.get(part.family) for part in parts]
+  names = {family.model for family in file_families}
+  if len(names) != 1 or (None in names and len(parts) > 1):
+    raise ConversionError(f'parts are {", ".join(part.family for part in parts)}, which do not '
+                          'form a model; convert them one by one, into folders of their own.')
+  if (name := names.pop()) is None:
+    part, = parts
+    if part.role or part.sampling:
+      raise ConversionError(f'{file_families[0].title} does not belong to a model of cspd_jax; '
+                            'leave role and sampling out.')
+    with progress(part.family) as report:
+      return [(folder, convert.convert_file(
+          part.family, hub.local(part.source), folder, dtype=part.dtype, progress=report, note=note,
+          allow_nonfinite=allow_nonfinite, **part.arguments))]
   model = families.family.get(name)
   roles = [role_of(family, model, part.role) for family, part in zip(file_families, parts)]
   if len(set(roles)) < len(roles):
@@ -92,11 +104,21 @@ def convert_parts(
       defaults |= defaults_of(family, opened[role].network.config, role, part.sampling)
   networks = others | {role: source.network for role, source in opened.items()}
   if 'target' in networks:  # Raises an error for networks that do not belong together.
-    model.build(families.Parts(folder.name, networks | _words(opened), {}))
+    # Tokenizer files of words are read, so that they are compared with the target.
+    words = {role: source.network._replace(params=source.params())
+             for role, source in opened.items() if source.network.kind == _WORDS}
+    model.build(families.Parts(folder.name, networks | words, {}))
+  has_words = any(network.kind == _WORDS for network in networks.values())
+  for family, role in zip(file_families, roles):
+    assumptions = list(opened[role].assumptions)
+    if family.without_words and not has_words:
+      assumptions.append(family.without_words(opened[role].network.config))
+    for line in assumptions:
+      note(f'{family.name}: {line}')
   new_target = is_same is False
-  dropped = model_file.of_old_target(folder, defaults) if new_target else {}
-  for line in _notes(parts, [opened[role] for role in roles], networks, dropped):
-    note(line)
+  if new_target and (dropped := model_file.of_old_target(folder, defaults)):
+    note('dropped defaults of the target that is replaced: ' + ', '.join(
+        f'{name} {json.dumps(value)}' for name, value in dropped.items()))
   states = {role: opened[role].state_of(part.dtype) for role, part in zip(roles, parts)}
   with families.joining(folder, model.name, states, defaults, new_target=new_target) as new:
     for role, part in zip(roles, parts):
@@ -104,37 +126,6 @@ def convert_parts(
         opened.pop(role).write(new[role], dtype=part.dtype, progress=report,
                                allow_nonfinite=allow_nonfinite)
   return [(folder / role, networks[role].config) for role in roles]
-
-
-def _families(parts: Sequence[Part]) -> tuple[list[FileFamily], str | None]:
-  """Returns the file families of parts, and their model family's name or None; checks dtypes."""
-  for part in parts:
-    weights.checked_dtype(part.dtype)
-  file_families = [rules.get(part.family) for part in parts]
-  names = {family.model for family in file_families}
-  if len(names) != 1 or (None in names and len(parts) > 1):
-    raise ConversionError(f'parts are {", ".join(part.family for part in parts)}, which do not '
-                          'form a model; convert them one by one, into folders of their own.')
-  return file_families, names.pop()
-
-
-def _words(opened: Mapping[str, convert.Source]) -> dict[str, store.Loaded]:
-  """Returns the tokenizer files of words by role, read, so that they are compared with a target."""
-  return {role: source.network._replace(params=source.params())
-          for role, source in opened.items() if source.network.kind == _WORDS}
-
-
-def _notes(parts: Sequence[Part], opened: Sequence[convert.Source],
-           networks: Mapping[str, store.Loaded], dropped: Mapping[str, Any]) -> list[str]:
-  """Returns the lines on what is assumed, and on the defaults of an old target."""
-  has_words = any(network.kind == _WORDS for network in networks.values())
-  lines = []
-  for part, source in zip(parts, opened):
-    without = None if has_words else rules.get(part.family).without_words
-    lines += [f'{part.family}: {line}' for line in (
-        *source.assumptions, *([without(source.network.config)] if without else []))]
-  old = ', '.join(f'{name} {json.dumps(value)}' for name, value in dropped.items())
-  return lines + ([f'dropped defaults of the target that is replaced: {old}'] if old else [])
 
 
 def _is_same_target(folder: pathlib.Path, opened: Mapping[str, convert.Source]) -> bool | None:
@@ -185,15 +176,12 @@ def find_model(family_name: str, source: str | os.PathLike, model: str | None = 
   for name, candidates in reversed(list(existing.items())):
     if candidates and candidates[0] != '.':
       sources[name] = path / candidates[0]
-    elif candidates and _is_with(family, target, rules.get(name)):
-      sources[name] = target
+    elif candidates:  # In the files of the target, if they hold it.
+      other = rules.get(name)
+      if not other.inside or is_inside(other, read.read(
+          target, prefer=family.prefer, shares=family.shares).tensors):
+        sources[name] = target
   return sources
-
-
-def _is_with(target: FileFamily, path: pathlib.Path, other: FileFamily) -> bool:
-  """Whether the files of a target hold another network too; of safetensors, headers are read."""
-  return not other.inside or (
-      is_inside(other, read.read(path, prefer=target.prefer, shares=target.shares).tensors))
 
 
 def _text_layout(family: FileFamily) -> dict[str, tuple[str, ...]]:
@@ -226,16 +214,6 @@ def missing_parts(output: str | os.PathLike) -> list[tuple[list[str], str | None
   file = lambda name: next((file for file in layout.get(name, ()) if file != '.'), None)
   return [([name], file(name)) for name in names
           if role_of(rules.get(name), model, None) not in parts]
-
-
-def _convert_alone(family: FileFamily, part: Part, folder: pathlib.Path, progress: Progress | None,
-                   note: Callable[[str], None], allow_nonfinite: bool) -> tuple[pathlib.Path, Any]:
-  if part.role or part.sampling:
-    raise ConversionError(f'{family.title} does not belong to a model of cspd_jax; leave role and '
-                          'sampling out.')
-  return folder, convert.convert_file(
-      part.family, hub.local(part.source), folder, dtype=part.dtype, progress=progress,
-      note=note, allow_nonfinite=allow_nonfinite, **part.arguments)
 
 
 def role_of(family: FileFamily, model: families.Family, role: str | None) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -54,7 +54,15 @@ def from_torch(
     ValueError: (or a subclass) for any problem with the input.
   """
   weights.checked_dtype(dtype, in_jax=True)
-  files, models = _families(family, parts)
+  files = rules.get(family)
+  models = None if files.model is None else families.family.get(files.model)
+  if models is None or files.kind not in models.roles['target']:
+    raise ConversionError(f'family is {family!r}, {files.title}, which is not a target; give the '
+                          'family of a target, and other networks as parts.')
+  supported = [role for role in models.roles if role != 'target']
+  if unknown := sorted(set(parts) - set(supported)):
+    raise ConversionError(f'{unknown[0]} is not a part of a {models.name!r} model; parts are: '
+                          f'{", ".join(supported)}.')
   settings = _settings(source, config)
   tensors = _tensors('source', source)
   of_source = functools.partial(
@@ -71,20 +79,6 @@ def from_torch(
       loaded[role] = _part(files, models, model, role, part, dtype, allow_nonfinite)
   defaults = folder.defaults_of(files, opened.network.config, 'target', sampling)
   return models.build(families.Parts(family if name is None else name, loaded, defaults))
-
-
-def _families(family: str, parts: Collection[str]) -> tuple[FileFamily, families.Family]:
-  """Returns the family of a target's files and that of its models; checks names of parts."""
-  files = rules.get(family)
-  models = None if files.model is None else families.family.get(files.model)
-  if models is None or files.kind not in models.roles['target']:
-    raise ConversionError(f'family is {family!r}, {files.title}, which is not a target; give the '
-                          'family of a target, and other networks as parts.')
-  supported = [role for role in models.roles if role != 'target']
-  if unknown := sorted(set(parts) - set(supported)):
-    raise ConversionError(f'{unknown[0]} is not a part of a {models.name!r} model; parts are: '
-                          f'{", ".join(supported)}.')
-  return files, models
 
 
 def _settings(source: Any, config: Mapping[str, Any] | None = None) -> dict[str, Any]:

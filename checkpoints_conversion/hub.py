@@ -3,7 +3,7 @@
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import tqdm
@@ -110,7 +110,11 @@ def _patterns(names: list[str]) -> list[str]:
 def _failure(errors: Any, repository: Repository, error: Exception) -> str:
   """Says why the Hub cannot give a repository, and what to do."""
   # The package looks into its cache after a refusal, and reports what the cache lacks.
-  causes = tuple(_causes(error))
+  causes: list[BaseException] = []
+  cause: BaseException | None = error
+  while cause is not None:
+    causes.append(cause)
+    cause = cause.__cause__ or cause.__context__
   if any(isinstance(cause, errors.GatedRepoError) for cause in causes):
     return (f'gives it only to those who accepted its licence; do so on https://huggingface.co/'
             f'{repository.name}, then run `hf auth login`.')
@@ -125,9 +129,3 @@ def _failure(errors: Any, repository: Repository, error: Exception) -> str:
   reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
   return (f'cannot be reached ({reason}); check the network, or download the files elsewhere and '
           'specify the folder.')
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-  while error is not None:
-    yield error
-    error = error.__cause__ or error.__context__

@@ -78,7 +78,12 @@ def read(
     return Weights({'file': np.frombuffer(reading.data(sources[0], _REMEDY), np.uint8)}, None)
   is_plain = sources[0].suffix == '.safetensors'
   if not is_plain and len(sources) > 1 and sources[0].name.startswith('consolidated'):
-    return _read_consolidated(path, sources, key, prefer, shares)
+    parts = [_read_torch(file, key, prefer) for file in sources]
+    try:
+      return Weights(tensors_lib.join([part.tensors for part in parts], shares), parts[0].key)
+    except ValueError as error:
+      raise ValueError(f'source is {path}, whose {len(sources)} files do not belong together: '
+                       f'{error}.') from error
   if key is not None and (is_plain or len(sources) > 1):
     kind = 'safetensors' if is_plain else 'several files'
     raise ValueError(f'key is {key!r}, but {path} is {kind} and has no parts; leave it out.')
@@ -91,16 +96,6 @@ def read(
                        'them as the source, or move the others away.')
     tensors.update(part.tensors)
   return part._replace(tensors=strip(path, tensors))
-
-
-def _read_consolidated(path: pathlib.Path, sources: list[pathlib.Path], key: str | None,
-                       prefer: str | None, shares: Mapping[str, str]) -> Weights:
-  parts = [_read_torch(file, key, prefer) for file in sources]
-  try:
-    return Weights(tensors_lib.join([part.tensors for part in parts], shares), parts[0].key)
-  except ValueError as error:
-    raise ValueError(f'source is {path}, whose {len(sources)} files do not belong together: '
-                     f'{error}.') from error
 
 
 def files(path: pathlib.Path) -> list[pathlib.Path]:
@@ -277,8 +272,11 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
   notes: tuple[str, ...] = ()
   if key is None:
     key = next((name for name in (prefer, *_OUTER_KEYS) if name in parts), None)
-    same = [_named(name) for name, part in of_tensors.items()
-            if key in of_tensors and name != key and _fit(part, of_tensors[key])]
+    names = {name: {(_PREFIXES.sub('', inner), stored.shape) for inner, stored in part.items()}
+             for name, part in of_tensors.items()}
+    # Averages may be without buffers.
+    same = [_named(name) for name in names if key in names and name != key and (
+        names[name] <= names[key] or names[key] <= names[name])]
     if same:
       notes = f'read {key} of {path.name}, not {_listed(same)}, which --key=NAME selects',
   elif key not in parts:
@@ -300,13 +298,6 @@ def _others(part: Mapping[Any, Any]) -> list[str]:
   """Returns the names and kinds of what is no tensor of a name."""
   return [f'{_named(name)} ({_kind(value)})' for name, value in part.items()
           if not (isinstance(name, str) and isinstance(value, pytorch.Stored))]
-
-
-def _fit(part: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-  """Whether one part has all names and shapes of the other: averages may be without buffers."""
-  one, two = ({(_PREFIXES.sub('', name), stored.shape) for name, stored in each.items()}
-              for each in (part, other))
-  return one <= two or two <= one
 
 
 def _named(name: Any) -> str:

@@ -143,6 +143,16 @@ def reorder(order: np.ndarray) -> Transform:
   return Transform(lambda x: (x[order],), lambda x: x[inverse])
 
 
+def only_rows(first: int, count: int, total: int) -> Transform:
+  """Takes some of the `total` rows of a matrix, as columns; the inverse pads with zeros."""
+  def inverse(x):
+    library = x.__array_namespace__()
+    zeros = lambda count: library.zeros((count, len(x)), dtype=x.dtype)
+    return library.concatenate([zeros(first), x.T, zeros(total - first - count)])
+
+  return Transform(lambda x: (x[first:first + count].T,), inverse)
+
+
 def replaced(name: str, parts: Sequence[tuple[str, str]], backwards: bool = False) -> str:
   """Replaces parts of a name by others, in this order; `backwards` undoes it."""
   for old, new in [pair[::-1] for pair in reversed(parts)] if backwards else parts:

@@ -143,14 +143,7 @@ _LAYERS = {
 
 def rules(prefix: str, width: int, num_blocks: int) -> list[Rule]:
   """Returns the rule table of a diffusion or flow head; `prefix` ends with a point."""
-  table = _modulation(prefix, width, num_blocks)
-  for published, ours in _LAYERS.items():
-    table += base.layer(f'{prefix}{published}', f'head/{ours}', MATRIX)
-  return table + base.norm(f'{prefix}res_blocks.{{i}}.in_ln', 'head/norm_{i}')
-
-
-def _modulation(prefix: str, width: int, num_blocks: int) -> list[Rule]:
-  """Returns the rules of the modulations of all blocks and the output, which are one layer here."""
+  # The modulations of all blocks and the output are one layer here.
   names = [f'{prefix}{part}.adaLN_modulation.1' for part in (
       *(f'res_blocks.{i}' for i in range(num_blocks)), 'final_layer')]
   bounds = [3 * i for i in range(num_blocks + 1)] + [3 * num_blocks + 2]
@@ -167,6 +160,9 @@ def _modulation(prefix: str, width: int, num_blocks: int) -> list[Rule]:
     return tuple(whole[..., first:stop, :].reshape(*whole.shape[:-2], -1).T
                  for first, stop in spans)
 
-  return [Rule(tuple(f'{name}.{published}' for name in names), (f'head/modulation/{ours}',),
-               base.Transform(forward, inverse))
-          for published, ours in (('weight', 'kernel'), ('bias', 'bias'))]
+  table = [Rule(tuple(f'{name}.{published}' for name in names), (f'head/modulation/{ours}',),
+                base.Transform(forward, inverse))
+           for published, ours in (('weight', 'kernel'), ('bias', 'bias'))]
+  for published, ours in _LAYERS.items():
+    table += base.layer(f'{prefix}{published}', f'head/{ours}', MATRIX)
+  return table + base.norm(f'{prefix}res_blocks.{{i}}.in_ln', 'head/norm_{i}')

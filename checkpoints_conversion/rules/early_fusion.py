@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from checkpoints_conversion.rules import base, family, settings
-from checkpoints_conversion.rules.base import KEEP, Rule, Transform
+from checkpoints_conversion.rules.base import KEEP, Rule
 from checkpoints_conversion.rules.settings import Free, Must, Part, Size, Sizes, Table
 from cspd_jax.core import fields
 from cspd_jax.models import early_fusion
@@ -102,20 +102,9 @@ def rules(config: EarlyFusionConfig, file_format: Format) -> list[Rule]:
       *(Rule(f'{published}self_attn.{name[0]}_norm.weight', (f'{ours}{name}_rms/scale',),
              base.separate_shared_norm(halves)) for name in ('query', 'key')),
       Rule('model.norm.weight', ('transformer/norm/scale',), KEEP),
-      Rule('lm_head.weight', ('transformer/output',), _codes_only(config))]
+      Rule('lm_head.weight', ('transformer/output',),
+           base.only_rows(config.first_code, config.num_codes, config.vocab_size))]
   return base.renamed(table, file_format.name)
-
-
-def _codes_only(config: EarlyFusionConfig) -> Transform:
-  """Returns the transform to the rows of the codes, as columns; its inverse pads with zeros."""
-  first, after = config.first_code, config.first_code + config.num_codes
-
-  def inverse(x):
-    library = x.__array_namespace__()
-    zeros = lambda count: library.zeros((count, x.shape[0]), dtype=x.dtype)
-    return library.concatenate([zeros(first), x.T, zeros(config.vocab_size - after)])
-
-  return Transform(lambda x: (x[first:after].T,), inverse)
 
 
 def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any], *,

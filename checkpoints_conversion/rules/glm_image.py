@@ -33,23 +33,14 @@ def rules(config: GlmImageConfig) -> list[Rule]:
           ('post_self_attn_layernorm', 'attention_post_norm'),
           ('post_mlp_layernorm', 'ffn_post_norm'))),
       Rule(f'{_MODEL}norm.weight', ('transformer/norm/scale',), KEEP),
-      Rule(_OUTPUT, ('transformer/output',), _codes_only(config))]
+      Rule(_OUTPUT, ('transformer/output',),
+           base.only_rows(0, config.num_codes, config.output_size))]
 
 
 # `[2 F, D]`, the gate first, to two matrices `[D, F]`.
 _GATE_AND_UP = Transform(
     lambda x: (x[:len(x) // 2].T, x[len(x) // 2:].T),
     lambda gate, up: gate.__array_namespace__().concatenate([gate.T, up.T]))
-
-
-def _codes_only(config: GlmImageConfig) -> Transform:
-  """Returns the transform to the rows of the codes, as columns; its inverse pads with zeros."""
-  def inverse(x):
-    library = x.__array_namespace__()
-    missing = config.output_size - config.num_codes
-    return library.concatenate([x.T, library.zeros((missing, config.dim), dtype=x.dtype)])
-
-  return Transform(lambda x: (x[:config.num_codes].T,), inverse)
 
 
 def _variant(shapes: family.Shapes) -> Mapping[str, Any]:

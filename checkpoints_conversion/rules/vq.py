@@ -151,19 +151,14 @@ def _emu3_rules(config: VQConfig) -> list[base.Rule]:
   for part in ('encoder', 'decoder'):
     ours = f'{part}_over_time'
     table += base.layer(f'{part}.time_conv.{{i}}.conv.conv', f'{ours}/time_{{i}}', _OVER_TIME)
-    table += _time_block(f'{part}.time_res_stack.{{i}}', f'{ours}/block_{{i}}')
+    for number in (1, 2):
+      source, block = f'{part}.time_res_stack.{{i}}', f'{ours}/block_{{i}}'
+      norm, our_norm = f'{source}.norm{number}', f'{block}/norm_{number}'
+      table += base.norm(norm, our_norm)
+      table += [base.Rule(f'{norm}.running_{name}', (f'{our_norm}/{name}',), KEEP)
+                for name in ('mean', 'var')]
+      table += base.layer(f'{source}.conv{number}.conv', f'{block}/conv_{number}', _OVER_TIME)
   return table + blocks.networks(len(config.ch_mult), blocks.spatial_norm)
-
-
-def _time_block(source: str, destination: str) -> list[base.Rule]:
-  table = []
-  for number in (1, 2):
-    published, ours = f'{source}.norm{number}', f'{destination}/norm_{number}'
-    table += base.norm(published, ours)
-    table += [base.Rule(f'{published}.running_{name}', (f'{ours}/{name}',), KEEP)
-              for name in ('mean', 'var')]
-    table += base.layer(f'{source}.conv{number}.conv', f'{destination}/conv_{number}', _OVER_TIME)
-  return table
 
 
 def _emu3_variant(shapes: family.Shapes) -> Mapping[str, Any]:

@@ -142,6 +142,12 @@ def init_transformer(config: Config, key: jax.Array) -> Params:
       key, jnp.zeros((1, 1, config.dim)), rope, jnp.ones((1, 1, 1), bool))['params']
 
 
+def init(config: Config, key: jax.Array) -> Params:
+  """Initialises float32 parameters: normal with deviation 0.02, norms one, output matrix zero."""
+  run = lambda key: {'transformer': init_transformer(config, key)}
+  return jax.jit(run)(key)
+
+
 def logits_and_features(
     params: Params, config: Config, condition: Prompt, tokens: jax.Array, drop: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:

@@ -25,9 +25,8 @@ from cspd_jax.core import fields
 from cspd_jax.models import causal, conditions, decoder_only, transformer
 from cspd_jax.models.conditions import Prompt
 
-Params = Any
 # The functions of every model whose condition is a `Prompt` in this library's tokens.
-target, ends = decoder_only.target, decoder_only.ends
+target, ends, init = decoder_only.target, decoder_only.ends, decoder_only.init
 logits_and_features = decoder_only.logits_and_features
 
 
@@ -219,9 +218,3 @@ def with_grammar(config: EarlyFusionConfig, codes: Any) -> Any:
   # The index of every token among the codes; not used for the grammar's tokens.
   index = np.cumsum(tokens < 0) - 1
   return jnp.where(tokens < 0, codes[:, index], tokens)
-
-
-def init(config: EarlyFusionConfig, key: jax.Array) -> Params:
-  """Initialises float32 parameters: normal with deviation 0.02, norms one, output matrix zero."""
-  run = lambda key: {'transformer': decoder_only.init_transformer(config, key)}
-  return jax.jit(run)(key)

@@ -32,7 +32,8 @@ from cspd_jax.models.transformer import Rope, RopeFunction
 
 Params = Any
 # The functions of every model whose condition is a `Prompt` in this library's tokens.
-target, logits_and_features = decoder_only.target, decoder_only.logits_and_features
+target, init = decoder_only.target, decoder_only.init
+logits_and_features = decoder_only.logits_and_features
 # Pixels of a code of the large grid along each side.
 CODE_PIXELS = 32
 
@@ -214,9 +215,3 @@ def _embed_prompt(params: Params, sizes: transformer.TransformerConfig, prompt: 
   visible, places, length = embedded.positions
   return embedded._replace(positions=causal.ConditionPositions(
       visible, places - length[:, None], jnp.zeros_like(length)))
-
-
-def init(config: GlmImageConfig, key: jax.Array) -> Params:
-  """Initialises float32 parameters: normal with deviation 0.02, norms one, output matrix zero."""
-  run = lambda key: {'transformer': decoder_only.init_transformer(config, key)}
-  return jax.jit(run)(key)

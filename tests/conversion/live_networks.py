@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 import transformers
 
@@ -9,10 +10,15 @@ _tiny = dict(hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_atte
              num_key_value_heads=2)
 # Left out: a vocabulary map, which only images that are read need.
 _IMAGE = {'vocabulary_map': {'<image>': 5}}
+_MODULES = {'Emu3': 'emu3', 'Janus': 'janus', 'GlmImage': 'glm_image'}
 
 
 def config_class(name):
-  return getattr(transformers, name, None) or getattr(transformers.models.emu3, name)
+  """A class of settings; those of parts of a network are not among the public names."""
+  family = next((module for prefix, module in _MODULES.items() if name.startswith(prefix)), None)
+  if family is None or hasattr(transformers, name):
+    return getattr(transformers, name)
+  return getattr(pytest.importorskip(f'transformers.models.{family}.configuration_{family}'), name)
 
 
 def redraw(network):

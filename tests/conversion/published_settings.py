@@ -1,5 +1,17 @@
 """Settings files as models are published, with all of their fields."""
 
+import copy
+import functools
+
+
+def changed(content, path, value):
+  """A copy of settings with one field changed; `path` has its names, separated by dots."""
+  content = copy.deepcopy(content)
+  *parts, name = path.split('.')
+  functools.reduce(lambda inside, part: inside[part], parts, content)[name] = value
+  return content
+
+
 _SAVED = {'architectures': ['Network'], 'torch_dtype': 'bfloat16',
           'transformers_version': '4.43.3', 'use_cache': True}
 _VQ = {'attn_resolutions': [], 'ch': 128, 'ch_mult': [1, 1, 2, 2, 4], 'double_z': False,

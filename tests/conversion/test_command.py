@@ -11,38 +11,18 @@ import safetensors.numpy
 
 from checkpoints_conversion import command, convert, rules
 from cspd_jax.commands import generate
-from cspd_jax.models import eagle, early_fusion, kl_vae, llamagen, mar, vq
-from tests.models import published
+from tests.conversion import small
+from tests.families import published_files as files
 
-_SMALL = dict(dim=16, num_layers=1, num_heads=2, ffn_dim=24)
-LLAMAGEN = llamagen.LlamaGenConfig(height=2, width=2, vocab_size=9, num_classes=3, **_SMALL)
-ANOLE = dataclasses.replace(early_fusion.PRESETS['anole_7b'], num_kv_heads=2, **_SMALL)
-EAGLE = eagle.EagleConfig(num_tokens=4, row_width=2, dim=16, num_heads=2, ffn_dim=24, vocab_size=9,
-                          own_embedding=True)
-CHAMELEON = eagle.EagleConfig('chameleon', 4, 2, dim=16, num_heads=2, ffn_dim=24, vocab_size=9,
-                              norm_eps=1e-5, own_embedding=True)
-MAR = mar.MARConfig(height=2, width=2, token_dim=4, dim=8, num_layers=1, num_heads=2,
-                    head_width=12, head_layers=1, num_classes=3, buffer_size=2)
-VQ = vq.VQConfig(ch_mult=(1,), num_res_blocks=1, z_channels=4, codebook_size=9, codebook_dim=2)
-KL_VAE = kl_vae.KLVAEConfig(ch_mult=(1,), num_res_blocks=1, z_channels=4)
 CHAMELEON_SETTINGS = {'rms_norm_eps': 1e-5, 'rope_theta': 10000.0, 'swin_norm': False}
-EMU3 = dataclasses.replace(early_fusion.PRESETS['emu3_gen_8b'], num_kv_heads=2, **_SMALL)
 EMU3_SETTINGS = {'rms_norm_eps': 1e-5, 'rope_theta': 1e6, 'num_attention_heads': 2}
 
 
 @pytest.fixture
 def source(tmp_path):
   """Writes a published file of random numbers, and settings next to it."""
-  def write(family, config, settings=None):
-    shapes = convert.published_shapes(rules.get(family), config)
-    folder = tmp_path / family
-    folder.mkdir()
-    safetensors.numpy.save_file(published.weights(shapes, 0), folder / 'x.safetensors')
-    if settings is not None:
-      (folder / 'config.json').write_text(json.dumps(settings))
-    return folder / 'x.safetensors'
-
-  return write
+  return lambda family, config, settings=None: small.save(
+      tmp_path / family, family, config, settings)
 
 
 @pytest.fixture
@@ -67,20 +47,22 @@ def _eagle(values):
 
 
 @pytest.mark.parametrize('family, config, settings, options, lines', [
-    ('anole', ANOLE, CHAMELEON_SETTINGS, {}, [_grid('32x32 tokens (512x512 pixels)')]),
-    ('anole', ANOLE, CHAMELEON_SETTINGS, {'height': 4}, [_grid('4x32 tokens (64x512 pixels)')]),
-    ('anole', ANOLE, CHAMELEON_SETTINGS, {'height': 4, 'width': 4}, []),
-    ('emu3', EMU3, EMU3_SETTINGS, {}, [_grid('90x90 tokens (720x720 pixels)')]),
-    ('llamagen', LLAMAGEN, None, {'image_size': 32, 'num_heads': 2}, []),
-    ('eagle_llamagen', EAGLE, None, {'image_size': 32, 'num_heads': 2}, [_eagle('norm_eps 1e-06')]),
-    ('eagle_llamagen', EAGLE, {'rms_norm_eps': 1e-6}, {'image_size': 32, 'num_heads': 2}, []),
-    ('eagle_anole', CHAMELEON, None, {'image_size': 32},
+    ('anole', small.ANOLE, CHAMELEON_SETTINGS, {}, [_grid('32x32 tokens (512x512 pixels)')]),
+    ('anole', small.ANOLE, CHAMELEON_SETTINGS, {'height': 4},
+     [_grid('4x32 tokens (64x512 pixels)')]),
+    ('anole', small.ANOLE, CHAMELEON_SETTINGS, {'height': 4, 'width': 4}, []),
+    ('emu3', small.EMU3, EMU3_SETTINGS, {}, [_grid('90x90 tokens (720x720 pixels)')]),
+    ('llamagen', small.LLAMAGEN, None, {'image_size': 32, 'num_heads': 2}, []),
+    ('eagle_llamagen', small.EAGLE, None, {'image_size': 32, 'num_heads': 2},
+     [_eagle('norm_eps 1e-06')]),
+    ('eagle_llamagen', small.EAGLE, {'rms_norm_eps': 1e-6}, {'image_size': 32, 'num_heads': 2}, []),
+    ('eagle_anole', small.EAGLE_ANOLE, None, {'image_size': 32},
      [_eagle('norm_eps 1e-05 and rope_base 10000.0')]),
-    ('mar', MAR, None, {'num_heads': 2}, []),
-    ('kl_vae', KL_VAE, None, {}, [
+    ('mar', small.MAR, None, {'num_heads': 2}, []),
+    ('kl_vae', small.KL_VAE, None, {}, [
         'assumed latents with the scale 0.2325 of KL-16 (--model=kl_16), the only supported one: '
         'with another autoencoder images have wrong colours']),
-    ('llamagen_vq', VQ, None, {}, [])])
+    ('llamagen_vq', small.VQ, None, {}, [])])
 def test_assumed_settings_are_named(
     source, family, config, settings, options, lines):
   opened = convert.open_source(family, source(family, config, settings), options=options)
@@ -92,7 +74,7 @@ def test_assumed_settings_are_named(
     (262144, {'height': 4, 'width': 8}, (4, 8)), (500000, {}, (88, 88))])
 def test_the_image_area_of_emu3_is_that_of_its_images(source, area, options, grid):
   """The official program computes rows and columns from it."""
-  file = source('emu3', EMU3, {**EMU3_SETTINGS, 'image_area': area})
+  file = source('emu3', small.EMU3, {**EMU3_SETTINGS, 'image_area': area})
   opened = convert.open_source('emu3', file, options=options)
   assert (opened.network.config.height, opened.network.config.width) == grid
   assert not opened.assumptions
@@ -100,8 +82,8 @@ def test_the_image_area_of_emu3_is_that_of_its_images(source, area, options, gri
 
 def test_an_image_area_of_another_model_is_refused(source, monkeypatch):
   monkeypatch.setitem(rules.FAMILIES, 'emu3', rules.get('emu3')._replace(
-      presets={'emu3_gen_8b': EMU3}))
-  file = source('emu3', EMU3, {**EMU3_SETTINGS, 'image_area': 262144})
+      presets={'emu3_gen_8b': small.EMU3}))
+  file = source('emu3', small.EMU3, {**EMU3_SETTINGS, 'image_area': 262144})
   with pytest.raises(rules.ConversionError, match='height is 64, the model has 90'):
     convert.open_source('emu3', file, model='emu3_gen_8b')
   for area in (0, 5, True, 262144.0, '512x512', 2**62):
@@ -110,7 +92,7 @@ def test_an_image_area_of_another_model_is_refused(source, monkeypatch):
       convert.open_source('emu3', file)
 
 
-@pytest.mark.parametrize('family, config', [('llamagen', LLAMAGEN), ('mar', MAR)])
+@pytest.mark.parametrize('family, config', [('llamagen', small.LLAMAGEN), ('mar', small.MAR)])
 def test_heads_of_a_published_width_are_named(source, monkeypatch, family, config):
   """They are not in the weights."""
   module = sys.modules[f'checkpoints_conversion.rules.{family}']
@@ -125,12 +107,13 @@ def test_heads_of_a_published_width_are_named(source, monkeypatch, family, confi
 
 def test_a_published_name_leaves_nothing_to_assume(source, monkeypatch):
   monkeypatch.setitem(rules.FAMILIES, 'anole', rules.get('anole')._replace(
-      presets={'anole_7b': ANOLE}))
-  assert convert.open_source('anole', source('anole', ANOLE), model='anole_7b').assumptions == ()
+      presets={'anole_7b': small.ANOLE}))
+  file = source('anole', small.ANOLE)
+  assert convert.open_source('anole', file, model='anole_7b').assumptions == ()
 
 
 def test_assumptions_are_printed_before_the_files(source, run):
-  code, out, _ = run('anole', source('anole', ANOLE, CHAMELEON_SETTINGS))
+  code, out, _ = run('anole', source('anole', small.ANOLE, CHAMELEON_SETTINGS))
   first, second, *_ = out.splitlines()
   assert code == 0 and first == f'anole: {_grid("32x32 tokens (512x512 pixels)")}'
   assert 'model/target: EarlyFusionConfig' in second
@@ -138,7 +121,7 @@ def test_assumptions_are_printed_before_the_files(source, run):
 
 def test_image_sizes_of_lumina_mgpt_are_required(source, run, tmp_path):
   """Its models of 512, 768 and 1024 pixels have the same shapes."""
-  config = dataclasses.replace(early_fusion.PRESETS['lumina_mgpt_7b_512'], num_kv_heads=2, **_SMALL)
+  config = dataclasses.replace(files.LUMINA_MGPT, num_layers=1)
   code, out, err = run('lumina_mgpt', source('lumina_mgpt', config, CHAMELEON_SETTINGS))
   assert code == 2 and not out and not (tmp_path / 'model').exists()
   assert 'height, width cannot be inferred' in err and 'lumina_mgpt_7b_512' in err
@@ -151,11 +134,11 @@ def _commands(out):
 
 def test_the_end_names_what_is_missing_and_then_what_is_next(source, run, tmp_path, capsys):
   output = f'--output={tmp_path}/model'
-  _, out, _ = run('llamagen_vq', source('llamagen_vq', VQ))
+  _, out, _ = run('llamagen_vq', source('llamagen_vq', small.VQ))
   assert 'Missing: a LlamaGen transformer; next: ' in out
   assert _commands(out) == [['cspd-convert', '--family=llamagen', '--source=FILE', output]]
   options = ('--image_size=32', '--num_heads=2')
-  file = source('llamagen', LLAMAGEN)
+  file = source('llamagen', small.LLAMAGEN)
   code, out, _ = run('llamagen', file, *options)
   assert code == 0 and _commands(out) == [
       ['cspd-generate', f'--model={tmp_path}/model', '--prompt=0']]
@@ -170,8 +153,8 @@ def test_the_end_names_what_is_missing_and_then_what_is_next(source, run, tmp_pa
 
 def test_the_model_of_weights_that_are_not_finite_is_loaded_by_the_next_command(
     source, run, tmp_path, capsys):
-  run('llamagen_vq', source('llamagen_vq', VQ))
-  file = source('llamagen', LLAMAGEN)
+  run('llamagen_vq', source('llamagen_vq', small.VQ))
+  file = source('llamagen', small.LLAMAGEN)
   tensors = safetensors.numpy.load_file(file)
   tensors['cls_embedding.embedding_table.weight'][2] = np.inf  # A class that is not asked for.
   safetensors.numpy.save_file(tensors, file)
@@ -191,8 +174,8 @@ def test_the_model_of_weights_that_are_not_finite_is_loaded_by_the_next_command(
 
 @pytest.mark.parametrize('role', ['target', 'draft'])
 def test_a_role_is_that_of_the_only_network_of_a_folder(source, run, monkeypatch, role):
-  folder = source('llamagen', LLAMAGEN).parent
-  source('llamagen_vq', VQ).rename(folder / 'vq.safetensors')
+  folder = source('llamagen', small.LLAMAGEN).parent
+  source('llamagen_vq', small.VQ).rename(folder / 'vq.safetensors')
   family = rules.get('llamagen')._replace(layout=lambda model: {
       'llamagen': ('x.safetensors',), 'llamagen_vq': ('vq.safetensors',)})
   monkeypatch.setitem(rules.FAMILIES, 'llamagen', family)
@@ -204,21 +187,21 @@ def test_a_role_is_that_of_the_only_network_of_a_folder(source, run, monkeypatch
 
 
 def test_missing_parts_of_a_model_of_words(source, run):
-  config = dataclasses.replace(LLAMAGEN, conditioning='text', caption_dim=6)
-  _, out, _ = run('llamagen', source('llamagen', config), '--image_size=32', '--num_heads=2')
+  _, out, _ = run(
+      'llamagen', source('llamagen', small.CAPTIONS), '--image_size=32', '--num_heads=2')
   assert [words[1] for words in _commands(out)] == [
       '--family=llamagen_vq', '--family=t5', '--family=t5_text']
 
 
 def test_targets_of_several_families_are_named(source, run):
-  _, out, _ = run('eagle_anole', source('eagle_anole', CHAMELEON), '--image_size=32')
+  _, out, _ = run('eagle_anole', source('eagle_anole', small.EAGLE_ANOLE), '--image_size=32')
   line, = (line for line in out.splitlines() if line.startswith('Missing: the target'))
   assert '--family=lumina_mgpt ' in line and line.endswith(
       '(or --family=lumina_mgpt_2, anole, emu3, emu3_5, simplear, liquid)')
 
 
 def test_problems_are_grouped_and_counted(source, run, tmp_path):
-  wide = dataclasses.replace(LLAMAGEN, num_layers=6)
+  wide = dataclasses.replace(small.LLAMAGEN, num_layers=6)
   file = source('llamagen', wide)
   tensors = safetensors.numpy.load_file(file)
   tensors = {name.replace('.w2.', '.down.').replace('.w3.', '.up.'): tensor
@@ -235,24 +218,6 @@ def test_problems_are_grouped_and_counted(source, run, tmp_path):
   assert not (tmp_path / 'model').exists()
 
 
-@pytest.mark.parametrize('words, message', [
-    (['--outptu=x'], '--outptu is not a flag; did you mean --output? See --help.'),
-    (['--familly', 'mar'], 'did you mean --family?'), (['--ckpt=x'], 'did you mean --source?'),
-    (['--zzzzzz=1'], '--zzzzzz is not a flag; flags are: family, model, source, '),
-    (['stray'], "'stray' is not a flag; see --help.")])
-def test_flags_that_may_be_meant_are_named(capsys, words, message):
-  assert command.main(['convert', *words]) == 2
-  err = capsys.readouterr().err
-  assert err.startswith('error: ') and message in err and err.count('\n') == 1
-
-
-def test_a_traceback_is_printed_for_developers(tmp_path):
-  words = ['convert', '--family=mar', f'--source={tmp_path}/none.pt', f'--output={tmp_path}/model']
-  assert command.main(words) == 2
-  with pytest.raises(ValueError, match='there is no such file'):
-    command.main([*words, '--debug'])
-
-
 def test_a_broken_package_names_its_extra(run, tmp_path, monkeypatch):
   (tmp_path / 'huggingface_hub.py').write_text("raise OSError('wrong ELF class')")
   monkeypatch.syspath_prepend(tmp_path)
@@ -266,7 +231,7 @@ def test_a_broken_package_names_its_extra(run, tmp_path, monkeypatch):
 
 def test_a_source_whose_name_is_no_utf_8(source, run, tmp_path):
   """Other programs than Python refuse JSON with such a name."""
-  file = source('llamagen', LLAMAGEN)
+  file = source('llamagen', small.LLAMAGEN)
   try:
     file = file.rename(file.with_name('x\udce9.safetensors'))
   except OSError:

@@ -1,9 +1,10 @@
-"""Conversion into model folders: parts, roles, defaults, and what does not belong together."""
+"""Conversion into model folders: parts, roles, what is replaced, and what does not fit together."""
 
 import contextlib
 import dataclasses
 import json
 import os
+import shutil
 
 import jax
 import numpy as np
@@ -11,43 +12,28 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from checkpoints_conversion import convert, folder, rules
+from checkpoints_conversion import command, convert, folder, rules
 from checkpoints_conversion.rules import base
 from cspd_jax.continuous import specification
 from cspd_jax.files import folders, store
-from cspd_jax.models import eagle, llamagen, mar, vq
+from cspd_jax.models import llamagen, mar
+from tests.conversion import small
 
-TARGET = llamagen.LlamaGenConfig(
-    height=2, width=2, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=9, num_classes=3)
-CONFIGS = {
-    'llamagen': TARGET,
-    'llamagen_vq': vq.VQConfig(
-        ch_mult=(1, 2), num_res_blocks=1, z_channels=4, codebook_size=9, codebook_dim=2),
-    'eagle_llamagen': eagle.EagleConfig(
-        num_tokens=4, row_width=2, dim=16, num_heads=2, ffn_dim=24, vocab_size=9,
-        own_embedding=True),
-    'eagle_anole': eagle.EagleConfig(
-        'chameleon', 4, 2, dim=16, num_heads=2, ffn_dim=24, vocab_size=9, norm_eps=1e-5,
-        own_embedding=True),
-}
-OPTIONS = {'llamagen': {'image_size': 32, 'num_heads': 2}, 'llamagen_vq': {},
-           'eagle_llamagen': {'image_size': 32, 'num_heads': 2}, 'eagle_anole': {'image_size': 32}}
+TARGET = small.LLAMAGEN
+CONFIGS = {'llamagen': TARGET, 'llamagen_vq': small.VQ, 'eagle_llamagen': small.EAGLE,
+           'eagle_anole': small.EAGLE_ANOLE}
 
 
-def _source(tmp_path, family, config=None):
+def _part(root, family, config=None, settings=None, seed=0, **arguments):
   """A published file of random numbers."""
-  shapes = convert.published_shapes(rules.get(family), config or CONFIGS[family])
-  rng = np.random.default_rng(0)
-  path = tmp_path / f'{family}.safetensors'
-  safetensors.numpy.save_file(
-      {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}, path)
-  return path
+  source = small.save(root / family, family, config or CONFIGS[family], settings, seed)
+  return folder.Part(
+      family, source, arguments={'options': small.OPTIONS[family]}, **arguments)
 
 
 def _convert(tmp_path, family, config=None, **arguments):
-  part = folder.Part(family, _source(tmp_path, family, config),
-                     arguments={'options': OPTIONS[family]}, **arguments)
-  return folder.convert_parts([part], tmp_path / 'model')[0]
+  return folder.convert_parts(
+      [_part(tmp_path, family, config, **arguments)], tmp_path / 'model')[0]
 
 
 @pytest.mark.slow
@@ -63,7 +49,7 @@ def test_parts_in_any_order_make_a_model(order, tmp_path):
   assert model.tokenizer.config == CONFIGS['llamagen_vq']
   assert model.sampling().guidance_scale == 4 and model.sampling().top_k == 2000
   pixels = model.pixels(np.zeros((1, 4), np.int32))
-  assert pixels.shape == (1, 4, 4, 3)
+  assert pixels.shape == (1, 2, 2, 3)
 
 
 @pytest.fixture
@@ -103,17 +89,12 @@ def test_networks_that_do_not_belong_together_are_refused(tmp_path):
     _convert(tmp_path, 'llamagen_vq', larger)
   assert not (tmp_path / 'model' / 'tokenizer').exists()
   assert set(json.loads((tmp_path / 'model' / 'model.json').read_text())['parts']) == {'target'}
-  config = mar.MARConfig(height=2, width=2, token_dim=4, dim=8, num_layers=1, num_heads=2,
-                         head_width=12, head_layers=1, num_classes=3, buffer_size=2)
   with pytest.raises(ValueError, match='holds .* a model of another family'):
-    folder.convert_parts(
-        [folder.Part('mar', _source(tmp_path, 'mar', config),
-                     arguments={'options': {'num_heads': 2}})], tmp_path / 'model')
+    _convert(tmp_path, 'mar', small.MAR)
 
 
 def _parts(tmp_path, **configs):
-  return [folder.Part(family, _source(tmp_path, family, configs.get(family)),
-                      arguments={'options': OPTIONS[family]})
+  return [_part(tmp_path, family, configs.get(family))
           for family in ('llamagen_vq', 'eagle_llamagen', 'llamagen')]
 
 
@@ -313,11 +294,106 @@ def test_classes_of_imagenet_have_names(tmp_path):
 @pytest.mark.slow
 def test_no_network_is_converted_through_a_link(tmp_path):
   """The folder of a model may be a stranger's, and the link lead to another model."""
-  part = folder.Part('llamagen_vq', _source(tmp_path, 'llamagen_vq'))
-  [(place, _)] = folder.convert_parts([part], tmp_path / 'mine')
+  [(place, _)] = folder.convert_parts([_part(tmp_path, 'llamagen_vq')], tmp_path / 'mine')
   before = (place / 'model.json').read_bytes()
   (tmp_path / 'model').mkdir()
   (tmp_path / 'model' / 'tokenizer').symlink_to(place)
   with pytest.raises(store.CheckpointError, match='tokenizer is a link'):
     _convert(tmp_path, 'llamagen_vq')
   assert (place / 'model.json').read_bytes() == before
+
+
+def _defaults(path):
+  return json.loads((path / 'model.json').read_text())['defaults']
+
+
+def _edit(path, **defaults):
+  content = json.loads((path / 'model.json').read_text())
+  content['defaults'] |= defaults
+  (path / 'model.json').write_text(json.dumps(content))
+
+
+def test_another_target_brings_its_own_defaults(tmp_path):
+  sizes = {'num_attention_heads': 4, 'rms_norm_eps': 1e-5, 'rope_theta': 1e6,
+           'attention_bias': True, 'o_attention_bias': False}
+  newer = _part(tmp_path / '1.1', 'nextstep', small.NEXTSTEP, sizes | {'genloss_width': 8})
+  older = _part(tmp_path / '1', 'nextstep', small.NEXTSTEP, sizes | {'fm_head_dim': 8}, seed=1)
+  model, notes = tmp_path / 'model', []
+  folder.convert_parts([newer], model)
+  assert _defaults(model)['contexts'] == 'nextstep_1_1'
+  _edit(model, dtype='bfloat16', seconds={'cpu': {'1': ['mar', 2.0]}})
+  folder.convert_parts([older], model, note=notes.append)
+  assert _defaults(model) == {
+      'guidance_scale': 7.5, 'temperature': 1.0, 'decoder': 'mar', 'dtype': 'bfloat16'}
+  assert notes[-1] == (
+      'dropped defaults of the target that is replaced: decoder "mar(last_noise=True)", '
+      'contexts "nextstep_1_1", seconds {"cpu": {"1": ["mar", 2.0]}}')
+
+
+@pytest.mark.slow
+def test_the_same_target_and_other_parts_keep_the_defaults(tmp_path):
+  target = _part(tmp_path, 'llamagen')
+  model, notes = tmp_path / 'model', []
+  folder.convert_parts([target], model)
+  _edit(model, decoder={'cpu': 'mc_sjd(window=4)'}, min_p=0.1)
+  before = _defaults(model)
+  for part in (target, _part(tmp_path, 'llamagen_vq')):
+    folder.convert_parts([part], model, note=notes.append)
+    assert _defaults(model) == before
+  assert not any('dropped' in line for line in notes)
+  folder.convert_parts([_part(tmp_path, 'llamagen', seed=1)], model)
+  assert _defaults(model) == {
+      'guidance_scale': 4.0, 'top_k': 2000, 'temperature': 1.0, 'top_p': 1.0}
+
+
+def test_a_target_that_was_removed_can_be_replaced(tmp_path):
+  target = _part(tmp_path, 'llamagen')
+  folder.convert_parts([target], tmp_path / 'model')
+  shutil.rmtree(tmp_path / 'model' / 'target')
+  folder.convert_parts([target], tmp_path / 'model')
+  assert cspd_jax.load(tmp_path / 'model').config == TARGET
+
+
+@pytest.mark.parametrize('dtype', ['int8', 'float8_e4m3fn'])
+def test_dtypes_that_weights_cannot_have(tmp_path, dtype):
+  part, options = _part(tmp_path, 'llamagen', dtype=dtype), small.OPTIONS['llamagen']
+  shapes = store.sketch('llamagen', TARGET).params
+  params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
+  for call in (
+      lambda: folder.convert_parts([part], tmp_path / 'model'),
+      lambda: convert.convert_file(
+          'llamagen', part.source, tmp_path / 'model', dtype=dtype, options=options),
+      lambda: store.save(tmp_path / 'model', 'llamagen', TARGET, params, dtype=dtype),
+      lambda: cspd_jax.load('demo', dtype=dtype)):
+    with pytest.raises(ValueError, match=f"dtype is '{dtype}'; it must be a floating-point dtype"):
+      call()
+  assert not (tmp_path / 'model').exists()
+
+
+@pytest.mark.slow
+def test_the_next_command_names_the_folder_and_no_shipped_model(tmp_path, monkeypatch, capsys):
+  target = _part(tmp_path, 'llamagen')
+  pixels = _part(tmp_path, 'llamagen_vq')
+  monkeypatch.chdir(tmp_path)
+  assert command.main(['convert', '--family=llamagen_vq', f'--source={pixels.source}',
+                       '--output=demo']) == 0
+  assert command.main(['convert', '--family=llamagen', f'--source={target.source}', '--output=demo',
+                       '--image_size=32', '--num_heads=2']) == 0
+  assert 'Next: cspd-generate --model=./demo --prompt=0' in capsys.readouterr().out
+  assert cspd_jax.load('./demo').config == TARGET != cspd_jax.load('demo').config
+
+
+@pytest.mark.slow
+def test_numbers_that_a_dtype_does_not_represent(tmp_path):
+  torch = pytest.importorskip('torch')
+  tensors = {name: torch.tensor(x) for name, x in small.tensors('llamagen', TARGET).items()}
+  tensors['norm.weight'] = torch.full((16,), 1e6)
+  call = lambda **options: cspd_jax.from_torch(
+      tensors, 'llamagen', options=small.OPTIONS['llamagen'], **options)
+  with pytest.raises(ValueError, match="dtype is 'int8'; it must be a floating-point dtype"):
+    call(dtype='int8')
+  with pytest.raises(ValueError, match='norm/scale .*holds numbers that are not finite.* inf'):
+    call(dtype='float16')
+  loose = call(dtype='float16', allow_nonfinite=True)
+  assert np.isinf(np.asarray(loose.params['transformer']['norm']['scale'])).all()
+  assert call(dtype='bfloat16').params['transformer']['norm']['scale'].dtype == 'bfloat16'

@@ -20,6 +20,7 @@ from checkpoints_conversion import command, convert, rules, tensors as tensors_l
 from checkpoints_conversion.rules import early_fusion as early_fusion_rules
 from cspd_jax.files import matrices
 from cspd_jax.models import early_fusion
+from tests.conversion import torch_files
 from tests.models import published
 
 CONFIG = dataclasses.replace(
@@ -205,18 +206,14 @@ class TestFolder:
     (folder / 'params.json').write_text(json.dumps(SETTINGS))
     return folder
 
-  def _save(self, path, tensors, **more):
-    torch = pytest.importorskip('torch')
-    torch.save({**{name: torch.from_numpy(np.ascontiguousarray(tensor))
-                   for name, tensor in tensors.items()}, **more}, path)
-
   def _convert(self, folder, output):
     return command.main(['convert', '--family=anole', f'--source={folder}', '--height=2',
                          '--width=3', f'--output={output}'])
 
-  @pytest.mark.parametrize('name', ['consolidated.pth', 'consolidated.00.pth'])
+  @pytest.mark.parametrize('name', [
+      'consolidated.pth', pytest.param('consolidated.00.pth', marks=pytest.mark.slow)])
   def test_one_file(self, folder, tmp_path, name):
-    self._save(folder / name, _meta(), **{'rope.freqs': None})
+    torch_files.save(folder / name, _meta())
     assert not self._convert(folder.parents[1], tmp_path / 'model')
     model = cspd_jax.load(tmp_path / 'model')
     assert model.config == CONFIG
@@ -226,10 +223,10 @@ class TestFolder:
   def test_several_files(self, folder, tmp_path, capsys):
     files = _divided(_meta(), 2)
     (folder / 'consolidate_params.json').write_text('{"model_parallel_size": 2}')
-    self._save(folder / 'consolidated.00.pth', files[0])
+    torch_files.save(folder / 'consolidated.00.pth', files[0])
     assert self._convert(folder, tmp_path / 'model') == 2
     assert 'consolidated.01.pth is missing' in capsys.readouterr().err
-    self._save(folder / 'consolidated.01.pth', files[1])
+    torch_files.save(folder / 'consolidated.01.pth', files[1])
     assert not self._convert(folder, tmp_path / 'model')
     _check_equal(cspd_jax.load(tmp_path / 'model').params,
                  _read(tensors_lib.join(files, early_fusion_rules.ANOLE.shares)))

@@ -1,51 +1,11 @@
-"""Rule tables: exact inverses, and the tensor lists of every published size.
+"""Rule tables: exact inverses, and heads whose numbers rotate in another order."""
 
-`tests/data/manifests` holds names and shapes of the tensors of each published
-file, taken from the official modules at their real sizes.
-"""
-
-import gzip
-import json
-import math
-import pathlib
-
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import base
-
-_MANIFESTS = sorted(
-    (pathlib.Path(__file__).parent.parent / 'data' / 'manifests').glob('llamagen_*.json.gz'))
-
-
-def _published_model(path):
-  name = path.name.removeprefix('llamagen_').removesuffix('.json.gz')
-  if name.startswith('vq'):
-    return rules.FAMILIES['llamagen_vq'], name.replace('vq', 'vq_'), {}
-  return rules.FAMILIES['llamagen'], name, {'image_size': int(name.split('_')[-1])}
-
-
-def test_every_preset_has_a_manifest():
-  named = {(family.kind, name) for family, name, _ in map(_published_model, _MANIFESTS)}
-  families = [rules.FAMILIES[name] for name in ('llamagen', 'llamagen_vq')]
-  assert named == {(family.kind, name) for family in families for name in family.presets}
-
-
-@pytest.mark.slow
-@pytest.mark.verifies('shapes', 'llamagen')
-@pytest.mark.parametrize('path', _MANIFESTS, ids=lambda path: path.name.split('.')[0])
-def test_published_tensors_are_exactly_those_of_the_model(path):
-  manifest = json.loads(gzip.decompress(path.read_bytes()))
-  shapes = {name: tuple(shape) for name, shape in manifest['tensors'].items()}
-  family, name, options = _published_model(path)
-  expected = {name: shape for name, shape in shapes.items() if name != 'quantize.codebook_used'}
-  assert convert.published_shapes(family, family.presets[name]) == expected
-  assert family.infer(shapes, options) == family.presets[name]
-  # The null caption is a buffer, which the published count of parameters leaves out or in.
-  count = sum(map(math.prod, expected.values()))
-  null = math.prod(expected.get('cls_embedding.uncond_embedding', (0,)))
-  assert manifest['parameters'] in (count, count - null)
+from cspd_jax.models import transformer
 
 
 @pytest.mark.parametrize('transform, shape, made', [
@@ -81,7 +41,6 @@ def test_tables_must_make_every_parameter_once():
     base.expand(table + [base.Rule('again', ('b',), base.KEEP)], ['x_0/a', 'b'])
 
 
-@pytest.mark.slow
 def test_several_tensors_may_become_one_parameter():
   join = base.Transform(lambda *parts: (np.concatenate(parts),), lambda x: tuple(np.split(x, 2)))
   rule, = base.expand([base.Rule(('a.{i}', 'b.{i}'), ('x_{i}',), join)], ['x_3'])
@@ -89,3 +48,48 @@ def test_several_tensors_may_become_one_parameter():
   published = rule.publish({'x_3': np.arange(4)})
   assert {name: array.tolist() for name, array in published.items()} == {
       'a.3': [0, 1], 'b.3': [2, 3]}
+
+
+def test_halves_become_pairs_and_products_stay():
+  heads, width, dim = 3, 8, 5
+  rng = np.random.default_rng(0)
+  published = [rng.standard_normal((heads * width, dim)) for _ in range(2)]
+  x, angles = rng.standard_normal((2, dim)), rng.standard_normal((2, width // 2))
+  products, expected = [], []
+  for which, weight in enumerate(published):
+    # Their way: number i turns with number i + width / 2.
+    flat = (weight @ x[which]).reshape(heads, 2, width // 2)
+    cos, sin = np.cos(angles[which]), np.sin(angles[which])
+    expected.append(np.concatenate(
+        [flat[:, 0] * cos - flat[:, 1] * sin, flat[:, 1] * cos + flat[:, 0] * sin], axis=1))
+    (kernel,) = base.separate_heads(heads, halves=True).forward(weight)
+    rope = transformer.Rope(cos[None, None].astype(np.float32), sin[None, None].astype(np.float32))
+    turned = transformer.rotate(jnp.einsum('d,dhe->he', x[which], kernel)[None, None], rope)
+    products.append(turned[0, 0])
+  np.testing.assert_allclose(
+      (products[0] * products[1]).sum(1), (expected[0] * expected[1]).sum(1), atol=1e-5)
+
+
+def test_norms_of_a_shard_serve_all_its_heads():
+  norm = np.arange(8.0).reshape(1, 8)
+  (made,) = base.head_norm(3, 1).forward(norm)
+  assert made.tolist() == [[0, 4, 1, 5, 2, 6, 3, 7]] * 3
+  own = np.arange(24.0).reshape(3, 8)
+  (made,) = base.head_norm(3, 3).forward(own)
+  assert made[1].tolist() == [8, 12, 9, 13, 10, 14, 11, 15]
+  np.testing.assert_array_equal(base.head_norm(3, 3).inverse(made), own)
+
+
+def test_biases_rotate_with_their_queries():
+  rng = np.random.default_rng(0)
+  kernel, bias, x = (rng.standard_normal(shape) for shape in ((24, 5), (24,), (5,)))
+  joined, = base.separate_heads(3, True).forward(kernel)
+  moved, = base.separate_heads(3, True).forward(bias)
+  ours = np.einsum('d,dhe->he', x, joined) + moved
+  halves = (kernel @ x + bias).reshape(3, 8)
+  angle = rng.uniform(0, 6, 4)
+  turn = np.exp(1j * angle)
+  expected = (halves[:, :4] + 1j * halves[:, 4:]) * turn
+  rope = transformer.Rope(*(jnp.asarray(f(angle))[None, None] for f in (np.cos, np.sin)))
+  turned = transformer.rotate(jnp.asarray(ours)[None, None], rope)[0, 0]
+  np.testing.assert_allclose(turned[:, ::2] + 1j * turned[:, 1::2], expected, atol=1e-5)

@@ -2,12 +2,10 @@
 
 import dataclasses
 import functools
-import json
 import types
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import cspd_jax
 from checkpoints_conversion import convert, rules
@@ -22,33 +20,45 @@ from checkpoints_conversion.rules import (
 from cspd_jax.models import (
   eagle as eagle_model,
   early_fusion,
+  kl_vae,
   llamagen,
-  t5 as t5_model,
   vq as vq_model,
 )
-from tests.conversion import published_settings as published
-from tests.models import published as weights
+from tests.conversion import published_settings as published, small
 
-# Family of files, name of the file, its content, the published model.
+_NEXTSTEP_VAE = kl_vae.KLVAEConfig(
+    ch_mult=(1, 2, 4, 4), scale=1.0, shift=0.0, quant_conv=False, level_attention=False,
+    normalized=True)
+# Family of files, its content, and the published model or its config.
 FILES = {
-    'chameleon': ('anole', 'config.json', published.CHAMELEON, 'anole_7b'),
-    'chameleon of transformers 5': ('anole', 'config.json', published.CHAMELEON_5, 'anole_7b'),
-    'lumina': ('lumina_mgpt', 'config.json', published.LUMINA_MGPT, 'lumina_mgpt_7b_768'),
-    'lumina 2': ('lumina_mgpt_2', 'config.json', published.LUMINA_MGPT_2, 'lumina_mgpt_2_7b'),
-    'meta': ('anole', 'params.json', published.META, 'anole_7b'),
-    'emu3': ('emu3', 'config.json', published.EMU3, 'emu3_gen_8b'),
-    'emu3-hf': ('emu3', 'config.json', published.EMU3_HF, 'emu3_gen_8b'),
-    'emu3 tokenizer': ('emu3_vq', 'config.json', published.EMU3_VQ, 'vision_tokenizer'),
-    'emu3-hf tokenizer': ('emu3_vq', 'config.json', published.EMU3_HF, 'vision_tokenizer'),
-    't5': ('t5', 'config.json', published.FLAN_T5_XL, 'flan_t5_xl'),
-    'simplear': ('simplear', 'config.json', published.SIMPLEAR, 'simplear_0_5b'),
-    'liquid': ('liquid', 'config.json', published.LIQUID, 'liquid_7b'),
-    'anole drafter': ('eagle_anole', 'config.json', published.EAGLE_CHAMELEON, 'anole'),
-    'lumina drafter': (
-        'eagle_lumina_mgpt', 'config.json', published.EAGLE_CHAMELEON, 'lumina_mgpt_768'),
-    'llamagen drafter': (
-        'eagle_llamagen', 'config.json', published.EAGLE_LLAMAGEN, 'llamagen_t2i_256'),
-}
+    'chameleon': ('anole', published.CHAMELEON, 'anole_7b'),
+    'chameleon of transformers 5': ('anole', published.CHAMELEON_5, 'anole_7b'),
+    'lumina': ('lumina_mgpt', published.LUMINA_MGPT, 'lumina_mgpt_7b_768'),
+    'lumina 2': ('lumina_mgpt_2', published.LUMINA_MGPT_2, 'lumina_mgpt_2_7b'),
+    'meta': ('anole', published.META, 'anole_7b'),
+    'emu3': ('emu3', published.EMU3, 'emu3_gen_8b'),
+    'emu3-hf': ('emu3', published.EMU3_HF, 'emu3_gen_8b'),
+    'emu3 tokenizer': ('emu3_vq', published.EMU3_VQ, 'vision_tokenizer'),
+    'emu3-hf tokenizer': ('emu3_vq', published.EMU3_HF, 'vision_tokenizer'),
+    'emu3.5': ('emu3_5', published.EMU3_5, 'emu3_5_34b'),
+    'emu3.5 tokenizer': ('emu3_5_vq', published.EMU3_5_VQ, 'ibq_131072'),
+    't5': ('t5', published.FLAN_T5_XL, 'flan_t5_xl'),
+    'simplear': ('simplear', published.SIMPLEAR, 'simplear_0_5b'),
+    'liquid': ('liquid', published.LIQUID, 'liquid_7b'),
+    'glm': ('glm_image', published.GLM_IMAGE, 'glm_image_9b'),
+    'janus 1b': ('janus_pro', published.JANUS_PRO_1B, 'janus_pro_1b'),
+    'janus 7b': ('janus_pro', published.JANUS_PRO_7B, 'janus_pro_7b'),
+    'janus-hf': ('janus_pro', published.JANUS_PRO_HF, 'janus_pro_1b'),
+    'janus tokenizer': ('janus_pro_vq', published.JANUS_PRO_1B, 'vq_16'),
+    'janus-hf tokenizer': ('janus_pro_vq', published.JANUS_PRO_HF, 'vq_16'),
+    'nextstep': ('nextstep', published.NEXTSTEP_1, 'nextstep_1_512'),
+    'nextstep 1.1': ('nextstep', published.NEXTSTEP_1_1, 'nextstep_1_1_512'),
+    'nextstep tokenizer': ('nextstep_vae', published.NEXTSTEP_VAE, _NEXTSTEP_VAE),
+    'anole drafter': ('eagle_anole', published.EAGLE_CHAMELEON, 'anole'),
+    'lumina drafter': ('eagle_lumina_mgpt', published.EAGLE_CHAMELEON, 'lumina_mgpt_768'),
+    'llamagen drafter': ('eagle_llamagen', published.EAGLE_LLAMAGEN, 'llamagen_t2i_256')}
+# These files do not hold every size.
+_PARTIAL = ('llamagen drafter', 'janus tokenizer')
 _CHAMELEON = fusion_rules.CHAMELEON_SETTINGS['config.json']
 _EMU3 = fusion_rules.EMU3_SETTINGS['config.json']
 # Fields of the configs of transformers 4 and 5 and of the official repositories.
@@ -95,6 +105,11 @@ FIELDS = {
                           'swin_norm vq_config vocabulary_map pretraining_tp bias dropout'),
     'llamagen drafter': (eagle.LLAMAGEN_FIELDS, f'{_BASE} {_LLAMA} pretraining_tp qkv_bias bias '
                          'input_type caption_dim class_dropout_p rope_base dropout'),
+    'emu3.5': (fusion_rules.EMU3_5_FIELDS, 'pretraining_tp image_area img_token_id boi_token_id '
+               'eoi_token_id eol_token_id eof_token_id attention_dropout rope_scaling'),
+    'emu3.5 tokenizer': (vq.IBQ_FIELDS, 'n_embed beta use_entropy_loss cosine_similarity remap '
+                         'entropy_temperature sample_minimization_weight batch_maximization_weight '
+                         'l2_normalize resolution dropout resamp_with_conv'),
     'meta': (fusion_rules.CHAMELEON_SETTINGS['params.json']['model'].fields,
              'model_parallel_size dim n_layers n_heads n_kv_heads vocab_size ffn_dim_multiplier '
              'multiple_of norm_eps rope_theta qk_normalization swin_norm'),
@@ -107,22 +122,26 @@ def test_every_field_is_on_a_list(name):
   assert set(fields.split()) <= table.keys()
 
 
+def _settings(name, content):
+  """What a settings file with this content says."""
+  file = 'params.json' if name == 'meta' else 'config.json'
+  return rules.get(FILES[name][0]).settings({file: content})
+
+
 @pytest.mark.parametrize('name', FILES)
 def test_published_settings_are_those_of_the_published_model(name):
-  family_name, file, content, preset = FILES[name]
-  family = rules.get(family_name)
-  told = family.settings({file: content})
-  config = family.presets[preset]
+  family_name, content, preset = FILES[name]
+  family, told = rules.get(family_name), _settings(name, content)
+  config = family.presets[preset] if isinstance(preset, str) else preset
   assert told == {size: getattr(config, size) for size in told}
   assert family.needed.keys() - {'height', 'width'} <= told.keys()
-  for size in ('dim', 'norm_eps', 'rope_base', 'ch_mult'):
-    assert size in told or not hasattr(config, size) or name == 'llamagen drafter'
+  for size in ('dim', 'norm_eps', 'rope_base', 'ch_mult', 'codebook_size'):
+    assert size in told or not hasattr(config, size) or name in _PARTIAL
 
 
 def _read(name, change):
   """Reads a published settings file with some fields changed."""
-  family, file, content, _ = FILES[name]
-  return rules.get(family).settings({file: {**content, **change}})
+  return _settings(name, {**FILES[name][1], **change})
 
 
 @pytest.mark.parametrize('name', ['chameleon', 'emu3', 'anole drafter'])
@@ -184,64 +203,109 @@ def test_names_of_one_format_have_no_defaults_in_another():
   assert (told['norm_eps'], told['rope_base']) == (1e-3, 5e5)
 
 
-@pytest.mark.parametrize('name, change, message', [
-    ('chameleon', {'rope_scaling': {'type': 'linear', 'factor': 2.0}},
+_FACTOR = {'type': 'linear', 'factor': 2.0}
+
+
+@pytest.mark.parametrize('name, path, value, message', [
+    # Rotations, in every place and spelling.
+    ('chameleon', 'rope_scaling', _FACTOR,
      "config.json: rope_scaling.type is 'linear'; it must be 'default', the only rotation"),
-    ('emu3', {'rope_scaling': {'rope_type': 'yarn', 'factor': 4.0}}, "rope_type is 'yarn'"),
-    ('chameleon of transformers 5', {'rope_parameters': {'rope_theta': 1e4, 'rope_type': 'llama3'}},
+    ('emu3', 'rope_scaling', {'rope_type': 'yarn', 'factor': 4.0}, "rope_type is 'yarn'"),
+    ('chameleon of transformers 5', 'rope_parameters.rope_type', 'llama3',
      "rope_parameters.rope_type is 'llama3'"),
-    ('emu3-hf', {'text_config': {'rope_parameters': {'rope_type': 'dynamic'}}},
+    ('emu3-hf', 'text_config.rope_parameters.rope_type', 'dynamic',
      "text_config.rope_parameters.rope_type is 'dynamic'"),
-    ('anole drafter', {'rope_scaling': {'type': 'dynamic'}}, "rope_scaling.type is 'dynamic'"),
-    ('meta', {'rope_scaling': {'type': 'dynamic'}}, "params.json: rope_scaling.type is 'dynamic'"),
-    ('meta', {'model': {'use_scaled_rope': True}}, 'model.use_scaled_rope is True'),
-    ('chameleon', {'rope_scaling': 'linear'}, "rope_scaling is 'linear'; it must be an object"),
-    ('chameleon', {'rope_parameters': {'rope_theta': 3e4}},
+    ('anole drafter', 'rope_scaling', _FACTOR, "rope_scaling.type is 'linear'"),
+    ('janus 7b', 'language_config.rope_scaling', _FACTOR, "type is 'linear'"),
+    ('emu3.5', 'rope_scaling', _FACTOR, "type is 'linear'"),
+    ('glm', 'text_config.rope_parameters.rope_type', 'yarn', "rope_type is 'yarn'; it must be"),
+    ('glm', 'text_config.rope_scaling', _FACTOR, 'rope_scaling is .*it must be left out'),
+    ('glm', 'text_config.partial_rotary_factor', 0.5, 'factor is 0.5; it must be left out'),
+    ('meta', 'rope_scaling', {'type': 'dynamic'}, "params.json: rope_scaling.type is 'dynamic'"),
+    ('meta', 'model', {'use_scaled_rope': True}, 'model.use_scaled_rope is True'),
+    ('chameleon', 'rope_scaling', 'linear', "rope_scaling is 'linear'; it must be an object"),
+    ('chameleon', 'rope_parameters', {'rope_theta': 3e4},
      'rope_parameters.rope_theta is 30000.0, but another field is 10000.0'),
-    ('chameleon', {'rope_parameters': {'full_attention': {'rope_theta': 1e4}}},
+    ('chameleon', 'rope_parameters', {'full_attention': {'rope_theta': 1e4}},
      'rope_parameters.full_attention is .*; no published model has the field'),
-    ('emu3', {'partial_rotary_factor': 0.5}, 'partial_rotary_factor is 0.5; it must be 1'),
-    ('chameleon', {'hidden_act': 'gelu'}, "hidden_act is 'gelu'; it must be 'silu' or 'swish'"),
-    ('emu3', {'attention_bias': True}, 'attention_bias is True; it must be False'),
-    ('emu3', {'mlp_bias': True}, 'mlp_bias is True'),
-    ('emu3', {'sliding_window': 4096}, 'sliding_window is 4096; no published model has the field'),
-    ('emu3', {'quantization_config': {'bits': 4}}, 'quantization_config is .* must be left out'),
-    ('emu3', {'pruned_heads': {'0': [1]}}, 'pruned_heads is'),
-    ('emu3', {'eol_token_id': 3}, 'eol_token_id is 3; it must be 151846'),
-    ('emu3', {'model_type': 'llama'}, "model_type is 'llama'; it must be 'Emu3' or 'emu3'"),
-    ('emu3', {'hidden_size': '4096'}, "hidden_size is '4096'; it must be a whole number"),
-    ('emu3', {'rms_norm_eps': True}, 'rms_norm_eps is True; it must be a number'),
-    ('chameleon', {'swin_norm': 1}, 'swin_norm is 1; it must be true or false'),
-    ('chameleon', {'eoi_token_id': 8195}, 'eoi_token_id is 8195'),
-    ('chameleon', {'vocabulary_map': {'IMGIMGAZ': 5, 'IMGIMGBZ': 6}},
+    ('emu3', 'partial_rotary_factor', 0.5, 'partial_rotary_factor is 0.5; it must be 1'),
+    # Kinds of layers.
+    ('chameleon', 'hidden_act', 'gelu', "hidden_act is 'gelu'; it must be 'silu' or 'swish'"),
+    ('glm', 'text_config.hidden_act', 'gelu', "hidden_act is 'gelu'"),
+    ('t5', 'dense_act_fn', 'tanh', "dense_act_fn is 'tanh'; it must be 'gelu_new'"),
+    ('t5', 'feed_forward_proj', 'relu', "is 'relu'; it must be 'gated-gelu', as in Flan-T5"),
+    ('liquid', 'hidden_act', 'silu', "'silu'; it must be 'gelu' or 'gelu_pytorch_tanh'"),
+    ('liquid', 'hidden_activation', 'gelu', "hidden_activation is 'gelu'"),
+    ('liquid', 'use_bidirectional_attention', True, 'use_bidirectional_attention is True'),
+    ('emu3', 'attention_bias', True, 'attention_bias is True; it must be False'),
+    ('lumina drafter', 'bias', False, 'bias is False'),
+    ('llamagen drafter', 'qkv_bias', True, 'qkv_bias is True'),
+    ('simplear', 'use_sliding_window', True, 'use_sliding_window is True'),
+    ('simplear', 'use_mrope', True, 'use_mrope is True; it must be False'),
+    ('simplear', 'layer_types', ['full_attention', 'sliding_attention'], 'layer_types is .*must'),
+    ('nextstep', 'attention_bias', False, 'attention_bias is False; it must be True'),
+    ('nextstep', 'attention_bias', None, 'attention_bias is absent, which means False; it must be'),
+    # Its default is `attention_bias`.
+    ('nextstep 1.1', 'o_attention_bias', None, 'o_attention_bias is absent, which means True;'),
+    ('nextstep', 'o_attention_bias', True, 'o_attention_bias is True; it must be False'),
+    ('nextstep', 'use_gen_pos_embed', True, 'use_gen_pos_embed is True; it must be False'),
+    ('nextstep 1.1', 'genloss_net_arch', 'attn', "genloss_net_arch is 'attn'"),
+    ('nextstep 1.1', 'image_encoder_name', 'siglip', "is 'siglip'; it must be left"),
+    ('nextstep tokenizer', 'psz', 2, 'psz is 2; it must be 1'),
+    ('janus 7b', 'gen_aligner_config.params.depth', 3, 'depth is 3; it must be 2'),
+    ('janus 1b', 'gen_aligner_config.params.depth', None, 'depth is absent, which means 1; it'),
+    ('janus 7b', 'gen_head_config.cls', 'linear_head', "gen_head_config.cls is 'linear_head'"),
+    ('janus-hf', 'vision_config.image_size', 512, 'image_size is 512; it must be 384'),
+    ('janus-hf', 'vq_config.num_patches', None, 'num_patches is absent, which means 32;'),
+    ('janus tokenizer', 'gen_vision_config.cls', 'VQ-8', "cls is 'VQ-8'"),
+    ('janus-hf tokenizer', 'vq_config.double_latent', True, 'double_latent is True; it must be'),
+    ('emu3 tokenizer', 'temporal_downsample_factor', 2, 'temporal_downsample_factor is 2'),
+    ('emu3-hf tokenizer', 'vq_config.num_attention_heads', 2, 'vq_config.num_attention_heads is 2'),
+    ('emu3.5 tokenizer', 'l2_normalize', True, 'l2_normalize is True; it must be False'),
+    ('emu3.5 tokenizer', 'remap', 'used.npy', "remap is 'used.npy'; it must be left out"),
+    # Other networks, tokens and quantised weights.
+    ('emu3', 'model_type', 'llama', "model_type is 'llama'; it must be 'Emu3' or 'emu3'"),
+    ('emu3.5', 'model_type', 'emu3_text_model', "'emu3_text_model'; it must be 'Emu3'"),
+    ('emu3.5 tokenizer', 'model_type', 'Emu3VisionVQ', "it must be 'Emu3p5VisionVQ'"),
+    ('t5', 'model_type', 'umt5', "model_type is 'umt5'; it must be 't5'"),
+    ('simplear', 'model_type', 'qwen3', "model_type is 'qwen3'; it must be 'qwen2'"),
+    ('janus 7b', 'model_type', 'janus_flow', "model_type is 'janus_flow'"),
+    ('nextstep', 'model_type', 'llama', "model_type is 'llama'"),
+    ('glm', 'text_config.model_type', 'glm4', "model_type is 'glm4'; it must be 'glm_image_text'"),
+    ('glm', 'vision_config.model_type', 'siglip', "model_type is 'siglip'"),
+    ('emu3', 'quantization_config', {'bits': 4}, 'quantization_config is .* must be left out'),
+    ('glm', 'text_config.quantization_config', {'bits': 4}, 'convert the weights before they were'),
+    ('emu3', 'pruned_heads', {'0': [1]}, 'pruned_heads is'),
+    ('emu3', 'eol_token_id', 3, 'eol_token_id is 3; it must be 151846'),
+    ('chameleon', 'eoi_token_id', 8195, 'eoi_token_id is 8195'),
+    ('nextstep', 'boi', 5, 'boi is 5; it must be 151667'),
+    ('chameleon', 'vocabulary_map', {'IMGIMGAZ': 5, 'IMGIMGBZ': 6},
      'vocabulary_map is a vocabulary with 2 image tokens from 5 to 6; they must be 4 to 8195'),
-    ('chameleon', {'vocabulary_map': ['IMGIMGAZ']}, 'must contain ids of tokens by name'),
-    ('emu3-hf', {'vocabulary_map': {
-        f'<|visual token {code:06}|>': 151854 + (code ^ 1) for code in range(32768)}},
+    ('chameleon', 'vocabulary_map', ['IMGIMGAZ'], 'must contain ids of tokens by name'),
+    ('emu3-hf', 'vocabulary_map', {
+        f'<|visual token {code:06}|>': 151854 + (code ^ 1) for code in range(32768)},
      'must be 151854 to 184621 in their order'),
-    ('emu3 tokenizer', {'temporal_downsample_factor': 2}, 'temporal_downsample_factor is 2'),
-    ('emu3 tokenizer', {'double_z': True}, 'double_z is True'),
-    ('emu3 tokenizer', {'ch_mult': [1, 'x']}, 'ch_mult is .* must be a list of whole numbers'),
-    ('emu3-hf tokenizer', {'vq_config': {'num_attention_heads': 2}},
-     'vq_config.num_attention_heads is 2'),
-    ('t5', {'dense_act_fn': 'tanh'}, "dense_act_fn is 'tanh'; it must be 'gelu_new'"),
-    ('t5', {'feed_forward_proj': 'relu'}, "is 'relu'; it must be 'gated-gelu', as in Flan-T5"),
-    ('t5', {'model_type': 'umt5'}, "model_type is 'umt5'; it must be 't5'"),
-    ('llamagen drafter', {'hidden_act': 'relu'}, "hidden_act is 'relu'"),
-    ('llamagen drafter', {'qkv_bias': True}, 'qkv_bias is True'),
-    ('llamagen drafter', {'input_type': 't2v'}, "input_type is 't2v'; it must be one of c2i, t2i"),
-    ('lumina drafter', {'bias': False}, 'bias is False'),
-    ('simplear', {'use_sliding_window': True}, 'use_sliding_window is True'),
-    ('simplear', {'use_mrope': True}, 'use_mrope is True; it must be False'),
-    ('simplear', {'layer_types': ['full_attention', 'sliding_attention']}, 'layer_types is .*must'),
-    ('simplear', {'model_type': 'qwen3'}, "model_type is 'qwen3'; it must be 'qwen2'"),
-    ('liquid', {'hidden_act': 'silu'}, "'silu'; it must be 'gelu' or 'gelu_pytorch_tanh'"),
-    ('liquid', {'hidden_activation': 'gelu'}, "hidden_activation is 'gelu'"),
-    ('liquid', {'use_bidirectional_attention': True}, 'use_bidirectional_attention is True'),
-    ('liquid', {'query_pre_attn_scalar': 256}, 'no published model has the field')])
-def test_settings_that_cannot_be_converted_are_named(name, change, message):
+    ('llamagen drafter', 'input_type', 't2v', "input_type is 't2v'; it must be one of c2i, t2i"),
+    # Types, contradictions, and fields that nobody knows.
+    ('emu3', 'hidden_size', '4096', "hidden_size is '4096'; it must be a whole number"),
+    ('nextstep 1.1', 'patch_size', 2.0, 'patch_size is 2.0; it must be a whole number'),
+    ('emu3', 'rms_norm_eps', True, 'rms_norm_eps is True; it must be a number'),
+    ('chameleon', 'swin_norm', 1, 'swin_norm is 1; it must be true or false'),
+    ('emu3 tokenizer', 'ch_mult', [1, 'x'], 'ch_mult is .* must be a list of whole numbers'),
+    ('nextstep', 'genloss_width', 8, 'genloss_width is 8, but another field is 1536'),
+    ('nextstep tokenizer', 'out_ch', 4, 'another field is 3'),
+    ('janus 7b', 'gen_vision_config.params.image_token_size', 8192, 'another field is'),
+    ('emu3', 'sliding_window', 4096, 'sliding_window is 4096; no published model has the field'),
+    ('liquid', 'query_pre_attn_scalar', 256, 'no published model has the field'),
+    ('janus 7b', 'language_config.layers', 3, 'layers is 3; no published model has the field'),
+    ('janus-hf tokenizer', 'vq_config.norm', 'x', "vq_config.norm is 'x'; no published model"),
+    ('glm', 'vq_config.beta', 0.5, 'beta is 0.5; no published model has the field'),
+    ('nextstep', 'head_type', 'x', "head_type is 'x'; no published model has the field"),
+    ('emu3.5', 'text_config', {}, 'text_config is {}; no published model has the field'),
+    ('emu3.5 tokenizer', 'ddconfig', {}, 'ddconfig is {}; no published model has the field')])
+def test_settings_that_cannot_be_converted_are_named(name, path, value, message):
   with pytest.raises(rules.ConversionError, match=message):
-    _read(name, change)
+    _settings(name, published.changed(FILES[name][1], path, value))
 
 
 def test_all_that_is_wrong_is_in_one_message_with_the_way_out():
@@ -257,24 +321,10 @@ def test_names_of_programs_and_null_do_not_matter():
   assert _read('emu3', {'_a': 3, 'sliding_window': None}) == _read('emu3', {})
 
 
-CONFIG = dataclasses.replace(
-    early_fusion.PRESETS['anole_7b'], height=2, width=3, dim=16, num_layers=1, num_heads=2,
-    num_kv_heads=1, ffn_dim=8)
-
-
 @pytest.fixture
 def save(tmp_path):
   """Saves the weights of a tiny network, without some, and a settings file if there is one."""
-  def run(family, config, settings=None, without=()):
-    shapes = convert.published_shapes(rules.get(family), config)
-    tensors = {name: tensor for name, tensor in weights.weights(shapes, 3).items()
-               if name not in without}
-    safetensors.numpy.save_file(tensors, tmp_path / 'model.safetensors')
-    if settings is not None:
-      (tmp_path / 'config.json').write_text(json.dumps(settings))
-    return tmp_path / 'model.safetensors'
-
-  return run
+  return functools.partial(small.save, tmp_path)
 
 
 def _config(family, source, **options):
@@ -282,17 +332,14 @@ def _config(family, source, **options):
 
 
 @pytest.mark.parametrize('family, config, options, message', [
-    ('anole', CONFIG, {}, r'norm_eps, rope_base, swin_norm cannot be inferred .* a transformer '
-     r'like anole_7b, .* config.json of the published models contains \{"rms_norm_eps": 1e-05, '
-     r'"rope_theta": 10000.0, "swin_norm": false\}. Or specify model, if it is one of: anole_7b'),
-    ('lumina_mgpt', dataclasses.replace(CONFIG, row_end=8803, image_ends=(8196,)), {'width': 3},
-     'swin_norm, height cannot be inferred .* Specify --height=ROWS'),
-    ('emu3', dataclasses.replace(early_fusion.PRESETS['emu3_gen_8b'], dim=16, num_layers=1,
-                                 num_heads=2,
-                                 num_kv_heads=1, ffn_dim=8), {'num_heads': 2},
-     'norm_eps, rope_base cannot be inferred .*"rope_theta": 1000000.0'),
-    ('t5', t5_model.T5Config(vocab_size=9, dim=8, num_layers=1, num_heads=2, head_dim=4, ffn_dim=8),
-     {}, 'norm_eps, max_distance cannot be inferred .*max_distance": 128')])
+    ('anole', small.ANOLE, {}, r'norm_eps, rope_base, swin_norm cannot be inferred .* a '
+     r'transformer like anole_7b, .* config.json of the published models contains '
+     r'\{"rms_norm_eps": 1e-05, "rope_theta": 10000.0, "swin_norm": false\}. Or specify model, if '
+     'it is one of: anole_7b'),
+    ('lumina_mgpt', dataclasses.replace(small.ANOLE, row_end=8803, image_ends=(8196,)),
+     {'width': 3}, 'swin_norm, height cannot be inferred .* Specify --height=ROWS'),
+    ('emu3', small.EMU3, {'num_heads': 2},
+     'norm_eps, rope_base cannot be inferred .*"rope_theta": 1000000.0')])
 def test_sizes_that_cannot_be_inferred_are_required(save, family, config, options, message):
   with pytest.raises(rules.ConversionError, match=message):
     _config(family, save(family, config), **options)
@@ -310,24 +357,25 @@ def test_heads_are_not_assumed_where_the_class_has_another_default():
 
 def test_answers_determine_the_config(save):
   """The answers to what is asked for, and the number of heads, which norms have."""
-  source = save('anole', CONFIG, {'rms_norm_eps': 1e-3, 'rope_theta': 500.0, 'swin_norm': True})
+  source = save('anole', small.ANOLE, {
+      'rms_norm_eps': 1e-3, 'rope_theta': 500.0, 'swin_norm': True})
   result = _config('anole', source, height=2, width=3)
-  assert result == dataclasses.replace(CONFIG, norm_eps=1e-3, rope_base=500.0, swin_norm=True)
+  assert result == dataclasses.replace(small.ANOLE, norm_eps=1e-3, rope_base=500.0, swin_norm=True)
 
 
 @pytest.mark.parametrize('change, message', [
     ({'vocab_size': 65537}, 'vocab_size is 65537, the model has 65536'),
     ({'head_dim': 16}, 'head_dim is 16, the model has 8'),
-    ({'intermediate_size': 9}, 'ffn_dim is 9, the model has 8'),
+    ({'intermediate_size': 9}, 'ffn_dim is 9, the model has 24'),
     ({'num_attention_heads': 4}, 'num_kv_heads|mis-shaped')])
 def test_sizes_that_are_not_those_of_the_weights(save, change, message):
   with pytest.raises(rules.ConversionError, match=message):
-    _config('anole', save('anole', CONFIG, {'num_attention_heads': 2, **change}), height=2, width=3)
+    _config('anole', save('anole', small.ANOLE, {'num_attention_heads': 2, **change}))
 
 
 @pytest.mark.parametrize('settings', [None, {'tie_word_embeddings': True}])
 def test_tied_weights_are_said(save, settings):
-  source = save('anole', CONFIG, settings, without=('lm_head.weight',))
+  source = save('anole', small.ANOLE, settings, without=('lm_head.weight',))
   with pytest.raises(rules.ConversionError, match='no lm_head.weight. If its weights are tied '
                      r'.*model.embed_tokens.weight .* save that a second time as lm_head.weight'):
     _config('anole', source)
@@ -335,7 +383,7 @@ def test_tied_weights_are_said(save, settings):
 
 def test_an_output_matrix_in_the_file_is_used_whatever_the_settings_call_it(save):
   settings = {'rms_norm_eps': 1e-5, 'tie_word_embeddings': True}
-  assert _config('anole', save('anole', CONFIG, settings), height=2, width=3) == CONFIG
+  assert _config('anole', save('anole', small.ANOLE, settings), height=2, width=3) == small.ANOLE
 
 
 @pytest.mark.parametrize('content', [
@@ -418,11 +466,12 @@ def test_names_of_transformers_are_read(prefix):
   assert made['encoder']['mid']['attn_0']['query']['kernel'].shape == (128, 128)
 
 
-@pytest.mark.slow
-def test_the_tokenizer_file_of_transformers_is_refused_for_emu3(tmp_path):
+@pytest.mark.parametrize('form, place', [
+    ('emu3', 'BAAI/Emu3-Gen'), ('emu3_5', 'src/tokenizer_emu3_ibq of')])
+def test_the_tokenizer_file_of_transformers_is_refused_for_emu3(tmp_path, form, place):
   (tmp_path / 'tokenizer.json').write_text('{"model": {}}')
-  with pytest.raises(ValueError, match='read from emu3.tiktoken, which BAAI/Emu3-Gen'):
-    convert.convert_file('emu3_text', tmp_path / 'tokenizer.json', tmp_path / 'out')
+  with pytest.raises(ValueError, match=f'read from emu3.tiktoken, which {place}'):
+    convert.convert_file(f'{form}_text', tmp_path / 'tokenizer.json', tmp_path / 'out')
 
 
 @pytest.mark.parametrize('wrappers', [

@@ -25,7 +25,6 @@ import numpy as np
 import published
 import pytest
 
-from checkpoints_conversion.rules import eagle as eagle_rules
 from cspd_jax.decoding.drafters.correctors import corrected_features
 from cspd_jax.models import causal, eagle, ends, transformer
 from tests.marks import representative
@@ -291,24 +290,3 @@ def test_layers_are_registered_once():
   eagle.register('llamagen', eagle.LAYERS['llamagen'])
   with pytest.raises(ValueError, match="EAGLE layer is 'llamagen', which is registered with Layer"):
     eagle.register('llamagen', eagle.Layer())
-
-
-def test_published_sizes():
-  assert {name: (c.num_tokens, c.row_width, c.head_dim)
-          for name, c in eagle_rules.PRESETS.items()} == {
-      'llamagen_t2i_256': (256, 16, 64), 'llamagen_t2i_512': (1024, 32, 64),
-      'anole': (1024, 32, 128), 'lumina_mgpt_768': (2353, 49, 128)}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('options, message', [
-    (dict(family='emu'), "family is 'emu'; it must be one of llamagen, chameleon"),
-    (dict(ffn_dim=0), 'ffn_dim is 0'),
-    (dict(dim=90, num_heads=3), 'dim is 90 with num_heads 3; it must be a multiple of 4'),
-    (dict(num_kv_heads=3), 'num_kv_heads is 3'),
-    (dict(row_width=15), 'num_tokens is 256; it must be a multiple of row_width'),
-    (dict(correction_dim=-1), 'correction_dim is -1; it must be a whole number from 0'),
-])
-def test_impossible_sizes_are_refused(options, message):
-  with pytest.raises(ValueError, match=message):
-    eagle.EagleConfig(**options)

@@ -1,4 +1,4 @@
-"""Early fusion: agreement with transformers, windows and trees, the grammar, the vocabulary.
+"""Early fusion: agreement with the official modules, windows, trees, grammar and vocabulary.
 
 `tests/data/early_fusion.npz` was recorded in float32 from the models that transformers 5.23 has,
 with the weights of `published.py`, at the sizes below: `chameleon` from
@@ -9,26 +9,28 @@ first 0, 5 and 9 are padding, then codes `integers(0, 48, (3, 8, 8))` plus the f
 tokens of the grammar where they belong. Positions count what is not padding. The arrays hold the
 logits of the codes, `[3, T, 48]`, from the prompt's last token on; Chameleon's own mask of image
 tokens was left out.
+
+`logits` `[2, 3, 72, 48]` in `emu3_5.npz` was recorded like these from `Emu3ForCausalLM` of
+baaivision/Emu3.5 (commit 8fcf1da, transformers 4.48.2), weight seed 71, but that both streams have
+prompts of their own, `integers(0, 96, (2, 3, 12))`, of which the first `PADDING_OF_STREAMS` are
+padding.
 """
 
 import dataclasses
-import gzip
-import json
-import pathlib
-import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import published
 import pytest
 
 import cspd_jax
 from checkpoints_conversion import convert, rules
+from cspd_jax.decoding.tree import chain
 from cspd_jax.files import store
 from cspd_jax.models import causal, early_fusion
 from cspd_jax.testing import check_target
 from tests.marks import representative
+from tests.models import published
 
 _sizes = dict(height=8, width=8, vocab_size=96, num_codes=48, dim=64, num_layers=2, num_heads=4,
               ffn_dim=96)
@@ -41,9 +43,12 @@ CASES = {
     'emu3': (early_fusion.EarlyFusionConfig(
         first_code=40, row_end=30, image_ends=(31, 33, 32), num_kv_heads=2, qk_norm=False,
         rope_base=1e6, **_sizes), 'emu3', 25),
+    'emu3_5': (early_fusion.EarlyFusionConfig(
+        first_code=40, row_end=30, ends_last_row=False, image_ends=(33,), num_kv_heads=2,
+        attention_dim=96, qk_norm=False, qk_rms_norm=True, rope_base=1e6, **_sizes), 'emu3_5', 71),
 }
-MANIFESTS = pathlib.Path(__file__).parent.parent / 'data' / 'manifests'
 PADDING = np.array([0, 5, 9])
+PADDING_OF_STREAMS = np.array([PADDING, [7, 0, 3]])
 
 
 @pytest.fixture(autouse=True)
@@ -53,41 +58,78 @@ def _precise():
 
 
 def _case(name):
-  """Config, parameters, prompts of two equal streams and images, in this library's tokens."""
+  """Config, parameters, prompts of both streams, tokens of this library, and recorded logits."""
   config, family, seed = CASES[name]
-  rng = np.random.default_rng(seed + 1)
-  place = np.argsort(early_fusion.order(config))
-  prompts = place[rng.integers(0, 96, (3, 12))]
-  tokens = np.asarray(early_fusion.forced(config, jnp.arange(config.num_tokens)))
-  tokens = np.tile(tokens, (3, 1))
-  tokens[tokens < 0] = rng.integers(0, 48, (3, 8, 8)).reshape(-1)
-  visible = np.arange(12) >= PADDING[:, None]
-  condition = causal.Prompt(*(jnp.asarray(np.stack([part] * 2, axis=1))
-                              for part in (prompts, visible)))
-  return config, published.params(family, config, seed), condition, jnp.asarray(tokens)
+  rng, both = np.random.default_rng(seed + 1), name == 'emu3_5'
+  prompts = np.argsort(early_fusion.order(config))[rng.integers(0, 96, (2, 3, 12)[not both:])]
+  padding = PADDING_OF_STREAMS if both else PADDING
+  condition = causal.Prompt(*(
+      jnp.asarray(np.broadcast_to(part, (2, 3, 12)).swapaxes(0, 1))
+      for part in (prompts, np.arange(12) >= padding[..., None])))
+  tokens = early_fusion.with_grammar(config, rng.integers(0, 48, (3, 64)))
+  want = published.recorded('emu3_5')['logits'] if both else np.stack(
+      [published.recorded('early_fusion')[name]] * 2)
+  return config, published.params(family, config, seed), condition, jnp.asarray(tokens), want
 
 
-@pytest.mark.verifies('parity', 'lumina_mgpt', 'anole', 'emu3')
+@pytest.mark.verifies('parity', 'lumina_mgpt', 'anole', 'emu3', 'emu3_5')
 @pytest.mark.parametrize('name', CASES)
-def test_logits_agree_with_transformers(name):
-  config, params, condition, tokens = _case(name)
-  want = published.recorded('early_fusion')[name]
-  logits, _ = jax.jit(early_fusion.logits_and_features, static_argnums=1)(
-      params, config, condition, tokens, np.array([False, True, False]))
-  assert want.shape[1] == config.num_tokens >= 64
-  np.testing.assert_allclose(logits[..., :48], want, atol=3e-4)
+def test_logits_agree_with_the_official_modules(name):
+  config, params, condition, tokens, want = _case(name)
+  run = jax.jit(early_fusion.logits_and_features, static_argnums=1)
+  assert want.shape[2] == config.num_tokens >= 64
+  for stream in range(2):
+    logits, _ = run(params, config, condition, tokens, np.full(3, bool(stream)))
+    np.testing.assert_allclose(
+        logits[..., :48], want[stream], atol=3e-5 if name == 'emu3_5' else 3e-4)
   assert logits.shape[-1] == 48 + len(config.ends) and np.all(logits[..., 48:] < -1e29)
+
+
+@pytest.mark.parametrize('name', representative(CASES, 'emu3_5'))
+def test_windows_on_the_cache_agree(name):
+  """With a batch that is padded further, whose slots are seen by none."""
+  config, params, condition, tokens, want = _case(name)
+  padded = causal.Prompt(*(np.pad(x, ((0, 0), (0, 0), (3, 0))) for x in condition))
+  target = early_fusion.target(config, guided=True)
+  logits, _, cache = jax.jit(target.prefill, static_argnums=2)(params, padded, 90)
+  np.testing.assert_allclose(logits[..., :48], want[:, :, 0], atol=3e-4)
+  score = jax.jit(target.score, static_argnums=4)
+  for start in range(0, config.num_tokens - 1, 12):
+    window = np.pad(tokens, ((0, 0), (0, 12)))[:, start:start + 12]
+    logits, _, cache = score(params, cache, jnp.asarray(window), jnp.full(3, start), chain(11))
+    part = want[:, :, start + 1:start + 13]
+    np.testing.assert_allclose(logits[:, :, :part.shape[2], :48], part, atol=3e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', representative(CASES, 'emu3'))
 def test_windows_trees_and_commit(name):
-  config, params, condition, _ = _case(name)
+  config, params, condition, *_ = _case(name)
   config = dataclasses.replace(config, height=3, width=3)
   check_target(
       early_fusion.target(config, guided=True), params, condition,
       logits=lambda params, condition, tokens: early_fusion.logits_and_features(
           params, config, condition, tokens, jnp.zeros(len(tokens), bool))[0])
+
+
+def test_logits_agree_with_qwen3_of_transformers():
+  """Its layers are those of Emu3.5, and the names of its tensors too."""
+  transformers, torch = pytest.importorskip('transformers'), pytest.importorskip('torch')
+  network = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(
+      vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
+      num_attention_heads=4, num_key_value_heads=2, head_dim=24, rms_norm_eps=1e-5,
+      rope_parameters={'rope_type': 'default', 'rope_theta': 1e6}, tie_word_embeddings=False))
+  config, params, condition, tokens, _ = _case('emu3_5')
+  weights = published.weights(convert.published_shapes(rules.get('emu3_5'), config), 71)
+  network.load_state_dict({name: torch.from_numpy(x) for name, x in weights.items()})
+  row = slice(0, 1)  # Without padding.
+  order = early_fusion.order(config)
+  ids = order[np.concatenate([condition.tokens[row, 0], tokens[row, :-1]], axis=1)]
+  with torch.no_grad():
+    want = network.eval()(torch.from_numpy(ids)).logits[:, 11:, 40:88].numpy()
+  logits, _ = early_fusion.logits_and_features(
+      params, config, jax.tree.map(lambda x: x[row], condition), tokens[row], np.zeros(1, bool))
+  np.testing.assert_allclose(logits[..., :48], want, atol=3e-5)
 
 
 @pytest.mark.slow
@@ -103,6 +145,8 @@ def test_where_the_grammar_forces_what():
   assert anole.num_tokens == 6 and early_fusion.target(anole, guided=True).forced is None
   tokens = jnp.array([[5, 6, 7, 8192, 1, 2, 3, 8192, 8193]])
   assert early_fusion.codes(lumina, tokens).tolist() == [[5, 6, 7, 1, 2, 3]]
+  emu3_5 = dataclasses.replace(early_fusion.PRESETS['emu3_5_34b'], height=2, width=3)
+  assert at(emu3_5, 9) == [-1, -1, -1, 131072, -1, -1, -1, 131073, 131073]
 
 
 def test_published_images_and_ids():
@@ -117,19 +161,10 @@ def test_published_images_and_ids():
   assert order[16383:16387].tolist() == [171383, 151670, 151666, 0]
   order = early_fusion.order(early_fusion.PRESETS['emu3_gen_8b'])
   assert order[32767:32773].tolist() == [184621, 151846, 151847, 151853, 151850, 0]
+  order = early_fusion.order(early_fusion.PRESETS['emu3_5_34b'])
+  assert order[131070:131075].tolist() == [282924, 282925, 151846, 151853, 0]
   for config in early_fusion.PRESETS.values():
     np.testing.assert_array_equal(np.sort(early_fusion.order(config)), np.arange(config.vocab_size))
-
-
-@pytest.mark.parametrize('changes, message', [
-    (dict(dim=65), 'dim is 65 with num_heads 4; it must be a multiple of 2'),
-    (dict(first_code=60), 'first_code is 60 with 48 codes; they must lie within the 96'),
-    (dict(row_end=10), 'must be different tokens of the vocabulary and not codes'),
-    (dict(row_end=60, image_ends=(60,)), 'must be different'), (dict(row_end=96), 'must be diff'),
-    (dict(num_codes=0), 'num_codes is 0'), (dict(num_kv_heads=3), 'num_kv_heads is 3')])
-def test_impossible_sizes_are_refused(changes, message):
-  with pytest.raises(ValueError, match=message):
-    early_fusion.EarlyFusionConfig(**{**_sizes, **changes})
 
 
 @pytest.fixture(scope='module')
@@ -176,35 +211,3 @@ def test_decoders_keep_the_grammar_and_the_images(model, decoder):
 def test_prompts_that_cannot_be(model, prompts, message):
   with pytest.raises(ValueError, match=message):
     model.generate(prompts, guidance_scale=2.0, decoder='vanilla')
-
-
-def test_conversion_inverts_and_infers():
-  for name, (config, family, seed) in CASES.items():
-    file = rules.FAMILIES[family]
-    shapes = convert.published_shapes(file, config)
-    drawn = published.weights(shapes, seed)
-    params = convert.convert(file, config, drawn)
-    again = convert.publish(file, config, params)
-    first, last = config.first_code, config.first_code + config.num_codes
-    for key, value in drawn.items():
-      kept = slice(first, last) if key == 'lm_head.weight' else slice(None)
-      np.testing.assert_array_equal(again[key][kept], value[kept], err_msg=f'{name} {key}')
-  config, _, seed = CASES['emu3']
-  with pytest.raises(ValueError, match='has 96 tokens; a transformer like emu3_gen_8b has'):
-    rules.FAMILIES['emu3'].infer(convert.published_shapes(rules.FAMILIES['emu3'], config), {})
-
-
-@pytest.mark.slow
-@pytest.mark.verifies('shapes', 'lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3')
-@pytest.mark.parametrize('family', ['lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3'])
-def test_published_tensors_are_exactly_those_of_the_model(family):
-  file, path = rules.FAMILIES[family], MANIFESTS / f'early_fusion_{family}.json.gz'
-  shapes = {name: tuple(shape) for name, shape in json.loads(
-      gzip.decompress(path.read_bytes()))['tensors'].items()}
-  config = next(iter(file.presets.values()))
-  expected = {name: shape for name, shape in shapes.items()
-              if not re.fullmatch(file.leftovers, name)}
-  assert convert.published_shapes(file, config) == expected
-  assert file.infer(shapes, {}) == config
-  wide = file.infer(shapes, {'height': 30, 'width': 40})
-  assert (wide.height, wide.width, wide.dim) == (30, 40, config.dim)

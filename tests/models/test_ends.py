@@ -40,7 +40,7 @@ def test_the_transformers_own_ends_are_its_tables():
 
 def test_a_transformer_without_tables_has_no_parameters_for_them():
   sizes = dataclasses.replace(NO_HEAD, vocab_size=0)
-  params = _init(sizes)
+  params = jax.eval_shape(lambda: _init(sizes))
   assert params['transformer'].keys() == {'layers_0', 'layers_1', 'norm'}
   assert ends.first_layers(params, 0)['transformer'].keys() == {'norm'}
   with pytest.raises(ValueError, match='no table of tokens .vocab_size is 0'):

@@ -22,7 +22,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from checkpoints_conversion import convert, rules
 from cspd_jax.decoding.tree import chain
 from cspd_jax.models import glm_image
 from cspd_jax.models.conditions import Prompt
@@ -184,25 +183,3 @@ def test_cells_of_the_large_grid_have_a_token_of_the_small_one():
       glm_image.small_cells(whole, jnp.arange(whole.num_tokens)))[None])
   assert large[0, 31, 31] == 255 and large[0, 6, 9] == 3 * 16 + 4
   assert sorted(np.unique(large, return_counts=True)[1]) == [4] * 256
-
-
-@pytest.mark.parametrize('changes, message', [
-    (dict(height=1, width=17, small_side=4), 'small grid of an image this narrow has 0x16 tokens'),
-    (dict(image_end=30), 'num_codes is 40, image_end 30, output_size 48 and vocab_size 96; the'),
-    (dict(output_size=97), 'these must lie within the vocabulary'),
-    (dict(sections=(1, 1)), r'sections is \(1, 1\); it must be three numbers of pairs'),
-    (dict(sections=(4, 4, 4)), 'of the 8 of a head'),
-    (dict(small_side=0), 'small_side')])
-def test_sizes_that_are_refused(changes, message):
-  with pytest.raises(ValueError, match=message):
-    dataclasses.replace(CONFIG, **changes)
-
-
-def test_rules_are_exactly_undone():
-  """But for the outputs that are no codes, which are not kept."""
-  file = rules.get('glm_image')
-  drawn = published.weights(convert.published_shapes(file, CONFIG), SEED)
-  again = convert.publish(file, CONFIG, convert.convert(file, CONFIG, drawn))
-  for name, value in drawn.items():
-    kept = slice(40) if name == 'lm_head.weight' else slice(None)
-    np.testing.assert_array_equal(again[name][kept], value[kept], err_msg=name)

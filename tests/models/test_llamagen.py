@@ -20,6 +20,7 @@ import pytest
 
 from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.models import decoder_only, llamagen
+from cspd_jax.testing import check_target
 
 C2I = llamagen.LlamaGenConfig(
     height=10, width=10, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=192,
@@ -35,7 +36,6 @@ _logits = jax.jit(
 _TARGETS = {(config, guided): llamagen.target(config, guided=guided)
             for config in (C2I, T2I) for guided in (False, True)}
 _PREFILL = {key: jax.jit(target.prefill, static_argnums=2) for key, target in _TARGETS.items()}
-_SCORE = {key: jax.jit(target.score, static_argnums=4) for key, target in _TARGETS.items()}
 
 
 @pytest.fixture(autouse=True)
@@ -106,80 +106,15 @@ def test_text_logits_agree_with_the_official_model(run):
   np.testing.assert_allclose(guided, expected['t2i_guided'], atol=3e-4, rtol=0)
 
 
-TREES = {
-    'chain': tree_lib.chain(6),
-    'paths': tree_lib.paths(3, 2, 8),
-    'caterpillar': tree_lib.caterpillar(3, 2, 8),
-    'kary': tree_lib.kary(2, 4, 14),
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize('name', TREES)
-def test_windows_with_tree_masks_repeat_the_full_forward(case, name):
-  config, params, condition, tokens = case
-  tree, batch = TREES[name], tokens.shape[0]
-  start = np.array([config.num_tokens - 20, 17, 30])[:batch]
-  score = _SCORE[config, True]
-  _, _, cache = _PREFILL[config, True](params, condition, config.num_tokens + 15)
-
-  # Fill the committed slots in one window, then draft tokens that are not the image's own.
-  filled = tree_lib.chain(config.num_tokens - 1)
-  _, _, cache = score(params, cache, tokens, jnp.zeros((batch,), int), filled)
-  drafts = np.random.default_rng(7).integers(0, 48, (batch, tree.num_nodes + 1))
-  drafts[:, 0] = tokens[np.arange(batch), start]
-  out, features, cache = score(params, cache, jnp.asarray(drafts), jnp.asarray(start), tree)
-  assert out.shape == (2, batch, tree.num_nodes + 1, 48)
-  assert features.shape == (2, batch, tree.num_nodes + 1, config.dim)
-
-  # The branch to the last node, a side node of every tree but the chain.
-  path = tree.paths[-1]
-  branch = np.array(tokens)
-  for row in range(batch):
-    branch[row, start[row]:start[row] + tree.depth[-1] + 1] = (
-        drafts[row, path[:tree.depth[-1] + 1]])
-  for node in range(tree.num_nodes + 1):
-    sequence = np.array(tokens)
-    for row in range(batch):
-      sequence[row, start[row]:start[row] + tree.depth[node] + 1] = (
-          drafts[row, tree.paths[node, :tree.depth[node] + 1]])
-    full = _full((config, params, condition, jnp.asarray(sequence)))
-    for row in range(batch):
-      np.testing.assert_allclose(
-          out[:, row, node], full[:, row, start[row] + tree.depth[node] + 1], atol=1e-4)
-
-  if tree.side_depth:
-    moved = np.tile(path[1:tree.side_depth + 1], (batch, 1))
-    cache = jax.jit(_TARGETS[config, True].commit)(cache, jnp.asarray(start), jnp.asarray(moved))
-  after = start + tree.depth[-1]  # The last committed token is scored again as the root.
-  window = np.stack([branch[row, after[row]:after[row] + 4] for row in range(batch)])
-  out, _, _ = score(params, cache, jnp.asarray(window), jnp.asarray(after), tree_lib.chain(3))
-  full = _full((config, params, condition, jnp.asarray(branch)))
-  for row in range(batch):
-    np.testing.assert_allclose(
-        out[:, row], full[:, row, after[row] + 1:after[row] + 5], atol=1e-4)
-
-
-@pytest.mark.slow
-def test_without_guidance_there_is_one_stream(case):
-  config, params, condition, tokens = case
-  target = _TARGETS[config, False]
-  assert target.num_streams == 1 and target.row_width == config.width
-  first, _, cache = _PREFILL[config, False](params, condition, config.num_tokens)
-  start = jnp.zeros((tokens.shape[0],), int)
-  out, features, _ = _SCORE[config, False](
-      params, cache, tokens[:, :8], start, tree_lib.chain(7))
-  assert features.shape[0] == 1
-  both = np.concatenate([first[:, :, None], out], axis=2)
-  np.testing.assert_allclose(both, _full(case)[:1, :, :9], atol=1e-4)
-
-
-def test_token_numbers_past_the_end_stay_finite(case):
-  config, params, condition, tokens = case
-  _, _, cache = _PREFILL[config, True](params, condition, config.num_tokens + 15)
-  start = jnp.full((tokens.shape[0],), config.num_tokens - 1)
-  out, _, _ = _SCORE[config, True](params, cache, tokens[:, :7], start, tree_lib.chain(6))
-  assert np.isfinite(out).all()
+@pytest.mark.parametrize('guided', [False, True])
+def test_windows_trees_and_commit(case, guided):
+  config, params, condition, _ = case
+  report = check_target(
+      llamagen.target(config, guided=guided), params, condition,
+      logits=lambda params, condition, tokens: llamagen.logits_and_features(
+          params, config, condition, tokens, jnp.zeros(len(tokens), bool))[0])
+  assert not report.problems and 'training pass' in report.passed
 
 
 def test_dropped_conditions_are_chosen_per_image(case):
@@ -210,22 +145,6 @@ def test_a_new_model_predicts_the_uniform_distribution():
     assert not params['transformer']['output'].any()
 
 
-def test_bfloat16_parameters_give_bfloat16_caches_and_float32_logits(case):
-  config, params, condition, tokens = case
-  half = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), params)
-  first, _, cache = _PREFILL[config, True](half, condition, config.num_tokens)
-  assert first.dtype == jnp.float32
-  assert all(part.dtype == jnp.bfloat16 for part in jax.tree.leaves(cache.layers))
-  np.testing.assert_allclose(first, _full(case)[:, :, 0], atol=0.2)
-
-
-def test_published_sizes():
-  assert len(llamagen.PRESETS) == 12
-  assert {name: (c.ffn_dim, c.num_tokens) for name, c in llamagen.PRESETS.items()
-          if name in ('c2i_b_256', 'c2i_3b_384', 't2i_xl_512')} == {
-              'c2i_b_256': (2048, 256), 'c2i_3b_384': (8704, 576), 't2i_xl_512': (3584, 1024)}
-
-
 @pytest.mark.parametrize('condition, message', [
     (np.array([0, 10, -1]), r'class labels \[-1, 10\].*0 to 9'),
     (np.array([0.5]), 'dtype float64'),
@@ -252,18 +171,6 @@ def test_conditions_of_the_right_kind_are_accepted():
     llamagen.target(case[0], guided=True).check_condition(case[2])
   with pytest.raises(ValueError, match='llamagen.Caption'):
     llamagen.target(T2I, guided=True).check_condition(np.array([1]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('options, message', [
-    (dict(conditioning='image'), "conditioning is 'image'"),
-    (dict(height=0), 'height is 0'),
-    (dict(dim=100), 'dim is 100'),
-    (dict(num_kv_heads=5), 'num_kv_heads is 5'),
-])
-def test_impossible_sizes_are_refused(options, message):
-  with pytest.raises(ValueError, match=message):
-    llamagen.LlamaGenConfig(**options)
 
 
 @pytest.mark.slow

@@ -255,39 +255,6 @@ def test_a_new_model_predicts_no_noise_and_starts_as_published():
     assert abs(float(table.std()) - 0.02) < 2e-3
 
 
-def test_tokens_and_latents_are_in_raster_order():
-  tokens = jnp.arange(2 * 64 * 16.0).reshape(2, 64, 16)
-  latents = mar.unpatchify(CONFIG, tokens)
-  np.testing.assert_array_equal(latents[1, 2, 3], tokens[1, 2 * 8 + 3])
-  np.testing.assert_array_equal(mar.patchify(CONFIG, latents), tokens)
-
-
-def test_published_sizes():
-  sizes = {name: (c.dim, c.num_layers, c.num_heads, c.head_width, c.head_layers)
-           for name, c in mar.PRESETS.items()}
-  assert sizes == {'mar_b': (768, 12, 12, 1024, 6), 'mar_l': (1024, 16, 16, 1280, 8),
-                   'mar_h': (1280, 20, 16, 1536, 12)}
-  assert {c.num_tokens for c in mar.PRESETS.values()} == {256}
-
-
-@pytest.mark.parametrize('condition, message', [
-    (np.array([0, 10, -1]), r'class labels \[-1, 10\].*0 to 9'),
-    (np.array([0.5]), 'dtype float64'),
-    (np.array(3), r'shape \(\)'),
-])
-def test_unknown_class_labels_are_refused(condition, message):
-  _TARGETS[True].check_condition(np.array([0, 9]))
-  with pytest.raises(ValueError, match=message):
-    _TARGETS[True].check_condition(condition)
-
-
-@pytest.mark.parametrize('options, message', [
-    (dict(buffer_size=0), 'buffer_size is 0'), (dict(num_heads=7), 'num_heads is 7.*768')])
-def test_impossible_sizes_are_refused(options, message):
-  with pytest.raises(ValueError, match=message):
-    mar.MARConfig(**options)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('guided', [False, True])
 def test_the_head_in_two_parts_gives_the_same_kernels(params, guided, monkeypatch):
@@ -312,7 +279,6 @@ def test_the_head_in_two_parts_gives_the_same_kernels(params, guided, monkeypatc
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-4, rtol=2e-5), split, whole)
 
 
-@pytest.mark.slow
 def test_patches():
   """As MAR cuts them: a token is a patch, its channels one after the other."""
   config = mar.MARConfig(height=2, width=3, token_dim=12, patch_size=2)
@@ -322,5 +288,6 @@ def test_patches():
   np.testing.assert_array_equal(
       tokens[1, 4].reshape(3, 2, 2), latents[1, 2:4, 2:4].transpose(2, 0, 1))
   np.testing.assert_array_equal(mar.unpatchify(config, tokens), latents)
-  with pytest.raises(ValueError, match='token_dim is 6; it must be a multiple of the 4 latents'):
-    mar.MARConfig(token_dim=6, patch_size=2)
+  # Here tokens are single latents, in raster order.
+  tokens = jnp.arange(2 * 64 * 16.0).reshape(2, 64, 16)
+  np.testing.assert_array_equal(mar.unpatchify(CONFIG, tokens)[1, 2, 3], tokens[1, 2 * 8 + 3])

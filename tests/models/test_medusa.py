@@ -70,13 +70,3 @@ def test_new_heads_add_nothing_but_learn():
 def test_half_precision_gives_float32_logits():
   logits = medusa.heads(_random_params(jnp.bfloat16), jnp.ones((2, 8), jnp.bfloat16))
   assert logits.dtype == jnp.float32
-
-
-def test_heads_act_on_streams_of_rows():
-  assert medusa.heads(_random_params(), jnp.ones((2, 4, 8))).shape == (2, 4, 3, 12)
-
-
-@pytest.mark.parametrize('field', ['num_heads', 'dim', 'vocab_size'])
-def test_impossible_sizes_are_refused(field):
-  with pytest.raises(ValueError, match=f'{field} is 0'):
-    medusa.MedusaConfig(**{field: 0})

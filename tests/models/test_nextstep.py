@@ -274,35 +274,12 @@ def test_the_head_is_float32_in_full_precision_in_a_bfloat16_model(params):
   assert first.dtype == z.dtype == cache.layers[0][0].dtype == jnp.bfloat16
 
 
-@pytest.mark.slow
-def test_published_sizes():
-  shapes = {name: jax.eval_shape(lambda config=config: nextstep.init(config, jax.random.key(0)))
-            for name, config in nextstep.PRESETS.items()}
-  count = lambda tree: sum(leaf.size for leaf in jax.tree.leaves(tree))
-  assert {count(tree['head']) for tree in shapes.values()} == {157_228_096}
-  assert {count(tree) for tree in shapes.values()} == {14_175_246_400}
-  sizes = {name: (config.num_tokens, config.token_dim, config.num_levels, config.last_step)
-           for name, config in nextstep.PRESETS.items()}
-  assert sizes == {
-      'nextstep_1_512': (1024, 64, 50, 0.04), 'nextstep_1_256': (256, 64, 50, 0.04),
-      'nextstep_1_1_512': (1024, 64, 28, None), 'nextstep_1_1_256': (256, 64, 28, None)}
-
-
 def test_the_schedule_is_that_of_the_config():
   schedule = nextstep.target(CONFIG, guided=True).as_schedule(None)
   assert schedule.num_levels == 50 and abs(schedule.steps[0] - 0.96) < 1e-12
   second = dataclasses.replace(CONFIG, last_step=None, num_levels=28, shift=2.0)
   schedule = nextstep.target(second, guided=True).as_schedule(None)
   np.testing.assert_array_equal(schedule.steps, schedule_lib.flow(28, shift=2.0).steps)
-
-
-@pytest.mark.parametrize('change, message', [
-    ({'num_heads': 3, 'num_kv_heads': 1}, 'dim is 64 with num_heads 3; it must be a multiple'),
-    ({'num_levels': 1}, 'num_levels is 1'), ({'last_step': 1.0}, 'last_step is 1.0'),
-    ({'shift': 0.0}, 'shift is 0.0'), ({'num_kv_heads': 3}, 'num_kv_heads is 3; it must divide')])
-def test_sizes_that_do_not_fit_are_refused(change, message):
-  with pytest.raises(ValueError, match=message):
-    dataclasses.replace(CONFIG, **change)
 
 
 @pytest.mark.slow

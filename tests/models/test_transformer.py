@@ -149,16 +149,6 @@ def test_activations_take_the_dtype_of_the_parameters():
   assert features.dtype == cache[0][0].dtype == cache[0][1].dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize('name, value', [
-    ('dim', 0), ('num_layers', 0), ('num_kv_heads', 3), ('head_dim', 5),
-    ('num_outputs', -1), ('num_outputs', 12)])
-def test_impossible_sizes_are_refused(name, value):
-  sizes = dict(vocab_size=11, dim=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6,
-               ffn_dim=20)
-  with pytest.raises(ValueError, match=f'{name} is {value}'):
-    transformer.TransformerConfig(**{**sizes, name: value})
-
-
 @pytest.mark.parametrize('least, transposes', [(1, False), (2**30, True)])
 def test_a_round_transposes_no_large_matrix(least, transposes, monkeypatch):
   monkeypatch.setattr(transformer, '_LARGE_MATRIX', least)
@@ -180,5 +170,5 @@ def test_large_matrices_give_what_small_ones_give(monkeypatch):
   result = []
   for least in (1, 2**30):
     monkeypatch.setattr(transformer, '_LARGE_MATRIX', least)
-    result.append(model.apply(*arguments)[0])
+    result.append(jax.jit(lambda *args: model.apply(*args)[0])(*arguments))
   np.testing.assert_allclose(*result, rtol=1e-5, atol=1e-5)

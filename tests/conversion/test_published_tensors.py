@@ -1,0 +1,221 @@
+"""Every family of files: the tensors of the published sizes, what is left out, and exact inverses.
+
+`tests/data/manifests` holds names and shapes of the tensors of published files, taken from the
+official modules at their real sizes: for EAGLE the drafter modules that LANTERN publishes, for
+NextStep-1 github.com/stepfun-ai/NextStep-1 (6e49bae), for SimpleAR and Liquid the classes of
+transformers with 215672 and 264192 tokens. Janus-Pro and GLM-Image are compared with the installed
+transformers in files of their own.
+"""
+
+import dataclasses
+import gzip
+import json
+import math
+import pathlib
+import re
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from checkpoints_conversion import convert, rules
+from checkpoints_conversion.rules import family as family_lib
+from cspd_jax.files import store, weights
+from cspd_jax.models import kl_vae
+from tests.conversion import small
+from tests.families import glm_image_files, language_model_files, published_files as files
+from tests.marks import representative
+
+_FOLDER = pathlib.Path(__file__).parent.parent / 'data' / 'manifests'
+_NEXTSTEP_VAE = kl_vae.KLVAEConfig(
+    ch_mult=(1, 2, 4, 4), scale=1.0, shift=0.0, quant_conv=False, level_attention=False,
+    normalized=True)
+_EAGLES = {'llamagen_t2i_256': 256, 'llamagen_t2i_512': 512, 'anole': 512, 'lumina_mgpt_768': 768}
+_OF_NEXTSTEP = {'num_heads': 40, 'rope_base': 1e6, 'norm_eps': 1e-5}
+# By manifest: the family of files, the name of the published model, and options.
+MANIFESTS = {
+    **{f'llamagen_{name}': ('llamagen', name, {'image_size': int(name.split('_')[-1])})
+       for name in rules.get('llamagen').presets},
+    'llamagen_vq16': ('llamagen_vq', 'vq_16', {}), 'llamagen_vq8': ('llamagen_vq', 'vq_8', {}),
+    **{f'eagle_{name}': (f'eagle_{name.removesuffix(f"_{size}").removesuffix("_t2i")}', name,
+                         {'image_size': size}) for name, size in _EAGLES.items()},
+    **{name: ('mar', name, {}) for name in rules.get('mar').presets},
+    'kl_16': ('kl_vae', 'kl_16', {}), 'nextstep_1': ('nextstep', 'nextstep_1_512', _OF_NEXTSTEP),
+    'nextstep_vae': ('nextstep_vae', None, dict(scale=1.0, shift=0.0, normalized=True)),
+    **{f'early_fusion_{name}': (name, next(iter(rules.get(name).presets)), {})
+       for name in ('lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3')},
+    **{f'language_{name}': (name.split('_')[0], name, {})
+       for name in ('simplear_0_5b', 'simplear_1_5b', 'liquid_7b')},
+    't5_flan_xl': ('t5', 'flan_t5_xl', {}), 'emu3_5': ('emu3_5', 'emu3_5_34b', {}),
+    'emu3_5_vq': ('emu3_5_vq', 'ibq_131072', {}), 'emu3_vq': ('emu3_vq', 'vision_tokenizer', {}),
+    'movqgan': ('movqgan', 'movqgan_270m', {}), 'chameleon_vqgan': ('chameleon_vqgan', 'vqgan', {}),
+    'cosmos_dv8x16x16': ('cosmos_dv', 'dv8x16x16', {})}
+# Models with the shapes of others, and those that tests compare with installed modules.
+_SHAPES_OF_OTHERS = {
+    'lumina_mgpt_7b_512', 'lumina_mgpt_7b_1024', 'nextstep_1_256', 'nextstep_1_1_512',
+    'nextstep_1_1_256'}
+_ELSEWHERE = ('janus_pro', 'janus_pro_vq', 'glm_image', 'inception', 'clip')
+
+
+def test_every_published_model_has_a_manifest():
+  assert MANIFESTS.keys() == {path.name.removesuffix('.json.gz') for path in _FOLDER.iterdir()}
+  compared = {(family, name) for family, name, _ in MANIFESTS.values()}
+  assert not [name for family in rules.FAMILIES.values() for name in family.presets
+              if (family.name, name) not in compared | {
+                  (family.name, name) for name in _SHAPES_OF_OTHERS}
+              and family.name not in _ELSEWHERE]
+
+
+@pytest.mark.verifies('shapes', 'llamagen', 'mar', 'nextstep', 'lumina_mgpt', 'lumina_mgpt_2',
+                      'anole', 'emu3', 'emu3_5', 'simplear', 'liquid')
+@pytest.mark.parametrize('manifest', representative(
+    MANIFESTS, *(name for name in MANIFESTS if name.startswith('eagle'))))
+def test_published_tensors_are_exactly_those_of_the_model(manifest):
+  content = json.loads(gzip.decompress((_FOLDER / f'{manifest}.json.gz').read_bytes()))
+  shapes = {name: tuple(shape) for name, shape in content['tensors'].items()}
+  name, preset, options = MANIFESTS[manifest]
+  family = rules.get(name)
+  family = family._replace(**family.variant(shapes))
+  config = _NEXTSTEP_VAE if preset is None else family.presets[preset]
+  expected = convert.published_shapes(family, config)
+  assert expected.items() <= shapes.items()
+  assert all(re.fullmatch(family.leftovers, key) for key in shapes.keys() - expected.keys())
+  assert family.infer(shapes, options) == config
+  # Published counts leave buffers out or in.
+  size = lambda kept: sum(math.prod(expected[key]) for key in expected if kept(key))
+  assert content['parameters'] in (
+      size(lambda key: True), size(lambda key: 'uncond_embedding' not in key),
+      size(lambda key: 'running_' not in key), sum(map(math.prod, shapes.values())))
+  if 'height' in family.options:
+    wide = family.infer(shapes, {**options, 'height': 30, 'width': 40})
+    assert wide == dataclasses.replace(config, height=30, width=40)
+
+
+# By case: family of files, config, and the rows of the output matrix that are kept.
+_VAE = dataclasses.replace(_NEXTSTEP_VAE, ch_mult=(1, 1), num_res_blocks=1, z_channels=2)
+_CODES = lambda config: slice(config.first_code, config.first_code + config.num_codes)
+TINY = {
+    'class': ('llamagen', small.LLAMAGEN), 'text': ('llamagen', small.CAPTIONS),
+    'vq': ('llamagen_vq', dataclasses.replace(small.VQ, ch_mult=(1, 2))),
+    'eagle_llamagen': ('eagle_llamagen', small.EAGLE),
+    'eagle_anole': ('eagle_anole', small.EAGLE_ANOLE),
+    'eagle_lumina_mgpt': ('eagle_lumina_mgpt', dataclasses.replace(
+        small.EAGLE_ANOLE, num_tokens=7, row_width=3)),
+    'mar': ('mar', small.MAR), 'kl_vae': ('kl_vae', small.KL_VAE),
+    'nextstep': ('nextstep', small.NEXTSTEP), 'nextstep_vae': ('nextstep_vae', _VAE),
+    'anole': ('anole', small.ANOLE),
+    'anole_swin': ('anole', dataclasses.replace(small.ANOLE, swin_norm=True)),
+    'lumina_mgpt': ('lumina_mgpt', files.LUMINA_MGPT), 'emu3': ('emu3', small.EMU3),
+    'emu3_5': ('emu3_5', files.EMU3_5), 'simplear': ('simplear', language_model_files.SIMPLEAR),
+    'liquid': ('liquid', language_model_files.LIQUID),
+    'glm_image': ('glm_image', glm_image_files.CONFIG), 't5': ('t5', files.T5),
+    'cosmos': ('cosmos_dv', small.COSMOS), 'emu3_vq': ('emu3_vq', files.EMU3_VQ),
+    'emu3_5_vq': ('emu3_5_vq', files.EMU3_5_VQ), 'movqgan': ('movqgan', files.MOVQGAN),
+    'chameleon_vqgan': ('chameleon_vqgan', files.CHAMELEON_VQ)}
+
+
+@pytest.mark.parametrize('case', representative(
+    TINY, 'class', 'vq', 'eagle_lumina_mgpt', 'mar', 'nextstep', 'anole', 'emu3_5', 'simplear',
+    'liquid', 'glm_image', 't5'))
+def test_there_and_back_is_exact(case):
+  name, config = TINY[case]
+  family, tensors = rules.get(name), small.tensors(name, config, 3)
+  params = convert.convert(family, config, tensors)
+  template = store.sketch(family.kind, config).params
+  shapes = lambda tree: {path: leaf.shape for path, leaf in weights.named(tree).items()}
+  assert shapes(params) == shapes(template)
+  back = convert.publish(family, config, params)
+  assert back.keys() == tensors.keys()
+  for key, tensor in tensors.items():
+    kept = slice(None)
+    if key == 'lm_head.weight':  # The other outputs are no codes.
+      kept = slice(config.num_codes) if name == 'glm_image' else _CODES(config)
+    if name == 'liquid':  # Embeddings are multiplied, and one is added to norms.
+      np.testing.assert_allclose(back[key], tensor, rtol=1e-6, atol=1e-6, err_msg=key)
+    else:
+      np.testing.assert_array_equal(back[key][kept], tensor[kept], err_msg=key)
+
+
+@pytest.mark.parametrize('case', representative(
+    ('class', 'text', 'vq', 'eagle_llamagen', 'eagle_anole', 'eagle_lumina_mgpt', 'mar', 'kl_vae'),
+    'class', 'eagle_anole'))
+def test_files_become_checkpoints_of_inferred_sizes(case, tmp_path):
+  name, config = TINY[case]
+  source = small.save(tmp_path, name, config)
+  made = convert.convert_file(name, source, tmp_path / 'out', options=small.OPTIONS[name])
+  loaded = store.load(tmp_path / 'out')
+  assert made == loaded.config == config and loaded.kind == rules.get(name).kind
+  assert loaded.metadata['source'] == 'x.safetensors'
+  back = convert.publish(rules.get(name), config, loaded.params)
+  for key, tensor in safetensors.numpy.load_file(source).items():
+    np.testing.assert_array_equal(back[key], tensor)
+
+
+_OF_T5 = 't5', ('decoder.block.0.layer.0.SelfAttention.q.weight', 'lm_head.weight')
+
+
+@pytest.mark.parametrize('case, leftovers', representative((
+    ('class', ('freqs_cis', 'causal_mask', 'layers.0.attention.kv_cache.k_cache')),
+    ('vq', ('quantize.codebook_used',)), ('kl_vae', ('loss.discriminator.main.0.weight',)),
+    ('nextstep', ('lm_head.weight', 'gen_pos_embed')), _OF_T5), _OF_T5))
+def test_known_leftovers_are_ignored_and_no_others(case, leftovers):
+  name, config = TINY[case]
+  family, tensors = rules.get(name), small.tensors(name, config)
+  convert.convert(family, config, tensors | {key: np.zeros(3) for key in leftovers})
+  missing = tensors.popitem()[0]
+  with pytest.raises(rules.ConversionError) as caught:
+    convert.convert(family._replace(leftovers='(?!)'), config, tensors | {
+        key: np.zeros(3) for key in leftovers})
+  for line in (*(f'unexpected: {key} (3,)' for key in leftovers), f'missing: {missing} '):
+    assert line in str(caught.value)
+
+
+# By what the file lacks or has besides: changes of the shapes, options and the message.
+@pytest.mark.parametrize('case, changes, options, message', [
+    ('class', {}, {}, 'num_heads, image_size cannot be inferred .*width 16 with 1 layers is not a '
+     'published .* Specify --num_heads=N --image_size=PIXELS. Or specify model'),
+    ('class', {}, {'image_size': 32}, 'num_heads cannot be inferred.*Specify --num_heads=N[.]'),
+    ('class', {}, {'num_heads': 2}, 'image_size cannot be inferred.*Specify --image_size=PIXELS'),
+    ('class', {}, {'height': 2, 'width': 2},
+     'height, width: not an option for .* its options are --image_size=PIXELS --num_heads=N[.]'),
+    ('class', {}, {'num_heads': 3, 'image_size': 32}, 'num_heads is 3'),
+    ('class', {}, {'num_heads': 2, 'image_size': 30}, 'image_size is 30'),
+    ('vq', {'encoder.conv_blocks.0.res.0.conv1.weight': (64, 64, 3, 3)}, {}, '64, 256'),
+    ('eagle_llamagen', {}, {'num_heads': 2}, 'image_size cannot be inferred.*llamagen_t2i_256'),
+    ('eagle_anole', {}, {'num_heads': 2, 'image_size': 32}, 'num_heads: not an option for an'),
+    ('eagle_anole', {'embed_tokens.weight': (1,)}, {'image_size': 32}, 'is not an EAGLE drafter'),
+    ('mar', {}, {}, 'num_heads cannot be inferred.*width 8 with 1 layers'),
+    ('mar', {'diffusion_pos_embed_learned': (1, 8, 8)}, {'num_heads': 2}, '8 tokens; it must have'),
+    ('mar', {'class_emb.weight': (3,)}, {'num_heads': 2}, 'not a MAR model: class_emb.weight is'),
+    ('nextstep', {}, {},
+     'num_heads, norm_eps, rope_base cannot be inferred .*"rms_norm_eps": 1e-05'),
+    ('nextstep', {}, {'image_size': 512}, 'image_size: not an option'),
+    ('emu3', {'model.embed_tokens.weight': (96, 16)}, {},
+     'has 96 tokens; a transformer like emu3_gen_8b has 184622'),
+    ('simplear', {'model.embed_tokens.weight': (96, 16)}, {},
+     'has 96 tokens; .* has 64000 codes after those'),
+    ('t5', {}, {}, 'norm_eps, max_distance cannot be inferred .*max_distance": 128'),
+    ('movqgan', {'decoder.norm_out.conv_y.weight': (1,)}, {}, 'decoder.norm_out.conv_y.weight'),
+    ('cosmos', {'encoder.conv_in.0.conv3d.weight': (16, 100, 1, 3, 3)}, {},
+     'it has 100 inputs, vectors of 6 numbers'),
+    ('cosmos', {'decoder.conv_in.0.conv3d.weight': ()}, {},
+     'decoder.conv_in.0.conv3d.weight is .*, it must have 5 axes')])
+def test_sizes_that_cannot_be_inferred_are_explained(case, changes, options, message):
+  name, config = TINY[case]
+  shapes = convert.published_shapes(rules.get(name), config) | changes
+  with pytest.raises(rules.ConversionError, match=message):
+    family_lib.infer(rules.get(name), shapes, options)
+
+
+@pytest.mark.parametrize('size', [3, 0, -2])
+def test_patches_that_do_not_divide_tokens(size):
+  shapes = convert.published_shapes(rules.get('nextstep'), small.NEXTSTEP)
+  with pytest.raises(rules.ConversionError, match=f'patch_size is {size}, and tokens have 8 num'):
+    family_lib.infer(rules.get('nextstep'), shapes, {}, {'num_heads': 4, 'patch_size': size})
+
+
+def test_a_tokenizer_without_its_decoder():
+  shapes = convert.published_shapes(rules.get('chameleon_vqgan'), files.CHAMELEON_VQ)
+  encoder = {name: shape for name, shape in shapes.items() if not name.startswith('decoder.')}
+  with pytest.raises(ValueError, match='The file has no decoder, so it cannot generate images'):
+    rules.get('chameleon_vqgan').infer(encoder, {})
