@@ -68,7 +68,7 @@ CONFIGS: dict[str, Config] = dict(
         loading=groups.LoadFlags('demo'),
         drafter=('eagle(tree=EAGLE)', 'eagle2(num_nodes=25, width=10, depth=5)'),
         verifier=(
-            'exact', 'lantern(delta=0.1)', 'lantern_pp(lam=2)',
+            'rejection', 'lantern(delta=0.1)', 'lantern_pp(lam=2)',
             'lantern_pp(lam=2, residual=released_llamagen)',
             'lantern_pp(lam=2, residual=released_dynamic)'),
         curves=tuple(curve for curve in benchmark.CURVES if curve.name in _LANTERN),

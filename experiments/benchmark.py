@@ -52,7 +52,7 @@ DRAFTERS = (
 # The settings are those of the papers' tables. Cool-SD distributes its relaxation over the depths
 # of EAGLE's tree, also in Jacobi windows, which are longer than their accepted lengths.
 VERIFIERS = (
-    'exact', 'match', 'block', 'kseq', 'uniform(delta=1.1)', 'cool(delta=1.1, length=5)',
+    'rejection', 'match', 'block', 'kseq', 'uniform(delta=1.1)', 'cool(delta=1.1, length=5)',
     'cool(delta=1.1, length=5, clamp=False)', 'cool_linear(delta=1.1, length=5)',
     'lantern(delta=0.1)', 'lantern_pp(lam=2)', 'lantern_pp(lam=2, residual=released_llamagen)',
     'lantern_pp(lam=2, residual=released_dynamic)', 'grouped(group=10)', 'typical')

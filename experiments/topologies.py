@@ -39,7 +39,7 @@ COUPLINGS = (
 FRESH = tuple(
     f'jacobi(coupling={coupling}, initialization={fresh})+{verifier}'
     for fresh in ('repeat-left', 'repeat-above', 'resample-left', 'resample-above')
-    for coupling, verifier in (('maximal', 'exact'), ('noise', 'match')))
+    for coupling, verifier in (('maximal', 'rejection'), ('gumbel', 'match')))
 # Trees larger than a window are left out.
 TREES = tuple(
     f'{decoder}(tree={tree})'

@@ -168,7 +168,7 @@ def _lantern() -> tuple[Row, ...]:
   deltas, relaxed = (.05, .1, .2, .4), _EAGLE2 + '+lantern(delta={}, k=62{})'
   one = 'eagle2(num_nodes=1, width=1, depth=1)+'
   return (
-      _VANILLA_HERE, _here('exact', 'exact'),
+      _VANILLA_HERE, _here('exact', 'rejection'),
       *(_here(f'LANTERN, k=1000, delta={delta}', f'lantern(delta={delta}, k=62)', delta != .05)
         for delta in deltas),
       *(_here(f'LANTERN, k={k}, delta=0.2', f'lantern(delta=0.2, k={neighbours[k]})', False)
@@ -203,7 +203,7 @@ def _lantern() -> tuple[Row, ...]:
 
 def _cool_sd() -> tuple[Row, ...]:
   eagle, printed = 'eagle(tree=EAGLE)+', 'cool(delta=1.1, length=5, clamp=False)'
-  methods = (('EAGLE-1', 'exact'), ('LANTERN++, k=10, lambda=2', 'lantern_pp(lam=2, k=10)'),
+  methods = (('EAGLE-1', 'rejection'), ('LANTERN++, k=10, lambda=2', 'lantern_pp(lam=2, k=10)'),
              ('Cool-SD, delta=1.1', 'cool(delta=1.1, length=5)'),
              ('Cool-SD, delta=2', 'cool(delta=2.0, length=5)'))
   figures: dict[tuple[str, Model], tuple[str, ...]] = {
@@ -211,7 +211,7 @@ def _cool_sd() -> tuple[Row, ...]:
       ('LlamaGen-XL', 'demo'): ('2.42, FID 20.97', '2.67, FID 21.17', '2.73, FID 21.02',
                                 '3.34, FID 21.20')}
   return (
-      _VANILLA_HERE, _here('exact', 'exact'),
+      _VANILLA_HERE, _here('exact', 'rejection'),
       *(_here(f'Cool-SD, delta={delta}', f'cool(delta={delta}, length=5)')
         for delta in (1.1, 2.0, 3.0, 4.0)),
       *(_here(f'Cool-SD, delta=2, nu={nu}', f'cool(delta=2.0, nu={nu}, length=5)', False)

@@ -9,16 +9,16 @@ from cspd_jax.metrics import base
 from experiments import continuous_windows
 
 
-def test_the_error_is_that_of_the_tokens_per_round(monkeypatch):
+def test_the_error_is_that_of_the_tokens_per_round():
   rounds, ones = np.array([2, 4, 8]), np.ones((3, 16))
   tests = types.SimpleNamespace(tested=ones, accepted=ones)
   costs = types.SimpleNamespace(head_calls=rounds, target_passes=rounds, head_rows=rounds)
   decoded = types.SimpleNamespace(
       tokens=np.zeros((3, 16, 2)), rounds=rounds, tests=tests, kernels=tests, costs=costs)
-  monkeypatch.setattr(continuous_windows.run_lib, 'decode', lambda request: decoded)
 
   class Request(tuple):
-    model = types.SimpleNamespace(name='model')
+    sampler = types.SimpleNamespace(model=types.SimpleNamespace(name='model'))
+    decode = lambda self: decoded
 
   row = continuous_windows.measured(
       continuous_windows.Setting('window 8', 'windows(window=8)', {}), Request(range(3)))

@@ -23,7 +23,7 @@ def test_pairs():
   assert len(every) == 37
   of = lambda verifier: {str(parse(pair).parts[0].name) for pair in every
                          if pair.endswith(f'+{verifier}')}
-  assert of('exact') == {'ancestral', 'corrected', 'eagle', 'eagle2', 'jacobi', 'medusa',
+  assert of('rejection') == {'ancestral', 'corrected', 'eagle', 'eagle2', 'jacobi', 'medusa',
                          'seed_exact', 'vanilla'}
   assert of('block') == {'ancestral', 'eagle', 'medusa', 'model', 'vanilla'}
   assert of('kseq') == {'eagle', 'medusa'}
