@@ -101,14 +101,6 @@ def test_seed_exact_decoders_repeat_vanilla(model, vanilla, decoder):
   assert np.all(made.decoded.rounds < 0.9 * vanilla.decoded.rounds)
 
 
-@pytest.mark.slow
-def test_a_given_beginning_is_completed(model, vanilla):
-  made, again = (model.generate(PROMPTS, seed=7, decoder=decoder, prefix=vanilla.tokens, rows=8)
-                 for decoder in ('seed_exact(window=32)', 'vanilla'))
-  np.testing.assert_array_equal(made.tokens, again.tokens)
-  np.testing.assert_array_equal(made.tokens[:, :8 * 17], vanilla.tokens[:, :8 * 17])
-
-
 def test_unknown_words_are_reported(model, capsys, tmp_path):
   assert model.request(PROMPTS).unknown_words == [[]] * 4
   task = model.request(['a Zebra on blue', 'a blue cat', 'été-cat on été'])

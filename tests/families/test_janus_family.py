@@ -83,13 +83,6 @@ def test_padding_of_the_second_context_is_read(model):
   np.testing.assert_array_equal(logits[1], other[1])
 
 
-def test_a_tokenizer_of_another_model_is_refused():
-  text = bpe.Vocabulary(janus_files.tokenizer_file().replace('▁pad▁'.encode(), b'padding').replace(
-      b'\\u2581pad\\u2581', b'padding'))
-  with pytest.raises(ValueError, match='the tokenizer file has no token .*pad'):
-    templates.janus_pro(text, 'a cat', 24, 24)
-
-
 def test_ids_outside_the_vocabulary_are_refused():
   model = families.FAMILIES['janus_pro'].build(
       families.Parts('tiny', {'target': store.sketch('janus', CONFIG)}, {}))
@@ -107,9 +100,3 @@ def test_decoders_draw_from_the_model(decoder):
   prompts = np.array([[[1, 5, 6, 3], [1, 2, 2, 3]], [[1, 8, 4, 3], [1, 2, 2, 3]]])
   enumerated.check('janus_pro', 'janus', janus.init, janus.logits_and_features, config, prompts,
                    decoder, num_free=3, guidance_scale=2.0)
-
-
-@pytest.mark.slow
-def test_images_of_another_grid_are_refused(folder):
-  with pytest.raises(ValueError, match='grid'):
-    cspd_jax.load(folder, grid=(2, 2))

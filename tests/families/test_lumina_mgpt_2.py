@@ -143,19 +143,6 @@ def test_a_model_has_the_official_options(model, recorded):
 
 
 @pytest.mark.slow
-def test_a_queue_of_words_of_unequal_lengths(model):
-  """Five images in two rows, with one padding for all, are those of one after the other."""
-  prompts = ['a cat', 'long ' * 30, 'a dog', '', 'a dog, 中文']
-  made = model.generate(prompts, seed=[7, 8, 9, 10, 11], decoder='mc_sjd(window=6)', batch_size=2)
-  assert len(np.unique(made.tokens, axis=0)) == 5
-  padded = {model.condition([prompt]).tokens.shape[2] for prompt in prompts}
-  assert len(padded) > 1 and max(padded) == model.condition(prompts).tokens.shape[2]
-  for i, prompt in enumerate(prompts):
-    alone = model.generate([prompt], seed=[7 + i], decoder='mc_sjd(window=6)')
-    np.testing.assert_array_equal(made.tokens[i], alone.tokens[0])
-
-
-@pytest.mark.slow
 def test_other_sizes(model, tmp_path):
   folder = tmp_path / 'model'
   store.save(folder / 'target', 'early_fusion', CONFIG, model.params)
