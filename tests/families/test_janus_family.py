@@ -45,8 +45,10 @@ def test_both_formats_are_one_model(tmp_path):
     source = janus_files.folder(tmp_path / f'files{is_transformers}', is_transformers)
     assert not janus_files.converted(source, tmp_path / f'model{is_transformers}')
     loaded.append(cspd_jax.load(tmp_path / f'model{is_transformers}'))
-  shapes = [jax.tree.map(np.shape, model.params) for model in loaded]
-  assert shapes[0] == shapes[1] and loaded[0].config == loaded[1].config
+  first, second = (jax.tree_util.tree_leaves_with_path(model.params) for model in loaded)
+  assert [(path, leaf.shape) for path, leaf in first] == [
+      (path, leaf.shape) for path, leaf in second]
+  assert loaded[0].config == loaded[1].config
 
 
 @pytest.mark.parametrize('roles', [True, False])
