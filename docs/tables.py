@@ -10,6 +10,7 @@ name that `REPORTS` gives it. A table without its report stays empty. Lists come
 """
 
 import json
+import math
 import pathlib
 import re
 import sys
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 from cspd_jax import metrics
 from cspd_jax.files import atomic
 from cspd_jax.measure import tables
-from docs import kinds, lists
+from docs import lists
 from experiments.papers import fidelity, published, published_rows
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -345,6 +346,38 @@ def _rows(name: str) -> list[Row]:
   return _content(path)['rows'] if path.exists() else []
 
 
+# Columns of the table of the README.
+_TOKENS = 'tokens per forward pass'
+_OF_SCENES, _OF_PHOTOGRAPHS = {f'{_TOKENS} of `emoji`': '{tokens_per_pass:.2f}'}, {
+    f'{_TOKENS} of `demo`': '{photographs:.2f}'}
+_GAIN = {'speed-up on an H100': '{gain:.2f}x', 'guarantee': '{guarantee}'}
+
+
+def _kinds(scenes: Sequence[Row], photographs: Sequence[Row], timed: Sequence[Row]) -> str:
+  """The table of the README: decoders by their tokens per forward pass of photographs.
+
+  Args:
+    scenes: the decoders with scenes of emoji; without them the table has fewer columns.
+    photographs: the decoders with photographs.
+    timed: rounds of a large model that were timed in turns with those of the baseline. Where they
+      have the decoder, its speed-up is the tokens per pass of photographs over the time of its
+      round, in rounds of the baseline.
+  """
+  of_photographs = {row['decoder']: row['tokens_per_pass'] for row in photographs}
+  costs = {row['decoder']: row['ms'] / row['vanilla_ms'] for row in timed if 'vanilla_ms' in row}
+  rows = []
+  for row in {row['decoder']: row for row in (*photographs, *scenes)}.values():
+    decoder, tokens = row['decoder'], of_photographs.get(row['decoder'])
+    rows.append(dict(
+        {} if row in photographs else row, decoder=decoder, guarantee=row['guarantee'],
+        photographs=tokens,
+        gain=tokens / costs[decoder] if tokens and decoder in costs else None))
+  columns = {**_OF_SCENES, **_OF_PHOTOGRAPHS} if scenes else {
+      _TOKENS: '{photographs:.2f}'}
+  return tables.markdown({'decoder': '`{decoder}`', **columns, **_GAIN},
+                         sorted(rows, key=lambda row: row['photographs'] or math.inf))
+
+
 def _cpu(_: pathlib.Path) -> str:
   """Decoders that are faster than the baseline on a CPU, the fastest first."""
   small, large = ({row['decoder']: row for row in _rows(name) if row.get('speedup', 0) > 1}
@@ -447,7 +480,7 @@ _SCORES = {'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
            **_measured('nll_excess', errors=True)}
 
 TABLES: dict[str, Table] = {
-    'summary': Table('kinds', lambda path: kinds.markdown(
+    'summary': Table('kinds', lambda path: _kinds(
         _rows('kinds'), _rows('kinds_demo'), _rows('accelerator_xl')),
                      ('kinds_demo', 'accelerator_xl')),
     'gpu_gain': Table('accelerator_official', _image_of_xl),

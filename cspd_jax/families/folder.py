@@ -87,23 +87,18 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
                      quantize=quantize if role == 'target' else None,
                      sharding=devices.get(role, mesh))
       for role, part in (description['parts'] | parts).items() if part is not None}
-  _check_target(folder, parts, loaded)
-  model = family.build(family_lib.Parts(folder.name, resized(loaded), defaults))
-  model = dataclasses.replace(model, remedy=functools.partial(
-      family.remedy, str(name_or_folder), model.config))
-  if cache_dtype is not None:
-    model = model.with_cache_dtype(cache_dtype)
-  return model if mesh is None else dataclasses.replace(model, mesh=mesh)
-
-
-def _check_target(folder: pathlib.Path, parts: Mapping[str, Any], loaded: Mapping[str, Loaded]
-                  ) -> None:
   if 'target' in parts and 'target' not in loaded:
     raise ValueError(f'target is None, but model {folder.name!r} requires a target; leave the '
                      'argument out or pass a folder.')
   if 'target' not in loaded:
     raise CheckpointError(f'model {folder.name!r} has no target yet; convert one into its folder '
                           f'with cspd-convert --output={folder}, or pass target=.')
+  model = family.build(family_lib.Parts(folder.name, resized(loaded), defaults))
+  model = dataclasses.replace(model, remedy=functools.partial(
+      family.remedy, str(name_or_folder), model.config))
+  if cache_dtype is not None:
+    model = model.with_cache_dtype(cache_dtype)
+  return model if mesh is None else dataclasses.replace(model, mesh=mesh)
 
 
 def _network(role: str, part: Any, family: family_lib.Family, **options: Any) -> Loaded:
@@ -152,8 +147,11 @@ def describe(name: str | os.PathLike, *, dtype: Any = 'bfloat16', layers: int | 
   for role, (kind, sizes) in family.published.networks(config).items():
     loaded.setdefault(role, store.sketch(kind, sizes))
 
+  described = lambda leaf: jax.ShapeDtypeStruct(
+      leaf.shape, dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype)
+
   def build(target):
-    parts = {role: network._replace(params=_described(network.params, dtype))
+    parts = {role: network._replace(params=jax.tree.map(described, network.params))
              for role, network in {**loaded, 'target': target}.items()}
     return family.build(family_lib.Parts(str(name), parts, {}))
 
@@ -188,12 +186,6 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
   return family_lib.get(description['family']), {
       role: store.describe(folder / part, name=role) for role, part in description['parts'].items()
       if role not in (*_ALONE, 't5')}
-
-
-def _described(params: Any, dtype: Any) -> Any:
-  """Returns shapes and dtypes of parameters, with `dtype` for floating-point ones."""
-  return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(
-      leaf.shape, dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype), params)
 
 
 def part_folder(name_or_folder: str | os.PathLike, role: str) -> pathlib.Path:
@@ -293,7 +285,13 @@ def place(name_or_folder: str | os.PathLike, store: str | os.PathLike | None = N
       raise ValueError(f'model is {str(name_or_folder)!r}, the folder of a network alone; pass '
                        'store=FOLDER, which becomes a model of this network.')
   folder = source if store is None else paths.find('store', store)
-  _check_writable(folder)
+  existing = next(path for path in (folder, *folder.parents) if path.exists())
+  try:
+    with tempfile.TemporaryFile(dir=existing):
+      pass
+  except OSError as error:
+    raise ValueError(f'the choice cannot be stored in {str(folder)!r}, where files cannot be '
+                     f'written ({error.strerror}); pass store=FOLDER.') from error
   if not (folder / FILE).exists():
     return Place(folder, description['family'], networks, description['defaults'])
   present = read(folder)
@@ -306,13 +304,3 @@ def place(name_or_folder: str | os.PathLike, store: str | os.PathLike | None = N
 def _networks(folder: pathlib.Path, description: Mapping[str, Any]) -> dict[str, str]:
   """Returns the networks of a model by role, as absolute paths."""
   return {role: str((folder / part).resolve()) for role, part in description['parts'].items()}
-
-
-def _check_writable(folder: pathlib.Path) -> None:
-  existing = next(path for path in (folder, *folder.parents) if path.exists())
-  try:
-    with tempfile.TemporaryFile(dir=existing):
-      pass
-  except OSError as error:
-    raise ValueError(f'the choice cannot be stored in {str(folder)!r}, where files cannot be '
-                     f'written ({error.strerror}); pass store=FOLDER.') from error

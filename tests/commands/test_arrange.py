@@ -117,7 +117,6 @@ _BAD = {
     'no images': (['--images={place}/prompts'], ['report.json', 'cspd-generate']),
     'no report of images': (['--images={place}/other'], ['not one of cspd-generate']),
     'files elsewhere': (['--images={place}/evil'], ['secret.png']),
-    'size of 0': (['--resize=0'], ['resize is 0']),
     'scores and a layout': (['--clip=x'], ["clip is 'x'", 'computes no scores']),
     'a batch size and a layout': (['--batch_size=3'], ['batch_size is 3', 'computes no scores']),
     'no layout': (['--layout=none', '--resize=8'], ['resize is 8', 'give a layout'])}

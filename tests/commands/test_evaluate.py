@@ -143,8 +143,6 @@ def test_published_statistics(run, place, tmp_path):
 
 
 _BAD = {
-    'no network': (
-        ['--inception={place}/nothing'], ['nothing', 'folder; convert the file pt_inception']),
     'another network': (['--inception={place}/samples'], ['samples']),
     'no images': (['--images={place}/empty'], ['images', 'folder without images', '.png']),
     'gray': (['--images={place}/gray.npz'], ['uint8[3, 8, 8]', 'uint8 [N, H, W, 3]']),
@@ -155,10 +153,8 @@ _BAD = {
     'several arrays': (['--reference={place}/two.npz'], ['arr_0 and as arr_1']),
     'deep pictures': (['--images={place}/deep'], ['deep.png', '16 bits per channel']),
     'folders': (['--reference={place}'], ['0 images', 'folders, such as']),
-    'no file': (['--reference={place}/absent.npz'], ['reference', 'absent.npz']),
     'few': (['--images={place}/few.npz'], ['images has 3 images', 'at least 4']),
-    'no evaluator': (['--evaluator=clean'], ['clean', 'adm']),
-    'batch of 0': (['--batch_size=0'], ['batch_size is 0'])}
+    'no evaluator': (['--evaluator=clean'], ['clean', 'adm'])}
 
 
 @pytest.mark.parametrize('name', representative(
@@ -240,11 +236,8 @@ def test_features_of_another_evaluator(network, tmp_path, stored, of, is_read):
 @pytest.mark.parametrize('arrays, message', [
     (_covariance(_entry(3, 5, 9.)), 'covariance; those are symmetric'),
     (_covariance(_entry(3, 3, -9.)), 'covariance; those are without negative eigenvalues'),
-    (_covariance(lambda sigma: -sigma), 'covariance; those are without negative eigenvalues'),
-    (_covariance(_entry(3, 3, np.inf)), 'covariance; those are finite'),
     (_covariance(lambda sigma: 1e300 * sigma), 'covariance; those are finite'),
     (_covariance(lambda sigma: sigma + 0j), r'sigma is complex128\[128, 128\]'),
-    (_covariance(lambda sigma: sigma > 0), r'sigma is bool\[128, 128\]'),
     (_covariance(lambda sigma: sigma[:9, :9]), r'sigma is float64\[9, 9\]; for this network'),
     (dict(mu=np.zeros(2048), sigma=np.eye(2048)), r'mu is float64\[2048\]; .*\[128\]'),
     (_covariance() | dict(mu_s=np.zeros(2023)), 'holds no sigma_s; statistics are mu_s and'),
@@ -266,6 +259,7 @@ def test_rounded_statistics_are_read(network, tmp_path):
     np.testing.assert_allclose(pool.covariance, np.cov(points.T), atol=1e-3)
 
 
+@pytest.mark.slow
 def test_batches_fit_in_memory(network, place, tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(memory, '_available', lambda: 2e9)
   np.savez_compressed(tmp_path / 'large.npz', arr_0=np.zeros((40, 1300, 1300, 3), np.uint8))
@@ -278,6 +272,7 @@ def test_batches_fit_in_memory(network, place, tmp_path, monkeypatch, capsys):
   calls.check_refused(result, ['batch_size is 11, but 11 images', 'smaller images'])
 
 
+@pytest.mark.slow
 def test_references_of_several_sizes(run, place, monkeypatch):
   """The help names one, a folder of photographs."""
   shapes = []

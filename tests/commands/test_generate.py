@@ -1,7 +1,9 @@
 """`cspd-generate` from end to end: images with all that made them, stopped and continued."""
 
 import functools
+import io
 import json
+import re
 from unittest import mock
 
 import jax
@@ -18,19 +20,18 @@ from tests.experiments import calls
 from tests.families import tiny
 
 _BAD = {
-    'unknown flag': (['--bacth_size=3'], ['did you mean --batch_size']),
-    'unknown decoder': (['--decoder=fast'], ['fast', 'seed_exact']),
-    'no batch': (['--batch_size=0'], ['batch_size is 0']),
     'unknown prompt': (['--prompt=sea,moon'], ['moon', 'sand, sea, sky']),
     'no file of prompts': (['--prompts={tmp}/nothing'], ['nothing']),
     'file without prompts': (['--prompts={tmp}/empty'], ['empty', 'without prompts']),
-    'prompt twice': (['--prompt=sea', '--prompts={tmp}/prompts'], ['only one']),
     'too many seeds': (['--prompt=sea', '--seed=1,2', '--num_images=1'], ['seed has 2']),
-    'seed beyond 32 bits': (['--seed=4294967296'], ['seed is 4294967296']),
-    'option of other tokens': (['--decoder=vanilla', '--temperature=-1'], ['temperature is -1']),
-    'no model': (['--model={tmp}/nothing'], ['nothing', 'is not a folder']),
     'no inception': (['--inception={tmp}/nothing'], ['nothing', 'no such folder']),
     'no drafts': (['--decoder=eagle'], ['none', 'use a decoder without it']),
+    'no folder of the stream': (['--stream=missing/now.png'], ['stream is']),
+    'a stream of several devices': (
+        ['--stream=now.png', '--mesh=1x1'], ['cannot be streamed']),
+    'a seed that is no number': (['--seed=x'], ['--seed=x: it must be a whole number']),
+    'a parameter of a decoder': (['--window=16'], [
+        "--window is a parameter of decoders; write --decoder='NAME(window=VALUE)'"]),
     'another evaluator': (['--evaluator=adm'], ['cspd-evaluate --evaluator']),
 }
 
@@ -111,16 +112,62 @@ def _by_appearance(programs, lines):
       f'compiling {program} (' in line for line in lines].index(True))
 
 
-def test_an_image_says_how_it_was_made(run):
-  result = run('--prompt=sea', '--decoder=sjd(window=4)', '--seed=5', '--guidance_scale=3',
-              '--num_images=2', '--batch_size=2')
-  with Image.open(result.folder / '00001_sea_seed5.png') as image:
-    said = image.text
-    assert image.size == (16, 16)
-  assert said['prompt'] == 'sea' and said['decoder'] == 'sjd(window=4)'
-  assert (said['seed'], said['number'], said['label']) == ('5', '1', '1')
-  assert json.loads(said['sampling'])['guidance_scale'] == 3
-  assert 'cspd_jax' in said['software'] and 'jax' in said['software']
+def test_prompts_become_pictures(folder, tmp_path, capsys):
+  words = [f'--model={folder}/beach', '--prompt=sea', '--prompt=sky', '--seed=3,5',
+           '--decoder=mc_sjd(window=4)', '--temperature=0.9', f'--output={tmp_path / "out"}']
+  assert generate.main(['cspd-generate', *words]) == 0
+  out = capsys.readouterr().out
+  assert '2 images with mc_sjd(window=4); model beach' in out
+  assert re.search(
+      r"report.json are in .*\nmc_sjd\(window=4\): images of the model's distribution \(exact\), "
+      r'in \d+ forward passes instead of 16 \(\d\.\d times fewer\)\.\n'
+      r'2 images in \d+\.\d s \(\d\.\d\d s each\), and \d+\.\d s to compile\.\nNext: ', out)
+  assert out.endswith(f'Next: cspd-tune --model={folder}/beach --temperature=0.9 stores the '
+                      'fastest decoder for this machine.\n')
+  paths = sorted((tmp_path / 'out').iterdir())
+  assert [path.name for path in paths] == [
+      '00000_sea_seed3.png', '00001_sky_seed5.png', 'report.json']
+  with Image.open(paths[1]) as picture:
+    assert picture.size == (16, 16) and '"temperature": 0.9' in picture.text['sampling']
+  before = [path.read_bytes() for path in paths]
+  assert generate.main(['cspd-generate', *words]) == 0
+  assert f'images in {tmp_path / "out"} are complete' in capsys.readouterr().out
+  assert [path.read_bytes() for path in sorted((tmp_path / 'out').iterdir())] == before
+  for others, changed in (
+      ('--temperature=0.8', 'sampling.temperature was 0.9, now 0.8'),
+      ('--seed=4,5', 'seed was [[3, 0], [5, 0]], now [[3, 0], [5, 0], [4, 0], [5, 0]]; other '
+       'prompts; num_images was 2, now 4'),
+      ('--batch_size=1', 'batch_size was 2, now 1')):
+    assert generate.main(['cspd-generate', *words, others]) == 2, others
+    assert f'holds a report already ({changed}); use another folder, with --output' in (
+        capsys.readouterr().err)
+  paths[0].write_bytes(before[0][:-1])  # Not what the report lists.
+  assert generate.main(['cspd-generate', *words]) == 2
+  assert 'holds a report already' in capsys.readouterr().err
+  paths[0].write_bytes(before[0])
+  assert generate.main(['cspd-generate', *words, '--overwrite']) == 0
+  more = ['--seed=3', '--num_images=4', '--overwrite']  # The number at once is not that of before.
+  assert generate.main(['cspd-generate', *words[:3], *words[4:], *more]) == 0
+  assert '4 images with mc_sjd(window=4); model beach' in capsys.readouterr().out
+
+
+def test_images_are_watched_while_they_come_about(folder, tmp_path, monkeypatch, capsys):
+  seen, write = [], generate.atomic.write
+  monkeypatch.setattr(generate.atomic, 'write', lambda path, data: (
+      write(path, data), seen.append(data) if path.name == 'now.png' else None))
+  words = [f'--model={folder}/beach', '--prompt=sea', '--prompt=sky', '--decoder=vanilla']
+  assert generate.main(['cspd-generate', *words, f'--output={tmp_path / "out"}',
+                       f'--stream={tmp_path / "now.png"}']) == 0
+  assert '\nvanilla (seed-exact): 16 forward passes, one token at a time.\n' in (
+      capsys.readouterr().out)
+  first, *_, last = (np.asarray(Image.open(io.BytesIO(data))) for data in seen)
+  assert len(seen) > 2 and first.shape == last.shape == (16, 32, 3)
+  assert (first[-1] == 128).all(), 'grey where nothing is committed yet'
+  assert generate.main(['cspd-generate', *words, f'--output={tmp_path / "again"}']) == 0
+  for folder_ in ('out', 'again'):
+    names = ('00000_sea_seed0.png', '00001_sky_seed0.png')
+    pictures = [np.asarray(Image.open(tmp_path / folder_ / name)) for name in names]
+    np.testing.assert_array_equal(np.concatenate(pictures, axis=1), last)
 
 
 def test_nothing_is_overwritten_unless_asked(run, tmp_path):
@@ -185,17 +232,6 @@ def test_overwriting_takes_the_batch_size_of_the_same_run_alone(run, monkeypatch
   assert run(*words, '--prompt=sand').code == 130  # Goes on.
   assert run(*words, '--prompt=sea').code == 130  # Replaces it.
   assert sizes == [2, 2, 5]
-
-
-def test_one_seed_per_image(run):
-  result = run('--decoder=sjd(window=4)', '--prompt=sea', '--seed=4,9', '--batch_size=2')
-  assert _names(result)[:2] == ['00000_sea_seed4.png', '00001_sea_seed9.png']
-
-
-def test_help(capsys):
-  assert generate.main(['generate', '--help']) == 0
-  out = capsys.readouterr().out
-  assert '--batch_size=none' in out and '--overwrite=false' in out and 'cspd-generate --' in out
 
 
 @pytest.mark.slow

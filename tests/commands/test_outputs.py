@@ -72,10 +72,3 @@ def test_overwrite_replaces_images_only(folder, capsys, tmp_path):
     result = calls.call(generate.main, capsys, tmp_path / 'out', *words, *more)
     assert result.code == 2 and "holds a report of 'cspd-compare'" in result.err
   assert [path.name for path in (tmp_path / 'out').iterdir() if path.is_file()] == ['report.json']
-  result = calls.call(generate.main, capsys, tmp_path / 'own', *words)
-  assert result.code == 0, result.err
-  assert calls.call(generate.main, capsys, tmp_path / 'own', *words, '--seed=5').code == 2
-  result = calls.call(generate.main, capsys, tmp_path / 'own', *words, '--overwrite', '--seed=5')
-  assert result.code == 0, result.err
-  name, = (tmp_path / 'own').glob('*.png')
-  assert name.name.endswith('seed5.png')

@@ -99,6 +99,7 @@ def test_the_socket_stays_open_after_loading():
       sock.accept()[0].close()
 
 
+@pytest.mark.slow
 def test_slots_have_room_for_the_longest_prompts(monkeypatch):
   """Not only for the prompt that the programs are compiled with."""
   served = wire.serving(cspd_jax.load('emoji'), ('vanilla',))
@@ -110,6 +111,7 @@ def test_slots_have_room_for_the_longest_prompts(monkeypatch):
     server.engine(served, slots=8, queue=1, prompt_length=2**15)
 
 
+@pytest.mark.slow
 def test_memory_is_that_of_guided_images_and_of_one_decoder_at_a_time(monkeypatch):
   """Whatever the model's own guidance; the copies of narrow parameters are not there twice."""
   model = cspd_jax.load('emoji', dtype='bfloat16')

@@ -20,10 +20,6 @@ from tests.experiments import calls, models
 from tests.families import tiny
 
 _BAD = {
-    'no decoder': (['--decoder='], ['decoder is empty']),
-    'unknown decoder': (['--decoder=hurry'], ['hurry', 'vanilla']),
-    'unknown parameter': (['--decoder=mc_sjd(windw=3)'], ['windw', 'window']),
-    'window of 0': (['--window=0,4'], ['window is (0, 4)', 'from 1']),
     'no batch': (['--batch_size='], ['batch_size']),
     'batch of 0': (['--batch_size=0'], ['batch_size is (0,)']),
     'no time': (['--minutes=0'], ['minutes is 0']),
@@ -33,7 +29,6 @@ _BAD = {
         ['--model=demo'], ["'demo', which is part of the package", 'store=FOLDER', '--dry_run']),
     'other networks': (
         ['--model=demo', '--store={folder}'], ['beach', 'holds other networks', '--dry_run']),
-    'no such model': (['--model=nothing'], ['nothing', 'is not a folder']),
     'several groups': (
         ['--mesh=2x1', '--dry_run'], ["mesh is '2x1'", 'first number must be 1']),
     'continuous tokens': (['--model=mar_demo', '--dry_run'], ['mar_demo', 'discrete']),

@@ -27,11 +27,12 @@ def _condition(model, count):
 
 @pytest.mark.parametrize('tokens', [1, 1.01, 1.5, 2.5, 2.74, 4.5, 7.4, 10.4])
 def test_accepted_drafts_have_the_given_mean(tokens):
-  lengths, count = [], 1
-  while count < 20000:
-    lengths.append(1 + timed_rounds.accepted_drafts(count, tokens))
-    assert int(timed_rounds.accepted_drafts(jnp.int32(count), tokens)) == lengths[-1] - 1
-    count += lengths[-1]
+  lengths, counts = [], [1]
+  while counts[-1] < 20000:
+    lengths.append(1 + timed_rounds.accepted_drafts(counts[-1], tokens))
+    counts.append(counts[-1] + lengths[-1])
+  traced = timed_rounds.accepted_drafts(jnp.asarray(counts[:-1], jnp.int32), tokens)
+  np.testing.assert_array_equal(1 + traced, lengths)
   np.testing.assert_array_equal(
       np.cumsum(lengths), np.floor(np.arange(1, len(lengths) + 1) * tokens + 1e-6))
   # A decode may be timed from any number of tokens, which need not be where a round ends.

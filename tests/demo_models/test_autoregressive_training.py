@@ -70,6 +70,7 @@ def test_average_learns_and_uses_the_label(trained):
   assert wrong > null > given
 
 
+@pytest.mark.slow
 def test_average_follows_the_parameters_slowly(trained):
   state, _ = trained
   batch = loop.batch_of(*_data(), 0, 0, OPTIMIZER.batch_size)

@@ -71,17 +71,6 @@ def test_the_average_learns_and_uses_the_label(trained):
   assert given < null < wrong
 
 
-@pytest.mark.slow
-def test_the_average_follows_the_parameters_slowly(trained):
-  state = trained[0]._replace(step=jnp.int32(1000))
-  following, _ = _STEP(state, _data(), CONFIG, TRAIN)
-  expected = jax.tree.map(
-      lambda a, p: OPTIMIZER.ema_decay * a + (1 - OPTIMIZER.ema_decay) * p,
-      state.average, following.params)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
-               following.average, expected)
-
-
 def test_draws_have_the_published_distributions():
   draw = jax.jit(jax.vmap(lambda key: mar.draw(key, (2, 256, 1), TRAIN).hidden))
   hidden = np.asarray(draw(jax.random.split(jax.random.key(0), 200)))

@@ -150,15 +150,6 @@ def test_flags_of_installed_commands_exist(page):
       assert not unknown, f'{command} has no flag {unknown}: {line}'
 
 
-@pytest.mark.parametrize('command', SCRIPTS)
-def test_flags_that_do_not_exist_are_detected(command):
-  assert 'output' in _flags(command) or command == 'cspd-serve'
-  assert ('images' if command == 'cspd-evaluate' else 'model') in _flags(command)
-  for word in ('--seeds=1', '--batchsize=1', 'cat'):
-    with pytest.raises(AssertionError):
-      _check_values(command, [word])
-
-
 @pytest.mark.parametrize('page', pages.having('sh'), ids=pages.name)
 def test_commands_exist(page):
   for block in pages.blocks(page):

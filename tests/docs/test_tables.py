@@ -17,6 +17,15 @@ REPORT = dict(
         dict(decoder='mc_sjd(window=4)', guarantee='exact', tokens_per_pass=1.5)])
 
 
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  """The folder of the reports that the tables are made of."""
+  monkeypatch.setattr(tables, 'ROOT', tmp_path)
+  folder = tmp_path / 'docs' / 'reports'
+  folder.mkdir(parents=True)
+  return folder
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('page', tables.PAGES, ids=lambda page: page.name)
 def test_pages_are_up_to_date(page):
@@ -24,13 +33,10 @@ def test_pages_are_up_to_date(page):
   assert tables.rewritten(text) == text, 'run python -m docs.tables'
 
 
-def test_tables_come_from_reports(tmp_path, monkeypatch):
-  monkeypatch.setattr(tables, 'ROOT', tmp_path)
+def test_tables_come_from_reports(folder):
   page = 'Before.\n\n<!-- table: summary -->\nold\n<!-- /table -->\n'
   empty = tables.rewritten(page)
   assert empty == 'Before.\n\n<!-- table: summary -->\n<!-- /table -->\n'
-  folder = tmp_path / 'docs' / 'reports'
-  folder.mkdir(parents=True)
   (folder / 'kinds_demo.json').write_text(json.dumps(REPORT))
   full = tables.rewritten(empty)
   row = '| `mc_sjd(window=4)` | 1.50 | - | exact |'
@@ -55,10 +61,7 @@ def test_tables_come_from_reports(tmp_path, monkeypatch):
   assert tables.rewritten(full) == empty
 
 
-def test_rows_that_differ_in_one_setting_become_one(tmp_path, monkeypatch):
-  monkeypatch.setattr(tables, 'ROOT', tmp_path)
-  folder = tmp_path / 'docs' / 'reports'
-  folder.mkdir(parents=True)
+def test_rows_that_differ_in_one_setting_become_one(folder):
   row = lambda decoder, value: dict(
       decoder=decoder, step_compression=value, step_compression_error=0.25)
   (folder / 'corrected.json').write_text(json.dumps(dict(
@@ -72,10 +75,7 @@ def test_rows_that_differ_in_one_setting_become_one(tmp_path, monkeypatch):
   assert '| `eagle(tree=chain(N - 1))` | 3.00 | - |' in text
 
 
-def test_a_cpus_table_has_decoders_that_gain(tmp_path, monkeypatch):
-  monkeypatch.setattr(tables, 'ROOT', tmp_path)
-  folder = tmp_path / 'docs' / 'reports'
-  folder.mkdir(parents=True)
+def test_a_cpus_table_has_decoders_that_gain(folder):
   rows = [dict(decoder=f'mc_sjd(window={speed})', tokens=speed, speedup=speed)
           for speed in (0.5, 1.0, 1.5, 2.0)]
   (folder / 'against_llamagen.json').write_text(json.dumps(dict(REPORT, rows=rows)))
@@ -84,10 +84,7 @@ def test_a_cpus_table_has_decoders_that_gain(tmp_path, monkeypatch):
   assert 'window=1.0' not in text and 'window=0.5' not in text
 
 
-def test_tables_that_reports_bring_along(tmp_path, monkeypatch):
-  monkeypatch.setattr(tables, 'ROOT', tmp_path)
-  folder = tmp_path / 'docs' / 'reports'
-  folder.mkdir(parents=True)
+def test_tables_that_reports_bring_along(folder):
   columns = {'gamma': '{length}', 'speed': '{speed:.1f}'}
   (folder / 'accelerator_official.json').write_text(json.dumps(dict(
       REPORT, rows=[dict(length=4, speed=1.25), dict(length=8, speed=2.0)],
@@ -96,10 +93,7 @@ def test_tables_that_reports_bring_along(tmp_path, monkeypatch):
   assert '**Table 1**\n\n| gamma | speed |' in text and '| 8 | 2.0 |' in text and '1.2' not in text
 
 
-def test_rows_of_papers_are_those_of_both_models(tmp_path, monkeypatch):
-  monkeypatch.setattr(tables, 'ROOT', tmp_path)
-  folder = tmp_path / 'docs' / 'reports'
-  folder.mkdir(parents=True)
+def test_rows_of_papers_are_those_of_both_models(folder):
   for name, model, files in (('published', 'emoji', {'strip_sjd.png': ''}),
                              ('published_demo', 'demo', {})):
     (folder / f'{name}.json').write_text(json.dumps(dict(
@@ -112,10 +106,7 @@ def test_rows_of_papers_are_those_of_both_models(tmp_path, monkeypatch):
   assert 'papers.py:published_demo`: 4 images, cpu, jax 0.0, weights demo0123.*' in text
 
 
-def test_rows_of_papers_have_the_distances_of_their_setting(tmp_path, monkeypatch):
-  monkeypatch.setattr(tables, 'ROOT', tmp_path)
-  folder = tmp_path / 'docs' / 'reports'
-  folder.mkdir(parents=True)
+def test_rows_of_papers_have_the_distances_of_their_setting(folder):
   rows = [dict(decoder='vanilla', temperature=1.0, top_k=top_k, model='demo')
           for top_k in (None, 2)]
   (folder / 'published_demo.json').write_text(json.dumps(dict(

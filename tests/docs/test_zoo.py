@@ -73,20 +73,6 @@ def test_marked_tests_have_their_evidence(mark):
     assert live or "'manifests'" in text and any((data / 'manifests').iterdir())
 
 
-def test_a_level_ends_with_its_test(tmp_path, monkeypatch):
-  folder = tmp_path / 'models'
-  folder.mkdir()
-  (folder / 'test_one.py').write_text(
-      "@pytest.mark.verifies('parity', 'anole', 'emu3')\ndef test_it():\n  pass\n")
-  monkeypatch.setattr(verified, 'TESTS', tmp_path)
-  monkeypatch.setattr(verified, 'marks', verified.marks.__wrapped__)
-  assert verified.of('anole') == verified.of('emu3') == ['parity'] and not verified.of('mar')
-  assert '*parity*' in verified.levels() and 'official modules. Anole, Emu3.' in verified.levels()
-  (folder / 'test_one.py').write_text("@pytest.mark.verifies('parities', 'anole')\ndef f():\n  1\n")
-  with pytest.raises(ValueError, match="'parities' of anole; levels are shapes"):
-    verified.of('anole')
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['demo', 'emoji'])
 def test_bytes_with_int8_are_those_of_a_loaded_model(name):

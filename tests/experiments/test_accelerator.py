@@ -76,6 +76,7 @@ def test_rows_of_a_rehearsal_are_not_continued(tmp_path):
     piece_lib.Piece(tmp_path, 60)
 
 
+@pytest.mark.slow
 def test_weights_of_8_bits_are_random(tmp_path):
   piece = piece_lib.Piece(tmp_path, 60, rehearses=True)
   model = rounds.described(piece, 'demo', quantize=True)

@@ -14,14 +14,11 @@ _MAR = [
     (['--repo={tmp}', '--accepted={tmp}/none.json'], 'cannot be read as JSON')]
 _NEXTSTEP = [
     ([], 'repo is none'), (['--repo={tmp}', '--decoder=windows(window=999)'], 'does not contain'),
-    (['--repo={tmp}', '--decoder='], 'decoder is empty'),
     (['--repo={tmp}', '--repeats=65'], 'repeats is 65'),
-    (['--repo={tmp}', '--accepted={tmp}/none.json'], 'cannot be read as JSON'),
     (['--repo={tmp}'], 'does not contain nextstep/models/pipeline_nextstep.py')]
 _LLAMAGEN = [
     ([], 'repo is none'), (['--repo={tmp}', '--size=c2i_s'], 'c2i_b_256, c2i_l_256'),
     (['--repo={tmp}', '--tokens_per_round=9', '--decoder=mc_sjd(window=4)'], '1 to 4'),
-    (['--repo={tmp}', '--accepted={tmp}/none.json'], 'cannot be read as JSON'),
     (['--repo={tmp}', '--decoder=eagle(tree=chain(2))'],
      'does not contain; give --tokens_per_round'),
     (['--repo={tmp}', '--tokens_per_round=2'], 'does not contain autoregressive/models/gpt.py')]

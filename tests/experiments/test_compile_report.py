@@ -12,12 +12,8 @@ from tests.experiments import calls
 _CPU = devices.Accelerator(1e10, 1e11, 1e-6, 0, 0, 'cpu', '', ())
 _BAD = {
     'device': (['--device=abacus'], ['device is', 'h200, v5e']),
-    'no such model': (['--model=nothing'], ['nothing', 'c2i_xl_256']),
     'decoders of other tokens': (['--model=mar_b'], ['corrected', 'exact_head']),
     'too many layers': (['--layers=9'], ['layers is 9', 'must be below']),
-    'no layers': (['--layers=0'], ['layers is 0', 'from 1 to']),
-    'dtype': (['--dtype=int4'], ['dtype', 'bfloat16']),
-    'decoder': (['--decoder=hurry'], ['hurry', 'vanilla']),
     'a report that is none': (['--accepted=setup.cfg'], ['accepted', 'setup.cfg']),
 }
 

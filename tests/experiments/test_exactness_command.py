@@ -45,20 +45,3 @@ def test_decoders_pass(tmp_path):
         'pass'}
     assert row['pass'] and row['samples'] == 65536
     assert row['decoder'] in done.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('flag,message', [
-    ('--windw=3', '--windw is not a flag; did you mean --window?'),
-    ('--window=0', 'window is 0; it must be a whole number from 1'),
-    ('--window=40', 'window is 40'),
-    ('--vocab=99', 'prefixes'),
-    ('--decoder=falcon', "'falcon' is not registered"),
-    ('--json=/no/such/folder/x.json', 'is not a folder that can be written'),
-    ('stray', "'stray' is not a flag"),
-])
-def test_bad_input(flag, message):
-  done = run(flag)
-  assert done.returncode == 2
-  assert message in done.stderr and 'Traceback' not in done.stderr
-  assert len(done.stderr.strip().splitlines()) == 1

@@ -95,9 +95,6 @@ def test_the_gap_of_rounding_bounds_what_rounding_changes():
     (['--contexts=emu3'], ["contexts is 'emu3'", 'janus_pro, janus_pro_plain']),
     (['--num_prompt_tokens=17'], ['the other program in 17']),
     (['--tokens=12'], ['tokens holds 12; this model supports 0 to 11']),
-    ([f'--tokens={",".join("1" * 13)}'], ['tokens has 13 entries; it must have 1 to 12']),
-    (['--dtype=float16'], ['float16', 'one of float32, bfloat16']),
-    (['--guidance_scale=-1'], ['guidance_scale is -1']),
-    (['--model=mar_demo'], ['mar_demo'])])
+    ([f'--tokens={",".join("1" * 13)}'], ['tokens has 13 entries; it must have 1 to 12'])])
 def test_wrong_input(folder, printed, capsys, tmp_path, words, message):
   calls.check_refused(_call(folder, capsys, tmp_path / 'out', printed[0], *words), message)

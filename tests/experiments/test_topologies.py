@@ -13,20 +13,11 @@ from tests.families import tiny
 PAPERS = pathlib.Path(__file__).parents[2] / 'configs' / 'papers.py'
 
 _BAD = {
-    'no window': (topologies, ['--window='], ['window', 'values separated by commas']),
-    'window below 1': (topologies, ['--window=0'], ['window is (0,)', 'from 1']),
-    'a window that is no number': (topologies, ['--window=wide'], ['window', 'wide']),
-    'no decoder': (topologies, ['--decoder='], ['decoder is empty']),
     'trees larger than the window': (
         topologies, ['--window=2', '--decoder=sjd_pac(tree=kary(3, 3))'],
         ['no decoder can run', '3']),
     'no scenes': (topologies, ['--window=3', '--decoder=mc_sjd', '--ground'],
                   ["caption is 'sand'", 'like "a blue owl']),
-    'window twice': (topologies, ['--decoder=sjd(window=8)', '--metrics=beauty'], ['beauty']),
-    'no temperature': (topologies, ['--temperatures='], ['temperatures']),
-    'cold': (
-        topologies, ['--window=4', '--decoder=mc_sjd', '--temperatures=1,-1'],
-        ['temperature is -1']),
     'a figure of one image': (
         topologies, ['--entropy', '--num_images=1'], ['entropy is True', 'num_images is 1']),
     'a figure of many lines': (

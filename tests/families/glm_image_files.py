@@ -30,15 +30,7 @@ def tokenizer_file():
   """A file with all bytes behind the codes, a merge and the special tokens."""
   symbols = published_files.bytes_to_symbols()
   ids = {symbol: 48 + byte for byte, symbol in symbols.items()} | {'ca': 304}
-  added = [dict(id=index, content=name, special=True, single_word=False, lstrip=False,
-                rstrip=False, normalized=False) for name, index in SPECIAL.items()]
-  level = dict(type='ByteLevel', add_prefix_space=False, trim_offsets=False, use_regex=True)
-  return json.dumps(dict(
-      version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=None,
-      pre_tokenizer=level, post_processor=None, decoder=level, model=dict(
-          type='BPE', dropout=None, unk_token=None, continuing_subword_prefix='',
-          end_of_word_suffix='', fuse_unk=False, byte_fallback=False, ignore_merges=False,
-          vocab=ids | SPECIAL, merges=[('c', 'a')]))).encode()
+  return published_files.tokenizer_file(ids | SPECIAL, SPECIAL, [('c', 'a')], reads_bytes=True)
 
 
 def settings(config=CONFIG):

@@ -23,21 +23,12 @@ _FIRST = 270
 def tokenizer_file(roles=True):
   """A file like DeepSeek's: all bytes, a merge and the special tokens, with those of roles or not.
   """
-  byte = [*range(ord('!'), ord('~') + 1), *range(0xa1, 0xad), *range(0xae, 0x100)]
-  others = 256 - len(byte)
-  pieces = [*map(chr, byte), *(chr(256 + place) for place in range(others)), 'ca']
+  pieces = [*sorted(published_files.bytes_to_symbols().values()), 'ca']
   names = ('<｜begin▁of▁sentence｜>', '<｜end▁of▁sentence｜>', '<｜▁pad▁｜>', '<begin_of_image>',
            '<end_of_image>', *(ROLES if roles else ()))
-  added = [dict(id=_FIRST + place, content=name, special=True, single_word=False, lstrip=False,
-                rstrip=False, normalized=False) for place, name in enumerate(names)]
-  level = dict(type='ByteLevel', add_prefix_space=False, trim_offsets=False, use_regex=True)
-  return json.dumps(dict(
-      version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=None,
-      pre_tokenizer=level, post_processor=level, decoder=level, model=dict(
-          type='BPE', dropout=None, unk_token=None, continuing_subword_prefix='',
-          end_of_word_suffix='', fuse_unk=False, byte_fallback=False,
-          vocab={piece: place for place, piece in enumerate(pieces)}, merges=[('c', 'a')]),
-  )).encode()
+  return published_files.tokenizer_file(
+      {piece: place for place, piece in enumerate(pieces)},
+      {name: _FIRST + place for place, name in enumerate(names)}, [('c', 'a')], reads_bytes=True)
 
 
 def _settings(is_transformers):

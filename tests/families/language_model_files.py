@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import json
 
 import numpy as np
 
@@ -41,14 +40,7 @@ def text(name, num_tokens=None):
   # No text is encoded as tokens of several letters, because there are no merges.
   ids |= {f'unused {number}': number for number in range(
       CONFIGS[name].first_code if num_tokens is None else num_tokens) if number not in taken}
-  added = [dict(id=index, content=content, special=True, single_word=False, lstrip=False,
-                rstrip=False, normalized=False) for content, index in special.items()]
-  model = dict(type='BPE', vocab=ids, merges=[], unk_token=None, dropout=None, fuse_unk=False,
-               byte_fallback=False, continuing_subword_prefix=None, end_of_word_suffix=None,
-               ignore_merges=False)
-  return json.dumps(dict(
-      version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=None,
-      pre_tokenizer=None, post_processor=None, decoder=None, model=model)).encode()
+  return published_files.tokenizer_file(ids, special)
 
 
 def target(name):

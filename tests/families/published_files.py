@@ -7,7 +7,6 @@ import base64
 import dataclasses
 import functools
 import json
-from unittest import mock
 
 import numpy as np
 import safetensors.numpy
@@ -62,20 +61,38 @@ def letters(code):
   return ''.join(chr(ord('A') + int(digit)) for digit in str(code))
 
 
+def tokenizer_file(vocab, special, merges=(), reads_bytes=False, split=None):
+  """A tokenizer.json with special tokens.
+
+  Text is single characters, or the symbols of bytes, after a split at the matches of a pattern.
+  """
+  added = [dict(id=place, content=name, special=True, single_word=False, lstrip=False,
+                rstrip=False, normalized=False) for name, place in special.items()]
+  level = dict(type='ByteLevel', add_prefix_space=False, trim_offsets=False,
+               use_regex=split is None) if reads_bytes else None
+  normalizer, pieces = None, level
+  if split is not None:
+    normalizer = {'type': 'NFC'}
+    pieces = dict(type='Sequence', pretokenizers=[dict(
+        type='Split', pattern={'Regex': split}, behavior='Isolated', invert=False), level])
+  return json.dumps(dict(
+      version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=normalizer,
+      pre_tokenizer=pieces, post_processor=level, decoder=level, model=dict(
+          type='BPE', vocab=vocab, merges=list(merges), unk_token=None, dropout=None,
+          fuse_unk=False, byte_fallback=False, continuing_subword_prefix=None,
+          end_of_word_suffix=None, ignore_merges=False))).encode()
+
+
 def chameleon_text():
   """A file like Chameleon's: published names and ids, text as single characters."""
   ids = {'<s>': 0, '<pad>': 1, '</s>': 2, '<unk>': 3, '<eoss>': 8196, '<racm3:break>': 8197}
   ids |= {f'IMGIMG{letters(code)}Z': 4 + place for place, code in enumerate(CODES)}
   ids |= {f'<reserved{number:05d}>': number + 4 for number in range(8194, 9000)}
   ids |= {chr(number): 20000 + number for number in range(10, 127) if number not in range(11, 32)}
-  added = [dict(id=ids[name], content=name, special=True, single_word=False, lstrip=False,
-                rstrip=False, normalized=False) for name in ids if name.startswith('<r')]
-  model = dict(type='BPE', vocab=ids, merges=[], unk_token='<unk>', dropout=None, fuse_unk=False,
-               byte_fallback=False, continuing_subword_prefix=None, end_of_word_suffix=None,
-               ignore_merges=False)
-  return json.dumps(dict(
-      version='1.0', truncation=None, padding=None, added_tokens=added, normalizer=None,
-      pre_tokenizer=None, post_processor=None, decoder=None, model=model)).encode()
+  special = {name: place for name, place in ids.items() if name.startswith('<r')}
+  content = json.loads(tokenizer_file(ids, special))
+  content['model']['unk_token'] = '<unk>'
+  return json.dumps(content).encode()
 
 
 def lumina_mgpt_2_text():
@@ -89,18 +106,8 @@ def lumina_mgpt_2_text():
              '<racm3:break>': 151665, '<eoss>': 151666, '<reserved08799>': 151670,
              '<reserved08706>': 154000}
   special |= {f'<reserved{8800 + count:05d}>': 151700 + count for count in range(1, 60)}
-  added = [dict(id=place, content=name, special=True, single_word=False, lstrip=False,
-                rstrip=False, normalized=False) for name, place in special.items()]
-  split = dict(type='Split', pattern={'Regex': r'\p{N}|[^\r\n\p{L}\p{N}]?\p{L}+|\s+|\S'},
-               behavior='Isolated', invert=False)
-  level = dict(type='ByteLevel', add_prefix_space=False, trim_offsets=False, use_regex=False)
-  model = dict(type='BPE', vocab=ids | special, merges=['c a', 'ca t'], dropout=None,
-               unk_token=None, continuing_subword_prefix='', end_of_word_suffix='', fuse_unk=False,
-               byte_fallback=False, ignore_merges=False)
-  return json.dumps(dict(
-      version='1.0', truncation=None, padding=None, added_tokens=added,
-      normalizer={'type': 'NFC'}, pre_tokenizer=dict(type='Sequence', pretokenizers=[split, level]),
-      post_processor=level, decoder=level, model=model)).encode()
+  return tokenizer_file(ids | special, special, ['c a', 'ca t'], reads_bytes=True,
+                        split=r'\p{N}|[^\r\n\p{L}\p{N}]?\p{L}+|\s+|\S')
 
 
 def bytes_to_symbols():
@@ -235,23 +242,3 @@ def llamagen_words(root):
   torch_files.save(folder / 't2i_XL_stage1_256.pt', tensors('llamagen', T2I, 45), 'model')
   torch_files.save(folder / 'vq_ds16_t2i.pt', tensors('llamagen_vq', T2I_VQ, 46), 'model')
   return folder
-
-
-# By family: builds the folder and returns that of the target; further words of the command.
-WHOLE = {
-    'lumina_mgpt': (lumina_mgpt, ('--height=4', '--width=6')),
-    'lumina_mgpt_2': (lumina_mgpt_2, ('--height=4', '--width=8')),
-    'anole': (anole, ('--height=3', '--width=4')),
-    'emu3': (emu3, ('--height=2', '--width=3')),
-    'emu3_5': (emu3_5, ('--height=2', '--width=3')),
-    'llamagen': (llamagen_words, ('--model=t2i_xl_256',)),
-}
-
-
-def convert_whole(family, root, output):
-  """Builds a published folder of a family in `root`, and converts it to a model folder."""
-  build, words = WHOLE[family]
-  folder = build(root)
-  small = rules.get('llamagen')._replace(presets={'t2i_xl_256': T2I})
-  with mock.patch.dict(rules.FAMILIES, llamagen=small):
-    assert not convert(folder.parent, family, folder.name, output, *words)

@@ -1,10 +1,13 @@
 """Models without numbers: `families.describe`."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from cspd_jax import families
+from tests.marks import representative
 
 
 def test_published_sizes():
@@ -17,6 +20,7 @@ def test_published_sizes():
   assert small.drafts['eagle'].params['target']['transformer']['output'].dtype == np.float32
 
 
+@pytest.mark.slow
 def test_drafts_stay_whole():
   # The layers that correct are those of the whole model.
   deep = families.describe('lumina_mgpt_7b_768', layers=1)
@@ -24,9 +28,26 @@ def test_drafts_stay_whole():
   assert deep.draft_params('corrected')['correction']
 
 
-def test_folders():
-  shipped = families.describe('demo')
-  assert shipped.params['transformer']['output'].shape == (192, 1024)
+_SIZES = [
+    ('demo', {'model', 'eagle', 'medusa', 'neighbours', 'corrector', 'layers'}, 256, 2,
+     {('transformer', 'output'): (192, 1024)}),
+    ('janus_pro_7b', {'eagle', 'corrector', 'neighbours', 'layers'}, 576, 2,
+     {('head', 'hidden', 'kernel'): (4096, 4096),
+      ('transformer', 'token_embedding'): (16384 + 102400, 4096)}),
+    ('glm_image_9b', {'eagle', 'corrector', 'neighbours', 'medusa', 'layers'}, 256 + 1024 + 1, 1,
+     {('transformer', 'layers_39', 'key'): (4096, 2, 128),
+      ('transformer', 'layers_39', 'down'): (13696, 4096),
+      ('transformer', 'output'): (4096, 16384)})]
+
+
+@pytest.mark.parametrize(
+    'name, roles, num_tokens, streams, shapes', representative(_SIZES, _SIZES[0]))
+def test_sizes(name, roles, num_tokens, streams, shapes):
+  whole = families.describe(name)
+  assert set(whole.drafts) == roles and whole.num_tokens == num_tokens
+  assert whole.target(guided=True).num_streams == streams
+  for path, shape in shapes.items():
+    assert functools.reduce(lambda tree, key: tree[key], path, whole.params).shape == shape
 
 
 def test_mistakes():

@@ -35,17 +35,6 @@ def test_same_images_as_vanilla_one_by_one(model, generated):
 
 
 @pytest.mark.slow
-def test_batches_give_what_one_batch_gives(model, generated):
-  seen = []
-  batched = model.generate(
-      ['sea', 'sky', 'sea'], seed=3, decoder='seed_exact(window=4)', batch_size=2,
-      progress=lambda done, total: seen.append((done, total)))
-  np.testing.assert_array_equal(batched.decoded.tokens, generated.decoded.tokens)
-  # A complete row starts the next image, so images become complete one by one.
-  assert seen == [(1, 3), (3, 3)]
-
-
-@pytest.mark.slow
 def test_refilled_rows_use_the_options_of_their_image(model):
   prompts, first = ['sea', 'sky', 'sand', 'sea', 'sky'], np.arange(20).reshape(5, 4) % 6
   options = dict(seed=1, decoder='mc_sjd', window=3, prefix=first, rows=1,
@@ -62,15 +51,6 @@ def test_refilled_rows_use_the_options_of_their_image(model):
   np.testing.assert_array_equal(refilled.images, whole.images)
   # Rows of a decoder without drafts are complete together.
   assert not model.request(prompts, batch_size=2, decoder='vanilla').refills
-
-
-@pytest.mark.slow
-def test_programs_are_compiled_once(model):
-  model.programs.clear()
-  for seed, prompt, scale in ((0, 'sea', 2.0), (5, 'sand', 3.5)):
-    model.generate(prompt, seed=seed, decoder='mc_sjd', window=4, guidance_scale=scale)
-  (program,) = model.programs.values()
-  assert program._cache_size() == 1
 
 
 def test_stream_ends_with_what_generate_gives(model, generated):
@@ -132,26 +112,18 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
     (dict(prompts=['dog']), "prompts holds 'dog'; .*[^?]$"),
     (dict(prompts=['Seaa']), "prompts holds 'Seaa'; it must be a class .*; did you mean sea[?]"),
     (dict(prompts=[3]), 'prompts holds 3; it must be a class from 0 to 2'),
-    (dict(prompts=[-1]), 'prompts holds -1'),
-    (dict(prompts=[1.5]), 'prompts holds 1.5'),
     (dict(prompts=[1.0]), 'holds 1.0, which is a float; it must be a class from 0 to 2'),
-    (dict(prompts=np.float32(1)), r'prompts is np.float32\(1.0\); it must be a prompt, a list'),
     (dict(prompts=pathlib.Path('missing.txt')), "prompts is 'missing.txt', which cannot be read"),
     (dict(prompts='sea', seed=-1), 'seed is -1'),
     (dict(prompts='sea', seed=2**32), 'seed is 4294967296'),
     (dict(prompts='sea', seed=1.0), 'seed is 1.0'),
     (dict(prompts='sea', seed=[1, 2]), 'seed has 2 numbers for 1 images'),
-    (dict(prompts='sea', seed=jax.random.key(0)), 'seed is .*key.*; it must be a whole number'),
     (dict(prompts='sea', seed=[jax.random.key(0)]), 'seed is .*key.*; it must be a whole number'),
     (dict(prompts='sea', decoder=lambda size: 'vanilla'), 'decoder is <function'),
-    (dict(prompts='sea', decoder='sdj'), 'sdj'),
     (dict(prompts='sea', decoder='mc_sjd(windw=3)'), 'windw'),
     (dict(prompts='sea', decoder='mc_sjd', window=0), 'window'),
     (dict(prompts='sea', decoder='mc_sjd', widow=4), 'widow is neither .* did you mean window?'),
-    (dict(prompts='sea', decoder='vanilla', length=4), r'length is neither .*\)\.$'),
-    (dict(prompts='sea', cfg_scale=3), 'cfg_scale is neither .* did you mean guidance_scale?'),
     (dict(prompts='sea', seeds=3), 'seeds is neither .* did you mean seed?'),
-    (dict(prompts='sea', raw_logprob=True), 'raw_logprob is .* did you mean raw_log_probs?'),
     (dict(prompts='sea', raw_logprobs=True), 'raw_logprobs is .* did you mean raw_log_probs?'),
     (dict(prompts='sea', decoder='seedexact'), "'seedexact' is not reg.* did you mean seed_exact?"),
     (dict(prompts='sea', qqqqqq=3), r'qqqqqq is neither .*\)\.$'),
@@ -162,7 +134,6 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
     (dict(prompts='sea', decoder='speculative'),
      "'speculative', which drafts with a draft model; model 'beach' has none: 'tiny' models"),
     (dict(prompts='sea', temperature=-1), 'temperature is -1'),
-    (dict(prompts='sea', temperature='hot'), "temperature is 'hot'"),
     (dict(prompts='sea', top_k=2.5), 'top_k is 2.5; it must be a whole number'),
     (dict(prompts='sea', guidance_scale=[1.0, 2.0]), 'guidance_scale has shape'),
     (dict(prompts='sea', batch_size=0), 'batch_size is 0'),
@@ -184,8 +155,6 @@ def test_under_transformations_of_jax(model):
 
 
 def test_near_names_of_other_functions(model):
-  with pytest.raises(ValueError, match='dtpye is not a part .* did you mean dtype?'):
-    cspd_jax.load('demo', dtpye='float32')
   with pytest.raises(ValueError, match='drft is not a part .* did you mean draft?'):
     cspd_jax.load('demo', drft='folder')
   with pytest.raises(ValueError, match='cfg_scale is not .* did you mean guidance_scale'):
@@ -218,7 +187,6 @@ def test_values_that_are_no_paths_are_refused(place):
 
 @pytest.mark.parametrize('prompts, message', [
     ({'sea', 'sky'}, 'prompts is a set, which has no order'),
-    (frozenset(['sea']), 'prompts is a frozenset, which has no order'),
     ({'sea': 1}.keys(), 'prompts is a dict_keys'), (iter(['sea']), 'it must be a prompt, a list'),
     (b'sea', "prompts is b'sea'; it must be"), (1.5, 'prompts is 1.5; it must be')])
 def test_prompts_without_an_order(model, prompts, message):

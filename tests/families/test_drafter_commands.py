@@ -6,7 +6,7 @@ import pytest
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.commands import compare, train, tune
-from tests.families import published_files
+from tests.families import whole
 
 for _package in ('ftfy', 'tiktoken', 'tokenizers'):  # They read words.
   pytest.importorskip(_package)
@@ -21,10 +21,10 @@ def _run(program, capsys, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('family', published_files.WHOLE)
+@pytest.mark.parametrize('family', whole.WHOLE)
 def test_drafters_of_a_converted_folder(family, tmp_path, capsys):
   folder = tmp_path / 'model'
-  published_files.convert_whole(family, tmp_path / 'published', folder)
+  whole.convert(family, tmp_path / 'published', folder)
   capsys.readouterr()
   model = f'--model={folder}'
 
@@ -38,10 +38,15 @@ def test_drafters_of_a_converted_folder(family, tmp_path, capsys):
   assert f'Stored in {eagle}' in trained
   loaded = cspd_jax.load(folder, eagle=eagle, neighbours=folder / 'neighbours')
   assert {'neighbours', 'eagle'} <= loaded.drafts.keys()
-  decode = lambda decoder: loaded.generate(['a cat'], seed=1, decoder=decoder).decoded.tokens
-  for decoder in ('eagle(tree=chain(2))+match',
-                  'corrected_seed_exact(corrector=neighbours, window=4, iterations=2)'):
-    np.testing.assert_array_equal(decode(decoder), decode('vanilla'))
+  decode = lambda decoder: np.asarray(loaded.generate(
+      ['a cat', 'a dog, 中文'], seed=1, decoder=decoder).decoded.tokens)
+  vanilla = decode('vanilla')
+  assert len(np.unique(vanilla)) > 3
+  for decoder in ('seed_exact(window=4)', 'eagle(tree=chain(2))+match',
+                  'corrected_seed_exact(corrector=neighbours, window=4, iterations=2)',
+                  'corrected_seed_exact(corrector=eagle, window=4)',
+                  'corrected_seed_exact(corrector=layers, window=4)'):
+    np.testing.assert_array_equal(decode(decoder), vanilla, err_msg=decoder)
 
   families.save(folder, loaded.family, {'eagle': 'eagle', 'neighbours': 'neighbours'})
   before = (folder / 'model.json').read_bytes()

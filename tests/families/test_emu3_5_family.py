@@ -5,12 +5,7 @@
 - `ids_0` to `ids_3` are the ids of its text-to-image template for `PROMPTS`, `ids_empty` those of
   its prompt without words, and `ids_image` those of the start of an image of 2x3 codes, by its
   tokenizer with the ranks of `published_files.emu3_text`.
-- `probabilities` `[8, 44]` in descending order and `probabilities_ids`, the published ids that they
-  belong to (-1 where there are no more), at every position of an image: its
-  `UnbatchedClassifierFreeGuidanceLogitsForVisualTokenWithDifferentialTopKProcessor` with scale 5
-  and the 40 most probable image tokens, then `softmax`, over `Emu3ForCausalLM` in float32 at the
-  sizes of `published_files.EMU3_5`, with the weights of `published.py`, seed 76. The prompt is
-  'a cat', the codes are `default_rng(77).integers(0, 131072, 6)`.
+- `probabilities` and `probabilities_ids`: see `test_logits_processors.py`.
 """
 
 import dataclasses
@@ -22,15 +17,11 @@ import pytest
 from flax import traverse_util
 
 import cspd_jax
-from cspd_jax import families
 from cspd_jax.commands import generate as generate_command
-from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.files import matrices, store
-from cspd_jax.models import eagle, early_fusion, transformer
+from cspd_jax.models import early_fusion, transformer
 from cspd_jax.text import bpe, templates
-from tests.families import published_files
-from tests.marks import representative
+from tests.families import published_files, whole
 from tests.models import published
 
 pytest.importorskip('tiktoken')
@@ -46,18 +37,9 @@ def text():
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
-  """A converted model, with an EAGLE network that was not trained."""
   root = tmp_path_factory.mktemp('emu3_5')
-  published_files.convert_whole('emu3_5', root / 'published', root / 'model')
-  config = families.FAMILIES['early_fusion'].published.networks(CONFIG)['eagle'][1]
-  store.save(root / 'model' / 'eagle', 'eagle', config, eagle.init(config, jax.random.key(3)))
-  families.save(root / 'model', 'early_fusion', {'eagle': 'eagle'})
+  whole.convert('emu3_5', root / 'published', root / 'model')
   return root / 'model'
-
-
-@pytest.fixture(scope='module')
-def model(folder):
-  return cspd_jax.load(folder)
 
 
 @pytest.mark.parametrize('number', range(len(PROMPTS)))
@@ -72,56 +54,10 @@ def test_prompts_are_those_of_the_official_program(text, number):
 
 
 @pytest.mark.slow
-def test_probabilities_are_those_of_the_official_sampler(text):
-  order = early_fusion.order(CONFIG)
-  prompt = templates.padded([templates.emu3_5(text, 'a cat', 2, 3)])
-  condition = prompt._replace(tokens=np.argsort(order)[prompt.tokens])
-  positions = jnp.arange(CONFIG.num_tokens)[None]
-  codes = np.random.default_rng(77).integers(0, CONFIG.num_codes, 6)[None]
-  tokens = early_fusion.with_grammar(CONFIG, codes)
-
-  @jax.jit
-  def probabilities(params):
-    streams = [early_fusion.logits_and_features(
-        params, CONFIG, condition, tokens, jnp.array([drop]))[0] for drop in (False, True)]
-    return warp_lib.probabilities(
-        jnp.stack(streams), SamplingParams(guidance_scale=5.0, top_k=40), positions,
-        early_fusion.forced(CONFIG, positions))[0]
-
-  with jax.default_matmul_precision('highest'):
-    computed = np.asarray(probabilities(published.params('emu3_5', CONFIG, 76)))
-  recorded = published.recorded('emu3_5')
-  ids = recorded['probabilities_ids']
-  whole = np.zeros((CONFIG.num_tokens, CONFIG.vocab_size), np.float32)
-  np.put_along_axis(
-      whole, np.maximum(ids, 0), np.where(ids < 0, 0, recorded['probabilities']), axis=1)
-  want = whole[:, order[:CONFIG.num_image_tokens]]
-  np.testing.assert_allclose(want.sum(axis=1), 1, atol=1e-5)
-  np.testing.assert_allclose(computed, want, atol=2e-5)
-  assert np.array_equal(computed > 0, want > 0)
-
-
-@pytest.fixture(scope='module')
-def vanilla(model):
-  return model.generate(PROMPTS[:3], seed=5, decoder='vanilla')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('decoder', representative(
-    ('seed_exact(window=4)', 'eagle(tree=chain(3))+match',
-     'corrected_seed_exact(corrector=eagle, window=4)',
-     'corrected_seed_exact(corrector=layers, window=4)'),
-    'seed_exact(window=4)'))
-def test_seed_exact_decoders_write_the_tokens_of_vanilla(model, vanilla, decoder):
-  made = model.generate(PROMPTS[:3], seed=5, decoder=decoder)
-  np.testing.assert_array_equal(made.decoded.tokens, vanilla.decoded.tokens)
-  np.testing.assert_array_equal(np.asarray(made.decoded.tokens)[:, [3, 7]], [[131072, 131073]] * 3)
-
-
-@pytest.mark.slow
-def test_pictures_are_encoded_as_the_tokens_they_show(model, vanilla):
+def test_pictures_are_encoded_as_the_tokens_they_show(folder):
   """The tokenizer's map of tokens is the identity, with the grammar around it."""
-  tokens = np.asarray(vanilla.decoded.tokens)
+  model = cspd_jax.load(folder)
+  tokens = np.asarray(model.generate(PROMPTS[:3], seed=5, decoder='vanilla').tokens)
   params, tokenizer = model.tokenizer.params, model.tokenizer
   images = jax.jit(tokenizer.decode)(params, tokens)
   encoded = np.asarray(jax.jit(tokenizer.encode)(params, images))

@@ -9,7 +9,6 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors
@@ -18,13 +17,11 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.commands import compare, generate as generate_command, train
+from cspd_jax.commands import compare, generate as generate_command
 from cspd_jax.files import store
 from cspd_jax.models import eagle, glm_image
-from cspd_jax.models.conditions import Prompt
-from cspd_jax.testing import exactness
 from cspd_jax.text import bpe, templates
-from tests.families import glm_image_files
+from tests.families import enumerated, glm_image_files
 from tests.marks import representative
 
 pytest.importorskip('tokenizers')
@@ -55,6 +52,7 @@ def text():
   return bpe.read({'file': np.frombuffer(glm_image_files.tokenizer_file(), np.uint8)}, 'glm_image')
 
 
+@pytest.mark.slow
 def test_a_folder_becomes_tokens_by_two_commands(tmp_path, capsys):
   source = glm_image_files.folder(tmp_path)
   assert not glm_image_files.converted(source, tmp_path / 'model')
@@ -334,61 +332,6 @@ def test_decoders_draw_from_the_model(decoder):
       CONFIG, height=1, width=2, small_side=2, num_codes=4, image_end=5, output_size=6,
       vocab_size=12)
   assert config.small == (1, 2) and config.num_tokens == 5
-  model, params = _tiny(config)
-  ids = np.array([[[7, 9, 10, 4]], [[8, 11, 9, 4]]])
-  prompts = model.condition(Prompt(ids, np.ones(ids.shape, bool)))
-  probs = _enumerated(config, params, prompts)
-  decode, draft_params = jax.jit(model.decoder(decoder)), model.draft_params(decoder)
-  report = exactness.check_sampler(
-      lambda key, labels: decode(
-          params, jax.tree.map(lambda x: x[labels], prompts), key, model.sampling(),
-          draft_params).tokens[:, :4],
-      probs, 4, samples=2**13, batch_size=2**10)
-  assert report.passed and report.tv < 3 * report.tv_expected, report
-
-
-def _tiny(config):
-  """A model with numbers far from its initialization, and an EAGLE network that is not trained."""
-  params = glm_image.init(config, jax.random.key(0))
-  leaves, structure = jax.tree.flatten(params)
-  keys = jax.random.split(jax.random.key(1), len(leaves))
-  params = jax.tree.unflatten(structure, [
-      leaf + 0.4 * jax.random.normal(key, leaf.shape) for leaf, key in zip(leaves, keys)])
-  networks = families.FAMILIES['glm_image'].published.networks(config)
-  drafter = eagle.init(networks['eagle'][1], jax.random.key(4))
-  parts = {'target': store.Loaded('glm_image', config, params, {}),
-           'eagle': store.Loaded('eagle', networks['eagle'][1], drafter, {})}
-  return families.FAMILIES['glm_image'].build(families.Parts('tiny', parts, {})), params
-
-
-def _enumerated(config, params, prompts):
-  """The probabilities `[2, 4**4]` of the free tokens of an image after both prompts."""
-  images = np.stack(np.meshgrid(*[np.arange(4)] * 4, indexing='ij'), axis=-1).reshape(-1, 4)
-  whole = np.pad(images, ((0, 0), (0, 1)), constant_values=4)
-  probs = []
-  for row in range(2):
-    condition = jax.tree.map(lambda x, row=row: jnp.repeat(x[row:row + 1], 256, axis=0), prompts)
-    logits, _ = glm_image.logits_and_features(
-        params, config, condition, whole, jnp.zeros(256, bool))
-    steps = jax.nn.softmax(logits[:, :4], axis=-1)
-    probs.append(jnp.prod(jnp.take_along_axis(steps, images[..., None], axis=2)[..., 0], axis=1))
-  return np.stack(probs)
-
-
-@pytest.mark.slow
-def test_a_corrector_is_fitted_for_it(folder, tmp_path):
-  assert not train.main(['cspd-train', f'--model={folder}', '--smoke',
-                         f'--workdir={tmp_path}/work', f'--output={tmp_path}/fitted'])
-  model = cspd_jax.load(folder, neighbours=tmp_path / 'fitted')
-  tokens = model.generate(PROMPTS, seed=1,
-                          decoder='corrected(corrector=neighbours, window=4)').tokens
-  assert tokens.shape == (2, 15)
-
-
-def test_its_size_is_described():
-  whole = families.describe('glm_image_9b')
-  assert set(whole.drafts) == {'eagle', 'corrector', 'neighbours', 'medusa', 'layers'}
-  assert whole.num_tokens == 256 + 1024 + 1 and whole.target(guided=True).num_streams == 1
-  layer = whole.params['transformer']['layers_39']
-  assert layer['key'].shape == (4096, 2, 128) and layer['down'].shape == (13696, 4096)
-  assert whole.params['transformer']['output'].shape == (4096, 16384)
+  prompts = np.array([[[7, 9, 10, 4]], [[8, 11, 9, 4]]])
+  enumerated.check('glm_image', 'glm_image', glm_image.init, glm_image.logits_and_features, config,
+                   prompts, decoder, num_free=4, end=(4,))

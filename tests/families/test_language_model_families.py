@@ -12,7 +12,6 @@ left out.
 """
 
 import dataclasses
-import json
 import re
 
 import jax
@@ -22,7 +21,6 @@ import pytest
 
 import cspd_jax
 from checkpoints_conversion import convert as convert_lib, rules
-from cspd_jax.commands import generate as generate_command
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.families import early_fusion as early_fusion_family
@@ -56,52 +54,18 @@ def folder(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.verifies('folder to pictures', 'simplear', 'liquid')
-def test_a_folder_becomes_pictures_by_two_commands(folder, tmp_path):
-  name, path = folder
-  config = files.CONFIGS[name]
-  assert generate_command.main(
-      ['cspd-generate', f'--model={path}', '--prompt=a cat', '--prompt=a dog',
-       '--decoder=seed_exact(window=4)', f'--output={tmp_path}/out']) == 0
-  pictures = sorted((tmp_path / 'out').glob('*.png'))
-  assert len(pictures) == 2 and pictures[0].read_bytes() != pictures[1].read_bytes()
-  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
-  assert [row['prompt'] for row in report['rows']] == ['a cat', 'a dog']
-  model = cspd_jax.load(path)
-  assert model.config == config
-  assert model.defaults == rules.get(name).sampling(config)['pictures']
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('decoder', [
-    'seed_exact(window=4)', 'corrected_seed_exact(corrector=layers, window=4)'])
-def test_seed_exact_decoders_write_the_tokens_of_vanilla(folder, decoder):
-  model = cspd_jax.load(folder[1])
-  tokens = lambda decoder: np.asarray(
-      model.generate(['a cat', 'a map'], seed=3, decoder=decoder).decoded.tokens)
-  vanilla = tokens('vanilla')
-  np.testing.assert_array_equal(tokens(decoder), vanilla)
-  assert vanilla.shape == (2, model.num_tokens) and vanilla.max() < model.config.num_codes
-  assert len(np.unique(vanilla)) > vanilla.size // 2
-
-
-@pytest.mark.slow
-def test_codes_are_those_of_the_image_tokenizer_in_order(folder):
+def test_pictures_are_encoded_as_codes_of_the_image_tokenizer(folder):
   name, path = folder
   model = cspd_jax.load(path)
-  config = files.CONFIGS[name]
   codes = files.codes(name)
-  want = vq.decode(model.tokenizer.params, model.tokenizer.config,
-                   codes.reshape(1, config.height, config.width))
-  np.testing.assert_allclose(model.pixels(jnp.asarray(codes[None])), want, atol=1e-4)
-  images = np.random.default_rng(7).uniform(-1, 1, want.shape).astype(np.float32)
+  pixels = model.pixels(jnp.asarray(codes[None]))
+  images = np.random.default_rng(7).uniform(-1, 1, pixels.shape).astype(np.float32)
   np.testing.assert_array_equal(
       model.tokens(jnp.asarray(images)),
       vq.encode(model.tokenizer.params, model.tokenizer.config, images).reshape(1, -1))
   # Pixels require no text part.
   alone = cspd_jax.load(path, text=None)
-  np.testing.assert_array_equal(
-      alone.pixels(jnp.asarray(codes[None])), model.pixels(jnp.asarray(codes[None])))
+  np.testing.assert_array_equal(alone.pixels(jnp.asarray(codes[None])), pixels)
 
 
 @pytest.mark.slow

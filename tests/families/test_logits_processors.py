@@ -15,6 +15,12 @@ seeds 61, 63 and 65; `softmax` came last.
   official words to lead away from, `PrefixConstrainedLogitsProcessor` with
   `Emu3PrefixConstrainedLogitsHelper`, then the 40 most probable tokens.
 
+`tests/data/lumina_mgpt_2.npz` has the same from the processors of `create_logits_processor` of
+Lumina-mGPT 2.0 (scale 4, 40 image tokens; a scale of 2 left the same; scale 1 is `_unguided`), seed
+83, and `tests/data/emu3_5.npz` from `UnbatchedClassifierFreeGuidanceLogitsForVisualTokenWith
+DifferentialTopKProcessor` of baaivision/Emu3.5 (commit 8fcf1da) with scale 5 and the 40 most
+probable image tokens over `Emu3ForCausalLM`, seed 76.
+
 The prompt is 'a cat'. Codes are `default_rng(seed + 1).integers(0, num_codes)` where the grammar
 forces nothing. Arrays hold probabilities at every position in descending order, and the published
 ids that they belong to, -1 where there are no more.
@@ -37,14 +43,24 @@ from tests.models import published
 for _package in ('tiktoken', 'tokenizers'):  # They read the files of words.
   pytest.importorskip(_package)
 
-# Config, tokenizer file, seed, options.
+# Config, tokenizer file, seed, options, and the file and names of what was recorded.
 CASES = {
     'lumina_mgpt': (published_files.LUMINA_MGPT, published_files.chameleon_text, 61, SamplingParams(
-        guidance_scale=4.0, top_k=40)),
+        guidance_scale=4.0, top_k=40), ('logits_processors', 'lumina_mgpt', 'lumina_mgpt_ids')),
     'anole': (published_files.ANOLE, published_files.chameleon_text, 63, SamplingParams(
-        guidance_scale=3.0, temperature=0.7, top_p=0.9)),
+        guidance_scale=3.0, temperature=0.7, top_p=0.9), (
+            'logits_processors', 'anole', 'anole_ids')),
     'emu3': (published_files.EMU3, published_files.emu3_text, 65, SamplingParams(
-        guidance_scale=3.0, top_k=40)),
+        guidance_scale=3.0, top_k=40), ('logits_processors', 'emu3', 'emu3_ids')),
+    'emu3_5': (published_files.EMU3_5, published_files.emu3_text, 76, SamplingParams(
+        guidance_scale=5.0, top_k=40), ('emu3_5', 'probabilities', 'probabilities_ids')),
+    'lumina_mgpt_2': (
+        published_files.LUMINA_MGPT_2, published_files.lumina_mgpt_2_text, 83, SamplingParams(
+            guidance_scale=4.0, top_k=40), ('lumina_mgpt_2', 'probabilities', 'ids')),
+    'lumina_mgpt_2 unguided': (
+        published_files.LUMINA_MGPT_2, published_files.lumina_mgpt_2_text, 83, SamplingParams(
+            guidance_scale=1.0, top_k=40), (
+                'lumina_mgpt_2', 'probabilities_unguided', 'ids_unguided')),
 }
 
 
@@ -52,12 +68,16 @@ def _contexts(name, text, config):
   """Published ids of the prompt and of the null condition."""
   if name == 'anole':  # Meta's sampler; LANTERN's, which is the default here, has other words.
     return [0, *text.encode('a cat'), 8710, 8197], [0, 8197]
+  if name == 'lumina_mgpt_2':  # That of the settings of the published tokenizer.
+    return templates.lumina_mgpt_2(
+        text, 'a cat', config.height, config.width, first_token='<|im_end|>')
   return early_fusion_family.FAMILY.prompt_writers[name](text, 'a cat', config.height, config.width)
 
 
-@pytest.mark.parametrize('name', representative(CASES, 'lumina_mgpt'))
-def test_probabilities_are_those_of_the_official_sampler(name):
-  config, file, seed, options = CASES[name]
+@pytest.mark.parametrize('case', representative(CASES, 'lumina_mgpt'))
+def test_probabilities_are_those_of_the_official_sampler(case):
+  config, file, seed, options, (recorded, values, places) = CASES[case]
+  name = case.partition(' ')[0]
   text = bpe.read({'file': np.frombuffer(file(), np.uint8)}, name)
   order = early_fusion.order(config)
   prompt = templates.padded([_contexts(name, text, config)])
@@ -76,8 +96,8 @@ def test_probabilities_are_those_of_the_official_sampler(name):
 
   with jax.default_matmul_precision('highest'):
     result = np.asarray(probabilities(published.params(name, config, seed)))
-  recorded = published.recorded('logits_processors')
-  want, ids = recorded[name], recorded[f'{name}_ids']
+  recorded = published.recorded(recorded)
+  want, ids = recorded[values], recorded[places]
   whole = np.zeros((config.num_tokens, config.vocab_size), np.float32)
   np.put_along_axis(whole, np.maximum(ids, 0), np.where(ids < 0, 0, want), axis=1)
   np.testing.assert_allclose(result, whole[:, order[:config.num_image_tokens]], atol=2e-5)

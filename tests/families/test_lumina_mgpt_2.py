@@ -10,11 +10,7 @@ f44a4d7) with transformers 4.46, and with the weights of `published.py`:
   of the same generator plus 45, with the tokens of the grammar where they belong.
 - `words_0` to `words_2`: the ids of `WORDS` for an image of 64x32 pixels by `FlexARItemProcessor`,
   which read the folder of `published_files.lumina_mgpt_2`.
-- `probabilities` and `ids` `[37, 48]`: what the processors of `create_logits_processor` (scale 4,
-  40 image tokens) leave at every position of an image, in descending order, and the published ids,
-  -1 where there are no more; with the sizes of `published_files.LUMINA_MGPT_2`, weight seed 83, the
-  first of `WORDS` and the codes `default_rng(84).integers(0, 16384, 32)`. With a scale of 2 the
-  processors left the same. `probabilities_unguided` and `ids_unguided` are those of scale 1.
+- `probabilities` and `ids`: see `test_logits_processors.py`.
 """
 
 import dataclasses
@@ -28,10 +24,8 @@ import safetensors.numpy
 
 import cspd_jax
 from checkpoints_conversion import convert as convert_lib, rules
-from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.files import store
-from cspd_jax.models import causal, early_fusion, vq
+from cspd_jax.models import causal, early_fusion
 from cspd_jax.testing import check_target
 from cspd_jax.text import bpe, templates
 from tests.conversion import published_settings
@@ -101,51 +95,20 @@ def _text():
                   'lumina_mgpt_2')
 
 
+def test_sizes_without_tokens_are_refused():
+  for size in ((3, 4), (4, 6), (2, 4)):
+    with pytest.raises(ValueError, match=f'image has {size[0]}x{size[1]} .* only multiples of 4'):
+      templates.lumina_mgpt_2(_text(), 'a cat', *size)
+  with pytest.raises(ValueError, match="no token '<reserved08864>'"):
+    templates.lumina_mgpt_2(_text(), 'a cat', 256, 4)
+
+
 @pytest.mark.parametrize('number', range(3))
 def test_contexts_are_those_of_the_official_program(recorded, number):
   request, away = templates.lumina_mgpt_2(_text(), WORDS[number], 4, 8, first_token='<|im_end|>')
   image = [151665, 151701, 151702]
   assert request == [*recorded[f'words_{number}'], *image] and away == image
   assert templates.lumina_mgpt_2(_text(), WORDS[number], 4, 8)[0] == [151643, *request[1:]]
-
-
-def test_sizes_and_special_tokens():
-  text = _text()
-  for size in ((3, 4), (4, 6), (2, 4)):
-    with pytest.raises(ValueError, match=f'image has {size[0]}x{size[1]} .* only multiples of 4'):
-      templates.lumina_mgpt_2(text, 'a cat', *size)
-  with pytest.raises(ValueError, match="no token '<reserved08864>'"):
-    templates.lumina_mgpt_2(text, 'a cat', 256, 4)
-  # What looks like a token of the grammar is text.
-  assert 151665 not in text.encode('<racm3:break>')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name, scale', [('', 4.0), ('_unguided', 1.0)])
-def test_probabilities_are_those_of_the_official_sampler(recorded, name, scale):
-  order = early_fusion.order(CONFIG)
-  contexts = templates.lumina_mgpt_2(_text(), 'a cat', 4, 8, first_token='<|im_end|>')
-  condition = early_fusion.renumbered(CONFIG, templates.padded([contexts]))
-  tokens = _images(CONFIG, np.random.default_rng(84).integers(0, 16384, (1, 32)))
-  positions = jnp.arange(CONFIG.num_tokens)[None]
-
-  @jax.jit
-  def probabilities(params):
-    streams = [early_fusion.logits_and_features(
-        params, CONFIG, condition, tokens, jnp.array([drop]))[0] for drop in (False, True)]
-    return warp_lib.probabilities(
-        jnp.stack(streams), SamplingParams(guidance_scale=scale, top_k=40), positions,
-        early_fusion.forced(CONFIG, positions))[0]
-
-  got = np.asarray(probabilities(published.params('lumina_mgpt_2', CONFIG, 83)))
-  ids = recorded[f'ids{name}']
-  want = np.zeros((CONFIG.num_tokens, CONFIG.vocab_size), np.float32)
-  np.put_along_axis(want, np.maximum(ids, 0),
-                    np.where(ids < 0, 0, recorded[f'probabilities{name}']), axis=1)
-  want = want[:, order[:CONFIG.num_image_tokens]]
-  np.testing.assert_allclose(want.sum(axis=1), 1, atol=1e-5)
-  np.testing.assert_allclose(got, want, atol=2e-5)
-  assert np.array_equal(got > 0, want > 0)
 
 
 @pytest.fixture(scope='module')
@@ -168,47 +131,15 @@ def model(files, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_model_has_the_official_options(model):
+def test_a_model_has_the_official_options(model, recorded):
   assert model.config == CONFIG and model.tokenizer.config == VQ
   assert model.defaults == {
       'temperature': 1.0, 'top_p': 1.0, 'guidance_scale': 4.0, 'top_k': 4096}
-
-
-@pytest.mark.slow
-def test_words_of_a_model_begin_with_the_token_of_its_settings(model, recorded):
+  # Words begin with the token of the model's settings.
   condition = model.condition(['a cat'])
   ids = early_fusion.order(CONFIG)[np.asarray(condition.tokens)[0, 0]]
   size = [151665, 151701, 151702]
   assert ids[np.asarray(condition.visible)[0, 0]].tolist() == [*recorded['words_0'], *size]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('decoder', ['seed_exact(window=6)',
-                                     'corrected_seed_exact(corrector=layers, window=6)'])
-def test_decoders_write_the_images_of_vanilla(model, decoder):
-  made = model.generate(['a cat', 'a dog, 中文'], seed=1, decoder=decoder)
-  want = model.generate(['a cat', 'a dog, 中文'], seed=1, decoder='vanilla')
-  np.testing.assert_array_equal(made.decoded.tokens, want.decoded.tokens)
-  forced = np.asarray(early_fusion.forced(CONFIG, np.arange(37)))
-  np.testing.assert_array_equal(
-      want.decoded.tokens[:, forced >= 0], np.tile(forced[forced >= 0], (2, 1)))
-  codes = np.asarray(early_fusion.codes(CONFIG, made.decoded.tokens)).reshape(-1, 4, 8)
-  pixels = np.asarray(vq.decode(model.tokenizer.params, VQ, codes))
-  # The official program rounds to the nearest level.
-  np.testing.assert_allclose(made.images, (pixels + 1) * 127.5, atol=0.51)
-
-
-@pytest.mark.slow
-def test_a_queue_of_words_of_unequal_lengths(model):
-  """Five images in two rows, with one padding for all, are those of one after the other."""
-  prompts = ['a cat', 'long ' * 30, 'a dog', '', 'a dog, 中文']
-  made = model.generate(prompts, seed=[7, 8, 9, 10, 11], decoder='mc_sjd(window=6)', batch_size=2)
-  assert len(np.unique(made.tokens, axis=0)) == 5
-  padded = {model.condition([prompt]).tokens.shape[2] for prompt in prompts}
-  assert len(padded) > 1 and max(padded) == model.condition(prompts).tokens.shape[2]
-  for i, prompt in enumerate(prompts):
-    alone = model.generate([prompt], seed=[7 + i], decoder='mc_sjd(window=6)')
-    np.testing.assert_array_equal(made.tokens[i], alone.tokens[0])
 
 
 @pytest.mark.slow

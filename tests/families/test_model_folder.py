@@ -18,6 +18,7 @@ def folder(tmp_path_factory):
   return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
 
 
+@pytest.mark.slow
 def test_a_new_family_has_every_decoder_that_needs_no_drafts(folder):
   model = cspd_jax.load(folder)
   exact = model.generate(['sea', 'sky'], seed=1, decoder='vanilla')
@@ -163,6 +164,7 @@ def test_a_target_elsewhere_brings_its_own_defaults(folder, tmp_path):
   assert content['defaults'] == {'dtype': 'float32', 'temperature': 0.5}
 
 
+@pytest.mark.slow
 def test_dtype_and_shipped_defaults():
   with pytest.raises(ValueError, match='float64.*jax_enable_x64.*or use float32'):
     cspd_jax.load('demo', dtype='float64')

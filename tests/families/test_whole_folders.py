@@ -8,11 +8,15 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.numpy
+from PIL import Image
 
 import cspd_jax
+from checkpoints_conversion import rules
 from cspd_jax.commands import generate as generate_command
-from tests.families import published_files
-from tests.families.published_files import WHOLE, convert, convert_whole
+from cspd_jax.models import early_fusion, vq
+from tests.families import published_files, whole
+from tests.families.published_files import convert
+from tests.families.whole import WHOLE
 from tests.marks import representative
 
 for _package in ('ftfy', 'tiktoken', 'tokenizers'):  # They read words.
@@ -20,25 +24,16 @@ for _package in ('ftfy', 'tiktoken', 'tokenizers'):  # They read words.
 
 # Rows and columns of pixels.
 SIZES = {'lumina_mgpt': (4, 6), 'lumina_mgpt_2': (8, 16), 'anole': (3, 4), 'emu3': (4, 6),
-         'emu3_5': (4, 6), 'llamagen': (3, 3)}
-CONFIGS = {'lumina_mgpt': published_files.LUMINA_MGPT,
-           'lumina_mgpt_2': published_files.LUMINA_MGPT_2, 'anole': published_files.ANOLE,
-           'emu3': published_files.EMU3, 'emu3_5': published_files.EMU3_5,
-           'llamagen': published_files.T2I}
-
-
-def _size(png):
-  """Rows and columns of a picture."""
-  header = png.read_bytes()
-  return int.from_bytes(header[20:24], 'big'), int.from_bytes(header[16:20], 'big')
+         'emu3_5': (4, 6), 'llamagen': (3, 3), 'janus_pro': (6, 8), 'simplear': (32, 48),
+         'liquid': (3, 4)}
 
 
 @pytest.mark.slow
 @pytest.mark.verifies('folder to pictures', 'lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3',
-                      'emu3_5', 'llamagen')
+                      'emu3_5', 'llamagen', 'janus_pro', 'simplear', 'liquid')
 @pytest.mark.parametrize('family', representative(WHOLE, 'emu3'))
 def test_a_folder_becomes_pictures_by_two_commands(family, tmp_path, capsys):
-  convert_whole(family, tmp_path / 'published', tmp_path / 'model')
+  whole.convert(family, tmp_path / 'published', tmp_path / 'model')
   assert ("Next: cspd-generate --model=" f"{tmp_path}/model --prompt='a lighthouse at dusk'\n"
           ) in capsys.readouterr().out
   assert generate_command.main(
@@ -49,13 +44,30 @@ def test_a_folder_becomes_pictures_by_two_commands(family, tmp_path, capsys):
       ['cspd-generate', f'--model={tmp_path}/model', '--prompt=a cat', '--prompt=a dog, 中文',
        '--decoder=seed_exact(window=4)', f'--output={tmp_path}/out']) == 0
   pictures = sorted((tmp_path / 'out').glob('*.png'))
-  assert [_size(picture) for picture in pictures] == [SIZES[family]] * 2
+  images = [np.asarray(Image.open(picture)) for picture in pictures]
+  assert [image.shape[:2] for image in images] == [SIZES[family]] * 2
   assert pictures[0].read_bytes() != pictures[1].read_bytes()
   report = json.loads((tmp_path / 'out' / 'report.json').read_text())
   assert [row['prompt'] for row in report['rows']] == ['a cat', 'a dog, 中文']
   model = cspd_jax.load(tmp_path / 'model')
-  assert model.config == CONFIGS[family]
-  assert model.defaults['guidance_scale'] > 1 < model.defaults['top_k']
+  assert model.config == WHOLE[family][2]
+  assert model.defaults == rules.get(family).sampling(model.config)['pictures']
+  if model.family == 'early_fusion':
+    _check_pixels(model, family)
+
+
+def _check_pixels(model, family):
+  """Images are those of the codes that stand where the grammar forces no token."""
+  made = model.generate(['a cat', 'a dog'], seed=1, decoder='vanilla')
+  forced = np.asarray(early_fusion.forced(model.config, np.arange(model.num_tokens)))
+  np.testing.assert_array_equal(
+      made.tokens[:, forced >= 0], np.tile(forced[forced >= 0], (2, 1)))
+  codes = np.asarray(early_fusion.codes(model.config, made.tokens)).reshape(-1, *model.grid)
+  if family in ('lumina_mgpt', 'anole'):
+    codes = published_files.CODES[codes]
+  want = vq.decode(model.tokenizer.params, model.tokenizer.config, codes)
+  # The official programs round to the nearest level.
+  np.testing.assert_allclose(made.images, (np.clip(want, -1, 1) + 1) * 127.5, atol=0.51)
 
 
 @pytest.fixture(scope='module')
@@ -65,7 +77,7 @@ def published(request, tmp_path_factory):
   if request.param == 't5':
     published_files.flan_t5(root / 'flan-t5-xl')
     return 't5', root / 'flan-t5-xl', ('--role=t5',)
-  make, words = WHOLE[request.param]
+  make, words, _ = WHOLE[request.param]
   return request.param, make(root), (*words, '--role=target')
 
 
@@ -95,39 +107,38 @@ def _norm(tensors):
               if 'norm' in name and 'weight' in name and not name.startswith('decoder'))
 
 
+def _typed(tensors, path):
+  tensors[_norm(tensors)] = tensors[_norm(tensors)].astype(np.int32)
+
+
+def _infinite(tensors, path):
+  tensors[_norm(tensors)][0] = np.nan
+
+
+def _renamed(tensors, path):
+  name = _norm(tensors)
+  tensors[f'another.{name}'] = tensors.pop(name)
+
+
+# What happens to the tensors of the first shard or to its file, and what is said.
+DAMAGES = {
+    'missing': (lambda tensors, path: path.unlink() or path,
+                'model-00001-of-00002.safetensors is missing; download it'),
+    'cut': (lambda tensors, path: path.write_bytes(path.read_bytes()[:-10]),
+            r'model-00001-of-00002.safetensors is not a complete safetensors file \('),
+    'another type': (_typed, 'mis-typed: .*norm.* is int32'),
+    'not finite': (
+        _infinite, 'tensor .*norm.* holds numbers that are not finite, such as nan'),
+    'renamed': (_renamed, r'(?s)\n  missing: .*norm.*\n  unexpected: another\..*norm')}
 FAMILIES = 'lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3', 'emu3_5', 't5'
-every_family = pytest.mark.parametrize('published', FAMILIES, indirect=True)
 
 
-@pytest.mark.slow
-@every_family
-def test_a_missing_shard(refused):
-  assert 'model-00001-of-00002.safetensors is missing; download it' in refused(
-      lambda tensors, path: path.unlink() or path)
-
-
-@pytest.mark.slow
-@every_family
-def test_a_truncated_shard(refused):
-  assert 'model-00001-of-00002.safetensors is not a complete safetensors file (' in refused(
-      lambda tensors, path: path.write_bytes(path.read_bytes()[:-10]))
-
-
-@pytest.mark.slow
-@every_family
-def test_numbers_of_another_kind(refused):
-  def whole(tensors, path):
-    tensors[_norm(tensors)] = tensors[_norm(tensors)].astype(np.int32)
-
-  assert re.search('mis-typed: .*norm.* is int32', refused(whole))
-
-
-@pytest.mark.parametrize('published', representative(FAMILIES, 'emu3'), indirect=True)
-def test_numbers_that_are_none(refused):
-  def spoil(tensors, path):
-    tensors[_norm(tensors)][0] = np.nan
-
-  assert re.search('tensor .*norm.* holds numbers that are not finite, such as nan', refused(spoil))
+@pytest.mark.parametrize('published, damage', representative(
+    [(family, damage) for family in FAMILIES for damage in DAMAGES],
+    ('emu3', 'not finite'), ('emu3', 'renamed'), ('t5', 'cut')), indirect=['published'])
+def test_damaged_files_are_refused(refused, damage):
+  change, message = DAMAGES[damage]
+  assert re.search(message, refused(change))
 
 
 @pytest.mark.slow
@@ -143,15 +154,6 @@ def test_a_refused_target_leaves_no_other_part(published, tmp_path, capsys):
   assert convert(path.parent.parent, family, path.parent.name, tmp_path / 'model', *words) == 2
   assert 'not finite' in capsys.readouterr().err
   assert not (tmp_path / 'model').exists()
-
-
-@every_family
-def test_names_too_many_and_too_few(refused):
-  def rename(tensors, path):
-    name = _norm(tensors)
-    tensors[f'another.{name}'] = tensors.pop(name)
-
-  assert re.search(r'(?s)\n  missing: .*norm.*\n  unexpected: another\..*norm', refused(rename))
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ the null caption, for the three `CAPTIONS` of 42, 120 (cut) and 1 tokens.
 
 import dataclasses
 import functools
-import json
 import sys
 
 import jax
@@ -30,7 +29,6 @@ from cspd_jax.testing import check_target
 from cspd_jax.text import bpe
 from tests.families import published_files
 from tests.families.published_files import convert
-from tests.marks import representative
 from tests.models import published
 
 for _package in ('ftfy', 'tokenizers'):  # They read words.
@@ -171,6 +169,7 @@ def test_prompts_of_other_kinds_are_refused(folder, left_out, message):
       silent.condition(rows)
 
 
+@pytest.mark.slow
 def test_parts_that_do_not_belong_together_are_refused(folder, tmp_path):
   load = lambda **parts: cspd_jax.load(folder, **{
       role: store.Loaded(kind, config, params, {})
@@ -223,20 +222,6 @@ def test_every_decoder_takes_words(folder):
       np.testing.assert_array_equal(tokens, plain, err_msg=decoder)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('decoder', representative(
-    ('seed_exact(window=4)', 'corrected_seed_exact(corrector=layers, window=4)'),
-    'seed_exact(window=4)'))
-def test_pictures_of_words(folder, tmp_path, decoder):
-  assert generate_command.main(
-      ['cspd-generate', f'--model={folder}', '--prompt=A red fox, 中文',
-       f'--prompt={"far too long " * 60}', f'--decoder={decoder}', '--seed=7',
-       f'--output={tmp_path}/out']) == 0
-  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
-  assert [row['prompt'][:9] for row in report['rows']] == ['A red fox', 'far too l']
-  assert len(list((tmp_path / 'out').glob('*.png'))) == 2
-
-
 def test_a_run_is_identified_by_its_words(model):
   condition = model.condition(['a fox', 'a map'])
   moved = condition._replace(embeddings=condition.embeddings * (1 + 1e-7))
@@ -261,16 +246,3 @@ def test_a_missing_package_ends_with_a_message(folder, tmp_path, capsys, monkeyp
   assert generate_command.main(
       ['cspd-generate', f'--model={folder}', '--prompt=a fox', f'--output={tmp_path}/out']) == 2
   assert "error: Text prompts need the package ftfy" in capsys.readouterr().err
-
-
-def test_damaged_files_are_refused(files, tmp_path, capsys):
-  source = tmp_path / 'shards'
-  source.mkdir()
-  for name in ('model-00001-of-00002.safetensors', 'config.json'):
-    (source / name).write_bytes((files / 'flan-t5-xl' / name).read_bytes())
-  assert convert(tmp_path, 't5', 'shards', tmp_path / 'model') == 2
-  assert 'missing: ' in (error := capsys.readouterr().err) or 'not a T5 encoder' in error
-  (tmp_path / 'tokenizer.json').write_bytes(b'{"model": {"type": "Unigram"}}')
-  assert convert(tmp_path, 't5_text', 'tokenizer.json', tmp_path / 'model') == 2
-  assert 'the tokenizer file cannot be read (KeyError' in capsys.readouterr().err
-  assert not (tmp_path / 'model').exists()

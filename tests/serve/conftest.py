@@ -3,9 +3,9 @@
 import pytest
 
 
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='session')
 def model():
-  """A model whose images are decoded in no time."""
+  """A model whose images are decoded in no time; it keeps what is compiled for all tests."""
   from tests.serve import tiny
   return tiny.model()
 

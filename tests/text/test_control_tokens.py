@@ -13,7 +13,6 @@ from cspd_jax.text import bpe, captions
 from tests.families import (
   glm_image_files,
   janus_files,
-  janus_like,
   language_model_files,
   published_files,
   test_nextstep_family,
@@ -124,19 +123,23 @@ def test_models_that_find_names_in_a_text_by_themselves():
   text = bpe.read({'file': np.frombuffer(json.dumps(content).encode(), np.uint8)}, 'anole')
   assert text.encode('at<s>') == [60001, 20000 + ord('<'), 60000]
   # One token per word: the names that a template looks up are not words of a prompt.
-  names = ['<unk>', janus_like.BEGIN, janus_like.PAD, janus_like.IMAGE, 'user', 'assistant', ':',
-           'a']
+  names = ['<unk>', '<begin>', '<image>', 'a']
   file = json.dumps(dict(
       version='1.0', truncation=None, padding=None, added_tokens=[], normalizer=None,
       pre_tokenizer={'type': 'WhitespaceSplit'}, post_processor=None, decoder=None,
       model=dict(type='WordLevel', vocab={name: i for i, name in enumerate(names)},
                  unk_token='<unk>'))).encode()
+
+  def write(text, prompt, height, width):
+    del height, width
+    return tuple([bpe.id_of(text, '<begin>'), *text.encode(words), bpe.id_of(text, '<image>')]
+                 for words in (prompt, ''))
+
   made = prompt_kinds.tokens(
-      (3, 4), bpe.Vocabulary(file), janus_like.write,
-      lambda prompt: renumbered(prompt, np.arange(9)))
-  request = made.encode([f'a {janus_like.IMAGE} a']).tokens[0, 0]
-  assert np.asarray(request)[-8:].tolist() == [4, 6, 7, 0, 7, 5, 6, 3]
-  assert made.unknown_words(f'a {janus_like.IMAGE}') == ['<', 'image', '>']
+      (3, 4), bpe.Vocabulary(file), write, lambda prompt: renumbered(prompt, np.arange(9)))
+  request = made.encode(['a <image> a']).tokens[0, 0]
+  assert np.asarray(request)[-5:].tolist() == [1, 3, 0, 3, 2]
+  assert made.unknown_words('a <image>') == ['<', 'image', '>']
 
 
 def test_captions_of_t5_and_clip():
