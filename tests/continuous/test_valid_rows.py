@@ -167,22 +167,6 @@ class TestParts:
     result = jax.jit(steps)(CAUSAL.params, LABELS, jax.random.key(0), SamplingParams(np.ones(4)))
     np.testing.assert_allclose(result.tokens, decoded('causal').tokens, atol=1e-4)
 
-  @pytest.mark.parametrize('build', [
-      lambda target: decoders.windows(target, 2),
-      lambda target: decoders.exact_path(target, target)])
-  def test_a_last_kernel_without_noise(self, build):
-    silent = functools.partial(schedule_lib.flow, last_step=0.1, last_deviation=0)
-    with pytest.raises(ValueError, match='a kernel without noise'):
-      build(MASKED.target._replace(make_schedule=silent, num_levels=5))
-
-  @pytest.mark.parametrize('build,name', [
-      (lambda target: decoders.exact_head(target, 2.0), 'kernels_per_call'),
-      (lambda target: decoders.windows(target, 2, kernels_per_call=True), 'kernels_per_call'),
-      (lambda target: decoders.parallel(target, 2.5), 'block_length')])
-  def test_whole_numbers(self, build, name):
-    with pytest.raises(ValueError, match=f'{name} is .*; it must be a whole number'):
-      build(MASKED.target)
-
   def test_guidance_is_the_models_own(self):
     of = lambda target: decoders.windows(target, 2).guidance
     assert of(MASKED.target) == 'linear'

@@ -18,7 +18,7 @@ from cspd_jax import families
 from cspd_jax.files import store
 from cspd_jax.models import eagle, medusa, vq
 from cspd_jax.testing import check_target
-from cspd_jax.training import drafter, drafter_recipe
+from cspd_jax.training import drafter
 from cspd_jax.training.optimizer import OptimizerConfig
 from tests.families import janus_like
 from tests.families.published_files import convert, tensors
@@ -161,10 +161,10 @@ def test_a_drafter_is_trained_for_it(model, folder):
   sizes = janus_like.eagle_config(CONFIG)
   train = drafter.DrafterTrainConfig(
       OptimizerConfig(num_steps=2, batch_size=2, warmup_steps=1))
-  recipe = drafter_recipe.DrafterRecipe(
+  recipe = drafter.DrafterRecipe(
       sizes, train, target=str(folder), num_train_images=2, num_held_out_images=2)
-  drafter_recipe.check(recipe, model)
-  teacher = drafter_recipe.teacher(model)
+  drafter.check(recipe, model)
+  teacher = drafter.teacher(model)
   state = drafter.init(sizes, train, teacher.ends, model.params)
   tokens = jnp.asarray(np.random.default_rng(6).integers(0, 12, (2, 12)))
   logits, features = model.teacher.forward(
