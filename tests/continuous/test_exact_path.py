@@ -135,12 +135,6 @@ class DistributionTest(chex.TestCase):
     tests = generated.tests
     self.assertAlmostEqual(tests.trials.mean() / tests.tested.mean(), 1.0, delta=0.1)
 
-  @pytest.mark.slow
-  def test_a_mutant_is_found_at_100_levels(self):
-    with mock.patch.object(*MUTANTS['target draw for residual']):
-      tokens = wide(99, 0.1).tokens
-    self.assertFalse(compare(tokens, wide_truth(), projections=200).passed)
-
   @parameterized.parameters(*MUTANTS)
   @pytest.mark.slow
   def test_mutants_are_found(self, name):

@@ -33,14 +33,15 @@ NAMES = [(engine, name) for engine in ENGINES for name in ENGINES[engine].table]
 def _names(engine, name):
   """What the example of a decoder may use; nothing is compiled."""
   jit = lambda function: functools.partial(jax.eval_shape, function)
-  common = dict(jax=types.SimpleNamespace(jit=jit, random=jax.random), cspd_jax=cspd_jax)
+  common = dict(jax=types.SimpleNamespace(jit=jit, random=jax.random), cspd_jax=cspd_jax,
+                SamplingParams=SamplingParams)
   if engine == 'continuous':
     return common | dict(target=CHAIN.target, draft=CHAIN.target, params=CHAIN.params,
                          draft_params=CHAIN.params, condition=np.zeros(2, int))
   return common | dict(
       target=BIG, draft_target=BIG, network=network(BIG), heads=heads(BIG, 3),
       corrector=from_model(BIG),
-      params=MODEL.params, condition=LABELS, SamplingParams=SamplingParams, chain=chain,
+      params=MODEL.params, condition=LABELS, chain=chain,
       draft_params=jnp.stack([MODEL.params] * 3) if name == 'medusa' else MODEL.params)
 
 
@@ -77,7 +78,7 @@ def loaded():
     (lambda model: continuous.parallel(model.target), 'target is .*; call it'),
     (lambda model: continuous.exact_path(CHAIN.target, T), f'draft is a {DISCRETE}; it must be'),
     (lambda model: cspd_jax.speculative(T, model), 'draft_target is Model.*; pass model.target'),
-    (lambda model: cspd_jax.eagle(T, model.drafts['eagle']), 'network is a Drafts; pass what it'),
+    (lambda model: cspd_jax.eagle(T, model.drafts['eagle']), 'network is a DraftNetwork; pass what it'),
     (lambda model: cspd_jax.eagle(T, network(T), 'EAGLE'), "tree is 'EAGLE'; it must be a .*Tree"),
     (lambda model: cspd_jax.medusa(T, network(T)), 'heads is a Network; it must be a .*Heads'),
     (lambda model: cspd_jax.corrected(T, network(T)), 'corrector is a Network; it must be a '),
@@ -114,7 +115,7 @@ def test_parts_are_printed_by_their_sizes(loaded):
   assert repr(continuous.mar(CHAIN.target)) == (
       f'Decoder({CHAIN.target}, masked generation in 8 steps, last kernel without noise, exact)')
   assert re.match(r'Target\(masked, num_tokens=8, token_dim=\d+, num_streams=', repr(CHAIN.target))
-  assert re.fullmatch(r'Drafts\(\d+ arrays, [\d,]+ parameters\)', repr(loaded.drafts['eagle']))
+  assert re.fullmatch(r'DraftNetwork\(\d+ arrays, [\d,]+ parameters\)', repr(loaded.drafts['eagle']))
   assert len(str(loaded.drafts)) < 500
 
 
