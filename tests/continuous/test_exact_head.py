@@ -23,6 +23,7 @@ from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.testing.exactness import compare
 from cspd_jax.testing.proofs import analytic
+from tests.marks import representative
 
 LEVELS = schedule_lib.make(10)
 MODEL = analytic.mixtures(
@@ -177,24 +178,22 @@ class SpeedTest(chex.TestCase):
     np.testing.assert_allclose(default[[2, 10, 90]], [0.08, 0.52, 1.0], atol=0.03)
 
 
-class RecordTest(chex.TestCase):
-
-  @parameterized.parameters(8, 3, 1)
-  def test_chains_end_in_tokens_of_the_decoder(self, num_iter):
-    """Several tokens per step do not see each other, and share the step's guidance scale."""
-    schedule = schedule_lib.make(4)
-    model = analytic.mixtures(
-        jax.random.key(0), 8, 3, schedule=schedule, guided=True, components=1)
-    decoder = decoders.mar(model.target, num_iter, schedule)
-    arguments = (model.params, jnp.arange(32) % 3, jax.random.key(1),
-                 SamplingParams(guidance_scale=3.0))
-    chains, decoded = jax.jit(
-        lambda *args: (head_drafter.record(decoder, *args), decoder(*args)))(*arguments)
-    level = jnp.zeros(32, jnp.int32)
-    last = schedule_lib.mean(schedule, level, chains.x[0], schedule_lib.predict_x0(
-        schedule, level, chains.x[0], chains.eps[0]))
-    distance = np.abs(np.asarray(last)[:, None] - np.asarray(decoded.tokens)).max(axis=-1)
-    np.testing.assert_array_less(distance.min(axis=1), 2e-3)
+@pytest.mark.parametrize('num_iter', representative([8, 3, 1], 3))
+def test_recorded_chains_end_in_tokens_of_the_decoder(num_iter):
+  """Several tokens per step do not see each other, and share the step's guidance scale."""
+  schedule = schedule_lib.make(4)
+  model = analytic.mixtures(
+      jax.random.key(0), 8, 3, schedule=schedule, guided=True, components=1)
+  decoder = decoders.mar(model.target, num_iter, schedule)
+  arguments = (model.params, jnp.arange(32) % 3, jax.random.key(1),
+               SamplingParams(guidance_scale=3.0))
+  chains, decoded = jax.jit(
+      lambda *args: (head_drafter.record(decoder, *args), decoder(*args)))(*arguments)
+  level = jnp.zeros(32, jnp.int32)
+  last = schedule_lib.mean(schedule, level, chains.x[0], schedule_lib.predict_x0(
+      schedule, level, chains.x[0], chains.eps[0]))
+  distance = np.abs(np.asarray(last)[:, None] - np.asarray(decoded.tokens)).max(axis=-1)
+  np.testing.assert_array_less(distance.min(axis=1), 2e-3)
 
 
 @pytest.mark.slow

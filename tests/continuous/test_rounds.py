@@ -42,7 +42,7 @@ def of(name, target=CHAIN.target, **options):
   return build(complete(name, **options), target, Resources({'model': target}))
 
 
-@pytest.mark.parametrize('name', representative(DECODERS, 'exact_head'))
+@pytest.mark.parametrize('name', representative(DECODERS, 'mar'))
 def test_rounds_one_by_one_equal_the_decode(name):
   """With another compiled program, hence the tolerance; every round adds to the rounds before."""
   decoder = of(name, prefix_share=0.3)

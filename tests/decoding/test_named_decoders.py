@@ -78,7 +78,7 @@ def loaded():
     (lambda model: continuous.parallel(model.target), 'target is .*; call it'),
     (lambda model: continuous.exact_path(CHAIN.target, T), f'draft is a {DISCRETE}; it must be'),
     (lambda model: cspd_jax.speculative(T, model), 'draft_target is Model.*; pass model.target'),
-    (lambda model: cspd_jax.eagle(T, model.drafts['eagle']), 'network is a DraftNetwork; pass what it'),
+    (lambda model: cspd_jax.eagle(T, model.drafts['eagle']), 'network is a DraftNetwork; pass '),
     (lambda model: cspd_jax.eagle(T, network(T), 'EAGLE'), "tree is 'EAGLE'; it must be a .*Tree"),
     (lambda model: cspd_jax.medusa(T, network(T)), 'heads is a Network; it must be a .*Heads'),
     (lambda model: cspd_jax.corrected(T, network(T)), 'corrector is a Network; it must be a '),
@@ -115,7 +115,8 @@ def test_parts_are_printed_by_their_sizes(loaded):
   assert repr(continuous.mar(CHAIN.target)) == (
       f'Decoder({CHAIN.target}, masked generation in 8 steps, last kernel without noise, exact)')
   assert re.match(r'Target\(masked, num_tokens=8, token_dim=\d+, num_streams=', repr(CHAIN.target))
-  assert re.fullmatch(r'DraftNetwork\(\d+ arrays, [\d,]+ parameters\)', repr(loaded.drafts['eagle']))
+  eagle = repr(loaded.drafts['eagle'])
+  assert re.fullmatch(r'DraftNetwork\(\d+ arrays, [\d,]+ parameters\)', eagle)
   assert len(str(loaded.drafts)) < 500
 
 

@@ -117,6 +117,7 @@ def test_any_number_of_images_in_any_number_of_slots(count, slots):
   assert _differences(decoded, want) == [] and rounds == _scheduled(want.rounds, slots)
 
 
+@pytest.mark.slow
 def test_groups_of_as_many_images_as_slots(monkeypatch):
   monkeypatch.setattr(continuous_batching, 'group', lambda num_slots: num_slots)
   decoded, _ = _refilled(_program('mc_sjd', 3), sampling=SAMPLED)

@@ -383,6 +383,7 @@ def attentive_pass(params, labels, tokens):
   return jnp.tanh(x + jnp.cumsum(x, axis=1)) @ params[3]
 
 
+@pytest.mark.slow
 def test_the_training_pass_finds_what_is_consistent():
   """A target that is wrong in the same way everywhere agrees with itself."""
   target, params = attentive()
