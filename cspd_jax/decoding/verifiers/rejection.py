@@ -103,7 +103,9 @@ def _accept(rng: Rng, test: AcceptanceRule, layout: Layout, tokens: jax.Array,
   parents = np.flatnonzero(tree.children[:, 0] > 0)
   rows = np.asarray(layout.probs_rows)[tree.children[parents, 0]]
   p, q = _rows(target_probs, parents), None if probs is None else _rows(probs, rows)
-  tested, accepted, costs = [], [], []
+  tested: list[np.ndarray] = []
+  accepted: list[jax.Array] = []
+  costs: list[Any] = []
   for rank in range(tree.children.shape[1]):
     if rank:
       token, depth = tokens[tested[-1]], jnp.asarray(tree.depth)[tested[-1]]
