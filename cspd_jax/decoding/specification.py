@@ -175,7 +175,7 @@ _NUM_NODES = {'chain': 'length', 'paths': 'num_nodes', 'caterpillar': 'num_nodes
 
 
 def _tree(name: str, value: Any, window: int | None = None,
-         auto: Callable[[int], Tree] | None = None) -> Tree:
+          auto: Callable[[int], Tree] | None = None) -> Tree:
   """Returns the tree that a value of a specification is, names, calls, or lists the parents of.
 
   A drafter's `window` is the default number of nodes of a call, less one for the root; the value

@@ -19,22 +19,19 @@ WARP = SamplingParams(guidance_scale=2.0)
 
 
 @functools.cache
-def model(name='demo/target'):
-  return store.load(name, dtype='float32')
+def model():
+  return store.load('demo/target', dtype='float32')
 
 
 @functools.cache
 def jitted(name, window=16):
-  target, draft = (llamagen.target(model(which).config, guided=True)
-                   for which in ('demo/target', 'demo/draft'))
-  return jax.jit(specification.build(specification.complete(name, window=window, length=4), target,
-                                specification.Resources({'model': draft})))
+  target = llamagen.target(model().config, guided=True)
+  return jax.jit(specification.build(specification.complete(name, window=window), target))
 
 
 def decode(name, window=16, order=(0, 1, 2)):
   order = jnp.asarray(order)
-  return jitted(name, window)(
-      model().params, LABELS[order], KEYS[order], WARP, model('demo/draft').params)
+  return jitted(name, window)(model().params, LABELS[order], KEYS[order], WARP)
 
 
 @pytest.mark.slow

@@ -65,7 +65,7 @@ def single(test=lambda rng, p, q: rng.accept(p, q), residual=accept.residual, bo
 
 
 def by_test(mass=lambda p, q, token, depth: accept.take(p, token),
-           residual=lambda p, q, token, depth: accept.residual(p, q), **fields):
+            residual=lambda p, q, token, depth: accept.residual(p, q), **fields):
   """A verifier of trees with a test of its own."""
   gap = fields.pop('gap', None)
   return tree_rejection(lambda depth: AcceptanceRule(mass, residual, gap),
