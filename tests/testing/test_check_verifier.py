@@ -159,9 +159,6 @@ BROKEN = {
     'a node with an axis': (
         single(change=lambda verdict: verdict._replace(node=verdict.node[None])), 'results',
         r'verify of the verifier returned node int32\[1, 1\]; it must return integers of shape'),
-    'a token of another dtype': (
-        single(change=lambda verdict: verdict._replace(token=verdict.token * 1.0)), 'results',
-        r'verify of the verifier returned token float\d+\[1\]'),
     'distributions that it does not ask for': (
         single(needs_probs=False), 'results',
         r'the verifier raises TypeError at test_check_verifier.py:\d+: .* needs_probs is False'),
