@@ -45,10 +45,8 @@ import dataclasses
 from cspd_jax import cli
 from cspd_jax.models.eagle import EagleConfig
 from cspd_jax.models.medusa import MedusaConfig
-from cspd_jax.training.corrector import CorrectorTrainConfig
-from cspd_jax.training.corrector_recipe import CorrectorRecipe
-from cspd_jax.training.drafter import DrafterTrainConfig
-from cspd_jax.training.drafter_recipe import DrafterRecipe
+from cspd_jax.training.corrector import CorrectorRecipe, CorrectorTrainConfig
+from cspd_jax.training.drafter import DrafterRecipe, DrafterTrainConfig
 from cspd_jax.training.optimizer import OptimizerConfig
 
 _EMOJI_EAGLE = EagleConfig(

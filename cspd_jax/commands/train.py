@@ -35,23 +35,21 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compilations, fields
 from cspd_jax.files import atomic, paths, run_folder, store
 from cspd_jax.training import (
-  corrector_recipe,
-  drafter_recipe,
+  corrector,
+  drafter,
   loop,
   neighbours,
   optimizer as optimizer_lib,
   samples,
 )
-from cspd_jax.training.corrector import CorrectorTrainConfig
-from cspd_jax.training.corrector_recipe import CorrectorRecipe
-from cspd_jax.training.drafter import DrafterTrainConfig
-from cspd_jax.training.drafter_recipe import DrafterRecipe
+from cspd_jax.training.corrector import CorrectorRecipe, CorrectorTrainConfig
+from cspd_jax.training.drafter import DrafterRecipe, DrafterTrainConfig
 from cspd_jax.training.neighbours import NeighboursRecipe
 from cspd_jax.training.optimizer import OptimizerConfig
 
 Recipe = DrafterRecipe | CorrectorRecipe | NeighboursRecipe
 _PROGRAM = 'cspd-train'
-_RECIPES: dict[type, Any] = {DrafterRecipe: drafter_recipe, CorrectorRecipe: corrector_recipe,
+_RECIPES: dict[type, Any] = {DrafterRecipe: drafter, CorrectorRecipe: corrector,
                              NeighboursRecipe: neighbours}
 # Records the windows that a corrector learns from, by what the model has to draft with.
 _WINDOWS = 'corrected(corrector={by}, window={window}, iterations=2, tree=chain())'

@@ -51,8 +51,7 @@ def true_window(window: int | None = None) -> Context:
   they see what the last of these sees, so that they need no pass of their own, and cannot be final.
   """
   def transform(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None,
-                cache: Any
-                ) -> tuple[jax.Array, Any]:
+                cache: Any) -> tuple[jax.Array, Any]:
     z = true_contexts(env.target, env.params, env.condition, tokens, span.rank_of_position,
                       span.begin[:, :window], span.positions, missing)
     return z, cache

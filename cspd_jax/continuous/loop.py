@@ -194,8 +194,9 @@ class Decoder:
 
   def _round(self, stage: base.Stage, params, state: State, sampling, draft_params) -> State:
     verifier, drafter, decoded = stage.verifier, stage.drafter, state.decoded
-    env = base.DecodeContext(self.target, self.schedule, verifier, params, state.condition,
-              None if drafter is None else drafter.model, draft_params)
+    env = base.DecodeContext(
+        self.target, self.schedule, verifier, params, state.condition,
+        None if drafter is None else drafter.model, draft_params)
     span = open_span(
         state.rng, decoded.order, state.rank_of_position, state.count,
         jnp.array(stage.stops, jnp.int32), stage.width, sampling, self.guidance,

@@ -60,8 +60,7 @@ def _check_pair(draft: Target, target: Target) -> None:
 
 
 def _propose(model: Target, aligned: bool, env: DecodeContext, span: Span, tokens: jax.Array,
-             memory: Any
-             ) -> Draft:
+             memory: Any) -> Draft:
   """Continues the image with the draft model, each draft conditioned on those before it."""
   verifier = env.verifier
   sample_draft = verifier.sample_draft
@@ -242,8 +241,7 @@ class _PathTest:
         cost=self._cost(env, span, num_drafts, failed, trials))
 
   def _next_token(self, env: DecodeContext, span: Span, drafted: Drafted, z: jax.Array,
-                  x: jax.Array,
-                  log_sigma: jax.Array, accepted: jax.Array, failed: jax.Array,
+                  x: jax.Array, log_sigma: jax.Array, accepted: jax.Array, failed: jax.Array,
                   has_next: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Draws, by `coupling.residual`, the token after the accepted drafts of rows that have one."""
     assert env.draft_model is not None, 'make_decoder requires a drafter'

@@ -158,8 +158,7 @@ def _affine_chain(slope: jax.Array, offset: jax.Array, x: jax.Array) -> jax.Arra
 
 
 def verify(schedule: Schedule, target: Target, noise: HeadNoise, state: HeadState,
-           drafts: HeadDrafts,
-           kernel: Kernel) -> HeadState:
+           drafts: HeadDrafts, kernel: Kernel) -> HeadState:
   """Moves transitions to the true kernels, up to the first that is not kept."""
   length = drafts.level.shape[1]
   true = Gaussian(kernel.mean, kernel.std)

@@ -30,8 +30,7 @@ from cspd_jax.decoding.tree import (
 )
 
 __all__ = [
-    'Budget', 'DECODERS', 'DRAFTERS', 'Decoded', 'Decoder', 'Draft', 'Drafter', 'DecodeContext',
-    'Layout',
-    'RoundResult', 'Resources', 'RuntimeTree', 'State', 'Target', 'Tree', 'VERIFIERS', 'Verdict',
-    'Verifier', 'SamplingParams', 'branching', 'build', 'caterpillar', 'chain', 'complete', 'cut',
-    'guarantee', 'kary', 'make_decoder', 'needs', 'paths', 'runtime_tree']
+    'Budget', 'DECODERS', 'DRAFTERS', 'DecodeContext', 'Decoded', 'Decoder', 'Draft', 'Drafter',
+    'Layout', 'Resources', 'RoundResult', 'RuntimeTree', 'SamplingParams', 'State', 'Target',
+    'Tree', 'VERIFIERS', 'Verdict', 'Verifier', 'branching', 'build', 'caterpillar', 'chain',
+    'complete', 'cut', 'guarantee', 'kary', 'make_decoder', 'needs', 'paths', 'runtime_tree']

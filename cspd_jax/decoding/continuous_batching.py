@@ -108,8 +108,8 @@ class ContinuousBatcher:
   def idle(self, params: Params, queue: Queue, draft_params: Params = None) -> Slots:
     """Returns free slots for images like those of a queue."""
     state, sampling = self._shapes(params, queue, draft_params, self.num_slots)
-    state, sampling = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (state,
-                                                                                    sampling))
+    state, sampling = jax.tree.map(
+        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (state, sampling))
     # Rounds do not change complete rows.
     state = state._replace(count=jnp.full_like(state.count, self.decoder.target.num_tokens))
     return Slots(state, sampling, jnp.full((self.num_slots,), -1, jnp.int32))

@@ -218,8 +218,7 @@ class Decoder:
     outcome = base.RoundResult(
         tokens=tokens, count=count, accepted=length - 1, nodes=nodes, probs=probs,
         uncut=warp_lib.probabilities(logits, warp_lib.uncut(sampling), positions),
-        features=features,
-        path=path, verdict=verdict)
+        features=features, path=path, verdict=verdict)
     rng, drafter_state = drafter.update(env, drafter_state, rng, outcome)
     bins = jnp.arange(state.accepted.shape[1])
     return State(
@@ -288,8 +287,7 @@ class Decoder:
 
   def _env(self, sampling, draft_params):
     return base.DecodeContext(self.target, self.verifier.needs_probs, self.verifier.seed_exact,
-                              self._rowwise,
-               sampling, draft_params)
+                              self._rowwise, sampling, draft_params)
 
 
 def make_decoder(target: base.Target, drafter: base.Drafter, verifier: base.Verifier) -> Decoder:

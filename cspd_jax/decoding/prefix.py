@@ -91,8 +91,8 @@ def sampling(sampling: SamplingParams, prefix_length: int) -> SamplingParams:
     raise ValueError(
         f'guidance_interval is {sampling.guidance_interval} with a prefix of {prefix_length} '
         'tokens, so that only the first token after the prefix would be guided, which is not '
-        'supported; '
-        f'set it to {prefix_length - 2} or {prefix_length}, or change the number of rows.')
+        f'supported; set it to {prefix_length - 2} or {prefix_length}, or change the number of '
+        'rows.')
   return sampling._replace(
       guidance_interval=np.maximum(interval - prefix_length, -1),
       guidance_scale=np.where(

@@ -166,15 +166,16 @@ TREES: dict[str, Tree] = {
     name: tree for name, tree in vars(trees).items() if isinstance(tree, Tree)}
 _TREE_CALLS = {build.__name__: build for build in (
     trees.chain, trees.paths, trees.caterpillar, trees.kary, trees.branching, trees.cut)}
-_TREE_WORDS = (f'a tree by name ({", ".join(TREES)}), by call ({", ".join(_TREE_CALLS)}; such as '
-         'kary(3, 3)), by the parents of its nodes, such as (-1, 0, 0), or, in a window, auto')
+_TREE_WORDS = (
+    f'a tree by name ({", ".join(TREES)}), by call ({", ".join(_TREE_CALLS)}; such as kary(3, 3)), '
+    'by the parents of its nodes, such as (-1, 0, 0), or, in a window, auto')
 # The parameter of a call that sets the number of nodes of the tree.
 _NUM_NODES = {'chain': 'length', 'paths': 'num_nodes', 'caterpillar': 'num_nodes',
               'kary': 'num_nodes'}
 
 
 def _tree(name: str, value: Any, window: int | None = None,
-         auto: Callable[[int], Tree] | None = None) -> Tree:
+          auto: Callable[[int], Tree] | None = None) -> Tree:
   """Returns the tree that a value of a specification is, names, calls, or lists the parents of.
 
   A drafter's `window` is the default number of nodes of a call, less one for the root; the value

@@ -33,8 +33,7 @@ CUTS = ('top_k', 'top_p', 'min_p')  # The options that may be None.
 
 
 def check(sampling: SamplingParams, num_streams: int, num_rows: int | None = None,
-          greedy: bool = False
-          ) -> jax.Array:
+          greedy: bool = False) -> jax.Array:
   """Returns whether all values of a row `[B]` are in range, as `rows.check_options` does.
 
   A `greedy` decoder requires temperature 0.
@@ -103,8 +102,9 @@ def probabilities(logits: jax.Array, sampling: SamplingParams, positions: jax.Ar
     `[B, N, V]` probabilities, float32 (float64 for float64 logits). All probabilities of a node are
     NaN if one of its logits is NaN or +inf, or all are -inf.
   """
-  sampling = SamplingParams(*(None if value is None else jnp.reshape(jnp.asarray(value), (-1, 1, 1))
-                for value in sampling))
+  sampling = SamplingParams(*(
+      None if value is None else jnp.reshape(jnp.asarray(value), (-1, 1, 1))
+      for value in sampling))
   # Cuts compare logits, whose order and distances no temperature rounds away.
   x = _guided(logits, sampling.guidance_scale, sampling.guidance_interval, positions)
   if sampling.top_k is not None:

@@ -65,8 +65,8 @@ class Probe:
     logits, features, cache = run(tree, self.params, cache, tokens, start)
     return np.asarray(logits, np.float64), features, cache
 
-  def score_singly(self, tokens: np.ndarray, cache: Cache | None = None,
-           start: int = 0) -> tuple[np.ndarray, list, Cache]:
+  def score_singly(self, tokens: np.ndarray, cache: Cache | None = None, start: int = 0
+                   ) -> tuple[np.ndarray, list, Cache]:
     """Scores tokens `[R, n]` one by one: logits `[S, R, n, V]`, features and the cache."""
     cache = self.new_cache() if cache is None else cache
     logits, features = [], []

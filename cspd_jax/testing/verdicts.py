@@ -152,7 +152,7 @@ def drafts(arrangement: Arrangement, p: np.ndarray, q: np.ndarray) -> StageDraft
                if arrangement.probs_rows[node] == row)
           for row in range(max(arrangement.probs_rows) + 1)]
   return StageDrafts(tokens, weight, np.stack([of_parent[node] for node in rows], axis=2),
-                np.stack([p[:, index] for index in numbers], axis=2))
+                     np.stack([p[:, index] for index in numbers], axis=2))
 
 
 def _probability(arrangement: Arrangement, q: np.ndarray, token: np.ndarray, tokens: np.ndarray,

@@ -82,10 +82,10 @@ def learned(schedule, bias, index):
   true = head(schedule, new, bias)
   called = (jnp.arange(LEVELS) >= 1) & (jnp.arange(LEVELS) <= index[:, None])
   pick = lambda leaf: leaf[jnp.arange(NUM), jnp.minimum(index, LEVELS - 1)]
-  last = prediction.Last(index, pick(new), pick(prediction.kernel(before, new).mean),
-                            jax.tree.map(pick, true))
-  after = prediction.learn(schedule, rho, TEMPERATURE, before, OLD, called, new,
-                              gaussian(true), last)
+  last = prediction.Last(
+      index, pick(new), pick(prediction.kernel(before, new).mean), jax.tree.map(pick, true))
+  after = prediction.learn(
+      schedule, rho, TEMPERATURE, before, OLD, called, new, gaussian(true), last)
   return before, after
 
 
@@ -112,18 +112,3 @@ def test_predictions_depend_on_earlier_kernels_only(name):
   first, second = learn(0.0), learn(jnp.where(last, 0.5, 0.0))
   changed = np.any(np.asarray(first.offset) != second.offset, axis=-1)
   np.testing.assert_array_equal(changed, np.arange(LEVELS) >= np.asarray(index)[:, None])
-
-
-@pytest.mark.slow
-def test_chains_that_were_not_called_keep_their_predictions():
-  before, after = learned(SCHEDULES['diffusion'], 0.3, jnp.array([3, 4, 5]))
-  schedule, x = SCHEDULES['diffusion'], normal(1, NUM, LEVELS, SIZE)
-  true = head(schedule, x, 0.3)
-  last = prediction.Last(jnp.full(NUM, LEVELS), x[:, 0], x[:, 0],
-                            jax.tree.map(lambda leaf: leaf[:, 0], true))
-  kept = prediction.learn(
-      schedule, head_drafter.default_rho(schedule), TEMPERATURE, after, OLD,
-      jnp.zeros((NUM, LEVELS), bool), x, gaussian(true), last)
-  for a, b in zip(kept, after, strict=True):
-    np.testing.assert_array_equal(a, b)
-  assert np.any(np.asarray(before.offset) != after.offset)

@@ -28,7 +28,7 @@ def accept_or_replace(eta, gap, log_ratio_of_std, num=NUM):
       coupling.log_density(x, *(leaf.reshape(shape) for leaf in q)))
   draft = q[0] + q[1] * noise_lib.normal(keys, noise_lib.DRAFT, 0, 2)
   passed = coupling.accept(log_ratio(draft, draft.shape),
-                         noise_lib.log_uniform(keys, noise_lib.ACCEPT, 0), eta)
+                           noise_lib.log_uniform(keys, noise_lib.ACCEPT, 0), eta)
   wide = jax.tree.map(lambda leaf: leaf[:, None], keys)
 
   def propose(trials):

@@ -135,17 +135,6 @@ class DistributionTest(chex.TestCase):
     tests = generated.tests
     self.assertAlmostEqual(tests.trials.mean() / tests.tested.mean(), 1.0, delta=0.1)
 
-  @pytest.mark.slow
-  def test_a_mutant_is_found_at_100_levels(self):
-    with mock.patch.object(*MUTANTS['target draw for residual']):
-      tokens = wide(99, 0.1).tokens
-    self.assertFalse(compare(tokens, wide_truth(), projections=200).passed)
-
-  @pytest.mark.slow
-  def test_a_mutant_is_found_by_few_samples(self):
-    with mock.patch.object(*MUTANTS['drafts after a failure committed']):
-      self.assertFalse(compare(few().tokens, truth()).passed)
-
   @parameterized.parameters(*MUTANTS)
   @pytest.mark.slow
   def test_mutants_are_found(self, name):
@@ -222,21 +211,6 @@ class ContractsTest(chex.TestCase):
     np.testing.assert_array_equal(whole.tokens, other.tokens)
     self.assertLess(whole.rounds.mean(), 3.5)
     np.testing.assert_array_equal(other.rounds, SIZE)
-
-  @parameterized.parameters(
-      (dict(draft_length=0), 'draft_length is 0; it must be a whole number from 1'),
-      (dict(draft_length=6), 'draft_length is 6; .* number of tokens, 5'),
-      (dict(max_trials=0), 'max_trials is 0; .* from 1 to 65536'),
-      (dict(max_trials=2**16 + 1), 'max_trials is 65537; .* from 1 to 65536'),
-      (dict(eta=0.0), 'eta is 0.0'), (dict(eta=2.0), 'eta is 2.0'),
-      (dict(split=-1), 'split is -1; .* 0 to the last level, 5'), (dict(split=6), 'split is 6'),
-      (dict(split=2.0), 'split is 2.0; it must be a whole number'),
-      (dict(prefix_share=2.0), 'prefix_share is 2.0; it must be from 0 to 1'),
-      (dict(prefix_share=-0.1), 'prefix_share is -0.1; it must be from 0 to 1'),
-      (dict(guidance='none'), "guidance is 'none'"))
-  def test_bad_options(self, options, message):
-    with self.assertRaisesRegex(ValueError, message):
-      decoders.exact_path(CHAIN.target, CHAIN.target, **{'schedule': LEVELS, **options})
 
   @parameterized.parameters(
       (dict(num_tokens=4), 'draft has 4 tokens per image, the target 5; they must be equal'),

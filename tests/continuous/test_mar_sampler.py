@@ -128,30 +128,7 @@ class MarTest(chex.TestCase):
     std = np.exp(0.5 * LEVELS.max_log_variance[0])  # 0.0064
     self.assertBetween(gap, 0.7 * std, 1.3 * std)
 
-  @pytest.mark.slow
-  def test_row_does_not_depend_on_the_batch(self):
-    decoder = jax.jit(decoders.mar(MODEL.target, 3, LEVELS))
-    keys = jax.random.split(jax.random.key(0), 3)
-    scale = jnp.array([1.0, 2.0, 3.0])
-    whole = decoder(MODEL.params, LABELS, keys, SamplingParams(scale))
-    chex.assert_trees_all_equal(whole, decoder(MODEL.params, LABELS, keys, SamplingParams(scale)))
-    alone = decoder(MODEL.params, LABELS[1:2], keys[1:2], SamplingParams(scale[1:2]))
-    chex.assert_trees_all_close(jax.tree.map(lambda leaf: leaf[1:2], whole), alone, atol=TOLERANCE)
-
-
 class OptionsTest(chex.TestCase):
-
-  @parameterized.parameters(
-      (dict(num_iter=0), 'num_iter is 0'), (dict(num_iter=8), 'num_iter is 8'),
-      (dict(guidance='cosine'), "guidance is 'cosine'; it must be one of linear, constant"))
-  def test_mar(self, options, message):
-    with self.assertRaisesRegex(ValueError, message):
-      decoders.mar(MODEL.target, **options)
-
-  @parameterized.parameters(0, 8)
-  def test_parallel(self, tokens_per_step):
-    with self.assertRaisesRegex(ValueError, f'block_length is {tokens_per_step}; .* 1 to .* 7'):
-      decoders.parallel(MODEL.target, tokens_per_step)
 
   @parameterized.parameters(
       (CHAIN, SamplingParams(2.0),

@@ -79,9 +79,7 @@ def test_the_distribution_is_that_of_the_target():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [
-    'every draft accepted', 'target draw for residual',
-    pytest.param('residual of the ratio upside down', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('name', MUTANTS)
 def test_mutants_are_rejected(name):
   with mock.patch.object(*MUTANTS[name]):
     assert distance(run().tokens) > LIMIT

@@ -20,6 +20,7 @@ from cspd_jax.continuous.path import path_test
 from cspd_jax.continuous.result import Decoded
 from cspd_jax.continuous.specification import DECODERS, Resources, build, complete, guarantee
 from cspd_jax.core.random import row_keys
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import base as discrete
 from cspd_jax.testing.proofs import analytic
 from tests.marks import representative
@@ -36,12 +37,12 @@ def quick(function):
   return jax.jit(function, compiler_options={'xla_backend_optimization_level': 0})
 
 
-def of(name, **options):
+def of(name, target=CHAIN.target, **options):
   options = dict(schedule=5, kernels_per_call=3, block_length=3, window=3, **options)
-  return build(complete(name, **options), CHAIN.target, Resources({'model': CHAIN.target}))
+  return build(complete(name, **options), target, Resources({'model': target}))
 
 
-@pytest.mark.parametrize('name', representative(DECODERS, 'exact_head'))
+@pytest.mark.parametrize('name', representative(DECODERS, 'mar'))
 def test_rounds_one_by_one_equal_the_decode(name):
   """With another compiled program, hence the tolerance; every round adds to the rounds before."""
   decoder = of(name, prefix_share=0.3)
@@ -79,6 +80,29 @@ def test_fields_shared_with_discrete_tokens(name):
   np.testing.assert_array_equal(decoded.tv_bound, 0 if exact else np.nan)
   assert (decoded.kernels is None) == (name not in ('exact_head', 'windows'))
   assert (decoded.errors is None) == (name != 'cspd_relaxed')
+
+
+# One component: a linear head, in which differences of rounding do not grow.
+GUIDED = analytic.mixtures(
+    jax.random.key(1), 7, 3, schedule=LEVELS, guided=True, components=1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', DECODERS)
+def test_rows_do_not_depend_on_each_other(name):
+  """Rows of other classes, keys and options, and of a batch of another size."""
+  decode, rows = quick(of(name, GUIDED.target)), np.arange(6)
+  keys, draft = jax.random.split(KEY, 6), GUIDED.params._replace(means=GUIDED.params.means + 0.05)
+  scale, temperature = jnp.linspace(1, 3, 6), jnp.linspace(0.7, 1.2, 6)
+  run = lambda rows: decode(GUIDED.params, rows % 3, keys[rows], SamplingParams(
+      scale[rows], temperature[rows]), draft)
+  pick = lambda result, index: jax.tree.map(lambda leaf: np.asarray(leaf)[index], result)
+  whole = run(rows)
+  for row in (0, 5):
+    jax.tree.map(np.testing.assert_array_equal, pick(whole, row), pick(run(np.full(6, row)), row))
+    # Compiled for another size, sums are rounded otherwise.
+    np.testing.assert_allclose(
+        whole.tokens[row], run(np.array([row])).tokens[0], atol=2e-3)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.cli import groups
-from cspd_jax.commands import compare as compare_command, generate as generate_command
+from cspd_jax.commands import compare as compare_command
 from cspd_jax.continuous import head_drafter
 from cspd_jax.files import store
 from cspd_jax.metrics import scenes
@@ -95,13 +95,3 @@ def test_all_decoders_of_causal_models_are_compared():
   assert job.left_out['parallel'] == 'it decodes masked models only, and this one is causal'
   assert {'exact_path', 'cspd_released'} <= set(job.left_out)
   assert job.requests['mar'].decoder.distribution.startswith('causal generation token by token')
-
-
-@pytest.mark.slow
-def test_commands_and_beginnings(model, baseline, tmp_path, capsys):
-  assert generate_command.main([
-      'generate', '--model=emoji_continuous', '--prompt=a fox on white', '--seed=3',
-      '--decoder=mar', f'--output={tmp_path}/fox']) == 0
-  assert len(list((tmp_path / 'fox').glob('*.png'))) == 1
-  with pytest.raises(ValueError, match='prefix'):
-    model.generate(['a fox on white'], prefix=baseline.images[:1])

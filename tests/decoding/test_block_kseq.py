@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import parameterized
 
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import accept, tree as trees
@@ -56,8 +55,8 @@ CASES = {
     'kseq, rounds': (parts(PAIR, 'iid', kseq), {'vocab_size': 2, 'rounds': 2}),
     'kseq, cut': (parts(TREE, 'iid', kseq), {'sampling': SamplingParams(top_p=0.7),
                                              'forced': {2: 1}}),
-    'exact, iid': (parts(TREE, 'iid', rejection), {}),
-    'exact, fixed': (parts(TREE, 'fixed', rejection), {})}
+    'rejection, iid': (parts(TREE, 'iid', rejection), {}),
+    'rejection, fixed': (parts(TREE, 'fixed', rejection), {})}
 
 
 @pytest.mark.parametrize('name', representative(CASES, 'block, rounds', 'kseq, cut'))
@@ -65,9 +64,8 @@ def test_rounds_are_exact(name):
   build, options = CASES[name]
   distance, length = run(build, **options)
   assert distance < 1e-12
-  if name == 'block':
-    assert length > run(parts(trees.chain(3), 'distinct',
-                              rejection))[1] + 1e-3  # More than one by one.
+  if name == 'block':  # More than one by one.
+    assert length > run(parts(trees.chain(3), 'distinct', rejection))[1] + 1e-3
 
 
 def unnormalised(q, token):
@@ -110,6 +108,7 @@ def test_mistakes_are_seen(patch, build, options):
 
 
 def random_probs(count=40, vocab_size=4):
+  """Distributions `[n, V]` of a target and a drafter; some tokens are impossible, some certain."""
   rng = np.random.default_rng(1)
   p, q = (rng.dirichlet(np.full(vocab_size, 0.7), count) for _ in range(2))
   p[::5, 0], q[::7, 1] = 0, 0
@@ -142,38 +141,41 @@ def test_kseq_factor():
     assert np.all(accepted >= (1 - 1 / np.e) * best - 1e-12)
 
 
-class RefusedTest(parameterized.TestCase):
+@pytest.mark.parametrize('verifier,tree,draws,words', [
+    (block, TREE, 'distinct', 'block verification is for chains.*rejection'),
+    (block, trees.Budget(2, 2, 1), 'iid', 'block verification is for chains.*Budget'),
+    (block, CHAIN, 'fixed', "draws is 'fixed'.*records none"),
+    (kseq, TREE, 'distinct', "draws of the drafter is 'distinct'.*'iid'"),
+    (kseq, TREE, 'fixed', "'fixed'; kseq needs"),
+    (kseq, trees.Budget(2, 2, 1), 'iid', 'Budget.*run time')])
+def test_draws_and_trees_that_are_refused(verifier, tree, draws, words):
+  model = tabular(jax.random.key(0), 3, 4)
+  drafter = tabular_drafter(model, TREE if tree is TREE else CHAIN, draws)
+  drafter = drafter._replace(layout=drafter.layout._replace(tree=tree))
+  with pytest.raises(ValueError, match=words):
+    make_decoder(model.target, drafter, verifier())
 
-  @parameterized.named_parameters(
-      ('block_tree', block, TREE, 'distinct', 'block verification is for chains.*rejection'),
-      ('block_fixed', block, CHAIN, 'fixed', "draws is 'fixed'.*records none"),
-      ('kseq_distinct', kseq, TREE, 'distinct', "draws of the drafter is 'distinct'.*'iid'"),
-      ('kseq_fixed', kseq, TREE, 'fixed', "'fixed'; kseq needs"),
-  )
-  def test_draws_and_trees(self, verifier, tree, draws, words):
-    model = tabular(jax.random.key(0), 3, 4)
-    with self.assertRaisesRegex(ValueError, words):
-      make_decoder(model.target, tabular_drafter(model, tree, draws), verifier())
 
-  @pytest.mark.slow
-  def test_topologies_known_at_run_time(self):
-    model = tabular(jax.random.key(0), 3, 4)
-    drafter = tabular_drafter(model, CHAIN, 'iid')
-    drafter = drafter._replace(layout=drafter.layout._replace(tree=trees.Budget(2, 2, 1)))
-    with self.assertRaisesRegex(ValueError, 'block verification is for chains.*Budget'):
-      make_decoder(model.target, drafter, block())
-    with self.assertRaisesRegex(ValueError, 'Budget.*run time'):
-      make_decoder(model.target, drafter, kseq())
+def test_drafters_that_are_refused():
+  model = tabular(jax.random.key(0), 3, 4)
+  with pytest.raises(ValueError, match='keeps drafts.*depends on later ones'):
+    make_decoder(model.target, jacobi(3), block())
+  with pytest.raises(ValueError, match="draws is 'all'"):
+    tabular_drafter(model, CHAIN, 'all')
+  with pytest.raises(ValueError, match='other has 2 tokens and length 4, the target 3'):
+    make_decoder(model.target, tabular_drafter(tabular(jax.random.key(0), 2, 4), CHAIN),
+                 rejection())
 
-  def test_kept_drafts(self):
-    model = tabular(jax.random.key(0), 3, 4)
-    with self.assertRaisesRegex(ValueError, 'keeps drafts.*depends on later ones'):
-      make_decoder(model.target, jacobi(3), block())
 
-  def test_drafter(self):
-    model = tabular(jax.random.key(0), 3, 4)
-    with self.assertRaisesRegex(ValueError, "draws is 'all'"):
-      tabular_drafter(model, CHAIN, 'all')
-    with self.assertRaisesRegex(ValueError, 'other has 2 tokens and length 4, the target 3'):
-      make_decoder(model.target, tabular_drafter(tabular(jax.random.key(0), 2, 4), CHAIN),
-                   rejection())
+@pytest.mark.parametrize('p,q', [
+    ([0.25, 0.75, 0.0], [0.25, 0.75, 0.0]), ([0.25, 0.75, 0.0], [0.3, 0.8, 0.1]),
+    ([0.5, 0.5, 0, 0], [0, 0, 0.5, 0.5])])
+def test_without_overlap_or_what_remains_the_residual_is_the_target(p, q):
+  np.testing.assert_array_equal(accept.residual(jnp.asarray(p), jnp.asarray(q)), p)
+
+
+def test_nothing_left_to_draw():
+  one = jnp.asarray([0., 1., 0.])
+  np.testing.assert_array_equal(accept.without(one, jnp.asarray(1)), [0, 0, 0])
+  distribution = accept.without(jnp.asarray([.5, .25, .25]), jnp.asarray(0))
+  np.testing.assert_allclose(distribution, [0, .5, .5])

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import cspd_jax
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.decoding.base import Drafter, Target
@@ -133,14 +132,6 @@ def test_a_specification_builds_the_decoder_of_its_functions(spec):
   assert specification.guarantee(decoder) == GUARANTEES.get(verifier, 'bounded')
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('spec', BUILT)
-def test_tokens(spec):
-  run = lambda decoder: jax.jit(decoder)(
-      MODEL.params, jnp.arange(3), jax.random.key(1), WARP, PARAMS[specification.needs(spec)])
-  np.testing.assert_array_equal(run(build(spec)).tokens, run(BUILT[spec]()).tokens)
-
-
 @pytest.mark.parametrize('name', representative(DECODERS, 'mc_sjd', 'corrected', 'eagle2'))
 def test_the_text_and_the_function_of_a_decoder_build_the_same(name):
   needs, entry = specification.needs(name), DECODERS[name]
@@ -170,7 +161,6 @@ def test_signatures(name):
     fixed = entry.spec.parts[0].arguments.get(parameter.name)
     default = text[parameter.name].default
     assert parameter.default == default or (parameter.default is None and fixed == default)
-  assert getattr(cspd_jax, name) is entry.build and name in cspd_jax.__all__
 
 
 def test_a_drafter_and_a_decoder_are_an_entry_each():
@@ -255,13 +245,10 @@ def test_expansion(spec, expanded):
 
 @pytest.mark.parametrize('spec,window,completed', [
     ('vanilla', 16, 'vanilla'),
-    ('vanilla(window=4)', 16, 'vanilla(window=4)'),
     ('speculative', 16, 'speculative(length=4)'),
     ('speculative(length=2)', 16, 'speculative(length=2)'),
-    ('mc_sjd', 16, 'mc_sjd(window=16)'),
     ('sjd_pp', 16, 'sjd_pp(window=16)'),
     ('mc_sjd(window=8)', 16, 'mc_sjd(window=8)'),
-    ('sjd_pac', 64, 'sjd_pac(window=64)'),
     ('corrected', 64, 'corrected(window=64)'),
     ('eagle', 25, 'eagle(tree=chain(4))'),
     ('eagle', 26, 'eagle(tree=EAGLE)'),
@@ -282,11 +269,9 @@ def test_completion(spec, window, completed):
   assert str(result) == completed
   assert specification.complete(result, window=9, length=9) == result
   assert str(specification.complete(spec)) == spec
-
-
-def test_eagle_fills_a_small_window_with_a_chain():
-  assert str(specification.complete('eagle+block', window=8)) == 'eagle(tree=chain(7))+block'
-  assert str(specification.complete('eagle', window=1)) == 'eagle(tree=chain(1))'
+  if spec == 'eagle':  # A chain fills a small window, by default.
+    assert str(specification.complete(spec, window=8)) == 'eagle(tree=chain(7))'
+    assert str(specification.complete(spec, window=1)) == 'eagle(tree=chain(1))'
 
 
 def test_a_long_window_has_the_default_tree():
@@ -330,38 +315,20 @@ def test_usage():
 @pytest.mark.parametrize('spec,message', [
     ('falcon', "'falcon' is not registered; it must be one of vanilla, .*, or a drafter, one of"),
     ('vanila', "'vanila' is not registered; did you mean vanilla\\? Otherwise it must be one of"),
-    ('rejection', "'rejection' is not registered"),
-    ('rejection+match', "'rejection' is not registered"),
     ('jacobi+falcon', "no verifier is called 'falcon'; it must be one of rejection, match"),
-    ('jacobi+sjd', "no verifier is called 'sjd'"),
     ('mc_sjd(windows=3)', "mc_sjd has no parameter 'windows'; it has window, tree, initialization"),
-    ('mc_sjd(coupling=independent)', "mc_sjd has no parameter 'coupling'"),
-    ('vanilla(length=3)', "vanilla has no parameter 'length'; it has window"),
-    ('jacobi+match(windw=3)', "match has no parameter 'windw'"),
     ('jacobi+block(window=3)', "block has no parameter 'window'; it has none"),
     ('vanilla(window=0)', 'window is 0; it must be a whole number from 1'),
-    ('vanilla(window=-2)', 'window is -2; it must be a whole number from 1'),
-    ('vanilla(window=True)', 'window is True; it must be a whole number'),
     ('vanilla(window=7)', 'window is 7 with a main chain of 6 drafts, but an image has 6 tokens'),
-    ('jacobi(window=3)+rejection(delta=1)', "rejection has no parameter 'delta'"),
     ('eagle(network=x)', "eagle has no parameter 'network'; it has tree, draws"),
     ('eagle+lantern(table=x)', "lantern has no parameter 'table'"),
     ('sjd(window=2.5)', 'window is 2.5; it must be a whole number'),
-    ('sjd(window=0)', 'window is 0; it must be a whole number from 1'),
-    ('sjd(window=7)', 'window is 7'),
     ('sjd(window=9999999999)', 'window is 9999999999; it must be a whole number'),
     ('sjd(window=4, initialization=zero)', "initialization is 'zero'"),
     ('sjd_pp(window=4, threshold=0)', 'threshold is 0.0; it must be above 0 and at most 1'),
-    ('sjd_pp(window=4, threshold=1.5)', 'threshold is 1.5; it must be above 0 and at most 1'),
     ('sjd_pp(window=4, threshold=high)', "threshold is 'high'"),
-    ('sjd_pp(window=4, coupling=independent)', "sjd_pp has no parameter 'coupling'"),
-    ('mc_sjd(window=4, threshold=0.5)', "mc_sjd has no parameter 'threshold'"),
-    ('sjd_pp(window=4)+block', 'block verification cannot follow'),
     ('sjd(window=4, tree=EAGEL)', "tree is 'EAGEL'; it must be a tree by name .EAGLE, LANTERN"),
-    ('sjd(window=4, tree="12")', "tree is '12'; it must be a tree"),
-    ('sjd(window=4, tree=2)', 'tree is 2; it must be a tree'),
     ('sjd(window=4, tree=EAGLE)', 'tree has 25 draft nodes'),
-    ('sjd(window=x, tree=kary(3, 3))', "window is 'x'"),
     ('sjd(window=-1, tree=kary(3, 3))', 'window is -1'),
     ('sjd(window=4, tree=kary(3, 3))', 'num_nodes is 3, but the tree has'),
     ('eagle(tree=auto)', "tree is 'auto'"),
@@ -371,7 +338,6 @@ def test_usage():
     ('eagle(tree=kary(3, num_candidates=3))', 'sets num_candidates twice'),
     ('eagle(tree=kary(3, depth=3))', "kary has no parameter 'depth'"),
     ('eagle(tree=kary(9999, 9999))', 'more than 16384 nodes'),
-    ('eagle(tree=cut(EAGEL, 3))', "tree is 'EAGEL'"),
     ('eagle(tree=bush(3))', r'tree is bush\(3\); it must be a tree by name'),
     ('eagle(tree=(-1, 0.5))', 'tree is .* it must be a tree'),
     ('eagle(tree=(-1, 1))', r'parents\[1\] is 1'),
@@ -379,9 +345,8 @@ def test_usage():
     ('medusa(tree=chain(2), length=2)', 'length is 2, .* but a tree is given'),
     ('model(length=0)', 'length is 0; it must be a whole number from 1'),
     ('eagle+lantern(k=4)', 'a codebook of 4 rows has 1 to 3 neighbours'),
-    ('eagle+lantern(k=3, residual=released_lumina)', 'k is 3'),
-    ('eagle+grouped', 'group is 10, but the target has 4 tokens'),
-    ('eagle+block', 'block verification is for chains'),
+    ('corrected(corrector=kary(3, 3))', r'corrector is kary\(3, 3\); it must be a string'),
+    ('corrected(corrector=medusa)', "corrector is 'medusa'; it must be one of corrector, nei"),
 ])
 def test_mistakes(spec, message):
   with pytest.raises(ValueError, match=message):
@@ -393,21 +358,12 @@ def test_a_network_that_is_a_call():
     specification.needs('corrected(corrector=kary(3, 3))')
 
 
-@pytest.mark.parametrize('spec,message', [
-    ('speculative', r"speculative drafts with a draft model, which is missing; pass drafts\['mod"),
-    ('eagle', r"drafts with an EAGLE network, which is missing; pass drafts\['eagle'\]"),
-    ('corrected', r"drafts with a corrector, which is missing; pass drafts\['corrector'\]"),
-    ('corrected(corrector=medusa)',
-     "corrector is 'medusa'; it must be one of corrector, neighbours, eagle, "),
-    ('medusa', r"drafts with Medusa heads, which is missing; pass drafts\['medusa'\]"),
-    ('sjd(window=4)+lantern', 'codebook is None, but the verifier accepts neighbours'),
-    ('sjd(window=4)+grouped(group=2, d_threshold=1)', 'codebook is None, but d_threshold'),
-])
-def test_missing_resources(spec, message):
+@pytest.mark.parametrize('spec,resources,message', [
+    ('speculative', {}, r"drafts with a draft model, which is missing; pass drafts\['model'\]"),
+    ('corrected', {}, r"drafts with a corrector, which is missing; pass drafts\['corrector'\]"),
+    ('sjd(window=4)+lantern', {}, 'codebook is None, but the verifier accepts neighbours'),
+    ('sjd(window=4)+grouped(group=2, d_threshold=1)', {}, 'codebook is None, but d_threshold'),
+    ('sjd(window=4)+lantern', dict(codebook=np.eye(5)), 'table has 5 rows, but the target has 4')])
+def test_missing_resources(spec, resources, message):
   with pytest.raises(ValueError, match=message):
-    specification.build(spec, T)
-
-
-def test_a_codebook_of_another_size():
-  with pytest.raises(ValueError, match='table has 5 rows, but the target has 4'):
-    specification.build('sjd(window=4)+lantern', T, specification.Resources(codebook=np.eye(5)))
+    specification.build(spec, T, specification.Resources(**resources))

@@ -1,6 +1,5 @@
 """EAGLE, EAGLE-2 and Medusa drafts on tabular models: exact, and aligned with the features."""
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +19,7 @@ from tests.marks import representative
 
 WARP = SamplingParams(guidance_scale=1.5, temperature=0.9)
 CUT = WARP._replace(top_p=0.7, min_p=0.3)
+SAMPLING = {'plain': WARP, 'supports that differ': CUT}
 BUSHY = trees.branching('2 0:2 1:1 00:2')
 SMALL = trees.branching('2 0:1')
 
@@ -62,23 +62,14 @@ def total_variation(name, sampling, rounds, vocab_size=3, forced=None):
     return 0.5 * np.abs(distribution - model.distribution(sampling)).sum()
 
 
+@pytest.mark.parametrize('sampling', representative(SAMPLING, 'plain'))
 @pytest.mark.parametrize('name,rounds,vocab_size', representative([
     ('eagle', 1, 2), ('eagle small', 1, 3), ('eagle small', 2, 2), ('eagle iid', 1, 3),
     ('eagle fixed', 1, 3), ('eagle2', 1, 3), ('eagle2 match', 2, 2), ('medusa', 1, 3),
     ('medusa product', 1, 3), ('medusa product', 2, 2), ('medusa fixed', 2, 2)],
-    ('eagle small', 2, 2), ('eagle iid', 1, 3), ('eagle fixed', 1, 3), ('eagle2', 1, 3),
-    ('medusa', 1, 3)))
-def test_rounds_are_exact(name, rounds, vocab_size):
-  assert total_variation(name, WARP, rounds, vocab_size) < 1e-12
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name,rounds,vocab_size', representative([
-    ('eagle', 1, 2), ('eagle small', 2, 2), ('eagle iid', 1, 3), ('eagle fixed', 1, 3),
-    ('eagle2', 1, 3), ('eagle2 match', 2, 2), ('medusa', 1, 3), ('medusa product', 2, 2),
-    ('medusa fixed', 2, 2)], ('eagle', 1, 2), ('medusa', 1, 3)))
-def test_rounds_with_supports_that_differ_are_exact(name, rounds, vocab_size):
-  assert total_variation(name, CUT, rounds, vocab_size) < 1e-12
+    ('eagle small', 2, 2), ('eagle2', 1, 3), ('medusa', 1, 3)))
+def test_rounds_are_exact(name, rounds, vocab_size, sampling):
+  assert total_variation(name, SAMPLING[sampling], rounds, vocab_size) < 1e-12
 
 
 @pytest.mark.slow
@@ -98,67 +89,51 @@ def test_whole_images_in_batches(name):
   assert report.passed, report
 
 
-@pytest.mark.parametrize('name', representative(
-    ['eagle', 'eagle fixed', 'eagle2', 'medusa'], 'eagle'))
-def test_seed_exact(name):
-  model = tables.tabular(jax.random.key(0), 5, 6, guided=True, num_classes=2)
-  drafter, _, params = parts(name, model)
-  labels, key = jnp.arange(64) % 2, jax.random.key(3)
-  mine = jax.jit(make_decoder(model.target, drafter, match()))(
-      model.params, labels, key, CUT, params)
-  vanilla = jax.jit(decoders.vanilla(model.target))(model.params, labels, key, CUT)
-  np.testing.assert_array_equal(mine.tokens, vanilla.tokens)
-  assert mine.rounds.mean() < vanilla.rounds.mean()
+def decode(model, drafter, draft_params, sampling=WARP, params=None):
+  return jax.jit(make_decoder(model.target, drafter, rejection()))(
+      model.params if params is None else params, jnp.zeros(9, int), jax.random.key(0), sampling,
+      draft_params)
 
 
-class AlignmentTest(chex.TestCase):
+GREEDY = WARP._replace(temperature=0.0)
 
-  @chex.variants(with_jit=True, without_jit=True)
-  @pytest.mark.slow
-  def test_perfect_network_is_always_accepted(self):
-    model = build(4, 7, dtype=jnp.float32)
-    drafter = eagle(tables.network(model.target), trees.branching('2 0:1 00:2'))
-    decoder = make_decoder(model.target, drafter, rejection())
-    decoded = self.variant(decoder)(
-        model.params, jnp.zeros(9, int), jax.random.key(0), WARP, model.params)
-    # 7 tokens: the prefill's, then 4 and 2.
-    np.testing.assert_array_equal(decoded.rounds, 3)
 
-  @pytest.mark.slow
-  def test_perfect_beam_holds_the_greedy_path(self):
-    model = build(4, 7, dtype=jnp.float32)
-    drafter = eagle2(tables.network(model.target), 6, 2, 3)
-    decoded = jax.jit(make_decoder(model.target, drafter, rejection()))(
-        model.params, jnp.zeros(3, int), jax.random.key(0), WARP._replace(temperature=0.0),
-        model.params)
-    vanilla = jax.jit(decoders.vanilla(model.target))(
-        model.params, jnp.zeros(3, int), jax.random.key(0), WARP._replace(temperature=0.0))
-    np.testing.assert_array_equal(decoded.tokens, vanilla.tokens)
-    assert (decoded.rounds <= 4).all()
-
-  def test_perfect_heads(self):
-    # A model of independent tokens, so that heads can know it.
-    model = build(3, 5, dtype=jnp.float32)
-    params = jnp.broadcast_to(model.params[:, :, :1], model.params.shape)
-    drafter = medusa(tables.heads(model.target, 2), trees.chain(2))
-    decoder = make_decoder(model.target, drafter, rejection())
-    decoded = jax.jit(decoder)(
-        params, jnp.zeros(9, int), jax.random.key(0), WARP, jnp.stack([params] * 2))
-    np.testing.assert_array_equal(decoded.rounds, 3)
+def most_probable(model):
+  return jax.jit(decoders.vanilla(model.target))(
+      model.params, jnp.zeros(9, int), jax.random.key(5), GREEDY).tokens
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('draws', representative(['distinct', 'iid', 'fixed'], 'distinct'))
+def test_perfect_network_is_always_accepted():
+  model = build(4, 7, dtype=jnp.float32)
+  drafter = eagle(tables.network(model.target), trees.branching('2 0:1 00:2'))
+  # 7 tokens: the prefill's, then 4 and 2.
+  np.testing.assert_array_equal(decode(model, drafter, model.params).rounds, 3)
+
+
+@pytest.mark.slow
+def test_perfect_beam_holds_the_greedy_path():
+  model = build(4, 7, dtype=jnp.float32)
+  decoded = decode(model, eagle2(tables.network(model.target), 6, 2, 3), model.params, GREEDY)
+  np.testing.assert_array_equal(decoded.tokens, most_probable(model))
+  assert (decoded.rounds <= 4).all()
+
+
+def test_perfect_heads():
+  # A model of independent tokens, so that heads can know it.
+  model = build(3, 5, dtype=jnp.float32)
+  params = jnp.broadcast_to(model.params[:, :, :1], model.params.shape)
+  drafter = medusa(tables.heads(model.target, 2), trees.chain(2))
+  decoded = decode(model, drafter, jnp.stack([params] * 2), params=params)
+  np.testing.assert_array_equal(decoded.rounds, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('draws', ['distinct', 'iid', 'fixed'])
 def test_greedy(draws):
   model = build(5, 6, dtype=jnp.float32)
-  greedy = WARP._replace(temperature=0.0)
-  decoder = make_decoder(model.target, eagle(tables.network(model.target), BUSHY, draws),
-                         rejection())
-  decoded = jax.jit(decoder)(model.params, jnp.zeros(4, int), jax.random.key(0), greedy,
-                             model.params)
-  vanilla = jax.jit(decoders.vanilla(model.target))(
-      model.params, jnp.zeros(4, int), jax.random.key(5), greedy)
-  np.testing.assert_array_equal(decoded.tokens, vanilla.tokens)
+  decoded = decode(model, eagle(tables.network(model.target), BUSHY, draws), model.params, GREEDY)
+  np.testing.assert_array_equal(decoded.tokens, most_probable(model))
   np.testing.assert_array_equal(decoded.rounds, 3)  # 1 + 4 + 1 tokens.
 
 

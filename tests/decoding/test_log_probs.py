@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import (
-  accept,
-  continuous_batching,
-  specification,
-  tree as trees,
-  warp as warp_lib,
-)
+from cspd_jax.decoding import accept, continuous_batching, specification, tree as trees, warp
 from cspd_jax.decoding.drafters.draft_model import model as draft_model
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.specification import DECODERS
@@ -136,9 +130,9 @@ def test_greedy_verifier():
 @pytest.mark.slow
 def test_are_not_those_of_the_drafts():
   """The test tells the target's probabilities from others: here those of the round's root."""
-  pick = warp_lib.log_probs
+  pick = warp.log_probs
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(warp_lib, 'log_probs', lambda probs, nodes, tokens: pick(
+    patch.setattr(warp, 'log_probs', lambda probs, nodes, tokens: pick(
         probs, jnp.zeros_like(nodes), tokens))
     decoded = program.__wrapped__('sjd')(
         MODEL.params, LABELS, jax.random.key(5), WARP, DRAFT.params)
@@ -184,9 +178,9 @@ def test_refilled_rows(name):
   decoder = dataclasses.replace(build(name), raw_log_probs=True)
   keys = jax.random.split(jax.random.key(5), len(LABELS))
   images = lambda numbers: (LABELS[numbers], keys[numbers], jax.tree.map(jnp.float32, WARP))
-  groups = list(continuous_batching.run(continuous_batching.jitted(decoder, 8), MODEL.params,
-                                        len(LABELS), images,
-                           draft_params(name)))
+  groups = list(continuous_batching.run(
+      continuous_batching.jitted(decoder, 8), MODEL.params, len(LABELS), images,
+      draft_params(name)))
   order = np.argsort(np.concatenate([group.image for group in groups]))
   check(jax.tree.map(lambda *parts: np.concatenate(parts)[order],
                      *(group.decoded for group in groups)))
@@ -196,9 +190,9 @@ def test_refilled_rows(name):
 def test_differentiable_pass_over_images():
   """Equals the decoder's values; its gradient is that of `distributions`."""
   decoded = decode('sjd', SamplingParams(1.5, 0.8))
+  sampling = SamplingParams(1.5, 0.8, top_k=None, top_p=None)
   total = lambda function: jax.jit(jax.value_and_grad(lambda params: jnp.sum(function(
-      MODEL.target, params, LABELS, decoded.tokens, SamplingParams(1.5, 0.8, top_k=None,
-                                                                   top_p=None)))))
+      MODEL.target, params, LABELS, decoded.tokens, sampling))))
   value, gradient = total(likelihood.log_probs)(MODEL.params)
   np.testing.assert_allclose(value, decoded.log_probs.sum(), rtol=1e-5)
   pick = lambda *arguments: jnp.log(accept.take(distributions(*arguments), decoded.tokens))

@@ -29,8 +29,7 @@ def test_draw_distinct_is_sequential_sampling():
   draw = jax.vmap(
       lambda state: row_random.RowRandom(state).draw_distinct(jnp.asarray([weights]), 2)[0])
   tokens = np.asarray(jax.jit(draw)(rows(100_000)))
-  distribution = np.array([[0 if a == b else weights[a] * weights[b] / (1 - weights[a])
-                   for b in range(4)] for a in range(4)])
+  distribution = np.outer(weights / (1 - weights), weights) * (1 - np.eye(4))
   counts = np.bincount(tokens @ [4, 1], minlength=16)
   assert exactness.fit(counts, distribution.ravel()).p_value > 1e-6
 

@@ -4,12 +4,10 @@ import functools
 import sys
 from unittest import mock
 
-import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import parameterized
 
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import accept, tree as trees
@@ -24,6 +22,7 @@ from cspd_jax.decoding.verifiers.rejection import AcceptanceRule, rejection, tre
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import prefix_number, tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
+from tests.decoding.test_block_kseq import random_probs
 from tests.marks import representative
 
 CODEBOOK = np.random.default_rng(0).normal(size=(4, 2))
@@ -45,16 +44,6 @@ VERIFIERS = {
     **{f'lantern, {kind}': (lantern(TABLE, 0.3, k=2, residual=kind), None)
        for kind in RESIDUALS[1:]},
 }
-
-
-def random_probs(count=40, vocab_size=4):
-  """Distributions `[n, V]` of a target and a drafter; some tokens are impossible, some certain."""
-  rng = np.random.default_rng(1)
-  p, q = (rng.dirichlet(np.full(vocab_size, 0.7), count) for _ in range(2))
-  p[::5, 0], q[::7, 1] = 0, 0
-  p[1], q[2] = np.eye(vocab_size)[1], np.eye(vocab_size)[2]
-  p[3] = q[3]
-  return p / p.sum(1, keepdims=True), q / q.sum(1, keepdims=True)
 
 
 def test_bounds_of_other_tests():
@@ -170,8 +159,7 @@ ROUNDS = {
 }
 
 
-@pytest.mark.parametrize('name', representative(
-    ROUNDS, 'tree, lantern'))
+@pytest.mark.parametrize('name', representative(ROUNDS, 'tree, lantern'))
 def test_tv_bound_holds_for_rounds(name):
   vocab_size, rounds, drafter, verifier = ROUNDS[name]
   with jax.enable_x64(True):
@@ -186,118 +174,101 @@ def test_tv_bound_holds_for_rounds(name):
 
 
 FOUR = np.array([[1, 2, 3], [0, 2, 3], [3, 1, 0], [2, 1, 0]])
+SPREAD, MOVED = np.array([0.3, 0.5, 0.1, 0.1]), np.array([0.9, 0.0, 0.0, 0.1])
+_relative = lambda p: np.sum(p[p > 0] * np.log((p / ((SPREAD + MOVED) / 2))[p > 0]))
+DIVERGENCE = (_relative(SPREAD) + _relative(MOVED)) / 2
 MODEL = tabular(jax.random.key(0), 4, 6)
 DRAFT = tabular(jax.random.key(1), 4, 6)
 LABELS = jnp.zeros((8,), jnp.int32)
 
 
-class LanternTest(chex.TestCase):
-
-  @chex.variants(with_jit=True, without_jit=True)
-  def test_group(self):
+@pytest.mark.parametrize('build,token,expected', [
     # Half the mass is at the nearest neighbour of token 0, a tenth at the next.
-    for delta, mass in ((0.0, 0.3), (0.49, 0.3), (0.5, 0.8), (0.59, 0.8), (0.61, 0.9)):
-      self._check_mass(lambda delta=delta: lantern(FOUR, delta), 0, mass)
+    *((lambda delta=delta: lantern(FOUR, delta), 0, mass)
+      for delta, mass in ((0.0, 0.3), (0.49, 0.3), (0.5, 0.8), (0.59, 0.8), (0.61, 0.9))),
     # Token 2: its neighbours add 0.1, 0.5, 0.3 to its own 0.1.
-    for lam, mass in ((1, 0.1), (1.99, 0.1), (2.01, 0.2), (6.9, 0.2), (7.1, 0.7), (10.1, 1.0)):
-      self._check_mass(lambda lam=lam: lantern_pp(FOUR, lam), 2, mass)
-
-  @chex.variants(with_jit=True, without_jit=True)
-  def test_divergence(self):
-    # Against the definition: bounds just below and above the true divergence.
-    p, moved = np.array([0.3, 0.5, 0.1, 0.1]), np.array([0.9, 0.0, 0.0, 0.1])
-    middle = (p + moved) / 2
-    relative = lambda p: np.sum(p[p > 0] * np.log((p / middle)[p > 0]))
-    divergence = (relative(p) + relative(moved)) / 2
-    for delta, mass in ((divergence - 1e-5, 0.8), (divergence + 1e-5, 0.9)):
-      self._check_mass(lambda delta=delta: lantern(FOUR, delta, k=2, metric='jsd'), 0, mass)
-
-  def _check_mass(self, build, token, expected):
-    """Compares the mass that speaks for `token`."""
-    p = jnp.array([0.3, 0.5, 0.1, 0.1])
-    with mock.patch.object(
-        sys.modules[lantern.__module__], 'tree_rejection', lambda test_for, **kwargs: test_for(1)):
-      rule = build()
-    mass = self.variant(rule.mass)(p, p, jnp.int32(token), jnp.int32(1))
-    np.testing.assert_allclose(mass, expected, rtol=1e-6)
-
-  @pytest.mark.slow
-  def test_greedy_without_neighbours(self):
-    self._check_greedy(1)
-
-  def test_greedy(self):
-    self._check_greedy(8)
-
-  def _check_greedy(self, lam):
-    drafter = tabular_drafter(DRAFT, trees.kary(2, 3, 6), 'fixed') if lam > 1 else jacobi(4)
-    decoder = make_decoder(MODEL.target, drafter, lantern_pp(TABLE, lam, greedy=True))
-    decoded = jax.jit(decoder)(
-        MODEL.params, LABELS, jax.random.key(0), SamplingParams(temperature=0.0), DRAFT.params)
-    # The bound counts the tokens that are not the most probable after their prefix.
-    best = MODEL.probs(SamplingParams()).argmax(axis=-1)
-    tokens = np.asarray(decoded.tokens)
-    others = sum(tokens[:, k] != best[prefix_number(tokens[:, :k], 4)] for k in range(6))
-    np.testing.assert_array_equal(decoded.tv_bound, others)
-    self.assertEqual(others.sum() > 0, lam > 1)
+    *((lambda lam=lam: lantern_pp(FOUR, lam), 2, mass)
+      for lam, mass in ((1, 0.1), (1.99, 0.1), (2.01, 0.2), (6.9, 0.2), (7.1, 0.7), (10.1, 1.0))),
+    # Bounds just below and above the divergence by its definition.
+    *((lambda delta=delta: lantern(FOUR, DIVERGENCE + delta, k=2, metric='jsd'), 0, mass)
+      for delta, mass in ((-1e-5, 0.8), (1e-5, 0.9)))])
+def test_mass_of_neighbours(build, token, expected):
+  """The mass that speaks for `token`."""
+  with mock.patch.object(
+      sys.modules[lantern.__module__], 'tree_rejection', lambda test_for, **kwargs: test_for(1)):
+    rule = build()
+  mass = rule.mass(jnp.asarray(SPREAD), jnp.asarray(SPREAD), jnp.int32(token), jnp.int32(1))
+  np.testing.assert_allclose(mass, expected, rtol=1e-6)
 
 
-class OptionsTest(parameterized.TestCase):
+@pytest.mark.parametrize('lam', representative([1, 8], 8))
+def test_greedy(lam):
+  drafter = tabular_drafter(DRAFT, trees.kary(2, 3, 6), 'fixed') if lam > 1 else jacobi(4)
+  decoder = make_decoder(MODEL.target, drafter, lantern_pp(TABLE, lam, greedy=True))
+  decoded = jax.jit(decoder)(
+      MODEL.params, LABELS, jax.random.key(0), SamplingParams(temperature=0.0), DRAFT.params)
+  # The bound counts the tokens that are not the most probable after their prefix.
+  best = MODEL.probs(SamplingParams()).argmax(axis=-1)
+  tokens = np.asarray(decoded.tokens)
+  others = sum(tokens[:, k] != best[prefix_number(tokens[:, :k], 4)] for k in range(6))
+  np.testing.assert_array_equal(decoded.tv_bound, others)
+  assert (others.sum() > 0) == (lam > 1)
 
-  @parameterized.named_parameters(
-      ('delta', lambda: lantern(TABLE, 1.0), 'delta is 1.0.* at least 0 .*below 1'),
-      ('negative_delta', lambda: lantern(TABLE, -0.1), 'delta is -0.1'),
-      ('jsd', lambda: lantern(TABLE, 0.7, metric='jsd'), "metric 'jsd', below 0.693"),
-      ('metric', lambda: lantern(TABLE, 0.1, metric='kld'), "metric is 'kld'.*tvd, jsd"),
-      ('lam', lambda: lantern_pp(TABLE, 0.9), 'lam is 0.9; it must be at least 1'),
-      ('k', lambda: lantern(TABLE, 0.1, k=4), 'k is 4; with a table of 3 .*must be 1 to 3'),
-      ('no_k', lambda: lantern(TABLE, 0.1, k=0), 'k is 0'),
-      ('released_k', lambda: lantern_pp(TABLE, 2, residual='released_lumina'),
-       r'1 to 2, because the released code sets k \+ 1'),
-      ('residual', lambda: lantern(TABLE, 0.1, residual='van'), "residual is 'van'.*gstar, paper"),
-      ('greedy', lambda: lantern(TABLE, 0.1, residual='paper', greedy=True), 'leave it out'),
-      ('table_shape', lambda: lantern(TABLE[0], 0.1), 'must be integers'),
-      ('table_type', lambda: lantern(TABLE * 1.0, 0.1), 'type float64; it must be integers'),
-      ('table_range', lambda: lantern(TABLE + 1, 0.1), 'must be tokens, 0 to 3'),
-      ('table_self', lambda: lantern(np.array([[1], [1]]), 0.1), 'row 1 contains 1 itself'),
-      ('table_twice', lambda: lantern(np.array([[1, 2], [2, 2], [0, 1]]), 0.1),
-       'row 1 lists a neighbour twice'),
-      ('group', lambda: grouped(0), 'group is 0; it must be at least 1'),
-      ('p_threshold', lambda: grouped(3, 0.0), 'p_threshold is 0.0; it must be above 0'),
-      ('d_threshold', lambda: grouped(3, d_threshold=1.0), 'embeddings are missing'),
-      ('embeddings', lambda: grouped(3, embeddings=CODEBOOK), 'd_threshold is None'),
-      ('flat', lambda: grouped(3, embeddings=CODEBOOK[0], d_threshold=1.0), r'must be \[V, D\]'),
-      ('no_distance', lambda: grouped(3, embeddings=CODEBOOK, d_threshold=0.0), 'd_threshold is'),
-      ('epsilon', lambda: typical(1.0), 'epsilon is 1.0; it must be above 0 and below 1'),
-      ('typical_delta', lambda: typical(0.1, 0.0), 'delta is 0.0'),
-      ('factor', lambda: uniform(0.9), 'delta is 0.9; .* a factor of at least 1'),
-      ('cool_delta', lambda: cool(0.0), 'delta is 0.0'),
-      ('nu', lambda: cool(1.1, -0.1), 'nu is -0.1; .* a rate of at least 0'),
-      ('length', lambda: cool(1.1, length=0), 'length is 0'),
-      ('l_whole', lambda: cool_linear(1.1, np.inf), 'l is inf; it must be a whole number'),
-      ('l', lambda: cool_linear(1.1, 5, length=5), 'l is 5, .*depths 1 to 5: l must be larger'),
-  )
-  def test_refused(self, build, words):
-    with self.assertRaisesRegex(ValueError, words):
-      build()
 
-  @parameterized.named_parameters(
-      ('table', lambda: lantern(TABLE[:3, :1] % 3, 0.1), 'table has 3 rows, .* 4 tokens'),
-      ('group', lambda: grouped(5), 'group is 5, but the target has 4 tokens'),
-      ('embeddings', lambda: grouped(3, embeddings=CODEBOOK[:3], d_threshold=1.0),
-       'embeddings have 3 rows, .* 4 tokens'),
-      ('l', lambda: cool_linear(1.1, 3), 'l is 3, .*depths 1 to 3'),
-  )
-  def test_refused_with_a_target(self, build, words):
-    with self.assertRaisesRegex(ValueError, words):
-      make_decoder(MODEL.target, jacobi(4), build())
+@pytest.mark.parametrize('build, words', [
+    (lambda: lantern(TABLE, 1.0), 'delta is 1.0.* at least 0 .*below 1'),
+    (lambda: lantern(TABLE, -0.1), 'delta is -0.1'),
+    (lambda: lantern(TABLE, 0.7, metric='jsd'), "metric 'jsd', below 0.693"),
+    (lambda: lantern(TABLE, 0.1, metric='kld'), "metric is 'kld'.*tvd, jsd"),
+    (lambda: lantern_pp(TABLE, 0.9), 'lam is 0.9; it must be at least 1'),
+    (lambda: lantern(TABLE, 0.1, k=4), 'k is 4; with a table of 3 .*must be 1 to 3'),
+    (lambda: lantern(TABLE, 0.1, k=0), 'k is 0'),
+    (lambda: lantern_pp(TABLE, 2, residual='released_lumina'),
+     r'1 to 2, because the released code sets k \+ 1'),
+    (lambda: lantern(TABLE, 0.1, residual='van'), "residual is 'van'.*gstar, paper"),
+    (lambda: lantern(TABLE, 0.1, residual='paper', greedy=True), 'leave it out'),
+    (lambda: lantern(TABLE[0], 0.1), 'must be integers'),
+    (lambda: lantern(TABLE * 1.0, 0.1), 'type float64; it must be integers'),
+    (lambda: lantern(TABLE + 1, 0.1), 'must be tokens, 0 to 3'),
+    (lambda: lantern(np.array([[1], [1]]), 0.1), 'row 1 contains 1 itself'),
+    (lambda: lantern(np.array([[1, 2], [2, 2], [0, 1]]), 0.1),
+     'row 1 lists a neighbour twice'),
+    (lambda: grouped(0), 'group is 0; it must be at least 1'),
+    (lambda: grouped(3, 0.0), 'p_threshold is 0.0; it must be above 0'),
+    (lambda: grouped(3, d_threshold=1.0), 'embeddings are missing'),
+    (lambda: grouped(3, embeddings=CODEBOOK), 'd_threshold is None'),
+    (lambda: grouped(3, embeddings=CODEBOOK[0], d_threshold=1.0), r'must be \[V, D\]'),
+    (lambda: grouped(3, embeddings=CODEBOOK, d_threshold=0.0), 'd_threshold is'),
+    (lambda: typical(1.0), 'epsilon is 1.0; it must be above 0 and below 1'),
+    (lambda: typical(0.1, 0.0), 'delta is 0.0'),
+    (lambda: uniform(0.9), 'delta is 0.9; .* a factor of at least 1'),
+    (lambda: cool(0.0), 'delta is 0.0'),
+    (lambda: cool(1.1, -0.1), 'nu is -0.1; .* a rate of at least 0'),
+    (lambda: cool(1.1, length=0), 'length is 0'),
+    (lambda: cool_linear(1.1, np.inf), 'l is inf; it must be a whole number'),
+    (lambda: cool_linear(1.1, 5, length=5), 'l is 5, .*depths 1 to 5: l must be larger')])
+def test_refused(build, words):
+  with pytest.raises(ValueError, match=words):
+    build()
 
-  def test_greedy_needs_temperature_zero(self):
-    decoder = make_decoder(MODEL.target, jacobi(4), lantern(TABLE, 0.1, greedy=True))
-    with self.assertRaisesRegex(ValueError, 'temperature is 1.0'):
-      decoder.check(LABELS)
 
-  def test_only_exact_verifiers_say_so(self):
-    self.assertTrue(rejection().exact)
-    for verifier, _ in VERIFIERS.values():
-      self.assertFalse(verifier.exact)
-      self.assertTrue(verifier.bounded)
+@pytest.mark.parametrize('build, words', [
+    (lambda: lantern(TABLE[:3, :1] % 3, 0.1), 'table has 3 rows, .* 4 tokens'),
+    (lambda: grouped(5), 'group is 5, but the target has 4 tokens'),
+    (lambda: grouped(3, embeddings=CODEBOOK[:3], d_threshold=1.0),
+     'embeddings have 3 rows, .* 4 tokens'),
+    (lambda: cool_linear(1.1, 3), 'l is 3, .*depths 1 to 3')])
+def test_refused_with_a_target(build, words):
+  with pytest.raises(ValueError, match=words):
+    make_decoder(MODEL.target, jacobi(4), build())
+
+
+def test_greedy_needs_temperature_zero():
+  decoder = make_decoder(MODEL.target, jacobi(4), lantern(TABLE, 0.1, greedy=True))
+  with pytest.raises(ValueError, match='temperature is 1.0'):
+    decoder.check(LABELS)
+
+
+def test_only_exact_verifiers_say_so():
+  assert rejection().exact
+  assert all(verifier.bounded and not verifier.exact for verifier, _ in VERIFIERS.values())

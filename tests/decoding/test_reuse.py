@@ -93,6 +93,6 @@ def test_a_verifier_without_distributions_is_refused():
 
 def test_one_token_per_pass_has_nothing_to_reuse():
   model = tabular(jax.random.key(0), 3, 5)
-  run = lambda spec: specification.build(spec, model.target)(
+  run = lambda spec: jax.jit(specification.build(spec, model.target))(
       model.params, jnp.zeros(8, jnp.int32), jax.random.key(1)).tokens
   np.testing.assert_array_equal(run('sjd_pp(window=1)'), run('sjd(window=1)'))

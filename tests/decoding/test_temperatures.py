@@ -59,9 +59,10 @@ def rows():
   temperature, option = (part.ravel() for part in np.meshgrid(
       DECADES, np.arange(len(OPTIONS)), indexing='ij'))
   scale, top_k, top_p, min_p = np.asarray(OPTIONS)[option].T
-  return SamplingParams(scale.astype(np.float32), temperature, top_k.astype(np.int32),
-              top_p.astype(np.float32), min_p=min_p.astype(np.float32)), np.arange(
-                  len(temperature), dtype=np.int32) % 2
+  sampling = SamplingParams(
+      scale.astype(np.float32), temperature, top_k.astype(np.int32), top_p.astype(np.float32),
+      min_p=min_p.astype(np.float32))
+  return sampling, np.arange(len(temperature), dtype=np.int32) % 2
 
 
 def pick(sampling, index):

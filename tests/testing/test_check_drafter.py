@@ -16,7 +16,7 @@ from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.drafters.jacobi import ancestral, jacobi, reuse
 from cspd_jax.decoding.drafters.medusa import medusa
 from cspd_jax.decoding.tree import Budget, Tree, chain, runtime_tree
-from cspd_jax.testing import check_drafter, recorded_checks
+from cspd_jax.testing import check_drafter, drafter_checks
 from cspd_jax.testing.drafter_checks import CHECKS
 from cspd_jax.testing.proofs.mutants import MUTANTS
 from cspd_jax.testing.tabular import heads, network, tabular, tabular_drafter
@@ -267,5 +267,5 @@ def test_false_alarms_are_as_rare_as_declared():
   for _ in range(300):
     probs = rng.dirichlet(np.ones(3), 400)
     tokens = np.array([rng.choice(3, p=row) for row in probs])
-    refuted += recorded_checks.misfit(tokens, probs, np.arange(400) % 4, np.log(0.05)) is not None
+    refuted += drafter_checks.misfit(tokens, probs, np.arange(400) % 4, np.log(0.05)) is not None
   assert refuted <= 15

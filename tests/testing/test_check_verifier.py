@@ -65,7 +65,7 @@ def single(test=lambda rng, p, q: rng.accept(p, q), residual=accept.residual, bo
 
 
 def by_test(mass=lambda p, q, token, depth: accept.take(p, token),
-           residual=lambda p, q, token, depth: accept.residual(p, q), **fields):
+            residual=lambda p, q, token, depth: accept.residual(p, q), **fields):
   """A verifier of trees with a test of its own."""
   gap = fields.pop('gap', None)
   return tree_rejection(lambda depth: AcceptanceRule(mass, residual, gap),
@@ -159,9 +159,6 @@ BROKEN = {
     'a node with an axis': (
         single(change=lambda verdict: verdict._replace(node=verdict.node[None])), 'results',
         r'verify of the verifier returned node int32\[1, 1\]; it must return integers of shape'),
-    'a token of another dtype': (
-        single(change=lambda verdict: verdict._replace(token=verdict.token * 1.0)), 'results',
-        r'verify of the verifier returned token float\d+\[1\]'),
     'distributions that it does not ask for': (
         single(needs_probs=False), 'results',
         r'the verifier raises TypeError at test_check_verifier.py:\d+: .* needs_probs is False'),
@@ -192,9 +189,8 @@ BROKEN = {
 
 @pytest.mark.parametrize('name', representative(
     BROKEN, 'the ratio inverted', 'the target in place of the residual', 'NaN',
-    'a node without a candidate', 'refused altogether', 'an inverted residual',
-    'a relaxed mass that is too large', 'a gap of 0',
-    'distributions that it does not ask for', 'a bound that is too small',
+    'a node without a candidate', 'refused altogether', 'distributions that it does not ask for',
+    'a bound that is too small',
     'a bound that is not declared', 'seed-exact with new noise'))
 def test_broken_verifiers(name):
   verifier, check, message = BROKEN[name]

@@ -18,7 +18,7 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.files import store
 from cspd_jax.models import eagle, llamagen, medusa
-from cspd_jax.training import drafter, drafter_recipe, loop, samples
+from cspd_jax.training import drafter, loop, samples
 from cspd_jax.training.optimizer import OptimizerConfig
 
 _sizes = dict(height=3, width=4, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=10)
@@ -38,12 +38,13 @@ def _precise():
     yield
 
 
-def _target_params(config=TARGET):
+def target_params(config=TARGET):
+  """Random parameters, with distributions that are far from uniform."""
   shapes = jax.eval_shape(lambda: llamagen.init(config, jax.random.key(0)))
   rng = np.random.default_rng(0)
   params = jax.tree.map(lambda leaf: jnp.asarray(
       rng.standard_normal(leaf.shape) / np.sqrt(leaf.shape[0]), jnp.float32), shapes)
-  params['transformer']['output'] *= 4  # Distributions that are far from uniform.
+  params['transformer']['output'] *= 4
   return params
 
 
@@ -73,7 +74,7 @@ def test_features_of_the_next_token_have_the_lowest_loss(conditioning, monkeypat
     rng = np.random.default_rng(2)
     condition = llamagen.Caption(
         jnp.asarray(rng.standard_normal((2, 120, 6)), jnp.float32), jnp.ones((2, 120), bool))
-  params = _target_params(config)
+  params = target_params(config)
   target = llamagen.target(config, guided=False)
   logits, features, cache = jax.jit(target.prefill, static_argnums=2)(params, condition, 12)
   score = jax.jit(target.score, static_argnums=4)
@@ -108,7 +109,7 @@ def test_features_of_the_next_token_have_the_lowest_loss(conditioning, monkeypat
 @pytest.mark.parametrize('labels', [
     'probs', pytest.param('tokens', marks=pytest.mark.slow)])
 def test_head_h_learns_the_token_h_plus_one_later(labels, monkeypatch):
-  (tokens, classes), params = _batch(2), _target_params()
+  (tokens, classes), params = _batch(2), target_params()
   logits, features = _of_target(
       params, TARGET, classes, tokens, jnp.zeros(2, bool))
   probs = jax.nn.softmax(logits)
@@ -131,7 +132,7 @@ def test_head_h_learns_the_token_h_plus_one_later(labels, monkeypatch):
 @pytest.mark.parametrize('name', DRAFTERS)
 @pytest.mark.slow
 def test_loss_falls_on_one_batch(name):
-  params, batch = _target_params(), _batch()
+  params, batch = target_params(), _batch()
   train = dataclasses.replace(TRAIN, drop_rate=0.0)
   step, state = _step(DRAFTERS[name], train, params), drafter.init(
       DRAFTERS[name], train, ENDS, params)
@@ -146,7 +147,7 @@ def test_loss_falls_on_one_batch(name):
 
 @pytest.mark.slow
 def test_dropped_conditions_use_the_features_of_the_null_condition():
-  params, (tokens, labels) = _target_params(), _batch()
+  params, (tokens, labels) = target_params(), _batch()
   train = dataclasses.replace(TRAIN, drop_rate=1.0, noise=0.0)
   state = drafter.init(EAGLE, train, ENDS, params)
   _, metrics = _step(EAGLE, train, params)(state, (tokens, labels))
@@ -163,7 +164,7 @@ def test_dropped_conditions_use_the_features_of_the_null_condition():
 
 @pytest.mark.slow
 def test_both_halves_of_the_input_weigh_alike_at_first():
-  params = _target_params()
+  params = target_params()
   state = drafter.init(EAGLE, TRAIN, ENDS, params)
   kernel, table = state.params['fc']['kernel'], params['transformer']['token_embedding']
   np.testing.assert_allclose(
@@ -173,7 +174,7 @@ def test_both_halves_of_the_input_weigh_alike_at_first():
 
 @pytest.mark.slow
 def test_measured_probs_chain_predicted_features():
-  params, (tokens, labels) = _target_params(), _batch()
+  params, (tokens, labels) = target_params(), _batch()
   own = drafter.init(EAGLE, TRAIN, ENDS, params).params
   attached = eagle.attach(params, own)
   result = jax.jit(lambda *args: drafter.measure(*args, EAGLE, TEACHER, SamplingParams(2.0), 3,
@@ -201,16 +202,15 @@ def test_measured_probs_chain_predicted_features():
 
 @pytest.mark.slow
 def test_measured_heads_are_compared_with_the_probs_they_predict():
-  params, (tokens, labels) = _target_params(), _batch()
+  params, (tokens, labels) = target_params(), _batch()
   # Every head repeats the distribution of the token before.
   own = medusa.from_target(ENDS, params, DRAFTERS['medusa'])
   end = lambda positions: jnp.where(positions % 4 == 3, 9, -1)  # Of a row.
-  result, greedy, ended = (
-      jax.jit(lambda *args, teacher=teacher, sampling=sampling: drafter.measure(
-          *args, DRAFTERS['medusa'], teacher, sampling, 3))(own, params, (tokens, labels))
-      for teacher, sampling in ((TEACHER, SamplingParams()), (TEACHER,
-                                                              SamplingParams(temperature=0.0)),
-                            (TEACHER._replace(forced=end), SamplingParams())))
+  measure = lambda teacher, sampling: jax.jit(lambda *args: drafter.measure(
+      *args, DRAFTERS['medusa'], teacher, sampling, 3))(own, params, (tokens, labels))
+  result = measure(TEACHER, SamplingParams())
+  greedy = measure(TEACHER, SamplingParams(temperature=0.0))
+  ended = measure(TEACHER._replace(forced=end), SamplingParams())
   probs = jax.nn.softmax(llamagen.logits_and_features(
       params, TARGET, labels, tokens, jnp.zeros(len(tokens), bool))[0])
   for h in range(3):
@@ -225,7 +225,7 @@ def test_measured_heads_are_compared_with_the_probs_they_predict():
 
 def test_a_smaller_last_batch_weighs_less():
   model = types.SimpleNamespace(params=None)
-  evaluate = drafter_recipe.evaluation(
+  evaluate = drafter.evaluation(
       model, lambda params, frozen, batch: {'mean': jnp.mean(batch[0])},
       lambda: [(np.zeros(3), None), (np.ones(1), None)])
   assert evaluate(None) == {'mean': 0.25}
@@ -234,12 +234,12 @@ def test_a_smaller_last_batch_weighs_less():
 @pytest.fixture(scope='module')
 def target_folder(tmp_path_factory):
   folder = tmp_path_factory.mktemp('target')
-  store.save(folder, 'llamagen', TARGET, _target_params())
+  store.save(folder, 'llamagen', TARGET, target_params())
   return str(folder)
 
 
 def _recipe(target_folder, name):
-  return drafter_recipe.DrafterRecipe(
+  return drafter.DrafterRecipe(
       drafter=DRAFTERS[name], target=target_folder,
       train=dataclasses.replace(TRAIN, optimizer=dataclasses.replace(OPTIMIZER, num_steps=6)),
       num_train_images=12, num_held_out_images=4, num_depths=1, log_every=2, checkpoint_every=2,
@@ -251,7 +251,7 @@ def _recipe(target_folder, name):
 def test_stopped_run_continues_to_the_same_parameters(name, target_folder, tmp_path, monkeypatch):
   recipe = _recipe(target_folder, name)
   model = cspd_jax.load(recipe.target, dtype='float32')
-  whole, report = drafter_recipe.train(recipe, model, tmp_path / 'whole')
+  whole, report = drafter.train(recipe, model, tmp_path / 'whole')
   for split in ('train', 'held_out'):
     shutil.copytree(*(tmp_path / run / f'tokens_{split}' for run in ('whole', 'stopped')))
   assert report.keys() == {'top1_1', 'top3_1', 'overlap_1'}
@@ -264,9 +264,9 @@ def test_stopped_run_continues_to_the_same_parameters(name, target_folder, tmp_p
 
   monkeypatch.setattr(loop, 'batch_of', stop_at_step_4)
   with pytest.raises(KeyboardInterrupt):
-    drafter_recipe.train(recipe, model, tmp_path / 'stopped')
+    drafter.train(recipe, model, tmp_path / 'stopped')
   monkeypatch.undo()
-  continued, _ = drafter_recipe.train(recipe, model, tmp_path / 'stopped')
+  continued, _ = drafter.train(recipe, model, tmp_path / 'stopped')
   jax.tree.map(np.testing.assert_array_equal, continued, whole)
   lines = [json.loads(line) for line in
            (tmp_path / 'stopped' / f'{name}.jsonl').read_text().splitlines()]
@@ -277,11 +277,11 @@ def test_stopped_run_continues_to_the_same_parameters(name, target_folder, tmp_p
 def test_images_of_the_splits_differ_and_are_kept(target_folder, tmp_path):
   recipe = _recipe(target_folder, 'eagle')
   model = cspd_jax.load(recipe.target, dtype='float32')
-  tokens, labels = drafter_recipe.images(recipe, model, 'train', tmp_path)
+  tokens, labels = drafter.images(recipe, model, 'train', tmp_path)
   assert tokens.shape == (12, 12) and labels.tolist() == [0, 1] * 6
-  held_out, _ = drafter_recipe.images(recipe, model, 'held_out', tmp_path)
+  held_out, _ = drafter.images(recipe, model, 'held_out', tmp_path)
   assert (held_out != tokens[:4]).any()
-  again, _ = drafter_recipe.images(recipe, model, 'train', tmp_path)
+  again, _ = drafter.images(recipe, model, 'train', tmp_path)
   np.testing.assert_array_equal(again, tokens)
 
 
@@ -298,10 +298,9 @@ def test_the_sampling_options_are_those_of_the_target(target_folder, tmp_path, m
   train.run(recipe, model, tmp_path / 'run', tmp_path / 'medusa')
   assert len(used) > 2
   for sampling in used:
-    assert [sampling.guidance_scale, sampling.top_k] == [1.5,
-        3] and sampling.temperature == np.float32(0.8)
-    assert sampling.top_p in (1, None)
-  tokens, labels = drafter_recipe.images(recipe, model, 'train', tmp_path / 'run')
+    assert (sampling.guidance_scale, sampling.top_k) == (1.5, 3)
+    assert sampling.temperature == np.float32(0.8) and sampling.top_p in (1, None)
+  tokens, labels = drafter.images(recipe, model, 'train', tmp_path / 'run')
   logits = np.stack([_of_target(model.params, TARGET, labels, tokens, jnp.full(12, drop))[0]
                      for drop in (False, True)])
   guided = logits[1] + 1.5 * (logits[0] - logits[1])
@@ -328,25 +327,10 @@ def test_a_recipe_of_a_shipped_model_has_its_options():
 
 
 @pytest.mark.slow
-def test_program_trains_exports_and_refuses_another_configuration(tmp_path):
-  recipe = loop.smoke(drafters.get_config('eagle'))
-  target = cspd_jax.load('demo', dtype='float32')
-  train.run(recipe, target, tmp_path, tmp_path / 'export')
-  loaded = store.load(tmp_path / 'export')
-  assert (loaded.kind, loaded.config) == ('eagle', recipe.drafter)
-  assert loaded.metadata['target'] == 'demo'
-  assert {leaf.dtype.name for leaf in jax.tree.leaves(loaded.params)} == {'bfloat16'}
-  (row,) = json.loads((tmp_path / 'report.json').read_text())['rows']
-  assert row['overlap_2'] > 0
-  with pytest.raises(ValueError, match='seed was 0, now 1'):
-    train.run(dataclasses.replace(recipe, seed=1), target, tmp_path, tmp_path / 'export')
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('name', ['eagle', 'medusa'])
 def test_shipped_drafters_fit_the_shipped_target(name):
   recipe = drafters.get_config(name)
-  drafter_recipe.check(recipe, cspd_jax.load(recipe.target))
+  drafter.check(recipe, cspd_jax.load(recipe.target))
   loaded = store.load(f'demo/{name}')
   assert (loaded.kind, loaded.config) == (name, recipe.drafter)
 
@@ -361,8 +345,8 @@ def test_recipes_that_do_not_fit_are_refused(target_folder):
       dataclasses.replace(recipe, **changed)
   other = dataclasses.replace(recipe, drafter=dataclasses.replace(EAGLE, vocab_size=11))
   with pytest.raises(ValueError, match='drafter.vocab_size is 11; .* it must be 10'):
-    drafter_recipe.check(other, cspd_jax.load(target_folder))
+    drafter.check(other, cspd_jax.load(target_folder))
   with pytest.raises(ValueError, match="target is 'mar_demo', a 'mar' model"):
-    drafter_recipe.check(dataclasses.replace(recipe, target='mar_demo'), cspd_jax.load('mar_demo'))
+    drafter.check(dataclasses.replace(recipe, target='mar_demo'), cspd_jax.load('mar_demo'))
   with pytest.raises(ValueError, match="labels is 'soft'"):
     drafter.DrafterTrainConfig(labels='soft')

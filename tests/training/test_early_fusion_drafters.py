@@ -13,11 +13,9 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import store
 from cspd_jax.models import eagle, early_fusion, medusa
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.training import corrector, corrector_recipe, drafter, drafter_recipe
-from cspd_jax.training.corrector import CorrectorTrainConfig
-from cspd_jax.training.corrector_recipe import CorrectorRecipe
-from cspd_jax.training.drafter import DrafterTrainConfig
-from cspd_jax.training.drafter_recipe import DrafterRecipe
+from cspd_jax.training import corrector, drafter
+from cspd_jax.training.corrector import CorrectorRecipe, CorrectorTrainConfig
+from cspd_jax.training.drafter import DrafterRecipe, DrafterTrainConfig
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import emoji_recipe as words
 
@@ -63,10 +61,10 @@ def recipe(target):
 @pytest.mark.slow
 def test_a_drafter_is_trained_on_sampled_images_and_drafts(recipe, target, tmp_path):
   model = cspd_jax.load(target)
-  drafter_recipe.check(recipe, model)
+  drafter.check(recipe, model)
   every = jnp.arange(CONFIG.num_tokens)
   np.testing.assert_array_equal(model.teacher.forced(every), early_fusion.forced(CONFIG, every))
-  params, figures = drafter_recipe.train(recipe, model, tmp_path / 'run')
+  params, figures = drafter.train(recipe, model, tmp_path / 'run')
   assert 0 < figures['overlap_1'] <= 1
   store.save(tmp_path / 'eagle', 'eagle', DRAFTER, params)
   model = cspd_jax.load(target, eagle=tmp_path / 'eagle')
@@ -83,17 +81,17 @@ def test_a_drafter_is_trained_on_sampled_images_and_drafts(recipe, target, tmp_p
     DRAFTER, medusa.MedusaConfig(num_heads=2, dim=16, vocab_size=CONFIG.num_image_tokens)])
 def test_a_drafter_learns_from_stored_images(drafter_config, recipe, target, tmp_path):
   model = cspd_jax.load(target)
-  tokens, _ = drafter_recipe.images(recipe, model, 'train', tmp_path / 'sampled')
+  tokens, _ = drafter.images(recipe, model, 'train', tmp_path / 'sampled')
   np.savez(tmp_path / 'tokens.npz', tokens=tokens)
   recipe = dataclasses.replace(recipe, drafter=drafter_config)
   stored = dataclasses.replace(recipe, images=str(tmp_path / 'tokens.npz'))
-  drafter_recipe.check(stored, model)
-  networks = [drafter_recipe.train(one, model, tmp_path / name)[0]
+  drafter.check(stored, model)
+  networks = [drafter.train(one, model, tmp_path / name)[0]
               for name, one in (('sampled', recipe), ('stored', stored))]
   jax.tree.map(np.testing.assert_array_equal, *networks)
   assert not (tmp_path / 'stored' / 'tokens_train').exists()
   with pytest.raises(ValueError, match='at least 5 images'):
-    drafter_recipe.train(dataclasses.replace(stored, num_train_images=5), model, tmp_path / 'more')
+    drafter.train(dataclasses.replace(stored, num_train_images=5), model, tmp_path / 'more')
 
 
 @pytest.mark.slow
@@ -106,8 +104,8 @@ def test_a_corrector_is_trained(target, tmp_path):
       decoder='corrected(corrector=layers, window=4, iterations=1, tree=chain())',
       num_plain_images=4, num_train_images=2, num_held_out_images=2)
   model = cspd_jax.load(target)
-  corrector_recipe.check(recipe, model)
-  _, figures = corrector_recipe.train(recipe, model, tmp_path / 'run')
+  corrector.check(recipe, model)
+  _, figures = corrector.train(recipe, model, tmp_path / 'run')
   assert figures['length'] > 0
 
 
@@ -158,4 +156,4 @@ def test_the_prompt_of_the_dropped_stream_is_read():
      'drafter.num_outputs is 8; .* it must be 10')])
 def test_recipes_that_do_not_fit_are_refused(recipe, target, changes, message):
   with pytest.raises(ValueError, match=message):
-    drafter_recipe.check(dataclasses.replace(recipe, **changes), cspd_jax.load(target))
+    drafter.check(dataclasses.replace(recipe, **changes), cspd_jax.load(target))

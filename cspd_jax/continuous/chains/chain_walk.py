@@ -123,8 +123,9 @@ def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int,
   uniform = lambda purpose: noise_lib.chain_log_uniform(batch.keys, purpose, levels, trial)
   # Where all deviations are those of the schedule, old and new ones are equal.
   split = lambda purpose: normal(purpose) if schedule_lib.learned(schedule) else None
-  return ChainNoise(normal(noise_lib.STEP), split(noise_lib.DRAFT), uniform(noise_lib.ACCEPT),
-               split(noise_lib.PROPOSE), uniform(noise_lib.RESIDUAL))
+  return ChainNoise(
+      normal(noise_lib.STEP), split(noise_lib.DRAFT), uniform(noise_lib.ACCEPT),
+      split(noise_lib.PROPOSE), uniform(noise_lib.RESIDUAL))
 
 
 def walk(head: Head, length: int, rho: np.ndarray, batch: TokenBatch, old: Chains,
@@ -156,7 +157,7 @@ def walk(head: Head, length: int, rho: np.ndarray, batch: TokenBatch, old: Chain
         index[:, -1], x[:, -1], rows.take(drafts.chains.kernels.mean, here[:, -1:])[:, 0],
         jax.tree.map(lambda leaf: leaf[:, -1], kernel))
     predicted = prediction.learn(schedule, rho, batch.temperature, state.predicted, old.exist,
-                                    called, before, true, last)
+                                 called, before, true, last)
     state = _verify(head.target, noise, state, drafts, called, true)
     return state._replace(predicted=predicted)
 
@@ -206,8 +207,7 @@ def _draft(first: jax.Array, old: Chains, noise: ChainNoise, follow: Walked,
 
 
 def _verify(target: Target, noise: ChainNoise, state: ChainState, drafts: ChainDrafts,
-            called: jax.Array,
-            true: Gaussian) -> ChainState:
+            called: jax.Array, true: Gaussian) -> ChainState:
   """Moves the drafts `called` `[N, K]` to their true kernels, up to the first that is not kept."""
   levels, chains = called.shape[1], drafts.chains
   first = lambda mask: jnp.min(jnp.where(mask, jnp.arange(levels), levels), axis=1)

@@ -63,7 +63,7 @@ def start(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, first: ja
   """
   frozen = head_drafter.frozen_start(first)
   return rows.where(exist, _close(schedule, x, true),
-                      _extrapolated(schedule, rho, temperature, frozen))
+                    _extrapolated(schedule, rho, temperature, frozen))
 
 
 def learn(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, predicted: Predicted,

@@ -103,8 +103,8 @@ def corrected(corrector: Corrector, window: int = 16, iterations: int | None = N
 
 
 def _correct_window(corrector: Corrector, iterations: int, num_corrected: int, env: DecodeContext,
-                    state: CorrectedState,
-                    rng: RngState, start: jax.Array) -> tuple[RngState, CorrectedState]:
+                    state: CorrectedState, rng: RngState, start: jax.Array
+                    ) -> tuple[RngState, CorrectedState]:
   """Corrects the first `num_corrected` positions in a few passes and draws their tokens again."""
   positions = start[:, None] + 1 + jnp.arange(num_corrected)
   tokens, probs, stale, has_stale = jax.tree.map(

@@ -20,15 +20,19 @@ class ModelState(NamedTuple):
 
 
 def model(draft_target: Target, length: int = 4) -> Drafter:
-  """Drafts a chain of `length` tokens, at least 1, sampled one by one from `draft_target`.
+  """Drafts a chain of tokens, sampled one by one from a smaller model.
 
-  The draft model is over the target's vocabulary and grid, and the same sampling is applied to its
-  distributions. After a rejected draft its cache needs no repair, because slots are overwritten. If
-  all drafts were accepted, the last of them is not in the cache yet, so a round begins by reading
-  the last two committed tokens.
+  The same sampling options are applied to its distributions as to the target's. After a rejected
+  draft its cache needs no repair, because slots are overwritten. If all drafts were accepted, the
+  last of them is not in the cache yet, so a round begins by reading the last two committed tokens.
 
   For a seed-exact verifier, drafts are drawn with the noise of their position, so most of them
   equal the target's tokens. Raises ValueError if `length` is out of range.
+
+  Args:
+    draft_target: the draft model, over the target's vocabulary and grid; its parameters are the
+      decoder's `draft_params`.
+    length: tokens per round, at least 1, in a forward pass of the draft model each.
   """
   check_part('draft_target', draft_target, Target)
   check_size('length', length, 1)

@@ -72,8 +72,8 @@ def check(network: Network) -> Callable[[Target], None]:
 
 
 def init(network: Network, max_depth: int, tree_slots: int, env: DecodeContext,
-         condition: Condition,
-         rng: RngState, outcome: RoundResult) -> tuple[RngState, NetworkState]:
+         condition: Condition, rng: RngState, outcome: RoundResult
+         ) -> tuple[RngState, NetworkState]:
   """The state after the prefill, with `tree_slots` slots for the nodes of a tree."""
   features = contract.check_features(outcome.features, env.params)
   slots = env.target.num_tokens + max(max_depth, tree_slots) + 1

@@ -71,9 +71,16 @@ def reuse(window: int = 16, threshold: float = 0.5, initialization: str = 'unifo
   The draft at a position is retained if its probability is at least `threshold` times that with
   which it was drawn (arXiv 2512.07503, as in its reimplementation), and drawn again otherwise. That
   makes its distribution a mixture, which is recorded, so that the window is exact: see `reused`.
-  With a verifier that draws the target's tokens (`match`), these are the drafts instead, as for
-  `jacobi`, which has the other arguments. Raises ValueError unless `threshold` is above 0 and at
-  most 1, and as `jacobi`.
+  With a verifier that draws the target's tokens (`match`), these are the drafts of the main chain
+  instead. Raises ValueError for options that do not exist or fit.
+
+  Args:
+    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts, maybe none.
+    threshold: above 0 and at most 1.
+    initialization: distribution of the tokens that enter the window, one of `KINDS`, or of
+      `SMALL_KINDS` for targets that draw a small image first.
+    tree: topology of the `W - 1` drafts; side nodes hold further candidates drawn without
+      replacement from the same distributions. A chain by default.
   """
   fields.require(0 < threshold <= 1, 'threshold', threshold, 'above 0 and at most 1')
   return _window(window, float(threshold), initialization, tree)

@@ -18,8 +18,7 @@ def probabilities(env: DecodeContext, logits: jax.Array, positions: jax.Array) -
 
 
 def choose(env: DecodeContext, rng: RngState, probs: jax.Array, positions: jax.Array, count: int,
-           draws: str
-           ) -> tuple[RngState, jax.Array, jax.Array | None]:
+           draws: str) -> tuple[RngState, jax.Array, jax.Array | None]:
   """Selects `count` candidates for every position, in the order in which they are to be tested.
 
   At temperature 0 they are the most probable tokens of `probs` `[B, n, V]`, whatever `draws` is,

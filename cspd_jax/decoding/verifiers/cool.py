@@ -53,9 +53,14 @@ def cool_linear(delta: float = 1.1, l: int = 8, *, clamp: bool = True,
                 length: int | None = None) -> Verifier:
   """Factors that fall linearly with depth: `w_d` in proportion to `l - d`.
 
-  `l`, larger than `L`, is the depth at which the factor would reach 0. Other arguments are those of
-  `cool`. Raises ValueError for values outside their range, or if `l` is not larger than `L`;
-  without `length` the latter is detected when the decoder is built.
+  Raises ValueError for values outside their range, or if `l` is not larger than `L`; without
+  `length` the latter is detected when the decoder is built.
+
+  Args:
+    delta: mean factor, above 0.
+    l: the depth at which the factor would reach 0, larger than `L`.
+    clamp: raise factors below 1 to 1. False is the schedule as printed.
+    length: `L`, the depth of the drafts by default. Deeper factors are 1.
   """
   _check(delta, length)
   fields.check_whole('l', l)
@@ -93,16 +98,14 @@ def _relaxed(schedule: Callable[[int], np.ndarray], clamp: bool, length: int | N
   def check(drafter: Drafter, vocab_size: int) -> None:
     factors(drafter.tree.max_depth)
 
-  return tree_rejection(lambda max_depth: _node_test(factors(max_depth)), exact=False, bounded=True,
-                   check=check)
+  def test_for(max_depth: int) -> AcceptanceRule:
+    table = factors(max_depth)
+    factor = lambda p, depth: jnp.asarray(table, p.dtype)[depth]
+    scaled = lambda p, depth: factor(p, depth)[..., None] * p
+    return AcceptanceRule(
+        mass=lambda p, q, token, depth: factor(p, depth) * accept.take(p, token),
+        residual=lambda p, q, token, depth: accept.residual(p, jnp.minimum(q, scaled(p, depth))),
+        gap=lambda p, q, token, depth: jnp.sum(
+            jnp.maximum(jnp.minimum(q, scaled(p, depth)) - p, 0), axis=-1))
 
-
-def _node_test(factors: np.ndarray) -> AcceptanceRule:
-  """The test with the factor `factors[d]` at depth `d`."""
-  factor = lambda p, depth: jnp.asarray(factors, p.dtype)[depth]
-  scaled = lambda p, depth: factor(p, depth)[..., None] * p
-  return AcceptanceRule(
-      mass=lambda p, q, token, depth: factor(p, depth) * accept.take(p, token),
-      residual=lambda p, q, token, depth: accept.residual(p, jnp.minimum(q, scaled(p, depth))),
-      gap=lambda p, q, token, depth: jnp.sum(
-          jnp.maximum(jnp.minimum(q, scaled(p, depth)) - p, 0), axis=-1))
+  return tree_rejection(test_for, exact=False, bounded=True, check=check)

@@ -50,7 +50,7 @@ def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarra
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _GroupedTest:
-  """The functions of a `AcceptanceRule`; for the fields see `grouped`."""
+  """The functions of an `AcceptanceRule`; for the fields see `grouped`."""
 
   group: int
   p_threshold: float

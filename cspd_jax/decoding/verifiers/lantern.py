@@ -75,9 +75,16 @@ def lantern_pp(table: np.ndarray, lam: float = 2.0, *, k: int | None = None,
                residual: str = 'gstar', greedy: bool = False) -> Verifier:
   """Adds neighbours' mass as long as `p(x) + p(A)` is at most `lam p(x)`.
 
-  `lam`, at least 1 (exact), is that of the released code: the neighbours add at most `(lam - 1)
-  p(x)`. In Cool-SD (arXiv 2601.09212) they add at most `lam p(x)`; its `lam` is smaller by one.
-  Other arguments and errors are those of `lantern`.
+  Raises ValueError for options outside their range or an invalid table.
+
+  Args:
+    table: `[V, K]` neighbours of every token, nearest first, without the token itself; see
+      `lantern.neighbour_table`. It must be computed from the target's tokenizer.
+    lam: at least 1 (exact), as in the released code: the neighbours add at most `(lam - 1) p(x)`.
+      In Cool-SD (arXiv 2601.09212) they add at most `lam p(x)`; its `lam` is smaller by one.
+    k: number of neighbours to use, all `K` by default.
+    residual: one of `RESIDUALS`.
+    greedy: the variant for temperature 0, see `lantern`.
   """
   fields.require(1 <= lam < np.inf, 'lam', lam, 'at least 1 (1 is exact) and finite')
   return _neighbour_verifier(
@@ -102,14 +109,15 @@ def _neighbour_verifier(table: np.ndarray, k: int | None, within: Within, residu
   if greedy:
     return Verifier(test.verify_greedily, exact=False, needs_probs=False, greedy=True, bounded=True,
                     check=test.check)
-  node_test = AcceptanceRule(mass=test.mass, residual=test.residual_distribution, gap=test.gap,
-                       offset=None if residual == 'gstar' else test.offset)
+  node_test = AcceptanceRule(
+      mass=test.mass, residual=test.residual_distribution, gap=test.gap,
+      offset=None if residual == 'gstar' else test.offset)
   return tree_rejection(lambda max_depth: node_test, exact=False, bounded=True, check=test.check)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _NeighbourTest:
-  """The functions of a `AcceptanceRule`."""
+  """The functions of an `AcceptanceRule`."""
 
   table: np.ndarray  # `[V, K]` int32 neighbours.
   k: int  # Number of neighbours in use.

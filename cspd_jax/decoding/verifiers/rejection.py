@@ -89,60 +89,72 @@ def tree_rejection(test_for: Callable[[int], AcceptanceRule], exact: bool,
 
 
 def _accept(rng: Rng, test: AcceptanceRule, layout: Layout, tokens: jax.Array,
-            probs: jax.Array | None,
-            target_probs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-  """Whether every node is accepted in its turn, and its share of `tv_bound` or None, `[N + 1]`."""
+            probs: jax.Array | None, target_probs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+  """Whether every node is accepted in its turn, and its share of `tv_bound` or None, `[N + 1]`.
+
+  Siblings of one rank are tested together, those of rank 0 first.
+  """
   tree, size = accept.topology(layout), tokens.shape[0]
-  tested: list[Any] = []
+  if not tree.num_nodes:
+    return jnp.zeros(size, bool), jnp.zeros(size, target_probs.dtype)
+  if isinstance(tree, RuntimeTree):
+    return _accept_at_run_time(rng, test, layout, tree, tokens, target_probs)
+  # Few nodes have many children; only their running distributions are carried on.
+  parents = np.flatnonzero(tree.children[:, 0] > 0)
+  rows = np.asarray(layout.probs_rows)[tree.children[parents, 0]]
+  p, q = _rows(target_probs, parents), None if probs is None else _rows(probs, rows)
+  tested: list[np.ndarray] = []
   accepted: list[jax.Array] = []
-  costs: list[jax.Array] = []
-  p, q, parents = target_probs, None, np.zeros(0, np.int64)
-  for rank in range(tree.children.shape[1] if tree.num_nodes else 0):
-    # Few nodes have many children; only their running distributions are carried on.
-    children = tree.children[:, rank]
-    if isinstance(tree, RuntimeTree):  # Its drafts are fixed: `q` is not needed.
-      nodes = jnp.where(children > 0, children, size)  # `size` is out of range: no node.
-    else:
-      remaining = np.flatnonzero(children > 0)
-      nodes = children[remaining]
-      if rank == 0:
-        p = _rows(target_probs, remaining)
-        q = None if probs is None else _rows(probs, np.asarray(layout.probs_rows)[nodes])
-      else:
-        index = np.searchsorted(parents, remaining)
-        p, q = p[index], None if q is None else q[index]
-      parents = remaining
-    token = tokens.at[nodes].get(mode='fill', fill_value=-1)
-    depth = jnp.asarray(tree.depth).at[nodes].get(mode='fill', fill_value=1)
-    is_candidate, candidate = token >= 0, jnp.maximum(token, 0)
-    q_now = _draft_distribution(layout, q, candidate, p)
-    passed = rng.accept(test.mass(p, q_now, candidate, depth),
-                        accept.take(q_now, candidate)) & is_candidate
+  costs: list[Any] = []
+  for rank in range(tree.children.shape[1]):
+    if rank:
+      token, depth = tokens[tested[-1]], jnp.asarray(tree.depth)[tested[-1]]
+      p, q = _reject(test, layout, p, q, token, depth)
+      is_left = tree.children[parents, rank] > 0
+      index, parents = np.flatnonzero(is_left), parents[is_left]
+      p, q = p[index], None if q is None else q[index]
+    nodes = tree.children[parents, rank]
+    passed, cost = _test(rng, test, layout, p, q, tokens[nodes], jnp.asarray(tree.depth)[nodes])
     tested.append(nodes)
     accepted.append(passed)
+    costs.append(cost)
+  order = np.argsort(np.concatenate([[0], *tested]))
+  by_node = lambda parts: _rows(jnp.pad(jnp.concatenate(parts), (1, 0)), order)
+  return by_node(accepted), by_node(costs) if test.is_bounded else None
+
+
+def _accept_at_run_time(rng: Rng, test: AcceptanceRule, layout: Layout, tree: RuntimeTree,
+                        tokens: jax.Array, target_probs: jax.Array
+                        ) -> tuple[jax.Array, jax.Array | None]:
+  """`_accept` for a tree known at run time, whose drafts are fixed and have no distributions."""
+  size, p, q = tokens.shape[0], target_probs, None
+  accepted, costs = jnp.zeros(size, bool), jnp.zeros(size, target_probs.dtype)
+  for rank in range(tree.children.shape[1]):
+    children = tree.children[:, rank]
+    nodes = jnp.where(children > 0, children, size)  # `size` is out of range: no node.
+    token = tokens.at[nodes].get(mode='fill', fill_value=-1)
+    depth = tree.depth.at[nodes].get(mode='fill', fill_value=1)
+    passed, cost = _test(rng, test, layout, p, q, token, depth)
+    accepted = accepted.at[nodes].set(passed, mode='drop')
     if test.is_bounded:
-      cost = jnp.zeros_like(q_now[:, 0])
-      if test.gap is not None:
-        cost = test.gap(p, q_now, candidate, depth)
-      if test.offset is not None:
-        cost += jnp.where(passed, 0, test.offset(p, q_now, candidate, depth))
-      costs.append(jnp.where(is_candidate, cost, 0))
+      costs = costs.at[nodes].set(cost, mode='drop')
     if rank + 1 < tree.children.shape[1]:
       p, q = _reject(test, layout, p, q, token, depth)
-  if not tested:
-    return jnp.zeros(size, bool), jnp.zeros(size, target_probs.dtype)
-  return _by_node(size, tested, accepted), _by_node(size, tested, costs) if costs else None
+  return accepted, costs if test.is_bounded else None
 
 
-def _by_node(size: int, nodes: list[Any], parts: list[jax.Array]) -> jax.Array:
-  """`[size]`: the entries `parts` of the `nodes` of every turn; 0 for the root."""
-  if isinstance(nodes[0], np.ndarray):
-    order = np.argsort(np.concatenate([[0], *nodes]))
-    return _rows(jnp.pad(jnp.concatenate(parts), (1, 0)), order)
-  merged = jnp.zeros(size, parts[0].dtype)
-  for turn, part in zip(nodes, parts):
-    merged = merged.at[turn].set(part, mode='drop')
-  return merged
+def _test(rng: Rng, test: AcceptanceRule, layout: Layout, p: jax.Array, q: jax.Array | None,
+          token: jax.Array, depth: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+  """Whether candidates `[n]` pass their tests, and what these add to `tv_bound`, or None."""
+  is_candidate, candidate = token >= 0, jnp.maximum(token, 0)
+  q = _draft_distribution(layout, q, candidate, p)
+  passed = rng.accept(test.mass(p, q, candidate, depth), accept.take(q, candidate)) & is_candidate
+  if not test.is_bounded:
+    return passed, None
+  cost = jnp.zeros_like(q[:, 0]) if test.gap is None else test.gap(p, q, candidate, depth)
+  if test.offset is not None:
+    cost += jnp.where(passed, 0, test.offset(p, q, candidate, depth))
+  return passed, jnp.where(is_candidate, cost, 0)
 
 
 def _stop_distribution(test: AcceptanceRule, node: jax.Array, layout: Layout, tokens: jax.Array,
@@ -162,8 +174,7 @@ def _stop_distribution(test: AcceptanceRule, node: jax.Array, layout: Layout, to
 
 
 def _reject(test: AcceptanceRule, layout: Layout, p: jax.Array, q: jax.Array | None,
-            token: jax.Array,
-            depth: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+            token: jax.Array, depth: jax.Array) -> tuple[jax.Array, jax.Array | None]:
   """The running distributions after the rejection of `token` `[...]`, -1 for no candidate."""
   is_candidate, candidate = (token >= 0)[..., None], jnp.maximum(token, 0)
   residual = test.residual(p, _draft_distribution(layout, q, candidate, p), candidate, depth)
@@ -196,8 +207,9 @@ def rejection() -> Verifier:
   without the earlier candidates (unchanged if candidates are drawn independently). Lossless:
   Leviathan et al., arXiv 2211.17192, and for trees SJD-PAC, arXiv 2603.18599, Theorem 2.
   """
-  test = AcceptanceRule(mass=lambda p, q, token, depth: accept.take(p, token),
-                  residual=lambda p, q, token, depth: accept.residual(p, q))
+  test = AcceptanceRule(
+      mass=lambda p, q, token, depth: accept.take(p, token),
+      residual=lambda p, q, token, depth: accept.residual(p, q))
   return tree_rejection(lambda max_depth: test, exact=True)
 
 
