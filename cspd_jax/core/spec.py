@@ -71,7 +71,7 @@ class Spec:
   def __str__(self) -> str:
     return '+'.join(map(str, self.parts))
 
-  def __hash__(self) -> int:
+  def __hash__(self) -> int:  # Of names alone: values such as mappings have no hash.
     return hash(tuple((part.name, *sorted(part.arguments)) for part in self.parts))
 
   def __reduce__(self):  # A `MappingProxyType` cannot be pickled.

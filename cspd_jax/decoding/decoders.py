@@ -85,7 +85,7 @@ def speculative(target: Target, draft_target: Target, length: int = 4) -> Decode
   Example:
     decode = jax.jit(cspd_jax.speculative(target, draft_target, length=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
-    draft_params)
+                     draft_params)
   """
   return make_decoder(target, draft_model(draft_target, length), rejection())
 
@@ -292,7 +292,7 @@ def corrected(target: Target, corrector: Corrector, window: int = 16, iterations
   Example:
     decode = jax.jit(cspd_jax.corrected(target, corrector, window=64, iterations=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
-    draft_params)
+                     draft_params)
   """
   tree = corrected_tree(window) if tree is None else tree
   return make_decoder(target, draft_corrected(corrector, window, iterations, tree, num_corrected),
@@ -326,7 +326,7 @@ def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
   Example:
     decode = jax.jit(cspd_jax.corrected_seed_exact(target, corrector, window=64, iterations=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
-    draft_params)
+                     draft_params)
   """
   tree = corrected_tree(window) if tree is None else tree
   return make_decoder(target, draft_corrected(corrector, window, iterations, tree, num_corrected),
@@ -351,7 +351,7 @@ def eagle(target: Target, network: Network, tree: Tree = trees.EAGLE, *,
   Example:
     decode = jax.jit(cspd_jax.eagle(target, network, chain(4)))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
-    draft_params)
+                     draft_params)
   """
   return make_decoder(target, draft_eagle(network, tree, draws), rejection())
 
@@ -374,7 +374,7 @@ def eagle2(target: Target, network: Network, num_nodes: int = 58, width: int = 1
   Example:
     decode = jax.jit(cspd_jax.eagle2(target, network, num_nodes=5, width=2, depth=3))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
-    draft_params)
+                     draft_params)
   """
   return make_decoder(target, draft_eagle2(network, num_nodes, width, depth), match())
 
@@ -398,6 +398,6 @@ def medusa(target: Target, heads: Heads, tree: Tree | None = None, *, draws: str
   Example:
     decode = jax.jit(cspd_jax.medusa(target, heads))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
-    draft_params)
+                     draft_params)
   """
   return make_decoder(target, draft_medusa(heads, tree, draws, length), rejection())

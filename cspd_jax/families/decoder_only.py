@@ -99,8 +99,8 @@ NEIGHBOURS = {'neighbours': Kind(
 
 
 def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
-             layers: tuple[Params, Callable[[bool], Network]], ends: Ends) -> dict[str,
-             DraftNetwork]:
+             layers: tuple[Params, Callable[[bool], Network]], ends: Ends
+             ) -> dict[str, DraftNetwork]:
   """Returns drafts, of networks that belong together, by the keys of `core.entries.SOURCES`.
 
   `draft_target` is `(config, guided) -> Target` of a smaller model; `layers` has the parameters of
@@ -111,8 +111,9 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
 
   def of_eagle(trained: Loaded) -> DraftNetwork:
     network = eagle.network(trained.config, ends)
-    return DraftNetwork(lambda guided, prefix_length=0: prefix_lib.network(network, prefix_length),
-                  eagle.attach(target_params, trained.params))
+    return DraftNetwork(
+        lambda guided, prefix_length=0: prefix_lib.network(network, prefix_length),
+        eagle.attach(target_params, trained.params))
 
   if 'draft' in loaded:
     draft = loaded['draft']

@@ -157,8 +157,8 @@ class Bench:
     calls = self.runs(specification, batch_size, batches, sampling)
     return lambda: [jax.block_until_ready(call()) for call in calls]
 
-  def queue(self, specification: Any, batch_size: int) -> Callable[[],
-      list[continuous_batching.Finished]]:
+  def queue(self, specification: Any, batch_size: int
+            ) -> Callable[[], list[continuous_batching.Finished]]:
     """Returns a function to be timed that decodes a queue of images, one per prompt.
 
     It is compiled and has run once. Images and prompts are those of `run`; the row of a complete

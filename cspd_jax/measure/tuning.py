@@ -115,8 +115,8 @@ def predict(run: TimedRun, batch_size: int, growth: float, count: int = 0,
 def queue_length(bench: Bench, text: str, batch_size: int) -> int:
   """Returns the number of a bench's images if `generate` decodes them as a queue, otherwise 0."""
   count, decoder = len(bench.prompts), bench.check(text)
-  return count if bench.model.mesh is None and continuous_batching.helps(decoder, count,
-                                                                         batch_size) else 0
+  queues = bench.model.mesh is None and continuous_batching.helps(decoder, count, batch_size)
+  return count if queues else 0
 
 
 class Searched(NamedTuple):

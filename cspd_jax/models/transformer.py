@@ -29,7 +29,7 @@ from cspd_jax.files import matrices
 from cspd_jax.models import attention
 from cspd_jax.models.layers import ACTIVATIONS, HeadNorm, RMSNorm
 
-# `(keys, values)` of every layer, each `[R, K, S, E]`, arrays or `int8_cache.Int8Slots`.
+# `(keys, values)` of every layer, each `[R, K, S, E]`, arrays or `attention.Int8Slots`.
 KeyValues = tuple[tuple[Any, Any], ...]
 
 Activation = Literal['silu', 'gelu_tanh']
