@@ -30,8 +30,8 @@ def model(tmp_path_factory):
 @pytest.mark.slow
 def test_the_switch_makes_no_difference():
   model = tabular.tabular(jax.random.key(0), vocab_size=4, length=6)
-  verifiers, labels, key = [rejection(), uniform(2.0)], jnp.zeros((16,), jnp.int32),
-  jax.random.key(2)
+  verifiers, key = [rejection(), uniform(2.0)], jax.random.key(2)
+  labels = jnp.zeros((16,), jnp.int32)
 
   def decode(verifier):
     return make_decoder(model.target, jacobi(3), verifier)(model.params, labels, key)
