@@ -13,6 +13,7 @@ from checkpoints_conversion import command, convert, rules
 from cspd_jax.commands import generate
 from tests.conversion import small
 from tests.families import published_files as files
+from tests.marks import representative
 
 CHAMELEON_SETTINGS = {'rms_norm_eps': 1e-5, 'rope_theta': 10000.0, 'swin_norm': False}
 EMU3_SETTINGS = {'rms_norm_eps': 1e-5, 'rope_theta': 1e6, 'num_attention_heads': 2}
@@ -172,7 +173,7 @@ def test_the_model_of_weights_that_are_not_finite_is_loaded_by_the_next_command(
   assert 'Next: cspd-tune' in (out := capsys.readouterr().out) and '--allow_nonfinite=true' in out
 
 
-@pytest.mark.parametrize('role', ['target', 'draft'])
+@pytest.mark.parametrize('role', representative(['target', 'draft'], 'draft'))
 def test_a_role_is_that_of_the_only_network_of_a_folder(source, run, monkeypatch, role):
   folder = source('llamagen', small.LLAMAGEN).parent
   source('llamagen_vq', small.VQ).rename(folder / 'vq.safetensors')

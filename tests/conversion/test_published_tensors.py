@@ -195,11 +195,13 @@ def test_known_leftovers_are_ignored_and_no_others(case, leftovers):
     ('simplear', {'model.embed_tokens.weight': (96, 16)}, {},
      'has 96 tokens; .* has 64000 codes after those'),
     ('t5', {}, {}, 'norm_eps, max_distance cannot be inferred .*max_distance": 128'),
-    ('movqgan', {'decoder.norm_out.conv_y.weight': (1,)}, {}, 'decoder.norm_out.conv_y.weight'),
-    ('cosmos', {'encoder.conv_in.0.conv3d.weight': (16, 100, 1, 3, 3)}, {},
-     'it has 100 inputs, vectors of 6 numbers'),
-    ('cosmos', {'decoder.conv_in.0.conv3d.weight': ()}, {},
-     'decoder.conv_in.0.conv3d.weight is .*, it must have 5 axes')])
+    pytest.param('movqgan', {'decoder.norm_out.conv_y.weight': (1,)}, {},
+                 'decoder.norm_out.conv_y.weight', marks=pytest.mark.slow),
+    pytest.param('cosmos', {'encoder.conv_in.0.conv3d.weight': (16, 100, 1, 3, 3)}, {},
+                 'it has 100 inputs, vectors of 6 numbers', marks=pytest.mark.slow),
+    pytest.param('cosmos', {'decoder.conv_in.0.conv3d.weight': ()}, {},
+                 'decoder.conv_in.0.conv3d.weight is .*, it must have 5 axes',
+                 marks=pytest.mark.slow)])
 def test_sizes_that_cannot_be_inferred_are_explained(case, changes, options, message):
   name, config = TINY[case]
   shapes = convert.published_shapes(rules.get(name), config) | changes
