@@ -51,7 +51,7 @@ def test_the_cache_holds_the_condition_once(capsys, tmp_path):
 
 
 @pytest.mark.parametrize('words, message', [
-    (['--window=0'], 'window is'), (['--model=mar_demo'], 'continuous tokens'),
+    (['--window=0'], 'window is'),
     (['--model=nothing'], 'nothing'), (['--batch=0'], 'batch is 0')])
 def test_refused(capsys, tmp_path, words, message):
   calls.check_refused(calls.call(inspect.main, capsys, tmp_path / 'out', *words), [message])

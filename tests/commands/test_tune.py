@@ -31,7 +31,6 @@ _BAD = {
         ['--model=demo', '--store={folder}'], ['beach', 'holds other networks', '--dry_run']),
     'several groups': (
         ['--mesh=2x1', '--dry_run'], ["mesh is '2x1'", 'first number must be 1']),
-    'continuous tokens': (['--model=mar_demo', '--dry_run'], ['mar_demo', 'discrete']),
     'nothing that can run': (
         ['--decoder=eagle', '--guarantee=seed-exact'], ['nothing can run', 'EAGLE network']),
 }

@@ -17,7 +17,7 @@ from tests.serve.test_app import CAT, WRONG
 
 # What a schema cannot say: words, control characters, and values that depend on others.
 _UNSAID = ("prompt is ' ", 'prompt holds the control', 'which needs stream=true',
-           'at most 6 images', 'guidance_scale is ', 'temper')
+           'at most 6 images', 'guidance_scale is ', 'temper', 'top_k is 1000')
 
 
 def _request(**options):
