@@ -51,7 +51,7 @@ def topology(layout: Layout) -> TreeLike:
   return layout.tree
 
 
-def deepest(accepted: jax.Array, tree: TreeLike) -> jax.Array:
+def last_accepted(accepted: jax.Array, tree: TreeLike) -> jax.Array:
   """The last node of the accepted path, a scalar int32 (0 if nothing was accepted).
 
   From the root, the walk goes to the first accepted child in the order of the siblings, never to a

@@ -15,7 +15,7 @@ from cspd_jax.decoding import base
 from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree
 
 # The sizes that a draft model of the same images shares with the target.
-GRID = ('vocab_size', 'num_tokens', 'row_width')
+SHARED_SIZES = ('vocab_size', 'num_tokens', 'row_width')
 
 
 def check_tree(target: base.Target, tree: Tree | Budget) -> None:

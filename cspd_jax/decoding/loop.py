@@ -152,22 +152,23 @@ class Decoder:
     logits, features, cache = contract.prefill(
         target, params, condition, target.num_tokens + tree.num_nodes)
     batch = logits.shape[1]
-    positions = jnp.zeros((batch, 1), jnp.int32)
+    # A tree of its root alone, after which token 0 is drawn: node, path and position are all 0.
+    zero = jnp.zeros((batch, 1), jnp.int32)
     logits = logits[:, :, None]
-    probs = self._probs(logits, positions, sampling)
-    no_drafts = base.Draft(positions[:, :0], probs[:, :0] if self.verifier.needs_probs else None)
-    rng, verdict = self._verify(rng, base.Layout(chain(0), (0,), (-1,)), no_drafts, positions,
-                                logits, probs, positions, sampling)
+    probs = self._probs(logits, zero, sampling)
+    no_drafts = base.Draft(zero[:, :0], probs[:, :0] if self.verifier.needs_probs else None)
+    rng, verdict = self._verify(rng, base.Layout(chain(0), (0,), (-1,)), no_drafts, zero, logits,
+                                probs, zero, sampling)
 
     extent = target.num_tokens + tree.max_depth + 1
     tokens = jnp.zeros((batch, extent), jnp.int32).at[:, 0].set(verdict.token)
     count = jnp.ones((batch,), jnp.int32)
     outcome = base.RoundResult(
-        tokens=tokens, count=count, accepted=jnp.zeros_like(count), nodes=positions,
-        probs=probs, uncut=warp_lib.probabilities(logits, warp_lib.uncut(sampling), positions),
-        features=features, path=positions, verdict=verdict)
+        tokens=tokens, count=count, accepted=jnp.zeros_like(count), nodes=zero,
+        probs=probs, uncut=warp_lib.probabilities(logits, warp_lib.uncut(sampling), zero),
+        features=features, path=zero, verdict=verdict)
     rng, drafter_state = self.drafter.init(env, condition, rng, outcome)
-    first = self._log_probs(logits, probs, positions, sampling, positions, verdict.token[:, None])
+    first = self._log_probs(logits, probs, zero, sampling, zero, verdict.token[:, None])
     return State(
         count=count, tokens=tokens, round_of_token=jnp.zeros_like(tokens), rounds=count,
         accepted=jnp.zeros((batch, tree.max_depth + 2), jnp.int32),

@@ -1,9 +1,10 @@
 """Builds decoders of discrete tokens from their specifications.
 
 A specification (`core.spec`) is a drafter with a verifier, such as
-`eagle(tree=LANTERN)+lantern_pp(lam=2)`, or a named decoder, such as `mc_sjd(window=32)`. A drafter
-alone is verified by `rejection`; before a `+`, the name of a decoder denotes its drafter. `tables`
-has the names; parameters, their defaults and their types are those of the signatures.
+`eagle(tree=LANTERN)+lantern_pp(lam=2)`, or a named decoder, such as `mc_sjd(window=32)`. Before a
+`+`, a name is preferably that of a drafter, else the drafter of a named decoder; alone, preferably
+that of a decoder, else a drafter that `rejection` verifies. `tables` has the names; parameters,
+their defaults and their types are those of the signatures.
 """
 
 import inspect
@@ -134,6 +135,9 @@ def _entry(spec: Spec) -> DrafterEntry | DecoderEntry:
   for table in tables:
     if name in table:
       return table[name]
+  if name in VERIFIERS:
+    raise ValueError(f'decoder is {str(spec)!r}, but {name!r} is a verifier; write it after a '
+                     f'drafter, such as jacobi(window=16)+{name}.')
   raise ValueError(
       f'decoder is {str(spec)!r}, but {name!r} is not registered; '
       + naming.question(name, [*DECODERS, *DRAFTERS, *VERIFIERS], (

@@ -176,4 +176,4 @@ def corrector(config: NeighboursConfig) -> Corrector:
 
   return distributions(
       init, begin, score, update,
-      functools.partial(contract.check_sizes, config, 'corrector', contract.GRID))
+      functools.partial(contract.check_sizes, config, 'corrector', contract.SHARED_SIZES))

@@ -313,6 +313,7 @@ def test_usage():
 
 
 @pytest.mark.parametrize('spec,message', [
+    ('rejection', "'rejection' is a verifier; write it after a drafter"),
     ('falcon', "'falcon' is not registered; it must be one of vanilla, .*, or a drafter, one of"),
     ('vanila', "'vanila' is not registered; did you mean vanilla\\? Otherwise it must be one of"),
     ('jacobi+falcon', "no verifier is called 'falcon'; it must be one of rejection, match"),

@@ -84,7 +84,7 @@ def test_equal_distributions_retain_every_token():
 def test_a_verifier_without_distributions_is_refused():
   model = tabular(jax.random.key(0), 3, 5)
   verifier = rejection()._replace(needs_probs=False)
-  with pytest.raises(ValueError, match="coupling is 'reuse', which needs the distributions"):
+  with pytest.raises(ValueError, match="the drafter is 'reuse', which needs the distributions"):
     decoder = make_decoder(model.target, jacobi.reuse(3), verifier._replace(
         verify=lambda rng, layout, tokens, probs, target_probs, positions: rejection().verify(
             rng, layout, tokens, target_probs[:-1], target_probs, positions)))

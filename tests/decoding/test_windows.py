@@ -133,9 +133,9 @@ MUTANTS = {
         RowRandom, '_position_noise', lambda self, positions, vocab_size: NOISE(
             self, positions + 1, vocab_size)),
     'a draft too many': lambda: mock.patch.object(
-        accept, 'deepest', lambda accepted, tree: jnp.minimum(
-            DEEPEST(accepted, tree) + 1, tree.num_nodes))}
-NOISE, DEEPEST = RowRandom._position_noise, accept.deepest
+        accept, 'last_accepted', lambda accepted, tree: jnp.minimum(
+            LAST_ACCEPTED(accepted, tree) + 1, tree.num_nodes))}
+NOISE, LAST_ACCEPTED = RowRandom._position_noise, accept.last_accepted
 
 
 @pytest.mark.slow

@@ -165,7 +165,7 @@ def from_model(small: Target) -> Corrector:
 
   return distributions(
       init, begin, score, _update_model,
-      functools.partial(contract.check_sizes, small, 'corrector', contract.GRID))
+      functools.partial(contract.check_sizes, small, 'corrector', contract.SHARED_SIZES))
 
 
 def _update_model(env: DecodeContext, state: _ModelState, outcome: RoundResult) -> _ModelState:

@@ -75,7 +75,8 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
   return Drafter(
       layout=Layout(chain(length), (0,) + tuple(range(length)), (-1,) * (length + 1)),
       init=init, propose=propose, update=_update,
-      check=functools.partial(contract.check_sizes, draft_target, 'draft model', contract.GRID),
+      check=functools.partial(contract.check_sizes, draft_target, 'draft model',
+                              contract.SHARED_SIZES),
       reuses_drafts=False)
 
 

@@ -214,11 +214,11 @@ def _couple(rng: Rng, state: JacobiState, outcome: RoundResult, first: jax.Array
   if coupling == 'gumbel':
     return rng.draw_at(first + jnp.arange(length + 1), probs), probs
   if state.probs is None:
-    name = coupling if isinstance(coupling, str) else 'reuse'
+    name = f'coupling is {coupling!r}' if isinstance(coupling, str) else "the drafter is 'reuse'"
     raise ValueError(
-        f'coupling is {name!r}, which needs the distributions of the drafts or samples of the '
-        'target, but the verifier has needs_probs=False and returns no samples; set needs_probs, '
-        "or use coupling 'independent'.")
+        f'{name}, which needs the distributions of the drafts or samples of the target, but the '
+        'verifier has needs_probs=False and returns no samples; set needs_probs, or use the '
+        "drafter 'jacobi' with coupling 'independent'.")
   if not isinstance(coupling, str):
     return reused(rng, state.tokens, state.probs, probs, coupling)
   return coupled(rng, state.tokens, state.probs, probs), probs
@@ -268,20 +268,20 @@ def _fill(rng: Rng, env: DecodeContext, tree: Tree, coupling: Coupling, kind: st
   `image` `[T']` and `history` `[R, V]` are the tokens and stored distributions by position.
   """
   length, vocab = tree.main_length, last_probs.shape[-1]
-  left = length + 1 - shift  # Drafts carried over; the fresh ones follow them.
+  num_carried = length + 1 - shift  # Drafts of the last round; the fresh ones follow them.
   slots = jnp.arange(length)
   positions = count + slots
-  is_fresh = slots >= left
+  is_fresh = slots >= num_carried
   # Gathered by index: TPUs run slices with a different start in every image as a loop.
   carried = jnp.minimum(shift + slots, length)
   tokens, probs = jnp.where(is_fresh, 0, drawn[0][carried]), drawn[1][carried]
 
   if length:
     image = jax.lax.dynamic_update_slice(jnp.pad(image, (0, length)), tokens, (count,))
-    at = jnp.clip(left - 1, 0, length - 1)
+    at = jnp.clip(num_carried - 1, 0, length - 1)
     fresh_tokens, fresh_probs = _fresh(
-        rng, kind, positions, count + left - 1, jnp.where(left > 0, probs[at], last_probs), image,
-        history, env.target)
+        rng, kind, positions, count + num_carried - 1,
+        jnp.where(num_carried > 0, probs[at], last_probs), image, history, env.target)
     forced = contract.forced_tokens(env.target, positions)
     if forced is not None:
       fresh_tokens = jnp.where(forced < 0, fresh_tokens, forced)

@@ -38,7 +38,7 @@ def _verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None
   count = jnp.sum((children > 0) & is_drawn[children], axis=1)
   factor = _factor(p, q, count)
   passed = rng.accept(p[parents, token] / factor[parents], q[parents, token])
-  node = accept.deepest(jnp.append(False, passed) & is_drawn, tree)
+  node = accept.last_accepted(jnp.append(False, passed) & is_drawn, tree)
   row = jnp.asarray(np.cumsum(is_inner) - 1)[node]
   # The distribution after all candidates were rejected.
   common, passes, accepted = _overlap(p[row], q[row], factor[row], count[row])

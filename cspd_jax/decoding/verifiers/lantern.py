@@ -176,7 +176,7 @@ class _NeighbourTest:
     p = target_probs[parents]
     mass = self._group(p, jnp.maximum(tokens, 0))[2]
     accepted = (tokens >= 0) & (mass >= jnp.max(p, axis=-1))
-    node = accept.deepest(accepted, tree)
+    node = accept.last_accepted(accepted, tree)
     # The target draws one of the most probable tokens, all with the same probability.
     is_best = target_probs == jnp.max(target_probs, axis=-1, keepdims=True)
     best_probs = is_best / jnp.sum(is_best, axis=-1, keepdims=True)

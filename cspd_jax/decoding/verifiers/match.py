@@ -27,7 +27,7 @@ def match(seed_exact: bool = True) -> Verifier:
     else:
       samples = rng.draw(target_probs)
     parents = jnp.maximum(jnp.asarray(tree.parents), 0)
-    node = accept.deepest(tokens == samples[parents], tree)
+    node = accept.last_accepted(tokens == samples[parents], tree)
     return Verdict(node, samples[node], samples)
 
   return Verifier(verify, exact=True, needs_probs=False, seed_exact=seed_exact)

@@ -67,7 +67,7 @@ def tree_rejection(test_for: Callable[[int], AcceptanceRule], exact: bool,
     tree = accept.topology(layout)
     test = test_for(tree.max_depth)
     accepted, costs = _accept(rng, test, layout, tokens, probs, target_probs)
-    node = accept.deepest(accepted, tree)
+    node = accept.last_accepted(accepted, tree)
     distribution = _stop_distribution(test, node, layout, tokens, probs, target_probs)
     tv_bound = None
     if test.is_bounded:
