@@ -164,7 +164,7 @@ class Family(NamedTuple):
   def remedy(self, name: str, config: Any, network: str) -> str:
     """Returns what gives a model, by its name or folder, a network that it lacks, as advice.
 
-    `network` is a key of `decoding.specification.SOURCES`.
+    `network` is a key of `core.entries.SOURCES`.
     """
     role = role_of(network)
     if role not in self.roles:
