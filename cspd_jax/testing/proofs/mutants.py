@@ -145,7 +145,7 @@ def _only_the_first(test, node, layout, tokens, probs, target_probs):
 @contextlib.contextmanager
 def _paths_apart():
   """Every path is tested as if it were the only one, and the longest accepted one is committed."""
-  with (mock.patch.object(accept, 'deepest', _longest),
+  with (mock.patch.object(accept, 'last_accepted', _longest),
         mock.patch.object(rejection_lib, '_reject', lambda test, layout, p, q, token, depth: (p,
                                                                                               q)),
         mock.patch.object(rejection_lib, '_stop_distribution', _only_the_first)):
@@ -196,7 +196,7 @@ MUTANTS = {
     'bonus token one position early': Mutant(
         _patch(rejection_lib, '_stop_distribution', _late_bonus), _jacobi('independent')),
     'longest of several accepted paths': Mutant(
-        _patch(accept, 'deepest', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
+        _patch(accept, 'last_accepted', _longest), _jacobi('maximal', tree.kary(2, 3, 6))),
     'every path tested as if it were the only one': Mutant(
         _paths_apart, _jacobi('independent', tree.paths(2, 3, 6))),
     'corrected token kept without a test': Mutant(
