@@ -146,8 +146,8 @@ def _only_the_first(test, node, layout, tokens, probs, target_probs):
 def _paths_apart():
   """Every path is tested as if it were the only one, and the longest accepted one is committed."""
   with (mock.patch.object(accept, 'last_accepted', _longest),
-        mock.patch.object(rejection_lib, '_reject', lambda test, layout, p, q, token, depth: (p,
-                                                                                              q)),
+        mock.patch.object(
+            rejection_lib, '_reject', lambda test, layout, p, q, token, depth: (p, q)),
         mock.patch.object(rejection_lib, '_stop_distribution', _only_the_first)):
     yield
 
