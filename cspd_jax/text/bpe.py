@@ -28,7 +28,7 @@ Params = Any
 _FIRST_SPECIAL = 151643
 # Names of the files, for error messages.
 _JSON_FILE, _RANKS_FILE = 'text_tokenizer.json or tokenizer.json', 'emu3.tiktoken'
-# Entries of a file for training, with which BPE and Unigram models draw the ids of a text anew in
+# Entries of a file for training, with which BPE and Unigram models draw the ids of a text again in
 # every call; without them the same words have the same ids.
 _SAMPLING = ('dropout', 'alpha', 'nbest_size')
 # Reads the bytes of a file; raises ValueError for a file of another format.
