@@ -126,7 +126,7 @@ DAMAGES = {
                 'model-00001-of-00002.safetensors is missing; download it'),
     'cut': (lambda tensors, path: path.write_bytes(path.read_bytes()[:-10]),
             r'model-00001-of-00002.safetensors is not a complete safetensors file \('),
-    'another type': (_typed, 'mis-typed: .*norm.* is int32'),
+    'another type': (_typed, 'quantised: .*norm.* is int32 of shape'),
     'not finite': (
         _infinite, 'tensor .*norm.* holds numbers that are not finite, such as nan'),
     'renamed': (_renamed, r'(?s)\n  missing: .*norm.*\n  unexpected: another\..*norm')}
