@@ -76,15 +76,6 @@ class CouplingTest(chex.TestCase):
     self.assertTrue(
         compare(np.asarray(drawn[1:]), np.random.default_rng(0).standard_normal((999, 2))).passed)
 
-  def test_densities_of_tiny_variances(self):
-    std = jnp.full((1, 16), 0.0062)
-    value = coupling.log_density(std, jnp.zeros_like(std), std)
-    np.testing.assert_allclose(value, -16 * (0.5 + np.log(0.0062)), rtol=1e-6)
-
-  def test_accepted_length(self):
-    passed = jnp.array([[1, 1, 0, 1], [0, 1, 1, 1], [1, 1, 1, 1]], bool)
-    np.testing.assert_array_equal(coupling.accepted_length(passed), [2, 0, 4])
-
   @parameterized.parameters(0.0, -1.0, 1.5, float('nan'))
   def test_eta_out_of_range(self, eta):
     with self.assertRaisesRegex(ValueError, f'eta is {eta}; it must be above 0 and at most 1'):

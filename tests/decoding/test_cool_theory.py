@@ -18,13 +18,9 @@ from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
 
+pytestmark = pytest.mark.usefixtures('float64')
+
 VOCAB = 3
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-  with jax.enable_x64(True):
-    yield
 
 
 def rule_of(build, max_depth):

@@ -11,10 +11,6 @@ import pytest
 
 import cspd_jax
 from cspd_jax.cli import wrapper
-from cspd_jax.continuous import head as head_lib, sampling as sampling_lib
-from cspd_jax.continuous.span import token_batch
-from cspd_jax.core.random import row_keys
-from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import store
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
@@ -162,38 +158,6 @@ def test_report_and_pictures(finished):
   assert 1 < rows['target']['loss'] < 3 and 1 < rows['target']['loss_no_prompt'] < 3
   for name in ('held_out', 'reconstructions', 'samples_target', 'samples_target_guided'):
     assert (finished / f'{name}.png').read_bytes().startswith(b'\x89PNG')
-
-
-@pytest.mark.slow
-def test_an_image_depends_on_its_own_key(model):
-  whole = model.generate(['a cat', 'a rocket on blue', 'an owl 3d'], seed=[5, 6, 7],
-                         decoder='mar')
-  alone = model.generate('a rocket on blue', seed=[6], decoder='mar')
-  np.testing.assert_allclose(alone.tokens[0], whole.tokens[1], atol=1e-4)
-  assert whole.images.shape == (3, 8, 8, 3)
-  assert np.abs(whole.tokens[0] - whole.tokens[1]).max() > 0.1
-
-
-@pytest.mark.slow
-def test_vanilla_is_a_loop_of_whole_passes(model):
-  key, captions, scale = jax.random.key(8), ['a cat', 'a rocket on blue'], 3.0
-  decoder, config = model.decoder('mar', guided=True), model.config
-  params = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), model.params)
-  condition, sampling = model.condition(captions), SamplingParams(scale)
-  decoded = jax.jit(decoder)(params, condition, key, sampling)
-  sampler = head_lib.ancestral(decoder.target, decoder.schedule)
-  forward = jax.jit(nextstep.forward, static_argnums=1)
-  tokens, size = np.zeros((2, config.num_tokens, config.token_dim), np.float32), config.num_tokens
-  for number in range(size):
-    z = jnp.stack([forward(params, config, Prompt(*(
-        part[:, stream:stream + 1] for part in condition)), tokens) for stream in range(2)])
-    positions = jnp.full((2, 1), number)
-    weight = sampling_lib.scale(sampling, decoder.guidance, size, size - 1 - positions)
-    batch = token_batch(row_keys(key, 2), z[:, :, number:number + 1], positions, weight, 1.0,
-                        positions >= 0)
-    tokens[:, number] = jax.jit(sampler.sample)(params, batch).tokens
-  np.testing.assert_allclose(decoded.tokens, tokens, atol=1e-4)
-  np.testing.assert_array_equal(decoded.order, [np.arange(size)] * 2)
 
 
 def _fit(finished, *words):

@@ -51,19 +51,6 @@ def test_straight_through_gradient_reaches_the_encoder():
 
 
 @pytest.mark.slow
-def test_decoder_sees_codebook_vectors_only_when_quantised():
-  params = vq.init(CONFIG, jax.random.key(0))
-  images = _images()
-  latents = vq.latents(params, CONFIG, images)
-  expected = {
-      True: vq.codebook(params, CONFIG)[vq.quantize(params, CONFIG, latents)], False: latents}
-  for quantized, vectors in expected.items():
-    _, parts = tokenizers.vq_loss(params, CONFIG, TRAIN, images, quantized)
-    output = vq.decode_vectors(params, CONFIG, vectors)
-    np.testing.assert_allclose(parts['l1'], np.abs(output - images).mean(), rtol=1e-5)
-
-
-@pytest.mark.slow
 def test_unused_vectors_restart_on_latents_and_used_ones_stay():
   params = vq.init(CONFIG, jax.random.key(0))
   latents = vq.latents(params, CONFIG, _images())
@@ -78,11 +65,3 @@ def test_unused_vectors_restart_on_latents_and_used_ones_stay():
   np.testing.assert_array_equal(new_usage, np.ones(16))
   unchanged, _ = tokenizers._restart(at + 1, params, usage, latents, TRAIN)
   np.testing.assert_array_equal(unchanged['codebook']['embedding'], old)
-
-
-@pytest.mark.slow
-def test_usage_of_uniform_use_is_one():
-  usage = jnp.zeros(16)
-  for _ in range(2000):
-    usage = tokenizers._update_usage(usage, jnp.arange(64) % 16)
-  np.testing.assert_allclose(usage, 1, atol=1e-3)

@@ -75,24 +75,6 @@ def test_rows_that_differ_in_one_setting_become_one(folder):
   assert '| `eagle(tree=chain(N - 1))` | 3.00 | - |' in text
 
 
-def test_a_cpus_table_has_decoders_that_gain(folder):
-  rows = [dict(decoder=f'mc_sjd(window={speed})', tokens=speed, speedup=speed)
-          for speed in (0.5, 1.0, 1.5, 2.0)]
-  (folder / 'against_llamagen.json').write_text(json.dumps(dict(REPORT, rows=rows)))
-  text = tables.generated('cpu')
-  assert text.index('| `mc_sjd(window=2.0)` | 2.00 | 2.00x |') < text.index('window=1.5')
-  assert 'window=1.0' not in text and 'window=0.5' not in text
-
-
-def test_tables_that_reports_bring_along(folder):
-  columns = {'gamma': '{length}', 'speed': '{speed:.1f}'}
-  (folder / 'accelerator_official.json').write_text(json.dumps(dict(
-      REPORT, rows=[dict(length=4, speed=1.25), dict(length=8, speed=2.0)],
-      tables=[dict(title='Table 1', columns=columns, rows=[1])])))
-  text = tables.generated('accelerator_official')
-  assert '**Table 1**\n\n| gamma | speed |' in text and '| 8 | 2.0 |' in text and '1.2' not in text
-
-
 def test_rows_of_papers_are_those_of_both_models(folder):
   for name, model, files in (('published', 'emoji', {'strip_sjd.png': ''}),
                              ('published_demo', 'demo', {})):
@@ -131,11 +113,6 @@ def test_pictures_are_those_of_the_reports():
       seen.add(picture)
   shown = ''.join(page.read_text() for page in tables.PAGES)
   assert len(seen) >= 3 and all(f'pictures/{picture})' in shown for picture in seen)
-
-
-def test_unknown_tables_are_refused():
-  with pytest.raises(ValueError, match="table is 'sumary'"):
-    tables.rewritten('<!-- table: sumary -->\n<!-- /table -->')
 
 
 @pytest.mark.parametrize('name', [

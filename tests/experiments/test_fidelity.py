@@ -72,23 +72,3 @@ def test_decoders_are_compared_with_other_images_of_one_token_at_a_time(
   relaxed = report['rows'][2]
   assert relaxed['frechet'] not in (vanilla['frechet'], cut['frechet'])
   assert all(0 <= row[name] <= 1 for row in report['rows'] for name in ('precision', 'recall'))
-
-
-@pytest.mark.slow
-def test_measured_decoders_stay_measured(capsys, tmp_path, monkeypatch):
-  models.llamagens(tmp_path)
-  measured, stop = [], ['model(length=2)+lantern(delta=0.9, k=8)']
-
-  def score(bench, reference, decoder):
-    measured.append(decoder)
-    if decoder in stop:
-      raise KeyboardInterrupt
-    return dict(frechet=1.0, precision=1.0, recall=1.0, device='cpu')
-
-  monkeypatch.setattr(fidelity, 'score', score)
-  call = lambda *words: _call(
-      tmp_path / 'model', capsys, tmp_path / 'out', '--num_images=4', *words)
-  first = call()
-  assert first.code == 130 and 'measured rows are kept' in first.err and len(measured) == 3
-  second = call('--decoder=vanilla')
-  assert second.code == 0 and measured[3:] == ['vanilla'], 'the one with other options'

@@ -70,13 +70,6 @@ def test_the_first_disagreement_is_named(folder, printed, capsys, tmp_path):
   assert [row['agrees'] for row in report['rows'][:5]] == [True] * 5
 
 
-@pytest.mark.slow
-def test_other_weights_disagree(folder, printed, capsys, tmp_path):
-  tokens, _ = printed
-  made = _call(folder, capsys, tmp_path / 'out', tokens, '--prompt=dogs')
-  assert made.code == 1 and 'First disagreement' in made.out
-
-
 def test_the_gap_of_rounding_bounds_what_rounding_changes():
   """For both logits of a pair, in both streams, at any guidance scale."""
   rng = np.random.default_rng(0)

@@ -14,7 +14,7 @@ pytest.importorskip('sklearn')
 import cspd_jax  # pylint: disable=wrong-import-position
 from cspd_jax.cli import wrapper  # pylint: disable=wrong-import-position
 from cspd_jax.commands import train as train_command  # pylint: disable=wrong-import-position
-from cspd_jax.files import run_folder, store
+from cspd_jax.files import store
 from cspd_jax.training import loop
 from experiments import train  # pylint: disable=wrong-import-position
 from experiments.demo_models import stages
@@ -89,15 +89,6 @@ def test_stopped_run_continues_to_the_same_parameters(finished, recipe, tmp_path
   monkeypatch.undo()
   continued = recipe.train_tokenizer(tmp_path)
   _assert_equal(continued, recipe.train_tokenizer(finished))
-
-
-def test_folder_refuses_another_configuration(recipe, tmp_path):
-  opened = lambda recipe: run_folder.Run(
-      tmp_path, dataclasses.asdict(recipe), name='workdir', alone=False)
-  with opened(recipe), opened(recipe):
-    other = dataclasses.replace(recipe, guidance_scale=3.0)
-  with pytest.raises(ValueError, match='guidance_scale was 2.0, now 3.0'):
-    opened(other)
 
 
 def test_recipe_refuses_models_that_do_not_fit(recipe):

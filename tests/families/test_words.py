@@ -31,6 +31,8 @@ from tests.families import published_files
 from tests.families.published_files import convert
 from tests.models import published
 
+pytestmark = pytest.mark.usefixtures('precise')
+
 for _package in ('ftfy', 'tokenizers'):  # They read words.
   pytest.importorskip(_package)
 
@@ -40,12 +42,6 @@ SMALL, VQ, T5 = published_files.T2I, published_files.T2I_VQ, published_files.T5
 WIDE = llamagen.LlamaGenConfig(
     conditioning='text', height=8, width=8, dim=64, num_layers=2, num_heads=4, ffn_dim=192,
     vocab_size=48, caption_dim=40)
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 @pytest.fixture(scope='module')

@@ -55,14 +55,6 @@ def test_other_indices_are_refused(out):
     out['sea']
 
 
-def test_the_summary_is_in_words(out):
-  options = "of 16x16 by seed_exact(window=4) (seed-exact) from 'beach'"
-  assert repr(out[0]) == f'Generated(1 image {options}, {out.decoded.rounds[0]} forward passes)'
-  assert repr(out[1:]).startswith(f'Generated(2 images {options}, ')
-  assert repr(out[1:]).endswith(' forward passes on average)')
-  assert repr(out[:0]) == f'Generated(0 images {options})'
-
-
 def test_the_picture_has_the_rounds_of_the_summary(out, monkeypatch):
   """Those of its cells would leave out the rounds of other tokens."""
   drawn = {}

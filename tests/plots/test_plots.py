@@ -2,14 +2,12 @@
 
 import pathlib
 import tempfile
-from unittest import mock
 
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from matplotlib import image as mpl_image, pyplot
+from matplotlib import image as mpl_image
 
-from cspd_jax.files import atomic
 from cspd_jax.plots import canvas, charts, grid
 from tests.marks import representative
 
@@ -78,16 +76,6 @@ class PlotsTest(parameterized.TestCase):
         self.path, self.rounds, images=images, captions=['a', 'b', 'c'], title='t')
     self.assertGreater(self.read().std(), 0.05)
 
-  def test_the_bar_of_a_map_says_what_it_counts(self):
-    with mock.patch.object(canvas, 'png') as png:
-      grid.acceptance_map(self.rounds)
-    labels = [axes.get_xlabel() for axes in png.call_args.args[0].axes]
-    self.assertIn('forward pass that committed the token', labels)
-
-  def test_acceptance_map_of_one_token(self):
-    _save_map(self.path, {'vanilla': np.zeros((1, 1, 1), int)})
-    self.read()
-
   @parameterized.parameters('vanilla', 'none of them')
   def test_bars(self, baseline):
     panels = [charts.BarPanel('Speed', {'vanilla': 1.0, 'sjd': 2.5}, '{:.1f}x', 'note'),
@@ -120,19 +108,6 @@ class PlotsTest(parameterized.TestCase):
       with self.subTest(word), self.assertRaisesRegex(ValueError, word):
         call()
     self.assertEmpty(list(self.folder.iterdir()))
-
-  def test_a_failed_write_leaves_the_older_file(self):
-    atomic.write(self.path, b'older')
-    full = mock.patch.object(pathlib.Path, 'replace', side_effect=OSError('disk is full'))
-    with full, self.assertRaises(OSError):
-      atomic.write(self.path, b'newer')
-    self.assertEqual(self.path.read_bytes(), b'older')
-    self.assertLen(list(self.folder.iterdir()), 1)
-
-  def test_leaves_pyplot_alone(self):
-    before = pyplot.get_fignums(), pyplot.get_backend()
-    grid.save_grid(self.path, self.images)
-    self.assertEqual((pyplot.get_fignums(), pyplot.get_backend()), before)
 
 
 def test_replaced_map(tmp_path):
@@ -171,11 +146,6 @@ def test_letters_are_drawn_by_a_font_that_has_them(tmp_path, monkeypatch, caplog
       name: charts.Curve([1], [2])})]], xlabel=missing)
   assert not caplog.records
   canvas._font.cache_clear()
-
-
-def test_wide_letters_are_as_wide_as_two():
-  assert canvas._width('a\u65e5') == 3
-  assert canvas._PIECES.findall('\u65e5\u672c a(b=2)') == ['\u65e5', '\u672c ', 'a(', 'b=', '2)']
 
 
 def test_texts_have_an_end():

@@ -12,21 +12,13 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.generation import memory
 from cspd_jax.generation.model import Request
 from cspd_jax.training import samples
-from tests.experiments import models as models_lib
 
 SAMPLING, KEY = SamplingParams(guidance_scale=2.0), jax.random.key(3)
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('models')
-  models_lib.llamagens(folder)
-  return folder
-
-
-@pytest.fixture(scope='module')
-def model(folder):
-  model = cspd_jax.load(folder / 'model')
+def model(llamagens):
+  model = cspd_jax.load(llamagens / 'model')
   model.defaults['decoder'] = 'mc_sjd(window=4)'
   return model
 
@@ -107,7 +99,7 @@ def test_an_interrupted_call_is_continued_whatever_the_memory(
 
 
 @pytest.mark.slow
-def test_images_of_another_target_or_run_are_refused(folder, model, tokens, tmp_path):
+def test_images_of_another_target_or_run_are_refused(llamagens, model, tokens, tmp_path):
   sampled = lambda *arguments: samples.sampled(*arguments, tmp_path / 'tokens')
   np.testing.assert_array_equal(sampled(model, None, 5, KEY, SAMPLING)[0], tokens)
   params = jax.tree.map(lambda leaf: leaf * 2, model.params)
@@ -133,8 +125,8 @@ def test_images_that_do_not_fit_are_refused(model, monkeypatch):
 
 
 @pytest.mark.slow
-def test_images_of_a_mesh_are_the_same(folder, tokens, tmp_path):
-  model = cspd_jax.load(folder / 'model', sharding=sharding.make_mesh(1, 1, jax.devices()[:1]))
+def test_images_of_a_mesh_are_the_same(llamagens, tokens, tmp_path):
+  model = cspd_jax.load(llamagens / 'model', sharding=sharding.make_mesh(1, 1, jax.devices()[:1]))
   model.defaults['decoder'] = 'mc_sjd(window=4)'
   result, _ = samples.sampled(model, None, 5, KEY, SAMPLING, tmp_path / 'run')
   np.testing.assert_array_equal(result, tokens)
