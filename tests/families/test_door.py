@@ -26,15 +26,6 @@ def generated(model):
 
 
 @pytest.mark.slow
-def test_same_images_as_vanilla_one_by_one(model, generated):
-  again = [model.generate([prompt], seed=[3], decoder='vanilla') for prompt in ['sea']]
-  np.testing.assert_array_equal(again[0].decoded.tokens[0], generated.decoded.tokens[0])
-  assert generated.images.shape == (3, 16, 16, 3) and generated.images.dtype == np.uint8
-  assert generated.decoder == 'seed_exact(window=4)' and generated.guarantee == 'seed-exact'
-  assert not np.array_equal(generated.decoded.tokens[0], generated.decoded.tokens[2])
-
-
-@pytest.mark.slow
 def test_refilled_rows_use_the_options_of_their_image(model):
   prompts, first = ['sea', 'sky', 'sand', 'sea', 'sky'], np.arange(20).reshape(5, 4) % 6
   options = dict(seed=1, decoder='mc_sjd', window=3, prefix=first, rows=1,

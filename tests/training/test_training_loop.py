@@ -33,15 +33,6 @@ def _lines(workdir):
   return [json.loads(line) for line in (workdir / 'toy.jsonl').read_text().splitlines()]
 
 
-@pytest.mark.slow
-def test_continued_run_equals_an_uninterrupted_one(tmp_path):
-  whole = _run(tmp_path / 'whole', 11)
-  for num_steps in (4, 7, 11):
-    parts = _run(tmp_path / 'parts', num_steps)
-  assert int(parts.step) == int(whole.step) == 11
-  np.testing.assert_array_equal(parts.value, whole.value)
-
-
 def test_finished_run_does_nothing(tmp_path):
   first = _run(tmp_path, 5)
   lines = _lines(tmp_path)
