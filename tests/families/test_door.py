@@ -12,12 +12,11 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.files import store
 from cspd_jax.generation import results
-from tests.families import tiny
 
 
 @pytest.fixture(scope='module')
-def model(tmp_path_factory):
-  return cspd_jax.load(tiny.saved(tmp_path_factory.mktemp('models') / 'beach'))
+def model(beach):
+  return cspd_jax.load(str(beach))
 
 
 @pytest.fixture(scope='module')

@@ -6,14 +6,13 @@ import pytest
 
 import cspd_jax
 from cspd_jax.plots import grid
-from tests.families import tiny
 
 PROMPTS = ['sea', 'sky', 'sand']
 
 
 @pytest.fixture(scope='module')
-def model(tmp_path_factory):
-  return cspd_jax.load(tiny.saved(tmp_path_factory.mktemp('models') / 'beach'))
+def model(beach):
+  return cspd_jax.load(str(beach))
 
 
 @pytest.fixture(scope='module')
