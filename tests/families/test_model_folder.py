@@ -72,7 +72,7 @@ def test_a_network_is_never_overwritten_by_a_model(beach, tmp_path):
     alone = tmp_path / role
     shutil.copytree(beach / role, alone)
     before = (alone / 'model.json').read_bytes()
-    with pytest.raises(store.CheckpointError, match='is the beach of a network; use'):
+    with pytest.raises(store.CheckpointError, match='is the folder of a network; use'):
       families.save(alone, 'tiny', {'tokenizer': str(beach / 'tokenizer')})
     assert (alone / 'model.json').read_bytes() == before
 

@@ -148,7 +148,7 @@ def test_networks_stay_where_they_are(beach, tmp_path):
 def test_places_that_are_refused(beach, tmp_path):
   with pytest.raises(ValueError, match="'demo', which is part of the package .* store=FOLDER"):
     folder_lib.place('demo')
-  with pytest.raises(ValueError, match='the beach of a network alone; pass store=FOLDER'):
+  with pytest.raises(ValueError, match='the folder of a network alone; pass store=FOLDER'):
     folder_lib.place(beach / 'target')
   with pytest.raises(ValueError, match='holds other networks than model'):
     folder_lib.place('demo', beach)
