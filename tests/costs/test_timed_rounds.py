@@ -98,18 +98,6 @@ def _report(path, *rows):
   return path
 
 
-@pytest.mark.parametrize('rows, model, message', [
-    ([dict(model='a', step_compression=2), dict(model='b', step_compression=3)], None,
-     'disagree .model: a, b.; give accepted_model'),
-    ([dict(temperature=t, guidance_scale=3, step_compression=t) for t in (1, 2)], None,
-     "rows of 'mc_sjd' disagree .temperature: 1, 2.; give a report with one"),
-    ([dict(model='a', step_compression=2)], 'c', "accepted_model is 'c', but .* are: a; give"),
-    ([dict(step_compression=2)], 'c', "accepted_model is 'c', but .* are: none; give")])
-def test_rows_that_disagree(tmp_path, rows, model, message):
-  with pytest.raises(ValueError, match=message):
-    predicted.measured(_report(tmp_path / 'report.json', *rows), 'mc_sjd', model)
-
-
 def test_rows_that_do_not_disagree(tmp_path):
   twice = _report(tmp_path / 'twice.json', *[dict(step_compression=2, curve=c) for c in 'ab'])
   assert predicted.measured(twice, 'mc_sjd').tokens == 2

@@ -14,14 +14,6 @@ from tests.experiments import calls
 
 # Decoders that verify whole blocks.
 _BLOCKS = ('cspd_released', 'cspd_relaxed')
-_BAD = {
-    'unknown suite': (['--suite=table2'], ["suite is 'table2'", 'table1, table3']),
-    'no lengths': (['--lengths=()'], ['lengths is empty']),
-    'too many drafts': (['--lengths=2,5'], ['length is 5', '4']),
-    'unknown guidance': (['--guidance=cosine'], ['cosine', 'linear, constant']),
-    'unknown decoder': (['--decoder=mar'], ["decoder is 'mar'", 'cspd_paper']),
-    'no draft model': (['--model={tmp}/alone'], ['alone', 'draft model']),
-}
 
 
 def _call(mars, capsys, out, *words):
@@ -30,13 +22,6 @@ def _call(mars, capsys, out, *words):
       '--prefix_shares=0,0.3', '--scales=1,2', '--temperatures=0.9,1', '--batch_sizes=1',
       '--kernels_per_call=2', '--repeats=1', '--batch_size=1', '--guidance=constant',
       '--decoder=cspd_released', *(word.format(tmp=mars) for word in words))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', _BAD)
-def test_bad_input(mars, capsys, tmp_path, name):
-  words, result = _BAD[name]
-  calls.check_refused(_call(mars, capsys, tmp_path / 'out', *words), result)
 
 
 @pytest.mark.slow

@@ -64,17 +64,3 @@ def test_rounding_counts_the_images_and_tokens_that_differ(monkeypatch):
   assert decoders.rounding(bench, 'seed_exact', 1) == dict(
       dtype='float16', decoder='seed_exact', same_shapes='vanilla(window=9)', num_tokens=20,
       images=0.25, tokens=0.15, images_in_window=0.5, tokens_in_window=0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('measure, words, message', [
-    ('overhead', ['--model=mar_demo'], ['mar_demo', 'discrete']),
-    ('overhead', ['--model=demo', '--decoder=eagle2(num_nodes=5, width=2, depth=2)'],
-     ['eagle2', 'tree']),
-    ('queue', ['--decoder=eagle'], ['EAGLE network']),
-    ('queue', ['--num_images=3', '--batch_size=2'], ['batch_size is 2 and there are 3 images']),
-    ('rounding', ['--decoder=sjd'], ["'sjd(window=4)' is exact", 'seed-exact'])])
-def test_refused_options(beach, capsys, tmp_path, measure, words, message):
-  calls.check_refused(calls.call(
-      decoders.main, capsys, tmp_path / 'out', f'--measure={measure}', f'--model={beach}', *words),
-      message)

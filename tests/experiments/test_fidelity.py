@@ -8,7 +8,6 @@ import pytest
 from experiments.papers import fidelity
 from experiments.papers.published_rows import ROWS, Row
 from tests.experiments import calls, models
-from tests.families import tiny
 
 _ROWS = (
     Row('Table 1', 'one token at a time', 'FID 10', 'vanilla'),
@@ -29,20 +28,6 @@ def rows(monkeypatch):
 
 
 _call = functools.partial(calls.call_with_classes, fidelity.main)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('words, result', [
-    (['--num_images=3'], ['num_images is 3', 'at least 4']),
-    (['--decoder=sjd'], ["decoder holds 'sjd'", 'one of: vanilla, seed_exact(window=4)']),
-    (['--rows=mar_demo'], ["rows is 'mar_demo'", "'emoji' or 'demo'"]),
-    (['--decoder=vanilla'], ['has no features'])])
-def test_bad_input(capsys, tmp_path, words, result):
-  folder = tiny.saved(tmp_path / 'beach')
-  index = json.loads((folder / 'model.json').read_text())
-  del index['parts']['tokenizer']
-  (folder / 'model.json').write_text(json.dumps(index))
-  calls.check_refused(_call(folder, capsys, tmp_path / 'out', *words), result)
 
 
 @pytest.mark.slow

@@ -31,19 +31,6 @@ _ROWS = (
 _call = functools.partial(calls.call_with_classes, published.main)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('words, result', [
-    (['--paper=sjdd'], ["paper holds 'sjdd'", 'sjd, sjd_pac']),
-    (['--paper='], ['paper is empty']),
-    (['--paper=cspd'], ["paper holds 'cspd'", 'no rows of emoji']),
-    (['--paper=cspd', '--rows=mar_demo', '--asked=false'],
-     ['one token at a time: mar', 'not registered']),
-    (['--num_images=1'], ['num_images is 1', 'at least 2']),
-    ([], ["caption is 'sand'", 'like "a blue owl'])])
-def test_bad_input(beach, capsys, tmp_path, words, result):
-  calls.check_refused(_call(beach, capsys, tmp_path / 'out', *words), result)
-
-
 def test_a_row_has_a_decoder_or_a_reason():
   for row in (dict(), dict(decoder='sjd', missing='cannot run')):
     with pytest.raises(ValueError, match='Table 1, ours: one of decoder and missing'):

@@ -53,12 +53,3 @@ def test_the_program(llamagens, capsys, tmp_path):
     assert 0 < row['total_variation'] <= row['largest'] < 0.3
     assert 0 < row['relative_entropy'] < row['total_variation']
     assert 0 < row['relative_entropy_error'] < row['relative_entropy']
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('words, message', [
-    (['--cache_dtype=int8'], ["cache_dtype is 'int8'"]),
-    (['--model=mar_demo'], ["a 'mar' network has no int8 matrices"])])
-def test_wrong_input(llamagens, capsys, tmp_path, words, message):
-  calls.check_refused(calls.call(
-      quantized.main, capsys, tmp_path / 'out', f'--model={llamagens}/alone', *words), message)

@@ -11,29 +11,9 @@ from tests.experiments import calls, models
 
 PAPERS = pathlib.Path(__file__).parents[2] / 'configs' / 'papers.py'
 
-_BAD = {
-    'trees larger than the window': (
-        topologies, ['--window=2', '--decoder=sjd_pac(tree=kary(3, 3))'],
-        ['no decoder can run', '3']),
-    'no scenes': (topologies, ['--window=3', '--decoder=mc_sjd', '--ground'],
-                  ["caption is 'sand'", 'like "a blue owl']),
-    'a figure of one image': (
-        topologies, ['--entropy', '--num_images=1'], ['entropy is True', 'num_images is 1']),
-    'a figure of many lines': (
-        topologies, ['--entropy', '--window=2,3,4,5,6,7,8,9', '--decoder=mc_sjd'],
-        ['decoder has 8 entries', 'at most 7']),
-}
-
 
 def _call(main, beach, capsys, out, *words):
   return calls.call(main, capsys, out, f'--model={beach}', *words)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', _BAD)
-def test_bad_input(beach, capsys, tmp_path, name):
-  program, words, result = _BAD[name]
-  calls.check_refused(_call(program.main, beach, capsys, tmp_path / 'out', *words), result)
 
 
 @pytest.mark.slow

@@ -75,13 +75,6 @@ def test_logits_agree_with_the_official_model(case, recorded, stream):
   np.testing.assert_allclose(logits[..., :48], want, atol=3e-4)
 
 
-@pytest.mark.slow
-def test_windows_trees_and_commit(case):
-  params, condition, _ = case
-  config = dataclasses.replace(CASE, height=3, width=3)
-  published.check(early_fusion, config, params, condition)
-
-
 def _text():
   return bpe.read({'file': np.frombuffer(published_files.lumina_mgpt_2_text(), np.uint8)},
                   'lumina_mgpt_2')

@@ -209,7 +209,9 @@ FLAGS = {
         ('--decoder=', 'decoder is empty'), ('--metrics=speed_of_light', 'speed_of_light')],
     'benchmark': [
         ('--num_images=1', 'num_images is 1'), ('--temperature=0', 'temperature is 0'),
-        ('--metrics=beauty', 'beauty'), ('--columns=beauty', 'beauty')],
+        ('--metrics=beauty', 'beauty'), ('--columns=beauty', 'beauty'),
+        ('--drafter=falcon', 'falcon'), ('--verifier=loose', 'loose'),
+        ('--reference_sets=1', 'reference_sets is 1')],
     'decoders': [('--window=0', 'window is 0'), ('--decoder=', 'decoder is empty')],
     'compile_report': [
         ('--device=abacus', 'abacus'), ('--tokens_per_round=nan', 'tokens_per_round is nan'),
@@ -256,7 +258,8 @@ FLAGS = {
     'against_llamagen': [('--decoder=', 'decoder is empty'), ('--size=c2i_b_256', 'repo is none')],
     'papers.cspd': [
         ('--suite=table9', 'suite'), ('--batch_sizes=0', 'batch_sizes is (0,)'),
-        ('--lengths=()', 'lengths is empty'), ('--prefix_share=2', 'prefix_share is 2')],
+        ('--lengths=()', 'lengths is empty'), ('--prefix_share=2', 'prefix_share is 2'),
+        ('--guidance=cosine', 'cosine'), ('--decoder=mar', "decoder is 'mar'")],
     'cspd-convert': [
         ('--source={tmp}/pipe', 'neither a file nor'), ('--source={tmp}/{long}', 'be a path'),
         ('--source=~nobody_here/x', 'cannot be a path'), ('--dtype=int4', 'one of float32'),

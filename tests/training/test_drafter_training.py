@@ -125,22 +125,6 @@ def test_head_h_learns_the_token_h_plus_one_later(labels, monkeypatch):
       loss, entropies[0] + 0.8 * entropies[1] + 0.64 * entropies[2], atol=1e-4)
 
 
-@pytest.mark.parametrize('name', DRAFTERS)
-@pytest.mark.slow
-def test_loss_falls_on_one_batch(name):
-  params, batch = target_params(), _batch()
-  train = dataclasses.replace(TRAIN, drop_rate=0.0)
-  step, state = _step(DRAFTERS[name], train, params), drafter.init(
-      DRAFTERS[name], train, ENDS, params)
-  losses = []
-  for _ in range(OPTIMIZER.num_steps):
-    state, metrics = step(state, batch)
-    losses.append(float(metrics['loss']))
-  assert int(state.step) == OPTIMIZER.num_steps
-  assert np.mean(losses[-5:]) < 0.95 * losses[0]
-  assert state.average.keys() == state.params.keys() and 'output' not in state.params
-
-
 @pytest.mark.slow
 def test_dropped_conditions_use_the_features_of_the_null_condition():
   params, (tokens, labels) = target_params(), _batch()
