@@ -1,6 +1,5 @@
 """The training step of the tokenizer."""
 
-import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -12,32 +11,13 @@ from experiments.demo_models import tokenizers
 
 CONFIG = vq.VQConfig(
     ch=8, ch_mult=(1, 2), num_res_blocks=1, z_channels=8, codebook_size=16, codebook_dim=4)
-OPTIMIZER = dataclasses.replace(
-    tokenizers.OPTIMIZER, num_steps=60, learning_rate=5e-3, warmup_steps=5)
-TRAIN = tokenizers.VQTrainConfig(OPTIMIZER, quantize_from=10, restart_every=5)
+TRAIN = tokenizers.VQTrainConfig(quantize_from=10, restart_every=5)
 
 
 def _images(seed=0):
   """Smooth random images, which a few steps can learn."""
   coarse = jax.random.uniform(jax.random.key(seed), (4, 2, 2, 3), minval=-1, maxval=1)
   return jax.image.resize(coarse, (4, 8, 8, 3), 'linear')
-
-
-@pytest.fixture(scope='module')
-def trained():
-  step = jax.jit(lambda state, images: tokenizers.vq_step(state, images, CONFIG, TRAIN))
-  state, history = tokenizers.vq_start(CONFIG, TRAIN), []
-  for _ in range(OPTIMIZER.num_steps):
-    state, metrics = step(state, _images())
-    history.append({key: float(value) for key, value in metrics.items()})
-  return state, history
-
-
-@pytest.mark.slow
-def test_loss_falls_once_quantised(trained):
-  _, history = trained
-  assert history[-1]['loss'] < 0.7 * history[TRAIN.quantize_from + 1]['loss']
-  assert all(np.isfinite(list(metrics.values())).all() for metrics in history)
 
 
 @pytest.mark.slow

@@ -57,3 +57,12 @@ def test_evaluations_are_recorded(tmp_path):
   _run(tmp_path, 5, evaluate=lambda state: {'held_out': float(state.step)})
   assert {line['step']: line['held_out'] for line in _lines(tmp_path) if 'held_out' in line} == {
       3: 3.0, 5: 5.0}
+
+
+def test_batches_visit_everything_once_per_epoch_in_a_new_order():
+  tokens = np.arange(12)[:, None]
+  epochs = [np.concatenate([loop.batch_of(tokens, tokens[:, 0], 3, i, 4)[1]
+                            for i in range(start, start + 3)]) for start in (0, 3)]
+  for epoch in epochs:
+    np.testing.assert_array_equal(np.sort(epoch), np.arange(12))
+  assert (epochs[0] != epochs[1]).any()
