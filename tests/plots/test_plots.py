@@ -32,13 +32,6 @@ class PlotsTest(parameterized.TestCase):
     self.assertEqual([file.name for file in self.folder.iterdir()], ['picture.png'])
     return mpl_image.imread(self.path)[..., :3]
 
-  @parameterized.parameters(1, 2, 3)
-  def test_grid(self, count):
-    grid.save_grid(self.path, self.images[:count], captions=['a'] * count, title='t')
-    picture = self.read()
-    self.assertGreater(picture.shape[1], 200 * count)
-    self.assertGreater(picture.std(), 0.05)
-
   def test_rows_of_decoders_with_their_notes(self):
     rows, captions = {'vanilla': self.images, 'sjd': -self.images}, ['a'] * len(self.images)
     grid.save_rows(self.path, rows, captions=captions)
@@ -68,20 +61,6 @@ class PlotsTest(parameterized.TestCase):
     picture = self.read()
     middle = picture[picture.shape[0] // 2, picture.shape[1] // 2]
     np.testing.assert_allclose(middle, [1, 0.5, 0], atol=0.01)
-
-  @parameterized.parameters(False, True)
-  def test_acceptance_map(self, with_images):
-    images = dict.fromkeys(self.rounds, self.images) if with_images else None
-    _save_map(
-        self.path, self.rounds, images=images, captions=['a', 'b', 'c'], title='t')
-    self.assertGreater(self.read().std(), 0.05)
-
-  @parameterized.parameters('vanilla', 'none of them')
-  def test_bars(self, baseline):
-    panels = [charts.BarPanel('Speed', {'vanilla': 1.0, 'sjd': 2.5}, '{:.1f}x', 'note'),
-              charts.BarPanel('Time', {'vanilla': 0.0, 'sjd': 0.0})]
-    charts.save_bars(self.path, panels, baseline=baseline, title='t')
-    self.assertGreater(self.read().std(), 0.02)
 
   def test_bad_input(self):
     images, rounds = self.images, self.rounds
@@ -171,4 +150,4 @@ def test_titles_and_names_fit(tmp_path, count):
   for file in sorted(tmp_path.iterdir()):
     picture = mpl_image.imread(file)[..., :3]
     edges = picture[0], picture[-1], picture[:, 0], picture[:, -1]
-    assert all(np.all(edge == 1) for edge in edges), file.name
+    assert all(np.all(edge == 1) for edge in edges) and picture.std() > 0.02, file.name
