@@ -17,7 +17,7 @@ _BAD = {
     'sampling of other models': (['--top_k=3'], ['top_k', 'temperature']),
     'unknown decoder': (['--decoder=vanilla'], ['vanilla', 'exact_head']),
     'no draft model': (
-        ['--model={tmp}/alone', '--decoder=exact_path'], ['exact_path', 'a draft model', '--parts=draft=FOLDER']),
+        ['--model={tmp}/alone', '--decoder=exact_path'], ['exact_path', '--parts=draft=FOLDER']),
     'draft model of other tokens': (['--parts=draft={tmp}/narrow'], ['token_dim', '3', '4']),
     'tokenizer of other tokens': (['--parts=tokenizer={tmp}/other_vae'], ['z_channels', '2', '4']),
     'model of another kind': (['--model={tmp}/vae'], ["'kl_vae'", 'mar']),
