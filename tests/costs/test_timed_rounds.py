@@ -88,9 +88,11 @@ def test_accepted(tmp_path):
   assert predicted.measured(path, 'mc_sjd(window=9)') == (None, None)
   assert predicted.measured('nothing', 'vanilla', override=3.0).tokens == 1
   assert predicted.measured('nothing', 'mc_sjd', override=3.0).tokens == 3
-  path.write_text('[]')
-  with pytest.raises(ValueError, match='cannot be read as JSON'):
-    predicted.measured(path, 'mc_sjd')
+  for text, message in (('[]', 'cannot be read as JSON .it holds a list, not a dict'),
+                        ('{"rows": [{"x": 1}]}', 'not a report with step_compression')):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+      predicted.measured(path, 'mc_sjd')
 
 
 def _report(path, *rows):
