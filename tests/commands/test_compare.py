@@ -38,7 +38,7 @@ _BAD = {
     'prompt without names': (
         ['--model={tmp}/unnamed', '--prompt=cat'], ["'cat'", '0 to 2']),
     'no draft model': (
-        ['--model={tmp}/alone', '--decoder=speculative'], ['speculative', 'a draft model', 'alone']),
+        ['--model={tmp}/alone', '--decoder=speculative'], ['speculative', 'draft model', 'alone']),
     'EAGLE network of another target': (
         ['--parts=eagle={demo}/eagle'], ['vocab_size', '1024', '16', 'eagle']),
     'draft of another vocabulary': (
