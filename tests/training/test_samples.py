@@ -63,15 +63,18 @@ def test_images_are_those_of_the_exact_default_decoder(model, tokens):
   np.testing.assert_array_equal(alone.tokens[0], tokens[4])
   relaxed = cspd_jax.load('demo')
   relaxed.defaults['decoder'] = 'mc_sjd(window=8)+cool'
-  assert str(_request(relaxed).specification) == 'vanilla'
-  assert str(_request(relaxed, batch_size=1).specification) == 'mc_sjd(window=4)'
+  assert str(_request(relaxed).sampler.specification) == 'vanilla'
+  assert str(_request(relaxed, batch_size=1).sampler.specification) == 'mc_sjd(window=4)'
 
 
 @pytest.mark.slow
 def test_an_interrupted_call_is_continued_whatever_the_memory(
     model, tokens, tmp_path, monkeypatch, capsys):
   per_image = _request(model, batch_size=1).estimate().needed(1)
-  free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
+  def free(count):  # What fits is looked at once.
+    monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
+    model._samplers.clear()
+
   bound, calls = Request.bound, []
 
   def stop_at_the_second(self, index):
@@ -118,6 +121,7 @@ def test_images_of_another_target_or_run_are_refused(llamagens, model, tokens, t
 @pytest.mark.slow
 def test_images_that_do_not_fit_are_refused(model, monkeypatch):
   monkeypatch.setattr(memory, 'free', lambda devices: 1.0)
+  model._samplers.clear()
   with pytest.raises(ValueError, match='batch_size is 1, but decoding 1 image at once with'):
     samples.sampled(model, None, 5, KEY, SAMPLING)
   with pytest.raises(ValueError, match='batch_size is 9, but decoding 9 images at once with'):
