@@ -116,7 +116,9 @@ def _family(form: str, options: dict[str, str], num_norm_shards: int | None = No
       infer=functools.partial(infer, form), presets=_presets(form),
       options=family.IMAGE_SIZE | options, settings=functools.partial(settings.read, {
           'config.json': LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS}),
-      assumed=functools.partial(_assumed, form), model=model)
+      assumed=functools.partial(_assumed, form), model=model,
+      written=family.Written(files=settings.files(
+          LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS)))
 
 
 LLAMAGEN = _family('llamagen', family.NUM_HEADS, model='llamagen')
