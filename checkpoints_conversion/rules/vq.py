@@ -214,7 +214,7 @@ EMU3 = family.FileFamily(
     leftovers=r'.*\.num_batches_tracked|text_model\..*', variant=_emu3_variant,
     written=family.Written(files=settings.files(
         {name: entry for name, entry in _EMU3_FIELDS.items() if name != 'double_latent'},
-        architectures=['Emu3VisionVQModel'], attn_resolutions=[3])),
+        architectures=['Emu3VisionVQModel'])),
     inside=rf'{re.escape(_EMU3_PREFIX)}decoder\.conv_out\.weight',
     settings=functools.partial(settings.read, {'config.json': EMU3_FIELDS}))
 

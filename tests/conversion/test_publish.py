@@ -194,7 +194,9 @@ def test_wrong_input_is_refused(to, source, message, tmp_path):
 def test_numbers_that_the_files_cannot_hold_are_refused(tmp_path):
   """Liquid's table is multiplied, and one row of norms is for all heads."""
   config = dataclasses.replace(language_model_files.LIQUID, dim=24, attention_dim=None)
-  _save(tmp_path / 'liquid', 'liquid', config)
+  params = _save(tmp_path / 'liquid', 'liquid', config)
+  params['transformer']['token_embedding'] *= np.float32(1.1)  # As a training changes it.
+  store.save(tmp_path / 'liquid', 'early_fusion', config, params)
   with pytest.raises(ValueError, match=(
       'target has transformer/.*, which .* of a transformer like liquid_7b cannot hold')):
     _publish('liquid', tmp_path / 'liquid', tmp_path / 'out')
@@ -288,7 +290,7 @@ def test_transformers_computes_the_logits_of_emoji(tmp_path):
   free = tokens[0] < config.num_codes
   codes = slice(config.first_code, config.first_code + config.num_codes)
   np.testing.assert_allclose(logits[:, free, :config.num_codes],
-                             want[:, prompt.shape[1] - 1:-1][:, free, codes], atol=1e-4)
+                             want[:, prompt.shape[1] - 1:-1][:, free, codes], atol=1e-3)
 
 
 @pytest.mark.slow
