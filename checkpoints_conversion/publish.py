@@ -120,6 +120,9 @@ def publish_model(
     _refuse_output(place)
   parts, description = _parts(family, source)
   model = None if family.model is None else families.family.get(family.model)
+  if model is None and role is not None:
+    raise ConversionError(f'role is {role!r}, and {family.title} does not belong to a model of '
+                          'cspd_jax; leave it out.')
   main = to if model is None else folder_of_models.role_of(family, model, role)
   if main not in parts:
     raise ConversionError(f'source is {paths.shown(source)}, a model without a {main}, which files '
@@ -205,8 +208,11 @@ def _others(family: FileFamily, target: store.Loaded, parts: Mapping[str, pathli
     if name == family.name or role not in parts or parts[role] == parts.get('target'):
       continue
     network = store.opened(parts[role])
+    path = _path(other, family, target)
+    if path in {_path(family, family, target), *(piece.path for piece in pieces)}:
+      path = pathlib.PurePosixPath(name)  # A folder holds the weights of one network.
     try:
-      pieces.append(_piece(role, other, network, _path(other, family, target), {}))
+      pieces.append(_piece(role, other, network, path, {}))
     except ConversionError as error:
       reason = ' '.join(str(error).split())
       reasons[role] = f'{reason[:_MOST]}{"..." if len(reason) > _MOST else ""}'
@@ -397,6 +403,7 @@ def _write(piece: _Piece, new: pathlib.Path, dtype: Any, allow_nonfinite: bool,
   elif piece.path.suffix in _WORDS:
     atomic.write(new / piece.path, piece.network.params['file'].read().tobytes())
   elif not (new / piece.path).exists():  # Else a stopped process has written it.
+    paths.check_space(new, sum(tensor.nbytes for tensor in piece.tensors))
     pytorch.save(new / piece.path, _with_constants(piece, dtype, allow_nonfinite, report),
                  piece.family.written.keys)
   for name, content in piece.files.items():

@@ -136,10 +136,11 @@ def _written(table: Table, config: Any, sizes: set[str]) -> dict[str, Any]:
       content[name] = list(value) if entry.kind is tuple else value
       sizes.add(entry.name)
     elif isinstance(entry, Part):
-      before = len(sizes)
-      part = _written(entry.fields, config, sizes)
-      if len(sizes) > before:  # Else it is another name of fields that are there.
+      inside: set[str] = set()
+      part = _written(entry.fields, config, inside)
+      if inside - sizes:  # Else it is another name of fields that are there.
         content[name] = part
+        sizes |= inside
     elif isinstance(entry, Must) and entry.values and name not in COMMON and entry != _WHOLE_HEAD:
       content[name] = entry.values[0]
   return content

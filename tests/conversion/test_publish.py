@@ -15,7 +15,7 @@ import safetensors.numpy
 from checkpoints_conversion import command, convert, folder, publish, pytorch, read, rules
 from cspd_jax import families
 from cspd_jax.files import store, weights
-from cspd_jax.models import early_fusion
+from cspd_jax.models import clip, early_fusion
 from tests.conversion import small
 from tests.conversion.test_published_tensors import TINY
 from tests.families import language_model_files, published_files as files
@@ -23,6 +23,10 @@ from tests.marks import representative
 
 _OPTIONS = {**small.OPTIONS, **dict.fromkeys(('emu3', 'emu3_5', 'simplear', 'liquid', 'glm_image'),
                                              ('height', 'width'))}
+_CLIP = clip.CLIPConfig(
+    image_size=8, patch_size=4, image_dim=24, image_layers=1, image_heads=3, image_ffn=8,
+    vocab_size=9, context=5, text_dim=16, text_layers=2, text_heads=2, text_ffn=12, feature_dim=6,
+    activation='gelu')
 # Networks whose settings are next to the weights need nothing else.
 _CHAMELEON = ('anole', 'anole_swin', 'lumina_mgpt')
 
@@ -52,10 +56,10 @@ def _publish(to, source, output, **arguments):
 
 
 @pytest.mark.parametrize('case', representative(
-    [case for case in TINY if case not in _CHAMELEON], 'class', 'vq', 'eagle_anole',
-    'mar', 'nextstep', 'glm_image', 't5', 'cosmos'))
+    [case for case in (*TINY, 'clip') if case not in _CHAMELEON], 'class', 'vq', 'eagle_anole',
+    'mar', 'nextstep', 'glm_image', 't5', 'cosmos', 'clip'))
 def test_networks_there_and_back(case, tmp_path):
-  name, config = TINY[case]
+  name, config = TINY.get(case, ('clip', _CLIP))
   if case == 'glm_image':  # Its program has one small grid.
     config = dataclasses.replace(config, small_side=16)
   params = _save(tmp_path / 'model', name, config)
@@ -260,6 +264,24 @@ def test_the_command(tmp_path, capsys):
       capsys.readouterr().err)
   assert run('--to=llamagen') == 2
   assert '--source, --output must be specified' in capsys.readouterr().err
+
+
+def test_files_of_pytorch(tmp_path):
+  """They are read here as they are read there, and equal tensors give equal bytes."""
+  rng = np.random.default_rng(0)
+  arrays = {f'{kind}.{rank}': rng.standard_normal((3, 5, 2)[:rank]).astype(kind)
+            for kind in ('float32', 'float16', 'float64', ml_dtypes.bfloat16) for rank in range(4)}
+  arrays |= {'turned': arrays['float32.2'].T, 'none': np.zeros((0, 3), np.float32)}
+  for name, keys in (('x.pt', ('model', 'ema')), ('y.pt', ('model', 'ema')), ('z.ckpt', ())):
+    pytorch.save(tmp_path / name, arrays.items(), keys)
+    for key in keys or (None,):
+      content = read.read(tmp_path / name, key=key).tensors
+      assert list(content) == list(arrays)
+      _check_equal({place: np.asarray(x) for place, x in content.items()}, arrays)
+  assert (tmp_path / 'x.pt').read_bytes() == (tmp_path / 'y.pt').read_bytes()
+  with pytest.raises(ValueError, match='ids is int32; files of PyTorch are written with: float64'):
+    pytorch.save(tmp_path / 'w.pt', [('ids', np.zeros(2, np.int32))])
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['x.pt', 'y.pt', 'z.ckpt']
 
 
 # The installed programs, where they are installed.
