@@ -200,7 +200,7 @@ def _others(family: FileFamily, target: store.Loaded, parts: Mapping[str, pathli
             model: families.Family, reasons: dict[str, str]) -> list[_Piece]:
   """Returns the other networks of the files of a target; adds reasons for those left out, by role.
   """
-  pieces = []
+  pieces: list[_Piece] = []
   for name in dict.fromkeys([*family.layout(_preset(family, target)),
                              *family.others(target.config)]):
     other = rules.get(name)
