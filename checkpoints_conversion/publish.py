@@ -128,6 +128,8 @@ def publish_model(
     raise ConversionError(f'source is {paths.shown(source)}, a model without a {main}, which files '
                           f'of {to} hold; it has: {", ".join(parts)}.')
   network = store.opened(parts[main])
+  if family.written.complete is not None and 'target' in parts:
+    network = family.written.complete(network, store.opened(parts['target']))
   reasons: dict[str, str] = {}
   others: list[_Piece] = []
   if model is not None and family.kind in model.roles['target']:

@@ -57,6 +57,9 @@ class Written(NamedTuple):
     means: `(config, shapes, contents, options) ->` the config that a file of these tensors has,
       next to settings files with these contents. None is as `cspd-convert` reads it, which knows
       the vocabularies and grammars of published models only.
+    complete: `(network, target) ->` the network with what its files hold besides, such as the
+      embedding that it shares with the target; both as `files.store.opened` returns them. None
+      if they hold the network alone.
     constants: shapes, by name, of tensors of zeros that the published class requires besides.
     inside: families of networks whose tensors are among those of the target, too, each with a
       prefix for their names, and `name ->` whether it is there.
@@ -68,6 +71,7 @@ class Written(NamedTuple):
   forms: Sequence[Mapping[str, Any]] = ({},)
   files: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] = lambda config, others: {}
   means: Callable[[Any, Shapes, Mapping[str, Any], Mapping[str, Any]], Any] | None = None
+  complete: Callable[[Any, Any], Any] | None = None
   constants: Mapping[str, tuple[int, ...]] = {}
   inside: Mapping[str, tuple[str, Callable[[str], bool]]] = {}
   lines: Callable[[Any], Sequence[str]] = lambda config: ()

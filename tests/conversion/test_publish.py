@@ -157,6 +157,16 @@ def test_llamagen_has_what_the_official_classes_read(tmp_path):
   assert read.read(path).tensors['quantize.codebook_used'].shape == (65536,)
 
 
+def test_a_drafter_takes_the_embedding_of_its_target(tmp_path):
+  (path,), _ = _publish('eagle_llamagen', 'demo', tmp_path / 'out')
+  back = convert.open_source('eagle_llamagen', path, options={'image_size': 256, 'num_heads': 3})
+  params, drafter = weights.named(back.params()), store.load('demo/eagle')
+  table = params.pop('token_embedding')
+  _check_equal(params, drafter.params)
+  _check_equal(table, store.load('demo/target').params['transformer']['token_embedding'])
+  assert back.network.config == dataclasses.replace(drafter.config, own_embedding=True)
+
+
 def test_what_files_cannot_hold_is_said(tmp_path):
   paths, lines = _publish('llamagen', 'demo', tmp_path / 'out')
   assert [path.name for path in paths] == ['llamagen.pt']
@@ -183,8 +193,8 @@ def test_what_files_cannot_hold_is_said(tmp_path):
                             'network, so specify the folder of the whole model'),
     ('t5', 'demo', "a model without a t5, which files of t5 hold; it has: target, "),
     ('llamagen_vq', 'demo', 'below 128 channels its normalisation groups differ'),
-    ('eagle_llamagen', 'demo', 'eagle cannot be written as an EAGLE drafter for llamagen: .*'
-                               'embed_tokens.weight is missing'),
+    ('eagle_anole', 'emoji', 'eagle cannot be written as an EAGLE drafter for anole: num_tokens is '
+                             '273, where such files mean 256; row_width is 17, '),
     ('nextstep', 'emoji_continuous', "guidance is 'linear', where such files mean 'constant'"),
     ('lumina_mgpt', 'emoji', "(?s)no text part that can be written.*text: .*form is 'anole'")])
 def test_wrong_input_is_refused(to, source, message, tmp_path):
