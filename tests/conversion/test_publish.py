@@ -340,6 +340,22 @@ def test_transformers_reads_all_of_a_chameleon(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('case, kind', [
+    ('t5', 'T5EncoderModel'), ('simplear', 'Qwen2ForCausalLM'), ('liquid', 'GemmaForCausalLM'),
+    ('clip', 'CLIPModel')])
+def test_transformers_reads_networks(case, kind, tmp_path):
+  transformers = pytest.importorskip('transformers', '5')
+  pytest.importorskip('torch')
+  name, config = TINY.get(case, ('clip', _CLIP))
+  _save(tmp_path / 'model', name, config)
+  _publish(name, tmp_path / 'model', tmp_path / 'out')
+  _, report = getattr(transformers, kind).from_pretrained(
+      tmp_path / 'out', output_loading_info=True)
+  report['missing_keys'] -= {'logit_scale'}  # Scores are cosines.
+  assert not any(report.values()), report
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('is_mapped', [False, True])
 def test_pytorch_reads_the_files(is_mapped, tmp_path):
   torch = pytest.importorskip('torch')
