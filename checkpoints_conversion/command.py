@@ -1,14 +1,18 @@
-"""Converts published PyTorch or safetensors weights to a model folder.
+"""Converts published PyTorch or safetensors weights to a model folder, or back.
 
   cspd-convert --family=llamagen --source=c2i_XL_384.pt --model=c2i_xl_384 \\
       --output=checkpoints/c2i_xl_384
   cspd-convert --family=llamagen_vq --source=vq_ds16_c2i.pt --output=checkpoints/c2i_xl_384
+  cspd-convert --to=llamagen --source=checkpoints/c2i_xl_384 --output=pretrained_models
 
 The networks of a model are converted into one folder, one after the other: the target, its image
 tokenizer, its drafters. `cspd_jax.load` opens the folder. A published folder, or the id of one on
 the Hugging Face Hub, is converted with all networks in it. A stopped command resumes when it is
 repeated. Without --model the sizes are inferred from the shapes in the file, and other options
 specify what shapes do not determine; whatever is assumed instead is printed.
+
+With --to, the networks of a model folder are written as published files, in one call. Whatever
+these cannot hold is printed.
 """
 
 import dataclasses
@@ -16,7 +20,7 @@ import pathlib
 import sys
 from typing import Literal
 
-from checkpoints_conversion import folder, rules
+from checkpoints_conversion import folder, publish, rules
 from cspd_jax import cli
 from cspd_jax.cli import fields as flags, inputs
 from cspd_jax.core import fields, progress
@@ -50,16 +54,24 @@ def _sizes() -> object:
       for name, text in texts.items()], frozen=True)()
 
 
+# The flags that `to` can be combined with.
+_WITH_TO = ('to', 'source', 'output', 'role', 'dtype', 'allow_nonfinite')
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
   """The file to convert.
 
   Attributes:
     family: family of the file. They are, with their published models:
+    to: instead of `family`, the family of the files to write: those of a target, with the model's
+      other networks, or of one other network.
     model: published model of the family; None infers the sizes from the file.
     source: the file: .safetensors (or a folder of them), .pt, .pth, .ckpt or .bin. Or a published
-      folder, or an id of the Hugging Face Hub such as BAAI/Emu3-Gen.
-    output: folder of the model: a new one, or one to add to.
+      folder, or an id of the Hugging Face Hub such as BAAI/Emu3-Gen. With `to`, a model folder or
+      the name of a shipped model.
+    output: folder of the model: a new one, or one to add to. With `to`, the new folder of the
+      files.
     role: role of the network in the model, such as draft; of a published folder, only this network
       is converted. None is the first role of its kind (target, tokenizer, eagle), and converts all
       networks of a folder.
@@ -73,6 +85,7 @@ class Config:
   """
 
   family: str | None = dataclasses.field(default=None, metadata={'more': _families})
+  to: str | None = None
   model: str | None = None
   source: str | None = None
   output: str | None = None
@@ -89,6 +102,9 @@ class Config:
 
 @cli.command(Config, kept='converted parts are kept')
 def main(config: Config) -> None:
+  if config.to is not None:
+    _publish(config, config.to)
+    return
   if missing := [f'--{name}' for name in ('family', 'source', 'output')
                  if not getattr(config, name)]:
     raise ValueError(f'{", ".join(missing)} must be specified; see --help.')
@@ -112,6 +128,21 @@ def main(config: Config) -> None:
     print(f'{path}: {sizes}')
   if family.model is not None:
     print('\n'.join(_next_steps(output, config.allow_nonfinite)))
+
+
+def _publish(config: Config, to: str) -> None:
+  """Writes the published files of a model folder."""
+  of_reading = {**inputs.overrides(config), **inputs.overrides(config.sizes)}
+  if wrong := [f'--{name}' for name in of_reading if name not in (*_WITH_TO, 'sizes')]:
+    raise ValueError(f'to is {to!r}, so files are written; leave out what only reading needs: '
+                     f'{", ".join(wrong)}.')
+  if missing := [f'--{name}' for name in ('source', 'output') if not getattr(config, name)]:
+    raise ValueError(f'{", ".join(missing)} must be specified; see --help.')
+  for path, title in publish.publish_model(
+      to, str(config.source), str(config.output), role=config.role, dtype=config.dtype,
+      allow_nonfinite=config.allow_nonfinite, note=lambda line: print(line, flush=True),
+      progress=lambda name: progress.bar(f'writing {name}', 'part')):
+    print(f'{path}: {title}')
 
 
 def _next_steps(output: str, allow_nonfinite: bool) -> list[str]:

@@ -53,7 +53,7 @@ def groups(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor], *,
   """
   _check(family, config, tensors)
   parts = weights.grouped(
-      _rules(family, config)[0],
+      rules_of(family, config)[0],
       lambda rule: sum(tensors[name].nbytes for name in rule.sources))
 
   def build(part: list[base.Rule]) -> Params:
@@ -80,7 +80,7 @@ def check_finite(kind: str, arrays: Params) -> None:
 def _check(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> None:
   """Raises ConversionError with the wrong names, shapes and dtypes of the tensors."""
   expected = published_shapes(family, config)
-  rules, leaves = _rules(family, config)
+  rules, leaves = rules_of(family, config)
   floating = [name for rule in rules for name in rule.sources  # Others are files.
               if jnp.issubdtype(leaves[rule.destinations[0]].dtype, np.floating)]
   shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()
@@ -99,14 +99,14 @@ def _check(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) ->
 
 def publish(family: FileFamily, config: Any, params: Params) -> dict[str, np.ndarray]:
   """Inverts `convert`: returns parameters under their published names and layouts."""
-  rules, leaves = _rules(family, config, jax.device_get(params))
+  rules, leaves = rules_of(family, config, jax.device_get(params))
   return {name: np.ascontiguousarray(array)
           for rule in rules for name, array in rule.publish(leaves).items()}
 
 
 def published_shapes(family: FileFamily, config: Any) -> dict[str, tuple[int, ...]]:
   """Returns names and shapes of the published tensors of any size; nothing is allocated."""
-  rules, leaves = _rules(family, config)
+  rules, leaves = rules_of(family, config)
   return {name: array.shape for rule in rules
           for name, array in jax.eval_shape(rule.publish, leaves).items()}
 
@@ -256,8 +256,8 @@ def _template(kind: str, config: Any) -> Params:
   return store.sketch(kind, config).params
 
 
-def _rules(family: FileFamily, config: Any, params: Params = None
-           ) -> tuple[list[base.Rule], dict[str, Any]]:
+def rules_of(family: FileFamily, config: Any, params: Params = None
+             ) -> tuple[list[base.Rule], dict[str, Any]]:
   """Returns the rules of one network, and its parameters or their shapes by path."""
   template = _template(family.kind, config) if params is None else params
   leaves = {'/'.join(key.key for key in path): leaf

@@ -1,9 +1,10 @@
-"""The tensors of files that `torch.save` or `torch.jit.save` wrote, without PyTorch.
+"""Files like those of `torch.save` and `torch.jit.save`, read and written without PyTorch.
 
 A file is a zip archive, in which a pickle describes the values and each storage is a member; before
 PyTorch 1.6 it is a series of pickles with the storages behind them. Nothing in the pickles is
 called (see `pickles`), and a tensor is only a place in the file, which is compared with the file's
 size before a number is read. PyTorch never compresses storages, so compressed ones are refused.
+The files that `save` writes are archives of the same form.
 """
 
 import dataclasses
@@ -17,14 +18,14 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 
 from checkpoints_conversion import pickles, tensors as tensors_lib
-from cspd_jax.files import reading
+from cspd_jax.files import atomic, reading
 
 # By their names in PyTorch.
 _DTYPES = {name: np.dtype(dtype) for name, dtype in {
@@ -361,3 +362,83 @@ def _of_module(root: pickles.Object) -> dict[str, Stored]:
 def _attributes(module: pickles.Object) -> Iterator[tuple[str, Any]]:
   state: dict[Any, Any] = module.state if isinstance(module.state, dict) else {}
   return ((name, value) for name, value in state.items() if isinstance(name, str))
+
+
+# By dtype, the class of the storages that `save` writes.
+_CLASS_OF = {_DTYPES[dtype]: f'{kind}Storage' for kind, dtype in _STORAGES.items()
+             if dtype in ('float64', 'float32', 'float16', 'bfloat16')}
+# The first byte of a storage is at a multiple of it, so that it can be mapped into memory. The room
+# before it is a field of the archive of this type, with four bytes of type and length.
+_ALIGNMENT, _FILLER = 64, struct.Struct('<HH')
+_FILLER_TYPE = 0x4246
+# Bytes of the field with sizes of 64 bits, which every member has.
+_LONG_SIZES = 20
+
+
+def save(path: pathlib.Path, tensors: Iterable[tuple[str, np.ndarray]],
+         keys: Sequence[str] = ()) -> None:
+  """Writes tensors by name as `torch.save` writes a state dict; reads them one after the other.
+
+  `torch.load(weights_only=True)` reads the file. Equal tensors give equal bytes, and the file is
+  complete whenever it exists. With `keys` it is a mapping that has the state dict under each key;
+  the numbers are stored once.
+  """
+  table: list[bytes] = []
+  with atomic.writing(path) as stream, zipfile.ZipFile(stream, 'w') as archive:
+    for name, array in tensors:
+      if array.dtype not in _CLASS_OF:
+        raise ValueError(f'{name} is {array.dtype}; files of PyTorch are written with: '
+                         f'{", ".join(map(str, _CLASS_OF))}.')
+      # In blocks of rows, because the array may be in another order in memory.
+      rows = array.reshape(1) if array.ndim == 0 else array
+      with _member(stream, archive, f'data/{len(table)}', array.nbytes) as member:
+        for block in np.array_split(rows, max(1, min(len(rows), array.nbytes >> 24))):
+          member.write(np.ascontiguousarray(block).reshape(-1).view(np.uint8).data)
+      table.append(_pickled_tensor(name, len(table), array))
+    state = pickle.EMPTY_DICT + pickle.MARK + b''.join(table) + pickle.SETITEMS
+    # Memo 0 is the state dict, which the other keys recall.
+    parts = [_pickled(key) + (pickle.BINGET + b'\0' if number else state + pickle.BINPUT + b'\0')
+             for number, key in enumerate(keys)]
+    value = (pickle.EMPTY_DICT + pickle.MARK + b''.join(parts) + pickle.SETITEMS) if keys else state
+    for member, content in {'data.pkl': pickle.PROTO + b'\2' + value + pickle.STOP,
+                            'byteorder': b'little', 'version': b'3\n'}.items():
+      with _member(stream, archive, member, len(content)) as part:
+        part.write(content)
+
+
+def _member(stream: BinaryIO, archive: zipfile.ZipFile, name: str, size: int) -> Any:
+  """Returns a stream to the next member of an archive, which begins at a multiple of bytes."""
+  member = zipfile.ZipInfo(f'archive/{name}')  # With the first date of archives.
+  start = stream.tell() + _HEADER.size + len(member.filename) + _LONG_SIZES + _FILLER.size
+  room = -start % _ALIGNMENT
+  member.extra = _FILLER.pack(_FILLER_TYPE, room) + b'Z' * room
+  member.file_size = size
+  return archive.open(member, 'w', force_zip64=True)
+
+
+def _pickled(value: Any) -> bytes:
+  """Returns the instructions that push a text or a whole number of at least 0, or a tuple of them.
+  """
+  if isinstance(value, str):
+    data = value.encode()
+    return pickle.BINUNICODE + len(data).to_bytes(4, 'little') + data
+  if isinstance(value, tuple):
+    return pickle.MARK + b''.join(map(_pickled, value)) + pickle.TUPLE
+  data = value.to_bytes(value.bit_length() // 8 + 1, 'little')
+  return pickle.LONG1 + bytes([len(data)]) + data
+
+
+def _pickled_name(module: str, name: str) -> bytes:
+  return pickle.GLOBAL + f'{module}\n{name}\n'.encode()
+
+
+def _pickled_tensor(name: str, number: int, array: np.ndarray) -> bytes:
+  """Returns the instructions that push the name of a tensor and its description."""
+  strides = tuple(math.prod(array.shape[axis + 1:]) for axis in range(array.ndim))
+  storage = (pickle.MARK + _pickled('storage') + _pickled_name('torch', _CLASS_OF[array.dtype]) +
+             _pickled(str(number)) + _pickled('cpu') + _pickled(array.size) + pickle.TUPLE +
+             pickle.BINPERSID)
+  hooks = (_pickled_name('collections', 'OrderedDict') + pickle.EMPTY_TUPLE + pickle.REDUCE)
+  return (_pickled(name) + _pickled_name('torch._utils', '_rebuild_tensor_v2') + pickle.MARK +
+          storage + _pickled(0) + _pickled(array.shape) + _pickled(strides) + pickle.NEWFALSE +
+          hooks + pickle.TUPLE + pickle.REDUCE)

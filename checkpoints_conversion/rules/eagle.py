@@ -8,6 +8,7 @@ from typing import Any
 from checkpoints_conversion.rules import base, family, settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from checkpoints_conversion.rules.settings import Free, Must, Sizes
+from cspd_jax.files import store
 from cspd_jax.models import early_fusion
 from cspd_jax.models.eagle import EagleConfig
 
@@ -90,6 +91,15 @@ def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> Eagle
       num_outputs=None if target is None else target.num_image_tokens)
 
 
+def _complete(drafter: store.Loaded, target: store.Loaded) -> store.Loaded:
+  """Returns a drafter with an embedding of its own, which is that of the target if it shares it."""
+  if drafter.config.own_embedding:
+    return drafter
+  return drafter._replace(
+      config=dataclasses.replace(drafter.config, own_embedding=True),
+      params={**drafter.params, 'token_embedding': target.params['transformer/token_embedding']})
+
+
 def _assumed(form: str, config: EagleConfig, specified: Collection[str]) -> list[str]:
   # The official drafter of LlamaGen has one base, and norms have the heads of the others.
   fields = ('norm_eps',) if form == 'llamagen' else ('norm_eps', 'rope_base')
@@ -116,7 +126,9 @@ def _family(form: str, options: dict[str, str], num_norm_shards: int | None = No
       infer=functools.partial(infer, form), presets=_presets(form),
       options=family.IMAGE_SIZE | options, settings=functools.partial(settings.read, {
           'config.json': LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS}),
-      assumed=functools.partial(_assumed, form), model=model)
+      assumed=functools.partial(_assumed, form), model=model,
+      written=family.Written(files=settings.files(
+          LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS), complete=_complete))
 
 
 LLAMAGEN = _family('llamagen', family.NUM_HEADS, model='llamagen')

@@ -14,6 +14,7 @@ from checkpoints_conversion.rules.settings import Free, Must, Part, Size, Sizes,
 from cspd_jax.core import fields
 from cspd_jax.models import early_fusion
 from cspd_jax.models.early_fusion import EarlyFusionConfig
+from cspd_jax.text import bpe
 
 # Names of transformers, with those of Meta (https://github.com/facebookresearch/chameleon).
 _META = {
@@ -152,6 +153,22 @@ def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
       **{field: options[field] for field in specified if field in options})
 
 
+def means(preset: str, fields: Mapping[str, settings.Table], config: EarlyFusionConfig,
+          shapes: family.Shapes, contents: settings.Contents, options: Mapping[str, Any]
+          ) -> EarlyFusionConfig:
+  """Returns the config of a file with these tensors, with any vocabulary and grammar of images.
+
+  Settings are read with the tables `fields`.
+  """
+  any_names = {name: {**table, 'vocabulary_map': settings.OF_SHAPES}
+               for name, table in fields.items()}
+  options = {**settings.read(any_names, contents), **options}
+  grammar = ('vocab_size', 'num_codes', 'first_code', 'row_end', 'ends_last_row', 'image_ends')
+  published = dataclasses.replace(early_fusion.PRESETS[preset], **{
+      name: getattr(config, name) for name in grammar})
+  return infer_like(published, preset, shapes, options)
+
+
 def assumed(token_side: int, config: EarlyFusionConfig, specified: Collection[str]) -> list[str]:
   """Returns the assumptions, for tokens of `token_side` pixels along each side."""
   # The norms of queries and keys have the width of a head.
@@ -175,7 +192,7 @@ def family_of(
     name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
     others: Mapping[str, tuple[str, ...]], *, fields: Mapping[str, settings.Table],
     needed: Mapping[str, str], token_side: int = 16, norm_rows: int | None = None,
-    any_vocabulary: bool = False) -> family.FileFamily:
+    any_vocabulary: bool = False, written: family.Written | None = None) -> family.FileFamily:
   """Returns the family of published models, with sampling options and places of other networks."""
   return family.FileFamily(
       name=name, title=_title(presets[0]), kind='early_fusion',
@@ -186,6 +203,8 @@ def family_of(
                **family.NUM_HEADS},
       variant=functools.partial(variant, presets[0]),
       settings=functools.partial(settings.read, fields), needed=needed,
+      written=(written or family.Written())._replace(
+          means=functools.partial(means, presets[0], fields)),
       assumed=functools.partial(assumed, token_side), shares=_SHARES,
       # The image tokenizer is another network; rotary tables are not weights.
       leftovers=r'(model\.)?vqmodel\..*|.*rotary_emb\.inv_freq|rope\.freqs',
@@ -244,6 +263,59 @@ CHAMELEON_SETTINGS: Mapping[str, Table] = {
 
 _FIXED = Free('the official program has fixed ids, and reads those of no file')
 
+# Tokens of Chameleon by the names of transformers for them.
+_TOKENS = {'bos_token': '<s>', 'eos_token': '</s>', 'pad_token': '<pad>', 'unk_token': '<unk>'}
+
+
+def _chameleon_files(config: EarlyFusionConfig, others: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the files next to the weights from which transformers builds a Chameleon.
+
+  Raises ConversionError for a model that does not have the names of its tokens, or sizes that the
+  class does not have.
+  """
+  if 'text' not in others:
+    raise family.ConversionError(
+        "config.json of Chameleon holds the names of all tokens, and the model has no text part "
+        'that can be written; add its tokenizer file with cspd-convert first.')
+  if config.attention_dim not in (None, config.dim):
+    raise family.ConversionError(
+        f'attention_dim is {config.attention_dim}; in Chameleon all heads together have the width '
+        f'of the model, {config.dim}.')
+  form, file = others['text'].config.form, others['text'].params['file'].read()
+  ids = dict(bpe.read({'file': file}, form).ids)
+  names = {field: name for field, name in _TOKENS.items() if name in ids}
+  token_ids = {f'{field}_id': ids[name] for field, name in names.items() if field != 'unk_token'}
+  content = settings.write(
+      {**settings.llama(1e-5), 'swin_norm': Size('swin_norm', bool)}, config, head_dim=None,
+      architectures=['ChameleonForConditionalGeneration'], model_type='chameleon',
+      attention_bias=False, mlp_bias=False, tie_word_embeddings=False,
+      # Each head has its own norm.
+      model_parallel_size=config.num_heads,
+      max_position_embeddings=max(4096, 2 * config.num_tokens), vocabulary_map=ids, **token_ids)
+  if (tokenizer := others.get('tokenizer')) is not None and tokenizer.kind == 'vq':
+    content['vq_config'] = {
+        'model_type': 'chameleon_vqgan', 'embed_dim': tokenizer.config.codebook_dim,
+        'num_embeddings': tokenizer.config.codebook_size, 'double_latent': False,
+        'latent_channels': tokenizer.config.z_channels, 'resolution': 512,
+        'in_channels': tokenizer.config.in_channels, 'base_channels': tokenizer.config.ch,
+        'channel_multiplier': list(tokenizer.config.ch_mult),
+        'num_res_blocks': tokenizer.config.num_res_blocks, 'attn_resolutions': None,
+        'attn_type': 'vanilla'}
+  return {'config.json': content, 'generation_config.json': token_ids,
+          'tokenizer.json': file.tobytes(),
+          'tokenizer_config.json': {'tokenizer_class': 'PreTrainedTokenizerFast', **names}}
+
+
+def _is_of_encoder(name: str) -> bool:
+  """Whether transformers' Chameleon has a tensor of the image tokenizer, of which it only reads."""
+  return not name.startswith('decoder.')
+
+
+_WRITTEN_CHAMELEON = family.Written(
+    # In the rows of transformers, which the program of Lumina-mGPT reads, too.
+    forms=({'rules': functools.partial(rules, file_format=Format())},), files=_chameleon_files,
+    inside={'chameleon_vqgan': ('model.vqmodel.', _is_of_encoder)})
+
 LUMINA_MGPT_2_SETTINGS: Mapping[str, Table] = {'config.json': {
     **_CHAMELEON, 'vocabulary_map': _FIXED, 'boi_token_id': _FIXED, 'eoi_token_id': _FIXED}}
 
@@ -286,7 +358,7 @@ LUMINA_MGPT = family_of(
             'lumina_mgpt_text': _chameleon('text_tokenizer.json')},
     fields=CHAMELEON_SETTINGS,
     # Models for three image sizes have the same shapes.
-    needed={**NEEDED, 'height': '', 'width': ''})._replace(
+    needed={**NEEDED, 'height': '', 'width': ''}, written=_WRITTEN_CHAMELEON)._replace(
         licence=_CHAMELEON_LICENCE, hub={
             f'lumina_mgpt_7b_{size}': f'Alpha-VLLM/Lumina-mGPT-7B-{size}'
             for size in (768, 512, 1024)})
@@ -296,19 +368,21 @@ LUMINA_MGPT_2 = family_of(
                 '', 'movqgan/270M/', '../movqgan/270M/', '../')),
             'lumina_mgpt_2_text': ('tokenizer.json',)},
     fields=LUMINA_MGPT_2_SETTINGS, needed=NEEDED,
-    token_side=8, any_vocabulary=True)._replace(
+    token_side=8, any_vocabulary=True, written=_WRITTEN_CHAMELEON)._replace(
         licence='Apache-2.0', hub={'lumina_mgpt_2_7b': 'Alpha-VLLM/Lumina-mGPT-2.0'})
 ANOLE = family_of(
     'anole', ('anole_7b',), {'guidance_scale': 3.0, 'top_k': 2000},
     others={'chameleon_vqgan': (*_chameleon('vqgan.ckpt'), '.'),
             'anole_text': _chameleon('text_tokenizer.json')},
-    fields=CHAMELEON_SETTINGS, needed=NEEDED)._replace(
+    fields=CHAMELEON_SETTINGS, needed=NEEDED, written=_WRITTEN_CHAMELEON)._replace(
         licence=_CHAMELEON_LICENCE, hub={'anole_7b': 'leloy/Anole-7b-v0.1-hf'})
 EMU3 = family_of(
     'emu3', ('emu3_gen_8b',), {'guidance_scale': 3.0, 'top_k': 2048},
     others={'emu3_vq': ('Emu3-VisionTokenizer', '../Emu3-VisionTokenizer', '.'),
             'emu3_text': ('emu3.tiktoken',)},
-    fields=EMU3_SETTINGS, needed=NEEDED_EMU3, token_side=8)._replace(
+    fields=EMU3_SETTINGS, needed=NEEDED_EMU3, token_side=8, written=family.Written(
+        files=settings.files(_EMU3, architectures=['Emu3ForCausalLM'], tie_word_embeddings=False))
+    )._replace(
         licence='Apache-2.0', hub={'emu3_gen_8b': 'BAAI/Emu3-Gen'})
 
 _EMU3_5 = 'emu3_5_34b'
@@ -333,7 +407,11 @@ EMU3_5 = EMU3._replace(
     settings=functools.partial(settings.read, {'config.json': EMU3_5_FIELDS}),
     # Their published values have not been seen.
     needed={'norm_eps': '"rms_norm_eps": ...', 'rope_base': '"rope_theta": ...'},
-    variant=functools.partial(variant, _EMU3_5), assumed=functools.partial(assumed, 16),
+    variant=functools.partial(variant, _EMU3_5), written=family.Written(
+        files=settings.files(
+            EMU3_5_FIELDS, architectures=['Emu3ForCausalLM'], tie_word_embeddings=False),
+        means=functools.partial(means, _EMU3_5, {'config.json': EMU3_5_FIELDS})),
+    assumed=functools.partial(assumed, 16),
     sampling=lambda config: {'pictures': {**_OPTIONS, 'guidance_scale': 5.0},  # Emu3.5-Image.
                              'emu3_5': {**_OPTIONS, 'guidance_scale': 2.0}},
     licence='Apache-2.0 (code)', hub={_EMU3_5: 'BAAI/Emu3.5-Image'}, layout=lambda name: {

@@ -155,6 +155,9 @@ CLIP = family.FileFamily(
          'vit_l_14': 'openai/clip-vit-large-patch14'},
     variant=lambda shapes: {'rules': functools.partial(
         _rules, is_transformers=_is_of_transformers(shapes))},
+    written=family.Written(
+        forms=({'rules': functools.partial(_rules, is_transformers=True)},),
+        files=settings.files(CLIP_FIELDS)),
     settings=functools.partial(settings.read, {
         'config.json': CLIP_FIELDS, 'preprocessor_config.json': PREPROCESSOR_FIELDS}),
     # OpenCLIP's networks of the same shapes have another activation.

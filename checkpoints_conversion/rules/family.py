@@ -42,6 +42,41 @@ def _flags(names: Iterable[str]) -> str:
   return ' '.join(f'--{name}={_VALUES.get(name, "N")}' for name in names)
 
 
+class Written(NamedTuple):
+  """How the files of a family are written, by `cspd-convert --to`.
+
+  Attributes:
+    suffix: that of the file if it has no place in `FileFamily.layout`: '.pt' for a PyTorch file, ''
+      for a folder of safetensors files.
+    keys: the parts of a PyTorch file that hold the weights, each all of them; empty if the file is
+      the weights.
+    forms: fields of the family to replace for each of its formats that can be written. The first
+      one that holds the numbers of a network exactly is written.
+    files: `(config, others) ->` files next to the weights by name: JSON values, or bytes. `others`
+      are the other networks that are written, by role; parameters are arrays that can be read.
+    means: `(config, shapes, contents, options) ->` the config that a file of these tensors has,
+      next to settings files with these contents. None is as `cspd-convert` reads it, which knows
+      the vocabularies and grammars of published models only.
+    complete: `(network, target) ->` the network with what its files hold besides, such as the
+      embedding that it shares with the target; both as `files.store.opened` returns them. None
+      if they hold the network alone.
+    constants: shapes, by name, of tensors of zeros that the published class requires besides.
+    inside: families of networks whose tensors are among those of the target, too, each with a
+      prefix for their names, and `name ->` whether it is there.
+    lines: `config ->` lines on what cannot be written.
+  """
+
+  suffix: str = ''
+  keys: Sequence[str] = ()
+  forms: Sequence[Mapping[str, Any]] = ({},)
+  files: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] = lambda config, others: {}
+  means: Callable[[Any, Shapes, Mapping[str, Any], Mapping[str, Any]], Any] | None = None
+  complete: Callable[[Any, Any], Any] | None = None
+  constants: Mapping[str, tuple[int, ...]] = {}
+  inside: Mapping[str, tuple[str, Callable[[str], bool]]] = {}
+  lines: Callable[[Any], Sequence[str]] = lambda config: ()
+
+
 class FileFamily(NamedTuple):
   """A family of published files, all of which hold the same network in different sizes.
 
@@ -80,6 +115,7 @@ class FileFamily(NamedTuple):
     elsewhere: patterns of the files of a repository with weights of networks that the model does
       not have, which are not downloaded.
     licence: of the weights, as publishers state it; '' where it is the target's, or not stated.
+    written: how its files are written.
     hub: ids of the Hugging Face Hub with the files of `layout`, or this network, by model name.
   """
 
@@ -106,6 +142,7 @@ class FileFamily(NamedTuple):
   others: Callable[[Any], Sequence[str]] = lambda config: ()
   elsewhere: Sequence[str] = ()
   licence: str = ''
+  written: Written = Written()
   hub: Mapping[str, str] = {}
 
 

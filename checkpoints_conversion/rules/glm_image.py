@@ -114,5 +114,7 @@ FAMILY = family.FileFamily(
     layout=lambda model: {
         'glm_image': (_FOLDER, '.'), 'glm_image_text': (
             'processor/tokenizer.json', '../processor/tokenizer.json', 'tokenizer.json')},
+    written=family.Written(files=settings.files(
+        FIELDS, architectures=['GlmImageForConditionalGeneration'])),
     elsewhere=('transformer/*', 'vae/*', 'text_encoder/*'), licence='MIT',
     hub={'glm_image_9b': 'zai-org/GLM-Image'})

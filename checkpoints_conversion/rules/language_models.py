@@ -83,8 +83,14 @@ def _infer(presets: Mapping[str, EarlyFusionConfig], shapes: family.Shapes,
 def _family(name: str, presets: tuple[str, ...], *, fields: settings.Table, gemma: bool,
             **arguments: Any) -> family.FileFamily:
   like = early_fusion.family_of(name, presets, fields={'config.json': fields}, **arguments)
+  architectures = ['GemmaForCausalLM' if gemma else 'Qwen2ForCausalLM']
+  untied = _variant(fields, gemma, {_OUTPUT: ()})
   return like._replace(
       rules=functools.partial(rules, tied=True, gemma=gemma),
+      written=family.Written(
+          files=settings.files(fields, architectures=architectures), forms=({}, {
+              **untied, 'written': family.Written(files=settings.files(
+                  fields, architectures=architectures, tie_word_embeddings=False))})),
       infer=functools.partial(_infer, {preset: PRESETS[preset] for preset in presets}),
       variant=functools.partial(_variant, fields, gemma),
       without_words=functools.partial(_first_code, name), leftovers=r'.*rotary_emb\.inv_freq',

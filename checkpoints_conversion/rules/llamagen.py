@@ -97,12 +97,26 @@ def _layout(model: str | None) -> Mapping[str, tuple[str, ...]]:
          if form == 't2i' else {})}
 
 
+def _arguments(config: LlamaGenConfig) -> list[str]:
+  """Returns a line with the arguments of the official class, which no file holds."""
+  content = settings.write(FIELDS, config, num_tokens=None)
+  # The class multiplies the width by 8/3 and rounds up to a multiple.
+  usual = 8 * config.dim // 3
+  if usual > (config.ffn_dim or 0):
+    content['ffn_dim_multiplier'] = (config.ffn_dim or 0) / usual
+  content |= {'multiple_of': config.ffn_dim,
+              'model_type': 'c2i' if config.conditioning == 'class' else 't2i'}
+  arguments = ', '.join(f'{name}={value!r}' for name, value in content.items())
+  return [f'the official class is GPT(ModelArgs({arguments}))']
+
+
 FAMILY = family.FileFamily(
     name='llamagen', title=_TITLE, kind='llamagen', rules=_rules, infer=_infer, presets=PRESETS,
     options=family.IMAGE_SIZE | family.NUM_HEADS, assumed=family.assumed_heads,
     settings=functools.partial(settings.read, {'config.json': FIELDS}),
     leftovers=r'(.*\.)?(freqs_cis|causal_mask|kv_cache\.[kv]_cache)',
     model='llamagen', sampling=_sampling, layout=_layout, licence='MIT',
+    written=family.Written('.pt', ('model',), lines=_arguments),
     hub={name: 'FoundationVision/LlamaGen' if name.startswith('c2i') else 'peizesun/llamagen_t2i'
          for name in PRESETS},
     metadata=lambda config: (

@@ -1,10 +1,12 @@
 """MAR's transformers and their diffusion heads (arXiv 2406.11838)."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Mapping
+from typing import Any
 
-from checkpoints_conversion.rules import base, blocks, family
+from checkpoints_conversion.rules import base, blocks, family, settings
 from checkpoints_conversion.rules.base import KEEP, MATRIX, Rule
 from cspd_jax.models.mar import PRESETS, MARConfig
 
@@ -48,6 +50,25 @@ def _infer(shapes: family.Shapes, options: Mapping[str, int]) -> MARConfig:
       buffer_size=shape('encoder_pos_embed_learned', 3)[1] - num_tokens)
 
 
+def _means(config: MARConfig, shapes: family.Shapes, contents: settings.Contents,
+           options: Mapping[str, Any]) -> MARConfig:
+  """Returns the config of a file with these tensors, with tokens of any patches of latents."""
+  del contents
+  return dataclasses.replace(_infer(shapes, options), patch_size=config.patch_size)
+
+
+def _arguments(config: MARConfig) -> list[str]:
+  """Returns a line with the arguments of the official class, which no file holds."""
+  side = 16 * config.height * config.patch_size
+  sizes = ', '.join(f'{part}_embed_dim={config.dim}, {part}_depth={config.num_layers}, '
+                    f'{part}_num_heads={config.num_heads}' for part in ('encoder', 'decoder'))
+  return [f'the official class is MAR(img_size={side}, vae_stride=16, '
+          f'patch_size={config.patch_size}, {sizes}, mlp_ratio=4, '
+          f'class_num={config.num_classes}, buffer_size={config.buffer_size}, '
+          f'vae_embed_dim={config.token_dim // config.patch_size**2}, '
+          f'diffloss_d={config.head_layers}, diffloss_w={config.head_width})']
+
+
 def _sampling(config: MARConfig) -> Mapping[str, family.Defaults]:
   # Those of the notebook, and those of the published FID.
   steps = min(64, config.height * config.width)
@@ -65,6 +86,8 @@ FAMILY = family.FileFamily(
     options=family.NUM_HEADS, assumed=family.assumed_heads,
     # The published results use the averaged weights.
     prefer='model_ema', model='mar', sampling=_sampling,
+    # The official program resumes from both.
+    written=family.Written('.pth', ('model_ema', 'model'), means=_means, lines=_arguments),
     metadata=lambda config: base.metadata(config.num_classes),
     licence='MIT',
     layout=lambda model: {

@@ -99,13 +99,25 @@ def _sampling(config: NextStepConfig) -> Mapping[str, family.Defaults]:
   return {'pictures': options}
 
 
+def _files(config: NextStepConfig, others: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns config.json, in which the sampler of 1.1 follows from the names of sizes."""
+  content = settings.write(FIELDS, config)
+  if config.last_step is PRESETS['nextstep_1_1_512'].last_step:
+    content |= {new: content.pop(old) for old, new in {
+        'latent_channels': 'num_channels', 'latent_patch_size': 'patch_size',
+        'fm_head_dim': 'genloss_width', 'fm_head_layers': 'genloss_depth'}.items()}
+  else:
+    content = {name: value for name, value in content.items() if not name.startswith('genloss_')}
+  return {'config.json': content}
+
+
 FAMILY = family.FileFamily(
     name='nextstep', title=_TITLE, kind='nextstep', rules=_rules, infer=_infer, presets=PRESETS,
     options={'height': 'Rows of tokens of an image.', 'width': 'Tokens of a row of an image.'},
     settings=_settings, needed=_NEEDED, assumed=_assumed,
     # The output matrix of text, and tables that are computed.
     leftovers=r'lm_head\.weight|gen_pos_embed|rotary_emb\.inv_freq', model='nextstep',
-    sampling=_sampling, licence='Apache-2.0',
+    sampling=_sampling, licence='Apache-2.0', written=family.Written(files=_files),
     hub={'nextstep_1_512': 'stepfun-ai/NextStep-1-Large',
          'nextstep_1_1_512': 'stepfun-ai/NextStep-1.1'},
     layout=lambda model: {

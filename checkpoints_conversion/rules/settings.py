@@ -112,6 +112,40 @@ def read(tables: Mapping[str, Table], contents: Contents) -> dict[str, Any]:
   return sizes | {name: size for name, size in defaults.items() if name not in sizes}
 
 
+def write(table: Table, config: Any, **fixed: Any) -> dict[str, Any]:
+  """Returns the content of a settings file for a network, which `read` inverts.
+
+  Sizes have the first of their names, and other fields the first value that is supported. `fixed`
+  are fields with their values; None leaves a field out.
+  """
+  return {name: value for name, value in {**_written(table, config, set()), **fixed}.items()
+          if value is not None}
+
+
+def files(table: Table, **fixed: Any) -> Callable[[Any, Mapping[str, Any]], dict[str, Any]]:
+  """Returns `Written.files` of families whose only settings file is a config.json; see `write`."""
+  return lambda config, others: {'config.json': write(table, config, **fixed)}
+
+
+def _written(table: Table, config: Any, sizes: set[str]) -> dict[str, Any]:
+  """Returns the fields of a table; adds the names of the sizes in it to `sizes`."""
+  content: dict[str, Any] = {}
+  for name, entry in table.items():
+    if isinstance(entry, Size) and entry.name not in sizes and hasattr(config, entry.name):
+      value = getattr(config, entry.name)
+      content[name] = list(value) if entry.kind is tuple else value
+      sizes.add(entry.name)
+    elif isinstance(entry, Part):
+      inside: set[str] = set()
+      part = _written(entry.fields, config, inside)
+      if inside - sizes:  # Else it is another name of fields that are there.
+        content[name] = part
+        sizes |= inside
+    elif isinstance(entry, Must) and entry.values and name not in COMMON and entry != _WHOLE_HEAD:
+      content[name] = entry.values[0]
+  return content
+
+
 def refuse(problems: list[str]) -> None:
   """Raises ConversionError with a line for each field, which begins with its file and name."""
   raise ConversionError(

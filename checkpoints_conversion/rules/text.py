@@ -90,7 +90,9 @@ LUMINA_MGPT, ANOLE, EMU3, EMU3_5, SIMPLEAR, LIQUID = (
     of_form(form, 'early_fusion') for form in (
         'lumina_mgpt', 'anole', 'emu3', 'emu3_5', 'simplear', 'liquid'))
 LUMINA_MGPT_2 = of_form('lumina_mgpt_2', 'early_fusion')._replace(
-    settings=_first_token, assumed=_assumed)
+    settings=_first_token, assumed=_assumed, written=family.Written(
+        files=lambda config, others: {} if config.first_token is None else {
+            _SETTINGS: {'bos_token': config.first_token}}))
 T5_TEXT = of_form('t5', 'llamagen')
 GLM_IMAGE = of_form('glm_image', 'glm_image')._replace(settings=_grid_tokens)
 NEXTSTEP = of_form('nextstep', 'nextstep')
@@ -169,4 +171,6 @@ T5 = family.FileFamily(
         'norm_eps': '"layer_norm_epsilon": 1e-06',
         'max_distance': '"relative_attention_max_distance": 128'},
     variant=_t5_variant, leftovers=_DECODER, model='llamagen',
+    written=family.Written(files=settings.files(
+        T5_FIELDS, architectures=['T5EncoderModel'], tie_word_embeddings=False)),
     hub={'flan_t5_xl': 'google/flan-t5-xl'})

@@ -10,6 +10,7 @@ and `decoder.jit`, which name their tensors like the module of the whole tokeniz
 
 import dataclasses
 import functools
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -58,6 +59,8 @@ LLAMAGEN = family.FileFamily(
     name='llamagen_vq', title=_LLAMAGEN_TITLE, kind='vq', rules=rules, infer=infer,
     presets={'vq_16': VQConfig(), 'vq_8': VQConfig(ch_mult=(1, 2, 2, 4))},
     leftovers=r'quantize\.codebook_used', model='llamagen',
+    # The official program requires the count of used codes.
+    written=family.Written('.pt', ('model',), constants={'quantize.codebook_used': (65536,)}),
     settings=functools.partial(settings.read, {'config.json': LLAMAGEN_FIELDS}))
 
 # Prefix of all names in a file that also holds the transformer.
@@ -98,10 +101,22 @@ def _variant(shapes: family.Shapes) -> Mapping[str, Any]:
           'settings': functools.partial(settings.read, {'config.json': CHAMELEON_FIELDS})}
 
 
+def _yaml(config: VQConfig, others: Mapping[str, Any]) -> dict[str, bytes]:
+  """Returns the settings that Chameleon's program reads; YAML contains JSON."""
+  content = {'model': {'target': 'taming.models.vqgan.VQModel', 'params': {
+      'embed_dim': config.codebook_dim, 'n_embed': config.codebook_size, 'ddconfig': {
+          'double_z': False, 'z_channels': config.z_channels, 'resolution': 512,
+          'in_channels': config.in_channels, 'out_ch': config.in_channels, 'ch': config.ch,
+          'ch_mult': list(config.ch_mult), 'num_res_blocks': config.num_res_blocks,
+          'attn_resolutions': [], 'dropout': 0.0}}}}
+  return {'vqgan.yaml': (json.dumps(content, indent=2) + '\n').encode()}
+
+
 CHAMELEON = family.FileFamily(
     name='chameleon_vqgan', title=_CHAMELEON_TITLE, kind='vq', rules=blocks.taming_vq,
     infer=_infer_chameleon, presets={'vqgan': vq.CHAMELEON}, leftovers=r'loss\..*',
     variant=_variant, model='early_fusion',
+    written=family.Written('.ckpt', ('state_dict',), files=_yaml),
     # Releases of transformers store the encoder alone.
     inside=rf'{_PREFIX}decoder\.conv_out\.weight', licence='Chameleon Research License',
     hub={'vqgan': 'Junfeng5/Liquid_demo:chameleon/vqgan.ckpt'})
@@ -117,6 +132,7 @@ MOVQGAN = family.FileFamily(
     name='movqgan', title=_MOVQGAN_TITLE, kind='vq', infer=_infer_movqgan,
     rules=functools.partial(blocks.taming_vq, norm=blocks.spatial_norm),
     presets={'movqgan_270m': vq.MOVQGAN}, leftovers=r'loss\..*|ema_\w+\..*', model='early_fusion',
+    written=family.Written('.ckpt'),
     hub={'movqgan_270m': 'ai-forever/MoVQGAN:movqgan_270M.ckpt'})
 
 _EMU3_TITLE = "Emu3's image tokenizer"
@@ -196,6 +212,9 @@ EMU3 = family.FileFamily(
     presets={'vision_tokenizer': vq.EMU3}, model='early_fusion',
     hub={'vision_tokenizer': 'BAAI/Emu3-VisionTokenizer'},
     leftovers=r'.*\.num_batches_tracked|text_model\..*', variant=_emu3_variant,
+    written=family.Written(files=settings.files(
+        {name: entry for name, entry in _EMU3_FIELDS.items() if name != 'double_latent'},
+        architectures=['Emu3VisionVQModel'])),
     inside=rf'{re.escape(_EMU3_PREFIX)}decoder\.conv_out\.weight',
     settings=functools.partial(settings.read, {'config.json': EMU3_FIELDS}))
 
@@ -239,6 +258,8 @@ def _infer_ibq(shapes: family.Shapes, options: Mapping[str, Any]) -> VQConfig:
 EMU3_5 = family.FileFamily(
     name='emu3_5_vq', title=_IBQ_TITLE, kind='vq', rules=blocks.taming_vq, infer=_infer_ibq,
     presets={'ibq_131072': vq.IBQ}, model='early_fusion', settings=_ibq_settings,
+    written=family.Written(files=settings.files(
+        {name: entry for name, entry in IBQ_FIELDS.items() if name != 'double_latent'})),
     hub={'ibq_131072': 'BAAI/Emu3.5-VisionTokenizer'})
 
 
@@ -258,6 +279,7 @@ def _infer_kl(shapes: family.Shapes, options: Mapping[str, Any]) -> KLVAEConfig:
 LATENT_DIFFUSION = family.FileFamily(
     name='kl_vae', title=_KL_TITLE, kind='kl_vae', rules=_kl_rules, infer=_infer_kl,
     presets={'kl_16': KLVAEConfig()}, leftovers=r'loss\..*', model='mar',
+    written=family.Written('.ckpt', ('model',)),
     assumed=lambda config, specified: [
         f'assumed latents with the scale {config.scale} of KL-16 (--model=kl_16), the only '
         'supported one: with another autoencoder images have wrong colours'])
@@ -287,7 +309,8 @@ NEXTSTEP = family.FileFamily(
     infer=_infer_nextstep, presets={},
     settings=functools.partial(settings.read, {'config.json': NEXTSTEP_FIELDS}),
     # With other values images have wrong colours; versions of the official code differ in defaults.
-    needed={'scale': '"scaling_factor"', 'shift': '"shift_factor"'}, model='nextstep')
+    needed={'scale': '"scaling_factor"', 'shift': '"shift_factor"'}, model='nextstep',
+    written=family.Written('.pt', files=settings.files(NEXTSTEP_FIELDS)))
 
 
 _COSMOS_TITLE = 'a Cosmos-Tokenizer DV'
@@ -383,6 +406,9 @@ COSMOS = family.FileFamily(
     name='cosmos_dv', title=_COSMOS_TITLE, kind='cosmos', rules=_cosmos_rules, infer=_infer_cosmos,
     presets={'dv8x16x16': CosmosConfig()},
     hub={'dv8x16x16': 'nvidia/Cosmos-1.0-Tokenizer-DV8x16x16'}, leftovers=_COSMOS_LEFTOVERS,
+    written=family.Written(lines=lambda config: [
+        'NVIDIA publishes programs in encoder.jit and decoder.jit, which are not written; the '
+        'weights have the names of their tensors']),
     model='early_fusion',
     licence='NVIDIA Open Model License', assumed=lambda config, specified: [
         f'assumed {config.factor}x{config.factor} pixels and {config.time_factor} frames per token '

@@ -323,12 +323,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
     products = matrices.inputs(KINDS[kind].products)
     forms = jax.eval_shape(lambda params: matrices.by_outputs(
         params, lambda name: None if inputs(name) else products(name)), expected)
-  actual = weights.digests(folder, digests) if verify else digests
-  if wrong := [name for name in digests if actual[name] != digests[name]]:
-    raise _damaged(folder, f'{", ".join(wrong)}: other bytes than were saved')
-  with _readable(folder):
-    stored = weights.opened(folder, digests)
-  _check_shapes(f'{folder}, a {kind!r} model', expected, stored)
+  stored = _stored(folder, kind, expected, digests, verify)
 
   def read(leaf, index=None, dtype=None):
     with _readable(folder):
@@ -357,6 +352,29 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
 
   params = jax.tree_util.tree_map_with_path(put, forms, is_leaf=matrices.is_form)
   return Loaded(kind, config, params, metadata)
+
+
+def opened(path_or_name: str | os.PathLike, *, name: str = 'path_or_name') -> Loaded:
+  """Opens a model: its parameters are `weights.Leaf` by name, which are read when they are used.
+
+  Arguments and errors as for `load`, which also compares the files with their digests.
+  """
+  folder = _find(path_or_name, name)
+  kind, config, metadata, digests = _described(folder)
+  stored = _stored(folder, kind, _expected(KINDS[kind], config), digests, verify=True)
+  return Loaded(kind, config, stored, metadata)
+
+
+def _stored(folder: pathlib.Path, kind: str, expected: Params, digests: Mapping[str, str],
+            verify: bool) -> dict[str, weights.Leaf]:
+  """Returns the parameters in the files of a folder by name, of which only headers are read."""
+  actual = weights.digests(folder, digests) if verify else digests
+  if wrong := [name for name in digests if actual[name] != digests[name]]:
+    raise _damaged(folder, f'{", ".join(wrong)}: other bytes than were saved')
+  with _readable(folder):
+    stored = weights.opened(folder, digests)
+  _check_shapes(f'{folder}, a {kind!r} model', expected, stored)
+  return stored
 
 
 def describe(path_or_name: str | os.PathLike, *, name: str = 'path_or_name',

@@ -12,6 +12,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import jax
@@ -102,18 +103,19 @@ def divided(params: Params) -> list[Group]:
 
 
 def write(folder: pathlib.Path, expected: Params, groups: Sequence[Group], *, dtype: Any,
-          allow_nonfinite: bool, progress: Callable[[int, int], None] | None = None
-          ) -> dict[str, str]:
+          allow_nonfinite: bool, progress: Callable[[int, int], None] | None = None,
+          metadata: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
   """Writes the groups that an earlier process did not, in their order; returns digests of files.
 
-  Groups and options are those of `store.save_groups`, `expected` the shapes of all parameters, and
-  the folder exists. Raises ValueError, naming a parameter, if the groups are not the expected ones,
-  numbers are not finite or of a dtype that files cannot hold, and if the disk is full.
+  Groups and options are those of `store.save_groups`, `expected` the shapes of all parameters, the
+  folder exists, and `metadata` are texts for the header of every file. Raises ValueError, naming a
+  parameter, if the groups are not the expected ones, numbers are not finite or of a dtype that
+  files cannot hold, and if the disk is full.
   """
   # Before the numbers of a file there is room for a header of all parameters. It is written last,
   # because dtypes, and so sizes, are known when the last group is there.
   most = {name: {'dtype': 'BF16', 'shape': list(leaf.shape), 'data_offsets': [10**14] * 2}
-          for name, leaf in named(expected).items()}
+          for name, leaf in named(expected).items()} | _header(metadata)
   start = -(-len(json.dumps(most)) // 8) * 8 + 8
   journal = folder / _JOURNAL
   stored, done = reading.json(journal, _REMEDY, kind=list) if journal.exists() else ([], 0)
@@ -132,7 +134,7 @@ def write(folder: pathlib.Path, expected: Params, groups: Sequence[Group], *, dt
   if wrong := [*(entries - wanted), *(wanted - entries)]:
     raise ValueError(f'groups and config differ in {wrong[0][0]} of shape {wrong[0][1]}; each '
                      'parameter of the config must be in one group.')
-  _finish(folder, written, start)
+  _finish(folder, written, start, metadata)
   result = digests(folder, file_sizes(folder))
   journal.unlink(missing_ok=True)
   return result
@@ -164,14 +166,20 @@ def _part(folder: pathlib.Path, number: int) -> pathlib.Path:
   return folder / f'{number:05d}.part'
 
 
-def _finish(folder: pathlib.Path, written: Sequence[Sequence[StoredArray]], start: int) -> None:
+def _header(metadata: Mapping[str, str]) -> dict[str, Any]:
+  """Returns the entry of a header that holds metadata, unless there is none."""
+  return {'__metadata__': dict(metadata)} if metadata else {}
+
+
+def _finish(folder: pathlib.Path, written: Sequence[Sequence[StoredArray]], start: int,
+            metadata: Mapping[str, str]) -> None:
   """Writes the headers, names the files, and writes the index if there are several."""
   names = [_SINGLE] if len(written) == 1 else [
       f'model-{number + 1:05d}-of-{len(written):05d}.safetensors' for number in range(len(written))]
   for number, (entries, name) in enumerate(zip(written, names, strict=True)):
     path = _part(folder, number)
     if path.exists():  # Otherwise a killed process has named it.
-      table: dict[str, Any] = {}
+      table = _header(metadata)
       end = 0
       for entry in entries:
         table[entry.name] = {'dtype': entry.dtype, 'shape': entry.shape,

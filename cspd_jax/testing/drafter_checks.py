@@ -23,7 +23,15 @@ from cspd_jax.decoding.base import DRAWS, Drafter, Layout, Params
 from cspd_jax.decoding.tree import Budget, Tree, runtime_tree
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.rejection import rejection
-from cspd_jax.testing.draft_probe import FALSE_ALARM, GREEDY, OPTIONS, PLAIN, DraftProbe, Round
+from cspd_jax.testing.draft_probe import (
+  FALSE_ALARM,
+  GREEDY,
+  OPTIONS,
+  PLAIN,
+  SCALED,
+  DraftProbe,
+  Round,
+)
 from cspd_jax.testing.report import Check, CheckReport, collect, complaint, required
 from cspd_jax.testing.tabular import Tabular, first_prefix, prefix_number, tabular
 
@@ -51,7 +59,8 @@ def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabul
 
   Args:
     drafter: the drafter. Its randomness must be that of `DecodeContext.rowwise`.
-    draft_params: its parameters, if any.
+    draft_params: its parameters, if any. Drafts from rounded logits, recorded from exact ones, show
+      if the logits are large: add a number such as 200 to the last bias of a network.
     model: the model to draft for; by default `tabular(jax.random.key(0), 3, 6, guided=True,
       row_width=3)`, longer and with fewer tokens if the drafts are deeper. Pass one if the drafter
       fits a single vocabulary or grid. Its condition is class 0.
@@ -474,8 +483,30 @@ def _cause(probe: DraftProbe, drawn: Drawn, level: str, bad: Misfit, where: str,
             f'{others[0]}, which is not its sibling: record the distribution of node {drawn.node} '
             'in a row of its own.')
   only = _only_with_options(drawn, probe)
+  if only and (temperature := _temperature(probe, drawn, bad)) is not None:
+    return f'does not follow row {row} of probs: {where}; {temperature}.'
   return (f'does not follow row {row} of probs: {where}{only}; record the distribution that it was '
-          'drawn from as it was, after guidance, temperature and cuts (invariant 1).')
+          'drawn from as it was, after guidance, temperature and cuts, from logits of the same '
+          'precision (invariant 1).')
+
+
+def _temperature(probe: DraftProbe, drawn: Drawn, bad: Misfit) -> str | None:
+  """Says so if tokens follow their record at another temperature, and what to do."""
+  members = probe.option[drawn.rows] == SCALED
+  if probe.option[drawn.rows][bad.members][0] != SCALED:
+    return None
+  temperature = OPTIONS[SCALED][1]
+  for power, cause in (
+      (temperature, 'its tokens follow that row at temperature 1, so draw them with the '
+       'temperature'),
+      (1 / temperature, 'its tokens follow that row with the temperature, which the record '
+       'ignores, so record the distribution after it')):
+    weights = drawn.probs[members] ** power
+    probs = weights / weights.sum(axis=1, keepdims=True)
+    if misfit(drawn.tokens[members], probs, drawn.groups['row'][members],
+              np.log(FALSE_ALARM)) is None:
+      return cause
+  return None
 
 
 def _chosen(probe: DraftProbe, drawn: Drawn, bad: Misfit) -> str | None:

@@ -8,18 +8,20 @@ import pytest
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import tree as trees
 from cspd_jax.decoding.drafters.draft_model import model
+from cspd_jax.decoding.drafters.eagle import eagle
 from cspd_jax.decoding.drafters.jacobi import KINDS, SMALL_KINDS, ancestral, jacobi, reuse
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.proofs import mutants
-from cspd_jax.testing.tabular import tabular
+from cspd_jax.testing.tabular import network, tabular
 from tests.marks import representative
 
 pytestmark = pytest.mark.usefixtures('float64')
 
 JACOBI = lambda *args, **kwargs: lambda target: (jacobi(*args, **kwargs), rejection())
+EAGLE = lambda target: (eagle(network(target), trees.chain(1)), rejection())
 REUSE = lambda *args: lambda target: (reuse(*args), rejection())
 
 # name: vocabulary, rounds, parts. Two rounds also check the distributions that are recorded.
@@ -106,6 +108,8 @@ def test_guidance_that_ends_within_the_window(name):
     ('temperature applied twice', 3, 1),
     ('longest of several accepted paths', 3, 1),
     ('token of the small image recorded as uniform', 2, 2),
+    ('drafts drawn without the temperature, recorded with it', 3, 1),
+    ('drafts drawn from bfloat16 logits, recorded from float32', 3, 1),
 ], ('stored distribution not updated after a kept token', 2, 2),
     ('token of the small image recorded as uniform', 2, 2)))
 def test_mutants_are_seen(name, vocab_size, rounds):
@@ -114,6 +118,8 @@ def test_mutants_are_seen(name, vocab_size, rounds):
       'longest of several accepted paths': CASES['kary'][2],
       'token reused by its probability, recorded as drawn again': CASES['reuse'][2],
       'token of the small image recorded as uniform': CASES['initialization repeat-small'][2],
+      'drafts drawn without the temperature, recorded with it': EAGLE,
+      'drafts drawn from bfloat16 logits, recorded from float32': EAGLE,
   }.get(name, JACOBI(3, 'maximal'))
   with mutants.MUTANTS[name].patch():
     assert total_variation(parts, vocab_size, rounds, PLAIN) > 1e-6

@@ -242,10 +242,31 @@ def test_the_error_lists_what_is_wrong():
     ('siblings drawn without replacement, tested as independent', "drawn as 'distinct' describes"),
     ('most probable tokens tested as if drawn', 'always has the most probable token of row 0 of p'),
     ('softmax recorded for tokens taken without chance', 'row 0 of probs at temperature 0'),
+    ('drafts drawn without the temperature, recorded with it',
+     'row 0 of probs: .* tokens follow that row at temperature 1, so draw them with the temper'),
+    ('drafts drawn from bfloat16 logits, recorded from float32', 'logits of the same precision'),
 ])
 def test_mutants_of_drafters(name, message):
+  # Networks have logits of any size; what is added to all of them cancels, unless it is rounded.
+  params = OTHER.params + 200 * ('bfloat16' in name)
   with MUTANTS[name].patch(), pytest.raises(AssertionError, match=message):
-    check_drafter(MUTANTS[name].build(MODEL.target).drafter, OTHER.params, model=MODEL)
+    check_drafter(MUTANTS[name].build(MODEL.target).drafter, params, model=MODEL)
+
+
+@pytest.mark.slow
+def test_a_temperature_that_the_record_ignores():
+  """The network's own distribution is recorded, and the tokens follow that with the temperature."""
+  def propose(env, state, rng, root, start):
+    temperature = jnp.where(env.sampling.temperature > 0, env.sampling.temperature, 1)[:, None]
+    sharper = P[1:2] ** (1 / temperature)
+    probs = (sharper / jnp.sum(sharper, -1, keepdims=True))[:, None]
+    rng, tokens = env.rowwise(lambda row, probs: row.draw(probs))(rng, probs)
+    same = jnp.broadcast_to(P[1:2], probs.shape)
+    return rng, state, Draft(tokens, same if env.needs_probs else None)
+
+  drafter = drawing(propose=propose, layout=Layout(chain(1), (0, 0), (-1, -1)))
+  with pytest.raises(AssertionError, match='with the temperature, which the record ignores'):
+    check_drafter(drafter)
 
 
 def test_a_drafter_that_refuses_the_model():

@@ -151,6 +151,10 @@ BROKEN = {
     'start ignored': (
         calling(lambda tokens, start, tree: (tokens, jnp.zeros_like(start), tree)), 'windows',
         'score: 2 tokens in one pass have other distributions than one by one'),
+    'windows in another precision': (
+        scoring(lambda logits, tokens, start, tree, cache: (logits + 96).astype(
+            jnp.bfloat16).astype(jnp.float32) if tokens.shape[1] > 1 else logits), 'windows',
+        'score: . tokens in one pass have other distributions than one by one'),
     'one start for all rows': (
         calling(lambda tokens, start, tree: (
             tokens, jnp.broadcast_to(start[:1], start.shape), tree)), 'starts',

@@ -42,9 +42,10 @@ def _jacobi(coupling: str, topology: tree.Tree | None = None) -> Callable[[Targe
   return lambda target: make_decoder(target, jacobi(size, coupling, tree=topology), rejection())
 
 
-def _eagle(draws: str) -> Callable[[Target], Decoder]:
+def _eagle(draws: str, topology: tree.Tree | None = None) -> Callable[[Target], Decoder]:
+  topology = topology or tree.kary(2, 3, 6)
   return lambda target: make_decoder(
-      target, eagle(tabular.network(target), tree.kary(2, 3, 6), draws), rejection())
+      target, eagle(tabular.network(target), topology, draws), rejection())
 
 
 def _corrected(target: Target) -> Decoder:
@@ -166,7 +167,42 @@ def _softmax_recorded(env, rng, probs, positions, count, draws):
   return rng, tokens, probs
 
 
+def _unless_greedy(env, probs, recorded):
+  """Returns `probs`, but what is recorded for rows at temperature 0, where nothing is drawn."""
+  greedy = jnp.broadcast_to(jnp.asarray(env.sampling.temperature) == 0, probs.shape[:1])
+  return jnp.where(greedy[:, None, None], recorded, probs)
+
+
+def _drawn_at_temperature_1(env, rng, probs, positions, count, draws):
+  """Draws without the temperature, and records with it."""
+  temperature = jnp.broadcast_to(jnp.asarray(env.sampling.temperature), probs.shape[:1])
+  plain = probs ** jnp.where(temperature > 0, temperature, 1)[:, None, None]
+  plain /= jnp.sum(plain, axis=-1, keepdims=True)
+  rng, tokens, recorded = _original_choose(env, rng, plain, positions, count, draws)
+  return rng, tokens, _unless_greedy(env, probs, recorded)
+
+
+@contextlib.contextmanager
+def _drawn_from_bfloat16():
+  """Draws from logits in bfloat16, and records the distributions of those in float32."""
+  rounded = []
+
+  def probabilities(env, logits, positions):
+    rounded.append(_original_probabilities(
+        env, logits.astype(jnp.bfloat16).astype(logits.dtype), positions))
+    return _original_probabilities(env, logits, positions)
+
+  def choose(env, rng, probs, positions, count, draws):
+    rng, tokens, recorded = _original_choose(env, rng, rounded[-1], positions, count, draws)
+    return rng, tokens, _unless_greedy(env, probs, recorded)
+
+  with (mock.patch.object(siblings, 'probabilities', probabilities),
+        mock.patch.object(siblings, 'choose', choose)):
+    yield
+
+
 _original_choose = siblings.choose
+_original_probabilities = siblings.probabilities
 _original_fresh = jacobi_lib._fresh
 _original_residual = accept.residual
 _original_couple = jacobi_lib._couple  # pylint: disable=protected-access
@@ -210,6 +246,10 @@ MUTANTS = {
         _patch(siblings, 'choose', _most_probable), _eagle('distinct')),
     'softmax recorded for tokens taken without chance': Mutant(
         _patch(siblings, 'choose', _softmax_recorded), _eagle('distinct'), greedy=True),
+    'drafts drawn without the temperature, recorded with it': Mutant(
+        _patch(siblings, 'choose', _drawn_at_temperature_1), _eagle('iid')),
+    'drafts drawn from bfloat16 logits, recorded from float32': Mutant(
+        _drawn_from_bfloat16, _eagle('iid', tree.chain(2))),
     'chosen token not removed from the distribution': Mutant(
         _patch(rejection_lib, '_reject', lambda test, layout, p, q, token, depth: (p, q)),
         _eagle('fixed')),

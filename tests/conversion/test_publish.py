@@ -1,0 +1,372 @@
+"""Model folders written as published files: there and back, official programs, what is refused."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+from checkpoints_conversion import command, convert, folder, publish, pytorch, read, rules
+from cspd_jax import families
+from cspd_jax.files import store, weights
+from cspd_jax.models import clip, early_fusion
+from tests.conversion import small
+from tests.conversion.test_published_tensors import TINY
+from tests.families import language_model_files, published_files as files
+from tests.marks import representative
+
+_OPTIONS = {**small.OPTIONS, **dict.fromkeys(('emu3', 'emu3_5', 'simplear', 'liquid', 'glm_image'),
+                                             ('height', 'width'))}
+_CLIP = clip.CLIPConfig(
+    image_size=8, patch_size=4, image_dim=24, image_layers=1, image_heads=3, image_ffn=8,
+    vocab_size=9, context=5, text_dim=16, text_layers=2, text_heads=2, text_ffn=12, feature_dim=6,
+    activation='gelu')
+# Networks whose settings are next to the weights need nothing else.
+_CHAMELEON = ('anole', 'anole_swin', 'lumina_mgpt')
+
+
+def _save(path, family, config, seed=3, **changes):
+  """Saves a network of random numbers; returns its parameters."""
+  params = convert.convert(rules.get(family), config, small.tensors(family, config, seed))
+  params |= changes
+  store.save(path, rules.get(family).kind, config, params)
+  return params
+
+
+def _check_equal(params, others):
+  """Parameters have the same names, dtypes and bits."""
+  params, others = weights.named(params), weights.named(others)
+  assert params.keys() == others.keys()
+  for name, leaf in params.items():
+    assert leaf.dtype == others[name].dtype, name
+    np.testing.assert_array_equal(leaf, others[name], err_msg=name)
+
+
+def _publish(to, source, output, **arguments):
+  """Writes files; returns the path of every network, and the lines."""
+  lines = []
+  made = publish.publish_model(to, source, output, note=lines.append, **arguments)
+  return [path for path, _ in made], lines
+
+
+@pytest.mark.parametrize('case', representative(
+    [case for case in (*TINY, 'clip') if case not in _CHAMELEON], 'class', 'vq', 'eagle_anole',
+    'mar', 'nextstep', 'glm_image', 't5', 'cosmos', 'clip'))
+def test_networks_there_and_back(case, tmp_path):
+  name, config = TINY.get(case, ('clip', _CLIP))
+  if case == 'glm_image':  # Its program has one small grid.
+    config = dataclasses.replace(config, small_side=16)
+  params = _save(tmp_path / 'model', name, config)
+  (path,), _ = _publish(name, tmp_path / 'model', tmp_path / 'out')
+  options = _OPTIONS.get(name, {})
+  if isinstance(options, tuple):
+    options = {size: getattr(config, size) for size in options}
+  elif case == 'text':
+    options = {**options, 'num_heads': config.num_heads}
+  back = convert.open_source(name, path, options=options)
+  assert back.network.config == config
+  _check_equal(back.params(), params)
+
+
+_WHOLE = {
+    'lumina_mgpt': (files.lumina_mgpt, 'lumina_mgpt', 'lumina_mgpt_7b_768'),
+    'anole': (files.anole, 'anole', None),
+    'lumina_mgpt_2': (files.lumina_mgpt_2, 'lumina_mgpt_2', None),
+    'emu3': (files.emu3, 'emu3', None), 'emu3_5': (files.emu3_5, 'emu3_5', None),
+    'words': (files.llamagen_words, 'llamagen', None),
+    'simplear': (lambda root: language_model_files.whole('simplear', root), 'simplear', None)}
+
+
+def _converted(family, source, output, options):
+  """Converts a published folder with all networks in it; returns them by role."""
+  sources = folder.find_model(family, source, 't2i_xl_256' if family == 'llamagen' else None)
+  parts = [folder.Part(name, path, arguments={'options': options if name == family else {}})
+           for name, path in sources.items()]
+  folder.convert_parts(parts, output)
+  roles = families.model_file.read(output)['parts']
+  return {role: store.load(output / part) for role, part in roles.items()}
+
+
+@pytest.mark.parametrize('case', representative(_WHOLE, 'lumina_mgpt', 'words'))
+def test_models_there_and_back(case, tmp_path, monkeypatch):
+  """All networks of a model are in one folder, from which the same model is converted."""
+  write, family, _ = _WHOLE[case]
+  options = {'num_heads': 2, 'image_size': 48} if family == 'llamagen' else {
+      'height': 4, 'width': 6}
+  networks = _converted(family, write(tmp_path / 'published'), tmp_path / 'model', options)
+  paths, lines = _publish(family, tmp_path / 'model', tmp_path / 'out')
+  assert len(paths) == len(networks) >= 3
+  assert any(line.startswith('left out the defaults of the model: ') for line in lines)
+  if family == 'llamagen':  # Their sizes are no published ones, so they have other names.
+    names = sorted(path.relative_to(tmp_path / 'out').as_posix() for path in paths)
+    assert names == ['llamagen.pt', 'llamagen_vq.pt', 't5', 'tokenizer.json']
+    parts = [folder.Part(name, path, arguments={'options': options if name == family else {}})
+             for name, path in zip(('llamagen', 'llamagen_vq', 't5', 't5_text'), sorted(paths))]
+    folder.convert_parts(parts, tmp_path / 'again')
+    back = {role: store.load(tmp_path / 'again' / role) for role in networks}
+  else:
+    back = _converted(family, tmp_path / 'out', tmp_path / 'again', options)
+  assert back.keys() == networks.keys()
+  for role, network in networks.items():
+    assert back[role].config == network.config
+    _check_equal(back[role].params, network.params)
+
+
+def test_chameleon_has_what_transformers_reads(tmp_path):
+  _converted('anole', files.anole(tmp_path / 'published'), tmp_path / 'model', {
+      'height': 3, 'width': 4})
+  _publish('anole', tmp_path / 'model', tmp_path / 'out')
+  content = json.loads((tmp_path / 'out' / 'config.json').read_text())
+  names = content['vocabulary_map']
+  assert names['<s>'] == content['bos_token_id'] == 0 and names['IMGIMGAZ'] == 4 + int(
+      np.flatnonzero(files.CODES == 0)[0])
+  with safetensors.safe_open(tmp_path / 'out' / 'model.safetensors', 'numpy') as file:
+    assert file.metadata() == {'format': 'pt'}
+    inside = [name for name in read.read(tmp_path / 'out').tensors if name.startswith(
+        'model.vqmodel.')]
+    # Each head has its own norm, and tokens that are no codes have no outputs.
+    assert file.get_tensor('model.layers.0.self_attn.q_norm.weight').shape == (2, 8)
+    output = file.get_tensor('lm_head.weight')
+  assert output[4:8196].any(axis=1).all() and not output[:4].any() and not output[8196:].any()
+  assert 'model.vqmodel.encoder.conv_in.weight' in inside and not any(
+      '.decoder.' in name for name in inside)
+  assert (tmp_path / 'out' / 'tokenizer.json').read_bytes() == files.chameleon_text()
+  params = json.loads((tmp_path / 'out' / 'vqgan.yaml').read_text())['model']['params']
+  assert params['n_embed'] == 8192 and params['ddconfig']['ch_mult'] == [1]
+  assert read.read(tmp_path / 'out' / 'vqgan.ckpt').key == 'state_dict'
+
+
+def test_llamagen_has_what_the_official_classes_read(tmp_path):
+  _save(tmp_path / 'target', 'llamagen', small.LLAMAGEN)
+  (path,), lines = _publish('llamagen', tmp_path / 'target', tmp_path / 'out', dtype='bfloat16')
+  assert {str(tensor.dtype) for tensor in read.read(path).tensors.values()} == {'bfloat16'}
+  arguments, = (re.search(r'ModelArgs\((.*)\)\)', line)[1] for line in lines if 'ModelArgs' in line)
+  values = dict(eval(f'dict({arguments})'))  # pylint: disable=eval-used
+  assert values['block_size'] == 4 and values['model_type'] == 'c2i' and values['n_head'] == 2
+  # The rule of the class for the width of the hidden layer.
+  hidden, multiple = int(values['ffn_dim_multiplier'] * int(8 * 16 / 3)), values['multiple_of']
+  assert -(-hidden // multiple) * multiple == small.LLAMAGEN.ffn_dim
+  _save(tmp_path / 'vq', 'llamagen_vq', small.VQ)
+  (path,), _ = _publish('llamagen_vq', tmp_path / 'vq', tmp_path / 'vq_out')
+  assert read.read(path).tensors['quantize.codebook_used'].shape == (65536,)
+
+
+def test_a_drafter_takes_the_embedding_of_its_target(tmp_path):
+  (path,), _ = _publish('eagle_llamagen', 'demo', tmp_path / 'out')
+  back = convert.open_source('eagle_llamagen', path, options={'image_size': 256, 'num_heads': 3})
+  params, drafter = weights.named(back.params()), store.load('demo/eagle')
+  table = params.pop('token_embedding')
+  _check_equal(params, drafter.params)
+  _check_equal(table, store.load('demo/target').params['transformer']['token_embedding'])
+  assert back.network.config == dataclasses.replace(drafter.config, own_embedding=True)
+
+
+def test_what_files_cannot_hold_is_said(tmp_path):
+  paths, lines = _publish('llamagen', 'demo', tmp_path / 'out')
+  assert [path.name for path in paths] == ['llamagen.pt']
+  for start in ('llamagen: weights do not hold the grid of the images, 16x16 tokens',
+                'left out tokenizer: tokenizer cannot be written as a LlamaGen image tokenizer: '
+                'The levels of the tokenizer are [32, 32, 64]', 'left out draft: --role=draft',
+                'left out eagle: --to=eagle_llamagen', 'left out neighbours: published files hold',
+                'left out the defaults of the model: dtype, guidance_scale, decoder',
+                'left out what the model knows of the target: labels'):
+    assert any(line.startswith(start) for line in lines), start
+  paths, lines = _publish('llamagen', 'demo', tmp_path / 'draft', role='draft')
+  assert read.read(*paths).tensors and not any(line.startswith('left out') for line in lines)
+  _, lines = _publish('anole', 'emoji', tmp_path / 'emoji')
+  assert 'anole: lm_head.weight has 23808 numbers that the model does not have; they are zeros' in (
+      lines)
+
+
+@pytest.mark.parametrize('to, source, message', [
+    ('anole', 'demo', "to is 'anole', and source is 'demo', a 'llamagen' model, which has no files "
+                      'of this family; choose one of: llamagen, llamagen_vq, '),
+    ('lama', 'demo', "family is 'lama'; it must be one of: "),
+    ('llamagen', 'nothing', "source is 'nothing', which has no model.json; with --to "),
+    ('llamagen', 'network', "the folder of one 'vq' network; files of llamagen hold a 'llamagen' "
+                            'network, so specify the folder of the whole model'),
+    ('t5', 'demo', "a model without a t5, which files of t5 hold; it has: target, "),
+    ('llamagen_vq', 'demo', 'below 128 channels its normalisation groups differ'),
+    ('eagle_anole', 'emoji', 'eagle cannot be written as an EAGLE drafter for anole: num_tokens is '
+                             '273, where such files mean 256; row_width is 17, '),
+    ('nextstep', 'emoji_continuous', "guidance is 'linear', where such files mean 'constant'"),
+    ('lumina_mgpt', 'emoji', "(?s)no text part that can be written.*text: .*form is 'anole'")])
+def test_wrong_input_is_refused(to, source, message, tmp_path):
+  if source == 'network':
+    source = store.ASSETS / 'demo' / 'tokenizer'
+  with pytest.raises(ValueError, match=message):
+    publish.publish_model(to, source, tmp_path / 'out')
+  assert not list(tmp_path.iterdir())
+
+
+def test_numbers_that_the_files_cannot_hold_are_refused(tmp_path):
+  """Liquid's table is multiplied, and one row of norms is for all heads."""
+  config = dataclasses.replace(language_model_files.LIQUID, dim=24, attention_dim=None)
+  params = _save(tmp_path / 'liquid', 'liquid', config)
+  params['transformer']['token_embedding'] *= np.float32(1.1)  # As a training changes it.
+  store.save(tmp_path / 'liquid', 'early_fusion', config, params)
+  with pytest.raises(ValueError, match=(
+      'target has transformer/.*, which .* of a transformer like liquid_7b cannot hold')):
+    _publish('liquid', tmp_path / 'liquid', tmp_path / 'out')
+  target = dataclasses.replace(small.EAGLE_ANOLE, num_tokens=7, row_width=3)
+  params = _save(tmp_path / 'eagle', 'eagle_lumina_mgpt', target)
+  _publish('eagle_lumina_mgpt', tmp_path / 'eagle', tmp_path / 'same')
+  norm = params['layer']['query_norm']
+  norm['scale'] = norm['scale'] * np.float32([[1], [2]])
+  store.save(tmp_path / 'eagle', 'eagle', target, params)
+  with pytest.raises(ValueError, match='layer/query_norm/scale, which layers.0.self_attn.q_norm'):
+    _publish('eagle_lumina_mgpt', tmp_path / 'eagle', tmp_path / 'out')
+  assert not (tmp_path / 'out').exists()
+
+
+def test_a_folder_that_is_there_stays(tmp_path):
+  (tmp_path / 'out').mkdir()
+  (tmp_path / 'out' / 'notes.txt').write_text('mine')
+  with pytest.raises(ValueError, match='output is .*/out, which is not empty; .* choose another'):
+    _publish('llamagen', 'demo', tmp_path / 'out')
+  assert [path.name for path in (tmp_path / 'out').iterdir()] == ['notes.txt']
+
+
+def test_files_that_were_written_wrongly_are_not_moved_into_place(tmp_path, monkeypatch):
+  right = pytorch.save
+  monkeypatch.setattr(pytorch, 'save', lambda path, tensors, keys: right(
+      path, ((name, x + (name == 'norm.weight')) for name, x in tensors), keys))
+  with pytest.raises(ValueError, match='draft has transformer/norm/scale, which norm.weight of'):
+    _publish('llamagen', 'demo', tmp_path / 'out', role='draft')
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_stopped_command_continues(tmp_path, monkeypatch):
+  _save(tmp_path / 'model', 'simplear', language_model_files.SIMPLEAR)
+  made, append = [], weights._append
+  def stop(*arguments):
+    append(*arguments)
+    made.append(list(arguments[3]))
+    if len(made) == 2:
+      raise KeyboardInterrupt
+
+  monkeypatch.setattr(weights, '_append', stop)
+  monkeypatch.setattr(weights, '_GROUP', 1000)
+  with pytest.raises(KeyboardInterrupt):
+    _publish('simplear', tmp_path / 'model', tmp_path / 'out')
+  assert not (tmp_path / 'out').exists()
+  (path,), _ = _publish('simplear', tmp_path / 'model', tmp_path / 'out')
+  # Of the second group the process has not noted that it is written.
+  names = sum(made[:1] + made[2:], [])
+  assert len(made) > 4 and sorted(names) == sorted(read.read(path).tensors)
+  assert sorted(file.name for file in tmp_path.iterdir()) == ['model', 'out']
+
+
+def test_the_command(tmp_path, capsys):
+  run = lambda *words: command.main(['convert', *words])
+  assert run('--to=llamagen', '--source=demo', f'--output={tmp_path}/out', '--role=draft',
+             '--dtype=bfloat16') == 0
+  assert f'{tmp_path}/out/llamagen.pt: a LlamaGen transformer' in capsys.readouterr().out
+  assert run('--to=llamagen', '--source=demo', f'--output={tmp_path}/x', '--family=llamagen',
+             '--num_heads=2', '--key=ema') == 2
+  assert 'leave out what only reading needs: --family, --key, --num_heads.' in (
+      capsys.readouterr().err)
+  assert run('--to=llamagen') == 2
+  assert '--source, --output must be specified' in capsys.readouterr().err
+
+
+def test_files_of_pytorch(tmp_path):
+  """They are read here as they are read there, and equal tensors give equal bytes."""
+  rng = np.random.default_rng(0)
+  arrays = {f'{kind}.{rank}': rng.standard_normal((3, 5, 2)[:rank]).astype(kind)
+            for kind in ('float32', 'float16', 'float64', ml_dtypes.bfloat16) for rank in range(4)}
+  arrays |= {'turned': arrays['float32.2'].T, 'none': np.zeros((0, 3), np.float32)}
+  for name, keys in (('x.pt', ('model', 'ema')), ('y.pt', ('model', 'ema')), ('z.ckpt', ())):
+    pytorch.save(tmp_path / name, arrays.items(), keys)
+    for key in keys or (None,):
+      content = read.read(tmp_path / name, key=key).tensors
+      assert list(content) == list(arrays)
+      _check_equal({place: np.asarray(x) for place, x in content.items()}, arrays)
+  assert (tmp_path / 'x.pt').read_bytes() == (tmp_path / 'y.pt').read_bytes()
+  with pytest.raises(ValueError, match='ids is int32; files of PyTorch are written with: float64'):
+    pytorch.save(tmp_path / 'w.pt', [('ids', np.zeros(2, np.int32))])
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['x.pt', 'y.pt', 'z.ckpt']
+
+
+# The installed programs, where they are installed.
+
+
+@pytest.mark.slow
+def test_transformers_computes_the_logits_of_emoji(tmp_path):
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers', '5')
+  _publish('anole', 'emoji', tmp_path / 'out')
+  theirs = transformers.ChameleonForConditionalGeneration.from_pretrained(
+      tmp_path / 'out', dtype='float32').eval()
+  network = store.load('emoji/target', dtype='float32')
+  config, rng = network.config, np.random.default_rng(0)
+  tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / 'out')
+  prompt = np.array([tokenizer('a fox on white')['input_ids']] * 2)
+  tokens = np.array(early_fusion.with_grammar(
+      config, rng.integers(0, config.num_codes, (2, config.height * config.width))))
+  order = early_fusion.order(config)
+  ids = np.concatenate([prompt, order[tokens]], axis=1)
+  with torch.no_grad():  # Without Chameleon's mask of image tokens.
+    want = theirs.lm_head(theirs.model(torch.tensor(ids)).last_hidden_state).numpy()
+  prompts = early_fusion.Prompt(*(np.stack([part] * 2, axis=1) for part in (
+      np.argsort(order)[prompt], np.ones(prompt.shape, bool))))
+  with jax.default_matmul_precision('highest'):
+    logits, _ = early_fusion.logits_and_features(
+        network.params, config, prompts, jnp.asarray(tokens), np.zeros(2, bool))
+  free = tokens[0] < config.num_codes
+  codes = slice(config.first_code, config.first_code + config.num_codes)
+  np.testing.assert_allclose(logits[:, free, :config.num_codes],
+                             want[:, prompt.shape[1] - 1:-1][:, free, codes], atol=1e-3)
+
+
+@pytest.mark.slow
+def test_transformers_reads_all_of_a_chameleon(tmp_path):
+  transformers = pytest.importorskip('transformers', '5')
+  pytest.importorskip('torch')
+  _converted('lumina_mgpt', files.lumina_mgpt(tmp_path / 'published'), tmp_path / 'model', {
+      'height': 4, 'width': 6})
+  _publish('lumina_mgpt', tmp_path / 'model', tmp_path / 'out')
+  network, report = transformers.ChameleonForConditionalGeneration.from_pretrained(
+      tmp_path / 'out', output_loading_info=True)
+  assert not any(report.values()), report
+  assert network.generation_config.eos_token_id == 2
+  assert network.model.vocabulary_mapping.bpe2img[4] == files.CODES[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('case, kind', [
+    ('t5', 'T5EncoderModel'), ('simplear', 'Qwen2ForCausalLM'), ('liquid', 'GemmaForCausalLM'),
+    ('clip', 'CLIPModel')])
+def test_transformers_reads_networks(case, kind, tmp_path):
+  transformers = pytest.importorskip('transformers', '5')
+  pytest.importorskip('torch')
+  name, config = TINY.get(case, ('clip', _CLIP))
+  _save(tmp_path / 'model', name, config)
+  _publish(name, tmp_path / 'model', tmp_path / 'out')
+  _, report = getattr(transformers, kind).from_pretrained(
+      tmp_path / 'out', output_loading_info=True)
+  report['missing_keys'] -= {'logit_scale'}  # Scores are cosines.
+  assert not any(report.values()), report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('is_mapped', [False, True])
+def test_pytorch_reads_the_files(is_mapped, tmp_path):
+  torch = pytest.importorskip('torch')
+  rng = np.random.default_rng(0)
+  arrays = {f'{kind}.{rank}': rng.standard_normal((3, 5, 2)[:rank]).astype(kind)
+            for kind in ('float32', 'float16', 'float64', ml_dtypes.bfloat16) for rank in range(4)}
+  pytorch.save(tmp_path / 'x.pt', arrays.items(), ('model', 'ema'))
+  content = torch.load(tmp_path / 'x.pt', weights_only=True, mmap=is_mapped)
+  assert content.keys() == {'model', 'ema'}
+  for part in content.values():
+    assert list(part) == list(arrays)
+    for name, array in arrays.items():
+      assert str(part[name].dtype) == f'torch.{array.dtype}'
+      np.testing.assert_array_equal(part[name].double().numpy(), array.astype(np.float64))
