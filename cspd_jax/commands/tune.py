@@ -259,7 +259,7 @@ def _row(bench: Bench, run: tuning.TimedRun, size: int, predicted: tuning.Predic
   seconds, baseline = measured.get(run.decoder), measured.get(bench.baseline)
   return dict(
       batch_size=size, decoder=run.decoder,
-      guarantee=bench.model.engine.guarantee(bench.check(run.decoder)), tokens=run.tokens,
+      guarantee=bench.request(run.decoder).sampler.guarantee, tokens=run.tokens,
       accepted=run.accepted, rounds=float(run.rounds.mean()), rounds_of_batch=predicted.rounds,
       ms_per_round=1e3 * predicted.round_seconds, predicted_seconds=predicted.seconds,
       measured_seconds=seconds, images_per_hour=3600 / (seconds or predicted.seconds),
