@@ -104,18 +104,18 @@ class OneAtATime:
 
     self._jitted = jax.jit(traced, **static)
 
-  def __call__(self, *args: Any) -> Any:
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
     with self._turn() as traces:
-      result = self._jitted(*args)
+      result = self._jitted(*args, **kwargs)
       if traces and self._inspect is not None:
         # From JAX's cache in memory; arguments that were donated have kept their shapes.
-        self._inspect(args, self._jitted.lower(*args).compile().as_text())
+        self._inspect(args, self._jitted.lower(*args, **kwargs).compile().as_text())
       return result
 
-  def lower(self, *args: Any) -> Any:
+  def lower(self, *args: Any, **kwargs: Any) -> Any:
     """Lowers the function for these arguments, as `jax.jit` does."""
     with self._turn():
-      return self._jitted.lower(*args)
+      return self._jitted.lower(*args, **kwargs)
 
   def compiled(self, *args: Any) -> 'Compiled':
     """Compiles the function for these arguments; the time does not include that of others."""
