@@ -129,6 +129,19 @@ def test_trees_have_them_up_to_rounding(spec, dtype):
   np.testing.assert_array_equal(result[0], want[0])
 
 
+def test_a_value_in_a_later_slot_is_a_sum_in_another_order():
+  """Why: CPUs add slot by slot, and nothing for hidden slots; GPUs add sums of groups of slots."""
+  terms = np.random.default_rng(0).normal(size=(70, 256)).astype(np.float32)
+
+  def total(slot, group):
+    slots = np.zeros((96, 256), np.float32)
+    slots[:69], slots[slot] = terms[:69], terms[69]
+    return functools.reduce(np.add, slots.reshape(-1, group, 256).sum(axis=1))
+
+  assert (total(69, 1) == total(82, 1)).all()
+  assert 0.1 < (total(69, 16) != total(82, 16)).mean() < 0.9
+
+
 def _vanilla(window, *case):
   result = decoded(f'vanilla(window={window})', *case)
   assert (result[2] == TARGET.num_tokens).all()
