@@ -7,9 +7,10 @@
 
 Needs no network; --repo is a clone of https://github.com/FoundationVision/LlamaGen, for the stage
 that compares with it, which also needs PyTorch and transformers. The stages run in the order of
-their worth, each in a process of its own, which ends at the stage's limit at the latest. A report
-in --workdir is written after every row; the same command continues, and measures only what is
-missing. Failures are noted, and the remaining measurements continue.
+their worth, first those that were not or hardly measured yet, each in a process of its own, which
+ends at the stage's limit at the latest. A report in --workdir is written after every row; the same
+command continues, and measures only what is missing. Failures are noted, and the remaining
+measurements continue.
 
 Published sizes have random weights: their decoders commit as many tokens as measured with a trained
 model, and everything else is computed. The embedded models generate real images.
@@ -138,14 +139,14 @@ def _served(config: Config, piece: Piece) -> None:
 
 
 STAGES = {
-    'xl': Stage(_xl, 130, 'rounds of LlamaGen-XL, against their predictions'),
-    'images': Stage(_images, 150, 'whole images of the embedded models'),
-    'exact': Stage(_exact, 150, 'seed-exact images, distributions, kernels'),
-    'official': Stage(_official, 240, 'the official PyTorch code, and generate() of transformers'),
-    'large': Stage(_large, 200, 'rounds of Lumina-mGPT 7B, also with int8 matrices'),
+    'exact': Stage(_exact, 200, 'seed-exact images and their kernels, distributions'),
     'batches': Stage(_batches, 150, 'the loop as one CUDA graph; batches'),
     'continuous': Stage(_continuous, 120, 'rounds of MAR-B and NextStep-1'),
     'served': Stage(_served, 150, 'cspd-serve with 1, 16 and 64 clients, also of LlamaGen-XL'),
+    'xl': Stage(_xl, 130, 'rounds of LlamaGen-XL, against their predictions'),
+    'images': Stage(_images, 150, 'whole images of the embedded models'),
+    'official': Stage(_official, 240, 'the official PyTorch code, and generate() of transformers'),
+    'large': Stage(_large, 200, 'rounds of Lumina-mGPT 7B, also with int8 matrices'),
 }
 _STAGES = {'stage': '{stage}', 'limit, s': '{limit:.0f}', 's': '{seconds:.0f}', 'rows': '{rows}',
            'not measured': '{failures}', 'ended': '{ended}'}

@@ -217,7 +217,7 @@ def _rows(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, A
     sampler, decoded = job.requests[name].sampler, result.sample.decoded
     row = dict(
         decoder=name, specification=str(sampler.specification),
-        guarantee=model.engine.guarantee(sampler.decoder),
+        guarantee=sampler.guarantee,
         **metrics.entries(metrics.measure(
             metrics.select(model.engine.name, 'work', 'bound'), result.sample, model)),
         **_times(result, first),

@@ -73,7 +73,8 @@ class Config:
   loading: groups.ModelFlags = groups.ModelFlags()
   decoder: tuple[str, ...] | None = None
   window: tuple[int, ...] = (4, 8, 16, 32, 64)
-  guarantee: Literal['seed-exact', 'exact', 'bounded', 'biased'] = 'exact'
+  guarantee: Literal[
+      'seed-exact', 'seed-exact up to rounding', 'exact', 'bounded', 'biased'] = 'exact'
   batch_size: tuple[int, ...] = (1, 8)
   images: groups.Images = groups.Images(num_images=8)
   sampling: groups.SamplingFlags = groups.SamplingFlags()
@@ -139,7 +140,8 @@ def _candidates(config: Config, bench: Bench) -> Plan:
   """The candidates that can run and may be chosen; raises ValueError without any."""
   model, names, further = bench.model, config.decoder, {}
   if names is None:
-    names = SEED_EXACT if config.guarantee == 'seed-exact' else DECODERS
+    is_seeded = Guarantee(config.guarantee).satisfies(Guarantee.UP_TO_ROUNDING)
+    names = SEED_EXACT if is_seeded else DECODERS
   lines: list[list[str]] = []
   for name in names:
     lines.append([])
@@ -257,7 +259,7 @@ def _row(bench: Bench, run: tuning.TimedRun, size: int, predicted: tuning.Predic
   seconds, baseline = measured.get(run.decoder), measured.get(bench.baseline)
   return dict(
       batch_size=size, decoder=run.decoder,
-      guarantee=bench.model.engine.guarantee(bench.check(run.decoder)), tokens=run.tokens,
+      guarantee=bench.request(run.decoder).sampler.guarantee, tokens=run.tokens,
       accepted=run.accepted, rounds=float(run.rounds.mean()), rounds_of_batch=predicted.rounds,
       ms_per_round=1e3 * predicted.round_seconds, predicted_seconds=predicted.seconds,
       measured_seconds=seconds, images_per_hour=3600 / (seconds or predicted.seconds),

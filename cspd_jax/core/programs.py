@@ -11,23 +11,37 @@ accurate one for millions of terms only.
 XLA records the kernels of a round as a CUDA graph, which the host launches once per round. With the
 environment variable CSPD_JAX_GRAPHS=loop it records the whole decoding loop, so that the host
 synchronises once per image. The variable has no effect on devices other than NVIDIA GPUs.
+
+For a GPU, XLA times several kernels for a product and keeps the fastest, by the text of the product
+and the kind of GPU. Two programs that are compiled at the same time would each time their own, and
+round differently with another one, so that programs for NVIDIA GPUs are compiled one at a time. The
+choice is kept in the process, and with JAX's compilation cache in a folder below that, which XLA
+reads and writes (its option `xla_gpu_per_fusion_autotune_cache_dir`, which jax 0.10 and 0.11 set to
+a folder for all versions; XLA does not tell them apart, so here it is one per GPU and jaxlib).
 """
 
+import contextlib
 import functools
 import os
+import pathlib
+import re
+import threading
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 from absl import logging
 
 from cspd_jax.core import compilations, fields, tracing
 
 Program = TypeVar('Program')
+# `(arguments, text) -> None`: reads the text of a program that was compiled for these arguments.
+Inspect = Callable[[tuple[Any, ...], str], None]
 
 # The most programs that a model caches. On a CPU each uses up to 2000 of 65530 memory maps.
 MOST = 16
@@ -45,10 +59,14 @@ _VARIABLE = 'CSPD_JAX_GRAPHS'
 # The commands that XLA records by default, with loops and branches added.
 _RECORDED = 'FUSION,CUBLAS,CUBLASLT,CUSTOM_CALL,CUDNN,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL'
 
+# JAX's option of XLA for the folder of chosen kernels, and its setting that uses it.
+_KEPT, _KEEPS = 'xla_gpu_per_fusion_autotune_cache_dir', 'jax_persistent_cache_enable_xla_caches'
+_COMPILING = threading.RLock()
+
 
 def jit(function: Callable[..., Any], graphs: str | None = None, *, label: str | None = None,
         short_sums: bool = False, options: Mapping[str, Any] = MappingProxyType({}),
-        **static: Any) -> Any:
+        inspect: Inspect | None = None, **static: Any) -> Any:
   """Compiles a function as `jax.jit` does, with the compiler's options for the default device.
 
   Args:
@@ -57,12 +75,65 @@ def jit(function: Callable[..., Any], graphs: str | None = None, *, label: str |
     label: the name under which its compilations are reported; None does not report them.
     short_sums: whether no sum has more than about 2^18 terms, as in all programs that decode.
     options: further options of the compiler, such as `UNOPTIMISED`.
+    inspect: called after every compilation for an NVIDIA GPU; None for no call.
     **static: other arguments of `jax.jit`.
   """
   if label is not None:
     function = compilations.labelled(label, function)
   chosen = {**(compiler_options(graphs, short_sums) or {}), **options}
-  return jax.jit(function, compiler_options=chosen or None, **static)
+  static['compiler_options'] = chosen or None
+  return OneAtATime(function, inspect, **static) if on_cuda() else jax.jit(function, **static)
+
+
+class OneAtATime:
+  """A jitted function that is compiled while no other one is, in whatever threads they are called.
+
+  Calls that do not compile wait for nothing.
+  """
+
+  def __init__(self, function: Callable[..., Any], inspect: Inspect | None, **static: Any):
+    """Jits a function as `jax.jit`; `inspect` is as for `jit`."""
+    self._inspect, self._thread = inspect, threading.local()
+
+    # JAX traces a function exactly when no compiled program fits its arguments.
+    @functools.wraps(function)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+      _COMPILING.acquire()
+      self._thread.traces.append(True)
+      return function(*args, **kwargs)
+
+    self._jitted = jax.jit(traced, **static)
+
+  def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    with self._turn() as traces:
+      result = self._jitted(*args, **kwargs)
+      if traces and self._inspect is not None:
+        # From JAX's cache in memory; arguments that were donated have kept their shapes.
+        self._inspect(args, self._jitted.lower(*args, **kwargs).compile().as_text())
+      return result
+
+  def lower(self, *args: Any, **kwargs: Any) -> Any:
+    """Lowers the function for these arguments, as `jax.jit` does."""
+    with self._turn():
+      return self._jitted.lower(*args, **kwargs)
+
+  def compiled(self, *args: Any) -> 'Compiled':
+    """Compiles the function for these arguments; the time does not include that of others."""
+    with _COMPILING, self._turn() as traces:
+      result = _compiled(self._jitted, *args)
+      if traces and self._inspect is not None:
+        self._inspect(args, result.run.as_text())
+      return result
+
+  @contextlib.contextmanager
+  def _turn(self) -> Iterator[list[bool]]:
+    """Ends the turn of this thread, if it has one afterwards; yields an entry per trace."""
+    traces = self._thread.traces = []
+    try:
+      yield traces
+    finally:
+      for _ in traces:
+        _COMPILING.release()
 
 
 def jit_unless_traced(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -91,6 +162,11 @@ def compiled(function: Callable, *args: Any, graphs: str | None = None,
 
 def compiled_for(jitted: Any, *args: Any) -> Compiled:
   """Compiles a jitted function for these arguments, whose calls then do not."""
+  return (jitted.compiled if isinstance(jitted, OneAtATime) else
+          functools.partial(_compiled, jitted))(*args)
+
+
+def _compiled(jitted: Any, *args: Any) -> Compiled:
   start = time.perf_counter()
   run = jitted.lower(*args).compile()
   return Compiled(run, time.perf_counter() - start)
@@ -101,11 +177,39 @@ def compiler_options(graphs: str | None = None, short_sums: bool = False) -> dic
   graphs = os.environ.get(_VARIABLE, GRAPHS[0]) if graphs is None else graphs
   fields.check_choice(f'the environment variable {_VARIABLE}', graphs, GRAPHS)
   if on_cuda():
-    return {'xla_gpu_enable_command_buffer': _RECORDED} if graphs == 'loop' else None
+    recorded = {'xla_gpu_enable_command_buffer': _RECORDED} if graphs == 'loop' else {}
+    folder = kept_kernels()
+    return (recorded if folder is None else {_KEPT: str(folder)} | recorded) or None
   options = _options_of_cpus() if jax.devices()[0].platform == 'cpu' else None
   if options is None or short_sums:
     return options
   return {name: value for name, value in options.items() if name != _PASSES} or None
+
+
+def kept_kernels() -> pathlib.Path | None:
+  """Returns the folder where XLA keeps the kernels that it has chosen for the default device.
+
+  It is in JAX's compilation cache. None without that, and if JAX or XLA_FLAGS choose otherwise.
+  """
+  root, keeps = jax.config.jax_compilation_cache_dir, getattr(jax.config, _KEEPS, None) or ''
+  if (not root or not jax.config.jax_enable_compilation_cache or '://' in root
+      or not (keeps == 'all' or _KEPT in keeps) or _KEPT in os.environ.get('XLA_FLAGS', '')):
+    return None
+  kind = re.sub(r'\W+', '_', jax.devices()[0].device_kind)
+  return _usable(pathlib.Path(root, f'kernels-{kind}-{jaxlib.__version__}'))
+
+
+@functools.cache  # Once per process and folder.
+def _usable(folder: pathlib.Path) -> pathlib.Path | None:
+  """Returns a folder, created if necessary; None if it cannot be, or XLA has no such option."""
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+    tracing.untraced(jax.jit(lambda: 0, compiler_options={_KEPT: str(folder)}))
+  except Exception as error:  # Of the system, and of XLA, which has more than one.
+    logging.warning('XLA cannot keep the kernels that it chooses in %s (%s), so another process '
+                    'may choose others.', folder, error)
+    return None
+  return folder
 
 
 @functools.cache  # Once per process.

@@ -306,10 +306,14 @@ class JittedBatcher(NamedTuple):
   finish: Callable[..., Decoded]
 
 
-def jitted(decoder: Decoder, num_slots: int, label: str | None = None) -> JittedBatcher:
-  """Returns the jitted batcher of a decoder; its compilations are reported under a `label`."""
+def jitted(decoder: Decoder, num_slots: int, label: str | None = None,
+           inspect: programs.Inspect | None = None) -> JittedBatcher:
+  """Returns the jitted batcher of a decoder; its compilations are reported under a `label`.
+
+  `inspect` is as for `programs.jit`.
+  """
   batcher = ContinuousBatcher(decoder, num_slots)
-  jit = functools.partial(programs.jit, donate_argnums=1, short_sums=True)
+  jit = functools.partial(programs.jit, donate_argnums=1, short_sums=True, inspect=inspect)
   return JittedBatcher(
       batcher, programs.jit(batcher.idle), jit(batcher.advance, label=label),
       jit(batcher.join, label=label and f'the prefill of {label}'), jit(batcher.step, label=label),

@@ -20,7 +20,7 @@ SHARED_SIZES = ('vocab_size', 'num_tokens', 'row_width')
 
 def check_tree(target: base.Target, tree: Tree | Budget) -> None:
   """Raises ValueError if a drafter proposes a tree and the target scores chains only."""
-  if target.supports_trees or isinstance(tree, Tree) and tree.is_chain:
+  if target.supports_trees or tree.is_chain:
     return
   kind = (f'the tree {tree.parents}' if isinstance(tree, Tree) else
           f'trees of {tree.num_nodes} nodes whose topology depends on the drafts')

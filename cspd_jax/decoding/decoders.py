@@ -25,7 +25,7 @@ from cspd_jax.decoding.verifiers.rejection import rejection
 
 
 def default_tree(window: int) -> Tree:
-  """Returns the tree of `sjd_pac` and `seed_exact` for a window.
+  """Returns the tree of `sjd_pac` for a window.
 
   Selected by measurement on the embedded model (`experiments.topologies`): for a long window the
   full ternary tree with three levels of SJD-PAC's released code, for a medium one three candidates
@@ -40,7 +40,7 @@ def default_tree(window: int) -> Tree:
 
 
 def corrected_tree(window: int) -> Tree:
-  """Returns the tree of `corrected` and `corrected_seed_exact` for a window.
+  """Returns the tree of `corrected` for a window.
 
   Selected as that of `default_tree`: the longer the window, the more candidates for the first
   tokens, whose rejection shortens a round most.
@@ -241,8 +241,8 @@ def seed_exact(target: Target, window: int = 16, tree: Tree | None = None, *,
   """Jacobi windows under the noise of each position: the tokens of `vanilla(window=window)`.
 
   Predictive sampling (Wiggers and Hoogeboom, arXiv 2002.09928) with a window. Seed-exact: with the
-  same key and batch size, the tokens are equal bit for bit in any dtype if `tree` is a chain, and
-  up to rounding otherwise.
+  same key and batch size, the tokens are equal bit for bit in any dtype. With another `tree` than a
+  chain it is seed-exact up to rounding.
 
   Args:
     target: the model whose distribution is sampled.
@@ -250,9 +250,8 @@ def seed_exact(target: Target, window: int = 16, tree: Tree | None = None, *,
       several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
       tokens takes hardly longer, and 4 on a CPU, which computes each of them.
     tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
-      side nodes hold further candidates, the runners-up under the noise of the position.
-      `default_tree(window)` by default, a chain below 16 tokens; the target must score trees unless
-      it is a chain.
+      side nodes hold further candidates, the runners-up under the noise of the position. A chain by
+      default; `default_tree(window)` is the one that commits most tokens.
     initialization: which tokens fill the end of the window, where there are no drafts yet:
       'uniform' ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn
       again from its distribution ('resample-left', 'resample-above'); for targets that draw a small
@@ -263,7 +262,6 @@ def seed_exact(target: Target, window: int = 16, tree: Tree | None = None, *,
     decode = jax.jit(cspd_jax.seed_exact(target, window=16))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
-  tree = default_tree(window) if tree is None else tree
   return make_decoder(target, draft_jacobi(window, 'gumbel', initialization, tree), match())
 
 
@@ -305,8 +303,8 @@ def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
   """Corrected windows under the noise of each position: the tokens of `vanilla(window=window)`.
 
   The drafts are those of `corrected`, verified by equality. Seed-exact: with the same key and batch
-  size, the tokens are equal bit for bit in any dtype if `tree` is a chain, and up to rounding
-  otherwise.
+  size, the tokens are equal bit for bit in any dtype. With another `tree` than a chain it is
+  seed-exact up to rounding.
 
   Args:
     target: the model whose distribution is sampled.
@@ -318,8 +316,8 @@ def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
     iterations: how often the corrector scores the window in a round, at least 1. By default 4 for
       windows of 32 or more and 2 for smaller ones.
     tree: topology of the `W - 1` drafts; side nodes are leaves next to the main chain and hold
-      further candidates, the runners-up. `corrected_tree(window)` by default, a chain below 24
-      tokens; the target must score trees unless it is a chain.
+      further candidates, the runners-up. A chain by default; `corrected_tree(window)` is the one
+      that commits most tokens.
     num_corrected: number of positions that the corrector scores, by default the whole main chain.
       The positions after them keep the target's last predictions.
 
@@ -328,7 +326,6 @@ def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
                      draft_params)
   """
-  tree = corrected_tree(window) if tree is None else tree
   return make_decoder(target, draft_corrected(corrector, window, iterations, tree, num_corrected),
                       match())
 
@@ -361,7 +358,7 @@ def eagle2(target: Target, network: Network, num_nodes: int = 58, width: int = 1
   """EAGLE with a new tree in every round, of the most probable paths (EAGLE-2, arXiv 2406.16858).
 
   The drafts are chosen, not drawn. They are verified by drawing the target's token and looking for
-  it among them. Seed-exact: the tokens are those of `vanilla`, up to rounding.
+  it among them. Seed-exact up to rounding: in trees, sums have another order than in `vanilla`.
 
   Args:
     target: the model whose distribution is sampled.

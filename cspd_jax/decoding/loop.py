@@ -15,7 +15,7 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import base, contract, warp as warp_lib
 from cspd_jax.decoding.row_random import RowRandom
-from cspd_jax.decoding.tree import Tree, chain
+from cspd_jax.decoding.tree import chain
 
 # Arrays of probabilities of all nodes that a compiled round holds at once: the logits of the
 # streams, those after guidance, and what the cuts, the verifier and the next drafts make of them.
@@ -83,9 +83,9 @@ class Decoder:
 
   def __repr__(self) -> str:
     tree = self.drafter.tree
-    kind = 'chain' if isinstance(tree, Tree) and tree.is_chain else 'tree'
+    kind = 'chain' if tree.is_chain else 'tree'
     return (f'Decoder({self.target}, a {kind} of {tree.num_nodes} drafts per round, '
-            f'{weakest([self.verifier])})')
+            f'{weakest([self.verifier], tree.is_chain)})')
 
   @usual_promotion
   def check(self, condition: base.Condition,

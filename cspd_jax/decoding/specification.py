@@ -112,12 +112,13 @@ def needs(spec: str | Spec) -> str | None:
 def guarantee(decoder: Decoder) -> Guarantee:
   """Returns how the images of a decoder relate to the target's distribution.
 
-  'seed-exact': the tokens of `vanilla(window=N)` with the same key and batch size, where `N` is the
-  number of tokens of a forward pass: bit for bit in any dtype for chains, up to rounding for trees;
-  and those of `vanilla` up to rounding. 'exact': the target's distribution. 'bounded': neither; the
-  mean of `Decoded.tv_bound` bounds the total variation. 'biased': that is NaN.
+  'seed-exact': the tokens of `vanilla(window=N)` with the same key and batch size, bit for bit in
+  any dtype, where `N` is the number of tokens of a forward pass; and those of `vanilla` up to
+  rounding. 'seed-exact up to rounding': both up to rounding, if the drafts are a tree. 'exact': the
+  target's distribution. 'bounded': neither; the mean of `Decoded.tv_bound` bounds the total
+  variation. 'biased': that is NaN.
   """
-  return weakest([decoder.verifier])
+  return weakest([decoder.verifier], decoder.drafter.tree.is_chain)
 
 
 def usage(name: str) -> str:

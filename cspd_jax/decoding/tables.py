@@ -187,13 +187,13 @@ DECODERS: dict[str, DecoderEntry] = {
         'jacobi(coupling=maximal, tree=auto)+rejection'),
     'seed_exact': DecoderEntry(
         decoders.seed_exact, 'the same image as vanilla',
-        'jacobi(coupling=gumbel, tree=auto)+match'),
+        'jacobi(coupling=gumbel)+match'),
     'corrected': DecoderEntry(
         decoders.corrected, "the target's last predictions, corrected by a cheap model",
         'corrected(tree=auto)+rejection'),
     'corrected_seed_exact': DecoderEntry(
         decoders.corrected_seed_exact, 'the same image as vanilla, by corrected predictions',
-        'corrected(tree=auto)+match'),
+        'corrected+match'),
     'eagle': DecoderEntry(
         decoders.eagle, "a layer on the target's features drafts", 'eagle+rejection'),
     'eagle2': DecoderEntry(decoders.eagle2, 'EAGLE along its most probable paths', 'eagle2+match'),

@@ -133,6 +133,8 @@ class Budget:
   max_depth: int  # The largest depth of a node.
   max_children: int  # The largest number of children of a node.
 
+  is_chain = False
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ _ROUNDS = 8
 # What the images of a decoder are, by its guarantee; the baseline decodes one token at a time.
 _IMAGES = {
     Guarantee.SEED_EXACT: 'the images that {} draws from these seeds, up to rounding',
+    Guarantee.UP_TO_ROUNDING: 'the images that {} draws from these seeds, up to rounding',
     Guarantee.EXACT: "images of the model's distribution",
     Guarantee.BOUNDED: 'images of another distribution, whose distance is bounded',
     Guarantee.BIASED: 'images of another distribution, whose distance nothing bounds'}

@@ -49,6 +49,7 @@ from cspd_jax.generation import memory, prompts as prompts_lib, results
 from cspd_jax.generation.engines import AnyDecoder, Engine, with_raw_log_probs
 from cspd_jax.generation.parts import Conditions, DraftNetwork, Handover, Params, Teacher, Tokenizer
 from cspd_jax.generation.results import Generated
+from cspd_jax.generation.same_kernels import SameKernels
 from cspd_jax.models import causal
 
 
@@ -120,6 +121,8 @@ class Model:
   # Bytes of an image's cache and of the rest, by decoder; see `estimate`.
   estimates: dict[Hashable, tuple[float, float]] = dataclasses.field(
       default_factory=dict, init=False)
+  # Whether seed-exact decoders were compiled with the kernels of their baseline.
+  same_kernels: SameKernels = dataclasses.field(default_factory=SameKernels)
   # What is built once: targets by `guided`, and the last samplers by their arguments.
   _targets: dict[bool, Any] = dataclasses.field(default_factory=dict, init=False)
   _samplers: dict[Hashable, 'Sampler'] = dataclasses.field(default_factory=dict, init=False)
@@ -824,9 +827,13 @@ class Sampler:
     """The sampling options by name as plain numbers and lists, as images record them."""
     return atomic.plain(self.model.engine.named(self.sampling))
 
-  @functools.cached_property
+  @property
   def guarantee(self) -> Guarantee:
-    """How images relate to the model's distribution."""
+    """How images relate to the model's distribution, as far as the programs so far show."""
+    return self.model.same_kernels.guarantee(self._guarantee, self.text)
+
+  @functools.cached_property
+  def _guarantee(self) -> Guarantee:
     return self.model.engine.guarantee(self.decoder)
 
   @functools.cached_property
@@ -845,7 +852,12 @@ class Sampler:
     more = f' and {len(self.names) - 1} more verifiers' if len(self.names) > 1 else ''
     return programs_lib.get_or_build(self.model, self.program(), lambda: programs_lib.jit(
         self.function if mesh is None else sharding.over_images(self.function, mesh),
-        label=f'{self.names[0]}{more}', short_sums=True))
+        label=f'{self.names[0]}{more}', short_sums=True, inspect=self.inspect()))
+
+  def inspect(self, *mode: Any) -> programs_lib.Inspect | None:
+    """Returns what compares the kernels of a program with those of the baseline, or None."""
+    return self.model.same_kernels.inspect(
+        self.decoder, self.text, self.program(*mode)._replace(decoders=()))
 
   def __repr__(self) -> str:
     return f'Sampler({self.text!r}, {self.model!r})'
@@ -981,7 +993,8 @@ class Request:
     decoder: Any = sampler.decoder
     jitted = programs_lib.get_or_build(
         sampler.model, sampler.program('slots', size),
-        lambda: continuous_batching.jitted(decoder, size, sampler.text))
+        lambda: continuous_batching.jitted(
+            decoder, size, sampler.text, sampler.inspect('slots', size)))
     return continuous_batching.run(
         jitted, sampler.model.params, len(self), self.inputs, sampler.draft_params)
 
@@ -1038,11 +1051,12 @@ class Request:
 
       return jax.lax.while_loop(more, step, (jnp.int32(0), state))[1]
 
-    text, jit = sampler.text, functools.partial(programs_lib.jit, short_sums=True)
+    text, jit = sampler.text, functools.partial(
+        programs_lib.jit, short_sums=True, inspect=sampler.inspect('stream', every))
     start, go_on, finish = programs_lib.get_or_build(
         model, sampler.program('stream', every),
         lambda: (jit(decoder.start, label=f'the prefill of {text}'), jit(advance, label=text),
-                 jit(decoder.finish)))
+                 programs_lib.jit(decoder.finish, short_sums=True)))
     _, condition, keys, sampling, draft_params = self.arguments(np.arange(len(self)))
     state = start(
         model.params, condition, random_lib.row_keys(keys, len(self)), sampling, draft_params)

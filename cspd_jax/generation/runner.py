@@ -88,7 +88,10 @@ class Runner:
     self._program = Program((str(self.specification),), True, model.prefix_length, False)
     self._jitted = programs.get_or_build(
         model, self._program._replace(mode=('slots', num_slots)),
-        lambda: continuous_batching.jitted(built, num_slots, str(self.specification)))
+        lambda: continuous_batching.jitted(
+            built, num_slots, str(self.specification), model.same_kernels.inspect(
+                built, str(self.specification),
+                self._program._replace(decoders=(), mode=('slots', num_slots)))))
 
   @property
   def free(self) -> int:

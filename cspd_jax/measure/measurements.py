@@ -89,13 +89,14 @@ def each(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
     sample, decoder = bench.sample(text), bench.check(text)
     compared = Sample(sample.decoded, sample.condition, sample.sampling, reference.sample,
                       sample.batch_size, sample.captions)
-    drafter, *verifier = spec_lib.parse(text).parts
+    guarantee, (drafter, *verifier) = (
+        bench.request(text).sampler.guarantee, spec_lib.parse(text).parts)
     figures = dict(
         decoder=text, drafter=str(drafter), verifier=str(verifier[0]) if verifier else None,
-        guarantee=bench.model.engine.guarantee(decoder),
+        guarantee=guarantee,
         **metrics_lib.entries(metrics_lib.measure(metrics, compared, bench.model)),
         equal_to_baseline=None, equal_in_window=None)
-    if figures['guarantee'] is Guarantee.SEED_EXACT:
+    if guarantee.satisfies(Guarantee.UP_TO_ROUNDING):
       figures |= _equal(bench, sample, decoder.drafter.tree.num_nodes + 1)
     if timed_images is not None:
       figures |= _times(bench, text, timed_images)

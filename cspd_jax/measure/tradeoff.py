@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cspd_jax.core import spec as spec_lib
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.measure.measurements import Measurement
 from cspd_jax.plots import charts as plot
 
@@ -172,7 +173,8 @@ def of_guarantees(rows: Sequence[Measurement]) -> list[Conclusion]:
   # takes precedence where it was measured: other shapes are rounded differently.
   equal = [row['equal_to_baseline'] if row.get('equal_in_window') is None
            else row['equal_in_window']
-           for row in figures[1:] if row['equal_to_baseline'] is not None]
+           for row in figures[1:] if row['equal_to_baseline'] is not None
+           and row['guarantee'] is Guarantee.SEED_EXACT]
   if equal:
     result.append(Conclusion(
         f'seed-exact decoders generate the images of {figures[0]["decoder"]}',

@@ -17,6 +17,7 @@ import numpy as np
 from PIL import Image
 
 from cspd_jax.core import fields, naming, progress
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Spec
 from cspd_jax.files import reading
@@ -84,7 +85,7 @@ class Served:
   model: Model
   names: tuple[str, ...]
   decoders: Mapping[str, Spec]
-  guarantees: Mapping[str, str]
+  guarantees: Mapping[str, Guarantee]
   size: str
   created: int
   lenient: bool
@@ -100,7 +101,9 @@ class Served:
         id=name, root=self.model.name, object='model', created=self.created, owned_by='cspd_jax',
         size=self.size, grid=list(self.model.grid), prompts=list(map(str, self.model.prompts)),
         words=None if (words := self.model.conditions.words) is None else list(words),
-        decoders=[dict(id=name, specification=str(spec), guarantee=self.guarantees[name])
+        decoders=[dict(id=name, specification=str(spec),
+                       guarantee=self.model.same_kernels.guarantee(
+                           self.guarantees[name], str(spec)))
                   for name, spec in self.decoders.items()],
         options={name: round(np.asarray(value).item(), 6)
                  for name, value in self.model.sampling()._asdict().items()})
@@ -201,7 +204,7 @@ def serving(model: Model, decoders: Sequence[str], names: Sequence[str] | None =
     raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
                      'others that are being decoded; serve a model of discrete tokens.')
   specs = {text: model.specification(text) for text in decoders}
-  guarantees = {text: str(model.engine.guarantee(model.decoder(spec)))
+  guarantees = {text: model.engine.guarantee(model.decoder(spec))
                 for text, spec in specs.items()}
   height, width = model.image_size
   return Served(model, names, specs, guarantees, f'{width}x{height}', int(time.time()), lenient)

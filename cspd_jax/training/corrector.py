@@ -384,7 +384,7 @@ def check(recipe: CorrectorRecipe, model: Model) -> None:
     samples.stored(recipe.images, model, recipe.prompts, recipe.num_plain_images)
   decoder: Any = model.decoder(recipe.decoder)  # Of discrete tokens.
   tree = decoder.drafter.layout.tree
-  if not (isinstance(tree, Tree) and tree.is_chain):
+  if not tree.is_chain:
     raise ValueError(f'decoder is {recipe.decoder!r}; its drafts must be a chain; add '
                      'tree=chain().')
 

@@ -103,7 +103,7 @@ def _program(decoder: Decoder, change: Callable[[Callable], Callable], params: A
 
   cache, state = jax.tree.map(jnp.copy, state.cache), state._replace(cache=())
   jitted = programs.jit(run, donate_argnums=1, short_sums=True)
-  compiled = jitted.lower(params, cache, state, sampling).compile()
+  compiled = programs.compiled_for(jitted, params, cache, state, sampling).run
 
   def once():
     nonlocal cache

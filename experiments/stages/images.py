@@ -1,6 +1,7 @@
 """Whole images of the embedded models: their time, and whether seed-exact ones are the same."""
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,8 @@ import jax
 import numpy as np
 
 import cspd_jax
-from cspd_jax.core import spec
+from cspd_jax.core import kernels, programs, spec
+from cspd_jax.files import atomic
 from cspd_jax.generation.model import Request
 from cspd_jax.measure import timing
 from experiments.stages.piece import Piece
@@ -20,13 +22,16 @@ DECODERS: Mapping[str, Sequence[str]] = {
     'demo': (*_WINDOWS, 'corrected(corrector=neighbours, iterations=3, window=64)'),
     'emoji': _WINDOWS,
     'emoji_continuous': _CHAINS, 'mar_demo': _CHAINS}
-_SEED_EXACT, _SHAPES = ('seed_exact', 'corrected_seed_exact'), 'vanilla'
-_WINDOW = 16
+_BASELINE, _SHAPES = 'vanilla', 'vanilla(window=16)'
+# The last one's side branches are the first suspect where images differ.
+_SEED_EXACT = ('seed_exact(window=16)', 'corrected_seed_exact(window=16)',
+               'seed_exact(tree=caterpillar(3, 1), window=16)')
 _TIMED = {
     'decoder': '{decoder}', 'forward passes': '{passes}', 'of the baseline': '{baseline_passes}',
     'ms/pass': '{ms:.3f}', 's/image': '{seconds:.4f}', 'speed-up': '{speedup:.2f}x +- {error:.2f}'}
 _SAME = {'decoder': '{decoder}', 'dtype': '{dtype}', 'images': '{images}',
-         'as vanilla(window=N)': '{in_window:.2%}', 'as vanilla': '{plain:.2%}'}
+         'of vanilla(window=N)': '{in_window:.2%}', 'of vanilla': '{plain:.2%}',
+         'other kernels': '{other_kernels} of {products}', 'guarantee': '{guarantee}'}
 _REPEATS, _THREADS = 3, 3
 
 
@@ -73,28 +78,35 @@ def _compared(first: Request, request: Request, repeats: int) -> dict[str, Any]:
 
 
 def seeds(piece: Piece, name: str, count: int) -> None:
-  """Compares the tokens of seed-exact decoders with those of `vanilla(window=N)`.
+  """Compares tokens and kernels of seed-exact decoders with those of `vanilla(window=N)`.
 
-  The programs are not compiled in parallel: a GPU's compiler times several kernels for a product
-  and takes the fastest, and two programs that it times together may get different ones.
+  The optimised programs are written to the folder `programs` of the stage.
   """
-  title, same_shapes = f'{name}, images of the same seeds', f'{_SHAPES}(window={_WINDOW})'
+  title, folder = f'{name}, images of the same seeds', piece.folder / 'programs'
   for dtype in ('float32',) if piece.rehearses else ('bfloat16', 'float32'):
-    missing = [text for text in (f'{name}(window={_WINDOW})' for name in _SEED_EXACT)
-               if not piece.has(title, decoder=text, dtype=dtype)]
+    missing = [text for text in _SEED_EXACT if not piece.has(title, decoder=text, dtype=dtype)]
     if not missing or piece.is_over:
       continue
     model = cspd_jax.load(name, dtype=dtype)
 
-    def tokens(text: str, model=model) -> np.ndarray:
-      return np.asarray(jax.device_get(model.generate(
-          _prompts(model, count), seed=1, decoder=text, batch_size=count).decoded.tokens))
+    def decoded(text: str, model=model, dtype=dtype) -> dict[str, Any]:
+      request = model.request(_prompts(model, count), seed=1, decoder=text, batch_size=count)
+      arguments = request.arguments(np.arange(count))
+      run = programs.compiled_for(request.sampler.jitted(), *arguments).run
+      file = re.sub(r'\W+', '_', f'{name}_{dtype}_{text}').strip('_')
+      folder.mkdir(exist_ok=True)
+      atomic.write(folder / f'{file}.hlo', run.as_text().encode())
+      return dict(
+          tokens=np.asarray(jax.device_get(run(*arguments).tokens)), sampler=request.sampler,
+          kernels=kernels.chosen(run.as_text()))
 
-    made = piece.all(f'{title}, {dtype}', {text: functools.partial(tokens, text)
-                                           for text in (same_shapes, _SHAPES, *missing)})
+    made = piece.all(f'{title}, {dtype}', {text: functools.partial(decoded, text)
+                                           for text in (_SHAPES, _BASELINE, *missing)})
     for text in missing:
-      if {text, _SHAPES, same_shapes} <= made.keys():
-        in_window, plain = (float((made[text] == made[other]).all(axis=1).mean())
-                            for other in (same_shapes, _SHAPES))
-        piece.add(title, _SAME, dict(decoder=text, dtype=dtype, images=count, in_window=in_window,
-                                     plain=plain))
+      if {text, _BASELINE, _SHAPES} <= made.keys():
+        own, in_window, plain = (made[each] for each in (text, _SHAPES, _BASELINE))
+        same = lambda other, own=own: float((own['tokens'] == other['tokens']).all(axis=1).mean())
+        piece.add(title, _SAME, dict(
+            decoder=text, dtype=dtype, images=count, in_window=same(in_window), plain=same(plain),
+            other_kernels=len(in_window['kernels'] - own['kernels']),
+            products=len(in_window['kernels']), guarantee=own['sampler'].guarantee))

@@ -22,7 +22,7 @@ _BAD = {
     'batch of 0': (['--batch_size=0'], ['batch_size is (0,)']),
     'no time': (['--minutes=0'], ['minutes is 0']),
     'another guarantee': (
-        ['--guarantee=none'], ['guarantee', 'seed-exact, exact, bounded, biased']),
+        ['--guarantee=none'], ['guarantee', 'seed-exact, seed-exact up to rounding, exact, b']),
     'shipped model': (
         ['--model=demo'], ["'demo', which is part of the package", 'store=FOLDER', '--dry_run']),
     'other networks': (

@@ -1,4 +1,4 @@
-"""Products of a seed-exact decoder and of `vanilla(window=N)`, compiled for an H200, are the same.
+"""Kernels of a seed-exact decoder and of `vanilla(window=N)`, compiled for an H200, are the same.
 
 A GPU's compiler times kernels for a product and keeps the fastest one, by the text of the fusion
 that the product is part of. Two programs with equal fusions share that choice, and round alike.
@@ -6,42 +6,44 @@ that the product is part of. Two programs with equal fusions share that choice, 
 Skipped where the compilers are not installed.
 """
 
-import re
+import functools
 
 import jax
 import pytest
 
 from cspd_jax import families
+from cspd_jax.core.kernels import chosen
 from experiments.costs import devices
 from tests.compiled import compilers
 
 pytestmark = pytest.mark.compiled
 
 
-def _products(decoder, batch=4):
-  """The fusions with a product in them, without names and positions in the source."""
+@functools.cache
+def _kernels(decoder, dtype, batch=4, **options):
+  """The products of a decoder, each with its kernel."""
   _, device = compilers.find('h200')
-  model = families.describe('emoji', layers=2)
+  model = families.describe('emoji', layers=2, dtype=dtype)
   condition = families.FAMILIES[model.family].published.condition(model.config, batch)
-  text = devices.compiled(
+  return chosen(devices.compiled(
       model.decoder(decoder, guided=True),
       [model.params, condition, jax.random.split(jax.random.key(0), batch),
-       model.engine.drop_inactive(model.sampling()), model.draft_params(decoder)], device).as_text()
-  found, computation = set(), re.compile(
-      r'^(?:ENTRY )?%[\w.\-]+ \(.*?\{\n(.*?)^\}', re.DOTALL | re.MULTILINE)
-  for body in computation.findall(text):
-    if ' dot(' in body or '__cublas' in body:
-      names = {}
-      body = re.sub(r', (metadata|frontend_attributes|backend_config)=\{.*?\}(?=,|\n)', '', body)
-      found.add(re.sub(r'%[\w.\-]+', lambda match, names=names: names.setdefault(
-          match[0], f'%{len(names)}'), body))
-  return found
+       model.engine.drop_inactive(model.sampling()), model.draft_params(decoder)], device,
+      options=options).as_text())
 
 
-def test_seed_exact_decoders_have_the_products_of_vanilla():
-  wanted = _products('vanilla(window=16)')
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_seed_exact_decoders_have_the_kernels_of_vanilla(dtype):
+  wanted = _kernels('vanilla(window=16)', dtype)
   assert len(wanted) > 5
-  assert _products('seed_exact(window=16)') == wanted
-  assert _products('corrected_seed_exact(window=16)') >= wanted
+  assert _kernels('seed_exact(window=16)', dtype) == wanted
+  assert _kernels('corrected_seed_exact(window=16)', dtype) >= wanted
   # Another number of tokens per pass has others, which may round otherwise.
-  assert not _products('vanilla') >= wanted
+  assert not _kernels('vanilla', dtype) >= wanted
+
+
+def test_other_kernels_are_seen():
+  wanted = _kernels('vanilla(window=16)', 'bfloat16')
+  other = _kernels('seed_exact(window=16)', 'bfloat16', xla_gpu_enable_triton_gemm=False)
+  products = lambda found: {text for text in found if 'fmha' not in text}
+  assert wanted - other == products(wanted) and len(products(other)) > 5

@@ -158,6 +158,7 @@ def test_no_graphs_are_asked_for_elsewhere(monkeypatch):
 
 def test_loops_are_recorded_if_asked_for(monkeypatch):
   monkeypatch.setattr(programs, 'on_cuda', lambda: True)
+  monkeypatch.setattr(programs, 'kept_kernels', lambda: None)
   monkeypatch.delenv('CSPD_JAX_GRAPHS', raising=False)
   assert programs.compiler_options() is None
   monkeypatch.setenv('CSPD_JAX_GRAPHS', 'loop')

@@ -1,12 +1,14 @@
-"""When kernels for GPUs are used: once they were tried out, for every module that has some."""
+"""When kernels for GPUs are used, once they were tried out; and which ones XLA has chosen."""
 
 import functools
+import pathlib
 
 import jax
 import numpy as np
 import pytest
 
 from cspd_jax.continuous.chains import draft_loop
+from cspd_jax.core.kernels import chosen
 from cspd_jax.models import attention, fused_head
 
 # A module, its environment variable, and a trial that this machine can run.
@@ -81,3 +83,36 @@ def test_the_trial_runs_outside_of_traces(monkeypatch, kernels):
       return jax.lax.while_loop(lambda carry: carry < 3, body, x)
 
   assert traced(0) == 3
+
+
+# Programs with one product, compiled for an H200: a fusion of Triton, and a call of a library.
+_FUSION, _CALL = ((pathlib.Path(__file__).parent / 'recorded' / f'h200_{name}.hlo').read_text()
+                  for name in ('fusion', 'library_call'))
+
+
+@pytest.mark.parametrize('text', [_FUSION, _CALL])
+def test_equal_kernels_are_equal_texts_whatever_surrounds_them(text):
+  product, = chosen(text)
+  for old, new in (('%x.1', '%y.7'), ('gemm_fusion_dot', 'fusion.3'), ('stack_frame_id=3', ''),
+                   ('"operation_queue_id":"0"', '"operation_queue_id":"2"'),
+                   ('"reification_cost":[]', '"reification_cost":[{"end_to_end_cycles":5}]')):
+    assert chosen(text.replace(old, new)) == {product}, old
+  assert 'op_name' not in product and 'queue' not in product and '%main' not in product
+  assert {product} < chosen(_FUSION + _CALL)
+
+
+@pytest.mark.parametrize('text, old, new', [
+    (_FUSION, '"num_warps":"2"', '"num_warps":"4"'),
+    (_FUSION, '"sizes":["1","8","16"]', '"sizes":["1","16","16"]'),
+    (_FUSION, '"sizes":["16"]', '"sizes":["32"]'), (_FUSION, '__triton_nested', '__other'),
+    (_FUSION, '[4,', '[2,'), (_FUSION, 'bf16', 'f16'),
+    (_CALL, '"selected_algorithm":"0"', '"selected_algorithm":"21"'),
+    (_CALL, '__cublas$lt$matmul', '__cublas$gemm')])
+def test_another_kernel_is_another_text(text, old, new):
+  assert len(chosen(text) - chosen(text.replace(old, new))) == 1
+  assert len(chosen(_FUSION) - chosen(_CALL)) == 1
+
+
+def test_a_program_of_a_cpu_has_no_kernels():
+  text = jax.jit(lambda x: x @ x).lower(np.ones((4, 4))).compile().as_text()
+  assert 'dot(' in text and not chosen(text)

@@ -29,7 +29,7 @@ MANY = jnp.arange(64) % 3
 
 def build(name, target=MODEL.target, window=5):
   # The default trees of so short a window are chains.
-  if name in DECODERS and 'tree=auto' in DECODERS[name].parts:
+  if name in ('sjd_pac', 'seed_exact', 'corrected', 'corrected_seed_exact'):
     name, window = f'{name}(tree=caterpillar(2, 2))', window + 2
   spec = specification.complete(name, window=window, length=3)
   return specification.build(spec, target, RESOURCES)

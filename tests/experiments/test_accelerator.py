@@ -64,7 +64,7 @@ def test_the_plan(capsys, tmp_path):
 
 
 @pytest.mark.parametrize('words, message', [
-    (('--stages=xl,nothing',), "stages is 'nothing'; it must be one of xl, images"),
+    (('--stages=xl,nothing',), "stages is 'nothing'; it must be one of exact, batches"),
     (('--minutes=0',), 'minutes is 0'), (('--repo={tmp}/nothing',), 'repo is'),
     (('--repo={tmp}',), 'does not contain autoregressive/models/gpt.py'),
     (('--stages=',), 'stages is empty')])

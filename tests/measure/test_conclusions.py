@@ -68,7 +68,8 @@ def row(decoder, guarantee, length, excess=0.01, in_window=None):
       decoder=decoder, guarantee=Guarantee(guarantee), accepted_length=length,
       accepted_length_error=0.05,
       nll_excess=excess, nll_excess_error=0.01,
-      equal_to_baseline=(1.0 if in_window is None else 0.5) if guarantee == 'seed-exact' else None,
+      equal_to_baseline=(
+          (1.0 if in_window is None else 0.5) if guarantee.startswith('seed-exact') else None),
       equal_in_window=in_window), None)
 
 
@@ -93,7 +94,8 @@ def test_conclusions_of_rows(dynamic, answer):
 @pytest.mark.parametrize('in_window, answer', [(1.0, 'yes'), (0.9, 'no')])
 def test_images_that_are_rounded_differently(in_window, answer):
   rows = [row('vanilla', 'seed-exact', 1.0), row('seed_exact', 'seed-exact', 2.0),
-          row('eagle2', 'seed-exact', 2.0, in_window=in_window)]
+          row('corrected_seed_exact', 'seed-exact', 2.0, in_window=in_window),
+          row('eagle2', 'seed-exact up to rounding', 2.0, in_window=0.1)]
   result = tradeoff.of_guarantees(rows)[-1]
   assert result.answer == answer and f'{(1 + in_window) / 2:.0%}' in result.numbers
 

@@ -6,7 +6,6 @@ import numpy as np
 
 from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Drafter, Layout, Rng, Verdict, Verifier
-from cspd_jax.decoding.tree import Tree
 
 
 def block() -> Verifier:
@@ -43,7 +42,7 @@ def _verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None
 
 
 def _check(drafter: Drafter, vocab_size: int) -> None:
-  if not (isinstance(drafter.tree, Tree) and drafter.tree.is_chain):
+  if not drafter.tree.is_chain:
     raise ValueError(
         f'block verification is for chains, but the drafter has the tree {drafter.tree}; use '
         'rejection() for trees.')

@@ -7,7 +7,7 @@ const LOST = 'connection lost; try again when the server can be reached';
 const LARGEST_SEED = 2 ** 32;
 const [CELL, EDGE] = [16, 1];  // Pixels of a token on the canvas of colours, and of its outline.
 const ENTER_KEY = 'Enter the key of this server.';
-const EXACT = ['seed-exact', 'exact'];
+const EXACT = ['seed-exact', 'seed-exact up to rounding', 'exact'];
 const $ = (id) => document.getElementById(id);
 const field = (id) => $(id).value;
 
