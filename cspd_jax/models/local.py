@@ -30,6 +30,9 @@ Params = Any
 # How many of `neighbours.OFFSETS` have their features read: left, above, above to the right.
 NUM_FEATURES = 3
 
+# Three features of about this scale are added up.
+_READ_INIT = nn.initializers.variance_scaling(0.25, 'fan_in', 'truncated_normal')
+
 
 @dataclasses.dataclass(frozen=True)
 class LocalConfig(neighbours.NeighboursConfig):
@@ -60,7 +63,7 @@ class Local(nn.Module):
   def setup(self):
     config = self.config
     self.embedding = nn.Embed(config.vocab_size + 1, config.dim)
-    self.fc = Linear(NUM_FEATURES * config.hidden_dim, use_bias=False)
+    self.fc = Linear(NUM_FEATURES * config.hidden_dim, use_bias=False, kernel_init=_READ_INIT)
     self.hidden_0, self.hidden_1 = Linear(config.hidden_dim), Linear(config.hidden_dim)
     self.out = Linear(config.feature_dim + config.correction_dim)
     self.hidden_2 = Linear(config.correction_dim)

@@ -321,18 +321,18 @@ def _local_reading(params: Params, config: Any, target_params: Params, teacher: 
   width, rows = config.row_width, images * windows
   along, features = (x.astype(jnp.float32) for x in (batch.along, batch.features))
   # Every window is a row of its own.
-  each = lambda x: jnp.repeat(x, windows, axis=0)
   flat = lambda x: x.reshape(rows, *x.shape[2:])
   unflat = lambda x: x.reshape(images, windows, *x.shape[1:])
-  tokens = jnp.pad(each(batch.tokens), ((0, 0), (0, length + 1)))
+  tokens = jnp.repeat(
+      jnp.pad(batch.tokens, ((0, 0), (0, length + 1))), windows, axis=0)
   first, accepted, nodes = map(flat, (batch.first, batch.accepted, batch.nodes))
 
   read = lambda x: local.read(params, config, x)
-  reads = each(read(along))
 
   def row(start):
-    """What is read of the last `W + 1` committed tokens up to number `start`."""
-    return _of_rows(reads, jnp.clip(start[:, None] - width + jnp.arange(width + 1), 0, count - 1))
+    """What is read of the last `W + 1` committed tokens up to number `start` `[B, W]`."""
+    at = start[..., None] - width + jnp.arange(width + 1)
+    return read(flat(_of_rows(along, jnp.clip(at, 0, count - 1))))
 
   def predict(image, row, window, start):
     return jax.tree.map(unflat, local.predict(
@@ -342,10 +342,10 @@ def _local_reading(params: Params, config: Any, target_params: Params, teacher: 
       tokens, nodes, first + 1, 0)
   window = read(flat(features))
   # The first node counts as the root of the old window, as in `local.corrector`.
-  old = predict(old_image, jnp.concatenate([row(first)[:, 1:], window[:, :1]], axis=1),
+  old = predict(old_image, jnp.concatenate([row(batch.first)[:, 1:], window[:, :1]], axis=1),
                 window[:, 1:], first + 1)
   start = first + accepted + 1
-  new_row = row(start)
+  new_row = row(batch.first + batch.accepted + 1)
   logits = lambda x: teacher.ends.logits(target_params, x)
 
   def probs(features, positions, sampling):

@@ -24,7 +24,7 @@ from cspd_jax.commands import generate as generate_command
 from cspd_jax.decoding import tree
 from cspd_jax.files import store
 from cspd_jax.generation import run as run_lib
-from cspd_jax.models import eagle, llamagen, medusa, neighbours
+from cspd_jax.models import eagle, llamagen, local, medusa, neighbours
 from cspd_jax.testing import check_target
 from cspd_jax.text import bpe
 from tests.families import published_files
@@ -202,6 +202,10 @@ def _drafting():
   near = neighbours.NeighboursConfig(
       vocab_size=48, num_tokens=9, row_width=3, dim=4, hidden_dim=8)
   made['neighbours'] = ('neighbours', near, neighbours.init(near, jax.random.key(3)))
+  nearby = local.LocalConfig(
+      vocab_size=48, num_tokens=9, row_width=3, dim=4, hidden_dim=8, feature_dim=16,
+      correction_dim=4)
+  made['local'] = ('local', nearby, local.init(nearby, jax.random.key(4)))
   return {role: store.Loaded(*part, {}) for role, part in made.items()}
 
 
@@ -214,6 +218,7 @@ def test_every_decoder_takes_words(folder):
       **options).decoded.tokens)
   plain = make('vanilla')
   others = ['corrected_seed_exact(corrector=layers)', 'corrected_seed_exact(corrector=neighbours)',
+            'corrected_seed_exact(corrector=local)',
             'mc_sjd+lantern(k=4)', *model.engine.decoders]
   for decoder in others:
     tokens = make(decoder)
