@@ -47,7 +47,12 @@ from cspd_jax import cli
 from cspd_jax.models.eagle import EagleConfig
 from cspd_jax.models.local import LocalConfig
 from cspd_jax.models.medusa import MedusaConfig
-from cspd_jax.training.corrector import CorrectorRecipe, CorrectorTrainConfig, local_train
+from cspd_jax.training.corrector import (
+  LOCAL_PLAIN,
+  LOCAL_TRAIN,
+  CorrectorRecipe,
+  CorrectorTrainConfig,
+)
 from cspd_jax.training.drafter import DrafterRecipe, DrafterTrainConfig
 from cspd_jax.training.optimizer import OptimizerConfig
 
@@ -85,7 +90,7 @@ CONFIGS: dict[str, DrafterRecipe | CorrectorRecipe] = dict(
         checkpoint_every=2000, log_every=200),
     local=CorrectorRecipe(
         drafter=LocalConfig(vocab_size=1024, num_tokens=256, row_width=16, feature_dim=192),
-        plain=None, train=local_train(),
+        plain=LOCAL_PLAIN, train=LOCAL_TRAIN,
         decoder='corrected(corrector=eagle, window=24, iterations=3, tree=chain())',
         num_train_images=256, num_held_out_images=16),
     corrector=CorrectorRecipe(

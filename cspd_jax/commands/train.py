@@ -124,10 +124,9 @@ def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
     return DrafterRecipe(drafter=sizes[kind][1], train=DrafterTrainConfig(), target=name)
   by = next(by for by in ('eagle', 'neighbours', 'layers') if by in model.drafts)
   scales = (atomic.plain(model.sampling().guidance_scale),)
-  plain: OptimizerConfig | None = OptimizerConfig()
-  train = CorrectorTrainConfig(guidance_scales=scales)
-  if kind == 'local':
-    plain, train = None, corrector.local_train(guidance_scales=scales)
+  plain, train = ((corrector.LOCAL_PLAIN, corrector.LOCAL_TRAIN) if kind == 'local' else
+                  (OptimizerConfig(), CorrectorTrainConfig()))
+  train = dataclasses.replace(train, guidance_scales=scales)
   return CorrectorRecipe(drafter=sizes[kind][1], plain=plain, train=train, target=name,
                          decoder=_WINDOWS.format(by=by, window=min(32, model.num_tokens)))
 

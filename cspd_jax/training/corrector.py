@@ -9,9 +9,9 @@ before, as `drafters.from_network` does. A draft is accepted with probability
 `a = sum_x min(p(x), q(x))` when it is reached, so the mean accepted length of a chain is
 `a_1 + a_1 a_2 + ...`: the objective.
 
-The training of an EAGLE network begins on whole images with the target's guided distributions
-(`plain_step`), because a step without windows is cheap. A local network needs no whole images: all
-that it reads of them was recorded along with the windows, so that the target is not run at all.
+The training begins on whole images with the target's guided distributions (`plain_step`), because a
+step without windows is cheap. All that a local network reads of its images was recorded along with
+their windows, so that the target is not run at all.
 
 While images are decoded, a recorder keeps of every round the main chain and the target's features
 along it, the windows. The image's final tokens are the context that the next round should have had.
@@ -91,12 +91,13 @@ class CorrectorTrainConfig:
       raise ValueError('guidance_scales is empty; provide at least one guidance scale.')
 
 
-def local_train(**options: Any) -> CorrectorTrainConfig:
-  """Returns the default configuration of a local network's training, with other options."""
-  return CorrectorTrainConfig(**dict(
-      optimizer=OptimizerConfig(num_steps=2500, batch_size=8, muon_learning_rate=0.02,
-                                warmup_steps=50, cooldown_steps=800, weight_decay=0.02),
-      windows_per_image=3, passes=2, plain_weight=1.0) | options)
+# How a local network is trained by default: on whole images, and on windows.
+LOCAL_PLAIN = OptimizerConfig(num_steps=800, batch_size=4, muon_learning_rate=0.02, warmup_steps=50,
+                              cooldown_steps=300, weight_decay=0.02)
+LOCAL_TRAIN = CorrectorTrainConfig(
+    OptimizerConfig(num_steps=1500, batch_size=8, muon_learning_rate=0.02, warmup_steps=50,
+                    cooldown_steps=600, weight_decay=0.02),
+    windows_per_image=3, passes=2, plain_weight=1.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +106,8 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
 
   Attributes:
     drafter: configuration of the network.
-    plain: configuration of the optimiser on whole images; None begins with windows, which suffices
-      if the model's EAGLE network is the start. Always None for a local network.
+    plain: configuration of the optimiser on whole images, for a local network on those of the
+      windows; None begins with windows, which suffices if the model's EAGLE network is the start.
     train: configuration of the training on windows.
     decoder: decoder that records the windows: a corrected decoder whose drafts are a chain.
     images: file of whole images to train on, see `samples.stored`; None samples them from the
@@ -131,10 +132,8 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
     samples.check_batch_size('train.optimizer', self.train.optimizer,
                              min(self.num_train_images, self.num_held_out_images))
     if self.plain is not None:
-      if isinstance(self.drafter, local.LocalConfig):
-        raise ValueError('plain is not None, but a local network learns from windows only; leave '
-                         'plain out.')
-      samples.check_batch_size('plain', self.plain, self.num_plain_images)
+      samples.check_batch_size('plain', self.plain, self.num_train_images if self.kind == 'local'
+                               else self.num_plain_images)
 
   @property
   def kind(self) -> str:
@@ -319,6 +318,7 @@ def _local_reading(params: Params, config: Any, target_params: Params, teacher: 
                    batch: CorrectorBatch, sampling: SamplingParams) -> _Reading:
   (images, count), (windows, length) = batch.tokens.shape, batch.nodes.shape[1:]
   width, rows = config.row_width, images * windows
+  assert batch.along is not None  # As `train` calls `batch_of`.
   along, features = (x.astype(jnp.float32) for x in (batch.along, batch.features))
   # Every window is a row of its own.
   flat = lambda x: x.reshape(rows, *x.shape[2:])
@@ -471,33 +471,42 @@ def measure(params: Params, target_params: Params, batch: CorrectorBatch, config
   return {'length': jnp.mean(lengths), 'plain': jnp.mean(result.plain), **overlaps}
 
 
-def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params, teacher: Teacher,
+def plain_loss(params: Params, config: CorrectorConfig, target_params: Params, teacher: Teacher,
                tokens: jax.Array, condition: Any, sampling: SamplingParams
                ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the KL divergence between the target's and the network's distributions.
 
-  Images `[B, T]` and their condition are whole; both distributions have the options of `sampling`,
-  as for `loss`. Returns the mean divergence in nats per token, and the metric 'overlap', the mean
+  Images `[B, T]` and their condition are whole; for a local network the features of `along` are in
+  the place of the condition. Both distributions have the options of `sampling`, as for `loss`.
+  Returns the mean divergence in nats per token, and the metric 'overlap', the mean
   of `sum min(p, q)`.
   """
   sampling = warp_lib.uncut(sampling)
-  target_logits, features = drafter_lib.target_outputs(target_params, teacher, tokens, condition)
+  if isinstance(config, local.LocalConfig):
+    features = condition.astype(jnp.float32)
+    # From number -1 on, with nothing before the image.
+    reads = jnp.pad(local.read(params, config, features[:, :-1]),
+                    ((0, 0), (config.row_width + 1, 0), (0, 0), (0, 0), (0, 0)))
+    predicted = local.predict(params, config, tokens, reads, jnp.full(tokens.shape[:1], -1))
+    target_logits, logits = (teacher.ends.logits(target_params, jnp.moveaxis(x, 2, 0))
+                             for x in (features, predicted.features[:, 1:]))
+  else:
+    target_logits, features = drafter_lib.target_outputs(target_params, teacher, tokens, condition)
+    streams = features.shape[0]
+    logits, _ = eagle.predict(
+        eagle.attach(target_params, params), config, teacher.ends,
+        jnp.tile(tokens[:, :-1], (streams, 1)),
+        features[:, :, :-1].reshape(-1, features.shape[2] - 1, features.shape[3]),
+        eagle.prompt(config, condition))
+    logits = logits.reshape(streams, -1, *logits.shape[1:])
   probs = teacher.probs(target_logits, sampling, jnp.arange(tokens.shape[1])[None])
-  streams = features.shape[0]
-  logits, _ = eagle.predict(
-      eagle.attach(target_params, params), config, teacher.ends,
-      jnp.tile(tokens[:, :-1], (streams, 1)),
-      features[:, :, :-1].reshape(-1, features.shape[2] - 1, features.shape[3]),
-      eagle.prompt(config, condition))
-  draft_probs = teacher.probs(
-      logits.reshape(streams, -1, *logits.shape[1:]), sampling,
-      jnp.arange(1, tokens.shape[1])[None])
+  draft_probs = teacher.probs(logits, sampling, jnp.arange(1, tokens.shape[1])[None])
   overlap = jnp.sum(jnp.minimum(probs[:, 1:], draft_probs), axis=-1)
   return jnp.mean(kl_divergence(probs[:, 1:], draft_probs)), {'overlap': jnp.mean(overlap)}
 
 
 def plain_step(state: TrainState, batch: tuple[jax.Array, Any], target_params: Params,
-               config: eagle.EagleConfig, optimizer: OptimizerConfig, teacher: Teacher,
+               config: CorrectorConfig, optimizer: OptimizerConfig, teacher: Teacher,
                sampling: SamplingParams) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step on whole images, tokens and condition; jit as `step`."""
   return optimizer_lib.step(state, lambda params: plain_loss(
@@ -581,7 +590,7 @@ def sample(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> None
   """Samples the images that `workdir` does not hold yet, and records their windows."""
   for split in ('train', 'held_out'):
     recorded(recipe, model, split, workdir)
-  if recipe.plain:
+  if recipe.plain and recipe.kind != 'local':
     _plain_images(recipe, model, workdir)
 
 
@@ -633,13 +642,18 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
   optimizer, teacher = recipe.plain, drafter_lib.teacher(model)
   if optimizer is None:
     return params
-  tokens, indices = _plain_images(recipe, model, workdir)
-  conditions = model.condition(samples.prompts_of(model, recipe.prompts))
   sampling = model.engine.drop_inactive(samples.sampling(recipe, model))
+  if recipe.kind == 'local':
+    windows, _ = recorded(recipe, model, 'train', workdir)
+    tokens, labels, of_labels = windows.tokens, along(windows), lambda features: features
+  else:
+    tokens, labels = _plain_images(recipe, model, workdir)
+    of_labels = functools.partial(
+        batches.select, model.condition(samples.prompts_of(model, recipe.prompts)))
 
   def batch(index):
-    images, prompts = loop.batch_of(tokens, indices, optimizer.seed, index, optimizer.batch_size)
-    return images, batches.select(conditions, prompts)
+    images, chosen = loop.batch_of(tokens, labels, optimizer.seed, index, optimizer.batch_size)
+    return images, of_labels(chosen)
 
   return drafter_lib.fit(
       model, optimizer_lib.start(params, optimizer),

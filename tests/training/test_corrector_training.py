@@ -193,12 +193,14 @@ def test_whole_images_are_read_alike(met, target_params, params):
 
 
 @pytest.mark.slow
-def test_it_learns_from_whole_images(met, target_params, params):
+@pytest.mark.parametrize('config', [EAGLE, LOCAL])
+def test_it_learns_from_whole_images(met, target_params, params, config):
   batch = _batch(met[1])
-  images = batch.tokens, batch.condition
+  images = batch.tokens, batch.along if config == LOCAL else batch.condition
+  params = local.init(LOCAL, jax.random.key(1)) if config == LOCAL else params
   sampling = SamplingParams(guidance_scale=batch.guidance_scale)
   step = jax.jit(lambda state: corrector.plain_step(
-      state, images, target_params, EAGLE, OPTIMIZER, TEACHER, sampling))
+      state, images, target_params, config, OPTIMIZER, TEACHER, sampling))
   state = optimizer.start(params, OPTIMIZER)
   state, first = step(state)
   for _ in range(OPTIMIZER.num_steps - 1):
@@ -270,13 +272,6 @@ def test_the_temperature_of_the_images_is_trained(target_params, params):
   assert min(plain, parts['plain']) > 0.3 and parts['length'] < LENGTH - 1
   # A greedy decoder's drafts are trained at temperature 1.
   jax.tree.map(np.testing.assert_array_equal, losses(0.0), losses(1.0))
-
-
-def test_a_local_network_learns_from_windows_only():
-  recipe = dataclasses.replace(drafters.get_config('local'), seed=0)
-  assert (recipe.kind, recipe.role) == ('local', 'local')
-  with pytest.raises(ValueError, match='plain is not None, but a local network'):
-    dataclasses.replace(recipe, plain=OPTIMIZER)
 
 
 def test_flags_of_the_sampling_are_those_of_the_training():
