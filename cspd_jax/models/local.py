@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract
+from cspd_jax.decoding import contract, warp as warp_lib
 from cspd_jax.decoding.base import DecodeContext, RoundResult
 from cspd_jax.decoding.drafters import correctors
 from cspd_jax.decoding.drafters.correctors import Corrector
@@ -213,8 +213,18 @@ def corrector(config: LocalConfig, target: Ends) -> Corrector:
       env: DecodeContext, prediction: Prediction, old: Prediction, stale: jax.Array,
       has_stale: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     features = correct(env.params, config, prediction, old, stale, has_stale)
-    logits = target.logits(env.params['target'], jnp.moveaxis(features, 2, 0))
-    return correctors.uncut(env, logits, positions), features
+    head = env.params['target']
+    plain = lambda streams: correctors.uncut(env, target.logits(head, streams), positions)
+
+    def guided(streams):
+      mixed = warp_lib.guided(streams, env.sampling, positions)[None].astype(streams.dtype)
+      return correctors.uncut(env, target.logits(head, mixed), positions)
+
+    # Guided before the product with a matrix, it is for one stream; on a GPU that is one kernel
+    # more, and the product takes as long, because it reads the same matrix.
+    return jax.lax.platform_dependent(
+        jnp.moveaxis(features, 2, 0), cpu=guided if target.matrix is not None else plain,
+        default=plain), features
 
   return Corrector(
       init, begin, score, update, lambda outcome: jnp.moveaxis(outcome.features, 0, 2),
