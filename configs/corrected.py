@@ -8,6 +8,7 @@ NAME, and what is measured; runtimes are on two CPU cores:
   ablations  what corrects, passes, trees and reads, at 64 tokens per round; half an hour
   short      windows of a few tokens, as a CPU can afford; a quarter of an hour
   top_k      when only the most probable tokens can be drawn; five minutes
+  local      the correctors without attention and the trained one, by window; a quarter of an hour
   wide       a second target, of 24x24 tokens; a quarter of an hour
   entropy    at several temperatures and guidance scales, against the target's entropy
   proof      2000 images: those of the seed-exact form are compared with vanilla's, token for token,
@@ -57,6 +58,14 @@ CONFIGS = dict(
             'corrected(iterations=2)'),
         window=(4, 6, 8, 12, 16), images=groups.Images(num_images=64, seed=12),
         workdir='runs/corrected_short'),
+    local=Config(
+        decoder=(
+            'corrected(corrector=neighbours, iterations=2)',
+            'corrected(corrector=local, iterations=2)', 'corrected(iterations=2)',
+            'corrected(corrector=neighbours, iterations=4)',
+            'corrected(corrector=local, iterations=4)', 'corrected(iterations=4)'),
+        window=(8, 24, 48, 64), images=groups.Images(num_images=32, seed=15),
+        workdir='runs/corrected_local'),
     top_k=Config(
         decoder=DECODERS, window=(32,), sampling=groups.SamplingFlags(top_k=100),
         images=groups.Images(num_images=32, seed=12), workdir='runs/corrected_top_k'),

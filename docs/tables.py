@@ -62,6 +62,7 @@ REPORTS = {
     'corrected_wide': 'python -m experiments.topologies --config=configs/corrected.py:wide',
     'corrected_ablations':
         'python -m experiments.topologies --config=configs/corrected.py:ablations',
+    'corrected_local': 'python -m experiments.topologies --config=configs/corrected.py:local',
     'corrected_short': 'python -m experiments.topologies --config=configs/corrected.py:short',
     **{f'accelerator_{stage}': f'python -m experiments.accelerator --stages={stage}' for stage in (
         'xl', 'large', 'exact')},
@@ -512,6 +513,7 @@ TABLES: dict[str, Table] = {
     'corrected_ablations': Table('corrected_ablations', _of({
         'decoder': '`{decoder}`', 'tokens per pass': _COMPRESSION,
         **_measured('one_token_rounds')})),
+    'corrected_local': Table('corrected_local', _by_window()),
     'corrected_short': Table('corrected_short', _by_window('{step_compression:.2f}')),
     'corrected_proof': Table('corrected_proof', _of({
         'decoder': '`{decoder}`', "images equal to vanilla's": '{equal_to_baseline:.2%}',

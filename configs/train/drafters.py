@@ -6,6 +6,7 @@
   cspd-train --config=configs/train/drafters.py:medusa --workdir=runs/medusa_demo
   cspd-train --config=configs/train/drafters.py:corrector --workdir=runs/corrector
   cspd-train --config=configs/train/drafters.py:emoji_corrector --workdir=runs/corrector_emoji
+  cspd-train --config=configs/train/drafters.py:local --workdir=runs/local
 
 The configurations of cspd_jax/assets/demo/eagle and so on; the network of `emoji_corrector` is not
 shipped. Times of the drafters of `demo` are on two CPU cores, shared with other work. Their results
@@ -44,8 +45,14 @@ import dataclasses
 
 from cspd_jax import cli
 from cspd_jax.models.eagle import EagleConfig
+from cspd_jax.models.local import LocalConfig
 from cspd_jax.models.medusa import MedusaConfig
-from cspd_jax.training.corrector import CorrectorRecipe, CorrectorTrainConfig
+from cspd_jax.training.corrector import (
+  LOCAL_PLAIN,
+  LOCAL_TRAIN,
+  CorrectorRecipe,
+  CorrectorTrainConfig,
+)
 from cspd_jax.training.drafter import DrafterRecipe, DrafterTrainConfig
 from cspd_jax.training.optimizer import OptimizerConfig
 
@@ -81,6 +88,11 @@ CONFIGS: dict[str, DrafterRecipe | CorrectorRecipe] = dict(
             distribution_weight=0.2),
         target='emoji', prompts='runs/scenes/train.txt', num_train_images=4096, evaluate_every=1000,
         checkpoint_every=2000, log_every=200),
+    local=CorrectorRecipe(
+        drafter=LocalConfig(vocab_size=1024, num_tokens=256, row_width=16, feature_dim=192),
+        plain=LOCAL_PLAIN, train=LOCAL_TRAIN,
+        decoder='corrected(corrector=eagle, window=24, iterations=3, tree=chain())',
+        num_train_images=256, num_held_out_images=16),
     corrector=CorrectorRecipe(
         drafter=EagleConfig(
             num_tokens=256, row_width=16, dim=192, num_heads=3, ffn_dim=512, vocab_size=1024,

@@ -50,8 +50,8 @@ _ALIASES = {
     'target': ('model',), **dict.fromkeys(('n', 'num_samples'), ('num_images',)),
     'repeats': ('budget', 'minutes'), 'best': ('minutes',),
     **dict.fromkeys(('process_index', 'process_count'), ('process',)),
-    **dict.fromkeys(('tokenizer', 'draft', 'eagle', 'medusa', 'neighbours', 'corrector', 'text',
-                     't5'), ('parts',))}
+    **dict.fromkeys(('tokenizer', 'draft', 'eagle', 'medusa', 'neighbours', 'local', 'corrector',
+                     'text', 't5'), ('parts',))}
 # Another command that does what a flag would.
 _ELSEWHERE = {'npz': 'cspd-evaluate --layout=adm writes images as one array',
               'evaluator': 'cspd-evaluate --evaluator computes the features of images'}

@@ -5,10 +5,10 @@
   cspd-train --config=recipe.py --workdir=runs/mine
 
 --kind=neighbours is a small network on the tokens to the left and above, for `corrected` windows;
-it takes a minute or two after the images are sampled. An EAGLE network, Medusa heads and a
-corrector on the target's features (--kind=eagle, medusa, corrector) take hours and learn from the
-model in float32. The sizes of the network follow from the model; --config names a Python file with
-a recipe instead.
+it takes a minute or two after the images are sampled. --kind=local also reads the target's features
+of these tokens and takes an hour. An EAGLE network, Medusa heads and a corrector with attention
+(--kind=eagle, medusa, corrector) take hours. All but the first learn from the model in float32. The
+sizes of the network follow from the model; --config names a Python file with a recipe instead.
 
 Samples images with the model, trains, and measures on held-out images (report.json in --workdir).
 The network is stored in --output. Without it, a neighbours corrector becomes part of the model's
@@ -54,8 +54,8 @@ _RECIPES: dict[type, Any] = {DrafterRecipe: drafter, CorrectorRecipe: corrector,
 # Records the windows that a corrector learns from, by what the model has to draft with.
 _WINDOWS = 'corrected(corrector={by}, window={window}, iterations=2, tree=chain())'
 # A decoder with each network, and those that a neighbours corrector must be better than.
-_DECODERS = dict(neighbours='corrected(corrector=neighbours)', corrector='corrected', eagle='eagle',
-                 medusa='medusa')
+_DECODERS = dict(neighbours='corrected(corrector=neighbours)', local='corrected(corrector=local)',
+                 corrector='corrected', eagle='eagle', medusa='medusa')
 _NEEDED = dict(dtype='float32', quantize=None, cache_dtype=None)
 
 
@@ -94,7 +94,7 @@ class Flags:
   """
 
   loading: Own = Own()
-  kind: Literal['neighbours', 'corrector', 'eagle', 'medusa'] | None = None
+  kind: Literal['neighbours', 'local', 'corrector', 'eagle', 'medusa'] | None = None
   prompts: str | None = None
   num_images: int | None = None
   num_steps: int | None = None
@@ -120,11 +120,14 @@ def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
     raise ValueError(f'kind is {kind!r}; for model {name!r} it must be one of '
                      f'{", ".join(trained)}.')
   sizes = family.published.networks(model.config)
-  if kind != 'corrector':
+  if kind not in ('local', 'corrector'):
     return DrafterRecipe(drafter=sizes[kind][1], train=DrafterTrainConfig(), target=name)
   by = next(by for by in ('eagle', 'neighbours', 'layers') if by in model.drafts)
-  train = CorrectorTrainConfig(guidance_scales=(atomic.plain(model.sampling().guidance_scale),))
-  return CorrectorRecipe(drafter=sizes[kind][1], plain=OptimizerConfig(), train=train, target=name,
+  scales = (atomic.plain(model.sampling().guidance_scale),)
+  plain, train = ((corrector.LOCAL_PLAIN, corrector.LOCAL_TRAIN) if kind == 'local' else
+                  (OptimizerConfig(), CorrectorTrainConfig()))
+  train = dataclasses.replace(train, guidance_scales=scales)
+  return CorrectorRecipe(drafter=sizes[kind][1], plain=plain, train=train, target=name,
                          decoder=_WINDOWS.format(by=by, window=min(32, model.num_tokens)))
 
 
@@ -155,7 +158,7 @@ def _optimizer(config: OptimizerConfig, flags: Flags) -> OptimizerConfig:
 
 
 def _role(recipe: Recipe) -> str:
-  return 'corrector' if isinstance(recipe, CorrectorRecipe) else recipe.kind
+  return recipe.role if isinstance(recipe, CorrectorRecipe) else recipe.kind
 
 
 @contextlib.contextmanager

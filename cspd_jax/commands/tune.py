@@ -37,11 +37,12 @@ from cspd_jax.measure.bench import Bench
 # The most promising first, in case the time runs out.
 DECODERS = (
     'vanilla', 'eagle', 'eagle(tree=chain(4))', 'corrected', 'mc_sjd', 'corrected(corrector=eagle)',
-    'corrected(corrector=neighbours)', 'corrected(corrector=layers)', 'speculative', 'medusa')
+    'corrected(corrector=local)', 'corrected(corrector=neighbours)', 'corrected(corrector=layers)',
+    'speculative', 'medusa')
 SEED_EXACT = (
     'vanilla', 'corrected_seed_exact', 'seed_exact', 'corrected_seed_exact(corrector=eagle)',
-    'corrected_seed_exact(corrector=neighbours)', 'corrected_seed_exact(corrector=layers)',
-    'eagle2')
+    'corrected_seed_exact(corrector=local)', 'corrected_seed_exact(corrector=neighbours)',
+    'corrected_seed_exact(corrector=layers)', 'eagle2')
 
 # Passes of a corrector where a candidate leaves them open: the first are used to find the window,
 # the others are tried at the best window.

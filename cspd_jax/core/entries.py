@@ -17,7 +17,8 @@ from cspd_jax.core.spec import Converter, Part
 
 # What drafts or corrects, in words, by the keys of `Resources.drafts`.
 SOURCES = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads',
-           'neighbours': 'a network on neighbouring tokens', 'corrector': 'a corrector',
+           'neighbours': 'a network on neighbouring tokens',
+           'local': 'a network on neighbouring tokens and features', 'corrector': 'a corrector',
            'layers': "the target's first layers"}
 
 class Resources(NamedTuple):

@@ -31,6 +31,7 @@ _as_is = lambda network: network
 CORRECTORS: dict[str, Callable[[Any], Corrector]] = {
     'corrector': _as_is,
     'neighbours': _as_is,
+    'local': _as_is,
     'eagle': from_network,
     'model': from_model,
     'layers': lambda network: from_network(network, decay=0.0),

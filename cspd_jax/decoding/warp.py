@@ -158,6 +158,15 @@ def is_distribution(p: jax.Array) -> jax.Array:
   return jnp.abs(total - 1) < np.sqrt(jnp.finfo(p.dtype).eps)
 
 
+def guided(streams: jax.Array, sampling: SamplingParams, positions: jax.Array) -> jax.Array:
+  """Returns `[B, N, D]` of streams `[S, B, N, D]`: logits, or what a matrix maps to them.
+
+  The options and `positions` are as for `probabilities`.
+  """
+  return _guided(streams, *(jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in (
+      sampling.guidance_scale, sampling.guidance_interval)), positions)
+
+
 def _guided(logits: jax.Array, scale: jax.Array, interval: jax.Array, positions: jax.Array
             ) -> jax.Array:
   """`[B, N, V]` the logits after guidance, float32 or better; options have shape `[.., 1, 1]`."""

@@ -15,7 +15,7 @@ from cspd_jax.families.family import Family, Parts, is_described
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions, DraftNetwork, Teacher, Tokenizer
-from cspd_jax.models import decoder_only, eagle, medusa, neighbours, transformer, vq
+from cspd_jax.models import decoder_only, eagle, local, medusa, neighbours, transformer, vq
 from cspd_jax.models.ends import Ends
 
 
@@ -51,6 +51,7 @@ def pair(parts: Parts, codes: str, draft_sizes: Sequence[str]) -> None:
     parts.pair(role, 'vocab_size', 'num_tokens', 'dim', num_outputs='num_image_tokens')
   parts.pair('medusa', 'dim', vocab_size='num_image_tokens')
   parts.pair('neighbours', 'num_tokens', 'row_width', vocab_size='num_image_tokens')
+  parts.pair('local', 'num_tokens', 'row_width', vocab_size='num_image_tokens', feature_dim='dim')
   parts.pair('draft', *draft_sizes)
 
 
@@ -59,7 +60,7 @@ def resize(loaded: Mapping[str, Loaded], grid: tuple[int, int]) -> dict[str, Loa
   own = dict(zip(('height', 'width'), grid))
   target = dataclasses.replace(loaded['target'].config, **own)
   tokens = dict(num_tokens=target.num_tokens, row_width=target.row_width)
-  sizes = {loaded['target'].kind: own, 'eagle': tokens, 'neighbours': tokens}
+  sizes = {loaded['target'].kind: own} | dict.fromkeys(('eagle', 'neighbours', 'local'), tokens)
   return {role: part._replace(config=dataclasses.replace(part.config, **sizes.get(part.kind, {})))
           for role, part in loaded.items()}
 
@@ -89,13 +90,14 @@ def image_tokenizer(
 
 Params = Any
 # Matrices of drafters: those of a target, and of every other linear layer.
-_PRODUCTS = transformer.PRODUCTS | {r'(.*/)?(fc|in|out|residual|hidden_\d+)/kernel': 1}
+_PRODUCTS = transformer.PRODUCTS | {r'(.*/)?(fc|in|out|gain|residual|hidden_\d+)/kernel': 1}
 # Kinds of the networks, by role, that `discrete` builds drafts from.
 EAGLE = {'eagle': Kind(eagle.EagleConfig, eagle.init, transformer.SPLIT, orders=transformer.ORDERS,
                        products=_PRODUCTS)}
 MEDUSA = {'medusa': Kind(medusa.MedusaConfig, medusa.init, products=_PRODUCTS)}
 NEIGHBOURS = {'neighbours': Kind(
     neighbours.NeighboursConfig, neighbours.init, products=_PRODUCTS)}
+LOCAL = {'local': Kind(local.LocalConfig, local.init, products=_PRODUCTS)}
 
 
 def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
@@ -133,6 +135,12 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
         lambda guided, prefix_length=0: neighbours.corrector(
             dataclasses.replace(config, num_tokens=config.num_tokens - prefix_length)),
         loaded['neighbours'].params)
+  if 'local' in loaded:
+    near = loaded['local'].config
+    drafts['local'] = DraftNetwork(
+        lambda guided, prefix_length=0: local.corrector(
+            dataclasses.replace(near, num_tokens=near.num_tokens - prefix_length), ends),
+        local.attach(target_params, loaded['local'].params))
   drafts['layers'] = DraftNetwork(
       lambda guided, prefix_length=0: prefix_lib.network(layers[1](guided), prefix_length),
       layers[0])
@@ -140,7 +148,7 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
   if 'corrector' in loaded:
     name, network = 'eagle', of_eagle(loaded['corrector'])
   else:
-    name, network = next((name, drafts[name]) for name in ('eagle', 'neighbours', 'layers')
+    name, network = next((name, drafts[name]) for name in ('eagle', 'local', 'neighbours', 'layers')
                          if name in drafts)
   correct = CORRECTORS[name]
   drafts['corrector'] = DraftNetwork(
@@ -165,7 +173,10 @@ def published(config: Any, eagle_layer: str) -> dict[str, tuple[str, Any]]:
       'eagle': ('eagle', layer), 'corrector': ('eagle', corrector),
       'neighbours': ('neighbours', neighbours.NeighboursConfig(
           config.num_image_tokens, config.num_tokens, config.row_width,
-          getattr(config, 'small', (0, 0))))}
+          getattr(config, 'small', (0, 0)))),
+      'local': ('local', local.LocalConfig(
+          config.num_image_tokens, config.num_tokens, config.row_width,
+          getattr(config, 'small', (0, 0)), feature_dim=config.dim))}
 
 
 def with_medusa(config: Any, eagle_layer: str) -> dict[str, tuple[str, Any]]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.families import decoder_only, prompt_kinds
-from cspd_jax.families.decoder_only import EAGLE, MEDUSA, NEIGHBOURS
+from cspd_jax.families.decoder_only import EAGLE, LOCAL, MEDUSA, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published, is_described
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation.model import Model
@@ -101,7 +101,8 @@ FAMILY = Family(
            'tokenizer': {'vq': Kind(vq.VQConfig, vq.init),
                          'cosmos': Kind(cosmos.CosmosConfig, vq.init)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _TRANSFORMER,
-           'eagle': EAGLE, 'medusa': MEDUSA, 'neighbours': NEIGHBOURS, 'corrector': EAGLE},
+           'eagle': EAGLE, 'medusa': MEDUSA, 'neighbours': NEIGHBOURS, 'local': LOCAL,
+           'corrector': EAGLE},
     build=build, resize=decoder_only.resize,
     published=Published(early_fusion.PRESETS,
                         lambda config: decoder_only.with_medusa(config, 'chameleon'),

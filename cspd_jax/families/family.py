@@ -95,7 +95,7 @@ def is_described(loaded: Loaded) -> bool:
 
 # What is trained for models of a family: the first for all of discrete tokens, the others if the
 # family has sizes of them.
-_TRAINED = ('neighbours', 'eagle', 'medusa', 'corrector')
+_TRAINED = ('neighbours', 'local', 'eagle', 'medusa', 'corrector')
 # Roles whose networks have been published for some models, with what they are.
 _CONVERTED = {'draft': 'the target of a smaller model', 'eagle': 'a published EAGLE network'}
 

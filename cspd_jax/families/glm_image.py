@@ -6,7 +6,7 @@ import functools
 import numpy as np
 
 from cspd_jax.families import decoder_only, prompt_kinds
-from cspd_jax.families.decoder_only import EAGLE, MEDUSA, NEIGHBOURS
+from cspd_jax.families.decoder_only import EAGLE, LOCAL, MEDUSA, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.files.store import Kind
 from cspd_jax.generation.model import Model
@@ -62,7 +62,7 @@ FAMILY = Family(
     name='glm_image',
     roles={'target': _TRANSFORMER, 'text': {'text': Kind(bpe.TextConfig, bpe.init)},
            'draft': _TRANSFORMER, 'eagle': EAGLE, 'medusa': MEDUSA, 'neighbours': NEIGHBOURS,
-           'corrector': EAGLE},
+           'local': LOCAL, 'corrector': EAGLE},
     build=build, resize=decoder_only.resize,
     published=Published(glm_image.PRESETS,
                         lambda config: decoder_only.with_medusa(config, 'glm_image'),

@@ -3,7 +3,7 @@
 import functools
 
 from cspd_jax.families import decoder_only, prompt_kinds
-from cspd_jax.families.decoder_only import EAGLE, NEIGHBOURS
+from cspd_jax.families.decoder_only import EAGLE, LOCAL, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.files.store import Kind
 from cspd_jax.generation.model import Model
@@ -35,7 +35,7 @@ FAMILY = Family(
     name='janus_pro',
     roles={'target': _TRANSFORMER, 'tokenizer': {'vq': Kind(vq.VQConfig, vq.init)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _TRANSFORMER,
-           'eagle': EAGLE, 'neighbours': NEIGHBOURS, 'corrector': EAGLE},
+           'eagle': EAGLE, 'neighbours': NEIGHBOURS, 'local': LOCAL, 'corrector': EAGLE},
     build=build,
     published=Published(janus.PRESETS,
                         lambda config: decoder_only.published(config, 'janus_pro'),

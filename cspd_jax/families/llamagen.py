@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from cspd_jax.families import decoder_only, prompt_kinds
-from cspd_jax.families.decoder_only import EAGLE, MEDUSA, NEIGHBOURS
+from cspd_jax.families.decoder_only import EAGLE, LOCAL, MEDUSA, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.files.store import Kind
 from cspd_jax.generation.model import Model
@@ -66,7 +66,7 @@ FAMILY = Family(
     roles={'target': _LLAMAGEN, 'tokenizer': {'vq': Kind(vq.VQConfig, vq.init)},
            't5': {'t5': Kind(t5.T5Config, t5.init, transformer.SPLIT)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _LLAMAGEN,
-           'eagle': EAGLE, 'medusa': MEDUSA, 'neighbours': NEIGHBOURS,
+           'eagle': EAGLE, 'medusa': MEDUSA, 'neighbours': NEIGHBOURS, 'local': LOCAL,
            'corrector': EAGLE},
     build=build,
     published=Published(llamagen.PRESETS, _networks, _condition),

@@ -88,15 +88,23 @@ def init(config: NeighboursConfig, key: jax.Array) -> Params:
 def logits(params: Params, config: NeighboursConfig, image: jax.Array,
            positions: jax.Array) -> jax.Array:
   """Predicts tokens at `positions` `[B, n]` of images `[B, R]`, `[B, n, V]` float32."""
+  return Neighbours(config).apply({'params': params}, nearby(config, image, positions)[0])
+
+
+def nearby(config: NeighboursConfig, image: jax.Array, positions: jax.Array
+           ) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns the tokens `[B, n, k]` near `positions` `[B, n]` of images `[B, R]`.
+
+  `V` is in the place of those outside the image. Also returns where they are, `[B, n, k]`, and
+  which of them are inside the image.
+  """
   if config.small == (0, 0):
     source, in_image = _near(positions, config.row_width, jnp)
   else:
     source = jnp.asarray(_near_in_two(config))[jnp.clip(positions, 0, config.num_tokens - 1)]
     in_image = source >= 0
-  source = jnp.clip(source, 0, image.shape[1] - 1)
-  nearby = jax.vmap(lambda row, index: row[index])(image, source)
-  return Neighbours(config).apply(
-      {'params': params}, jnp.where(in_image, nearby, config.vocab_size))
+  near = jax.vmap(lambda row, index: row[index])(image, jnp.clip(source, 0, image.shape[1] - 1))
+  return jnp.where(in_image, near, config.vocab_size), source, in_image
 
 
 def _near(positions: Any, width: int, library: Any) -> tuple[Any, Any]:

@@ -228,5 +228,5 @@ def drafts(target: Target, small: Target, num_heads: int = 2) -> dict[str, Any]:
   `draft_params` are a table of the target's shape; for the heads, `num_heads` stacked tables.
   """
   return {'model': small, 'eagle': network(target), 'medusa': heads(target, num_heads),
-          'neighbours': from_model(small), 'corrector': from_network(network(target)),
-          'layers': network(target)}
+          'neighbours': from_model(small), 'local': from_network(network(target)),
+          'corrector': from_network(network(target)), 'layers': network(target)}

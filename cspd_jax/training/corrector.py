@@ -1,4 +1,6 @@
-"""Training of an EAGLE network for corrected windows, on windows recorded while decoding.
+"""Training of a network for corrected windows, on windows recorded while decoding.
+
+The network is an EAGLE network, or one that reads what is near (`models.local`).
 
 A step reads windows that a corrected decoder scored, see `Windows`: the old main chain with the
 target's stale features, and the image's final tokens as the new context. The network reads the
@@ -8,7 +10,8 @@ before, as `drafters.from_network` does. A draft is accepted with probability
 `a_1 + a_1 a_2 + ...`: the objective.
 
 The training begins on whole images with the target's guided distributions (`plain_step`), because a
-step without windows is cheap.
+step without windows is cheap. All that a local network reads of its images was recorded along with
+their windows, so that the target is not run at all.
 
 While images are decoded, a recorder keeps of every round the main chain and the target's features
 along it, the windows. The image's final tokens are the context that the next round should have had.
@@ -39,11 +42,18 @@ from cspd_jax.files import atomic, matrices, npz, run_folder
 from cspd_jax.generation import memory, run
 from cspd_jax.generation.model import Model, Request
 from cspd_jax.generation.parts import Teacher
-from cspd_jax.models import eagle
-from cspd_jax.training import drafter as drafter_lib, loop, optimizer as optimizer_lib, samples
+from cspd_jax.models import eagle, local
+from cspd_jax.training import (
+  drafter as drafter_lib,
+  loop,
+  neighbours,
+  optimizer as optimizer_lib,
+  samples,
+)
 from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 
 Params = Any
+CorrectorConfig = eagle.EagleConfig | local.LocalConfig
 _DECODE_BATCH = 64
 # Depths behind the root whose acceptance rates are reported.
 _DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
@@ -61,8 +71,9 @@ class CorrectorTrainConfig:
     guidance_scales: guidance scales; each step draws one.
     divergence_weight: weight of the KL divergence between the target's distributions and the
       corrected ones, at positions that are reached.
-    plain_weight: weight of that divergence on the whole image, without a window to correct. Right
-      behind a changed token the corrector can rely on little else.
+    plain_weight: weight of that divergence on the whole image, without a window to correct, or for
+      a local network on the old window. Right behind a changed token the corrector can rely on
+      little else.
   """
 
   optimizer: OptimizerConfig = OptimizerConfig(num_steps=1500, batch_size=8, warmup_steps=50)
@@ -80,14 +91,23 @@ class CorrectorTrainConfig:
       raise ValueError('guidance_scales is empty; provide at least one guidance scale.')
 
 
+# How a local network is trained by default: on whole images, and on windows.
+LOCAL_PLAIN = OptimizerConfig(num_steps=800, batch_size=4, muon_learning_rate=0.02, warmup_steps=50,
+                              cooldown_steps=300, weight_decay=0.02)
+LOCAL_TRAIN = CorrectorTrainConfig(
+    OptimizerConfig(num_steps=1500, batch_size=8, muon_learning_rate=0.02, warmup_steps=50,
+                    cooldown_steps=600, weight_decay=0.02),
+    windows_per_image=3, passes=2, plain_weight=1.0)
+
+
 @dataclasses.dataclass(frozen=True)
 class CorrectorRecipe(samples.Sampled, loop.Intervals):
   """Configuration of a corrector, its training data and its training.
 
   Attributes:
     drafter: configuration of the network.
-    plain: configuration of the optimiser on whole images; None begins with windows, which suffices
-      if the model's EAGLE network is the start.
+    plain: configuration of the optimiser on whole images, for a local network on those of the
+      windows; None begins with windows, which suffices if the model's EAGLE network is the start.
     train: configuration of the training on windows.
     decoder: decoder that records the windows: a corrected decoder whose drafts are a chain.
     images: file of whole images to train on, see `samples.stored`; None samples them from the
@@ -97,7 +117,7 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
     num_held_out_images: images whose windows to measure on, as far as they fill whole batches.
   """
 
-  drafter: eagle.EagleConfig
+  drafter: CorrectorConfig
   plain: OptimizerConfig | None
   train: CorrectorTrainConfig
   decoder: str = 'corrected(corrector=eagle, window=32, iterations=2, tree=chain())'
@@ -112,9 +132,18 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
     samples.check_batch_size('train.optimizer', self.train.optimizer,
                              min(self.num_train_images, self.num_held_out_images))
     if self.plain is not None:
-      samples.check_batch_size('plain', self.plain, self.num_plain_images)
+      samples.check_batch_size('plain', self.plain, self.num_train_images if self.kind == 'local'
+                               else self.num_plain_images)
 
-  kind = 'eagle'  # Of the checkpoint.
+  @property
+  def kind(self) -> str:
+    """The kind of the checkpoint."""
+    return 'local' if isinstance(self.drafter, local.LocalConfig) else 'eagle'
+
+  @property
+  def role(self) -> str:
+    """The role of the network in a model."""
+    return 'local' if self.kind == 'local' else 'corrector'
 
 
 class Windows(NamedTuple):
@@ -139,7 +168,7 @@ class CorrectorBatch(NamedTuple):
   """A batch of images with `W` windows each: tokens `[B, T]`, condition and guidance scale `[]`.
 
   The others are `first` `[B, W]`, `accepted` `[B, W]`, `nodes` `[B, W, L]` and `features`
-  `[B, W, L + 1, S, F]` of `Windows`.
+  `[B, W, L + 1, S, F]` of `Windows`, and `along`, for a local network those of `along`, else None.
   """
 
   tokens: jax.Array
@@ -149,13 +178,31 @@ class CorrectorBatch(NamedTuple):
   nodes: jax.Array
   features: jax.Array
   guidance_scale: jax.Array
+  along: jax.Array | None = None
+
+
+def along(windows: Windows) -> np.ndarray:
+  """Returns the target's features `[N, T, S, F]` that predicted the tokens of the images.
+
+  That of the first token, which no round has drawn, is 0.
+  """
+  images, count = windows.tokens.shape
+  drafts = np.arange(windows.features.shape[2])
+  # Drafts behind the end of an image are not accepted.
+  result = np.zeros((images, count, *windows.features.shape[3:]), windows.features.dtype)
+  for first, accepted, features in zip(
+      windows.first.T, windows.accepted.T, np.moveaxis(windows.features, 1, 0)):
+    at = first[:, None] + 1 + drafts
+    image, draft = np.nonzero((drafts <= accepted[:, None]) & (at < count))
+    result[image, at[image, draft]] = features[image, draft]
+  return result
 
 
 def batch_of(windows: Windows, conditions: Any, train: CorrectorTrainConfig, index: int,
-             in_order: bool = False) -> CorrectorBatch:
+             in_order: bool = False, features: np.ndarray | None = None) -> CorrectorBatch:
   """Returns the batch of step `index`, of images drawn at random or `in_order`.
 
-  `conditions` has one row per image.
+  `conditions` has one row per image, and so have `features`, those of `along`.
   """
   rng, size = np.random.default_rng((train.optimizer.seed, index)), train.optimizer.batch_size
   images = (np.arange(index * size, (index + 1) * size) if in_order else
@@ -168,7 +215,8 @@ def batch_of(windows: Windows, conditions: Any, train: CorrectorTrainConfig, ind
   return CorrectorBatch(
       windows.tokens[images], jax.tree.map(lambda leaf: leaf[images], conditions),
       windows.first[at], windows.accepted[at], windows.nodes[at], windows.features[at],
-      np.float32(rng.choice(train.guidance_scales)))
+      np.float32(rng.choice(train.guidance_scales)),
+      None if features is None else features[images])
 
 
 class Agreement(NamedTuple):
@@ -180,7 +228,7 @@ class Agreement(NamedTuple):
     divergence: per pass, `[B, W, L]` KL divergence between the target's distributions and them.
     inside: `[B, W, L]` bool, whether the position is inside the image.
     plain: `[B, T - 1]` KL divergence between the target's distributions and those of the network
-      on the whole image, both without cuts.
+      on the whole image, both without cuts; for a local network `[B, W, L]` on the old window.
   """
 
   overlap: list[jax.Array]
@@ -189,7 +237,7 @@ class Agreement(NamedTuple):
   plain: jax.Array
 
 
-def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
+def agreement(params: Params, config: CorrectorConfig, train: CorrectorTrainConfig,
               target_params: Params, teacher: Teacher, batch: CorrectorBatch,
               sampling: SamplingParams) -> Agreement:
   """Compares the corrected distributions of every pass with the target's, with the same options.
@@ -198,37 +246,122 @@ def agreement(params: Params, config: eagle.EagleConfig, train: CorrectorTrainCo
   """
   images, count = batch.tokens.shape
   length = batch.nodes.shape[2]
-  logits, features = drafter_lib.target_outputs(
-      target_params, teacher, batch.tokens, batch.condition)
-  probs = teacher.probs(logits, sampling, jnp.arange(count)[None])
-
   start = batch.first + batch.accepted + 1
   positions = start[..., None] + 1 + jnp.arange(length)
   inside = positions < count
+  reading = (_local_reading if isinstance(config, local.LocalConfig) else _eagle_reading)(
+      params, config, target_params, teacher, batch, sampling)
   # Entries of the old window; the last positions of the new window are behind its end.
   entries = batch.accepted[..., None] + 1 + jnp.arange(length)
-  has_stale = (entries <= length)[..., None, None]
-  window_features = batch.features.astype(features.dtype)
-  stale = _gather(window_features, jnp.minimum(entries, length))
-  target_probs = _of_rows(probs, jnp.minimum(positions, count - 1))
-  params, network = eagle.attach(target_params, params), eagle.network(config, teacher.ends)
-  outputs, old, read = _reader(network, params, batch, features, window_features)
-  plain = kl_divergence(*(
-      teacher.probs(x, warp_lib.uncut(sampling), jnp.arange(1, count)[None])
-      for x in (logits[:, :, 1:], network.logits(params, outputs[:, :, :-1]))))
-  root = _of_rows(jnp.moveaxis(outputs, 0, 2), jnp.minimum(start, count - 1))
-  old = _gather(old, jnp.minimum(entries - 1, length - 1))
+  has_stale = entries <= length
+  old = jax.tree.map(
+      lambda x: _gather(x, jnp.minimum(entries - 1, length - 1)), reading.old)
+  stale = _gather(reading.stale, jnp.minimum(entries, length))
+  target_probs = reading.target_probs(jnp.minimum(positions, count - 1))
   corrected, overlap, divergence = stale, [], []
   for _ in range(train.passes):
-    new = jnp.concatenate([root[:, :, None], read(corrected[:, :, :-1])], axis=2)
-    corrected = correctors.correct(network, params, new, old, stale, has_stale)
+    corrected = reading.correct(reading.read(corrected), old, stale, has_stale)
     flat = corrected.reshape(images, -1, *corrected.shape[3:])
     draft_probs = teacher.probs(
-        network.logits(params, jnp.moveaxis(flat, 2, 0)), sampling, positions.reshape(images, -1))
+        reading.logits(jnp.moveaxis(flat, 2, 0)), sampling, positions.reshape(images, -1))
     draft_probs = draft_probs.reshape(target_probs.shape)
     overlap.append(jnp.sum(jnp.minimum(draft_probs, target_probs), axis=-1))
     divergence.append(kl_divergence(target_probs, draft_probs))
-  return Agreement(overlap, divergence, inside, plain)
+  return Agreement(overlap, divergence, inside, reading.plain)
+
+
+class _Reading(NamedTuple):
+  """What a network reads of a batch.
+
+  Attributes:
+    target_probs: `positions [B, W, L] -> [B, W, L, V]` the target's distributions of tokens.
+    stale: `[B, W, L + 1, S, F]` the target's features of the old window.
+    old: what the network predicts behind the old nodes, with leading axes `[B, W, L]`.
+    read: from features `[B, W, L, S, F]` of the new window to what the network predicts there.
+    correct: `(new, old, stale, has_stale [B, W, L]) -> ` corrected features.
+    logits: the target's head.
+    plain: see `Agreement`.
+  """
+
+  target_probs: Callable[[jax.Array], jax.Array]
+  stale: jax.Array
+  old: Any
+  read: Callable[[jax.Array], Any]
+  correct: Callable[[Any, Any, jax.Array, jax.Array], jax.Array]
+  logits: Callable[[jax.Array], jax.Array]
+  plain: jax.Array
+
+
+def _eagle_reading(params: Params, config: Any, target_params: Params, teacher: Teacher,
+                   batch: CorrectorBatch, sampling: SamplingParams) -> _Reading:
+  count = batch.tokens.shape[1]
+  logits, features = drafter_lib.target_outputs(
+      target_params, teacher, batch.tokens, batch.condition)
+  probs = teacher.probs(logits, sampling, jnp.arange(count)[None])
+  params, network = eagle.attach(target_params, params), eagle.network(config, teacher.ends)
+  stale = batch.features.astype(features.dtype)
+  outputs, old, read = _reader(network, params, batch, features, stale)
+  plain = kl_divergence(*(
+      teacher.probs(x, warp_lib.uncut(sampling), jnp.arange(1, count)[None])
+      for x in (logits[:, :, 1:], network.logits(params, outputs[:, :, :-1]))))
+  start = batch.first + batch.accepted + 1
+  root = _of_rows(jnp.moveaxis(outputs, 0, 2), jnp.minimum(start, count - 1))
+  return _Reading(
+      lambda positions: _of_rows(probs, positions), stale, old,
+      lambda corrected: jnp.concatenate([root[:, :, None], read(corrected[:, :, :-1])], axis=2),
+      lambda new, old, stale, has_stale: correctors.correct(
+          network, params, new, old, stale, has_stale[..., None, None]),
+      functools.partial(network.logits, params), plain)
+
+
+def _local_reading(params: Params, config: Any, target_params: Params, teacher: Teacher,
+                   batch: CorrectorBatch, sampling: SamplingParams) -> _Reading:
+  (images, count), (windows, length) = batch.tokens.shape, batch.nodes.shape[1:]
+  width, rows = config.row_width, images * windows
+  assert batch.along is not None  # As `train` calls `batch_of`.
+  along, features = (x.astype(jnp.float32) for x in (batch.along, batch.features))
+  # Every window is a row of its own.
+  flat = lambda x: x.reshape(rows, *x.shape[2:])
+  unflat = lambda x: x.reshape(images, windows, *x.shape[1:])
+  tokens = jnp.repeat(
+      jnp.pad(batch.tokens, ((0, 0), (0, length + 1))), windows, axis=0)
+  first, accepted, nodes = map(flat, (batch.first, batch.accepted, batch.nodes))
+
+  read = lambda x: local.read(params, config, x)
+
+  def row(start):
+    """What is read of the last `W + 1` committed tokens up to number `start` `[B, W]`."""
+    at = start[..., None] - width + jnp.arange(width + 1)
+    return read(flat(_of_rows(along, jnp.clip(at, 0, count - 1))))
+
+  def predict(image, row, window, start):
+    return jax.tree.map(unflat, local.predict(
+        params, config, image, jnp.concatenate([row, window[:, :-1]], axis=1), start))
+
+  old_image = jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(
+      tokens, nodes, first + 1, 0)
+  window = read(flat(features))
+  # The first node counts as the root of the old window, as in `local.corrector`.
+  old = predict(old_image, jnp.concatenate([row(batch.first)[:, 1:], window[:, :1]], axis=1),
+                window[:, 1:], first + 1)
+  start = first + accepted + 1
+  new_row = row(batch.first + batch.accepted + 1)
+  logits = lambda x: teacher.ends.logits(target_params, x)
+
+  def probs(features, positions, sampling):
+    x = jnp.moveaxis(features.reshape(images, -1, *features.shape[3:]), 2, 0)
+    return teacher.probs(
+        logits(x), sampling, positions.reshape(images, -1)).reshape(*positions.shape, -1)
+
+  old_positions = batch.first[..., None] + 2 + jnp.arange(length)
+  plain = kl_divergence(*(probs(x, old_positions, warp_lib.uncut(sampling))
+                          for x in (features[:, :, 1:], old.features)))
+  inside = old_positions < count
+  return _Reading(
+      lambda positions: probs(_of_rows(along, positions), positions, sampling), features, old,
+      lambda corrected: predict(tokens, new_row, read(flat(corrected)), start),
+      functools.partial(local.correct, params, config), logits,
+      plain * inside / jnp.maximum(jnp.mean(inside), _TINY))
 
 
 # The entries of each row at indices of its own; `_gather` those of each window of each row.
@@ -278,7 +411,7 @@ def _reader(network: correctors.Network, params: Params, batch: CorrectorBatch, 
   return outputs, old, read
 
 
-def loss(params: Params, config: eagle.EagleConfig, train: CorrectorTrainConfig,
+def loss(params: Params, config: CorrectorConfig, train: CorrectorTrainConfig,
          target_params: Params, teacher: Teacher, batch: CorrectorBatch, sampling: SamplingParams
          ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the loss: minus the mean accepted length plus the weighted divergences.
@@ -314,7 +447,7 @@ def accepted_length(overlap: jax.Array, inside: jax.Array) -> tuple[jax.Array, j
   return jnp.sum(accepted, axis=-1), reached
 
 
-def step(state: TrainState, batch: CorrectorBatch, target_params: Params, config: eagle.EagleConfig,
+def step(state: TrainState, batch: CorrectorBatch, target_params: Params, config: CorrectorConfig,
          train: CorrectorTrainConfig, teacher: Teacher, sampling: SamplingParams
          ) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step; jit with the configurations and `teacher` static."""
@@ -322,7 +455,7 @@ def step(state: TrainState, batch: CorrectorBatch, target_params: Params, config
       params, config, train, target_params, teacher, batch, sampling), train.optimizer)
 
 
-def measure(params: Params, target_params: Params, batch: CorrectorBatch, config: eagle.EagleConfig,
+def measure(params: Params, target_params: Params, batch: CorrectorBatch, config: CorrectorConfig,
             train: CorrectorTrainConfig, teacher: Teacher, sampling: SamplingParams
             ) -> dict[str, jax.Array]:
   """Measures the last pass with the sampling options `sampling`; arguments as for `agreement`.
@@ -338,33 +471,42 @@ def measure(params: Params, target_params: Params, batch: CorrectorBatch, config
   return {'length': jnp.mean(lengths), 'plain': jnp.mean(result.plain), **overlaps}
 
 
-def plain_loss(params: Params, config: eagle.EagleConfig, target_params: Params, teacher: Teacher,
+def plain_loss(params: Params, config: CorrectorConfig, target_params: Params, teacher: Teacher,
                tokens: jax.Array, condition: Any, sampling: SamplingParams
                ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the KL divergence between the target's and the network's distributions.
 
-  Images `[B, T]` and their condition are whole; both distributions have the options of `sampling`,
-  as for `loss`. Returns the mean divergence in nats per token, and the metric 'overlap', the mean
+  Images `[B, T]` and their condition are whole; for a local network the features of `along` are in
+  the place of the condition. Both distributions have the options of `sampling`, as for `loss`.
+  Returns the mean divergence in nats per token, and the metric 'overlap', the mean
   of `sum min(p, q)`.
   """
   sampling = warp_lib.uncut(sampling)
-  target_logits, features = drafter_lib.target_outputs(target_params, teacher, tokens, condition)
+  if isinstance(config, local.LocalConfig):
+    features = condition.astype(jnp.float32)
+    # From number -1 on, with nothing before the image.
+    reads = jnp.pad(local.read(params, config, features[:, :-1]),
+                    ((0, 0), (config.row_width + 1, 0), (0, 0), (0, 0), (0, 0)))
+    predicted = local.predict(params, config, tokens, reads, jnp.full(tokens.shape[:1], -1))
+    target_logits, logits = (teacher.ends.logits(target_params, jnp.moveaxis(x, 2, 0))
+                             for x in (features, predicted.features[:, 1:]))
+  else:
+    target_logits, features = drafter_lib.target_outputs(target_params, teacher, tokens, condition)
+    streams = features.shape[0]
+    logits, _ = eagle.predict(
+        eagle.attach(target_params, params), config, teacher.ends,
+        jnp.tile(tokens[:, :-1], (streams, 1)),
+        features[:, :, :-1].reshape(-1, features.shape[2] - 1, features.shape[3]),
+        eagle.prompt(config, condition))
+    logits = logits.reshape(streams, -1, *logits.shape[1:])
   probs = teacher.probs(target_logits, sampling, jnp.arange(tokens.shape[1])[None])
-  streams = features.shape[0]
-  logits, _ = eagle.predict(
-      eagle.attach(target_params, params), config, teacher.ends,
-      jnp.tile(tokens[:, :-1], (streams, 1)),
-      features[:, :, :-1].reshape(-1, features.shape[2] - 1, features.shape[3]),
-      eagle.prompt(config, condition))
-  draft_probs = teacher.probs(
-      logits.reshape(streams, -1, *logits.shape[1:]), sampling,
-      jnp.arange(1, tokens.shape[1])[None])
+  draft_probs = teacher.probs(logits, sampling, jnp.arange(1, tokens.shape[1])[None])
   overlap = jnp.sum(jnp.minimum(probs[:, 1:], draft_probs), axis=-1)
   return jnp.mean(kl_divergence(probs[:, 1:], draft_probs)), {'overlap': jnp.mean(overlap)}
 
 
 def plain_step(state: TrainState, batch: tuple[jax.Array, Any], target_params: Params,
-               config: eagle.EagleConfig, optimizer: OptimizerConfig, teacher: Teacher,
+               config: CorrectorConfig, optimizer: OptimizerConfig, teacher: Teacher,
                sampling: SamplingParams) -> tuple[TrainState, dict[str, jax.Array]]:
   """Does one optimiser step on whole images, tokens and condition; jit as `step`."""
   return optimizer_lib.step(state, lambda params: plain_loss(
@@ -379,7 +521,11 @@ def kl_divergence(p: jax.Array, q: jax.Array) -> jax.Array:
 
 def check(recipe: CorrectorRecipe, model: Model) -> None:
   """Raises ValueError unless the corrector fits the model, whose parameters are in float32."""
-  drafter_lib.check(recipe, model)
+  if isinstance(recipe.drafter, local.LocalConfig):
+    samples.check_sizes(recipe.drafter, model, neighbours.shared(model) | dict(
+        feature_dim=drafter_lib.feature_dim(recipe, model)))
+  else:
+    drafter_lib.check(recipe, model)
   if recipe.images is not None:  # Before anything is sampled.
     samples.stored(recipe.images, model, recipe.prompts, recipe.num_plain_images)
   decoder: Any = model.decoder(recipe.decoder)  # Of discrete tokens.
@@ -444,7 +590,7 @@ def sample(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> None
   """Samples the images that `workdir` does not hold yet, and records their windows."""
   for split in ('train', 'held_out'):
     recorded(recipe, model, split, workdir)
-  if recipe.plain:
+  if recipe.plain and recipe.kind != 'local':
     _plain_images(recipe, model, workdir)
 
 
@@ -461,8 +607,18 @@ def _plain_images(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
 def init(recipe: CorrectorRecipe, model: Model) -> Params:
   """Returns the initial parameters: those of the model's EAGLE network of the same name and shape.
 
-  Further layers add 0 to the residual stream at first.
+  Further layers add 0 to the residual stream at first. A local network begins with the embedding
+  and the first layer of the model's neighbours network, as far as its own is as wide.
   """
+  if isinstance(recipe.drafter, local.LocalConfig):
+    params = local.init(recipe.drafter, jax.random.key(recipe.seed))
+    if 'neighbours' in model.drafts:
+      pretrained = matrices.plain(model.drafts['neighbours'].params)
+      shared = lambda value, start: value.at[tuple(slice(size) for size in start.shape)].set(
+          start[tuple(slice(size) for size in value.shape)])
+      for name in ('embedding', 'hidden_0'):
+        params[name] = jax.tree.map(shared, params[name], pretrained[name])
+    return params
   params = eagle.init(recipe.drafter, jax.random.key(recipe.seed))
   if 'eagle' not in model.drafts:
     return params
@@ -486,13 +642,18 @@ def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: 
   optimizer, teacher = recipe.plain, drafter_lib.teacher(model)
   if optimizer is None:
     return params
-  tokens, indices = _plain_images(recipe, model, workdir)
-  conditions = model.condition(samples.prompts_of(model, recipe.prompts))
   sampling = model.engine.drop_inactive(samples.sampling(recipe, model))
+  if recipe.kind == 'local':
+    windows, _ = recorded(recipe, model, 'train', workdir)
+    tokens, labels, of_labels = windows.tokens, along(windows), lambda features: features
+  else:
+    tokens, labels = _plain_images(recipe, model, workdir)
+    of_labels = functools.partial(
+        batches.select, model.condition(samples.prompts_of(model, recipe.prompts)))
 
   def batch(index):
-    images, prompts = loop.batch_of(tokens, indices, optimizer.seed, index, optimizer.batch_size)
-    return images, batches.select(conditions, prompts)
+    images, chosen = loop.batch_of(tokens, labels, optimizer.seed, index, optimizer.batch_size)
+    return images, of_labels(chosen)
 
   return drafter_lib.fit(
       model, optimizer_lib.start(params, optimizer),
@@ -515,8 +676,11 @@ def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
   config, train_config, teacher = recipe.drafter, recipe.train, drafter_lib.teacher(model)
   optimizer = train_config.optimizer
   sampling = model.engine.drop_inactive(samples.sampling(recipe, model))
+  is_local = isinstance(config, local.LocalConfig)
+  features = {split: along(windows) if is_local else None
+              for split, (windows, _) in splits.items()}
   batch = lambda split, index, **order: batch_of(
-      splits[split][0], conditions[split], train_config, index, **order)
+      splits[split][0], conditions[split], train_config, index, features=features[split], **order)
   evaluate = drafter_lib.evaluation(
       model, lambda params, frozen, batch: measure(
           params, frozen, batch, config, train_config, teacher, sampling),

@@ -253,13 +253,21 @@ def _eagle_drafts(
   return [jnp.moveaxis(logits, 0, 2) for logits in jax.lax.map(draft, starts)]
 
 
-def check(recipe: Any, model: Model) -> None:
-  """Raises ValueError unless the drafter fits the model, whose parameters are in float32."""
-  eagle_layer, target = teacher(model).eagle_layer, model.target(guided=False)
+def feature_dim(recipe: samples.Sampled, model: Model) -> int:
+  """Returns the width of the features of a model that teaches; ValueError if its family does not.
+  """
+  teacher(model)
+  target = model.target(guided=False)
   condition = model.condition(samples.prompts_of(model, recipe.prompts)[:1])
   _, features, _ = jax.eval_shape(
       lambda *args: target.prefill(*args, target.num_tokens), model.params, condition)
-  sizes = dict(dim=features.shape[-1], vocab_size=target.vocab_size)
+  return features.shape[-1]
+
+
+def check(recipe: Any, model: Model) -> None:
+  """Raises ValueError unless the drafter fits the model, whose parameters are in float32."""
+  eagle_layer, target = teacher(model).eagle_layer, model.target(guided=False)
+  sizes = dict(dim=feature_dim(recipe, model), vocab_size=target.vocab_size)
   if isinstance(recipe.drafter, eagle.EagleConfig):
     sizes |= dict(vocab_size=getattr(model.config, 'vocab_size', target.vocab_size),
                   family=eagle_layer, num_tokens=target.num_tokens, row_width=target.row_width,

@@ -83,12 +83,16 @@ def sizes(model: Model) -> neighbours.NeighboursConfig:
       target.vocab_size, target.num_tokens, target.row_width, small)
 
 
+def shared(model: Model) -> dict[str, Any]:
+  """Returns the sizes of the network that the model determines, by name."""
+  return {name: getattr(sizes(model), name)
+          for name in ('vocab_size', 'num_tokens', 'row_width', 'small')}
+
+
 def check(recipe: NeighboursRecipe, model: Model) -> None:
   """Raises ValueError unless the network fits the model and the prompts can be read."""
   samples.prompts_of(model, recipe.prompts)
-  samples.check_sizes(recipe.drafter, model, {
-      name: getattr(sizes(model), name)
-      for name in ('vocab_size', 'num_tokens', 'row_width', 'small')})
+  samples.check_sizes(recipe.drafter, model, shared(model))
 
 
 def sample(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path) -> np.ndarray:

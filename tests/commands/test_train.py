@@ -22,6 +22,8 @@ def _train(capsys, *words):
 @pytest.mark.parametrize('kind, decoder', [
     pytest.param('eagle', 'eagle(tree=chain(2))+match', marks=pytest.mark.slow),
     pytest.param('medusa', 'medusa(length=2)+match', marks=pytest.mark.slow),
+    pytest.param('local', 'corrected_seed_exact(corrector=local, window=5, iterations=2)',
+                 marks=pytest.mark.slow),
     pytest.param('neighbours', 'corrected_seed_exact(corrector=neighbours, window=5, iterations=2)',
                  marks=pytest.mark.slow)])
 def test_a_trained_drafter_drafts(llamagens, tmp_path, capsys, kind, decoder):
@@ -45,15 +47,15 @@ def test_a_trained_drafter_drafts(llamagens, tmp_path, capsys, kind, decoder):
     'c2i_b_256', 't2i_xl_256', 'lumina_mgpt_7b_768', 'anole_7b', 'emu3_gen_8b'])
 def test_sizes_fit_every_published_model(model):
   described = families.describe(model)
-  for kind in ('eagle', 'corrector'):
+  for kind, width in (('eagle', 'dim'), ('corrector', 'dim'), ('local', 'feature_dim')):
     recipe = train.recipe_for(described, model, kind)
-    assert recipe.drafter.dim == described.config.dim
+    assert getattr(recipe.drafter, width) == described.config.dim
     assert recipe.drafter.num_tokens == described.num_tokens
 
 
 @pytest.mark.parametrize('words, message', [
     (['--model=mar_demo'], "a 'mar' model, for which nothing is trained"),
-    (['--kind=draft'], 'one of neighbours, corrector, eagle, medusa'),
+    (['--kind=draft'], 'one of neighbours, local, corrector, eagle, medusa'),
     (['--batch_size=99'], 'batch_size is 99'), (['--mesh=9x9'], 'which requires 81 devices'),
     (['--guidance_scale=nan'], 'guidance_scale is nan'),
     (['--kind=eagle', '--dtype=bfloat16'], "kind is 'eagle', which learns from the model in float"),
@@ -76,7 +78,7 @@ def test_refused_settings(llamagens, tmp_path, capsys, words, message):
 def test_medusa_heads_are_for_families_that_have_them():
   described = families.describe('janus_pro_7b')
   with pytest.raises(ValueError, match="kind is 'medusa'; for model 'janus_pro_7b' it must be one "
-                                       'of neighbours, eagle, corrector'):
+                                       'of neighbours, local, eagle, corrector'):
     train.recipe_for(described, 'janus_pro_7b', 'medusa')
 
 

@@ -16,6 +16,17 @@ pytestmark = pytest.mark.compiled
 _XL, _7B = 'c2i_xl_256', 'lumina_mgpt_7b_768'
 
 
+@pytest.mark.parametrize('by', ['local', 'neighbours'])
+def test_a_pass_of_a_cheap_corrector_is_few_kernels(by):
+  accelerator, device = compilers.find('h200')
+  model = families.describe(_XL, layers=1)
+  condition = families.FAMILIES[model.family].published.condition(model.config, 1)
+  two, three = (predicted.decode(
+      model, f'corrected(corrector={by}, iterations={iterations}, window=64)', 1, True, condition,
+      accelerator, device).total_kernels for iterations in (2, 3))
+  assert three - two <= 20
+
+
 @functools.cache
 def _figures(model, decoder):
   """Figures of all layers, from two and three; and the live half of the cache of two."""

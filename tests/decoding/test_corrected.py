@@ -1,5 +1,6 @@
 """Corrected windows: enumerated rounds, whole sequences, equality with vanilla, mistakes."""
 
+import functools
 import sys
 import types
 
@@ -15,7 +16,8 @@ from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.drafters.correctors import correct, corrected_features, corrected_probs
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.rejection import rejection
-from cspd_jax.models import neighbours
+from cspd_jax.models import local, neighbours
+from cspd_jax.models.ends import Ends
 from cspd_jax.testing import exactness
 from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import network, tabular
@@ -30,8 +32,34 @@ def _learned(target):
       correct=lambda params, new, old, stale: jnp.where(new == old, stale, new)))
 
 
+def _local_sizes(target):
+  return local.LocalConfig(
+      target.vocab_size, target.num_tokens, target.row_width, dim=3, hidden_dim=4, feature_dim=1,
+      correction_dim=2)
+
+
+def _local(target):
+  """A network that reads what is near; the feature of a tabular model is the number of a prefix."""
+  ends = Ends(None, network(target).logits, target.vocab_size, None)
+  return local.corrector(_local_sizes(target), ends)
+
+
 CORRECTORS = {'model': from_model, 'network': lambda target: from_network(network(target)),
-              'learned': _learned}
+              'learned': _learned, 'local': _local}
+
+
+def _random(params, seed=2):
+  """Random numbers in place of initial ones, of which some are 0."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 1, leaf.shape)), params)
+
+
+def _draft_params(kind, built, table):
+  """The parameters of a corrector, of the `table` that it predicts from."""
+  if kind != 'local':
+    return table
+  params = _random(local.init(_local_sizes(built.target), jax.random.key(0)))
+  return dict(params, target=table)
 
 
 def _parts(target, window, iterations, tree=None, num_corrected=None, kind='model'):
@@ -47,6 +75,8 @@ CASES = {
     'two places, features': ('network', 2, 4, 2, 3, 1, None),
     'one place, features': ('network', 2, 4, 2, 2, 2, None),
     'two places, learned': ('learned', 2, 4, 2, 3, 1, None),
+    'two places, nearby features': ('local', 2, 4, 2, 3, 1, None),
+    'one place, nearby features': ('local', 2, 4, 2, 2, 2, None),
     'a sibling': ('model', 3, 3, 2, 3, 1, trees.Tree((-1, 0, 0))),
 }
 
@@ -55,12 +85,13 @@ def _total_variation(name, sampling=WARP, forced=None):
   kind, vocab, length, rounds, size, iterations, tree = CASES[name]
   with jax.enable_x64(True):
     built = tabular(
-        jax.random.key(0), vocab, length, guided=True, forced=forced, dtype=jnp.float64)
+        jax.random.key(0), vocab, length, guided=True, forced=forced, dtype=jnp.float64,
+        row_width=2)
     other = built.params + 0.7 * jax.random.normal(jax.random.key(1), built.params.shape)
     parts = _parts(built.target, size, iterations, tree, kind=kind)
     result = enumerate_rounds(
         make_decoder(built.target, *parts), built, sampling, rounds=rounds,
-        draft_params=other).distribution
+        draft_params=_draft_params(kind, built, other)).distribution
     np.testing.assert_allclose(result.sum(), 1, atol=1e-12)
     return 0.5 * np.abs(result - built.distribution(sampling)).sum()
 
@@ -92,7 +123,7 @@ def test_rows_have_options_of_their_own(model, kind):
   decode = jax.jit(make_decoder(built.target, *_parts(built.target, 7, 2, SIDES, kind=kind)))
   sample = lambda key, labels: decode(
       built.params, labels, key, SamplingParams(*(value[labels] for value in options)),
-      other).tokens
+      _draft_params(kind, built, other)).tokens
   report = exactness.check_sampler(sample, probs, built.vocab_size, samples=2**16)
   assert report.passed, report
 
@@ -100,7 +131,7 @@ def test_rows_have_options_of_their_own(model, kind):
 def _sees_the_token_it_drafts(parts):
   def begin(*args):
     prediction, *others = parts.begin(*args)
-    return jnp.roll(prediction, -1, axis=1), *others
+    return jax.tree.map(lambda x: jnp.roll(x, -1, axis=1), prediction), *others
   return parts._replace(begin=begin)
 
 
@@ -138,26 +169,31 @@ SIDES = trees.caterpillar(3, 2, 6)
     [('model', 5, 1, None, None), ('model', 5, 3, None, None), ('model', 5, 8, None, None),
      ('model', 7, 2, SIDES, None), ('model', 7, 5, trees.caterpillar(2, 3, 6), 2),
      ('network', 5, 1, None, None), ('network', 5, 3, None, 3), ('network', 7, 2, SIDES, None),
-     ('network', 5, 8, None, None), ('learned', 7, 2, SIDES, None)],
+     ('network', 5, 8, None, None), ('learned', 7, 2, SIDES, None), ('local', 5, 3, None, 3),
+     ('local', 7, 2, SIDES, None)],
     ('model', 7, 5, trees.caterpillar(2, 3, 6), 2), ('network', 7, 2, SIDES, None)))
 def test_sequences_have_the_distribution(model, kind, size, iterations, tree, num_corrected):
   built, other = model
   decoder = make_decoder(
       built.target, *_parts(built.target, size, iterations, tree, num_corrected, kind))
   report = exactness.check_decoder(
-      decoder, built, exactness.class_probs(built, WARP), WARP, draft_params=other,
+      decoder, built, exactness.class_probs(built, WARP), WARP,
+      draft_params=_draft_params(kind, built, other),
       samples=2**16)
   assert report.passed, report
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', representative(
-    [None, *MISTAKES], None, 'distribution of the pass before'))
-def test_mistakes_are_seen(name, monkeypatch):
+@pytest.mark.parametrize('kind, name', representative(
+    [*(('model', name) for name in (None, *MISTAKES)), ('local', None),
+     ('local', 'a corrector that sees the token it drafts'),
+     ('local', 'an error from behind the token')],
+    ('model', None), ('model', 'distribution of the pass before')))
+def test_mistakes_are_seen(kind, name, monkeypatch):
   # Far from each other, so that there are refusals.
   built = tabular(jax.random.key(0), 4, 5, num_classes=2, row_width=5, spread=2.0)
   other = built.params + jax.random.normal(jax.random.key(1), built.params.shape)
-  parts = from_model(built.target)
+  parts = CORRECTORS[kind](built.target)
   if callable(mistake := MISTAKES.get(name)):
     parts = mistake(parts)
   elif mistake is not None:
@@ -165,12 +201,13 @@ def test_mistakes_are_seen(name, monkeypatch):
   decoder = make_decoder(
       built.target, corrected(parts, 5, 1, trees.caterpillar(2, 1, 4)), rejection())
   report = exactness.check_decoder(
-      decoder, built, exactness.class_probs(built), draft_params=other, samples=2**17)
+      decoder, built, exactness.class_probs(built),
+      draft_params=_draft_params(kind, built, other), samples=2**17)
   assert report.passed == (name is None), report
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', representative(CORRECTORS, 'network'))
+@pytest.mark.parametrize('kind', representative(['model', 'network', 'learned'], 'network'))
 def test_the_targets_own_corrector_is_always_accepted(model, kind):
   built, _ = model
   decoder = make_decoder(built.target, *_parts(built.target, 7, 7, kind=kind))
@@ -263,6 +300,55 @@ def test_neighbours_read_the_place_in_a_small_image():
     assert seen == {place for place, (_, column) in large.items() if column // 2 == at} | {1} - {at}
   for at, seen in enumerate(readers[2:14], start=2):
     assert seen == {place for place, cell in cells.items() if cell in _near(*large[at])}
+
+
+def test_windows_of_nearby_features_are_those_of_the_whole_image():
+  """Rounds of 3 and 1 accepted drafts and of a side node, then a window in its two contexts."""
+  config = local.LocalConfig(
+      5, 12, 4, dim=4, hidden_dim=6, feature_dim=3, correction_dim=2)
+  params = _random(local.init(config, jax.random.key(0)))
+  rng = np.random.default_rng(1)
+  env = types.SimpleNamespace(params=params)
+  image, features = rng.integers(0, 5, (1, 20)), rng.normal(size=(1, 20, 2, 3))
+  features[0, 0] = 0
+  outcome = types.SimpleNamespace(tokens=image[:, :12], features=jnp.zeros((2, 1, 1, 3)))
+  parts = local.corrector(config, None)
+  state = parts.init(env, None, outcome, 4)
+  first = 0
+  for accepted, side in ((3, False), (1, True)):
+    # The target's features after the root, four drafts and a side node of the last accepted one.
+    nodes = np.concatenate([image[:, first:first + 1], rng.integers(0, 5, (1, 5))], axis=1)
+    answers = rng.normal(size=(1, 6, 2, 3))
+    path = np.arange(5)[None] % 6
+    if side:
+      path[0, accepted] = 5
+    answers[0, path[0, :accepted + 1]] = features[0, first + 1:first + accepted + 2]
+    nodes[0, path[0, :accepted + 1]] = image[0, first:first + accepted + 1]
+    state = parts.update(env, state, types.SimpleNamespace(
+        tokens=image[:, :12], nodes=jnp.asarray(nodes), accepted=jnp.array([accepted]),
+        root=jnp.array([first]), path=jnp.asarray(path),
+        features=jnp.moveaxis(jnp.asarray(answers), 2, 0)))
+    before, first = first, first + accepted + 1
+  tokens, estimate = rng.integers(0, 5, (1, 4)), rng.normal(size=(1, 4, 2, 3))
+
+  def whole(start, tokens, estimate, features):
+    """Predictions for the four tokens after number `start`, from a call for all positions."""
+    image_, features = np.array(image), np.array(features)
+    image_[:, start + 1:start + 5], features[:, start + 1:start + 5] = tokens, estimate
+    reads = jnp.pad(local.read(params, config, features[:, :-1]),
+                    ((0, 0), (config.row_width + 1, 0), (0, 0), (0, 0), (0, 0)))
+    every = local.predict(params, config, image_, reads, jnp.array([-1]))
+    return jax.tree.map(lambda x: x[:, start + 1:start + 5], every)
+
+  close = lambda got, want: jax.tree.map(
+      functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), got, want)
+  new, old, state = parts.begin(
+      env, state, jnp.asarray(tokens), jnp.asarray(estimate), jnp.array([first]))
+  close(new, whole(first, tokens, estimate, features))
+  image[:, before + 1], features[:, before + 1] = nodes[:, 1], answers[:, 0]
+  after = np.concatenate([nodes[:, 2:5], [[0]]], axis=1)
+  close(old, whole(before + 1, after, answers[:, 1:5], features))
+  image[:, before + 1] = outcome.tokens[:, before + 1]
 
 
 @pytest.mark.slow

@@ -13,7 +13,8 @@ from tests.marks import representative
 def test_published_sizes():
   whole = families.describe('c2i_b_256')
   assert whole.params['transformer']['output'].dtype == jnp.bfloat16
-  assert set(whole.drafts) >= {'model', 'eagle', 'neighbours', 'corrector', 'layers', 'medusa'}
+  assert set(whole.drafts) >= {
+      'model', 'eagle', 'neighbours', 'local', 'corrector', 'layers', 'medusa'}
   small = families.describe('c2i_b_256', layers=2, dtype='float32')
   assert 'layers_1' in small.params['transformer']
   assert 'layers_2' not in small.params['transformer']
@@ -29,13 +30,13 @@ def test_drafts_stay_whole():
 
 
 _SIZES = [
-    ('demo', {'model', 'eagle', 'medusa', 'neighbours', 'corrector', 'layers'}, 256, 2,
+    ('demo', {'model', 'eagle', 'medusa', 'neighbours', 'local', 'corrector', 'layers'}, 256, 2,
      {('transformer', 'output'): (192, 1024)}),
-    ('janus_pro_7b', {'eagle', 'corrector', 'neighbours', 'layers'}, 576, 2,
+    ('janus_pro_7b', {'eagle', 'corrector', 'neighbours', 'local', 'layers'}, 576, 2,
      {('head', 'hidden', 'kernel'): (4096, 4096),
       ('transformer', 'token_embedding'): (16384 + 102400, 4096)}),
-    ('glm_image_9b', {'eagle', 'corrector', 'neighbours', 'medusa', 'layers'}, 256 + 1024 + 1, 1,
-     {('transformer', 'layers_39', 'key'): (4096, 2, 128),
+    ('glm_image_9b', {'eagle', 'corrector', 'neighbours', 'local', 'medusa', 'layers'},
+     256 + 1024 + 1, 1, {('transformer', 'layers_39', 'key'): (4096, 2, 128),
       ('transformer', 'layers_39', 'down'): (13696, 4096),
       ('transformer', 'output'): (4096, 16384)})]
 

@@ -166,7 +166,8 @@ def test_dtype_and_shipped_defaults():
   model = cspd_jax.load('demo')
   assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(model.params))
   small = cspd_jax.load(
-      'demo', dtype='bfloat16', eagle=None, medusa=None, neighbours=None, corrector=None)
+      'demo', dtype='bfloat16', eagle=None, medusa=None, neighbours=None, local=None,
+      corrector=None)
   assert set(small.drafts) == {'model', 'corrector', 'layers'}
   assert str(small.params['label_embedding'].dtype) == 'bfloat16'
   assert json.loads((store.ASSETS / 'demo' / 'model.json').read_text())['family'] == 'llamagen'

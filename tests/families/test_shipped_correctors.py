@@ -8,7 +8,7 @@ from cspd_jax.decoding.tables import CORRECTORS
 from tests.marks import representative
 
 # Tokens per forward pass at least, of two images with windows of 32.
-LEAST = {'corrector': 5.5, 'eagle': 4.5, 'neighbours': 4, 'model': 3.5, 'layers': 2.5}
+LEAST = {'corrector': 5.5, 'eagle': 4.5, 'local': 4.5, 'neighbours': 4, 'model': 3.5, 'layers': 2.5}
 
 
 @pytest.fixture(scope='module')
@@ -34,10 +34,12 @@ def test_images_are_vanillas(vanilla, by):
 
 def test_a_model_without_networks_corrects_by_its_first_layers():
   model = cspd_jax.load(
-      'demo', draft=None, eagle=None, medusa=None, neighbours=None, corrector=None)
+      'demo', draft=None, eagle=None, medusa=None, neighbours=None, local=None,
+      corrector=None)
   assert set(model.drafts) == {'layers', 'corrector'}
   train = 'train one with cspd-train --model=demo --kind={0}, or load it with {0}=FOLDER'.format
   for decoder, advice in (('corrected(corrector=neighbours)', train('neighbours') + '.'),
+                          ('corrected(corrector=local)', train('local') + '.'),
                           ('eagle', train('eagle') + ', .* that cspd-convert wrote.'),
                           ('corrected(corrector=eagle)', train('eagle')),
                           ('medusa', train('medusa') + '.'),

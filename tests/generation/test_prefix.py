@@ -16,7 +16,7 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.tree import chain
 from cspd_jax.files.store import Loaded
-from cspd_jax.models import eagle, early_fusion, janus, llamagen, neighbours, vq
+from cspd_jax.models import eagle, early_fusion, janus, llamagen, local, neighbours, vq
 from cspd_jax.models.conditions import Prompt
 from tests.marks import representative
 
@@ -70,7 +70,9 @@ def _model(name):
       'target': _loaded(name, module, config, 0), 'draft': _loaded(name, module, config, 0),
       'eagle': _loaded('eagle', eagle, network, 1),
       'neighbours': _loaded('neighbours', neighbours, neighbours.NeighboursConfig(
-          values, dim=4, hidden_dim=8, **tokens), 2)}
+          values, dim=4, hidden_dim=8, **tokens), 2),
+      'local': _loaded('local', local, local.LocalConfig(
+          values, dim=4, hidden_dim=8, feature_dim=16, correction_dim=4, **tokens), 4)}
   if name == 'llamagen':
     parts['tokenizer'] = _loaded('vq', vq, VQ, 3)
   model = families.FAMILIES[name].build(families.Parts(name, parts, {'guidance_scale': 2.0}))
@@ -134,6 +136,8 @@ _SPECS = (
     ('early_fusion', 'eagle(tree=kary(2, 2))+match'),
     ('early_fusion', 'corrected_seed_exact(corrector=neighbours, window=4)'),
     ('early_fusion', 'corrected_seed_exact(corrector=layers, window=4)'),
+    ('early_fusion', 'corrected_seed_exact(corrector=local, window=4)'),
+    ('llamagen', 'corrected_seed_exact(corrector=local, window=4)'),
     ('llamagen', 'corrected_seed_exact(corrector=eagle, window=4)'),
     ('llamagen', 'model(length=3)+match'))
 

@@ -202,7 +202,7 @@ def test_descriptions_with_values_of_another_type(tmp_path, change):
   path.write_text(json.dumps(json.loads(path.read_text()) | change))
   with pytest.raises(ValueError) as result:
     folder_lib.load(tmp_path / 'demo', draft=None, eagle=None, medusa=None, corrector=None,
-                    neighbours=None, tokenizer=None)
+                    neighbours=None, local=None, tokenizer=None)
   assert str(tmp_path) in str(result.value) or 'labels of the target' in str(result.value)
 
 

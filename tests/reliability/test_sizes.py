@@ -12,6 +12,7 @@ from cspd_jax.models import (
   early_fusion,
   kl_vae,
   llamagen,
+  local,
   mar,
   medusa,
   neighbours,
@@ -22,7 +23,8 @@ from cspd_jax.models import (
 from cspd_jax.text import bpe
 
 NAN, INF = float('nan'), float('inf')
-MODULES = (eagle, early_fusion, kl_vae, llamagen, mar, medusa, neighbours, t5, transformer, vq, bpe)
+MODULES = (eagle, early_fusion, kl_vae, llamagen, local, mar, medusa, neighbours, t5, transformer,
+           vq, bpe)
 SIZES = {'TransformerConfig': (8, 8, 1, 1, 1, 8, 8)}  # It has no defaults.
 CONFIGS = {name: kind(*SIZES.get(name, ())) for module in MODULES
            for name, kind in vars(module).items()

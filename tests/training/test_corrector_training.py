@@ -17,7 +17,7 @@ from cspd_jax.decoding.drafters.corrected import corrected
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.generation import memory
-from cspd_jax.models import eagle, llamagen
+from cspd_jax.models import eagle, llamagen, local
 from cspd_jax.training import corrector, drafter, optimizer
 from cspd_jax.training.optimizer import OptimizerConfig
 from tests.experiments import models as models_lib
@@ -27,6 +27,9 @@ TARGET = llamagen.LlamaGenConfig(
     height=4, width=5, dim=16, num_layers=1, num_heads=2, ffn_dim=24, vocab_size=10, num_classes=2)
 EAGLE = eagle.EagleConfig(
     num_tokens=20, row_width=5, dim=16, num_heads=2, ffn_dim=24, vocab_size=10, num_layers=2,
+    correction_dim=8)
+LOCAL = local.LocalConfig(
+    vocab_size=10, num_tokens=20, row_width=5, dim=4, hidden_dim=16, feature_dim=16,
     correction_dim=8)
 OPTIMIZER = OptimizerConfig(num_steps=40, batch_size=4, learning_rate=1e-2, warmup_steps=5)
 TRAIN = corrector.CorrectorTrainConfig(OPTIMIZER, windows_per_image=3, passes=2)
@@ -65,7 +68,7 @@ def met(target_params, params):
 
 
 def _batch(result, index=0):
-  return corrector.batch_of(result, LABELS, TRAIN, index)
+  return corrector.batch_of(result, LABELS, TRAIN, index, features=corrector.along(result))
 
 
 def _sequence(result, image, turn, tokens):
@@ -137,6 +140,47 @@ def test_windows_are_read_as_sequences(met, target_params, params):
 
 
 @pytest.mark.slow
+def test_windows_are_read_by_what_is_near(met, target_params):
+  """As one call for all positions of an image reads them; features along it are the target's."""
+  _, result = met
+  batch = _batch(result)
+  for stream in range(2):
+    _, features = FORWARD(target_params, batch.condition, batch.tokens, jnp.full(4, stream == 1))
+    np.testing.assert_allclose(
+        batch.along[:, 1:, stream], features[:, -19:], rtol=2e-3, atol=2e-3)
+  params = local.init(LOCAL, jax.random.key(1))
+  reading = corrector._local_reading(
+      params, LOCAL, target_params, TEACHER, batch, SamplingParams(guidance_scale=2.0))
+  answers = batch.features.astype(jnp.float32)
+  hints = jax.random.normal(jax.random.key(3), answers[:, :, 1:].shape)
+  new = reading.read(hints)
+
+  def whole(image, first, tokens, hints):
+    """Predictions for the tokens after number `first`, which are given with their features."""
+    at = slice(first + 1, first + 1 + len(tokens))
+    every = jnp.zeros(40, jnp.int32).at[:20].set(batch.tokens[image]).at[at].set(tokens)
+    features = jnp.zeros((40, 2, 16)).at[:20].set(batch.along[image]).at[at].set(hints)
+    reads = jnp.pad(local.read(params, LOCAL, features), ((6, 0), (0, 0), (0, 0), (0, 0)))
+    return jax.tree.map(lambda x: x[0, at], local.predict(
+        params, LOCAL, every[None], reads[None, :-1], jnp.array([-1])))
+
+  for image, turn in ((0, 1), (2, 0), (3, 2)):
+    first, nodes = int(batch.first[image, turn]), batch.nodes[image, turn]
+    old = whole(image, first, nodes, answers[image, turn, :-1])
+    start = first + int(batch.accepted[image, turn]) + 1
+    room = max(min(LENGTH, 19 - start), 0)
+    tokens = batch.tokens[image, start + 1:start + 1 + room]
+    after = whole(image, start, tokens, hints[image, turn, :room])
+    inside = max(min(LENGTH - 1, 18 - first), 0)
+    for name in local.Prediction._fields:
+      np.testing.assert_allclose(
+          getattr(reading.old, name)[image, turn, :inside], getattr(old, name)[1:1 + inside],
+          atol=2e-5)
+      np.testing.assert_allclose(
+          getattr(new, name)[image, turn, :room], getattr(after, name), atol=2e-5)
+
+
+@pytest.mark.slow
 def test_whole_images_are_read_alike(met, target_params, params):
   batch = _batch(met[1])
   sampling = SamplingParams(guidance_scale=batch.guidance_scale)
@@ -149,12 +193,14 @@ def test_whole_images_are_read_alike(met, target_params, params):
 
 
 @pytest.mark.slow
-def test_it_learns_from_whole_images(met, target_params, params):
+@pytest.mark.parametrize('config', [EAGLE, LOCAL])
+def test_it_learns_from_whole_images(met, target_params, params, config):
   batch = _batch(met[1])
-  images = batch.tokens, batch.condition
+  images = batch.tokens, batch.along if config == LOCAL else batch.condition
+  params = local.init(LOCAL, jax.random.key(1)) if config == LOCAL else params
   sampling = SamplingParams(guidance_scale=batch.guidance_scale)
   step = jax.jit(lambda state: corrector.plain_step(
-      state, images, target_params, EAGLE, OPTIMIZER, TEACHER, sampling))
+      state, images, target_params, config, OPTIMIZER, TEACHER, sampling))
   state = optimizer.start(params, OPTIMIZER)
   state, first = step(state)
   for _ in range(OPTIMIZER.num_steps - 1):
@@ -163,13 +209,15 @@ def test_it_learns_from_whole_images(met, target_params, params):
 
 
 @pytest.mark.slow
-def test_it_learns(met, target_params, params):
+@pytest.mark.parametrize('config', [EAGLE, LOCAL])
+def test_it_learns(met, target_params, params, config):
   _, result = met
   batch = _batch(result)
+  params = local.init(LOCAL, jax.random.key(1)) if config == LOCAL else params
   step = jax.jit(lambda state: corrector.step(
-      state, batch, target_params, EAGLE, TRAIN, TEACHER, SamplingParams()))
+      state, batch, target_params, config, TRAIN, TEACHER, SamplingParams()))
   measure = jax.jit(lambda params: corrector.measure(
-      params, target_params, batch, EAGLE, TRAIN, TEACHER, SamplingParams(guidance_scale=2.0)))
+      params, target_params, batch, config, TRAIN, TEACHER, SamplingParams(guidance_scale=2.0)))
   before = measure(params)
   state = optimizer.start(params, OPTIMIZER)
   for _ in range(OPTIMIZER.num_steps):

@@ -147,6 +147,8 @@ def _checked_count(tree: Tree, num_corrected: int | None) -> int:
 def _cut(env: DecodeContext, probs: jax.Array, positions: jax.Array) -> jax.Array:
   """Applies the target's cuts and grammar to draft distributions."""
   sampling = env.sampling
+  if env.target.forced is None and all(getattr(sampling, name) is None for name in warp_lib.CUTS):
+    return probs  # The temperature is then never 0.
   greedy = warp_lib.is_greedy(jnp.asarray(sampling.temperature))
   cuts = SamplingParams(
       temperature=jnp.where(greedy, 0.0, 1.0), top_k=sampling.top_k, top_p=sampling.top_p,
