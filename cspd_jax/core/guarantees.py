@@ -1,7 +1,7 @@
 """The guarantees of decoders, the same in both engines."""
 
 import enum
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 
@@ -34,10 +34,19 @@ class Guarantee(enum.StrEnum):
     return self.satisfies(Guarantee.EXACT)
 
 
+def of_stages(guarantees: Iterable[Guarantee]) -> Guarantee:
+  """Returns the guarantee of images that several decoders draw in turn, each given the one before.
+
+  It is the weakest. If every decoder repeats the tokens of its baseline, so do all together: each
+  has its own keys of the seed, and the same condition as its baseline. If every one samples its
+  conditional distribution, all together sample the joint one. Bounds on the total variation add.
+  """
+  return max(guarantees, key=list(Guarantee).index)
+
+
 def weakest(verifiers: Collection[Any]) -> Guarantee:
   """Returns the guarantee of a decoder, of either engine, that uses all of these verifiers."""
-  order = list(Guarantee)
-  return max(map(_guarantee, verifiers), key=order.index)
+  return of_stages(map(_guarantee, verifiers))
 
 
 def _guarantee(verifier: Any) -> Guarantee:
