@@ -233,6 +233,6 @@ class Gallery:
     rows = []
     for name, title, (seed, number) in zip(self.names, self.request.titles, self.request.seeds):
       texts = texts_of_file(self._report.path(name))
-      rows.append(dict(file=name, prompt=title, seed=seed, number=number, **{
-          passes: int(texts[passes]) for passes in ('passes', 'prior_passes') if passes in texts}))
+      passes = {stage: int(texts[stage]) for stage in ('passes', 'prior_passes') if stage in texts}
+      rows.append(dict(file=name, prompt=title, seed=seed, number=number) | passes)
     return rows

@@ -19,7 +19,7 @@ import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -790,6 +790,11 @@ def _of_stages(decoder: str | Spec | None) -> tuple[Any, Any]:
   return first.strip(), last.strip()
 
 
+def joined(samplers: Iterable['Sampler']) -> str:
+  """Returns the specification of a model with priors, of the samplers of all stages."""
+  return f' {_THEN} '.join(sampler.text for sampler in samplers)
+
+
 def _check_concrete(*values: Any) -> None:
   """Raises ValueError under `jax.jit`, and if an argument is traced by another transformation."""
   if not tracing.is_concrete(jnp.zeros(()), *values):
@@ -894,6 +899,11 @@ class Sampler:
   def text(self) -> str:
     """The specification as text."""
     return str(self.specification)
+
+  @property
+  def stages(self) -> tuple['Sampler', ...]:
+    """The samplers of the prior, if there is one, and of the model."""
+    return (self,) if self.prior is None else (*self.prior.stages, self)
 
   @functools.cached_property
   def recorded(self) -> dict[str, Any]:
@@ -1004,22 +1014,25 @@ class Request:
     return self.prior is not None and self.first is None
 
   def after(self, first: Any) -> 'Request':
-    """Returns the request with the condition that the prior has drawn, the result of its decoder."""
-    tokens = jnp.asarray(_last(first).tokens).astype(jnp.int32)
-    condition = jax.tree.map(np.asarray, self.sampler.model._prefixed(np.asarray(tokens)))
+    """Returns the request with what the prior has drawn, the result `first` of its decoder."""
+    tokens = np.asarray(_last(first).tokens, np.int32)
+    condition = jax.tree.map(np.asarray, self.sampler.model._prefixed(tokens))
     return dataclasses.replace(self, condition=condition, first=first)
 
   @property
+  def stages(self) -> tuple['Request', ...]:
+    """The requests of the prior, if there is one, and of the model."""
+    return (self,) if self.prior is None else (*self.prior.stages, self)
+
+  @property
   def text(self) -> str:
-    """The specification of the decoder, after that of the prior's if there is one, as text."""
-    own = self.sampler.text
-    return own if self.prior is None else f'{self.prior.text} {_THEN} {own}'
+    """The specifications of the decoders of all stages as text."""
+    return joined(request.sampler for request in self.stages)
 
   @property
   def guarantee(self) -> Guarantee:
     """How images relate to the distribution of the model, or of the model and its prior."""
-    own = self.sampler.guarantee
-    return own if self.prior is None else guarantees.of_stages((self.prior.guarantee, own))
+    return guarantees.of_stages(request.sampler.guarantee for request in self.stages)
 
   @property
   def recorded(self) -> dict[str, Any]:
@@ -1176,7 +1189,7 @@ class Request:
     if self.waits:
       assert self.prior is not None
       for partial in self.prior.stream(every):
-        yield Partial(partial._request, partial.decoded, partial.count, False, self)
+        yield partial.before(self)
       yield from self.after(partial.decoded).stream(every)
       return
     model, decoder = sampler.model, sampler.decoder
@@ -1299,6 +1312,7 @@ class Partial:
     count: `[B]` number of committed tokens, including the prefix.
     complete: whether all images are complete.
     fixed: `[B, rows, columns]` bool, which tokens are committed.
+    num_tokens: tokens of an image, or of the prior.
     is_prior: whether these are tokens of a prior, before the image has any.
   """
 
@@ -1308,10 +1322,14 @@ class Partial:
     self._request, self.decoded, self.count, self.complete = request, decoded, count, complete
     self._whole, self.is_prior = whole, whole is not None
     model = request.sampler.model
-    self._num_tokens = model.prefix_length + decoded.round_of_token.shape[1]  # Per image.
+    self.num_tokens = model.prefix_length + decoded.round_of_token.shape[1]  # Per image.
     order = getattr(decoded, 'order', None)
-    rank = np.arange(self._num_tokens) if order is None else np.argsort(order, axis=1)
+    rank = np.arange(self.num_tokens) if order is None else np.argsort(order, axis=1)
     self.fixed = model.cells(rank < count[:, None])
+
+  def before(self, whole: 'Request') -> 'Partial':
+    """Returns these tokens as those of the prior of images, which have no tokens yet."""
+    return Partial(self._request, self.decoded, self.count, False, whole)
 
   @property
   def images(self) -> np.ndarray:
@@ -1341,7 +1359,7 @@ class Partial:
 
   def __repr__(self) -> str:
     # The grid does not contain the grammar's tokens.
-    total = len(self.count) * self._num_tokens
+    total = len(self.count) * self.num_tokens
     of = ' of the prior' if self.is_prior else ''
     return (f'Partial({int(self.count.sum())} of {total} tokens{of} of {len(self.count)} images, '
             f'forward pass {int(np.max(self.decoded.rounds))})')

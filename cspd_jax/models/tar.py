@@ -1,10 +1,10 @@
 """Tar (arXiv 2506.18898): from text-aligned codes to the tokens of an image tokenizer.
 
 A language model like those of `early_fusion`, the prior, writes the text-aligned codes of a small
-square grid. The bridge maps them to features: vectors of a codebook through a few layers of a vision
-transformer. AR-DTok, a transformer like LlamaGen's, reads the features as its condition and writes
-the tokens of the image. It has no rotary embedding; a table of positions, of the condition and of
-the tokens behind it, is added to the embeddings. The null condition is features of zeros.
+square grid. The bridge maps them to features: vectors of a codebook through a few layers of a
+vision transformer. AR-DTok, a transformer like LlamaGen's, reads the features as its condition and
+writes the tokens of the image. It has no rotary embedding; a table of positions, of the condition
+and of the tokens behind it, is added to the embeddings. The null condition is features of zeros.
 
 In the shape descriptions `B` is the number of images, `R` of rows (images times guidance streams),
 `P` of codes, `T` of tokens, `F` the width of the features and `D` the width of AR-DTok.
@@ -59,8 +59,8 @@ class PriorConfig(early_fusion.EarlyFusionConfig):
     super().__post_init__()
     if self.height != self.width or self.height not in SIDES:
       grids = ', '.join(f'{side}x{side}' for side in SIDES)
-      raise ValueError(f'height and width are {self.height} and {self.width}; the codes of Tar have '
-                       f'one of the grids {grids}.')
+      raise ValueError(f'height and width are {self.height} and {self.width}; the codes of Tar '
+                       f'have one of the grids {grids}.')
 
 
 # The published language models.

@@ -11,8 +11,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.generation import engines
 from cspd_jax.serve import wire
 from cspd_jax.serve.wire import ApiError, Order, Served
 from cspd_jax.version import __version__
@@ -34,6 +34,7 @@ _IMAGE = {
     'number': 'its number under the seed', 'decoder': 'its decoder',
     'guarantee': "how the image relates to the model's distribution",
     'slots': 'slots of the program that decoded it', 'passes': 'forward passes of the model',
+    'prior_passes': 'those of its prior, if it has one',
     'tokens_per_pass': 'tokens of the image per forward pass',
     'unknown_words': 'words of the prompt that do not reach the model'}
 
@@ -99,12 +100,19 @@ def request(served: Served) -> dict[str, Any]:
   usual = served.description(served.names[0])['options']
   for name in served.options:
     properties[name] = dict(
-        type=_TYPES[type(SamplingParams._field_defaults[name])], default=usual[name],
-        description=f'A sampling option, {warp_lib.LIMITS[name][1]}.')
+        type=_TYPES[type(wire.default_of(name))], default=usual[name], description=_about(name))
   for name, meaning in _MEANINGS.items():
     properties[name].setdefault('description', meaning)
   return dict(type='object', required=['prompt'], properties=properties,
               additionalProperties=False)
+
+
+def _about(option: str) -> str:
+  """Returns a sentence about a sampling option."""
+  of, name = '', option
+  while name.startswith(engines.PRIOR):
+    of, name = ' of the prior', name.removeprefix(engines.PRIOR)
+  return f'A sampling option{of}, {warp_lib.LIMITS[name][1]}.'
 
 
 def _choice(values: list[str], reason: str | None = None) -> dict[str, Any]:

@@ -191,9 +191,9 @@ def tar_codes(text: Text, first_code: int, num_codes: int) -> None:
                 if text.ids.get(f'<I{code}>') != first_code + code), None)
   if wrong is not None:
     has = f'has it as token {text.ids[wrong]}' if wrong in text.ids else 'has no such token'
-    raise ValueError(f'text must have {wrong} as token {first_code + int(wrong[2:-1])}, as the codes '
-                     f'of its model begin at {first_code}, but {has}; use the tokenizer.json that '
-                     'belongs to the model.')
+    raise ValueError(f'text must have {wrong} as token {first_code + int(wrong[2:-1])}, because '
+                     f'the {num_codes} codes of its model begin at {first_code}, but {has}; use '
+                     'the tokenizer.json that belongs to the model.')
 
 
 def padded(contexts: Sequence[Sequence[Sequence[int]]]) -> Prompt:

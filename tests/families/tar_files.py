@@ -1,4 +1,4 @@
-"""Files of Tar as they are published, at tiny sizes: a repository, and PyTorch files of arguments."""
+"""Files of Tar as they are published, at tiny sizes: a repository, and PyTorch files."""
 
 import contextlib
 import dataclasses
@@ -98,8 +98,8 @@ def whole(root, output):
       presets={'ar_dtok_256': AR_DTOK})):
     prior(root), pixels(root), tokenizer(root)
     for family, name, *words in (
-        ('tar', 'Tar-1.5B', '--height=9', '--width=9'), ('ar_dtok', 'TA-Tok', '--model=ar_dtok_256'),
-        ('tar_vq', 'vq_ds16_t2i.pt')):
+        ('tar', 'Tar-1.5B', '--height=9', '--width=9'),
+        ('ar_dtok', 'TA-Tok', '--model=ar_dtok_256'), ('tar_vq', 'vq_ds16_t2i.pt')):
       assert not published_files.convert(root, family, name, output, *words)
   return output
 
