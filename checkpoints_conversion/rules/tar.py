@@ -136,7 +136,8 @@ AR_DTOK = family.FileFamily(
         'ar_dtok': (f'ar_dtok_lp_{model.removeprefix("ar_dtok_")}px.pth',),
         'ta_tok': ('ta_tok.pth',)},
     others=lambda config: ('ta_tok', 'tar', 'tar_text', 'tar_vq'), licence='Apache-2.0',
-    hub=dict.fromkeys(tar.PRESETS, 'csuhan/TA-Tok'))
+    # The largest images first.
+    hub=dict.fromkeys([*tar.PRESETS][::-1], 'csuhan/TA-Tok'))
 
 
 _VISION = 'decoder.vision_model.'
@@ -197,9 +198,10 @@ BRIDGE = family.FileFamily(
     leftovers=r'(teacher|encoder|encode_task_layer|scale_layer)\..*|bottleneck\.in_linear\..*|'
               r'decoder\.vision_model\.head\..*|'
               r'bottleneck\.regularizer\.stochastic_temperature_inv',
-    licence='Apache-2.0', hub={'ta_tok': 'csuhan/TA-Tok'})
+    licence='Apache-2.0')
 
 VQ = vq.LLAMAGEN._replace(
     name='tar_vq', title='the image tokenizer of Tar', model='tar', licence='MIT',
-    presets={'vq_16': vq.LLAMAGEN.presets['vq_16']}, hub={'vq_16': 'peizesun/llamagen_t2i'})
+    presets={'vq_16': vq.LLAMAGEN.presets['vq_16']}, hub={
+        'vq_16': 'peizesun/llamagen_t2i:vq_ds16_t2i.pt'})
 TEXT = text.of_form('tar', 'tar')
