@@ -57,9 +57,12 @@ def build(parts: Parts) -> Model:
                        'bridge=FOLDER.')
     bridge = store.sketch('ta_tok', tar.BridgeConfig(dim=target.config.condition_dim))
   parts.pair('bridge', dim='condition_dim')
-  config = tar.TarConfig(**dataclasses.asdict(target.config), bridge=bridge.config)
-  parts = parts._replace(loaded={**parts.loaded, 'target': target._replace(
-      config=config, params={**target.params, 'bridge': bridge.params})})
+  # A smaller AR-DTok that drafts reads the same features.
+  whole = {role: part._replace(
+      config=tar.TarConfig(**dataclasses.asdict(part.config), bridge=bridge.config),
+      params={**part.params, 'bridge': bridge.params})
+           for role, part in parts.loaded.items() if role in ('target', 'draft')}
+  parts, config = parts._replace(loaded={**parts.loaded, **whole}), whole['target'].config
   decoder_only.pair(parts, 'vocab_size', (
       'height', 'width', 'vocab_size', 'condition_dim', 'num_positions'))
   prior = parts.of_prior(build_prior)

@@ -79,7 +79,7 @@ def test_files_become_pictures_by_four_commands(folder, tmp_path, capsys):
 @pytest.mark.slow
 def test_seed_exact_stages_draw_the_images_of_vanilla(model):
   expected = model.generate(PROMPTS, seed=7, decoder='vanilla(window=4)')
-  for decoder in (SPEC, f'{SPEC} | eagle(depth=3)+match', 'eagle(depth=3)+match | vanilla'):
+  for decoder in (SPEC, f'{SPEC} | eagle+match', 'eagle+match | vanilla'):
     out = model.generate(PROMPTS, seed=7, decoder=decoder)
     assert out.guarantee == 'seed-exact'
     np.testing.assert_array_equal(out.prior.tokens, expected.prior.tokens)
