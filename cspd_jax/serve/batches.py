@@ -105,7 +105,7 @@ class DecoderBatches:
   @property
   def seconds(self) -> float:
     """The seconds of an image from its slot on, as far as they are known."""
-    return sum(self.recent) / len(self.recent) if self.recent else self.first
+    return math.fsum(self.recent) / len(self.recent) if self.recent else self.first
 
   def expected(self, count: int) -> int:
     """Returns the images that are expected at once when there are `count`: as many as lately."""

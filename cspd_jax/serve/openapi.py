@@ -34,7 +34,7 @@ _IMAGE = {
     'number': 'its number under the seed', 'decoder': 'its decoder',
     'guarantee': "how the image relates to the model's distribution",
     'slots': 'slots of the program that decoded it', 'passes': 'forward passes of the model',
-    'prior_passes': 'those of its prior, if it has one',
+    'prior_passes': 'those of its prior, of a model that has one',
     'tokens_per_pass': 'tokens of the image per forward pass',
     'unknown_words': 'words of the prompt that do not reach the model'}
 
@@ -64,7 +64,7 @@ def document(served: Served, paths: Sequence[Path]) -> dict[str, Any]:
       operation['responses']['200'] = _json({'$ref': '#/components/schemas/Images'}, 'The images.')
       operation['responses']['200']['content']['text/event-stream'] = {}
     operations.setdefault(name, {})[method] = operation
-  schemas = dict(ImageRequest=request(served), Images=_images(), Error=_like(ApiError(0, '').body))
+  schemas = dict(ImageRequest=request(served), Images=_images(served), Error=_like(ApiError(0, '').body))
   about = "Images of an autoregressive model, by the API of OpenAI's images endpoint."
   key = dict(type='http', scheme='bearer')
   return dict(
@@ -121,9 +121,11 @@ def _choice(values: list[str], reason: str | None = None) -> dict[str, Any]:
   return dict(type='string', enum=values, default=values[0], **about)
 
 
-def _images() -> dict[str, Any]:
+def _images(served: Served) -> dict[str, Any]:
+  left_out = ('prior_passes',) if served.model.prior is None else ()
   image = dict(type='object', properties={
-      name: dict(description=meaning) for name, meaning in _IMAGE.items()})
+      name: dict(description=meaning) for name, meaning in _IMAGE.items()
+      if name not in left_out})
   return dict(type='object', required=['created', 'data', 'usage'], properties=dict(
       created=dict(type='integer'), data=dict(type='array', items=image),
       usage=dict(type='object')))
