@@ -159,6 +159,11 @@ class Family(NamedTuple):
     """The kinds of all roles, with their names."""
     return [item for by_name in self.roles.values() for item in by_name.items()]
 
+  @property
+  def target(self) -> Kind:
+    """The kind of its targets, the first one if there are several."""
+    return next(iter(self.roles['target'].values()))
+
   def check_parts(self, parts: Collection[str], options: Sequence[str] = ()) -> None:
     """Raises ValueError for a part that its models do not have, and suggests one, or an option."""
     if unknown := sorted(set(parts) - set(self.roles)):

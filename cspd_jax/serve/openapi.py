@@ -64,7 +64,8 @@ def document(served: Served, paths: Sequence[Path]) -> dict[str, Any]:
       operation['responses']['200'] = _json({'$ref': '#/components/schemas/Images'}, 'The images.')
       operation['responses']['200']['content']['text/event-stream'] = {}
     operations.setdefault(name, {})[method] = operation
-  schemas = dict(ImageRequest=request(served), Images=_images(served), Error=_like(ApiError(0, '').body))
+  schemas = dict(ImageRequest=request(served), Images=_images(served),
+                 Error=_like(ApiError(0, '').body))
   about = "Images of an autoregressive model, by the API of OpenAI's images endpoint."
   key = dict(type='http', scheme='bearer')
   return dict(

@@ -4,8 +4,8 @@
 official modules at their real sizes: for EAGLE the drafter modules that LANTERN publishes, for
 NextStep-1 github.com/stepfun-ai/NextStep-1 (6e49bae), for SimpleAR and Liquid the classes of
 transformers with 215672 and 264192 tokens, for Tar those of csuhan/Tar (47da8e1), with names of
-transformers 4, and Qwen2 with 217206 tokens; the width 1536 of its codes is assumed. Janus-Pro and GLM-Image are compared with the installed
-transformers in files of their own.
+transformers 4, and Qwen2 with 217206 tokens; the width 1536 of its codes is assumed. Janus-Pro and
+GLM-Image are compared with the installed transformers in files of their own.
 """
 
 import dataclasses
@@ -118,7 +118,8 @@ TINY = {
     'emu3_5': ('emu3_5', files.EMU3_5), 'simplear': ('simplear', language_model_files.SIMPLEAR),
     'liquid': ('liquid', language_model_files.LIQUID),
     'glm_image': ('glm_image', glm_image_files.CONFIG), 'tar': ('tar', tar_files.PRIOR),
-    'ar_dtok': ('ar_dtok', tar_files.AR_DTOK), 'ta_tok': ('ta_tok', tar_files.BRIDGE), 't5': ('t5', files.T5),
+    'ar_dtok': ('ar_dtok', tar_files.AR_DTOK), 'ta_tok': ('ta_tok', tar_files.BRIDGE),
+    't5': ('t5', files.T5),
     'cosmos': ('cosmos_dv', small.COSMOS), 'emu3_vq': ('emu3_vq', files.EMU3_VQ),
     'emu3_5_vq': ('emu3_5_vq', files.EMU3_5_VQ), 'movqgan': ('movqgan', files.MOVQGAN),
     'chameleon_vqgan': ('chameleon_vqgan', files.CHAMELEON_VQ)}

@@ -47,7 +47,7 @@ def text():
 
 
 @pytest.mark.slow
-@pytest.mark.verifies('folder to pictures', 'tar', 'ar_dtok', 'ta_tok', 'tar_vq')
+@pytest.mark.verifies('folder to pictures', 'tar', 'ar_dtok', 'ta_tok')
 def test_files_become_pictures_by_four_commands(folder, tmp_path, capsys):
   """Those of a page; the fixture runs the first three."""
   assert tar_files.contents(folder)['parts'].keys() >= {

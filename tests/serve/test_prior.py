@@ -2,6 +2,7 @@
 
 import base64
 import json
+import threading
 
 import numpy as np
 import pytest
@@ -52,7 +53,6 @@ def test_several_requests_share_the_slots_of_both_stages(model, server):
   def ask(decoder):
     answers[decoder] = server.generate(prompt='cat', n=5, seed=3, decoder=decoder)
 
-  import threading
   threads = [threading.Thread(target=ask, args=(decoder,)) for decoder in (SPEC, 'vanilla')]
   for thread in threads:
     thread.start()
@@ -71,7 +71,8 @@ def test_streams_show_both_stages(model, server):
             if line.startswith('data: ')]
   progress = [event for event in events if event['type'] == 'image_generation.progress']
   stages = [event['stage'] for event in progress]
-  assert stages[0] == 'waiting' and stages == sorted(stages, key=('waiting', 'prior', 'decoding').index)
+  order = 'waiting', 'prior', 'decoding'
+  assert stages[0] == 'waiting' and stages == sorted(stages, key=order.index)
   assert all(event['total'] == (2 if event['stage'] == 'prior' else 4) for event in progress)
   done = events[-1]
   expected = model.generate('dog', seed=5, decoder=SPEC)
