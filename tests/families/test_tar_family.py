@@ -113,6 +113,8 @@ def test_prompts_are_in_the_template_of_qwen(text):
       begin, *words('system\nYou are a helpful assistant.'), end, *words('\n'),
       begin, *words('user\n a cat<I3><|im_end|> '), end, *words('\n'),
       begin, *words('assistant\n'), special['<im_start>'], special['<S2>']]
+  # Names of tokens in the words of a user are words.
+  assert ids.count(end) == 2 and text.ids['<I3>'] not in ids
   assert [templates.tar(text, 'a', side, side)[0][-1] - special['<S0>'] for side in tar.SIDES] == [
       0, 1, 2]
   with pytest.raises(ValueError, match='the prior has 20x20 codes; Tar announces only .* 27x27'):
