@@ -86,6 +86,15 @@ class Generated:
     """As `log_probs`, after guidance alone; None unless `generate(raw_log_probs=True)`."""
     return self._with_prefix('raw_log_probs')
 
+  @property
+  def tv_bound(self) -> np.ndarray:
+    """`[B]` whose mean bounds the total variation to the distribution of the model, and its prior.
+
+    It is the sum over both of `decoding.base.Decoded.tv_bound`.
+    """
+    own = np.asarray(self.decoded.tv_bound)
+    return own if self.prior is None else own + self.prior.tv_bound
+
   def _with_prefix(self, name: str) -> np.ndarray | None:
     """A field of `decoded` `[B, T]`, with zeros for the prefix; None if it is missing."""
     values = getattr(self.decoded, name, None)

@@ -104,6 +104,14 @@ def test_the_guarantee_is_the_weaker_one(model, decoder, guarantee):
   assert guarantees.of_stages([Guarantee.BIASED, Guarantee.EXACT]) == Guarantee.BIASED
 
 
+def test_bounds_add(model):
+  out = model.generate(['cat'] * 8, seed=3, decoder='jacobi(window=2)+cool', temperature=0.5)
+  parts = np.asarray(out.prior.decoded.tv_bound), np.asarray(out.decoded.tv_bound)
+  assert all(part.max() > 0 for part in parts)
+  np.testing.assert_allclose(out.tv_bound, sum(parts), rtol=1e-6)
+  np.testing.assert_allclose(out[3].tv_bound, out.tv_bound[3:4])
+
+
 def test_every_stage_has_random_numbers_of_its_own(model):
   """The prior's are those of no model and no other image; the model's are as without a prior."""
   request = model.request(['cat'] * 4, seed=3, decoder='vanilla')

@@ -5,7 +5,7 @@ transformers 5.24, with the weights of `published.py` and the sizes, seeds and i
 `tar_reference.py`: `features` `[2, 81, 24]` of `TextAlignedTokenizer.decode_from_bottleneck`,
 `features_13` and `features_27` the last 40 of larger grids, `logits` `[2, 2, 16, 40]` of `ARModel`
 with these features, and with zeros. `TAR_CLONE=FOLDER python -m tests.models.tar_reference` writes
-them anew. The language model is a Qwen2, as SimpleAR's in `test_language_models.py`.
+them anew. The language model is a Qwen2, with the recorded logits of `test_language_models.py`.
 """
 
 import dataclasses
@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from cspd_jax.decoding.tree import chain
-from cspd_jax.models import tar
+from cspd_jax.models import early_fusion, tar
+from cspd_jax.models.conditions import Prompt
 from cspd_jax.testing import check_target
 from tests.models import published
 
@@ -88,6 +89,24 @@ def test_windows_on_the_cache_agree(params, inputs, recorded):
     expected = recorded['logits'][:, :, start + 1:start + 6]
     assert np.isfinite(logits).all()
     np.testing.assert_allclose(logits[:, :, :expected.shape[2]], expected, atol=3e-5)
+
+
+@pytest.mark.verifies('parity', 'tar')
+def test_logits_of_the_language_model_agree_with_transformers():
+  """Those of `Qwen2ForCausalLM`, recorded for SimpleAR; at the weights and inputs of that test."""
+  config = tar.PriorConfig(
+      height=9, width=9, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=96,
+      vocab_size=96, num_codes=48, first_code=48)
+  rng = np.random.default_rng(84)
+  prompts, codes = rng.integers(0, 48, (3, 12)), rng.integers(0, 48, (3, 64))
+  visible = np.arange(12) >= np.array([0, 5, 9])[:, None]
+  condition = early_fusion.renumbered(config, Prompt(prompts[:, None], visible[:, None]))
+  logits, _ = early_fusion.logits_and_features(
+      published.params('tar', config, 83), config, condition, jnp.asarray(codes),
+      jnp.zeros(3, bool))
+  expected = published.recorded('language_models')['simplear']
+  assert expected.shape == (3, 64, 48)
+  np.testing.assert_allclose(logits, expected, atol=3e-5)
 
 
 @pytest.mark.slow
