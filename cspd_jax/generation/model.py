@@ -584,10 +584,10 @@ class Model:
   def with_prior(self, prior: 'Model') -> Self:
     """Returns the model of what the tokens of a prior describe, which reads the prior's prompts.
 
-    This model's condition are tokens `[B, T]` of the prior. Both draw by decoders of their own:
+    The condition of this model are tokens `[B, T]` of the prior. Each has a decoder of its own:
     `generate` runs the prior's first, with keys of its own from the same seeds. An array of tokens
-    of the prior is a prompt too; `condition` draws them for other prompts, with the prior's
-    default decoder and options and the seed 0.
+    of the prior is a prompt too; `condition` draws them for other prompts, with the prior's default
+    decoder and options and the seed 0.
     """
     own = self.conditions
 
@@ -1015,8 +1015,9 @@ class Request:
 
   def after(self, first: Any) -> 'Request':
     """Returns the request with what the prior has drawn, the result `first` of its decoder."""
-    tokens = np.asarray(_last(first).tokens, np.int32)
-    condition = jax.tree.map(np.asarray, self.sampler.model._prefixed(tokens))
+    condition: Any = np.asarray(_last(first).tokens, np.int32)
+    if isinstance(self.condition, prefix_lib.Prefixed):
+      condition = self.condition._replace(condition=condition)
     return dataclasses.replace(self, condition=condition, first=first)
 
   @property

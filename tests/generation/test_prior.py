@@ -235,6 +235,13 @@ def test_prefixes_are_those_of_the_image(model):
   np.testing.assert_array_equal(out.tokens, vanilla.tokens)
   plain = model.generate(list(NAMES), seed=3, decoder='vanilla')
   np.testing.assert_array_equal(out.prior.tokens, plain.prior.tokens)
+  # Of more images than the prior draws at once.
+  prompts, first = [*NAMES] * 3, np.arange(12).reshape(6, 2) % 3
+  whole = model.generate(prompts, seed=3, decoder='seed_exact(window=2)', prefix=first)
+  for size in (1, 4):
+    out = model.generate(prompts, seed=3, decoder='seed_exact(window=2)', prefix=first,
+                         batch_size=size)
+    np.testing.assert_array_equal(out.tokens, whole.tokens)
 
 
 def test_slots_decode_one_stage_after_the_other(model):
