@@ -15,11 +15,20 @@ the prior, `Request.prior`, whose tokens become its condition.
 In the shape descriptions, `B` is the number of images.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Hashable,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -263,7 +272,8 @@ class Model:
                  if not name.startswith(engines.PRIOR)}
       shared = {name: value for name, value in options.items() if name not in self.engine.options}
       first, decoder = _of_stages(decoder)
-      prior = self.prior._sampler(first, batch_size, None, raw_log_probs, shared | of_prior)
+      with _named_for_prior({*self.prior.options, *of_prior}):
+        prior = self.prior._sampler(first, batch_size, None, raw_log_probs, shared | of_prior)
     overrides = {name: value for name, value in options.items()
                  if name in self.engine.options}
     parameters = {name: value for name, value in options.items() if name not in overrides}
@@ -599,6 +609,8 @@ class Model:
     conditions = prior.conditions._replace(
         encode=encode, titles=lambda prompts: (
             own if _are_tokens(prompts) else prior.conditions).titles(prompts))
+    prior = dataclasses.replace(prior, remedy=lambda network: (
+        f'load it with {engines.PRIOR}{role_of(network)}=FOLDER'))
     return dataclasses.replace(self, prior=prior, conditions=conditions)
 
   def _reads_later(self, prompts: Any) -> bool:
@@ -790,6 +802,17 @@ def _of_stages(decoder: str | Spec | None) -> tuple[Any, Any]:
   return first.strip(), last.strip()
 
 
+@contextlib.contextmanager
+def _named_for_prior(options: Collection[str]) -> Iterator[None]:
+  """Lets errors on options of a prior name them as callers do."""
+  try:
+    yield
+  except ValueError as error:
+    if str(error).partition(' ')[0] in options:
+      raise ValueError(f'{engines.PRIOR}{error}') from error
+    raise
+
+
 def joined(samplers: Iterable['Sampler']) -> str:
   """Returns the specification of a model with priors, of the samplers of all stages."""
   return f' {_THEN} '.join(sampler.text for sampler in samplers)
@@ -874,7 +897,8 @@ class Sampler:
     model = self.model
     prompts, prior = prompts_lib.listed(model.prompts if prompts is None else prompts), None
     if condition is None and self.prior is not None and model._reads_later(prompts):
-      prior = self.prior.request(prompts, seed=seed, pixels=False, slots=slots).before()
+      with _named_for_prior(self.prior.model.options):
+        prior = self.prior.request(prompts, seed=seed, pixels=False, slots=slots).before()
       # What it draws replaces these; all checks and estimates are of shapes.
       tokens = np.zeros((len(prior), self.prior.model.num_tokens), np.int32)
       condition = jax.tree.map(np.asarray, model._prefixed(tokens))

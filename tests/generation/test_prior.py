@@ -179,12 +179,12 @@ def test_options_are_those_of_the_stage_that_they_name(model):
 
 
 @pytest.mark.parametrize('options, message', [
-    (dict(prior_temprature=1.0), 'temprature is neither a sampling option.*did you mean temperatu'),
-    (dict(prior_temperature=-1.0), 'temperature is -1.0'),
+    (dict(prior_temprature=1.0), 'prior_temprature is neither a sampling opt.*mean temperature'),
+    (dict(prior_temperature=-1.0), 'prior_temperature is -1.0'),
     (dict(decoder='vanilla | vanilla | vanilla'), r"'vanilla \| vanilla'"),
     (dict(decoder='vanilla | eagle'), "decoder is 'eagle.*with an EAGLE network; model 'pair' has"),
-    (dict(decoder='eagle | vanilla'), "drafts with an EAGLE network; model 'pair/prior'"),
-    (dict(prior_temperature=[1.0, 2.0]), r'temperature has shape \(2,\)'),
+    (dict(decoder='eagle | vanilla'), "EAGLE network; model 'pair/prior' .* prior_eagle=FOLDER"),
+    (dict(prior_temperature=[1.0, 2.0]), r'prior_temperature has shape \(2,\)'),
     (dict(prompts='fox'), "prompts holds 'fox'")])
 def test_what_a_stage_does_not_have_is_refused(model, options, message):
   with pytest.raises(ValueError, match=message):

@@ -88,10 +88,11 @@ def test_options_of_the_prior_are_described_and_checked(server):
   field = openapi.request(server.served)['properties']['prior_top_k']
   assert field['type'] == 'integer' and 'A sampling option of the prior' in field['description']
   for wrong, message in ((dict(prior_top_k=1.5), 'prior_top_k is 1.5; it must be a whole'),
-                         (dict(prior_temperature=-1), 'temperature is -1'),
+                         (dict(prior_temperature=-1), 'prior_temperature is -1'),
                          (dict(prior_tempature=1), "'prior_tempature' is not a field"),
                          (dict(decoder='vanilla | mc_sjd(window=2)'), 'this server has')):
     status, _, answer = server.generate(prompt='dog', **wrong)
     assert status == 400 and message in answer['error']['message']
+    assert answer['error']['param'] == next(iter(wrong))
   status, _, _ = server.generate(prompt='dog', decoder='vanilla | vanilla')
   assert status == 200
