@@ -160,7 +160,8 @@ def open_source(
   content = read_lib.read(source, key=key, prefer=family.prefer, shares=family.shares)
   try:
     opened = of_tensors(
-        family_name, content.tensors, read_lib.settings(source), model=model, options=options,
+        family_name, content.tensors, read_lib.settings(source) | dict(content.settings),
+        model=model, options=options,
         metadata=lambda: atomic.plain({
             'source': os.path.basename(os.path.abspath(source)), 'key': content.key,
             'sha256': read_lib.sha256(source)}), allow_nonfinite=allow_nonfinite)

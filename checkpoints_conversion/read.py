@@ -43,12 +43,14 @@ class Weights(NamedTuple):
   """Tensors by name, without the prefixes of compiled and wrapped modules.
 
   `key` is the part of the file that holds them; None if they are the whole file. `notes` are lines
-  on other parts that could have been selected.
+  on other parts that could have been selected. `settings` is, by the name of the part, what the
+  file says of the class of the network and its arguments, if it does; see `_described`.
   """
 
   tensors: Mapping[str, tensors_lib.AnyTensor]
   key: str | None
   notes: tuple[str, ...] = ()
+  settings: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
 def read(
@@ -264,6 +266,7 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
   if not isinstance(content, dict):
     raise ValueError(f'{path} holds a {_kind(content)}, not tensors by name; save its state dict '
                      'to another file and convert that.')
+  content, settings = _described(content)
   # Anole's training program stores the names of tensors that it leaves out.
   parts = {name: part for name, value in content.items() if isinstance(value, dict) and (
       part := {inner: tensor for inner, tensor in value.items() if tensor is not None})}
@@ -289,9 +292,22 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
               if of_tensors else 'save the state dict alone to another file and convert that')
     raise ValueError(f'{path} holds other values than tensors: {_listed(others)}; {remedy}.')
   try:
-    return Weights(strip(path, pytorch.arrays(path, part)), key, notes)
+    return Weights(strip(path, pytorch.arrays(path, part)), key, notes,
+                   {name: settings[name] for name in settings if name == key})
   except ValueError as error:
     raise ValueError(f'{path}: {error}; {_REMEDY}.') from error
+
+
+def _described(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+  """Returns a file with the weights of its parts that hold their class too, and the rest of these.
+
+  Such a part has, besides the weights `sd`, the `name` and the arguments `args` of the class.
+  """
+  parts = {name: value for name, value in content.items()
+           if isinstance(value, dict) and isinstance(value.get('sd'), dict)}
+  return ({**content, **{name: part['sd'] for name, part in parts.items()}},
+          {name: {field: value for field, value in part.items() if field != 'sd'}
+           for name, part in parts.items()})
 
 
 def _others(part: Mapping[Any, Any]) -> list[str]:

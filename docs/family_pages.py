@@ -6,8 +6,6 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
-
 from checkpoints_conversion import rules
 from cspd_jax import families
 from cspd_jax.generation import engines
@@ -41,12 +39,12 @@ def hub(page: str) -> str:
   file = rules.FAMILIES[name]
   family = families.family.of_target(file.kind)
   preset, source = next(iter(file.hub.items()))
-  others = [rules.FAMILIES[other] for other in file.layout(preset) if other != name]
+  config = file.presets[preset]
+  others = [rules.FAMILIES[other] for other in dict.fromkeys(
+      [*file.layout(preset), *file.others(config)]) if other != name]
   networks = [(name, preset, source)] + [
       (other.name, *next(iter(other.hub.items()))) for other in others if other.hub]
-  # A class is one number.
-  of_words = not isinstance(
-      family.published.condition(file.presets[preset], 1), jax.ShapeDtypeStruct)
+  of_words = not zoo.is_array(family, config)
   decoder = ["--decoder='mc_sjd(window=32)'"] * (family.engine is engines.DISCRETE)
   commands = [f"pip install -e '.[hub{',text' * of_words}]'"] + [
       _command(f'cspd-convert --family={network} --model={model}', f'--source={place}',

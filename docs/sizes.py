@@ -38,6 +38,7 @@ FILES: dict[str, tuple[str, tuple[str, ...]]] = {
     'simplear': ('simplear', ('cosmos_dv',)),
     'liquid': ('liquid', ('chameleon_vqgan',)),
     'glm_image': ('glm_image', ()),
+    'tar': ('ar_dtok', ('tar_vq',)),
     'mar': ('mar', ('kl_vae',)),
     'nextstep': ('nextstep', ('nextstep_vae',)),
 }

@@ -69,11 +69,17 @@ def _link(page: str, folder: str) -> str:
 def prompts(page: str) -> str:
   """Returns the prompts of a page's models: classes have one number per image."""
   file = rules.FAMILIES[sizes.FILES[page][0]]
-  published = families.family.of_target(file.kind).published
-  is_class = {isinstance(published.condition(config, 1), jax.ShapeDtypeStruct)
-              for config in file.presets.values()}
+  family = families.family.of_target(file.kind)
+  is_class = {is_array(family, config) for config in file.presets.values()}
   return ' or '.join(name for name, value in (('classes', True), ('words', False))
                      if value in is_class)
+
+
+def is_array(family: families.Family, config: Any) -> bool:
+  """Whether the prompts of a model are classes, one number per image, and not words."""
+  # The condition that a prior draws from words is one array too.
+  return 'prior' not in family.roles and isinstance(
+      family.published.condition(config, 1), jax.ShapeDtypeStruct)
 
 
 def _range(page: str, of: Callable[[sizes.Size], Any], text: Callable[[Any], str]) -> str:

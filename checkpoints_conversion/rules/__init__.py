@@ -13,6 +13,7 @@ from checkpoints_conversion.rules import (
   llamagen,
   mar,
   nextstep,
+  tar,
   text,
   vq,
 )
@@ -44,6 +45,6 @@ for _family in (
     text.LUMINA_MGPT, text.LUMINA_MGPT_2, text.ANOLE, text.EMU3, text.T5_TEXT, vq.LATENT_DIFFUSION,
     nextstep.FAMILY, vq.NEXTSTEP, text.NEXTSTEP, janus.FAMILY, janus.VQ, text.JANUS_PRO,
     early_fusion.EMU3_5, vq.EMU3_5, text.EMU3_5, language_models.SIMPLEAR, language_models.LIQUID,
-    vq.COSMOS, text.SIMPLEAR, text.LIQUID, glm_image.FAMILY, text.GLM_IMAGE, evaluators.INCEPTION,
-    evaluators.CLIP):
+    vq.COSMOS, text.SIMPLEAR, text.LIQUID, glm_image.FAMILY, text.GLM_IMAGE, tar.PRIOR,
+    tar.TEXT, tar.AR_DTOK, tar.BRIDGE, tar.VQ, evaluators.INCEPTION, evaluators.CLIP):
   register(_family)

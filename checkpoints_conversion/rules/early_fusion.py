@@ -188,20 +188,26 @@ def _chameleon(name: str) -> tuple[str, ...]:
       '../original_tokenizers/', '../chameleon/tokenizer/', '../../tokenizer/'))
 
 
+def named(*presets: str) -> dict[str, EarlyFusionConfig]:
+  """Returns published models by their names."""
+  return {preset: early_fusion.PRESETS[preset] for preset in presets}
+
+
 def family_of(
-    name: str, presets: tuple[str, ...], sampling: Mapping[str, Any],
+    name: str, presets: Mapping[str, EarlyFusionConfig], sampling: Mapping[str, Any],
     others: Mapping[str, tuple[str, ...]], *, fields: Mapping[str, settings.Table],
     needed: Mapping[str, str], token_side: int = 16, norm_rows: int | None = None,
     any_vocabulary: bool = False, written: family.Written | None = None) -> family.FileFamily:
   """Returns the family of published models, with sampling options and places of other networks."""
+  first = next(iter(presets))
   return family.FileFamily(
-      name=name, title=_title(presets[0]), kind='early_fusion',
+      name=name, title=_title(first), kind='early_fusion',
       rules=functools.partial(rules, file_format=Format(norm_rows=norm_rows)),
-      infer=functools.partial(infer, presets[0], any_vocabulary=any_vocabulary),
-      presets={preset: early_fusion.PRESETS[preset] for preset in presets},
+      infer=functools.partial(infer, first, any_vocabulary=any_vocabulary),
+      presets=presets,
       options={'height': 'Rows of codes of an image.', 'width': 'Codes of a row of an image.',
                **family.NUM_HEADS},
-      variant=functools.partial(variant, presets[0]),
+      variant=functools.partial(variant, first),
       settings=functools.partial(settings.read, fields), needed=needed,
       written=(written or family.Written())._replace(
           means=functools.partial(means, presets[0], fields)),
@@ -352,7 +358,7 @@ NEEDED_EMU3 = {'norm_eps': '"rms_norm_eps": 1e-05', 'rope_base': '"rope_theta": 
 _CHAMELEON_LICENCE = 'Chameleon Research License'
 # With guidance and top-k of the official samplers.
 LUMINA_MGPT = family_of(
-    'lumina_mgpt', tuple(f'lumina_mgpt_7b_{size}' for size in (768, 512, 1024)),
+    'lumina_mgpt', named(*(f'lumina_mgpt_7b_{size}' for size in (768, 512, 1024))),
     {'guidance_scale': 4.0, 'top_k': 2000}, norm_rows=1,
     others={'chameleon_vqgan': (*_chameleon('vqgan.ckpt'), '.'),
             'lumina_mgpt_text': _chameleon('text_tokenizer.json')},
@@ -363,7 +369,7 @@ LUMINA_MGPT = family_of(
             f'lumina_mgpt_7b_{size}': f'Alpha-VLLM/Lumina-mGPT-7B-{size}'
             for size in (768, 512, 1024)})
 LUMINA_MGPT_2 = family_of(
-    'lumina_mgpt_2', ('lumina_mgpt_2_7b',), {'guidance_scale': 4.0, 'top_k': 4096}, norm_rows=1,
+    'lumina_mgpt_2', named('lumina_mgpt_2_7b'), {'guidance_scale': 4.0, 'top_k': 4096}, norm_rows=1,
     others={'movqgan': tuple(f'{folder}movqgan_270M.ckpt' for folder in (
                 '', 'movqgan/270M/', '../movqgan/270M/', '../')),
             'lumina_mgpt_2_text': ('tokenizer.json',)},
@@ -371,13 +377,13 @@ LUMINA_MGPT_2 = family_of(
     token_side=8, any_vocabulary=True, written=_WRITTEN_CHAMELEON)._replace(
         licence='Apache-2.0', hub={'lumina_mgpt_2_7b': 'Alpha-VLLM/Lumina-mGPT-2.0'})
 ANOLE = family_of(
-    'anole', ('anole_7b',), {'guidance_scale': 3.0, 'top_k': 2000},
+    'anole', named('anole_7b'), {'guidance_scale': 3.0, 'top_k': 2000},
     others={'chameleon_vqgan': (*_chameleon('vqgan.ckpt'), '.'),
             'anole_text': _chameleon('text_tokenizer.json')},
     fields=CHAMELEON_SETTINGS, needed=NEEDED, written=_WRITTEN_CHAMELEON)._replace(
         licence=_CHAMELEON_LICENCE, hub={'anole_7b': 'leloy/Anole-7b-v0.1-hf'})
 EMU3 = family_of(
-    'emu3', ('emu3_gen_8b',), {'guidance_scale': 3.0, 'top_k': 2048},
+    'emu3', named('emu3_gen_8b'), {'guidance_scale': 3.0, 'top_k': 2048},
     others={'emu3_vq': ('Emu3-VisionTokenizer', '../Emu3-VisionTokenizer', '.'),
             'emu3_text': ('emu3.tiktoken',)},
     fields=EMU3_SETTINGS, needed=NEEDED_EMU3, token_side=8, written=family.Written(
@@ -403,7 +409,7 @@ def _near(*files: str) -> tuple[str, ...]:
 
 EMU3_5 = EMU3._replace(
     name='emu3_5', title=_title(_EMU3_5), infer=functools.partial(infer, _EMU3_5),
-    presets={_EMU3_5: early_fusion.PRESETS[_EMU3_5]},
+    presets=named(_EMU3_5),
     settings=functools.partial(settings.read, {'config.json': EMU3_5_FIELDS}),
     # Their published values have not been seen.
     needed={'norm_eps': '"rms_norm_eps": ...', 'rope_base': '"rope_theta": ...'},

@@ -16,7 +16,7 @@ import numpy as np
 from checkpoints_conversion.rules import early_fusion, family, settings
 from checkpoints_conversion.rules.base import Rule, Transform
 from checkpoints_conversion.rules.settings import Free, Must
-from cspd_jax.models.early_fusion import PRESETS, EarlyFusionConfig, order
+from cspd_jax.models.early_fusion import EarlyFusionConfig, order
 
 _EMBEDDING, _OUTPUT = 'model.embed_tokens.weight', 'lm_head.weight'
 
@@ -68,20 +68,26 @@ _SCALE = Transform(lambda x: (x.astype(np.float32) + 1,), lambda x: x - 1)
 
 def _infer(presets: Mapping[str, EarlyFusionConfig], shapes: family.Shapes,
            options: Mapping[str, Any]) -> EarlyFusionConfig:
-  """Infers the sizes of a model; the codes are the last tokens of its vocabulary."""
+  """Infers the sizes of a model, whose codes are the last tokens unless settings say otherwise."""
   preset = next(iter(presets))
   size, dim = family.shape(f'a transformer like {preset}', shapes, _EMBEDDING, 2)
   preset = next((name for name, config in presets.items() if config.dim == dim), preset)
-  count = presets[preset].num_codes
+  count = options.get('num_codes', presets[preset].num_codes)
   if size <= count:
     raise family.ConversionError(f'The file has {size} tokens; a transformer like {preset} has '
                                  f'{count} codes after those of text.')
-  like = dataclasses.replace(presets[preset], vocab_size=size, first_code=size - count)
+  like = dataclasses.replace(
+      presets[preset], vocab_size=size, num_codes=count,
+      first_code=options.get('first_code', size - count))
   return early_fusion.infer_like(like, preset, shapes, options)
 
 
-def _family(name: str, presets: tuple[str, ...], *, fields: settings.Table, gemma: bool,
-            **arguments: Any) -> family.FileFamily:
+def of_presets(name: str, presets: Mapping[str, EarlyFusionConfig], *, fields: settings.Table,
+               gemma: bool, **arguments: Any) -> family.FileFamily:
+  """Returns the family of language models like some published ones, of a Gemma or not.
+
+  The other arguments are those of `early_fusion.family_of`.
+  """
   like = early_fusion.family_of(name, presets, fields={'config.json': fields}, **arguments)
   architectures = ['GemmaForCausalLM' if gemma else 'Qwen2ForCausalLM']
   untied = _variant(fields, gemma, {_OUTPUT: ()})
@@ -91,7 +97,7 @@ def _family(name: str, presets: tuple[str, ...], *, fields: settings.Table, gemm
           files=settings.files(fields, architectures=architectures), forms=({}, {
               **untied, 'written': family.Written(files=settings.files(
                   fields, architectures=architectures, tie_word_embeddings=False))})),
-      infer=functools.partial(_infer, {preset: PRESETS[preset] for preset in presets}),
+      infer=functools.partial(_infer, presets),
       variant=functools.partial(_variant, fields, gemma),
       without_words=functools.partial(_first_code, name), leftovers=r'.*rotary_emb\.inv_freq',
       layout=lambda model: {name: ('.',), **arguments['others']}, shares={},
@@ -137,8 +143,9 @@ LIQUID_FIELDS: settings.Table = {
 
 _COSMOS = 'Cosmos-1.0-Tokenizer-DV8x16x16'
 # With the options of the official programs. Top-k of all codes changes nothing, so it is left out.
-SIMPLEAR = _family(
-    'simplear', ('simplear_1_5b', 'simplear_0_5b'), fields=SIMPLEAR_FIELDS, gemma=False,
+SIMPLEAR = of_presets(
+    'simplear', early_fusion.named('simplear_1_5b', 'simplear_0_5b'), fields=SIMPLEAR_FIELDS,
+    gemma=False,
     sampling={'guidance_scale': 6.0, 'temperature': 1.0, 'top_p': 1.0},
     others={'cosmos_dv': (_COSMOS, f'../{_COSMOS}'), 'simplear_text': ('tokenizer.json',)},
     # The default of the class is another number of heads than those of published models.
@@ -146,8 +153,8 @@ SIMPLEAR = _family(
             'num_heads': '"num_attention_heads": 14'})._replace(licence='MIT', hub={
                 f'simplear_{size.replace(".", "_").lower()}': f'Daniel0724/SimpleAR-{size}-RL'
                 for size in ('1.5B', '0.5B')})
-LIQUID = _family(
-    'liquid', ('liquid_7b',), fields=LIQUID_FIELDS, gemma=True,
+LIQUID = of_presets(
+    'liquid', early_fusion.named('liquid_7b'), fields=LIQUID_FIELDS, gemma=True,
     sampling={'guidance_scale': 7.0, 'temperature': 0.99, 'top_k': 4096, 'top_p': 0.96},
     others={'chameleon_vqgan': tuple(f'{folder}vqgan.ckpt' for folder in (
         '', 'chameleon/', '../', '../chameleon/')), 'liquid_text': ('tokenizer.json',)},

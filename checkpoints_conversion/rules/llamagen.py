@@ -29,20 +29,25 @@ FIELDS: settings.Table = {
         Free('only training and the caches of the official program use it'))}
 
 
-def _rules(config: LlamaGenConfig) -> list[Rule]:
-  heads = base.split_heads(config.transformer.num_heads, config.transformer.num_kv_heads)
+def layers(num_heads: int, num_kv_heads: int) -> list[Rule]:
+  """Returns the rules of the transformer, with its table of tokens and its output matrix."""
   ours, published = 'transformer/layers_{i}/', 'layers.{i}.'
   return [
       Rule('tok_embeddings.weight', ('transformer/token_embedding',), KEEP),
       Rule(published + 'attention_norm.weight', (ours + 'attention_norm/scale',), KEEP),
-      Rule(published + 'attention.wqkv.weight',
-           (ours + 'query', ours + 'key', ours + 'value'), heads),
-      Rule(published + 'attention.wo.weight', (ours + 'out',), base.join_heads(config.num_heads)),
+      Rule(published + 'attention.wqkv.weight', (ours + 'query', ours + 'key', ours + 'value'),
+           base.split_heads(num_heads, num_kv_heads)),
+      Rule(published + 'attention.wo.weight', (ours + 'out',), base.join_heads(num_heads)),
       Rule(published + 'ffn_norm.weight', (ours + 'ffn_norm/scale',), KEEP),
       *(Rule(f'{published}feed_forward.{name}.weight', (ours + parameter,), MATRIX)
         for name, parameter in (('w1', 'gate'), ('w3', 'up'), ('w2', 'down'))),
       Rule('norm.weight', ('transformer/norm/scale',), KEEP),
-      Rule('output.weight', ('transformer/output',), MATRIX),
+      Rule('output.weight', ('transformer/output',), MATRIX)]
+
+
+def _rules(config: LlamaGenConfig) -> list[Rule]:
+  return [
+      *layers(config.transformer.num_heads, config.transformer.num_kv_heads),
       # Of class-conditional models, and of text-conditional ones.
       Rule('cls_embedding.embedding_table.weight', ('label_embedding',), KEEP),
       Rule('cls_embedding.uncond_embedding', ('null_caption',), KEEP),

@@ -147,12 +147,14 @@ def _prompts(group: groups.Images, of: cspd_jax.Model) -> list[Any]:
                        "--prompt='...', or --prompts=FILE.")
   if not prompts:
     raise ValueError('there is no prompt; give at least one.')
-  of.condition(prompts)
+  reader = of if of.prior is None else of.prior  # Its own condition would be drawn.
+  reader.condition(prompts)
   return prompts
 
 
 def _split(text: str, of: cspd_jax.Model) -> list[str]:
   """The prompts of a text: itself if it is a description, else the classes between its commas."""
+  of = of if of.prior is None else of.prior
   if of.prompts and getattr(of.condition(of.prompts[:1]), 'ndim', None) == 1:
     try:
       of.condition([text])  # The name of a class may have commas of its own.

@@ -47,7 +47,8 @@ class Config:
 
   Attributes:
     decoder: a specification such as seed_exact(window=16); None uses the model's best for this
-      machine and batch size.
+      machine and batch size. Of a model with a prior it is for both, or one for each, such as
+      'mc_sjd(window=16) | mc_sjd(window=64)'.
     prefix: an image file whose first rows are kept, while the rest is generated. It is turned as
       its EXIF orientation says, put on white where it is transparent, and scaled and cropped to its
       middle.
@@ -67,6 +68,7 @@ class Config:
   images: groups.Images = groups.Images()
   decoder: str | None = None
   sampling: groups.SamplingFlags = groups.SamplingFlags()
+  prior: groups.PriorFlags = groups.PriorFlags()
   prefix: str | None = None
   rows: int | None = None
   batch_size: int | None = None
@@ -97,8 +99,9 @@ def main(config: Config) -> None:
   if config.inception is not None:
     features = evaluation.extractor(evaluation.load(config.inception, 'adm'))
   prepared = functools.partial(
-      model.request, prompts, inputs.overrides(config.sampling), seed=seed, decoder=config.decoder,
-      max_batch_size=_MOST_AT_ONCE, prefix=config.prefix, rows=config.rows)
+      model.request, prompts, inputs.overrides(config.sampling) | inputs.overrides(config.prior),
+      seed=seed, decoder=config.decoder, max_batch_size=_MOST_AT_ONCE, prefix=config.prefix,
+      rows=config.rows)
   stored = run_lib.batch_size_of(config.output, not config.overwrite)
   request = prepared(batch_size=config.batch_size or stored)
   if config.overwrite and config.batch_size is None and stored is not None and (

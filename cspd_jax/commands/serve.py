@@ -120,7 +120,9 @@ def decoders(texts: tuple[str, ...] | None, model: Model, slots: int) -> list[st
     stored = (defaults.find(model.defaults.get(name), model.device, slots)
               for name in (('decoder', 'serve') if is_tuned else ('serve', 'decoder')))
     choices = [*filter(None, stored), *(name for name in _DECODERS if name in engine.table)]
-    best = next((text for text in choices if engine.needs(text) in (None, *model.drafts)), fallback)
+    stages = (model,) if model.prior is None else (model.prior, model)  # One text is for both.
+    best = next((text for text in choices if all(
+        engine.needs(text) in (None, *stage.drafts) for stage in stages)), fallback)
     texts = (best, _BASELINE) if _BASELINE in engine.table else (best,)
   if not texts:
     raise ValueError('decoder is empty; name at least one.')

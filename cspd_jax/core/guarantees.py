@@ -1,7 +1,7 @@
 """The guarantees of decoders, the same in both engines."""
 
 import enum
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 
@@ -42,15 +42,24 @@ class Guarantee(enum.StrEnum):
     return self.satisfies(Guarantee.EXACT)
 
 
+def of_stages(guarantees: Iterable[Guarantee]) -> Guarantee:
+  """Returns the guarantee of images that several decoders draw in turn, each given the one before.
+
+  It is the weakest. If every decoder repeats the tokens of its baseline, so do all together: each
+  has its own keys of the seed, and the same condition as its baseline. If every one samples its
+  conditional distribution, all together sample the joint one. Bounds on the total variation add.
+  """
+  return max(guarantees, key=list(Guarantee).index)
+
+
 def weakest(verifiers: Collection[Any], is_chain: bool = True) -> Guarantee:
   """Returns the guarantee of a decoder, of either engine, that uses all of these verifiers.
 
   `is_chain` is whether its drafts are a chain. The key of an accepted side node was scored in
   another slot than the one where it stays, so that its sums have another order than the baseline's.
   """
-  order = list(Guarantee)
-  result = max(map(_guarantee, verifiers), key=order.index)
-  return result.rounded if not is_chain else result
+  result = of_stages(map(_guarantee, verifiers))
+  return result if is_chain else result.rounded
 
 
 def _guarantee(verifier: Any) -> Guarantee:

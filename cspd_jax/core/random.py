@@ -44,6 +44,13 @@ def _image_keys(numbered: jax.Array) -> jax.Array:
   return jax.vmap(lambda pair: jax.random.fold_in(key(pair[0]), pair[1]))(numbered)
 
 
+def stage_keys(keys: jax.Array, stage: int) -> jax.Array:
+  """Returns the keys `[B]` of the model that is `stage` models before the one that has `keys`."""
+  if not stage:
+    return keys
+  return jax.vmap(lambda key: jax.random.fold_in(key, np.uint32(2**32 - stage)))(keys)
+
+
 def checked_seeds(seeds: Any) -> np.ndarray:
   """Converts whole numbers to uint32; raises ValueError for others and where bits would be lost."""
   values = np.asarray(seeds)

@@ -5,7 +5,7 @@ file that calls `register`. Everything specific to a family (kinds of networks b
 tokenizer files, prompt writers, forms of EAGLE layers) is in its `Family`.
 """
 
-from cspd_jax.families import early_fusion, glm_image, janus, llamagen, mar, nextstep
+from cspd_jax.families import early_fusion, glm_image, janus, llamagen, mar, nextstep, tar
 from cspd_jax.families.family import FAMILIES, Family, Parts, Published, register
 from cspd_jax.families.folder import decoder, describe, load, part_folder, roles, shipped
 from cspd_jax.families.model_file import check_place, joining, save
@@ -19,5 +19,5 @@ __all__ = (
     'register', 'roles', 'save', 'shipped')
 
 for _family in (llamagen.FAMILY, mar.FAMILY, early_fusion.FAMILY, nextstep.FAMILY, janus.FAMILY,
-                glm_image.FAMILY):
+                glm_image.FAMILY, tar.PRIOR, tar.FAMILY):
   register(_family)

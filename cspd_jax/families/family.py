@@ -88,6 +88,18 @@ class Parts(NamedTuple):
     return writers[name]
 
 
+  def of_prior(self, build: Callable[['Parts'], Model]) -> Model | None:
+    """Returns the prior that the parts and defaults whose names begin with 'prior' are for, if any.
+
+    The part 'prior' is its target; the part 'text', which reads words, is its own too.
+    """
+    if 'prior' not in self.loaded:
+      return None
+    text = {role: part for role, part in self.loaded.items() if role == 'text'}
+    loaded = text | {'target': self.loaded['prior']} | engines.of_prior(self.loaded)
+    return build(Parts(f'{self.name}/prior', loaded, engines.of_prior(self.defaults)))
+
+
 def is_described(loaded: Loaded) -> bool:
   """Whether a network has descriptions of parameters in place of arrays."""
   return isinstance(jax.tree.leaves(loaded.params)[0], jax.ShapeDtypeStruct)
@@ -147,6 +159,11 @@ class Family(NamedTuple):
     """The kinds of all roles, with their names."""
     return [item for by_name in self.roles.values() for item in by_name.items()]
 
+  @property
+  def target(self) -> Kind:
+    """The kind of its targets, the first one if there are several."""
+    return next(iter(self.roles['target'].values()))
+
   def check_parts(self, parts: Collection[str], options: Sequence[str] = ()) -> None:
     """Raises ValueError for a part that its models do not have, and suggests one, or an option."""
     if unknown := sorted(set(parts) - set(self.roles)):
@@ -176,6 +193,10 @@ class Family(NamedTuple):
 
   def check_defaults(self, defaults: Mapping[str, Any]) -> None:
     """Raises ValueError for a default that its models do not use, or of another form."""
+    if 'prior' in self.roles:
+      self.engine.check_defaults(engines.of_prior(defaults))
+      defaults = {name: value for name, value in defaults.items()
+                  if not name.startswith(engines.PRIOR)}
     self.engine.check_defaults(defaults, ('contexts',) if self.prompt_writers else ())
     if not isinstance(name := defaults.get('contexts', ''), str):
       raise ValueError(f'contexts is {name!r:.80}; it must be one of '

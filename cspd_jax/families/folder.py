@@ -46,9 +46,10 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
       folder that `cspd-convert` or `families.save` wrote, or the folder of a target alone.
     dtype: dtype of the floating-point parameters. None uses the dtype of the model's defaults, or
       else the stored one.
-    quantize: 'int8' quantizes the matrices of the target's layers; embeddings, norms and the output
-      matrix stay in `dtype`. Exact decoders are exact with respect to the result.
-    cache_dtype: 'int8' quantizes the keys and values of the target, likewise.
+    quantize: 'int8' quantizes the matrices of the layers of the target and of a prior; embeddings,
+      norms and the output matrix stay in `dtype`. Exact decoders are exact with respect to the
+      result.
+    cache_dtype: 'int8' quantizes the keys and values of the target and of a prior, likewise.
     sharding: a mesh of `sharding.make_mesh`: images are divided over its groups of devices, and
       the parameters of target and drafters over the devices of a group. Or the placement of the
       target's parameters: a device, a `jax.sharding.Sharding`, or a tree of these like the
@@ -84,7 +85,7 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
   options = dict(dtype=dtype, verify=verify, allow_nonfinite=allow_nonfinite)
   loaded = {
       role: _network(role, part if role in parts else folder / part, family, **options,
-                     quantize=quantize if role == 'target' else None,
+                     quantize=quantize if role in ('target', 'prior') else None,
                      sharding=devices.get(role, mesh))
       for role, part in (description['parts'] | parts).items() if part is not None}
   if 'target' in parts and 'target' not in loaded:
@@ -98,7 +99,12 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
       family.remedy, str(name_or_folder), model.config))
   if cache_dtype is not None:
     model = model.with_cache_dtype(cache_dtype)
-  return model if mesh is None else dataclasses.replace(model, mesh=mesh)
+  return model if mesh is None else _over(model, mesh)
+
+
+def _over(model: Model, mesh: jax.sharding.Mesh) -> Model:
+  """Returns a model, and its prior, that is divided over a mesh."""
+  return dataclasses.replace(model, mesh=mesh, prior=model.prior and _over(model.prior, mesh))
 
 
 def _network(role: str, part: Any, family: family_lib.Family, **options: Any) -> Loaded:

@@ -27,6 +27,8 @@ _SIZES = ('window', 'length')
 _DEFAULTS = ('dtype', 'decoder', 'serve', 'seconds')
 # The named arguments of `generate`, for suggestions.
 _ARGUMENTS = ('seed', 'decoder', 'batch_size', 'prefix', 'rows', 'progress', 'raw_log_probs')
+# What the names of options, defaults and parts of a model's prior begin with; see `Model.prior`.
+PRIOR = 'prior_'
 # What other programs and packages call arguments of `generate` and `load`.
 ALIASES: naming.Aliases = {
     **dict.fromkeys(('cfg', 'cfg_scale', 'guidance'), ('guidance_scale',)),
@@ -154,6 +156,12 @@ class Engine(NamedTuple):
   def named(self, sampling: SamplingParams) -> dict[str, Any]:
     """Returns the sampling options that models of this engine have, by name."""
     return {name: getattr(sampling, name) for name in self.options}
+
+
+def of_prior(named: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the entries that are for the prior of a model, by their names in the prior."""
+  return {name.removeprefix(PRIOR): value for name, value in named.items()
+          if name.startswith(PRIOR)}
 
 
 def with_raw_log_probs(decoder: AnyDecoder, value: Any) -> AnyDecoder:

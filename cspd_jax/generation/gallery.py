@@ -98,7 +98,8 @@ class Gallery:
     self._own = range(index, len(self.names), count)
     run = _settings(request, features)
     self._is_shared, self._features = count > 1, features
-    self._passes: list[int] = []  # Of every image that `generate` has generated.
+    # Of every image that `generate` has generated.
+    self._passes, self._passes_of_prior = list[int](), list[int]()
     self._seconds = 0.0  # That they took.
     self._report = run_folder.Report(
         folder, [*self.names, *[NAME] * (features is not None)], program='cspd-generate',
@@ -114,7 +115,7 @@ class Gallery:
     """One line that describes the request."""
     request, model, count = self.request, self.request.sampler.model, len(self.names)
     at_once = f', {request.batch_size} at once' if request.batch_size < count else ''
-    return (f'{count} image{"s"[:count != 1]} with {request.sampler.specification}{at_once}; model '
+    return (f'{count} image{"s"[:count != 1]} with {request.text}{at_once}; model '
             f'{model.name} on {model.where}')
 
   @property
@@ -122,13 +123,13 @@ class Gallery:
     """One line with the memory and, if it was measured by cspd-tune, the time that it needs."""
     request, model, needs = self.request, self.request.sampler.model, self.request.estimate()
     gigabytes = lambda count: f'{count / 1e9:.3g} GB'
+    weights = model.params, None if model.prior is None else model.prior.params
     whole = 'memory' if needs.free is None else f'{gigabytes(needs.free)} of free memory'
     line = (f'needs about {gigabytes(needs.needed(request.batch_size))} of {whole} for caches and '
-            f'passes, apart from the weights ({gigabytes(memory.size(model.params))}) and the '
-            'program')
+            f'passes, apart from the weights ({gigabytes(memory.size(weights))}) and the program')
     seconds = defaults_lib.seconds(
         model.defaults.get('seconds'), model.device.device_kind, request.batch_size,
-        request.sampler.text)
+        request.text)
     return line if seconds is None else (
         f'{line}, and about {duration(len(self._missing) * seconds)} as cspd-tune measured')
 
@@ -140,15 +141,18 @@ class Gallery:
     request, count = self.request, len(self._passes)
     if not count:
       return ''
-    sampler, model, guarantee = request.sampler, request.sampler.model, request.sampler.guarantee
+    sampler, model, guarantee = request.sampler, request.sampler.model, request.guarantee
     baseline, passes = model.engine.baseline, np.mean(self._passes)
     images = _IMAGES[guarantee].format(baseline)
-    line = f'{sampler.text}: {images} ({guarantee}), in {passes:.0f} forward passes'
+    line = f'{request.text}: {images} ({guarantee}), in {passes:.0f} forward passes'
     if sampler.specification.parts[0].name == baseline:
-      line = f'{sampler.text} ({guarantee}): {passes:.0f} forward passes'
+      line = f'{request.text} ({guarantee}): {passes:.0f} forward passes'
     if model.engine.seed_exact:
       line += (f' instead of {model.num_tokens} ({model.num_tokens / passes:.1f} times fewer)'
                if passes < model.num_tokens else ', one token at a time')
+    if request.prior is not None and self._passes_of_prior:
+      tokens = request.prior.sampler.model.num_tokens
+      line += f', after {np.mean(self._passes_of_prior):.0f} for {tokens} tokens of the prior'
     seconds = max(self._seconds - compile_seconds, 0.0)
     return (f'{line}.\n{count} image{"s"[:count != 1]} in {seconds:.1f} s '
             f'({seconds / count:.2f} s each), and {compile_seconds:.1f} s to compile.')
@@ -184,6 +188,8 @@ class Gallery:
         atomic.write(self._report.path(self.names[i]), images.file(row))
       done += len(numbers)
       self._passes += images.decoded.rounds.tolist()
+      if images.prior is not None:
+        self._passes_of_prior += images.prior.decoded.rounds.tolist()
       self._seconds = time.perf_counter() - start
       progress(done, len(self._own))
     if self._is_shared and not self._report.is_last(self.names):
@@ -197,9 +203,7 @@ class Gallery:
     self._report.write(
         settings=settings, model=sampler.model.name,
         examples=[str(prompt) for prompt in sampler.model.prompts[:_EXAMPLES]],
-        decoder=sampler.text,
-        guarantee=sampler.guarantee,
-        sampling=sampler.model.engine.named(request.sampling), rows=rows)
+        decoder=request.text, guarantee=request.guarantee, sampling=request.recorded, rows=rows)
     return True
 
   def _check_space(self) -> None:
@@ -230,6 +234,6 @@ class Gallery:
     rows = []
     for name, title, (seed, number) in zip(self.names, self.request.titles, self.request.seeds):
       texts = texts_of_file(self._report.path(name))
-      rows.append(dict(file=name, prompt=title, seed=seed, number=number,
-                       passes=int(texts['passes'])))
+      passes = {stage: int(texts[stage]) for stage in ('passes', 'prior_passes') if stage in texts}
+      rows.append(dict(file=name, prompt=title, seed=seed, number=number) | passes)
     return rows

@@ -9,16 +9,26 @@
       Request.decode             runs the compiled decoder on one batch after the other
       Request.result             converts tokens to pixels
 
-`model.sampler(...)(prompts)` skips the search for the sampler.
+`model.sampler(...)(prompts)` skips the search for the sampler. With a prior, a request has one of
+the prior, `Request.prior`, whose tokens become its condition.
 
 In the shape descriptions, `B` is the number of images.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Hashable,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
@@ -32,6 +42,7 @@ from cspd_jax.core import (
   batches,
   compilations,
   fields,
+  guarantees,
   programs as programs_lib,
   progress as progress_lib,
   random as random_lib,
@@ -45,7 +56,7 @@ from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
 from cspd_jax.files import atomic, matrices, reading
-from cspd_jax.generation import memory, prompts as prompts_lib, results
+from cspd_jax.generation import engines, memory, prompts as prompts_lib, results
 from cspd_jax.generation.engines import AnyDecoder, Engine, with_raw_log_probs
 from cspd_jax.generation.parts import Conditions, DraftNetwork, Handover, Params, Teacher, Tokenizer
 from cspd_jax.generation.results import Generated
@@ -58,6 +69,11 @@ def role_of(network: str) -> str:
   return 'draft' if network == 'model' else network
 
 
+# Batches of a prior's tokens that are decoded before the images: rows that are complete can start
+# the next one, and a run that is stopped loses few of them.
+_AHEAD = 4
+# Between the decoder of a prior and that of its model.
+_THEN = '|'
 # The samplers that a model keeps for calls of `generate`.
 _MOST_SAMPLERS = 8
 
@@ -92,6 +108,8 @@ class Model:
     prefix: `[P]` or `[B, P]` the first tokens of its images; None without. See `with_prefix`.
     handover: how another program draws the pixels of its tokens; None if an image tokenizer does.
     first_cell: number of tokens before those of the grid.
+    prior: the model that reads the prompts, and whose tokens are the condition of this one; None if
+      it reads them itself. See `with_prior`.
     remedy: `key of drafts -> ` what gives the model this network if it has none, as the end of a
       sentence.
   """
@@ -115,6 +133,7 @@ class Model:
   prefix: np.ndarray | None = None
   handover: Handover | None = None
   first_cell: int = 0
+  prior: 'Model | None' = None
   remedy: Callable[[str], str] = lambda network: f'load it with {role_of(network)}=FOLDER'
   # Compiled programs, the newest last; see `core.programs.get_or_build`.
   programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
@@ -147,7 +166,8 @@ class Model:
         decoder an image depends, up to rounding, only on its own seed, number and prompt.
       decoder: a specification, such as `'seed_exact(window=16)'`; if None, the model's default for
         the device and the batch size, which may be another one for another batch size or, with
-        `batch_size=None`, with other free memory.
+        `batch_size=None`, with other free memory. Of a model with a prior it is for both, or there
+        is one for each, `'PRIOR | MODEL'`.
       prefix: the first rows of the images, which are then completed: tokens, an image or its path;
         see `prefix_tokens`. With every decoder, the other tokens are conditioned on them.
       rows: how many rows of tokens of `prefix` are used.
@@ -157,7 +177,8 @@ class Model:
         with the number of finished images and the number of all images.
       raw_log_probs: whether the result has `Generated.raw_log_probs`; discrete tokens only.
       **options: sampling options (`guidance_scale`, `temperature`, ...), by default the model's,
-        and parameters that the specification leaves open (`window`, ...).
+        and parameters that the specification leaves open (`window`, ...). Those of a prior have
+        names that begin with `prior_`, such as `prior_temperature`.
 
     Returns:
       The images with their tokens, settings and statistics.
@@ -247,6 +268,15 @@ class Model:
     _check_concrete(options, sampling)
     if batch_size is not None:
       fields.check_whole('batch_size', batch_size, 'a whole number, at least 1', least=1)
+    prior = None
+    if self.prior is not None:
+      of_prior = engines.of_prior(options)
+      options = {name: value for name, value in options.items()
+                 if not name.startswith(engines.PRIOR)}
+      shared = {name: value for name, value in options.items() if name not in self.engine.options}
+      first, decoder = _of_stages(decoder)
+      with _named_for_prior({*self.prior.options, *of_prior}):
+        prior = self.prior._sampler(first, batch_size, None, raw_log_probs, shared | of_prior)
     overrides = {name: value for name, value in options.items()
                  if name in self.engine.options}
     parameters = {name: value for name, value in options.items() if name not in overrides}
@@ -268,7 +298,7 @@ class Model:
         model=self._sharing(), specification=specification, decoder=built,
         draft_params=self.draft_params(specification), guided=guided, sampling=sampling,
         active=self.drop_inactive(sampling), batch_size=batch_size, names=(str(specification),),
-        function=built)
+        function=built, prior=prior)
 
   def request(self, prompts: Any = None, options: Mapping[str, Any] = MappingProxyType({}), *,
               seed: Any = 0, decoder: str | Spec | None = None, prefix: Any = None,
@@ -294,14 +324,15 @@ class Model:
       ValueError: for anything that is not supported or does not fit in memory, by the argument.
     """
     model, listed = self, prompts_lib.listed(self.prompts if prompts is None else prompts)
-    if condition is None:
+    if condition is None and not self._reads_later(listed):
       condition = self.condition(listed)
     # Arrays of a device would compile programs for every number of picked images.
     condition = jax.tree.map(np.asarray, condition)
     count = len(self.conditions.titles(listed))
     if prefix is not None or rows is not None:
       first = self.prefix_tokens(prefix, rows, count)
-      model, condition = self.with_prefix(first), prefix_lib.Prefixed(condition, first)
+      model = self.with_prefix(first)
+      condition = None if condition is None else prefix_lib.Prefixed(condition, first)
     size, argument = batch_size, 'prompts' if all_at_once else 'batch_size'
     if batch_size is None:
       size = count if max_batch_size is None else min(count, max_batch_size)
@@ -395,7 +426,10 @@ class Model:
     prefixes of the model.
     """
     with jax.ensure_compile_time_eval():  # Prompts are no tracers, in a function under `jit` too.
-      condition = self.conditions.encode(prompts_lib.listed(prompts))
+      return self._prefixed(self.conditions.encode(prompts_lib.listed(prompts)))
+
+  def _prefixed(self, condition: Any) -> Any:
+    """Returns a condition with the prefix, if there is one."""
     if self.prefix is None:
       return condition
     count = len(jax.tree.leaves(condition)[0])
@@ -560,6 +594,38 @@ class Model:
         drafts={name: part._replace(build=functools.partial(part.build, prefix_length=length))
                 for name, part in self.drafts.items()})
 
+  def with_prior(self, prior: 'Model') -> Self:
+    """Returns the model of what the tokens of a prior describe, which reads the prior's prompts.
+
+    The condition of this model are tokens `[B, T]` of the prior. Each has a decoder of its own:
+    `generate` runs the prior's first, with keys of its own from the same seeds. An array of tokens
+    of the prior is a prompt too; `condition` draws them for other prompts, with the prior's default
+    decoder and options and the seed 0.
+    """
+    own = self.conditions
+
+    def encode(prompts: Any) -> Any:
+      if _are_tokens(prompts):
+        return own.encode(prompts)
+      return own.encode(prior.request(prompts, pixels=False).decode().tokens)
+
+    conditions = prior.conditions._replace(
+        encode=encode, titles=lambda prompts: (
+            own if _are_tokens(prompts) else prior.conditions).titles(prompts))
+    prior = dataclasses.replace(prior, remedy=lambda network: (
+        f'load it with {engines.PRIOR}{role_of(network)}=FOLDER'))
+    return dataclasses.replace(self, prior=prior, conditions=conditions)
+
+  def _reads_later(self, prompts: Any) -> bool:
+    """Whether the prior draws the condition of prompts, when they are decoded."""
+    return self.prior is not None and not _are_tokens(prompts)
+
+  @property
+  def options(self) -> tuple[str, ...]:
+    """The names of the sampling options, those of a prior included."""
+    return self.engine.options + (() if self.prior is None else tuple(
+        f'{engines.PRIOR}{name}' for name in self.prior.options))
+
   def _sharing(self, **changes: Any) -> Self:
     """Returns the model with other fields, which shares its programs and estimates."""
     model = dataclasses.replace(self, **changes)
@@ -664,7 +730,9 @@ class Model:
       part = part._replace(prefill=causal.with_int8_cache(part.prefill))
       return built._replace(cached=part) if hasattr(built, 'cached') else part
 
-    return dataclasses.replace(self, build_target=target, cache_dtype=dtype, programs={})
+    prior = self.prior and self.prior.with_cache_dtype(dtype)
+    return dataclasses.replace(
+        self, build_target=target, cache_dtype=dtype, programs={}, prior=prior)
 
   @property
   def has_cache(self) -> bool:
@@ -724,6 +792,35 @@ def _picture(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:
   return np.asarray(ImageOps.fit(picture, size[::-1], Image.Resampling.LANCZOS))
 
 
+def _are_tokens(prompts: Any) -> bool:
+  """Whether prompts are tokens of a prior."""
+  return isinstance(prompts, np.ndarray | jax.Array) and prompts.ndim == 2
+
+
+def _of_stages(decoder: str | Spec | None) -> tuple[Any, Any]:
+  """Returns the specifications of a prior and of the model that it is for."""
+  if not isinstance(decoder, str) or _THEN not in decoder:
+    return decoder, decoder
+  first, _, last = decoder.rpartition(_THEN)
+  return first.strip(), last.strip()
+
+
+@contextlib.contextmanager
+def _named_for_prior(options: Collection[str]) -> Iterator[None]:
+  """Lets errors on options of a prior name them as callers do."""
+  try:
+    yield
+  except ValueError as error:
+    if str(error).partition(' ')[0] in options:
+      raise ValueError(f'{engines.PRIOR}{error}') from error
+    raise
+
+
+def joined(samplers: Iterable['Sampler']) -> str:
+  """Returns the specification of a model with priors, of the samplers of all stages."""
+  return f' {_THEN} '.join(sampler.text for sampler in samplers)
+
+
 def _check_concrete(*values: Any) -> None:
   """Raises ValueError under `jax.jit`, and if an argument is traced by another transformation."""
   if not tracing.is_concrete(jnp.zeros(()), *values):
@@ -764,6 +861,7 @@ class Sampler:
       `measure.bench`, where decoders share a program.
     function: what is compiled: `(params, condition, keys [B], sampling, draft_params) -> result`,
       the decoder or one that contains it.
+    prior: that of the model's prior; None without one.
   """
 
   model: Model
@@ -776,6 +874,7 @@ class Sampler:
   batch_size: int | None
   names: tuple[str, ...]
   function: Callable[..., Any]
+  prior: 'Sampler | None' = None
   # Numbers of images and shapes of conditions that fit in memory.
   _fitting: set[Hashable] = dataclasses.field(default_factory=set, init=False)
 
@@ -788,7 +887,7 @@ class Sampler:
     request = self.request(prompts, seed=seed)
     argument = None if self.batch_size is None else 'batch_size'
     while (size := request.fitting(argument)) < request.batch_size:
-      request = dataclasses.replace(request, batch_size=size)
+      request = request.with_batch_size(size)
     return request.generate(progress)
 
   def request(self, prompts: Any = None, *, seed: Any = 0, condition: Any = None,
@@ -799,8 +898,14 @@ class Sampler:
     """
     _check_concrete(seed)
     model = self.model
-    prompts = prompts_lib.listed(model.prompts if prompts is None else prompts)
-    if condition is None:
+    prompts, prior = prompts_lib.listed(model.prompts if prompts is None else prompts), None
+    if condition is None and self.prior is not None and model._reads_later(prompts):
+      with _named_for_prior(self.prior.model.options):
+        prior = self.prior.request(prompts, seed=seed, pixels=False, slots=slots).before()
+      # What it draws replaces these; all checks and estimates are of shapes.
+      tokens = np.zeros((len(prior), self.prior.model.num_tokens), np.int32)
+      condition = jax.tree.map(np.asarray, model._prefixed(tokens))
+    elif condition is None:
       condition = jax.tree.map(np.asarray, model.condition(prompts))
     titles = model.conditions.titles(prompts)
     count = len(titles)
@@ -815,12 +920,17 @@ class Sampler:
         self, prompts, condition, titles,
         prompts_lib.unknown_words(model.conditions, prompts, count),
         prompts_lib.seeds(seed, count) if pixels else prompts_lib.seeds_or_keys(seed, count),
-        self.sampling, self.active, min(count, self.batch_size or count), slots)
+        self.sampling, self.active, min(count, self.batch_size or count), slots, prior)
 
   @functools.cached_property
   def text(self) -> str:
     """The specification as text."""
     return str(self.specification)
+
+  @property
+  def stages(self) -> tuple['Sampler', ...]:
+    """The samplers of the prior, if there is one, and of the model."""
+    return (self,) if self.prior is None else (*self.prior.stages, self)
 
   @functools.cached_property
   def recorded(self) -> dict[str, Any]:
@@ -883,6 +993,11 @@ class Request:
       sampler, and not on the rows of a batch.
     batch_size: images decoded at once.
     slots: whether a row whose image is complete may start the next one.
+    prior: the request of the model's prior, for the same images; None without one, or if the caller
+      has supplied its tokens.
+    first: the result of the prior's decoder, NumPy arrays, whose tokens are the `condition`; None
+      until it has decoded them, which `Request.run` and `Request.stream` let it do.
+    stage: how many models before the last one this is; each has random keys of its own.
   """
 
   sampler: Sampler
@@ -895,6 +1010,9 @@ class Request:
   active: SamplingParams
   batch_size: int
   slots: bool
+  prior: 'Request | None' = None
+  first: Any = None
+  stage: int = 0
 
   def __len__(self) -> int:
     return len(self.titles)
@@ -909,7 +1027,58 @@ class Request:
         self, condition=batches.select(self.condition, index), titles=of(self.titles),
         seeds=self.seeds[index] if isinstance(self.seeds, jax.Array) else of(self.seeds),
         unknown_words=of(self.unknown_words), sampling=batches.select(self.sampling, index),
-        active=batches.select(self.active, index))
+        active=batches.select(self.active, index), prior=self.prior and self.prior.pick(index),
+        first=batches.select(self.first, index))
+
+  def with_batch_size(self, size: int) -> 'Request':
+    """Returns the request with at most `size` images at once."""
+    return dataclasses.replace(self, batch_size=min(size, self.batch_size),
+                               prior=self.prior and self.prior.with_batch_size(size))
+
+  def with_seeds(self, seeds: Sequence[tuple[int, int]]) -> 'Request':
+    """Returns the request with other seeds and numbers `[B]`."""
+    return dataclasses.replace(self, seeds=seeds, prior=self.prior and self.prior.with_seeds(seeds))
+
+  def before(self) -> 'Request':
+    """Returns the request as that of the prior of another one, with random keys of its own."""
+    return dataclasses.replace(
+        self, stage=self.stage + 1, prior=self.prior and self.prior.before())
+
+  @property
+  def waits(self) -> bool:
+    """Whether the prior is still to draw the condition."""
+    return self.prior is not None and self.first is None
+
+  def after(self, first: Any) -> 'Request':
+    """Returns the request with what the prior has drawn, the result `first` of its decoder."""
+    condition: Any = np.asarray(_last(first).tokens, np.int32)
+    if isinstance(self.condition, prefix_lib.Prefixed):
+      condition = self.condition._replace(condition=condition)
+    return dataclasses.replace(self, condition=condition, first=first)
+
+  @property
+  def stages(self) -> tuple['Request', ...]:
+    """The requests of the prior, if there is one, and of the model."""
+    return (self,) if self.prior is None else (*self.prior.stages, self)
+
+  @property
+  def text(self) -> str:
+    """The specifications of the decoders of all stages as text."""
+    return joined(request.sampler for request in self.stages)
+
+  @property
+  def guarantee(self) -> Guarantee:
+    """How images relate to the distribution of the model, or of the model and its prior."""
+    return guarantees.of_stages(request.sampler.guarantee for request in self.stages)
+
+  @property
+  def recorded(self) -> dict[str, Any]:
+    """The sampling options by name as plain numbers and lists, as images record them."""
+    own = self.sampler.recorded
+    if self.sampling is not self.sampler.sampling:
+      own = atomic.plain(self.sampler.model.engine.named(self.sampling))
+    return own if self.prior is None else own | {
+        f'{engines.PRIOR}{name}': value for name, value in self.prior.recorded.items()}
 
   def estimate(self) -> memory.Estimate:
     """Estimates the memory that decoding needs."""
@@ -924,6 +1093,10 @@ class Request:
     Otherwise too little memory raises ValueError; `argument` is as for `Model.check_memory`. The
     same number of images with conditions of the same shapes is not estimated again.
     """
+    if self.prior is not None:
+      size = self.prior.fitting(argument)
+      own = dataclasses.replace(self, prior=None, batch_size=min(size, self.batch_size))
+      return own.fitting(argument)
     sampler, size = self.sampler, self.batch_size
     images = (len(self.titles), size, self.slots,
               *map(np.shape, jax.tree.leaves(self.condition)))
@@ -969,10 +1142,21 @@ class Request:
     refill; these decode batch after batch, with the last batch filled up, and with a mesh divide
     every batch over its groups of devices.
 
+    With a prior, several batches of its tokens are decoded before the images that they describe.
+
     Yields:
       Numbers of images, and the decoder's result for these, NumPy arrays; in total, all images.
+      With a prior that has drawn nothing yet, the results of both in a `Stages`.
     """
-    if self.refills:
+    if self.waits:
+      for start in range(0, len(self), size := _AHEAD * self.batch_size):
+        index = np.arange(start, min(start + size, len(self)))
+        part = self.pick(index)
+        assert part.prior is not None
+        first = part.prior.decode()
+        for numbers, decoded in part.after(first).run():
+          yield index[numbers], Stages(batches.select(first, numbers), decoded)
+    elif self.refills:
       for group in self.refilled():
         yield group.image, self.pick(group.image).check_result(group.decoded)
     else:
@@ -1004,7 +1188,8 @@ class Request:
     condition, sampling = batches.select((self.condition, self.active), index)
     keys = (self.seeds[index] if isinstance(self.seeds, jax.Array) else
             random_lib.image_keys([self.seeds[i] for i in index]))
-    return jax.tree.map(jnp.asarray, condition), keys, sampling
+    return (jax.tree.map(jnp.asarray, condition), random_lib.stage_keys(keys, self.stage),
+            sampling)
 
   def arguments(self, index: np.ndarray) -> tuple[Any, ...]:
     """Returns the arguments of `Sampler.function` for the images with these numbers."""
@@ -1035,10 +1220,16 @@ class Request:
   def stream(self, every: int) -> Iterator['Partial']:
     """Decodes in one batch, without a mesh, and yields the images every few rounds.
 
-    The first is after the prefill, the last has the complete images. NaN or infinity of the model
-    raises ValueError.
+    The first is after the prefill, the last has the complete images. With a prior, its tokens come
+    first. NaN or infinity of the model raises ValueError.
     """
     sampler = self.sampler
+    if self.waits:
+      assert self.prior is not None
+      for partial in self.prior.stream(every):
+        yield partial.before(self)
+      yield from self.after(partial.decoded).stream(every)
+      return
     model, decoder = sampler.model, sampler.decoder
     size = decoder.target.num_tokens
 
@@ -1094,6 +1285,8 @@ class Request:
 
     They have no pixels if another program draws these.
     """
+    if isinstance(decoded, Stages):
+      return self.after(decoded.first).result(decoded.last)
     if isinstance(self.seeds, jax.Array):
       raise ValueError('seed is a random key, for tokens alone; request images with whole numbers.')
     model, length = self.sampler.model, self.sampler.model.prefix_length
@@ -1114,12 +1307,23 @@ class Request:
     return Generated(
         images=images, handed=handed, decoded=decoded, tokens=tokens,
         round_of_cell=model.cells(fixed), prefix_length=length, prompts=self.titles,
-        seeds=self.seeds, decoder=self.sampler.text, guarantee=self.sampler.guarantee,
-        sampling=self.sampler.recorded if self.sampling is self.sampler.sampling else (
-            atomic.plain(model.engine.named(self.sampling))),
+        seeds=self.seeds, decoder=self.text, guarantee=self.guarantee, sampling=self.recorded,
+        prior=None if self.first is None or self.prior is None else self.prior.result(self.first),
         model=model.name, grid=model.grid, precision=model.precision,
         labels=condition.tolist() if is_class else None, numbers=range(len(tokens)),
         unknown_words=self.unknown_words)
+
+
+class Stages(NamedTuple):
+  """The results of the decoders of a prior and of the model that it is for; see `Request.run`."""
+
+  first: Any
+  last: Any
+
+
+def _last(decoded: Any) -> Any:
+  """Returns the result of the last decoder."""
+  return decoded.last if isinstance(decoded, Stages) else decoded
 
 
 def gathered(parts: Iterator[tuple[np.ndarray, Any]], count: int, progress: Progress | None = None
@@ -1147,19 +1351,31 @@ class Partial:
     count: `[B]` number of committed tokens, including the prefix.
     complete: whether all images are complete.
     fixed: `[B, rows, columns]` bool, which tokens are committed.
+    num_tokens: tokens of an image, or of the prior.
+    is_prior: whether these are tokens of a prior, before the image has any.
   """
 
-  def __init__(self, request: 'Request', decoded: Any, count: np.ndarray, complete: bool):
+  def __init__(self, request: 'Request', decoded: Any, count: np.ndarray, complete: bool,
+               whole: 'Request | None' = None):
+    """Initialises the state; a prior's has the request of the `whole` images."""
     self._request, self.decoded, self.count, self.complete = request, decoded, count, complete
+    self._whole, self.is_prior = whole, whole is not None
     model = request.sampler.model
-    self._num_tokens = model.prefix_length + decoded.round_of_token.shape[1]  # Per image.
+    self.num_tokens = model.prefix_length + decoded.round_of_token.shape[1]  # Per image.
     order = getattr(decoded, 'order', None)
-    rank = np.arange(self._num_tokens) if order is None else np.argsort(order, axis=1)
+    rank = np.arange(self.num_tokens) if order is None else np.argsort(order, axis=1)
     self.fixed = model.cells(rank < count[:, None])
+
+  def before(self, whole: 'Request') -> 'Partial':
+    """Returns these tokens as those of the prior of images, which have no tokens yet."""
+    return Partial(self._request, self.decoded, self.count, False, whole)
 
   @property
   def images(self) -> np.ndarray:
     """The images so far, uint8 `[B, H, W, 3]`; grey where no token is committed."""
+    if self._whole is not None:
+      size = self._whole.sampler.model.image_size
+      return np.full((len(self.count), *size, 3), 128, np.uint8)
     images = self._request.result(self.decoded).images.copy()
     scale = [pixels // tokens for pixels, tokens in zip(images.shape[1:3], self.fixed.shape[1:])]
     shown = self.fixed.repeat(scale[0], axis=1).repeat(scale[1], axis=2)
@@ -1182,8 +1398,9 @@ class Partial:
 
   def __repr__(self) -> str:
     # The grid does not contain the grammar's tokens.
-    total = len(self.count) * self._num_tokens
-    return (f'Partial({int(self.count.sum())} of {total} tokens of {len(self.count)} images, '
+    total = len(self.count) * self.num_tokens
+    of = ' of the prior' if self.is_prior else ''
+    return (f'Partial({int(self.count.sum())} of {total} tokens{of} of {len(self.count)} images, '
             f'forward pass {int(np.max(self.decoded.rounds))})')
 
   def _repr_html_(self) -> str:

@@ -50,6 +50,7 @@ class Generated:
       `quantize` and `cache_dtype`.
     handed: arrays `[B, ...]` by name for the program that draws the pixels; None if they are drawn
       here. See `Model.image_tokens`.
+    prior: what the model's prior drew for these images; None without one.
   """
 
   images: np.ndarray
@@ -69,6 +70,7 @@ class Generated:
   prefix_length: int = 0
   precision: Mapping[str, str] = dataclasses.field(default_factory=dict)
   handed: Mapping[str, np.ndarray] | None = None
+  prior: 'Generated | None' = None
 
   @property
   def log_probs(self) -> np.ndarray | None:
@@ -83,6 +85,15 @@ class Generated:
   def raw_log_probs(self) -> np.ndarray | None:
     """As `log_probs`, after guidance alone; None unless `generate(raw_log_probs=True)`."""
     return self._with_prefix('raw_log_probs')
+
+  @property
+  def tv_bound(self) -> np.ndarray:
+    """`[B]` whose mean bounds the total variation to the distribution of the model, and its prior.
+
+    It is the sum over both of `decoding.base.Decoded.tv_bound`.
+    """
+    own = np.asarray(self.decoded.tv_bound)
+    return own if self.prior is None else own + self.prior.tv_bound
 
   def _with_prefix(self, name: str) -> np.ndarray | None:
     """A field of `decoded` `[B, T]`, with zeros for the prefix; None if it is missing."""
@@ -113,6 +124,7 @@ class Generated:
         sampling={name: pick(value) if isinstance(value, list) else value
                   for name, value in self.sampling.items()},
         unknown_words=pick(self.unknown_words), numbers=pick(self.numbers),
+        prior=self.prior and self.prior[index],
         handed=self.handed and {name: value[rows] for name, value in self.handed.items()})
 
   def names(self) -> list[str]:
@@ -179,6 +191,7 @@ class Generated:
         prompt=self.prompts[index], **label, **prefix, seed=seed, number=number, model=self.model,
         grid=list(self.grid), **self.precision, decoder=self.decoder, guarantee=self.guarantee,
         sampling=per_image, passes=int(self.decoded.rounds[index]),
+        **({} if self.prior is None else dict(prior_passes=int(self.prior.decoded.rounds[index]))),
         software=f'cspd_jax {__version__}, jax {jax.__version__}')
 
   def __repr__(self) -> str:
@@ -189,7 +202,9 @@ class Generated:
             f'({self.guarantee}) from {self.model!r}{passes})')
 
   def _passes(self) -> str:
-    return f'{np.mean(self.decoded.rounds):.{int(len(self) > 1)}f} forward passes'
+    mean = lambda images: f'{np.mean(images.decoded.rounds):.{int(len(self) > 1)}f}'
+    before = '' if self.prior is None else f'{mean(self.prior)} + '
+    return f'{before}{mean(self)} forward passes'
 
   def _repr_html_(self) -> str:
     """Displays the images and the acceptance map in notebooks."""

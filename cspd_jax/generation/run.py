@@ -75,7 +75,8 @@ def settings(request: Request) -> dict[str, Any]:
   reads_codebook = model.codebook is not None and specification_lib.reads_codebook(
       sampler.specification)
   has_floats = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
-  return dict(
+  prior = {} if request.prior is None else dict(prior=settings(request.prior))
+  return prior | dict(
       model=model.name, cache_dtype=model.cache_dtype, parameters=fingerprint(model.params),
       grid=list(model.grid), config=digest_of(repr(model.config)),
       decoder=str(sampler.specification), draft_parameters=fingerprint(sampler.draft_params),
@@ -98,6 +99,8 @@ def network_digest(config: Any, params: Any) -> str:
 def weights(model: Model) -> dict[str, str]:
   """Returns short digests of a model's parameters by part, which reports keep."""
   parts = dict(target=model.params) | {name: draft.params for name, draft in model.drafts.items()}
+  if model.prior is not None:
+    parts['prior'] = model.prior.params
   if model.tokenizer is not None:
     parts['tokenizer'] = model.tokenizer.params
   return {name: fingerprint(parts[name]) for name in sorted(parts)}

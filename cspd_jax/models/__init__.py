@@ -1,8 +1,8 @@
 """Networks in Flax Linen, as pure functions of parameters and sizes.
 
-- Decoding targets, built by `target(config, ...)`: `llamagen`, `early_fusion`, `janus` and
-  `glm_image` with discrete tokens, `mar` with continuous ones. New decoder-only models are
-  specifications for `causal`; `decoder_only` has the functions that they share.
+- Decoding targets, built by `target(config, ...)`: `llamagen`, `early_fusion`, `janus`,
+  `glm_image` and `tar` with discrete tokens, `mar` with continuous ones. New decoder-only models
+  are specifications for `causal`; `decoder_only` has the functions that they share.
 - Drafters that read a target's features, and share the two `ends` of the target: `eagle.network`
   and `medusa.heads`.
 - The corrector `neighbours`, trained on sampled images.

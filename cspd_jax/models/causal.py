@@ -83,6 +83,9 @@ class Causal(NamedTuple):
       layers of the transformer.
     num_outputs: image tokens that `logits` predicts; None means the transformer's.
     small: see `decoding.base.Target`.
+    position_embedding: None, or `(params, positions [R or 1, L]) -> [R or 1, L, D]`, which is added
+      to the embeddings of all tokens, those of the condition included. Positions past the end of
+      the image must have one too.
   """
 
   transformer: TransformerConfig
@@ -97,6 +100,13 @@ class Causal(NamedTuple):
   logits: Logits | None = None
   num_outputs: int | None = None
   small: Callable[[jax.Array], jax.Array] | None = None
+  position_embedding: Callable[[Params, jax.Array], jax.Array] | None = None
+
+  def placed(self, params: Params, embeddings: jax.Array, positions: jax.Array) -> jax.Array:
+    """Adds the embeddings of positions, if there are any, to those of tokens `[R, L, D]`."""
+    if self.position_embedding is None:
+      return embeddings
+    return embeddings + self.position_embedding(params, positions)
 
 
 class Cache(NamedTuple):
@@ -212,7 +222,8 @@ def forward(
   positions, mask = positions_and_mask(
       condition.positions, embeddings.shape[1] - condition.embeddings.shape[1])
   features, layers = transformer.Transformer(model.transformer).apply(
-      {'params': params['transformer']}, embeddings, model.rope(positions), mask, method='features')
+      {'params': params['transformer']}, model.placed(params, embeddings, positions),
+      model.rope(positions), mask, method='features')
   logits = model_ends.logits(params, features[:, condition.embeddings.shape[1] - 1:])
   return logits, features, layers
 
@@ -241,9 +252,11 @@ def target(model: Causal, num_streams: int) -> base.Target:
   def score(params: Params, cache: Cache, tokens: jax.Array, start: jax.Array,
             tree: Tree | RuntimeTree) -> tuple[jax.Array, jax.Array, Cache]:
     at = window(cache, start, tree.depth, tree.ancestors)
+    embeddings = model.placed(
+        params, model_ends.embed(params, tile(tokens, num_streams)), at.positions)
     features, layers = network.apply(
-        {'params': params['transformer']}, model_ends.embed(params, tile(tokens, num_streams)),
-        model.rope(at.positions), at.mask, cache.layers, at.slot, method='features')
+        {'params': params['transformer']}, embeddings, model.rope(at.positions), at.mask,
+        cache.layers, at.slot, method='features')
     return (split(model_ends.logits(params, features), num_streams), split(features, num_streams),
             cache._replace(layers=layers))
 
@@ -268,10 +281,11 @@ def network(model: Causal, num_streams: int) -> Network:
   def step(params: Params, cache: Cache, tokens: jax.Array, features: jax.Array, start: jax.Array,
            depth: jax.Array, visible: jax.Array) -> tuple[jax.Array, Cache]:
     at = window(cache, start, depth, visible)
+    embeddings = model.placed(
+        params, model_ends.embed(params, tile(tokens, num_streams)), at.positions)
     new_features, layers = module.apply(
-        {'params': params['transformer']}, model_ends.embed(params, tile(tokens, num_streams)),
-        model.rope(at.positions), at.mask, cache.layers,
-        at.slot + visible.shape[-1] - tokens.shape[1], method='features')
+        {'params': params['transformer']}, embeddings, model.rope(at.positions), at.mask,
+        cache.layers, at.slot + visible.shape[-1] - tokens.shape[1], method='features')
     return split(new_features, num_streams), cache._replace(layers=layers)
 
   def logits(params: Params, features: jax.Array) -> jax.Array:

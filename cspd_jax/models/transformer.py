@@ -150,8 +150,9 @@ class Rope(NamedTuple):
   sin: jax.Array
 
 
-# Maps positions `[R or 1, L]` int to rotary tables, which must be finite past the end of the image.
-RopeFunction = Callable[[jax.Array], Rope]
+# Maps positions `[R or 1, L]` int to rotary tables, which must be finite past the end of the image;
+# or to None, for models whose queries and keys do not rotate.
+RopeFunction = Callable[[jax.Array], Rope | None]
 
 
 def frequencies(count: int, base: float) -> np.ndarray:
@@ -166,6 +167,10 @@ def frequencies(count: int, base: float) -> np.ndarray:
   # all but one number in a hundred; a float64 power achieves this on every processor.
   powers = np.float64(np.float32(base)) ** exponents.astype(np.float64)
   return np.float32(1) / powers.astype(np.float32)
+
+
+def no_rope(positions: jax.Array) -> None:
+  """Returns no rotation, for models with other embeddings of positions."""
 
 
 def sequence_rope(head_dim: int, base: float) -> RopeFunction:
@@ -203,8 +208,10 @@ def causal_mask(length: int) -> jax.Array:
   return jnp.tril(jnp.ones((1, length, length), bool))
 
 
-def rotate(x: jax.Array, rope: Rope) -> jax.Array:
-  """Rotates the pairs (0, 1), (2, 3), ... of `x` `[R, L, heads, E]`, in float32."""
+def rotate(x: jax.Array, rope: Rope | None) -> jax.Array:
+  """Rotates the pairs (0, 1), (2, 3), ... of `x` `[R, L, heads, E]`, in float32; not with None."""
+  if rope is None:
+    return x
   return jax.lax.platform_dependent(x, rope, tpu=_rotate_swapped, default=_rotate_pairs)
 
 
@@ -402,14 +409,14 @@ class Transformer(nn.Module):
                        'causal.Causal.')
     return jnp.take(self.token_embedding, tokens, axis=0)
 
-  def features(self, embeddings: jax.Array, rope: Rope, mask: jax.Array,
+  def features(self, embeddings: jax.Array, rope: Rope | None, mask: jax.Array,
                cache: KeyValues | None = None, start: jax.Array | None = None
                ) -> tuple[jax.Array, KeyValues]:
     """Runs the blocks and the final norm on new tokens, without or with a cache.
 
     Args:
       embeddings: `[R, L, D]` of the new tokens.
-      rope: tables for the new tokens.
+      rope: tables for the new tokens; None without a rotation.
       mask: bool, the slots that every new token sees: `[R or 1, L, L]` without a cache,
         `[R or 1, L, S]` with one. Every token must see at least one slot.
       cache: None for a forward pass over a whole sequence, otherwise the keys and values to read,
@@ -421,8 +428,9 @@ class Transformer(nn.Module):
     """
     x, new_cache = embeddings, []
     # XLA's CPU compiler would compute the sines of every position once per head and layer.
-    rope = jax.lax.platform_dependent(
-        rope, cpu=jax.lax.optimization_barrier, default=lambda rope: rope)
+    if rope is not None:
+      rope = jax.lax.platform_dependent(
+          rope, cpu=jax.lax.optimization_barrier, default=lambda rope: rope)
     for index, layer in enumerate(self.layers):
       x, entry = layer(x, rope, mask, None if cache is None else cache[index], start)
       new_cache.append(entry)

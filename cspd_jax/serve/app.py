@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import json
 import pathlib
@@ -156,8 +155,8 @@ class Service:
           served.decoders[order.decoder], batch_size=1, **order.options)
       first = sampler.request([order.prompt], seed=order.seed)
       images.jobs = [
-          ImageJob(dataclasses.replace(first, seeds=[(order.seed, i)]), order.decoder,
-              images.listener(i), watched=order.progress or order.partial_images > 0)
+          ImageJob(first.with_seeds([(order.seed, i)]), order.decoder, images.listener(i),
+                   watched=order.progress or order.partial_images > 0)
           for i in range(order.n)]
       if not images.given_up:  # If it is from here on, the jobs are cancelled.
         self._engine.submit(images.jobs)
@@ -183,7 +182,8 @@ class Service:
                        int(time.time()), self._usage(images, order.n))
 
   def _usage(self, images: _Images, count: int) -> dict[str, Any]:
-    return wire.usage(images.jobs[0].request.condition, count * self._served.model.num_tokens)
+    prompt = images.jobs[0].request.stages[0].condition
+    return wire.usage(prompt, count * self._served.model.num_tokens)
 
   async def _stream(self, order: Order, images: _Images, end: float, scope: Scope,
                     receive: Receive, send: Send) -> None:
@@ -240,7 +240,8 @@ class Service:
           await put(wire.event(wire.progress_event(index, look, shown[index], total)))
         shown[index] = look
         parts = order.partial_images + 1
-        share = min(order.partial_images, int(look.count[0]) * parts // total)
+        share = 0 if look.is_prior else min(
+            order.partial_images, int(look.count[0]) * parts // total)
         if share > reached[index]:
           reached[index] = share
           await put(await self._in(self._drawing, lambda i=index, look=look: wire.event(

@@ -39,6 +39,8 @@ class ImageJob:
     watched: whether the listener is called after every step, which is one round then.
     created: the time of its creation, of `time.monotonic`, and `started` that of its slot.
     slots: the number of slots of the program that decodes it, once it has one.
+
+  The request waits for the tokens of its prior, if it has one, until they are complete.
   """
 
   request: Request
@@ -74,11 +76,12 @@ class DecoderBatches:
 
   `recent` are the seconds of the last images, from slot to completion, which other threads read
   with the engine's lock; before one is complete, `first` are those that the first will have needed,
-  by the tokens that it has.
+  by the tokens that it has. `is_prior` says that images are those of a prior, which wait for its
+  tokens.
   """
 
-  def __init__(self, name: str, runners: Sequence[Runner]):
-    self.name = name
+  def __init__(self, name: str, runners: Sequence[Runner], is_prior: bool = False):
+    self.name, self.is_prior = name, is_prior
     self.batches = [SlotBatch(runner, runner.free)
                     for runner in sorted(runners, key=lambda runner: runner.free)]
     self.batches[-1].state = 'ready'  # Before any image comes.
@@ -91,6 +94,18 @@ class DecoderBatches:
   def jobs(self) -> list[ImageJob]:
     """All images that have a slot."""
     return [job for batch in self.batches for job in batch.jobs.values()]
+
+  def of(self, request: Request) -> Request:
+    """Returns a request, or that of its prior if these batches decode it."""
+    if not self.is_prior:
+      return request
+    assert request.prior is not None
+    return request.prior
+
+  @property
+  def seconds(self) -> float:
+    """The seconds of an image from its slot on, as far as they are known."""
+    return math.fsum(self.recent) / len(self.recent) if self.recent else self.first
 
   def expected(self, count: int) -> int:
     """Returns the images that are expected at once when there are `count`: as many as lately."""

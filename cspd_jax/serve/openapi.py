@@ -11,8 +11,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.generation import engines
 from cspd_jax.serve import wire
 from cspd_jax.serve.wire import ApiError, Order, Served
 from cspd_jax.version import __version__
@@ -34,6 +34,7 @@ _IMAGE = {
     'number': 'its number under the seed', 'decoder': 'its decoder',
     'guarantee': "how the image relates to the model's distribution",
     'slots': 'slots of the program that decoded it', 'passes': 'forward passes of the model',
+    'prior_passes': 'those of its prior, of a model that has one',
     'tokens_per_pass': 'tokens of the image per forward pass',
     'unknown_words': 'words of the prompt that do not reach the model'}
 
@@ -63,7 +64,8 @@ def document(served: Served, paths: Sequence[Path]) -> dict[str, Any]:
       operation['responses']['200'] = _json({'$ref': '#/components/schemas/Images'}, 'The images.')
       operation['responses']['200']['content']['text/event-stream'] = {}
     operations.setdefault(name, {})[method] = operation
-  schemas = dict(ImageRequest=request(served), Images=_images(), Error=_like(ApiError(0, '').body))
+  schemas = dict(ImageRequest=request(served), Images=_images(served),
+                 Error=_like(ApiError(0, '').body))
   about = "Images of an autoregressive model, by the API of OpenAI's images endpoint."
   key = dict(type='http', scheme='bearer')
   return dict(
@@ -99,12 +101,19 @@ def request(served: Served) -> dict[str, Any]:
   usual = served.description(served.names[0])['options']
   for name in served.options:
     properties[name] = dict(
-        type=_TYPES[type(SamplingParams._field_defaults[name])], default=usual[name],
-        description=f'A sampling option, {warp_lib.LIMITS[name][1]}.')
+        type=_TYPES[type(wire.default_of(name))], default=usual[name], description=_about(name))
   for name, meaning in _MEANINGS.items():
     properties[name].setdefault('description', meaning)
   return dict(type='object', required=['prompt'], properties=properties,
               additionalProperties=False)
+
+
+def _about(option: str) -> str:
+  """Returns a sentence about a sampling option."""
+  of, name = '', option
+  while name.startswith(engines.PRIOR):
+    of, name = ' of the prior', name.removeprefix(engines.PRIOR)
+  return f'A sampling option{of}, {warp_lib.LIMITS[name][1]}.'
 
 
 def _choice(values: list[str], reason: str | None = None) -> dict[str, Any]:
@@ -113,9 +122,11 @@ def _choice(values: list[str], reason: str | None = None) -> dict[str, Any]:
   return dict(type='string', enum=values, default=values[0], **about)
 
 
-def _images() -> dict[str, Any]:
+def _images(served: Served) -> dict[str, Any]:
+  left_out = ('prior_passes',) if served.model.prior is None else ()
   image = dict(type='object', properties={
-      name: dict(description=meaning) for name, meaning in _IMAGE.items()})
+      name: dict(description=meaning) for name, meaning in _IMAGE.items()
+      if name not in left_out})
   return dict(type='object', required=['created', 'data', 'usage'], properties=dict(
       created=dict(type='integer'), data=dict(type='array', items=image),
       usage=dict(type='object')))

@@ -16,9 +16,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
-
-import numpy as np
 
 from cspd_jax.core import compilations, progress
 from cspd_jax.generation.model import Request
@@ -60,7 +59,8 @@ class DeviceError(Exception):
 class Scheduler:
   """Decodes images in a thread of its own with runners by name, which only it uses from now on.
 
-  Those of a name have one decoder, and free slots of several numbers. At most the largest number of
+  Those of a name have one decoder, and free slots of several numbers; `priors` are those of the
+  model's prior, by the same names, whose tokens come first. At most the largest number of
   images have slots, and at most `queue` images wait for one. `metrics` is what it counts, and
   `state` is 'compiling' the largest programs of the requests `warm_up`, by name; 'ready'; 'closed',
   when it accepts no images and completes those that it has; or 'failed'. The other programs are
@@ -68,9 +68,11 @@ class Scheduler:
   """
 
   def __init__(self, runners: Mapping[str, Sequence[Runner]], *, queue: int,
-               warm_up: Mapping[str, Request] | None = None):
+               warm_up: Mapping[str, Request] | None = None,
+               priors: Mapping[str, Sequence[Runner]] = MappingProxyType({})):
     self.metrics, self.state = Metrics(), 'compiling'
     self._decoders = {name: DecoderBatches(name, several) for name, several in runners.items()}
+    self._priors = {name: DecoderBatches(name, several, True) for name, several in priors.items()}
     self._queue, self._warm_up = queue, warm_up or {}
     # Guards the state, and the fields below.
     self._changed = threading.Condition()
@@ -96,8 +98,9 @@ class Scheduler:
     for requests that the runner refuses, or too many for an empty queue.
     """
     decoder = self._decoders[jobs[0].decoder]
-    for job in jobs:
-      decoder.batches[-1].runner.check(job.request)
+    for stage in self._stages(decoder.name):
+      for job in jobs:
+        stage.batches[-1].runner.check(stage.of(job.request))
     with self._changed:
       self._unfinished = self._with(decoder.name, len(jobs))
       self._waiting += jobs
@@ -126,8 +129,7 @@ class Scheduler:
 
     Decoders take turns, so that the time of an image, from its slot on, holds the turns of others.
     """
-    each = {name: float(np.mean(decoder.recent)) if decoder.recent else decoder.first
-            for name, decoder in self._decoders.items()}
+    each = {name: sum(stage.seconds for stage in self._stages(name)) for name in self._decoders}
     seconds = max(self._unfinished[name] * each[name] / decoder.size
                   for name, decoder in self._decoders.items())
     return min(_LONGEST_RETRY, max(1, math.ceil(seconds)))
@@ -166,6 +168,15 @@ class Scheduler:
       thread.join(timeout)
     return not any(thread.is_alive() for thread in threads)
 
+  def _stages(self, name: str) -> list[DecoderBatches]:
+    """The batches of a prior, if there is one, and of the model, by the name of their decoder."""
+    return [stages[name] for stages in (self._priors, self._decoders) if name in stages]
+
+  @property
+  def _all(self) -> list[DecoderBatches]:
+    """The batches of all names."""
+    return [stage for name in self._decoders for stage in self._stages(name)]
+
   def _without_slot(self, unfinished: Mapping[str, int]) -> int:
     return sum(max(0, unfinished[name] - decoder.size)
                for name, decoder in self._decoders.items())
@@ -173,15 +184,16 @@ class Scheduler:
   def _run(self, on_end: Callable[[], None]) -> None:
     try:
       # A prefill and a round for each, and the image tokenizer.
-      with compilations.reported(2 * len(self._warm_up) + 1):
+      with compilations.reported(2 * len(self._all) + 1):
         for name, request in self._warm_up.items():
-          _warm_up(self._decoders[name].batches[-1].runner, request)
+          for stage in self._stages(name):
+            _warm_up(stage.batches[-1].runner, stage.of(request))
       with self._changed:
         if self.state == 'compiling':
           self.state = 'ready'
           progress.note('The server is ready.')
       while self._wait():
-        for decoder in self._decoders.values():
+        for decoder in self._all:
           self._turn(decoder)
       self._end(self._unfinished_jobs(), 'cancelled', ClosedError(
           'the server ends before the image is complete'))
@@ -197,7 +209,7 @@ class Scheduler:
     """Removes the images that wait or have a slot, and returns them."""
     with self._changed:
       jobs, self._waiting = self._waiting, []
-    for decoder in self._decoders.values():
+    for decoder in self._all:
       jobs += decoder.jobs
       for batch in decoder.batches:
         batch.jobs.clear()
@@ -215,7 +227,8 @@ class Scheduler:
       running = sum(not job.cancelled for job in decoder.jobs)
       left = [job for job in self._waiting if job.cancelled]
       joining = [job for job in self._waiting
-                 if not job.cancelled and job.decoder == decoder.name][:decoder.size - running]
+                 if not job.cancelled and (job.decoder, job.request.waits) == (
+                     decoder.name, decoder.is_prior)][:decoder.size - running]
       removed = {*left, *joining}
       self._waiting = [job for job in self._waiting if job not in removed]
     self._end(left, 'cancelled')
@@ -227,7 +240,10 @@ class Scheduler:
       if batch.jobs and batch is not chosen:
         self._advance(decoder, batch, [])
     decoder.expected(count)  # Those that are complete now may be followed by as many.
-    self.metrics.busy.labels(decoder.name).set(len(decoder.jobs))
+    self._count_busy(decoder.name)
+
+  def _count_busy(self, name: str) -> None:
+    self.metrics.busy.labels(name).set(sum(len(stage.jobs) for stage in self._stages(name)))
 
   @property
   def _is_compiling(self) -> bool:
@@ -241,7 +257,7 @@ class Scheduler:
     if fitting[0].state == 'new' and request is not None and not self._is_compiling:
       fitting[0].state = 'compiling'
       self._compiling = threading.Thread(
-          target=_compile, args=(decoder.name, fitting[0], request), daemon=True)
+          target=_compile, args=(decoder.name, fitting[0], decoder.of(request)), daemon=True)
       self._compiling.start()
     return next(batch for batch in fitting if batch.state == 'ready')
 
@@ -269,11 +285,12 @@ class Scheduler:
                     f'({_reason(error)}).')
 
   def _join(self, decoder: DecoderBatches, batch: SlotBatch, jobs: Sequence[ImageJob]) -> None:
-    for slot, job in zip(batch.runner.join([job.request for job in jobs]), jobs):
+    for slot, job in zip(batch.runner.join([decoder.of(job.request) for job in jobs]), jobs):
       batch.jobs[slot], batch.rounds[slot] = job, 1
       job.started, job.slots = time.monotonic(), batch.size
-      self.metrics.queue_seconds.observe(job.started - job.created)
-    self.metrics.busy.labels(decoder.name).set(len(decoder.jobs))
+      if job.request.first is None:  # Behind a prior it has waited already.
+        self.metrics.queue_seconds.observe(job.started - job.created)
+    self._count_busy(decoder.name)
 
   def _step(self, decoder: DecoderBatches, batch: SlotBatch) -> None:
     start, runner, count = time.monotonic(), batch.runner, 0
@@ -287,7 +304,8 @@ class Scheduler:
         decoder.first = ((time.monotonic() - job.started) * runner.model.num_tokens
                        / event.num_tokens)
       if job.watched and not event.complete and not job.cancelled:
-        job.listener(runner.look(event.slot))
+        look = runner.look(event.slot)
+        job.listener(look.before(job.request) if decoder.is_prior else look)
     self.metrics.passes.labels(decoder.name).inc(count)
     for done in runner.finished():
       self._complete(decoder, batch.jobs.pop(done.slot), done)
@@ -303,6 +321,11 @@ class Scheduler:
     self._failures = 0
     with self._changed:
       decoder.recent.append(now - job.started)
+    if is_valid and decoder.is_prior:
+      with self._changed:
+        job.request = job.request.after(done.decoded)
+        self._waiting.insert(0, job)  # Before those that have not begun.
+      return
     if is_valid:
       metrics.image_seconds.labels(decoder.name).observe(now - job.created)
       metrics.tokens.labels(decoder.name).inc(done.decoded.tokens.shape[1])

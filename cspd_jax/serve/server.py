@@ -20,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from cspd_jax.core import progress
 from cspd_jax.files import reading
 from cspd_jax.generation import memory
+from cspd_jax.generation.model import Request
 from cspd_jax.generation.runner import Runner
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.serve import app, guard
@@ -82,7 +83,7 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   example = model.prompts[0] if model.prompts else 'a cat'  # To compile the programs.
   requests = {name: model.request([example], decoder=spec, batch_size=1)
               for name, spec in served.decoders.items()}
-  longest = next(iter(requests.values())).condition
+  longest = next(iter(requests.values())).stages[0].condition
   if isinstance(longest, Prompt):
     own = longest.longest
     if prompt_length is None:
@@ -92,9 +93,20 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   elif prompt_length is not None:
     raise ValueError(f'prompt_length is {prompt_length}, but prompts of model {model.name!r} have '
                      'one length; leave it out.')
-  runners = {name: [Runner(model, slots, decoder=spec, prompt_length=prompt_length)]
-             for name, spec in served.decoders.items()}
-  needs = [runner.estimate(requests[name]) for name, (runner,) in runners.items()]
+
+  def runner(request: Request, count: int) -> Runner:
+    """Returns the slots for images like that of a request, of a prior or of the model."""
+    stage = model.prior if request.stage else model
+    assert stage is not None
+    return Runner(stage, count, decoder=request.sampler.specification, prompt_length=(
+        prompt_length if isinstance(request.condition, Prompt) else None))
+
+  # By whether they are a prior's.
+  stages = {is_prior: {name: [runner(request, slots)] for name, whole in requests.items()
+                       for request in whole.stages if bool(request.stage) == is_prior}
+            for is_prior in (True, False)}
+  needs = [several[0].estimate(request) for name, whole in requests.items()
+           for request in whole.stages for several in [stages[bool(request.stage)][name]]]
   needed, free = memory.needed_of_slots(needs, slots), needs[0].free
   if free is not None and needed > free:
     raise ValueError(
@@ -104,10 +116,10 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   more = [] if fixed_slots else [2**i for i in range(slots.bit_length()) if 2**i < slots]
   while more and free is not None and memory.needed_of_slots(needs, slots + sum(more)) > free:
     more.pop()
-  for name, several in runners.items():
-    several += [Runner(model, count, decoder=served.decoders[name], prompt_length=prompt_length)
-                for count in more]
-  return Scheduler(runners, queue=queue, warm_up=requests)
+  for name, whole in requests.items():
+    for request in whole.stages:
+      stages[bool(request.stage)][name] += [runner(request, count) for count in more]
+  return Scheduler(stages[False], queue=queue, warm_up=requests, priors=stages[True])
 
 
 @contextlib.contextmanager

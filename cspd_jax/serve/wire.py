@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cspd_jax.core import fields, naming, progress
-from cspd_jax.core.guarantees import Guarantee
+from cspd_jax.core import fields, guarantees, naming, progress
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.core.spec import Spec
 from cspd_jax.files import reading
 from cspd_jax.generation import engines
-from cspd_jax.generation.model import Model, Partial
+from cspd_jax.generation.model import Model, Partial, Sampler, joined
 from cspd_jax.generation.results import Generated, encoded
 from cspd_jax.models.conditions import Prompt
 
@@ -77,15 +75,16 @@ class ApiError(Exception):
 class Served:
   """A model as a server offers it since `created`, in seconds since 1970.
 
-  Requests may name it by any of its `names`. Decoders are specifications by name, of which the
-  first one is the default, with the guarantee of each; the size is width and height of an image in
-  pixels, such as 64x32. A `lenient` server may change the form of an answer, see `Form`.
+  Requests may name it by any of its `names`. `decoders` are specifications by name, of which the
+  first one is the default, and `samplers` those of each, one per stage. The size is width and height
+  of an image in pixels, such as 64x32. A `lenient` server may change the form of an answer, see
+  `Form`.
   """
 
   model: Model
   names: tuple[str, ...]
-  decoders: Mapping[str, Spec]
-  guarantees: Mapping[str, Guarantee]
+  decoders: Mapping[str, str]
+  samplers: Mapping[str, tuple[Sampler, ...]]
   size: str
   created: int
   lenient: bool
@@ -93,7 +92,7 @@ class Served:
   @property
   def options(self) -> tuple[str, ...]:
     """The names of the sampling options."""
-    return self.model.engine.options
+    return self.model.options
 
   def description(self, name: str) -> dict[str, Any]:
     """Returns the model in the list of models, by one of its names; `root` is its own."""
@@ -101,19 +100,18 @@ class Served:
         id=name, root=self.model.name, object='model', created=self.created, owned_by='cspd_jax',
         size=self.size, grid=list(self.model.grid), prompts=list(map(str, self.model.prompts)),
         words=None if (words := self.model.conditions.words) is None else list(words),
-        decoders=[dict(id=name, specification=str(spec),
-                       guarantee=self.model.same_kernels.guarantee(
-                           self.guarantees[name], str(spec)))
+        decoders=[dict(id=name, specification=spec, guarantee=guarantees.of_stages(
+            sampler.guarantee for sampler in self.samplers[name]))
                   for name, spec in self.decoders.items()],
         options={name: round(np.asarray(value).item(), 6)
-                 for name, value in self.model.sampling()._asdict().items()})
+                 for name, value in _usual(self.model).items()})
 
   def decoder(self, text: str) -> str:
     """Returns the name of a decoder of the server; raises ValueError if it has no such one."""
     if text in self.decoders:
       return text
     try:
-      spec = self.model.specification(text)
+      spec = joined(self.model.sampler(text, batch_size=1).stages)
     except ValueError:
       spec = None
     for name, served in self.decoders.items():
@@ -182,6 +180,13 @@ class Order:
       raise ValueError(f'prompt holds the control character {control[0]!r}; leave it out.')
 
 
+def _usual(model: Model) -> dict[str, Any]:
+  """Returns the default sampling options of a model by name, those of a prior included."""
+  own = dict(model.sampling()._asdict())
+  return own if model.prior is None else own | {
+      f'{engines.PRIOR}{name}': value for name, value in _usual(model.prior).items()}
+
+
 FIELDS = [field.name for field in dataclasses.fields(Order)
            if field.name not in ('options', 'form')]
 _OWN = ('model', 'size', 'user', *FIELDS)
@@ -203,11 +208,10 @@ def serving(model: Model, decoders: Sequence[str], names: Sequence[str] | None =
   if not model.engine.joins:
     raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
                      'others that are being decoded; serve a model of discrete tokens.')
-  specs = {text: model.specification(text) for text in decoders}
-  guarantees = {text: model.engine.guarantee(model.decoder(spec))
-                for text, spec in specs.items()}
+  samplers = {text: model.sampler(text, batch_size=1).stages for text in decoders}
+  specs = {text: joined(stages) for text, stages in samplers.items()}
   height, width = model.image_size
-  return Served(model, names, specs, guarantees, f'{width}x{height}', int(time.time()), lenient)
+  return Served(model, names, specs, samplers, f'{width}x{height}', int(time.time()), lenient)
 
 
 def order(body: bytes, served: Served) -> Order:
@@ -246,7 +250,7 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
           param=name[:80], code='unknown_parameter')
     if name in served.options:
       # A whole number that is written as another one, such as 1e9, is rather a mistake.
-      is_whole = isinstance(SamplingParams._field_defaults[name], int)
+      is_whole = isinstance(default_of(name), int)
       if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
         words = 'a whole number, without a point or an exponent' if is_whole else 'a number'
         raise ValueError(f'{name} is {value!r:.80}; it must be {words}.')
@@ -263,6 +267,13 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
   result = Order(options={name: values[name] for name in served.options if name in values},
                  form=form, **asked)
   return dataclasses.replace(result, decoder=served.decoder(result.decoder))
+
+
+def default_of(option: str) -> Any:
+  """Returns the default of a sampling option, of a prior too, that models without others have."""
+  while option.startswith(engines.PRIOR):
+    option = option.removeprefix(engines.PRIOR)
+  return SamplingParams._field_defaults[option]
 
 
 def check_name(name: Any, served: Served) -> None:
@@ -336,9 +347,11 @@ def image(generated: Generated, slots: int, form: Form) -> dict[str, Any]:
   data = _base64(dataclasses.replace(
       generated, images=form.resampled(generated.images[0])[None]).png(0))
   file = dict(url=f'data:image/png;base64,{data}') if form.as_url else dict(b64_json=data)
+  before = {} if generated.prior is None else dict(
+      prior_passes=int(generated.prior.decoded.rounds[0]))
   return dict(
       **file, seed=seed, number=number, decoder=generated.decoder,
-      guarantee=generated.guarantee, slots=slots, passes=passes,
+      guarantee=generated.guarantee, slots=slots, passes=passes, **before,
       tokens_per_pass=round(generated.tokens.shape[1] / passes, 2),
       unknown_words=list(generated.unknown_words[0]))
 
@@ -353,11 +366,16 @@ def progress_event(index: int, look: Partial | None, before: Partial | None, num
                    ) -> dict[str, Any]:
   """Returns an event of ours: how far an image is; `look` is None while it waits for a slot.
 
-  It has the tokens of the grid that are committed, without those of the event `before`.
+  It has the tokens of the grid that are committed, without those of the event `before`; none while
+  they are those of a prior, whose number is the total then.
   """
   start = dict(type='image_generation.progress', image_index=index, total=num_tokens)
   if look is None:
     return start | dict(stage='waiting', tokens=0, passes=0)
+  if look.is_prior:
+    return start | dict(stage='prior', tokens=int(look.count[0]), total=look.num_tokens,
+                        passes=int(look.decoded.rounds[0]), new_cells=[])
+  before = None if before is None or before.is_prior else before
   rounds = look.round_of_cell[0]
   is_new = rounds >= 0 if before is None else rounds != before.round_of_cell[0]
   return start | dict(stage='decoding', tokens=int(look.count[0]),

@@ -30,6 +30,8 @@ _SIMPLEAR_NEGATIVE = (
 # The tokens around the grids that GLM-Image's prompts state, and the one that announces an image.
 GLM_TOKENS = '<sop>', '<eop>', '<|dit_token_16384|>'
 _GLM_SOURCE = '<|image|>'
+# Sides of the grids of codes that Tar's prompts announce, by scale.
+TAR_SIDES = 27, 13, 9
 
 # Maps `(text, prompt, height, width)`, with rows and columns of codes, to the ids of both contexts,
 # or of one for models without a null condition; writers of models that read the first token from a
@@ -166,6 +168,32 @@ def glm_image(text: Text, prompt: str, height: int, width: int, *, small: tuple[
   for rows, columns in ((height, width), small):
     ids = [*ids, first, *text.encode(f'{rows} {columns}'), last]
   return [*ids, start],
+
+
+def tar(text: Text, prompt: str, height: int, width: int) -> tuple[list[int]]:
+  """Returns the context of Tar: Qwen's template of a conversation, and the scale of the codes.
+
+  Raises ValueError for a grid that has no scale.
+  """
+  if height != width or height not in TAR_SIDES:
+    raise ValueError(f'the prior has {height}x{width} codes; Tar announces only the grids '
+                     f'{", ".join(f"{side}x{side}" for side in TAR_SIDES)}.')
+  first, last, image, scale = (id_of(text, name) for name in (
+      '<|im_start|>', '<|im_end|>', '<im_start>', f'<S{TAR_SIDES.index(height)}>'))
+  turn = lambda words: [first, *text.encode(words), last, *text.encode('\n')]
+  return [*turn('system\nYou are a helpful assistant.'), *turn(f'user\n{prompt}'),
+          first, *text.encode('assistant\n'), image, scale],
+
+
+def tar_codes(text: Text, first_code: int, num_codes: int) -> None:
+  """Raises ValueError unless a tokenizer names the codes of Tar `<I0>`, `<I1>`, ... in order."""
+  wrong = next((f'<I{code}>' for code in range(num_codes)
+                if text.ids.get(f'<I{code}>') != first_code + code), None)
+  if wrong is not None:
+    has = f'has it as token {text.ids[wrong]}' if wrong in text.ids else 'has no such token'
+    raise ValueError(f'text must have {wrong} as token {first_code + int(wrong[2:-1])}, because '
+                     f'the {num_codes} codes of its model begin at {first_code}, but {has}; use '
+                     'the tokenizer.json that belongs to the model.')
 
 
 def padded(contexts: Sequence[Sequence[Sequence[int]]]) -> Prompt:

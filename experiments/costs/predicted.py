@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import jax
 
 from cspd_jax.core import fields, random, spec as spec_lib
+from cspd_jax.families import FAMILIES
 from cspd_jax.files import reading
-from cspd_jax.files.store import KINDS
 from cspd_jax.generation.model import Model
 from experiments.costs import devices, hlo, rounds
 
@@ -140,7 +140,7 @@ def decode(model: Model, specification: Any, batch: int, guided: bool, condition
   decoder = model.decoder(specification, guided=guided)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), batch),
                model.engine.drop_inactive(model.sampling()), model.draft_params(specification)]
-  program = devices.compiled(decoder, arguments, device, KINDS[model.family].orders)
+  program = devices.compiled(decoder, arguments, device, FAMILIES[model.family].target.orders)
   arguments[2] = random.row_keys(arguments[2], batch)
   start = jax.eval_shape(decoder.start, *arguments)
   caches = {leaf.shape for leaf in jax.tree.leaves(start.cache) if leaf.ndim > 2}

@@ -19,8 +19,8 @@ import numpy as np
 from cspd_jax.core import programs, random
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
+from cspd_jax.families import FAMILIES
 from cspd_jax.files import matrices, weights
-from cspd_jax.files.store import KINDS
 from cspd_jax.generation.model import Model
 from cspd_jax.measure import timing
 from experiments.costs import devices, hlo, predicted, rounds
@@ -158,7 +158,7 @@ def random_like(shapes: Any, seed: int = 0) -> Any:
 
 def with_int8_matrices(model: Model) -> Model:
   """Returns a described model with described int8 matrices."""
-  inputs = matrices.check('int8', model.family, KINDS[model.family].matrices)
+  inputs = matrices.check('int8', model.family, FAMILIES[model.family].target.matrices)
   names = iter(weights.named(model.params))
 
   def described(leaf: Any) -> Any:

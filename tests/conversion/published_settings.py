@@ -210,6 +210,17 @@ SIMPLEAR = {
     'num_key_value_heads': 2, 'rms_norm_eps': 1e-06, 'rope_scaling': None, 'rope_theta': 1000000.0,
     'sliding_window': None, 'tie_word_embeddings': True, 'tokenizer_padding_side': 'right',
     'use_cache': True, 'use_mrope': False, 'use_sliding_window': False, 'vocab_size': 215672}
+# Qwen2.5's, with what the training program of Tar adds; the published file has not been seen.
+TAR = {
+    **SIMPLEAR, 'architectures': ['LlavaQwenForCausalLM'], 'model_type': 'llava_qwen',
+    'hidden_size': 1536, 'intermediate_size': 8960, 'num_attention_heads': 12,
+    'num_hidden_layers': 28, 'vocab_size': 217206, 'mm_use_im_start_end': True,
+    'image_start_token_id': 151670, 'image_end_token_id': 217205, 'image_start_tag_id': 151665,
+    'image_end_tag_id': 151666, 'scale_start_token_id': 151667, 'scale_end_token_id': 151669,
+    'num_image_tokens': 65536, 'num_scale_tokens': 3, 'num_new_tokens': 65536,
+    'mm_vision_tower': 'ta_tok.pth', 'mm_hidden_size': 1152, 'mm_vision_select_layer': -2,
+    'mm_vision_select_feature': 'patch', 'mm_patch_merge_type': 'flat', 'use_mm_proj': True,
+    'use_pos_skipping': False, 'pos_skipping_range': 4096, 'vision_tower_pretrained': ''}
 LIQUID = {
     **_SAVED, 'architectures': ['GemmaForCausalLM'], 'attention_bias': False,
     'attention_dropout': 0.0, 'bos_token_id': 2, 'eos_token_id': 1, 'head_dim': 256,

@@ -151,4 +151,5 @@ def test_ids_are_those_of_published_models(family):
   for source in family.hub.values():
     repository = hub_lib.parse(source)
     assert repository is not None and repository.revision is None
-    assert repository.file is None or pathlib.PurePosixPath(repository.file).suffix == '.ckpt'
+    assert repository.file is None or pathlib.PurePosixPath(repository.file).suffix in (
+        '.ckpt', '.pt')

@@ -3,8 +3,9 @@
 `tests/data/manifests` holds names and shapes of the tensors of published files, taken from the
 official modules at their real sizes: for EAGLE the drafter modules that LANTERN publishes, for
 NextStep-1 github.com/stepfun-ai/NextStep-1 (6e49bae), for SimpleAR and Liquid the classes of
-transformers with 215672 and 264192 tokens. Janus-Pro and GLM-Image are compared with the installed
-transformers in files of their own.
+transformers with 215672 and 264192 tokens, for Tar those of csuhan/Tar (47da8e1), with names of
+transformers 4, and Qwen2 with 217206 tokens; the width 1536 of its codes is assumed. Janus-Pro and
+GLM-Image are compared with the installed transformers in files of their own.
 """
 
 import dataclasses
@@ -22,7 +23,12 @@ from checkpoints_conversion.rules import family as family_lib
 from cspd_jax.files import store, weights
 from cspd_jax.models import kl_vae
 from tests.conversion import small
-from tests.families import glm_image_files, language_model_files, published_files as files
+from tests.families import (
+  glm_image_files,
+  language_model_files,
+  published_files as files,
+  tar_files,
+)
 from tests.marks import representative
 
 _FOLDER = pathlib.Path(__file__).parent.parent / 'data' / 'manifests'
@@ -44,7 +50,9 @@ MANIFESTS = {
     **{f'early_fusion_{name}': (name, next(iter(rules.get(name).presets)), {})
        for name in ('lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3')},
     **{f'language_{name}': (name.split('_')[0], name, {})
-       for name in ('simplear_0_5b', 'simplear_1_5b', 'liquid_7b')},
+       for name in ('simplear_0_5b', 'simplear_1_5b', 'liquid_7b', 'tar_1_5b', 'tar_7b')},
+    **{name: ('ar_dtok', name, {'image_size': int(name.removeprefix('ar_dtok_'))})
+       for name in rules.get('ar_dtok').presets}, 'ta_tok': ('ta_tok', 'ta_tok', {'normalized': 1}),
     't5_flan_xl': ('t5', 'flan_t5_xl', {}), 'emu3_5': ('emu3_5', 'emu3_5_34b', {}),
     'emu3_5_vq': ('emu3_5_vq', 'ibq_131072', {}), 'emu3_vq': ('emu3_vq', 'vision_tokenizer', {}),
     'movqgan': ('movqgan', 'movqgan_270m', {}), 'chameleon_vqgan': ('chameleon_vqgan', 'vqgan', {}),
@@ -53,7 +61,8 @@ MANIFESTS = {
 _SHAPES_OF_OTHERS = {
     'lumina_mgpt_7b_512', 'lumina_mgpt_7b_1024', 'nextstep_1_256', 'nextstep_1_1_512',
     'nextstep_1_1_256'}
-_ELSEWHERE = ('janus_pro', 'janus_pro_vq', 'glm_image', 'inception', 'clip')
+# The image tokenizer of Tar is LlamaGen's.
+_ELSEWHERE = ('janus_pro', 'janus_pro_vq', 'glm_image', 'inception', 'clip', 'tar_vq')
 
 
 def test_every_published_model_has_a_manifest():
@@ -66,7 +75,7 @@ def test_every_published_model_has_a_manifest():
 
 
 @pytest.mark.verifies('shapes', 'llamagen', 'mar', 'nextstep', 'lumina_mgpt', 'lumina_mgpt_2',
-                      'anole', 'emu3', 'emu3_5', 'simplear', 'liquid')
+                      'anole', 'emu3', 'emu3_5', 'simplear', 'liquid', 'tar', 'ar_dtok', 'ta_tok')
 @pytest.mark.parametrize('manifest', representative(
     MANIFESTS, *(name for name in MANIFESTS if name.startswith('eagle'))))
 def test_published_tensors_are_exactly_those_of_the_model(manifest):
@@ -86,8 +95,8 @@ def test_published_tensors_are_exactly_those_of_the_model(manifest):
       size(lambda key: True), size(lambda key: 'uncond_embedding' not in key),
       size(lambda key: 'running_' not in key), sum(map(math.prod, shapes.values())))
   if 'height' in family.options:
-    wide = family.infer(shapes, {**options, 'height': 30, 'width': 40})
-    assert wide == dataclasses.replace(config, height=30, width=40)
+    sizes = dict(height=13, width=13) if name == 'tar' else dict(height=30, width=40)
+    assert family.infer(shapes, {**options, **sizes}) == dataclasses.replace(config, **sizes)
 
 
 # By case: family of files, config, and the rows of the output matrix that are kept.
@@ -107,7 +116,9 @@ TINY = {
     'lumina_mgpt': ('lumina_mgpt', files.LUMINA_MGPT), 'emu3': ('emu3', small.EMU3),
     'emu3_5': ('emu3_5', files.EMU3_5), 'simplear': ('simplear', language_model_files.SIMPLEAR),
     'liquid': ('liquid', language_model_files.LIQUID),
-    'glm_image': ('glm_image', glm_image_files.CONFIG), 't5': ('t5', files.T5),
+    'glm_image': ('glm_image', glm_image_files.CONFIG), 'tar': ('tar', tar_files.PRIOR),
+    'ar_dtok': ('ar_dtok', tar_files.AR_DTOK), 'ta_tok': ('ta_tok', tar_files.BRIDGE),
+    't5': ('t5', files.T5),
     'cosmos': ('cosmos_dv', small.COSMOS), 'emu3_vq': ('emu3_vq', files.EMU3_VQ),
     'emu3_5_vq': ('emu3_5_vq', files.EMU3_5_VQ), 'movqgan': ('movqgan', files.MOVQGAN),
     'chameleon_vqgan': ('chameleon_vqgan', files.CHAMELEON_VQ)}

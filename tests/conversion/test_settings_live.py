@@ -19,6 +19,7 @@ from checkpoints_conversion.rules import (
   language_models,
   nextstep,
   settings,
+  tar as tar_rules,
   text as text_rules,
   vq as vq_rules,
 )
@@ -40,7 +41,7 @@ TABLES = [
     ('Emu3Config', vq_rules.EMU3_FIELDS),
     ('Emu3TextConfig', _EMU3['text_config'].fields), ('T5Config', text_rules.T5_FIELDS),
     ('Emu3VQVAEConfig', vq_rules.EMU3_FIELDS['vq_config'].fields),
-    ('Qwen2Config', language_models.SIMPLEAR_FIELDS),
+    ('Qwen2Config', language_models.SIMPLEAR_FIELDS), ('Qwen2Config', tar_rules.PRIOR_FIELDS),
     ('GemmaConfig', language_models.LIQUID_FIELDS)]
 # Classes of which published files have other defaults.
 OTHERS = [

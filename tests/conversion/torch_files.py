@@ -95,6 +95,20 @@ def save_parts(path, parts: dict[str, dict[str, np.ndarray]]) -> None:
   archive(path, mapping(values), members)
 
 
+def save_described(path, arrays: dict[str, np.ndarray], label: str, arguments: dict) -> None:
+  """Writes arrays with the name and the arguments of their class, as Tar's programs do."""
+  tensors, members = _stored(arrays)
+  archive(path, mapping({'model': mapping({
+      'name': text(label), 'args': plain(arguments), 'sd': mapping(tensors)}),
+                         'epoch': number(3)}), members)
+
+
+def plain(value) -> bytes:
+  """Instructions for a value of Python, which pickle writes itself."""
+  data = pickle.dumps(value, 2)
+  return data[2:-1]  # Without the protocol and the end.
+
+
 def _stored(arrays: dict[str, np.ndarray], first: int = 0
             ) -> tuple[dict[str, bytes], dict[str, bytes]]:
   tensors, members = {}, {}

@@ -33,10 +33,14 @@ def weights(shapes, seed):
   return drawn
 
 
+def published_weights(family, config, seed):
+  """Such weights of a model under their published names."""
+  return weights(convert.published_shapes(rules.FAMILIES[family], config), seed)
+
+
 def params(family, config, seed):
   """Parameters of a model with such weights, through the real converter."""
-  family = rules.FAMILIES[family]
-  return convert.convert(family, config, weights(convert.published_shapes(family, config), seed))
+  return convert.convert(rules.FAMILIES[family], config, published_weights(family, config, seed))
 
 
 def recorded(name):

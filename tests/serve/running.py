@@ -44,8 +44,8 @@ class Running:
   """
 
   def __init__(self, of, *, slots=2, queue=4, deadline=WAIT, ready=True, engine=None, names=None,
-               lenient=False, fixed_slots=True, **options):
-    self.served = wire.serving(of, (tiny.SEED_EXACT, 'vanilla'), names, lenient)
+               lenient=False, fixed_slots=True, decoders=(tiny.SEED_EXACT, 'vanilla'), **options):
+    self.served = wire.serving(of, decoders, names, lenient)
     self.engine = engine or server.engine(
         self.served, slots=slots, queue=queue, fixed_slots=fixed_slots)
     self.codes, sock = [], server.bind('127.0.0.1', 0)

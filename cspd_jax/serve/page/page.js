@@ -144,7 +144,7 @@ class Side {
   show(event) {
     const kind = event.type.split('.')[1];
     if (kind === 'progress') {
-      this.message(event.stage === 'waiting' ? 'Waiting for a slot.' : '');
+      this.message({waiting: 'Waiting for a slot.', prior: 'The prior reads the words.'}[event.stage] ?? '');
       if (event.stage === 'waiting') return;
       this.start ??= performance.now();
       this.numbers(event.tokens, event.passes);

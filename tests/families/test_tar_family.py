@@ -1,0 +1,256 @@
+"""Tar: from files in their published formats, at tiny sizes, to pictures by both models."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from PIL import Image
+
+import cspd_jax
+from cspd_jax import families
+from cspd_jax.commands import generate as generate_command
+from cspd_jax.files import store
+from cspd_jax.models import eagle, tar
+from cspd_jax.text import bpe, templates
+from tests.conversion import torch_files
+from tests.families import published_files, tar_files
+
+pytest.importorskip('tokenizers')
+
+PROMPTS = ['a cat', 'a dog, 中文']
+SPEC = 'seed_exact(window=4)'
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A converted model, with EAGLE networks of both stages that were not trained."""
+  root = tmp_path_factory.mktemp('tar')
+  tar_files.whole(root, root / 'model')
+  for role, family, config in (('eagle', 'tar', tar_files.AR_DTOK),
+                               ('prior_eagle', 'tar_prior', tar_files.PRIOR)):
+    sizes = families.FAMILIES[family].published.networks(config)['eagle'][1]
+    store.save(root / 'model' / role, 'eagle', sizes, eagle.init(sizes, jax.random.key(3)))
+    families.save(root / 'model', 'tar', {role: role})
+  return root / 'model'
+
+
+@pytest.fixture(scope='module')
+def model(folder):
+  return cspd_jax.load(folder)
+
+
+@pytest.fixture(scope='module')
+def text():
+  return bpe.read({'file': np.frombuffer(tar_files.tokenizer_file(), np.uint8)}, 'tar')
+
+
+@pytest.mark.slow
+@pytest.mark.verifies('folder to pictures', 'tar', 'ar_dtok', 'ta_tok')
+def test_files_become_pictures_by_four_commands(folder, tmp_path, capsys):
+  """Those of a page; the fixture runs the first three."""
+  assert tar_files.contents(folder)['parts'].keys() >= {
+      'target', 'bridge', 'prior', 'text', 'tokenizer'}
+  assert tar_files.contents(folder)['defaults'] == dict(
+      guidance_scale=4.0, temperature=1.0, top_k=0, top_p=1.0, prior_temperature=1.0,
+      prior_top_k=1200, prior_top_p=0.95)
+  arguments = ['cspd-generate', f'--model={folder}', f'--decoder=vanilla | {SPEC}',
+               *(f'--prompt={words}' for words in PROMPTS), f'--output={tmp_path}/out', '--seed=3',
+               '--prior_top_k=7']
+  assert not generate_command.main(arguments)
+  printed = capsys.readouterr().out
+  assert f'2 images with vanilla | {SPEC}' in printed
+  assert 'for 81 tokens of the prior' in printed
+  files = sorted((tmp_path / 'out').glob('*.png'))
+  assert [file.name for file in files] == [
+      '00000_a_cat_seed3.png', '00001_a_dog_中文_seed3.png']
+  first, second = (np.asarray(Image.open(file), int) for file in files)
+  assert first.shape == (4, 4, 3) and np.abs(first - second).mean() > 1
+  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
+  assert report['sampling'] == {**report['sampling'], 'guidance_scale': 4.0, 'prior_top_k': 7,
+                                'prior_top_p': 0.95}
+  assert [row['prior_passes'] for row in report['rows']] == [81, 81]
+  assert report['guarantee'] == 'seed-exact'
+  assert not generate_command.main(arguments)
+  assert 'are complete' in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_seed_exact_stages_draw_the_images_of_vanilla(model):
+  expected = model.generate(PROMPTS, seed=7, decoder='vanilla(window=4)')
+  for decoder in (SPEC, f'{SPEC} | eagle+match', 'eagle+match | vanilla'):
+    out = model.generate(PROMPTS, seed=7, decoder=decoder)
+    assert out.guarantee == 'seed-exact'
+    np.testing.assert_array_equal(out.prior.tokens, expected.prior.tokens)
+    np.testing.assert_array_equal(out.tokens, expected.tokens)
+
+
+@pytest.mark.slow
+def test_either_model_is_one_of_its_own(model, folder, tmp_path):
+  """The prior writes codes, which are prompts of the other one."""
+  out = model.generate(PROMPTS, seed=7, decoder=SPEC)
+  prior = cspd_jax.load(folder / 'prior', text=folder / 'text')
+  assert prior.family == 'tar_prior'
+  options = dict(seed=7, decoder=SPEC, top_k=1200, top_p=0.95)
+  codes = prior.generate(PROMPTS, **options)
+  assert codes.tokens.shape == out.prior.tokens.shape  # By keys of its own, so other ones.
+  assert codes.images.shape == (2, 0, 0, 3) and codes.handed['codes'].dtype == np.int32
+  assert 'safetensors' in codes.save(tmp_path)[0].name
+  alone = cspd_jax.load(folder, prior=None, text=None)
+  again = alone.generate(out.prior.tokens, seed=7, decoder=SPEC)
+  np.testing.assert_array_equal(again.images, out.images)
+  with pytest.raises(ValueError, match='no prior that reads words, .*prior=FOLDER and text=FOLDER'):
+    alone.generate(PROMPTS)
+
+
+def test_prompts_are_in_the_template_of_qwen(text):
+  ids, = templates.tar(text, ' a cat<I3><|im_end|> ', 9, 9)
+  special = tar_files.SPECIAL
+  begin, end = special['<|im_start|>'], special['<|im_end|>']
+  words = text.encode
+  assert ids == [
+      begin, *words('system\nYou are a helpful assistant.'), end, *words('\n'),
+      begin, *words('user\n a cat<I3><|im_end|> '), end, *words('\n'),
+      begin, *words('assistant\n'), special['<im_start>'], special['<S2>']]
+  # Names of tokens in the words of a user are words.
+  assert ids.count(end) == 2 and text.ids['<I3>'] not in ids
+  assert [templates.tar(text, 'a', side, side)[0][-1] - special['<S0>'] for side in tar.SIDES] == [
+      0, 1, 2]
+  with pytest.raises(ValueError, match='the prior has 20x20 codes; Tar announces only .* 27x27'):
+    templates.tar(text, 'a', 20, 20)
+
+
+@pytest.mark.slow
+def test_prompts_are_those_of_its_chat_template(model, text):
+  transformers = pytest.importorskip('transformers')
+  template = (  # Of Qwen2.5, for a system's and a user's message.
+      "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+      "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+      "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
+  from tokenizers import Tokenizer
+  tokenizer = transformers.PreTrainedTokenizerFast(
+      tokenizer_object=Tokenizer.from_str(tar_files.tokenizer_file().decode()),
+      chat_template=template)
+  for prompt in PROMPTS:
+    words = tokenizer.apply_chat_template(
+        [{'role': 'system', 'content': 'You are a helpful assistant.'},
+         {'role': 'user', 'content': prompt}], tokenize=False, add_generation_prompt=True)
+    given = tokenizer(words + '<im_start><S2>').input_ids
+    assert templates.tar(text, prompt, 9, 9) == (given,)
+
+
+def _text(tmp_path, file):
+  """Writes a tokenizer file as a network; returns its folder."""
+  (tmp_path / 'tokenizer.json').write_bytes(file)
+  assert not published_files.convert(tmp_path, 'tar_text', 'tokenizer.json', tmp_path / 'words')
+  return tmp_path / 'words' / 'text'
+
+
+@pytest.mark.parametrize('changes, message', [
+    (dict(codes=39), 'text must have <I39> as token 304, because the 40 codes .* has no such tok'),
+    (dict(first=266, codes=39), 'text must have <I0> as token 265, .* has it as token 266'),
+    (dict(codes=0), 'text must have <I0> as token 265.* belongs to the model'),
+    (dict(codes=50), 'text has tokens up to 314, but the target of .* has 305 rows')])
+def test_tokenizers_of_other_models_are_refused(folder, tmp_path, changes, message):
+  part = _text(tmp_path, tar_files.tokenizer_file(**changes))
+  with pytest.raises(ValueError, match=message):
+    cspd_jax.load(folder, text=part)
+
+
+def test_networks_that_do_not_belong_together_are_refused(folder):
+  def changed(role, **changes):
+    part = store.load(folder / role)
+    return part._replace(config=dataclasses.replace(part.config, **changes))
+
+  # Codes of the largest grid, for which the table of positions is too short.
+  with pytest.raises(ValueError, match='has 729 codes; the table of 96 positions has room for 81'):
+    cspd_jax.load(folder, prior=changed('prior', height=27, width=27), prior_eagle=None)
+  with pytest.raises(ValueError, match='prior has num_codes 39, but the bridge of .* has 40'):
+    cspd_jax.load(folder, prior=changed('prior', num_codes=39, first_code=266), text=None,
+                  prior_eagle=None)
+  with pytest.raises(ValueError, match='bridge has dim 24, but the target .* condition_dim 12'):
+    cspd_jax.load(folder, bridge=changed('bridge', dim=24))
+  with pytest.raises(ValueError, match='has no bridge .*cspd-convert --family=ta_tok, or pass'):
+    cspd_jax.load(folder, bridge=None)
+  with pytest.raises(ValueError, match='generates images of one size'):
+    cspd_jax.load(folder, grid=(8, 8))
+
+
+def test_only_codes_can_be_drawn(model):
+  """The head of the prior predicts nothing else, so all that it draws is a condition."""
+  target = model.prior.target(False)
+  assert target.vocab_size == tar_files.CODES
+  assert model.target(False).check_condition(np.full((1, 81), tar_files.CODES - 1)).all()
+  with pytest.raises(ValueError, match='codes from 40 to 40; this model supports 0 to 39'):
+    model.generate(np.full((1, 81), tar_files.CODES))
+
+
+def test_options_of_loading_are_for_both_models(folder):
+  loaded = cspd_jax.load(folder, dtype='bfloat16', quantize='int8', cache_dtype='int8')
+  assert loaded.precision == loaded.prior.precision == dict(
+      dtype='bfloat16', quantize='int8', cache_dtype='int8')
+  with pytest.raises(ValueError, match="prior_decodr' is among the defaults|'decodr' is among"):
+    families.save(folder, 'tar', {}, {'prior_decodr': 'vanilla'})
+
+
+ARGUMENTS = tar_files.ARGUMENTS
+
+
+@pytest.mark.parametrize('name, changes, message', [
+    ('XXS', dict(model_type='class_cond'), "args.model_type is 'class_cond'; it must be"),
+    ('XXS', dict(model_type='indice_cond'), "args.model_type is 'indice_cond'"),
+    ('XXS', dict(model_type=None), "args.model_type is absent, which means 'class_cond'"),
+    ('XXS', dict(frame_prediction=True), 'args.frame_prediction is True; it must be False'),
+    ('XXS', dict(extra=1), 'args.extra is 1; no published model has the field'),
+    ('XXS', dict(cond_dim=13), 'condition_dim is 13, the model has 12'),
+    ('XXS', dict(cls_token_num=729), 'num_positions is 744, the model has 96'),
+    ('XXS', dict(max_seq_len=17), 'args.max_seq_len is 17; it must be the number of tokens of a'),
+    ('XXS', dict(norm_eps='1e-5'), "args.norm_eps is '1e-5'; it must be a number"),
+    ('M', {}, "name is 'llama-abs-M'; it must be llama-abs- and one of")])
+def test_arguments_of_other_networks_are_refused(tmp_path, capsys, name, changes, message):
+  with tar_files.tiny():
+    files = tar_files.pixels(tmp_path, f'llama-abs-{name}', ARGUMENTS | changes)
+    assert published_files.convert(
+        files, 'ar_dtok', 'ar_dtok_lp_256px.pth', tmp_path / 'model') == 2
+  assert message in capsys.readouterr().err
+
+
+def test_arguments_of_the_bridge_are_read(tmp_path, capsys):
+  files = tar_files.pixels(tmp_path)
+  assert not published_files.convert(files, 'ta_tok', 'ta_tok.pth', tmp_path / 'model')
+  assert store.describe(tmp_path / 'model' / 'bridge').config == tar_files.BRIDGE
+  wrong = {**tar_files.TA_TOK, 'bottleneck': dict(
+      name='bottleneck', args=dict(bottleneck_dim=8, regularizer=dict(name='vq', args={})))}
+  tar_files.described(
+      files / 'ta_tok.pth', 'ta_tok', tar_files.BRIDGE, 73, 'ta_tok', wrong, tar_files.READING)
+  assert published_files.convert(files, 'ta_tok', 'ta_tok.pth', tmp_path / 'other') == 2
+  assert "args.bottleneck.args.regularizer.name is 'vq'; it must be 'simvq'" in (
+      capsys.readouterr().err)
+  # A state dict alone does not say whether vectors of codes have norm one.
+  torch_files.save(files / 'bare.pth', published_files.tensors('ta_tok', tar_files.BRIDGE, 73))
+  assert published_files.convert(files, 'ta_tok', 'bare.pth', tmp_path / 'other') == 2
+  assert '--normalized=N' in capsys.readouterr().err
+  assert not published_files.convert(
+      files, 'ta_tok', 'bare.pth', tmp_path / 'other', '--normalized=1')
+
+
+def test_weights_of_another_size_of_images_are_refused(tmp_path, capsys):
+  """Those of the smallest images, as a model of the largest."""
+  with tar_files.tiny():
+    files = tar_files.pixels(tmp_path)
+    assert published_files.convert(
+        files, 'ar_dtok', 'ar_dtok_lp_256px.pth', tmp_path / 'model', '--model=ar_dtok_1024') == 2
+  message = capsys.readouterr().err
+  assert 'num_tokens is 16, the model has 4096' in message
+  assert 'num_positions is 96, the model has 4824' in message
+
+
+@pytest.mark.parametrize('words, message', [
+    (('--height=20', '--width=20'), 'height and width are 20 and 20; the codes of Tar have one of'),
+    (('--height=13',), 'height and width are 13 and 27')])
+def test_scales_that_do_not_exist_are_refused(tmp_path, capsys, words, message):
+  tar_files.prior(tmp_path)
+  assert published_files.convert(
+      tmp_path, 'tar', 'Tar-1.5B', tmp_path / 'model', *words) == 2
+  assert message in capsys.readouterr().err

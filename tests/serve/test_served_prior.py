@@ -1,0 +1,98 @@
+"""A served model whose condition a prior draws: both stages in slots, one after the other."""
+
+import base64
+import json
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip('starlette', reason="the server needs pip install -e '.[serve]'")
+pytest.importorskip('uvicorn', reason="the server needs pip install -e '.[serve]'")
+pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
+
+from cspd_jax.serve import openapi
+from tests.generation import test_prior
+from tests.serve import running
+from tests.serve.running import Running
+
+pytestmark = pytest.mark.usefixtures('signals_left_alone')
+SPEC = 'vanilla | seed_exact(window=3)'
+
+
+@pytest.fixture(scope='module')
+def model():
+  return test_prior.pair()
+
+
+@pytest.fixture(scope='module')
+def server(model):
+  instance = Running(model, decoders=(SPEC, 'vanilla'), queue=20)
+  yield instance
+  assert instance.value('cspd_slots_busy') == 0
+  assert instance.end() == 0
+
+
+def test_images_are_those_of_generate(model, server):
+  expected = model.generate(['dog'] * 6, seed=7, decoder=SPEC, prior_top_k=1, top_k=2,
+                            batch_size=1)
+  status, _, answer = server.generate(prompt='dog', n=6, seed=7, prior_top_k=1, top_k=2)
+  assert status == 200
+  images = [image['b64_json'] for image in answer['data']]
+  assert [base64.b64decode(image) for image in images] == [expected.png(i) for i in range(6)]
+  first = answer['data'][0]
+  assert first['decoder'] == SPEC and first['guarantee'] == 'seed-exact'
+  assert first['prior_passes'] == 2 and first['passes'] == expected.decoded.rounds[0]
+  assert running.pixels(images[1])[1]['prior_passes'] == '2'
+
+
+def test_several_requests_share_the_slots_of_both_stages(model, server):
+  """Of two decoders, more images than slots."""
+  answers = {}
+
+  def ask(decoder):
+    answers[decoder] = server.generate(prompt='cat', n=5, seed=3, decoder=decoder)
+
+  threads = [threading.Thread(target=ask, args=(decoder,)) for decoder in (SPEC, 'vanilla')]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join(running.WAIT)
+  expected = model.generate(['cat'] * 5, seed=3, decoder=SPEC)
+  for status, _, answer in answers.values():
+    assert status == 200
+    for i, image in enumerate(answer['data']):
+      np.testing.assert_array_equal(running.pixels(image['b64_json'])[0], expected.images[i])
+
+
+def test_streams_show_both_stages(model, server):
+  _, _, data = server.generate(prompt='dog', seed=5, stream=True, progress=True, partial_images=2)
+  events = [json.loads(line.removeprefix('data: ')) for line in data.decode().splitlines()
+            if line.startswith('data: ')]
+  progress = [event for event in events if event['type'] == 'image_generation.progress']
+  stages = [event['stage'] for event in progress]
+  order = 'waiting', 'prior', 'decoding'
+  assert stages[0] == 'waiting' and stages == sorted(stages, key=order.index)
+  assert all(event['total'] == (2 if event['stage'] == 'prior' else 4) for event in progress)
+  done = events[-1]
+  expected = model.generate('dog', seed=5, decoder=SPEC)
+  np.testing.assert_array_equal(running.pixels(done['b64_json'])[0], expected.images[0])
+  assert done['prior_passes'] == 2
+
+
+def test_options_of_the_prior_are_described_and_checked(server):
+  described = server.served.description('pair')
+  assert described['options']['prior_temperature'] == 1.2
+  assert described['decoders'][1] == dict(
+      id='vanilla', specification='vanilla | vanilla', guarantee='seed-exact')
+  field = openapi.request(server.served)['properties']['prior_top_k']
+  assert field['type'] == 'integer' and 'A sampling option of the prior' in field['description']
+  for wrong, message in ((dict(prior_top_k=1.5), 'prior_top_k is 1.5; it must be a whole'),
+                         (dict(prior_temperature=-1), 'prior_temperature is -1'),
+                         (dict(prior_tempature=1), "'prior_tempature' is not a field"),
+                         (dict(decoder='vanilla | mc_sjd(window=2)'), 'this server has')):
+    status, _, answer = server.generate(prompt='dog', **wrong)
+    assert status == 400 and message in answer['error']['message']
+    assert answer['error']['param'] == next(iter(wrong))
+  status, _, _ = server.generate(prompt='dog', decoder='vanilla | vanilla')
+  assert status == 200
