@@ -153,9 +153,9 @@ def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
       **{field: options[field] for field in specified if field in options})
 
 
-def means(preset: str, fields: Mapping[str, settings.Table], config: EarlyFusionConfig,
-          shapes: family.Shapes, contents: settings.Contents, options: Mapping[str, Any]
-          ) -> EarlyFusionConfig:
+def means(like: EarlyFusionConfig, preset: str, fields: Mapping[str, settings.Table],
+          config: EarlyFusionConfig, shapes: family.Shapes, contents: settings.Contents,
+          options: Mapping[str, Any]) -> EarlyFusionConfig:
   """Returns the config of a file with these tensors, with any vocabulary and grammar of images.
 
   Settings are read with the tables `fields`.
@@ -164,7 +164,7 @@ def means(preset: str, fields: Mapping[str, settings.Table], config: EarlyFusion
                for name, table in fields.items()}
   options = {**settings.read(any_names, contents), **options}
   grammar = ('vocab_size', 'num_codes', 'first_code', 'row_end', 'ends_last_row', 'image_ends')
-  published = dataclasses.replace(early_fusion.PRESETS[preset], **{
+  published = dataclasses.replace(like, **{
       name: getattr(config, name) for name in grammar})
   return infer_like(published, preset, shapes, options)
 
@@ -210,7 +210,7 @@ def family_of(
       variant=functools.partial(variant, first),
       settings=functools.partial(settings.read, fields), needed=needed,
       written=(written or family.Written())._replace(
-          means=functools.partial(means, presets[0], fields)),
+          means=functools.partial(means, presets[first], first, fields)),
       assumed=functools.partial(assumed, token_side), shares=_SHARES,
       # The image tokenizer is another network; rotary tables are not weights.
       leftovers=r'(model\.)?vqmodel\..*|.*rotary_emb\.inv_freq|rope\.freqs',
@@ -416,7 +416,8 @@ EMU3_5 = EMU3._replace(
     variant=functools.partial(variant, _EMU3_5), written=family.Written(
         files=settings.files(
             EMU3_5_FIELDS, architectures=['Emu3ForCausalLM'], tie_word_embeddings=False),
-        means=functools.partial(means, _EMU3_5, {'config.json': EMU3_5_FIELDS})),
+        means=functools.partial(
+            means, early_fusion.PRESETS[_EMU3_5], _EMU3_5, {'config.json': EMU3_5_FIELDS})),
     assumed=functools.partial(assumed, 16),
     sampling=lambda config: {'pictures': {**_OPTIONS, 'guidance_scale': 5.0},  # Emu3.5-Image.
                              'emu3_5': {**_OPTIONS, 'guidance_scale': 2.0}},

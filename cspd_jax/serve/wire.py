@@ -76,9 +76,9 @@ class Served:
   """A model as a server offers it since `created`, in seconds since 1970.
 
   Requests may name it by any of its `names`. `decoders` are specifications by name, of which the
-  first one is the default, and `samplers` those of each, one per stage. The size is width and height
-  of an image in pixels, such as 64x32. A `lenient` server may change the form of an answer, see
-  `Form`.
+  first one is the default, and `samplers` those of each, one per stage. The size is width and
+  height of an image in pixels, such as 64x32. A `lenient` server may change the form of an answer,
+  see `Form`.
   """
 
   model: Model
