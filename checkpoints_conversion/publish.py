@@ -110,8 +110,8 @@ def publish_model(
     The path of every network, and what it is.
 
   Raises:
-    ValueError: if files of the family cannot hold the network, or for other wrong input; nothing is
-      written then.
+    ValueError: if files of the family cannot hold the network, or for other wrong input; `output`
+      is as it was then.
   """
   family = rules.get(to)
   weights.checked_dtype(dtype)
@@ -150,8 +150,9 @@ def publish_model(
     for line in _left_out(pieces, parts, description['defaults'], model, reasons):
       note(line)
   state = [__version__, to, main, role, None if dtype is None else str(np.dtype(dtype)),
-           allow_nonfinite, {piece.role: weights.digests(parts[piece.role], [store.FILE])
-                             for piece in (first, *others)}]
+           allow_nonfinite, {name: weights.digests(path, [store.FILE])
+                             for name, path in parts.items()
+                             if name in (main, 'target', *(piece.role for piece in others))}]
   with folders.replacing(place, _refuse_output, state) as new:
     for piece in pieces:
       with progress(piece.family.name) as report:
