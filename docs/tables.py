@@ -411,7 +411,7 @@ def _rounding(_: pathlib.Path) -> str:
 
 
 def _quality(_: pathlib.Path) -> str:
-  """What images of scenes show, a row per guidance scale."""
+  """Returns the table of scores of images of scenes, a row per guidance scale."""
   shown = [table for name in ('quality', 'quality_scales')
            for table in tables.of_report(_path(name))]
   return tables.markdown(shown[0].columns, [row for table in shown for row in table.rows])

@@ -1,14 +1,17 @@
 """What all tests share: compiled programs, and their order."""
 
 import contextlib
+import functools
 import gc
 import importlib.metadata
 import os
 import pathlib
 import re
 import time
+from unittest import mock
 
 import jax
+import pytest
 
 from cspd_jax.cli import compiled
 
@@ -85,3 +88,52 @@ def _maps():
 def pytest_collection_modifyitems(items):
   """Long files first, so that no worker is left alone with one of them at the end."""
   items.sort(key=lambda item: item.path.parent.name not in _LONG)
+
+
+@pytest.fixture
+def precise():
+  """Matrix products of float32 in full precision."""
+  with jax.default_matmul_precision('highest'):
+    yield
+
+
+@pytest.fixture
+def float64():
+  """Numbers of 64 bits."""
+  with jax.enable_x64(True):
+    yield
+
+
+@pytest.fixture(scope='module')
+def load_once():
+  """Models are loaded once for all tests of a file, and keep what they have compiled."""
+  import cspd_jax
+
+  with mock.patch.object(cspd_jax, 'load', functools.lru_cache(cspd_jax.load)):
+    yield
+
+
+@pytest.fixture(scope='module')
+def beach(tmp_path_factory):
+  """The folder of the tiny model `beach`, see `tests.families.tiny`."""
+  from tests.families import tiny
+
+  return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
+
+
+@pytest.fixture(scope='module')
+def llamagens(tmp_path_factory):
+  """A folder with tiny models of classes, see `tests.experiments.models`."""
+  from tests.experiments import models
+
+  models.llamagens(folder := tmp_path_factory.mktemp('models'))
+  return folder
+
+
+@pytest.fixture(scope='module')
+def mars(tmp_path_factory):
+  """A folder with tiny models of continuous tokens, see `tests.experiments.models`."""
+  from tests.experiments import models
+
+  models.mars(folder := tmp_path_factory.mktemp('models'))
+  return folder

@@ -2,17 +2,14 @@
 
 import dataclasses
 import logging
-import os
 import pathlib
 import re
-import subprocess
 import sys
 from typing import Literal
 
 import pytest
 
-from cspd_jax.cli import fields, groups, inputs, wrapper
-from cspd_jax.commands import generate
+from cspd_jax.cli import fields, inputs, wrapper
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -246,14 +243,6 @@ def test_help_lists_the_fields(path, capsys):
   assert f'with the values of {path}' in out
 
 
-def test_help_begins_with_the_work_and_ends_with_how_a_model_is_loaded(capsys):
-  assert generate.main(['prog', '--help']) == 0
-  names = re.findall(r'^--(\w+)=', capsys.readouterr().out, re.MULTILINE)
-  assert names[:3] == ['config', 'model', 'prompt']
-  loading = [field.name for field in dataclasses.fields(groups.LoadFlags) if field.name != 'model']
-  assert names[-len(loading):] == loading
-
-
 def test_a_name_chooses_one_of_several_configurations(path, tmp_path):
   one = pathlib.Path(path)
   several = one.with_name('a:b.py')
@@ -298,15 +287,3 @@ def test_fields_of_a_base_keep_their_docs():
     y: int = 2
 
   assert [field.doc for field in fields.every(Derived())] == ['of the base.', 'of its own.']
-
-
-def test_as_a_process(path, tmp_path):
-  (tmp_path / 'prog.py').write_text(
-      f'"""A program."""\nimport sys\nfrom cspd_jax import cli\n'
-      f'@cli.command(config={path!r})\ndef main(config):\n  print(config.name)\n'
-      "if __name__ == '__main__':\n  sys.exit(main())\n")
-  run = lambda *words: subprocess.run(
-      [sys.executable, str(tmp_path / 'prog.py'), *words], cwd=ROOT, text=True,
-      env=dict(os.environ, PYTHONPATH=str(ROOT)), capture_output=True, check=False)
-  bad = run('--nam=z')
-  assert bad.returncode == 2 and bad.stderr.count('\n') == 1 and not bad.stdout

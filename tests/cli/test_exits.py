@@ -13,7 +13,6 @@ import pytest
 
 from cspd_jax.cli import exits
 from cspd_jax.core import fields, progress
-from cspd_jax.files import paths
 from tests.marks import representative
 
 _FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), 'a/b')
@@ -152,18 +151,3 @@ def test_a_device_that_there_is_not():
   lines = done.stderr.splitlines()
   assert done.returncode == 4 and len(lines) == 2 and lines[0] == lines[1], done.stderr
   assert lines[0].startswith(f'error: JAX_PLATFORMS is {device}, and JAX cannot start on such')
-
-
-def test_homes(monkeypatch, tmp_path):
-  monkeypatch.setenv('HOME', str(tmp_path))
-  assert paths.folder('x', '~/new') == tmp_path / 'new'
-  with pytest.raises(ValueError, match="x is '~nobody_of_this_name', which cannot be a path"):
-    paths.folder('x', '~nobody_of_this_name')
-  with pytest.raises(ValueError, match='embedded null'):
-    paths.find('x', 'a\0b')
-
-
-def test_space(tmp_path):
-  paths.check_space(tmp_path, 10)
-  with pytest.raises(ValueError, match='MB left, and 1000000000000.0 MB are to be written'):
-    paths.check_space(tmp_path, 10**18)

@@ -152,16 +152,6 @@ def test_a_folder_in_use_is_refused_and_kept(run, place):
   assert [file.name for file in (place / 'out').iterdir()] == ['mine']
 
 
-def test_an_interrupted_call_leaves_nothing(run, place, monkeypatch):
-  def fail(*unused, **also_unused):
-    raise ValueError('interrupted')
-  with monkeypatch.context() as patch:
-    patch.setattr(layouts, 'encoded', fail)
-    assert run('--layout=coco').code == 2 and not (place / 'out').exists()
-  assert run('--layout=coco').code == 0
-  assert not (place / '.out.unfinished').exists()
-
-
 def test_the_work_of_a_stopped_conversion_stays(run, place, monkeypatch):
   """It was removed in silence, finished networks with it."""
   with pytest.raises(KeyboardInterrupt), folders.replacing(
@@ -172,12 +162,6 @@ def test_the_work_of_a_stopped_conversion_stays(run, place, monkeypatch):
   result = run()
   assert result.code == 2 and 'holds the work of a stopped command' in result.err
   assert (new / 'model.safetensors').read_text() == 'hours of work'
-
-
-def test_two_commands_do_not_write_one_folder(run, place):
-  with folders.replacing(place / 'out', layouts.listed):
-    result = run()
-  assert result.code == 2 and 'is being written by another process' in result.err
 
 
 @pytest.fixture(name='disk')

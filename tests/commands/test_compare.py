@@ -1,6 +1,5 @@
 """`cspd-compare` from end to end on tiny models, and with wrong input."""
 
-import functools
 import json
 import shlex
 from unittest import mock
@@ -20,6 +19,8 @@ from cspd_jax.plots import grid
 from tests.experiments import calls, models as models_lib
 from tests.marks import representative
 
+pytestmark = pytest.mark.usefixtures('load_once')
+
 # What is wrong with the input: arguments, and words that the message must hold.
 _BAD = {
     'unknown flag': (['--decodr=x'], ['decodr', 'did you mean --decoder']),
@@ -37,7 +38,7 @@ _BAD = {
     'prompt without names': (
         ['--model={tmp}/unnamed', '--prompt=cat'], ["'cat'", '0 to 2']),
     'no draft model': (
-        ['--model={tmp}/alone', '--decoder=speculative'], ['speculative', "'model'", 'alone']),
+        ['--model={tmp}/alone', '--decoder=speculative'], ['speculative', 'draft model', 'alone']),
     'EAGLE network of another target': (
         ['--parts=eagle={demo}/eagle'], ['vocab_size', '1024', '16', 'eagle']),
     'draft of another vocabulary': (
@@ -53,26 +54,12 @@ _BAD = {
 }
 
 
-@pytest.fixture(scope='module')
-def models(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('models')
-  models_lib.llamagens(folder)
-  return folder
-
-
-@pytest.fixture(scope='module', autouse=True)
-def load_once():
-  """Models are loaded once for all tests, and keep what they have compiled."""
-  with mock.patch.object(cspd_jax, 'load', functools.lru_cache(cspd_jax.load)):
-    yield
-
-
 @pytest.fixture
-def run(models, capsys, tmp_path):
+def run(llamagens, capsys, tmp_path):
   """Calls the program with a tiny model."""
   def run(*words):
-    words = [word.format(tmp=models, demo=store.ASSETS / 'demo') for word in words]
-    return calls.call(compare.main, capsys, tmp_path / 'out', f'--model={models}/model',
+    words = [word.format(tmp=llamagens, demo=store.ASSETS / 'demo') for word in words]
+    return calls.call(compare.main, capsys, tmp_path / 'out', f'--model={llamagens}/model',
                       '--decoder=vanilla,sjd_pac,speculative', '--budget=1e-3', *words)
   return run
 
@@ -134,17 +121,6 @@ def test_writes_report_and_pictures(run, monkeypatch):
 
 
 @pytest.mark.slow
-def test_compilations_are_counted(run):
-  cspd_jax.load.cache_clear()
-  result = run('--num_images=1')
-  assert result.code == 0 and 'compiled' not in result.out
-  lines = [line for line in result.err.splitlines() if line.startswith('compiling ')]
-  assert [line.split('(')[-1] for line in lines] == [f'{i} of 4)...' for i in range(1, 5)]
-  assert [line.split()[1] for line in lines if 'the image tokenizer' not in line] == [
-      'vanilla', 'sjd_pac(window=8)', 'speculative(length=4)']
-
-
-@pytest.mark.slow
 def test_vanilla_in_a_window_is_no_baseline(run):
   _, rows = _report(run('--decoder=vanilla(window=4),vanilla,sjd', '--prompt=2'))
   assert rows['vanilla']['speedup'] == 1 != rows['vanilla(window=4)']['speedup']
@@ -191,46 +167,48 @@ def _job(model, **more):
   return compare.prepare(compare.Config(groups.LoadFlags(str(model)), **more))
 
 
-def test_a_few_decoders_by_default(models):
-  job = _job(models / 'model')
+def test_a_few_decoders_by_default(llamagens):
+  job = _job(llamagens / 'model')
   assert list(job.requests) == [
       'vanilla', 'corrected_seed_exact(window=8)', 'corrected(window=8)', 'mc_sjd(window=4)']
   assert len(job.prompts) == 2 and not job.left_out
   images = groups.Images(prompt='owl,cat,dog')
-  assert len(_job(models / 'model', images=images).prompts) == 3
+  assert len(_job(llamagens / 'model', images=images).prompts) == 3
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('own', ['vanilla', 'seed_exact(window=8)'])
-def test_the_models_own_decoder_is_compared_once(models, tmp_path, own):
-  folder_lib.place(models / 'alone', tmp_path / 'own').store(jax.devices()[0].device_kind, {1: own})
+def test_the_models_own_decoder_is_compared_once(llamagens, tmp_path, own):
+  folder_lib.place(llamagens / 'alone', tmp_path / 'own').store(
+      jax.devices()[0].device_kind, {1: own})
   assert own in _job(tmp_path / 'own').requests
   assert len(_job(tmp_path / 'own').requests) == (3 if own == 'vanilla' else 4)
 
 
-def test_left_out_decoders_are_named(models):
-  job = _job(models / 'alone', all=True)
+def test_left_out_decoders_are_named(llamagens):
+  job = _job(llamagens / 'alone', all=True)
   assert 'speculative(length=4)' not in job.requests and 'sjd_pac(window=8)' in job.requests
   assert "'model' part" in job.left_out['speculative']
   assert 'medusa' in job.left_out['medusa'] and len(job.prompts) == 4
   with pytest.raises(ValueError, match='decoder eagle cannot run: it drafts with .* has none: '
                                        'train one with cspd-train --model=.* --kind=eagle'):
-    _job(models / 'alone', decoder=('eagle',))
+    _job(llamagens / 'alone', decoder=('eagle',))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('window, own', [(3, ['mc_sjd(window=3)']), (8, [])])
-def test_what_the_model_takes_is_among_all(models, tmp_path, window, own):
+def test_what_the_model_takes_is_among_all(llamagens, tmp_path, window, own):
   kind = jax.devices()[0].device_kind
-  folder_lib.place(models / 'alone', tmp_path / 'own').store(kind, {1: f'mc_sjd(window={window})'})
+  folder_lib.place(llamagens / 'alone', tmp_path / 'own').store(
+      kind, {1: f'mc_sjd(window={window})'})
   job = _job(tmp_path / 'own', all=True)
   assert [name for name in job.requests if name.startswith('mc_sjd(')] == ['mc_sjd(window=8)', *own]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('every', [False, True])
-def test_others_run_where_the_model_takes_one_that_nobody_knows(models, tmp_path, every):
-  folder_lib.place(models / 'alone', tmp_path / 'own').store(
+def test_others_run_where_the_model_takes_one_that_nobody_knows(llamagens, tmp_path, every):
+  folder_lib.place(llamagens / 'alone', tmp_path / 'own').store(
       jax.devices()[0].device_kind, {1: 'hurry(window=3)'})
   job = _job(tmp_path / 'own', all=every)
   assert 'vanilla' in job.requests and 'hurry' in job.left_out["the model's default decoder"]

@@ -1,24 +1,23 @@
 """`cspd-compare` with decoders of continuous tokens: the same program, other columns."""
 
-import functools
 import json
-from unittest import mock
 
 import numpy as np
 import pytest
 
-import cspd_jax
 from cspd_jax.cli import groups
 from cspd_jax.commands import compare
 from cspd_jax.continuous.specification import DECODERS, needs
-from tests.experiments import calls, models as models_lib
+from tests.experiments import calls
+
+pytestmark = pytest.mark.usefixtures('load_once')
 
 # What is wrong with the input: arguments, and words that the message must hold.
 _BAD = {
     'sampling of other models': (['--top_k=3'], ['top_k', 'temperature']),
     'unknown decoder': (['--decoder=vanilla'], ['vanilla', 'exact_head']),
     'no draft model': (
-        ['--model={tmp}/alone', '--decoder=exact_path'], ['exact_path', "'model' part"]),
+        ['--model={tmp}/alone', '--decoder=exact_path'], ['exact_path', '--parts=draft=FOLDER']),
     'draft model of other tokens': (['--parts=draft={tmp}/narrow'], ['token_dim', '3', '4']),
     'tokenizer of other tokens': (['--parts=tokenizer={tmp}/other_vae'], ['z_channels', '2', '4']),
     'model of another kind': (['--model={tmp}/vae'], ["'kl_vae'", 'mar']),
@@ -26,26 +25,12 @@ _BAD = {
 }
 
 
-@pytest.fixture(scope='module')
-def models(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('models')
-  models_lib.mars(folder)
-  return folder
-
-
-@pytest.fixture(scope='module', autouse=True)
-def load_once():
-  """Models are loaded once for all tests."""
-  with mock.patch.object(cspd_jax, 'load', functools.lru_cache(cspd_jax.load)):
-    yield
-
-
 @pytest.fixture
-def run(models, capsys, tmp_path):
+def run(mars, capsys, tmp_path):
   def run(*words):
-    words = [word.format(tmp=models) for word in words]
+    words = [word.format(tmp=mars) for word in words]
     return calls.call(
-        compare.main, capsys, tmp_path / 'out', f'--model={models}/model', '--budget=1e-3',
+        compare.main, capsys, tmp_path / 'out', f'--model={mars}/model', '--budget=1e-3',
         '--num_images=2', *words)
   return run
 
@@ -58,8 +43,8 @@ def test_bad_input(run, name):
 
 
 @pytest.mark.slow
-def test_a_few_decoders_by_default(models):
-  job = compare.prepare(compare.Config(groups.LoadFlags(str(models / 'model'))))
+def test_a_few_decoders_by_default(mars):
+  job = compare.prepare(compare.Config(groups.LoadFlags(str(mars / 'model'))))
   assert list(job.requests) == ['mar', 'exact_head'] and len(job.prompts) == 2
 
 

@@ -368,19 +368,6 @@ def test_clip_scores(run, place, captions, capsys, tmp_path):
   assert _scores(alone) == {name: scores[name] for name in names}
 
 
-@pytest.mark.usefixtures('captions')
-def test_one_image_has_no_error(place, capsys, tmp_path):
-  (tmp_path / 'one').mkdir()
-  _write(tmp_path / 'one' / 'images', _images(1, 0))
-  (tmp_path / 'one' / 'captions.json').write_text(
-      json.dumps([dict(file_name='0000.png', caption='cat')]))
-  result = calls.call(evaluate.main, capsys, tmp_path / 'out', f'--images={tmp_path}/one',
-                     f'--clip={place}/clip', f'--tokenizer={place}/tokenizer.json')
-  assert len(_scores(result)) == 2 and '+-' not in result.out
-  report = json.loads((result.folder / 'report.json').read_text())
-  assert all(row['error'] is None for row in report['rows'])
-
-
 @pytest.mark.parametrize('words, message', [
     (['--clip={place}/clip'], ['tokenizer is None', 'openai/clip-vit-base-patch32']),
     (['--tokenizer={place}/tokenizer.json'], ['clip is None']),

@@ -1,10 +1,8 @@
 """`cspd-generate` from end to end: images with all that made them, stopped and continued."""
 
-import functools
 import io
 import json
 import re
-from unittest import mock
 
 import jax
 import numpy as np
@@ -18,6 +16,8 @@ from cspd_jax.generation.model import Request
 from cspd_jax.metrics import evaluation, image_sets, inception
 from tests.experiments import calls
 from tests.families import tiny
+
+pytestmark = pytest.mark.usefixtures('load_once')
 
 _BAD = {
     'unknown prompt': (['--prompt=sea,moon'], ['moon', 'sand, sea, sky']),
@@ -43,13 +43,6 @@ def folder(tmp_path_factory):
   (folder / 'prompts').write_text('sea\n\n sky\nsea\n2\n0\n')
   (folder / 'empty').write_text('\n')
   return folder
-
-
-@pytest.fixture(scope='module', autouse=True)
-def load_once():
-  """The model is loaded once for all tests, and keeps what it has compiled."""
-  with mock.patch.object(cspd_jax, 'load', functools.lru_cache(cspd_jax.load)):
-    yield
 
 
 @pytest.fixture

@@ -42,12 +42,3 @@ def test_as_on_one_device(name, folder, tmp_path):
   rounds = lambda report: {
       (row['decoder'], row.get('batch_size')): row['rounds'] for row in report['rows']}
   assert len(alone['rows']) == len(rounds(alone)) and rounds(several) == rounds(alone)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', _CALLS)
-def test_int8(name, folder, tmp_path):
-  _, *words = _CALLS[name]
-  report = _report(name, folder, tmp_path / 'int8', '--quantize=int8', *words)
-  assert report['settings']['loading']['quantize'] == 'int8'
-  assert all(row['rounds'] <= 16 for row in report['rows'])

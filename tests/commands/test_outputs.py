@@ -1,18 +1,17 @@
 """Commands whose output is the folder of another command: nothing in it is touched."""
 
-import functools
 import json
-from unittest import mock
 
 import pytest
 
-import cspd_jax
 from cspd_jax.commands import compare, evaluate, generate, inspect, train, tune
 from cspd_jax.files import run_folder
 from cspd_jax.metrics import inception
 from tests.experiments import calls, models
 from tests.families import tiny
 from tests.marks import representative
+
+pytestmark = pytest.mark.usefixtures('load_once')
 
 
 @pytest.fixture(scope='module')
@@ -24,12 +23,6 @@ def folder(tmp_path_factory):
   assert generate.main(['cspd-generate', f'--model={folder}/beach', '--prompt=sea,sky,sea,sky',
                         f'--output={folder}/images']) == 0
   return folder
-
-
-@pytest.fixture(scope='module', autouse=True)
-def load_once():
-  with mock.patch.object(cspd_jax, 'load', functools.lru_cache(cspd_jax.load)):
-    yield
 
 
 def _contents(folder):

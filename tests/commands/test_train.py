@@ -12,14 +12,6 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.commands import train
 from cspd_jax.training import neighbours
-from tests.experiments import models as models_lib
-
-
-@pytest.fixture(scope='module')
-def models(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('models')
-  models_lib.llamagens(folder)
-  return folder
 
 
 def _train(capsys, *words):
@@ -32,34 +24,20 @@ def _train(capsys, *words):
     pytest.param('medusa', 'medusa(length=2)+match', marks=pytest.mark.slow),
     pytest.param('neighbours', 'corrected_seed_exact(corrector=neighbours, window=5, iterations=2)',
                  marks=pytest.mark.slow)])
-def test_a_trained_drafter_drafts(models, tmp_path, capsys, kind, decoder):
-  words = [f'--model={models}/model', f'--kind={kind}', f'--workdir={tmp_path}/work',
+def test_a_trained_drafter_drafts(llamagens, tmp_path, capsys, kind, decoder):
+  words = [f'--model={llamagens}/model', f'--kind={kind}', f'--workdir={tmp_path}/work',
            f'--output={tmp_path}/{kind}']
   code, out, err = _train(capsys, *words)
   assert code == 0, err
-  assert (f'Next: cspd-compare --model={models}/model --parts={kind}={tmp_path}/{kind} '
+  assert (f'Next: cspd-compare --model={llamagens}/model --parts={kind}={tmp_path}/{kind} '
           '--decoder=') in out
-  model = cspd_jax.load(models / 'model', **{kind: tmp_path / kind})
+  model = cspd_jax.load(llamagens / 'model', **{kind: tmp_path / kind})
   decode = lambda decoder: model.generate(['cat'] * 2, seed=1, decoder=decoder).decoded.tokens
   np.testing.assert_array_equal(decode(decoder), decode('vanilla'))
   report = json.loads((tmp_path / 'work' / 'report.json').read_text())
   assert report['settings']['guidance_scale'] == 2, "the model's own"
   # Repeated, it has nothing left to train.
   assert _train(capsys, *words[:-1], f'--output={tmp_path}/again')[0] == 0
-
-
-@pytest.mark.parametrize('kind', ['eagle', 'corrector', 'neighbours'])
-@pytest.mark.slow
-def test_a_mesh_samples_the_same_images(models, tmp_path, capsys, kind):
-  for name, words in (('alone', []), ('mesh', ['--mesh=1x1'])):
-    code, _, err = _train(capsys, f'--model={models}/model', f'--kind={kind}', *words,
-                          f'--workdir={tmp_path}/{name}', f'--output={tmp_path}/of_{name}')
-    assert code == 0, err
-  for path in (tmp_path / 'alone').glob('*.npz'):
-    with np.load(path) as alone, np.load(tmp_path / 'mesh' / path.name) as divided:
-      np.testing.assert_array_equal(alone['tokens'], divided['tokens'])
-  code, _, err = _train(capsys, f'--model={models}/model', '--mesh=2', f'--workdir={tmp_path}/no')
-  assert code == 2 and "mesh is '2'; it must be two numbers" in err
 
 
 @pytest.mark.slow
@@ -87,9 +65,9 @@ def test_sizes_fit_every_published_model(model):
      "kind is 'medusa', but --config"),
     (['--model=emoji', '--config=configs/train/drafters.py:emoji_medusa', '--prompts=x'],
      "'runs/scenes/tokens.npz', have prompts of their own")])
-def test_refused_settings(models, tmp_path, capsys, words, message):
+def test_refused_settings(llamagens, tmp_path, capsys, words, message):
   words = [word.format(tmp=tmp_path) for word in words]
-  words += [f'--model={models}/model'] if not words[0].startswith('--model') else []
+  words += [f'--model={llamagens}/model'] if not words[0].startswith('--model') else []
   code, out, err = _train(capsys, *words, f'--workdir={tmp_path}/work')
   assert code == 2 and not out and message in err and err.count('\n') == 1, err
 
@@ -103,7 +81,7 @@ def test_medusa_heads_are_for_families_that_have_them():
 
 
 @pytest.fixture
-def fit(models, tmp_path, capsys, monkeypatch):
+def fit(llamagens, tmp_path, capsys, monkeypatch):
   """Trains a neighbours corrector of a copy of the model, with measured tokens per pass."""
   def fit(*words, passes=(), work='work'):
     measured, asked = iter(passes), []
@@ -111,7 +89,7 @@ def fit(models, tmp_path, capsys, monkeypatch):
         asked.append(decoder), next(measured))[1])
     folder = tmp_path / 'models' / 'model'
     if not folder.exists():
-      shutil.copytree(models, folder.parent)
+      shutil.copytree(llamagens, folder.parent)
     code = train.main(['cspd-train', f'--model={folder}', '--num_images=16', '--num_steps=4',
                        f'--workdir={tmp_path}/{work}', *words])
     return folder, asked, code, *capsys.readouterr()
@@ -148,11 +126,11 @@ def test_only_a_better_corrector_is_stored(fit):
 
 
 @pytest.mark.slow
-def test_as_many_images_as_the_time_allows(models, tmp_path, monkeypatch):
+def test_as_many_images_as_the_time_allows(llamagens, tmp_path, monkeypatch):
   monkeypatch.setattr(neighbours, '_SECONDS', 0.0)
   monkeypatch.setattr(neighbours, '_FEWEST', 16)
   monkeypatch.setattr(neighbours, '_MOST', 200)
-  model = cspd_jax.load(models / 'model')
+  model = cspd_jax.load(llamagens / 'model')
   recipe = train.recipe_for(model, 'model', 'neighbours')
   tokens = neighbours.sample(recipe, model, tmp_path)
   assert 16 + 64 <= len(tokens) < 200 + 64
@@ -161,11 +139,11 @@ def test_as_many_images_as_the_time_allows(models, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_nothing_is_lost_if_nobody_reads_what_it_prints(models, tmp_path):
+def test_nothing_is_lost_if_nobody_reads_what_it_prints(llamagens, tmp_path):
   """As with `| head -1`: it ended at its first line, before the network was stored."""
   output = tmp_path / 'neighbours'
   with subprocess.Popen(
-      [sys.executable, '-m', 'cspd_jax.commands.train', f'--model={models}/model', '--smoke',
+      [sys.executable, '-m', 'cspd_jax.commands.train', f'--model={llamagens}/model', '--smoke',
        f'--output={output}', f'--workdir={tmp_path}/work'],
       stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
     process.stdout.close()

@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import json
-import re
 import shutil
 
 import jax
@@ -17,7 +16,6 @@ from cspd_jax.generation.parts import DraftNetwork
 from cspd_jax.measure import tuning
 from cspd_jax.measure.bench import Bench
 from tests.experiments import calls, models
-from tests.families import tiny
 
 _BAD = {
     'no batch': (['--batch_size='], ['batch_size']),
@@ -36,25 +34,20 @@ _BAD = {
 }
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
-
-
-def _call(capsys, out, folder, *words):
-  return calls.call(tune.main, capsys, out, f'--model={folder}', *words)
+def _call(capsys, out, beach, *words):
+  return calls.call(tune.main, capsys, out, f'--model={beach}', *words)
 
 
 @pytest.mark.parametrize('name', _BAD)
-def test_bad_input(folder, capsys, tmp_path, name):
+def test_bad_input(beach, capsys, tmp_path, name):
   words, result = _BAD[name]
-  calls.check_refused(_call(capsys, tmp_path / 'out', folder, *(
-      word.format(folder=folder) for word in words)), result)
+  calls.check_refused(_call(capsys, tmp_path / 'out', beach, *(
+      word.format(folder=beach) for word in words)), result)
 
 
-def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
+def test_the_fastest_are_stored_and_used(beach, capsys, tmp_path, monkeypatch):
   own, kind = tmp_path / 'own', jax.devices()[0].device_kind
-  folder_lib.place(folder, own).store(kind, {1: 'sjd(window=2)'})
+  folder_lib.place(beach, own).store(kind, {1: 'sjd(window=2)'})
   # Machines differ; here, one image at once is fastest with one decoder and two with another.
   best = {1: 'mc_sjd(window=3)', 2: 'vanilla'}
   monkeypatch.setattr(tuning, 'measure', lambda bench, texts, size, repeats: {
@@ -89,10 +82,10 @@ def test_the_fastest_are_stored_and_used(folder, capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):
-  before = (folder / 'model.json').read_bytes()
+def test_a_dry_run_measures_and_stores_nothing(beach, capsys, tmp_path):
+  before = (beach / 'model.json').read_bytes()
   result = _call(
-      capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=2',
+      capsys, tmp_path / 'out', beach, '--dry_run', '--batch_size=2',
       '--decoder=seed_exact(window=3)', '--num_images=3', '--minutes=1e-9',
       '--guarantee=seed-exact')
   assert result.code == 0, result.err
@@ -103,34 +96,20 @@ def test_a_dry_run_measures_and_stores_nothing(folder, capsys, tmp_path):
   assert float(row['predicted_seconds']) == pytest.approx(
       float(row['rounds_of_batch']) * float(row['ms_per_round']) / 1e3 / 2)
   assert result.out.endswith(
-      f"Next: cspd-generate --model={folder} --decoder='seed_exact(window=3)' --batch_size=2\n")
-  assert 'Stored' not in result.out and (folder / 'model.json').read_bytes() == before
+      f"Next: cspd-generate --model={beach} --decoder='seed_exact(window=3)' --batch_size=2\n")
+  assert 'Stored' not in result.out and (beach / 'model.json').read_bytes() == before
 
 
 @pytest.mark.slow
-def test_the_baseline_is_not_stored_for_want_of_time(folder, capsys, tmp_path):
+def test_the_baseline_is_not_stored_for_want_of_time(beach, capsys, tmp_path):
   result = _call(
-      capsys, tmp_path / 'out', folder, f'--store={tmp_path}/own', '--batch_size=1',
+      capsys, tmp_path / 'out', beach, f'--store={tmp_path}/own', '--batch_size=1',
       '--decoder=vanilla,mc_sjd', '--window=3,4', '--num_images=2',
       '--minutes=1e-9')
   assert result.code == 0, result.err
   assert 'Not all candidates were tried: the time limit of 1e-09 minutes' in result.out
   assert 'Nothing is stored: vanilla may be' in result.out and 'Stored in' not in result.out
   assert not (tmp_path / 'own').exists()
-
-
-@pytest.mark.slow
-def test_compilations_are_counted(folder, capsys, tmp_path, monkeypatch):
-  monkeypatch.setattr(tune, '_BEST', 1)
-  result = _call(
-      capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=1,2', '--num_images=3',
-      '--decoder=seed_exact,mc_sjd', '--window=3,4')
-  assert result.code == 0, result.err
-  lines = [line for line in result.err.splitlines() if line.startswith('compiling ')]
-  numbers = [re.search(r' \((\d+) of at most (\d+)\)\.\.\.$', line) for line in lines]
-  assert [int(number[1]) for number in numbers] == list(range(1, len(lines) + 1))
-  assert len({number[2] for number in numbers}) == 1
-  assert 8 <= len(lines) <= int(numbers[0][2]) <= 2 * len(lines)
 
 
 def _without_work(monkeypatch, seconds):
@@ -173,9 +152,9 @@ def test_passes_are_tried_at_the_best_window(capsys, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_default_that_nobody_knows_is_replaced(folder, capsys, tmp_path, monkeypatch):
+def test_a_default_that_nobody_knows_is_replaced(beach, capsys, tmp_path, monkeypatch):
   own = tmp_path / 'own'
-  folder_lib.place(folder, own).store(jax.devices()[0].device_kind, {1: 'faster'})
+  folder_lib.place(beach, own).store(jax.devices()[0].device_kind, {1: 'faster'})
   asked = _without_work(monkeypatch, lambda text: 1 if 'window=3' in text else 2)
   result = _call(capsys, tmp_path / 'out', own, '--batch_size=1', '--window=3,5',
                 '--decoder=mc_sjd,jacobi(window=3)')
@@ -186,29 +165,29 @@ def test_a_default_that_nobody_knows_is_replaced(folder, capsys, tmp_path, monke
   assert str(cspd_jax.load(own).specification()) == 'mc_sjd(window=3)'
 
 
-def test_a_kill_after_the_measurements_loses_no_choice(folder, capsys, tmp_path, monkeypatch):
+def test_a_kill_after_the_measurements_loses_no_choice(beach, capsys, tmp_path, monkeypatch):
   """The report is the last to be written: what was measured is there until the choice is stored."""
   words = (f'--store={tmp_path}/own', '--batch_size=1', '--window=3', '--decoder=mc_sjd')
   asked = _without_work(monkeypatch, lambda text: 1 if 'window=3' in text else 2)
   with monkeypatch.context() as patch:
     patch.setattr(tune.Report, 'write', lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-    assert _call(capsys, tmp_path / 'out', folder, *words).code == 130
+    assert _call(capsys, tmp_path / 'out', beach, *words).code == 130
   assert str(cspd_jax.load(tmp_path / 'own').specification()) == 'mc_sjd(window=3)'
   del asked[:]
-  assert _call(capsys, tmp_path / 'out', folder, *words).code == 0 and not asked
+  assert _call(capsys, tmp_path / 'out', beach, *words).code == 0 and not asked
 
 
-def test_half_of_the_minutes_are_for_the_search(folder, capsys, tmp_path, monkeypatch):
+def test_half_of_the_minutes_are_for_the_search(beach, capsys, tmp_path, monkeypatch):
   """`--minutes=1` took two: the search used all of it, and the measurements came on top."""
   asked = _without_work(monkeypatch, len)
   monkeypatch.setattr(tune.time, 'perf_counter', lambda: 20.0 * len(asked))
-  result = _call(capsys, tmp_path / 'out', folder, '--dry_run', '--batch_size=1', '--minutes=1',
+  result = _call(capsys, tmp_path / 'out', beach, '--dry_run', '--batch_size=1', '--minutes=1',
                 '--window=3,4,5,6', '--decoder=mc_sjd')
   assert result.code == 0, result.err
   assert len(asked) == 2 and 'the time limit of 1 minute was reached' in result.out
 
 
-def test_an_interrupted_run_resumes(folder, capsys, tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes(beach, capsys, tmp_path, monkeypatch):
   words = ('--dry_run', '--batch_size=1', '--window=3,4,5', '--decoder=mc_sjd')
   candidates = [f'mc_sjd(window={window})' for window in (3, 4, 5)]
 
@@ -219,7 +198,7 @@ def test_an_interrupted_run_resumes(folder, capsys, tmp_path, monkeypatch):
 
   stop = [True]
   asked = _without_work(monkeypatch, seconds)
-  result = _call(capsys, tmp_path / 'out', folder, *words)
+  result = _call(capsys, tmp_path / 'out', beach, *words)
   assert result.code == 130 and asked == candidates
   assert 'interrupted: measured candidates are kept; the same command resumes' in result.err
   # Other images are another run, which does not use these measurements.
@@ -227,16 +206,16 @@ def test_an_interrupted_run_resumes(folder, capsys, tmp_path, monkeypatch):
   del asked[:]
   other = tmp_path / 'other'
   shutil.copytree(tmp_path / 'out', other)
-  result = _call(capsys, other, folder, *words, '--seed=5')
+  result = _call(capsys, other, beach, *words, '--seed=5')
   assert result.code == 0 and asked[:3] == candidates and 'already' not in result.out
-  model = cspd_jax.load(folder)
+  model = cspd_jax.load(beach)
   draft = DraftNetwork(None, model.params)
   first, second = (tune._settings(tune.Config(), tune.Plan(Bench(dataclasses.replace(
       model, drafts={'eagle': one}), ['sea']), [], {}, {}, {}, None))
                    for one in (draft, draft._replace(params=model.tokenizer.params)))
   assert first != second, 'a network that drafts was trained again'
   del asked[:]
-  result = _call(capsys, tmp_path / 'out', folder, *words, '--minutes=99')
+  result = _call(capsys, tmp_path / 'out', beach, *words, '--minutes=99')
   assert result.code == 0, result.err
   assert f'2 candidates are measured already, in {tmp_path / "out"}\n' in result.out
   assert asked[0] == candidates[2] and not {*candidates[:2]} & {*asked}

@@ -230,7 +230,3 @@ class ContractsTest(chex.TestCase):
     with self.assertRaisesRegex(ValueError, option + r' has shape \(2,\); .* these 3 rows'):
       jitted(draft_length=1).__wrapped__.check(
           LABELS[:3], SamplingParams(**{option: np.ones(2, np.float32)}))
-
-  def test_condition(self):
-    with self.assertRaisesRegex(ValueError, r'class labels \[2\]; this model supports 0 to 1'):
-      jitted(draft_length=1).__wrapped__.check(jnp.array([2]))

@@ -1,6 +1,5 @@
 """Schedules: published values, mathematical properties, errors."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -71,26 +70,6 @@ def test_levels_have_the_noise_of_the_full_process():
   np.testing.assert_allclose(LEVELS.alpha_bar, FULL.alpha_bar[LEVELS.steps], rtol=1e-9)
 
 
-@pytest.mark.slow
-def test_functions_accept_one_level_per_state():
-  keys = jax.random.split(jax.random.key(0), 4)
-  x0, noise, v = (jax.random.normal(key, (3, 2, 16)) for key in keys[:3])
-  level = jnp.array([[5, 60], [99, 1], [0, 30]])
-  x = schedule_lib.diffuse(LEVELS, level, x0, noise)
-  predicted = schedule_lib.predict_x0(LEVELS, level, x, noise)
-  # The last level holds 5e-5 of the token; float32 leaves three digits of it.
-  np.testing.assert_allclose(predicted, x0, atol=2e-2)
-  mean, std = jax.jit(schedule_lib.posterior)(LEVELS, level, x, noise, v)
-  for i in range(3):
-    for j in range(2):
-      one = schedule_lib.posterior(LEVELS, int(level[i, j]), x[i, j], noise[i, j], v[i, j])
-      np.testing.assert_allclose(mean[i, j], one[0], rtol=1e-5, atol=2e-4)
-      np.testing.assert_allclose(std[i, j], one[1], rtol=1e-5)
-  ends = [schedule_lib.log_variance(LEVELS, 1, jnp.float32(v)) for v in (-1, 1)]
-  np.testing.assert_allclose(
-      np.squeeze(ends), [LEVELS.min_log_variance[1], LEVELS.max_log_variance[1]], rtol=1e-6)
-
-
 # How many tokens each step commits.
 SIZES = {
     8: [5, 15, 24, 31, 39, 45, 48, 49],
@@ -105,11 +84,6 @@ SIZES = {
 def test_mask_lengths_are_the_official_ones(num_iter):
   lengths = schedule_lib.mask_lengths(256, num_iter)
   assert (-np.diff([256, *lengths])).tolist() == SIZES[num_iter]
-
-
-def test_mask_lengths_begin_with_single_tokens():
-  sizes = (-np.diff([256, *schedule_lib.mask_lengths(256, 64)])).tolist()
-  assert sizes[:18] == [1] * 13 + [2, 3, 2, 2, 3] and max(sizes) == 7 and sum(sizes) == 256
 
 
 def test_every_step_commits_a_token():

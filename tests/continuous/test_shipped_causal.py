@@ -47,14 +47,6 @@ def test_it_is_small_and_has_a_tokenizer_like_that_of_mar_demo(model):
 
 
 @pytest.mark.slow
-def test_tokens_and_pictures_have_a_sensible_scale(model, baseline):
-  tokens = np.asarray(baseline.tokens)
-  assert tokens.shape == (4, 64, 16) and baseline.images.shape == (4, 64, 64, 3)
-  assert np.isfinite(tokens).all() and 0.5 < tokens.std() < 2 and np.abs(tokens).max() < 12
-  assert baseline.images.std() > 10
-
-
-@pytest.mark.slow
 def test_prompts_are_followed(baseline):
   marks = scenes.score(baseline.images, PROMPTS)
   assert marks['ground'].all() and marks['thing'].sum() >= 3, marks
@@ -76,15 +68,6 @@ def test_an_image_depends_on_its_own_key(model, baseline):
   other = model.generate([PROMPTS[2], 'an owl on black', PROMPTS[0]], seed=[4, 8, 3], decoder='mar')
   np.testing.assert_allclose(other.tokens[0], alone.tokens[0], atol=1e-2)
   np.testing.assert_allclose(alone.tokens[0], baseline.tokens[2], atol=1e-2)
-
-
-@pytest.mark.slow
-def test_every_decoder_of_causal_models_runs(model, baseline):
-  for text in ('exact_head', 'windows(window=8)'):
-    made = model.generate(PROMPTS, seed=SEEDS, decoder=text)
-    assert made.tokens.shape == (4, 64, 16) and np.isfinite(made.tokens).all()
-    costs, plain = (one.decoded.costs.head_calls.sum() for one in (made, baseline))
-    assert costs < plain, text
 
 
 @pytest.mark.slow

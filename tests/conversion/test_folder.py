@@ -112,18 +112,6 @@ def _spoil(part):
 
 
 @pytest.mark.slow
-def test_parts_are_converted_together(tmp_path):
-  shown = []
-  made = folder.convert_parts(_parts(tmp_path), tmp_path / 'model', progress=lambda name: (
-      contextlib.nullcontext(lambda done, total: shown.append(name))))
-  assert made == [(tmp_path / 'model' / role, CONFIGS[family]) for role, family in (
-      ('tokenizer', 'llamagen_vq'), ('eagle', 'eagle_llamagen'), ('target', 'llamagen'))]
-  assert shown == ['llamagen_vq', 'eagle_llamagen', 'llamagen']
-  assert set(cspd_jax.load(tmp_path / 'model').drafts) == {'eagle', 'corrector', 'layers'}
-  assert sorted(os.listdir(tmp_path / 'model')) == ['eagle', 'model.json', 'target', 'tokenizer']
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('where', ['numbers', 'sizes', 'missing', 'twice', 'stranger'])
 def test_all_parts_are_converted_or_none(tmp_path, where):
   _convert(tmp_path, 'llamagen')

@@ -123,7 +123,7 @@ def test_every_field_is_on_a_list(name):
 
 
 def _settings(name, content):
-  """What a settings file with this content says."""
+  """Returns the sizes that a settings file with this content gives."""
   file = 'params.json' if name == 'meta' else 'config.json'
   return rules.get(FILES[name][0]).settings({file: content})
 

@@ -6,7 +6,6 @@ defaults are those that people have.
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -31,6 +30,8 @@ transformers = pytest.importorskip('transformers', '5')  # Versions before write
 
 from tests.conversion import live_networks  # noqa: E402  (It requires transformers.)
 
+pytestmark = pytest.mark.usefixtures('precise')
+
 _CHAMELEON = fusion_rules.CHAMELEON_SETTINGS['config.json']
 _EMU3 = fusion_rules.EMU3_SETTINGS['config.json']
 TABLES = [
@@ -51,12 +52,6 @@ OTHERS = [
     ('GlmImageConfig', glm_image.FIELDS),
     ('GlmImageTextConfig', glm_image.FIELDS['text_config'].fields),
     ('GlmImageVQVAEConfig', glm_image.FIELDS['vq_config'].fields)]
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 @pytest.mark.parametrize('name, table', TABLES + OTHERS)

@@ -2,7 +2,6 @@
 
 import re
 
-import jax
 import jax.numpy as jnp
 import pytest
 
@@ -27,17 +26,6 @@ def test_a_line_per_program(capsys):
   assert all(re.fullmatch(r'compiled twice in \d+\.\d s', line) for line in lines[1::2])
 
 
-def test_the_duration_of_compilations(capsys):
-  with compilations.reported(total=3, at_most=True) as compiled:
-    programs.compiled(_double, jnp.ones(6), label='ahead')
-    programs.jit(_double, label='on call')(jnp.ones(6))
-  first, done, second, done_too = capsys.readouterr().err.splitlines()
-  assert (first, second) == (
-      'compiling ahead (1 of at most 3)...', 'compiling on call (2 of at most 3)...')
-  assert done.startswith('compiled ahead in ') and done_too.startswith('compiled on call in ')
-  assert abs(compiled.seconds - sum(float(line.split()[-2]) for line in (done, done_too))) < 0.11
-
-
 def test_a_function_that_fails_ends_no_line_of_another(capsys):
   def fail(x):
     raise ValueError(x.shape)
@@ -47,9 +35,3 @@ def test_a_function_that_fails_ends_no_line_of_another(capsys):
       programs.jit(fail, label='fails')(jnp.ones(7))
     programs.jit(_double)(jnp.ones(7))
   assert capsys.readouterr().err == 'compiling fails...\n'
-
-
-def test_labels_leave_programs_unchanged():
-  text = lambda label: programs.jit(_double, label=label).lower(jnp.ones(2)).as_text()
-  assert text(None) == text('twice')
-  assert jax.jit(compilations.labelled('twice', _double)).__name__ == '_double'

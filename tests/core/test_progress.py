@@ -50,9 +50,3 @@ def test_pace_per_hour(capsys, monkeypatch, is_terminal):
     clock[0] += 90
     show(650, 2000)
   assert '650/2000' in (lines := capsys.readouterr().err) and '6,000 images/hour' in lines
-
-
-def test_nothing_is_shown_before_the_first_step(capsys):
-  with progress.bar('decoding'):
-    pass
-  assert capsys.readouterr().err == ''

@@ -28,7 +28,7 @@ def _condition(model, count):
 @pytest.mark.parametrize('tokens', [1, 1.01, 1.5, 2.5, 2.74, 4.5, 7.4, 10.4])
 def test_accepted_drafts_have_the_given_mean(tokens):
   lengths, counts = [], [1]
-  while counts[-1] < 20000:
+  while counts[-1] < 4000:
     lengths.append(1 + timed_rounds.accepted_drafts(counts[-1], tokens))
     counts.append(counts[-1] + lengths[-1])
   traced = timed_rounds.accepted_drafts(jnp.asarray(counts[:-1], jnp.int32), tokens)
@@ -63,22 +63,6 @@ def test_no_more_than_the_main_chain(model, tokens):
 
 
 @pytest.mark.slow
-def test_no_trees_of_the_run_time(model):
-  with pytest.raises(ValueError, match='built at run time'):
-    timed_rounds.with_acceptance(model.decoder('eagle2', guided=False), 2)
-
-
-def test_random_arrays():
-  result = timed_rounds.random_like(dict(
-      kernel=jax.ShapeDtypeStruct((64, 64), jnp.bfloat16),
-      scale=jax.ShapeDtypeStruct((4,), jnp.float32),
-      tokens=jax.ShapeDtypeStruct((2, 3), jnp.int32), visible=jax.ShapeDtypeStruct((2,), bool)))
-  assert 0.015 < float(jnp.std(result['kernel'].astype(jnp.float32))) < 0.025
-  assert result['scale'].tolist() == [1] * 4 and not result['tokens'].any()
-  assert result['visible'].all() and result['kernel'].dtype == jnp.bfloat16
-
-
-@pytest.mark.slow
 def test_rounds_are_counted_and_timed(model):
   decoder = timed_rounds.with_acceptance(model.decoder('mc_sjd(window=4)', guided=True), 2)
   device = devices.Accelerator(1e10, 1e11, 0, 0, 0, 'cpu', '', ())
@@ -97,13 +81,6 @@ def test_rounds_are_counted_and_timed(model):
 
 
 @pytest.mark.slow
-def test_rates(monkeypatch):
-  monkeypatch.setattr(timed_rounds, '_ENOUGH', 0.0)
-  assert 1e7 < timed_rounds.copy_bandwidth(1) < 1e14
-  assert 1e7 < timed_rounds.matrix_rate('float32', 1) < 1e17
-
-
-@pytest.mark.slow
 def test_accepted(tmp_path):
   path = tmp_path / 'report.json'
   path.write_text('{"rows": [{"decoder": "mc_sjd(window=8)", "step_compression": 2.5}]}')
@@ -111,26 +88,16 @@ def test_accepted(tmp_path):
   assert predicted.measured(path, 'mc_sjd(window=9)') == (None, None)
   assert predicted.measured('nothing', 'vanilla', override=3.0).tokens == 1
   assert predicted.measured('nothing', 'mc_sjd', override=3.0).tokens == 3
-  path.write_text('[]')
-  with pytest.raises(ValueError, match='cannot be read as JSON'):
-    predicted.measured(path, 'mc_sjd')
+  for text, message in (('[]', 'cannot be read as JSON .it holds a list, not a dict'),
+                        ('{"rows": [{"x": 1}]}', 'not a report with step_compression')):
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+      predicted.measured(path, 'mc_sjd')
 
 
 def _report(path, *rows):
   path.write_text(json.dumps(dict(rows=[dict(decoder='mc_sjd', **row) for row in rows])))
   return path
-
-
-@pytest.mark.parametrize('rows, model, message', [
-    ([dict(model='a', step_compression=2), dict(model='b', step_compression=3)], None,
-     'disagree .model: a, b.; give accepted_model'),
-    ([dict(temperature=t, guidance_scale=3, step_compression=t) for t in (1, 2)], None,
-     "rows of 'mc_sjd' disagree .temperature: 1, 2.; give a report with one"),
-    ([dict(model='a', step_compression=2)], 'c', "accepted_model is 'c', but .* are: a; give"),
-    ([dict(step_compression=2)], 'c', "accepted_model is 'c', but .* are: none; give")])
-def test_rows_that_disagree(tmp_path, rows, model, message):
-  with pytest.raises(ValueError, match=message):
-    predicted.measured(_report(tmp_path / 'report.json', *rows), 'mc_sjd', model)
 
 
 def test_rows_that_do_not_disagree(tmp_path):

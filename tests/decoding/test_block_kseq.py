@@ -20,15 +20,11 @@ from cspd_jax.testing.tabular import tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
 from tests.marks import representative
 
+pytestmark = pytest.mark.usefixtures('float64')
+
 TREE = trees.Tree((-1, 0, 1, 0, 1))
 PAIR = trees.Tree((-1, 0, 0))
 CHAIN = trees.chain(2)
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-  with jax.enable_x64(True):
-    yield
 
 
 def run(build, vocab_size=3, rounds=1, sampling=SamplingParams(), forced=None):

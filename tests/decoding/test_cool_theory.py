@@ -18,13 +18,9 @@ from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
 
+pytestmark = pytest.mark.usefixtures('float64')
+
 VOCAB = 3
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-  with jax.enable_x64(True):
-    yield
 
 
 def rule_of(build, max_depth):
@@ -162,28 +158,3 @@ def test_small_factors_are_lossless_only_with_the_best_residual():
       residual=lambda p, q, token, depth: accept.residual(p, q)), exact=False)
   stage = enumerate_stage(vanilla, p, q)
   assert 0.5 * np.abs(stage.distribution - p).sum(1).mean() > 0.05
-
-
-def test_proposition_one():
-  p, q = random_probs(2, 100)
-  plain, token = accept.residual(p, q), jnp.zeros(100, int)
-  for omega, same in ((1, True), (1.3, True), (3, True), (0.4, False)):
-    rule = rule_of(lambda omega=omega: cool(omega, nu=0, clamp=False), 1)
-    best = rule.residual(jnp.asarray(p), jnp.asarray(q), token, jnp.ones(100, int))
-    assert (np.abs(best - plain).max() < 1e-12) == same
-    if not same:
-      assert np.abs(best - plain).max() > 0.3
-
-
-def test_no_residual_does_better():
-  p, q = random_probs(2, 20)
-  for omega in (0.5, 2):
-    f = np.minimum(1, omega * p / q)
-    rule = rule_of(lambda omega=omega: cool(omega, nu=0, clamp=False), 1)
-    probs = jnp.asarray(p), jnp.asarray(q), jnp.zeros(20, int), jnp.ones(20, int)
-    distance = lambda distribution: 0.5 * np.abs(
-        q * f - p + distribution * ((1 - f) * q).sum(-1, keepdims=True)).sum(-1)
-    best = distance(rule.residual(*probs))
-    np.testing.assert_allclose(best, rule.gap(*probs), atol=1e-12)  # The closed form.
-    others = np.random.default_rng(1).dirichlet(np.full(5, 0.5), (100, 1))
-    assert np.all(best <= distance(others) + 1e-12)

@@ -18,6 +18,8 @@ from cspd_jax.testing.proofs import mutants
 from cspd_jax.testing.tabular import network, tabular
 from tests.marks import representative
 
+pytestmark = pytest.mark.usefixtures('float64')
+
 JACOBI = lambda *args, **kwargs: lambda target: (jacobi(*args, **kwargs), rejection())
 EAGLE = lambda target: (eagle(network(target), trees.chain(1)), rejection())
 REUSE = lambda *args: lambda target: (reuse(*args), rejection())
@@ -49,12 +51,6 @@ CASES = {
 PLAIN = SamplingParams(guidance_scale=1.5, temperature=0.9)
 HALF_GUIDED = SamplingParams(guidance_scale=1.5, guidance_interval=0)
 CUTS = {'top_p': PLAIN._replace(top_p=0.7), 'min_p': PLAIN._replace(min_p=0.6)}
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-  with jax.enable_x64(True):
-    yield
 
 
 def total_variation(parts, vocab_size, rounds, sampling, forced=None):

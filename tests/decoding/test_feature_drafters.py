@@ -169,12 +169,3 @@ def test_published_trees():
 def test_bad_branching(counts, message):
   with pytest.raises(ValueError, match=message):
     trees.branching(counts)
-
-
-@pytest.mark.slow
-def test_runtime_tree_agrees_with_static():
-  for tree in (trees.EAGLE, trees.MEDUSA, BUSHY, trees.chain(4)):
-    budget = trees.Budget(tree.num_nodes, tree.max_depth, tree.children.shape[1])
-    built = trees.runtime_tree(jnp.asarray([tree.parents] * 2, jnp.int32), budget)
-    for name in ('depth', 'children', 'ancestors', 'paths'):
-      np.testing.assert_array_equal(getattr(built, name)[1], getattr(tree, name), err_msg=name)

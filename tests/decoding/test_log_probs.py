@@ -161,17 +161,6 @@ def test_float64():
     np.testing.assert_allclose(decoded.log_probs, want[..., 0], atol=1e-12)
 
 
-def test_parameters_of_another_step_do_not_compile_again():
-  run = program('sjd')
-  decode('sjd')
-  size = run._cache_size()
-  for scale in (1.0, 0.5, 2.0):
-    decoded = run(scale * MODEL.params, LABELS, jax.random.key(0), WARP, DRAFT.params)
-    np.testing.assert_allclose(
-        decoded.log_probs, taught(decoded.tokens, WARP, scale * MODEL.params), atol=1e-5)
-  assert run._cache_size() == size
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['sjd', 'eagle'])
 def test_refilled_rows(name):

@@ -31,7 +31,7 @@ NAMES = [(engine, name) for engine in ENGINES for name in ENGINES[engine].table]
 
 
 def _names(engine, name):
-  """What the example of a decoder may use; nothing is compiled."""
+  """Returns the names that examples in docstrings use; the decoder they build is not compiled."""
   jit = lambda function: functools.partial(jax.eval_shape, function)
   common = dict(jax=types.SimpleNamespace(jit=jit, random=jax.random), cspd_jax=cspd_jax,
                 SamplingParams=SamplingParams)

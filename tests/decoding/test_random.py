@@ -73,14 +73,6 @@ def test_position_noise_is_keyed_by_position_alone():
   assert all(len(set(row)) == 3 for row in np.asarray(best))
 
 
-@pytest.mark.slow
-def test_stream_never_repeats():
-  rng = row_random.RowRandom(jax.tree.map(lambda x: x[0], rows(1)))
-  weights = jnp.ones((1, 2**20))
-  tokens = [int(rng.draw(weights)[0]) for _ in range(20)]
-  assert len(set(tokens)) == 20
-
-
 def test_counted_keys_are_independent():
   # Neighbouring positions, uses and steps: two draws are independent.
   weights = jnp.asarray([[0.1, 0.2, 0.3, 0.4]] * 2)

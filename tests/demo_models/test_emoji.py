@@ -1,7 +1,5 @@
 """Scenes of emoji: deterministic, true to their captions, and split by pairs."""
 
-import dataclasses
-import pathlib
 
 import numpy as np
 import pytest
@@ -10,12 +8,8 @@ from tests.demo_models import emoji_files
 
 pytest.importorskip('matplotlib')
 
-from cspd_jax.cli import wrapper
 from cspd_jax.metrics import requests, scenes as score
-from cspd_jax.training import loop
 from experiments.demo_models import emoji
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope='module')
@@ -95,16 +89,3 @@ def test_a_source_without_a_picture_is_named(sources, tmp_path):
   (tmp_path / 'data.json').write_text('[]')
   with pytest.raises(ValueError, match=r"names is .*, which has no entry 'dog face'"):
     emoji.load(**{**sources, 'names': str(tmp_path / 'data.json')})
-
-
-def test_the_recipe_takes_scenes_and_their_words(sources):
-  shipped = wrapper.load(str(ROOT / 'configs' / 'train' / 'emoji.py'))
-  recipe = dataclasses.replace(loop.smoke(shipped.small()), **sources)
-  recipe.prepare()
-  images, captions = recipe.crops(0, 0, 'held_out', 4)
-  assert images.shape == (4, 8, 8, 3)
-  codes = np.random.default_rng(0).integers(32, size=(4, 16))
-  tokens, prompt = recipe.sequences((codes, captions))
-  assert tokens.shape == (4, recipe.target.num_tokens) and len(prompt.visible) == 4
-  unknown = recipe.sequences((codes[:1], np.array(['<unk>'])))[1].tokens[0, 0, -3]
-  assert not (np.asarray(prompt.tokens)[:, 0] == int(unknown)).any()

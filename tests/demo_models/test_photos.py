@@ -29,12 +29,6 @@ def test_every_source_says_where_it_comes_from():
   assert len(set(photos.NAMES)) == len(photos.NAMES)
 
 
-def test_photographs_are_large_colour_pictures(loaded):
-  assert len(loaded) == len(photos.NAMES)
-  for photo in loaded:
-    assert photo.mode == 'RGB' and 300 <= min(photo.size) <= 512
-
-
 def test_crops_have_the_promised_form(loaded):
   images, labels = photos.crops(loaded, 0, 0, 'train', 11)
   assert images.shape == (11, 64, 64, 3) and images.dtype == np.float32
@@ -53,14 +47,3 @@ def test_same_arguments_give_the_same_crops_and_others_do_not(loaded):
 def test_splits_do_not_overlap(split, value):
   images = photos.crops(_striped(), 0, 0, split, 64, size=16)[0]
   np.testing.assert_array_equal(images, value)
-
-
-def test_unknown_split_is_refused(loaded):
-  with pytest.raises(ValueError, match="split is 'test'; it must be one of train, held_out"):
-    photos.crops(loaded, 0, 0, 'test', 1)
-
-
-def test_missing_package_says_how_to_install_it(monkeypatch):
-  monkeypatch.setattr(photos.importlib.util, 'find_spec', lambda name: None)
-  with pytest.raises(ImportError, match='skimage, which is not installed'):
-    photos.load()

@@ -26,12 +26,6 @@ def test_pictures(draw, one):
   assert first.startswith(b'\x89PNG') and first != other
 
 
-def test_nodes_of_a_tree_do_not_overlap():
-  tree = tree_lib.kary(3, 3)
-  height = drawings._rows(tree)  # pylint: disable=protected-access
-  assert len({(depth, row) for depth, row in zip(tree.depth, height)}) == len(tree.parents)
-
-
 @pytest.mark.slow
 def test_a_round_of_a_model():
   model = cspd_jax.load('demo')

@@ -1,13 +1,11 @@
 """`experiments.accelerator`, with this machine's CPU in the place of an accelerator."""
 
 import json
-import time
 
-import jax
 import pytest
 
 from experiments import accelerator
-from experiments.stages import piece as piece_lib, rounds
+from experiments.stages import piece as piece_lib
 from tests.experiments import calls
 
 _COLUMNS = {'decoder': '{decoder}', 'ms': '{ms:.1f}'}
@@ -54,34 +52,10 @@ def test_failures_and_the_time_limit_are_noted(capsys, tmp_path):
   assert 'not measured: rounds (TimeoutError: the time limit was reached)' in shown
 
 
-def test_programs_of_a_group_compile_together_and_none_while_one_is_timed(tmp_path):
-  piece, running = piece_lib.Piece(tmp_path, 60), []
-
-  def compiled(name):
-    running.append(name)
-    time.sleep(0.05)
-    running.remove(name)
-    return name
-
-  functions, groups = {name: lambda name=name: compiled(name) for name in 'abcde'}, []
-  for group in piece.in_groups('x', functions, 2):
-    assert not running
-    groups.append(list(group))
-  assert groups == [['a', 'b'], ['c', 'd'], ['e']]
-
-
 def test_rows_of_a_rehearsal_are_not_continued(tmp_path):
   piece_lib.Piece(tmp_path, 60, rehearses=True).add('rounds', _COLUMNS, dict(decoder='a', ms=1.0))
   with pytest.raises(ValueError, match='workdir holds rows of'):
     piece_lib.Piece(tmp_path, 60)
-
-
-@pytest.mark.slow
-def test_weights_of_8_bits_are_random(tmp_path):
-  piece = piece_lib.Piece(tmp_path, 60, rehearses=True)
-  model = rounds.described(piece, 'demo', quantize=True)
-  values = [leaf for leaf in jax.tree.leaves(model.params) if leaf.dtype == 'int8']
-  assert values and all(70 < float(leaf.astype(float).std()) < 78 for leaf in values)
 
 
 def test_the_plan(capsys, tmp_path):

@@ -1,62 +1,36 @@
 """`experiments.papers.cspd`, the fit of the head's drafter, and the comparison with PyTorch."""
 
 import csv
-import dataclasses
 import json
 
 import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.cli import groups
-from cspd_jax.continuous import head_drafter, schedule as schedule_lib
-from cspd_jax.core import programs
-from cspd_jax.files import store
+from cspd_jax.continuous import schedule as schedule_lib
 from experiments import fit_head_drafter
 from experiments.papers import cspd
-from tests.experiments import calls, models as models_lib
+from tests.experiments import calls
 
 # Decoders that verify whole blocks.
 _BLOCKS = ('cspd_released', 'cspd_relaxed')
-_BAD = {
-    'unknown suite': (['--suite=table2'], ["suite is 'table2'", 'table1, table3']),
-    'no lengths': (['--lengths=()'], ['lengths is empty']),
-    'too many drafts': (['--lengths=2,5'], ['length is 5', '4']),
-    'unknown guidance': (['--guidance=cosine'], ['cosine', 'linear, constant']),
-    'unknown decoder': (['--decoder=mar'], ["decoder is 'mar'", 'cspd_paper']),
-    'no draft model': (['--model={tmp}/alone'], ['alone', 'draft model']),
-}
 
 
-@pytest.fixture(scope='module')
-def models(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('models')
-  models_lib.mars(folder)
-  return folder
-
-
-def _call(models, capsys, out, *words):
+def _call(mars, capsys, out, *words):
   return calls.call(
-      cspd.main, capsys, out, f'--model={models}/model', '--num_images=3', '--lengths=2',
+      cspd.main, capsys, out, f'--model={mars}/model', '--num_images=3', '--lengths=2',
       '--prefix_shares=0,0.3', '--scales=1,2', '--temperatures=0.9,1', '--batch_sizes=1',
       '--kernels_per_call=2', '--repeats=1', '--batch_size=1', '--guidance=constant',
-      '--decoder=cspd_released', *(word.format(tmp=models) for word in words))
+      '--decoder=cspd_released', *(word.format(tmp=mars) for word in words))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', _BAD)
-def test_bad_input(models, capsys, tmp_path, name):
-  words, result = _BAD[name]
-  calls.check_refused(_call(models, capsys, tmp_path / 'out', *words), result)
-
-
-@pytest.mark.slow
-def test_tables(models, capsys, tmp_path):
-  good = _call(models, capsys, tmp_path / 'good')
+def test_tables(mars, capsys, tmp_path):
+  good = _call(mars, capsys, tmp_path / 'good')
   assert good.code == 0, good.err
   rows = json.loads((good.folder / 'report.json').read_text())['rows']
   assert {row['suite'] for row in rows} == {'table1', 'table3', 'table4', 'figures', 'head'}
-  others = _call(models, capsys, tmp_path / 'others', '--suite=table1', '--batch_size=2',
+  others = _call(mars, capsys, tmp_path / 'others', '--suite=table1', '--batch_size=2',
                  '--decoder=cspd_relaxed,exact_path')
   assert others.code == 0, others.err
   rows += json.loads((others.folder / 'report.json').read_text())['rows']
@@ -97,53 +71,9 @@ def _check_rows(rows):
       ('cspd_released', True), ('cspd_released', False)}
 
 
-@pytest.mark.slow
-def test_programs_are_kept_while_they_are_timed(models, monkeypatch):
-  """Memory maps of all programs are more than a process gets, so models keep few."""
-  config = dataclasses.replace(
-      cspd.Config(), loading=groups.LoadFlags(str(models / 'model')), repeats=1, lengths=(2,),
-      images=groups.Images(num_images=1), kernels_per_call=(2,))
-  lab = cspd.Lab(config)
-  monkeypatch.setattr(programs, 'MOST', 2)
-  assert min(lab.speeds([lab.parallel(length) for length in (1, 2, 3)], 1)) > 0
-  kept = [members[0] for members, *_ in lab.model.programs]
-  assert len(kept) == 2 and all(name.startswith('parallel') for name in kept)
-  monkeypatch.setattr(lab.bench, 'run', None)
-  assert min(lab.speeds([lab.parallel(2)], 1)) > 0, 'nothing is timed twice'
-
-
-@pytest.mark.slow
-def test_decoders_with_a_pass_per_draft_have_short_lengths(models):
-  lengths = {}
-  for most in (1, 2, 4):
-    config = dataclasses.replace(
-        cspd.Config(), loading=groups.LoadFlags(str(models / 'model')), lengths=(2, 3, 4),
-        most_contexts=most, images=groups.Images(num_images=1))
-    lab = cspd.Lab(config)
-    assert lab.lengths('cspd_released') == (2, 3, 4)
-    assert lab.lengths('exact_path') == lab.lengths('cspd_paper')
-    lengths[most] = [cell.length for cell in lab.cells('exact_path')]
-  assert lengths == {1: [2], 2: [2], 4: [2, 3, 4]}
-
-
-@pytest.mark.slow
-def test_fit_is_stored_and_used(models):
-  schedule = schedule_lib.make()
-  draft = store.load(models / 'draft')
-  store.save(models / 'fitted', draft.kind, draft.config, draft.params, extra=(
-      head_drafter.describe_rho(schedule, np.linspace(0, 1, 100), np.linspace(1, 0, 100))))
-  loaded = store.load(models / 'fitted')
-  coarse = schedule_lib.make(10)
-  for guided, ends in ((False, (0, 1)), (True, (1, 0))):
-    rho = head_drafter.stored_rho(coarse, loaded.metadata, guided)
-    np.testing.assert_allclose(rho[[0, -1]], ends)
-    assert rho.shape == (10,)
-  assert head_drafter.stored_rho(schedule, store.load(models / 'target').metadata, True) is None
-
-
-def _fit(capsys, models, *words):
+def _fit(capsys, mars, *words):
   code = fit_head_drafter.main([
-      'fit', f'--model={models}/model', '--num_chains=32', '--num_iter=2', '--kernels_per_call=4',
+      'fit', f'--model={mars}/model', '--num_chains=32', '--num_iter=2', '--kernels_per_call=4',
       *words])
   return (code, *capsys.readouterr())
 
@@ -155,18 +85,18 @@ def _fit(capsys, models, *words):
     (['--num_iter=5'], 'num_iter is 5'), (['--guidance_scale=1'], 'guidance_scale is 1'),
     (['--model=demo'], 'which has discrete tokens'),
     (['--output={tmp}'], 'which exists; use another folder')])
-def test_fits_that_are_refused(models, capsys, words, message):
-  code, out, err = _fit(capsys, models, *(word.format(tmp=models) for word in words))
+def test_fits_that_are_refused(mars, capsys, words, message):
+  code, out, err = _fit(capsys, mars, *(word.format(tmp=mars) for word in words))
   assert code == 2 and not out and message in err and err.count('\n') == 1
 
 
 @pytest.mark.slow
-def test_program_fits(models, capsys, tmp_path):
-  output, untouched = tmp_path / 'fitted', (models / 'target' / 'model.json').read_bytes()
-  code, out, err = _fit(capsys, models, f'--output={output}')
+def test_program_fits(mars, capsys, tmp_path):
+  output, untouched = tmp_path / 'fitted', (mars / 'target' / 'model.json').read_bytes()
+  code, out, err = _fit(capsys, mars, f'--output={output}')
   assert code == 0, err
   assert 'without guidance, head calls per token at batch 1: default ' in out
   assert 'fitted to 4 levels' in out
-  assert (models / 'target' / 'model.json').read_bytes() == untouched
-  fitted = cspd_jax.load(models / 'model', target=output)
+  assert (mars / 'target' / 'model.json').read_bytes() == untouched
+  fitted = cspd_jax.load(mars / 'model', target=output)
   assert fitted.head_drafter(schedule_lib.make(), True).shape == (100,)

@@ -8,24 +8,18 @@ import pytest
 from cspd_jax.measure.bench import Bench
 from experiments import decoders
 from tests.experiments import calls
-from tests.families import tiny
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
-
-
-def _call(measure, folder, capsys, out, *words):
-  result = calls.call(decoders.main, capsys, out, f'--measure={measure}', f'--model={folder}',
+def _call(measure, beach, capsys, out, *words):
+  result = calls.call(decoders.main, capsys, out, f'--measure={measure}', f'--model={beach}',
                       '--guidance_scale=1', *words)
   assert result.code == 0, result.err
   return result, json.loads((result.folder / 'report.json').read_text())
 
 
 @pytest.mark.slow
-def test_overhead_is_the_rest_of_a_round(folder, capsys, tmp_path):
-  result, report = _call('overhead', folder, capsys, tmp_path / 'out', '--window=3', '--repeats=1',
+def test_overhead_is_the_rest_of_a_round(beach, capsys, tmp_path):
+  result, report = _call('overhead', beach, capsys, tmp_path / 'out', '--window=3', '--repeats=1',
                          '--decoder=vanilla,mc_sjd')
   assert [row['decoder'] for row in report['rows']] == ['vanilla', 'mc_sjd(window=3)']
   for row in report['rows']:
@@ -35,8 +29,8 @@ def test_overhead_is_the_rest_of_a_round(folder, capsys, tmp_path):
 
 
 @pytest.mark.slow
-def test_rounds_of_batches_and_of_a_queue_are_those_of_their_images(folder, capsys, tmp_path):
-  result, report = _call('queue', folder, capsys, tmp_path / 'out', '--decoder=mc_sjd',
+def test_rounds_of_batches_and_of_a_queue_are_those_of_their_images(beach, capsys, tmp_path):
+  result, report = _call('queue', beach, capsys, tmp_path / 'out', '--decoder=mc_sjd',
                          '--window=4', '--num_images=12', '--batch_size=3', '--repeats=1')
   row, = report['rows']
   assert row['decoder'] == 'mc_sjd(window=4)' in result.out and row['same_images'] == 1
@@ -48,9 +42,9 @@ def test_rounds_of_batches_and_of_a_queue_are_those_of_their_images(folder, caps
 
 
 @pytest.mark.slow
-def test_images_in_the_same_shapes_do_not_differ(folder, capsys, tmp_path):
+def test_images_in_the_same_shapes_do_not_differ(beach, capsys, tmp_path):
   result, report = _call(
-      'rounding', folder, capsys, tmp_path / 'out', '--decoder=seed_exact', '--window=3',
+      'rounding', beach, capsys, tmp_path / 'out', '--decoder=seed_exact', '--window=3',
       '--num_images=4', '--batch_size=2', '--dtype=bfloat16')
   row, = report['rows']
   assert (row['decoder'], row['same_shapes']) == ('seed_exact(window=3)', 'vanilla(window=3)')
@@ -70,17 +64,3 @@ def test_rounding_counts_the_images_and_tokens_that_differ(monkeypatch):
   assert decoders.rounding(bench, 'seed_exact', 1) == dict(
       dtype='float16', decoder='seed_exact', same_shapes='vanilla(window=9)', num_tokens=20,
       images=0.25, tokens=0.15, images_in_window=0.5, tokens_in_window=0.1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('measure, words, message', [
-    ('overhead', ['--model=mar_demo'], ['mar_demo', 'discrete']),
-    ('overhead', ['--model=demo', '--decoder=eagle2(num_nodes=5, width=2, depth=2)'],
-     ['eagle2', 'tree']),
-    ('queue', ['--decoder=eagle'], ['EAGLE network']),
-    ('queue', ['--num_images=3', '--batch_size=2'], ['batch_size is 2 and there are 3 images']),
-    ('rounding', ['--decoder=sjd'], ["'sjd(window=4)' is exact", 'seed-exact'])])
-def test_refused_options(folder, capsys, tmp_path, measure, words, message):
-  calls.check_refused(calls.call(
-      decoders.main, capsys, tmp_path / 'out', f'--measure={measure}', f'--model={folder}', *words),
-      message)

@@ -8,7 +8,6 @@ import pytest
 from experiments.papers import fidelity
 from experiments.papers.published_rows import ROWS, Row
 from tests.experiments import calls, models
-from tests.families import tiny
 
 _ROWS = (
     Row('Table 1', 'one token at a time', 'FID 10', 'vanilla'),
@@ -29,20 +28,6 @@ def rows(monkeypatch):
 
 
 _call = functools.partial(calls.call_with_classes, fidelity.main)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('words, result', [
-    (['--num_images=3'], ['num_images is 3', 'at least 4']),
-    (['--decoder=sjd'], ["decoder holds 'sjd'", 'one of: vanilla, seed_exact(window=4)']),
-    (['--rows=mar_demo'], ["rows is 'mar_demo'", "'emoji' or 'demo'"]),
-    (['--decoder=vanilla'], ['has no features'])])
-def test_bad_input(capsys, tmp_path, words, result):
-  folder = tiny.saved(tmp_path / 'beach')
-  index = json.loads((folder / 'model.json').read_text())
-  del index['parts']['tokenizer']
-  (folder / 'model.json').write_text(json.dumps(index))
-  calls.check_refused(_call(folder, capsys, tmp_path / 'out', *words), result)
 
 
 @pytest.mark.slow
@@ -72,23 +57,3 @@ def test_decoders_are_compared_with_other_images_of_one_token_at_a_time(
   relaxed = report['rows'][2]
   assert relaxed['frechet'] not in (vanilla['frechet'], cut['frechet'])
   assert all(0 <= row[name] <= 1 for row in report['rows'] for name in ('precision', 'recall'))
-
-
-@pytest.mark.slow
-def test_measured_decoders_stay_measured(capsys, tmp_path, monkeypatch):
-  models.llamagens(tmp_path)
-  measured, stop = [], ['model(length=2)+lantern(delta=0.9, k=8)']
-
-  def score(bench, reference, decoder):
-    measured.append(decoder)
-    if decoder in stop:
-      raise KeyboardInterrupt
-    return dict(frechet=1.0, precision=1.0, recall=1.0, device='cpu')
-
-  monkeypatch.setattr(fidelity, 'score', score)
-  call = lambda *words: _call(
-      tmp_path / 'model', capsys, tmp_path / 'out', '--num_images=4', *words)
-  first = call()
-  assert first.code == 130 and 'measured rows are kept' in first.err and len(measured) == 3
-  second = call('--decoder=vanilla')
-  assert second.code == 0 and measured[3:] == ['vanilla'], 'the one with other options'

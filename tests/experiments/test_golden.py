@@ -70,13 +70,6 @@ def test_the_first_disagreement_is_named(folder, printed, capsys, tmp_path):
   assert [row['agrees'] for row in report['rows'][:5]] == [True] * 5
 
 
-@pytest.mark.slow
-def test_other_weights_disagree(folder, printed, capsys, tmp_path):
-  tokens, _ = printed
-  made = _call(folder, capsys, tmp_path / 'out', tokens, '--prompt=dogs')
-  assert made.code == 1 and 'First disagreement' in made.out
-
-
 def test_the_gap_of_rounding_bounds_what_rounding_changes():
   """For both logits of a pair, in both streams, at any guidance scale."""
   rng = np.random.default_rng(0)
@@ -86,15 +79,3 @@ def test_the_gap_of_rounding_bounds_what_rounding_changes():
   bound = golden.rounding(logits, scale)
   assert (np.abs(guided - other) <= bound).all()
   assert np.abs(guided - other).max() > bound.max() / 3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('words, message', [
-    (['--preset=janus_pro_1b'], ['sizes are not those of janus_pro_1b', 'published weights']),
-    (['--preset=janus'], ['janus']),
-    (['--contexts=emu3'], ["contexts is 'emu3'", 'janus_pro, janus_pro_plain']),
-    (['--num_prompt_tokens=17'], ['the other program in 17']),
-    (['--tokens=12'], ['tokens holds 12; this model supports 0 to 11']),
-    ([f'--tokens={",".join("1" * 13)}'], ['tokens has 13 entries; it must have 1 to 12'])])
-def test_wrong_input(folder, printed, capsys, tmp_path, words, message):
-  calls.check_refused(_call(folder, capsys, tmp_path / 'out', printed[0], *words), message)

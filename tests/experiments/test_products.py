@@ -40,10 +40,3 @@ def test_models_are_stored_the_fastest_way(capsys, tmp_path):
   for row in report['rows']:
     assert row['by_outputs'] > 1.3 * row['XLAs_choice'], row
     assert row['by_outputs'] > 1.1 * row['without_YNNPACK'], row
-
-
-@pytest.mark.parametrize('word, message', [
-    ('--sizes=3', "sizes is '3'; it must be inputs x outputs"), ('--sizes=0x4', 'inputs x outputs'),
-    ('--rows=0', 'rows is 0'), ('--programs=T6', "it must be one of")])
-def test_refused_flags(capsys, tmp_path, word, message):
-  calls.check_refused(calls.call(products.main, capsys, tmp_path / 'out', word), [message])

@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import functools
 import json
-import pathlib
 
 import pytest
 
@@ -15,7 +14,6 @@ from docs import tables
 from experiments.papers import cspd, fidelity, published
 from experiments.papers.published_rows import ROWS, Row
 from tests.experiments import calls, models
-from tests.families import tiny
 
 _ROWS = (
     Row('Table 1', 'one token at a time', '1.00x, FID 10', 'vanilla', shown=True),
@@ -30,25 +28,7 @@ _ROWS = (
     Row('Figure 1', 'pictures', 'curve', missing='there is none'))
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
-
-
 _call = functools.partial(calls.call_with_classes, published.main)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('words, result', [
-    (['--paper=sjdd'], ["paper holds 'sjdd'", 'sjd, sjd_pac']),
-    (['--paper='], ['paper is empty']),
-    (['--paper=cspd'], ["paper holds 'cspd'", 'no rows of emoji']),
-    (['--paper=cspd', '--rows=mar_demo', '--asked=false'],
-     ['one token at a time: mar', 'not registered']),
-    (['--num_images=1'], ['num_images is 1', 'at least 2']),
-    ([], ["caption is 'sand'", 'like "a blue owl'])])
-def test_bad_input(folder, capsys, tmp_path, words, result):
-  calls.check_refused(_call(folder, capsys, tmp_path / 'out', *words), result)
 
 
 def test_a_row_has_a_decoder_or_a_reason():
@@ -101,7 +81,7 @@ def test_rows_are_measured_with_their_own_options_and_scored(capsys, tmp_path, m
   assert len(list(csv.DictReader((result.folder / 'rows.csv').open()))) == 7
 
 
-def test_rows_are_kept_until_the_report_is_complete(folder, capsys, tmp_path, monkeypatch):
+def test_rows_are_kept_until_the_report_is_complete(beach, capsys, tmp_path, monkeypatch):
   monkeypatch.setitem(ROWS, 'sjd', (_ROWS[0], *_ROWS[3:5]))
   measured, stop = [], ['sjd(window=4)']
 
@@ -112,7 +92,7 @@ def test_rows_are_kept_until_the_report_is_complete(folder, capsys, tmp_path, mo
     return dict(here=row.setting)
 
   monkeypatch.setattr(published.Lab, 'measure', measure)
-  call = lambda *words: _call(folder, capsys, tmp_path / 'out', '--paper=sjd', '--num_images=2',
+  call = lambda *words: _call(beach, capsys, tmp_path / 'out', '--paper=sjd', '--num_images=2',
                               '--asked=false', *words)
   first = call()
   assert first.code == 130 and 'measured rows are kept' in first.err
@@ -125,17 +105,6 @@ def test_rows_are_kept_until_the_report_is_complete(folder, capsys, tmp_path, mo
   assert report['minutes'] is None, 'those of the first run are unknown'
   assert sorted(path.name for path in second.folder.iterdir()) == ['report.json', 'rows.csv']
   assert call('--seed=1').code == 0 and len(measured) == 7, 'other images are measured again'
-
-
-def test_a_table_has_the_columns_of_its_rows(folder, capsys, tmp_path, monkeypatch):
-  monkeypatch.setitem(ROWS, 'sjd', _ROWS[3:4] + _ROWS[7:])
-  result = _call(
-      folder, capsys, tmp_path / 'out', '--paper=sjd', '--num_images=2', '--asked=false')
-  assert result.code == 0, result.err
-  report = json.loads((result.folder / 'report.json').read_text())
-  [table] = report['tables']
-  assert list(table['columns']) == list(published.COLUMNS)[:5]
-  assert list(report['files']) == ['rows.csv'], 'no picture without a row that is shown'
 
 
 def _kept(name):
@@ -183,8 +152,3 @@ def test_every_row_is_measured_by_one_configuration():
           for row in config.rows_of(paper)]
   assert sorted(map(id, rows)) == sorted(id(row) for several in ROWS.values() for row in several)
   assert {f'published_{name}' for name in ROWS} <= tables.TABLES.keys()
-
-
-def test_every_configuration_writes_to_a_folder_of_its_name():
-  for name, config in papers.CONFIGS.items():
-    assert pathlib.Path(config.workdir).name == name

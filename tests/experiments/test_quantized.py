@@ -9,20 +9,13 @@ import pytest
 import cspd_jax
 from cspd_jax.metrics import likelihood
 from experiments import quantized
-from tests.experiments import calls, models
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('models')
-  models.llamagens(folder)
-  return folder
+from tests.experiments import calls
 
 
 @pytest.mark.slow
-def test_numbers_are_those_of_the_distributions(folder):
-  whole = cspd_jax.load(folder / 'alone', dtype='float32')
-  small = cspd_jax.load(folder / 'alone', dtype='float32', quantize='int8')
+def test_numbers_are_those_of_the_distributions(llamagens):
+  whole = cspd_jax.load(llamagens / 'alone', dtype='float32')
+  small = cspd_jax.load(llamagens / 'alone', dtype='float32', quantize='int8')
   target, sampling = whole.target(guided=True), whole.sampling(guidance_scale=2.0, top_k=5)
   condition, tokens = whole.condition([0, 1]), jnp.tile(jnp.arange(16), (2, 1)) % 4
   result = likelihood.distance(target, whole.params, small.params, condition, tokens, sampling)
@@ -46,9 +39,9 @@ def test_numbers_are_those_of_the_distributions(folder):
 
 
 @pytest.mark.slow
-def test_the_program(folder, capsys, tmp_path):
+def test_the_program(llamagens, capsys, tmp_path):
   result = calls.call(
-      quantized.main, capsys, tmp_path / 'out', f'--model={folder}/alone', '--num_images=4',
+      quantized.main, capsys, tmp_path / 'out', f'--model={llamagens}/alone', '--num_images=4',
       '--guidance_scale=1,2')
   assert result.code == 0, result.err
   rows = json.loads((result.folder / 'report.json').read_text())['rows']
@@ -60,12 +53,3 @@ def test_the_program(folder, capsys, tmp_path):
     assert 0 < row['total_variation'] <= row['largest'] < 0.3
     assert 0 < row['relative_entropy'] < row['total_variation']
     assert 0 < row['relative_entropy_error'] < row['relative_entropy']
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('words, message', [
-    (['--cache_dtype=int8'], ["cache_dtype is 'int8'"]),
-    (['--model=mar_demo'], ["a 'mar' network has no int8 matrices"])])
-def test_wrong_input(folder, capsys, tmp_path, words, message):
-  calls.check_refused(calls.call(
-      quantized.main, capsys, tmp_path / 'out', f'--model={folder}/alone', *words), message)

@@ -13,12 +13,10 @@ pytest.importorskip('sklearn')
 
 import cspd_jax  # pylint: disable=wrong-import-position
 from cspd_jax.cli import wrapper  # pylint: disable=wrong-import-position
-from cspd_jax.commands import train as train_command  # pylint: disable=wrong-import-position
-from cspd_jax.files import run_folder, store
+from cspd_jax.files import store
 from cspd_jax.training import loop
 from experiments import train  # pylint: disable=wrong-import-position
 from experiments.demo_models import stages
-from tests.experiments import calls  # pylint: disable=wrong-import-position
 
 CONFIG = str(pathlib.Path(__file__).parents[2] / 'configs' / 'train' / 'demo.py')
 
@@ -91,15 +89,6 @@ def test_stopped_run_continues_to_the_same_parameters(finished, recipe, tmp_path
   _assert_equal(continued, recipe.train_tokenizer(finished))
 
 
-def test_folder_refuses_another_configuration(recipe, tmp_path):
-  opened = lambda recipe: run_folder.Run(
-      tmp_path, dataclasses.asdict(recipe), name='workdir', alone=False)
-  with opened(recipe), opened(recipe):
-    other = dataclasses.replace(recipe, guidance_scale=3.0)
-  with pytest.raises(ValueError, match='guidance_scale was 2.0, now 3.0'):
-    opened(other)
-
-
 def test_recipe_refuses_models_that_do_not_fit(recipe):
   with pytest.raises(ValueError, match='draft.vocab_size is 99; .* it must be 32'):
     dataclasses.replace(recipe, draft=dataclasses.replace(recipe.draft, vocab_size=99))
@@ -117,18 +106,3 @@ def test_a_tokenizer_is_taken_from_a_model(finished, recipe, tmp_path):
     dataclasses.replace(recipe, tokenizer_of='demo').prepare()
   with pytest.raises(ValueError, match="tokenizer_from is 'demo', which has VQConfig"):
     dataclasses.replace(recipe, tokenizer_from='demo').prepare()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('program,words,message', [
-    (train, ['--config=configs/papers.py:sjd'], 'requires a recipe like configs/train/demo.py'),
-    (train, ['--stage=rest'], 'one of all, tokenizer, target, draft, eval, export'),
-    (train, ['--image_size=7'], 'image_size is 7; it must be a multiple'),
-    (train_command, ['--config=configs/train/demo.py'],
-     'recipe like configs/train/drafters.py:eagle'),
-    (train_command, ['--config=configs/train/drafters.py:eagle', '--num_depths=300'],
-     'num_depths is 300'),
-    (train_command, ['--model=mar_demo'], "model is 'mar_demo', a 'mar' model"),
-    (train_command, ['--dtype=int8'], 'one of float32, bfloat16')])
-def test_bad_input(capsys, tmp_path, program, words, message):
-  calls.check_refused(calls.call(program.main, capsys, tmp_path / 'out', *words), [message])

@@ -9,10 +9,9 @@ import pytest
 import cspd_jax
 from cspd_jax.cli import wrapper
 from cspd_jax.models import early_fusion
-from cspd_jax.text import bpe
 from cspd_jax.training import loop
 from experiments import train
-from experiments.demo_models import emoji, emoji_recipe
+from experiments.demo_models import emoji
 from tests.demo_models import emoji_files
 
 pytest.importorskip('matplotlib')
@@ -59,16 +58,6 @@ def test_the_model_learns_from_prompts_as_users_write_them(finished, recipe):
   np.testing.assert_array_equal(np.where(condition.visible, condition.tokens, 0),
                                 np.where(wanted.visible, wanted.tokens, 0))
   np.testing.assert_array_equal(early_fusion.codes(recipe.target, tokens), codes)
-
-
-def test_words_of_a_file(recipe):
-  file = emoji_recipe.tokenizer(emoji_recipe.names(emoji.WORDS, 32))
-  text = bpe.read({'file': np.frombuffer(file, np.uint8)}, 'anole')
-  name = {number: word for word, number in text.ids.items()}
-  assert [name[one] for one in text.encode('A Red zebra, on<s>')] == [
-      'a', 'red', '<unk>', '<unk>', 'on', '<unk>', '<unk>', '<unk>']
-  assert len(name) == recipe.target.vocab_size
-  assert name[recipe.target.row_end] == '<reserved08799>'
 
 
 def test_a_recipe_refuses_models_of_another_vocabulary(recipe):

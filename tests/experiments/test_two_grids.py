@@ -26,13 +26,6 @@ def test_passes_are_counted_in_each_grid():
   assert (row['of_small'], row['of_large']) == (4 / 3, 8 / 5)
 
 
-def test_half_of_an_image_is_the_mean_of_its_pixels():
-  images = np.arange(2 * 4 * 4 * 3, dtype=float).reshape(2, 4, 4, 3)
-  halved = two_grids.halved(images)
-  assert halved.shape == (2, 2, 2, 3)
-  np.testing.assert_allclose(halved[1, 0, 1], images[1, :2, 2:].mean(axis=(0, 1)))
-
-
 @pytest.mark.slow  # It trains.
 def test_a_model_is_trained_and_measured(capsys, tmp_path):
   sources = emoji_files.write(tmp_path)

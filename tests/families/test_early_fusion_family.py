@@ -68,19 +68,6 @@ def test_a_model_is_converted_part_by_part(folder):
 
 
 @pytest.mark.slow
-def test_the_layout_of_the_official_program_is_a_whole_model(folder, tmp_path, capsys):
-  source = published_files.lumina_mgpt(tmp_path)
-  assert not convert(source.parent, 'lumina_mgpt', source.name, tmp_path / 'model', '--height=4',
-                     '--width=6')
-  assert 'has no' not in capsys.readouterr().out
-  model, parts = cspd_jax.load(tmp_path / 'model'), cspd_jax.load(folder)
-  jax.tree.map(np.testing.assert_array_equal, model.params, parts.params)
-  jax.tree.map(np.testing.assert_array_equal, model.tokenizer.params, parts.tokenizer.params)
-  np.testing.assert_array_equal(model.condition(['a cat']).tokens,
-                                parts.condition(['a cat']).tokens)
-
-
-@pytest.mark.slow
 def test_an_image_tokenizer_in_the_file_of_the_target(folder, tmp_path, capsys):
   """As in folders of transformers; Meta's own tokenizers may be in `original_tokenizers`."""
   source, parts = tmp_path / 'hf', cspd_jax.load(folder)

@@ -1,6 +1,5 @@
 """The shipped text-to-image model: images show their prompts, and all decoders agree."""
 
-import types
 from unittest import mock
 
 import jax
@@ -13,9 +12,7 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.warp import probabilities
 from cspd_jax.files import store
 from cspd_jax.generation import gallery
-from cspd_jax.generation.model import Partial
 from cspd_jax.metrics import scenes
-from cspd_jax.models import early_fusion
 from tests.marks import representative
 
 PROMPTS = ['a fox on white', 'a ghost on purple', 'a frog 3d on blue', 'a castle flat on yellow']
@@ -44,20 +41,6 @@ def test_it_is_the_default_and_small(model):
 def test_words_are_read_in_a_function_under_jit(model):
   for ours, traced in zip(model.condition(PROMPTS), jax.jit(lambda: model.condition(PROMPTS))()):
     np.testing.assert_array_equal(ours, traced)
-
-
-@pytest.mark.slow
-def test_images_have_the_grammar(model, vanilla):
-  codes = np.asarray(early_fusion.codes(model.config, vanilla.tokens))
-  np.testing.assert_array_equal(early_fusion.with_grammar(model.config, codes), vanilla.tokens)
-  assert vanilla.images.shape == (4, 64, 64, 3) and vanilla.round_of_cell.shape == (4, 16, 16)
-
-
-@pytest.mark.slow
-def test_what_is_streamed_counts_the_grammars_tokens(model, vanilla):
-  request = types.SimpleNamespace(sampler=types.SimpleNamespace(model=model))
-  look = Partial(request, vanilla.decoded, np.full(4, vanilla.tokens.shape[1]), True)
-  assert repr(look).startswith('Partial(1092 of 1092 tokens of 4 images, round ')
 
 
 @pytest.mark.slow

@@ -8,18 +8,14 @@
 - `probabilities` and `probabilities_ids`: see `test_logits_processors.py`.
 """
 
-import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import traverse_util
 
 import cspd_jax
-from cspd_jax.commands import generate as generate_command
-from cspd_jax.files import matrices, store
-from cspd_jax.models import early_fusion, transformer
+from cspd_jax.models import early_fusion
 from cspd_jax.text import bpe, templates
 from tests.families import published_files, whole
 from tests.models import published
@@ -67,16 +63,6 @@ def test_pictures_are_encoded_as_the_tokens_they_show(folder):
 
 
 @pytest.mark.slow
-def test_other_grids_and_int8(folder, tmp_path):
-  assert not generate_command.main(
-      ['cspd-generate', f'--model={folder}', '--grid=3x2', '--quantize=int8', '--prompt=a cat',
-       '--decoder=seed_exact(window=4)', f'--output={tmp_path}'])
-  picture, = tmp_path.glob('*.png')
-  header = picture.read_bytes()[16:24]
-  assert (int.from_bytes(header[:4], 'big'), int.from_bytes(header[4:], 'big')) == (4, 6)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('words, scale', [((), 5.0), (('--sampling=emu3_5',), 2.0)])
 def test_both_releases_have_their_guidance(words, scale, tmp_path):
   source = published_files.emu3_5(tmp_path)
@@ -85,23 +71,3 @@ def test_both_releases_have_their_guidance(words, scale, tmp_path):
       '--role=target', *words)
   assert cspd_jax.load(tmp_path / 'model').defaults == {
       'temperature': 1.0, 'top_p': 1.0, 'top_k': 5120, 'guidance_scale': scale}
-
-
-@pytest.mark.slow
-def test_the_published_size_is_described():
-  """Numbers of parameters of the 34B model, and those that int8 stores in a byte."""
-  config = early_fusion.PRESETS['emu3_5_34b']
-  is_matrix = matrices.check('int8', 'early_fusion', transformer.MATRICES)
-
-  def counts(num_layers):
-    params = store.sketch('early_fusion', dataclasses.replace(config, num_layers=num_layers)).params
-    flat = traverse_util.flatten_dict(params, sep='/')
-    return np.array([sum(leaf.size for name, leaf in flat.items() if is_matrix(name) or not whole)
-                     for whole in (False, True)])
-
-  one, two = counts(1), counts(2)
-  numbers, in_matrices = two - one
-  assert 64 * numbers == pytest.approx(31.2e9, rel=1e-3)  # As the paper counts the transformer.
-  assert numbers - in_matrices == 2 * config.dim + 2 * config.head_dim  # The norms.
-  ends = config.vocab_size + config.num_codes + 1
-  assert one[0] - numbers == ends * config.dim and one[1] == in_matrices

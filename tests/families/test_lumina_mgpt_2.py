@@ -26,7 +26,6 @@ import cspd_jax
 from checkpoints_conversion import convert as convert_lib, rules
 from cspd_jax.files import store
 from cspd_jax.models import causal, early_fusion
-from cspd_jax.testing import check_target
 from cspd_jax.text import bpe, templates
 from tests.conversion import published_settings
 from tests.families import published_files
@@ -35,18 +34,14 @@ from tests.models import published
 
 pytest.importorskip('tokenizers')  # It reads the file of words.
 
+pytestmark = pytest.mark.usefixtures('precise')
+
 CASE = early_fusion.EarlyFusionConfig(
     height=8, width=8, vocab_size=96, num_codes=48, first_code=45, row_end=40, image_ends=(37,),
     dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=96)
 FIRST = np.array([[0, 10], [5, 8], [9, 11]])
 CONFIG, VQ = published_files.LUMINA_MGPT_2, published_files.MOVQGAN
 WORDS = ('a cat', '', 'e\u0301t\u00e9 \u4e2d\u6587, 12 cats\n\nand  dogs')
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 @pytest.fixture(scope='module')
@@ -78,16 +73,6 @@ def test_logits_agree_with_the_official_model(case, recorded, stream):
       params, CASE, condition, tokens, np.full(3, bool(stream)))
   assert want.shape[1] == CASE.num_tokens >= 64
   np.testing.assert_allclose(logits[..., :48], want, atol=3e-4)
-
-
-@pytest.mark.slow
-def test_windows_trees_and_commit(case):
-  params, condition, _ = case
-  config = dataclasses.replace(CASE, height=3, width=3)
-  check_target(
-      early_fusion.target(config, guided=True), params, condition,
-      logits=lambda params, condition, tokens: early_fusion.logits_and_features(
-          params, config, condition, tokens, jnp.zeros(len(tokens), bool))[0])
 
 
 def _text():

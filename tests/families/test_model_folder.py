@@ -13,14 +13,9 @@ from cspd_jax.files import store
 from tests.families import tiny
 
 
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
-
-
 @pytest.mark.slow
-def test_a_new_family_has_every_decoder_that_needs_no_drafts(folder):
-  model = cspd_jax.load(folder)
+def test_a_new_family_has_every_decoder_that_needs_no_drafts(beach):
+  model = cspd_jax.load(beach)
   exact = model.generate(['sea', 'sky'], seed=1, decoder='vanilla')
   assert exact.images.shape == (2, 16, 16, 3) and exact.sampling['guidance_scale'] == 1.5
   same = model.generate(['sea', 'sky'], seed=1, decoder='seed_exact')
@@ -32,63 +27,63 @@ def test_a_new_family_has_every_decoder_that_needs_no_drafts(folder):
   assert model.engine.guarantee(relaxed) == 'bounded'
 
 
-def test_missing_drafts_are_named(folder):
+def test_missing_drafts_are_named(beach):
   with pytest.raises(ValueError, match="'tiny' models support none; use a decoder"):
-    cspd_jax.load(folder).generate('sea', decoder='eagle')
+    cspd_jax.load(beach).generate('sea', decoder='eagle')
 
 
-def test_parts_are_replaced_or_left_out(folder, tmp_path):
+def test_parts_are_replaced_or_left_out(beach, tmp_path):
   other = tiny.PaletteConfig(side=2)
   store.save(tmp_path / 'coarse', 'palette', other, tiny.init_palette(
       other, jax.random.key(1)))
-  assert cspd_jax.load(folder, tokenizer=tmp_path / 'coarse').generate('sea').images.shape[1] == 8
+  assert cspd_jax.load(beach, tokenizer=tmp_path / 'coarse').generate('sea').images.shape[1] == 8
   loaded = store.load(tmp_path / 'coarse')
-  assert cspd_jax.load(folder, tokenizer=loaded).tokenizer.config == other
+  assert cspd_jax.load(beach, tokenizer=loaded).tokenizer.config == other
   with pytest.raises(ValueError, match='load it with tokenizer='):
-    cspd_jax.load(folder, tokenizer=None).generate('sea')
+    cspd_jax.load(beach, tokenizer=None).generate('sea')
   with pytest.raises(ValueError, match="draft is not a part of a 'tiny' model"):
-    cspd_jax.load(folder, draft=tmp_path / 'coarse')
+    cspd_jax.load(beach, draft=tmp_path / 'coarse')
   with pytest.raises(ValueError, match='tokenizer is a .tiny. network'):
-    cspd_jax.load(folder, tokenizer=folder / 'target')
+    cspd_jax.load(beach, tokenizer=beach / 'target')
   with pytest.raises(ValueError, match='target is None'):
-    cspd_jax.load(folder, target=None)
+    cspd_jax.load(beach, target=None)
   larger = tiny.PaletteConfig(vocab_size=7)
   store.save(tmp_path / 'large', 'palette', larger, tiny.init_palette(
       larger, jax.random.key(1)))
   with pytest.raises(ValueError, match='tokenizer has vocab_size 7, but the target'):
-    cspd_jax.load(folder, tokenizer=tmp_path / 'large')
+    cspd_jax.load(beach, tokenizer=tmp_path / 'large')
 
 
-def test_parts_may_lie_elsewhere(folder, tmp_path):
+def test_parts_may_lie_elsewhere(beach, tmp_path):
   families.save(tmp_path / 'links', 'tiny', {
-      'target': str(folder / 'target'), 'tokenizer': str(folder / 'tokenizer')})
+      'target': str(beach / 'target'), 'tokenizer': str(beach / 'tokenizer')})
   families.save(tmp_path / 'links', 'tiny', {}, {'temperature': 0.5})
   model = cspd_jax.load(tmp_path / 'links')
   assert model.defaults == {'temperature': 0.5} and model.tokenizer is not None
 
 
-def test_a_target_alone_is_a_model(folder):
-  model = cspd_jax.load(folder / 'target', tokenizer=folder / 'tokenizer')
+def test_a_target_alone_is_a_model(beach):
+  model = cspd_jax.load(beach / 'target', tokenizer=beach / 'tokenizer')
   assert model.family == 'tiny' and len(model.generate('sky')) == 1
 
 
-def test_a_network_is_never_overwritten_by_a_model(folder, tmp_path):
+def test_a_network_is_never_overwritten_by_a_model(beach, tmp_path):
   for role in ('target', 'tokenizer'):
     alone = tmp_path / role
-    shutil.copytree(folder / role, alone)
+    shutil.copytree(beach / role, alone)
     before = (alone / 'model.json').read_bytes()
     with pytest.raises(store.CheckpointError, match='is the folder of a network; use'):
-      families.save(alone, 'tiny', {'tokenizer': str(folder / 'tokenizer')})
+      families.save(alone, 'tiny', {'tokenizer': str(beach / 'tokenizer')})
     assert (alone / 'model.json').read_bytes() == before
 
 
-def test_a_model_without_a_target_says_how_to_add_one(folder, tmp_path):
-  families.save(tmp_path / 'half', 'tiny', {'tokenizer': str(folder / 'tokenizer')})
+def test_a_model_without_a_target_says_how_to_add_one(beach, tmp_path):
+  families.save(tmp_path / 'half', 'tiny', {'tokenizer': str(beach / 'tokenizer')})
   with pytest.raises(store.CheckpointError, match='has no target yet.*--output=.*half'):
     cspd_jax.load(tmp_path / 'half')
   with pytest.raises(ValueError, match='target is None'):
     cspd_jax.load(tmp_path / 'half', target=None)
-  assert cspd_jax.load(tmp_path / 'half', target=folder / 'target').family == 'tiny'
+  assert cspd_jax.load(tmp_path / 'half', target=beach / 'target').family == 'tiny'
 
 
 @pytest.mark.parametrize('change, message', [
@@ -98,9 +93,9 @@ def test_a_model_without_a_target_says_how_to_add_one(folder, tmp_path):
     (lambda text: text.replace('"target": "target"', '"target": 3'), "the part 'target'"),
     (lambda text: text.replace('"target": "target"', '"target": "gone"'), 'no such folder'),
 ])
-def test_damaged_descriptions_are_named(folder, tmp_path, change, message):
+def test_damaged_descriptions_are_named(beach, tmp_path, change, message):
   copy = tmp_path / 'copy'
-  shutil.copytree(folder, copy)
+  shutil.copytree(beach, copy)
   (copy / 'model.json').write_text(change((copy / 'model.json').read_text()))
   with pytest.raises(ValueError, match=message):
     cspd_jax.load(copy)
@@ -141,8 +136,8 @@ def test_defaults_that_are_not_used_are_refused(tmp_path, model, name, message):
     families.save(tmp_path, content['family'], {}, {name: 0.0})
 
 
-def test_entries_of_users_in_the_file_are_kept(folder, tmp_path):
-  networks = {role: str(folder / role) for role in ('target', 'tokenizer')}
+def test_entries_of_users_in_the_file_are_kept(beach, tmp_path):
+  networks = {role: str(beach / role) for role in ('target', 'tokenizer')}
   families.save(tmp_path, 'tiny', networks)
   content = json.loads((tmp_path / 'model.json').read_text())
   (tmp_path / 'model.json').write_text(json.dumps(
@@ -153,12 +148,12 @@ def test_entries_of_users_in_the_file_are_kept(folder, tmp_path):
       'defaults': {'top_k': 3, 'temperature': 0.5}}
 
 
-def test_a_target_elsewhere_brings_its_own_defaults(folder, tmp_path):
+def test_a_target_elsewhere_brings_its_own_defaults(beach, tmp_path):
   defaults = {'top_k': 3, 'decoder': 'vanilla', 'dtype': 'float32'}
-  families.save(tmp_path, 'tiny', {'target': str(folder / 'target')}, defaults)
-  families.save(tmp_path, 'tiny', {'target': str(folder / 'target')}, {'top_p': 0.5})
+  families.save(tmp_path, 'tiny', {'target': str(beach / 'target')}, defaults)
+  families.save(tmp_path, 'tiny', {'target': str(beach / 'target')}, {'top_p': 0.5})
   assert cspd_jax.load(tmp_path).defaults == {'top_k': 3, 'decoder': 'vanilla', 'top_p': 0.5}
-  shutil.copytree(folder / 'target', tmp_path / 'other')
+  shutil.copytree(beach / 'target', tmp_path / 'other')
   families.save(tmp_path, 'tiny', {'target': 'other'}, {'temperature': 0.5})
   content = json.loads((tmp_path / 'model.json').read_text())
   assert content['defaults'] == {'dtype': 'float32', 'temperature': 0.5}

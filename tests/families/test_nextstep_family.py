@@ -91,6 +91,11 @@ def test_a_folder_becomes_pictures_by_two_commands(release, tmp_path, capsys):
   built = model.decoder(decoder)
   assert built.schedule.num_levels == config.num_levels
   assert ('with noise' in built.distribution) == (release == '1.1')
+  write = templates.nextstep if release == '1' else templates.nextstep_1_1
+  prompt = model.condition(['a cat'])
+  for stream, ids in enumerate(write(bpe.Vocabulary(tokenizer_file()), 'a cat', 3, 4)):
+    assert np.asarray(prompt.tokens)[0, stream][-len(ids):].tolist() == ids
+    assert np.asarray(prompt.visible)[0, stream].sum() == len(ids)
 
 
 @pytest.fixture(scope='module')
@@ -150,21 +155,6 @@ def test_prompts_are_those_of_the_official_examples():
   assert negative == [*text.encode(words), *image]
   # The names of special tokens are plain text in prompts.
   assert 151667 not in text.encode('<|begin_of_image|>')
-
-
-@pytest.mark.slow
-def test_the_contexts_of_a_release(tmp_path):
-  for release, (config, settings, _) in LAYOUTS.items():
-    published(tmp_path / release, config, settings)
-    output = tmp_path / release / 'model'
-    assert not convert(tmp_path / release, 'nextstep', 'NextStep-1-Large', output, *WORDS)
-    model = cspd_jax.load(output)
-    text = bpe.Vocabulary(tokenizer_file())
-    write = templates.nextstep if release == '1' else templates.nextstep_1_1
-    prompt = model.condition(['a cat'])
-    for stream, ids in enumerate(write(text, 'a cat', 3, 4)):
-      assert np.asarray(prompt.tokens)[0, stream][-len(ids):].tolist() == ids
-      assert np.asarray(prompt.visible)[0, stream].sum() == len(ids)
 
 
 @pytest.mark.slow

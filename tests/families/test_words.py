@@ -24,12 +24,13 @@ from cspd_jax.commands import generate as generate_command
 from cspd_jax.decoding import tree
 from cspd_jax.files import store
 from cspd_jax.generation import run as run_lib
-from cspd_jax.models import eagle, llamagen, medusa, neighbours
-from cspd_jax.testing import check_target
+from cspd_jax.models import llamagen
 from cspd_jax.text import bpe
 from tests.families import published_files
 from tests.families.published_files import convert
 from tests.models import published
+
+pytestmark = pytest.mark.usefixtures('precise')
 
 for _package in ('ftfy', 'tokenizers'):  # They read words.
   pytest.importorskip(_package)
@@ -40,12 +41,6 @@ SMALL, VQ, T5 = published_files.T2I, published_files.T2I_VQ, published_files.T5
 WIDE = llamagen.LlamaGenConfig(
     conditioning='text', height=8, width=8, dim=64, num_layers=2, num_heads=4, ffn_dim=192,
     vocab_size=48, caption_dim=40)
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 @pytest.fixture(scope='module')
@@ -110,14 +105,6 @@ def test_logits_of_words_agree_with_the_official_program(model):
 
   for run in (cached, whole):
     np.testing.assert_allclose(run(condition), want, atol=3e-4, rtol=0)
-
-
-@pytest.mark.slow
-def test_windows_trees_and_commit(model):
-  check_target(
-      model.target(guided=True), model.params, model.condition(CAPTIONS),
-      logits=lambda params, condition, tokens: llamagen.logits_and_features(
-          params, SMALL, condition, tokens, np.zeros(len(tokens), bool))[0])
 
 
 def test_a_prompt_does_not_depend_on_others(model):
@@ -187,39 +174,6 @@ def test_parts_that_do_not_belong_together_are_refused(folder, tmp_path):
   params = published.params('llamagen', classes, 1)
   with pytest.raises(ValueError, match="the part 't5', but its target is class-conditional"):
     load(target=('llamagen', classes, params))
-
-
-def _drafting():
-  """Networks of every kind that drafts, by role."""
-  eagle_config = eagle.EagleConfig(
-      num_tokens=9, row_width=3, dim=16, num_heads=2, ffn_dim=24, vocab_size=48)
-  small = dataclasses.replace(SMALL, num_layers=1)
-  made = {
-      'eagle': ('eagle', eagle_config, eagle.init(eagle_config, jax.random.key(1))),
-      'draft': ('llamagen', small, published.params('llamagen', small, 5))}
-  heads = medusa.MedusaConfig(num_heads=2, dim=16, vocab_size=48)
-  made['medusa'] = ('medusa', heads, medusa.init(heads, jax.random.key(2)))
-  near = neighbours.NeighboursConfig(
-      vocab_size=48, num_tokens=9, row_width=3, dim=4, hidden_dim=8)
-  made['neighbours'] = ('neighbours', near, neighbours.init(near, jax.random.key(3)))
-  return {role: store.Loaded(*part, {}) for role, part in made.items()}
-
-
-@pytest.mark.slow
-def test_every_decoder_takes_words(folder):
-  model = cspd_jax.load(folder, **_drafting())
-  options = dict(seed=5, guidance_scale=3.0, top_k=20)
-  make = lambda decoder: np.asarray(model.generate(
-      ['a red fox', 'a map'], decoder=model.engine.complete(decoder, window=4, length=3),
-      **options).decoded.tokens)
-  plain = make('vanilla')
-  others = ['corrected_seed_exact(corrector=layers)', 'corrected_seed_exact(corrector=neighbours)',
-            'mc_sjd+lantern(k=4)', *model.engine.decoders]
-  for decoder in others:
-    tokens = make(decoder)
-    assert tokens.shape == (2, 9) and 0 <= tokens.min() <= tokens.max() < 48, decoder
-    if 'seed_exact' in decoder:
-      np.testing.assert_array_equal(tokens, plain, err_msg=decoder)
 
 
 def test_a_run_is_identified_by_its_words(model):

@@ -1,6 +1,5 @@
 """Default decoders by device and number of images: their form, use and storage."""
 
-import ast
 import dataclasses
 import json
 import types
@@ -11,22 +10,15 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.core.spec import parse
 from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import store
 from cspd_jax.generation import defaults as defaults_lib
 from cspd_jax.generation.gallery import Gallery
-from tests.families import tiny
 
 H200 = types.SimpleNamespace(device_kind='NVIDIA H200', platform='gpu')
 CPU = types.SimpleNamespace(device_kind='cpu', platform='cpu')
 CHOSEN = {'cpu': {'1': 'mc_sjd(window=4)', '8': 'vanilla'}, 'gpu': 'mc_sjd(window=64)',
           'NVIDIA H200': {'4': 'seed_exact(window=16)'}}
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
 
 
 def _content(folder):
@@ -78,8 +70,8 @@ def test_a_choice_joins_what_was_there(chosen, decoders, result):
     ({'cpu': {'few': 'sjd'}}, "for 'few' images"),
 ])
 def test_other_forms_are_refused_when_a_model_is_saved_or_loaded(
-    folder, tmp_path, chosen, message):
-  networks = {'target': str(folder / 'target')}
+    beach, tmp_path, chosen, message):
+  networks = {'target': str(beach / 'target')}
   with pytest.raises(ValueError, match=message):
     families.save(tmp_path / 'new', 'tiny', networks, {'decoder': chosen})
   assert not (tmp_path / 'new').exists()
@@ -91,22 +83,9 @@ def test_other_forms_are_refused_when_a_model_is_saved_or_loaded(
     cspd_jax.load(tmp_path / 'old')
 
 
-@pytest.mark.parametrize('options, count', [
-    (dict(decoder='mc_sjd(window=4)'), 1), (dict(decoder=parse('mc_sjd(window=4)')), 0),
-    (dict(decoder='mc_sjd', options=dict(window=4)), 1), ({}, 1)])
-def test_a_specification_is_parsed_once(folder, tmp_path, options, count):
-  """Also with a parameter that is passed separately."""
-  folder_lib.place(folder, tmp_path / 'own').store(
-      jax.devices()[0].device_kind, {1: 'mc_sjd(window=4)'})
-  model = cspd_jax.load(tmp_path / 'own')
-  with mock.patch('ast.parse', wraps=ast.parse) as parser:
-    task = model.request('sea', **options)
-  assert str(task.sampler.specification) == 'mc_sjd(window=4)' and parser.call_count == count
-
-
-def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path):
+def test_models_take_what_is_stored_for_their_device_and_batch(beach, tmp_path):
   kind = jax.devices()[0].device_kind
-  place = folder_lib.place(folder, tmp_path / 'own')
+  place = folder_lib.place(beach, tmp_path / 'own')
   place.store(kind, {1: 'mc_sjd(window=4)', 2: 'vanilla'})
   place.store('another device', {1: 'jacobi(window=3)'})
   model = cspd_jax.load(tmp_path / 'own')
@@ -130,8 +109,8 @@ def test_models_take_what_is_stored_for_their_device_and_batch(folder, tmp_path)
     assert all(str(model.engine.default(None, drafts, gpu, size)) == text for size in (1, 8))
 
 
-def test_a_group_of_devices_takes_its_share(folder):
-  model = cspd_jax.load(folder, sharding=cspd_jax.sharding.make_mesh(data=1))
+def test_a_group_of_devices_takes_its_share(beach):
+  model = cspd_jax.load(beach, sharding=cspd_jax.sharding.make_mesh(data=1))
   defaults = {'decoder': {jax.default_backend(): {'1': 'sjd(window=2)', '4': 'vanilla'}}}
   one = dataclasses.replace(model, defaults=defaults)
   assert str(one.specification(batch_size=4)) == 'vanilla'
@@ -142,8 +121,8 @@ def test_a_group_of_devices_takes_its_share(folder):
   assert str(two.specification(batch_size=7)) == 'vanilla'
 
 
-def test_a_decoder_that_nobody_knows_is_named_where_it_would_be_used(folder, tmp_path):
-  folder_lib.place(folder, tmp_path / 'own').store(jax.devices()[0].device_kind, {
+def test_a_decoder_that_nobody_knows_is_named_where_it_would_be_used(beach, tmp_path):
+  folder_lib.place(beach, tmp_path / 'own').store(jax.devices()[0].device_kind, {
       1: 'vanilla', 2: 'faster(window=4)'})
   model = cspd_jax.load(tmp_path / 'own')
   assert str(model.specification(batch_size=1)) == 'vanilla'
@@ -153,31 +132,31 @@ def test_a_decoder_that_nobody_knows_is_named_where_it_would_be_used(folder, tmp
   assert model.request(['sea', 'sky'], decoder='vanilla').sampler.text == 'vanilla'
 
 
-def test_networks_stay_where_they_are(folder, tmp_path):
-  before = (folder / 'model.json').read_bytes()
-  place = folder_lib.place(folder, tmp_path / 'own')
+def test_networks_stay_where_they_are(beach, tmp_path):
+  before = (beach / 'model.json').read_bytes()
+  place = folder_lib.place(beach, tmp_path / 'own')
   place.store('cpu', {1: 'vanilla'})
-  folder_lib.place(folder, tmp_path / 'own').store('cpu', {8: 'sjd(window=2)'})
+  folder_lib.place(beach, tmp_path / 'own').store('cpu', {8: 'sjd(window=2)'})
   own = _content(tmp_path / 'own')
   assert own['defaults'] == {
       'guidance_scale': 1.5, 'decoder': {'cpu': {'1': 'vanilla', '8': 'sjd(window=2)'}}}
   assert sorted(path.name for path in (tmp_path / 'own').iterdir()) == ['model.json']
-  assert (folder / 'model.json').read_bytes() == before
-  assert families.part_folder(tmp_path / 'own', 'target') == folder / 'target'
+  assert (beach / 'model.json').read_bytes() == before
+  assert families.part_folder(tmp_path / 'own', 'target') == beach / 'target'
 
 
-def test_places_that_are_refused(folder, tmp_path):
+def test_places_that_are_refused(beach, tmp_path):
   with pytest.raises(ValueError, match="'demo', which is part of the package .* store=FOLDER"):
     folder_lib.place('demo')
   with pytest.raises(ValueError, match='the folder of a network alone; pass store=FOLDER'):
-    folder_lib.place(folder / 'target')
+    folder_lib.place(beach / 'target')
   with pytest.raises(ValueError, match='holds other networks than model'):
-    folder_lib.place('demo', folder)
+    folder_lib.place('demo', beach)
   with pytest.raises(ValueError, match='holds other networks than model'):
-    folder_lib.place(folder / 'target', folder / 'target')
+    folder_lib.place(beach / 'target', beach / 'target')
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='files cannot be written'):
-    folder_lib.place(folder, tmp_path / 'file')
+    folder_lib.place(beach, tmp_path / 'file')
   with pytest.raises(store.CheckpointError, match='is not a folder'):
     folder_lib.place(tmp_path / 'missing')
   assert not folder_lib.place('demo', tmp_path / 'demo').folder.exists()

@@ -10,7 +10,6 @@ from PIL import Image
 import cspd_jax
 from cspd_jax.files import atomic
 from cspd_jax.generation.gallery import Extractor, Gallery
-from tests.families import tiny
 
 PROMPTS = ['sea', 'sky', 'sea', 'sand', 'sky']
 
@@ -32,8 +31,8 @@ EXTRACTOR = Extractor(_compute, dict(network='means'))
 
 
 @pytest.fixture(name='model', scope='module')
-def _model(tmp_path_factory):
-  return cspd_jax.load(str(tiny.saved(tmp_path_factory.mktemp('models') / 'beach')))
+def _model(beach):
+  return cspd_jax.load(str(beach))
 
 
 def _gallery(model, folder, extractor=EXTRACTOR, **options):

@@ -14,13 +14,12 @@ import cspd_jax
 from cspd_jax.generation import memory
 from cspd_jax.generation.run import decode
 from tests.experiments import models as models_lib
-from tests.families import tiny
 from tests.generation.many_processes import opened
 
 
 @pytest.fixture(name='model', scope='module')
-def _model(tmp_path_factory):
-  return cspd_jax.load(str(tiny.saved(tmp_path_factory.mktemp('models') / 'beach')))
+def _model(beach):
+  return cspd_jax.load(str(beach))
 
 
 @pytest.mark.slow

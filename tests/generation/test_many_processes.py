@@ -6,19 +6,13 @@ import pytest
 
 import cspd_jax
 from cspd_jax.files import paths
-from tests.families import tiny
 from tests.generation import many_processes
 from tests.generation.many_processes import PROMPTS, contents, gallery
 
 
 @pytest.fixture(scope='module')
-def saved(tmp_path_factory):
-  return tiny.saved(tmp_path_factory.mktemp('models') / 'beach')
-
-
-@pytest.fixture(scope='module')
-def model(saved):
-  return cspd_jax.load(str(saved))
+def model(beach):
+  return cspd_jax.load(str(beach))
 
 
 @pytest.fixture(scope='module')
@@ -77,7 +71,7 @@ def test_a_disk_that_cannot_hold_the_images(model, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_processes_that_are_killed(saved, alone, tmp_path):
+def test_processes_that_are_killed(beach, alone, tmp_path):
   folder = tmp_path / 'out'
-  assert many_processes.disturbed(saved, folder, kills=6) >= 6
+  assert many_processes.disturbed(beach, folder, kills=6) >= 6
   assert contents(folder) == alone

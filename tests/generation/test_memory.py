@@ -28,24 +28,6 @@ def model():
   return cspd_jax.load('demo', dtype='float32')
 
 
-def test_size_counts_arrays_and_shapes():
-  tree = {'a': jnp.zeros((2, 3), jnp.bfloat16), 'b': [np.zeros(5, np.int8)],
-          'c': jax.ShapeDtypeStruct((4,), jnp.float32)}
-  assert memory.size(tree) == 2 * 2 * 3 + 5 + 4 * 4
-  assert memory.size({}) == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('guided', [False, True])
-def test_cache_size_is_that_of_a_real_cache(model, guided):
-  target, condition = model.target(guided=guided), model.condition(model.prompts[:2])
-  cache = target.prefill(model.params, condition, 7)[2]
-  expected = sum(leaf.nbytes for leaf in jax.tree.leaves(cache))
-  assert memory.cache_size(target, model.params, condition, 7) == expected
-  shapes = jax.eval_shape(lambda: (model.params, condition))
-  assert memory.cache_size(target, *shapes, 7) == expected
-
-
 def test_live_cache_grows_with_streams_and_images(model):
   one, two = (model.condition(model.prompts[:count]) for count in (1, 2))
   size = memory.live_cache(model.target(False), model.params, one)
@@ -57,11 +39,6 @@ def test_live_cache_grows_with_streams_and_images(model):
       model.target(), model.params, one) == pytest.approx(2 * size, rel=0.01)
   assert memory.live_cache(
       model.target(False), model.params, two) == pytest.approx(2 * size, rel=0.01)
-
-
-def test_continuous_tokens_need_no_cache():
-  model = cspd_jax.load('mar_demo')
-  assert memory.live_cache(model.target(), model.params, np.zeros(1, np.int32)) == 0
 
 
 # Estimates, and the batch sizes that they allow.

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.core import batches
 from cspd_jax.decoding import decoders
 from cspd_jax.generation import memory
 from cspd_jax.generation.model import Request
@@ -95,18 +94,6 @@ def test_pixels_of_images_become_bytes_one_by_one(model):
   most = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   assert images.shape == (40, 64, 64, 3) and images.nbytes < most < 3 * images.nbytes
-
-
-def test_options_and_another_function_of_every_image(model):
-  request = model.request(
-      PROMPTS, dict(temperature=np.arange(1.0, 6.0)), decoder=SJD, batch_size=2, slots=False)
-  request = dataclasses.replace(
-      request, sampler=dataclasses.replace(
-          request.sampler, names=('temperatures',),
-          function=lambda params, condition, keys, sampling, draft_params:
-          request.sampler.decoder(params, condition, keys, sampling, draft_params)._replace(
-              tv_bound=sampling.temperature)))
-  assert decode(request).tv_bound.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 def test_seeds_of_every_image(model):
@@ -239,13 +226,3 @@ def test_no_batch_size_means_as_many_as_fit(model, one_by_one, tmp_path, monkeyp
   assert tiny.rows(result) == tiny.rows(one_by_one) and progress == [(2, 5), (4, 5), (5, 5)]
   with pytest.raises(ValueError, match='batch_size is 4, but .*; pass batch_size=2 or less'):
     _decoded(model, batch_size=4, slots=False)
-
-
-def test_rows_in_batches_of_one_size():
-  assert [(index.tolist(), new) for index, new in batches.filled(5, 2)] == [
-      ([0, 1], 2), ([2, 3], 2), ([4, 4], 1)]
-  steps, square = [], lambda index: (index**2, {'same': np.ones((len(index), 3))})
-  squares, other = batches.mapped(square, 5, 2, lambda *numbers: steps.append(numbers))
-  assert squares.tolist() == [0, 1, 4, 9, 16] and other['same'].shape == (5, 3)
-  assert steps == [(2, 5), (4, 5), (5, 5)]
-  assert batches.padded(np.array([3, 4]), 4).tolist() == [3, 4, 4, 4]

@@ -16,15 +16,14 @@ from cspd_jax.generation.run import decode
 from cspd_jax.measure import bench, measurements, timing
 from cspd_jax.measure.bench import Bench
 from cspd_jax.testing import tabular
-from tests.families import tiny
 
 DECODERS = ['jacobi(window=3)+rejection', 'jacobi(window=3)+uniform(delta=2.0)',
             'jacobi(window=3)+match', 'vanilla', 'jacobi(window=3)+match(seed_exact=False)']
 
 
 @pytest.fixture(scope='module')
-def model(tmp_path_factory):
-  return cspd_jax.load(tiny.saved(tmp_path_factory.mktemp('models') / 'beach'))
+def model(beach):
+  return cspd_jax.load(str(beach))
 
 
 @pytest.mark.slow

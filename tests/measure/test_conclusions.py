@@ -109,9 +109,3 @@ def test_panels():
   assert len(line[0].curves['Cool-SD'].x) == 4 and len(line[0].curves['printed'].x) == 3
   assert line[0].curves['printed'].like == 'Cool-SD'
   assert line[0].curves['uniform'].error and not line[1].curves['uniform'].error
-
-
-def test_specifications_of_a_curve():
-  result = tradeoff.specifications('eagle', [TradeoffCurve('a', 'uniform(delta={})', (1.5, 2.0))])
-  assert result == {(None, None): 'eagle+rejection', ('a', 1.5): 'eagle+uniform(delta=1.5)',
-                   ('a', 2.0): 'eagle+uniform(delta=2)'}

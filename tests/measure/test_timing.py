@@ -74,14 +74,6 @@ def test_compilation_apart():
   assert len(traces) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('options, words', [
-    (dict(repeats=0), 'repeats is 0'), (dict(warmup=-1), 'warmup is -1')])
-def test_wrong_input(options, words):
-  with pytest.raises(ValueError, match=words):
-    timing.measure({}, **options)
-
-
 def test_images_without_valid_probabilities_are_not_compared():
   model = tiny.model()
   broken = model.with_params(model.params.at[1].set(np.nan))

@@ -17,20 +17,6 @@ def random_gaussian(rng, size, rank=None):
 
 class DistanceTest(parameterized.TestCase):
 
-  def test_one_feature(self):
-    # (m_a - m_b)^2 + (s_a - s_b)^2.
-    a = image_scores.FeatureMoments(np.array([1.0]), np.array([[4.0]]))
-    b = image_scores.FeatureMoments(np.array([-2.0]), np.array([[0.25]]))
-    self.assertAlmostEqual(image_scores.distance(a, b), 9 + 1.5**2, places=12)
-
-  def test_covariances_with_common_axes(self):
-    rng = np.random.default_rng(0)
-    axes = np.linalg.qr(rng.normal(size=(5, 5)))[0]
-    s, t = rng.uniform(0.1, 2, (2, 5))
-    a = image_scores.FeatureMoments(np.zeros(5), (axes * s**2) @ axes.T)
-    b = image_scores.FeatureMoments(np.ones(5), (axes * t**2) @ axes.T)
-    self.assertAlmostEqual(image_scores.distance(a, b), 5 + np.sum((s - t)**2), places=10)
-
   @parameterized.parameters(None, 3)
   def test_matrix_root(self, rank):
     rng = np.random.default_rng(1)
@@ -38,12 +24,6 @@ class DistanceTest(parameterized.TestCase):
     root = np.real(scipy.linalg.sqrtm(a.covariance @ b.covariance))
     expected = np.sum((a.mean - b.mean)**2) + np.trace(a.covariance + b.covariance - 2 * root)
     self.assertAlmostEqual(image_scores.distance(a, b), expected, places=4 if rank else 8)
-
-  def test_symmetric_and_0_for_equals(self):
-    rng = np.random.default_rng(2)
-    a, b = random_gaussian(rng, 4), random_gaussian(rng, 4)
-    self.assertAlmostEqual(image_scores.distance(a, b), image_scores.distance(b, a), places=10)
-    self.assertAlmostEqual(image_scores.distance(a, a), 0, places=10)
 
   def test_other_features(self):
     rng = np.random.default_rng(3)

@@ -7,9 +7,7 @@ import pytest
 from absl.testing import absltest, parameterized
 
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.metrics import likelihood
-from cspd_jax.models import llamagen
 from cspd_jax.testing import tabular
 
 
@@ -84,31 +82,6 @@ class LikelihoodTest(parameterized.TestCase):
     with self.assertRaisesRegex(ValueError, r'tokens has shape \(2, 2\); .* \(2, 3\)'):
       likelihood.log_probs(model.target, model.params, jnp.zeros(2, jnp.int32),
                            jnp.zeros((2, 2), jnp.int32), SamplingParams())
-
-  def test_equals_a_plain_forward_pass(self):
-    config = llamagen.LlamaGenConfig(
-        height=3, width=3, dim=16, num_layers=2, num_heads=2, ffn_dim=16, vocab_size=12,
-        num_classes=3)
-    rng = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda leaf: jnp.asarray(rng.normal(0, 0.5, leaf.shape), jnp.float32),
-        jax.eval_shape(lambda: llamagen.init(config, jax.random.key(0))))
-    tokens, labels = jnp.asarray(rng.integers(0, 12, (2, 9)), jnp.int32), jnp.array([0, 2])
-    sampling = SamplingParams(guidance_scale=1.7)
-
-    def run(tokens):
-      return likelihood.likelihood(
-          llamagen.target(config, guided=True), params, labels, tokens, sampling), jnp.stack([
-              llamagen.logits_and_features(
-                  params, config, labels, tokens, jnp.full((2,), dropped))[0]
-              for dropped in (False, True)])
-
-    got, both = jax.jit(run)(tokens)
-    distribution = np.asarray(warp_lib.probabilities(both, sampling, jnp.arange(9)[None]))
-    taken = np.take_along_axis(distribution, np.asarray(tokens)[..., None], axis=-1)[..., 0]
-    np.testing.assert_allclose(got.nll, -np.log(taken).mean(1), rtol=1e-4)
-    entropy = -(distribution * np.log(distribution)).sum(-1).mean(1)
-    np.testing.assert_allclose(got.entropy, entropy, rtol=1e-4)
 
 
 class UnigramTest(absltest.TestCase):

@@ -117,10 +117,3 @@ def test_frechet_of_a_sample(model, sample):
   alone = dataclasses.replace(sample, reference=None, _cache={})
   assert math.isnan(image_scores.FRECHET(alone, model).mean)
   assert math.isnan(likelihood.NLL_DIFFERENCE(alone, model).mean)
-
-
-def test_a_new_metric_is_a_function(model, sample):
-  images = metrics.Metric('brightness', 'light', '{:.1f}', lambda sample, model: base.mean(
-      sample.images(model).mean(axis=(1, 2, 3))), meaning='how light the images are')
-  row = metrics.entries(metrics.measure([images], sample, model))
-  assert row['brightness'] == pytest.approx(np.mean(sample.tokens / 2 - 0.5))

@@ -38,12 +38,6 @@ def test_images_of_a_caption_are_not_independent():
       np.std([4 - 8, 8 - 4], ddof=1) / (1.5 * 2**.5))
 
 
-def test_equal_values_have_no_difference():
-  values = np.random.default_rng(1).normal(size=7)
-  measured = paired.difference(values, values)
-  assert measured[:2] == (0, 0) and measured.unpaired_error > 0
-
-
 def test_one_image_has_no_error():
   measured = paired.difference(np.array([3.]), np.array([1.]))
   assert measured.mean == 2 and math.isnan(measured.paired_error)

@@ -13,6 +13,7 @@ import pathlib
 import numpy as np
 
 from checkpoints_conversion import convert, rules
+from cspd_jax.testing import check_target
 
 _DATA = pathlib.Path(__file__).parent.parent / 'data'
 
@@ -42,3 +43,12 @@ def recorded(name):
   """Recorded outputs by name."""
   with np.load(_DATA / f'{name}.npz') as stored:
     return dict(stored)
+
+
+def check(module, config, params, condition, guided=True):
+  """Checks windows, trees and commit of a model, also against its training pass."""
+  report = check_target(
+      module.target(config, guided=guided), params, condition,
+      logits=lambda params, condition, tokens: module.logits_and_features(
+          params, config, condition, tokens, np.zeros(len(tokens), bool))[0])
+  assert not report.problems and 'training pass' in report.passed

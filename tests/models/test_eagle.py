@@ -29,6 +29,8 @@ from cspd_jax.decoding.drafters.correctors import corrected_features
 from cspd_jax.models import causal, eagle, ends, transformer
 from tests.marks import representative
 
+pytestmark = pytest.mark.usefixtures('precise')
+
 FILLED, WIDTH, VOCAB = 64, 64, 48
 # What every draft of the tree sees of the drafts, and the parents of the second level.
 SEEN = np.eye(7, dtype=bool)
@@ -66,12 +68,6 @@ class Inputs(NamedTuple):
   tokens: jax.Array  # [B, 80]
   drafts: jax.Array  # [B, 7]
   features: jax.Array  # [S, B, C + 79, F]
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 @pytest.fixture(scope='module', params=list(CASES))

@@ -28,9 +28,10 @@ from checkpoints_conversion import convert, rules
 from cspd_jax.decoding.tree import chain
 from cspd_jax.files import store
 from cspd_jax.models import causal, early_fusion
-from cspd_jax.testing import check_target
 from tests.marks import representative
 from tests.models import published
+
+pytestmark = pytest.mark.usefixtures('precise')
 
 _sizes = dict(height=8, width=8, vocab_size=96, num_codes=48, dim=64, num_layers=2, num_heads=4,
               ffn_dim=96)
@@ -49,12 +50,6 @@ CASES = {
 }
 PADDING = np.array([0, 5, 9])
 PADDING_OF_STREAMS = np.array([PADDING, [7, 0, 3]])
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 def _case(name):
@@ -105,11 +100,8 @@ def test_windows_on_the_cache_agree(name):
 @pytest.mark.parametrize('name', representative(CASES, 'emu3'))
 def test_windows_trees_and_commit(name):
   config, params, condition, *_ = _case(name)
-  config = dataclasses.replace(config, height=3, width=3)
-  check_target(
-      early_fusion.target(config, guided=True), params, condition,
-      logits=lambda params, condition, tokens: early_fusion.logits_and_features(
-          params, config, condition, tokens, jnp.zeros(len(tokens), bool))[0])
+  published.check(
+      early_fusion, dataclasses.replace(config, height=3, width=3), params, condition)
 
 
 def test_logits_agree_with_qwen3_of_transformers():

@@ -25,19 +25,14 @@ import pytest
 from cspd_jax.decoding.tree import chain
 from cspd_jax.models import glm_image
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.testing import check_target
 from tests.models import published
+
+pytestmark = pytest.mark.usefixtures('precise')
 
 CONFIG = glm_image.GlmImageConfig(
     height=8, width=6, dim=64, num_layers=3, num_heads=4, num_kv_heads=2, ffn_dim=96, small_side=4,
     vocab_size=96, num_codes=40, image_end=41, output_size=48, sections=(1, 1, 2))
 SEED, LENGTHS = 81, np.array([70, 62])
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 @pytest.fixture(scope='module')
@@ -126,10 +121,7 @@ def test_logits_agree_with_the_installed_version(has_biases, params, condition, 
 @pytest.mark.slow
 def test_it_is_a_target(params, condition):
   small = dataclasses.replace(CONFIG, height=3, width=3, small_side=2)
-  assert check_target(
-      glm_image.target(small, guided=True), params, condition,
-      logits=lambda params, condition, tokens: glm_image.logits_and_features(
-          params, small, condition, tokens, jnp.zeros(len(tokens), bool))[0]).problems == {}
+  published.check(glm_image, small, params, condition)
 
 
 def test_positions_are_those_of_the_example_of_its_authors():

@@ -37,6 +37,8 @@ from cspd_jax.models import cosmos, vq
 from tests.marks import representative
 from tests.models import published
 
+pytestmark = pytest.mark.usefixtures('precise')
+
 
 class Case(NamedTuple):
   config: vq.VQConfig | cosmos.CosmosConfig
@@ -95,12 +97,6 @@ def _case(request):
   else:
     codes = np.random.default_rng(case.codes_seed).integers(0, 96, (2, 6, 8))
   return case, convert.convert(rules.get(case.family), case.config, weights), images, codes
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 def test_encoding_agrees_with_the_official_tokenizer(case):

@@ -9,21 +9,16 @@ from checkpoints_conversion import convert, rules
 from cspd_jax.decoding.tree import chain
 from cspd_jax.models import janus, vq
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.testing import check_target
 
 torch = pytest.importorskip('torch')
 pytest.importorskip('transformers', '5')
 
-from tests.models import janus_reference  # noqa: E402  (It requires both.)
+from tests.models import janus_reference, published  # noqa: E402  (It requires both.)
+
+pytestmark = pytest.mark.usefixtures('precise')
 
 CONFIG, VQ = janus_reference.CONFIG, janus_reference.VQ
 FORMATS = ('deepseek', 'transformers')
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 @pytest.fixture(scope='module')
@@ -106,11 +101,7 @@ def test_windows_on_the_cache_agree(params, prompt, tokens, expected):
 
 @pytest.mark.slow
 def test_it_is_a_target(params, prompt):
-  condition = janus.renumbered(CONFIG, prompt)
-  assert check_target(
-      janus.target(CONFIG, guided=True), params, condition,
-      logits=lambda params, condition, tokens: janus.logits_and_features(
-          params, CONFIG, condition, tokens, jnp.zeros(len(tokens), bool))[0]).problems == {}
+  published.check(janus, CONFIG, params, janus.renumbered(CONFIG, prompt))
 
 
 @pytest.mark.slow

@@ -24,7 +24,8 @@ import safetensors.numpy
 import cspd_jax
 from checkpoints_conversion import convert, rules
 from cspd_jax.models import causal, early_fusion
-from cspd_jax.testing import check_target
+
+pytestmark = pytest.mark.usefixtures('precise')
 
 _SIZES = dict(
     height=8, width=8, vocab_size=96, num_codes=48, first_code=48, named_codes=False, num_layers=2,
@@ -37,12 +38,6 @@ CASES = {
         dim=48, attention_dim=64, activation='gelu_tanh', **_SIZES), 81),
 }
 PADDING = np.array([0, 5, 9])
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 @pytest.fixture(params=CASES)
@@ -87,10 +82,7 @@ def test_windows_trees_and_commit(name):
   params = published.params(name, config, seed)
   config = dataclasses.replace(config, height=3, width=3)
   prompts, visible, _ = _inputs(config, seed)
-  check_target(
-      early_fusion.target(config, guided=True), params, _condition(config, prompts, visible),
-      logits=lambda params, condition, tokens: early_fusion.logits_and_features(
-          params, config, condition, tokens, jnp.zeros(len(tokens), bool))[0])
+  published.check(early_fusion, config, params, _condition(config, prompts, visible))
 
 
 def _network(name):

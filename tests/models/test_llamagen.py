@@ -20,7 +20,8 @@ import pytest
 
 from cspd_jax.decoding import tree as tree_lib
 from cspd_jax.models import decoder_only, llamagen
-from cspd_jax.testing import check_target
+
+pytestmark = pytest.mark.usefixtures('precise')
 
 C2I = llamagen.LlamaGenConfig(
     height=10, width=10, dim=64, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=192,
@@ -36,12 +37,6 @@ _logits = jax.jit(
 _TARGETS = {(config, guided): llamagen.target(config, guided=guided)
             for config in (C2I, T2I) for guided in (False, True)}
 _PREFILL = {key: jax.jit(target.prefill, static_argnums=2) for key, target in _TARGETS.items()}
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 def _class_case():
@@ -110,11 +105,7 @@ def test_text_logits_agree_with_the_official_model(run):
 @pytest.mark.parametrize('guided', [False, True])
 def test_windows_trees_and_commit(case, guided):
   config, params, condition, _ = case
-  report = check_target(
-      llamagen.target(config, guided=guided), params, condition,
-      logits=lambda params, condition, tokens: llamagen.logits_and_features(
-          params, config, condition, tokens, jnp.zeros(len(tokens), bool))[0])
-  assert not report.problems and 'training pass' in report.passed
+  published.check(llamagen, config, params, condition, guided)
 
 
 def test_dropped_conditions_are_chosen_per_image(case):

@@ -54,6 +54,8 @@ from cspd_jax.models import mar
 from experiments.demo_models import mar as training
 from tests.marks import representative
 
+pytestmark = pytest.mark.usefixtures('precise')
+
 CONFIG = mar.MARConfig(
     height=8, width=8, dim=64, num_layers=2, num_heads=4, head_width=80, head_layers=3,
     num_classes=10, buffer_size=6)
@@ -62,12 +64,6 @@ LEVELS = schedule_lib.make(100)
 _TARGETS = {guided: mar.target(CONFIG, guided=guided) for guided in (False, True)}
 _TRANSFORM = jax.jit(_TARGETS[True].transform)
 _DENOISE = jax.jit(_TARGETS[True].denoise)
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 @pytest.fixture(scope='module')

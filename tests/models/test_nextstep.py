@@ -158,31 +158,6 @@ def test_one_pass_agrees_with_the_official_transformer(params, expected):
   np.testing.assert_allclose(z, expected['z'][:, :-1], atol=5e-5, rtol=0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('width', representative([1, 3, 8, 70], 3))
-def test_windows_of_two_streams_agree_with_one_pass(params, width):
-  """Rows begin anywhere; slots behind a window hold tokens of earlier windows, which are wrong."""
-  prompt, tokens = _prompts()
-  streams = Prompt(*(part.reshape(2, 2, 7) for part in prompt))  # Of two images.
-  target, tokens = _TARGETS[True], tokens[:2]
-  starts = np.array([0, 17]) if width == 70 else np.array([9, 52])
-  padded = np.pad(tokens, ((0, 0), (0, 40), (0, 0)))
-  with jax.default_matmul_precision('highest'):
-    whole = np.stack([
-        nextstep.forward(params, CONFIG, Prompt(*(part[:, stream:stream + 1] for part in streams)),
-                         jnp.asarray(tokens)) for stream in range(2)])
-    first, cache = target.cached.prefill(params, streams, 120)
-    score = jax.jit(target.cached.score)
-    before = np.where(np.arange(64)[:, None] < starts[:, None, None], tokens, 9.0)
-    _, cache = score(params, cache, before, jnp.zeros(2, int))
-    window = np.stack([padded[row, start:start + width] for row, start in enumerate(starts)])
-    z, _ = score(params, cache, window, jnp.asarray(starts))
-  np.testing.assert_allclose(first, whole[:, :, 0], atol=5e-5, rtol=0)
-  for row, start in enumerate(starts):
-    part = whole[:, row, start + 1:start + 1 + width]
-    np.testing.assert_allclose(z[:, row, :part.shape[1]], part, atol=5e-5, rtol=0)
-
-
 def test_rows_of_different_progress_are_scored_together(params, expected):
   prompt, tokens = _prompts()
   target = _TARGETS[False]

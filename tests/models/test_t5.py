@@ -18,18 +18,14 @@ import pytest
 from checkpoints_conversion import convert, rules
 from cspd_jax.models import t5
 
+pytestmark = pytest.mark.usefixtures('precise')
+
 CONFIG = t5.T5Config(
     vocab_size=96, dim=40, num_layers=2, num_heads=4, head_dim=12, ffn_dim=56)
 FILE = rules.FAMILIES['t5']
 LENGTHS = np.array([120, 83, 1, 17])
 
 _encode = jax.jit(t5.encode, static_argnums=1)
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 def _texts():

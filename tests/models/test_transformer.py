@@ -1,6 +1,5 @@
 """The shared transformer: rotary pairs, norms, cache writes, attention."""
 
-import functools
 import re
 
 import jax
@@ -10,14 +9,10 @@ import pytest
 
 from cspd_jax.models import layers, transformer
 
+pytestmark = pytest.mark.usefixtures('precise')
+
 CONFIG = transformer.TransformerConfig(
     vocab_size=11, dim=24, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=6, ffn_dim=20)
-
-
-@pytest.fixture(autouse=True)
-def _precise():
-  with jax.default_matmul_precision('highest'):
-    yield
 
 
 def _normal(seed, *shape):
@@ -111,32 +106,6 @@ def test_writing_copies_no_cache(images):
   body = text[:text.index('\nENTRY')]
   assert not re.findall(rf'f32\[{2 * images},2,15,64\]\S* copy\(', body)
   assert not re.findall(rf'f32\[2,{images},2,15,64\]\S* copy\(', body)
-
-
-def test_cached_windows_repeat_the_full_forward():
-  model, params, length = transformer.Transformer(CONFIG), _params(), 9
-  apply = jax.jit(functools.partial(model.apply, {'params': params}), static_argnames='method')
-  tokens = jnp.asarray(np.random.default_rng(5).integers(0, 11, (2, length)))
-  embeddings, rope = apply(tokens, method='embed'), _rope(length)
-  full, features, own = apply(embeddings, rope, transformer.causal_mask(length))
-  assert full.shape == (2, length, 11) and features.shape == (2, length, 24)
-  assert own[0][0].shape == (2, 2, length, 6)
-
-  # The first row continues after 4 tokens, the second after 2; other slots hold garbage.
-  start, slots = np.array([4, 2]), 8
-  position = start[:, None] + np.arange(3)
-  committed = (np.arange(slots) < start[:, None])[:, None, :, None]
-  cache = jax.tree.map(
-      lambda x: jnp.where(committed, x[:, :, :slots], 77.0), own)
-  mask = np.arange(slots) <= position[..., None]
-  window = jnp.take_along_axis(embeddings, position[..., None], axis=1)
-  turned = transformer.Rope(*(part[0][position] for part in rope))
-  out, seen, cache = apply(window, turned, jnp.asarray(mask), cache, jnp.asarray(start))
-  for row in range(2):
-    np.testing.assert_allclose(out[row], full[row, position[row]], atol=2e-5)
-    np.testing.assert_allclose(seen[row], features[row, position[row]], atol=2e-5)
-    np.testing.assert_allclose(
-        cache[1][0][row, :, position[row]], own[1][0][row, :, position[row]], atol=2e-5)
 
 
 def test_activations_take_the_dtype_of_the_parameters():

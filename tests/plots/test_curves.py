@@ -35,15 +35,6 @@ class CurvesTest(parameterized.TestCase):
     self.assertEqual(ElementTree.parse(self.folder / 'a.svg').getroot().tag,
                      '{http://www.w3.org/2000/svg}svg')
 
-  def test_variants_share_the_colour_and_nothing_else_does(self):
-    every_panel = [panel for row in panels() for panel in row]
-    styles = charts._styles(every_panel)  # pylint: disable=protected-access
-    self.assertEqual(list(styles), ['cool', 'cool, printed', 'uniform'])
-    self.assertEqual(styles['cool']['color'], styles['cool, printed']['color'])
-    self.assertNotEqual(styles['cool']['linestyle'], styles['cool, printed']['linestyle'])
-    for part in ('color', 'marker'):
-      self.assertNotEqual(styles['cool'][part], styles['uniform'][part])
-
   @parameterized.parameters(
       ('path', 'a.jpg', panels()),
       ('rows of', 'a.png', []),

@@ -2,14 +2,12 @@
 
 import pathlib
 import tempfile
-from unittest import mock
 
 import numpy as np
 import pytest
 from absl.testing import parameterized
-from matplotlib import image as mpl_image, pyplot
+from matplotlib import image as mpl_image
 
-from cspd_jax.files import atomic
 from cspd_jax.plots import canvas, charts, grid
 from tests.marks import representative
 
@@ -33,13 +31,6 @@ class PlotsTest(parameterized.TestCase):
     """The picture's pixels, after a look that nothing else lies beside it."""
     self.assertEqual([file.name for file in self.folder.iterdir()], ['picture.png'])
     return mpl_image.imread(self.path)[..., :3]
-
-  @parameterized.parameters(1, 2, 3)
-  def test_grid(self, count):
-    grid.save_grid(self.path, self.images[:count], captions=['a'] * count, title='t')
-    picture = self.read()
-    self.assertGreater(picture.shape[1], 200 * count)
-    self.assertGreater(picture.std(), 0.05)
 
   def test_rows_of_decoders_with_their_notes(self):
     rows, captions = {'vanilla': self.images, 'sjd': -self.images}, ['a'] * len(self.images)
@@ -71,30 +62,6 @@ class PlotsTest(parameterized.TestCase):
     middle = picture[picture.shape[0] // 2, picture.shape[1] // 2]
     np.testing.assert_allclose(middle, [1, 0.5, 0], atol=0.01)
 
-  @parameterized.parameters(False, True)
-  def test_acceptance_map(self, with_images):
-    images = dict.fromkeys(self.rounds, self.images) if with_images else None
-    _save_map(
-        self.path, self.rounds, images=images, captions=['a', 'b', 'c'], title='t')
-    self.assertGreater(self.read().std(), 0.05)
-
-  def test_the_bar_of_a_map_says_what_it_counts(self):
-    with mock.patch.object(canvas, 'png') as png:
-      grid.acceptance_map(self.rounds)
-    labels = [axes.get_xlabel() for axes in png.call_args.args[0].axes]
-    self.assertIn('forward pass that committed the token', labels)
-
-  def test_acceptance_map_of_one_token(self):
-    _save_map(self.path, {'vanilla': np.zeros((1, 1, 1), int)})
-    self.read()
-
-  @parameterized.parameters('vanilla', 'none of them')
-  def test_bars(self, baseline):
-    panels = [charts.BarPanel('Speed', {'vanilla': 1.0, 'sjd': 2.5}, '{:.1f}x', 'note'),
-              charts.BarPanel('Time', {'vanilla': 0.0, 'sjd': 0.0})]
-    charts.save_bars(self.path, panels, baseline=baseline, title='t')
-    self.assertGreater(self.read().std(), 0.02)
-
   def test_bad_input(self):
     images, rounds = self.images, self.rounds
     calls = [
@@ -120,19 +87,6 @@ class PlotsTest(parameterized.TestCase):
       with self.subTest(word), self.assertRaisesRegex(ValueError, word):
         call()
     self.assertEmpty(list(self.folder.iterdir()))
-
-  def test_a_failed_write_leaves_the_older_file(self):
-    atomic.write(self.path, b'older')
-    full = mock.patch.object(pathlib.Path, 'replace', side_effect=OSError('disk is full'))
-    with full, self.assertRaises(OSError):
-      atomic.write(self.path, b'newer')
-    self.assertEqual(self.path.read_bytes(), b'older')
-    self.assertLen(list(self.folder.iterdir()), 1)
-
-  def test_leaves_pyplot_alone(self):
-    before = pyplot.get_fignums(), pyplot.get_backend()
-    grid.save_grid(self.path, self.images)
-    self.assertEqual((pyplot.get_fignums(), pyplot.get_backend()), before)
 
 
 def test_replaced_map(tmp_path):
@@ -173,11 +127,6 @@ def test_letters_are_drawn_by_a_font_that_has_them(tmp_path, monkeypatch, caplog
   canvas._font.cache_clear()
 
 
-def test_wide_letters_are_as_wide_as_two():
-  assert canvas._width('a\u65e5') == 3
-  assert canvas._PIECES.findall('\u65e5\u672c a(b=2)') == ['\u65e5', '\u672c ', 'a(', 'b=', '2)']
-
-
 def test_texts_have_an_end():
   assert canvas.fit('one two three four five six', 0.5, 10, most=2) == 'one two\nthree ...'
   assert canvas.fit('a\nb\n\n\nc', 2.0, 8) == 'a b c'
@@ -201,4 +150,4 @@ def test_titles_and_names_fit(tmp_path, count):
   for file in sorted(tmp_path.iterdir()):
     picture = mpl_image.imread(file)[..., :3]
     edges = picture[0], picture[-1], picture[:, 0], picture[:, -1]
-    assert all(np.all(edge == 1) for edge in edges), file.name
+    assert all(np.all(edge == 1) for edge in edges) and picture.std() > 0.02, file.name

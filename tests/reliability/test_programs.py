@@ -68,8 +68,6 @@ def folder(tmp_path_factory):
   (folder / 'latin').write_bytes('def get_config(): "café"'.encode('latin-1'))
   (folder / 'text.safetensors').write_text('no tensors, but some words')
   (folder / 'empty.safetensors').write_text('')
-  (folder / 'list.json').write_text('[1, 2]')
-  (folder / 'rows.json').write_text('{"rows": [{"x": 1}]}')
   (folder / 'strange' / 'target').mkdir(parents=True)
   (folder / 'strange' / 'target' / 'notes.txt').write_text('mine')
   (folder / 'loop').symlink_to(folder / 'loop')
@@ -209,16 +207,13 @@ FLAGS = {
         ('--decoder=', 'decoder is empty'), ('--metrics=speed_of_light', 'speed_of_light')],
     'benchmark': [
         ('--num_images=1', 'num_images is 1'), ('--temperature=0', 'temperature is 0'),
-        ('--metrics=beauty', 'beauty'), ('--columns=beauty', 'beauty')],
+        ('--metrics=beauty', 'beauty'), ('--columns=beauty', 'beauty'),
+        ('--drafter=falcon', 'falcon'), ('--verifier=loose', 'loose'),
+        ('--reference_sets=1', 'reference_sets is 1')],
     'decoders': [('--window=0', 'window is 0'), ('--decoder=', 'decoder is empty')],
     'compile_report': [
-        ('--device=abacus', 'abacus'), ('--tokens_per_round=nan', 'tokens_per_round is nan'),
-        ('--accepted={tmp}/list.json', 'it holds a list, not a dict'),
-        ('--accepted={tmp}/rows.json', 'not a report with step_compression'),
-        ('--accepted={tmp}/binary', 'be read')],
-    'accelerator': [
-        ('--minutes=nan', 'minutes is nan'), ('--batch=()', 'batch is empty'),
-        ('--shapes=c9_xl', "is 'c9_xl'"), ('--accepted={tmp}/pipe', 'it is not a file')],
+        ('--device=abacus', 'abacus'), ('--tokens_per_round=nan', 'tokens_per_round is nan')],
+    'accelerator': [('--minutes=nan', 'minutes is nan')],
     'tune': [
         ('--best=2', 'did you mean --minutes?'), ('--minutes=nan', 'minutes is nan'),
         ('--window=()', 'window is empty'), ('--batch_size=0', 'batch_size is (0,)'),
@@ -256,7 +251,8 @@ FLAGS = {
     'against_llamagen': [('--decoder=', 'decoder is empty'), ('--size=c2i_b_256', 'repo is none')],
     'papers.cspd': [
         ('--suite=table9', 'suite'), ('--batch_sizes=0', 'batch_sizes is (0,)'),
-        ('--lengths=()', 'lengths is empty'), ('--prefix_share=2', 'prefix_share is 2')],
+        ('--lengths=()', 'lengths is empty'), ('--prefix_share=2', 'prefix_share is 2'),
+        ('--guidance=cosine', 'cosine'), ('--decoder=mar', "decoder is 'mar'")],
     'cspd-convert': [
         ('--source={tmp}/pipe', 'neither a file nor'), ('--source={tmp}/{long}', 'be a path'),
         ('--source=~nobody_here/x', 'cannot be a path'), ('--dtype=int4', 'one of float32'),

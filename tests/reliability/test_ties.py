@@ -15,6 +15,8 @@ from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.proofs.mutants import MUTANTS
 from tests.marks import representative
 
+pytestmark = pytest.mark.usefixtures('float64')
+
 GREEDY = SamplingParams(guidance_scale=2.0, temperature=0.0)
 TREE = 'tree=branching("2 0:1")'
 CODEBOOK = np.array([[0.0], [1.0], [1.5]])
@@ -48,12 +50,6 @@ RELAXED = {
     f'eagle({TREE})+typical(delta=1.0, epsilon=0.4)': (3, 1),
     f'eagle({TREE})+lantern_pp(lam=3, k=2, greedy=True)': (3, 1),
 }
-
-
-@pytest.fixture(autouse=True)
-def _float64():
-  with jax.enable_x64(True):
-    yield
 
 
 def outcome(spec, vocab_size, rounds):

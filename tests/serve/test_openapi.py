@@ -49,21 +49,6 @@ def test_what_fits_the_schema_is_accepted(lenient):
     assert wire.order(json.dumps(body).encode(), served).prompt == 'cat'
 
 
-def test_the_description_refers_to_what_it_holds():
-  served = wire.serving(tiny.model(), ('vanilla',))
-  described = openapi.document(served, [
-      openapi.Path('/v1/images/generations', 'post', 'Generates.'),
-      openapi.Path('/v1/models/{name:path}', 'get', 'A <model>.')])
-  assert described['openapi'] == '3.1.0'
-  parameter, = described['paths']['/v1/models/{name}']['get']['parameters']
-  assert parameter['name'] == 'name' and parameter['required']
-  text = json.dumps(described)
-  for name in ('ImageRequest', 'Images', 'Error'):
-    assert f'#/components/schemas/{name}' in text and name in described['components']['schemas']
-  page = openapi.page(described)
-  assert '<td>POST /v1/images/generations</td>' in page and 'A &lt;model&gt;.' in page
-
-
 def test_names_of_models_are_text():
   with pytest.raises(ValueError, match='served_model_name holds .*, which is not Unicode text'):
     wire.serving(tiny.model(), ('vanilla',), ['caf\udce9'])

@@ -1,4 +1,4 @@
-"""The analytic models are what they say they are."""
+"""The analytic models are what they say they are, and so are the tests of samples."""
 
 import chex
 import jax
@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.testing.exactness import compare, ks_statistic
+from cspd_jax.testing.exactness import compare, energy_test, ks_statistic
 from cspd_jax.testing.proofs import analytic
 
 
@@ -90,3 +90,15 @@ class SamplesTest(chex.TestCase):
       compare(np.full((99, 2), np.nan), np.zeros((99, 2)))
     with self.assertRaisesRegex(ValueError, '5 and 5 samples are too few'):
       compare(np.zeros((5, 2)), np.ones((5, 2)))
+
+
+@pytest.mark.slow
+def test_power_and_false_alarms_of_the_energy_test():
+  """At 300 samples of 8 numbers: a shift by 0.2 deviations is detected in over 90 %."""
+  rng = np.random.default_rng(0)
+  draw = lambda shift: rng.standard_normal((300, 8)) + shift
+  detected = [energy_test(draw(0.2), draw(0), permutations=99) <= 0.05 for _ in range(30)]
+  alarms = [energy_test(draw(0), draw(0), permutations=99) <= 0.05 for _ in range(60)]
+  assert np.mean(detected) > 0.9 and np.mean(alarms) < 0.17
+  with pytest.raises(ValueError, match='all but the first axis must agree'):
+    energy_test(draw(0), draw(0)[:, :3])

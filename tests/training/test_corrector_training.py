@@ -58,7 +58,7 @@ def params():
 
 @pytest.fixture(scope='module')
 def met(target_params, params):
-  """What a decoder returns, and what was recorded of it."""
+  """The result of a decode and the state that the recording drafter kept of every round."""
   arguments = (target_params, LABELS, jax.random.key(2), SamplingParams(guidance_scale=2.0),
                eagle.attach(target_params, params))
   return jax.jit(DECODER)(*arguments), corrector.recorder(DECODER)(*arguments)

@@ -12,21 +12,13 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.generation import memory
 from cspd_jax.generation.model import Request
 from cspd_jax.training import samples
-from tests.experiments import models as models_lib
 
 SAMPLING, KEY = SamplingParams(guidance_scale=2.0), jax.random.key(3)
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('models')
-  models_lib.llamagens(folder)
-  return folder
-
-
-@pytest.fixture(scope='module')
-def model(folder):
-  model = cspd_jax.load(folder / 'model')
+def model(llamagens):
+  model = cspd_jax.load(llamagens / 'model')
   model.defaults['decoder'] = 'mc_sjd(window=4)'
   return model
 
@@ -71,15 +63,18 @@ def test_images_are_those_of_the_exact_default_decoder(model, tokens):
   np.testing.assert_array_equal(alone.tokens[0], tokens[4])
   relaxed = cspd_jax.load('demo')
   relaxed.defaults['decoder'] = 'mc_sjd(window=8)+cool'
-  assert str(_request(relaxed).specification) == 'vanilla'
-  assert str(_request(relaxed, batch_size=1).specification) == 'mc_sjd(window=4)'
+  assert str(_request(relaxed).sampler.specification) == 'vanilla'
+  assert str(_request(relaxed, batch_size=1).sampler.specification) == 'mc_sjd(window=4)'
 
 
 @pytest.mark.slow
 def test_an_interrupted_call_is_continued_whatever_the_memory(
     model, tokens, tmp_path, monkeypatch, capsys):
   per_image = _request(model, batch_size=1).estimate().needed(1)
-  free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
+  def free(count):  # What fits is looked at once.
+    monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
+    model._samplers.clear()
+
   bound, calls = Request.bound, []
 
   def stop_at_the_second(self, index):
@@ -107,7 +102,7 @@ def test_an_interrupted_call_is_continued_whatever_the_memory(
 
 
 @pytest.mark.slow
-def test_images_of_another_target_or_run_are_refused(folder, model, tokens, tmp_path):
+def test_images_of_another_target_or_run_are_refused(llamagens, model, tokens, tmp_path):
   sampled = lambda *arguments: samples.sampled(*arguments, tmp_path / 'tokens')
   np.testing.assert_array_equal(sampled(model, None, 5, KEY, SAMPLING)[0], tokens)
   params = jax.tree.map(lambda leaf: leaf * 2, model.params)
@@ -126,6 +121,7 @@ def test_images_of_another_target_or_run_are_refused(folder, model, tokens, tmp_
 @pytest.mark.slow
 def test_images_that_do_not_fit_are_refused(model, monkeypatch):
   monkeypatch.setattr(memory, 'free', lambda devices: 1.0)
+  model._samplers.clear()
   with pytest.raises(ValueError, match='batch_size is 1, but decoding 1 image at once with'):
     samples.sampled(model, None, 5, KEY, SAMPLING)
   with pytest.raises(ValueError, match='batch_size is 9, but decoding 9 images at once with'):
@@ -133,8 +129,8 @@ def test_images_that_do_not_fit_are_refused(model, monkeypatch):
 
 
 @pytest.mark.slow
-def test_images_of_a_mesh_are_the_same(folder, tokens, tmp_path):
-  model = cspd_jax.load(folder / 'model', sharding=sharding.make_mesh(1, 1, jax.devices()[:1]))
+def test_images_of_a_mesh_are_the_same(llamagens, tokens, tmp_path):
+  model = cspd_jax.load(llamagens / 'model', sharding=sharding.make_mesh(1, 1, jax.devices()[:1]))
   model.defaults['decoder'] = 'mc_sjd(window=4)'
   result, _ = samples.sampled(model, None, 5, KEY, SAMPLING, tmp_path / 'run')
   np.testing.assert_array_equal(result, tokens)

@@ -33,15 +33,6 @@ def _lines(workdir):
   return [json.loads(line) for line in (workdir / 'toy.jsonl').read_text().splitlines()]
 
 
-@pytest.mark.slow
-def test_continued_run_equals_an_uninterrupted_one(tmp_path):
-  whole = _run(tmp_path / 'whole', 11)
-  for num_steps in (4, 7, 11):
-    parts = _run(tmp_path / 'parts', num_steps)
-  assert int(parts.step) == int(whole.step) == 11
-  np.testing.assert_array_equal(parts.value, whole.value)
-
-
 def test_finished_run_does_nothing(tmp_path):
   first = _run(tmp_path, 5)
   lines = _lines(tmp_path)
@@ -66,3 +57,12 @@ def test_evaluations_are_recorded(tmp_path):
   _run(tmp_path, 5, evaluate=lambda state: {'held_out': float(state.step)})
   assert {line['step']: line['held_out'] for line in _lines(tmp_path) if 'held_out' in line} == {
       3: 3.0, 5: 5.0}
+
+
+def test_batches_visit_everything_once_per_epoch_in_a_new_order():
+  tokens = np.arange(12)[:, None]
+  epochs = [np.concatenate([loop.batch_of(tokens, tokens[:, 0], 3, i, 4)[1]
+                            for i in range(start, start + 3)]) for start in (0, 3)]
+  for epoch in epochs:
+    np.testing.assert_array_equal(np.sort(epoch), np.arange(12))
+  assert (epochs[0] != epochs[1]).any()
