@@ -110,8 +110,8 @@ def publish_model(
     The path of every network, and what it is.
 
   Raises:
-    ValueError: if files of the family cannot hold the network, or for other wrong input; nothing is
-      written then.
+    ValueError: if files of the family cannot hold the network, or for other wrong input; `output`
+      is as it was then.
   """
   family = rules.get(to)
   weights.checked_dtype(dtype)
@@ -150,8 +150,9 @@ def publish_model(
     for line in _left_out(pieces, parts, description['defaults'], model, reasons):
       note(line)
   state = [__version__, to, main, role, None if dtype is None else str(np.dtype(dtype)),
-           allow_nonfinite, {piece.role: weights.digests(parts[piece.role], [store.FILE])
-                             for piece in (first, *others)}]
+           allow_nonfinite, {name: weights.digests(path, [store.FILE])
+                             for name, path in parts.items()
+                             if name in (main, 'target', *(piece.role for piece in others))}]
   with folders.replacing(place, _refuse_output, state) as new:
     for piece in pieces:
       with progress(piece.family.name) as report:
@@ -232,10 +233,15 @@ def _path(family: FileFamily, owner: FileFamily, target: store.Loaded) -> pathli
   """Returns where published folders of a target have a network."""
   candidates = [place for place in owner.layout(_preset(owner, target)).get(family.name, ())
                 if '..' not in pathlib.PurePosixPath(place).parts and '*' not in place]
+  # Alone, a file has the name that it has in published folders.
+  names = [name for other in rules.FAMILIES.values()
+           for name in map(_name, other.layout(None).get(family.name, ())) if name]
   if family is owner and '.' in candidates:
     place = '.'
   elif candidates:
     place = candidates[0]
+  elif family is owner and names:
+    place = names[0]
   elif family.kind == 'text':
     place = bpe.file_name(family.name.removesuffix('_text')).split()[-1]
   else:
@@ -244,6 +250,12 @@ def _path(family: FileFamily, owner: FileFamily, target: store.Loaded) -> pathli
   path = pathlib.PurePosixPath(place)
   # The name of a safetensors file follows from its size.
   return path.parent if path.suffix == '.safetensors' else path
+
+
+def _name(place: str) -> str | None:
+  """Returns the name of a file of PyTorch or of a text in a folder; None for other paths."""
+  path = pathlib.PurePosixPath(place)
+  return path.name if path.suffix in (*_TORCH, *_WORDS) else None
 
 
 def _piece(role: str, family: FileFamily, network: store.Loaded, path: pathlib.PurePosixPath,

@@ -184,6 +184,13 @@ def test_what_files_cannot_hold_is_said(tmp_path):
       lines)
 
 
+@pytest.mark.parametrize('to, source, name', [
+    ('anole_text', 'emoji', 'text_tokenizer.json'), ('mar', 'mar_demo', 'checkpoint-last.pth')])
+def test_files_have_the_names_of_published_folders(to, source, name, tmp_path):
+  (path,), _ = _publish(to, source, tmp_path / 'out')
+  assert path == tmp_path / 'out' / name and path.is_file()
+
+
 @pytest.mark.parametrize('to, source, message', [
     ('anole', 'demo', "to is 'anole', and source is 'demo', a 'llamagen' model, which has no files "
                       'of this family; choose one of: llamagen, llamagen_vq, '),
@@ -223,6 +230,22 @@ def test_numbers_that_the_files_cannot_hold_are_refused(tmp_path):
   with pytest.raises(ValueError, match='layer/query_norm/scale, which layers.0.self_attn.q_norm'):
     _publish('eagle_lumina_mgpt', tmp_path / 'eagle', tmp_path / 'out')
   assert not (tmp_path / 'out').exists()
+
+
+@pytest.mark.parametrize('case', ['class', 'eagle_anole'])
+def test_weights_that_are_not_finite(case, tmp_path):
+  """Of files of PyTorch and of safetensors."""
+  name, config = TINY[case]
+  params = _save(tmp_path / 'model', name, config)
+  norm = params['transformer' if case == 'class' else 'layer']
+  norm = norm['norm' if case == 'class' else 'ffn_norm']
+  norm['scale'] = np.full_like(norm['scale'], np.nan)
+  store.save(tmp_path / 'model', rules.get(name).kind, config, params, allow_nonfinite=True)
+  with pytest.raises(ValueError, match='norm.weight of shape .* holds numbers that are not finite'):
+    _publish(name, tmp_path / 'model', tmp_path / 'out')
+  assert not (tmp_path / 'out').exists()
+  (path,), _ = _publish(name, tmp_path / 'model', tmp_path / 'out', allow_nonfinite=True)
+  assert any(np.isnan(np.asarray(tensor)).all() for tensor in read.read(path).tensors.values())
 
 
 def test_a_folder_that_is_there_stays(tmp_path):
