@@ -204,7 +204,7 @@ class Released:
       raise ValueError(
           f'the released code cannot be imported ({error}); run pip install {_NEEDS}.') from error
     self.model, self.method, config = model, method, model.config
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, on_cpu(self.torch):
       publish.publish_model('anole', source, f'{folder}/model', dtype='float32')
       self.net = network.ChameleonForConditionalGeneration.from_pretrained(
           f'{folder}/model', attn_implementation='eager', torch_dtype=self.torch.float32,
