@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import against_llamagen, against_mar, against_nextstep
+from experiments import against_llamagen, against_mar, against_nextstep, against_released
 from tests.experiments import calls
 
 _MAR = [
@@ -23,12 +23,29 @@ _LLAMAGEN = [
      'does not contain; give --tokens_per_round'),
     (['--repo={tmp}', '--tokens_per_round=2'], 'does not contain autoregressive/models/gpt.py')]
 
+_RELEASED = [
+    ([], 'repo is none'), (['--repo={tmp}', '--method=eagle'], 'sjd, scd, sjd_pac, sjd_pp'),
+    (['--repo={tmp}'], 'does not contain scheduler/jacobi_iteration_lumina_mgpt.py'),
+    (['--repo={tmp}', '--window=1'], 'window is 1'),
+    (['--repo={tmp}', '--model=demo'], 'whose rows have an end token; use emoji')]
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize('program, words, message', [
     *((against_mar, *case) for case in _MAR), *((against_llamagen, *case) for case in _LLAMAGEN),
+    *((against_released, *case) for case in _RELEASED),
     *((against_nextstep, *case) for case in _NEXTSTEP)])
 def test_programs_that_cannot_be_timed_are_refused(capsys, tmp_path, program, words, message):
   result = calls.call(program.main, capsys, tmp_path / 'out', *(
       word.format(tmp=tmp_path) for word in words))
   calls.check_refused(result, [message])
+
+
+def test_a_clone_of_another_commit_is_named(capsys, tmp_path):
+  method = against_released.METHODS['scd']
+  place = tmp_path / 'clone' / method.root / 'scheduler'
+  place.mkdir(parents=True)
+  (place / f'{method.loop}.py').write_text('')
+  result = calls.call(against_released.main, capsys, tmp_path / 'out', '--method=scd',
+                      f'--repo={tmp_path}/clone')
+  calls.check_refused(result, ['is of another commit than 7322379; check that commit out'])
