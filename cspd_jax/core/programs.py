@@ -22,6 +22,7 @@ a folder for all versions; XLA does not tell them apart, so here it is one per G
 
 import contextlib
 import functools
+import importlib.metadata
 import os
 import pathlib
 import re
@@ -33,7 +34,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import jaxlib
 import numpy as np
 from absl import logging
 
@@ -196,7 +196,7 @@ def kept_kernels() -> pathlib.Path | None:
       or not (keeps == 'all' or _KEPT in keeps) or _KEPT in os.environ.get('XLA_FLAGS', '')):
     return None
   kind = re.sub(r'\W+', '_', jax.devices()[0].device_kind)
-  return _usable(pathlib.Path(root, f'kernels-{kind}-{jaxlib.__version__}'))
+  return _usable(pathlib.Path(root, f'kernels-{kind}-{importlib.metadata.version("jaxlib")}'))
 
 
 @functools.cache  # Once per process and folder.

@@ -267,7 +267,7 @@ def test_a_round_copies_no_matrix(folder):
 
 @pytest.mark.parametrize('batch', [1, 2])
 @pytest.mark.parametrize('decoder, is_chain', [
-    ('mc_sjd(window=5)', True), ('seed_exact(window=16)', False),
+    ('mc_sjd(window=5)', True), ('seed_exact(tree=auto, window=16)', False),
     ('corrected(corrector=layers, window=16)', True)])
 def test_a_round_copies_no_keys_or_values(tmp_path, decoder, is_chain, batch):
   """Neither where they are written nor where those of an accepted path are moved."""

@@ -51,7 +51,7 @@ CONFIGS = {
                '  object.__setattr__(config, "batch_size", "8")\n  return config',
     'own': 'import dataclasses\n\n@dataclasses.dataclass\n'
            'class Own:\n' + ''.join(f'  {name}: object = None\n' for name in (
-               'loading', 'decoder', 'images', 'sampling', 'prefix', 'rows', 'batch_size',
+               'loading', 'decoder', 'images', 'sampling', 'prior', 'prefix', 'rows', 'batch_size',
                'stream', 'overwrite', 'output', 'process', 'inception'))
            + '\ndef get_config():\n  return Own()'}
 
