@@ -370,7 +370,7 @@ def main(config: Config) -> None:
   for code, decodes in (('released', theirs), ('cspd_jax', mine)):
     for name, images in decodes.items():
       size = {'vanilla': 1}.get(name, window) if code == 'released' else (
-          model.decoder(name).layout.num_nodes + 1 if name != 'vanilla' else 1)
+          model.decoder(name).drafter.tree.num_nodes + 1 if name != 'vanilla' else 1)
       rows.append(row_of(name, code, size, images, decodes['vanilla'], model, condition, sampling,
                          captions))
   measured.write(report, config, [Table('released code and ours', _COLUMNS, rows)],
