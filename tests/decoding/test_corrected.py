@@ -59,7 +59,9 @@ def _draft_params(kind, built, table):
   if kind != 'local':
     return table
   params = _random(local.init(_local_sizes(built.target), jax.random.key(0)))
-  return dict(params, target=table)
+  # The stale prefix, a large number, counts everywhere and decides about what is predicted.
+  gain = jax.tree.map(lambda leaf: 0.02 * leaf, params['gain'])
+  return dict(params, gain=gain, log_decay=jnp.float32(-9), target=table)
 
 
 def _parts(target, window, iterations, tree=None, num_corrected=None, kind='model'):
