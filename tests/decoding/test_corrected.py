@@ -60,7 +60,7 @@ def _draft_params(kind, built, table):
     return table
   params = _random(local.init(_local_sizes(built.target), jax.random.key(0)))
   # The stale prefix, a large number, counts everywhere and decides about what is predicted.
-  gain = jax.tree.map(lambda leaf: 0.02 * leaf, params['gain'])
+  gain = jax.tree.map(lambda leaf: 1e-4 * leaf, params['gain'])
   return dict(params, gain=gain, log_decay=jnp.float32(-9), target=table)
 
 
