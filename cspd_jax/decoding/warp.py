@@ -163,8 +163,9 @@ def guided(streams: jax.Array, sampling: SamplingParams, positions: jax.Array) -
 
   The options and `positions` are as for `probabilities`.
   """
-  return _guided(streams, *(jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in (
-      sampling.guidance_scale, sampling.guidance_interval)), positions)
+  shaped = lambda value: jnp.reshape(jnp.asarray(value), (-1, 1, 1))
+  return _guided(streams, shaped(sampling.guidance_scale), shaped(sampling.guidance_interval),
+                 positions)
 
 
 def _guided(logits: jax.Array, scale: jax.Array, interval: jax.Array, positions: jax.Array
