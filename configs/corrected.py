@@ -61,10 +61,10 @@ CONFIGS = dict(
     local=Config(
         decoder=(
             'corrected(corrector=neighbours, iterations=2)',
-            'corrected(corrector=local, iterations=2)', 'corrected(iterations=2)',
+            'corrected(corrector=local, iterations=2)',
             'corrected(corrector=neighbours, iterations=4)',
             'corrected(corrector=local, iterations=4)', 'corrected(iterations=4)'),
-        window=(8, 24, 48, 64), images=groups.Images(num_images=32, seed=15),
+        window=(8, 32, 64), images=groups.Images(num_images=32, seed=15),
         workdir='runs/corrected_local'),
     top_k=Config(
         decoder=DECODERS, window=(32,), sampling=groups.SamplingFlags(top_k=100),

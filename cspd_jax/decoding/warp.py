@@ -163,9 +163,9 @@ def guided(streams: jax.Array, sampling: SamplingParams, positions: jax.Array) -
 
   The options and `positions` are as for `probabilities`.
   """
-  scale, interval = (jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in (
-      sampling.guidance_scale, sampling.guidance_interval))
-  return _guided(streams, scale, interval, positions)
+  shaped = lambda value: jnp.reshape(jnp.asarray(value), (-1, 1, 1))
+  return _guided(streams, shaped(sampling.guidance_scale), shaped(sampling.guidance_interval),
+                 positions)
 
 
 def _guided(logits: jax.Array, scale: jax.Array, interval: jax.Array, positions: jax.Array

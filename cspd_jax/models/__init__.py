@@ -5,6 +5,6 @@
   are specifications for `causal`; `decoder_only` has the functions that they share.
 - Drafters that read a target's features, and share the two `ends` of the target: `eagle.network`
   and `medusa.heads`.
-- The corrector `neighbours`, trained on sampled images.
+- The correctors `neighbours`, trained on sampled images, and `local`, which also reads features.
 - Image tokenizers: `vq`, `cosmos` and `kl_vae`. Text encoder: `t5`.
 """

@@ -59,7 +59,9 @@ def _draft_params(kind, built, table):
   if kind != 'local':
     return table
   params = _random(local.init(_local_sizes(built.target), jax.random.key(0)))
-  return dict(params, target=table)
+  # The stale prefix, a large number, counts everywhere and decides about what is predicted.
+  gain = jax.tree.map(lambda leaf: 1e-4 * leaf, params['gain'])
+  return dict(params, gain=gain, log_decay=jnp.float32(-9), target=table)
 
 
 def _parts(target, window, iterations, tree=None, num_corrected=None, kind='model'):
@@ -349,6 +351,23 @@ def test_windows_of_nearby_features_are_those_of_the_whole_image():
   after = np.concatenate([nodes[:, 2:5], [[0]]], axis=1)
   close(old, whole(before + 1, after, answers[:, 1:5], features))
   image[:, before + 1] = outcome.tokens[:, before + 1]
+
+
+def test_guidance_before_a_head_that_is_a_matrix_changes_nothing():
+  config = local.LocalConfig(5, 12, 4, dim=4, hidden_dim=6, feature_dim=3, correction_dim=2)
+  rng = np.random.default_rng(3)
+  env = types.SimpleNamespace(
+      params=dict(_random(local.init(config, jax.random.key(0))), target=rng.normal(size=(3, 5))),
+      sampling=SamplingParams(*map(np.asarray, (
+          [2.0, 0.5], [0.7, 1.0], [0, 0], [1.0, 1.0], [-1, 3], [0.0, 0.0]))))
+  new, old = (local.Prediction(*(jnp.asarray(rng.normal(size=(2, 4, 2, size))) for size in (3, 2)))
+              for _ in range(2))
+  ends = Ends(None, lambda matrix, x: x @ matrix, 5, lambda matrix: matrix)
+  corrected = [local.corrector(config, head).correct(
+      env, new, old, jnp.ones((2, 4, 2, 3)), jnp.arange(4) < jnp.array([[3], [2]]),
+      jnp.array([[0, 1, 2, 3], [3, 4, 5, 6]]))[0] for head in (ends, ends._replace(matrix=None))]
+  assert corrected[0].shape == (2, 4, 5)
+  np.testing.assert_allclose(*corrected, rtol=1e-4)
 
 
 @pytest.mark.slow
