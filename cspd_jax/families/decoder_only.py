@@ -144,11 +144,11 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
   drafts['layers'] = DraftNetwork(
       lambda guided, prefix_length=0: prefix_lib.network(layers[1](guided), prefix_length),
       layers[0])
-  # The best available corrector: one trained for windows, or else a drafting network.
+  # The available corrector that commits most: a trained one, or else another network.
   if 'corrector' in loaded:
     name, network = 'eagle', of_eagle(loaded['corrector'])
   else:
-    name, network = next((name, drafts[name]) for name in ('local', 'eagle', 'neighbours', 'layers')
+    name, network = next((name, drafts[name]) for name in ('eagle', 'local', 'neighbours', 'layers')
                          if name in drafts)
   correct = CORRECTORS[name]
   drafts['corrector'] = DraftNetwork(
