@@ -30,10 +30,11 @@ training on them 20, the windows 10 (and 2 GB of disk) and training on them 47. 
 mean of 9.76 accepted drafts in a chain of 31, compared with 7.57 before the training (the EAGLE
 network above). docs/lab/corrected_windows.md has what it learned.
 
-local, half a million parameters, by Muon. Result on windows of 64 images: a mean of 6.45 accepted drafts in a
-chain of 23. The shipped network learned by these steps in several runs: 2,550 on windows and 500 on
-whole images, from 128 images in the first and 576 in the last, whose windows were up to 40 long, or
-drafted by an earlier network. That took about 20 minutes of one core, besides the recording.
+local, half a million parameters, by Muon. Result on windows of 64 images: a mean of 6.45 accepted
+drafts in a chain of 23. The shipped network learned by these steps in several runs, the first of
+them of a prototype: 2,550 on windows and 500 on whole images, from 128 images in the first and 576
+in the last, whose windows were up to 40 long, or drafted by an earlier network. That took about 20
+minutes of one core, besides the recording.
 
 emoji_medusa, on scenes of the training split in place of sampled images, which
 `python -m experiments.scenes --num_tokenised=19200 --workdir=runs/scenes` tokenises: training took
