@@ -100,6 +100,9 @@ REPORTS = {
     'against_mar': 'python -m experiments.against_mar --repo=mar',
     'against_nextstep': 'python -m experiments.against_nextstep --repo=NextStep-1',
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
+    **{f'released_{method}':
+           f'python -m experiments.against_released --repo={repo} --method={method}'
+       for method, repo in (('sjd', 'SJD'), ('scd', 'SCD'))},
     'against_llamagen_xl':
         'python -m experiments.against_llamagen --repo=LlamaGen --size=c2i_xl_256 --repeats=1 '
         "--decoder='mc_sjd(window=4)' "
@@ -411,6 +414,17 @@ def _rounding(_: pathlib.Path) -> str:
        'from `vanilla(window=N)`': '{images_in_window:.2%}'}, rows)
 
 
+def _released(_: pathlib.Path) -> str:
+  """Returns the table of released decoders and of ours on the same weights, a row per decoder."""
+  rows = {(row['decoder'], row['code'], row['window']): row
+          for name in ('sjd', 'scd') for row in _rows(f'released_{name}')}
+  return tables.markdown({
+      'decoder': '`{decoder}`', 'code': '{code}', 'window': '{window}',
+      'tokens per pass': '{tokens_per_pass:.2f} +- {tokens_per_pass_error:.2f}',
+      'NLL - entropy': '{gap:.3f} +- {gap_error:.3f}', 'asked': '{asked:.2f}'},
+      sorted(rows.values(), key=lambda row: row['tokens_per_pass']))
+
+
 def _quality(_: pathlib.Path) -> str:
   """Returns the table of scores of images of scenes, a row per guidance scale."""
   shown = [table for name in ('quality', 'quality_scales')
@@ -544,6 +558,7 @@ TABLES: dict[str, Table] = {
     'against_mar': Table('against_mar', _some(_AGAINST_MAR, 'mar_b, rounds')),
     'against_nextstep': Table('against_nextstep', _some(_AGAINST_MAR)),
     'against_llamagen': Table('against_llamagen', _some(_AGAINST)),
+    'released': Table('released_sjd', _released, ('released_scd',)),
     'continuous_windows': Table('continuous_windows', _some({
         'setting': 'setting', 'tokens per pass': 'tokens per round', 'tokens kept': 'tokens kept',
         'kernels kept': 'kernels kept', 'head calls per token': 'per token',
