@@ -45,9 +45,7 @@ def _image_keys(numbered: jax.Array) -> jax.Array:
 
 
 def stage_keys(keys: jax.Array, stage: int) -> jax.Array:
-  """Returns the keys `[B]` of the model that is `stage` models before the one that has `keys`."""
-  if not stage:
-    return keys
+  """Returns the keys `[B]` of the model that is `stage` >= 1 models before the one with `keys`."""
   return jax.vmap(lambda key: jax.random.fold_in(key, np.uint32(2**32 - stage)))(keys)
 
 

@@ -324,7 +324,7 @@ class Model:
       ValueError: for anything that is not supported or does not fit in memory, by the argument.
     """
     model, listed = self, prompts_lib.listed(self.prompts if prompts is None else prompts)
-    if condition is None and not self._reads_later(listed):
+    if condition is None and (self.prior is None or not self._reads_later(listed)):
       condition = self.condition(listed)
     # Arrays of a device would compile programs for every number of picked images.
     condition = jax.tree.map(np.asarray, condition)
@@ -426,7 +426,8 @@ class Model:
     prefixes of the model.
     """
     with jax.ensure_compile_time_eval():  # Prompts are no tracers, in a function under `jit` too.
-      return self._prefixed(self.conditions.encode(prompts_lib.listed(prompts)))
+      condition = self.conditions.encode(prompts_lib.listed(prompts))
+    return condition if self.prefix is None else self._prefixed(condition)
 
   def _prefixed(self, condition: Any) -> Any:
     """Returns a condition with the prefix, if there is one."""
@@ -940,7 +941,8 @@ class Sampler:
   @property
   def guarantee(self) -> Guarantee:
     """How images relate to the model's distribution, as far as the programs so far show."""
-    return self.model.same_kernels.guarantee(self._guarantee, self.text)
+    differs = self.text in self.model.same_kernels.differing
+    return self._guarantee.rounded if differs else self._guarantee
 
   @functools.cached_property
   def _guarantee(self) -> Guarantee:
@@ -1148,7 +1150,7 @@ class Request:
       Numbers of images, and the decoder's result for these, NumPy arrays; in total, all images.
       With a prior that has drawn nothing yet, the results of both in a `Stages`.
     """
-    if self.waits:
+    if self.prior is not None and self.waits:
       for start in range(0, len(self), size := _AHEAD * self.batch_size):
         index = np.arange(start, min(start + size, len(self)))
         part = self.pick(index)
@@ -1188,8 +1190,9 @@ class Request:
     condition, sampling = batches.select((self.condition, self.active), index)
     keys = (self.seeds[index] if isinstance(self.seeds, jax.Array) else
             random_lib.image_keys([self.seeds[i] for i in index]))
-    return (jax.tree.map(jnp.asarray, condition), random_lib.stage_keys(keys, self.stage),
-            sampling)
+    if self.stage:
+      keys = random_lib.stage_keys(keys, self.stage)
+    return jax.tree.map(jnp.asarray, condition), keys, sampling
 
   def arguments(self, index: np.ndarray) -> tuple[Any, ...]:
     """Returns the arguments of `Sampler.function` for the images with these numbers."""
@@ -1303,11 +1306,12 @@ class Request:
       handed = None
     else:
       images, handed = np.zeros((len(tokens), 0, 0, 3), np.uint8), model.image_tokens(tokens)
+    stages = self.sampler if self.prior is None else self
     is_class = getattr(condition, 'ndim', 0) == 1 and np.issubdtype(condition.dtype, np.integer)
     return Generated(
         images=images, handed=handed, decoded=decoded, tokens=tokens,
         round_of_cell=model.cells(fixed), prefix_length=length, prompts=self.titles,
-        seeds=self.seeds, decoder=self.text, guarantee=self.guarantee, sampling=self.recorded,
+        seeds=self.seeds, decoder=stages.text, guarantee=stages.guarantee, sampling=self.recorded,
         prior=None if self.first is None or self.prior is None else self.prior.result(self.first),
         model=model.name, grid=model.grid, precision=model.precision,
         labels=condition.tolist() if is_class else None, numbers=range(len(tokens)),

@@ -28,17 +28,16 @@ class SameKernels:
   """The kernels of the seed-exact programs of a model that were compiled so far.
 
   Those of `vanilla(window=N)` are stored with the compilation cache, too, for other processes.
+
+  Attributes:
+    differing: specifications of the decoders with a program that differs from its baseline's.
   """
 
   def __init__(self) -> None:
     # By program, but for its decoder: products of `vanilla(window=N)`, and those of others by text.
     self._baselines: dict[Hashable, frozenset[str]] = {}
     self._others: dict[Hashable, dict[str, frozenset[str]]] = {}
-    self._differing: set[str] = set()
-
-  def guarantee(self, guarantee: Guarantee, text: str) -> Guarantee:
-    """Returns the guarantee of a decoder, `guarantee` unless one of its programs differs."""
-    return guarantee.rounded if text in self._differing else guarantee
+    self.differing: set[str] = set()
 
   def inspect(self, decoder: Any, text: str, *program: Hashable) -> programs.Inspect | None:
     """Returns what compares the programs of a decoder, as for `programs.jit`; None if nothing does.
@@ -63,7 +62,7 @@ class SameKernels:
     baseline = self._baselines.get(name) or _stored(name)
     for other, products in self._others.get(name, {}).items() if baseline else ():
       if differ := len(baseline - products):
-        self._differing.add(other)
+        self.differing.add(other)
         logging.warning(
             '%s is seed-exact up to rounding: for %d of %d products, XLA chose other kernels than '
             'for vanilla(window=%d); see docs/exactness.md.',
