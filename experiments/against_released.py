@@ -314,13 +314,7 @@ def our_images(model: cspd_jax.Model, prompts: list[Any], condition: Any, seed: 
 def row_of(name: str, code: str, window: int, decodes: Decodes, vanilla: Decodes, model: Any,
            condition: Any, sampling: Any, captions: list[str] | None) -> dict[str, Any]:
   """Returns the figures of a decoder; `vanilla` is of the same code."""
-
-  class Tokens(NamedTuple):
-    """What the metrics read of a decode."""
-
-    tokens: np.ndarray
-
-  sample = base.Sample(Tokens(decodes.tokens), condition, sampling, captions=captions)
+  sample = base.Sample(decodes, condition, sampling, captions=captions)
   of = likelihood.of_sample(sample, model)
   count = decodes.tokens.shape[1]
   per_pass = base.ratio(np.full(len(decodes.passes), count), decodes.passes)

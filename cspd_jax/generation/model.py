@@ -324,7 +324,7 @@ class Model:
       ValueError: for anything that is not supported or does not fit in memory, by the argument.
     """
     model, listed = self, prompts_lib.listed(self.prompts if prompts is None else prompts)
-    if condition is None and (self.prior is None or not self._reads_later(listed)):
+    if condition is None and (self.prior is None or _are_tokens(listed)):
       condition = self.condition(listed)
     # Arrays of a device would compile programs for every number of picked images.
     condition = jax.tree.map(np.asarray, condition)
@@ -617,10 +617,6 @@ class Model:
         f'load it with {engines.PRIOR}{role_of(network)}=FOLDER'))
     return dataclasses.replace(self, prior=prior, conditions=conditions)
 
-  def _reads_later(self, prompts: Any) -> bool:
-    """Whether the prior draws the condition of prompts, when they are decoded."""
-    return self.prior is not None and not _are_tokens(prompts)
-
   @property
   def options(self) -> tuple[str, ...]:
     """The names of the sampling options, those of a prior included."""
@@ -900,7 +896,7 @@ class Sampler:
     _check_concrete(seed)
     model = self.model
     prompts, prior = prompts_lib.listed(model.prompts if prompts is None else prompts), None
-    if condition is None and self.prior is not None and model._reads_later(prompts):
+    if condition is None and self.prior is not None and not _are_tokens(prompts):
       with _named_for_prior(self.prior.model.options):
         prior = self.prior.request(prompts, seed=seed, pixels=False, slots=slots).before()
       # What it draws replaces these; all checks and estimates are of shapes.

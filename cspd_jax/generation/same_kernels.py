@@ -53,12 +53,12 @@ class SameKernels:
                compiled: str) -> None:
     # The name of the module is that of the function, such as `join` or `advance` of slots.
     name = (*program, compiled.partition(',')[0], _shapes(arguments))
-    found = kernels.chosen(compiled)
+    own = kernels.chosen(compiled)
     if text == f'vanilla(window={program[0]})':
-      self._baselines[name] = found
-      _store(name, found)
+      self._baselines[name] = own
+      _store(name, own)
     else:
-      self._others.setdefault(name, {})[text] = found
+      self._others.setdefault(name, {})[text] = own
     baseline = self._baselines.get(name) or _stored(name)
     for other, products in self._others.get(name, {}).items() if baseline else ():
       if differ := len(baseline - products):

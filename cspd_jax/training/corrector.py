@@ -271,7 +271,7 @@ def agreement(params: Params, config: CorrectorConfig, train: CorrectorTrainConf
 
 
 class _Reading(NamedTuple):
-  """What a network reads of a batch.
+  """The inputs of a network for a batch.
 
   Attributes:
     target_probs: `positions [B, W, L] -> [B, W, L, V]` the target's distributions of tokens.
@@ -330,7 +330,7 @@ def _local_reading(params: Params, config: Any, target_params: Params, teacher: 
   read = lambda x: local.read(params, config, x)
 
   def row(start):
-    """What is read of the last `W + 1` committed tokens up to number `start` `[B, W]`."""
+    """Returns the reads of the last `W + 1` committed tokens up to number `start` `[B, W]`."""
     at = start[..., None] - width + jnp.arange(width + 1)
     return read(flat(_of_rows(along, jnp.clip(at, 0, count - 1))))
 

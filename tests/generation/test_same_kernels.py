@@ -1,4 +1,4 @@
-"""What is seed-exact where a GPU's kernels differ: the log, metadata and answers say so."""
+"""Where a GPU's kernels differ, the log, metadata and answers say seed-exact up to rounding."""
 
 import jax
 import pytest
