@@ -43,9 +43,9 @@ def test_programs_that_cannot_be_timed_are_refused(capsys, tmp_path, program, wo
 
 def test_a_clone_of_another_commit_is_named(capsys, tmp_path):
   method = against_released.METHODS['scd']
-  place = tmp_path / 'clone' / method.root / 'scheduler'
-  place.mkdir(parents=True)
-  (place / f'{method.loop}.py').write_text('')
+  file = tmp_path / 'clone' / method.file
+  file.parent.mkdir(parents=True)
+  file.write_text('')
   result = calls.call(against_released.main, capsys, tmp_path / 'out', '--method=scd',
                       f'--repo={tmp_path}/clone')
   calls.check_refused(result, ['is of another commit than 7322379; check that commit out'])

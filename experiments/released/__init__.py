@@ -1,0 +1,111 @@
+"""Released decoders: loops of clones of other projects, run with the weights of a model here.
+
+The code of other projects is not part of this repository. A method names the clone that it needs;
+what a module here changes of it, it changes in memory, and its docstring says so.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cspd_jax.generation.model import Model
+
+
+class Decodes(NamedTuple):
+  """Images of one decoder: tokens `[N, T, ...]`, forward passes `[N]` and seconds `[N]`."""
+
+  tokens: np.ndarray
+  passes: np.ndarray
+  seconds: np.ndarray
+
+
+class Work(NamedTuple):
+  """What a released decoder is to do.
+
+  Attributes:
+    model: the model whose weights it has.
+    source: the name of that model, or its folder.
+    conditions: the condition of every image, with a leading axis of one.
+    sampling: the sampling options of all images.
+    window: tokens that a pass scores, for methods that have such a number.
+  """
+
+  model: Model
+  source: str
+  conditions: Sequence[Any]
+  sampling: Any
+  window: int | None
+
+
+class Loops(NamedTuple):
+  """The released decoders of a method, ready to decode.
+
+  Attributes:
+    difference: the largest difference between their network's first logits and ours.
+    windows: tokens that a pass scores, by the name of a loop; the first scores one, and the others
+      are compared with it.
+    decode: `(name, number of the image, seed) -> ` its tokens `[T, ...]`, as ours are numbered and
+      ordered, its forward passes, and its seconds.
+  """
+
+  difference: float
+  windows: Mapping[str, int]
+  decode: Callable[[str, int, int], tuple[np.ndarray, int, float]]
+
+
+class Method(NamedTuple):
+  """A released decoder.
+
+  Attributes:
+    url: its repository.
+    commit: the commit that the changes in memory are for.
+    file: the file of the loop in the clone.
+    sha256: of that file at that commit.
+    needs: packages to install.
+    window: tokens that a pass scores, as its programs recommend; None if it has no such number.
+    ours: the decoders here that correspond to its loops, with `{window}` for that number.
+    check: raises ValueError for a model that the loops cannot decode.
+    load: imports the clone, whose folder is given, and gives it the weights.
+  """
+
+  url: str
+  commit: str
+  file: str
+  sha256: str
+  needs: str
+  window: int | None
+  ours: tuple[str, ...]
+  check: Callable[[Model], None]
+  load: Callable[[Any, Work], Loops]
+
+
+@contextlib.contextmanager
+def on_cpu(torch: Any) -> Iterator[None]:
+  """Replaces what released code requires of CUDA by the same on a CPU."""
+
+  class Event:
+    """A moment."""
+
+    def __init__(self, **_):
+      self.time = 0.0
+
+    def record(self):
+      self.time = time.perf_counter()
+
+    def elapsed_time(self, other):
+      return 1e3 * (other.time - self.time)
+
+  tensor = torch.tensor
+  olds = {(torch.cuda, 'Event'): torch.cuda.Event, (torch, 'tensor'): tensor,
+          (torch.cuda, 'synchronize'): torch.cuda.synchronize}
+  on_host = lambda *args, device=None, **options: tensor(
+      *args, device='cpu' if str(device).startswith('cuda') else device, **options)
+  torch.cuda.Event, torch.cuda.synchronize, torch.tensor = Event, lambda *_: None, on_host
+  try:
+    yield
+  finally:
+    for (owner, name), old in olds.items():
+      setattr(owner, name, old)

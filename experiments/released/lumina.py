@@ -1,0 +1,182 @@
+"""Released Jacobi loops of Lumina-mGPT, for models like it with an end token per row.
+
+The model is written in the format of transformers, and the network of the clone loads it. What is
+changed, in memory only: CUDA events and devices become those of the CPU; the grammar of images,
+written for one vocabulary, is replaced by the model's; the loop drafts from the first token of an
+image to its last.
+"""
+
+import contextlib
+import functools
+import importlib
+import io
+import pathlib
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+
+from checkpoints_conversion import publish
+from cspd_jax.core import programs
+from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.generation.model import Model
+from cspd_jax.models import early_fusion
+from cspd_jax.models.early_fusion import EarlyFusionConfig
+from experiments import released
+from experiments.released import Loops, Method, Work
+
+_NEEDS = 'torch transformers==4.48.1'
+_JACOBI = dict(multi_token_init_scheme='random', prefix_token_sampler_scheme='speculative_jacobi')
+
+
+def check(model: Model) -> None:
+  """Raises ValueError for a model that released loops of Lumina-mGPT cannot decode."""
+  if not isinstance(model.config, EarlyFusionConfig) or model.config.row_end is None:
+    raise ValueError(f'model is {model.name!r}, and released loops decode models like Lumina-mGPT, '
+                     'whose rows have an end token; use emoji.')
+  usual = SamplingParams()._replace(guidance_scale=None)
+  active = model.engine.drop_inactive(model.sampling())._replace(guidance_scale=None)
+  if active != model.engine.drop_inactive(usual):
+    raise ValueError(f'model is {model.name!r}, whose default sampling options are more than a '
+                     'guidance scale, which the released loops do not have here; use emoji.')
+
+
+class _Released:
+  """The network and the loop of a clone, with a model's weights."""
+
+  def __init__(self, root: pathlib.Path, module: str, options: dict[str, Any], work: Work):
+    sys.path[:0] = [str(root), str(root / 'lumina_mgpt')]
+    try:
+      self.torch = importlib.import_module('torch')
+      network = importlib.import_module('model.chameleon.modeling_chameleon')
+      self.loop = importlib.import_module(module)
+      self.transformers = importlib.import_module('transformers')
+    except ImportError as error:
+      raise ValueError(
+          f'the released code cannot be imported ({error}); run pip install {_NEEDS}.') from error
+    self.work, self.model, config = work, work.model, work.model.config
+    with tempfile.TemporaryDirectory() as folder, released.on_cpu(self.torch):
+      publish.publish_model('anole', work.source, f'{folder}/model', dtype='float32')
+      self.net = network.ChameleonForConditionalGeneration.from_pretrained(
+          f'{folder}/model', attn_implementation='eager', torch_dtype=self.torch.float32,
+          mask_image_logits=False).eval()
+    self.order = np.asarray(early_fusion.order(config))
+    self.prompts = [self.prompt(one) for one in work.conditions]
+    self.allowed = self.torch.zeros(
+        (2 * self.model.num_tokens, config.vocab_size), dtype=self.torch.bool)
+    codes = slice(config.first_code, config.first_code + config.num_codes)
+    self.allowed[:, codes] = True  # Tokens past the end are drafted and dropped.
+    for position, token in enumerate(np.asarray(
+        early_fusion.forced(config, np.arange(self.model.num_tokens)))):
+      if token >= 0:
+        self.allowed[position] = False
+        self.allowed[position, self.order[token]] = True
+    self.passes, self.difference = 0, self.differ()
+    self.prepare(options)
+
+  def prompt(self, condition: Any) -> Any:
+    """Returns the published ids `[1, L]` of one prompt; the null prompt must be its last token."""
+    tokens, visible = np.asarray(condition.tokens)[0], np.asarray(condition.visible)[0]
+    ids, null = (self.order[row[seen]] for row, seen in zip(tokens, visible))
+    if ids[-1:].tolist() != null.tolist():
+      raise ValueError('the released loops guide by the last token of the prompt alone; use emoji.')
+    return self.torch.tensor(ids)[None]
+
+  def differ(self) -> float:
+    """Returns the largest difference of the logits of the codes at the first token of an image."""
+    config, prompt, target = self.model.config, self.prompts[0], self.model.target(guided=True)
+    with self.torch.no_grad():
+      logits = self.net(input_ids=prompt, attention_mask=self.torch.ones_like(prompt)).logits
+    ours, *_ = programs.jit(lambda params, one: target.prefill(
+        params, one, self.model.num_tokens))(self.model.params, self.work.conditions[0])
+    codes = slice(config.first_code, config.first_code + config.num_codes)
+    return float(np.abs(
+        logits[0, -1, codes].numpy() - np.asarray(ours)[0, 0, :config.num_codes]).max())
+
+  def prepare(self, options: dict[str, Any]) -> None:
+    """Gives the network the released loop, which calls its backbone once per forward pass."""
+    self.net.__class__ = self.loop.renew_sampler(self.net.__class__)
+    self.net._init_new_params(
+        jacobi_loop_interval_l=0, jacobi_loop_interval_r=self.model.num_tokens,
+        max_num_new_tokens=self.work.window, seed=0, do_cfg=True,
+        guidance_scale=float(self.work.sampling.guidance_scale),
+        use_chameleon_tokenizer=False, **options)
+    config, backbone = self.model.config, self.net.model
+    self.net.img_vocab = self.torch.arange(config.first_code, config.first_code + config.num_codes)
+    backbone.__class__ = self.loop.renew_backbone(backbone.__class__)
+    forward = backbone.forward
+
+    def counted(*args, **options):
+      self.passes += 1
+      return forward(*args, **options)
+
+    backbone.forward = counted
+
+  def decode(self, window: int, number: int, seed: int) -> tuple[np.ndarray, int, float]:
+    """Returns the tokens `[T]` of an image in the order of this library, passes and seconds."""
+    prompt = self.prompts[number]
+    length, count = prompt.shape[1], self.model.num_tokens
+    generation = self.transformers.generation
+
+    def grammar(ids, scores):
+      first, many = ids.shape[1] - length, scores.dim() > 2
+      allowed = self.allowed[first:first + scores.shape[-2]] if many else self.allowed[first]
+      return self.torch.where(allowed, scores, -float('inf'))
+
+    grammar.w_latent_dim = self.model.config.width  # type: ignore[attr-defined]
+    options = self.transformers.GenerationConfig(
+        do_sample=True, max_length=length + count, pad_token_id=0)
+    options._pad_token_tensor = self.torch.tensor(0)
+    self.net.seed, self.net.max_num_new_tokens, self.passes = seed, window, 0
+    start = time.perf_counter()
+    with (self.torch.no_grad(), contextlib.redirect_stdout(io.StringIO()),
+          released.on_cpu(self.torch)):
+      ids = self.net._sample(
+          prompt, logits_processor=generation.LogitsProcessorList([grammar]),
+          stopping_criteria=generation.StoppingCriteriaList(
+              [generation.MaxLengthCriteria(length + count)]),
+          generation_config=options, synced_gpus=False, streamer=None, logits_warper=None,
+          attention_mask=self.torch.ones_like(prompt),
+          past_key_values=self.transformers.DynamicCache(), use_cache=True)
+    seconds = time.perf_counter() - start
+    tokens = np.argsort(self.order)[ids[0, length:length + count].numpy()]
+    return tokens, self.passes, seconds
+
+
+def _load(name: str, options: dict[str, Any], file: str, clone: pathlib.Path, work: Work) -> Loops:
+  root, module = file.split('scheduler/')
+  loop = _Released(clone / root, f'scheduler.{module.removesuffix(".py")}', options, work)
+  assert work.window is not None  # Every method here has one.
+  windows = {'vanilla': 1, name: work.window}
+  return Loops(loop.difference, windows,
+               lambda name, number, seed: loop.decode(windows[name], number, seed))
+
+
+def _method(name: str, url: str, commit: str, sha256: str, file: str, window: int, ours: str,
+            options: dict[str, Any]) -> Method:
+  return Method(url, commit, file, sha256, _NEEDS, window, (ours,), check,
+                functools.partial(_load, name, options, file))
+
+
+METHODS = {
+    'sjd': _method(
+        'sjd', 'https://github.com/tyshiwo1/Accelerating-T2I-AR-with-SJD', 'b389cfb',
+        '133c57bd7e946748c51dc7b7f9f4bee20717effb6725d21a4aa6b12bd6867d29',
+        'scheduler/jacobi_iteration_lumina_mgpt.py', 16, 'sjd(window={window})', _JACOBI),
+    'scd': _method(
+        'scd', 'https://github.com/junhyukso/SCD', '7322379',
+        '898e00b45813a54d5c8a686c5563738f02c005a68a75b22797f36d39ee33d513',
+        'lumina1/scheduler/jacobi_iteration_lumina_mgpt_SCDMC.py', 32, 'mc_sjd(window={window})',
+        _JACOBI),
+    'sjd_pac': _method(
+        'sjd_pac', 'https://github.com/KangJialiang/SJD-PAC', '4fbc099',
+        'aefde379e207fdfa89dcca96786ebc5ab24da214f1664ded1fb846f02d7b4441',
+        'scheduler/sjd_pac_iteration_lumina_mgpt.py', 64, 'sjd_pac(window={window})',
+        dict(tree_width=3, tree_depth=3)),
+    'sjd_pp': _method(
+        'sjd_pp', 'https://github.com/Haodong-Lei-Ray/PathSpec', '8a3df48',
+        'f8a0dfaaeefc703e20551c65f2f770e0d72869690f8d4787e0891b835c160b33',
+        'scheduler/old_jacobi_iteration_lumina_mgpt.py', 16, 'sjd_pp(window={window})',
+        _JACOBI | dict(prefix_token_sampler_scheme='sjd++'))}
