@@ -149,7 +149,8 @@ def main(config: Config) -> None:
       {} if config.guidance_scale is None else dict(guidance_scale=config.guidance_scale)))
   condition, window = model.condition(prompts), config.window or method.window
   captions = scenes.captions(model, prompts) if config.asked else None
-  ours: dict[str, Any] = {name: model.decoder(name) for name in (  # Refuses what the model cannot run.
+  # Refuses what the model cannot run.
+  ours: dict[str, Any] = {name: model.decoder(name) for name in (
       'vanilla', *(name.format(window=window) for name in method.ours), *config.best)}
   loops = method.load(clone, Work(
       model, str(config.loading.model), [
