@@ -10,6 +10,9 @@
   variants, variants_emoji
            SJD++ (arXiv 2512.07503), the two paths of PathSpec (2606.10492) and the other Jacobi
            windows at equal numbers of tokens per round, with `demo` and with `emoji`
+  chains, chains_emoji
+           block verification (arXiv 2403.10444) beside the test of one draft after the other, on the
+           same chains of drafts, with `demo` and with `emoji`
 
   python -m experiments.benchmark --config=configs/papers.py:NAME
 
@@ -43,6 +46,10 @@ _LANTERN = ('LANTERN++, G*', 'LANTERN++, released', 'GSD')
 # Two paths that share the window, as in PathSpec.
 _VARIANTS = ('sjd', 'sjd_pp', 'sjd(tree=paths(2, 7))', 'mc_sjd(tree=paths(2, 7))', 'mc_sjd',
              'sjd_pac', 'corrected(corrector=neighbours)')
+# Chains of new drafts whose distributions are known.
+_CHAINS = tuple(f'{drafter}{verifier}' for drafter in (
+    'speculative(length=4)', 'medusa(tree=chain(4))', 'eagle(tree=chain(4))', 'eagle(tree=chain(7))'
+) for verifier in ('', '+block'))
 
 Config = topologies.Config | benchmark.Config | published.Config | fidelity.Config
 
@@ -59,6 +66,12 @@ CONFIGS: dict[str, Config] = dict(
     variants_emoji=topologies.Config(
         loading=groups.LoadFlags('emoji'), decoder=_VARIANTS, window=(16,),
         images=groups.Images(num_images=32), workdir='runs/papers/variants_emoji'),
+    chains=topologies.Config(
+        loading=groups.LoadFlags('demo'), decoder=_CHAINS, window=(16,),
+        images=groups.Images(num_images=128), workdir='runs/papers/chains'),
+    chains_emoji=topologies.Config(
+        loading=groups.LoadFlags('emoji'), decoder=_CHAINS, window=(16,),
+        images=groups.Images(num_images=128), workdir='runs/papers/chains_emoji'),
     cool_sd=benchmark.Config(
         loading=groups.LoadFlags('demo'), drafter=(), verifier=(),
         curves=tuple(curve for curve in benchmark.CURVES if curve.name in _COOL_SD),

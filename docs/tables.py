@@ -63,6 +63,8 @@ REPORTS = {
     'corrected_ablations':
         'python -m experiments.topologies --config=configs/corrected.py:ablations',
     'corrected_local': 'python -m experiments.topologies --config=configs/corrected.py:local',
+    'corrected_local_emoji':
+        'python -m experiments.topologies --config=configs/corrected.py:local_emoji',
     'corrected_short': 'python -m experiments.topologies --config=configs/corrected.py:short',
     **{f'accelerator_{stage}': f'python -m experiments.accelerator --stages={stage}' for stage in (
         'xl', 'large', 'exact')},
@@ -93,7 +95,7 @@ REPORTS = {
     'sjd': 'python -m experiments.topologies --config=configs/papers.py:sjd',
     'sjd_pac': 'python -m experiments.topologies --config=configs/papers.py:sjd_pac',
     **{name: f'python -m experiments.topologies --config=configs/papers.py:{name}'
-       for name in ('variants', 'variants_emoji')},
+       for name in ('variants', 'variants_emoji', 'chains', 'chains_emoji')},
     'cool_sd': 'python -m experiments.benchmark --config=configs/papers.py:cool_sd',
     'lantern': 'python -m experiments.benchmark --config=configs/papers.py:lantern',
     'cspd': 'python -m experiments.papers.cspd',
@@ -527,7 +529,7 @@ TABLES: dict[str, Table] = {
     'corrected_ablations': Table('corrected_ablations', _of({
         'decoder': '`{decoder}`', 'tokens per pass': _COMPRESSION,
         **_measured('one_token_rounds')})),
-    'corrected_local': Table('corrected_local', _by_window()),
+    **{name: Table(name, _by_window()) for name in ('corrected_local', 'corrected_local_emoji')},
     'corrected_short': Table('corrected_short', _by_window('{step_compression:.2f}')),
     'corrected_proof': Table('corrected_proof', _of({
         'decoder': '`{decoder}`', "images equal to vanilla's": '{equal_to_baseline:.2%}',
@@ -551,6 +553,7 @@ TABLES: dict[str, Table] = {
     'sjd': Table('sjd', _by_window(without='gumbel')),
     'sjd_pac': Table('sjd_pac', _by_window(without='seed_exact')),
     'variants': Table('variants', _by_model('variants', 'variants_emoji'), ('variants_emoji',)),
+    'chains': Table('chains', _by_model('chains', 'chains_emoji'), ('chains_emoji',)),
     'cool_sd': Table('cool_sd', _CONCLUSIONS),
     'lantern': Table('lantern', _CONCLUSIONS),
     'cspd': Table('cspd', _cspd),

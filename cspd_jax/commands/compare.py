@@ -46,7 +46,8 @@ from cspd_jax.plots import charts, grid
 # The pictures: the forward pass that committed each token, next to the images.
 _MAPS, _ACCEPTED, _SPEED = 'acceptance.png', 'accepted.png', 'speed.png'
 _MAPPED = 4  # With more images the maps are too wide to read.
-_FEW_IMAGES, _IMAGES = 2, 4
+# The few decoders of the plain command, whose last line states a speed-up, have more images.
+_PLAIN_IMAGES, _IMAGES = 6, 4
 _TIMES = ('ms_per_round', 'seconds_per_image', 'speedup', 'speedup_error')  # Of a row.
 _REPEATS = 3  # Timed runs per image and decoder, at most.
 _HIDDEN = ('accepted_length', 'one_token_rounds', 'step_compression')  # Numbers without columns.
@@ -126,8 +127,8 @@ def prepare(config: Config) -> CompareJob:
   """Loads the model and checks all options; raises ValueError for the first that cannot work."""
   _check_choice(config)
   model = inputs.model(config.loading, one_group='images are decoded one at a time')
-  few = _FEW_IMAGES if config.decoder is None and not config.all else _IMAGES
-  prompts, seed = inputs.images(config.images, model, few)
+  plain = config.decoder is None and not config.all
+  prompts, seed = inputs.images(config.images, model, _PLAIN_IMAGES if plain else _IMAGES)
   sampling = model.sampling(**inputs.overrides(config.sampling))
   specifications, left_out = _specifications(config, model)
   if config.paired and _baseline(model.engine, specifications) is None:
