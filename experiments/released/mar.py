@@ -44,20 +44,19 @@ class _Network:
   """A network of the clone with the weights of a part of a model, which counts its calls."""
 
   def __init__(self, torch: Any, module: Any, source: str, role: str):
-    part = folder_lib.find(source)
-    self.config = c = store.describe(part / model_file.read(part)['parts'][role]).config
+    folder = folder_lib.find(source)
+    self.config = c = store.describe(folder / model_file.read(folder)['parts'][role]).config
     sizes = {f'{part}_{name}': size for part in ('encoder', 'decoder') for name, size in (
         ('embed_dim', c.dim), ('depth', c.num_layers), ('num_heads', c.num_heads))}
-    with released.on_cpu(torch):
-      self.net = module.MAR(
-          img_size=c.height * c.patch_size, vae_stride=1, patch_size=c.patch_size,
-          vae_embed_dim=c.latent_channels, class_num=c.num_classes, buffer_size=c.buffer_size,
-          norm_layer=functools.partial(torch.nn.LayerNorm, eps=1e-6), diffloss_d=c.head_layers,
-          diffloss_w=c.head_width, **sizes).eval()
-    # CSpD's class has 1000 rows there, whatever `class_num` is.
+    self.net = module.MAR(
+        img_size=c.height * c.patch_size, vae_stride=1, patch_size=c.patch_size,
+        vae_embed_dim=c.latent_channels, class_num=c.num_classes, buffer_size=c.buffer_size,
+        norm_layer=functools.partial(torch.nn.LayerNorm, eps=1e-6), diffloss_d=c.head_layers,
+        diffloss_w=c.head_width, **sizes).eval()
+    # CSpD's has 1000 rows, whatever `class_num` is.
     self.net.class_emb = torch.nn.Embedding(c.num_classes, c.dim)
-    with tempfile.TemporaryDirectory() as folder:
-      (path, _), *_ = publish.publish_model('mar', source, f'{folder}/model', role=role,
+    with tempfile.TemporaryDirectory() as output:
+      (path, _), *_ = publish.publish_model('mar', source, f'{output}/model', role=role,
                                             dtype='float32')
       self.net.load_state_dict(torch.load(path)['model_ema'])
     self.passes = self.head_calls = 0
@@ -101,11 +100,10 @@ class _Released:
 
   def __init__(self, clone: pathlib.Path, work: Work):
     self.torch, module = released.modules([clone], ['torch', 'models.mar'], _NEEDS)
-    model, labels = work.model, work.conditions[0]
-    self.work = work
+    self.work, model = work, work.model
     self.target = _Network(self.torch, module, work.source, 'target')
     self.difference = self.target.difference(
-        self.torch, model.target(guided=True), model.params, labels)
+        self.torch, model.target(guided=True), model.params, work.conditions[0])
 
   def decode(self, loop: Any, number: int, seed: int) -> tuple[np.ndarray, int, float, int]:
     """Returns the tokens `[T, C]` of an image, passes, seconds and head calls of the target."""
@@ -122,34 +120,33 @@ class _Released:
     return (self.target.net.patchify(image)[0].numpy(), self.target.passes, seconds,
             self.target.head_calls)
 
+  def steps(self, number: int) -> Any:
+    """Returns MAR's own loop with this number of steps."""
+    return functools.partial(self.target.net.sample_tokens, num_iter=number)
 
-def _loops(of: _Released, loops: dict[str, tuple[int, Any]]) -> Loops:
-  return Loops(of.difference, {name: window for name, (window, _) in loops.items()},
-               lambda name, number, seed: of.decode(loops[name][1], number, seed))
-
-
-def _one_by_one(of: _Released) -> Any:
-  return functools.partial(of.target.net.sample_tokens, num_iter=of.work.model.num_tokens)
+  def loops(self, loops: dict[str, tuple[int, Any]]) -> Loops:
+    """Returns loops, by name with the tokens of a pass, after the loop of one token per step."""
+    by_name = {'mar': (1, self.steps(self.work.model.num_tokens))} | loops
+    return Loops(self.difference, {name: window for name, (window, _) in by_name.items()},
+                 lambda name, number, seed: self.decode(by_name[name][1], number, seed))
 
 
 def _load_mar(clone: pathlib.Path, work: Work) -> Loops:
-  assert work.window is not None
+  assert work.window is not None  # Both methods here have one.
   of, steps = _Released(clone, work), math.ceil(work.model.num_tokens / work.window)
-  return _loops(of, {'mar': (1, _one_by_one(of)), f'mar(num_iter={steps})': (
-      work.window, functools.partial(of.target.net.sample_tokens, num_iter=steps))})
+  return of.loops({f'mar(num_iter={steps})': (work.window, of.steps(steps))})
 
 
 def _load_cspd(clone: pathlib.Path, work: Work) -> Loops:
+  assert work.window is not None
   of, draft = _Released(clone, work), work.model.drafts['model']
-  runner, module = released.modules([clone], ['spec_decode.spec_decode_runner', 'models.mar'],
-                                    _NEEDS)
+  module, runner = released.modules([], ['models.mar', 'spec_decode.spec_decode_runner'], _NEEDS)
   network = _Network(of.torch, module, work.source, 'draft')
   of.difference = max(of.difference, network.difference(
       of.torch, draft.build(True), draft.params, work.conditions[0]))
   run = functools.partial(runner.SpecDecodeRunner(network.net, of.target.net).run,
                           num_iter=work.model.num_tokens, num_draft=work.window)
-  assert work.window is not None
-  return _loops(of, {'mar': (1, _one_by_one(of)), 'cspd': (work.window, run)})
+  return of.loops({'cspd': (work.window, run)})
 
 
 _BEST = ('exact_head', 'windows(window=8)')
