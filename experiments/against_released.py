@@ -93,6 +93,9 @@ def check(config: Config) -> tuple[cspd_jax.Model, Method, pathlib.Path]:
     raise ValueError(f'window is {config.window}, but {config.method} has no window; leave it out.')
   model = config.model()
   method.check(model)
+  if config.window is not None and config.window > model.num_tokens:
+    raise ValueError(f'window is {config.window}; it must be at most {model.num_tokens}, the '
+                     'number of tokens of an image.')
   if config.repo is None:
     raise ValueError(f'repo is none; give the folder of a clone of {method.url}.')
   folder = against.clone(config.repo, method.url, method.file)
@@ -160,7 +163,8 @@ def row_of(name: str, code: str, window: int | None, sample: base.Sample, vanill
     gap = base.mean(np.asarray(of.nll, np.float64) - np.asarray(of.entropy, np.float64))
     row |= dict(gap=gap.mean, gap_error=gap.standard_error)
   if sample.captions is not None:
-    row |= dict(asked=float(scenes.of_sample(sample, model)['asked'].mean))
+    row |= {name: float(value.mean) for name, value in scenes.of_sample(sample, model).items()
+            if name == 'asked'}
   if sample.reference is not None:
     of_energy = energy.energy(*(_compared(part, model) for part in (sample, sample.reference)))
     row |= base.finite(dict(zip(('energy', 'energy_error', 'energy_p'), of_energy)))

@@ -30,7 +30,7 @@ def energy(first: np.ndarray, second: np.ndarray, *, exchanges: int = 9999, seed
   """Compares two sets of images or other arrays `[N, ...]`, where numbers `i` have one condition.
 
   The p-value is at least `1 / (exchanges + 1)`. All pairwise distances are held in memory: a few
-  thousand images are the limit. Sets of other shapes, of less than two images or with values that
+  thousand images are the limit. Sets of other shapes, of fewer than two images or with values that
   are not finite raise ValueError.
   """
   if first.shape != second.shape or len(first) < 2:

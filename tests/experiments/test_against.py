@@ -30,6 +30,7 @@ _RELEASED = [
     (['--repo={tmp}', '--window=1'], 'window is 1'),
     (['--repo={tmp}', '--model=demo'], 'whose rows have an end token; use emoji'),
     (['--repo={tmp}', '--method=mar'], 'decodes models of the family mar; use mar_demo'),
+    (['--repo={tmp}', '--method=mar', '--model=mar_demo', '--window=65'], 'must be at most 64'),
     (['--repo={tmp}', '--method=mar', '--model=mar_demo'], 'does not contain models/mar.py'),
     (['--repo={tmp}', '--method=cspd', '--model=mar_demo'],
      'does not contain spec_decode/spec_decode_runner.py')]
