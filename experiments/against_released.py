@@ -5,11 +5,16 @@
   python -m experiments.against_released --repo=SJD --method=sjd
 
 The weights of the model are written in the published format of its family, and the network of the
-clone loads them: the difference of its first logits is printed. Then the unchanged loop of the
+clone loads them: the difference of its first outputs is printed. Then the unchanged loop of the
 clone decodes the prompts one by one, with the window that its own programs use, and as its baseline
-one token per pass. The same prompts are decoded here with the same sampling options by `vanilla`,
-by the decoders of the same method, and by `--best`. Use one core, `taskset -c 0`, to compare
-seconds. For an exact sampler the mean of `NLL - entropy` is 0; see cspd_jax.metrics.likelihood.
+one token per pass. The same prompts are decoded here with the same sampling options by the
+baseline, by the decoders of the same method, and by `--best`. Use one core, `taskset -c 0`, to
+compare seconds.
+
+For an exact sampler the mean of `NLL - entropy` is 0; see cspd_jax.metrics.likelihood. The energy
+distance is between the tokens, or the pixels if the tokens are discrete, and those of the baseline
+here with other seeds, and `p` is its p-value; see cspd_jax.metrics.energy. It needs some hundred
+images. Passes and head calls are those of the target; a pass with guidance is one.
 
 The code of other projects is not part of this repository. What is changed of it, in memory only, is
 in the modules of experiments.released. Writes report.json to --workdir.
@@ -32,20 +37,23 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import batches, fields
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import prompts as prompts_lib
-from cspd_jax.measure.tables import Table
-from cspd_jax.metrics import base, likelihood, scenes
+from cspd_jax.measure import tables
+from cspd_jax.measure.bench import Bench
+from cspd_jax.metrics import base, energy, likelihood, scenes
 from experiments import against, measured
-from experiments.released import Decodes, Loops, Method, Work, lumina
+from experiments.released import Decodes, Loops, Method, Work, lumina, mar
 
-METHODS = lumina.METHODS
-# The largest accepted difference of the first logits, in float32.
+METHODS = lumina.METHODS | mar.METHODS
+# The largest accepted difference of the first outputs, in float32.
 _TOLERANCE = 1e-3
 _COLUMNS = {
     'decoder': '{decoder}', 'code': '{code}', 'window': '{window}',
     'tokens per pass': '{tokens_per_pass:.2f} +- {tokens_per_pass_error:.2f}',
-    'passes': '{passes:.1f}', 's/image': '{seconds_per_image:.2f}',
-    'over its vanilla': '{speedup:.2f}x', 'NLL - entropy': '{gap:.3f} +- {gap_error:.3f}',
-    'asked': '{asked:.2f}'}
+    'passes': '{passes:.1f}', 'head calls': '{head_calls:.0f}',
+    's/image': '{seconds_per_image:.2f}', 'over its vanilla': '{speedup:.2f}x',
+    'NLL - entropy': '{gap:.3f} +- {gap_error:.3f}', 'asked': '{asked:.2f}',
+    'energy distance': '{energy:.4f} +- {energy_error:.4f}',
+    'p': '{energy_p:.4f}'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +65,9 @@ class Config(measured.ModelImages):
     method: the released decoder, one of `METHODS`.
     guidance_scale: the only sampling option of both; the model's if None.
     window: tokens that a pass scores; what the released programs recommend if None.
-    best: further decoders of ours.
-    asked: scores whether the images show what was asked for, for models of scenes of emoji.
+    best: further decoders of ours; those that suit the method if None.
+    asked: scores whether the images show what was asked for, for models of scenes of emoji with
+      discrete tokens.
   """
 
   loading: groups.LoadFlags = groups.LoadFlags(model='emoji', dtype='float32')
@@ -68,7 +77,7 @@ class Config(measured.ModelImages):
   method: str = 'sjd'
   guidance_scale: float | None = None
   window: int | None = None
-  best: tuple[str, ...] = ('corrected(iterations=4, window=64)',)
+  best: tuple[str, ...] | None = None
   asked: bool = True
   workdir: str = 'runs/against_released'
 
@@ -82,8 +91,11 @@ def check(config: Config) -> tuple[cspd_jax.Model, Method, pathlib.Path]:
   method = METHODS[config.method]
   if method.window is None and config.window is not None:
     raise ValueError(f'window is {config.window}, but {config.method} has no window; leave it out.')
-  model = config.model(engine='discrete')
+  model = config.model()
   method.check(model)
+  if config.window is not None and config.window > model.num_tokens:
+    raise ValueError(f'window is {config.window}; it must be at most {model.num_tokens}, the '
+                     'number of tokens of an image.')
   if config.repo is None:
     raise ValueError(f'repo is none; give the folder of a clone of {method.url}.')
   folder = against.clone(config.repo, method.url, method.file)
@@ -110,33 +122,53 @@ def our_images(model: cspd_jax.Model, prompts: list[Any], condition: Any, seed: 
                           condition=condition, sampling=sampling)
   request.compile(1)
   request.bound(np.zeros(1, int))()
-  tokens, passes, seconds = [], [], []
+  images: list[tuple[Any, ...]] = []
   for number in range(len(request)):
     start = time.perf_counter()
     decoded = jax.device_get(request.bound(np.array([number]))())
-    seconds.append(time.perf_counter() - start)
+    seconds = time.perf_counter() - start
     request.pick([number]).check_result(decoded)
-    tokens.append(decoded.tokens[0])
-    passes.append(int(decoded.rounds[0]))
-  return Decodes(np.stack(tokens), np.array(passes), np.array(seconds))
+    if _is_discrete(model):
+      images.append((decoded.tokens[0], decoded.rounds[0], seconds))
+    else:
+      images.append((decoded.tokens[0], decoded.costs.target_passes[0], seconds,
+                     decoded.costs.head_calls.sum()))
+  return Decodes(*map(np.stack, zip(*images)))
 
 
-def row_of(name: str, code: str, window: int, decodes: Decodes, vanilla: Decodes, model: Any,
-           condition: Any, sampling: Any, captions: list[str] | None) -> dict[str, Any]:
-  """Returns the figures of a decoder; `vanilla` is of the same code."""
-  sample = base.Sample(decodes, condition, sampling, captions=captions)
-  of = likelihood.of_sample(sample, model)
+def _is_discrete(model: cspd_jax.Model) -> bool:
+  return model.engine.name == 'discrete'
+
+
+def _compared(sample: base.Sample, model: cspd_jax.Model) -> np.ndarray:
+  """Returns what the energy distance is of, `[N, ...]`."""
+  return sample.images(model) if _is_discrete(model) else sample.tokens
+
+
+def row_of(name: str, code: str, window: int | None, sample: base.Sample, vanilla: Decodes,
+           model: cspd_jax.Model) -> dict[str, Any]:
+  """Returns the figures of the images of a decoder; `vanilla` is of the same code."""
+  decodes = sample.decoded
   count = decodes.tokens.shape[1]
   per_pass = base.ratio(np.full(len(decodes.passes), count), decodes.passes)
-  gap = base.mean(np.asarray(of.nll, np.float64) - np.asarray(of.entropy, np.float64))
-  asked = {} if captions is None else scenes.of_sample(sample, model)
-  return dict(
+  row = dict(
       decoder=name, code=code, window=window, tokens_per_pass=per_pass.mean,
       tokens_per_pass_error=per_pass.standard_error, passes=float(decodes.passes.mean()),
       seconds_per_image=float(np.median(decodes.seconds)),
-      speedup=float(vanilla.seconds.mean() / decodes.seconds.mean()),
-      gap=gap.mean, gap_error=gap.standard_error,
-      asked=float(asked['asked'].mean) if 'asked' in asked else None)
+      speedup=float(vanilla.seconds.mean() / decodes.seconds.mean()))
+  if decodes.head_calls is not None:
+    row |= dict(head_calls=float(decodes.head_calls.mean()))
+  if _is_discrete(model):
+    of = likelihood.of_sample(sample, model)
+    gap = base.mean(np.asarray(of.nll, np.float64) - np.asarray(of.entropy, np.float64))
+    row |= dict(gap=gap.mean, gap_error=gap.standard_error)
+  if sample.captions is not None:
+    row |= {name: float(value.mean) for name, value in scenes.of_sample(sample, model).items()
+            if name == 'asked'}
+  if sample.reference is not None:
+    of_energy = energy.energy(*(_compared(part, model) for part in (sample, sample.reference)))
+    row |= base.finite(dict(zip(('energy', 'energy_error', 'energy_p'), of_energy)))
+  return row
 
 
 @cli.command(Config)
@@ -148,31 +180,47 @@ def main(config: Config) -> None:
   sampling = model.sampling(**(
       {} if config.guidance_scale is None else dict(guidance_scale=config.guidance_scale)))
   condition, window = model.condition(prompts), config.window or method.window
-  captions = scenes.captions(model, prompts) if config.asked else None
+  captions = scenes.captions(model, prompts) if config.asked and _is_discrete(model) else None
   # Refuses what the model cannot run.
-  ours: dict[str, Any] = {name: model.decoder(name) for name in (
-      'vanilla', *(name.format(window=window) for name in method.ours), *config.best)}
+  same = [name.format(window=window, steps=window and -(-model.num_tokens // window))
+          for name in method.ours]
+  best = method.best if config.best is None else config.best
+  ours: dict[str, Any] = {
+      name: model.decoder(name) for name in (model.engine.baseline, *same, *best)}
   loops = method.load(clone, Work(
       model, str(config.loading.model), [
           batches.select(condition, np.array([i])) for i in range(len(prompts))], sampling, window))
-  print(f'the first logits differ by {loops.difference:.1e} at most', flush=True)
+  print(f'the first outputs differ by {loops.difference:.1e} at most', flush=True)
   if not loops.difference <= _TOLERANCE:
-    raise ValueError(f'the first logits differ by {loops.difference:.1e}; they must agree within '
+    raise ValueError(f'the first outputs differ by {loops.difference:.1e}; they must agree within '
                      f'{_TOLERANCE:.0e}, so use another clone or a model in float32.')
   show = lambda line: print(line, file=sys.stderr, flush=True)
   seeds = prompts_lib.seeds(seed, len(prompts))
   theirs = {name: released_images(loops, name, seeds, show) for name in loops.windows}
   mine = {name: our_images(model, prompts, condition, seed, sampling, name) for name in ours}
-  windows = {name: 1 if name == 'vanilla' else decoder.drafter.tree.num_nodes + 1
-             for name, decoder in ours.items()}
-  rows = [row_of(name, code, sizes[name], images, next(iter(decodes.values())), model, condition,
-                 sampling, captions)
+  reference = None
+  if len(prompts) > 1:
+    reference = Bench(model, prompts, seed=seed, sampling=sampling).redrawn()
+
+  def window_of(name):
+    if name == model.engine.baseline:
+      return 1
+    if _is_discrete(model):
+      return ours[name].drafter.tree.num_nodes + 1
+    return window if name in same else None
+
+  windows = {name: window_of(name) for name in ours}
+  rows = [row_of(name, code, sizes[name], base.Sample(
+      images, condition, sampling, reference, captions=captions), next(iter(decodes.values())),
+                 model)
           for code, decodes, sizes in (('released', theirs, loops.windows),
                                        ('cspd_jax', mine, windows))
           for name, images in decodes.items()]
-  measured.write(report, config, [Table('released code and ours', _COLUMNS, rows)],
+  cells = zip(_COLUMNS, *(tables.cells(_COLUMNS, row) for row in rows))
+  columns = {name: _COLUMNS[name] for name, *column in cells if set(column) != {'-'}}
+  measured.write(report, config, [tables.Table('released code and ours', columns, rows)],
                  method=config.method, url=method.url, commit=method.commit, model=model.name,
-                 num_images=len(prompts), logits_differ=loops.difference,
+                 num_images=len(prompts), outputs_differ=loops.difference,
                  torch_version=str(sys.modules['torch'].__version__))
 
 

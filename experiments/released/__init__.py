@@ -5,6 +5,9 @@ what a module here changes of it, it changes in memory, and its docstring says s
 """
 
 import contextlib
+import importlib
+import pathlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -15,11 +18,19 @@ from cspd_jax.generation.model import Model
 
 
 class Decodes(NamedTuple):
-  """Images of one decoder: tokens `[N, T, ...]`, forward passes `[N]` and seconds `[N]`."""
+  """Images of one decoder.
+
+  Attributes:
+    tokens: `[N, T, ...]`.
+    passes: `[N]` forward passes of the target's transformer.
+    seconds: `[N]`.
+    head_calls: `[N]` calls of the target's diffusion head, for continuous tokens; else None.
+  """
 
   tokens: np.ndarray
   passes: np.ndarray
   seconds: np.ndarray
+  head_calls: np.ndarray | None = None
 
 
 class Work(NamedTuple):
@@ -44,16 +55,16 @@ class Loops(NamedTuple):
   """The released decoders of a method, ready to decode.
 
   Attributes:
-    difference: the largest difference between their network's first logits and ours.
+    difference: the largest difference between their network's first outputs and ours.
     windows: tokens that a pass scores, by the name of a loop; the first scores one, and the others
       are compared with it.
     decode: `(name, number of the image, seed) -> ` its tokens `[T, ...]`, as ours are numbered and
-      ordered, its forward passes, and its seconds.
+      ordered, and its other entries of `Decodes`.
   """
 
   difference: float
   windows: Mapping[str, int]
-  decode: Callable[[str, int, int], tuple[np.ndarray, int, float]]
+  decode: Callable[[str, int, int], tuple[Any, ...]]
 
 
 class Method(NamedTuple):
@@ -65,10 +76,13 @@ class Method(NamedTuple):
     file: the file of the loop in the clone.
     sha256: of that file at that commit.
     needs: packages to install.
-    window: tokens that a pass scores, as its programs recommend; None if it has no such number.
-    ours: the decoders here that correspond to its loops, with `{window}` for that number.
+    window: tokens that a pass scores, as its programs recommend, on average; None if it has no such
+      number.
+    ours: the decoders here that correspond to its loops, with `{window}` for that number and
+      `{steps}` for the passes of an image of as many tokens each.
     check: raises ValueError for a model that the loops cannot decode.
     load: imports the clone, whose folder is given, and gives it the weights.
+    best: further decoders here that its loops are compared with.
   """
 
   url: str
@@ -80,6 +94,17 @@ class Method(NamedTuple):
   ours: tuple[str, ...]
   check: Callable[[Model], None]
   load: Callable[[Any, Work], Loops]
+  best: tuple[str, ...] = ('corrected(iterations=4, window=64)',)
+
+
+def modules(folders: Sequence[pathlib.Path], names: Sequence[str], needs: str) -> list[Any]:
+  """Imports modules of a clone, whose folders are given, and others; `needs` are its packages."""
+  sys.path[:0] = map(str, folders)
+  try:
+    return [importlib.import_module(name) for name in names]
+  except ImportError as error:
+    raise ValueError(
+        f'the released code cannot be imported ({error}); run pip install {needs}.') from error
 
 
 @contextlib.contextmanager
@@ -98,14 +123,19 @@ def on_cpu(torch: Any) -> Iterator[None]:
     def elapsed_time(self, other):
       return 1e3 * (other.time - self.time)
 
-  tensor = torch.tensor
-  olds = {(torch.cuda, 'Event'): torch.cuda.Event, (torch, 'tensor'): tensor,
-          (torch.cuda, 'synchronize'): torch.cuda.synchronize}
-  on_host = lambda *args, device=None, **options: tensor(
-      *args, device='cpu' if str(device).startswith('cuda') else device, **options)
-  torch.cuda.Event, torch.cuda.synchronize, torch.tensor = Event, lambda *_: None, on_host
+  def on_host(function):
+    return lambda *args, device=None, **options: function(
+        *args, device='cpu' if str(device).startswith('cuda') else device, **options)
+
+  news = {(torch.cuda, 'Event'): Event, (torch.cuda, 'synchronize'): lambda *_: None,
+          (torch.Tensor, 'cuda'): lambda tensor, *_, **__: tensor}
+  news |= {(torch, name): on_host(getattr(torch, name))
+           for name in ('tensor', 'zeros', 'ones', 'randn')}
+  olds = {place: getattr(*place) for place in news}
   try:
+    for place, new in news.items():
+      setattr(*place, new)
     yield
   finally:
-    for (owner, name), old in olds.items():
-      setattr(owner, name, old)
+    for place, old in olds.items():
+      setattr(*place, old)

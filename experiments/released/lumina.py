@@ -8,10 +8,8 @@ image to its last.
 
 import contextlib
 import functools
-import importlib
 import io
 import pathlib
-import sys
 import tempfile
 import time
 from typing import Any
@@ -47,15 +45,9 @@ class _Released:
   """The network and the loop of a clone, with a model's weights."""
 
   def __init__(self, root: pathlib.Path, module: str, options: dict[str, Any], work: Work):
-    sys.path[:0] = [str(root), str(root / 'lumina_mgpt')]
-    try:
-      self.torch = importlib.import_module('torch')
-      network = importlib.import_module('model.chameleon.modeling_chameleon')
-      self.loop = importlib.import_module(module)
-      self.transformers = importlib.import_module('transformers')
-    except ImportError as error:
-      raise ValueError(
-          f'the released code cannot be imported ({error}); run pip install {_NEEDS}.') from error
+    self.torch, network, self.loop, self.transformers = released.modules(
+        [root, root / 'lumina_mgpt'],
+        ['torch', 'model.chameleon.modeling_chameleon', module, 'transformers'], _NEEDS)
     self.work, self.model, config = work, work.model, work.model.config
     with tempfile.TemporaryDirectory() as folder, released.on_cpu(self.torch):
       publish.publish_model('anole', work.source, f'{folder}/model', dtype='float32')

@@ -2,6 +2,7 @@
 
 import pytest
 
+import cspd_jax
 from experiments import against_llamagen, against_mar, against_nextstep, against_released
 from tests.experiments import calls
 
@@ -24,10 +25,15 @@ _LLAMAGEN = [
     (['--repo={tmp}', '--tokens_per_round=2'], 'does not contain autoregressive/models/gpt.py')]
 
 _RELEASED = [
-    ([], 'repo is none'), (['--repo={tmp}', '--method=eagle'], 'sjd, scd, sjd_pac, sjd_pp'),
+    ([], 'repo is none'), (['--repo={tmp}', '--method=eagle'], 'sjd_pac, sjd_pp, mar, cspd'),
     (['--repo={tmp}'], 'does not contain scheduler/jacobi_iteration_lumina_mgpt.py'),
     (['--repo={tmp}', '--window=1'], 'window is 1'),
-    (['--repo={tmp}', '--model=demo'], 'whose rows have an end token; use emoji')]
+    (['--repo={tmp}', '--model=demo'], 'whose rows have an end token; use emoji'),
+    (['--repo={tmp}', '--method=mar'], 'decodes models of the family mar; use mar_demo'),
+    (['--repo={tmp}', '--method=mar', '--model=mar_demo', '--window=65'], 'must be at most 64'),
+    (['--repo={tmp}', '--method=mar', '--model=mar_demo'], 'does not contain models/mar.py'),
+    (['--repo={tmp}', '--method=cspd', '--model=mar_demo'],
+     'does not contain spec_decode/spec_decode_runner.py')]
 
 
 @pytest.mark.slow
@@ -49,3 +55,9 @@ def test_a_clone_of_another_commit_is_named(capsys, tmp_path):
   result = calls.call(against_released.main, capsys, tmp_path / 'out', '--method=scd',
                       f'--repo={tmp_path}/clone')
   calls.check_refused(result, ['is of another commit than 7322379; check that commit out'])
+
+
+def test_a_model_without_a_draft_model_is_named():
+  model = cspd_jax.load('mar_demo', draft=None)
+  with pytest.raises(ValueError, match='has no draft model'):
+    against_released.METHODS['cspd'].check(model)

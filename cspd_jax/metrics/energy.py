@@ -1,0 +1,60 @@
+"""Energy distance between two sets of images: whether any difference of distributions is visible.
+
+Half of `2 E|X - Y| - E|X - X'| - E|Y - Y'|` is 0 for equal distributions only (Székely & Rizzo,
+Energy statistics, 2013). Here images come in pairs of one condition, and no distance is within a
+pair. So the expectation is 0 for equal distributions even if every condition occurs once, and the
+two images of a pair may then be exchanged, which gives an exact test.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Energy(NamedTuple):
+  """An energy distance.
+
+  Attributes:
+    distance: without bias, so it may be below 0.
+    standard_error: by the jackknife, over pairs; NaN for two pairs.
+    p_value: the share of random exchanges within pairs with at least this distance.
+  """
+
+  distance: float
+  standard_error: float
+  p_value: float
+
+
+def energy(first: np.ndarray, second: np.ndarray, *, exchanges: int = 9999, seed: int = 0
+           ) -> Energy:
+  """Compares two sets of images or other arrays `[N, ...]`, where numbers `i` have one condition.
+
+  The p-value is at least `1 / (exchanges + 1)`. All pairwise distances are held in memory: a few
+  thousand images are the limit. Sets of other shapes, of fewer than two images or with values that
+  are not finite raise ValueError.
+  """
+  if first.shape != second.shape or len(first) < 2:
+    raise ValueError(f'first has shape {first.shape} and second {second.shape}; both must be '
+                     '[N, ...], with at least two images.')
+  if not (np.isfinite(first).all() and np.isfinite(second).all()):
+    raise ValueError('first or second has values that are NaN or infinite; compare finite values.')
+  count = len(first)
+  x, y = (np.asarray(part, np.float64).reshape(count, -1) for part in (first, second))
+  between = _distances(x, y)
+  terms = (between + between.T - _distances(x, x) - _distances(y, y)) / 2
+  np.fill_diagonal(terms, 0)
+  rows, total = terms.sum(axis=1), terms.sum()
+  error = np.nan
+  if count > 2:
+    without = (total - 2 * rows) / ((count - 1) * (count - 2))
+    error = np.sqrt((count - 1) / count * np.sum(np.square(without - without.mean())))
+  signs = np.random.default_rng(seed).choice([-1.0, 1.0], (exchanges, count))
+  # The tolerance counts exchanges that are equal up to rounding.
+  as_large = np.sum(np.sum(signs @ terms * signs, axis=1) >= total - 1e-9 * np.abs(terms).sum())
+  return Energy(float(total / (count * (count - 1))), float(error),
+                float((1 + as_large) / (exchanges + 1)))
+
+
+def _distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+  squares = np.sum(x * x, axis=1)[:, None] + np.sum(y * y, axis=1) - 2 * x @ y.T
+  return np.sqrt(np.maximum(squares, 0))
