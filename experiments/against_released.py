@@ -35,9 +35,9 @@ from cspd_jax.generation import prompts as prompts_lib
 from cspd_jax.measure.tables import Table
 from cspd_jax.metrics import base, likelihood, scenes
 from experiments import against, measured
-from experiments.released import Decodes, Loops, Method, Work, lumina
+from experiments.released import Decodes, Loops, Method, Work, llamagen, lumina
 
-METHODS = lumina.METHODS
+METHODS = lumina.METHODS | llamagen.METHODS
 # The largest accepted difference of the first logits, in float32.
 _TOLERANCE = 1e-3
 _COLUMNS = {

@@ -5,12 +5,16 @@ what a module here changes of it, it changes in memory, and its docstring says s
 """
 
 import contextlib
+import importlib
+import pathlib
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.generation.model import Model
 
 
@@ -44,7 +48,7 @@ class Loops(NamedTuple):
   """The released decoders of a method, ready to decode.
 
   Attributes:
-    difference: the largest difference between their network's first logits and ours.
+    difference: the largest difference between the first logits of their networks and of ours.
     windows: tokens that a pass scores, by the name of a loop; the first scores one, and the others
       are compared with it.
     decode: `(name, number of the image, seed) -> ` its tokens `[T, ...]`, as ours are numbered and
@@ -64,7 +68,6 @@ class Method(NamedTuple):
     commit: the commit that the changes in memory are for.
     file: the file of the loop in the clone.
     sha256: of that file at that commit.
-    needs: packages to install.
     window: tokens that a pass scores, as its programs recommend; None if it has no such number.
     ours: the decoders here that correspond to its loops, with `{window}` for that number.
     check: raises ValueError for a model that the loops cannot decode.
@@ -75,11 +78,45 @@ class Method(NamedTuple):
   commit: str
   file: str
   sha256: str
-  needs: str
   window: int | None
   ours: tuple[str, ...]
   check: Callable[[Model], None]
   load: Callable[[Any, Work], Loops]
+
+
+class Passes:
+  """Counts the forward passes of a network of PyTorch."""
+
+  def __init__(self, network: Any):
+    self.count, forward = 0, network.forward
+
+    def counted(*args, **options):
+      self.count += 1
+      return forward(*args, **options)
+
+    network.forward = counted
+
+
+def imported(needs: str, folders: Sequence[pathlib.Path], *names: str) -> list[Any]:
+  """Returns modules of the folders of a clone, or of packages.
+
+  Raises ValueError if one cannot be imported; `needs` are the packages to install.
+  """
+  sys.path[:0] = [str(folder) for folder in folders]
+  try:
+    return [importlib.import_module(name) for name in names]
+  except ImportError as error:
+    raise ValueError(
+        f'the released code cannot be imported ({error}); run pip install {needs}.') from error
+
+
+def check_sampling(model: Model, instead: str) -> None:
+  """Raises ValueError if a model's default options are more than a guidance scale."""
+  usual = SamplingParams()._replace(guidance_scale=None)
+  active = model.engine.drop_inactive(model.sampling())._replace(guidance_scale=None)
+  if active != model.engine.drop_inactive(usual):
+    raise ValueError(f'model is {model.name!r}, whose default sampling options are more than a '
+                     f'guidance scale, which the released loops do not have here; use {instead}.')
 
 
 @contextlib.contextmanager

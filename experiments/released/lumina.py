@@ -8,10 +8,8 @@ image to its last.
 
 import contextlib
 import functools
-import importlib
 import io
 import pathlib
-import sys
 import tempfile
 import time
 from typing import Any
@@ -20,14 +18,12 @@ import numpy as np
 
 from checkpoints_conversion import publish
 from cspd_jax.core import programs
-from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.generation.model import Model
 from cspd_jax.models import early_fusion
 from cspd_jax.models.early_fusion import EarlyFusionConfig
 from experiments import released
 from experiments.released import Loops, Method, Work
 
-_NEEDS = 'torch transformers==4.48.1'
 _JACOBI = dict(multi_token_init_scheme='random', prefix_token_sampler_scheme='speculative_jacobi')
 
 
@@ -36,26 +32,16 @@ def check(model: Model) -> None:
   if not isinstance(model.config, EarlyFusionConfig) or model.config.row_end is None:
     raise ValueError(f'model is {model.name!r}, and released loops decode models like Lumina-mGPT, '
                      'whose rows have an end token; use emoji.')
-  usual = SamplingParams()._replace(guidance_scale=None)
-  active = model.engine.drop_inactive(model.sampling())._replace(guidance_scale=None)
-  if active != model.engine.drop_inactive(usual):
-    raise ValueError(f'model is {model.name!r}, whose default sampling options are more than a '
-                     'guidance scale, which the released loops do not have here; use emoji.')
+  released.check_sampling(model, 'emoji')
 
 
 class _Released:
   """The network and the loop of a clone, with a model's weights."""
 
   def __init__(self, root: pathlib.Path, module: str, options: dict[str, Any], work: Work):
-    sys.path[:0] = [str(root), str(root / 'lumina_mgpt')]
-    try:
-      self.torch = importlib.import_module('torch')
-      network = importlib.import_module('model.chameleon.modeling_chameleon')
-      self.loop = importlib.import_module(module)
-      self.transformers = importlib.import_module('transformers')
-    except ImportError as error:
-      raise ValueError(
-          f'the released code cannot be imported ({error}); run pip install {_NEEDS}.') from error
+    self.torch, self.transformers, network, self.loop = released.imported(
+        'torch transformers==4.48.1', [root, root / 'lumina_mgpt'], 'torch', 'transformers',
+        'model.chameleon.modeling_chameleon', module)
     self.work, self.model, config = work, work.model, work.model.config
     with tempfile.TemporaryDirectory() as folder, released.on_cpu(self.torch):
       publish.publish_model('anole', work.source, f'{folder}/model', dtype='float32')
@@ -73,8 +59,9 @@ class _Released:
       if token >= 0:
         self.allowed[position] = False
         self.allowed[position, self.order[token]] = True
-    self.passes, self.difference = 0, self.differ()
+    self.difference = self.differ()
     self.prepare(options)
+    self.passes = released.Passes(self.net.model)
 
   def prompt(self, condition: Any) -> Any:
     """Returns the published ids `[1, L]` of one prompt; the null prompt must be its last token."""
@@ -106,13 +93,6 @@ class _Released:
     config, backbone = self.model.config, self.net.model
     self.net.img_vocab = self.torch.arange(config.first_code, config.first_code + config.num_codes)
     backbone.__class__ = self.loop.renew_backbone(backbone.__class__)
-    forward = backbone.forward
-
-    def counted(*args, **options):
-      self.passes += 1
-      return forward(*args, **options)
-
-    backbone.forward = counted
 
   def decode(self, window: int, number: int, seed: int) -> tuple[np.ndarray, int, float]:
     """Returns the tokens `[T]` of an image in the order of this library, passes and seconds."""
@@ -129,7 +109,7 @@ class _Released:
     options = self.transformers.GenerationConfig(
         do_sample=True, max_length=length + count, pad_token_id=0)
     options._pad_token_tensor = self.torch.tensor(0)
-    self.net.seed, self.net.max_num_new_tokens, self.passes = seed, window, 0
+    self.net.seed, self.net.max_num_new_tokens, self.passes.count = seed, window, 0
     start = time.perf_counter()
     with (self.torch.no_grad(), contextlib.redirect_stdout(io.StringIO()),
           released.on_cpu(self.torch)):
@@ -142,7 +122,7 @@ class _Released:
           past_key_values=self.transformers.DynamicCache(), use_cache=True)
     seconds = time.perf_counter() - start
     tokens = np.argsort(self.order)[ids[0, length:length + count].numpy()]
-    return tokens, self.passes, seconds
+    return tokens, self.passes.count, seconds
 
 
 def _load(name: str, options: dict[str, Any], file: str, clone: pathlib.Path, work: Work) -> Loops:
@@ -156,7 +136,7 @@ def _load(name: str, options: dict[str, Any], file: str, clone: pathlib.Path, wo
 
 def _method(name: str, url: str, commit: str, sha256: str, file: str, window: int, ours: str,
             options: dict[str, Any]) -> Method:
-  return Method(url, commit, file, sha256, _NEEDS, window, (ours,), check,
+  return Method(url, commit, file, sha256, window, (ours,), check,
                 functools.partial(_load, name, options, file))
 
 
