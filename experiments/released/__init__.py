@@ -65,19 +65,20 @@ class Method(NamedTuple):
 
   Attributes:
     url: its repository.
-    commit: the commit that the changes in memory are for.
+    commit: the commit that the changes in memory are for; None if it is an installed package,
+      which needs no clone.
     file: the file of the loop in the clone.
     sha256: of that file at that commit.
     window: tokens that a pass scores, as its programs recommend; None if it has no such number.
     ours: the decoders here that correspond to its loops, with `{window}` for that number.
     check: raises ValueError for a model that the loops cannot decode.
-    load: imports the clone, whose folder is given, and gives it the weights.
+    load: imports the clone, whose folder is given, or the package, and gives it the weights.
   """
 
   url: str
-  commit: str
-  file: str
-  sha256: str
+  commit: str | None
+  file: str | None
+  sha256: str | None
   window: int | None
   ours: tuple[str, ...]
   check: Callable[[Model], None]

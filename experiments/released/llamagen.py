@@ -182,9 +182,6 @@ class _Lantern:
     # The program looks for other files on the hub if it does not find this one.
     self.torch.save(self.safetensors.load_file('drafter/model.safetensors'),
                     'drafter/pytorch_model.bin')
-    # Captions and 256 tokens, the only grid with the rotation of the model's.
-    _write_json('drafter/config.json', json.loads(
-        pathlib.Path('drafter/config.json').read_text()) | dict(input_type='t2i'))
     neighbours = pathlib.Path('ckpts/llamagen/vq_distances/top_16383_indices.npy')
     neighbours.parent.mkdir(parents=True)
     codebook = self.model.codebook

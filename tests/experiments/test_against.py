@@ -24,10 +24,17 @@ _LLAMAGEN = [
     (['--repo={tmp}', '--tokens_per_round=2'], 'does not contain autoregressive/models/gpt.py')]
 
 _RELEASED = [
-    ([], 'repo is none'), (['--repo={tmp}', '--method=eagle'], 'sjd, scd, sjd_pac, sjd_pp'),
+    ([], 'repo is none'), (['--repo={tmp}', '--method=medusa'], 'sjd, scd, sjd_pac, sjd_pp'),
     (['--repo={tmp}'], 'does not contain scheduler/jacobi_iteration_lumina_mgpt.py'),
     (['--repo={tmp}', '--window=1'], 'window is 1'),
-    (['--repo={tmp}', '--model=demo'], 'whose rows have an end token; use emoji')]
+    (['--repo={tmp}', '--model=demo'], 'whose rows have an end token; use emoji'),
+    (['--repo={tmp}', '--method=eagle'], 'like it with class labels; use demo'),
+    (['--method=llamagen', '--model=demo'], 'clone of https://github.com/FoundationVision/LlamaGen'),
+    (['--repo={tmp}', '--method=lantern', '--model=demo'],
+     'does not contain models/ea_model_llamagen.py'),
+    (['--repo={tmp}', '--method=transformers'], 'transformers is a package; leave it out'),
+    (['--method=transformers', '--num_images=1'], 'num_images is 1'),
+    (['--method=transformers', '--best=mc_jd'], "'mc_jd'")]
 
 
 @pytest.mark.slow
