@@ -22,7 +22,7 @@ def _load(clone: pathlib.Path | None, work: Work) -> Loops:
 
   def load(folder):
     net = transformers.ChameleonForConditionalGeneration.from_pretrained(
-        folder, torch_dtype=torch.float32)
+        folder, dtype=torch.float32)
     net.model.vocabulary_mapping.image_tokens = []
     return net
 

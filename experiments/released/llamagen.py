@@ -2,30 +2,27 @@
 
 `llamagen` is the official program; nothing of it is changed.
 
-`eagle` and `lantern` are LANTERN's, which reads captions: its base network is LlamaGen in the
-format of transformers, and its drafter that of `cspd-convert --to=eagle_llamagen`. What is changed,
-in memory only: the text encoder and the projection of its embeddings, 120 per caption, become the
-embedding of a class label and 119 of padding, which the base network masks as it masks that of
-captions; the drafter masks it, too, because those of class labels are trained without. Sampled
-options, trees and loops are as in its programs, and the table of neighbours is of the codebook of
-the model. `lantern` uses `lantern_k` neighbours, 1000 of 16384 there, of as many codes in the
-same proportion.
+`eagle` and `lantern` are LANTERN's: EAGLE-1's static tree and EAGLE-2's dynamic one, and both
+relaxed. Loops, trees and options are those of its programs, `lantern_k` in proportion to the number
+of codes (1000 of 16384 there). Base network and drafter load the weights of the model; the table of
+neighbours is of its codebook. The programs read captions. What is changed, in memory only: 120
+projected embeddings of a caption become the embedding of a label and padding, masked like that of
+captions, in place of the text encoder; the drafter masks the padding too, because that of a model
+of labels has never seen it. So every pass reads 119 keys more than necessary. A loop ends when it
+has one token too many, so an image may take one pass more than necessary.
 """
 
 import contextlib
 import functools
 import json
-import os
 import pathlib
 import random
-import re
 import sys
 import tempfile
 import time
 import types
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -80,17 +77,20 @@ def _load_official(clone: pathlib.Path, work: Work) -> Loops:
   with torch.no_grad():
     net.setup_caches(max_batch_size=2, max_seq_length=count + 1, dtype=torch.float32)
     logits = net(None, torch.tensor([_label(work, 0), config.num_classes]), torch.arange(1))[0]
-  passes = Passes(net)
+  passes, scale = Passes(net), float(work.sampling.guidance_scale)
+  if scale < 1:
+    raise ValueError(f'guidance_scale is {scale:g}, but the official loop guides by more than 1 '
+                     'only; give at least 1.')
 
   def decode(name: str, number: int, seed: int) -> tuple[np.ndarray, int, float]:
     torch.manual_seed(seed)
     passes.count, start = 0, time.perf_counter()
     tokens = program.generate(
         net, torch.tensor([_label(work, number)]), count, cfg_interval=-1, temperature=1.0,
-        cfg_scale=float(work.sampling.guidance_scale), top_k=0, top_p=1.0, sample_logits=True)
+        cfg_scale=scale, top_k=0, top_p=1.0, sample_logits=True)
     return tokens[0].numpy(), passes.count, time.perf_counter() - start
 
-  difference = float(np.abs(logits[:, 0].numpy() - _first(work)[0][:, 0]).max())
+  difference = float(np.abs(logits[:, 0].numpy() - _first(work)).max())
   return Loops(difference, {'vanilla': 1}, decode)
 
 
@@ -105,12 +105,12 @@ def _published(torch: Any, work: Work) -> dict[str, Any]:
     return torch.load(f'{folder}/model/llamagen.pt')['model']
 
 
-def _first(work: Work) -> tuple[np.ndarray, jax.Array]:
-  """Returns our logits `[S, B, V]` of the first token, and features of the condition."""
+def _first(work: Work) -> np.ndarray:
+  """Returns our logits `[S, V]` of the first token of the first image."""
   target = work.model.target(guided=True)
-  logits, features, _ = programs.jit(lambda params, one: target.prefill(
+  logits, *_ = programs.jit(lambda params, one: target.prefill(
       params, one, work.model.num_tokens))(work.model.params, work.conditions[0])
-  return np.asarray(logits), features
+  return np.asarray(logits)[:, 0]
 
 
 class _Captions:
@@ -124,7 +124,7 @@ class _Captions:
     """Returns embeddings `[N, 120, width]`, padded at the end, and their mask."""
     embeddings = self.table.new_zeros(len(labels), CAPTION_LENGTH, self.table.shape[1])
     embeddings[:, 0] = self.table[labels]
-    mask = embeddings[:, :, 0].long() * 0
+    mask = embeddings.new_zeros(len(labels), CAPTION_LENGTH).long()
     mask[:, 0] = 1
     return embeddings, mask
 
@@ -142,33 +142,34 @@ class _Lantern:
         'models.kv_variants.modeling_llamagen_kv', 'models.ea_model_llamagen')
     network.CaptionEmbedder = _embedder(self.torch)
     program.Model = _drafter(program.Model)
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-      table = self.write()
-      self.net = program.EaModel.from_pretrained(
-          base_model_path='base', ea_model_path='drafter', attn_implementation='eager').eval()
+    with tempfile.TemporaryDirectory() as folder:
+      table = self.write(pathlib.Path(folder))
+      with contextlib.chdir(folder):  # The program looks for the table of neighbours there.
+        self.net = program.EaModel.from_pretrained(
+            base_model_path='base', ea_model_path='drafter', attn_implementation='eager').eval()
     self.base = self.net.base_model
     self.base.t5_model.table = table
     self.difference = self.differ()
     self.passes = Passes(self.base.model)
 
-  def write(self) -> Any:
-    """Writes the files that the program reads into the current folder; returns the labels' table.
-    """
+  def write(self, folder: pathlib.Path) -> Any:
+    """Writes the files that the program reads into a folder; returns the table of labels."""
     tensors, config = _published(self.torch, self.work), self.model.config
     table = tensors.pop('cls_embedding.embedding_table.weight')
     state = {'model.cls_embedding.uncond_embedding': table[-1:].repeat(CAPTION_LENGTH, 1)}
     for name, tensor in tensors.items():
-      layer, name = re.fullmatch(r'(layers\.\d+\.)?(.+)\.weight', name).groups()
-      prefix = f'model.{layer}' if layer else ''
+      name = name.removesuffix('.weight')
+      *layer, name = name.split('.', 2) if name.startswith('layers.') else [name]
+      prefix = '.'.join(['model', *layer, '']) if layer else ''
       if name == 'attention.wqkv':
         keys = (len(tensor) - config.dim) // 2
         parts = zip('qkv', tensor.split([config.dim, keys, keys]))
         state |= {f'{prefix}self_attn.{part}_proj.weight': values for part, values in parts}
       else:
         state[f'{prefix}{_NAMES[name]}.weight'] = tensor
-    os.mkdir('base')
-    self.torch.save(state, 'base/pytorch_model.bin')
-    _write_json('base/config.json', dict(
+    (folder / 'base').mkdir()
+    self.torch.save(state, folder / 'base/pytorch_model.bin')
+    (folder / 'base/config.json').write_text(json.dumps(dict(
         architectures=['LlamaForCausalLM'], model_type='llama', hidden_size=config.dim,
         num_hidden_layers=config.num_layers, num_attention_heads=config.num_heads,
         num_key_value_heads=config.num_kv_heads, intermediate_size=config.ffn_dim,
@@ -177,15 +178,18 @@ class _Lantern:
         block_size=config.num_tokens, num_classes=config.num_classes, token_dropout_p=0.0,
         resid_dropout_p=0.0, ffn_dropout_p=0.0, class_dropout_p=0.1,
         # Of the cache, with the drafts of a pass.
-        max_position_embeddings=CAPTION_LENGTH + config.num_tokens + _MOST_DRAFTS))
-    publish.publish_model('eagle_llamagen', self.work.source, 'drafter', dtype='float32')
-    # The program looks for other files on the hub if it does not find this one.
-    self.torch.save(self.safetensors.load_file('drafter/model.safetensors'),
-                    'drafter/pytorch_model.bin')
-    neighbours = pathlib.Path('ckpts/llamagen/vq_distances/top_16383_indices.npy')
+        max_position_embeddings=CAPTION_LENGTH + config.num_tokens + _MOST_DRAFTS)),
+        encoding='utf-8')
+    drafter = folder / 'drafter'
+    publish.publish_model('eagle_llamagen', self.work.source, drafter, dtype='float32')
+    # The program looks for this file on the hub if it is not there.
+    self.torch.save(self.safetensors.load_file(drafter / 'model.safetensors'),
+                    drafter / 'pytorch_model.bin')
+    neighbours = folder / 'ckpts/llamagen/vq_distances/top_16383_indices.npy'
     neighbours.parent.mkdir(parents=True)
     codebook = self.model.codebook
-    np.save(neighbours, lantern.neighbour_table(codebook, len(codebook) - 1).astype(np.int64))
+    assert codebook is not None  # See `check_eagle`.
+    np.save(neighbours, lantern.neighbour_table(codebook, len(codebook) - 1).astype(np.uint16))
     return table
 
   def differ(self) -> float:
@@ -201,7 +205,6 @@ class _Lantern:
       self.net.ea_layer.reset()
       read = torch.cat([tokens.new_zeros(1, _PADDING), tokens], dim=1).repeat(2, 1)
       drafted = self.base.lm_head(self.net.ea_layer(features[:, :-1], read))[:, _PADDING:]
-    ours, _ = _first(self.work)
     network, params = self.model.drafts['eagle'].build(True), self.model.drafts['eagle'].params
     features = jnp.asarray(features[:, None, _PADDING:-1].numpy())
 
@@ -212,7 +215,7 @@ class _Lantern:
           np.arange(count), np.tri(count, dtype=bool))[0])
 
     expected = programs.jit(draft)(params, self.work.conditions[0], features)
-    return max(float(np.abs(logits[:, _PADDING].numpy() - ours[:, 0]).max()),
+    return max(float(np.abs(logits[:, _PADDING].numpy() - _first(self.work)).max()),
                float(np.abs(drafted.numpy() - np.asarray(expected)[:, 0]).max()))
 
   def decode(self, name: str, number: int, seed: int) -> tuple[np.ndarray, int, float]:
@@ -258,10 +261,6 @@ def _drafter(model: Any) -> Any:
       return super()._prepare_decoder_attention_mask(attention_mask, *args)
 
   return Drafter
-
-
-def _write_json(path: str, content: dict[str, Any]) -> None:
-  pathlib.Path(path).write_text(json.dumps(content))
 
 
 def _loops(vocab_size: int) -> dict[str, dict[str, Any]]:
