@@ -3,6 +3,7 @@
   git clone https://github.com/tyshiwo1/Accelerating-T2I-AR-with-SJD SJD
   pip install torch transformers==4.48.1
   python -m experiments.against_released --repo=SJD --method=sjd
+  python -m experiments.against_released --repo=LANTERN --method=eagle --model=demo --noasked
 
 The weights of the model are written in the published format of its family, and the network of the
 clone loads them: the difference of its first outputs is printed. Then the unchanged loop of the
@@ -41,9 +42,9 @@ from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import base, energy, likelihood, scenes
 from experiments import against, measured
-from experiments.released import Decodes, Loops, Method, Work, lumina, mar
+from experiments.released import Decodes, Loops, Method, Work, generate, llamagen, lumina, mar
 
-METHODS = lumina.METHODS | mar.METHODS
+METHODS = lumina.METHODS | llamagen.METHODS | generate.METHODS | mar.METHODS
 # The largest accepted difference of the first outputs, in float32.
 _TOLERANCE = 1e-3
 _COLUMNS = {
@@ -61,7 +62,7 @@ class Config(measured.ModelImages):
   """The released code, the images and our decoders.
 
   Attributes:
-    repo: folder of a clone of the released code.
+    repo: folder of a clone of the released code; none if it is an installed package.
     method: the released decoder, one of `METHODS`.
     guidance_scale: the only sampling option of both; the model's if None.
     window: tokens that a pass scores; what the released programs recommend if None.
@@ -85,8 +86,9 @@ class Config(measured.ModelImages):
     fields.check(self, window=(2, fields.MOST), batch_size=(1, 1), guidance_scale=fields.FINITE)
 
 
-def check(config: Config) -> tuple[cspd_jax.Model, Method, pathlib.Path]:
-  """Checks the options; returns the model, the method and the folder of its clone."""
+def check(config: Config) -> tuple[cspd_jax.Model, Method, pathlib.Path | None]:
+  """Checks the options; returns the model, the method and the folder of its clone, if it has one.
+  """
   fields.check_choice('method', config.method, METHODS)
   method = METHODS[config.method]
   if method.window is None and config.window is not None:
@@ -96,6 +98,11 @@ def check(config: Config) -> tuple[cspd_jax.Model, Method, pathlib.Path]:
   if config.window is not None and config.window > model.num_tokens:
     raise ValueError(f'window is {config.window}; it must be at most {model.num_tokens}, the '
                      'number of tokens of an image.')
+  if method.file is None:
+    if config.repo is not None:
+      raise ValueError(
+          f'repo is {config.repo!r}, but {config.method} is a package; leave it out.')
+    return model, method, None
   if config.repo is None:
     raise ValueError(f'repo is none; give the folder of a clone of {method.url}.')
   folder = against.clone(config.repo, method.url, method.file)
@@ -175,8 +182,9 @@ def row_of(name: str, code: str, window: int | None, sample: base.Sample, vanill
 def main(config: Config) -> None:
   jax.config.update('jax_platforms', 'cpu')
   model, method, clone = check(config)
-  report = Report(config.workdir)
   prompts, seed = inputs.images(config.images, model, default=32)
+  if len(prompts) < 2:
+    raise ValueError('num_images is 1; it must be at least 2, for a standard error.')
   sampling = model.sampling(**(
       {} if config.guidance_scale is None else dict(guidance_scale=config.guidance_scale)))
   condition, window = model.condition(prompts), config.window or method.window
@@ -187,6 +195,7 @@ def main(config: Config) -> None:
   best = method.best if config.best is None else config.best
   ours: dict[str, Any] = {
       name: model.decoder(name) for name in (model.engine.baseline, *same, *best)}
+  report = Report(config.workdir)
   loops = method.load(clone, Work(
       model, str(config.loading.model), [
           batches.select(condition, np.array([i])) for i in range(len(prompts))], sampling, window))
@@ -221,7 +230,8 @@ def main(config: Config) -> None:
   measured.write(report, config, [tables.Table('released code and ours', columns, rows)],
                  method=config.method, url=method.url, commit=method.commit, model=model.name,
                  num_images=len(prompts), outputs_differ=loops.difference,
-                 torch_version=str(sys.modules['torch'].__version__))
+                 **{f'{name}_version': str(sys.modules[name].__version__)
+                    for name in ('torch', 'transformers') if name in sys.modules})
 
 
 if __name__ == '__main__':

@@ -100,6 +100,16 @@ def _complete(drafter: store.Loaded, target: store.Loaded) -> store.Loaded:
       params={**drafter.params, 'token_embedding': target.params['transformer/token_embedding']})
 
 
+def _files(form: str, config: EagleConfig, others: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the files next to the weights; the program of LlamaGen's requires the kind of input."""
+  del others
+  if form != 'llamagen':
+    return {'config.json': settings.write(CHAMELEON_FIELDS, config)}
+  names = {count: name for name, count in _NUM_TOKENS.items()}
+  return {'config.json': settings.write(
+      LLAMAGEN_FIELDS, config, input_type=names.get(config.num_tokens))}
+
+
 def _assumed(form: str, config: EagleConfig, specified: Collection[str]) -> list[str]:
   # The official drafter of LlamaGen has one base, and norms have the heads of the others.
   fields = ('norm_eps',) if form == 'llamagen' else ('norm_eps', 'rope_base')
@@ -127,8 +137,7 @@ def _family(form: str, options: dict[str, str], num_norm_shards: int | None = No
       options=family.IMAGE_SIZE | options, settings=functools.partial(settings.read, {
           'config.json': LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS}),
       assumed=functools.partial(_assumed, form), model=model,
-      written=family.Written(files=settings.files(
-          LLAMAGEN_FIELDS if form == 'llamagen' else CHAMELEON_FIELDS), complete=_complete))
+      written=family.Written(files=functools.partial(_files, form), complete=_complete))
 
 
 LLAMAGEN = _family('llamagen', family.NUM_HEADS, model='llamagen')

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.generation.model import Model
 
 
@@ -55,7 +56,7 @@ class Loops(NamedTuple):
   """The released decoders of a method, ready to decode.
 
   Attributes:
-    difference: the largest difference between their network's first outputs and ours.
+    difference: the largest difference between the first outputs of their networks and of ours.
     windows: tokens that a pass scores, by the name of a loop; the first scores one, and the others
       are compared with it.
     decode: `(name, number of the image, seed) -> ` its tokens `[T, ...]`, as ours are numbered and
@@ -72,24 +73,23 @@ class Method(NamedTuple):
 
   Attributes:
     url: its repository.
-    commit: the commit that the changes in memory are for.
+    commit: the commit that the changes in memory are for; None if it is an installed package,
+      which needs no clone.
     file: the file of the loop in the clone.
     sha256: of that file at that commit.
-    needs: packages to install.
     window: tokens that a pass scores, as its programs recommend, on average; None if it has no such
       number.
     ours: the decoders here that correspond to its loops, with `{window}` for that number and
       `{steps}` for the passes of an image of as many tokens each.
     check: raises ValueError for a model that the loops cannot decode.
-    load: imports the clone, whose folder is given, and gives it the weights.
+    load: imports the clone, whose folder is given, or the package, and gives it the weights.
     best: further decoders here that its loops are compared with.
   """
 
   url: str
-  commit: str
-  file: str
-  sha256: str
-  needs: str
+  commit: str | None
+  file: str | None
+  sha256: str | None
   window: int | None
   ours: tuple[str, ...]
   check: Callable[[Model], None]
@@ -97,14 +97,39 @@ class Method(NamedTuple):
   best: tuple[str, ...] = ('corrected(iterations=4, window=64)',)
 
 
-def modules(folders: Sequence[pathlib.Path], names: Sequence[str], needs: str) -> list[Any]:
-  """Imports modules of a clone, whose folders are given, and others; `needs` are its packages."""
-  sys.path[:0] = map(str, folders)
+class Calls:
+  """Counts the calls of a method of a network of PyTorch."""
+
+  def __init__(self, network: Any, name: str = 'forward'):
+    self.count, method = 0, getattr(network, name)
+
+    def counted(*args, **options):
+      self.count += 1
+      return method(*args, **options)
+
+    setattr(network, name, counted)
+
+
+def imported(needs: str, folders: Sequence[pathlib.Path], *names: str) -> list[Any]:
+  """Returns modules of the folders of a clone, or of packages.
+
+  Raises ValueError if one cannot be imported; `needs` are the packages to install.
+  """
+  sys.path[:0] = [str(folder) for folder in folders]
   try:
     return [importlib.import_module(name) for name in names]
   except ImportError as error:
     raise ValueError(
         f'the released code cannot be imported ({error}); run pip install {needs}.') from error
+
+
+def check_sampling(model: Model, instead: str) -> None:
+  """Raises ValueError if a model's default options are more than a guidance scale."""
+  usual = SamplingParams()._replace(guidance_scale=None)
+  active = model.engine.drop_inactive(model.sampling())._replace(guidance_scale=None)
+  if active != model.engine.drop_inactive(usual):
+    raise ValueError(f'model is {model.name!r}, whose default sampling options are more than a '
+                     f'guidance scale, which the released loops do not have here; use {instead}.')
 
 
 @contextlib.contextmanager

@@ -12,20 +12,19 @@ import io
 import pathlib
 import tempfile
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from checkpoints_conversion import publish
 from cspd_jax.core import programs
-from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.generation.model import Model
 from cspd_jax.models import early_fusion
 from cspd_jax.models.early_fusion import EarlyFusionConfig
 from experiments import released
-from experiments.released import Loops, Method, Work
+from experiments.released import Calls, Loops, Method, Work
 
-_NEEDS = 'torch transformers==4.48.1'
 _JACOBI = dict(multi_token_init_scheme='random', prefix_token_sampler_scheme='speculative_jacobi')
 
 
@@ -34,30 +33,28 @@ def check(model: Model) -> None:
   if not isinstance(model.config, EarlyFusionConfig) or model.config.row_end is None:
     raise ValueError(f'model is {model.name!r}, and released loops decode models like Lumina-mGPT, '
                      'whose rows have an end token; use emoji.')
-  usual = SamplingParams()._replace(guidance_scale=None)
-  active = model.engine.drop_inactive(model.sampling())._replace(guidance_scale=None)
-  if active != model.engine.drop_inactive(usual):
-    raise ValueError(f'model is {model.name!r}, whose default sampling options are more than a '
-                     'guidance scale, which the released loops do not have here; use emoji.')
+  released.check_sampling(model, 'emoji')
 
 
-class _Released:
-  """The network and the loop of a clone, with a model's weights."""
+class Published:
+  """A network in the format of transformers with the weights of a model like Lumina-mGPT.
 
-  def __init__(self, root: pathlib.Path, module: str, options: dict[str, Any], work: Work):
-    self.torch, network, self.loop, self.transformers = released.modules(
-        [root, root / 'lumina_mgpt'],
-        ['torch', 'model.chameleon.modeling_chameleon', module, 'transformers'], _NEEDS)
-    self.work, self.model, config = work, work.model, work.model.config
-    with tempfile.TemporaryDirectory() as folder, released.on_cpu(self.torch):
+  Attributes:
+    net: the network, as `load` returns it for a folder.
+    prompts: published ids `[1, L]` of the prompt of every image, and of its null prompt.
+    passes: counts the calls of its backbone.
+    difference: the largest difference of the first logits of the codes to ours.
+  """
+
+  def __init__(self, torch: Any, load: Callable[[str], Any], work: Work):
+    self.torch, self.work, self.model = torch, work, work.model
+    with tempfile.TemporaryDirectory() as folder:
       publish.publish_model('anole', work.source, f'{folder}/model', dtype='float32')
-      self.net = network.ChameleonForConditionalGeneration.from_pretrained(
-          f'{folder}/model', attn_implementation='eager', torch_dtype=self.torch.float32,
-          mask_image_logits=False).eval()
+      self.net = load(f'{folder}/model').eval()
+    config = self.model.config
     self.order = np.asarray(early_fusion.order(config))
     self.prompts = [self.prompt(one) for one in work.conditions]
-    self.allowed = self.torch.zeros(
-        (2 * self.model.num_tokens, config.vocab_size), dtype=self.torch.bool)
+    self.allowed = torch.zeros((2 * self.model.num_tokens, config.vocab_size), dtype=torch.bool)
     codes = slice(config.first_code, config.first_code + config.num_codes)
     self.allowed[:, codes] = True  # Tokens past the end are drafted and dropped.
     for position, token in enumerate(np.asarray(
@@ -65,27 +62,49 @@ class _Released:
       if token >= 0:
         self.allowed[position] = False
         self.allowed[position, self.order[token]] = True
-    self.passes, self.difference = 0, self.differ()
-    self.prepare(options)
+    self.difference = self.differ()
+    self.passes = Calls(self.net.model)
 
-  def prompt(self, condition: Any) -> Any:
-    """Returns the published ids `[1, L]` of one prompt; the null prompt must be its last token."""
+  def prompt(self, condition: Any) -> list[Any]:
+    """Returns the published ids of a prompt and of its null prompt."""
     tokens, visible = np.asarray(condition.tokens)[0], np.asarray(condition.visible)[0]
-    ids, null = (self.order[row[seen]] for row, seen in zip(tokens, visible))
-    if ids[-1:].tolist() != null.tolist():
-      raise ValueError('the released loops guide by the last token of the prompt alone; use emoji.')
-    return self.torch.tensor(ids)[None]
+    return [self.torch.tensor(self.order[row[seen]])[None] for row, seen in zip(tokens, visible)]
 
   def differ(self) -> float:
     """Returns the largest difference of the logits of the codes at the first token of an image."""
-    config, prompt, target = self.model.config, self.prompts[0], self.model.target(guided=True)
-    with self.torch.no_grad():
-      logits = self.net(input_ids=prompt, attention_mask=self.torch.ones_like(prompt)).logits
+    config, target = self.model.config, self.model.target(guided=True)
     ours, *_ = programs.jit(lambda params, one: target.prefill(
         params, one, self.model.num_tokens))(self.model.params, self.work.conditions[0])
-    codes = slice(config.first_code, config.first_code + config.num_codes)
-    return float(np.abs(
-        logits[0, -1, codes].numpy() - np.asarray(ours)[0, 0, :config.num_codes]).max())
+    codes, largest = slice(config.first_code, config.first_code + config.num_codes), 0.0
+    for prompt, expected in zip(self.prompts[0], np.asarray(ours)[:, 0, :config.num_codes]):
+      with self.torch.no_grad():
+        logits = self.net(
+            input_ids=prompt, attention_mask=self.torch.ones_like(prompt)).logits[0, -1, codes]
+      largest = max(largest, float(np.abs(logits.numpy() - expected).max()))
+    return largest
+
+  def tokens(self, ids: Any) -> np.ndarray:
+    """Returns the tokens `[T]` of an image in the order of this library, from published ids."""
+    return np.argsort(self.order)[ids[:self.model.num_tokens].numpy()]
+
+
+class _Released(Published):
+  """The network and the loop of a clone, with a model's weights."""
+
+  def __init__(self, root: pathlib.Path, module: str, options: dict[str, Any], work: Work):
+    torch, self.transformers, network, self.loop = released.imported(
+        'torch transformers==4.48.1', [root, root / 'lumina_mgpt'], 'torch', 'transformers',
+        'model.chameleon.modeling_chameleon', module)
+    with released.on_cpu(torch):
+      super().__init__(torch, lambda folder: (
+          network.ChameleonForConditionalGeneration.from_pretrained(
+              folder, attn_implementation='eager', torch_dtype=torch.float32,
+              mask_image_logits=False)), work)
+    for prompt, null in self.prompts:
+      if prompt[0, -1:].tolist() != null[0].tolist():
+        raise ValueError(
+            'the released loops guide by the last token of the prompt alone; use emoji.')
+    self.prepare(options)
 
   def prepare(self, options: dict[str, Any]) -> None:
     """Gives the network the released loop, which calls its backbone once per forward pass."""
@@ -98,17 +117,10 @@ class _Released:
     config, backbone = self.model.config, self.net.model
     self.net.img_vocab = self.torch.arange(config.first_code, config.first_code + config.num_codes)
     backbone.__class__ = self.loop.renew_backbone(backbone.__class__)
-    forward = backbone.forward
-
-    def counted(*args, **options):
-      self.passes += 1
-      return forward(*args, **options)
-
-    backbone.forward = counted
 
   def decode(self, window: int, number: int, seed: int) -> tuple[np.ndarray, int, float]:
     """Returns the tokens `[T]` of an image in the order of this library, passes and seconds."""
-    prompt = self.prompts[number]
+    prompt = self.prompts[number][0]
     length, count = prompt.shape[1], self.model.num_tokens
     generation = self.transformers.generation
 
@@ -121,7 +133,7 @@ class _Released:
     options = self.transformers.GenerationConfig(
         do_sample=True, max_length=length + count, pad_token_id=0)
     options._pad_token_tensor = self.torch.tensor(0)
-    self.net.seed, self.net.max_num_new_tokens, self.passes = seed, window, 0
+    self.net.seed, self.net.max_num_new_tokens, self.passes.count = seed, window, 0
     start = time.perf_counter()
     with (self.torch.no_grad(), contextlib.redirect_stdout(io.StringIO()),
           released.on_cpu(self.torch)):
@@ -133,8 +145,7 @@ class _Released:
           attention_mask=self.torch.ones_like(prompt),
           past_key_values=self.transformers.DynamicCache(), use_cache=True)
     seconds = time.perf_counter() - start
-    tokens = np.argsort(self.order)[ids[0, length:length + count].numpy()]
-    return tokens, self.passes, seconds
+    return self.tokens(ids[0, length:]), self.passes.count, seconds
 
 
 def _load(name: str, options: dict[str, Any], file: str, clone: pathlib.Path, work: Work) -> Loops:
@@ -148,7 +159,7 @@ def _load(name: str, options: dict[str, Any], file: str, clone: pathlib.Path, wo
 
 def _method(name: str, url: str, commit: str, sha256: str, file: str, window: int, ours: str,
             options: dict[str, Any]) -> Method:
-  return Method(url, commit, file, sha256, _NEEDS, window, (ours,), check,
+  return Method(url, commit, file, sha256, window, (ours,), check,
                 functools.partial(_load, name, options, file))
 
 

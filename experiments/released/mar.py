@@ -25,7 +25,7 @@ from cspd_jax.files import store
 from cspd_jax.generation.model import Model
 from cspd_jax.models.mar import MARConfig
 from experiments import released
-from experiments.released import Loops, Method, Work
+from experiments.released import Calls, Loops, Method, Work
 
 _NEEDS = "torch torchvision 'timm<1' scipy tqdm"
 
@@ -59,18 +59,8 @@ class _Network:
       (path, _), *_ = publish.publish_model('mar', source, f'{output}/model', role=role,
                                             dtype='float32')
       self.net.load_state_dict(torch.load(path)['model_ema'])
-    self.passes = self.head_calls = 0
-    encode, head = self.net.forward_mae_encoder, self.net.diffloss.net.forward
-
-    def counted_pass(*arguments):
-      self.passes += 1
-      return encode(*arguments)
-
-    def counted_call(*arguments, **options):
-      self.head_calls += 1
-      return head(*arguments, **options)
-
-    self.net.forward_mae_encoder, self.net.diffloss.net.forward = counted_pass, counted_call
+    self.passes, self.head_calls = Calls(self.net, 'forward_mae_encoder'), Calls(
+        self.net.diffloss.net)
 
   def difference(self, torch: Any, target: Any, params: Any, labels: Any) -> float:
     """Returns the largest difference of the guided transformers with half of the tokens visible,
@@ -99,7 +89,7 @@ class _Released:
   """The loops of a clone, with the networks of a model."""
 
   def __init__(self, clone: pathlib.Path, work: Work):
-    self.torch, module = released.modules([clone], ['torch', 'models.mar'], _NEEDS)
+    self.torch, module = released.imported(_NEEDS, [clone], 'torch', 'models.mar')
     self.work, model = work, work.model
     self.target = _Network(self.torch, module, work.source, 'target')
     self.difference = self.target.difference(
@@ -109,7 +99,8 @@ class _Released:
     """Returns the tokens `[T, C]` of an image, passes, seconds and head calls of the target."""
     self.torch.manual_seed(seed)
     np.random.seed(seed % 2**32)
-    self.target.passes = self.target.head_calls = 0
+    passes, head_calls = self.target.passes, self.target.head_calls
+    passes.count = head_calls.count = 0
     sampling = self.work.sampling
     labels = self.torch.tensor(np.asarray(self.work.conditions[number]), dtype=self.torch.long)
     start = time.perf_counter()
@@ -117,8 +108,8 @@ class _Released:
       image = loop(1, cfg=float(sampling.guidance_scale), cfg_schedule='linear', labels=labels,
                    temperature=float(sampling.temperature))
     seconds = time.perf_counter() - start
-    return (self.target.net.patchify(image)[0].numpy(), self.target.passes, seconds,
-            self.target.head_calls)
+    return (self.target.net.patchify(image)[0].numpy(), passes.count, seconds,
+            head_calls.count)
 
   def steps(self, number: int) -> Any:
     """Returns MAR's own loop with this number of steps."""
@@ -140,7 +131,8 @@ def _load_mar(clone: pathlib.Path, work: Work) -> Loops:
 def _load_cspd(clone: pathlib.Path, work: Work) -> Loops:
   assert work.window is not None
   of, draft = _Released(clone, work), work.model.drafts['model']
-  module, runner = released.modules([], ['models.mar', 'spec_decode.spec_decode_runner'], _NEEDS)
+  module, runner = released.imported(
+      _NEEDS, [], 'models.mar', 'spec_decode.spec_decode_runner')
   network = _Network(of.torch, module, work.source, 'draft')
   of.difference = max(of.difference, network.difference(
       of.torch, draft.build(True), draft.params, work.conditions[0]))
@@ -153,10 +145,10 @@ _BEST = ('exact_head', 'windows(window=8)')
 METHODS = {
     'mar': Method(
         'https://github.com/LTH14/mar', 'fe470ac', 'models/mar.py',
-        '92bfe30018ce453f8f505c44c5fa8c44ddee15dbdf2e4fa5b834d811d80adbee', _NEEDS, 4,
+        '92bfe30018ce453f8f505c44c5fa8c44ddee15dbdf2e4fa5b834d811d80adbee', 4,
         ('mar(num_iter={steps})',), check, _load_mar, _BEST),
     'cspd': Method(
         'https://github.com/MarkXCloud/CSpD', 'd91f721', 'spec_decode/spec_decode_runner.py',
-        'dc4a83a6628e432d4a35c2e8bfad24032ef3b3ea415d7575370ba055f78bc8e5', _NEEDS, 8,
+        'dc4a83a6628e432d4a35c2e8bfad24032ef3b3ea415d7575370ba055f78bc8e5', 8,
         ('cspd_released(block_length={window})', 'parallel(block_length={window})'),
         functools.partial(check, drafts=True), _load_cspd, _BEST)}

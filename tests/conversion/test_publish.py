@@ -165,6 +165,8 @@ def test_a_drafter_takes_the_embedding_of_its_target(tmp_path):
   _check_equal(params, drafter.params)
   _check_equal(table, store.load('demo/target').params['transformer']['token_embedding'])
   assert back.network.config == dataclasses.replace(drafter.config, own_embedding=True)
+  # The released program refuses a folder without it.
+  assert json.loads((path / 'config.json').read_text())['input_type'] == 't2i'
 
 
 def test_what_files_cannot_hold_is_said(tmp_path):

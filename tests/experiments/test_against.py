@@ -25,10 +25,17 @@ _LLAMAGEN = [
     (['--repo={tmp}', '--tokens_per_round=2'], 'does not contain autoregressive/models/gpt.py')]
 
 _RELEASED = [
-    ([], 'repo is none'), (['--repo={tmp}', '--method=eagle'], 'sjd_pac, sjd_pp, mar, cspd'),
+    ([], 'repo is none'), (['--repo={tmp}', '--method=medusa'], 'sjd, scd, sjd_pac, sjd_pp'),
     (['--repo={tmp}'], 'does not contain scheduler/jacobi_iteration_lumina_mgpt.py'),
     (['--repo={tmp}', '--window=1'], 'window is 1'),
     (['--repo={tmp}', '--model=demo'], 'whose rows have an end token; use emoji'),
+    (['--repo={tmp}', '--method=eagle'], 'like it with class labels; use demo'),
+    (['--method=llamagen', '--model=demo'], 'clone of https://github.com/FoundationVision/LlamaGen'),
+    (['--repo={tmp}', '--method=lantern', '--model=demo'],
+     'does not contain models/ea_model_llamagen.py'),
+    (['--repo={tmp}', '--method=transformers'], 'transformers is a package; leave it out'),
+    (['--method=transformers', '--num_images=1'], 'num_images is 1'),
+    (['--method=transformers', '--best=mc_jd'], "'mc_jd'"),
     (['--repo={tmp}', '--method=mar'], 'decodes models of the family mar; use mar_demo'),
     (['--repo={tmp}', '--method=mar', '--model=mar_demo', '--window=65'], 'must be at most 64'),
     (['--repo={tmp}', '--method=mar', '--model=mar_demo'], 'does not contain models/mar.py'),
