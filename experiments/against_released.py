@@ -172,10 +172,9 @@ def row_of(name: str, code: str, window: int | None, sample: base.Sample, vanill
   if sample.captions is not None:
     row |= {name: float(value.mean) for name, value in scenes.of_sample(sample, model).items()
             if name == 'asked'}
-  if sample.reference is not None:
-    of_energy = energy.energy(*(_compared(part, model) for part in (sample, sample.reference)))
-    row |= base.finite(dict(zip(('energy', 'energy_error', 'energy_p'), of_energy)))
-  return row
+  assert sample.reference is not None  # As `main` calls this.
+  of_energy = energy.energy(*(_compared(part, model) for part in (sample, sample.reference)))
+  return row | base.finite(dict(zip(('energy', 'energy_error', 'energy_p'), of_energy)))
 
 
 @cli.command(Config)
@@ -207,9 +206,7 @@ def main(config: Config) -> None:
   seeds = prompts_lib.seeds(seed, len(prompts))
   theirs = {name: released_images(loops, name, seeds, show) for name in loops.windows}
   mine = {name: our_images(model, prompts, condition, seed, sampling, name) for name in ours}
-  reference = None
-  if len(prompts) > 1:
-    reference = Bench(model, prompts, seed=seed, sampling=sampling).redrawn()
+  reference = Bench(model, prompts, seed=seed, sampling=sampling).redrawn()
 
   def window_of(name):
     if name == model.engine.baseline:
