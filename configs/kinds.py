@@ -14,9 +14,10 @@ from cspd_jax.cli import groups
 from experiments.topologies import Config
 
 DECODERS = (
-    'vanilla', 'speculative(length=4)', 'eagle(tree=LANTERN)', 'mc_sjd', 'seed_exact',
-    'corrected(corrector=neighbours, iterations=3)', 'corrected(corrector=local, iterations=4)',
-    'corrected_seed_exact(iterations=4)', 'corrected(iterations=4)',
+    'vanilla', 'speculative(length=4)', 'eagle(tree=LANTERN)', 'mc_sjd', 'seed_exact(tree=auto)',
+    'corrected(corrector=neighbours, iterations=3)',
+    'corrected_seed_exact(iterations=4, tree=auto)',
+    'corrected(iterations=4)',
     'eagle(tree=LANTERN)+lantern_pp(lam=2)')
 
 _METRICS = 'step_compression', 'tokens_per_pass', 'one_token_rounds'

@@ -11,8 +11,8 @@
            SJD++ (arXiv 2512.07503), the two paths of PathSpec (2606.10492) and the other Jacobi
            windows at equal numbers of tokens per round, with `demo` and with `emoji`
   chains, chains_emoji
-           block verification (arXiv 2403.10444) beside the test of one draft after the other, on the
-           same chains of drafts, with `demo` and with `emoji`
+           block verification (arXiv 2403.10444) beside the test of one draft after the other, on
+           the same chains of drafts, with `demo` and with `emoji`
 
   python -m experiments.benchmark --config=configs/papers.py:NAME
 

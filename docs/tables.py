@@ -27,6 +27,14 @@ ROOT = pathlib.Path(__file__).parents[1]
 PAGES = (*sorted(ROOT.glob('*README.md')), *sorted((ROOT / 'docs').rglob('*.md')))
 _REGION = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- /table -->)', re.DOTALL)
 
+# The reports on released code: the model, the clone of every method as a flag, and further flags.
+RELEASED = (
+    ('emoji', {'sjd': '--repo=SJD ', 'scd': '--repo=SCD ', 'sjd_pac': '--repo=SJD-PAC ',
+               'sjd_pp': '--repo=PathSpec ', 'transformers': ''}, ''),
+    ('demo', {'llamagen': '--repo=LlamaGen ', 'eagle': '--repo=LANTERN ',
+              'lantern': '--repo=LANTERN '}, ' --model=demo --noasked'),
+    ('mar_demo', {'mar': '--repo=mar ', 'cspd': '--repo=CSpD '}, ' --model=mar_demo'))
+
 
 def _compiled(model: str, measured: str) -> str:
   """Returns the command that predicts rounds of continuous tokens with a shipped model's counts."""
@@ -102,9 +110,8 @@ REPORTS = {
     'against_mar': 'python -m experiments.against_mar --repo=mar',
     'against_nextstep': 'python -m experiments.against_nextstep --repo=NextStep-1',
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
-    **{f'released_{method}':
-           f'python -m experiments.against_released --repo={repo} --method={method}'
-       for method, repo in (('sjd', 'SJD'), ('scd', 'SCD'))},
+    **{f'released_{method}': f'python -m experiments.against_released {repo}--method={method}{more}'
+       for _, methods, more in RELEASED for method, repo in methods.items()},
     'against_llamagen_xl':
         'python -m experiments.against_llamagen --repo=LlamaGen --size=c2i_xl_256 --repeats=1 '
         "--decoder='mc_sjd(window=4)' "
@@ -416,15 +423,25 @@ def _rounding(_: pathlib.Path) -> str:
        'from `vanilla(window=N)`': '{images_in_window:.2%}'}, rows)
 
 
-def _released(_: pathlib.Path) -> str:
-  """Returns the table of released decoders and of ours on the same weights, a row per decoder."""
-  rows = {(row['decoder'], row['code'], row['window']): row
-          for name in ('sjd', 'scd') for row in _rows(f'released_{name}')}
-  return tables.markdown({
-      'decoder': '`{decoder}`', 'code': '{code}', 'window': '{window}',
-      'tokens per pass': '{tokens_per_pass:.2f} +- {tokens_per_pass_error:.2f}',
-      'NLL - entropy': '{gap:.3f} +- {gap_error:.3f}', 'asked': '{asked:.2f}'},
-      sorted(rows.values(), key=lambda row: row['tokens_per_pass']))
+def _released(columns: Mapping[str, str]) -> Callable[[pathlib.Path], str]:
+  """A table of released loops and of ours for every model, without columns that it has not."""
+
+  def text(_: pathlib.Path) -> str:
+    parts = []
+    for model, methods, _ in RELEASED:
+      rows = {(row['decoder'], row['code'], row['window']): row for row in (
+          dict(row, window=row['window'] or '-',
+               code='here' if row['code'] == 'cspd_jax' else f'`{method}`')
+          for method in methods if _path(f'released_{method}').exists()
+          for row in _rows(f'released_{method}'))}.values()
+      shown = {name: form for name, form in columns.items()
+               if any(cell != '-' for row in rows for cell in tables.cells({name: form}, row))}
+      parts.append(f'**`{model}`**\n\n' + tables.markdown(
+          {'code': '{code}', 'decoder': '`{decoder}`', **shown},
+          sorted(rows, key=lambda row: -row['passes'])))
+    return '\n\n'.join(parts)
+
+  return text
 
 
 def _quality(_: pathlib.Path) -> str:
@@ -496,6 +513,8 @@ _SCORES = {'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
            'bound per token': '{tv_bound_per_token:.4f}',
            **_measured('nll_excess', errors=True)}
 
+_OF_RELEASED = tuple(f'released_{method}' for _, methods, _ in RELEASED for method in methods)[1:]
+
 TABLES: dict[str, Table] = {
     'summary': Table('kinds', lambda path: _kinds(
         _rows('kinds'), _rows('kinds_demo'), _rows('accelerator_xl')),
@@ -561,7 +580,15 @@ TABLES: dict[str, Table] = {
     'against_mar': Table('against_mar', _some(_AGAINST_MAR, 'mar_b, rounds')),
     'against_nextstep': Table('against_nextstep', _some(_AGAINST_MAR)),
     'against_llamagen': Table('against_llamagen', _some(_AGAINST)),
-    'released': Table('released_sjd', _released, ('released_scd',)),
+    'released': Table('released_sjd', _released({
+        'window': '{window}', 'passes per image': '{passes:.1f}',
+        'tokens per pass': '{tokens_per_pass:.2f} +- {tokens_per_pass_error:.2f}',
+        'head calls': '{head_calls:.0f}', 's/image': '{seconds_per_image:.2f}',
+        'over its own first': '{speedup:.2f}x'}), _OF_RELEASED),
+    'released_distances': Table('released_sjd', _released({
+        'NLL - entropy': '{gap:+.3f} +- {gap_error:.3f}',
+        'energy distance': '{energy:+.4f} +- {energy_error:.4f}', 'p': '{energy_p:.3f}',
+        'asked': '{asked:.2f}'}), _OF_RELEASED),
     'continuous_windows': Table('continuous_windows', _some({
         'setting': 'setting', 'tokens per pass': 'tokens per round', 'tokens kept': 'tokens kept',
         'kernels kept': 'kernels kept', 'head calls per token': 'per token',
@@ -598,6 +625,8 @@ def _source(name: str) -> str:
   source += [str(report['device']), f'jax {report["versions"]["jax"]}']
   if weights := report.get('weights', {}).get('target'):
     source.append(f'weights {weights[:8]}')
+  if commit := report.get('commit'):
+    source.append(f'commit {commit} of {report["url"]}')
   return f'*`{REPORTS[name]}`: {", ".join(source)}.*'
 
 

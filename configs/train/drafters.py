@@ -30,7 +30,7 @@ training on them 20, the windows 10 (and 2 GB of disk) and training on them 47. 
 mean of 9.76 accepted drafts in a chain of 31, compared with 7.57 before the training (the EAGLE
 network above). docs/lab/corrected_windows.md has what it learned.
 
-local, half a million parameters, by Muon, on one CPU core: the windows took 37 minutes (and 2 GB of
+local, half a million parameters, by Muon, on one CPU core: the windows took 37 minutes (and 3 GB of
 disk) and the training 29. Result on windows of 64 images: a mean of 6.77 accepted drafts in a chain
 of 31.
 
