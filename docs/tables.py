@@ -462,13 +462,27 @@ def _image_of_xl(path: pathlib.Path) -> str:
           f'with\n`vanilla` and {slow["seconds"]:.1f} s with the official PyTorch code.')
 
 
-def _gain(path: pathlib.Path) -> str:
-  """Returns a sentence with the speed-ups of the fastest decoder of a report against PyTorch."""
-  report = _content(path)
-  row = max(report['rows'], key=lambda row: row['speedup'])
-  return (f'On two cores of a CPU, `{row["decoder"]}` is projected to generate\nit '
-          f'{row["speedup"]:.1f} times as fast as `vanilla`, and '
-          f'{row["speedup_over_pytorch"]:.0f} times as fast as that code.')
+# The released loops that are exact, by docs/papers/released_code.md, and the best decoder here.
+_EXACT_RELEASED, _BEST_HERE = ('sjd', 'eagle', 'eagle2'), 'corrected(iterations=4, window=64)'
+
+
+def _race(_: pathlib.Path) -> str:
+  """Returns a sentence with the tokens per pass of the best exact released loop and of ours."""
+  best = []
+  for model, methods, _ in RELEASED[:2]:
+    rows = [row for method in methods for row in _rows(f'released_{method}')]
+    theirs = max((row for row in rows if row['decoder'] in _EXACT_RELEASED),
+                 key=lambda row: row['tokens_per_pass'])
+    ours = next(row for row in rows if row['decoder'] == _BEST_HERE)
+    best.append((theirs['tokens_per_pass'], model, theirs['decoder'], ours['tokens_per_pass']))
+  theirs = ' and '.join(f'{tokens:.1f} tokens\nper pass of `{model}` ({_TITLES[name]})'
+                        for tokens, model, name, _ in best)
+  ours = ' and '.join(f'{tokens:.1f}' for *_, tokens in best)
+  return (f'On the same trained weights, the best released programs that are exact commit {theirs},\n'
+          f'and `{_BEST_HERE}` commits {ours}.')
+
+
+_TITLES = {'sjd': "SJD's", 'eagle': "LANTERN's EAGLE", 'eagle2': "LANTERN's EAGLE-2"}
 
 
 def _soaked(path: pathlib.Path) -> str:
@@ -524,7 +538,7 @@ TABLES: dict[str, Table] = {
     'accelerator_large': Table('accelerator_large', _some(_PASSES, 'lumina_mgpt_7b_768, 1')),
     'accelerator_official': Table('accelerator_official', _own),
     'accelerator_exact': Table('accelerator_exact', _some(title='emoji')),
-    'cpu_gain': Table('against_llamagen_xl', _gain),
+    'race': Table('released_sjd', _race, ('released_eagle',)),
     'cpu': Table('against_llamagen', _cpu, ('against_llamagen_xl',)),
     'compare': Table('compare_cpu', _of({
         'decoder': '`{decoder}`', **_measured('step_compression'),

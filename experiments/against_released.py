@@ -13,9 +13,10 @@ baseline, by the decoders of the same method, and by `--best`. Use one core, `ta
 compare seconds.
 
 For an exact sampler the mean of `NLL - entropy` is 0; see cspd_jax.metrics.likelihood. The energy
-distance is between the tokens, or the pixels if the tokens are discrete, and those of the baseline
-here with other seeds, and `p` is its p-value; see cspd_jax.metrics.energy. It needs some hundred
-images. Passes and head calls are those of the target; a pass with guidance is one.
+distance is that between the images and those of the baseline here with other seeds, of pixels, or
+of tokens that are continuous; `p` is its p-value, see cspd_jax.metrics.energy. With fewer than some
+hundred images it shows gross differences only. Passes and head calls are those of the target; a
+pass with guidance is one. Seconds and speed-ups are medians over the images.
 
 The code of other projects is not part of this repository. What is changed of it, in memory only, is
 in the modules of experiments.released. Writes report.json to --workdir.
@@ -23,6 +24,7 @@ in the modules of experiments.released. Writes report.json to --workdir.
 
 import dataclasses
 import hashlib
+import os
 import pathlib
 import sys
 import time
@@ -51,7 +53,7 @@ _COLUMNS = {
     'decoder': '{decoder}', 'code': '{code}', 'window': '{window}',
     'tokens per pass': '{tokens_per_pass:.2f} +- {tokens_per_pass_error:.2f}',
     'passes': '{passes:.1f}', 'head calls': '{head_calls:.0f}',
-    's/image': '{seconds_per_image:.2f}', 'over its vanilla': '{speedup:.2f}x',
+    's/image': '{seconds_per_image:.2f}', 'speed-up': '{speedup:.2f}x',
     'NLL - entropy': '{gap:.3f} +- {gap_error:.3f}', 'asked': '{asked:.2f}',
     'energy distance': '{energy:.4f} +- {energy_error:.4f}',
     'p': '{energy_p:.4f}'}
@@ -93,11 +95,16 @@ def check(config: Config) -> tuple[cspd_jax.Model, Method, pathlib.Path | None]:
   method = METHODS[config.method]
   if method.window is None and config.window is not None:
     raise ValueError(f'window is {config.window}, but {config.method} has no window; leave it out.')
+  for name in ('parts', 'grid', 'quantize', 'cache_dtype', 'mesh'):
+    if (value := getattr(config.loading, name)) is not None:
+      raise ValueError(f'{name} is {value!r}, but the released code reads the networks of the '
+                       'model as they are stored; leave it out.')
   model = config.model()
   method.check(model)
-  if config.window is not None and config.window > model.num_tokens:
-    raise ValueError(f'window is {config.window}; it must be at most {model.num_tokens}, the '
-                     'number of tokens of an image.')
+  window = config.window or method.window
+  if window is not None and window > model.num_tokens:
+    raise ValueError(f'window is {window}; it must be at most {model.num_tokens}, the number of '
+                     'tokens of an image.')
   if method.file is None:
     if config.repo is not None:
       raise ValueError(
@@ -107,18 +114,23 @@ def check(config: Config) -> tuple[cspd_jax.Model, Method, pathlib.Path | None]:
     raise ValueError(f'repo is none; give the folder of a clone of {method.url}.')
   folder = against.clone(config.repo, method.url, method.file)
   if hashlib.sha256((folder / method.file).read_bytes()).hexdigest() != method.sha256:
-    raise ValueError(f'repo is {config.repo!r}, whose {method.file} is of another commit than '
+    raise ValueError(f'repo is {config.repo!r}, whose {method.file} is not that of commit '
                      f'{method.commit}; check that commit out.')
   return model, method, folder
 
 
-def released_images(loops: Loops, name: str, seeds: list[tuple[int, int]],
+def released_images(loops: Loops, name: str, num_tokens: int, seeds: list[tuple[int, int]],
                     progress: Callable[[str], None]) -> Decodes:
-  """Decodes every image with a released loop."""
+  """Decodes every image with a released loop; the first one also before time counts."""
+  states = [int(np.random.SeedSequence(pair).generate_state(1)[0]) for pair in seeds]
+  loops.decode(name, 0, states[0])
   images = []
-  for number, pair in enumerate(seeds):
-    images.append(loops.decode(name, number, sum(pair)))
+  for number, state in enumerate(states):
+    images.append(loops.decode(name, number, state))
     progress(f'{name}, image {number}: {images[-1][1]} passes, {images[-1][2]:.1f} s')
+    if len(images[-1][0]) != num_tokens or not np.isfinite(images[-1][0]).all():
+      raise ValueError(f'{name} returned tokens of shape {images[-1][0].shape} for image {number}; '
+                       f'they must be {num_tokens} finite ones, so use another clone.')
   return Decodes(*map(np.stack, zip(*images)))
 
 
@@ -152,9 +164,9 @@ def _compared(sample: base.Sample, model: cspd_jax.Model) -> np.ndarray:
   return sample.images(model) if _is_discrete(model) else sample.tokens
 
 
-def row_of(name: str, code: str, window: int | None, sample: base.Sample, vanilla: Decodes,
+def row_of(name: str, code: str, window: int | None, sample: base.Sample, baseline: Decodes,
            model: cspd_jax.Model) -> dict[str, Any]:
-  """Returns the figures of the images of a decoder; `vanilla` is of the same code."""
+  """Returns the figures of a decoder's images; `baseline` are those of its code's baseline."""
   decodes = sample.decoded
   count = decodes.tokens.shape[1]
   per_pass = base.ratio(np.full(len(decodes.passes), count), decodes.passes)
@@ -162,7 +174,7 @@ def row_of(name: str, code: str, window: int | None, sample: base.Sample, vanill
       decoder=name, code=code, window=window, tokens_per_pass=per_pass.mean,
       tokens_per_pass_error=per_pass.standard_error, passes=float(decodes.passes.mean()),
       seconds_per_image=float(np.median(decodes.seconds)),
-      speedup=float(vanilla.seconds.mean() / decodes.seconds.mean()))
+      speedup=float(np.median(baseline.seconds / decodes.seconds)))
   if decodes.head_calls is not None:
     row |= dict(head_calls=float(decodes.head_calls.mean()))
   if _is_discrete(model):
@@ -170,8 +182,7 @@ def row_of(name: str, code: str, window: int | None, sample: base.Sample, vanill
     gap = base.mean(np.asarray(of.nll, np.float64) - np.asarray(of.entropy, np.float64))
     row |= dict(gap=gap.mean, gap_error=gap.standard_error)
   if sample.captions is not None:
-    row |= {name: float(value.mean) for name, value in scenes.of_sample(sample, model).items()
-            if name == 'asked'}
+    row |= dict(asked=scenes.of_sample(sample, model)['asked'].mean)
   assert sample.reference is not None  # As `main` calls this.
   of_energy = energy.energy(*(_compared(part, model) for part in (sample, sample.reference)))
   return row | base.finite(dict(zip(('energy', 'energy_error', 'energy_p'), of_energy)))
@@ -194,17 +205,20 @@ def main(config: Config) -> None:
   best = method.best if config.best is None else config.best
   ours: dict[str, Any] = {
       name: model.decoder(name) for name in (model.engine.baseline, *same, *best)}
-  report = Report(config.workdir)
   loops = method.load(clone, Work(
       model, str(config.loading.model), [
           batches.select(condition, np.array([i])) for i in range(len(prompts))], sampling, window))
+  torch: Any = sys.modules['torch']
+  torch.set_num_threads(len(os.sched_getaffinity(0)))
+  report = Report(config.workdir)
   print(f'the first outputs differ by {loops.difference:.1e} at most', flush=True)
   if not loops.difference <= _TOLERANCE:
     raise ValueError(f'the first outputs differ by {loops.difference:.1e}; they must agree within '
                      f'{_TOLERANCE:.0e}, so use another clone or a model in float32.')
   show = lambda line: print(line, file=sys.stderr, flush=True)
   seeds = prompts_lib.seeds(seed, len(prompts))
-  theirs = {name: released_images(loops, name, seeds, show) for name in loops.windows}
+  theirs = {name: released_images(loops, name, model.num_tokens, seeds, show)
+            for name in loops.windows}
   mine = {name: our_images(model, prompts, condition, seed, sampling, name) for name in ours}
   reference = Bench(model, prompts, seed=seed, sampling=sampling).redrawn()
 
@@ -227,6 +241,7 @@ def main(config: Config) -> None:
   measured.write(report, config, [tables.Table('released code and ours', columns, rows)],
                  method=config.method, url=method.url, commit=method.commit, model=model.name,
                  num_images=len(prompts), outputs_differ=loops.difference,
+                 threads=torch.get_num_threads(),
                  **{f'{name}_version': str(sys.modules[name].__version__)
                     for name in ('torch', 'transformers') if name in sys.modules})
 

@@ -1,14 +1,18 @@
-"""Energy distance between two sets of images: whether any difference of distributions is visible.
+"""Energy distance between two sets of images, over all their conditions together.
 
-Half of `2 E|X - Y| - E|X - X'| - E|Y - Y'|` is 0 for equal distributions only (Székely & Rizzo,
-Energy statistics, 2013). Here images come in pairs of one condition, and no distance is within a
-pair. So the expectation is 0 for equal distributions even if every condition occurs once, and the
-two images of a pair may then be exchanged, which gives an exact test.
+`2 E|X - Y| - E|X - X'| - E|Y - Y'|` is 0 for equal distributions only (Székely & Rizzo, Energy
+statistics, 2013). Here images come in pairs of one condition, and no distance is within a pair. So
+the expectation is 0 for equal distributions even if every condition occurs once, and the two images
+of a pair may then be exchanged, which gives an exact test. Differences that cancel between
+conditions, such as exchanged prompts, are not seen. Independent samples of one distribution are
+compared by `cspd_jax.testing.exactness.energy_test`.
 """
 
 from typing import NamedTuple
 
 import numpy as np
+
+from cspd_jax.testing.exactness import distances
 
 
 class Energy(NamedTuple):
@@ -16,7 +20,8 @@ class Energy(NamedTuple):
 
   Attributes:
     distance: without bias, so it may be below 0.
-    standard_error: by the jackknife, over pairs; NaN for two pairs.
+    standard_error: by the jackknife, over pairs; NaN for two pairs. Too large near a distance of 0,
+      where `p_value` decides.
     p_value: the share of random exchanges within pairs with at least this distance.
   """
 
@@ -40,8 +45,8 @@ def energy(first: np.ndarray, second: np.ndarray, *, exchanges: int = 9999, seed
     raise ValueError('first or second has values that are NaN or infinite; compare finite values.')
   count = len(first)
   x, y = (np.asarray(part, np.float64).reshape(count, -1) for part in (first, second))
-  between = _distances(x, y)
-  terms = (between + between.T - _distances(x, x) - _distances(y, y)) / 2
+  between = distances(x, y)
+  terms = between + between.T - distances(x, x) - distances(y, y)
   np.fill_diagonal(terms, 0)
   rows, total = terms.sum(axis=1), terms.sum()
   error = np.nan
@@ -53,8 +58,3 @@ def energy(first: np.ndarray, second: np.ndarray, *, exchanges: int = 9999, seed
   as_large = np.sum(np.sum(signs @ terms * signs, axis=1) >= total - 1e-9 * np.abs(terms).sum())
   return Energy(float(total / (count * (count - 1))), float(error),
                 float((1 + as_large) / (exchanges + 1)))
-
-
-def _distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-  squares = np.sum(x * x, axis=1)[:, None] + np.sum(y * y, axis=1) - 2 * x @ y.T
-  return np.sqrt(np.maximum(squares, 0))

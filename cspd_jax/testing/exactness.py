@@ -217,8 +217,7 @@ def energy_test(first: np.ndarray, second: np.ndarray, *, permutations: int = 99
   """
   n, m = len(first), len(second)
   pooled = np.concatenate(_vectors(first, second))
-  square = np.sum(pooled * pooled, axis=1)
-  distance = np.sqrt(np.maximum(square[:, None] + square - 2 * pooled @ pooled.T, 0))
+  distance = distances(pooled, pooled)
   rng = np.random.default_rng(seed)
   splits = np.zeros((permutations + 1, n + m))
   splits[0, :n] = 1  # The actual samples; the other rows are random splits.
@@ -232,3 +231,9 @@ def energy_test(first: np.ndarray, second: np.ndarray, *, permutations: int = 99
   # The tolerance counts splits that are equal up to rounding.
   as_large = np.sum(statistics[1:] >= statistics[0] - 1e-12)
   return float((1 + as_large) / (permutations + 1))
+
+
+def distances(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+  """Returns the Euclidean distances `[N, M]` between vectors `[N, D]` and `[M, D]`."""
+  squares = np.sum(x * x, axis=1)[:, None] + np.sum(y * y, axis=1) - 2 * x @ y.T
+  return np.sqrt(np.maximum(squares, 0))

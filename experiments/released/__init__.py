@@ -6,7 +6,9 @@ what a module here changes of it, it changes in memory, and its docstring says s
 
 import contextlib
 import importlib
+import importlib.metadata
 import pathlib
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,8 +59,8 @@ class Loops(NamedTuple):
 
   Attributes:
     difference: the largest difference between the first outputs of their networks and of ours.
-    windows: tokens that a pass scores, by the name of a loop; the first scores one, and the others
-      are compared with it.
+    windows: tokens that a pass scores, by the name of a loop; the first loop, which scores one, is
+      the baseline of the others.
     decode: `(name, number of the image, seed) -> ` its tokens `[T, ...]`, as ours are numbered and
       ordered, and its other entries of `Decodes`.
   """
@@ -113,10 +115,14 @@ class Calls:
 def imported(needs: str, folders: Sequence[pathlib.Path], *names: str) -> list[Any]:
   """Returns modules of the folders of a clone, or of packages.
 
-  Raises ValueError if one cannot be imported; `needs` are the packages to install.
+  Raises ValueError if one cannot be imported, or is of another version than `needs` has, the
+  packages to install.
   """
   sys.path[:0] = [str(folder) for folder in folders]
   try:
+    for name, version in re.findall(r"([\w-]+)==([\d.]+)", needs):
+      if (found := importlib.metadata.version(name)) != version:
+        raise ImportError(f'{name} is version {found}')
     return [importlib.import_module(name) for name in names]
   except ImportError as error:
     raise ValueError(

@@ -18,7 +18,7 @@ from experiments.released import Loops, Method, Work, lumina
 def _load(clone: pathlib.Path | None, work: Work) -> Loops:
   del clone  # It is a package.
   torch, transformers = released.imported(
-      'torch transformers==5.24', [], 'torch', 'transformers')
+      'torch transformers==5.24.0', [], 'torch', 'transformers')
 
   def load(folder):
     net = transformers.ChameleonForConditionalGeneration.from_pretrained(
@@ -48,5 +48,5 @@ def _load(clone: pathlib.Path | None, work: Work) -> Loops:
 
 
 METHODS = {'transformers': Method(
-    'https://github.com/huggingface/transformers', None, None, None, None, (), lumina.check,
-    _load)}
+    'https://github.com/huggingface/transformers', commit=None, file=None, sha256=None, window=None,
+    ours=(), check=lumina.check, load=_load)}

@@ -98,7 +98,7 @@ class _Released:
   def decode(self, loop: Any, number: int, seed: int) -> tuple[np.ndarray, int, float, int]:
     """Returns the tokens `[T, C]` of an image, passes, seconds and head calls of the target."""
     self.torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)
+    np.random.seed(seed)
     passes, head_calls = self.target.passes, self.target.head_calls
     passes.count = head_calls.count = 0
     sampling = self.work.sampling

@@ -35,6 +35,7 @@ _RELEASED = [
      'does not contain models/ea_model_llamagen.py'),
     (['--repo={tmp}', '--method=transformers'], 'transformers is a package; leave it out'),
     (['--method=transformers', '--num_images=1'], 'num_images is 1'),
+    (['--method=transformers', '--quantize=int8'], "quantize is 'int8'"),
     (['--method=transformers', '--best=mc_jd'], "'mc_jd'"),
     (['--repo={tmp}', '--method=mar'], 'decodes models of the family mar; use mar_demo'),
     (['--repo={tmp}', '--method=mar', '--model=mar_demo', '--window=65'], 'must be at most 64'),
@@ -61,7 +62,7 @@ def test_a_clone_of_another_commit_is_named(capsys, tmp_path):
   file.write_text('')
   result = calls.call(against_released.main, capsys, tmp_path / 'out', '--method=scd',
                       f'--repo={tmp_path}/clone')
-  calls.check_refused(result, ['is of another commit than 7322379; check that commit out'])
+  calls.check_refused(result, ['is not that of commit 7322379; check that commit out'])
 
 
 def test_a_model_without_a_draft_model_is_named():
