@@ -8,8 +8,7 @@ NAME, and what is measured; runtimes are on two CPU cores:
   ablations  what corrects, passes, trees and reads, at 64 tokens per round; half an hour
   short      windows of a few tokens, as a CPU can afford; a quarter of an hour
   top_k      when only the most probable tokens can be drawn; five minutes
-  local, local_emoji
-             the correctors without attention and a network with it, by window; half an hour
+  local      the correctors without attention and the trained one, by window; half an hour
   wide       a second target, of 24x24 tokens; a quarter of an hour
   entropy    at several temperatures and guidance scales, against the target's entropy
   proof      2000 images: those of the seed-exact form are compared with vanilla's, token for token,
@@ -44,10 +43,6 @@ PASSES = tuple(f'corrected(iterations={passes})' for passes in (1, 2, 3, 6, 8))
 TREES = tuple(f'corrected(iterations=4, tree={tree})' for tree in (
     'chain()', 'caterpillar(2, 4)', 'caterpillar(3, 3)', 'caterpillar(8, 3)', 'caterpillar(6, 6)'))
 READS = tuple(f'corrected(iterations=4, num_corrected={reads})' for reads in (8, 16, 24))
-# The correctors without attention, and the one that is used by default.
-LOCAL = (*(f'corrected(corrector={name}, iterations={passes})'
-           for passes in (2, 4) for name in ('neighbours', 'local')), 'corrected(iterations=4)')
-
 CONFIGS = dict(
     numbers=Config(
         decoder=DECODERS, window=(8, 16, 32, 64, 128),
@@ -64,12 +59,13 @@ CONFIGS = dict(
         window=(4, 6, 8, 12, 16), images=groups.Images(num_images=64, seed=12),
         workdir='runs/corrected_short'),
     local=Config(
-        decoder=LOCAL, window=(8, 32, 48, 64), images=groups.Images(num_images=32, seed=15),
+        decoder=(
+            'corrected(corrector=neighbours, iterations=2)',
+            'corrected(corrector=local, iterations=2)',
+            'corrected(corrector=neighbours, iterations=4)',
+            'corrected(corrector=local, iterations=4)', 'corrected(iterations=4)'),
+        window=(8, 32, 48, 64), images=groups.Images(num_images=32, seed=15),
         workdir='runs/corrected_local'),
-    local_emoji=Config(
-        loading=groups.LoadFlags('emoji'), decoder=LOCAL, window=(8, 32, 64),
-        images=groups.Images(prompts='configs/held_out.txt', num_images=64, seed=15),
-        workdir='runs/corrected_local_emoji'),
     top_k=Config(
         decoder=DECODERS, window=(32,), sampling=groups.SamplingFlags(top_k=100),
         images=groups.Images(num_images=32, seed=12), workdir='runs/corrected_top_k'),

@@ -73,7 +73,7 @@ def _load_official(clone: pathlib.Path, work: Work) -> Loops:
       n_kv_head=config.num_kv_heads, multiple_of=config.ffn_dim, norm_eps=config.norm_eps,
       rope_base=config.rope_base, vocab_size=config.vocab_size, num_classes=config.num_classes,
       cls_token_num=1, block_size=count, model_type='c2i')).eval()
-  net.load_state_dict(_published(torch, work))
+  net.load_state_dict(_official_tensors(torch, work))
   with torch.no_grad():
     net.setup_caches(max_batch_size=2, max_seq_length=count + 1, dtype=torch.float32)
     logits = net(None, torch.tensor([_label(work, 0), config.num_classes]), torch.arange(1))[0]
@@ -98,7 +98,7 @@ def _label(work: Work, number: int) -> int:
   return int(work.conditions[number][0])
 
 
-def _published(torch: Any, work: Work) -> dict[str, Any]:
+def _official_tensors(torch: Any, work: Work) -> dict[str, Any]:
   """Returns the tensors of the published file of the model."""
   with tempfile.TemporaryDirectory() as folder:
     publish.publish_model('llamagen', work.source, f'{folder}/model', dtype='float32')
@@ -149,12 +149,12 @@ class _Lantern:
             base_model_path='base', ea_model_path='drafter', attn_implementation='eager').eval()
     self.base = self.net.base_model
     self.base.t5_model.table = table
-    self.difference = self.differ()
+    self.difference = self.first_difference()
     self.passes = Calls(self.base.model)
 
   def write(self, folder: pathlib.Path) -> Any:
     """Writes the files that the program reads into a folder; returns the table of labels."""
-    tensors, config = _published(self.torch, self.work), self.model.config
+    tensors, config = _official_tensors(self.torch, self.work), self.model.config
     table = tensors.pop('cls_embedding.embedding_table.weight')
     state = {'model.cls_embedding.uncond_embedding': table[-1:].repeat(CAPTION_LENGTH, 1)}
     for name, tensor in tensors.items():
@@ -192,7 +192,7 @@ class _Lantern:
     np.save(neighbours, lantern.neighbour_table(codebook, len(codebook) - 1).astype(np.uint16))
     return table
 
-  def differ(self) -> float:
+  def first_difference(self) -> float:
     """Returns the largest difference of the first logits of both networks, for the first image."""
     torch, count = self.torch, _NUM_COMPARED
     tokens = torch.arange(count)[None]
@@ -277,7 +277,7 @@ def _load_lantern(windows: dict[str, int], clone: pathlib.Path, work: Work) -> L
   return Loops(released_loops.difference, {'vanilla': 1, **windows}, released_loops.decode)
 
 
-def _lantern(ours: tuple[str, ...], windows: dict[str, int]) -> Method:
+def _method(ours: tuple[str, ...], windows: dict[str, int]) -> Method:
   return Method(
       'https://github.com/jadohu/LANTERN', '3a56e45', 'models/ea_model_llamagen.py',
       'db126d5549c5214054a5b80d6802c739bcf6d161316281782ed4c40b0c59231d', None, ours, check_eagle,
@@ -291,8 +291,8 @@ METHODS = {
         '512bd8bf9b10977d7276d79c0679f52bf4a578ad3ce20a2137b374067176fb2d', None, (), check,
         _load_official),
     # Tokens per pass of its programs: those of the static tree, and 59 of the dynamic one.
-    'eagle': _lantern(('eagle(tree=LANTERN)', _EAGLE_2), {'eagle': 58, 'eagle2': 59}),
-    'lantern': _lantern(
+    'eagle': _method(('eagle(tree=LANTERN)', _EAGLE_2), {'eagle': 58, 'eagle2': 59}),
+    'lantern': _method(
         (f'{_EAGLE_2}+lantern(delta=0.1)', f'{_EAGLE_2}+lantern(delta=0.1, residual='
          'released_dynamic)', 'eagle(tree=LANTERN)+lantern_pp(lam=2)',
          'eagle(tree=LANTERN)+lantern_pp(lam=2, residual=released_llamagen)'),

@@ -62,7 +62,7 @@ class Published:
       if token >= 0:
         self.allowed[position] = False
         self.allowed[position, self.order[token]] = True
-    self.difference = self.differ()
+    self.difference = self.first_difference()
     self.passes = Calls(self.net.model)
 
   def prompt(self, condition: Any) -> list[Any]:
@@ -70,7 +70,7 @@ class Published:
     tokens, visible = np.asarray(condition.tokens)[0], np.asarray(condition.visible)[0]
     return [self.torch.tensor(self.order[row[seen]])[None] for row, seen in zip(tokens, visible)]
 
-  def differ(self) -> float:
+  def first_difference(self) -> float:
     """Returns the largest difference of the logits of the codes at the first token of an image."""
     config, target = self.model.config, self.model.target(guided=True)
     ours, *_ = programs.jit(lambda params, one: target.prefill(

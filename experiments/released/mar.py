@@ -115,7 +115,7 @@ class _Released:
     """Returns MAR's own loop with this number of steps."""
     return functools.partial(self.target.net.sample_tokens, num_iter=number)
 
-  def loops(self, loops: dict[str, tuple[int, Any]]) -> Loops:
+  def named(self, loops: dict[str, tuple[int, Any]]) -> Loops:
     """Returns loops, by name with the tokens of a pass, after the loop of one token per step."""
     by_name = {'mar': (1, self.steps(self.work.model.num_tokens))} | loops
     return Loops(self.difference, {name: window for name, (window, _) in by_name.items()},
@@ -124,21 +124,21 @@ class _Released:
 
 def _load_mar(clone: pathlib.Path, work: Work) -> Loops:
   assert work.window is not None  # Both methods here have one.
-  of, steps = _Released(clone, work), math.ceil(work.model.num_tokens / work.window)
-  return of.loops({f'mar(num_iter={steps})': (work.window, of.steps(steps))})
+  loops, steps = _Released(clone, work), math.ceil(work.model.num_tokens / work.window)
+  return loops.named({f'mar(num_iter={steps})': (work.window, loops.steps(steps))})
 
 
 def _load_cspd(clone: pathlib.Path, work: Work) -> Loops:
   assert work.window is not None
-  of, draft = _Released(clone, work), work.model.drafts['model']
+  loops, draft = _Released(clone, work), work.model.drafts['model']
   module, runner = released.imported(
       _NEEDS, [], 'models.mar', 'spec_decode.spec_decode_runner')
-  network = _Network(of.torch, module, work.source, 'draft')
-  of.difference = max(of.difference, network.difference(
-      of.torch, draft.build(True), draft.params, work.conditions[0]))
-  run = functools.partial(runner.SpecDecodeRunner(network.net, of.target.net).run,
+  network = _Network(loops.torch, module, work.source, 'draft')
+  run = functools.partial(runner.SpecDecodeRunner(network.net, loops.target.net).run,
                           num_iter=work.model.num_tokens, num_draft=work.window)
-  return of.loops({'cspd': (work.window, run)})
+  result = loops.named({'cspd': (work.window, run)})
+  return result._replace(difference=max(result.difference, network.difference(
+      loops.torch, draft.build(True), draft.params, work.conditions[0])))
 
 
 _BEST = ('exact_head', 'windows(window=8)')
