@@ -424,7 +424,8 @@ def _rounding(_: pathlib.Path) -> str:
 def _released(columns: Mapping[str, str]) -> Callable[[pathlib.Path], str]:
   """A table of released loops and of ours for every model, without empty columns."""
 
-  def text(_: pathlib.Path) -> str:
+  def text(path: pathlib.Path) -> str:
+    del path  # Every report has a part.
     parts = []
     for model, methods, _ in RELEASED:
       rows = {(row['decoder'], row['code'], row['window']): row for row in (
@@ -474,9 +475,9 @@ def _race(_: pathlib.Path) -> str:
     ours = next(row for row in rows if row['decoder'] == _BEST_HERE)
     best.append((f'{number.format(**theirs)} tokens\nper pass of `{model}` '
                  f'({_TITLES[theirs["decoder"]]})', number.format(**ours)))
-  theirs, ours = (' and '.join(parts) for parts in zip(*best))
+  released, here = (' and '.join(parts) for parts in zip(*best))
   return ('On the same trained weights, the best released programs without a measured bias commit\n'
-          f'{theirs}, and\n`{_BEST_HERE}` commits {ours}.')
+          f'{released}, and\n`{_BEST_HERE}` commits {here}.')
 
 
 _TITLES = {'sjd': "SJD's", 'eagle': "LANTERN's EAGLE", 'eagle2': "LANTERN's EAGLE-2"}
