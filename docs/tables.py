@@ -29,7 +29,8 @@ _REGION = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- /table -->)', re.DOTALL
 
 # The reports on released code: the model, the clone of every method as a flag, and further flags.
 RELEASED = (
-    ('emoji', {'sjd': '--repo=SJD ', 'scd': '--repo=SCD ', 'sjd_pac': '--repo=SJD-PAC ',
+    ('emoji', {'sjd': '--repo=SJD ', 'scd': '--repo=SCD ', 'scd_gumbel': '--repo=SCD ',
+               'sjd_pac': '--repo=SJD-PAC ',
                'sjd_pp': '--repo=PathSpec ', 'transformers': ''}, ''),
     ('demo', {'llamagen': '--repo=LlamaGen ', 'eagle': '--repo=LANTERN ',
               'lantern': '--repo=LANTERN '}, ' --model=demo --noasked'),
@@ -78,6 +79,12 @@ REPORTS = {
         'python -m experiments.accelerator --stages=official --repo=LlamaGen',
     'compiled_7b': 'python -m experiments.compile_report',
     'compiled_xl': 'python -m experiments.compile_report --model=c2i_xl_256',
+    **{f'compiled_{name}_local': (
+        f'python -m experiments.compile_report{model} '
+        "--decoder='corrected(iterations=4),corrected(corrector=local, iterations=4),"
+        "corrected(corrector=neighbours, iterations=4)' "
+        '--accepted=docs/reports/corrected_local.json')
+       for name, model in (('7b', ''), ('xl', ' --model=c2i_xl_256'))},
     'compiled_7b_batch':
         "python -m experiments.compile_report --batch=8 --decoder='mc_sjd,mc_sjd(window=16)'",
     'compiled_xl_v5e':
@@ -110,6 +117,11 @@ REPORTS = {
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
     **{f'released_{method}': f'python -m experiments.against_released {repo}--method={method}{more}'
        for _, methods, more in RELEASED for method, repo in methods.items()},
+    **{f'against_llamagen{name}_local': (
+        f'python -m experiments.against_llamagen --repo=LlamaGen{more}'
+        "--decoder='corrected(corrector=local, iterations=2, window=8)' "
+        '--accepted=docs/reports/corrected_local.json')
+       for name, more in (('', ' '), ('_xl', ' --size=c2i_xl_256 --repeats=1 '))},
     'against_llamagen_xl':
         'python -m experiments.against_llamagen --repo=LlamaGen --size=c2i_xl_256 --repeats=1 '
         "--decoder='mc_sjd(window=4)' "
@@ -389,10 +401,15 @@ def _kinds(scenes: Sequence[Row], photographs: Sequence[Row], timed: Sequence[Ro
                          sorted(rows, key=lambda row: row['photographs'] or math.inf))
 
 
+_CPU = ('against_llamagen', 'against_llamagen_local', 'against_llamagen_xl',
+        'against_llamagen_xl_local')
+
+
 def _cpu(_: pathlib.Path) -> str:
   """Decoders that are faster than the baseline on a CPU, the fastest first."""
-  small, large = ({row['decoder']: row for row in _rows(name) if row.get('speedup', 0) > 1}
-                  for name in ('against_llamagen', 'against_llamagen_xl'))
+  small, large = ({row['decoder']: row for name in names if _path(name).exists()
+                   for row in _rows(name) if row.get('speedup', 0) > 1}
+                  for names in (_CPU[:2], _CPU[2:]))
   rows = [dict(row, small=small.get(decoder, {}).get('speedup'),
                large=large.get(decoder, {}).get('speedup'))
           for decoder, row in (large | small).items()]
@@ -537,7 +554,7 @@ TABLES: dict[str, Table] = {
     'accelerator_official': Table('accelerator_official', _own),
     'accelerator_exact': Table('accelerator_exact', _some(title='emoji')),
     'race': Table('released_sjd', _race, ('released_eagle',)),
-    'cpu': Table('against_llamagen', _cpu, ('against_llamagen_xl',)),
+    'cpu': Table('against_llamagen', _cpu, _CPU[1:]),
     'compare': Table('compare_cpu', _of({
         'decoder': '`{decoder}`', **_measured('step_compression'),
         'ms per pass': '{ms_per_round:.2f}', 'speed-up': '{speedup:.2f}x'})),
@@ -569,7 +586,8 @@ TABLES: dict[str, Table] = {
         'decoder': '`{decoder}`', 'step compr.': '{step_compression:.2f}x',
         "images equal to vanilla's": '{equal_to_baseline:.2%}'})),
     **{name: Table(name, _some(_COMPILED)) for name in (
-        'compiled_7b', 'compiled_xl', 'compiled_7b_batch', 'compiled_xl_v5e')},
+        'compiled_7b', 'compiled_xl', 'compiled_7b_local', 'compiled_xl_local',
+        'compiled_7b_batch', 'compiled_xl_v5e')},
     **{name: Table(name, _some({**_COMPILED, 'head calls': 'head calls'})) for name in (
         'compiled_mar', 'compiled_nextstep')},
     'uncertainty': Table('uncertainty', lambda path: (

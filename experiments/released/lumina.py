@@ -173,6 +173,11 @@ METHODS = {
         '898e00b45813a54d5c8a686c5563738f02c005a68a75b22797f36d39ee33d513',
         'lumina1/scheduler/jacobi_iteration_lumina_mgpt_SCDMC.py', 32, 'mc_sjd(window={window})',
         _JACOBI),
+    'scd_gumbel': _method(
+        'scd_gumbel', 'https://github.com/junhyukso/SCD', '7322379',
+        'ac1828978239fb0259f285fce7075d35f71f92ddb51b579938d969178d676310',
+        'lumina1/scheduler/jacobi_iteration_lumina_mgpt_GS.py', 32,
+        'jacobi(coupling=gumbel, window={window})+rejection', _JACOBI),
     'sjd_pac': _method(
         'sjd_pac', 'https://github.com/KangJialiang/SJD-PAC', '4fbc099',
         'aefde379e207fdfa89dcca96786ebc5ab24da214f1664ded1fb846f02d7b4441',
