@@ -490,14 +490,15 @@ def _race(_: pathlib.Path) -> str:
     theirs = max((row for row in rows if row['decoder'] in _EXACT_RELEASED),
                  key=lambda row: row['tokens_per_pass'])
     ours = next(row for row in rows if row['decoder'] == _BEST_HERE)
-    best.append((f'{number.format(**theirs)} tokens\nper pass of `{model}` '
+    best.append((f'{number.format(**theirs)} tokens per pass of `{model}`\n'
                  f'({_TITLES[theirs["decoder"]]})', number.format(**ours)))
   released, here = (' and '.join(parts) for parts in zip(*best))
   return ('On the same trained weights, the best released programs without a measured bias commit\n'
-          f'{released}, and\n`{_BEST_HERE}` commits {here}.')
+          f'{released}; `{_BEST_HERE}`\ncommits {here}. [The race]'
+          '(docs/papers/released_code.md#on-trained-models) has all of them.')
 
 
-_TITLES = {'sjd': "SJD's", 'eagle': "LANTERN's EAGLE", 'eagle2': "LANTERN's EAGLE-2"}
+_TITLES = {'sjd': 'SJD', 'eagle': "LANTERN's EAGLE", 'eagle2': "LANTERN's EAGLE-2"}
 
 
 def _soaked(path: pathlib.Path) -> str:
