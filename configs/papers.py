@@ -10,9 +10,8 @@
   variants, variants_emoji
            SJD++ (arXiv 2512.07503), the two paths of PathSpec (2606.10492) and the other Jacobi
            windows at equal numbers of tokens per round, with `demo` and with `emoji`
-  chains, chains_emoji
-           block verification (arXiv 2403.10444) beside the test of one draft after the other, on
-           the same chains of drafts, with `demo` and with `emoji`
+  chains   block verification (arXiv 2403.10444) beside the test of one draft after the other, on
+           the same chains of drafts
 
   python -m experiments.benchmark --config=configs/papers.py:NAME
 
@@ -69,9 +68,6 @@ CONFIGS: dict[str, Config] = dict(
     chains=topologies.Config(
         loading=groups.LoadFlags('demo'), decoder=_CHAINS, window=(16,),
         images=groups.Images(num_images=128), workdir='runs/papers/chains'),
-    chains_emoji=topologies.Config(
-        loading=groups.LoadFlags('emoji'), decoder=_CHAINS, window=(16,),
-        images=groups.Images(num_images=128), workdir='runs/papers/chains_emoji'),
     cool_sd=benchmark.Config(
         loading=groups.LoadFlags('demo'), drafter=(), verifier=(),
         curves=tuple(curve for curve in benchmark.CURVES if curve.name in _COOL_SD),

@@ -108,7 +108,7 @@ REPORTS = {
     'sjd': 'python -m experiments.topologies --config=configs/papers.py:sjd',
     'sjd_pac': 'python -m experiments.topologies --config=configs/papers.py:sjd_pac',
     **{name: f'python -m experiments.topologies --config=configs/papers.py:{name}'
-       for name in ('variants', 'variants_emoji', 'chains', 'chains_emoji')},
+       for name in ('variants', 'variants_emoji', 'chains')},
     'cool_sd': 'python -m experiments.benchmark --config=configs/papers.py:cool_sd',
     'lantern': 'python -m experiments.benchmark --config=configs/papers.py:lantern',
     'cspd': 'python -m experiments.papers.cspd',
@@ -603,7 +603,9 @@ TABLES: dict[str, Table] = {
     'sjd': Table('sjd', _by_window(without='gumbel')),
     'sjd_pac': Table('sjd_pac', _by_window(without='seed_exact')),
     'variants': Table('variants', _by_model('variants', 'variants_emoji'), ('variants_emoji',)),
-    'chains': Table('chains', _by_model('chains', 'chains_emoji'), ('chains_emoji',)),
+    'chains': Table('chains', _of({
+        'decoder': '`{decoder}`', 'tokens per pass of `demo`': _COMPRESSION,
+        **_measured('one_token_rounds')})),
     'cool_sd': Table('cool_sd', _CONCLUSIONS),
     'lantern': Table('lantern', _CONCLUSIONS),
     'cspd': Table('cspd', _cspd),

@@ -171,7 +171,7 @@ def test_a_few_decoders_by_default(llamagens):
   job = _job(llamagens / 'model')
   assert list(job.requests) == [
       'vanilla', 'corrected_seed_exact(window=8)', 'corrected(window=8)', 'mc_sjd(window=4)']
-  assert len(job.prompts) == 2 and not job.left_out
+  assert len(job.prompts) == 6 and not job.left_out
   images = groups.Images(prompt='owl,cat,dog')
   assert len(_job(llamagens / 'model', images=images).prompts) == 3
 
