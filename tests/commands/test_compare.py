@@ -259,7 +259,7 @@ def test_what_the_captions_ask_for_is_scored(capsys, tmp_path, monkeypatch):
     ((('exact', 2), ('biased', 1)), 'exact'), ((('biased', 2), ('bounded', 1)), None)])
 def test_only_exact_decoders_are_recommended(rows, decoder):
   job = compare.CompareJob(compare.Config(), cspd_jax.load('demo'), {}, {}, [0], None)
-  default = 'corrected(corrector=neighbours, iterations=2, window=8)'
+  default = 'corrected(corrector=local, iterations=2, window=8)'
   line = compare._next_step(job, [  # pylint: disable=protected-access
       dict(guarantee=Guarantee(word), specification=word, seconds_per_image=seconds)
       for word, seconds in rows])
