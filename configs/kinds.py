@@ -14,11 +14,12 @@ from cspd_jax.cli import groups
 from experiments.topologies import Config
 
 DECODERS = (
-    'vanilla', 'speculative(length=4)', 'eagle(tree=LANTERN)', 'mc_sjd', 'seed_exact(tree=auto)',
+    'vanilla', 'speculative(length=4)', 'eagle(tree=LANTERN)', 'mc_sjd', 'seed_exact',
     'corrected(corrector=neighbours, iterations=3)',
-    'corrected_seed_exact(iterations=4, tree=auto)',
-    'corrected(iterations=4)',
+    'corrected_seed_exact(iterations=4)', 'corrected(iterations=4)',
     'eagle(tree=LANTERN)+lantern_pp(lam=2)')
+# The other cheap corrector is of `demo` only.
+_OF_DEMO = *DECODERS, 'corrected(corrector=local, iterations=4)'
 
 _METRICS = 'step_compression', 'tokens_per_pass', 'one_token_rounds'
 
@@ -28,7 +29,7 @@ CONFIGS = dict(
         ground=True,
         images=groups.Images(prompts='configs/held_out.txt', num_images=64), workdir='runs/kinds'),
     demo=Config(
-        loading=groups.LoadFlags('demo'), decoder=DECODERS, window=(64,), metrics=_METRICS,
+        loading=groups.LoadFlags('demo'), decoder=_OF_DEMO, window=(64,), metrics=_METRICS,
         images=groups.Images(num_images=64, seed=12), workdir='runs/kinds_demo'))
 
 

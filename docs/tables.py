@@ -31,10 +31,13 @@ _REGION = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- /table -->)', re.DOTALL
 RELEASED = (
     ('emoji', {'sjd': '--repo=SJD ', 'scd': '--repo=SCD ', 'scd_gumbel': '--repo=SCD ',
                'sjd_pac': '--repo=SJD-PAC ',
-               'sjd_pp': '--repo=PathSpec ', 'transformers': ''}, ''),
+               'sjd_pp': '--repo=PathSpec ', 'paths': '--repo=PathSpec ', 'transformers': ''}, ''),
     ('demo', {'llamagen': '--repo=LlamaGen ', 'eagle': '--repo=LANTERN ',
               'lantern': '--repo=LANTERN '}, ' --model=demo --noasked'),
     ('mar_demo', {'mar': '--repo=mar ', 'cspd': '--repo=CSpD '}, ' --model=mar_demo'))
+
+# The images of their further reports, for distances.
+MORE_RELEASED = {'sjd': 160, 'scd': 256, 'sjd_pac': 160, 'sjd_pp': 256, 'paths': 160}
 
 
 def _compiled(model: str, measured: str) -> str:
@@ -117,6 +120,9 @@ REPORTS = {
     'against_llamagen': 'python -m experiments.against_llamagen --repo=LlamaGen',
     **{f'released_{method}': f'python -m experiments.against_released {repo}--method={method}{more}'
        for _, methods, more in RELEASED for method, repo in methods.items()},
+    **{f'released_{method}_{count}': (
+        f'python -m experiments.against_released {RELEASED[0][1][method]}--method={method} '
+        f'--num_images={count}') for method, count in MORE_RELEASED.items()},
     **{f'against_llamagen{name}_local': (
         f'python -m experiments.against_llamagen --repo=LlamaGen{more}'
         "--decoder='corrected(corrector=local, iterations=2, window=8)' "
@@ -370,7 +376,7 @@ def _rows(name: str) -> list[Row]:
 
 
 # Columns of the table of the README.
-_TOKENS = 'tokens per forward pass'
+_TOKENS = 'tokens per pass'
 _OF_SCENES, _OF_PHOTOGRAPHS = {f'{_TOKENS} of `emoji`': '{tokens_per_pass:.2f}'}, {
     f'{_TOKENS} of `demo`': '{photographs:.2f}'}
 _GAIN = {'speed-up on an H100': '{gain:.2f}x', 'guarantee': '{guarantee}'}
@@ -438,17 +444,25 @@ def _rounding(_: pathlib.Path) -> str:
        'from `vanilla(window=N)`': '{images_in_window:.2%}'}, rows)
 
 
-def _released(columns: Mapping[str, str]) -> Callable[[pathlib.Path], str]:
-  """A table of released loops and of ours for every model, without empty columns."""
+def _released(columns: Mapping[str, str], counts: Mapping[str, int]
+              ) -> Callable[[pathlib.Path], str]:
+  """A table of released loops and of ours for every model, without empty columns.
+
+  The reports are those of `counts` images, by method, and for other methods their only ones.
+  """
 
   def text(path: pathlib.Path) -> str:
     del path  # Every report has a part.
     parts = []
     for model, methods, _ in RELEASED:
-      rows = {(row['decoder'], row['code'], row['window']): row for row in (
-          dict(row, code='here' if row['code'] == 'cspd_jax' else f'`{method}`')
-          for method in methods if _path(f'released_{method}').exists()
-          for row in _rows(f'released_{method}'))}.values()
+      names = {method: f'released_{method}_{counts[method]}' if method in counts else
+               f'released_{method}' for method in methods}
+      found = [dict(row, code='here' if row['code'] == 'cspd_jax' else f'`{method}`',
+                    images=_content(_path(name))['num_images'])
+               for method, name in names.items() if _path(name).exists() for row in _rows(name)]
+      # A decoder that several reports have is that of the most images.
+      rows = {(row['decoder'], row['code'], row['window']): row
+              for row in sorted(found, key=lambda row: row['images'])}.values()
       shown = {name: form for name, form in columns.items()
                if any(cell != '-' for row in rows for cell in tables.cells({name: form}, row))}
       parts.append(f'**`{model}`**\n\n' + tables.markdown(
@@ -490,7 +504,7 @@ def _race(_: pathlib.Path) -> str:
     theirs = max((row for row in rows if row['decoder'] in _EXACT_RELEASED),
                  key=lambda row: row['tokens_per_pass'])
     ours = next(row for row in rows if row['decoder'] == _BEST_HERE)
-    best.append((f'{number.format(**theirs)} tokens per pass of `{model}`\n'
+    best.append((f'{number.format(**theirs)}{"" if best else " tokens per pass"} of `{model}`\n'
                  f'({_TITLES[theirs["decoder"]]})', number.format(**ours)))
   released, here = (' and '.join(parts) for parts in zip(*best))
   return ('On the same trained weights, the best released programs without a measured bias commit\n'
@@ -617,11 +631,13 @@ TABLES: dict[str, Table] = {
         'window': '{window}', 'passes per image': '{passes:.1f}',
         'tokens per pass': '{tokens_per_pass:.2f} +- {tokens_per_pass_error:.2f}',
         'head calls': '{head_calls:.0f}', 's/image': '{seconds_per_image:.2f}',
-        'speed-up': '{speedup:.2f}x'}), _OF_RELEASED),
+        'speed-up': '{speedup:.2f}x'}, {}), _OF_RELEASED),
     'released_distances': Table('released_sjd', _released({
-        'NLL - entropy': '{gap:+.3f} +- {gap_error:.3f}',
+        'images': '{images}', 'NLL - entropy': '{gap:+.3f} +- {gap_error:.3f}',
         'energy distance': '{energy:+.4f} +- {energy_error:.4f}', 'p': '{energy_p:.3f}',
-        'asked': '{asked:.2f}'}), _OF_RELEASED),
+        'asked': '{asked:.2f}'}, MORE_RELEASED),
+                                tuple(f'released_{method}_{count}'
+                                      for method, count in MORE_RELEASED.items()) + _OF_RELEASED),
     'continuous_windows': Table('continuous_windows', _some({
         'setting': 'setting', 'tokens per pass': 'tokens per round', 'tokens kept': 'tokens kept',
         'kernels kept': 'kernels kept', 'head calls per token': 'per token',
@@ -659,7 +675,7 @@ def _source(name: str) -> str:
   if weights := report.get('weights', {}).get('target'):
     source.append(f'weights {weights[:8]}')
   if commit := report.get('commit'):
-    source.append(f'commit {commit} of {report["url"]}')
+    source.append(f'commit {commit} of {report["url"].removeprefix("https://github.com/")}')
   return f'*`{REPORTS[name]}`: {", ".join(source)}.*'
 
 

@@ -200,8 +200,9 @@ def main(config: Config) -> None:
   condition, window = model.condition(prompts), config.window or method.window
   captions = scenes.captions(model, prompts) if config.asked and _is_discrete(model) else None
   # Refuses what the model cannot run.
-  same = [name.format(window=window, steps=window and -(-model.num_tokens // window))
-          for name in method.ours]
+  numbers = {} if window is None else dict(
+      window=window, half=(window - 1) // 2, steps=-(-model.num_tokens // window))
+  same = [name.format(**numbers) for name in method.ours]
   best = method.best if config.best is None else config.best
   ours: dict[str, Any] = {
       name: model.decoder(name) for name in (model.engine.baseline, *same, *best)}

@@ -81,8 +81,8 @@ class Method(NamedTuple):
     sha256: of that file at that commit.
     window: tokens that a pass scores, as its programs recommend, on average; None if it has no such
       number.
-    ours: the decoders here that correspond to its loops, with `{window}` for that number and
-      `{steps}` for the passes of an image of as many tokens each.
+    ours: the decoders here that correspond to its loops, with `{window}` for that number, `{half}`
+      for half of its drafts, and `{steps}` for the passes of an image of as many tokens each.
     check: raises ValueError for a model that the loops cannot decode.
     load: imports the clone, whose folder is given, or the package, and gives it the weights.
     best: further decoders here that its loops are compared with.

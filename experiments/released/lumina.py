@@ -4,6 +4,9 @@ The model is written in the format of transformers, and the network of the clone
 changed, in memory only: CUDA events and devices become those of the CPU; the grammar of images,
 written for one vocabulary, is replaced by the model's; the loop drafts from the first token of an
 image to its last.
+
+PathSpec's loop of two paths cannot generate one token per pass, so its baseline is the other loop
+of the same clone.
 """
 
 import contextlib
@@ -108,6 +111,7 @@ class _Released(Published):
 
   def prepare(self, options: dict[str, Any]) -> None:
     """Gives the network the released loop, which calls its backbone once per forward pass."""
+    self.options: dict[str, Any] = {}  # Of its generation, besides those of every loop.
     self.net.__class__ = self.loop.renew_sampler(self.net.__class__)
     self.net._init_new_params(
         jacobi_loop_interval_l=0, jacobi_loop_interval_r=self.model.num_tokens,
@@ -126,12 +130,16 @@ class _Released(Published):
 
     def grammar(ids, scores):
       first, many = ids.shape[1] - length, scores.dim() > 2
-      allowed = self.allowed[first:first + scores.shape[-2]] if many else self.allowed[first]
+      if (at := grammar.cache_position) is not None:  # Of the nodes of a tree.
+        allowed = self.allowed[at + 1 - length]
+      else:
+        allowed = self.allowed[first:first + scores.shape[-2]] if many else self.allowed[first]
       return self.torch.where(allowed, scores, -float('inf'))
 
+    grammar.cache_position = None  # type: ignore[attr-defined]
     grammar.w_latent_dim = self.model.config.width  # type: ignore[attr-defined]
     options = self.transformers.GenerationConfig(
-        do_sample=True, max_length=length + count, pad_token_id=0)
+        do_sample=True, max_length=length + count, pad_token_id=0, **self.options)
     options._pad_token_tensor = self.torch.tensor(0)
     self.net.seed, self.net.max_num_new_tokens, self.passes.count = seed, window, 0
     start = time.perf_counter()
@@ -148,9 +156,33 @@ class _Released(Published):
     return self.tokens(ids[0, length:]), self.passes.count, seconds
 
 
+class _Paths(_Released):
+  """PathSpec's loop of two paths, and one token per pass by the loop that its module extends."""
+
+  def prepare(self, options: dict[str, Any]) -> None:
+    assert self.work.window is not None
+    if self.work.window % 2 == 0:
+      raise ValueError(f'window is {self.work.window}; it must be odd, the last committed token '
+                       'and two paths of one length.')
+    network, backbone = self.net.__class__, self.net.model.__class__
+    super().prepare(options)
+    # The loop needs a second pass of one token, as its programs have it.
+    self.net.jacobi_loop_interval_l = 1
+    self.one_token = self.net.__class__, self.net.model.__class__
+    self.paths = (self.loop.renew_static_tree_sampler(network),
+                  self.loop.renew_static_tree_backbone(backbone))
+
+  def decode(self, window: int, number: int, seed: int) -> tuple[np.ndarray, int, float]:
+    self.net.__class__, self.net.model.__class__ = self.one_token if window == 1 else self.paths
+    self.options = {} if window == 1 else dict(tree_choices=[
+        [path, *[0] * depth] for depth in range((window - 1) // 2) for path in range(2)])
+    return super().decode(window, number, seed)
+
+
 def _load(name: str, options: dict[str, Any], file: str, clone: pathlib.Path, work: Work) -> Loops:
   root, module = file.split('scheduler/')
-  loop = _Released(clone / root, f'scheduler.{module.removesuffix(".py")}', options, work)
+  cls = _Paths if name == 'paths' else _Released
+  loop = cls(clone / root, f'scheduler.{module.removesuffix(".py")}', options, work)
   assert work.window is not None  # Every method here has one.
   windows = {'vanilla': 1, name: work.window}
   return Loops(loop.difference, windows,
@@ -187,4 +219,9 @@ METHODS = {
         'sjd_pp', 'https://github.com/Haodong-Lei-Ray/PathSpec', '8a3df48',
         'f8a0dfaaeefc703e20551c65f2f770e0d72869690f8d4787e0891b835c160b33',
         'scheduler/old_jacobi_iteration_lumina_mgpt.py', 16, 'sjd_pp(window={window})',
-        _JACOBI | dict(prefix_token_sampler_scheme='sjd++'))}
+        _JACOBI | dict(prefix_token_sampler_scheme='sjd++')),
+    'paths': _method(
+        'paths', 'https://github.com/Haodong-Lei-Ray/PathSpec', '8a3df48',
+        '8fc76284a97063103036e0fffaa90930dc35be4408c75939571a88eae1b6173b',
+        'scheduler/jacobi_iteration_lumina_mgpt.py', 25,
+        'sjd(tree=paths(2, {half}), window={window})', _JACOBI)}

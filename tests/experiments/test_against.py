@@ -25,7 +25,8 @@ _LLAMAGEN = [
     (['--repo={tmp}', '--tokens_per_round=2'], 'does not contain autoregressive/models/gpt.py')]
 
 _RELEASED = [
-    ([], 'repo is none'), (['--repo={tmp}', '--method=medusa'], 'sjd, scd, sjd_pac, sjd_pp'),
+    ([], 'repo is none'),
+    (['--repo={tmp}', '--method=medusa'], 'sjd, scd, scd_gumbel, sjd_pac, sjd_pp, paths, llamagen'),
     (['--repo={tmp}'], 'does not contain scheduler/jacobi_iteration_lumina_mgpt.py'),
     (['--repo={tmp}', '--window=1'], 'window is 1'),
     (['--repo={tmp}', '--model=demo'], 'whose rows have an end token; use emoji'),

@@ -182,12 +182,12 @@ def test_a_run_of_neighbours_in_a_codebook_belongs_to_it(model, tmp_path, decode
 @pytest.mark.parametrize('size', [1 << 10, 1 << 11])  # Of the smaller one, every number is fetched.
 @pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16, np.int8, bool])
 def test_a_fingerprint_has_every_number(size, dtype):
-  numbers = jnp.ones((size, 1 << 10), dtype)
+  numbers, zero = jnp.ones((size, 1 << 10), dtype), jnp.zeros((), dtype)
   whole = fingerprint({'output': numbers})
   assert whole == fingerprint({'output': jnp.ones_like(numbers)})
   for place in ((0, 0), (0, 1), (size - 1, 3)):
-    assert whole != fingerprint({'output': numbers.at[place].set(0)})
-  one, other = (fingerprint({'output': numbers.at[place].set(0)}) for place in ((0, 0), (0, 1)))
+    assert whole != fingerprint({'output': numbers.at[place].set(zero)})
+  one, other = (fingerprint({'output': numbers.at[place].set(zero)}) for place in ((0, 0), (0, 1)))
   assert one != other
 
 
