@@ -499,7 +499,7 @@ def _race(_: pathlib.Path) -> str:
   """Returns a sentence with the tokens per pass of the best such released loops and of ours."""
   number = '{tokens_per_pass:.2f} +- {tokens_per_pass_error:.2f}'
   best = []
-  for report, model in (('released_sjd', 'emoji'), ('released_eagle', 'demo')):
+  for report, model in (('released_sjd_160', 'emoji'), ('released_eagle', 'demo')):
     rows = _rows(report)
     theirs = max((row for row in rows if row['decoder'] in _EXACT_RELEASED),
                  key=lambda row: row['tokens_per_pass'])
@@ -568,7 +568,7 @@ TABLES: dict[str, Table] = {
     'accelerator_large': Table('accelerator_large', _some(_PASSES, 'lumina_mgpt_7b_768, 1')),
     'accelerator_official': Table('accelerator_official', _own),
     'accelerator_exact': Table('accelerator_exact', _some(title='emoji')),
-    'race': Table('released_sjd', _race, ('released_eagle',)),
+    'race': Table('released_sjd_160', _race, ('released_eagle',)),
     'cpu': Table('against_llamagen', _cpu, _CPU[1:]),
     'compare': Table('compare_cpu', _of({
         'decoder': '`{decoder}`', **_measured('step_compression'),
