@@ -444,19 +444,20 @@ def _rounding(_: pathlib.Path) -> str:
        'from `vanilla(window=N)`': '{images_in_window:.2%}'}, rows)
 
 
+def _of_method(method: str, counts: Mapping[str, int]) -> str:
+  """The name of a released method's report, of `counts` images by method or its only one."""
+  return f'released_{method}_{counts[method]}' if method in counts else f'released_{method}'
+
+
 def _released(columns: Mapping[str, str], counts: Mapping[str, int]
               ) -> Callable[[pathlib.Path], str]:
-  """A table of released loops and of ours for every model, without empty columns.
-
-  The reports are those of `counts` images, by method, and for other methods their only ones.
-  """
+  """A table of released loops and of ours for every model, without empty columns."""
 
   def text(path: pathlib.Path) -> str:
     del path  # Every report has a part.
     parts = []
     for model, methods, _ in RELEASED:
-      names = {method: f'released_{method}_{counts[method]}' if method in counts else
-               f'released_{method}' for method in methods}
+      names = {method: _of_method(method, counts) for method in methods}
       found = [dict(row, code='here' if row['code'] == 'cspd_jax' else f'`{method}`',
                     images=_content(_path(name))['num_images'])
                for method, name in names.items() if _path(name).exists() for row in _rows(name)]
@@ -558,6 +559,8 @@ _SCORES = {'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
            **_measured('nll_excess', errors=True)}
 
 _OF_RELEASED = tuple(f'released_{method}' for _, methods, _ in RELEASED for method in methods)[1:]
+_OF_DISTANCES = tuple(
+    _of_method(method, MORE_RELEASED) for _, methods, _ in RELEASED for method in methods)[1:]
 
 TABLES: dict[str, Table] = {
     'summary': Table('kinds', lambda path: _kinds(
@@ -632,12 +635,11 @@ TABLES: dict[str, Table] = {
         'tokens per pass': '{tokens_per_pass:.2f} +- {tokens_per_pass_error:.2f}',
         'head calls': '{head_calls:.0f}', 's/image': '{seconds_per_image:.2f}',
         'speed-up': '{speedup:.2f}x'}, {}), _OF_RELEASED),
-    'released_distances': Table('released_sjd', _released({
+    'released_distances': Table('released_sjd_160', _released({
         'images': '{images}', 'NLL - entropy': '{gap:+.3f} +- {gap_error:.3f}',
         'energy distance': '{energy:+.4f} +- {energy_error:.4f}', 'p': '{energy_p:.3f}',
         'asked': '{asked:.2f}'}, MORE_RELEASED),
-                                tuple(f'released_{method}_{count}'
-                                      for method, count in MORE_RELEASED.items()) + _OF_RELEASED),
+                                _OF_DISTANCES),
     'continuous_windows': Table('continuous_windows', _some({
         'setting': 'setting', 'tokens per pass': 'tokens per round', 'tokens kept': 'tokens kept',
         'kernels kept': 'kernels kept', 'head calls per token': 'per token',
