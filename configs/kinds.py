@@ -18,7 +18,7 @@ DECODERS = (
     'corrected(corrector=neighbours, iterations=3)',
     'corrected_seed_exact(iterations=4)', 'corrected(iterations=4)',
     'eagle(tree=LANTERN)+lantern_pp(lam=2)')
-# The other cheap corrector is of `demo` only.
+# Only `demo` has a local corrector.
 _OF_DEMO = *DECODERS, 'corrected(corrector=local, iterations=4)'
 
 _METRICS = 'step_compression', 'tokens_per_pass', 'one_token_rounds'

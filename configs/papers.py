@@ -10,8 +10,8 @@
   variants, variants_emoji
            SJD++ (arXiv 2512.07503), the two paths of PathSpec (2606.10492) and the other Jacobi
            windows at equal numbers of tokens per round, with `demo` and with `emoji`
-  chains   block verification (arXiv 2403.10444) beside the test of one draft after the other, on
-           the same chains of drafts
+  chains   block verification (arXiv 2403.10444) compared with token-by-token verification, on the
+           same chains of drafts
 
   python -m experiments.benchmark --config=configs/papers.py:NAME
 

@@ -458,12 +458,12 @@ def _released(columns: Mapping[str, str], counts: Mapping[str, int]
     parts = []
     for model, methods, _ in RELEASED:
       names = {method: _of_method(method, counts) for method in methods}
-      found = [dict(row, code='here' if row['code'] == 'cspd_jax' else f'`{method}`',
+      every = [dict(row, code='here' if row['code'] == 'cspd_jax' else f'`{method}`',
                     images=_content(_path(name))['num_images'])
                for method, name in names.items() if _path(name).exists() for row in _rows(name)]
       # A decoder that several reports have is that of the most images.
       rows = {(row['decoder'], row['code'], row['window']): row
-              for row in sorted(found, key=lambda row: row['images'])}.values()
+              for row in sorted(every, key=lambda row: row['images'])}.values()
       shown = {name: form for name, form in columns.items()
                if any(cell != '-' for row in rows for cell in tables.cells({name: form}, row))}
       parts.append(f'**`{model}`**\n\n' + tables.markdown(

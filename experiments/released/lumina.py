@@ -111,7 +111,6 @@ class _Released(Published):
 
   def prepare(self, options: dict[str, Any]) -> None:
     """Gives the network the released loop, which calls its backbone once per forward pass."""
-    self.options: dict[str, Any] = {}  # Of its generation, besides those of every loop.
     self.net.__class__ = self.loop.renew_sampler(self.net.__class__)
     self.net._init_new_params(
         jacobi_loop_interval_l=0, jacobi_loop_interval_r=self.model.num_tokens,
@@ -121,6 +120,11 @@ class _Released(Published):
     config, backbone = self.model.config, self.net.model
     self.net.img_vocab = self.torch.arange(config.first_code, config.first_code + config.num_codes)
     backbone.__class__ = self.loop.renew_backbone(backbone.__class__)
+
+  def generation_options(self, window: int) -> dict[str, Any]:
+    """Returns the options that only this loop reads."""
+    del window
+    return {}
 
   def decode(self, window: int, number: int, seed: int) -> tuple[np.ndarray, int, float]:
     """Returns the tokens `[T]` of an image in the order of this library, passes and seconds."""
@@ -139,7 +143,8 @@ class _Released(Published):
     grammar.cache_position = None  # type: ignore[attr-defined]
     grammar.w_latent_dim = self.model.config.width  # type: ignore[attr-defined]
     options = self.transformers.GenerationConfig(
-        do_sample=True, max_length=length + count, pad_token_id=0, **self.options)
+        do_sample=True, max_length=length + count, pad_token_id=0,
+        **self.generation_options(window))
     options._pad_token_tensor = self.torch.tensor(0)
     self.net.seed, self.net.max_num_new_tokens, self.passes.count = seed, window, 0
     start = time.perf_counter()
@@ -172,17 +177,20 @@ class _Paths(_Released):
     self.paths = (self.loop.renew_static_tree_sampler(network),
                   self.loop.renew_static_tree_backbone(backbone))
 
+  def generation_options(self, window: int) -> dict[str, Any]:
+    """Returns the paths, each node as the number of its path and zeros, for windows above 1."""
+    return {} if window == 1 else dict(tree_choices=[
+        [path, *[0] * depth] for depth in range((window - 1) // 2) for path in range(2)])
+
   def decode(self, window: int, number: int, seed: int) -> tuple[np.ndarray, int, float]:
     self.net.__class__, self.net.model.__class__ = self.one_token if window == 1 else self.paths
-    self.options = {} if window == 1 else dict(tree_choices=[
-        [path, *[0] * depth] for depth in range((window - 1) // 2) for path in range(2)])
     return super().decode(window, number, seed)
 
 
-def _load(name: str, options: dict[str, Any], file: str, clone: pathlib.Path, work: Work) -> Loops:
+def _load(loops: type[_Released], name: str, options: dict[str, Any], file: str,
+          clone: pathlib.Path, work: Work) -> Loops:
   root, module = file.split('scheduler/')
-  cls = _Paths if name == 'paths' else _Released
-  loop = cls(clone / root, f'scheduler.{module.removesuffix(".py")}', options, work)
+  loop = loops(clone / root, f'scheduler.{module.removesuffix(".py")}', options, work)
   assert work.window is not None  # Every method here has one.
   windows = {'vanilla': 1, name: work.window}
   return Loops(loop.difference, windows,
@@ -190,9 +198,9 @@ def _load(name: str, options: dict[str, Any], file: str, clone: pathlib.Path, wo
 
 
 def _method(name: str, url: str, commit: str, sha256: str, file: str, window: int, ours: str,
-            options: dict[str, Any]) -> Method:
+            options: dict[str, Any], loops: type[_Released] = _Released) -> Method:
   return Method(url, commit, file, sha256, window, (ours,), check,
-                functools.partial(_load, name, options, file))
+                functools.partial(_load, loops, name, options, file))
 
 
 METHODS = {
@@ -224,4 +232,4 @@ METHODS = {
         'paths', 'https://github.com/Haodong-Lei-Ray/PathSpec', '8a3df48',
         '8fc76284a97063103036e0fffaa90930dc35be4408c75939571a88eae1b6173b',
         'scheduler/jacobi_iteration_lumina_mgpt.py', 25,
-        'sjd(tree=paths(2, {half}), window={window})', _JACOBI)}
+        'sjd(tree=paths(2, {half}), window={window})', _JACOBI, _Paths)}
