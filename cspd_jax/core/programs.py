@@ -237,6 +237,11 @@ def _options_of_cpus() -> dict[str, str] | None:
   return options
 
 
+def uses_ynnpack() -> bool:
+  """Returns whether programs for a CPU leave their products to YNNPACK, as far as `jit` decides."""
+  return (_options_of_cpus() or {}).get(_FUSIONS) == _PRODUCTS
+
+
 def wrong_rows(jit: Callable[..., Any]) -> int:
   """Counts the rows of 40,001 that an example compiled by `jit`, such as `jax.jit`, has wrong.
 

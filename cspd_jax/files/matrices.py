@@ -23,6 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from cspd_jax.core import row_tiles
+
 _LARGEST = 127
 # The matrices of a layer that multiply the same input.
 _GROUPS = ('query', 'key', 'value'), ('gate', 'up')
@@ -290,9 +292,21 @@ def einsum(equation: str, x: jax.Array, kernel: Any, **options: Any) -> jax.Arra
   if isinstance(kernel, OutputMajor):
     return _product(x, kernel, **options)
   if not isinstance(kernel, Int8):
-    return jnp.einsum(equation, x, kernel, **options)
-  sums = jnp.einsum(equation, x, kernel.values.astype(x.dtype), preferred_element_type=jnp.float32)
+    return _einsum(equation, x, kernel, **options)
+  sums = _einsum(equation, x, kernel.values.astype(x.dtype), preferred_element_type=jnp.float32)
   return (sums * kernel.scale).astype(x.dtype)
+
+
+def _einsum(equation: str, x: jax.Array, kernel: jax.Array, **options: Any) -> jax.Array:
+  """Computes `jnp.einsum`; on some CPUs of more rows, so that all are computed alike."""
+  of_x, of_kernel = equation.partition('->')[0].split(',')
+  axes = x.shape[:x.ndim - len(set(of_x) & set(of_kernel))]
+  count = math.prod(axes)
+  if row_tiles.num_rows(count, 0) == count:
+    return jnp.einsum(equation, x, kernel, **options)
+  flat = row_tiles.padded(x.reshape(count, -1), 0, 0)
+  result = jnp.einsum('rd,df->rf', flat, kernel.reshape(flat.shape[1], -1), **options)
+  return result[:count].reshape(*axes, *kernel.shape[x.ndim - len(axes):])
 
 
 def products(x: jax.Array, kernels: Joined) -> list[jax.Array]:
@@ -309,12 +323,13 @@ def _product(x: jax.Array, kernel: OutputMajor, preferred_element_type: Any = No
   matrix = kernel.values.reshape(math.prod(outputs), -1).astype(dtype)
   by_inputs = (((1,), (1,)), ((), ()))
   if len(flat) > _FEW_ROWS:
-    result = jax.lax.dot_general(
-        flat, matrix, by_inputs, preferred_element_type=preferred_element_type)
+    result = jax.lax.dot_general(row_tiles.padded(flat, 0, 0), matrix, by_inputs,
+                                 preferred_element_type=preferred_element_type)
   else:
     # XLA exchanges the factors of a product that is transposed, but for the barrier.
     result = jax.lax.optimization_barrier(jax.lax.dot_general(
-        matrix, flat, by_inputs, preferred_element_type=preferred_element_type))
+        matrix, row_tiles.padded(flat, 0, 1), by_inputs,
+        preferred_element_type=preferred_element_type))
     # Transposed once, because every program that reads it would read it across.
     result = jax.lax.optimization_barrier(result.T)
-  return result.reshape(*rows, *outputs)
+  return result[:len(flat)].reshape(*rows, *outputs)

@@ -60,7 +60,7 @@ from cspd_jax.generation import engines, memory, prompts as prompts_lib, results
 from cspd_jax.generation.engines import AnyDecoder, Engine, with_raw_log_probs
 from cspd_jax.generation.parts import Conditions, DraftNetwork, Handover, Params, Teacher, Tokenizer
 from cspd_jax.generation.results import Generated
-from cspd_jax.generation.same_kernels import SameKernels
+from cspd_jax.generation.same_rounding import SameRounding
 from cspd_jax.models import causal
 
 
@@ -140,8 +140,8 @@ class Model:
   # Bytes of an image's cache and of the rest, by decoder; see `estimate`.
   estimates: dict[Hashable, tuple[float, float]] = dataclasses.field(
       default_factory=dict, init=False)
-  # Whether seed-exact decoders were compiled with the kernels of their baseline.
-  same_kernels: SameKernels = dataclasses.field(default_factory=SameKernels)
+  # Whether seed-exact decoders round as their baseline does.
+  same_rounding: SameRounding = dataclasses.field(default_factory=SameRounding)
   # What is built once: targets by `guided`, and the last samplers by their arguments.
   _targets: dict[bool, Any] = dataclasses.field(default_factory=dict, init=False)
   _samplers: dict[Hashable, 'Sampler'] = dataclasses.field(default_factory=dict, init=False)
@@ -729,7 +729,8 @@ class Model:
 
     prior = self.prior and self.prior.with_cache_dtype(dtype)
     return dataclasses.replace(
-        self, build_target=target, cache_dtype=dtype, programs={}, prior=prior)
+        self, build_target=target, cache_dtype=dtype, programs={},
+        same_rounding=SameRounding(), prior=prior)
 
   @property
   def has_cache(self) -> bool:
@@ -872,8 +873,9 @@ class Sampler:
   names: tuple[str, ...]
   function: Callable[..., Any]
   prior: 'Sampler | None' = None
-  # Numbers of images and shapes of conditions that fit in memory.
+  # Numbers of images and shapes of conditions that fit in memory, and that were measured.
   _fitting: set[Hashable] = dataclasses.field(default_factory=set, init=False)
+  _measured: set[Hashable] = dataclasses.field(default_factory=set, init=False)
 
   def __call__(self, prompts: Any = None, *, seed: Any = 0, progress: Progress | bool | None = None
                ) -> Generated:
@@ -937,7 +939,7 @@ class Sampler:
   @property
   def guarantee(self) -> Guarantee:
     """How images relate to the model's distribution, as far as the programs so far show."""
-    differs = self.text in self.model.same_kernels.differing
+    differs = self.text in self.model.same_rounding.differing
     return self._guarantee.rounded if differs else self._guarantee
 
   @functools.cached_property
@@ -964,8 +966,23 @@ class Sampler:
 
   def inspect(self, *mode: Any) -> programs_lib.Inspect | None:
     """Returns what compares the kernels of a program with those of the baseline, or None."""
-    return self.model.same_kernels.inspect(
+    return self.model.same_rounding.inspect(
         self.decoder, self.text, self.program(*mode)._replace(decoders=()))
+
+  def measure(self, condition: Any, count: int) -> None:
+    """Measures, the first time, whether a pass of `count` images rounds as the guarantee says.
+
+    The condition, NumPy arrays of at least one row, gives the shapes.
+    """
+    if self._guarantee is not Guarantee.SEED_EXACT:
+      return
+    shapes = count, *(np.shape(leaf)[1:] for leaf in jax.tree.leaves(condition))
+    if shapes not in self._measured:
+      model = self.model
+      model.same_rounding.measure(
+          self.decoder, self.text, (self.guided, model.prefix_length), model.params,
+          batches.select(condition, np.zeros(count, int)), model.mesh)
+      self._measured.add(shapes)
 
   def __repr__(self) -> str:
     return f'Sampler({self.text!r}, {self.model!r})'
@@ -1163,6 +1180,7 @@ class Request:
 
   def batch(self, index: np.ndarray, num_new: int) -> Any:
     """Returns the checked result of the first `num_new` images of a batch."""
+    self.sampler.measure(self.condition, len(self._divisible(index)))
     decoded = batches.leading(jax.device_get(self.bound(index)()), num_new)
     return self.pick(index[:num_new]).check_result(decoded)
 
@@ -1173,6 +1191,7 @@ class Request:
     """
     sampler, size = self.sampler, self.batch_size
     decoder: Any = sampler.decoder
+    sampler.measure(self.condition, size)
     jitted = programs_lib.get_or_build(
         sampler.model, sampler.program('slots', size),
         lambda: continuous_batching.jitted(
@@ -1231,6 +1250,7 @@ class Request:
       return
     model, decoder = sampler.model, sampler.decoder
     size = decoder.target.num_tokens
+    sampler.measure(self.condition, len(self))
 
     def advance(params, state, sampling, draft_params):
       def more(carry):

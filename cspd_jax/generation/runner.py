@@ -89,7 +89,7 @@ class Runner:
     self._jitted = programs.get_or_build(
         model, self._program._replace(mode=('slots', num_slots)),
         lambda: continuous_batching.jitted(
-            built, num_slots, str(self.specification), model.same_kernels.inspect(
+            built, num_slots, str(self.specification), model.same_rounding.inspect(
                 built, str(self.specification),
                 self._program._replace(decoders=(), mode=('slots', num_slots)))))
 
@@ -127,6 +127,9 @@ class Runner:
                                         np.bool_(True))
       params = self.model.params
       if self._slots is None:
+        self.model.same_rounding.measure(
+            self._jitted.batcher.decoder, str(self.specification), (True, self.model.prefix_length),
+            params, batches.select(queue.condition, np.zeros(self._size, int)))
         self._slots = self._jitted.idle(params, queue, self._draft_params)
       self._change(self._jitted.join(params, self._slots, queue, self._draft_params))
       self.requests[slot] = request

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import kernels
+from cspd_jax.core import kernels, row_tiles
 
 # The value 'plain' disables fused attention. Read once, because compiled programs do not change.
 _VARIABLE = 'CSPD_JAX_ATTENTION'
@@ -95,24 +95,19 @@ def keys_first(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array 
                mask: jax.Array) -> jax.Array:
   """Like `plain`, for CPUs, where the first factor of a product is read fastest, the keys here.
 
-  Scores and weights have the slots before the queries; see `files.matrices`.
+  The scores are transposed before the softmax: the weights, as the first factor of the second
+  product, must have the queries first. YNNPACK does not compute a product with a transposed first
+  factor, and XLA's own rounds a row by its place; see `core.row_tiles`.
   """
-  rows, length, _, width = query.shape
-  kv_heads, slots, dtype = keys.shape[1], keys.shape[2], query.dtype
+  kv_heads, dtype = keys.shape[1], query.dtype
   keys, key_scale = split(keys, dtype)
-  values, value_scale = split(values, dtype)
+  queries = _by_head(query, kv_heads)
   # XLA exchanges the factors of a product that is transposed, but for the barrier.
   scores = jax.lax.optimization_barrier(jnp.einsum(
-      'rkse,rkqe->rksq', keys, _by_head(query, kv_heads), preferred_element_type=jnp.float32))
-  if key_scale is not None:
-    scores = scores * key_scale
-  scores = scores.reshape(rows, kv_heads, slots, -1, length) * width**-0.5
-  scores = jnp.where(mask.swapaxes(1, 2)[:, None, :, None], scores, _MASKED)
-  weights = jax.nn.softmax(scores, axis=2).reshape(rows, kv_heads, slots, -1)
-  if value_scale is not None:
-    weights = weights * value_scale
-  out = jnp.einsum('rksq,rkse->rkqe', weights.astype(values.dtype), values)
-  return _by_token(out, length)
+      'rkse,rkqe->rksq', keys, row_tiles.padded(queries, 2, 1),
+      preferred_element_type=jnp.float32))
+  scores = scores.swapaxes(2, 3)[:, :, :queries.shape[2]]
+  return _attended(query, scores, key_scale, values, mask)
 
 
 def _by_head(query: jax.Array, kv_heads: int) -> jax.Array:
@@ -132,23 +127,31 @@ def _by_token(out: jax.Array, length: int) -> jax.Array:
 def plain(query: jax.Array, keys: jax.Array | Int8Slots, values: jax.Array | Int8Slots,
           mask: jax.Array) -> jax.Array:
   """Attention as two products and a softmax; arguments and result as for `attend`."""
-  rows, length, _, width = query.shape
   kv_heads, dtype = keys.shape[1], query.dtype
-  # The scales of keys multiply scores, those of values weights: arrays without the axis `E`.
   keys, key_scale = split(keys, dtype)
-  values, value_scale = split(values, dtype)
   # Heads before tokens, so that neither product needs a transposition.
   scores = jnp.einsum('rkqe,rkse->rkqs', _by_head(query, kv_heads), keys,
                       preferred_element_type=jnp.float32)
+  return _attended(query, scores, key_scale, values, mask)
+
+
+def _attended(query: jax.Array, scores: jax.Array, key_scale: jax.Array | None,
+              values: jax.Array | Int8Slots, mask: jax.Array) -> jax.Array:
+  """Attends with the products of queries and keys, `[R, K, H / K * L, S]`."""
+  rows, length, _, width = query.shape
+  kv_heads, num_queries, slots = scores.shape[1:]
+  # The scales of keys multiply scores, those of values weights: arrays without the axis `E`.
   if key_scale is not None:
     scores = scores * key_scale.swapaxes(2, 3)
-  scores = scores.reshape(rows, kv_heads, -1, length, keys.shape[2]) * width**-0.5
+  scores = scores.reshape(rows, kv_heads, -1, length, slots) * width**-0.5
   scores = jnp.where(mask[:, None, None], scores, _MASKED)
-  weights = jax.nn.softmax(scores, axis=-1).reshape(rows, kv_heads, -1, keys.shape[2])
+  weights = jax.nn.softmax(scores, axis=-1).reshape(rows, kv_heads, num_queries, slots)
+  values, value_scale = split(values, query.dtype)
   if value_scale is not None:
     weights = weights * value_scale.swapaxes(2, 3)
-  weights = weights.astype(values.dtype)
-  return _by_token(jnp.einsum('rkqs,rkse->rkqe', weights, values), length)
+  weights = row_tiles.padded(weights.astype(values.dtype), 2, 0)
+  out = jnp.einsum('rkqs,rkse->rkqe', weights, values)
+  return _by_token(out[:, :, :num_queries], length)
 
 
 def fused(query: jax.Array, keys: jax.Array, values: jax.Array, mask: jax.Array,
