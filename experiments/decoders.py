@@ -11,9 +11,10 @@ queue     the rounds and times of images in rows that start the next image when 
           in batches, each of which runs until its slowest row is complete, and the share of equal
           images; the rounds of an image include its prefill, those of batches and of the queue are
           forward passes over all rows without prefills
-rounding  how often images of seed-exact decoders differ from those of `vanilla`, and of
-          `vanilla(window=N)` with as many tokens per forward pass, which rounds alike. A different
-          token changes the context of all later tokens, so more differ than rounding affects
+rounding  how often images of seed-exact decoders differ from images of `vanilla`, and of
+          `vanilla(window=N)` with as many tokens per forward pass, which rounds alike; and how many
+          log-probabilities differ in a bit from those in its images. A different token changes the
+          context of all later tokens, so more differ than rounding affects
 
 Times are medians of alternating runs. Writes report.json to --workdir.
 """
@@ -129,11 +130,15 @@ def _check_batches(bench: Bench, text: str) -> None:
 
 def rounding(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
   """Measures the fractions of images and tokens of a decoder that differ from those of vanilla."""
-  tokens, same_shapes = bench.sample(text).tokens, _same_shapes(bench, text)
+  same_shapes, sample = _same_shapes(bench, text), bench.sample(text)
+  tokens, window = sample.tokens, bench.sample(same_shapes)
   differ, differ_in_window = (
-      tokens != bench.sample(name).tokens for name in (bench.baseline, same_shapes))
+      tokens != other.tokens for other in (bench.sample(bench.baseline), window))
   return dict(
       dtype=str(jax.tree.leaves(bench.model.params)[0].dtype), decoder=text,
+      window=bench.check(text).drafter.tree.num_nodes + 1, batch_size=bench.batch_size,
+      guarantee=bench.request(text).sampler.guarantee,
+      log_probs_in_window=float(np.mean(sample.decoded.log_probs != window.decoded.log_probs)),
       same_shapes=same_shapes, num_tokens=tokens.size,
       images=float(np.mean(differ.any(axis=1))), tokens=float(np.mean(differ)),
       images_in_window=float(np.mean(differ_in_window.any(axis=1))),
@@ -169,7 +174,8 @@ MEASURES = {
     'rounding': Measure(
         {'decoder': '{decoder}', 'dtype': '{dtype}', "images not vanilla's": '{images:.2%}',
          "tokens not vanilla's": '{tokens:.3%}', 'in its shapes': '{same_shapes}',
-         'images not its': '{images_in_window:.2%}', 'tokens not its': '{tokens_in_window:.3%}'},
+         'images not its': '{images_in_window:.2%}', 'tokens not its': '{tokens_in_window:.3%}',
+         'log-probabilities not its': '{log_probs_in_window:.3%}', 'guarantee': '{guarantee}'},
         rounding, _check_seed_exact,
         ('seed_exact', 'corrected_seed_exact', 'seed_exact(tree=caterpillar(3, 1))'), 4, 2000, 32)}
 
