@@ -65,12 +65,12 @@ def document(served: Served, paths: Sequence[Path]) -> dict[str, Any]:
       operation['responses']['200']['content']['text/event-stream'] = {}
     operations.setdefault(name, {})[method] = operation
   schemas = dict(ImageRequest=request(served), Images=_images(served),
-                 Error=_like(ApiError(0, '').body))
+                 Error=_like(ApiError(0, '').body()))
   about = "Images of an autoregressive model, by the API of OpenAI's images endpoint."
   key = dict(type='http', scheme='bearer')
   return dict(
       openapi='3.1.0', info=dict(title='cspd_jax', version=__version__, description=about),
-      servers=[dict(url='/')], paths=operations, security=[{}, dict(key=[])],
+      servers=[dict(url='.')], paths=operations, security=[{}, dict(key=[])],
       components=dict(schemas=schemas, securitySchemes=dict(key=key)))
 
 

@@ -65,10 +65,10 @@ class ApiError(Exception):
     self.status, self.kind, self.param, self.code = status, kind, param, code
     self.headers = {name.replace('_', '-'): value for name, value in headers.items()}
 
-  @property
-  def body(self) -> dict[str, Any]:
-    """The answer as JSON values."""
-    return dict(error=dict(message=str(self), type=self.kind, param=self.param, code=self.code))
+  def body(self, request_id: str | None = None) -> dict[str, Any]:
+    """Returns the answer as JSON values, with the id of the request in the server's log."""
+    return dict(error=dict(message=str(self), type=self.kind, param=self.param, code=self.code,
+                           request_id=request_id))
 
 
 @dataclasses.dataclass(frozen=True)

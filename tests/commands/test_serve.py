@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import signal
 import socket
 import threading
@@ -24,7 +25,8 @@ from tests.serve import running, tiny
 def _error(capsys, *words):
   """The one line of a command that fails before the work."""
   assert serve.main(['serve', *words]) == 2
-  lines = capsys.readouterr().err.splitlines()
+  lines = [line for line in capsys.readouterr().err.splitlines()
+           if not re.match(r'\S+Z \d{3} ', line)]  # Of requests.
   assert len(lines) == 1 and lines[0].startswith('error: ')
   return lines[0]
 
@@ -70,19 +72,26 @@ def test_models_that_cannot_be_served_end_with_a_sentence(capsys, monkeypatch):
 
 
 def test_a_server_answers_while_its_model_is_loaded(capsys, monkeypatch):
-  client, seen = running.Running.__new__(running.Running), []
+  client, seen, ends = running.Running.__new__(running.Running), [], []
   with socket.create_server(('127.0.0.1', 0)) as free:
     client.port = free.getsockname()[1]
 
   def load(*arguments, **options):
     seen.extend([client.call('GET', '/health'), client.generate(prompt='cat'),
-                 client.call('GET', '/health', Host='evil.example')])
+                 client.call('GET', '/health/', Host='evil.example'),
+                 client.call('GET', '/v1/models', Host='evil.example'),
+                 client.call('GET', '/health/live')])
+    ends.append(signal.getsignal(signal.SIGTERM))
     raise ValueError('model is broken.')
 
   monkeypatch.setattr(serve.inputs, 'model', load)
   assert _error(capsys, f'--port={client.port}') == 'error: model is broken.'
-  assert [status for status, _, _ in seen] == [503, 503, 403]
-  assert seen[0][2] == {'status': 'loading'} and seen[1][1]['retry-after'] == '5'
+  assert [status for status, _, _ in seen] == [503, 503, 503, 403, 200]
+  about = dict(status='loading', version=cspd_jax.__version__)
+  assert seen[0][2] == seen[4][2] == about and seen[2][2] == dict(status='loading')
+  assert seen[1][1]['retry-after'] == '5'
+  # Without a handler, the first process of a container ignores the signal.
+  assert ends[0] not in (signal.SIG_DFL, signal.SIG_IGN, signal.getsignal(signal.SIGTERM))
   assert seen[1][2]['error']['message'] == 'the server is loading its model.'
   assert client.health() is None
 
