@@ -14,10 +14,9 @@ import time
 from collections.abc import Collection, Iterator
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, h11
 
 from cspd_jax.core import progress
 from cspd_jax.files import reading
