@@ -78,7 +78,8 @@ class Service:
         Route('/v1/models', self._models), Route('/v1/models/{name:path}', self._model),
         Route(guard.READY, self._health), Route(guard.ALIVE, self._alive),
         Route(guard.METRICS, self._metrics)]
-    described = openapi.document(self._served, [
+    most = min(map(self._engine.most, self._served.decoders))
+    described = openapi.document(self._served, most, [
         openapi.Path(route.path, 'post' if route.methods == {'POST'} else 'get',
                      str(route.endpoint.__doc__)) for route in routes])
     files += [Route(path, functools.partial(_file, text.encode(), kind)) for path, text, kind in (

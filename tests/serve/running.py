@@ -41,6 +41,7 @@ class Running:
     engine: its engine.
     port: its port.
     codes: its exit code, when it has ended.
+    logged: the lines of its requests, unless another log is passed.
   """
 
   def __init__(self, of, *, slots=2, queue=4, deadline=WAIT, ready=True, engine=None, names=None,
@@ -48,7 +49,8 @@ class Running:
     self.served = wire.serving(of, decoders, names, lenient)
     self.engine = engine or server.engine(
         self.served, slots=slots, queue=queue, fixed_slots=fixed_slots)
-    self.codes, sock = [], server.bind('127.0.0.1', 0)
+    self.codes, self.logged, sock = [], [], server.bind('127.0.0.1', 0)
+    options = dict(log=self.logged.append) | options
     self.port = sock.getsockname()[1]
     self._thread = threading.Thread(target=lambda: self.codes.append(server.run(
         self.served, self.engine, sock, deadline=deadline, **options)))

@@ -24,9 +24,7 @@ _IMAGES = '/v1/images/generations'
 
 @pytest.fixture(scope='module')
 def logging_server(model):
-  logged = []
-  instance = Running(model, key='k' * 16, log=logged.append, deadline=60.0)
-  instance.logged = logged
+  instance = Running(model, key='k' * 16)
   yield instance
   assert instance.end() == 0
 

@@ -25,7 +25,7 @@ from starlette.routing import Mount
 import cspd_jax
 from cspd_jax.generation import memory
 from cspd_jax.generation.model import Sampler
-from cspd_jax.serve import app, guard, server, wire
+from cspd_jax.serve import access, app, guard, server, wire
 from tests.generation.test_rollouts import counted
 from tests.serve import running, tiny
 from tests.serve.running import Running, head, until
@@ -149,7 +149,8 @@ WRONG = [
     (CAT | dict(temperature='hot'), "temperature is 'hot'"),
     (CAT | dict(prompt=' \n '), "prompt is ' "),
     (b'{"prompt": "cat", "temperature": 1e999}', 'temperature is inf'),
-    (CAT | dict(top_k=1e9), 'top_k is 1000000000.0; it must be a whole number, without a point'),
+    (CAT | dict(top_k=2.5), 'top_k is 2.5; it must be a whole number'),
+    (CAT | dict(unknown=None), "'unknown' is not a field"),
     (CAT | dict(cfg_scale=2), 'did you mean guidance_scale?'),
     (CAT | {'x' * 500: 1}, "is not a field of a request for images"),
     (b'{"prompt": "cat", "\\ud800": 1}', "'\\ud800' is not a field"),
@@ -530,7 +531,7 @@ def test_which_paths_need_the_key_does_not_depend_on_the_host(monkeypatch):
 
 def test_what_is_logged(model, capfd, monkeypatch):
   """No text of a request, whatever happens."""
-  instance = Running(model)
+  instance = Running(model, log=access.text)
   monkeypatch.setattr(wire, 'image', lambda generated, slots, form: 1 / 0)
   status, _, answer = instance.generate(prompt='cat')
   assert status == 500 and answer['error']['message'].startswith('the server has a bug')
@@ -540,6 +541,7 @@ def test_what_is_logged(model, capfd, monkeypatch):
   assert instance.end() == 0
   errors = capfd.readouterr().err
   assert 'ZeroDivisionError in line' in errors and 'Traceback' not in errors
+  assert ' 400 POST /v1/images/generations ' in errors and ' 200 GET / ' in errors
   assert not any(word in errors for word in ('cat', 'nan', 'bird', 'prompt'))
 
 

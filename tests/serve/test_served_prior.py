@@ -85,8 +85,9 @@ def test_options_of_the_prior_are_described_and_checked(server):
   assert described['options']['prior_temperature'] == 1.2
   assert described['decoders'][1] == dict(
       id='vanilla', specification='vanilla | vanilla', guarantee='seed-exact')
-  field = openapi.request(server.served)['properties']['prior_top_k']
-  assert field['type'] == 'integer' and 'A sampling option of the prior' in field['description']
+  field = openapi.request(server.served, 9)['properties']['prior_top_k']
+  assert field['type'] == ['integer', 'null'] and field['minimum'] == 0
+  assert 'A sampling option of the prior' in field['description']
   for wrong, message in ((dict(prior_top_k=1.5), 'prior_top_k is 1.5; it must be a whole'),
                          (dict(prior_temperature=-1), 'prior_temperature is -1'),
                          (dict(prior_tempature=1), "'prior_tempature' is not a field"),
