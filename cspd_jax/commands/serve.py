@@ -4,6 +4,7 @@
   cspd-serve --model=checkpoints/emu3 --decoder='mc_sjd(window=32),vanilla' --dtype=bfloat16
   cspd-serve --host=0.0.0.0 --api_key_file=key.txt
   cspd-serve --served_model_name=gpt-image-1,dall-e-3 --lenient
+  CSPD_PORT=8001 CSPD_LOG_FORMAT=json cspd-serve
 
 Images of all requests are decoded together: they join when a slot is free and leave when they are
 complete. An image depends only on the model, its prompt, seed, options and decoder.
@@ -80,7 +81,7 @@ class Config:
                  prompt_length=(1, 2**16), deadline=(1, 10**6), grace=(0, 10**6))
 
 
-@cli.command(Config)
+@cli.command(Config, environment='CSPD_')
 def main(config: Config) -> int:
   try:
     for name in _PACKAGES:

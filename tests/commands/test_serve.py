@@ -15,6 +15,7 @@ pytest.importorskip('uvicorn', reason="the server needs pip install -e '.[serve]
 pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
 import cspd_jax
+from cspd_jax.cli import groups
 from cspd_jax.commands import serve
 from cspd_jax.core import packages
 from cspd_jax.generation import memory
@@ -57,6 +58,44 @@ def test_wrong_flags_end_with_a_sentence(capsys, tmp_path, monkeypatch):
       ImportError(f'{name} is not installed')))
   assert _error(capsys) == ('error: starlette is not installed, which the server needs; run pip '
                             "install -e '.[serve]' in a clone of cspd_jax.")
+
+
+def test_settings_from_the_environment(capsys, monkeypatch):
+  """Below the flags; an empty variable, and those of other programs, set nothing."""
+  seen = []
+  monkeypatch.setattr(serve.inputs, 'model', lambda loading, **options: seen.append(loading))
+  monkeypatch.setattr(server, 'bind', lambda *place: (_ for _ in ()).throw(
+      ValueError(f'bound to {place}')))
+  bound = lambda *words: re.search(r"bound to \('(.*)', (\d+)\)", _error(capsys, *words)).groups()
+  for variable, text in (
+      ('CSPD_PORT', '8123'), ('CSPD_DTYPE', 'bfloat16'), ('CSPD_DECODER', 'vanilla,mc_sjd'),
+      ('CSPD_GRACE', 'none'), ('CSPD_LENIENT', '1'), ('CSPD_HOST', ''), ('CSPD_JAX_GRAPHS', 'loop'),
+      # What Kubernetes sets for services that are called cspd-serve and cspd.
+      ('CSPD_SERVE_SERVICE_HOST', '10.0.0.1'), ('CSPD_SERVE_SERVICE_PORT', '80'),
+      ('CSPD_SERVE_PORT', 'tcp://10.0.0.1:80'), ('CSPD_SERVE_PORT_80_TCP_ADDR', '10.0.0.1'),
+      ('CSPD_SERVICE_HOST', '10.0.0.1'), ('CSPD_SERVICE_PORT', '80'),
+      ('CSPD_PORT_80_TCP', 'tcp://10.0.0.1:80'), ('CSPD_PORT_80_TCP_PROTO', 'tcp')):
+    monkeypatch.setenv(variable, text)
+  assert bound() == ('127.0.0.1', '8123') and bound('--port=8124') == ('127.0.0.1', '8124')
+  config, = serve.main._arguments(serve.Config(), ['--decoder=vanilla', '--nolenient'])
+  assert config == serve.Config(
+      groups.LoadFlags(dtype='bfloat16'), port=8123, decoder=('vanilla',), lenient=False)
+  for variable, text, message in (
+      ('CSPD_PORT', 'http', 'CSPD_PORT=http: it must be a whole number, such as 8000.'),
+      ('CSPD_PORT', '70000', 'port is 70000; it must be a whole number from 0 to 65535.'),
+      ('CSPD_DTYPE', 'fp8', 'CSPD_DTYPE=fp8: it must be one of float32, bfloat16'),
+      ('CSPD_LENIENT', 'perhaps', 'CSPD_LENIENT=perhaps: it must be true or false'),
+      ('CSPD_LOG_FORMAT', 'xml', 'CSPD_LOG_FORMAT=xml: it must be one of text, json'),
+      ('CSPD_PROT', '1', 'CSPD_PROT is a variable of the environment, and no setting of this '
+       'command; did you mean CSPD_PORT?')):
+    with monkeypatch.context() as patch:
+      patch.setenv(variable, text)
+      assert message in _error(capsys), variable
+      if variable == 'CSPD_PORT':  # A flag is there in its place.
+        assert bound('--port=8124') == ('127.0.0.1', '8124')
+  assert serve.main(['serve', '--help']) == 0
+  assert 'environment, such as CSPD_MODEL, sets a field' in capsys.readouterr().out
+  assert seen == []
 
 
 def test_models_that_cannot_be_served_end_with_a_sentence(capsys, monkeypatch):
