@@ -125,7 +125,7 @@ def lines(form: Format) -> Iterator[Log]:
   with contextlib.redirect_stderr(err), contextlib.redirect_stdout(out):
     try:
       yield lambda values: err.put(
-          'error' if values['status'] >= 500 else 'info',
+          'error' if values['status'] == 500 else 'info',  # Others are answers that it means.
           '{method} {path} {status}'.format(**values), **values)
     finally:
       err.end()

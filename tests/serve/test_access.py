@@ -212,13 +212,14 @@ def test_json_lines(capsys):
     print(' it.')
     log(access.record('a1', 'GET', '/caf\xe9 "', 200, 0.25))
     log(access.record('a2', 'GET', '/', 503, 0.5))
+    log(access.record('a3', 'GET', '/', 500, 0.5))
     print('no end', end='')
   out, err = capsys.readouterr()
   printed, errors = ([json.loads(line) for line in text.splitlines()] for text in (out, err))
   assert [line['message'] for line in printed] == ['Serving it.', 'no end']
   assert [(line['level'], line['message']) for line in errors] == [
       ('error', 'error: it failed \x1b[31m.'), ('info', 'And more.'),
-      ('info', 'GET /caf%C3%A9%20%22 200'), ('error', 'GET / 503')]
+      ('info', 'GET /caf%C3%A9%20%22 200'), ('info', 'GET / 503'), ('error', 'GET / 500')]
   assert errors[2] | dict(time='') == dict(
       time='', level='info', message='GET /caf%C3%A9%20%22 200', id='a1', method='GET',
       path='/caf%C3%A9%20%22', status=200, seconds=0.25)
