@@ -121,7 +121,8 @@ class Service:
 
   async def _generate(self, request: Request) -> Any:
     """Generates images of a prompt."""
-    status, end = 500, asyncio.get_running_loop().time() + self._deadline
+    status: int | None = 500
+    end = asyncio.get_running_loop().time() + self._deadline
     try:
       order = wire.order(await guard.body(request), self._served)
       images, is_stream = _Images(order.n), False
@@ -130,7 +131,7 @@ class Service:
             self._in(self._preparing, self._submit, order, images), request.receive, end)
         is_stream = order.stream  # From here on, the stream gives its images up itself.
         if is_stream:
-          status = 200
+          status = None  # It is that of the end of the stream.
           return functools.partial(self._stream, order, images, end)
         answer = await self._until_gone(self._answer(order, images), request.receive, end)
       finally:
@@ -145,6 +146,11 @@ class Service:
       status = 499
       raise ApiError(status, 'the client is gone.') from None
     finally:
+      self._count(status)
+
+  def _count(self, status: int | None) -> None:
+    """Counts a request for images, unless its status is None."""
+    if status is not None:
       self._engine.metrics.requests.labels(str(status)).inc()
 
   def _give_up(self, images: _Images) -> None:
@@ -199,6 +205,7 @@ class Service:
     async def put(data: bytes, more: bool = True) -> None:
       await send({'type': 'http.response.body', 'body': data, 'more_body': more})
 
+    status = 500
     try:
       # Chromium reports an error for each stream with `no-store`, complete ones included.
       await send({'type': 'http.response.start', 'status': 200, 'headers': [
@@ -207,16 +214,21 @@ class Service:
       try:
         await self._until_gone(self._events(order, images, put), receive, end)
         await put(b'', more=False)
+        status = 200
       except ApiError as error:
+        status = error.status
         if (logged := access.of(scope)) is not None:
-          logged.status = error.status
+          logged.status = status
         async with asyncio.timeout(_LAST_EVENT):
           await put(wire.event(guard.error_body(error, scope)))
           await put(b'', more=False)
-    except (_GoneError, TimeoutError):
+    except _GoneError:
+      status = 499
+    except TimeoutError:  # The client does not read the error.
       pass
     finally:
       self._give_up(images)
+      self._count(status)
 
   async def _events(self, order: Order, images: _Images,
                     put: Callable[[bytes], Coroutine[Any, Any, None]]) -> None:

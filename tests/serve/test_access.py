@@ -65,6 +65,8 @@ def _line(logged):
     ('GET', '/v1/models', None, dict(Host='evil.example'), 403),
     ('GET', '/health', None, dict(Host='a/b'), 400)])
 def test_a_request_is_one_line(logging_server, logged, method, path, body, headers, status):
+  requests = logging_server.engine.metrics.requests.labels(str(status))._value
+  before = requests.get()
   answer, heads, data = _call(
       logging_server, method, path, body, X_Request_Id='client-1/a', **headers)
   line = _line(logged)
@@ -74,6 +76,8 @@ def test_a_request_is_one_line(logging_server, logged, method, path, body, heade
     assert data['error']['request_id'] == 'client-1/a'
   else:
     assert answer == status or b'"request_id":"client-1/a"' in data
+  reaches = path == _IMAGES and method == 'POST' and status != 401
+  assert requests.get() == before + reaches
 
 
 @pytest.mark.parametrize('given, is_used', [
@@ -157,6 +161,8 @@ def test_bugs_are_one_line_and_their_id_is_in_the_log(logging_server, logged, mo
     (head('{}', Content_Length=10**9, Connection='close'), 401, 'POST'),
     (b'\x16\x03\x01 TLS\r\n\r\n', 400, '-'), (b'GET / HTTP/1.1\r\n\r\n', 400, '-'),
     (b'GET /\x1b[31m HTTP/1.1\r\nHost: localhost\r\n\r\n', 400, '-'),
+    (head(Transfer_Encoding='chunked').replace(b'Content-Length: 0\r\n', b'') + b'zz\r\n',
+     400, 'POST'),  # Before it is refused for another reason.
     (head(Transfer_Encoding='chunked', **_KEY).replace(b'Content-Length: 0\r\n', b'') + b'zz\r\n',
      400, 'POST')])
 def test_what_does_not_arrive_is_one_line(

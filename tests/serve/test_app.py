@@ -489,6 +489,8 @@ def test_pages_and_what_they_link_to_are_below_any_path(service, root):
 
 def test_the_page_has_one_address(service):
   """Without the slash, its links would lead out of its path."""
+  for path in ('/', '/v1/models', '/docs'):  # Some servers say that the root is a path.
+    assert _ask(guard.Guard(service, None, None), path, root='/')[0] == 200
   answer = _ask(guard.Guard(service, None, None), '/img', root='/img', query='prompt=cat')
   assert answer[0] == 308 and answer[1]['location'] == './img/?prompt=cat'
 
