@@ -172,14 +172,21 @@ def _stage(option: str, model: Model) -> tuple[str, Model, str]:
 
 def _about(option: str, model: Model) -> str:
   """Returns a sentence about a sampling option."""
-  name, _, of = _stage(option, model)
+  name, model, of = _stage(option, model)
+  if _is_fixed(name, model):
+    return f'A sampling option{of}, 1, because there is no guidance.'
   return f'A sampling option{of}, {warp_lib.LIMITS[name][1]}.'
+
+
+def _is_fixed(name: str, model: Model) -> bool:
+  """Whether an option is the guidance scale of a model without guidance."""
+  return name == 'guidance_scale' and model.target(True).num_streams == 1
 
 
 def _bounds(option: str, model: Model) -> dict[str, float]:
   """Returns the smallest and the largest value of a sampling option."""
   name, model, _ = _stage(option, model)
-  if name == 'guidance_scale' and model.target(True).num_streams == 1:
+  if _is_fixed(name, model):
     return dict(minimum=1, maximum=1)
   # Of whole numbers, programs have 32 bits.
   return BOUNDS[name] | (dict(maximum=2**31 - 1) if wire.is_whole(name) else {})
@@ -226,7 +233,7 @@ def page(described: Mapping[str, Any]) -> str:
            for method, operation in operations.items()]
   fields = [(name, _values(schema), schema.get('description', ''))
             for name, schema in described['components']['schemas']['ImageRequest'][
-                'properties'].items()]
+                'properties'].items() if schema.get('type') != 'null']
   return ('<!doctype html><html lang="en"><meta charset="utf-8"><title>API of cspd_jax</title>'
           '<link rel="stylesheet" href="page.css"><main><h1>API of cspd_jax</h1>'
           f'<p>{html.escape(described["info"]["description"])} As OpenAPI 3.1: '
@@ -244,7 +251,7 @@ def _values(schema: Mapping[str, Any]) -> str:
   text = kinds if isinstance(kinds, str) else kinds[0]
   least, most = schema.get('minimum'), schema.get('maximum')
   if least is not None and most is not None:
-    text += f', {least:g} to {most:g}' if text == 'number' else f', {least} to {most}'
+    text += f', {least:.2g} to {most:.2g}' if text == 'number' else f', {least} to {most}'
   return text + (f', by default {schema["default"]}'.lower() if 'default' in schema else '')
 
 

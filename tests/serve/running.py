@@ -97,6 +97,17 @@ class Running:
     return self.codes[0]
 
 
+@contextlib.contextmanager
+def held(instance):
+  """Makes the steps of a server's default decoder wait for an event, which is yielded."""
+  go, runner = threading.Event(), tiny.batch(instance.engine).runner
+  step = runner.step
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(runner, 'step', lambda rounds=1: go.wait(WAIT) and step(1))
+    yield go
+  go.set()
+
+
 def until(condition):
   """Waits until a condition holds."""
   end = time.monotonic() + WAIT

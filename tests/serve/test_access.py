@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import json
 import re
-import threading
 
 import pytest
 
@@ -14,7 +13,7 @@ pytest.importorskip('prometheus_client', reason="the server needs pip install -e
 
 from cspd_jax.core import progress
 from cspd_jax.serve import access, app, guard, wire
-from tests.serve import running, tiny
+from tests.serve import running
 from tests.serve.running import Running, head, until
 
 pytestmark = pytest.mark.usefixtures('signals_left_alone')
@@ -111,13 +110,9 @@ def test_a_path_is_one_word_of_one_line(logging_server, logged, capsys, target, 
 
 
 @pytest.fixture
-def held(logging_server, monkeypatch):
-  """Makes all steps of the default decoder wait for an event."""
-  go, runner = threading.Event(), tiny.batch(logging_server.engine).runner
-  step = runner.step
-  monkeypatch.setattr(runner, 'step', lambda rounds=1: go.wait(running.WAIT) and step(1))
-  yield go
-  go.set()
+def held(logging_server):
+  with running.held(logging_server) as go:
+    yield go
 
 
 @pytest.mark.parametrize('stream', [False, True])

@@ -255,13 +255,9 @@ def test_a_server_that_is_ready_compiles_nothing():
 
 
 @pytest.fixture
-def held(running_server, monkeypatch):
-  """Makes all steps wait for an event, when the default decoder has images."""
-  go, runner = threading.Event(), tiny.batch(running_server.engine).runner
-  step = runner.step
-  monkeypatch.setattr(runner, 'step', lambda rounds=1: go.wait(running.WAIT) and step(1))
-  yield go
-  go.set()
+def held(running_server):
+  with running.held(running_server) as go:
+    yield go
 
 
 @pytest.mark.parametrize('stream', [False, True])
