@@ -84,6 +84,18 @@ def test_bounds_of_options_are_those_of_the_library():
       assert bool(accepts(value)) == schema.is_valid(value), (name, value)
 
 
+def test_a_decoder_has_all_names_that_mean_it(model):
+  """A server that had `vanilla` refused `vanilla(window=1)`."""
+  served = wire.serving(model, ('vanilla(window=1)', tiny.SEED_EXACT))
+  decoder = openapi.request(served, 9)['properties']['decoder']
+  assert decoder['anyOf'][0]['enum'] == ['vanilla(window=1)', tiny.SEED_EXACT, 'vanilla']
+  for text in ('vanilla', 'vanilla()', ' vanilla( window = 1 ) ', 'ancestral+match'):
+    assert served.decoder(text) == 'vanilla(window=1)'
+  for text in ('vanilla(window=2)', 'seed_exact', 'mc_sjd(window=3)', 'vanilla(x=1)', '', '('):
+    with pytest.raises(ValueError, match='this server has vanilla.window=1., seed_exact.window=3'):
+      served.decoder(text)
+
+
 def test_the_most_images_are_those_of_the_queue(model):
   instance = server.engine(wire.serving(model, ('vanilla',)), slots=1, queue=20)
   assert instance.most('vanilla') == 21
