@@ -102,10 +102,12 @@ def test_the_health_of_the_container(model):
 
 def test_the_probes_of_the_page(model):
   """As an orchestrator asks: by address, without a key."""
-  text, unit = _block('startupProbe:'), _unit()
+  text, unit = _block('env:'), _unit()
   probes = dict(re.findall(r'(\w+)Probe:\n  httpGet: {path: (\S+), port: 8000}', text))
   assert probes == dict(startup='/health', liveness='/health/live', readiness='/health')
   assert f'terminationGracePeriodSeconds: {unit["TimeoutStopSec"][0]}' in text
+  grace, = re.findall(r'CSPD_GRACE=(\d+)', ' '.join(unit['Environment']))
+  assert f'{{name: CSPD_GRACE, value: "{grace}"}}' in text
   instance = Running(model, key='k' * 16, allowed_hosts=('images.example.org',))
   try:
     for path in probes.values():
