@@ -70,16 +70,19 @@ def find(config: Any, name: str) -> list[Field]:
   return exact or [field for field in fields if field.name.endswith(f'.{name}')]
 
 
-def override(config: Any, texts: Mapping[str, str | Sequence[str]]) -> Any:
+def override(config: Any, texts: Mapping[str, str | Sequence[str]],
+             called: Callable[[str], str] | None = None) -> Any:
   """Replaces fields of a dataclass, which checks all its new values at once.
 
   `texts` are by dotted name, one or several, those of a repeated flag: a field that may be a tuple
   of any length gets all, any other field the last. Raises ValueError for a text that is not of the
-  field's type, or a value that the dataclass rejects.
+  field's type, or a value that the dataclass rejects, with what a field is `called`, by default its
+  flag.
   """
   return _replace(config, '', {
       tuple(name.split('.')): [text] if isinstance(text, str) else text
-      for name, text in texts.items()}, lambda name: f'--{short_name(config, *find(config, name))}')
+      for name, text in texts.items()},
+                  called or (lambda name: f'--{short_name(config, *find(config, name))}'))
 
 
 def _replace(config: Any, prefix: str, texts: Mapping[tuple[str, ...], Sequence[str]],

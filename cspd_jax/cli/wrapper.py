@@ -21,12 +21,13 @@ import dataclasses
 import functools
 import inspect
 import logging as std_logging
+import os
 import pathlib
 import re
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from absl import flags, logging
@@ -66,10 +67,10 @@ class Command:
   """A command: `command(argv)` runs it and returns its exit code."""
 
   def __init__(self, main: Callable, defaults: Callable[[], Any] | None, config: str | None,
-               flags: Any, kept: str | None, resumes: bool):
+               flags: Any, kept: str | None, resumes: bool, environment: str | None):
     functools.update_wrapper(self, main)
     self._main, self._defaults, self._config, self._flags = main, defaults, config, flags
-    self._kept, self._resumes = kept, resumes
+    self._kept, self._resumes, self._environment = kept, resumes, environment
 
   def __call__(self, argv: Sequence[str] | None = None) -> int:
     """Runs a command line that begins with the name of the command; None means the process's."""
@@ -136,6 +137,9 @@ class Command:
         value = values[name].value
         texts[number].setdefault(field.name, []).extend(
             value if isinstance(value, list) else [str(value)])
+    if self._environment is not None:
+      groups = [_with_environment(group, self._environment, overrides)
+                for group, overrides in zip(groups, texts)]
     arguments = [fields.override(group, overrides) for group, overrides in zip(groups, texts)]
     if config is None and self._defaults is not None:  # There is no file, and no default.
       arguments.append(None)
@@ -188,6 +192,10 @@ class Command:
           'Fields of the configuration, with their defaults.',
           f'--config=FILE or --config=FILE:NAME reads another one, {_TRUST}',
           '--config.FIELD=VALUE is the same as --FIELD=VALUE:', '', *_listed(config)]
+      if self._environment is not None:
+        lines += [f'A variable of the environment, such as {self._environment}'
+                  f'{fields.short_name(config, next(fields.every(config))).upper()}, sets a field, '
+                  'unless its flag is passed.', '']
     elif self._defaults is not None:
       lines += ['--config=FILE or --config=FILE:NAME', f'    reads a configuration, {_TRUST}']
     lines += ['--help', '    prints this text', '--debug', '    prints the traceback of an error']
@@ -218,8 +226,8 @@ def _log() -> Iterator[None]:
 
 
 def command(defaults: Callable[[], Any] | None = None, *, config: str | None = None,
-            flags: Any = None, kept: str | None = None, resumes: bool = True
-            ) -> Callable[[Callable], Command]:
+            flags: Any = None, kept: str | None = None, resumes: bool = True,
+            environment: str | None = None) -> Callable[[Callable], Command]:
   """Turns a `main` into a command.
 
   Args:
@@ -231,12 +239,33 @@ def command(defaults: Callable[[], Any] | None = None, *, config: str | None = N
     kept: what Ctrl-C leaves, as a sentence; None if nothing is said, or `main` says it: the
       argument of its KeyboardInterrupt.
     resumes: whether the same command resumes from what is kept, in place of starting again.
+    environment: what the names of variables of the environment begin with, of which each sets the
+      field that the rest of its name is, in capitals; None for no such variables.
 
   Returns:
     A decorator for `main(config)`, `main(flags)` or `main(config, flags)`, which returns None or
     an exit code and raises ValueError for invalid input.
   """
-  return lambda main: Command(main, defaults, config, flags, kept, resumes)
+  return lambda main: Command(main, defaults, config, flags, kept, resumes, environment)
+
+
+def _with_environment(config: Any, prefix: str, flagged: Collection[str]) -> Any:
+  """Replaces the fields that variables of the environment set, but for those with a flag."""
+  fields_by_name = {fields.short_name(config, field).replace('.', '_'): field.name
+                    for field in fields.every(config)}
+  texts = {}
+  for variable, text in os.environ.items():
+    name = variable.removeprefix(prefix).lower()
+    if not variable.startswith(prefix) or not text:  # An empty one is as none, as in a shell.
+      continue
+    if name in fields_by_name:
+      texts[fields_by_name[name]] = text
+    elif (near := naming.nearest(name, fields_by_name)) is not None:
+      raise ValueError(f'{variable} is a variable of the environment, and no setting of this '
+                       f'command; did you mean {prefix}{near.upper()}?')
+  variables = {field: prefix + name.upper() for name, field in fields_by_name.items()}
+  return fields.override(config, {name: text for name, text in texts.items()
+                                  if name not in flagged}, variables.__getitem__)
 
 
 def _unknown(name: str, groups: Sequence[Any]) -> str:

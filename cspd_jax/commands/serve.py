@@ -4,6 +4,7 @@
   cspd-serve --model=checkpoints/emu3 --decoder='mc_sjd(window=32),vanilla' --dtype=bfloat16
   cspd-serve --host=0.0.0.0 --api_key_file=key.txt
   cspd-serve --served_model_name=gpt-image-1,dall-e-3 --lenient
+  CSPD_PORT=8001 CSPD_LOG_FORMAT=json cspd-serve
 
 Images of all requests are decoded together: they join when a slot is free and leave when they are
 complete. An image depends only on the model, its prompt, seed, options and decoder.
@@ -11,6 +12,7 @@ complete. An image depends only on the model, its prompt, seed, options and deco
 
 import dataclasses
 import sys
+from typing import Any, Literal
 
 from cspd_jax import Model, cli
 from cspd_jax.cli import groups, inputs
@@ -53,6 +55,8 @@ class Config:
     port: the port.
     api_key_file: a file with the key that clients must send.
     allowed_host: names under which a proxy makes the server known, separated by commas.
+    log_format: text, or json, which makes every line of the output an object. Each request is a
+      line, with its id.
   """
 
   loading: groups.LoadFlags = dataclasses.field(
@@ -70,13 +74,14 @@ class Config:
   port: int = 8000
   api_key_file: str | None = None
   allowed_host: tuple[str, ...] = ()
+  log_format: Literal['text', 'json'] = 'text'
 
   def __post_init__(self):
     fields.check(self, slots=(1, 1024), queue=(0, 10**5), port=(0, 2**16 - 1),
                  prompt_length=(1, 2**16), deadline=(1, 10**6), grace=(0, 10**6))
 
 
-@cli.command(Config)
+@cli.command(Config, environment='CSPD_')
 def main(config: Config) -> int:
   try:
     for name in _PACKAGES:
@@ -84,7 +89,7 @@ def main(config: Config) -> int:
   except ImportError as error:
     raise ImportError(
         f'{error}, which the server needs; run {packages.install("serve")}.') from error
-  from cspd_jax.serve import guard, server, wire  # Only this command needs these packages.
+  from cspd_jax.serve import access, guard, server, wire  # Only this command needs these packages.
 
   if config.loading.mesh is not None:
     # Of a configuration file; there is no such flag.
@@ -94,8 +99,9 @@ def main(config: Config) -> int:
   if key is None and not guard.is_loopback(config.host):
     raise ValueError(f'host is {config.host!r}, which other machines reach, and api_key_file is '
                      'None; pass a file with a key, or --host=127.0.0.1.')
-  with server.bind(config.host, config.port) as sock:
-    with server.loading(sock, key=key, allowed_hosts=config.allowed_host):
+  with server.bind(config.host, config.port) as sock, access.lines(config.log_format) as log:
+    guarded: dict[str, Any] = dict(key=key, allowed_hosts=config.allowed_host, log=log)
+    with server.loading(sock, **guarded):
       model = inputs.model(config.loading, engine='discrete')
       slots = config.slots or (1 if model.device.platform == 'cpu' else 8)
       served = wire.serving(model, decoders(config.decoder, model, slots),
@@ -107,8 +113,7 @@ def main(config: Config) -> int:
     place = f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
     print(f'Serving {model.name!r} on http://{place} with {", ".join(served.decoders)}, '
           f'{slots} {"slot" if slots == 1 else "slots"} each.', flush=True)
-    return server.run(served, engine, sock, deadline=config.deadline, key=key,
-                      allowed_hosts=config.allowed_host, grace=config.grace)
+    return server.run(served, engine, sock, deadline=config.deadline, grace=config.grace, **guarded)
 
 
 def decoders(texts: tuple[str, ...] | None, model: Model, slots: int) -> list[str]:

@@ -90,7 +90,7 @@ def note(line: str) -> None:
   if sys.stderr.isatty():
     tqdm.tqdm.write(line, file=sys.stderr)
   else:
-    print(line, file=sys.stderr, flush=True)
+    print(f'{line}\n', end='', file=sys.stderr, flush=True)  # At once: other threads write, too.
 
 
 # Control characters, which may move the cursor or hide text, those that reorder it, and surrogates,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cspd_jax.core import naming, spec as spec_lib
-from cspd_jax.core.entries import SOURCES, Resources
+from cspd_jax.core.entries import SOURCES, Entry, Resources
 from cspd_jax.core.guarantees import Guarantee, weakest
 from cspd_jax.core.spec import Call, Part, Spec, parse
 from cspd_jax.decoding import tree as trees
@@ -31,8 +31,8 @@ from cspd_jax.decoding.tables import (
 from cspd_jax.decoding.tree import Tree
 
 __all__ = ['DECODERS', 'DRAFTERS', 'SOURCES', 'VERIFIERS', 'DecoderEntry', 'DrafterEntry',
-           'Resources', 'VerifierEntry', 'build', 'complete', 'expand', 'guarantee', 'needs',
-           'parameters', 'reads_codebook', 'usage']
+           'Resources', 'VerifierEntry', 'build', 'complete', 'expand', 'guarantee', 'in_full',
+           'needs', 'parameters', 'reads_codebook', 'usage']
 
 
 def build(spec: str | Spec, target: Target, resources: Resources = Resources()) -> Decoder:
@@ -80,6 +80,28 @@ def expand(spec: str | Spec) -> tuple[Part, Part]:
   defaults = {name: value for name, value in VERIFIERS[verifier.name].drafter_defaults.items()
               if name in DRAFTERS[drafter.name].parameters}
   return Part(drafter.name, {**defaults, **drafter.arguments}), verifier
+
+
+def in_full(spec: str | Spec) -> list[tuple[str, dict[str, Any]]]:
+  """Returns drafter and verifier with the values of all parameters, defaults included.
+
+  They are equal for two texts of one decoder, such as `vanilla` and `vanilla(window=1)`. Raises
+  ValueError as `expand`, and for wrong values.
+  """
+  spec = parse(spec)
+  entry, (first, *rest) = _entry(spec), spec.parts
+  if isinstance(entry, DecoderEntry):  # Its defaults may differ from those of its drafter.
+    spec = Spec((Part(first.name, {**_defaults(entry), **first.arguments}), *rest))
+  drafter, verifier = expand(spec)
+  return [(part.name, _defaults(entry) | spec_lib.bind(
+      part, entry.parameters, _converters(entry, part)))
+          for part, entry in ((drafter, DRAFTERS[drafter.name]),
+                              (verifier, VERIFIERS[verifier.name]))]
+
+
+def _defaults(entry: Entry) -> dict[str, Any]:
+  return {name: parameter.default for name, parameter in entry.parameters.items()
+          if parameter.default is not parameter.empty}
 
 
 def complete(spec: str | Spec, *, window: int | None = None, length: int | None = None) -> Spec:
@@ -149,14 +171,20 @@ def _entry(spec: Spec) -> DrafterEntry | DecoderEntry:
 def _arguments(entry: DrafterEntry | DecoderEntry, part: Part, resources: Resources
                ) -> dict[str, Any]:
   """The arguments of an entry's function; trees are those of its window."""
-  drafter = entry if isinstance(entry, DrafterEntry) else DRAFTERS[entry.spec.parts[0].name]
+  return entry.arguments(part, _converters(entry, part), resources)
+
+
+def _converters(entry: Entry, part: Part) -> dict[type, spec_lib.Converter]:
+  """How text of a part becomes a tree, of the part's window."""
+  drafter = DRAFTERS[entry.spec.parts[0].name] if isinstance(entry, DecoderEntry) else entry
+  auto = drafter.auto_tree if isinstance(drafter, DrafterEntry) else None
   allowed, window = entry.parameters, None
   if 'window' in allowed:
     window = part.arguments.get('window', allowed['window'].default)
   # An invalid window is left to `bind`, whose error names it.
   window = int(window) if isinstance(window, int | np.integer) and window >= 1 else None
-  tree = lambda name, value: _tree(name, value, window, drafter.auto_tree)
-  return entry.arguments(part, {Tree: spec_lib.Converter(_TREE_WORDS, tree)}, resources)
+  return {Tree: spec_lib.Converter(
+      _TREE_WORDS, lambda name, value: _tree(name, value, window, auto))}
 
 
 def _verifier(part: Part, resources: Resources) -> Verifier:

@@ -14,21 +14,21 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cspd_jax.core import progress
 from cspd_jax.generation.model import Partial
 from cspd_jax.generation.runner import FinishedImage
-from cspd_jax.serve import guard, openapi, wire
+from cspd_jax.serve import access, guard, openapi, wire
 from cspd_jax.serve.scheduler import ClosedError, DeviceError, FullError, ImageJob, Scheduler
 from cspd_jax.serve.wire import ApiError, Order, Served
+from cspd_jax.version import __version__
 
 _PAGE = pathlib.Path(__file__).parent / 'page'
-_FILES = {'/': ('index.html', 'text/html'), '/page.css': ('page.css', 'text/css'),
-          '/page.js': ('page.js', 'text/javascript'), '/icon.svg': ('icon.svg', 'image/svg+xml'),
-         '/example.json': ('example.json', 'application/json')}
+# What has links to its neighbours.
+_LINKING = ('/', '/docs', '/openapi.json')
 # Seconds after which an event stream without news sends a comment, so that proxies wait and pages
 # know that the server is there, and for the last event of a stream that is too late.
 _HEARTBEAT, _LAST_EVENT = 5, 5
@@ -72,28 +72,36 @@ class Service:
   def app(self) -> Starlette:
     """Returns the ASGI application, without a guard."""
     files = [Route(path, functools.partial(_file, (_PAGE / name).read_bytes(), kind))
-             for path, (name, kind) in _FILES.items()]
+             for path, (name, kind) in guard.FILES.items()]
     routes = [
         Route('/v1/images/generations', self._generate, methods=['POST']),
         Route('/v1/models', self._models), Route('/v1/models/{name:path}', self._model),
-        Route('/health', self._health), Route('/metrics', self._metrics)]
-    described = openapi.document(self._served, [
+        Route(guard.READY, self._health), Route(guard.ALIVE, self._alive),
+        Route(guard.METRICS, self._metrics)]
+    most = min(map(self._engine.most, self._served.decoders))
+    described = openapi.document(self._served, most, [
         openapi.Path(route.path, 'post' if route.methods == {'POST'} else 'get',
                      str(route.endpoint.__doc__)) for route in routes])
     files += [Route(path, functools.partial(_file, text.encode(), kind)) for path, text, kind in (
         ('/openapi.json', json.dumps(described), 'application/json'),
         ('/docs', openapi.page(described), 'text/html'))]
     result = Starlette(
-        routes=[*routes, *files], middleware=[Middleware(_WithoutSlash)],
-        exception_handlers={ApiError: lambda request, error: guard.error_response(error),
+        routes=[*routes, *files], middleware=[Middleware(_Inside)],
+        exception_handlers={ApiError: _refusal,
                             HTTPException: _no_such, Exception: _bug})
     result.router.redirect_slashes = False
     return result
 
   async def _health(self, request: Request) -> Response:
     """Returns the state of the server: 200 if it is ready."""
-    state = self._engine.state
-    return JSONResponse(dict(status=state), 200 if state == 'ready' else 503)
+    return self._state(request, self._engine.state == 'ready')
+
+  async def _alive(self, request: Request) -> Response:
+    """Returns the state of the server: 200 unless it has failed, also before it is ready."""
+    return self._state(request, self._engine.state != 'failed')
+
+  def _state(self, request: Request, is_well: bool) -> Response:
+    return _state(request.scope, self._engine.state, is_well, model=self._served.model.name)
 
   async def _metrics(self, request: Request) -> Response:
     """Returns counters for Prometheus."""
@@ -113,7 +121,8 @@ class Service:
 
   async def _generate(self, request: Request) -> Any:
     """Generates images of a prompt."""
-    status, end = 500, asyncio.get_running_loop().time() + self._deadline
+    status: int | None = 500
+    end = asyncio.get_running_loop().time() + self._deadline
     try:
       order = wire.order(await guard.body(request), self._served)
       images, is_stream = _Images(order.n), False
@@ -122,7 +131,7 @@ class Service:
             self._in(self._preparing, self._submit, order, images), request.receive, end)
         is_stream = order.stream  # From here on, the stream gives its images up itself.
         if is_stream:
-          status = 200
+          status = None  # It is that of the end of the stream.
           return functools.partial(self._stream, order, images, end)
         answer = await self._until_gone(self._answer(order, images), request.receive, end)
       finally:
@@ -137,6 +146,11 @@ class Service:
       status = 499
       raise ApiError(status, 'the client is gone.') from None
     finally:
+      self._count(status)
+
+  def _count(self, status: int | None) -> None:
+    """Counts a request for images, unless its status is None."""
+    if status is not None:
       self._engine.metrics.requests.labels(str(status)).inc()
 
   def _give_up(self, images: _Images) -> None:
@@ -191,6 +205,7 @@ class Service:
     async def put(data: bytes, more: bool = True) -> None:
       await send({'type': 'http.response.body', 'body': data, 'more_body': more})
 
+    status = 500
     try:
       # Chromium reports an error for each stream with `no-store`, complete ones included.
       await send({'type': 'http.response.start', 'status': 200, 'headers': [
@@ -199,14 +214,21 @@ class Service:
       try:
         await self._until_gone(self._events(order, images, put), receive, end)
         await put(b'', more=False)
+        status = 200
       except ApiError as error:
+        status = error.status
+        if (logged := access.of(scope)) is not None:
+          logged.status = status
         async with asyncio.timeout(_LAST_EVENT):
-          await put(wire.event(error.body))
+          await put(wire.event(guard.error_body(error, scope)))
           await put(b'', more=False)
-    except (_GoneError, TimeoutError):
+    except _GoneError:
+      status = 499
+    except TimeoutError:  # The client does not read the error.
       pass
     finally:
       self._give_up(images)
+      self._count(status)
 
   async def _events(self, order: Order, images: _Images,
                     put: Callable[[bytes], Coroutine[Any, Any, None]]) -> None:
@@ -275,28 +297,46 @@ class Service:
     return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
 
 
-class _WithoutSlash:
-  """An ASGI application around another, to which a slash at the end of a path makes no difference.
+class _Inside:
+  """An ASGI application around another, which answers at every path as at the root of a host.
 
-  A redirection, as of Starlette, is no answer to clients that follow none with a body.
+  A slash at the end of a path makes no difference: a redirection, as of Starlette, is no answer to
+  clients that follow none with a body. Only files with links, which are relative, have one address.
   """
 
   def __init__(self, app: ASGIApp):
     self._app = app
 
   async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope['type'] == 'http':
-      scope = {**scope, 'path': scope['path'].rstrip('/') or '/'}
-    await self._app(scope, receive, send)
+    if scope['type'] != 'http':
+      await self._app(scope, receive, send)
+      return
+    path, route = scope['path'], guard.route(scope)
+    last = path.rstrip('/').rpartition('/')[2]
+    if route in _LINKING and path.endswith('/') != (route == '/'):
+      query = scope['query_string'].decode('latin-1')
+      address = f'./{last}/' if route == '/' else '../' * (len(path) - len(path.rstrip('/'))) + last
+      response = RedirectResponse(address + (f'?{query}' if query else ''), 308)
+      await response(scope, receive, send)
+      return
+    await self._app({**scope, 'path': route, 'root_path': ''}, receive, send)
 
 
 async def loading(scope: Scope, receive: Receive, send: Send) -> None:
   """Answers that there is no model yet: the ASGI application while it is loaded."""
   later = dict(connection='close')  # The next request is answered by another application.
-  if scope['path'] == '/health':
-    await JSONResponse(dict(status='loading'), 503, later)(scope, receive, send)
+  if (path := guard.route(scope)) in (guard.READY, guard.ALIVE):
+    response = _state(scope, 'loading', path == guard.ALIVE)
+    response.headers.update(later)
+    await response(scope, receive, send)
     return
   raise ApiError(503, 'the server is loading its model.', 'server_error', retry_after='5', **later)
+
+
+def _state(scope: Scope, state: str, is_well: bool, **about: str) -> Response:
+  """Returns the answer to a probe, which says what is served to those who may know it."""
+  about = dict(version=__version__, **about) if scope.get(guard.CHECKED, True) else {}
+  return JSONResponse(dict(status=state, **about), 200 if is_well else 503)
 
 
 def _generated(result: FinishedImage | DeviceError | ClosedError) -> Any:
@@ -324,12 +364,16 @@ def _no_such(request: Request, error: Any) -> Response:
   """Answers a request for another path, or by another method than the path has."""
   return guard.error_response(ApiError(
       error.status_code, f'{request.method:.20} {request.scope["path"]:.80} is not served here.',
-      **{name.lower(): value for name, value in (error.headers or {}).items()}))
+      **{name.lower(): value for name, value in (error.headers or {}).items()}), request.scope)
+
+
+def _refusal(request: Request, error: Any) -> Response:
+  return guard.error_response(error, request.scope)
 
 
 def _bug(request: Request, error: Exception) -> Response:
   return guard.error_response(ApiError(
-      500, 'the server has a bug; its log names the error.', 'server_error'))
+      500, 'the server has a bug; its log names the error.', 'server_error'), request.scope)
 
 
 async def _file(data: bytes, kind: str, request: Request) -> Response:

@@ -26,7 +26,8 @@ class Metrics:
     counter = functools.partial(metric, prometheus_client.Counter)
     gauge = functools.partial(metric, prometheus_client.Gauge)
     histogram = functools.partial(metric, prometheus_client.Histogram, buckets=_SECONDS)
-    self.requests = counter('requests', 'Answered requests for images.', 'status')
+    self.requests = counter(
+        'requests', 'Requests for images, by the status of their line in the log.', 'status')
     self.images = counter('images', 'Images that left.', 'decoder', 'outcome')
     self.waiting = gauge('images_waiting', 'Images without a slot.')
     self.busy = gauge('slots_busy', 'Slots in use.', 'decoder')

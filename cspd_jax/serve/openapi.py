@@ -5,6 +5,7 @@
 It is that of one server: it names its decoders, its size of images and the defaults of its model.
 """
 
+import contextlib
 import dataclasses
 import html
 import typing
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple
 
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.generation import engines
+from cspd_jax.generation.model import Model
 from cspd_jax.serve import wire
 from cspd_jax.serve.wire import ApiError, Order, Served
 from cspd_jax.version import __version__
@@ -29,6 +31,11 @@ _MEANINGS = {
     'progress': 'Whether events say how far an image is; needs stream.',
     'model': 'A name of the model.', 'size': 'Width and height of an image in pixels.',
     'user': 'Changes no image, and is neither stored nor logged.'}
+# The values of sampling options that `decoding.warp` accepts, in the words of schemas.
+BOUNDS: dict[str, dict[str, float]] = dict(
+    guidance_scale=dict(minimum=-1e30, maximum=1e30), temperature=dict(minimum=0, maximum=2.0**126),
+    top_k=dict(minimum=0), top_p=dict(exclusiveMinimum=0, maximum=1),
+    guidance_interval=dict(minimum=-1), min_p=dict(minimum=0, maximum=1))
 _IMAGE = {
     'b64_json': 'the file in base64', 'url': 'a data URL, of a lenient server', 'seed': 'its seed',
     'number': 'its number under the seed', 'decoder': 'its decoder',
@@ -47,8 +54,11 @@ class Path(NamedTuple):
   summary: str
 
 
-def document(served: Served, paths: Sequence[Path]) -> dict[str, Any]:
-  """Returns the description of a server with these paths, as JSON values."""
+def document(served: Served, most_images: int, paths: Sequence[Path]) -> dict[str, Any]:
+  """Returns the description of a server with these paths, as JSON values.
+
+  It accepts at most `most_images` at once.
+  """
   operations: dict[str, dict[str, Any]] = {}
   for path, method, summary in paths:
     name = path.replace(':path', '')  # Of Starlette.
@@ -64,18 +74,22 @@ def document(served: Served, paths: Sequence[Path]) -> dict[str, Any]:
       operation['responses']['200'] = _json({'$ref': '#/components/schemas/Images'}, 'The images.')
       operation['responses']['200']['content']['text/event-stream'] = {}
     operations.setdefault(name, {})[method] = operation
-  schemas = dict(ImageRequest=request(served), Images=_images(served),
-                 Error=_like(ApiError(0, '').body))
+  schemas = dict(ImageRequest=request(served, most_images), Images=_images(served),
+                 Error=_like(ApiError(0, '').body()))
   about = "Images of an autoregressive model, by the API of OpenAI's images endpoint."
   key = dict(type='http', scheme='bearer')
   return dict(
       openapi='3.1.0', info=dict(title='cspd_jax', version=__version__, description=about),
-      servers=[dict(url='/')], paths=operations, security=[{}, dict(key=[])],
+      servers=[dict(url='.')], paths=operations, security=[{}, dict(key=[])],
       components=dict(schemas=schemas, securitySchemes=dict(key=key)))
 
 
-def request(served: Served) -> dict[str, Any]:
-  """Returns the JSON schema of the body of a request for images."""
+def request(served: Served, most_images: int) -> dict[str, Any]:
+  """Returns the JSON schema of the body of a request for images.
+
+  What fits it is what the server accepts, but for words that the model does not know, decoders that
+  are written in another way, and the temperature of those that are greedy.
+  """
   types = typing.get_type_hints(Order)
   properties: dict[str, dict[str, Any]] = {}
   for field in dataclasses.fields(Order):
@@ -87,39 +101,106 @@ def request(served: Served) -> dict[str, Any]:
     if field.name in wire.RANGES:
       schema['minimum'], schema['maximum'] = wire.RANGES[field.name]
     properties[field.name] = schema
-  properties['prompt'] |= dict(minLength=1, maxLength=wire.MOST_LETTERS)
-  properties['decoder'] |= _choice([*served.decoders])
+  properties['n']['maximum'] = min(properties['n']['maximum'], most_images)
+  properties['prompt'] |= dict(
+      minLength=1, maxLength=wire.MOST_LETTERS,
+      pattern=rf'^[^{wire.CONTROLS}]*[^\s{wire.CONTROLS}][^{wire.CONTROLS}]*$')
+  properties['decoder'] |= _one_of(_decoders(served), r'\W')
   properties['model'] = _choice([*served.names])
   properties['size'] = _choice(['auto', served.size])
   properties['user'] = dict(type='string')
   properties |= {name: _choice([*allowed], reason) for name, (allowed, reason) in
                  wire.FIXED.items()}
+  properties |= {name: dict(type='null', description=f'Not supported, because {reason}.')
+                 for name, reason in wire.REFUSED.items()}
   if served.lenient:
-    properties['size'] = dict(type='string', default='auto', description='Others are resampled.')
+    properties['size'] = dict(type='string', description='Others are resampled.', **_one_of(
+        ['auto', served.size], f'^{wire.SIZE}$'))
     properties['response_format'] = _choice(['b64_json', 'url'])
-    properties |= dict.fromkeys(wire.IGNORED, dict(description='Any value; it is ignored.'))
+    properties |= {name: dict(description='Any value; it is ignored.') for name in wire.IGNORED}
   usual = served.description(served.names[0])['options']
   for name in served.options:
     properties[name] = dict(
-        type=_TYPES[type(wire.default_of(name))], default=usual[name], description=_about(name))
+        type='integer' if wire.is_whole(name) else 'number', default=usual[name],
+        description=_about(name, served.model), **_bounds(name, served.model))
   for name, meaning in _MEANINGS.items():
     properties[name].setdefault('description', meaning)
+  for name in properties.keys() - {'prompt'}:
+    properties[name] = _or_null(properties[name])
   return dict(type='object', required=['prompt'], properties=properties,
-              additionalProperties=False)
+              additionalProperties=False, allOf=[
+                  _needs_stream('partial_images', minimum=1, type='integer'),
+                  _needs_stream('progress', const=True)])
 
 
-def _about(option: str) -> str:
+def _decoders(served: Served) -> list[str]:
+  """The names of the decoders, the default first, and those that mean one of them."""
+  names = [*served.decoders]
+  for name in served.model.engine.table:
+    with contextlib.suppress(ValueError):
+      served.decoder(name)
+      names.append(name)
+  return list(dict.fromkeys(names))
+
+
+def _needs_stream(name: str, **values: Any) -> dict[str, Any]:
+  """Returns the condition that a field with some values needs a stream."""
+  return {'if': dict(required=[name], properties={name: values}),
+          'then': dict(required=['stream'], properties=dict(stream=dict(const=True)))}
+
+
+def _or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the schema of a field that may be null, which is as if it were left out."""
+  result = dict(schema)
+  if 'type' in schema and schema['type'] != 'null':
+    result['type'] = [schema['type'], 'null']
+  if 'enum' in schema:
+    result['enum'] = [*schema['enum'], None]
+  if 'anyOf' in schema:
+    result['anyOf'] = [*schema['anyOf'], dict(type='null')]
+  return result
+
+
+def _stage(option: str, model: Model) -> tuple[str, Model, str]:
+  """Returns the name of an option without its prefix, and whose it is, in words too."""
+  of = ''
+  while option.startswith(engines.PRIOR):
+    assert model.prior is not None
+    option, model, of = option.removeprefix(engines.PRIOR), model.prior, ' of the prior'
+  return option, model, of
+
+
+def _about(option: str, model: Model) -> str:
   """Returns a sentence about a sampling option."""
-  of, name = '', option
-  while name.startswith(engines.PRIOR):
-    of, name = ' of the prior', name.removeprefix(engines.PRIOR)
+  name, model, of = _stage(option, model)
+  if _is_fixed(name, model):
+    return f'A sampling option{of}, 1, because there is no guidance.'
   return f'A sampling option{of}, {warp_lib.LIMITS[name][1]}.'
+
+
+def _is_fixed(name: str, model: Model) -> bool:
+  """Whether an option is the guidance scale of a model without guidance."""
+  return name == 'guidance_scale' and model.target(True).num_streams == 1
+
+
+def _bounds(option: str, model: Model) -> dict[str, float]:
+  """Returns the smallest and the largest value of a sampling option."""
+  name, model, _ = _stage(option, model)
+  if _is_fixed(name, model):
+    return dict(minimum=1, maximum=1)
+  # Of whole numbers, programs have 32 bits.
+  return BOUNDS[name] | (dict(maximum=2**31 - 1) if wire.is_whole(name) else {})
 
 
 def _choice(values: list[str], reason: str | None = None) -> dict[str, Any]:
   """Returns the schema of a text that is one of some, by default the first."""
   about = {} if reason is None else dict(description=f'It has no others, because {reason}.')
   return dict(type='string', enum=values, default=values[0], **about)
+
+
+def _one_of(values: list[str], pattern: str) -> dict[str, Any]:
+  """Returns what the schema of a text has that is one of some, by default the first, or another."""
+  return dict(anyOf=[dict(enum=values), dict(pattern=pattern)], default=values[0])
 
 
 def _images(served: Served) -> dict[str, Any]:
@@ -152,7 +233,7 @@ def page(described: Mapping[str, Any]) -> str:
            for method, operation in operations.items()]
   fields = [(name, _values(schema), schema.get('description', ''))
             for name, schema in described['components']['schemas']['ImageRequest'][
-                'properties'].items()]
+                'properties'].items() if schema.get('type') != 'null']
   return ('<!doctype html><html lang="en"><meta charset="utf-8"><title>API of cspd_jax</title>'
           '<link rel="stylesheet" href="page.css"><main><h1>API of cspd_jax</h1>'
           f'<p>{html.escape(described["info"]["description"])} As OpenAPI 3.1: '
@@ -163,11 +244,14 @@ def page(described: Mapping[str, Any]) -> str:
 
 def _values(schema: Mapping[str, Any]) -> str:
   """Returns the values of a field in words."""
-  if 'enum' in schema:
-    return ' or '.join(schema['enum'])
-  text = schema.get('type', 'anything')
-  if 'minimum' in schema:
-    text += f', {schema["minimum"]} to {schema["maximum"]}'
+  first = schema['anyOf'][0] if 'anyOf' in schema else schema
+  if 'enum' in first:
+    return ' or '.join(filter(None, first['enum']))
+  kinds = schema.get('type', 'anything')
+  text = kinds if isinstance(kinds, str) else kinds[0]
+  least, most = schema.get('minimum'), schema.get('maximum')
+  if least is not None and most is not None:
+    text += f', {least:.2g} to {most:.2g}' if text == 'number' else f', {least} to {most}'
   return text + (f', by default {schema["default"]}'.lower() if 'default' in schema else '')
 
 

@@ -107,6 +107,10 @@ class Scheduler:
       self.metrics.waiting.set(self._without_slot(self._unfinished))
       self._changed.notify()
 
+  def most(self, decoder: str) -> int:
+    """Returns how many images of a decoder are accepted when there are no others."""
+    return self._queue + self._decoders[decoder].size
+
   def check_room(self, decoder: str, count: int) -> None:
     """Raises as `submit` does if it could not accept images now, whatever they are."""
     with self._changed:
@@ -114,8 +118,7 @@ class Scheduler:
 
   def _with(self, decoder: str, count: int) -> dict[str, int]:
     """The numbers of unfinished images with some more of a decoder; raises if it is too many."""
-    most = self._queue + self._decoders[decoder].size
-    if count > most:
+    if count > (most := self.most(decoder)):
       raise ValueError(f'n is {count}; this server accepts at most {most} images at once.')
     if self.state != 'ready':
       raise ClosedError(f'the server is {self.state}.')

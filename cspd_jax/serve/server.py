@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import logging
 import math
 import os
@@ -15,7 +16,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, h11
 
 from cspd_jax.core import progress
 from cspd_jax.files import reading
@@ -23,12 +24,11 @@ from cspd_jax.generation import memory
 from cspd_jax.generation.model import Request
 from cspd_jax.generation.runner import Runner
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.serve import app, guard
+from cspd_jax.serve import access, app, guard, wire
 from cspd_jax.serve.scheduler import Scheduler
 from cspd_jax.serve.wire import Served
 
-# Connections at once, and bytes of a request's head.
-_MOST_CONNECTIONS, _MOST_HEAD = 512, 2**15
+_MOST_HEAD = 2**15  # Bytes of a request's head.
 # Seconds between two looks at a connection, and those without progress after which it is closed.
 _LOOK, _IDLE = 5.0, 20.0
 # Seconds between two lines about the images that are left when the server ends, and those after the
@@ -123,35 +123,38 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
 
 
 @contextlib.contextmanager
-def loading(sock: socket.socket, *, key: str | None = None, allowed_hosts: Collection[str] = ()
-            ) -> Iterator[None]:
+def loading(sock: socket.socket, *, key: str | None = None, allowed_hosts: Collection[str] = (),
+            log: access.Log = access.text) -> Iterator[None]:
   """Answers 503 to what arrives while the model is loaded in this block, `/health` included.
 
-  A thread does it; `run` accepts connections at the same socket afterwards.
+  A thread does it; `run` accepts connections at the same socket afterwards. SIGTERM ends the
+  process at once, also the first one of a container, which has no handler of its own.
   """
-  server = uvicorn.Server(_config(app.loading, sock, key, allowed_hosts))
+  server = uvicorn.Server(_config(app.loading, sock, key, allowed_hosts, log))
   # uvicorn closes its socket at the end.
   thread = threading.Thread(
       target=server.run, kwargs=dict(sockets=[sock.dup()]), name='loading', daemon=True)
+  previous = signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
   thread.start()
   try:
     yield
   finally:
+    signal.signal(signal.SIGTERM, previous)
     server.should_exit = server.force_exit = True  # Without waiting for slow clients.
     thread.join()
 
 
 def run(served: Served, engine_of_model: Scheduler, sock: socket.socket, *, deadline: float,
-        key: str | None = None, allowed_hosts: Collection[str] = (), grace: float | None = None
-        ) -> int:
+        key: str | None = None, allowed_hosts: Collection[str] = (), grace: float | None = None,
+        log: access.Log = access.text) -> int:
   """Serves until a signal ends the process; returns its exit code.
 
   The first SIGTERM or SIGINT refuses what is new and completes what has been accepted, in `grace`
   seconds at most, after which the other requests end with 503; a second one ends the process at
-  once. Clients must know the key, unless it is None.
+  once. Clients must know the key, unless it is None. `log` writes a line for every request.
   """
   service = app.Service(served, engine_of_model, deadline=deadline)
-  config = _config(service.app(), sock, key, allowed_hosts)
+  config = _config(service.app(), sock, key, allowed_hosts, log)
   if grace is not None:  # Also for steps that take longer, and clients that read slowly.
     config.timeout_graceful_shutdown = math.ceil(grace) + _ANSWERED
   server = _Server(config, engine_of_model, grace)
@@ -165,15 +168,16 @@ def run(served: Served, engine_of_model: Scheduler, sock: socket.socket, *, dead
 
 
 def _config(application: ASGIApp, sock: socket.socket, key: str | None,
-            allowed_hosts: Collection[str]) -> uvicorn.Config:
-  """Returns how uvicorn serves an application, with its guard."""
+            allowed_hosts: Collection[str], log: access.Log) -> uvicorn.Config:
+  """Returns how uvicorn serves an application, with its guard and its log."""
   for name in ('uvicorn.error', 'asyncio'):
     logging.getLogger(name).setLevel(logging.ERROR)  # Clients can cause the warnings.
   names = guard.hosts(sock.getsockname()[0], allowed_hosts, key is not None)
   return uvicorn.Config(
-      guard.Guard(application, names, key), loop='asyncio', http=_Connection, ws='none',
-      lifespan='off', log_config=None, access_log=False, server_header=False,
-      limit_concurrency=_MOST_CONNECTIONS, h11_max_incomplete_event_size=_MOST_HEAD)
+      access.Access(guard.Guard(application, names, key), log), loop='asyncio',
+      http=_Connection, ws='none', lifespan='off', log_config=None,
+      access_log=False, server_header=False, proxy_headers=False,
+      h11_max_incomplete_event_size=_MOST_HEAD)
 
 
 class _Server(uvicorn.Server):
@@ -256,3 +260,26 @@ class _Connection(H11Protocol):
       self.transport.abort()
     else:
       self._clock = self.loop.call_later(_LOOK, self._look)
+
+  def send_400_response(self, msg: str) -> None:
+    """Answers what is no HTTP, which reaches no application."""
+    is_answering = self.cycle is not None and not self.cycle.response_complete
+    if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # There is an answer already.
+      self.transport.close()
+      return
+    scope: Any = self.cycle.scope if is_answering else {'headers': []}
+    logged, application = access.begin(scope), self.config.app
+    logged.status = 400
+    body = json.dumps(wire.ApiError(400, 'what arrived is no HTTP/1.1.').body(logged.id)).encode()
+    headers = {'content-type': 'application/json', 'content-length': str(len(body)),
+               'connection': 'close', access.HEADER: logged.id}
+    for event in (h11.Response(status_code=400, headers=[*headers.items()], reason=b'Bad Request'),
+                  h11.Data(data=body), h11.EndOfMessage()):
+      self.transport.write(self.conn.send(event))
+    self.transport.close()
+    if is_answering:  # The application ends, and its line is logged.
+      self.cycle.disconnected = True
+      self.cycle.message_event.set()
+    else:
+      assert isinstance(application, access.Access)
+      application.log(access.record(logged.id, '-', '-', 400, 0.0))

@@ -5,6 +5,7 @@ answers the defaults of clients that were written for other models, and its answ
 """
 
 import base64
+import contextlib
 import dataclasses
 import json
 import re
@@ -18,6 +19,7 @@ from PIL import Image
 
 from cspd_jax.core import fields, guarantees, naming, progress
 from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.decoding import specification
 from cspd_jax.files import reading
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model, Partial, Sampler, joined
@@ -30,6 +32,8 @@ MOST_LETTERS = 4000
 MOST_IMAGES = 10
 MOST_PARTIAL_IMAGES = 64  # OpenAI's clients ask for up to 3.
 MOST_PIXELS = 2048  # Of a side of an image that is resampled; more would be slow to encode.
+_SIDE = '([1-9][0-9]{0,2}|1[0-9]{3}|20[0-3][0-9]|204[0-8])'  # Up to `MOST_PIXELS`.
+SIZE = f'{_SIDE}x{_SIDE}'  # A pattern.
 
 # The smallest and largest numbers of fields.
 RANGES = dict(n=(1, MOST_IMAGES), seed=fields.SEEDS, partial_images=(0, MOST_PARTIAL_IMAGES))
@@ -40,7 +44,8 @@ FIXED = {
     'quality': (('auto',), 'the model has one quality'),
     'background': (('auto', 'opaque'), 'images are opaque'),
 }
-_REFUSED = {
+# The fields that no model has, and why. Null is accepted: some clients name all fields.
+REFUSED = {
     'negative_prompt': 'the null condition of guidance is that of the model',
     'moderation': 'this server does not filter prompts or images',
     'output_compression': 'images are PNG, which has no such level',
@@ -50,7 +55,7 @@ _REFUSED = {
 # taste, not for another image.
 IGNORED = ('quality', 'style', 'moderation', 'background')
 _LENIENT = ', or start the server with --lenient'
-_CONTROLS = re.compile('[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]')
+CONTROLS = r'\x00-\x08\x0b\x0c\x0e-\x1f\x7f'  # In the brackets of a pattern.
 
 
 class ApiError(Exception):
@@ -65,10 +70,10 @@ class ApiError(Exception):
     self.status, self.kind, self.param, self.code = status, kind, param, code
     self.headers = {name.replace('_', '-'): value for name, value in headers.items()}
 
-  @property
-  def body(self) -> dict[str, Any]:
-    """The answer as JSON values."""
-    return dict(error=dict(message=str(self), type=self.kind, param=self.param, code=self.code))
+  def body(self, request_id: str | None = None) -> dict[str, Any]:
+    """Returns the answer as JSON values, with the id of the request in the server's log."""
+    return dict(error=dict(message=str(self), type=self.kind, param=self.param, code=self.code,
+                           request_id=request_id))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,14 +115,17 @@ class Served:
     """Returns the name of a decoder of the server; raises ValueError if it has no such one."""
     if text in self.decoders:
       return text
-    try:
-      spec = joined(self.model.sampler(text, batch_size=1).stages)
-    except ValueError:
-      spec = None
-    for name, served in self.decoders.items():
-      if spec == served:
-        return name
+    with contextlib.suppress(ValueError):
+      meant = _in_full(self.model.sampler(text, batch_size=1).stages)
+      for name, stages in self.samplers.items():
+        if meant == _in_full(stages):
+          return name
     raise ValueError(f'decoder is {text!r:.80}; this server has {", ".join(self.decoders)}.')
+
+
+def _in_full(stages: Sequence[Sampler]) -> list[Any]:
+  """The decoders of all stages, with all their parameters."""
+  return [specification.in_full(stage.specification) for stage in stages]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,7 +184,7 @@ class Order:
       raise ValueError(f'prompt is {self.prompt!r:.80}; describe the image in words.')
     if len(self.prompt) > MOST_LETTERS:
       raise ValueError(f'prompt has {len(self.prompt)} letters; it may have {MOST_LETTERS}.')
-    if control := _CONTROLS.search(self.prompt):
+    if control := re.search(f'[{CONTROLS}]', self.prompt):
       raise ValueError(f'prompt holds the control character {control[0]!r}; leave it out.')
 
 
@@ -216,9 +224,8 @@ def serving(model: Model, decoders: Sequence[str], names: Sequence[str] | None =
 
 def order(body: bytes, served: Served) -> Order:
   """Reads the body of a request for images; raises ApiError for what the server cannot do."""
-  values = {name: value for name, value in _object(body).items() if value is not None}
   try:
-    return _order(values, served)
+    return _order(_object(body), served)
   except ValueError as error:
     raise invalid(error, served) from error
 
@@ -226,34 +233,36 @@ def order(body: bytes, served: Served) -> Order:
 def invalid(error: ValueError, served: Served) -> ApiError:
   """Returns the answer to a request that the library refuses with an error."""
   name = str(error).partition(' ')[0].replace('prompts', 'prompt')
-  known_fields = {*_OWN, *FIXED, *_REFUSED, *served.options}
+  known_fields = {*_OWN, *FIXED, *REFUSED, *served.options}
   return ApiError(400, str(error), param=name if name in known_fields else None)
 
 
 def _order(values: Mapping[str, Any], served: Served) -> Order:
-  form = Form()
-  if served.lenient:
-    form, values = _form(values, served)
   supported = [*_OWN, *FIXED, *served.options]
-  for name, value in values.items():
-    more = _LENIENT if name in (*IGNORED, 'response_format') and not served.lenient else ''
-    if name in _REFUSED:
-      raise ValueError(f'{name} is {value!r:.80}, but {_REFUSED[name]}; leave it out{more}.')
-    if name in FIXED and value not in FIXED[name][0]:
-      allowed, reason = FIXED[name]
-      raise ValueError(f'{name} is {value!r:.80}; it must be {" or ".join(map(repr, allowed))}, '
-                       f'because {reason}; leave it out{more}.')
-    if name not in supported:
+  for name in values:
+    if name not in (*supported, *REFUSED):
       raise ApiError(
           400, f'{name[:80]!r} is not a field of a request for images, which may have '
           f'{", ".join(supported)}' + naming.suggestion(name[:80], supported, engines.ALIASES),
           param=name[:80], code='unknown_parameter')
-    if name in served.options:
-      # A whole number that is written as another one, such as 1e9, is rather a mistake.
-      is_whole = isinstance(default_of(name), int)
-      if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
-        words = 'a whole number, without a point or an exponent' if is_whole else 'a number'
-        raise ValueError(f'{name} is {value!r:.80}; it must be {words}.')
+  # A field that is null is as one that is left out.
+  values, form = {name: value for name, value in values.items() if value is not None}, Form()
+  if served.lenient:
+    form, values = _form(values, served)
+  for name, value in values.items():
+    more = _LENIENT if name in (*IGNORED, 'response_format') and not served.lenient else ''
+    if name in REFUSED:
+      raise ValueError(f'{name} is {value!r:.80}, but {REFUSED[name]}; leave it out{more}.')
+    if name in FIXED and value not in FIXED[name][0]:
+      allowed, reason = FIXED[name]
+      raise ValueError(f'{name} is {value!r:.80}; it must be {" or ".join(map(repr, allowed))}, '
+                       f'because {reason}; leave it out{more}.')
+    if name in served.options and (
+        isinstance(value, bool) or not isinstance(value, int | float)):
+      words = 'a whole number' if is_whole(name) else 'a number'
+      raise ValueError(f'{name} is {value!r:.80}; it must be {words}.')
+  values = {name: int(value) if is_whole(name) and isinstance(value, float) and value.is_integer()
+            else value for name, value in values.items()}  # JSON has one kind of numbers.
   check_name(values.get('model', served.names[0]), served)
   if values.get('size', 'auto') not in ('auto', served.size):
     raise ValueError(f'size is {values["size"]!r:.80}; it must be {served.size!r} or \'auto\', '
@@ -269,11 +278,11 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
   return dataclasses.replace(result, decoder=served.decoder(result.decoder))
 
 
-def default_of(option: str) -> Any:
-  """Returns the default of a sampling option, of a prior too, that models without others have."""
-  while option.startswith(engines.PRIOR):
-    option = option.removeprefix(engines.PRIOR)
-  return SamplingParams._field_defaults[option]
+def is_whole(name: str) -> bool:
+  """Returns whether a field is a whole number, such as a sampling option, also of a prior."""
+  while name.startswith(engines.PRIOR):
+    name = name.removeprefix(engines.PRIOR)
+  return isinstance(SamplingParams._field_defaults.get(name), int) or name in RANGES
 
 
 def check_name(name: Any, served: Served) -> None:
@@ -304,11 +313,10 @@ def _fitting(text: Any, served: Served) -> tuple[int, int] | None:
 
   None if it is the model's.
   """
-  match = re.fullmatch(r'(\d{1,4})x(\d{1,4})', text) if isinstance(text, str) else None
-  width, height = map(int, match.groups()) if match else (0, 0)
-  if not 1 <= min(width, height) <= max(width, height) <= MOST_PIXELS:
+  if not isinstance(text, str) or not re.fullmatch(SIZE, text):
     raise ValueError(f'size is {text!r:.80}; it must be \'auto\', or width and height of 1 to '
                      f'{MOST_PIXELS} pixels, such as {served.size!r}.')
+  width, height = map(int, text.split('x'))
   own = [int(part) for part in served.size.split('x')]
   scale = min(width / own[0], height / own[1])
   size = max(1, round(own[0] * scale)), max(1, round(own[1] * scale))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import re
 import signal
 import socket
 import threading
@@ -14,6 +15,7 @@ pytest.importorskip('uvicorn', reason="the server needs pip install -e '.[serve]
 pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
 import cspd_jax
+from cspd_jax.cli import groups
 from cspd_jax.commands import serve
 from cspd_jax.core import packages
 from cspd_jax.generation import memory
@@ -24,7 +26,8 @@ from tests.serve import running, tiny
 def _error(capsys, *words):
   """The one line of a command that fails before the work."""
   assert serve.main(['serve', *words]) == 2
-  lines = capsys.readouterr().err.splitlines()
+  lines = [line for line in capsys.readouterr().err.splitlines()
+           if not re.match(r'\S+Z \d{3} ', line)]  # Of requests.
   assert len(lines) == 1 and lines[0].startswith('error: ')
   return lines[0]
 
@@ -57,6 +60,44 @@ def test_wrong_flags_end_with_a_sentence(capsys, tmp_path, monkeypatch):
                             "install -e '.[serve]' in a clone of cspd_jax.")
 
 
+def test_settings_from_the_environment(capsys, monkeypatch):
+  """Below the flags; an empty variable, and those of other programs, set nothing."""
+  seen = []
+  monkeypatch.setattr(serve.inputs, 'model', lambda loading, **options: seen.append(loading))
+  monkeypatch.setattr(server, 'bind', lambda *place: (_ for _ in ()).throw(
+      ValueError(f'bound to {place}')))
+  bound = lambda *words: re.search(r"bound to \('(.*)', (\d+)\)", _error(capsys, *words)).groups()
+  for variable, text in (
+      ('CSPD_PORT', '8123'), ('CSPD_DTYPE', 'bfloat16'), ('CSPD_DECODER', 'vanilla,mc_sjd'),
+      ('CSPD_GRACE', 'none'), ('CSPD_LENIENT', '1'), ('CSPD_HOST', ''), ('CSPD_JAX_GRAPHS', 'loop'),
+      # What Kubernetes sets for services that are called cspd-serve and cspd.
+      ('CSPD_SERVE_SERVICE_HOST', '10.0.0.1'), ('CSPD_SERVE_SERVICE_PORT', '80'),
+      ('CSPD_SERVE_PORT', 'tcp://10.0.0.1:80'), ('CSPD_SERVE_PORT_80_TCP_ADDR', '10.0.0.1'),
+      ('CSPD_SERVICE_HOST', '10.0.0.1'), ('CSPD_SERVICE_PORT', '80'),
+      ('CSPD_PORT_80_TCP', 'tcp://10.0.0.1:80'), ('CSPD_PORT_80_TCP_PROTO', 'tcp')):
+    monkeypatch.setenv(variable, text)
+  assert bound() == ('127.0.0.1', '8123') and bound('--port=8124') == ('127.0.0.1', '8124')
+  config, = serve.main._arguments(serve.Config(), ['--decoder=vanilla', '--nolenient'])
+  assert config == serve.Config(
+      groups.LoadFlags(dtype='bfloat16'), port=8123, decoder=('vanilla',), lenient=False)
+  for variable, text, message in (
+      ('CSPD_PORT', 'http', 'CSPD_PORT=http: it must be a whole number, such as 8000.'),
+      ('CSPD_PORT', '70000', 'port is 70000; it must be a whole number from 0 to 65535.'),
+      ('CSPD_DTYPE', 'fp8', 'CSPD_DTYPE=fp8: it must be one of float32, bfloat16'),
+      ('CSPD_LENIENT', 'perhaps', 'CSPD_LENIENT=perhaps: it must be true or false'),
+      ('CSPD_LOG_FORMAT', 'xml', 'CSPD_LOG_FORMAT=xml: it must be one of text, json'),
+      ('CSPD_PROT', '1', 'CSPD_PROT is a variable of the environment, and no setting of this '
+       'command; did you mean CSPD_PORT?')):
+    with monkeypatch.context() as patch:
+      patch.setenv(variable, text)
+      assert message in _error(capsys), variable
+      if variable == 'CSPD_PORT':  # A flag is there in its place.
+        assert bound('--port=8124') == ('127.0.0.1', '8124')
+  assert serve.main(['serve', '--help']) == 0
+  assert 'environment, such as CSPD_MODEL, sets a field' in capsys.readouterr().out
+  assert seen == []
+
+
 def test_models_that_cannot_be_served_end_with_a_sentence(capsys, monkeypatch):
   assert 'which has continuous tokens' in _error(capsys, '--port=0', '--model=mar_demo')
   monkeypatch.setattr(serve.inputs, 'model', lambda *arguments, **options: tiny.model())
@@ -70,19 +111,26 @@ def test_models_that_cannot_be_served_end_with_a_sentence(capsys, monkeypatch):
 
 
 def test_a_server_answers_while_its_model_is_loaded(capsys, monkeypatch):
-  client, seen = running.Running.__new__(running.Running), []
+  client, seen, ends = running.Running.__new__(running.Running), [], []
   with socket.create_server(('127.0.0.1', 0)) as free:
     client.port = free.getsockname()[1]
 
   def load(*arguments, **options):
     seen.extend([client.call('GET', '/health'), client.generate(prompt='cat'),
-                 client.call('GET', '/health', Host='evil.example')])
+                 client.call('GET', '/health/', Host='evil.example'),
+                 client.call('GET', '/v1/models', Host='evil.example'),
+                 client.call('GET', '/health/live')])
+    ends.append(signal.getsignal(signal.SIGTERM))
     raise ValueError('model is broken.')
 
   monkeypatch.setattr(serve.inputs, 'model', load)
   assert _error(capsys, f'--port={client.port}') == 'error: model is broken.'
-  assert [status for status, _, _ in seen] == [503, 503, 403]
-  assert seen[0][2] == {'status': 'loading'} and seen[1][1]['retry-after'] == '5'
+  assert [status for status, _, _ in seen] == [503, 503, 503, 403, 200]
+  about = dict(status='loading', version=cspd_jax.__version__)
+  assert seen[0][2] == seen[4][2] == about and seen[2][2] == dict(status='loading')
+  assert seen[1][1]['retry-after'] == '5'
+  # Without a handler, the first process of a container ignores the signal.
+  assert ends[0] not in (signal.SIG_DFL, signal.SIG_IGN, signal.getsignal(signal.SIGTERM))
   assert seen[1][2]['error']['message'] == 'the server is loading its model.'
   assert client.health() is None
 

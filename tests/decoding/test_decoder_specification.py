@@ -370,3 +370,18 @@ def test_a_network_that_is_a_call():
 def test_missing_resources(spec, resources, message):
   with pytest.raises(ValueError, match=message):
     specification.build(spec, T, specification.Resources(**resources))
+
+
+@pytest.mark.parametrize('text, other, is_same', [
+    ('vanilla', 'vanilla(window=1)', True), ('vanilla', 'ancestral+match', True),
+    ('vanilla', 'vanilla(window=2)', False), ('seed_exact(window=3)', 'mc_sjd(window=3)', False),
+    ('mc_sjd(window=8)', 'jacobi(window=8, coupling=maximal)+rejection', True),
+    ('jacobi(window=8)', 'jacobi(window=8)+rejection', False),
+    ('eagle', 'eagle(tree=EAGLE)', True), ('eagle(tree=kary(2, 2))', 'eagle(tree=chain(6))', False),
+    ('eagle(tree=kary(1, 3))', 'eagle(tree=chain(2))', True),
+    ('corrected(window=8)', 'corrected(window=8, tree=auto, iterations=None)', True),
+    ('medusa+kseq', 'medusa(draws=iid)+kseq', True),
+    ('eagle+lantern', 'eagle+lantern(greedy=False)', True),
+    ('eagle+lantern', 'eagle+lantern(greedy=True)', False)])
+def test_texts_of_one_decoder_are_equal_in_full(text, other, is_same):
+  assert (specification.in_full(text) == specification.in_full(other)) == is_same

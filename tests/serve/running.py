@@ -41,6 +41,7 @@ class Running:
     engine: its engine.
     port: its port.
     codes: its exit code, when it has ended.
+    logged: the lines of its requests, unless another log is passed.
   """
 
   def __init__(self, of, *, slots=2, queue=4, deadline=WAIT, ready=True, engine=None, names=None,
@@ -48,7 +49,8 @@ class Running:
     self.served = wire.serving(of, decoders, names, lenient)
     self.engine = engine or server.engine(
         self.served, slots=slots, queue=queue, fixed_slots=fixed_slots)
-    self.codes, sock = [], server.bind('127.0.0.1', 0)
+    self.codes, self.logged, sock = [], [], server.bind('127.0.0.1', 0)
+    options = dict(log=self.logged.append) | options
     self.port = sock.getsockname()[1]
     self._thread = threading.Thread(target=lambda: self.codes.append(server.run(
         self.served, self.engine, sock, deadline=deadline, **options)))
@@ -93,6 +95,17 @@ class Running:
     self.engine.close()
     self._thread.join(WAIT)
     return self.codes[0]
+
+
+@contextlib.contextmanager
+def held(instance):
+  """Makes the steps of a server's default decoder wait for an event, which is yielded."""
+  go, runner = threading.Event(), tiny.batch(instance.engine).runner
+  step = runner.step
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(runner, 'step', lambda rounds=1: go.wait(WAIT) and step(1))
+    yield go
+  go.set()
 
 
 def until(condition):

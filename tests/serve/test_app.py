@@ -3,11 +3,14 @@
 import asyncio
 import base64
 import contextlib
+import functools
 import json
+import re
 import sys
 import threading
 import time
 import types
+import urllib.parse
 
 import numpy as np
 import pytest
@@ -16,9 +19,13 @@ pytest.importorskip('starlette', reason="the server needs pip install -e '.[serv
 pytest.importorskip('uvicorn', reason="the server needs pip install -e '.[serve]'")
 pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+import cspd_jax
 from cspd_jax.generation import memory
 from cspd_jax.generation.model import Sampler
-from cspd_jax.serve import guard, server, wire
+from cspd_jax.serve import access, app, guard, server, wire
 from tests.generation.test_rollouts import counted
 from tests.serve import running, tiny
 from tests.serve.running import Running, head, until
@@ -142,7 +149,8 @@ WRONG = [
     (CAT | dict(temperature='hot'), "temperature is 'hot'"),
     (CAT | dict(prompt=' \n '), "prompt is ' "),
     (b'{"prompt": "cat", "temperature": 1e999}', 'temperature is inf'),
-    (CAT | dict(top_k=1e9), 'top_k is 1000000000.0; it must be a whole number, without a point'),
+    (CAT | dict(top_k=2.5), 'top_k is 2.5; it must be a whole number'),
+    (CAT | dict(unknown=None), "'unknown' is not a field"),
     (CAT | dict(cfg_scale=2), 'did you mean guidance_scale?'),
     (CAT | {'x' * 500: 1}, "is not a field of a request for images"),
     (b'{"prompt": "cat", "\\ud800": 1}', "'\\ud800' is not a field"),
@@ -170,6 +178,7 @@ def test_other_requests_are_refused(running_server):
   assert call('POST', images, b'x' * (wire.MOST_BYTES + 1))[0] == 413
   for host in ('evil.example', 'localhost.evil.example', '127.0.0.1.evil.example', '[', ''):
     assert call('GET', '/v1/models', Host=host)[0] == 403, host
+  assert call('GET', '/metrics', Host='10.0.0.7:8000')[0] == 403  # There is no key.
   for host in ('localhost/?', 'localhost?', 'localhost#', 'localhost/v1', 'user@localhost'):
     assert call('GET', '/health', Host=host)[0] == 400, host
   for origin in ('http://evil.example', 'null', 'http://localhost:1', 'file://localhost'):
@@ -184,7 +193,7 @@ def test_a_slash_at_the_end_of_a_path_makes_no_difference(running_server):
   """It was redirected, which clients do not follow with a body, or read as the name of a model."""
   call = running_server.call
   assert call('POST', '/v1/images/generations/', CAT)[0] == 200
-  for path in ('/v1/models', '/v1/models/tiny', '/health', '/openapi.json', '/page.css', '/'):
+  for path in ('/v1/models', '/v1/models/tiny', '/health', '/health/live', '/page.css'):
     assert call('GET', path + '/')[::2] == call('GET', path)[::2] and call('GET', path)[0] == 200
   for method, path, status in (('GET', '/v1/images/generations/', 405), ('POST', '/v1/', 404)):
     answer = call(method, path)
@@ -246,13 +255,9 @@ def test_a_server_that_is_ready_compiles_nothing():
 
 
 @pytest.fixture
-def held(running_server, monkeypatch):
-  """Makes all steps wait for an event, when the default decoder has images."""
-  go, runner = threading.Event(), tiny.batch(running_server.engine).runner
-  step = runner.step
-  monkeypatch.setattr(runner, 'step', lambda rounds=1: go.wait(running.WAIT) and step(1))
-  yield go
-  go.set()
+def held(running_server):
+  with running.held(running_server) as go:
+    yield go
 
 
 @pytest.mark.parametrize('stream', [False, True])
@@ -360,7 +365,7 @@ def test_keys(model):
     for headers, status in (
         ({}, 401), (dict(Authorization='Bearer wrong'), 401), (dict(Authorization='k' * 16), 401),
         (dict(Authorization='Bearer \xe9'), 401), (dict(Authorization='Bearer ' + 'k' * 16), 200)):
-      for path in ('/v1/models', '/metrics', '/openapi.json', '/docs/'):
+      for path in ('/v1/models', '/metrics', '/openapi.json', '/docs'):
         answer = instance.call('GET', path, **own, **headers)
         assert answer[0] == status, (path, headers)
         assert status == 200 or answer[1]['www-authenticate'] == 'Bearer'
@@ -375,6 +380,135 @@ def test_keys(model):
     assert instance.end() == 0
   assert guard.hosts('0.0.0.0', (), True) is None
   assert 'x.org' in guard.hosts('0.0.0.0', ('X.org',), True)
+
+
+def test_probes_and_metrics_are_answered_by_the_address_of_a_machine(model):
+  """Orchestrators restarted a server whose `/health` refused their probes."""
+  instance = Running(model, key='k' * 16, allowed_hosts=('images.example.org',))
+  key = dict(Authorization='Bearer ' + 'k' * 16)
+  full = dict(status='ready', version=cspd_jax.__version__, model='tiny')
+  try:
+    for headers in ({}, key, dict(Authorization='Bearer wrong'), dict(Origin='http://evil.example')):
+      for host in ('10.1.2.3:8000', '[fe80::1]:8000', 'evil.example', 'images.example.org'):
+        for path in ('/health', '/health/', '/health/live'):
+          status, _, body = instance.call('GET', path, Host=host, **headers)
+          # Of the model it says nothing to those who may not ask for it.
+          is_full = headers == key and host == 'images.example.org'
+          assert (status, body) == (200, full if is_full else dict(status='ready')), (host, headers)
+        status = 200 if headers == key else 401 if host == 'images.example.org' else 403
+        if 'Origin' not in headers:
+          assert instance.call('GET', '/metrics', Host=host, **headers)[0] == status, host
+    for host, path in (('10.1.2.3', '/v1/models'), ('10.1.2.3', '/'), ('10.1.2.3', '/healthy')):
+      assert instance.call('GET', path, Host=host, **key)[0] == 403
+    bearer = 'Authorization: Bearer ' + 'k' * 16 + '\r\n'
+    for path, header, status in (('/health', '', 200), ('/health/live', '', 200),
+                                 ('/metrics', '', 403), ('/metrics', bearer, 200),
+                                 ('/v1/models', bearer, 403)):
+      with instance.connect() as old:  # Without a Host.
+        old.sendall(f'GET {path} HTTP/1.0\r\n{header}\r\n'.encode())
+        assert old.recv(12) == f'HTTP/1.1 {status}'.encode(), (path, header)
+  finally:
+    assert instance.end() == 0
+
+
+@pytest.fixture(scope='module')
+def service(model):
+  """An application whose engine is not started."""
+  served = wire.serving(model, (tiny.SEED_EXACT, 'vanilla'))
+  return app.Service(served, server.engine(served, slots=1, queue=1), deadline=1.0).app()
+
+
+def _ask(application, path, root='', query='', **headers):
+  """Status, headers and body of the answer of an application to a GET."""
+  sent = []
+  named = {'host': 'localhost', **{name.lower(): value for name, value in headers.items()}}
+
+  async def receive():
+    return dict(type='http.request', body=b'')
+
+  async def send(message):
+    sent.append(message)
+
+  asyncio.run(application(dict(
+      type='http', method='GET', path=path, root_path=root, query_string=query.encode(),
+      headers=[(name.encode(), value.encode()) for name, value in named.items()]), receive, send))
+  answer = {name.decode(): value.decode() for name, value in sent[0]['headers']}
+  return sent[0]['status'], answer, b''.join(part.get('body', b'') for part in sent[1:])
+
+
+def _places(service, key=None):
+  """The application at the root of a host and below paths, with `path -> answer` for each."""
+  guarded = guard.Guard(service, None, key)
+  mounted = Starlette(routes=[Mount('/img', guarded)])
+  twice = Starlette(routes=[Mount('/a', Starlette(routes=[Mount('/v1', guarded)]))])
+  return {
+      '': functools.partial(_ask, guarded), '/img': functools.partial(_ask, mounted),
+      '/a/v1': functools.partial(_ask, twice),
+      # By servers that are told the path: with it in `path`, and before ASGI demanded it, without.
+      '/root': functools.partial(_ask, guarded, root='/root'),
+      '/gone': lambda path, **more: _ask(guarded, path.removeprefix('/gone'), root='/gone', **more)}
+
+
+def _followed(ask, address, **headers):
+  """The address and the answer of a page, after redirections."""
+  while (answer := ask(address, **headers))[0] == 308:
+    address = urllib.parse.urljoin(address, answer[1]['location'])
+  return address, answer
+
+
+@pytest.mark.parametrize('root', ['', '/img', '/a/v1', '/root', '/gone'])
+def test_pages_and_what_they_link_to_are_below_any_path(service, root):
+  ask, linked = _places(service)[root], set()
+  for page in ('/', '/docs', '/docs/'):
+    address, (status, _, html) = _followed(ask, root + page)
+    assert status == 200 and address == root + page.replace('s/', 's')
+    links = re.findall(r'(?:href|src)="([^"]*)"', html.decode())
+    assert len(links) >= 3
+    linked |= {urllib.parse.urljoin(address, link) for link in links}
+  assert linked == {root + path for path in (
+      '/', '/icon.svg', '/page.css', '/page.js', '/openapi.json')}
+  for address in linked:
+    assert ask(address)[0] == 200, address
+  for page in ('/openapi.json', '/openapi.json/'):
+    address, (status, _, text) = _followed(ask, root + page)
+    described = json.loads(text)
+    base = urllib.parse.urljoin(address, described['servers'][0]['url']).rstrip('/')
+    assert status == 200 and base == root
+    for path in described['paths']:
+      expected = {'/health': 503, '/v1/images/generations': 405}.get(path, 200)
+      assert ask(base + path.replace('{name}', 'tiny'))[0] == expected, path
+      assert ask(base + path.replace('{name}', 'tiny') + '/')[0] == expected, path
+  for path in ('/v1', '/nowhere', '/img', '/v1/models/x'):
+    assert ask(root + path)[0] == 404, path
+  assert ask(root + '/docs/', query='a=b')[1]['location'].endswith('../docs?a=b')
+
+
+def test_the_page_has_one_address(service):
+  """Without the slash, its links would lead out of its path."""
+  for path in ('/', '/v1/models', '/docs'):  # Some servers say that the root is a path.
+    assert _ask(guard.Guard(service, None, None), path, root='/')[0] == 200
+  answer = _ask(guard.Guard(service, None, None), '/img', root='/img', query='prompt=cat')
+  assert answer[0] == 308 and answer[1]['location'] == './img/?prompt=cat'
+
+
+@pytest.mark.parametrize('root', ['', '/img', '/a/v1', '/root', '/gone'])
+def test_the_key_is_asked_for_below_any_path(service, root):
+  """It was not inside of a mounted application."""
+  key = 'k' * 16
+  ask, described = _places(service, key)[root], _ask(service, '/openapi.json')[2]
+  private = {path.replace('{name}', 'tiny') for path in json.loads(described)['paths']}
+  private -= {'/health', '/health/live'}
+  private |= {'/docs', '/openapi.json', '/v1', '/v1/', '//v1/models', '/V1/models', '/nowhere',
+              '/img/v1/models', '/health/x', '/page.css/x', '/metrics/', '/docs/', '/root/docs'}
+  for path in private:
+    for headers in ({}, dict(Authorization='Bearer wrong'), dict(Authorization=key)):
+      status, answer, _ = ask(root + path, **headers)
+      assert status == 401 and answer['www-authenticate'] == 'Bearer', path
+    assert ask(root + path, Authorization=f'Bearer {key}')[0] in (200, 308, 404, 405), path
+  for path in guard.FILES:
+    assert ask(root + path)[0] == 200, path
+  for path, status in (('/health', 503), ('/health/live', 200)):
+    assert ask(root + path)[::2] == (status, b'{"status":"compiling"}')
 
 
 def test_which_paths_need_the_key_does_not_depend_on_the_host(monkeypatch):
@@ -395,7 +529,7 @@ def test_which_paths_need_the_key_does_not_depend_on_the_host(monkeypatch):
 
 def test_what_is_logged(model, capfd, monkeypatch):
   """No text of a request, whatever happens."""
-  instance = Running(model)
+  instance = Running(model, log=access.text)
   monkeypatch.setattr(wire, 'image', lambda generated, slots, form: 1 / 0)
   status, _, answer = instance.generate(prompt='cat')
   assert status == 500 and answer['error']['message'].startswith('the server has a bug')
@@ -405,6 +539,7 @@ def test_what_is_logged(model, capfd, monkeypatch):
   assert instance.end() == 0
   errors = capfd.readouterr().err
   assert 'ZeroDivisionError in line' in errors and 'Traceback' not in errors
+  assert ' 400 POST /v1/images/generations ' in errors and ' 200 GET / ' in errors
   assert not any(word in errors for word in ('cat', 'nan', 'bird', 'prompt'))
 
 

@@ -1,8 +1,8 @@
 """The description of the service: what it allows is what the server accepts."""
 
 import dataclasses
-import json
 
+import numpy as np
 import pytest
 
 pytest.importorskip('jsonschema', reason='jsonschema is not installed')
@@ -11,42 +11,97 @@ pytest.importorskip('prometheus_client', reason="the server needs pip install -e
 
 import jsonschema
 
-from cspd_jax.serve import openapi, wire
-from tests.serve import tiny
+from cspd_jax.decoding import warp
+from cspd_jax.serve import openapi, server, wire
+from tests.serve import running, tiny
 from tests.serve.test_app import CAT, WRONG
 
-# What a schema cannot say: words, control characters, and values that depend on others.
-_UNSAID = ("prompt is ' ", 'prompt holds the control', 'which needs stream=true',
-           'at most 6 images', 'guidance_scale is ', 'temper', 'top_k is 1000')
+# Values of fields, of which each is accepted for some.
+_VALUES = (
+    None, True, False, -1, 0, 1, 2, 2.0, -2.0, 0.5, 1.5, 7, 10, 64.0, 65, 1e9, -1e31,
+    2**32 - 1, 2**32, 10**30, '', 'auto', '6x6', '512x512', '0512x9', '2049x1', '2048x2048',
+    'tiny', 'vanilla', 'seed_exact', 'mc_sjd', 'url', 'b64_json', 'png', 'hd', 'opaque',
+    [], {}, ['auto'])
+# Bodies of which several fields must agree, and prompts.
+_BODIES = [
+    CAT, {}, CAT | dict(stream=True, partial_images=64, progress=True),
+    CAT | dict(partial_images=1), CAT | dict(partial_images=0, progress=False),
+    CAT | dict(stream=False, progress=True),
+    CAT | dict(stream=None, partial_images=1.0), CAT | dict(stream=True, partial_images=None),
+    CAT | dict(decoder='vanilla()'), CAT | dict(decoder='vanilla(window=1)'),
+    CAT | dict(decoder='ancestral+match'), CAT | dict(decoder=f' {tiny.SEED_EXACT}'),
+    *(dict(prompt=prompt) for prompt in (
+        'dog', None, '', ' ', '\n\t', '\u2003', 'c\x00', '\x1f', 'cat\x7f', 'c' * 4001, 3, [])),
+    CAT | dict(unknown=None), CAT | dict(temprature=1), CAT | dict(Seed=1)]
 
 
-def _request(**options):
-  served = wire.serving(tiny.model(), (tiny.SEED_EXACT, 'vanilla'), **options)
-  checker = jsonschema.Draft202012Validator
-  schema = openapi.request(served)
-  checker.check_schema(schema)
-  return served, checker(schema)
+@pytest.fixture(scope='module', params=[False, True], ids=['strict', 'lenient'])
+def described(model, request):
+  """A server, and what checks bodies by its schema."""
+  with running.without_signals():
+    instance = running.Running(model, lenient=request.param)
+    described = instance.call('GET', '/openapi.json')[2]
+    schema = described['components']['schemas']['ImageRequest']
+    jsonschema.Draft202012Validator.check_schema(schema)
+    yield instance, jsonschema.Draft202012Validator(schema)
+    assert instance.end() == 0
 
 
-@pytest.mark.parametrize('body, message', [
-    (body, message) for body, message in WRONG
-    if isinstance(body, dict) and not any(unsaid in message for unsaid in _UNSAID)])
-def test_wrong_requests_do_not_fit_the_schema(body, message):
-  assert not _request()[1].is_valid(body), message
-
-
-@pytest.mark.parametrize('lenient', [False, True])
-def test_what_fits_the_schema_is_accepted(lenient):
-  served, schema = _request(lenient=lenient)
-  usual = {name: value['default'] for name, value in schema.schema['properties'].items()
-           if 'default' in value}
+def test_what_fits_the_schema_is_what_the_server_accepts(described):
+  """A null was refused by the one, and a top_p of 7 by the other."""
+  instance, schema = described
+  fields = schema.schema['properties']
+  usual = {name: value['default'] for name, value in fields.items() if 'default' in value}
   assert {'n', 'decoder', 'temperature', 'size', 'model'} <= usual.keys()
-  bodies = [CAT, CAT | usual, CAT | dict(n=10, seed=2**32 - 1, stream=True, partial_images=64)]
-  bodies += [CAT | dict(size='512x512', quality='hd', style='vivid',
-                        response_format='url')] * lenient
+  bodies = [*_BODIES, CAT | usual, *(body for body, _ in WRONG if isinstance(body, dict)),
+            *(CAT | {name: value} for name in fields if name != 'prompt' for value in _VALUES)]
+  wrong, accepted = [], 0
   for body in bodies:
-    assert schema.is_valid(body), body
-    assert wire.order(json.dumps(body).encode(), served).prompt == 'cat'
+    status, _, answer = instance.generate(**body)
+    assert status in (200, 400, 404), (body, answer)
+    accepted += status == 200
+    if schema.is_valid(body) != (status == 200) and body.get('prompt') != 'a bird':
+      wrong.append((body, answer if status != 200 else next(schema.iter_errors(body)).message))
+  assert not wrong, '\n'.join(map(str, wrong))
+  assert 100 < accepted < len(bodies) / 2
+
+
+def test_whole_numbers_may_have_a_point(described):
+  images = [described[0].generate(prompt='cat', seed=seed, n=n, top_k=k)[2]['data']
+            for seed, n, k in ((3, 2, 2), (3.0, 2.0, 2.0))]
+  assert images[0] == images[1] and images[1][0]['seed'] == 3
+
+
+def test_bounds_of_options_are_those_of_the_library():
+  assert openapi.BOUNDS.keys() == warp.LIMITS.keys()
+  for name, (accepts, _) in warp.LIMITS.items():
+    bounds = openapi.BOUNDS[name]
+    schema = jsonschema.Draft202012Validator(
+        dict(type='integer' if wire.is_whole(name) else 'number', **bounds))
+    edges = [edge for bound in bounds.values() for edge in (
+        bound, bound - 1, bound + 1, np.nextafter(bound, -np.inf), np.nextafter(bound, np.inf))]
+    for value in map(float, (*edges, -2, -1, -0.5, 0, 0.5, 1, 1.5, 2, 1000)):
+      assert bool(accepts(value)) == schema.is_valid(value), (name, value)
+
+
+def test_a_decoder_has_all_names_that_mean_it(model):
+  """A server that had `vanilla` refused `vanilla(window=1)`."""
+  served = wire.serving(model, ('vanilla(window=1)', tiny.SEED_EXACT))
+  decoder = openapi.request(served, 9)['properties']['decoder']
+  assert decoder['anyOf'][0]['enum'] == ['vanilla(window=1)', tiny.SEED_EXACT, 'vanilla']
+  for text in ('vanilla', 'vanilla()', ' vanilla( window = 1 ) ', 'ancestral+match'):
+    assert served.decoder(text) == 'vanilla(window=1)'
+  for text in ('vanilla(window=2)', 'seed_exact', 'mc_sjd(window=3)', 'vanilla(x=1)', '', '('):
+    with pytest.raises(ValueError, match='this server has vanilla.window=1., seed_exact.window=3'):
+      served.decoder(text)
+
+
+def test_the_most_images_are_those_of_the_queue(model):
+  instance = server.engine(wire.serving(model, ('vanilla',)), slots=1, queue=20)
+  assert instance.most('vanilla') == 21
+  served = wire.serving(model, ('vanilla',))
+  assert openapi.request(served, 21)['properties']['n']['maximum'] == 10
+  assert openapi.request(served, 3)['properties']['n']['maximum'] == 3
 
 
 def test_names_of_models_are_text():

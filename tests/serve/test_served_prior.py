@@ -85,8 +85,9 @@ def test_options_of_the_prior_are_described_and_checked(server):
   assert described['options']['prior_temperature'] == 1.2
   assert described['decoders'][1] == dict(
       id='vanilla', specification='vanilla | vanilla', guarantee='seed-exact')
-  field = openapi.request(server.served)['properties']['prior_top_k']
-  assert field['type'] == 'integer' and 'A sampling option of the prior' in field['description']
+  field = openapi.request(server.served, 9)['properties']['prior_top_k']
+  assert field['type'] == ['integer', 'null'] and field['minimum'] == 0
+  assert 'A sampling option of the prior' in field['description']
   for wrong, message in ((dict(prior_top_k=1.5), 'prior_top_k is 1.5; it must be a whole'),
                          (dict(prior_temperature=-1), 'prior_temperature is -1'),
                          (dict(prior_tempature=1), "'prior_tempature' is not a field"),
@@ -94,5 +95,17 @@ def test_options_of_the_prior_are_described_and_checked(server):
     status, _, answer = server.generate(prompt='dog', **wrong)
     assert status == 400 and message in answer['error']['message']
     assert answer['error']['param'] == next(iter(wrong))
-  status, _, _ = server.generate(prompt='dog', decoder='vanilla | vanilla')
-  assert status == 200
+
+
+@pytest.mark.parametrize('body, is_right', [
+    (dict(decoder='vanilla | vanilla'), True), (dict(prior_top_k=2.0, prior_top_p=None), True),
+    (dict(decoder='vanilla(window=1) | seed_exact(window=3)'), True),
+    (dict(prior_temperature=0, prior_min_p=1), True), (dict(prior_top_p=7), False),
+    (dict(prior_temperature=-1), False), (dict(prior_top_k=1.5), False),
+    (dict(prior_guidance_interval=-2), False), (dict(prior_nothing=None), False)])
+def test_requests_of_a_pair_fit_their_schema(server, body, is_right):
+  jsonschema = pytest.importorskip('jsonschema', reason='jsonschema is not installed')
+  schema = server.call('GET', '/openapi.json')[2]['components']['schemas']['ImageRequest']
+  assert jsonschema.Draft202012Validator(schema).is_valid(body | dict(prompt='dog')) == is_right
+  status, _, answer = server.generate(prompt='dog', **body)
+  assert status == (200 if is_right else 400), answer
