@@ -53,7 +53,7 @@ _MAPPED = 4  # With more images the maps are too wide to read.
 _TIMES = ('ms_per_round', 'seconds_per_image', 'speedup', 'speedup_error')  # Of a row.
 _REPEATS = 3  # Timed runs per image and decoder, at most.
 # `Compared.noise` below which no more runs are timed, and above which times support no conclusion.
-_STEADY, _BUSY = 0.02, 0.05
+_STEADY, _BUSY = 0.03, 0.05
 _ACCELERATOR = types.SimpleNamespace(device_kind='gpu', platform='gpu')
 _HIDDEN = ('accepted_length', 'one_token_rounds', 'step_compression')  # Numbers without columns.
 # Windows that need the fewest passes, with a corrector and without one.
@@ -370,6 +370,8 @@ def _draw(report: Report, job: CompareJob, entries: Sequence[Mapping[str, Any]],
     if (name := row['decoder']) in images:
       grid.save_grid(report.path(row['images']), images[name], captions=captions,
                      title=f'{name}: {", ".join(phrases)}')
+  if len(compared) < len(job.requests) and images:  # The grid is enough to look at.
+    return
   shown = {name: value[:_MAPPED] for name, value in images.items()}
   on_grid = lambda values: model.cells(values)[:_MAPPED]
   rounds, = (metric for metric in work if metric.name == 'rounds')

@@ -108,8 +108,8 @@ class Compared(NamedTuple):
   # `[N]` seconds of each image at batch 1, median of the timed runs; None before them.
   seconds: np.ndarray | None = None
   timed_runs: int = 0  # Timed runs of every image.
-  # Standard error of the time of a pass over that of the first decoder, as a share of it: what the
-  # machine adds to the times. None if too few runs show it.
+  # Standard error of the time of a pass over that of the first timed decoder, relative to it: what
+  # the machine adds to the times. None for that decoder, and if too few runs show it.
   noise: float | None = None
 
 
@@ -178,17 +178,15 @@ def compare(requests: Mapping[str, Request], *, captions: Sequence[str] | None =
   def noises(seconds: Mapping[tuple[int, str], Sequence[float]]) -> dict[str, float | None]:
     """The noise of every timed decoder, relative to the first one."""
     pace = {name: np.array([seconds[i, name] for i in images]).T / passes[name] for name in timed}
-    first = pace[timed[0]]
-    return {name: noise(first if name == timed[0] else values / first)
-            for name, values in pace.items()}
+    return {name: noise(pace[name] / pace[timed[0]]) for name in timed[1:]}
 
   timings = measure(
       {(i, name): runs[i, name] for i in images for name in timed}, repeats, warmup=0,
-      budget=budget, until=lambda seconds: all(
+      budget=budget, until=lambda seconds: len(timed) > 1 and all(
           value is not None and value < steady for value in noises(seconds).values()),
       progress=lambda turn, _: report(count + turn * len(images) * len(timed)))
   report(total)  # Fewer runs may be enough, or all that the budget allows.
   noise_of = noises({key: timing.seconds.tolist() for key, timing in timings.items()})
   return compared | {name: compared[name]._replace(
       seconds=np.array([timings[i, name].median for i in images]),
-      timed_runs=len(timings[0, name].seconds), noise=noise_of[name]) for name in timed}
+      timed_runs=len(timings[0, name].seconds), noise=noise_of.get(name)) for name in timed}
