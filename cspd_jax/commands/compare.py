@@ -483,7 +483,8 @@ def _gained(exact: Sequence[Mapping[str, Any]], model: cspd_jax.Model) -> str:
   error, fewer = best['speedup_error'], best['rounds'] < first['rounds']
   same = (f'the images of {baseline}' if best['tokens_equal_baseline'] else
           'images of the same distribution')
-  passes = f' in {best["rounds"]:.4g} forward passes instead of {first["rounds"]:.4g}'
+  few, many = (f'{row["rounds"]:.1f}'.removesuffix('.0') for row in (best, first))
+  passes = f' in {few} forward passes instead of {many}'
   return (f'On this {"CPU" if model.device.platform == "cpu" else model.device.device_kind}, '
           f'{best["specification"]} generates {same}{passes if fewer else ""}, '
           f'{"but " if fewer and best["speedup"] < 1 else ""}{best["speedup"]:.2f}'
