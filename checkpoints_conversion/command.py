@@ -123,7 +123,7 @@ def main(config: Config) -> None:
   converted = folder.convert_parts(
       parts, output, allow_nonfinite=config.allow_nonfinite,
       note=lambda line: print(line, flush=True),
-      progress=lambda name: progress.bar(f'converting {name}', 'part'))
+      progress=lambda name: progress.bar(f'converting {name}', 'tensor'))
   for path, sizes in converted:
     print(f'{path}: {sizes}')
   if family.model is not None:
@@ -141,7 +141,7 @@ def _publish(config: Config, to: str) -> None:
   for path, title in publish.publish_model(
       to, str(config.source), str(config.output), role=config.role, dtype=config.dtype,
       allow_nonfinite=config.allow_nonfinite, note=lambda line: print(line, flush=True),
-      progress=lambda name: progress.bar(f'writing {name}', 'part')):
+      progress=lambda name: progress.bar(f'writing {name}', 'tensor')):
     print(f'{path}: {title}')
 
 

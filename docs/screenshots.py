@@ -46,7 +46,8 @@ def main() -> None:
   """Takes all pictures."""
   path = shutil.which('chromium') or shutil.which('google-chrome')
   with serving() as address, sync_api.sync_playwright() as play:
-    browser = play.chromium.launch(executable_path=path, args=['--no-sandbox'])
+    browser = play.chromium.launch(executable_path=path, args=[
+        '--no-sandbox', '--disable-background-networking'])
     for name, width, height, scheme in _KINDS:
       page = browser.new_page(viewport=dict(width=width, height=height), color_scheme=scheme)
       page.goto(address + _QUERY)

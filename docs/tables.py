@@ -49,6 +49,7 @@ def _compiled(model: str, measured: str) -> str:
 
 # The command whose report.json is kept under docs/reports, by its name there.
 REPORTS = {
+    'compare_emoji': 'cspd-compare',
     'compare_cpu': 'cspd-compare --model=demo --all',
     'compare_mar': 'cspd-compare --model=mar_demo --all',
     'compare_continuous': "cspd-compare --model=emoji_continuous --decoder='mar,exact_head,"
@@ -140,6 +141,7 @@ REPORTS = {
 
 # The pictures that programs drew for pages: a kept report and its file, by name in docs/pictures.
 PICTURES = {
+    'acceptance.png': ('compare_emoji', 'acceptance.png'),
     'curves.png': ('benchmark', 'curves.png'), 'lantern.png': ('lantern', 'curves.png'),
     'cool_sd.png': ('cool_sd', 'curves.png'),
     'emoji.png': ('quality', 'images.png'), 'emoji_failures.png': ('quality', 'failures.png'),
@@ -492,6 +494,17 @@ def _image_of_xl(path: pathlib.Path) -> str:
           f'with\n`vanilla` and {slow["seconds"]:.1f} s with the official PyTorch code.')
 
 
+def _first(_: pathlib.Path) -> str:
+  """Returns the caption of the picture that the first command of the README draws."""
+  vanilla, short, long = _rows('compare_emoji')
+  assert short['tokens_equal_baseline'] and long['tokens_equal_baseline']
+  name = str(short['decoder']).partition('(')[0]
+  return (f'*The same images in {long["rounds"]:.4g} forward passes instead of '
+          f'{vanilla["rounds"]:.4g}. Each block shows the tokens that one\npass commits: `vanilla` '
+          f'generates one per pass, `{name}`, the default on a CPU, a few, and\na '
+          '[corrected window](docs/corrected_windows.md), which is new, many.*')
+
+
 # The released loops without a measured deviation, by docs/papers/released_code.md, and ours.
 _EXACT_RELEASED, _BEST_HERE = ('sjd', 'eagle', 'eagle2'), 'corrected(iterations=4, window=64)'
 
@@ -505,11 +518,13 @@ def _race(_: pathlib.Path) -> str:
     theirs = max((row for row in rows if row['decoder'] in _EXACT_RELEASED),
                  key=lambda row: row['tokens_per_pass'])
     ours = next(row for row in rows if row['decoder'] == _BEST_HERE)
-    best.append((f'{number.format(**theirs)}{"" if best else " tokens per pass"} of `{model}`\n'
-                 f'({_TITLES[theirs["decoder"]]})', number.format(**ours)))
+    best.append((
+        f'{number.format(**theirs)}{"" if best else " tokens per pass"} over '
+        f'{_content(_path(report))["num_images"]} images\nof `{model}` '
+        f'({_TITLES[theirs["decoder"]]})', number.format(**ours)))
   released, here = (' and '.join(parts) for parts in zip(*best))
   return ('On the same trained weights, the best released programs without a measured bias commit\n'
-          f'{released}; `{_BEST_HERE}`\ncommits {here}. [The race]'
+          f'{released}; over as many,\n`{_BEST_HERE}` commits {here}.\n[The race]'
           '(docs/papers/released_code.md#on-trained-models) has all of them.')
 
 
@@ -563,6 +578,7 @@ _OF_DISTANCES = tuple(
     _of_method(method, MORE_RELEASED) for _, methods, _ in RELEASED for method in methods)[1:]
 
 TABLES: dict[str, Table] = {
+    'first': Table('compare_emoji', _first),
     'summary': Table('kinds', lambda path: _kinds(
         _rows('kinds'), _rows('kinds_demo'), _rows('accelerator_xl')),
                      ('kinds_demo', 'accelerator_xl')),

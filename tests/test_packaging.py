@@ -4,6 +4,7 @@ import ast
 import configparser
 import fnmatch
 import importlib
+import os
 import pathlib
 import re
 import subprocess
@@ -131,3 +132,37 @@ def test_the_names_of_the_package_are_listed():
   assert {*cspd_jax.__all__, 'families'} <= {*listed}
   assert not {'Any', 'TYPE_CHECKING', 'importlib', 'sys'} & {*listed}
   assert all(hasattr(cspd_jax, name) for name in listed)
+
+
+# What `pip install -e` adds to Python: it finds packages that no folder of the path has.
+_EDITABLE = '''
+import importlib.machinery, sys
+
+class Finder:
+  @staticmethod
+  def find_spec(name, path=None, target=None):
+    if name in {packages}:
+      return importlib.machinery.PathFinder.find_spec(name, [{root!r}])
+
+# Before those of packages that are installed so here.
+sys.meta_path.insert(sys.meta_path.index(importlib.machinery.PathFinder) + 1, Finder)
+'''
+
+
+@pytest.mark.parametrize('name, finds', [(None, True), ('cspd_jax', False)])
+def test_a_script_beside_the_clone_imports_the_package(tmp_path, name, finds):
+  """Python takes a folder of the package's name for the package, before it asks the finder."""
+  if name is None:
+    name, folder = re.search(r'git clone URL (\S+) && cd (\S+)', (ROOT / 'README.md').read_text()
+                             ).groups()
+    assert name == folder
+  (tmp_path / name).symlink_to(ROOT)
+  installed = tmp_path / 'installed'
+  installed.mkdir()
+  (installed / 'sitecustomize.py').write_text(_EDITABLE.format(packages=PACKAGES, root=str(ROOT)))
+  (tmp_path / 'mine.py').write_text(
+      "import importlib.util\nprint(importlib.util.find_spec('cspd_jax').origin)\n")
+  result = subprocess.run(
+      [sys.executable, 'mine.py'], capture_output=True, text=True, cwd=tmp_path,
+      env={**os.environ, 'PYTHONPATH': str(installed)})
+  assert (result.stdout.strip() == str(ROOT / 'cspd_jax' / '__init__.py')) == finds, result.stderr

@@ -7,14 +7,16 @@
   cspd-compare --model=mar_demo
   cspd-compare --paired --num_images=100 --budget=1
 
-Compares ordinary sampling, windows with and without the same images, and the model's default
-decoder; --decoder names others, and --all compares every decoder that the model can run.
+Compares ordinary sampling, the model's default decoder and, on an accelerator, long windows with
+and without the same images; --decoder names others, and --all compares every decoder that the model
+can run. On a CPU, which computes every token of a window, one long window only shows its forward
+passes: it is not timed, and what it would gain on an accelerator is projected.
 
 Writes to --output a grid of images per decoder (images_*.png), the forward pass that committed each
 token (acceptance.png), for continuous tokens what was accepted (accepted.png), bars of the work and
 the wall-clock time (speed.png), and all figures (report.json). The first images are written as soon
 as the first decoder has run, the bars at the end. Times are for one image at a time, without
-compilation.
+compilation; no more are taken once their error is small.
 """
 
 import dataclasses
@@ -23,6 +25,7 @@ import pathlib
 import re
 import sys
 import time
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +40,7 @@ from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import atomic, locks
 from cspd_jax.files.run_folder import Report
+from cspd_jax.generation import defaults
 from cspd_jax.generation.model import Request
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.timing import Compared
@@ -46,13 +50,20 @@ from cspd_jax.plots import charts, grid
 # The pictures: the forward pass that committed each token, next to the images.
 _MAPS, _ACCEPTED, _SPEED = 'acceptance.png', 'accepted.png', 'speed.png'
 _MAPPED = 4  # With more images the maps are too wide to read.
-# The few decoders of the plain command, whose last line states a speed-up, have more images.
-_PLAIN_IMAGES, _IMAGES = 6, 4
 _TIMES = ('ms_per_round', 'seconds_per_image', 'speedup', 'speedup_error')  # Of a row.
 _REPEATS = 3  # Timed runs per image and decoder, at most.
+# `Compared.noise` below which no more runs are timed, and above which times support no conclusion.
+_STEADY, _BUSY = 0.03, 0.05
+_ACCELERATOR = types.SimpleNamespace(device_kind='gpu', platform='gpu')
 _HIDDEN = ('accepted_length', 'one_token_rounds', 'step_compression')  # Numbers without columns.
 # Windows that need the fewest passes, with a corrector and without one.
 _WINDOWS = ('corrected_seed_exact', 'corrected'), ('seed_exact',)
+_LONG = 64  # Their length on an accelerator.
+# The time of a pass over that of `vanilla`, for one image of LlamaGen-XL with random weights.
+_PASS_ON_H100 = {
+    **dict.fromkeys(('corrected_seed_exact(iterations=4, window=64)',
+                     'corrected(iterations=4, window=64)'), 2.14),
+    **dict.fromkeys(('seed_exact(window=64)', 'mc_sjd(window=64)'), 1.48)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,8 +74,8 @@ class Config:
     loading: the model, and how it is loaded. The first number of a mesh is 1, because images are
       decoded one at a time.
     decoder: specifications separated by commas, such as vanilla,mc_sjd(window=32). None
-      compares ordinary sampling, corrected windows (without a corrector, seed_exact) and the
-      model's default decoder.
+      compares ordinary sampling, the model's default decoder and corrected windows (without a
+      corrector, seed_exact); on a CPU one of these, which is not timed.
     all: compares every named decoder that the model can run, and its default one.
     paired: also shows the differences between a decoder's images and the baseline's of the same
       seeds, in likelihood, brightness, contrast and detail, with their standard errors. The
@@ -73,7 +84,8 @@ class Config:
       models of scenes of emoji; with `paired` the differences too.
     images: which images, the same with every decoder.
     budget: seconds of all timed runs together: each image is timed at least once with every
-      decoder, and at most three times; the median counts.
+      decoder, and at most three times, as long as the error of the times is large; the median
+      counts.
     output: folder of the results; None uses runs/ and the name of the model.
   """
 
@@ -101,6 +113,7 @@ class CompareJob(NamedTuple):
   prompts: list[Any]
   sampling: Any
   captions: list[str] | None = None  # The prompts as text, if what images show of them is scored.
+  untimed: str | None = None  # The decoder that only shows its forward passes.
 
   @property
   def files(self) -> dict[str, str]:
@@ -127,10 +140,14 @@ def prepare(config: Config) -> CompareJob:
   """Loads the model and checks all options; raises ValueError for the first that cannot work."""
   _check_choice(config)
   model = inputs.model(config.loading, one_group='images are decoded one at a time')
-  plain = config.decoder is None and not config.all
-  prompts, seed = inputs.images(config.images, model, _PLAIN_IMAGES if plain else _IMAGES)
+  prompts, seed = inputs.images(config.images, model, default=_MAPPED)
   sampling = model.sampling(**inputs.overrides(config.sampling))
   specifications, left_out = _specifications(config, model)
+  untimed = None
+  if config.decoder is None and not config.all and model.device.platform == 'cpu':
+    long = _long_window(model)
+    if long is not None and long not in specifications.values():
+      specifications[untimed := str(long)] = long
   if config.paired and _baseline(model.engine, specifications) is None:
     raise ValueError(f'paired is True, and decoder is {",".join(specifications)!r}; add '
                      f'{model.engine.baseline}, which the others are compared with.')
@@ -141,7 +158,7 @@ def prepare(config: Config) -> CompareJob:
   requests = {name: model.request(
       prompts, seed=seed, decoder=specification, batch_size=1, pixels=False,
       sampling=sampling, condition=condition) for name, specification in specifications.items()}
-  return CompareJob(config, model, requests, left_out, prompts, sampling, captions)
+  return CompareJob(config, model, requests, left_out, prompts, sampling, captions, untimed)
 
 
 def _check_choice(config: Config) -> None:
@@ -162,8 +179,8 @@ def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, An
   engine = model.engine
   names = config.decoder if config.decoder is not None else engine.decoders
   if config.decoder is None and not config.all:
-    runs = lambda name: name in engine.decoders and engine.needs(name) in (None, *model.drafts)
-    names = engine.baseline, *next((names for names in _WINDOWS if all(map(runs, names))), ())
+    on_cpu = model.device.platform == 'cpu'
+    names = engine.baseline, *(() if on_cpu else _windows(model))
   reasons = {name: f'it drafts with the {engine.needs(name)!r} part, which model {model.name!r} '
              'does not have' for name in names if model.lacks(name)}
   target = model.target(guided=False)
@@ -173,7 +190,7 @@ def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, An
     advice = model.lacks(name)  # With the model's folder, which no report holds.
     raise ValueError(f'decoder {name} cannot run: {f"it {advice}" if advice else reason}.')
   # A CPU pays for every token of a window. Other sizes are those of the engine.
-  window = 64 if jax.default_backend() != 'cpu' else 8 if config.decoder or config.all else 32
+  window = 8 if model.device.platform == 'cpu' else _LONG
   sizes = dict(window=min(window, model.num_tokens // 2), length=4) if engine.windows else {}
   complete = lambda name: engine.complete(name, **sizes)
   completed = {name: complete(name) for name in names if name not in reasons}
@@ -187,6 +204,29 @@ def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, An
     if default not in specifications.values():
       specifications[str(default)] = default
   return specifications, reasons
+
+
+def _windows(model: cspd_jax.Model) -> tuple[str, ...]:
+  """Returns the windows that need the fewest passes and that the model can run."""
+  engine = model.engine
+  runs = lambda name: name in engine.decoders and engine.needs(name) in (None, *model.drafts)
+  return next((names for names in _WINDOWS if all(map(runs, names))), ())
+
+
+def _long_window(model: cspd_jax.Model) -> Any:
+  """Returns the specification of the model's default on an accelerator, or of such a window.
+
+  None for a model that has neither.
+  """
+  engine = model.engine
+  try:
+    text = defaults.find(model.defaults.get('decoder'), _ACCELERATOR, 1)
+    if text is not None and engine.needs(text) in (None, *model.drafts):
+      return engine.complete(text)
+  except ValueError:  # It names a decoder that is not registered any more.
+    pass
+  names = _windows(model)
+  return engine.complete(names[0], window=min(_LONG, model.num_tokens // 2)) if names else None
 
 
 def _headline(job: CompareJob) -> str:
@@ -225,6 +265,9 @@ def _rows(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, A
         tokens_equal_baseline=first and bool(
             np.array_equal(decoded.tokens, first.sample.decoded.tokens)),
         compile_seconds=result.compile_seconds, images=images.get(name))
+    if name == job.untimed and first is not None and name in _PASS_ON_H100:
+      row['projected'] = first.sample.decoded.rounds.sum() / (
+          decoded.rounds.sum() * _PASS_ON_H100[name])
     if hasattr(decoded, 'tests'):  # Of continuous tokens.
       tested = 'drafts' if decoded.kernels is None else 'denoising kernels'
       decoder: Any = sampler.decoder
@@ -243,7 +286,7 @@ def _rows(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, A
 def _times(result: Compared, baseline: Compared | None) -> dict[str, Any]:
   seconds = result.seconds
   if seconds is None:
-    return dict.fromkeys(_TIMES) | dict(timed_runs=0)
+    return dict.fromkeys((*_TIMES, 'noise')) | dict(timed_runs=0)
   speedup = error = None
   if baseline is not None and baseline.seconds is not None:
     speedup = float(baseline.seconds.mean() / seconds.mean())
@@ -252,7 +295,7 @@ def _times(result: Compared, baseline: Compared | None) -> dict[str, Any]:
       error = float(deviations.std(ddof=1) / np.sqrt(len(seconds)))
   ms_per_round = 1e3 * float(seconds.sum() / result.sample.decoded.rounds.sum())
   return dict(zip(_TIMES, (ms_per_round, float(seconds.mean()), speedup, error)),
-              timed_runs=result.timed_runs)
+              timed_runs=result.timed_runs, noise=result.noise)
 
 
 def _table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
@@ -266,7 +309,9 @@ def _table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
   if 'asked' in entries[0]:
     columns |= {'asked': '{asked:.3f}', 'error': '{asked_error:.3f}'}
   columns |= {'ms/pass': '{ms_per_round:.2f}', 's/image': '{seconds_per_image:.3f}',
-              'speed-up': '{speedup:.2f}x'}
+              'speed-up': '{speedup:.2f}x', '+-': '{speedup_error:.2f}'}
+  if projected := [row for row in entries if 'projected' in row]:
+    columns['projected'] = '{projected:.1f}x'
   if model.engine.seed_exact:
     columns[f'= {model.engine.baseline}'] = '{equal}'
   columns['compile s'] = '{compile_seconds:.1f}'
@@ -274,6 +319,10 @@ def _table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
   text = tables.text(columns, [
       dict(row, equal=equal[row['tokens_equal_baseline']]) for row in entries])
   sentences = [acceptance.sentence(row) for row in entries if 'distribution' in row]
+  sentences += [
+      f'Projected for LlamaGen-XL on an NVIDIA H100 with as many tokens per pass: a pass of\n'
+      f'{row["specification"]} takes {_PASS_ON_H100[row["specification"]]} times as long there as '
+      f'one of {model.engine.baseline}, measured with random weights.' for row in projected]
   return '\n'.join([text, *_paired_tables(model, entries), *[''][:len(sentences)], *sentences])
 
 
@@ -321,6 +370,8 @@ def _draw(report: Report, job: CompareJob, entries: Sequence[Mapping[str, Any]],
     if (name := row['decoder']) in images:
       grid.save_grid(report.path(row['images']), images[name], captions=captions,
                      title=f'{name}: {", ".join(phrases)}')
+  if len(compared) < len(job.requests) and images:  # The grid is enough to look at.
+    return
   shown = {name: value[:_MAPPED] for name, value in images.items()}
   on_grid = lambda values: model.cells(values)[:_MAPPED]
   rounds, = (metric for metric in work if metric.name == 'rounds')
@@ -338,7 +389,7 @@ def _draw(report: Report, job: CompareJob, entries: Sequence[Mapping[str, Any]],
         {name: on_grid(test.accepted) for name, test in tests.items()},
         captions=captions[:_MAPPED],
         title='Accepted: tokens, or kernels of the head')
-  if all(row['seconds_per_image'] is not None for row in entries):
+  if all(row['seconds_per_image'] is not None or row['decoder'] == job.untimed for row in entries):
     _draw_bars(report, model, entries)
 
 
@@ -385,11 +436,12 @@ def main(config: Config) -> None:
       print(f'{name} is left out: {reason}', flush=True)
     # The decoders, the image tokenizer for the pictures, and the likelihood of discrete tokens.
     others, count = 1 + (config.paired and job.model.engine.seed_exact), len(job.prompts)
-    counted = f'image{"s"[:count != 1]} x {len(job.requests)} decoders x {1 + _REPEATS} runs'
+    counted = f'image{"s"[:count != 1]} x {len(job.requests)} decoders'
     with (compilations.reported(len(job.requests) + others),
           progress.bar(f'{count} {counted}') as show):
       compared = timing.compare(
           job.requests, captions=job.captions, repeats=_REPEATS, budget=config.budget,
+          steady=_STEADY, untimed=() if job.untimed is None else (job.untimed,),
           show=progress.say, progress=show, look=functools.partial(_look, job, time.monotonic()))
     rows = _write(job, compared)
   print('\n' + '\n'.join([_table(job.model, rows), *_same(compared)])
@@ -401,41 +453,42 @@ def main(config: Config) -> None:
 
 def _next_step(job: CompareJob, rows: Sequence[Mapping[str, Any]]) -> str:
   """Says what was gained, and the command that generates images with the fastest exact decoder."""
-  config, exact = job.config, [row for row in rows if row['guarantee'].is_exact]
+  config, baseline = job.config, job.model.engine.baseline
+  exact = [row for row in rows if row['guarantee'].is_exact and row['decoder'] != job.untimed]
   if not exact:
-    return (f'None of these decoders is exact; {job.model.engine.baseline} is, and --all finds the '
-            'fastest one.')
+    return f'None of these decoders is exact; {baseline} is, and --all finds the fastest one.'
   command = lambda program, **flags: inputs.next_command(
       program, config.loading, job.model, job.prompts, config.sampling, **flags)
-  row, baseline = min(exact, key=lambda row: row['seconds_per_image']), job.model.engine.baseline
-  fastest, gained = row['specification'], _gained(exact, row, baseline)
+  noise = max(row['noise'] or 0 for row in rows)
+  if noise > _BUSY:
+    return (f'The machine is busy: equal passes took such different times that speed-ups are '
+            f'uncertain by {noise:.0%}. Repeat the command when nothing else runs.\n'
+            f'Next: {command("cspd-generate")}')
+  row = min(exact, key=lambda row: row['seconds_per_image'])
+  fastest, gained = row['specification'], _gained(exact, job.model)
   if fastest.partition('(')[0] != baseline:
     return (f'{gained}{_default(job.model, fastest)}'
             f'Next: {command("cspd-generate", decoder=fastest)}')
   return gained.rstrip() if config.all else f'{gained}Next: {command("cspd-compare", all=True)}'
 
 
-def _gained(exact: Sequence[Mapping[str, Any]], fastest: Mapping[str, Any], baseline: str) -> str:
-  """Says what exact decoders gain over the baseline in passes and in time, empty without others."""
+def _gained(exact: Sequence[Mapping[str, Any]], model: cspd_jax.Model) -> str:
+  """Says what the fastest exact decoder gains over the baseline, empty without another one."""
+  baseline = model.engine.baseline
   first = next((row for row in exact if row['specification'] == baseline), None)
   others = [row for row in exact if row['specification'].partition('(')[0] != baseline]
   if first is None or not others:
     return ''
-  few, text = min(others, key=lambda row: row['rounds']), ''
-  if fewer := few['rounds'] < first['rounds']:
-    same = 'the same images' if few['tokens_equal_baseline'] else 'images of the same distribution'
-    text = (f'{few["specification"]}: {same} in {few["rounds"]:.0f} forward passes instead of '
-            f'{first["rounds"]:.0f} ({first["rounds"] / few["rounds"]:.1f} times fewer).\n')
-  best = fastest if fastest in others else max(others, key=lambda row: row['speedup'])
-  error, on_cpu = best['speedup_error'] or 0, jax.default_backend() == 'cpu'
-  speed = 'about' if abs(best['speedup'] - 1) <= 2 * error else (
-      f'{best["speedup"]:.2f}{f" +- {error:.2f}" if error else ""} times')
-  text += (f'On this {"CPU" if on_cpu else jax.devices()[0].device_kind}, {best["specification"]} '
-           f'is {speed} as fast as {baseline}')
-  if on_cpu and fewer and few is not best:
-    text += (f', and {few["specification"]} {few["speedup"]:.2f} times: a CPU computes every token '
-             'of a window, where an accelerator mostly reads the weights once per pass')
-  return f'{text}.\n'
+  best = max(others, key=lambda row: row['speedup'])
+  error, fewer = best['speedup_error'], best['rounds'] < first['rounds']
+  same = (f'the images of {baseline}' if best['tokens_equal_baseline'] else
+          'images of the same distribution')
+  few, many = (f'{row["rounds"]:.1f}'.removesuffix('.0') for row in (best, first))
+  passes = f' in {few} forward passes instead of {many}'
+  return (f'On this {"CPU" if model.device.platform == "cpu" else model.device.device_kind}, '
+          f'{best["specification"]} generates {same}{passes if fewer else ""}, '
+          f'{"but " if fewer and best["speedup"] < 1 else ""}{best["speedup"]:.2f}'
+          f'{f" +- {error:.2f}" if error else ""} times as fast as {baseline}.\n')
 
 
 def _default(model: cspd_jax.Model, fastest: str) -> str:

@@ -19,7 +19,6 @@ arranges them for other tools.
 import dataclasses
 import functools
 import sys
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +31,6 @@ from cspd_jax.core import compilations, fields, progress
 from cspd_jax.files import atomic, paths
 from cspd_jax.generation import gallery as gallery_lib, results, run as run_lib
 from cspd_jax.generation.gallery import Gallery
-from cspd_jax.generation.model import Request
 from cspd_jax.metrics import evaluation
 
 # Images of the model's own prompts, and those decoded together, if nothing else is specified.
@@ -119,8 +117,8 @@ def main(config: Config) -> None:
     watch = lambda images: atomic.write(
         place, results.encoded(np.concatenate(list(images), axis=1)))
   print(f'{gallery.headline}\n{gallery.estimate}', flush=True)
-  for line in _unknown_words(request):
-    progress.note(line)
+  for line in request.unread:
+    progress.note(f'warning: {line}')
   # A decoder and the image tokenizer; streamed images have a program for the prefill as well.
   with (compilations.reported(2 if watch is None else 3) as compiled,
         progress.bar('generating') as show):
@@ -149,16 +147,6 @@ def _next_step(config: Config, model: cspd_jax.Model, prompts: list[Any]) -> str
   if tuned or fixed or not model.engine.windows:
     return f'Next: {command("cspd-compare")}'
   return f'Next: {command("cspd-tune")} stores the fastest decoder for this machine.'
-
-
-def _unknown_words(request: Request) -> list[str]:
-  unknown = {title: words for title, words in zip(request.titles, request.unknown_words) if words}
-  shown = lambda words: textwrap.shorten(', '.join(words), _LETTERS, placeholder=' ...')
-  lines = [f'warning: prompt {title!r:.80} has words that the model does not read: {shown(words)}'
-           for title, words in unknown.items()]
-  more = len(lines) - _WARNINGS
-  return lines if more <= 0 else [
-      *lines[:_WARNINGS], f'warning: {more} more prompts have words that the model does not read']
 
 
 if __name__ == '__main__':

@@ -4,6 +4,9 @@
     run = jax.jit(compilations.labelled('mc_sjd(window=32)', decoder))
     run(*arguments)  # Prints 'compiling mc_sjd(window=32) (1 of 2)...', and how long it took.
 
+  with compilations.told(lambda: 'decoding'):
+    run(*arguments)  # Says which of both it does, if it takes more than five seconds.
+
 JAX traces a function exactly when no compiled program fits its arguments, so a labelled function
 reports itself while it is traced, and the event of XLA's compiler that follows ends the report.
 """
@@ -12,6 +15,7 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +26,7 @@ from cspd_jax.core import progress
 
 # The event of JAX after XLA has compiled a program, or loaded it from the cache on disk.
 _COMPILED = '/jax/core/compile/backend_compile_duration'
+_PATIENCE = 5.0  # Seconds without a word.
 
 
 @dataclasses.dataclass
@@ -30,6 +35,7 @@ class _Report:
 
   total: int | None
   at_most: bool
+  silent: bool = False  # Whether nobody is told.
   count: int = 0
   label: str | None = None  # Of the program that is compiled now.
   start: float = 0.0
@@ -43,12 +49,14 @@ class _Report:
     number = ''
     if self.total is not None and self.count <= self.total:
       number = f' ({self.count} of {"at most " * self.at_most}{self.total})'
-    progress.note(f'compiling {label}{number}...')
+    if not self.silent:
+      progress.note(f'compiling {label}{number}...')
 
   def end(self) -> None:
     """Reports the duration: otherwise a reader waits for the compiler while images are decoded."""
     seconds = time.perf_counter() - self.start
-    progress.note(f'compiled {self.label} in {seconds:.1f} s')
+    if not self.silent:
+      progress.note(f'compiled {self.label} in {seconds:.1f} s')
     self.seconds += seconds
     self.label = None
 
@@ -69,6 +77,37 @@ def reported(total: int | None = None, at_most: bool = False) -> Iterator[_Repor
     yield report
   finally:
     _REPORT.reset(token)
+
+
+@contextlib.contextmanager
+def told(doing: Callable[[], str], speaks: bool = True) -> Iterator[None]:
+  """Says on stderr what a block compiles or does, after five seconds and then every 30 seconds.
+
+  `doing` returns what it does apart from compiling, in words. It says nothing if `speaks` is False,
+  and within a block that is reported already.
+  """
+  if not speaks or _REPORT.get() is not None:
+    yield
+    return
+  _listen()
+  report, ended = _Report(None, False, silent=True), threading.Event()
+
+  def speak() -> None:
+    pause = _PATIENCE
+    while not ended.wait(pause):
+      label, pause = report.label, progress.SECONDS_OF_LINES
+      with contextlib.suppress(OSError, ValueError):  # Nobody reads stderr any more.
+        progress.note(f'{doing() if label is None else f"compiling {label}"}...')
+
+  thread = threading.Thread(target=speak, daemon=True)
+  token = _REPORT.set(report)
+  thread.start()
+  try:
+    yield
+  finally:
+    _REPORT.reset(token)
+    ended.set()
+    thread.join()
 
 
 def labelled(label: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,14 +9,15 @@ from collections.abc import Callable, Iterator
 import tqdm
 
 # Seconds between two updates of a bar, and between two lines where stderr is not a terminal.
-_SECONDS, _SECONDS_OF_LINES = 0.2, 30.0
+_SECONDS, SECONDS_OF_LINES = 0.2, 30.0
 
 
 @contextlib.contextmanager
 def bar(label: str, unit: str = 'image') -> Iterator[Callable[[int, int], None]]:
-  """Shows a line on stderr with the steps done, the pace, also per hour, and the remaining time.
+  """Shows a line on stderr with the steps done, the pace and the remaining time.
 
-  Yields `(done, total) -> None`, to be called after each step.
+  Steps that take over a second are also shown per hour. Yields `(done, total) -> None`, to be
+  called after each step.
   """
   if not sys.stderr.isatty():
     line = _Lines(label, unit)
@@ -55,7 +56,7 @@ class _Lines:
     self._unseen = tqdm.tqdm.format_meter(
         done, total, now - self._start, prefix=self._label, unit=self._unit, initial=self._initial,
         postfix=_per_hour(done - self._initial, now - self._start, self._unit))
-    if now - self._last >= _SECONDS_OF_LINES:
+    if now - self._last >= SECONDS_OF_LINES:
       self._last = now
       self.end()
 
@@ -67,8 +68,8 @@ class _Lines:
 
 
 def _per_hour(steps: int, seconds: float, unit: str) -> str:
-  """Returns the pace as text; '' before the first step."""
-  return f'{3600 * steps / seconds:,.0f} {unit}s/hour' if steps and seconds else ''
+  """Returns the pace as text; '' before the first step, and for more than one per second."""
+  return f'{3600 * steps / seconds:,.0f} {unit}s/hour' if 0 < steps < seconds else ''
 
 
 def duration(seconds: float) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core import compilations
 from cspd_jax.core.spec import Spec
 from cspd_jax.families import family as family_lib
 from cspd_jax.families.model_file import FILE, read, save
@@ -27,7 +28,8 @@ from cspd_jax.generation.model import Model
 # Networks that decoding of tokens does not use; they stay on one device.
 _ALONE = ('tokenizer', 'text')
 # The named arguments of `load`, for suggestions.
-_OPTIONS = ('dtype', 'quantize', 'cache_dtype', 'sharding', 'verify', 'allow_nonfinite', 'grid')
+_OPTIONS = ('dtype', 'quantize', 'cache_dtype', 'sharding', 'verify', 'allow_nonfinite', 'grid',
+            'progress')
 
 
 def shipped() -> list[str]:
@@ -38,7 +40,7 @@ def shipped() -> list[str]:
 def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None,
          quantize: str | None = None, cache_dtype: str | None = None, sharding: Any = None,
          verify: bool = True, allow_nonfinite: bool = False, grid: tuple[int, int] | None = None,
-         **parts: str | os.PathLike | Loaded | None) -> Model:
+         progress: bool = True, **parts: str | os.PathLike | Loaded | None) -> Model:
   """Loads a model.
 
   Args:
@@ -57,6 +59,7 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
     verify: whether to compare every file with its digest.
     allow_nonfinite: whether parameters may be NaN or infinite.
     grid: rows and columns of tokens of an image, if the model supports several sizes.
+    progress: whether a line on stderr says what is loaded once that takes more than five seconds.
     **parts: networks that replace the model's own, by role, such as `draft=` or `tokenizer=`:
       a folder, a loaded network, or None to leave it out.
 
@@ -83,11 +86,15 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
     raise ValueError(f'quantize is {quantize!r}, but target is loaded already; pass its folder.')
   devices = {'target': sharding} | dict.fromkeys(_ALONE)
   options = dict(dtype=dtype, verify=verify, allow_nonfinite=allow_nonfinite)
-  loaded = {
-      role: _network(role, part if role in parts else folder / part, family, **options,
-                     quantize=quantize if role in ('target', 'prior') else None,
-                     sharding=devices.get(role, mesh))
-      for role, part in (description['parts'] | parts).items() if part is not None}
+  loaded: dict[str, Loaded] = {}
+  named = {role: part for role, part in (description['parts'] | parts).items() if part is not None}
+  with compilations.told(
+      lambda: f'loading {folder.name}, {len(loaded)} of {len(named)} networks are there', progress):
+    for role, part in named.items():
+      loaded[role] = _network(
+          role, part if role in parts else folder / part, family, **options,
+          quantize=quantize if role in ('target', 'prior') else None,
+          sharding=devices.get(role, mesh))
   if 'target' in parts and 'target' not in loaded:
     raise ValueError(f'target is None, but model {folder.name!r} requires a target; leave the '
                      'argument out or pass a folder.')

@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import warnings
 from collections.abc import (
   Callable,
   Collection,
@@ -174,7 +175,8 @@ class Model:
       batch_size: images decoded at once; if None, as many as fit in the memory of the device. With
         more images than that, a row that is complete starts the next one; see `Request.run`.
       progress: True shows a progress bar and the compiled programs on stderr; or a function, called
-        with the number of finished images and the number of all images.
+        with the number of finished images and the number of all images. None says what is compiled
+        or done once that takes more than five seconds, and False nothing.
       raw_log_probs: whether the result has `Generated.raw_log_probs`; discrete tokens only.
       **options: sampling options (`guidance_scale`, `temperature`, ...), by default the model's,
         and parameters that the specification leaves open (`window`, ...). Those of a prior have
@@ -186,13 +188,17 @@ class Model:
     Raises:
       ValueError: for anything that is not supported, by the name of the argument, or if the images
         of a batch do not fit in memory.
+
+    Warns of words that the model does not read.
     """
-    return self.request(
+    request = self.request(
         prompts, options, seed=seed, decoder=decoder, prefix=prefix, rows=rows,
-        batch_size=batch_size, raw_log_probs=raw_log_probs).generate(progress)
+        batch_size=batch_size, raw_log_probs=raw_log_probs)
+    request.warn()
+    return request.generate(progress)
 
   def stream(self, prompts: Any = None, *, seed: Any = 0, decoder: str | Spec | None = None,
-             prefix: Any = None, rows: int | None = None, every: int = 1,
+             prefix: Any = None, rows: int | None = None, every: int = 1, progress: bool = True,
              raw_log_probs: bool = False, **options: Any) -> Iterator['Partial']:
     """Generates images and yields, after the prefill and every few rounds, what is committed.
 
@@ -206,6 +212,8 @@ class Model:
       prefix: the first rows of the images, which are then completed; see `generate`.
       rows: how many rows of tokens of `prefix` are used.
       every: rounds between two results; the last one always has the complete images.
+      progress: whether a line on stderr says what is compiled once that takes more than five
+        seconds.
       raw_log_probs: whether the result has `Generated.raw_log_probs`; discrete tokens only.
       **options: sampling options, and parameters that the specification leaves open.
 
@@ -217,9 +225,11 @@ class Model:
     if 'batch_size' in options:
       raise ValueError(f"batch_size is {options['batch_size']!r}, but all images of a stream are "
                        'decoded at once; leave it out.')
-    return self.request(
+    request = self.request(
         prompts, options, seed=seed, decoder=decoder, prefix=prefix, rows=rows, all_at_once=True,
-        raw_log_probs=raw_log_probs).stream(int(every))
+        raw_log_probs=raw_log_probs)
+    request.warn()
+    return request.stream(int(every), progress)
 
   def sampler(self, decoder: str | Spec | None = None, *, batch_size: int | None = None,
               sampling: SamplingParams | None = None, raw_log_probs: bool = False, **options: Any
@@ -887,6 +897,7 @@ class Sampler:
     argument = None if self.batch_size is None else 'batch_size'
     while (size := request.fitting(argument)) < request.batch_size:
       request = request.with_batch_size(size)
+    request.warn()
     return request.generate(progress)
 
   def request(self, prompts: Any = None, *, seed: Any = 0, condition: Any = None,
@@ -1134,11 +1145,24 @@ class Request:
     if not (progress is None or isinstance(progress, bool) or callable(progress)):
       raise ValueError(f'progress is {progress!r:.80}; it must be True for a progress bar, or a '
                        'function of the numbers of finished images and of all images.')
-    if progress is not True:
-      return self.result(self.decode(progress or None))
-    with compilations.reported(), progress_lib.bar('generating') as show:
-      show(0, len(self))
-      return self.result(self.decode(show))
+    if progress is True:
+      with compilations.reported(), progress_lib.bar('generating') as show:
+        show(0, len(self))
+        return self.result(self.decode(show))
+    steps = [0, len(self)]
+    doing = lambda: f'generating with {self.text}, {steps[0]} of {steps[1]} images are complete'
+    with compilations.told(doing, progress is None):
+      return self.result(self.decode(progress or (lambda *now: steps.__setitem__(slice(2), now))))
+
+  def warn(self) -> None:
+    """Warns of words that the model does not read."""
+    if lines := self.unread:
+      warnings.warn('\n'.join(lines), stacklevel=3)  # In the caller of a public function.
+
+  @property
+  def unread(self) -> list[str]:
+    """A sentence on the words of every prompt that the model does not read, or of the first."""
+    return prompts_lib.sentences(dict(zip(self.titles, self.unknown_words)))
 
   def decode(self, progress: Progress | None = None) -> Any:
     """Returns the decoder's result for all images, in their order, as NumPy arrays.
@@ -1235,18 +1259,18 @@ class Request:
     groups = 1 if mesh is None else mesh.shape[sharding.DATA]
     return batches.padded(index, -(-len(index) // groups) * groups)
 
-  def stream(self, every: int) -> Iterator['Partial']:
+  def stream(self, every: int, progress: bool = False) -> Iterator['Partial']:
     """Decodes in one batch, without a mesh, and yields the images every few rounds.
 
     The first is after the prefill, the last has the complete images. With a prior, its tokens come
-    first. NaN or infinity of the model raises ValueError.
+    first. NaN or infinity of the model raises ValueError. `progress` is as for `Model.stream`.
     """
     sampler = self.sampler
     if self.waits:
       assert self.prior is not None
-      for partial in self.prior.stream(every):
+      for partial in self.prior.stream(every, progress):
         yield partial.before(self)
-      yield from self.after(partial.decoded).stream(every)
+      yield from self.after(partial.decoded).stream(every, progress)
       return
     model, decoder = sampler.model, sampler.decoder
     size = decoder.target.num_tokens
@@ -1268,15 +1292,19 @@ class Request:
         lambda: (jit(decoder.start, label=f'the prefill of {text}'), jit(advance, label=text),
                  programs_lib.jit(decoder.finish, short_sums=True)))
     _, condition, keys, sampling, draft_params = self.arguments(np.arange(len(self)))
-    state = start(
-        model.params, condition, random_lib.row_keys(keys, len(self)), sampling, draft_params)
+    told = functools.partial(compilations.told, lambda: f'decoding with {sampler.text}')
+    with told(progress):
+      state = start(
+          model.params, condition, random_lib.row_keys(keys, len(self)), sampling, draft_params)
     while True:
       complete = bool(np.all(np.asarray(state.count) >= size))
       decoded = self.check_result(jax.device_get(finish(state)))
       yield Partial(self, decoded, np.asarray(state.count) + model.prefix_length, complete)
       if complete:
         return
-      state = go_on(model.params, state, sampling, draft_params)
+      with told(progress):
+        state = go_on(model.params, state, sampling, draft_params)
+      progress = False  # It is compiled.
 
   def check_result(self, decoded: Any) -> Any:
     """Returns the decoder's result; raises ValueError, by title and seed, for invalid images."""

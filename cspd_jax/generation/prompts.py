@@ -5,7 +5,8 @@ import io
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from cspd_jax.generation.parts import Conditions
 # What the name of a file of JSON objects ends in, and the names of data that are no list of lines.
 _JSON_LINES = ('.jsonl', '.ndjson')
 _DATA = ('.json', '.csv', '.tsv', '.yaml', '.yml', '.xml', '.parquet', '.npz', '.xlsx')
+_MOST_SENTENCES, _LETTERS = 5, 300  # Of unknown words.
 _FILE = ('pass a UTF-8 file with one prompt per line, or a .jsonl file with an object per line '
          "whose 'prompt' is text")
 
@@ -175,3 +177,13 @@ def unknown_words(conditions: Conditions, prompts: Any, count: int) -> list[list
     return [[] for _ in range(count)]
   words = {prompt: conditions.unknown_words(prompt) for prompt in dict.fromkeys(prompts)}
   return [words[prompt] for prompt in prompts]
+
+
+def sentences(unknown: Mapping[str, Sequence[str]]) -> list[str]:
+  """Returns a sentence on the unknown words of every prompt, and for many prompts on the first."""
+  shown = lambda words: textwrap.shorten(', '.join(words), _LETTERS, placeholder=' ...')
+  lines = [f'prompt {title!r:.80} has words that the model does not read: {shown(words)}'
+           for title, words in unknown.items() if words]
+  more = len(lines) - _MOST_SENTENCES
+  return lines if more <= 0 else [
+      *lines[:_MOST_SENTENCES], f'{more} more prompts have words that the model does not read']

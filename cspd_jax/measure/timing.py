@@ -1,7 +1,7 @@
 """Times functions in alternation, so that a change in the machine's load affects all of them."""
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -37,6 +37,7 @@ class Timing(NamedTuple):
 
 def measure(runs: Mapping[Name, Callable[[], Any]], repeats: int = 5, *, warmup: int = 1,
             enough: float | None = None, budget: float | None = None,
+            until: Callable[[Mapping[Name, Sequence[float]]], bool] = lambda seconds: False,
             progress: Progress = lambda done, total: None) -> dict[Name, Timing]:
   """Times functions without arguments, by name, that run in turns.
 
@@ -51,6 +52,8 @@ def measure(runs: Mapping[Name, Callable[[], Any]], repeats: int = 5, *, warmup:
       for no limit.
     budget: limit on the total seconds of all timed runs; None for no limit. A further turn starts
       only if it would end within the budget at the mean time of the previous turns.
+    until: called with the seconds so far before every further turn, which it prevents if it returns
+      True.
     progress: called after each turn with the number of finished turns and of all turns.
   """
   fields.check_whole('repeats', repeats, 'at least 1', 1)
@@ -59,7 +62,8 @@ def measure(runs: Mapping[Name, Callable[[], Any]], repeats: int = 5, *, warmup:
   for turn in range(warmup + repeats):
     timed = turn - warmup
     spent = sum(map(sum, seconds.values()))
-    if budget is not None and timed > 0 and spent * (timed + 1) / timed > budget:
+    if timed > 0 and (until(seconds) or (
+        budget is not None and spent * (timed + 1) / timed > budget)):
       break
     for name, run in runs.items():
       if enough is not None and seconds[name] and seconds[name][0] > enough:
@@ -104,10 +108,29 @@ class Compared(NamedTuple):
   # `[N]` seconds of each image at batch 1, median of the timed runs; None before them.
   seconds: np.ndarray | None = None
   timed_runs: int = 0  # Timed runs of every image.
+  # Standard error of the time of a pass over that of the first timed decoder, relative to it: what
+  # the machine adds to the times. None for that decoder, and if too few runs show it.
+  noise: float | None = None
+
+
+def noise(seconds: np.ndarray) -> float | None:
+  """Returns the relative standard error of the mean of times `[turns, images]`, or None.
+
+  With several turns it is from the differences between runs of the same image, with one turn from
+  those between images, which is too much if the work of an image varies.
+  """
+  turns, images = seconds.shape
+  free = (turns - 1) * images if turns > 1 else images - 1
+  if not free:
+    return None
+  differences = seconds - seconds.mean(axis=0 if turns > 1 else 1, keepdims=True)
+  deviation = np.sqrt(np.sum(differences**2) / free)
+  return float(deviation / np.sqrt(turns * images) / seconds.mean())
 
 
 def compare(requests: Mapping[str, Request], *, captions: Sequence[str] | None = None,
-            repeats: int = 3, budget: float | None = None,
+            repeats: int = 3, budget: float | None = None, steady: float = 0.0,
+            untimed: Collection[str] = (),
             show: Callable[[str], None] = lambda line: None,
             progress: Progress = lambda done, total: None,
             look: Callable[[dict[str, Compared]], None] = lambda compared: None
@@ -122,6 +145,8 @@ def compare(requests: Mapping[str, Request], *, captions: Sequence[str] | None =
     captions: those of `metrics.base.Sample`.
     repeats: maximum number of timed runs per image and decoder.
     budget: limit on the seconds of all timed runs; the first run of each always completes.
+    steady: no further run is timed once all of `Compared.noise` are below this.
+    untimed: decoders that only generate their images.
     show: called with a line about every step.
     progress: called with the number of images decoded so far and in total.
     look: called with the first decoder that has generated its images, and with all of them.
@@ -130,7 +155,8 @@ def compare(requests: Mapping[str, Request], *, captions: Sequence[str] | None =
   runs: dict[tuple[int, str], Callable[[], Any]] = {}
   compared: dict[str, Compared] = {}
   count = len(images) * len(requests)
-  report = lambda done: progress(done, count * (repeats + 1))
+  total = count + repeats * len(images) * (len(requests) - len(untimed))
+  report = lambda done: progress(done, total)
   for name, request in requests.items():
     compile_seconds = request.compile(1)
     runs |= {(i, name): request.bound(np.array([i])) for i in images}
@@ -146,10 +172,21 @@ def compare(requests: Mapping[str, Request], *, captions: Sequence[str] | None =
         compile_seconds)
     if len(compared) in (1, len(requests)):
       look(compared)
+  timed = [name for name in requests if name not in untimed]
+  passes = {name: compared[name].sample.decoded.rounds for name in timed}
+
+  def noises(seconds: Mapping[tuple[int, str], Sequence[float]]) -> dict[str, float | None]:
+    """The noise of every timed decoder, relative to the first one."""
+    pace = {name: np.array([seconds[i, name] for i in images]).T / passes[name] for name in timed}
+    return {name: noise(pace[name] / pace[timed[0]]) for name in timed[1:]}
+
   timings = measure(
-      {(i, name): runs[i, name] for i in images for name in requests}, repeats, warmup=0,
-      budget=budget, progress=lambda turn, _: report((turn + 1) * count))
-  report(count * (repeats + 1))  # The budget may allow fewer runs.
-  return {name: untimed._replace(
+      {(i, name): runs[i, name] for i in images for name in timed}, repeats, warmup=0,
+      budget=budget, until=lambda seconds: len(timed) > 1 and all(
+          value is not None and value < steady for value in noises(seconds).values()),
+      progress=lambda turn, _: report(count + turn * len(images) * len(timed)))
+  report(total)  # Fewer runs may be enough, or all that the budget allows.
+  noise_of = noises({key: timing.seconds.tolist() for key, timing in timings.items()})
+  return compared | {name: compared[name]._replace(
       seconds=np.array([timings[i, name].median for i in images]),
-      timed_runs=len(timings[0, name].seconds)) for name, untimed in compared.items()}
+      timed_runs=len(timings[0, name].seconds), noise=noise_of.get(name)) for name in timed}

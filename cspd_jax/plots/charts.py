@@ -118,7 +118,8 @@ class BarPanel(NamedTuple):
   """One chart."""
 
   title: str  # The measured quantity with its unit.
-  values: Mapping[str, float]  # Length of each bar by name, at least 0.
+  # Length of each bar by name, at least 0; None for what was not measured.
+  values: Mapping[str, float | None]
   form: str = '{:.2f}'  # Format of the values, such as '{:.2f}'.
   note: str = ''  # A line under the title, such as which direction is better.
 
@@ -136,7 +137,8 @@ def save_bars(path: str | os.PathLike, panels: Sequence[BarPanel], *, baseline: 
     raise ValueError(f'panels have the names {[list(panel.values) for panel in panels]}; they must '
                      'be the same for all panels, at least one.')
   if invalid := [panel.title for panel in panels
-                 if not all(0 <= value < math.inf for value in panel.values.values())]:
+                 if not all(value is None or 0 <= value < math.inf
+                            for value in panel.values.values())]:
     raise ValueError(
         f'panel {invalid[0]!r} has a value that is negative or not finite; a bar cannot show it.')
   figure = canvas.figure(1.2 + 3.4 * len(panels), 0.7 + 0.34 * len(names), title)
@@ -147,17 +149,21 @@ def save_bars(path: str | os.PathLike, panels: Sequence[BarPanel], *, baseline: 
 
 
 def _draw_bars(axes, panel: BarPanel, names: Sequence[str], baseline: str) -> None:
-  values = [panel.values[name] for name in names]
-  colors = [canvas.NEUTRAL if name == baseline else canvas.ACCENT for name in names]
-  axes.barh(range(len(names)), values, color=colors, height=0.68)
-  for row, value in enumerate(values):
+  values = {row: value for row, name in enumerate(names)
+            if (value := panel.values[name]) is not None}
+  colors = [canvas.NEUTRAL if names[row] == baseline else canvas.ACCENT for row in values]
+  axes.barh(list(values), list(values.values()), color=colors, height=0.68)
+  for row, value in values.items():
     axes.annotate(
         panel.form.format(value), (value, row), xytext=(4, 0), textcoords='offset points',
         va='center', color=canvas.INK, fontsize=8,
         bbox=dict(facecolor='white', edgecolor='none', pad=1))  # Hides the dotted line.
-  if baseline in names:
+  for row in set(range(len(names))) - {*values}:
+    axes.annotate('not measured', (0, row), xytext=(4, 0), textcoords='offset points', va='center',
+                  color=canvas.FAINT, fontsize=8)
+  if panel.values.get(baseline) is not None:
     axes.axvline(panel.values[baseline], color=canvas.FAINT, linewidth=0.8, linestyle=':')
-  axes.set_xlim(0, 1.15 * max(values) or 1)
+  axes.set_xlim(0, 1.15 * max(values.values(), default=0) or 1)
   axes.set_ylim(len(names) - 0.4, -0.6)
   axes.set_yticks(range(len(names)), [canvas.fit(name, 2, 9, most=2) for name in names],
                   fontsize=9, color=canvas.INK)

@@ -42,7 +42,7 @@ _MULTIPLIERS = np.random.default_rng(0).integers(1, 2**62, 4096, dtype=np.uint64
 
 
 def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabular | None = None,
-                  samples: int = 2**14) -> CheckReport:
+                  samples: int = 2**14, progress: bool = True) -> CheckReport:
   """Checks that a drafter satisfies the contract of `base.Drafter`, in rounds of the library.
 
   Exact verification is exact only if the recorded distributions are those that the drafts were
@@ -65,12 +65,13 @@ def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabul
       row_width=3)`, longer and with fewer tokens if the drafts are deeper. Pass one if the drafter
       fits a single vocabulary or grid. Its condition is class 0.
     samples: number of images; errors above about `5 / sqrt(samples)` in total variation show.
+    progress: whether a line on stderr says which check runs once that takes more than five seconds.
   """
   samples -= samples % len(OPTIONS)  # The rows take turns.
   fields.require(samples >= 2**8, 'samples', samples, f'at least {2**8} for frequencies to differ')
   model = _model(drafter) if model is None else model
   probe = DraftProbe(drafter, model, draft_params, samples)
-  report = required('drafter', collect(CHECKS, probe))
+  report = required('drafter', collect('drafter', CHECKS, probe, progress))
   if drafter.tree.num_nodes and not any(
       (drafts.tokens >= 0).any() for drafts in probe.results.rounds):
     report = report._replace(notes=(

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import programs
+from cspd_jax.core import compilations, programs
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.testing.tabular import Tabular
@@ -36,7 +36,8 @@ class ExactnessReport(NamedTuple):
 
 def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np.ndarray,
                   vocab_size: int, *, samples: int = 2**19, batch_size: int = 2**14,
-                  seed: int = 0, false_alarm: float = FALSE_ALARM) -> ExactnessReport:
+                  seed: int = 0, false_alarm: float = FALSE_ALARM, progress: bool = True
+                  ) -> ExactnessReport:
   """Tests any sampler of sequences against their enumerated distributions.
 
   Rows of a batch have different classes, so that they advance at different speeds. Tests the joint
@@ -49,6 +50,7 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np
     samples: number of sequences, rounded up to whole batches of `batch_size`, which must be even.
     seed: seed of the keys.
     false_alarm: accepted probability that a correct sampler fails.
+    progress: whether a line on stderr says what is done once that takes more than five seconds.
 
   Raises ValueError for sizes that do not fit, tokens outside the vocabulary, and as `fit`.
   """
@@ -65,15 +67,17 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np
   counts = np.zeros((num_classes, cells))
   pairs = np.zeros((vocab_size, vocab_size))
   batches = -(-samples // batch_size)
-  for key in jax.random.split(jax.random.key(seed), batches):
-    tokens = np.asarray(sample(key, jnp.asarray(labels)))
-    if tokens.min() < 0 or tokens.max() >= vocab_size:
-      raise ValueError(f'sample returned tokens from {tokens.min()} to {tokens.max()}; they must '
-                       f'be from 0 to {vocab_size - 1}.')
-    np.add.at(counts, (labels, tokens @ radix_powers), 1)
-    # Rows 2i and 2i + 1 of classes 0 and 1 (or 0 and 0): their last tokens.
-    first = labels[::2] == 0
-    np.add.at(pairs, (tokens[::2, -1][first], tokens[1::2, -1][first]), 1)
+  doing = lambda: f'drawing sequences: {int(counts.sum())} of {batches * batch_size}'
+  with compilations.told(doing, progress):
+    for key in jax.random.split(jax.random.key(seed), batches):
+      tokens = np.asarray(sample(key, jnp.asarray(labels)))
+      if tokens.min() < 0 or tokens.max() >= vocab_size:
+        raise ValueError(f'sample returned tokens from {tokens.min()} to {tokens.max()}; they must '
+                         f'be from 0 to {vocab_size - 1}.')
+      np.add.at(counts, (labels, tokens @ radix_powers), 1)
+      # Rows 2i and 2i + 1 of classes 0 and 1 (or 0 and 0): their last tokens.
+      first = labels[::2] == 0
+      np.add.at(pairs, (tokens[::2, -1][first], tokens[1::2, -1][first]), 1)
 
   whole = fit(counts.ravel(), (probs / probs.sum() * (
       counts.sum(axis=1, keepdims=True) * num_classes / counts.sum())).ravel())

@@ -2,12 +2,13 @@
 
 import pathlib
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from cspd_jax.core import compilations
 from cspd_jax.core.returned import ContractError
 
 
@@ -59,16 +60,22 @@ def required(part: str, report: CheckReport) -> CheckReport:
   return report
 
 
-def collect(checks: Iterable[Check], probe: Any) -> CheckReport:
-  """Runs checks in their order, without those that need one that failed."""
-  report = CheckReport({}, [], [])
-  for check in checks:
-    if any(name in report.problems or name in report.left_out for name in check.after):
-      report.left_out.append(check.name)
-    elif sentence := next(check.run(probe), None):
-      report.problems[check.name] = sentence
-    else:
-      report.passed.append(check.name)
+def collect(part: str, checks: Sequence[Check], probe: Any, progress: bool) -> CheckReport:
+  """Runs checks of a part in their order, without those that need one that failed.
+
+  With `progress`, a line on stderr says which one runs once that takes more than five seconds.
+  """
+  report, now = CheckReport({}, [], []), [0, '']
+  doing = lambda: f'checking the {part}: {now[1]}, check {now[0]} of {len(checks)}'
+  with compilations.told(doing, progress):
+    for number, check in enumerate(checks, 1):
+      now[:] = number, check.name
+      if any(name in report.problems or name in report.left_out for name in check.after):
+        report.left_out.append(check.name)
+      elif sentence := next(check.run(probe), None):
+        report.problems[check.name] = sentence
+      else:
+        report.passed.append(check.name)
   return report
 
 

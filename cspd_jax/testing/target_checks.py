@@ -37,7 +37,8 @@ _CHAINS_ONLY = ('. Every node sees all nodes before it, as in a chain; a target 
 
 
 def check_target(target: Target, params: Params, condition: Condition, *,
-                 key: jax.Array | None = None, logits: Logits | None = None) -> CheckReport:
+                 key: jax.Array | None = None, logits: Logits | None = None,
+                 progress: bool = True) -> CheckReport:
   """Checks that a target satisfies the contract of `base.Target`, on random tokens.
 
   Shapes and dtypes; determinism; the order of the guidance streams in `prefill` and `score`, with a
@@ -58,6 +59,7 @@ def check_target(target: Target, params: Params, condition: Condition, *,
       `(params, condition, tokens [B, n]) -> [B, n, V]`, where entry `i` predicts token `i`
       from the condition and the tokens before it. Scoring must agree with it. Without it a note
       says that it was not compared.
+    progress: whether a line on stderr says which check runs once that takes more than five seconds.
   """
   checks = [check for check in CHECKS if target.supports_trees or not check.of_trees]
   if logits is not None:
@@ -68,7 +70,7 @@ def check_target(target: Target, params: Params, condition: Condition, *,
         {'shapes': shapes}, [], [check.name for check in checks], notes + last))
   with jax.default_matmul_precision('highest'):
     probe = probe_lib.make(target, params, condition, jax.random.key(0) if key is None else key)
-    report = collect(checks, probe)
+    report = collect('target', checks, probe, progress)
     if logits is None:
       notes += tuple(_unchecked_streams(probe))
   return required(

@@ -25,7 +25,8 @@ _TOLERANCE = 1e-6
 _IMAGES, _LENGTH = 256, 5
 
 
-def check_verifier(verifier: Verifier, *, vocab_size: int = 3) -> CheckReport:
+def check_verifier(verifier: Verifier, *, vocab_size: int = 3, progress: bool = True
+                   ) -> CheckReport:
   """Checks that a verifier satisfies the contract of `base.Verifier`, by enumeration.
 
   All drafts of small layouts (a chain, siblings drawn in every way, side branches) and all outcomes
@@ -42,12 +43,13 @@ def check_verifier(verifier: Verifier, *, vocab_size: int = 3) -> CheckReport:
     verifier: the verifier, for a vocabulary of that size. Its random numbers must be those of its
       argument `rng`, and used outside of `lax` loops.
     vocab_size: `V`, 2 to 4; ValueError for others.
+    progress: whether a line on stderr says which check runs once that takes more than five seconds.
   """
   fields.require(2 <= vocab_size <= 4, 'vocab_size', vocab_size, '2 to 4, for which all drafts can '
                  'be enumerated; build the verifier for a vocabulary of that size')
   with jax.enable_x64(True):
     probe = _Probe(verifier, vocab_size)
-    report = collect(CHECKS, probe)
+    report = collect('verifier', CHECKS, probe, progress)
   return required('verifier', report._replace(notes=tuple(probe.notes)))
 
 

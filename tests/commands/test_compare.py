@@ -1,6 +1,7 @@
 """`cspd-compare` from end to end on tiny models, and with wrong input."""
 
 import json
+import pathlib
 import shlex
 from unittest import mock
 
@@ -113,7 +114,9 @@ def test_writes_report_and_pictures(run, monkeypatch):
   assert 'TV bound' not in result.out
   fastest = min(rows.values(), key=lambda row: row['seconds_per_image'])
   next_step = shlex.split(result.out.splitlines()[-1])
-  if fastest['decoder'] == 'vanilla':  # Which images so small may show.
+  if max(row['noise'] or 0 for row in rows.values()) > 0.05:  # The times of one image show none.
+    assert 'The machine is busy' in result.out and next_step[1] == 'cspd-generate'
+  elif fastest['decoder'] == 'vanilla':  # Which images so small may show.
     assert 'cspd-compare' in next_step and next_step[-1] == '--all=true'
   else:
     assert 'cspd-generate' in next_step
@@ -169,11 +172,28 @@ def _job(model, **more):
 
 def test_a_few_decoders_by_default(llamagens):
   job = _job(llamagens / 'model')
-  assert list(job.requests) == [
-      'vanilla', 'corrected_seed_exact(window=8)', 'corrected(window=8)', 'mc_sjd(window=4)']
-  assert len(job.prompts) == 6 and not job.left_out
+  assert list(job.requests) == ['vanilla', 'mc_sjd(window=4)', 'corrected_seed_exact(window=8)']
+  assert job.untimed == 'corrected_seed_exact(window=8)' and len(job.prompts) == 4
+  assert not job.left_out
   images = groups.Images(prompt='owl,cat,dog')
   assert len(_job(llamagens / 'model', images=images).prompts) == 3
+  assert _job(llamagens / 'model', decoder=('vanilla', 'sjd')).untimed is None
+
+
+def test_a_cpu_compares_its_default_and_shows_the_one_of_accelerators():
+  model = cspd_jax.load()
+  long = model.defaults['decoder']['gpu']
+  job = _job('emoji')
+  assert list(job.requests) == ['vanilla', str(model.specification()), long]
+  assert job.untimed == long and long in compare._PASS_ON_H100
+
+
+def test_passes_of_an_accelerator_are_those_that_were_measured():
+  path = pathlib.Path(__file__).parents[2] / 'docs' / 'reports' / 'accelerator_xl.json'
+  rows = {row['decoder']: row for row in json.loads(path.read_text())['rows'] if 'ms' in row}
+  for name, ratio in compare._PASS_ON_H100.items():
+    row = rows[name.replace('corrected_seed_exact', 'corrected').replace('seed_exact', 'mc_sjd')]
+    assert ratio == round(row['ms'] / row['vanilla_ms'], 2), name
 
 
 @pytest.mark.slow
@@ -181,8 +201,23 @@ def test_a_few_decoders_by_default(llamagens):
 def test_the_models_own_decoder_is_compared_once(llamagens, tmp_path, own):
   folder_lib.place(llamagens / 'alone', tmp_path / 'own').store(
       jax.devices()[0].device_kind, {1: own})
-  assert own in _job(tmp_path / 'own').requests
-  assert len(_job(tmp_path / 'own').requests) == (3 if own == 'vanilla' else 4)
+  job = _job(tmp_path / 'own')
+  long = 'corrected_seed_exact(window=8)'
+  assert list(job.requests) == list(dict.fromkeys(['vanilla', own, long])) and job.untimed == long
+
+
+@pytest.mark.slow
+def test_a_long_window_shows_its_passes_and_no_times(capsys, tmp_path, llamagens, monkeypatch):
+  monkeypatch.setitem(compare._PASS_ON_H100, 'corrected_seed_exact(window=8)', 2.0)
+  result = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={llamagens}/model',
+                      '--num_images=2', '--budget=1e-3')
+  report, rows = _report(result)
+  row = rows['corrected_seed_exact(window=8)']
+  assert row['seconds_per_image'] is row['speedup'] is None and row['timed_runs'] == 0
+  assert row['projected'] == pytest.approx(rows['vanilla']['rounds'] / row['rounds'] / 2)
+  assert rows['vanilla']['timed_runs'] == rows['mc_sjd(window=4)']['timed_runs'] == 1
+  assert 'takes 2.0 times as long there as one of vanilla' in result.out
+  assert 'speed.png' in report['files'] and not result.out.splitlines()[-1].count('corrected')
 
 
 def test_left_out_decoders_are_named(llamagens):
@@ -261,7 +296,8 @@ def test_only_exact_decoders_are_recommended(rows, decoder):
   job = compare.CompareJob(compare.Config(), cspd_jax.load('demo'), {}, {}, [0], None)
   default = 'corrected(corrector=local, iterations=2, window=8)'
   line = compare._next_step(job, [  # pylint: disable=protected-access
-      dict(guarantee=Guarantee(word), specification=word, seconds_per_image=seconds)
+      dict(guarantee=Guarantee(word), specification=word, decoder=word, noise=None,
+           seconds_per_image=seconds)
       for word, seconds in rows])
   if decoder is None:
     assert 'None of these decoders is exact; vanilla is' in line
@@ -270,17 +306,17 @@ def test_only_exact_decoders_are_recommended(rows, decoder):
     assert f'The default of demo on cpu is {default}, which model.json names' in line
 
 
-def _row(decoder, speedup, error, **more):
-  return dict(guarantee=Guarantee.SEED_EXACT, specification=decoder, seconds_per_image=1 / speedup,
-              speedup=speedup, speedup_error=error, **more)
+def _row(decoder, speedup, error, noise=0.01, **more):
+  return dict(guarantee=Guarantee.SEED_EXACT, specification=decoder, decoder=decoder, noise=noise,
+              seconds_per_image=1 / speedup, speedup=speedup, speedup_error=error, **more)
 
 
 @pytest.mark.parametrize('others, words', [
-    ([], None), ([(0.8, 0.05)], 'On this CPU, a is 0.80 +- 0.05 times as fast as vanilla.'),
-    ([(0.7, 0.1), (0.95, 0.04)], 'On this CPU, b is about as fast as vanilla, and a 0.70 times: '),
-    ([(0.95, None)], 'a is 0.95 times as fast as vanilla.')])
+    ([], None), ([(0.8, 0.05)], 'but 0.80 +- 0.05 times as fast as vanilla.'),
+    ([(0.7, 0.1), (0.95, 0.04)], 'On this CPU, b generates images of the same distribution in 51 '
+     'forward passes instead of 256, but 0.95 +- 0.04 times as fast as vanilla.\n')])
 def test_the_baseline_is_not_recommended(others, words):
-  """A decoder within its measurement error is about as fast; vanilla alone is not compared."""
+  """One sentence says what the table does of the fastest one; vanilla alone is not compared."""
   config = compare.Config(groups.LoadFlags('demo'))
   job = compare.CompareJob(config, cspd_jax.load('demo'), {}, {}, [0], None)
   rows = [_row('vanilla', 1, None, rounds=256), *(
@@ -291,18 +327,22 @@ def test_the_baseline_is_not_recommended(others, words):
   assert line.startswith('Next') if words is None else words in line
 
 
-@pytest.mark.parametrize('equal, speedup, error, words', [
-    (True, 1.4, 0.1, 'sjd: the same images in 100 forward passes instead of 256 (2.6 times '
-     'fewer).\nOn this CPU, sjd is 1.40 +- 0.10 times as fast as vanilla.\n'),
-    (False, 1.1, 0.1, 'sjd: images of the same distribution in 100 forward passes instead of 256 '
-     '(2.6 times fewer).\nOn this CPU, sjd is about as fast as vanilla.\n'),
-    (False, 2, None, 'sjd is 2.00 times as fast as vanilla')])
-def test_what_is_gained_is_said(equal, speedup, error, words):
-  job = compare.CompareJob(compare.Config(), cspd_jax.load('demo'), {}, {}, [0], None)
+@pytest.mark.parametrize('equal, rounds, speedup, error, noise, words', [
+    (True, 61.25, 1.42, 0.25, 0.05, 'On this CPU, sjd generates the images of vanilla in 61.2 '
+     'forward passes instead of 256, 1.42 +- 0.25 times as fast as vanilla.\n'),
+    (False, 256, 2, None, None, 'On this CPU, sjd generates images of the same distribution, 2.00 '
+     'times as fast as vanilla.\n'),
+    (True, 100, 1.42, 0.05, 0.06, 'The machine is busy: equal passes took such different times '
+     'that speed-ups are uncertain by 6%. ')])
+def test_what_is_gained_is_said(equal, rounds, speedup, error, noise, words):
+  job = compare.CompareJob(
+      compare.Config(), cspd_jax.load('demo'), {}, {}, [0], None, untimed='long')
   line = compare._next_step(job, [  # pylint: disable=protected-access
       _row('vanilla', 1, None, rounds=256, tokens_equal_baseline=True),
-      _row('sjd', speedup, error, rounds=100, tokens_equal_baseline=equal)])
-  assert words in line
+      _row('sjd', speedup, error, noise, rounds=rounds, tokens_equal_baseline=equal),
+      dict(decoder='long', guarantee=Guarantee.SEED_EXACT, noise=None, seconds_per_image=None)])
+  assert line.startswith(words)
+  assert ('times as fast' in line) == (noise != 0.06)
 
 
 def test_the_next_command_has_what_was_measured():
@@ -312,7 +352,8 @@ def test_the_next_command_has_what_was_measured():
   job = compare.CompareJob(config, cspd_jax.load('demo'), {}, {}, [0], None)
   for decoder, program in (('mc_sjd(window=4)', 'cspd-generate'), ('vanilla', 'cspd-compare')):
     line = compare._next_step(job, [  # pylint: disable=protected-access
-        dict(guarantee=Guarantee.EXACT, specification=decoder, seconds_per_image=1)])
+        dict(guarantee=Guarantee.EXACT, specification=decoder, decoder=decoder, noise=None,
+             seconds_per_image=1)])
     assert (f'Next: {program} --model=demo --dtype=bfloat16 --quantize=int8 '
             '--parts=neighbours=other --guidance_scale=1.5 --temperature=0.7 --top_k=9 '
             '--top_p=0.9') in line

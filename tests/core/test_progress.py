@@ -10,7 +10,7 @@ def test_a_log_file_has_a_line_now_and_then(capsys, monkeypatch):
     for done in range(9):
       show(done, 8)
     progress.note('a line')
-    monkeypatch.setattr(progress, '_SECONDS_OF_LINES', 0.0)
+    monkeypatch.setattr(progress, 'SECONDS_OF_LINES', 0.0)
     show(8, 8)
   lines = capsys.readouterr().err
   assert '\r' not in lines
@@ -47,6 +47,11 @@ def test_pace_per_hour(capsys, monkeypatch, is_terminal):
   monkeypatch.setattr('tqdm.std.time', lambda: clock[0])
   with progress.bar('generating') as show:
     show(500, 2000)
-    clock[0] += 90
+    clock[0] += 200
     show(650, 2000)
-  assert '650/2000' in (lines := capsys.readouterr().err) and '6,000 images/hour' in lines
+  assert '650/2000' in (lines := capsys.readouterr().err) and '2,700 images/hour' in lines
+  with progress.bar('converting', 'tensor') as show:
+    show(0, 500)
+    clock[0] += 0.5
+    show(400, 500)
+  assert '800.00tensor/s' in (lines := capsys.readouterr().err) and 'hour' not in lines

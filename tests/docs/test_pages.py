@@ -144,7 +144,9 @@ def test_flags_of_installed_commands_exist(page):
   """Placeholders such as `--rows=N` stand for values, so only names are checked."""
   text = pages.markdown(page) if page.suffix == '.ipynb' else page.read_text()
   for line in _code(text):
-    for command, words in re.findall(r'(?<![\w./])(cspd-[a-z-]*[a-z])\b([^|&;#]*)', line):
+    # The folder of a clone begins as commands do.
+    for command, words in re.findall(
+        r'(?<![\w./])(?<!URL )(?<!cd )(cspd-[a-z-]*[a-z])\b([^|&;#]*)', line):
       assert command in SCRIPTS, f'{command} is not a command: {line}'
       unknown = set(re.findall(r'(?<!\S)--([\w.]+)', words)) - _flags(command)
       assert not unknown, f'{command} has no flag {unknown}: {line}'

@@ -54,6 +54,24 @@ def test_turns_end_with_the_budget(clock, budget, turns):
   assert len(result['a'].seconds) == len(result['b'].seconds) == turns
 
 
+def test_turns_end_once_they_suffice(clock):
+  seen = []
+  result = timing.measure({'a': _takes(clock, 9, 1, 2, 3)}, 3, until=lambda seconds: (
+      seen.append(list(seconds['a'])), len(seconds['a']) == 2)[1])
+  assert result['a'].seconds.tolist() == [1, 2] and seen == [[1], [1, 2]]
+
+
+def test_noise_is_what_the_machine_adds():
+  """With several turns, images of different work are no noise."""
+  one, work = np.array([[1.0, 1.2, 1.0, 0.8]]), np.array([[1.0, 2.0, 3.0, 2.0]])
+  assert timing.noise(one) == pytest.approx(np.std(one, ddof=1) / 2)
+  assert timing.noise(np.repeat(work, 2, axis=0)) == 0
+  rng = np.random.default_rng(0)
+  seen = [timing.noise(work + rng.normal(0, 0.1, (3, 4))) for _ in range(500)]
+  assert np.mean(seen) == pytest.approx(0.1 / np.sqrt(12) / 2, rel=0.1)
+  assert timing.noise(np.ones((1, 1))) is None
+
+
 def test_without_warm_up(clock):
   progress = []
   result = timing.measure({'a': _takes(clock, 3, 1)}, 2, warmup=0,
@@ -81,3 +99,18 @@ def test_images_without_valid_probabilities_are_not_compared():
               for name in ('vanilla', 'mc_sjd(window=3)')}
   with pytest.raises(ValueError, match="for 1 of 1 images .'1' with seed 7"):
     timing.compare(requests)
+
+
+def test_decoders_that_are_not_timed_have_images():
+  model, done = tiny.model(), []
+  requests = {name: model.request([0, 1], decoder=name, batch_size=1)
+              for name in ('vanilla', 'mc_sjd(window=3)')}
+  compared = timing.compare(requests, untimed=('mc_sjd(window=3)',), repeats=2,
+                            progress=lambda *steps: done.append(steps))
+  timed, other = compared.values()
+  assert timed.seconds.shape == (2,) and timed.timed_runs == 2
+  assert other.seconds is None and len(other.sample.decoded.rounds) == 2
+  assert done[-1] == (8, 8) and done == sorted(done)
+  compared = timing.compare(requests, repeats=3, steady=np.inf)
+  assert [one.timed_runs for one in compared.values()] == [1, 1]
+  assert timed.noise is None and compared['mc_sjd(window=3)'].noise > 0

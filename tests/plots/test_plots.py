@@ -82,6 +82,8 @@ class PlotsTest(parameterized.TestCase):
         ('panels', lambda: charts.save_bars(
             self.path, [charts.BarPanel('a', {'x': 1.0}), charts.BarPanel('b', {'y': 1.0})])),
         ('panel', lambda: charts.save_bars(self.path, [charts.BarPanel('a', {'x': float('nan')})])),
+        ('panel', lambda: charts.save_bars(
+            self.path, [charts.BarPanel('a', {'x': None, 'y': -1.0})])),
     ]
     for word, call in calls:
       with self.subTest(word), self.assertRaisesRegex(ValueError, word):
@@ -145,7 +147,8 @@ def test_titles_and_names_fit(tmp_path, count):
   grid.save_replaced_map(tmp_path / 'c.png', {name: images}, {name: rounds}, {name: rounds},
                          captions=captions, title=title)
   charts.save_bars(tmp_path / 'd.png', [
-      charts.BarPanel('speed', {name: 1.0, 'vanilla': 2.0}, '{:.1f}', 'a note: ' + title)] * count,
+      charts.BarPanel('speed', {name: 1.0, 'vanilla': 2.0, 'none': None}, '{:.1f}',
+                      'a note: ' + title)] * count,
                    title=title)
   for file in sorted(tmp_path.iterdir()):
     picture = mpl_image.imread(file)[..., :3]
