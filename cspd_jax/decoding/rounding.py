@@ -57,7 +57,7 @@ def passes(window: int, num_tokens: int, count: int) -> np.ndarray:
   """
   before = np.arange(0, min(_BEFORE, num_tokens // 2), window)
   # By one and two tokens, by half a window, and so far that the last place becomes the first.
-  steps = np.cumsum([window, 1, 1, 2, max(1, window // 2), max(1, window - 1)])
+  steps = np.cumsum(np.clip([window, 1, 1, 2, window // 2, window - 1], 1, window))
   first = np.minimum(np.concatenate([before, before[-1] + steps]), num_tokens - 1)
   behind = np.resize(_BEHIND, (count, 1))
   return np.maximum(first - behind, 0).astype(np.int32)

@@ -1,6 +1,7 @@
 """Tokens on several devices, printed as JSON; `test_several_devices` runs this as a program.
 
   several_devices.py DECODERS MESH...       meshes such as 2x4
+  several_devices.py seed_exact MESH...     seed-exact decoders and their baseline, in bfloat16
   several_devices.py process MODEL NUMBER PORT    one of two processes
 """
 
@@ -130,6 +131,23 @@ def main(count, shapes):
   print(json.dumps(result))
 
 
+def seed_exact(shapes):
+  """Prints the guarantee and the bits of eight decoded images, by mesh and decoder."""
+  result = {}
+  with tempfile.TemporaryDirectory() as folder:
+    save(folder)
+    for shape in shapes:
+      model = cspd_jax.load(folder, dtype='bfloat16', sharding=sharding.make_mesh(*shape))
+      for decoder in ('vanilla(window=5)', 'seed_exact(window=5)'):
+        request = model.request([0, 1, 2, 0] * 2, dict(guidance_scale=2.0), decoder=decoder,
+                                pixels=False, batch_size=8)
+        decoded = decode(request)
+        result[f'{"x".join(map(str, shape))} {decoder}'] = dict(
+            guarantee=request.guarantee, tokens=decoded.tokens.tolist(),
+            bits=decoded.log_probs.view(np.int32).tolist())
+  print(json.dumps(result))
+
+
 def one_of_two(folder, number, port):
   """Prints what one of two processes gets that share a mesh."""
   jax.distributed.initialize(f'localhost:{port}', 2, int(number))
@@ -142,4 +160,8 @@ if __name__ == '__main__':
   if sys.argv[1] == 'process':
     one_of_two(*sys.argv[2:])
     sys.exit()
-  main(int(sys.argv[1]), [tuple(map(int, text.split('x'))) for text in sys.argv[2:]])
+  meshes = [tuple(map(int, text.split('x'))) for text in sys.argv[2:]]
+  if sys.argv[1] == 'seed_exact':
+    seed_exact(meshes)
+    sys.exit()
+  main(int(sys.argv[1]), meshes)

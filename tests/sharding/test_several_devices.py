@@ -87,6 +87,15 @@ def test_two_processes(tmp_path):
     assert _printed(process) == _near(alone) | dict(devices=4)
 
 
+@pytest.mark.slow
+def test_seed_exact_images_of_eight_devices_are_those_of_vanilla_bit_for_bit():
+  meshes = '8x1', '2x4'
+  results = _printed(_start(8, 'seed_exact', *meshes))
+  for mesh in meshes:
+    assert results[f'{mesh} seed_exact(window=5)'] == results[f'{mesh} vanilla(window=5)'], mesh
+    assert results[f'{mesh} seed_exact(window=5)']['guarantee'] == 'seed-exact'
+
+
 def test_make_mesh():
   mesh = sharding.make_mesh()
   assert mesh.shape == {'data': 1, 'model': len(jax.devices())}
