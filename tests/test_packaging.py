@@ -98,9 +98,10 @@ def test_the_version_is_written_once():
 def test_importing_the_package_imports_no_plots_and_no_training():
   code = ('import sys, cspd_jax; '
           "print([name for name in ('matplotlib', 'optax', 'cspd_jax.plots', 'cspd_jax.training', "
-          "'cspd_jax.measure', 'experiments') if name in sys.modules])")
+          "'cspd_jax.measure', 'cspd_jax.testing', 'experiments') if name in sys.modules], "
+          "cspd_jax.training.__name__, cspd_jax.testing.check_target.__name__)")
   result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
-  assert result.stdout == '[]\n', result.stderr
+  assert result.stdout == '[] cspd_jax.training check_target\n', result.stderr
 
 
 def test_the_workflow_tries_every_python_and_the_newest_jax():
@@ -129,8 +130,8 @@ def test_extras_are_installed_from_a_clone():
 
 def test_the_names_of_the_package_are_listed():
   listed = dir(cspd_jax)
-  assert {*cspd_jax.__all__, 'families'} <= {*listed}
-  assert not {'Any', 'TYPE_CHECKING', 'importlib', 'sys'} & {*listed}
+  assert {*cspd_jax.__all__, 'families', 'testing', 'training'} <= {*listed}
+  assert not {'Any', 'TYPE_CHECKING', 'importlib', 'sys', 'programs'} & {*listed}
   assert all(hasattr(cspd_jax, name) for name in listed)
 
 

@@ -233,7 +233,7 @@ def decoder(specification: str | Spec, model: Model, *, guided: bool = True) -> 
   """Builds a decoder of a model by specification.
 
   Example:
-    decode = jax.jit(cspd_jax.decoder('jacobi(window=16, coupling=maximal)+rejection', model))
+    decode = cspd_jax.jit(cspd_jax.decoder('jacobi(window=16, coupling=maximal)+rejection', model))
     out = decode(model.params, model.condition(['cat']), jax.random.key(0), model.sampling())
 
   For a target of your own, `cspd_jax.decoding.build` has the same text. Raises ValueError for a
