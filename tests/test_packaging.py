@@ -51,12 +51,16 @@ def _imported(*folders):
 
 
 @pytest.mark.parametrize('line', _lines('options.entry_points', 'console_scripts'))
-def test_console_scripts_exist(line):
+def test_console_scripts_exist(line, capsys):
   name, target = line.split(' = ')
   module, function = target.split(':')
   assert module.split('.')[0] in PACKAGES, f'{name} is not in the wheel'
   imported = importlib.import_module(module)
-  assert callable(getattr(imported, function))
+  main = getattr(imported, function)
+  assert main([name, '--version']) == 0
+  assert capsys.readouterr().out.startswith(f'cspd_jax {cspd_jax.__version__}, jax ')
+  assert main([name, '-h']) == 0
+  assert capsys.readouterr().out.startswith(imported.__doc__.split('\n')[0])
   # --help prints the docstring.
   assert not re.search(r'\b(configs|docs|experiments|notebooks|tests)[/.]\w', imported.__doc__)
 

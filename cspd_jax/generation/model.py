@@ -44,6 +44,7 @@ from cspd_jax.core import (
   compilations,
   fields,
   guarantees,
+  guesses,
   programs as programs_lib,
   progress as progress_lib,
   random as random_lib,
@@ -150,6 +151,21 @@ class Model:
   def __post_init__(self):
     # Pictures, answers and figures have it, and it may be the name of a folder.
     object.__setattr__(self, 'name', progress_lib.unicode(self.name))
+
+  def __getattr__(self, name: str) -> Any:
+    """Says what there is in place of an attribute that models of other packages have."""
+    if isinstance(meant := guesses.ALIASES.get(name), str):
+      raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}; {meant}.')
+    return object.__getattribute__(self, name)  # With its own error, also that of a property.
+
+  def __copy__(self) -> Self:
+    return dataclasses.replace(self)
+
+  def __reduce__(self) -> Any:
+    """Refuses `pickle` and `copy.deepcopy`, which cannot copy functions and their programs."""
+    raise TypeError(f'model {self.name!r} holds functions and compiled programs, which cannot be '
+                    'pickled or deep-copied; pass the name of its folder, and load it there with '
+                    'cspd_jax.load, or call model.with_params for a copy with other parameters.')
 
   def generate(self, prompts: Any = None, *, seed: Any = 0, decoder: str | Spec | None = None,
                prefix: Any = None, rows: int | None = None, batch_size: int | None = None,
