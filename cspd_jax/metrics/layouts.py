@@ -66,8 +66,8 @@ def generated(folder: str) -> list[StoredImages]:
 def _saved(place: pathlib.Path) -> list[StoredImages]:
   """Returns the PNGs of `Generated.save` in a folder, whose texts hold their prompts.
 
-  There are none if the first has no such text, or an unfinished run of `cspd-generate` wrote them. If only
-  others lack them, it raises ValueError.
+  There are none if the first has no such text, or an unfinished run of `cspd-generate` wrote them.
+  If only others lack it, it raises ValueError.
   """
   files = sorted(place.glob('*.png'))
   if not files or run_folder.stored_run(place, finished=False):
