@@ -103,6 +103,11 @@ def _tensors(name: str, source: Any) -> dict[str, tensors_lib.AnyTensor]:
   """Returns the tensors of a module or of a state dict as views of host arrays."""
   inner = _unwrapped(source)
   state = source.state_dict() if hasattr(source, 'state_dict') else source
+  if isinstance(state, Mapping) and (inside := [
+      str(key) for key, value in state.items() if isinstance(value, Mapping)]):
+    # A training file, of which a part is the state dict.
+    raise ConversionError(f'{name} is a {type(source).__name__} of {", ".join(inside)[:80]}; pass '
+                          f'the part that holds the tensors, such as {name}[{inside[0]!r}].')
   if not isinstance(state, Mapping) or not all(
       hasattr(tensor, 'detach') for tensor in state.values()):
     raise ConversionError(f'{name} is a {type(source).__name__}; it must be a torch.nn.Module or a '

@@ -51,12 +51,16 @@ def _imported(*folders):
 
 
 @pytest.mark.parametrize('line', _lines('options.entry_points', 'console_scripts'))
-def test_console_scripts_exist(line):
+def test_console_scripts_exist(line, capsys):
   name, target = line.split(' = ')
   module, function = target.split(':')
   assert module.split('.')[0] in PACKAGES, f'{name} is not in the wheel'
   imported = importlib.import_module(module)
-  assert callable(getattr(imported, function))
+  main = getattr(imported, function)
+  assert main([name, '--version']) == 0
+  assert capsys.readouterr().out.startswith(f'cspd_jax {cspd_jax.__version__}, jax ')
+  assert main([name, '-h']) == 0
+  assert capsys.readouterr().out.startswith(imported.__doc__.split('\n')[0])
   # --help prints the docstring.
   assert not re.search(r'\b(configs|docs|experiments|notebooks|tests)[/.]\w', imported.__doc__)
 
@@ -98,9 +102,10 @@ def test_the_version_is_written_once():
 def test_importing_the_package_imports_no_plots_and_no_training():
   code = ('import sys, cspd_jax; '
           "print([name for name in ('matplotlib', 'optax', 'cspd_jax.plots', 'cspd_jax.training', "
-          "'cspd_jax.measure', 'experiments') if name in sys.modules])")
+          "'cspd_jax.measure', 'cspd_jax.testing', 'experiments') if name in sys.modules], "
+          "cspd_jax.training.__name__, cspd_jax.testing.check_target.__name__)")
   result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
-  assert result.stdout == '[]\n', result.stderr
+  assert result.stdout == '[] cspd_jax.training check_target\n', result.stderr
 
 
 def test_the_workflow_tries_every_python_and_the_newest_jax():
@@ -129,8 +134,8 @@ def test_extras_are_installed_from_a_clone():
 
 def test_the_names_of_the_package_are_listed():
   listed = dir(cspd_jax)
-  assert {*cspd_jax.__all__, 'families'} <= {*listed}
-  assert not {'Any', 'TYPE_CHECKING', 'importlib', 'sys'} & {*listed}
+  assert {*cspd_jax.__all__, 'families', 'testing', 'training'} <= {*listed}
+  assert not {'Any', 'TYPE_CHECKING', 'importlib', 'sys', 'programs'} & {*listed}
   assert all(hasattr(cspd_jax, name) for name in listed)
 
 

@@ -18,6 +18,7 @@ from checkpoints_conversion.rules import (
   vq,
 )
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
+from cspd_jax.core import guesses, naming
 
 FAMILIES: dict[str, FileFamily] = {}
 
@@ -34,7 +35,8 @@ def register(family: FileFamily) -> None:
 def get(name: str) -> FileFamily:
   """Looks up a family; raises ConversionError if no family has this name."""
   if name not in FAMILIES:
-    raise ConversionError(f'family is {name!r}; it must be one of: {", ".join(sorted(FAMILIES))}.')
+    raise ConversionError(f'family is {name!r}; it must be one of: {", ".join(sorted(FAMILIES))}'
+                          + naming.suggestion(name, FAMILIES, guesses.ALIASES))
   return FAMILIES[name]
 
 

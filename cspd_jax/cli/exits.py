@@ -13,6 +13,8 @@ from cspd_jax.core import fields, progress
 
 # Characters of a message that fit on a terminal, and of a list of problems.
 _MAX_LENGTH, _MAX_LIST = 1500, 8000
+# What the system says of a full disk.
+_FULL = errno.ENOSPC, errno.EDQUOT
 
 
 def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
@@ -20,8 +22,8 @@ def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
 
   An error that the input or the machine causes ends with one line on stderr, a `ListedError` with
   the lines of its message. Any other error is a bug of the program and keeps its traceback, as all
-  do with `debug`. If stdout or stderr is closed, or the reader of its pipe has ended, its text is
-  discarded, and the program continues.
+  do with `debug`. If stdout or stderr is closed, the reader of its pipe has ended, or the disk of
+  stderr is full, its text is discarded, and the program continues.
 
   `main` returns its exit code, None for 0; the argument of its KeyboardInterrupt says what is kept.
   """
@@ -29,15 +31,18 @@ def code_of(main: Callable[[], int | None], debug: bool = False) -> int:
     if getattr(sys, name) is None:
       setattr(sys, name, os.fdopen(_devnull(), 'w', encoding='utf-8'))
   with (contextlib.redirect_stdout(_Output(sys.stdout)),
-        contextlib.redirect_stderr(_Output(sys.stderr))):
+        contextlib.redirect_stderr(_Output(sys.stderr, may_fail=True))):
     return _code_of(main, debug)
 
 
 class _Output:
-  """A text stream that writes every text, with escapes, until the reader of its pipe has ended."""
+  """A text stream that writes every text, with escapes, until the reader of its pipe has ended.
 
-  def __init__(self, stream: Any):
-    self._stream = stream
+  One that `may_fail` also ends if its disk is full: its text is no result.
+  """
+
+  def __init__(self, stream: Any, may_fail: bool = False):
+    self._stream, self._may_fail = stream, may_fail
 
   def __getattr__(self, name: str) -> Any:
     return getattr(self._stream, name)
@@ -60,7 +65,9 @@ class _Output:
   def _discarding(self) -> Iterator[None]:
     try:
       yield
-    except BrokenPipeError:
+    except OSError as error:
+      if not (isinstance(error, BrokenPipeError) or self._may_fail and error.errno in _FULL):
+        raise
       # The stream keeps text that it could not write, and Python flushes it again when it exits.
       null = _devnull()
       os.dup2(null, self._stream.fileno())
@@ -123,7 +130,7 @@ def _message(error: Exception) -> str | None:
   elif isinstance(error, OSError) and error.strerror:
     text = error.strerror + (f': {str(error.filename)!r}' if error.filename is not None else
                              ' (the system names no file; it may be the standard output)')
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in _FULL:
       text += '; free some space and repeat the command.'
   return _shortened(text, _MAX_LENGTH)
 

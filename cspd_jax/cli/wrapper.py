@@ -30,32 +30,33 @@ import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import jax
 from absl import flags, logging
 
 from cspd_jax.cli import compiled, exits, fields
 from cspd_jax.continuous import specification as continuous
-from cspd_jax.core import naming
+from cspd_jax.core import guesses, naming
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import specification as discrete
 from cspd_jax.files import paths
-from cspd_jax.generation import engines
+from cspd_jax.version import __version__
 
 Value = TypeVar('Value')
 
 _PREFIX = 'config.'
 # What other programs and packages call flags.
 _ALIASES = {
-    **engines.ALIASES,
+    **guesses.ALIASES,
     **dict.fromkeys(('workdir', 'out', 'export'), ('output',)), 'output': ('workdir',),
     'input': ('source', 'images'), **dict.fromkeys(('checkpoint', 'ckpt'), ('source', 'model')),
     'target': ('model',), **dict.fromkeys(('n', 'num_samples'), ('num_images',)),
     'repeats': ('budget', 'minutes'), 'best': ('minutes',),
     **dict.fromkeys(('process_index', 'process_count'), ('process',)),
     **dict.fromkeys(('tokenizer', 'draft', 'eagle', 'medusa', 'neighbours', 'local', 'corrector',
-                     'text', 't5'), ('parts',))}
-# Another command that does what a flag would.
-_ELSEWHERE = {'npz': 'cspd-evaluate --layout=adm writes images as one array',
-              'evaluator': 'cspd-evaluate --evaluator computes the features of images'}
+                     'text', 't5'), ('parts',)),
+    # Another command that does what a flag would.
+    'npz': 'cspd-evaluate --layout=adm writes images as one array',
+    'evaluator': 'cspd-evaluate --evaluator computes the features of images'}
 _TRUST = 'a Python file, which is run, so use only one that you trust.'
 # A configuration file, and the name of one of its configurations.
 _NAMED = re.compile(r'(.*?)(?::(\w*))?', re.DOTALL)
@@ -81,6 +82,9 @@ class Command:
           lambda: self._run([word for word in words if word != '--debug']), '--debug' in words)
 
   def _run(self, words: Sequence[str]) -> int | None:
+    if '--version' in words:
+      print(f'cspd_jax {__version__}, jax {jax.__version__}')
+      return 0
     path, words = self._config_path(words)
     if path is not None:
       config = load(path)
@@ -198,7 +202,8 @@ class Command:
                   'unless its flag is passed.', '']
     elif self._defaults is not None:
       lines += ['--config=FILE or --config=FILE:NAME', f'    reads a configuration, {_TRUST}']
-    lines += ['--help', '    prints this text', '--debug', '    prints the traceback of an error']
+    lines += ['--help, -h', '    prints this text', '--version', '    prints the version',
+              '--debug', '    prints the traceback of an error']
     return '\n'.join(lines)
 
 
@@ -279,14 +284,15 @@ def _unknown(name: str, groups: Sequence[Any]) -> str:
                  if entry[1].name.startswith(f'{last}.')]:
     return f'--{last} is a group of fields; set one of: {", ".join(members)}.'
   supported = list(dict.fromkeys(fields.short_name(*entry) for entry in every))
+  if isinstance(meant := _ALIASES.get(last), str):
+    return f'--{name} is not a flag; {_as_flags(meant, groups)}.'
   tables = discrete.DECODERS, discrete.DRAFTERS, discrete.VERIFIERS, continuous.DECODERS
   if 'decoder' in supported and any(
       last in entry.parameters for table in tables for entry in table.values()):
     return f"--{name} is a parameter of decoders; write --decoder='NAME({last}=VALUE)'."
   near = naming.nearest(last, supported, _ALIASES)
   return f'--{name} is not a flag; ' + (
-      f'{_ELSEWHERE[last]}.' if last in _ELSEWHERE else f'did you mean --{near}?' if near else
-      f'flags are: {", ".join(supported)}.')
+      f'did you mean --{near}?' if near else f'flags are: {", ".join(supported)}.')
 
 
 def _as_flags(message: str, arguments: Sequence[Any]) -> str:

@@ -498,8 +498,9 @@ def _default(model: cspd_jax.Model, fastest: str) -> str:
   except ValueError:  # It names a decoder that is not registered any more.
     return ''
   return '' if default == fastest else (
-      f'The default of {model.name} on {model.device.device_kind} is {default}, which model.json '
-      'names; --decoder replaces it.\n')
+      f'The default of {model.name} on {model.device.device_kind} is {default}'
+      f'{", which model.json names" if "decoder" in model.defaults else ""}; '
+      '--decoder replaces it.\n')
 
 
 if __name__ == '__main__':

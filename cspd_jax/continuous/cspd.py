@@ -75,7 +75,7 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = decoders.DEFAU
       NextStep-1; by default that of the model.
 
   Example:
-    decode = jax.jit(cspd_jax.continuous.cspd_paper(target, draft, draft_length=2))
+    decode = cspd_jax.jit(cspd_jax.continuous.cspd_paper(target, draft, draft_length=2))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(), draft_params)
   """
   verifier = path.path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
@@ -108,7 +108,7 @@ def cspd_released(
       NextStep-1; by default that of the model.
 
   Example:
-    decode = jax.jit(cspd_jax.continuous.cspd_released(target, draft, block_length=4))
+    decode = cspd_jax.jit(cspd_jax.continuous.cspd_released(target, draft, block_length=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(), draft_params)
   """
   return block_decoder(target, path.model(draft, aligned), released(kappa, sigma),
@@ -138,7 +138,7 @@ def cspd_relaxed(
       NextStep-1; by default that of the model.
 
   Example:
-    decode = jax.jit(cspd_jax.continuous.cspd_relaxed(target, draft, block_length=4))
+    decode = cspd_jax.jit(cspd_jax.continuous.cspd_relaxed(target, draft, block_length=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(), draft_params)
   """
   return block_decoder(target, path.model(draft, aligned, guided_as_verified=True),

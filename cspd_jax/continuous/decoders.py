@@ -48,7 +48,7 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
     last_noise: whether the last kernel adds its noise, as in `exact_path`; it does not in MAR.
 
   Example:
-    decode = jax.jit(cspd_jax.continuous.mar(target))
+    decode = cspd_jax.jit(cspd_jax.continuous.mar(target))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
   schedule = contract.as_schedule(target, schedule)
@@ -75,7 +75,7 @@ def exact_head(target: Target, kernels_per_call: int | None = None,
       NextStep-1; by default that of the model.
 
   Example:
-    decode = jax.jit(cspd_jax.continuous.exact_head(target))
+    decode = cspd_jax.jit(cspd_jax.continuous.exact_head(target))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
   schedule = contract.as_schedule(target, schedule)
@@ -104,7 +104,7 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
     last_noise: whether the last kernel adds its noise; it does not in MAR.
 
   Example:
-    decode = jax.jit(cspd_jax.continuous.parallel(target, block_length=4))
+    decode = cspd_jax.jit(cspd_jax.continuous.parallel(target, block_length=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
   schedule, size = contract.as_schedule(target, schedule), target.num_tokens
@@ -143,7 +143,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
       NextStep-1; by default that of the model.
 
   Example:
-    decode = jax.jit(cspd_jax.continuous.windows(target, window=4))
+    decode = cspd_jax.jit(cspd_jax.continuous.windows(target, window=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
   schedule, size = contract.as_schedule(target, schedule), target.num_tokens
@@ -201,7 +201,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
       NextStep-1; by default that of the model.
 
   Example:
-    decode = jax.jit(cspd_jax.continuous.exact_path(target, draft, draft_length=2))
+    decode = cspd_jax.jit(cspd_jax.continuous.exact_path(target, draft, draft_length=2))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(), draft_params)
   """
   schedule = contract.as_schedule(target, schedule)

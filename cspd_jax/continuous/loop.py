@@ -47,8 +47,9 @@ class State(NamedTuple):
 class Decoder:
   """A model with one or more stages of rounds: `decoder(params, condition, key)`.
 
-  A pure function of arrays, to be jitted whole: `jax.jit(decoder)`. `start`, `round` and `finish`
-  are its pieces, with which callers observe every round: `finish` returns the result so far.
+  A pure function of arrays, to be jitted as a whole: `cspd_jax.jit(decoder)`, or `jax.jit`.
+  `start`, `round` and `finish` are its pieces, with which callers observe every round: `finish`
+  returns the result so far.
 
   Attributes:
     target: the model whose distribution is sampled.

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from cspd_jax.core import returned
+
 
 class Costs(NamedTuple):
   """Passes and head calls of each row.
@@ -103,6 +105,9 @@ class Decoded(NamedTuple):
   tests: Tests
   kernels: Kernels | None = None
   errors: Errors | None = None
+
+  def __repr__(self) -> str:
+    return returned.summary(self)
 
 
 def empty(order: jax.Array, valid: jax.Array, token_dim: int, rounds: int, width: int,

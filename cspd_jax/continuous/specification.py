@@ -15,7 +15,7 @@ from cspd_jax.continuous.cspd import cspd_paper, cspd_relaxed, cspd_released
 from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel, windows
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.schedule import Schedule
-from cspd_jax.core import fields, naming, spec as spec_lib
+from cspd_jax.core import fields, guesses, naming, spec as spec_lib
 from cspd_jax.core.entries import Entry, Resources
 from cspd_jax.core.guarantees import Guarantee, weakest
 from cspd_jax.core.spec import Part, Spec, parse
@@ -112,7 +112,8 @@ def _part(spec: str | Spec) -> Part:
   first, *rest = parse(spec).parts
   if first.name not in DECODERS:
     raise ValueError(f'decoder is {first.name!r}; ' + naming.question(
-        first.name, DECODERS, f'it must be one of: {", ".join(DECODERS)}.'))
+        first.name, DECODERS, f'it must be one of: {", ".join(DECODERS)}.',
+        guesses.ALIASES))
   if rest:
     raise ValueError(f'decoder is {str(spec)!r}; decoders of continuous tokens have one part.')
   spec_lib.check_names(first, DECODERS[first.name].parameters)

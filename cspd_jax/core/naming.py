@@ -1,13 +1,14 @@
 """Names: registries, to which families add values, and suggestions for names that do not exist."""
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
 Value = TypeVar('Value')
-# Names of other programs and packages, and the names here, of which the first supported one counts.
-Aliases = Mapping[str, Sequence[str]]
+# Names of other programs and packages, and the names here, of which the first supported one counts;
+# or a text that says what to do in its place.
+Aliases = Mapping[str, tuple[str, ...] | str]
 
 
 def add(registry: dict[str, Value], kind: str, name: str, value: Value) -> None:
@@ -24,20 +25,28 @@ def nearest(name: str, supported: Collection[str], aliases: Aliases = MappingPro
   `name` itself may be among those that are supported elsewhere; it is never returned.
   """
   supported = [other for other in supported if other != name]
-  for alias in aliases.get(name, ()):
+  meant = aliases.get(name, ())
+  if isinstance(meant, str):
+    return None
+  for alias in meant:
     if alias in supported:
       return alias
   return next(iter(difflib.get_close_matches(name, supported, n=1)), None)
 
 
-def question(name: str, supported: Collection[str], otherwise: str) -> str:
+def question(name: str, supported: Collection[str], otherwise: str,
+             aliases: Aliases = MappingProxyType({})) -> str:
   """Returns a question about the supported name that may be meant, then `otherwise`, the names."""
-  near = nearest(name, supported)
+  if isinstance(meant := aliases.get(name), str):
+    return f'{meant}. Otherwise {otherwise}'
+  near = nearest(name, supported, aliases)
   return otherwise if near is None else f'did you mean {near}? Otherwise {otherwise}'
 
 
 def suggestion(name: str, supported: Collection[str], aliases: Aliases = MappingProxyType({})
                ) -> str:
-  """Returns a question to append to an error message, or '.' if no supported name is near."""
+  """Returns a question or advice to append to an error message, or '.' if no name is near."""
+  if isinstance(meant := aliases.get(name), str):
+    return f'; {meant}.'
   near = nearest(name, supported, aliases)
   return '.' if near is None else f'; did you mean {near}?'

@@ -29,8 +29,14 @@ class RowKeys(NamedTuple):
 
 
 def seed_key(seed: Any) -> jax.Array:
-  """Returns the key of a seed, as for `checked_seeds`, whatever `jax_default_prng_impl` is."""
-  return jax.random.key(checked_seeds(seed), impl=_IMPLEMENTATION)
+  """Returns the key of a seed, as for `checked_seeds`, whatever JAX's settings are."""
+  return _seed_key(jnp.asarray(checked_seeds(seed)))
+
+
+def _seed_key(seed: jax.Array) -> jax.Array:
+  """Returns `jax.random.key(seed)`, to which JAX would add `jax_random_seed_offset`."""
+  words = jnp.stack([jnp.zeros_like(seed), seed], axis=-1)
+  return jax.random.wrap_key_data(words, impl=_IMPLEMENTATION)
 
 
 def image_keys(numbered: Sequence[tuple[int, int]]) -> jax.Array:
@@ -40,8 +46,7 @@ def image_keys(numbered: Sequence[tuple[int, int]]) -> jax.Array:
 
 @jax.jit  # Op by op it takes milliseconds, as long as a server needs for all else of a request.
 def _image_keys(numbered: jax.Array) -> jax.Array:
-  key = lambda seed: jax.random.key(seed, impl=_IMPLEMENTATION)
-  return jax.vmap(lambda pair: jax.random.fold_in(key(pair[0]), pair[1]))(numbered)
+  return jax.vmap(jax.random.fold_in)(_seed_key(numbered[:, 0]), numbered[:, 1])
 
 
 def stage_keys(keys: jax.Array, stage: int) -> jax.Array:

@@ -8,12 +8,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from cspd_jax.core import rows
+from cspd_jax.core import rows, tracing
 
 _WORDS = {jnp.floating: 'floating-point numbers', jnp.float32: 'float32 numbers',
           jnp.integer: 'integers', jnp.bool_: 'booleans, or None for all rows,',
           jnp.generic: 'an array'}
+
+# The most rows whose rounds are printed.
+_MOST_SHOWN = 16
 
 
 class ContractError(ValueError):
@@ -36,6 +40,17 @@ def check_part(name: str, value: Any, kind: type) -> None:
   elif type(value).__name__ == kind.__name__:  # Of the other engine.
     words = f'a {type(value).__module__}.{kind.__name__}'
   raise ValueError(f'{name} is {words}; {remedy}.')
+
+
+def summary(decoded: Any) -> str:
+  """Returns the result of a decoder in a line: tokens, rounds if they are few, other fields."""
+  rounds = decoded.rounds
+  is_short = tracing.is_concrete(rounds) and 0 < getattr(rounds, 'size', 0) <= _MOST_SHOWN
+  shown = ' '.join(str(np.asarray(rounds)).split()) if is_short else described(rounds)
+  others = [name for name, value in decoded._asdict().items()
+            if value is not None and name not in ('tokens', 'rounds')]
+  return (f'{type(decoded).__name__}(tokens: {described(decoded.tokens)}, rounds: {shown}, '
+          f'and {", ".join(others)})')
 
 
 def check(function: str, name: str, value: Any, shape: tuple[int | None, ...], axes: str,

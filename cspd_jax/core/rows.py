@@ -23,6 +23,9 @@ IS_UNGUIDED: Limit = (
 
 def count(condition: Any) -> int:
   """Returns the number of rows `B` of a condition; raises ValueError unless all leaves have it."""
+  if any(isinstance(leaf, str) for leaf in jax.tree.leaves(condition)):
+    raise ValueError(f'condition is {condition!r:.80}; it must be arrays: pass '
+                     'model.condition(prompts) of a loaded model.')
   sizes = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(condition)}
   if len(sizes) != 1 or () in sizes or (0,) in sizes:
     raise ValueError(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
+from cspd_jax.core import returned
 from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree
 
 Params = Any
@@ -278,3 +279,6 @@ class Decoded(NamedTuple):
   valid: jax.Array
   log_probs: jax.Array
   raw_log_probs: jax.Array | None = None
+
+  def __repr__(self) -> str:
+    return returned.summary(self)

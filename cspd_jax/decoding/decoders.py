@@ -65,7 +65,7 @@ def vanilla(target: Target, window: int = 1) -> Decoder:
       sums are rounded: with the `W` of a seed-exact decoder the tokens are the same bit for bit.
 
   Example:
-    decode = jax.jit(cspd_jax.vanilla(target))
+    decode = cspd_jax.jit(cspd_jax.vanilla(target))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   return make_decoder(target, ancestral(window), match())
@@ -83,7 +83,7 @@ def speculative(target: Target, draft_target: Target, length: int = 4) -> Decode
     length: tokens that it drafts per round, at least 1, in a forward pass each.
 
   Example:
-    decode = jax.jit(cspd_jax.speculative(target, draft_target, length=4))
+    decode = cspd_jax.jit(cspd_jax.speculative(target, draft_target, length=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
                      draft_params)
   """
@@ -112,7 +112,7 @@ def jacobi(target: Target, window: int = 16, tree: Tree | None = None, *,
       above commit more tokens.
 
   Example:
-    decode = jax.jit(cspd_jax.jacobi(target, window=16))
+    decode = cspd_jax.jit(cspd_jax.jacobi(target, window=16))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   return make_decoder(target, draft_jacobi(window, 'independent', initialization, tree),
@@ -141,7 +141,7 @@ def sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
       above commit more tokens.
 
   Example:
-    decode = jax.jit(cspd_jax.sjd(target, window=16))
+    decode = cspd_jax.jit(cspd_jax.sjd(target, window=16))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   return make_decoder(target, draft_jacobi(window, 'independent', initialization, tree),
@@ -170,7 +170,7 @@ def mc_sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
       above commit more tokens.
 
   Example:
-    decode = jax.jit(cspd_jax.mc_sjd(target, window=32))
+    decode = cspd_jax.jit(cspd_jax.mc_sjd(target, window=32))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   return make_decoder(target, draft_jacobi(window, 'maximal', initialization, tree), rejection())
@@ -200,7 +200,7 @@ def sjd_pp(target: Target, window: int = 16, threshold: float = 0.5, tree: Tree 
       above commit more tokens.
 
   Example:
-    decode = jax.jit(cspd_jax.sjd_pp(target, window=16, threshold=0.5))
+    decode = cspd_jax.jit(cspd_jax.sjd_pp(target, window=16, threshold=0.5))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   return make_decoder(target, reuse(window, threshold, initialization, tree), rejection())
@@ -229,7 +229,7 @@ def sjd_pac(target: Target, window: int = 16, tree: Tree | None = None, *,
       above commit more tokens.
 
   Example:
-    decode = jax.jit(cspd_jax.sjd_pac(target, window=32))
+    decode = cspd_jax.jit(cspd_jax.sjd_pac(target, window=32))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   tree = default_tree(window) if tree is None else tree
@@ -259,7 +259,7 @@ def seed_exact(target: Target, window: int = 16, tree: Tree | None = None, *,
       above commit more tokens.
 
   Example:
-    decode = jax.jit(cspd_jax.seed_exact(target, window=16))
+    decode = cspd_jax.jit(cspd_jax.seed_exact(target, window=16))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9))
   """
   return make_decoder(target, draft_jacobi(window, 'gumbel', initialization, tree), match())
@@ -288,7 +288,7 @@ def corrected(target: Target, corrector: Corrector, window: int = 16, iterations
       The positions after them keep the target's last predictions.
 
   Example:
-    decode = jax.jit(cspd_jax.corrected(target, corrector, window=64, iterations=4))
+    decode = cspd_jax.jit(cspd_jax.corrected(target, corrector, window=64, iterations=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
                      draft_params)
   """
@@ -322,7 +322,7 @@ def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
       The positions after them keep the target's last predictions.
 
   Example:
-    decode = jax.jit(cspd_jax.corrected_seed_exact(target, corrector, window=64, iterations=4))
+    decode = cspd_jax.jit(cspd_jax.corrected_seed_exact(target, corrector, window=64, iterations=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
                      draft_params)
   """
@@ -346,7 +346,7 @@ def eagle(target: Target, network: Network, tree: Tree = trees.EAGLE, *,
       independently, 'fixed' takes the most probable ones.
 
   Example:
-    decode = jax.jit(cspd_jax.eagle(target, network, chain(4)))
+    decode = cspd_jax.jit(cspd_jax.eagle(target, network, chain(4)))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
                      draft_params)
   """
@@ -369,7 +369,7 @@ def eagle2(target: Target, network: Network, num_nodes: int = 58, width: int = 1
     depth: depth of the tree.
 
   Example:
-    decode = jax.jit(cspd_jax.eagle2(target, network, num_nodes=5, width=2, depth=3))
+    decode = cspd_jax.jit(cspd_jax.eagle2(target, network, num_nodes=5, width=2, depth=3))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
                      draft_params)
   """
@@ -393,7 +393,7 @@ def medusa(target: Target, heads: Heads, tree: Tree | None = None, *, draws: str
     length: length of the chain, if `tree` is None; at most `H`, which is the default.
 
   Example:
-    decode = jax.jit(cspd_jax.medusa(target, heads))
+    decode = cspd_jax.jit(cspd_jax.medusa(target, heads))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(temperature=0.9),
                      draft_params)
   """

@@ -63,8 +63,8 @@ class State(NamedTuple):
 class Decoder:
   """A target with a drafter and a verifier: `decoder(params, condition, key)`.
 
-  A pure function of arrays, to be jitted as a whole: `jax.jit(decoder)`. To follow a decode round
-  by round, call `start`, `round` and `finish`, which make up the function.
+  A pure function of arrays, to be jitted as a whole: `cspd_jax.jit(decoder)`, or `jax.jit`. To
+  follow a decode round by round, call `start`, `round` and `finish`, which make up the function.
 
   Attributes:
     target: the model whose distribution is sampled.
@@ -300,7 +300,7 @@ def make_decoder(target: base.Target, drafter: base.Drafter, verifier: base.Veri
     verifier: accepts or rejects them, one of `decoding.verifiers` or your own.
 
   Example:
-    decode = jax.jit(make_decoder(target, jacobi(window=16, coupling='maximal'), rejection()))
+    decode = cspd_jax.jit(make_decoder(target, jacobi(window=16, coupling='maximal'), rejection()))
     decoded = decode(params, condition, jax.random.key(0))
   """
   returned.check_part('target', target, base.Target)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax.core import naming, spec as spec_lib
+from cspd_jax.core import guesses, naming, spec as spec_lib
 from cspd_jax.core.entries import SOURCES, Entry, Resources
 from cspd_jax.core.guarantees import Guarantee, weakest
 from cspd_jax.core.spec import Call, Part, Spec, parse
@@ -165,7 +165,8 @@ def _entry(spec: Spec) -> DrafterEntry | DecoderEntry:
       f'decoder is {str(spec)!r}, but {name!r} is not registered; '
       + naming.question(name, [*DECODERS, *DRAFTERS, *VERIFIERS], (
           f'it must be one of {", ".join(DECODERS)}, or a drafter, one of {", ".join(DRAFTERS)}, '
-          f'with a verifier, one of {", ".join(VERIFIERS)}, such as jacobi(window=16)+rejection.')))
+          f'with a verifier, one of {", ".join(VERIFIERS)}, such as jacobi(window=16)+rejection.'),
+          guesses.ALIASES))
 
 
 def _arguments(entry: DrafterEntry | DecoderEntry, part: Part, resources: Resources

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cspd_jax.core import naming
+from cspd_jax.core import guesses, naming
 from cspd_jax.files import store
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation import engines
@@ -169,7 +169,7 @@ class Family(NamedTuple):
     if unknown := sorted(set(parts) - set(self.roles)):
       raise ValueError(f'{unknown[0]} is not a part of a {self.name!r} model; parts are: '
                        f'{", ".join(self.roles)}'
-                       + naming.suggestion(unknown[0], [*self.roles, *options], engines.ALIASES))
+                       + naming.suggestion(unknown[0], [*self.roles, *options], guesses.ALIASES))
 
   def trained(self, config: Any) -> list[str]:
     """Returns the networks that cspd-train trains for models whose targets have a config."""

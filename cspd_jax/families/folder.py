@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core import compilations
+from cspd_jax.core import compilations, naming
 from cspd_jax.core.spec import Spec
 from cspd_jax.families import family as family_lib
 from cspd_jax.families.model_file import FILE, read, save
@@ -218,9 +219,14 @@ def find(name_or_folder: str | os.PathLike) -> pathlib.Path:
   store.recover(folder)
   if not (folder / FILE).is_file():
     problem = 'has no model.json' if folder.is_dir() else 'is not a folder'
+    remedy = naming.suggestion(str(name_or_folder), shipped())
+    if not folder.exists() and (hub := re.fullmatch(r'\w[\w.-]*/(\w[\w.-]*)', str(name_or_folder))):
+      remedy = (f'; a model of the Hugging Face Hub is converted first, by cspd-convert '
+                f'--family=FAMILY --source={name_or_folder} --output=checkpoints/{hub[1]}, where '
+                'cspd-convert --help lists the families, and loaded from this output.')
     raise CheckpointError(
         f'model is {paths.shown(name_or_folder)}, which {problem}; pass one of the shipped '
-        f'models ({", ".join(shipped())}) or a folder that cspd-convert wrote.')
+        f'models ({", ".join(shipped())}) or a folder that cspd-convert wrote{remedy}')
   return folder
 
 
@@ -233,7 +239,7 @@ def decoder(specification: str | Spec, model: Model, *, guided: bool = True) -> 
   """Builds a decoder of a model by specification.
 
   Example:
-    decode = jax.jit(cspd_jax.decoder('jacobi(window=16, coupling=maximal)+rejection', model))
+    decode = cspd_jax.jit(cspd_jax.decoder('jacobi(window=16, coupling=maximal)+rejection', model))
     out = decode(model.params, model.condition(['cat']), jax.random.key(0), model.sampling())
 
   For a target of your own, `cspd_jax.decoding.build` has the same text. Raises ValueError for a

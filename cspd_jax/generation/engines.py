@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cspd_jax.continuous import loop as continuous_loop, specification as continuous
-from cspd_jax.core import fields, naming, spec as spec_lib
+from cspd_jax.core import fields, guesses, naming, spec as spec_lib
 from cspd_jax.core.entries import Resources
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.sampling import SamplingParams
@@ -26,14 +26,10 @@ _SIZES = ('window', 'length')
 # The defaults in `model.json` that are not sampling options; see `generation.defaults`.
 _DEFAULTS = ('dtype', 'decoder', 'serve', 'seconds')
 # The named arguments of `generate`, for suggestions.
-_ARGUMENTS = ('seed', 'decoder', 'batch_size', 'prefix', 'rows', 'progress', 'raw_log_probs')
+_ARGUMENTS = ('prompts', 'seed', 'decoder', 'batch_size', 'prefix', 'rows', 'progress',
+              'raw_log_probs')
 # What the names of options, defaults and parts of a model's prior begin with; see `Model.prior`.
 PRIOR = 'prior_'
-# What other programs and packages call arguments of `generate` and `load`.
-ALIASES: naming.Aliases = {
-    **dict.fromkeys(('cfg', 'cfg_scale', 'guidance'), ('guidance_scale',)),
-    'cfg_interval': ('guidance_interval',), **dict.fromkeys(('seeds', 'key', 'rng'), ('seed',)),
-    'batch': ('batch_size',), 'precision': ('dtype',)}
 
 
 class Engine(NamedTuple):
@@ -118,7 +114,8 @@ class Engine(NamedTuple):
       raise ValueError(
           f'{name} is neither a sampling option ({", ".join(self.options)}) nor a '
           f'parameter of {first.name} ({", ".join(allowed) or "it has none"})'
-          + naming.suggestion(name, [*self.options, *allowed, *_SIZES, *_ARGUMENTS], ALIASES))
+          + naming.suggestion(
+              name, [*self.options, *allowed, *_SIZES, *_ARGUMENTS], guesses.ALIASES))
     return completed
 
   def check_defaults(self, defaults: Mapping[str, Any], others: Collection[str] = ()) -> None:
@@ -127,7 +124,7 @@ class Engine(NamedTuple):
     if unknown := [str(name) for name in defaults if name not in supported]:
       raise ValueError(
           f'{unknown[0]!r:.80} is among the defaults, which may be: {", ".join(supported)}; '
-          'correct or remove it' + naming.suggestion(unknown[0], supported, ALIASES))
+          'correct or remove it' + naming.suggestion(unknown[0], supported, guesses.ALIASES))
     for name, value in self.named(self.sampling(defaults, {})).items():
       if np.ndim(value):
         raise ValueError(f'{name} is {defaults[name]!r:.80} among the defaults; it must be one '
@@ -146,7 +143,7 @@ class Engine(NamedTuple):
     if unknown := [name for name in overrides if name not in supported]:
       raise ValueError(
           f'{unknown[0]} is not a sampling option; options are: {", ".join(supported)}'
-          + naming.suggestion(unknown[0], supported, ALIASES))
+          + naming.suggestion(unknown[0], supported, guesses.ALIASES))
     usual = SamplingParams._field_defaults
     values = {name: defaults.get(name, usual[name]) for name in supported}
     values |= {name: value for name, value in overrides.items() if value is not None}

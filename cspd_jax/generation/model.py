@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import re
 import warnings
 from collections.abc import (
   Callable,
@@ -44,6 +45,7 @@ from cspd_jax.core import (
   compilations,
   fields,
   guarantees,
+  guesses,
   programs as programs_lib,
   progress as progress_lib,
   random as random_lib,
@@ -150,6 +152,21 @@ class Model:
   def __post_init__(self):
     # Pictures, answers and figures have it, and it may be the name of a folder.
     object.__setattr__(self, 'name', progress_lib.unicode(self.name))
+
+  def __getattr__(self, name: str) -> Any:
+    """Says what there is in place of an attribute that models of other packages have."""
+    if isinstance(meant := guesses.ALIASES.get(name), str):
+      raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}; {meant}.')
+    return object.__getattribute__(self, name)  # With its own error, also that of a property.
+
+  def __copy__(self) -> Self:
+    return dataclasses.replace(self)
+
+  def __reduce__(self) -> Any:
+    """Refuses `pickle` and `copy.deepcopy`, which cannot copy functions and their programs."""
+    raise TypeError(f'model {self.name!r} holds functions and compiled programs, which cannot be '
+                    'pickled or deep-copied; pass the name of its folder, and load it there with '
+                    'cspd_jax.load, or call model.with_params for a copy with other parameters.')
 
   def generate(self, prompts: Any = None, *, seed: Any = 0, decoder: str | Spec | None = None,
                prefix: Any = None, rows: int | None = None, batch_size: int | None = None,
@@ -278,6 +295,10 @@ class Model:
     _check_concrete(options, sampling)
     if batch_size is not None:
       fields.check_whole('batch_size', batch_size, 'a whole number, at least 1', least=1)
+    if isinstance(decoder, str) and decoder.count(_THEN) >= (stages := self._num_stages):
+      raise ValueError(f'decoder is {decoder!r:.200}, {decoder.count(_THEN) + 1} decoders, but '
+                       f'model {self.name!r} has {stages} stage{"s"[:stages != 1]}; pass one '
+                       'decoder for each, or one for all.')
     prior = None
     if self.prior is not None:
       of_prior = engines.of_prior(options)
@@ -338,6 +359,8 @@ class Model:
       condition = self.condition(listed)
     # Arrays of a device would compile programs for every number of picked images.
     condition = jax.tree.map(np.asarray, condition)
+    if self.prior is not None and _are_tokens(listed):
+      _check_without_prior(options, decoder)
     count = len(self.conditions.titles(listed))
     if prefix is not None or rows is not None:
       first = self.prefix_tokens(prefix, rows, count)
@@ -633,6 +656,10 @@ class Model:
     return self.engine.options + (() if self.prior is None else tuple(
         f'{engines.PRIOR}{name}' for name in self.prior.options))
 
+  @property
+  def _num_stages(self) -> int:
+    return 1 if self.prior is None else 1 + self.prior._num_stages
+
   def _sharing(self, **changes: Any) -> Self:
     """Returns the model with other fields, which shares its programs and estimates."""
     model = dataclasses.replace(self, **changes)
@@ -801,7 +828,10 @@ def _picture(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:
 
 
 def _are_tokens(prompts: Any) -> bool:
-  """Whether prompts are tokens of a prior."""
+  """Whether prompts are tokens of a prior; raises ValueError for lists of them."""
+  if isinstance(prompts, list | tuple) and any(isinstance(row, list | tuple) for row in prompts):
+    raise ValueError(f'prompts is {str(prompts):.60}, a list of lists; it must be prompts in '
+                     'words, or tokens of the prior as an array: pass np.asarray(prompts).')
   return isinstance(prompts, np.ndarray | jax.Array) and prompts.ndim == 2
 
 
@@ -813,6 +843,17 @@ def _of_stages(decoder: str | Spec | None) -> tuple[Any, Any]:
   return first.strip(), last.strip()
 
 
+def _check_without_prior(options: Mapping[str, Any], decoder: str | Spec | None) -> None:
+  """Raises ValueError for options and a decoder of a prior, whose tokens are the prompts."""
+  for name, value in options.items():
+    if name.startswith(engines.PRIOR) and value is not None:
+      raise ValueError(f'{name} is {value!r:.80}, but prompts are tokens of the prior, which then '
+                       'draws none; leave it out.')
+  if isinstance(decoder, str) and _THEN in decoder:
+    raise ValueError(f'decoder is {decoder!r:.200}, but prompts are tokens of the prior, which '
+                     f'then draws none; pass {_of_stages(decoder)[1]!r}.')
+
+
 @contextlib.contextmanager
 def _named_for_prior(options: Collection[str]) -> Iterator[None]:
   """Lets errors on options of a prior name them as callers do."""
@@ -820,7 +861,8 @@ def _named_for_prior(options: Collection[str]) -> Iterator[None]:
     yield
   except ValueError as error:
     if str(error).partition(' ')[0] in options:
-      raise ValueError(f'{engines.PRIOR}{error}') from error
+      names = '|'.join(map(re.escape, options))
+      raise ValueError(re.sub(rf'\b({names})\b', rf'{engines.PRIOR}\1', str(error))) from error
     raise
 
 

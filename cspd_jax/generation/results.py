@@ -136,18 +136,22 @@ class Generated:
     """Writes one file per image, with its prompt, seed, decoder and versions in the metadata.
 
     They are PNG or, if another program draws the pixels, safetensors with its tokens. The folder is
-    created if necessary; returns the paths of the files `[B]`. Raises ValueError if one exists and
-    is not to be replaced by `overwrite`, or the folder is not writable.
+    created if necessary; returns the paths of the files `[B]`. A file that exists with the same
+    content stays. Raises ValueError if one has another content and is not to be replaced by
+    `overwrite`, or the folder is not writable.
     """
     folder = paths.find('folder', folder)
     pictures = [folder / name for name in self.names()]
-    if not overwrite and (existing := [path for path in pictures if path.exists()]):
-      raise ValueError(f'folder is {str(folder)!r}, which holds {existing[0].name} already; use '
-                       'another folder, or pass overwrite=True.')
+    new = [(path, self.file(i)) for i, path in enumerate(pictures)]
     try:
+      new = [(path, content) for path, content in new
+             if not (path.is_file() and path.read_bytes() == content)]
+      if not overwrite and (existing := [path for path, _ in new if path.exists()]):
+        raise ValueError(f'folder is {str(folder)!r}, which holds another {existing[0].name} '
+                         'already; use another folder, or pass overwrite=True.')
       folder.mkdir(parents=True, exist_ok=True)
-      for i, path in enumerate(pictures):
-        atomic.write(path, self.file(i))
+      for path, content in new:
+        atomic.write(path, content)
     except OSError as error:
       raise ValueError(f'folder is {str(folder)!r}, where files cannot be written '
                        f'({error.strerror}); use another folder.') from error

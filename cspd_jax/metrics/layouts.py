@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cspd_jax.files import atomic, paths, reading
+from cspd_jax.files import atomic, paths, reading, run_folder
 from cspd_jax.generation import prompts as prompts_lib
 from cspd_jax.generation.results import encoded
 
@@ -50,15 +50,33 @@ def _place(folder: str) -> pathlib.Path:
 
 
 def generated(folder: str) -> list[StoredImages]:
-  """Returns the images of a folder of `cspd-generate` by number; ValueError without any."""
+  """Returns the images of `cspd-generate` or `Generated.save` by number; ValueError without any."""
   place = _place(folder)
   source = place / 'report.json'
+  if not source.exists() and (saved := _saved(place)):
+    return saved
   rows = reading.json(source, 'generate images with cspd-generate first', 'images').get('rows')
   if not isinstance(rows, list) or not rows or not all(
       isinstance(row, dict) and {'file', 'prompt', 'number'} <= row.keys() for row in rows):
     raise ValueError(f'images is {folder!r}, whose report.json is not one of cspd-generate.')
   return [StoredImages(paths.inside(place, row['file'], source),
                        str(row['prompt'])) for row in rows]
+
+
+def _saved(place: pathlib.Path) -> list[StoredImages]:
+  """Returns the PNGs of `Generated.save` in a folder, whose texts hold their prompts.
+
+  There are none if the first has no such text, or an unfinished run of `cspd-generate` wrote them.
+  If only others lack it, it raises ValueError.
+  """
+  files = sorted(place.glob('*.png'))
+  if not files or run_folder.stored_run(place, finished=False):
+    return []
+  if 'prompt' not in reading.texts_of_picture(files[0], _REMEDY):
+    return []
+  prompts = [reading.texts_of_picture(path, _REMEDY, needed=('prompt',))['prompt']
+             for path in files]
+  return [StoredImages(path, str(prompt)) for path, prompt in zip(files, prompts)]
 
 
 def captioned(folder: str) -> list[StoredImages]:
@@ -82,6 +100,8 @@ def painter(folder: str) -> tuple[str, list[str]] | None:
   place = _place(folder)
   if (place / 'captions.json').is_file():
     return None
+  if not (place / 'report.json').exists():
+    return None  # The files of `Generated.save` do not name the prompts of their model.
   report = reading.json(place / 'report.json', 'generate images with cspd-generate first', 'images')
   if 'model' not in report or not isinstance(report.get('examples'), list):
     return None

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cspd_jax.core import fields, guarantees, naming, progress
+from cspd_jax.core import fields, guarantees, guesses, naming, progress
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import specification
 from cspd_jax.files import reading
@@ -243,7 +243,7 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
     if name not in (*supported, *REFUSED):
       raise ApiError(
           400, f'{name[:80]!r} is not a field of a request for images, which may have '
-          f'{", ".join(supported)}' + naming.suggestion(name[:80], supported, engines.ALIASES),
+          f'{", ".join(supported)}' + naming.suggestion(name[:80], supported, guesses.ALIASES),
           param=name[:80], code='unknown_parameter')
   # A field that is null is as one that is left out.
   values, form = {name: value for name, value in values.items() if value is not None}, Form()

@@ -190,6 +190,9 @@ def _flags(probe: _Probe) -> Iterator[str]:
   if verifier.bounded and any(bound is None for bound in bounds):
     yield ('bounded is True, but verdicts have no tv_bound: the gap is missing; return the bound '
            'of every node, of an AcceptanceRule by gap, or set bounded=False.')
+  elif not verifier.bounded and bounds and all(bound is None for bound in bounds):
+    probe.notes.append('it is neither exact nor bounded, so its decoders are called biased; an '
+                       'AcceptanceRule with a gap, or a tv_bound of verdicts, bounds their bias.')
   elif not verifier.bounded and all(bound is not None for bound in bounds):
     yield ('bounded is False, but verdicts have a tv_bound; set bounded=True, or its decoders are '
            'called biased, without a bound.')

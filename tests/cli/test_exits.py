@@ -139,6 +139,24 @@ def test_a_standard_output_that_is_full(monkeypatch, capsys):
       'free some space and repeat the command.\n')
 
 
+def test_a_standard_error_that_is_full(tmp_path):
+  """It ended with 1, and the work was lost; what it says is no result."""
+  program = ('import sys; from cspd_jax.cli import exits\n'
+             'def main():\n'
+             '  print("x" * 10**5, file=sys.stderr, flush=True)\n'
+             '  print("work")\n'
+             '  if len(sys.argv) > 1: raise ValueError("x is 1")\n'
+             '  return 7\n'
+             'sys.exit(exits.code_of(main))')
+  if not os.path.exists('/dev/full'):
+    pytest.skip('the system has no such device')
+  for words, code in (((), 7), (('wrong',), 2)):
+    with open('/dev/full', 'w') as full:
+      done = subprocess.run([sys.executable, '-c', program, *words], stdout=subprocess.PIPE,
+                            stderr=full, text=True, check=False)
+    assert (done.returncode, done.stdout) == (code, 'work\n')
+
+
 def test_a_device_that_there_is_not():
   """Neither is the model damaged, nor is it a mistake of the program."""
   has_gpu = importlib.util.find_spec('jax_cuda12_plugin') is not None

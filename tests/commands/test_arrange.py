@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import cspd_jax
 from cspd_jax.commands import evaluate
 from cspd_jax.files import folders, paths, reading
 from cspd_jax.metrics import layouts
@@ -204,3 +205,19 @@ def test_the_array_of_all_images_is_not_in_memory(tmp_path):
   expected = np.repeat(image[None], count, axis=0)
   assert peak < expected.nbytes / 2
   np.testing.assert_array_equal(np.load(tmp_path / 'samples.npz')['arr_0'], expected)
+
+
+def test_images_that_were_saved_in_python(beach, tmp_path, capsys):
+  """The files of `Generated.save` hold their prompts; another picture among them is refused."""
+  out = cspd_jax.load(str(beach)).generate(['sea', 'sky', 'sea'], decoder='vanilla')
+  out.save(tmp_path / 'images')
+  assert [(image.path.name, image.prompt) for image in layouts.generated(
+      str(tmp_path / 'images'))] == list(zip(out.names(), out.prompts))
+  words = f'--images={tmp_path}/images', '--layout=coco'
+  result = calls.call(evaluate.main, capsys, tmp_path / 'out', *words)
+  assert result.code == 0, result.err
+  captions = json.loads((result.folder / 'captions.json').read_text())
+  assert [row['caption'] for row in captions] == out.prompts
+  Image.fromarray(_pixels(0)).save(tmp_path / 'images' / 'other.png')
+  result = calls.call(evaluate.main, capsys, tmp_path / 'another', *words)
+  assert result.code == 2 and 'other.png' in result.err and "no text 'prompt'" in result.err

@@ -1,5 +1,6 @@
 """`cspd-compare` from end to end on tiny models, and with wrong input."""
 
+import dataclasses
 import json
 import pathlib
 import shlex
@@ -376,3 +377,11 @@ def test_files_of_decoders_with_similar_names():
   requests = dict.fromkeys(['a(b)', 'a+b', 'a_b'])
   job = compare.CompareJob(compare.Config(), cspd_jax.load('demo'), requests, {}, [], None)
   assert len(set(job.files.values())) == 3
+
+
+def test_a_default_is_only_said_to_be_stored_where_it_is(beach):
+  model = cspd_jax.load(str(beach))
+  stored = dataclasses.replace(model, defaults={'decoder': 'seed_exact(window=4)'})
+  assert 'is seed_exact(window=4), which model.json names;' in compare._default(stored, 'vanilla')
+  text = compare._default(dataclasses.replace(model, defaults={}), 'no such decoder')
+  assert 'The default of beach' in text and 'model.json' not in text

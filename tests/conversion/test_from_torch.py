@@ -143,6 +143,8 @@ def test_bad_input(janus, family, parts, message):
 
 @pytest.mark.parametrize('source', [[1], {'weight': np.zeros(3)}])
 def test_sources_that_are_no_modules_are_refused(source):
+  with pytest.raises(ValueError, match=r"dict of ema, optimizer; pass .*, such as source\['ema'\]"):
+    cspd_jax.from_torch({'ema': {}, 'optimizer': {}, 'step': 3}, 'llamagen')
   with pytest.raises(ValueError, match='source is a .*; it must be a torch.nn.Module'):
     cspd_jax.from_torch(source, 'janus_pro')
 

@@ -65,6 +65,10 @@ def test_a_decoder_has_no_such_fusion_and_no_trees():
   tree = ' reduce-window('
   assert _reductions(text) == [] and tree not in text
   assert tree in _compiled(programs.jit(jax.nn.softmax), jnp.ones((2, 1000)))
+  softmax = cspd_jax.jit(jax.nn.softmax, static_argnames='axis')
+  assert tree not in _compiled(softmax, jnp.ones((2, 1000)))
+  trees_again = cspd_jax.jit(jax.nn.softmax, compiler_options={PASSES: ''})
+  assert tree in _compiled(trees_again, jnp.ones((2, 1000)))
 
 
 @pytest.mark.parametrize('terms', [768, 16_384, 262_144])

@@ -14,3 +14,11 @@ def test_near_names(name, supported, near):
   aliases = {'cfg': ('guidance', 'scale')}
   assert naming.nearest(name, supported, aliases) == near
   assert naming.suggestion(name, supported, aliases) == (f'; did you mean {near}?' if near else '.')
+
+
+def test_advice_in_place_of_a_name():
+  aliases = {'windw': 'call it'}
+  assert naming.nearest('windw', ['window'], aliases) is None
+  assert naming.suggestion('windw', ['window'], aliases) == '; call it.'
+  assert naming.question('windw', ['window'], 'use a window.', aliases) == (
+      'call it. Otherwise use a window.')

@@ -43,6 +43,19 @@ def test_seeds_do_not_depend_on_the_default_implementation():
     chex.assert_trees_all_equal(result(), expected)
 
 
+def test_seeds_do_not_depend_on_the_offset_of_jax():
+  """JAX_RANDOM_SEED_OFFSET changed every picture, and no file recorded it."""
+  result = lambda: [jax.random.key_data(keys).tolist()
+                    for keys in (seed_key(7), image_keys([(7, 0), (5, 1)]))]
+  expected = result()
+  assert expected[0] == jax.random.key_data(jax.random.key(7)).tolist()
+  try:
+    jax.config.update('jax_random_seed_offset', 3)
+    assert result() == expected
+  finally:
+    jax.config.update('jax_random_seed_offset', 0)
+
+
 @pytest.mark.parametrize('number', [
     7, 2**32 + 7, -1, 7.0, True, np.int64(2**32 + 7), np.uint32(7), np.float32(7), np.arange(2),
     jnp.int32(7), jnp.uint32(7)], ids=repr)

@@ -4,7 +4,6 @@ import functools
 import inspect
 import re
 import textwrap
-import types
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +31,7 @@ NAMES = [(engine, name) for engine in ENGINES for name in ENGINES[engine].table]
 
 def _names(engine, name):
   """Returns the names that examples in docstrings use; the decoder they build is not compiled."""
-  jit = lambda function: functools.partial(jax.eval_shape, function)
-  common = dict(jax=types.SimpleNamespace(jit=jit, random=jax.random), cspd_jax=cspd_jax,
-                SamplingParams=SamplingParams)
+  common = dict(jax=jax, cspd_jax=cspd_jax, SamplingParams=SamplingParams)
   if engine == 'continuous':
     return common | dict(target=CHAIN.target, draft=CHAIN.target, params=CHAIN.params,
                          draft_params=CHAIN.params, condition=np.zeros(2, int))
@@ -46,7 +43,7 @@ def _names(engine, name):
 
 
 @pytest.mark.parametrize('engine,name', NAMES)
-def test_help_is_whole(engine, name):
+def test_help_is_whole(engine, name, monkeypatch):
   """It explains every argument, states the guarantee, refers to no other help; the example runs."""
   function = ENGINES[engine].table[name].build
   text = inspect.getdoc(function)
@@ -55,6 +52,8 @@ def test_help_is_whole(engine, name):
   explained = re.findall(r'^  (\w+): ', arguments, re.MULTILINE)
   assert list(inspect.signature(function).parameters) == explained
   assert not re.search(r'\bas for\b|arguments of', text, re.IGNORECASE)
+  monkeypatch.setattr(
+      cspd_jax, 'jit', lambda function: functools.partial(jax.eval_shape, function))
   result = _names(engine, name)
   exec(textwrap.dedent(example), result)  # pylint: disable=exec-used
   guarantee = ENGINES[engine].guarantee(result['decode'].args[0])

@@ -10,6 +10,7 @@ import shlex
 import matplotlib.pyplot as plt
 import pytest
 
+import cspd_jax
 from tests.docs import pages
 
 # Pages and notebooks whose code runs for long.
@@ -37,6 +38,16 @@ def test_the_readme_from_top_to_bottom(place, commands):
         module = importlib.import_module(f'cspd_jax.commands.{result[1][5:].replace("-", "_")}')
         assert not module.main(shlex.split(result[0])), line
   assert done == commands and all((place / 'runs' / name).is_dir() for name in ('fox', 'pair'))
+
+
+def test_the_help_of_the_package(place):
+  """It begins with six lines that run, all but one in the README too, and lists the names."""
+  _, lines, names = re.split(r'\n\n(?=  import|Models: )', cspd_jax.__doc__)
+  code = list(filter(None, map(str.strip, lines.splitlines())))
+  (own,) = {*code} - {*(pages.ROOT / 'README.md').read_text().splitlines()}
+  assert len(code) == 6 and code.index(own) == 2
+  pages.run('\n'.join(code[:3]), 'help(cspd_jax)', 1, {})
+  assert {*cspd_jax.__all__, 'testing', 'training'} <= {*re.findall(r'\w+', names)}
 
 
 @pytest.mark.slow

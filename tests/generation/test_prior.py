@@ -179,9 +179,11 @@ def test_options_are_those_of_the_stage_that_they_name(model):
 
 
 @pytest.mark.parametrize('options, message', [
-    (dict(prior_temprature=1.0), 'prior_temprature is neither a sampling opt.*mean temperature'),
+    (dict(prior_temprature=1.0), 'prior_temprature is neither.*, prior_top_k,.*prior_temperature'),
+    (dict(prior_guidance_scale=2.0), '^prior_guidance_scale is 2.*or leave prior_guidance_scale '),
     (dict(prior_temperature=-1.0), 'prior_temperature is -1.0'),
-    (dict(decoder='vanilla | vanilla | vanilla'), r"'vanilla \| vanilla'"),
+    (dict(decoder='vanilla | vanilla | vanilla'),
+     "vanilla | vanilla | vanilla', 3 decoders, but model 'pair' has 2 stages; pass one decoder "),
     (dict(decoder='vanilla | eagle'), "decoder is 'eagle.*with an EAGLE network; model 'pair' has"),
     (dict(decoder='eagle | vanilla'), "EAGLE network; model 'pair/prior' .* prior_eagle=FOLDER"),
     (dict(prior_temperature=[1.0, 2.0]), r'prior_temperature has shape \(2,\)'),
@@ -204,6 +206,14 @@ def test_tokens_of_the_prior_are_prompts(model):
   np.testing.assert_array_equal(alone.tokens, out.tokens)
   assert alone.prior is None and alone.prompts == ['codes 0', 'codes 1']
   assert alone.decoder == 'vanilla' and alone.guarantee == 'seed-exact'
+  for options in (dict(prior_temperature=0.5), dict(prior_top_k=1), dict(prior_window=2)):
+    (name,) = options
+    with pytest.raises(ValueError, match=f'{name} is .*, but prompts are tokens of the prior'):
+      model.generate(out.prior.tokens, decoder='vanilla', **options)
+  with pytest.raises(ValueError, match="tokens of the prior, which .*; pass 'vanilla'"):
+    model.generate(out.prior.tokens, decoder='vanilla | vanilla')
+  with pytest.raises(ValueError, match=r'a list of lists; .*: pass np.asarray\(prompts\)'):
+    model.generate(out.prior.tokens.tolist())
   drawn = model.condition(list(NAMES))
   np.testing.assert_array_equal(drawn, model.prior.generate(list(NAMES)).tokens)
 

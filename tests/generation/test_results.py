@@ -1,5 +1,8 @@
 """Generated images as a sequence, and what `generate` shows while it runs."""
 
+import copy
+import pickle
+
 import jax
 import numpy as np
 import pytest
@@ -45,6 +48,78 @@ def test_indices_are_those_of_lists(out, index, prompts):
 
 def test_images_that_are_saved_one_by_one_have_the_names_of_all(out, tmp_path):
   assert [path.name for image in out[1:] for path in image.save(tmp_path)] == out.names()[1:]
+
+
+def test_equal_images_are_saved_again_without_a_word(model, out, tmp_path):
+  times = [path.stat().st_mtime_ns for path in out.save(tmp_path)]
+  again = model.generate(PROMPTS, seed=3, decoder='seed_exact', window=4,
+                         guidance_scale=[1.0, 2.0, 3.0]).save(tmp_path)
+  assert [path.stat().st_mtime_ns for path in again] == times
+  other = model.generate(PROMPTS, seed=3, decoder='seed_exact', window=4)
+  with pytest.raises(ValueError, match='holds another 00000_sea_seed3.png already; use another'):
+    other.save(tmp_path)
+  again[2].unlink()
+  assert len(out.save(tmp_path)) == 3 and again[2].exists()
+  assert other.save(tmp_path, overwrite=True)[1].read_bytes() == other.png(1)
+
+
+def test_results_of_decoders_are_short(out):
+  text = repr(out.decoded)
+  assert text.startswith('Decoded(tokens: int32[3, 16], rounds: [') and '\n' not in text
+  assert 'log_probs' in text and 'raw_log_probs' not in text
+  assert 'rounds: int32[]' not in repr(out[0].decoded)
+  jax.eval_shape(lambda decoded: repr(decoded) and 0, out.decoded)  # Of arrays that are traced.
+  many = jax.tree.map(lambda leaf: np.repeat(leaf, 9, axis=0), out.decoded)
+  assert 'rounds: int32[27]' in repr(many)
+
+
+def test_a_model_is_not_pickled(model):
+  for copied in (pickle.dumps, copy.deepcopy):
+    with pytest.raises(TypeError, match='folder, and load it there with cspd_jax.load'):
+      copied(model)
+  assert copy.copy(model).params is model.params
+
+
+@pytest.mark.parametrize('options, remedy', [
+    *[({name: 4}, r"pass the prompt as often: \['a fox on white'\] \* 4")
+      for name in ('num_images', 'n', 'num_images_per_prompt', 'num_return_sequences')],
+    (dict(do_sample=False), 'pass temperature=0'), (dict(generator=1), 'did you mean seed'),
+    (dict(decoder='greedy'), 'pass temperature=0, which is greedy'),
+    (dict(decoder='autoregressive'), 'did you mean vanilla'),
+    *[({name: 256}, r'grid=\(ROWS, COLUMNS\)') for name in ('width', 'height', 'size')],
+    (dict(negative_prompt='dull'), 'leave it out and pass guidance_scale'),
+    (dict(device='cuda'), r'JAX_PLATFORMS=cpu .* sharding=jax.devices\(\)\[0\]'),
+    (dict(num_inference_steps=9), 'choose another decoder'), (dict(prompt='x'), 'mean prompts'),
+    (dict(assistant_model='x'), "draft=FOLDER, and choose decoder='speculative'"),
+    (dict(dtype='bfloat16'), 'option of cspd_jax.load')])
+def test_arguments_of_other_packages(model, options, remedy):
+  with pytest.raises(ValueError, match=remedy):
+    model.generate('sea', **dict(decoder='seed_exact') | options)
+
+
+@pytest.mark.parametrize('name, remedy', [
+    ('save', '; .* cspd_jax.files.store.save'), ('to', '; .* JAX_PLATFORMS'),
+    ('half', '; .*dtype='), ('no_such_thing', '$')])
+def test_attributes_of_other_packages(model, name, remedy):
+  with pytest.raises(AttributeError, match=f"'Model' object has no attribute '{name}'{remedy}"):
+    getattr(model, name)
+  assert not hasattr(model, name)
+
+
+@pytest.mark.parametrize('name, remedy', [
+    ('emojis', 'did you mean emoji?'), ('Emoji', 'did you mean emoji?'),
+    ('org/name', 'cspd-convert --family=FAMILY --source=org/name --output=checkpoints/name')])
+def test_names_of_models_that_do_not_exist(name, remedy):
+  with pytest.raises(ValueError) as caught:
+    cspd_jax.load(name)
+  assert remedy in str(caught.value)
+
+
+def test_words_are_no_condition(model):
+  decode = cspd_jax.mc_sjd(model.target(), window=4)
+  for condition in ('sea', ['sea', 'sky']):
+    with pytest.raises(ValueError, match=r'condition is .*; .* pass model.condition\(prompts\)'):
+      decode(model.params, condition, jax.random.key(0))
 
 
 def test_other_indices_are_refused(out):

@@ -219,3 +219,10 @@ def test_the_error_lists_what_is_wrong():
     check_verifier(BROKEN['a node with an axis'][0])
   with pytest.raises(ValueError, match='vocab_size is 16384; it must be 2 to 4'):
     check_verifier(rejection(), vocab_size=16384)
+
+
+def test_a_relaxed_verifier_without_a_gap_is_noted():
+  mass = lambda p, q, token, depth: 2 * accept.take(p, token)
+  noted = lambda **fields: any('neither exact nor bounded' in note for note in check_verifier(
+      by_test(mass, exact=False, **fields)).notes)
+  assert noted(bounded=False) and not noted(bounded=True, gap=doubled_gap(1))
